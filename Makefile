@@ -1,0 +1,54 @@
+# The two commands: `make demo` and `make test`. Everything else serves them.
+
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+STAMP := $(VENV)/.ready
+
+.PHONY: demo test setup format lint types layers unit soak bench clean
+.DEFAULT_GOAL := help
+
+help:
+	@echo "make demo    four virtual nodes, a queue of jobs, a node that dies; nothing is left behind"
+	@echo "make test    format, lint, types, layers, tests"
+	@echo "make soak    the long runs"
+	@echo "make bench   the figures, beside those peers that are on this machine"
+
+demo: setup
+	@$(BIN)/shoal demo
+
+test: setup lint types layers unit
+
+setup: $(STAMP)
+
+$(STAMP): pyproject.toml
+	@echo "setting up $(VENV) (about a minute, the first time only)"
+	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[dev]'
+	@touch $(STAMP)
+
+lint: setup
+	@$(BIN)/ruff format --check --quiet . || { echo "not formatted: run 'make format'"; exit 1; }
+	@$(BIN)/ruff check --quiet .
+
+types: setup
+	@$(BIN)/mypy
+
+layers: setup
+	@$(BIN)/lint-imports --no-cache | tail -n 3
+
+unit: setup
+	@$(BIN)/python -m pytest -n 2 --dist worksteal
+
+soak: setup
+	@$(BIN)/python -m pytest -n 2 --dist worksteal -m soak
+
+bench: setup
+	@$(BIN)/python bench/control.py
+
+format: setup
+	@$(BIN)/ruff format --quiet .
+	@$(BIN)/ruff check --fix --quiet .
+
+clean:
+	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis

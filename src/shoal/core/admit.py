@@ -1,0 +1,162 @@
+"""Users' requests: each is accepted, or refused with the field at fault and what would work."""
+
+from __future__ import annotations
+
+from shoal.core.explain import held_by_nodes
+from shoal.core.round import Round
+from shoal.core.state import UNLIMITED, State
+from shoal.model.events import JobFinished, JobStopping, JobSubmitted, NodeIntended
+from shoal.model.job import (
+    ARGUMENT_BYTES_MAX,
+    COMMAND_BYTES_MAX,
+    ENV_BYTES_MAX,
+    JobSpec,
+    Outcome,
+    Phase,
+    StopCause,
+)
+from shoal.model.report import Accepted, Answer, Cancel, Refused, Request, SetIntent, Submit
+from shoal.model.resources import cpus_text, plural
+
+CANCELLED_CODE = 130  # what a shell reports for a command ended by Ctrl-C
+
+
+def admit(round_: Round, requests: tuple[Request, ...]) -> list[Answer]:
+    return [_admit_one(round_, request) for request in requests]
+
+
+def _admit_one(round_: Round, request: Request) -> Answer:
+    match request:
+        case Submit():
+            return _submit(round_, request)
+        case Cancel():
+            return _cancel(round_, request)
+        case SetIntent():
+            return _set_intent(round_, request)
+
+
+def _submit(round_: Round, request: Submit) -> Answer:
+    state = round_.state
+    if request.key and request.key in state.keys:
+        return Accepted(state.keys[request.key], "this submission was already accepted")
+    problem = spec_problem(request.spec) or impossible(state, request.spec)
+    if problem is not None:
+        return problem
+    job_id = f"j{state.next_job}"
+    round_.emit(JobSubmitted(at_ms=round_.now_ms, job=job_id, spec=request.spec, key=request.key))
+    return Accepted(job_id)
+
+
+def spec_problem(spec: JobSpec) -> Refused | None:
+    """What the types cannot say: bytes that no process can be given."""
+    if any("\0" in word for word in spec.command):
+        return Refused("command", "holds a NUL byte, which no process can be given; remove it")
+    if not spec.command[0].strip():
+        return Refused("command", "begins with an empty word; name a program, e.g. python train.py")
+    if "\0" in spec.workdir or (spec.workdir and not spec.workdir.startswith("/")):
+        return Refused(
+            "workdir", "must be an absolute path without NUL bytes, e.g. /home/me/project"
+        )
+    if any("\0" in value for value in spec.env.values()):
+        return Refused("env", "holds a NUL byte, which no process can be given; remove it")
+    sizes = [len(word.encode("utf-8", "surrogatepass")) for word in spec.command]
+    if max(sizes) > ARGUMENT_BYTES_MAX or sum(sizes) > COMMAND_BYTES_MAX:
+        limit = (
+            f"{COMMAND_BYTES_MAX // 1024} KiB in all and {ARGUMENT_BYTES_MAX // 1024} KiB a word"
+        )
+        return Refused("command", f"is longer than {limit}; put long input into a file")
+    sizes = [
+        len(f"{name}={value}".encode("utf-8", "surrogatepass")) for name, value in spec.env.items()
+    ]
+    if sizes and (max(sizes) > ARGUMENT_BYTES_MAX or sum(sizes) > ENV_BYTES_MAX):
+        limit = (
+            f"{ENV_BYTES_MAX // 1024} KiB in all and {ARGUMENT_BYTES_MAX // 1024} KiB a variable"
+        )
+        return Refused("env", f"is larger than {limit}; put large values into a file")
+    return None
+
+
+def impossible(state: State, spec: JobSpec) -> Refused | None:
+    """Would the job never start even if every known node were up and empty? Lost and cordoned
+    nodes count, for they may come back; before any node is known, everything may be possible."""
+    kinds = [kind for kind, count in state.capacity.items() if count]
+    if not kinds:
+        return None
+    demand = spec.demand
+    for field, asked, best, unit in (
+        ("gpus", demand.gpus, max(kind.gpus for kind in kinds), "GPUs"),
+        ("cpus", demand.cpu_milli, max(kind.cpu_milli for kind in kinds), "CPUs"),
+        ("memory", demand.memory_mb, max(kind.memory_mb for kind in kinds), "MB"),
+    ):
+        if asked > best:
+            have, want = (
+                (str(best), str(asked)) if field != "cpus" else (cpus_text(best), cpus_text(asked))
+            )
+            return Refused(
+                field,
+                f"asks for {want} {unit} per member, but no node has more than {have}; "
+                f"ask for at most {have}" + (" and use more members" if best else ""),
+            )
+    fits = held_by_nodes(state.capacity, demand)
+    if fits == 0:
+        largest = max(kinds)
+        return Refused(
+            "gpus" if demand.gpus else "cpus",
+            f"and the rest together fit on no node: a member needs {demand}; "
+            f"the largest node has {largest}",
+        )
+    if spec.members > fits and fits < UNLIMITED:
+        return Refused(
+            "members",
+            f"asks for {spec.members} members with {demand} each, but the whole cluster holds "
+            f"{plural(fits, 'such member')}; ask for at most {fits}",
+        )
+    return None
+
+
+def _cancel(round_: Round, request: Cancel) -> Answer:
+    job = round_.state.jobs.get(request.job)
+    if job is None:
+        return Refused("job", f"there is no live job {request.job}", missing=True)
+    if job.stop_cause is StopCause.CANCEL:
+        return Accepted(job.id, "it is already being cancelled")
+    why = f"cancelled by {request.who}"
+    if job.phase is Phase.WAITING:
+        round_.emit(
+            JobFinished(
+                at_ms=round_.now_ms,
+                job=job.id,
+                attempt=job.attempt,
+                outcome=Outcome.CANCELLED,
+                code=CANCELLED_CODE,
+                why=why,
+            )
+        )
+    else:
+        round_.emit(
+            JobStopping(
+                at_ms=round_.now_ms,
+                job=job.id,
+                attempt=job.attempt,
+                cause=StopCause.CANCEL,
+                why=why,
+            )
+        )
+    return Accepted(job.id)
+
+
+def _set_intent(round_: Round, request: SetIntent) -> Answer:
+    node = round_.state.nodes.get(request.node)
+    if node is None:
+        return Refused("node", f"there is no node {request.node}", missing=True)
+    if node.intent is request.intent:
+        return Accepted(node.id, f"it is already {request.intent.value}")
+    round_.emit(
+        NodeIntended(
+            at_ms=round_.now_ms,
+            node=node.id,
+            intent=request.intent,
+            why=f"set {request.intent.value} by {request.who}",
+        )
+    )
+    return Accepted(node.id)

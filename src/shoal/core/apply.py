@@ -1,0 +1,236 @@
+"""The only way state changes: one function per event, and the index upkeep that it implies."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import Any
+
+from shoal.core.state import Contact, Node, State
+from shoal.model.events import (
+    ControllerStarted,
+    Event,
+    EventBase,
+    JobAdopted,
+    JobFinished,
+    JobPlaced,
+    JobRequeued,
+    JobRunning,
+    JobStopping,
+    JobSubmitted,
+    MemberExited,
+    MemberLost,
+    MembersStarted,
+    NodeIntended,
+    NodeJoined,
+    NodeLost,
+    NodeReady,
+    NodeSuspected,
+)
+from shoal.model.job import Job, Member, MemberStatus, Phase, StopCause
+from shoal.model.node import NodeHealth, NodeIntent
+
+
+def apply(state: State, event: Event) -> None:
+    """Change the state by one event; live, replayed and simulated alike."""
+    APPLY[type(event)](state, event)
+
+
+def replay(state: State, events: Iterable[Event]) -> State:
+    for event in events:
+        apply(state, event)
+    return state
+
+
+def _controller_started(state: State, event: ControllerStarted) -> None:
+    state.epoch = event.epoch
+    # Nobody could be heard while no controller listened, so silence counts from now.
+    state.contacts = {
+        node.id: Contact(event.at_ms, node.incarnation, 0)
+        for node in state.order
+        if node.health is not NodeHealth.LOST
+    }
+
+
+def _job_submitted(state: State, event: JobSubmitted) -> None:
+    number = state.next_job
+    state.next_job += 1
+    state.submitted += 1
+    state.add_job(
+        Job(id=event.job, number=number, spec=event.spec, key=event.key, submitted_ms=event.at_ms)
+    )
+
+
+def _job_placed(state: State, event: JobPlaced) -> None:
+    job = state.jobs[event.job]
+    state.queue.remove(job)
+    job.phase = Phase.STARTING
+    job.attempt = event.attempt
+    job.members = [Member(slice_) for slice_ in event.slices]
+    job.master = event.master
+    job.placed_ms = event.at_ms
+    job.running_ms = None
+    job.stop_cause = None
+    job.first_bad_code = None
+    job.not_before_ms = 0
+    job.why = event.why
+    state.next_port += 1
+    state.hold(job)
+
+
+def _members_started(state: State, event: MembersStarted) -> None:
+    job = state.jobs[event.job]
+    for number in event.members:
+        job.members[number].status = MemberStatus.ALIVE
+
+
+def _job_running(state: State, event: JobRunning) -> None:
+    job = state.jobs[event.job]
+    for member in job.members:
+        if not member.over:
+            member.status = MemberStatus.ALIVE
+    job.phase = Phase.RUNNING
+    job.running_ms = event.at_ms
+    state.watch_limit(job)
+
+
+def _member_exited(state: State, event: MemberExited) -> None:
+    job = state.jobs[event.job]
+    member = job.members[event.member]
+    member.status = MemberStatus.EXITED
+    member.code = event.code
+    if event.code and job.first_bad_code is None:
+        job.first_bad_code = event.code
+        job.why = event.why
+    state.release(job, event.member)
+    state.attention[job.id] = None
+
+
+def _member_lost(state: State, event: MemberLost) -> None:
+    job = state.jobs[event.job]
+    job.members[event.member].status = MemberStatus.LOST
+    state.release(job, event.member)
+    state.attention[job.id] = None
+
+
+def _job_stopping(state: State, event: JobStopping) -> None:
+    job = state.jobs[event.job]
+    job.phase = Phase.STOPPING
+    job.stop_cause = event.cause
+    job.why = event.why
+    state.attention[job.id] = None
+
+
+def _job_requeued(state: State, event: JobRequeued) -> None:
+    job = state.jobs[event.job]
+    state.masters.discard(job.master)
+    job.phase = Phase.WAITING
+    job.not_before_ms = event.not_before_ms
+    job.stop_cause = None
+    if event.cause is StopCause.FAILURE:
+        job.failures += 1
+    elif event.cause is StopCause.NODE_LOSS:
+        job.losses += 1
+    job.why = event.why
+    state.queue.add(job)
+
+
+def _job_adopted(state: State, event: JobAdopted) -> None:
+    job = state.jobs[event.job]
+    state.queue.remove(job)
+    for member in job.members:
+        member.status = MemberStatus.ALIVE
+    state.hold(job)
+    job.phase = Phase.RUNNING
+    job.not_before_ms = 0
+    if job.running_ms is None:
+        job.running_ms = event.at_ms
+    job.why = event.why
+    state.watch_limit(job)
+
+
+def _job_finished(state: State, event: JobFinished) -> None:
+    job = state.jobs[event.job]
+    if job.phase is Phase.WAITING:
+        state.queue.remove(job)
+    else:
+        state.masters.discard(job.master)
+    job.phase = Phase.FINISHED
+    job.outcome = event.outcome
+    job.code = event.code
+    job.why = event.why
+    job.finished_ms = event.at_ms
+    state.finished += 1
+    state.drop_job(job)
+
+
+def _node_joined(state: State, event: NodeJoined) -> None:
+    node = state.nodes.get(event.node)
+    if node is None:
+        node = Node(spec=event.spec, index=len(state.order), incarnation=event.incarnation)
+        state.add_node(node)
+    elif event.incarnation != node.incarnation:
+        state.replace_node(node, event.spec, event.incarnation)
+    node.dead = False
+    _set_health(state, node, NodeHealth.JOINING, event)
+
+
+def _node_ready(state: State, event: NodeReady) -> None:
+    _set_health(state, state.nodes[event.node], NodeHealth.READY, event)
+
+
+def _node_suspected(state: State, event: NodeSuspected) -> None:
+    _set_health(state, state.nodes[event.node], NodeHealth.SUSPECT, event)
+
+
+def _node_lost(state: State, event: NodeLost) -> None:
+    node = state.nodes[event.node]
+    _set_health(state, node, NodeHealth.LOST, event)
+    node.dead = event.dead
+    state.contacts.pop(node.id, None)
+    for ref, job in list(state.placed[node.id].items()):
+        job.members[ref.member].status = MemberStatus.LOST
+        state.release(job, ref.member)
+        state.attention[job.id] = None
+
+
+def _node_intended(state: State, event: NodeIntended) -> None:
+    node = state.nodes[event.node]
+    state.close(node)
+    node.intent = event.intent
+    state.open_up(node)
+    if event.intent is NodeIntent.DRAINING:
+        for job in state.placed[node.id].values():
+            state.attention[job.id] = None
+
+
+def _set_health(
+    state: State,
+    node: Node,
+    health: NodeHealth,
+    event: NodeJoined | NodeReady | NodeSuspected | NodeLost,
+) -> None:
+    state.close(node)
+    node.health = health
+    node.since_ms = event.at_ms
+    node.why = event.why
+    state.open_up(node)
+
+
+APPLY: dict[type[EventBase], Callable[[State, Any], None]] = {
+    ControllerStarted: _controller_started,
+    JobSubmitted: _job_submitted,
+    JobPlaced: _job_placed,
+    MembersStarted: _members_started,
+    JobRunning: _job_running,
+    MemberExited: _member_exited,
+    MemberLost: _member_lost,
+    JobStopping: _job_stopping,
+    JobRequeued: _job_requeued,
+    JobAdopted: _job_adopted,
+    JobFinished: _job_finished,
+    NodeJoined: _node_joined,
+    NodeReady: _node_ready,
+    NodeSuspected: _node_suspected,
+    NodeLost: _node_lost,
+    NodeIntended: _node_intended,
+}

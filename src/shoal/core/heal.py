@@ -1,0 +1,147 @@
+"""What becomes of jobs that something happened to: retry, requeue, move, or give up."""
+
+from __future__ import annotations
+
+import heapq
+
+from shoal.core.admit import CANCELLED_CODE
+from shoal.core.round import Round
+from shoal.model.events import JobFinished, JobRequeued, JobStopping
+from shoal.model.job import Job, MemberStatus, Outcome, Phase, Restart, StopCause
+from shoal.model.node import NodeIntent
+from shoal.model.resources import plural
+
+TIMED_OUT_CODE = 124  # as timeout(1) reports it
+NODE_LOST_CODE = 143  # as if ended by SIGTERM: it did not end by an error of its own
+BACKOFF_DOUBLINGS_MAX = 20  # by then any backoff has reached its ceiling
+
+
+def heal(round_: Round) -> None:
+    """Look once at every job whose members or nodes changed, and at those out of time."""
+    _enforce_limits(round_)
+    touched, round_.state.attention = round_.state.attention, {}
+    for job_id in touched:
+        job = round_.state.jobs.get(job_id)
+        if job is None or not job.active:
+            continue
+        if all(member.over for member in job.members):
+            _settle(round_, job)
+        elif job.phase is not Phase.STOPPING:
+            cause = _cause_to_stop(round_, job)
+            if cause is not None:
+                _stop(round_, job, *cause)
+    # Stopping a job touches it again, but there is nothing more to decide until a member ends.
+    round_.state.attention = {}
+
+
+def _enforce_limits(round_: Round) -> None:
+    limits = round_.state.limits
+    while limits and limits[0][0] <= round_.now_ms:
+        _, job_id, attempt = heapq.heappop(limits)
+        job = round_.state.jobs.get(job_id)
+        if job is not None and job.attempt == attempt and job.phase is Phase.RUNNING:
+            limit_s = job.spec.time_limit_ms / 1000
+            _stop(round_, job, StopCause.TIME_LIMIT, f"ran for its time limit of {limit_s:g} s")
+
+
+def _cause_to_stop(round_: Round, job: Job) -> tuple[StopCause, str] | None:
+    """Why the rest of the gang cannot go on, if it cannot."""
+    lost = [m.slice.node for m in job.members if m.status is MemberStatus.LOST]
+    if lost:
+        names = ", ".join(sorted(set(lost)))
+        return StopCause.NODE_LOSS, f"lost {plural(len(lost), 'member')} with {names}"
+    if job.first_bad_code is not None:
+        return StopCause.FAILURE, _failure_text(job)
+    if job.spec.restart is not Restart.NEVER:
+        for member in job.members:
+            node = round_.state.nodes[member.slice.node]
+            if not member.over and node.intent is NodeIntent.DRAINING:
+                return StopCause.DRAIN, f"{node.id} is being drained"
+    return None
+
+
+def _stop(round_: Round, job: Job, cause: StopCause, why: str) -> None:
+    round_.emit(
+        JobStopping(at_ms=round_.now_ms, job=job.id, attempt=job.attempt, cause=cause, why=why)
+    )
+
+
+def _settle(round_: Round, job: Job) -> None:
+    """Every member is over: decide what the attempt comes to."""
+    cause = job.stop_cause
+    lost = sorted({m.slice.node for m in job.members if m.status is MemberStatus.LOST})
+    if cause is StopCause.CANCEL:
+        _finish(round_, job, Outcome.CANCELLED, CANCELLED_CODE, job.why)
+    elif cause is StopCause.TIME_LIMIT:
+        _finish(round_, job, Outcome.TIMED_OUT, TIMED_OUT_CODE, job.why)
+    elif lost or cause is StopCause.NODE_LOSS:
+        # Peers of a lost member often fail before the loss is known: that is the node's failure.
+        _settle_loss(round_, job, lost)
+    elif cause is StopCause.DRAIN:
+        _requeue(round_, job, StopCause.DRAIN, round_.now_ms, f"moved: {job.why}")
+    elif job.first_bad_code is not None:
+        _settle_failure(round_, job)
+    else:
+        _finish(round_, job, Outcome.SUCCEEDED, 0, "every member exited 0")
+
+
+def _settle_loss(round_: Round, job: Job, lost: list[str]) -> None:
+    names = ", ".join(lost) or "its node"
+    if job.spec.restart is Restart.NEVER:
+        why = f"lost with {names}, and its restart rule is never"
+        _finish(round_, job, Outcome.FAILED, NODE_LOST_CODE, why)
+    elif job.losses >= round_.policy.losses_max:
+        why = f"lost with {names}, its loss number {job.losses + 1}: the policy allows no more"
+        _finish(round_, job, Outcome.FAILED, NODE_LOST_CODE, why)
+    else:
+        why = f"lost with {names}; runs again elsewhere (costs no retry)"
+        _requeue(round_, job, StopCause.NODE_LOSS, round_.now_ms, why)
+
+
+def _settle_failure(round_: Round, job: Job) -> None:
+    spec = job.spec
+    failure = job.why if job.stop_cause is StopCause.FAILURE else _failure_text(job)
+    if spec.restart is Restart.ON_FAILURE and job.failures < spec.retries:
+        doublings = min(job.failures, BACKOFF_DOUBLINGS_MAX)
+        backoff_ms = min(spec.backoff_ms << doublings, round_.policy.backoff_ms_max)
+        why = f"{failure}; retry {job.failures + 1} of {spec.retries} in {backoff_ms / 1000:g} s"
+        _requeue(round_, job, StopCause.FAILURE, round_.now_ms + backoff_ms, why)
+        return
+    if spec.restart is Restart.ON_FAILURE:
+        failure += f"; its retries ({spec.retries}) are used up"
+    _finish(round_, job, Outcome.FAILED, job.first_bad_code or 1, failure)
+
+
+def _failure_text(job: Job) -> str:
+    """`job.why` is at this point what the node said about the first bad exit."""
+    code = job.first_bad_code or 0
+    number = next(n for n, member in enumerate(job.members) if member.code == code)
+    who = f"member {number} on {job.members[number].slice.node}" if len(job.members) > 1 else "it"
+    how = f"was ended by signal {code - 128}" if 128 < code < 128 + 65 else f"exited {code}"
+    return f"{who} {how}" + (f" ({job.why})" if job.why else "")
+
+
+def _requeue(round_: Round, job: Job, cause: StopCause, not_before_ms: int, why: str) -> None:
+    round_.emit(
+        JobRequeued(
+            at_ms=round_.now_ms,
+            job=job.id,
+            attempt=job.attempt,
+            cause=cause,
+            not_before_ms=not_before_ms if not_before_ms > round_.now_ms else 0,
+            why=why,
+        )
+    )
+
+
+def _finish(round_: Round, job: Job, outcome: Outcome, code: int, why: str) -> None:
+    round_.emit(
+        JobFinished(
+            at_ms=round_.now_ms,
+            job=job.id,
+            attempt=job.attempt,
+            outcome=outcome,
+            code=code,
+            why=why,
+        )
+    )

@@ -1,0 +1,68 @@
+"""The node's side of the protocol: which members live here, which ended, which orders are old.
+
+Pure, so that the agent and the simulated world keep their books with the same code.
+"""
+
+from __future__ import annotations
+
+from shoal.model.commands import Acknowledge, Command, Envelope, Launch, Stop
+from shoal.model.job import MemberRef
+from shoal.model.node import NodeSpec
+from shoal.model.report import MemberExit, NodeReport
+
+STOPPED_BEFORE_START_CODE = 143
+
+
+class NodeBook:
+    """An agent opens a new book, with a higher incarnation, each time it starts."""
+
+    def __init__(self, spec: NodeSpec, incarnation: int) -> None:
+        self.spec = spec
+        self.incarnation = incarnation
+        self.alive: dict[MemberRef, Launch] = {}
+        self.exits: dict[MemberRef, MemberExit] = {}
+        self._sequence = 0
+        self._newest = (0, 0)
+
+    def take(self, envelope: Envelope) -> list[Launch | Stop]:
+        """What to start and stop. Orders from the past, or for a past life, have no effect."""
+        stamp = (envelope.epoch, envelope.number)
+        if stamp <= self._newest:
+            return []
+        self._newest = stamp
+        todo: list[Launch | Stop] = []
+        for command in envelope.commands:
+            if command.incarnation == self.incarnation:
+                self._take_one(command, todo)
+        return todo
+
+    def _take_one(self, command: Command, todo: list[Launch | Stop]) -> None:
+        ref = command.ref
+        known = ref in self.alive or ref in self.exits
+        match command:
+            case Launch():
+                if not known:
+                    self.alive[ref] = command
+                    todo.append(command)
+            case Stop():
+                if not known:
+                    # The controller waits for an end, so what never began ends here.
+                    self.exited(ref, STOPPED_BEFORE_START_CODE, "stopped before it started")
+                elif ref in self.alive:
+                    todo.append(command)
+            case Acknowledge():
+                self.exits.pop(ref, None)
+
+    def exited(self, ref: MemberRef, code: int, why: str = "") -> None:
+        self.alive.pop(ref, None)
+        self.exits[ref] = MemberExit(ref, code, why)
+
+    def report(self) -> NodeReport:
+        self._sequence += 1
+        return NodeReport(
+            spec=self.spec,
+            incarnation=self.incarnation,
+            sequence=self._sequence,
+            alive=tuple(self.alive),
+            exits=tuple(self.exits.values()),
+        )

@@ -1,0 +1,211 @@
+"""The passive half of a step: what do the nodes' inventories tell that the state does not know?"""
+
+from __future__ import annotations
+
+from shoal.core.round import Round
+from shoal.core.state import Contact, Node, State
+from shoal.model.events import (
+    JobAdopted,
+    JobRunning,
+    MemberExited,
+    MemberLost,
+    MembersStarted,
+    NodeJoined,
+    NodeLost,
+    NodeReady,
+    NodeSuspected,
+)
+from shoal.model.job import Job, MemberRef, MemberStatus, Phase
+from shoal.model.node import NodeHealth, kind_text
+from shoal.model.report import NodeReport, Report
+
+
+def observe(round_: Round, report: Report) -> list[NodeReport]:
+    """Record what changed; return the inventories that were new, for `reconcile` to compare."""
+    for gone in report.gone:
+        node = round_.state.nodes.get(gone.node)
+        if node is not None and node.incarnation == gone.incarnation and not node.dead:
+            _lose(round_, node, dead=True, why=gone.why)
+    fresh = [inventory for inventory in report.nodes if _hear(round_, inventory)]
+    _expire_silent(round_)
+    return fresh
+
+
+def _hear(round_: Round, inventory: NodeReport) -> bool:
+    """Take in one inventory, unless something newer was already heard from that node."""
+    state, node_id = round_.state, inventory.spec.id
+    if _stale(state, inventory):
+        return False
+    _meet(round_, inventory)
+    state.contacts.pop(node_id, None)  # the latest heard stands last
+    state.contacts[node_id] = Contact(round_.now_ms, inventory.incarnation, inventory.sequence)
+    node = state.nodes[node_id]
+    _take_starts(round_, node, inventory)
+    _take_exits(round_, node, inventory)
+    _take_vanished(round_, node, inventory)
+    if node.health is not NodeHealth.READY and not _strangers(state, inventory):
+        why = "heard again" if node.health is NodeHealth.SUSPECT else "its inventory is clean"
+        round_.emit(NodeReady(at_ms=round_.now_ms, node=node_id, why=why))
+    return True
+
+
+def _stale(state: State, inventory: NodeReport) -> bool:
+    contact = state.contacts.get(inventory.spec.id)
+    if contact is not None:
+        said = (contact.incarnation, contact.sequence)
+        if (inventory.incarnation, inventory.sequence) <= said:
+            return True
+    node = state.nodes.get(inventory.spec.id)
+    if node is None or inventory.incarnation > node.incarnation:
+        return False
+    return node.dead or inventory.incarnation < node.incarnation
+
+
+def _meet(round_: Round, inventory: NodeReport) -> None:
+    """A node that is new, has a new life, or was given up joins (again)."""
+    state, now_ms = round_.state, round_.now_ms
+    node = state.nodes.get(inventory.spec.id)
+    if node is None:
+        why = f"new node with {kind_text(inventory.spec)}"
+    elif inventory.incarnation > node.incarnation:
+        why = "restarted"
+        if node.health is not NodeHealth.LOST:
+            _lose(round_, node, dead=True, why="it restarted and runs nothing of its last life")
+    elif node.health is NodeHealth.LOST:
+        why = f"heard again {(now_ms - node.since_ms) / 1000:.1f} s after it was given up"
+    else:
+        return
+    round_.emit(
+        NodeJoined(
+            at_ms=now_ms,
+            node=inventory.spec.id,
+            spec=inventory.spec,
+            incarnation=inventory.incarnation,
+            why=why,
+        )
+    )
+    _adopt(round_, state.nodes[inventory.spec.id], inventory)
+
+
+def _adopt(round_: Round, node: Node, inventory: NodeReport) -> None:
+    """A job given up with this node and still waiting goes on as it was, if it is here whole."""
+    here = {*inventory.alive, *(exit_.ref for exit_ in inventory.exits)}
+    for job_id in sorted({ref.job for ref in here}):
+        job = round_.state.jobs.get(job_id)
+        if job is None or job.phase is not Phase.WAITING:
+            continue
+        whole = job.members and all(
+            MemberRef(job.id, job.attempt, number) in here
+            and member.status is MemberStatus.LOST
+            and member.slice.node == node.id
+            for number, member in enumerate(job.members)
+        )
+        if whole:
+            round_.emit(
+                JobAdopted(
+                    at_ms=round_.now_ms,
+                    job=job.id,
+                    attempt=job.attempt,
+                    node=node.id,
+                    why=f"{node.id} was only out of contact: attempt {job.attempt} is alive there",
+                )
+            )
+
+
+def _take_starts(round_: Round, node: Node, inventory: NodeReport) -> None:
+    """Members seen for the first time; one that has already exited did start, too."""
+    started: dict[str, list[int]] = {}
+    placed = round_.state.placed[node.id]
+    for ref in (*inventory.alive, *(exit_.ref for exit_ in inventory.exits)):
+        job = placed.get(ref)
+        if job is not None and job.members[ref.member].status is MemberStatus.PENDING:
+            started.setdefault(ref.job, []).append(ref.member)
+    for job_id, numbers in started.items():
+        job = round_.state.jobs[job_id]
+        if job.phase is Phase.STARTING and _completes(job, numbers):
+            round_.emit(JobRunning(at_ms=round_.now_ms, job=job_id, attempt=job.attempt))
+        else:
+            round_.emit(
+                MembersStarted(
+                    at_ms=round_.now_ms,
+                    job=job_id,
+                    attempt=job.attempt,
+                    members=tuple(sorted(numbers)),
+                )
+            )
+
+
+def _completes(job: Job, numbers: list[int]) -> bool:
+    pending = sum(member.status is MemberStatus.PENDING for member in job.members)
+    return pending == len(numbers)
+
+
+def _take_exits(round_: Round, node: Node, inventory: NodeReport) -> None:
+    for exit_ in inventory.exits:
+        if exit_.ref in round_.state.placed[node.id]:
+            round_.emit(
+                MemberExited(
+                    at_ms=round_.now_ms,
+                    job=exit_.ref.job,
+                    attempt=exit_.ref.attempt,
+                    member=exit_.ref.member,
+                    node=node.id,
+                    code=exit_.code,
+                    why=exit_.why,
+                )
+            )
+
+
+def _take_vanished(round_: Round, node: Node, inventory: NodeReport) -> None:
+    alive = set(inventory.alive)
+    for ref, job in list(round_.state.placed[node.id].items()):
+        if ref not in alive and job.members[ref.member].status is MemberStatus.ALIVE:
+            round_.emit(
+                MemberLost(
+                    at_ms=round_.now_ms,
+                    job=ref.job,
+                    attempt=ref.attempt,
+                    member=ref.member,
+                    node=node.id,
+                    why=f"member {ref.member} vanished from {node.id} without an exit code",
+                )
+            )
+
+
+def _strangers(state: State, inventory: NodeReport) -> bool:
+    """Is anything alive there that should not be? Until it is gone its GPUs are not free."""
+    placed = state.placed[inventory.spec.id]
+    return any(ref not in placed for ref in inventory.alive)
+
+
+def _expire_silent(round_: Round) -> None:
+    """Suspect nodes unheard for a while; give them up only after the policy's grace time."""
+    state, policy, now_ms = round_.state, round_.policy, round_.now_ms
+    overdue = []
+    for node_id, contact in state.contacts.items():
+        silent_ms = now_ms - contact.heard_ms
+        if silent_ms < policy.suspect_after_ms:
+            break
+        overdue.append((state.nodes[node_id], silent_ms))
+    for node, silent_ms in overdue:
+        if silent_ms >= policy.grace_ms:
+            why = f"silent for {silent_ms / 1000:.1f} s, longer than the grace time"
+            _lose(round_, node, dead=False, why=why)
+        elif node.health is not NodeHealth.SUSPECT:
+            grace_s = (policy.grace_ms - silent_ms) / 1000
+            why = (
+                f"silent for {silent_ms / 1000:.1f} s; its jobs are left alone for {grace_s:.0f} s"
+            )
+            round_.emit(NodeSuspected(at_ms=now_ms, node=node.id, why=why))
+
+
+def _lose(round_: Round, node: Node, *, dead: bool, why: str) -> None:
+    round_.emit(
+        NodeLost(
+            at_ms=round_.now_ms,
+            node=node.id,
+            incarnation=node.incarnation,
+            dead=dead,
+            why=why,
+        )
+    )

@@ -1,0 +1,141 @@
+"""What should run minus what runs: the commands that make the nodes match the state."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from shoal.core.round import Round
+from shoal.core.state import State
+from shoal.model.commands import Acknowledge, Command, Launch, Stop
+from shoal.model.events import JobPlaced, JobStopping
+from shoal.model.job import Job, MemberRef, MemberStatus, Phase
+from shoal.model.report import NodeReport
+
+# What runs without being known to the state has no spec to ask; it gets a moment to end well.
+STRANGER_GRACE_MS = 2_000
+
+
+def reconcile(round_: Round, inventories: list[NodeReport]) -> list[Command]:
+    """Commands for what was decided in this step, and for every node that reported in it.
+
+    A command that gets lost is derived again from the next inventory of its node.
+    """
+    state = round_.state
+    orders: dict[MemberRef, Command] = {}
+    for event in round_.events:
+        if type(event) is JobPlaced or type(event) is JobStopping:
+            job = state.jobs.get(event.job)
+            if job is not None and job.active:
+                seats = seating(job)
+                for number, member in enumerate(job.members):
+                    if not member.over:
+                        ref = MemberRef(job.id, job.attempt, number)
+                        orders[ref] = _order(state, job, ref, seats)
+    acknowledgements: list[Command] = []
+    for inventory in inventories:
+        _compare(state, inventory, orders, acknowledgements)
+    return [*orders.values(), *acknowledgements]
+
+
+def _compare(
+    state: State,
+    inventory: NodeReport,
+    orders: dict[MemberRef, Command],
+    acknowledgements: list[Command],
+) -> None:
+    node_id = inventory.spec.id
+    placed = state.placed[node_id]
+    for exit_ in inventory.exits:
+        if exit_.ref not in placed:
+            acknowledgements.append(
+                Acknowledge(node=node_id, incarnation=inventory.incarnation, ref=exit_.ref)
+            )
+    alive = set(inventory.alive)
+    for ref in inventory.alive:
+        if ref not in placed:
+            orders[ref] = Stop(
+                node=node_id,
+                incarnation=inventory.incarnation,
+                ref=ref,
+                grace_ms=STRANGER_GRACE_MS,
+                why="the controller does not want it there",
+            )
+    for ref, job in placed.items():
+        stopping = job.phase is Phase.STOPPING
+        if stopping or (
+            ref not in alive and job.members[ref.member].status is MemberStatus.PENDING
+        ):
+            orders[ref] = _order(state, job, ref, seating(job))
+
+
+def _order(state: State, job: Job, ref: MemberRef, seats: list[Seat]) -> Command:
+    slice_ = job.members[ref.member].slice
+    node = state.nodes[slice_.node]
+    if job.phase is Phase.STOPPING:
+        return Stop(
+            node=node.id,
+            incarnation=node.incarnation,
+            ref=ref,
+            grace_ms=job.spec.stop_grace_ms,
+            why=job.why,
+        )
+    return Launch(
+        node=node.id,
+        incarnation=node.incarnation,
+        ref=ref,
+        argv=job.spec.command,
+        env=environment(job, ref.member, seats[ref.member]),
+        workdir=job.spec.workdir,
+        stop_grace_ms=job.spec.stop_grace_ms,
+        gpus=slice_.gpus,
+    )
+
+
+class Seat(NamedTuple):
+    """Where a member sits in its gang, in torchrun's terms; a group is its part of one node."""
+
+    local_rank: int
+    local_size: int
+    group_rank: int
+    groups: int
+
+
+def seating(job: Job) -> list[Seat]:
+    """The seats of all members, in one pass over the gang."""
+    sizes: dict[str, int] = {}
+    ranks = []
+    for member in job.members:
+        node = member.slice.node
+        ranks.append(sizes.get(node, 0))
+        sizes[node] = ranks[-1] + 1
+    groups = {node: rank for rank, node in enumerate(sizes)}
+    return [
+        Seat(rank, sizes[member.slice.node], groups[member.slice.node], len(groups))
+        for rank, member in zip(ranks, job.members, strict=True)
+    ]
+
+
+def environment(job: Job, number: int, seat: Seat) -> dict[str, str]:
+    """What a member finds in its environment: the user's variables, torchrun's, and ours."""
+    slice_ = job.members[number].slice
+    gpus = ",".join(map(str, slice_.gpus))
+    address, _, port = job.master.rpartition(":")
+    return {
+        **job.spec.env,
+        "RANK": str(number),
+        "WORLD_SIZE": str(len(job.members)),
+        "LOCAL_RANK": str(seat.local_rank),
+        "LOCAL_WORLD_SIZE": str(seat.local_size),
+        "GROUP_RANK": str(seat.group_rank),
+        "GROUP_WORLD_SIZE": str(seat.groups),
+        "MASTER_ADDR": address,
+        "MASTER_PORT": port,
+        "CUDA_VISIBLE_DEVICES": gpus,
+        "SHOAL_JOB_ID": job.id,
+        "SHOAL_JOB_NAME": job.spec.name or "",
+        "SHOAL_ATTEMPT": str(job.attempt),
+        "SHOAL_MEMBER": str(number),
+        "SHOAL_MEMBERS": str(len(job.members)),
+        "SHOAL_NODE": slice_.node,
+        "SHOAL_GPUS": gpus,
+    }

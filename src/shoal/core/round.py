@@ -1,0 +1,29 @@
+"""What the phases of one step share: the state, the time, and the events so far."""
+
+from __future__ import annotations
+
+from shoal.core.apply import apply
+from shoal.core.state import State
+from shoal.model.events import Event, JobFinished
+from shoal.model.job import Job
+from shoal.model.policy import Policy
+
+
+class Round:
+    """An event takes effect when it is emitted, so that later phases see its result."""
+
+    __slots__ = ("events", "finished", "more", "now_ms", "policy", "state")
+
+    def __init__(self, state: State, policy: Policy, now_ms: int) -> None:
+        self.state = state
+        self.policy = policy
+        self.now_ms = now_ms
+        self.events: list[Event] = []
+        self.finished: list[Job] = []
+        self.more = False  # work is left that another step should take up at once
+
+    def emit(self, event: Event) -> None:
+        if type(event) is JobFinished:
+            self.finished.append(self.state.jobs[event.job])
+        apply(self.state, event)
+        self.events.append(event)

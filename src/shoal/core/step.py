@@ -1,0 +1,42 @@
+"""One round of the whole system: what was seen and asked for becomes events and commands."""
+
+from __future__ import annotations
+
+import msgspec
+
+from shoal.core.admit import admit
+from shoal.core.heal import heal
+from shoal.core.observe import observe
+from shoal.core.reconcile import reconcile
+from shoal.core.round import Round
+from shoal.core.scheduling.cycle import schedule
+from shoal.core.state import State
+from shoal.core.wake import next_wake
+from shoal.model.commands import Command
+from shoal.model.events import Event
+from shoal.model.job import Job
+from shoal.model.policy import Policy
+from shoal.model.report import Answer, Report
+
+
+class Step(msgspec.Struct, frozen=True):
+    """`events` are already applied to the state, and must be stored before `commands` are sent
+    and `answers` (one per request, in order) are given. `finished` holds the whole records of
+    the jobs that left the state. Nothing happens by itself before `wake_ms`."""
+
+    events: list[Event]
+    commands: list[Command]
+    answers: list[Answer]
+    finished: list[Job]
+    wake_ms: int | None
+
+
+def step(state: State, report: Report, policy: Policy, now_ms: int) -> Step:
+    round_ = Round(state, policy, now_ms)
+    fresh = observe(round_, report)  # what happened on the nodes
+    answers = admit(round_, report.requests)  # what users want
+    heal(round_)  # retry, requeue, give up
+    schedule(round_)  # order the queue and place what fits
+    commands = reconcile(round_, fresh)  # what should run minus what runs
+    wake_ms = next_wake(round_)
+    return Step(round_.events, commands, answers, round_.finished, wake_ms)

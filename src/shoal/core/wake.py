@@ -1,0 +1,24 @@
+"""When the next step is due even if nothing is reported."""
+
+from __future__ import annotations
+
+from shoal.core.round import Round
+from shoal.model.node import NodeHealth
+
+
+def next_wake(round_: Round) -> int | None:
+    """The earliest of: more work now, a retry, a time limit, a node that has been silent."""
+    state, policy, now_ms = round_.state, round_.policy, round_.now_ms
+    if round_.more:
+        return now_ms
+    times = []
+    if state.queue.delayed:
+        times.append(state.queue.delayed[0][0])
+    if state.limits:
+        times.append(state.limits[0][0])
+    for node_id, contact in state.contacts.items():  # longest unheard first: suspects lead
+        suspect = state.nodes[node_id].health is NodeHealth.SUSPECT
+        times.append(contact.heard_ms + (policy.grace_ms if suspect else policy.suspect_after_ms))
+        if not suspect:
+            break
+    return max(now_ms + 1, min(times)) if times else None

@@ -1,0 +1,1 @@
+"""The nouns of Shoal as plain data: no I/O, no clock, no behaviour beyond arithmetic."""

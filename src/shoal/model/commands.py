@@ -1,0 +1,47 @@
+"""What the controller tells nodes to do. Every command may be sent again without harm."""
+
+from __future__ import annotations
+
+import msgspec
+
+from shoal.model.job import MemberRef
+
+
+class CommandBase(msgspec.Struct, frozen=True, kw_only=True, tag_field="command", tag=True):
+    """`incarnation` is the life of the node it is meant for; a later life ignores it."""
+
+    node: str
+    incarnation: int
+    ref: MemberRef
+
+
+class Launch(CommandBase, frozen=True, kw_only=True):
+    """Start this member, unless it was already started."""
+
+    argv: tuple[str, ...]
+    env: dict[str, str]
+    workdir: str
+    stop_grace_ms: int
+    gpus: tuple[int, ...] = ()
+
+
+class Stop(CommandBase, frozen=True, kw_only=True):
+    """SIGTERM, then SIGKILL after the grace time. One never started counts as ended by it."""
+
+    grace_ms: int
+    why: str = ""
+
+
+class Acknowledge(CommandBase, frozen=True, kw_only=True):
+    """The exit of this member is in the log; the node may forget it."""
+
+
+Command = Launch | Stop | Acknowledge
+
+
+class Envelope(msgspec.Struct, frozen=True):
+    """Commands of one round for one node. A node refuses an envelope not newer than its last."""
+
+    epoch: int
+    number: int
+    commands: tuple[Command, ...]

@@ -1,0 +1,159 @@
+"""Everything that can happen. The log of these is the truth; `apply` turns it into state."""
+
+from __future__ import annotations
+
+from typing import Annotated, ClassVar
+
+import msgspec
+
+from shoal.model.job import JobSpec, Outcome, StopCause
+from shoal.model.node import NodeIntent, NodeSpec
+from shoal.model.resources import Slice
+
+
+class EventBase(msgspec.Struct, frozen=True, kw_only=True, tag_field="event", tag=True):
+    """All events of one step carry the same `at_ms`."""
+
+    about_job: ClassVar[bool] = False
+    at_ms: int
+
+
+class JobEvent(EventBase, frozen=True, kw_only=True):
+    about_job: ClassVar[bool] = True
+    job: str
+
+
+class NodeEvent(EventBase, frozen=True, kw_only=True):
+    node: str
+    why: str = ""
+
+
+class JobSubmitted(JobEvent, frozen=True, kw_only=True):
+    spec: JobSpec
+    key: str = ""
+
+
+class JobPlaced(JobEvent, frozen=True, kw_only=True):
+    """The gang has all its slices; member i gets slice i."""
+
+    attempt: int
+    slices: tuple[Slice, ...]
+    master: str
+    why: str
+
+
+class MembersStarted(JobEvent, frozen=True, kw_only=True):
+    """Some members are alive, others are still awaited."""
+
+    attempt: int
+    members: tuple[int, ...]
+
+
+class JobRunning(JobEvent, frozen=True, kw_only=True):
+    """Every member of the gang has been seen alive."""
+
+    attempt: int
+
+
+class MemberExited(JobEvent, frozen=True, kw_only=True):
+    attempt: int
+    member: int
+    node: str
+    code: int
+    why: str = ""
+
+
+class MemberLost(JobEvent, frozen=True, kw_only=True):
+    """A member that ran is gone from its node's inventory and left no exit code."""
+
+    attempt: int
+    member: int
+    node: str
+    why: str
+
+
+class JobStopping(JobEvent, frozen=True, kw_only=True):
+    attempt: int
+    cause: StopCause
+    why: str
+
+
+class JobRequeued(JobEvent, frozen=True, kw_only=True):
+    attempt: int
+    cause: StopCause
+    not_before_ms: int
+    why: str
+
+
+class JobAdopted(JobEvent, frozen=True, kw_only=True):
+    """A job that was given up with a silent node turned out to be alive there, whole."""
+
+    attempt: int
+    node: str
+    why: str
+
+
+class JobFinished(JobEvent, frozen=True, kw_only=True):
+    attempt: int
+    outcome: Outcome
+    code: int
+    why: str
+
+
+class NodeJoined(NodeEvent, frozen=True, kw_only=True):
+    """`incarnation` grows each time the node's agent starts anew."""
+
+    spec: NodeSpec
+    incarnation: int
+
+
+class NodeReady(NodeEvent, frozen=True, kw_only=True):
+    pass
+
+
+class NodeSuspected(NodeEvent, frozen=True, kw_only=True):
+    pass
+
+
+class NodeLost(NodeEvent, frozen=True, kw_only=True):
+    """`dead`: known to be gone, so this incarnation can never speak again; else only silent."""
+
+    incarnation: int
+    dead: bool
+
+
+class NodeIntended(NodeEvent, frozen=True, kw_only=True):
+    intent: NodeIntent
+
+
+class ControllerStarted(EventBase, frozen=True, kw_only=True):
+    """`epoch` fences the commands of controllers before this one."""
+
+    epoch: int
+
+
+Event = (
+    JobSubmitted
+    | JobPlaced
+    | MembersStarted
+    | JobRunning
+    | MemberExited
+    | MemberLost
+    | JobStopping
+    | JobRequeued
+    | JobAdopted
+    | JobFinished
+    | NodeJoined
+    | NodeReady
+    | NodeSuspected
+    | NodeLost
+    | NodeIntended
+    | ControllerStarted
+)
+
+
+class Recorded(msgspec.Struct, frozen=True):
+    """An event with its place in the log."""
+
+    seq: Annotated[int, msgspec.Meta(ge=1)]
+    event: Event

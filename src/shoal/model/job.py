@@ -1,0 +1,143 @@
+"""A job: one gang with a command and the rules it lives by."""
+
+from __future__ import annotations
+
+import enum
+from typing import Annotated, NamedTuple
+
+import msgspec
+
+from shoal.model.resources import Demand, Slice
+
+# One limit of Linux shapes two of ours: an argument or environment string of 128 KiB or more
+# cannot be passed to a process at all, so it is refused at submission, not at launch.
+ARGUMENT_BYTES_MAX = 128 * 1024 - 1
+# execve takes a quarter of the stack limit (2 MiB by default) for all strings together.
+COMMAND_BYTES_MAX = 512 * 1024
+ENV_BYTES_MAX = 512 * 1024
+MEMBERS_MAX = 16_384
+TIME_MS_MAX = 366 * 24 * 3600 * 1000
+JOB_NAME_PATTERN = r"^[A-Za-z0-9][A-Za-z0-9._-]*$"
+ENV_NAME_PATTERN = r"^[A-Za-z_][A-Za-z0-9_]*$"
+
+Text = Annotated[str, msgspec.Meta(max_length=ARGUMENT_BYTES_MAX)]
+Milliseconds = Annotated[int, msgspec.Meta(ge=0, le=TIME_MS_MAX)]
+
+
+class Restart(enum.StrEnum):
+    """When a job may run again."""
+
+    NEVER = "never"
+    ON_NODE_LOSS = "on-node-loss"
+    ON_FAILURE = "on-failure"  # and on node loss
+
+
+class JobSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What a user asks for. `members` identical processes start together or not at all."""
+
+    command: Annotated[tuple[Text, ...], msgspec.Meta(min_length=1, max_length=4096)]
+    name: Annotated[str, msgspec.Meta(max_length=63, pattern=JOB_NAME_PATTERN)] | None = None
+    members: Annotated[int, msgspec.Meta(ge=1, le=MEMBERS_MAX)] = 1
+    gpus: Annotated[int, msgspec.Meta(ge=0, le=256)] = 0
+    cpu_milli: Annotated[int, msgspec.Meta(ge=0, le=10_000_000)] = 1000
+    memory_mb: Annotated[int, msgspec.Meta(ge=0, le=1_000_000_000)] = 0
+    env: dict[Annotated[str, msgspec.Meta(max_length=256, pattern=ENV_NAME_PATTERN)], Text] = {}
+    workdir: Annotated[str, msgspec.Meta(max_length=4096)] = ""
+    priority: Annotated[int, msgspec.Meta(ge=-1000, le=1000)] = 0
+    restart: Restart = Restart.ON_NODE_LOSS
+    retries: Annotated[int, msgspec.Meta(ge=0, le=1000)] = 0
+    backoff_ms: Milliseconds = 1000
+    time_limit_ms: Milliseconds = 0  # 0: none
+    stop_grace_ms: Annotated[int, msgspec.Meta(ge=0, le=3_600_000)] = 10_000
+
+    @property
+    def demand(self) -> Demand:
+        return Demand(self.gpus, self.cpu_milli, self.memory_mb)
+
+
+class MemberRef(NamedTuple):
+    """Names one incarnation of one member, everywhere and for ever."""
+
+    job: str
+    attempt: int
+    member: int
+
+    def __str__(self) -> str:
+        return f"{self.job}.{self.attempt}.{self.member}"
+
+
+class MemberStatus(enum.StrEnum):
+    PENDING = "pending"  # placed, not yet seen alive
+    ALIVE = "alive"
+    EXITED = "exited"
+    LOST = "lost"  # its node is lost, or it vanished without an exit code
+
+
+class Member(msgspec.Struct):
+    """One member of the current attempt."""
+
+    slice: Slice
+    status: MemberStatus = MemberStatus.PENDING
+    code: int | None = None
+
+    @property
+    def over(self) -> bool:
+        return self.status is MemberStatus.EXITED or self.status is MemberStatus.LOST
+
+
+class Phase(enum.StrEnum):
+    WAITING = "waiting"
+    STARTING = "starting"
+    RUNNING = "running"
+    STOPPING = "stopping"
+    FINISHED = "finished"
+
+
+class Outcome(enum.StrEnum):
+    SUCCEEDED = "succeeded"
+    FAILED = "failed"
+    CANCELLED = "cancelled"
+    TIMED_OUT = "timed-out"
+
+
+class StopCause(enum.StrEnum):
+    """Why an attempt is being stopped; it decides what comes after."""
+
+    CANCEL = "cancel"
+    TIME_LIMIT = "time-limit"
+    FAILURE = "failure"
+    NODE_LOSS = "node-loss"
+    DRAIN = "drain"
+
+
+class Job(msgspec.Struct, kw_only=True):
+    """A job's whole record, changed by `apply` alone. `attempt` counts placements, from 1."""
+
+    id: str
+    number: int
+    spec: JobSpec
+    key: str = ""
+    phase: Phase = Phase.WAITING
+    attempt: int = 0
+    members: list[Member] = []
+    master: str = ""  # rendezvous point of the attempt, "address:port"
+    submitted_ms: int = 0
+    not_before_ms: int = 0
+    placed_ms: int | None = None
+    running_ms: int | None = None
+    finished_ms: int | None = None
+    stop_cause: StopCause | None = None
+    failures: int = 0  # ends by its own error: these use up `retries`
+    losses: int = 0  # ends by the loss of a node: these do not
+    first_bad_code: int | None = None
+    outcome: Outcome | None = None
+    code: int | None = None
+    why: str = ""  # the newest decision about it
+
+    @property
+    def active(self) -> bool:
+        return self.phase in (Phase.STARTING, Phase.RUNNING, Phase.STOPPING)
+
+    @property
+    def label(self) -> str:
+        return f"{self.id} ({self.spec.name})" if self.spec.name else self.id

@@ -1,0 +1,50 @@
+"""A node: a server, or a virtual one, with its resources and its place in the topology."""
+
+from __future__ import annotations
+
+import enum
+from typing import Annotated
+
+import msgspec
+
+from shoal.model.resources import cpus_text, plural
+
+NODE_ID_PATTERN = r"^[a-z0-9][a-z0-9.-]{0,62}$"
+
+NodeId = Annotated[str, msgspec.Meta(pattern=NODE_ID_PATTERN, max_length=63)]
+
+GPUS_PER_NODE_MAX = 256
+
+
+class NodeSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What a node has. `place` is its path in the topology, `block/rack`, outermost first."""
+
+    id: NodeId
+    cpu_milli: Annotated[int, msgspec.Meta(ge=0)]
+    memory_mb: Annotated[int, msgspec.Meta(ge=0)]
+    gpus: Annotated[int, msgspec.Meta(ge=0, le=GPUS_PER_NODE_MAX)] = 0
+    gpu_model: str = ""
+    place: str = ""
+    address: str = "127.0.0.1"
+
+
+class NodeHealth(enum.StrEnum):
+    """What the controller believes about a node."""
+
+    JOINING = "joining"  # reported, but something that must not run is still alive on it
+    READY = "ready"
+    SUSPECT = "suspect"  # out of contact, not yet given up: its jobs are left alone
+    LOST = "lost"
+
+
+class NodeIntent(enum.StrEnum):
+    """What the operator wants of a node."""
+
+    OPEN = "open"
+    CORDONED = "cordoned"  # nothing new
+    DRAINING = "draining"  # nothing new, and what may be restarted moves elsewhere
+
+
+def kind_text(spec: NodeSpec) -> str:
+    gpu = f"{plural(spec.gpus, 'GPU')}{' ' + spec.gpu_model if spec.gpu_model else ''}, "
+    return f"{gpu if spec.gpus else ''}{cpus_text(spec.cpu_milli)} CPUs, {spec.memory_mb} MB"

@@ -1,0 +1,79 @@
+"""What reaches a step from outside: inventories of nodes, known deaths, and users' requests."""
+
+from __future__ import annotations
+
+import msgspec
+
+from shoal.model.job import JobSpec, MemberRef
+from shoal.model.node import NodeIntent, NodeSpec
+
+
+class MemberExit(msgspec.Struct, frozen=True):
+    """A code of 128 + n means signal n, as a shell would say it."""
+
+    ref: MemberRef
+    code: int
+    why: str = ""
+
+
+class NodeReport(msgspec.Struct, frozen=True, kw_only=True):
+    """A node's complete inventory, not a difference: alive members and unacknowledged exits."""
+
+    spec: NodeSpec
+    incarnation: int
+    sequence: int
+    alive: tuple[MemberRef, ...] = ()
+    exits: tuple[MemberExit, ...] = ()
+
+
+class NodeGone(msgspec.Struct, frozen=True):
+    """The engine knows, and does not merely suspect, that this life of the node has ended."""
+
+    node: str
+    incarnation: int
+    why: str
+
+
+class Submit(msgspec.Struct, frozen=True):
+    """`key` makes it safe to send again: one key, one job."""
+
+    spec: JobSpec
+    key: str = ""
+
+
+class Cancel(msgspec.Struct, frozen=True):
+    job: str
+    who: str = "a user"
+
+
+class SetIntent(msgspec.Struct, frozen=True):
+    node: str
+    intent: NodeIntent
+    who: str = "a user"
+
+
+Request = Submit | Cancel | SetIntent
+
+
+class Accepted(msgspec.Struct, frozen=True):
+    """`id` is the job or node concerned; `note` says if there was nothing to do."""
+
+    id: str
+    note: str = ""
+
+
+class Refused(msgspec.Struct, frozen=True):
+    """`field` names what is wrong; `message` says what would work."""
+
+    field: str
+    message: str
+    missing: bool = False  # the job or node does not exist
+
+
+Answer = Accepted | Refused
+
+
+class Report(msgspec.Struct, frozen=True, kw_only=True):
+    requests: tuple[Request, ...] = ()
+    nodes: tuple[NodeReport, ...] = ()
+    gone: tuple[NodeGone, ...] = ()

@@ -1,0 +1,86 @@
+"""The seams between the pure core and the world: Engine, Store, Clock."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Protocol
+
+import msgspec
+
+from shoal.core.state import State
+from shoal.model.commands import Envelope
+from shoal.model.events import Event, Recorded
+from shoal.model.job import Job
+from shoal.model.report import NodeGone, NodeReport
+
+
+class StoreError(Exception):
+    """The store cannot take or give data now; the message says why and what to do."""
+
+
+class EngineError(Exception):
+    """An engine cannot work here; the message says why and what to do."""
+
+
+class Clock(Protocol):
+    def now_ms(self) -> int:
+        """Milliseconds since the epoch; never less than it said before."""
+
+
+class Inbox(Protocol):
+    """Where an engine puts what it sees; may be called at any time on the loop's thread."""
+
+    def heard(self, report: NodeReport) -> None: ...
+
+    def gone(self, gone: NodeGone) -> None: ...
+
+    def log(self, chunk: LogChunk) -> int:
+        """Keep a piece of a member's output; returns how many bytes are kept so far."""
+
+
+class LogChunk(msgspec.Struct, frozen=True):
+    """`data` belongs at `offset` of the member's output; writing it twice changes nothing."""
+
+    job: str
+    attempt: int
+    member: int
+    offset: int
+    data: bytes
+
+
+class Engine(Protocol):
+    """Where processes run. `send` may lose commands; they are derived again from reports."""
+
+    async def start(self, inbox: Inbox) -> None:
+        """Reach or start the nodes, and tell the inbox what each of them holds."""
+
+    def send(self, node: str, envelope: Envelope) -> None: ...
+
+    async def resend(self) -> None:
+        """Have every node report its whole inventory again, and known deaths too."""
+
+    async def close(self) -> None:
+        """Let go of the nodes without disturbing what runs on them."""
+
+
+class Store(Protocol):
+    """Keeps the log of events and the records of finished jobs."""
+
+    def load(self) -> State: ...
+
+    def commit(self, events: Sequence[Event], finished: Sequence[Job]) -> int:
+        """Append durably, all or nothing; returns the last sequence number."""
+
+    def snapshot(self, state: State) -> None:
+        """Let the next load start here, and drop what is past its keeping."""
+
+    def events(self, after: int, limit: int, job: str = "", node: str = "") -> list[Recorded]: ...
+
+    def job(self, job_id: str) -> Job | None:
+        """A finished job."""
+
+    def finished(self, limit: int, before: int = 0) -> list[Job]:
+        """Finished jobs, newest first; `before` is a job number."""
+
+    def keyed(self, key: str) -> str | None:
+        """The finished job that was submitted with this key."""
