@@ -35,7 +35,7 @@ types: setup
 	@$(BIN)/mypy
 
 layers: setup
-	@$(BIN)/lint-imports --no-cache | tail -n 3
+	@$(BIN)/lint-imports --no-cache
 
 unit: setup
 	@$(BIN)/python -m pytest -n 2 --dist worksteal

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from shoal.core.explain import held_by_nodes
+from shoal.core.observe import lose
 from shoal.core.round import Round
 from shoal.core.state import UNLIMITED, State
 from shoal.model.events import JobFinished, JobStopping, JobSubmitted, NodeIntended
@@ -15,6 +16,7 @@ from shoal.model.job import (
     Phase,
     StopCause,
 )
+from shoal.model.node import NodeHealth, NodeIntent
 from shoal.model.report import Accepted, Answer, Cancel, Refused, Request, SetIntent, Submit
 from shoal.model.resources import cpus_text, plural
 
@@ -151,6 +153,8 @@ def _set_intent(round_: Round, request: SetIntent) -> Answer:
         return Refused("node", f"there is no node {request.node}", missing=True)
     if node.intent is request.intent:
         return Accepted(node.id, f"it is already {request.intent.value}")
+    if request.intent is NodeIntent.REMOVED and node.health is not NodeHealth.LOST:
+        lose(round_, node, dead=True, why="removed from the cluster")
     round_.emit(
         NodeIntended(
             at_ms=round_.now_ms,

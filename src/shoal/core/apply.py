@@ -170,6 +170,8 @@ def _node_joined(state: State, event: NodeJoined) -> None:
         state.add_node(node)
     elif event.incarnation != node.incarnation:
         state.replace_node(node, event.spec, event.incarnation)
+    if node.intent is NodeIntent.REMOVED:
+        state.set_intent(node, NodeIntent.OPEN)
     node.dead = False
     _set_health(state, node, NodeHealth.JOINING, event)
 
@@ -196,7 +198,7 @@ def _node_lost(state: State, event: NodeLost) -> None:
 def _node_intended(state: State, event: NodeIntended) -> None:
     node = state.nodes[event.node]
     state.close(node)
-    node.intent = event.intent
+    state.set_intent(node, event.intent)
     state.open_up(node)
     if event.intent is NodeIntent.DRAINING:
         for job in state.placed[node.id].values():

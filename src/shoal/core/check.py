@@ -123,6 +123,13 @@ def _check_indexes(state: State) -> None:
     indexed = {index: gpus for gpus, bucket in enumerate(state.free.buckets) for index in bucket}
     if indexed != open_ or any(b != sorted(set(b)) for b in state.free.buckets):
         raise Violation("the free index does not match the nodes")
+    known = Counter(
+        (node.spec.gpus, node.spec.cpu_milli, node.spec.memory_mb)
+        for node in state.order
+        if node.intent is not NodeIntent.REMOVED
+    )
+    if known != Counter({tuple(kind): n for kind, n in state.capacity.items() if n}):
+        raise Violation("the capacity does not match the nodes")
     held = {
         (job.id, job.attempt, number): member.slice.node
         for job in state.jobs.values()

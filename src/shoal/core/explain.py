@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 from shoal.core.state import UNLIMITED, State
 from shoal.model.job import Job, Phase
-from shoal.model.node import NodeHealth
+from shoal.model.node import NodeHealth, NodeIntent
 from shoal.model.policy import Policy
 from shoal.model.resources import Demand, plural
 
@@ -70,7 +70,11 @@ def _no_room(state: State, job: Job) -> str:
 
 
 def _closed_nodes(state: State) -> str:
-    closed = [node for node in state.order if not node.schedulable]
+    closed = [
+        node
+        for node in state.order
+        if not node.schedulable and node.intent is not NodeIntent.REMOVED
+    ]
     names = ", ".join(
         f"{node.id} is "
         + (node.health if node.health is not NodeHealth.READY else node.intent).value

@@ -25,7 +25,7 @@ def observe(round_: Round, report: Report) -> list[NodeReport]:
     for gone in report.gone:
         node = round_.state.nodes.get(gone.node)
         if node is not None and node.incarnation == gone.incarnation and not node.dead:
-            _lose(round_, node, dead=True, why=gone.why)
+            lose(round_, node, dead=True, why=gone.why)
     fresh = [inventory for inventory in report.nodes if _hear(round_, inventory)]
     _expire_silent(round_)
     return fresh
@@ -70,7 +70,7 @@ def _meet(round_: Round, inventory: NodeReport) -> None:
     elif inventory.incarnation > node.incarnation:
         why = "restarted"
         if node.health is not NodeHealth.LOST:
-            _lose(round_, node, dead=True, why="it restarted and runs nothing of its last life")
+            lose(round_, node, dead=True, why="it restarted and runs nothing of its last life")
     elif node.health is NodeHealth.LOST:
         why = f"heard again {(now_ms - node.since_ms) / 1000:.1f} s after it was given up"
     else:
@@ -190,7 +190,7 @@ def _expire_silent(round_: Round) -> None:
     for node, silent_ms in overdue:
         if silent_ms >= policy.grace_ms:
             why = f"silent for {silent_ms / 1000:.1f} s, longer than the grace time"
-            _lose(round_, node, dead=False, why=why)
+            lose(round_, node, dead=False, why=why)
         elif node.health is not NodeHealth.SUSPECT:
             grace_s = (policy.grace_ms - silent_ms) / 1000
             why = (
@@ -199,7 +199,7 @@ def _expire_silent(round_: Round) -> None:
             round_.emit(NodeSuspected(at_ms=now_ms, node=node.id, why=why))
 
 
-def _lose(round_: Round, node: Node, *, dead: bool, why: str) -> None:
+def lose(round_: Round, node: Node, *, dead: bool, why: str) -> None:
     round_.emit(
         NodeLost(
             at_ms=round_.now_ms,

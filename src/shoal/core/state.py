@@ -210,17 +210,27 @@ class State:
         self.order.append(node)
         self.rooms.append(Room(node.spec))
         self.placed[node.id] = {}
-        self.capacity[kind_of(node)] = self.capacity.get(kind_of(node), 0) + 1
+        self._count_known(node, 1)
         self.open_up(node)
 
     def replace_node(self, node: Node, spec: NodeSpec, incarnation: int) -> None:
         """The node starts a new life, perhaps with other resources; it must be closed and empty."""
         assert not self.placed[node.id], "a node that rejoins holds nothing"
-        self.capacity[kind_of(node)] -= 1
+        self._count_known(node, -1)
         node.spec = spec
         node.incarnation = incarnation
-        self.capacity[kind_of(node)] = self.capacity.get(kind_of(node), 0) + 1
+        self._count_known(node, 1)
         self.rooms[node.index] = Room(spec)
+
+    def set_intent(self, node: Node, intent: NodeIntent) -> None:
+        self._count_known(node, -1)
+        node.intent = intent
+        self._count_known(node, 1)
+
+    def _count_known(self, node: Node, change: int) -> None:
+        if node.intent is not NodeIntent.REMOVED:
+            kind = kind_of(node)
+            self.capacity[kind] = self.capacity.get(kind, 0) + change
 
     def open_up(self, node: Node) -> None:
         """Offer the node to the scheduler if it may be offered."""

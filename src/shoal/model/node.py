@@ -43,6 +43,7 @@ class NodeIntent(enum.StrEnum):
     OPEN = "open"
     CORDONED = "cordoned"  # nothing new
     DRAINING = "draining"  # nothing new, and what may be restarted moves elsewhere
+    REMOVED = "removed"  # no longer part of the cluster, unless it joins again
 
 
 def kind_text(spec: NodeSpec) -> str:

@@ -1,0 +1,220 @@
+"""A typed client of the API, over one kept-alive connection."""
+
+from __future__ import annotations
+
+import http.client
+import os
+import secrets
+import time
+from pathlib import Path
+from types import TracebackType
+from typing import TypeVar
+from urllib.parse import quote, urlencode, urlsplit
+
+import msgspec
+
+from shoal.model.job import JobSpec
+from shoal.model.node import NodeIntent
+from shoal.model.views import (
+    Done,
+    EventsView,
+    JobRow,
+    JobView,
+    LogView,
+    NodeView,
+    Problem,
+    StatusView,
+    Submission,
+    WhyView,
+)
+
+Answer = TypeVar("Answer")
+
+RETRY_PAUSE_S = 0.1
+
+
+class ShoalError(Exception):
+    """A refusal or failure with a message that a user can act on."""
+
+    def __init__(self, message: str, field: str = "", status: int = 0) -> None:
+        super().__init__(message)
+        self.message = message
+        self.field = field
+        self.status = status
+
+    def __str__(self) -> str:
+        return f"{self.field}: {self.message}" if self.field else self.message
+
+
+class Unreachable(ShoalError):
+    """No controller answers there."""
+
+
+class Address(msgspec.Struct, frozen=True):
+    """Where a running controller is found; it writes this into its home when it is ready."""
+
+    url: str
+    pid: int
+
+
+def default_home() -> Path:
+    return Path(os.environ.get("SHOAL_HOME") or Path.home() / ".shoal").absolute()
+
+
+class Client:
+    """`patience_s`: how long to try again while the controller cannot be reached, for calls that
+    are safe to repeat. All are: a submission carries a key."""
+
+    def __init__(self, url: str, token: str, *, timeout_s: float = 60, patience_s: float = 0):
+        parts = urlsplit(url)
+        if parts.scheme != "http" or not parts.hostname:
+            raise ShoalError(f"{url!r} is not an address like http://127.0.0.1:7700")
+        self.url = url
+        self._host, self._port = parts.hostname, parts.port or 80
+        self._headers = {"Authorization": f"Bearer {token}"}
+        self._timeout_s = timeout_s
+        self._patience_s = patience_s
+        self._connection: http.client.HTTPConnection | None = None
+
+    @classmethod
+    def at_home(cls, home: Path | None = None, *, patience_s: float = 3) -> Client:
+        """The cluster of this user on this machine, as `shoal up` left its address and token."""
+        home = home or default_home()
+        try:
+            address = msgspec.json.decode((home / "controller.json").read_bytes(), type=Address)
+            token = (home / "token").read_text().strip()
+        except FileNotFoundError:
+            message = f"no cluster is up in {home}; start one with: shoal up"
+            raise Unreachable(message) from None
+        except PermissionError as error:
+            raise Unreachable(f"cannot read {error.filename}: it belongs to another user") from None
+        except (msgspec.DecodeError, UnicodeDecodeError):
+            message = f"{home}/controller.json is damaged; mend it with: shoal up"
+            raise Unreachable(message) from None
+        return cls(address.url, token, patience_s=patience_s)
+
+    def close(self) -> None:
+        if self._connection is not None:
+            self._connection.close()
+            self._connection = None
+
+    def __enter__(self) -> Client:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    # -- the verbs ------------------------------------------------------------------------
+
+    def status(self) -> StatusView:
+        return self._call("GET", "/v1/status", StatusView)
+
+    def nodes(self) -> list[NodeView]:
+        return self._call("GET", "/v1/nodes", list[NodeView])
+
+    def set_intent(self, node: str, intent: NodeIntent) -> Done:
+        """OPEN, CORDONED or DRAINING."""
+        verb = {"open": "uncordon", "cordoned": "cordon", "draining": "drain"}[intent.value]
+        return self._call("POST", f"/v1/nodes/{quote(node, safe='')}/{verb}", Done)
+
+    def submit(self, spec: JobSpec, key: str = "") -> JobView:
+        body = msgspec.json.encode(Submission(spec=spec, key=key or secrets.token_hex(16)))
+        return self._call("POST", "/v1/jobs", JobView, body)
+
+    def jobs(self, *, finished: bool = False, limit: int = 100) -> list[JobRow]:
+        """Live jobs in the order of the queue; with `finished`, those too, newest first, after."""
+        query = {"finished": str(finished).lower(), "limit": limit}
+        return self._call("GET", f"/v1/jobs?{urlencode(query)}", list[JobRow])
+
+    def job(self, job_id: str, *, wait_for: str = "", wait_s: float = 0) -> JobView:
+        """With `wait_for` ("running" or "finished") the answer comes when that is so, or when
+        `wait_s` (30 at most) has passed: look at the state that it tells."""
+        query = {"wait_for": wait_for, "wait_s": wait_s} if wait_for else {}
+        path = f"/v1/jobs/{quote(job_id, safe='')}"
+        return self._call("GET", f"{path}?{urlencode(query)}" if query else path, JobView)
+
+    def cancel(self, job_id: str) -> Done:
+        return self._call("POST", f"/v1/jobs/{quote(job_id, safe='')}/cancel", Done)
+
+    def why(self, job_id: str) -> WhyView:
+        return self._call("GET", f"/v1/jobs/{quote(job_id, safe='')}/why", WhyView)
+
+    def logs(
+        self,
+        job_id: str,
+        *,
+        member: int = 0,
+        attempt: int = 0,
+        offset: int = 0,
+        wait_s: float = 0,
+    ) -> LogView:
+        """Output from `offset` on (a negative one counts from the end); attempt 0 is the newest.
+        Waits up to `wait_s` for more to be written, if there is nothing there."""
+        query = {"member": member, "attempt": attempt, "offset": offset, "wait_s": wait_s}
+        path = f"/v1/jobs/{quote(job_id, safe='')}/logs?{urlencode(query)}"
+        return self._call("GET", path, LogView)
+
+    def events(
+        self,
+        *,
+        after: int = 0,
+        limit: int = 1000,
+        job: str = "",
+        node: str = "",
+        wait_s: float = 0,
+    ) -> EventsView:
+        """Events after a sequence number, oldest first; a negative `after` gives the last ones."""
+        query = {"after": after, "limit": limit, "job": job, "node": node, "wait_s": wait_s}
+        return self._call("GET", f"/v1/events?{urlencode(query)}", EventsView)
+
+    # -- how ------------------------------------------------------------------------------
+
+    def _call(
+        self, method: str, path: str, kind: type[Answer], body: bytes | None = None
+    ) -> Answer:
+        deadline = time.monotonic() + self._patience_s
+        while True:
+            kept = self._connection is not None
+            try:
+                status, data = self._exchange(method, path, body)
+                break
+            except (OSError, http.client.HTTPException) as error:
+                self.close()
+                if kept:  # it may have died unnoticed, long ago: a fresh one tells
+                    continue
+                if time.monotonic() >= deadline:
+                    message = f"no controller answers at {self.url} ({error}); try: shoal up"
+                    raise Unreachable(message) from None
+                time.sleep(RETRY_PAUSE_S)
+        if status >= 300:
+            raise self._problem(status, data)
+        try:
+            return msgspec.json.decode(data, type=kind)
+        except msgspec.DecodeError as error:
+            message = f"{self.url} does not speak the language of this version of shoal: {error}"
+            raise ShoalError(message) from None
+
+    def _exchange(self, method: str, path: str, body: bytes | None) -> tuple[int, bytes]:
+        if self._connection is None:
+            connection = http.client.HTTPConnection(self._host, self._port, self._timeout_s)
+            connection.connect()
+            self._connection = connection
+        headers = self._headers
+        if body is not None:
+            headers = {**headers, "Content-Type": "application/json"}
+        self._connection.request(method, path, body, headers)
+        response = self._connection.getresponse()
+        return response.status, response.read()
+
+    @staticmethod
+    def _problem(status: int, data: bytes) -> ShoalError:
+        try:
+            problem = msgspec.json.decode(data, type=Problem)
+        except msgspec.DecodeError:
+            problem = Problem(message=f"the controller answered with status {status}")
+        return ShoalError(problem.message, problem.field, status)

@@ -1,0 +1,68 @@
+"""Where a cluster keeps its files on this machine."""
+
+from __future__ import annotations
+
+import os
+import secrets
+from pathlib import Path
+
+import msgspec
+
+from shoal.model.node import NodeSpec
+
+DEFAULT_PORT = 7700
+
+
+class ClusterConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What `shoal up` was asked for. Port 0: any free one. `engine` names who runs processes."""
+
+    nodes: tuple[NodeSpec, ...]
+    host: str = "127.0.0.1"
+    port: int = DEFAULT_PORT
+    engine: str = "local"
+
+
+class Home:
+    """One directory, private to its user."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path.absolute()
+        self.config = self.path / "cluster.json"
+        self.address = self.path / "controller.json"
+        self.token = self.path / "token"
+        self.database = self.path / "shoal.db"
+        self.controller_log = self.path / "controller.log"
+        self.controller_lock = self.path / "controller.lock"
+        self.logs = self.path / "logs"
+        self.nodes = self.path / "nodes"
+
+    def node(self, node_id: str) -> Path:
+        return self.nodes / node_id
+
+    def create(self) -> None:
+        self.path.mkdir(mode=0o700, parents=True, exist_ok=True)
+        self.logs.mkdir(exist_ok=True)
+        self.nodes.mkdir(exist_ok=True)
+        if not self.token.exists():
+            write_private(self.token, secrets.token_urlsafe(32).encode() + b"\n")
+
+    def read_config(self) -> ClusterConfig | None:
+        try:
+            return msgspec.json.decode(self.config.read_bytes(), type=ClusterConfig)
+        except FileNotFoundError:
+            return None
+
+    def write_config(self, config: ClusterConfig) -> None:
+        write_private(self.config, msgspec.json.format(msgspec.json.encode(config)) + b"\n")
+
+
+def write_private(path: Path, data: bytes) -> None:
+    """Replace a file whole or not at all; nobody else may read it."""
+    temporary = path.with_name(f".{path.name}.{os.getpid()}")
+    handle = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
+    try:
+        os.write(handle, data)
+        os.fsync(handle)
+    finally:
+        os.close(handle)
+    temporary.replace(path)

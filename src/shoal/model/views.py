@@ -1,0 +1,133 @@
+"""What the API answers with: the state as a person or a script wants to see it."""
+
+from __future__ import annotations
+
+import msgspec
+
+from shoal.model.events import Recorded
+from shoal.model.job import JobSpec
+
+
+class JobRow(msgspec.Struct, kw_only=True):
+    """A job in a list. `state` is its phase while it lives and its outcome afterwards."""
+
+    id: str
+    name: str
+    state: str
+    members: int
+    gpus: int  # per member
+    priority: int
+    attempt: int
+    nodes: list[str]
+    submitted_ms: int
+    running_ms: int | None
+    finished_ms: int | None
+    code: int | None
+    command: str
+    why: str
+
+
+class MemberView(msgspec.Struct, kw_only=True):
+    member: int
+    node: str
+    gpus: list[int]
+    status: str
+    code: int | None
+
+
+class JobView(JobRow, kw_only=True):
+    """One job, whole."""
+
+    spec: JobSpec
+    gang: list[MemberView]
+    placed_ms: int | None
+    not_before_ms: int
+    failures: int
+    losses: int
+    master: str
+
+
+class NodeView(msgspec.Struct, kw_only=True):
+    """`state` is one word: what matters most of its health and the operator's intent."""
+
+    id: str
+    state: str
+    health: str
+    intent: str
+    why: str
+    since_ms: int
+    place: str
+    address: str
+    incarnation: int
+    gpu_model: str
+    gpus: int
+    gpus_free: int
+    cpu_milli: int
+    cpu_milli_free: int
+    memory_mb: int
+    memory_mb_free: int
+    jobs: list[str]
+
+
+class StatusView(msgspec.Struct, kw_only=True):
+    version: str
+    epoch: int  # how often a controller has started
+    now_ms: int
+    up_since_ms: int
+    nodes: dict[str, int]  # state -> how many
+    gpus: int  # of the nodes that are not lost
+    gpus_held: int
+    cpu_milli: int
+    cpu_milli_held: int
+    jobs: dict[str, int]  # phase -> how many live jobs
+    submitted: int
+    finished: int
+    last_seq: int  # newest event
+
+
+class WhyView(msgspec.Struct, kw_only=True):
+    """`why` is the truth of this moment; `events` is how it came to it, oldest first."""
+
+    id: str
+    state: str
+    why: str
+    events: list[Recorded]
+
+
+class EventsView(msgspec.Struct, kw_only=True):
+    """`next_after` is what to pass as `after` to go on from here."""
+
+    events: list[Recorded]
+    next_after: int
+
+
+class LogView(msgspec.Struct, kw_only=True):
+    """A piece of one member's output. `ended`: this attempt writes no more, and this was all."""
+
+    attempt: int
+    member: int
+    offset: int
+    next_offset: int
+    ended: bool
+    data: bytes
+
+
+class Done(msgspec.Struct, kw_only=True):
+    """`note` says if there was nothing to do."""
+
+    id: str
+    note: str = ""
+
+
+class Problem(msgspec.Struct, kw_only=True):
+    """Every refusal of the API: one sentence, and the field at fault if there is one."""
+
+    message: str
+    field: str = ""
+
+
+class Submission(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
+    """`key` is chosen by the client: sending it again is safe and gives the same job."""
+
+    spec: JobSpec
+    key: str = ""
