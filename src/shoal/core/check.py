@@ -116,12 +116,14 @@ def _check_counts(state: State) -> None:
 
 def _check_indexes(state: State) -> None:
     open_ = {
-        node.index: state.rooms[node.index].gpus
+        node.index: (state.rooms[node.index].gpus, state.rooms[node.index].cpu_milli)
         for node in state.order
         if node.health is NodeHealth.READY and node.intent is NodeIntent.OPEN
     }
-    indexed = {index: gpus for gpus, bucket in enumerate(state.free.buckets) for index in bucket}
-    if indexed != open_ or any(b != sorted(set(b)) for b in state.free.buckets):
+    levels = state.free.nodes
+    indexed = {index: tuple(level) for level, nodes in levels.items() for index in nodes}
+    ordered = all(nodes and nodes == sorted(set(nodes)) for nodes in levels.values())
+    if indexed != open_ or not ordered or state.free.levels != sorted(levels):
         raise Violation("the free index does not match the nodes")
     known = Counter(
         (node.spec.gpus, node.spec.cpu_milli, node.spec.memory_mb)

@@ -80,22 +80,42 @@ class Room:
 UNLIMITED = 1 << 30  # a demand of nothing fits any number of times
 
 
+class Level(NamedTuple):
+    """What is free on a node, but for memory."""
+
+    gpus: int
+    cpu_milli: int
+
+
 class FreeIndex:
-    """Schedulable nodes by their number of free GPUs; each bucket is in join order."""
+    """Schedulable nodes by level. Many nodes share few levels, most of all when the cluster is
+    full, so whoever walks the levels need not look at every node to find that nothing fits."""
 
     def __init__(self) -> None:
-        self.buckets: list[list[int]] = []
+        self.levels: list[Level] = []  # those in use, the emptiest nodes last
+        self.nodes: dict[Level, list[int]] = {}  # node indexes, in join order
 
-    def add(self, index: int, gpus: int) -> None:
-        while len(self.buckets) <= gpus:
-            self.buckets.append([])
-        insort(self.buckets[gpus], index)
+    def add(self, index: int, room: Room) -> None:
+        level = Level(room.gpus, room.cpu_milli)
+        if level not in self.nodes:
+            insort(self.levels, level)
+            self.nodes[level] = []
+        insort(self.nodes[level], index)
 
-    def remove(self, index: int, gpus: int) -> None:
-        bucket = self.buckets[gpus]
-        position = bisect_left(bucket, index)
-        assert bucket[position] == index, "a schedulable node is always in its bucket"
-        del bucket[position]
+    def remove(self, index: int, room: Room) -> None:
+        level = Level(room.gpus, room.cpu_milli)
+        nodes = self.nodes[level]
+        position = bisect_left(nodes, index)
+        assert nodes[position] == index, "a schedulable node is always on its level"
+        del nodes[position]
+        if not nodes:
+            del self.nodes[level]
+            del self.levels[bisect_left(self.levels, level)]
+
+    def at_least(self, gpus: int, cpu_milli: int) -> list[Level]:
+        """The levels with that much free, the tightest first."""
+        start = bisect_left(self.levels, (gpus, cpu_milli))
+        return [level for level in self.levels[start:] if level.cpu_milli >= cpu_milli]
 
 
 class Shape(NamedTuple):
@@ -236,7 +256,7 @@ class State:
         """Offer the node to the scheduler if it may be offered."""
         if node.schedulable:
             room = self.rooms[node.index]
-            self.free.add(node.index, room.gpus)
+            self.free.add(node.index, room)
             kind = kind_of(node)
             self.open_capacity[kind] = self.open_capacity.get(kind, 0) + 1
             self.gained(room)
@@ -244,7 +264,7 @@ class State:
     def close(self, node: Node) -> None:
         """Take the node away from the scheduler, before its health or intent changes."""
         if node.schedulable:
-            self.free.remove(node.index, self.rooms[node.index].gpus)
+            self.free.remove(node.index, self.rooms[node.index])
             self.open_capacity[kind_of(node)] -= 1
 
     def gained(self, room: Room) -> None:
@@ -299,29 +319,28 @@ class State:
     def take(self, slice_: Slice) -> None:
         node = self.nodes[slice_.node]
         room = self.rooms[node.index]
-        before = room.gpus
         bits = gpu_bits(slice_.gpus)
         assert room.gpu_bits & bits == bits, f"a GPU of {slice_} is already held"
+        if node.schedulable:
+            self.free.remove(node.index, room)
         room.gpu_bits &= ~bits
         room.gpus -= len(slice_.gpus)
         room.cpu_milli -= slice_.cpu_milli
         room.memory_mb -= slice_.memory_mb
-        if bits and node.schedulable:
-            self.free.remove(node.index, before)
-            self.free.add(node.index, room.gpus)
+        if node.schedulable:
+            self.free.add(node.index, room)
 
     def give(self, slice_: Slice) -> None:
         node = self.nodes[slice_.node]
         room = self.rooms[node.index]
-        before = room.gpus
+        if node.schedulable:
+            self.free.remove(node.index, room)
         room.gpu_bits |= gpu_bits(slice_.gpus)
         room.gpus += len(slice_.gpus)
         room.cpu_milli += slice_.cpu_milli
         room.memory_mb += slice_.memory_mb
         if node.schedulable:
-            if slice_.gpus:
-                self.free.remove(node.index, before)
-                self.free.add(node.index, room.gpus)
+            self.free.add(node.index, room)
             self.gained(room)
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from itertools import islice
 
-from shoal.core.state import Room, State
+from shoal.core.state import UNLIMITED, Room, State
 from shoal.model.resources import Demand, Slice
 
 
@@ -14,7 +14,7 @@ def fit(state: State, members: int, demand: Demand) -> list[tuple[int, int]] | N
     The tightest single node that holds the whole gang wins, so that large holes stay whole;
     if there is none, the emptiest nodes first, so that the gang touches as few as possible.
     """
-    if _hopeless_by_gpus(state, members, demand):
+    if _bound(state, members, demand) < members:
         return None
     return _on_one_node(state, members, demand) or _over_many(state, members, demand)
 
@@ -39,22 +39,23 @@ def free_gpus(room: Room) -> list[int]:
     return found
 
 
-def _hopeless_by_gpus(state: State, members: int, demand: Demand) -> bool:
-    """A bound from bucket sizes alone, without looking at any node."""
-    if not demand.gpus:
-        return False
+def _bound(state: State, members: int, demand: Demand) -> int:
+    """At most this many members fit (counted up to `members`), without looking at any node."""
+    gpus, cpu_milli, _ = demand
     bound = 0
-    for gpus in range(demand.gpus, len(state.free.buckets)):
-        bound += len(state.free.buckets[gpus]) * (gpus // demand.gpus)
+    for level in state.free.at_least(gpus, cpu_milli):
+        by_gpus = level.gpus // gpus if gpus else UNLIMITED
+        by_cpus = level.cpu_milli // cpu_milli if cpu_milli else UNLIMITED
+        bound += len(state.free.nodes[level]) * min(by_gpus, by_cpus)
         if bound >= members:
-            return False
-    return True
+            break
+    return bound
 
 
 def _on_one_node(state: State, members: int, demand: Demand) -> list[tuple[int, int]] | None:
     rooms = state.rooms
-    for bucket in state.free.buckets[members * demand.gpus :]:
-        for index in bucket:
+    for level in state.free.at_least(members * demand.gpus, members * demand.cpu_milli):
+        for index in state.free.nodes[level]:
             if rooms[index].holds(demand) >= members:
                 return [(index, members)]
     return None
@@ -64,8 +65,8 @@ def _over_many(state: State, members: int, demand: Demand) -> list[tuple[int, in
     plan: list[tuple[int, int]] = []
     missing = members
     rooms = state.rooms
-    for bucket in reversed(state.free.buckets[demand.gpus :]):
-        for index in bucket:
+    for level in reversed(state.free.at_least(demand.gpus, demand.cpu_milli)):
+        for index in state.free.nodes[level]:
             count = min(missing, rooms[index].holds(demand))
             if count:
                 plan.append((index, count))
