@@ -5,13 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Protocol
 
-import msgspec
-
 from shoal.core.state import State
 from shoal.model.commands import Envelope
 from shoal.model.events import Event, Recorded
 from shoal.model.job import Job
-from shoal.model.report import NodeGone, NodeReport
+from shoal.model.report import LogChunk, NodeGone, NodeReport
 
 
 class StoreError(Exception):
@@ -38,16 +36,6 @@ class Inbox(Protocol):
         """Keep a piece of a member's output; returns how many bytes are kept so far."""
 
 
-class LogChunk(msgspec.Struct, frozen=True):
-    """`data` belongs at `offset` of the member's output; writing it twice changes nothing."""
-
-    job: str
-    attempt: int
-    member: int
-    offset: int
-    data: bytes
-
-
 class Engine(Protocol):
     """Where processes run. `send` may lose commands; they are derived again from reports."""
 
@@ -66,13 +54,15 @@ class Engine(Protocol):
 class Store(Protocol):
     """Keeps the log of events and the records of finished jobs."""
 
-    def load(self) -> State: ...
+    def load(self) -> tuple[State, int]:
+        """The state, and the sequence number of the last event in it."""
 
     def commit(self, events: Sequence[Event], finished: Sequence[Job]) -> int:
         """Append durably, all or nothing; returns the last sequence number."""
 
-    def snapshot(self, state: State) -> None:
-        """Let the next load start here, and drop what is past its keeping."""
+    def snapshot(self, seq: int, body: bytes) -> list[str]:
+        """Let the next load start at this event, and drop what is past its keeping; returns the
+        finished jobs that were dropped."""
 
     def events(self, after: int, limit: int, job: str = "", node: str = "") -> list[Recorded]: ...
 

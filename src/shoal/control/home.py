@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import os
 import secrets
 from pathlib import Path
 
 import msgspec
 
+from shoal.files import write_private
 from shoal.model.node import NodeSpec
 
 DEFAULT_PORT = 7700
@@ -33,6 +33,7 @@ class Home:
         self.database = self.path / "shoal.db"
         self.controller_log = self.path / "controller.log"
         self.controller_lock = self.path / "controller.lock"
+        self.supervisor_lock = self.path / "supervisor.lock"
         self.logs = self.path / "logs"
         self.nodes = self.path / "nodes"
 
@@ -54,15 +55,3 @@ class Home:
 
     def write_config(self, config: ClusterConfig) -> None:
         write_private(self.config, msgspec.json.format(msgspec.json.encode(config)) + b"\n")
-
-
-def write_private(path: Path, data: bytes) -> None:
-    """Replace a file whole or not at all; nobody else may read it."""
-    temporary = path.with_name(f".{path.name}.{os.getpid()}")
-    handle = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
-    try:
-        os.write(handle, data)
-        os.fsync(handle)
-    finally:
-        os.close(handle)
-    temporary.replace(path)

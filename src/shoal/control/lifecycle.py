@@ -2,14 +2,26 @@
 
 from __future__ import annotations
 
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+import time
 from collections.abc import Callable
+from pathlib import Path
 
 import msgspec
 
-from shoal.client import Address
+from shoal.client import Address, Client, ShoalError
 from shoal.control.home import ClusterConfig, Home
+from shoal.files import held
 
 Progress = Callable[[str], None]
+
+UP_TIMEOUT_S = 60.0
+DOWN_TIMEOUT_S = 12.0  # longer than an agent gives its members
+POLL_S = 0.02
 
 
 class LifecycleError(Exception):
@@ -23,16 +35,172 @@ class Up(msgspec.Struct, frozen=True):
     already: bool
 
 
+def is_up(home: Home) -> bool:
+    return held(home.supervisor_lock) or held(home.controller_lock)
+
+
 def bring_up(home: Home, config: ClusterConfig | None, progress: Progress) -> Up:
     """Start the controller and the nodes, and return when all of them are ready.
 
-    Without a config, the one of last time is used, or else this machine as a single node. On a
-    cluster that is up, an equal config (or none) changes nothing and another one is refused.
+    Without a config, the one of last time is used. On a cluster that is up, an equal config (or
+    none) changes nothing and another one is refused.
     """
-    raise NotImplementedError
+    try:
+        home.create()
+        before = home.read_config()
+    except (OSError, msgspec.DecodeError) as error:
+        raise LifecycleError(f"cannot use {home.path}: {error}") from None
+    already = is_up(home)
+    if already and config is not None and config != before:
+        raise LifecycleError(
+            f"a cluster of another make is already up in {home.path}; "
+            "take it down first with: shoal down"
+        )
+    config = config or before
+    if config is None:
+        raise LifecycleError("this is the first start, so say which nodes there are")
+    if not already:
+        home.write_config(config)
+        _start(home)
+    address = _wait_for_controller(home, progress)
+    _wait_for_nodes(home, config, progress)
+    return Up(address, already)
 
 
 def take_down(home: Home, progress: Progress) -> int:
     """Stop the controller, then the nodes with all that runs on them; returns how many processes
     (controller and nodes) were stopped. Jobs stay in the store and go on at the next `up`."""
-    raise NotImplementedError
+    stopped = 0
+    if is_up(home):
+        progress("stopping the controller")
+        _end(home.supervisor_lock, _pid_in(home.supervisor_lock))
+        _end(home.controller_lock, _controller_pid(home))
+        stopped += 1
+    home.address.unlink(missing_ok=True)
+    agents = [
+        directory
+        for directory in (sorted(home.nodes.iterdir()) if home.nodes.is_dir() else [])
+        if held(directory / "agent.lock")
+    ]
+    for directory in agents:
+        _signal(_agent_pid(directory), signal.SIGTERM)
+    for directory in agents:
+        progress(f"stopping {directory.name}")
+        _end(directory / "agent.lock", _agent_pid(directory))
+        stopped += 1
+    return stopped
+
+
+def _start(home: Home) -> None:
+    with home.controller_log.open("ab") as output:
+        subprocess.Popen(
+            [sys.executable, "-m", "shoal.control.supervise", str(home.path)],
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=output,
+            start_new_session=True,
+            cwd="/",
+        )
+
+
+def _wait_for_controller(home: Home, progress: Progress) -> Address:
+    progress("starting the controller")
+    log_start = home.controller_log.stat().st_size if home.controller_log.exists() else 0
+    deadline = time.monotonic() + UP_TIMEOUT_S
+    grace = time.monotonic() + 5  # the supervisor takes a moment to hold its lock
+    while time.monotonic() < deadline:
+        address = _read_address(home)
+        if address is not None and held(home.controller_lock) and _alive(address.pid):
+            return address
+        if time.monotonic() > grace and not is_up(home):
+            break
+        if _said_hopeless(home, log_start):
+            break
+        time.sleep(POLL_S)
+    raise LifecycleError(f"the controller did not start: {_last_words(home.controller_log)}")
+
+
+def _wait_for_nodes(home: Home, config: ClusterConfig, progress: Progress) -> None:
+    """Nodes that stay away are not fatal: the cluster works, and `shoal nodes` shows them."""
+    deadline = time.monotonic() + UP_TIMEOUT_S
+    wanted = {spec.id for spec in config.nodes}
+    with Client.at_home(home.path, patience_s=UP_TIMEOUT_S) as client:
+        while time.monotonic() < deadline:
+            try:
+                ready = {node.id for node in client.nodes() if node.health == "ready"}
+            except ShoalError as error:
+                raise LifecycleError(str(error)) from None
+            progress(f"{len(ready & wanted)} of {len(wanted)} nodes are ready")
+            if wanted <= ready:
+                return
+            time.sleep(POLL_S)
+    missing = ", ".join(sorted(wanted - ready))
+    raise LifecycleError(f"{missing} did not get ready; see agent.log in {home.nodes}")
+
+
+def _read_address(home: Home) -> Address | None:
+    try:
+        return msgspec.json.decode(home.address.read_bytes(), type=Address)
+    except (FileNotFoundError, msgspec.DecodeError):
+        return None
+
+
+def _said_hopeless(home: Home, log_start: int) -> bool:
+    """The controller gave up in words; no need to wait for the rest of the time."""
+    with contextlib.suppress(OSError):
+        return b"\nshoal: " in b"\n" + home.controller_log.read_bytes()[log_start:]
+    return False
+
+
+def _last_words(path: Path) -> str:
+    with contextlib.suppress(OSError, IndexError):
+        line = path.read_text(errors="replace").strip().splitlines()[-1]
+        return line.removeprefix("shoal: ")
+    return f"see {path}"
+
+
+def _end(lock_file: Path, pid: int) -> None:
+    """SIGTERM, then SIGKILL, until nobody holds the lock."""
+    if not held(lock_file):
+        return
+    _signal(pid, signal.SIGTERM)
+    deadline = time.monotonic() + DOWN_TIMEOUT_S
+    killed = False
+    while held(lock_file):
+        if time.monotonic() > deadline:
+            if killed:
+                raise LifecycleError(f"process {pid} does not end; look at it with: ps -fp {pid}")
+            _signal(pid, signal.SIGKILL)
+            killed, deadline = True, time.monotonic() + DOWN_TIMEOUT_S
+        time.sleep(POLL_S)
+
+
+def _signal(pid: int, number: int) -> None:
+    if pid > 1:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, number)
+
+
+def _alive(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    return True
+
+
+def _pid_in(path: Path) -> int:
+    with contextlib.suppress(OSError, ValueError):
+        return int(path.read_text())
+    return 0
+
+
+def _controller_pid(home: Home) -> int:
+    address = _read_address(home)
+    return address.pid if address else 0
+
+
+def _agent_pid(directory: Path) -> int:
+    with contextlib.suppress(OSError, ValueError, KeyError):
+        return int(msgspec.json.decode((directory / "agent.json").read_bytes())["pid"])
+    return 0

@@ -34,6 +34,14 @@ class NodeGone(msgspec.Struct, frozen=True):
     why: str
 
 
+class LogChunk(msgspec.Struct, frozen=True):
+    """`data` belongs at `offset` of the member's output; writing it twice changes nothing."""
+
+    ref: MemberRef
+    offset: int
+    data: bytes
+
+
 class Submit(msgspec.Struct, frozen=True):
     """`key` makes it safe to send again: one key, one job."""
 

@@ -1,0 +1,239 @@
+"""The agent of one node: takes orders from whichever controller is there, and outlives it."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import os
+import shutil
+import signal
+import sys
+import time
+from pathlib import Path
+
+import msgspec
+
+from shoal.agent.kernel import reap_orphans
+from shoal.agent.members import CANNOT_START_CODE, CannotStart, Members
+from shoal.agent.shipping import Shipping
+from shoal.core.nodebook import NodeBook
+from shoal.files import write_private
+from shoal.model.commands import Acknowledge, Envelope, Launch, Stop
+from shoal.model.job import MemberRef
+from shoal.model.node import NodeSpec
+from shoal.model.report import LogChunk
+from shoal.wire import Ask, FromAgent, Heard, Kept, Link, Log, Orders, ToAgent, short_path
+
+log = logging.getLogger("shoal.agent")
+
+HEARTBEAT_S = 1.0
+OUTPUT_POLL_S = 0.1
+# On `shoal down` members get this long after SIGTERM, whatever they asked for.
+SHUTDOWN_GRACE_S = 5.0
+# A controller that does not read must not make the agent's memory grow.
+BACKLOG_BYTES_MAX = 16 * 1024 * 1024
+
+
+class AgentInfo(msgspec.Struct, frozen=True):
+    """Written to `agent.json` when the agent listens."""
+
+    pid: int
+    keeper: int
+    incarnation: int
+
+
+class Agent:
+    def __init__(self, directory: Path, spec: NodeSpec, incarnation: int) -> None:
+        self._members_dir = directory / "members"
+        self._members_dir.mkdir(exist_ok=True)
+        self._book = NodeBook(spec, incarnation)
+        self._members = Members()
+        self._shipping = Shipping(self._send_log)
+        self._link: Link | None = None
+        self._ended: dict[MemberRef, tuple[int, str]] = {}  # over, but output still to ship
+        self._leftovers: dict[MemberRef, None] = {}  # output of a life before this one
+        self._kills: dict[MemberRef, asyncio.TimerHandle] = {}
+        self._report_due = False
+        self._reaped = asyncio.Event()
+        self.stopping = asyncio.Event()
+
+    # -- the controller --------------------------------------------------------------------
+
+    def connect(self) -> Link:
+        """For each connection; the newest controller is the one that counts."""
+        return Link(ToAgent, self._opened, self._received, self._closed)
+
+    def _opened(self, link: Link) -> None:
+        if self._link is not None:
+            self._link.close()
+        self._link = link
+        self._shipping.reconnected()
+        self._report()
+
+    def _closed(self, link: Link) -> None:
+        if self._link is link:
+            self._link = None
+
+    def _received(self, message: FromAgent | ToAgent) -> None:
+        match message:
+            case Orders(envelope):
+                self._obey(envelope)
+            case Kept(ref, size):
+                self._shipping.kept(ref, size)
+                self._settle()
+            case Ask():
+                self._report()
+
+    def _obey(self, envelope: Envelope) -> None:
+        for order in self._book.take(envelope):
+            if isinstance(order, Launch):
+                self._launch(order)
+            else:
+                self._stop(order)
+        for command in envelope.commands:
+            if isinstance(command, Acknowledge) and command.ref not in self._book.exits:
+                self._forget(command.ref)
+        self._report_soon()
+
+    def _report_soon(self) -> None:
+        """Several changes of one moment make one report."""
+        if not self._report_due:
+            self._report_due = True
+            asyncio.get_running_loop().call_soon(self._report)
+
+    def _report(self) -> None:
+        self._report_due = False
+        if self._link is not None and self._link.backlog_bytes < BACKLOG_BYTES_MAX:
+            self._link.send(Heard(self._book.report()))
+
+    def _send_log(self, chunk: LogChunk) -> None:
+        if self._link is not None:
+            self._link.send(Log(chunk))
+
+    # -- members ---------------------------------------------------------------------------
+
+    def _launch(self, order: Launch) -> None:
+        directory = self._members_dir / str(order.ref)
+        try:
+            directory.mkdir(exist_ok=True)
+            self._members.start(order, directory)
+        except (CannotStart, OSError) as error:
+            why = str(error) if isinstance(error, CannotStart) else f"cannot start: {error}"
+            self._book.exited(order.ref, CANNOT_START_CODE, why)
+            return
+        self._shipping.watch(order.ref, directory / "output", fresh=True)
+
+    def _stop(self, order: Stop) -> None:
+        """Gently first. The agent keeps the time itself, so it needs no controller for the rest."""
+        if order.ref in self._kills or order.ref in self._ended:
+            return
+        self._members.signal(order.ref, signal.SIGTERM)
+        self._members.signal(order.ref, signal.SIGCONT)  # a stopped process takes no signal
+        self._kills[order.ref] = asyncio.get_running_loop().call_later(
+            order.grace_ms / 1000, self._members.signal, order.ref, signal.SIGKILL
+        )
+
+    def reap(self) -> None:
+        for ref, code in self._members.reap():
+            timer = self._kills.pop(ref, None)
+            if timer is not None:
+                timer.cancel()
+            self._ended[ref] = (code, "")
+        self._reaped.set()
+        self._shipping.pump()
+        self._settle()
+
+    def _settle(self) -> None:
+        """A member has ended for the controller when all its output is there too."""
+        for ref in [ref for ref in self._ended if self._shipping.complete(ref)]:
+            code, why = self._ended.pop(ref)
+            self._book.exited(ref, code, why)
+            self._report_soon()
+        for ref in [ref for ref in self._leftovers if self._shipping.complete(ref)]:
+            del self._leftovers[ref]
+            self._forget(ref)
+
+    def _forget(self, ref: MemberRef) -> None:
+        self._shipping.forget(ref)
+        shutil.rmtree(self._members_dir / str(ref), ignore_errors=True)
+
+    # -- life ------------------------------------------------------------------------------
+
+    def adopt_leftovers(self) -> None:
+        """Output that an earlier life of this node could not ship any more."""
+        for directory in sorted(self._members_dir.iterdir()):
+            try:
+                job, attempt, member = directory.name.split(".")
+                ref = MemberRef(job, int(attempt), int(member))
+            except ValueError:
+                continue  # not ours
+            self._leftovers[ref] = None
+            self._shipping.watch(ref, directory / "output", fresh=False)
+
+    async def live(self) -> None:
+        async def heartbeat() -> None:
+            while True:
+                await asyncio.sleep(HEARTBEAT_S)
+                self._report()
+
+        async def ship() -> None:
+            while True:
+                await asyncio.sleep(OUTPUT_POLL_S)
+                self._shipping.pump()
+
+        tasks = [asyncio.create_task(heartbeat()), asyncio.create_task(ship())]
+        await self.stopping.wait()
+        for task in tasks:
+            task.cancel()
+
+    async def end_members(self) -> None:
+        """They get a moment to end well; what is left falls to the keeper."""
+        for ref in list(self._book.alive):
+            self._members.signal(ref, signal.SIGTERM)
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(SHUTDOWN_GRACE_S):
+                while self._members:
+                    self._reaped.clear()
+                    await self._reaped.wait()
+
+
+def run(directory: Path, keeper: int) -> int:
+    """The agent's whole life; returns its exit code."""
+    logging.basicConfig(format="%(asctime)s %(message)s", level=logging.INFO, stream=sys.stderr)
+    reap_orphans()
+    return asyncio.run(_run(directory, keeper))
+
+
+async def _run(directory: Path, keeper: int) -> int:
+    spec = msgspec.json.decode((directory / "spec.json").read_bytes(), type=NodeSpec)
+    incarnation = _next_incarnation(directory / "incarnation")
+    agent = Agent(directory, spec, incarnation)
+    loop = asyncio.get_running_loop()
+    loop.add_signal_handler(signal.SIGCHLD, agent.reap)
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, agent.stopping.set)
+    agent.adopt_leftovers()
+    socket_path = directory / "agent.sock"
+    socket_path.unlink(missing_ok=True)
+    with short_path(socket_path) as path:
+        await loop.create_unix_server(agent.connect, path)
+    info = AgentInfo(os.getpid(), keeper, incarnation)
+    write_private(directory / "agent.json", msgspec.json.encode(info))
+    log.info("%s is up as incarnation %d", spec.id, incarnation)
+    await agent.live()
+    await agent.end_members()
+    log.info("%s is down", spec.id)
+    return 0
+
+
+def _next_incarnation(path: Path) -> int:
+    """Grows with each life of the node, so that what concerns an earlier one can be told apart.
+    By the clock if the file is lost, by the file if the clock was set back."""
+    try:
+        last = int(path.read_text())
+    except (FileNotFoundError, ValueError):
+        last = 0
+    incarnation = max(last + 1, int(time.time()))
+    write_private(path, str(incarnation).encode())
+    return incarnation

@@ -1,0 +1,1 @@
+"""HTTP over the control loop: thin handlers, one file per concern."""

@@ -1,0 +1,266 @@
+"""The HTTP API: who may call it and what it answers."""
+
+from __future__ import annotations
+
+import hmac
+from typing import Annotated, Any, Literal
+
+from litestar import Controller, Litestar, get, post
+from litestar.connection import ASGIConnection
+from litestar.di import Provide
+from litestar.exceptions import HTTPException, NotAuthorizedException
+from litestar.handlers import BaseRouteHandler
+from litestar.openapi.config import OpenAPIConfig
+from litestar.openapi.spec import Components, SecurityScheme
+from litestar.params import Parameter
+from litestar.types import Guard
+
+from shoal import __version__
+from shoal.api.present import (
+    find_job,
+    job_row,
+    job_state,
+    job_view,
+    known_nodes,
+    node_view,
+    status_view,
+)
+from shoal.api.problems import (
+    Refusal,
+    accepted,
+    on_busy,
+    on_http_error,
+    on_refusal,
+    on_store_error,
+    on_unexpected,
+)
+from shoal.control.loop import Busy, ControlLoop
+from shoal.core.explain import explain
+from shoal.model.job import Job, MemberRef, Phase
+from shoal.model.node import NodeIntent
+from shoal.model.report import Cancel, SetIntent, Submit
+from shoal.model.views import (
+    Done,
+    EventsView,
+    JobRow,
+    JobView,
+    LogView,
+    NodeView,
+    StatusView,
+    Submission,
+    WhyView,
+)
+from shoal.ports import StoreError
+
+BODY_BYTES_MAX = 4 * 1024 * 1024
+WAIT_S_MAX = 30.0
+EVENTS_MAX = 10_000
+JOBS_MAX = 10_000
+WHY_EVENTS_MAX = 200
+NUMBER_MAX = 2**53 - 1  # what JSON readers agree on
+
+WaitS = Annotated[float, Parameter(ge=0, le=WAIT_S_MAX)]
+Name = Annotated[str, Parameter(max_length=64)]
+Index = Annotated[int, Parameter(ge=0, le=NUMBER_MAX)]
+INTENTS = {
+    "cordon": NodeIntent.CORDONED,
+    "drain": NodeIntent.DRAINING,
+    "uncordon": NodeIntent.OPEN,
+}
+
+
+class Cluster(Controller):
+    path = "/v1"
+
+    @get("/status", sync_to_thread=False)
+    def status(self, loop: ControlLoop) -> StatusView:
+        return status_view(loop)
+
+    @get("/nodes", sync_to_thread=False)
+    def nodes(self, loop: ControlLoop) -> list[NodeView]:
+        return [node_view(loop, node) for node in known_nodes(loop)]
+
+    @post("/nodes/{node:str}/{verb:str}", status_code=200)
+    async def set_intent(
+        self, loop: ControlLoop, node: str, verb: Literal["cordon", "drain", "uncordon"]
+    ) -> Done:
+        answer = accepted(await loop.request(SetIntent(node, INTENTS[verb])))
+        return Done(id=answer.id, note=answer.note)
+
+    @get("/events")
+    async def events(
+        self,
+        loop: ControlLoop,
+        after: Annotated[int, Parameter(ge=-EVENTS_MAX, le=NUMBER_MAX)] = 0,
+        limit: Annotated[int, Parameter(ge=1, le=EVENTS_MAX)] = 1000,
+        job: Name = "",
+        node: Name = "",
+        wait_s: WaitS = 0,
+    ) -> EventsView:
+        found = loop.store.events(after, limit, job, node)
+        if not found and wait_s:
+            await loop.changed(job, wait_s)
+            found = loop.store.events(after, limit, job, node)
+        next_after = found[-1].seq if found else max(after, 0)
+        return EventsView(events=found, next_after=next_after)
+
+
+class Jobs(Controller):
+    path = "/v1/jobs"
+
+    @post()
+    async def submit(self, loop: ControlLoop, data: Submission) -> JobView:
+        if len(data.key) > 128:
+            raise Refusal(422, "is longer than 128 characters", "key")
+        answer = accepted(await loop.request(Submit(data.spec, data.key)))
+        return job_view(loop, _job(loop, answer.id))
+
+    @get(sync_to_thread=False)
+    def listing(
+        self,
+        loop: ControlLoop,
+        finished: bool = False,
+        limit: Annotated[int, Parameter(ge=1, le=JOBS_MAX)] = 100,
+    ) -> list[JobRow]:
+        live = sorted(loop.state.jobs.values(), key=_queue_order)[:limit]
+        ended = loop.store.finished(limit - len(live)) if finished and len(live) < limit else []
+        return [job_row(loop, job) for job in (*live, *ended)]
+
+    @get("/{job_id:str}")
+    async def one(
+        self,
+        loop: ControlLoop,
+        job_id: str,
+        wait_for: Literal["", "running", "finished"] = "",
+        wait_s: WaitS = 0,
+    ) -> JobView:
+        job = _job(loop, job_id)
+        if wait_for and wait_s:
+            deadline_ms = loop.clock.now_ms() + int(wait_s * 1000)
+            while not _reached(job, wait_for):
+                left_s = (deadline_ms - loop.clock.now_ms()) / 1000
+                if left_s <= 0:
+                    break
+                await loop.changed(job_id, left_s)
+                job = _job(loop, job_id)
+        return job_view(loop, job)
+
+    @post("/{job_id:str}/cancel", status_code=200)
+    async def cancel(self, loop: ControlLoop, job_id: str) -> Done:
+        job = _job(loop, job_id)
+        if job.phase is Phase.FINISHED:
+            return Done(id=job.id, note=f"it has already ended: {job_state(job)}")
+        answer = accepted(await loop.request(Cancel(job_id)))
+        return Done(id=answer.id, note=answer.note)
+
+    @get("/{job_id:str}/why", sync_to_thread=False)
+    def why(self, loop: ControlLoop, job_id: str) -> WhyView:
+        job = _job(loop, job_id)
+        return WhyView(
+            id=job.id,
+            state=job_state(job),
+            why=explain(loop.state, job, loop.policy, loop.clock.now_ms()),
+            events=loop.store.events(-WHY_EVENTS_MAX, WHY_EVENTS_MAX, job.id),
+        )
+
+    @get("/{job_id:str}/logs")
+    async def logs(
+        self,
+        loop: ControlLoop,
+        job_id: str,
+        member: Index = 0,
+        attempt: Index = 0,
+        offset: Annotated[int, Parameter(ge=-NUMBER_MAX, le=NUMBER_MAX)] = 0,
+        wait_s: WaitS = 0,
+    ) -> LogView:
+        job = _job(loop, job_id)
+        if member >= job.spec.members:
+            last = job.spec.members - 1
+            raise Refusal(422, f"{job.id} has members 0 to {last}", "member")
+        if attempt > job.attempt:
+            raise Refusal(422, f"{job.id} has had {job.attempt} attempts", "attempt")
+        view = _log(loop, job, attempt or job.attempt, member, offset)
+        if not view.data and not view.ended and wait_s:
+            await loop.changed(job_id, wait_s)
+            job = _job(loop, job_id)
+            view = _log(loop, job, attempt or job.attempt, member, offset)
+        return view
+
+
+def build(loop: ControlLoop, token: str) -> Litestar:
+    def provide_loop() -> ControlLoop:
+        return loop
+
+    return Litestar(
+        route_handlers=[Cluster, Jobs],
+        guards=[_bearer(token)],
+        dependencies={"loop": Provide(provide_loop, sync_to_thread=False)},
+        exception_handlers={
+            Refusal: on_refusal,
+            Busy: on_busy,
+            StoreError: on_store_error,
+            HTTPException: on_http_error,
+            Exception: on_unexpected,
+        },
+        logging_config=None,
+        request_max_body_size=BODY_BYTES_MAX,
+        openapi_config=OpenAPIConfig(
+            title="Shoal",
+            version=__version__,
+            security=[{"token": []}],
+            components=Components(
+                security_schemes={"token": SecurityScheme(type="http", scheme="bearer")}
+            ),
+        ),
+    )
+
+
+def _bearer(token: str) -> Guard:
+    def guard(connection: ASGIConnection[Any, Any, Any, Any], _: BaseRouteHandler) -> None:
+        given = connection.headers.get("authorization", "")
+        if not hmac.compare_digest(given.encode(), f"Bearer {token}".encode()):
+            raise NotAuthorizedException(
+                "the token is missing or wrong; see the file token in SHOAL_HOME"
+            )
+
+    return guard
+
+
+def _job(loop: ControlLoop, job_id: str) -> Job:
+    job = find_job(loop, job_id)
+    if job is None:
+        raise Refusal(404, f"there is no job {job_id[:64]!r}; see: shoal ps -a", "job")
+    return job
+
+
+def _queue_order(job: Job) -> tuple[bool, int, int]:
+    """What runs first, then what waits, as the scheduler will try it."""
+    return job.phase is Phase.WAITING, -job.spec.priority, job.number
+
+
+def _reached(job: Job, goal: str) -> bool:
+    """A job that has ended has also been as far as it will ever get."""
+    if job.phase is Phase.FINISHED:
+        return True
+    return goal == "running" and job.phase is Phase.RUNNING
+
+
+def _log(loop: ControlLoop, job: Job, attempt: int, member: int, offset: int) -> LogView:
+    # Whether more can come is asked before reading, so that nothing falls between.
+    over = (
+        job.phase is Phase.FINISHED
+        or attempt < job.attempt
+        or (job.phase is Phase.WAITING and attempt > 0)
+        or (attempt == job.attempt and bool(job.members) and job.members[member].over)
+    )
+    ref = MemberRef(job.id, attempt, member)
+    start, data, size = loop.logs.read(ref, offset)
+    end = start + len(data)
+    return LogView(
+        attempt=attempt,
+        member=member,
+        offset=start,
+        next_offset=end,
+        ended=over and end >= size,
+        data=data,
+    )

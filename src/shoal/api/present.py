@@ -1,0 +1,143 @@
+"""Turns the state into what people and scripts see. Reads only."""
+
+from __future__ import annotations
+
+import shlex
+from typing import Any
+
+from shoal import __version__
+from shoal.control.loop import ControlLoop
+from shoal.core.explain import explain
+from shoal.core.state import Node
+from shoal.model.job import Job, Phase
+from shoal.model.node import NodeHealth, NodeIntent
+from shoal.model.views import JobRow, JobView, MemberView, NodeView, StatusView
+
+COMMAND_CHARACTERS_MAX = 200
+
+
+def find_job(loop: ControlLoop, job_id: str) -> Job | None:
+    """Live, just ending, or long finished."""
+    return loop.state.jobs.get(job_id) or loop.finishing.get(job_id) or loop.store.job(job_id)
+
+
+def job_row(loop: ControlLoop, job: Job) -> JobRow:
+    return JobRow(**_row_fields(loop, job))
+
+
+def job_view(loop: ControlLoop, job: Job) -> JobView:
+    gang = [
+        MemberView(
+            member=number,
+            node=member.slice.node,
+            gpus=list(member.slice.gpus),
+            status=member.status.value,
+            code=member.code,
+        )
+        for number, member in enumerate(job.members)
+    ]
+    return JobView(
+        **_row_fields(loop, job),
+        spec=job.spec,
+        gang=gang,
+        placed_ms=job.placed_ms,
+        not_before_ms=job.not_before_ms,
+        failures=job.failures,
+        losses=job.losses,
+        master=job.master,
+    )
+
+
+def job_state(job: Job) -> str:
+    return job.outcome.value if job.outcome is not None else job.phase.value
+
+
+def _row_fields(loop: ControlLoop, job: Job) -> dict[str, Any]:
+    command = shlex.join(job.spec.command)
+    if len(command) > COMMAND_CHARACTERS_MAX:
+        command = command[: COMMAND_CHARACTERS_MAX - 3] + "..."
+    nodes = dict.fromkeys(member.slice.node for member in job.members)
+    return {
+        "id": job.id,
+        "name": job.spec.name or "",
+        "state": job_state(job),
+        "members": job.spec.members,
+        "gpus": job.spec.gpus,
+        "priority": job.spec.priority,
+        "attempt": job.attempt,
+        "nodes": [] if job.phase is Phase.WAITING else list(nodes),
+        "submitted_ms": job.submitted_ms,
+        "running_ms": job.running_ms,
+        "finished_ms": job.finished_ms,
+        "code": job.code,
+        "command": command,
+        "why": explain(loop.state, job, loop.policy, loop.clock.now_ms()),
+    }
+
+
+def node_view(loop: ControlLoop, node: Node) -> NodeView:
+    room = loop.state.rooms[node.index]
+    jobs = dict.fromkeys(ref.job for ref in loop.state.placed[node.id])
+    lost = node.health is NodeHealth.LOST
+    return NodeView(
+        id=node.id,
+        state=node_state(node),
+        health=node.health.value,
+        intent=node.intent.value,
+        why=node.why,
+        since_ms=node.since_ms,
+        place=node.spec.place,
+        address=node.spec.address,
+        incarnation=node.incarnation,
+        gpu_model=node.spec.gpu_model,
+        gpus=node.spec.gpus,
+        gpus_free=0 if lost else room.gpus,
+        cpu_milli=node.spec.cpu_milli,
+        cpu_milli_free=0 if lost else room.cpu_milli,
+        memory_mb=node.spec.memory_mb,
+        memory_mb_free=0 if lost else room.memory_mb,
+        jobs=list(jobs),
+    )
+
+
+def node_state(node: Node) -> str:
+    if node.health is NodeHealth.READY and node.intent is not NodeIntent.OPEN:
+        return node.intent.value
+    return node.health.value
+
+
+def known_nodes(loop: ControlLoop) -> list[Node]:
+    return [node for node in loop.state.order if node.intent is not NodeIntent.REMOVED]
+
+
+def status_view(loop: ControlLoop) -> StatusView:
+    state = loop.state
+    nodes: dict[str, int] = {}
+    gpus = gpus_held = cpu_milli = cpu_milli_held = 0
+    for node in known_nodes(loop):
+        word = node_state(node)
+        nodes[word] = nodes.get(word, 0) + 1
+        if node.health is not NodeHealth.LOST:
+            room = state.rooms[node.index]
+            gpus += node.spec.gpus
+            gpus_held += node.spec.gpus - room.gpus
+            cpu_milli += node.spec.cpu_milli
+            cpu_milli_held += node.spec.cpu_milli - room.cpu_milli
+    jobs: dict[str, int] = {}
+    for job in state.jobs.values():
+        jobs[job.phase.value] = jobs.get(job.phase.value, 0) + 1
+    return StatusView(
+        version=__version__,
+        epoch=state.epoch,
+        now_ms=loop.clock.now_ms(),
+        up_since_ms=loop.started_ms,
+        nodes=nodes,
+        gpus=gpus,
+        gpus_held=gpus_held,
+        cpu_milli=cpu_milli,
+        cpu_milli_held=cpu_milli_held,
+        jobs=jobs,
+        submitted=state.submitted,
+        finished=state.finished,
+        last_seq=loop.last_seq,
+    )

@@ -1,0 +1,235 @@
+"""The live tick: batch what came in, step once, commit once, then act."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Iterable
+
+import msgspec
+
+from shoal.control.logs import LogStore
+from shoal.core.apply import apply
+from shoal.core.check import check, check_touched
+from shoal.core.step import Step, step
+from shoal.model.commands import Command, Envelope
+from shoal.model.events import ControllerStarted, Event, JobEvent
+from shoal.model.job import Job
+from shoal.model.policy import Policy
+from shoal.model.report import (
+    Accepted,
+    Answer,
+    LogChunk,
+    NodeGone,
+    NodeReport,
+    Report,
+    Request,
+    Submit,
+)
+from shoal.ports import Clock, Engine, Store, StoreError
+
+log = logging.getLogger("shoal.control")
+
+EVENTS_PER_SNAPSHOT = 10_000
+REQUESTS_WAITING_MAX = 10_000
+RECOVERY_PAUSE_S = 0.5
+
+
+class Busy(Exception):
+    """More requests wait than the controller will hold; try again later."""
+
+
+class ControlLoop:
+    """Sole owner of the state. Others put messages into it and read from it between steps."""
+
+    def __init__(
+        self, store: Store, engine: Engine, clock: Clock, policy: Policy, logs: LogStore
+    ) -> None:
+        self.policy = policy
+        self.clock = clock
+        self.logs = logs
+        self.store = store
+        self.state, self.last_seq = store.load()
+        self.started_ms = clock.now_ms()
+        self.finishing: dict[str, Job] = {}  # finished, but not yet in the store
+        self._engine = engine
+        self._snapshot_seq = self.last_seq
+        self._number = 0
+        self._requests: list[tuple[Request, asyncio.Future[Answer]]] = []
+        self._reports: dict[str, NodeReport] = {}
+        self._gone: dict[tuple[str, int], NodeGone] = {}
+        self._wake = asyncio.Event()
+        self._watchers: dict[str, set[asyncio.Future[None]]] = {}
+
+    # -- what others call ------------------------------------------------------------------
+
+    async def request(self, request: Request) -> Answer:
+        """Answered when its effect is stored."""
+        if len(self._requests) >= REQUESTS_WAITING_MAX:
+            raise Busy("too many requests are waiting; try again in a moment")
+        future: asyncio.Future[Answer] = asyncio.get_running_loop().create_future()
+        self._requests.append((request, future))
+        self._wake.set()
+        return await future
+
+    async def changed(self, job_id: str, timeout_s: float) -> None:
+        """Return when an event about this job ("": any event) is stored or some of its output is
+        kept, or after the timeout."""
+        future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        watchers = self._watchers.setdefault(job_id, set())
+        watchers.add(future)
+        try:
+            async with asyncio.timeout(timeout_s):
+                await future
+        except TimeoutError:
+            pass
+        finally:
+            watchers.discard(future)
+            if not watchers and self._watchers.get(job_id) is watchers:
+                del self._watchers[job_id]
+
+    def heard(self, report: NodeReport) -> None:
+        """Inventories are complete, so a newer one replaces one not yet looked at."""
+        self._reports[report.spec.id] = report
+        self._wake.set()
+
+    def gone(self, gone: NodeGone) -> None:
+        self._gone[gone.node, gone.incarnation] = gone
+        self._wake.set()
+
+    def log(self, chunk: LogChunk) -> int:
+        try:
+            kept = self.logs.append(chunk)
+        except OSError as error:
+            # A log that cannot be kept must not keep its job from ending.
+            log.error("output of %s is lost: %s", chunk.ref, error)
+            return chunk.offset + len(chunk.data)
+        if chunk.data:
+            self._notify([chunk.ref.job])
+        return kept
+
+    # -- the tick --------------------------------------------------------------------------
+
+    async def run(self) -> None:
+        self._begin_epoch()
+        await self._engine.start(self)
+        wake_ms: int | None = None
+        while True:
+            await self._sleep_until(wake_ms)
+            try:
+                wake_ms = await self._tick()
+            except asyncio.CancelledError:
+                raise
+            except Exception as error:
+                if not isinstance(error, StoreError):
+                    log.exception("a step failed; the state is rebuilt from the store")
+                else:
+                    log.error("cannot store events: %s", error)
+                await self._recover()
+                wake_ms = None
+
+    def _begin_epoch(self) -> None:
+        event = ControllerStarted(at_ms=self.clock.now_ms(), epoch=self.state.epoch + 1)
+        apply(self.state, event)
+        self.last_seq = self.store.commit([event], [])
+        self._number = 0
+
+    async def _sleep_until(self, wake_ms: int | None) -> None:
+        if not self._wake.is_set():
+            delay_s = None if wake_ms is None else max(0, wake_ms - self.clock.now_ms()) / 1000
+            try:
+                async with asyncio.timeout(delay_s):
+                    await self._wake.wait()
+            except TimeoutError:
+                pass
+        self._wake.clear()
+
+    async def _tick(self) -> int | None:
+        report, futures = self._drain()
+        try:
+            done = step(self.state, report, self.policy, self.clock.now_ms())
+            check_touched(self.state, done.events)
+            if done.events:
+                await self._commit(done)
+        except Exception as error:
+            for future in futures:
+                if not future.done():
+                    future.set_exception(error)
+            raise
+        self._send(done.commands)
+        for future, answer in zip(futures, done.answers, strict=True):
+            if not future.done():
+                future.set_result(answer)
+        self._notify_events(done.events)
+        return done.wake_ms
+
+    def _drain(self) -> tuple[Report, list[asyncio.Future[Answer]]]:
+        requests, futures = [], []
+        for request, future in self._requests:
+            known = self._already_finished(request)
+            if known is not None:
+                future.set_result(known)
+            elif not future.done():  # a client that went away wants nothing any more
+                requests.append(request)
+                futures.append(future)
+        report = Report(
+            requests=tuple(requests),
+            nodes=tuple(self._reports.values()),
+            gone=tuple(self._gone.values()),
+        )
+        self._requests, self._reports, self._gone = [], {}, {}
+        return report, futures
+
+    def _already_finished(self, request: Request) -> Answer | None:
+        if isinstance(request, Submit) and request.key and request.key not in self.state.keys:
+            job_id = self.store.keyed(request.key)
+            if job_id is not None:
+                return Accepted(job_id, "this submission was already accepted")
+        return None
+
+    async def _commit(self, done: Step) -> None:
+        """Durable before anything is said or done; readers are served meanwhile."""
+        self.finishing = {job.id: job for job in done.finished}
+        self.last_seq = await asyncio.to_thread(self.store.commit, done.events, done.finished)
+        self.finishing = {}
+        if self.last_seq - self._snapshot_seq >= EVENTS_PER_SNAPSHOT:
+            check(self.state, self.policy, self.clock.now_ms(), settled=False)
+            body = msgspec.json.encode(self.state.snapshot())
+            dropped = await asyncio.to_thread(self.store.snapshot, self.last_seq, body)
+            self._snapshot_seq = self.last_seq
+            for job_id in dropped:
+                self.logs.drop(job_id)
+
+    def _send(self, commands: list[Command]) -> None:
+        by_node: dict[str, list[Command]] = {}
+        for command in commands:
+            by_node.setdefault(command.node, []).append(command)
+        for node, orders in by_node.items():
+            self._number += 1
+            self._engine.send(node, Envelope(self.state.epoch, self._number, tuple(orders)))
+
+    async def _recover(self) -> None:
+        """What was not stored did not happen: go back to what is, and have the nodes report."""
+        await asyncio.sleep(RECOVERY_PAUSE_S)
+        self.finishing = {}
+        try:
+            self.state, self.last_seq = self.store.load()
+            self._begin_epoch()
+        except StoreError as error:
+            log.error("the store cannot be read or written yet: %s", error)
+            for _, future in self._requests:
+                if not future.done():
+                    future.set_exception(error)
+            self._requests = []
+        await self._engine.resend()
+
+    def _notify_events(self, events: Iterable[Event]) -> None:
+        if self._watchers:
+            keys = {event.job for event in events if isinstance(event, JobEvent)}
+            self._notify([*keys, ""] if events else [])
+
+    def _notify(self, keys: Iterable[str]) -> None:
+        for key in keys:
+            for future in self._watchers.pop(key, ()):
+                if not future.done():
+                    future.set_result(None)

@@ -1,0 +1,142 @@
+"""Wires the live controller together: store, engine, loop and API, in one process."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import os
+import signal
+import socket
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING
+from urllib.parse import urlsplit
+
+import msgspec
+import uvloop
+
+from shoal.client import Address
+from shoal.control.clock import SystemClock
+from shoal.control.home import ClusterConfig, Home
+from shoal.control.logs import LogStore
+from shoal.control.loop import ControlLoop
+from shoal.control.sqlite_store import SqliteStore
+from shoal.control.supervise import HOPELESS_CODE
+from shoal.engines.local.engine import LocalEngine
+from shoal.files import lock, write_private
+from shoal.model.node import NodeIntent
+from shoal.model.policy import Policy
+from shoal.model.report import SetIntent
+from shoal.ports import EngineError, StoreError
+
+if TYPE_CHECKING:
+    import uvicorn
+
+BACKLOG = 1024
+
+
+def run_controller(home_path: str) -> int:
+    """Until it is told to end. What it prints is its log; a line that begins with "shoal: " is
+    its last, and means that starting it again would not help."""
+    logging.basicConfig(format="%(asctime)s %(name)s: %(message)s", level=logging.INFO)
+    home = Home(Path(home_path))
+    if lock(home.controller_lock) is None:
+        print(f"shoal: another controller runs in {home.path}", flush=True)
+        return HOPELESS_CODE
+    try:
+        with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+            runner.run(_serve(home))
+    except (StoreError, EngineError) as error:
+        print(f"shoal: {error}", flush=True)
+        return HOPELESS_CODE
+    return 0
+
+
+async def _serve(home: Home) -> None:
+    config = home.read_config()
+    if config is None:
+        raise EngineError(f"{home.config} is missing; start with: shoal up")
+    listener = _listen(home, config)
+    store = SqliteStore(home.database)
+    engine = LocalEngine(config.nodes, home.nodes)
+    loop = ControlLoop(store, engine, SystemClock(), Policy(), LogStore(home.logs))
+    ticking = asyncio.create_task(loop.run())
+    await asyncio.sleep(0)  # the agents start while the API is still being imported
+    server = _api_server(loop, home.token.read_text().strip())
+    serving = asyncio.create_task(server.serve(sockets=[listener]))
+    retiring = asyncio.create_task(_retire(loop, config))
+    for number in (signal.SIGTERM, signal.SIGINT):
+        asyncio.get_running_loop().add_signal_handler(number, _ask_to_end, server)
+    write_private(home.address, msgspec.json.encode(_address(listener)))
+    await asyncio.wait([ticking, serving], return_when=asyncio.FIRST_COMPLETED)
+    _ask_to_end(server)
+    await asyncio.wait([serving])
+    await engine.close()
+    retiring.cancel()
+    ticking.cancel()
+    with contextlib.suppress(asyncio.CancelledError):
+        await ticking
+    store.close()
+
+
+def _listen(home: Home, config: ClusterConfig) -> socket.socket:
+    """A controller that comes back listens where its predecessor did, so that clients find it."""
+    port = config.port
+    if port == 0 and home.address.exists():
+        with contextlib.suppress(msgspec.DecodeError):
+            before = msgspec.json.decode(home.address.read_bytes(), type=Address)
+            port = urlsplit(before.url).port or 0
+    family = socket.AF_INET6 if ":" in config.host else socket.AF_INET
+    listener = socket.socket(family, socket.SOCK_STREAM)
+    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    try:
+        listener.bind((config.host, port))
+        listener.listen(BACKLOG)
+    except OSError as error:
+        advice = "choose another with: shoal up --port 0 (0 is any free one)"
+        message = f"cannot listen on {config.host} port {port} ({error.strerror}); {advice}"
+        raise EngineError(message) from None
+    return listener
+
+
+def _address(listener: socket.socket) -> Address:
+    host, port = listener.getsockname()[:2]
+    host = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)
+    return Address(
+        url=f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}", pid=os.getpid()
+    )
+
+
+def _api_server(loop: ControlLoop, token: str) -> uvicorn.Server:
+    import uvicorn
+
+    from shoal.api.app import build
+
+    class Server(uvicorn.Server):
+        @contextlib.contextmanager
+        def capture_signals(self) -> Iterator[None]:
+            yield  # signals are the controller's business
+
+    return Server(
+        uvicorn.Config(
+            build(loop, token),
+            log_level="warning",
+            access_log=False,
+            lifespan="off",
+            http="httptools",
+            timeout_graceful_shutdown=1,
+        )
+    )
+
+
+def _ask_to_end(server: uvicorn.Server) -> None:
+    server.should_exit = True
+
+
+async def _retire(loop: ControlLoop, config: ClusterConfig) -> None:
+    """Nodes that an earlier configuration had and this one has not leave the cluster."""
+    wanted = {spec.id for spec in config.nodes}
+    for node in list(loop.state.order):
+        if node.id not in wanted and node.intent is not NodeIntent.REMOVED:
+            await loop.request(SetIntent(node.id, NodeIntent.REMOVED, "the new configuration"))

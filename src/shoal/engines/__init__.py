@@ -1,0 +1,1 @@
+"""Adapters to where processes run. Each turns commands into what its engine understands."""

@@ -1,0 +1,1 @@
+"""The embedded engine: every node is one agent process on this machine."""

@@ -1,0 +1,128 @@
+"""How a controller and an agent talk: length-prefixed msgpack frames over one stream."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import struct
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, cast
+
+import msgspec
+
+from shoal.model.commands import Envelope
+from shoal.model.job import MemberRef
+from shoal.model.report import LogChunk, NodeReport
+
+FRAME_BYTES_MAX = 64 * 1024 * 1024
+
+
+class Heard(msgspec.Struct, frozen=True, tag=True):
+    """Agent to controller: the node's inventory."""
+
+    report: NodeReport
+
+
+class Log(msgspec.Struct, frozen=True, tag=True):
+    """Agent to controller: a piece of output. An empty one asks how much is kept."""
+
+    chunk: LogChunk
+
+
+class Orders(msgspec.Struct, frozen=True, tag=True):
+    """Controller to agent."""
+
+    envelope: Envelope
+
+
+class Kept(msgspec.Struct, frozen=True, tag=True):
+    """Controller to agent: so many bytes of this member's output are kept."""
+
+    ref: MemberRef
+    size: int
+
+
+class Ask(msgspec.Struct, frozen=True, tag=True):
+    """Controller to agent: report now."""
+
+
+FromAgent = Heard | Log
+ToAgent = Orders | Kept | Ask
+
+_LENGTH = struct.Struct("!I")
+_encode = msgspec.msgpack.Encoder().encode
+
+
+class Link(asyncio.Protocol):
+    """One end of the stream. Calls `on_message` for each frame and `on_close` once."""
+
+    def __init__(
+        self,
+        incoming: Any,  # the union of messages that this end receives
+        on_open: Callable[[Link], None],
+        on_message: Callable[[FromAgent | ToAgent], None],
+        on_close: Callable[[Link], None],
+    ) -> None:
+        self._decode = msgspec.msgpack.Decoder(incoming).decode
+        self._on_open = on_open
+        self._on_message = on_message
+        self._on_close = on_close
+        self._buffer = bytearray()
+        self._transport: asyncio.Transport | None = None
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        # uvloop has transports of its own that are like asyncio's but not derived from them
+        self._transport = cast(asyncio.Transport, transport)
+        self._on_open(self)
+
+    def data_received(self, data: bytes) -> None:
+        self._buffer += data
+        start = 0
+        while len(self._buffer) - start >= _LENGTH.size:
+            (length,) = _LENGTH.unpack_from(self._buffer, start)
+            if length > FRAME_BYTES_MAX:
+                self.close()
+                return
+            end = start + _LENGTH.size + length
+            if len(self._buffer) < end:
+                break
+            message = self._decode(memoryview(self._buffer)[start + _LENGTH.size : end])
+            start = end
+            self._on_message(message)
+        if start:
+            del self._buffer[:start]
+
+    def connection_lost(self, exc: Exception | None) -> None:  # noqa: ARG002
+        self._transport = None
+        self._on_close(self)
+
+    def send(self, message: FromAgent | ToAgent) -> None:
+        """Dropped if the link is down: what matters is sent again when it is up."""
+        if self._transport is not None:
+            body = _encode(message)
+            self._transport.write(_LENGTH.pack(len(body)) + body)
+
+    @property
+    def backlog_bytes(self) -> int:
+        """What the other side has not taken yet."""
+        return self._transport.get_write_buffer_size() if self._transport else 0
+
+    def close(self) -> None:
+        if self._transport is not None:
+            self._transport.abort()
+
+
+@contextmanager
+def short_path(path: Path) -> Iterator[str]:
+    """A name for a socket file that is short enough for the kernel (107 bytes), however deep it
+    lies: through a descriptor of its directory."""
+    if len(os.fsencode(path)) < 100:
+        yield str(path)
+        return
+    handle = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        yield f"/proc/self/fd/{handle}/{path.name}"
+    finally:
+        os.close(handle)
