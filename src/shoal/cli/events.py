@@ -1,0 +1,105 @@
+"""`shoal events`: the log of the cluster as sentences, and as it grows."""
+
+from __future__ import annotations
+
+import datetime
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from shoal.cli.grammar import DEFAULT_HOME, HomeOption, JsonOption
+
+if TYPE_CHECKING:
+    from shoal.model.events import Recorded
+
+LAST_MAX = 100_000
+PAGE = 1000
+FOLLOW_WAIT_S = 20.0
+
+
+def events(
+    follow: Annotated[bool, typer.Option("--follow", "-f", help="Go on as it happens.")] = False,
+    last: Annotated[
+        int,
+        typer.Option("--last", "-n", min=0, max=LAST_MAX, metavar="N", help="Begin so far back."),
+    ] = 50,
+    job: Annotated[str, typer.Option("--job", metavar="JOB", help="Only about this job.")] = "",
+    node: Annotated[str, typer.Option("--node", metavar="NODE", help="Only about this node.")] = "",
+    json: JsonOption = False,
+    home: HomeOption = DEFAULT_HOME,
+) -> None:
+    """Tell what happened, one sentence each.
+
+    Oldest first, the last 50 unless told otherwise. With --follow it goes on until Ctrl-C, also
+    while the controller restarts. --json prints one object per line.
+
+    Examples:
+      shoal events
+      shoal events -f
+      shoal events --job j7 -n 1000
+      shoal events -f --json | jq -c 'select(.event.event == "NodeLost")'
+    """
+    from shoal.cli import reach
+
+    job = reach.job_id(job) if job else ""
+    node = reach.node_id(node) if node else ""
+    steady = reach.Steady(home, steady_s=reach.STEADY_S if follow else 0)
+    after = -last
+    if not last:
+        after = steady(lambda client: client.status()).last_seq
+    while True:
+        wait_s = FOLLOW_WAIT_S if follow else 0
+        view = steady(
+            lambda client, after=after, wait_s=wait_s: client.events(  # type: ignore[misc]
+                after=after, limit=max(PAGE, last), job=job, node=node, wait_s=wait_s
+            )
+        )
+        for record in view.events:
+            print_event(record, json)
+        if not follow:
+            return
+        after = view.next_after
+
+
+def print_event(record: Recorded, json: bool) -> None:
+    from shoal.cli import show
+    from shoal.cli.words import sentence
+
+    if json:
+        show.as_json(record, lines=True)
+        return
+    moment = datetime.datetime.fromtimestamp(record.event.at_ms / 1000).astimezone()
+    if show.at_terminal():
+        _print_styled(record, f"{moment:%H:%M:%S}")
+    else:
+        stamp = moment.isoformat(timespec="milliseconds")
+        print(f"{stamp}  {record.seq:>6}  {sentence(record.event)}", flush=True)
+
+
+def _print_styled(record: Recorded, clock: str) -> None:
+    from rich.text import Text
+
+    from shoal.cli import show
+    from shoal.cli.words import sentence
+
+    text = Text.assemble((f"{clock}  ", "dim"), (sentence(record.event), event_style(record)))
+    text.no_wrap = False
+    show.console().print(text)
+
+
+def event_style(record: Recorded) -> str:
+    """Red for what was lost, green for what is well, yellow for what needs healing."""
+    match record.event.__class__.__name__:
+        case "NodeLost" | "MemberLost":
+            return "red"
+        case "NodeSuspected" | "JobRequeued" | "JobStopping" | "NodeIntended":
+            return "yellow"
+        case "JobRunning" | "NodeReady" | "JobAdopted":
+            return "green"
+        case "JobFinished":
+            outcome = getattr(record.event, "outcome", "")
+            return "green" if outcome == "succeeded" else "red"
+        case "MemberExited":
+            return "" if getattr(record.event, "code", 0) == 0 else "red"
+        case _:
+            return ""

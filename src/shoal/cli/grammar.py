@@ -1,0 +1,65 @@
+"""How every verb is written on the command line: its help page and the options all share."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from typer.core import TyperCommand
+
+EXAMPLES = "\nExamples:\n"
+
+
+def _settle_home(path: Path) -> Path:
+    """The rest of this process, and what it starts, must mean the same home."""
+    settled = path.expanduser().absolute()
+    os.environ["SHOAL_HOME"] = str(settled)
+    return settled
+
+
+HOME_OPTION = typer.Option(
+    "--home",
+    metavar="DIR",
+    envvar="SHOAL_HOME",
+    show_envvar=True,
+    callback=_settle_home,
+    help="Where the cluster keeps its files.",
+)
+HomeOption = Annotated[Path, HOME_OPTION]
+DEFAULT_HOME = Path("~/.shoal")
+
+JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON, for scripts.")]
+
+
+class Verb(TyperCommand):
+    """Its docstring is its help, printed as written; the examples go last, where the eye rests."""
+
+    def format_help(self, ctx: Any, formatter: Any) -> None:
+        text, _, examples = (self.help or "").partition(EXAMPLES)
+        self.format_usage(ctx, formatter)
+        write_verbatim(formatter, text)
+        self.format_options(ctx, formatter)
+        write_verbatim(formatter, "Examples:\n" + examples)
+
+
+class RunVerb(Verb):
+    """Flags end where the command begins, so that `shoal run python train.py --lr 3` means what
+    it says; after a job file there is no command, so flags may follow it."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        ctx.allow_interspersed_args = False
+        _, rest, _ = self.make_parser(ctx).parse_args(args=list(args))
+        ctx.allow_interspersed_args = bool(rest) and is_job_file(rest[0])
+        return super().parse_args(ctx, args)
+
+
+def is_job_file(word: str) -> bool:
+    return word.lower().endswith((".yaml", ".yml", ".toml", ".json"))
+
+
+def write_verbatim(formatter: Any, text: str) -> None:
+    formatter.write_paragraph()
+    for line in text.strip("\n").splitlines():
+        formatter.write(f"{line}\n" if line else "\n")

@@ -1,0 +1,141 @@
+"""The one place where anything that goes wrong becomes one line and an exit code."""
+
+from __future__ import annotations
+
+import errno
+import os
+import sys
+import time
+import traceback
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+REFUSED = 1
+USAGE = 2
+NO_CLUSTER = 3
+INTERRUPTED = 130  # 128 + SIGINT
+PIPE_CLOSED = 141  # 128 + SIGPIPE, as for any tool whose reader left
+
+
+class Failure(Exception):
+    """A verb ends here: one line for the user, and the exit code."""
+
+    def __init__(self, message: str, code: int = REFUSED) -> None:
+        super().__init__(message)
+        self.message = message
+        self.code = code
+
+
+def guarded(act: Callable[[], Any]) -> int:
+    """The exit code of `act`; whatever it raises has been told in one line on stderr."""
+    debug = bool(os.environ.get("SHOAL_DEBUG"))
+    for stream in (sys.stdout, sys.stderr):
+        if hasattr(stream, "reconfigure"):
+            stream.reconfigure(errors="backslashreplace")
+    try:
+        try:
+            result = act()
+            sys.stdout.flush()
+            return result if isinstance(result, int) else 0
+        except BaseException:
+            if debug:
+                traceback.print_exc()
+            raise
+    except SystemExit as stop:
+        return stop.code if isinstance(stop.code, int) else int(stop.code is not None)
+    except KeyboardInterrupt:
+        return INTERRUPTED
+    except BrokenPipeError:
+        return _reader_left()
+    except Exception as error:
+        return _tell(error)
+
+
+def complain(message: str) -> None:
+    """One line on stderr, whatever the message holds."""
+    from shoal.cli.show import printable
+
+    print(f"error: {printable(message)}", file=sys.stderr)
+
+
+def _tell(error: Exception) -> int:
+    code = getattr(error, "exit_code", None)
+    if isinstance(error, Failure):
+        complain(error.message)
+        return error.code
+    if isinstance(code, int):  # typer's own: a usage error, or the end it was asked for
+        if hasattr(error, "format_message"):
+            complain(_usage_message(error))
+        return code
+    if isinstance(error, OSError):
+        return _tell_os_error(error)
+    return _tell_ours(error)
+
+
+def _tell_ours(error: Exception) -> int:
+    from shoal.client import ShoalError, Unreachable
+    from shoal.control.lifecycle import LifecycleError
+
+    if isinstance(error, Unreachable):
+        complain(str(error))
+        return NO_CLUSTER
+    if isinstance(error, ShoalError | LifecycleError):
+        complain(str(error))
+        return REFUSED
+    where = _write_traceback(error)
+    complain(f"this should not happen: {type(error).__name__}: {error} (details in {where})")
+    return REFUSED
+
+
+def _usage_message(error: Any) -> str:
+    """Click's sentence in our form: the flag, what is wrong, where to read on."""
+    parameter = getattr(error, "param", None)
+    text = error.format_message().strip()
+    if parameter is not None and type(error).__name__ == "MissingParameter":
+        name = getattr(parameter, "metavar", None) or max(parameter.opts, key=len)
+        text = f"{name} is missing"
+    elif parameter is not None and error.message:
+        name = (
+            max(parameter.opts, key=len)
+            if parameter.param_type_name == "option"
+            else parameter.metavar or parameter.name
+        )
+        text = f"{name}: {error.message}"
+    context = getattr(error, "ctx", None)
+    text = (text[:1].lower() + text[1:]).rstrip(".")
+    return f"{text}; see: {context.command_path} --help" if context else text
+
+
+def _tell_os_error(error: OSError) -> int:
+    reason = error.strerror or str(error)
+    if error.errno == errno.ENOSPC and error.filename is None:
+        reason = "cannot write the output: no space left on device"
+    complain(f"{error.filename}: {reason}" if error.filename else reason)
+    return REFUSED
+
+
+def _reader_left() -> int:
+    """As `head` does: nothing is wrong. What is still buffered must not fail again at the exit."""
+    try:
+        sink = os.open(os.devnull, os.O_WRONLY)
+        os.dup2(sink, sys.stdout.fileno())
+        os.close(sink)
+    except (OSError, ValueError):
+        pass
+    return PIPE_CLOSED
+
+
+def _write_traceback(error: Exception) -> str:
+    import tempfile
+
+    text = "".join(traceback.format_exception(error))
+    home = Path(os.environ.get("SHOAL_HOME") or Path.home() / ".shoal")
+    for folder in (home, Path(tempfile.gettempdir())):
+        path = folder / f"crash-{time.strftime('%Y%m%d-%H%M%S')}-{os.getpid()}.txt"
+        try:
+            path.write_text(text, errors="backslashreplace")
+        except OSError:
+            continue
+        return str(path)
+    return "SHOAL_DEBUG=1"

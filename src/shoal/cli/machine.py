@@ -1,0 +1,95 @@
+"""What this machine has: CPUs, memory and GPUs, by the best means there are."""
+
+from __future__ import annotations
+
+import contextlib
+import glob
+import os
+import platform
+import re
+import subprocess
+from pathlib import Path
+from typing import NamedTuple
+
+NVIDIA_SMI_TIMEOUT_S = 10
+CGROUP_MEMORY = Path("/sys/fs/cgroup/memory.max")
+
+
+class Gpus(NamedTuple):
+    count: int
+    model: str = ""
+
+
+class Machine(NamedTuple):
+    name: str
+    cpus: int
+    memory_mb: int
+    gpus: Gpus
+
+
+def detect() -> Machine:
+    return Machine(node_name(platform.node()), cpus(), memory_mb(), gpus())
+
+
+def cpus() -> int:
+    """Those that this process may use, which in a container are fewer than there are."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def memory_mb() -> int:
+    """What is built in, or less where a container is limited."""
+    import psutil
+
+    total: int = psutil.virtual_memory().total
+    with contextlib.suppress(OSError, ValueError):
+        total = min(total, int(CGROUP_MEMORY.read_text()))
+    return total // (1024 * 1024)
+
+
+def gpus() -> Gpus:
+    """The driver's library, then its tool, then its device files."""
+    for look in (_by_library, _by_tool):
+        found = look()
+        if found is not None:
+            return found
+    return Gpus(len(glob.glob("/dev/nvidia[0-9]*")))
+
+
+def node_name(host: str) -> str:
+    """A host name as a node id: the first label, in lower case."""
+    label = re.sub(r"[^a-z0-9-]", "-", host.split(".")[0].lower()).strip("-")
+    return label[:63] or "n1"
+
+
+def _by_library() -> Gpus | None:
+    try:
+        import pynvml
+
+        pynvml.nvmlInit()
+    except Exception:  # not there, or there is no driver: NVML raises its own kinds for each
+        return None
+    try:
+        count = int(pynvml.nvmlDeviceGetCount())
+        model = pynvml.nvmlDeviceGetName(pynvml.nvmlDeviceGetHandleByIndex(0)) if count else ""
+        return Gpus(count, model.decode() if isinstance(model, bytes) else model)
+    except Exception:
+        return None
+    finally:
+        pynvml.nvmlShutdown()
+
+
+def _by_tool() -> Gpus | None:
+    command = ["nvidia-smi", "-L"]
+    try:
+        run = subprocess.run(
+            command, capture_output=True, text=True, timeout=NVIDIA_SMI_TIMEOUT_S, check=True
+        )
+    except (OSError, subprocess.SubprocessError):
+        return None
+    return parse_listing(run.stdout)
+
+
+def parse_listing(text: str) -> Gpus:
+    """`nvidia-smi -L` prints a line like 'GPU 0: NVIDIA H200 (UUID: GPU-...)' for each."""
+    models = re.findall(r"^GPU \d+: (.+?) \(UUID", text, flags=re.MULTILINE)
+    return Gpus(len(models), models[0] if models else "")

@@ -1,0 +1,101 @@
+"""`shoal ps`: the jobs, those that wait in the order of the queue."""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from shoal.cli.grammar import DEFAULT_HOME, HomeOption, JsonOption
+
+if TYPE_CHECKING:
+    from shoal.cli.show import Cell
+    from shoal.model.views import JobRow
+
+LIMIT_MAX = 10_000
+
+
+def ps(
+    all_: Annotated[
+        bool, typer.Option("--all", "-a", help="Finished jobs, too, newest first.")
+    ] = False,
+    limit: Annotated[
+        int,
+        typer.Option("--limit", "-n", min=1, max=LIMIT_MAX, metavar="N", help="At most so many."),
+    ] = 100,
+    json: JsonOption = False,
+    home: HomeOption = DEFAULT_HOME,
+) -> None:
+    """List the jobs.
+
+    Live jobs come in the order of the queue. TIME is how long a job has been running, or
+    waiting, or took; SHAPE is members x GPUs of each.
+
+    Examples:
+      shoal ps                  what runs and what waits
+      shoal ps -a -n 20         the last ones that finished, too
+      shoal ps --json | jq -r '.[] | select(.state == "waiting") | .id'
+    """
+    from shoal.cli import reach, show
+
+    with reach.connect(home) as client:
+        rows = client.jobs(finished=all_, limit=limit)
+    if json:
+        show.as_json(rows)
+        return
+    if not rows:
+        show.note(
+            "no jobs yet; try: shoal run -- echo hello"
+            if all_
+            else "no live jobs; finished ones: shoal ps -a"
+        )
+        return
+    print_jobs(rows, int(time.time() * 1000))
+    if len(rows) == limit:
+        show.note(f"only {limit} are shown; see more with: shoal ps -n {limit * 10}")
+
+
+def print_jobs(rows: list[JobRow], now_ms: int) -> None:
+    from shoal.cli.show import Column, table
+
+    columns = [
+        Column("ID"),
+        Column("NAME"),
+        Column("STATE"),
+        Column("SHAPE", right=True),
+        Column("NODES"),
+        Column("TIME", right=True),
+        Column("COMMAND", flexible=True),
+    ]
+    table(columns, [_cells(row, now_ms) for row in rows])
+
+
+def _cells(row: JobRow, now_ms: int) -> list[str | Cell]:
+    from shoal.cli.show import Cell, state_cell
+    from shoal.cli.units import duration_text
+
+    state = state_cell(row.state)
+    if row.attempt > 1:
+        state = state._replace(text=f"{row.state}#{row.attempt}")
+    return [
+        Cell(row.id, "bold"),
+        row.name,
+        state,
+        f"{row.members}x{row.gpus}",
+        nodes_text(row.nodes),
+        Cell(duration_text(elapsed_ms(row, now_ms)), "dim"),
+        row.command,
+    ]
+
+
+def nodes_text(nodes: list[str]) -> str:
+    """All of the few, or the first and how many more: one word either way."""
+    return ",".join(nodes) if len(nodes) <= 4 else f"{','.join(nodes[:3])}+{len(nodes) - 3}"
+
+
+def elapsed_ms(row: JobRow, now_ms: int) -> int:
+    """Of what the job is doing: it ran, it runs, or it waits."""
+    ran = row.running_ms is not None and row.state != "waiting"
+    begin = row.running_ms if ran and row.running_ms is not None else row.submitted_ms
+    return max((row.finished_ms or now_ms) - begin, 0)

@@ -1,0 +1,127 @@
+"""What `shoal run` was asked for: flags over file over what the shell brings along."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from shoal.cli import units
+from shoal.cli.grammar import is_job_file
+from shoal.cli.guard import REFUSED, USAGE, Failure
+from shoal.cli.jobfields import BadJob, to_spec
+from shoal.cli.jobfile import TEXT_BYTES_MAX, read_fields
+from shoal.model.job import JobSpec
+
+# So that `python` and what it imports mean the same in the job as in the shell that sent it.
+CARRIED = ("PATH", "VIRTUAL_ENV", "CONDA_PREFIX", "PYTHONPATH", "LANG")
+
+
+class Flags(NamedTuple):
+    """The flags that are fields of a job, in the form of a job file; None was not given."""
+
+    members: int | None
+    gpus: int | None
+    cpus: str | None
+    memory: str | None
+    name: str | None
+    priority: int | None
+    workdir: str | None
+    restart: str | None
+    retries: int | None
+    backoff: str | None
+    time_limit: str | None
+    stop_grace: str | None
+
+
+def build(words: list[str], flags: Flags, env: list[str]) -> JobSpec:
+    given = {name: value for name, value in flags._asdict().items() if value is not None}
+    if given.get("workdir"):
+        given["workdir"] = _resolve(given["workdir"], Path())
+    file = Path(words[0]) if is_job_file(words[0]) else None
+    fields = {"command": words} if file is None else _from_file(file, words[1:])
+    try:
+        merged = {**fields, **given}
+        merged["env"] = {**carried(os.environ), **_table(fields), **_parse_env(env, os.environ)}
+        merged.setdefault("workdir", _here())
+        return to_spec(merged)
+    except BadJob as error:
+        where = f"{file}: " if file is not None and error.field not in given else ""
+        raise Failure(f"{where}{error}", USAGE if file is None else REFUSED) from None
+
+
+def carried(environ: Mapping[str, str]) -> dict[str, str]:
+    """What the shell brings along; a value that is not text stays behind."""
+    return {
+        name: environ[name] for name in CARRIED if environ.get(name) and _is_text(environ[name])
+    }
+
+
+def _from_file(path: Path, more: list[str]) -> dict[str, Any]:
+    if more:
+        message = f"{units.quoted(more[0])} follows the job file; the command stands in the file"
+        raise Failure(f"{message}, so give flags only", USAGE)
+    if path.is_dir():
+        raise Failure(f"{path}: is a directory, not a job file")
+    if not path.exists():
+        raise Failure(f"{path}: there is no such file")
+    if not path.is_file():
+        raise Failure(f"{path}: is not a regular file")
+    if path.stat().st_size > TEXT_BYTES_MAX:
+        raise Failure(
+            f"{path}: is larger than {TEXT_BYTES_MAX // 1024**2} MiB; that is no job file"
+        )
+    try:
+        fields = read_fields(path.read_bytes().decode("utf-8-sig"), path.suffix.lower())
+    except UnicodeDecodeError:
+        raise Failure(f"{path}: is not text (UTF-8)") from None
+    except BadJob as error:
+        raise Failure(f"{path}: {error}") from None
+    if isinstance(fields.get("workdir"), str) and fields["workdir"]:
+        fields["workdir"] = _resolve(fields["workdir"], path.parent)
+    return fields
+
+
+def _resolve(workdir: str, base: Path) -> str:
+    try:
+        return os.path.normpath(Path.cwd() / base / Path(workdir).expanduser())
+    except (OSError, RuntimeError, ValueError) as error:
+        raise Failure(f"workdir: {error}") from None
+
+
+def _here() -> str:
+    try:
+        return os.getcwd()
+    except OSError:
+        message = "workdir: the current directory is gone; name another with --workdir"
+        raise Failure(message) from None
+
+
+def _table(fields: Mapping[str, Any]) -> dict[str, Any]:
+    """The file's own environment, if it is one: what is no table is left for the check."""
+    env = fields.get("env", {})
+    if not isinstance(env, dict):
+        to_spec({"command": "x", "env": env})
+    return dict(env)
+
+
+def _parse_env(texts: list[str], environ: Mapping[str, str]) -> dict[str, str]:
+    found = {}
+    for text in texts:
+        name, equals, value = text.partition("=")
+        if not equals:
+            if name not in environ:
+                message = f"{units.quoted(name)} is not set here; write --env NAME=VALUE"
+                raise BadJob("env", message)
+            value = environ[name]
+        found[name] = value
+    return found
+
+
+def _is_text(value: str) -> bool:
+    try:
+        value.encode()
+    except UnicodeEncodeError:
+        return False
+    return True

@@ -1,0 +1,178 @@
+"""Output: tables and colours for a person at a terminal, plain aligned lines for a pipe."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+if TYPE_CHECKING:
+    from rich.console import Console
+    from rich.text import Text
+
+STATE_STYLES = {
+    "running": "green",
+    "starting": "cyan",
+    "waiting": "yellow",
+    "stopping": "magenta",
+    "succeeded": "green dim",
+    "failed": "red",
+    "cancelled": "dim",
+    "timed-out": "red",
+    "ready": "green",
+    "joining": "cyan",
+    "suspect": "yellow",
+    "lost": "red bold",
+    "cordoned": "yellow",
+    "draining": "magenta",
+    "removed": "dim",
+}
+
+
+class Column(NamedTuple):
+    """What a terminal has no room for: a `flexible` column is cut, one that `wraps` grows down.
+    A pipe gets everything."""
+
+    title: str
+    right: bool = False
+    flexible: bool = False
+    wraps: bool = False
+
+
+class Cell(NamedTuple):
+    """`text` is what a pipe gets; `pretty` stands in for it on a terminal."""
+
+    text: str
+    style: str = ""
+    pretty: str = ""
+
+
+def printable(text: str) -> str:
+    """Control characters, line ends among them, become visible escapes."""
+    if text.isprintable():
+        return text
+    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
+
+
+def at_terminal() -> bool:
+    return sys.stdout.isatty() and os.environ.get("TERM") != "dumb"
+
+
+def console(stderr: bool = False) -> Console:
+    from rich.console import Console
+
+    return Console(stderr=stderr, highlight=False, markup=False, emoji=False, soft_wrap=False)
+
+
+def state_cell(state: str) -> Cell:
+    return Cell(state, STATE_STYLES.get(state, ""))
+
+
+def table(columns: Sequence[Column], rows: Sequence[Sequence[str | Cell]]) -> None:
+    cells = [[c if isinstance(c, Cell) else Cell(c) for c in row] for row in rows]
+    if at_terminal():
+        _rich_table(columns, cells)
+    else:
+        for line in plain_lines([[Cell(column.title) for column in columns], *cells], columns):
+            print(line)
+
+
+def plain_lines(rows: Sequence[Sequence[Cell]], columns: Sequence[Column]) -> list[str]:
+    """Aligned with spaces; an empty cell is a dash, so that every line has as many words."""
+    texts = [[printable(cell.text) or "-" for cell in row] for row in rows]
+    widths = [max(len(row[i]) for row in texts) for i in range(len(columns))]
+    lines = []
+    for row in texts:
+        words = [
+            text.rjust(width) if column.right else text.ljust(width)
+            for text, width, column in zip(row, widths, columns, strict=True)
+        ]
+        lines.append("  ".join(words).rstrip())
+    return lines
+
+
+def _rich_table(columns: Sequence[Column], rows: Sequence[Sequence[Cell]]) -> None:
+    from rich.table import Table
+
+    grid = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="bold dim")
+    for column in columns:
+        grid.add_column(
+            column.title,
+            justify="right" if column.right else "left",
+            no_wrap=not column.wraps,
+            overflow="ellipsis",
+            ratio=1 if column.flexible else None,
+            min_width=None if column.flexible else len(column.title),
+        )
+    grid.expand = any(column.flexible for column in columns)
+    for row in rows:
+        grid.add_row(*[rich_text(cell) for cell in row])
+    console().print(grid)
+
+
+def rich_text(cell: Cell) -> Text:
+    from rich.text import Text
+
+    return Text(cell.pretty or printable(cell.text) or "-", style=cell.style or "")
+
+
+def line(text: str, style: str = "") -> None:
+    """One line on stdout; the style shows on terminals only."""
+    if style and at_terminal():
+        from rich.text import Text
+
+        console().print(Text(printable(text), style=style))
+    else:
+        print(printable(text))
+
+
+def note(text: str) -> None:
+    """One line for the person watching, on stderr, so that stdout stays clean for scripts."""
+    print(printable(text), file=sys.stderr, flush=True)
+
+
+class Progress:
+    """Steps of something that takes a moment: one line that changes on a terminal, lines on
+    stderr otherwise, and nothing when `quiet`."""
+
+    def __init__(self, quiet: bool = False) -> None:
+        self._quiet = quiet
+        self._live = sys.stderr.isatty() and os.environ.get("TERM") != "dumb"
+        self._last = ""
+
+    def __call__(self, text: str) -> None:
+        if self._quiet or text == self._last:
+            return
+        self._last = text
+        if self._live:
+            print(f"\r\x1b[K{printable(text)} ...", end="", file=sys.stderr, flush=True)
+        else:
+            note(text)
+
+    def __enter__(self) -> Progress:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._live and self._last:
+            print("\r\x1b[K", end="", file=sys.stderr, flush=True)
+
+
+def as_json(value: Any, *, lines: bool = False) -> None:
+    """`lines`: one object per line, for output that goes on."""
+    import msgspec
+
+    data = msgspec.json.encode(value)
+    print((data if lines else msgspec.json.format(data, indent=2)).decode(), flush=lines)
+
+
+def bar(used: float, total: float, width: int) -> str:
+    """A bar that is empty only at nothing and full only at everything."""
+    if total <= 0:
+        return ""
+    filled = round(width * used / total)
+    if used > 0:
+        filled = max(filled, 1)
+    if used < total:
+        filled = min(filled, width - 1)
+    return "■" * filled + "□" * (width - filled)

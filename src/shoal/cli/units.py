@@ -1,0 +1,92 @@
+"""Amounts as people write them: durations, memory and CPUs, read and told."""
+
+from __future__ import annotations
+
+import math
+import re
+from decimal import Decimal
+
+MILLISECONDS = {"ms": 1, "s": 1000, "m": 60_000, "h": 3_600_000, "d": 86_400_000}
+MEGABYTES = {"m": 1, "g": 1024, "t": 1024 * 1024}
+
+_NUMBER = r"[0-9]{1,15}(?:\.[0-9]{1,9})?"
+_DURATION_PART = re.compile(rf"({_NUMBER})(ms|s|m|h|d)")
+_DURATION = re.compile(rf"(?:{_NUMBER}(?:ms|s|m|h|d))+")
+_MEMORY = re.compile(rf"({_NUMBER})([mgt])(?:i?b)?")
+_BARE = re.compile(_NUMBER)
+_QUOTED_MAX = 40
+
+
+class BadAmount(ValueError):
+    """The text is no such amount; the message says what would be one."""
+
+
+def duration_ms(text: str) -> int:
+    """'90s', '1h30m' or '500ms' in milliseconds."""
+    compact = text.replace(" ", "").lower()
+    if compact == "0":
+        return 0
+    if _BARE.fullmatch(compact):
+        raise BadAmount(f"{compact} of what? Write {compact}s, {compact}m or {compact}h")
+    if not _DURATION.fullmatch(compact):
+        raise BadAmount(f"{quoted(text)} is no time; write e.g. 90s, 10m, 2h, 1d or 1h30m")
+    parts = _DURATION_PART.findall(compact)
+    return _whole(sum((Decimal(n) * MILLISECONDS[u] for n, u in parts), Decimal(0)), text, "1ms")
+
+
+def memory_mb(text: str) -> int:
+    """'512M', '4G' or '1.5T' in units of 1024 x 1024 bytes."""
+    compact = text.replace(" ", "").lower()
+    if compact == "0":
+        return 0
+    if _BARE.fullmatch(compact):
+        raise BadAmount(f"{compact} of what? Write {compact}M or {compact}G")
+    match = _MEMORY.fullmatch(compact)
+    if match is None:
+        raise BadAmount(f"{quoted(text)} is no amount of memory; write e.g. 512M, 4G or 1.5T")
+    return _whole(Decimal(match[1]) * MEGABYTES[match[2]], text, "1M")
+
+
+def cpu_milli(text: str) -> int:
+    """'2' or '0.5' CPUs in thousandths of one."""
+    if not _BARE.fullmatch(text.strip()):
+        raise BadAmount(f"{quoted(text)} is no number of CPUs; write e.g. 4 or 0.5")
+    return _whole(Decimal(text.strip()) * 1000, text, "0.001")
+
+
+def duration_text(ms: int) -> str:
+    """The two leading units, as much as anybody reads: '350ms', '4.2s', '3m 20s', '2d 4h'."""
+    if ms < 1000:
+        return f"{max(ms, 0)}ms"
+    if ms < 10_000:
+        return f"{ms / 1000:.1f}s"
+    for unit, smaller in (("d", "h"), ("h", "m"), ("m", "s")):
+        if ms >= MILLISECONDS[unit]:
+            whole, rest = divmod(ms, MILLISECONDS[unit])
+            return f"{whole}{unit} {rest // MILLISECONDS[smaller]}{smaller}"
+    return f"{ms // 1000}s"
+
+
+def memory_text(mb: int) -> str:
+    """Three figures at most: '512M', '3.5G', '62G', '1.2T'."""
+    for unit, size in (("T", MEGABYTES["t"]), ("G", MEGABYTES["g"])):
+        if mb >= size:
+            amount = mb / size
+            return (
+                f"{amount:.0f}{unit}"
+                if amount >= 10
+                else f"{amount:.1f}".rstrip("0").rstrip(".") + unit
+            )
+    return f"{mb}M"
+
+
+def quoted(text: str) -> str:
+    """Foreign text inside a message: one line, printable, not too long."""
+    short = text if len(text) <= _QUOTED_MAX else text[: _QUOTED_MAX - 3] + "..."
+    return repr(short) if "'" in short or not short.isprintable() else f"'{short}'"
+
+
+def _whole(amount: Decimal, text: str, smallest: str) -> int:
+    if amount and amount < 1:
+        raise BadAmount(f"{quoted(text)} is too little; the least is {smallest}")
+    return math.floor(amount)

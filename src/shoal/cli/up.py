@@ -1,0 +1,211 @@
+"""`shoal up` and `shoal down`: a cluster on this machine."""
+
+from __future__ import annotations
+
+import ipaddress
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from shoal.cli.grammar import DEFAULT_HOME, HomeOption, JsonOption
+
+if TYPE_CHECKING:
+    from shoal.control.home import ClusterConfig, Home
+    from shoal.control.lifecycle import Up
+    from shoal.model.node import NodeSpec
+
+PORT_MAX = 65_535
+
+
+def up(
+    nodes: Annotated[
+        int | None, typer.Option("--nodes", metavar="N", help="So many virtual nodes.")
+    ] = None,
+    gpus: Annotated[
+        int | None, typer.Option("--gpus", metavar="G", help="GPUs of each virtual node.")
+    ] = None,
+    cpus: Annotated[
+        str | None,
+        typer.Option("--cpus", metavar="C", help="CPUs of each virtual node, e.g. 16 or 0.5."),
+    ] = None,
+    memory: Annotated[
+        str | None,
+        typer.Option("--memory", metavar="SIZE", help="Memory of each virtual node, e.g. 8G."),
+    ] = None,
+    topology: Annotated[
+        str,
+        typer.Option("--topology", metavar="BxR", help="B blocks of R racks each, e.g. 2x2."),
+    ] = "",
+    this_machine: Annotated[
+        bool, typer.Option("--this-machine", help="One node: this machine, as it is.")
+    ] = False,
+    host: Annotated[
+        str | None,
+        typer.Option("--host", metavar="ADDRESS", help="Listen here. [default: 127.0.0.1]"),
+    ] = None,
+    port: Annotated[
+        int | None,
+        typer.Option("--port", metavar="P", help="Listen here; 0: any free. [default: 7700]"),
+    ] = None,
+    json: JsonOption = False,
+    home: HomeOption = DEFAULT_HOME,
+) -> None:
+    """Start a cluster on this machine.
+
+    Without --nodes or --gpus it is one node with the CPUs, memory and GPUs found here. With them
+    it is virtual nodes n1, n2, ...: their GPUs are numbers that the scheduler counts with, their
+    processes are real. A virtual node gets plenty of CPUs and its share of the memory.
+
+    --topology puts virtual nodes into racks, in order: with 8 nodes, 2x2 makes b1/r1 of n1 and
+    n2, b1/r2 of n3 and n4, b2/r1 of n5 and n6, b2/r2 of n7 and n8.
+
+    What was up before comes back as it was, with its jobs, when no flag says otherwise. On a
+    cluster that is up, the same flags change nothing, and others are refused: down first.
+
+    Examples:
+      shoal up                                   this machine, or what was up last
+      shoal up --nodes 4 --gpus 8                four virtual nodes
+      shoal up --nodes 8 --gpus 8 --topology 2x2
+      shoal up --home /tmp/try --port 0          a second one, apart from the first
+    """
+    from shoal.cli import show
+    from shoal.control.home import Home
+    from shoal.control.lifecycle import bring_up
+
+    place = Home(home)
+    shape = (nodes, gpus, cpus, memory, topology or None)
+    config = _config(place, shape, this_machine, host, port)
+    _warn_if_open(config.host)
+    with show.Progress(quiet=json) as progress:
+        answer = bring_up(place, config, progress)
+    if json:
+        show.as_json(
+            {
+                "url": answer.address.url,
+                "pid": answer.address.pid,
+                "already": answer.already,
+                "home": str(place.path),
+                "nodes": config.nodes,
+            }
+        )
+    else:
+        _print_up(config, answer, home)
+
+
+def down(json: JsonOption = False, home: HomeOption = DEFAULT_HOME) -> None:
+    """Stop the cluster and all that runs on it.
+
+    Jobs stay in the store: what was queued or running goes on at the next `shoal up`. If no
+    cluster is up there is nothing to do, and the exit code is 0.
+
+    Examples:
+      shoal down
+      shoal down --home /tmp/try
+    """
+    from shoal.cli import show
+    from shoal.control.home import Home
+    from shoal.control.lifecycle import take_down
+
+    with show.Progress(quiet=json) as progress:
+        stopped = take_down(Home(home), progress)
+    if json:
+        show.as_json({"stopped": stopped})
+    elif stopped:
+        what = "1 process" if stopped == 1 else f"{stopped} processes"
+        show.line(f"the cluster in {home} is down: {what} stopped")
+    else:
+        show.line(f"no cluster is up in {home}; nothing to do")
+
+
+Shape = tuple[int | None, int | None, str | None, str | None, str | None]
+
+
+def _config(
+    home: Home, shape: Shape, this_machine: bool, host: str | None, port: int | None
+) -> ClusterConfig:
+    """What the flags ask for; the rest as it was last time, or else by default."""
+    import msgspec
+
+    from shoal.cli.guard import USAGE, Failure
+    from shoal.control.home import ClusterConfig
+
+    if this_machine and any(part is not None for part in shape):
+        raise Failure("--this-machine: leave out --nodes, --gpus and the like, or it", USAGE)
+    if port is not None and not 0 <= port <= PORT_MAX:
+        raise Failure(f"--port: must be from 0 to {PORT_MAX}, not {port}", USAGE)
+    last = _last_config(home)
+    asked = this_machine or any(part is not None for part in shape)
+    nodes = last.nodes if last is not None and not asked else _nodes(shape)
+    changes: dict[str, object] = {"nodes": nodes}
+    if host is not None:
+        changes["host"] = host
+    if port is not None:
+        changes["port"] = port
+    return msgspec.structs.replace(last or ClusterConfig(nodes=nodes), **changes)
+
+
+def _last_config(home: Home) -> ClusterConfig | None:
+    import msgspec
+
+    from shoal.cli.guard import Failure
+
+    try:
+        return home.read_config()
+    except msgspec.DecodeError as error:
+        raise Failure(f"{home.config} is damaged ({error}); mend or remove it") from None
+
+
+def _nodes(shape: Shape) -> tuple[NodeSpec, ...]:
+    from shoal.cli import layout, machine, units
+    from shoal.cli.guard import USAGE, Failure
+
+    nodes, gpus, cpus, memory, topology = shape
+    if all(part is None for part in shape):
+        return layout.this_machine(machine.detect())
+    try:
+        cpu_milli = None if cpus is None else units.cpu_milli(cpus)
+    except units.BadAmount as error:
+        raise Failure(f"--cpus: {error}", USAGE) from None
+    try:
+        memory_mb = None if memory is None else units.memory_mb(memory)
+    except units.BadAmount as error:
+        raise Failure(f"--memory: {error}", USAGE) from None
+    return layout.virtual_nodes(
+        machine.detect(),
+        nodes=1 if nodes is None else nodes,
+        gpus=gpus or 0,
+        cpu_milli=cpu_milli,
+        memory_mb=memory_mb,
+        topology=topology or "",
+    )
+
+
+def _warn_if_open(host: str) -> None:
+    from shoal.cli.show import note
+
+    try:
+        private = ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        private = host == "localhost"
+    if not private:
+        note(
+            f"warning: {host} can be reached from other machines; whoever has the token may run "
+            "anything as you, and nothing is encrypted"
+        )
+
+
+def _print_up(config: ClusterConfig, answer: Up, home: Path) -> None:
+    from shoal.cli.show import at_terminal, line
+    from shoal.model.resources import plural
+
+    gpus = sum(node.gpus for node in config.nodes)
+    size = f"{plural(len(config.nodes), 'node')}, {plural(gpus, 'GPU')}"
+    was = "is already up" if answer.already else "is up"
+    line(f"the cluster {was} at {answer.address.url}: {size}; its files are in {home}", "green")
+    if at_terminal() and not answer.already:
+        gpu_flag = "-g 1 " if gpus else ""
+        line("try next:")
+        line(f"  shoal run --wait {gpu_flag}-- echo hello")
+        line("  shoal status")
+        line("  shoal down")

@@ -1,0 +1,183 @@
+"""Events as sentences: one for each, in the words a person would use."""
+
+from __future__ import annotations
+
+import shlex
+from typing import assert_never
+
+from shoal.cli.show import printable
+from shoal.model.events import (
+    ControllerStarted,
+    Event,
+    JobAdopted,
+    JobEvent,
+    JobFinished,
+    JobPlaced,
+    JobRequeued,
+    JobRunning,
+    JobStopping,
+    JobSubmitted,
+    MemberExited,
+    MemberLost,
+    MembersStarted,
+    NodeEvent,
+    NodeIntended,
+    NodeJoined,
+    NodeLost,
+    NodeReady,
+    NodeSuspected,
+)
+from shoal.model.job import JobSpec, Outcome, StopCause
+from shoal.model.node import NodeIntent
+from shoal.model.resources import Slice, plural
+
+NODES_NAMED_MAX = 6
+
+INTENT_WORDS = {
+    NodeIntent.OPEN: "is open for jobs again",
+    NodeIntent.CORDONED: "is cordoned: nothing new starts on it",
+    NodeIntent.DRAINING: "is being drained: its jobs move elsewhere",
+    NodeIntent.REMOVED: "is removed from the cluster",
+}
+OUTCOME_WORDS = {
+    Outcome.SUCCEEDED: "succeeded",
+    Outcome.FAILED: "failed",
+    Outcome.CANCELLED: "was cancelled",
+    Outcome.TIMED_OUT: "ran out of time",
+}
+STATE_WORDS = {
+    "succeeded": "has succeeded",
+    "failed": "has failed",
+    "cancelled": "was cancelled",
+    "timed-out": "ran out of time",
+}
+CAUSE_WORDS = {
+    StopCause.CANCEL: "cancelled",
+    StopCause.TIME_LIMIT: "out of time",
+    StopCause.FAILURE: "failed",
+    StopCause.NODE_LOSS: "lost a node",
+    StopCause.DRAIN: "its node is drained",
+}
+
+
+def sentence(event: Event) -> str:
+    """One line, without a full stop; printable whatever a job or node is called."""
+    if isinstance(event, JobEvent):
+        text = f"{event.job} {_about_job(event)}"  # type: ignore[arg-type]
+    elif isinstance(event, NodeEvent):
+        text = f"{event.node} {_about_node(event)}"  # type: ignore[arg-type]
+    else:
+        text = _about_controller(event)
+    return printable(text)
+
+
+def shape_text(spec: JobSpec) -> str:
+    """What a gang asks for: '2 members with 8 GPUs, 1 CPU each'."""
+    each = " each" if spec.members > 1 else ""
+    return f"{plural(spec.members, 'member')} with {spec.demand}{each}"
+
+
+def command_text(command: tuple[str, ...]) -> str:
+    return printable(shlex.join(command))
+
+
+def state_text(state: str) -> str:
+    """A job's state as the rest of a sentence about it."""
+    return STATE_WORDS.get(state, f"is {state}")
+
+
+def exit_text(code: int) -> str:
+    """Codes above 128 are signals, by the shells' custom."""
+    if 128 < code <= 128 + 64:
+        return f"exit code {code} (signal {code - 128})"
+    return f"exit code {code}"
+
+
+JobHappening = (
+    JobSubmitted
+    | JobPlaced
+    | MembersStarted
+    | JobRunning
+    | MemberExited
+    | MemberLost
+    | JobStopping
+    | JobRequeued
+    | JobAdopted
+    | JobFinished
+)
+NodeHappening = NodeJoined | NodeReady | NodeSuspected | NodeLost | NodeIntended
+
+
+def _about_job(event: JobHappening) -> str:
+    match event:
+        case JobSubmitted():
+            name = f" as '{event.spec.name}'" if event.spec.name else ""
+            return f"submitted{name}: {shape_text(event.spec)}: {command_text(event.spec.command)}"
+        case JobPlaced():
+            return f"placed{_try(event.attempt)}: {event.why or _nodes(event.slices)}"
+        case MembersStarted():
+            return f"started {_members(event.members)}; the others are awaited{_try(event.attempt)}"
+        case JobRunning():
+            return f"is running{_try(event.attempt)}"
+        case MemberExited():
+            end = "finished" if event.code == 0 else f"ended with {exit_text(event.code)}"
+            return f"member {event.member} {end} on {event.node}{_because(event.why)}"
+        case MemberLost():
+            return f"lost member {event.member} on {event.node}{_because(event.why)}"
+        case JobStopping():
+            return f"is being stopped ({CAUSE_WORDS[event.cause]}){_because(event.why)}"
+        case JobRequeued():
+            wait_ms = event.not_before_ms - event.at_ms
+            later = f" in {wait_ms / 1000:.1f} s" if wait_ms > 0 else ""
+            return f"will run again{later} ({CAUSE_WORDS[event.cause]}){_because(event.why)}"
+        case JobAdopted():
+            return f"goes on as it was on {event.node}{_because(event.why)}"
+        case JobFinished():
+            code = "" if event.outcome is Outcome.SUCCEEDED else f" with {exit_text(event.code)}"
+            return f"{OUTCOME_WORDS[event.outcome]}{code}{_because(event.why)}"
+        case _:
+            assert_never(event)
+
+
+def _about_node(event: NodeHappening) -> str:
+    match event:
+        case NodeJoined():
+            place = f" at {event.spec.place}" if event.spec.place else ""
+            return f"joined{place}{_because(event.why)}"
+        case NodeReady():
+            return f"is ready{_because(event.why)}"
+        case NodeSuspected():
+            return f"is out of contact{_because(event.why)}"
+        case NodeLost():
+            return f"{'died' if event.dead else 'is given up'}{_because(event.why)}"
+        case NodeIntended():
+            return f"{INTENT_WORDS[event.intent]}{_because(event.why)}"
+        case _:
+            assert_never(event)
+
+
+def _about_controller(event: ControllerStarted) -> str:
+    again = f" again (start number {event.epoch})" if event.epoch > 1 else ""
+    return f"the controller started{again}"
+
+
+def _because(why: str) -> str:
+    return f": {why}" if why else ""
+
+
+def _try(attempt: int) -> str:
+    return f" (attempt {attempt})" if attempt > 1 else ""
+
+
+def _members(numbers: tuple[int, ...]) -> str:
+    if len(numbers) == 1:
+        return f"member {numbers[0]}"
+    named = ", ".join(str(number) for number in numbers[:NODES_NAMED_MAX])
+    more = f" and {len(numbers) - NODES_NAMED_MAX} more" if len(numbers) > NODES_NAMED_MAX else ""
+    return f"members {named}{more}"
+
+
+def _nodes(slices: tuple[Slice, ...]) -> str:
+    names = list(dict.fromkeys(slice_.node for slice_ in slices))
+    more = f" and {len(names) - NODES_NAMED_MAX} more" if len(names) > NODES_NAMED_MAX else ""
+    return ", ".join(names[:NODES_NAMED_MAX]) + more
