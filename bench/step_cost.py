@@ -5,11 +5,13 @@ Run with `python -m bench.step_cost`.
 
 from __future__ import annotations
 
+import gc
 import random
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 
 import msgspec
-from bench.cluster import CRUMB_CPUS, POLICY, Cluster, Mix
+from bench.cluster import CRUMB_CPUS, GPUS_PER_NODE, POLICY, Cluster, Mix
 from bench.figures import Spread, machine, ratio, spread, table
 
 from shoal.model.job import Job
@@ -20,7 +22,7 @@ QUEUED = 1_000
 PLACED = 100
 FINISHED = 20_000
 REPEATS = 300
-PLACE_REPEATS = 40
+PLACE_REPEATS = 60
 SEED = 7
 
 PLACE_GOAL_MS = 50.0
@@ -54,38 +56,46 @@ def measure() -> dict[str, object]:
 def measure_cases() -> dict[str, Case]:
     mixed = full_cluster(NODES, QUEUED)
     cases = {
-        "a job ends, another starts": end_starts_one(mixed),
-        "a job ends, several share its node": _ends(mixed, lambda job: job.spec.gpus == 8),
-        "a job ends, its room is too small": _ends(mixed, _is_crumb),
+        "a job ends, another starts": ends(mixed, _has_one_gpu),
+        "a job ends, several share its node": ends(mixed, _has_a_node),
+        "a job ends, its room is too small": ends(mixed, _is_crumb),
         "a heartbeat, nothing new": heartbeat(mixed),
         f"{PLACED} gangs are placed": place_many(mixed),
     }
+    with _no_garbage_collection():
+        cases[f"{PLACED} gangs are placed, no collection"] = place_many(mixed)
     wide = full_cluster(NODES, QUEUED, Mix(SEED + 1, wide=True))
-    cases["a job ends, members fit but no gang"] = _ends(wide, lambda job: job.spec.gpus == 8)
+    cases["a job ends, members fit but no gang"] = ends(wide, _has_a_node)
     return cases
 
 
 def measure_growth() -> dict[str, dict[str, float]]:
     """The median of one end and one start in milliseconds, along each axis that may matter."""
-    by_nodes = {str(nodes): _median(full_cluster(nodes, QUEUED)) for nodes in (125, 1_250, NODES)}
-    by_queue, by_queue_placing = {}, {}
-    for queued in (100, 1_000, 10_000):
-        cluster = full_cluster(NODES, queued)
-        by_queue[str(queued)] = _median(cluster)
-        if queued > PLACED:
-            by_queue_placing[str(queued)] = place_many(cluster).spread.median_ms
-    cluster = full_cluster(NODES, QUEUED, Mix(SEED + 1, own_shape=True))
-    by_shapes = {"few": by_nodes[str(NODES)], "one per job": _median(cluster)}
-    cluster = full_cluster(NODES, QUEUED)
-    by_finished = {"0": _median(cluster)}
-    finish_many(cluster, FINISHED)
-    by_finished[str(FINISHED)] = _median(cluster)
+    aged = full_cluster(NODES, QUEUED)
+    finish_many(aged, FINISHED)
+    base = full_cluster(NODES, QUEUED)
+    long = full_cluster(NODES, 10 * QUEUED)
+    diverse = full_cluster(NODES, QUEUED, Mix(SEED + 1, own_shape=True))
     return {
-        "nodes": by_nodes,
-        "queued gangs": by_queue,
-        f"queued gangs, placing {PLACED}": by_queue_placing,
-        "shapes in the queue": by_shapes,
-        "finished jobs": by_finished,
+        "nodes": compare(
+            {str(n): full_cluster(n, QUEUED) for n in (NODES // 100, NODES // 10)}
+            | {str(NODES): base}
+        ),
+        "queued gangs": compare(
+            {
+                str(QUEUED // 10): full_cluster(NODES, QUEUED // 10),
+                str(QUEUED): base,
+                str(10 * QUEUED): long,
+            }
+        ),
+        "shapes in the queue": compare(
+            {str(len(cluster.state.queue.shapes)): cluster for cluster in (base, diverse)}
+        ),
+        "finished jobs": compare({"0": base, str(FINISHED): aged}),
+        f"queued gangs, placing {PLACED}": {
+            str(QUEUED): place_many(base).spread.median_ms,
+            str(10 * QUEUED): place_many(long).spread.median_ms,
+        },
     }
 
 
@@ -98,8 +108,25 @@ def full_cluster(nodes: int, queued: int, mix: Mix | None = None) -> Cluster:
     return cluster
 
 
-def end_starts_one(cluster: Cluster) -> Case:
-    return _ends(cluster, lambda job: job.spec.gpus == 1)
+def ends(cluster: Cluster, wanted: Callable[[Job], bool]) -> Case:
+    """The step that hears of the end of one job on one node."""
+    times, starts = [], 0
+    for job in _on_one_node(cluster, wanted)[:REPEATS]:
+        elapsed_ns, started = _end_one(cluster, job)
+        times.append(elapsed_ns)
+        starts += started
+    return Case(spread(times), starts=round(starts / len(times), 2), goal_ms=END_GOAL_MS)
+
+
+def compare(clusters: Mapping[str, Cluster]) -> dict[str, float]:
+    """Medians of one end and one start, taken in turns so that noise meets all clusters alike."""
+    times: dict[str, list[int]] = {name: [] for name in clusters}
+    jobs: dict[str, list[Job]] = {name: [] for name in clusters}
+    for _ in range(REPEATS):
+        for name, cluster in clusters.items():
+            jobs[name] = jobs[name] or _on_one_node(cluster, _has_one_gpu)
+            times[name].append(_end_one(cluster, jobs[name].pop())[0])
+    return {name: spread(taken).median_ms for name, taken in times.items()}
 
 
 def heartbeat(cluster: Cluster) -> Case:
@@ -150,45 +177,58 @@ def finish_many(cluster: Cluster, count: int) -> None:
     chooser = random.Random(SEED)
     until = cluster.state.finished + count
     while cluster.state.finished < until:
-        ended = chooser.sample(cluster.running(_on_one_node), ENDED_TOGETHER)
+        ended = chooser.sample(cluster.running(lambda _: True), ENDED_TOGETHER)
         cluster.settle(cluster.step(cluster.end(ended)))
         cluster.refill()
 
 
-def _ends(cluster: Cluster, wanted: Callable[[Job], bool]) -> Case:
-    """Time the step that hears of the end of a job on one node, then restore the balance."""
-    candidates = cluster.running(lambda job: _on_one_node(job) and wanted(job))
-    random.Random(SEED).shuffle(candidates)
-    times, starts = [], 0
-    for job in candidates[:REPEATS]:
-        result = cluster.step(cluster.end([job]))
-        times.append(cluster.elapsed_ns)
-        starts += len(cluster.started)
-        cluster.settle(result)
-        if cluster.started:
-            cluster.refill()
-        else:
-            cluster.submit([job.spec])
-            cluster.started.clear()
-    return Case(spread(times), starts=round(starts / len(times), 2), goal_ms=END_GOAL_MS)
+def _end_one(cluster: Cluster, job: Job) -> tuple[int, int]:
+    """The time of the step and the jobs started in it; afterwards the balance is restored."""
+    result = cluster.step(cluster.end([job]))
+    elapsed_ns, started = cluster.elapsed_ns, len(cluster.started)
+    cluster.settle(result)
+    if cluster.started:
+        cluster.refill()
+    else:
+        cluster.submit([job.spec])
+        cluster.started.clear()
+    return elapsed_ns, started
 
 
-def _on_one_node(job: Job) -> bool:
-    return len({member.slice.node for member in job.members}) == 1
+def _on_one_node(cluster: Cluster, wanted: Callable[[Job], bool]) -> list[Job]:
+    jobs = cluster.running(
+        lambda job: wanted(job) and len({member.slice.node for member in job.members}) == 1
+    )
+    random.Random(SEED).shuffle(jobs)
+    return jobs
+
+
+def _has_one_gpu(job: Job) -> bool:
+    return job.spec.gpus == 1
+
+
+def _has_a_node(job: Job) -> bool:
+    return job.spec.gpus == GPUS_PER_NODE
 
 
 def _is_crumb(job: Job) -> bool:
     return job.spec.gpus == 0 and job.spec.cpu_milli == CRUMB_CPUS * 1000
 
 
-def _median(cluster: Cluster) -> float:
-    return end_starts_one(cluster).spread.median_ms
+@contextmanager
+def _no_garbage_collection() -> Iterator[None]:
+    """To tell what the step costs from what Python's collector adds now and then."""
+    gc.disable()
+    try:
+        yield
+    finally:
+        gc.enable()
 
 
 def main() -> None:
     figures = measure()
     print(figures["machine"])
-    print(f"{NODES:,} nodes with 8 GPUs each, {QUEUED:,} gangs waiting; milliseconds")
+    print(f"{NODES:,} nodes with 8 GPUs each, {QUEUED:,} gangs waiting; milliseconds of CPU time")
     print(cases_table(msgspec.convert(figures["cases"], dict[str, Case])))
     print()
     print("growth of 'a job ends, another starts' (median, and ratio to the first)")
