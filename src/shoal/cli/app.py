@@ -13,6 +13,7 @@ from typer.main import get_command
 
 from shoal.cli.grammar import DEFAULT_HOME, HomeOption, RunVerb, Verb, write_verbatim
 from shoal.cli.guard import USAGE, Failure, guarded
+from shoal.cli.quick import quicken
 
 
 class Entry(NamedTuple):
@@ -60,6 +61,9 @@ Examples:
 
 class Verbs(TyperGroup):
     """A group whose commands are imported when asked for."""
+
+    def get_params(self, ctx: Any) -> Any:
+        return quicken(super().get_params(ctx))
 
     def list_commands(self, ctx: Any) -> list[str]:  # noqa: ARG002
         return list(VERBS)

@@ -9,6 +9,8 @@ from typing import Annotated, Any
 import typer
 from typer.core import TyperCommand
 
+from shoal.cli.quick import quicken
+
 EXAMPLES = "\nExamples:\n"
 
 
@@ -35,6 +37,9 @@ JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON, for script
 
 class Verb(TyperCommand):
     """Its docstring is its help, printed as written; the examples go last, where the eye rests."""
+
+    def get_params(self, ctx: Any) -> Any:
+        return quicken(super().get_params(ctx))
 
     def format_help(self, ctx: Any, formatter: Any) -> None:
         text, _, examples = (self.help or "").partition(EXAMPLES)

@@ -57,7 +57,7 @@ def ps(
 
 
 def print_jobs(rows: list[JobRow], now_ms: int) -> None:
-    from shoal.cli.show import Column, table
+    from shoal.cli.show import Column, at_terminal, line, table
 
     columns = [
         Column("ID"),
@@ -69,6 +69,9 @@ def print_jobs(rows: list[JobRow], now_ms: int) -> None:
         Column("COMMAND", flexible=True),
     ]
     table(columns, [_cells(row, now_ms) for row in rows])
+    first = next((row for row in rows if row.state == "waiting"), None)
+    if first is not None and at_terminal():
+        line(f"{first.id} waits: {first.why}", "yellow dim")
 
 
 def _cells(row: JobRow, now_ms: int) -> list[str | Cell]:

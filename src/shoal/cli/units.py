@@ -77,12 +77,16 @@ def memory_text(mb: int) -> str:
                 if amount >= 10
                 else f"{amount:.1f}".rstrip("0").rstrip(".") + unit
             )
-    return f"{mb}M"
+    return f"{mb}M" if mb else "0"
+
+
+def shortened(text: str, most: int) -> str:
+    return text if len(text) <= most else text[: most - 3] + "..."
 
 
 def quoted(text: str) -> str:
     """Foreign text inside a message: one line, printable, not too long."""
-    short = text if len(text) <= _QUOTED_MAX else text[: _QUOTED_MAX - 3] + "..."
+    short = shortened(text, _QUOTED_MAX)
     return repr(short) if "'" in short or not short.isprintable() else f"'{short}'"
 
 

@@ -6,6 +6,7 @@ import shlex
 from typing import assert_never
 
 from shoal.cli.show import printable
+from shoal.cli.units import shortened
 from shoal.model.events import (
     ControllerStarted,
     Event,
@@ -32,6 +33,7 @@ from shoal.model.node import NodeIntent
 from shoal.model.resources import Slice, plural
 
 NODES_NAMED_MAX = 6
+COMMAND_CHARACTERS_MAX = 60
 
 INTENT_WORDS = {
     NodeIntent.OPEN: "is open for jobs again",
@@ -78,7 +80,7 @@ def shape_text(spec: JobSpec) -> str:
 
 
 def command_text(command: tuple[str, ...]) -> str:
-    return printable(shlex.join(command))
+    return shortened(printable(shlex.join(command)), COMMAND_CHARACTERS_MAX)
 
 
 def state_text(state: str) -> str:
