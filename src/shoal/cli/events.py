@@ -10,7 +10,7 @@ import typer
 from shoal.cli.grammar import DEFAULT_HOME, HomeOption, JsonOption
 
 if TYPE_CHECKING:
-    from shoal.model.events import Recorded
+    from shoal.model.events import Event, Recorded
 
 LAST_MAX = 100_000
 PAGE = 1000
@@ -82,14 +82,14 @@ def _print_styled(record: Recorded, clock: str) -> None:
     from shoal.cli import show
     from shoal.cli.words import sentence
 
-    text = Text.assemble((f"{clock}  ", "dim"), (sentence(record.event), event_style(record)))
+    text = Text.assemble((f"{clock}  ", "dim"), (sentence(record.event), event_style(record.event)))
     text.no_wrap = False
     show.console().print(text)
 
 
-def event_style(record: Recorded) -> str:
+def event_style(event: Event) -> str:
     """Red for what was lost, green for what is well, yellow for what needs healing."""
-    match record.event.__class__.__name__:
+    match event.__class__.__name__:
         case "NodeLost" | "MemberLost":
             return "red"
         case "NodeSuspected" | "JobRequeued" | "JobStopping" | "NodeIntended":
@@ -97,9 +97,9 @@ def event_style(record: Recorded) -> str:
         case "JobRunning" | "NodeReady" | "JobAdopted":
             return "green"
         case "JobFinished":
-            outcome = getattr(record.event, "outcome", "")
+            outcome = getattr(event, "outcome", "")
             return "green" if outcome == "succeeded" else "red"
         case "MemberExited":
-            return "" if getattr(record.event, "code", 0) == 0 else "red"
+            return "" if getattr(event, "code", 0) == 0 else "red"
         case _:
             return ""
