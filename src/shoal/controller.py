@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import logging
 import os
+import random
 import signal
 import socket
 from collections.abc import Iterator
@@ -34,6 +35,9 @@ if TYPE_CHECKING:
     import uvicorn
 
 BACKLOG = 1024
+# Below those that the kernel gives to outgoing connections: one of these could take the port
+# while the controller is away, even a client that is trying to reach it.
+FREE_PORTS = range(10_000, 20_000)
 
 
 def run_controller(home_path: str) -> int:
@@ -87,16 +91,25 @@ def _listen(home: Home, config: ClusterConfig) -> socket.socket:
         with contextlib.suppress(msgspec.DecodeError):
             before = msgspec.json.decode(home.address.read_bytes(), type=Address)
             port = urlsplit(before.url).port or 0
-    family = socket.AF_INET6 if ":" in config.host else socket.AF_INET
+    for candidate in [port] if port else random.sample(FREE_PORTS, 100):
+        try:
+            return _bind(config.host, candidate)
+        except OSError as error:
+            reason = error.strerror or str(error)
+    advice = "choose another with: shoal up --port 0 (0 is any free one)"
+    raise EngineError(f"cannot listen on {config.host} port {port} ({reason}); {advice}")
+
+
+def _bind(host: str, port: int) -> socket.socket:
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
     listener = socket.socket(family, socket.SOCK_STREAM)
-    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     try:
-        listener.bind((config.host, port))
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listener.bind((host, port))
         listener.listen(BACKLOG)
-    except OSError as error:
-        advice = "choose another with: shoal up --port 0 (0 is any free one)"
-        message = f"cannot listen on {config.host} port {port} ({error.strerror}); {advice}"
-        raise EngineError(message) from None
+    except OSError:
+        listener.close()
+        raise
     return listener
 
 

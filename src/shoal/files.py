@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import fcntl
 import os
+import time
 from pathlib import Path
 
 
@@ -23,20 +24,34 @@ def lock(path: Path) -> int | None:
     """Hold the file for as long as this process or a child that kept the descriptor lives; None
     if another holds it. The kernel lets go when the last holder is gone, however it ended."""
     handle = os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
-    try:
-        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        os.close(handle)
-        return None
+    deadline = time.monotonic() + GLANCE_S
+    while not _flock(handle, fcntl.LOCK_EX):
+        if time.monotonic() > deadline:
+            os.close(handle)
+            return None
+        time.sleep(GLANCE_S / 50)
     return handle
 
 
 def held(path: Path) -> bool:
-    """Does a living process hold the lock?"""
-    if not path.exists():
+    """Does a living process hold the lock? Looking takes it for a moment."""
+    try:
+        handle = os.open(path, os.O_RDWR)
+    except FileNotFoundError:
         return False
-    handle = lock(path)
-    if handle is None:
-        return True
-    os.close(handle)
-    return False
+    try:
+        return not _flock(handle, fcntl.LOCK_SH)
+    finally:
+        os.close(handle)
+
+
+# Somebody who merely looks whether a lock is held has it for an instant: wait that out.
+GLANCE_S = 0.5
+
+
+def _flock(handle: int, kind: int) -> bool:
+    try:
+        fcntl.flock(handle, kind | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True

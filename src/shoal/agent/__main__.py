@@ -16,8 +16,8 @@ import time
 from pathlib import Path
 from types import FrameType
 
-from shoal.agent.kernel import children, die_with_parent, reap_orphans
 from shoal.files import lock
+from shoal.kernel import children, die_with_parent, reap_orphans
 
 
 def main() -> int:

@@ -14,11 +14,11 @@ from pathlib import Path
 
 import msgspec
 
-from shoal.agent.kernel import reap_orphans
 from shoal.agent.members import CANNOT_START_CODE, CannotStart, Members
 from shoal.agent.shipping import Shipping
 from shoal.core.nodebook import NodeBook
 from shoal.files import write_private
+from shoal.kernel import reap_orphans
 from shoal.model.commands import Acknowledge, Envelope, Launch, Stop
 from shoal.model.job import MemberRef
 from shoal.model.node import NodeSpec
@@ -48,7 +48,7 @@ class Agent:
         self._members_dir = directory / "members"
         self._members_dir.mkdir(exist_ok=True)
         self._book = NodeBook(spec, incarnation)
-        self._members = Members()
+        self._members = Members(directory)
         self._shipping = Shipping(self._send_log)
         self._link: Link | None = None
         self._ended: dict[MemberRef, tuple[int, str]] = {}  # over, but output still to ship
@@ -160,8 +160,11 @@ class Agent:
 
     # -- life ------------------------------------------------------------------------------
 
-    def adopt_leftovers(self) -> None:
-        """Output that an earlier life of this node could not ship any more."""
+    def clear_up(self) -> None:
+        """An earlier life of this node may have left processes, and output it could not ship."""
+        killed = self._members.kill_leftovers()
+        if killed:
+            log.warning("killed %d processes that an earlier life had left", killed)
         for directory in sorted(self._members_dir.iterdir()):
             try:
                 job, attempt, member = directory.name.split(".")
@@ -213,7 +216,7 @@ async def _run(directory: Path, keeper: int) -> int:
     loop.add_signal_handler(signal.SIGCHLD, agent.reap)
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, agent.stopping.set)
-    agent.adopt_leftovers()
+    agent.clear_up()
     socket_path = directory / "agent.sock"
     socket_path.unlink(missing_ok=True)
     with short_path(socket_path) as path:

@@ -9,7 +9,7 @@ import signal
 import subprocess
 from pathlib import Path
 
-from shoal.agent.kernel import children, variable
+from shoal.kernel import NODE_MARK, children, kill_marked, variable
 from shoal.model.commands import Launch
 from shoal.model.job import MemberRef
 
@@ -24,7 +24,8 @@ class CannotStart(Exception):
 class Members:
     """The living processes of one node, each leader of its own session and process group."""
 
-    def __init__(self) -> None:
+    def __init__(self, node_directory: Path) -> None:
+        self._node_mark = str(node_directory)
         self._pids: dict[int, MemberRef] = {}
         self._processes: dict[MemberRef, subprocess.Popen[bytes]] = {}
         # Should keeper and agent be killed together, at least the members themselves follow.
@@ -34,6 +35,7 @@ class Members:
     def start(self, launch: Launch, directory: Path) -> None:
         """Output goes to a file that the member writes by itself: nobody can slow it down."""
         env = {"PYTHONUNBUFFERED": "1", **os.environ, **launch.env, MARK: str(launch.ref)}
+        env[NODE_MARK] = self._node_mark
         workdir = launch.workdir or str(directory)
         program = _find(launch.argv[0], workdir, env.get("PATH", os.defpath))
         handle = os.open(directory / "output", os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
@@ -53,6 +55,11 @@ class Members:
             os.close(handle)
         self._pids[process.pid] = launch.ref
         self._processes[launch.ref] = process
+
+    def kill_leftovers(self) -> int:
+        """Keeper and agent of an earlier life may have been killed together: what survived that
+        must not use the GPUs that this life gives away."""
+        return kill_marked(NODE_MARK, self._node_mark.__eq__)
 
     def signal(self, ref: MemberRef, number: int) -> None:
         process = self._processes.get(ref)

@@ -16,6 +16,7 @@ import msgspec
 from shoal.client import Address, Client, ShoalError
 from shoal.control.home import ClusterConfig, Home
 from shoal.files import held
+from shoal.kernel import NODE_MARK, kill_marked
 
 Progress = Callable[[str], None]
 
@@ -88,18 +89,19 @@ def take_down(home: Home, progress: Progress) -> int:
         progress(f"stopping {directory.name}")
         _end(directory / "agent.lock", _agent_pid(directory))
         stopped += 1
+    kill_marked(NODE_MARK, lambda value: Path(value).parent == home.nodes)
     return stopped
 
 
 def _start(home: Home) -> None:
     with home.controller_log.open("ab") as output:
-        subprocess.Popen(
+        subprocess.run(
             [sys.executable, "-m", "shoal.control.supervise", str(home.path)],
             stdin=subprocess.DEVNULL,
             stdout=output,
             stderr=output,
-            start_new_session=True,
             cwd="/",
+            check=True,
         )
 
 

@@ -16,7 +16,7 @@ from shoal.files import lock
 HOPELESS_CODE = 3
 PAUSE_FIRST_S = 0.05
 PAUSE_MAX_S = 5.0
-HEALTHY_AFTER_S = 5.0
+HEALTHY_AFTER_S = 1.0
 STOP_TIMEOUT_S = 5.0
 
 
@@ -24,6 +24,7 @@ class Supervisor:
     def __init__(self, home: Path) -> None:
         self._command = [sys.executable, "-m", "shoal.main", "controller", str(home)]
         self._stopping = False
+        self._worked = False  # once it did, nothing is hopeless: a port or a disk comes free
         self._controller: subprocess.Popen[bytes] | None = None
 
     def run(self) -> int:
@@ -32,9 +33,11 @@ class Supervisor:
             started = time.monotonic()
             self._controller = subprocess.Popen(self._command, start_new_session=True)
             code = self._controller.wait()
-            if code in (0, HOPELESS_CODE):
+            lived = time.monotonic() - started > HEALTHY_AFTER_S
+            if code == 0 or (code == HOPELESS_CODE and not self._worked):
                 return code
-            if time.monotonic() - started > HEALTHY_AFTER_S:
+            self._worked = self._worked or lived
+            if lived:
                 pause_s = PAUSE_FIRST_S
             if not self._stopping:
                 print(f"the controller ended with {code}; starting it again", file=sys.stderr)
@@ -57,6 +60,9 @@ class Supervisor:
 
 def main() -> int:
     home = Path(sys.argv[1])
+    if os.fork():
+        return 0  # whoever started us need not wait for our end
+    os.setsid()
     handle = lock(home / "supervisor.lock")
     if handle is None:
         print(f"a controller is already kept running in {home}", file=sys.stderr)

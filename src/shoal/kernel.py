@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import os
 import signal
+from collections.abc import Callable
 from pathlib import Path
+
+NODE_MARK = "SHOAL_NODE_DIR"  # in the environment of all that runs on a node: whose it is
 
 PR_SET_PDEATHSIG = 1
 PR_SET_CHILD_SUBREAPER = 36
@@ -27,6 +31,19 @@ def children() -> list[int]:
         return [int(word) for word in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
     except FileNotFoundError:  # a kernel without CONFIG_PROC_CHILDREN: ask every process
         return [child for child in _all_processes() if _parent(child) == pid]
+
+
+def kill_marked(name: str, wanted: Callable[[str], bool]) -> int:
+    """Kill every process whose environment has the variable with a wanted value, wherever it
+    hides; returns how many there were."""
+    killed = 0
+    for pid in _all_processes():
+        value = variable(pid, name)
+        if value is not None and wanted(value) and pid != os.getpid():
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+                killed += 1
+    return killed
 
 
 def variable(pid: int, name: str) -> str | None:

@@ -1,0 +1,116 @@
+"""The real thing killed at random: every job ends exactly once, as asked, and nothing stays."""
+
+from __future__ import annotations
+
+import os
+import random
+import threading
+import time
+from collections import Counter
+from pathlib import Path
+
+from shoal.model.events import JobFinished
+from tests.live.cluster import Live, eventually, live_cluster
+
+JOBS = 200
+CONTROLLER_KILLS = 30
+AGENT_KILLS = 10
+
+# Each member notes its start and its end; a start noted twice would be a member run twice.
+SCRIPT = """
+echo "start $SHOAL_JOB_ID.$SHOAL_ATTEMPT.$RANK" >> {diary}
+sleep {seconds}
+echo "end $SHOAL_JOB_ID.$SHOAL_ATTEMPT.$RANK" >> {diary}
+exit {code}
+"""
+
+
+def test_no_job_is_lost_or_run_twice_when_controllers_and_agents_are_killed(tmp_path: Path) -> None:
+    seed = int(os.environ.get("SHOAL_SEED", "20261115"))
+    rng = random.Random(seed)
+    diary = tmp_path / "diary"
+    diary.touch()
+    with live_cluster(nodes=4, gpus=8) as live:
+        asked: dict[str, tuple[str, int, int]] = {}
+        killer = Killer(live, rng.randrange(2**32))
+        killer.start()
+        try:
+            for number in range(JOBS):
+                members, code = rng.choice([1, 1, 1, 2, 3]), rng.choice([0, 0, 0, 3])
+                seconds = rng.choice([0, 0.05, 0.3, 1.0])
+                job = live.run(
+                    SCRIPT.format(diary=diary, seconds=seconds, code=code),
+                    members=members,
+                    gpus=rng.choice([0, 1, 2, 4]),
+                    stop_grace_ms=500,
+                )
+                asked[job] = ("failed" if code else "succeeded", code, members)
+                if number % 10 == 0:
+                    time.sleep(rng.uniform(0, 0.4))  # so that jobs flow while things are killed
+            assert len(asked) == JOBS, "every submission made a job of its own"
+        finally:
+            killer.join()
+        assert killer.error is None, killer.error
+        for job, (state, code, _) in asked.items():
+            assert live.wait(job, timeout_s=120) == state, f"seed {seed}: {live.client.why(job)}"
+            assert live.client.job(job).code == code
+        check_diary(diary, asked)
+        check_log(live, asked)
+        assert eventually(lambda: not live.member_processes()), "members were left behind"
+
+
+class Killer(threading.Thread):
+    """Kills controllers and agents at random moments, each as soon as there is one to kill."""
+
+    def __init__(self, live: Live, seed: int) -> None:
+        super().__init__()
+        self._live = live
+        self._rng = random.Random(seed)
+        self.error: Exception | None = None
+
+    def run(self) -> None:
+        deeds = ["controller"] * CONTROLLER_KILLS + ["agent"] * AGENT_KILLS
+        self._rng.shuffle(deeds)
+        last = 0
+        try:
+            for deed in deeds:
+                time.sleep(self._rng.uniform(0, 0.6))
+                if deed == "controller":
+                    assert eventually(lambda last=last: self._live.controller_pid() != last, 60)  # type: ignore[misc]
+                    last = self._live.kill_controller()
+                else:
+                    self._live.kill_agent(f"n{self._rng.randint(1, 4)}")
+        except Exception as error:
+            self.error = error
+
+
+def check_diary(diary: Path, asked: dict[str, tuple[str, int, int]]) -> None:
+    lines = Counter(diary.read_text().split("\n"))
+    for line, count in lines.items():
+        assert not line or count == 1, f"{line!r} happened {count} times"
+    ends: Counter[tuple[str, str]] = Counter()
+    for line in lines:
+        if line.startswith("end "):
+            job, attempt, _ = line.removeprefix("end ").split(".")
+            ends[job, attempt] += 1
+    for job, (state, _, members) in asked.items():
+        if state == "succeeded":
+            assert any(ends[key] == members for key in ends if key[0] == job), (
+                f"{job} never ran whole"
+            )
+
+
+def check_log(live: Live, asked: dict[str, tuple[str, int, int]]) -> None:
+    finished: Counter[str] = Counter()
+    after = 0
+    while True:
+        view = live.client.events(after=after, limit=5000)
+        for recorded in view.events:
+            if isinstance(recorded.event, JobFinished):
+                finished[recorded.event.job] += 1
+        if not view.events:
+            break
+        after = view.next_after
+    assert finished == Counter(dict.fromkeys(asked, 1))
+    epoch = live.client.status().epoch
+    assert epoch > CONTROLLER_KILLS * 0.8, "the controller really was killed again and again"
