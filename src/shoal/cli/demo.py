@@ -25,8 +25,9 @@ if TYPE_CHECKING:
 
 # The jobs take half of this when nothing else runs on the machine.
 LIMIT_S = 55.0
-KILL_AFTER_S = 5.0
+KILL_AFTER_S = 4.0
 FRAME_S = 0.12
+SURVIVORS_S = 3.0  # what was killed takes a moment to be gone
 
 NEXT = (
     "try next:",
@@ -56,8 +57,12 @@ def demo(json: JsonOption = False) -> None:
     from shoal.cli.guard import REFUSED
 
     board, begun = Board(), time.monotonic()
-    with choose(board, quiet=json, terminal=show.at_terminal()) as screen, _ends_cleanly():
-        submitted, left_behind = _play(board, screen)
+    try:
+        with choose(board, quiet=json, terminal=show.at_terminal()) as screen, _ends_cleanly():
+            submitted, left_behind = _play(board, screen)
+    except KeyboardInterrupt:
+        show.note("interrupted; everything was stopped and removed")
+        raise
     result = report(board, submitted, int((time.monotonic() - begun) * 1000), left_behind)
     if json:
         show.as_json(result)
@@ -142,13 +147,28 @@ def _kill_node(board: Board, screen: Screen, home: Home) -> None:
 
 def _clear(home: Home) -> str:
     """Stop all; returns what resisted, if anything did."""
-    from shoal.control.lifecycle import LifecycleError, is_up, take_down
+    from shoal.control.lifecycle import LifecycleError, take_down
 
     try:
         take_down(home, lambda _: None)
     except LifecycleError as error:
         return str(error)
-    return "a controller is still running" if is_up(home) else ""
+    deadline = time.monotonic() + SURVIVORS_S
+    while (left := _survivors(home.path.parent)) and time.monotonic() < deadline:
+        time.sleep(FRAME_S)
+    return f"processes are left: {', '.join(map(str, left))}" if left else ""
+
+
+def _survivors(folder: Path) -> list[int]:
+    """Whoever was started for this folder, or inside of it."""
+    import psutil
+
+    mark, found = str(folder), []
+    for process in psutil.process_iter(["cmdline", "cwd"]):
+        words = process.info["cmdline"] or []
+        if any(mark in word for word in words) or (process.info["cwd"] or "").startswith(mark):
+            found.append(process.pid)
+    return found
 
 
 def _print_summary(result: Report) -> None:

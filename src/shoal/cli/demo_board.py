@@ -107,16 +107,15 @@ class Board(msgspec.Struct):
         return self.counts()["finished"] == submitted
 
     def victim(self) -> str:
-        """The node whose loss is felt most: it runs a part of the largest gang, and many jobs."""
-        largest, many = dict.fromkeys(self.nodes, 0), dict.fromkeys(self.nodes, 0)
+        """The node whose loss is felt most: it runs a part of a wider gang, and many jobs."""
+        wider, many = dict.fromkeys(self.nodes, False), dict.fromkeys(self.nodes, 0)
         for job in self.jobs.values():
             if job.state == "running":
                 there = {slice_.node for slice_ in job.slices}
-                gpus = sum(len(slice_.gpus) for slice_ in job.slices) if len(there) > 1 else 0
                 for node in there:
-                    largest[node] = max(largest[node], gpus)
+                    wider[node] = wider[node] or len(there) > 1
                     many[node] += 1
-        return max(self.nodes, key=lambda node: (largest[node], many[node], node))
+        return max(self.nodes, key=lambda node: (wider[node], many[node], node))
 
     def _leave(self, job_id: str, state: str) -> None:
         job = self.jobs[job_id]

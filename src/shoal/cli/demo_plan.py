@@ -61,13 +61,13 @@ def jobs(env: dict[str, str], workdir: str) -> list[JobSpec]:
         command=(sys.executable, "-c", _TOKENIZE), name="tokenize", env=env, workdir=workdir
     )
     return [
-        job("train-a", 4, 4, 7),
-        *[job(f"eval-{number}", 1, 1, 2 + number % 3) for number in range(1, 7)],
+        job("train-a", 2, 5, 8),
+        *[job(f"eval-{number}", 1, 1, 2 + number % 3) for number in range(1, 9)],
         flaky,
         tokenize,
         job("serve-test", 1, 4, 5),
         *[job(f"tune-{number}", 2, 2, 3 + number % 2) for number in range(1, 5)],
-        *[job(f"eval-{number}", 1, 1, 2 + number % 3) for number in range(7, 13)],
+        *[job(f"eval-{number}", 1, 1, 2 + number % 3) for number in range(9, 17)],
         job("train-b", 2, 8, 4),
         *[job(f"tune-{number}", 2, 2, 3 + number % 2) for number in range(5, 8)],
     ]

@@ -54,7 +54,7 @@ def report(board: Board, submitted: int, took_ms: int, left_behind: str) -> Repo
             ),
             Promise("the killed node was noticed", board.noticed_ms is not None),
             Promise(
-                f"{plural(len(hit), 'job')} hit by it ran again elsewhere",
+                f"{plural(len(hit), 'job')} hit by it ran again",
                 bool(hit) and len(healed) == len(hit),
             ),
             Promise("the node came back", board.back_ms is not None),
@@ -78,7 +78,7 @@ def numbers(result: Report) -> list[str]:
     if result.killed_node:
         lines.append(
             f"{result.killed_node} was killed: noticed after {_seconds(result.noticed_ms)}, "
-            f"all {result.hit} hit jobs running again after {_seconds(result.healed_ms)}, "
+            f"{plural(result.hit, 'hit job')} running again after {_seconds(result.healed_ms)}, "
             f"the node back after {_seconds(result.back_ms)}"
         )
     return lines
