@@ -1,0 +1,202 @@
+"""The live tick: nothing is said or done before it is stored."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Coroutine, Sequence
+from pathlib import Path
+from typing import Any, TypeVar
+
+import pytest
+
+from shoal.control.logs import LogStore
+from shoal.control.loop import ControlLoop
+from shoal.control.sqlite_store import SqliteStore
+from shoal.core.nodebook import NodeBook
+from shoal.model.commands import Envelope, Launch
+from shoal.model.events import Event, JobPlaced, JobRunning
+from shoal.model.job import Job, JobSpec, MemberRef
+from shoal.model.node import NodeSpec
+from shoal.model.policy import Policy
+from shoal.model.report import Accepted, LogChunk, NodeReport, Refused, Submit
+from shoal.ports import Inbox, StoreError
+
+Result = TypeVar("Result")
+SPEC = JobSpec(command=("true",), gpus=1)
+
+
+class HandClock:
+    def __init__(self) -> None:
+        self.ms = 1_000_000
+
+    def now_ms(self) -> int:
+        return self.ms
+
+
+class BookEngine:
+    """One node that keeps its book and runs nothing."""
+
+    def __init__(self) -> None:
+        self.book = NodeBook(NodeSpec(id="n1", gpus=4, cpu_milli=4000, memory_mb=0), 1)
+        self.sent: list[Envelope] = []
+        self.resends = 0
+
+    async def start(self, inbox: Inbox) -> None:
+        self.inbox = inbox
+        inbox.heard(self.book.report())
+
+    def send(self, node: str, envelope: Envelope) -> None:
+        self.sent.append(envelope)
+        self.book.take(envelope)
+        self.inbox.heard(self.book.report())
+
+    async def resend(self) -> None:
+        self.resends += 1
+        self.inbox.heard(self.book.report())
+
+    async def close(self) -> None: ...
+
+
+class FailingStore(SqliteStore):
+    failures = 0
+
+    def commit(self, events: Sequence[Event], finished: Sequence[Job]) -> int:
+        if self.failures and any(isinstance(event, JobPlaced) for event in events):
+            self.failures -= 1
+            raise StoreError("the disk is full")
+        return super().commit(events, finished)
+
+
+class Rig:
+    def __init__(self, path: Path) -> None:
+        self.store = FailingStore(path / "db")
+        self.engine = BookEngine()
+        self.loop = ControlLoop(
+            self.store, self.engine, HandClock(), Policy(), LogStore(path / "logs")
+        )
+
+    def run(self, work: Coroutine[Any, Any, Result]) -> Result:
+        async def both() -> Result:
+            ticking = asyncio.create_task(self.loop.run())
+            try:
+                async with asyncio.timeout(20):
+                    return await work
+            finally:
+                ticking.cancel()
+
+        return asyncio.run(both())
+
+
+@pytest.fixture
+def rig(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Rig:
+    monkeypatch.setattr("shoal.control.loop.RECOVERY_PAUSE_S", 0)
+    return Rig(tmp_path)
+
+
+def test_a_submission_is_answered_placed_and_launched(rig: Rig) -> None:
+    async def work() -> None:
+        assert await rig.loop.request(Submit(SPEC)) == Accepted("j1")
+        while not any(isinstance(r.event, JobRunning) for r in rig.store.events(0, 99, "j1")):
+            await rig.loop.changed("j1", 1)
+
+    rig.run(work())
+    assert isinstance(rig.engine.sent[0].commands[0], Launch)
+
+
+def test_what_cannot_be_stored_is_refused_and_did_not_happen(rig: Rig) -> None:
+    rig.store.failures = 1
+
+    async def work() -> None:
+        with pytest.raises(StoreError, match="disk is full"):
+            await rig.loop.request(Submit(SPEC, "k"))
+        assert rig.engine.sent == []
+        assert await rig.loop.request(Submit(SPEC, "k")) == Accepted("j1")
+
+    rig.run(work())
+    assert rig.engine.resends == 1
+    assert rig.loop.state.submitted == 1
+
+
+def test_a_request_that_breaks_a_step_harms_nobody_else(
+    rig: Rig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from shoal.core.step import step as real
+
+    def breaking(*args: Any) -> Any:
+        done = real(*args)
+        if any(isinstance(r, Submit) and r.key == "poison" for r in args[1].requests):
+            raise RuntimeError("a mistake in the core")
+        return done
+
+    monkeypatch.setattr("shoal.control.loop.step", breaking)
+
+    async def work() -> None:
+        assert await rig.loop.request(Submit(SPEC, "good")) == Accepted("j1")
+        with pytest.raises(RuntimeError, match="a mistake"):
+            await rig.loop.request(Submit(SPEC, "poison"))
+        assert await rig.loop.request(Submit(SPEC, "also good")) == Accepted("j2")
+
+    rig.run(work())
+    assert sorted(rig.loop.state.keys) == ["also good", "good"]
+
+
+def test_a_key_is_remembered_after_its_job_has_finished(rig: Rig) -> None:
+    async def work() -> None:
+        await rig.loop.request(Submit(SPEC, "k"))
+        while not rig.engine.book.alive:
+            await rig.loop.changed("j1", 1)
+        rig.engine.book.exited(MemberRef("j1", 1, 0), 0)
+        rig.loop.heard(rig.engine.book.report())
+        while "j1" in rig.loop.state.jobs or "j1" in rig.loop.finishing:
+            await rig.loop.changed("j1", 1)
+        answer = await rig.loop.request(Submit(SPEC, "k"))
+        assert isinstance(answer, Accepted)
+        assert answer.id == "j1"
+
+    rig.run(work())
+
+
+def test_a_refusal_is_an_answer(rig: Rig) -> None:
+    async def work() -> None:
+        await rig.loop.request(Submit(SPEC))
+        answer = await rig.loop.request(Submit(JobSpec(command=("true",), gpus=5)))
+        assert isinstance(answer, Refused)
+        assert answer.field == "gpus"
+
+    rig.run(work())
+
+
+def test_only_the_newest_inventory_of_a_node_waits_to_be_looked_at(rig: Rig) -> None:
+    reports = [rig.engine.book.report() for _ in range(5)]
+    for report in reports:
+        rig.loop.heard(report)
+    drained, _ = rig.loop._drain()
+    assert drained.nodes == (reports[-1],)
+    assert isinstance(drained.nodes[0], NodeReport)
+
+
+def test_output_is_kept_once_however_often_it_comes(tmp_path: Path) -> None:
+    logs = LogStore(tmp_path)
+    ref = MemberRef("j1", 1, 0)
+    assert logs.append(LogChunk(ref, 0, b"hello ")) == 6
+    assert logs.append(LogChunk(ref, 0, b"hello ")) == 6
+    assert logs.append(LogChunk(ref, 9, b"gap")) == 6, "a gap is not taken"
+    assert logs.append(LogChunk(ref, 6, b"world")) == 11
+    assert logs.append(LogChunk(ref, 0, b"")) == 11
+    assert logs.read(ref, 0) == (0, b"hello world", 11)
+    assert logs.read(ref, -5) == (6, b"world", 11)
+    assert logs.read(MemberRef("j1", 1, 1), 0) == (0, b"", 0)
+
+
+def test_endless_output_is_cut_with_a_notice(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("shoal.control.logs.LOG_BYTES_MAX", 10)
+    logs = LogStore(tmp_path)
+    ref = MemberRef("j1", 1, 0)
+    assert logs.append(LogChunk(ref, 0, b"0123456789")) == 10
+    assert logs.append(LogChunk(ref, 10, b"more")) == 14, "counted as kept, so the job can end"
+    assert logs.append(LogChunk(ref, 14, b"and more")) == 22
+    text = logs.read(ref, 0)[1]
+    assert text.startswith(b"0123456789\n[shoal: ")
+    assert b"more" not in text.replace(b"[shoal", b"")
