@@ -137,6 +137,9 @@ def _api_server(loop: ControlLoop, token: str) -> uvicorn.Server:
             log_level="warning",
             access_log=False,
             lifespan="off",
+            proxy_headers=False,
+            server_header=False,
+            date_header=False,
             http="httptools",
             timeout_graceful_shutdown=1,
         )

@@ -219,7 +219,7 @@ def build(loop: ControlLoop, token: str) -> Litestar:
 
 
 def _bearer(token: str) -> Guard:
-    def guard(connection: ASGIConnection[Any, Any, Any, Any], _: BaseRouteHandler) -> None:
+    async def guard(connection: ASGIConnection[Any, Any, Any, Any], _: BaseRouteHandler) -> None:
         if connection.scope["path"].startswith("/schema"):
             return  # what can be asked is no secret
         given = connection.headers.get("authorization", "")
