@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from typing import Any
 
-from shoal.core.state import Contact, Node, State
+from shoal.core.state import Node, State
 from shoal.model.events import (
     ControllerStarted,
     Event,
@@ -45,10 +45,9 @@ def _controller_started(state: State, event: ControllerStarted) -> None:
     state.epoch = event.epoch
     # Nobody could be heard while no controller listened, so silence counts from now.
     state.contacts = {
-        node.id: Contact(event.at_ms, node.incarnation, 0)
-        for node in state.order
-        if node.health is not NodeHealth.LOST
+        node.id: event.at_ms for node in state.order if node.health is not NodeHealth.LOST
     }
+    state.said = {}
 
 
 def _job_submitted(state: State, event: JobSubmitted) -> None:
@@ -100,7 +99,8 @@ def _member_exited(state: State, event: MemberExited) -> None:
     member.code = event.code
     if event.code and job.first_bad_code is None:
         job.first_bad_code = event.code
-        job.why = event.why
+        if job.phase is not Phase.STOPPING:  # else why it is being stopped says more
+            job.why = event.why
     state.release(job, event.member)
     state.attention[job.id] = None
 
@@ -146,6 +146,7 @@ def _job_adopted(state: State, event: JobAdopted) -> None:
         job.running_ms = event.at_ms
     job.why = event.why
     state.watch_limit(job)
+    state.attention[job.id] = None  # its node may have been set to drain meanwhile
 
 
 def _job_finished(state: State, event: JobFinished) -> None:

@@ -20,6 +20,7 @@ class NodeBook:
         self.spec = spec
         self.incarnation = incarnation
         self.alive: dict[MemberRef, Launch] = {}
+        self.stopping: dict[MemberRef, None] = {}
         self.exits: dict[MemberRef, MemberExit] = {}
         self._sequence = 0
         self._newest = (0, 0)
@@ -41,21 +42,31 @@ class NodeBook:
         known = ref in self.alive or ref in self.exits
         match command:
             case Launch():
-                if not known:
+                # A node that was given up may still run what the controller has written off. Its
+                # GPUs are taken until it ended; the order comes again with the next report.
+                if not known and self._gpus_free(command):
                     self.alive[ref] = command
                     todo.append(command)
             case Stop():
                 if not known:
                     # The controller waits for an end, so what never began ends here.
+                    self.stopping[ref] = None
                     self.exited(ref, STOPPED_BEFORE_START_CODE, "stopped before it started")
-                elif ref in self.alive:
+                elif ref in self.alive and ref not in self.stopping:
+                    self.stopping[ref] = None
                     todo.append(command)
             case Acknowledge():
                 self.exits.pop(ref, None)
 
+    def _gpus_free(self, launch: Launch) -> bool:
+        taken = {gpu for other in self.alive.values() for gpu in other.gpus}
+        return taken.isdisjoint(launch.gpus)
+
     def exited(self, ref: MemberRef, code: int, why: str = "") -> None:
         self.alive.pop(ref, None)
-        self.exits[ref] = MemberExit(ref, code, why)
+        stopped = ref in self.stopping
+        self.stopping.pop(ref, None)
+        self.exits[ref] = MemberExit(ref, code, why, stopped)
 
     def report(self) -> NodeReport:
         self._sequence += 1
@@ -64,5 +75,6 @@ class NodeBook:
             incarnation=self.incarnation,
             sequence=self._sequence,
             alive=tuple(self.alive),
+            stopping=tuple(self.stopping),
             exits=tuple(self.exits.values()),
         )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from shoal.core.round import Round
-from shoal.core.state import Contact, Node, State
+from shoal.core.state import Node, State, gpu_bits
 from shoal.model.events import (
     JobAdopted,
     JobRunning,
@@ -38,7 +38,8 @@ def _hear(round_: Round, inventory: NodeReport) -> bool:
         return False
     _meet(round_, inventory)
     state.contacts.pop(node_id, None)  # the latest heard stands last
-    state.contacts[node_id] = Contact(round_.now_ms, inventory.incarnation, inventory.sequence)
+    state.contacts[node_id] = round_.now_ms
+    state.said[node_id] = (inventory.incarnation, inventory.sequence)
     node = state.nodes[node_id]
     _take_starts(round_, node, inventory)
     _take_exits(round_, node, inventory)
@@ -50,11 +51,9 @@ def _hear(round_: Round, inventory: NodeReport) -> bool:
 
 
 def _stale(state: State, inventory: NodeReport) -> bool:
-    contact = state.contacts.get(inventory.spec.id)
-    if contact is not None:
-        said = (contact.incarnation, contact.sequence)
-        if (inventory.incarnation, inventory.sequence) <= said:
-            return True
+    said = state.said.get(inventory.spec.id)
+    if said is not None and (inventory.incarnation, inventory.sequence) <= said:
+        return True
     node = state.nodes.get(inventory.spec.id)
     if node is None or inventory.incarnation > node.incarnation:
         return False
@@ -88,8 +87,11 @@ def _meet(round_: Round, inventory: NodeReport) -> None:
 
 
 def _adopt(round_: Round, node: Node, inventory: NodeReport) -> None:
-    """A job given up with this node and still waiting goes on as it was, if it is here whole."""
-    here = {*inventory.alive, *(exit_.ref for exit_ in inventory.exits)}
+    """A job given up with this node and still waiting goes on as it was, if it is here whole.
+
+    Not one that was told to stop: its processes end by our own order, which is no result."""
+    here = {*inventory.alive, *(exit_.ref for exit_ in inventory.exits if not exit_.stopped)}
+    here.difference_update(inventory.stopping)
     for job_id in sorted({ref.job for ref in here}):
         job = round_.state.jobs.get(job_id)
         if job is None or job.phase is not Phase.WAITING:
@@ -100,7 +102,7 @@ def _adopt(round_: Round, node: Node, inventory: NodeReport) -> None:
             and member.slice.node == node.id
             for number, member in enumerate(job.members)
         )
-        if whole:
+        if whole and _still_free(round_.state, node, job):
             round_.emit(
                 JobAdopted(
                     at_ms=round_.now_ms,
@@ -110,6 +112,17 @@ def _adopt(round_: Round, node: Node, inventory: NodeReport) -> None:
                     why=f"{node.id} was only out of contact: attempt {job.attempt} is alive there",
                 )
             )
+
+
+def _still_free(state: State, node: Node, job: Job) -> bool:
+    """A late order may have started what was given up where something else was placed since."""
+    room = state.rooms[node.index]
+    bits = gpu_bits(gpu for member in job.members for gpu in member.slice.gpus)
+    return (
+        room.gpu_bits & bits == bits
+        and room.cpu_milli >= sum(member.slice.cpu_milli for member in job.members)
+        and room.memory_mb >= sum(member.slice.memory_mb for member in job.members)
+    )
 
 
 def _take_starts(round_: Round, node: Node, inventory: NodeReport) -> None:
@@ -136,13 +149,22 @@ def _take_starts(round_: Round, node: Node, inventory: NodeReport) -> None:
 
 
 def _completes(job: Job, numbers: list[int]) -> bool:
-    pending = sum(member.status is MemberStatus.PENDING for member in job.members)
-    return pending == len(numbers)
+    """Nobody is awaited any more; a gang that lost a member will never be whole."""
+    statuses = [member.status for member in job.members]
+    return MemberStatus.LOST not in statuses and statuses.count(MemberStatus.PENDING) == len(
+        numbers
+    )
 
 
 def _take_exits(round_: Round, node: Node, inventory: NodeReport) -> None:
     for exit_ in inventory.exits:
-        if exit_.ref in round_.state.placed[node.id]:
+        job = round_.state.placed[node.id].get(exit_.ref)
+        if job is None:
+            continue
+        if exit_.stopped and job.phase is not Phase.STOPPING:
+            why = f"member {exit_.ref.member} was stopped on {node.id} by an order out of date"
+            _lose_member(round_, exit_.ref, node, why)
+        else:
             round_.emit(
                 MemberExited(
                     at_ms=round_.now_ms,
@@ -160,16 +182,21 @@ def _take_vanished(round_: Round, node: Node, inventory: NodeReport) -> None:
     alive = set(inventory.alive)
     for ref, job in list(round_.state.placed[node.id].items()):
         if ref not in alive and job.members[ref.member].status is MemberStatus.ALIVE:
-            round_.emit(
-                MemberLost(
-                    at_ms=round_.now_ms,
-                    job=ref.job,
-                    attempt=ref.attempt,
-                    member=ref.member,
-                    node=node.id,
-                    why=f"member {ref.member} vanished from {node.id} without an exit code",
-                )
-            )
+            why = f"member {ref.member} vanished from {node.id} without an exit code"
+            _lose_member(round_, ref, node, why)
+
+
+def _lose_member(round_: Round, ref: MemberRef, node: Node, why: str) -> None:
+    round_.emit(
+        MemberLost(
+            at_ms=round_.now_ms,
+            job=ref.job,
+            attempt=ref.attempt,
+            member=ref.member,
+            node=node.id,
+            why=why,
+        )
+    )
 
 
 def _strangers(state: State, inventory: NodeReport) -> bool:
@@ -182,8 +209,8 @@ def _expire_silent(round_: Round) -> None:
     """Suspect nodes unheard for a while; give them up only after the policy's grace time."""
     state, policy, now_ms = round_.state, round_.policy, round_.now_ms
     overdue = []
-    for node_id, contact in state.contacts.items():
-        silent_ms = now_ms - contact.heard_ms
+    for node_id, heard_ms in state.contacts.items():
+        silent_ms = now_ms - heard_ms
         if silent_ms < policy.suspect_after_ms:
             break
         overdue.append((state.nodes[node_id], silent_ms))

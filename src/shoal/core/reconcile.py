@@ -50,9 +50,10 @@ def _compare(
             acknowledgements.append(
                 Acknowledge(node=node_id, incarnation=inventory.incarnation, ref=exit_.ref)
             )
-    alive = set(inventory.alive)
-    for ref in inventory.alive:
-        if ref not in placed:
+    alive, told = set(inventory.alive), set(inventory.stopping)
+    strangers = [ref for ref in inventory.alive if ref not in placed]
+    for ref in strangers:
+        if ref not in told:
             orders[ref] = Stop(
                 node=node_id,
                 incarnation=inventory.incarnation,
@@ -61,10 +62,13 @@ def _compare(
                 why="the controller does not want it there",
             )
     for ref, job in placed.items():
-        stopping = job.phase is Phase.STOPPING
-        if stopping or (
-            ref not in alive and job.members[ref.member].status is MemberStatus.PENDING
-        ):
+        if job.phase is Phase.STOPPING:
+            missing = ref not in told
+        else:
+            # While a stranger may sit on its GPUs, the node would refuse to start it.
+            pending = job.members[ref.member].status is MemberStatus.PENDING
+            missing = pending and ref not in alive and not strangers
+        if missing:
             orders[ref] = _order(state, job, ref, seating(job))
 
 

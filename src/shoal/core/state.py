@@ -47,14 +47,6 @@ class Snapshot(msgspec.Struct, frozen=True, kw_only=True):
     nodes: list[Node]
 
 
-class Contact(NamedTuple):
-    """When a node was last heard, and what it said last, to refuse what is older."""
-
-    heard_ms: int
-    incarnation: int
-    sequence: int
-
-
 class Room:
     """What is free on one node. GPUs are bits of an integer: bit i is set when GPU i is free."""
 
@@ -167,8 +159,8 @@ class Queue:
 
 
 class State:
-    """Owned by one loop. Only `apply` changes it, but for `contacts`, which is what the
-    controller has heard since it started: it is not logged, and is built anew by hearing."""
+    """Owned by one loop. Only `apply` changes it, but for `contacts` and `said`,
+    what the controller has heard since it started: not logged, and built anew by hearing."""
 
     def __init__(self) -> None:
         self.epoch = 0
@@ -195,7 +187,9 @@ class State:
         # Known not to fit until a node gains room; a cache, so losing it costs only time.
         self.hopeless: set[tuple[int, Demand]] = set()
 
-        self.contacts: dict[str, Contact] = {}  # longest unheard first
+        self.contacts: dict[str, int] = {}  # when nodes not lost were heard, longest unheard first
+        # The newest (incarnation, sequence) of each node, lost or not: what is older is refused.
+        self.said: dict[str, tuple[int, int]] = {}
 
     def snapshot(self) -> Snapshot:
         return Snapshot(

@@ -16,9 +16,9 @@ def next_wake(round_: Round) -> int | None:
         times.append(state.queue.delayed[0][0])
     if state.limits:
         times.append(state.limits[0][0])
-    for node_id, contact in state.contacts.items():  # longest unheard first: suspects lead
+    for node_id, heard_ms in state.contacts.items():  # longest unheard first: suspects lead
         suspect = state.nodes[node_id].health is NodeHealth.SUSPECT
-        times.append(contact.heard_ms + (policy.grace_ms if suspect else policy.suspect_after_ms))
+        times.append(heard_ms + (policy.grace_ms if suspect else policy.suspect_after_ms))
         if not suspect:
             break
     return max(now_ms + 1, min(times)) if times else None

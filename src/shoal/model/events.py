@@ -64,7 +64,8 @@ class MemberExited(JobEvent, frozen=True, kw_only=True):
 
 
 class MemberLost(JobEvent, frozen=True, kw_only=True):
-    """A member that ran is gone from its node's inventory and left no exit code."""
+    """A member that ran is gone and left no exit code of its own: it vanished from its node's
+    inventory, or was stopped there by an order out of date."""
 
     attempt: int
     member: int

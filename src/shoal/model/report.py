@@ -14,15 +14,18 @@ class MemberExit(msgspec.Struct, frozen=True):
     ref: MemberRef
     code: int
     why: str = ""
+    stopped: bool = False  # it had been told to stop, so the code says little about the job
 
 
 class NodeReport(msgspec.Struct, frozen=True, kw_only=True):
-    """A node's complete inventory, not a difference: alive members and unacknowledged exits."""
+    """A node's complete inventory, not a difference: alive members and unacknowledged exits.
+    `stopping` are those alive that have been told to stop and need not be told again."""
 
     spec: NodeSpec
     incarnation: int
     sequence: int
     alive: tuple[MemberRef, ...] = ()
+    stopping: tuple[MemberRef, ...] = ()
     exits: tuple[MemberExit, ...] = ()
 
 
