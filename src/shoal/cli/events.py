@@ -10,9 +10,11 @@ import typer
 from shoal.cli.grammar import DEFAULT_HOME, HomeOption, JsonOption
 
 if TYPE_CHECKING:
+    from shoal.cli.reach import Steady
     from shoal.model.events import Event, Recorded
+    from shoal.model.views import EventsView
 
-LAST_MAX = 100_000
+LAST_MAX = 10_000
 PAGE = 1000
 FOLLOW_WAIT_S = 20.0
 
@@ -43,22 +45,22 @@ def events(
 
     job = reach.job_id(job) if job else ""
     node = reach.node_id(node) if node else ""
-    steady = reach.Steady(home, steady_s=reach.STEADY_S if follow else 0)
-    after = -last
-    if not last:
-        after = steady(lambda client: client.status()).last_seq
-    while True:
-        wait_s = FOLLOW_WAIT_S if follow else 0
-        view = steady(
-            lambda client, after=after, wait_s=wait_s: client.events(  # type: ignore[misc]
-                after=after, limit=max(PAGE, last), job=job, node=node, wait_s=wait_s
-            )
-        )
-        for record in view.events:
-            print_event(record, json)
-        if not follow:
-            return
-        after = view.next_after
+    with reach.Steady(home, steady_s=reach.STEADY_S if follow else 0) as steady:
+        after = -last if last else steady(lambda client: client.status()).last_seq
+        while True:
+            view = _page(steady, after, max(PAGE, last), job, node, follow)
+            for record in view.events:
+                print_event(record, json)
+            if not follow:
+                return
+            after = view.next_after
+
+
+def _page(steady: Steady, after: int, limit: int, job: str, node: str, follow: bool) -> EventsView:
+    wait_s = FOLLOW_WAIT_S if follow else 0
+    return steady(
+        lambda client: client.events(after=after, limit=limit, job=job, node=node, wait_s=wait_s)
+    )
 
 
 def print_event(record: Recorded, json: bool) -> None:

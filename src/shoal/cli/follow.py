@@ -142,7 +142,7 @@ def _wait_for_next(steady: Steady, job: str, attempt: int) -> JobView:
         if view.state in OUTCOMES or view.attempt > attempt:
             return view
         if view.state == "waiting" and not told:
-            note(f"[{job}: attempt {attempt} is over, it will run again: {view.why}]")
+            note(f"[{job}: attempt {attempt} is over; {view.why}]")
             told = True
 
 

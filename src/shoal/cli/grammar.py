@@ -9,6 +9,7 @@ from typing import Annotated, Any
 import typer
 from typer.core import TyperCommand
 
+from shoal.cli.guard import USAGE, Failure
 from shoal.cli.quick import quicken
 
 EXAMPLES = "\nExamples:\n"
@@ -16,6 +17,8 @@ EXAMPLES = "\nExamples:\n"
 
 def _settle_home(path: Path) -> Path:
     """The rest of this process, and what it starts, must mean the same home."""
+    if "\0" in str(path):
+        raise Failure("--home: a path cannot hold a NUL byte", USAGE)
     settled = path.expanduser().absolute()
     os.environ["SHOAL_HOME"] = str(settled)
     return settled
@@ -50,13 +53,14 @@ class Verb(TyperCommand):
 
 
 class RunVerb(Verb):
-    """Flags end where the command begins, so that `shoal run python train.py --lr 3` means what
+    """For a verb whose argument is `words`. Flags end where the command begins, so that `shoal run python train.py --lr 3` means what
     it says; after a job file there is no command, so flags may follow it."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         ctx.allow_interspersed_args = False
-        _, rest, _ = self.make_parser(ctx).parse_args(args=list(args))
-        ctx.allow_interspersed_args = bool(rest) and is_job_file(rest[0])
+        given, _, _ = self.make_parser(ctx).parse_args(args=list(args))
+        words = given.get("words") or ()
+        ctx.allow_interspersed_args = bool(words) and is_job_file(words[0])
         return super().parse_args(ctx, args)
 
 

@@ -15,6 +15,7 @@ REFUSED = 1
 USAGE = 2
 NO_CLUSTER = 3
 INTERRUPTED = 130  # 128 + SIGINT
+PATH_SHOWN = 200
 PIPE_CLOSED = 141  # 128 + SIGPIPE, as for any tool whose reader left
 
 
@@ -111,7 +112,9 @@ def _tell_os_error(error: OSError) -> int:
     reason = error.strerror or str(error)
     if error.errno == errno.ENOSPC and error.filename is None:
         reason = "cannot write the output: no space left on device"
-    complain(f"{error.filename}: {reason}" if error.filename else reason)
+    name = str(error.filename or "")
+    short = name if len(name) <= PATH_SHOWN else f"{name[: PATH_SHOWN // 2]}...{name[-20:]}"
+    complain(f"{short}: {reason}" if name else reason)
     return REFUSED
 
 

@@ -56,8 +56,9 @@ def _settle_restart(ready: dict[str, Any]) -> None:
 
 def _command(field: str, value: Any) -> tuple[str, ...]:
     if isinstance(value, str):
+        text = _unicode(field, value)
         try:
-            words = shlex.split(value)
+            words = shlex.split(text)
         except ValueError:
             raise BadJob(field, "has a quote that is not closed") from None
     elif isinstance(value, list | tuple):
@@ -79,7 +80,7 @@ def _word(field: str, word: Any) -> str:
 
 def _env(field: str, value: Any) -> dict[str, str]:
     if not isinstance(value, dict):
-        raise _wrong(field, value, "a list of names with values, e.g. {SEED: 1}")
+        raise _wrong(field, value, "names with values, e.g. {SEED: 1}")
     return {_env_name(field, name): _env_value(field, name, v) for name, v in value.items()}
 
 
@@ -209,7 +210,7 @@ def _kind(value: Any) -> str:
         case list() | tuple():
             return "a list"
         case dict():
-            return "a list of fields"
+            return "a table"
         case None:
             return "nothing"
         case _:

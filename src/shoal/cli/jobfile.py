@@ -30,11 +30,9 @@ def read_fields(text: str, ending: str) -> dict[str, Any]:
     try:
         data = _READERS[ending](text)
     except RecursionError:
-        raise BadJob(
-            "", "the file is nested too deeply; a job file is a flat list of fields"
-        ) from None
+        raise BadJob("", "the file is nested too deeply; a job file is flat") from None
     if not isinstance(data, dict):
-        message = "the file must be a list of fields, e.g. command: python train.py"
+        message = "the file must hold fields with values, e.g. command: python train.py"
         raise BadJob("", message)
     for name in data:
         if name not in FIELDS:

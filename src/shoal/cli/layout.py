@@ -18,7 +18,7 @@ def this_machine(machine: Machine) -> tuple[NodeSpec, ...]:
             id=machine.name,
             cpu_milli=machine.cpus * 1000,
             memory_mb=machine.memory_mb,
-            gpus=machine.gpus.count,
+            gpus=machine.gpus.number,
             gpu_model=machine.gpus.model,
         ),
     )

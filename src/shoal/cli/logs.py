@@ -51,16 +51,16 @@ def logs(
     from shoal.cli.follow import pick_members
 
     asked = reach.job_id(job)
-    steady = reach.Steady(home, steady_s=reach.STEADY_S if follow else 0)
-    view = steady(lambda client: reach.found(client, asked, lambda c: c.job(asked)))
-    if attempt is not None and attempt > view.attempt:
-        _refuse_attempt(view)
-    members = pick_members(member, view.members)
-    out = make_output(prefixed=len(members) > 1, json=json)
-    if follow and attempt is None:
-        _follow(steady, asked, members, out, tail)
-    else:
-        _read(steady, view, attempt or view.attempt, members, out, tail, follow)
+    with reach.Steady(home, steady_s=reach.STEADY_S if follow else 0) as steady:
+        view = steady(lambda client: reach.found(client, asked, lambda c: c.job(asked)))
+        if attempt is not None and attempt > view.attempt:
+            _refuse_attempt(view)
+        members = pick_members(member, view.members)
+        out = make_output(prefixed=len(members) > 1, json=json)
+        if follow and attempt is None:
+            _follow(steady, asked, members, out, tail)
+        else:
+            _read(steady, view, attempt or view.attempt, members, out, tail, follow)
 
 
 def make_output(*, prefixed: bool, json: bool) -> Output:

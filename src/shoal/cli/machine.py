@@ -16,7 +16,7 @@ CGROUP_MEMORY = Path("/sys/fs/cgroup/memory.max")
 
 
 class Gpus(NamedTuple):
-    count: int
+    number: int
     model: str = ""
 
 

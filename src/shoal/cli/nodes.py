@@ -141,7 +141,7 @@ def _cells(view: NodeView, models: bool) -> list[str | Cell]:
         cells = bar(used, view.gpus, min(view.gpus, GPU_CELLS_MAX))
         gpus = gpus._replace(pretty=f"{cells} {used}/{view.gpus}")
     jobs = ",".join(view.jobs)
-    if view.state != "ready" and view.why:
+    if view.health != "ready" and view.why:
         jobs = f"{jobs} ({view.why})".strip()
     row: list[str | Cell] = [
         Cell(view.id, "bold"),

@@ -15,6 +15,7 @@ from shoal.cli.show import note
 from shoal.client import Client, ShoalError, Unreachable
 
 NOT_FOUND = 404
+NODES_NAMED_MAX = 8
 # A controller that was killed is back in a few seconds; a minute later nobody brings it back.
 STEADY_S = 60.0
 STEADY_PAUSE_S = 0.5
@@ -56,10 +57,13 @@ def no_such_job(client: Client, asked: str) -> Failure:
 
 
 def no_such_node(client: Client, asked: str) -> Failure:
-    known = [node.id for node in client.nodes()]
-    named = difflib.get_close_matches(asked, known, n=3, cutoff=0.4) or known[:3]
-    hint = f"; did you mean {' or '.join(named)}?" if named else ""
-    return Failure(f"there is no node {asked}{hint}", REFUSED)
+    known = sorted(node.id for node in client.nodes())
+    if len(known) <= NODES_NAMED_MAX:
+        hint = f"the nodes are {', '.join(known)}"
+    else:
+        close = difflib.get_close_matches(asked, known, n=3)
+        hint = f"did you mean {' or '.join(close)}?" if close else "see: shoal nodes"
+    return Failure(f"there is no node {asked}; {hint}", REFUSED)
 
 
 class Steady:
@@ -90,6 +94,12 @@ class Steady:
             if told:
                 note("the controller is back")
             return answer
+
+    def __enter__(self) -> Steady:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
 
     def close(self) -> None:
         if self._client is not None:

@@ -151,39 +151,44 @@ def _wait(view: JobView, home: Path, json: bool) -> int:
     from shoal.cli.follow import follow, wait_for_end
     from shoal.cli.logs import make_output
     from shoal.cli.reach import Steady
+    from shoal.cli.words import shape_text, state_text
 
-    steady = Steady(home)
+    if not json:
+        show.note(f"[{view.id} submitted: {shape_text(view.spec)}]")
     try:
-        if json:
-            end = wait_for_end(steady, view.id)
-            show.as_json(end)
-        else:
-            members = list(range(view.members))
-            out = make_output(prefixed=view.members > 1, json=False)
-            end = follow(steady, view.id, members, out, from_attempt=1)
+        with Steady(home) as steady:
+            if json:
+                end = wait_for_end(steady, view.id)
+                show.as_json(end)
+            else:
+                members = list(range(view.members))
+                out = make_output(prefixed=view.members > 1, json=False)
+                end = follow(steady, view.id, members, out, from_attempt=1)
     except KeyboardInterrupt:
         return _detach(view.id, home)
     if end.state != "succeeded" and not json:
-        from shoal.cli.words import state_text
-
-        show.note(f"[{end.id} {state_text(end.state)}: {end.why}]")
+        because = f": {end.why}" if end.why else ""
+        show.note(f"[{end.id} {state_text(end.state)}{because}]")
     return exit_code(end)
 
 
 def _detach(job: str, home: Path) -> int:
     """Once is for the watching, twice is for the job."""
+    import sys
     import time
 
     from shoal.cli import reach, show
     from shoal.cli.guard import INTERRUPTED
 
-    show.note(f"\n{job} goes on; come back with: shoal logs -f {job} (Ctrl-C again cancels it)")
+    if sys.stderr.isatty():
+        show.note("")  # leave the ^C that the terminal shows alone on its line
+    show.note(f"[{job} goes on; come back with: shoal logs -f {job} (Ctrl-C again cancels it)]")
     try:
         time.sleep(SECOND_INTERRUPT_S)
     except KeyboardInterrupt:
         with reach.connect(home) as client:
             done = client.cancel(job)
-        show.note(f"{job}: {done.note}" if done.note else f"{job} cancelled")
+        show.note(f"[{job}: {done.note}]" if done.note else f"[{job} cancelled]")
     return INTERRUPTED
 
 

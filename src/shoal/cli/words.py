@@ -65,9 +65,9 @@ CAUSE_WORDS = {
 def sentence(event: Event) -> str:
     """One line, without a full stop; printable whatever a job or node is called."""
     if isinstance(event, JobEvent):
-        text = f"{event.job} {_about_job(event)}"  # type: ignore[arg-type]
+        text = f"{event.job} {_about_job(event)}"
     elif isinstance(event, NodeEvent):
-        text = f"{event.node} {_about_node(event)}"  # type: ignore[arg-type]
+        text = f"{event.node} {_about_node(event)}"
     else:
         text = _about_controller(event)
     return printable(text)

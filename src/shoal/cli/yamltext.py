@@ -16,7 +16,7 @@ class PlainLoader(yaml.SafeLoader):
 
     def compose_node(self, parent: Any, index: Any) -> Any:
         if self.check_event(yaml.AliasEvent):
-            mark = self.peek_event().start_mark
+            mark = self.get_mark()
             raise yaml.MarkedYAMLError(problem="aliases (*name) are not taken", problem_mark=mark)
         return super().compose_node(parent, index)
 

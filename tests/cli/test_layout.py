@@ -1,0 +1,81 @@
+"""From the flags of `shoal up`, and what the machine has, to nodes."""
+
+from __future__ import annotations
+
+import pytest
+
+from shoal.cli.guard import Failure
+from shoal.cli.layout import places, this_machine, virtual_nodes
+from shoal.cli.machine import Gpus, Machine, detect, node_name, parse_listing
+from shoal.model.node import NodeSpec
+
+MACHINE = Machine("box", cpus=12, memory_mb=64_000, gpus=Gpus(2, "NVIDIA H200"))
+
+
+def nodes(count: int, gpus: int, topology: str = "") -> tuple[NodeSpec, ...]:
+    return virtual_nodes(
+        MACHINE, nodes=count, gpus=gpus, cpu_milli=None, memory_mb=None, topology=topology
+    )
+
+
+def test_without_flags_it_is_this_machine() -> None:
+    assert this_machine(MACHINE) == (
+        NodeSpec(id="box", cpu_milli=12_000, memory_mb=64_000, gpus=2, gpu_model="NVIDIA H200"),
+    )
+
+
+def test_virtual_nodes_get_many_cpus_and_a_share_of_the_memory() -> None:
+    four = nodes(4, gpus=8)
+    assert [node.id for node in four] == ["n1", "n2", "n3", "n4"]
+    assert {(node.gpus, node.cpu_milli, node.memory_mb) for node in four} == {(8, 16_000, 16_000)}
+    assert nodes(1, gpus=0)[0].cpu_milli == 12_000
+
+
+def test_a_topology_fills_racks_in_order() -> None:
+    assert places("2x2", 8) == [
+        *["b1/r1"] * 2,
+        *["b1/r2"] * 2,
+        *["b2/r1"] * 2,
+        *["b2/r2"] * 2,
+    ]
+    assert places("2x1", 3) == ["b1/r1", "b1/r1", "b2/r1"]
+    assert places(" 1 X 1 ", 2) == ["b1/r1", "b1/r1"]
+    assert nodes(2, gpus=1, topology="1x2")[1].place == "b1/r2"
+
+
+@pytest.mark.parametrize("topology", ["", "x", "2", "2x", "0x1", "2x2x2", "-1x1", "99999x1", "2*2"])
+def test_what_is_no_topology_is_refused(topology: str) -> None:
+    with pytest.raises(Failure, match="BLOCKSxRACKS"):
+        places(topology, 8)
+
+
+def test_more_racks_than_nodes_are_refused() -> None:
+    with pytest.raises(Failure, match="2x3 has 6 racks, but there are 4 nodes"):
+        places("2x3", 4)
+
+
+@pytest.mark.parametrize(("count", "gpus"), [(0, 1), (-1, 1), (257, 1), (1, -1), (1, 257)])
+def test_impossible_sizes_are_refused(count: int, gpus: int) -> None:
+    with pytest.raises(Failure, match="must be from"):
+        nodes(count, gpus)
+
+
+@pytest.mark.parametrize(
+    ("host", "name"),
+    [("gpu-01.example.org", "gpu-01"), ("My_Box", "my-box"), ("", "n1"), ("---", "n1")],
+)
+def test_a_host_name_becomes_a_node_id(host: str, name: str) -> None:
+    assert node_name(host) == name
+
+
+def test_the_listing_of_nvidia_smi_is_read() -> None:
+    text = "GPU 0: NVIDIA H200 (UUID: GPU-a)\nGPU 1: NVIDIA H200 (UUID: GPU-b)\n"
+    assert parse_listing(text) == Gpus(2, "NVIDIA H200")
+    assert parse_listing("No devices found.\n") == Gpus(0)
+
+
+def test_this_machine_has_something() -> None:
+    machine = detect()
+    assert machine.cpus >= 1
+    assert machine.memory_mb > 100
+    assert machine.gpus.number >= 0

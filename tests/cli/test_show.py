@@ -1,0 +1,79 @@
+"""Tables for people, plain lines for pipes."""
+
+from __future__ import annotations
+
+import sys
+
+import pytest
+
+from shoal.cli import show
+from shoal.cli.show import Cell, Column
+
+COLUMNS = [Column("ID"), Column("COUNT", right=True), Column("COMMAND", flexible=True)]
+ROWS: list[list[str | Cell]] = [
+    [Cell("j1", "bold"), "7", "echo 'a\nb' \x1b[2J"],
+    [Cell("j22", "bold"), "1234", ""],
+]
+
+
+def test_a_pipe_gets_aligned_lines_without_colours(capsys: pytest.CaptureFixture[str]) -> None:
+    show.table(COLUMNS, ROWS)
+    assert capsys.readouterr().out == (
+        "ID   COUNT  COMMAND\nj1       7  echo 'a\\nb' \\x1b[2J\nj22   1234  -\n"
+    )
+
+
+def test_a_terminal_gets_colours_and_no_foreign_escapes(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TERM", "xterm-256color")
+    monkeypatch.setenv("COLUMNS", "60")
+    monkeypatch.delenv("NO_COLOR", raising=False)
+    monkeypatch.setattr(sys.stdout, "isatty", lambda: True, raising=False)
+    show.table(COLUMNS, ROWS)
+    out = capsys.readouterr().out
+    assert "\x1b[1m" in out
+    assert "\x1b[2J" not in out
+    assert "\\x1b[2J" in out
+    assert all(len(line) < 200 for line in out.splitlines())
+
+
+def test_no_color_is_honoured_on_a_terminal(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TERM", "xterm-256color")
+    monkeypatch.setenv("NO_COLOR", "1")
+    monkeypatch.setattr(sys.stdout, "isatty", lambda: True, raising=False)
+    show.table([Column("ID")], [[Cell("j1", "green")]])
+    show.line("done", "red")
+    out = capsys.readouterr().out
+    assert "\x1b[3" not in out
+    assert "j1" in out
+
+
+def test_a_dumb_terminal_counts_as_a_pipe(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys.stdout, "isatty", lambda: True, raising=False)
+    monkeypatch.setenv("TERM", "dumb")
+    assert not show.at_terminal()
+
+
+@pytest.mark.parametrize(
+    ("used", "total", "text"),
+    [
+        (0, 8, "□□□□"),
+        (1, 800, "■□□□"),
+        (4, 8, "■■□□"),
+        (799, 800, "■■■□"),
+        (8, 8, "■■■■"),
+        (0, 0, ""),
+    ],
+)
+def test_a_bar_is_empty_at_nothing_and_full_at_everything(used: int, total: int, text: str) -> None:
+    assert show.bar(used, total, 4) == text
+
+
+def test_progress_tells_each_step_once(capsys: pytest.CaptureFixture[str]) -> None:
+    with show.Progress() as progress:
+        for text in ("one", "one", "two"):
+            progress(text)
+    assert capsys.readouterr().err == "one\ntwo\n"

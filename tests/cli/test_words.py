@@ -1,0 +1,165 @@
+"""Every kind of event has its sentence."""
+
+from __future__ import annotations
+
+import typing
+
+import pytest
+
+from shoal.cli.words import exit_text, sentence
+from shoal.model.events import (
+    ControllerStarted,
+    Event,
+    JobAdopted,
+    JobFinished,
+    JobPlaced,
+    JobRequeued,
+    JobRunning,
+    JobStopping,
+    JobSubmitted,
+    MemberExited,
+    MemberLost,
+    MembersStarted,
+    NodeIntended,
+    NodeJoined,
+    NodeLost,
+    NodeReady,
+    NodeSuspected,
+)
+from shoal.model.job import JobSpec, Outcome, StopCause
+from shoal.model.node import NodeIntent, NodeSpec
+from shoal.model.resources import Slice
+
+SPEC = JobSpec(command=("python", "train.py"), name="big", members=2, gpus=8)
+NODE = NodeSpec(id="n1", cpu_milli=4000, memory_mb=1024, gpus=8, place="b1/r1")
+
+SENTENCES: list[tuple[Event, str]] = [
+    (
+        JobSubmitted(at_ms=0, job="j1", spec=SPEC),
+        "j1 submitted as 'big': 2 members with 8 GPUs, 1 CPU each: python train.py",
+    ),
+    (
+        JobPlaced(at_ms=0, job="j1", attempt=1, slices=(Slice("n1"),), master="m", why="it fits"),
+        "j1 placed: it fits",
+    ),
+    (
+        JobPlaced(
+            at_ms=0,
+            job="j1",
+            attempt=2,
+            slices=(Slice("n1"), Slice("n2"), Slice("n1")),
+            master="m",
+            why="",
+        ),
+        "j1 placed (attempt 2): n1, n2",
+    ),
+    (
+        MembersStarted(at_ms=0, job="j1", attempt=1, members=(0,)),
+        "j1 started member 0; the others are awaited",
+    ),
+    (
+        MembersStarted(at_ms=0, job="j1", attempt=3, members=tuple(range(9))),
+        "j1 started members 0, 1, 2, 3, 4, 5 and 3 more; the others are awaited (attempt 3)",
+    ),
+    (JobRunning(at_ms=0, job="j1", attempt=1), "j1 is running"),
+    (JobRunning(at_ms=0, job="j1", attempt=2), "j1 is running (attempt 2)"),
+    (
+        MemberExited(at_ms=0, job="j1", attempt=1, member=3, node="n2", code=0),
+        "j1 member 3 finished on n2",
+    ),
+    (
+        MemberExited(at_ms=0, job="j1", attempt=1, member=3, node="n2", code=137, why="killed"),
+        "j1 member 3 ended with exit code 137 (signal 9) on n2: killed",
+    ),
+    (
+        MemberLost(at_ms=0, job="j1", attempt=1, member=0, node="n2", why="it vanished"),
+        "j1 lost member 0 on n2: it vanished",
+    ),
+    (
+        JobStopping(at_ms=0, job="j1", attempt=1, cause=StopCause.DRAIN, why="n1 is drained"),
+        "j1 is being stopped (its node is drained): n1 is drained",
+    ),
+    (
+        JobRequeued(
+            at_ms=1000,
+            job="j1",
+            attempt=1,
+            cause=StopCause.FAILURE,
+            not_before_ms=3500,
+            why="exit 1",
+        ),
+        "j1 will run again in 2.5 s (failed): exit 1",
+    ),
+    (
+        JobRequeued(
+            at_ms=1000, job="j1", attempt=1, cause=StopCause.NODE_LOSS, not_before_ms=0, why=""
+        ),
+        "j1 will run again (lost a node)",
+    ),
+    (
+        JobAdopted(at_ms=0, job="j1", attempt=1, node="n1", why="it was alive"),
+        "j1 goes on as it was on n1: it was alive",
+    ),
+    (
+        JobFinished(at_ms=0, job="j1", attempt=1, outcome=Outcome.SUCCEEDED, code=0, why=""),
+        "j1 succeeded",
+    ),
+    (
+        JobFinished(at_ms=0, job="j1", attempt=1, outcome=Outcome.TIMED_OUT, code=124, why="late"),
+        "j1 ran out of time with exit code 124: late",
+    ),
+    (
+        NodeJoined(at_ms=0, node="n1", spec=NODE, incarnation=1, why="new"),
+        "n1 joined at b1/r1: new",
+    ),
+    (NodeReady(at_ms=0, node="n1", why="clean"), "n1 is ready: clean"),
+    (NodeSuspected(at_ms=0, node="n1", why="silent"), "n1 is out of contact: silent"),
+    (NodeLost(at_ms=0, node="n1", incarnation=1, dead=True, why="gone"), "n1 died: gone"),
+    (NodeLost(at_ms=0, node="n1", incarnation=1, dead=False, why=""), "n1 is given up"),
+    (
+        NodeIntended(at_ms=0, node="n1", intent=NodeIntent.CORDONED, why="by hand"),
+        "n1 is cordoned: nothing new starts on it: by hand",
+    ),
+    (ControllerStarted(at_ms=0, epoch=1), "the controller started"),
+    (ControllerStarted(at_ms=0, epoch=4), "the controller started again (start number 4)"),
+]
+
+
+@pytest.mark.parametrize(("event", "text"), SENTENCES)
+def test_an_event_reads_as_a_sentence(event: Event, text: str) -> None:
+    assert sentence(event) == text
+
+
+def test_every_kind_of_event_is_told() -> None:
+    told = {type(event) for event, _ in SENTENCES}
+    assert told == set(typing.get_args(Event))
+
+
+@pytest.mark.parametrize("cause", StopCause)
+def test_every_cause_has_its_words(cause: StopCause) -> None:
+    event = JobStopping(at_ms=0, job="j1", attempt=1, cause=cause, why="")
+    assert sentence(event).startswith("j1 is being stopped (")
+
+
+@pytest.mark.parametrize("outcome", Outcome)
+def test_every_outcome_has_its_words(outcome: Outcome) -> None:
+    event = JobFinished(at_ms=0, job="j1", attempt=1, outcome=outcome, code=0, why="")
+    assert sentence(event).startswith("j1 ")
+
+
+@pytest.mark.parametrize("intent", NodeIntent)
+def test_every_intent_has_its_words(intent: NodeIntent) -> None:
+    assert sentence(NodeIntended(at_ms=0, node="n1", intent=intent)).startswith("n1 is ")
+
+
+def test_a_hostile_command_stays_on_one_line() -> None:
+    spec = JobSpec(command=("echo", "a\nb\x1b[2J" + "x" * 10_000))
+    text = sentence(JobSubmitted(at_ms=0, job="j1", spec=spec))
+    assert text.isprintable()
+    assert len(text) < 200
+
+
+def test_exit_codes_beyond_128_name_the_signal() -> None:
+    assert exit_text(1) == "exit code 1"
+    assert exit_text(143) == "exit code 143 (signal 15)"
+    assert exit_text(255) == "exit code 255"
