@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import gc
 import logging
 import os
 import random
@@ -65,6 +66,7 @@ async def _serve(home: Home) -> None:
     store = SqliteStore(home.database)
     engine = LocalEngine(config.nodes, home.nodes)
     loop = ControlLoop(store, engine, SystemClock(), Policy(), LogStore(home.logs))
+    _spare_the_collector()
     ticking = asyncio.create_task(loop.run())
     await asyncio.sleep(0)  # the agents start while the API is still being imported
     server = _api_server(loop, home.token.read_text().strip())
@@ -82,6 +84,13 @@ async def _serve(home: Home) -> None:
     with contextlib.suppress(asyncio.CancelledError):
         await ticking
     store.close()
+
+
+def _spare_the_collector() -> None:
+    """The state is large, lives long and has no cycles: looking through it again and again would
+    be the longest pause of a large cluster's controller (90 ms and more with 12,500 nodes)."""
+    gc.freeze()
+    gc.set_threshold(50_000, 20, 100)
 
 
 def _listen(home: Home, config: ClusterConfig) -> socket.socket:
