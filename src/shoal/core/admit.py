@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from shoal.core.explain import held_by_nodes
 from shoal.core.observe import lose
+from shoal.core.queue import gang_of_spec
+from shoal.core.room import UNLIMITED
 from shoal.core.round import Round
-from shoal.core.state import UNLIMITED, State
+from shoal.core.state import State
 from shoal.model.events import JobFinished, JobStopping, JobSubmitted, NodeIntended
 from shoal.model.job import (
     ARGUMENT_BYTES_MAX,
@@ -99,7 +101,7 @@ def impossible(state: State, spec: JobSpec) -> Refused | None:
                 f"asks for {want} {unit} per member, but no node has more than {have}; "
                 f"ask for at most {have}" + (" and use more members" if best else ""),
             )
-    fits = held_by_nodes(state.capacity, demand)
+    fits = held_by_nodes(state.capacity, gang_of_spec(spec))
     if fits == 0:
         largest = max(kinds)
         return Refused(

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from typing import Any
 
+from shoal.core.accounts import share_of
 from shoal.core.state import Node, State
 from shoal.model.events import (
     ControllerStarted,
@@ -25,6 +26,7 @@ from shoal.model.events import (
     NodeLost,
     NodeReady,
     NodeSuspected,
+    PolicyChanged,
 )
 from shoal.model.job import Job, Member, MemberStatus, Phase, StopCause
 from shoal.model.node import NodeHealth, NodeIntent
@@ -39,6 +41,10 @@ def replay(state: State, events: Iterable[Event]) -> State:
     for event in events:
         apply(state, event)
     return state
+
+
+def _policy_changed(state: State, event: PolicyChanged) -> None:
+    state.obey(event.policy)
 
 
 def _controller_started(state: State, event: ControllerStarted) -> None:
@@ -63,6 +69,7 @@ def _job_placed(state: State, event: JobPlaced) -> None:
     job = state.jobs[event.job]
     state.queue.remove(job)
     job.phase = Phase.STARTING
+    job.share = share_of(job.spec.demand, event.slices[0].gpu_milli, state.totals)
     job.attempt = event.attempt
     job.members = [Member(slice_) for slice_ in event.slices]
     job.master = event.master
@@ -74,6 +81,7 @@ def _job_placed(state: State, event: JobPlaced) -> None:
     job.why = event.why
     state.next_port += 1
     state.hold(job)
+    _account(state, job, len(job.members), event.at_ms, entering=True)
 
 
 def _members_started(state: State, event: MembersStarted) -> None:
@@ -101,15 +109,27 @@ def _member_exited(state: State, event: MemberExited) -> None:
         job.first_bad_code = event.code
         if job.phase is not Phase.STOPPING:  # else why it is being stopped says more
             job.why = event.why
-    state.release(job, event.member)
-    state.attention[job.id] = None
+    _over(state, job, event.member, event.at_ms)
 
 
 def _member_lost(state: State, event: MemberLost) -> None:
     job = state.jobs[event.job]
     job.members[event.member].status = MemberStatus.LOST
-    state.release(job, event.member)
+    _over(state, job, event.member, event.at_ms)
+
+
+def _over(state: State, job: Job, number: int, at_ms: int) -> None:
+    """A member holds nothing any more, and somebody must look at what that means for its job."""
+    state.release(job, number)
+    _account(state, job, -1, at_ms)
     state.attention[job.id] = None
+
+
+def _account(state: State, job: Job, members: int, at_ms: int, *, entering: bool = False) -> None:
+    gpus = sum(len(member.slice.gpus) * member.slice.gpu_milli for member in job.members[:1])
+    penalty = job.share * members * state.policy.entry_penalty_ms if entering else 0
+    share = job.share * members
+    state.accounts.change(job.spec.tenant, share, gpus * members, at_ms, penalty)
 
 
 def _job_stopping(state: State, event: JobStopping) -> None:
@@ -123,6 +143,7 @@ def _job_stopping(state: State, event: JobStopping) -> None:
 def _job_requeued(state: State, event: JobRequeued) -> None:
     job = state.jobs[event.job]
     state.masters.discard(job.master)
+    job.attained_ms += kept_ms(job, event.cause, event.at_ms)
     job.phase = Phase.WAITING
     job.not_before_ms = event.not_before_ms
     job.stop_cause = None
@@ -140,6 +161,7 @@ def _job_adopted(state: State, event: JobAdopted) -> None:
     for member in job.members:
         member.status = MemberStatus.ALIVE
     state.hold(job)
+    _account(state, job, len(job.members), event.at_ms)
     job.phase = Phase.RUNNING
     job.not_before_ms = 0
     if job.running_ms is None:
@@ -192,8 +214,7 @@ def _node_lost(state: State, event: NodeLost) -> None:
     state.contacts.pop(node.id, None)
     for ref, job in list(state.placed[node.id].items()):
         job.members[ref.member].status = MemberStatus.LOST
-        state.release(job, ref.member)
-        state.attention[job.id] = None
+        _over(state, job, ref.member, event.at_ms)
 
 
 def _node_intended(state: State, event: NodeIntended) -> None:
@@ -219,7 +240,19 @@ def _set_health(
     state.open_up(node)
 
 
+def kept_ms(job: Job, cause: StopCause, at_ms: int) -> int:
+    """How much of the attempt's run time survives it. A job that was asked to stop has saved its
+    work; one that lost a node goes back to its last checkpoint."""
+    if job.running_ms is None or job.spec.checkpoint_ms == 0:
+        return 0
+    ran_ms = at_ms - job.running_ms
+    if cause in (StopCause.NODE_LOSS, StopCause.FAILURE):
+        ran_ms -= ran_ms % job.spec.checkpoint_ms
+    return ran_ms
+
+
 APPLY: dict[type[EventBase], Callable[[State, Any], None]] = {
+    PolicyChanged: _policy_changed,
     ControllerStarted: _controller_started,
     JobSubmitted: _job_submitted,
     JobPlaced: _job_placed,

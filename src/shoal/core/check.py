@@ -6,7 +6,8 @@ from collections import Counter
 from collections.abc import Iterable
 
 from shoal.core.explain import waiting_reason
-from shoal.core.state import State
+from shoal.core.room import Domain
+from shoal.core.state import Node, State
 from shoal.model.events import Event, NodeEvent
 from shoal.model.job import Job, Member, MemberStatus, Phase
 from shoal.model.node import NodeHealth, NodeIntent
@@ -73,7 +74,8 @@ def _check_job(job: Job) -> None:
 def _check_slice(job: Job, member: Member) -> None:
     asked, given = job.spec, member.slice
     got = (len(set(given.gpus)), given.cpu_milli, given.memory_mb)
-    if got != (asked.gpus, asked.cpu_milli, asked.memory_mb):
+    share = asked.gpu_milli or given.gpu_milli  # by memory, it depends on the node
+    if (*got, given.gpu_milli) != (asked.gpus, asked.cpu_milli, asked.memory_mb, share):
         raise Violation(f"{job.id} was given {given} and not what it asked for")
 
 
@@ -82,24 +84,29 @@ def _check_nodes(state: State, node_ids: Iterable[str]) -> None:
     for node_id in node_ids:
         node = state.nodes[node_id]
         gpus: Counter[int] = Counter()
-        cpu_milli = memory_mb = 0
+        cpu_milli = memory_mb = exclusive = 0
         for ref, job in state.placed[node_id].items():
             member = job.members[ref.member]
             if (job.attempt, job.id, member.slice.node) != (ref.attempt, ref.job, node_id):
                 raise Violation(f"{node_id} holds {ref}, which the job knows nothing of")
-            gpus.update(member.slice.gpus)
+            for gpu in member.slice.gpus:
+                gpus[gpu] += member.slice.gpu_milli
+            exclusive += job.spec.whole_nodes
             cpu_milli += member.slice.cpu_milli
             memory_mb += member.slice.memory_mb
-        if gpus and (max(gpus.values()) > 1 or not set(gpus) <= set(range(node.spec.gpus))):
+        if gpus and (max(gpus.values()) > 1000 or not set(gpus) <= set(range(node.spec.gpus))):
             raise Violation(f"a GPU of {node_id} is held twice or does not exist: {dict(gpus)}")
         if cpu_milli > node.spec.cpu_milli or memory_mb > node.spec.memory_mb:
             raise Violation(f"{node_id} is given away more than it has")
         if node.health is NodeHealth.LOST and state.placed[node_id]:
             raise Violation(f"{node_id} is lost, but {list(state.placed[node_id])} hold slices")
         room = state.rooms[node.index]
-        free = {gpu for gpu in range(node.spec.gpus) if room.gpu_bits >> gpu & 1}
-        if free != set(range(node.spec.gpus)) - set(gpus) or room.gpus != len(free):
-            raise Violation(f"{node_id}: the free GPUs {free} do not match what is held")
+        if room.gpu_milli != [1000 - gpus[gpu] for gpu in range(node.spec.gpus)]:
+            raise Violation(f"{node_id}: the free GPUs {room.gpu_milli} do not match what is held")
+        if exclusive != room.exclusive or len(
+            {j.id for j in state.placed[node_id].values()}
+        ) > 1 < (1 + exclusive):
+            raise Violation(f"{node_id} is shared by a job that wants it for itself")
         if (room.cpu_milli, room.memory_mb) != (
             node.spec.cpu_milli - cpu_milli,
             node.spec.memory_mb - memory_mb,
@@ -115,22 +122,17 @@ def _check_counts(state: State) -> None:
 
 
 def _check_indexes(state: State) -> None:
-    open_ = {
-        node.index: (state.rooms[node.index].gpus, state.rooms[node.index].cpu_milli)
+    offered = [
+        node
         for node in state.order
         if node.health is NodeHealth.READY and node.intent is NodeIntent.OPEN
-    }
-    levels = state.free.nodes
-    indexed = {index: tuple(level) for level, nodes in levels.items() for index in nodes}
-    ordered = all(nodes and nodes == sorted(set(nodes)) for nodes in levels.values())
-    if indexed != open_ or not ordered or state.free.levels != sorted(levels):
-        raise Violation("the free index does not match the nodes")
-    known = Counter(
-        (node.spec.gpus, node.spec.cpu_milli, node.spec.memory_mb)
-        for node in state.order
-        if node.intent is not NodeIntent.REMOVED
-    )
-    if known != Counter({tuple(kind): n for kind, n in state.capacity.items() if n}):
+    ]
+    _check_domain("the cluster", state, state.cluster, offered)
+    for place, domain in state.domains.items():
+        inside = [node for node in offered if f"{node.spec.place}/".startswith(f"{place}/")]
+        _check_domain(place, state, domain, inside)
+    known = Counter(node.spec.kind for node in state.order if node.intent is not NodeIntent.REMOVED)
+    if known != Counter({kind: n for kind, n in state.capacity.items() if n}):
         raise Violation("the capacity does not match the nodes")
     held = {
         (job.id, job.attempt, number): member.slice.node
@@ -142,7 +144,36 @@ def _check_indexes(state: State) -> None:
     if held != placed:
         raise Violation("what the nodes hold does not match what the jobs hold")
     waiting = sorted(job.number for job in state.jobs.values() if job.phase is Phase.WAITING)
-    queued = [number for numbers in state.queue.shapes.values() for number in numbers]
+    queued = [number for line in state.queue.lanes.values() for _, number in line]
     queued += [number for _, number in state.queue.delayed]
     if sorted(queued) != waiting or state.queue.size != len(waiting):
         raise Violation("the queue does not match the waiting jobs")
+
+
+def _check_domain(name: str, state: State, domain: Domain, nodes: list[Node]) -> None:
+    indexed = {
+        node: (kind, level)
+        for kind, index in domain.free.items()
+        for level, members in index.nodes.items()
+        for node in members
+    }
+    true = {}
+    for node in nodes:
+        room = state.rooms[node.index]
+        milli = sorted(room.gpu_milli)
+        level = (
+            milli.count(1000),
+            room.cpu_milli,
+            room.memory_mb,
+            tuple(left for left in milli if 0 < left < 1000),
+        )
+        closed = room.exclusive or room.cpu_milli < 0 or room.memory_mb < 0
+        true[node.index] = (node.spec.kind, (0, 0, 0, ()) if closed else level)
+    ordered = all(
+        members == sorted(set(members)) and members
+        for index in domain.free.values()
+        for members in index.nodes.values()
+    ) and all(index.levels == sorted(index.nodes) for index in domain.free.values())
+    whole = sum(level[0] for _, level in true.values())
+    if indexed != true or not ordered or (domain.gpus, domain.nodes) != (whole, len(nodes)):
+        raise Violation(f"the free index of {name} does not match the nodes")

@@ -4,11 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from shoal.core.state import UNLIMITED, State
+from shoal.core.queue import Gang, gang_of
+from shoal.core.room import UNLIMITED, Level
+from shoal.core.scheduling.fit import shortage
+from shoal.core.scheduling.order import place_in_line
+from shoal.core.state import State
 from shoal.model.job import Job, Phase
 from shoal.model.node import NodeHealth, NodeIntent
 from shoal.model.policy import Policy
-from shoal.model.resources import Demand, plural
+from shoal.model.resources import Kind
 
 
 def explain(state: State, job: Job, policy: Policy, now_ms: int) -> str:
@@ -28,16 +32,17 @@ def waiting_reason(state: State, job: Job, policy: Policy, now_ms: int) -> str:
     return blocked or _queue_held(state, job, policy, now_ms)
 
 
-def held_by_nodes(kinds: Mapping[Demand, int], demand: Demand) -> int:
-    """How many members with this demand the nodes of these kinds hold when empty."""
+def held_by_nodes(kinds: Mapping[Kind, int], gang: Gang) -> int:
+    """How many members of the gang the nodes of these kinds hold when empty."""
     total = 0
+    demand = gang.demand
     for kind, count in kinds.items():
-        if count:
-            fits = UNLIMITED
-            for have, need in zip(kind, demand, strict=True):
-                if need:
-                    fits = min(fits, have // need)
-            total += count * fits
+        if count and demand.suits(kind):
+            empty = Level(kind.gpus, kind.cpu_milli, kind.memory_mb)
+            each = empty.holds(demand, demand.share_milli(kind))
+            if gang.per_node:
+                each = gang.per_node if each >= gang.per_node else 0
+            total += count * each
     return min(total, UNLIMITED)
 
 
@@ -46,30 +51,21 @@ def holds_queue(state: State, job: Job, policy: Policy, now_ms: int) -> bool:
     nodes that are open could hold it: a job that waits for a node to return holds up nobody."""
     if now_ms - job.submitted_ms < policy.patience_ms:
         return False
-    return held_by_nodes(state.open_capacity, job.spec.demand) >= job.spec.members
+    return held_by_nodes(state.open_capacity, gang_of(job)) >= job.spec.members
 
 
 def _no_room(state: State, job: Job) -> str:
-    members, demand = job.spec.members, job.spec.demand
-    room, best = 0, Demand(0, 0, 0)
-    for node in state.order:
-        if node.schedulable:
-            free = state.rooms[node.index]
-            room += free.holds(demand)
-            best = max(best, Demand(free.gpus, free.cpu_milli, free.memory_mb))
-    if room >= members:
-        return ""
-    need = f"needs {plural(members, 'member')} with {demand}" + (" each" if members > 1 else "")
-    open_ = held_by_nodes(state.open_capacity, demand)
-    if open_ < members:
-        away = _closed_nodes(state)
-        return f"{need}; the nodes that are open hold {open_} even when empty{away}"
-    if room:
-        return f"{need}; there is room for {room} now"
-    return f"{need}; there is room for none now (the emptiest node has {best} free)"
+    gang = gang_of(job)
+    short = shortage(state, gang)
+    if short:
+        open_ = held_by_nodes(state.open_capacity, gang)
+        if open_ < gang.members:
+            need = short.partition(";")[0]
+            return f"{need}; the nodes that are open hold {open_} even when empty{_closed(state)}"
+    return short
 
 
-def _closed_nodes(state: State) -> str:
+def _closed(state: State) -> str:
     closed = [
         node
         for node in state.order
@@ -86,14 +82,17 @@ def _closed_nodes(state: State) -> str:
 
 def _queue_held(state: State, job: Job, policy: Policy, now_ms: int) -> str:
     """The job fits, so something ahead of it must hold the queue."""
-    mine = (-job.spec.priority, job.number)
-    for shape, numbers in state.queue.shapes.items():
-        if (-shape.priority, numbers[0]) < mine:
-            ahead = state.job_numbered(numbers[0])
-            if _no_room(state, ahead) and holds_queue(state, ahead, policy, now_ms):
-                waited_s = (now_ms - ahead.submitted_ms) / 1000
-                return (
-                    f"the queue is held for {ahead.label}, which is ahead of it "
-                    f"and has waited {waited_s:.0f} s"
-                )
+    mine = place_in_line(state, job, now_ms)
+    for line in state.queue.lanes.values():
+        ahead = state.job_numbered(line[0][1])
+        if (
+            place_in_line(state, ahead, now_ms) < mine
+            and holds_queue(state, ahead, policy, now_ms)
+            and _no_room(state, ahead)
+        ):
+            waited_s = (now_ms - ahead.submitted_ms) / 1000
+            return (
+                f"the queue is held for {ahead.label}, which is ahead of it "
+                f"and has waited {waited_s:.0f} s"
+            )
     return ""

@@ -9,6 +9,7 @@ from shoal.model.commands import Acknowledge, Command, Envelope, Launch, Stop
 from shoal.model.job import MemberRef
 from shoal.model.node import NodeSpec
 from shoal.model.report import MemberExit, NodeReport
+from shoal.model.resources import WHOLE_GPU_MILLI
 
 STOPPED_BEFORE_START_CODE = 143
 
@@ -59,8 +60,12 @@ class NodeBook:
                 self.exits.pop(ref, None)
 
     def _gpus_free(self, launch: Launch) -> bool:
-        taken = {gpu for other in self.alive.values() for gpu in other.gpus}
-        return taken.isdisjoint(launch.gpus)
+        left = dict.fromkeys(launch.gpus, WHOLE_GPU_MILLI - launch.gpu_milli)
+        for other in self.alive.values():
+            for gpu in other.gpus:
+                if gpu in left:
+                    left[gpu] -= other.gpu_milli
+        return all(milli >= 0 for milli in left.values())
 
     def exited(self, ref: MemberRef, code: int, why: str = "") -> None:
         self.alive.pop(ref, None)

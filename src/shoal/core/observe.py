@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from shoal.core.room import Room
 from shoal.core.round import Round
-from shoal.core.state import Node, State, gpu_bits
+from shoal.core.state import Node, State
 from shoal.model.events import (
     JobAdopted,
     JobRunning,
@@ -116,13 +117,13 @@ def _adopt(round_: Round, node: Node, inventory: NodeReport) -> None:
 
 def _still_free(state: State, node: Node, job: Job) -> bool:
     """A late order may have started what was given up where something else was placed since."""
-    room = state.rooms[node.index]
-    bits = gpu_bits(gpu for member in job.members for gpu in member.slice.gpus)
-    return (
-        room.gpu_bits & bits == bits
-        and room.cpu_milli >= sum(member.slice.cpu_milli for member in job.members)
-        and room.memory_mb >= sum(member.slice.memory_mb for member in job.members)
-    )
+    room = Room(node.spec)
+    room.gpu_milli = list(state.rooms[node.index].gpu_milli)
+    room.cpu_milli = state.rooms[node.index].cpu_milli
+    room.memory_mb = state.rooms[node.index].memory_mb
+    for member in job.members:
+        room.change(member.slice, -1)
+    return not room.awaited and not state.rooms[node.index].exclusive
 
 
 def _take_starts(round_: Round, node: Node, inventory: NodeReport) -> None:

@@ -92,6 +92,7 @@ def _order(state: State, job: Job, ref: MemberRef, seats: list[Seat]) -> Command
         workdir=job.spec.workdir,
         stop_grace_ms=job.spec.stop_grace_ms,
         gpus=slice_.gpus,
+        gpu_milli=slice_.gpu_milli,
     )
 
 
@@ -142,4 +143,6 @@ def environment(job: Job, number: int, seat: Seat) -> dict[str, str]:
         "SHOAL_MEMBERS": str(len(job.members)),
         "SHOAL_NODE": slice_.node,
         "SHOAL_GPUS": gpus,
+        "SHOAL_GPU_MILLI": str(slice_.gpu_milli),
+        "SHOAL_TENANT": job.spec.tenant,
     }

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import heapq
-from bisect import bisect_left, insort
-from collections.abc import Callable, Iterable
-from typing import NamedTuple
 
 import msgspec
 
+from shoal.core.accounts import Account, Accounts
+from shoal.core.queue import Gang, Queue
+from shoal.core.room import Domain, Room
+from shoal.core.scheduling.order import ORDERINGS
 from shoal.model.job import Job, MemberRef, Phase
 from shoal.model.node import NodeHealth, NodeIntent, NodeSpec
-from shoal.model.resources import Demand, Slice
+from shoal.model.policy import Policy
+from shoal.model.resources import Kind, Slice
 
 
 class Node(msgspec.Struct, kw_only=True):
@@ -45,117 +47,8 @@ class Snapshot(msgspec.Struct, frozen=True, kw_only=True):
     finished: int
     jobs: list[Job]
     nodes: list[Node]
-
-
-class Room:
-    """What is free on one node. GPUs are bits of an integer: bit i is set when GPU i is free."""
-
-    __slots__ = ("cpu_milli", "gpu_bits", "gpus", "memory_mb")
-
-    def __init__(self, spec: NodeSpec) -> None:
-        self.gpu_bits = (1 << spec.gpus) - 1
-        self.gpus = spec.gpus
-        self.cpu_milli = spec.cpu_milli
-        self.memory_mb = spec.memory_mb
-
-    def holds(self, demand: Demand) -> int:
-        """How many members with this demand fit here now."""
-        gpus, cpu_milli, memory_mb = demand
-        count = self.gpus // gpus if gpus else UNLIMITED
-        if cpu_milli:
-            count = min(count, self.cpu_milli // cpu_milli)
-        if memory_mb:
-            count = min(count, self.memory_mb // memory_mb)
-        return count
-
-
-UNLIMITED = 1 << 30  # a demand of nothing fits any number of times
-
-
-class Level(NamedTuple):
-    """What is free on a node, but for memory."""
-
-    gpus: int
-    cpu_milli: int
-
-
-class FreeIndex:
-    """Schedulable nodes by level. Many nodes share few levels, most of all when the cluster is
-    full, so whoever walks the levels need not look at every node to find that nothing fits."""
-
-    def __init__(self) -> None:
-        self.levels: list[Level] = []  # those in use, the emptiest nodes last
-        self.nodes: dict[Level, list[int]] = {}  # node indexes, in join order
-
-    def add(self, index: int, room: Room) -> None:
-        level = Level(room.gpus, room.cpu_milli)
-        if level not in self.nodes:
-            insort(self.levels, level)
-            self.nodes[level] = []
-        insort(self.nodes[level], index)
-
-    def remove(self, index: int, room: Room) -> None:
-        level = Level(room.gpus, room.cpu_milli)
-        nodes = self.nodes[level]
-        position = bisect_left(nodes, index)
-        assert nodes[position] == index, "a schedulable node is always on its level"
-        del nodes[position]
-        if not nodes:
-            del self.nodes[level]
-            del self.levels[bisect_left(self.levels, level)]
-
-    def at_least(self, gpus: int, cpu_milli: int) -> list[Level]:
-        """The levels with that much free, the tightest first."""
-        start = bisect_left(self.levels, (gpus, cpu_milli))
-        return [level for level in self.levels[start:] if level.cpu_milli >= cpu_milli]
-
-
-class Shape(NamedTuple):
-    """Waiting jobs of one shape are alike to the scheduler: if one does not fit, none does."""
-
-    priority: int
-    members: int
-    demand: Demand
-
-
-def shape_of(job: Job) -> Shape:
-    spec = job.spec
-    return Shape(spec.priority, spec.members, spec.demand)
-
-
-class Queue:
-    """Waiting jobs: those that may start now, by shape in order of submission, and the delayed."""
-
-    def __init__(self) -> None:
-        self.shapes: dict[Shape, list[int]] = {}
-        self.delayed: list[tuple[int, int]] = []  # heap of (not_before_ms, job number)
-        self.size = 0
-
-    def add(self, job: Job) -> None:
-        self.size += 1
-        if job.not_before_ms:
-            heapq.heappush(self.delayed, (job.not_before_ms, job.number))
-        else:
-            insort(self.shapes.setdefault(shape_of(job), []), job.number)
-
-    def remove(self, job: Job) -> None:
-        self.size -= 1
-        shape = shape_of(job)
-        numbers = self.shapes.get(shape, [])
-        position = bisect_left(numbers, job.number)
-        if position < len(numbers) and numbers[position] == job.number:
-            del numbers[position]
-            if not numbers:
-                del self.shapes[shape]
-        else:
-            self.delayed.remove((job.not_before_ms, job.number))
-            heapq.heapify(self.delayed)
-
-    def wake(self, now_ms: int, jobs: Callable[[int], Job]) -> None:
-        """Move the delayed jobs whose time has come among those that may start."""
-        while self.delayed and self.delayed[0][0] <= now_ms:
-            _, number = heapq.heappop(self.delayed)
-            insort(self.shapes.setdefault(shape_of(jobs(number)), []), number)
+    policy: Policy = Policy()
+    accounts: dict[str, Account] = {}
 
 
 class State:
@@ -170,14 +63,18 @@ class State:
         self.finished = 0
         self.jobs: dict[str, Job] = {}  # live ones only: finished jobs live in the store
         self.nodes: dict[str, Node] = {}
+        self.policy = Policy()
+        self.accounts = Accounts(self.policy)
 
         # Indexes: all derived from the above.
         self.order: list[Node] = []  # nodes by index
         self.rooms: list[Room] = []  # by node index
-        self.free = FreeIndex()
+        self.cluster = Domain()  # all schedulable nodes
+        self.domains: dict[str, Domain] = {}  # those of each rack and block
         self.placed: dict[str, dict[MemberRef, Job]] = {}  # node -> members that hold slices
-        self.capacity: dict[Demand, int] = {}  # kind of node -> how many are known
-        self.open_capacity: dict[Demand, int] = {}  # ... how many are schedulable
+        self.capacity: dict[Kind, int] = {}  # kind of node -> how many are known
+        self.open_capacity: dict[Kind, int] = {}  # ... how many are schedulable
+        self.totals = Kind(0, 0, 0)  # of all nodes that are known
         self.queue = Queue()
         self.numbers: dict[int, str] = {}  # job number -> id
         self.keys: dict[str, str] = {}  # submission key -> job id
@@ -185,7 +82,7 @@ class State:
         self.limits: list[tuple[int, str, int]] = []  # heap of (deadline_ms, job, attempt)
         self.attention: dict[str, None] = {}  # jobs that `heal` must look at
         # Known not to fit until a node gains room; a cache, so losing it costs only time.
-        self.hopeless: set[tuple[int, Demand]] = set()
+        self.hopeless: set[Gang] = set()
 
         self.contacts: dict[str, int] = {}  # when nodes not lost were heard, longest unheard first
         # The newest (incarnation, sequence) of each node, lost or not: what is older is refused.
@@ -200,6 +97,8 @@ class State:
             finished=self.finished,
             jobs=list(self.jobs.values()),
             nodes=self.order,
+            policy=self.policy,
+            accounts=self.accounts.own,
         )
 
     @classmethod
@@ -210,6 +109,8 @@ class State:
         state.next_port = snapshot.next_port
         state.submitted = snapshot.submitted
         state.finished = snapshot.finished
+        state.accounts = Accounts(snapshot.policy, snapshot.accounts)
+        state.obey(snapshot.policy)
         for node in snapshot.nodes:
             state.add_node(node)
         for job in snapshot.jobs:
@@ -217,6 +118,14 @@ class State:
         return state
 
     # -- index keeping, for apply and restore only ---------------------------------------
+
+    def obey(self, policy: Policy) -> None:
+        """From now on; the queue is put into the policy's order."""
+        self.policy = policy
+        self.accounts.obey(policy)
+        waiting = [job for job in self.jobs.values() if job.phase is Phase.WAITING]
+        self.queue.reorder(ORDERINGS[policy.order].job, waiting)
+        self.hopeless = set()
 
     def add_node(self, node: Node) -> None:
         assert node.index == len(self.order), "nodes are indexed in join order"
@@ -243,28 +152,45 @@ class State:
 
     def _count_known(self, node: Node, change: int) -> None:
         if node.intent is not NodeIntent.REMOVED:
-            kind = kind_of(node)
+            kind = node.spec.kind
             self.capacity[kind] = self.capacity.get(kind, 0) + change
+            self.totals = Kind(
+                self.totals.gpus + change * kind.gpus,
+                self.totals.cpu_milli + change * kind.cpu_milli,
+                self.totals.memory_mb + change * kind.memory_mb,
+            )
 
     def open_up(self, node: Node) -> None:
         """Offer the node to the scheduler if it may be offered."""
         if node.schedulable:
             room = self.rooms[node.index]
-            self.free.add(node.index, room)
-            kind = kind_of(node)
-            self.open_capacity[kind] = self.open_capacity.get(kind, 0) + 1
+            self._index(node, room)
+            self.open_capacity[room.kind] = self.open_capacity.get(room.kind, 0) + 1
             self.gained(room)
 
     def close(self, node: Node) -> None:
         """Take the node away from the scheduler, before its health or intent changes."""
         if node.schedulable:
-            self.free.remove(node.index, self.rooms[node.index])
-            self.open_capacity[kind_of(node)] -= 1
+            room = self.rooms[node.index]
+            self._unindex(node, room)
+            self.open_capacity[room.kind] -= 1
+
+    def _index(self, node: Node, room: Room) -> None:
+        self.cluster.add(node.index, room)
+        for name in room.domains:
+            if name not in self.domains:
+                self.domains[name] = Domain()
+            self.domains[name].add(node.index, room)
+
+    def _unindex(self, node: Node, room: Room) -> None:
+        self.cluster.remove(node.index, room)
+        for name in room.domains:
+            self.domains[name].remove(node.index, room)
 
     def gained(self, room: Room) -> None:
         """A node has more room than before: shapes whose members fit on it are worth a try."""
         if self.hopeless:
-            self.hopeless = {key for key in self.hopeless if not room.holds(key[1])}
+            self.hopeless = {gang for gang in self.hopeless if not room.holds(gang.demand)}
 
     def add_job(self, job: Job) -> None:
         self.jobs[job.id] = job
@@ -293,14 +219,14 @@ class State:
         for number, member in enumerate(job.members):
             if not member.over:
                 self.placed[member.slice.node][MemberRef(job.id, job.attempt, number)] = job
-                self.take(member.slice)
+                self.change(member.slice, -1, exclusive=job.spec.whole_nodes)
         self.masters.add(job.master)
 
     def release(self, job: Job, number: int) -> None:
         """A member is over; its slice is free again."""
         slice_ = job.members[number].slice
         del self.placed[slice_.node][MemberRef(job.id, job.attempt, number)]
-        self.give(slice_)
+        self.change(slice_, +1, exclusive=job.spec.whole_nodes)
 
     def watch_limit(self, job: Job) -> None:
         if job.spec.time_limit_ms and job.running_ms is not None:
@@ -310,42 +236,14 @@ class State:
                 self.limits = [entry for entry in self.limits if entry[1] in self.jobs]
                 heapq.heapify(self.limits)
 
-    def take(self, slice_: Slice) -> None:
-        node = self.nodes[slice_.node]
-        room = self.rooms[node.index]
-        bits = gpu_bits(slice_.gpus)
-        assert room.gpu_bits & bits == bits, f"a GPU of {slice_} is already held"
-        if node.schedulable:
-            self.free.remove(node.index, room)
-        room.gpu_bits &= ~bits
-        room.gpus -= len(slice_.gpus)
-        room.cpu_milli -= slice_.cpu_milli
-        room.memory_mb -= slice_.memory_mb
-        if node.schedulable:
-            self.free.add(node.index, room)
-
-    def give(self, slice_: Slice) -> None:
+    def change(self, slice_: Slice, sign: int, *, exclusive: bool = False) -> None:
+        """A slice is taken (-1) or given back (+1)."""
         node = self.nodes[slice_.node]
         room = self.rooms[node.index]
         if node.schedulable:
-            self.free.remove(node.index, room)
-        room.gpu_bits |= gpu_bits(slice_.gpus)
-        room.gpus += len(slice_.gpus)
-        room.cpu_milli += slice_.cpu_milli
-        room.memory_mb += slice_.memory_mb
+            self._unindex(node, room)
+        room.change(slice_, sign, exclusive=exclusive)
         if node.schedulable:
-            self.free.add(node.index, room)
-            self.gained(room)
-
-
-def kind_of(node: Node) -> Demand:
-    """Nodes with equal resources are of one kind."""
-    spec = node.spec
-    return Demand(spec.gpus, spec.cpu_milli, spec.memory_mb)
-
-
-def gpu_bits(gpus: Iterable[int]) -> int:
-    bits = 0
-    for gpu in gpus:
-        bits |= 1 << gpu
-    return bits
+            self._index(node, room)
+            if sign > 0:
+                self.gained(room)

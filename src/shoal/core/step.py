@@ -13,7 +13,7 @@ from shoal.core.scheduling.cycle import schedule
 from shoal.core.state import State
 from shoal.core.wake import next_wake
 from shoal.model.commands import Command
-from shoal.model.events import Event
+from shoal.model.events import Event, PolicyChanged
 from shoal.model.job import Job
 from shoal.model.policy import Policy
 from shoal.model.report import Answer, Report
@@ -33,6 +33,8 @@ class Step(msgspec.Struct, frozen=True):
 
 def step(state: State, report: Report, policy: Policy, now_ms: int) -> Step:
     round_ = Round(state, policy, now_ms)
+    if policy != state.policy:
+        round_.emit(PolicyChanged(at_ms=now_ms, policy=policy))
     fresh = observe(round_, report)  # what happened on the nodes
     answers = admit(round_, report.requests)  # what users want
     heal(round_)  # retry, requeue, give up

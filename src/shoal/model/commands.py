@@ -23,6 +23,7 @@ class Launch(CommandBase, frozen=True, kw_only=True):
     workdir: str
     stop_grace_ms: int
     gpus: tuple[int, ...] = ()
+    gpu_milli: int = 1000
 
 
 class Stop(CommandBase, frozen=True, kw_only=True):

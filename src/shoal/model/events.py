@@ -8,6 +8,7 @@ import msgspec
 
 from shoal.model.job import JobSpec, Outcome, StopCause
 from shoal.model.node import NodeIntent, NodeSpec
+from shoal.model.policy import Policy
 from shoal.model.resources import Slice
 
 
@@ -127,6 +128,10 @@ class NodeIntended(NodeEvent, frozen=True, kw_only=True):
     intent: NodeIntent
 
 
+class PolicyChanged(EventBase, frozen=True, kw_only=True):
+    policy: Policy
+
+
 class ControllerStarted(EventBase, frozen=True, kw_only=True):
     """`epoch` fences the commands of controllers before this one."""
 
@@ -149,6 +154,7 @@ Event = (
     | NodeSuspected
     | NodeLost
     | NodeIntended
+    | PolicyChanged
     | ControllerStarted
 )
 

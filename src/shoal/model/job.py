@@ -18,6 +18,7 @@ ENV_BYTES_MAX = 512 * 1024
 MEMBERS_MAX = 16_384
 TIME_MS_MAX = 366 * 24 * 3600 * 1000
 JOB_NAME_PATTERN = r"^[A-Za-z0-9][A-Za-z0-9._-]*$"
+DEFAULT_TENANT = "default"
 ENV_NAME_PATTERN = r"^[A-Za-z_][A-Za-z0-9_]*$"
 
 Text = Annotated[str, msgspec.Meta(max_length=ARGUMENT_BYTES_MAX)]
@@ -32,6 +33,15 @@ class Restart(enum.StrEnum):
     ON_FAILURE = "on-failure"  # and on node loss
 
 
+class Within(enum.StrEnum):
+    """How near to each other the members of a gang should be."""
+
+    ANYWHERE = "anywhere"
+    NODE = "node"
+    RACK = "rack"
+    BLOCK = "block"
+
+
 class JobSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """What a user asks for. `members` identical processes start together or not at all."""
 
@@ -44,6 +54,18 @@ class JobSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     env: dict[Annotated[str, msgspec.Meta(max_length=256, pattern=ENV_NAME_PATTERN)], Text] = {}
     workdir: Annotated[str, msgspec.Meta(max_length=4096)] = ""
     priority: Annotated[int, msgspec.Meta(ge=-1000, le=1000)] = 0
+    tenant: Annotated[str, msgspec.Meta(max_length=63, pattern=JOB_NAME_PATTERN)] = DEFAULT_TENANT
+    members_max: Annotated[int, msgspec.Meta(ge=0, le=MEMBERS_MAX)] = 0  # 0: not elastic
+    gpu_milli: Annotated[int, msgspec.Meta(ge=0, le=1000)] = 1000  # 0: by `gpu_memory_mb`
+    gpu_memory_mb: Annotated[int, msgspec.Meta(ge=0, le=10_000_000)] = 0
+    gpu_models: Annotated[tuple[Text, ...], msgspec.Meta(max_length=64)] = ()
+    members_per_node: Annotated[int, msgspec.Meta(ge=0, le=MEMBERS_MAX)] = 0  # 0: as it comes
+    whole_nodes: bool = False  # nothing else beside it
+    within: Within = Within.ANYWHERE
+    within_required: bool = False
+    preemptible: bool = False  # may be stopped for others, and moved; it checkpoints
+    checkpoint_ms: Milliseconds = 0  # how often it does; 0: it starts over
+    estimate_ms: Milliseconds = 0  # how long it will run, if the user knows
     restart: Restart = Restart.ON_NODE_LOSS
     retries: Annotated[int, msgspec.Meta(ge=0, le=1000)] = 0
     backoff_ms: Milliseconds = 1000
@@ -52,7 +74,18 @@ class JobSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
 
     @property
     def demand(self) -> Demand:
-        return Demand(self.gpus, self.cpu_milli, self.memory_mb)
+        return Demand(
+            self.gpus,
+            self.cpu_milli,
+            self.memory_mb,
+            self.gpu_milli,
+            self.gpu_memory_mb,
+            self.gpu_models,
+        )
+
+    @property
+    def elastic(self) -> bool:
+        return self.members_max > self.members
 
 
 class MemberRef(NamedTuple):
@@ -123,6 +156,8 @@ class Job(msgspec.Struct, kw_only=True):
     master: str = ""  # rendezvous point of the attempt, "address:port"
     submitted_ms: int = 0
     not_before_ms: int = 0
+    attained_ms: int = 0  # run time of earlier attempts that was not lost
+    share: int = 0  # of the cluster, per member, in billionths, as it was placed
     placed_ms: int | None = None
     running_ms: int | None = None
     finished_ms: int | None = None

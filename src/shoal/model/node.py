@@ -7,7 +7,7 @@ from typing import Annotated
 
 import msgspec
 
-from shoal.model.resources import cpus_text, plural
+from shoal.model.resources import Kind, cpus_text, plural
 
 NODE_ID_PATTERN = r"^[a-z0-9][a-z0-9.-]{0,62}$"
 
@@ -24,8 +24,19 @@ class NodeSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     memory_mb: Annotated[int, msgspec.Meta(ge=0)]
     gpus: Annotated[int, msgspec.Meta(ge=0, le=GPUS_PER_NODE_MAX)] = 0
     gpu_model: str = ""
+    gpu_memory_mb: Annotated[int, msgspec.Meta(ge=0)] = 0
     place: str = ""
     address: str = "127.0.0.1"
+
+    @property
+    def kind(self) -> Kind:
+        return Kind(self.gpus, self.cpu_milli, self.memory_mb, self.gpu_model, self.gpu_memory_mb)
+
+    @property
+    def domains(self) -> tuple[str, ...]:
+        """The topology domains it is in, outermost first: `b1`, `b1/r2`."""
+        parts = [part for part in self.place.split("/") if part]
+        return tuple("/".join(parts[: depth + 1]) for depth in range(len(parts)))
 
 
 class NodeHealth(enum.StrEnum):

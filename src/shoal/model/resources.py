@@ -6,18 +6,56 @@ from typing import NamedTuple
 
 import msgspec
 
+WHOLE_GPU_MILLI = 1000
 
-class Demand(NamedTuple):
-    """What one member of a gang needs of the node it runs on."""
+
+class Kind(NamedTuple):
+    """Nodes with equal resources are of one kind."""
 
     gpus: int
     cpu_milli: int
     memory_mb: int
+    gpu_model: str = ""
+    gpu_memory_mb: int = 0
+
+    def __str__(self) -> str:
+        return str(Demand(self.gpus, self.cpu_milli, self.memory_mb)) + (
+            f" ({self.gpu_model})" if self.gpu_model else ""
+        )
+
+
+class Demand(NamedTuple):
+    """What one member of a gang needs of the node it runs on.
+
+    `gpu_milli` is the share of each GPU in thousandths; 0 means as much of one GPU as
+    `gpu_memory_mb` of its memory is, which differs from kind to kind of node.
+    """
+
+    gpus: int
+    cpu_milli: int
+    memory_mb: int
+    gpu_milli: int = WHOLE_GPU_MILLI
+    gpu_memory_mb: int = 0
+    gpu_models: tuple[str, ...] = ()
+
+    def suits(self, kind: Kind) -> bool:
+        """Are the GPUs of such a node of a model and size that this may use?"""
+        if not self.gpus:
+            return True
+        return kind.gpu_memory_mb >= self.gpu_memory_mb and (
+            not self.gpu_models or kind.gpu_model in self.gpu_models
+        )
+
+    def share_milli(self, kind: Kind) -> int:
+        """How much of each GPU of such a node it takes."""
+        if self.gpu_milli or not self.gpus:
+            return self.gpu_milli
+        return -(-self.gpu_memory_mb * WHOLE_GPU_MILLI // kind.gpu_memory_mb)
 
     def __str__(self) -> str:
         parts = []
         if self.gpus:
-            parts.append(plural(self.gpus, "GPU"))
+            parts.append(self._gpus_text())
         if self.cpu_milli:
             parts.append(
                 f"{cpus_text(self.cpu_milli)} CPU" + ("" if self.cpu_milli == 1000 else "s")
@@ -25,6 +63,16 @@ class Demand(NamedTuple):
         if self.memory_mb:
             parts.append(f"{self.memory_mb} MB")
         return ", ".join(parts) or "nothing"
+
+    def _gpus_text(self) -> str:
+        text = plural(self.gpus, "GPU")
+        if self.gpu_milli == 0:
+            text = f"{self.gpu_memory_mb} MB of a GPU"
+        elif self.gpu_milli < WHOLE_GPU_MILLI:
+            text = f"{self.gpu_milli / WHOLE_GPU_MILLI:g} GPU"
+        elif self.gpu_memory_mb:
+            text += f" of {self.gpu_memory_mb} MB"
+        return text + (f" ({' or '.join(self.gpu_models)})" if self.gpu_models else "")
 
 
 class Slice(msgspec.Struct, frozen=True):
@@ -34,6 +82,7 @@ class Slice(msgspec.Struct, frozen=True):
     gpus: tuple[int, ...] = ()
     cpu_milli: int = 0
     memory_mb: int = 0
+    gpu_milli: int = WHOLE_GPU_MILLI  # of each of its GPUs
 
 
 def cpus_text(cpu_milli: int) -> str:

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from shoal.core.explain import holds_queue
+from shoal.core.queue import Lane
 from shoal.core.round import Round
-from shoal.core.scheduling.fit import fit, slices
-from shoal.core.scheduling.order import Order
-from shoal.core.state import Shape, State
+from shoal.core.scheduling.fit import Plan, fit, slices
+from shoal.core.scheduling.order import Walk
+from shoal.core.state import State
 from shoal.model.events import JobPlaced
 from shoal.model.job import Job
 from shoal.model.policy import Policy
@@ -17,13 +18,12 @@ def schedule(round_: Round) -> None:
     """A job that does not fit is passed over, until it has been passed over for too long."""
     state = round_.state
     state.queue.wake(round_.now_ms, state.job_numbered)
-    order = Order(state.queue)
+    walk = Walk(state, round_.now_ms)
     budget = round_.policy.placements_per_step_max
-    while (head := order.next()) is not None:
-        number, shape = head
-        job = state.job_numbered(number)
-        if _place(round_, job, shape):
-            order.again(shape)
+    while (head := walk.next()) is not None:
+        job, lane = head
+        if _place(round_, job, lane):
+            walk.again(lane)
             budget -= 1
             if not budget:
                 round_.more = True
@@ -32,16 +32,15 @@ def schedule(round_: Round) -> None:
             return
 
 
-def _place(round_: Round, job: Job, shape: Shape) -> bool:
+def _place(round_: Round, job: Job, lane: Lane) -> bool:
     state = round_.state
-    key = (shape.members, shape.demand)
-    if key in state.hopeless:
+    if lane.gang in state.hopeless:
         return False
-    plan = fit(state, shape.members, shape.demand)
+    plan = fit(state, lane.gang)
     if plan is None:
-        state.hopeless.add(key)
+        state.hopeless.add(lane.gang)
         return False
-    given = slices(state, plan, shape.demand)
+    given = slices(state, plan, lane.gang.demand)
     waited_s = (round_.now_ms - job.submitted_ms) / 1000
     round_.emit(
         JobPlaced(
@@ -50,17 +49,17 @@ def _place(round_: Round, job: Job, shape: Shape) -> bool:
             attempt=job.attempt + 1,
             slices=given,
             master=_master(state, round_.policy, given[0].node),
-            why=f"{_plan_text(state, plan, shape)}; {waited_s:.1f} s after submission",
+            why=f"{_plan_text(state, plan, lane)}; {waited_s:.1f} s after submission",
         )
     )
     return True
 
 
-def _plan_text(state: State, plan: list[tuple[int, int]], shape: Shape) -> str:
-    names = ", ".join(state.order[index].id for index, _ in plan[:8])
-    more = f" and {len(plan) - 8} more" if len(plan) > 8 else ""
-    rule = "the tightest node that holds it" if len(plan) == 1 else "the emptiest nodes"
-    return f"{plural(shape.members, 'member')} with {shape.demand} on {names}{more}: {rule}"
+def _plan_text(state: State, plan: Plan, lane: Lane) -> str:
+    names = ", ".join(state.order[index].id for index, _ in plan.nodes[:8])
+    more = f" and {len(plan.nodes) - 8} more" if len(plan.nodes) > 8 else ""
+    gang = f"{plural(lane.gang.members, 'member')} with {lane.gang.demand}"
+    return f"{gang} on {names}{more}: {plan.rule}"
 
 
 def _master(state: State, policy: Policy, node_id: str) -> str:

@@ -1,76 +1,205 @@
-"""Where a gang fits: all of its members or none."""
+"""Where a gang fits: all of its members or none, near each other, on nodes the policy prefers."""
 
 from __future__ import annotations
 
-from itertools import islice
+from collections.abc import Callable, Collection, Iterator
+from typing import NamedTuple
 
-from shoal.core.state import UNLIMITED, Room, State
-from shoal.model.resources import Demand, Slice
+from shoal.core.queue import Gang
+from shoal.core.room import Domain, FreeIndex, Level
+from shoal.core.scheduling.score import PLACEMENTS, Score
+from shoal.core.state import State
+from shoal.model.job import Within
+from shoal.model.resources import Demand, Kind, Slice, plural
+
+# A gang over several nodes goes to the tightest of this many racks (blocks) that hold it.
+DOMAINS_TRIED_MAX = 16
 
 
-def fit(state: State, members: int, demand: Demand) -> list[tuple[int, int]] | None:
-    """Pairs of (node index, members placed there), or None if the gang does not fit now.
+class Plan(NamedTuple):
+    """Pairs of (node index, members placed there), and in words why there."""
 
-    The tightest single node that holds the whole gang wins, so that large holes stay whole;
-    if there is none, the emptiest nodes first, so that the gang touches as few as possible.
-    """
-    if _bound(state, members, demand) < members:
+    nodes: list[tuple[int, int]]
+    rule: str
+
+
+def fit(state: State, gang: Gang, avoid: Collection[int] = ()) -> Plan | None:
+    """The whole gang or None. On one node if one holds it, else in one rack, else in one block,
+    else anywhere; how far it may spread is the gang's to say."""
+    score = PLACEMENTS[state.policy.placement]
+    if not gang.per_node or gang.per_node == gang.members:
+        plan = _on_one_node(state, state.cluster, gang, score, avoid)
+        if plan is not None:
+            return plan
+    if gang.required and gang.within is Within.NODE:
         return None
-    return _on_one_node(state, members, demand) or _over_many(state, members, demand)
+    if gang.members > 1:
+        for depth, name in ((2, "rack"), (1, "block")):
+            plan = _in_one_domain(state, gang, depth, name, avoid)
+            if plan is not None or (gang.required and gang.within.value == name):
+                return plan
+        return _over_many(state, state.cluster, gang, avoid, "the emptiest nodes")
+    return None
 
 
-def slices(state: State, plan: list[tuple[int, int]], demand: Demand) -> tuple[Slice, ...]:
-    """The plan in concrete GPUs: the lowest free ones of each node."""
-    result = []
-    for index, count in plan:
-        gpus = iter(free_gpus(state.rooms[index]))
-        for _ in range(count):
-            mine = tuple(islice(gpus, demand.gpus))
-            result.append(Slice(state.order[index].id, mine, demand.cpu_milli, demand.memory_mb))
-    return tuple(result)
+def slices(state: State, plan: Plan, demand: Demand) -> tuple[Slice, ...]:
+    """The plan in concrete GPUs."""
+    return tuple(
+        Slice(state.order[index].id, gpus, demand.cpu_milli, demand.memory_mb, share)
+        for index, count in plan.nodes
+        for gpus, share in state.rooms[index].pick(demand, count)
+    )
 
 
-def free_gpus(room: Room) -> list[int]:
-    bits, found = room.gpu_bits, []
-    while bits:
-        low = bits & -bits
-        found.append(low.bit_length() - 1)
-        bits ^= low
+def room_for(domain: Domain, gang: Gang, limit: int) -> int:
+    """How many members of the gang the domain holds now, counted up to `limit`."""
+    total = 0
+    for kind, index in _suitable(domain, gang.demand):
+        for level in index.fitting(gang.demand, gang.demand.share_milli(kind)):
+            each = _members_here(gang, kind, level)
+            total += each * len(index.nodes[level])
+            if total >= limit:
+                return limit
+    return total
+
+
+def _suitable(domain: Domain, demand: Demand) -> Iterator[tuple[Kind, FreeIndex]]:
+    for kind, index in domain.free.items():
+        if index.levels and demand.suits(kind):
+            yield kind, index
+
+
+def _members_here(gang: Gang, kind: Kind, level: Level) -> int:
+    """How many members a node of this kind on this level takes."""
+    if gang.whole_nodes and level[:3] != kind[:3]:
+        return 0
+    count = level.holds(gang.demand, gang.demand.share_milli(kind))
+    if gang.per_node:
+        return gang.per_node if count >= gang.per_node else 0
+    return count
+
+
+def _on_one_node(
+    state: State, domain: Domain, gang: Gang, score: Score, avoid: Collection[int]
+) -> Plan | None:
+    """The node that the policy's placement scores best; equals go by join order."""
+    demand, members = gang.demand, gang.members
+    best: tuple[tuple[float, ...], int] | None = None
+    for kind, index in _suitable(domain, demand):
+        share = demand.share_milli(kind)
+        for level in index.fitting(demand, share, members):
+            if gang.whole_nodes and level[:3] != kind[:3]:
+                continue
+            node = _first(index.nodes[level], avoid)
+            if node is None:
+                continue
+            found = (score(state, kind, level, level.minus(demand, share, members)), node)
+            if best is None or found < best:
+                best = found
+    if best is None:
+        return None
+    return Plan([(best[1], members)], f"best by {state.policy.placement}")
+
+
+def _first(nodes: list[int], avoid: Collection[int]) -> int | None:
+    if not avoid:
+        return nodes[0]
+    return next((node for node in nodes if node not in avoid), None)
+
+
+def _in_one_domain(
+    state: State, gang: Gang, depth: int, name: str, avoid: Collection[int]
+) -> Plan | None:
+    """The tightest rack or block with room for all of it."""
+    need = gang.members * gang.demand.gpus * (gang.demand.gpu_milli == 1000)
+    candidates = sorted(
+        (domain.gpus, place)
+        for place, domain in state.domains.items()
+        if place.count("/") == depth - 1 and domain.gpus >= need and domain.nodes
+    )
+    for _, place in candidates[:DOMAINS_TRIED_MAX]:
+        rule = f"the tightest {name} that holds it, {place}"
+        plan = _over_many(state, state.domains[place], gang, avoid, rule)
+        if plan is not None:
+            return plan
+    return None
+
+
+def _over_many(
+    state: State, domain: Domain, gang: Gang, avoid: Collection[int], rule: str
+) -> Plan | None:
+    """The emptiest nodes first, so that the gang touches as few as it can; a gang without GPUs
+    the other way round, so that it does not strand those of empty nodes."""
+    if room_for(domain, gang, gang.members) < gang.members:
+        return None
+    plan: list[tuple[int, int]] = []
+    missing = gang.members
+    for kind, index, level in _levels_emptiest_first(domain, gang.demand):
+        each = _members_here(gang, kind, level)
+        if not each:
+            continue
+        for node in index.nodes[level]:
+            if avoid and node in avoid:
+                continue
+            count = min(missing, each)
+            if gang.per_node and count < gang.per_node:
+                return None  # its size is no multiple of what it wants on a node
+            plan.append((node, count))
+            missing -= count
+            if not missing:
+                return Plan(plan, rule)
+    return None
+
+
+def _levels_emptiest_first(domain: Domain, demand: Demand) -> list[tuple[Kind, FreeIndex, Level]]:
+    found = [
+        (kind, index, level)
+        for kind, index in _suitable(domain, demand)
+        for level in index.fitting(demand, demand.share_milli(kind))
+    ]
+    found.sort(key=lambda entry: entry[2], reverse=bool(demand.gpus))
     return found
 
 
-def _bound(state: State, members: int, demand: Demand) -> int:
-    """At most this many members fit (counted up to `members`), without looking at any node."""
-    gpus, cpu_milli, _ = demand
-    bound = 0
-    for level in state.free.at_least(gpus, cpu_milli):
-        by_gpus = level.gpus // gpus if gpus else UNLIMITED
-        by_cpus = level.cpu_milli // cpu_milli if cpu_milli else UNLIMITED
-        bound += len(state.free.nodes[level]) * min(by_gpus, by_cpus)
-        if bound >= members:
-            break
-    return bound
+def shortage(state: State, gang: Gang) -> str:
+    """What is missing for the gang now, in numbers; empty if it fits."""
+    members = gang.members
+    need = f"needs {plural(members, 'member')} with {gang.demand}" + (
+        " each" if members > 1 else ""
+    )
+    if gang.required and gang.within is not Within.ANYWHERE:
+        return _shortage_within(state, gang, need)
+    room = room_for(state.cluster, gang, members)
+    if room >= members:
+        return ""
+    if room:
+        return f"{need}; there is room for {room} now"
+    return f"{need}; there is room for none now{_best_node(state, gang)}"
 
 
-def _on_one_node(state: State, members: int, demand: Demand) -> list[tuple[int, int]] | None:
-    rooms = state.rooms
-    for level in state.free.at_least(members * demand.gpus, members * demand.cpu_milli):
-        for index in state.free.nodes[level]:
-            if rooms[index].holds(demand) >= members:
-                return [(index, members)]
-    return None
+def _shortage_within(state: State, gang: Gang, need: str) -> str:
+    word = gang.within.value
+    best: Callable[[Domain], int] = lambda domain: room_for(domain, gang, gang.members)  # noqa: E731
+    if gang.within is Within.NODE:
+        rooms = [
+            _members_here(gang, room.kind, room.level)
+            for node, room in zip(state.order, state.rooms, strict=True)
+            if node.schedulable and gang.demand.suits(room.kind)
+        ]
+    else:
+        depth = 2 if gang.within is Within.RACK else 1
+        rooms = [best(d) for place, d in state.domains.items() if place.count("/") == depth - 1]
+    most = max(rooms, default=0)
+    if most >= gang.members:
+        return ""
+    return f"{need} in one {word}; the best {word} has room for {most}"
 
 
-def _over_many(state: State, members: int, demand: Demand) -> list[tuple[int, int]] | None:
-    plan: list[tuple[int, int]] = []
-    missing = members
-    rooms = state.rooms
-    for level in reversed(state.free.at_least(demand.gpus, demand.cpu_milli)):
-        for index in state.free.nodes[level]:
-            count = min(missing, rooms[index].holds(demand))
-            if count:
-                plan.append((index, count))
-                missing -= count
-                if not missing:
-                    return plan
-    return None
+def _best_node(state: State, gang: Gang) -> str:
+    levels = [
+        level for _, index in _suitable(state.cluster, gang.demand) for level in index.levels[-1:]
+    ]
+    if not levels:
+        return ""
+    best = max(levels)
+    return f" (the emptiest node has {Demand(best.gpus, best.cpu_milli, best.memory_mb)} free)"

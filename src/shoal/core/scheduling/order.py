@@ -1,36 +1,120 @@
-"""In which order waiting jobs are tried: by priority, then by submission."""
+"""In which order jobs are tried: the policies' orders, and a walk over the queue by one of them."""
 
 from __future__ import annotations
 
 import heapq
+from collections.abc import Callable
+from typing import TYPE_CHECKING, NamedTuple
 
-from shoal.core.state import Queue, Shape
+from shoal.core.queue import Lane, by_submission
+from shoal.model.job import Job
+
+if TYPE_CHECKING:
+    from shoal.core.state import State
+
+Rank = tuple[float, ...]
 
 
-class Order:
-    """Walks the queue from the front, one shape at a time.
+def _all_alike(_state: State, _tenant: str, _now_ms: int) -> Rank:
+    return ()
 
-    Ideally every waiting job is tried in turn. Jobs of one shape are alike, so once one of them
-    does not fit the others need no try: the walk costs in proportion to shapes and placements,
-    not to the length of the queue.
+
+class Ordering(NamedTuple):
+    """Priority comes first, then what the order says of the tenant, then what it says of the job,
+    then submission; the lower comes first. A job's rank is fixed while it waits, a tenant's may
+    fall back whenever the tenant is given something."""
+
+    job: Callable[[Job], int] = by_submission
+    tenant: Callable[[State, str, int], Rank] = _all_alike
+    clairvoyant: bool = False  # it needs to know how long jobs will run
+
+
+def remaining_ms(job: Job) -> int:
+    """What is left of the user's estimate; a job that outlived it is about to end."""
+    return max(0, job.spec.estimate_ms - job.attained_ms)
+
+
+def gpus_of(job: Job) -> int:
+    """GPUs of the whole gang; a job without any counts as one."""
+    return max(1, job.spec.gpus * job.spec.members)
+
+
+def attained_gpu_ms(job: Job) -> int:
+    return job.attained_ms * gpus_of(job)
+
+
+# Tiresias' two thresholds, in GPU-milliseconds of attained service.
+TIRESIAS_LIMITS = (3_250_000, 7_200_000)
+
+
+def tiresias_queue(job: Job) -> int:
+    return sum(attained_gpu_ms(job) >= limit for limit in TIRESIAS_LIMITS)
+
+
+ORDERINGS: dict[str, Ordering] = {
+    "fifo": Ordering(),
+    "fair": Ordering(tenant=lambda state, name, now_ms: state.accounts.standing(name, now_ms)),
+    "srtf": Ordering(remaining_ms, clairvoyant=True),
+    "srsf": Ordering(lambda job: remaining_ms(job) * gpus_of(job), clairvoyant=True),
+    "tiresias": Ordering(tiresias_queue),
+}
+
+
+def place_in_line(state: State, job: Job, now_ms: int) -> Rank:
+    """Where the job stands among all."""
+    ordering = ORDERINGS[state.policy.order]
+    tenant = ordering.tenant(state, job.spec.tenant, now_ms)
+    return (-job.spec.priority, *tenant, ordering.job(job), job.number)
+
+
+class Walk:
+    """From the front of the queue to its end, one lane at a time.
+
+    Ideally every waiting job is tried in turn. Jobs of one lane are alike, so once one of them
+    does not fit the others need no try: the walk costs in proportion to lanes and placements,
+    not to the length of the queue. Lanes of one tenant and priority keep their order during a
+    walk, so only the tenants are compared anew.
     """
 
-    def __init__(self, queue: Queue) -> None:
-        self._queue = queue
-        self._heads = [
-            (-shape.priority, numbers[0], shape) for shape, numbers in queue.shapes.items()
-        ]
-        heapq.heapify(self._heads)
+    def __init__(self, state: State, now_ms: int) -> None:
+        self._state = state
+        self._now_ms = now_ms
+        self._ordering = ORDERINGS[state.policy.order]
+        self._groups: dict[tuple[int, str], list[tuple[int, int, Lane]]] = {}
+        for lane, line in state.queue.lanes.items():
+            self._groups.setdefault((lane.priority, lane.tenant), []).append((*line[0], lane))
+        for heads in self._groups.values():
+            heapq.heapify(heads)
+        self._front = [(self._key(group), group) for group in self._groups]
+        heapq.heapify(self._front)
+        self._current: tuple[int, str] | None = None
 
-    def next(self) -> tuple[int, Shape] | None:
-        """The number and shape of the next job to try."""
-        if not self._heads:
-            return None
-        _, number, shape = heapq.heappop(self._heads)
-        return number, shape
+    def next(self) -> tuple[Job, Lane] | None:
+        """The next job to try. A group that fell back since it was compared is put back."""
+        self._put_back()
+        while self._front:
+            key, group = heapq.heappop(self._front)
+            now = self._key(group)
+            if now > key:
+                heapq.heappush(self._front, (now, group))
+                continue
+            _, number, lane = heapq.heappop(self._groups[group])
+            self._current = group
+            return self._state.job_numbered(number), lane
+        return None
 
-    def again(self, shape: Shape) -> None:
-        """A job of this shape was placed: the next of its kind is in turn."""
-        numbers = self._queue.shapes.get(shape)
-        if numbers:
-            heapq.heappush(self._heads, (-shape.priority, numbers[0], shape))
+    def again(self, lane: Lane) -> None:
+        """A job of this lane was placed: the next of its kind is in turn."""
+        line = self._state.queue.lanes.get(lane)
+        if line:
+            heapq.heappush(self._groups[lane.priority, lane.tenant], (*line[0], lane))
+
+    def _put_back(self) -> None:
+        if self._current is not None and self._groups[self._current]:
+            heapq.heappush(self._front, (self._key(self._current), self._current))
+        self._current = None
+
+    def _key(self, group: tuple[int, str]) -> Rank:
+        priority, tenant = group
+        rank, number, _ = self._groups[group][0]
+        return (-priority, *self._ordering.tenant(self._state, tenant, self._now_ms), rank, number)

@@ -1,0 +1,106 @@
+"""Who has used how much: decayed usage of each tenant, kept as jobs take and give back."""
+
+from __future__ import annotations
+
+import math
+
+import msgspec
+
+from shoal.model.policy import Policy, Tenant
+from shoal.model.resources import WHOLE_GPU_MILLI, Demand, Kind
+
+PARTS = 1_000_000_000  # shares of the cluster are in billionths: one GPU of 100,000 is 10,000
+
+
+class Account(msgspec.Struct):
+    """`usage` is share x time, in billionths x ms, halved every half-life; `share` is what is
+    held now, `gpu_milli` the same in GPUs. All of it is as of `at_ms`."""
+
+    usage: float = 0.0
+    share: int = 0
+    gpu_milli: int = 0
+    at_ms: int = 0
+
+    def advance(self, now_ms: int, half_life_ms: int) -> None:
+        self.usage = self.usage_at(now_ms, half_life_ms)
+        self.at_ms = max(now_ms, self.at_ms)
+
+    def usage_at(self, now_ms: int, half_life_ms: int) -> float:
+        """A share held since `at_ms` adds its integral under the same decay."""
+        elapsed_ms = now_ms - self.at_ms
+        if elapsed_ms <= 0:
+            return self.usage
+        kept = math.exp2(-elapsed_ms / half_life_ms)
+        return self.usage * kept + self.share * (1.0 - kept) * half_life_ms / math.log(2)
+
+
+class Accounts:
+    """`own` is what each tenant's own jobs use; `sums` adds up whole branches of the tree."""
+
+    def __init__(self, policy: Policy, own: dict[str, Account] | None = None) -> None:
+        self.own: dict[str, Account] = own or {}
+        self.obey(policy)
+
+    def obey(self, policy: Policy) -> None:
+        """Another policy may have another tree or half-life; what was used stays used."""
+        self._half_life_ms = policy.half_life_ms
+        self._policy = policy
+        self._lineages: dict[str, tuple[Tenant, ...]] = {}
+        self.sums: dict[str, Account] = {}
+        now_ms = max((account.at_ms for account in self.own.values()), default=0)
+        for name, account in self.own.items():
+            account.advance(now_ms, self._half_life_ms)
+            for ancestor in self.lineage(name):
+                total = self.sums.setdefault(ancestor.name, Account(at_ms=now_ms))
+                total.usage += account.usage
+                total.share += account.share
+                total.gpu_milli += account.gpu_milli
+
+    def lineage(self, tenant: str) -> tuple[Tenant, ...]:
+        found = self._lineages.get(tenant)
+        if found is None:
+            found = self._lineages[tenant] = self._policy.lineage(tenant)
+        return found
+
+    def change(self, tenant: str, share: int, gpu_milli: int, now_ms: int, penalty: int) -> None:
+        """So much more is held (less, if negative) from now on."""
+        accounts = [self.own.setdefault(tenant, Account())]
+        for ancestor in self.lineage(tenant):
+            accounts.append(self.sums.setdefault(ancestor.name, Account()))
+        for account in accounts:
+            account.advance(now_ms, self._half_life_ms)
+            account.share += share
+            account.gpu_milli += gpu_milli
+            account.usage += penalty
+
+    def standing(self, tenant: str, now_ms: int) -> tuple[float, ...]:
+        """The lower comes first: who holds less than its quota, and then, at each generation of
+        the tree, usage by weight among siblings."""
+        sums, half_life_ms = self.sums, self._half_life_ms
+        usages = [
+            sums[ancestor.name].usage_at(now_ms, half_life_ms) / ancestor.weight
+            if ancestor.name in sums
+            else 0.0
+            for ancestor in self.lineage(tenant)
+        ]
+        return (float(not self.within_quota(tenant, 1)), *usages)
+
+    def within_quota(self, tenant: str, gpu_milli: int) -> bool:
+        """With so much more, would it hold no more than it is guaranteed? The nearest of the
+        tenant and its ancestors that has a quota decides; without one all is borrowed."""
+        for ancestor in reversed(self.lineage(tenant)):
+            if ancestor.quota_gpus:
+                account = self.sums.get(ancestor.name)
+                held = account.gpu_milli if account is not None else 0
+                return held + gpu_milli <= ancestor.quota_gpus * WHOLE_GPU_MILLI
+        return False
+
+
+def share_of(demand: Demand, share_milli: int, totals: Kind) -> int:
+    """The dominant share of one member: the largest part it takes of any resource there is."""
+    parts = (
+        (demand.gpus * share_milli, totals.gpus * WHOLE_GPU_MILLI),
+        (demand.cpu_milli, totals.cpu_milli),
+        (demand.memory_mb, totals.memory_mb),
+    )
+    return max((need * PARTS // have for need, have in parts if have), default=0)

@@ -1,0 +1,204 @@
+"""What is free on nodes, and the index that finds it without looking at every node."""
+
+from __future__ import annotations
+
+from bisect import bisect_left, insort
+from typing import NamedTuple
+
+from shoal.model.node import NodeSpec
+from shoal.model.resources import WHOLE_GPU_MILLI, Demand, Kind, Slice
+
+UNLIMITED = 1 << 30  # a demand of nothing fits any number of times
+
+
+class Level(NamedTuple):
+    """All that is free on a node. Nodes of one kind on one level are alike to the scheduler."""
+
+    gpus: int  # wholly free
+    cpu_milli: int
+    memory_mb: int
+    shares: tuple[int, ...] = ()  # what is left of GPUs that are partly held, the least first
+
+    def holds(self, demand: Demand, share_milli: int) -> int:
+        """How many members with this demand fit, if each takes so much of its GPUs."""
+        count = UNLIMITED
+        if demand.gpus:
+            if share_milli == WHOLE_GPU_MILLI:
+                count = self.gpus // demand.gpus
+            else:
+                count = self.gpus * (WHOLE_GPU_MILLI // share_milli)
+                for left in self.shares:
+                    count += left // share_milli
+        if demand.cpu_milli:
+            count = min(count, self.cpu_milli // demand.cpu_milli)
+        if demand.memory_mb:
+            count = min(count, self.memory_mb // demand.memory_mb)
+        return count
+
+    def minus(self, demand: Demand, share_milli: int, members: int) -> Level:
+        """What is left when so many members have taken their part, as `Room.pick` would."""
+        gpus, shares = self.gpus, self.shares
+        if demand.gpus and share_milli == WHOLE_GPU_MILLI:
+            gpus -= demand.gpus * members
+        elif demand.gpus:
+            left = list(shares)
+            for _ in range(members):
+                position = bisect_left(left, share_milli)
+                if position < len(left):
+                    rest = left.pop(position) - share_milli
+                else:
+                    gpus, rest = gpus - 1, WHOLE_GPU_MILLI - share_milli
+                if rest:
+                    insort(left, rest)
+            shares = tuple(left)
+        return Level(
+            gpus,
+            self.cpu_milli - demand.cpu_milli * members,
+            self.memory_mb - demand.memory_mb * members,
+            shares,
+        )
+
+
+NOTHING = Level(0, 0, 0)
+
+
+class Room:
+    """One node's free resources. `gpu_milli[i]` is what is left of GPU i. A claim may take more
+    than there is: what is below zero is awaited from those that are being stopped for it."""
+
+    __slots__ = ("cpu_milli", "domains", "exclusive", "gpu_milli", "kind", "level", "memory_mb")
+
+    def __init__(self, spec: NodeSpec) -> None:
+        self.kind: Kind = spec.kind
+        self.domains = spec.domains
+        self.gpu_milli = [WHOLE_GPU_MILLI] * spec.gpus
+        self.cpu_milli = spec.cpu_milli
+        self.memory_mb = spec.memory_mb
+        self.exclusive = 0  # slices of jobs that want nothing beside them
+        self.level = NOTHING
+        self.settle()
+
+    def change(self, slice_: Slice, sign: int, *, exclusive: bool = False) -> None:
+        """Take the slice (-1) or give it back (+1)."""
+        for gpu in slice_.gpus:
+            self.gpu_milli[gpu] += sign * slice_.gpu_milli
+        self.cpu_milli += sign * slice_.cpu_milli
+        self.memory_mb += sign * slice_.memory_mb
+        if exclusive:
+            self.exclusive -= sign
+        self.settle()
+
+    def settle(self) -> None:
+        if self.exclusive or self.cpu_milli < 0 or self.memory_mb < 0:
+            self.level = NOTHING
+            return
+        whole = self.gpu_milli.count(WHOLE_GPU_MILLI)
+        shares: tuple[int, ...] = ()
+        if whole + self.gpu_milli.count(0) != len(self.gpu_milli):
+            shares = tuple(sorted(left for left in self.gpu_milli if 0 < left < WHOLE_GPU_MILLI))
+        self.level = Level(whole, self.cpu_milli, self.memory_mb, shares)
+
+    @property
+    def awaited(self) -> bool:
+        """Has a claim taken what somebody still holds?"""
+        return self.cpu_milli < 0 or self.memory_mb < 0 or any(left < 0 for left in self.gpu_milli)
+
+    @property
+    def empty(self) -> bool:
+        kind = self.kind
+        return self.level == Level(kind.gpus, kind.cpu_milli, kind.memory_mb)
+
+    @property
+    def gpus(self) -> int:
+        return self.gpu_milli.count(WHOLE_GPU_MILLI)
+
+    def holds(self, demand: Demand) -> int:
+        """How many members with this demand fit here now."""
+        if not demand.suits(self.kind):
+            return 0
+        return self.level.holds(demand, demand.share_milli(self.kind))
+
+    def pick(self, demand: Demand, members: int) -> list[tuple[tuple[int, ...], int]]:
+        """The GPUs of each member and the share it takes: whole ones from the lowest index, a
+        share from the fullest GPU that has it."""
+        share = demand.share_milli(self.kind)
+        if not demand.gpus:
+            return [((), share)] * members
+        left = list(self.gpu_milli)
+        picked = []
+        for _ in range(members):
+            if share == WHOLE_GPU_MILLI:
+                free = (gpu for gpu, milli in enumerate(left) if milli == WHOLE_GPU_MILLI)
+                gpus = tuple(gpu for gpu, _ in zip(free, range(demand.gpus), strict=False))
+            else:
+                fitting = [(milli, gpu) for gpu, milli in enumerate(left) if milli >= share]
+                gpus = (min(fitting)[1],)
+            for gpu in gpus:
+                left[gpu] -= share
+            picked.append((gpus, share))
+        return picked
+
+
+class FreeIndex:
+    """Schedulable nodes of one kind by level. Many nodes share few levels, most of all when the
+    cluster is full, so whoever walks the levels need not look at every node."""
+
+    __slots__ = ("levels", "nodes")
+
+    def __init__(self) -> None:
+        self.levels: list[Level] = []  # those in use, the emptiest nodes last
+        self.nodes: dict[Level, list[int]] = {}  # node indexes, in join order
+
+    def add(self, index: int, level: Level) -> None:
+        nodes = self.nodes.get(level)
+        if nodes is None:
+            insort(self.levels, level)
+            self.nodes[level] = [index]
+        else:
+            insort(nodes, index)
+
+    def remove(self, index: int, level: Level) -> None:
+        nodes = self.nodes[level]
+        position = bisect_left(nodes, index)
+        assert nodes[position] == index, "a schedulable node is always on its level"
+        del nodes[position]
+        if not nodes:
+            del self.nodes[level]
+            del self.levels[bisect_left(self.levels, level)]
+
+    def fitting(self, demand: Demand, share_milli: int, members: int = 1) -> list[Level]:
+        """The levels that hold so many members, the fullest nodes first."""
+        gpus = demand.gpus * members if share_milli == WHOLE_GPU_MILLI else 0
+        cpu_milli, memory_mb = demand.cpu_milli * members, demand.memory_mb * members
+        start = bisect_left(self.levels, (gpus, cpu_milli if gpus else 0))
+        found = [
+            level
+            for level in self.levels[start:]
+            if level.cpu_milli >= cpu_milli and level.memory_mb >= memory_mb
+        ]
+        if demand.gpus and not gpus:
+            found = [level for level in found if level.holds(demand, share_milli) >= members]
+        return found
+
+
+class Domain:
+    """A rack or block: its schedulable nodes, and how many GPUs are wholly free in it."""
+
+    __slots__ = ("free", "gpus", "nodes")
+
+    def __init__(self) -> None:
+        self.free: dict[Kind, FreeIndex] = {}
+        self.gpus = 0
+        self.nodes = 0
+
+    def add(self, index: int, room: Room) -> None:
+        if room.kind not in self.free:
+            self.free[room.kind] = FreeIndex()
+        self.free[room.kind].add(index, room.level)
+        self.gpus += room.level.gpus
+        self.nodes += 1
+
+    def remove(self, index: int, room: Room) -> None:
+        self.free[room.kind].remove(index, room.level)
+        self.gpus -= room.level.gpus
+        self.nodes -= 1
