@@ -1,0 +1,200 @@
+"""The policies that are compared: a rank of the core, and what the rank must be told.
+
+Both worlds drive them the same way. A clairvoyant policy is told what remains of a job; the others
+see only what a real scheduler sees: shape, order of submission, and how long a job has run.
+"""
+
+from __future__ import annotations
+
+import math
+from bisect import insort
+from collections.abc import Iterator, Sequence
+from heapq import merge
+from itertools import chain
+
+from bench.queueing_trace import TraceJob
+
+from shoal.core.scheduling.ranks import (
+    TIRESIAS_GPU_MS,
+    Facts,
+    Key,
+    Rank,
+    fifo,
+    level,
+    srsf,
+    srtf,
+    tiresias,
+)
+
+
+class Live:
+    """A job that was submitted and is not finished."""
+
+    __slots__ = (
+        "attained_ms",
+        "checked_ms",
+        "job",
+        "place",
+        "preemptions",
+        "remaining_ms",
+        "running",
+    )
+
+    def __init__(self, job: TraceJob) -> None:
+        self.job = job
+        self.remaining_ms = job.work_ms
+        self.attained_ms = 0  # time on GPUs, useful or not
+        self.checked_ms = job.submitted_ms
+        self.running = False
+        self.place = 0
+        self.preemptions = 0
+
+
+class Policy:
+    """Ranks jobs by what it may know."""
+
+    # A policy that does not preempt leaves running jobs where they are.
+    preempts = True
+    # Whether a job that does not fit is passed over.
+    skips = True
+    # Under the published rules one policy is given GPUs by their number alone, wherever they are.
+    counts_only = False
+
+    def __init__(self, name: str, rank: Rank, *, told: bool = False) -> None:
+        self.name = name
+        self._rank = rank
+        self._told = told
+
+    def key(self, live: Live) -> Key:
+        job = live.job
+        return self._rank(
+            Facts(
+                number=job.number,
+                gpus=job.gpus,
+                submitted_ms=job.submitted_ms,
+                attained_ms=live.attained_ms,
+                attained_gpu_ms=live.attained_ms * job.gpus,
+                remaining_ms=live.remaining_ms if self._told else None,
+                running=live.running,
+                place=live.place,
+            )
+        )
+
+    def changes_in_ms(self, live: Live) -> int | None:  # noqa: ARG002
+        """How much longer a running job must run for its rank to change."""
+        return None
+
+    def arrived(self, live: Live) -> None: ...
+
+    def progressed(self, live: Live, before_ms: int) -> None:
+        """The job has run from an attained time of `before_ms` to what it has now."""
+
+    def settled(self, running: Sequence[Live], stopped: Sequence[Live]) -> None:
+        """Who runs after an event, and who has just been stopped, each in order of rank."""
+
+    def finished(self, live: Live) -> None: ...
+
+
+class Fifo(Policy):
+    preempts = False
+
+    def __init__(self, name: str, *, skips: bool) -> None:
+        super().__init__(name, fifo)
+        self.skips = skips
+
+
+class Tiresias(Policy):
+    """Three levels of attained service, first come first served inside each.
+
+    Places are numbers that grow from the front to the back. After each event the jobs that run
+    stand before those that wait, and both keep their order among themselves; who arrives or is
+    demoted goes to the back of its level.
+    """
+
+    RUNNING = -(1 << 50)
+    counts_only = True
+
+    def __init__(self) -> None:
+        super().__init__("tiresias", tiresias)
+        self._count = 0
+
+    def changes_in_ms(self, live: Live) -> int | None:
+        gpus = live.job.gpus
+        for threshold in TIRESIAS_GPU_MS:
+            at_ms = math.ceil(threshold / 1000 / gpus) * 1000  # at a whole second, as published
+            if live.attained_ms < at_ms:
+                return at_ms - live.attained_ms
+        return None
+
+    def arrived(self, live: Live) -> None:
+        live.place = self._next()
+
+    def progressed(self, live: Live, before_ms: int) -> None:
+        gpus = live.job.gpus
+        if level(live.attained_ms * gpus) > level(before_ms * gpus):
+            live.place = self._next()
+
+    def settled(self, running: Sequence[Live], stopped: Sequence[Live]) -> None:
+        for live in running:
+            if live.place > self.RUNNING // 2:
+                live.place = self.RUNNING + self._next()
+        for live in reversed(stopped):
+            if live.place < self.RUNNING // 2:
+                live.place = -self._next()
+
+    def _next(self) -> int:
+        self._count += 1
+        return self._count
+
+
+class Line:
+    """Everybody who is not finished, in order of rank. Waiting jobs are ranked once, when they
+    begin to wait, for until they run again nothing about them changes."""
+
+    def __init__(self, policy: Policy) -> None:
+        self._policy = policy
+        self._waiting: list[tuple[Key, Live]] = []
+        self.running: list[Live] = []
+
+    def __len__(self) -> int:
+        return len(self._waiting) + len(self.running)
+
+    def wait(self, live: Live) -> None:
+        insort(self._waiting, (self._policy.key(live), live))
+
+    def rank(self) -> Iterator[Live]:
+        """The running in order of rank, or before everybody else where nobody is preempted."""
+        ranked = sorted((self._policy.key(live), live) for live in self.running)
+        self.running = [live for _, live in ranked]
+        both = (
+            merge(ranked, self._waiting) if self._policy.preempts else chain(ranked, self._waiting)
+        )
+        return (live for _, live in both)
+
+    def settle(self, chosen: Sequence[Live], now_ms: int) -> list[Live]:
+        """From now on the chosen run, and nobody else; returns those who must stop."""
+        keep = {live.job.number for live in chosen}
+        stopped = [live for live in self.running if live.job.number not in keep]
+        for live in stopped:
+            live.running = False
+            live.preemptions += 1
+        for live in chosen:
+            if not live.running:
+                live.running = True
+                live.checked_ms = now_ms
+        self._policy.settled(chosen, stopped)
+        self._waiting = [entry for entry in self._waiting if not entry[1].running]
+        for live in stopped:
+            self.wait(live)
+        self.running = list(chosen)
+        return stopped
+
+
+def policies() -> list[Policy]:
+    return [
+        Policy("srtf", srtf, told=True),
+        Policy("srsf", srsf, told=True),
+        Tiresias(),
+        Fifo("fifo", skips=False),
+        Fifo("fifo+skip", skips=True),
+    ]

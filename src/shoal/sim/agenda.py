@@ -1,0 +1,33 @@
+"""Virtual time: a heap of (time, sequence, action), so that one seed is one history."""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Callable
+
+Action = Callable[[], None]
+
+
+class Agenda:
+    """Actions of one instant happen in the order in which they were planned."""
+
+    def __init__(self) -> None:
+        self.now_ms = 0
+        self._heap: list[tuple[int, int, Action]] = []
+        self._sequence = 0
+
+    def at(self, time_ms: int, action: Action) -> None:
+        self._sequence += 1
+        heapq.heappush(self._heap, (max(time_ms, self.now_ms), self._sequence, action))
+
+    def after(self, delay_ms: int, action: Action) -> None:
+        self.at(self.now_ms + delay_ms, action)
+
+    def run(self, end_ms: int, done: Callable[[], bool] = lambda: False) -> None:
+        """Let time pass up to `end_ms`, or until `done` after some action."""
+        while self._heap and self._heap[0][0] <= end_ms:
+            self.now_ms, _, action = heapq.heappop(self._heap)
+            action()
+            if done():
+                return
+        self.now_ms = end_ms

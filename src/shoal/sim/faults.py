@@ -1,0 +1,233 @@
+"""Everything that goes wrong in a world, decided by a seed: a network that fails, and a plan."""
+
+from __future__ import annotations
+
+import enum
+import random
+from collections import Counter
+from collections.abc import Callable, Sequence
+from functools import partial
+
+import msgspec
+
+from shoal.model.node import NodeIntent, NodeSpec
+from shoal.model.report import SetIntent
+from shoal.sim.controller import Moment
+from shoal.sim.machine import Machine
+from shoal.sim.network import Network
+from shoal.sim.world import World
+
+SHORTEST_MS = 50
+
+
+class Cut(enum.Flag):
+    """Which way nothing gets through."""
+
+    NONE = 0
+    REPORTS = enum.auto()
+    COMMANDS = enum.auto()
+    BOTH = REPORTS | COMMANDS
+
+
+class BadNetwork(Network):
+    """Loses, repeats, delays and so reorders messages; each seed has its own kind of weather."""
+
+    def __init__(self, rng: random.Random, counts: Counter[str], slowest_ms: int) -> None:
+        self.calm = False
+        self.cuts: dict[str, Cut] = {}
+        self._rng = rng
+        self._counts = counts
+        self._slowest_ms = slowest_ms
+        self._loss = rng.choice((0.0, 0.02, 0.15))
+        self._repeat = rng.choice((0.0, 0.05, 0.2))
+        self._late = rng.choice((0.0, 0.05, 0.2))
+        self._very_late = rng.choice((0.0, 0.0, 0.02, 0.2))
+
+    def to_controller(self, node: str) -> tuple[int, ...]:
+        return self._travel("report", Cut.REPORTS in self.cuts.get(node, Cut.NONE))
+
+    def to_node(self, node: str) -> tuple[int, ...]:
+        return self._travel("command", Cut.COMMANDS in self.cuts.get(node, Cut.NONE))
+
+    def death_notice(self) -> int:
+        return self._delay_ms("death notice")
+
+    def _travel(self, what: str, cut: bool) -> tuple[int, ...]:
+        if self.calm:
+            return (1,)
+        if cut or self._rng.random() < self._loss:
+            self._counts[f"{what} lost"] += 1
+            return ()
+        if self._rng.random() < self._repeat:
+            self._counts[f"{what} repeated"] += 1
+            return (self._delay_ms(what), self._delay_ms(what))
+        return (self._delay_ms(what),)
+
+    def _delay_ms(self, what: str) -> int:
+        if self.calm:
+            return 1
+        luck = self._rng.random()
+        if luck < self._very_late:
+            self._counts[f"{what} very late"] += 1
+            return self._rng.randrange(1_000, self._slowest_ms)
+        if luck < self._very_late + self._late:
+            self._counts[f"{what} late"] += 1
+            return self._rng.randrange(50, 1_000)
+        return self._rng.randrange(1, 10)
+
+
+class Faults:
+    """Plans faults up to `until_ms`; `stop` then ends them all and mends what they broke."""
+
+    def __init__(
+        self,
+        world: World,
+        network: BadNetwork,
+        nodes: Sequence[NodeSpec],
+        rng: random.Random,
+        counts: Counter[str],
+    ) -> None:
+        self._world = world
+        self._network = network
+        self._rng = rng
+        self._counts = counts
+        self._stopped = False
+        self._whole = {spec.id: spec for spec in nodes}
+
+    def plan(self, count: int, until_ms: int, grace_ms: int) -> None:
+        """Outages are drawn to be shorter or longer than the grace time, and about as long."""
+        self._outages_ms = (grace_ms // 10, grace_ms // 2, grace_ms, 2 * grace_ms)
+        kinds: tuple[Callable[[], None], ...] = (
+            self._kill_known,
+            self._kill_unknown,
+            self._reboot,
+            self._change_hardware,
+            self._remove,
+            self._cut,
+            self._cut,
+            self._cut,
+            self._crash_controller,
+            self._crash_controller,
+            self._lose_trace,
+            self._keep_snapshot,
+        )
+        # Few kinds at a time reach deeper than a little of everything.
+        kinds = tuple(self._rng.sample(kinds, self._rng.randrange(1, len(kinds) + 1)))
+        for _ in range(count):
+            fault = self._rng.choice(kinds)
+            self._world.agenda.at(self._rng.randrange(until_ms), partial(self._do, fault))
+
+    def stop(self) -> None:
+        """Faults stop, links heal, nodes and the controller come back, as they once were."""
+        self._stopped = True
+        self._network.calm = True
+        self._world.controller.crash_at = None
+        self._world.start_controller()
+        # Nobody takes away a node and switches it on in the same instant.
+        self._world.agenda.after(SHORTEST_MS, self._mend_nodes)
+
+    def _mend_nodes(self) -> None:
+        for node, machine in self._world.machines.items():
+            if machine.up and machine.spec != self._whole[node]:
+                self._world.power_off(node, known=False)
+            if not machine.up:
+                self._world.boot(node, self._whole[node])
+
+    def _do(self, fault: Callable[[], None]) -> None:
+        if not self._stopped:
+            fault()
+
+    def _later(self, action: Callable[[], None]) -> None:
+        """After an outage of some length, unless everything has been mended by then."""
+        outage_ms = self._rng.randrange(*self._rng.choice(self._ranges_ms()))
+        self._world.agenda.after(outage_ms, lambda: self._do(action))
+
+    def _ranges_ms(self) -> list[tuple[int, int]]:
+        short, half, grace, long = self._outages_ms
+        return [
+            (SHORTEST_MS, short),
+            (short, half),
+            (half, grace + short),
+            (grace, long),
+            (grace, long),
+        ]
+
+    def _victim(self) -> Machine | None:
+        up = [machine for machine in self._world.machines.values() if machine.up]
+        return self._rng.choice(up) if up else None
+
+    def _kill_known(self) -> None:
+        self._kill(known=True)
+
+    def _kill_unknown(self) -> None:
+        self._kill(known=False)
+
+    def _kill(self, *, known: bool) -> None:
+        victim = self._victim()
+        if victim is not None:
+            self._counts["node killed, known" if known else "node killed, unknown"] += 1
+            self._world.power_off(victim.spec.id, known=known)
+            self._later(lambda: self._boot(victim))
+
+    def _boot(self, machine: Machine) -> None:
+        if not machine.up:
+            self._world.boot(machine.spec.id)
+
+    def _reboot(self) -> None:
+        """Faster than any timeout, and nobody is told."""
+        victim = self._victim()
+        if victim is not None:
+            self._counts["node rebooted"] += 1
+            self._world.power_off(victim.spec.id, known=False)
+            self._world.boot(victim.spec.id)
+
+    def _change_hardware(self) -> None:
+        victim = self._victim()
+        if victim is not None:
+            self._counts["hardware changed"] += 1
+            spec = victim.spec
+            less = msgspec.structs.replace(
+                spec, gpus=max(0, spec.gpus - 1), memory_mb=spec.memory_mb // 2
+            )
+            self._world.power_off(spec.id, known=self._rng.random() < 0.5)
+            self._world.boot(spec.id, less)
+
+    def _remove(self) -> None:
+        """An operator takes away a node that is off; it may well join again one day."""
+        victim = self._victim()
+        if victim is not None:
+            self._counts["node removed"] += 1
+            self._world.power_off(victim.spec.id, known=False)
+            self._world.ask(SetIntent(victim.spec.id, NodeIntent.REMOVED), lambda _: None)
+            self._later(lambda: self._boot(victim))
+
+    def _cut(self) -> None:
+        victim = self._victim()
+        if victim is not None:
+            node = victim.spec.id
+            cut = self._rng.choice((Cut.BOTH, Cut.BOTH, Cut.REPORTS, Cut.COMMANDS))
+            self._counts[f"link cut: {(cut.name or '').lower()}"] += 1
+            self._network.cuts[node] = cut
+            self._later(lambda: self._heal(node))
+
+    def _heal(self, node: str) -> None:
+        self._network.cuts.pop(node, None)
+
+    def _crash_controller(self) -> None:
+        if self._world.controller.up:
+            moment = self._rng.choice(list(Moment))
+            down_ms = self._rng.choice((0, 10, 500, self._outages_ms[-1]))
+            self._counts[f"controller crashed {moment.value}"] += 1
+            self._counts["controller down for long"] += down_ms > self._outages_ms[1]
+            self._world.crash_controller(moment, down_ms)
+
+    def _lose_trace(self) -> None:
+        victim = self._victim()
+        if victim is not None and victim.processes:
+            self._counts["process vanished"] += 1
+            self._world.lose_trace(victim.spec.id, self._rng.choice(list(victim.processes)))
+
+    def _keep_snapshot(self) -> None:
+        if self._world.controller.up:
+            self._counts["snapshot kept"] += 1
+            self._world.controller.keep_snapshot()

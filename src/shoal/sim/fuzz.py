@@ -1,0 +1,183 @@
+"""One seed, one history: a storm of faults in which nothing may go wrong, then a calm in which
+everything must go right. `python -m shoal.sim.fuzz 17` tells the story of seed 17."""
+
+from __future__ import annotations
+
+import hashlib
+import random
+import sys
+from collections import Counter
+from functools import partial
+
+import msgspec
+
+from shoal.model.node import NodeHealth, NodeIntent, NodeSpec
+from shoal.model.policy import Policy
+from shoal.sim.agenda import Agenda
+from shoal.sim.faults import BadNetwork, Faults
+from shoal.sim.lives import Untruth
+from shoal.sim.truth import Truth
+from shoal.sim.users import SeededFates, Users
+from shoal.sim.world import World
+
+
+# Heartbeats and all that happens make about a tenth of this.
+STEPS_PER_SECOND_MAX = 100
+
+
+class Size(msgspec.Struct, frozen=True, kw_only=True):
+    """How much happens in one history; the numbers are the most that are drawn."""
+
+    nodes: int = 5
+    jobs: int = 18
+    faults: int = 14
+    storm_ms: int = 30_000
+    # By far the longest that any mix of these jobs takes on one node, one after the other.
+    calm_ms: int = 1_800_000
+
+
+class History(msgspec.Struct, frozen=True):
+    """What is left of a run: its log, and how often each thing happened."""
+
+    log: list[bytes]
+    counts: Counter[str]
+    steps: int
+    end_ms: int
+
+    @property
+    def digest(self) -> str:
+        return hashlib.sha256(b"\n".join(self.log)).hexdigest()
+
+
+class SeedFailed(AssertionError):
+    """Names the seed, so that whoever reads it can run that history again."""
+
+
+def run_seed(seed: int, size: Size | None = None, *, checked: bool = True) -> History:
+    """`checked` False runs the same history without looking at the state after every step."""
+    return Run(seed, size or Size(), checked=checked).finish()
+
+
+class Run:
+    def __init__(self, seed: int, size: Size, *, checked: bool = True) -> None:
+        self.seed = seed
+        self.size = size
+        self.counts: Counter[str] = Counter()
+        rng = self._rng("cluster")
+        self.policy = _draw_policy(rng)
+        nodes = _draw_nodes(rng, size)
+        slowest_ms = 2 * self.policy.grace_ms
+        self.network = BadNetwork(self._rng("network"), self.counts, slowest_ms)
+        agenda = Agenda()
+        self.truth = Truth(agenda, self.policy)
+        self.world = World(
+            self.policy,
+            SeededFates(f"{seed}/fates"),
+            agenda=agenda,
+            witness=self.truth,
+            network=self.network,
+            heartbeat_ms=rng.choice((500, 1_000)),
+            batch_ms=rng.choice((0, 5, 20)),
+            checked=checked,
+        )
+        self.users = Users(self.world, nodes, self._rng("users"), self.counts)
+        self.faults = Faults(self.world, self.network, nodes, self._rng("faults"), self.counts)
+        for spec in nodes:
+            late_ms = rng.choice((0, 0, 0, rng.randrange(size.storm_ms)))
+            self.world.agenda.at(late_ms, partial(self.world.add_node, spec))
+
+    def finish(self) -> History:
+        agenda = self.world.agenda
+        try:
+            self._storm()
+            self._calm()
+        except AssertionError as error:
+            raise SeedFailed(
+                f"seed {self.seed} at {agenda.now_ms} ms: {error}; "
+                f"to see it again: python -m shoal.sim.fuzz {self.seed}"
+            ) from error
+        return History(self.world.disk.log, self.counts, self.world.controller.steps, agenda.now_ms)
+
+    def _rng(self, purpose: str) -> random.Random:
+        """One stream for each purpose, so that more of one thing does not change another."""
+        return random.Random(f"{self.seed}/{purpose}")
+
+    def _storm(self) -> None:
+        size, rng = self.size, self._rng("sizes")
+        self.users.plan(rng.randrange(size.jobs) + 1, size.storm_ms)
+        self.faults.plan(rng.randrange(size.faults + 1), size.storm_ms, self.policy.grace_ms)
+        self.world.start_controller()
+        self.world.agenda.run(size.storm_ms)
+
+    def _calm(self) -> None:
+        """Bounded: what does not settle in `calm_ms` is stuck."""
+        self.faults.stop()
+        self.users.calm_down()
+        agenda = self.world.agenda
+        agenda.run(agenda.now_ms + self.size.calm_ms, done=lambda: not self._unsettled())
+        if left := self._unsettled():
+            raise Untruth(f"stuck: {left}")
+        steps, seconds = self.world.controller.steps, agenda.now_ms // 1000
+        if steps > STEPS_PER_SECOND_MAX * seconds:
+            raise Untruth(f"{steps} steps in {seconds} s: messages that answer each other for ever")
+
+    def _unsettled(self) -> str:
+        """The first thing that has not come to its end, in words; empty when all is well."""
+        if self.users.open_questions:
+            return f"unanswered: {list(self.users.open_questions)}"
+        if self.truth.unfinished:
+            return f"unfinished: {list(self.truth.unfinished)}"
+        if self.truth.lives.living:
+            return f"alive: {', '.join(map(str, self.truth.lives.living))}"
+        nodes = self.world.controller.state.nodes
+        for name, machine in self.world.machines.items():
+            node = nodes.get(name)
+            if node is None or node.incarnation != machine.incarnation:
+                return f"{name} is not known as it is"
+            if node.health is not NodeHealth.READY or node.intent is not NodeIntent.OPEN:
+                return f"{name} is {node.health.value} and {node.intent.value}"
+            if machine.book is None or machine.book.exits:
+                return f"{name} still keeps exits that nobody wants"
+        return ""
+
+
+def _draw_policy(rng: random.Random) -> Policy:
+    """Short times, so that little virtual time holds many of them."""
+    return Policy(
+        suspect_after_ms=rng.choice((1_500, 2_500)),
+        grace_ms=rng.choice((4_000, 6_000)),
+        patience_ms=rng.choice((0, 3_000, 10_000, 600_000)),
+        losses_max=rng.choice((0, 1, 100, 100)),
+        backoff_ms_max=rng.choice((500, 5_000)),
+        port_count=rng.choice((3, 50)),
+        placements_per_step_max=rng.choice((1, 2, 200)),
+    )
+
+
+def _draw_nodes(rng: random.Random, size: Size) -> list[NodeSpec]:
+    return [
+        NodeSpec(
+            id=f"n{number}",
+            gpus=rng.choice((0, 1, 2, 4, 8)),
+            cpu_milli=rng.choice((2_000, 4_000, 8_000)),
+            memory_mb=rng.choice((500, 1_000, 2_000)),
+            address=f"10.0.0.{number}",
+        )
+        for number in range(1, 1 + rng.randint(1, rng.choice((2, size.nodes))))
+    ]
+
+
+def _tell(seed: int) -> None:
+    run = Run(seed, Size())
+    try:
+        history = run.finish()
+    except SeedFailed as failure:
+        print(*(line.decode() for line in run.world.disk.log), sep="\n")
+        print(failure)
+        raise SystemExit(1) from failure
+    print(*(line.decode() for line in history.log), sep="\n")
+    print(f"{history.steps} steps, {history.end_ms} ms, {dict(sorted(history.counts.items()))}")
+
+
+if __name__ == "__main__":
+    _tell(int(sys.argv[1]))

@@ -1,0 +1,140 @@
+"""A simulated node: the agent's own book-keeping over virtual processes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+from shoal.core.nodebook import NodeBook
+from shoal.model.commands import Envelope, Launch, Stop
+from shoal.model.job import MemberRef
+from shoal.model.node import NodeSpec
+from shoal.model.report import NodeReport
+from shoal.sim.agenda import Agenda
+from shoal.sim.witness import End, Witness
+
+KILLED_CODE = 137
+TERMINATED_CODE = 143
+
+
+class Fate(NamedTuple):
+    """What a virtual process does with its life, unless somebody interferes."""
+
+    duration_ms: int | None  # None: until it is stopped
+    code: int = 0
+    # From SIGTERM to its end; None: it does not care and has to be killed.
+    stopping_ms: int | None = 0
+    stopped_code: int = TERMINATED_CODE
+
+
+Fates = Callable[[Launch], Fate]
+
+
+class Process:
+    __slots__ = ("fate", "launch")
+
+    def __init__(self, launch: Launch, fate: Fate) -> None:
+        self.launch = launch
+        self.fate = fate
+
+
+class Machine:
+    """Reports its whole inventory when it changes, and every `heartbeat_ms` anyway."""
+
+    def __init__(
+        self,
+        spec: NodeSpec,
+        *,
+        agenda: Agenda,
+        fates: Fates,
+        witness: Witness,
+        heartbeat_ms: int,
+        out: Callable[[NodeReport], None],
+    ) -> None:
+        self.spec = spec
+        self.incarnation = 0
+        self.book: NodeBook | None = None  # None: it is off
+        self.processes: dict[MemberRef, Process] = {}
+        self._agenda = agenda
+        self._fates = fates
+        self._witness = witness
+        self._heartbeat_ms = heartbeat_ms
+        self._out = out
+
+    @property
+    def up(self) -> bool:
+        return self.book is not None
+
+    def boot(self, spec: NodeSpec | None = None) -> None:
+        """Begin a new life, perhaps with other hardware."""
+        assert not self.up, f"{self.spec.id} is on already"
+        self.spec = spec or self.spec
+        self.incarnation += 1
+        self.book = NodeBook(self.spec, self.incarnation)
+        self._witness.booted(self.spec, self.incarnation)
+        self._beat(self.incarnation)
+
+    def power_off(self) -> None:
+        self.book = None
+        processes, self.processes = self.processes, {}
+        self._witness.powered_off(self.spec.id)
+        for ref in processes:
+            self._witness.ended(ref, None, End.NODE_DIED)
+
+    def take(self, envelope: Envelope) -> None:
+        """As the agent does, it answers orders with its inventory, even where nothing changed:
+        so orders that are repeated for ever show as a storm of messages."""
+        if self.book is None:
+            return
+        for order in self.book.take(envelope):
+            match order:
+                case Launch():
+                    self._start(order)
+                case Stop():
+                    self._stop(order)
+        self.report()
+
+    def report(self) -> None:
+        if self.book is not None:
+            self._out(self.book.report())
+
+    def lose_trace(self, ref: MemberRef) -> None:
+        """The process is gone and the book knows nothing of it: no exit code, no inventory."""
+        assert self.book is not None
+        del self.processes[ref]
+        self.book.alive.pop(ref)
+        self.book.stopping.pop(ref, None)
+        self._witness.ended(ref, None, End.VANISHED)
+        self.report()
+
+    def _beat(self, incarnation: int) -> None:
+        if self.up and self.incarnation == incarnation:
+            self.report()
+            self._agenda.after(self._heartbeat_ms, lambda: self._beat(incarnation))
+
+    def _start(self, launch: Launch) -> None:
+        process = Process(launch, self._fates(launch))
+        self.processes[launch.ref] = process
+        self._witness.started(self.spec.id, launch)
+        fate = process.fate
+        if fate.duration_ms is not None:
+            self._plan_end(process, fate.duration_ms, fate.code, End.OWN)
+
+    def _stop(self, order: Stop) -> None:
+        process = self.processes[order.ref]
+        fate = process.fate
+        if fate.stopping_ms is not None and fate.stopping_ms < order.grace_ms:
+            self._plan_end(process, fate.stopping_ms, fate.stopped_code, End.STOPPED)
+        else:
+            self._plan_end(process, order.grace_ms, KILLED_CODE, End.STOPPED)
+
+    def _plan_end(self, process: Process, delay_ms: int, code: int, how: End) -> None:
+        self._agenda.after(delay_ms, lambda: self._end(process, code, how))
+
+    def _end(self, process: Process, code: int, how: End) -> None:
+        ref = process.launch.ref
+        if self.book is not None and self.processes.get(ref) is process:
+            del self.processes[ref]
+            self._witness.ended(ref, code, how)
+            self.book.exited(ref, code)
+            self.report()

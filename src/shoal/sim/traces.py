@@ -1,0 +1,179 @@
+"""A trace: the jobs that arrive in a replay, read from a file of any known format."""
+
+from __future__ import annotations
+
+import gzip
+import io
+import math
+import random
+import zlib
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from shoal.model.job import JobSpec
+
+
+class TraceError(Exception):
+    """A trace cannot be used; the message names the row or the field, and what would work."""
+
+
+class Arrival(msgspec.Struct, frozen=True, gc=False):
+    """A job that comes at `submit_ms` and takes `work_ms` at full speed on all its members."""
+
+    submit_ms: int
+    work_ms: int
+    spec: JobSpec
+    row: int = 0  # where it stands in the trace, for messages
+    tenant: str = ""
+    exit_code: int = 0
+    checkpoint_ms: int | None = None  # None: as the world has it
+
+
+class Gangs:
+    """From what a trace says about a job to a gang; equal specs are one object, to save memory.
+
+    A job with no more GPUs than a node has is one member. A larger one becomes members of the
+    greatest common divisor of its size and the node's, so that the number of GPUs is exact and
+    whole nodes are filled: 16 GPUs on nodes with 8 are 2 x 8, 12 are 3 x 4, 9 are 9 x 1.
+    """
+
+    def __init__(self, gpus_per_node: int, *, cpus_count: bool = False) -> None:
+        self._gpus_per_node = gpus_per_node
+        self._cpus_count = cpus_count  # else CPUs and memory never stand in the way
+        self._specs: dict[tuple[Any, ...], JobSpec] = {}
+
+    def split(self, gpus: int) -> tuple[int, int]:
+        """Members, and the GPUs of each."""
+        if gpus <= self._gpus_per_node or not self._gpus_per_node:
+            return 1, gpus
+        each = math.gcd(gpus, self._gpus_per_node)
+        return gpus // each, each
+
+    def spec(
+        self,
+        gpus: int,
+        *,
+        members: int = 0,
+        cpu_milli: int = 0,
+        memory_mb: int = 0,
+        **fields: Any,
+    ) -> JobSpec:
+        """`gpus` are of the whole job; CPUs and memory are of each of its `members`, 0 if the
+        trace does not say how many. A field that JobSpec does not have is left out."""
+        if members and gpus % members == 0:
+            each = gpus // members
+        else:
+            asked = max(members, 1)
+            members, each = self.split(gpus)
+            cpu_milli, memory_mb = cpu_milli * asked // members, memory_mb * asked // members
+        if not self._cpus_count:
+            cpu_milli = memory_mb = 0
+        key = (members, each, cpu_milli, memory_mb, *fields.items())
+        spec = self._specs.get(key)
+        if spec is None:
+            known = {k: v for k, v in fields.items() if k in JobSpec.__struct_fields__}
+            spec = self._specs[key] = JobSpec(
+                command=("replayed",),
+                members=members,
+                gpus=each,
+                cpu_milli=cpu_milli,
+                memory_mb=memory_mb,
+                **known,
+            )
+        return spec
+
+
+class Trace(msgspec.Struct, frozen=True):
+    """Arrivals in the order of submission, the first at time 0."""
+
+    name: str
+    arrivals: Sequence[Arrival]
+    skipped: int = 0  # rows that are no job that could be replayed, e.g. one that never ran
+
+
+def in_order(name: str, arrivals: Iterable[Arrival], skipped: int = 0) -> Trace:
+    """Sorted, and moved so that the first arrives at 0; equal times keep the order of rows."""
+    ordered = sorted(arrivals, key=lambda arrival: arrival.submit_ms)
+    if not ordered:
+        raise TraceError(f"{name}: holds no job")
+    begin_ms = ordered[0].submit_ms
+    if begin_ms:
+        ordered = [
+            msgspec.structs.replace(arrival, submit_ms=arrival.submit_ms - begin_ms)
+            for arrival in ordered
+        ]
+    return Trace(name, ordered, skipped)
+
+
+def open_text(path: Path) -> Iterator[str]:
+    """The lines of a file, unpacked if it is gzip; what cannot be read is told in one line."""
+    try:
+        with path.open("rb") as raw:
+            packed = raw.read(2) == b"\x1f\x8b"
+            raw.seek(0)
+            stream = gzip.GzipFile(fileobj=raw) if packed else raw
+            yield from io.TextIOWrapper(stream, encoding="utf-8-sig", newline="")
+    except (EOFError, zlib.error, gzip.BadGzipFile) as error:
+        raise TraceError(f"{path}: the gzip file is cut off or damaged: {error}") from error
+    except UnicodeDecodeError as error:
+        raise TraceError(f"{path}: is no text: {error.reason} at byte {error.start}") from error
+
+
+def stretch(
+    trace: Trace, *, jobs: int = 0, load: float = 1.0, scale: float = 1.0, seed: int = 0
+) -> Trace:
+    """The same kind of work, but more or less of it.
+
+    `scale` is for a cluster that much larger: every job comes that many times, the copies at
+    random between its own arrival and the next one's. `load` is for the same cluster, busier: the
+    arrivals come that much closer together. `jobs` takes the first so many; a trace that has
+    fewer is played again from the start.
+    """
+    arrivals = trace.arrivals
+    if scale != 1:
+        arrivals = _copies(arrivals, scale, random.Random(f"scale {seed}"))
+        if not arrivals:
+            raise TraceError(f"{trace.name}: no job is left at --scale {scale:g}")
+    if load != 1:
+        arrivals = [
+            msgspec.structs.replace(arrival, submit_ms=round(arrival.submit_ms / load))
+            for arrival in arrivals
+        ]
+    if jobs:
+        arrivals = _repeated(arrivals, jobs)
+    return msgspec.structs.replace(trace, arrivals=arrivals)
+
+
+def _copies(arrivals: Sequence[Arrival], scale: float, rng: random.Random) -> list[Arrival]:
+    result = []
+    for index, arrival in enumerate(arrivals):
+        end_ms = arrivals[min(index + 1, len(arrivals) - 1)].submit_ms
+        count = int(scale) + (rng.random() < scale % 1)
+        times = [rng.randint(arrival.submit_ms, end_ms) for _ in range(count - 1)]
+        for submit_ms in [arrival.submit_ms, *sorted(times)] if count else []:
+            result.append(msgspec.structs.replace(arrival, submit_ms=submit_ms))
+    return result
+
+
+def _repeated(arrivals: Sequence[Arrival], jobs: int) -> list[Arrival]:
+    result = list(arrivals[:jobs])
+    # The pause between two rounds is the mean pause between two arrivals.
+    span_ms = arrivals[-1].submit_ms + arrivals[-1].submit_ms // max(len(arrivals) - 1, 1)
+    while len(result) < jobs:
+        source = arrivals[len(result) % len(arrivals)]
+        shift_ms = span_ms * (len(result) // len(arrivals))
+        result.append(msgspec.structs.replace(source, submit_ms=source.submit_ms + shift_ms))
+    return result
+
+
+def sums(trace: Trace) -> Mapping[str, int]:
+    """What the trace asks for in all: jobs, GPU-milliseconds, and the time over which it comes."""
+    gpu_ms = sum(a.work_ms * a.spec.gpus * a.spec.members for a in trace.arrivals)
+    return {
+        "jobs": len(trace.arrivals),
+        "gpu_ms": gpu_ms,
+        "span_ms": trace.arrivals[-1].submit_ms,
+    }

@@ -1,0 +1,209 @@
+"""What really happened in a world, against what the log says and the design promises.
+
+It sees processes, power switches and committed events, never the controller's state, so that
+an error there cannot hide itself here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from shoal.core.nodebook import STOPPED_BEFORE_START_CODE
+from shoal.model.commands import Launch
+from shoal.model.events import (
+    ControllerStarted,
+    Event,
+    EventBase,
+    JobAdopted,
+    JobFinished,
+    JobPlaced,
+    JobRequeued,
+    JobRunning,
+    JobSubmitted,
+    MemberExited,
+    MemberLost,
+    NodeIntended,
+    NodeJoined,
+    NodeLost,
+)
+from shoal.model.job import MemberRef
+from shoal.model.node import NodeIntent, NodeSpec
+from shoal.model.policy import Policy
+from shoal.model.report import Cancel, NodeReport, Request
+from shoal.sim.agenda import Agenda
+from shoal.sim.jobtruth import JobTruth
+from shoal.sim.lives import Lives, Untruth
+from shoal.sim.witness import End, Witness
+
+
+class Truth(Witness):
+    """Raises `Untruth` at the moment a promise is broken."""
+
+    def __init__(self, agenda: Agenda, policy: Policy) -> None:
+        self.lives = Lives()
+        self.jobs: dict[str, JobTruth] = {}
+        self.unfinished: dict[str, None] = {}
+        self._agenda = agenda
+        self._policy = policy
+        self._keys: dict[str, str] = {}
+        self._cancels: dict[str, None] = {}
+        self._on: dict[str, int] = {}  # node -> its incarnation, for those that are on
+        self._specs: dict[str, NodeSpec] = {}
+        self._heard: dict[str, tuple[int, int, int]] = {}  # node -> incarnation, sequence, time
+        self._listening_ms = 0
+        self._draining: dict[str, bool] = {}
+        self._news: set[tuple[str, int]] = set()  # node, incarnation: heard since the last round
+
+    # -- what the world shows --------------------------------------------------------------
+
+    def booted(self, spec: NodeSpec, incarnation: int) -> None:
+        self._on[spec.id] = incarnation
+        self._specs[spec.id] = spec
+
+    def powered_off(self, node: str) -> None:
+        del self._on[node]
+
+    def started(self, node: str, launch: Launch) -> None:
+        job = self.jobs.get(launch.ref.job)
+        if job is None:
+            raise Untruth(f"{launch.ref} was started, but its job is not in the log")
+        job.member_may_start(node, launch)
+        self.lives.start(node, launch, job.given_up, self._agenda.now_ms)
+        self._fits(node)
+
+    def _fits(self, node: str) -> None:
+        """What a node that was given up still runs, unseen, cannot be counted by anybody."""
+        spec = self._specs[node]
+        cpu_milli = memory_mb = 0
+        for life in self.lives.on_node(node):
+            job = self.jobs[life.ref.job]
+            if life.ref not in job.given_up:
+                cpu_milli += job.spec.cpu_milli
+                memory_mb += job.spec.memory_mb
+        if cpu_milli > spec.cpu_milli or memory_mb > spec.memory_mb:
+            raise Untruth(f"{node} runs {cpu_milli} mCPU and {memory_mb} MB, more than it has")
+
+    def ended(self, ref: MemberRef, code: int | None, how: End) -> None:
+        self.lives.end(ref, code, how)
+        self.jobs[ref.job].member_ended(ref, code, how)
+
+    def asked(self, request: Request) -> None:
+        if isinstance(request, Cancel):
+            self._cancels[request.job] = None
+
+    def heard(self, report: NodeReport) -> None:
+        node, said = report.spec.id, (report.incarnation, report.sequence)
+        if said > self._heard.get(node, (0, 0, 0))[:2]:
+            self._heard[node] = (*said, self._agenda.now_ms)
+            self._news.add((node, report.incarnation))
+
+    def committed(self, events: Sequence[Event]) -> None:
+        for event in events:
+            judge = JUDGES.get(type(event))
+            if judge is not None:
+                judge(self, event)
+        self._news = set()
+
+    # -- what the log says -----------------------------------------------------------------
+
+    def _controller_started(self, event: ControllerStarted) -> None:
+        self._listening_ms = event.at_ms
+        self._heard = {}
+
+    def _job_submitted(self, event: JobSubmitted) -> None:
+        if event.job in self.jobs or (event.key and event.key in self._keys):
+            raise Untruth(f"{event.job} was submitted twice")
+        self._keys[event.key] = event.job
+        self.jobs[event.job] = JobTruth(event.job, event.spec)
+        self.unfinished[event.job] = None
+
+    def _job_placed(self, event: JobPlaced) -> None:
+        self.jobs[event.job].placed(event)
+
+    def _job_running(self, event: JobRunning) -> None:
+        for ref in self.jobs[event.job].refs(event.attempt):
+            if ref not in self.lives.all:
+                raise Untruth(f"{event.job} is said to run, but {ref} was never started")
+
+    def _member_exited(self, event: MemberExited) -> None:
+        ref = MemberRef(event.job, event.attempt, event.member)
+        life = self.lives.all.get(ref)
+        self.jobs[event.job].member_over(ref)
+        if life is None or life.how is End.VANISHED:
+            if event.code != STOPPED_BEFORE_START_CODE:
+                raise Untruth(f"{ref} is said to have exited, but it was never seen to")
+        elif life.how is None or (life.node, life.code) != (event.node, event.code):
+            raise Untruth(f"{ref} is said to have exited {event.code}, but {life}")
+
+    def _member_lost(self, event: MemberLost) -> None:
+        ref = MemberRef(event.job, event.attempt, event.member)
+        self.jobs[event.job].member_over(ref, lost=True)
+        life = self.lives.all.get(ref)
+        if life is not None and life.how not in (End.VANISHED, End.STOPPED):
+            raise Untruth(f"{ref} is said to be lost, but {life}")
+
+    def _job_requeued(self, event: JobRequeued) -> None:
+        self._must_be_over(event.job, event.attempt)
+        self.jobs[event.job].requeued(event, self._policy)
+
+    def _job_adopted(self, event: JobAdopted) -> None:
+        for ref in self.jobs[event.job].adopted(event):
+            life = self.lives.all.get(ref)
+            if life is None or life.node != event.node:
+                raise Untruth(f"{ref} was adopted, but {life or 'it never started'}")
+        if self._draining.get(event.node):
+            self.jobs[event.job].node_drained(event.node)
+
+    def _job_finished(self, event: JobFinished) -> None:
+        self._must_be_over(event.job, event.attempt)
+        lives = [self.lives.all.get(ref) for ref in self.jobs[event.job].refs(event.attempt)]
+        asked = event.job in self._cancels
+        self.unfinished.pop(event.job, None)
+        self.jobs[event.job].finished(event, lives, self._policy, cancel_asked=asked)
+
+    def _must_be_over(self, job_id: str, attempt: int) -> None:
+        """An attempt is over when none of it lives, but where its node was given up."""
+        job = self.jobs[job_id]
+        for ref, life in self.lives.of_job(job_id):
+            if ref.attempt == attempt and ref not in job.given_up:
+                raise Untruth(f"attempt {attempt} of {job_id} is said to be over, but {life}")
+
+    def _node_joined(self, event: NodeJoined) -> None:
+        """It takes a word that was not heard before to call a node back."""
+        if (event.node, event.incarnation) not in self._news:
+            raise Untruth(f"{event.node} is said to be heard again, but only old news came")
+
+    def _node_lost(self, event: NodeLost) -> None:
+        if event.dead:
+            if self._on.get(event.node, 0) == event.incarnation:
+                raise Untruth(f"{event.node} is said to be dead, but it is on")
+        else:
+            *_, heard_ms = self._heard.get(event.node, (0, 0, self._listening_ms))
+            silent_ms = event.at_ms - max(heard_ms, self._listening_ms)
+            if silent_ms < self._policy.grace_ms:
+                raise Untruth(f"{event.node} was given up after only {silent_ms} ms of silence")
+        for job_id in self.unfinished:
+            self.jobs[job_id].node_lost(event.node, dead=event.dead)
+
+    def _node_intended(self, event: NodeIntended) -> None:
+        self._draining[event.node] = event.intent is NodeIntent.DRAINING
+        if event.intent is NodeIntent.DRAINING:
+            for job_id in self.unfinished:
+                self.jobs[job_id].node_drained(event.node)
+
+
+JUDGES: dict[type[EventBase], Callable[[Truth, Any], None]] = {
+    ControllerStarted: Truth._controller_started,
+    JobSubmitted: Truth._job_submitted,
+    JobPlaced: Truth._job_placed,
+    JobRunning: Truth._job_running,
+    MemberExited: Truth._member_exited,
+    MemberLost: Truth._member_lost,
+    JobRequeued: Truth._job_requeued,
+    JobAdopted: Truth._job_adopted,
+    JobFinished: Truth._job_finished,
+    NodeJoined: Truth._node_joined,
+    NodeLost: Truth._node_lost,
+    NodeIntended: Truth._node_intended,
+}

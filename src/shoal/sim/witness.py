@@ -1,0 +1,41 @@
+"""What the world shows of itself: the seam for whoever checks, counts or draws a run."""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Sequence
+
+from shoal.model.commands import Launch
+from shoal.model.events import Event
+from shoal.model.job import MemberRef
+from shoal.model.node import NodeSpec
+from shoal.model.report import NodeReport, Request
+
+
+class End(enum.StrEnum):
+    """How a virtual process came to its end."""
+
+    OWN = "on its own"
+    STOPPED = "by an order to stop"
+    NODE_DIED = "with its node"
+    VANISHED = "without a trace"
+
+
+class Witness:
+    """Told of everything as it happens; this one looks away."""
+
+    def booted(self, spec: NodeSpec, incarnation: int) -> None: ...
+
+    def powered_off(self, node: str) -> None: ...
+
+    def started(self, node: str, launch: Launch) -> None: ...
+
+    def ended(self, ref: MemberRef, code: int | None, how: End) -> None: ...
+
+    def asked(self, request: Request) -> None: ...
+
+    def heard(self, report: NodeReport) -> None:
+        """The controller got this report, which it has yet to look at."""
+
+    def committed(self, events: Sequence[Event]) -> None:
+        """These are in the log now; what follows from them has not been sent yet."""

@@ -1,0 +1,186 @@
+"""A scheduler that is wrong on purpose is caught: by the invariants, or by what really happened."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from shoal.core import admit, heal, observe, reconcile
+from shoal.core.nodebook import NodeBook
+from shoal.core.round import Round
+from shoal.core.scheduling import cycle, fit
+from shoal.core.scheduling.order import Order
+from shoal.core.state import Shape, State
+from shoal.model.commands import Envelope, Launch, Stop
+from shoal.model.events import JobPlaced
+from shoal.model.job import Job, Outcome
+from shoal.model.report import Answer, Submit
+from shoal.model.resources import Demand, Slice
+from shoal.sim.fuzz import SeedFailed, Size, run_seed
+
+SEEDS_MAX = 200
+# Healthy histories settle long before; a stuck one need not be watched for longer.
+SIZE = Size(calm_ms=300_000)
+
+Mutate = Callable[[pytest.MonkeyPatch], None]
+
+
+def ignore_what_is_held(patch: pytest.MonkeyPatch) -> None:
+    def blind(state: State, members: int, demand: Demand) -> list[tuple[int, int]] | None:
+        for node in state.order:
+            if node.schedulable and node.spec.gpus >= members * demand.gpus:
+                return [(node.index, members)]
+        return None
+
+    patch.setattr(cycle, "fit", blind)
+
+
+def place_part_of_a_gang(patch: pytest.MonkeyPatch) -> None:
+    whole = fit.slices
+
+    def part(state: State, plan: list[tuple[int, int]], demand: Demand) -> tuple[Slice, ...]:
+        given = whole(state, plan, demand)
+        return given[:-1] if len(given) > 1 else given
+
+    patch.setattr(cycle, "slices", part)
+
+
+def forget_to_requeue(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(heal, "_requeue", lambda *_: None)
+
+
+def count_no_attempts(patch: pytest.MonkeyPatch) -> None:
+    def placed(**fields: Any) -> JobPlaced:
+        return JobPlaced(**{**fields, "attempt": 1})
+
+    patch.setattr(cycle, "JobPlaced", placed)
+
+
+def run_again_while_a_member_lives(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(heal, "all", any, raising=False)
+
+
+def believe_old_reports(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(observe, "_stale", lambda *_: False)
+
+
+def skip_some_jobs_for_ever(patch: pytest.MonkeyPatch) -> None:
+    class Forgetful(Order):
+        def next(self) -> tuple[int, Shape] | None:
+            while (head := super().next()) is not None and head[0] % 3 == 0:
+                pass
+            return head
+
+    patch.setattr(cycle, "Order", Forgetful)
+
+
+def give_nodes_up_too_soon(patch: pytest.MonkeyPatch) -> None:
+    def expire(round_: Round) -> None:
+        for node_id, heard_ms in list(round_.state.contacts.items()):
+            if round_.now_ms - heard_ms >= round_.policy.suspect_after_ms:
+                observe.lose(round_, round_.state.nodes[node_id], dead=False, why="silent")
+
+    patch.setattr(observe, "_expire_silent", expire)
+
+
+def obey_old_orders(patch: pytest.MonkeyPatch) -> None:
+    take = NodeBook.take
+
+    def obey(self: NodeBook, envelope: Envelope) -> list[Launch | Stop]:
+        self._newest = (0, 0)
+        return take(self, envelope)
+
+    patch.setattr(NodeBook, "take", obey)
+
+
+def change_the_state_without_an_event(patch: pytest.MonkeyPatch) -> None:
+    settle = heal._settle
+
+    def meddle(round_: Round, job: Job) -> None:
+        round_.state.next_port += 1
+        settle(round_, job)
+
+    patch.setattr(heal, "_settle", meddle)
+
+
+def never_repeat_an_order(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(reconcile, "_compare", lambda *_: None)
+
+
+def fail_jobs_that_may_restart(patch: pytest.MonkeyPatch) -> None:
+    def fail(round_: Round, job: Job, lost: list[str]) -> None:
+        heal._finish(round_, job, Outcome.FAILED, 1, "lost")
+
+    patch.setattr(heal, "_settle_loss", fail)
+
+
+def take_any_end_for_success(patch: pytest.MonkeyPatch) -> None:
+    def succeed(round_: Round, job: Job) -> None:
+        heal._finish(round_, job, Outcome.SUCCEEDED, 0, "it ended")
+
+    patch.setattr(heal, "_settle_failure", succeed)
+
+
+def forget_submission_keys(patch: pytest.MonkeyPatch) -> None:
+    submit = admit._submit
+
+    def forget(round_: Round, request: Submit) -> Answer:
+        return submit(round_, Submit(request.spec))
+
+    patch.setattr(admit, "_submit", forget)
+
+
+CAUGHT_BY_THE_INVARIANTS: list[tuple[Mutate, str]] = [
+    (ignore_what_is_held, "not what it asked for|more than it has|do not match what is held"),
+    (place_part_of_a_gang, "runs with 1 of 2 members"),
+    (forget_to_requeue, "goes on as a partial gang|nothing left to stop"),
+    (run_again_while_a_member_lives, "waits but holds|nodes hold does not match"),
+    (skip_some_jobs_for_ever, "waits without a reason"),
+    (change_the_state_without_an_event, "is not the state that was lost"),
+]
+
+CAUGHT_BY_WHAT_HAPPENED: list[tuple[Mutate, str]] = [
+    (place_part_of_a_gang, "was placed with 1 members"),
+    (forget_to_requeue, "stuck"),
+    (count_no_attempts, "was placed as attempt 1 after 1"),
+    (run_again_while_a_member_lives, "is said to be over, but .* lives"),
+    (believe_old_reports, "is said to be lost, but .* lives|only old news came"),
+    (skip_some_jobs_for_ever, "stuck"),
+    (give_nodes_up_too_soon, "given up after only"),
+    (obey_old_orders, "a second time|after its job had"),
+    (never_repeat_an_order, "stuck"),
+    (fail_jobs_that_may_restart, r"failed \(lost\), but"),
+    (take_any_end_for_success, r"succeeded \(it ended\), but"),
+    (forget_submission_keys, "became j"),
+]
+
+
+def _name(value: object) -> str:
+    return getattr(value, "__name__", "")
+
+
+@pytest.mark.parametrize(("mutate", "words"), CAUGHT_BY_THE_INVARIANTS, ids=_name)
+def test_the_invariants_catch(mutate: Mutate, words: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    mutate(monkeypatch)
+    assert re.search(words, _first_failure(checked=True))
+
+
+@pytest.mark.parametrize(("mutate", "words"), CAUGHT_BY_WHAT_HAPPENED, ids=_name)
+def test_what_really_happened_catches(
+    mutate: Mutate, words: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Without a look at the controller's state."""
+    mutate(monkeypatch)
+    assert re.search(words, _first_failure(checked=False))
+
+
+def _first_failure(*, checked: bool) -> str:
+    for seed in range(SEEDS_MAX):
+        try:
+            run_seed(seed, SIZE, checked=checked)
+        except SeedFailed as failure:
+            return str(failure)
+    raise AssertionError(f"{SEEDS_MAX} seeds passed: nothing noticed")
