@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 from shoal.core.accounts import share_of
-from shoal.core.state import Node, State
+from shoal.core.state import Node, Reservation, State
 from shoal.model.events import (
     ControllerStarted,
     Event,
@@ -15,6 +15,7 @@ from shoal.model.events import (
     JobFinished,
     JobPlaced,
     JobRequeued,
+    JobReserved,
     JobRunning,
     JobStopping,
     JobSubmitted,
@@ -28,7 +29,7 @@ from shoal.model.events import (
     NodeSuspected,
     PolicyChanged,
 )
-from shoal.model.job import Job, Member, MemberStatus, Phase, StopCause
+from shoal.model.job import Job, Member, MemberStatus, Outcome, Phase, StopCause
 from shoal.model.node import NodeHealth, NodeIntent
 
 
@@ -68,6 +69,7 @@ def _job_submitted(state: State, event: JobSubmitted) -> None:
 def _job_placed(state: State, event: JobPlaced) -> None:
     job = state.jobs[event.job]
     state.queue.remove(job)
+    state.forget_reservation(job)
     job.phase = Phase.STARTING
     job.share = share_of(job.spec.demand, event.slices[0].gpu_milli, state.totals)
     job.attempt = event.attempt
@@ -82,6 +84,11 @@ def _job_placed(state: State, event: JobPlaced) -> None:
     state.next_port += 1
     state.hold(job)
     _account(state, job, len(job.members), event.at_ms, entering=True)
+
+
+def _job_reserved(state: State, event: JobReserved) -> None:
+    nodes = tuple(sorted(state.nodes[node].index for node in event.nodes))
+    state.reservations[event.job] = Reservation(event.start_ms, nodes, event.at_ms)
 
 
 def _members_started(state: State, event: MembersStarted) -> None:
@@ -158,6 +165,7 @@ def _job_requeued(state: State, event: JobRequeued) -> None:
 def _job_adopted(state: State, event: JobAdopted) -> None:
     job = state.jobs[event.job]
     state.queue.remove(job)
+    state.forget_reservation(job)
     for member in job.members:
         member.status = MemberStatus.ALIVE
     state.hold(job)
@@ -177,6 +185,8 @@ def _job_finished(state: State, event: JobFinished) -> None:
         state.queue.remove(job)
     else:
         state.masters.discard(job.master)
+    if event.outcome is Outcome.SUCCEEDED and job.running_ms is not None:
+        state.estimates.learn(job, job.attained_ms + event.at_ms - job.running_ms)
     job.phase = Phase.FINISHED
     job.outcome = event.outcome
     job.code = event.code
@@ -256,6 +266,7 @@ APPLY: dict[type[EventBase], Callable[[State, Any], None]] = {
     ControllerStarted: _controller_started,
     JobSubmitted: _job_submitted,
     JobPlaced: _job_placed,
+    JobReserved: _job_reserved,
     MembersStarted: _members_started,
     JobRunning: _job_running,
     MemberExited: _member_exited,

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Mapping
 
-from shoal.core.queue import Gang, gang_of
+from shoal.core.queue import Gang, gang_of, lane_of
 from shoal.core.room import UNLIMITED, Level
-from shoal.core.scheduling.fit import shortage
+from shoal.core.scheduling.backfill import GAP_TRIES_MAX, SAFE, nodes_to_avoid
+from shoal.core.scheduling.expect import run_ms
+from shoal.core.scheduling.fit import fit, shortage
 from shoal.core.scheduling.order import place_in_line
 from shoal.core.state import State
 from shoal.model.job import Job, Phase
@@ -28,8 +31,11 @@ def waiting_reason(state: State, job: Job, policy: Policy, now_ms: int) -> str:
         return f"waits {(job.not_before_ms - now_ms) / 1000:.1f} s more before a retry: {job.why}"
     if not state.nodes:
         return "no node has joined the cluster yet"
-    blocked = _no_room(state, job)
-    return blocked or _queue_held(state, job, policy, now_ms)
+    return (
+        _no_room(state, job)
+        or _queue_held(state, job, policy, now_ms)
+        or _set_aside(state, job, now_ms)
+    )
 
 
 def held_by_nodes(kinds: Mapping[Kind, int], gang: Gang) -> int:
@@ -51,7 +57,12 @@ def holds_queue(state: State, job: Job, policy: Policy, now_ms: int) -> bool:
     nodes that are open could hold it: a job that waits for a node to return holds up nobody."""
     if now_ms - job.submitted_ms < policy.patience_ms:
         return False
-    return held_by_nodes(state.open_capacity, gang_of(job)) >= job.spec.members
+    return could_ever(state, gang_of(job))
+
+
+def could_ever(state: State, gang: Gang) -> bool:
+    """Would the open nodes hold the gang if they were empty?"""
+    return held_by_nodes(state.open_capacity, gang) >= gang.members
 
 
 def _no_room(state: State, job: Job) -> str:
@@ -96,3 +107,31 @@ def _queue_held(state: State, job: Job, policy: Policy, now_ms: int) -> str:
                 f"and has waited {waited_s:.0f} s"
             )
     return ""
+
+
+def _set_aside(state: State, job: Job, now_ms: int) -> str:
+    """The job fits, but only where it would delay one ahead of it."""
+    mine = place_in_line(state, job, now_ms)
+    ahead = [
+        other
+        for other in state.reservations
+        if other != job.id and place_in_line(state, state.jobs[other], now_ms) < mine
+    ]
+    avoid = nodes_to_avoid(state, job, ahead, now_ms)
+    line = state.queue.lanes[lane_of(job)]
+    position = bisect_left(line, (state.queue.inner(job), job.number))
+    if ahead and position >= GAP_TRIES_MAX:
+        return (
+            f"number {position + 1} of jobs like it; room is set aside for {', '.join(ahead[:3])}"
+        )
+    if not avoid or fit(state, gang_of(job), avoid) is not None:
+        return ""
+    soonest_s = (min(state.reservations[other].start_ms for other in ahead) - now_ms) / 1000
+    expected = run_ms(state, job, SAFE)
+    takes = "nobody knows how long it runs"
+    if expected is not None:
+        takes = f"it may take {expected / 1000:.0f} s"
+    return (
+        f"it fits only on nodes set aside for {', '.join(ahead[:3])} "
+        f"in {max(0, soonest_s):.0f} s, and {takes}; a shorter time limit would let it start now"
+    )

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from shoal.core.room import Room
 from shoal.core.round import Round
 from shoal.core.state import Node, State
 from shoal.model.events import (
@@ -117,13 +116,10 @@ def _adopt(round_: Round, node: Node, inventory: NodeReport) -> None:
 
 def _still_free(state: State, node: Node, job: Job) -> bool:
     """A late order may have started what was given up where something else was placed since."""
-    room = Room(node.spec)
-    room.gpu_milli = list(state.rooms[node.index].gpu_milli)
-    room.cpu_milli = state.rooms[node.index].cpu_milli
-    room.memory_mb = state.rooms[node.index].memory_mb
+    room = state.rooms[node.index].copy()
     for member in job.members:
         room.change(member.slice, -1)
-    return not room.awaited and not state.rooms[node.index].exclusive
+    return not room.awaited and not room.exclusive
 
 
 def _take_starts(round_: Round, node: Node, inventory: NodeReport) -> None:

@@ -88,6 +88,14 @@ class Room:
             self.exclusive -= sign
         self.settle()
 
+    def copy(self) -> Room:
+        copy = object.__new__(Room)
+        copy.kind, copy.domains, copy.level = self.kind, self.domains, self.level
+        copy.gpu_milli = list(self.gpu_milli)
+        copy.cpu_milli, copy.memory_mb = self.cpu_milli, self.memory_mb
+        copy.exclusive = self.exclusive
+        return copy
+
     def settle(self) -> None:
         if self.exclusive or self.cpu_milli < 0 or self.memory_mb < 0:
             self.level = NOTHING

@@ -7,6 +7,7 @@ import heapq
 import msgspec
 
 from shoal.core.accounts import Account, Accounts
+from shoal.core.estimates import Estimates
 from shoal.core.queue import Gang, Queue
 from shoal.core.room import Domain, Room
 from shoal.core.scheduling.order import ORDERINGS
@@ -37,6 +38,14 @@ class Node(msgspec.Struct, kw_only=True):
         return self.health is NodeHealth.READY and self.intent is NodeIntent.OPEN
 
 
+class Reservation(msgspec.Struct, frozen=True):
+    """Nodes, by index in ascending order, that are set aside for a blocked job."""
+
+    start_ms: int
+    nodes: tuple[int, ...]
+    made_ms: int
+
+
 class Snapshot(msgspec.Struct, frozen=True, kw_only=True):
     """The state without its indexes: what is stored, and what two equal states agree on."""
 
@@ -49,6 +58,8 @@ class Snapshot(msgspec.Struct, frozen=True, kw_only=True):
     nodes: list[Node]
     policy: Policy = Policy()
     accounts: dict[str, Account] = {}
+    estimates: dict[str, dict[int, int]] = {}
+    reservations: dict[str, Reservation] = {}
 
 
 class State:
@@ -65,6 +76,8 @@ class State:
         self.nodes: dict[str, Node] = {}
         self.policy = Policy()
         self.accounts = Accounts(self.policy)
+        self.estimates = Estimates()
+        self.reservations: dict[str, Reservation] = {}  # of blocked jobs
 
         # Indexes: all derived from the above.
         self.order: list[Node] = []  # nodes by index
@@ -81,6 +94,7 @@ class State:
         self.masters: set[str] = set()  # rendezvous points in use, "address:port"
         self.limits: list[tuple[int, str, int]] = []  # heap of (deadline_ms, job, attempt)
         self.attention: dict[str, None] = {}  # jobs that `heal` must look at
+        self.looked_ms: dict[str, int] = {}  # when an opening was last sought for a blocked job
         # Known not to fit until a node gains room; a cache, so losing it costs only time.
         self.hopeless: set[Gang] = set()
 
@@ -99,6 +113,8 @@ class State:
             nodes=self.order,
             policy=self.policy,
             accounts=self.accounts.own,
+            estimates=self.estimates.groups,
+            reservations=self.reservations,
         )
 
     @classmethod
@@ -110,6 +126,8 @@ class State:
         state.submitted = snapshot.submitted
         state.finished = snapshot.finished
         state.accounts = Accounts(snapshot.policy, snapshot.accounts)
+        state.estimates = Estimates(snapshot.estimates)
+        state.reservations = snapshot.reservations
         state.obey(snapshot.policy)
         for node in snapshot.nodes:
             state.add_node(node)
@@ -211,8 +229,13 @@ class State:
         del self.jobs[job.id]
         del self.numbers[job.number]
         self.attention.pop(job.id, None)
+        self.forget_reservation(job)
         if job.key:
             del self.keys[job.key]
+
+    def forget_reservation(self, job: Job) -> None:
+        self.reservations.pop(job.id, None)
+        self.looked_ms.pop(job.id, None)
 
     def hold(self, job: Job) -> None:
         """The members of a placed job take their slices."""

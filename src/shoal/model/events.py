@@ -43,6 +43,14 @@ class JobPlaced(JobEvent, frozen=True, kw_only=True):
     why: str
 
 
+class JobReserved(JobEvent, frozen=True, kw_only=True):
+    """The job is blocked; these nodes are set aside for it from about `start_ms` on."""
+
+    start_ms: int
+    nodes: tuple[str, ...]
+    why: str
+
+
 class MembersStarted(JobEvent, frozen=True, kw_only=True):
     """Some members are alive, others are still awaited."""
 
@@ -141,6 +149,7 @@ class ControllerStarted(EventBase, frozen=True, kw_only=True):
 Event = (
     JobSubmitted
     | JobPlaced
+    | JobReserved
     | MembersStarted
     | JobRunning
     | MemberExited

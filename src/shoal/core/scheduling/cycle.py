@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from shoal.core.explain import holds_queue
+from shoal.core.explain import could_ever, holds_queue
 from shoal.core.queue import Lane
 from shoal.core.round import Round
+from shoal.core.scheduling.backfill import GAP_TRIES_MAX, nodes_to_avoid, reserve
 from shoal.core.scheduling.fit import Plan, fit, slices
 from shoal.core.scheduling.order import Walk
 from shoal.core.state import State
@@ -16,30 +17,51 @@ from shoal.model.resources import plural
 
 def schedule(round_: Round) -> None:
     """A job that does not fit is passed over, until it has been passed over for too long."""
-    state = round_.state
+    state, policy = round_.state, round_.policy
     state.queue.wake(round_.now_ms, state.job_numbered)
     walk = Walk(state, round_.now_ms)
-    budget = round_.policy.placements_per_step_max
+    budget = policy.placements_per_step_max
+    ahead: list[str] = []  # blocked jobs for which room is set aside
     while (head := walk.next()) is not None:
         job, lane = head
-        if _place(round_, job, lane):
+        if _place_one(round_, lane, ahead):
             walk.again(lane)
             budget -= 1
             if not budget:
                 round_.more = True
                 return
-        elif holds_queue(state, job, round_.policy, round_.now_ms):
+        elif holds_queue(state, job, policy, round_.now_ms):
             return
+        elif len(ahead) < policy.reservations and could_ever(state, lane.gang):
+            reserve(round_, job)
+            ahead.append(job.id)
 
 
-def _place(round_: Round, job: Job, lane: Lane) -> bool:
+def _place_one(round_: Round, lane: Lane, ahead: list[str]) -> bool:
+    """The first of the lane, or, where room is set aside for others, the first that is done in
+    time to delay nobody: jobs of one lane differ in how long they run."""
     state = round_.state
     if lane.gang in state.hopeless:
         return False
-    plan = fit(state, lane.gang)
-    if plan is None:
-        state.hopeless.add(lane.gang)
-        return False
+    tried: set[int] | None = None
+    for _, number in state.queue.lanes[lane][:GAP_TRIES_MAX]:
+        job = state.job_numbered(number)
+        avoid = nodes_to_avoid(state, job, ahead, round_.now_ms)
+        if avoid == tried:
+            continue
+        plan = fit(state, lane.gang, avoid)
+        if plan is not None:
+            _place(round_, job, lane, plan)
+            return True
+        if not avoid:
+            state.hopeless.add(lane.gang)
+            return False
+        tried = avoid
+    return False
+
+
+def _place(round_: Round, job: Job, lane: Lane, plan: Plan) -> None:
+    state = round_.state
     given = slices(state, plan, lane.gang.demand)
     waited_s = (round_.now_ms - job.submitted_ms) / 1000
     round_.emit(
@@ -52,7 +74,6 @@ def _place(round_: Round, job: Job, lane: Lane) -> bool:
             why=f"{_plan_text(state, plan, lane)}; {waited_s:.1f} s after submission",
         )
     )
-    return True
 
 
 def _plan_text(state: State, plan: Plan, lane: Lane) -> str:

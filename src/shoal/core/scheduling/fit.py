@@ -38,7 +38,7 @@ def fit(state: State, gang: Gang, avoid: Collection[int] = ()) -> Plan | None:
             plan = _in_one_domain(state, gang, depth, name, avoid)
             if plan is not None or (gang.required and gang.within.value == name):
                 return plan
-        return _over_many(state, state.cluster, gang, avoid, "the emptiest nodes")
+        return _over_many(state.cluster, gang, avoid, "the emptiest nodes")
     return None
 
 
@@ -56,7 +56,7 @@ def room_for(domain: Domain, gang: Gang, limit: int) -> int:
     total = 0
     for kind, index in _suitable(domain, gang.demand):
         for level in index.fitting(gang.demand, gang.demand.share_milli(kind)):
-            each = _members_here(gang, kind, level)
+            each = members_here(gang, kind, level)
             total += each * len(index.nodes[level])
             if total >= limit:
                 return limit
@@ -69,7 +69,7 @@ def _suitable(domain: Domain, demand: Demand) -> Iterator[tuple[Kind, FreeIndex]
             yield kind, index
 
 
-def _members_here(gang: Gang, kind: Kind, level: Level) -> int:
+def members_here(gang: Gang, kind: Kind, level: Level) -> int:
     """How many members a node of this kind on this level takes."""
     if gang.whole_nodes and level[:3] != kind[:3]:
         return 0
@@ -119,15 +119,13 @@ def _in_one_domain(
     )
     for _, place in candidates[:DOMAINS_TRIED_MAX]:
         rule = f"the tightest {name} that holds it, {place}"
-        plan = _over_many(state, state.domains[place], gang, avoid, rule)
+        plan = _over_many(state.domains[place], gang, avoid, rule)
         if plan is not None:
             return plan
     return None
 
 
-def _over_many(
-    state: State, domain: Domain, gang: Gang, avoid: Collection[int], rule: str
-) -> Plan | None:
+def _over_many(domain: Domain, gang: Gang, avoid: Collection[int], rule: str) -> Plan | None:
     """The emptiest nodes first, so that the gang touches as few as it can; a gang without GPUs
     the other way round, so that it does not strand those of empty nodes."""
     if room_for(domain, gang, gang.members) < gang.members:
@@ -135,7 +133,7 @@ def _over_many(
     plan: list[tuple[int, int]] = []
     missing = gang.members
     for kind, index, level in _levels_emptiest_first(domain, gang.demand):
-        each = _members_here(gang, kind, level)
+        each = members_here(gang, kind, level)
         if not each:
             continue
         for node in index.nodes[level]:
@@ -182,7 +180,7 @@ def _shortage_within(state: State, gang: Gang, need: str) -> str:
     best: Callable[[Domain], int] = lambda domain: room_for(domain, gang, gang.members)  # noqa: E731
     if gang.within is Within.NODE:
         rooms = [
-            _members_here(gang, room.kind, room.level)
+            members_here(gang, room.kind, room.level)
             for node, room in zip(state.order, state.rooms, strict=True)
             if node.schedulable and gang.demand.suits(room.kind)
         ]

@@ -1,0 +1,144 @@
+"""Room set aside in time for blocked jobs, so that those behind them fill gaps and delay nobody."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import NamedTuple
+
+from shoal.core.queue import Gang, gang_of
+from shoal.core.round import Round
+from shoal.core.scheduling.expect import left_ms, run_ms
+from shoal.core.scheduling.fit import members_here
+from shoal.core.state import State
+from shoal.model.events import JobReserved
+from shoal.model.job import Job, Within
+
+TYPICAL = 50  # percent of jobs that are done by then: for the most likely time
+SAFE = 90  # for the time by which it will almost surely be so
+# So many jobs of one lane are looked at for a gap that they fit into.
+GAP_TRIES_MAX = 50
+# A reservation that has come to nothing is made anew, but looking at every node takes time.
+RENEW_AFTER_MS = 10_000
+
+
+class Opening(NamedTuple):
+    """The first moment at which a gang fits, if running jobs end as expected."""
+
+    start_ms: int
+    nodes: tuple[int, ...]
+
+
+def reserve(round_: Round, job: Job) -> None:
+    """Keep the reservation of a blocked job, or make one, if it is known when others end."""
+    state, now_ms = round_.state, round_.now_ms
+    held = state.reservations.get(job.id)
+    if held is not None and (now_ms < held.start_ms or now_ms - held.made_ms < RENEW_AFTER_MS):
+        return
+    if now_ms - state.looked_ms.get(job.id, -RENEW_AFTER_MS) < RENEW_AFTER_MS:
+        return
+    state.looked_ms[job.id] = now_ms
+    opening = first_opening(state, gang_of(job), now_ms, TYPICAL)
+    if opening is not None:
+        names = tuple(state.order[index].id for index in opening.nodes)
+        wait_s = (opening.start_ms - now_ms) / 1000
+        shown = ", ".join(names[:5]) + (f" and {len(names) - 5} more" if len(names) > 5 else "")
+        round_.emit(
+            JobReserved(
+                at_ms=now_ms,
+                job=job.id,
+                start_ms=opening.start_ms,
+                nodes=names,
+                why=f"expected to start in {wait_s:.0f} s on {shown}, when what runs there ends",
+            )
+        )
+
+
+def nodes_to_avoid(state: State, job: Job, ahead: Iterable[str], now_ms: int) -> set[int]:
+    """Nodes set aside for jobs ahead of this one at a time when it would still be running."""
+    reservations = [state.reservations[other] for other in ahead if other in state.reservations]
+    if not reservations:
+        return set()
+    expected = run_ms(state, job, SAFE)
+    end_ms = None if expected is None else now_ms + expected - job.attained_ms
+    avoid: set[int] = set()
+    for reservation in reservations:
+        if end_ms is None or end_ms > reservation.start_ms:
+            avoid.update(reservation.nodes)
+    return avoid
+
+
+def first_opening(state: State, gang: Gang, now_ms: int, percent: int) -> Opening | None:
+    """Looks at every open node: what it holds now, and when it will hold more."""
+    if gang.required and gang.within is not Within.ANYWHERE:
+        openings = [
+            opening
+            for nodes in _domains(state, gang.within)
+            if (opening := _opening_among(state, nodes, gang, now_ms, percent)) is not None
+        ]
+        return min(openings, default=None)
+    everywhere = [node.index for node in state.order if node.schedulable]
+    return _opening_among(state, everywhere, gang, now_ms, percent)
+
+
+def _domains(state: State, within: Within) -> list[list[int]]:
+    """The open nodes of each domain of that size."""
+    depth = {Within.BLOCK: 1, Within.RACK: 2}.get(within)
+    groups: dict[str, list[int]] = {}
+    for node in state.order:
+        if node.schedulable:
+            domains = state.rooms[node.index].domains
+            if depth is None:
+                groups.setdefault(node.id, []).append(node.index)
+            elif len(domains) >= depth:
+                groups.setdefault(domains[depth - 1], []).append(node.index)
+    return list(groups.values())
+
+
+def _opening_among(
+    state: State, nodes: list[int], gang: Gang, now_ms: int, percent: int
+) -> Opening | None:
+    gains: list[tuple[int, int, int]] = []  # (when, node, members more)
+    for index in nodes:
+        gains.extend(_gains(state, index, gang, now_ms, percent))
+    gains.sort()
+    room, chosen = 0, []
+    for when_ms, index, more in gains:
+        room += more
+        chosen.append(index)
+        if room >= gang.members:
+            return Opening(when_ms, tuple(sorted(set(chosen))))
+    return None
+
+
+def _gains(
+    state: State, index: int, gang: Gang, now_ms: int, percent: int
+) -> list[tuple[int, int, int]]:
+    """When, as its members end, the node holds more members of the gang, and how many more."""
+    room = state.rooms[index]
+    if not gang.demand.suits(room.kind):
+        return []
+    holds = members_here(gang, room.kind, room.level)
+    gains = [(now_ms, index, holds)] if holds else []
+    if holds >= gang.members:
+        return gains
+    future = room.copy()
+    for end_ms, job, number in _ends(state, index, now_ms, percent):
+        future.change(job.members[number].slice, +1, exclusive=job.spec.whole_nodes)
+        now_holds = members_here(gang, room.kind, future.level)
+        if now_holds > holds:
+            gains.append((end_ms, index, now_holds - holds))
+            holds = now_holds
+    return gains
+
+
+def _ends(state: State, index: int, now_ms: int, percent: int) -> list[tuple[int, Job, int]]:
+    found = []
+    for ref, job in state.placed[state.order[index].id].items():
+        left = left_ms(state, job, now_ms, percent)
+        if left is not None:
+            found.append((now_ms + left, job.number, ref.member, job))
+    return [(end_ms, job, member) for end_ms, _, member, job in sorted(found, key=_by_time)]
+
+
+def _by_time(entry: tuple[int, int, int, Job]) -> tuple[int, int, int]:
+    return entry[:3]
