@@ -49,10 +49,10 @@ class Accounts:
         self.sums: dict[str, Account] = {}
         now_ms = max((account.at_ms for account in self.own.values()), default=0)
         for name, account in self.own.items():
-            account.advance(now_ms, self._half_life_ms)
+            usage = account.usage_at(now_ms, self._half_life_ms)
             for ancestor in self.lineage(name):
                 total = self.sums.setdefault(ancestor.name, Account(at_ms=now_ms))
-                total.usage += account.usage
+                total.usage += usage
                 total.share += account.share
                 total.gpu_milli += account.gpu_milli
 

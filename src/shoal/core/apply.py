@@ -12,6 +12,7 @@ from shoal.model.events import (
     Event,
     EventBase,
     JobAdopted,
+    JobClaimed,
     JobFinished,
     JobPlaced,
     JobRequeued,
@@ -19,6 +20,7 @@ from shoal.model.events import (
     JobRunning,
     JobStopping,
     JobSubmitted,
+    JobUnclaimed,
     MemberExited,
     MemberLost,
     MembersStarted,
@@ -68,6 +70,8 @@ def _job_submitted(state: State, event: JobSubmitted) -> None:
 
 def _job_placed(state: State, event: JobPlaced) -> None:
     job = state.jobs[event.job]
+    if job.id in state.claims:
+        state.unclaim(job)
     state.queue.remove(job)
     state.forget_reservation(job)
     job.phase = Phase.STARTING
@@ -89,6 +93,16 @@ def _job_placed(state: State, event: JobPlaced) -> None:
 def _job_reserved(state: State, event: JobReserved) -> None:
     nodes = tuple(sorted(state.nodes[node].index for node in event.nodes))
     state.reservations[event.job] = Reservation(event.start_ms, nodes, event.at_ms)
+
+
+def _job_claimed(state: State, event: JobClaimed) -> None:
+    job = state.jobs[event.job]
+    job.why = event.why if job.phase is Phase.WAITING else job.why
+    state.claim(job, event.slices)
+
+
+def _job_unclaimed(state: State, event: JobUnclaimed) -> None:
+    state.unclaim(state.jobs[event.job])
 
 
 def _members_started(state: State, event: MembersStarted) -> None:
@@ -149,7 +163,7 @@ def _job_stopping(state: State, event: JobStopping) -> None:
 
 def _job_requeued(state: State, event: JobRequeued) -> None:
     job = state.jobs[event.job]
-    state.masters.discard(job.master)
+    state.let_go(job)
     job.attained_ms += kept_ms(job, event.cause, event.at_ms)
     job.phase = Phase.WAITING
     job.not_before_ms = event.not_before_ms
@@ -158,12 +172,17 @@ def _job_requeued(state: State, event: JobRequeued) -> None:
         job.failures += 1
     elif event.cause is StopCause.NODE_LOSS:
         job.losses += 1
+    elif event.cause in (StopCause.PREEMPT, StopCause.RESIZE):
+        job.preemptions += 1
     job.why = event.why
-    state.queue.add(job)
+    if job.id not in state.claims:
+        state.queue.add(job)
 
 
 def _job_adopted(state: State, event: JobAdopted) -> None:
     job = state.jobs[event.job]
+    if job.id in state.claims:
+        state.unclaim(job)
     state.queue.remove(job)
     state.forget_reservation(job)
     for member in job.members:
@@ -181,10 +200,12 @@ def _job_adopted(state: State, event: JobAdopted) -> None:
 
 def _job_finished(state: State, event: JobFinished) -> None:
     job = state.jobs[event.job]
+    if job.id in state.claims:
+        state.unclaim(job)
     if job.phase is Phase.WAITING:
         state.queue.remove(job)
     else:
-        state.masters.discard(job.master)
+        state.let_go(job)
     if event.outcome is Outcome.SUCCEEDED and job.running_ms is not None:
         state.estimates.learn(job, job.attained_ms + event.at_ms - job.running_ms)
     job.phase = Phase.FINISHED
@@ -222,6 +243,8 @@ def _node_lost(state: State, event: NodeLost) -> None:
     _set_health(state, node, NodeHealth.LOST, event)
     node.dead = event.dead
     state.contacts.pop(node.id, None)
+    for job_id in [j for j, given in state.claims.items() if any(s.node == node.id for s in given)]:
+        state.unclaim(state.jobs[job_id])
     for ref, job in list(state.placed[node.id].items()):
         job.members[ref.member].status = MemberStatus.LOST
         _over(state, job, ref.member, event.at_ms)
@@ -267,6 +290,8 @@ APPLY: dict[type[EventBase], Callable[[State, Any], None]] = {
     JobSubmitted: _job_submitted,
     JobPlaced: _job_placed,
     JobReserved: _job_reserved,
+    JobClaimed: _job_claimed,
+    JobUnclaimed: _job_unclaimed,
     MembersStarted: _members_started,
     JobRunning: _job_running,
     MemberExited: _member_exited,

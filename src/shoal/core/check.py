@@ -12,6 +12,7 @@ from shoal.model.events import Event, NodeEvent
 from shoal.model.job import Job, Member, MemberStatus, Phase
 from shoal.model.node import NodeHealth, NodeIntent
 from shoal.model.policy import Policy
+from shoal.model.resources import Slice
 
 
 class Violation(AssertionError):
@@ -57,7 +58,8 @@ def _check_job(job: Job) -> None:
     if job.phase is Phase.WAITING and holding:
         raise Violation(f"{job.id} waits but holds {len(holding)} slices")
     if job.phase in (Phase.STARTING, Phase.RUNNING):
-        if len(job.members) != job.spec.members:
+        most = max(job.spec.members, job.spec.members_max)
+        if not job.spec.members <= len(job.members) <= most:
             raise Violation(f"{job.id} runs with {len(job.members)} of {job.spec.members} members")
         if any(member.status is MemberStatus.LOST or member.code for member in job.members):
             raise Violation(f"{job.id} goes on as a partial gang")
@@ -80,38 +82,49 @@ def _check_slice(job: Job, member: Member) -> None:
 
 
 def _check_nodes(state: State, node_ids: Iterable[str]) -> None:
-    """No GPU twice, no CPU or megabyte more than there is, nothing held on a lost node."""
+    """No GPU twice, no CPU or megabyte more than there is, nothing held on a lost node; and what
+    is free is what is neither held nor claimed."""
     for node_id in node_ids:
-        node = state.nodes[node_id]
-        gpus: Counter[int] = Counter()
-        cpu_milli = memory_mb = exclusive = 0
+        node, room = state.nodes[node_id], state.rooms[state.nodes[node_id].index]
+        held = _Sum(node.spec.gpus)
         for ref, job in state.placed[node_id].items():
             member = job.members[ref.member]
             if (job.attempt, job.id, member.slice.node) != (ref.attempt, ref.job, node_id):
                 raise Violation(f"{node_id} holds {ref}, which the job knows nothing of")
-            for gpu in member.slice.gpus:
-                gpus[gpu] += member.slice.gpu_milli
-            exclusive += job.spec.whole_nodes
-            cpu_milli += member.slice.cpu_milli
-            memory_mb += member.slice.memory_mb
-        if gpus and (max(gpus.values()) > 1000 or not set(gpus) <= set(range(node.spec.gpus))):
-            raise Violation(f"a GPU of {node_id} is held twice or does not exist: {dict(gpus)}")
-        if cpu_milli > node.spec.cpu_milli or memory_mb > node.spec.memory_mb:
-            raise Violation(f"{node_id} is given away more than it has")
+            held.add(member.slice, job)
+        if held.gpus and (max(held.gpus) > 1000 or len(held.gpus) != node.spec.gpus):
+            raise Violation(f"a GPU of {node_id} is held twice or does not exist: {held.gpus}")
+        if held.cpu_milli > node.spec.cpu_milli or held.memory_mb > node.spec.memory_mb:
+            raise Violation(f"{node_id} has given away more than it has")
         if node.health is NodeHealth.LOST and state.placed[node_id]:
             raise Violation(f"{node_id} is lost, but {list(state.placed[node_id])} hold slices")
-        room = state.rooms[node.index]
-        if room.gpu_milli != [1000 - gpus[gpu] for gpu in range(node.spec.gpus)]:
-            raise Violation(f"{node_id}: the free GPUs {room.gpu_milli} do not match what is held")
-        if exclusive != room.exclusive or len(
-            {j.id for j in state.placed[node_id].values()}
-        ) > 1 < (1 + exclusive):
+        if held.exclusive and len({job.id for job in state.placed[node_id].values()}) > 1:
             raise Violation(f"{node_id} is shared by a job that wants it for itself")
-        if (room.cpu_milli, room.memory_mb) != (
-            node.spec.cpu_milli - cpu_milli,
-            node.spec.memory_mb - memory_mb,
-        ):
-            raise Violation(f"{node_id}: the free CPUs or memory do not match what is held")
+        for claimer, given in state.claims.items():
+            for slice_ in given:
+                if slice_.node == node_id:
+                    held.add(slice_, state.jobs[claimer])
+        free = (
+            [1000 - milli for milli in held.gpus],
+            node.spec.cpu_milli - held.cpu_milli,
+            node.spec.memory_mb - held.memory_mb,
+            held.exclusive,
+        )
+        if (room.gpu_milli, room.cpu_milli, room.memory_mb, room.exclusive) != free:
+            raise Violation(f"{node_id}: what is free does not match what is held and claimed")
+
+
+class _Sum:
+    def __init__(self, gpus: int) -> None:
+        self.gpus = [0] * gpus
+        self.cpu_milli = self.memory_mb = self.exclusive = 0
+
+    def add(self, slice_: Slice, job: Job) -> None:
+        for gpu in slice_.gpus:
+            self.gpus[gpu] += slice_.gpu_milli
+        self.cpu_milli += slice_.cpu_milli
+        self.memory_mb += slice_.memory_mb
+        self.exclusive += job.spec.whole_nodes
 
 
 def _check_counts(state: State) -> None:
@@ -143,7 +156,11 @@ def _check_indexes(state: State) -> None:
     placed = {tuple(ref): node for node, refs in state.placed.items() for ref in refs}
     if held != placed:
         raise Violation("what the nodes hold does not match what the jobs hold")
-    waiting = sorted(job.number for job in state.jobs.values() if job.phase is Phase.WAITING)
+    waiting = sorted(
+        job.number
+        for job in state.jobs.values()
+        if job.phase is Phase.WAITING and job.id not in state.claims
+    )
     queued = [number for line in state.queue.lanes.values() for _, number in line]
     queued += [number for _, number in state.queue.delayed]
     if sorted(queued) != waiting or state.queue.size != len(waiting):

@@ -29,6 +29,8 @@ def waiting_reason(state: State, job: Job, policy: Policy, now_ms: int) -> str:
     """Empty if nothing keeps the job from starting: after a step that may not happen."""
     if job.not_before_ms > now_ms:
         return f"waits {(job.not_before_ms - now_ms) / 1000:.1f} s more before a retry: {job.why}"
+    if job.id in state.claims:
+        return f"room is being made for it: {job.why}"
     if not state.nodes:
         return "no node has joined the cluster yet"
     return (

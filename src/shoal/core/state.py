@@ -60,6 +60,7 @@ class Snapshot(msgspec.Struct, frozen=True, kw_only=True):
     accounts: dict[str, Account] = {}
     estimates: dict[str, dict[int, int]] = {}
     reservations: dict[str, Reservation] = {}
+    claims: dict[str, tuple[Slice, ...]] = {}
 
 
 class State:
@@ -75,9 +76,10 @@ class State:
         self.jobs: dict[str, Job] = {}  # live ones only: finished jobs live in the store
         self.nodes: dict[str, Node] = {}
         self.policy = Policy()
-        self.accounts = Accounts(self.policy)
+        self.accounts: Accounts = Accounts(self.policy)
         self.estimates = Estimates()
         self.reservations: dict[str, Reservation] = {}  # of blocked jobs
+        self.claims: dict[str, tuple[Slice, ...]] = {}  # of jobs that others are stopped for
 
         # Indexes: all derived from the above.
         self.order: list[Node] = []  # nodes by index
@@ -94,6 +96,8 @@ class State:
         self.masters: set[str] = set()  # rendezvous points in use, "address:port"
         self.limits: list[tuple[int, str, int]] = []  # heap of (deadline_ms, job, attempt)
         self.attention: dict[str, None] = {}  # jobs that `heal` must look at
+        self.preemptible: dict[str, None] = {}  # jobs that hold slices and may be stopped
+        self.elastic: dict[str, None] = {}  # jobs that hold slices and may grow or shrink
         self.looked_ms: dict[str, int] = {}  # when an opening was last sought for a blocked job
         # Known not to fit until a node gains room; a cache, so losing it costs only time.
         self.hopeless: set[Gang] = set()
@@ -115,6 +119,7 @@ class State:
             accounts=self.accounts.own,
             estimates=self.estimates.groups,
             reservations=self.reservations,
+            claims=self.claims,
         )
 
     @classmethod
@@ -133,6 +138,8 @@ class State:
             state.add_node(node)
         for job in snapshot.jobs:
             state.add_job(job)
+        for job_id, slices in snapshot.claims.items():
+            state.claim(state.jobs[job_id], slices)
         return state
 
     # -- index keeping, for apply and restore only ---------------------------------------
@@ -233,6 +240,21 @@ class State:
         if job.key:
             del self.keys[job.key]
 
+    def claim(self, job: Job, slices: tuple[Slice, ...]) -> None:
+        """Take what is promised, though some of it is still held, so that nobody else does. A job
+        with a claim does not stand in the queue."""
+        self.claims[job.id] = slices
+        for slice_ in slices:
+            self.change(slice_, -1, exclusive=job.spec.whole_nodes)
+        if job.phase is Phase.WAITING:
+            self.queue.remove(job)
+
+    def unclaim(self, job: Job) -> None:
+        for slice_ in self.claims.pop(job.id):
+            self.change(slice_, +1, exclusive=job.spec.whole_nodes)
+        if job.phase is Phase.WAITING:
+            self.queue.add(job)
+
     def forget_reservation(self, job: Job) -> None:
         self.reservations.pop(job.id, None)
         self.looked_ms.pop(job.id, None)
@@ -244,12 +266,22 @@ class State:
                 self.placed[member.slice.node][MemberRef(job.id, job.attempt, number)] = job
                 self.change(member.slice, -1, exclusive=job.spec.whole_nodes)
         self.masters.add(job.master)
+        if job.spec.preemptible:
+            self.preemptible[job.id] = None
+        if job.spec.elastic:
+            self.elastic[job.id] = None
 
     def release(self, job: Job, number: int) -> None:
         """A member is over; its slice is free again."""
         slice_ = job.members[number].slice
         del self.placed[slice_.node][MemberRef(job.id, job.attempt, number)]
         self.change(slice_, +1, exclusive=job.spec.whole_nodes)
+
+    def let_go(self, job: Job) -> None:
+        """The attempt is over; nothing of it is held any more."""
+        self.masters.discard(job.master)
+        self.preemptible.pop(job.id, None)
+        self.elastic.pop(job.id, None)
 
     def watch_limit(self, job: Job) -> None:
         if job.spec.time_limit_ms and job.running_ms is not None:

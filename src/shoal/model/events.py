@@ -51,6 +51,18 @@ class JobReserved(JobEvent, frozen=True, kw_only=True):
     why: str
 
 
+class JobClaimed(JobEvent, frozen=True, kw_only=True):
+    """Room is being made for the job: it starts on these slices when those who hold them, and
+    are being stopped, have let go."""
+
+    slices: tuple[Slice, ...]
+    why: str
+
+
+class JobUnclaimed(JobEvent, frozen=True, kw_only=True):
+    why: str
+
+
 class MembersStarted(JobEvent, frozen=True, kw_only=True):
     """Some members are alive, others are still awaited."""
 
@@ -150,6 +162,8 @@ Event = (
     JobSubmitted
     | JobPlaced
     | JobReserved
+    | JobClaimed
+    | JobUnclaimed
     | MembersStarted
     | JobRunning
     | MemberExited

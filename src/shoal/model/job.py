@@ -141,6 +141,8 @@ class StopCause(enum.StrEnum):
     FAILURE = "failure"
     NODE_LOSS = "node-loss"
     DRAIN = "drain"
+    PREEMPT = "preempt"
+    RESIZE = "resize"
 
 
 class Job(msgspec.Struct, kw_only=True):
@@ -163,6 +165,7 @@ class Job(msgspec.Struct, kw_only=True):
     finished_ms: int | None = None
     stop_cause: StopCause | None = None
     failures: int = 0  # ends by its own error: these use up `retries`
+    preemptions: int = 0
     losses: int = 0  # ends by the loss of a node: these do not
     first_bad_code: int | None = None
     outcome: Outcome | None = None

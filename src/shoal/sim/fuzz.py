@@ -11,15 +11,16 @@ from functools import partial
 
 import msgspec
 
+from shoal.core.policies import SHIPPED
+from shoal.core.scheduling.score import PLACEMENTS
 from shoal.model.node import NodeHealth, NodeIntent, NodeSpec
-from shoal.model.policy import Policy
+from shoal.model.policy import Policy, Tenant
 from shoal.sim.agenda import Agenda
 from shoal.sim.faults import BadNetwork, Faults
 from shoal.sim.lives import Untruth
 from shoal.sim.truth import Truth
 from shoal.sim.users import SeededFates, Users
 from shoal.sim.world import World
-
 
 # Heartbeats and all that happens make about a tenth of this.
 STEPS_PER_SECOND_MAX = 100
@@ -143,7 +144,24 @@ class Run:
 
 def _draw_policy(rng: random.Random) -> Policy:
     """Short times, so that little virtual time holds many of them."""
-    return Policy(
+    shipped = rng.choice(list(SHIPPED.values()))
+    tenants = rng.choice(
+        (
+            (),
+            (Tenant(name="red", weight=3), Tenant(name="blue", quota_gpus=2)),
+            (
+                Tenant(name="all", quota_gpus=3),
+                Tenant(name="red", parent="all"),
+                Tenant(name="blue", parent="all"),
+            ),
+        )
+    )
+    return msgspec.structs.replace(
+        shipped,
+        tenants=tenants,
+        run_ms_min=rng.choice((0, 500, 3_000)),
+        reservations=rng.choice((shipped.reservations, 0, 1, 3)),
+        placement=rng.choice(list(PLACEMENTS)),
         suspect_after_ms=rng.choice((1_500, 2_500)),
         grace_ms=rng.choice((4_000, 6_000)),
         patience_ms=rng.choice((0, 3_000, 10_000, 600_000)),
@@ -161,6 +179,7 @@ def _draw_nodes(rng: random.Random, size: Size) -> list[NodeSpec]:
             gpus=rng.choice((0, 1, 2, 4, 8)),
             cpu_milli=rng.choice((2_000, 4_000, 8_000)),
             memory_mb=rng.choice((500, 1_000, 2_000)),
+            place=f"b{number % 2}/r{number % 3}",
             address=f"10.0.0.{number}",
         )
         for number in range(1, 1 + rng.randint(1, rng.choice((2, size.nodes))))

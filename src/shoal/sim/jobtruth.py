@@ -34,7 +34,12 @@ class JobTruth:
         return len(self._placements)
 
     def refs(self, attempt: int) -> list[MemberRef]:
-        return [MemberRef(self.id, attempt, number) for number in range(self.spec.members)]
+        return [MemberRef(self.id, attempt, number) for number in range(self._size(attempt))]
+
+    def _size(self, attempt: int) -> int:
+        """Elastic gangs differ in size from attempt to attempt."""
+        known = 0 < attempt <= self.attempt
+        return len(self._placements[attempt - 1]) if known else self.spec.members
 
     # -- what happens on the nodes ---------------------------------------------------------
 
@@ -74,7 +79,8 @@ class JobTruth:
         self._must_be_unfinished()
         if event.attempt != self.attempt + 1 or self._held:
             raise Untruth(f"{self.id} was placed as attempt {event.attempt} after {self.attempt}")
-        if len(event.slices) != self.spec.members:
+        most = max(self.spec.members, self.spec.members_max)
+        if not self.spec.members <= len(event.slices) <= most:
             raise Untruth(f"{self.id} was placed with {len(event.slices)} members")
         if event.at_ms < self._not_before_ms:
             raise Untruth(f"{self.id} was placed before its backoff was over")
@@ -113,6 +119,8 @@ class JobTruth:
                 self._losses += 1
                 allowed = not never and self._losses <= policy.losses_max
                 justified = event.attempt in self._lost
+            case StopCause.PREEMPT | StopCause.RESIZE:
+                allowed = justified = self.spec.preemptible or self.spec.elastic
             case StopCause.DRAIN:
                 allowed, justified = not never, event.attempt in self._drained
             case _:

@@ -16,12 +16,13 @@ class Untruth(AssertionError):
 class Life:
     """One virtual process, from its start for ever."""
 
-    __slots__ = ("code", "gpus", "how", "node", "ref", "started_ms")
+    __slots__ = ("code", "gpu_milli", "gpus", "how", "node", "ref", "started_ms")
 
     def __init__(self, ref: MemberRef, node: str, gpus: tuple[int, ...], started_ms: int) -> None:
         self.ref = ref
         self.node = node
         self.gpus = gpus
+        self.gpu_milli = 1000
         self.started_ms = started_ms
         self.code: int | None = None
         self.how: End | None = None  # None: it lives
@@ -56,13 +57,14 @@ class Lives:
         if before is not None and before.how is not End.VANISHED:
             raise Untruth(f"{ref} was started a second time: {before}")
         for other in self.on_node(node):
-            if set(other.gpus) & set(launch.gpus):
+            if set(other.gpus) & set(launch.gpus) and other.gpu_milli + launch.gpu_milli > 1000:
                 raise Untruth(f"{ref} was started on a GPU of {node} while {other}")
         for other_ref, other in self.of_job(ref.job):
             older = min(ref, other_ref)
             if other_ref.attempt != ref.attempt and older not in given_up:
                 raise Untruth(f"{ref} was started while {other}")
         life = Life(ref, node, launch.gpus, now_ms)
+        life.gpu_milli = launch.gpu_milli
         self.all[ref] = life
         self._by_node.setdefault(node, {})[ref] = life
         self._by_job.setdefault(ref.job, {})[ref] = life

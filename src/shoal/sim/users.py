@@ -6,9 +6,10 @@ import random
 from collections import Counter
 from collections.abc import Sequence
 from functools import partial
+from typing import Any
 
 from shoal.model.commands import Launch
-from shoal.model.job import JobSpec, Restart
+from shoal.model.job import JobSpec, Restart, Within
 from shoal.model.node import NodeIntent, NodeSpec
 from shoal.model.report import Accepted, Answer, Cancel, SetIntent, Submit
 from shoal.sim.lives import Untruth
@@ -83,19 +84,39 @@ class Users:
         program = "endless" if time_limit_ms and rng.random() < 0.3 else rng.choice(PROGRAMS)
         like = rng.choice(self._nodes)
         share = rng.choice((1, 2, 4))  # of that node
+        members = rng.choice((1, 1, 1, 1, 2, 2, 3))
+        gpus = rng.choice((0, 1, like.gpus // share))
         return JobSpec(
             command=(program, str(rng.choice((30, 1_000, 6_000, 15_000)))),
-            members=rng.choice((1, 1, 1, 1, 2, 2, 3)),
-            gpus=rng.choice((0, 1, like.gpus // share)),
+            members=members,
+            gpus=gpus,
             cpu_milli=rng.choice((0, 1_000, like.cpu_milli // share)),
             memory_mb=rng.choice((0, 0, like.memory_mb // share)),
             priority=rng.choice((0, 0, 0, 5, -5)),
+            **self._draw_wishes(members, gpus),
             restart=rng.choice(list(Restart)),
             retries=rng.choice((0, 1, 3)),
             backoff_ms=rng.choice((0, 200, 1_500)),
             time_limit_ms=time_limit_ms,
             stop_grace_ms=rng.choice((0, 100, 1_000, 4_000)),
         )
+
+    def _draw_wishes(self, members: int, gpus: int) -> dict[str, Any]:
+        """What not every job asks for; none of it makes a possible job impossible."""
+        rng = self._rng
+        wishes: dict[str, Any] = {"tenant": rng.choice(("default", "red", "blue"))}
+        if rng.random() < 0.5:
+            wishes["preemptible"] = True
+            wishes["checkpoint_ms"] = rng.choice((0, 500, 2_000))
+        if rng.random() < 0.3:
+            wishes["members_max"] = members + rng.randrange(4)
+        if gpus == 1 and rng.random() < 0.4:
+            wishes["gpu_milli"] = rng.choice((100, 300, 500, 700))
+        if rng.random() < 0.3:
+            wishes["within"] = rng.choice(list(Within))
+        if rng.random() < 0.3:
+            wishes["estimate_ms"] = rng.choice((30, 1_000, 10_000))
+        return wishes
 
     def _submit(self, submit: Submit) -> None:
         self.open_questions[submit.key] = None

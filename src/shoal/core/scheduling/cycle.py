@@ -4,21 +4,28 @@ from __future__ import annotations
 
 from shoal.core.explain import could_ever, holds_queue
 from shoal.core.queue import Lane
+from shoal.core.room import Room
 from shoal.core.round import Round
 from shoal.core.scheduling.backfill import GAP_TRIES_MAX, nodes_to_avoid, reserve
+from shoal.core.scheduling.elastic import grow, widest
 from shoal.core.scheduling.fit import Plan, fit, slices
 from shoal.core.scheduling.order import Walk
+from shoal.core.scheduling.preempt import preempt
 from shoal.core.state import State
-from shoal.model.events import JobPlaced
-from shoal.model.job import Job
+from shoal.model.events import JobPlaced, JobUnclaimed
+from shoal.model.job import Job, Phase
 from shoal.model.policy import Policy
-from shoal.model.resources import plural
+from shoal.model.resources import Slice, plural
+
+# Jobs from the front of the queue for whose sake others may be stopped in one cycle.
+PREEMPTORS_MAX = 8
 
 
 def schedule(round_: Round) -> None:
     """A job that does not fit is passed over, until it has been passed over for too long."""
     state, policy = round_.state, round_.policy
     state.queue.wake(round_.now_ms, state.job_numbered)
+    start_claimed(round_)
     walk = Walk(state, round_.now_ms)
     budget = policy.placements_per_step_max
     ahead: list[str] = []  # blocked jobs for which room is set aside
@@ -30,11 +37,15 @@ def schedule(round_: Round) -> None:
             if not budget:
                 round_.more = True
                 return
+        elif len(ahead) < PREEMPTORS_MAX and preempt(round_, job):
+            continue
         elif holds_queue(state, job, policy, round_.now_ms):
             return
         elif len(ahead) < policy.reservations and could_ever(state, lane.gang):
             reserve(round_, job)
             ahead.append(job.id)
+    if not state.queue.size:
+        grow(round_)
 
 
 def _place_one(round_: Round, lane: Lane, ahead: list[str]) -> bool:
@@ -51,7 +62,7 @@ def _place_one(round_: Round, lane: Lane, ahead: list[str]) -> bool:
             continue
         plan = fit(state, lane.gang, avoid)
         if plan is not None:
-            _place(round_, job, lane, plan)
+            _place(round_, job, lane, widest(state, job, lane.gang, avoid) or plan)
             return True
         if not avoid:
             state.hopeless.add(lane.gang)
@@ -61,8 +72,11 @@ def _place_one(round_: Round, lane: Lane, ahead: list[str]) -> bool:
 
 
 def _place(round_: Round, job: Job, lane: Lane, plan: Plan) -> None:
-    state = round_.state
-    given = slices(state, plan, lane.gang.demand)
+    given = slices(round_.state, plan, lane.gang.demand)
+    _give(round_, job, given, _plan_text(round_.state, plan, lane))
+
+
+def _give(round_: Round, job: Job, given: tuple[Slice, ...], where: str) -> None:
     waited_s = (round_.now_ms - job.submitted_ms) / 1000
     round_.emit(
         JobPlaced(
@@ -70,9 +84,43 @@ def _place(round_: Round, job: Job, lane: Lane, plan: Plan) -> None:
             job=job.id,
             attempt=job.attempt + 1,
             slices=given,
-            master=_master(state, round_.policy, given[0].node),
-            why=f"{_plan_text(state, plan, lane)}; {waited_s:.1f} s after submission",
+            master=_master(round_.state, round_.policy, given[0].node),
+            why=f"{where}; {waited_s:.1f} s after submission",
         )
+    )
+
+
+def start_claimed(round_: Round) -> None:
+    """Jobs that others were stopped for start when these have let go; if a node of theirs was
+    closed meanwhile, or nobody lets go any more, they stand in the queue again."""
+    state = round_.state
+    for job_id, given in list(state.claims.items()):
+        job = state.jobs[job_id]
+        nodes = [state.nodes[slice_.node] for slice_ in given]
+        rooms = [state.rooms[node.index] for node in nodes]
+        if not all(node.schedulable for node in nodes):
+            _unclaim(round_, job_id, "a node that room was being made on was closed")
+        elif job.phase is not Phase.WAITING:
+            continue  # it grows or shrinks, and has not stopped yet
+        elif not any(map(_short, rooms, given)):
+            _give(round_, job, given, "the room that was made for it is free")
+        elif not any(
+            other.phase is Phase.STOPPING
+            for node in nodes
+            for other in state.placed[node.id].values()
+        ):
+            _unclaim(round_, job_id, "nobody is being stopped for it any more")
+
+
+def _unclaim(round_: Round, job_id: str, why: str) -> None:
+    round_.emit(JobUnclaimed(at_ms=round_.now_ms, job=job_id, why=why))
+
+
+def _short(room: Room, slice_: Slice) -> bool:
+    return (
+        room.cpu_milli < 0
+        or room.memory_mb < 0
+        or any(room.gpu_milli[gpu] < 0 for gpu in slice_.gpus)
     )
 
 

@@ -25,13 +25,14 @@ class Ordering(NamedTuple):
     fall back whenever the tenant is given something."""
 
     job: Callable[[Job], int] = by_submission
+    job_now: Callable[[Job, int], int] = lambda _job, _now_ms: 0  # the same of a running job
     tenant: Callable[[State, str, int], Rank] = _all_alike
     clairvoyant: bool = False  # it needs to know how long jobs will run
 
 
-def remaining_ms(job: Job) -> int:
-    """What is left of the user's estimate; a job that outlived it is about to end."""
-    return max(0, job.spec.estimate_ms - job.attained_ms)
+def ran_ms(job: Job, now_ms: int) -> int:
+    """How long it has run, in this attempt and in what is kept of earlier ones."""
+    return job.attained_ms + (now_ms - job.running_ms if job.running_ms is not None else 0)
 
 
 def gpus_of(job: Job) -> int:
@@ -39,24 +40,42 @@ def gpus_of(job: Job) -> int:
     return max(1, job.spec.gpus * job.spec.members)
 
 
-def attained_gpu_ms(job: Job) -> int:
-    return job.attained_ms * gpus_of(job)
+def gpu_milli_of(job: Job) -> int:
+    """GPU-thousandths of the gang at its least size; a share by memory counts as a whole GPU."""
+    return job.spec.gpus * job.spec.members * (job.spec.gpu_milli or 1000)
 
 
 # Tiresias' two thresholds, in GPU-milliseconds of attained service.
 TIRESIAS_LIMITS = (3_250_000, 7_200_000)
 
 
-def tiresias_queue(job: Job) -> int:
-    return sum(attained_gpu_ms(job) >= limit for limit in TIRESIAS_LIMITS)
+def _remaining(job: Job, attained_ms: int) -> int:
+    """What is left of the user's estimate; a job that outlived it is about to end."""
+    return max(0, job.spec.estimate_ms - attained_ms)
+
+
+def _service(job: Job, attained_ms: int) -> int:
+    return _remaining(job, attained_ms) * gpus_of(job)
+
+
+def _tiresias_queue(job: Job, attained_ms: int) -> int:
+    return sum(attained_ms * gpus_of(job) >= limit for limit in TIRESIAS_LIMITS)
+
+
+def _by(rank: Callable[[Job, int], int], *, clairvoyant: bool = False) -> Ordering:
+    return Ordering(
+        job=lambda job: rank(job, job.attained_ms),
+        job_now=lambda job, now_ms: rank(job, ran_ms(job, now_ms)),
+        clairvoyant=clairvoyant,
+    )
 
 
 ORDERINGS: dict[str, Ordering] = {
     "fifo": Ordering(),
     "fair": Ordering(tenant=lambda state, name, now_ms: state.accounts.standing(name, now_ms)),
-    "srtf": Ordering(remaining_ms, clairvoyant=True),
-    "srsf": Ordering(lambda job: remaining_ms(job) * gpus_of(job), clairvoyant=True),
-    "tiresias": Ordering(tiresias_queue),
+    "srtf": _by(_remaining, clairvoyant=True),
+    "srsf": _by(_service, clairvoyant=True),
+    "tiresias": _by(_tiresias_queue),
 }
 
 

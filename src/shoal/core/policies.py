@@ -1,0 +1,22 @@
+"""The policies that come with Shoal, each a few words of composition."""
+
+from __future__ import annotations
+
+from shoal.model.policy import Policy, Preempt
+
+SHIPPED: dict[str, Policy] = {
+    policy.name: policy
+    for policy in (
+        # First come, first served: nobody overtakes, nobody is stopped for another.
+        Policy(name="fifo", order="fifo", preempt=Preempt.NEVER, reservations=0, patience_ms=0),
+        # The same order, but gaps are filled as long as that delays nobody at the front.
+        Policy(name="backfill", order="fifo", preempt=Preempt.NEVER, reservations=4),
+        # Tenants share by quota and weight; gaps are filled; priority and quota preempt.
+        Policy(name="fair", order="fair", reservations=2),
+        # Told how long jobs run, the shortest first; the yardsticks for the rest.
+        Policy(name="srtf", order="srtf", preempt=Preempt.RANK, reservations=0),
+        Policy(name="srsf", order="srsf", preempt=Preempt.RANK, reservations=0),
+        # Least attained service in three levels.
+        Policy(name="tiresias", order="tiresias", preempt=Preempt.RANK, reservations=0),
+    )
+}

@@ -1,0 +1,61 @@
+"""Elastic gangs: as large as there is room for when they start, larger when nobody waits."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+
+from shoal.core.queue import Gang, gang_of
+from shoal.core.round import Round
+from shoal.core.scheduling.fit import Plan, fit, room_for, slices
+from shoal.core.state import State
+from shoal.model.events import JobClaimed, JobStopping
+from shoal.model.job import Job, Phase, StopCause
+
+
+def widest(state: State, job: Job, gang: Gang, avoid: Collection[int]) -> Plan | None:
+    """As many members as fit, between its least and its most; None if only the least do."""
+    if not job.spec.elastic:
+        return None
+    room = room_for(state.cluster, gang, job.spec.members_max)
+    for members in (room, (gang.members + room) // 2):
+        if members > gang.members:
+            plan = fit(state, gang._replace(members=members), avoid)
+            if plan is not None:
+                return plan
+    return None
+
+
+def grow(round_: Round) -> None:
+    """Nobody waits: one elastic gang takes in idle room, at the price of a restart. It keeps what
+    it has by a claim, so growing cannot lose it its place."""
+    state, now_ms = round_.state, round_.now_ms
+    for job_id in state.elastic:
+        job = state.jobs[job_id]
+        if job.phase is not Phase.RUNNING or not _worth_a_restart(state, job, now_ms):
+            continue
+        gang = gang_of(job)
+        more = room_for(state.cluster, gang, job.spec.members_max - len(job.members))
+        plan = fit(state, gang._replace(members=more)) if more else None
+        if plan is None:
+            continue
+        held = tuple(member.slice for member in job.members)
+        wanted = held + slices(state, plan, gang.demand)
+        why = f"grows from {len(held)} to {len(wanted)} members into room that nobody wants"
+        round_.emit(
+            JobStopping(
+                at_ms=now_ms, job=job.id, attempt=job.attempt, cause=StopCause.RESIZE, why=why
+            )
+        )
+        round_.emit(JobClaimed(at_ms=now_ms, job=job.id, slices=wanted, why=why))
+        return
+
+
+def _worth_a_restart(state: State, job: Job, now_ms: int) -> bool:
+    """It saves its work, has run for a while at this size, and has not reached its most."""
+    return (
+        job.spec.checkpoint_ms > 0
+        and job.running_ms is not None
+        and now_ms - job.running_ms >= state.policy.run_ms_min
+        and len(job.members) < job.spec.members_max
+        and not any(member.over for member in job.members)
+    )

@@ -1,0 +1,197 @@
+"""Stopping some jobs for the sake of others: fewest first, tried out before anything is done.
+
+No ping-pong. Every job has an entitlement, (borrowed, -priority) with `borrowed` false for what a
+tenant holds within its quota, and under the `rank` rule its place in line after that. A victim's
+is strictly worse than that of the job it makes room for, and while it waits it does not get
+better at the cost of that job: a preempted job can therefore not preempt the one that preempted
+it. Each victim has also run for the policy's minimum, so even a chain of ever more entitled jobs
+lets everybody work in between.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from shoal.core.queue import Gang, gang_of
+from shoal.core.round import Round
+from shoal.core.scheduling.fit import Plan, fit, slices
+from shoal.core.scheduling.order import ORDERINGS, gpu_milli_of
+from shoal.core.state import State
+from shoal.model.events import JobClaimed, JobStopping
+from shoal.model.job import Job, Phase, StopCause
+from shoal.model.policy import Preempt
+from shoal.model.resources import Slice, plural
+
+VICTIMS_MAX = 256  # beyond this many, a job waits instead
+
+
+class Victim(NamedTuple):
+    """A job, and which of its slices it would give up: all, or those beyond its least size."""
+
+    job: Job
+    given_up: tuple[Slice, ...]
+    shrinks: bool
+    lost_ms: int
+
+
+def preempt(round_: Round, job: Job) -> bool:
+    """Make room for a blocked job if that is allowed and possible; it then has a claim on it."""
+    state = round_.state
+    if not state.preemptible or state.policy.preempt is Preempt.NEVER:
+        return False
+    gang = gang_of(job)
+    candidates = _candidates(round_, job, gang)
+    if not candidates:
+        return False
+    found = _try_out(state, gang, candidates)
+    if found is None:
+        return False
+    victims, plan = found
+    given = _slices_without(state, victims, plan, gang)
+    _commit(round_, job, victims, given)
+    return True
+
+
+def _candidates(round_: Round, job: Job, gang: Gang) -> list[Victim]:
+    """Who may be stopped for this job, the cheapest first: what is borrowed, then what only has
+    to shrink, then the least work lost since a checkpoint per GPU that it frees."""
+    state, now_ms = round_.state, round_.now_ms
+    mine = _entitlement(state, job, now_ms, holding=False)
+    found = []
+    for job_id in state.preemptible:
+        other = state.jobs[job_id]
+        if other.phase is not Phase.RUNNING or other.running_ms is None:
+            continue
+        if now_ms - other.running_ms < state.policy.run_ms_min:
+            continue
+        if any(member.over for member in other.members):
+            continue  # it is about to end anyway
+        theirs = _entitlement(state, other, now_ms, holding=True)
+        if theirs <= mine or not _of_use(state, other, gang):
+            continue
+        victim = _victim(other, now_ms)
+        cost = victim.lost_ms / max(1, gpu_milli_of(other))
+        found.append(((not theirs[0], not victim.shrinks, cost, -other.number), victim))
+    found.sort(key=lambda entry: entry[0])
+    return [victim for _, victim in found[:VICTIMS_MAX]]
+
+
+def _entitlement(state: State, job: Job, now_ms: int, *, holding: bool) -> tuple[float, ...]:
+    more = 0 if holding else gpu_milli_of(job)
+    borrowed = not state.accounts.within_quota(job.spec.tenant, more)
+    if state.policy.preempt is not Preempt.RANK:
+        return (borrowed, -job.spec.priority)
+    ordering = ORDERINGS[state.policy.order]
+    tenant = ordering.tenant(state, job.spec.tenant, now_ms)
+    return (borrowed, -job.spec.priority, *tenant, ordering.job_now(job, now_ms))
+
+
+def _of_use(state: State, victim: Job, gang: Gang) -> bool:
+    return any(
+        gang.demand.suits(state.rooms[state.nodes[member.slice.node].index].kind)
+        and state.nodes[member.slice.node].schedulable
+        for member in victim.members
+    )
+
+
+def _victim(job: Job, now_ms: int) -> Victim:
+    shrinks = len(job.members) > job.spec.members
+    least = job.spec.members if shrinks else 0
+    given_up = tuple(member.slice for member in job.members[least:])
+    ran_ms = now_ms - (job.running_ms or now_ms)
+    lost_ms = ran_ms % job.spec.checkpoint_ms if job.spec.checkpoint_ms else ran_ms
+    return Victim(job, given_up, shrinks, lost_ms)
+
+
+def _try_out(
+    state: State, gang: Gang, candidates: list[Victim]
+) -> tuple[list[Victim], Plan] | None:
+    """Take victims away in turn until the gang fits, then put back, in reverse, those that were
+    not needed after all. The state is as it was when this returns."""
+    with Overlay(state) as overlay:
+        taken: list[Victim] = []
+        for victim in candidates:
+            overlay.give_back(victim)
+            taken.append(victim)
+            if fit(state, gang) is not None:
+                break
+        else:
+            return None
+        for victim in reversed(taken[:-1]):
+            overlay.take_again(victim)
+            if fit(state, gang) is None:
+                overlay.give_back(victim)
+            else:
+                taken.remove(victim)
+        plan = fit(state, gang)
+        assert plan is not None, "it fitted a moment ago"
+        return taken, plan
+
+
+class Overlay:
+    """Tentative changes to what is free, all undone at the end."""
+
+    def __init__(self, state: State) -> None:
+        self._state = state
+        self._hopeless = state.hopeless
+        self._given: dict[str, Victim] = {}
+
+    def __enter__(self) -> Overlay:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for victim in list(self._given.values()):
+            self.take_again(victim)
+        self._state.hopeless = self._hopeless
+
+    def give_back(self, victim: Victim) -> None:
+        self._given[victim.job.id] = victim
+        for slice_ in victim.given_up:
+            self._state.change(slice_, +1, exclusive=victim.job.spec.whole_nodes)
+
+    def take_again(self, victim: Victim) -> None:
+        del self._given[victim.job.id]
+        for slice_ in victim.given_up:
+            self._state.change(slice_, -1, exclusive=victim.job.spec.whole_nodes)
+
+
+def _slices_without(
+    state: State, victims: list[Victim], plan: Plan, gang: Gang
+) -> tuple[Slice, ...]:
+    """The plan's concrete GPUs, as they will be when the victims are gone."""
+    with Overlay(state) as overlay:
+        for victim in victims:
+            overlay.give_back(victim)
+        return slices(state, plan, gang.demand)
+
+
+def _commit(round_: Round, job: Job, victims: list[Victim], given: tuple[Slice, ...]) -> None:
+    now_ms = round_.now_ms
+    for victim in victims:
+        other = victim.job
+        lost = f"{victim.lost_ms / 1000:.0f} s of work since its last checkpoint are at stake"
+        deed = f"shrinks to {other.spec.members} members" if victim.shrinks else "is preempted"
+        round_.emit(
+            JobStopping(
+                at_ms=now_ms,
+                job=other.id,
+                attempt=other.attempt,
+                cause=StopCause.RESIZE if victim.shrinks else StopCause.PREEMPT,
+                why=f"{deed} to make room for {job.label} (priority {job.spec.priority}, "
+                f"tenant {job.spec.tenant}); {lost}",
+            )
+        )
+        if victim.shrinks:
+            kept = tuple(member.slice for member in other.members[: other.spec.members])
+            why = f"goes on with {plural(len(kept), 'member')} when it has stopped"
+            round_.emit(JobClaimed(at_ms=now_ms, job=other.id, slices=kept, why=why))
+    names = ", ".join(victim.job.label for victim in victims[:5])
+    more = f" and {len(victims) - 5} more" if len(victims) > 5 else ""
+    round_.emit(
+        JobClaimed(
+            at_ms=now_ms,
+            job=job.id,
+            slices=given,
+            why=f"starts when {names}{more} have stopped for it",
+        )
+    )
