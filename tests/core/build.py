@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import msgspec
+from hypothesis import settings
 
 from shoal.core.check import check, check_touched
 from shoal.core.nodebook import NodeBook
@@ -26,6 +27,9 @@ from shoal.model.report import (
     SetIntent,
     Submit,
 )
+
+# The same examples each time, and no clock: a slow machine is no reason to fail.
+examples = settings(max_examples=150, deadline=None, derandomize=True)
 
 POLICY = Policy(suspect_after_ms=5_000, grace_ms=60_000)
 
