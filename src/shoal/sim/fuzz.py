@@ -20,7 +20,6 @@ from shoal.sim.truth import Truth
 from shoal.sim.users import SeededFates, Users
 from shoal.sim.world import World
 
-
 # Heartbeats and all that happens make about a tenth of this.
 STEPS_PER_SECOND_MAX = 100
 
