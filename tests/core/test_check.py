@@ -12,7 +12,7 @@ from shoal.core.check import Violation, check, check_touched
 from shoal.core.state import State
 from shoal.model.events import JobRunning, JobSubmitted, NodeReady
 from shoal.model.job import Job, MemberStatus, Phase
-from shoal.model.node import NodeHealth
+from shoal.model.node import NodeHealth, NodeIntent
 from shoal.model.resources import Slice
 from tests.core.build import Cluster, job_spec
 
@@ -126,6 +126,10 @@ def forgets_what_a_node_holds(state: State) -> None:
         del state.placed["a"][ref]
 
 
+def stays_on_a_node_that_drains(state: State) -> None:
+    state.nodes["a"].intent = NodeIntent.DRAINING
+
+
 def loses_a_waiting_job(state: State) -> None:
     state.queue.shapes.clear()
 
@@ -152,6 +156,7 @@ SPOILS: list[Spoil] = [
     loses_a_node_from_the_index,
     forgets_capacity,
     forgets_what_a_node_holds,
+    stays_on_a_node_that_drains,
     loses_a_waiting_job,
 ]
 
