@@ -148,5 +148,23 @@ class Cluster:
         return self.hear(self.job(job_id).members[member].slice.node)
 
 
+def eventful() -> Cluster:
+    """A cluster to which nearly everything has happened."""
+    cluster = Cluster()
+    cluster.join("a", gpus=2)
+    cluster.join("b", gpus=2)
+    failing = cluster.run(gpus=1, restart="on-failure", retries=3, backoff_ms=500)
+    cluster.run(gpus=1, time_limit_ms=9_000)
+    cluster.run(gpus=1, members=2)
+    cluster.submit(gpus=2, members=2, name="waits")
+    cluster.end(failing, code=1)
+    cluster.intend("a", NodeIntent.DRAINING)
+    cluster.reboot("b")
+    cluster.hear("b")
+    cluster.wait(5_000)
+    cluster.hear("b")
+    return cluster
+
+
 def kinds(events: list[Event]) -> list[str]:
     return [type(event).__name__ for event in events]

@@ -13,33 +13,14 @@ from shoal.core.apply import APPLY, apply, replay
 from shoal.core.check import check
 from shoal.core.state import Snapshot, State
 from shoal.model.events import ControllerStarted, Event
-from shoal.model.node import NodeIntent
 from shoal.sim.fuzz import run_seed
-from tests.core.build import Cluster, examples
+from tests.core.build import Cluster, eventful, examples
 
 _log: msgspec.json.Decoder[Event] = msgspec.json.Decoder(Event)
 
 
 def image(state: State) -> bytes:
     return msgspec.json.encode(state.snapshot())
-
-
-def eventful() -> Cluster:
-    """A cluster to which nearly everything has happened."""
-    cluster = Cluster()
-    cluster.join("a", gpus=2)
-    cluster.join("b", gpus=2)
-    failing = cluster.run(gpus=1, restart="on-failure", retries=3, backoff_ms=500)
-    cluster.run(gpus=1, time_limit_ms=9_000)
-    cluster.run(gpus=1, members=2)
-    cluster.submit(gpus=2, members=2, name="waits")
-    cluster.end(failing, code=1)
-    cluster.intend("a", NodeIntent.DRAINING)
-    cluster.reboot("b")
-    cluster.hear("b")
-    cluster.wait(5_000)
-    cluster.hear("b")
-    return cluster
 
 
 def test_replaying_the_log_rebuilds_the_state() -> None:
