@@ -42,6 +42,7 @@ THEMES: dict[str, dict[str, Entry]] = {
         "events": Entry("events", "Tell what happened, one sentence each."),
     },
     "Try it": {
+        "sim": Entry("sim", "Replay a trace or your own history under other policies."),
         "demo": Entry("demo", "Watch a small cluster lose a node and heal, in half a minute."),
     },
 }
