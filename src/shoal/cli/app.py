@@ -49,8 +49,8 @@ THEMES: dict[str, dict[str, Entry]] = {
 VERBS = {name: entry for theme in THEMES.values() for name, entry in theme.items()}
 
 EPILOG = """\
-Exit codes: 0 done, 1 refused or failed, 2 wrong usage, 3 no cluster reachable, 130 interrupted;
-`shoal run --wait` ends with the job's own code.
+Exit codes: 0 done, 1 refused or failed, 2 wrong usage, 3 no cluster reachable,
+130 interrupted; `shoal run --wait` ends with the job's own code.
 
 Examples:
   shoal demo                              see it work, nothing is left behind

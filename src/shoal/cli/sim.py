@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -18,7 +17,7 @@ if TYPE_CHECKING:
     from shoal.cli.show import Progress
     from shoal.model.node import NodeSpec
     from shoal.model.policy import Policy
-    from shoal.sim.clusters import Conditions, Failures, Slowness
+    from shoal.sim.clusters import Conditions
     from shoal.sim.metrics import Outcome, Summary
     from shoal.sim.traces import Trace
 
@@ -120,6 +119,7 @@ def sim(
       shoal sim jobs.csv.gz --nodes 64 --where vc=6214e9 --json | jq .policies[0].wait
     """
     from shoal.cli import show
+    from shoal.cli.sim_flags import conditions_of, factor
     from shoal.sim.metrics import summarize
     from shoal.sim.traces import TraceError
 
@@ -200,30 +200,31 @@ def _trace(
     form: str,
     where: list[str],
 ) -> tuple[list[NodeSpec], Trace]:
-    from shoal.sim.clusters import gpus_per_node
+    from shoal.cli.sim_flags import cluster_of
+    from shoal.sim.clusters import gangs_for
     from shoal.sim.readers import read_trace
-    from shoal.sim.traces import Gangs
 
     if trace is None:
         raise Failure("TRACE is missing: name a file of jobs, or use --history", USAGE)
     if not nodes:
         raise Failure("--nodes is missing: how many, or a CSV with a row for each", USAGE)
     cluster = cluster_of(nodes, gpus, cpus, memory)
-    gangs = Gangs(gpus_per_node(cluster), cpus_count=any(node.cpu_milli for node in cluster))
     pairs = [pair.partition("=") for pair in where]
     if any(not equals for _, equals, _ in pairs):
         raise Failure("--where: write COLUMN=VALUE, e.g. --where vc=6214e9", USAGE)
     kept = {column: value for column, _, value in pairs}
-    return cluster, read_trace(trace, gangs, form=form, where=kept)
+    return cluster, read_trace(trace, gangs_for(cluster), form=form, where=kept)
 
 
 def _history(
     home: Path, nodes: str, gpus: int, cpus: str, memory: str
 ) -> tuple[list[NodeSpec], Trace]:
     """What the cluster at this home ran, from its log of events."""
+    from shoal.cli.sim_flags import cluster_of
     from shoal.control.home import Home
     from shoal.control.sqlite_store import SqliteStore
     from shoal.ports import StoreError
+    from shoal.sim.clusters import gangs_for
     from shoal.sim.readers.history import read_history
 
     path = Home(home).database
@@ -232,12 +233,13 @@ def _history(
     try:
         store = SqliteStore(path)
         try:
-            cluster, played = read_history(store.events, str(path))
+            lived = read_history(store.events, str(path))
         finally:
             store.close()
     except StoreError as error:
         raise Failure(str(error), REFUSED) from error
-    return (cluster_of(nodes, gpus, cpus, memory) if nodes else cluster), played
+    cluster = cluster_of(nodes, gpus, cpus, memory) if nodes else lived.nodes
+    return cluster, lived.trace(gangs_for(cluster))
 
 
 def _stretched(played: Trace, jobs: int, load: float, scale: float, seed: int) -> Trace:
@@ -338,7 +340,7 @@ def _print(played: Trace, cluster: list[NodeSpec], summaries: list[Summary]) -> 
         f"{asked['gpu_ms'] / 3_600_000:,.0f} GPU-hours of work; "
         f"{len(cluster):,} nodes with {gpus:,} GPUs"
     )
-    columns = [Column("")] + [Column(summary.policy, right=True) for summary in summaries]
+    columns = [Column("FIGURE")] + [Column(summary.policy, right=True) for summary in summaries]
     rows: list[list[str | Cell]] = []
     for figure in FIGURES:
         leaders = best(figure, summaries)

@@ -22,8 +22,10 @@ from shoal.sim.traces import TraceError
 
 
 def cluster_of(nodes: str, gpus: int, cpus: str, memory: str) -> list[NodeSpec]:
-
+    """From a number, or from a list in a file, which then says all about them."""
     if not re.fullmatch(r"[0-9]{1,9}", nodes):
+        if not Path(nodes).exists():
+            raise Failure(f"--nodes: {nodes} is neither a number nor a file", USAGE)
         return read_nodes(Path(nodes))
     if not 1 <= int(nodes) <= NODES_MAX:
         raise Failure(f"--nodes: must be from 1 to {NODES_MAX}, not {nodes}", USAGE)
@@ -35,10 +37,6 @@ def cluster_of(nodes: str, gpus: int, cpus: str, memory: str) -> list[NodeSpec]:
         mb = memory_mb(memory) if memory else 0
     except BadAmount as error:
         raise Failure(f"--memory: {error}", USAGE) from error
-    if bool(milli) != bool(mb) and memory:
-        raise Failure("--memory: give --cpus, too", USAGE)
-    # Memory that nobody asked about must not stand in the way of jobs that name theirs.
-    mb = mb or (1 << 40 if milli else 0)
     if not gpus and not milli:
         raise Failure("--gpus: nodes without GPUs need --cpus", USAGE)
     return alike(int(nodes), gpus=gpus, cpu_milli=milli, memory_mb=mb)
@@ -53,7 +51,6 @@ def conditions_of(
     slow: str,
     stragglers: str,
 ) -> Conditions:
-
     never = checkpoint.strip().lower() == "never"
     return Conditions(
         start_up_ms=_duration(start_up, "--start-up"),
@@ -66,7 +63,6 @@ def conditions_of(
 
 
 def _duration(text: str, flag: str) -> int:
-
     try:
         return duration_ms(text)
     except BadAmount as error:
@@ -84,7 +80,6 @@ def factor(text: str, flag: str, most: float = 1000.0) -> float:
 
 
 def _failures(text: str, repair_ms: int) -> Failures:
-
     if not text or text.strip() == "0":
         return Failures(0.0, repair_ms)
     if re.fullmatch(r"-?[0-9.]+", text.strip()):
@@ -96,7 +91,6 @@ def _failures(text: str, repair_ms: int) -> Failures:
 
 
 def _slowness(text: str, flag: str) -> Slowness:
-
     if not text:
         return Slowness()
     share, colon, speed = text.partition(":")
