@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import msgspec
+from hypothesis import settings
 
 from shoal.core.check import check, check_touched
 from shoal.core.nodebook import NodeBook
@@ -26,6 +27,9 @@ from shoal.model.report import (
     SetIntent,
     Submit,
 )
+
+# The same examples each time, and no clock: a slow machine is no reason to fail.
+examples = settings(max_examples=150, deadline=None, derandomize=True)
 
 POLICY = Policy(suspect_after_ms=5_000, grace_ms=60_000)
 
@@ -142,6 +146,24 @@ class Cluster:
         """A member's process ends, and its node says so."""
         self.exit(job_id, code, member, why)
         return self.hear(self.job(job_id).members[member].slice.node)
+
+
+def eventful() -> Cluster:
+    """A cluster to which nearly everything has happened."""
+    cluster = Cluster()
+    cluster.join("a", gpus=2)
+    cluster.join("b", gpus=2)
+    failing = cluster.run(gpus=1, restart="on-failure", retries=3, backoff_ms=500)
+    cluster.run(gpus=1, time_limit_ms=9_000)
+    cluster.run(gpus=1, members=2)
+    cluster.submit(gpus=2, members=2, name="waits")
+    cluster.end(failing, code=1)
+    cluster.intend("a", NodeIntent.DRAINING)
+    cluster.reboot("b")
+    cluster.hear("b")
+    cluster.wait(5_000)
+    cluster.hear("b")
+    return cluster
 
 
 def kinds(events: list[Event]) -> list[str]:

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import copy
+
+from shoal.core.step import step
 from shoal.model.commands import Acknowledge, Launch
 from shoal.model.events import JobPlaced
 from shoal.model.job import Outcome, Phase
 from shoal.model.policy import Policy
-from shoal.model.report import Accepted, Cancel, Refused, Submit
-from tests.core.build import Cluster, job_spec, kinds
+from shoal.model.report import Accepted, Cancel, Refused, Report, Submit
+from tests.core.build import Cluster, eventful, job_spec, kinds
 
 
 def test_a_job_goes_from_submission_to_its_end_in_as_few_rounds_as_there_are_messages() -> None:
@@ -110,3 +113,15 @@ def test_a_suspected_node_is_looked_at_again_when_its_grace_time_ends() -> None:
     heard_ms = cluster.now_ms
     cluster.wait(5_000)
     assert cluster.step().wake_ms == heard_ms + 60_000
+
+
+def test_nothing_happens_by_itself_before_the_next_step_is_due() -> None:
+    cluster = eventful()
+    wakes = 0
+    while (wake_ms := cluster.step().wake_ms) is not None:
+        wakes += 1
+        for early_ms in (cluster.now_ms, (cluster.now_ms + wake_ms) // 2, wake_ms - 1):
+            copied = copy.deepcopy(cluster.state)
+            assert step(copied, Report(), cluster.policy, early_ms).events == []
+        cluster.now_ms = wake_ms
+    assert wakes > 3

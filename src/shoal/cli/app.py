@@ -42,14 +42,15 @@ THEMES: dict[str, dict[str, Entry]] = {
         "events": Entry("events", "Tell what happened, one sentence each."),
     },
     "Try it": {
+        "sim": Entry("sim", "Replay a trace or your own history under other policies."),
         "demo": Entry("demo", "Watch a small cluster lose a node and heal, in half a minute."),
     },
 }
 VERBS = {name: entry for theme in THEMES.values() for name, entry in theme.items()}
 
 EPILOG = """\
-Exit codes: 0 done, 1 refused or failed, 2 wrong usage, 3 no cluster reachable, 130 interrupted;
-`shoal run --wait` ends with the job's own code.
+Exit codes: 0 done, 1 refused or failed, 2 wrong usage, 3 no cluster reachable,
+130 interrupted; `shoal run --wait` ends with the job's own code.
 
 Examples:
   shoal demo                              see it work, nothing is left behind

@@ -53,13 +53,13 @@ class Verb(TyperCommand):
 
 
 class RunVerb(Verb):
-    """For a verb whose argument is `words`. Flags end where the command begins, so that `shoal run python train.py --lr 3` means what
-    it says; after a job file there is no command, so flags may follow it."""
+    """Its argument is named `words`. Flags end where the command begins, so that `shoal run python
+    train.py --lr 3` means what it says; a job file has its command inside, so flags may follow."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         ctx.allow_interspersed_args = False
         given, _, _ = self.make_parser(ctx).parse_args(args=list(args))
-        words = given.get("words") or ()
+        words: list[str] = list(given.get("words") or ())
         ctx.allow_interspersed_args = bool(words) and is_job_file(words[0])
         return super().parse_args(ctx, args)
 

@@ -180,10 +180,10 @@ def _detach(job: str, home: Path) -> int:
     from shoal.cli import reach, show
     from shoal.cli.guard import INTERRUPTED
 
-    if sys.stderr.isatty():
-        show.note("")  # leave the ^C that the terminal shows alone on its line
-    show.note(f"[{job} goes on; come back with: shoal logs -f {job} (Ctrl-C again cancels it)]")
     try:
+        if sys.stderr.isatty():
+            show.note("")  # leave the ^C that the terminal shows alone on its line
+        show.note(f"[{job} goes on; come back with: shoal logs -f {job} (Ctrl-C again cancels it)]")
         time.sleep(SECOND_INTERRUPT_S)
     except KeyboardInterrupt:
         with reach.connect(home) as client:

@@ -9,7 +9,7 @@ from shoal.core.explain import waiting_reason
 from shoal.core.room import Domain
 from shoal.core.state import Node, State
 from shoal.model.events import Event, NodeEvent
-from shoal.model.job import Job, Member, MemberStatus, Phase
+from shoal.model.job import Job, Member, MemberStatus, Phase, Restart
 from shoal.model.node import NodeHealth, NodeIntent
 from shoal.model.policy import Policy
 from shoal.model.resources import Slice
@@ -23,6 +23,7 @@ def check(state: State, policy: Policy, now_ms: int, *, settled: bool = True) ->
     """Every invariant over the whole state. `settled`: the step had no work left over."""
     for job in state.jobs.values():
         _check_job(job)
+        _check_drained(state, job)
     _check_nodes(state, [node.id for node in state.order])
     _check_counts(state)
     _check_indexes(state)
@@ -71,6 +72,14 @@ def _check_job(job: Job) -> None:
         raise Violation(f"{job.id} is {job.phase.value} but was never placed")
     for member in holding:
         _check_slice(job, member)
+
+
+def _check_drained(state: State, job: Job) -> None:
+    if job.phase in (Phase.STARTING, Phase.RUNNING) and job.spec.restart is not Restart.NEVER:
+        for member in job.members:
+            node = state.nodes[member.slice.node]
+            if member.code is None and node.intent is NodeIntent.DRAINING:
+                raise Violation(f"{job.id} goes on where it should move away from: {node.id}")
 
 
 def _check_slice(job: Job, member: Member) -> None:

@@ -77,13 +77,16 @@ class BadNetwork(Network):
 
 
 class Faults:
-    """Plans faults up to `until_ms`; `stop` then ends them all and mends what they broke."""
+    """Does harm as planned; `stop` then ends it all and mends what was broken.
+
+    Outages are drawn to be shorter or longer than the grace time, and about as long."""
 
     def __init__(
         self,
         world: World,
         network: BadNetwork,
         nodes: Sequence[NodeSpec],
+        grace_ms: int,
         rng: random.Random,
         counts: Counter[str],
     ) -> None:
@@ -93,10 +96,9 @@ class Faults:
         self._counts = counts
         self._stopped = False
         self._whole = {spec.id: spec for spec in nodes}
-
-    def plan(self, count: int, until_ms: int, grace_ms: int) -> None:
-        """Outages are drawn to be shorter or longer than the grace time, and about as long."""
         self._outages_ms = (grace_ms // 10, grace_ms // 2, grace_ms, 2 * grace_ms)
+
+    def plan(self, count: int, until_ms: int) -> None:
         kinds: tuple[Callable[[], None], ...] = (
             self._kill_known,
             self._kill_unknown,

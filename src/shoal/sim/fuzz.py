@@ -82,7 +82,14 @@ class Run:
             checked=checked,
         )
         self.users = Users(self.world, nodes, self._rng("users"), self.counts)
-        self.faults = Faults(self.world, self.network, nodes, self._rng("faults"), self.counts)
+        self.faults = Faults(
+            self.world,
+            self.network,
+            nodes,
+            self.policy.grace_ms,
+            self._rng("faults"),
+            self.counts,
+        )
         for spec in nodes:
             late_ms = rng.choice((0, 0, 0, rng.randrange(size.storm_ms)))
             self.world.agenda.at(late_ms, partial(self.world.add_node, spec))
@@ -106,7 +113,7 @@ class Run:
     def _storm(self) -> None:
         size, rng = self.size, self._rng("sizes")
         self.users.plan(rng.randrange(size.jobs) + 1, size.storm_ms)
-        self.faults.plan(rng.randrange(size.faults + 1), size.storm_ms, self.policy.grace_ms)
+        self.faults.plan(rng.randrange(size.faults + 1), size.storm_ms)
         self.world.start_controller()
         self.world.agenda.run(size.storm_ms)
 

@@ -40,9 +40,12 @@ class Gangs:
     whole nodes are filled: 16 GPUs on nodes with 8 are 2 x 8, 12 are 3 x 4, 9 are 9 x 1.
     """
 
-    def __init__(self, gpus_per_node: int, *, cpus_count: bool = False) -> None:
+    def __init__(
+        self, gpus_per_node: int, *, cpus_count: bool = False, memory_counts: bool = False
+    ) -> None:
         self._gpus_per_node = gpus_per_node
-        self._cpus_count = cpus_count  # else CPUs and memory never stand in the way
+        self._cpus_count = cpus_count  # else they never stand in the way
+        self._memory_counts = memory_counts
         self._specs: dict[tuple[Any, ...], JobSpec] = {}
 
     def split(self, gpus: int) -> tuple[int, int]:
@@ -69,8 +72,8 @@ class Gangs:
             asked = max(members, 1)
             members, each = self.split(gpus)
             cpu_milli, memory_mb = cpu_milli * asked // members, memory_mb * asked // members
-        if not self._cpus_count:
-            cpu_milli = memory_mb = 0
+        cpu_milli = cpu_milli if self._cpus_count else 0
+        memory_mb = memory_mb if self._memory_counts else 0
         key = (members, each, cpu_milli, memory_mb, *fields.items())
         spec = self._specs.get(key)
         if spec is None:
@@ -84,6 +87,16 @@ class Gangs:
                 **known,
             )
         return spec
+
+    def uncounted(self, spec: JobSpec) -> JobSpec:
+        """The same spec without what does not count on these nodes."""
+        if (self._cpus_count or not spec.cpu_milli) and (self._memory_counts or not spec.memory_mb):
+            return spec
+        return msgspec.structs.replace(
+            spec,
+            cpu_milli=spec.cpu_milli if self._cpus_count else 0,
+            memory_mb=spec.memory_mb if self._memory_counts else 0,
+        )
 
 
 class Trace(msgspec.Struct, frozen=True):

@@ -71,6 +71,10 @@ class Row:
         self._values = values
         self.number = rows.line
 
+    @property
+    def columns(self) -> list[str]:
+        return self._rows.columns
+
     def text(self, column: str, default: str = "") -> str:
         position = self._rows.index.get(column)
         return default if position is None else self._values[position].strip() or default

@@ -1,0 +1,31 @@
+"""Muri's Philly-derived traces: times in milliseconds, work as iterations."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from shoal.sim.readers.rows import Rows
+from shoal.sim.traces import Arrival, Gangs
+
+NEEDED = ("submit_time", "num_gpu", "iterations", "iteration_time")
+# The published simulation lets every iteration take this much longer than measured.
+ITERATION_FACTOR = 1.015
+
+
+def fits(columns: frozenset[str]) -> bool:
+    return columns.issuperset(NEEDED)
+
+
+def read(rows: Rows, gangs: Gangs) -> Iterator[Arrival]:
+    rows.need(*NEEDED)
+    for row in rows:
+        iterations = row.whole("iterations", most=10**12)
+        work_ms = iterations * row.number_in("iteration_time") * ITERATION_FACTOR
+        tenant = row.text("model_name")
+        yield Arrival(
+            submit_ms=row.milliseconds("submit_time"),
+            work_ms=round(work_ms),
+            spec=gangs.spec(row.whole("num_gpu"), tenant=tenant),
+            row=row.number,
+            tenant=tenant,
+        )

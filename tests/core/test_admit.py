@@ -1,0 +1,171 @@
+"""Requests: accepted, or refused with the field at fault and what would work."""
+
+from __future__ import annotations
+
+import re
+
+import msgspec
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from shoal.core.admit import spec_problem
+from shoal.model.job import ARGUMENT_BYTES_MAX, JobSpec
+from shoal.model.node import NodeHealth, NodeIntent
+from shoal.model.report import Accepted, Refused, Submit
+from tests.core.build import Cluster, examples, job_spec
+
+
+def cluster_of(nodes: list[tuple[int, int, int]]) -> Cluster:
+    """Nodes with so many GPUs, CPUs and megabytes."""
+    cluster = Cluster()
+    for number, (gpus, cpus, memory_mb) in enumerate(nodes):
+        cluster.join(f"n{number}", gpus=gpus, cpus=cpus, memory_mb=memory_mb)
+    return cluster
+
+
+def refusal(cluster: Cluster, **fields: object) -> Refused:
+    answer = cluster.ask(Submit(job_spec(**fields)))
+    assert isinstance(answer, Refused), answer
+    return answer
+
+
+def test_before_any_node_is_known_every_size_may_be_possible() -> None:
+    assert Cluster().submit(gpus=200, members=9)
+
+
+@pytest.mark.parametrize(
+    ("fields", "field", "advice"),
+    [
+        ({"gpus": 9}, "gpus", "ask for at most 8"),
+        ({"cpu_milli": 99_000}, "cpus", "ask for at most 32"),
+        ({"memory_mb": 9_999}, "memory", "ask for at most 4000"),
+        ({"gpus": 4, "members": 4}, "members", "ask for at most 2"),
+        ({"gpus": 8, "memory_mb": 4_000}, "gpus", "the rest together fit on no node"),
+        ({"cpu_milli": 32_000, "memory_mb": 4_000}, "cpus", "the rest together fit on no node"),
+    ],
+)
+def test_what_can_never_start_is_refused_with_what_could(
+    fields: dict[str, int], field: str, advice: str
+) -> None:
+    cluster = cluster_of([(8, 32, 1_000), (0, 16, 4_000)])
+    refused = refusal(cluster, **fields)
+    assert refused.field == field
+    assert advice in refused.message
+    assert cluster.state.jobs == {}
+
+
+SIZES = st.lists(
+    st.tuples(st.integers(0, 8), st.integers(1, 32), st.integers(1, 4_000)), min_size=1, max_size=4
+)
+FIELD_OF = {"gpus": ("gpus", 1), "cpus": ("cpu_milli", 1000), "memory": ("memory_mb", 1)}
+
+
+@examples
+@given(
+    nodes=SIZES,
+    gpus=st.integers(0, 12),
+    cpu_milli=st.integers(0, 40_000),
+    memory_mb=st.integers(0, 5_000),
+    members=st.integers(1, 60),
+)
+def test_whoever_follows_the_advice_is_accepted(
+    nodes: list[tuple[int, int, int]], gpus: int, cpu_milli: int, memory_mb: int, members: int
+) -> None:
+    cluster = cluster_of(nodes)
+    spec = job_spec(gpus=gpus, cpu_milli=cpu_milli, memory_mb=memory_mb, members=members)
+    for _ in range(6):  # at most one advice for each field, and one for a whole node
+        answer = cluster.ask(Submit(spec))
+        if isinstance(answer, Accepted):
+            return
+        assert isinstance(answer, Refused)
+        spec = follow(spec, answer)
+    raise AssertionError(f"{nodes}: still refused: {answer}")
+
+
+def follow(spec: JobSpec, refused: Refused) -> JobSpec:
+    if advice := re.search(r"ask for at most ([0-9.]+)", refused.message):
+        name, unit = FIELD_OF.get(refused.field, (refused.field, 1))
+        best = int(float(advice[1]) * unit)
+        assert best < getattr(spec, name)
+        return msgspec.structs.replace(spec, **{name: best})
+    largest = re.search(r"the largest node has (.*)", refused.message)
+    assert largest is not None, refused
+    return _as_large_as(spec, largest[1])
+
+
+def _as_large_as(spec: JobSpec, text: str) -> JobSpec:
+    """The size of a node as the message writes it."""
+    size = {"gpus": 0, "cpu_milli": 0, "memory_mb": 0}
+    for part in text.split(", "):
+        number, unit = part.split()
+        name = {"GPU": "gpus", "CPU": "cpu_milli", "MB": "memory_mb"}[unit.rstrip("s")]
+        size[name] = int(float(number) * (1000 if name == "cpu_milli" else 1))
+    return msgspec.structs.replace(spec, **size)
+
+
+def test_lost_and_cordoned_nodes_count_for_they_may_come_back() -> None:
+    cluster = cluster_of([(8, 8, 100)])
+    cluster.learn_gone("n0")
+    assert cluster.node("n0").health is NodeHealth.LOST
+    assert cluster.submit(gpus=8)
+
+
+def test_a_removed_node_does_not_count() -> None:
+    cluster = cluster_of([(8, 8, 100), (2, 8, 100)])
+    cluster.learn_gone("n0")
+    cluster.intend("n0", NodeIntent.REMOVED)
+    assert "at most 2" in refusal(cluster, gpus=4).message
+    cluster.reboot("n0")
+    cluster.hear("n0")
+    assert cluster.submit(gpus=4)
+
+
+@pytest.mark.parametrize(
+    ("fields", "field"),
+    [
+        ({"command": ["a\0b"]}, "command"),
+        ({"command": [" "]}, "command"),
+        ({"command": ["é" * (ARGUMENT_BYTES_MAX // 2 + 1)]}, "command"),
+        ({"command": ["x" * 100_000] * 6}, "command"),
+        ({"workdir": "relative/path"}, "workdir"),
+        ({"workdir": "/nul\0"}, "workdir"),
+        ({"env": {"A": "x\0"}}, "env"),
+        ({"env": {"A": "é" * (ARGUMENT_BYTES_MAX // 2)}}, "env"),
+        ({"env": {f"A{n}": "x" * 100_000 for n in range(6)}}, "env"),
+    ],
+)
+def test_what_no_process_can_be_given_is_refused(fields: dict[str, object], field: str) -> None:
+    refused = spec_problem(job_spec(**fields))
+    assert refused is not None
+    assert refused.field == field
+
+
+def test_an_ordinary_command_has_no_problem() -> None:
+    spec = job_spec(command=["python", "-c", "print('é')"], workdir="/tmp", env={"A": ""})
+    assert spec_problem(spec) is None
+
+
+def test_the_same_key_is_the_same_job() -> None:
+    cluster = Cluster()
+    submit = Submit(job_spec(), key="mine")
+    first, again = cluster.ask(submit), cluster.ask(submit)
+    assert first == Accepted("j1")
+    assert again == Accepted("j1", "this submission was already accepted")
+    assert len(cluster.state.jobs) == 1
+
+
+def test_asking_for_what_is_already_so_is_accepted_with_a_note() -> None:
+    cluster = cluster_of([(1, 8, 100)])
+    job_id = cluster.run()
+    cluster.cancel(job_id)
+    assert cluster.cancel(job_id) == Accepted(job_id, "it is already being cancelled")
+    assert cluster.last.events == []
+    assert cluster.intend("n0", NodeIntent.OPEN) == Accepted("n0", "it is already open")
+
+
+def test_what_does_not_exist_is_said_to_be_missing() -> None:
+    cluster = Cluster()
+    for answer in (cluster.cancel("j5"), cluster.intend("n7", NodeIntent.CORDONED)):
+        assert isinstance(answer, Refused)
+        assert answer.missing

@@ -1,0 +1,86 @@
+"""The log is the truth: whatever the way, it leads to the same state."""
+
+from __future__ import annotations
+
+from typing import get_args
+
+import msgspec
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from shoal.core.apply import APPLY, apply, replay
+from shoal.core.check import check
+from shoal.core.state import Snapshot, State
+from shoal.model.events import ControllerStarted, Event
+from shoal.sim.fuzz import run_seed
+from tests.core.build import Cluster, eventful, examples
+
+_log: msgspec.json.Decoder[Event] = msgspec.json.Decoder(Event)
+
+
+def image(state: State) -> bytes:
+    return msgspec.json.encode(state.snapshot())
+
+
+def test_replaying_the_log_rebuilds_the_state() -> None:
+    cluster = eventful()
+    assert image(replay(State(), cluster.log)) == image(cluster.state)
+
+
+def test_a_snapshot_through_json_restores_the_state_and_all_its_indexes() -> None:
+    cluster = eventful()
+    stored = msgspec.json.decode(image(cluster.state), type=Snapshot)
+    restored = State.restore(stored)
+    assert image(restored) == image(cluster.state)
+    check(restored, cluster.policy, cluster.now_ms, settled=False)
+    for index in ("placed", "capacity", "keys", "numbers", "masters"):
+        assert getattr(restored, index) == getattr(cluster.state, index), index
+    assert restored.free.nodes == cluster.state.free.nodes
+    assert restored.open_capacity.items() <= cluster.state.open_capacity.items()
+
+
+@examples
+@given(seed=st.integers(0, 40), cut=st.integers(0, 10_000))
+def test_a_snapshot_anywhere_and_the_rest_of_the_log_lead_to_the_same_state(
+    seed: int, cut: int
+) -> None:
+    events = LOGS[seed]
+    cut %= len(events) + 1
+    early = replay(State(), events[:cut])
+    snapshot = msgspec.json.decode(image(early), type=Snapshot)
+    assert image(replay(State.restore(snapshot), events[cut:])) == image(replay(State(), events))
+
+
+class _Logs(dict[int, list[Event]]):
+    """The logs of simulated histories, each made once."""
+
+    def __missing__(self, seed: int) -> list[Event]:
+        self[seed] = [_log.decode(line) for line in run_seed(seed, checked=False).log]
+        return self[seed]
+
+
+LOGS = _Logs()
+
+
+def test_every_event_can_be_applied() -> None:
+    assert set(get_args(Event)) == set(APPLY)
+
+
+def test_a_new_controller_hears_afresh() -> None:
+    cluster = eventful()
+    apply(cluster.state, ControllerStarted(at_ms=cluster.now_ms, epoch=7))
+    assert cluster.state.epoch == 7
+    assert cluster.state.said == {}
+    assert set(cluster.state.contacts) == {"a", "b"}
+
+
+def test_a_gpu_cannot_be_given_twice_even_by_a_log_that_says_so() -> None:
+    cluster = Cluster()
+    cluster.join("a", gpus=1)
+    cluster.submit(gpus=1)
+    job_id = cluster.submit(gpus=1)
+    placed = next(event for event in cluster.log if type(event).__name__ == "JobPlaced")
+    wrong = msgspec.structs.replace(placed, job=job_id)
+    with pytest.raises(AssertionError, match="already held"):
+        apply(cluster.state, wrong)

@@ -1,0 +1,116 @@
+"""In which order waiting jobs are tried, and by whom they may be overtaken."""
+
+from __future__ import annotations
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from shoal.core.scheduling.order import Order
+from shoal.core.state import Queue
+from shoal.model.job import Job, Phase
+from shoal.model.policy import Policy
+from tests.core.build import Cluster, examples, job_spec
+
+
+def job_of(number: int, priority: int, members: int, gpus: int) -> Job:
+    spec = job_spec(priority=priority, members=members, gpus=gpus)
+    return Job(id=f"j{number}", number=number, spec=spec)
+
+
+JOBS = st.lists(
+    st.tuples(st.integers(-2, 2), st.integers(1, 2), st.integers(0, 2)), max_size=12
+).map(lambda rows: [job_of(number, *row) for number, row in enumerate(rows, start=1)])
+
+
+def walk(queue: Queue) -> list[int]:
+    """Every waiting job in turn, as when each of them finds a place."""
+    order, numbers = Order(queue), []
+    by_number = {number: shape for shape, waiting in queue.shapes.items() for number in waiting}
+    while (head := order.next()) is not None:
+        number, shape = head
+        assert by_number[number] == shape
+        numbers.append(number)
+        waiting = queue.shapes[shape]
+        waiting.remove(number)
+        if not waiting:
+            del queue.shapes[shape]
+        order.again(shape)
+    return numbers
+
+
+@examples
+@given(jobs=JOBS, data=st.data())
+def test_the_order_is_by_priority_then_by_submission_whatever_the_history(
+    jobs: list[Job], data: st.DataObject
+) -> None:
+    queue = Queue()
+    for job in data.draw(st.permutations(jobs)):
+        queue.add(job)
+    for job in data.draw(st.lists(st.sampled_from(jobs), unique_by=id) if jobs else st.just([])):
+        queue.remove(job)  # as a placement does, and then a requeue
+        queue.add(job)
+    expected = sorted(jobs, key=lambda job: (-job.spec.priority, job.number))
+    assert walk(queue) == [job.number for job in expected]
+
+
+def test_once_a_job_does_not_fit_others_of_its_shape_are_not_tried() -> None:
+    queue = Queue()
+    for number in range(1, 4):
+        queue.add(job_of(number, 0, 1, 1))
+    queue.add(job_of(9, 0, 1, 2))
+    order = Order(queue)
+    heads = []
+    while (head := order.next()) is not None:
+        heads.append(head[0])
+    assert heads == [1, 9]
+
+
+def test_a_delayed_job_takes_its_old_place_when_its_time_has_come() -> None:
+    queue, early, late = Queue(), job_of(1, 0, 1, 0), job_of(2, 0, 1, 0)
+    early.not_before_ms = 500
+    queue.add(late)
+    queue.add(early)
+    jobs = {1: early, 2: late}
+    queue.wake(499, jobs.__getitem__)
+    assert [number for number, _ in queue.delayed or []] == [500]
+    queue.wake(500, jobs.__getitem__)
+    assert walk(queue) == [1, 2]
+
+
+# -- overtaking ----------------------------------------------------------------------------
+
+
+def blocked_cluster(patience_ms: int) -> tuple[Cluster, str]:
+    """One of two GPUs is busy; a job that needs both is first in the queue."""
+    cluster = Cluster(Policy(patience_ms=patience_ms, suspect_after_ms=10**9, grace_ms=10**9))
+    cluster.join("a", gpus=2)
+    cluster.run(gpus=1)
+    return cluster, cluster.submit(gpus=2)
+
+
+def test_a_blocked_job_may_be_overtaken_for_as_long_as_the_policy_says_and_no_longer() -> None:
+    cluster, big = blocked_cluster(patience_ms=10_000)
+    cluster.wait(9_999)
+    small = cluster.run(gpus=1)
+    assert cluster.job(small).phase is Phase.RUNNING
+    cluster.end(small)
+    cluster.wait(1)
+    held = cluster.submit(gpus=1)
+    assert cluster.job(held).phase is Phase.WAITING
+    cluster.end("j1")
+    assert cluster.job(big).phase is Phase.STARTING
+
+
+def test_a_job_of_higher_priority_is_not_held_up_by_a_blocked_one_behind_it() -> None:
+    cluster, _ = blocked_cluster(patience_ms=0)
+    assert cluster.job(cluster.submit(gpus=1, priority=5)).phase is Phase.STARTING
+    assert cluster.job(cluster.submit(gpus=0)).phase is Phase.WAITING
+
+
+def test_a_job_that_waits_for_a_node_to_return_holds_up_nobody() -> None:
+    cluster, _ = blocked_cluster(patience_ms=0)
+    cluster.join("b", gpus=4)
+    cluster.learn_gone("b")
+    cluster.submit(gpus=4, priority=5)
+    cluster.end("j1")
+    assert cluster.job("j2").phase is Phase.STARTING

@@ -1,0 +1,143 @@
+"""What should run minus what runs."""
+
+from __future__ import annotations
+
+from shoal.core.reconcile import STRANGER_GRACE_MS
+from shoal.model.commands import Acknowledge, Launch, Stop
+from shoal.model.job import MemberRef
+from tests.core.build import Cluster, node_spec
+
+
+def orders(cluster: Cluster) -> list[str]:
+    return [f"{type(command).__name__} {command.ref}" for command in cluster.last.commands]
+
+
+def test_an_order_that_was_lost_is_given_again_with_the_next_report() -> None:
+    cluster = Cluster()
+    cluster.join("a")
+    job_id = cluster.submit()
+    assert orders(cluster) == ["Launch j1.1.0"]
+    cluster.hear("a")
+    assert orders(cluster) == ["Launch j1.1.0"]
+    cluster.deliver()
+    cluster.hear("a")
+    assert orders(cluster) == []
+    cluster.cancel(job_id)
+    assert orders(cluster) == ["Stop j1.1.0"]
+    cluster.hear("a")
+    assert orders(cluster) == ["Stop j1.1.0"]
+
+
+def test_an_order_that_the_node_follows_already_is_not_repeated() -> None:
+    cluster = Cluster()
+    cluster.join("a")
+    cluster.cancel(cluster.run())
+    cluster.deliver()
+    cluster.hear("a")
+    assert orders(cluster) == []
+
+
+def test_an_exit_is_acknowledged_for_as_long_as_the_node_reports_it() -> None:
+    cluster = Cluster()
+    cluster.join("a")
+    cluster.end(cluster.run())
+    assert orders(cluster) == ["Acknowledge j1.1.0"]
+    cluster.hear("a")
+    assert orders(cluster) == ["Acknowledge j1.1.0"]
+    cluster.deliver()
+    cluster.hear("a")
+    assert orders(cluster) == []
+
+
+def test_orders_name_the_life_of_the_node_that_they_are_meant_for() -> None:
+    cluster = Cluster()
+    cluster.join("a")
+    cluster.reboot("a")
+    cluster.hear("a")
+    cluster.submit()
+    assert [command.incarnation for command in cluster.last.commands] == [2]
+
+
+def test_a_stranger_gets_a_moment_to_end_well() -> None:
+    cluster = Cluster()
+    other = Cluster()
+    other.join("a")
+    other.submit()
+    other.deliver()
+    cluster.books = other.books
+    cluster.hear("a")
+    (stop,) = cluster.last.commands
+    assert isinstance(stop, Stop)
+    assert (stop.ref, stop.grace_ms) == (MemberRef("j1", 1, 0), STRANGER_GRACE_MS)
+
+
+def test_a_start_is_not_ordered_again_while_a_stranger_may_sit_on_the_gpus() -> None:
+    cluster = Cluster()
+    cluster.join("a", gpus=1)
+    cluster.submit(gpus=1)
+    stranger = MemberRef("j77", 1, 0)
+    book = cluster.books["a"]
+    (launch,) = cluster.last.commands
+    assert isinstance(launch, Launch)
+    book.alive[stranger] = launch
+    cluster.hear("a")
+    assert orders(cluster) == [f"Stop {stranger}"]
+    cluster.deliver()
+    cluster.hear("a")
+    assert orders(cluster) == []
+    book.exited(stranger, 143)
+    cluster.hear("a")
+    assert orders(cluster) == ["Launch j1.1.0", f"Acknowledge {stranger}"]
+
+
+def test_orders_to_a_node_come_before_acknowledgements() -> None:
+    cluster = Cluster()
+    cluster.join("a", gpus=1)
+    cluster.run(gpus=1)
+    cluster.submit(gpus=1)
+    cluster.end("j1")
+    assert [type(command) for command in cluster.last.commands] == [Launch, Acknowledge]
+
+
+def test_a_member_finds_its_place_in_the_gang_in_its_environment() -> None:
+    cluster = Cluster()
+    cluster.join("a", gpus=4)
+    cluster.join("b", gpus=2)
+    cluster.submit(gpus=2, members=3, env={"MODEL": "tiny", "RANK": "nonsense"}, name="train")
+    launches = [command for command in cluster.last.commands if isinstance(command, Launch)]
+    assert [launch.node for launch in launches] == ["a", "a", "b"]
+    env = launches[2].env
+    assert env["MASTER_ADDR"] == "a.test"
+    assert int(env["MASTER_PORT"]) >= cluster.policy.port_first
+    assert {
+        name: env[name]
+        for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "GROUP_RANK")
+    } == {
+        "RANK": "2",
+        "WORLD_SIZE": "3",
+        "LOCAL_RANK": "0",
+        "LOCAL_WORLD_SIZE": "1",
+        "GROUP_RANK": "1",
+    }
+    assert (env["GROUP_WORLD_SIZE"], env["CUDA_VISIBLE_DEVICES"]) == ("2", "0,1")
+    assert (env["SHOAL_JOB_ID"], env["SHOAL_JOB_NAME"]) == ("j1", "train")
+    assert (env["SHOAL_ATTEMPT"], env["SHOAL_MEMBER"], env["MODEL"]) == ("1", "2", "tiny")
+
+
+def test_a_member_without_gpus_sees_none() -> None:
+    cluster = Cluster()
+    cluster.join("a", gpus=4)
+    cluster.submit()
+    (launch,) = cluster.last.commands
+    assert isinstance(launch, Launch)
+    assert launch.env["CUDA_VISIBLE_DEVICES"] == ""
+
+
+def test_two_live_jobs_never_meet_at_the_same_point() -> None:
+    cluster = Cluster()
+    cluster.books = {}
+    cluster.join("a")
+    cluster.reboot("a", node_spec("a", cpus=50))
+    cluster.hear("a")
+    masters = {cluster.job(cluster.submit()).master for _ in range(40)}
+    assert len(masters) == 40

@@ -1,0 +1,221 @@
+"""The house rules that a linter cannot know."""
+
+from __future__ import annotations
+
+import ast
+import tomllib
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parent.parent
+SOURCE = ROOT / "src" / "shoal"
+FILES = sorted(SOURCE.rglob("*.py"))
+PURE = sorted([*(SOURCE / "core").rglob("*.py"), *(SOURCE / "model").rglob("*.py")])
+
+FILE_LINES_MAX = 450
+FUNCTION_LINES_MAX = 70
+
+# All that the pure half may use of the standard library. A list of what is allowed cannot miss
+# the next module that reads a clock.
+PURE_IMPORTS = {
+    "__future__",
+    "bisect",
+    "collections",
+    "enum",
+    "functools",
+    "heapq",
+    "itertools",
+    "msgspec",
+    "operator",
+    "shoal",
+    "typing",
+}
+
+
+def name_of(path: Path) -> str:
+    return str(path.relative_to(SOURCE))
+
+
+def tree_of(path: Path) -> ast.Module:
+    return ast.parse(path.read_text(), str(path))
+
+
+def places(path: Path, nodes: Iterator[ast.AST]) -> list[str]:
+    return [f"{name_of(path)}:{getattr(node, 'lineno', 0)}" for node in nodes]
+
+
+# -- the pure half -------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("path", PURE, ids=name_of)
+def test_model_and_core_import_nothing_that_reads_the_world(path: Path) -> None:
+    for node in ast.walk(tree_of(path)):
+        names: list[str] = []
+        if isinstance(node, ast.Import):
+            names = [alias.name for alias in node.names]
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0, f"{name_of(path)}:{node.lineno} imports relatively"
+            names = [node.module or ""]
+            if names[0].startswith("shoal."):
+                assert names[0].split(".")[1] in ("model", "core"), f"{name_of(path)}: {names[0]}"
+        for name in names:
+            assert name.split(".")[0] in PURE_IMPORTS, f"{name_of(path)} imports {name}"
+
+
+@pytest.mark.parametrize("path", PURE, ids=name_of)
+def test_model_and_core_call_nothing_that_reads_the_world(path: Path) -> None:
+    forbidden = {"open", "print", "input", "hash", "id", "exec", "eval", "globals", "__import__"}
+    calls = (
+        node
+        for node in ast.walk(tree_of(path))
+        if isinstance(node, ast.Call)
+        and isinstance(node.func, ast.Name)
+        and node.func.id in forbidden
+    )
+    assert places(path, calls) == []
+
+
+@pytest.mark.parametrize("path", PURE, ids=name_of)
+def test_core_never_goes_through_a_set_in_no_order(path: Path) -> None:
+    """The order of a set differs from run to run, and so would the decisions."""
+    assert places(path, unordered_walks(tree_of(path))) == []
+
+
+def unordered_walks(tree: ast.Module) -> Iterator[ast.AST]:
+    """Loops and conversions to a sequence over what is plainly a set, or a name given one."""
+    known = set_names(tree)
+    for node in ast.walk(tree):
+        walked: list[ast.expr] = []
+        if isinstance(node, ast.For):
+            walked = [node.iter]
+        elif isinstance(node, (ast.ListComp, ast.DictComp)):
+            # A comprehension that makes a set again, or a generator (mostly inside any, all, sum
+            # or sorted), may go through a set in any order.
+            walked = [generator.iter for generator in node.generators]
+        elif isinstance(node, ast.Call) and isinstance(node.func, ast.Name):
+            if node.func.id in ("list", "tuple", "iter", "enumerate", "next"):
+                walked = node.args
+        elif isinstance(node, (ast.List, ast.Tuple)):
+            walked = [item.value for item in node.elts if isinstance(item, ast.Starred)]
+        yield from (expression for expression in walked if is_set(expression, known))
+
+
+def set_names(tree: ast.Module) -> set[str]:
+    """Names and attributes that are assigned or annotated as sets somewhere in the file."""
+    names = {".masters", ".hopeless"}  # the state's own sets, wherever they are used
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Assign) and is_set(node.value, set()):
+            names |= {target_name(target) for target in node.targets}
+        elif isinstance(node, ast.AnnAssign) and ast.unparse(node.annotation).startswith("set["):
+            names.add(target_name(node.target))
+    return names - {""}
+
+
+def target_name(target: ast.expr) -> str:
+    if isinstance(target, ast.Name):
+        return target.id
+    return f".{target.attr}" if isinstance(target, ast.Attribute) else ""
+
+
+def is_set(expression: ast.expr, known: set[str]) -> bool:
+    if isinstance(expression, (ast.Set, ast.SetComp)):
+        return True
+    if isinstance(expression, ast.Call) and isinstance(expression.func, ast.Name):
+        return expression.func.id in ("set", "frozenset")
+    if isinstance(expression, ast.BinOp):
+        return is_set(expression.left, known) or is_set(expression.right, known)
+    return target_name(expression) in known
+
+
+def test_the_search_for_unordered_walks_finds_them() -> None:
+    wrong = [
+        "for x in set(y): pass",
+        "for x in {1, 2}: pass",
+        "for x in {y for y in z}: pass",
+        "a = {1}\nfor x in a: pass",
+        "a: set[int] = f()\nb = [x for x in a]",
+        "list(set(y) - z)",
+        "for x in state.masters: pass",
+        "a = [*{1}, *b]",
+    ]
+    right = [
+        "for x in sorted(set(y)): pass",
+        "a = {1}\nb = {x for x in a}",
+        "for x in {1: 2}: pass",
+        "any(x for x in set(y))",
+        "a = {*set(y)}",
+    ]
+    assert [bool(list(unordered_walks(ast.parse(text)))) for text in wrong] == [True] * len(wrong)
+    assert [bool(list(unordered_walks(ast.parse(text)))) for text in right] == [False] * len(right)
+
+
+@pytest.mark.parametrize("path", PURE, ids=name_of)
+def test_fractions_are_made_only_where_a_text_for_people_is_written(path: Path) -> None:
+    """Time is integer milliseconds: what is divided may be shown, never decided upon."""
+    tree = tree_of(path)
+    shown = {
+        id(part)
+        for text in ast.walk(tree)
+        if isinstance(text, ast.JoinedStr)
+        for part in ast.walk(text)
+    }
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Assign) and all(
+            target_name(target).endswith("_s") for target in node.targets
+        ):
+            shown |= {id(part) for part in ast.walk(node)}  # seconds are for reading
+    fractions = (
+        node
+        for node in ast.walk(tree)
+        if (
+            (isinstance(node, ast.BinOp) and isinstance(node.op, ast.Div))
+            or (isinstance(node, ast.Constant) and isinstance(node.value, float))
+        )
+        and id(node) not in shown
+    )
+    assert places(path, fractions) == []
+
+
+# -- all of it -----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("path", FILES, ids=name_of)
+def test_every_module_begins_with_a_sentence_that_says_what_it_is_for(path: Path) -> None:
+    text = ast.get_docstring(tree_of(path))
+    assert text, f"{name_of(path)} does not begin with a docstring"
+    assert text.rstrip().endswith((".", "!", "?", '"', "`", ")")), f"{name_of(path)}: {text!r}"
+
+
+@pytest.mark.parametrize("path", FILES, ids=name_of)
+def test_a_file_is_one_thought(path: Path) -> None:
+    lines = len(path.read_text().splitlines())
+    assert lines <= FILE_LINES_MAX, f"{name_of(path)} has {lines} lines"
+
+
+@pytest.mark.parametrize("path", FILES, ids=name_of)
+def test_a_function_fits_a_screen(path: Path) -> None:
+    for node in ast.walk(tree_of(path)):
+        if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)):
+            # The options of a command are a table in its signature; what counts is what it does.
+            lines = (node.end_lineno or 0) - node.body[0].lineno + 1
+            assert lines <= FUNCTION_LINES_MAX, f"{name_of(path)}: {node.name} has {lines} lines"
+
+
+def test_every_part_of_the_house_has_its_floor() -> None:
+    """Else the import rules would not hold for it."""
+    with (ROOT / "pyproject.toml").open("rb") as file:
+        contracts = tomllib.load(file)["tool"]["importlinter"]["contracts"]
+    placed = {
+        name.strip().removeprefix("shoal.")
+        for contract in contracts
+        for layer in contract.get("layers", [])
+        for name in layer.split("|")
+    }
+    parts = {
+        path.stem
+        for path in SOURCE.iterdir()
+        if (path.suffix == ".py" or (path / "__init__.py").exists()) and path.stem != "__init__"
+    }
+    assert parts - placed == set()
