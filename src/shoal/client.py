@@ -15,6 +15,7 @@ import msgspec
 
 from shoal.model.job import JobSpec
 from shoal.model.node import NodeIntent
+from shoal.model.policy import Policy
 from shoal.model.views import (
     Done,
     EventsView,
@@ -121,6 +122,12 @@ class Client:
         """OPEN, CORDONED or DRAINING."""
         verb = {"open": "uncordon", "cordoned": "cordon", "draining": "drain"}[intent.value]
         return self._call("POST", f"/v1/nodes/{quote(node, safe='')}/{verb}", Done)
+
+    def policy(self) -> Policy:
+        return self._call("GET", "/v1/policy", Policy)
+
+    def set_policy(self, policy: Policy) -> Policy:
+        return self._call("PUT", "/v1/policy", Policy, msgspec.json.encode(policy))
 
     def submit(self, spec: JobSpec, key: str = "") -> JobView:
         body = msgspec.json.encode(Submission(spec=spec, key=key or secrets.token_hex(16)))

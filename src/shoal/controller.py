@@ -19,6 +19,7 @@ import msgspec
 import uvloop
 
 from shoal.client import Address
+from shoal.control import plugins
 from shoal.control.clock import SystemClock
 from shoal.control.home import ClusterConfig, Home
 from shoal.control.logs import LogStore
@@ -28,7 +29,6 @@ from shoal.control.supervise import HOPELESS_CODE
 from shoal.engines.local.engine import LocalEngine
 from shoal.files import lock, write_private
 from shoal.model.node import NodeIntent
-from shoal.model.policy import Policy
 from shoal.model.report import SetIntent
 from shoal.ports import EngineError, StoreError
 
@@ -45,6 +45,7 @@ def run_controller(home_path: str) -> int:
     """Until it is told to end. What it prints is its log; a line that begins with "shoal: " is
     its last, and means that starting it again would not help."""
     logging.basicConfig(format="%(asctime)s %(name)s: %(message)s", level=logging.INFO)
+    plugins.enable()
     home = Home(Path(home_path))
     if lock(home.controller_lock) is None:
         print(f"shoal: another controller runs in {home.path}", flush=True)
@@ -65,7 +66,7 @@ async def _serve(home: Home) -> None:
     listener = _listen(home, config)
     store = SqliteStore(home.database)
     engine = LocalEngine(config.nodes, home.nodes)
-    loop = ControlLoop(store, engine, SystemClock(), Policy(), LogStore(home.logs))
+    loop = ControlLoop(store, engine, SystemClock(), None, LogStore(home.logs))
     _spare_the_collector()
     ticking = asyncio.create_task(loop.run())
     await asyncio.sleep(0)  # the agents start while the API is still being imported

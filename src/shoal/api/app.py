@@ -5,7 +5,7 @@ from __future__ import annotations
 import hmac
 from typing import Annotated, Any, Literal
 
-from litestar import Controller, Litestar, get, post
+from litestar import Controller, Litestar, get, post, put
 from litestar.connection import ASGIConnection
 from litestar.di import Provide
 from litestar.exceptions import HTTPException, NotAuthorizedException
@@ -36,9 +36,12 @@ from shoal.api.problems import (
     on_unexpected,
 )
 from shoal.control.loop import Busy, ControlLoop
+from shoal.control.plugins import problem
 from shoal.core.explain import explain
+from shoal.core.scheduling.predict import predict
 from shoal.model.job import Job, MemberRef, Phase
 from shoal.model.node import NodeIntent
+from shoal.model.policy import Policy
 from shoal.model.report import Cancel, SetIntent, Submit
 from shoal.model.views import (
     Done,
@@ -87,6 +90,20 @@ class Cluster(Controller):
     ) -> Done:
         answer = accepted(await loop.request(SetIntent(node, INTENTS[verb])))
         return Done(id=answer.id, note=answer.note)
+
+    @get("/policy", sync_to_thread=False)
+    def policy(self, loop: ControlLoop) -> Policy:
+        return loop.policy
+
+    @put("/policy")
+    async def set_policy(self, loop: ControlLoop, data: Policy) -> Policy:
+        """In force when this is answered; a change is an event."""
+        wrong = problem(data)
+        if wrong is not None:
+            field, _, message = wrong.partition(": ")
+            raise Refusal(422, message, field)
+        await loop.set_policy(data)
+        return loop.policy
 
     @get("/events")
     async def events(
@@ -157,9 +174,12 @@ class Jobs(Controller):
     @get("/{job_id:str}/why", sync_to_thread=False)
     def why(self, loop: ControlLoop, job_id: str) -> WhyView:
         job = _job(loop, job_id)
+        expected = predict(loop.state, job, loop.clock.now_ms())
         return WhyView(
             id=job.id,
             state=job_state(job),
+            early_ms=expected.early_ms if expected else None,
+            late_ms=expected.late_ms if expected else None,
             why=explain(loop.state, job, loop.policy, loop.clock.now_ms()),
             events=loop.store.events(-WHY_EVENTS_MAX, WHY_EVENTS_MAX, job.id),
         )

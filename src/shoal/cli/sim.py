@@ -123,7 +123,7 @@ def sim(
     from shoal.sim.metrics import summarize
     from shoal.sim.traces import TraceError
 
-    chosen = [(name, policy_named(name)) for name in policy or ["default"]]
+    chosen = [(name, policy_named(name)) for name in policy or ["fair"]]
     conditions = conditions_of(
         start_up, checkpoint, restart_cost, failures, repair, slow, stragglers
     )
@@ -159,12 +159,11 @@ def sim(
 
 def policy_named(name: str) -> Policy:
     """The one place that knows how policies are found."""
-    from shoal.model.policy import Policy
+    from shoal.core.policies import SHIPPED
 
-    shipped = {"default": Policy()}
-    if name not in shipped:
-        raise Failure(f"--policy: there is no {name}; there are {', '.join(shipped)}", USAGE)
-    return shipped[name]
+    if name not in SHIPPED:
+        raise Failure(f"--policy: there is no {name}; there are {', '.join(SHIPPED)}", USAGE)
+    return SHIPPED[name]
 
 
 def _replay(

@@ -22,6 +22,7 @@ from shoal.model.report import (
     LogChunk,
     NodeGone,
     NodeReport,
+    Nothing,
     Report,
     Request,
     Submit,
@@ -43,13 +44,13 @@ class ControlLoop:
     """Sole owner of the state. Others put messages into it and read from it between steps."""
 
     def __init__(
-        self, store: Store, engine: Engine, clock: Clock, policy: Policy, logs: LogStore
+        self, store: Store, engine: Engine, clock: Clock, policy: Policy | None, logs: LogStore
     ) -> None:
-        self.policy = policy
         self.clock = clock
         self.logs = logs
         self.store = store
         self.state, self.last_seq = store.load()
+        self.policy = policy or self.state.policy
         self.started_ms = clock.now_ms()
         self.finishing: dict[str, Job] = {}  # finished, but not yet in the store
         self._engine = engine
@@ -71,6 +72,15 @@ class ControlLoop:
         self._requests.append((request, future))
         self._wake.set()
         return await future
+
+    async def set_policy(self, policy: Policy) -> None:
+        """Obeyed from the next step on; returns when the change is stored."""
+        before, self.policy = self.policy, policy
+        try:
+            await self.request(Nothing())
+        except StoreError:
+            self.policy = before
+            raise
 
     async def changed(self, job_id: str, timeout_s: float) -> None:
         """Return when an event about this job ("": any event) is stored or some of its output is

@@ -19,7 +19,16 @@ from shoal.model.job import (
     StopCause,
 )
 from shoal.model.node import NodeHealth, NodeIntent
-from shoal.model.report import Accepted, Answer, Cancel, Refused, Request, SetIntent, Submit
+from shoal.model.report import (
+    Accepted,
+    Answer,
+    Cancel,
+    Nothing,
+    Refused,
+    Request,
+    SetIntent,
+    Submit,
+)
 from shoal.model.resources import cpus_text, plural
 
 CANCELLED_CODE = 130  # what a shell reports for a command ended by Ctrl-C
@@ -37,6 +46,8 @@ def _admit_one(round_: Round, request: Request) -> Answer:
             return _cancel(round_, request)
         case SetIntent():
             return _set_intent(round_, request)
+        case Nothing():
+            return Accepted("")
 
 
 def _submit(round_: Round, request: Submit) -> Answer:

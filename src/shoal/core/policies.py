@@ -12,7 +12,7 @@ SHIPPED: dict[str, Policy] = {
         # The same order, but gaps are filled as long as that delays nobody at the front.
         Policy(name="backfill", order="fifo", preempt=Preempt.NEVER, reservations=4),
         # Tenants share by quota and weight; gaps are filled; priority and quota preempt.
-        Policy(name="fair", order="fair", reservations=2),
+        Policy(),
         # Told how long jobs run, the shortest first; the yardsticks for the rest.
         Policy(name="srtf", order="srtf", preempt=Preempt.RANK, reservations=0),
         Policy(name="srsf", order="srsf", preempt=Preempt.RANK, reservations=0),

@@ -38,7 +38,7 @@ class Policy(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     placement: str = "shoal"
     preempt: Preempt = Preempt.PRIORITY
     # Blocked jobs, from the front of the queue, for which room is set aside in time.
-    reservations: Annotated[int, msgspec.Meta(ge=0, le=64)] = 1
+    reservations: Annotated[int, msgspec.Meta(ge=0, le=64)] = 2
     # A blocked job may be overtaken by jobs behind it for this long; then the queue is held for it.
     patience_ms: Count = 600_000
     # Usage of an hour ago counts half of usage now, by default of a week's half-life.

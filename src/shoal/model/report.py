@@ -63,7 +63,11 @@ class SetIntent(msgspec.Struct, frozen=True):
     who: str = "a user"
 
 
-Request = Submit | Cancel | SetIntent
+class Nothing(msgspec.Struct, frozen=True):
+    """Wants to be answered when the next step is stored."""
+
+
+Request = Submit | Cancel | SetIntent | Nothing
 
 
 class Accepted(msgspec.Struct, frozen=True):

@@ -91,6 +91,8 @@ class WhyView(msgspec.Struct, kw_only=True):
     id: str
     state: str
     why: str
+    early_ms: int | None  # a waiting job will probably start between these two moments
+    late_ms: int | None
     events: list[Recorded]
 
 

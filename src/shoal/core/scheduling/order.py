@@ -7,6 +7,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, NamedTuple
 
 from shoal.core.queue import Lane, by_submission
+from shoal.core.scheduling.registry import Registry
 from shoal.model.job import Job
 
 if TYPE_CHECKING:
@@ -70,13 +71,16 @@ def _by(rank: Callable[[Job, int], int], *, clairvoyant: bool = False) -> Orderi
     )
 
 
-ORDERINGS: dict[str, Ordering] = {
-    "fifo": Ordering(),
-    "fair": Ordering(tenant=lambda state, name, now_ms: state.accounts.standing(name, now_ms)),
-    "srtf": _by(_remaining, clairvoyant=True),
-    "srsf": _by(_service, clairvoyant=True),
-    "tiresias": _by(_tiresias_queue),
-}
+ORDERINGS: Registry[Ordering] = Registry(
+    "order",
+    {
+        "fifo": Ordering(),
+        "fair": Ordering(tenant=lambda state, name, now_ms: state.accounts.standing(name, now_ms)),
+        "srtf": _by(_remaining, clairvoyant=True),
+        "srsf": _by(_service, clairvoyant=True),
+        "tiresias": _by(_tiresias_queue),
+    },
+)
 
 
 def place_in_line(state: State, job: Job, now_ms: int) -> Rank:

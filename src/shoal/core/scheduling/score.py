@@ -6,6 +6,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from shoal.core.room import Level
+from shoal.core.scheduling.registry import Registry
 from shoal.model.resources import WHOLE_GPU_MILLI, Kind
 
 if TYPE_CHECKING:
@@ -41,9 +42,12 @@ def _tightest(_state: State, kind: Kind, before: Level, after: Level) -> tuple[f
     return (float(broken), gpu_milli(after), after.cpu_milli, after.memory_mb)
 
 
-PLACEMENTS: dict[str, Score] = {
-    "first-fit": _first_fit,
-    "best-fit": _best_fit,
-    "packing": _packing,
-    "shoal": _tightest,
-}
+PLACEMENTS: Registry[Score] = Registry(
+    "placement",
+    {
+        "first-fit": _first_fit,
+        "best-fit": _best_fit,
+        "packing": _packing,
+        "shoal": _tightest,
+    },
+)
