@@ -123,7 +123,7 @@ def sim(
     from shoal.sim.metrics import summarize
     from shoal.sim.traces import TraceError
 
-    chosen = [(name, policy_named(name)) for name in policy or ["fair"]]
+    chosen = [(name, policy_named(name)) for name in dict.fromkeys(policy or ["fair"])]
     conditions = conditions_of(
         start_up, checkpoint, restart_cost, failures, repair, slow, stragglers
     )

@@ -15,6 +15,7 @@ from shoal.model.resources import Slice
 from shoal.sim.traces import Arrival
 
 MILLI = 1000  # a whole GPU, or a whole CPU
+MASK_BITS = 62  # as many GPUs of a node as a timeline can show
 
 
 class Meter:
@@ -136,16 +137,14 @@ class Segments:
 
     def __init__(self) -> None:
         self.node = array("l")
-        self.first_gpu = array("l")
-        self.gpus = array("l")
+        self.mask = array("q")  # bit i is GPU i
         self.begin_ms = array("q")
         self.end_ms = array("q")
         self.row = array("q")
 
     def add(self, node: int, slice_: Slice, begin_ms: int, end_ms: int, row: int) -> None:
         self.node.append(node)
-        self.first_gpu.append(slice_.gpus[0] if slice_.gpus else 0)
-        self.gpus.append(len(slice_.gpus))
+        self.mask.append(sum([1 << gpu for gpu in slice_.gpus if gpu < MASK_BITS]))
         self.begin_ms.append(begin_ms)
         self.end_ms.append(end_ms)
         self.row.append(row)

@@ -128,7 +128,8 @@ def open_text(path: Path) -> Iterator[str]:
             packed = raw.read(2) == b"\x1f\x8b"
             raw.seek(0)
             stream = gzip.GzipFile(fileobj=raw) if packed else raw
-            yield from io.TextIOWrapper(stream, encoding="utf-8-sig", newline="")
+            with io.TextIOWrapper(stream, encoding="utf-8-sig", newline="") as text:
+                yield from text
     except (EOFError, zlib.error, gzip.BadGzipFile) as error:
         raise TraceError(f"{path}: the gzip file is cut off or damaged: {error}") from error
     except UnicodeDecodeError as error:
