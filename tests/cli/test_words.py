@@ -11,12 +11,15 @@ from shoal.model.events import (
     ControllerStarted,
     Event,
     JobAdopted,
+    JobClaimed,
     JobFinished,
     JobPlaced,
     JobRequeued,
+    JobReserved,
     JobRunning,
     JobStopping,
     JobSubmitted,
+    JobUnclaimed,
     MemberExited,
     MemberLost,
     MembersStarted,
@@ -25,9 +28,11 @@ from shoal.model.events import (
     NodeLost,
     NodeReady,
     NodeSuspected,
+    PolicyChanged,
 )
 from shoal.model.job import JobSpec, Outcome, StopCause
 from shoal.model.node import NodeIntent, NodeSpec
+from shoal.model.policy import Policy
 from shoal.model.resources import Slice
 
 SPEC = JobSpec(command=("python", "train.py"), name="big", members=2, gpus=8)
@@ -52,6 +57,44 @@ SENTENCES: list[tuple[Event, str]] = [
             why="",
         ),
         "j1 placed (attempt 2): n1, n2",
+    ),
+    (
+        JobSubmitted(at_ms=0, job="j1", spec=JobSpec(command=("x",), members=2, members_max=8)),
+        "j1 submitted: 2..8 members with 1 CPU each: x",
+    ),
+    (
+        JobReserved(at_ms=0, job="j1", start_ms=9000, nodes=("n1",), why="expected to start"),
+        "j1 has a reservation: expected to start",
+    ),
+    (
+        JobReserved(at_ms=1000, job="j1", start_ms=61_000, nodes=("n1", "n2"), why=""),
+        "j1 has a reservation: n1, n2 in 1m 0s",
+    ),
+    (
+        JobReserved(at_ms=1000, job="j1", start_ms=1000, nodes=("n1",), why=""),
+        "j1 has a reservation: n1 at once",
+    ),
+    (
+        JobClaimed(at_ms=0, job="j1", slices=(Slice("n1"), Slice("n1")), why="j2 is stopped"),
+        "j1 has a claim on n1: j2 is stopped",
+    ),
+    (
+        JobUnclaimed(at_ms=0, job="j1", why="n1 is lost"),
+        "j1 gives up the room that was being made for it: n1 is lost",
+    ),
+    (
+        JobStopping(at_ms=0, job="j1", attempt=1, cause=StopCause.PREEMPT, why="j2 goes first"),
+        "j1 is being stopped (makes room for another): j2 goes first",
+    ),
+    (
+        JobRequeued(
+            at_ms=0, job="j1", attempt=1, cause=StopCause.RESIZE, not_before_ms=0, why="to 4"
+        ),
+        "j1 will run again (changes its size): to 4",
+    ),
+    (
+        PolicyChanged(at_ms=0, policy=Policy(name="mine", order="fifo")),
+        "the policy is 'mine' now: order fifo, placement shoal, preempt priority",
     ),
     (
         MembersStarted(at_ms=0, job="j1", attempt=1, members=(0,)),

@@ -6,18 +6,21 @@ import shlex
 from typing import assert_never
 
 from shoal.cli.show import printable
-from shoal.cli.units import shortened
+from shoal.cli.units import duration_text, shortened
 from shoal.model.events import (
     ControllerStarted,
     Event,
     JobAdopted,
+    JobClaimed,
     JobEvent,
     JobFinished,
     JobPlaced,
     JobRequeued,
+    JobReserved,
     JobRunning,
     JobStopping,
     JobSubmitted,
+    JobUnclaimed,
     MemberExited,
     MemberLost,
     MembersStarted,
@@ -27,6 +30,7 @@ from shoal.model.events import (
     NodeLost,
     NodeReady,
     NodeSuspected,
+    PolicyChanged,
 )
 from shoal.model.job import JobSpec, Outcome, StopCause
 from shoal.model.node import NodeIntent
@@ -59,6 +63,8 @@ CAUSE_WORDS = {
     StopCause.FAILURE: "failed",
     StopCause.NODE_LOSS: "lost a node",
     StopCause.DRAIN: "its node is drained",
+    StopCause.PREEMPT: "makes room for another",
+    StopCause.RESIZE: "changes its size",
 }
 
 
@@ -69,14 +75,22 @@ def sentence(event: Event) -> str:
     elif isinstance(event, NodeEvent):
         text = f"{event.node} {_about_node(event)}"
     else:
-        text = _about_controller(event)
+        text = _about_cluster(event)
     return printable(text)
 
 
 def shape_text(spec: JobSpec) -> str:
     """What a gang asks for: '2 members with 8 GPUs, 1 CPU each'."""
-    each = " each" if spec.members > 1 else ""
-    return f"{plural(spec.members, 'member')} with {spec.demand}{each}"
+    each = " each" if spec.members > 1 or spec.elastic else ""
+    members = plural(spec.members, "member")
+    if spec.elastic:
+        members = f"{members_text(spec)} members"
+    return f"{members} with {spec.demand}{each}"
+
+
+def members_text(spec: JobSpec) -> str:
+    """As a job file says it: '4', or '2..8' of an elastic gang."""
+    return f"{spec.members}..{spec.members_max}" if spec.elastic else str(spec.members)
 
 
 def command_text(command: tuple[str, ...]) -> str:
@@ -98,6 +112,9 @@ def exit_text(code: int) -> str:
 JobHappening = (
     JobSubmitted
     | JobPlaced
+    | JobReserved
+    | JobClaimed
+    | JobUnclaimed
     | MembersStarted
     | JobRunning
     | MemberExited
@@ -116,7 +133,15 @@ def _about_job(event: JobHappening) -> str:
             name = f" as '{event.spec.name}'" if event.spec.name else ""
             return f"submitted{name}: {shape_text(event.spec)}: {command_text(event.spec.command)}"
         case JobPlaced():
-            return f"placed{_try(event.attempt)}: {event.why or _nodes(event.slices)}"
+            return f"placed{_try(event.attempt)}: {event.why or _nodes(_on(event.slices))}"
+        case JobReserved():
+            wait_ms = event.start_ms - event.at_ms
+            when = f"in {duration_text(wait_ms)}" if wait_ms > 0 else "at once"
+            return f"has a reservation: {event.why or f'{_nodes(event.nodes)} {when}'}"
+        case JobClaimed():
+            return f"has a claim on {_nodes(_on(event.slices))}{_because(event.why)}"
+        case JobUnclaimed():
+            return f"gives up the room that was being made for it{_because(event.why)}"
         case MembersStarted():
             return f"started {_members(event.members)}; the others are awaited{_try(event.attempt)}"
         case JobRunning():
@@ -158,9 +183,19 @@ def _about_node(event: NodeHappening) -> str:
             assert_never(event)
 
 
-def _about_controller(event: ControllerStarted) -> str:
-    again = f" again (start number {event.epoch})" if event.epoch > 1 else ""
-    return f"the controller started{again}"
+def _about_cluster(event: ControllerStarted | PolicyChanged) -> str:
+    match event:
+        case ControllerStarted():
+            again = f" again (start number {event.epoch})" if event.epoch > 1 else ""
+            return f"the controller started{again}"
+        case PolicyChanged():
+            policy = event.policy
+            return (
+                f"the policy is '{policy.name}' now: order {policy.order}, "
+                f"placement {policy.placement}, preempt {policy.preempt}"
+            )
+        case _:
+            assert_never(event)
 
 
 def _because(why: str) -> str:
@@ -179,7 +214,10 @@ def _members(numbers: tuple[int, ...]) -> str:
     return f"members {named}{more}"
 
 
-def _nodes(slices: tuple[Slice, ...]) -> str:
-    names = list(dict.fromkeys(slice_.node for slice_ in slices))
+def _on(slices: tuple[Slice, ...]) -> tuple[str, ...]:
+    return tuple(dict.fromkeys(slice_.node for slice_ in slices))
+
+
+def _nodes(names: tuple[str, ...]) -> str:
     more = f" and {len(names) - NODES_NAMED_MAX} more" if len(names) > NODES_NAMED_MAX else ""
     return ", ".join(names[:NODES_NAMED_MAX]) + more
