@@ -11,7 +11,7 @@ from tests.cli.conftest import Shoal
 from tests.live.cluster import Live
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
-NO_FLAGS = Flags(*[None] * len(Flags._fields))
+NO_FLAGS = Flags()
 
 
 def submit(name: str, cluster: Live) -> str:

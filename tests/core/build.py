@@ -34,9 +34,17 @@ examples = settings(max_examples=150, deadline=None, derandomize=True)
 POLICY = Policy(suspect_after_ms=5_000, grace_ms=60_000)
 
 
-def node_spec(name: str, *, gpus: int = 0, cpus: int = 8, memory_mb: int = 1000) -> NodeSpec:
+def node_spec(
+    name: str, *, gpus: int = 0, cpus: int = 8, memory_mb: int = 1000, **rest: Any
+) -> NodeSpec:
+    """`rest`: the GPUs' model and memory, and the node's place."""
     return NodeSpec(
-        id=name, gpus=gpus, cpu_milli=cpus * 1000, memory_mb=memory_mb, address=f"{name}.test"
+        id=name,
+        gpus=gpus,
+        cpu_milli=cpus * 1000,
+        memory_mb=memory_mb,
+        address=f"{name}.test",
+        **rest,
     )
 
 
@@ -95,9 +103,8 @@ class Cluster:
 
     # -- the nodes' side -------------------------------------------------------------------
 
-    def join(self, name: str, *, gpus: int = 0, cpus: int = 8, memory_mb: int = 1000) -> None:
-        spec = node_spec(name, gpus=gpus, cpus=cpus, memory_mb=memory_mb)
-        self.books[name] = NodeBook(spec, incarnation=1)
+    def join(self, name: str, **fields: Any) -> None:
+        self.books[name] = NodeBook(node_spec(name, **fields), incarnation=1)
         self.hear(name)
 
     def reboot(self, name: str, spec: NodeSpec | None = None) -> None:

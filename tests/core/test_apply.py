@@ -11,8 +11,10 @@ from hypothesis import strategies as st
 
 from shoal.core.apply import APPLY, apply, replay
 from shoal.core.check import check
+from shoal.core.room import Level
 from shoal.core.state import Snapshot, State
 from shoal.model.events import ControllerStarted, Event
+from shoal.model.resources import Kind
 from shoal.sim.fuzz import run_seed
 from tests.core.build import Cluster, eventful, examples
 
@@ -34,10 +36,20 @@ def test_a_snapshot_through_json_restores_the_state_and_all_its_indexes() -> Non
     restored = State.restore(stored)
     assert image(restored) == image(cluster.state)
     check(restored, cluster.policy, cluster.now_ms, settled=False)
-    for index in ("placed", "capacity", "keys", "numbers", "masters"):
+    for index in ("placed", "capacity", "totals", "keys", "numbers", "masters"):
         assert getattr(restored, index) == getattr(cluster.state, index), index
-    assert restored.free.nodes == cluster.state.free.nodes
+    assert nodes_by_level(restored) == nodes_by_level(cluster.state)
     assert restored.open_capacity.items() <= cluster.state.open_capacity.items()
+
+
+def nodes_by_level(state: State) -> dict[tuple[str, Kind, Level], list[int]]:
+    """Of the cluster and of each rack and block, where there are any."""
+    return {
+        (place, kind, level): nodes
+        for place, domain in {"": state.cluster, **state.domains}.items()
+        for kind, index in domain.free.items()
+        for level, nodes in index.nodes.items()
+    }
 
 
 @examples
@@ -82,5 +94,5 @@ def test_a_gpu_cannot_be_given_twice_even_by_a_log_that_says_so() -> None:
     job_id = cluster.submit(gpus=1)
     placed = next(event for event in cluster.log if type(event).__name__ == "JobPlaced")
     wrong = msgspec.structs.replace(placed, job=job_id)
-    with pytest.raises(AssertionError, match="already held"):
+    with pytest.raises(AssertionError, match="is held"):
         apply(cluster.state, wrong)

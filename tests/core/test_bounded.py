@@ -11,8 +11,10 @@ from tests.core.build import Cluster
 def sizes(state: State) -> dict[str, int]:
     """Of every container in the state and in its parts, whatever they are called."""
     found: dict[str, int] = {}
-    for owner in (state, state.queue, state.free):
-        for name, value in vars(owner).items():
+    for owner in (state, state.queue, state.cluster, state.accounts, state.estimates):
+        names = vars(owner) if hasattr(owner, "__dict__") else owner.__slots__
+        for name in names:
+            value = getattr(owner, name)
             if isinstance(value, Sized) and not isinstance(value, str):
                 found[f"{type(owner).__name__}.{name}"] = len(value)
     found["placed members"] = sum(map(len, state.placed.values()))
@@ -71,7 +73,7 @@ def test_what_cannot_fit_is_remembered_once_per_shape_and_not_per_job() -> None:
     for _ in range(50):
         cluster.submit(gpus=1)
     assert len(cluster.state.hopeless) == 1
-    assert len(cluster.state.queue.shapes) == 1
+    assert len(cluster.state.queue.lanes) == 1
 
 
 def test_a_step_emits_no_event_about_jobs_that_only_wait() -> None:

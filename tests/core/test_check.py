@@ -101,7 +101,7 @@ def is_lost_but_holds_slices(state: State) -> None:
 
 
 def miscounts_free_gpus(state: State) -> None:
-    state.rooms[0].gpu_bits = 0b01
+    state.rooms[0].gpu_milli[0] = 1000
 
 
 def miscounts_free_cpus(state: State) -> None:
@@ -113,7 +113,8 @@ def miscounts_jobs(state: State) -> None:
 
 
 def loses_a_node_from_the_index(state: State) -> None:
-    state.free.nodes[next(iter(state.free.nodes))].pop()
+    (index,) = (i for kind, i in state.cluster.free.items() if kind.gpus == 2)
+    index.nodes[index.levels[-1]].pop()
 
 
 def forgets_capacity(state: State) -> None:
@@ -131,7 +132,7 @@ def stays_on_a_node_that_drains(state: State) -> None:
 
 
 def loses_a_waiting_job(state: State) -> None:
-    state.queue.shapes.clear()
+    state.queue.lanes.clear()
 
 
 SPOILS: list[Spoil] = [
@@ -189,5 +190,5 @@ def test_after_a_step_only_what_it_touched_is_looked_at(cluster: Cluster) -> Non
 
 def test_the_nodes_of_a_touched_job_are_looked_at_too(cluster: Cluster) -> None:
     miscounts_free_gpus(cluster.state)
-    with pytest.raises(Violation, match="a: the free GPUs"):
+    with pytest.raises(Violation, match="a: what is free does not match"):
         check_touched(cluster.state, [JobRunning(at_ms=1, job="j1", attempt=1)])

@@ -75,5 +75,5 @@ def test_a_job_that_does_not_wait_is_explained_by_the_last_decision_about_it() -
     cluster.join("a")
     cluster.wait(700)
     assert why(cluster, cluster.submit()) == (
-        "1 member with 1 CPU on a: the tightest node that holds it; 0.0 s after submission"
+        "1 member with 1 CPU on a: best by shoal; 0.0 s after submission"
     )

@@ -220,7 +220,7 @@ def test_a_drained_job_says_why_it_moved(cluster: Cluster) -> None:
     cluster.intend("b", NodeIntent.CORDONED)
     cluster.deliver()
     cluster.end(job_id, code=143)
-    assert cluster.job(job_id).why == "moved: a is being drained"
+    assert cluster.job(job_id).why == "stopped to run again: a is being drained"
 
 
 def test_cordoning_disturbs_nothing_that_runs(cluster: Cluster) -> None:

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 from hypothesis import given
 from hypothesis import strategies as st
 
-from shoal.core.scheduling.order import Order
-from shoal.core.state import Queue
+from shoal.core.queue import lane_of
+from shoal.core.scheduling.order import Walk
+from shoal.core.state import State
 from shoal.model.job import Job, Phase
 from shoal.model.policy import Policy
 from tests.core.build import Cluster, examples, job_spec
@@ -22,19 +25,23 @@ JOBS = st.lists(
 ).map(lambda rows: [job_of(number, *row) for number, row in enumerate(rows, start=1)])
 
 
-def walk(queue: Queue) -> list[int]:
+def state_with(jobs: Iterable[Job]) -> State:
+    """They wait, in a state whose queue they joined in this order."""
+    state = State()
+    for job in jobs:
+        state.add_job(job)
+    return state
+
+
+def walk(state: State) -> list[int]:
     """Every waiting job in turn, as when each of them finds a place."""
-    order, numbers = Order(queue), []
-    by_number = {number: shape for shape, waiting in queue.shapes.items() for number in waiting}
-    while (head := order.next()) is not None:
-        number, shape = head
-        assert by_number[number] == shape
-        numbers.append(number)
-        waiting = queue.shapes[shape]
-        waiting.remove(number)
-        if not waiting:
-            del queue.shapes[shape]
-        order.again(shape)
+    turns, numbers = Walk(state, 0), []
+    while (head := turns.next()) is not None:
+        job, lane = head
+        assert lane_of(job) == lane
+        numbers.append(job.number)
+        state.queue.remove(job)
+        turns.again(lane)
     return numbers
 
 
@@ -43,38 +50,31 @@ def walk(queue: Queue) -> list[int]:
 def test_the_order_is_by_priority_then_by_submission_whatever_the_history(
     jobs: list[Job], data: st.DataObject
 ) -> None:
-    queue = Queue()
-    for job in data.draw(st.permutations(jobs)):
-        queue.add(job)
+    state = state_with(data.draw(st.permutations(jobs)))
     for job in data.draw(st.lists(st.sampled_from(jobs), unique_by=id) if jobs else st.just([])):
-        queue.remove(job)  # as a placement does, and then a requeue
-        queue.add(job)
+        state.queue.remove(job)  # as a placement does, and then a requeue
+        state.queue.add(job)
     expected = sorted(jobs, key=lambda job: (-job.spec.priority, job.number))
-    assert walk(queue) == [job.number for job in expected]
+    assert walk(state) == [job.number for job in expected]
+    assert state.queue.size == 0
 
 
-def test_once_a_job_does_not_fit_others_of_its_shape_are_not_tried() -> None:
-    queue = Queue()
-    for number in range(1, 4):
-        queue.add(job_of(number, 0, 1, 1))
-    queue.add(job_of(9, 0, 1, 2))
-    order = Order(queue)
-    heads = []
-    while (head := order.next()) is not None:
-        heads.append(head[0])
+def test_once_a_job_does_not_fit_others_of_its_lane_are_not_tried() -> None:
+    state = state_with([*(job_of(number, 0, 1, 1) for number in range(1, 4)), job_of(9, 0, 1, 2)])
+    turns, heads = Walk(state, 0), []
+    while (head := turns.next()) is not None:
+        heads.append(head[0].number)
     assert heads == [1, 9]
 
 
 def test_a_delayed_job_takes_its_old_place_when_its_time_has_come() -> None:
-    queue, early, late = Queue(), job_of(1, 0, 1, 0), job_of(2, 0, 1, 0)
+    early, late = job_of(1, 0, 1, 0), job_of(2, 0, 1, 0)
     early.not_before_ms = 500
-    queue.add(late)
-    queue.add(early)
-    jobs = {1: early, 2: late}
-    queue.wake(499, jobs.__getitem__)
-    assert [number for number, _ in queue.delayed or []] == [500]
-    queue.wake(500, jobs.__getitem__)
-    assert walk(queue) == [1, 2]
+    state = state_with([late, early])
+    state.queue.wake(499, state.job_numbered)
+    assert [when_ms for when_ms, _ in state.queue.delayed] == [500]
+    state.queue.wake(500, state.job_numbered)
+    assert walk(state) == [1, 2]
 
 
 # -- overtaking ----------------------------------------------------------------------------

@@ -13,6 +13,7 @@ from shoal.cli.guard import USAGE, Failure
 from shoal.cli.quick import quicken
 
 EXAMPLES = "\nExamples:\n"
+OPTION_COLUMNS_MAX = 28
 
 
 def _settle_home(path: Path) -> Path:
@@ -50,6 +51,21 @@ class Verb(TyperCommand):
         write_verbatim(formatter, text)
         self.format_options(ctx, formatter)
         write_verbatim(formatter, "Examples:\n" + examples)
+
+    def format_options(self, ctx: Any, formatter: Any) -> None:
+        """Under the headings that the options name; those without one come last."""
+        sections: dict[str, list[Any]] = {}
+        for parameter in self.get_params(ctx):
+            record = parameter.get_help_record(ctx)
+            if record is not None:
+                plain = "Arguments" if parameter.param_type_name == "argument" else "Options"
+                heading = getattr(parameter, "rich_help_panel", None) or plain
+                sections.setdefault(heading, []).append(record)
+        if "Options" in sections:
+            sections["Options"] = sections.pop("Options")
+        for heading, records in sections.items():
+            with formatter.section(heading):
+                formatter.write_dl(records, col_max=OPTION_COLUMNS_MAX)
 
 
 class RunVerb(Verb):

@@ -2,15 +2,29 @@
 
 from __future__ import annotations
 
+import enum
+import math
+import re
 import shlex
 from collections.abc import Callable, Mapping
-from typing import Any
+from decimal import Decimal
+from typing import Any, NamedTuple, TypeVar
 
 import msgspec
 
 from shoal.cli import units
 from shoal.core.admit import spec_problem
-from shoal.model.job import MEMBERS_MAX, TIME_MS_MAX, JobSpec, Restart
+from shoal.model.job import MEMBERS_MAX, TIME_MS_MAX, JobSpec, Restart, Within
+
+GPUS_MAX = 256
+GPU_MEMORY_MB_MAX = 10_000_000
+GPU_FORMS = (
+    "write 1 or 2 for whole GPUs, 0.5 for half of one, "
+    "or 20G for as much of one as 20 GB of its memory is"
+)
+
+
+Choice = TypeVar("Choice", bound=enum.StrEnum)
 
 
 class BadJob(ValueError):
@@ -26,11 +40,14 @@ def to_spec(fields: Mapping[str, Any]) -> JobSpec:
     """Fields in the friendly form -> a JobSpec that the controller would not find fault with."""
     ready: dict[str, Any] = {}
     for name, value in fields.items():
-        target, reader = FIELDS[name]
-        ready[target] = reader(name, value)
+        field = FIELDS[name]
+        found = field.read(name, value)
+        ready |= found if len(field.targets) > 1 else {field.targets[0]: found}
     if "command" not in ready:
         raise BadJob("command", "is missing; say what to run, e.g. command: python train.py")
     _settle_restart(ready)
+    _settle_gpus(fields, ready)
+    _settle_places(ready)
     try:
         spec = msgspec.convert(ready, JobSpec)
     except msgspec.ValidationError as error:
@@ -49,6 +66,25 @@ def _settle_restart(ready: dict[str, Any]) -> None:
     if restart is not Restart.ON_FAILURE:
         message = f"have no effect with restart: {restart}; leave one out, or use on-failure"
         raise BadJob("retries", message)
+
+
+def _settle_gpus(fields: Mapping[str, Any], ready: dict[str, Any]) -> None:
+    """What describes GPUs needs some."""
+    if ready.get("gpu_milli") == 0 and "gpu_memory" in fields:
+        raise BadJob("gpu_memory", "is said by gpus already; leave it out, or write gpus: 1")
+    for name in ("gpu_memory", "gpu_model"):
+        if ready.get(FIELDS[name].targets[0]) and not ready.get("gpus"):
+            raise BadJob(name, "has no effect without GPUs; say how many, e.g. gpus: 1")
+
+
+def _settle_places(ready: dict[str, Any]) -> None:
+    if ready.get("within_required") and ready.get("within", Within.ANYWHERE) is Within.ANYWHERE:
+        raise BadJob("strict", "has no effect without within; add e.g. within: rack")
+    per_node = ready.get("members_per_node", 0)
+    for members in (ready.get("members", 1), ready.get("members_max", 0)):
+        if per_node and members % per_node:
+            message = f"{per_node} on each node cannot make {members} members"
+            raise BadJob("per_node", f"{message}; use a number that divides them")
 
 
 # -- fields -------------------------------------------------------------------------------
@@ -130,6 +166,67 @@ def _amount(parse_text: Callable[[str], int], most: int, example: str) -> Callab
     return read
 
 
+_count = _whole(1, MEMBERS_MAX, "processes that start together")
+_gpu_count = _whole(0, GPUS_MAX, "GPUs per member")
+
+
+def _members(field: str, value: Any) -> dict[str, int]:
+    """A number, or the least and the most of an elastic gang: 2..8."""
+    if not isinstance(value, str):
+        return {"members": _count(field, value)}
+    match = re.fullmatch(r"\s*([0-9]{1,9})\s*(?:\.\.\s*([0-9]{1,9})\s*)?", value)
+    if match is None:
+        raise BadJob(field, f"{units.quoted(value)} is no number of members; write 4, or 2..8")
+    least = _count(field, int(match[1]))
+    if match[2] is None:
+        return {"members": least}
+    most = _count(field, int(match[2]))
+    if most < least:
+        raise BadJob(field, f"{least}..{most} ends before it begins; write {most}..{least}")
+    return {"members": least, "members_max": most}
+
+
+def _gpus(field: str, value: Any) -> dict[str, int]:
+    """Whole GPUs, a share of one, or as much of one as some of its memory is."""
+    if isinstance(value, int) and not isinstance(value, bool):
+        return {"gpus": _gpu_count(field, value)}
+    if isinstance(value, bool) or not isinstance(value, str | float):
+        raise _wrong(field, value, f"a number or an amount of memory; {GPU_FORMS}")
+    text = value.strip() if isinstance(value, str) else f"{value:.9f}".rstrip("0").rstrip(".")
+    if re.fullmatch(r"-?[0-9]{1,15}", text):
+        return {"gpus": _gpu_count(field, int(text))}
+    if re.fullmatch(r"0\.[0-9]{1,9}", text):
+        milli = math.floor(Decimal(text) * 1000)
+        if not milli:
+            raise BadJob(field, f"{text} of a GPU is too little; the least is 0.001")
+        return {"gpus": 1, "gpu_milli": milli}
+    try:
+        share_mb = units.memory_mb(text)
+    except units.BadAmount:
+        share_mb = 0
+    if not share_mb:
+        raise BadJob(field, f"{units.quoted(text)} will not do; {GPU_FORMS}")
+    if share_mb > GPU_MEMORY_MB_MAX:
+        raise BadJob(field, f"{units.quoted(text)} is more than any GPU has")
+    return {"gpus": 1, "gpu_milli": 0, "gpu_memory_mb": share_mb}
+
+
+def _models(field: str, value: Any) -> tuple[str, ...]:
+    names = value if isinstance(value, list | tuple) else [value]
+    models = tuple(_text(field, name) for name in names)
+    if len(models) > 64:
+        raise BadJob(field, "names more than 64 models")
+    if not all(model.strip() for model in models):
+        raise BadJob(field, "is empty; name a model as `shoal nodes` shows it, e.g. A100")
+    return models
+
+
+def _yes_or_no(field: str, value: Any) -> bool:
+    if not isinstance(value, bool):
+        raise _wrong(field, value, "true or false")
+    return value
+
+
 def _text(field: str, value: Any) -> str:
     if not isinstance(value, str):
         raise _wrong(field, value, "text; put it in quotes")
@@ -145,11 +242,16 @@ def _name(field: str, value: Any) -> str:
     return text
 
 
-def _restart(field: str, value: Any) -> Restart:
-    choices = [rule.value for rule in Restart]
-    if value not in choices:
-        raise BadJob(field, f"must be one of {', '.join(choices)}, not {units.quoted(str(value))}")
-    return Restart(value)
+def _one_of(choices: type[Choice]) -> Callable[[str, Any], Choice]:
+    words = [choice.value for choice in choices]
+
+    def read(field: str, value: Any) -> Choice:
+        if value not in words:
+            told = units.quoted(str(value))
+            raise BadJob(field, f"must be one of {', '.join(words)}, not {told}")
+        return choices(value)
+
+    return read
 
 
 def _workdir(field: str, value: Any) -> str:
@@ -169,22 +271,41 @@ def _unicode(field: str, text: str) -> str:
 
 _time = _amount(units.duration_ms, TIME_MS_MAX, "90s, 10m or 2h")
 
-# Friendly name -> the field of JobSpec, and what reads it.
-FIELDS: dict[str, tuple[str, Callable[[str, Any], Any]]] = {
-    "command": ("command", _command),
-    "name": ("name", _name),
-    "members": ("members", _whole(1, MEMBERS_MAX, "processes that start together")),
-    "gpus": ("gpus", _whole(0, 256, "GPUs per member")),
-    "cpus": ("cpu_milli", _amount(units.cpu_milli, 10_000_000, "4 or 0.5")),
-    "memory": ("memory_mb", _amount(units.memory_mb, 1_000_000_000, "512M or 4G")),
-    "env": ("env", _env),
-    "workdir": ("workdir", _workdir),
-    "priority": ("priority", _whole(-1000, 1000, "higher goes first")),
-    "restart": ("restart", _restart),
-    "retries": ("retries", _whole(0, 1000, "times it may fail and run again")),
-    "backoff": ("backoff_ms", _time),
-    "time_limit": ("time_limit_ms", _time),
-    "stop_grace": ("stop_grace_ms", _amount(units.duration_ms, 3_600_000, "10s or 2m")),
+
+class Field(NamedTuple):
+    """What a friendly field stands for in a JobSpec. With several targets `read` gives a table."""
+
+    targets: tuple[str, ...]
+    read: Callable[[str, Any], Any]
+
+
+FIELDS: dict[str, Field] = {
+    "command": Field(("command",), _command),
+    "name": Field(("name",), _name),
+    "members": Field(("members", "members_max"), _members),
+    "gpus": Field(("gpus", "gpu_milli", "gpu_memory_mb"), _gpus),
+    "gpu_memory": Field(
+        ("gpu_memory_mb",), _amount(units.memory_mb, GPU_MEMORY_MB_MAX, "40G or 80G")
+    ),
+    "gpu_model": Field(("gpu_models",), _models),
+    "cpus": Field(("cpu_milli",), _amount(units.cpu_milli, 10_000_000, "4 or 0.5")),
+    "memory": Field(("memory_mb",), _amount(units.memory_mb, 1_000_000_000, "512M or 4G")),
+    "within": Field(("within",), _one_of(Within)),
+    "strict": Field(("within_required",), _yes_or_no),
+    "per_node": Field(("members_per_node",), _whole(0, MEMBERS_MAX, "members on each node")),
+    "whole_nodes": Field(("whole_nodes",), _yes_or_no),
+    "tenant": Field(("tenant",), _name),
+    "priority": Field(("priority",), _whole(-1000, 1000, "higher goes first")),
+    "preemptible": Field(("preemptible",), _yes_or_no),
+    "checkpoint_every": Field(("checkpoint_ms",), _time),
+    "estimate": Field(("estimate_ms",), _time),
+    "time_limit": Field(("time_limit_ms",), _time),
+    "restart": Field(("restart",), _one_of(Restart)),
+    "retries": Field(("retries",), _whole(0, 1000, "times it may fail and run again")),
+    "backoff": Field(("backoff_ms",), _time),
+    "stop_grace": Field(("stop_grace_ms",), _amount(units.duration_ms, 3_600_000, "10s or 2m")),
+    "env": Field(("env",), _env),
+    "workdir": Field(("workdir",), _workdir),
 }
 
 
@@ -221,5 +342,5 @@ def _as_bad_job(error: msgspec.ValidationError) -> BadJob:
     """The types are stricter than the readers above in something: say what they say."""
     message, _, path = str(error).partition(" - at `$.")
     target = path.rstrip("`").split("[")[0].split(".")[0]
-    names = [name for name, (field, _) in FIELDS.items() if field == target]
+    names = [name for name, field in FIELDS.items() if target in field.targets]
     return BadJob(names[0] if names else "", message[:1].lower() + message[1:].replace("`", ""))

@@ -21,18 +21,28 @@ CARRIED = ("PATH", "VIRTUAL_ENV", "CONDA_PREFIX", "PYTHONPATH", "LANG")
 class Flags(NamedTuple):
     """The flags that are fields of a job, in the form of a job file; None was not given."""
 
-    members: int | None
-    gpus: int | None
-    cpus: str | None
-    memory: str | None
-    name: str | None
-    priority: int | None
-    workdir: str | None
-    restart: str | None
-    retries: int | None
-    backoff: str | None
-    time_limit: str | None
-    stop_grace: str | None
+    name: str | None = None
+    members: str | None = None
+    gpus: str | None = None
+    gpu_memory: str | None = None
+    gpu_model: list[str] | None = None
+    cpus: str | None = None
+    memory: str | None = None
+    within: str | None = None
+    strict: bool | None = None
+    per_node: int | None = None
+    whole_nodes: bool | None = None
+    tenant: str | None = None
+    priority: int | None = None
+    preemptible: bool | None = None
+    checkpoint_every: str | None = None
+    estimate: str | None = None
+    time_limit: str | None = None
+    restart: str | None = None
+    retries: int | None = None
+    backoff: str | None = None
+    stop_grace: str | None = None
+    workdir: str | None = None
 
 
 def build(words: list[str], flags: Flags, env: list[str]) -> JobSpec:

@@ -14,6 +14,13 @@ if TYPE_CHECKING:
 
 SECOND_INTERRUPT_S = 2.0
 
+# The headings of the help page.
+MEMBERS = "What it is"
+PLACE = "Where it runs"
+TURN = "When it runs"
+FAILURE = "If it fails or must stop"
+SURROUNDINGS = "What it finds there"
+
 
 def run(
     words: Annotated[
@@ -21,58 +28,198 @@ def run(
         typer.Argument(metavar="COMMAND...", help="What to run; or one job file, see below."),
     ],
     members: Annotated[
-        int | None,
-        typer.Option("--members", "-n", metavar="N", help="Processes that start together. [1]"),
+        str | None,
+        typer.Option(
+            "--members",
+            "-n",
+            metavar="N",
+            rich_help_panel=MEMBERS,
+            help="Processes that start together. 2..8: as many as fit. [1]",
+        ),
     ] = None,
     gpus: Annotated[
-        int | None, typer.Option("--gpus", "-g", metavar="G", help="GPUs of each member. [0]")
+        str | None,
+        typer.Option(
+            "--gpus",
+            "-g",
+            metavar="G",
+            rich_help_panel=MEMBERS,
+            help="GPUs of each: 2, 0.5 of one, or 20G of its memory. [0]",
+        ),
+    ] = None,
+    gpu_memory: Annotated[
+        str | None,
+        typer.Option(
+            "--gpu-memory",
+            metavar="SIZE",
+            rich_help_panel=MEMBERS,
+            help="Only GPUs with at least so much memory, e.g. 40G.",
+        ),
+    ] = None,
+    gpu_model: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--gpu-model",
+            metavar="MODEL",
+            rich_help_panel=MEMBERS,
+            help="Only this model; again: or this one.",
+        ),
     ] = None,
     cpus: Annotated[
         str | None,
-        typer.Option("--cpus", metavar="C", help="CPUs of each member, e.g. 4 or 0.5. [1]"),
+        typer.Option(
+            "--cpus", metavar="C", rich_help_panel=MEMBERS, help="CPUs of each, e.g. 4 or 0.5. [1]"
+        ),
     ] = None,
     memory: Annotated[
         str | None,
-        typer.Option("--memory", metavar="SIZE", help="Memory of each member, e.g. 512M, 4G."),
+        typer.Option(
+            "--memory",
+            metavar="SIZE",
+            rich_help_panel=MEMBERS,
+            help="Memory of each, e.g. 512M or 4G.",
+        ),
     ] = None,
+    within: Annotated[
+        str | None,
+        typer.Option(
+            "--within",
+            metavar="AREA",
+            rich_help_panel=PLACE,
+            help="Keep it in one node, rack or block, if one has room.",
+        ),
+    ] = None,
+    strict: Annotated[
+        bool,
+        typer.Option("--strict", rich_help_panel=PLACE, help="Wait until one has room, instead."),
+    ] = False,
+    per_node: Annotated[
+        int | None,
+        typer.Option(
+            "--per-node", metavar="K", rich_help_panel=PLACE, help="So many members on each node."
+        ),
+    ] = None,
+    whole_nodes: Annotated[
+        bool,
+        typer.Option(
+            "--whole-nodes", rich_help_panel=PLACE, help="Nothing else beside it on its nodes."
+        ),
+    ] = False,
     name: Annotated[
-        str | None, typer.Option("--name", metavar="NAME", help="A name for people.")
+        str | None,
+        typer.Option(
+            "--name",
+            metavar="NAME",
+            rich_help_panel=TURN,
+            help="A name for people; likes are learned from.",
+        ),
+    ] = None,
+    tenant: Annotated[
+        str | None,
+        typer.Option(
+            "--tenant",
+            metavar="NAME",
+            rich_help_panel=TURN,
+            help="On whose account it runs. [default]",
+        ),
     ] = None,
     priority: Annotated[
         int | None,
-        typer.Option("--priority", metavar="P", help="Higher goes first, -1000 to 1000. [0]"),
+        typer.Option(
+            "--priority",
+            metavar="P",
+            rich_help_panel=TURN,
+            help="Higher goes first, -1000 to 1000. [0]",
+        ),
     ] = None,
-    env: Annotated[
-        list[str] | None,
-        typer.Option("--env", metavar="K=V", help="A variable; K alone copies it from here."),
-    ] = None,
-    workdir: Annotated[
+    preemptible: Annotated[
+        bool,
+        typer.Option(
+            "--preemptible",
+            rich_help_panel=TURN,
+            help="May be stopped for others, and run again later.",
+        ),
+    ] = False,
+    checkpoint_every: Annotated[
         str | None,
-        typer.Option("--workdir", metavar="DIR", help="Where to run. [the current directory]"),
+        typer.Option(
+            "--checkpoint-every",
+            metavar="TIME",
+            rich_help_panel=TURN,
+            help="How often it saves its work, e.g. 10m.",
+        ),
+    ] = None,
+    estimate: Annotated[
+        str | None,
+        typer.Option(
+            "--estimate",
+            metavar="TIME",
+            rich_help_panel=TURN,
+            help="How long it will run, if you know, e.g. 2h.",
+        ),
+    ] = None,
+    time_limit: Annotated[
+        str | None,
+        typer.Option(
+            "--time-limit",
+            metavar="TIME",
+            rich_help_panel=TURN,
+            help="Stop it then: 90s, 10m, 2h, 1d.",
+        ),
     ] = None,
     restart: Annotated[
         str | None,
         typer.Option(
             "--restart",
             metavar="WHEN",
+            rich_help_panel=FAILURE,
             help="never, on-node-loss or on-failure (and node loss). [on-node-loss]",
         ),
     ] = None,
     retries: Annotated[
         int | None,
-        typer.Option("--retries", metavar="N", help="May fail so often; implies on-failure."),
+        typer.Option(
+            "--retries",
+            metavar="N",
+            rich_help_panel=FAILURE,
+            help="May fail so often; implies on-failure.",
+        ),
     ] = None,
     backoff: Annotated[
         str | None,
-        typer.Option("--backoff", metavar="TIME", help="Before the first retry; doubles. [1s]"),
-    ] = None,
-    time_limit: Annotated[
-        str | None,
-        typer.Option("--time-limit", metavar="TIME", help="Stop it then: 90s, 10m, 2h, 1d."),
+        typer.Option(
+            "--backoff",
+            metavar="TIME",
+            rich_help_panel=FAILURE,
+            help="Before the first retry; doubles. [1s]",
+        ),
     ] = None,
     stop_grace: Annotated[
         str | None,
-        typer.Option("--stop-grace", metavar="TIME", help="From SIGTERM to SIGKILL. [10s]"),
+        typer.Option(
+            "--stop-grace",
+            metavar="TIME",
+            rich_help_panel=FAILURE,
+            help="From SIGTERM to SIGKILL. [10s]",
+        ),
+    ] = None,
+    env: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--env",
+            metavar="K=V",
+            rich_help_panel=SURROUNDINGS,
+            help="A variable; K alone copies it from here.",
+        ),
+    ] = None,
+    workdir: Annotated[
+        str | None,
+        typer.Option(
+            "--workdir",
+            metavar="DIR",
+            rich_help_panel=SURROUNDINGS,
+            help="Where to run. [the current directory]",
+        ),
     ] = None,
     wait: Annotated[
         bool, typer.Option("--wait", help="Show its output; end with its exit code.")
@@ -86,9 +233,13 @@ def run(
     environment, as torchrun sets it. PATH, VIRTUAL_ENV, CONDA_PREFIX, PYTHONPATH and LANG go
     along, so that `python` means the same there as here.
 
+    An elastic gang (-n 2..8) starts with as many members as there is room for, and grows or
+    shrinks by a restart from its checkpoint. A share (-g 0.5, or -g 20G: as much of a GPU as 20 GB
+    of its memory is) leaves the rest of the GPU to others; nothing but the count enforces it.
+
     Instead of a command, a file ending in .yaml, .toml or .json may describe the job. Its fields
-    are named as the flags (command, members, gpus, ..., time_limit); flags override them; a
-    relative workdir in it is meant from the file's folder.
+    are named as the flags (command, members, gpus, ..., time_limit, checkpoint_every); flags
+    override them; a relative workdir in it is meant from the file's folder.
 
     It prints the job's id and returns at once. With --wait it shows the output and ends with the
     job's exit code (124: out of time, 130: cancelled). Ctrl-C then only stops the watching, with
@@ -99,6 +250,9 @@ def run(
       shoal run -- python train.py --lr 3e-4
       shoal run -n 2 -g 8 --name big -- python train.py
       shoal run --wait --time-limit 10m --retries 3 -- ./flaky.sh
+      shoal run -n 2..8 -g 1 --preemptible --checkpoint-every 10m -- python train.py
+      shoal run -n 4 -g 8 --gpu-model H100 --within rack --strict -- python train.py
+      shoal run -g 0.5 --tenant research --estimate 2h -- jupyter execute a.ipynb
       shoal run job.yaml -g 4
       id=$(shoal run -- make test); shoal logs -f $id
     """
@@ -109,16 +263,26 @@ def run(
         Flags(
             members=members,
             gpus=gpus,
+            gpu_memory=gpu_memory,
+            gpu_model=gpu_model or None,
             cpus=cpus,
             memory=memory,
+            within=within,
+            strict=strict or None,
+            per_node=per_node,
+            whole_nodes=whole_nodes or None,
             name=name,
+            tenant=tenant,
             priority=priority,
-            workdir=workdir,
+            preemptible=preemptible or None,
+            checkpoint_every=checkpoint_every,
+            estimate=estimate,
+            time_limit=time_limit,
             restart=restart,
             retries=retries,
             backoff=backoff,
-            time_limit=time_limit,
             stop_grace=stop_grace,
+            workdir=workdir,
         ),
         env or [],
     )

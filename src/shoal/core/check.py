@@ -130,6 +130,7 @@ class _Sum:
 
     def add(self, slice_: Slice, job: Job) -> None:
         for gpu in slice_.gpus:
+            self.gpus += [0] * (gpu + 1 - len(self.gpus))  # one that is not there shows by this
             self.gpus[gpu] += slice_.gpu_milli
         self.cpu_milli += slice_.cpu_milli
         self.memory_mb += slice_.memory_mb
@@ -150,7 +151,7 @@ def _check_indexes(state: State) -> None:
         if node.health is NodeHealth.READY and node.intent is NodeIntent.OPEN
     ]
     _check_domain("the cluster", state, state.cluster, offered)
-    for place, domain in state.domains.items():
+    for place, domain in [*state.domains[0].items(), *state.domains[1].items()]:
         inside = [node for node in offered if f"{node.spec.place}/".startswith(f"{place}/")]
         _check_domain(place, state, domain, inside)
     known = Counter(node.spec.kind for node in state.order if node.intent is not NodeIntent.REMOVED)

@@ -85,7 +85,7 @@ class State:
         self.order: list[Node] = []  # nodes by index
         self.rooms: list[Room] = []  # by node index
         self.cluster = Domain()  # all schedulable nodes
-        self.domains: dict[str, Domain] = {}  # those of each rack and block
+        self.domains: tuple[dict[str, Domain], ...] = ({}, {})  # of each block, of each rack
         self.placed: dict[str, dict[MemberRef, Job]] = {}  # node -> members that hold slices
         self.capacity: dict[Kind, int] = {}  # kind of node -> how many are known
         self.open_capacity: dict[Kind, int] = {}  # ... how many are schedulable
@@ -202,15 +202,15 @@ class State:
 
     def _index(self, node: Node, room: Room) -> None:
         self.cluster.add(node.index, room)
-        for name in room.domains:
-            if name not in self.domains:
-                self.domains[name] = Domain()
-            self.domains[name].add(node.index, room)
+        for domains, name in zip(self.domains, room.domains, strict=False):
+            if name not in domains:
+                domains[name] = Domain()
+            domains[name].add(node.index, room)
 
     def _unindex(self, node: Node, room: Room) -> None:
         self.cluster.remove(node.index, room)
-        for name in room.domains:
-            self.domains[name].remove(node.index, room)
+        for domains, name in zip(self.domains, room.domains, strict=False):
+            domains[name].remove(node.index, room)
 
     def gained(self, room: Room) -> None:
         """A node has more room than before: shapes whose members fit on it are worth a try."""
@@ -265,6 +265,8 @@ class State:
             if not member.over:
                 self.placed[member.slice.node][MemberRef(job.id, job.attempt, number)] = job
                 self.change(member.slice, -1, exclusive=job.spec.whole_nodes)
+                left = self.rooms[self.nodes[member.slice.node].index].gpu_milli
+                assert all(left[gpu] >= 0 for gpu in member.slice.gpus), f"{member.slice} is held"
         self.masters.add(job.master)
         if job.spec.preemptible:
             self.preemptible[job.id] = None

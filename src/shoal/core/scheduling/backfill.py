@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from itertools import islice
 from typing import NamedTuple
 
 from shoal.core.queue import Gang, gang_of
@@ -15,6 +16,9 @@ from shoal.model.job import Job, Within
 
 TYPICAL = 50  # percent of jobs that are done by then: for the most likely time
 SAFE = 90  # for the time by which it will almost surely be so
+# In a very large cluster an opening is sought among this many nodes, and one for each member: it
+# may not be the very first then, but looking takes no longer than placing.
+NODES_MAX = 1024
 # So many jobs of one lane are looked at for a gap that they fit into.
 GAP_TRIES_MAX = 50
 # A reservation that has come to nothing is made anew, but looking at every node takes time.
@@ -76,8 +80,9 @@ def first_opening(state: State, gang: Gang, now_ms: int, percent: int) -> Openin
             if (opening := _opening_among(state, nodes, gang, now_ms, percent)) is not None
         ]
         return min(openings, default=None)
-    everywhere = [node.index for node in state.order if node.schedulable]
-    return _opening_among(state, everywhere, gang, now_ms, percent)
+    everywhere = (node.index for node in state.order if node.schedulable)
+    looked_at = list(islice(everywhere, NODES_MAX + gang.members))
+    return _opening_among(state, looked_at, gang, now_ms, percent)
 
 
 def _domains(state: State, within: Within) -> list[list[int]]:

@@ -112,14 +112,13 @@ def _in_one_domain(
 ) -> Plan | None:
     """The tightest rack or block with room for all of it."""
     need = gang.members * gang.demand.gpus * (gang.demand.gpu_milli == 1000)
+    domains = state.domains[depth - 1]
     candidates = sorted(
-        (domain.gpus, place)
-        for place, domain in state.domains.items()
-        if place.count("/") == depth - 1 and domain.gpus >= need and domain.nodes
+        [(domain.gpus, place) for place, domain in domains.items() if domain.gpus >= need]
     )
     for _, place in candidates[:DOMAINS_TRIED_MAX]:
         rule = f"the tightest {name} that holds it, {place}"
-        plan = _over_many(state.domains[place], gang, avoid, rule)
+        plan = _over_many(domains[place], gang, avoid, rule)
         if plan is not None:
             return plan
     return None
@@ -186,7 +185,7 @@ def _shortage_within(state: State, gang: Gang, need: str) -> str:
         ]
     else:
         depth = 2 if gang.within is Within.RACK else 1
-        rooms = [best(d) for place, d in state.domains.items() if place.count("/") == depth - 1]
+        rooms = [best(domain) for domain in state.domains[depth - 1].values()]
     most = max(rooms, default=0)
     if most >= gang.members:
         return ""
