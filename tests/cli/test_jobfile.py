@@ -14,19 +14,72 @@ from hypothesis import strategies as st
 
 from shoal.cli.jobfields import BadJob, to_spec
 from shoal.cli.jobfile import parse
-from shoal.model.job import JobSpec, Restart
+from shoal.model.job import JobSpec, Restart, Within
 
 # What a process can be given: any text but NUL.
 TEXTS = st.text(st.characters(exclude_characters="\0", exclude_categories=["Cs"]), max_size=30)
 PLAIN = st.text(string.ascii_letters + string.digits, min_size=1, max_size=20)
 NAMES = st.from_regex(r"[A-Za-z_][A-Za-z0-9_]{0,10}", fullmatch=True)
 
+# Of these some go together in one way only, so each is drawn as a whole.
+SIZES = st.one_of(
+    st.builds(lambda members: {"members": members}, st.integers(1, 16_384)),
+    st.builds(
+        lambda least, more: {"members": least, "members_max": least + more},
+        st.integers(1, 8_000),
+        st.integers(0, 8_000),
+    ),
+    st.builds(
+        lambda nodes, each: {"members": nodes * each, "members_per_node": each},
+        st.integers(1, 100),
+        st.integers(1, 100),
+    ),
+)
+MODELS = st.lists(PLAIN, max_size=3).map(tuple)
+GPUS = st.one_of(
+    st.just({"gpus": 0}),
+    st.fixed_dictionaries(
+        {"gpus": st.integers(1, 256), "gpu_memory_mb": st.integers(0, 10**7), "gpu_models": MODELS}
+    ),
+    st.fixed_dictionaries(
+        {"gpus": st.just(1), "gpu_milli": st.integers(1, 999), "gpu_models": MODELS}
+    ),
+    st.fixed_dictionaries(
+        {
+            "gpus": st.just(1),
+            "gpu_milli": st.just(0),
+            "gpu_memory_mb": st.integers(1, 10**7),
+            "gpu_models": MODELS,
+        }
+    ),
+)
+PLACES = st.one_of(
+    st.fixed_dictionaries({"within": st.sampled_from(Within)}),
+    st.fixed_dictionaries(
+        {
+            "within": st.sampled_from([Within.NODE, Within.RACK, Within.BLOCK]),
+            "within_required": st.booleans(),
+        }
+    ),
+)
+
+
+def make_spec(*parts: dict[str, Any], **rest: Any) -> JobSpec:
+    return JobSpec(**{name: value for part in (*parts, rest) for name, value in part.items()})
+
+
 SPECS = st.builds(
-    JobSpec,
+    make_spec,
+    SIZES,
+    GPUS,
+    PLACES,
     command=st.lists(TEXTS, max_size=4).map(lambda words: ("run", *words)),
     name=st.none() | PLAIN,
-    members=st.integers(1, 16_384),
-    gpus=st.integers(0, 256),
+    tenant=PLAIN,
+    whole_nodes=st.booleans(),
+    preemptible=st.booleans(),
+    checkpoint_ms=st.integers(0, 10**10),
+    estimate_ms=st.integers(0, 10**10),
     cpu_milli=st.integers(0, 10_000_000),
     memory_mb=st.integers(0, 1_000_000_000),
     env=st.dictionaries(NAMES, TEXTS, max_size=4),
@@ -44,8 +97,17 @@ def friendly(spec: JobSpec) -> dict[str, Any]:
     """A spec in the words of a job file."""
     fields: dict[str, Any] = {
         "command": list(spec.command),
-        "members": spec.members,
-        "gpus": spec.gpus,
+        "members": f"{spec.members}..{spec.members_max}" if spec.members_max else spec.members,
+        "gpus": spec.gpus if spec.gpu_milli == 1000 else spec.gpu_milli / 1000,
+        "gpu_model": list(spec.gpu_models),
+        "within": spec.within.value,
+        "strict": spec.within_required,
+        "per_node": spec.members_per_node,
+        "whole_nodes": spec.whole_nodes,
+        "tenant": spec.tenant,
+        "preemptible": spec.preemptible,
+        "checkpoint_every": f"{spec.checkpoint_ms}ms",
+        "estimate": f"{spec.estimate_ms}ms",
         "cpus": spec.cpu_milli / 1000,
         "memory": f"{spec.memory_mb}M",
         "env": spec.env,
@@ -56,6 +118,10 @@ def friendly(spec: JobSpec) -> dict[str, Any]:
         "time_limit": f"{spec.time_limit_ms}ms",
         "stop_grace": f"{spec.stop_grace_ms}ms",
     }
+    if spec.gpu_milli == 0:
+        fields["gpus"] = f"{spec.gpu_memory_mb}M"
+    else:
+        fields["gpu_memory"] = f"{spec.gpu_memory_mb}M"
     if spec.name is not None:
         fields["name"] = spec.name
     if spec.workdir:
@@ -84,6 +150,8 @@ def toml_value(value: Any) -> str:
             return "{" + ", ".join(f"{k} = {toml_value(v)}" for k, v in value.items()) + "}"
         case list():
             return "[" + ", ".join(map(toml_value, value)) + "]"
+        case bool():
+            return str(value).lower()
         case str():
             return '"' + "".join(f"\\U{ord(c):08x}" for c in value) + '"'
         case _:
@@ -133,6 +201,35 @@ def test_a_whole_file_is_understood() -> None:
     )
 
 
+@pytest.mark.parametrize(
+    ("gpus", "fields"),
+    [
+        ("2", {"gpus": 2}),
+        ("2.0", {"gpus": 2}),
+        ("'2'", {"gpus": 2}),
+        ("0.5", {"gpus": 1, "gpu_milli": 500}),
+        ("'0.29'", {"gpus": 1, "gpu_milli": 290}),
+        ("20G", {"gpus": 1, "gpu_milli": 0, "gpu_memory_mb": 20_480}),
+    ],
+)
+def test_gpus_are_whole_or_a_share_of_one(gpus: str, fields: dict[str, int]) -> None:
+    spec = parse(f"command: x\ngpus: {gpus}", ".yaml")
+    assert spec == JobSpec(command=("x",), **fields)  # type: ignore[arg-type]
+
+
+def test_an_elastic_gang_has_a_least_and_a_most() -> None:
+    spec = parse("command: x\nmembers: 2..8\nper_node: 2", ".yaml")
+    assert (spec.members, spec.members_max, spec.members_per_node) == (2, 8, 2)
+    assert spec.elastic
+
+
+def test_a_gpu_is_chosen_by_model_and_memory() -> None:
+    text = "command: x\ngpus: 0.5\ngpu_memory: 40G\ngpu_model: [A100, H100]"
+    demand = parse(text, ".yaml").demand
+    assert (demand.gpu_milli, demand.gpu_memory_mb) == (500, 40_960)
+    assert demand.gpu_models == ("A100", "H100")
+
+
 def test_retries_alone_mean_on_failure() -> None:
     assert to_spec({"command": "x", "retries": 1}).restart is Restart.ON_FAILURE
     assert to_spec({"command": "x", "retries": 0}).restart is Restart.ON_NODE_LOSS
@@ -147,9 +244,40 @@ REFUSED = [
     ("command: x\nzzz: 1", "a job has command, name"),
     ("command: x\n1: 2", "there is no field '1'"),
     ("command: x\ngpus: -1", "gpus: must be from 0 to 256"),
-    ("command: x\ngpus: 1.0", "gpus: must be a whole number"),
-    ("command: x\ngpus: true", "gpus: must be a whole number"),
-    ("command: x\ngpus: '1'", "gpus: must be a whole number"),
+    ("command: x\ngpus: 1.5", "gpus: '1.5' will not do; write 1 or 2 for whole GPUs, 0.5 for"),
+    ("command: x\ngpus: -0.5", "gpus: '-0.5' will not do"),
+    ("command: x\ngpus: 0.0001", "gpus: 0.0001 of a GPU is too little; the least is 0.001"),
+    ("command: x\ngpus: half", "gpus: 'half' will not do; write 1"),
+    ("command: x\ngpus: 0G", "gpus: '0G' will not do"),
+    ("command: x\ngpus: 999T", "gpus: '999T' is more than any GPU has"),
+    ("command: x\ngpus: '300'", "gpus: must be from 0 to 256"),
+    ("command: x\ngpus: true", "gpus: must be a number or an amount of memory"),
+    ("command: x\ngpus: [1]", "gpus: must be a number or an amount of memory"),
+    ("command: x\ngpu_memory: 40G", "gpu_memory: has no effect without GPUs; say how many"),
+    ("command: x\ngpus: 20G\ngpu_memory: 40G", "gpu_memory: is said by gpus already"),
+    ("command: x\ngpus: 1\ngpu_memory: 40", "gpu_memory: 40 of what?"),
+    ("command: x\ngpu_model: A100", "gpu_model: has no effect without GPUs"),
+    ("command: x\ngpus: 1\ngpu_model: 100", "gpu_model: must be text"),
+    ("command: x\ngpus: 1\ngpu_model: ''", "gpu_model: is empty; name a model"),
+    ("command: x\ngpus: 1\ngpu_model: [A, {}]", "gpu_model: must be text"),
+    ("command: x\ngpus: 1\ngpu_model: [" + "A," * 65 + "A]", "gpu_model: names more than 64"),
+    ("command: x\nmembers: 8..2", "members: 8..2 ends before it begins; write 2..8"),
+    ("command: x\nmembers: 0..2", "members: must be from 1"),
+    ("command: x\nmembers: 2..99999", "members: must be from 1"),
+    ("command: x\nmembers: 2...8", "members: '2...8' is no number of members; write 4, or 2..8"),
+    ("command: x\nmembers: many", "members: 'many' is no number of members"),
+    ("command: x\nmembers: 4\nper_node: 3", "per_node: 3 on each node cannot make 4 members"),
+    ("command: x\nmembers: 2..5\nper_node: 2", "per_node: 2 on each node cannot make 5 members"),
+    ("command: x\nper_node: -1", "per_node: must be from 0"),
+    ("command: x\nwhole_nodes: 1", "whole_nodes: must be true or false, not the number 1"),
+    ("command: x\nwhole_nodes: yes", "whole_nodes: must be true or false, not the text 'yes'"),
+    ("command: x\nwithin: room", "within: must be one of anywhere, node, rack, block"),
+    ("command: x\nwithin: [rack]", "within: must be one of"),
+    ("command: x\nstrict: true", "strict: has no effect without within; add e.g. within: rack"),
+    ("command: x\ntenant: a/b", "tenant: 'a/b' will not do"),
+    ("command: x\npreemptible: maybe", "preemptible: must be true or false"),
+    ("command: x\ncheckpoint_every: 10", "checkpoint_every: 10 of what? Write 10s, 10m or 10h"),
+    ("command: x\nestimate: long", "estimate: 'long' is no time"),
     ("command: x\ngpus:", "not nothing"),
     ("command: x\ngpus: 99999999999999999", "gpus: must be from 0 to 256"),
     ("command: x\nmembers: 0", "members: must be from 1"),

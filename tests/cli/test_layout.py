@@ -9,7 +9,7 @@ from shoal.cli.layout import places, this_machine, virtual_nodes
 from shoal.cli.machine import Gpus, Machine, detect, node_name, parse_listing
 from shoal.model.node import NodeSpec
 
-MACHINE = Machine("box", cpus=12, memory_mb=64_000, gpus=Gpus(2, "NVIDIA H200"))
+MACHINE = Machine("box", cpus=12, memory_mb=64_000, gpus=Gpus(2, "NVIDIA H200", 143_771))
 
 
 def nodes(count: int, gpus: int, topology: str = "") -> tuple[NodeSpec, ...]:
@@ -20,7 +20,14 @@ def nodes(count: int, gpus: int, topology: str = "") -> tuple[NodeSpec, ...]:
 
 def test_without_flags_it_is_this_machine() -> None:
     assert this_machine(MACHINE) == (
-        NodeSpec(id="box", cpu_milli=12_000, memory_mb=64_000, gpus=2, gpu_model="NVIDIA H200"),
+        NodeSpec(
+            id="box",
+            cpu_milli=12_000,
+            memory_mb=64_000,
+            gpus=2,
+            gpu_model="NVIDIA H200",
+            gpu_memory_mb=143_771,
+        ),
     )
 
 
@@ -69,9 +76,26 @@ def test_a_host_name_becomes_a_node_id(host: str, name: str) -> None:
 
 
 def test_the_listing_of_nvidia_smi_is_read() -> None:
-    text = "GPU 0: NVIDIA H200 (UUID: GPU-a)\nGPU 1: NVIDIA H200 (UUID: GPU-b)\n"
-    assert parse_listing(text) == Gpus(2, "NVIDIA H200")
-    assert parse_listing("No devices found.\n") == Gpus(0)
+    assert parse_listing("143771, NVIDIA H200\n143771, NVIDIA H200\n") == Gpus(
+        2, "NVIDIA H200", 143_771
+    )
+    assert parse_listing("81920, A\n40960, B, big\n") == Gpus(2, "A", 40_960)
+    assert parse_listing("[N/A], NVIDIA GB10\n") == Gpus(1, "NVIDIA GB10", 0)
+    assert parse_listing("No devices were found\n") == Gpus(0)
+
+
+def test_virtual_gpus_have_the_model_and_memory_that_was_said() -> None:
+    one, *_ = virtual_nodes(
+        MACHINE,
+        nodes=2,
+        gpus=4,
+        cpu_milli=None,
+        memory_mb=None,
+        topology="",
+        gpu_model="A100",
+        gpu_memory_mb=81_920,
+    )
+    assert (one.gpu_model, one.gpu_memory_mb) == ("A100", 81_920)
 
 
 def test_this_machine_has_something() -> None:

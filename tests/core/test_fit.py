@@ -182,7 +182,9 @@ def allowed(state: State, gang: Gang, seats: Sequence[int], avoid: Collection[in
 def holds(state: State, gang: Gang, index: int, count: int) -> bool:
     spec, demand = state.order[index].spec, gang.demand
     beside = [(job, job.members[ref.member].slice) for ref, job in held_on(state, index)]
-    takes = [(slice_.gpus, slice_.cpu_milli, slice_.memory_mb) != ((), 0, 0) for _, slice_ in beside]
+    takes = [
+        (slice_.gpus, slice_.cpu_milli, slice_.memory_mb) != ((), 0, 0) for _, slice_ in beside
+    ]
     if any(takes) and (gang.whole_nodes or any(job.spec.whole_nodes for job, _ in beside)):
         return False
     left = [1000] * spec.gpus

@@ -13,7 +13,6 @@ from shoal.cli.guard import USAGE, Failure
 from shoal.cli.quick import quicken
 
 EXAMPLES = "\nExamples:\n"
-OPTION_COLUMNS_MAX = 28
 
 
 def _settle_home(path: Path) -> Path:
@@ -54,7 +53,7 @@ class Verb(TyperCommand):
 
     def format_options(self, ctx: Any, formatter: Any) -> None:
         """Under the headings that the options name; those without one come last."""
-        sections: dict[str, list[Any]] = {}
+        sections: dict[str, list[tuple[str, str]]] = {}
         for parameter in self.get_params(ctx):
             record = parameter.get_help_record(ctx)
             if record is not None:
@@ -63,9 +62,10 @@ class Verb(TyperCommand):
                 sections.setdefault(heading, []).append(record)
         if "Options" in sections:
             sections["Options"] = sections.pop("Options")
+        width = max(len(name) for records in sections.values() for name, _ in records)
         for heading, records in sections.items():
             with formatter.section(heading):
-                formatter.write_dl(records, col_max=OPTION_COLUMNS_MAX)
+                formatter.write_dl([(f"{name:{width}}", text) for name, text in records])
 
 
 class RunVerb(Verb):

@@ -20,6 +20,7 @@ def this_machine(machine: Machine) -> tuple[NodeSpec, ...]:
             memory_mb=machine.memory_mb,
             gpus=machine.gpus.number,
             gpu_model=machine.gpus.model,
+            gpu_memory_mb=machine.gpus.memory_mb,
         ),
     )
 
@@ -32,12 +33,17 @@ def virtual_nodes(
     cpu_milli: int | None,
     memory_mb: int | None,
     topology: str,
+    gpu_model: str = "",
+    gpu_memory_mb: int = 0,
 ) -> tuple[NodeSpec, ...]:
     """n1..nN, alike. CPUs are many by default, so that GPUs are what runs out first."""
     if not 1 <= nodes <= VIRTUAL_NODES_MAX:
         raise Failure(f"--nodes: must be from 1 to {VIRTUAL_NODES_MAX}, not {nodes}", USAGE)
     if not 0 <= gpus <= GPUS_PER_NODE_MAX:
         raise Failure(f"--gpus: must be from 0 to {GPUS_PER_NODE_MAX}, not {gpus}", USAGE)
+    if not gpus and (gpu_model or gpu_memory_mb):
+        flag = "--gpu-model" if gpu_model else "--gpu-memory"
+        raise Failure(f"{flag}: has no effect without GPUs; add e.g. --gpus 8", USAGE)
     where = places(topology, nodes) if topology else [""] * nodes
     if cpu_milli is None:
         cpu_milli = 1000 * max(machine.cpus, 2 * gpus, 4)
@@ -49,6 +55,8 @@ def virtual_nodes(
             cpu_milli=cpu_milli,
             memory_mb=memory_mb,
             gpus=gpus,
+            gpu_model=gpu_model,
+            gpu_memory_mb=gpu_memory_mb,
             place=where[number],
         )
         for number in range(nodes)

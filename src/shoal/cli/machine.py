@@ -16,8 +16,11 @@ CGROUP_MEMORY = Path("/sys/fs/cgroup/memory.max")
 
 
 class Gpus(NamedTuple):
+    """Of different GPUs in one machine the first names the model, the smallest the memory."""
+
     number: int
     model: str = ""
+    memory_mb: int = 0  # 0: not known
 
 
 class Machine(NamedTuple):
@@ -69,9 +72,16 @@ def _by_library() -> Gpus | None:
     except Exception:  # not there, or there is no driver: NVML raises its own kinds for each
         return None
     try:
-        count = int(pynvml.nvmlDeviceGetCount())
-        model = pynvml.nvmlDeviceGetName(pynvml.nvmlDeviceGetHandleByIndex(0)) if count else ""
-        return Gpus(count, model.decode() if isinstance(model, bytes) else model)
+        handles = [
+            pynvml.nvmlDeviceGetHandleByIndex(i) for i in range(int(pynvml.nvmlDeviceGetCount()))
+        ]
+        model = pynvml.nvmlDeviceGetName(handles[0]) if handles else ""
+        sizes = [int(pynvml.nvmlDeviceGetMemoryInfo(handle).total) for handle in handles]
+        return Gpus(
+            len(handles),
+            model.decode() if isinstance(model, bytes) else model,
+            min(sizes, default=0) // (1024 * 1024),
+        )
     except Exception:
         return None
     finally:
@@ -79,7 +89,7 @@ def _by_library() -> Gpus | None:
 
 
 def _by_tool() -> Gpus | None:
-    command = ["nvidia-smi", "-L"]
+    command = ["nvidia-smi", "--query-gpu=memory.total,name", "--format=csv,noheader,nounits"]
     try:
         run = subprocess.run(
             command, capture_output=True, text=True, timeout=NVIDIA_SMI_TIMEOUT_S, check=True
@@ -90,6 +100,9 @@ def _by_tool() -> Gpus | None:
 
 
 def parse_listing(text: str) -> Gpus:
-    """`nvidia-smi -L` prints a line like 'GPU 0: NVIDIA H200 (UUID: GPU-...)' for each."""
-    models = re.findall(r"^GPU \d+: (.+?) \(UUID", text, flags=re.MULTILINE)
-    return Gpus(len(models), models[0] if models else "")
+    """A line like '143771, NVIDIA H200' for each; of a few devices the tool says '[N/A]' for the
+    memory."""
+    found = re.findall(r"^\s*([0-9]+|\[[^\]]*\]), (.+?)\s*$", text, flags=re.MULTILINE)
+    sizes = [int(size) for size, _ in found if size.isdigit()]
+    known = len(sizes) == len(found)
+    return Gpus(len(found), found[0][1] if found else "", min(sizes, default=0) if known else 0)

@@ -34,7 +34,7 @@ def run(
             "-n",
             metavar="N",
             rich_help_panel=MEMBERS,
-            help="Processes that start together. 2..8: as many as fit. [1]",
+            help="Processes that start together, e.g. 4 or 2..8. [1]",
         ),
     ] = None,
     gpus: Annotated[
@@ -44,7 +44,7 @@ def run(
             "-g",
             metavar="G",
             rich_help_panel=MEMBERS,
-            help="GPUs of each: 2, 0.5 of one, or 20G of its memory. [0]",
+            help="GPUs of each: 2, or 0.5 of one, or 20G of one. [0]",
         ),
     ] = None,
     gpu_memory: Annotated[
@@ -86,12 +86,12 @@ def run(
             "--within",
             metavar="AREA",
             rich_help_panel=PLACE,
-            help="Keep it in one node, rack or block, if one has room.",
+            help="Keep it in one node, rack or block, if it can be.",
         ),
     ] = None,
     strict: Annotated[
         bool,
-        typer.Option("--strict", rich_help_panel=PLACE, help="Wait until one has room, instead."),
+        typer.Option("--strict", rich_help_panel=PLACE, help="If it cannot be, wait until it can."),
     ] = False,
     per_node: Annotated[
         int | None,
@@ -111,7 +111,7 @@ def run(
             "--name",
             metavar="NAME",
             rich_help_panel=TURN,
-            help="A name for people; likes are learned from.",
+            help="A name for people.",
         ),
     ] = None,
     tenant: Annotated[
@@ -173,7 +173,7 @@ def run(
             "--restart",
             metavar="WHEN",
             rich_help_panel=FAILURE,
-            help="never, on-node-loss or on-failure (and node loss). [on-node-loss]",
+            help="never, on-node-loss or on-failure. [on-node-loss]",
         ),
     ] = None,
     retries: Annotated[
@@ -233,9 +233,10 @@ def run(
     environment, as torchrun sets it. PATH, VIRTUAL_ENV, CONDA_PREFIX, PYTHONPATH and LANG go
     along, so that `python` means the same there as here.
 
-    An elastic gang (-n 2..8) starts with as many members as there is room for, and grows or
-    shrinks by a restart from its checkpoint. A share (-g 0.5, or -g 20G: as much of a GPU as 20 GB
-    of its memory is) leaves the rest of the GPU to others; nothing but the count enforces it.
+    An elastic gang (-n 2..8) starts with as many members as there is room for. It gives some up
+    when others need the room and, if it saves its work (--checkpoint-every), is restarted larger
+    when there is more. A share of a GPU (-g 0.5, or -g 20G: as much of one as 20 GB of its memory
+    is) leaves the rest to others; it is counted, not enforced.
 
     Instead of a command, a file ending in .yaml, .toml or .json may describe the job. Its fields
     are named as the flags (command, members, gpus, ..., time_limit, checkpoint_every); flags

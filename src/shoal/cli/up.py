@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import ipaddress
+from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, NamedTuple
 
 import typer
 
@@ -25,6 +26,14 @@ def up(
     gpus: Annotated[
         int | None, typer.Option("--gpus", metavar="G", help="GPUs of each virtual node.")
     ] = None,
+    gpu_model: Annotated[
+        str | None,
+        typer.Option("--gpu-model", metavar="MODEL", help="Their model, e.g. A100."),
+    ] = None,
+    gpu_memory: Annotated[
+        str | None,
+        typer.Option("--gpu-memory", metavar="SIZE", help="The memory of each GPU, e.g. 80G."),
+    ] = None,
     cpus: Annotated[
         str | None,
         typer.Option("--cpus", metavar="C", help="CPUs of each virtual node, e.g. 16 or 0.5."),
@@ -34,9 +43,9 @@ def up(
         typer.Option("--memory", metavar="SIZE", help="Memory of each virtual node, e.g. 8G."),
     ] = None,
     topology: Annotated[
-        str,
+        str | None,
         typer.Option("--topology", metavar="BxR", help="B blocks of R racks each, e.g. 2x2."),
-    ] = "",
+    ] = None,
     this_machine: Annotated[
         bool, typer.Option("--this-machine", help="One node: this machine, as it is.")
     ] = False,
@@ -67,6 +76,7 @@ def up(
       shoal up                                   this machine, or what was up last
       shoal up --nodes 4 --gpus 8                four virtual nodes
       shoal up --nodes 8 --gpus 8 --topology 2x2
+      shoal up --nodes 2 --gpus 4 --gpu-model A100 --gpu-memory 80G
       shoal up --home /tmp/try --port 0          a second one, apart from the first
     """
     from shoal.cli import show
@@ -74,7 +84,7 @@ def up(
     from shoal.control.lifecycle import bring_up
 
     place = Home(home)
-    shape = (nodes, gpus, cpus, memory, topology or None)
+    shape = Shape(nodes, gpus, gpu_model, gpu_memory, cpus, memory, topology or None)
     config = _config(place, shape, this_machine, host, port)
     _warn_if_open(config.host)
     with show.Progress(quiet=json) as progress:
@@ -118,7 +128,16 @@ def down(json: JsonOption = False, home: HomeOption = DEFAULT_HOME) -> None:
         show.line(f"no cluster is up in {home}; nothing to do")
 
 
-Shape = tuple[int | None, int | None, str | None, str | None, str | None]
+class Shape(NamedTuple):
+    """What the flags say of virtual nodes; None was not said."""
+
+    nodes: int | None
+    gpus: int | None
+    gpu_model: str | None
+    gpu_memory: str | None
+    cpus: str | None
+    memory: str | None
+    topology: str | None
 
 
 def _config(
@@ -158,27 +177,30 @@ def _last_config(home: Home) -> ClusterConfig | None:
 
 def _nodes(shape: Shape) -> tuple[NodeSpec, ...]:
     from shoal.cli import layout, machine, units
-    from shoal.cli.guard import USAGE, Failure
 
-    nodes, gpus, cpus, memory, topology = shape
     if all(part is None for part in shape):
         return layout.this_machine(machine.detect())
-    try:
-        cpu_milli = None if cpus is None else units.cpu_milli(cpus)
-    except units.BadAmount as error:
-        raise Failure(f"--cpus: {error}", USAGE) from None
-    try:
-        memory_mb = None if memory is None else units.memory_mb(memory)
-    except units.BadAmount as error:
-        raise Failure(f"--memory: {error}", USAGE) from None
+    gpu_memory_mb = _amount("--gpu-memory", shape.gpu_memory, units.memory_mb)
     return layout.virtual_nodes(
         machine.detect(),
-        nodes=1 if nodes is None else nodes,
-        gpus=gpus or 0,
-        cpu_milli=cpu_milli,
-        memory_mb=memory_mb,
-        topology=topology or "",
+        nodes=1 if shape.nodes is None else shape.nodes,
+        gpus=shape.gpus or 0,
+        cpu_milli=_amount("--cpus", shape.cpus, units.cpu_milli),
+        memory_mb=_amount("--memory", shape.memory, units.memory_mb),
+        topology=shape.topology or "",
+        gpu_model=(shape.gpu_model or "").strip(),
+        gpu_memory_mb=gpu_memory_mb or 0,
     )
+
+
+def _amount(flag: str, text: str | None, parse: Callable[[str], int]) -> int | None:
+    from shoal.cli.guard import USAGE, Failure
+    from shoal.cli.units import BadAmount
+
+    try:
+        return None if text is None else parse(text)
+    except BadAmount as error:
+        raise Failure(f"{flag}: {error}", USAGE) from None
 
 
 def _warn_if_open(host: str) -> None:

@@ -172,7 +172,7 @@ def _job_requeued(state: State, event: JobRequeued) -> None:
         job.failures += 1
     elif event.cause is StopCause.NODE_LOSS:
         job.losses += 1
-    elif event.cause in (StopCause.PREEMPT, StopCause.RESIZE):
+    elif event.cause in (StopCause.PREEMPT, StopCause.RESIZE, StopCause.MOVE):
         job.preemptions += 1
     job.why = event.why
     if job.id not in state.claims:

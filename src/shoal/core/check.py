@@ -107,7 +107,7 @@ def _check_nodes(state: State, node_ids: Iterable[str]) -> None:
             raise Violation(f"{node_id} has given away more than it has")
         if node.health is NodeHealth.LOST and state.placed[node_id]:
             raise Violation(f"{node_id} is lost, but {list(state.placed[node_id])} hold slices")
-        if held.exclusive and len({job.id for job in state.placed[node_id].values()}) > 1:
+        if held.exclusive and len(held.users) > 1:
             raise Violation(f"{node_id} is shared by a job that wants it for itself")
         for claimer, given in state.claims.items():
             for slice_ in given:
@@ -127,6 +127,7 @@ class _Sum:
     def __init__(self, gpus: int) -> None:
         self.gpus = [0] * gpus
         self.cpu_milli = self.memory_mb = self.exclusive = 0
+        self.users: set[str] = set()
 
     def add(self, slice_: Slice, job: Job) -> None:
         for gpu in slice_.gpus:
@@ -135,6 +136,8 @@ class _Sum:
         self.cpu_milli += slice_.cpu_milli
         self.memory_mb += slice_.memory_mb
         self.exclusive += job.spec.whole_nodes
+        if job.spec.whole_nodes or slice_ != Slice(slice_.node, gpu_milli=slice_.gpu_milli):
+            self.users.add(job.id)  # who takes nothing disturbs nobody
 
 
 def _check_counts(state: State) -> None:

@@ -77,7 +77,7 @@ def _settle(round_: Round, job: Job) -> None:
     elif lost or cause is StopCause.NODE_LOSS:
         # Peers of a lost member often fail before the loss is known: that is the node's failure.
         _settle_loss(round_, job, lost)
-    elif cause in (StopCause.DRAIN, StopCause.PREEMPT, StopCause.RESIZE):
+    elif cause in (StopCause.DRAIN, StopCause.PREEMPT, StopCause.RESIZE, StopCause.MOVE):
         _requeue(round_, job, cause, round_.now_ms, f"stopped to run again: {job.why}")
     elif job.first_bad_code is not None:
         _settle_failure(round_, job)

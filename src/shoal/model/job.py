@@ -143,6 +143,7 @@ class StopCause(enum.StrEnum):
     DRAIN = "drain"
     PREEMPT = "preempt"
     RESIZE = "resize"
+    MOVE = "move"
 
 
 class Job(msgspec.Struct, kw_only=True):

@@ -46,6 +46,8 @@ class Policy(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     # What a start counts at once, so that a burst cannot outrun the accounts.
     entry_penalty_ms: Count = 60_000
     run_ms_min: Count = 300_000  # nobody is preempted before it ran this long
+    # What moving a job elsewhere costs, beside the work since its last checkpoint.
+    move_cost_ms: Count = 60_000
     tenants: tuple[Tenant, ...] = ()
 
     suspect_after_ms: Count = 5_000

@@ -119,7 +119,7 @@ class JobTruth:
                 self._losses += 1
                 allowed = not never and self._losses <= policy.losses_max
                 justified = event.attempt in self._lost
-            case StopCause.PREEMPT | StopCause.RESIZE:
+            case StopCause.PREEMPT | StopCause.RESIZE | StopCause.MOVE:
                 allowed = justified = self.spec.preemptible or self.spec.elastic
             case StopCause.DRAIN:
                 allowed, justified = not never, event.attempt in self._drained

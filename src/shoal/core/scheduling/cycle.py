@@ -7,6 +7,7 @@ from shoal.core.queue import Lane
 from shoal.core.room import Room
 from shoal.core.round import Round
 from shoal.core.scheduling.backfill import GAP_TRIES_MAX, nodes_to_avoid, reserve
+from shoal.core.scheduling.defragment import defragment
 from shoal.core.scheduling.elastic import grow, widest
 from shoal.core.scheduling.fit import Plan, fit, slices
 from shoal.core.scheduling.order import Walk
@@ -37,7 +38,9 @@ def schedule(round_: Round) -> None:
             if not budget:
                 round_.more = True
                 return
-        elif len(ahead) < PREEMPTORS_MAX and preempt(round_, job):
+        elif (len(ahead) < PREEMPTORS_MAX and preempt(round_, job)) or (
+            not ahead and defragment(round_, job)
+        ):
             continue
         elif holds_queue(state, job, policy, round_.now_ms):
             return
@@ -46,6 +49,13 @@ def schedule(round_: Round) -> None:
             ahead.append(job.id)
     if not state.queue.size:
         grow(round_)
+
+
+def _make_room(round_: Round, job: Job, ahead: list[str]) -> bool:
+    """Others are stopped or moved for it; it has a claim now and starts when they are gone."""
+    if len(ahead) < PREEMPTORS_MAX and preempt(round_, job):
+        return True
+    return not ahead and defragment(round_, job)
 
 
 def _place_one(round_: Round, lane: Lane, ahead: list[str]) -> bool:

@@ -69,7 +69,7 @@ def _candidates(round_: Round, job: Job, gang: Gang) -> list[Victim]:
         theirs = _entitlement(state, other, now_ms, holding=True)
         if theirs <= mine or not _of_use(state, other, gang):
             continue
-        victim = _victim(other, now_ms)
+        victim = victim_of(other, now_ms)
         cost = victim.lost_ms / max(1, gpu_milli_of(other))
         found.append(((not theirs[0], not victim.shrinks, cost, -other.number), victim))
     found.sort(key=lambda entry: entry[0])
@@ -94,8 +94,9 @@ def _of_use(state: State, victim: Job, gang: Gang) -> bool:
     )
 
 
-def _victim(job: Job, now_ms: int) -> Victim:
-    shrinks = len(job.members) > job.spec.members
+def victim_of(job: Job, now_ms: int, *, whole: bool = False) -> Victim:
+    """An elastic gang only has to shrink, unless it is wanted `whole`."""
+    shrinks = len(job.members) > job.spec.members and not whole
     least = job.spec.members if shrinks else 0
     given_up = tuple(member.slice for member in job.members[least:])
     ran_ms = now_ms - (job.running_ms or now_ms)
