@@ -89,7 +89,7 @@ def measure_growth() -> dict[str, dict[str, float]]:
             }
         ),
         "shapes in the queue": compare(
-            {str(len(cluster.state.queue.shapes)): cluster for cluster in (base, diverse)}
+            {str(len(cluster.state.queue.lanes)): cluster for cluster in (base, diverse)}
         ),
         "finished jobs": compare({"0": base, str(FINISHED): aged}),
         f"queued gangs, placing {PLACED}": {

@@ -322,8 +322,8 @@ def test_whole_nodes_are_empty_before_and_closed_after() -> None:
     assert nodes_of(fit(state, alone)) == [(1, 1)]
     assert fit(state, alone._replace(members=9)) is None
     state.change(Slice("n1", (0,)), -1, exclusive=True)
-    assert fit(state, gang_of(gpus=8)) is None
-    assert nodes_of(fit(state, gang_of(cpu_milli=1000))) == [(0, 1)]
+    assert nodes_of(fit(state, gang_of(gpus=4))) == [(0, 1)]
+    assert fit(state, gang_of(gpus=4, members=3)) is None
 
 
 def test_a_gang_with_whole_nodes_may_have_several_members_on_one() -> None:

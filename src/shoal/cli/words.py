@@ -65,6 +65,7 @@ CAUSE_WORDS = {
     StopCause.DRAIN: "its node is drained",
     StopCause.PREEMPT: "makes room for another",
     StopCause.RESIZE: "changes its size",
+    StopCause.MOVE: "moves elsewhere",
 }
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from shoal.core.explain import held_by_nodes
+from shoal.core.explain import held_when_empty
 from shoal.core.observe import lose
 from shoal.core.queue import gang_of_spec
 from shoal.core.room import UNLIMITED
@@ -17,6 +17,7 @@ from shoal.model.job import (
     Outcome,
     Phase,
     StopCause,
+    Within,
 )
 from shoal.model.node import NodeHealth, NodeIntent
 from shoal.model.report import (
@@ -29,7 +30,7 @@ from shoal.model.report import (
     SetIntent,
     Submit,
 )
-from shoal.model.resources import cpus_text, plural
+from shoal.model.resources import WHOLE_GPU_MILLI, cpus_text, plural
 
 CANCELLED_CODE = 130  # what a shell reports for a command ended by Ctrl-C
 
@@ -54,7 +55,8 @@ def _submit(round_: Round, request: Submit) -> Answer:
     state = round_.state
     if request.key and request.key in state.keys:
         return Accepted(state.keys[request.key], "this submission was already accepted")
-    problem = spec_problem(request.spec) or impossible(state, request.spec)
+    spec = request.spec
+    problem = spec_problem(spec) or shape_problem(spec) or impossible(state, spec)
     if problem is not None:
         return problem
     job_id = f"j{state.next_job}"
@@ -91,6 +93,22 @@ def spec_problem(spec: JobSpec) -> Refused | None:
     return None
 
 
+def shape_problem(spec: JobSpec) -> Refused | None:
+    """Wishes that contradict each other, whatever the cluster."""
+    if spec.gpus and spec.gpu_milli == 0 and not spec.gpu_memory_mb:
+        return Refused("gpu_memory_mb", "says how much of a GPU is meant; ask for at least 1")
+    if spec.gpus > 1 and spec.gpu_milli < WHOLE_GPU_MILLI:
+        return Refused("gpus", "are whole if there are several; ask for at most 1 to get a part")
+    if spec.members_per_node and spec.members % spec.members_per_node:
+        return Refused(
+            "members",
+            f"asks for {spec.members}, which is no multiple of {spec.members_per_node} per node",
+        )
+    if 0 < spec.members_max < spec.members:
+        return Refused("members_max", f"is less than its {spec.members} members")
+    return None
+
+
 def impossible(state: State, spec: JobSpec) -> Refused | None:
     """Would the job never start even if every known node were up and empty? Lost and cordoned
     nodes count, for they may come back; before any node is known, everything may be possible."""
@@ -112,7 +130,7 @@ def impossible(state: State, spec: JobSpec) -> Refused | None:
                 f"asks for {want} {unit} per member, but no node has more than {have}; "
                 f"ask for at most {have}" + (" and use more members" if best else ""),
             )
-    fits = held_by_nodes(state.capacity, gang_of_spec(spec))
+    fits = held_when_empty(state, gang_of_spec(spec), open_only=False)
     if fits == 0:
         largest = max(kinds)
         return Refused(
@@ -121,9 +139,11 @@ def impossible(state: State, spec: JobSpec) -> Refused | None:
             f"the largest node has {largest}",
         )
     if spec.members > fits and fits < UNLIMITED:
+        near = spec.within_required and spec.within is not Within.ANYWHERE
+        where = f"no {spec.within.value} holds more than" if near else "the whole cluster holds"
         return Refused(
             "members",
-            f"asks for {spec.members} members with {demand} each, but the whole cluster holds "
+            f"asks for {spec.members} members with {demand} each, but {where} "
             f"{plural(fits, 'such member')}; ask for at most {fits}",
         )
     return None

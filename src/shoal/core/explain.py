@@ -12,7 +12,7 @@ from shoal.core.scheduling.expect import run_ms
 from shoal.core.scheduling.fit import fit, shortage
 from shoal.core.scheduling.order import place_in_line
 from shoal.core.state import State
-from shoal.model.job import Job, Phase
+from shoal.model.job import Job, Phase, Within
 from shoal.model.node import NodeHealth, NodeIntent
 from shoal.model.policy import Policy
 from shoal.model.resources import Kind
@@ -54,6 +54,25 @@ def held_by_nodes(kinds: Mapping[Kind, int], gang: Gang) -> int:
     return min(total, UNLIMITED)
 
 
+def held_when_empty(state: State, gang: Gang, *, open_only: bool) -> int:
+    """How many members of the gang the known nodes, or only the open ones, hold when empty; where
+    it has to stay within a node, rack or block, the best of these."""
+    if not gang.required or gang.within is Within.ANYWHERE:
+        return held_by_nodes(state.open_capacity if open_only else state.capacity, gang)
+    depth = {Within.BLOCK: 1, Within.RACK: 2}.get(gang.within, 0)
+    alone = {kind: held_by_nodes({kind: 1}, gang) for kind in state.capacity}
+    near: dict[str, int] = {}
+    best = 0
+    for node in state.order:
+        if node.schedulable if open_only else node.intent is not NodeIntent.REMOVED:
+            room = state.rooms[node.index]
+            best = max(best, alone[room.kind])
+            if 0 < depth <= len(room.domains):
+                name = room.domains[depth - 1]
+                near[name] = near.get(name, 0) + alone[room.kind]
+    return min(max(best, *near.values(), 0), UNLIMITED)
+
+
 def holds_queue(state: State, job: Job, policy: Policy, now_ms: int) -> bool:
     """Has this blocked job waited so long that nobody may overtake it any more? Only if the
     nodes that are open could hold it: a job that waits for a node to return holds up nobody."""
@@ -64,14 +83,14 @@ def holds_queue(state: State, job: Job, policy: Policy, now_ms: int) -> bool:
 
 def could_ever(state: State, gang: Gang) -> bool:
     """Would the open nodes hold the gang if they were empty?"""
-    return held_by_nodes(state.open_capacity, gang) >= gang.members
+    return held_when_empty(state, gang, open_only=True) >= gang.members
 
 
 def _no_room(state: State, job: Job) -> str:
     gang = gang_of(job)
     short = shortage(state, gang)
     if short:
-        open_ = held_by_nodes(state.open_capacity, gang)
+        open_ = held_when_empty(state, gang, open_only=True)
         if open_ < gang.members:
             need = short.partition(";")[0]
             return f"{need}; the nodes that are open hold {open_} even when empty{_closed(state)}"

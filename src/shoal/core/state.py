@@ -148,7 +148,11 @@ class State:
         """From now on; the queue is put into the policy's order."""
         self.policy = policy
         self.accounts.obey(policy)
-        waiting = [job for job in self.jobs.values() if job.phase is Phase.WAITING]
+        waiting = [
+            job
+            for job in self.jobs.values()
+            if job.phase is Phase.WAITING and job.id not in self.claims
+        ]
         self.queue.reorder(ORDERINGS[policy.order].job, waiting)
         self.hopeless = set()
 

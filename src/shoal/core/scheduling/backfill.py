@@ -92,10 +92,10 @@ def _domains(state: State, within: Within) -> list[list[int]]:
     for node in state.order:
         if node.schedulable:
             domains = state.rooms[node.index].domains
-            if depth is None:
-                groups.setdefault(node.id, []).append(node.index)
-            elif len(domains) >= depth:
+            if depth is not None and len(domains) >= depth:
                 groups.setdefault(domains[depth - 1], []).append(node.index)
+            else:  # a node is near to itself, wherever it is
+                groups[f"/{node.id}"] = [node.index]
     return list(groups.values())
 
 

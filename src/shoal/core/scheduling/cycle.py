@@ -38,9 +38,7 @@ def schedule(round_: Round) -> None:
             if not budget:
                 round_.more = True
                 return
-        elif (len(ahead) < PREEMPTORS_MAX and preempt(round_, job)) or (
-            not ahead and defragment(round_, job)
-        ):
+        elif _make_room(round_, job, ahead):
             continue
         elif holds_queue(state, job, policy, round_.now_ms):
             return
@@ -108,17 +106,18 @@ def start_claimed(round_: Round) -> None:
         job = state.jobs[job_id]
         nodes = [state.nodes[slice_.node] for slice_ in given]
         rooms = [state.rooms[node.index] for node in nodes]
+        stopping = any(
+            other.phase is Phase.STOPPING
+            for node in nodes
+            for other in state.placed[node.id].values()
+        )
         if not all(node.schedulable for node in nodes):
             _unclaim(round_, job_id, "a node that room was being made on was closed")
         elif job.phase is not Phase.WAITING:
             continue  # it grows or shrinks, and has not stopped yet
-        elif not any(map(_short, rooms, given)):
+        elif not any(map(_short, rooms, given)) and not (job.spec.whole_nodes and stopping):
             _give(round_, job, given, "the room that was made for it is free")
-        elif not any(
-            other.phase is Phase.STOPPING
-            for node in nodes
-            for other in state.placed[node.id].values()
-        ):
+        elif not stopping:
             _unclaim(round_, job_id, "nobody is being stopped for it any more")
 
 

@@ -9,7 +9,7 @@ from shoal.core.round import Round
 from shoal.core.scheduling.fit import Plan, fit, room_for, slices
 from shoal.core.state import State
 from shoal.model.events import JobClaimed, JobStopping
-from shoal.model.job import Job, Phase, StopCause
+from shoal.model.job import Job, Phase, StopCause, Within
 
 
 def widest(state: State, job: Job, gang: Gang, avoid: Collection[int]) -> Plan | None:
@@ -51,9 +51,13 @@ def grow(round_: Round) -> None:
 
 
 def _worth_a_restart(state: State, job: Job, now_ms: int) -> bool:
-    """It saves its work, has run for a while at this size, and has not reached its most."""
+    """It saves its work, has run for a while at this size, and has not reached its most. What
+    is free may be neither near enough nor enough per node for a gang that insists on these."""
+    insists = job.spec.within_required and job.spec.within is not Within.ANYWHERE
     return (
         job.spec.checkpoint_ms > 0
+        and not insists
+        and not job.spec.members_per_node
         and job.running_ms is not None
         and now_ms - job.running_ms >= state.policy.run_ms_min
         and len(job.members) < job.spec.members_max

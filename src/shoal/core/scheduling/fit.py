@@ -12,7 +12,8 @@ from shoal.core.state import State
 from shoal.model.job import Within
 from shoal.model.resources import Demand, Kind, Slice, plural
 
-# A gang over several nodes goes to the tightest of this many racks (blocks) that hold it.
+# A gang over several nodes goes to the tightest rack (block) that holds it, of at most so many
+# that may; where it has to stay within one, all are tried.
 DOMAINS_TRIED_MAX = 16
 
 
@@ -116,7 +117,7 @@ def _in_one_domain(
     candidates = sorted(
         [(domain.gpus, place) for place, domain in domains.items() if domain.gpus >= need]
     )
-    for _, place in candidates[:DOMAINS_TRIED_MAX]:
+    for _, place in candidates if gang.required else candidates[:DOMAINS_TRIED_MAX]:
         rule = f"the tightest {name} that holds it, {place}"
         plan = _over_many(domains[place], gang, avoid, rule)
         if plan is not None:
@@ -177,15 +178,14 @@ def shortage(state: State, gang: Gang) -> str:
 def _shortage_within(state: State, gang: Gang, need: str) -> str:
     word = gang.within.value
     best: Callable[[Domain], int] = lambda domain: room_for(domain, gang, gang.members)  # noqa: E731
-    if gang.within is Within.NODE:
-        rooms = [
-            members_here(gang, room.kind, room.level)
-            for node, room in zip(state.order, state.rooms, strict=True)
-            if node.schedulable and gang.demand.suits(room.kind)
-        ]
-    else:
+    rooms = [
+        members_here(gang, room.kind, room.level)
+        for node, room in zip(state.order, state.rooms, strict=True)
+        if node.schedulable and gang.demand.suits(room.kind)
+    ]
+    if gang.within is not Within.NODE:
         depth = 2 if gang.within is Within.RACK else 1
-        rooms = [best(domain) for domain in state.domains[depth - 1].values()]
+        rooms += [best(domain) for domain in state.domains[depth - 1].values()]
     most = max(rooms, default=0)
     if most >= gang.members:
         return ""
