@@ -7,7 +7,6 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
@@ -261,14 +260,16 @@ def test_one_interrupt_leaves_the_job_running_and_two_cancel_it(cluster: Live) -
 
 
 def test_events_are_followed_as_they_happen(cluster: Live) -> None:
-    with shoal_process(cluster, "events", "-f", "-n", "0") as process:
+    with shoal_process(cluster, "events", "-f", "-n", "1") as process:
         assert process.stdout is not None
-        time.sleep(0.5)  # it must be watching before there is something to see
+        assert process.stdout.readline()  # it is watching from here on
         job = cluster.run("true")
-        lines: list[str] = []
-        while not lines or f"{job} succeeded" not in lines[-1]:
-            lines.append(process.stdout.readline())
-        assert any(f"{job} submitted" in line for line in lines)
+        seen = ""
+        while f"{job} succeeded" not in seen:
+            line = process.stdout.readline()
+            assert line, "it ended by itself"
+            seen += line
+        assert f"{job} submitted" in seen
         process.send_signal(signal.SIGINT)
         assert process.wait(30) == 130
 

@@ -23,7 +23,9 @@ def events(
     follow: Annotated[bool, typer.Option("--follow", "-f", help="Go on as it happens.")] = False,
     last: Annotated[
         int,
-        typer.Option("--last", "-n", min=0, max=LAST_MAX, metavar="N", help="Begin so far back."),
+        typer.Option(
+            "--last", "-n", min=0, max=LAST_MAX, metavar="N", help="Begin so far back. [50]"
+        ),
     ] = 50,
     job: Annotated[str, typer.Option("--job", metavar="JOB", help="Only about this job.")] = "",
     node: Annotated[str, typer.Option("--node", metavar="NODE", help="Only about this node.")] = "",
@@ -32,8 +34,9 @@ def events(
 ) -> None:
     """Tell what happened, one sentence each.
 
-    Oldest first, the last 50 unless told otherwise. With --follow it goes on until Ctrl-C, also
-    while the controller restarts. --json prints one object per line.
+    Oldest first, the last 50 unless told otherwise. With --follow it goes on
+    until Ctrl-C, also while the controller restarts. --json prints one object
+    per line.
 
     Examples:
       shoal events

@@ -28,9 +28,10 @@ HOME_OPTION = typer.Option(
     "--home",
     metavar="DIR",
     envvar="SHOAL_HOME",
-    show_envvar=True,
     callback=_settle_home,
-    help="Where the cluster keeps its files.",
+    help="Where the cluster keeps its files. [$SHOAL_HOME or ~/.shoal]",
+    show_envvar=False,
+    show_default=False,
 )
 HomeOption = Annotated[Path, HOME_OPTION]
 DEFAULT_HOME = Path("~/.shoal")
@@ -51,6 +52,18 @@ class Verb(TyperCommand):
         self.format_options(ctx, formatter)
         write_verbatim(formatter, "Examples:\n" + examples)
 
+    def collect_usage_pieces(self, ctx: Any) -> list[str]:
+        arguments = [p for p in self.get_params(ctx) if p.param_type_name == "argument"]
+        return ["[OPTIONS]", *[str(p.metavar or p.name) for p in arguments]]
+
+    def format_options(self, ctx: Any, formatter: Any) -> None:
+        parameters = [p for p in self.get_params(ctx) if not p.hidden]
+        for title, kind in (("Arguments", "argument"), ("Options", "option")):
+            rows = [_row(p) for p in parameters if p.param_type_name == kind]
+            if rows:
+                with formatter.section(title):
+                    formatter.write_dl(rows)
+
 
 class RunVerb(Verb):
     """Its argument is named `words`. Flags end where the command begins, so that `shoal run python
@@ -62,6 +75,13 @@ class RunVerb(Verb):
         words: list[str] = list(given.get("words") or ())
         ctx.allow_interspersed_args = bool(words) and is_job_file(words[0])
         return super().parse_args(ctx, args)
+
+
+def _row(parameter: Any) -> tuple[str, str]:
+    """Its name and what it is for; defaults stand in the text, in the user's words."""
+    names = sorted(parameter.opts, key=len) if parameter.param_type_name == "option" else []
+    shown = [", ".join(names), parameter.metavar]
+    return " ".join(part for part in shown if part), parameter.help or ""
 
 
 def is_job_file(word: str) -> bool:

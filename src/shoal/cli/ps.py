@@ -22,15 +22,17 @@ def ps(
     ] = False,
     limit: Annotated[
         int,
-        typer.Option("--limit", "-n", min=1, max=LIMIT_MAX, metavar="N", help="At most so many."),
+        typer.Option(
+            "--limit", "-n", min=1, max=LIMIT_MAX, metavar="N", help="At most so many. [100]"
+        ),
     ] = 100,
     json: JsonOption = False,
     home: HomeOption = DEFAULT_HOME,
 ) -> None:
     """List the jobs.
 
-    Live jobs come in the order of the queue. TIME is how long a job has been running, or
-    waiting, or took; SHAPE is members x GPUs of each.
+    Live jobs come in the order of the queue. TIME is how long a job has been
+    running, or waiting, or took; SHAPE is members x GPUs of each.
 
     Examples:
       shoal ps                  what runs and what waits
@@ -53,7 +55,7 @@ def ps(
         return
     print_jobs(rows, int(time.time() * 1000))
     if len(rows) == limit:
-        show.note(f"only {limit} are shown; see more with: shoal ps -n {limit * 10}")
+        show.note(f"only {limit} are shown; see more with -n {limit * 10}")
 
 
 def print_jobs(rows: list[JobRow], now_ms: int) -> None:

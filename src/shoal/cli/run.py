@@ -18,7 +18,7 @@ SECOND_INTERRUPT_S = 2.0
 def run(
     words: Annotated[
         list[str],
-        typer.Argument(metavar="COMMAND...", help="What to run; or one job file, see below."),
+        typer.Argument(metavar="COMMAND...", help="What to run, or one job file."),
     ],
     members: Annotated[
         int | None,
@@ -55,7 +55,7 @@ def run(
         typer.Option(
             "--restart",
             metavar="WHEN",
-            help="never, on-node-loss or on-failure (and node loss). [on-node-loss]",
+            help="never, on-failure, or only [on-node-loss].",
         ),
     ] = None,
     retries: Annotated[
@@ -82,17 +82,20 @@ def run(
 ) -> None:
     """Run a command, or a gang of them, on the cluster.
 
-    Members of a gang start together or not at all. Each finds its rank and the others in its
-    environment, as torchrun sets it. PATH, VIRTUAL_ENV, CONDA_PREFIX, PYTHONPATH and LANG go
-    along, so that `python` means the same there as here.
+    Members of a gang start together or not at all. Each finds its rank and
+    the others in its environment, as torchrun sets it. PATH, VIRTUAL_ENV,
+    CONDA_PREFIX, PYTHONPATH and LANG go along, so that `python` means the
+    same there as here.
 
-    Instead of a command, a file ending in .yaml, .toml or .json may describe the job. Its fields
-    are named as the flags (command, members, gpus, ..., time_limit); flags override them; a
-    relative workdir in it is meant from the file's folder.
+    Instead of a command, a file ending in .yaml, .toml or .json may describe
+    the job. Its fields are named as the flags (command, members, gpus, ...,
+    time_limit); flags override them; a relative workdir in it is meant from
+    the file's folder.
 
-    It prints the job's id and returns at once. With --wait it shows the output and ends with the
-    job's exit code (124: out of time, 130: cancelled). Ctrl-C then only stops the watching, with
-    exit code 130; once more within 2 s cancels the job. With --wait --json the output is not
+    It prints the job's id and returns at once. With --wait it shows the
+    output and ends with the job's exit code (124: out of time, 130:
+    cancelled). Ctrl-C then only stops the watching, with exit code 130; once
+    more within 2 s cancels the job. With --wait --json the output is not
     shown, and the job is printed when it is over.
 
     Examples:
