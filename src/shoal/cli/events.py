@@ -49,6 +49,7 @@ def events(
     job = reach.job_id(job) if job else ""
     node = reach.node_id(node) if node else ""
     with reach.Steady(home, steady_s=reach.STEADY_S if follow else 0) as steady:
+        _expect(steady, job, node)
         after = -last if last else steady(lambda client: client.status()).last_seq
         while True:
             view = _page(steady, after, max(PAGE, last), job, node, follow)
@@ -57,6 +58,16 @@ def events(
             if not follow:
                 return
             after = view.next_after
+
+
+def _expect(steady: Steady, job: str, node: str) -> None:
+    """Whoever asks for what is not there would wait for ever."""
+    from shoal.cli.reach import found, no_such_node
+
+    if job:
+        steady(lambda client: found(client, job, lambda c: c.job(job)))
+    if node and node not in [view.id for view in steady(lambda client: client.nodes())]:
+        raise steady(lambda client: no_such_node(client, node))
 
 
 def _page(steady: Steady, after: int, limit: int, job: str, node: str, follow: bool) -> EventsView:

@@ -32,7 +32,8 @@ def ps(
     """List the jobs.
 
     Live jobs come in the order of the queue. TIME is how long a job has been
-    running, or waiting, or took; SHAPE is members x GPUs of each.
+    running, or waiting, or took; TRY counts its attempts; SHAPE is members x
+    GPUs of each.
 
     Examples:
       shoal ps                  what runs and what waits
@@ -65,6 +66,7 @@ def print_jobs(rows: list[JobRow], now_ms: int) -> None:
         Column("ID"),
         Column("NAME"),
         Column("STATE"),
+        Column("TRY", right=True),
         Column("SHAPE", right=True),
         Column("NODES"),
         Column("TIME", right=True),
@@ -80,13 +82,11 @@ def _cells(row: JobRow, now_ms: int) -> list[str | Cell]:
     from shoal.cli.show import Cell, state_cell
     from shoal.cli.units import duration_text
 
-    state = state_cell(row.state)
-    if row.attempt > 1:
-        state = state._replace(text=f"{row.state}#{row.attempt}")
     return [
         Cell(row.id, "bold"),
         row.name,
-        state,
+        state_cell(row.state),
+        Cell(str(row.attempt or ""), "yellow" if row.attempt > 1 else "dim"),
         f"{row.members}x{row.gpus}",
         nodes_text(row.nodes),
         Cell(duration_text(elapsed_ms(row, now_ms)), "dim"),
