@@ -99,7 +99,10 @@ def test_kept_promises_are_told_with_their_times() -> None:
     result = report(board, submitted=1, took_ms=3000, left_behind="")
     assert result.kept
     assert (result.noticed_ms, result.healed_ms, result.back_ms, result.hit) == (50, 500, 2000, 1)
-    assert "noticed after 0.05 s, 1 hit job running again after 0.50 s" in numbers(result)[1]
+    assert numbers(result)[1:] == [
+        "n1 was killed: noticed after 0.05 s, back after 2.00 s",
+        "1 job lost members with it: all running again after 0.50 s",
+    ]
 
 
 def test_a_broken_promise_is_told() -> None:

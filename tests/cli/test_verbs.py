@@ -7,7 +7,6 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
@@ -151,9 +150,18 @@ def test_ps_shows_what_lives_and_with_all_what_is_over(live_shoal: Shoal, cluste
     cluster.wait(running, "running")
     waiting = cluster.run("true", members=4, gpus=8, name="wide")
     lines = {line.split()[0]: line.split() for line in live_shoal("ps").out.splitlines()}
-    assert lines["ID"] == ["ID", "NAME", "STATE", "SHAPE", "NODES", "TIME", "COMMAND"]
-    assert lines[running][1:4] == ["long", "running", "2x1"]
-    assert lines[waiting][1:5] == ["wide", "waiting", "4x8", "-"]
+    assert lines["ID"] == [
+        "ID",
+        "NAME",
+        "STATE",
+        "TRY",
+        "SHAPE",
+        "NODES",
+        "TIME",
+        "COMMAND",
+    ]
+    assert lines[running][1:5] == ["long", "running", "1", "2x1"]
+    assert lines[waiting][1:6] == ["wide", "waiting", "-", "4x8", "-"]
     assert over not in lines
     assert over in live_shoal("ps", "-a", "-n", "10000").out
     rows = json.loads(live_shoal("ps", "--json").out)
@@ -213,6 +221,8 @@ def test_events_are_told_and_filtered(live_shoal: Shoal, cluster: Live) -> None:
     ]
     assert records[0]["event"]["event"] == "JobSubmitted"
     assert "joined" in live_shoal("events", "--node", "n1", "-n", "1000").out
+    assert_one_clear_line(live_shoal("events", "--job", "j999999"))
+    assert_one_clear_line(live_shoal("events", "-f", "--node", "n99"))
 
 
 def shoal_process(cluster: Live, *args: str) -> subprocess.Popen[str]:
@@ -261,14 +271,16 @@ def test_one_interrupt_leaves_the_job_running_and_two_cancel_it(cluster: Live) -
 
 
 def test_events_are_followed_as_they_happen(cluster: Live) -> None:
-    with shoal_process(cluster, "events", "-f", "-n", "0") as process:
+    with shoal_process(cluster, "events", "-f", "-n", "1") as process:
         assert process.stdout is not None
-        time.sleep(0.5)  # it must be watching before there is something to see
+        assert process.stdout.readline()  # it is watching from here on
         job = cluster.run("true")
-        lines: list[str] = []
-        while not lines or f"{job} succeeded" not in lines[-1]:
-            lines.append(process.stdout.readline())
-        assert any(f"{job} submitted" in line for line in lines)
+        seen = ""
+        while f"{job} succeeded" not in seen:
+            line = process.stdout.readline()
+            assert line, "it ended by itself"
+            seen += line
+        assert f"{job} submitted" in seen
         process.send_signal(signal.SIGINT)
         assert process.wait(30) == 130
 

@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from typing import Any
 
 import pytest
 
 from shoal.core import admit, heal, observe, reconcile
 from shoal.core.nodebook import NodeBook
+from shoal.core.queue import Gang, Lane
 from shoal.core.round import Round
 from shoal.core.scheduling import cycle, fit
-from shoal.core.scheduling.order import Order
-from shoal.core.state import Shape, State
+from shoal.core.scheduling.fit import Plan
+from shoal.core.scheduling.order import Walk
+from shoal.core.state import State
 from shoal.model.commands import Envelope, Launch, Stop
 from shoal.model.events import JobPlaced
 from shoal.model.job import Job, Outcome
@@ -29,10 +31,10 @@ Mutate = Callable[[pytest.MonkeyPatch], None]
 
 
 def ignore_what_is_held(patch: pytest.MonkeyPatch) -> None:
-    def blind(state: State, members: int, demand: Demand) -> list[tuple[int, int]] | None:
+    def blind(state: State, gang: Gang, avoid: Collection[int] = ()) -> Plan | None:
         for node in state.order:
-            if node.schedulable and node.spec.gpus >= members * demand.gpus:
-                return [(node.index, members)]
+            if node.schedulable and node.spec.gpus >= gang.members * gang.demand.gpus:
+                return Plan([(node.index, gang.members)], "there are GPUs")
         return None
 
     patch.setattr(cycle, "fit", blind)
@@ -41,7 +43,7 @@ def ignore_what_is_held(patch: pytest.MonkeyPatch) -> None:
 def place_part_of_a_gang(patch: pytest.MonkeyPatch) -> None:
     whole = fit.slices
 
-    def part(state: State, plan: list[tuple[int, int]], demand: Demand) -> tuple[Slice, ...]:
+    def part(state: State, plan: Plan, demand: Demand) -> tuple[Slice, ...]:
         given = whole(state, plan, demand)
         return given[:-1] if len(given) > 1 else given
 
@@ -68,13 +70,13 @@ def believe_old_reports(patch: pytest.MonkeyPatch) -> None:
 
 
 def skip_some_jobs_for_ever(patch: pytest.MonkeyPatch) -> None:
-    class Forgetful(Order):
-        def next(self) -> tuple[int, Shape] | None:
-            while (head := super().next()) is not None and head[0] % 3 == 0:
+    class Forgetful(Walk):
+        def next(self) -> tuple[Job, Lane] | None:
+            while (head := super().next()) is not None and head[0].number % 3 == 0:
                 pass
             return head
 
-    patch.setattr(cycle, "Order", Forgetful)
+    patch.setattr(cycle, "Walk", Forgetful)
 
 
 def give_nodes_up_too_soon(patch: pytest.MonkeyPatch) -> None:

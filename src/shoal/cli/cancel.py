@@ -20,8 +20,9 @@ def cancel(
 ) -> None:
     """Stop jobs for good.
 
-    Members get SIGTERM, and SIGKILL when their grace time is over. A job that is already over
-    stays as it is, and that is no error; one that never was is (exit code 1).
+    Members get SIGTERM, and SIGKILL when their grace time is over. A job that
+    is already over stays as it is, and that is no error; one that never was
+    is (exit code 1).
 
     Examples:
       shoal cancel j7

@@ -40,10 +40,11 @@ NEXT = (
 def demo(json: JsonOption = False) -> None:
     """Watch a small cluster lose a node and heal, in half a minute.
 
-    Four virtual nodes with 8 GPUs each come up in a temporary folder, apart from any cluster of
-    yours; two dozen mixed jobs, each a real process, are submitted; one node is killed in full
-    view and its jobs run again elsewhere. At the end everything is stopped and removed. The exit
-    code is 0 if all was as promised, else 1.
+    Four virtual nodes with 8 GPUs each come up in a temporary folder, apart
+    from any cluster of yours; two dozen mixed jobs, each a real process, are
+    submitted; one node is killed in full view and its jobs run again
+    elsewhere. At the end everything is stopped and removed. The exit code is
+    0 if all was as promised, else 1.
 
     Examples:
       shoal demo

@@ -78,8 +78,11 @@ def numbers(result: Report) -> list[str]:
     if result.killed_node:
         lines.append(
             f"{result.killed_node} was killed: noticed after {_seconds(result.noticed_ms)}, "
-            f"{plural(result.hit, 'hit job')} running again after {_seconds(result.healed_ms)}, "
-            f"the node back after {_seconds(result.back_ms)}"
+            f"back after {_seconds(result.back_ms)}"
+        )
+        lines.append(
+            f"{plural(result.hit, 'job')} lost members with it: "
+            f"all running again after {_seconds(result.healed_ms)}"
         )
     return lines
 

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
 EVENTS_SHOWN = 9
 QUEUE_SHOWN = 6
-PROGRESS_WIDTH = 40
+PROGRESS_WIDTH = 24
 PROGRESS_LINES_S = 2.0
 # Backgrounds that black digits can be read on.
 COLOURS = (39, 208, 118, 213, 226, 81, 203, 156, 177, 220, 44, 216)

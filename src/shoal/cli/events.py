@@ -23,7 +23,9 @@ def events(
     follow: Annotated[bool, typer.Option("--follow", "-f", help="Go on as it happens.")] = False,
     last: Annotated[
         int,
-        typer.Option("--last", "-n", min=0, max=LAST_MAX, metavar="N", help="Begin so far back."),
+        typer.Option(
+            "--last", "-n", min=0, max=LAST_MAX, metavar="N", help="Begin so far back. [50]"
+        ),
     ] = 50,
     job: Annotated[str, typer.Option("--job", metavar="JOB", help="Only about this job.")] = "",
     node: Annotated[str, typer.Option("--node", metavar="NODE", help="Only about this node.")] = "",
@@ -32,8 +34,9 @@ def events(
 ) -> None:
     """Tell what happened, one sentence each.
 
-    Oldest first, the last 50 unless told otherwise. With --follow it goes on until Ctrl-C, also
-    while the controller restarts. --json prints one object per line.
+    Oldest first, the last 50 unless told otherwise. With --follow it goes on
+    until Ctrl-C, also while the controller restarts. --json prints one object
+    per line.
 
     Examples:
       shoal events
@@ -46,6 +49,7 @@ def events(
     job = reach.job_id(job) if job else ""
     node = reach.node_id(node) if node else ""
     with reach.Steady(home, steady_s=reach.STEADY_S if follow else 0) as steady:
+        _expect(steady, job, node)
         after = -last if last else steady(lambda client: client.status()).last_seq
         while True:
             view = _page(steady, after, max(PAGE, last), job, node, follow)
@@ -54,6 +58,16 @@ def events(
             if not follow:
                 return
             after = view.next_after
+
+
+def _expect(steady: Steady, job: str, node: str) -> None:
+    """Whoever asks for what is not there would wait for ever."""
+    from shoal.cli.reach import found, no_such_node
+
+    if job:
+        steady(lambda client: found(client, job, lambda c: c.job(job)))
+    if node and node not in [view.id for view in steady(lambda client: client.nodes())]:
+        raise steady(lambda client: no_such_node(client, node))
 
 
 def _page(steady: Steady, after: int, limit: int, job: str, node: str, follow: bool) -> EventsView:

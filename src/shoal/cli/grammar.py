@@ -28,9 +28,10 @@ HOME_OPTION = typer.Option(
     "--home",
     metavar="DIR",
     envvar="SHOAL_HOME",
-    show_envvar=True,
     callback=_settle_home,
-    help="Where the cluster keeps its files.",
+    help="Where the cluster keeps its files. [$SHOAL_HOME or ~/.shoal]",
+    show_envvar=False,
+    show_default=False,
 )
 HomeOption = Annotated[Path, HOME_OPTION]
 DEFAULT_HOME = Path("~/.shoal")
@@ -78,6 +79,13 @@ class RunVerb(Verb):
         words: list[str] = list(given.get("words") or ())
         ctx.allow_interspersed_args = bool(words) and is_job_file(words[0])
         return super().parse_args(ctx, args)
+
+
+def _row(parameter: Any) -> tuple[str, str]:
+    """Its name and what it is for; defaults stand in the text, in the user's words."""
+    names = sorted(parameter.opts, key=len) if parameter.param_type_name == "option" else []
+    shown = [", ".join(names), parameter.metavar]
+    return " ".join(part for part in shown if part), parameter.help or ""
 
 
 def is_job_file(word: str) -> bool:

@@ -91,21 +91,24 @@ def _tell_ours(error: Exception) -> int:
 
 def _usage_message(error: Any) -> str:
     """Click's sentence in our form: the flag, what is wrong, where to read on."""
-    parameter = getattr(error, "param", None)
-    text = error.format_message().strip()
-    if parameter is not None and type(error).__name__ == "MissingParameter":
-        name = getattr(parameter, "metavar", None) or max(parameter.opts, key=len)
-        text = f"{name} is missing"
-    elif parameter is not None and error.message:
-        name = (
-            max(parameter.opts, key=len)
-            if parameter.param_type_name == "option"
-            else parameter.metavar or parameter.name
-        )
-        text = f"{name}: {error.message}"
-    context = getattr(error, "ctx", None)
-    text = (text[:1].lower() + text[1:]).rstrip(".")
+    parameter, context = getattr(error, "param", None), getattr(error, "ctx", None)
+    close = getattr(error, "possibilities", None)
+    if close:
+        return f"{_plain(error.message)}; did you mean {' or '.join(sorted(close)[:2])}?"
+    if parameter is not None:
+        option = parameter.param_type_name == "option"
+        name = max(parameter.opts, key=len) if option else parameter.metavar or parameter.name
+        missing = type(error).__name__ == "MissingParameter"
+        text = f"{name} is missing" if missing else f"{name}: {_plain(error.message)}"
+    else:
+        text = _plain(error.format_message())
     return f"{text}; see: {context.command_path} --help" if context else text
+
+
+def _plain(sentence: str) -> str:
+    """As a part of a longer sentence."""
+    sentence = sentence.strip().rstrip(".")
+    return sentence[:1].lower() + sentence[1:]
 
 
 def _tell_os_error(error: OSError) -> int:

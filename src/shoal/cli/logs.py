@@ -23,7 +23,7 @@ def logs(
         int | None, typer.Option("--member", "-m", min=0, metavar="M", help="Only this member.")
     ] = None,
     attempt: Annotated[
-        int | None, typer.Option("--attempt", min=1, metavar="N", help="Not the newest attempt.")
+        int | None, typer.Option("--attempt", min=1, metavar="N", help="This attempt. [the newest]")
     ] = None,
     tail: Annotated[
         int | None,
@@ -36,10 +36,10 @@ def logs(
 ) -> None:
     """Print what a job wrote.
 
-    All members unless one is chosen; with several, each line begins with its member, as in
-    "[3] ". With --follow it goes on across attempts until the job is over; Ctrl-C stops the
-    watching, not the job. A pipe gets the bytes as they were written; on a terminal, what would
-    garble it is left out.
+    All members unless one is chosen; with several, each line begins with its
+    member, as in "[3] ". With --follow it goes on across attempts until the
+    job is over; Ctrl-C stops the watching, not the job. A pipe gets the bytes
+    as they were written; on a terminal, what would garble it is left out.
 
     Examples:
       shoal logs j7

@@ -58,8 +58,9 @@ def cordon(nodes: NodesArgument, json: JsonOption = False, home: HomeOption = DE
 def drain(nodes: NodesArgument, json: JsonOption = False, home: HomeOption = DEFAULT_HOME) -> None:
     """Move jobs away from nodes, and start nothing new on them.
 
-    Jobs that may restart are stopped and queued again for other nodes; those with
-    `restart: never` are left to finish. Open the node again with `shoal uncordon`.
+    Jobs that may restart are stopped and queued again for other nodes; those
+    with `restart: never` are left to finish. Open the node again with `shoal
+    uncordon`.
 
     Examples:
       shoal drain n3

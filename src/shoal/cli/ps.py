@@ -22,15 +22,18 @@ def ps(
     ] = False,
     limit: Annotated[
         int,
-        typer.Option("--limit", "-n", min=1, max=LIMIT_MAX, metavar="N", help="At most so many."),
+        typer.Option(
+            "--limit", "-n", min=1, max=LIMIT_MAX, metavar="N", help="At most so many. [100]"
+        ),
     ] = 100,
     json: JsonOption = False,
     home: HomeOption = DEFAULT_HOME,
 ) -> None:
     """List the jobs.
 
-    Live jobs come in the order of the queue. TIME is how long a job has been running, or
-    waiting, or took; SHAPE is members x GPUs of each.
+    Live jobs come in the order of the queue. TIME is how long a job has been
+    running, or waiting, or took; TRY counts its attempts; SHAPE is members x
+    GPUs of each.
 
     Examples:
       shoal ps                  what runs and what waits
@@ -53,7 +56,7 @@ def ps(
         return
     print_jobs(rows, int(time.time() * 1000))
     if len(rows) == limit:
-        show.note(f"only {limit} are shown; see more with: shoal ps -n {limit * 10}")
+        show.note(f"only {limit} are shown; see more with -n {limit * 10}")
 
 
 def print_jobs(rows: list[JobRow], now_ms: int) -> None:
@@ -63,6 +66,7 @@ def print_jobs(rows: list[JobRow], now_ms: int) -> None:
         Column("ID"),
         Column("NAME"),
         Column("STATE"),
+        Column("TRY", right=True),
         Column("SHAPE", right=True),
         Column("NODES"),
         Column("TIME", right=True),
@@ -78,13 +82,11 @@ def _cells(row: JobRow, now_ms: int) -> list[str | Cell]:
     from shoal.cli.show import Cell, state_cell
     from shoal.cli.units import duration_text
 
-    state = state_cell(row.state)
-    if row.attempt > 1:
-        state = state._replace(text=f"{row.state}#{row.attempt}")
     return [
         Cell(row.id, "bold"),
         row.name,
-        state,
+        state_cell(row.state),
+        Cell(str(row.attempt or ""), "yellow" if row.attempt > 1 else "dim"),
         f"{row.members}x{row.gpus}",
         nodes_text(row.nodes),
         Cell(duration_text(elapsed_ms(row, now_ms)), "dim"),

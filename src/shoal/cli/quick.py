@@ -1,8 +1,8 @@
 """Reading plain values without typer's converters, which load more than all of Shoal's client.
 
 Some versions of typer build a pydantic adapter for every parameter of a command, even for text,
-and that takes longer than most commands do. What is plain and right is taken here; whatever is
-not goes on to typer, which knows how to complain.
+and that takes longer than most commands do. Text, numbers, flags and paths are read here instead;
+whatever else there is goes on to typer.
 """
 
 from __future__ import annotations
@@ -10,6 +10,11 @@ from __future__ import annotations
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+
+from shoal.cli.guard import USAGE, Failure
+
+# More than any number here may have; Python itself refuses thousands.
+NUMBER_FIGURES_MAX = 16
 
 
 class _NotPlain(Exception):
@@ -29,11 +34,16 @@ def _texts(value: Any) -> list[str]:
 
 
 def _number(value: Any) -> int:
-    if isinstance(value, bool) or not isinstance(value, int | str):
+    """As text it has come from the user, who is told if it is none."""
+    if isinstance(value, str):
+        if not (value.removeprefix("-").isdecimal() and value.isascii()):
+            raise Failure(f"{value[:40]!r} is no whole number", USAGE)
+        if len(value) > NUMBER_FIGURES_MAX:
+            raise Failure("that number is too large", USAGE)
+        return int(value)
+    if isinstance(value, bool) or not isinstance(value, int):
         raise _NotPlain
-    if isinstance(value, str) and not (value.removeprefix("-").isdecimal() and len(value) < 16):
-        raise _NotPlain
-    return int(value)
+    return value
 
 
 def _flag(value: Any) -> bool:
@@ -69,20 +79,29 @@ def quicken(parameters: list[Any]) -> list[Any]:
 
 def _process(parameter: Any, read: Callable[[Any], Any]) -> Callable[[Any, Any], Any]:
     slow = parameter.process_value
-    least, most = getattr(parameter, "min", None), getattr(parameter, "max", None)
 
     def process_value(context: Any, value: Any) -> Any:
+        if value is None and parameter.required:
+            return slow(context, value)
         try:
-            if value is None and parameter.required:
-                raise _NotPlain
             ready = None if value is None else read(value)
-            if ready is not None and (
-                (least is not None and ready < least) or (most is not None and ready > most)
-            ):
-                raise _NotPlain
+            _check_range(parameter, ready)
         except _NotPlain:
             return slow(context, value)
+        except Failure as failure:
+            name = max(parameter.opts, key=len)
+            raise Failure(f"{name}: {failure.message}", failure.code) from None
         callback = parameter.callback
         return ready if callback is None else callback(context, parameter, ready)
 
     return process_value
+
+
+def _check_range(parameter: Any, value: Any) -> None:
+    least, most = getattr(parameter, "min", None), getattr(parameter, "max", None)
+    if value is None:
+        return
+    if least is not None and value < least:
+        raise Failure(f"must be at least {least}, not {value}", USAGE)
+    if most is not None and value > most:
+        raise Failure(f"must be at most {most}, not {value}", USAGE)

@@ -25,7 +25,7 @@ SURROUNDINGS = "What it finds there"
 def run(
     words: Annotated[
         list[str],
-        typer.Argument(metavar="COMMAND...", help="What to run; or one job file, see below."),
+        typer.Argument(metavar="COMMAND...", help="What to run, or one job file."),
     ],
     members: Annotated[
         str | None,
@@ -229,9 +229,10 @@ def run(
 ) -> None:
     """Run a command, or a gang of them, on the cluster.
 
-    Members of a gang start together or not at all. Each finds its rank and the others in its
-    environment, as torchrun sets it. PATH, VIRTUAL_ENV, CONDA_PREFIX, PYTHONPATH and LANG go
-    along, so that `python` means the same there as here.
+    Members of a gang start together or not at all. Each finds its rank and
+    the others in its environment, as torchrun sets it. PATH, VIRTUAL_ENV,
+    CONDA_PREFIX, PYTHONPATH and LANG go along, so that `python` means the
+    same there as here.
 
     An elastic gang (-n 2..8) starts with as many members as there is room for. It gives some up
     when others need the room and, if it saves its work (--checkpoint-every), is restarted larger
@@ -242,9 +243,10 @@ def run(
     are named as the flags (command, members, gpus, ..., time_limit, checkpoint_every); flags
     override them; a relative workdir in it is meant from the file's folder.
 
-    It prints the job's id and returns at once. With --wait it shows the output and ends with the
-    job's exit code (124: out of time, 130: cancelled). Ctrl-C then only stops the watching, with
-    exit code 130; once more within 2 s cancels the job. With --wait --json the output is not
+    It prints the job's id and returns at once. With --wait it shows the
+    output and ends with the job's exit code (124: out of time, 130:
+    cancelled). Ctrl-C then only stops the watching, with exit code 130; once
+    more within 2 s cancels the job. With --wait --json the output is not
     shown, and the job is printed when it is over.
 
     Examples:

@@ -122,7 +122,7 @@ def line(text: str, style: str = "") -> None:
     if style and at_terminal():
         from rich.text import Text
 
-        console().print(Text(printable(text), style=style))
+        console().print(Text(printable(text), style=style), soft_wrap=True)
     else:
         print(printable(text))
 

@@ -17,8 +17,8 @@ BAR_WIDTH = 24
 def status(json: JsonOption = False, home: HomeOption = DEFAULT_HOME) -> None:
     """Show the whole cluster on one screen.
 
-    How many nodes, GPUs and CPUs are there and in use, the first jobs of the queue, and what
-    happened last. --json prints the numbers only.
+    How many nodes, GPUs and CPUs are there and in use, the first jobs of the
+    queue, and what happened last. --json prints the numbers only.
 
     Examples:
       shoal status

@@ -51,26 +51,29 @@ def up(
     ] = False,
     host: Annotated[
         str | None,
-        typer.Option("--host", metavar="ADDRESS", help="Listen here. [default: 127.0.0.1]"),
+        typer.Option("--host", metavar="ADDRESS", help="Listen on this address. [127.0.0.1]"),
     ] = None,
     port: Annotated[
         int | None,
-        typer.Option("--port", metavar="P", help="Listen here; 0: any free. [default: 7700]"),
+        typer.Option("--port", metavar="P", help="Listen on this port; 0 is any free one. [7700]"),
     ] = None,
     json: JsonOption = False,
     home: HomeOption = DEFAULT_HOME,
 ) -> None:
     """Start a cluster on this machine.
 
-    Without --nodes or --gpus it is one node with the CPUs, memory and GPUs found here. With them
-    it is virtual nodes n1, n2, ...: their GPUs are numbers that the scheduler counts with, their
-    processes are real. A virtual node gets plenty of CPUs and its share of the memory.
+    Without --nodes or --gpus it is one node with the CPUs, memory and GPUs
+    found here. With them it is virtual nodes n1, n2, ...: their GPUs are
+    numbers that the scheduler counts with, their processes are real. A
+    virtual node gets plenty of CPUs and its share of the memory.
 
-    --topology puts virtual nodes into racks, in order: with 8 nodes, 2x2 makes b1/r1 of n1 and
-    n2, b1/r2 of n3 and n4, b2/r1 of n5 and n6, b2/r2 of n7 and n8.
+    --topology puts virtual nodes into racks, in order: with 8 nodes, 2x2
+    makes b1/r1 of n1 and n2, b1/r2 of n3 and n4, b2/r1 of n5 and n6, b2/r2 of
+    n7 and n8.
 
-    What was up before comes back as it was, with its jobs, when no flag says otherwise. On a
-    cluster that is up, the same flags change nothing, and others are refused: down first.
+    What was up before comes back as it was, with its jobs, when no flag says
+    otherwise. On a cluster that is up, the same flags change nothing, and
+    others are refused: down first.
 
     Examples:
       shoal up                                   this machine, or what was up last
@@ -106,8 +109,9 @@ def up(
 def down(json: JsonOption = False, home: HomeOption = DEFAULT_HOME) -> None:
     """Stop the cluster and all that runs on it.
 
-    Jobs stay in the store: what was queued or running goes on at the next `shoal up`. If no
-    cluster is up there is nothing to do, and the exit code is 0.
+    Jobs stay in the store: what was queued or running goes on at the next
+    `shoal up`. If no cluster is up there is nothing to do, and the exit code
+    is 0.
 
     Examples:
       shoal down

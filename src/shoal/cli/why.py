@@ -20,8 +20,9 @@ def why(
 ) -> None:
     """Tell why a job is where it is, and how it came there.
 
-    Every decision of the scheduler is stored with its reason. The first lines are the truth of
-    this moment (what a waiting job waits for); the history below is oldest first.
+    Every decision of the scheduler is stored with its reason. The first lines
+    are the truth of this moment (what a waiting job waits for); the history
+    below is oldest first.
 
     Examples:
       shoal why j7
