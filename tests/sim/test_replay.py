@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from shoal.model.job import JobSpec
+from shoal.core.policies import SHIPPED
 from shoal.model.policy import Policy
 from shoal.sim.clusters import (
     NEVER_MS,
@@ -258,12 +258,9 @@ def test_a_cluster_without_gpus_is_accounted_for_in_cpus() -> None:
 
 
 def test_a_policy_that_must_know_run_times_is_told_the_truth() -> None:
-    fields = JobSpec.__struct_fields__
-    if "estimate_ms" not in fields or "clairvoyant" not in Policy.__struct_fields__:
-        pytest.skip("no policy asks for run times yet")
-    policy = msgspec.structs.replace(Policy(), clairvoyant=True)
-    one = Replay(trace_of((0, 5, 1)), alike(1, gpus=8), policy, PLAIN, "", 0)
-    assert getattr(one._spec(one.trace.arrivals[0]), "estimate_ms", None) == 5000
+    for name, estimate_ms in (("srtf", 5000), ("srsf", 5000), ("fair", 0), ("tiresias", 0)):
+        one = Replay(trace_of((0, 5, 1)), alike(1, gpus=8), SHIPPED[name], PLAIN, "", 0)
+        assert one._spec(one.trace.arrivals[0]).estimate_ms == estimate_ms
 
 
 @pytest.mark.parametrize(

@@ -13,6 +13,7 @@ from shoal.cli.guard import USAGE, Failure
 from shoal.cli.quick import quicken
 
 EXAMPLES = "\nExamples:\n"
+PLAIN_HEADING = "Options"
 
 
 def _settle_home(path: Path) -> Path:
@@ -52,21 +53,20 @@ class Verb(TyperCommand):
         self.format_options(ctx, formatter)
         write_verbatim(formatter, "Examples:\n" + examples)
 
+    def collect_usage_pieces(self, ctx: Any) -> list[str]:
+        arguments = [p for p in self.get_params(ctx) if p.param_type_name == "argument"]
+        return ["[OPTIONS]", *[str(p.metavar or p.name) for p in arguments]]
+
     def format_options(self, ctx: Any, formatter: Any) -> None:
         """Under the headings that the options name; those without one come last."""
-        sections: dict[str, list[tuple[str, str]]] = {}
+        rows: dict[str, list[tuple[str, str]]] = {}
         for parameter in self.get_params(ctx):
-            record = parameter.get_help_record(ctx)
-            if record is not None:
-                plain = "Arguments" if parameter.param_type_name == "argument" else "Options"
-                heading = getattr(parameter, "rich_help_panel", None) or plain
-                sections.setdefault(heading, []).append(record)
-        if "Options" in sections:
-            sections["Options"] = sections.pop("Options")
-        width = max(len(name) for records in sections.values() for name, _ in records)
-        for heading, records in sections.items():
-            with formatter.section(heading):
-                formatter.write_dl([(f"{name:{width}}", text) for name, text in records])
+            if not parameter.hidden:
+                rows.setdefault(_heading(parameter), []).append(_row(parameter))
+        width = max(len(name) for section in rows.values() for name, _ in section)
+        for title in sorted(rows, key=lambda title: title == PLAIN_HEADING):
+            with formatter.section(title):
+                formatter.write_dl([(f"{name:{width}}", text) for name, text in rows[title]])
 
 
 class RunVerb(Verb):
@@ -79,6 +79,11 @@ class RunVerb(Verb):
         words: list[str] = list(given.get("words") or ())
         ctx.allow_interspersed_args = bool(words) and is_job_file(words[0])
         return super().parse_args(ctx, args)
+
+
+def _heading(parameter: Any) -> str:
+    plain = PLAIN_HEADING if parameter.param_type_name == "option" else "Arguments"
+    return getattr(parameter, "rich_help_panel", None) or plain
 
 
 def _row(parameter: Any) -> tuple[str, str]:

@@ -19,7 +19,8 @@ CARRIED = ("PATH", "VIRTUAL_ENV", "CONDA_PREFIX", "PYTHONPATH", "LANG")
 
 
 class Flags(NamedTuple):
-    """The flags that are fields of a job, in the form of a job file; None was not given."""
+    """The flags that are fields of a job, in the form of a job file; what is None, False or
+    empty was not given."""
 
     name: str | None = None
     members: str | None = None
@@ -29,12 +30,12 @@ class Flags(NamedTuple):
     cpus: str | None = None
     memory: str | None = None
     within: str | None = None
-    strict: bool | None = None
+    strict: bool = False
     per_node: int | None = None
-    whole_nodes: bool | None = None
+    whole_nodes: bool = False
     tenant: str | None = None
     priority: int | None = None
-    preemptible: bool | None = None
+    preemptible: bool = False
     checkpoint_every: str | None = None
     estimate: str | None = None
     time_limit: str | None = None
@@ -46,7 +47,9 @@ class Flags(NamedTuple):
 
 
 def build(words: list[str], flags: Flags, env: list[str]) -> JobSpec:
-    given = {name: value for name, value in flags._asdict().items() if value is not None}
+    given = {
+        name: value for name, value in flags._asdict().items() if value not in (None, False, [])
+    }
     if given.get("workdir"):
         given["workdir"] = _resolve(given["workdir"], Path())
     file = Path(words[0]) if is_job_file(words[0]) else None

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -22,6 +22,10 @@ FAILURE = "If it fails or must stop"
 SURROUNDINGS = "What it finds there"
 
 
+def _flag(heading: str, text: str, *names: str, metavar: str | None = None) -> Any:
+    return typer.Option(*names, metavar=metavar, help=text, rich_help_panel=heading)
+
+
 def run(
     words: Annotated[
         list[str],
@@ -29,197 +33,111 @@ def run(
     ],
     members: Annotated[
         str | None,
-        typer.Option(
+        _flag(
+            MEMBERS,
+            "Processes that start together, e.g. 4 or 2..8. [1]",
             "--members",
             "-n",
             metavar="N",
-            rich_help_panel=MEMBERS,
-            help="Processes that start together, e.g. 4 or 2..8. [1]",
         ),
     ] = None,
     gpus: Annotated[
         str | None,
-        typer.Option(
+        _flag(
+            MEMBERS,
+            "GPUs of each: 2, or 0.5 of one, or 20G of one. [0]",
             "--gpus",
             "-g",
             metavar="G",
-            rich_help_panel=MEMBERS,
-            help="GPUs of each: 2, or 0.5 of one, or 20G of one. [0]",
         ),
     ] = None,
     gpu_memory: Annotated[
         str | None,
-        typer.Option(
+        _flag(
+            MEMBERS,
+            "Only GPUs with at least so much memory, e.g. 40G.",
             "--gpu-memory",
             metavar="SIZE",
-            rich_help_panel=MEMBERS,
-            help="Only GPUs with at least so much memory, e.g. 40G.",
         ),
     ] = None,
     gpu_model: Annotated[
         list[str] | None,
-        typer.Option(
-            "--gpu-model",
-            metavar="MODEL",
-            rich_help_panel=MEMBERS,
-            help="Only this model; again: or this one.",
-        ),
+        _flag(MEMBERS, "Only this model; again: or this one.", "--gpu-model", metavar="MODEL"),
     ] = None,
     cpus: Annotated[
-        str | None,
-        typer.Option(
-            "--cpus", metavar="C", rich_help_panel=MEMBERS, help="CPUs of each, e.g. 4 or 0.5. [1]"
-        ),
+        str | None, _flag(MEMBERS, "CPUs of each, e.g. 4 or 0.5. [1]", "--cpus", metavar="C")
     ] = None,
     memory: Annotated[
         str | None,
-        typer.Option(
-            "--memory",
-            metavar="SIZE",
-            rich_help_panel=MEMBERS,
-            help="Memory of each, e.g. 512M or 4G.",
-        ),
+        _flag(MEMBERS, "Memory of each, e.g. 512M or 4G.", "--memory", metavar="SIZE"),
     ] = None,
     within: Annotated[
         str | None,
-        typer.Option(
-            "--within",
-            metavar="AREA",
-            rich_help_panel=PLACE,
-            help="Keep it in one node, rack or block, if it can be.",
+        _flag(
+            PLACE, "Keep it in one node, rack or block, if it can be.", "--within", metavar="AREA"
         ),
     ] = None,
     strict: Annotated[
-        bool,
-        typer.Option("--strict", rich_help_panel=PLACE, help="If it cannot be, wait until it can."),
+        bool, _flag(PLACE, "If it cannot be, wait until it can.", "--strict")
     ] = False,
     per_node: Annotated[
-        int | None,
-        typer.Option(
-            "--per-node", metavar="K", rich_help_panel=PLACE, help="So many members on each node."
-        ),
+        int | None, _flag(PLACE, "So many members on each node.", "--per-node", metavar="K")
     ] = None,
     whole_nodes: Annotated[
-        bool,
-        typer.Option(
-            "--whole-nodes", rich_help_panel=PLACE, help="Nothing else beside it on its nodes."
-        ),
+        bool, _flag(PLACE, "Nothing else beside it on its nodes.", "--whole-nodes")
     ] = False,
-    name: Annotated[
-        str | None,
-        typer.Option(
-            "--name",
-            metavar="NAME",
-            rich_help_panel=TURN,
-            help="A name for people.",
-        ),
-    ] = None,
+    name: Annotated[str | None, _flag(TURN, "A name for people.", "--name", metavar="NAME")] = None,
     tenant: Annotated[
         str | None,
-        typer.Option(
-            "--tenant",
-            metavar="NAME",
-            rich_help_panel=TURN,
-            help="On whose account it runs. [default]",
-        ),
+        _flag(TURN, "On whose account it runs. [default]", "--tenant", metavar="NAME"),
     ] = None,
     priority: Annotated[
         int | None,
-        typer.Option(
-            "--priority",
-            metavar="P",
-            rich_help_panel=TURN,
-            help="Higher goes first, -1000 to 1000. [0]",
-        ),
+        _flag(TURN, "Higher goes first, -1000 to 1000. [0]", "--priority", metavar="P"),
     ] = None,
     preemptible: Annotated[
-        bool,
-        typer.Option(
-            "--preemptible",
-            rich_help_panel=TURN,
-            help="May be stopped for others, and run again later.",
-        ),
+        bool, _flag(TURN, "May be stopped for others, and run again later.", "--preemptible")
     ] = False,
     checkpoint_every: Annotated[
         str | None,
-        typer.Option(
-            "--checkpoint-every",
-            metavar="TIME",
-            rich_help_panel=TURN,
-            help="How often it saves its work, e.g. 10m.",
-        ),
+        _flag(TURN, "How often it saves its work, e.g. 10m.", "--checkpoint-every", metavar="TIME"),
     ] = None,
     estimate: Annotated[
         str | None,
-        typer.Option(
-            "--estimate",
-            metavar="TIME",
-            rich_help_panel=TURN,
-            help="How long it will run, if you know, e.g. 2h.",
-        ),
+        _flag(TURN, "How long it will run, if you know, e.g. 2h.", "--estimate", metavar="TIME"),
     ] = None,
     time_limit: Annotated[
         str | None,
-        typer.Option(
-            "--time-limit",
-            metavar="TIME",
-            rich_help_panel=TURN,
-            help="Stop it then: 90s, 10m, 2h, 1d.",
-        ),
+        _flag(TURN, "Stop it then: 90s, 10m, 2h, 1d.", "--time-limit", metavar="TIME"),
     ] = None,
     restart: Annotated[
         str | None,
-        typer.Option(
+        _flag(
+            FAILURE,
+            "never, on-node-loss or on-failure. [on-node-loss]",
             "--restart",
             metavar="WHEN",
-            rich_help_panel=FAILURE,
-            help="never, on-node-loss or on-failure. [on-node-loss]",
         ),
     ] = None,
     retries: Annotated[
         int | None,
-        typer.Option(
-            "--retries",
-            metavar="N",
-            rich_help_panel=FAILURE,
-            help="May fail so often; implies on-failure.",
-        ),
+        _flag(FAILURE, "May fail so often; implies on-failure.", "--retries", metavar="N"),
     ] = None,
     backoff: Annotated[
         str | None,
-        typer.Option(
-            "--backoff",
-            metavar="TIME",
-            rich_help_panel=FAILURE,
-            help="Before the first retry; doubles. [1s]",
-        ),
+        _flag(FAILURE, "Before the first retry; doubles. [1s]", "--backoff", metavar="TIME"),
     ] = None,
     stop_grace: Annotated[
         str | None,
-        typer.Option(
-            "--stop-grace",
-            metavar="TIME",
-            rich_help_panel=FAILURE,
-            help="From SIGTERM to SIGKILL. [10s]",
-        ),
+        _flag(FAILURE, "From SIGTERM to SIGKILL. [10s]", "--stop-grace", metavar="TIME"),
     ] = None,
     env: Annotated[
         list[str] | None,
-        typer.Option(
-            "--env",
-            metavar="K=V",
-            rich_help_panel=SURROUNDINGS,
-            help="A variable; K alone copies it from here.",
-        ),
+        _flag(SURROUNDINGS, "A variable; K alone copies it from here.", "--env", metavar="K=V"),
     ] = None,
     workdir: Annotated[
         str | None,
-        typer.Option(
-            "--workdir",
-            metavar="DIR",
-            rich_help_panel=SURROUNDINGS,
-            help="Where to run. [the current directory]",
-        ),
+        _flag(SURROUNDINGS, "Where to run. [the current directory]", "--workdir", metavar="DIR"),
     ] = None,
     wait: Annotated[
         bool, typer.Option("--wait", help="Show its output; end with its exit code.")
@@ -234,14 +152,16 @@ def run(
     CONDA_PREFIX, PYTHONPATH and LANG go along, so that `python` means the
     same there as here.
 
-    An elastic gang (-n 2..8) starts with as many members as there is room for. It gives some up
-    when others need the room and, if it saves its work (--checkpoint-every), is restarted larger
-    when there is more. A share of a GPU (-g 0.5, or -g 20G: as much of one as 20 GB of its memory
+    An elastic gang (-n 2..8) starts with as many members as there is room
+    for. It gives some up when others need the room and, if it saves its
+    work (--checkpoint-every), is restarted larger when there is more. A
+    share of a GPU (-g 0.5, or -g 20G: as much of one as 20 GB of its memory
     is) leaves the rest to others; it is counted, not enforced.
 
-    Instead of a command, a file ending in .yaml, .toml or .json may describe the job. Its fields
-    are named as the flags (command, members, gpus, ..., time_limit, checkpoint_every); flags
-    override them; a relative workdir in it is meant from the file's folder.
+    Instead of a command, a file ending in .yaml, .toml or .json may describe
+    the job. Its fields are named as the flags (command, members, gpus, ...,
+    checkpoint_every); flags override them; a relative workdir in it is meant
+    from the file's folder.
 
     It prints the job's id and returns at once. With --wait it shows the
     output and ends with the job's exit code (124: out of time, 130:
@@ -253,9 +173,9 @@ def run(
       shoal run -- python train.py --lr 3e-4
       shoal run -n 2 -g 8 --name big -- python train.py
       shoal run --wait --time-limit 10m --retries 3 -- ./flaky.sh
-      shoal run -n 2..8 -g 1 --preemptible --checkpoint-every 10m -- python train.py
-      shoal run -n 4 -g 8 --gpu-model H100 --within rack --strict -- python train.py
-      shoal run -g 0.5 --tenant research --estimate 2h -- jupyter execute a.ipynb
+      shoal run -n 2..8 -g 1 --checkpoint-every 10m -- python train.py
+      shoal run -n 4 -g 8 --gpu-model H100 --within rack -- python train.py
+      shoal run -g 0.5 --tenant research --estimate 2h -- python eval.py
       shoal run job.yaml -g 4
       id=$(shoal run -- make test); shoal logs -f $id
     """
@@ -267,17 +187,17 @@ def run(
             members=members,
             gpus=gpus,
             gpu_memory=gpu_memory,
-            gpu_model=gpu_model or None,
+            gpu_model=gpu_model,
             cpus=cpus,
             memory=memory,
             within=within,
-            strict=strict or None,
+            strict=strict,
             per_node=per_node,
-            whole_nodes=whole_nodes or None,
+            whole_nodes=whole_nodes,
             name=name,
             tenant=tenant,
             priority=priority,
-            preemptible=preemptible or None,
+            preemptible=preemptible,
             checkpoint_every=checkpoint_every,
             estimate=estimate,
             time_limit=time_limit,
@@ -289,22 +209,22 @@ def run(
         ),
         env or [],
     )
-    from shoal.cli import reach, show
+    from shoal.cli import reach
 
     with reach.connect(home) as client:
         view = client.submit(spec)
     if wait:
         raise typer.Exit(_wait(view, home, json))
-    if json:
-        show.as_json(view)
-    else:
-        _print_submitted(view)
+    _print_submitted(view, json)
 
 
-def _print_submitted(view: JobView) -> None:
-    from shoal.cli.show import at_terminal, line
+def _print_submitted(view: JobView, json: bool) -> None:
+    from shoal.cli.show import as_json, at_terminal, line
     from shoal.cli.words import shape_text
 
+    if json:
+        as_json(view)
+        return
     if not at_terminal():
         print(view.id)
         return

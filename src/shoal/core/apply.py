@@ -92,7 +92,9 @@ def _job_placed(state: State, event: JobPlaced) -> None:
 
 def _job_reserved(state: State, event: JobReserved) -> None:
     nodes = tuple(sorted(state.nodes[node].index for node in event.nodes))
-    state.reservations[event.job] = Reservation(event.start_ms, nodes, event.at_ms)
+    before = state.reservations.get(event.job)
+    first_ms = before.first_start_ms if before is not None else event.start_ms
+    state.reservations[event.job] = Reservation(event.start_ms, nodes, event.at_ms, first_ms)
 
 
 def _job_claimed(state: State, event: JobClaimed) -> None:

@@ -44,6 +44,7 @@ class Reservation(msgspec.Struct, frozen=True):
     start_ms: int
     nodes: tuple[int, ...]
     made_ms: int
+    first_start_ms: int  # as it was promised at first
 
 
 class Snapshot(msgspec.Struct, frozen=True, kw_only=True):

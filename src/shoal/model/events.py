@@ -41,6 +41,7 @@ class JobPlaced(JobEvent, frozen=True, kw_only=True):
     slices: tuple[Slice, ...]
     master: str
     why: str
+    predicted_ms: int | None = None  # when it was expected to start, if room was set aside for it
 
 
 class JobReserved(JobEvent, frozen=True, kw_only=True):

@@ -44,10 +44,12 @@ class Meter:
         return MILLI * node.gpus if self.in_gpus else node.cpu_milli
 
     def asked(self, spec: JobSpec) -> int:
-        return spec.members * (MILLI * spec.gpus if self.in_gpus else spec.cpu_milli)
+        return spec.members * (
+            spec.gpus * (spec.gpu_milli or MILLI) if self.in_gpus else spec.cpu_milli
+        )
 
     def amount(self, slice_: Slice) -> int:
-        return MILLI * len(slice_.gpus) if self.in_gpus else slice_.cpu_milli
+        return slice_.gpu_milli * len(slice_.gpus) if self.in_gpus else slice_.cpu_milli
 
     def resize(self, now_ms: int, change: int) -> None:
         """Nodes broke, or came back."""

@@ -16,6 +16,7 @@ import msgspec
 from shoal.core.admit import impossible
 from shoal.core.check import check
 from shoal.core.explain import waiting_reason
+from shoal.core.scheduling.order import ORDERINGS
 from shoal.core.state import Node, State
 from shoal.core.step import Step, step
 from shoal.model.events import (
@@ -150,10 +151,9 @@ class Replay:
 
     def _spec(self, arrival: Arrival) -> JobSpec:
         """A policy that needs to know how long jobs take is told the truth."""
-        if not getattr(self.policy, "clairvoyant", False):
+        if not ORDERINGS[self.policy.order].clairvoyant:
             return arrival.spec
-        known = {"estimate_ms": arrival.work_ms} if "estimate_ms" in _SPEC_FIELDS else {}
-        return msgspec.structs.replace(arrival.spec, **known)
+        return msgspec.structs.replace(arrival.spec, estimate_ms=arrival.work_ms)
 
     def _step(self, report: Report) -> Step:
         begin_ns = time.perf_counter_ns()
@@ -190,7 +190,7 @@ class Replay:
         if truth.placed_ms < 0:
             truth.placed_ms = self.now_ms
             # The start that was foretold for it, by a policy that foretells.
-            truth.predicted_ms = getattr(event, "predicted_ms", None)
+            truth.predicted_ms = event.predicted_ms
         truth.attempts += 1
         truth.waiting = False
         meter.waiting -= truth.need
@@ -242,6 +242,3 @@ class Replay:
             succeeded=job.outcome is JobOutcome.SUCCEEDED,
             predicted_ms=truth.predicted_ms,
         )
-
-
-_SPEC_FIELDS = frozenset(JobSpec.__struct_fields__)

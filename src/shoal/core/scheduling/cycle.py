@@ -86,8 +86,10 @@ def _place(round_: Round, job: Job, lane: Lane, plan: Plan) -> None:
 
 def _give(round_: Round, job: Job, given: tuple[Slice, ...], where: str) -> None:
     waited_s = (round_.now_ms - job.submitted_ms) / 1000
+    promise = round_.state.reservations.get(job.id)
     round_.emit(
         JobPlaced(
+            predicted_ms=promise.first_start_ms if promise is not None else None,
             at_ms=round_.now_ms,
             job=job.id,
             attempt=job.attempt + 1,
