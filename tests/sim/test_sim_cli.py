@@ -65,7 +65,7 @@ def test_the_table_has_a_line_for_every_figure(sim: Sim) -> None:
     result = sim(PLAIN, "--nodes", "2", "--check", "1")
     assert result.code == 0, result.err
     lines = result.out.splitlines()
-    assert lines[0].split() == ["FIGURE", "default"]
+    assert lines[0].split() == ["FIGURE", "fair"]
     assert [line.split("  ")[0] for line in lines[1:4]] == ["jobs", "failed", "wait, mean"]
     assert "8 jobs over 1h 06m" in result.err
 
