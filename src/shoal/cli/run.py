@@ -179,6 +179,7 @@ def run(
       shoal run job.yaml -g 4
       id=$(shoal run -- make test); shoal logs -f $id
     """
+    from shoal.cli import reach
     from shoal.cli.request import Flags, build
 
     spec = build(
@@ -209,8 +210,6 @@ def run(
         ),
         env or [],
     )
-    from shoal.cli import reach
-
     with reach.connect(home) as client:
         view = client.submit(spec)
     if wait:
