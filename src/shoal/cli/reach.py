@@ -50,8 +50,7 @@ def node_id(text: str) -> str:
 
 
 def no_such_job(client: Client, asked: str) -> Failure:
-    rows = client.jobs(finished=True, limit=1000)
-    newest = max((int(row.id[1:]) for row in rows), default=0)
+    newest = client.status().submitted  # ids are given in order, from j1
     hint = f"the newest is j{newest}" if newest else "none was submitted yet"
     return Failure(f"there is no job {asked}; {hint}", REFUSED)
 

@@ -1,0 +1,254 @@
+"""Places arrivals on a simulated cluster by one policy and records how much is allocated."""
+
+from __future__ import annotations
+
+import random
+from bisect import insort
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
+
+from bench.openb import Node
+
+from shoal.core.scheduling.fragments import (
+    Foresight,
+    Room,
+    Task,
+    best_fit,
+    choices,
+    clustering,
+    dot_product,
+    fgd,
+    fits,
+    packing,
+    rescaled,
+    take,
+    task_class,
+    tightest,
+    typical,
+    unusable,
+)
+
+
+class Spot(NamedTuple):
+    """A room that fits, how good it is and which of its GPUs to take."""
+
+    score: int
+    room: Room
+    place: int
+
+
+class Cluster:
+    """Nodes by their room: those with the same room are alike to every score."""
+
+    def __init__(self, nodes: Sequence[Node]) -> None:
+        self.names = [node.name for node in nodes]
+        self.groups: dict[Room, list[int]] = {}
+        for index, node in enumerate(nodes):
+            self.groups.setdefault(node.room, []).append(index)
+
+    def fitting(self, task: Task) -> list[Room]:
+        cpu_milli, memory_mb = task.cpu_milli, task.memory_mb
+        return [
+            room
+            for room in self.groups
+            if room[0] >= cpu_milli and room[1] >= memory_mb and fits(room, task)
+        ]
+
+    def move(self, index: int, before: Room, after: Room) -> None:
+        nodes = self.groups[before]
+        nodes.remove(index)
+        if not nodes:
+            del self.groups[before]
+        insort(self.groups.setdefault(after, []), index)
+
+
+class Policy:
+    """Scores the rooms that fit; the best score wins. Each policy says how it scores one."""
+
+    ties_matter = True
+    keeps_classes = False
+
+    def __init__(self, nodes: Sequence[Node], tasks: Sequence[Task]) -> None:
+        """`tasks` is the whole list in advance: only FGD may look at it."""
+
+    def saw(self, task: Task) -> None:
+        """The task arrived; called before it is placed."""
+
+    def spots(self, rooms: list[Room], task: Task) -> list[Spot]:
+        return [Spot(self.score(room, task), room, self.place(room, task)) for room in rooms]
+
+    def score(self, room: Room, task: Task) -> int:  # noqa: ARG002
+        return 0
+
+    def place(self, room: Room, task: Task) -> int:
+        return tightest(room, task) if task.shared else 0
+
+
+class FirstFit(Policy):
+    """Every room that fits is as good as any other: the tie rule decides."""
+
+
+class Random(Policy):
+    """As first-fit, but at random, on whatever tie rule; GPUs too."""
+
+
+class DotProduct(Policy):
+    def score(self, room: Room, task: Task) -> int:
+        return dot_product(room, task)
+
+
+class BestFit(Policy):
+    def spots(self, rooms: list[Room], task: Task) -> list[Spot]:
+        spots = super().spots(rooms, task)
+        lowest, highest = min(spots).score, max(spots).score
+        return [spot._replace(score=rescaled(spot.score, lowest, highest)) for spot in spots]
+
+    def score(self, room: Room, task: Task) -> int:
+        return best_fit(room, task)
+
+
+class Packing(Policy):
+    def score(self, room: Room, task: Task) -> int:
+        return packing(room, task)
+
+
+class Clustering(Policy):
+    keeps_classes = True
+
+    def score(self, room: Room, task: Task) -> int:
+        return clustering(room, task)
+
+
+class Fgd(Policy):
+    """Published FGD: the mix is the whole list's, known in advance."""
+
+    def __init__(self, nodes: Sequence[Node], tasks: Sequence[Task]) -> None:  # noqa: ARG002
+        self._mix = typical(tasks)
+        self._weight = sum(self._mix.values())
+        self._unusable: dict[Room, int] = {}
+        self._best: dict[tuple[Room, Task], tuple[int, int]] = {}
+
+    def spots(self, rooms: list[Room], task: Task) -> list[Spot]:
+        task = task._replace(memory_mb=0)
+        result = []
+        for room in rooms:
+            key = (room._replace(memory_mb=0), task)
+            if key not in self._best:
+                self._best[key] = self._score(*key)
+            score, place = self._best[key]
+            result.append(Spot(score, room, -place))
+        return result
+
+    def _score(self, room: Room, task: Task) -> tuple[int, int]:
+        before = self._fragments(room)
+        return max(
+            (fgd(before, self._fragments(take(room, task, place)), self._weight), -place)
+            for place in choices(room, task)
+        )
+
+    def _fragments(self, room: Room) -> int:
+        known = self._unusable.get(room)
+        if known is None:
+            known = self._unusable[room] = unusable(room, self._mix)
+        return known
+
+
+class ShoalDefault(Policy):
+    """Shoal's own: knows of the tasks only what has arrived."""
+
+    ties_matter = False
+
+    def __init__(self, nodes: Sequence[Node], tasks: Sequence[Task]) -> None:  # noqa: ARG002
+        self._foresight = Foresight(max(node.room.cpu_milli for node in nodes if node.room.gpus))
+
+    def saw(self, task: Task) -> None:
+        self._foresight.saw(task)
+
+    def spots(self, rooms: list[Room], task: Task) -> list[Spot]:
+        result = []
+        for room in rooms:
+            loss, place = self._foresight.loss(room, task)
+            result.append(Spot(-loss, room, place))
+        return result
+
+
+POLICIES: dict[str, Callable[[Sequence[Node], Sequence[Task]], Policy]] = {
+    "random": Random,
+    "first-fit": FirstFit,
+    "dot-product": DotProduct,
+    "clustering": Clustering,
+    "packing": Packing,
+    "best-fit": BestFit,
+    "fgd": Fgd,
+    "shoal-default": ShoalDefault,
+}
+
+
+class Outcome(NamedTuple):
+    """Allocation in percent of capacity when so many percent of it have arrived."""
+
+    by_arrived: dict[int, float]
+    placed: int
+    refused: int
+
+
+def replay(
+    policy: str,
+    nodes: Sequence[Node],
+    tasks: Sequence[Task],
+    arrivals: Sequence[Task],
+    ties: str,
+    seed: int,
+) -> Outcome:
+    """Nothing departs; a task that does not fit is dropped. Percent k is the mean over the
+    arrivals after which the arrived share rounds to k, as published."""
+    cluster = Cluster(nodes)
+    chooser = POLICIES[policy](nodes, tasks)
+    generator = random.Random(f"{seed} {policy}")
+    capacity = sum(sum(node.room.gpus) for node in nodes)
+    sums: dict[int, list[int]] = {}
+    arrived = allocated = placed = 0
+    for task in arrivals:
+        arrived += task.milli
+        chooser.saw(task)
+        rooms = cluster.fitting(task)
+        if rooms:
+            put(cluster, chooser, rooms, task, generator, by_name=ties == "name")
+            allocated += task.milli
+            placed += 1
+        total = sums.setdefault(round(100 * arrived / capacity), [0, 0])
+        total[0] += allocated
+        total[1] += 1
+    by_arrived = {k: 100 * total / count / capacity for k, (total, count) in sums.items()}
+    return Outcome(by_arrived, placed, len(arrivals) - placed)
+
+
+def put(
+    cluster: Cluster,
+    chooser: Policy,
+    rooms: list[Room],
+    task: Task,
+    generator: random.Random,
+    *,
+    by_name: bool,
+) -> int:
+    """Places the task and gives the node's index."""
+    spots = chooser.spots(rooms, task)
+    highest = max(spot.score for spot in spots)
+    best = [spot for spot in spots if spot.score == highest]
+    groups = cluster.groups
+    if by_name and not isinstance(chooser, Random):
+        spot = min(best, key=lambda spot: groups[spot.room][0])
+        index = groups[spot.room][0]
+    else:
+        spot = generator.choices(best, [len(groups[spot.room]) for spot in best])[0]
+        index = generator.choice(groups[spot.room])
+    place = spot.place
+    if isinstance(chooser, Random) and task.shared:
+        fitting = sum(left >= task.gpu_milli for left in spot.room.gpus)
+        place = generator.randrange(fitting)
+    after = take(spot.room, task, place)
+    if chooser.keeps_classes and task.gpus:
+        after = after._replace(held=tuple(sorted({*after.held, task_class(task)})))
+    cluster.move(index, spot.room, after)
+    return index
