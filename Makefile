@@ -35,7 +35,7 @@ types: setup
 	@$(BIN)/mypy
 
 layers: setup
-	@$(BIN)/lint-imports --no-cache
+	@told=$$($(BIN)/lint-imports --no-cache) || { echo "$$told"; exit 1; }
 
 unit: setup
 	@$(BIN)/python -m pytest -n 2 --dist worksteal

@@ -215,8 +215,8 @@ class Client:
         if body is not None:
             headers = {**headers, "Content-Type": "application/json"}
         self._connection.request(method, path, body, headers)
-        response = self._connection.getresponse()
-        return response.status, response.read()
+        with self._connection.getresponse() as response:
+            return response.status, response.read()
 
     @staticmethod
     def _problem(status: int, data: bytes) -> ShoalError:

@@ -11,6 +11,8 @@ from pathlib import Path
 
 NODE_MARK = "SHOAL_NODE_DIR"  # in the environment of all that runs on a node: whose it is
 
+AGENT_MARK = "SHOAL_AGENT_DIR"  # the same, of agents and keepers as well
+
 PR_SET_PDEATHSIG = 1
 PR_SET_CHILD_SUBREAPER = 36
 

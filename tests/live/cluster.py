@@ -35,13 +35,13 @@ class Live:
 
     def __init__(self, home: Home) -> None:
         self.home = home
-        self.client = Client.at_home(home.path, patience_s=30)
+        self.client = Client.at_home(home.path, patience_s=120)
 
     def restart(self, config: ClusterConfig | None = None) -> None:
         """Up again after a `down`, at another address perhaps."""
         self.client.close()
         bring_up(self.home, config, lambda _: None)
-        self.client = Client.at_home(self.home.path, patience_s=30)
+        self.client = Client.at_home(self.home.path, patience_s=120)
 
     def spec(self, *command: str, env: dict[str, str] | None = None, **fields: object) -> JobSpec:
         path = os.environ.get("PATH", os.defpath)

@@ -140,7 +140,8 @@ class Jobs(Controller):
         finished: bool = False,
         limit: Annotated[int, Parameter(ge=1, le=JOBS_MAX)] = 100,
     ) -> list[JobRow]:
-        live = sorted(loop.state.jobs.values(), key=_queue_order)[:limit]
+        living = [*loop.state.jobs.values(), *loop.finishing.values()]
+        live = sorted(living, key=_queue_order)[:limit]
         ended = loop.store.finished(limit - len(live)) if finished and len(live) < limit else []
         return [job_row(loop, job) for job in (*live, *ended)]
 

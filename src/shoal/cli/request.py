@@ -7,11 +7,11 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from shoal.cli import units
+from shoal.cli import datafile, units
 from shoal.cli.grammar import is_job_file
 from shoal.cli.guard import REFUSED, USAGE, Failure
 from shoal.cli.jobfields import BadJob, to_spec
-from shoal.cli.jobfile import TEXT_BYTES_MAX, read_fields
+from shoal.cli.jobfile import read_fields
 from shoal.model.job import JobSpec
 
 # So that `python` and what it imports mean the same in the job as in the shell that sent it.
@@ -75,20 +75,9 @@ def _from_file(path: Path, more: list[str]) -> dict[str, Any]:
     if more:
         message = f"{units.quoted(more[0])} follows the job file; the command stands in the file"
         raise Failure(f"{message}, so give flags only", USAGE)
-    if path.is_dir():
-        raise Failure(f"{path}: is a directory, not a job file")
-    if not path.exists():
-        raise Failure(f"{path}: there is no such file")
-    if not path.is_file():
-        raise Failure(f"{path}: is not a regular file")
-    if path.stat().st_size > TEXT_BYTES_MAX:
-        raise Failure(
-            f"{path}: is larger than {TEXT_BYTES_MAX // 1024**2} MiB; that is no job file"
-        )
+    text = datafile.read_text(path, "job file")
     try:
-        fields = read_fields(path.read_bytes().decode("utf-8-sig"), path.suffix.lower())
-    except UnicodeDecodeError:
-        raise Failure(f"{path}: is not text (UTF-8)") from None
+        fields = read_fields(text, path.suffix.lower())
     except BadJob as error:
         raise Failure(f"{path}: {error}") from None
     if isinstance(fields.get("workdir"), str) and fields["workdir"]:

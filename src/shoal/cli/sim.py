@@ -158,12 +158,10 @@ def sim(
 
 
 def policy_named(name: str) -> Policy:
-    """The one place that knows how policies are found."""
-    from shoal.core.policies import SHIPPED
+    """A shipped one, or one from a file."""
+    from shoal.cli.policyfile import find
 
-    if name not in SHIPPED:
-        raise Failure(f"--policy: there is no {name}; there are {', '.join(SHIPPED)}", USAGE)
-    return SHIPPED[name]
+    return find(name, flag="--policy")
 
 
 def _replay(

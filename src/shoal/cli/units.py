@@ -67,6 +67,14 @@ def duration_text(ms: int) -> str:
     return f"{ms // 1000}s"
 
 
+def duration_exact(ms: int) -> str:
+    """As `duration_ms` reads it back: '7d', '90s', '1500ms'."""
+    for unit in ("d", "h", "m", "s"):
+        if ms and ms % MILLISECONDS[unit] == 0:
+            return f"{ms // MILLISECONDS[unit]}{unit}"
+    return f"{ms}ms" if ms else "0s"
+
+
 def memory_text(mb: int) -> str:
     """Three figures at most: '512M', '3.5G', '62G', '1.2T'."""
     for unit, size in (("T", MEGABYTES["t"]), ("G", MEGABYTES["g"])):

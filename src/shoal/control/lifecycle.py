@@ -16,7 +16,8 @@ import msgspec
 from shoal.client import Address, Client, ShoalError
 from shoal.control.home import ClusterConfig, Home
 from shoal.files import held
-from shoal.kernel import NODE_MARK, kill_marked
+from shoal.kernel import AGENT_MARK, NODE_MARK, kill_marked
+from shoal.model.views import NodeView
 
 Progress = Callable[[str], None]
 
@@ -89,7 +90,9 @@ def take_down(home: Home, progress: Progress) -> int:
         progress(f"stopping {directory.name}")
         _end(directory / "agent.lock", _agent_pid(directory))
         stopped += 1
-    kill_marked(NODE_MARK, lambda value: Path(value).parent == home.nodes)
+    # An agent that the controller had just started may not hold its lock yet.
+    for mark in (AGENT_MARK, NODE_MARK):
+        kill_marked(mark, lambda value: Path(value).parent == home.nodes)
     return stopped
 
 
@@ -129,7 +132,7 @@ def _wait_for_nodes(home: Home, config: ClusterConfig, progress: Progress) -> No
     with Client.at_home(home.path, patience_s=UP_TIMEOUT_S) as client:
         while time.monotonic() < deadline:
             try:
-                ready = {node.id for node in client.nodes() if node.health == "ready"}
+                ready = {node.id for node in client.nodes() if _is_ready(home, node)}
             except ShoalError as error:
                 raise LifecycleError(str(error)) from None
             progress(f"{len(ready & wanted)} of {len(wanted)} nodes are ready")
@@ -138,6 +141,16 @@ def _wait_for_nodes(home: Home, config: ClusterConfig, progress: Progress) -> No
             time.sleep(POLL_S)
     missing = ", ".join(sorted(wanted - ready))
     raise LifecycleError(f"{missing} did not get ready; see agent.log in {home.nodes}")
+
+
+def _is_ready(home: Home, node: NodeView) -> bool:
+    """A controller that just started believes its log; the node's agent must be a living one."""
+    directory = home.node(node.id)
+    return (
+        node.health == "ready"
+        and held(directory / "agent.lock")
+        and _agent_info(directory).get("incarnation") == node.incarnation
+    )
 
 
 def _read_address(home: Home) -> Address | None:
@@ -203,6 +216,10 @@ def _controller_pid(home: Home) -> int:
 
 
 def _agent_pid(directory: Path) -> int:
-    with contextlib.suppress(OSError, ValueError, KeyError):
-        return int(msgspec.json.decode((directory / "agent.json").read_bytes())["pid"])
-    return 0
+    return _agent_info(directory).get("pid", 0)
+
+
+def _agent_info(directory: Path) -> dict[str, int]:
+    with contextlib.suppress(OSError, msgspec.DecodeError):
+        return msgspec.json.decode((directory / "agent.json").read_bytes(), type=dict[str, int])
+    return {}

@@ -150,10 +150,18 @@ class Replay:
         return Report(requests=tuple(requests), nodes=nodes, gone=gone)
 
     def _spec(self, arrival: Arrival) -> JobSpec:
-        """A policy that needs to know how long jobs take is told the truth."""
-        if not ORDERINGS[self.policy.order].clairvoyant:
-            return arrival.spec
-        return msgspec.structs.replace(arrival.spec, estimate_ms=arrival.work_ms)
+        """A policy that needs to know how long jobs take is told the truth; where jobs save their
+        work, they are willing to be stopped."""
+        every_ms = arrival.checkpoint_ms
+        if every_ms is None:
+            every_ms = self.world.conditions.checkpoint_ms
+        saves = every_ms < NEVER_MS
+        return msgspec.structs.replace(
+            arrival.spec,
+            preemptible=arrival.spec.preemptible or saves,
+            checkpoint_ms=max(1, every_ms) if saves else 0,
+            estimate_ms=arrival.work_ms if ORDERINGS[self.policy.order].clairvoyant else 0,
+        )
 
     def _step(self, report: Report) -> Step:
         begin_ns = time.perf_counter_ns()

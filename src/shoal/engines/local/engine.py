@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import os
 import subprocess
 import sys
 import time
@@ -14,6 +15,7 @@ from pathlib import Path
 import msgspec
 
 from shoal.files import held, write_private
+from shoal.kernel import AGENT_MARK
 from shoal.model.commands import Envelope
 from shoal.model.node import NodeSpec
 from shoal.model.report import NodeGone
@@ -108,6 +110,7 @@ class AgentLink:
                 stderr=output,
                 start_new_session=True,
                 cwd="/",
+                env={**os.environ, AGENT_MARK: str(self._directory)},
             )
 
     async def _connect(self) -> bool:
