@@ -77,7 +77,7 @@ def policy(
         _check(named[0], json)
     elif action == "diff":
         first = _in_force(home) if len(named) == 1 else _named(named[0], load=False)
-        left = "in force" if len(named) == 1 else named[0]
+        left = "IN FORCE" if len(named) == 1 else named[0]
         _diff(first, _named(named[-1], load=False), left, named[-1], json)
     else:
         _set(_named(named[0], load=False), home, json)
@@ -152,7 +152,7 @@ def _diff(one: Policy, other: Policy, left: str, right: str, json: bool) -> None
     if json:
         show.as_json([{"field": field, "from": a, "to": b} for field, a, b in rows])
     elif rows:
-        titles = [show.Column(title) for title in ("FIELD", left.upper(), right)]
+        titles = [show.Column(title) for title in ("FIELD", left, right)]
         show.table(titles, [list(row) for row in rows])
     else:
         show.note("they are the same")

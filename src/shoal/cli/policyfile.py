@@ -164,7 +164,7 @@ def _tenants(value: Any) -> list[dict[str, Any]]:
     """A table by name is easiest to write; a list is what `show --json` prints."""
     rows: list[Any] = list(value) if isinstance(value, list) else []
     if isinstance(value, dict):
-        rows = [{"name": name, **_tenant(str(name), about)} for name, about in value.items()]
+        rows = [{"name": str(name), **_tenant(str(name), about)} for name, about in value.items()]
     elif not isinstance(value, list):
         raise BadPolicy("tenants", "must be names with what they have, e.g. {lab: {weight: 2}}")
     for row in rows:
