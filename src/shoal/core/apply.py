@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 from shoal.core.accounts import share_of
+from shoal.core.scheduling.score import task_of
 from shoal.core.state import Node, Reservation, State
 from shoal.model.events import (
     ControllerStarted,
@@ -63,6 +64,7 @@ def _job_submitted(state: State, event: JobSubmitted) -> None:
     number = state.next_job
     state.next_job += 1
     state.submitted += 1
+    state.foresight.saw(task_of(event.spec))
     state.add_job(
         Job(id=event.job, number=number, spec=event.spec, key=event.key, submitted_ms=event.at_ms)
     )

@@ -10,6 +10,7 @@ from shoal.core.accounts import Account, Accounts
 from shoal.core.estimates import Estimates
 from shoal.core.queue import Gang, Queue
 from shoal.core.room import Domain, Room
+from shoal.core.scheduling.fragments import Foresight, Mix, Task
 from shoal.core.scheduling.order import ORDERINGS
 from shoal.model.job import Job, MemberRef, Phase
 from shoal.model.node import NodeHealth, NodeIntent, NodeSpec
@@ -62,6 +63,7 @@ class Snapshot(msgspec.Struct, frozen=True, kw_only=True):
     estimates: dict[str, dict[int, int]] = {}
     reservations: dict[str, Reservation] = {}
     claims: dict[str, tuple[Slice, ...]] = {}
+    mix: list[tuple[Task, int]] = []
 
 
 class State:
@@ -79,6 +81,7 @@ class State:
         self.policy = Policy()
         self.accounts: Accounts = Accounts(self.policy)
         self.estimates = Estimates()
+        self.foresight = Foresight(1000)  # for the largest node; what jobs it has seen
         self.reservations: dict[str, Reservation] = {}  # of blocked jobs
         self.claims: dict[str, tuple[Slice, ...]] = {}  # of jobs that others are stopped for
 
@@ -121,6 +124,7 @@ class State:
             estimates=self.estimates.groups,
             reservations=self.reservations,
             claims=self.claims,
+            mix=list(self.foresight.mix.counts.items()),
         )
 
     @classmethod
@@ -134,6 +138,7 @@ class State:
         state.accounts = Accounts(snapshot.policy, snapshot.accounts)
         state.estimates = Estimates(snapshot.estimates)
         state.reservations = snapshot.reservations
+        state.foresight = Foresight(1000, Mix(dict(snapshot.mix)))
         state.obey(snapshot.policy)
         for node in snapshot.nodes:
             state.add_node(node)
@@ -162,6 +167,7 @@ class State:
         self.nodes[node.id] = node
         self.order.append(node)
         self.rooms.append(Room(node.spec))
+        self._foresee(node.spec)
         self.placed[node.id] = {}
         self._count_known(node, 1)
         self.open_up(node)
@@ -174,6 +180,11 @@ class State:
         node.incarnation = incarnation
         self._count_known(node, 1)
         self.rooms[node.index] = Room(spec)
+        self._foresee(spec)
+
+    def _foresee(self, spec: NodeSpec) -> None:
+        if spec.cpu_milli > self.foresight.largest_cpu_milli:
+            self.foresight = Foresight(spec.cpu_milli, self.foresight.mix)
 
     def set_intent(self, node: Node, intent: NodeIntent) -> None:
         self._count_known(node, -1)

@@ -214,9 +214,9 @@ MODEL_WEIGHT = 1.0
 class Mix:
     """The GPU tasks that arrived, placed or not, by kind; bounded and slowly forgetting."""
 
-    def __init__(self) -> None:
-        self.total = 0
-        self.counts: dict[Task, int] = {}
+    def __init__(self, counts: dict[Task, int] | None = None) -> None:
+        self.counts: dict[Task, int] = counts or {}
+        self.total = sum(self.counts.values())
 
     def add(self, task: Task) -> None:
         kind = task._replace(memory_mb=0)
@@ -236,9 +236,10 @@ class Foresight:
     a rest that no task wants, less where it takes what hardly anything else can use.
     """
 
-    def __init__(self, largest_cpu_milli: int) -> None:
+    def __init__(self, largest_cpu_milli: int, mix: Mix | None = None) -> None:
+        self.largest_cpu_milli = largest_cpu_milli
         self._cpu_step = max(CPU_STEP_MIN, -(-largest_cpu_milli // CPU_STEPS))
-        self._mix = Mix()
+        self.mix = mix or Mix()
         self._refresh_at = 1
         self._forget()
 
@@ -246,9 +247,9 @@ class Foresight:
         """A task arrived. The outlook follows when the mix has grown by half."""
         if not task.gpus:
             return  # tasks without GPUs fill none; where they go, `loss` says
-        self._mix.add(task)
-        if self._mix.total >= self._refresh_at or self._mix.total * 4 < self._refresh_at:
-            self._refresh_at = max(REFRESH_FIRST, self._mix.total * 3 // 2)
+        self.mix.add(task)
+        if self.mix.total >= self._refresh_at or self.mix.total * 4 < self._refresh_at:
+            self._refresh_at = max(REFRESH_FIRST, self.mix.total * 3 // 2)
             self._forget()
 
     def loss(self, room: Room, task: Task) -> tuple[int, int]:
@@ -265,12 +266,13 @@ class Foresight:
         return known
 
     def _loss(self, room: Room, task: Task) -> tuple[int, int]:
-        value = self._value(room)
+        value = self.value(room)
         return min(
-            (value - self._value(take(room, task, place)), place) for place in choices(room, task)
+            (value - self.value(take(room, task, place)), place) for place in choices(room, task)
         )
 
-    def _value(self, room: Room) -> int:
+    def value(self, room: Room) -> int:
+        """What tasks like those seen are expected to fill of it, in millionths of a GPU."""
         if not room.gpus or not room.gpus[0]:
             return 0
         key = (room.cpu_milli, room.gpus, room.model)
@@ -282,7 +284,7 @@ class Foresight:
     def _outlook(self, model: str) -> Outlook:
         outlook = self._outlooks.get(model)
         if outlook is None:
-            counts = self._mix.counts
+            counts = self.mix.counts
             here = tuple(kind for kind in counts if not kind.models or model in kind.models)
             outlook = self._by_kinds.get(here)  # most models are open to the same tasks
             if outlook is None:

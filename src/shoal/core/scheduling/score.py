@@ -6,7 +6,9 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from shoal.core.room import Level
+from shoal.core.scheduling.fragments import Room, Task
 from shoal.core.scheduling.registry import Registry
+from shoal.model.job import JobSpec
 from shoal.model.resources import WHOLE_GPU_MILLI, Kind
 
 if TYPE_CHECKING:
@@ -36,10 +38,25 @@ def _packing(_state: State, _kind: Kind, before: Level, after: Level) -> tuple[f
     return (before.gpus - after.gpus, before.gpus, before.cpu_milli)
 
 
-def _tightest(_state: State, kind: Kind, before: Level, after: Level) -> tuple[float, ...]:
-    """The fewest free GPUs, then the least left of the rest: large holes stay whole."""
-    broken = before.gpus == kind.gpus and after.gpus != kind.gpus
-    return (float(broken), gpu_milli(after), after.cpu_milli, after.memory_mb)
+def _foresight(state: State, kind: Kind, before: Level, after: Level) -> tuple[float, ...]:
+    """What later jobs like those seen would have filled here and now cannot; among equals, the
+    fewest free GPUs and then the least left of the rest: large holes stay whole."""
+    value = state.foresight.value
+    model = kind.gpu_model
+    loss = value(_room(before, model)) - value(_room(after, model)) if kind.gpus else 0
+    return (loss, gpu_milli(after), after.cpu_milli, after.memory_mb)
+
+
+def task_of(spec: JobSpec) -> Task:
+    """A member of the job, as foresight counts it; a share by memory counts as half a GPU."""
+    share = spec.gpu_milli or WHOLE_GPU_MILLI // 2
+    models = tuple(sorted(spec.gpu_models))
+    return Task(spec.cpu_milli, spec.memory_mb, spec.gpus, share if spec.gpus else 0, models)
+
+
+def _room(level: Level, model: str) -> Room:
+    gpus = (WHOLE_GPU_MILLI,) * level.gpus + level.shares[::-1]
+    return Room(level.cpu_milli, level.memory_mb, gpus, model)
 
 
 PLACEMENTS: Registry[Score] = Registry(
@@ -48,6 +65,6 @@ PLACEMENTS: Registry[Score] = Registry(
         "first-fit": _first_fit,
         "best-fit": _best_fit,
         "packing": _packing,
-        "shoal": _tightest,
+        "shoal": _foresight,
     },
 )
