@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from typing import TYPE_CHECKING
+from zlib import crc32
 
 from shoal.core.room import Level
-from shoal.core.scheduling.fragments import Room, Task
+from shoal.core.scheduling import fragments
+from shoal.core.scheduling.fragments import Room, Task, unusable
 from shoal.core.scheduling.registry import Registry
 from shoal.model.job import JobSpec
 from shoal.model.resources import WHOLE_GPU_MILLI, Kind
@@ -26,16 +28,39 @@ def _first_fit(_state: State, _kind: Kind, _before: Level, _after: Level) -> tup
     return ()
 
 
-def _best_fit(_state: State, kind: Kind, _before: Level, after: Level) -> tuple[float, ...]:
-    """The least left over, of GPUs and CPUs alike, as parts of what the node has."""
-    gpus = gpu_milli(after) / (kind.gpus * WHOLE_GPU_MILLI) if kind.gpus else 0.0
-    cpus = after.cpu_milli / kind.cpu_milli if kind.cpu_milli else 0.0
-    return (gpus + cpus,)
+def _best_fit(_state: State, kind: Kind, before: Level, after: Level) -> tuple[float, ...]:
+    return (-fragments.best_fit(_room(before, kind.gpu_model), _request(before, after)),)
 
 
-def _packing(_state: State, _kind: Kind, before: Level, after: Level) -> tuple[float, ...]:
-    """Used GPUs before free ones, used nodes before empty ones."""
-    return (before.gpus - after.gpus, before.gpus, before.cpu_milli)
+def _packing(_state: State, kind: Kind, before: Level, after: Level) -> tuple[float, ...]:
+    idle = (0,) * (kind.gpus - before.gpus - len(before.shares))
+    room = _room(before, kind.gpu_model)
+    room = room._replace(gpus=room.gpus + idle)
+    return (-fragments.packing(room, _request(before, after)), before.gpus)
+
+
+def _dot_product(_state: State, kind: Kind, before: Level, after: Level) -> tuple[float, ...]:
+    return (-fragments.dot_product(_room(before, kind.gpu_model), _request(before, after)),)
+
+
+def _fgd(state: State, kind: Kind, before: Level, after: Level) -> tuple[float, ...]:
+    """Fragmentation gradient: where the least becomes unusable for jobs like those seen."""
+    mix = state.foresight.mix.counts
+    model = kind.gpu_model
+    return (unusable(_room(after, model), mix) - unusable(_room(before, model), mix),)
+
+
+def _random(state: State, kind: Kind, before: Level, _after: Level) -> tuple[float, ...]:
+    """Chance that is the same whenever the same history is told again."""
+    return (crc32(repr((state.next_port, kind, before)).encode()),)
+
+
+def _request(before: Level, after: Level) -> Task:
+    """What a gang takes of a node, as one task."""
+    milli = gpu_milli(before) - gpu_milli(after)
+    gpus, share = (1, milli) if 0 < milli < WHOLE_GPU_MILLI else (milli // WHOLE_GPU_MILLI, 1000)
+    cpu_milli = before.cpu_milli - after.cpu_milli
+    return Task(cpu_milli, before.memory_mb - after.memory_mb, gpus, share if gpus else 0)
 
 
 def _foresight(state: State, kind: Kind, before: Level, after: Level) -> tuple[float, ...]:
@@ -65,6 +90,9 @@ PLACEMENTS: Registry[Score] = Registry(
         "first-fit": _first_fit,
         "best-fit": _best_fit,
         "packing": _packing,
+        "dot-product": _dot_product,
+        "fgd": _fgd,
+        "random": _random,
         "shoal": _foresight,
     },
 )
