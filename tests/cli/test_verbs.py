@@ -183,6 +183,26 @@ def test_why_tells_the_reason_and_the_history(live_shoal: Shoal, cluster: Live) 
     assert json.loads(live_shoal("why", job, "--json").out)["state"] == "failed"
 
 
+def test_why_tells_when_a_waiting_job_will_start(live_shoal: Shoal, cluster: Live) -> None:
+    everything = {"members": 4, "gpus": 8}
+    unknown = cluster.run("sleep 60", **everything, name="why-unknown")
+    cluster.wait(unknown, "running")
+    waiting = cluster.run("true", **everything, tenant="why")
+    out = live_shoal("why", waiting).out
+    assert "\n  nobody knows when it starts" in out or "probably start" in out
+    cluster.client.cancel(waiting)
+    cluster.client.cancel(unknown)
+    cluster.wait(unknown)
+    limited = cluster.run("sleep 60", **everything, estimate_ms=1_200_000, name="why-limited")
+    cluster.wait(limited, "running")
+    waiting = cluster.run("true", **everything)
+    assert "\n  it will probably start in " in live_shoal("why", waiting).out
+    assert json.loads(live_shoal("why", waiting, "--json").out)["late_ms"] > 0
+    for job in (waiting, limited):
+        cluster.client.cancel(job)
+    cluster.wait(limited)
+
+
 def test_nodes_obey_cordon_drain_and_uncordon(live_shoal: Shoal, cluster: Live) -> None:
     def state(node: str) -> str:
         lines = live_shoal("nodes").out.splitlines()

@@ -6,7 +6,7 @@ import typing
 
 import pytest
 
-from shoal.cli.words import exit_text, sentence
+from shoal.cli.words import exit_text, sentence, start_text
 from shoal.model.events import (
     ControllerStarted,
     Event,
@@ -206,3 +206,30 @@ def test_exit_codes_beyond_128_name_the_signal() -> None:
     assert exit_text(1) == "exit code 1"
     assert exit_text(143) == "exit code 143 (signal 15)"
     assert exit_text(255) == "exit code 255"
+
+
+@pytest.mark.parametrize(
+    ("early_s", "late_s", "text"),
+    [
+        (0, 1, "any moment"),
+        (-60, 1, "any moment"),
+        (0, 20, "within 20 s"),
+        (-5, 100, "within 100 s"),
+        (30, 61, "in 30 to 61 s"),
+        (720, 1200, "in 12 to 20 min"),
+        (725, 1190, "in 12 to 20 min"),
+        (600, 600, "in about 10 min"),
+        (40, 7100, "within 119 min"),
+        (3 * 3600, 9 * 3600, "in 3 to 9 h"),
+        (86_400, 5 * 86_400, "in 1 to 5 days"),
+    ],
+)
+def test_a_start_is_told_as_a_range(early_s: int, late_s: int, text: str) -> None:
+    now_ms = 1_700_000_000_000
+    told = start_text(now_ms + early_s * 1000, now_ms + late_s * 1000, now_ms)
+    assert told == f"it will probably start {text}"
+
+
+def test_a_start_that_nobody_knows_is_told_with_what_would_help() -> None:
+    assert start_text(None, None, 0).startswith("nobody knows when it starts")
+    assert "--estimate" in start_text(None, None, 0)

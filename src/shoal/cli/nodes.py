@@ -25,7 +25,8 @@ GPU_CELLS_MAX = 16
 def nodes(json: JsonOption = False, home: HomeOption = DEFAULT_HOME) -> None:
     """List the nodes and what is in use on them.
 
-    GPUS, CPUS and MEMORY are used/total. A node that is not ready says why.
+    GPUS, CPUS and MEMORY are used/total; a GPU of which a part is used counts
+    as used. A node that is not ready says why.
 
     Examples:
       shoal nodes

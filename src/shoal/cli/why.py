@@ -21,8 +21,8 @@ def why(
     """Tell why a job is where it is, and how it came there.
 
     Every decision of the scheduler is stored with its reason. The first lines
-    are the truth of this moment (what a waiting job waits for); the history
-    below is oldest first.
+    are the truth of this moment (what a waiting job waits for, and when it
+    will probably start); the history below is oldest first.
 
     Examples:
       shoal why j7
@@ -42,11 +42,13 @@ def why(
 def _print(view: WhyView, now_ms: int) -> None:
     from shoal.cli.show import STATE_STYLES, Cell, Column, line, table
     from shoal.cli.units import duration_text
-    from shoal.cli.words import sentence, state_text
+    from shoal.cli.words import sentence, start_text, state_text
 
     line(f"{view.id} {state_text(view.state)}", STATE_STYLES.get(view.state, "") + " bold")
     if view.why:
         line(f"  {view.why}")
+    if view.state == "waiting":
+        line(f"  {start_text(view.early_ms, view.late_ms, now_ms)}")
     if not view.events:
         return
     line("")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import shlex
 from typing import assert_never
 
@@ -38,6 +39,15 @@ from shoal.model.resources import Slice, plural
 
 NODES_NAMED_MAX = 6
 COMMAND_CHARACTERS_MAX = 60
+
+SOON_MS = 2000
+# Name, length, and up to where it is used, in milliseconds.
+SPAN_UNITS = (
+    ("s", 1000, 120_000),
+    ("min", 60_000, 2 * 3_600_000),
+    ("h", 3_600_000, 2 * 86_400_000),
+    ("days", 86_400_000, math.inf),
+)
 
 INTENT_WORDS = {
     NodeIntent.OPEN: "is open for jobs again",
@@ -108,6 +118,27 @@ def exit_text(code: int) -> str:
     if 128 < code <= 128 + 64:
         return f"exit code {code} (signal {code - 128})"
     return f"exit code {code}"
+
+
+def start_text(early_ms: int | None, late_ms: int | None, now_ms: int) -> str:
+    """When a waiting job will probably start, as far as anybody can tell."""
+    if early_ms is None or late_ms is None:
+        return (
+            "nobody knows when it starts; time limits and estimates (--time-limit, --estimate) "
+            "of the jobs ahead tell, and so do earlier runs of the like"
+        )
+    if late_ms - now_ms < SOON_MS:
+        return "it will probably start any moment"
+    return f"it will probably start {_span_text(max(0, early_ms - now_ms), late_ms - now_ms)}"
+
+
+def _span_text(early_ms: int, late_ms: int) -> str:
+    """'in 12 to 20 min', in the unit in which the later of the two is a small number."""
+    unit, size = next((unit, size) for unit, size, most in SPAN_UNITS if late_ms < most)
+    early, late = early_ms // size, -(-late_ms // size)
+    if early == 0:
+        return f"within {late} {unit}"
+    return f"in about {late} {unit}" if early >= late - 1 else f"in {early} to {late} {unit}"
 
 
 JobHappening = (
