@@ -41,31 +41,42 @@ class Cluster:
     """Nodes by their room: those with the same room are alike to every score."""
 
     def __init__(self, nodes: Sequence[Node]) -> None:
-        self.names = [node.name for node in nodes]
         self.groups: dict[Room, list[int]] = {}
+        self._open: dict[Room, None] = {}  # rooms with some GPU left, in order of appearance
+        self._hopeless: set[Task] = set()  # nothing departs: what fits nowhere never will
         for index, node in enumerate(nodes):
-            self.groups.setdefault(node.room, []).append(index)
+            self._enter(index, node.room)
 
     def fitting(self, task: Task) -> list[Room]:
+        if task in self._hopeless:
+            return []
         cpu_milli, memory_mb = task.cpu_milli, task.memory_mb
-        return [
+        rooms = [
             room
-            for room in self.groups
+            for room in (self._open if task.gpus else self.groups)
             if room[0] >= cpu_milli and room[1] >= memory_mb and fits(room, task)
         ]
+        if not rooms:
+            self._hopeless.add(task)
+        return rooms
 
     def move(self, index: int, before: Room, after: Room) -> None:
         nodes = self.groups[before]
         nodes.remove(index)
         if not nodes:
             del self.groups[before]
-        insort(self.groups.setdefault(after, []), index)
+            self._open.pop(before, None)
+        self._enter(index, after)
+
+    def _enter(self, index: int, room: Room) -> None:
+        insort(self.groups.setdefault(room, []), index)
+        if room.gpus and room.gpus[0]:
+            self._open[room] = None
 
 
 class Policy:
     """Scores the rooms that fit; the best score wins. Each policy says how it scores one."""
 
-    ties_matter = True
     keeps_classes = False
 
     def __init__(self, nodes: Sequence[Node], tasks: Sequence[Task]) -> None:
@@ -156,8 +167,6 @@ class Fgd(Policy):
 class ShoalDefault(Policy):
     """Shoal's own: knows of the tasks only what has arrived."""
 
-    ties_matter = False
-
     def __init__(self, nodes: Sequence[Node], tasks: Sequence[Task]) -> None:  # noqa: ARG002
         self._foresight = Foresight(max(node.room.cpu_milli for node in nodes if node.room.gpus))
 
@@ -184,14 +193,6 @@ POLICIES: dict[str, Callable[[Sequence[Node], Sequence[Task]], Policy]] = {
 }
 
 
-class Outcome(NamedTuple):
-    """Allocation in percent of capacity when so many percent of it have arrived."""
-
-    by_arrived: dict[int, float]
-    placed: int
-    refused: int
-
-
 def replay(
     policy: str,
     nodes: Sequence[Node],
@@ -199,15 +200,18 @@ def replay(
     arrivals: Sequence[Task],
     ties: str,
     seed: int,
-) -> Outcome:
-    """Nothing departs; a task that does not fit is dropped. Percent k is the mean over the
-    arrivals after which the arrived share rounds to k, as published."""
+) -> dict[int, float]:
+    """Allocation in percent of capacity by the percent of it that have arrived.
+
+    Nothing departs; a task that does not fit is dropped. The figure at k percent is the mean over
+    the arrivals after which the arrived share rounds to k, as published.
+    """
     cluster = Cluster(nodes)
     chooser = POLICIES[policy](nodes, tasks)
     generator = random.Random(f"{seed} {policy}")
     capacity = sum(sum(node.room.gpus) for node in nodes)
     sums: dict[int, list[int]] = {}
-    arrived = allocated = placed = 0
+    arrived = allocated = 0
     for task in arrivals:
         arrived += task.milli
         chooser.saw(task)
@@ -215,12 +219,10 @@ def replay(
         if rooms:
             put(cluster, chooser, rooms, task, generator, by_name=ties == "name")
             allocated += task.milli
-            placed += 1
         total = sums.setdefault(round(100 * arrived / capacity), [0, 0])
         total[0] += allocated
         total[1] += 1
-    by_arrived = {k: 100 * total / count / capacity for k, (total, count) in sums.items()}
-    return Outcome(by_arrived, placed, len(arrivals) - placed)
+    return {k: 100 * total / count / capacity for k, (total, count) in sums.items()}
 
 
 def put(

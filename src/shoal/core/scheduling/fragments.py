@@ -207,6 +207,11 @@ GPU_STEP = 10
 # nothing for rare tasks; more: it waits for tasks that never come. 40 to 100 are alike.
 HORIZON_LOG2 = 6
 
+# A room is not filled by chance alone: the scheduler sends each task where it suits best. So the
+# best next task counts this much, the average one the rest; tasks below COMMON never as the best.
+OPTIMISM = 0.7
+COMMON = 0.01
+
 # Among rooms that fill alike, the one that the fewest tasks may use (GPU models) goes first.
 MODEL_WEIGHT = 1.0
 
@@ -352,22 +357,20 @@ class Outlook:
         known = self._used.get(left)
         if known is not None:
             return known
-        weights, fills, spends = ([0.0] * (CPU_STEPS + 1) for _ in range(3))
+        row = _Row()
+        spends = [0.0] * (CPU_STEPS + 1)
         for cpu, size, weight in self._shared:
-            if size > left:
-                continue
-            fill, spend = self._used_gpu(left - size)
-            for steps in range(cpu, CPU_STEPS + 1):
-                weights[steps] += weight
-                fills[steps] += weight * (size * GPU_STEP + fill[steps - cpu])
-                spends[steps] += weight * (cpu + spend[steps - cpu])
-        chances = [_chance(weight) / weight if weight else 0.0 for weight in weights]
-        row = (
-            [chance * fill for chance, fill in zip(chances, fills, strict=True)],
-            [chance * spend for chance, spend in zip(chances, spends, strict=True)],
-        )
-        self._used[left] = row
-        return row
+            if size <= left:
+                fill, spend = self._used_gpu(left - size)
+                row.add(cpu, weight, [size * GPU_STEP + later for later in fill])
+                for steps in range(cpu, CPU_STEPS + 1):
+                    spends[steps] += weight * (cpu + spend[steps - cpu])
+        spend = [
+            _chance(weight) * spend / weight if weight else 0.0
+            for weight, spend in zip(row.weights, spends, strict=True)
+        ]
+        self._used[left] = (row.values(), spend)
+        return self._used[left]
 
     def _free_gpus(self, free: int) -> list[float]:
         """By CPU steps left: the milli filled on so many free GPUs."""
@@ -376,25 +379,46 @@ class Outlook:
         return self._free[free]
 
     def _next_free(self, free: int) -> list[float]:
-        weights, fills = ([0.0] * (CPU_STEPS + 1) for _ in range(2))
-        below = self._free[free - 1]
+        row = _Row()
         for cpu, size, weight in self._shared:
             fill, spend = self._used_gpu(WHOLE // GPU_STEP - size)
-            for steps in range(cpu, CPU_STEPS + 1):
-                rest = steps - cpu
-                weights[steps] += weight
-                others = fill[rest] + _between(below, rest - spend[rest])
-                fills[steps] += weight * (size * GPU_STEP + others)
+            others = self._free[free - 1]
+            row.add(
+                cpu,
+                weight,
+                [
+                    size * GPU_STEP + fill[rest] + _between(others, rest - spend[rest])
+                    for rest in range(CPU_STEPS + 1 - cpu)
+                ],
+            )
         for cpu, gpus, weight in self._whole:
-            if gpus > free:
-                continue
-            after = self._free[free - gpus]
-            for steps in range(cpu, CPU_STEPS + 1):
-                weights[steps] += weight
-                fills[steps] += weight * (gpus * WHOLE + after[steps - cpu])
+            if gpus <= free:
+                row.add(cpu, weight, [gpus * WHOLE + later for later in self._free[free - gpus]])
+        return row.values()
+
+
+class _Row:
+    """The milli filled, by CPU steps left, while one kind of task after the other is considered."""
+
+    def __init__(self) -> None:
+        self.weights = [0.0] * (CPU_STEPS + 1)
+        self._sums = [0.0] * (CPU_STEPS + 1)
+        self._best = [0.0] * (CPU_STEPS + 1)
+
+    def add(self, cpu: int, weight: float, outcomes: list[float]) -> None:
+        """The outcomes, by CPU steps left after it, if such a task comes next."""
+        weights, sums, best = self.weights, self._sums, self._best
+        common = weight >= COMMON
+        for steps, outcome in zip(range(cpu, CPU_STEPS + 1), outcomes, strict=False):
+            weights[steps] += weight
+            sums[steps] += weight * outcome
+            if common and outcome > best[steps]:
+                best[steps] = outcome
+
+    def values(self) -> list[float]:
         return [
-            _chance(weight) * fill / weight if weight else 0.0
-            for weight, fill in zip(weights, fills, strict=True)
+            _chance(weight) * ((1 - OPTIMISM) * total / weight + OPTIMISM * best) if weight else 0.0
+            for weight, total, best in zip(self.weights, self._sums, self._best, strict=True)
         ]
 
 
