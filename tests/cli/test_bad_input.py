@@ -70,6 +70,26 @@ USAGE = [
     ["events", "-n", "x"],
     ["events", "--job", "../x"],
     ["events", "--node", "../x"],
+    ["policy", "nosuchaction"],
+    ["policy", "fair"],
+    ["policy", "a\nb"],
+    ["policy", "x" * 10_000],
+    ["policy", "show", "nosuch"],
+    ["policy", "show", "no\nsuch"],
+    ["policy", "show", "\udcff"],
+    ["policy", "show", "x" * 10_000],
+    ["policy", "show", "fair", "fifo"],
+    ["policy", "check"],
+    ["policy", "check", "nosuch"],
+    ["policy", "check", "fair", "fifo"],
+    ["policy", "check", "--shipped"],
+    ["policy", "diff"],
+    ["policy", "diff", "fair", "nosuch"],
+    ["policy", "diff", "fair", "fifo", "srtf"],
+    ["policy", "set"],
+    ["policy", "set", "nosuch"],
+    ["policy", "set", "fair", "--nosuchoption"],
+    ["sim", "trace.csv", "--nodes", "1", "--policy", "nosuch"],
     ["up", "--nodes", "0"],
     ["up", "--nodes", "-1"],
     ["up", "--nodes", "1000000000"],
@@ -222,12 +242,26 @@ def test_a_bad_job_file_is_refused(
     assert result.code == 1
 
 
+@pytest.mark.parametrize(("name", "data"), [(name, data) for name, data, _ in FILES])
+@pytest.mark.parametrize("verb", [["policy", "check"], ["sim", "trace.csv", "-n", "1", "--policy"]])
+def test_a_bad_policy_file_is_refused(
+    name: str, data: bytes, verb: list[str], shoal: Shoal, tmp_path: Path
+) -> None:
+    """What is no job file is no policy file either."""
+    (tmp_path / name).write_bytes(data.replace(b"{}", b"[]"))
+    result = shoal(*verb, str(tmp_path / name))
+    assert_one_clear_line(result)
+    assert name in result.err
+    assert result.code == 1
+
+
 def test_what_is_no_file_at_all_is_refused(shoal: Shoal, tmp_path: Path) -> None:
     (tmp_path / "folder.yaml").mkdir()
     os.mkfifo(tmp_path / "pipe.yaml")
     (tmp_path / "loop.yaml").symlink_to("loop.yaml")
     for name in ("folder.yaml", "pipe.yaml", "loop.yaml", "missing.yaml", "x" * 5000 + ".yaml"):
         assert_one_clear_line(shoal("run", str(tmp_path / name)))
+        assert_one_clear_line(shoal("policy", "set", str(tmp_path / name)))
 
 
 @pytest.mark.skipif(os.geteuid() == 0, reason="root reads everything")
@@ -252,6 +286,9 @@ def test_an_unreadable_job_file_is_refused(shoal: Shoal, tmp_path: Path) -> None
         ["drain", "n1"],
         ["uncordon", "n1"],
         ["events"],
+        ["policy"],
+        ["policy", "set", "fair"],
+        ["policy", "diff", "fair"],
         ["run", "--", "true"],
         ["run", "--wait", "--", "true"],
         ["--home", "/nowhere/at/all", "ps"],

@@ -72,6 +72,11 @@ def test_what_is_no_number_of_cpus_is_refused(text: str) -> None:
         units.cpu_milli(text)
 
 
+@given(st.integers(0, 10**12))
+def test_a_duration_told_exactly_reads_back_equal(ms: int) -> None:
+    assert units.duration_ms(units.duration_exact(ms)) == ms
+
+
 def test_a_number_without_a_unit_is_answered_with_the_choices() -> None:
     with pytest.raises(units.BadAmount, match="10 of what\\? Write 10s, 10m or 10h"):
         units.duration_ms("10")
