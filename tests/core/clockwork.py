@@ -61,7 +61,8 @@ class Clockwork(Cluster):
         return min(times)
 
     def _turn(self) -> None:
-        plans, touched = [], {}
+        plans: list[tuple[int, dict[str, Any]]] = []
+        touched: dict[str, None] = {}
         while self._plans and self._plans[0][0] <= self.now_ms:
             plans.append(heapq.heappop(self._plans)[2:])
         while self._ends and self._ends[0][0] <= self.now_ms:
@@ -143,6 +144,9 @@ def claims(log: list[Event]) -> dict[str, list[str]]:
     for event in log:
         if isinstance(event, JobClaimed):
             found.setdefault(event.job, []).append("open")
-        elif isinstance(event, (JobPlaced, JobUnclaimed)) and found.get(event.job, [""])[-1] == "open":
+        elif (
+            isinstance(event, (JobPlaced, JobUnclaimed))
+            and found.get(event.job, [""])[-1] == "open"
+        ):
             found[event.job][-1] = "placed" if isinstance(event, JobPlaced) else "given up"
     return found

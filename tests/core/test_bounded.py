@@ -12,8 +12,7 @@ def sizes(state: State) -> dict[str, int]:
     """Of every container in the state and in its parts, whatever they are called."""
     found: dict[str, int] = {}
     for owner in (state, state.queue, state.cluster, state.accounts, state.estimates):
-        names = vars(owner) if hasattr(owner, "__dict__") else owner.__slots__
-        for name in names:
+        for name in getattr(owner, "__slots__", None) or vars(owner):
             value = getattr(owner, name)
             if isinstance(value, Sized) and not isinstance(value, str):
                 found[f"{type(owner).__name__}.{name}"] = len(value)

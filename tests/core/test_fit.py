@@ -176,7 +176,7 @@ def allowed(state: State, gang: Gang, seats: Sequence[int], avoid: Collection[in
         return True
     depth = {Within.NODE: None, Within.RACK: 2, Within.BLOCK: 1}[gang.within]
     places = {tuple(state.order[index].spec.place.split("/")[:depth]) for index in used}
-    return depth is not None and len(places) == 1 and len(places.pop()) == depth != ("",)
+    return len(places) == 1 and len(places.pop()) == depth and bool(state.order[used[0]].spec.place)
 
 
 def holds(state: State, gang: Gang, index: int, count: int) -> bool:

@@ -86,14 +86,21 @@ class Accounts:
         return (float(not self.within_quota(tenant, 1)), *usages)
 
     def within_quota(self, tenant: str, gpu_milli: int) -> bool:
-        """With so much more, would it hold no more than it is guaranteed? The nearest of the
-        tenant and its ancestors that has a quota decides; without one all is borrowed."""
+        """With so much more, would it hold no more than it is guaranteed? Without a quota all is
+        borrowed."""
+        guarantor = self.guarantor(tenant)
+        if guarantor is None:
+            return False
+        account = self.sums.get(guarantor.name)
+        held = account.gpu_milli if account is not None else 0
+        return held + gpu_milli <= guarantor.quota_gpus * WHOLE_GPU_MILLI
+
+    def guarantor(self, tenant: str) -> Tenant | None:
+        """Whose quota it lives by: the nearest of the tenant and its ancestors that has one."""
         for ancestor in reversed(self.lineage(tenant)):
             if ancestor.quota_gpus:
-                account = self.sums.get(ancestor.name)
-                held = account.gpu_milli if account is not None else 0
-                return held + gpu_milli <= ancestor.quota_gpus * WHOLE_GPU_MILLI
-        return False
+                return ancestor
+        return None
 
 
 def share_of(demand: Demand, share_milli: int, totals: Kind) -> int:

@@ -7,11 +7,12 @@ from shoal.model.node import NodeHealth
 
 
 def next_wake(round_: Round) -> int | None:
-    """The earliest of: more work now, a retry, a time limit, a node that has been silent."""
+    """The earliest of: more work now, a retry, a time limit, a node that has been silent, a job
+    that has run long enough to be stopped, moved or grown."""
     state, policy, now_ms = round_.state, round_.policy, round_.now_ms
     if round_.more:
         return now_ms
-    times = []
+    times = [] if round_.again_ms is None else [round_.again_ms]
     if state.queue.delayed:
         times.append(state.queue.delayed[0][0])
     if state.limits:

@@ -68,12 +68,12 @@ def _try_move(
             return None
         given = slices(state, plan, gang.demand)
         for slice_ in given:
-            state.change(slice_, -1)
+            state.change(slice_, -1, exclusive=gang.whole_nodes)
         moved = gang_of(victim.job)._replace(members=len(victim.job.members))
         place = fit(state, moved)
         new = slices(state, place, moved.demand) if place is not None else None
         for slice_ in given:
-            state.change(slice_, +1)
+            state.change(slice_, +1, exclusive=gang.whole_nodes)
         return (given, new) if new is not None else None
 
 

@@ -31,7 +31,7 @@ def grow(round_: Round) -> None:
     state, now_ms = round_.state, round_.now_ms
     for job_id in state.elastic:
         job = state.jobs[job_id]
-        if job.phase is not Phase.RUNNING or not _worth_a_restart(state, job, now_ms):
+        if job.phase is not Phase.RUNNING or not _worth_a_restart(round_, job):
             continue
         gang = gang_of(job)
         more = room_for(state.cluster, gang, job.spec.members_max - len(job.members))
@@ -50,16 +50,20 @@ def grow(round_: Round) -> None:
         return
 
 
-def _worth_a_restart(state: State, job: Job, now_ms: int) -> bool:
+def _worth_a_restart(round_: Round, job: Job) -> bool:
     """It saves its work, has run for a while at this size, and has not reached its most. What
     is free may be neither near enough nor enough per node for a gang that insists on these."""
     insists = job.spec.within_required and job.spec.within is not Within.ANYWHERE
-    return (
-        job.spec.checkpoint_ms > 0
-        and not insists
-        and not job.spec.members_per_node
-        and job.running_ms is not None
-        and now_ms - job.running_ms >= state.policy.run_ms_min
-        and len(job.members) < job.spec.members_max
-        and not any(member.over for member in job.members)
-    )
+    if (
+        insists
+        or job.spec.members_per_node
+        or not job.spec.checkpoint_ms
+        or job.running_ms is None
+        or len(job.members) >= job.spec.members_max
+        or any(member.over for member in job.members)
+    ):
+        return False
+    ripe_ms = job.running_ms + round_.policy.run_ms_min
+    if round_.now_ms < ripe_ms:
+        round_.look_again(ripe_ms)
+    return round_.now_ms >= ripe_ms

@@ -33,7 +33,9 @@ class Ordering(NamedTuple):
 
 def ran_ms(job: Job, now_ms: int) -> int:
     """How long it has run, in this attempt and in what is kept of earlier ones."""
-    return job.attained_ms + (now_ms - job.running_ms if job.running_ms is not None else 0)
+    if job.running_ms is None or not job.active:
+        return job.attained_ms
+    return job.attained_ms + now_ms - job.running_ms
 
 
 def gpus_of(job: Job) -> int:

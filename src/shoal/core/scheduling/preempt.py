@@ -2,10 +2,11 @@
 
 No ping-pong. Every job has an entitlement, (borrowed, -priority) with `borrowed` false for what a
 tenant holds within its quota, and under the `rank` rule its place in line after that. A victim's
-is strictly worse than that of the job it makes room for, and while it waits it does not get
-better at the cost of that job: a preempted job can therefore not preempt the one that preempted
-it. Each victim has also run for the policy's minimum, so even a chain of ever more entitled jobs
-lets everybody work in between.
+is strictly worse than that of the job it makes room for. A job that started within the quota
+stays within it while it runs, and no more is taken from a tenant than it has borrowed: so a
+victim is no more entitled when it waits than it was when it ran, unless others of its tenant end
+meanwhile, and cannot preempt the job that preempted it. Each victim has also run for the policy's
+minimum, so even a chain of ever more entitled jobs lets everybody work in between.
 """
 
 from __future__ import annotations
@@ -43,7 +44,7 @@ def preempt(round_: Round, job: Job) -> bool:
     candidates = _candidates(round_, job, gang)
     if not candidates:
         return False
-    found = _try_out(state, gang, candidates)
+    found = _try_out(round_, job, gang, candidates)
     if found is None:
         return False
     victims, plan = found
@@ -63,6 +64,7 @@ def _candidates(round_: Round, job: Job, gang: Gang) -> list[Victim]:
         if other.phase is not Phase.RUNNING or other.running_ms is None:
             continue
         if now_ms - other.running_ms < state.policy.run_ms_min:
+            round_.look_again(other.running_ms + state.policy.run_ms_min)
             continue
         if any(member.over for member in other.members):
             continue  # it is about to end anyway
@@ -76,9 +78,14 @@ def _candidates(round_: Round, job: Job, gang: Gang) -> list[Victim]:
     return [victim for _, victim in found[:VICTIMS_MAX]]
 
 
-def _entitlement(state: State, job: Job, now_ms: int, *, holding: bool) -> tuple[float, ...]:
-    more = 0 if holding else gpu_milli_of(job)
-    borrowed = not state.accounts.within_quota(job.spec.tenant, more)
+def _entitlement(
+    state: State, job: Job, now_ms: int, *, holding: bool, freed_milli: int = 0
+) -> tuple[float, ...]:
+    """`freed_milli`: so much of what its tenant holds is as good as taken from it."""
+    if holding:
+        borrowed = job.borrowed and not state.accounts.within_quota(job.spec.tenant, -freed_milli)
+    else:
+        borrowed = not state.accounts.within_quota(job.spec.tenant, gpu_milli_of(job))
     if state.policy.preempt is not Preempt.RANK:
         return (borrowed, -job.spec.priority)
     ordering = ORDERINGS[state.policy.order]
@@ -105,13 +112,24 @@ def victim_of(job: Job, now_ms: int, *, whole: bool = False) -> Victim:
 
 
 def _try_out(
-    state: State, gang: Gang, candidates: list[Victim]
+    round_: Round, job: Job, gang: Gang, candidates: list[Victim]
 ) -> tuple[list[Victim], Plan] | None:
     """Take victims away in turn until the gang fits, then put back, in reverse, those that were
     not needed after all. The state is as it was when this returns."""
+    state, now_ms = round_.state, round_.now_ms
+    mine = _entitlement(state, job, now_ms, holding=False)
+    freed_milli: dict[str, int] = {}  # by whose quota it is
     with Overlay(state) as overlay:
         taken: list[Victim] = []
         for victim in candidates:
+            guarantor = state.accounts.guarantor(victim.job.spec.tenant)
+            if guarantor is not None:
+                freed = freed_milli.get(guarantor.name, 0)
+                if mine >= _entitlement(state, victim.job, now_ms, holding=True, freed_milli=freed):
+                    continue  # what is left to its tenant is within the quota
+                freed_milli[guarantor.name] = freed + sum(
+                    len(slice_.gpus) * slice_.gpu_milli for slice_ in victim.given_up
+                )
             overlay.give_back(victim)
             taken.append(victim)
             if fit(state, gang) is not None:
