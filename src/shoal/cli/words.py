@@ -123,10 +123,8 @@ def exit_text(code: int) -> str:
 def start_text(early_ms: int | None, late_ms: int | None, now_ms: int) -> str:
     """When a waiting job will probably start, as far as anybody can tell."""
     if early_ms is None or late_ms is None:
-        return (
-            "nobody knows when it starts; time limits and estimates (--time-limit, --estimate) "
-            "of the jobs ahead tell, and so do earlier runs of the like"
-        )
+        hint = "a --time-limit or --estimate of the jobs ahead, or earlier runs, would tell"
+        return f"nobody knows when it starts; {hint}"
     if late_ms - now_ms < SOON_MS:
         return "it will probably start any moment"
     return f"it will probably start {_span_text(max(0, early_ms - now_ms), late_ms - now_ms)}"
