@@ -43,9 +43,10 @@ def test_what_is_shown_is_a_file_that_says_the_same(shoal: Shoal, tmp_path: Path
 def test_a_difference_is_told_field_by_field(shoal: Shoal) -> None:
     lines = shoal("policy", "diff", "fifo", "backfill").out.splitlines()
     assert lines[0].split() == ["FIELD", "fifo", "backfill"]
-    assert ["patience", "0s", "10m"] in [line.split() for line in lines]
+    assert ["name", "fifo", "backfill"] in [line.split() for line in lines]
     rows = json.loads(shoal("policy", "diff", "fifo", "backfill", "--json").out)
-    assert {"field": "reservations", "from": "0", "to": "4"} in rows
+    wanted = [str(SHIPPED[name].reservations) for name in ("fifo", "backfill")]
+    assert {"field": "reservations", "from": wanted[0], "to": wanted[1]} in rows
 
 
 def test_a_good_file_is_told_in_a_line_and_a_bad_one_is_refused(

@@ -71,6 +71,10 @@ SENTENCES: list[tuple[Event, str]] = [
         "j1 has a reservation: n1, n2 in 1m 0s",
     ),
     (
+        JobReserved(at_ms=1000, job="j1", start_ms=None, nodes=("n1",), why=""),
+        "j1 has a reservation: n1, when what runs there ends",
+    ),
+    (
         JobReserved(at_ms=1000, job="j1", start_ms=1000, nodes=("n1",), why=""),
         "j1 has a reservation: n1 at once",
     ),

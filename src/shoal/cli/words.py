@@ -165,9 +165,7 @@ def _about_job(event: JobHappening) -> str:
         case JobPlaced():
             return f"placed{_try(event.attempt)}: {event.why or _nodes(_on(event.slices))}"
         case JobReserved():
-            wait_ms = event.start_ms - event.at_ms
-            when = f"in {duration_text(wait_ms)}" if wait_ms > 0 else "at once"
-            return f"has a reservation: {event.why or f'{_nodes(event.nodes)} {when}'}"
+            return f"has a reservation: {event.why or _reserved(event)}"
         case JobClaimed():
             return f"has a claim on {_nodes(_on(event.slices))}{_because(event.why)}"
         case JobUnclaimed():
@@ -242,6 +240,14 @@ def _members(numbers: tuple[int, ...]) -> str:
     named = ", ".join(str(number) for number in numbers[:NODES_NAMED_MAX])
     more = f" and {len(numbers) - NODES_NAMED_MAX} more" if len(numbers) > NODES_NAMED_MAX else ""
     return f"members {named}{more}"
+
+
+def _reserved(event: JobReserved) -> str:
+    if event.start_ms is None:
+        return f"{_nodes(event.nodes)}, when what runs there ends"
+    wait_ms = event.start_ms - event.at_ms
+    when = f"in {duration_text(wait_ms)}" if wait_ms > 0 else "at once"
+    return f"{_nodes(event.nodes)} {when}"
 
 
 def _on(slices: tuple[Slice, ...]) -> tuple[str, ...]:
