@@ -4,11 +4,13 @@ run, and stop when they are told to. Every step is checked."""
 from __future__ import annotations
 
 import heapq
+import random
 from typing import Any
 
 import msgspec
 
 from shoal.core.nodebook import NodeBook
+from shoal.core.policies import SHIPPED
 from shoal.model.commands import Launch
 from shoal.model.events import (
     Event,
@@ -21,9 +23,9 @@ from shoal.model.events import (
 )
 from shoal.model.job import MemberRef, StopCause
 from shoal.model.node import NodeSpec
-from shoal.model.policy import Policy
+from shoal.model.policy import Policy, Preempt, Tenant
 from shoal.model.report import Accepted, Submit
-from tests.core.build import Cluster, job_spec
+from tests.core.build import Cluster, job_spec, node_spec
 
 NEVER_MS = 10**11  # nobody is silent here
 TERMINATED_CODE = 143
@@ -150,3 +152,52 @@ def claims(log: list[Event]) -> dict[str, list[str]]:
         ):
             found[event.job][-1] = "placed" if isinstance(event, JobPlaced) else "given up"
     return found
+
+
+def random_history(seed: int, policy: Policy) -> Clockwork:
+    """A few nodes and a few jobs of all kinds, some of which may be stopped, shrink or grow."""
+    rng = random.Random(seed)
+    sizes = [rng.choice((2, 4)) for _ in range(rng.randint(1, 3))]
+    nodes = [node_spec(f"n{number}", gpus=gpus) for number, gpus in enumerate(sizes)]
+    cluster = Clockwork(policy, *nodes, stop_ms=rng.choice((0, 0, 300)))
+    for _ in range(rng.randint(4, 16)):
+        gpus, members = rng.choice((0, 1, 1, 2)), rng.choice((1, 1, 2, 3))
+        if gpus:
+            members = min(members, sum(size // gpus for size in sizes))
+        cluster.plan(
+            1_000 + rng.randrange(40_000),
+            rng.choice((500, 5_000, 20_000)),
+            gpus=gpus,
+            members=members,
+            members_max=rng.choice((0, 0, members + 2)),
+            cpu_milli=rng.choice((0, 1_000)),
+            priority=rng.choice((0, 0, 5, 10)),
+            tenant=rng.choice("abc"),
+            preemptible=rng.random() < 0.7,
+            checkpoint_ms=rng.choice((0, 1_000)),
+            estimate_ms=rng.choice((0, 500, 5_000, 20_000)),
+        )
+    cluster.go_on()
+    return cluster
+
+
+TREES: tuple[tuple[Tenant, ...], ...] = (
+    (),
+    (Tenant(name="a", quota_gpus=2),),
+    (Tenant(name="a", quota_gpus=2), Tenant(name="b", quota_gpus=2, weight=2)),
+    (
+        Tenant(name="z", quota_gpus=3),
+        Tenant(name="a", parent="z"),
+        Tenant(name="b", parent="z", quota_gpus=1),
+    ),
+)
+
+
+def random_policy(seed: int) -> Policy:
+    rng = random.Random(f"policy {seed}")
+    return msgspec.structs.replace(
+        rng.choice([p for p in SHIPPED.values() if p.preempt is not Preempt.NEVER]),
+        tenants=rng.choice(TREES),
+        run_ms_min=rng.choice((0, 500, 3_000)),
+        move_cost_ms=rng.choice((0, 60_000)),
+    )

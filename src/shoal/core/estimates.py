@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from shoal.model.job import Job
 
-# Four buckets an octave: an expectation is at most a fifth too long by rounding.
+# Four buckets an octave: an expectation is at most a quarter too long by rounding.
 BUCKETS_PER_OCTAVE = 4
 BUCKETS_MAX = 40 * BUCKETS_PER_OCTAVE
 GROUPS_MAX = 4096  # the group that learned longest ago makes room
@@ -38,15 +38,12 @@ class Estimates:
         return None
 
 
-def _keys(job: Job) -> tuple[str, str, str, str]:
+def _keys(job: Job) -> tuple[str, ...]:
+    """A job without a name learns once for all that have none, and not twice."""
     spec = job.spec
     shape = f"{spec.members}x{spec.gpus}"
-    return (
-        f"{spec.tenant}/{spec.name or ''}/{shape}",
-        f"{spec.tenant}//{shape}",
-        f"//{shape}",
-        "//",
-    )
+    fine = (f"{spec.tenant}/{spec.name}/{shape}",) if spec.name else ()
+    return (*fine, f"{spec.tenant}//{shape}", f"//{shape}", "//")
 
 
 def _bucket(ms: int) -> int:

@@ -85,12 +85,25 @@ def _entitlement(
     if holding:
         borrowed = job.borrowed and not state.accounts.within_quota(job.spec.tenant, -freed_milli)
     else:
-        borrowed = not state.accounts.within_quota(job.spec.tenant, gpu_milli_of(job))
+        more = gpu_milli_of(job) + _claimed_milli(state, job.spec.tenant)
+        borrowed = not state.accounts.within_quota(job.spec.tenant, more)
     if state.policy.preempt is not Preempt.RANK:
         return (borrowed, -job.spec.priority)
     ordering = ORDERINGS[state.policy.order]
     tenant = ordering.tenant(state, job.spec.tenant, now_ms)
     return (borrowed, -job.spec.priority, *tenant, ordering.job_now(job, now_ms))
+
+
+def _claimed_milli(state: State, tenant: str) -> int:
+    """What others who live by the same quota will hold as soon as it is free."""
+    guarantor = state.accounts.guarantor(tenant)
+    return sum(
+        len(slice_.gpus) * slice_.gpu_milli
+        for job_id, given in state.claims.items()
+        if state.jobs[job_id].phase is Phase.WAITING
+        and state.accounts.guarantor(state.jobs[job_id].spec.tenant) == guarantor
+        for slice_ in given
+    )
 
 
 def _of_use(state: State, victim: Job, gang: Gang) -> bool:
