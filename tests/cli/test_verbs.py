@@ -173,6 +173,40 @@ def test_ps_shows_what_lives_and_with_all_what_is_over(live_shoal: Shoal, cluste
     assert cluster.wait(running) == "cancelled"
 
 
+def test_an_elastic_gang_is_shown_and_heard_whole(live_shoal: Shoal, cluster: Live) -> None:
+    script = "echo rank $RANK of $WORLD_SIZE; sleep 60"
+    job = live_shoal(
+        "run", "-n", "2..3", "-g", "8", "--tenant", "lab", "--", "sh", "-c", script
+    ).out.strip()
+    cluster.wait(job, "running")
+    lines = {line.split()[0]: line.split() for line in live_shoal("ps").out.splitlines()}
+    assert lines["ID"][2] == "TENANT"
+    assert lines[job][2:4] == ["lab", "running"]
+    assert "3/2..3x8" in lines[job]
+    assert eventually(
+        lambda: (
+            sorted(live_shoal("logs", job).out.splitlines())
+            == [f"[{rank}] rank {rank} of 3" for rank in range(3)]
+        )
+    )
+    assert_one_clear_line(live_shoal("logs", job, "-m", "3"))
+    cluster.client.cancel(job)
+    cluster.wait(job)
+
+
+def test_a_share_of_a_gpu_is_shown(live_shoal: Shoal, cluster: Live) -> None:
+    jobs = [live_shoal("run", "-g", "0.25", "--", "sleep", "60").out.strip() for _ in range(2)]
+    for job in jobs:
+        cluster.wait(job, "running")
+    lines = {line.split()[0]: line.split() for line in live_shoal("ps").out.splitlines()}
+    assert "1x0.25" in lines[jobs[0]]
+    assert "0.5/8" in live_shoal("nodes").out
+    assert sum(node["gpus_free"] for node in json.loads(live_shoal("nodes", "--json").out)) == 31
+    for job in jobs:
+        cluster.client.cancel(job)
+        cluster.wait(job)
+
+
 def test_why_tells_the_reason_and_the_history(live_shoal: Shoal, cluster: Live) -> None:
     job = cluster.run("exit 5")
     cluster.wait(job)

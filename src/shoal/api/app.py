@@ -196,8 +196,8 @@ class Jobs(Controller):
         wait_s: WaitS = 0,
     ) -> LogView:
         job = _job(loop, job_id)
-        if member >= job.spec.members:
-            last = job.spec.members - 1
+        last = max(job.spec.members, job.spec.members_max) - 1
+        if member > last:
             raise Refusal(422, f"{job.id} has members 0 to {last}", "member")
         if attempt > job.attempt:
             raise Refusal(422, f"{job.id} has had {job.attempt} attempts", "attempt")
@@ -271,13 +271,18 @@ def _reached(job: Job, goal: str) -> bool:
     return goal == "running" and job.phase is Phase.RUNNING
 
 
+def _member_over(job: Job, member: int) -> bool:
+    """An elastic gang may be smaller now than the member's number."""
+    return member >= len(job.members) or job.members[member].over
+
+
 def _log(loop: ControlLoop, job: Job, attempt: int, member: int, offset: int) -> LogView:
     # Whether more can come is asked before reading, so that nothing falls between.
     over = (
         job.phase is Phase.FINISHED
         or attempt < job.attempt
         or (job.phase is Phase.WAITING and attempt > 0)
-        or (attempt == job.attempt and bool(job.members) and job.members[member].over)
+        or (attempt == job.attempt and bool(job.members) and _member_over(job, member))
     )
     ref = MemberRef(job.id, attempt, member)
     start, data, size = loop.logs.read(ref, offset)

@@ -55,7 +55,7 @@ def logs(
         view = steady(lambda client: reach.found(client, asked, lambda c: c.job(asked)))
         if attempt is not None and attempt > view.attempt:
             _refuse_attempt(view)
-        members = pick_members(member, view.members)
+        members = pick_members(member, max(view.members, view.members_max))
         out = make_output(prefixed=len(members) > 1, json=json)
         if follow and attempt is None:
             _follow(steady, asked, members, out, tail)

@@ -25,8 +25,8 @@ GPU_CELLS_MAX = 16
 def nodes(json: JsonOption = False, home: HomeOption = DEFAULT_HOME) -> None:
     """List the nodes and what is in use on them.
 
-    GPUS, CPUS and MEMORY are used/total; a GPU of which a part is used counts
-    as used. A node that is not ready says why.
+    GPUS, CPUS and MEMORY are used/total; 1.5 GPUs used may be three halves of
+    three. A node that is not ready says why.
 
     Examples:
       shoal nodes
@@ -135,13 +135,13 @@ def _cells(view: NodeView, models: bool) -> list[str | Cell]:
     from shoal.cli.units import memory_text
     from shoal.model.resources import cpus_text
 
-    used = view.gpus - view.gpus_free
+    used = view.gpus - view.gpu_milli_free / 1000
     cpus = cpus_text(view.cpu_milli - view.cpu_milli_free)
     memory = memory_text(view.memory_mb - view.memory_mb_free)
-    gpus = Cell(f"{used}/{view.gpus}", "green" if used else "dim")
+    gpus = Cell(f"{used:g}/{view.gpus}", "green" if used else "dim")
     if view.gpus:
         cells = bar(used, view.gpus, min(view.gpus, GPU_CELLS_MAX))
-        gpus = gpus._replace(pretty=f"{cells} {used}/{view.gpus}")
+        gpus = gpus._replace(pretty=f"{cells} {used:g}/{view.gpus}")
     jobs = ",".join(view.jobs)
     if view.health != "ready" and view.why:
         jobs = f"{jobs} ({view.why})".strip()

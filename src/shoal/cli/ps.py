@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from shoal.model.views import JobRow
 
 LIMIT_MAX = 10_000
+WHOLE = 1000  # thousandths of a GPU
 
 
 def ps(
@@ -33,7 +34,8 @@ def ps(
 
     Live jobs come in the order of the queue. TIME is how long a job has been
     running, or waiting, or took; TRY counts its attempts; SHAPE is members x
-    GPUs of each.
+    GPUs of each, as in 4x8, 1x0.5 of one, 1x20G of its memory, or 3/2..8x1
+    of an elastic gang that has 3 members now.
 
     Examples:
       shoal ps                  what runs and what waits
@@ -61,6 +63,9 @@ def ps(
 
 def print_jobs(rows: list[JobRow], now_ms: int) -> None:
     from shoal.cli.show import Column, at_terminal, line, table
+    from shoal.model.job import DEFAULT_TENANT
+
+    tenants = any(row.tenant != DEFAULT_TENANT for row in rows)
 
     columns = [
         Column("ID"),
@@ -72,26 +77,48 @@ def print_jobs(rows: list[JobRow], now_ms: int) -> None:
         Column("TIME", right=True),
         Column("COMMAND", flexible=True),
     ]
-    table(columns, [_cells(row, now_ms) for row in rows])
+    if tenants:
+        columns.insert(2, Column("TENANT"))
+    table(columns, [_cells(row, now_ms, tenants) for row in rows])
     first = next((row for row in rows if row.state == "waiting"), None)
     if first is not None and at_terminal():
         line(f"{first.id} waits: {first.why}", "yellow dim")
 
 
-def _cells(row: JobRow, now_ms: int) -> list[str | Cell]:
+def _cells(row: JobRow, now_ms: int, tenants: bool) -> list[str | Cell]:
     from shoal.cli.show import Cell, state_cell
     from shoal.cli.units import duration_text
 
-    return [
+    cells: list[str | Cell] = [
         Cell(row.id, "bold"),
         row.name,
         state_cell(row.state),
         Cell(str(row.attempt or ""), "yellow" if row.attempt > 1 else "dim"),
-        f"{row.members}x{row.gpus}",
+        shape_text(row),
         nodes_text(row.nodes),
         Cell(duration_text(elapsed_ms(row, now_ms)), "dim"),
         row.command,
     ]
+    if tenants:
+        cells.insert(2, row.tenant)
+    return cells
+
+
+def shape_text(row: JobRow) -> str:
+    """Members x GPUs of each: '4x8', '2x0.5', '1x20G', '3/2..8x1' of an elastic gang of 3 now."""
+    members = str(row.members)
+    if row.members_max > row.members:
+        members = f"{row.size}/" if row.size else ""
+        members += f"{row.members}..{row.members_max}"
+    return f"{members}x{gpus_text(row)}"
+
+
+def gpus_text(row: JobRow) -> str:
+    from shoal.cli.units import memory_text
+
+    if not row.gpus or row.gpu_milli == WHOLE:
+        return str(row.gpus)
+    return f"{row.gpu_milli / WHOLE:g}" if row.gpu_milli else memory_text(row.gpu_memory_mb)
 
 
 def nodes_text(nodes: list[str]) -> str:

@@ -247,8 +247,8 @@ def _wait(view: JobView, home: Path, json: bool) -> int:
                 end = wait_for_end(steady, view.id)
                 show.as_json(end)
             else:
-                members = list(range(view.members))
-                out = make_output(prefixed=view.members > 1, json=False)
+                members = list(range(max(view.members, view.members_max)))
+                out = make_output(prefixed=len(members) > 1, json=False)
                 end = follow(steady, view.id, members, out, from_attempt=1)
     except KeyboardInterrupt:
         return _detach(view.id, home)

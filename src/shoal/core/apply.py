@@ -90,13 +90,17 @@ def _job_placed(state: State, event: JobPlaced) -> None:
     state.next_port += 1
     state.hold(job)
     _account(state, job, len(job.members), event.at_ms, entering=True)
+    job.borrowed = not state.accounts.within_quota(job.spec.tenant, 0)
 
 
 def _job_reserved(state: State, event: JobReserved) -> None:
     nodes = tuple(sorted(state.nodes[node].index for node in event.nodes))
     before = state.reservations.get(event.job)
-    first_ms = before.first_start_ms if before is not None else event.start_ms
-    state.reservations[event.job] = Reservation(event.start_ms, nodes, event.at_ms, first_ms)
+    promised_ms = event.at_ms if event.start_ms is None else event.start_ms
+    if before is not None:
+        promised_ms = before.promised_ms
+    reservation = Reservation(event.start_ms, nodes, event.at_ms, promised_ms)
+    state.reservations[event.job] = reservation
 
 
 def _job_claimed(state: State, event: JobClaimed) -> None:
@@ -168,7 +172,8 @@ def _job_stopping(state: State, event: JobStopping) -> None:
 def _job_requeued(state: State, event: JobRequeued) -> None:
     job = state.jobs[event.job]
     state.let_go(job)
-    job.attained_ms += kept_ms(job, event.cause, event.at_ms)
+    job.kept_ms = kept_ms(job, event.cause, event.at_ms)
+    job.attained_ms += job.kept_ms
     job.phase = Phase.WAITING
     job.not_before_ms = event.not_before_ms
     job.stop_cause = None
@@ -193,6 +198,9 @@ def _job_adopted(state: State, event: JobAdopted) -> None:
         member.status = MemberStatus.ALIVE
     state.hold(job)
     _account(state, job, len(job.members), event.at_ms)
+    job.borrowed = not state.accounts.within_quota(job.spec.tenant, 0)
+    job.attained_ms -= job.kept_ms  # the attempt was not over after all
+    job.kept_ms = 0
     job.phase = Phase.RUNNING
     job.not_before_ms = 0
     if job.running_ms is None:

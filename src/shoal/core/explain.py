@@ -74,9 +74,11 @@ def held_when_empty(state: State, gang: Gang, *, open_only: bool) -> int:
 
 
 def holds_queue(state: State, job: Job, policy: Policy, now_ms: int) -> bool:
-    """Has this blocked job waited so long that nobody may overtake it any more? Only if the
-    nodes that are open could hold it: a job that waits for a node to return holds up nobody."""
-    if now_ms - job.submitted_ms < policy.patience_ms:
+    """Has this job been blocked at the front of the queue for so long, or is so much later than
+    it was promised, that nobody may overtake it any more? Only if the nodes that are open could
+    hold it: a job that waits for a node to return holds up nobody."""
+    held = state.reservations.get(job.id)
+    if held is None or now_ms - held.promised_ms < policy.patience_ms:
         return False
     return could_ever(state, gang_of(job))
 
@@ -147,7 +149,8 @@ def _set_aside(state: State, job: Job, now_ms: int) -> str:
         )
     if not avoid or fit(state, gang_of(job), avoid) is not None:
         return ""
-    soonest_s = (min(state.reservations[other].start_ms for other in ahead) - now_ms) / 1000
+    starts_ms = [state.reservations[other].start_ms or now_ms for other in ahead]
+    soonest_s = (min(starts_ms) - now_ms) / 1000
     expected = run_ms(state, job, SAFE)
     takes = "nobody knows how long it runs"
     if expected is not None:

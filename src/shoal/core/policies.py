@@ -8,7 +8,7 @@ SHIPPED: dict[str, Policy] = {
     policy.name: policy
     for policy in (
         # First come, first served: nobody overtakes, nobody is stopped for another.
-        Policy(name="fifo", order="fifo", preempt=Preempt.NEVER, reservations=0, patience_ms=0),
+        Policy(name="fifo", order="fifo", preempt=Preempt.NEVER, reservations=1, patience_ms=0),
         # The same order, but gaps are filled as long as that delays nobody at the front.
         Policy(name="backfill", order="fifo", preempt=Preempt.NEVER, reservations=4),
         # Tenants share by quota and weight; gaps are filled; priority and quota preempt.

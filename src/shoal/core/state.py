@@ -40,12 +40,12 @@ class Node(msgspec.Struct, kw_only=True):
 
 
 class Reservation(msgspec.Struct, frozen=True):
-    """Nodes, by index in ascending order, that are set aside for a blocked job."""
+    """Nodes, by index in ascending order, that are set aside for a job at the front."""
 
-    start_ms: int
+    start_ms: int | None
     nodes: tuple[int, ...]
     made_ms: int
-    first_start_ms: int  # as it was promised at first
+    promised_ms: int  # its first start time, or when it came to the front if none was known
 
 
 class Snapshot(msgspec.Struct, frozen=True, kw_only=True):
@@ -154,6 +154,8 @@ class State:
         """From now on; the queue is put into the policy's order."""
         self.policy = policy
         self.accounts.obey(policy)
+        for job in self.jobs.values():
+            job.borrowed = job.active and not self.accounts.within_quota(job.spec.tenant, 0)
         waiting = [
             job
             for job in self.jobs.values()

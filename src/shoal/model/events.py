@@ -45,9 +45,10 @@ class JobPlaced(JobEvent, frozen=True, kw_only=True):
 
 
 class JobReserved(JobEvent, frozen=True, kw_only=True):
-    """The job is blocked; these nodes are set aside for it from about `start_ms` on."""
+    """The job is blocked at the front of the queue; these nodes are set aside for it from about
+    `start_ms` on. None: it is not known when what runs will end."""
 
-    start_ms: int
+    start_ms: int | None
     nodes: tuple[str, ...]
     why: str
 

@@ -39,7 +39,8 @@ class Policy(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     preempt: Preempt = Preempt.PRIORITY
     # Blocked jobs, from the front of the queue, for which room is set aside in time.
     reservations: Annotated[int, msgspec.Meta(ge=0, le=64)] = 2
-    # A blocked job may be overtaken by jobs behind it for this long; then the queue is held for it.
+    # A blocked job at the front may be overtaken for this long, from when it came there or from
+    # when it was promised to start; then the queue is held for it.
     patience_ms: Count = 600_000
     # Usage of an hour ago counts half of usage now, by default of a week's half-life.
     half_life_ms: Annotated[int, msgspec.Meta(ge=1)] = 7 * 24 * 3_600_000

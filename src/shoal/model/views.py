@@ -14,8 +14,13 @@ class JobRow(msgspec.Struct, kw_only=True):
     id: str
     name: str
     state: str
+    tenant: str
     members: int
+    members_max: int  # 0: not elastic
+    size: int  # members of the attempt that lives now, else 0
     gpus: int  # per member
+    gpu_milli: int  # of each, in thousandths; 0: as much as `gpu_memory_mb` of its memory is
+    gpu_memory_mb: int
     priority: int
     attempt: int
     nodes: list[str]
@@ -60,8 +65,10 @@ class NodeView(msgspec.Struct, kw_only=True):
     address: str
     incarnation: int
     gpu_model: str
+    gpu_memory_mb: int  # of each GPU; 0: not known
     gpus: int
-    gpus_free: int
+    gpus_free: int  # wholly
+    gpu_milli_free: int  # with what is left of shared ones
     cpu_milli: int
     cpu_milli_free: int
     memory_mb: int

@@ -33,40 +33,47 @@ class Opening(NamedTuple):
 
 
 def reserve(round_: Round, job: Job) -> None:
-    """Keep the reservation of a blocked job, or make one, if it is known when others end."""
+    """Keep the reservation of a job at the front, or make one, or make it anew if it came to
+    nothing. If nobody knows when what runs will end, it says at least since when it is in front."""
     state, now_ms = round_.state, round_.now_ms
     held = state.reservations.get(job.id)
-    if held is not None and (now_ms < held.start_ms or now_ms - held.made_ms < RENEW_AFTER_MS):
+    if held is not None and held.start_ms is not None and now_ms < held.start_ms:
         return
-    if now_ms - state.looked_ms.get(job.id, -RENEW_AFTER_MS) < RENEW_AFTER_MS:
+    if now_ms - state.looked_ms.get(job.id, now_ms - RENEW_AFTER_MS) < RENEW_AFTER_MS:
         return
     state.looked_ms[job.id] = now_ms
     opening = first_opening(state, gang_of(job), now_ms, TYPICAL)
-    if opening is not None:
-        names = tuple(state.order[index].id for index in opening.nodes)
-        wait_s = (opening.start_ms - now_ms) / 1000
-        shown = ", ".join(names[:5]) + (f" and {len(names) - 5} more" if len(names) > 5 else "")
-        round_.emit(
-            JobReserved(
-                at_ms=now_ms,
-                job=job.id,
-                start_ms=opening.start_ms,
-                nodes=names,
-                why=f"expected to start in {wait_s:.0f} s on {shown}, when what runs there ends",
-            )
-        )
+    if opening is None:
+        if held is None:
+            _emit(round_, job, None, (), "first in line; nobody knows when what runs will end")
+        return
+    names = tuple(state.order[index].id for index in opening.nodes)
+    shown = ", ".join(names[:5]) + (f" and {len(names) - 5} more" if len(names) > 5 else "")
+    wait_s = (opening.start_ms - now_ms) / 1000
+    why = f"expected to start in {wait_s:.0f} s on {shown}, when what runs there ends"
+    _emit(round_, job, opening.start_ms, names, why)
+
+
+def _emit(round_: Round, job: Job, start_ms: int | None, nodes: tuple[str, ...], why: str) -> None:
+    round_.emit(
+        JobReserved(at_ms=round_.now_ms, job=job.id, start_ms=start_ms, nodes=nodes, why=why)
+    )
 
 
 def nodes_to_avoid(state: State, job: Job, ahead: Iterable[str], now_ms: int) -> set[int]:
     """Nodes set aside for jobs ahead of this one at a time when it would still be running."""
-    reservations = [state.reservations[other] for other in ahead if other in state.reservations]
+    reservations = [
+        held
+        for other in ahead
+        if (held := state.reservations.get(other)) is not None and held.start_ms is not None
+    ]
     if not reservations:
         return set()
     expected = run_ms(state, job, SAFE)
     end_ms = None if expected is None else now_ms + expected - job.attained_ms
     avoid: set[int] = set()
     for reservation in reservations:
-        if end_ms is None or end_ms > reservation.start_ms:
+        if end_ms is None or end_ms > (reservation.start_ms or 0):
             avoid.update(reservation.nodes)
     return avoid
 

@@ -30,6 +30,7 @@ def schedule(round_: Round) -> None:
     walk = Walk(state, round_.now_ms)
     budget = policy.placements_per_step_max
     ahead: list[str] = []  # blocked jobs for which room is set aside
+    tried = 0
     while (head := walk.next()) is not None:
         job, lane = head
         if _place_one(round_, lane, ahead):
@@ -38,22 +39,22 @@ def schedule(round_: Round) -> None:
             if not budget:
                 round_.more = True
                 return
-        elif _make_room(round_, job, ahead):
             continue
-        elif holds_queue(state, job, policy, round_.now_ms):
-            return
-        elif len(ahead) < policy.reservations and could_ever(state, lane.gang):
+        tried += 1
+        if tried <= PREEMPTORS_MAX and _make_room(round_, job, tried):
+            continue
+        if len(ahead) < policy.reservations and could_ever(state, lane.gang):
             reserve(round_, job)
             ahead.append(job.id)
+        if holds_queue(state, job, policy, round_.now_ms):
+            return
     if not state.queue.size:
         grow(round_)
 
 
-def _make_room(round_: Round, job: Job, ahead: list[str]) -> bool:
+def _make_room(round_: Round, job: Job, tried: int) -> bool:
     """Others are stopped or moved for it; it has a claim now and starts when they are gone."""
-    if len(ahead) < PREEMPTORS_MAX and preempt(round_, job):
-        return True
-    return not ahead and defragment(round_, job)
+    return preempt(round_, job) or (tried == 1 and defragment(round_, job))
 
 
 def _place_one(round_: Round, lane: Lane, ahead: list[str]) -> bool:
@@ -89,7 +90,7 @@ def _give(round_: Round, job: Job, given: tuple[Slice, ...], where: str) -> None
     promise = round_.state.reservations.get(job.id)
     round_.emit(
         JobPlaced(
-            predicted_ms=promise.first_start_ms if promise is not None else None,
+            predicted_ms=promise.promised_ms if promise is not None else None,
             at_ms=round_.now_ms,
             job=job.id,
             attempt=job.attempt + 1,

@@ -32,7 +32,7 @@ def predict(state: State, job: Job, now_ms: int) -> Prediction | None:
         return None
     early_ms = max(early.start_ms, job.not_before_ms)
     held = state.reservations.get(job.id)
-    if held is not None:
+    if held is not None and held.start_ms is not None:
         early_ms = max(early_ms, min(held.start_ms, late.start_ms))
     ahead_ms = _work_ahead_ms(state, job, now_ms)
     return Prediction(early_ms, max(early_ms, late.start_ms + ahead_ms))

@@ -1,0 +1,134 @@
+"""Room set aside in time: gaps are filled, and nobody at the front starts later for it."""
+
+from __future__ import annotations
+
+import random
+from typing import Any
+
+import msgspec
+import pytest
+
+from shoal.core.policies import SHIPPED
+from shoal.model.events import JobReserved
+from shoal.model.job import Phase
+from shoal.model.policy import Policy, Preempt
+from tests.core.build import Cluster, node_spec
+from tests.core.clockwork import Clockwork
+
+POLICY = Policy(
+    order="fifo",
+    preempt=Preempt.NEVER,
+    reservations=1,
+    patience_ms=10**9,
+    suspect_after_ms=10**9,
+    grace_ms=10**9,
+)
+
+
+def blocked(policy: Policy = POLICY, **more_nodes: int) -> Cluster:
+    """On a, one of two GPUs is busy for ten seconds; j2 waits for both of them."""
+    cluster = Cluster(policy)
+    cluster.join("a", gpus=2)
+    cluster.run(gpus=1, estimate_ms=10_000)
+    for name, gpus in more_nodes.items():
+        cluster.join(name, gpus=gpus)
+    cluster.submit(gpus=2, estimate_ms=10_000)
+    return cluster
+
+
+def where(cluster: Cluster, job_id: str) -> str:
+    job = cluster.job(job_id)
+    return job.members[0].slice.node if job.members else job.phase.value
+
+
+def test_a_blocked_job_is_promised_the_first_moment_at_which_it_fits() -> None:
+    cluster = blocked()
+    (promise,) = (event for event in cluster.log if isinstance(event, JobReserved))
+    assert (promise.job, promise.start_ms, promise.nodes) == ("j2", cluster.now_ms + 10_000, ("a",))
+    cluster.wait(10_000)
+    cluster.end("j1")
+    assert cluster.job("j2").phase is Phase.STARTING
+    assert cluster.state.reservations == {}
+
+
+def test_a_job_that_is_done_in_time_fills_the_gap() -> None:
+    cluster = blocked()
+    assert where(cluster, cluster.submit(gpus=1, estimate_ms=10_000)) == "a"
+
+
+@pytest.mark.parametrize("wish", [{"estimate_ms": 10_001}, {"time_limit_ms": 10_001}, {}])
+def test_a_job_that_is_not_or_of_which_nobody_knows_does_not(wish: dict[str, Any]) -> None:
+    cluster = blocked()
+    assert where(cluster, cluster.submit(gpus=1, **wish)) == "waiting"
+
+
+def test_who_would_take_too_long_goes_where_nothing_is_set_aside() -> None:
+    cluster = blocked(b=1)
+    assert where(cluster, cluster.submit(gpus=1, estimate_ms=99_000)) == "b"
+
+
+def test_the_first_of_its_kind_that_is_done_in_time_goes_before_its_brothers() -> None:
+    cluster = blocked()
+    slow = cluster.submit(gpus=1, estimate_ms=99_000)
+    quick = cluster.submit(gpus=1, estimate_ms=5_000)
+    assert (where(cluster, slow), where(cluster, quick)) == ("waiting", "a")
+
+
+def test_a_time_limit_is_a_promise_that_one_may_rely_on() -> None:
+    cluster = blocked()
+    assert where(cluster, cluster.submit(gpus=1, time_limit_ms=10_000)) == "a"
+
+
+def test_without_reservations_everybody_fills_every_gap() -> None:
+    cluster = blocked()
+    cluster.policy = msgspec.structs.replace(POLICY, reservations=0)
+    assert where(cluster, cluster.submit(gpus=1)) == "a"
+
+
+def test_under_fifo_nobody_overtakes_not_even_into_a_gap() -> None:
+    cluster = blocked(SHIPPED["fifo"], b=1)
+    assert where(cluster, cluster.submit(gpus=1, estimate_ms=1)) == "waiting"
+
+
+def random_queue(seed: int, policy: Policy) -> Clockwork:
+    """Gangs of all shapes whose users know exactly how long they run."""
+    rng = random.Random(seed)
+    sizes = [rng.choice((1, 2, 4)) for _ in range(rng.randint(1, 4))]
+    nodes = [node_spec(f"n{n}", gpus=gpus, place=f"b/r{n % 2}") for n, gpus in enumerate(sizes)]
+    cluster = Clockwork(policy, *nodes)
+    for _ in range(rng.randint(5, 25)):
+        gpus, members = rng.choice((0, 1, 1, 2)), rng.randint(1, 5)
+        while gpus and sum(size // gpus for size in sizes) < members:
+            gpus, members = gpus // 2 or 1, members - 1
+        run_ms = rng.choice((1_000, 7_000, 30_000))
+        cluster.plan(
+            1_000 + rng.randrange(60_000),
+            run_ms,
+            gpus=gpus,
+            gpu_milli=rng.choice((1000, 400)) if gpus == 1 else 1000,
+            cpu_milli=rng.choice((0, 1_000)),
+            members=max(1, members),
+            estimate_ms=run_ms,
+            whole_nodes=False,
+        )
+    cluster.go_on()
+    return cluster
+
+
+@pytest.mark.parametrize("first", range(0, 120, 40))
+def test_with_exact_times_the_first_in_line_starts_no_later_than_it_was_promised(
+    first: int,
+) -> None:
+    """In order of submission and with one reservation: who is promised a start stays first until
+    it has started, and whatever overtakes it is gone by then or elsewhere."""
+    promised = overtaken = 0
+    for seed in range(first, first + 40):
+        cluster = random_queue(seed, POLICY)
+        starts = cluster.starts
+        for job_id, promised_ms in cluster.promises.items():
+            assert starts[job_id] <= promised_ms, f"seed {seed}: {job_id}"
+            promised += 1
+        numbers = [int(job_id[1:]) for job_id in sorted(starts, key=lambda job: starts[job])]
+        overtaken += numbers != sorted(numbers)
+    assert promised > 100
+    assert overtaken > 10
