@@ -9,6 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from shoal.core.accounts import Account, Accounts, share_of
+from shoal.model.events import JobPlaced, JobSubmitted
 from shoal.model.policy import Policy, Tenant, problem_with
 from shoal.model.resources import Demand, Kind
 from tests.core.build import Cluster, examples
@@ -146,12 +147,10 @@ def test_a_quota_is_shared_by_a_branch_unless_a_tenant_has_its_own() -> None:
 
 def placed_in_order(cluster: Cluster) -> list[str]:
     """Tenants of the jobs that were placed, in order."""
-    jobs = {
-        event.job: event.spec
-        for event in cluster.log
-        if hasattr(event, "spec") and "job" in event.__struct_fields__
+    tenants = {
+        event.job: event.spec.tenant for event in cluster.log if isinstance(event, JobSubmitted)
     }
-    return [jobs[event.job].tenant for event in cluster.log if type(event).__name__ == "JobPlaced"]
+    return [tenants[event.job] for event in cluster.log if isinstance(event, JobPlaced)]
 
 
 def test_a_burst_of_one_tenant_does_not_outrun_the_accounts() -> None:

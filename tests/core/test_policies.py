@@ -21,8 +21,8 @@ from tests.core.test_apply import image
 
 @pytest.mark.parametrize("policy", SHIPPED.values(), ids=list(SHIPPED))
 def test_every_shipped_policy_names_things_that_exist(policy: Policy) -> None:
-    assert ORDERINGS[policy.order]
-    assert PLACEMENTS[policy.placement]
+    assert policy.order in ORDERINGS
+    assert policy.placement in PLACEMENTS
     assert problem_with(policy) is None
     assert msgspec.json.decode(msgspec.json.encode(policy), type=Policy) == policy
 

@@ -78,8 +78,10 @@ def holds_queue(state: State, job: Job, policy: Policy, now_ms: int) -> bool:
     it was promised, that nobody may overtake it any more? Only if the nodes that are open could
     hold it: a job that waits for a node to return holds up nobody."""
     held = state.reservations.get(job.id)
-    if held is None or now_ms - held.promised_ms < policy.patience_ms:
+    if held is None:
         return False
+    if policy.patience_ms and now_ms - held.promised_ms < policy.patience_ms:
+        return False  # without any patience nobody overtakes, not even into a gap
     return could_ever(state, gang_of(job))
 
 
