@@ -36,12 +36,12 @@ class Policy(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     name: str = "fair"
     order: str = "fair"
     placement: str = "shoal"
-    preempt: Preempt = Preempt.PRIORITY
+    preempt: Preempt = Preempt.RANK
     # Blocked jobs, from the front of the queue, for which room is set aside in time.
     reservations: Annotated[int, msgspec.Meta(ge=0, le=64)] = 2
     # A blocked job at the front may be overtaken for this long, from when it came there or from
     # when it was promised to start; then the queue is held for it.
-    patience_ms: Count = 600_000
+    patience_ms: Count = 3_600_000
     # Usage of an hour ago counts half of usage now, by default of a week's half-life.
     half_life_ms: Annotated[int, msgspec.Meta(ge=1)] = 7 * 24 * 3_600_000
     # What a start counts at once, so that a burst cannot outrun the accounts.

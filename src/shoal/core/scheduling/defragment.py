@@ -15,7 +15,7 @@ from shoal.model.job import Job, Phase, StopCause
 from shoal.model.policy import Preempt
 from shoal.model.resources import Slice
 
-TRIES_MAX = 32  # the cheapest to move first
+TRIES_MAX = 8  # the cheapest to move first
 
 
 def defragment(round_: Round, job: Job) -> bool:

@@ -1,7 +1,7 @@
 """Stopping some jobs for the sake of others: fewest first, tried out before anything is done.
 
 No ping-pong. Every job has an entitlement, (borrowed, -priority) with `borrowed` false for what a
-tenant holds within its quota, and under the `rank` rule its place in line after that. A victim's
+tenant holds within its quota, and under the `rank` rule the job's own rank after that. A victim's
 is strictly worse than that of the job it makes room for. A job that started within the quota
 stays within it while it runs, and no more is taken from a tenant than it has borrowed: so a
 victim is no more entitled when it waits than it was when it ran, unless others of its tenant end
@@ -71,6 +71,8 @@ def _candidates(round_: Round, job: Job, gang: Gang) -> list[Victim]:
         theirs = _entitlement(state, other, now_ms, holding=True)
         if theirs <= mine or not _of_use(state, other, gang):
             continue
+        if theirs[:2] == mine[:2] and not other.spec.checkpoint_ms:
+            continue  # who starts over each time would take turns for ever and get nowhere
         victim = victim_of(other, now_ms)
         cost = victim.lost_ms / max(1, gpu_milli_of(other))
         found.append(((not theirs[0], not victim.shrinks, cost, -other.number), victim))
@@ -89,9 +91,8 @@ def _entitlement(
         borrowed = not state.accounts.within_quota(job.spec.tenant, more)
     if state.policy.preempt is not Preempt.RANK:
         return (borrowed, -job.spec.priority)
-    ordering = ORDERINGS[state.policy.order]
-    tenant = ordering.tenant(state, job.spec.tenant, now_ms)
-    return (borrowed, -job.spec.priority, *tenant, ordering.job_now(job, now_ms))
+    # Not the tenant's standing: that changes by the minute, and two would take turns for ever.
+    return (borrowed, -job.spec.priority, ORDERINGS[state.policy.order].job_now(job, now_ms))
 
 
 def _claimed_milli(state: State, tenant: str) -> int:
