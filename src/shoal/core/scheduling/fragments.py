@@ -1,8 +1,8 @@
 """Scores that say on which node a task leaves the GPUs of the cluster most useful.
 
-The classic scores are here to be compared with; `Foresight` is Shoal's own and its default.
-All are pure: a room and a task in, a number out. GPUs are counted in thousandths (`WHOLE` = one
-GPU), so that tasks may share one.
+First the classic scores, to be compared with, the higher the better; then `Foresight`, Shoal's own
+and its default. All are pure: a room and a task in, a number out. GPUs are counted in thousandths
+(`WHOLE` = one GPU), so that tasks may share one.
 """
 
 from __future__ import annotations
@@ -53,9 +53,8 @@ def fits(room: Room, task: Task) -> bool:
     wanted = task.gpus
     if not wanted:
         return True
-    if wanted > len(room.gpus) or room.gpus[wanted - 1] < task.gpu_milli:
-        return False
-    return not task.models or room.model in task.models
+    enough = wanted <= len(room.gpus) and room.gpus[wanted - 1] >= task.gpu_milli
+    return enough and (not task.models or room.model in task.models)
 
 
 def choices(room: Room, task: Task) -> list[int]:
@@ -73,22 +72,12 @@ def choices(room: Room, task: Task) -> list[int]:
 
 def take(room: Room, task: Task, place: int = 0) -> Room:
     """The room that is left once the task is on the GPU at `place`, or on whole free GPUs."""
-    gpus = room.gpus
-    if task.gpus:
-        shared = task.shared
-        start, count = (place, 1) if shared else (0, task.gpus)
-        rest = [*gpus[:start], *gpus[start + count :]]
-        rest += [gpus[place] - task.gpu_milli] if shared else [0] * count
-        rest.sort(reverse=True)
-        gpus = tuple(rest)
-    return room._replace(
-        cpu_milli=room.cpu_milli - task.cpu_milli,
-        memory_mb=room.memory_mb - task.memory_mb,
-        gpus=gpus,
-    )
-
-
-# --- Classic scores: integers, the higher the better ---
+    gpus = list(room.gpus)
+    for index in range(place, place + task.gpus):
+        gpus[index] -= task.gpu_milli
+    gpus.sort(reverse=True)
+    cpu_milli, memory_mb = room.cpu_milli - task.cpu_milli, room.memory_mb - task.memory_mb
+    return Room(cpu_milli, memory_mb, tuple(gpus), room.model, room.held)
 
 
 def dot_product(room: Room, task: Task) -> int:
@@ -129,19 +118,14 @@ def clustering(room: Room, task: Task) -> int:
     if not task.gpus:
         return 0
     base = 25 * (GPU_SCALE - sum(room.gpus)) // GPU_SCALE
-    if not room.held:
-        return base + 25
-    if task_class(task) not in room.held:
-        return base
-    return base + (75 if len(room.held) == 1 else 50)
+    if task_class(task) in room.held:
+        return base + (75 if len(room.held) == 1 else 50)
+    return base if room.held else base + 25
 
 
 def task_class(task: Task) -> int:
     """0 for shared GPUs, else the number of whole GPUs."""
     return 0 if task.shared else task.gpus
-
-
-# --- Fragmentation gradient descent (Weng et al., USENIX ATC'23) ---
 
 
 def typical(tasks: Iterable[Task], percent: int = 95) -> dict[Task, int]:
@@ -171,11 +155,10 @@ def unusable(room: Room, mix: Mapping[Task, int]) -> int:
 
 
 def fgd(before: int, after: int, weight: int) -> int:
-    """The published score of a change in `unusable` under a mix of that total weight."""
+    """Fragmentation gradient descent (Weng et al., USENIX ATC'23): the published score of a change
+    in `unusable` under a mix of that total weight."""
     return int(100 / (1 + math.exp((after - before) / weight / WHOLE)))
 
-
-# --- Shoal's own: how much of a room will tasks like those seen lately fill? ---
 
 MIX_TASKS_MAX = 1 << 14  # when so many were seen the counts are halved: old tasks fade
 MIX_KINDS_MAX = 512
@@ -270,15 +253,13 @@ class Foresight:
         return value
 
     def _outlook(self, model: str) -> Outlook:
-        outlook = self._outlooks.get(model)
-        if outlook is None:
+        if model not in self._outlooks:
             kinds = self._counts
             here = tuple(kind for kind in kinds if not kind.models or model in kind.models)
-            outlook = self._by_kinds.get(here)  # most models are open to the same tasks
-            if outlook is None:
-                outlook = self._by_kinds[here] = Outlook(kinds, here, self._cpu_step)
-            self._outlooks[model] = outlook
-        return outlook
+            if here not in self._by_kinds:  # most models are open to the same tasks
+                self._by_kinds[here] = Outlook(kinds, here, self._cpu_step)
+            self._outlooks[model] = self._by_kinds[here]
+        return self._outlooks[model]
 
     def _refresh(self) -> None:
         self._counts = dict(self._mix.counts)
@@ -319,8 +300,7 @@ class Outlook:
 
     def value(self, room: Room) -> float:
         cpu = min(CPU_STEPS, room.cpu_milli / self._cpu_step)
-        value = 0.0
-        free = 0
+        value, free = 0.0, 0
         for left in reversed(room.gpus):
             if left == WHOLE:
                 free += 1
@@ -365,10 +345,8 @@ class Outlook:
                 weights[steps] += weight
                 sums[steps] += weight * (size * GPU_STEP + later)
         for cpu, gpus, weight in self._whole:
-            if gpus > free:
-                continue
-            after = self._free[free - gpus]
-            for steps in range(cpu, CPU_STEPS + 1):
+            after = self._free[free - gpus] if gpus <= free else []
+            for steps in range(cpu, CPU_STEPS + 1 if after else cpu):
                 weights[steps] += weight
                 sums[steps] += weight * (gpus * WHOLE + after[steps - cpu])
         return [
@@ -394,8 +372,7 @@ def _used_at(
     if not outcomes:
         return 0.0, 0.0
     outcomes.sort(reverse=True)
-    fills = 0.0
-    worse, none_better = weights, 1.0
+    fills, worse, none_better = 0.0, weights, 1.0
     for outcome, weight in outcomes:
         worse = max(0.0, worse - weight)
         before, none_better = none_better, _power(worse / weights, BEST_OF_LOG2)
