@@ -38,6 +38,8 @@ def upper_bound(nodes: Sequence[Room], arrivals: Sequence[Task]) -> float | None
         return None
     linprog = import_module("scipy.optimize").linprog
     program = _Program(nodes, arrivals)
+    if not program.columns:
+        return 0.0
     for _ in range(ROUNDS_MAX):
         optimum, gains = program.solve(linprog)
         if max(gain for gain, _ in gains) < GAP * WHOLE:

@@ -23,7 +23,6 @@ from shoal.core.scheduling.fragments import (
     rescaled,
     take,
     task_class,
-    tightest,
     typical,
     unusable,
 )
@@ -92,7 +91,7 @@ class Policy:
         return 0
 
     def place(self, room: Room, task: Task) -> int:
-        return tightest(room, task) if task.shared else 0
+        return choices(room, task)[-1]
 
 
 class FirstFit(Policy):

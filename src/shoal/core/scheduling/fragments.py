@@ -1,8 +1,8 @@
 """Scores that say on which node a task leaves the GPUs of the cluster most useful.
 
-The classic scores are here to be compared with; `Foresight` is Shoal's own and its default.
-All are pure: a room and a task in, a number out. GPUs are counted in thousandths (`WHOLE` = one
-GPU), so that tasks may share one.
+First the classic scores, to be compared with, the higher the better; then `Foresight`, Shoal's own
+and its default. All are pure: a room and a task in, a number out. GPUs are counted in thousandths
+(`WHOLE` = one GPU), so that tasks may share one.
 """
 
 from __future__ import annotations
@@ -53,49 +53,31 @@ def fits(room: Room, task: Task) -> bool:
     wanted = task.gpus
     if not wanted:
         return True
-    if wanted > len(room.gpus) or room.gpus[wanted - 1] < task.gpu_milli:
-        return False
-    return not task.models or room.model in task.models
-
-
-def tightest(room: Room, task: Task) -> int:
-    """The place in `room.gpus` of the fullest GPU that still holds a shared task."""
-    return max(place for place, left in enumerate(room.gpus) if left >= task.gpu_milli)
+    enough = wanted <= len(room.gpus) and room.gpus[wanted - 1] >= task.gpu_milli
+    return enough and (not task.models or room.model in task.models)
 
 
 def choices(room: Room, task: Task) -> list[int]:
-    """Places in `room.gpus` that differ for a task that fits; for whole GPUs there is one."""
+    """Places in `room.gpus` that differ for a task that fits, the tightest last; for whole GPUs
+    there is one."""
     if not task.shared:
         return [0]
-    places = []
-    before = -1
-    for place, left in enumerate(room.gpus):
-        if left < task.gpu_milli:
-            break
-        if left != before:
-            places.append(place)
-        before = left
-    return places
+    gpus, needed = room.gpus, task.gpu_milli
+    return [
+        place
+        for place, left in enumerate(gpus)
+        if left >= needed and (not place or left != gpus[place - 1])
+    ]
 
 
 def take(room: Room, task: Task, place: int = 0) -> Room:
     """The room that is left once the task is on the GPU at `place`, or on whole free GPUs."""
-    gpus = room.gpus
-    if task.gpus:
-        shared = task.shared
-        start, count = (place, 1) if shared else (0, task.gpus)
-        rest = [*gpus[:start], *gpus[start + count :]]
-        rest += [gpus[place] - task.gpu_milli] if shared else [0] * count
-        rest.sort(reverse=True)
-        gpus = tuple(rest)
-    return room._replace(
-        cpu_milli=room.cpu_milli - task.cpu_milli,
-        memory_mb=room.memory_mb - task.memory_mb,
-        gpus=gpus,
-    )
-
-
-# --- Classic scores: integers, the higher the better ---
+    gpus = list(room.gpus)
+    for index in range(place, place + task.gpus):
+        gpus[index] -= task.gpu_milli
+    gpus.sort(reverse=True)
+    cpu_milli, memory_mb = room.cpu_milli - task.cpu_milli, room.memory_mb - task.memory_mb
+    return Room(cpu_milli, memory_mb, tuple(gpus), room.model, room.held)
 
 
 def dot_product(room: Room, task: Task) -> int:
@@ -136,19 +118,14 @@ def clustering(room: Room, task: Task) -> int:
     if not task.gpus:
         return 0
     base = 25 * (GPU_SCALE - sum(room.gpus)) // GPU_SCALE
-    if not room.held:
-        return base + 25
-    if task_class(task) not in room.held:
-        return base
-    return base + (75 if len(room.held) == 1 else 50)
+    if task_class(task) in room.held:
+        return base + (75 if len(room.held) == 1 else 50)
+    return base if room.held else base + 25
 
 
 def task_class(task: Task) -> int:
     """0 for shared GPUs, else the number of whole GPUs."""
     return 0 if task.shared else task.gpus
-
-
-# --- Fragmentation gradient descent (Weng et al., USENIX ATC'23) ---
 
 
 def typical(tasks: Iterable[Task], percent: int = 95) -> dict[Task, int]:
@@ -167,50 +144,42 @@ def typical(tasks: Iterable[Task], percent: int = 95) -> dict[Task, int]:
 
 def unusable(room: Room, mix: Mapping[Task, int]) -> int:
     """GPU-milli that a task of the mix cannot use here, summed over the mix by its weights."""
-    left = sum(room.gpus)
-    return sum(
-        weight * (left if not _could_run(room, task) else _too_small(room, task))
-        for task, weight in mix.items()
-    )
+    everything = sum(room.gpus)
+    result = 0
+    for task, weight in mix.items():
+        if task.gpus and fits(room, task):
+            result += weight * sum(left for left in room.gpus if left < task.gpu_milli)
+        else:
+            result += weight * everything
+    return result
 
 
 def fgd(before: int, after: int, weight: int) -> int:
-    """The published score of a change in `unusable` under a mix of that total weight."""
+    """Fragmentation gradient descent (Weng et al., USENIX ATC'23): the published score of a change
+    in `unusable` under a mix of that total weight."""
     return int(100 / (1 + math.exp((after - before) / weight / WHOLE)))
 
 
-def _could_run(room: Room, task: Task) -> bool:
-    return (
-        0 < task.gpus <= len(room.gpus)
-        and room.cpu_milli >= task.cpu_milli
-        and room.gpus[task.gpus - 1] >= task.gpu_milli
-        and (not task.models or room.model in task.models)
-    )
-
-
-def _too_small(room: Room, task: Task) -> int:
-    return sum(left for left in room.gpus if left < task.gpu_milli)
-
-
-# --- Shoal's own: how much of a room will tasks like those seen lately fill? ---
-
 MIX_TASKS_MAX = 1 << 14  # when so many were seen the counts are halved: old tasks fade
 MIX_KINDS_MAX = 512
-REFRESH_FIRST = 20
-CACHE_MAX = 200_000
+REFRESH_EVERY_MIN = 20
+CACHE_MAX = 100_000
 
 CPU_STEPS = 64  # of the largest node's CPUs; finer steps placed no better
 CPU_STEP_MIN = 250
 GPU_STEP = 10
 
-# A room counts on the tasks that are likely to come within about so many. Fewer: it hoards
-# nothing for rare tasks; more: it waits for tasks that never come. 40 to 100 are alike.
-HORIZON_LOG2 = 6
+# A rest counts on tasks that come within about so many. With fewer it is given up too early,
+# with more it waits for tasks that never come.
+HORIZON_LOG2 = 5
 
-# A room is not filled by chance alone: the scheduler sends each task where it suits best. So the
-# best next task counts this much, the average one the rest; tasks below COMMON never as the best.
-OPTIMISM = 0.7
-COMMON = 0.01
+# A GPU in use is not filled by chance alone: the scheduler sends it the best of a few tasks.
+BEST_OF_LOG2 = 3
+
+# What only whole GPUs and idle nodes can give is worth a little more than the mix alone says,
+# in milli per GPU: without it shared tasks are spread over free GPUs, and large tasks starve.
+FREE_GPU_BONUS = 25
+IDLE_NODE_BONUS = 15
 
 # Among rooms that fill alike, the one that the fewest tasks may use (GPU models) goes first.
 MODEL_WEIGHT = 1.0
@@ -245,17 +214,18 @@ class Foresight:
         self.largest_cpu_milli = largest_cpu_milli
         self._cpu_step = max(CPU_STEP_MIN, -(-largest_cpu_milli // CPU_STEPS))
         self.mix = mix or Mix()
-        self._refresh_at = 1
-        self._forget()
+        self._until_refresh = 1
+        self._refresh()
 
     def saw(self, task: Task) -> None:
         """A task arrived. The outlook follows when the mix has grown by half."""
         if not task.gpus:
             return  # tasks without GPUs fill none; where they go, `loss` says
         self.mix.add(task)
-        if self.mix.total >= self._refresh_at or self.mix.total * 4 < self._refresh_at:
-            self._refresh_at = max(REFRESH_FIRST, self.mix.total * 3 // 2)
-            self._forget()
+        self._until_refresh -= 1
+        if not self._until_refresh:
+            self._until_refresh = max(REFRESH_EVERY_MIN, self.mix.total // 2)
+            self._refresh()
 
     def loss(self, room: Room, task: Task) -> tuple[int, int]:
         """What placing the task costs in millionths of a GPU, and the best place in `room.gpus`."""
@@ -264,17 +234,12 @@ class Foresight:
             losses = self._losses[task] = {}
         known = losses.get(room)
         if known is None:
-            known = losses[room] = self._loss(room, task)
-            self._cached += 1
-            if self._cached >= CACHE_MAX:
-                self._forget()
+            value = self.value(room)
+            known = losses[room] = min(
+                (value - self.value(take(room, task, place)), place)
+                for place in choices(room, task)
+            )
         return known
-
-    def _loss(self, room: Room, task: Task) -> tuple[int, int]:
-        value = self.value(room)
-        return min(
-            (value - self.value(take(room, task, place)), place) for place in choices(room, task)
-        )
 
     def value(self, room: Room) -> int:
         """What tasks like those seen are expected to fill of it, in millionths of a GPU."""
@@ -283,36 +248,36 @@ class Foresight:
         key = (room.cpu_milli, room.gpus, room.model)
         value = self._values.get(key)
         if value is None:
+            if len(self._values) >= CACHE_MAX:
+                self._values.clear()
+                self._losses.clear()
             value = self._values[key] = int(WHOLE * self._outlook(room.model).value(room))
         return value
 
     def _outlook(self, model: str) -> Outlook:
-        outlook = self._outlooks.get(model)
-        if outlook is None:
-            counts = self.mix.counts
-            here = tuple(kind for kind in counts if not kind.models or model in kind.models)
-            outlook = self._by_kinds.get(here)  # most models are open to the same tasks
-            if outlook is None:
-                outlook = self._by_kinds[here] = Outlook(counts, here, self._cpu_step)
-            self._outlooks[model] = outlook
-        return outlook
+        if model not in self._outlooks:
+            kinds = self._counts
+            here = tuple(kind for kind in kinds if not kind.models or model in kind.models)
+            if here not in self._by_kinds:  # most models are open to the same tasks
+                self._by_kinds[here] = Outlook(kinds, here, self._cpu_step)
+            self._outlooks[model] = self._by_kinds[here]
+        return self._outlooks[model]
 
-    def _forget(self) -> None:
+    def _refresh(self) -> None:
+        self._counts = dict(self.mix.counts)
         self._outlooks: dict[str, Outlook] = {}
         self._by_kinds: dict[tuple[Task, ...], Outlook] = {}
         self._values: dict[tuple[int, tuple[int, ...], str], int] = {}
         self._losses: dict[Task, dict[Room, tuple[int, int]]] = {}
-        self._cached = 0
 
 
 class Outlook:
     """How many GPU-milli of a room the tasks of a mix are expected to fill.
 
-    Ideally: fill the room with a random sequence of tasks, each on the fullest GPU that holds it,
+    Ideally: fill the room with random sequences of tasks, each on the fullest GPU that holds it,
     and take the mean. Done exactly this needs the whole room as the state; instead one table holds
     a single GPU that is partly used, another the free GPUs of a node, both over the CPUs left, and
     a room is read as its used GPUs one after another, the fullest first, then its free ones.
-    A room that only rare tasks fit counts only as far as such a task is likely to come in time.
     """
 
     def __init__(self, counts: Mapping[Task, int], here: Iterable[Task], cpu_step: int) -> None:
@@ -332,14 +297,12 @@ class Outlook:
         self._whole = [(*kind, count / total) for kind, count in sorted(whole.items())]
         asked = max(1, sum(count * task.milli for task, count in counts.items()))
         self._scale = 1 + MODEL_WEIGHT * milli / asked
-        nothing = [0.0] * (CPU_STEPS + 1)
-        self._used: dict[int, tuple[list[float], list[float]]] = {0: (nothing, nothing)}
-        self._free: list[list[float]] = [nothing]
+        self._used: dict[int, tuple[list[float], list[float]]] = {0: (NOTHING, NOTHING)}
+        self._free: list[list[float]] = [NOTHING]
 
     def value(self, room: Room) -> float:
         cpu = min(CPU_STEPS, room.cpu_milli / self._cpu_step)
-        value = 0.0
-        free = 0
+        value, free = 0.0, 0
         for left in reversed(room.gpus):
             if left == WHOLE:
                 free += 1
@@ -349,28 +312,23 @@ class Outlook:
                 value += fill[steps]
                 cpu = max(0.0, cpu - spend[steps])
         if free:
-            value += _between(self._free_gpus(free), cpu)
+            bonus = FREE_GPU_BONUS + (IDLE_NODE_BONUS if free == len(room.gpus) else 0)
+            value += _between(self._free_gpus(free), cpu) + free * bonus
         return value * self._scale
 
     def _used_gpu(self, left: int) -> tuple[list[float], list[float]]:
         """By CPU steps: the milli filled on a GPU with so many GPU steps left, the CPU spent."""
         known = self._used.get(left)
-        if known is not None:
-            return known
-        row = _Row()
-        spends = [0.0] * (CPU_STEPS + 1)
-        for cpu, size, weight in self._shared:
-            if size <= left:
-                fill, spend = self._used_gpu(left - size)
-                row.add(cpu, weight, [size * GPU_STEP + later for later in fill])
-                for steps in range(cpu, CPU_STEPS + 1):
-                    spends[steps] += weight * (cpu + spend[steps - cpu])
-        spend = [
-            _chance(weight) * spend / weight if weight else 0.0
-            for weight, spend in zip(row.weights, spends, strict=True)
-        ]
-        self._used[left] = (row.values(), spend)
-        return self._used[left]
+        if known is None:
+            rows = [
+                (cpu, size * GPU_STEP, weight, *self._used_gpu(left - size))
+                for cpu, size, weight in self._shared
+                if size <= left
+            ]
+            pairs = [_used_at(steps, rows) for steps in range(CPU_STEPS + 1)] if rows else []
+            fills, spends = [fill for fill, _ in pairs], [spend for _, spend in pairs]
+            known = self._used[left] = (fills or NOTHING, spends or NOTHING)
+        return known
 
     def _free_gpus(self, free: int) -> list[float]:
         """By CPU steps left: the milli filled on so many free GPUs."""
@@ -379,55 +337,62 @@ class Outlook:
         return self._free[free]
 
     def _next_free(self, free: int) -> list[float]:
-        row = _Row()
+        weights, sums = ([0.0] * (CPU_STEPS + 1) for _ in range(2))
+        others = self._free[free - 1]
         for cpu, size, weight in self._shared:
             fill, spend = self._used_gpu(WHOLE // GPU_STEP - size)
-            others = self._free[free - 1]
-            row.add(
-                cpu,
-                weight,
-                [
-                    size * GPU_STEP + fill[rest] + _between(others, rest - spend[rest])
-                    for rest in range(CPU_STEPS + 1 - cpu)
-                ],
-            )
+            for steps in range(cpu, CPU_STEPS + 1):
+                rest = steps - cpu
+                later = fill[rest] + _between(others, rest - spend[rest])
+                weights[steps] += weight
+                sums[steps] += weight * (size * GPU_STEP + later)
         for cpu, gpus, weight in self._whole:
-            if gpus <= free:
-                row.add(cpu, weight, [gpus * WHOLE + later for later in self._free[free - gpus]])
-        return row.values()
-
-
-class _Row:
-    """The milli filled, by CPU steps left, while one kind of task after the other is considered."""
-
-    def __init__(self) -> None:
-        self.weights = [0.0] * (CPU_STEPS + 1)
-        self._sums = [0.0] * (CPU_STEPS + 1)
-        self._best = [0.0] * (CPU_STEPS + 1)
-
-    def add(self, cpu: int, weight: float, outcomes: list[float]) -> None:
-        """The outcomes, by CPU steps left after it, if such a task comes next."""
-        weights, sums, best = self.weights, self._sums, self._best
-        common = weight >= COMMON
-        for steps, outcome in zip(range(cpu, CPU_STEPS + 1), outcomes, strict=False):
-            weights[steps] += weight
-            sums[steps] += weight * outcome
-            if common and outcome > best[steps]:
-                best[steps] = outcome
-
-    def values(self) -> list[float]:
+            after = self._free[free - gpus] if gpus <= free else []
+            for steps in range(cpu, CPU_STEPS + 1 if after else cpu):
+                weights[steps] += weight
+                sums[steps] += weight * (gpus * WHOLE + after[steps - cpu])
         return [
-            _chance(weight) * ((1 - OPTIMISM) * total / weight + OPTIMISM * best) if weight else 0.0
-            for weight, total, best in zip(self.weights, self._sums, self._best, strict=True)
+            _chance(weight) * total / weight if weight else 0.0
+            for weight, total in zip(weights, sums, strict=True)
         ]
+
+
+NOTHING = [0.0] * (CPU_STEPS + 1)
+
+
+def _used_at(
+    steps: int, rows: list[tuple[int, int, float, list[float], list[float]]]
+) -> tuple[float, float]:
+    """What the best of a few tasks fills, and what a task spends, with so many CPU steps left."""
+    outcomes = []
+    weights = spends = 0.0
+    for cpu, milli, weight, fill, spend in rows:
+        if cpu <= steps:
+            outcomes.append((milli + fill[steps - cpu], weight))
+            weights += weight
+            spends += weight * (cpu + spend[steps - cpu])
+    if not outcomes:
+        return 0.0, 0.0
+    outcomes.sort(reverse=True)
+    fills, worse, none_better = 0.0, weights, 1.0
+    for outcome, weight in outcomes:
+        worse = max(0.0, worse - weight)
+        before, none_better = none_better, _power(worse / weights, BEST_OF_LOG2)
+        fills += outcome * (before - none_better)
+    chance = _chance(weights)
+    return chance * fills, chance * spends / weights
 
 
 def _chance(weight: float) -> float:
     """That a task of this share of the mix comes within the horizon."""
-    missed = max(0.0, 1 - weight)
-    for _ in range(HORIZON_LOG2):
-        missed *= missed
-    return 1 - missed
+    return 1 - _power(max(0.0, 1 - weight), HORIZON_LOG2)
+
+
+def _power(base: float, log2: int) -> float:
+    """By squaring: the same on every machine."""
+    for _ in range(log2):
+        base *= base
+    return base
 
 
 def _between(row: list[float], steps: float) -> float:
