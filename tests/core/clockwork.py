@@ -34,11 +34,15 @@ TERMINATED_CODE = 143
 class Clockwork(Cluster):
     """Orders take no time. A job that checkpoints goes on where it was; others start over."""
 
-    def __init__(self, policy: Policy, *nodes: NodeSpec, stop_ms: int = 0) -> None:
+    def __init__(
+        self, policy: Policy, *nodes: NodeSpec, stop_ms: int = 0, tick_ms: int = 0
+    ) -> None:
+        """`tick_ms`: a step is taken so often even if nothing happens, as heartbeats do."""
         super().__init__(
             msgspec.structs.replace(policy, suspect_after_ms=NEVER_MS, grace_ms=NEVER_MS)
         )
         self.stop_ms = stop_ms
+        self.tick_ms = tick_ms
         self.run_ms: dict[str, int] = {}  # how long each job runs in all
         self._plans: list[tuple[int, int, int, dict[str, Any]]] = []
         self._ends: list[tuple[int, MemberRef, str, int]] = []
@@ -60,6 +64,8 @@ class Clockwork(Cluster):
     def _next_ms(self) -> int:
         times = [NEVER_MS if self.last.wake_ms is None else self.last.wake_ms]
         times += [heap[0][0] for heap in (self._plans, self._ends) if heap]
+        if self.tick_ms and self.state.jobs:
+            times.append(self.now_ms - self.now_ms % self.tick_ms + self.tick_ms)
         return min(times)
 
     def _turn(self) -> None:

@@ -8,11 +8,12 @@ from typing import Any
 import msgspec
 import pytest
 
+from shoal.core.policies import SHIPPED
 from shoal.core.scheduling.order import ran_ms
 from shoal.model.job import Phase, StopCause
 from shoal.model.node import NodeIntent
 from shoal.model.policy import Policy, Preempt, Tenant
-from tests.core.build import Cluster, kinds
+from tests.core.build import Cluster, kinds, node_spec
 from tests.core.clockwork import Clockwork, claims, random_history, random_policy
 
 POLICY = Policy(run_ms_min=0, move_cost_ms=10**9, suspect_after_ms=10**9, grace_ms=10**9)
@@ -253,6 +254,21 @@ def test_histories_with_stops_in_them_are_not_rare() -> None:
     assert sum(bool(cluster.preemptions) for cluster in histories) > 15
     shrinks = [h.job(job) for h in histories for job in h.finished if h.job(job).spec.elastic]
     assert sum(job.preemptions for job in shrinks) > 5
+
+
+@pytest.mark.parametrize("name", sorted(SHIPPED))
+@pytest.mark.parametrize("checkpoint_ms", [0, 60_000])
+def test_two_long_jobs_that_take_turns_both_come_to_their_end(
+    name: str, checkpoint_ms: int
+) -> None:
+    """Found by thinking: who starts over each time lost what it had attained, and with it its
+    place: two such jobs stopped each other for ever."""
+    cluster = Clockwork(SHIPPED[name], node_spec("a", gpus=8), tick_ms=60_000)
+    for _ in range(2):
+        cluster.plan(1_000, 3_000_000, gpus=8, preemptible=True, checkpoint_ms=checkpoint_ms)
+    cluster.go_on(7_000_000)
+    assert sorted(cluster.ends) == ["j1", "j2"]
+    assert len(cluster.preemptions) <= 4
 
 
 def test_jobs_that_only_wait_for_each_other_take_turns_at_most_once() -> None:
