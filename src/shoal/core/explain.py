@@ -124,7 +124,7 @@ def _queue_held(state: State, job: Job, policy: Policy, now_ms: int) -> str:
         if (
             place_in_line(state, ahead, now_ms) < mine
             and holds_queue(state, ahead, policy, now_ms)
-            and _no_room(state, ahead)
+            and (_no_room(state, ahead) or _set_aside(state, ahead, now_ms))
         ):
             waited_s = (now_ms - ahead.submitted_ms) / 1000
             return (

@@ -52,7 +52,7 @@ class Controller:
         self.crashed: Callable[[], None] = lambda: None
         self._agenda = agenda
         self._disk = disk
-        self._policy = policy
+        self.policy = policy
         self._send = send
         self._witness = witness
         self._batch_ms = batch_ms
@@ -77,6 +77,12 @@ class Controller:
             return
         self._asked.append((request, reply))
         self._poke()
+
+    def obey(self, policy: Policy) -> None:
+        """An operator has written another policy; a controller that is down reads it later."""
+        self.policy = policy
+        if self.up:
+            self._poke()
 
     # -- life and death --------------------------------------------------------------------
 
@@ -151,7 +157,7 @@ class Controller:
         self._forget_inbox()
         image = image_of(self.state) if self.crash_at is Moment.DECIDED else None
         self.steps += 1
-        taken = step(self.state, report, self._policy, self._agenda.now_ms)
+        taken = step(self.state, report, self.policy, self._agenda.now_ms)
         self._check(taken)
         if self.crash_at is Moment.DECIDED:
             self.crash(image)
@@ -172,7 +178,7 @@ class Controller:
     def _check(self, taken: Step) -> None:
         if self._checked:
             now_ms = self._agenda.now_ms
-            check(self.state, self._policy, now_ms, settled=taken.wake_ms != now_ms)
+            check(self.state, self.policy, now_ms, settled=taken.wake_ms != now_ms)
             check_touched(self.state, taken.events)
 
     def _dispatch(self, commands: list[Command]) -> None:

@@ -8,6 +8,7 @@ import random
 import sys
 from collections import Counter
 from functools import partial
+from typing import Any
 
 import msgspec
 
@@ -22,6 +23,10 @@ from shoal.sim.truth import Truth
 from shoal.sim.users import SeededFates, Users
 from shoal.sim.world import World
 
+GPU_KINDS: tuple[dict[str, Any], ...] = (
+    {"gpu_model": "small", "gpu_memory_mb": 40},
+    {"gpu_model": "large", "gpu_memory_mb": 80},
+)
 # Heartbeats and all that happens make about a tenth of this.
 STEPS_PER_SECOND_MAX = 100
 
@@ -81,7 +86,13 @@ class Run:
             batch_ms=rng.choice((0, 5, 20)),
             checked=checked,
         )
-        self.users = Users(self.world, nodes, self._rng("users"), self.counts)
+        self.users = Users(
+            self.world,
+            nodes,
+            self._rng("users"),
+            self.counts,
+            lambda now: _other_policy(self._rng(f"policy at {agenda.now_ms}"), now),
+        )
         self.faults = Faults(
             self.world,
             self.network,
@@ -151,6 +162,19 @@ class Run:
 
 def _draw_policy(rng: random.Random) -> Policy:
     """Short times, so that little virtual time holds many of them."""
+    return msgspec.structs.replace(
+        _other_policy(rng, Policy()),
+        suspect_after_ms=rng.choice((1_500, 2_500)),
+        grace_ms=rng.choice((4_000, 6_000)),
+        losses_max=rng.choice((0, 1, 100, 100)),
+        backoff_ms_max=rng.choice((500, 5_000)),
+        port_count=rng.choice((3, 50)),
+        placements_per_step_max=rng.choice((1, 2, 200)),
+    )
+
+
+def _other_policy(rng: random.Random, policy: Policy) -> Policy:
+    """Other rules for who comes first; what is promised about nodes and retries stays."""
     shipped = rng.choice(list(SHIPPED.values()))
     tenants = rng.choice(
         (
@@ -164,18 +188,16 @@ def _draw_policy(rng: random.Random) -> Policy:
         )
     )
     return msgspec.structs.replace(
-        shipped,
+        policy,
+        name=shipped.name,
+        order=shipped.order,
+        preempt=shipped.preempt,
         tenants=tenants,
         run_ms_min=rng.choice((0, 500, 3_000)),
+        move_cost_ms=rng.choice((0, 2_000, 60_000)),
         reservations=rng.choice((shipped.reservations, 0, 1, 3)),
         placement=rng.choice(list(PLACEMENTS)),
-        suspect_after_ms=rng.choice((1_500, 2_500)),
-        grace_ms=rng.choice((4_000, 6_000)),
         patience_ms=rng.choice((0, 3_000, 10_000, 600_000)),
-        losses_max=rng.choice((0, 1, 100, 100)),
-        backoff_ms_max=rng.choice((500, 5_000)),
-        port_count=rng.choice((3, 50)),
-        placements_per_step_max=rng.choice((1, 2, 200)),
     )
 
 
@@ -186,7 +208,8 @@ def _draw_nodes(rng: random.Random, size: Size) -> list[NodeSpec]:
             gpus=rng.choice((0, 1, 2, 4, 8)),
             cpu_milli=rng.choice((2_000, 4_000, 8_000)),
             memory_mb=rng.choice((500, 1_000, 2_000)),
-            place=f"b{number % 2}/r{number % 3}",
+            **rng.choice(GPU_KINDS),
+            place=rng.choice((f"b{number % 2}/r{number % 3}", "b0/r0", "b1")),
             address=f"10.0.0.{number}",
         )
         for number in range(1, 1 + rng.randint(1, rng.choice((2, size.nodes))))

@@ -56,9 +56,10 @@ class Lives:
         # A node that lost all trace of a process cannot know that it ran already.
         if before is not None and before.how is not End.VANISHED:
             raise Untruth(f"{ref} was started a second time: {before}")
-        for other in self.on_node(node):
-            if set(other.gpus) & set(launch.gpus) and other.gpu_milli + launch.gpu_milli > 1000:
-                raise Untruth(f"{ref} was started on a GPU of {node} while {other}")
+        for gpu in launch.gpus:
+            sharers = [other for other in self.on_node(node) if gpu in other.gpus]
+            if sum(other.gpu_milli for other in sharers) + launch.gpu_milli > 1000:
+                raise Untruth(f"{ref} was started on GPU {gpu} of {node} while {sharers[0]}")
         for other_ref, other in self.of_job(ref.job):
             older = min(ref, other_ref)
             if other_ref.attempt != ref.attempt and older not in given_up:

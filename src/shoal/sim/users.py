@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import random
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
 from shoal.model.commands import Launch
 from shoal.model.job import JobSpec, Restart, Within
 from shoal.model.node import NodeIntent, NodeSpec
+from shoal.model.policy import Policy
 from shoal.model.report import Accepted, Answer, Cancel, SetIntent, Submit
 from shoal.sim.lives import Untruth
 from shoal.sim.machine import Fate
@@ -48,7 +49,12 @@ class Users:
     """Ask until they are answered, and are sure that a key names one job."""
 
     def __init__(
-        self, world: World, nodes: Sequence[NodeSpec], rng: random.Random, counts: Counter[str]
+        self,
+        world: World,
+        nodes: Sequence[NodeSpec],
+        rng: random.Random,
+        counts: Counter[str],
+        other_policy: Callable[[Policy], Policy],
     ) -> None:
         self.accepted: dict[str, str] = {}  # key -> job
         self.open_questions: dict[str, None] = {}  # keys of submissions without an answer
@@ -56,6 +62,7 @@ class Users:
         self._rng = rng
         self._counts = counts
         self._nodes = nodes
+        self._other_policy = other_policy
         self._too_large: dict[str, None] = {}  # keys of jobs accepted before a node was known
 
     def plan(self, jobs: int, until_ms: int) -> None:
@@ -70,6 +77,8 @@ class Users:
                 agenda.at(at_ms + rng.randrange(10_000), partial(self._cancel, submit.key))
         for _ in range(rng.randrange(4)):
             agenda.at(rng.randrange(until_ms), self._operate)
+        for _ in range(rng.choice((0, 0, 1, 2))):
+            agenda.at(rng.randrange(until_ms), self._change_policy)
 
     def calm_down(self) -> None:
         """Every node is opened again, and nobody waits for what the cluster does not have."""
@@ -102,7 +111,7 @@ class Users:
         )
 
     def _draw_wishes(self, members: int, gpus: int) -> dict[str, Any]:
-        """What not every job asks for; none of it makes a possible job impossible."""
+        """What not every job asks for."""
         rng = self._rng
         wishes: dict[str, Any] = {"tenant": rng.choice(("default", "red", "blue"))}
         if rng.random() < 0.5:
@@ -112,8 +121,19 @@ class Users:
             wishes["members_max"] = members + rng.randrange(4)
         if gpus == 1 and rng.random() < 0.4:
             wishes["gpu_milli"] = rng.choice((100, 300, 500, 700))
+        elif gpus == 1 and rng.random() < 0.2:
+            wishes["gpu_milli"], wishes["gpu_memory_mb"] = 0, rng.choice((10, 25, 60))
         if rng.random() < 0.3:
             wishes["within"] = rng.choice(list(Within))
+            wishes["within_required"] = rng.random() < 0.5
+        if gpus and rng.random() < 0.2:
+            wishes["gpu_models"] = rng.choice((("small",), ("large",), ("small", "large")))
+        if gpus and rng.random() < 0.1:
+            wishes.setdefault("gpu_memory_mb", rng.choice((40, 80)))
+        if rng.random() < 0.1:
+            wishes["whole_nodes"] = True
+        if rng.random() < 0.1:
+            wishes["members_per_node"] = rng.choice((1, members))
         if rng.random() < 0.3:
             wishes["estimate_ms"] = rng.choice((30, 1_000, 10_000))
         return wishes
@@ -142,15 +162,16 @@ class Users:
 
     def _possible(self, spec: JobSpec) -> bool:
         """Before any node has joined, a controller accepts whatever may be possible one day."""
-        held = 0
+        depth = {Within.BLOCK: 1, Within.RACK: 2}.get(spec.within, 0)
+        near = spec.within_required and spec.within is not Within.ANYWHERE
+        groups: dict[str, int] = {}
         for node in self._nodes:
-            have_and_need = (
-                (node.gpus, spec.gpus),
-                (node.cpu_milli, spec.cpu_milli),
-                (node.memory_mb, spec.memory_mb),
-            )
-            held += min((have // need for have, need in have_and_need if need), default=MANY)
-        return held >= spec.members
+            names = {"anywhere"} if not near else {node.id, "/".join(node.place.split("/")[:depth])}
+            if near and node.place.count("/") < depth - 1:
+                names = {node.id}
+            for name in names:
+                groups[name] = groups.get(name, 0) + _held_by(node, spec)
+        return max(groups.values()) >= spec.members
 
     def _cancel(self, key: str) -> None:
         if key in self.accepted:
@@ -167,5 +188,27 @@ class Users:
         again_ms = rng.randrange(20_000)
         self._world.agenda.after(again_ms, lambda: self._set_intent(node, NodeIntent.OPEN))
 
+    def _change_policy(self) -> None:
+        self._counts["policy changed"] += 1
+        self._world.controller.obey(self._other_policy(self._world.controller.policy))
+
     def _set_intent(self, node: str, intent: NodeIntent) -> None:
         self._world.ask(SetIntent(node, intent), lambda _: None)
+
+
+def _held_by(node: NodeSpec, spec: JobSpec) -> int:
+    """How many members the node holds when it is empty."""
+    cpus = node.cpu_milli // spec.cpu_milli if spec.cpu_milli else MANY
+    memory = node.memory_mb // spec.memory_mb if spec.memory_mb else MANY
+    gpus = MANY
+    if spec.gpus:
+        share = spec.gpu_milli or -(-1000 * spec.gpu_memory_mb // node.gpu_memory_mb)
+        gpus = node.gpus // spec.gpus if share >= 1000 else node.gpus * (1000 // share)
+        if spec.gpu_models and node.gpu_model not in spec.gpu_models:
+            gpus = 0
+        if node.gpu_memory_mb < spec.gpu_memory_mb:
+            gpus = 0
+    held = min(cpus, memory, gpus)
+    if spec.members_per_node:
+        return spec.members_per_node if held >= spec.members_per_node else 0
+    return held

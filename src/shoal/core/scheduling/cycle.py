@@ -118,7 +118,9 @@ def start_claimed(round_: Round) -> None:
             _unclaim(round_, job_id, "a node that room was being made on was closed")
         elif job.phase is not Phase.WAITING:
             continue  # it grows or shrinks, and has not stopped yet
-        elif not any(map(_short, rooms, given)) and not (job.spec.whole_nodes and stopping):
+        elif not any(map(_short, rooms, given)) and not (
+            stopping if job.spec.whole_nodes else any(room.exclusive for room in rooms)
+        ):
             _give(round_, job, given, "the room that was made for it is free")
         elif not stopping:
             _unclaim(round_, job_id, "nobody is being stopped for it any more")
