@@ -204,7 +204,7 @@ def test_a_file_without_a_name_is_named_after_itself(tmp_path: Path) -> None:
 def test_differences_name_fields_and_tenants() -> None:
     other = parse("base: fair\nname: fair\npatience: 30m\ntenants: {lab: {weight: 2}}", ".yaml")
     assert policyfile.differences(Policy(), other) == [
-        ("patience", "10m", "30m"),
+        ("patience", "1h", "30m"),
         ("tenants.lab", "", "{weight: 2}"),
     ]
     assert policyfile.differences(other, other) == []
@@ -212,5 +212,5 @@ def test_differences_name_fields_and_tenants() -> None:
 
 def test_what_is_shown_is_plain_yaml() -> None:
     shown = yaml.safe_load(to_text(Policy(tenants=(Tenant(name="true"), Tenant(name="7")))))
-    assert shown["patience"] == "10m"
+    assert shown["patience"] == "1h"
     assert list(shown["tenants"]) == ["true", "7"]

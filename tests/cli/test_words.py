@@ -98,7 +98,7 @@ SENTENCES: list[tuple[Event, str]] = [
     ),
     (
         PolicyChanged(at_ms=0, policy=Policy(name="mine", order="fifo")),
-        "the policy is 'mine' now: order fifo, placement shoal, preempt priority",
+        "the policy is 'mine' now: order fifo, placement shoal, preempt rank",
     ),
     (
         MembersStarted(at_ms=0, job="j1", attempt=1, members=(0,)),

@@ -148,7 +148,7 @@ BAD: dict[str, tuple[list[str], int, str]] = {
     "no such nodes": ([PLAIN, "-n", "eight"], 2, "--nodes: eight is neither a number nor a file"),
     "no nodes at all": ([PLAIN, "-n", "0"], 2, "--nodes: must be from 1"),
     "no GPUs": ([PLAIN, "-n", "1", "-g", "0"], 2, "--gpus: nodes without GPUs need --cpus"),
-    "no such policy": ([PLAIN, "-n", "2", "-p", "best"], 2, "--policy: there is no best"),
+    "no such policy": ([PLAIN, "-n", "2", "-p", "best"], 2, "--policy: there is no policy"),
     "no such format": ([PLAIN, "-n", "2", "--format", "swf"], 1, "no trace format swf"),
     "too large": ([PLAIN, "-n", "1"], 1, "row 3: members asks for 2 members"),
     "load": ([PLAIN, "-n", "2", "--load", "0"], 2, "--load: must be a number above 0"),
