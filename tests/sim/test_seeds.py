@@ -11,6 +11,7 @@ from collections import Counter
 import pytest
 
 from shoal.model.events import EventBase, JobEvent, NodeEvent
+from shoal.model.job import StopCause
 from shoal.sim.controller import Moment
 from shoal.sim.fuzz import run_seed
 
@@ -50,10 +51,15 @@ def test_every_kind_of_fault_and_every_kind_of_event_happens() -> None:
     """Else the seeds would prove little."""
     faults: Counter[str] = Counter()
     events: Counter[str] = Counter()
+    causes: Counter[str] = Counter()
     for seed in range(250):
         history = run_seed(seed, checked=False)
+        lines = [json.loads(line) for line in history.log]
         faults += history.counts
-        events += Counter(json.loads(line)["event"] for line in history.log)
+        events += Counter(line["event"] for line in lines)
+        causes += Counter(line["cause"] for line in lines if line["event"] == "JobStopping")
+    assert {cause.value for cause in StopCause} - set(causes) == set()
+    assert min(causes["preempt"], causes["resize"]) >= 10
     assert {name for name in EXPECTED_FAULTS if not faults[name]} == set()
     kinds = {
         kind.__name__ for base in (EventBase, JobEvent, NodeEvent) for kind in base.__subclasses__()
@@ -82,6 +88,7 @@ EXPECTED_FAULTS = (
     "node killed, unknown",
     "node rebooted",
     "node removed",
+    "policy changed",
     "process vanished",
     "snapshot kept",
     "answer: accepted",

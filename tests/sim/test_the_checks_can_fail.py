@@ -6,19 +6,21 @@ import re
 from collections.abc import Callable, Collection
 from typing import Any
 
+import msgspec
 import pytest
 
-from shoal.core import admit, heal, observe, reconcile
+from shoal.core import admit, heal, observe, queue, reconcile
 from shoal.core.nodebook import NodeBook
 from shoal.core.queue import Gang, Lane
+from shoal.core.room import Room
 from shoal.core.round import Round
-from shoal.core.scheduling import cycle, fit
+from shoal.core.scheduling import cycle, elastic, fit, preempt
 from shoal.core.scheduling.fit import Plan
 from shoal.core.scheduling.order import Walk
 from shoal.core.state import State
 from shoal.model.commands import Envelope, Launch, Stop
 from shoal.model.events import JobPlaced
-from shoal.model.job import Job, Outcome
+from shoal.model.job import Job, JobSpec, Outcome
 from shoal.model.report import Answer, Submit
 from shoal.model.resources import Demand, Slice
 from shoal.sim.fuzz import SeedFailed, Size, run_seed
@@ -135,6 +137,51 @@ def forget_submission_keys(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(admit, "_submit", forget)
 
 
+def give_any_gpu(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(Demand, "suits", lambda demand, kind: kind.gpu_memory_mb > 0)
+
+
+def forget_what_a_gang_insists_on(patch: pytest.MonkeyPatch) -> None:
+    whole = queue.gang_of_spec
+
+    def careless(spec: JobSpec) -> Gang:
+        return whole(spec)._replace(required=False, per_node=0)
+
+    patch.setattr(queue, "gang_of_spec", careless)
+
+
+def place_others_beside_those_who_want_to_be_alone(patch: pytest.MonkeyPatch) -> None:
+    change = Room.change
+
+    def share(room: Room, slice_: Slice, sign: int, *, exclusive: bool = False) -> None:
+        change(room, slice_, sign)
+
+    patch.setattr(Room, "change", share)
+
+
+def grow_without_end(patch: pytest.MonkeyPatch) -> None:
+    widest = elastic.widest
+
+    def wider(state: State, job: Job, gang: Gang, avoid: Collection[int]) -> Plan | None:
+        spec = msgspec.structs.replace(job.spec, members_max=job.spec.members + 9)
+        return widest(state, msgspec.structs.replace(job, spec=spec), gang, avoid)
+
+    patch.setattr(cycle, "widest", wider)
+
+
+def stop_the_more_entitled(patch: pytest.MonkeyPatch) -> None:
+    def upside_down(
+        state: State, job: Job, now_ms: int, *, holding: bool, freed_milli: int = 0
+    ) -> tuple[float, ...]:
+        return (0.0, job.spec.priority)
+
+    patch.setattr(preempt, "_entitlement", upside_down)
+
+
+def start_before_the_others_have_let_go(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(cycle, "_short", lambda *_: False)
+
+
 CAUGHT_BY_THE_INVARIANTS: list[tuple[Mutate, str]] = [
     (ignore_what_is_held, "not what it asked for|more than it has|do not match what is held"),
     (place_part_of_a_gang, "runs with 1 of 2 members"),
@@ -142,6 +189,9 @@ CAUGHT_BY_THE_INVARIANTS: list[tuple[Mutate, str]] = [
     (run_again_while_a_member_lives, "waits but holds|nodes hold does not match"),
     (skip_some_jobs_for_ever, "waits without a reason"),
     (change_the_state_without_an_event, "is not the state that was lost"),
+    (place_others_beside_those_who_want_to_be_alone, "what is free does not match"),
+    (grow_without_end, "runs with .* of .* members"),
+    (start_before_the_others_have_let_go, "is held|given away more"),
 ]
 
 CAUGHT_BY_WHAT_HAPPENED: list[tuple[Mutate, str]] = [
@@ -157,6 +207,12 @@ CAUGHT_BY_WHAT_HAPPENED: list[tuple[Mutate, str]] = [
     (fail_jobs_that_may_restart, r"failed \(lost\), but"),
     (take_any_end_for_success, r"succeeded \(it ended\), but"),
     (forget_submission_keys, "became j"),
+    (give_any_gpu, "was given GPUs that it did not ask for"),
+    (forget_what_a_gang_insists_on, "must stay within one|on a node and is on"),
+    (place_others_beside_those_who_want_to_be_alone, "is beside"),
+    (grow_without_end, "was placed with .* members"),
+    (stop_the_more_entitled, "for .* beyond its own|of no higher priority"),
+    (start_before_the_others_have_let_go, "is held|more than it has|on GPU"),
 ]
 
 

@@ -33,6 +33,11 @@ class JobTruth:
     def attempt(self) -> int:
         return len(self._placements)
 
+    @property
+    def held(self) -> list[Slice]:
+        """Of its members that are not over."""
+        return [self._placements[ref.attempt - 1][ref.member] for ref in self._held]
+
     def refs(self, attempt: int) -> list[MemberRef]:
         return [MemberRef(self.id, attempt, number) for number in range(self._size(attempt))]
 

@@ -16,22 +16,27 @@ from shoal.model.events import (
     Event,
     EventBase,
     JobAdopted,
+    JobClaimed,
     JobFinished,
     JobPlaced,
     JobRequeued,
     JobRunning,
+    JobStopping,
     JobSubmitted,
+    JobUnclaimed,
     MemberExited,
     MemberLost,
     NodeIntended,
     NodeJoined,
     NodeLost,
+    PolicyChanged,
 )
 from shoal.model.job import MemberRef
 from shoal.model.node import NodeIntent, NodeSpec
 from shoal.model.policy import Policy
 from shoal.model.report import Cancel, NodeReport, Request
 from shoal.sim.agenda import Agenda
+from shoal.sim.fairness import Entitlements, stands_alone, wishes_kept
 from shoal.sim.jobtruth import JobTruth
 from shoal.sim.lives import Lives, Untruth
 from shoal.sim.witness import End, Witness
@@ -53,6 +58,8 @@ class Truth(Witness):
         self._heard: dict[str, tuple[int, int, int]] = {}  # node -> incarnation, sequence, time
         self._listening_ms = 0
         self._draining: dict[str, bool] = {}
+        self._known: dict[str, NodeSpec] = {}  # as the nodes joined: what the log knows of them
+        self._entitlements = Entitlements(policy, self.jobs)
         self._news: set[tuple[str, int]] = set()  # node, incarnation: heard since the last round
 
     # -- what the world shows --------------------------------------------------------------
@@ -104,6 +111,7 @@ class Truth(Witness):
             if judge is not None:
                 judge(self, event)
         self._news = set()
+        self._entitlements.done()
 
     # -- what the log says -----------------------------------------------------------------
 
@@ -118,8 +126,24 @@ class Truth(Witness):
         self.jobs[event.job] = JobTruth(event.job, event.spec)
         self.unfinished[event.job] = None
 
+    def _policy_changed(self, event: PolicyChanged) -> None:
+        self._policy = self._entitlements.policy = event.policy
+
     def _job_placed(self, event: JobPlaced) -> None:
-        self.jobs[event.job].placed(event)
+        job = self.jobs[event.job]
+        job.placed(event)
+        wishes_kept(event, job.spec, self._known)
+        stands_alone(event, job.spec, map(self.jobs.__getitem__, self.unfinished))
+        self._entitlements.settled(event.job)
+
+    def _job_stopping(self, event: JobStopping) -> None:
+        self._entitlements.stopping(event)
+
+    def _job_claimed(self, event: JobClaimed) -> None:
+        self._entitlements.claimed(event)
+
+    def _job_unclaimed(self, event: JobUnclaimed) -> None:
+        self._entitlements.settled(event.job)
 
     def _job_running(self, event: JobRunning) -> None:
         for ref in self.jobs[event.job].refs(event.attempt):
@@ -148,6 +172,7 @@ class Truth(Witness):
         self.jobs[event.job].requeued(event, self._policy)
 
     def _job_adopted(self, event: JobAdopted) -> None:
+        self._entitlements.settled(event.job)
         for ref in self.jobs[event.job].adopted(event):
             life = self.lives.all.get(ref)
             if life is None or life.node != event.node:
@@ -160,6 +185,7 @@ class Truth(Witness):
         lives = [self.lives.all.get(ref) for ref in self.jobs[event.job].refs(event.attempt)]
         asked = event.job in self._cancels
         self.unfinished.pop(event.job, None)
+        self._entitlements.settled(event.job)
         self.jobs[event.job].finished(event, lives, self._policy, cancel_asked=asked)
 
     def _must_be_over(self, job_id: str, attempt: int) -> None:
@@ -173,6 +199,7 @@ class Truth(Witness):
         """It takes a word that was not heard before to call a node back."""
         if (event.node, event.incarnation) not in self._news:
             raise Untruth(f"{event.node} is said to be heard again, but only old news came")
+        self._known[event.node] = event.spec
 
     def _node_lost(self, event: NodeLost) -> None:
         if event.dead:
@@ -185,6 +212,7 @@ class Truth(Witness):
                 raise Untruth(f"{event.node} was given up after only {silent_ms} ms of silence")
         for job_id in self.unfinished:
             self.jobs[job_id].node_lost(event.node, dead=event.dead)
+        self._entitlements.node_lost(event.node)
 
     def _node_intended(self, event: NodeIntended) -> None:
         self._draining[event.node] = event.intent is NodeIntent.DRAINING
@@ -194,9 +222,13 @@ class Truth(Witness):
 
 
 JUDGES: dict[type[EventBase], Callable[[Truth, Any], None]] = {
+    PolicyChanged: Truth._policy_changed,
     ControllerStarted: Truth._controller_started,
     JobSubmitted: Truth._job_submitted,
     JobPlaced: Truth._job_placed,
+    JobStopping: Truth._job_stopping,
+    JobClaimed: Truth._job_claimed,
+    JobUnclaimed: Truth._job_unclaimed,
     JobRunning: Truth._job_running,
     MemberExited: Truth._member_exited,
     MemberLost: Truth._member_lost,

@@ -63,6 +63,7 @@ class Users:
         self._counts = counts
         self._nodes = nodes
         self._other_policy = other_policy
+        self._crowded = rng.random() < 0.35  # more want GPUs, for longer, and may be stopped
         self._too_large: dict[str, None] = {}  # keys of jobs accepted before a node was known
 
     def plan(self, jobs: int, until_ms: int) -> None:
@@ -94,9 +95,9 @@ class Users:
         like = rng.choice(self._nodes)
         share = rng.choice((1, 2, 4))  # of that node
         members = rng.choice((1, 1, 1, 1, 2, 2, 3))
-        gpus = rng.choice((0, 1, like.gpus // share))
+        gpus = rng.choice((1, like.gpus // share) if self._crowded else (0, 1, like.gpus // share))
         return JobSpec(
-            command=(program, str(rng.choice((30, 1_000, 6_000, 15_000)))),
+            command=(program, str(rng.choice((30, 1_000, 6_000, 15_000)[2 * self._crowded :]))),
             members=members,
             gpus=gpus,
             cpu_milli=rng.choice((0, 1_000, like.cpu_milli // share)),
@@ -114,7 +115,7 @@ class Users:
         """What not every job asks for."""
         rng = self._rng
         wishes: dict[str, Any] = {"tenant": rng.choice(("default", "red", "blue"))}
-        if rng.random() < 0.5:
+        if rng.random() < (0.8 if self._crowded else 0.5):
             wishes["preemptible"] = True
             wishes["checkpoint_ms"] = rng.choice((0, 500, 2_000))
         if rng.random() < 0.3:
