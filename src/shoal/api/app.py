@@ -153,6 +153,7 @@ class Jobs(Controller):
         wait_for: Literal["", "running", "finished"] = "",
         wait_s: WaitS = 0,
     ) -> JobView:
+        await loop.stored(job_id)
         job = _job(loop, job_id)
         if wait_for and wait_s:
             deadline_ms = loop.clock.now_ms() + int(wait_s * 1000)
@@ -161,6 +162,7 @@ class Jobs(Controller):
                 if left_s <= 0:
                     break
                 await loop.changed(job_id, left_s)
+                await loop.stored(job_id)
                 job = _job(loop, job_id)
         return job_view(loop, job)
 
@@ -172,8 +174,9 @@ class Jobs(Controller):
         answer = accepted(await loop.request(Cancel(job_id)))
         return Done(id=answer.id, note=answer.note)
 
-    @get("/{job_id:str}/why", sync_to_thread=False)
-    def why(self, loop: ControlLoop, job_id: str) -> WhyView:
+    @get("/{job_id:str}/why")
+    async def why(self, loop: ControlLoop, job_id: str) -> WhyView:
+        await loop.stored(job_id)
         job = _job(loop, job_id)
         expected = predict(loop.state, job, loop.clock.now_ms())
         return WhyView(

@@ -98,6 +98,11 @@ class ControlLoop:
             if not watchers and self._watchers.get(job_id) is watchers:
                 del self._watchers[job_id]
 
+    async def stored(self, job_id: str) -> None:
+        """A job that just ended is told of when its end is on disk, and all that led to it."""
+        while job_id in self.finishing:
+            await self.changed(job_id, 1)
+
     def heard(self, report: NodeReport) -> None:
         """Inventories are complete, so a newer one replaces one not yet looked at."""
         self._reports[report.spec.id] = report

@@ -41,7 +41,7 @@ def _find(path: str) -> Any:
     module, _, name = path.partition(":")
     try:
         found = getattr(importlib.import_module(module), name)
-    except Exception as error:  # a user's module may fail in any way while it is imported
+    except (Exception, SystemExit) as error:  # a user's module may fail in any way
         raise UnknownFunction(f"{path} cannot be loaded: {error}") from None
     if not callable(found) and not isinstance(found, Ordering):
         raise UnknownFunction(f"{path} is not a function")

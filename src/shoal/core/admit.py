@@ -130,6 +130,10 @@ def impossible(state: State, spec: JobSpec) -> Refused | None:
                 f"asks for {want} {unit} per member, but no node has more than {have}; "
                 f"ask for at most {have}" + (" and use more members" if best else ""),
             )
+    if not any(demand.suits(kind) for kind in kinds):
+        models = ", ".join(sorted({kind.gpu_model or "unnamed" for kind in kinds if kind.gpus}))
+        field = "gpu_models" if demand.gpu_models else "gpu_memory"
+        return Refused(field, f"no node has such GPUs ({demand}); there are: {models or 'none'}")
     fits = held_when_empty(state, gang_of_spec(spec), open_only=False)
     if fits == 0:
         largest = max(kinds)

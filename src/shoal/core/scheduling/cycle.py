@@ -141,7 +141,9 @@ def _short(room: Room, slice_: Slice) -> bool:
 def _plan_text(state: State, plan: Plan, lane: Lane) -> str:
     names = ", ".join(state.order[index].id for index, _ in plan.nodes[:8])
     more = f" and {len(plan.nodes) - 8} more" if len(plan.nodes) > 8 else ""
-    gang = f"{plural(lane.gang.members, 'member')} with {lane.gang.demand}"
+    members = sum(count for _, count in plan.nodes)
+    each = " each" if members > 1 else ""
+    gang = f"{plural(members, 'member')} with {lane.gang.demand}{each}"
     return f"{gang} on {names}{more}: {plan.rule}"
 
 
