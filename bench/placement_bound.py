@@ -5,7 +5,8 @@ one GPU. Relaxed, so that the optimum can only be higher than the truth: tasks a
 split; the CPUs and GPUs of like nodes are pooled (no node boundaries, but a task must fit an empty
 node of the kind); memory is ignored; the order of arrival is ignored and tasks may be refused.
 Not refused are those that would have found room whatever was placed before them (`forced`).
-The optimum is raised by what a missing pattern could still gain, so rounding cannot make it low.
+The bound is the optimum plus what missing patterns could still gain at its prices: it holds even
+where the search for patterns ends early.
 """
 
 from __future__ import annotations
@@ -40,14 +41,19 @@ def upper_bound(nodes: Sequence[Room], arrivals: Sequence[Task]) -> float | None
     program = _Program(nodes, arrivals)
     if not program.columns:
         return 0.0
+    bound = float(capacity := WHOLE * sum(program.gpus))
     for _ in range(ROUNDS_MAX):
         optimum, gains = program.solve(linprog)
-        if max(gain for gain, _ in gains) < GAP * WHOLE:
+        missing = sum(
+            max(0.0, gain) * gpus for (gain, _), gpus in zip(gains, program.gpus, strict=True)
+        )
+        bound = min(bound, optimum + missing)
+        known = len(program.columns)
+        for _, patterns in gains:
+            program.add_patterns(patterns)
+        if len(program.columns) == known:
             break
-        program.add([pattern for gain, pattern in gains if gain > 0])
-    rest = sum(gain * program.gpus[index] for index, (gain, _) in enumerate(gains) if gain > 0)
-    capacity = WHOLE * sum(program.gpus)
-    return min(1.0, (optimum + rest) / capacity)
+    return bound / capacity
 
 
 def forced(nodes: Sequence[Room], arrivals: Sequence[Task]) -> list[bool]:
@@ -132,8 +138,8 @@ class _Program:
         self.add(
             (index, {number: 1})
             for index, room in enumerate(self.rooms)
-            for number, kind in enumerate(self.kinds)
-            if fits(room, Task(kind.cpu_milli, 0, *kind[1:]))
+            for number in range(len(self.kinds))
+            if fits(room, self._task(number))
         )
 
     def add(self, columns: Any) -> None:
@@ -143,8 +149,16 @@ class _Program:
                 self._known.add(key)
                 self.columns.append((room, tasks))
 
-    def solve(self, linprog: Any) -> tuple[float, list[tuple[float, tuple[int, dict[int, int]]]]]:
-        """The optimum over the columns so far and, per node kind, what the best new one gains."""
+    def add_patterns(self, patterns: list[dict[int, int]]) -> None:
+        """What shares a GPU well on one kind of node may do so on others."""
+        for tasks in patterns:
+            kinds = [self._task(number) for number in tasks]
+            for index, room in enumerate(self.rooms):
+                if all(fits(room, task) for task in kinds):
+                    self.add([(index, tasks)])
+
+    def solve(self, linprog: Any) -> tuple[float, list[tuple[float, list[dict[int, int]]]]]:
+        """The optimum over the columns so far and, per node kind, what new ones gain."""
         csr_matrix = import_module("scipy.sparse").csr_matrix
         count, rooms = len(self.kinds), len(self.rooms)
         entries: list[tuple[int, int, float]] = []
@@ -173,39 +187,52 @@ class _Program:
         ]
         return -float(answer.fun), prices
 
+    def _task(self, number: int) -> Task:
+        kind = self.kinds[number]
+        return Task(kind.cpu_milli, 0, kind.gpus, kind.gpu_milli, kind.models)
+
     def _gpus_of(self, tasks: dict[int, int]) -> int:
         shared = any(0 < self.kinds[kind].gpu_milli < WHOLE for kind in tasks)
         return 1 if shared else sum(n * self.kinds[kind].gpus for kind, n in tasks.items())
 
     def _price(
         self, room: int, worth: list[float], cpu_price: float, gpu_price: float
-    ) -> tuple[float, tuple[int, dict[int, int]]]:
-        """The best way to share one GPU of this kind, by dynamic programming over its milli."""
+    ) -> tuple[float, list[dict[int, int]]]:
+        """What the best way to share one GPU of this kind gains, by dynamic programming over its
+        milli, and the best ways that hold each kind of task."""
         where = self.rooms[room]
         gain = []
         for number, kind in enumerate(self.kinds):
-            if 0 < kind.gpu_milli < WHOLE and fits(where, Task(kind.cpu_milli, 0, *kind[1:])):
+            if 0 < kind.gpu_milli < WHOLE and fits(where, self._task(number)):
                 value = kind.gpu_milli - worth[number] - cpu_price * kind.cpu_milli / 1000
                 if value > 0:
                     gain.append((kind.gpu_milli, value, number))
         best = [0.0] * (WHOLE + 1)
         chosen = [-1] * (WHOLE + 1)
-        sizes = {number: size for size, _, number in gain}
         for milli in range(1, WHOLE + 1):
-            best[milli], chosen[milli] = best[milli - 1], -1
+            best[milli] = best[milli - 1]
             for size, value, number in gain:
                 if size <= milli and best[milli - size] + value > best[milli] + 1e-12:
                     best[milli], chosen[milli] = best[milli - size] + value, number
-        tasks: Counter[int] = Counter()
-        milli = WHOLE
+        patterns = [
+            self._trace(chosen, number)
+            for size, value, number in gain
+            if value + best[WHOLE - size] - gpu_price > GAP * WHOLE
+        ]
+        return best[WHOLE] - gpu_price, patterns
+
+    def _trace(self, chosen: list[int], first: int) -> dict[int, int]:
+        """The best pattern that holds this kind: many at once save many rounds."""
+        tasks = Counter([first])
+        milli = WHOLE - self.kinds[first].gpu_milli
         while milli > 0:
             number = chosen[milli]
             if number < 0:
                 milli -= 1
             else:
                 tasks[number] += 1
-                milli -= sizes[number]
-        return best[WHOLE] - gpu_price, (room, dict(tasks))
+                milli -= self.kinds[number].gpu_milli
+        return dict(tasks)
 
 
 def _kind(task: Task) -> Kind:
