@@ -7,7 +7,7 @@ from collections.abc import Mapping
 
 from shoal.core.queue import Gang, gang_of, lane_of
 from shoal.core.room import UNLIMITED, Level
-from shoal.core.scheduling.backfill import GAP_TRIES_MAX, SAFE, nodes_to_avoid
+from shoal.core.scheduling.backfill import GAP_TRIES_MAX, SAFE, delayed_by, nodes_of
 from shoal.core.scheduling.expect import run_ms
 from shoal.core.scheduling.fit import fit, shortage
 from shoal.core.scheduling.order import place_in_line
@@ -142,7 +142,7 @@ def _set_aside(state: State, job: Job, now_ms: int) -> str:
         for other in state.reservations
         if other != job.id and place_in_line(state, state.jobs[other], now_ms) < mine
     ]
-    avoid = nodes_to_avoid(state, job, ahead, now_ms)
+    avoid = nodes_of(state, delayed_by(state, job, ahead, now_ms))
     line = state.queue.lanes[lane_of(job)]
     position = bisect_left(line, (state.queue.inner(job), job.number))
     if ahead and position >= GAP_TRIES_MAX:

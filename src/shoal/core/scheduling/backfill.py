@@ -60,22 +60,22 @@ def _emit(round_: Round, job: Job, start_ms: int | None, nodes: tuple[str, ...],
     )
 
 
-def nodes_to_avoid(state: State, job: Job, ahead: Iterable[str], now_ms: int) -> set[int]:
-    """Nodes set aside for jobs ahead of this one at a time when it would still be running."""
-    reservations = [
-        held
-        for other in ahead
-        if (held := state.reservations.get(other)) is not None and held.start_ms is not None
-    ]
-    if not reservations:
-        return set()
+def delayed_by(state: State, job: Job, ahead: Iterable[str], now_ms: int) -> tuple[str, ...]:
+    """Those of the jobs ahead whose reservations begin while this one would still be running."""
     expected = run_ms(state, job, SAFE)
     end_ms = None if expected is None else now_ms + expected - job.attained_ms
-    avoid: set[int] = set()
-    for reservation in reservations:
-        if end_ms is None or end_ms > (reservation.start_ms or 0):
-            avoid.update(reservation.nodes)
-    return avoid
+    return tuple(
+        other
+        for other in ahead
+        if (held := state.reservations.get(other)) is not None
+        and held.start_ms is not None
+        and (end_ms is None or end_ms > held.start_ms)
+    )
+
+
+def nodes_of(state: State, delayed: Iterable[str]) -> set[int]:
+    """The nodes that are set aside for these jobs."""
+    return {index for other in delayed for index in state.reservations[other].nodes}
 
 
 def first_opening(state: State, gang: Gang, now_ms: int, percent: int) -> Opening | None:

@@ -6,7 +6,7 @@ from shoal.core.explain import could_ever, holds_queue
 from shoal.core.queue import Lane
 from shoal.core.room import Room
 from shoal.core.round import Round
-from shoal.core.scheduling.backfill import GAP_TRIES_MAX, nodes_to_avoid, reserve
+from shoal.core.scheduling.backfill import GAP_TRIES_MAX, delayed_by, nodes_of, reserve
 from shoal.core.scheduling.defragment import defragment
 from shoal.core.scheduling.elastic import grow, widest
 from shoal.core.scheduling.fit import Plan, fit, slices
@@ -63,12 +63,13 @@ def _place_one(round_: Round, lane: Lane, ahead: list[str]) -> bool:
     state = round_.state
     if lane.gang in state.hopeless:
         return False
-    tried: set[int] | None = None
+    tried: set[tuple[str, ...]] = set()
     for _, number in state.queue.lanes[lane][:GAP_TRIES_MAX]:
         job = state.job_numbered(number)
-        avoid = nodes_to_avoid(state, job, ahead, round_.now_ms)
-        if avoid == tried:
+        delayed = delayed_by(state, job, ahead, round_.now_ms) if ahead else ()
+        if delayed in tried:
             continue
+        avoid = nodes_of(state, delayed)
         plan = fit(state, lane.gang, avoid)
         if plan is not None:
             _place(round_, job, lane, widest(state, job, lane.gang, avoid) or plan)
@@ -76,7 +77,7 @@ def _place_one(round_: Round, lane: Lane, ahead: list[str]) -> bool:
         if not avoid:
             state.hopeless.add(lane.gang)
             return False
-        tried = avoid
+        tried.add(delayed)
     return False
 
 
