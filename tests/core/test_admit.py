@@ -169,3 +169,50 @@ def test_what_does_not_exist_is_said_to_be_missing() -> None:
     for answer in (cluster.cancel("j5"), cluster.intend("n7", NodeIntent.CORDONED)):
         assert isinstance(answer, Refused)
         assert answer.missing
+
+
+# -- wishes --------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("fields", "field"),
+    [
+        ({"gpus": 1, "gpu_milli": 0}, "gpu_memory_mb"),
+        ({"gpus": 2, "gpu_milli": 500}, "gpus"),
+        ({"gpus": 2, "gpu_milli": 0, "gpu_memory_mb": 1}, "gpus"),
+        ({"members": 3, "members_per_node": 2}, "members"),
+        ({"members": 3, "members_max": 2}, "members_max"),
+    ],
+)
+def test_wishes_that_contradict_each_other_are_refused_on_any_cluster(
+    fields: dict[str, int], field: str
+) -> None:
+    assert refusal(Cluster(), **fields).field == field
+
+
+@pytest.mark.parametrize(
+    ("fields", "most"),
+    [
+        ({"within": "node"}, 2),
+        ({"within": "rack"}, 4),
+        ({"within": "block"}, 6),
+        ({"within": "rack", "members_per_node": 1}, 2),
+        ({"gpu_models": ["new"]}, 2),
+        ({"gpu_memory_mb": 41}, 2),
+        ({"gpu_milli": 0, "gpu_memory_mb": 20}, 20),
+        ({}, 8),
+    ],
+)
+def test_what_no_rack_or_no_such_gpu_ever_holds_is_refused(
+    fields: dict[str, object], most: int
+) -> None:
+    """Found by reading: it was accepted, and the queue was held for it for ever."""
+    cluster = Cluster()
+    for name, place in (("a", "b/r"), ("b", "b/r"), ("c", "b/s")):
+        cluster.join(name, gpus=2, place=place, gpu_model="old", gpu_memory_mb=40)
+    cluster.join("d", gpus=2, gpu_model="new", gpu_memory_mb=80)
+    wish: dict[str, object] = {"gpus": 1, "cpu_milli": 0, "within_required": True, **fields}
+    refused = refusal(cluster, **wish, members=most + most % 2 + 2)
+    assert refused.field == "members"
+    assert f"ask for at most {most}" in refused.message
+    assert cluster.submit(**wish, members=most)

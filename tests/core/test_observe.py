@@ -5,11 +5,12 @@ from __future__ import annotations
 import pytest
 
 from shoal.core.apply import apply
+from shoal.core.scheduling.order import ran_ms
 from shoal.model.events import ControllerStarted
 from shoal.model.job import MemberRef, Outcome, Phase
 from shoal.model.node import NodeHealth, NodeIntent
 from shoal.model.policy import Policy
-from tests.core.build import Cluster, kinds, node_spec
+from tests.core.build import POLICY, Cluster, kinds, node_spec
 
 
 def test_a_new_node_joins_and_is_ready_at_once() -> None:
@@ -334,3 +335,16 @@ def test_a_job_is_not_adopted_where_its_slices_are_held_by_another() -> None:
     cluster.hear("a")
     assert cluster.finished[first].outcome is Outcome.SUCCEEDED
     assert cluster.job(second).phase is Phase.WAITING
+
+
+def test_the_work_of_a_job_that_is_adopted_is_counted_once() -> None:
+    """Found by reading: what had been kept when its node was given up was added to its run."""
+    cluster = Cluster()
+    cluster.join("a")
+    job_id = cluster.run(checkpoint_ms=1_000)
+    cluster.wait(POLICY.grace_ms)
+    cluster.step()
+    assert cluster.job(job_id).attained_ms == POLICY.grace_ms
+    cluster.hear("a")
+    assert cluster.job(job_id).phase is Phase.RUNNING
+    assert ran_ms(cluster.job(job_id), cluster.now_ms) == POLICY.grace_ms

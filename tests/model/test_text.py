@@ -16,6 +16,9 @@ from shoal.model.resources import Demand, cpus_text, plural
         (Demand(1, 1000, 0), "1 GPU, 1 CPU"),
         (Demand(2, 1500, 64), "2 GPUs, 1.5 CPUs, 64 MB"),
         (Demand(0, 250, 0), "0.25 CPUs"),
+        (Demand(1, 0, 0, 300), "0.3 GPU"),
+        (Demand(1, 0, 0, 0, 20), "20 MB of a GPU"),
+        (Demand(2, 0, 0, 1000, 80, ("A", "B")), "2 GPUs of 80 MB (A or B)"),
     ],
 )
 def test_a_demand_reads_as_people_say_it(demand: Demand, text: str) -> None:

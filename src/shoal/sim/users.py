@@ -167,9 +167,9 @@ class Users:
         near = spec.within_required and spec.within is not Within.ANYWHERE
         groups: dict[str, int] = {}
         for node in self._nodes:
-            names = {"anywhere"} if not near else {node.id, "/".join(node.place.split("/")[:depth])}
-            if near and node.place.count("/") < depth - 1:
-                names = {node.id}
+            names = {node.id} if near else {"anywhere"}
+            if near and depth and node.place.count("/") >= depth - 1:
+                names.add("/".join(["", *node.place.split("/")[:depth]]))
             for name in names:
                 groups[name] = groups.get(name, 0) + _held_by(node, spec)
         return max(groups.values()) >= spec.members

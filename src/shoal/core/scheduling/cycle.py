@@ -10,7 +10,7 @@ from shoal.core.scheduling.backfill import GAP_TRIES_MAX, delayed_by, nodes_of, 
 from shoal.core.scheduling.defragment import defragment
 from shoal.core.scheduling.elastic import grow, widest
 from shoal.core.scheduling.fit import Plan, fit, slices
-from shoal.core.scheduling.order import Walk
+from shoal.core.scheduling.order import ORDERINGS, Walk
 from shoal.core.scheduling.preempt import preempt
 from shoal.core.state import State
 from shoal.model.events import JobPlaced, JobUnclaimed
@@ -25,8 +25,8 @@ PREEMPTORS_MAX = 8
 def schedule(round_: Round) -> None:
     """A job that does not fit is passed over, until it has been passed over for too long."""
     state, policy = round_.state, round_.policy
-    state.queue.wake(round_.now_ms, state.job_numbered)
     start_claimed(round_)
+    state.queue.wake(round_.now_ms, state.job_numbered)
     walk = Walk(state, round_.now_ms)
     budget = policy.placements_per_step_max
     ahead: list[str] = []  # blocked jobs for which room is set aside
@@ -35,6 +35,8 @@ def schedule(round_: Round) -> None:
         job, lane = head
         if _place_one(round_, lane, ahead):
             walk.again(lane)
+            if _falls_back(state, lane.tenant, ahead):
+                round_.more = True  # who avoided their nodes may be ahead of them by now
             budget -= 1
             if not budget:
                 round_.more = True
@@ -50,6 +52,16 @@ def schedule(round_: Round) -> None:
             return
     if not state.queue.size:
         grow(round_)
+
+
+def _falls_back(state: State, tenant: str, ahead: list[str]) -> bool:
+    """Does what the tenant was given put any of those behind for whom room is set aside?"""
+    if not ahead or not ORDERINGS[state.policy.order].weighs_tenants:
+        return False
+    branch = state.accounts.lineage(tenant)[0].name
+    return any(
+        state.accounts.lineage(state.jobs[other].spec.tenant)[0].name == branch for other in ahead
+    )
 
 
 def _make_room(round_: Round, job: Job, tried: int) -> bool:

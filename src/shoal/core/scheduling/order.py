@@ -30,6 +30,10 @@ class Ordering(NamedTuple):
     tenant: Callable[[State, str, int], Rank] = _all_alike
     clairvoyant: bool = False  # it needs to know how long jobs will run
 
+    @property
+    def weighs_tenants(self) -> bool:
+        return self.tenant is not _all_alike
+
 
 def ran_ms(job: Job, now_ms: int) -> int:
     """How long it has run, in this attempt and in what is kept of earlier ones."""
