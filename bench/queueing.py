@@ -17,6 +17,7 @@ from pathlib import Path
 import msgspec
 from bench.figures import table
 from bench.queueing_outcome import Outcome, Summary, summarise
+from bench.queueing_own import simulate as own_rules
 from bench.queueing_policies import Policy, policies
 from bench.queueing_published import GPUS_PER_NODE, NODES
 from bench.queueing_published import simulate as published_rules
@@ -31,7 +32,7 @@ from bench.queueing_trace import (
 )
 
 Simulate = Callable[[Sequence[TraceJob], Policy, Overheads], list[Outcome]]
-RULES: Mapping[str, Simulate] = {"published": published_rules}
+RULES: Mapping[str, Simulate] = {"published": published_rules, "own": own_rules}
 # Files of these names beside a trace belong to it.
 OVERHEAD_FILE = "start_overhead.csv"
 PUBLISHED_FILE = "published_sim.csv"

@@ -7,19 +7,22 @@ see only what a real scheduler sees: shape, order of submission, and how long a 
 from __future__ import annotations
 
 import math
-from bisect import insort
-from collections.abc import Iterator, Sequence
-from heapq import merge
+from bisect import bisect_left, insort
+from collections.abc import Container, Hashable, Iterator, Sequence
+from heapq import heapify, heappop, heappush, merge
 from itertools import chain
 
 from bench.queueing_trace import TraceJob
+from msgspec.structs import replace
 
+from shoal.core.scheduling.estimates import OCTAVES, Estimates, Patience, Sweeps, begin_ms, octave
 from shoal.core.scheduling.ranks import (
     TIRESIAS_GPU_MS,
     Facts,
     Key,
     Rank,
     fifo,
+    learned,
     level,
     srsf,
     srtf,
@@ -33,9 +36,14 @@ class Live:
     __slots__ = (
         "attained_ms",
         "checked_ms",
+        "free_ms",
         "job",
+        "kind",
+        "nodes",
+        "order",
         "place",
         "preemptions",
+        "ready_ms",
         "remaining_ms",
         "running",
     )
@@ -46,8 +54,14 @@ class Live:
         self.attained_ms = 0  # time on GPUs, useful or not
         self.checked_ms = job.submitted_ms
         self.running = False
+        self.kind: Hashable = None  # while it waits, these two are its place in the line
+        self.order: Key = ()
         self.place = 0
         self.preemptions = 0
+        # Only in Shoal's own world: where it runs, from when usefully, from when it may be preempted.
+        self.nodes: tuple[tuple[int, int], ...] = ()
+        self.ready_ms = 0
+        self.free_ms = 0
 
 
 class Policy:
@@ -66,23 +80,39 @@ class Policy:
         self._told = told
 
     def key(self, live: Live) -> Key:
+        return self._rank(self.facts(live))
+
+    def facts(self, live: Live) -> Facts:
         job = live.job
-        return self._rank(
-            Facts(
-                number=job.number,
-                gpus=job.gpus,
-                submitted_ms=job.submitted_ms,
-                attained_ms=live.attained_ms,
-                attained_gpu_ms=live.attained_ms * job.gpus,
-                remaining_ms=live.remaining_ms if self._told else None,
-                running=live.running,
-                place=live.place,
-            )
+        return Facts(
+            number=job.number,
+            gpus=job.gpus,
+            submitted_ms=job.submitted_ms,
+            attained_ms=live.attained_ms,
+            attained_gpu_ms=live.attained_ms * job.gpus,
+            remaining_ms=live.remaining_ms if self._told else None,
+            running=live.running,
+            place=live.place,
         )
+
+    def kind(self, live: Live) -> Hashable:
+        """Waiting jobs of one kind want the same GPUs, and `order` holds among them for ever."""
+        return live.job.gpus
+
+    def order(self, live: Live) -> Key:
+        return self.key(live)
 
     def changes_in_ms(self, live: Live) -> int | None:  # noqa: ARG002
         """How much longer a running job must run for its rank to change."""
         return None
+
+    def run_ms_min(self, live: Live) -> int:  # noqa: ARG002
+        """How long a job that starts now is left alone, where that is longer than for everybody."""
+        return 0
+
+    def promoted(self, now_ms: int) -> Sequence[Live]:  # noqa: ARG002
+        """Whose rank has changed since the last call, other than by running."""
+        return ()
 
     def arrived(self, live: Live) -> None: ...
 
@@ -92,7 +122,7 @@ class Policy:
     def settled(self, running: Sequence[Live], stopped: Sequence[Live]) -> None:
         """Who runs after an event, and who has just been stopped, each in order of rank."""
 
-    def finished(self, live: Live) -> None: ...
+    def finished(self, live: Live, now_ms: int) -> None: ...
 
 
 class Fifo(Policy):
@@ -148,28 +178,47 @@ class Tiresias(Policy):
 
 
 class Line:
-    """Everybody who is not finished, in order of rank. Waiting jobs are ranked once, when they
-    begin to wait, for until they run again nothing about them changes."""
+    """Everybody who is not finished. Waiting jobs of one kind want the same GPUs and keep their order
+    among themselves: a walk costs in proportion to kinds and placements, not to jobs."""
 
     def __init__(self, policy: Policy) -> None:
         self._policy = policy
-        self._waiting: list[tuple[Key, Live]] = []
+        self._kinds: dict[Hashable, list[tuple[Key, Live]]] = {}
         self.running: list[Live] = []
+        self.waiting = 0
 
     def __len__(self) -> int:
-        return len(self._waiting) + len(self.running)
+        return self.waiting + len(self.running)
 
     def wait(self, live: Live) -> None:
-        insort(self._waiting, (self._policy.key(live), live))
+        live.kind = self._policy.kind(live)
+        live.order = self._policy.order(live)
+        insort(self._kinds.setdefault(live.kind, []), (live.order, live))
+        self.waiting += 1
 
-    def rank(self) -> Iterator[Live]:
-        """The running in order of rank, or before everybody else where nobody is preempted."""
-        ranked = sorted((self._policy.key(live), live) for live in self.running)
-        self.running = [live for _, live in ranked]
-        both = (
-            merge(ranked, self._waiting) if self._policy.preempts else chain(ranked, self._waiting)
-        )
+    def walk(self, hopeless: Container[int], now_ms: int) -> Iterator[Live]:
+        """In order of rank; no more jobs that want as many GPUs as has become hopeless."""
+        for live in self._policy.promoted(now_ms):
+            if not live.running:
+                self._leave(live)
+                self.wait(live)
+        running = sorted((self._policy.key(live), live) for live in self.running)
+        self.running = [live for _, live in running]
+        waiting = self._walk_waiting(hopeless)
+        both = merge(running, waiting) if self._policy.preempts else chain(running, waiting)
         return (live for _, live in both)
+
+    def _walk_waiting(self, hopeless: Container[int]) -> Iterator[tuple[Key, Live]]:
+        heads = [(self._policy.key(lives[0][1]), lives, 0) for lives in self._kinds.values()]
+        heapify(heads)
+        while heads:
+            key, lives, index = heappop(heads)
+            live = lives[index][1]
+            if live.job.gpus in hopeless:
+                continue
+            yield key, live
+            if index + 1 < len(lives):
+                heappush(heads, (self._policy.key(lives[index + 1][1]), lives, index + 1))
 
     def settle(self, chosen: Sequence[Live], now_ms: int) -> list[Live]:
         """From now on the chosen run, and nobody else; returns those who must stop."""
@@ -180,14 +229,89 @@ class Line:
             live.preemptions += 1
         for live in chosen:
             if not live.running:
+                self._leave(live)
                 live.running = True
                 live.checked_ms = now_ms
         self._policy.settled(chosen, stopped)
-        self._waiting = [entry for entry in self._waiting if not entry[1].running]
         for live in stopped:
             self.wait(live)
         self.running = list(chosen)
         return stopped
+
+    def _leave(self, live: Live) -> None:
+        lives = self._kinds[live.kind]
+        del lives[bisect_left(lives, (live.order,))]
+        if not lives:
+            del self._kinds[live.kind]
+        self.waiting -= 1
+
+
+class ShoalDefault(Policy):
+    """Told nothing: learns from the jobs before and beside, by shape and by sweep.
+
+    The traces have no tenants, and their models were drawn at random, so that the model's name would
+    teach nothing; it is not looked at.
+    """
+
+    RUN_MS_MIN = 300_000
+
+    def __init__(self) -> None:
+        super().__init__("shoal-default", learned)
+        self._estimates = Estimates()
+        self._sweeps = Sweeps()
+        self._patience = Patience()
+        self._group: dict[int, tuple[str, ...]] = {}
+        self._alive: dict[int, Live] = {}  # the oldest first
+        self._elder: int | None = None
+
+    def facts(self, live: Live) -> Facts:
+        return replace(
+            super().facts(live),
+            remaining_ms=self._estimates.remaining_ms(
+                self._group[live.job.number], live.attained_ms
+            ),
+            elder=live.job.number == self._elder,
+        )
+
+    def kind(self, live: Live) -> Hashable:
+        number = live.job.number
+        return (self._group[number], octave(live.attained_ms), number == self._elder)
+
+    def order(self, live: Live) -> Key:
+        return (live.job.number,)
+
+    def changes_in_ms(self, live: Live) -> int | None:
+        at = octave(live.attained_ms)
+        return begin_ms(at + 1) - live.attained_ms if at + 1 < OCTAVES else None
+
+    def run_ms_min(self, live: Live) -> int:  # noqa: ARG002
+        return self.RUN_MS_MIN
+
+    def promoted(self, now_ms: int) -> Sequence[Live]:
+        oldest = next(iter(self._alive.values()), None)
+        if oldest is None or self._elder is not None:
+            return ()
+        if now_ms - oldest.job.submitted_ms < self._patience.ms:
+            return ()
+        self._elder = oldest.job.number
+        return (oldest,)
+
+    def arrived(self, live: Live) -> None:
+        job = live.job
+        self._alive[job.number] = live
+        self._group[job.number] = self._sweeps.join((str(job.gpus),), job.submitted_ms)
+        self._estimates.began(self._group[job.number])
+
+    def progressed(self, live: Live, before_ms: int) -> None:
+        self._estimates.survived(self._group[live.job.number], before_ms, live.attained_ms)
+
+    def finished(self, live: Live, now_ms: int) -> None:
+        job = live.job
+        self._estimates.ended(self._group.pop(job.number), live.attained_ms)
+        self._patience.observe(now_ms - job.submitted_ms)
+        del self._alive[job.number]
+        if self._elder == job.number:
+            self._elder = None
 
 
 def policies() -> list[Policy]:
@@ -197,4 +321,5 @@ def policies() -> list[Policy]:
         Tiresias(),
         Fifo("fifo", skips=False),
         Fifo("fifo+skip", skips=True),
+        ShoalDefault(),
     ]

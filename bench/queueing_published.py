@@ -34,7 +34,7 @@ def simulate(jobs: Sequence[TraceJob], policy: Policy, overheads: Overheads) -> 
             live = Live(arrivals.pop())
             policy.arrived(live)
             line.wait(live)
-        line.settle(_choose(line, policy), now_ms)
+        line.settle(_choose(line, policy, now_ms), now_ms)
         end_ms = min((now_ms + live.remaining_ms for live in line.running), default=NEVER_MS)
         changes = (policy.changes_in_ms(live) for live in line.running)
         change_ms = min((now_ms + c for c in changes if c is not None), default=NEVER_MS)
@@ -46,7 +46,7 @@ def _finish(line: Line, policy: Policy, now_ms: int) -> list[Outcome]:
     line.running = [live for live in line.running if live not in ended]
     for live in ended:
         live.attained_ms += now_ms - live.checked_ms
-        policy.finished(live)
+        policy.finished(live, now_ms)
     return [Outcome.of(live, now_ms) for live in ended]
 
 
@@ -61,11 +61,11 @@ def _advance(live: Live, policy: Policy, now_ms: int, overheads: Overheads) -> N
     policy.progressed(live, before_ms)
 
 
-def _choose(line: Line, policy: Policy) -> list[Live]:
+def _choose(line: Line, policy: Policy, now_ms: int) -> list[Live]:
     """Everybody who fits, tried in order of rank on an empty cluster."""
     chosen = []
     cluster = Cluster(counts_only=policy.counts_only or not policy.preempts)
-    for live in line.rank():
+    for live in line.walk(cluster.hopeless, now_ms):
         if cluster.take(live.job.gpus):
             chosen.append(live)
         elif not policy.skips:
@@ -82,17 +82,17 @@ class Cluster:
         self.total = NODES * GPUS_PER_NODE
         self._free = [self.total] if counts_only else [GPUS_PER_NODE] * NODES
         self._size = self._free[0]
-        self._hopeless: set[int] = set()
+        self.hopeless: set[int] = set()
 
     def take(self, gpus: int) -> bool:
-        if gpus > self.total or gpus in self._hopeless:
+        if gpus > self.total or gpus in self.hopeless:
             return False
         full, rest = divmod(gpus, self._size) if gpus > self._size else (0, gpus)
         empty = [index for index, free in enumerate(self._free) if free == self._size][:full]
         holds = (i for i, free in enumerate(self._free) if rest and free >= rest and i not in empty)
         last = next(holds, None)
         if len(empty) < full or (rest and last is None):
-            self._hopeless.add(gpus)
+            self.hopeless.add(gpus)
             return False
         for index in empty:
             self._free[index] = 0

@@ -189,7 +189,7 @@ CAUGHT_BY_THE_INVARIANTS: list[tuple[Mutate, str]] = [
     (run_again_while_a_member_lives, "waits but holds|nodes hold does not match"),
     (skip_some_jobs_for_ever, "waits without a reason"),
     (change_the_state_without_an_event, "is not the state that was lost"),
-    (place_others_beside_those_who_want_to_be_alone, "what is free does not match"),
+    (place_others_beside_those_who_want_to_be_alone, "what is free does|wants it for itself"),
     (grow_without_end, "runs with .* of .* members"),
     (start_before_the_others_have_let_go, "is held|given away more"),
 ]

@@ -101,6 +101,7 @@ def _job_reserved(state: State, event: JobReserved) -> None:
         promised_ms = before.promised_ms
     reservation = Reservation(event.start_ms, nodes, event.at_ms, promised_ms)
     state.reservations[event.job] = reservation
+    state.no_gap.clear()
 
 
 def _job_claimed(state: State, event: JobClaimed) -> None:

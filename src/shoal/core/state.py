@@ -105,6 +105,8 @@ class State:
         self.looked_ms: dict[str, int] = {}  # when an opening was last sought for a blocked job
         # Known not to fit until a node gains room; a cache, so losing it costs only time.
         self.hopeless: set[Gang] = set()
+        # The same of gangs that fit only on nodes set aside for these jobs.
+        self.no_gap: set[tuple[Gang, tuple[str, ...]]] = set()
 
         self.contacts: dict[str, int] = {}  # when nodes not lost were heard, longest unheard first
         # The newest (incarnation, sequence) of each node, lost or not: what is older is refused.
@@ -232,6 +234,7 @@ class State:
 
     def gained(self, room: Room) -> None:
         """A node has more room than before: shapes whose members fit on it are worth a try."""
+        self.no_gap.clear()
         if self.hopeless:
             self.hopeless = {gang for gang in self.hopeless if not room.holds(gang.demand)}
 
@@ -274,7 +277,8 @@ class State:
             self.queue.add(job)
 
     def forget_reservation(self, job: Job) -> None:
-        self.reservations.pop(job.id, None)
+        if self.reservations.pop(job.id, None) is not None:
+            self.no_gap.clear()
         self.looked_ms.pop(job.id, None)
 
     def hold(self, job: Job) -> None:

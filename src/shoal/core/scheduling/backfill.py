@@ -20,7 +20,7 @@ SAFE = 90  # for the time by which it will almost surely be so
 # may not be the very first then, but looking takes no longer than placing.
 NODES_MAX = 1024
 # So many jobs of one lane are looked at for a gap that they fit into.
-GAP_TRIES_MAX = 50
+GAP_TRIES_MAX = 10
 # A reservation that has come to nothing is made anew, but looking at every node takes time.
 RENEW_AFTER_MS = 10_000
 

@@ -75,21 +75,22 @@ def _place_one(round_: Round, lane: Lane, ahead: list[str]) -> bool:
     state = round_.state
     if lane.gang in state.hopeless:
         return False
-    tried: set[tuple[str, ...]] = set()
     for _, number in state.queue.lanes[lane][:GAP_TRIES_MAX]:
         job = state.job_numbered(number)
         delayed = delayed_by(state, job, ahead, round_.now_ms) if ahead else ()
-        if delayed in tried:
+        if (lane.gang, delayed) in state.no_gap:
             continue
+        plan = fit(state, lane.gang)
+        if plan is None:
+            state.hopeless.add(lane.gang)
+            return False
         avoid = nodes_of(state, delayed)
-        plan = fit(state, lane.gang, avoid)
+        if avoid:
+            plan = fit(state, lane.gang, avoid)
         if plan is not None:
             _place(round_, job, lane, widest(state, job, lane.gang, avoid) or plan)
             return True
-        if not avoid:
-            state.hopeless.add(lane.gang)
-            return False
-        tried.add(delayed)
+        state.no_gap.add((lane.gang, delayed))
     return False
 
 

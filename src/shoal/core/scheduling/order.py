@@ -126,6 +126,7 @@ class Walk:
         self._now_ms = now_ms
         self._ordering = ORDERINGS[state.policy.order]
         self._groups: dict[tuple[int, str], list[tuple[int, int, Lane]]] = {}
+        self._standings: dict[str, Rank] = {}
         for lane, line in state.queue.lanes.items():
             self._groups.setdefault((lane.priority, lane.tenant), []).append((*line[0], lane))
         for heads in self._groups.values():
@@ -150,6 +151,7 @@ class Walk:
 
     def again(self, lane: Lane) -> None:
         """A job of this lane was placed: the next of its kind is in turn."""
+        self._standings.clear()  # what one is given changes how its whole branch stands
         line = self._state.queue.lanes.get(lane)
         if line:
             heapq.heappush(self._groups[lane.priority, lane.tenant], (*line[0], lane))
@@ -162,4 +164,8 @@ class Walk:
     def _key(self, group: tuple[int, str]) -> Rank:
         priority, tenant = group
         rank, number, _ = self._groups[group][0]
-        return (-priority, *self._ordering.tenant(self._state, tenant, self._now_ms), rank, number)
+        standing = self._standings.get(tenant)
+        if standing is None:
+            standing = self._ordering.tenant(self._state, tenant, self._now_ms)
+            self._standings[tenant] = standing
+        return (-priority, *standing, rank, number)
