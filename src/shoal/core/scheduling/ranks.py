@@ -1,8 +1,7 @@
 """Ranks: who comes first. Each maps what is known of a job to a key; the smallest goes first.
 
-Every rank begins with the job's priority and ends with its number, so that the order is total
-and the same on every machine. A key depends on the facts alone: it changes when they do, and
-for the time-driven ones `changes_after_ms` says when a running job's key will next change.
+Every rank begins with the job's priority and ends with its number, so that the order is total and
+the same on every machine. A key depends on the facts alone, and waiting alone changes none of them.
 """
 
 from __future__ import annotations
@@ -15,6 +14,10 @@ Key = tuple[int, ...]
 
 # A job of which nothing is known comes after all jobs of which something is.
 UNKNOWN_MS = 1 << 62
+# A running job counts as so many octaves better than it is: it gives way only to a job that
+# promises
+# at least twice its return, more often four times. Every change of hands costs a restart.
+HOLD_OCTAVES = 2
 # Attained GPU-time at which Tiresias demotes a job: 3,250 and 7,200 GPU-seconds, as published.
 TIRESIAS_GPU_MS = (3_250_000, 7_200_000)
 
@@ -31,6 +34,7 @@ class Facts(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     remaining_ms: int | None = None  # told or learned; None when nothing is known
     running: bool = False
     place: int = 0  # inside a level of attained service; see `tiresias`
+    elder: bool = False  # has waited long enough; see `learned`
 
 
 Rank = Callable[[Facts], Key]
@@ -57,6 +61,21 @@ def tiresias(facts: Facts) -> Key:
     As published, running jobs keep their places and jobs that are not chosen go behind them.
     """
     return (-facts.priority, level(facts.attained_gpu_ms), facts.place, facts.number)
+
+
+def learned(facts: Facts) -> Key:
+    """Shoal's default: least learned remaining service first, in octaves, and no job waits for
+    ever.
+
+    `remaining_ms` is what `Estimates` has learned of such jobs, for nobody tells how long they run.
+    In an octave the running come first, then who was submitted first. One job at a time is the
+    elder: the oldest of all, once it is older than `Patience` allows. It comes before everybody of
+    its priority until it has ended. So a job gets its turn at the latest when its age has passed
+    the patience and every job that is older than it has run to its end, one after the other,
+    whatever is submitted after it.
+    """
+    octaves = (_remaining(facts) * facts.gpus).bit_length() - HOLD_OCTAVES * facts.running
+    return (-facts.priority, not facts.elder, octaves, not facts.running, facts.number)
 
 
 def level(attained_gpu_ms: int, thresholds: Sequence[int] = TIRESIAS_GPU_MS) -> int:
