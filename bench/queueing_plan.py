@@ -20,8 +20,7 @@ class Plan:
     """
 
     def __init__(self, running: Sequence[Live], hopeless: set[int]) -> None:
-        """`running` in order of rank; `hopeless` gathers numbers of GPUs for which no room is
-        left."""
+        """`running` in order of rank; `hopeless` gathers the numbers of GPUs that found no room."""
         self.unclaimed = [GPUS_PER_NODE] * NODES
         self._order = {live.job.number: position for position, live in enumerate(running)}
         # Running jobs whose turn has not come: they lose their place only to somebody better.

@@ -58,8 +58,7 @@ class Live:
         self.order: Key = ()
         self.place = 0
         self.preemptions = 0
-        # Only in Shoal's own world: where it runs, from when usefully, from when it may be
-        # preempted.
+        # In Shoal's own world: where it runs, from when usefully, from when it may be preempted.
         self.nodes: tuple[tuple[int, int], ...] = ()
         self.ready_ms = 0
         self.free_ms = 0
@@ -180,8 +179,7 @@ class Tiresias(Policy):
 
 class Line:
     """Everybody who is not finished. Waiting jobs of one kind want the same GPUs and keep their
-    order
-    among themselves: a walk costs in proportion to kinds and placements, not to jobs."""
+    order among themselves: a walk costs in proportion to kinds and placements, not to jobs."""
 
     def __init__(self, policy: Policy) -> None:
         self._policy = policy
@@ -252,8 +250,7 @@ class ShoalDefault(Policy):
     """Told nothing: learns from the jobs before and beside, by shape and by sweep.
 
     The traces have no tenants, and their models were drawn at random, so that the model's name
-    would
-    teach nothing; it is not looked at.
+    would teach nothing; it is not looked at.
     """
 
     RUN_MS_MIN = 300_000

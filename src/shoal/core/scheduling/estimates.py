@@ -1,13 +1,12 @@
 """What finished and running jobs tell about how long others will run, in bounded memory.
 
-Jobs belong to nested groups, such as (shape, tenant, name, sweep). Each group counts, per octave of
-run time, how many of its jobs have entered that octave and how many have ended in it. That counts a
-job that still runs, or was stopped, for what it has shown: that it is not shorter. (Who learns from
-finished jobs alone believes all jobs to be short, for the short ones finish first.) The chance to
-end
-within an octave is then that of the counts, drawn towards the enclosing group's as long as the
-group
-has seen little, and in the end towards a prior. Integers only: every machine gets the same answer.
+Jobs belong to nested groups, such as (shape, tenant, name, sweep). Each group counts, per octave
+of run time, how many of its jobs have entered that octave and how many have ended in it. That
+counts a job that still runs, or was stopped, for what it has shown: that it is not shorter. (Who
+learns from finished jobs alone believes all jobs to be short, for the short ones finish first.)
+The chance to end within an octave is then that of the counts, drawn towards the enclosing group's
+as long as the group has seen little, and in the end towards a prior. Integers only: every machine
+gets the same answer.
 """
 
 from __future__ import annotations
@@ -20,15 +19,13 @@ from shoal.model.job import TIME_MS_MAX
 OCTAVES = 24  # the last one begins after 198 days
 ONE = 1 << 20  # a chance of 1 in fixed point
 # So many jobs of a group count as much as what its enclosing group says, in halves of a job: for
-# the
-# whole cluster, for the first level below, and for all deeper ones, whose jobs are much alike.
+# the whole cluster, for the first level below, and for all deeper ones, whose jobs are much alike.
 WEIGHT_HALVES = (4, 8, 1)
 # Counts are halved beyond this, so that what is learned follows a changing cluster.
 ENDED_MAX = 1024
 GROUPS_MAX = 4096
 # An enclosing group looks at its counts anew when they grew by a sixteenth; between, its view
-# stands
-# still, so that one job's end does not change everybody's rank.
+# stands still, so that one job's end does not change everybody's rank.
 VIEW_SHIFT = 4
 
 # Jobs submitted one after the other within this time are one sweep, and likely to run as long.
@@ -37,7 +34,9 @@ SWEEP_JOBS_MAX = 16
 
 # A job older than so many times the mean age of finished jobs has waited long enough.
 PATIENCE_FACTOR = 16
-PATIENCE_MS_MIN = 24 * 3600 * 1000
+# Less would let the long jobs of an overloaded cluster through one by one while only short ones
+# have finished: measured in docs/queueing.md.
+PATIENCE_MS_MIN = 30 * 24 * 3600 * 1000
 AGES_MAX = 1024
 
 Key = tuple[str, ...]  # names of nested groups, from the widest to the narrowest
@@ -107,13 +106,13 @@ class Estimates:
         for at in range(octave(at_least_ms), OCTAVES):
             end_ms = begin_ms(at + 1)
             # Of an octave that is partly over, the part that is left.
-            left = chances[at] * (end_ms - start_ms) // (end_ms - begin_ms(at))
+            left = chances[at] * max(0, end_ms - start_ms) // (end_ms - begin_ms(at))
             after = alive * (ONE - left) // ONE
             if after <= floor:
                 share = (alive - floor) * ONE // max(1, alive - after)
                 return start_ms + (end_ms - start_ms) * share // ONE
             alive, start_ms = after, end_ms
-        return max(at_least_ms, TIME_MS_MAX)
+        return max(at_least_ms, start_ms)
 
     def chances(self, key: Key) -> list[int]:
         """The chance to end in each octave once it is entered, in parts of ONE."""
@@ -192,8 +191,7 @@ class Sweeps:
 
 
 class Patience(msgspec.Struct, kw_only=True):
-    """How old a job may become before it is put first: in proportion to what jobs here are used
-    to."""
+    """How old a job may become before it is put first, measured by what jobs here are used to."""
 
     ages_ms: int = 0
     jobs: int = 0

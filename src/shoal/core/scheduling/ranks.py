@@ -14,9 +14,8 @@ Key = tuple[int, ...]
 
 # A job of which nothing is known comes after all jobs of which something is.
 UNKNOWN_MS = 1 << 62
-# A running job counts as so many octaves better than it is: it gives way only to a job that
-# promises
-# at least twice its return, more often four times. Every change of hands costs a restart.
+# A running job counts as so many octaves better than it is: it gives way only to a job that seems
+# at least four times as near its end, to the octave. Every change of hands costs a restart.
 HOLD_OCTAVES = 2
 # Attained GPU-time at which Tiresias demotes a job: 3,250 and 7,200 GPU-seconds, as published.
 TIRESIAS_GPU_MS = (3_250_000, 7_200_000)
@@ -64,8 +63,7 @@ def tiresias(facts: Facts) -> Key:
 
 
 def learned(facts: Facts) -> Key:
-    """Shoal's default: least learned remaining service first, in octaves, and no job waits for
-    ever.
+    """Shoal's default: least learned remaining service first, in octaves; no job waits for ever.
 
     `remaining_ms` is what `Estimates` has learned of such jobs, for nobody tells how long they run.
     In an octave the running come first, then who was submitted first. One job at a time is the
