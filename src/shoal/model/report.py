@@ -6,6 +6,7 @@ import msgspec
 
 from shoal.model.job import JobSpec, MemberRef
 from shoal.model.node import NodeIntent, NodeSpec
+from shoal.model.progress import Progress
 
 
 class MemberExit(msgspec.Struct, frozen=True):
@@ -19,7 +20,8 @@ class MemberExit(msgspec.Struct, frozen=True):
 
 class NodeReport(msgspec.Struct, frozen=True, kw_only=True):
     """A node's complete inventory, not a difference: alive members and unacknowledged exits.
-    `stopping` are those alive that have been told to stop and need not be told again."""
+    `stopping` are those alive that have been told to stop and need not be told again. `progress`
+    is what living members say of their work, where they do."""
 
     spec: NodeSpec
     incarnation: int
@@ -27,6 +29,7 @@ class NodeReport(msgspec.Struct, frozen=True, kw_only=True):
     alive: tuple[MemberRef, ...] = ()
     stopping: tuple[MemberRef, ...] = ()
     exits: tuple[MemberExit, ...] = ()
+    progress: tuple[Progress, ...] = ()
 
 
 class NodeGone(msgspec.Struct, frozen=True):
