@@ -37,6 +37,15 @@ class Acknowledge(CommandBase, frozen=True, kw_only=True):
     """The exit of this member is in the log; the node may forget it."""
 
 
+class Check(msgspec.Struct, frozen=True, kw_only=True, tag_field="command", tag=True):
+    """Measure the node, unless this `id` was measured already; the result is in its reports. Told
+    again until it is there. One at a time: a later id takes the place of one not yet begun."""
+
+    node: str
+    incarnation: int
+    id: str
+
+
 Command = Launch | Stop | Acknowledge
 
 

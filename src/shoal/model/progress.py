@@ -34,6 +34,7 @@ class Beat(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     steps_total: Count = 0  # how many steps the run will have; 0: not known
     saved_step: Count = 0  # the step that the newest whole checkpoint continues with
     saves: Count = 0
+    busy: bool = False  # between steps on purpose: saving, restoring, evaluating, winding up
     loss: float | None = None
     metrics: Annotated[dict[str, float], msgspec.Meta(max_length=METRICS_MAX)] = {}
 

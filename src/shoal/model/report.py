@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import msgspec
 
+from shoal.model.health import CheckResult
 from shoal.model.job import JobSpec, MemberRef
 from shoal.model.node import NodeIntent, NodeSpec
 from shoal.model.progress import Progress
@@ -21,7 +22,8 @@ class MemberExit(msgspec.Struct, frozen=True):
 class NodeReport(msgspec.Struct, frozen=True, kw_only=True):
     """A node's complete inventory, not a difference: alive members and unacknowledged exits.
     `stopping` are those alive that have been told to stop and need not be told again. `progress`
-    is what living members say of their work, where they do."""
+    is what living members say of their work, where they do. `checks` are the results of the last
+    checks, the newest last; they are told in every report, so that none gets lost."""
 
     spec: NodeSpec
     incarnation: int
@@ -30,6 +32,7 @@ class NodeReport(msgspec.Struct, frozen=True, kw_only=True):
     stopping: tuple[MemberRef, ...] = ()
     exits: tuple[MemberExit, ...] = ()
     progress: tuple[Progress, ...] = ()
+    checks: tuple[CheckResult, ...] = ()
 
 
 class NodeGone(msgspec.Struct, frozen=True):
