@@ -1,0 +1,192 @@
+"""What nodes of a kind usually measure, and how a node's figures stand beside that.
+
+Busy nodes are compared with busy ones and idle with idle ones: a probe beside a running job
+measures less, and that is nobody's fault. A GPU is compared with its siblings too. Where fewer than
+three others are known, the node's own history is the measure.
+"""
+
+from __future__ import annotations
+
+import enum
+from typing import TypeVar
+
+import msgspec
+
+from shoal.core.health.numbers import keep, lower_median, upper_median
+from shoal.model.health import CheckResult
+from shoal.model.resources import Kind
+
+NODES_PER_KIND_MAX = 256  # the node that was checked longest ago makes room
+KINDS_MAX = 64
+FIGURES_PER_NODE_MAX = 128
+OWN_KEPT = 8
+OTHERS_NEEDED = 3
+OWN_NEEDED = 3
+MAD_FACTOR = 6  # about four standard deviations
+
+
+class Sense(enum.StrEnum):
+    RATE = "rate"  # more is better
+    LOAD = "load"  # less is better
+    TOLD = "told"  # shown, not judged
+
+
+class Measure(msgspec.Struct, frozen=True):
+    """`tolerance_milli`: as far from the median may a node always be. `floor`: a load below it is
+    never too much."""
+
+    sense: Sense
+    tolerance_milli: int = 0
+    floor: int = 0
+
+
+# By the ending of a figure's name, the first that fits. The tolerances are about twice the scatter
+# between healthy machines of one kind; disks and shared machines scatter most.
+MEASURES: tuple[tuple[str, Measure], ...] = (
+    ("matmul_gflops", Measure(Sense.RATE, 100)),
+    ("copy_up_mbs", Measure(Sense.RATE, 250)),
+    ("copy_down_mbs", Measure(Sense.RATE, 250)),
+    ("cpu_kops", Measure(Sense.RATE, 200)),
+    ("cpu_all_kops", Measure(Sense.RATE, 250)),
+    ("memory_mbs", Measure(Sense.RATE, 300)),
+    ("disk_write_mbs", Measure(Sense.RATE, 600)),
+    ("disk_read_mbs", Measure(Sense.RATE, 600)),
+    ("steal_milli", Measure(Sense.LOAD, 500, 50)),
+    ("clock_offset_ms", Measure(Sense.LOAD, 500, 1000)),
+)
+TOLD = Measure(Sense.TOLD)
+
+Value = TypeVar("Value")
+
+
+class Stand(msgspec.Struct, frozen=True, kw_only=True):
+    """One figure beside what is usual. `usual` is None where nothing is known to compare with."""
+
+    figure: str
+    value: int
+    usual: int | None = None
+    limit: int | None = None
+    of: int = 0  # so many nodes, or earlier checks of this one, make up the usual
+    own: bool = False
+    low: bool = False
+
+
+class Verdict(msgspec.Struct, frozen=True, kw_only=True):
+    passed: bool
+    why: str
+    stands: tuple[Stand, ...] = ()
+
+
+class Fleet(msgspec.Struct):
+    """By kind and load: each node's last figures. By node: its own recent ones. Bounded."""
+
+    kinds: dict[str, dict[str, dict[str, int]]] = {}
+    own: dict[str, dict[str, list[int]]] = {}
+
+
+def key_of(kind: Kind, busy: bool) -> str:
+    gpu = f"{kind.gpus}x{kind.gpu_model}:{kind.gpu_memory_mb}"
+    return f"{gpu}/{kind.cpu_milli}/{kind.memory_mb}/{'busy' if busy else 'idle'}"
+
+
+def learn(fleet: Fleet, node: str, kind: Kind, result: CheckResult) -> None:
+    """Only from checks that passed: else a slow fleet becomes the measure."""
+    key = key_of(kind, result.busy)
+    figures = dict(list(result.figures.items())[:FIGURES_PER_NODE_MAX])
+    nodes = fleet.kinds.pop(key, {})
+    fleet.kinds[key] = nodes  # the latest to learn stands last
+    nodes.pop(node, None)
+    nodes[node] = figures
+    _trim(nodes, NODES_PER_KIND_MAX)
+    _trim(fleet.kinds, KINDS_MAX)
+    own_key = f"{node}/{'busy' if result.busy else 'idle'}"
+    own = fleet.own.pop(own_key, {})
+    fleet.own[own_key] = {name: own.get(name, []) for name in figures}
+    for name, value in figures.items():
+        keep(fleet.own[own_key][name], value, OWN_KEPT)
+    _trim(fleet.own, KINDS_MAX * NODES_PER_KIND_MAX)
+
+
+def judge(fleet: Fleet, node: str, kind: Kind, result: CheckResult) -> Verdict:
+    """A fault fails the check, and so does a figure out of line. A probe that failed says nothing
+    of the node, so it fails nothing."""
+    if result.error:
+        return Verdict(passed=True, why=f"nothing measured: {result.error}")
+    others = fleet.kinds.get(key_of(kind, result.busy), {})
+    own = fleet.own.get(f"{node}/{'busy' if result.busy else 'idle'}", {})
+    stands = tuple(
+        _stand(
+            name,
+            value,
+            [theirs[name] for other, theirs in others.items() if other != node and name in theirs]
+            + _siblings(name, result.figures),
+            own.get(name, []),
+        )
+        for name, value in result.figures.items()
+    )
+    low = [stand for stand in stands if stand.low]
+    if result.faults:
+        more = f" and {len(result.faults) - 1} more" if len(result.faults) > 1 else ""
+        return Verdict(passed=False, why=result.faults[0] + more, stands=stands)
+    if low:
+        return Verdict(passed=False, why="; ".join(map(_tell, low[:3])), stands=stands)
+    compared = sum(stand.usual is not None for stand in stands)
+    if not compared:
+        return Verdict(passed=True, why="no fault found; nothing to compare with", stands=stands)
+    return Verdict(passed=True, why=f"{compared} figures in line", stands=stands)
+
+
+def forget(fleet: Fleet, node: str) -> None:
+    """It left the cluster."""
+    for nodes in fleet.kinds.values():
+        nodes.pop(node, None)
+    for load in ("busy", "idle"):
+        fleet.own.pop(f"{node}/{load}", None)
+
+
+def measure_of(figure: str) -> Measure:
+    return next((measure for ending, measure in MEASURES if figure.endswith(ending)), TOLD)
+
+
+def _siblings(figure: str, figures: dict[str, int]) -> list[int]:
+    """The same figure of the node's other GPUs, which are of one model."""
+    gpu, _, ending = figure.partition("_")
+    if not gpu.removeprefix("gpu").isdecimal():
+        return []
+    return [
+        value
+        for name, value in figures.items()
+        if name != figure and name.startswith("gpu") and name.partition("_")[2] == ending
+    ]
+
+
+def _stand(figure: str, value: int, others: list[int], own: list[int]) -> Stand:
+    measure = measure_of(figure)
+    by_own = len(others) < OTHERS_NEEDED
+    known = own if by_own else others
+    if len(known) < (OWN_NEEDED if by_own else OTHERS_NEEDED):
+        return Stand(figure=figure, value=value)
+    usual = upper_median(known)
+    if measure.sense is Sense.TOLD:
+        return Stand(figure=figure, value=value, usual=usual, of=len(known), own=by_own)
+    scatter = lower_median(abs(one - usual) for one in known)
+    far = max(usual * measure.tolerance_milli // 1000, MAD_FACTOR * scatter)
+    if measure.sense is Sense.RATE:
+        limit = max(usual - far, 0)
+        low = value < limit
+    else:
+        limit = max(usual + far, measure.floor)
+        low = value > limit
+    return Stand(
+        figure=figure, value=value, usual=usual, limit=limit, of=len(known), own=by_own, low=low
+    )
+
+
+def _tell(stand: Stand) -> str:
+    of = "its own earlier checks" if stand.own else f"{stand.of} others of its kind"
+    return f"{stand.figure} is {stand.value}, where {of} have {stand.usual}"
+
+
+def _trim(table: dict[str, Value], most: int) -> None:
+    while len(table) > most:
+        del table[next(iter(table))]

@@ -1,0 +1,148 @@
+"""Hangs: a gang that lives but makes no step, told by its own pace, and which rank is stuck."""
+
+from __future__ import annotations
+
+import msgspec
+
+from shoal.core.health.numbers import keep, upper_median
+from shoal.model.health import HealthRule
+from shoal.model.progress import Beat
+
+PACES_KEPT = 25
+# Each hang that a job had before makes the next wait so many times longer: if it was a long
+# evaluation and no hang, the job gets through it.
+HANGS_FACTOR = 4
+HANGS_COUNTED_MAX = 4
+
+
+class Mark(msgspec.Struct):
+    """What a member last said."""
+
+    step: int
+    steps: int
+    wait_us: int
+    save_us: int
+    saves: int
+    saved_step: int
+    busy: bool
+    wait_us_then: int = 0  # when it did its last step
+
+
+class Pace(msgspec.Struct):
+    """One attempt's. `moved_ms` is the last sign of work by anybody."""
+
+    began_ms: int
+    moved_ms: int = -1
+    longest_ms: int = 0  # between two signs of work
+    step: int = 0  # the furthest
+    step_ms: int = 0  # when it was reached
+    steps: int = 0  # the most that one process has done
+    steps_total: int = 0
+    busy: int = 0  # members that say so
+    paces_us: list[int] = []  # per step, newest last
+    members: dict[int, Mark] = {}
+
+
+class Hang(msgspec.Struct, frozen=True, kw_only=True):
+    """`stuck` are the members to look at first; all of them if nothing tells them apart."""
+
+    quiet_ms: int
+    bound_ms: int
+    step_us: int
+    stuck: tuple[int, ...]
+    why: str
+
+
+def hear(pace: Pace, member: int, beat: Beat, quiet_ms: int, now_ms: int) -> None:
+    mark = pace.members.get(member)
+    said = Mark(
+        beat.step, beat.steps, beat.wait_us, beat.save_us, beat.saves, beat.saved_step, beat.busy
+    )
+    stepped = beat.steps > (mark.steps if mark is not None else 0)
+    said.wait_us_then = said.wait_us if stepped or mark is None else mark.wait_us_then
+    pace.members[member] = said
+    was_busy = pace.busy > 0
+    pace.busy += said.busy - (mark.busy if mark is not None else False)
+    pace.steps = max(pace.steps, beat.steps)
+    pace.steps_total = beat.steps_total
+    saved = mark is not None and _saves(said) != _saves(mark)
+    if stepped or saved or (mark is not None and said.busy != mark.busy):
+        _moved(pace, now_ms - quiet_ms if stepped and not saved else now_ms, was_busy)
+    if beat.step > pace.step:
+        at_ms = now_ms - quiet_ms
+        if pace.step_ms and at_ms > pace.step_ms:
+            keep(
+                pace.paces_us,
+                (at_ms - pace.step_ms) * 1000 // (beat.step - pace.step),
+                PACES_KEPT,
+            )
+        pace.step, pace.step_ms = beat.step, max(at_ms, pace.step_ms)
+
+
+def leave(pace: Pace, member: int) -> None:
+    mark = pace.members.pop(member, None)
+    if mark is not None:
+        pace.busy -= mark.busy
+
+
+def bound_ms(pace: Pace, rule: HealthRule, hangs: int = 0) -> int:
+    """How long this gang may be without a sign of work; `hangs`: how many the job had before."""
+    over = 0 < pace.steps_total <= pace.step
+    if pace.busy or over or pace.steps < rule.warm_steps or not pace.paces_us:
+        bound = rule.hang_patient_ms
+    else:
+        bound = max(
+            rule.hang_floor_ms,
+            rule.hang_steps * upper_median(pace.paces_us) // 1000,
+            2 * pace.longest_ms,
+        )
+    return int(bound * HANGS_FACTOR ** min(hangs, HANGS_COUNTED_MAX))
+
+
+def hang(pace: Pace, now_ms: int, rule: HealthRule, hangs: int = 0) -> Hang | None:
+    """Ask only while all members are alive: an end has a better reason. Whoever never beat is not
+    watched."""
+    if not pace.members:
+        return None
+    quiet_ms = now_ms - max(pace.moved_ms, pace.began_ms)
+    if quiet_ms <= min(rule.hang_floor_ms, rule.hang_patient_ms):
+        return None
+    bound = bound_ms(pace, rule, hangs)
+    if quiet_ms <= bound:
+        return None
+    step_us = upper_median(pace.paces_us) if pace.paces_us else 0
+    usual = f", where one takes {step_us / 1_000_000:.3g} s" if step_us else ""
+    members = stuck(pace)
+    first = f"member {members[0]}" if len(members) == 1 else f"one of {len(members)} members"
+    return Hang(
+        quiet_ms=quiet_ms,
+        bound_ms=bound,
+        step_us=step_us,
+        stuck=members,
+        why=f"no step for {quiet_ms / 1000:.0f} s at step {pace.step}{usual}; {first} is stuck",
+    )
+
+
+def wake_ms(pace: Pace, rule: HealthRule, hangs: int = 0) -> int:
+    """When to ask again, if nothing is heard until then."""
+    return max(pace.moved_ms, pace.began_ms) + bound_ms(pace, rule, hangs) + 1
+
+
+def stuck(pace: Pace) -> tuple[int, ...]:
+    """Those furthest behind; of these, the ones that do not wait for peers while others do."""
+    least = min(mark.step for mark in pace.members.values())
+    behind = [number for number, mark in sorted(pace.members.items()) if mark.step == least]
+    idle = [n for n in behind if pace.members[n].wait_us <= pace.members[n].wait_us_then]
+    return tuple(idle or behind)
+
+
+def _moved(pace: Pace, at_ms: int, was_busy: bool) -> None:
+    if at_ms <= pace.moved_ms:
+        return
+    if pace.moved_ms >= 0 and not was_busy:  # a pause that was announced tells nothing of steps
+        pace.longest_ms = max(pace.longest_ms, at_ms - pace.moved_ms)
+    pace.moved_ms = at_ms
+
+
+def _saves(mark: Mark) -> tuple[int, int, int]:
+    return mark.save_us, mark.saves, mark.saved_step

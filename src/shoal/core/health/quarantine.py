@@ -1,0 +1,153 @@
+"""A node's standing: ok, suspect, quarantined, and the way back, one transition at a time.
+
+    ok          -- suspected -----------------------------> suspect, a check is wanted
+    ok, suspect -- a second, independent suspicion -------> quarantined
+    suspect     -- check passed, or not answered ---------> ok, the suspicion is remembered
+    ok, suspect -- check failed --------------------------> quarantined
+    quarantined -- the wait is over ----------------------> quarantined, a check is wanted
+    quarantined -- check passed --------------------------> ok, with its history
+    quarantined -- check failed, or not answered ---------> quarantined, twice the wait
+
+A record is frozen: a change is an event that carries the new one.
+"""
+
+from __future__ import annotations
+
+import msgspec
+
+from shoal.model.health import HealthRule, Standing
+
+HISTORY_MAX = 16
+SUSPICIONS_MAX = 4
+DOUBLINGS_MAX = 20
+
+
+class Suspicion(msgspec.Struct, frozen=True, kw_only=True):
+    """`proven`: it is known to follow the node, so a passed check need not be asked twice."""
+
+    at_ms: int
+    why: str
+    job: str = ""
+    attempt: int = 0
+    member: int = -1
+    proven: bool = False
+
+
+class Entry(msgspec.Struct, frozen=True):
+    at_ms: int
+    standing: Standing
+    why: str
+
+
+class Record(msgspec.Struct, frozen=True, kw_only=True):
+    """All that is remembered of a node's health."""
+
+    standing: Standing = Standing.OK
+    since_ms: int = 0
+    why: str = ""
+    suspicions: tuple[Suspicion, ...] = ()
+    strikes: int = 0  # quarantines and failed retests since it was forgiven
+    retest_ms: int = 0  # when to check a quarantined node again
+    check_since_ms: int = -1  # a check is wanted since then; -1: none
+    history: tuple[Entry, ...] = ()
+
+
+def suspected(record: Record, news: Suspicion, rule: HealthRule, *, room: bool) -> Record:
+    """`room`: one more node may be quarantined (see `room_for`)."""
+    if record.standing is Standing.QUARANTINED:
+        return record
+    recent = [s for s in record.suspicions if news.at_ms - s.at_ms <= rule.suspicion_ms]
+    second = news.proven or any(independent(news, old) for old in recent)
+    if record.standing is Standing.SUSPECT and not second:
+        return record  # the check that will tell is under way
+    known = any(not independent(news, old) for old in recent)
+    noted = msgspec.structs.replace(record, suspicions=(*recent, news)[-SUSPICIONS_MAX:])
+    if second and room:
+        first = "" if news.proven else "suspected a second time: "
+        return _quarantine(noted, news.at_ms, f"{first}{news.why}", rule)
+    if known and not second:
+        return record  # the same rank of the same job: it was checked for that
+    return _enter(noted, Standing.SUSPECT, news.at_ms, news.why, check_since_ms=news.at_ms)
+
+
+def checked(
+    record: Record, passed: bool, why: str, now_ms: int, rule: HealthRule, *, room: bool
+) -> Record:
+    """The answer to a check, whether it was wanted here or asked for by hand."""
+    if record.standing is Standing.QUARANTINED:
+        if passed:
+            return _enter(record, Standing.OK, now_ms, f"retest passed: {why}")
+        return _quarantine(record, now_ms, f"retest failed: {why}", rule)
+    if not passed and room:
+        return _quarantine(record, now_ms, f"check failed: {why}", rule)
+    if not passed:
+        why = f"check failed ({why}), but too many nodes are in quarantine already"
+    if record.standing is Standing.SUSPECT:
+        return _enter(record, Standing.OK, now_ms, f"check passed: {why}" if passed else why)
+    return record
+
+
+def passed_by(record: Record, now_ms: int, rule: HealthRule) -> Record:
+    """What time alone changes: retests fall due, unanswered checks are given up."""
+    wanted = record.check_since_ms >= 0
+    if wanted and now_ms - record.check_since_ms > rule.check_wait_ms:
+        if record.standing is Standing.QUARANTINED:
+            return _quarantine(record, now_ms, "retest not answered", rule)
+        return _enter(record, Standing.OK, now_ms, "check not answered")
+    if record.standing is Standing.QUARANTINED and not wanted and now_ms >= record.retest_ms:
+        return msgspec.structs.replace(record, check_since_ms=now_ms)
+    return record
+
+
+def released(record: Record, who: str, now_ms: int) -> Record:
+    """An operator's word ends it, and the suspicions of before count no more."""
+    if record.standing is Standing.OK:
+        return record
+    cleared = msgspec.structs.replace(record, suspicions=())
+    return _enter(cleared, Standing.OK, now_ms, f"released by {who}")
+
+
+def wants_check(record: Record) -> bool:
+    return record.check_since_ms >= 0
+
+
+def wake_ms(record: Record, rule: HealthRule) -> int | None:
+    """When `passed_by` will have something to say."""
+    if record.check_since_ms >= 0:
+        return record.check_since_ms + rule.check_wait_ms + 1
+    return record.retest_ms if record.standing is Standing.QUARANTINED else None
+
+
+def independent(one: Suspicion, other: Suspicion) -> bool:
+    """Not the same rank of the same job, which may have more to do than others, and not another
+    rank in the same attempt, which may wait for that one."""
+    if not one.job or not other.job or one.job != other.job:
+        return True
+    return one.attempt != other.attempt and one.member != other.member
+
+
+def room_for(quarantined: int, nodes: int, rule: HealthRule) -> bool:
+    return quarantined < max(1, nodes * rule.quarantined_milli_max // 1000)
+
+
+def _quarantine(record: Record, now_ms: int, why: str, rule: HealthRule) -> Record:
+    calm = record.standing is Standing.OK and now_ms - record.since_ms > rule.forgive_ms
+    strikes = 1 if calm else record.strikes + 1
+    wait_ms = min(rule.retest_ms << min(strikes - 1, DOUBLINGS_MAX), rule.retest_ms_max)
+    struck = msgspec.structs.replace(record, strikes=strikes, retest_ms=now_ms + wait_ms)
+    return _enter(struck, Standing.QUARANTINED, now_ms, why)
+
+
+def _enter(
+    record: Record, standing: Standing, now_ms: int, why: str, check_since_ms: int = -1
+) -> Record:
+    entry = Entry(now_ms, standing, why)
+    return msgspec.structs.replace(
+        record,
+        standing=standing,
+        since_ms=now_ms,
+        why=why,
+        check_since_ms=check_since_ms,
+        retest_ms=record.retest_ms if standing is Standing.QUARANTINED else 0,
+        history=(*record.history, entry)[-HISTORY_MAX:],
+    )
