@@ -65,7 +65,7 @@ async def _serve(home: Home) -> None:
         raise EngineError(f"{home.config} is missing; start with: shoal up")
     listener = _listen(home, config)
     store = SqliteStore(home.database)
-    engine = LocalEngine(config.nodes, home.nodes)
+    engine = LocalEngine(config.nodes, home.nodes, home.checkpoints)
     loop = ControlLoop(store, engine, SystemClock(), None, LogStore(home.logs))
     _spare_the_collector()
     ticking = asyncio.create_task(loop.run())

@@ -17,6 +17,9 @@ from shoal.model.job import MemberRef
 from shoal.model.report import LogChunk, NodeReport
 
 FRAME_BYTES_MAX = 64 * 1024 * 1024
+# In an agent's environment, from its engine: the directory or address that holds a place for the
+# checkpoints of each job. All nodes that a job may run on should see the same one.
+CHECKPOINT_ROOT = "SHOAL_CHECKPOINT_ROOT"
 
 
 class Heard(msgspec.Struct, frozen=True, tag=True):

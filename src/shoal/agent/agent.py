@@ -14,18 +14,34 @@ from pathlib import Path
 
 import msgspec
 
-from shoal.agent.members import CANNOT_START_CODE, CannotStart, Members
+from shoal.agent.beats import Beats
+from shoal.agent.members import CANNOT_START_CODE, MARK, CannotStart, Members
 from shoal.agent.shipping import Shipping
+from shoal.agent.stacks import stacks
 from shoal.core.nodebook import NodeBook
 from shoal.files import write_private
 from shoal.kernel import reap_orphans
 from shoal.model.commands import Acknowledge, Envelope, Launch, Stop
 from shoal.model.job import MemberRef
 from shoal.model.node import NodeSpec
+from shoal.model.progress import BEATS_ENV
 from shoal.model.report import LogChunk
-from shoal.wire import Ask, FromAgent, Heard, Kept, Link, Log, Orders, ToAgent, short_path
+from shoal.wire import (
+    CHECKPOINT_ROOT,
+    Ask,
+    FromAgent,
+    Heard,
+    Kept,
+    Link,
+    Log,
+    Orders,
+    ToAgent,
+    short_path,
+)
 
 log = logging.getLogger("shoal.agent")
+
+CHECKPOINT_DIR = "SHOAL_CHECKPOINT_DIR"
 
 HEARTBEAT_S = 1.0
 OUTPUT_POLL_S = 0.1
@@ -50,10 +66,14 @@ class Agent:
         self._book = NodeBook(spec, incarnation)
         self._members = Members(directory)
         self._shipping = Shipping(self._send_log)
+        self._beats = Beats(self._report_soon)
+        self._checkpoints = os.environ.get(CHECKPOINT_ROOT) or str(directory / "checkpoints")
         self._link: Link | None = None
         self._ended: dict[MemberRef, tuple[int, str]] = {}  # over, but output still to ship
         self._leftovers: dict[MemberRef, None] = {}  # output of a life before this one
         self._kills: dict[MemberRef, asyncio.TimerHandle] = {}
+        self._dumps: dict[MemberRef, asyncio.Task[None]] = {}
+        self._whys: dict[MemberRef, str] = {}  # what members were doing when they were stopped
         self._report_due = False
         self._reaped = asyncio.Event()
         self.stopping = asyncio.Event()
@@ -105,7 +125,7 @@ class Agent:
     def _report(self) -> None:
         self._report_due = False
         if self._link is not None and self._link.backlog_bytes < BACKLOG_BYTES_MAX:
-            self._link.send(Heard(self._book.report()))
+            self._link.send(Heard(self._book.report(self._beats.progress())))
 
     def _send_log(self, chunk: LogChunk) -> None:
         if self._link is not None:
@@ -117,16 +137,58 @@ class Agent:
         directory = self._members_dir / str(order.ref)
         try:
             directory.mkdir(exist_ok=True)
-            self._members.start(order, directory)
+            extra = {BEATS_ENV: self._beats.name, **self._checkpoint_dir(order)}
+            self._members.start(order, directory, extra)
         except (CannotStart, OSError) as error:
             why = str(error) if isinstance(error, CannotStart) else f"cannot start: {error}"
             self._book.exited(order.ref, CANNOT_START_CODE, why)
             return
+        self._beats.expect(order.ref)
         self._shipping.watch(order.ref, directory / "output", fresh=True)
 
+    def _checkpoint_dir(self, order: Launch) -> dict[str, str]:
+        """A place of the job's own that outlives its attempts. It may be no directory but an
+        address (s3://...), where nothing need be made."""
+        if order.env.get(CHECKPOINT_DIR):
+            return {}
+        path = f"{self._checkpoints.rstrip('/')}/{order.ref.job}"
+        if "://" not in path:
+            try:
+                os.makedirs(path, mode=0o700, exist_ok=True)
+            except OSError as error:
+                raise CannotStart(
+                    f"cannot make the checkpoint directory {path}: {error.strerror}; "
+                    f"set {CHECKPOINT_DIR} in the job's env to a directory it may write to"
+                ) from None
+        return {CHECKPOINT_DIR: path}
+
     def _stop(self, order: Stop) -> None:
+        if order.ref in self._kills or order.ref in self._ended or order.ref in self._dumps:
+            return
+        pid = self._members.pid(order.ref)
+        if order.dump and pid is not None:
+            self._dumps[order.ref] = asyncio.create_task(self._dump_and_stop(order, pid))
+        else:
+            self._end(order)
+
+    async def _dump_and_stop(self, order: Stop, pid: int) -> None:
+        """First look what it does, as long as it still does it. That takes bounded time."""
+        ref = order.ref
+        try:
+            text, why = await asyncio.to_thread(stacks, pid, {MARK: str(ref)})
+            if self._members.pid(ref) == pid:
+                self._whys[ref] = why
+                said = f"\n--- stopped by Shoal ({order.why}); its stacks:\n{text}\n---\n"
+                _append(self._members_dir / str(ref) / "output", said.encode())
+        except OSError as error:
+            log.warning("the stacks of %s could not be saved: %s", ref, error)
+        finally:
+            del self._dumps[ref]
+            self._end(order)
+
+    def _end(self, order: Stop) -> None:
         """Gently first. The agent keeps the time itself, so it needs no controller for the rest."""
-        if order.ref in self._kills or order.ref in self._ended:
+        if self._members.pid(order.ref) is None:
             return
         self._members.signal(order.ref, signal.SIGTERM)
         self._members.signal(order.ref, signal.SIGCONT)  # a stopped process takes no signal
@@ -139,7 +201,8 @@ class Agent:
             timer = self._kills.pop(ref, None)
             if timer is not None:
                 timer.cancel()
-            self._ended[ref] = (code, "")
+            self._beats.forget(ref)
+            self._ended[ref] = (code, self._whys.pop(ref, ""))
         self._reaped.set()
         self._shipping.pump()
         self._settle()
@@ -174,10 +237,14 @@ class Agent:
             self._leftovers[ref] = None
             self._shipping.watch(ref, directory / "output", fresh=False)
 
+    def listen(self) -> None:
+        self._beats.listen()
+
     async def live(self) -> None:
         async def heartbeat() -> None:
             while True:
                 await asyncio.sleep(HEARTBEAT_S)
+                self._members.tend()
                 self._report()
 
         async def ship() -> None:
@@ -192,6 +259,7 @@ class Agent:
 
     async def end_members(self) -> None:
         """They get a moment to end well; what is left falls to the keeper."""
+        self._members.nursery.close()
         for ref in list(self._book.alive):
             self._members.signal(ref, signal.SIGTERM)
         with contextlib.suppress(TimeoutError):
@@ -217,6 +285,7 @@ async def _run(directory: Path, keeper: int) -> int:
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, agent.stopping.set)
     agent.clear_up()
+    agent.listen()
     socket_path = directory / "agent.sock"
     socket_path.unlink(missing_ok=True)
     with short_path(socket_path) as path:
@@ -228,6 +297,14 @@ async def _run(directory: Path, keeper: int) -> int:
     await agent.end_members()
     log.info("%s is down", spec.id)
     return 0
+
+
+def _append(path: Path, data: bytes) -> None:
+    handle = os.open(path, os.O_WRONLY | os.O_APPEND)
+    try:
+        os.write(handle, data)
+    finally:
+        os.close(handle)
 
 
 def _next_incarnation(path: Path) -> int:

@@ -3,22 +3,47 @@
 from __future__ import annotations
 
 import contextlib
+import logging
 import os
 import shutil
 import signal
 import subprocess
+import time
 from pathlib import Path
 
+from shoal.agent.nursery import Nursery
+from shoal.agent.warmth import Recipe, recipe, wanted_modules
 from shoal.kernel import NODE_MARK, children, kill_marked, variable
 from shoal.model.commands import Launch
 from shoal.model.job import MemberRef
 
+log = logging.getLogger("shoal.agent")
+
 CANNOT_START_CODE = 127  # as a shell reports a command that is not there
 MARK = "SHOAL_REF"  # in the environment of all that a member starts
+# By then a script has imported what it needs; who is slower is looked at again and again.
+FIRST_LOOK_S = 3.0
+LOOK_AGAIN_S = 5.0
 
 
 class CannotStart(Exception):
     """A reason that a user can act on."""
+
+
+class Process:
+    """A member as a process; `recipe`: how to start it warm the next time."""
+
+    __slots__ = ("look_at", "modules", "pid", "popen", "recipe", "ref")
+
+    def __init__(
+        self, ref: MemberRef, pid: int, found: Recipe | None, popen: subprocess.Popen[bytes] | None
+    ) -> None:
+        self.ref = ref
+        self.pid = pid
+        self.recipe = found
+        self.popen = popen
+        self.modules: tuple[str, ...] = ()
+        self.look_at = time.monotonic() + FIRST_LOOK_S
 
 
 class Members:
@@ -26,21 +51,29 @@ class Members:
 
     def __init__(self, node_directory: Path) -> None:
         self._node_mark = str(node_directory)
-        self._pids: dict[int, MemberRef] = {}
-        self._processes: dict[MemberRef, subprocess.Popen[bytes]] = {}
+        self._pids: dict[int, Process] = {}
+        self._processes: dict[MemberRef, Process] = {}
+        self.nursery = Nursery(self._node_mark)
         # Should keeper and agent be killed together, at least the members themselves follow.
         setpriv = shutil.which("setpriv")
         self._prefix = [setpriv, "--pdeathsig", "KILL", "--"] if setpriv else []
 
-    def start(self, launch: Launch, directory: Path) -> None:
-        """Output goes to a file that the member writes by itself: nobody can slow it down."""
-        env = {"PYTHONUNBUFFERED": "1", **os.environ, **launch.env, MARK: str(launch.ref)}
+    def start(self, launch: Launch, directory: Path, extra: dict[str, str]) -> None:
+        """Output goes to a file that the member writes by itself: nobody can slow it down.
+        `extra`: variables of ours that the user's may replace."""
+        env = {"PYTHONUNBUFFERED": "1", **os.environ, **extra, **launch.env, MARK: str(launch.ref)}
         env[NODE_MARK] = self._node_mark
         workdir = launch.workdir or str(directory)
         program = _find(launch.argv[0], workdir, env.get("PATH", os.defpath))
+        found = recipe(program, launch.argv, env, workdir)
         handle = os.open(directory / "output", os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
         try:
-            process = subprocess.Popen(
+            pid = self.nursery.fork(found, env, workdir, handle) if found else None
+            if pid is not None:
+                log.info("%s starts warm: process %d", launch.ref, pid)
+                self._add(Process(launch.ref, pid, found, None))
+                return
+            popen = subprocess.Popen(
                 [*self._prefix, program, *launch.argv[1:]],
                 cwd=workdir,
                 env=env,
@@ -53,13 +86,35 @@ class Members:
             raise CannotStart(f"cannot start {launch.argv[0]}: {error.strerror}") from None
         finally:
             os.close(handle)
-        self._pids[process.pid] = launch.ref
-        self._processes[launch.ref] = process
+        self._add(Process(launch.ref, popen.pid, found, popen))
+
+    def _add(self, process: Process) -> None:
+        self._pids[process.pid] = process
+        self._processes[process.ref] = process
+
+    def tend(self) -> None:
+        """Once in a while: whose libraries took long to load shall find them warm next time."""
+        now = time.monotonic()
+        for process in self._processes.values():
+            if process.recipe is None:
+                continue
+            if not process.modules and now >= process.look_at:
+                process.look_at = now + LOOK_AGAIN_S
+                with contextlib.suppress(OSError):
+                    maps = Path(f"/proc/{process.pid}/maps").read_text(errors="replace")
+                    process.modules = wanted_modules(maps)
+            if process.modules:
+                self.nursery.want(process.recipe, process.modules)
+        self.nursery.tend()
 
     def kill_leftovers(self) -> int:
         """Keeper and agent of an earlier life may have been killed together: what survived that
         must not use the GPUs that this life gives away."""
         return kill_marked(NODE_MARK, self._node_mark.__eq__)
+
+    def pid(self, ref: MemberRef) -> int | None:
+        process = self._processes.get(ref)
+        return process.pid if process else None
 
     def signal(self, ref: MemberRef, number: int) -> None:
         process = self._processes.get(ref)
@@ -77,22 +132,26 @@ class Members:
                 break
             if pid == 0:
                 break
-            ref = self._pids.pop(pid, None)
-            if ref is not None:
-                process = self._processes.pop(ref)
-                code = os.waitstatus_to_exitcode(status)
-                process.returncode = code  # it was reaped here, so let Popen not look for it
-                with contextlib.suppress(ProcessLookupError):
-                    os.killpg(pid, signal.SIGKILL)
-                ended.append((ref, code if code >= 0 else 128 - code))
+            code = os.waitstatus_to_exitcode(status)
+            process = self._pids.pop(pid, None)
+            if process is None:
+                self.nursery.ended(pid, code)
+                continue
+            del self._processes[process.ref]
+            if process.popen is not None:
+                process.popen.returncode = code  # it was reaped here: let Popen not look for it
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(pid, signal.SIGKILL)
+            ended.append((process.ref, code if code >= 0 else 128 - code))
         self._kill_strays()
         return ended
 
     def _kill_strays(self) -> None:
         """What a member left behind in a session of its own has become our child."""
         living = {str(ref) for ref in self._processes}
+        ours = self.nursery.pids() | self._pids.keys()
         for pid in children():
-            if pid not in self._pids and variable(pid, MARK) not in living:
+            if pid not in ours and variable(pid, MARK) not in living:
                 with contextlib.suppress(ProcessLookupError):
                     os.kill(pid, signal.SIGKILL)
 

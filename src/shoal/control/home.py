@@ -36,6 +36,7 @@ class Home:
         self.supervisor_lock = self.path / "supervisor.lock"
         self.logs = self.path / "logs"
         self.nodes = self.path / "nodes"
+        self.checkpoints = self.path / "checkpoints"  # a directory for each job
 
     def node(self, node_id: str) -> Path:
         return self.nodes / node_id

@@ -8,6 +8,7 @@ from __future__ import annotations
 from shoal.model.commands import Acknowledge, Command, Envelope, Launch, Stop
 from shoal.model.job import MemberRef
 from shoal.model.node import NodeSpec
+from shoal.model.progress import Progress
 from shoal.model.report import MemberExit, NodeReport
 from shoal.model.resources import WHOLE_GPU_MILLI
 
@@ -73,7 +74,7 @@ class NodeBook:
         self.stopping.pop(ref, None)
         self.exits[ref] = MemberExit(ref, code, why, stopped)
 
-    def report(self) -> NodeReport:
+    def report(self, progress: tuple[Progress, ...] = ()) -> NodeReport:
         self._sequence += 1
         return NodeReport(
             spec=self.spec,
@@ -82,4 +83,5 @@ class NodeBook:
             alive=tuple(self.alive),
             stopping=tuple(self.stopping),
             exits=tuple(self.exits.values()),
+            progress=progress,
         )

@@ -27,10 +27,12 @@ class Launch(CommandBase, frozen=True, kw_only=True):
 
 
 class Stop(CommandBase, frozen=True, kw_only=True):
-    """SIGTERM, then SIGKILL after the grace time. One never started counts as ended by it."""
+    """SIGTERM, then SIGKILL after the grace time. One never started counts as ended by it. With
+    `dump` the stacks of its processes are saved first, for it is stopped because it hangs."""
 
     grace_ms: int
     why: str = ""
+    dump: bool = False
 
 
 class Acknowledge(CommandBase, frozen=True, kw_only=True):

@@ -20,7 +20,18 @@ from shoal.model.commands import Envelope
 from shoal.model.node import NodeSpec
 from shoal.model.report import NodeGone
 from shoal.ports import Inbox
-from shoal.wire import Ask, FromAgent, Heard, Kept, Link, Log, Orders, ToAgent, short_path
+from shoal.wire import (
+    CHECKPOINT_ROOT,
+    Ask,
+    FromAgent,
+    Heard,
+    Kept,
+    Link,
+    Log,
+    Orders,
+    ToAgent,
+    short_path,
+)
 
 log = logging.getLogger("shoal.local")
 
@@ -33,8 +44,10 @@ HEALTHY_AFTER_S = 10.0
 
 
 class LocalEngine:
-    def __init__(self, nodes: Iterable[NodeSpec], root: Path) -> None:
-        self._nodes = {spec.id: AgentLink(spec, root / spec.id) for spec in nodes}
+    def __init__(self, nodes: Iterable[NodeSpec], root: Path, checkpoints: Path) -> None:
+        # Who started the cluster may have named another place, such as a disk with more room.
+        env = {CHECKPOINT_ROOT: str(checkpoints), **os.environ}
+        self._nodes = {spec.id: AgentLink(spec, root / spec.id, env) for spec in nodes}
         self._tasks: list[asyncio.Task[None]] = []
 
     async def start(self, inbox: Inbox) -> None:
@@ -59,9 +72,10 @@ class LocalEngine:
 class AgentLink:
     """One agent: connected, or being started, or known to be dead."""
 
-    def __init__(self, spec: NodeSpec, directory: Path) -> None:
+    def __init__(self, spec: NodeSpec, directory: Path, env: dict[str, str]) -> None:
         self._spec = spec
         self._directory = directory
+        self._env = env
         self._link: Link | None = None
         self._lost = asyncio.Event()
         self._process: subprocess.Popen[bytes] | None = None
@@ -110,7 +124,7 @@ class AgentLink:
                 stderr=output,
                 start_new_session=True,
                 cwd="/",
-                env={**os.environ, AGENT_MARK: str(self._directory)},
+                env={**self._env, AGENT_MARK: str(self._directory)},
             )
 
     async def _connect(self) -> bool:

@@ -1,0 +1,123 @@
+"""Hears what the members of this node say of their work, and believes only what it can check."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import secrets
+import socket
+import struct
+import time
+from collections.abc import Callable
+
+import msgspec
+
+from shoal.model.job import MemberRef
+from shoal.model.progress import BEAT_BYTES_MAX, Beat, Progress
+
+# Datagrams taken before everything else in the agent gets its turn again.
+TAKEN_AT_ONCE_MAX = 64
+# All metrics of a node in one report; beyond it the rest of the beats goes without them.
+METRICS_BYTES_MAX = 256 * 1024
+
+_CREDENTIALS = struct.Struct("3i")  # process, user, group; vouched for by the kernel
+# Room for the credentials and for nothing else: descriptors that somebody sends along are dropped.
+_EXTRA_BYTES = socket.CMSG_SPACE(_CREDENTIALS.size)
+
+
+class Heartbeat:
+    """The newest beat of a member and when its steps last advanced."""
+
+    __slots__ = ("advanced_at", "beat", "size")
+
+    def __init__(self, beat: Beat, size: int, now: float) -> None:
+        self.beat = beat
+        self.size = size
+        self.advanced_at = now
+
+
+class Beats:
+    def __init__(self, on_saved: Callable[[], None]) -> None:
+        self._on_saved = on_saved
+        self._living: dict[str, MemberRef] = {}
+        self._newest: dict[MemberRef, Heartbeat] = {}
+        self._decode = msgspec.msgpack.Decoder(Beat).decode
+        self.refused = 0
+        self.name = f"shoal-beats-{secrets.token_hex(16)}"
+        self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
+        self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_PASSCRED, 1)
+        self._socket.setblocking(False)
+        self._socket.bind(b"\0" + self.name.encode())  # an abstract one: no file to leave behind
+
+    def listen(self) -> None:
+        asyncio.get_running_loop().add_reader(self._socket.fileno(), self.take)
+
+    def close(self) -> None:
+        self._socket.close()
+
+    def expect(self, ref: MemberRef) -> None:
+        self._living[str(ref)] = ref
+
+    def forget(self, ref: MemberRef) -> None:
+        self._living.pop(str(ref), None)
+        self._newest.pop(ref, None)
+
+    def take(self) -> None:
+        """Some of what has come in. What is left calls again, after everybody else."""
+        for _ in range(TAKEN_AT_ONCE_MAX):
+            try:
+                data, extra, flags, _ = self._socket.recvmsg(BEAT_BYTES_MAX, _EXTRA_BYTES)
+            except BlockingIOError:
+                return
+            except OSError:
+                self.refused += 1
+                continue
+            whole = not flags & socket.MSG_TRUNC
+            if not (whole and _is_ours(extra) and self._heard(data)):
+                self.refused += 1
+
+    def progress(self) -> tuple[Progress, ...]:
+        now = time.monotonic()
+        room = METRICS_BYTES_MAX
+        told = []
+        for ref, newest in self._newest.items():
+            beat = newest.beat
+            room -= newest.size
+            if room < 0:
+                beat = msgspec.structs.replace(beat, metrics={})
+            told.append(Progress(ref, beat, int((now - newest.advanced_at) * 1000)))
+        return tuple(told)
+
+    def _heard(self, data: bytes) -> bool:
+        try:
+            beat = self._decode(data)
+        except (msgspec.DecodeError, RecursionError):
+            return False
+        ref = self._living.get(beat.ref)
+        if ref is None:
+            return False
+        now = time.monotonic()
+        last = self._newest.get(ref)
+        if last is None:
+            self._newest[ref] = Heartbeat(beat, len(data), now)
+            saved_before = 0
+        else:
+            saved_before = last.beat.saved_step
+            if beat.steps != last.beat.steps:  # fewer: the member has begun anew within itself
+                last.advanced_at = now
+            last.beat = beat
+            last.size = len(data)
+        if beat.saved_step > saved_before:
+            self._on_saved()
+        return True
+
+
+def _is_ours(extra: list[tuple[int, int, bytes]]) -> bool:
+    """Sent by the user whose members run here?"""
+    for level, kind, content in extra:
+        if (level, kind) == (socket.SOL_SOCKET, socket.SCM_CREDENTIALS):
+            if len(content) < _CREDENTIALS.size:
+                return False
+            _, user, _ = _CREDENTIALS.unpack_from(content)
+            return bool(user == os.geteuid())
+    return False

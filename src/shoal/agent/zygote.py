@@ -1,0 +1,322 @@
+"""A warm interpreter: holds the imports of a job and forks its members off, ready to run.
+
+The agent starts this file with the job's own interpreter, where nothing of Shoal need be
+installed: only the standard library is used. It never starts a thread and never touches a GPU,
+for neither survives a fork; a module that does is named to the agent, which then goes without it.
+
+Over the control socket the agent sends three descriptors (the order as JSON, the member's output,
+a pipe that says when to go) and gets one answer: the member's process id, or why there is none.
+"""
+
+from __future__ import annotations
+
+import sys
+
+if __name__ == "__main__" and not getattr(sys.flags, "safe_path", False):
+    del sys.path[0]  # the folder of this file is no place to import from
+
+import array
+import atexit
+import builtins
+import contextlib
+import ctypes
+import gc
+import importlib
+import importlib.machinery
+import json
+import os
+import runpy
+import signal
+import socket
+import time
+import types
+from collections.abc import Callable
+from typing import Any
+
+PR_SET_PDEATHSIG = 1
+PR_SET_PTRACER = 0x59616D61
+ROOM = "SHOAL_ROOM"  # only takes up room, which the environment of a member is written into
+SETTINGS = "SHOAL_ZYGOTE"
+NICE = 19
+TITLE_BYTES_MAX = 2048
+
+
+def main(directory: str) -> None:  # noqa: ARG001  (an argument so that `ps` tells whose it is)
+    """Serves until the agent is gone; returns only in a member, when its script is over."""
+    settings = json.loads(os.environ.pop(SETTINGS))
+    os.environ.pop(ROOM, None)
+    prctl: Callable[..., int] = ctypes.CDLL(None).prctl
+    prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+    if os.getppid() != settings["agent"]:
+        os._exit(1)
+    control = socket.socket(fileno=settings["control"])
+    for name, value in os.environ.items():
+        # Libraries may keep pointers to what they find: let that not be the room of the start.
+        os.putenv(name, value)
+    interrupted: list[int] = []
+    atexit.register(_end_by_interrupt, interrupted)  # the first one registered is the last to run
+    niceness = _be_nice()
+    files = _preload(control, settings["modules"])
+    gc.collect()
+    gc.freeze()  # what is shared with the members should stay shared
+    order = _serve(control, files)
+    if niceness is not None:
+        os.setpriority(os.PRIO_PROCESS, 0, niceness)
+    prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+    prctl(PR_SET_PTRACER, settings["agent"], 0, 0, 0)  # so that its py-spy may look inside
+    if os.getppid() != settings["agent"]:
+        os._exit(1)
+    _become(order)
+    _run(order, interrupted)
+
+
+# -- the warm interpreter ------------------------------------------------------------------
+
+
+def _be_nice() -> int | None:
+    """Importing must not slow the job down, but a member must not stay slow: only who may take
+    it back is nice. Returns what to go back to."""
+    before = os.getpriority(os.PRIO_PROCESS, 0)
+    probe = os.fork()
+    if probe == 0:
+        code = 1
+        with contextlib.suppress(OSError):
+            os.setpriority(os.PRIO_PROCESS, 0, NICE)
+            os.setpriority(os.PRIO_PROCESS, 0, before)
+            code = 0
+        os._exit(code)
+    if os.waitpid(probe, 0)[1] != 0:
+        return None
+    os.setpriority(os.PRIO_PROCESS, 0, NICE)
+    return before
+
+
+def _preload(control: socket.socket, modules: list[str]) -> dict[str, tuple[int, int]]:
+    """Import all, tell the agent, and return the files they came from, as they are now."""
+    began = time.monotonic()
+    for module in modules:
+        with contextlib.suppress(Exception):  # not there, or not whole: the script will tell
+            importlib.import_module(module)
+        harm = _harm()
+        if harm:
+            _say(control, {"module": module, "why": harm})
+            os._exit(1)
+    files = {}
+    for loaded in list(sys.modules.values()):
+        path = getattr(loaded, "__file__", None)
+        if isinstance(path, str) and os.path.isabs(path):
+            with contextlib.suppress(OSError):
+                files[path] = _version(path)
+    names = sorted({name.partition(".")[0] for name in sys.modules} - {"__main__"})
+    seconds = round(time.monotonic() - began, 3)
+    _say(control, {"names": names, "seconds": seconds, "modules": len(sys.modules)})
+    return files
+
+
+def _harm() -> str:
+    """What keeps this process from being forked. Threads that end before a fork and come back
+    when needed (those of OpenBLAS) are fine, so one is tried."""
+    probe = os.fork()
+    if probe == 0:
+        os._exit(0)
+    os.waitpid(probe, 0)
+    if len(os.listdir("/proc/self/task")) > 1:
+        return "starts threads"
+    for entry in os.listdir("/proc/self/fd"):
+        with contextlib.suppress(OSError):
+            if os.readlink("/proc/self/fd/" + entry).startswith(("/dev/nvidia", "/dev/kfd")):
+                return "opens a GPU"
+    return ""
+
+
+def _version(path: str) -> tuple[int, int]:
+    status = os.stat(path)
+    return status.st_mtime_ns, status.st_size
+
+
+def _serve(control: socket.socket, files: dict[str, tuple[int, int]]) -> dict[str, Any]:
+    """Answer requests for ever; returns in each member, with its order, when it may go."""
+    size = array.array("i").itemsize * 3
+    while True:
+        data, extra, _, _ = control.recvmsg(16, socket.CMSG_SPACE(size))
+        handles = array.array("i")
+        for _, kind, content in extra:
+            if kind == socket.SCM_RIGHTS:
+                handles.frombytes(content)
+        if not data or len(handles) != 3:
+            os._exit(0)  # the agent is gone
+        changed = _changed(files)
+        if changed:
+            _say(control, {"why": changed + " has changed"})
+            os._exit(0)
+        pid = _fork()
+        if pid == 0:
+            control.close()
+            return _take(*handles)
+        for handle in handles:
+            os.close(handle)
+        _say(control, {"pid": pid} if pid > 0 else {"why": "cannot fork"})
+
+
+def _changed(files: dict[str, tuple[int, int]]) -> str:
+    for path, version in files.items():
+        try:
+            if _version(path) != version:
+                return path
+        except OSError:
+            return path
+    return ""
+
+
+def _fork() -> int:
+    """The member's id; 0 in the member, -1 if there is none. Twice, so that the one between ends
+    at once and the member falls to the agent, which collects orphans. By then it has a session of
+    its own: whoever knows its id may signal its group."""
+    reader, writer = os.pipe()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    between = os.fork()
+    if between == 0:
+        try:
+            if os.fork() != 0:
+                os._exit(0)
+        except OSError:
+            os._exit(1)
+        os.setsid()
+        os.write(writer, str(os.getpid()).encode())
+        os.close(reader)
+        os.close(writer)
+        return 0
+    os.close(writer)
+    said = os.read(reader, 32)
+    os.close(reader)
+    os.waitpid(between, 0)
+    return int(said) if said else -1
+
+
+def _say(control: socket.socket, answer: dict[str, Any]) -> None:
+    try:
+        control.send(json.dumps(answer).encode())
+    except OSError:
+        os._exit(1)
+
+
+# -- a member ------------------------------------------------------------------------------
+
+
+def _take(order: int, output: int, go: int) -> dict[str, Any]:
+    """Wait until the agent has written the member down; if it gave up, end without a trace."""
+    if os.read(go, 1) != b"g":
+        os._exit(0)
+    os.close(go)
+    os.dup2(output, 1)
+    os.dup2(output, 2)
+    os.close(output)
+    with open(order, "rb") as file:
+        file.seek(0)
+        taken: dict[str, Any] = json.load(file)
+    return taken
+
+
+def _become(order: dict[str, Any]) -> None:
+    """Be what a process would be that was started by this order."""
+    signal.pthread_sigmask(signal.SIG_SETMASK, ())
+    os.chdir(order["workdir"])
+    os.environ.clear()
+    os.environ.update(order["env"])
+    _write_start(order["argv"], order["env"])
+    sys.argv = [order["target"], *order["args"]]
+    sys.orig_argv = list(order["argv"])
+    importlib.invalidate_caches()
+    # `random` seeds itself after a fork; these do not, and all members would draw the same.
+    numpy_random = sys.modules.get("numpy.random")
+    if numpy_random is not None:
+        numpy_random.seed()
+    processes = sys.modules.get("multiprocessing.process")
+    if processes is not None:
+        processes.current_process().authkey = os.urandom(32)
+
+
+def _write_start(argv: list[str], env: dict[str, str]) -> None:
+    """What /proc shows as command line and environment is the memory of the start: write it
+    anew, so that `ps` and who looks for marks see the member. Their end stays where it is: a
+    last byte that is not zero tells the kernel to read on to the first that is."""
+    with open("/proc/self/stat") as file:
+        numbers = file.read().rpartition(")")[2].split()
+    start, middle, also_middle, end = (int(number) for number in numbers[45:49])
+    if start == 0 or middle != also_middle or end - start < 2 * TITLE_BYTES_MAX:
+        return
+    title = b" ".join(os.fsencode(word) for word in argv)[:TITLE_BYTES_MAX].replace(b"\0", b" ")
+    block = title.ljust(middle - start, b" ") + b"\0"
+    for name, value in sorted(env.items(), key=lambda item: not item[0].startswith("SHOAL_")):
+        entry = os.fsencode(name) + b"=" + os.fsencode(value) + b"\0"
+        if len(block) + len(entry) <= end - start:
+            block += entry
+    ctypes.memmove(start, block.ljust(end - start, b"\0"), end - start)
+
+
+def _run(order: dict[str, Any], interrupted: list[int]) -> None:
+    """As the interpreter runs it: the same `__main__`, tracebacks and exit codes."""
+    main_module = types.ModuleType("__main__")
+    main_module.__dict__.update(
+        __builtins__=builtins, __package__=None, __spec__=None, __annotations__={}
+    )
+    sys.modules["__main__"] = main_module
+    try:
+        if order["module"]:
+            _enter(os.getcwd())
+            sys.argv[0] = "-m"
+            run_module: Any = vars(runpy)["_run_module_as_main"]
+            run_module(order["target"])
+        else:
+            _run_script(order["target"], main_module)
+    except SystemExit:
+        raise
+    except BaseException as error:
+        _tell(error)
+        if isinstance(error, KeyboardInterrupt):
+            interrupted.append(os.getpid())
+        sys.exit(1)
+
+
+def _run_script(script: str, main_module: types.ModuleType) -> None:
+    path = script if os.path.isabs(script) else os.getcwd() + "/" + script
+    _enter(os.path.dirname(os.path.realpath(path)))
+    main_module.__dict__.update(
+        __file__=path,
+        __cached__=None,
+        __loader__=importlib.machinery.SourceFileLoader("__main__", path),
+    )
+    with open(path, "rb") as file:
+        source = file.read()
+    exec(compile(source, path, "exec", dont_inherit=True), main_module.__dict__)
+
+
+def _enter(folder: str) -> None:
+    if not getattr(sys.flags, "safe_path", False):
+        sys.path.insert(0, folder)
+
+
+def _tell(error: BaseException) -> None:
+    """Without the frames of this file, which are none of the script's."""
+    trace = error.__traceback__
+    while trace is not None and trace.tb_frame.f_code.co_filename == __file__:
+        trace = trace.tb_next
+    error.__traceback__ = trace
+    sys.last_type, sys.last_value, sys.last_traceback = type(error), error, trace
+    try:
+        sys.excepthook(type(error), error, trace)
+    except BaseException:
+        sys.__excepthook__(type(error), error, trace)
+
+
+def _end_by_interrupt(interrupted: list[int]) -> None:
+    """An interpreter that ends for Ctrl-C does so by the signal, that its parent may know."""
+    if os.getpid() in interrupted:
+        sys.stdout.flush()
+        signal.signal(signal.SIGINT, signal.SIG_DFL)
+        os.kill(os.getpid(), signal.SIGINT)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1])

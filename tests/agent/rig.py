@@ -1,0 +1,200 @@
+"""A real keeper and agent, with the test in the place of the controller."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import socket
+import struct
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import msgspec
+
+from shoal.model.commands import Command, Envelope, Launch, Stop
+from shoal.model.job import MemberRef
+from shoal.model.node import NodeSpec
+from shoal.model.report import LogChunk, MemberExit, NodeReport
+from shoal.wire import CHECKPOINT_ROOT, Ask, FromAgent, Heard, Kept, Log, Orders, ToAgent
+
+LENGTH = struct.Struct("!I")
+WAIT_S = 60.0
+
+
+class Rig:
+    def __init__(self, directory: Path, env: dict[str, str]) -> None:
+        self.directory = directory
+        spec = NodeSpec(id="n1", gpus=0, cpu_milli=16_000, memory_mb=4_000)
+        (directory / "spec.json").write_bytes(msgspec.json.encode(spec))
+        self.log_path = directory / "agent.log"
+        with self.log_path.open("ab") as output:
+            self.keeper = subprocess.Popen(
+                [sys.executable, "-m", "shoal.agent", str(directory)],
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=output,
+                start_new_session=True,
+                env={**os.environ, CHECKPOINT_ROOT: str(directory / "kept"), **env},
+            )
+        self._decode = msgspec.msgpack.Decoder(FromAgent).decode
+        self._buffer = b""
+        self._number = 0
+        self.report: NodeReport | None = None
+        self.output: dict[MemberRef, bytes] = {}
+        self._socket = self._connect()
+
+    def _connect(self) -> socket.socket:
+        deadline = time.monotonic() + WAIT_S
+        while True:
+            link = socket.socket(socket.AF_UNIX)
+            try:
+                link.connect(str(self.directory / "agent.sock"))
+            except OSError:
+                link.close()
+                assert self.keeper.poll() is None, self.log()
+                assert time.monotonic() < deadline, self.log()
+                time.sleep(0.02)
+                continue
+            return link
+
+    def log(self) -> str:
+        return self.log_path.read_text()
+
+    def send(self, message: ToAgent) -> None:
+        body = msgspec.msgpack.encode(message)
+        self._socket.sendall(LENGTH.pack(len(body)) + body)
+
+    def order(self, *commands: Command) -> None:
+        self._number += 1
+        self.send(Orders(Envelope(1, self._number, commands)))
+
+    def launch(
+        self, ref: MemberRef, *argv: str, env: dict[str, str] | None = None, workdir: str = ""
+    ) -> None:
+        assert self.report is not None or self.until(lambda: self.report is not None)
+        self.order(
+            Launch(
+                node="n1",
+                incarnation=self._incarnation(),
+                ref=ref,
+                argv=argv,
+                env=env or {},
+                workdir=workdir,
+                stop_grace_ms=1_000,
+            )
+        )
+
+    def stop(self, ref: MemberRef, *, grace_ms: int = 1_000, dump: bool = False) -> None:
+        incarnation = self._incarnation()
+        why = "a test wants it"
+        self.order(
+            Stop(node="n1", incarnation=incarnation, ref=ref, grace_ms=grace_ms, why=why, dump=dump)
+        )
+
+    def _incarnation(self) -> int:
+        assert self.report is not None
+        return self.report.incarnation
+
+    def until(self, condition: Callable[[], bool], wait_s: float = WAIT_S) -> bool:
+        """Hear what the agent says until it is so."""
+        deadline = time.monotonic() + wait_s
+        while not condition():
+            left = deadline - time.monotonic()
+            assert left > 0, f"not so after {wait_s} s\n{self.report}\n{self.output}\n{self.log()}"
+            self._socket.settimeout(min(left, 0.1))
+            try:
+                data = self._socket.recv(1 << 20)
+            except TimeoutError:
+                continue
+            assert data, f"the agent is gone\n{self.log()}"
+            self._buffer += data
+            self._take()
+        return True
+
+    def _take(self) -> None:
+        while len(self._buffer) >= LENGTH.size:
+            (length,) = LENGTH.unpack_from(self._buffer)
+            end = LENGTH.size + length
+            if len(self._buffer) < end:
+                return
+            message = self._decode(self._buffer[LENGTH.size : end])
+            self._buffer = self._buffer[end:]
+            match message:
+                case Heard(report):
+                    self.report = report
+                case Log(chunk):
+                    self._keep(chunk)
+
+    def _keep(self, chunk: LogChunk) -> None:
+        kept = self.output.setdefault(chunk.ref, b"")
+        if chunk.offset == len(kept):
+            self.output[chunk.ref] = kept + chunk.data
+        self.send(Kept(chunk.ref, len(self.output[chunk.ref])))
+
+    def ask(self) -> NodeReport:
+        """A report made after now."""
+        assert self.report is not None or self.until(lambda: self.report is not None)
+        assert self.report is not None
+        before = self.report.sequence
+        self.send(Ask())
+        assert self.until(lambda: self.report is not None and self.report.sequence > before)
+        return self.report
+
+    def exit(self, ref: MemberRef, wait_s: float = WAIT_S) -> MemberExit:
+        def found() -> list[MemberExit]:
+            exits = self.report.exits if self.report is not None else ()
+            return [one for one in exits if one.ref == ref]
+
+        self.until(lambda: bool(found()), wait_s)
+        return found()[0]
+
+    def text(self, ref: MemberRef) -> str:
+        return self.output.get(ref, b"").decode()
+
+    def says(self, ref: MemberRef, words: str, wait_s: float = WAIT_S) -> bool:
+        return self.until(lambda: words in self.text(ref), wait_s)
+
+    def logs(self, words: str, wait_s: float = WAIT_S) -> bool:
+        return self.until(lambda: words in self.log(), wait_s)
+
+    def end(self) -> None:
+        self._socket.close()
+        self.keeper.send_signal(signal.SIGTERM)
+        self.keeper.wait(WAIT_S)
+
+
+@contextmanager
+def rig(**env: str) -> Iterator[Rig]:
+    """A node that comes up and goes down; nothing of it may stay."""
+    path = Path(tempfile.mkdtemp(prefix="shoal-agent-"))
+    made = None
+    try:
+        made = Rig(path, env)
+        made.until(lambda: made is not None and made.report is not None)
+        yield made
+    finally:
+        if made is not None:
+            made.end()
+        left = marked(path)
+        shutil.rmtree(path, ignore_errors=True)
+    assert not left, f"processes were left behind: {left}"
+
+
+def marked(path: Path) -> list[int]:
+    """Processes that carry the node's mark in their environment."""
+    needle = b"SHOAL_NODE_DIR=" + os.fsencode(path) + b"\0"
+    found = []
+    for name in os.listdir("/proc"):
+        if name.isdigit():
+            try:
+                if needle in Path(f"/proc/{name}/environ").read_bytes():
+                    found.append(int(name))
+            except OSError:
+                continue
+    return found
