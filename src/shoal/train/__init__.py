@@ -1,0 +1,6 @@
+"""What a training script imports: `ctx = shoal.train.init()`; then its steps, save, restore."""
+
+from shoal.train.context import Context, init
+from shoal.train.errors import TrainError
+
+__all__ = ["Context", "TrainError", "init"]

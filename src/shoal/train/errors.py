@@ -1,0 +1,30 @@
+"""What goes wrong in a run, in one line that its user can act on."""
+
+from __future__ import annotations
+
+import sys
+from types import TracebackType
+
+
+class TrainError(Exception):
+    """Ends the process with code 1 and its message as the last line, without a traceback."""
+
+
+def say(text: str) -> None:
+    """A line for the job's log."""
+    print(f"shoal.train: {text}", file=sys.stderr, flush=True)
+
+
+def end_in_one_line() -> None:
+    """From now on an uncaught TrainError is told in a line; all else as it was."""
+    before = sys.excepthook
+
+    def hook(
+        kind: type[BaseException], error: BaseException, traceback: TracebackType | None
+    ) -> None:
+        if isinstance(error, TrainError):
+            say(str(error))
+        else:
+            before(kind, error, traceback)
+
+    sys.excepthook = hook

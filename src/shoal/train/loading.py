@@ -1,0 +1,88 @@
+"""A loader in the order of the run: the user's own, but for which samples come when."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+from shoal.train import order
+from shoal.train.errors import TrainError
+from shoal.train.order import Stretch
+
+
+def is_ordered(loader: object) -> bool:
+    """A DataLoader over a data set with numbered samples; anything else is used as it comes."""
+    from torch.utils.data import DataLoader, IterableDataset
+
+    return isinstance(loader, DataLoader) and not isinstance(loader.dataset, IterableDataset)
+
+
+def stretch_of(loader: Any, start: int, epoch: int, epochs: int) -> Stretch:
+    """What a loader covers. Its batch size is that of all members together."""
+    if loader.batch_size is None:
+        raise TrainError(
+            "the loader has no batch_size: make it with DataLoader(dataset, batch_size=B), B being "
+            "the samples of a step over all members"
+        )
+    size = len(loader.dataset)
+    if size == 0:
+        raise TrainError("the loader's data set has no samples")
+    return Stretch(start, epoch, epochs, size, loader.batch_size, loader.drop_last)
+
+
+def check_parts(stretch: Stretch, world: int) -> None:
+    """Fewer samples than members would leave some without work in every step."""
+    if stretch.batch < world:
+        raise TrainError(
+            f"a batch of {stretch.batch} samples cannot be divided among {world} members: use a "
+            f"batch_size of at least {world}, or at most {stretch.batch} members"
+        )
+
+
+def in_order(
+    loader: Any, stretch: Stretch, position: int, world: int, rank: int, seed: int
+) -> Iterator[Any]:
+    """The loader again, with our choice of samples for this member."""
+    from torch.utils.data import DataLoader
+
+    chosen = order.batches(stretch, position, world, rank, seed if _shuffles(loader) else None)
+    again = DataLoader(
+        loader.dataset,
+        batch_sampler=Batches(chosen),
+        num_workers=loader.num_workers,
+        collate_fn=loader.collate_fn,
+        pin_memory=loader.pin_memory,
+        timeout=loader.timeout,
+        worker_init_fn=loader.worker_init_fn,
+        multiprocessing_context=loader.multiprocessing_context,
+        generator=loader.generator,
+        prefetch_factor=loader.prefetch_factor,
+        persistent_workers=False,  # one pass over it is the whole run
+    )
+    return iter(again)
+
+
+class Batches:
+    """As DataLoader wants them: something to iterate over, once."""
+
+    def __init__(self, chosen: Iterable[list[int]]) -> None:
+        self._chosen = chosen
+
+    def __iter__(self) -> Iterator[list[int]]:
+        return iter(self._chosen)
+
+
+def _shuffles(loader: Any) -> bool:
+    from torch.utils.data import DistributedSampler, RandomSampler, SequentialSampler
+
+    sampler = loader.sampler
+    if isinstance(sampler, SequentialSampler):
+        return False
+    if isinstance(sampler, DistributedSampler):
+        return bool(sampler.shuffle)
+    if isinstance(sampler, RandomSampler) and not sampler.replacement:
+        return True
+    raise TrainError(
+        f"the loader's sampler is a {type(sampler).__name__}: ctx.steps chooses the samples "
+        "itself, so use DataLoader(dataset, batch_size=B, shuffle=True or False)"
+    )

@@ -1,0 +1,75 @@
+"""Where the time of the steps went, in numbers that only grow."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+clock_ns = time.perf_counter_ns
+
+
+class Meter:
+    """`compute` is what is left of the loop's body when waits and saves are taken away."""
+
+    def __init__(self) -> None:
+        self.steps = 0
+        self.samples = 0
+        self.data_ns = 0
+        self.body_ns = 0
+        self.wait_ns = 0
+        self.save_ns = 0
+        self._save_in_body_ns = 0
+        self._compute_ns = 0
+        # Waits that end later than they are asked for: on a GPU, or in another thread.
+        self.settle: list[Callable[[], int]] = []
+        self._aside = threading.local()
+        self._saving = False
+
+    def waited(self, nanoseconds: int) -> None:
+        """Called by whoever waited for peers; not counted while saving, nor for the saver."""
+        if not self._saving and not getattr(self._aside, "on", False):
+            self.wait_ns += nanoseconds
+
+    def step(self, data_ns: int, body_ns: int, samples: int) -> None:
+        self.steps += 1
+        self.samples += samples
+        self.data_ns += data_ns
+        self.body_ns += body_ns
+        for settle in self.settle:
+            self.wait_ns += settle()
+
+    @property
+    def compute_ns(self) -> int:
+        """Never less than it was, although waits on a GPU become known late."""
+        now = self.body_ns - self.wait_ns - self._save_in_body_ns
+        self._compute_ns = max(self._compute_ns, now)
+        return self._compute_ns
+
+    @contextmanager
+    def saving(self, *, in_body: bool) -> Iterator[None]:
+        began = clock_ns()
+        self._saving = True
+        try:
+            yield
+        finally:
+            self._saving = False
+            took = clock_ns() - began
+            self.save_ns += took
+            if in_body:
+                self._save_in_body_ns += took
+
+    def leave_out_this_thread(self) -> None:
+        self._aside.on = True
+
+    def numbers(self) -> dict[str, int]:
+        """As a beat has them."""
+        return {
+            "steps": self.steps,
+            "samples": self.samples,
+            "compute_us": self.compute_ns // 1000,
+            "wait_us": self.wait_ns // 1000,
+            "data_us": self.data_ns // 1000,
+            "save_us": self.save_ns // 1000,
+        }

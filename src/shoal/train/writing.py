@@ -1,0 +1,118 @@
+"""torch.distributed.checkpoint over fsspec, with the sums of what is written."""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import os
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from shoal.train.errors import TrainError
+from shoal.train.vault import FileSum, Vault, reason
+
+# Said of each save of a run that is alone, where it is meant so.
+warnings.filterwarnings("ignore", message="torch.distributed is disabled, unavailable")
+
+
+def write(state: Any, vault: Vault, name: str, side: Any) -> dict[str, FileSum]:
+    """This member's part; returns the sums of its files. Every member calls it."""
+    import torch.distributed.checkpoint as dcp
+    from torch.distributed.checkpoint._fsspec_filesystem import FsspecWriter
+
+    # An object store has nothing to sync; asking for it would sync the whole machine.
+    writer = FsspecWriter(vault.address(name), sync_files=vault.local)
+    disk = _summing_disk(writer.fs.fs)
+    writer.fs = disk
+    try:
+        dcp.save(state, storage_writer=writer, process_group=side, no_dist=side is None)
+    except dcp.api.CheckpointException as error:
+        raise TrainError(f"cannot save into {vault.url}: {_first(error)}") from None
+    sums: dict[str, FileSum] = disk.sums
+    return sums
+
+
+def read(state: Any, vault: Vault, name: str, side: Any) -> None:
+    """Fills the tensors and values of `state`. Every member calls it."""
+    import torch.distributed.checkpoint as dcp
+    from torch.distributed.checkpoint._fsspec_filesystem import FsspecReader
+
+    reader = FsspecReader(vault.address(name))
+    try:
+        dcp.load(state, storage_reader=reader, process_group=side, no_dist=side is None)
+    except dcp.api.CheckpointException as error:
+        raise TrainError(
+            f"{vault.address(name)} does not fit the state to restore: {_first(error)}"
+        ) from None
+
+
+def _first(error: Any) -> str:
+    """Why it failed on the first member that did."""
+    for rank, (cause, _) in sorted(error.failures.items()):
+        while isinstance(cause, RuntimeError) and cause.__cause__ is not None:
+            cause = cause.__cause__
+        return f"{reason(cause)} (member {rank})"
+    return reason(error)
+
+
+class Summing(io.IOBase):
+    """A file that is only written to the end, and summed on its way."""
+
+    def __init__(self, raw: Any) -> None:
+        self._raw = raw
+        self._digest = hashlib.sha256()
+        self._size = 0
+
+    def writable(self) -> bool:
+        return True
+
+    def write(self, data: Any) -> int:
+        self._raw.write(data)
+        size = memoryview(data).nbytes
+        self._digest.update(data)
+        self._size += size
+        return size
+
+    def tell(self) -> int:
+        return self._size
+
+    def flush(self) -> None:
+        self._raw.flush()
+
+    def fileno(self) -> int:
+        """Asked for only to sync the file: so nothing may be left in a buffer."""
+        self._raw.flush()
+        return int(self._raw.fileno())
+
+    def sum(self) -> FileSum:
+        return FileSum(self._size, self._digest.hexdigest())
+
+
+def _summing_disk(fs: Any) -> Any:
+    """Made here, for the class it builds on is torch's."""
+    from torch.distributed.checkpoint._fsspec_filesystem import FileSystem
+
+    class SummingDisk(FileSystem):  # type: ignore[misc]
+        def __init__(self) -> None:
+            super().__init__()
+            self.fs = fs
+            self.sums: dict[str, FileSum] = {}
+
+        @contextmanager
+        def create_stream(self, path: Any, mode: str) -> Iterator[Any]:
+            with super().create_stream(path, mode) as stream:
+                summing = Summing(stream)
+                yield summing
+            self.sums[_name(path)] = summing.sum()
+
+        def rename(self, path: Any, new_path: Any) -> None:
+            super().rename(path, new_path)
+            self.sums[_name(new_path)] = self.sums.pop(_name(path))
+
+    return SummingDisk()
+
+
+def _name(path: Any) -> str:
+    return str(os.path.basename(os.fspath(path)))

@@ -1,0 +1,76 @@
+"""A tiny run whose state counts how often each sample was used: `tiny.py SAMPLES BATCH EPOCHS`.
+
+Prints `step N` when a step is done, and at the end `used [...]`, `loss X`. Further behaviour by the
+environment: EVERY (steps between saves, or auto), DIE_AT (exit hard before that step is done),
+KIND (ddp, fsdp or none), SLEEP (seconds of work per step).
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch.utils.data import DataLoader, TensorDataset
+
+import shoal.train
+
+
+def wrapped(model: Any, kind: str) -> Any:
+    if kind == "fsdp":
+        from torch.distributed.fsdp import fully_shard
+
+        fully_shard(model[0])
+        return fully_shard(model)
+    return torch.nn.parallel.DistributedDataParallel(model) if kind == "ddp" else model
+
+
+def main() -> None:
+    samples, batch, epochs = (int(text) for text in sys.argv[1:4])
+    every_text = os.environ.get("EVERY", "2")
+    every: Any = every_text if every_text == "auto" else int(every_text)
+    die_at = int(os.environ.get("DIE_AT", "-1"))
+    sleep_s = float(os.environ.get("SLEEP", "0"))
+    ctx = shoal.train.init(keep=2)
+    kind = os.environ.get("KIND", "ddp") if ctx.world > 1 else "none"
+    torch.manual_seed(0)
+    model = wrapped(
+        torch.nn.Sequential(torch.nn.Linear(2, 8), torch.nn.Tanh(), torch.nn.Linear(8, 1)), kind
+    )
+    optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
+    used = torch.zeros(samples, dtype=torch.long)
+    state: dict[str, Any] = {"model": model, "optimizer": optimizer, "used": used, "note": "first"}
+    if ctx.restore(state):
+        print(f"restored {ctx.step} {state['note']}", flush=True)
+    numbers = torch.arange(samples)
+    points = torch.stack([numbers / samples, (numbers % 7) / 7], 1)
+    data = TensorDataset(numbers, points, points.sum(1, keepdim=True))
+    loss = torch.zeros(())
+    for step, (number, x, y) in ctx.steps(DataLoader(data, batch, shuffle=True), epochs=epochs):
+        time.sleep(sleep_s)
+        loss = ((model(x) - y) ** 2).mean() * ctx.weight
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        now = torch.zeros_like(used)
+        if ctx.weight > 0:
+            now[number] = 1
+        if ctx.world > 1:
+            dist.all_reduce(now)
+        used += now
+        if step == die_at:
+            os._exit(9)
+        ctx.log(loss=loss, step_number=step)
+        state["note"] = f"after {step}"
+        ctx.save(state, every=every)
+        print(f"step {step}", flush=True)
+    ctx.close()
+    print(f"used {used.tolist()}")
+    print(f"loss {loss.item():.6f}")
+
+
+if __name__ == "__main__":
+    main()
