@@ -17,6 +17,7 @@ from shoal.model.job import JobSpec
 from shoal.model.node import NodeIntent
 from shoal.model.policy import Policy
 from shoal.model.views import (
+    CheckView,
     Done,
     EventsView,
     JobRow,
@@ -122,6 +123,16 @@ class Client:
         """OPEN, CORDONED or DRAINING."""
         verb = {"open": "uncordon", "cordoned": "cordon", "draining": "drain"}[intent.value]
         return self._call("POST", f"/v1/nodes/{quote(node, safe='')}/{verb}", Done)
+
+    def check(self, node: str) -> CheckView:
+        """Have the node measured; ask `check_result` for the answer."""
+        return self._call("POST", f"/v1/nodes/{quote(node, safe='')}/check", CheckView)
+
+    def check_result(self, node: str, check: str, *, wait_s: float = 0) -> CheckView:
+        """The answer comes when there is a verdict, or when `wait_s` (30 at most) has passed."""
+        query = urlencode({"wait_s": wait_s})
+        path = f"/v1/nodes/{quote(node, safe='')}/checks/{quote(check, safe='')}?{query}"
+        return self._call("GET", path, CheckView)
 
     def policy(self) -> Policy:
         return self._call("GET", "/v1/policy", Policy)

@@ -39,6 +39,7 @@ THEMES: dict[str, dict[str, Entry]] = {
         "cordon": Entry("nodes", "Start nothing new on nodes; what runs there goes on."),
         "drain": Entry("nodes", "Move jobs away from nodes, and start nothing new on them."),
         "uncordon": Entry("nodes", "Open nodes for jobs again."),
+        "check": Entry("check", "Measure nodes, and compare them with others of their kind."),
         "policy": Entry("policy", "Show, check, compare or change the scheduling policy."),
         "events": Entry("events", "Tell what happened, one sentence each."),
     },

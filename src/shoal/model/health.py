@@ -1,4 +1,4 @@
-"""What is known of a node's health: the figures of a check, and the numbers that judge them."""
+"""What is known of a node's health: figures of a check, their verdict, the numbers that judge."""
 
 from __future__ import annotations
 
@@ -34,6 +34,26 @@ class CheckResult(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True)
     notes: tuple[str, ...] = ()  # what could not be measured, and why
     took_ms: int = 0
     error: str = ""  # the probe itself failed: says nothing of the node
+
+
+class Stand(msgspec.Struct, frozen=True, kw_only=True):
+    """One figure beside what is usual. `usual` is None where nothing is known to compare with."""
+
+    figure: str
+    value: int
+    usual: int | None = None
+    limit: int | None = None
+    of: int = 0  # so many nodes, or earlier checks of this one, make up the usual
+    own: bool = False
+    low: bool = False
+
+
+class Verdict(msgspec.Struct, frozen=True, kw_only=True):
+    """What a check says of a node: every figure beside the usual one, and the reason in short."""
+
+    passed: bool
+    why: str
+    stands: tuple[Stand, ...] = ()
 
 
 class HealthRule(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import msgspec
 
 from shoal.model.events import Recorded
+from shoal.model.health import Verdict
 from shoal.model.job import JobSpec
 
 
@@ -126,6 +127,17 @@ class Done(msgspec.Struct, kw_only=True):
 
     id: str
     note: str = ""
+
+
+class CheckView(msgspec.Struct, kw_only=True):
+    """A check of a node. While it has no `verdict` it is under way: ask again."""
+
+    node: str
+    id: str
+    busy: bool = False  # members ran there meanwhile
+    took_ms: int = 0
+    verdict: Verdict | None = None
+    notes: tuple[str, ...] = ()
 
 
 class Problem(msgspec.Struct, kw_only=True):

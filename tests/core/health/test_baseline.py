@@ -11,12 +11,11 @@ from shoal.core.health.baseline import (
     NODES_PER_KIND_MAX,
     OWN_KEPT,
     Fleet,
-    Verdict,
     forget,
     judge,
     learn,
 )
-from shoal.model.health import CheckResult
+from shoal.model.health import CheckResult, Verdict
 from shoal.model.resources import Kind
 
 KIND = Kind(8, 64_000, 512_000, "H200", 141_000)
@@ -42,46 +41,46 @@ def verdict_of(fleet: Fleet, node: str, /, **figures: int) -> Verdict:
 
 
 def test_a_node_that_is_clearly_slower_than_its_kind_fails() -> None:
-    fleet = fleet_of(5, cpu_kops=1000)
-    found = verdict(fleet, cpu_kops=700)
+    fleet = fleet_of(5, cpu_one_mbs=1000)
+    found = verdict(fleet, cpu_one_mbs=700)
     assert not found.passed
-    assert found.why == "cpu_kops is 700, where 5 others of its kind have 1000"
+    assert found.why == "cpu_one_mbs is 700, where 5 others of its kind have 1000"
     assert (found.stands[0].usual, found.stands[0].limit) == (1000, 800)
-    assert verdict(fleet, cpu_kops=810).passed
-    assert verdict(fleet, cpu_kops=5000).passed
+    assert verdict(fleet, cpu_one_mbs=810).passed
+    assert verdict(fleet, cpu_one_mbs=5000).passed
 
 
 def test_a_kind_that_scatters_much_is_judged_with_more_patience() -> None:
     fleet = Fleet()
     for number, value in enumerate([700, 850, 1000, 1150, 1300]):
-        learn(fleet, f"n{number}", KIND, result(cpu_kops=value))
-    assert verdict(fleet, cpu_kops=500).passed
+        learn(fleet, f"n{number}", KIND, result(cpu_one_mbs=value))
+    assert verdict(fleet, cpu_one_mbs=500).passed
 
 
 def test_nodes_of_another_kind_or_under_load_do_not_compare() -> None:
-    fleet = fleet_of(5, cpu_kops=1000)
-    assert judge(fleet, "new", Kind(0, 4000, 8000), result(cpu_kops=100)).passed
-    busy = judge(fleet, "new", KIND, CheckResult(id="c1", busy=True, figures={"cpu_kops": 100}))
+    fleet = fleet_of(5, cpu_one_mbs=1000)
+    assert judge(fleet, "new", Kind(0, 4000, 8000), result(cpu_one_mbs=100)).passed
+    busy = judge(fleet, "new", KIND, CheckResult(id="c1", busy=True, figures={"cpu_one_mbs": 100}))
     assert busy.passed
     assert busy.why == "no fault found; nothing to compare with"
 
 
 def test_with_few_nodes_a_nodes_own_history_is_the_measure() -> None:
-    fleet = fleet_of(2, cpu_kops=1000)
-    assert verdict_of(fleet, "n0", cpu_kops=100).passed  # one earlier check is no history
+    fleet = fleet_of(2, cpu_one_mbs=1000)
+    assert verdict_of(fleet, "n0", cpu_one_mbs=100).passed  # one earlier check is no history
     for _ in range(2):
-        learn(fleet, "n0", KIND, result(cpu_kops=1000))
-    found = verdict_of(fleet, "n0", cpu_kops=100)
+        learn(fleet, "n0", KIND, result(cpu_one_mbs=1000))
+    found = verdict_of(fleet, "n0", cpu_one_mbs=100)
     assert not found.passed
     assert "its own earlier checks have 1000" in found.why
-    assert verdict_of(fleet, "n1", cpu_kops=100).passed
+    assert verdict_of(fleet, "n1", cpu_one_mbs=100).passed
 
 
 def test_a_nodes_own_last_figures_do_not_excuse_it_among_others() -> None:
-    fleet = fleet_of(4, cpu_kops=1000)
+    fleet = fleet_of(4, cpu_one_mbs=1000)
     for _ in range(9):
-        learn(fleet, "slow", KIND, result(cpu_kops=500))
-    assert not verdict_of(fleet, "slow", cpu_kops=500).passed
+        learn(fleet, "slow", KIND, result(cpu_one_mbs=500))
+    assert not verdict_of(fleet, "slow", cpu_one_mbs=500).passed
 
 
 def test_a_gpu_is_compared_with_its_siblings() -> None:
@@ -109,30 +108,30 @@ def test_a_fault_fails_by_itself_and_a_broken_probe_fails_nothing() -> None:
     )
     assert (found.passed, found.why) == (False, "gpu 2: 3 uncorrectable errors and 1 more")
     broken = CheckResult(id="c1", error="no memory")
-    assert judge(fleet_of(5, cpu_kops=1), "a", KIND, broken).passed
+    assert judge(fleet_of(5, cpu_one_mbs=1), "a", KIND, broken).passed
 
 
 def test_a_node_that_left_is_no_measure_any_more() -> None:
-    fleet = fleet_of(3, cpu_kops=1000)
-    assert not verdict(fleet, cpu_kops=100).passed
+    fleet = fleet_of(3, cpu_one_mbs=1000)
+    assert not verdict(fleet, cpu_one_mbs=100).passed
     forget(fleet, "n1")
-    assert verdict(fleet, cpu_kops=100).passed
+    assert verdict(fleet, cpu_one_mbs=100).passed
     assert "n1/idle" not in fleet.own
 
 
 def test_what_is_learned_is_bounded() -> None:
     fleet = Fleet()
     for number in range(NODES_PER_KIND_MAX + 10):
-        learn(fleet, f"n{number}", KIND, result(cpu_kops=1000))
+        learn(fleet, f"n{number}", KIND, result(cpu_one_mbs=1000))
     assert [len(nodes) for nodes in fleet.kinds.values()] == [NODES_PER_KIND_MAX]
     for number in range(KINDS_MAX + 10):
-        learn(fleet, "n0", Kind(0, number, 0), result(cpu_kops=1000))
+        learn(fleet, "n0", Kind(0, number, 0), result(cpu_one_mbs=1000))
     assert len(fleet.kinds) == KINDS_MAX
-    assert len(fleet.own["n0/idle"]["cpu_kops"]) == OWN_KEPT
+    assert len(fleet.own["n0/idle"]["cpu_one_mbs"]) == OWN_KEPT
 
 
 FIGURES = st.dictionaries(
-    st.sampled_from(["cpu_kops", "memory_mbs", "steal_milli", "gpu0_matmul_gflops", "free_mb"]),
+    st.sampled_from(["cpu_one_mbs", "memory_mbs", "steal_milli", "gpu0_matmul_gflops", "free_mb"]),
     st.integers(0, 10**9),
     max_size=5,
 )

@@ -13,7 +13,7 @@ from typing import TypeVar
 import msgspec
 
 from shoal.core.health.numbers import keep, lower_median, upper_median
-from shoal.model.health import CheckResult
+from shoal.model.health import CheckResult, Stand, Verdict
 from shoal.model.resources import Kind
 
 NODES_PER_KIND_MAX = 256  # the node that was checked longest ago makes room
@@ -46,35 +46,19 @@ MEASURES: tuple[tuple[str, Measure], ...] = (
     ("matmul_gflops", Measure(Sense.RATE, 100)),
     ("copy_up_mbs", Measure(Sense.RATE, 250)),
     ("copy_down_mbs", Measure(Sense.RATE, 250)),
-    ("cpu_kops", Measure(Sense.RATE, 200)),
-    ("cpu_all_kops", Measure(Sense.RATE, 250)),
+    ("cpu_one_mbs", Measure(Sense.RATE, 200)),
+    ("cpu_all_mbs", Measure(Sense.RATE, 200)),
+    ("cpu_share_milli", Measure(Sense.RATE, 300)),
     ("memory_mbs", Measure(Sense.RATE, 300)),
     ("disk_write_mbs", Measure(Sense.RATE, 600)),
     ("disk_read_mbs", Measure(Sense.RATE, 600)),
     ("steal_milli", Measure(Sense.LOAD, 500, 50)),
-    ("clock_offset_ms", Measure(Sense.LOAD, 500, 1000)),
+    ("memory_pressure_milli", Measure(Sense.LOAD, 500, 100)),
+    ("clock_offset_us", Measure(Sense.LOAD, 500, 100_000)),
 )
 TOLD = Measure(Sense.TOLD)
 
 Value = TypeVar("Value")
-
-
-class Stand(msgspec.Struct, frozen=True, kw_only=True):
-    """One figure beside what is usual. `usual` is None where nothing is known to compare with."""
-
-    figure: str
-    value: int
-    usual: int | None = None
-    limit: int | None = None
-    of: int = 0  # so many nodes, or earlier checks of this one, make up the usual
-    own: bool = False
-    low: bool = False
-
-
-class Verdict(msgspec.Struct, frozen=True, kw_only=True):
-    passed: bool
-    why: str
-    stands: tuple[Stand, ...] = ()
 
 
 class Fleet(msgspec.Struct):

@@ -1,0 +1,118 @@
+"""Checks of this node: one probe at a time, as a process of its own, with an end in any case.
+
+Whoever waits for the agent's children must leave those in `pids()` alone and tell `ended` of them.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+import msgspec
+
+from shoal.kernel import NODE_MARK
+from shoal.model.commands import Check
+from shoal.model.health import TEXT_MAX, CheckResult
+from shoal.model.node import NodeSpec
+
+PROBE = (sys.executable, "-m", "shoal.health.probe")
+PROBE_S_MAX = 60.0
+RESULTS_KEPT = 4  # told in every report until newer ones take their place
+
+
+class Checks:
+    """Of one agent. An id is measured once, however often it is asked for."""
+
+    def __init__(self, directory: Path, spec: NodeSpec, probe: Sequence[str] = PROBE) -> None:
+        self._directory = directory
+        self._spec = spec
+        self._probe = tuple(probe)
+        self._process: subprocess.Popen[bytes] | None = None
+        self._running = ""
+        self._busy = False
+        self._deadline = 0.0
+        self._next: tuple[str, bool] | None = None
+        self._results: dict[str, CheckResult] = {}
+
+    def ask(self, check: Check, *, busy: bool) -> None:
+        """`busy`: members run on the node."""
+        if check.id in self._results or check.id == self._running:
+            return
+        if self._process is not None:
+            self._next = (check.id, busy)
+        else:
+            self._start(check.id, busy)
+
+    def results(self) -> tuple[CheckResult, ...]:
+        return tuple(self._results.values())
+
+    def pids(self) -> set[int]:
+        return set() if self._process is None else {self._process.pid}
+
+    def ended(self, pid: int, code: int) -> bool:
+        """The process is no more and was waited for; was it ours?"""
+        if self._process is None or self._process.pid != pid:
+            return False
+        self._process.returncode = code
+        self._process = None
+        self._keep(self._read(code))
+        if self._next is not None:
+            (check, busy), self._next = self._next, None
+            self._start(check, busy)
+        return True
+
+    def tend(self) -> None:
+        """Now and then: a probe that takes too long (a disk that hangs, a lost GPU) is killed."""
+        if self._process is not None and time.monotonic() > self._deadline:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(self._process.pid, signal.SIGKILL)
+
+    def _start(self, check: str, busy: bool) -> None:
+        cores = max(1, self._spec.cpu_milli // 1000)
+        more = ["--directory", str(self._directory), "--id", check, "--cores", str(cores)]
+        more += ["--busy"] if busy else []
+        more += [] if self._spec.gpus else ["--no-gpus"]
+        try:
+            with self._output.open("wb") as output:
+                self._process = subprocess.Popen(
+                    [*self._probe, *more],
+                    env={**os.environ, NODE_MARK: str(self._directory)},
+                    stdin=subprocess.DEVNULL,
+                    stdout=output,
+                    stderr=subprocess.DEVNULL,
+                    start_new_session=True,
+                )
+        except OSError as error:
+            self._keep(CheckResult(id=check, error=f"the probe cannot start: {error.strerror}"))
+            return
+        self._running, self._busy = check, busy
+        self._deadline = time.monotonic() + PROBE_S_MAX
+
+    def _read(self, code: int) -> CheckResult:
+        """A probe that hangs in the kernel is a fault of the node; one that fails is not."""
+        check, late = self._running, time.monotonic() > self._deadline
+        self._running = ""
+        if late:
+            fault = f"the probe did not end within {PROBE_S_MAX:.0f} s"
+            return CheckResult(id=check, busy=self._busy, faults=(fault,))
+        try:
+            found = msgspec.json.decode(self._output.read_bytes(), type=CheckResult)
+            return msgspec.structs.replace(found, id=check)
+        except (OSError, msgspec.DecodeError) as error:
+            why = f"the probe ended with code {code}: {error}"[:TEXT_MAX]
+            return CheckResult(id=check, busy=self._busy, error=why)
+
+    def _keep(self, result: CheckResult) -> None:
+        self._results[result.id] = result
+        while len(self._results) > RESULTS_KEPT:
+            del self._results[next(iter(self._results))]
+
+    @property
+    def _output(self) -> Path:
+        return self._directory / "check.json"

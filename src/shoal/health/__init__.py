@@ -1,0 +1,1 @@
+"""Thin probes: what a node's CPUs, memory, disk, clock and GPUs do right now."""
