@@ -27,7 +27,7 @@ FORK_S_MAX = 2.0
 ROOM_BYTES = 48 * 1024
 START_MEMORY_MB = 2048
 KEEP_MEMORY_MB = 768
-FAILURES_MAX = 3
+FAILURES_MAX = 5
 REMEMBERED_MAX = 256
 ANSWER_BYTES_MAX = 256 * 1024
 
@@ -56,7 +56,7 @@ class Nursery:
         self._node_mark = node_mark
         self._zygotes: dict[str, Zygote] = {}
         self._failures: dict[str, int] = {}
-        self._harmful: set[str] = set()  # packages that a zygote cannot hold
+        self._harmful: set[str] = set()  # modules that a zygote cannot hold
 
     def fork(self, recipe: Recipe, env: dict[str, str], workdir: str, output: int) -> int | None:
         """A member's process id; None: it has to be started cold."""
@@ -88,9 +88,7 @@ class Nursery:
 
     def want(self, recipe: Recipe, modules: tuple[str, ...]) -> None:
         """A member of this kind runs and has loaded what takes long to import."""
-        modules = tuple(
-            module for module in modules if module.partition(".")[0] not in self._harmful
-        )
+        modules = tuple(module for module in modules if not self._is_harmful(module))
         zygote = self._zygotes.get(recipe.key)
         if zygote is not None:
             zygote.needed_at = time.monotonic()
@@ -175,9 +173,13 @@ class Nursery:
             return
         log.warning("no warm interpreter: %s %s", answer.module, answer.why)
         if answer.module:
-            self._harmful.add(answer.module.partition(".")[0])
+            self._harmful.add(answer.module)
         self._fail(zygote.recipe.key)
         self._end(zygote)
+
+    def _is_harmful(self, module: str) -> bool:
+        """To import a module is to import the packages that it is in."""
+        return any(f"{module}.".startswith(f"{harmful}.") for harmful in self._harmful)
 
     def _fail(self, key: str) -> None:
         while len(self._failures) >= REMEMBERED_MAX:
