@@ -161,31 +161,34 @@ def zygote() -> Zygote:
 
 
 class Listener:
-    """Stands in for an agent: hears the beats of members."""
+    """Stands in for an agent: hears the beats of members, as they come (a socket holds few)."""
 
     def __init__(self, name: str) -> None:
         self.name = f"shoal-test-{os.getpid()}-{name}"
+        self._beats: list[Beat] = []
         self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
         self._socket.bind("\0" + self.name)
-        self._socket.settimeout(END_S)
+        self._thread = threading.Thread(target=self._listen, daemon=True)
 
     def env(self, ref: str) -> dict[str, str]:
         return {"SHOAL_BEATS": self.name, "SHOAL_REF": ref}
 
-    def next(self) -> Beat:
-        return msgspec.msgpack.decode(self._socket.recv(65536), type=Beat)
+    def listen(self) -> None:
+        self._thread.start()
 
-    def all(self) -> list[Beat]:
-        """What has arrived by now."""
-        beats = []
-        self._socket.setblocking(False)
-        try:
-            while True:
-                beats.append(self.next())
-        except BlockingIOError:
-            return beats
-        finally:
-            self._socket.settimeout(END_S)
+    def _listen(self) -> None:
+        while data := self._socket.recv(65536):
+            self._beats.append(msgspec.msgpack.decode(data, type=Beat))
+
+    def heard(self) -> dict[str, list[Beat]]:
+        """All there were, by member. An empty datagram is the end."""
+        with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as end:
+            end.sendto(b"", "\0" + self.name)
+        self._thread.join(END_S)
+        members: dict[str, list[Beat]] = {}
+        for beat in self._beats:
+            members.setdefault(beat.ref, []).append(beat)
+        return members
 
     def close(self) -> None:
         self._socket.close()

@@ -44,7 +44,7 @@ class Beats:
         if self._socket is not None:
             self.due_ns = 0
 
-    def send(self, **numbers: int) -> None:
+    def send(self, **numbers: int | bool) -> None:
         """All that is known now. A full or missing socket is the agent's affair, not the run's."""
         if self._socket is None:
             return

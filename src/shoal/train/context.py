@@ -85,6 +85,7 @@ class Context:
         the run has done `steps` steps; on from where a restored run was."""
         feed = self._feed(loader, epochs, steps)
         meter, beats, stop = self._meter, self._beats, self._stop
+        self._beat()
         try:
             while not self._steps_total or self.step < self._steps_total:
                 if stop.before_step <= self.step or stop.asked:
@@ -106,7 +107,7 @@ class Context:
             self._stop_if_due()
         finally:
             self._after = None
-            self._beat()
+            self._beat(busy=True)
 
     def log(self, **metrics: Any) -> None:
         """The loss and any other number of this step. Nothing is waited for."""
@@ -164,8 +165,10 @@ class Context:
                 f"{before.size}: the order of the samples would change"
             )
 
-    def _beat(self) -> None:
+    def _beat(self, *, busy: bool = False) -> None:
+        """`busy`: no step is to be expected for a while, and that is well."""
         self._beats.send(
+            busy=busy,
             step=self.step,
             steps_total=self._steps_total,
             saved_step=self._saved_step,
@@ -180,7 +183,7 @@ class Context:
             self._tell(f"stopped by SIGTERM before step {self.step}; ctx.save was never called")
         else:
             self.save(self._state)
-            with self._meter.saving(in_body=False):
+            with self._saving():
                 self._saver.finish()
             self._tell(f"stopped by SIGTERM before step {self.step}, which is saved")
         self._beat()
@@ -203,7 +206,7 @@ class Context:
         if every is not None and not self._is_due(step, every):
             return False
         manifest = self._manifest(step, position)
-        with self._meter.saving(in_body=self._after is not None):
+        with self._saving():
             began = clock_ns()
             copy = self._saver.copy(state, step)
             if every == "auto":
@@ -217,7 +220,7 @@ class Context:
         self._state = check(state)
         if self._saver is None:
             return False
-        with self._meter.saving(in_body=False):
+        with self._saving():
             manifest = self._saver.restore(state, self._seed)
         if manifest is None:
             return False
@@ -225,8 +228,16 @@ class Context:
         self.step, self.position = manifest.step, manifest.position
         self._saved_step = manifest.step
         self._next_save = self.step + interval.FIRST_SAVE_STEPS
-        self._beat()
+        self._beat(busy=True)  # until the first step: who restored has more to set up
         return True
+
+    @contextlib.contextmanager
+    def _saving(self) -> Iterator[None]:
+        """The loop is blocked: that is booked, and no reason to think that it hangs."""
+        self._beat(busy=True)
+        with self._meter.saving(in_body=self._after is not None):
+            yield
+        self._beat()
 
     def _is_due(self, step: int, every: int | Literal["auto"]) -> bool:
         if isinstance(every, int) and every < 1:
@@ -280,10 +291,11 @@ class Context:
         self._closed = True
         atexit.unregister(self._at_exit)
         failed = sys.exc_info()[0] is not None or hasattr(sys, "last_type")
+        self._beat(busy=True)
         self._stop.close()
         if self._saver is not None:
             self._saver.finish(END_AFTER_ERROR_S if failed else END_WAIT_S)
-        self._beat()
+        self._beat(busy=True)
         self._group.leave()
 
     def _at_exit(self) -> None:

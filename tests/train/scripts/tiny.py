@@ -2,12 +2,15 @@
 
 Prints `step N` when a step is done, and at the end `used [...]`, `loss X`. Further behaviour by the
 environment: EVERY (steps between saves, or auto), DIE_AT (exit hard before that step is done),
-KIND (ddp, fsdp or none), SLEEP (seconds of work per step).
+KIND (ddp, fsdp or none), SLEEP (seconds of work per step), LOOPS (calls of `steps`), SEED,
+WIDTH (of the model), FORGET (to restore), FILE_BYTES_MAX (no larger files can be written).
 """
 
 from __future__ import annotations
 
+import itertools
 import os
+import resource
 import sys
 import time
 from typing import Any
@@ -34,22 +37,26 @@ def main() -> None:
     every: Any = every_text if every_text == "auto" else int(every_text)
     die_at = int(os.environ.get("DIE_AT", "-1"))
     sleep_s = float(os.environ.get("SLEEP", "0"))
-    ctx = shoal.train.init(keep=2)
+    ctx = shoal.train.init(keep=2, seed=int(os.environ.get("SEED", "0")))
     kind = os.environ.get("KIND", "ddp") if ctx.world > 1 else "none"
     torch.manual_seed(0)
-    model = wrapped(
-        torch.nn.Sequential(torch.nn.Linear(2, 8), torch.nn.Tanh(), torch.nn.Linear(8, 1)), kind
-    )
+    width = int(os.environ.get("WIDTH", "8"))
+    layers = torch.nn.Linear(2, width), torch.nn.Tanh(), torch.nn.Linear(width, 1)
+    model = wrapped(torch.nn.Sequential(*layers), kind)
     optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
     used = torch.zeros(samples, dtype=torch.long)
     state: dict[str, Any] = {"model": model, "optimizer": optimizer, "used": used, "note": "first"}
-    if ctx.restore(state):
+    if not os.environ.get("FORGET") and ctx.restore(state):
         print(f"restored {ctx.step} {state['note']}", flush=True)
+    if limit := int(os.environ.get("FILE_BYTES_MAX", "0")):
+        resource.setrlimit(resource.RLIMIT_FSIZE, (limit, limit))
     numbers = torch.arange(samples)
     points = torch.stack([numbers / samples, (numbers % 7) / 7], 1)
     data = TensorDataset(numbers, points, points.sum(1, keepdim=True))
     loss = torch.zeros(())
-    for step, (number, x, y) in ctx.steps(DataLoader(data, batch, shuffle=True), epochs=epochs):
+    loader = DataLoader(data, batch, shuffle=True)
+    loops = [ctx.steps(loader, epochs=epochs) for _ in range(int(os.environ.get("LOOPS", "1")))]
+    for step, (number, x, y) in itertools.chain(*loops):
         time.sleep(sleep_s)
         loss = ((model(x) - y) ** 2).mean() * ctx.weight
         optimizer.zero_grad()
