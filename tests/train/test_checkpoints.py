@@ -14,7 +14,7 @@ from shoal.train.vault import FORMAT, MANIFEST, Manifest, Vault
 from tests.train.gangs import Gang, last_line
 
 
-def train(directory: Path | str, world: int = 1, **env: str) -> tuple[list[int], str, str]:
+def train(directory: Path, world: int = 1, **env: str) -> tuple[list[int], str, str]:
     """One attempt of ten steps; the exit codes, and what member 0 said."""
     told = {"SHOAL_CHECKPOINT_DIR": str(directory), **env}
     with Gang("tiny.py", 20, 4, 2, world=world, env=told) as gang:
@@ -100,7 +100,7 @@ def test_what_does_not_fit_the_checkpoint_ends_in_one_line(
     env: dict[str, str], why: str, saved: Path
 ) -> None:
     names = whole(saved)
-    codes, _, err = train(saved, **env)
+    codes, _, err = train(saved, 1, **env)
     assert codes == [1] and "Traceback" not in err
     assert why in last_line(err)
     assert whole(saved) == names
