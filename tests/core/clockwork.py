@@ -11,7 +11,7 @@ import msgspec
 
 from shoal.core.nodebook import NodeBook
 from shoal.core.policies import SHIPPED
-from shoal.model.commands import Launch
+from shoal.model.commands import Check, Launch
 from shoal.model.events import (
     Event,
     JobClaimed,
@@ -21,6 +21,7 @@ from shoal.model.events import (
     JobStopping,
     JobUnclaimed,
 )
+from shoal.model.health import CheckResult
 from shoal.model.job import MemberRef, StopCause
 from shoal.model.node import NodeSpec
 from shoal.model.policy import Policy, Preempt, Tenant
@@ -89,6 +90,9 @@ class Clockwork(Cluster):
         """Orders are obeyed and reported until there are none left."""
         while commands := self.last.commands:
             for order in self.deliver():
+                if isinstance(order, Check):
+                    self.books[order.node].measured(CheckResult(id=order.id))
+                    continue
                 if isinstance(order, Launch):
                     left_ms = self.run_ms[order.ref.job] - self.job(order.ref.job).attained_ms
                     end = (self.now_ms + max(1, left_ms), order.ref, order.node, 0)

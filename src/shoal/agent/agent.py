@@ -15,13 +15,15 @@ from pathlib import Path
 import msgspec
 
 from shoal.agent.beats import Beats
+from shoal.agent.checks import Checks
 from shoal.agent.members import CANNOT_START_CODE, MARK, CannotStart, Members
 from shoal.agent.shipping import Shipping
 from shoal.agent.stacks import stacks
 from shoal.core.nodebook import NodeBook
 from shoal.files import write_private
 from shoal.kernel import reap_orphans
-from shoal.model.commands import Acknowledge, Envelope, Launch, Stop
+from shoal.model.commands import Acknowledge, Check, Envelope, Launch, Stop
+from shoal.model.health import CheckResult
 from shoal.model.job import MemberRef
 from shoal.model.node import NodeSpec
 from shoal.model.progress import BEATS_ENV
@@ -65,6 +67,8 @@ class Agent:
         self._members_dir.mkdir(exist_ok=True)
         self._book = NodeBook(spec, incarnation)
         self._members = Members(directory)
+        self._checks = Checks(directory, spec, self._measured)
+        self._members.checks = self._checks
         self._shipping = Shipping(self._send_log)
         self._beats = Beats(self._report_soon)
         self._checkpoints = os.environ.get(CHECKPOINT_ROOT) or str(directory / "checkpoints")
@@ -107,10 +111,13 @@ class Agent:
 
     def _obey(self, envelope: Envelope) -> None:
         for order in self._book.take(envelope):
-            if isinstance(order, Launch):
-                self._launch(order)
-            else:
-                self._stop(order)
+            match order:
+                case Launch():
+                    self._launch(order)
+                case Stop():
+                    self._stop(order)
+                case Check():
+                    self._checks.ask(order, busy=bool(self._book.alive))
         for command in envelope.commands:
             if isinstance(command, Acknowledge) and command.ref not in self._book.exits:
                 self._forget(command.ref)
@@ -126,6 +133,10 @@ class Agent:
         self._report_due = False
         if self._link is not None and self._link.backlog_bytes < BACKLOG_BYTES_MAX:
             self._link.send(Heard(self._book.report(self._beats.progress())))
+
+    def _measured(self, result: CheckResult) -> None:
+        self._book.measured(result)
+        self._report_soon()
 
     def _send_log(self, chunk: LogChunk) -> None:
         if self._link is not None:
@@ -245,6 +256,7 @@ class Agent:
             while True:
                 await asyncio.sleep(HEARTBEAT_S)
                 self._members.tend()
+                self._checks.tend()
                 self._report()
 
         async def ship() -> None:

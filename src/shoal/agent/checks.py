@@ -11,7 +11,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import msgspec
@@ -23,34 +23,36 @@ from shoal.model.node import NodeSpec
 
 PROBE = (sys.executable, "-m", "shoal.health.probe")
 PROBE_S_MAX = 60.0
-RESULTS_KEPT = 4  # told in every report until newer ones take their place
 
 
 class Checks:
-    """Of one agent. An id is measured once, however often it is asked for."""
+    """Of one agent. What is asked for again while it runs is measured once."""
 
-    def __init__(self, directory: Path, spec: NodeSpec, probe: Sequence[str] = PROBE) -> None:
+    def __init__(
+        self,
+        directory: Path,
+        spec: NodeSpec,
+        on_result: Callable[[CheckResult], None],
+        probe: Sequence[str] = PROBE,
+    ) -> None:
         self._directory = directory
         self._spec = spec
+        self._on_result = on_result
         self._probe = tuple(probe)
         self._process: subprocess.Popen[bytes] | None = None
         self._running = ""
         self._busy = False
         self._deadline = 0.0
         self._next: tuple[str, bool] | None = None
-        self._results: dict[str, CheckResult] = {}
 
     def ask(self, check: Check, *, busy: bool) -> None:
         """`busy`: members run on the node."""
-        if check.id in self._results or check.id == self._running:
+        if check.id == self._running:
             return
         if self._process is not None:
             self._next = (check.id, busy)
         else:
             self._start(check.id, busy)
-
-    def results(self) -> tuple[CheckResult, ...]:
-        return tuple(self._results.values())
 
     def pids(self) -> set[int]:
         return set() if self._process is None else {self._process.pid}
@@ -61,7 +63,7 @@ class Checks:
             return False
         self._process.returncode = code
         self._process = None
-        self._keep(self._read(code))
+        self._on_result(self._read(code))
         if self._next is not None:
             (check, busy), self._next = self._next, None
             self._start(check, busy)
@@ -89,7 +91,8 @@ class Checks:
                     start_new_session=True,
                 )
         except OSError as error:
-            self._keep(CheckResult(id=check, error=f"the probe cannot start: {error.strerror}"))
+            why = f"the probe cannot start: {error.strerror}"
+            self._on_result(CheckResult(id=check, error=why))
             return
         self._running, self._busy = check, busy
         self._deadline = time.monotonic() + PROBE_S_MAX
@@ -107,11 +110,6 @@ class Checks:
         except (OSError, msgspec.DecodeError) as error:
             why = f"the probe ended with code {code}: {error}"[:TEXT_MAX]
             return CheckResult(id=check, busy=self._busy, error=why)
-
-    def _keep(self, result: CheckResult) -> None:
-        self._results[result.id] = result
-        while len(self._results) > RESULTS_KEPT:
-            del self._results[next(iter(self._results))]
 
     @property
     def _output(self) -> Path:

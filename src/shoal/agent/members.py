@@ -11,6 +11,7 @@ import subprocess
 import time
 from pathlib import Path
 
+from shoal.agent.checks import Checks
 from shoal.agent.nursery import Nursery
 from shoal.agent.warmth import Recipe, recipe, wanted_modules
 from shoal.kernel import NODE_MARK, children, kill_marked, variable
@@ -54,6 +55,7 @@ class Members:
         self._pids: dict[int, Process] = {}
         self._processes: dict[MemberRef, Process] = {}
         self.nursery = Nursery(self._node_mark)
+        self.checks: Checks | None = None  # its probes are our children too
         # Should keeper and agent be killed together, at least the members themselves follow.
         setpriv = shutil.which("setpriv")
         self._prefix = [setpriv, "--pdeathsig", "KILL", "--"] if setpriv else []
@@ -135,7 +137,8 @@ class Members:
             code = os.waitstatus_to_exitcode(status)
             process = self._pids.pop(pid, None)
             if process is None:
-                self.nursery.ended(pid, code)
+                if self.checks is None or not self.checks.ended(pid, code):
+                    self.nursery.ended(pid, code)
                 continue
             del self._processes[process.ref]
             if process.popen is not None:
@@ -150,6 +153,8 @@ class Members:
         """What a member left behind in a session of its own has become our child."""
         living = {str(ref) for ref in self._processes}
         ours = self.nursery.pids() | self._pids.keys()
+        if self.checks is not None:
+            ours |= self.checks.pids()
         for pid in children():
             if pid not in ours and variable(pid, MARK) not in living:
                 with contextlib.suppress(ProcessLookupError):

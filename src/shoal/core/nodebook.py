@@ -5,7 +5,8 @@ Pure, so that the agent and the simulated world keep their books with the same c
 
 from __future__ import annotations
 
-from shoal.model.commands import Acknowledge, Command, Envelope, Launch, Stop
+from shoal.model.commands import Acknowledge, Check, Envelope, Launch, Stop
+from shoal.model.health import CheckResult
 from shoal.model.job import MemberRef
 from shoal.model.node import NodeSpec
 from shoal.model.progress import Progress
@@ -13,6 +14,7 @@ from shoal.model.report import MemberExit, NodeReport
 from shoal.model.resources import WHOLE_GPU_MILLI
 
 STOPPED_BEFORE_START_CODE = 143
+CHECKS_KEPT = 4  # told in every report until newer ones take their place
 
 
 class NodeBook:
@@ -24,22 +26,30 @@ class NodeBook:
         self.alive: dict[MemberRef, Launch] = {}
         self.stopping: dict[MemberRef, None] = {}
         self.exits: dict[MemberRef, MemberExit] = {}
+        self.checks: dict[str, CheckResult] = {}
         self._sequence = 0
         self._newest = (0, 0)
 
-    def take(self, envelope: Envelope) -> list[Launch | Stop]:
-        """What to start and stop. Orders from the past, or for a past life, have no effect."""
+    def take(self, envelope: Envelope) -> list[Launch | Stop | Check]:
+        """What to start, stop and measure. Orders from the past, or for a past life, do nothing."""
         stamp = (envelope.epoch, envelope.number)
         if stamp <= self._newest:
             return []
         self._newest = stamp
-        todo: list[Launch | Stop] = []
+        todo: list[Launch | Stop | Check] = []
         for command in envelope.commands:
-            if command.incarnation == self.incarnation:
+            if command.incarnation != self.incarnation:
+                continue
+            if isinstance(command, Check):
+                if command.id not in self.checks:
+                    todo.append(command)
+            else:
                 self._take_one(command, todo)
         return todo
 
-    def _take_one(self, command: Command, todo: list[Launch | Stop]) -> None:
+    def _take_one(
+        self, command: Launch | Stop | Acknowledge, todo: list[Launch | Stop | Check]
+    ) -> None:
         ref = command.ref
         known = ref in self.alive or ref in self.exits
         match command:
@@ -74,6 +84,11 @@ class NodeBook:
         self.stopping.pop(ref, None)
         self.exits[ref] = MemberExit(ref, code, why, stopped)
 
+    def measured(self, result: CheckResult) -> None:
+        self.checks[result.id] = result
+        while len(self.checks) > CHECKS_KEPT:
+            del self.checks[next(iter(self.checks))]
+
     def report(self, progress: tuple[Progress, ...] = ()) -> NodeReport:
         self._sequence += 1
         return NodeReport(
@@ -84,4 +99,5 @@ class NodeBook:
             stopping=tuple(self.stopping),
             exits=tuple(self.exits.values()),
             progress=progress,
+            checks=tuple(self.checks.values()),
         )

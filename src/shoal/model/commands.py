@@ -48,7 +48,7 @@ class Check(msgspec.Struct, frozen=True, kw_only=True, tag_field="command", tag=
     id: str
 
 
-Command = Launch | Stop | Acknowledge
+Command = Launch | Stop | Acknowledge | Check
 
 
 class Envelope(msgspec.Struct, frozen=True):

@@ -6,7 +6,8 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 from shoal.core.nodebook import NodeBook
-from shoal.model.commands import Envelope, Launch, Stop
+from shoal.model.commands import Check, Envelope, Launch, Stop
+from shoal.model.health import CheckResult
 from shoal.model.job import MemberRef
 from shoal.model.node import NodeSpec
 from shoal.model.report import NodeReport
@@ -92,6 +93,8 @@ class Machine:
                     self._start(order)
                 case Stop():
                     self._stop(order)
+                case Check():
+                    self.book.measured(CheckResult(id=order.id))
         self.report()
 
     def report(self) -> None:
