@@ -192,6 +192,14 @@ def test_checkpoints_have_a_place_that_survives_attempts(tmp_path: Path) -> None
         assert node.exit(own).code == 0
         assert node.text(own) == "/elsewhere\n"
         assert not (node.directory / "kept" / "j2").exists()
+        for job, members in (("j3", "1"), ("j4", "2")):
+            one = MemberRef(job, 1, 0)
+            node.launch(
+                one, "sh", "-c", "ls -d $SHOAL_CHECKPOINT_DIR", env={"SHOAL_MEMBERS": members}
+            )
+            assert node.exit(one).code == 0
+        left = sorted(path.name for path in (node.directory / "kept").iterdir())
+        assert left == ["j1", "j4"], "an empty one goes, unless a peer may be about to use it"
 
 
 def test_a_checkpoint_directory_that_cannot_be_made_is_one_clear_line(tmp_path: Path) -> None:

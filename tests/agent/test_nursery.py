@@ -3,7 +3,9 @@ looks like a heavy library from outside."""
 
 from __future__ import annotations
 
+import json
 import os
+import signal
 import sys
 from pathlib import Path
 
@@ -13,7 +15,7 @@ from shoal.agent import nursery
 from shoal.agent.nursery import Nursery
 from shoal.agent.warmth import recipe, shadowed, wanted_modules
 from shoal.model.job import MemberRef
-from tests.agent.rig import Rig, rig
+from tests.agent.rig import Rig, marked, rig
 
 HEAVY = """
 import mmap, os
@@ -84,6 +86,12 @@ def test_a_module_that_starts_threads_is_left_out(site: Path) -> None:
         node.logs("is warm after")
         second = start(node, site, 2)
         assert finish(node, site, second) == "warm", "torch was held all the same"
+        third = start(node, site, 3)
+        node.says(third, "warm")
+        assert len(marked(node.directory)) == 3, "two members and the interpreter"
+        os.kill(json.loads((node.directory / "agent.json").read_text())["pid"], signal.SIGKILL)
+        node.keeper.wait(30)
+        assert marked(node.directory) == [], "it dies with its agent, however that dies"
 
 
 def test_there_are_never_more_than_two(site: Path) -> None:
@@ -182,3 +190,17 @@ def test_files_beside_a_script_that_hide_what_is_loaded_are_found(tmp_path: Path
     assert shadowed(str(tmp_path), names) == ""
     (tmp_path / "numpy").mkdir()
     assert shadowed(str(tmp_path), names) == "numpy"
+
+
+def test_the_memory_of_a_container_counts_where_it_is_less(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(nursery, "CONTAINER", tmp_path)
+    alone = nursery.available_memory_mb()
+    assert alone > 0
+    (tmp_path / "memory.max").write_text("max\n")
+    assert nursery.available_memory_mb() > 0
+    (tmp_path / "memory.max").write_text(f"{100 << 20}\n")
+    (tmp_path / "memory.current").write_text(f"{70 << 20}\n")
+    (tmp_path / "memory.stat").write_text(f"anon 5\ninactive_file {20 << 20}\n")
+    assert nursery.available_memory_mb() == 50

@@ -49,9 +49,10 @@ seen = {
                   sys.stdout.write_through, sys.stdout.isatty()],
     "limits": {n: resource.getrlimit(getattr(resource, n)) for n in dir(resource)
                if n.startswith("RLIMIT")},
+    "oom": open("/proc/self/oom_score_adj").read(),
     "threads": threading.active_count(),
     "main thread": threading.current_thread() is threading.main_thread(),
-    "death signal": [line for line in open("/proc/self/status") if line.startswith("SigIgn")],
+    "ignored": [line for line in open("/proc/self/status") if line.startswith("SigIgn")],
 }
 unlike = {
     "random": random.random(), "rank": os.environ["RANK"], "ref": os.environ["SHOAL_REF"],
@@ -151,11 +152,12 @@ ENDINGS = [
 
 def test_ends_and_errors_are_those_of_a_cold_start(warm: tuple[Warm, list[Any]]) -> None:
     made, _ = warm
+    pairs = []
     for number, text in enumerate(ENDINGS):
         name = f"ending{number}.py"
-        ref = made.script(text, name=name)
         (made.work / name).write_text(text)
-        other = made.start(name, env={"COLD": "1"})
+        pairs.append((text, made.start(name), made.start(name, env={"COLD": "1"})))
+    for text, ref, other in pairs:
         ended, expected = made.node.exit(ref), made.node.exit(other)
         assert made.was_warm(ref) and not made.was_warm(other), text
         assert (ended.code, made.node.text(ref)) == (expected.code, made.node.text(other)), text

@@ -173,6 +173,14 @@ class Agent:
                 ) from None
         return {CHECKPOINT_DIR: path}
 
+    def _tidy_checkpoints(self, ref: MemberRef) -> None:
+        """Most jobs save nothing. An empty directory goes, if no other member may be about to
+        write to it."""
+        order = self._book.alive.get(ref)
+        if order is not None and order.env.get("SHOAL_MEMBERS") == "1":
+            with contextlib.suppress(OSError):
+                os.rmdir(f"{self._checkpoints.rstrip('/')}/{ref.job}")
+
     def _stop(self, order: Stop) -> None:
         if order.ref in self._kills or order.ref in self._ended or order.ref in self._dumps:
             return
@@ -213,6 +221,7 @@ class Agent:
             if timer is not None:
                 timer.cancel()
             self._beats.forget(ref)
+            self._tidy_checkpoints(ref)
             self._ended[ref] = (code, self._whys.pop(ref, ""))
         self._reaped.set()
         self._shipping.pump()

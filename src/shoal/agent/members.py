@@ -22,9 +22,9 @@ log = logging.getLogger("shoal.agent")
 
 CANNOT_START_CODE = 127  # as a shell reports a command that is not there
 MARK = "SHOAL_REF"  # in the environment of all that a member starts
-# By then a script has imported what it needs; who is slower is looked at again and again.
+# By then a script has imported what it needs; who is slower is looked at again, ever later.
 FIRST_LOOK_S = 3.0
-LOOK_AGAIN_S = 5.0
+LOOK_S_MAX = 60.0
 
 
 class CannotStart(Exception):
@@ -34,7 +34,7 @@ class CannotStart(Exception):
 class Process:
     """A member as a process; `recipe`: how to start it warm the next time."""
 
-    __slots__ = ("look_at", "modules", "pid", "popen", "recipe", "ref")
+    __slots__ = ("look_at", "look_s", "modules", "pid", "popen", "recipe", "ref")
 
     def __init__(
         self, ref: MemberRef, pid: int, found: Recipe | None, popen: subprocess.Popen[bytes] | None
@@ -44,6 +44,7 @@ class Process:
         self.recipe = found
         self.popen = popen
         self.modules: tuple[str, ...] = ()
+        self.look_s = FIRST_LOOK_S
         self.look_at = time.monotonic() + FIRST_LOOK_S
 
 
@@ -101,7 +102,8 @@ class Members:
             if process.recipe is None:
                 continue
             if not process.modules and now >= process.look_at:
-                process.look_at = now + LOOK_AGAIN_S
+                process.look_s = min(LOOK_S_MAX, process.look_s * 2)
+                process.look_at = now + process.look_s
                 with contextlib.suppress(OSError):
                     maps = Path(f"/proc/{process.pid}/maps").read_text(errors="replace")
                     process.modules = wanted_modules(maps)

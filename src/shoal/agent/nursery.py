@@ -21,6 +21,7 @@ log = logging.getLogger("shoal.agent")
 
 ZYGOTES_MAX = 2
 UNUSED_S = 600.0
+IN_USE_S = 60.0  # members that run are looked at more often than that
 # A fork takes about 10 ms; who needs longer costs more than a cold start would.
 FORK_S_MAX = 2.0
 # In `environ` of a member: as much of its environment as fits is shown there.
@@ -30,6 +31,7 @@ KEEP_MEMORY_MB = 768
 FAILURES_MAX = 5
 REMEMBERED_MAX = 256
 ANSWER_BYTES_MAX = 256 * 1024
+CONTAINER = Path("/sys/fs/cgroup")
 
 
 class Answer(msgspec.Struct, frozen=True):
@@ -205,15 +207,20 @@ class Nursery:
             zygote.process.returncode = -signal.SIGKILL  # the agent reaps it, Popen need not
 
 
-# Members that run are looked at more often than this.
-IN_USE_S = 60.0
-
-
 def available_memory_mb() -> int:
+    """Of the machine, or of the container that this runs in if that has less."""
+    available = 0
     for line in Path("/proc/meminfo").read_text().splitlines():
         if line.startswith("MemAvailable:"):
-            return int(line.split()[1]) // 1024
-    return 0
+            available = int(line.split()[1]) // 1024
+    with contextlib.suppress(OSError, ValueError):  # no limit is the word `max`
+        limit = int((CONTAINER / "memory.max").read_text())
+        used = int((CONTAINER / "memory.current").read_text())
+        for line in (CONTAINER / "memory.stat").read_text().splitlines():
+            if line.startswith("inactive_file "):
+                used -= int(line.split()[1])  # the kernel gives that back when it is short
+        available = min(available, (limit - used) // 1024**2)
+    return available
 
 
 def _ask(control: socket.socket, order: bytes, output: int) -> Answer:

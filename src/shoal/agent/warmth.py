@@ -74,6 +74,37 @@ def recipe(
     program: str, argv: Sequence[str], env: Mapping[str, str], workdir: str
 ) -> Recipe | None:
     """None: only a cold start gives what was asked for."""
+    try:
+        return _recipe(program, argv, env, workdir)
+    except OSError:
+        return None  # something is not as it should be; a cold start will tell
+
+
+def wanted_modules(maps: str) -> tuple[str, ...]:
+    """What to preload for a process with these memory maps; nothing if it has nothing heavy."""
+    packages = set(LIBRARY.findall(maps))
+    if not packages & HEAVY:
+        return ()
+    return tuple(
+        module
+        for package, modules in PRELOADED.items()
+        if package in packages
+        for module in modules
+    )
+
+
+def shadowed(folder: str, names: frozenset[str]) -> str:
+    """A file beside the script that its imports would find before one already imported."""
+    try:
+        entries = os.listdir(folder)
+    except OSError:
+        return folder
+    return next((entry for entry in entries if entry.partition(".")[0] in names), "")
+
+
+def _recipe(
+    program: str, argv: Sequence[str], env: Mapping[str, str], workdir: str
+) -> Recipe | None:
     words = list(argv[1:])
     interpreter = program
     if not INTERPRETER.match(os.path.basename(program)):
@@ -122,35 +153,12 @@ def recipe(
     )
 
 
-def wanted_modules(maps: str) -> tuple[str, ...]:
-    """What to preload for a process with these memory maps; nothing if it has nothing heavy."""
-    packages = set(LIBRARY.findall(maps))
-    if not packages & HEAVY:
-        return ()
-    return tuple(
-        module
-        for package, modules in PRELOADED.items()
-        if package in packages
-        for module in modules
-    )
-
-
-def shadowed(folder: str, names: frozenset[str]) -> str:
-    """A file beside the script that its imports would find before one already imported."""
-    try:
-        entries = os.listdir(folder)
-    except OSError:
-        return folder
-    return next((entry for entry in entries if entry.partition(".")[0] in names), "")
-
-
 def _shebang(program: str, path: str) -> str | None:
     """The interpreter of a Python script that is itself a program."""
-    try:
-        with open(program, "rb") as file:
-            line = file.read(SHEBANG_BYTES_MAX).partition(b"\n")[0]
-    except OSError:
+    if not os.path.isfile(program):
         return None
+    with open(program, "rb") as file:
+        line = file.read(SHEBANG_BYTES_MAX).partition(b"\n")[0]
     if not line.startswith(b"#!"):
         return None
     words = os.fsdecode(line[2:]).split()

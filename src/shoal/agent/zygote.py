@@ -38,6 +38,8 @@ PR_SET_PTRACER = 0x59616D61
 ROOM = "SHOAL_ROOM"  # only takes up room, which the environment of a member is written into
 SETTINGS = "SHOAL_ZYGOTE"
 NICE = 19
+OOM_SCORE = "/proc/self/oom_score_adj"
+OOM_FIRST = "1000"
 TITLE_BYTES_MAX = 2048
 
 
@@ -55,13 +57,13 @@ def main(directory: str) -> None:  # noqa: ARG001  (an argument so that `ps` tel
         os.putenv(name, value)
     interrupted: list[int] = []
     atexit.register(_end_by_interrupt, interrupted)  # the first one registered is the last to run
-    niceness = _be_nice()
+    before = _be_modest()
     files = _preload(control, settings["modules"])
     gc.collect()
     gc.freeze()  # what is shared with the members should stay shared
     order = _serve(control, files)
-    if niceness is not None:
-        os.setpriority(os.PRIO_PROCESS, 0, niceness)
+    if before is not None:
+        _take_place(before)
     prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
     prctl(PR_SET_PTRACER, settings["agent"], 0, 0, 0)  # so that its py-spy may look inside
     if os.getppid() != settings["agent"]:
@@ -73,22 +75,30 @@ def main(directory: str) -> None:  # noqa: ARG001  (an argument so that `ps` tel
 # -- the warm interpreter ------------------------------------------------------------------
 
 
-def _be_nice() -> int | None:
-    """Importing must not slow the job down, but a member must not stay slow: only who may take
-    it back is nice. Returns what to go back to."""
-    before = os.getpriority(os.PRIO_PROCESS, 0)
+def _be_modest() -> tuple[int, str] | None:
+    """Importing must not slow the job down, and who first gives way when memory runs out should
+    be this process. A member must not stay so, and not everybody may take it back: it is tried
+    in a process that ends at once. Returns what to go back to."""
+    with open(OOM_SCORE) as file:
+        before = os.getpriority(os.PRIO_PROCESS, 0), file.read()
     probe = os.fork()
     if probe == 0:
         code = 1
         with contextlib.suppress(OSError):
-            os.setpriority(os.PRIO_PROCESS, 0, NICE)
-            os.setpriority(os.PRIO_PROCESS, 0, before)
+            _take_place((NICE, OOM_FIRST))
+            _take_place(before)
             code = 0
         os._exit(code)
     if os.waitpid(probe, 0)[1] != 0:
         return None
-    os.setpriority(os.PRIO_PROCESS, 0, NICE)
+    _take_place((NICE, OOM_FIRST))
     return before
+
+
+def _take_place(place: tuple[int, str]) -> None:
+    os.setpriority(os.PRIO_PROCESS, 0, place[0])
+    with open(OOM_SCORE, "w") as file:
+        file.write(place[1])
 
 
 def _preload(control: socket.socket, modules: list[str]) -> dict[str, tuple[int, int]]:
