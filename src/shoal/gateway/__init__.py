@@ -1,0 +1,1 @@
+"""The load balancer: HAProxy rendered, driven through its runtime socket, and read back."""

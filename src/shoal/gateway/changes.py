@@ -1,0 +1,75 @@
+"""What to tell the runtime socket so that the servers there become those that are wanted."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+
+from shoal.gateway.render import Weights, server_options
+from shoal.gateway.runtime import ActualServer
+from shoal.model.service import Replica, ReplicaState, Route, Wanted
+
+Key = tuple[str, str]  # (service, replica)
+
+
+def changes(
+    wanted: Wanted,
+    actual: Iterable[ActualServer],
+    busy: Mapping[Key, int],
+    weights: Weights | None = None,
+) -> list[str]:
+    """Commands, in order. What is no longer wanted is drained, and deleted once `busy` says that
+    it has nothing in flight: the next call sees to that. A replica that moved to another address
+    is drained and deleted likewise before it is added again."""
+    there = {(server.service, server.replica): server for server in actual}
+    services = {served.route.service for served in wanted.services}
+    commands: list[str] = []
+    for served in wanted.services:
+        for replica in served.replicas:
+            key = (served.route.service, replica.id)
+            server = there.get(key)
+            if server is None:
+                commands += _add(served.route, replica, (weights or {}).get(key))
+            elif _same_place(server, replica):
+                commands += _set_state(server, replica)
+                del there[key]
+    for key, server in there.items():
+        if key[0] in services and not _just_added(wanted, key, server):
+            commands += _remove(server, busy.get(key, 0))
+    return commands
+
+
+def _add(route: Route, replica: Replica, weight: int | None) -> list[str]:
+    if replica.state is ReplicaState.DRAINING:
+        return []  # nothing was ever sent there
+    name = f"{route.service}/{replica.id}"
+    return [
+        f"add server {name} {server_options(route, replica, weight)}",
+        f"enable health {name}",
+        f"enable server {name}",
+    ]
+
+
+def _same_place(server: ActualServer, replica: Replica) -> bool:
+    return (server.address, server.port) == (replica.address, replica.port)
+
+
+def _set_state(server: ActualServer, replica: Replica) -> list[str]:
+    name = f"{server.service}/{server.replica}"
+    if replica.state is ReplicaState.DRAINING:
+        return [] if server.draining else [f"set server {name} state drain"]
+    return [f"set server {name} state ready"] if server.draining or server.maintenance else []
+
+
+def _just_added(wanted: Wanted, key: Key, server: ActualServer) -> bool:
+    return any(
+        served.route.service == key[0]
+        and any(r.id == key[1] and _same_place(server, r) for r in served.replicas)
+        for served in wanted.services
+    )
+
+
+def _remove(server: ActualServer, in_flight: int) -> list[str]:
+    name = f"{server.service}/{server.replica}"
+    if in_flight:
+        return [] if server.draining else [f"set server {name} state drain"]
+    return [f"set server {name} state maint", f"del server {name}"]

@@ -1,0 +1,161 @@
+"""The gateway as its owner sees it: say what is wanted, look about once a second, read figures."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+from shoal.gateway.accesslog import AccessLog, latencies
+from shoal.gateway.binary import Binary, find_binary
+from shoal.gateway.changes import changes
+from shoal.gateway.process import Proxy
+from shoal.gateway.refuse import check
+from shoal.gateway.render import Place, digest, render
+from shoal.gateway.runtime import RuntimeFailure
+from shoal.gateway.stats import (
+    ServiceCount,
+    ServiceStats,
+    busy,
+    read_counts,
+    stats,
+    with_old_workers,
+)
+from shoal.gateway.weights import Balance, rebalance
+from shoal.model.service import ReplicaState, Wanted
+
+Key = tuple[str, str]
+
+
+def monotonic_ms() -> int:
+    return time.monotonic_ns() // 1_000_000
+
+
+class Gateway:
+    """Drives one HAProxy. It may be dropped at any moment: the proxy goes on with what it was
+    told last, and another Gateway of the same directory takes it over. Not for several threads."""
+
+    def __init__(
+        self,
+        directory: Path,
+        binary: Binary | None = None,
+        now_ms: Callable[[], int] = monotonic_ms,
+    ) -> None:
+        self._binary = binary or find_binary()
+        self._proxy = Proxy(directory.absolute(), self._binary)
+        self._place = Place(directory=str(directory.absolute()), lua=self._binary.lua)
+        self._log = AccessLog(self._proxy.access_log)
+        self._now_ms = now_ms
+        self._wanted: Wanted | None = None
+        self._balances: dict[str, Balance] = {}
+        self._weights: dict[Key, int] = {}
+        self._counts: dict[str, ServiceCount] = {}
+        self._counted_ms = 0
+
+    def apply(self, wanted: Wanted) -> None:
+        """Make it so: started if it is not running, reloaded if the routes changed, else told
+        about its replicas. What cannot be is refused with one line and changes nothing."""
+        running = self._proxy.running()
+        target = digest(wanted, self._place)
+        if running != target:
+            self._change(wanted, running, target)
+        self._wanted = wanted
+        self._tell_replicas(wanted)
+
+    def tick(self) -> tuple[ServiceStats, ...]:
+        """A look, about once a second: starts a proxy that died, finishes what is draining,
+        lets weights follow latency, keeps the log short. Returns the figures since the last."""
+        if self._wanted is None:
+            return ()
+        self._log.rotate()
+        try:
+            if self._proxy.running() is None:
+                self.apply(self._wanted)
+            else:
+                self._tell_replicas(self._wanted)
+            before, before_ms = self._counts, self._counted_ms
+            self._counts, self._counted_ms = self.counts(), self._now_ms()
+            self._follow(self._counts)
+        except RuntimeFailure:
+            return ()  # it died just now: the next look starts it
+        return stats(before, self._counts, (self._counted_ms - before_ms) / 1000)
+
+    def counts(self) -> dict[str, ServiceCount]:
+        """Counters now, with what workers of an earlier configuration still have in flight."""
+        counts = read_counts(self._proxy.runtime.table())
+        return with_old_workers(
+            counts,
+            [
+                read_counts(self._proxy.master.worker(pid).table())
+                for pid in self._proxy.master.old_workers()
+            ],
+        )
+
+    def in_flight(self, service: str, replica: str) -> int:
+        """Requests at a replica: when it drains and this is 0, it may be stopped."""
+        return busy(self.counts()).get((service, replica), 0)
+
+    def stop(self, grace_s: float = 5.0) -> bool:
+        """End the proxy; True if there was one."""
+        self._wanted = None
+        return self._proxy.stop(grace_s)
+
+    def pid(self) -> int | None:
+        return self._proxy.pid()
+
+    def _change(self, wanted: Wanted, running: str | None, target: str) -> None:
+        if running is None:
+            self._proxy.stop(grace_s=0)  # one that does not answer
+        check(wanted, self._proxy.directory, self._proxy.ports() if running else ())
+        text = render(wanted, self._place, self._weights)
+        if running is None:
+            self._proxy.start(text, target)
+        else:
+            self._proxy.reload(text, target)
+
+    def _tell_replicas(self, wanted: Wanted) -> None:
+        commands = changes(
+            wanted,
+            self._proxy.runtime.servers(),
+            busy(read_counts(self._proxy.runtime.table())),
+            self._weights,
+        )
+        if commands:
+            self._proxy.runtime.tell(commands)
+
+    def _follow(self, counts: Mapping[str, ServiceCount]) -> None:
+        """Weights after what was seen."""
+        assert self._wanted is not None
+        fresh = latencies(self._log.fresh())
+        commands: list[str] = []
+        balances: dict[str, Balance] = {}
+        weights: dict[Key, int] = {}
+        for served in self._wanted.services:
+            name = served.route.service
+            count = counts.get(name)
+            if count is None:
+                continue
+            base = {
+                replica.id: replica.weight
+                for replica in served.replicas
+                if replica.state is ReplicaState.READY
+            }
+            balances[name], new = rebalance(
+                self._balances.get(name, Balance()),
+                served.route,
+                count.servers,
+                base,
+                {replica: fresh.get((name, replica), []) for replica in base},
+                count.queued,
+                self._now_ms(),
+            )
+            now = {server.replica: server.weight for server in count.servers}
+            for replica, weight in new.items():
+                # Without Lua nothing calls a replica back that was set aside, so none is.
+                weight = weight if self._binary.lua else max(1, weight)
+                weights[name, replica] = weight
+                if now.get(replica) != weight:
+                    commands.append(f"set server {name}/{replica} weight {weight}")
+        self._balances, self._weights = balances, weights
+        if commands:
+            self._proxy.runtime.tell(commands)

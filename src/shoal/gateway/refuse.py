@@ -1,0 +1,74 @@
+"""What would make the proxy fail, found before it is asked: ports, certificates, replicas."""
+
+from __future__ import annotations
+
+import socket
+import ssl
+from collections.abc import Collection
+from pathlib import Path
+
+from shoal.gateway.binary import GatewayError
+from shoal.model.service import Wanted, problem_with_services
+
+SOCKET_PATH_MAX = 80  # the kernel's 108, less what HAProxy appends while it binds
+
+
+def check(wanted: Wanted, directory: Path, ports_held: Collection[tuple[str, int]]) -> None:
+    """Raises on the first problem. `ports_held` are those that our own proxy listens on."""
+    problem = problem_with_services(wanted)
+    if problem:
+        raise GatewayError(problem)
+    if len(str(directory)) > SOCKET_PATH_MAX:
+        raise GatewayError(
+            f"{directory} is too long a path for a socket: {SOCKET_PATH_MAX} characters at most"
+        )
+    entry = wanted.entry
+    _check_certificate("gateway", entry.certificate)
+    for served in wanted.services:
+        _check_certificate(f"service {served.route.service}", served.route.certificate)
+    for who, (address, port) in listening(wanted).items():
+        if (address, port) not in ports_held:
+            _check_port(who, address, port)
+
+
+def listening(wanted: Wanted) -> dict[str, tuple[str, int]]:
+    """Who listens where."""
+    address = wanted.entry.address
+    places = {"gateway": (address, wanted.entry.port)}
+    for served in wanted.services:
+        if served.route.port:
+            places[f"service {served.route.service}"] = (address, served.route.port)
+    return places
+
+
+def _check_port(who: str, address: str, port: int) -> None:
+    family = socket.AF_INET6 if ":" in address else socket.AF_INET
+    host = "" if address == "*" else address
+    with socket.socket(family, socket.SOCK_STREAM) as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind((host, port))
+            probe.listen(1)
+        except OSError as error:
+            raise GatewayError(
+                f"{who}: cannot listen on {address} port {port}: {error.strerror or error}; "
+                "choose another port"
+            ) from None
+
+
+def _check_certificate(who: str, file: str) -> None:
+    if not file:
+        return
+    key = f"{file}.key" if Path(f"{file}.key").exists() else None
+    try:
+        ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER).load_cert_chain(file, key)
+    except FileNotFoundError:
+        raise GatewayError(f"{who}: certificate {file} does not exist") from None
+    except ssl.SSLError as error:
+        if error.reason == "KEY_VALUES_MISMATCH":
+            text = "does not match its key"
+        else:
+            text = "is not a PEM file with a certificate and its key"
+        raise GatewayError(f"{who}: certificate {file} {text}") from None
+    except OSError as error:
+        raise GatewayError(f"{who}: certificate {file}: {error.strerror or error}") from None

@@ -1,0 +1,356 @@
+"""The HAProxy configuration for what is wanted: a pure function from data to text."""
+
+from __future__ import annotations
+
+import hashlib
+import zlib
+from collections.abc import Iterator, Mapping
+
+import msgspec
+
+from shoal.model.service import (
+    Entry,
+    Replica,
+    ReplicaState,
+    Route,
+    Routing,
+    Served,
+    Wanted,
+)
+
+ENTRY = "_entry"  # no service can be called so
+NOWHERE = "_nowhere"
+
+# A request is looked into (prefix routing) and kept for another try only as far as it fits.
+BUFFER_BYTES = 65_536
+PREFIX_BYTES = 1_024  # of the conversation's first part
+BODY_WAIT_MS = 2_000  # for the first part of a body, before it is routed without
+# Bounded load: none gets more than this share (in hundredths) of the average in flight.
+LOAD_BOUND_PERCENT = 150
+LINGER_S = 3_600  # streams of a configuration that was replaced may go on for this long
+REQUEST_TIMEOUT_MS = 10_000  # for a client to send a request's head
+KEEP_ALIVE_MS = 65_000  # beyond the minute after which most clients and proxies let go
+REQUEST_ID_BYTES = 128
+TENANTS_MAX = 100_000
+TENANT_BYTES = 64
+CHECK = "check inter 1s fastinter 200ms downinter 300ms fall 2 rise 1"
+
+IDEMPOTENT = "{ method GET HEAD OPTIONS PUT DELETE TRACE }"
+
+Weights = Mapping[tuple[str, str], int]  # (service, replica) -> weight
+
+
+class Place(msgspec.Struct, frozen=True):
+    """What the configuration must know of the machine."""
+
+    directory: str  # where sockets and files lie
+    lua: bool = True  # can requests be held while there is no replica?
+    log: bool = True
+
+
+def render(wanted: Wanted, place: Place, weights: Weights | None = None) -> str:
+    """The whole configuration, replicas included, so that a start or reload loses none."""
+    return _text(wanted, place, weights or {}, digest(wanted, place))
+
+
+def digest(wanted: Wanted, place: Place) -> str:
+    """Names a configuration without its replicas: only when it differs is a reload needed."""
+    bare = msgspec.structs.replace(
+        wanted, services=tuple(Served(route=served.route) for served in wanted.services)
+    )
+    said = _text(bare, place, {}, "").encode() + msgspec.msgpack.encode(bare)
+    return hashlib.sha256(said).hexdigest()[:16]
+
+
+def server_options(route: Route, replica: Replica, weight: int | None = None) -> str:
+    """What follows a server's name, in the file and on the runtime socket alike."""
+    address = f"[{replica.address}]" if ":" in replica.address else replica.address
+    words = [
+        f"{address}:{replica.port}",
+        f"id {server_number(replica.id)}",
+        f"weight {replica.weight if weight is None else weight}",
+    ]
+    if route.concurrency:
+        words.append(f"maxconn {route.concurrency}")
+    return " ".join([*words, CHECK])
+
+
+def server_number(replica_id: str) -> int:
+    """A replica's place on the hash ring follows from it, so it must outlast reloads."""
+    return zlib.crc32(replica_id.encode()) % (2**31 - 1) + 1
+
+
+def _text(wanted: Wanted, place: Place, weights: Weights, name: str) -> str:
+    blocks = [_global(wanted.entry, place, name), _defaults(place), _entry(wanted, place)]
+    for served in wanted.services:
+        if served.route.port:
+            blocks.append(_own_port(wanted.entry, served.route, place))
+        blocks.append(_backend(served, place, weights))
+    blocks.append(_nowhere())
+    return "\n".join("".join(f"{line}\n" for line in block) for block in blocks)
+
+
+def _global(entry: Entry, place: Place, name: str) -> Iterator[str]:
+    yield "# Written by Shoal from what is wanted; changes made here are lost."
+    yield "global"
+    yield f"    description shoal:{name}"
+    socket = f"{place.directory}/runtime.sock"
+    yield f"    stats socket {socket} mode 600 level admin expose-fd listeners"
+    yield "    stats timeout 1m"
+    yield f"    hard-stop-after {LINGER_S}s"
+    yield f"    tune.bufsize {BUFFER_BYTES}"
+    if entry.threads:
+        yield f"    nbthread {entry.threads}"
+    if place.log:
+        yield "    log stdout len 4096 format raw local0 info"
+    if place.lua:
+        yield f"    lua-load {place.directory}/hold.lua"
+
+
+def _defaults(place: Place) -> Iterator[str]:
+    yield "defaults"
+    yield "    mode http"
+    if place.log:
+        yield f"    log-format '{_log_format()}'"
+    yield "    option dontlognull"
+    yield "    option abortonclose"
+    yield "    option forwardfor"
+    yield "    option redispatch 1"
+    yield "    retry-on conn-failure empty-response"
+    yield f"    timeout http-request {REQUEST_TIMEOUT_MS}ms"
+    yield f"    timeout http-keep-alive {KEEP_ALIVE_MS}ms"
+    yield "    timeout client 60s"
+    yield "    timeout client-fin 10s"
+    yield "    timeout check 2s"
+    for status, text in ERRORS.items():
+        again = " hdr Retry-After 1" if status == 503 else ""
+        yield (
+            f"    http-error status {status} content-type application/json "
+            f"string {_json_error(text)}{again}"
+        )
+
+
+ERRORS = {
+    408: "the request did not arrive in time",
+    502: "the replica closed the connection or sent what is not HTTP",
+    503: "no replica could take the request in time",
+    504: "the replica did not answer in time",
+}
+
+
+def _json_error(text: str) -> str:
+    return f'\'{{"error":"{text}"}}\''
+
+
+def _log_format() -> str:
+    """One JSON object for each request; what a client sends is escaped."""
+    texts = {
+        "id": "%[var(txn.id),json(utf8s)]",
+        "client": "%ci",
+        "method": "%[capture.req.method,json(utf8s)]",
+        "path": "%[capture.req.uri,bytes(0,1024),json(utf8s)]",
+        "service": "%b",
+        "replica": "%s",
+        "end": "%tsc",
+    }
+    numbers = {
+        "time_s": "%Ts.%ms",
+        "status": "%ST",
+        "bytes_in": "%U",
+        "bytes_out": "%B",
+        "queue_ms": "%Tw",
+        "connect_ms": "%Tc",
+        "response_ms": "%Tr",
+        "total_ms": "%Ta",
+        "in_flight": "%bc",
+        "queued": "%bq",
+    }
+    fields = [f'"{name}":"{value}"' for name, value in texts.items()]
+    fields += [f'"{name}":{value}' for name, value in numbers.items()]
+    return "{" + ",".join(fields) + "}"
+
+
+def _entry(wanted: Wanted, place: Place) -> Iterator[str]:
+    entry = wanted.entry
+    yield f"frontend {ENTRY}"
+    yield f"    bind {_bind(entry.address, entry.port, entry.certificate)}"
+    yield from _identify(place)
+    # A host name says more than a path: whoever uses it gets the path whole.
+    for served in wanted.services:
+        yield f"    use_backend {served.route.service} if {_by_host(served.route)}"
+    for served in sorted(wanted.services, key=lambda served: -len(served.route.prefix)):
+        route = served.route
+        yield f"    use_backend {route.service} if {{ path {route.prefix} }}"
+        yield f"    use_backend {route.service} if {{ path_beg {route.prefix}/ }}"
+    yield f"    default_backend {NOWHERE}"
+
+
+def _own_port(entry: Entry, route: Route, place: Place) -> Iterator[str]:
+    yield f"frontend _port-{route.service}"
+    yield f"    bind {_bind(entry.address, route.port, route.certificate)}"
+    yield f"    timeout client {route.client_timeout_ms}ms"
+    yield from _identify(place)
+    yield f"    default_backend {route.service}"
+
+
+def _bind(address: str, port: int, certificate: str) -> str:
+    host = f"[{address}]" if ":" in address else address
+    secure = f" ssl crt {certificate} alpn h2,http/1.1" if certificate else ""
+    return f"{host}:{port}{secure}"
+
+
+def _identify(place: Place) -> Iterator[str]:
+    """Every request has a name; the client's own is kept."""
+    if place.log:
+        yield "    log global"  # in frontends only: a backend would log its servers' ups and downs
+    yield f"    http-request set-var(txn.id) req.hdr(x-request-id),bytes(0,{REQUEST_ID_BYTES})"
+    yield "    http-request set-var(txn.id) uuid() unless { var(txn.id) -m found }"
+    yield "    http-request set-header X-Request-Id %[var(txn.id)]"
+    yield "    http-request set-header X-Forwarded-Proto %[ssl_fc,iif(https,http)]"
+    yield "    http-after-response set-header X-Request-Id %[var(txn.id)]"
+
+
+def _by_host(route: Route) -> str:
+    own = f" or {{ req.hdr(host),host_only -m str -i {route.host} }}" if route.host else ""
+    return f"{{ req.hdr(host) -m beg -i {route.service}. }}{own}"
+
+
+def _backend(served: Served, place: Place, weights: Weights) -> Iterator[str]:
+    route = served.route
+    yield f"backend {route.service}"
+    yield from _balance(route)
+    yield f"    retries {route.retries}"
+    yield f"    timeout connect {route.connect_timeout_ms}ms"
+    yield f"    timeout queue {route.queue_timeout_ms}ms"
+    yield f"    timeout server {route.response_timeout_ms}ms"
+    yield f"    timeout tunnel {route.tunnel_timeout_ms}ms"
+    yield from _limits(route)
+    yield from _rate(route)
+    yield from _waiting(route, place)
+    yield from _key(route)
+    yield from _strip(route)
+    # What may have been begun is not begun twice, unless doing so is harmless.
+    yield f"    http-request disable-l7-retry unless {IDEMPOTENT}"
+    for replica in served.replicas:
+        weight = weights.get((route.service, replica.id))
+        if replica.state is ReplicaState.DRAINING:
+            weight = 0  # the runtime socket then says drain; until it does, nothing new goes there
+        yield f"    server {replica.id} {server_options(route, replica, weight)}"
+
+
+def _balance(route: Route) -> Iterator[str]:
+    if route.routing is Routing.LEAST_LOADED:
+        yield "    balance leastconn"
+        return
+    if route.routing is Routing.P2C:
+        yield "    balance random(2)"
+        return
+    yield "    balance hash var(txn.key)"
+    yield "    hash-type consistent sdbm avalanche"
+    if route.routing is Routing.PREFIX:
+        yield f"    hash-balance-factor {LOAD_BOUND_PERCENT}"
+
+
+def _limits(route: Route) -> Iterator[str]:
+    yield (
+        f"    http-request {_answer(431, 'the headers are too large')}"
+        f" if {{ req.hdrs,length gt {route.header_bytes_max} }}"
+    )
+    if route.body_bytes_max:
+        yield (
+            f"    http-request {_answer(413, 'the body is too large')}"
+            f" if {{ req.body_size gt {route.body_bytes_max} }}"
+        )
+
+
+def _rate(route: Route) -> Iterator[str]:
+    if not route.rate_per_s:
+        return
+    # Only what is let through counts, so that who asks too often still gets the agreed rate.
+    yield (
+        f"    stick-table type string len {TENANT_BYTES} size {TENANTS_MAX} expire 10s"
+        " store gpc0,gpc0_rate(1s)"
+    )
+    name = f"req.hdr({route.rate_header})"
+    yield f"    http-request track-sc0 {name},sha2(256),hex if {{ {name} -m found }}"
+    yield f"    http-request track-sc0 src unless {{ {name} -m found }}"
+    yield (
+        f"    http-request {_answer(429, 'too many requests', retry=True)}"
+        f" if {{ sc0_gpc0_rate ge {route.rate_per_s} }}"
+    )
+    yield "    http-request sc-inc-gpc0(0)"
+
+
+def _waiting(route: Route, place: Place) -> Iterator[str]:
+    """The queue has a bound, with replicas (HAProxy's queue) and without (held)."""
+    full = _answer(503, "the queue is full", retry=True)
+    yield f"    http-request {full} if {{ queue({route.service}) ge {route.queue_max} }}"
+    if not place.lua:
+        return
+    none = f"{{ nbsrv({route.service}) eq 0 }}"
+    yield f"    http-request {full} if {none} {{ be_conn({route.service}) gt {route.queue_max} }}"
+    yield f"    http-request lua.hold {route.service} {route.queue_timeout_ms} if {none}"
+    in_vain = _answer(503, "no replica came in time", retry=True)
+    yield f"    http-request {in_vain} if {{ var(txn.held) -m found }}"
+
+
+def _key(route: Route) -> Iterator[str]:
+    """What is hashed. Without it, chance takes its place: within the same bound on load."""
+    if route.routing is Routing.PREFIX:
+        # Longer than the buffer is fine: what lies at the beginning is what is hashed.
+        yield (f"    http-request wait-for-body time {BODY_WAIT_MS}ms if {{ method POST }}")
+        # The system's part is shared by all conversations; with the first question it names one.
+        # Where a question comes first, what follows is an answer and not there from the start.
+        for variable, query in PREFIX_PARTS:
+            yield (
+                f"    http-request set-var(txn.{variable}) "
+                f"req.body,json_query('{query}'),bytes(0,{PREFIX_BYTES}) if {{ method POST }}"
+            )
+        by_system = "{ var(txn.role) -m str system developer }"
+        yield f"    http-request unset-var(txn.second) unless {by_system}"
+        names = ",".join(f"concat(,txn.{variable})" for variable, _ in PREFIX_PARTS[1:])
+        yield f"    http-request set-var(txn.key) str(),{names} if {{ method POST }}"
+        yield "    http-request unset-var(txn.key) if { var(txn.key),length eq 0 }"
+    elif route.sticky_header:
+        yield f"    http-request set-var(txn.key) req.hdr({route.sticky_header})"
+    elif route.sticky_cookie:
+        cookie = route.sticky_cookie
+        yield f"    http-request set-var(txn.key) req.cook({cookie})"
+        yield "    http-request set-var(txn.fresh) uuid() unless { var(txn.key) -m found }"
+        yield "    http-request set-var(txn.key) var(txn.fresh) if { var(txn.fresh) -m found }"
+        yield (
+            f'    http-response add-header Set-Cookie "{cookie}=%[var(txn.fresh)]; Path=/; HttpOnly'
+            '" if { var(txn.fresh) -m found }'
+        )
+    else:
+        return
+    yield "    http-request set-var(txn.key) rand(1000000000) unless { var(txn.key) -m found }"
+
+
+PREFIX_PARTS = (
+    ("role", "$.messages[0].role"),
+    ("first", "$.messages[0].content"),
+    ("second", "$.messages[1].content"),
+    ("prompt", "$.prompt"),
+)
+
+
+def _strip(route: Route) -> Iterator[str]:
+    shared = f"{{ fe_name {ENTRY} }}"
+    named = f"!{{ req.hdr(host) -m beg -i {route.service}. }}"
+    if route.host:
+        named += f" !{{ req.hdr(host),host_only -m str -i {route.host} }}"
+    under = f"if {shared} {named} {{ path_beg {route.prefix}/ }}"
+    yield f"    http-request set-header X-Forwarded-Prefix {route.prefix} {under}"
+    yield f"    http-request set-path %[path,bytes({len(route.prefix)})] {under}"
+    yield f"    http-request set-path / if {shared} {named} {{ path {route.prefix} }}"
+
+
+def _nowhere() -> Iterator[str]:
+    yield f"backend {NOWHERE}"
+    yield f"    http-request {_answer(404, 'no service of this name')}"
+
+
+def _answer(status: int, text: str, *, retry: bool = False) -> str:
+    again = " hdr Retry-After 1" if retry else ""
+    return f"return status {status} content-type application/json string {_json_error(text)}{again}"

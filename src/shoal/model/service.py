@@ -1,0 +1,142 @@
+"""What the gateway is told: where it listens, the routes to services, and their replicas."""
+
+from __future__ import annotations
+
+import enum
+from typing import Annotated
+
+import msgspec
+
+# A service's name is the first label of its host name and the first part of its path.
+SERVICE_NAME_PATTERN = r"^[a-z0-9]([a-z0-9-]*[a-z0-9])?$"
+REPLICA_ID_PATTERN = r"^[A-Za-z0-9][A-Za-z0-9._-]*$"
+HEADER_NAME_PATTERN = r"^([A-Za-z0-9!#$&'*+.^_`|~-]*)$"
+# What HAProxy would read as more than one word, or as a variable, is refused.
+PLAIN_PATTERN = r"^[A-Za-z0-9._:/@+,=-]*$"
+
+ServiceName = Annotated[str, msgspec.Meta(max_length=63, pattern=SERVICE_NAME_PATTERN)]
+ReplicaId = Annotated[str, msgspec.Meta(max_length=100, pattern=REPLICA_ID_PATTERN)]
+HeaderName = Annotated[str, msgspec.Meta(max_length=64, pattern=HEADER_NAME_PATTERN)]
+Plain = Annotated[str, msgspec.Meta(max_length=255, pattern=PLAIN_PATTERN)]
+Port = Annotated[int, msgspec.Meta(ge=1, le=65_535)]
+PortOrNone = Annotated[int, msgspec.Meta(ge=0, le=65_535)]
+Milliseconds = Annotated[int, msgspec.Meta(ge=1, le=86_400_000)]
+Amount = Annotated[int, msgspec.Meta(ge=0, le=1_000_000)]
+
+HEADER_BYTES_LIMIT = 60_000  # what fits the proxy's buffer beside its own additions
+
+
+class Routing(enum.StrEnum):
+    """How a request finds its replica."""
+
+    LEAST_LOADED = "least-loaded"  # the fewest in flight for its speed
+    P2C = "p2c"  # the better of two drawn by chance
+    PREFIX = "prefix"  # where the conversation's first part is cached, within a bound on load
+    STICKY = "sticky"  # the same one for the same header or cookie
+
+
+class Route(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """One service as the gateway sees it. 0 and "" mean none."""
+
+    service: ServiceName
+    routing: Routing = Routing.LEAST_LOADED
+    sticky_header: HeaderName = ""
+    sticky_cookie: HeaderName = ""
+    concurrency: Amount = 0  # requests that one replica works on at a time
+    queue_max: Annotated[int, msgspec.Meta(ge=1, le=100_000)] = 1_000
+    queue_timeout_ms: Milliseconds = 60_000
+    connect_timeout_ms: Milliseconds = 1_000
+    response_timeout_ms: Milliseconds = 600_000  # silence of a replica that has a request
+    client_timeout_ms: Milliseconds = 60_000  # silence of a client that should send or read
+    tunnel_timeout_ms: Milliseconds = 3_600_000  # silence on a WebSocket
+    body_bytes_max: Annotated[int, msgspec.Meta(ge=0, le=1 << 40)] = 64 << 20
+    header_bytes_max: Annotated[int, msgspec.Meta(ge=256, le=HEADER_BYTES_LIMIT)] = 16_384
+    rate_per_s: Amount = 0  # requests that one tenant may begin in a second
+    rate_header: HeaderName = "authorization"  # tells tenants apart; without it, the address does
+    retries: Annotated[int, msgspec.Meta(ge=0, le=10)] = 3
+    host: Plain = ""  # a host name of its own, besides NAME.*
+    path: Plain = ""  # a path of its own instead of /NAME
+    port: PortOrNone = 0  # a port of its own, besides the shared one
+    certificate: Plain = ""  # for its own port: a PEM file with the certificate and its key
+
+    @property
+    def prefix(self) -> str:
+        """The path under which the service is found on the shared port; it is stripped."""
+        return self.path.rstrip("/") or f"/{self.service}"
+
+
+class ReplicaState(enum.StrEnum):
+    READY = "ready"
+    DRAINING = "draining"  # finishes what it has and is given nothing new
+
+
+class Replica(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Where one replica answers."""
+
+    id: ReplicaId
+    address: Plain
+    port: Port
+    weight: Annotated[int, msgspec.Meta(ge=1, le=256)] = 100
+    state: ReplicaState = ReplicaState.READY
+
+
+class Served(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """A route and the replicas behind it, none at all included."""
+
+    route: Route
+    replicas: tuple[Replica, ...] = ()
+
+
+class Entry(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """The port that all services share."""
+
+    address: Plain = "127.0.0.1"
+    port: Port = 8080
+    certificate: Plain = ""
+    threads: Annotated[int, msgspec.Meta(ge=0, le=64)] = 0  # 0: one for each core
+
+
+class Wanted(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """All that a gateway is told. It makes the world so."""
+
+    entry: Entry = Entry()
+    services: tuple[Served, ...] = ()
+
+
+def problem_with_services(wanted: Wanted) -> str | None:
+    """What the types cannot say, in one sentence; None if it is sound."""
+    taken: dict[str, str] = {f"port {wanted.entry.port}": "the gateway itself"}
+    for served in wanted.services:
+        route = served.route
+        problem = _problem_with_route(route) or _problem_with_replicas(served)
+        if problem:
+            return f"service {route.service}: {problem}"
+        claims = [f"service {route.service}", f"path {route.prefix}"]
+        claims += [f"host {route.host.lower()}"] if route.host else []
+        claims += [f"port {route.port}"] if route.port else []
+        for claim in claims:
+            if claim in taken:
+                return f"service {route.service}: {claim} is already used by {taken[claim]}"
+            taken[claim] = f"service {route.service}"
+    return None
+
+
+def _problem_with_route(route: Route) -> str | None:
+    sticky = bool(route.sticky_header) + bool(route.sticky_cookie)
+    if route.routing is Routing.STICKY and sticky != 1:
+        return "sticky routing needs either sticky_header or sticky_cookie"
+    if route.routing is not Routing.STICKY and sticky:
+        return "sticky_header and sticky_cookie need routing: sticky"
+    if route.certificate and not route.port:
+        return "certificate: a certificate of its own needs a port of its own; set port"
+    if route.path and (not route.path.startswith("/") or route.prefix == "/" or ":" in route.path):
+        return f"path: {route.path!r} is not a path such as /{route.service}"
+    return None
+
+
+def _problem_with_replicas(served: Served) -> str | None:
+    ids = [replica.id for replica in served.replicas]
+    for name in ids:
+        if ids.count(name) > 1:
+            return f"replica {name} is named twice"
+    return None
