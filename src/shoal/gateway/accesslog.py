@@ -1,16 +1,14 @@
-"""The access log: its end is read for latencies, and it is cut before it grows too long."""
+"""Reads the end of the access log, for the latencies in it."""
 
 from __future__ import annotations
 
 import os
-import shutil
 from collections.abc import Iterable
 from pathlib import Path
 
 import msgspec
 
 READ_BYTES_MAX = 1 << 20  # at one look; of more, the end is a fair sample
-LOG_BYTES_MAX = 64 << 20  # then it becomes the one before, of which one is kept
 
 
 class Line(msgspec.Struct, frozen=True):
@@ -29,16 +27,16 @@ class AccessLog:
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        self._offset = path.stat().st_size if path.exists() else 0
+        self._offset, self._number = _size_and_number(path.stat()) if path.exists() else (0, 0)
         self._decode = msgspec.json.Decoder(Line).decode
 
     def fresh(self) -> list[Line]:
         """The lines since the last call, or the last of them if they are very many."""
         try:
             with self.path.open("rb") as file:
-                size = os.fstat(file.fileno()).st_size
-                if size < self._offset:
-                    self._offset = 0  # it was cut
+                size, number = _size_and_number(os.fstat(file.fileno()))
+                if number != self._number:
+                    self._offset, self._number = 0, number  # the keeper began the next file
                 start = max(self._offset, size - READ_BYTES_MAX)
                 file.seek(start)
                 data = file.read(size - start)
@@ -49,20 +47,16 @@ class AccessLog:
         self._offset = start + whole
         return list(self._lines(data[begin:whole]))
 
-    def rotate(self) -> None:
-        """Copy and cut: the proxy goes on appending to the same file. Lines that are written
-        between the two are lost, and that is the only moment at which any is."""
-        if self.path.exists() and self.path.stat().st_size > LOG_BYTES_MAX:
-            shutil.copyfile(self.path, self.path.with_name(f"{self.path.name}.1"))
-            os.truncate(self.path, 0)
-            self._offset = 0
-
     def _lines(self, data: bytes) -> Iterable[Line]:
         for text in data.splitlines():
             try:
                 yield self._decode(text)
             except msgspec.DecodeError:
                 continue  # a line that was cut, or one of the proxy's own messages
+
+
+def _size_and_number(found: os.stat_result) -> tuple[int, int]:
+    return found.st_size, found.st_ino
 
 
 def latencies(lines: Iterable[Line]) -> dict[tuple[str, str], list[int]]:

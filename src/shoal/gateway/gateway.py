@@ -12,7 +12,7 @@ from shoal.gateway.changes import changes
 from shoal.gateway.process import Proxy
 from shoal.gateway.refuse import check
 from shoal.gateway.render import Place, digest, render
-from shoal.gateway.runtime import RuntimeFailure
+from shoal.gateway.runtime import RuntimeFailure, WorkerOver
 from shoal.gateway.stats import (
     ServiceCount,
     ServiceStats,
@@ -60,6 +60,7 @@ class Gateway:
         if running != target:
             self._change(wanted, running, target)
         self._wanted = wanted
+        self._proxy.keep_log()
         self._tell_replicas(wanted)
 
     def tick(self) -> tuple[ServiceStats, ...]:
@@ -67,11 +68,11 @@ class Gateway:
         lets weights follow latency, keeps the log short. Returns the figures since the last."""
         if self._wanted is None:
             return ()
-        self._log.rotate()
         try:
             if self._proxy.running() is None:
                 self.apply(self._wanted)
             else:
+                self._proxy.keep_log()
                 self._tell_replicas(self._wanted)
             before, before_ms = self._counts, self._counted_ms
             self._counts, self._counted_ms = self.counts(), self._now_ms()
@@ -82,14 +83,14 @@ class Gateway:
 
     def counts(self) -> dict[str, ServiceCount]:
         """Counters now, with what workers of an earlier configuration still have in flight."""
-        counts = read_counts(self._proxy.runtime.table())
-        return with_old_workers(
-            counts,
-            [
-                read_counts(self._proxy.master.worker(pid).table())
-                for pid in self._proxy.master.old_workers()
-            ],
-        )
+        older = [self._counts_of(pid) for pid in self._proxy.master.old_workers()]
+        return with_old_workers(read_counts(self._proxy.runtime.table()), older)
+
+    def _counts_of(self, worker: int) -> dict[str, ServiceCount]:
+        try:
+            return read_counts(self._proxy.master.worker(worker).table())
+        except WorkerOver:
+            return {}
 
     def in_flight(self, service: str, replica: str) -> int:
         """Requests at a replica: when it drains and this is 0, it may be stopped."""

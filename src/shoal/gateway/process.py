@@ -8,10 +8,11 @@ import re
 import shutil
 import signal
 import subprocess
+import sys
 import time
 from pathlib import Path
 
-from shoal.files import write_private
+from shoal.files import held, write_private
 from shoal.gateway.binary import Binary, GatewayError
 from shoal.gateway.runtime import Runtime, RuntimeFailure
 
@@ -19,10 +20,11 @@ START_TIMEOUT_S = 10.0
 RELOAD_TIMEOUT_S = 20.0
 STOP_TIMEOUT_S = 5.0
 POLL_S = 0.01
-# While nobody is there to cut the access log it may grow to this; then lines are dropped.
-FILE_BYTES_MAX = 1 << 30
-# A full log must not end the proxy: the signal that a limit sends is ignored.
-LAUNCH = 'ulimit -f "$0"; trap "" XFSZ; exec "$@"'
+EXEC_S = 0.1  # while a process becomes another program, it has no command line for an instant
+LOG_BYTES_MAX = 64 << 20  # then it becomes the one before, of which one is kept
+# The shell leaves the proxy behind, so that it is nobody's child and the same to who started it
+# and to who finds it. A pipe opened both ways neither blocks nor breaks when its reader is gone.
+LAUNCH = '"$@" 1<>access.fifo & echo $! > haproxy.pid'
 
 
 class Proxy:
@@ -37,7 +39,6 @@ class Proxy:
         self._config = directory / "haproxy.cfg"
         self._pid_file = directory / "haproxy.pid"
         self._said = directory / "haproxy.log"
-        self._child: subprocess.Popen[bytes] | None = None
 
     def pid(self) -> int | None:
         """The master's, if it is alive and ours."""
@@ -45,7 +46,12 @@ class Proxy:
             pid = int(self._pid_file.read_text().split()[0])
         except (OSError, ValueError, IndexError):
             return None
-        return pid if self._is_ours(pid) else None
+        deadline = time.monotonic() + EXEC_S
+        while not self._is_ours(pid):
+            if _ended(pid) or time.monotonic() > deadline:
+                return None
+            time.sleep(EXEC_S / 100)
+        return pid
 
     def running(self) -> str | None:
         """The digest of the configuration that is being served; None if nothing is."""
@@ -80,20 +86,24 @@ class Proxy:
     def start(self, text: str, digest: str) -> None:
         self.stop(grace_s=0)
         self.check(text).replace(self._config)
-        self._pid_file.unlink(missing_ok=True)
         before = self._said.stat().st_size if self._said.exists() else 0
-        with self.access_log.open("ab") as out, self._said.open("ab") as said:
-            self._child = subprocess.Popen(
-                ["/bin/sh", "-c", LAUNCH, str(FILE_BYTES_MAX // 512), *self._command()],
+        pipe = self.directory / "access.fifo"
+        if not pipe.exists():
+            os.mkfifo(pipe, 0o600)
+        self.access_log.touch(0o600)
+        with self._said.open("ab") as said:
+            subprocess.run(
+                ["/bin/sh", "-c", LAUNCH, "sh", *self._command()],
                 stdin=subprocess.DEVNULL,
-                stdout=out,
+                stdout=subprocess.DEVNULL,
                 stderr=said,
                 start_new_session=True,
                 cwd=self.directory,
+                check=True,
             )
         deadline = time.monotonic() + START_TIMEOUT_S
         while self.running() != digest or not self._master_answers():
-            if self._child.poll() is not None or time.monotonic() > deadline:
+            if self.pid() is None or time.monotonic() > deadline:
                 self.stop(grace_s=0)
                 with self._said.open("rb") as file:
                     file.seek(before)
@@ -103,8 +113,22 @@ class Proxy:
 
     def _command(self) -> list[str]:
         master = f"{self.directory}/master.sock,mode,600"
-        files = ["-f", str(self._config), "-p", str(self._pid_file)]
-        return [str(self.binary.path), "-W", "-S", master, *files]
+        return [str(self.binary.path), "-W", "-S", master, "-f", str(self._config)]
+
+    def keep_log(self) -> None:
+        """See to it that somebody takes the log lines out of the pipe."""
+        if held(self.directory / "access.lock") or self.pid() is None:
+            return
+        keeper = Path(__file__).with_name("logkeeper.py")
+        words = [str(keeper), str(self.directory), str(LOG_BYTES_MAX)]
+        subprocess.run(
+            ["/bin/sh", "-c", '"$@" &', "sh", sys.executable, "-I", "-S", *words],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+            start_new_session=True,
+            check=True,
+        )
 
     def reload(self, text: str, digest: str) -> None:
         """Open connections stay with the old worker until they are done; new ones go to the new
@@ -125,19 +149,28 @@ class Proxy:
     def stop(self, grace_s: float = STOP_TIMEOUT_S) -> bool:
         """End it, after what is in flight if that takes no longer than the grace; True if there
         was one."""
-        pid = self.pid() or self._orphan()
-        if pid is None:
-            return False
-        steps = [(signal.SIGUSR1, grace_s)] if grace_s else []
-        for number, wait_s in [*steps, (signal.SIGTERM, STOP_TIMEOUT_S), (signal.SIGKILL, 5.0)]:
+        was = bool(self._all_ours())
+        master = self.pid()
+        if master is not None and grace_s:
+            self._end([master], signal.SIGUSR1, grace_s)
+        if master is not None:
+            self._end([master], signal.SIGTERM, STOP_TIMEOUT_S)
+        if not self._end(self._all_ours(), signal.SIGKILL, STOP_TIMEOUT_S):
+            raise GatewayError(f"HAProxy (processes {self._all_ours()}) cannot be ended")
+        self._pid_file.unlink(missing_ok=True)
+        return was
+
+    def _end(self, pids: list[int], number: int, wait_s: float) -> bool:
+        """Send a signal and wait until none of ours is left."""
+        for pid in pids:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, number)
-            deadline = time.monotonic() + wait_s
-            while time.monotonic() < deadline:
-                if not self._is_ours(pid):
-                    return True
-                time.sleep(POLL_S)
-        raise GatewayError(f"HAProxy (process {pid}) cannot be ended")
+        deadline = time.monotonic() + wait_s
+        while self._all_ours():
+            if time.monotonic() > deadline:
+                return False
+            time.sleep(POLL_S)
+        return True
 
     def _master_answers(self) -> bool:
         """A master starts itself anew once its worker is ready, and is deaf for that moment."""
@@ -154,20 +187,23 @@ class Proxy:
         return {(address.strip("[]"), int(port)) for address, port in found}
 
     def _is_ours(self, pid: int) -> bool:
-        if self._child is not None:
-            self._child.poll()  # a dead child would else look alive
         try:
             command = Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
         except OSError:
             return False
         return os.fsencode(self._config) in command
 
-    def _orphan(self) -> int | None:
-        """A worker whose master was killed is ending, but may hold the ports for a while."""
-        with contextlib.suppress(RuntimeFailure, ValueError):
-            pid = int(self.runtime.info().get("Pid", "0"))
-            return pid if self._is_ours(pid) else None
-        return None
+    def _all_ours(self) -> list[int]:
+        """Master and workers, also those whose master was killed: they end by themselves, but
+        may hold the ports for a while."""
+        return [int(n) for n in os.listdir("/proc") if n.isdigit() and self._is_ours(int(n))]
+
+
+def _ended(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "Z"
+    except OSError:
+        return True
 
 
 def alert(text: str) -> str:

@@ -25,15 +25,20 @@ NOWHERE = "_nowhere"
 BUFFER_BYTES = 65_536
 PREFIX_BYTES = 1_024  # of the conversation's first part
 BODY_WAIT_MS = 2_000  # for the first part of a body, before it is routed without
-# Bounded load: none gets more than this share (in hundredths) of the average in flight.
-LOAD_BOUND_PERCENT = 150
+# Bounded load: none gets more than this share (in hundredths) of the average in flight. With less,
+# two requests of one conversation would be spread even when hardly anything is going on.
+LOAD_BOUND_PERCENT = 200
 LINGER_S = 3_600  # streams of a configuration that was replaced may go on for this long
 REQUEST_TIMEOUT_MS = 10_000  # for a client to send a request's head
 KEEP_ALIVE_MS = 65_000  # beyond the minute after which most clients and proxies let go
 REQUEST_ID_BYTES = 128
 TENANTS_MAX = 100_000
 TENANT_BYTES = 64
-CHECK = "check inter 1s fastinter 200ms downinter 300ms fall 2 rise 1"
+# A connection that fails makes the next check soon, and one failed check then decides.
+CHECK = (
+    "check inter 1s fastinter 100ms downinter 300ms fall 2 rise 1"
+    " observe layer4 error-limit 1 on-error sudden-death"
+)
 
 IDEMPOTENT = "{ method GET HEAD OPTIONS PUT DELETE TRACE }"
 
@@ -114,6 +119,9 @@ def _defaults(place: Place) -> Iterator[str]:
         yield f"    log-format '{_log_format()}'"
     yield "    option dontlognull"
     yield "    option abortonclose"
+    # At a reload a client that keeps its connection may be sending its next request just now: it
+    # is answered, and told to connect anew.
+    yield "    option idle-close-on-response"
     yield "    option forwardfor"
     yield "    option redispatch 1"
     yield "    retry-on conn-failure empty-response"

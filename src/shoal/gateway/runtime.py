@@ -22,6 +22,10 @@ class RuntimeFailure(Exception):
     """The socket does not answer."""
 
 
+class WorkerOver(RuntimeFailure):
+    """The worker that was asked for has finished."""
+
+
 class ActualServer(msgspec.Struct, frozen=True):
     """A server as the proxy knows it."""
 
@@ -83,6 +87,8 @@ class Runtime:
 
 
 def parse_table(text: str) -> list[dict[str, str]]:
+    if text.startswith("Can't"):  # "connect to" or "find the target": the master's words
+        raise WorkerOver(text.strip())
     if not text.startswith("# "):
         raise RuntimeFailure(f"not a table: {text[:80]!r}")
     return list(csv.DictReader(io.StringIO(text[2:].strip() + "\n")))

@@ -129,7 +129,7 @@ def _problem_with_route(route: Route) -> str | None:
         return "sticky_header and sticky_cookie need routing: sticky"
     if route.certificate and not route.port:
         return "certificate: a certificate of its own needs a port of its own; set port"
-    if route.path and (not route.path.startswith("/") or route.prefix == "/" or ":" in route.path):
+    if route.path and (route.path[0] != "/" or not route.path.strip("/")):
         return f"path: {route.path!r} is not a path such as /{route.service}"
     return None
 

@@ -1,0 +1,155 @@
+"""The rendered configuration is what the golden files say, and HAProxy takes it.
+
+After a change on purpose: SHOAL_GOLDEN=write python -m pytest tests/gateway/test_render.py
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from shoal.gateway.binary import GatewayError, find_binary
+from shoal.gateway.render import Place, digest, render
+from shoal.model.service import (
+    Entry,
+    Replica,
+    ReplicaState,
+    Route,
+    Routing,
+    Served,
+    Wanted,
+    problem_with_services,
+)
+
+GOLDEN = Path(__file__).parent / "golden"
+PLACE = Place(directory="/gateway")
+
+
+def replicas(*ports: int) -> tuple[Replica, ...]:
+    return tuple(Replica(id=f"r{port}", address="10.0.0.1", port=port) for port in ports)
+
+
+CASES = {
+    "empty": Wanted(),
+    "plain": Wanted(
+        services=(Served(route=Route(service="chat", concurrency=8), replicas=replicas(1, 2)),)
+    ),
+    "all": Wanted(
+        entry=Entry(address="::", port=443, certificate="/etc/gateway.pem", threads=2),
+        services=(
+            Served(
+                route=Route(service="p2c", routing=Routing.P2C, rate_per_s=10, rate_header="x-key"),
+                replicas=(
+                    Replica(id="six", address="fd00::1", port=80, weight=50),
+                    Replica(id="old", address="h1", port=81, state=ReplicaState.DRAINING),
+                ),
+            ),
+            Served(route=Route(service="llm", routing=Routing.PREFIX, host="llm.example.com")),
+            Served(route=Route(service="user", routing=Routing.STICKY, sticky_header="X-User")),
+            Served(
+                route=Route(
+                    service="web",
+                    routing=Routing.STICKY,
+                    sticky_cookie="sid",
+                    path="/web/app",
+                    port=8443,
+                    certificate="/etc/web.pem",
+                    body_bytes_max=0,
+                )
+            ),
+        ),
+    ),
+}
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_the_configuration_is_as_written_down(name: str) -> None:
+    text = render(CASES[name], PLACE)
+    path = GOLDEN / f"{name}.cfg"
+    if os.environ.get("SHOAL_GOLDEN") == "write":
+        path.write_text(text)
+    assert text == path.read_text()
+
+
+@pytest.mark.parametrize("lua", [True, False])
+@pytest.mark.parametrize("log", [True, False])
+@pytest.mark.parametrize("routing", list(Routing))
+def test_haproxy_takes_it(tmp_path: Path, routing: Routing, lua: bool, log: bool) -> None:
+    try:
+        binary = find_binary()
+    except GatewayError as error:
+        pytest.skip(str(error))
+    import shoal.gateway.render as module
+
+    (tmp_path / "hold.lua").write_text(Path(module.__file__).with_name("hold.lua").read_text())
+    route = Route(
+        service="chat",
+        routing=routing,
+        sticky_header="X-User" if routing is Routing.STICKY else "",
+        rate_per_s=3,
+        host="chat.example.com",
+        concurrency=4,
+    )
+    wanted = Wanted(services=(Served(route=route, replicas=replicas(1, 2)),))
+    (tmp_path / "it.cfg").write_text(render(wanted, Place(str(tmp_path), lua=lua, log=log)))
+    done = subprocess.run(
+        [binary.path, "-c", "-f", tmp_path / "it.cfg"], capture_output=True, text=True, timeout=30
+    )
+    assert (done.returncode, "WARNING" in done.stderr) == (0, False), done.stderr
+
+
+def test_only_routes_name_a_configuration_not_replicas_or_weights() -> None:
+    wanted = CASES["plain"]
+    without = msgspec.structs.replace(wanted, services=(Served(route=wanted.services[0].route),))
+    assert digest(wanted, PLACE) == digest(without, PLACE)
+    assert f"description shoal:{digest(wanted, PLACE)}\n" in render(wanted, PLACE)
+    for field in ("concurrency", "queue_max", "retries"):
+        route = msgspec.structs.replace(wanted.services[0].route, **{field: 5})
+        other = msgspec.structs.replace(wanted, services=(Served(route=route),))
+        assert digest(other, PLACE) != digest(wanted, PLACE), field
+
+
+def test_weights_and_drains_survive_a_reload() -> None:
+    text = render(CASES["plain"], PLACE, {("chat", "r1"): 7})
+    assert " weight 7 " in text and " weight 100 " in text
+    assert re.search(r"server old h1:81 id \d+ weight 0 ", render(CASES["all"], PLACE))
+
+
+@pytest.mark.parametrize(
+    ("change", "problem"),
+    [
+        ({"routing": Routing.STICKY}, "needs either sticky_header or sticky_cookie"),
+        ({"sticky_header": "X"}, "need routing: sticky"),
+        ({"certificate": "/x.pem"}, "certificate of its own needs a port of its own"),
+        ({"path": "chat"}, "is not a path such as /chat"),
+        ({"path": "/"}, "is not a path such as /chat"),
+        ({"port": 8080}, "port 8080 is already used by the gateway itself"),
+    ],
+)
+def test_what_makes_no_sense_is_named(change: dict[str, object], problem: str) -> None:
+    route = msgspec.structs.replace(Route(service="chat"), **change)
+    said = problem_with_services(Wanted(services=(Served(route=route),)))
+    assert said is not None and problem in said and said.startswith("service chat: ")
+
+
+@pytest.mark.parametrize(
+    "route",
+    [
+        {"service": "a b"},
+        {"service": "Chat"},
+        {"service": "_entry"},
+        {"service": "chat", "host": "x\n    bind :1"},
+        {"service": "chat", "path": "/x }"},
+        {"service": "chat", "sticky_header": "X) or"},
+        {"service": "chat", "certificate": "/a b.pem"},
+        {"service": "chat", "header_bytes_max": 1 << 20},
+    ],
+)
+def test_nothing_can_be_smuggled_into_the_configuration(route: dict[str, object]) -> None:
+    with pytest.raises(msgspec.ValidationError):
+        msgspec.convert(route, Route)
