@@ -1,0 +1,64 @@
+"""Scores, histories and standings put together: the slow node goes, the heavy rank does not."""
+
+from __future__ import annotations
+
+import bench.health_gangs as gangs
+from bench.health_gangs import Gang
+
+from shoal.core.health.following import Follows, Run, follows
+from shoal.core.health.quarantine import Record, Suspicion, checked, suspected
+from shoal.model.health import HealthRule, Standing
+
+RULE = HealthRule()
+NODES = ("a", "b", "c", "d")
+STEPS = 400
+
+
+def attempts(slow_node: str, heavy_rank: int) -> tuple[dict[str, Record], list[Run]]:
+    """Three attempts of one job with its ranks elsewhere each time; every check passes."""
+    records = {node: Record() for node in NODES}
+    runs = []
+    for attempt in range(1, 4):
+        nodes = NODES[attempt:] + NODES[:attempt]
+
+        def drag(member: int, now_s: float, step: int, nodes: tuple[str, ...] = nodes) -> float:
+            return (1.5 if nodes[member] == slow_node else 1.0) * (
+                1.4 if member == heavy_rank else 1.0
+            )
+
+        slow: dict[int, None] = {}
+        for _, now_ms, change in gangs.watch(Gang(), drag, STEPS, attempt, RULE).changes:
+            assert change.slow
+            slow[change.member] = None
+            at_ms = attempt * 1_000_000 + now_ms
+            news = Suspicion(
+                at_ms=at_ms, why="slow", job="j1", attempt=attempt, member=change.member
+            )
+            node = nodes[change.member]
+            record = suspected(records[node], news, RULE, room=True)
+            if record.standing is Standing.SUSPECT:
+                record = checked(record, True, "in line", at_ms, RULE, room=True)
+            records[node] = record
+        runs.append(Run("j1", attempt, nodes, tuple(sorted(slow))))
+    return records, runs
+
+
+def test_a_slow_node_is_quarantined_by_the_second_rank_that_is_slow_there() -> None:
+    records, runs = attempts(slow_node="b", heavy_rank=-1)
+    assert records["b"].standing is Standing.QUARANTINED
+    assert all(records[node].standing is Standing.OK for node in "acd")
+    assert follows("b", runs) is Follows.NODE
+
+
+def test_a_rank_with_more_to_do_makes_suspects_and_no_prisoners() -> None:
+    records, runs = attempts(slow_node="", heavy_rank=3)
+    assert all(record.standing is Standing.OK for record in records.values())
+    assert {run.slow for run in runs} == {(3,)}
+    assert [follows(run.nodes[3], runs) for run in runs] == [Follows.RANK] * 3
+
+
+def test_both_at_once_are_told_apart() -> None:
+    records, runs = attempts(slow_node="b", heavy_rank=3)
+    assert records["b"].standing is Standing.QUARANTINED
+    assert follows("b", runs) is Follows.NODE
+    assert [node for node in NODES if records[node].standing is not Standing.OK] == ["b"]
