@@ -25,6 +25,7 @@ MARK = "SHOAL_REF"  # in the environment of all that a member starts
 # By then a script has imported what it needs; who is slower is looked at again, ever later.
 FIRST_LOOK_S = 3.0
 LOOK_S_MAX = 60.0
+SETTLED_S = 2.0  # who has loaded nothing more in this time is done with it
 
 
 class CannotStart(Exception):
@@ -34,7 +35,7 @@ class CannotStart(Exception):
 class Process:
     """A member as a process; `recipe`: how to start it warm the next time."""
 
-    __slots__ = ("look_at", "look_s", "modules", "pid", "popen", "recipe", "ref")
+    __slots__ = ("look_at", "look_s", "modules", "pid", "popen", "recipe", "ref", "seen")
 
     def __init__(
         self, ref: MemberRef, pid: int, found: Recipe | None, popen: subprocess.Popen[bytes] | None
@@ -43,7 +44,8 @@ class Process:
         self.pid = pid
         self.recipe = found
         self.popen = popen
-        self.modules: tuple[str, ...] = ()
+        self.modules: tuple[str, ...] = ()  # what to preload for it, once that is known
+        self.seen: tuple[str, ...] = ()
         self.look_s = FIRST_LOOK_S
         self.look_at = time.monotonic() + FIRST_LOOK_S
 
@@ -102,14 +104,22 @@ class Members:
             if process.recipe is None:
                 continue
             if not process.modules and now >= process.look_at:
-                process.look_s = min(LOOK_S_MAX, process.look_s * 2)
-                process.look_at = now + process.look_s
-                with contextlib.suppress(OSError):
-                    maps = Path(f"/proc/{process.pid}/maps").read_text(errors="replace")
-                    process.modules = wanted_modules(maps)
+                self._look_at(process, now)
             if process.modules:
                 self.nursery.want(process.recipe, process.modules)
         self.nursery.tend()
+
+    def _look_at(self, process: Process, now: float) -> None:
+        seen: tuple[str, ...] = ()
+        with contextlib.suppress(OSError):
+            maps = Path(f"/proc/{process.pid}/maps").read_text(errors="replace")
+            seen = wanted_modules(maps)
+        if seen and seen == process.seen:
+            process.modules = seen
+        process.seen = seen
+        if not seen:
+            process.look_s = min(LOOK_S_MAX, process.look_s * 2)
+        process.look_at = now + (SETTLED_S if seen else process.look_s)
 
     def kill_leftovers(self) -> int:
         """Keeper and agent of an earlier life may have been killed together: what survived that

@@ -33,7 +33,8 @@ INTERPRETER = re.compile(r"python(\d+(\.\d+)?)?$")
 SHEBANG_BYTES_MAX = 256
 
 # Who has mapped a library of the package on the left imports what is on the right, or will soon:
-# the first step of an optimizer imports torch._dynamo.
+# the first step of an optimizer imports torch._dynamo, and shoal.train is light.
+# What is not installed there is passed over.
 PRELOADED = {
     "numpy": ("numpy", "numpy.random"),
     "torch": (
@@ -42,7 +43,9 @@ PRELOADED = {
         "torch.utils.data",
         "torch._dynamo",
         "torch.distributed.fsdp",
-        "torch.distributed.checkpoint",
+        "torch.distributed.checkpoint.state_dict",
+        "shoal.train",
+        "fsspec.implementations.local",
     ),
     "torchvision": ("torchvision",),
     "PIL": ("PIL.Image",),
