@@ -106,6 +106,8 @@ def calm_cases() -> list[tuple[str, Gang, Drag]]:
         ("all become 2x slower", Gang(), gangs.all_slow(2.0, BEGINS)),
         ("another 2x slower each 10 s", Gang(), gangs.wandering(2.0, 10, 4)),
         ("one pauses 20 steps, each 200", Gang(), gangs.pauses(20.0, 200)),
+        ("speeds drift by 3 % in a minute", Gang(), gangs.drifting(0.03, 240)),
+        ("speeds drift by 10 % in a minute", Gang(), gangs.drifting(0.1, 240)),
         ("one compiles 5 steps 50x longer", Gang(), gangs.warming(50.0, 5)),
     ]
 

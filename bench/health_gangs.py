@@ -138,3 +138,16 @@ def pauses(factor: float, every: int) -> Drag:
 def warming(factor: float, steps: int) -> Drag:
     """One member compiles longer than the others."""
     return lambda member, _, step: factor if member == 1 and step <= steps else 1.0
+
+
+def drifting(scatter: float, steps: int) -> Drag:
+    """Each member's speed wanders by itself around the usual, and forgets in so many steps."""
+    dice, last = random.Random(7), dict[int, float]()
+    keep = math.exp(-1 / steps)
+    push = scatter * math.sqrt(1 - keep * keep)
+
+    def drag(member: int, now_s: float, step: int) -> float:  # noqa: ARG001
+        last[member] = keep * last.get(member, 0.0) + dice.gauss(0, push)
+        return math.exp(last[member])
+
+    return drag
