@@ -2,9 +2,9 @@
 
     python bench/queueing.py --trace trace1.csv.gz [--overhead CSV] --rules published|own
 
-`published` follows the rules of the simulation that the figures come from; `own` is Shoal's model
-of preemption and restart. The last line is one JSON object {policy: {avg_jct_s, makespan_s,
-p99_jct_s}}.
+`published` follows the rules of the simulation that the figures come from; `own` replays the trace
+through the live scheduler's code, with Shoal's model of preemption and restart. The last line is
+one JSON object {policy: {avg_jct_s, makespan_s, p99_jct_s}}.
 """
 
 from __future__ import annotations
@@ -12,13 +12,15 @@ from __future__ import annotations
 import argparse
 import sys
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 
 import msgspec
 from bench.figures import table
 from bench.queueing_outcome import Outcome, Summary, summarise
+from bench.queueing_own import POLICIES as OWN_POLICIES
 from bench.queueing_own import simulate as own_rules
-from bench.queueing_policies import Policy, policies
+from bench.queueing_policies import policies
 from bench.queueing_published import GPUS_PER_NODE, NODES
 from bench.queueing_published import simulate as published_rules
 from bench.queueing_trace import (
@@ -31,8 +33,7 @@ from bench.queueing_trace import (
     read_published,
 )
 
-Simulate = Callable[[Sequence[TraceJob], Policy, Overheads], list[Outcome]]
-RULES: Mapping[str, Simulate] = {"published": published_rules, "own": own_rules}
+RULES = ("published", "own")
 # Files of these names beside a trace belong to it.
 OVERHEAD_FILE = "start_overhead.csv"
 PUBLISHED_FILE = "published_sim.csv"
@@ -61,16 +62,25 @@ def main(argv: Sequence[str] | None = None) -> int:
         print(f"queueing: {error}", file=sys.stderr)
         return 2
     print(f"{arguments.trace.name}: {len(jobs)} jobs, {arguments.rules} rules")
-    chosen = [p for p in policies() if not arguments.policy or p.name in arguments.policy]
-    simulate = RULES[arguments.rules]
-    results = {policy.name: summarise(simulate(jobs, policy, overheads)) for policy in chosen}
+    runs = _runs(arguments.rules, jobs, overheads)
+    chosen = [name for name in runs if not arguments.policy or name in arguments.policy]
+    results = {name: summarise(runs[name]()) for name in chosen}
     print(table(HEADER, [_row(name, results, published) for name in results]))
     print(_json(results))
     return 0
 
 
+def _runs(
+    rules: str, jobs: Sequence[TraceJob], overheads: Overheads
+) -> dict[str, Callable[[], list[Outcome]]]:
+    """What there is to compare under these rules, each to be run when it is wanted."""
+    if rules == "own":
+        return {name: partial(own_rules, jobs, name) for name in OWN_POLICIES}
+    return {policy.name: partial(published_rules, jobs, policy, overheads) for policy in policies()}
+
+
 def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
-    names = [policy.name for policy in policies()]
+    names = sorted({*(policy.name for policy in policies()), *OWN_POLICIES})
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
     parser.add_argument("--trace", type=Path, required=True, help="CSV of jobs, may be .gz")
     parser.add_argument(
@@ -78,7 +88,7 @@ def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
         type=Path,
         help=f"start-up seconds by model and GPUs (default: {OVERHEAD_FILE} beside the trace)",
     )
-    parser.add_argument("--rules", choices=sorted(RULES), default="published")
+    parser.add_argument("--rules", choices=RULES, default="published")
     parser.add_argument("--policy", action="append", choices=names, help="only these; repeatable")
     return parser.parse_args(argv)
 

@@ -12,22 +12,18 @@ from collections.abc import Container, Hashable, Iterator, Sequence
 from heapq import heapify, heappop, heappush, merge
 from itertools import chain
 
-from bench.queueing_trace import TraceJob
-from msgspec.structs import replace
-
-from shoal.core.scheduling.estimates import OCTAVES, Estimates, Patience, Sweeps, begin_ms, octave
-from shoal.core.scheduling.ranks import (
+from bench.queueing_ranks import (
     TIRESIAS_GPU_MS,
     Facts,
     Key,
     Rank,
     fifo,
-    learned,
     level,
     srsf,
     srtf,
     tiresias,
 )
+from bench.queueing_trace import TraceJob
 
 
 class Live:
@@ -91,7 +87,6 @@ class Policy:
             attained_ms=live.attained_ms,
             attained_gpu_ms=live.attained_ms * job.gpus,
             remaining_ms=live.remaining_ms if self._told else None,
-            running=live.running,
             place=live.place,
         )
 
@@ -246,74 +241,6 @@ class Line:
         self.waiting -= 1
 
 
-class ShoalDefault(Policy):
-    """Told nothing: learns from the jobs before and beside, by shape and by sweep.
-
-    The traces have no tenants, and their models were drawn at random, so that the model's name
-    would teach nothing; it is not looked at.
-    """
-
-    RUN_MS_MIN = 300_000
-
-    def __init__(self) -> None:
-        super().__init__("shoal-default", learned)
-        self._estimates = Estimates()
-        self._sweeps = Sweeps()
-        self._patience = Patience()
-        self._group: dict[int, tuple[str, ...]] = {}
-        self._alive: dict[int, Live] = {}  # the oldest first
-        self._elder: int | None = None
-
-    def facts(self, live: Live) -> Facts:
-        return replace(
-            super().facts(live),
-            remaining_ms=self._estimates.remaining_ms(
-                self._group[live.job.number], live.attained_ms
-            ),
-            elder=live.job.number == self._elder,
-        )
-
-    def kind(self, live: Live) -> Hashable:
-        number = live.job.number
-        return (self._group[number], octave(live.attained_ms), number == self._elder)
-
-    def order(self, live: Live) -> Key:
-        return (live.job.number,)
-
-    def changes_in_ms(self, live: Live) -> int | None:
-        at = octave(live.attained_ms)
-        return begin_ms(at + 1) - live.attained_ms if at + 1 < OCTAVES else None
-
-    def run_ms_min(self, live: Live) -> int:  # noqa: ARG002
-        return self.RUN_MS_MIN
-
-    def promoted(self, now_ms: int) -> Sequence[Live]:
-        oldest = next(iter(self._alive.values()), None)
-        if oldest is None or self._elder is not None:
-            return ()
-        if now_ms - oldest.job.submitted_ms < self._patience.ms:
-            return ()
-        self._elder = oldest.job.number
-        return (oldest,)
-
-    def arrived(self, live: Live) -> None:
-        job = live.job
-        self._alive[job.number] = live
-        self._group[job.number] = self._sweeps.join((str(job.gpus),), job.submitted_ms)
-        self._estimates.began(self._group[job.number])
-
-    def progressed(self, live: Live, before_ms: int) -> None:
-        self._estimates.survived(self._group[live.job.number], before_ms, live.attained_ms)
-
-    def finished(self, live: Live, now_ms: int) -> None:
-        job = live.job
-        self._estimates.ended(self._group.pop(job.number), live.attained_ms)
-        self._patience.observe(now_ms - job.submitted_ms)
-        del self._alive[job.number]
-        if self._elder == job.number:
-            self._elder = None
-
-
 def policies() -> list[Policy]:
     return [
         Policy("srtf", srtf, told=True),
@@ -321,5 +248,4 @@ def policies() -> list[Policy]:
         Tiresias(),
         Fifo("fifo", skips=False),
         Fifo("fifo+skip", skips=True),
-        ShoalDefault(),
     ]

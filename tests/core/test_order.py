@@ -7,9 +7,10 @@ from collections.abc import Iterable
 from hypothesis import given
 from hypothesis import strategies as st
 
-from shoal.core.queue import lane_of
-from shoal.core.scheduling.order import Walk
+from shoal.core.estimates import ENOUGH
+from shoal.core.scheduling.order import Walk, place_in_line
 from shoal.core.state import State
+from shoal.model.events import JobPromoted
 from shoal.model.job import Job, Phase
 from shoal.model.policy import Policy
 from tests.core.build import Cluster, examples, job_spec
@@ -35,10 +36,10 @@ def state_with(jobs: Iterable[Job]) -> State:
 
 def walk(state: State) -> list[int]:
     """Every waiting job in turn, as when each of them finds a place."""
-    turns, numbers = Walk(state, 0), []
+    turns, numbers = Walk(state, 0, list(state.queue.lanes)), []
     while (head := turns.next()) is not None:
-        job, lane = head
-        assert lane_of(job) == lane
+        _, job, lane = head
+        assert state.queue.lane[job.number] == lane
         numbers.append(job.number)
         state.queue.remove(job)
         turns.again(lane)
@@ -61,9 +62,9 @@ def test_the_order_is_by_priority_then_by_submission_whatever_the_history(
 
 def test_once_a_job_does_not_fit_others_of_its_lane_are_not_tried() -> None:
     state = state_with([*(job_of(number, 0, 1, 1) for number in range(1, 4)), job_of(9, 0, 1, 2)])
-    turns, heads = Walk(state, 0), []
+    turns, heads = Walk(state, 0, list(state.queue.lanes)), []
     while (head := turns.next()) is not None:
-        heads.append(head[0].number)
+        heads.append(head[1].number)
     assert heads == [1, 9]
 
 
@@ -114,3 +115,55 @@ def test_a_job_that_waits_for_a_node_to_return_holds_up_nobody() -> None:
     cluster.submit(gpus=4, priority=5)
     cluster.end("j1")
     assert cluster.job("j2").phase is Phase.STARTING
+
+
+# -- turns and elders -----------------------------------------------------------------------
+
+TURNS: dict[str, object] = {"preemptible": True, "checkpoint_ms": 1}
+
+
+def test_who_takes_turns_goes_by_what_is_learned_of_its_kind() -> None:
+    """Nobody says how long jobs run: those called quick did end soon, those called slow did not."""
+    cluster = Cluster()
+    cluster.join("a", gpus=1)
+    for name, run_ms in [("quick", 5_000), ("slow", 4_000_000)] * ENOUGH:
+        job_id = cluster.run(gpus=1, name=f"{name}-{run_ms}", **TURNS)
+        cluster.wait(run_ms)
+        cluster.end(job_id)
+    cluster.run(gpus=1)
+    slow = cluster.submit(gpus=1, name="slow-9", **TURNS)
+    quick = cluster.submit(gpus=1, name="quick-9", **TURNS)
+    first, second = (place_in_line(cluster.state, cluster.job(j), 0) for j in (quick, slow))
+    assert first < second
+
+
+def test_who_waited_for_too_long_comes_first_one_at_a_time_and_until_it_has_ended() -> None:
+    policy = Policy(elder_ms=1_000, suspect_after_ms=10**9, grace_ms=10**9)
+    cluster = Cluster(policy)
+    cluster.join("a", gpus=1)
+    hog = cluster.run(gpus=1)
+    old, older = cluster.submit(gpus=1, **TURNS), cluster.submit(gpus=1, **TURNS)
+    cluster.wait(1_001)
+    cluster.state.ages.jobs = 10**6  # jobs here are young when they end
+    cluster.step()
+    assert cluster.state.elder == old
+    assert not cluster.job(older).elder
+    assert any(isinstance(event, JobPromoted) for event in cluster.log)
+    cluster.end(hog)
+    assert cluster.job(old).phase is Phase.STARTING
+    assert cluster.state.elder == old
+    restored = State.restore(cluster.state.snapshot())
+    assert restored.elder == old
+    cluster.end(old)
+    assert cluster.state.elder != old
+
+
+def test_in_a_cluster_where_everybody_waits_nobody_is_an_exception() -> None:
+    cluster = Cluster(Policy(elder_ms=1_000, suspect_after_ms=10**9, grace_ms=10**9))
+    cluster.join("a", gpus=1)
+    cluster.run(gpus=1)
+    for _ in range(5):
+        cluster.submit(gpus=1, **TURNS)
+    cluster.wait(3_600_000)
+    cluster.step()
+    assert cluster.state.elder is None

@@ -16,7 +16,7 @@ from shoal.core.room import Room
 from shoal.core.round import Round
 from shoal.core.scheduling import cycle, elastic, fit, preempt
 from shoal.core.scheduling.fit import Plan
-from shoal.core.scheduling.order import Walk
+from shoal.core.scheduling.order import Rank, Walk
 from shoal.core.state import State
 from shoal.model.commands import Check, Envelope, Launch, Stop
 from shoal.model.events import JobPlaced
@@ -73,8 +73,8 @@ def believe_old_reports(patch: pytest.MonkeyPatch) -> None:
 
 def skip_some_jobs_for_ever(patch: pytest.MonkeyPatch) -> None:
     class Forgetful(Walk):
-        def next(self) -> tuple[Job, Lane] | None:
-            while (head := super().next()) is not None and head[0].number % 3 == 0:
+        def next(self) -> tuple[Rank, Job, Lane] | None:
+            while (head := super().next()) is not None and head[1].number % 3 == 0:
                 pass
             return head
 

@@ -32,6 +32,7 @@ ABOUT = {
     "preempt": "never, for priority and quota, or also by rank in the order",
     "reservations": "blocked jobs in front that get room set aside",
     "patience": "a blocked job may be overtaken for so long",
+    "elder": "in fair: who waited longer, and 16 times as long as jobs live here, comes first",
     "half_life": "usage so long ago counts half",
     "entry_penalty": "what a start counts at once, as if it had run so long",
     "run_min": "nobody is preempted before it ran so long",

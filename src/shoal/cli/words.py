@@ -16,6 +16,7 @@ from shoal.model.events import (
     JobEvent,
     JobFinished,
     JobPlaced,
+    JobPromoted,
     JobRequeued,
     JobReserved,
     JobRunning,
@@ -145,6 +146,7 @@ JobHappening = (
     | JobReserved
     | JobClaimed
     | JobUnclaimed
+    | JobPromoted
     | MembersStarted
     | JobRunning
     | MemberExited
@@ -170,6 +172,8 @@ def _about_job(event: JobHappening) -> str:
             return f"has a claim on {_nodes(_on(event.slices))}{_because(event.why)}"
         case JobUnclaimed():
             return f"gives up the room that was being made for it{_because(event.why)}"
+        case JobPromoted():
+            return f"is the elder{_because(event.why)}"
         case MembersStarted():
             return f"started {_members(event.members)}; the others are awaited{_try(event.attempt)}"
         case JobRunning():

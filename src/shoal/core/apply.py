@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 from shoal.core.accounts import share_of
+from shoal.core.estimates import key_of
 from shoal.core.scheduling.score import task_of
 from shoal.core.state import Node, Reservation, State
 from shoal.model.events import (
@@ -16,6 +17,7 @@ from shoal.model.events import (
     JobClaimed,
     JobFinished,
     JobPlaced,
+    JobPromoted,
     JobRequeued,
     JobReserved,
     JobRunning,
@@ -38,6 +40,8 @@ from shoal.model.node import NodeHealth, NodeIntent
 
 def apply(state: State, event: Event) -> None:
     """Change the state by one event; live, replayed and simulated alike."""
+    if state.aging and state.aging[0][0] <= event.at_ms:
+        state.grow_older(event.at_ms)
     APPLY[type(event)](state, event)
 
 
@@ -101,7 +105,7 @@ def _job_reserved(state: State, event: JobReserved) -> None:
         promised_ms = before.promised_ms
     reservation = Reservation(event.start_ms, nodes, event.at_ms, promised_ms)
     state.reservations[event.job] = reservation
-    state.no_gap.clear()
+    state.other_gaps()
 
 
 def _job_claimed(state: State, event: JobClaimed) -> None:
@@ -112,6 +116,17 @@ def _job_claimed(state: State, event: JobClaimed) -> None:
 
 def _job_unclaimed(state: State, event: JobUnclaimed) -> None:
     state.unclaim(state.jobs[event.job])
+
+
+def _job_promoted(state: State, event: JobPromoted) -> None:
+    job = state.jobs[event.job]
+    waits = job.phase is Phase.WAITING and job.id not in state.claims
+    if waits:
+        state.queue.remove(job)
+    job.elder = True
+    state.elder = job.id
+    if waits:
+        state.queue.add(job)
 
 
 def _members_started(state: State, event: MembersStarted) -> None:
@@ -127,7 +142,9 @@ def _job_running(state: State, event: JobRunning) -> None:
             member.status = MemberStatus.ALIVE
     job.phase = Phase.RUNNING
     job.running_ms = event.at_ms
+    state.tell(job, job.attained_ms)
     state.watch_limit(job)
+    state.watch_age(job)
 
 
 def _member_exited(state: State, event: MemberExited) -> None:
@@ -173,6 +190,8 @@ def _job_stopping(state: State, event: JobStopping) -> None:
 def _job_requeued(state: State, event: JobRequeued) -> None:
     job = state.jobs[event.job]
     state.let_go(job)
+    if job.running_ms is not None:
+        state.tell(job, job.attained_ms + event.at_ms - job.running_ms)
     job.kept_ms = kept_ms(job, event.cause, event.at_ms)
     job.attained_ms += job.kept_ms
     job.phase = Phase.WAITING
@@ -208,6 +227,7 @@ def _job_adopted(state: State, event: JobAdopted) -> None:
         job.running_ms = event.at_ms
     job.why = event.why
     state.watch_limit(job)
+    state.watch_age(job)
     state.attention[job.id] = None  # its node may have been set to drain meanwhile
 
 
@@ -219,8 +239,12 @@ def _job_finished(state: State, event: JobFinished) -> None:
         state.queue.remove(job)
     else:
         state.let_go(job)
-    if event.outcome is Outcome.SUCCEEDED and job.running_ms is not None:
-        state.estimates.learn(job, job.attained_ms + event.at_ms - job.running_ms)
+    if job.running_ms is not None:
+        ran_ms = job.attained_ms + event.at_ms - job.running_ms
+        state.tell(job, ran_ms)
+        if event.outcome is Outcome.SUCCEEDED:
+            state.estimates.ended(key_of(job), ran_ms)
+    state.ages.add(event.at_ms - job.submitted_ms)
     job.phase = Phase.FINISHED
     job.outcome = event.outcome
     job.code = event.code
@@ -305,6 +329,7 @@ APPLY: dict[type[EventBase], Callable[[State, Any], None]] = {
     JobReserved: _job_reserved,
     JobClaimed: _job_claimed,
     JobUnclaimed: _job_unclaimed,
+    JobPromoted: _job_promoted,
     MembersStarted: _members_started,
     JobRunning: _job_running,
     MemberExited: _member_exited,

@@ -1,64 +1,271 @@
-"""What is learned of how long jobs run: small histograms of finished ones, by who and what."""
+"""What finished and running jobs tell about how long others will run, in bounded memory.
+
+Jobs belong to nested groups: all, those of one shape, of one tenant, of one name. Each group
+counts, per span of run time, how many of its jobs have entered that span and how many have ended
+in it. That counts a job that still runs, or was stopped, for what it has shown: that it is
+not shorter. (Who learns from finished jobs alone believes all jobs to be short, for the short ones
+finish first.) The chance to end within a span is then that of the counts, drawn towards the
+enclosing group's as long as the group has seen little, and in the end towards a prior. Integers
+only: every machine gets the same answer.
+"""
 
 from __future__ import annotations
 
-from shoal.model.job import Job
+import msgspec
 
-# Four buckets an octave: an expectation is at most a quarter too long by rounding.
-BUCKETS_PER_OCTAVE = 4
-BUCKETS_MAX = 40 * BUCKETS_PER_OCTAVE
-GROUPS_MAX = 4096  # the group that learned longest ago makes room
-COUNT_MAX = 64  # then all counts are halved, so that what is recent weighs more
-ENOUGH = 3  # a group with fewer says nothing; a coarser one is asked
+from shoal.model.job import TIME_MS_MAX, Job
+
+# Run times are told apart by spans of a quarter octave; all below 4.096 s is the first.
+SPANS = 1 + 4 * 23  # the last octave begins after 198 days
+ONE = 1 << 20  # a chance of 1 in fixed point
+# So many jobs of a group count as much as what its enclosing group says, in halves of a job: for
+# the whole cluster, for a shape, for a tenant, and for a name, whose jobs are much alike.
+WEIGHT_HALVES = (4, 8, 8, 1)
+ENOUGH = 3  # a group in which fewer have ended is not asked: its enclosing one is
+# Counts are halved beyond this, so that what is learned follows a changing cluster.
+ENDED_MAX = 1024
+GROUPS_MAX = 4096
+# An enclosing group looks at its counts anew when it was told something as often as a quarter of
+# its jobs; between, its view stands still, so that one job's end does not change everybody's rank.
+VIEW_SHIFT = 2
+
+NO_DIGITS = str.maketrans("", "", "0123456789")
+
+Key = tuple[str, ...]  # names of nested groups, from the widest to the narrowest
+
+
+class Group(msgspec.Struct, kw_only=True):
+    """`view` is what the group tells those inside it: the chance to end, by span."""
+
+    entered: list[int]
+    ended: list[int]
+    ends: int = 0  # the sum of `ended`
+    version: int = 0
+    news: int = 0
+    view: list[int]
+    view_version: int = 0
+
+
+class Known:
+    """What was worked out of a group's counts, good for as long as these do not change."""
+
+    __slots__ = ("chances", "quantiles", "remaining", "version")
+
+    def __init__(self, version: tuple[int, int], chances: list[int]) -> None:
+        self.version = version
+        self.chances = chances
+        self.remaining: dict[int, int] = {}  # by span attained
+        self.quantiles: dict[int, int] = {}  # by percent, of jobs that have not run yet
 
 
 class Estimates:
-    """Groups from fine to coarse: tenant, name and shape; tenant and shape; shape; all."""
+    """Learns how long jobs run. The same calls in the same order give the same answers."""
 
-    def __init__(self, groups: dict[str, dict[int, int]] | None = None) -> None:
-        self.groups: dict[str, dict[int, int]] = groups or {}
+    def __init__(self, groups: dict[str, Group] | None = None) -> None:
+        # The least recently told first: beyond GROUPS_MAX those are forgotten.
+        self.groups = groups or {}
+        self._known: dict[str, Known] = {}
 
-    def learn(self, job: Job, ran_ms: int) -> None:
-        bucket = _bucket(ran_ms)
-        for key in _keys(job):
-            counts = self.groups.pop(key, {})
-            self.groups[key] = counts  # the latest to learn stands last
-            counts[bucket] = counts.get(bucket, 0) + 1
-            if sum(counts.values()) > COUNT_MAX:
-                self.groups[key] = {b: n // 2 for b, n in counts.items() if n > 1}
-        while len(self.groups) > GROUPS_MAX:
-            del self.groups[next(iter(self.groups))]
+    def began(self, key: Key) -> None:
+        """A job of this group was started for the first time, or will be."""
+        self._tell(key, first=0, last=0)
 
-    def expect(self, job: Job, percent: int) -> int | None:
-        """So many of a hundred jobs like it were done after this long; None if none is known."""
-        for key in _keys(job):
-            counts = self.groups.get(key)
-            if counts and sum(counts.values()) >= ENOUGH:
-                return _quantile(counts, percent)
-        return None
+    def survived(self, key: Key, before_ms: int, now_ms: int) -> None:
+        """It had run for `before_ms` when last told of, and now for `now_ms`."""
+        first, last = span(before_ms) + 1, span(now_ms)
+        if first <= last:
+            self._tell(key, first=first, last=last)
+
+    def ended(self, key: Key, duration_ms: int) -> None:
+        """It has run to its end; `survived` was told up to here."""
+        self._tell(key, first=1, last=0, end=span(duration_ms))
+
+    def observe(self, key: Key, duration_ms: int) -> None:
+        """A whole run at once, where nothing was told while it ran."""
+        self.began(key)
+        self.survived(key, 0, duration_ms)
+        self.ended(key, duration_ms)
+
+    def key_for(self, job: Job) -> Key:
+        """The narrowest of its groups that has seen enough; its shape's in any case."""
+        key = key_of(job)
+        names = _names(key)
+        for depth in range(len(key), 1, -1):
+            group = self.groups.get(names[depth])
+            if group is not None and group.ends >= ENOUGH:
+                return key[:depth]
+        return key[:1]
+
+    @property
+    def silent(self) -> bool:
+        """Has it seen too little to say anything about anybody?"""
+        everybody = self.groups.get("")
+        return everybody is None or everybody.ends < ENOUGH
+
+    def remaining_ms(self, key: Key, attained_ms: int) -> int:
+        """Time to spend per job ended, if spent as wisely as possible (Gittins' index, inverted).
+
+        The smallest over all horizons of E[time spent until the horizon or the end] divided by
+        P[end before the horizon], for a job that has run for `attained_ms`.
+        """
+        known, at = self._know(key), span(attained_ms)
+        found = known.remaining.get(at)
+        if found is None:
+            found = known.remaining[at] = _gittins_ms(known.chances, at)
+        return found
+
+    def quantile(self, key: Key, percent: int, at_least_ms: int = 0) -> int:
+        """So long will `percent` of such jobs run at most, of those that run for `at_least_ms`."""
+        known = self._know(key)
+        if at_least_ms:
+            return _quantile_ms(known.chances, percent, at_least_ms)
+        found = known.quantiles.get(percent)
+        if found is None:
+            found = known.quantiles[percent] = _quantile_ms(known.chances, percent, 0)
+        return found
+
+    def chances(self, key: Key) -> list[int]:
+        """The chance to end in each span once it is entered, in parts of ONE."""
+        return self._know(key).chances
+
+    def expect(self, job: Job, percent: int, ran_ms: int) -> int | None:
+        """So many of a hundred jobs like it that ran for `ran_ms` were done after this long in all;
+        None if nobody knows."""
+        return None if self.silent else self.quantile(self.key_for(job), percent, ran_ms)
+
+    def _know(self, key: Key) -> Known:
+        """A group's own counts and its enclosing groups' views decide."""
+        names = _names(key)
+        view, views = PRIOR, 0
+        for name in names[:-1]:
+            outer = self.groups.get(name)
+            if outer is not None:
+                view, views = outer.view, views + outer.view_version
+        group = self.groups.get(names[-1])
+        version = (group.version if group is not None else -1, views)
+        known = self._known.get(names[-1])
+        if known is None or known.version != version:
+            if len(self._known) > GROUPS_MAX:
+                self._known.clear()
+            chances = _drawn(group, view, len(key)) if group is not None else view
+            known = self._known[names[-1]] = Known(version, chances)
+        return known
+
+    def _tell(self, key: Key, *, first: int, last: int, end: int | None = None) -> None:
+        view = PRIOR
+        for depth, name in enumerate(_names(key)):
+            group = self._touch(name, view)
+            for at in range(first, last + 1):
+                group.entered[at] += 1
+            if end is not None:
+                group.ended[end] += 1
+                group.ends += 1
+                _forget(group)
+            group.version += 1
+            group.news += 1
+            if group.news > group.entered[0] >> VIEW_SHIFT:
+                group.view = _drawn(group, view, depth)
+                group.view_version += 1
+                group.news = 0
+            view = group.view
+
+    def _touch(self, name: str, view: list[int]) -> Group:
+        group = self.groups.pop(name, None)
+        if group is None:
+            group = Group(entered=[0] * SPANS, ended=[0] * SPANS, view=list(view))
+            if len(self.groups) >= GROUPS_MAX:
+                del self.groups[next(iter(self.groups))]
+        self.groups[name] = group
+        return group
 
 
-def _keys(job: Job) -> tuple[str, ...]:
-    """A job without a name learns once for all that have none, and not twice."""
+def key_of(job: Job) -> Key:
+    """From the widest to the narrowest: its shape, its tenant, its name without any numbers, for
+    sweeps and versions are numbered."""
     spec = job.spec
     shape = f"{spec.members}x{spec.gpus}"
-    fine = (f"{spec.tenant}/{spec.name}/{shape}",) if spec.name else ()
-    return (*fine, f"{spec.tenant}//{shape}", f"//{shape}", "//")
+    if not spec.name:
+        return (shape, spec.tenant)
+    return (shape, spec.tenant, spec.name.translate(NO_DIGITS))
 
 
-def _bucket(ms: int) -> int:
-    """The octave is the length of the number; its quarter the two bits below the highest."""
-    ms = max(ms, 4)
-    octave = ms.bit_length() - 1
-    quarter = (ms >> (octave - 2)) & 3
-    return min(octave * BUCKETS_PER_OCTAVE + quarter, BUCKETS_MAX)
+def octave(duration_ms: int) -> int:
+    return max(0, duration_ms.bit_length() - 12)
 
 
-def _quantile(counts: dict[int, int], percent: int) -> int:
-    need = -(-sum(counts.values()) * percent // 100)
-    for bucket in sorted(counts):
-        need -= counts[bucket]
-        if need <= 0:
-            break
-    octave, quarter = divmod(bucket, BUCKETS_PER_OCTAVE)
-    return ((4 + quarter + 1) << octave) // 4  # the bucket's upper edge
+def span(duration_ms: int) -> int:
+    above = duration_ms.bit_length() - 13
+    if above < 0:
+        return 0
+    return min(SPANS - 1, 1 + 4 * above + ((duration_ms >> (above + 10)) & 3))
+
+
+def begin_ms(at: int) -> int:
+    if not at:
+        return 0
+    above, quarter = divmod(at - 1, 4)
+    return (4 + quarter) << (above + 10)
+
+
+def _names(key: Key) -> tuple[str, ...]:
+    """The names of its groups, from that of all jobs to the narrowest."""
+    names = [""]
+    for part in key:
+        names.append(f"{names[-1]}/{part}" if names[-1] else part)
+    return tuple(names)
+
+
+def _drawn(group: Group, view: list[int], depth: int) -> list[int]:
+    """The group's own counts, drawn towards what the enclosing group says."""
+    weight = WEIGHT_HALVES[min(depth, len(WEIGHT_HALVES) - 1)]
+    return [
+        (2 * ended * ONE + weight * outer) // (2 * max(entered, ended) + weight)
+        for entered, ended, outer in zip(group.entered, group.ended, view, strict=True)
+    ]
+
+
+def _forget(group: Group) -> None:
+    if group.ends > ENDED_MAX:
+        group.entered = [count // 2 for count in group.entered]
+        group.ended = [count // 2 for count in group.ended]
+        group.ends = sum(group.ended)
+
+
+def _gittins_ms(chances: list[int], at: int) -> int:
+    alive, spent_ms, best_ms = ONE, 0, TIME_MS_MAX
+    for horizon in range(at, SPANS):
+        length_ms = LENGTHS_MS[horizon]
+        chance = chances[horizon]
+        # Who ends within a span is taken to end in its middle.
+        spent_ms += alive * length_ms // ONE * (2 * ONE - chance) // (2 * ONE)
+        alive = alive * (ONE - chance) // ONE
+        if alive < ONE:
+            best_ms = min(best_ms, spent_ms * ONE // (ONE - alive))
+    return max(1, best_ms)
+
+
+def _quantile_ms(chances: list[int], percent: int, at_least_ms: int) -> int:
+    alive = ONE
+    floor = ONE * (100 - percent) // 100
+    start_ms = at_least_ms
+    for at in range(span(at_least_ms), SPANS):
+        end_ms = begin_ms(at + 1)
+        # Of a span that is partly over, the part that is left.
+        left = chances[at] * max(0, end_ms - start_ms) // (end_ms - begin_ms(at))
+        after = alive * (ONE - left) // ONE
+        if after <= floor:
+            share = (alive - floor) * ONE // max(1, alive - after)
+            return start_ms + (end_ms - start_ms) * share // ONE
+        alive, start_ms = after, end_ms
+    return max(at_least_ms, start_ms)
+
+
+def _prior() -> list[int]:
+    """Nothing known: a span ends 4 % of the jobs that enter it (an octave 15 %), which makes short
+    jobs likely and long ones possible; beyond four hours more and more, up to 16 % (half)."""
+    knee = span(4 * 3600 * 1000)
+    return [ONE * min(32, 8 + max(0, at - knee)) // 200 for at in range(SPANS)]
+
+
+PRIOR = _prior()
+LENGTHS_MS = [begin_ms(at + 1) - begin_ms(at) for at in range(SPANS)]

@@ -5,12 +5,12 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections.abc import Mapping
 
-from shoal.core.queue import Gang, gang_of, lane_of
+from shoal.core.queue import Gang, gang_of
 from shoal.core.room import UNLIMITED, Level
 from shoal.core.scheduling.backfill import GAP_TRIES_MAX, SAFE, delayed_by, nodes_of
 from shoal.core.scheduling.expect import run_ms
 from shoal.core.scheduling.fit import fit, shortage
-from shoal.core.scheduling.order import place_in_line
+from shoal.core.scheduling.order import ORDERINGS, place_in_line, takes_turns
 from shoal.core.state import State
 from shoal.model.job import Job, Phase, Within
 from shoal.model.node import NodeHealth, NodeIntent
@@ -80,6 +80,8 @@ def holds_queue(state: State, job: Job, policy: Policy, now_ms: int) -> bool:
     held = state.reservations.get(job.id)
     if held is None:
         return False
+    if ORDERINGS[policy.order].elders and takes_turns(job) and not job.elder:
+        return False  # its turn will come
     if policy.patience_ms and now_ms - held.promised_ms < policy.patience_ms:
         return False  # without any patience nobody overtakes, not even into a gap
     return could_ever(state, gang_of(job))
@@ -143,7 +145,7 @@ def _set_aside(state: State, job: Job, now_ms: int) -> str:
         if other != job.id and place_in_line(state, state.jobs[other], now_ms) < mine
     ]
     avoid = nodes_of(state, delayed_by(state, job, ahead, now_ms))
-    line = state.queue.lanes[lane_of(job)]
+    line = state.queue.lanes[state.queue.lane[job.number]]
     position = bisect_left(line, (state.queue.inner(job), job.number))
     if ahead and position >= GAP_TRIES_MAX:
         return (

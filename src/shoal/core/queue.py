@@ -22,12 +22,18 @@ class Gang(NamedTuple):
     required: bool = False
 
 
+Kin = tuple[str | int, ...]
+
+
 class Lane(NamedTuple):
-    """Jobs that differ in nothing but who comes first."""
+    """Jobs that differ in nothing but who comes first. `kin` is what the policy's order tells them
+    apart by; the elder has a lane of its own."""
 
     tenant: str
     priority: int
     gang: Gang
+    kin: Kin = ()
+    elder: bool = False
 
 
 def gang_of(job: Job) -> Gang:
@@ -45,10 +51,6 @@ def gang_of_spec(spec: JobSpec) -> Gang:
     )
 
 
-def lane_of(job: Job) -> Lane:
-    return Lane(job.spec.tenant, job.spec.priority, gang_of(job))
-
-
 InnerKey = Callable[[Job], int]
 
 
@@ -62,9 +64,16 @@ class Queue:
 
     def __init__(self) -> None:
         self.lanes: dict[Lane, list[tuple[int, int]]] = {}  # (inner key, job number)
+        self.of_gang: dict[Gang, dict[Lane, None]] = {}
+        self.lane: dict[int, Lane] = {}  # job number -> the lane it stands in
         self.delayed: list[tuple[int, int]] = []  # heap of (not_before_ms, job number)
+        self.oldest: list[int] = []  # heap of job numbers, of which some stand no more
+        self.fresh: dict[Lane, None] = {}  # lanes that somebody joined since the last cycle
+        # Lanes of which nobody found a gap beside what is set aside for these jobs.
+        self.stuck: dict[Lane, tuple[str, ...]] = {}
         self.size = 0
         self.inner: InnerKey = by_submission
+        self.kin: Callable[[Job], Kin] = lambda _job: ()
 
     def add(self, job: Job) -> None:
         self.size += 1
@@ -75,32 +84,49 @@ class Queue:
 
     def remove(self, job: Job) -> None:
         self.size -= 1
-        lane = lane_of(job)
-        line = self.lanes.get(lane, [])
-        entry = (self.inner(job), job.number)
-        position = bisect_left(line, entry)
-        if position < len(line) and line[position] == entry:
-            del line[position]
-            if not line:
-                del self.lanes[lane]
-        else:
+        lane = self.lane.pop(job.number, None)
+        if lane is None:
             self.delayed.remove((job.not_before_ms, job.number))
             heapq.heapify(self.delayed)
+            return
+        self.stuck.pop(lane, None)
+        line = self.lanes[lane]
+        del line[bisect_left(line, (self.inner(job), job.number))]
+        if not line:
+            del self.lanes[lane]
+            self.fresh.pop(lane, None)
+            of_gang = self.of_gang[lane.gang]
+            del of_gang[lane]
+            if not of_gang:
+                del self.of_gang[lane.gang]
 
     def wake(self, now_ms: int, jobs: Callable[[int], Job]) -> None:
         """Move the delayed jobs whose time has come among those that may start."""
         while self.delayed and self.delayed[0][0] <= now_ms:
             self._stand(jobs(heapq.heappop(self.delayed)[1]))
 
-    def reorder(self, inner: InnerKey, jobs: Iterable[Job]) -> None:
+    def reorder(self, inner: InnerKey, kin: Callable[[Job], Kin], jobs: Iterable[Job]) -> None:
         """Another policy: everybody who waits takes a new place."""
-        if inner is not self.inner:
-            self.inner = inner
-            delayed = {number for _, number in self.delayed}
-            self.lanes = {}
-            for job in jobs:
-                if job.number not in delayed:
-                    self._stand(job)
+        self.inner, self.kin = inner, kin
+        delayed = {number for _, number in self.delayed}
+        self.lanes, self.of_gang, self.lane, self.fresh, self.oldest = {}, {}, {}, {}, []
+        for job in jobs:
+            if job.number not in delayed:
+                self._stand(job)
+
+    def first(self) -> int | None:
+        """The number of the oldest job that may start."""
+        while self.oldest and self.oldest[0] not in self.lane:
+            heapq.heappop(self.oldest)
+        return self.oldest[0] if self.oldest else None
 
     def _stand(self, job: Job) -> None:
-        insort(self.lanes.setdefault(lane_of(job), []), (self.inner(job), job.number))
+        lane = Lane(job.spec.tenant, job.spec.priority, gang_of(job), self.kin(job), job.elder)
+        self.lane[job.number] = lane
+        insort(self.lanes.setdefault(lane, []), (self.inner(job), job.number))
+        self.of_gang.setdefault(lane.gang, {})[lane] = None
+        self.fresh[lane] = None
+        self.stuck.pop(lane, None)
+        heapq.heappush(self.oldest, job.number)
+        if len(self.oldest) > 2 * len(self.lane) + 64:
+            self.oldest = sorted(self.lane)

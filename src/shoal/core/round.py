@@ -12,7 +12,7 @@ from shoal.model.policy import Policy
 class Round:
     """An event takes effect when it is emitted, so that later phases see its result."""
 
-    __slots__ = ("again_ms", "events", "finished", "more", "now_ms", "policy", "state")
+    __slots__ = ("events", "finished", "more", "now_ms", "policy", "state", "stoppable")
 
     def __init__(self, state: State, policy: Policy, now_ms: int) -> None:
         self.state = state
@@ -20,12 +20,13 @@ class Round:
         self.now_ms = now_ms
         self.events: list[Event] = []
         self.finished: list[Job] = []
+        self.stoppable: list[tuple[tuple[float, ...], Job]] | None = None  # kept by `preempt`
         self.more = False  # work is left that another step should take up at once
-        self.again_ms: int | None = None  # when something may be possible that is too early now
 
     def look_again(self, at_ms: int) -> None:
-        if self.again_ms is None or at_ms < self.again_ms:
-            self.again_ms = at_ms
+        """Something may be possible then that is too early now."""
+        if self.state.look_ms is None or at_ms < self.state.look_ms:
+            self.state.look_ms = at_ms
 
     def emit(self, event: Event) -> None:
         if type(event) is JobFinished:

@@ -7,15 +7,18 @@ import heapq
 import msgspec
 
 from shoal.core.accounts import Account, Accounts
-from shoal.core.estimates import Estimates
+from shoal.core.estimates import SPANS, Estimates, Group, begin_ms, key_of, span
 from shoal.core.queue import Gang, Queue
 from shoal.core.room import Domain, Room
 from shoal.core.scheduling.fragments import Foresight, Mix, Task
 from shoal.core.scheduling.order import ORDERINGS
 from shoal.model.job import Job, MemberRef, Phase
 from shoal.model.node import NodeHealth, NodeIntent, NodeSpec
-from shoal.model.policy import Policy
+from shoal.model.policy import Policy, Preempt
 from shoal.model.resources import Kind, Slice
+
+AGES_MAX = 1024
+ELDER_FACTOR = 16
 
 
 class Node(msgspec.Struct, kw_only=True):
@@ -48,6 +51,20 @@ class Reservation(msgspec.Struct, frozen=True):
     promised_ms: int  # its first start time, or when it came to the front if none was known
 
 
+class Ages(msgspec.Struct):
+    """How old jobs were when they ended, of late."""
+
+    total_ms: int = 0
+    jobs: int = 0
+
+    def add(self, age_ms: int) -> None:
+        self.total_ms += age_ms
+        self.jobs += 1
+        if self.jobs > AGES_MAX:
+            self.total_ms //= 2
+            self.jobs //= 2
+
+
 class Snapshot(msgspec.Struct, frozen=True, kw_only=True):
     """The state without its indexes: what is stored, and what two equal states agree on."""
 
@@ -60,7 +77,8 @@ class Snapshot(msgspec.Struct, frozen=True, kw_only=True):
     nodes: list[Node]
     policy: Policy = Policy()
     accounts: dict[str, Account] = {}
-    estimates: dict[str, dict[int, int]] = {}
+    estimates: dict[str, Group] = {}
+    ages: Ages = msgspec.field(default_factory=Ages)
     reservations: dict[str, Reservation] = {}
     claims: dict[str, tuple[Slice, ...]] = {}
     mix: list[tuple[Task, int]] = []
@@ -81,6 +99,7 @@ class State:
         self.policy = Policy()
         self.accounts: Accounts = Accounts(self.policy)
         self.estimates = Estimates()
+        self.ages = Ages()
         self.foresight = Foresight(1000)  # for the largest node; what jobs it has seen
         self.reservations: dict[str, Reservation] = {}  # of blocked jobs
         self.claims: dict[str, tuple[Slice, ...]] = {}  # of jobs that others are stopped for
@@ -99,6 +118,9 @@ class State:
         self.keys: dict[str, str] = {}  # submission key -> job id
         self.masters: set[str] = set()  # rendezvous points in use, "address:port"
         self.limits: list[tuple[int, str, int]] = []  # heap of (deadline_ms, job, attempt)
+        self.aging: list[tuple[int, str, int]] = []  # heap of (when its span ends, job, attempt)
+        self.elder: str | None = None  # the job that comes first because it waited for too long
+        self.births_ms = 0  # the sum over live jobs of when they were submitted
         self.attention: dict[str, None] = {}  # jobs that `heal` must look at
         self.preemptible: dict[str, None] = {}  # jobs that hold slices and may be stopped
         self.elastic: dict[str, None] = {}  # jobs that hold slices and may grow or shrink
@@ -107,10 +129,14 @@ class State:
         self.hopeless: set[Gang] = set()
         # The same of gangs that fit only on nodes set aside for these jobs.
         self.no_gap: set[tuple[Gang, tuple[str, ...]]] = set()
+        # When the whole queue should be looked at again, and how many cycles looked at parts of it.
+        self.look_ms: int | None = 0
+        self.partial = 0
 
         self.contacts: dict[str, int] = {}  # when nodes not lost were heard, longest unheard first
         # The newest (incarnation, sequence) of each node, lost or not: what is older is refused.
         self.said: dict[str, tuple[int, int]] = {}
+        self.obey(self.policy)
 
     def snapshot(self) -> Snapshot:
         return Snapshot(
@@ -124,6 +150,7 @@ class State:
             policy=self.policy,
             accounts=self.accounts.own,
             estimates=self.estimates.groups,
+            ages=self.ages,
             reservations=self.reservations,
             claims=self.claims,
             mix=list(self.foresight.mix.counts.items()),
@@ -139,6 +166,7 @@ class State:
         state.finished = snapshot.finished
         state.accounts = Accounts(snapshot.policy, snapshot.accounts)
         state.estimates = Estimates(snapshot.estimates)
+        state.ages = snapshot.ages
         state.reservations = snapshot.reservations
         state.foresight = Foresight(1000, Mix(dict(snapshot.mix)))
         state.obey(snapshot.policy)
@@ -163,8 +191,11 @@ class State:
             for job in self.jobs.values()
             if job.phase is Phase.WAITING and job.id not in self.claims
         ]
-        self.queue.reorder(ORDERINGS[policy.order].job, waiting)
+        ordering = ORDERINGS[policy.order]
+        self.queue.reorder(ordering.job, lambda job: ordering.kin(self, job), waiting)
         self.hopeless = set()
+        self.other_gaps()
+        self.look_ms = 0
 
     def add_node(self, node: Node) -> None:
         assert node.index == len(self.order), "nodes are indexed in join order"
@@ -234,13 +265,30 @@ class State:
 
     def gained(self, room: Room) -> None:
         """A node has more room than before: shapes whose members fit on it are worth a try."""
+        if self.preemptible and self.policy.preempt is not Preempt.NEVER:
+            self.look_ms = 0  # fewer need to be stopped for those in front
+        if not self.hopeless and not self.no_gap and not self.queue.stuck:
+            return
+        known = {lane.gang for lane in self.queue.stuck} | {gang for gang, _ in self.no_gap}
+        fits = {gang for gang in known | self.hopeless if room.holds(gang.demand)}
+        if fits:
+            self.hopeless = self.hopeless - fits
+            self.no_gap = {entry for entry in self.no_gap if entry[0] not in fits}
+            self.queue.stuck = {
+                lane: ahead for lane, ahead in self.queue.stuck.items() if lane.gang not in fits
+            }
+
+    def other_gaps(self) -> None:
+        """What is set aside has changed: there may be room beside it where there was none."""
         self.no_gap.clear()
-        if self.hopeless:
-            self.hopeless = {gang for gang in self.hopeless if not room.holds(gang.demand)}
+        self.queue.stuck.clear()
 
     def add_job(self, job: Job) -> None:
         self.jobs[job.id] = job
         self.numbers[job.number] = job.id
+        self.births_ms += job.submitted_ms
+        if job.elder:
+            self.elder = job.id
         if job.key:
             self.keys[job.key] = job.id
         if job.phase is Phase.WAITING:
@@ -248,6 +296,7 @@ class State:
         else:
             self.hold(job)
             self.watch_limit(job)
+            self.watch_age(job)
             self.attention[job.id] = None
 
     def job_numbered(self, number: int) -> Job:
@@ -256,6 +305,9 @@ class State:
     def drop_job(self, job: Job) -> None:
         del self.jobs[job.id]
         del self.numbers[job.number]
+        self.births_ms -= job.submitted_ms
+        if self.elder == job.id:
+            self.elder = None
         self.attention.pop(job.id, None)
         self.forget_reservation(job)
         if job.key:
@@ -278,7 +330,8 @@ class State:
 
     def forget_reservation(self, job: Job) -> None:
         if self.reservations.pop(job.id, None) is not None:
-            self.no_gap.clear()
+            self.other_gaps()
+            self.look_ms = 0
         self.looked_ms.pop(job.id, None)
 
     def hold(self, job: Job) -> None:
@@ -314,6 +367,46 @@ class State:
             if len(self.limits) > 2 * len(self.jobs) + 64:  # most belong to jobs long finished
                 self.limits = [entry for entry in self.limits if entry[1] in self.jobs]
                 heapq.heapify(self.limits)
+
+    def watch_age(self, job: Job) -> None:
+        """What is learned of a running job is that it enters one span of run time after another;
+        see `grow_older`."""
+        if job.phase is not Phase.RUNNING or job.running_ms is None:
+            return
+        at = max(job.told, span(job.attained_ms)) + 1
+        if at < SPANS:
+            when_ms = job.running_ms + begin_ms(at) - job.attained_ms
+            heapq.heappush(self.aging, (when_ms, job.id, job.attempt))
+            if len(self.aging) > 2 * len(self.jobs) + 64:  # most belong to jobs long finished
+                self.aging = [entry for entry in self.aging if entry[1] in self.jobs]
+                heapq.heapify(self.aging)
+
+    def grow_older(self, now_ms: int) -> None:
+        """Learn from running jobs what they have shown by now: that they are not shorter."""
+        while self.aging and self.aging[0][0] <= now_ms:
+            _, job_id, attempt = heapq.heappop(self.aging)
+            job = self.jobs.get(job_id)
+            if job is not None and job.attempt == attempt and job.phase is Phase.RUNNING:
+                assert job.running_ms is not None, "a running job knows since when"
+                self.tell(job, job.attained_ms + now_ms - job.running_ms)
+                self.watch_age(job)
+
+    def tell(self, job: Job, ran_ms: int) -> None:
+        """It has run for so long, over all attempts; no span is told twice."""
+        now = span(ran_ms)
+        if job.told < 0:
+            self.estimates.began(key_of(job))
+            job.told = 0
+        if job.told < now:
+            self.estimates.survived(key_of(job), begin_ms(job.told), begin_ms(now))
+            job.told = now
+
+    def patience_ms(self, now_ms: int) -> int:
+        """How long a job waits before it may come first: in proportion to what jobs are used to,
+        so that in an overloaded cluster not everybody is an exception."""
+        ages_ms = self.ages.total_ms + len(self.jobs) * now_ms - self.births_ms
+        mean_ms = ages_ms // max(1, self.ages.jobs + len(self.jobs))
+        return max(self.policy.elder_ms, ELDER_FACTOR * mean_ms)
 
     def change(self, slice_: Slice, sign: int, *, exclusive: bool = False) -> None:
         """A slice is taken (-1) or given back (+1)."""

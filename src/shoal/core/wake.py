@@ -12,7 +12,7 @@ def next_wake(round_: Round) -> int | None:
     state, policy, now_ms = round_.state, round_.policy, round_.now_ms
     if round_.more:
         return now_ms
-    times = [] if round_.again_ms is None else [round_.again_ms]
+    times = [] if state.look_ms is None else [state.look_ms]
     if state.queue.delayed:
         times.append(state.queue.delayed[0][0])
     if state.limits:

@@ -65,6 +65,12 @@ class JobUnclaimed(JobEvent, frozen=True, kw_only=True):
     why: str
 
 
+class JobPromoted(JobEvent, frozen=True, kw_only=True):
+    """The job is the elder: it comes first among its priority until it has ended."""
+
+    why: str
+
+
 class MembersStarted(JobEvent, frozen=True, kw_only=True):
     """Some members are alive, others are still awaited."""
 
@@ -166,6 +172,7 @@ Event = (
     | JobReserved
     | JobClaimed
     | JobUnclaimed
+    | JobPromoted
     | MembersStarted
     | JobRunning
     | MemberExited

@@ -42,6 +42,9 @@ class Policy(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     # A blocked job at the front may be overtaken for this long, from when it came there or from
     # when it was promised to start; then the queue is held for it.
     patience_ms: Count = 3_600_000
+    # In `fair`: who has waited longer than this, and than 16 times the mean age of the jobs here,
+    # comes first, one job at a time.
+    elder_ms: Count = 24 * 3_600_000
     # Usage of an hour ago counts half of usage now, by default of a week's half-life.
     half_life_ms: Annotated[int, msgspec.Meta(ge=1)] = 7 * 24 * 3_600_000
     # What a start counts at once, so that a burst cannot outrun the accounts.

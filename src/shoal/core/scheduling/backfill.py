@@ -10,9 +10,11 @@ from shoal.core.queue import Gang, gang_of
 from shoal.core.round import Round
 from shoal.core.scheduling.expect import left_ms, run_ms
 from shoal.core.scheduling.fit import members_here
+from shoal.core.scheduling.order import takes_turns
 from shoal.core.state import State
 from shoal.model.events import JobReserved
 from shoal.model.job import Job, Within
+from shoal.model.policy import Preempt
 
 TYPICAL = 50  # percent of jobs that are done by then: for the most likely time
 SAFE = 90  # for the time by which it will almost surely be so
@@ -50,6 +52,7 @@ def reserve(round_: Round, job: Job) -> None:
     names = tuple(state.order[index].id for index in opening.nodes)
     shown = ", ".join(names[:5]) + (f" and {len(names) - 5} more" if len(names) > 5 else "")
     wait_s = (opening.start_ms - now_ms) / 1000
+    round_.look_again(max(now_ms + 1, opening.start_ms))
     why = f"expected to start in {wait_s:.0f} s on {shown}, when what runs there ends"
     _emit(round_, job, opening.start_ms, names, why)
 
@@ -61,7 +64,10 @@ def _emit(round_: Round, job: Job, start_ms: int | None, nodes: tuple[str, ...],
 
 
 def delayed_by(state: State, job: Job, ahead: Iterable[str], now_ms: int) -> tuple[str, ...]:
-    """Those of the jobs ahead whose reservations begin while this one would still be running."""
+    """Those of the jobs ahead whose reservations begin while this one would still be running. Who
+    saves its work and may be stopped for them delays nobody."""
+    if state.policy.preempt is Preempt.RANK and takes_turns(job):
+        return ()
     expected = run_ms(state, job, SAFE)
     end_ms = None if expected is None else now_ms + expected - job.attained_ms
     return tuple(

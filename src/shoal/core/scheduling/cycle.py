@@ -10,48 +10,123 @@ from shoal.core.scheduling.backfill import GAP_TRIES_MAX, delayed_by, nodes_of, 
 from shoal.core.scheduling.defragment import defragment
 from shoal.core.scheduling.elastic import grow, widest
 from shoal.core.scheduling.fit import Plan, fit, slices
-from shoal.core.scheduling.order import ORDERINGS, Walk
+from shoal.core.scheduling.order import ORDERINGS, Rank, Walk, place_in_line
 from shoal.core.scheduling.preempt import preempt
 from shoal.core.state import State
-from shoal.model.events import JobPlaced, JobUnclaimed
+from shoal.model.events import JobPlaced, JobPromoted, JobUnclaimed
 from shoal.model.job import Job, Phase
 from shoal.model.policy import Policy
 from shoal.model.resources import Slice, plural
 
 # Jobs from the front of the queue for whose sake others may be stopped in one cycle.
 PREEMPTORS_MAX = 8
+# So many cycles may look only at where something changed before one looks at the whole queue.
+PARTIAL_MAX = 16
 
 
 def schedule(round_: Round) -> None:
     """A job that does not fit is passed over, until it has been passed over for too long."""
-    state, policy = round_.state, round_.policy
+    state = round_.state
     start_claimed(round_)
     state.queue.wake(round_.now_ms, state.job_numbered)
-    walk = Walk(state, round_.now_ms)
+    _promote(round_)
+    lanes = _lanes_to_try(round_)
+    if lanes:
+        _walk(round_, lanes)
+    if not state.queue.size:
+        grow(round_)
+
+
+def _promote(round_: Round) -> None:
+    """Name the elder, where the policy has one and the oldest has waited for too long."""
+    state, now_ms = round_.state, round_.now_ms
+    number = state.queue.first()
+    if number is None or state.elder is not None or not ORDERINGS[state.policy.order].elders:
+        return
+    job = state.job_numbered(number)
+    patience_ms = state.patience_ms(now_ms)
+    if now_ms - job.submitted_ms > patience_ms:
+        old_ms = now_ms - job.submitted_ms
+        why = (
+            f"is {old_ms / 3_600_000:.1f} h old, more than {patience_ms / 3_600_000:.1f} h: "
+            "it comes first from now on"
+        )
+        round_.emit(JobPromoted(at_ms=now_ms, job=job.id, why=why))
+
+
+def _lanes_to_try(round_: Round) -> list[Lane]:
+    """All of them now and then and when that was asked for; else those that somebody joined, and
+    those that are not known to find no room."""
+    state = round_.state
+    queue, due_ms = state.queue, state.look_ms
+    if (due_ms is not None and due_ms <= round_.now_ms) or state.partial >= PARTIAL_MAX:
+        state.look_ms = None
+        state.partial = 0
+        queue.fresh.clear()
+        return list(queue.lanes)
+    lanes = dict(queue.fresh)
+    queue.fresh.clear()
+    for gang, of_gang in queue.of_gang.items():
+        if gang not in state.hopeless:
+            lanes.update(of_gang)
+    state.partial += bool(lanes)
+    return list(lanes)
+
+
+def _walk(round_: Round, lanes: list[Lane]) -> None:
+    state, policy, now_ms = round_.state, round_.policy, round_.now_ms
+    whole = len(lanes) == len(state.queue.lanes)
+    walk = Walk(state, now_ms, lanes)
     budget = policy.placements_per_step_max
     ahead: list[str] = []  # blocked jobs for which room is set aside
+    # Those that a walk over parts of the queue does not come by.
+    apart = [] if whole else _set_aside(state, now_ms)
     tried = 0
     while (head := walk.next()) is not None:
-        job, lane = head
+        place, job, lane = head
+        while apart and apart[-1][0] < place:
+            other = apart.pop()[1]
+            if other != job.id:
+                ahead.append(other)
+                if holds_queue(state, state.jobs[other], policy, now_ms):
+                    return
+        reserved = len(state.reservations)
         if _place_one(round_, lane, ahead):
+            if not whole and len(state.reservations) < reserved:
+                # The next in line takes its place before anybody fills a gap.
+                _walk(round_, list(state.queue.lanes))
+                return
             walk.again(lane)
             if _falls_back(state, lane.tenant, ahead):
                 round_.more = True  # who avoided their nodes may be ahead of them by now
+                round_.look_again(now_ms)
             budget -= 1
             if not budget:
                 round_.more = True
+                round_.look_again(now_ms)
                 return
             continue
         tried += 1
         if tried <= PREEMPTORS_MAX and _make_room(round_, job, tried):
             continue
-        if len(ahead) < policy.reservations and could_ever(state, lane.gang):
+        in_front = job.id not in ahead and len(ahead) < policy.reservations
+        if in_front and could_ever(state, lane.gang):
             reserve(round_, job)
             ahead.append(job.id)
-        if holds_queue(state, job, policy, round_.now_ms):
+        if holds_queue(state, job, policy, now_ms):
             return
-    if not state.queue.size:
-        grow(round_)
+
+
+def _set_aside(state: State, now_ms: int) -> list[tuple[Rank, str]]:
+    """For whom room is set aside, with their places, the first of them last."""
+    return sorted(
+        (
+            (place_in_line(state, state.jobs[job_id], now_ms), job_id)
+            for job_id in state.reservations
+            if state.jobs[job_id].number in state.queue.lane
+        ),
+        reverse=True,
+    )
 
 
 def _falls_back(state: State, tenant: str, ahead: list[str]) -> bool:
@@ -75,22 +150,24 @@ def _place_one(round_: Round, lane: Lane, ahead: list[str]) -> bool:
     state = round_.state
     if lane.gang in state.hopeless:
         return False
-    for _, number in state.queue.lanes[lane][:GAP_TRIES_MAX]:
+    if ahead and state.queue.stuck.get(lane) == tuple(ahead):
+        return False
+    plan = fit(state, lane.gang)
+    if plan is None:
+        state.hopeless.add(lane.gang)
+        return False
+    for _, number in state.queue.lanes[lane][: GAP_TRIES_MAX if ahead else 1]:
         job = state.job_numbered(number)
         delayed = delayed_by(state, job, ahead, round_.now_ms) if ahead else ()
         if (lane.gang, delayed) in state.no_gap:
             continue
-        plan = fit(state, lane.gang)
-        if plan is None:
-            state.hopeless.add(lane.gang)
-            return False
         avoid = nodes_of(state, delayed)
-        if avoid:
-            plan = fit(state, lane.gang, avoid)
-        if plan is not None:
-            _place(round_, job, lane, widest(state, job, lane.gang, avoid) or plan)
+        apart = fit(state, lane.gang, avoid) if avoid else plan
+        if apart is not None:
+            _place(round_, job, lane, widest(state, job, lane.gang, avoid) or apart)
             return True
         state.no_gap.add((lane.gang, delayed))
+    state.queue.stuck[lane] = tuple(ahead)
     return False
 
 

@@ -34,7 +34,7 @@ def fit(state: State, gang: Gang, avoid: Collection[int] = ()) -> Plan | None:
             return plan
     if gang.required and gang.within is Within.NODE:
         return None
-    if gang.members > 1:
+    if gang.members > 1 and room_for(state.cluster, gang, gang.members) == gang.members:
         for depth, name in ((2, "rack"), (1, "block")):
             plan = _in_one_domain(state, gang, depth, name, avoid)
             if plan is not None or (gang.required and gang.within.value == name):

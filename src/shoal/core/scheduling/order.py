@@ -3,32 +3,51 @@
 from __future__ import annotations
 
 import heapq
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, NamedTuple
 
-from shoal.core.queue import Lane, by_submission
+from shoal.core.estimates import octave
+from shoal.core.queue import Kin, Lane, by_submission
 from shoal.core.scheduling.registry import Registry
-from shoal.model.job import Job
+from shoal.model.job import Job, Phase
 
 if TYPE_CHECKING:
     from shoal.core.state import State
 
 Rank = tuple[float, ...]
+Branch = tuple[int, bool, str]  # priority, elder, tenant
 
 
 def _all_alike(_state: State, _tenant: str, _now_ms: int) -> Rank:
     return ()
 
 
+def _no_kin(_state: State, _job: Job) -> Kin:
+    return ()
+
+
+def _no_rank(_state: State, _job: Job, _now_ms: int) -> Rank:
+    return ()
+
+
+def _never(_job: Job, _now_ms: int) -> int | None:
+    return None
+
+
 class Ordering(NamedTuple):
-    """Priority comes first, then what the order says of the tenant, then what it says of the job,
-    then submission; the lower comes first. A job's rank is fixed while it waits, a tenant's may
-    fall back whenever the tenant is given something."""
+    """Priority comes first, then what the order says of the tenant, then of the job, then
+    submission; the lower comes first. `rank` is of a waiting or running job, as of now; waiting
+    jobs of one tenant, priority, gang and `kin` have the same, or else one that rises with `job`,
+    which is fixed while a job waits. A tenant's may fall back whenever it is given something."""
 
     job: Callable[[Job], int] = by_submission
-    job_now: Callable[[Job, int], int] = lambda _job, _now_ms: 0  # the same of a running job
+    rank: Callable[[State, Job, int], Rank] = _no_rank
+    kin: Callable[[State, Job], Kin] = _no_kin
+    # When the rank of a running job will change next by its running on.
+    changes_ms: Callable[[Job, int], int | None] = _never
     tenant: Callable[[State, str, int], Rank] = _all_alike
     clairvoyant: bool = False  # it needs to know how long jobs will run
+    elders: bool = False  # one job at a time, the oldest that has waited for too long, comes first
 
     @property
     def weighs_tenants(self) -> bool:
@@ -69,24 +88,64 @@ def _tiresias_queue(job: Job, attained_ms: int) -> int:
     return sum(attained_ms * gpus_of(job) >= limit for limit in TIRESIAS_LIMITS)
 
 
-# A job's first turn, in GPU-milliseconds; each further one is eight times as long.
-FIRST_TURN_GPU_MS = 7_200_000
+def _tiresias_changes_ms(job: Job, now_ms: int) -> int | None:
+    attained_ms, gpus = ran_ms(job, now_ms), gpus_of(job)
+    left = [limit - attained_ms * gpus for limit in TIRESIAS_LIMITS if limit > attained_ms * gpus]
+    return now_ms + -(-left[0] // gpus) if left else None
 
 
-def _turn(job: Job, attained_ms: int) -> int:
-    """Least attained service first, in turns that grow: short jobs are through soon though
-    nobody knows that they are short, and long ones are seldom interrupted. A job that may not be
-    preempted has no turns: it runs once."""
-    if not job.spec.preemptible:
-        return 0
-    turns = attained_ms * gpus_of(job) // FIRST_TURN_GPU_MS
-    return (turns.bit_length() + 2) // 3
+# A running job counts as so many octaves better than it is: it gives way only to a job that seems
+# at least four times as near its end, to the octave. Every change of hands costs a restart.
+HOLD_OCTAVES = 2
 
 
-def _by(rank: Callable[[Job, int], int], *, clairvoyant: bool = False) -> Ordering:
+# Where those stand who take no turns: among those that seem two GPU-hours from their end.
+NO_TURNS_OCTAVES = (7_200_000).bit_length()
+
+
+def takes_turns(job: Job) -> bool:
+    """May it be stopped for others and go on later? Else it runs once, in the order of
+    submission."""
+    return job.spec.preemptible and bool(job.spec.checkpoint_ms)
+
+
+def _fair_kin(state: State, job: Job) -> Kin:
+    if not takes_turns(job):
+        return ()
+    return (*state.estimates.key_for(job), octave(job.attained_ms))
+
+
+def _fair_rank(state: State, job: Job, now_ms: int) -> Rank:
+    """Of those that take turns, the least learned remaining service first, in octaves. What the
+    user says counts only as an upper bound: who could gain by saying little would."""
+    if not takes_turns(job):
+        return (NO_TURNS_OCTAVES, 0)
+    attained_ms = ran_ms(job, now_ms)
+    lane = state.queue.lane.get(job.number)  # who stands in one lane goes by what is said of all
+    key = tuple(map(str, lane.kin[:-1])) if lane is not None else state.estimates.key_for(job)
+    left_ms = state.estimates.remaining_ms(key, attained_ms)
+    if job.spec.time_limit_ms:
+        left_ms = min(left_ms, max(1, job.spec.time_limit_ms - attained_ms))
+    octaves = (left_ms * gpus_of(job)).bit_length()
+    running = job.phase is Phase.RUNNING
+    return (octaves - HOLD_OCTAVES * running, not running)
+
+
+def _fair_changes_ms(job: Job, now_ms: int) -> int | None:
+    attained_ms = ran_ms(job, now_ms)
+    return now_ms + (4096 << octave(attained_ms)) - attained_ms
+
+
+def _by(
+    rank: Callable[[Job, int], int],
+    changes_ms: Callable[[Job, int], int | None] = _never,
+    *,
+    clairvoyant: bool = False,
+) -> Ordering:
     return Ordering(
         job=lambda job: rank(job, job.attained_ms),
-        job_now=lambda job, now_ms: rank(job, ran_ms(job, now_ms)),
+        rank=lambda _state, job, now_ms: (rank(job, ran_ms(job, now_ms)),),
+        changes_ms=changes_ms,
         clairvoyant=clairvoyant,
     )
 
@@ -95,12 +154,16 @@ ORDERINGS: Registry[Ordering] = Registry(
     "order",
     {
         "fifo": Ordering(),
-        "fair": _by(_turn)._replace(
-            tenant=lambda state, name, now_ms: state.accounts.standing(name, now_ms)
+        "fair": Ordering(
+            rank=_fair_rank,
+            kin=_fair_kin,
+            changes_ms=_fair_changes_ms,
+            tenant=lambda state, name, now_ms: state.accounts.standing(name, now_ms),
+            elders=True,
         ),
         "srtf": _by(_remaining, clairvoyant=True),
         "srsf": _by(_service, clairvoyant=True),
-        "tiresias": _by(_tiresias_queue),
+        "tiresias": _by(_tiresias_queue, _tiresias_changes_ms),
     },
 )
 
@@ -109,7 +172,8 @@ def place_in_line(state: State, job: Job, now_ms: int) -> Rank:
     """Where the job stands among all."""
     ordering = ORDERINGS[state.policy.order]
     tenant = ordering.tenant(state, job.spec.tenant, now_ms)
-    return (-job.spec.priority, *tenant, ordering.job(job), job.number)
+    rank = ordering.rank(state, job, now_ms)
+    return (-job.spec.priority, not job.elder, *tenant, *rank, ordering.job(job), job.number)
 
 
 class Walk:
@@ -121,22 +185,24 @@ class Walk:
     walk, so only the tenants are compared anew.
     """
 
-    def __init__(self, state: State, now_ms: int) -> None:
+    def __init__(self, state: State, now_ms: int, lanes: Iterable[Lane]) -> None:
         self._state = state
         self._now_ms = now_ms
         self._ordering = ORDERINGS[state.policy.order]
-        self._groups: dict[tuple[int, str], list[tuple[int, int, Lane]]] = {}
+        self._groups: dict[Branch, list[tuple[Rank, int, int, Lane]]] = {}
         self._standings: dict[str, Rank] = {}
-        for lane, line in state.queue.lanes.items():
-            self._groups.setdefault((lane.priority, lane.tenant), []).append((*line[0], lane))
+        for lane in lanes:
+            branch = (lane.priority, lane.elder, lane.tenant)
+            self._groups.setdefault(branch, []).append(self._head(lane))
         for heads in self._groups.values():
             heapq.heapify(heads)
         self._front = [(self._key(group), group) for group in self._groups]
         heapq.heapify(self._front)
-        self._current: tuple[int, str] | None = None
+        self._current: Branch | None = None
 
-    def next(self) -> tuple[Job, Lane] | None:
-        """The next job to try. A group that fell back since it was compared is put back."""
+    def next(self) -> tuple[Rank, Job, Lane] | None:
+        """The next job to try, with its place. A group that fell back since it was compared is
+        put back."""
         self._put_back()
         while self._front:
             key, group = heapq.heappop(self._front)
@@ -144,28 +210,33 @@ class Walk:
             if now > key:
                 heapq.heappush(self._front, (now, group))
                 continue
-            _, number, lane = heapq.heappop(self._groups[group])
+            _, _, number, lane = heapq.heappop(self._groups[group])
             self._current = group
-            return self._state.job_numbered(number), lane
+            return key, self._state.job_numbered(number), lane
         return None
 
     def again(self, lane: Lane) -> None:
         """A job of this lane was placed: the next of its kind is in turn."""
         self._standings.clear()  # what one is given changes how its whole branch stands
-        line = self._state.queue.lanes.get(lane)
-        if line:
-            heapq.heappush(self._groups[lane.priority, lane.tenant], (*line[0], lane))
+        if lane in self._state.queue.lanes:
+            branch = (lane.priority, lane.elder, lane.tenant)
+            heapq.heappush(self._groups[branch], self._head(lane))
+
+    def _head(self, lane: Lane) -> tuple[Rank, int, int, Lane]:
+        inner, number = self._state.queue.lanes[lane][0]
+        job = self._state.job_numbered(number)
+        return (self._ordering.rank(self._state, job, self._now_ms), inner, number, lane)
 
     def _put_back(self) -> None:
         if self._current is not None and self._groups[self._current]:
             heapq.heappush(self._front, (self._key(self._current), self._current))
         self._current = None
 
-    def _key(self, group: tuple[int, str]) -> Rank:
-        priority, tenant = group
-        rank, number, _ = self._groups[group][0]
+    def _key(self, group: Branch) -> Rank:
+        priority, elder, tenant = group
+        rank, inner, number, _ = self._groups[group][0]
         standing = self._standings.get(tenant)
         if standing is None:
             standing = self._ordering.tenant(self._state, tenant, self._now_ms)
             self._standings[tenant] = standing
-        return (-priority, *standing, rank, number)
+        return (-priority, not elder, *standing, *rank, inner, number)

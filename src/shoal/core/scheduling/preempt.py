@@ -16,7 +16,7 @@ from typing import NamedTuple
 from shoal.core.queue import Gang, gang_of
 from shoal.core.round import Round
 from shoal.core.scheduling.fit import Plan, fit, slices
-from shoal.core.scheduling.order import ORDERINGS, gpu_milli_of
+from shoal.core.scheduling.order import ORDERINGS, Rank, gpu_milli_of
 from shoal.core.state import State
 from shoal.model.events import JobClaimed, JobStopping
 from shoal.model.job import Job, Phase, StopCause
@@ -50,6 +50,7 @@ def preempt(round_: Round, job: Job) -> bool:
     victims, plan = found
     given = _slices_without(state, victims, plan, gang)
     _commit(round_, job, victims, given)
+    round_.stoppable = None
     return True
 
 
@@ -59,25 +60,42 @@ def _candidates(round_: Round, job: Job, gang: Gang) -> list[Victim]:
     state, now_ms = round_.state, round_.now_ms
     mine = _entitlement(state, job, now_ms, holding=False)
     found = []
-    for job_id in state.preemptible:
-        other = state.jobs[job_id]
-        if other.phase is not Phase.RUNNING or other.running_ms is None:
-            continue
-        if now_ms - other.running_ms < state.policy.run_ms_min:
-            round_.look_again(other.running_ms + state.policy.run_ms_min)
-            continue
-        if any(member.over for member in other.members):
-            continue  # it is about to end anyway
-        theirs = _entitlement(state, other, now_ms, holding=True)
-        if theirs <= mine or not _of_use(state, other, gang):
-            continue
+    for theirs, other in _stoppable(round_):
+        if theirs <= mine:
+            break
         if theirs[:2] == mine[:2] and not other.spec.checkpoint_ms:
             continue  # who starts over each time would take turns for ever and get nowhere
+        if not _of_use(state, other, gang):
+            continue
         victim = victim_of(other, now_ms)
         cost = victim.lost_ms / max(1, gpu_milli_of(other))
         found.append(((not theirs[0], not victim.shrinks, cost, -other.number), victim))
     found.sort(key=lambda entry: entry[0])
     return [victim for _, victim in found[:VICTIMS_MAX]]
+
+
+def _stoppable(round_: Round) -> list[tuple[Rank, Job]]:
+    """Jobs that have run for long enough, the least entitled first: worked out once for all that
+    want room, until somebody is stopped."""
+    if round_.stoppable is not None:
+        return round_.stoppable
+    state, now_ms = round_.state, round_.now_ms
+    changes_ms = ORDERINGS[state.policy.order].changes_ms
+    by_rank = state.policy.preempt is Preempt.RANK
+    found: list[tuple[Rank, Job]] = []
+    for job_id in state.preemptible:
+        job = state.jobs[job_id]
+        if job.phase is not Phase.RUNNING or job.running_ms is None:
+            continue
+        if now_ms - job.running_ms < state.policy.run_ms_min:
+            round_.look_again(job.running_ms + state.policy.run_ms_min)
+        elif not any(member.over for member in job.members):  # else it is about to end anyway
+            found.append((_entitlement(state, job, now_ms, holding=True), job))
+            if by_rank and (at_ms := changes_ms(job, now_ms)) is not None:
+                round_.look_again(at_ms)
+    found.sort(key=lambda entry: entry[0], reverse=True)
+    round_.stoppable = found
+    return found
 
 
 def _entitlement(
@@ -92,7 +110,8 @@ def _entitlement(
     if state.policy.preempt is not Preempt.RANK:
         return (borrowed, -job.spec.priority)
     # Not the tenant's standing: that changes by the minute, and two would take turns for ever.
-    return (borrowed, -job.spec.priority, ORDERINGS[state.policy.order].job_now(job, now_ms))
+    rank = ORDERINGS[state.policy.order].rank(state, job, now_ms)
+    return (borrowed, -job.spec.priority, not job.elder, *rank)
 
 
 def _claimed_milli(state: State, tenant: str) -> int:
@@ -166,7 +185,7 @@ class Overlay:
 
     def __init__(self, state: State) -> None:
         self._state = state
-        self._hopeless = state.hopeless
+        self._caches = (state.hopeless, state.no_gap, state.queue.stuck, state.look_ms)
         self._given: dict[str, Victim] = {}
 
     def __enter__(self) -> Overlay:
@@ -175,7 +194,8 @@ class Overlay:
     def __exit__(self, *_: object) -> None:
         for victim in list(self._given.values()):
             self.take_again(victim)
-        self._state.hopeless = self._hopeless
+        state = self._state
+        state.hopeless, state.no_gap, state.queue.stuck, state.look_ms = self._caches
 
     def give_back(self, victim: Victim) -> None:
         self._given[victim.job.id] = victim

@@ -8,8 +8,9 @@ from pathlib import Path
 
 import msgspec
 import pytest
-from bench.queueing_outcome import Summary, summarise
-from bench.queueing_policies import Policy, ShoalDefault, policies
+from bench import queueing, queueing_own, queueing_published
+from bench.queueing_outcome import Outcome, Summary, summarise
+from bench.queueing_policies import Policy, policies
 from bench.queueing_trace import (
     TraceError,
     TraceJob,
@@ -18,14 +19,13 @@ from bench.queueing_trace import (
     read_published,
 )
 
-from bench import queueing, queueing_own, queueing_published
-from shoal.core.scheduling import estimates
+from shoal.core.policies import SHIPPED
 from shoal.model.job import TIME_MS_MAX
 
 HEADER = "job_id,num_gpu,submit_time,iterations,model_name,iteration_time\n"
 # One job of 203 s on the whole cluster, and 100 s later one of 20.3 s.
 TWO_JOBS = HEADER + "0,64,0,200,bert,1000\n1,64,100000,20,bert,1000\n"
-NAMES = ["srtf", "srsf", "tiresias", "fifo", "fifo+skip", "shoal-default"]
+NAMES = ["srtf", "srsf", "tiresias", "fifo", "fifo+skip"]
 HOUR = 3_600_000
 DAY = 24 * HOUR
 
@@ -59,36 +59,47 @@ def test_published_rules_on_two_jobs(tmp_path: Path, name: str, ends_s: list[flo
     assert [outcome.end_ms / 1000 for outcome in outcomes] == ends_s
 
 
-# Here the long job keeps its progress, the short one waits 10 s for it to save its work, and the
-# long one loses its start-up, 7 s by the table, only when it starts again.
+# Here the long job keeps its progress, the short one waits 1 s for it to stop, and the long one
+# loses 10 s when it starts again. Nobody is stopped before it ran for five minutes, so with ten
+# times the work.
 @pytest.mark.parametrize(
     ("name", "ends_s"),
-    [("srsf", [130.3, 240.3]), ("tiresias", [130.3, 240.3]), ("fifo", [203.0, 223.3])],
+    [("srsf", [1204.0, 2244.0]), ("tiresias", [1204.0, 2244.0]), ("fifo", [2030.0, 2233.0])],
 )
 def test_own_rules_on_two_jobs(tmp_path: Path, name: str, ends_s: list[float]) -> None:
-    jobs = read_jobs(write(tmp_path, TWO_JOBS))
-    outcomes = queueing_own.simulate(jobs, policy(name), {(64, "bert"): 7_000})
+    text = HEADER + "0,64,0,2000,bert,1000\n1,64,1000000,200,bert,1000\n"
+    jobs = read_jobs(write(tmp_path, text))
+    outcomes = queueing_own.simulate(jobs, name)
     assert [outcome.end_ms / 1000 for outcome in outcomes] == ends_s
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", queueing_own.POLICIES)
 def test_gangs_have_real_room_in_the_own_world(name: str) -> None:
     """Eight nodes hold one job of five GPUs each: the ninth must wait, though 24 GPUs are free."""
     jobs = [job(number, gpus=5, work_ms=1000) for number in range(9)]
-    outcomes = queueing_own.simulate(jobs, policy(name), {})
+    outcomes = queueing_own.simulate(jobs, name)
     assert sorted(outcome.end_ms for outcome in outcomes) == [1000] * 8 + [2000]
 
 
-@pytest.mark.parametrize("name", NAMES)
-@pytest.mark.parametrize("world", [queueing_own, queueing_published])
-def test_everybody_finishes_once_and_never_too_soon(name: str, world: object) -> None:
-    simulate = queueing_own.simulate if world is queueing_own else queueing_published.simulate
+def mixed_jobs() -> list[TraceJob]:
     sizes = (1, 8, 4, 32, 2, 16, 12)
-    jobs = [
+    return [
         job(number, gpus=sizes[number % 7], work_ms=(number * 7919 % 400 + 1) * 10_000, at=number)
         for number in range(150)
     ]
-    outcomes = simulate(jobs, policy(name), {})
+
+
+@pytest.mark.parametrize("name", queueing_own.POLICIES)
+def test_under_own_rules_everybody_finishes_once_and_never_too_soon(name: str) -> None:
+    finish_once(queueing_own.simulate(mixed_jobs(), name))
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_under_published_rules_everybody_finishes_once_and_never_too_soon(name: str) -> None:
+    finish_once(queueing_published.simulate(mixed_jobs(), policy(name), {}))
+
+
+def finish_once(outcomes: list[Outcome]) -> None:
     assert sorted(outcome.number for outcome in outcomes) == list(range(150))
     assert all(outcome.wait_ms >= 0 for outcome in outcomes)
 
@@ -97,17 +108,19 @@ def test_a_wide_job_gets_its_turn_though_small_ones_never_stop_coming(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """The bound: patience, then what is older than it; nothing that comes later counts."""
-    stream = [job(2 * n, gpus=1, work_ms=2 * HOUR, at=n * HOUR) for n in range(45 * 24)]
+    stream = [job(2 * n, gpus=1, work_ms=2 * HOUR, at=n * HOUR) for n in range(20 * 24)]
     wide = job(1, gpus=64, work_ms=2 * DAY, at=1)
     jobs = sorted([*stream, wide], key=lambda job: job.submitted_ms)
-    bound_ms = estimates.PATIENCE_MS_MIN + wide.work_ms + 3 * HOUR
+    # Jobs here are two hours old when they end: sixteen times that is more than a day.
+    bound_ms = 3 * DAY + wide.work_ms
     assert end_of(wide, jobs) <= bound_ms
-    monkeypatch.setattr(estimates, "PATIENCE_MS_MIN", TIME_MS_MAX)
+    never = msgspec.structs.replace(SHIPPED["fair"], elder_ms=TIME_MS_MAX)
+    monkeypatch.setitem(queueing_own.POLICIES, "shoal-default", never)
     assert end_of(wide, jobs) > bound_ms, "without the elder this test would show nothing"
 
 
 def end_of(wanted: TraceJob, jobs: list[TraceJob]) -> int:
-    outcomes = queueing_own.simulate(jobs, ShoalDefault(), {})
+    outcomes = queueing_own.simulate(jobs, "shoal-default")
     return next(outcome.end_ms for outcome in outcomes if outcome.number == wanted.number)
 
 
@@ -122,7 +135,7 @@ def test_the_last_line_is_one_json_object(
     figures = msgspec.json.decode(
         capsys.readouterr().out.splitlines()[-1], type=dict[str, dict[str, float]]
     )
-    assert list(figures) == NAMES
+    assert list(figures) == list(queueing_own.POLICIES)
     assert all(set(row) == {"avg_jct_s", "makespan_s", "p99_jct_s"} for row in figures.values())
 
 
@@ -187,9 +200,8 @@ def test_trace3_comes_out_as_published_and_the_default_beats_tiresias(traces: Pa
         theirs = published[name]["avg_jct_s"]
         same = summarise(queueing_published.simulate(jobs, policy(name), overheads))
         assert same.avg_jct_s == pytest.approx(theirs, rel=0.01)
-        own[name] = summarise(queueing_own.simulate(jobs, policy(name), overheads))
+        own[name] = summarise(queueing_own.simulate(jobs, name))
         assert own[name].avg_jct_s == pytest.approx(theirs, rel=0.07)
     assert own["srsf"].avg_jct_s < own["srtf"].avg_jct_s < own["tiresias"].avg_jct_s
-    ours = summarise(queueing_own.simulate(jobs, ShoalDefault(), overheads))
+    ours = summarise(queueing_own.simulate(jobs, "shoal-default"))
     assert ours.avg_jct_s < own["tiresias"].avg_jct_s
-    assert ours.p99_wait_s < own["tiresias"].p99_wait_s

@@ -14,9 +14,6 @@ Key = tuple[int, ...]
 
 # A job of which nothing is known comes after all jobs of which something is.
 UNKNOWN_MS = 1 << 62
-# A running job counts as so many octaves better than it is: it gives way only to a job that seems
-# at least four times as near its end, to the octave. Every change of hands costs a restart.
-HOLD_OCTAVES = 2
 # Attained GPU-time at which Tiresias demotes a job: 3,250 and 7,200 GPU-seconds, as published.
 TIRESIAS_GPU_MS = (3_250_000, 7_200_000)
 
@@ -31,9 +28,7 @@ class Facts(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     attained_ms: int = 0  # how long it has run, over all attempts
     attained_gpu_ms: int = 0
     remaining_ms: int | None = None  # told or learned; None when nothing is known
-    running: bool = False
     place: int = 0  # inside a level of attained service; see `tiresias`
-    elder: bool = False  # has waited long enough; see `learned`
 
 
 Rank = Callable[[Facts], Key]
@@ -60,20 +55,6 @@ def tiresias(facts: Facts) -> Key:
     As published, running jobs keep their places and jobs that are not chosen go behind them.
     """
     return (-facts.priority, level(facts.attained_gpu_ms), facts.place, facts.number)
-
-
-def learned(facts: Facts) -> Key:
-    """Shoal's default: least learned remaining service first, in octaves; no job waits for ever.
-
-    `remaining_ms` is what `Estimates` has learned of such jobs, for nobody tells how long they run.
-    In an octave the running come first, then who was submitted first. One job at a time is the
-    elder: the oldest of all, once it is older than `Patience` allows. It comes before everybody of
-    its priority until it has ended. So a job gets its turn at the latest when its age has passed
-    the patience and every job that is older than it has run to its end, one after the other,
-    whatever is submitted after it.
-    """
-    octaves = (_remaining(facts) * facts.gpus).bit_length() - HOLD_OCTAVES * facts.running
-    return (-facts.priority, not facts.elder, octaves, not facts.running, facts.number)
 
 
 def level(attained_gpu_ms: int, thresholds: Sequence[int] = TIRESIAS_GPU_MS) -> int:
