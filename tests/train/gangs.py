@@ -21,7 +21,7 @@ from shoal.model.progress import Beat
 
 ROOT = Path(__file__).parent.parent.parent
 SCRIPTS = Path(__file__).parent / "scripts"
-END_S = 120.0
+END_S = 500.0  # DeepSpeed compiles something when it is first used
 
 
 class Ended(msgspec.Struct, frozen=True):

@@ -191,6 +191,11 @@ class Context:
 
     # -- checkpoints -----------------------------------------------------------------------
 
+    @property
+    def can_save(self) -> bool:
+        """Whether there is a directory to save to."""
+        return self._saver is not None
+
     def save(self, state: State, every: Every = None) -> bool:
         """Begins a checkpoint of `state`, after this step's work; every member calls it alike.
 

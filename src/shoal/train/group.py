@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import threading
 from typing import Any, TypeVar
 
 from shoal.train.errors import TrainError
@@ -11,6 +12,7 @@ from shoal.train.errors import TrainError
 T = TypeVar("T")
 
 NEEDED = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
+LEAVE_S = 0.05
 STOP_KEY = "shoal/stop"
 
 
@@ -86,6 +88,9 @@ class Group:
 
         self._store = None
         if dist.is_initialized():
+            # A thread of gloo may want the interpreter to put its last work away, while the end of
+            # the group waits for that thread with the interpreter held (seen with torch 2.13).
+            threading.Event().wait(LEAVE_S)
             with contextlib.suppress(Exception):
                 dist.destroy_process_group()
 
