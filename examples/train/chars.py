@@ -26,7 +26,7 @@ GOAL = 2.0
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--steps", type=int, default=700)
+    parser.add_argument("--steps", type=int, default=300)
     parser.add_argument("--batch", type=int, default=64, help="samples of a step, of all members")
     options = parser.parse_args()
 
