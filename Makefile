@@ -25,7 +25,7 @@ test: setup lint types layers unit
 setup: $(STAMP)
 
 $(STAMP): pyproject.toml constraints.txt
-	@echo "setting up $(VENV) (two minutes, the first time only)"
+	@echo "setting up $(VENV) (a few minutes, the first time only)"
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	@$(PIP) --editable '.[dev]'
 	@for package in $(TRAINING); do \
