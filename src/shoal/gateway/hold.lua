@@ -14,9 +14,13 @@ local function call_back(backend)
   end
 end
 
-local function hold(txn, backend, limit_ms)
+local function hold(txn, backend, most, limit_ms)
   local limit, waited, pause = tonumber(limit_ms), 0, PAUSE_FIRST_MS
   call_back(backend)
+  if txn.f:be_conn(backend) > tonumber(most) then
+    txn:set_var("txn.held", "full")
+    return
+  end
   while txn.f:nbsrv(backend) == 0 do
     if waited >= limit then
       txn:set_var("txn.held", "in vain")
@@ -28,4 +32,4 @@ local function hold(txn, backend, limit_ms)
   end
 end
 
-core.register_action("hold", { "http-req" }, hold, 2)
+core.register_action("hold", { "http-req" }, hold, 3)

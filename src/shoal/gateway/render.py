@@ -21,8 +21,12 @@ from shoal.model.service import (
 ENTRY = "_entry"  # no service can be called so
 NOWHERE = "_nowhere"
 
-# A request is looked into (prefix routing) and kept for another try only as far as it fits.
-BUFFER_BYTES = 65_536
+# A request is looked into (prefix routing) and kept for another try only as far as it fits a
+# buffer. Large ones are copied for every request that may be tried again, and that costs half of
+# the throughput: so they are large only where somebody needs it.
+BUFFER_BYTES = 16_384
+BUFFER_BYTES_LARGE = 65_536
+BUFFER_BYTES_SPARE = 2_048  # for what the proxy itself adds
 PREFIX_BYTES = 1_024  # of the conversation's first part
 BODY_WAIT_MS = 2_000  # for the first part of a body, before it is routed without
 # Bounded load: none gets more than this share (in hundredths) of the average in flight. With less,
@@ -86,7 +90,7 @@ def server_number(replica_id: str) -> int:
 
 
 def _text(wanted: Wanted, place: Place, weights: Weights, name: str) -> str:
-    blocks = [_global(wanted.entry, place, name), _defaults(place), _entry(wanted, place)]
+    blocks = [_global(wanted, place, name), _defaults(place), _entry(wanted, place)]
     for served in wanted.services:
         if served.route.port:
             blocks.append(_own_port(wanted.entry, served.route, place))
@@ -95,7 +99,7 @@ def _text(wanted: Wanted, place: Place, weights: Weights, name: str) -> str:
     return "\n".join("".join(f"{line}\n" for line in block) for block in blocks)
 
 
-def _global(entry: Entry, place: Place, name: str) -> Iterator[str]:
+def _global(wanted: Wanted, place: Place, name: str) -> Iterator[str]:
     yield "# Written by Shoal from what is wanted; changes made here are lost."
     yield "global"
     yield f"    description shoal:{name}"
@@ -103,13 +107,21 @@ def _global(entry: Entry, place: Place, name: str) -> Iterator[str]:
     yield f"    stats socket {socket} mode 600 level admin expose-fd listeners"
     yield "    stats timeout 1m"
     yield f"    hard-stop-after {LINGER_S}s"
-    yield f"    tune.bufsize {BUFFER_BYTES}"
-    if entry.threads:
-        yield f"    nbthread {entry.threads}"
+    yield f"    tune.bufsize {_buffer_bytes(wanted)}"
+    if wanted.entry.threads:
+        yield f"    nbthread {wanted.entry.threads}"
     if place.log:
         yield "    log stdout len 4096 format raw local0 info"
     if place.lua:
         yield f"    lua-load {place.directory}/hold.lua"
+
+
+def _buffer_bytes(wanted: Wanted) -> int:
+    routes = [served.route for served in wanted.services]
+    most = max((route.header_bytes_max for route in routes), default=0)
+    large = most > BUFFER_BYTES - BUFFER_BYTES_SPARE
+    large = large or any(route.routing is Routing.PREFIX for route in routes)
+    return BUFFER_BYTES_LARGE if large else BUFFER_BYTES
 
 
 def _defaults(place: Place) -> Iterator[str]:
@@ -260,10 +272,11 @@ def _balance(route: Route) -> Iterator[str]:
 
 
 def _limits(route: Route) -> Iterator[str]:
-    yield (
-        f"    http-request {_answer(431, 'the headers are too large')}"
-        f" if {{ req.hdrs,length gt {route.header_bytes_max} }}"
-    )
+    if route.header_bytes_max:  # to add headers up costs a fifth of a core's requests
+        yield (
+            f"    http-request {_answer(431, 'the headers are too large')}"
+            f" if {{ req.hdrs,length gt {route.header_bytes_max} }}"
+        )
     if route.body_bytes_max:
         yield (
             f"    http-request {_answer(413, 'the body is too large')}"
@@ -295,10 +308,10 @@ def _waiting(route: Route, place: Place) -> Iterator[str]:
     yield f"    http-request {full} if {{ queue({route.service}) ge {route.queue_max} }}"
     if not place.lua:
         return
-    none = f"{{ nbsrv({route.service}) eq 0 }}"
-    yield f"    http-request {full} if {none} {{ be_conn({route.service}) gt {route.queue_max} }}"
-    yield f"    http-request lua.hold {route.service} {route.queue_timeout_ms} if {none}"
+    hold = f"lua.hold {route.service} {route.queue_max} {route.queue_timeout_ms}"
+    yield f"    http-request {hold} if {{ nbsrv({route.service}) eq 0 }}"
     in_vain = _answer(503, "no replica came in time", retry=True)
+    yield f"    http-request {full} if {{ var(txn.held) -m str full }}"
     yield f"    http-request {in_vain} if {{ var(txn.held) -m found }}"
 
 
@@ -344,14 +357,15 @@ PREFIX_PARTS = (
 
 
 def _strip(route: Route) -> Iterator[str]:
-    shared = f"{{ fe_name {ENTRY} }}"
+    """Who came by path gets it without; who came by a host name or a port gets it whole."""
+    shared = f" {{ fe_name {ENTRY} }}" if route.port else ""
     named = f"!{{ req.hdr(host) -m beg -i {route.service}. }}"
     if route.host:
         named += f" !{{ req.hdr(host),host_only -m str -i {route.host} }}"
-    under = f"if {shared} {named} {{ path_beg {route.prefix}/ }}"
+    under = f"if {{ path_beg {route.prefix}/ }} {named}{shared}"
     yield f"    http-request set-header X-Forwarded-Prefix {route.prefix} {under}"
     yield f"    http-request set-path %[path,bytes({len(route.prefix)})] {under}"
-    yield f"    http-request set-path / if {shared} {named} {{ path {route.prefix} }}"
+    yield f"    http-request set-path / if {{ path {route.prefix} }} {named}{shared}"
 
 
 def _nowhere() -> Iterator[str]:

@@ -64,7 +64,7 @@ class Balance(msgspec.Struct, frozen=True, kw_only=True):
     """What is remembered of one service."""
 
     tracks: dict[str, Track] = {}
-    load: float = 0.0  # in flight and queued, smoothed
+    load: float = 0.0  # the slots in use and those waited for, smoothed
     started: bool = False
 
 
@@ -87,10 +87,10 @@ def rebalance(
         )
         for server in present
     }
-    load_now = float(queued + sum(server.in_flight for server in present))
-    load = balance.load + ROOM_MEMORY * (load_now - balance.load) if balance.started else load_now
     up = [server.replica for server in present if server.up]
     usual = _usual([tracks[name] for name in up])
+    load_now = queued + sum(_worth(server, tracks[server.replica], usual) for server in present)
+    load = balance.load + ROOM_MEMORY * (load_now - balance.load) if balance.started else load_now
     tracks = {name: _tested(track, usual, now_ms) for name, track in tracks.items()}
     tracks = _rest_the_faulty(tracks, up, now_ms)
     if route.routing in BY_SPEED:
@@ -153,6 +153,14 @@ def _usual(tracks: Sequence[Track]) -> float | None:
         if track.standing is Standing.GOOD and track.count >= JUDGED_FROM
     )
     return known[(len(known) - 1) // 2] if known else None
+
+
+def _worth(server: ServerCount, track: Track, usual: float | None) -> float:
+    """The slots that a replica's work would take at an ordinary one: who is slow has much in
+    flight for being slow."""
+    if usual is None or track.latency_ms <= usual:
+        return float(server.in_flight)
+    return server.in_flight * usual / track.latency_ms
 
 
 def _slow(latency_ms: float, usual: float | None) -> bool:

@@ -50,7 +50,8 @@ class Route(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     client_timeout_ms: Milliseconds = 60_000  # silence of a client that should send or read
     tunnel_timeout_ms: Milliseconds = 3_600_000  # silence on a WebSocket
     body_bytes_max: Annotated[int, msgspec.Meta(ge=0, le=1 << 40)] = 64 << 20
-    header_bytes_max: Annotated[int, msgspec.Meta(ge=256, le=HEADER_BYTES_LIMIT)] = 16_384
+    # 0: whatever fits the proxy's buffer, about 15 KiB.
+    header_bytes_max: Annotated[int, msgspec.Meta(ge=0, le=HEADER_BYTES_LIMIT)] = 0
     rate_per_s: Amount = 0  # requests that one tenant may begin in a second
     rate_header: HeaderName = "authorization"  # tells tenants apart; without it, the address does
     retries: Annotated[int, msgspec.Meta(ge=0, le=10)] = 3
