@@ -112,7 +112,14 @@ def test_a_port_that_is_taken_is_refused_in_one_line_and_the_rest_goes_on(world:
     assert world.get("/chat/").body == "one"
 
 
-def test_other_bad_wishes_are_refused_in_one_line(world: World, monkeypatch: object) -> None:
+def test_other_bad_wishes_are_refused_in_one_line(world: World) -> None:
+    (one,) = world.start("one")
+    world.serve(CHAT, one)
+    with pytest.raises(GatewayError, match="chat: replica one is named twice"):
+        world.serve(CHAT, one, one)
+    with pytest.raises(GatewayError, match=r"replica one: address '1.2' is not an IP address"):
+        world.serve(CHAT, msgspec.structs.replace(one, address="1.2"))
+    assert world.get("/chat/").body == "one"
     double = Wanted(services=(Served(route=CHAT), Served(route=CHAT)))
     with pytest.raises(GatewayError, match="service chat is already used"):
         world.gateway.apply(double)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from ipaddress import ip_address
 
 from shoal.gateway.render import Weights, server_options
 from shoal.gateway.runtime import ActualServer
@@ -33,7 +34,7 @@ def changes(
                 commands += _set_state(server, replica)
                 del there[key]
     for key, server in there.items():
-        if key[0] in services and not _just_added(wanted, key, server):
+        if key[0] in services:
             commands += _remove(server, busy.get(key, 0))
     return commands
 
@@ -50,7 +51,8 @@ def _add(route: Route, replica: Replica, weight: int | None) -> list[str]:
 
 
 def _same_place(server: ActualServer, replica: Replica) -> bool:
-    return (server.address, server.port) == (replica.address, replica.port)
+    there, wanted = ip_address(server.address), ip_address(replica.address)
+    return (there, server.port) == (wanted, replica.port)
 
 
 def _set_state(server: ActualServer, replica: Replica) -> list[str]:
@@ -58,14 +60,6 @@ def _set_state(server: ActualServer, replica: Replica) -> list[str]:
     if replica.state is ReplicaState.DRAINING:
         return [] if server.draining else [f"set server {name} state drain"]
     return [f"set server {name} state ready"] if server.draining or server.maintenance else []
-
-
-def _just_added(wanted: Wanted, key: Key, server: ActualServer) -> bool:
-    return any(
-        served.route.service == key[0]
-        and any(r.id == key[1] and _same_place(server, r) for r in served.replicas)
-        for served in wanted.services
-    )
 
 
 def _remove(server: ActualServer, in_flight: int) -> list[str]:

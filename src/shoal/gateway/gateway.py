@@ -10,7 +10,7 @@ from shoal.gateway.accesslog import AccessLog, latencies
 from shoal.gateway.binary import Binary, find_binary
 from shoal.gateway.changes import changes
 from shoal.gateway.process import Proxy
-from shoal.gateway.refuse import check
+from shoal.gateway.refuse import check_machine, check_wishes
 from shoal.gateway.render import Place, digest, render
 from shoal.gateway.runtime import RuntimeFailure, WorkerOver
 from shoal.gateway.stats import (
@@ -55,6 +55,7 @@ class Gateway:
     def apply(self, wanted: Wanted) -> None:
         """Make it so: started if it is not running, reloaded if the routes changed, else told
         about its replicas. What cannot be is refused with one line and changes nothing."""
+        check_wishes(wanted)
         running = self._proxy.running()
         target = digest(wanted, self._place)
         if running != target:
@@ -65,7 +66,8 @@ class Gateway:
 
     def tick(self) -> tuple[ServiceStats, ...]:
         """A look, about once a second: starts a proxy that died, finishes what is draining,
-        lets weights follow latency, keeps the log short. Returns the figures since the last."""
+        lets weights follow latency. Returns the figures since the last look, or nothing if the
+        proxy died just now; a GatewayError says why it cannot be started again."""
         if self._wanted is None:
             return ()
         try:
@@ -107,7 +109,7 @@ class Gateway:
     def _change(self, wanted: Wanted, running: str | None, target: str) -> None:
         if running is None:
             self._proxy.stop(grace_s=0)  # one that does not answer
-        check(wanted, self._proxy.directory, self._proxy.ports() if running else ())
+        check_machine(wanted, self._proxy.directory, self._proxy.ports() if running else ())
         text = render(wanted, self._place, self._weights)
         if running is None:
             self._proxy.start(text, target)

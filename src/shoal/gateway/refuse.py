@@ -5,6 +5,7 @@ from __future__ import annotations
 import socket
 import ssl
 from collections.abc import Collection
+from ipaddress import ip_address
 from pathlib import Path
 
 from shoal.gateway.binary import GatewayError
@@ -13,11 +14,19 @@ from shoal.model.service import Wanted, problem_with_services
 SOCKET_PATH_MAX = 80  # the kernel's 108, less what HAProxy appends while it binds
 
 
-def check(wanted: Wanted, directory: Path, ports_held: Collection[tuple[str, int]]) -> None:
-    """Raises on the first problem. `ports_held` are those that our own proxy listens on."""
+def check_wishes(wanted: Wanted) -> None:
+    """Raises on the first that contradicts itself or another."""
     problem = problem_with_services(wanted)
     if problem:
         raise GatewayError(problem)
+    for served in wanted.services:
+        for replica in served.replicas:
+            _check_address(f"service {served.route.service}: replica {replica.id}", replica.address)
+
+
+def check_machine(wanted: Wanted, directory: Path, ports_held: Collection[tuple[str, int]]) -> None:
+    """Raises on the first that this machine cannot grant. `ports_held` are those that our own
+    proxy listens on."""
     if len(str(directory)) > SOCKET_PATH_MAX:
         raise GatewayError(
             f"{directory} is too long a path for a socket: {SOCKET_PATH_MAX} characters at most"
@@ -39,6 +48,13 @@ def listening(wanted: Wanted) -> dict[str, tuple[str, int]]:
         if served.route.port:
             places[f"service {served.route.service}"] = (address, served.route.port)
     return places
+
+
+def _check_address(who: str, address: str) -> None:
+    try:
+        ip_address(address)
+    except ValueError:
+        raise GatewayError(f"{who}: address {address!r} is not an IP address") from None
 
 
 def _check_port(who: str, address: str, port: int) -> None:

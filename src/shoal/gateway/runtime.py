@@ -10,6 +10,8 @@ from pathlib import Path
 
 import msgspec
 
+from shoal.gateway.binary import GatewayError
+
 ANSWER_TIMEOUT_S = 5.0
 ANSWER_BYTES_MAX = 64 << 20
 BATCH = 50  # commands on one line; the proxy's buffer holds the line
@@ -18,7 +20,7 @@ MAINTENANCE = 0x01 | 0x02 | 0x04
 DRAINING = 0x08 | 0x10
 
 
-class RuntimeFailure(Exception):
+class RuntimeFailure(GatewayError):
     """The socket does not answer."""
 
 

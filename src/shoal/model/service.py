@@ -18,6 +18,8 @@ ServiceName = Annotated[str, msgspec.Meta(max_length=63, pattern=SERVICE_NAME_PA
 ReplicaId = Annotated[str, msgspec.Meta(max_length=100, pattern=REPLICA_ID_PATTERN)]
 HeaderName = Annotated[str, msgspec.Meta(max_length=64, pattern=HEADER_NAME_PATTERN)]
 Plain = Annotated[str, msgspec.Meta(max_length=255, pattern=PLAIN_PATTERN)]
+# The proxy resolves no names for replicas that come while it runs.
+IpAddress = Annotated[str, msgspec.Meta(max_length=45, pattern=r"^[0-9a-fA-F.:]+$")]
 Port = Annotated[int, msgspec.Meta(ge=1, le=65_535)]
 PortOrNone = Annotated[int, msgspec.Meta(ge=0, le=65_535)]
 Milliseconds = Annotated[int, msgspec.Meta(ge=1, le=86_400_000)]
@@ -75,7 +77,7 @@ class Replica(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     """Where one replica answers."""
 
     id: ReplicaId
-    address: Plain
+    address: IpAddress
     port: Port
     weight: Annotated[int, msgspec.Meta(ge=1, le=256)] = 100
     state: ReplicaState = ReplicaState.READY
@@ -136,8 +138,9 @@ def _problem_with_route(route: Route) -> str | None:
 
 
 def _problem_with_replicas(served: Served) -> str | None:
-    ids = [replica.id for replica in served.replicas]
-    for name in ids:
-        if ids.count(name) > 1:
-            return f"replica {name} is named twice"
+    seen: set[str] = set()
+    for replica in served.replicas:
+        if replica.id in seen:
+            return f"replica {replica.id} is named twice"
+        seen.add(replica.id)
     return None
