@@ -177,7 +177,7 @@ class Context:
         )
 
     def _stop_if_due(self) -> None:
-        if not self._stop.due(self.step, self._step_s()):
+        if not self._stop.due(self.step, self._meter.fastest_ns / 1e9):
             return
         if self._saver is None or self._state is None:
             self._tell(f"stopped by SIGTERM before step {self.step}; ctx.save was never called")

@@ -18,6 +18,7 @@ class Meter:
         self.samples = 0
         self.data_ns = 0
         self.body_ns = 0
+        self.fastest_ns = 1 << 62
         self.wait_ns = 0
         self.save_ns = 0
         self._save_in_body_ns = 0
@@ -37,6 +38,7 @@ class Meter:
         self.samples += samples
         self.data_ns += data_ns
         self.body_ns += body_ns
+        self.fastest_ns = min(self.fastest_ns, data_ns + body_ns)
         for settle in self.settle:
             self.wait_ns += settle()
 

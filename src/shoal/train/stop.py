@@ -17,6 +17,9 @@ STOPPED_CODE = 128 + signal.SIGTERM
 NEVER = 1 << 62
 POLL_S = 0.1
 POLLS_PER_S_MAX = 1000  # of all members together: the store is one process
+# By the fastest step so far, not the mean: the first steps are slow, and who does not hear of the
+# stop in time goes on without the others.
+AHEAD_POLLS = 10
 AHEAD_STEPS_MAX = 100_000
 
 
@@ -37,13 +40,15 @@ class Stop:
             self._thread = threading.Thread(target=self._listen, name="shoal-stop", daemon=True)
             self._thread.start()
 
-    def due(self, step: int, step_s: float) -> bool:
+    def due(self, step: int, fastest_s: float) -> bool:
         """Asked before each step begins."""
         if self.asked and not self._proposed:
             self._proposed = True
             ahead = 0
             if self._group.world > 1:
-                ahead = 1 + min(AHEAD_STEPS_MAX, int(4 * self._poll_s / max(step_s, 1e-6)))
+                ahead = 1 + min(
+                    AHEAD_STEPS_MAX, int(AHEAD_POLLS * self._poll_s / max(fastest_s, 1e-6))
+                )
             self.before_step = min(self.before_step, self._group.propose_stop(step + ahead))
         return step >= self.before_step
 
