@@ -18,7 +18,7 @@ def gpus_asked(job: Job) -> int:
 
 
 # Small gangs first. Priority comes before it, submission decides among equals.
-small_first = Ordering(job=gpus_asked, job_now=lambda job, _now_ms: gpus_asked(job))
+small_first = Ordering(job=gpus_asked, rank=lambda _state, job, _now_ms: (gpus_asked(job),))
 
 
 def spread(_state: State, _kind: Kind, before: Level, _after: Level) -> tuple[float, ...]:

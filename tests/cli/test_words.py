@@ -11,9 +11,11 @@ from shoal.model.events import (
     ControllerStarted,
     Event,
     JobAdopted,
+    JobCheckpointed,
     JobClaimed,
     JobFinished,
     JobPlaced,
+    JobPromoted,
     JobRequeued,
     JobReserved,
     JobRunning,
@@ -23,13 +25,16 @@ from shoal.model.events import (
     MemberExited,
     MemberLost,
     MembersStarted,
+    NodeChecked,
     NodeIntended,
     NodeJoined,
+    NodeJudged,
     NodeLost,
     NodeReady,
     NodeSuspected,
     PolicyChanged,
 )
+from shoal.model.health import CheckResult, Record, Standing
 from shoal.model.job import JobSpec, Outcome, StopCause
 from shoal.model.node import NodeIntent, NodeSpec
 from shoal.model.policy import Policy
@@ -163,6 +168,29 @@ SENTENCES: list[tuple[Event, str]] = [
     (NodeSuspected(at_ms=0, node="n1", why="silent"), "n1 is out of contact: silent"),
     (NodeLost(at_ms=0, node="n1", incarnation=1, dead=True, why="gone"), "n1 died: gone"),
     (NodeLost(at_ms=0, node="n1", incarnation=1, dead=False, why=""), "n1 is given up"),
+    (
+        JobPromoted(at_ms=0, job="j1", why="is 31.0 h old"),
+        "j1 is the elder: is 31.0 h old",
+    ),
+    (
+        JobCheckpointed(at_ms=0, job="j1", attempt=1, step=120),
+        "j1 saved its work up to step 120",
+    ),
+    (
+        NodeChecked(
+            at_ms=0, node="n1", result=CheckResult(id="h1"), passed=False, why="disk is slow"
+        ),
+        "n1 failed a check: disk is slow",
+    ),
+    (
+        NodeJudged(
+            at_ms=0,
+            node="n1",
+            record=Record(standing=Standing.QUARANTINED),
+            why="check failed: disk is slow",
+        ),
+        "n1 is in quarantine: check failed: disk is slow",
+    ),
     (
         NodeIntended(at_ms=0, node="n1", intent=NodeIntent.CORDONED, why="by hand"),
         "n1 is cordoned: nothing new starts on it: by hand",

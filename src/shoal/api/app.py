@@ -18,6 +18,7 @@ from litestar.types import Guard
 
 from shoal import __version__
 from shoal.api.present import (
+    check_view,
     find_job,
     job_row,
     job_state,
@@ -42,8 +43,9 @@ from shoal.core.scheduling.predict import predict
 from shoal.model.job import Job, MemberRef, Phase
 from shoal.model.node import NodeIntent
 from shoal.model.policy import Policy
-from shoal.model.report import Cancel, SetIntent, Submit
+from shoal.model.report import Cancel, CheckNode, SetIntent, Submit
 from shoal.model.views import (
+    CheckView,
     Done,
     EventsView,
     JobRow,
@@ -90,6 +92,26 @@ class Cluster(Controller):
     ) -> Done:
         answer = accepted(await loop.request(SetIntent(node, INTENTS[verb])))
         return Done(id=answer.id, note=answer.note)
+
+    @post("/nodes/{node:str}/check", status_code=200)
+    async def check(self, loop: ControlLoop, node: str) -> CheckView:
+        answer = accepted(await loop.request(CheckNode(node)))
+        return CheckView(node=node, id=answer.id)
+
+    @get("/nodes/{node:str}/checks/{check:str}")
+    async def check_result(
+        self, loop: ControlLoop, node: str, check: str, wait_s: WaitS = 0
+    ) -> CheckView:
+        """Answered when there is a verdict, or when the time is over."""
+        deadline_ms = loop.clock.now_ms() + int(wait_s * 1000)
+        while (view := check_view(loop, node, check)) is not None and view.verdict is None:
+            left_s = (deadline_ms - loop.clock.now_ms()) / 1000
+            if left_s <= 0:
+                break
+            await loop.changed("", left_s)
+        if view is None:
+            raise Refusal(404, f"there is no check {check[:64]!r} of {node[:64]!r}", "check")
+        return view
 
     @get("/policy", sync_to_thread=False)
     def policy(self, loop: ControlLoop) -> Policy:

@@ -9,9 +9,18 @@ from shoal import __version__
 from shoal.control.loop import ControlLoop
 from shoal.core.explain import explain
 from shoal.core.state import Node
+from shoal.model.health import Standing
 from shoal.model.job import Job, Phase
 from shoal.model.node import NodeHealth, NodeIntent
-from shoal.model.views import JobRow, JobView, MemberView, NodeView, StatusView
+from shoal.model.views import (
+    CheckView,
+    JobRow,
+    JobView,
+    MemberView,
+    NodeView,
+    ProgressView,
+    StatusView,
+)
 
 COMMAND_CHARACTERS_MAX = 200
 
@@ -44,6 +53,8 @@ def job_view(loop: ControlLoop, job: Job) -> JobView:
         not_before_ms=job.not_before_ms,
         failures=job.failures,
         losses=job.losses,
+        hangs=job.hangs,
+        progress=progress_view(loop, job),
         master=job.master,
     )
 
@@ -89,8 +100,10 @@ def node_view(loop: ControlLoop, node: Node) -> NodeView:
         state=node_state(node),
         health=node.health.value,
         intent=node.intent.value,
-        why=node.why,
+        why=node.why if node.record.standing is Standing.OK else node.record.why,
         since_ms=node.since_ms,
+        standing=node.record.standing.value,
+        history=list(node.record.history),
         place=node.spec.place,
         address=node.spec.address,
         incarnation=node.incarnation,
@@ -107,7 +120,48 @@ def node_view(loop: ControlLoop, node: Node) -> NodeView:
     )
 
 
+def check_view(loop: ControlLoop, node: str, check: str) -> CheckView | None:
+    """None if nobody asked for it, or it was too long ago."""
+    known = loop.state.verdicts.get(node)
+    if known is not None and known[0] == check:
+        _, result, verdict = known
+        return CheckView(
+            node=node,
+            id=check,
+            busy=result.busy,
+            took_ms=result.took_ms,
+            verdict=verdict,
+            notes=result.notes,
+        )
+    if loop.state.asked.get(node) == check:
+        return CheckView(node=node, id=check)
+    return None
+
+
+def progress_view(loop: ControlLoop, job: Job) -> ProgressView | None:
+    """Of a job whose members tell of their steps: the furthest member's word."""
+    watch = loop.state.watches.get(job.id)
+    if watch is None or not watch.beats:
+        return None
+    beat = max(watch.beats.values(), key=lambda beat: beat.step)
+    paces = sorted(watch.pace.paces_us)
+    step_us = paces[len(paces) // 2] if paces else 0
+    left = beat.steps_total - beat.step if beat.steps_total else 0
+    return ProgressView(
+        step=beat.step,
+        steps_total=beat.steps_total,
+        step_us=step_us,
+        left_ms=max(0, left) * step_us // 1000 if step_us and beat.steps_total else None,
+        saved_step=job.saved_step,
+        loss=next((b.loss for _, b in sorted(watch.beats.items()) if b.loss is not None), None),
+        metrics=dict(beat.metrics),
+        slow=sorted(watch.slow),
+    )
+
+
 def node_state(node: Node) -> str:
+    if node.health is NodeHealth.READY and node.record.standing is Standing.QUARANTINED:
+        return node.record.standing.value
     if node.health is NodeHealth.READY and node.intent is not NodeIntent.OPEN:
         return node.intent.value
     return node.health.value

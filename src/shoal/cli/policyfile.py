@@ -37,6 +37,10 @@ ABOUT = {
     "entry_penalty": "what a start counts at once, as if it had run so long",
     "run_min": "nobody is preempted before it ran so long",
     "move_cost": "what moving a job costs, beside lost work",
+    "spares": "nodes kept for gangs that lose one",
+    "hang_after": "no step for so long, and for 20 usual ones, is a hang",
+    "hangs_max": "a job that hung so often is given up",
+    "retest": "a node in quarantine is checked again after so long, then twice that",
     "tenants": "who shares, by weight; quotas are guaranteed",
     "suspect_after": "a node is suspect when silent for so long",
     "grace": "and lost after so long",
@@ -88,7 +92,7 @@ def parse(text: str, ending: str, name: str = "mine") -> Policy:
     for field, value in written.items():
         target = FIELDS.get(field, field if field in FIELDS.values() else "")
         if not target:
-            raise _unknown(field, ("base", *FIELDS), "a policy has")
+            raise _unknown(field, ("base", *FIELDS), "`shoal policy show` lists them")
         if target != field and target in written:
             raise BadPolicy(str(field), f"is given twice; leave out {target}")
         changes[target] = _value(field, target, value)
@@ -183,7 +187,7 @@ def _tenant(name: str, about: Any) -> dict[str, Any]:
         raise BadPolicy(where, "must be a table, e.g. {weight: 2, quota_gpus: 16}")
     for field, value in about.items():
         if field not in TENANT_FIELDS:
-            raise _unknown(field, TENANT_FIELDS, "a tenant has", where)
+            raise _unknown(field, TENANT_FIELDS, f"a tenant has {', '.join(TENANT_FIELDS)}", where)
         if isinstance(value, int) and abs(value) > NUMBER_MAX:
             raise BadPolicy(f"{where}.{field}", "is too much")
     return about
@@ -191,7 +195,7 @@ def _tenant(name: str, about: Any) -> dict[str, Any]:
 
 def _unknown(field: Any, known: tuple[str, ...], has: str, where: str = "") -> BadPolicy:
     close = difflib.get_close_matches(str(field).replace("-", "_").lower(), known, n=1)
-    hint = f"did you mean '{close[0]}'?" if close else f"{has} {', '.join(known)}"
+    hint = f"did you mean '{close[0]}'?" if close else has
     return BadPolicy(where, f"there is no field {units.quoted(str(field))}; {hint}")
 
 

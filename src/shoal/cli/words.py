@@ -12,6 +12,7 @@ from shoal.model.events import (
     ControllerStarted,
     Event,
     JobAdopted,
+    JobCheckpointed,
     JobClaimed,
     JobEvent,
     JobFinished,
@@ -26,14 +27,17 @@ from shoal.model.events import (
     MemberExited,
     MemberLost,
     MembersStarted,
+    NodeChecked,
     NodeEvent,
     NodeIntended,
     NodeJoined,
+    NodeJudged,
     NodeLost,
     NodeReady,
     NodeSuspected,
     PolicyChanged,
 )
+from shoal.model.health import Standing
 from shoal.model.job import JobSpec, Outcome, StopCause
 from shoal.model.node import NodeIntent
 from shoal.model.resources import Slice, plural
@@ -77,6 +81,14 @@ CAUSE_WORDS = {
     StopCause.PREEMPT: "makes room for another",
     StopCause.RESIZE: "changes its size",
     StopCause.MOVE: "moves elsewhere",
+    StopCause.HANG: "hangs",
+}
+
+
+STANDING_WORDS = {
+    Standing.OK: "is well",
+    Standing.SUSPECT: "is suspected to be slow or faulty",
+    Standing.QUARANTINED: "is in quarantine",
 }
 
 
@@ -151,12 +163,15 @@ JobHappening = (
     | JobRunning
     | MemberExited
     | MemberLost
+    | JobCheckpointed
     | JobStopping
     | JobRequeued
     | JobAdopted
     | JobFinished
 )
-NodeHappening = NodeJoined | NodeReady | NodeSuspected | NodeLost | NodeIntended
+NodeHappening = (
+    NodeJoined | NodeReady | NodeSuspected | NodeLost | NodeIntended | NodeChecked | NodeJudged
+)
 
 
 def _about_job(event: JobHappening) -> str:
@@ -183,6 +198,8 @@ def _about_job(event: JobHappening) -> str:
             return f"member {event.member} {end} on {event.node}{_because(event.why)}"
         case MemberLost():
             return f"lost member {event.member} on {event.node}{_because(event.why)}"
+        case JobCheckpointed():
+            return f"saved its work up to step {event.step}"
         case JobStopping():
             return f"is being stopped ({CAUSE_WORDS[event.cause]}){_because(event.why)}"
         case JobRequeued():
@@ -211,6 +228,10 @@ def _about_node(event: NodeHappening) -> str:
             return f"{'died' if event.dead else 'is given up'}{_because(event.why)}"
         case NodeIntended():
             return f"{INTENT_WORDS[event.intent]}{_because(event.why)}"
+        case NodeChecked():
+            return f"{'passed' if event.passed else 'failed'} a check{_because(event.why)}"
+        case NodeJudged():
+            return f"{STANDING_WORDS[event.record.standing]}{_because(event.why)}"
         case _:
             assert_never(event)
 

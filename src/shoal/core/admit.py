@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from shoal.core.explain import held_when_empty
+from shoal.core.health.quarantine import released
 from shoal.core.observe import lose
 from shoal.core.queue import gang_of_spec
 from shoal.core.room import UNLIMITED
 from shoal.core.round import Round
 from shoal.core.state import State
-from shoal.model.events import JobFinished, JobStopping, JobSubmitted, NodeIntended
+from shoal.model.events import JobFinished, JobStopping, JobSubmitted, NodeIntended, NodeJudged
+from shoal.model.health import Standing
 from shoal.model.job import (
     ARGUMENT_BYTES_MAX,
     COMMAND_BYTES_MAX,
@@ -24,6 +26,7 @@ from shoal.model.report import (
     Accepted,
     Answer,
     Cancel,
+    CheckNode,
     Nothing,
     Refused,
     Request,
@@ -47,8 +50,20 @@ def _admit_one(round_: Round, request: Request) -> Answer:
             return _cancel(round_, request)
         case SetIntent():
             return _set_intent(round_, request)
+        case CheckNode():
+            return _check_node(round_, request)
         case Nothing():
             return Accepted("")
+
+
+def _check_node(round_: Round, request: CheckNode) -> Answer:
+    state = round_.state
+    node = state.nodes.get(request.node)
+    if node is None:
+        return Refused("node", f"there is no node {request.node}", missing=True)
+    if node.health is NodeHealth.LOST:
+        return Refused("node", f"{node.id} is lost: {node.why}")
+    return Accepted(state.asked.setdefault(node.id, f"m{round_.now_ms}"))
 
 
 def _submit(round_: Round, request: Submit) -> Answer:
@@ -188,6 +203,11 @@ def _set_intent(round_: Round, request: SetIntent) -> Answer:
     node = round_.state.nodes.get(request.node)
     if node is None:
         return Refused("node", f"there is no node {request.node}", missing=True)
+    if request.intent is NodeIntent.OPEN and node.record.standing is not Standing.OK:
+        record = released(node.record, request.who, round_.now_ms)
+        round_.emit(NodeJudged(at_ms=round_.now_ms, node=node.id, record=record, why=record.why))
+        if node.intent is NodeIntent.OPEN:
+            return Accepted(node.id)
     if node.intent is request.intent:
         return Accepted(node.id, f"it is already {request.intent.value}")
     if request.intent is NodeIntent.REMOVED and node.health is not NodeHealth.LOST:

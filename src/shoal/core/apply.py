@@ -7,13 +7,17 @@ from typing import Any
 
 from shoal.core.accounts import share_of
 from shoal.core.estimates import key_of
+from shoal.core.health.baseline import learn
+from shoal.core.health.failures import Failure, failed, forget, ran_well
+from shoal.core.records import Reservation
 from shoal.core.scheduling.score import task_of
-from shoal.core.state import Node, Reservation, State
+from shoal.core.state import Node, State
 from shoal.model.events import (
     ControllerStarted,
     Event,
     EventBase,
     JobAdopted,
+    JobCheckpointed,
     JobClaimed,
     JobFinished,
     JobPlaced,
@@ -27,13 +31,16 @@ from shoal.model.events import (
     MemberExited,
     MemberLost,
     MembersStarted,
+    NodeChecked,
     NodeIntended,
     NodeJoined,
+    NodeJudged,
     NodeLost,
     NodeReady,
     NodeSuspected,
     PolicyChanged,
 )
+from shoal.model.health import Standing
 from shoal.model.job import Job, Member, MemberStatus, Outcome, Phase, StopCause
 from shoal.model.node import NodeHealth, NodeIntent
 
@@ -89,6 +96,7 @@ def _job_placed(state: State, event: JobPlaced) -> None:
     job.running_ms = None
     job.stop_cause = None
     job.first_bad_code = None
+    job.saved_ms = None
     job.not_before_ms = 0
     job.why = event.why
     state.next_port += 1
@@ -154,6 +162,7 @@ def _member_exited(state: State, event: MemberExited) -> None:
     member.code = event.code
     if event.code and job.first_bad_code is None:
         job.first_bad_code = event.code
+        job.first_bad_member, job.first_bad_step = event.member, event.step
         if job.phase is not Phase.STOPPING:  # else why it is being stopped says more
             job.why = event.why
     _over(state, job, event.member, event.at_ms)
@@ -179,6 +188,11 @@ def _account(state: State, job: Job, members: int, at_ms: int, *, entering: bool
     state.accounts.change(job.spec.tenant, share, gpus * members, at_ms, penalty)
 
 
+def _job_checkpointed(state: State, event: JobCheckpointed) -> None:
+    job = state.jobs[event.job]
+    job.saved_step, job.saved_ms = event.step, event.at_ms
+
+
 def _job_stopping(state: State, event: JobStopping) -> None:
     job = state.jobs[event.job]
     job.phase = Phase.STOPPING
@@ -199,13 +213,31 @@ def _job_requeued(state: State, event: JobRequeued) -> None:
     job.stop_cause = None
     if event.cause is StopCause.FAILURE:
         job.failures += 1
+        _book_failure(state, job, event.at_ms)
     elif event.cause is StopCause.NODE_LOSS:
         job.losses += 1
+    elif event.cause is StopCause.HANG:
+        job.hangs += 1
     elif event.cause in (StopCause.PREEMPT, StopCause.RESIZE, StopCause.MOVE):
         job.preemptions += 1
     job.why = event.why
     if job.id not in state.claims:
         state.queue.add(job)
+
+
+def _book_failure(state: State, job: Job, at_ms: int) -> None:
+    number = job.first_bad_member
+    failed(
+        state.failures,
+        job.id,
+        Failure(
+            at_ms=at_ms,
+            node=job.members[number].slice.node,
+            member=number,
+            code=job.first_bad_code or 0,
+            step=job.first_bad_step,
+        ),
+    )
 
 
 def _job_adopted(state: State, event: JobAdopted) -> None:
@@ -244,6 +276,9 @@ def _job_finished(state: State, event: JobFinished) -> None:
         state.tell(job, ran_ms)
         if event.outcome is Outcome.SUCCEEDED:
             state.estimates.ended(key_of(job), ran_ms)
+            nodes = tuple(dict.fromkeys(member.slice.node for member in job.members))
+            ran_well(state.failures, job.id, nodes)
+    forget(state.failures, job.id)
     state.ages.add(event.at_ms - job.submitted_ms)
     job.phase = Phase.FINISHED
     job.outcome = event.outcome
@@ -297,6 +332,27 @@ def _node_intended(state: State, event: NodeIntended) -> None:
             state.attention[job.id] = None
 
 
+def _node_checked(state: State, event: NodeChecked) -> None:
+    if event.passed and not event.result.error:
+        learn(state.fleet, event.node, state.nodes[event.node].spec.kind, event.result)
+
+
+def _node_judged(state: State, event: NodeJudged) -> None:
+    node = state.nodes[event.node]
+    state.close(node)
+    node.record = event.record
+    state.open_up(node)
+    if node.record.standing is Standing.OK:
+        state.troubled.pop(node.id, None)
+        return
+    state.troubled[node.id] = None
+    if node.record.standing is Standing.QUARANTINED:
+        for job_id in [j for j, g in state.claims.items() if any(s.node == node.id for s in g)]:
+            state.unclaim(state.jobs[job_id])
+        for job in state.placed[node.id].values():
+            state.attention[job.id] = None
+
+
 def _set_health(
     state: State,
     node: Node,
@@ -313,12 +369,23 @@ def _set_health(
 def kept_ms(job: Job, cause: StopCause, at_ms: int) -> int:
     """How much of the attempt's run time survives it. A job that was asked to stop has saved its
     work; one that lost a node goes back to its last checkpoint."""
-    if job.running_ms is None or job.spec.checkpoint_ms == 0:
+    if job.running_ms is None or (job.spec.checkpoint_ms == 0 and job.saved_ms is None):
         return 0
     ran_ms = at_ms - job.running_ms
-    if cause in (StopCause.NODE_LOSS, StopCause.FAILURE):
-        ran_ms -= ran_ms % job.spec.checkpoint_ms
+    if cause in (StopCause.NODE_LOSS, StopCause.FAILURE, StopCause.HANG):
+        ran_ms -= unsaved_ms(job, at_ms)
     return ran_ms
+
+
+def unsaved_ms(job: Job, now_ms: int) -> int:
+    """What a running job would lose if it fell back to its last checkpoint: by what it told, else
+    by how often it says that it saves."""
+    if job.running_ms is None:
+        return 0
+    if job.saved_ms is not None:
+        return now_ms - job.saved_ms
+    ran_ms = now_ms - job.running_ms
+    return ran_ms % job.spec.checkpoint_ms if job.spec.checkpoint_ms else ran_ms
 
 
 APPLY: dict[type[EventBase], Callable[[State, Any], None]] = {
@@ -334,6 +401,7 @@ APPLY: dict[type[EventBase], Callable[[State, Any], None]] = {
     JobRunning: _job_running,
     MemberExited: _member_exited,
     MemberLost: _member_lost,
+    JobCheckpointed: _job_checkpointed,
     JobStopping: _job_stopping,
     JobRequeued: _job_requeued,
     JobAdopted: _job_adopted,
@@ -343,4 +411,6 @@ APPLY: dict[type[EventBase], Callable[[State, Any], None]] = {
     NodeSuspected: _node_suspected,
     NodeLost: _node_lost,
     NodeIntended: _node_intended,
+    NodeChecked: _node_checked,
+    NodeJudged: _node_judged,
 }

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 
 from shoal.core.queue import Gang, gang_of
 from shoal.core.room import UNLIMITED, Level
+from shoal.core.scheduling.again import spares_kept_from
 from shoal.core.scheduling.backfill import GAP_TRIES_MAX, SAFE, delayed_by, nodes_of
 from shoal.core.scheduling.expect import run_ms
 from shoal.core.scheduling.fit import fit, shortage
@@ -37,7 +38,17 @@ def waiting_reason(state: State, job: Job, policy: Policy, now_ms: int) -> str:
         _no_room(state, job)
         or _queue_held(state, job, policy, now_ms)
         or _set_aside(state, job, now_ms)
+        or _spared(state, job)
     )
+
+
+def _spared(state: State, job: Job) -> str:
+    """The job fits, but only where the policy keeps nodes for gangs that lose one."""
+    spares = spares_kept_from(state, job)
+    if not spares or fit(state, gang_of(job), spares) is not None:
+        return ""
+    names = ", ".join(state.order[index].id for index in sorted(spares)[:5])
+    return f"it fits only on {names}, kept as spares by the policy for gangs that lose a node"
 
 
 def held_by_nodes(kinds: Mapping[Kind, int], gang: Gang) -> int:
@@ -145,6 +156,8 @@ def _set_aside(state: State, job: Job, now_ms: int) -> str:
         if other != job.id and place_in_line(state, state.jobs[other], now_ms) < mine
     ]
     avoid = nodes_of(state, delayed_by(state, job, ahead, now_ms))
+    if avoid:
+        avoid |= spares_kept_from(state, job)
     line = state.queue.lanes[state.queue.lane[job.number]]
     position = bisect_left(line, (state.queue.inner(job), job.number))
     if ahead and position >= GAP_TRIES_MAX:

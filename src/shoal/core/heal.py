@@ -5,14 +5,20 @@ from __future__ import annotations
 import heapq
 
 from shoal.core.admit import CANCELLED_CODE
+from shoal.core.health.failures import Book, Failure, blame, failed, same_way
 from shoal.core.round import Round
+from shoal.core.scheduling.leave import leave
+from shoal.core.watch import suspect
 from shoal.model.events import JobFinished, JobRequeued, JobStopping
+from shoal.model.health import Suspicion
 from shoal.model.job import Job, MemberStatus, Outcome, Phase, Restart, StopCause
 from shoal.model.node import NodeIntent
 from shoal.model.resources import plural
 
 TIMED_OUT_CODE = 124  # as timeout(1) reports it
+HANG_CODE = 124  # it ran out of the time for a step
 NODE_LOST_CODE = 143  # as if ended by SIGTERM: it did not end by an error of its own
+GOOD_WHILE = 60  # times the backoff: it does not crash in circles
 BACKOFF_DOUBLINGS_MAX = 20  # by then any backoff has reached its ceiling
 
 
@@ -30,6 +36,8 @@ def heal(round_: Round) -> None:
             cause = _cause_to_stop(round_, job)
             if cause is not None:
                 _stop(round_, job, *cause)
+            else:
+                leave(round_, job)
     # Stopping a job touches it again, but there is nothing more to decide until a member ends.
     round_.state.attention = {}
 
@@ -77,6 +85,8 @@ def _settle(round_: Round, job: Job) -> None:
     elif lost or cause is StopCause.NODE_LOSS:
         # Peers of a lost member often fail before the loss is known: that is the node's failure.
         _settle_loss(round_, job, lost)
+    elif cause is StopCause.HANG:
+        _settle_hang(round_, job)
     elif cause in (StopCause.DRAIN, StopCause.PREEMPT, StopCause.RESIZE, StopCause.MOVE):
         _requeue(round_, job, cause, round_.now_ms, f"stopped to run again: {job.why}")
     elif job.first_bad_code is not None:
@@ -98,18 +108,62 @@ def _settle_loss(round_: Round, job: Job, lost: list[str]) -> None:
         _requeue(round_, job, StopCause.NODE_LOSS, round_.now_ms, why)
 
 
+def _settle_hang(round_: Round, job: Job) -> None:
+    """It may be the node's fault or the job's own: it is tried again, but not for ever."""
+    if job.spec.restart is Restart.NEVER:
+        why = f"{job.why}; its restart rule is never"
+        _finish(round_, job, Outcome.FAILED, HANG_CODE, why)
+    elif job.hangs + 1 >= round_.policy.hangs_max:
+        why = f"{job.why}; it hung {job.hangs + 1} times, the policy allows no more"
+        _finish(round_, job, Outcome.FAILED, HANG_CODE, why)
+    else:
+        why = f"{job.why}; runs again from its last checkpoint (costs no retry)"
+        _requeue(round_, job, StopCause.HANG, round_.now_ms, why)
+
+
 def _settle_failure(round_: Round, job: Job) -> None:
     spec = job.spec
     failure = job.why if job.stop_cause is StopCause.FAILURE else _failure_text(job)
+    again = _same_way(round_, job)
+    if again is not None:
+        _finish(round_, job, Outcome.FAILED, job.first_bad_code or 1, f"{failure}; {again}")
+        return
     if spec.restart is Restart.ON_FAILURE and job.failures < spec.retries:
-        doublings = min(job.failures, BACKOFF_DOUBLINGS_MAX)
-        backoff_ms = min(spec.backoff_ms << doublings, round_.policy.backoff_ms_max)
-        why = f"{failure}; retry {job.failures + 1} of {spec.retries} in {backoff_ms / 1000:g} s"
+        backoff_ms = _backoff_ms(round_, job)
+        when = f"in {backoff_ms / 1000:g} s" if backoff_ms else "at once"
+        why = f"{failure}; retry {job.failures + 1} of {spec.retries} {when}"
         _requeue(round_, job, StopCause.FAILURE, round_.now_ms + backoff_ms, why)
         return
     if spec.restart is Restart.ON_FAILURE:
         failure += f"; its retries ({spec.retries}) are used up"
     _finish(round_, job, Outcome.FAILED, job.first_bad_code or 1, failure)
+
+
+def _backoff_ms(round_: Round, job: Job) -> int:
+    """Who got somewhere is tried again at once: it made steps, or ran for a good while."""
+    watch = round_.state.watches.get(job.id)
+    ran_ms = round_.now_ms - (job.running_ms if job.running_ms is not None else round_.now_ms)
+    if (watch is not None and watch.pace.steps) or ran_ms > GOOD_WHILE * job.spec.backoff_ms:
+        return 0
+    doublings = min(job.failures, BACKOFF_DOUBLINGS_MAX)
+    return min(job.spec.backoff_ms << doublings, round_.policy.backoff_ms_max)
+
+
+def _same_way(round_: Round, job: Job) -> str | None:
+    """Would one more failure be the third of the same kind at the same step?"""
+    book = Book(jobs={job.id: list(round_.state.failures.jobs.get(job.id, []))})
+    failed(
+        book,
+        job.id,
+        Failure(
+            at_ms=round_.now_ms,
+            node=job.members[job.first_bad_member].slice.node,
+            member=job.first_bad_member,
+            code=job.first_bad_code or 0,
+            step=job.first_bad_step,
+        ),
+    )
+    return same_way(book, job.id)
 
 
 def _failure_text(job: Job) -> str:
@@ -135,6 +189,8 @@ def _requeue(round_: Round, job: Job, cause: StopCause, not_before_ms: int, why:
 
 
 def _finish(round_: Round, job: Job, outcome: Outcome, code: int, why: str) -> None:
+    state = round_.state
+    failed_on = {failure.node for failure in state.failures.jobs.get(job.id, [])}
     round_.emit(
         JobFinished(
             at_ms=round_.now_ms,
@@ -145,3 +201,8 @@ def _finish(round_: Round, job: Job, outcome: Outcome, code: int, why: str) -> N
             why=why,
         )
     )
+    for node_id in sorted(failed_on):  # if it has run well elsewhere, that speaks against these
+        found = blame(state.failures, node_id, round_.now_ms)
+        if found is not None:
+            news = Suspicion(at_ms=round_.now_ms, why=found.why, job=job.id, proven=True)
+            suspect(round_, state.nodes[node_id], news)

@@ -171,8 +171,17 @@ def _take_exits(round_: Round, node: Node, inventory: NodeReport) -> None:
                     node=node.id,
                     code=exit_.code,
                     why=exit_.why,
+                    step=_step_of(round_.state, exit_.ref),
                 )
             )
+
+
+def _step_of(state: State, ref: MemberRef) -> int | None:
+    """The step it was in, if it has told of any."""
+    watch = state.watches.get(ref.job)
+    if watch is None or watch.attempt != ref.attempt or ref.member not in watch.beats:
+        return None
+    return watch.beats[ref.member].step
 
 
 def _take_vanished(round_: Round, node: Node, inventory: NodeReport) -> None:

@@ -8,7 +8,7 @@ from shoal.core.round import Round
 from shoal.core.state import State
 from shoal.model.commands import Acknowledge, Command, Launch, Stop
 from shoal.model.events import JobPlaced, JobStopping
-from shoal.model.job import Job, MemberRef, MemberStatus, Phase
+from shoal.model.job import Job, MemberRef, MemberStatus, Phase, StopCause
 from shoal.model.report import NodeReport
 
 # What runs without being known to the state has no spec to ask; it gets a moment to end well.
@@ -80,8 +80,9 @@ def _order(state: State, job: Job, ref: MemberRef, seats: list[Seat]) -> Command
             node=node.id,
             incarnation=node.incarnation,
             ref=ref,
-            grace_ms=job.spec.stop_grace_ms,
+            grace_ms=_grace_ms(job),
             why=job.why,
+            dump=_is_stuck(state, job, ref.member),
         )
     return Launch(
         node=node.id,
@@ -94,6 +95,18 @@ def _order(state: State, job: Job, ref: MemberRef, seats: list[Seat]) -> Command
         gpus=slice_.gpus,
         gpu_milli=slice_.gpu_milli,
     )
+
+
+def _grace_ms(job: Job) -> int:
+    """Who hangs has nothing to save, and would use up all the time it has."""
+    if job.stop_cause is StopCause.HANG:
+        return min(job.spec.stop_grace_ms, STRANGER_GRACE_MS)
+    return job.spec.stop_grace_ms
+
+
+def _is_stuck(state: State, job: Job, number: int) -> bool:
+    watch = state.watches.get(job.id)
+    return job.stop_cause is StopCause.HANG and watch is not None and number in watch.stuck
 
 
 class Seat(NamedTuple):

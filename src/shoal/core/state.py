@@ -8,16 +8,19 @@ import msgspec
 
 from shoal.core.accounts import Account, Accounts
 from shoal.core.estimates import SPANS, Estimates, Group, begin_ms, key_of, span
+from shoal.core.health.baseline import Fleet
+from shoal.core.health.failures import Book
 from shoal.core.queue import Gang, Queue
+from shoal.core.records import Ages, Reservation, Watch
 from shoal.core.room import Domain, Room
 from shoal.core.scheduling.fragments import Foresight, Mix, Task
 from shoal.core.scheduling.order import ORDERINGS
+from shoal.model.health import CheckResult, Record, Standing, Verdict
 from shoal.model.job import Job, MemberRef, Phase
 from shoal.model.node import NodeHealth, NodeIntent, NodeSpec
 from shoal.model.policy import Policy, Preempt
 from shoal.model.resources import Kind, Slice
 
-AGES_MAX = 1024
 ELDER_FACTOR = 16
 
 
@@ -32,6 +35,7 @@ class Node(msgspec.Struct, kw_only=True):
     dead: bool = False  # lost for certain: this incarnation can never speak again
     since_ms: int = 0
     why: str = ""
+    record: Record = Record()  # what is thought of its work
 
     @property
     def id(self) -> str:
@@ -39,30 +43,11 @@ class Node(msgspec.Struct, kw_only=True):
 
     @property
     def schedulable(self) -> bool:
-        return self.health is NodeHealth.READY and self.intent is NodeIntent.OPEN
-
-
-class Reservation(msgspec.Struct, frozen=True):
-    """Nodes, by index in ascending order, that are set aside for a job at the front."""
-
-    start_ms: int | None
-    nodes: tuple[int, ...]
-    made_ms: int
-    promised_ms: int  # its first start time, or when it came to the front if none was known
-
-
-class Ages(msgspec.Struct):
-    """How old jobs were when they ended, of late."""
-
-    total_ms: int = 0
-    jobs: int = 0
-
-    def add(self, age_ms: int) -> None:
-        self.total_ms += age_ms
-        self.jobs += 1
-        if self.jobs > AGES_MAX:
-            self.total_ms //= 2
-            self.jobs //= 2
+        return (
+            self.health is NodeHealth.READY
+            and self.intent is NodeIntent.OPEN
+            and self.record.standing is not Standing.QUARANTINED
+        )
 
 
 class Snapshot(msgspec.Struct, frozen=True, kw_only=True):
@@ -82,6 +67,8 @@ class Snapshot(msgspec.Struct, frozen=True, kw_only=True):
     reservations: dict[str, Reservation] = {}
     claims: dict[str, tuple[Slice, ...]] = {}
     mix: list[tuple[Task, int]] = []
+    failures: Book = msgspec.field(default_factory=Book)
+    fleet: Fleet = msgspec.field(default_factory=Fleet)
 
 
 class State:
@@ -102,6 +89,8 @@ class State:
         self.ages = Ages()
         self.foresight = Foresight(1000)  # for the largest node; what jobs it has seen
         self.reservations: dict[str, Reservation] = {}  # of blocked jobs
+        self.failures = Book()  # by their own error, to tell bad nodes from bad jobs
+        self.fleet = Fleet()  # what nodes usually measure
         self.claims: dict[str, tuple[Slice, ...]] = {}  # of jobs that others are stopped for
 
         # Indexes: all derived from the above.
@@ -130,10 +119,15 @@ class State:
         # The same of gangs that fit only on nodes set aside for these jobs.
         self.no_gap: set[tuple[Gang, tuple[str, ...]]] = set()
         # When the whole queue should be looked at again, and how many cycles looked at parts of it.
+        self.troubled: dict[str, None] = {}  # nodes that are suspect or in quarantine
         self.look_ms: int | None = 0
         self.partial = 0
 
         self.contacts: dict[str, int] = {}  # when nodes not lost were heard, longest unheard first
+        self.watches: dict[str, Watch] = {}  # of jobs whose members tell of their steps
+        self.watch_ms: int | None = None  # when to look whether one of them hangs
+        self.asked: dict[str, str] = {}  # node -> the check that somebody wants of it
+        self.verdicts: dict[str, tuple[str, CheckResult, Verdict]] = {}  # node -> check, answers
         # The newest (incarnation, sequence) of each node, lost or not: what is older is refused.
         self.said: dict[str, tuple[int, int]] = {}
         self.obey(self.policy)
@@ -154,6 +148,8 @@ class State:
             reservations=self.reservations,
             claims=self.claims,
             mix=list(self.foresight.mix.counts.items()),
+            failures=self.failures,
+            fleet=self.fleet,
         )
 
     @classmethod
@@ -167,6 +163,7 @@ class State:
         state.accounts = Accounts(snapshot.policy, snapshot.accounts)
         state.estimates = Estimates(snapshot.estimates)
         state.ages = snapshot.ages
+        state.failures, state.fleet = snapshot.failures, snapshot.fleet
         state.reservations = snapshot.reservations
         state.foresight = Foresight(1000, Mix(dict(snapshot.mix)))
         state.obey(snapshot.policy)
@@ -204,6 +201,8 @@ class State:
         self.rooms.append(Room(node.spec))
         self._foresee(node.spec)
         self.placed[node.id] = {}
+        if node.record.standing is not Standing.OK:
+            self.troubled[node.id] = None
         self._count_known(node, 1)
         self.open_up(node)
 
@@ -357,6 +356,7 @@ class State:
     def let_go(self, job: Job) -> None:
         """The attempt is over; nothing of it is held any more."""
         self.masters.discard(job.master)
+        self.watches.pop(job.id, None)
         self.preemptible.pop(job.id, None)
         self.elastic.pop(job.id, None)
 

@@ -12,6 +12,7 @@ from shoal.core.round import Round
 from shoal.core.scheduling.cycle import schedule
 from shoal.core.state import State
 from shoal.core.wake import next_wake
+from shoal.core.watch import checks_wanted, watch
 from shoal.model.commands import Command
 from shoal.model.events import Event, PolicyChanged
 from shoal.model.job import Job
@@ -36,9 +37,11 @@ def step(state: State, report: Report, policy: Policy, now_ms: int) -> Step:
     if policy != state.policy:
         round_.emit(PolicyChanged(at_ms=now_ms, policy=policy))
     fresh = observe(round_, report)  # what happened on the nodes
+    watch(round_, fresh)  # what members say of their work
     answers = admit(round_, report.requests)  # what users want
     heal(round_)  # retry, requeue, give up
     schedule(round_)  # order the queue and place what fits
     commands = reconcile(round_, fresh)  # what should run minus what runs
+    commands += checks_wanted(state, fresh)  # which nodes should be measured
     wake_ms = next_wake(round_)
     return Step(round_.events, commands, answers, round_.finished, wake_ms)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from shoal.core.round import Round
+from shoal.core.watch import next_look_ms
 from shoal.model.node import NodeHealth
 
 
@@ -13,6 +14,9 @@ def next_wake(round_: Round) -> int | None:
     if round_.more:
         return now_ms
     times = [] if state.look_ms is None else [state.look_ms]
+    watch_ms = next_look_ms(state, policy)
+    if watch_ms is not None:
+        times.append(watch_ms)
     if state.queue.delayed:
         times.append(state.queue.delayed[0][0])
     if state.limits:

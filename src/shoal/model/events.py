@@ -6,6 +6,7 @@ from typing import Annotated, ClassVar
 
 import msgspec
 
+from shoal.model.health import CheckResult, Record
 from shoal.model.job import JobSpec, Outcome, StopCause
 from shoal.model.node import NodeIntent, NodeSpec
 from shoal.model.policy import Policy
@@ -90,6 +91,7 @@ class MemberExited(JobEvent, frozen=True, kw_only=True):
     node: str
     code: int
     why: str = ""
+    step: int | None = None  # the one it was in, if it counts steps
 
 
 class MemberLost(JobEvent, frozen=True, kw_only=True):
@@ -100,6 +102,13 @@ class MemberLost(JobEvent, frozen=True, kw_only=True):
     member: int
     node: str
     why: str
+
+
+class JobCheckpointed(JobEvent, frozen=True, kw_only=True):
+    """The job has saved all its work up to `step`: a restart goes on from there."""
+
+    attempt: int
+    step: int
 
 
 class JobStopping(JobEvent, frozen=True, kw_only=True):
@@ -156,6 +165,19 @@ class NodeIntended(NodeEvent, frozen=True, kw_only=True):
     intent: NodeIntent
 
 
+class NodeChecked(NodeEvent, frozen=True, kw_only=True):
+    """The node was measured, and the figures held beside what is usual."""
+
+    result: CheckResult
+    passed: bool
+
+
+class NodeJudged(NodeEvent, frozen=True, kw_only=True):
+    """What is thought of the node's work has changed: suspect, in quarantine, or well again."""
+
+    record: Record
+
+
 class PolicyChanged(EventBase, frozen=True, kw_only=True):
     policy: Policy
 
@@ -177,6 +199,7 @@ Event = (
     | JobRunning
     | MemberExited
     | MemberLost
+    | JobCheckpointed
     | JobStopping
     | JobRequeued
     | JobAdopted
@@ -186,6 +209,8 @@ Event = (
     | NodeSuspected
     | NodeLost
     | NodeIntended
+    | NodeChecked
+    | NodeJudged
     | PolicyChanged
     | ControllerStarted
 )

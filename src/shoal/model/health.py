@@ -56,6 +56,36 @@ class Verdict(msgspec.Struct, frozen=True, kw_only=True):
     stands: tuple[Stand, ...] = ()
 
 
+class Suspicion(msgspec.Struct, frozen=True, kw_only=True):
+    """`proven`: it is known to follow the node, so a passed check need not be asked twice."""
+
+    at_ms: int
+    why: str
+    job: str = ""
+    attempt: int = 0
+    member: int = -1
+    proven: bool = False
+
+
+class Entry(msgspec.Struct, frozen=True):
+    at_ms: int
+    standing: Standing
+    why: str
+
+
+class Record(msgspec.Struct, frozen=True, kw_only=True):
+    """All that is remembered of a node's health."""
+
+    standing: Standing = Standing.OK
+    since_ms: int = 0
+    why: str = ""
+    suspicions: tuple[Suspicion, ...] = ()
+    strikes: int = 0  # quarantines and failed retests since it was forgiven
+    retest_ms: int = 0  # when to check a quarantined node again
+    check_since_ms: int = -1  # a check is wanted since then; -1: none
+    history: tuple[Entry, ...] = ()
+
+
 class HealthRule(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """The numbers by which slow, hung and failing nodes are told; docs/health.md says why."""
 

@@ -144,6 +144,7 @@ class StopCause(enum.StrEnum):
     PREEMPT = "preempt"
     RESIZE = "resize"
     MOVE = "move"
+    HANG = "hang"
 
 
 class Job(msgspec.Struct, kw_only=True):
@@ -172,7 +173,12 @@ class Job(msgspec.Struct, kw_only=True):
     elder: bool = False  # it has waited for too long and comes first until it has ended
     told: int = -1  # the span of its run time that was last learned from
     losses: int = 0  # ends by the loss of a node: these do not
+    hangs: int = 0
     first_bad_code: int | None = None
+    first_bad_member: int = 0
+    first_bad_step: int | None = None
+    saved_step: int = 0  # the newest checkpoint that it told of goes on from here
+    saved_ms: int | None = None  # when this attempt last saved
     outcome: Outcome | None = None
     code: int | None = None
     why: str = ""  # the newest decision about it

@@ -52,6 +52,12 @@ class Policy(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     run_ms_min: Count = 300_000  # nobody is preempted before it ran this long
     # What moving a job elsewhere costs, beside the work since its last checkpoint.
     move_cost_ms: Count = 60_000
+    # So many nodes are kept for gangs that lose one; only preemptible jobs may use them meanwhile.
+    spares: Annotated[int, msgspec.Meta(ge=0, le=10_000)] = 0
+    # A gang that counts steps hangs when it makes none for this long, and for 20 usual ones.
+    hang_after_ms: Count = 60_000
+    hangs_max: Count = 3  # a job that hung so often is given up
+    retest_ms: Annotated[int, msgspec.Meta(ge=1)] = 600_000  # of a node in quarantine, at first
     tenants: tuple[Tenant, ...] = ()
 
     suspect_after_ms: Count = 5_000

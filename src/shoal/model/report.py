@@ -69,11 +69,18 @@ class SetIntent(msgspec.Struct, frozen=True):
     who: str = "a user"
 
 
+class CheckNode(msgspec.Struct, frozen=True):
+    """Have the node measured; the answer's id is the check's."""
+
+    node: str
+    who: str = "a user"
+
+
 class Nothing(msgspec.Struct, frozen=True):
     """Wants to be answered when the next step is stored."""
 
 
-Request = Submit | Cancel | SetIntent | Nothing
+Request = Submit | Cancel | SetIntent | CheckNode | Nothing
 
 
 class Accepted(msgspec.Struct, frozen=True):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import msgspec
 
 from shoal.model.events import Recorded
-from shoal.model.health import Verdict
+from shoal.model.health import Entry, Verdict
 from shoal.model.job import JobSpec
 
 
@@ -41,6 +41,19 @@ class MemberView(msgspec.Struct, kw_only=True):
     code: int | None
 
 
+class ProgressView(msgspec.Struct, kw_only=True):
+    """How far a job is, by its own word. `slow`: members that hold the others up."""
+
+    step: int
+    steps_total: int  # 0: not known
+    step_us: int  # what a step usually takes; 0: not known
+    left_ms: int | None
+    saved_step: int
+    loss: float | None
+    metrics: dict[str, float]
+    slow: list[int]
+
+
 class JobView(JobRow, kw_only=True):
     """One job, whole."""
 
@@ -50,6 +63,8 @@ class JobView(JobRow, kw_only=True):
     not_before_ms: int
     failures: int
     losses: int
+    hangs: int
+    progress: ProgressView | None
     master: str
 
 
@@ -62,6 +77,8 @@ class NodeView(msgspec.Struct, kw_only=True):
     intent: str
     why: str
     since_ms: int
+    standing: str  # what is thought of its work: ok, suspect, quarantined
+    history: list[Entry]  # how that changed, the newest last
     place: str
     address: str
     incarnation: int

@@ -9,8 +9,6 @@ from hypothesis import strategies as st
 from shoal.core.health.quarantine import (
     HISTORY_MAX,
     SUSPICIONS_MAX,
-    Record,
-    Suspicion,
     checked,
     passed_by,
     released,
@@ -19,7 +17,7 @@ from shoal.core.health.quarantine import (
     wake_ms,
     wants_check,
 )
-from shoal.model.health import HealthRule, Standing
+from shoal.model.health import HealthRule, Record, Standing, Suspicion
 
 RULE = HealthRule()
 MINUTE = 60_000

@@ -6,8 +6,8 @@ import bench.health_gangs as gangs
 from bench.health_gangs import Gang
 
 from shoal.core.health.following import Follows, Run, follows
-from shoal.core.health.quarantine import Record, Suspicion, checked, suspected
-from shoal.model.health import HealthRule, Standing
+from shoal.core.health.quarantine import checked, suspected
+from shoal.model.health import HealthRule, Record, Standing, Suspicion
 
 RULE = HealthRule()
 NODES = ("a", "b", "c", "d")

@@ -15,41 +15,11 @@ from __future__ import annotations
 
 import msgspec
 
-from shoal.model.health import HealthRule, Standing
+from shoal.model.health import Entry, HealthRule, Record, Standing, Suspicion
 
 HISTORY_MAX = 16
 SUSPICIONS_MAX = 4
 DOUBLINGS_MAX = 20
-
-
-class Suspicion(msgspec.Struct, frozen=True, kw_only=True):
-    """`proven`: it is known to follow the node, so a passed check need not be asked twice."""
-
-    at_ms: int
-    why: str
-    job: str = ""
-    attempt: int = 0
-    member: int = -1
-    proven: bool = False
-
-
-class Entry(msgspec.Struct, frozen=True):
-    at_ms: int
-    standing: Standing
-    why: str
-
-
-class Record(msgspec.Struct, frozen=True, kw_only=True):
-    """All that is remembered of a node's health."""
-
-    standing: Standing = Standing.OK
-    since_ms: int = 0
-    why: str = ""
-    suspicions: tuple[Suspicion, ...] = ()
-    strikes: int = 0  # quarantines and failed retests since it was forgiven
-    retest_ms: int = 0  # when to check a quarantined node again
-    check_since_ms: int = -1  # a check is wanted since then; -1: none
-    history: tuple[Entry, ...] = ()
 
 
 def suspected(record: Record, news: Suspicion, rule: HealthRule, *, room: bool) -> Record:

@@ -6,6 +6,7 @@ from shoal.core.explain import could_ever, holds_queue
 from shoal.core.queue import Lane
 from shoal.core.room import Room
 from shoal.core.round import Round
+from shoal.core.scheduling.again import again, spares_kept_from
 from shoal.core.scheduling.backfill import GAP_TRIES_MAX, delayed_by, nodes_of, reserve
 from shoal.core.scheduling.defragment import defragment
 from shoal.core.scheduling.elastic import grow, widest
@@ -161,10 +162,14 @@ def _place_one(round_: Round, lane: Lane, ahead: list[str]) -> bool:
         delayed = delayed_by(state, job, ahead, round_.now_ms) if ahead else ()
         if (lane.gang, delayed) in state.no_gap:
             continue
-        avoid = nodes_of(state, delayed)
+        avoid = nodes_of(state, delayed) | spares_kept_from(state, job)
         apart = fit(state, lane.gang, avoid) if avoid else plan
         if apart is not None:
-            _place(round_, job, lane, widest(state, job, lane.gang, avoid) or apart)
+            before = again(state, job, lane.gang, avoid)
+            if before is not None:
+                _give(round_, job, *before)
+            else:
+                _place(round_, job, lane, widest(state, job, lane.gang, avoid) or apart)
             return True
         state.no_gap.add((lane.gang, delayed))
     state.queue.stuck[lane] = tuple(ahead)

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
+from shoal.core.apply import unsaved_ms
 from shoal.core.queue import Gang, gang_of
 from shoal.core.round import Round
 from shoal.core.scheduling.fit import Plan, fit, slices
@@ -139,9 +140,7 @@ def victim_of(job: Job, now_ms: int, *, whole: bool = False) -> Victim:
     shrinks = len(job.members) > job.spec.members and not whole
     least = job.spec.members if shrinks else 0
     given_up = tuple(member.slice for member in job.members[least:])
-    ran_ms = now_ms - (job.running_ms or now_ms)
-    lost_ms = ran_ms % job.spec.checkpoint_ms if job.spec.checkpoint_ms else ran_ms
-    return Victim(job, given_up, shrinks, lost_ms)
+    return Victim(job, given_up, shrinks, unsaved_ms(job, now_ms))
 
 
 def _try_out(

@@ -1,0 +1,46 @@
+"""Small records that the state keeps beside jobs and nodes."""
+
+from __future__ import annotations
+
+import msgspec
+
+from shoal.core.health.hang import Pace
+from shoal.core.health.scoring import Change
+from shoal.core.health.scoring import Gang as Scores
+from shoal.model.progress import Beat
+
+AGES_MAX = 1024
+
+
+class Watch(msgspec.Struct):
+    """What one attempt's members say of their steps: heard, not logged."""
+
+    attempt: int
+    pace: Pace
+    gang: Scores = msgspec.field(default_factory=Scores)
+    beats: dict[int, Beat] = {}  # the newest of each member
+    slow: dict[int, Change] = {}  # members that hold the others up
+    stuck: tuple[int, ...] = ()  # whose stacks are wanted
+
+
+class Reservation(msgspec.Struct, frozen=True):
+    """Nodes, by index in ascending order, that are set aside for a job at the front."""
+
+    start_ms: int | None
+    nodes: tuple[int, ...]
+    made_ms: int
+    promised_ms: int  # its first start time, or when it came to the front if none was known
+
+
+class Ages(msgspec.Struct):
+    """How old jobs were when they ended, of late."""
+
+    total_ms: int = 0
+    jobs: int = 0
+
+    def add(self, age_ms: int) -> None:
+        self.total_ms += age_ms
+        self.jobs += 1
+        if self.jobs > AGES_MAX:
+            self.total_ms //= 2
+            self.jobs //= 2

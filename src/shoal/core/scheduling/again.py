@@ -1,0 +1,113 @@
+"""Where a job that ran before goes: where it was, with others only for what is gone.
+
+The ladder, cheapest first. All its nodes are there: it restarts in place, where interpreters are
+warm and files are cached. Some are gone: others take their places and the rest stays. If that
+cannot be, it is placed like any other job, an elastic one as large as there is room for, or waits.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+
+from shoal.core.queue import Gang
+from shoal.core.room import Room
+from shoal.core.scheduling.fit import fit, slices
+from shoal.core.state import State
+from shoal.model.job import Job, Within
+from shoal.model.resources import Slice, plural
+
+
+def again(
+    state: State, job: Job, gang: Gang, avoid: Collection[int]
+) -> tuple[tuple[Slice, ...], str] | None:
+    """Slices for the whole gang, by member, and why these; None if the ladder ends here."""
+    if not job.attempt or not job.members or gang.per_node:
+        return None
+    if gang.required and gang.within is not Within.ANYWHERE:
+        return None
+    kept = {number: job.members[number].slice for number in _kept(state, job, gang, avoid)}
+    total = max(len(job.members), gang.members)
+    missing = [number for number in range(total) if number not in kept]
+    if not kept:
+        return None
+    if not missing:
+        return tuple(kept[number] for number in range(total)), "where it was before"
+    with taken(state, job, tuple(kept.values())):
+        plan = fit(state, gang._replace(members=len(missing)), avoid)
+        found = slices(state, plan, gang.demand) if plan is not None else ()
+    if len(found) < len(missing):
+        return None
+    kept.update(zip(missing, found, strict=True))
+    names = ", ".join(dict.fromkeys(slice_.node for slice_ in found))
+    why = f"{plural(total - len(missing), 'member')} where they were, {len(missing)} on {names}"
+    return tuple(kept[number] for number in range(total)), why
+
+
+def _kept(state: State, job: Job, gang: Gang, avoid: Collection[int]) -> list[int]:
+    """Members whose very slices are free now."""
+    rooms = {}
+    found = []
+    for number, member in enumerate(job.members):
+        node = state.nodes[member.slice.node]
+        if not node.schedulable or node.index in avoid:
+            continue
+        if node.index not in rooms:
+            room = state.rooms[node.index].copy()
+            if room.awaited or room.exclusive or (gang.whole_nodes and not room.empty):
+                continue
+            rooms[node.index] = room
+        room = rooms[node.index]
+        if not _still_suits(room, member.slice, gang):
+            continue
+        room.change(member.slice, -1)
+        if room.awaited:
+            room.change(member.slice, +1)
+        else:
+            found.append(number)
+    return found
+
+
+def _still_suits(room: Room, slice_: Slice, gang: Gang) -> bool:
+    """The node may have come back with other GPUs than it had."""
+    return (
+        gang.demand.suits(room.kind)
+        and slice_.gpu_milli == gang.demand.share_milli(room.kind)
+        and all(gpu < len(room.gpu_milli) for gpu in slice_.gpus)
+    )
+
+
+def spares_kept_from(state: State, job: Job) -> set[int]:
+    """Nodes that a policy keeps for gangs that lose one: the last ones that nobody holds who could
+    not be stopped. A job that runs again may use them, and so may preemptible ones meanwhile."""
+    wanted = state.policy.spares
+    if not wanted or job.attempt or job.spec.preemptible:
+        return set()
+    found: set[int] = set()
+    for node in reversed(state.order):
+        if len(found) == wanted:
+            break
+        if node.schedulable and all(
+            other.spec.preemptible for other in state.placed[node.id].values()
+        ):
+            found.add(node.index)
+    return found
+
+
+class taken:  # noqa: N801
+    """These slices are held while a plan is made; what is known to fit nowhere stays known."""
+
+    def __init__(self, state: State, job: Job, given: tuple[Slice, ...]) -> None:
+        self._state = state
+        self._given = given
+        self._exclusive = job.spec.whole_nodes
+        self._caches = (state.hopeless, state.no_gap, state.queue.stuck, state.look_ms)
+
+    def __enter__(self) -> None:
+        for slice_ in self._given:
+            self._state.change(slice_, -1, exclusive=self._exclusive)
+
+    def __exit__(self, *_: object) -> None:
+        for slice_ in self._given:
+            self._state.change(slice_, +1, exclusive=self._exclusive)
+        state = self._state
+        state.hopeless, state.no_gap, state.queue.stuck, state.look_ms = self._caches

@@ -1,0 +1,104 @@
+"""A gang leaves a node in quarantine, where that saves more than the restart costs."""
+
+from __future__ import annotations
+
+from shoal.core.apply import unsaved_ms
+from shoal.core.health import moving
+from shoal.core.health.moving import Move
+from shoal.core.health.numbers import upper_median
+from shoal.core.queue import gang_of
+from shoal.core.round import Round
+from shoal.core.scheduling.again import taken
+from shoal.core.scheduling.expect import run_ms
+from shoal.core.scheduling.fit import fit, slices
+from shoal.core.scheduling.order import gpus_of, ran_ms
+from shoal.core.scheduling.preempt import Overlay, victim_of
+from shoal.core.watch import rule_of
+from shoal.model.events import JobClaimed, JobStopping
+from shoal.model.health import Standing
+from shoal.model.job import Job, Phase, Restart, StopCause, Within
+from shoal.model.resources import Slice
+
+
+def leave(round_: Round, job: Job) -> None:
+    """It gets a claim on its new place, and on what it keeps, so that moving cannot lose it one."""
+    state = round_.state
+    if job.phase is not Phase.RUNNING or job.spec.restart is Restart.NEVER:
+        return
+    if job.id in state.claims or any(member.over for member in job.members):
+        return
+    bad = [
+        number
+        for number, member in enumerate(job.members)
+        if state.nodes[member.slice.node].record.standing is Standing.QUARANTINED
+    ]
+    if not bad:
+        return
+    move = _weigh(round_, job, bad)
+    if not move.worth:
+        return
+    found = _elsewhere(round_, job, bad)
+    if found is None:
+        return
+    left = ", ".join(dict.fromkeys(job.members[number].slice.node for number in bad))
+    names = ", ".join(dict.fromkeys(found[number].node for number in bad))
+    why = f"leaves {left}, which is in quarantine, for {names}: {move.why}"
+    now_ms = round_.now_ms
+    round_.emit(
+        JobStopping(at_ms=now_ms, job=job.id, attempt=job.attempt, cause=StopCause.MOVE, why=why)
+    )
+    round_.emit(JobClaimed(at_ms=now_ms, job=job.id, slices=found, why=why))
+
+
+def _weigh(round_: Round, job: Job, bad: list[int]) -> Move:
+    """By the slowest of its members there. A node that failed a check, or on which jobs fail, may
+    slow nobody down now; it is left if little is at stake."""
+    state, now_ms, policy = round_.state, round_.now_ms, round_.policy
+    watch = state.watches.get(job.id)
+    cost_ms = policy.move_cost_ms + unsaved_ms(job, now_ms)
+    change = max(
+        (watch.slow[number] for number in bad if number in watch.slow) if watch else (),
+        key=lambda change: change.own_us,
+        default=None,
+    )
+    if watch is None or change is None or not watch.pace.paces_us:
+        spared = cost_ms <= 2 * policy.move_cost_ms
+        why = f"a restart there or here costs {cost_ms / 1000:.0f} s"
+        return Move(worth=spared, gain=0, cost=cost_ms * gpus_of(job), why=why)
+    step_us = upper_median(watch.pace.paces_us)
+    ran = ran_ms(job, now_ms)
+    return moving.consider(
+        own_us=change.own_us,
+        gang_us=change.gang_us,
+        step_us=step_us,
+        remaining_ms=moving.remaining_ms(
+            step=watch.pace.step,
+            steps_total=watch.pace.steps_total,
+            step_us=step_us,
+            ran_ms=ran,
+            expected_ms=run_ms(state, job, 50, ran),
+        ),
+        restart_ms=policy.move_cost_ms,
+        since_checkpoint_ms=unsaved_ms(job, now_ms),
+        width=gpus_of(job),
+        rule=rule_of(policy),
+    )
+
+
+def _elsewhere(round_: Round, job: Job, bad: list[int]) -> tuple[Slice, ...] | None:
+    """The slices of all members, with others for those on bad nodes; None if there is no room."""
+    state = round_.state
+    gang = gang_of(job)
+    alone = gang.per_node or (gang.required and gang.within is not Within.ANYWHERE)
+    members = range(len(job.members))
+    kept = {n: job.members[n].slice for n in members if n not in bad and not alone}
+    missing = [number for number in members if number not in kept]
+    with Overlay(state) as overlay:
+        overlay.give_back(victim_of(job, round_.now_ms, whole=True))
+        with taken(state, job, tuple(kept.values())):
+            plan = fit(state, gang._replace(members=len(missing)))
+            found = slices(state, plan, gang.demand) if plan is not None else ()
+    if len(found) < len(missing):
+        return None
+    kept.update(zip(missing, found, strict=True))
+    return tuple(kept[number] for number in members)
