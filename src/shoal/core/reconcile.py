@@ -13,6 +13,7 @@ from shoal.model.report import NodeReport
 
 # What runs without being known to the state has no spec to ask; it gets a moment to end well.
 STRANGER_GRACE_MS = 2_000
+PEERLESS_GRACE_MS = 500
 
 
 def reconcile(round_: Round, inventories: list[NodeReport]) -> list[Command]:
@@ -80,7 +81,7 @@ def _order(state: State, job: Job, ref: MemberRef, seats: list[Seat]) -> Command
             node=node.id,
             incarnation=node.incarnation,
             ref=ref,
-            grace_ms=_grace_ms(job),
+            grace_ms=_grace_ms(state, job),
             why=job.why,
             dump=_is_stuck(state, job, ref.member),
         )
@@ -97,10 +98,13 @@ def _order(state: State, job: Job, ref: MemberRef, seats: list[Seat]) -> Command
     )
 
 
-def _grace_ms(job: Job) -> int:
-    """Who hangs has nothing to save, and would use up all the time it has."""
+def _grace_ms(state: State, job: Job) -> int:
+    """Who hangs, and who trains in step with a peer that is gone, has nothing to save and would
+    use up all the time it has."""
     if job.stop_cause is StopCause.HANG:
         return min(job.spec.stop_grace_ms, STRANGER_GRACE_MS)
+    if job.stop_cause in (StopCause.FAILURE, StopCause.NODE_LOSS) and job.id in state.watches:
+        return min(job.spec.stop_grace_ms, PEERLESS_GRACE_MS)
     return job.spec.stop_grace_ms
 
 
