@@ -24,6 +24,7 @@ from shoal.model.report import (
     NodeGone,
     NodeReport,
     Report,
+    Request,
     SetIntent,
     Submit,
 )
@@ -77,7 +78,7 @@ class Cluster:
         self.finished.update({job.id: job for job in self.last.finished})
         return self.last
 
-    def ask(self, request: Submit | Cancel | SetIntent) -> Answer:
+    def ask(self, request: Request) -> Answer:
         (answer,) = self.step(requests=(request,)).answers
         return answer
 

@@ -9,6 +9,7 @@ from shoal.core.explain import waiting_reason
 from shoal.core.room import Domain
 from shoal.core.state import Node, State
 from shoal.model.events import Event, NodeEvent
+from shoal.model.health import Standing
 from shoal.model.job import Job, Member, MemberStatus, Phase, Restart
 from shoal.model.node import NodeHealth, NodeIntent
 from shoal.model.policy import Policy
@@ -151,7 +152,9 @@ def _check_indexes(state: State) -> None:
     offered = [
         node
         for node in state.order
-        if node.health is NodeHealth.READY and node.intent is NodeIntent.OPEN
+        if node.health is NodeHealth.READY
+        and node.intent is NodeIntent.OPEN
+        and node.record.standing is not Standing.QUARANTINED
     ]
     _check_domain("the cluster", state, state.cluster, offered)
     for place, domain in [*state.domains[0].items(), *state.domains[1].items()]:

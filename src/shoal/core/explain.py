@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 
 from shoal.core.queue import Gang, gang_of
 from shoal.core.room import UNLIMITED, Level
-from shoal.core.scheduling.again import spares_kept_from
+from shoal.core.scheduling.again import spares_kept_from, spares_when_empty
 from shoal.core.scheduling.backfill import GAP_TRIES_MAX, SAFE, delayed_by, nodes_of
 from shoal.core.scheduling.expect import run_ms
 from shoal.core.scheduling.fit import fit, shortage
 from shoal.core.scheduling.order import ORDERINGS, place_in_line, takes_turns
-from shoal.core.state import State
+from shoal.core.state import Node, State
 from shoal.model.job import Job, Phase, Within
 from shoal.model.node import NodeHealth, NodeIntent
 from shoal.model.policy import Policy
@@ -44,6 +44,11 @@ def waiting_reason(state: State, job: Job, policy: Policy, now_ms: int) -> str:
 
 def _spared(state: State, job: Job) -> str:
     """The job fits, but only where the policy keeps nodes for gangs that lose one."""
+    if not state.policy.spares:
+        return ""
+    position = _position(state, job)
+    if position >= GAP_TRIES_MAX:
+        return f"number {position + 1} of jobs like it, of which some wait beside the spares"
     spares = spares_kept_from(state, job)
     if not spares or fit(state, gang_of(job), spares) is not None:
         return ""
@@ -65,17 +70,23 @@ def held_by_nodes(kinds: Mapping[Kind, int], gang: Gang) -> int:
     return min(total, UNLIMITED)
 
 
-def held_when_empty(state: State, gang: Gang, *, open_only: bool) -> int:
+def held_when_empty(
+    state: State, gang: Gang, *, open_only: bool, avoid: Collection[int] = ()
+) -> int:
     """How many members of the gang the known nodes, or only the open ones, hold when empty; where
     it has to stay within a node, rack or block, the best of these."""
     if not gang.required or gang.within is Within.ANYWHERE:
-        return held_by_nodes(state.open_capacity if open_only else state.capacity, gang)
+        kinds = dict(state.open_capacity if open_only else state.capacity)
+        for index in avoid:
+            kinds[state.rooms[index].kind] -= 1
+        return held_by_nodes(kinds, gang)
     depth = {Within.BLOCK: 1, Within.RACK: 2}.get(gang.within, 0)
     alone = {kind: held_by_nodes({kind: 1}, gang) for kind in state.capacity}
     near: dict[str, int] = {}
     best = 0
     for node in state.order:
-        if node.schedulable if open_only else node.intent is not NodeIntent.REMOVED:
+        known = node.schedulable if open_only else node.intent is not NodeIntent.REMOVED
+        if known and node.index not in avoid:
             room = state.rooms[node.index]
             best = max(best, alone[room.kind])
             if 0 < depth <= len(room.domains):
@@ -95,12 +106,14 @@ def holds_queue(state: State, job: Job, policy: Policy, now_ms: int) -> bool:
         return False  # its turn will come
     if policy.patience_ms and now_ms - held.promised_ms < policy.patience_ms:
         return False  # without any patience nobody overtakes, not even into a gap
-    return could_ever(state, gang_of(job))
+    return could_ever(state, job)
 
 
-def could_ever(state: State, gang: Gang) -> bool:
-    """Would the open nodes hold the gang if they were empty?"""
-    return held_when_empty(state, gang, open_only=True) >= gang.members
+def could_ever(state: State, job: Job) -> bool:
+    """Would the open nodes hold the gang if they were empty, but for those kept from it?"""
+    gang = gang_of(job)
+    avoid = spares_when_empty(state, job)
+    return held_when_empty(state, gang, open_only=True, avoid=avoid) >= gang.members
 
 
 def _no_room(state: State, job: Job) -> str:
@@ -120,13 +133,17 @@ def _closed(state: State) -> str:
         for node in state.order
         if not node.schedulable and node.intent is not NodeIntent.REMOVED
     ]
-    names = ", ".join(
-        f"{node.id} is "
-        + (node.health if node.health is not NodeHealth.READY else node.intent).value
-        for node in closed[:5]
-    )
+    names = ", ".join(f"{node.id} is {_why_closed(node)}" for node in closed[:5])
     more = f" and {len(closed) - 5} more are closed" if len(closed) > 5 else ""
     return f"; {names}{more}" if names else ""
+
+
+def _why_closed(node: Node) -> str:
+    if node.health is not NodeHealth.READY:
+        return node.health.value
+    if node.intent is not NodeIntent.OPEN:
+        return node.intent.value
+    return f"{node.record.standing.value} ({node.record.why})"
 
 
 def _queue_held(state: State, job: Job, policy: Policy, now_ms: int) -> str:
@@ -137,7 +154,9 @@ def _queue_held(state: State, job: Job, policy: Policy, now_ms: int) -> str:
         if (
             place_in_line(state, ahead, now_ms) < mine
             and holds_queue(state, ahead, policy, now_ms)
-            and (_no_room(state, ahead) or _set_aside(state, ahead, now_ms))
+            and (
+                _no_room(state, ahead) or _set_aside(state, ahead, now_ms) or _spared(state, ahead)
+            )
         ):
             waited_s = (now_ms - ahead.submitted_ms) / 1000
             return (
@@ -158,8 +177,7 @@ def _set_aside(state: State, job: Job, now_ms: int) -> str:
     avoid = nodes_of(state, delayed_by(state, job, ahead, now_ms))
     if avoid:
         avoid |= spares_kept_from(state, job)
-    line = state.queue.lanes[state.queue.lane[job.number]]
-    position = bisect_left(line, (state.queue.inner(job), job.number))
+    position = _position(state, job)
     if ahead and position >= GAP_TRIES_MAX:
         return (
             f"number {position + 1} of jobs like it; room is set aside for {', '.join(ahead[:3])}"
@@ -176,3 +194,9 @@ def _set_aside(state: State, job: Job, now_ms: int) -> str:
         f"it fits only on nodes set aside for {', '.join(ahead[:3])} "
         f"in {max(0, soonest_s):.0f} s, and {takes}; a shorter time limit would let it start now"
     )
+
+
+def _position(state: State, job: Job) -> int:
+    """How many of its lane stand before it."""
+    line = state.queue.lanes[state.queue.lane[job.number]]
+    return bisect_left(line, (state.queue.inner(job), job.number))

@@ -86,9 +86,12 @@ def _room(round_: Round, rule: HealthRule) -> bool:
     """May one more node be quarantined? Where many seem slow at once, no node is to blame."""
     state = round_.state
     quarantined = sum(
-        state.nodes[node_id].record.standing is Standing.QUARANTINED for node_id in state.troubled
+        state.nodes[node_id].record.standing is Standing.QUARANTINED
+        for node_id in state.troubled
+        if node_id in state.contacts
     )
-    return quarantine.room_for(quarantined, len(state.nodes), rule)
+    # Who is lost or was taken away counts on neither side.
+    return quarantine.room_for(quarantined, len(state.contacts), rule)
 
 
 def _hear(round_: Round, node: Node, progress: Progress) -> None:
@@ -152,8 +155,11 @@ def _take_check(round_: Round, node: Node, result: CheckResult) -> None:
         )
     )
     rule = rule_of(round_.policy)
+    # A probe that cannot run speaks neither against a node nor for one in quarantine.
+    in_quarantine = node.record.standing is Standing.QUARANTINED
+    passed = verdict.passed and not (result.error and in_quarantine)
     record = quarantine.checked(
-        node.record, verdict.passed, verdict.why, now_ms, rule, room=_room(round_, rule)
+        node.record, passed, verdict.why, now_ms, rule, room=_room(round_, rule)
     )
     _judge(round_, node, record)
 

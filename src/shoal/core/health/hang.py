@@ -40,6 +40,7 @@ class Pace(msgspec.Struct):
     steps_total: int = 0
     busy: int = 0  # members that say so
     paces_us: list[int] = []  # per step, newest last
+    told_us: int = 0  # per step, as a member counts it: for who has just begun to listen
     members: dict[int, Mark] = {}
 
 
@@ -65,6 +66,9 @@ def hear(pace: Pace, member: int, beat: Beat, quiet_ms: int, now_ms: int) -> Non
     pace.busy += said.busy - (mark.busy if mark is not None else False)
     pace.steps = max(pace.steps, beat.steps)
     pace.steps_total = beat.steps_total
+    if beat.steps and not pace.paces_us:
+        spent_us = beat.compute_us + beat.wait_us + beat.data_us + beat.save_us
+        pace.told_us = max(pace.told_us, spent_us // beat.steps)
     saved = mark is not None and _saves(said) != _saves(mark)
     if stepped or saved or (mark is not None and said.busy != mark.busy):
         _moved(pace, now_ms - quiet_ms if stepped and not saved else now_ms, was_busy)
@@ -88,15 +92,17 @@ def leave(pace: Pace, member: int) -> None:
 def bound_ms(pace: Pace, rule: HealthRule, hangs: int = 0) -> int:
     """How long this gang may be without a sign of work; `hangs`: how many the job had before."""
     over = 0 < pace.steps_total <= pace.step
-    if pace.busy or over or pace.steps < rule.warm_steps or not pace.paces_us:
+    step_us = usual_us(pace)
+    if pace.busy or over or pace.steps < rule.warm_steps or not step_us:
         bound = rule.hang_patient_ms
     else:
-        bound = max(
-            rule.hang_floor_ms,
-            rule.hang_steps * upper_median(pace.paces_us) // 1000,
-            2 * pace.longest_ms,
-        )
+        bound = max(rule.hang_floor_ms, rule.hang_steps * step_us // 1000, 2 * pace.longest_ms)
     return int(bound * HANGS_FACTOR ** min(hangs, HANGS_COUNTED_MAX))
+
+
+def usual_us(pace: Pace) -> int:
+    """What a step usually takes; 0 if nothing tells."""
+    return upper_median(pace.paces_us) if pace.paces_us else pace.told_us
 
 
 def hang(pace: Pace, now_ms: int, rule: HealthRule, hangs: int = 0) -> Hang | None:
@@ -110,7 +116,7 @@ def hang(pace: Pace, now_ms: int, rule: HealthRule, hangs: int = 0) -> Hang | No
     bound = bound_ms(pace, rule, hangs)
     if quiet_ms <= bound:
         return None
-    step_us = upper_median(pace.paces_us) if pace.paces_us else 0
+    step_us = usual_us(pace)
     usual = f", where one takes {step_us / 1_000_000:.3g} s" if step_us else ""
     members = stuck(pace)
     first = f"member {members[0]}" if len(members) == 1 else f"one of {len(members)} members"

@@ -79,8 +79,13 @@ def _still_suits(room: Room, slice_: Slice, gang: Gang) -> bool:
 def spares_kept_from(state: State, job: Job) -> set[int]:
     """Nodes that a policy keeps for gangs that lose one: the last ones that nobody holds who could
     not be stopped. A job that runs again may use them, and so may preemptible ones meanwhile."""
+    return set() if job.attempt else spares_beside(state, job)
+
+
+def spares_beside(state: State, job: Job) -> set[int]:
+    """Those that it may not grow into either, whether it ran before or not."""
     wanted = state.policy.spares
-    if not wanted or job.attempt or job.spec.preemptible:
+    if not wanted or job.spec.preemptible:
         return set()
     found: set[int] = set()
     for node in reversed(state.order):
@@ -91,6 +96,14 @@ def spares_kept_from(state: State, job: Job) -> set[int]:
         ):
             found.add(node.index)
     return found
+
+
+def spares_when_empty(state: State, job: Job) -> set[int]:
+    """Those that would be kept from it if nobody ran."""
+    wanted = state.policy.spares
+    if not wanted or job.attempt or job.spec.preemptible:
+        return set()
+    return {node.index for node in [n for n in state.order if n.schedulable][-wanted:]}
 
 
 class taken:  # noqa: N801

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from itertools import islice
 from typing import NamedTuple
 
 from shoal.core.queue import Gang, gang_of
 from shoal.core.round import Round
+from shoal.core.scheduling.again import spares_kept_from
 from shoal.core.scheduling.expect import left_ms, run_ms
 from shoal.core.scheduling.fit import members_here
 from shoal.core.scheduling.order import takes_turns
@@ -44,7 +45,8 @@ def reserve(round_: Round, job: Job) -> None:
     if now_ms - state.looked_ms.get(job.id, now_ms - RENEW_AFTER_MS) < RENEW_AFTER_MS:
         return
     state.looked_ms[job.id] = now_ms
-    opening = first_opening(state, gang_of(job), now_ms, TYPICAL)
+    avoid = spares_kept_from(state, job)
+    opening = first_opening(state, gang_of(job), now_ms, TYPICAL, avoid)
     if opening is None:
         if held is None:
             _emit(round_, job, None, (), "first in line; nobody knows when what runs will end")
@@ -84,26 +86,30 @@ def nodes_of(state: State, delayed: Iterable[str]) -> set[int]:
     return {index for other in delayed for index in state.reservations[other].nodes}
 
 
-def first_opening(state: State, gang: Gang, now_ms: int, percent: int) -> Opening | None:
+def first_opening(
+    state: State, gang: Gang, now_ms: int, percent: int, avoid: Collection[int] = ()
+) -> Opening | None:
     """Looks at every open node: what it holds now, and when it will hold more."""
     if gang.required and gang.within is not Within.ANYWHERE:
         openings = [
             opening
-            for nodes in _domains(state, gang.within)
+            for nodes in _domains(state, gang.within, avoid)
             if (opening := _opening_among(state, nodes, gang, now_ms, percent)) is not None
         ]
         return min(openings, default=None)
-    everywhere = (node.index for node in state.order if node.schedulable)
+    everywhere = (
+        node.index for node in state.order if node.schedulable and node.index not in avoid
+    )
     looked_at = list(islice(everywhere, NODES_MAX + gang.members))
     return _opening_among(state, looked_at, gang, now_ms, percent)
 
 
-def _domains(state: State, within: Within) -> list[list[int]]:
+def _domains(state: State, within: Within, avoid: Collection[int]) -> list[list[int]]:
     """The open nodes of each domain of that size."""
     depth = {Within.BLOCK: 1, Within.RACK: 2}.get(within)
     groups: dict[str, list[int]] = {}
     for node in state.order:
-        if node.schedulable:
+        if node.schedulable and node.index not in avoid:
             domains = state.rooms[node.index].domains
             if depth is not None and len(domains) >= depth:
                 groups.setdefault(domains[depth - 1], []).append(node.index)

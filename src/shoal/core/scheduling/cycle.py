@@ -6,7 +6,7 @@ from shoal.core.explain import could_ever, holds_queue
 from shoal.core.queue import Lane
 from shoal.core.room import Room
 from shoal.core.round import Round
-from shoal.core.scheduling.again import again, spares_kept_from
+from shoal.core.scheduling.again import again, spares_beside, spares_kept_from
 from shoal.core.scheduling.backfill import GAP_TRIES_MAX, delayed_by, nodes_of, reserve
 from shoal.core.scheduling.defragment import defragment
 from shoal.core.scheduling.elastic import grow, widest
@@ -111,7 +111,7 @@ def _walk(round_: Round, lanes: list[Lane]) -> None:
         if tried <= PREEMPTORS_MAX and _make_room(round_, job, tried):
             continue
         in_front = job.id not in ahead and len(ahead) < policy.reservations
-        if in_front and could_ever(state, lane.gang):
+        if in_front and could_ever(state, job):
             reserve(round_, job)
             ahead.append(job.id)
         if holds_queue(state, job, policy, now_ms):
@@ -157,22 +157,30 @@ def _place_one(round_: Round, lane: Lane, ahead: list[str]) -> bool:
     if plan is None:
         state.hopeless.add(lane.gang)
         return False
-    for _, number in state.queue.lanes[lane][: GAP_TRIES_MAX if ahead else 1]:
+    beside = bool(ahead or state.policy.spares)
+    spared = False
+    for _, number in state.queue.lanes[lane][: GAP_TRIES_MAX if beside else 1]:
         job = state.job_numbered(number)
         delayed = delayed_by(state, job, ahead, round_.now_ms) if ahead else ()
         if (lane.gang, delayed) in state.no_gap:
             continue
-        avoid = nodes_of(state, delayed) | spares_kept_from(state, job)
+        spares = spares_kept_from(state, job)
+        avoid = nodes_of(state, delayed) | spares
         apart = fit(state, lane.gang, avoid) if avoid else plan
         if apart is not None:
             before = again(state, job, lane.gang, avoid)
             if before is not None:
                 _give(round_, job, *before)
             else:
-                _place(round_, job, lane, widest(state, job, lane.gang, avoid) or apart)
+                wider = widest(state, job, lane.gang, avoid | spares_beside(state, job))
+                _place(round_, job, lane, wider or apart)
             return True
-        state.no_gap.add((lane.gang, delayed))
-    state.queue.stuck[lane] = tuple(ahead)
+        if spares:
+            spared = True  # which nodes these are changes with every job: that is not kept
+        else:
+            state.no_gap.add((lane.gang, delayed))
+    if not spared:
+        state.queue.stuck[lane] = tuple(ahead)
     return False
 
 

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
+
 from shoal.core.queue import Gang, gang_of
 from shoal.core.room import UNLIMITED
 from shoal.core.round import Round
+from shoal.core.scheduling.again import spares_kept_from
 from shoal.core.scheduling.backfill import TYPICAL, first_opening
 from shoal.core.scheduling.fit import fit, slices
 from shoal.core.scheduling.order import gpus_of
@@ -27,13 +30,14 @@ def defragment(round_: Round, job: Job) -> bool:
     gang = gang_of(job)
     if state.cluster.gpus < gang.members * gang.demand.gpus:
         return False  # there is too little room, however it lies
-    opening = first_opening(state, gang, now_ms, TYPICAL)
+    spares = spares_kept_from(state, job)
+    opening = first_opening(state, gang, now_ms, TYPICAL, spares)
     wait_ms = opening.start_ms - now_ms if opening is not None else UNLIMITED
     for victim in _willing(state, now_ms)[:TRIES_MAX]:
         cost = (state.policy.move_cost_ms + victim.lost_ms) * gpus_of(victim.job)
         if cost >= wait_ms * gpus_of(job):
             break
-        found = _try_move(state, gang, victim)
+        found = _try_move(state, gang, victim, spares)
         if found is not None:
             _commit(round_, job, victim, *found, wait_ms=wait_ms)
             return True
@@ -58,12 +62,12 @@ def _willing(state: State, now_ms: int) -> list[Victim]:
 
 
 def _try_move(
-    state: State, gang: Gang, victim: Victim
+    state: State, gang: Gang, victim: Victim, spares: Collection[int]
 ) -> tuple[tuple[Slice, ...], tuple[Slice, ...]] | None:
     """Where the gang and the moved job would go; None if one of them finds no place."""
     with Overlay(state) as overlay:
         overlay.give_back(victim)
-        plan = fit(state, gang)
+        plan = fit(state, gang, spares)
         if plan is None:
             return None
         given = slices(state, plan, gang.demand)

@@ -6,6 +6,7 @@ from collections.abc import Collection
 
 from shoal.core.queue import Gang, gang_of
 from shoal.core.round import Round
+from shoal.core.scheduling.again import spares_beside
 from shoal.core.scheduling.fit import Plan, fit, room_for, slices
 from shoal.core.state import State
 from shoal.model.events import JobClaimed, JobStopping
@@ -35,7 +36,11 @@ def grow(round_: Round) -> None:
             continue
         gang = gang_of(job)
         more = room_for(state.cluster, gang, job.spec.members_max - len(job.members))
-        plan = fit(state, gang._replace(members=more)) if more else None
+        spares = spares_beside(state, job)
+        plan = fit(state, gang._replace(members=more), spares) if more else None
+        while plan is None and spares and more > 1:
+            more //= 2  # the spares are not for growing
+            plan = fit(state, gang._replace(members=more), spares)
         if plan is None:
             continue
         held = tuple(member.slice for member in job.members)

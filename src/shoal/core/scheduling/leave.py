@@ -17,6 +17,7 @@ from shoal.core.watch import rule_of
 from shoal.model.events import JobClaimed, JobStopping
 from shoal.model.health import Standing
 from shoal.model.job import Job, Phase, Restart, StopCause, Within
+from shoal.model.node import NodeHealth
 from shoal.model.resources import Slice
 
 
@@ -32,12 +33,14 @@ def leave(round_: Round, job: Job) -> None:
         for number, member in enumerate(job.members)
         if state.nodes[member.slice.node].record.standing is Standing.QUARANTINED
     ]
-    if not bad:
-        return
+    if not bad or any(
+        state.nodes[member.slice.node].health is not NodeHealth.READY for member in job.members
+    ):
+        return  # one that is out of contact would keep it from stopping
     move = _weigh(round_, job, bad)
     if not move.worth:
         return
-    found = _elsewhere(round_, job, bad)
+    found = _elsewhere(round_, job)
     if found is None:
         return
     left = ", ".join(dict.fromkeys(job.members[number].slice.node for number in bad))
@@ -85,13 +88,18 @@ def _weigh(round_: Round, job: Job, bad: list[int]) -> Move:
     )
 
 
-def _elsewhere(round_: Round, job: Job, bad: list[int]) -> tuple[Slice, ...] | None:
-    """The slices of all members, with others for those on bad nodes; None if there is no room."""
+def _elsewhere(round_: Round, job: Job) -> tuple[Slice, ...] | None:
+    """The slices of all members, with others for those on nodes that
+    nothing may go to any more; None if there is no room."""
     state = round_.state
     gang = gang_of(job)
     alone = gang.per_node or (gang.required and gang.within is not Within.ANYWHERE)
     members = range(len(job.members))
-    kept = {n: job.members[n].slice for n in members if n not in bad and not alone}
+    kept = {
+        n: job.members[n].slice
+        for n in members
+        if not alone and state.nodes[job.members[n].slice.node].schedulable
+    }
     missing = [number for number in members if number not in kept]
     with Overlay(state) as overlay:
         overlay.give_back(victim_of(job, round_.now_ms, whole=True))

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from shoal.core.queue import gang_of
+from shoal.core.scheduling.again import spares_kept_from
 from shoal.core.scheduling.backfill import SAFE, TYPICAL, first_opening
 from shoal.core.scheduling.expect import run_ms
 from shoal.core.scheduling.order import gpus_of, place_in_line
@@ -26,8 +27,9 @@ def predict(state: State, job: Job, now_ms: int) -> Prediction | None:
     if job.phase is not Phase.WAITING:
         return None
     gang = gang_of(job)
-    early = first_opening(state, gang, now_ms, TYPICAL)
-    late = first_opening(state, gang, now_ms, SAFE)
+    spares = spares_kept_from(state, job)
+    early = first_opening(state, gang, now_ms, TYPICAL, spares)
+    late = first_opening(state, gang, now_ms, SAFE, spares)
     if early is None or late is None:
         return None
     early_ms = max(early.start_ms, job.not_before_ms)

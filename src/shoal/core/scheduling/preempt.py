@@ -16,6 +16,7 @@ from typing import NamedTuple
 from shoal.core.apply import unsaved_ms
 from shoal.core.queue import Gang, gang_of
 from shoal.core.round import Round
+from shoal.core.scheduling.again import spares_kept_from
 from shoal.core.scheduling.fit import Plan, fit, slices
 from shoal.core.scheduling.order import ORDERINGS, Rank, gpu_milli_of
 from shoal.core.state import State
@@ -150,6 +151,7 @@ def _try_out(
     not needed after all. The state is as it was when this returns."""
     state, now_ms = round_.state, round_.now_ms
     mine = _entitlement(state, job, now_ms, holding=False)
+    spares = spares_kept_from(state, job)
     freed_milli: dict[str, int] = {}  # by whose quota it is
     with Overlay(state) as overlay:
         taken: list[Victim] = []
@@ -164,17 +166,17 @@ def _try_out(
                 )
             overlay.give_back(victim)
             taken.append(victim)
-            if fit(state, gang) is not None:
+            if fit(state, gang, spares) is not None:
                 break
         else:
             return None
         for victim in reversed(taken[:-1]):
             overlay.take_again(victim)
-            if fit(state, gang) is None:
+            if fit(state, gang, spares) is None:
                 overlay.give_back(victim)
             else:
                 taken.remove(victim)
-        plan = fit(state, gang)
+        plan = fit(state, gang, spares)
         assert plan is not None, "it fitted a moment ago"
         return taken, plan
 
