@@ -16,6 +16,7 @@ import msgspec
 from shoal.model.job import JobSpec
 from shoal.model.node import NodeIntent
 from shoal.model.policy import Policy
+from shoal.model.service import ServiceSpec
 from shoal.model.views import (
     CheckView,
     Done,
@@ -25,6 +26,7 @@ from shoal.model.views import (
     LogView,
     NodeView,
     Problem,
+    ServiceView,
     StatusView,
     Submission,
     WhyView,
@@ -123,6 +125,25 @@ class Client:
         """OPEN, CORDONED or DRAINING."""
         verb = {"open": "uncordon", "cordoned": "cordon", "draining": "drain"}[intent.value]
         return self._call("POST", f"/v1/nodes/{quote(node, safe='')}/{verb}", Done)
+
+    def serve(self, spec: ServiceSpec) -> ServiceView:
+        """Serve it so: started, or rolled out over what it was, without a failed request."""
+        return self._call(
+            "PUT",
+            f"/v1/services/{quote(spec.name, safe='')}",
+            ServiceView,
+            msgspec.json.encode(spec),
+        )
+
+    def services(self) -> list[ServiceView]:
+        return self._call("GET", "/v1/services", list[ServiceView])
+
+    def service(self, name: str) -> ServiceView:
+        return self._call("GET", f"/v1/services/{quote(name, safe='')}", ServiceView)
+
+    def stop_service(self, name: str) -> Done:
+        """Replicas finish what they have; returns at once."""
+        return self._call("POST", f"/v1/services/{quote(name, safe='')}/stop", Done)
 
     def check(self, node: str) -> CheckView:
         """Have the node measured; ask `check_result` for the answer."""

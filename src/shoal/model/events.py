@@ -11,6 +11,7 @@ from shoal.model.job import JobSpec, Outcome, StopCause
 from shoal.model.node import NodeIntent, NodeSpec
 from shoal.model.policy import Policy
 from shoal.model.resources import Slice
+from shoal.model.service import ServiceSpec
 
 
 class EventBase(msgspec.Struct, frozen=True, kw_only=True, tag_field="event", tag=True):
@@ -178,6 +179,43 @@ class NodeJudged(NodeEvent, frozen=True, kw_only=True):
     record: Record
 
 
+class ServiceEvent(EventBase, frozen=True, kw_only=True):
+    service: str
+    why: str = ""
+
+
+class ServiceSet(ServiceEvent, frozen=True, kw_only=True):
+    """The service is to be so from now on; `back`: this is what it was before."""
+
+    spec: ServiceSpec
+    version: int
+    back: bool = False
+
+
+class ServiceScaled(ServiceEvent, frozen=True, kw_only=True):
+    wanted: int
+
+
+class ReplicaReady(ServiceEvent, frozen=True, kw_only=True):
+    """Its probe has answered: it gets requests from now on."""
+
+    job: str
+
+
+class ReplicaDraining(ServiceEvent, frozen=True, kw_only=True):
+    """It gets no new requests, and ends when it has answered those it has."""
+
+    job: str
+
+
+class ServiceStopping(ServiceEvent, frozen=True, kw_only=True):
+    pass
+
+
+class ServiceStopped(ServiceEvent, frozen=True, kw_only=True):
+    """No replica is left; nothing of it is in the state any more."""
+
+
 class PolicyChanged(EventBase, frozen=True, kw_only=True):
     policy: Policy
 
@@ -211,6 +249,12 @@ Event = (
     | NodeIntended
     | NodeChecked
     | NodeJudged
+    | ServiceSet
+    | ServiceScaled
+    | ReplicaReady
+    | ReplicaDraining
+    | ServiceStopping
+    | ServiceStopped
     | PolicyChanged
     | ControllerStarted
 )

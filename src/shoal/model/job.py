@@ -66,6 +66,8 @@ class JobSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     preemptible: bool = False  # may be stopped for others, and moved; it checkpoints
     checkpoint_ms: Milliseconds = 0  # how often it does; 0: it starts over
     estimate_ms: Milliseconds = 0  # how long it will run, if the user knows
+    service: Annotated[str, msgspec.Meta(max_length=63)] = ""  # it is a replica of this one
+    version: Annotated[int, msgspec.Meta(ge=0)] = 0  # ... of this version
     restart: Restart = Restart.ON_NODE_LOSS
     retries: Annotated[int, msgspec.Meta(ge=0, le=1000)] = 0
     backoff_ms: Milliseconds = 1000

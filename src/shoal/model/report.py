@@ -8,6 +8,7 @@ from shoal.model.health import CheckResult
 from shoal.model.job import JobSpec, MemberRef
 from shoal.model.node import NodeIntent, NodeSpec
 from shoal.model.progress import Progress
+from shoal.model.service import ServiceLoad, ServiceSpec
 
 
 class MemberExit(msgspec.Struct, frozen=True):
@@ -76,11 +77,25 @@ class CheckNode(msgspec.Struct, frozen=True):
     who: str = "a user"
 
 
+class SetService(msgspec.Struct, frozen=True):
+    """Serve it so; the answer's id is its name."""
+
+    spec: ServiceSpec
+    who: str = "a user"
+
+
+class StopService(msgspec.Struct, frozen=True):
+    """Let its replicas finish what they have, and end it."""
+
+    service: str
+    who: str = "a user"
+
+
 class Nothing(msgspec.Struct, frozen=True):
     """Wants to be answered when the next step is stored."""
 
 
-Request = Submit | Cancel | SetIntent | CheckNode | Nothing
+Request = Submit | Cancel | SetIntent | CheckNode | SetService | StopService | Nothing
 
 
 class Accepted(msgspec.Struct, frozen=True):
@@ -105,3 +120,4 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
     requests: tuple[Request, ...] = ()
     nodes: tuple[NodeReport, ...] = ()
     gone: tuple[NodeGone, ...] = ()
+    services: tuple[ServiceLoad, ...] = ()

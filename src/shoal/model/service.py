@@ -1,4 +1,4 @@
-"""What the gateway is told: where it listens, the routes to services, and their replicas."""
+"""A service: replicas of a server behind the gateway, and what the gateway is told of them."""
 
 from __future__ import annotations
 
@@ -6,6 +6,8 @@ import enum
 from typing import Annotated
 
 import msgspec
+
+from shoal.model.job import JobSpec
 
 # A service's name is the first label of its host name and the first part of its path.
 SERVICE_NAME_PATTERN = r"^[a-z0-9]([a-z0-9-]*[a-z0-9])?$"
@@ -104,6 +106,103 @@ class Wanted(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
 
     entry: Entry = Entry()
     services: tuple[Served, ...] = ()
+
+
+class Probe(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """A replica is ready when this path answers with less than 500."""
+
+    path: Plain = "/"
+    timeout_ms: Milliseconds = 2_000
+    start_ms: Milliseconds = 600_000  # it must be ready by then
+
+
+class Scale(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """As many replicas as keep `target` requests in flight or waiting at each."""
+
+    least: Annotated[int, msgspec.Meta(ge=0, le=10_000)] = 1
+    most: Annotated[int, msgspec.Meta(ge=1, le=10_000)] = 1
+    target: Annotated[int, msgspec.Meta(ge=1, le=100_000)] = 8
+    down_after_ms: Milliseconds = 60_000  # fewer only when fewer would have done for so long
+    idle_ms: Milliseconds = 300_000  # none at all, if `least` is 0, after so long without a request
+
+
+class ServiceSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What a user asks for. Each replica is a job like `replica`, given PORT; the same spec again
+    changes nothing, another one is rolled out."""
+
+    name: ServiceName
+    replica: JobSpec
+    scale: Scale = Scale()
+    probe: Probe = Probe()
+    route: Route | None = None  # None: as usual
+    drain_ms: Milliseconds = 60_000  # what is in flight at a replica that ends gets so long
+
+    @property
+    def way(self) -> Route:
+        return self.route or Route(service=self.name, concurrency=self.scale.target)
+
+
+class ReplicaLoad(msgspec.Struct, frozen=True):
+    """What the gateway sees of a replica."""
+
+    up: bool
+    in_flight: int
+    requests_per_s: float = 0.0
+    response_ms: int = 0
+
+
+class ServiceLoad(msgspec.Struct, frozen=True, kw_only=True):
+    """What the gateway sees of a service, about once a second. `ready`: jobs whose probe answered;
+    `trouble`: why it cannot be served at all."""
+
+    service: str
+    in_flight: int = 0
+    queued: int = 0
+    held: int = 0  # they wait because there is no replica
+    requests_per_s: float = 0.0
+    failed_per_s: float = 0.0
+    response_ms: int = 0
+    replicas: dict[str, ReplicaLoad] = {}
+    ready: tuple[str, ...] = ()
+    trouble: str = ""
+
+    @property
+    def work(self) -> int:
+        return self.in_flight + self.queued + self.held
+
+
+class Service(msgspec.Struct, kw_only=True):
+    """A service's whole record, changed by `apply` alone."""
+
+    spec: ServiceSpec
+    version: int = 1
+    wanted: int = 0
+    since_ms: int = 0
+    stopping: bool = False
+    proven: bool = False  # this version has been ready
+    before: ServiceSpec | None = None  # the last that was, to go back to
+    failures: int = 0  # of this version in a row
+    retry_ms: int = 0  # no new replica before then
+    ready: dict[str, int] = {}  # job -> since when
+    draining: dict[str, int] = {}
+    why: str = ""
+
+
+def problem_with_service(spec: ServiceSpec) -> tuple[str, str] | None:
+    """What the types cannot say: the field, and what would work."""
+    if spec.scale.least > spec.scale.most:
+        return "replicas", f"{spec.scale.least}..{spec.scale.most} is upside down"
+    if spec.replica.members != 1 or spec.replica.elastic:
+        return "members", "a replica is one process; scale with replicas"
+    if spec.way.service != spec.name:
+        return "route", f"is for {spec.way.service}, not for {spec.name}"
+    if not spec.probe.path.startswith("/"):
+        return "probe", f"{spec.probe.path!r} is not a path such as /health"
+    problem = _problem_with_route(spec.way)
+    if problem is not None:
+        field, _, message = problem.partition(": ")
+        return (field, message) if message else ("route", problem)
+    return None
 
 
 def problem_with_services(wanted: Wanted) -> str | None:

@@ -7,6 +7,7 @@ import msgspec
 from shoal.model.events import Recorded
 from shoal.model.health import Entry, Verdict
 from shoal.model.job import JobSpec
+from shoal.model.service import ServiceSpec
 
 
 class JobRow(msgspec.Struct, kw_only=True):
@@ -169,3 +170,37 @@ class Submission(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
 
     spec: JobSpec
     key: str = ""
+
+
+class ReplicaView(msgspec.Struct, kw_only=True):
+    job: str
+    node: str
+    address: str  # HOST:PORT, "" before it is placed
+    version: int
+    state: str  # waiting, starting, ready, draining, down
+    in_flight: int
+    requests_per_s: float
+    response_ms: int
+    why: str
+
+
+class ServiceView(msgspec.Struct, kw_only=True):
+    """`state` is one word: ready, rolling, starting, idle (no replica, one comes with the first
+    request), stopping or failing."""
+
+    name: str
+    state: str
+    url: str
+    version: int
+    least: int
+    most: int
+    wanted: int
+    ready: int
+    in_flight: int
+    queued: int  # in the gateway, with those held for want of a replica
+    requests_per_s: float
+    failed_per_s: float
+    response_ms: int
+    why: str
+    replicas: list[ReplicaView]
+    spec: ServiceSpec
