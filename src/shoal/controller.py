@@ -10,7 +10,7 @@ import os
 import random
 import signal
 import socket
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
@@ -24,13 +24,15 @@ from shoal.control.clock import SystemClock
 from shoal.control.home import ClusterConfig, Home
 from shoal.control.logs import LogStore
 from shoal.control.loop import ControlLoop
+from shoal.control.porter import Porter
 from shoal.control.sqlite_store import SqliteStore
 from shoal.control.supervise import HOPELESS_CODE
 from shoal.engines.local.engine import LocalEngine
 from shoal.files import lock, write_private
 from shoal.model.node import NodeIntent
 from shoal.model.report import SetIntent
-from shoal.ports import EngineError, StoreError
+from shoal.model.service import Entry, ServiceLoad, Wanted
+from shoal.ports import Balancer, EngineError, StoreError
 
 if TYPE_CHECKING:
     import uvicorn
@@ -39,6 +41,7 @@ BACKLOG = 1024
 # Below those that the kernel gives to outgoing connections: one of these could take the port
 # while the controller is away, even a client that is trying to reach it.
 FREE_PORTS = range(10_000, 20_000)
+GATEWAY_PORTS = range(8080, 9080)
 
 
 def run_controller(home_path: str) -> int:
@@ -70,7 +73,9 @@ async def _serve(home: Home) -> None:
     _spare_the_collector()
     ticking = asyncio.create_task(loop.run())
     await asyncio.sleep(0)  # the agents start while the API is still being imported
-    server = _api_server(loop, home.token.read_text().strip())
+    porter = Porter(loop, _balancer(home), lambda: _entry(home, config))
+    porting = asyncio.create_task(porter.run())
+    server = _api_server(loop, home.token.read_text().strip(), lambda: _entry(home, config))
     serving = asyncio.create_task(server.serve(sockets=[listener]))
     retiring = asyncio.create_task(_retire(loop, config))
     for number in (signal.SIGTERM, signal.SIGINT):
@@ -81,10 +86,43 @@ async def _serve(home: Home) -> None:
     await asyncio.wait([serving])
     await engine.close()
     retiring.cancel()
+    porting.cancel()
     ticking.cancel()
     with contextlib.suppress(asyncio.CancelledError):
         await ticking
     store.close()
+
+
+class _LazyBalancer:
+    """Nobody pays for the gateway's code before there is a service."""
+
+    def __init__(self, home: Home) -> None:
+        self._home = home
+        self._real: Balancer | None = None
+
+    def look(self, wanted: Wanted) -> dict[str, ServiceLoad]:
+        if self._real is None:
+            from shoal.gateway.balancer import HaproxyBalancer
+
+            self._real = HaproxyBalancer(self._home.gateway)
+        return self._real.look(wanted)
+
+
+def _balancer(home: Home) -> Balancer:
+    return _LazyBalancer(home)
+
+
+def _entry(home: Home, config: ClusterConfig) -> Entry:
+    """Where services are found: the first free port from 8080 on, and that one ever after."""
+    if home.gateway_port.exists():
+        with contextlib.suppress(ValueError):
+            return Entry(address=config.host, port=int(home.gateway_port.read_text()))
+    for port in GATEWAY_PORTS:
+        with contextlib.suppress(OSError):
+            _bind(config.host, port).close()
+            write_private(home.gateway_port, str(port).encode())
+            return Entry(address=config.host, port=port)
+    return Entry(address=config.host, port=GATEWAY_PORTS[0])
 
 
 def _spare_the_collector() -> None:
@@ -131,7 +169,7 @@ def _address(listener: socket.socket) -> Address:
     )
 
 
-def _api_server(loop: ControlLoop, token: str) -> uvicorn.Server:
+def _api_server(loop: ControlLoop, token: str, entry: Callable[[], Entry]) -> uvicorn.Server:
     import uvicorn
 
     from shoal.api.app import build
@@ -143,7 +181,7 @@ def _api_server(loop: ControlLoop, token: str) -> uvicorn.Server:
 
     return Server(
         uvicorn.Config(
-            build(loop, token),
+            build(loop, token, entry),
             log_level="warning",
             access_log=False,
             lifespan="off",

@@ -10,6 +10,7 @@ from shoal.model.commands import Envelope
 from shoal.model.events import Event, Recorded
 from shoal.model.job import Job
 from shoal.model.report import LogChunk, NodeGone, NodeReport
+from shoal.model.service import ServiceLoad, Wanted
 
 
 class StoreError(Exception):
@@ -18,6 +19,10 @@ class StoreError(Exception):
 
 class EngineError(Exception):
     """An engine cannot work here; the message says why and what to do."""
+
+
+class ServingError(Exception):
+    """Services cannot be served as asked; the message says why and what to do."""
 
 
 class Clock(Protocol):
@@ -49,6 +54,13 @@ class Engine(Protocol):
 
     async def close(self) -> None:
         """Let go of the nodes without disturbing what runs on them."""
+
+
+class Balancer(Protocol):
+    """Spreads requests over replicas. `look` makes it so, about once a second, and tells what it
+    sees; it may block, and is called by one thread at a time."""
+
+    def look(self, wanted: Wanted) -> dict[str, ServiceLoad]: ...
 
 
 class Store(Protocol):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hmac
+from collections.abc import Callable
 from typing import Annotated, Any, Literal
 
 from litestar import Controller, Litestar, get, post, put
@@ -25,6 +26,7 @@ from shoal.api.present import (
     job_view,
     known_nodes,
     node_view,
+    service_view,
     status_view,
 )
 from shoal.api.problems import (
@@ -43,7 +45,8 @@ from shoal.core.scheduling.predict import predict
 from shoal.model.job import Job, MemberRef, Phase
 from shoal.model.node import NodeIntent
 from shoal.model.policy import Policy
-from shoal.model.report import Cancel, CheckNode, SetIntent, Submit
+from shoal.model.report import Cancel, CheckNode, SetIntent, SetService, StopService, Submit
+from shoal.model.service import Entry, Service, ServiceSpec
 from shoal.model.views import (
     CheckView,
     Done,
@@ -52,6 +55,7 @@ from shoal.model.views import (
     JobView,
     LogView,
     NodeView,
+    ServiceView,
     StatusView,
     Submission,
     WhyView,
@@ -145,6 +149,32 @@ class Cluster(Controller):
         return EventsView(events=found, next_after=next_after)
 
 
+class Services(Controller):
+    path = "/v1/services"
+
+    @get(sync_to_thread=False)
+    def listing(self, loop: ControlLoop, entry: Entry) -> list[ServiceView]:
+        return [service_view(loop, service, entry) for service in loop.state.services.values()]
+
+    @get("/{name:str}", sync_to_thread=False)
+    def one(self, loop: ControlLoop, entry: Entry, name: str) -> ServiceView:
+        return service_view(loop, _service(loop, name), entry)
+
+    @put("/{name:str}")
+    async def serve(
+        self, loop: ControlLoop, entry: Entry, name: str, data: ServiceSpec
+    ) -> ServiceView:
+        if data.name != name:
+            raise Refusal(422, f"is {data.name!r}, but the address says {name[:64]!r}", "name")
+        accepted(await loop.request(SetService(data)))
+        return service_view(loop, _service(loop, name), entry)
+
+    @post("/{name:str}/stop", status_code=200)
+    async def stop(self, loop: ControlLoop, name: str) -> Done:
+        answer = accepted(await loop.request(StopService(name)))
+        return Done(id=answer.id, note=answer.note)
+
+
 class Jobs(Controller):
     path = "/v1/jobs"
 
@@ -234,14 +264,20 @@ class Jobs(Controller):
         return view
 
 
-def build(loop: ControlLoop, token: str) -> Litestar:
+def build(loop: ControlLoop, token: str, entry: Callable[[], Entry] = lambda: Entry()) -> Litestar:
     def provide_loop() -> ControlLoop:
         return loop
 
+    def provide_entry() -> Entry:
+        return entry()
+
     return Litestar(
-        route_handlers=[Cluster, Jobs],
+        route_handlers=[Cluster, Jobs, Services],
         guards=[_bearer(token)],
-        dependencies={"loop": Provide(provide_loop, sync_to_thread=False)},
+        dependencies={
+            "loop": Provide(provide_loop, sync_to_thread=False),
+            "entry": Provide(provide_entry, sync_to_thread=False),
+        },
         exception_handlers={
             Refusal: on_refusal,
             Busy: on_busy,
@@ -282,6 +318,13 @@ def _job(loop: ControlLoop, job_id: str) -> Job:
     if job is None:
         raise Refusal(404, f"there is no job {job_id[:64]!r}; see: shoal ps -a", "job")
     return job
+
+
+def _service(loop: ControlLoop, name: str) -> Service:
+    service = loop.state.services.get(name)
+    if service is None:
+        raise Refusal(404, f"there is no service {name[:64]!r}; see: shoal services", "service")
+    return service
 
 
 def _queue_order(job: Job) -> tuple[bool, int, int]:

@@ -12,6 +12,7 @@ from shoal.core.state import Node
 from shoal.model.health import Standing
 from shoal.model.job import Job, Phase
 from shoal.model.node import NodeHealth, NodeIntent
+from shoal.model.service import Entry, Service, ServiceLoad
 from shoal.model.views import (
     CheckView,
     JobRow,
@@ -19,6 +20,8 @@ from shoal.model.views import (
     MemberView,
     NodeView,
     ProgressView,
+    ReplicaView,
+    ServiceView,
     StatusView,
 )
 
@@ -157,6 +160,77 @@ def progress_view(loop: ControlLoop, job: Job) -> ProgressView | None:
         metrics=dict(beat.metrics),
         slow=sorted(watch.slow),
     )
+
+
+def service_view(loop: ControlLoop, service: Service, entry: Entry) -> ServiceView:
+    state, name = loop.state, service.spec.name
+    load = state.loads.get(name, ServiceLoad(service=name))
+    replicas = [
+        replica_view(loop, service, load, state.jobs[job_id])
+        for job_id in state.replicas.get(name, {})
+    ]
+    scale = service.spec.scale
+    return ServiceView(
+        name=name,
+        state=service_state(service, replicas),
+        url=_url(service, entry),
+        version=service.version,
+        least=scale.least,
+        most=scale.most,
+        wanted=service.wanted,
+        ready=sum(replica.state == "ready" for replica in replicas),
+        in_flight=load.in_flight,
+        queued=load.queued + load.held,
+        requests_per_s=load.requests_per_s,
+        failed_per_s=load.failed_per_s,
+        response_ms=load.response_ms,
+        why=load.trouble or service.why,
+        replicas=replicas,
+        spec=service.spec,
+    )
+
+
+def service_state(service: Service, replicas: list[ReplicaView]) -> str:
+    if service.stopping:
+        return "stopping"
+    ready = [replica for replica in replicas if replica.state == "ready"]
+    new = [replica for replica in ready if replica.version == service.version]
+    if len(new) >= service.wanted and len(new) == len(ready):
+        return "ready" if service.wanted else "idle"
+    if service.failures:
+        return "failing"
+    return "rolling" if ready else "starting"
+
+
+def replica_view(loop: ControlLoop, service: Service, load: ServiceLoad, job: Job) -> ReplicaView:
+    seen = load.replicas.get(job.id)
+    word = job.phase.value
+    if job.id in service.draining:
+        word = "draining"
+    elif job.id in service.ready:
+        word = "ready" if seen is None or seen.up else "down"
+    elif job.phase is Phase.RUNNING:
+        word = "starting"
+    return ReplicaView(
+        job=job.id,
+        node=job.members[0].slice.node if job.active else "",
+        address=job.master if job.active else "",
+        version=job.spec.version,
+        state=word,
+        in_flight=seen.in_flight if seen else 0,
+        requests_per_s=seen.requests_per_s if seen else 0.0,
+        response_ms=seen.response_ms if seen else 0,
+        why=explain(loop.state, job, loop.policy, loop.clock.now_ms()),
+    )
+
+
+def _url(service: Service, entry: Entry) -> str:
+    route = service.spec.way
+    host = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(entry.address, entry.address)
+    host = f"[{host}]" if ":" in host else host
+    if route.port:
+        return f"http{'s' if route.certificate else ''}://{host}:{route.port}/"
+    return f"http{'s' if entry.certificate else ''}://{host}:{entry.port}{route.prefix}/"
 
 
 def node_state(node: Node) -> str:

@@ -36,6 +36,13 @@ from shoal.model.events import (
     NodeReady,
     NodeSuspected,
     PolicyChanged,
+    ReplicaDraining,
+    ReplicaReady,
+    ServiceEvent,
+    ServiceScaled,
+    ServiceSet,
+    ServiceStopped,
+    ServiceStopping,
 )
 from shoal.model.health import Standing
 from shoal.model.job import JobSpec, Outcome, StopCause
@@ -96,6 +103,8 @@ def sentence(event: Event) -> str:
     """One line, without a full stop; printable whatever a job or node is called."""
     if isinstance(event, JobEvent):
         text = f"{event.job} {_about_job(event)}"
+    elif isinstance(event, ServiceEvent):
+        text = f"service {event.service} {_about_service(event)}"
     elif isinstance(event, NodeEvent):
         text = f"{event.node} {_about_node(event)}"
     else:
@@ -232,6 +241,30 @@ def _about_node(event: NodeHappening) -> str:
             return f"{'passed' if event.passed else 'failed'} a check{_because(event.why)}"
         case NodeJudged():
             return f"{STANDING_WORDS[event.record.standing]}{_because(event.why)}"
+        case _:
+            assert_never(event)
+
+
+ServiceHappening = (
+    ServiceSet | ServiceScaled | ReplicaReady | ReplicaDraining | ServiceStopping | ServiceStopped
+)
+
+
+def _about_service(event: ServiceHappening) -> str:
+    match event:
+        case ServiceSet():
+            verb = "goes back to" if event.back else "is to be served as"
+            return f"{verb} version {event.version}{_because(event.why)}"
+        case ServiceScaled():
+            return f"wants {event.wanted} replicas{_because(event.why)}"
+        case ReplicaReady():
+            return f"has {event.job} ready{_because(event.why)}"
+        case ReplicaDraining():
+            return f"drains {event.job}{_because(event.why)}"
+        case ServiceStopping():
+            return f"is being stopped{_because(event.why)}"
+        case ServiceStopped():
+            return f"has stopped{_because(event.why)}"
         case _:
             assert_never(event)
 

@@ -36,6 +36,8 @@ class Home:
         self.supervisor_lock = self.path / "supervisor.lock"
         self.logs = self.path / "logs"
         self.nodes = self.path / "nodes"
+        self.gateway = self.path / "gateway"
+        self.gateway_port = self.path / "gateway.port"
         self.checkpoints = self.path / "checkpoints"  # a directory for each job
 
     def node(self, node_id: str) -> Path:

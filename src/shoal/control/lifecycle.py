@@ -90,6 +90,10 @@ def take_down(home: Home, progress: Progress) -> int:
         progress(f"stopping {directory.name}")
         _end(directory / "agent.lock", _agent_pid(directory))
         stopped += 1
+    if home.gateway.is_dir():
+        progress("stopping the gateway")
+        stop = [sys.executable, "-m", "shoal.gateway", "stop", str(home.gateway)]
+        subprocess.run(stop, check=False, timeout=60)
     # An agent that the controller had just started may not hold its lock yet.
     for mark in (AGENT_MARK, NODE_MARK):
         kill_marked(mark, lambda value: Path(value).parent == home.nodes)

@@ -27,6 +27,7 @@ from shoal.model.report import (
     Request,
     Submit,
 )
+from shoal.model.service import ServiceLoad
 from shoal.ports import Clock, Engine, Store, StoreError
 
 log = logging.getLogger("shoal.control")
@@ -59,6 +60,7 @@ class ControlLoop:
         self._requests: list[tuple[Request, asyncio.Future[Answer]]] = []
         self._reports: dict[str, NodeReport] = {}
         self._gone: dict[tuple[str, int], NodeGone] = {}
+        self._loads: dict[str, ServiceLoad] = {}
         self._wake = asyncio.Event()
         self._watchers: dict[str, set[asyncio.Future[None]]] = {}
 
@@ -107,6 +109,13 @@ class ControlLoop:
         """Inventories are complete, so a newer one replaces one not yet looked at."""
         self._reports[report.spec.id] = report
         self._wake.set()
+
+    def served(self, load: ServiceLoad) -> None:
+        """What the gateway sees of a service; wakes the loop only if there is news in it."""
+        before = self.state.loads.get(load.service)
+        self._loads[load.service] = load
+        if before is None or before != load:
+            self._wake.set()
 
     def gone(self, gone: NodeGone) -> None:
         self._gone[gone.node, gone.incarnation] = gone
@@ -191,8 +200,9 @@ class ControlLoop:
             requests=tuple(requests),
             nodes=tuple(self._reports.values()),
             gone=tuple(self._gone.values()),
+            services=tuple(self._loads.values()),
         )
-        self._requests, self._reports, self._gone = [], {}, {}
+        self._requests, self._reports, self._gone, self._loads = [], {}, {}, {}
         return report, futures
 
     def _already_finished(self, request: Request) -> Answer | None:

@@ -8,6 +8,7 @@ from shoal.core.observe import lose
 from shoal.core.queue import gang_of_spec
 from shoal.core.room import UNLIMITED
 from shoal.core.round import Round
+from shoal.core.serve import set_service, stop_service
 from shoal.core.state import State
 from shoal.model.events import JobFinished, JobStopping, JobSubmitted, NodeIntended, NodeJudged
 from shoal.model.health import Standing
@@ -31,6 +32,8 @@ from shoal.model.report import (
     Refused,
     Request,
     SetIntent,
+    SetService,
+    StopService,
     Submit,
 )
 from shoal.model.resources import WHOLE_GPU_MILLI, cpus_text, plural
@@ -52,8 +55,17 @@ def _admit_one(round_: Round, request: Request) -> Answer:
             return _set_intent(round_, request)
         case CheckNode():
             return _check_node(round_, request)
+        case SetService():
+            return set_service(round_, request, _replica_problem(round_, request))
+        case StopService():
+            return stop_service(round_, request)
         case Nothing():
             return Accepted("")
+
+
+def _replica_problem(round_: Round, request: SetService) -> Refused | None:
+    spec = request.spec.replica
+    return spec_problem(spec) or shape_problem(spec) or impossible(round_.state, spec)
 
 
 def _check_node(round_: Round, request: CheckNode) -> Answer:
@@ -71,6 +83,8 @@ def _submit(round_: Round, request: Submit) -> Answer:
     if request.key and request.key in state.keys:
         return Accepted(state.keys[request.key], "this submission was already accepted")
     spec = request.spec
+    if spec.service or spec.version:
+        return Refused("service", "is given by Shoal itself; use: shoal serve")
     problem = spec_problem(spec) or shape_problem(spec) or impossible(state, spec)
     if problem is not None:
         return problem

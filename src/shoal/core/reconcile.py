@@ -162,4 +162,16 @@ def environment(job: Job, number: int, seat: Seat) -> dict[str, str]:
         "SHOAL_GPUS": gpus,
         "SHOAL_GPU_MILLI": str(slice_.gpu_milli),
         "SHOAL_TENANT": job.spec.tenant,
+        **_of_service(job, port),
+    }
+
+
+def _of_service(job: Job, port: str) -> dict[str, str]:
+    """A replica has no peers to meet: the port is its own to answer on."""
+    if not job.spec.service:
+        return {}
+    return {
+        "PORT": port,
+        "SHOAL_SERVICE": job.spec.service,
+        "SHOAL_SERVICE_VERSION": str(job.spec.version),
     }

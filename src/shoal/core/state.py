@@ -13,6 +13,7 @@ from shoal.core.health.failures import Book
 from shoal.core.queue import Gang, Queue
 from shoal.core.records import Ages, Reservation, Watch
 from shoal.core.room import Domain, Room
+from shoal.core.scale import Meter
 from shoal.core.scheduling.fragments import Foresight, Mix, Task
 from shoal.core.scheduling.order import ORDERINGS
 from shoal.model.health import CheckResult, Record, Standing, Verdict
@@ -20,6 +21,7 @@ from shoal.model.job import Job, MemberRef, Phase
 from shoal.model.node import NodeHealth, NodeIntent, NodeSpec
 from shoal.model.policy import Policy, Preempt
 from shoal.model.resources import Kind, Slice
+from shoal.model.service import Service, ServiceLoad
 
 ELDER_FACTOR = 16
 
@@ -69,6 +71,7 @@ class Snapshot(msgspec.Struct, frozen=True, kw_only=True):
     mix: list[tuple[Task, int]] = []
     failures: Book = msgspec.field(default_factory=Book)
     fleet: Fleet = msgspec.field(default_factory=Fleet)
+    services: list[Service] = []
 
 
 class State:
@@ -91,6 +94,7 @@ class State:
         self.reservations: dict[str, Reservation] = {}  # of blocked jobs
         self.failures = Book()  # by their own error, to tell bad nodes from bad jobs
         self.fleet = Fleet()  # what nodes usually measure
+        self.services: dict[str, Service] = {}
         self.claims: dict[str, tuple[Slice, ...]] = {}  # of jobs that others are stopped for
 
         # Indexes: all derived from the above.
@@ -119,6 +123,7 @@ class State:
         # The same of gangs that fit only on nodes set aside for these jobs.
         self.no_gap: set[tuple[Gang, tuple[str, ...]]] = set()
         # When the whole queue should be looked at again, and how many cycles looked at parts of it.
+        self.replicas: dict[str, dict[str, None]] = {}  # service -> its jobs
         self.troubled: dict[str, None] = {}  # nodes that are suspect or in quarantine
         self.look_ms: int | None = 0
         self.partial = 0
@@ -126,6 +131,10 @@ class State:
         self.contacts: dict[str, int] = {}  # when nodes not lost were heard, longest unheard first
         self.watches: dict[str, Watch] = {}  # of jobs whose members tell of their steps
         self.watch_ms: int | None = None  # when to look whether one of them hangs
+        self.loads: dict[str, ServiceLoad] = {}  # what the gateway said last of each service
+        self.meters: dict[str, Meter] = {}
+        self.down_ms: dict[str, int] = {}  # since when the gateway cannot reach a replica
+        self.serve_ms: int | None = None  # when to look at the services again
         self.asked: dict[str, str] = {}  # node -> the check that somebody wants of it
         self.verdicts: dict[str, tuple[str, CheckResult, Verdict]] = {}  # node -> check, answers
         # The newest (incarnation, sequence) of each node, lost or not: what is older is refused.
@@ -150,6 +159,7 @@ class State:
             mix=list(self.foresight.mix.counts.items()),
             failures=self.failures,
             fleet=self.fleet,
+            services=list(self.services.values()),
         )
 
     @classmethod
@@ -164,6 +174,7 @@ class State:
         state.estimates = Estimates(snapshot.estimates)
         state.ages = snapshot.ages
         state.failures, state.fleet = snapshot.failures, snapshot.fleet
+        state.services = {service.spec.name: service for service in snapshot.services}
         state.reservations = snapshot.reservations
         state.foresight = Foresight(1000, Mix(dict(snapshot.mix)))
         state.obey(snapshot.policy)
@@ -286,6 +297,8 @@ class State:
         self.jobs[job.id] = job
         self.numbers[job.number] = job.id
         self.births_ms += job.submitted_ms
+        if job.spec.service:
+            self.replicas.setdefault(job.spec.service, {})[job.id] = None
         if job.elder:
             self.elder = job.id
         if job.key:
@@ -305,6 +318,12 @@ class State:
         del self.jobs[job.id]
         del self.numbers[job.number]
         self.births_ms -= job.submitted_ms
+        self.down_ms.pop(job.id, None)
+        if job.spec.service:
+            of_service = self.replicas[job.spec.service]
+            del of_service[job.id]
+            if not of_service:
+                del self.replicas[job.spec.service]
         if self.elder == job.id:
             self.elder = None
         self.attention.pop(job.id, None)

@@ -10,6 +10,7 @@ from shoal.core.observe import observe
 from shoal.core.reconcile import reconcile
 from shoal.core.round import Round
 from shoal.core.scheduling.cycle import schedule
+from shoal.core.serve import serve
 from shoal.core.state import State
 from shoal.core.wake import next_wake
 from shoal.core.watch import checks_wanted, watch
@@ -40,6 +41,7 @@ def step(state: State, report: Report, policy: Policy, now_ms: int) -> Step:
     watch(round_, fresh)  # what members say of their work
     answers = admit(round_, report.requests)  # what users want
     heal(round_)  # retry, requeue, give up
+    serve(round_, report.services)  # as many replicas as services want
     schedule(round_)  # order the queue and place what fits
     commands = reconcile(round_, fresh)  # what should run minus what runs
     commands += checks_wanted(state, fresh)  # which nodes should be measured

@@ -14,9 +14,7 @@ def next_wake(round_: Round) -> int | None:
     if round_.more:
         return now_ms
     times = [] if state.look_ms is None else [state.look_ms]
-    watch_ms = next_look_ms(state, policy)
-    if watch_ms is not None:
-        times.append(watch_ms)
+    times += [ms for ms in (next_look_ms(state, policy), state.serve_ms) if ms is not None]
     if state.queue.delayed:
         times.append(state.queue.delayed[0][0])
     if state.limits:

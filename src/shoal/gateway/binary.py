@@ -11,13 +11,15 @@ from pathlib import Path
 
 import msgspec
 
+from shoal.ports import ServingError
+
 VERSION_MIN = (2, 6)
 ASK_TIMEOUT_S = 10
 CHOICE = "SHOAL_HAPROXY"  # names the program to use instead
 HELP = "install it with: pip install 'shoal[serve]', or haproxy >= 2.6 from your system"
 
 
-class GatewayError(Exception):
+class GatewayError(ServingError):
     """One line that names what is wrong and what to do."""
 
 

@@ -1,0 +1,162 @@
+"""The porter: between the state and the gateway. Tells it the replicas, and the state what it sees.
+
+Runs beside the control loop, about once a second and whenever something changed. The gateway is a
+process of its own that outlives the controller; without any service there is none.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+
+from shoal.control.loop import ControlLoop
+from shoal.core.state import State
+from shoal.model.job import Job, Phase
+from shoal.model.service import (
+    Entry,
+    Replica,
+    ReplicaState,
+    Served,
+    Service,
+    ServiceLoad,
+    Wanted,
+)
+from shoal.ports import Balancer, ServingError
+
+log = logging.getLogger("shoal.porter")
+
+LOOK_S = 0.5
+PROBES_AT_ONCE_MAX = 64
+
+
+class Porter:
+    def __init__(self, loop: ControlLoop, balancer: Balancer, entry: Callable[[], Entry]) -> None:
+        self._loop = loop
+        self._balancer = balancer
+        self._entry = entry
+        self._idle = True
+        # The balancer is not for several threads, and its sockets may make it wait.
+        self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="gateway")
+        self._probed: dict[str, int] = {}  # job -> the attempt whose probe answered
+        self.trouble = ""
+
+    async def run(self) -> None:
+        while True:
+            try:
+                if self._loop.state.services or not self._idle:
+                    await self._look()
+            except asyncio.CancelledError:
+                raise
+            except Exception:
+                log.exception("a look at the gateway failed")
+            await asyncio.sleep(LOOK_S)
+
+    async def _look(self) -> None:
+        state = self._loop.state
+        await self._probe(state)
+        wanted = wanted_of(state, self._entry())
+        loads = await asyncio.get_running_loop().run_in_executor(self._thread, self._tick, wanted)
+        ready = [
+            job_id for job_id, attempt in self._probed.items() if _lives(state, job_id, attempt)
+        ]
+        self._probed = {job_id: self._probed[job_id] for job_id in ready}
+        for name in list(state.services):
+            load = loads.get(name, ServiceLoad(service=name))
+            of_service = tuple(j for j in ready if state.jobs[j].spec.service == name)
+            self._loop.served(_with(load, of_service, self.trouble))
+
+    def _tick(self, wanted: Wanted) -> dict[str, ServiceLoad]:
+        """In the balancer's own thread."""
+        try:
+            loads = self._balancer.look(wanted)
+        except ServingError as error:
+            if str(error) != self.trouble:
+                log.error("the gateway: %s", error)
+            self.trouble = str(error)
+            return {}
+        self.trouble = ""
+        self._idle = not wanted.services
+        return loads
+
+    async def _probe(self, state: State) -> None:
+        """Ask those that have not answered yet."""
+        asked = []
+        for name, service in state.services.items():
+            for job_id in state.replicas.get(name, {}):
+                job = state.jobs[job_id]
+                if job.phase is Phase.RUNNING and self._probed.get(job_id) != job.attempt:
+                    asked.append(self._probe_one(service, job))
+        if asked:
+            await asyncio.gather(*asked[:PROBES_AT_ONCE_MAX])
+
+    async def _probe_one(self, service: Service, job: Job) -> None:
+        attempt = job.attempt
+        host, _, port = job.master.rpartition(":")
+        probe = service.spec.probe
+        try:
+            async with asyncio.timeout(probe.timeout_ms / 1000):
+                status = await _status(host, int(port), probe.path)
+        except (TimeoutError, OSError, ValueError, asyncio.IncompleteReadError):
+            return
+        if status < 500:
+            self._probed[job.id] = attempt
+
+
+def wanted_of(state: State, entry: Entry) -> Wanted:
+    """What the gateway should be, by the state."""
+    return Wanted(
+        entry=entry,
+        services=tuple(
+            Served(route=service.spec.way, replicas=tuple(_replicas(state, service)))
+            for service in state.services.values()
+        ),
+    )
+
+
+def _replicas(state: State, service: Service) -> list[Replica]:
+    found = []
+    for job_id in service.ready:
+        job = state.jobs[job_id]
+        host, _, port = job.master.rpartition(":")
+        drains = job_id in service.draining
+        state_ = ReplicaState.DRAINING if drains else ReplicaState.READY
+        found.append(Replica(id=job_id, address=host, port=int(port), state=state_))
+    return found
+
+
+def _lives(state: State, job_id: str, attempt: int) -> bool:
+    job = state.jobs.get(job_id)
+    return job is not None and job.attempt == attempt and job.phase is Phase.RUNNING
+
+
+def _with(load: ServiceLoad, ready: tuple[str, ...], trouble: str) -> ServiceLoad:
+    return ServiceLoad(
+        service=load.service,
+        in_flight=load.in_flight,
+        queued=load.queued,
+        held=load.held,
+        requests_per_s=load.requests_per_s,
+        failed_per_s=load.failed_per_s,
+        response_ms=load.response_ms,
+        replicas=load.replicas,
+        ready=ready,
+        trouble=trouble,
+    )
+
+
+async def _status(host: str, port: int, path: str) -> int:
+    """The status of one GET, and nothing more of the answer."""
+    reader, writer = await asyncio.open_connection(host, port)
+    try:
+        name = f"[{host}]" if ":" in host else host
+        request = f"GET {path} HTTP/1.1\r\nHost: {name}:{port}\r\nConnection: close\r\n\r\n"
+        writer.write(request.encode())
+        await writer.drain()
+        line = await reader.readuntil(b"\n")
+        return int(line.split()[1])
+    except IndexError:
+        raise ValueError("no status line") from None
+    finally:
+        writer.close()

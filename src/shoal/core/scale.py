@@ -1,0 +1,79 @@
+"""How many replicas a service should have: fast up, slow down, none when nobody asks.
+
+The signal is work: requests in flight at replicas, queued in the gateway, and held because there
+is no replica. A long stream is work for as long as it lasts. What is wanted is enough replicas for
+the work that there will be when one that is started now is ready, if it goes on growing as it did;
+never fewer than would have done at any time of the last `down_after_ms`.
+"""
+
+from __future__ import annotations
+
+import msgspec
+
+from shoal.model.service import Scale, ServiceLoad
+
+# Growth is looked at over this long, and believed for at most this much more than there is.
+TREND_MS = 15_000
+TREND_FACTOR_MAX = 2
+PEAKS_MAX = 64
+
+
+class Meter(msgspec.Struct):
+    """What was seen of a service's work lately: heard, not logged."""
+
+    peaks: list[tuple[int, int]] = []  # (when, replicas that would have done), falling
+    trend: list[tuple[int, int]] = []  # (when, work)
+    asked_ms: int = -1  # when there was last any work
+
+
+class Wish(msgspec.Struct, frozen=True):
+    wanted: int
+    why: str
+
+
+def wish(
+    meter: Meter, scale: Scale, load: ServiceLoad, wanted: int, start_ms: int, now_ms: int
+) -> Wish:
+    """`start_ms`: how long a replica usually takes to be ready."""
+    work = load.work
+    if meter.asked_ms < 0 or work or load.requests_per_s > 0:
+        meter.asked_ms = now_ms
+    ahead = _ahead(meter, work, start_ms, now_ms)
+    need = -(-ahead // scale.target)
+    need = max(need, 1 if work else 0)
+    need = min(max(need, scale.least), scale.most)
+    if need == 0 and now_ms - meter.asked_ms < scale.idle_ms:
+        need = min(1, scale.most) if wanted else 0
+    _note(meter, need, now_ms - scale.down_after_ms, now_ms)
+    if need > wanted:
+        more = f", {ahead} expected by the time a new one is ready" if ahead > work else ""
+        return Wish(need, f"{work} requests in flight or waiting{more}, {scale.target} a replica")
+    done = max(need, meter.peaks[0][1])
+    if done < wanted:
+        if done == 0:
+            return Wish(0, f"no request for {(now_ms - meter.asked_ms) / 1000:.0f} s")
+        since_s = scale.down_after_ms / 1000
+        return Wish(done, f"{done} would have done for the last {since_s:.0f} s")
+    return Wish(wanted, "")
+
+
+def _ahead(meter: Meter, work: int, start_ms: int, now_ms: int) -> int:
+    """Work by the time that a replica started now is ready."""
+    meter.trend.append((now_ms, work))
+    while len(meter.trend) > 2 and meter.trend[1][0] <= now_ms - TREND_MS:
+        del meter.trend[0]
+    del meter.trend[:-PEAKS_MAX]
+    then_ms, then = meter.trend[0]
+    if work <= then or now_ms <= then_ms:
+        return work
+    grown = (work - then) * min(start_ms, 4 * TREND_MS) // (now_ms - then_ms)
+    return min(work + grown, TREND_FACTOR_MAX * work)
+
+
+def _note(meter: Meter, need: int, since_ms: int, now_ms: int) -> None:
+    """The first of `peaks` is the most that was needed since then."""
+    while meter.peaks and meter.peaks[-1][1] <= need:
+        meter.peaks.pop()
+    meter.peaks.append((now_ms, need))
+    while len(meter.peaks) > 1 and (meter.peaks[0][0] < since_ms or len(meter.peaks) > PEAKS_MAX):
+        del meter.peaks[0]

@@ -1,0 +1,288 @@
+"""Services: as many ready replicas as wanted, of the version wanted, and no request is lost.
+
+Each replica is a job. A roll-out starts replicas of the new version beside the old ones; for each
+that is ready an old one is drained, which ends when it has answered what it has. A version that
+does not get ready goes back by itself to the one before.
+"""
+
+from __future__ import annotations
+
+import msgspec
+
+from shoal.core.round import Round
+from shoal.core.scale import Meter, wish
+from shoal.model.events import (
+    JobFinished,
+    JobStopping,
+    JobSubmitted,
+    ReplicaDraining,
+    ReplicaReady,
+    ServiceScaled,
+    ServiceSet,
+    ServiceStopped,
+    ServiceStopping,
+)
+from shoal.model.job import Job, JobSpec, Outcome, Phase, Restart, StopCause
+from shoal.model.report import Accepted, Answer, Refused, SetService, StopService
+from shoal.model.service import Service, ServiceLoad, ServiceSpec, problem_with_service
+
+CANCELLED_CODE = 130
+TRIES_MAX = 3  # a version that never got ready is given up after so many
+START_MS = 10_000  # what a replica is taken to need until it is ready, before that is known
+DOWN_MS = 30_000  # a replica that the gateway cannot reach for so long is replaced
+SURGE_PART = 4  # of what is wanted, so many more (one at least) may run during a roll-out
+LOOK_MS = 1_000
+
+
+def serve(round_: Round, loads: tuple[ServiceLoad, ...]) -> None:
+    state = round_.state
+    state.serve_ms = None
+    for load in loads:
+        if load.service in state.services:
+            state.loads[load.service] = load
+    for name in list(state.services):
+        _tend(round_, name, state.services[name])
+
+
+def set_service(round_: Round, request: SetService, problem: Refused | None) -> Answer:
+    """`problem`: what admission says of a replica as a job."""
+    state, spec = round_.state, request.spec
+    wrong = problem_with_service(spec)
+    if wrong is not None:
+        return Refused(*wrong)
+    if problem is not None:
+        return problem
+    known = state.services.get(spec.name)
+    if known is not None and known.stopping:
+        return Refused("name", f"{spec.name} is being stopped; wait until it is gone")
+    if known is not None and known.spec == spec:
+        return Accepted(spec.name, "it is served so already")
+    taken = [
+        other.spec.name
+        for other in state.services.values()
+        if other.spec.name != spec.name and spec.way.port and other.spec.way.port == spec.way.port
+    ]
+    if taken:
+        return Refused("port", f"{spec.way.port} is already used by service {taken[0]}")
+    version = known.newest + 1 if known is not None else 1
+    why = f"version {version} asked for by {request.who}"
+    if known is not None and known.spec.replica == spec.replica:
+        version = known.version  # what runs can stay
+        why = f"changed by {request.who}, its replicas stay"
+    round_.emit(
+        ServiceSet(
+            at_ms=round_.now_ms,
+            service=spec.name,
+            spec=spec,
+            version=version,
+            why=why,
+        )
+    )
+    return Accepted(spec.name)
+
+
+def stop_service(round_: Round, request: StopService) -> Answer:
+    service = round_.state.services.get(request.service)
+    if service is None:
+        return Refused("service", f"there is no service {request.service}", missing=True)
+    if service.stopping:
+        return Accepted(request.service, "it is already being stopped")
+    why = f"stopped by {request.who}"
+    round_.emit(ServiceStopping(at_ms=round_.now_ms, service=request.service, why=why))
+    return Accepted(request.service)
+
+
+# -- one service -----------------------------------------------------------------------------
+
+
+def _tend(round_: Round, name: str, service: Service) -> None:
+    state = round_.state
+    jobs = [state.jobs[job_id] for job_id in state.replicas.get(name, {})]
+    load = state.loads.get(name, ServiceLoad(service=name))
+    _greet(round_, service, jobs, load)
+    _replace_broken(round_, service, jobs, load)
+    _go_back(round_, service)
+    _scale(round_, service, load)
+    _size(round_, service, jobs)
+    _let_drained_go(round_, service, jobs, load)
+    if service.stopping and not state.replicas.get(name):
+        why = "all its replicas have ended"
+        round_.emit(ServiceStopped(at_ms=round_.now_ms, service=name, why=why))
+
+
+def _greet(round_: Round, service: Service, jobs: list[Job], load: ServiceLoad) -> None:
+    for job in jobs:
+        if job.id in load.ready and job.phase is Phase.RUNNING and job.id not in service.ready:
+            taken_ms = round_.now_ms - (job.running_ms or round_.now_ms)
+            why = f"its probe answered {taken_ms / 1000:.1f} s after it started"
+            _emit_replica(round_, ReplicaReady, service, job, why)
+
+
+def _replace_broken(round_: Round, service: Service, jobs: list[Job], load: ServiceLoad) -> None:
+    """Who does not get ready in time, and who the gateway has not reached for long, is stopped."""
+    state, now_ms = round_.state, round_.now_ms
+    start_ms = service.spec.probe.start_ms
+    for job in jobs:
+        if job.phase is not Phase.RUNNING or job.running_ms is None:
+            state.down_ms.pop(job.id, None)
+            continue
+        seen = load.replicas.get(job.id)
+        if job.id not in service.ready:
+            if now_ms - job.running_ms > start_ms:
+                path, waited_s = service.spec.probe.path, start_ms / 1000
+                why = f"its probe {path} did not answer within {waited_s:.0f} s"
+                _stop(round_, job, StopCause.FAILURE, why)
+            else:
+                _look_at(round_, job.running_ms + start_ms + 1)
+        elif seen is None or seen.up or job.id in service.draining:
+            state.down_ms.pop(job.id, None)
+        elif now_ms - state.down_ms.setdefault(job.id, now_ms) > DOWN_MS:
+            why = f"the gateway has not reached it for {DOWN_MS / 1000:.0f} s"
+            _stop(round_, job, StopCause.FAILURE, why)
+
+
+def _go_back(round_: Round, service: Service) -> None:
+    """A version that never got ready makes room for the one before it."""
+    if service.proven or service.before is None or service.failures < TRIES_MAX:
+        return
+    round_.emit(
+        ServiceSet(
+            at_ms=round_.now_ms,
+            service=service.spec.name,
+            spec=service.before,
+            version=service.before_version,
+            back=True,
+            why=f"version {service.version} failed {service.failures} times before it was ready; "
+            f"back to what was before: {service.why}",
+        )
+    )
+
+
+def _scale(round_: Round, service: Service, load: ServiceLoad) -> None:
+    state, now_ms = round_.state, round_.now_ms
+    name, scale = service.spec.name, service.spec.scale
+    if service.stopping:
+        return
+    if service.wanted == 0 and not load.work and scale.least == 0 and name not in state.meters:
+        # Nobody has asked yet: one replica shows that it works, then it may sleep.
+        _scaled(round_, name, 1, "the first replica shows that it works")
+    meter = state.meters.setdefault(name, Meter())
+    wished = wish(meter, scale, load, service.wanted, START_MS, now_ms)
+    if wished.wanted != service.wanted:
+        _scaled(round_, name, wished.wanted, wished.why)
+    if wished.wanted != scale.least:
+        _look_at(round_, now_ms + LOOK_MS)
+
+
+def _scaled(round_: Round, name: str, wanted: int, why: str) -> None:
+    round_.emit(ServiceScaled(at_ms=round_.now_ms, service=name, wanted=wanted, why=why))
+
+
+def _size(round_: Round, service: Service, jobs: list[Job]) -> None:
+    """Start what is missing, drain what is too much: old versions first, then who is not ready."""
+    now_ms = round_.now_ms
+    wanted = 0 if service.stopping else service.wanted
+    staying = [job for job in jobs if job.id not in service.draining and not _ends(job)]
+    new = [job for job in staying if job.spec.version == service.version]
+    old = [job for job in staying if job.spec.version != service.version]
+    surge = max(1, wanted // SURGE_PART) if old else 0
+    missing = min(wanted - len(new), wanted + surge - len(staying))
+    if missing > 0 and now_ms < service.retry_ms:
+        _look_at(round_, service.retry_ms)
+    elif missing > 0:
+        for _ in range(missing):
+            _start(round_, service)
+    ready_new = [job for job in new if job.id in service.ready]
+    ready_old = [job for job in old if job.id in service.ready]
+    # An old one that answers stays until as many new ones do.
+    for job in [job for job in old if job.id not in service.ready]:
+        _drain(round_, service, job, f"version {job.spec.version} is replaced")
+    for job in ready_old[: max(0, len(ready_new) + len(ready_old) - wanted)]:
+        _drain(round_, service, job, f"version {job.spec.version} is replaced")
+    too_many = len(new) - wanted
+    if too_many > 0:
+        spare = sorted(new, key=lambda job: (job.id in service.ready, -job.number))
+        for job in spare[:too_many]:
+            _drain(round_, service, job, f"{wanted} replicas are wanted")
+
+
+def _start(round_: Round, service: Service) -> None:
+    state = round_.state
+    number = state.next_job
+    spec = replica_spec(service.spec, service.version)
+    round_.emit(JobSubmitted(at_ms=round_.now_ms, job=f"j{number}", spec=spec))
+
+
+def replica_spec(spec: ServiceSpec, version: int) -> JobSpec:
+    return msgspec.structs.replace(
+        spec.replica,
+        name=spec.replica.name or f"{spec.name}-v{version}",
+        service=spec.name,
+        version=version,
+        restart=Restart.ON_NODE_LOSS,
+    )
+
+
+def _drain(round_: Round, service: Service, job: Job, why: str) -> None:
+    if job.phase is Phase.WAITING or job.id not in service.ready:
+        _stop(round_, job, StopCause.CANCEL, why)
+    else:
+        _emit_replica(round_, ReplicaDraining, service, job, why)
+        _look_at(round_, round_.now_ms + LOOK_MS)
+
+
+def _let_drained_go(round_: Round, service: Service, jobs: list[Job], load: ServiceLoad) -> None:
+    """When the gateway says that nothing is in flight there, or its time is over."""
+    now_ms = round_.now_ms
+    for job in jobs:
+        since_ms = service.draining.get(job.id)
+        if since_ms is None or _ends(job):
+            continue
+        seen = load.replicas.get(job.id)
+        quiet = now_ms - since_ms >= 2 * LOOK_MS and (seen is None or seen.in_flight == 0)
+        if quiet or now_ms - since_ms >= service.spec.drain_ms:
+            why = "drained" if quiet else "its time to drain is over"
+            _stop(round_, job, StopCause.CANCEL, why)
+        else:
+            _look_at(round_, now_ms + LOOK_MS)
+
+
+def _stop(round_: Round, job: Job, cause: StopCause, why: str) -> None:
+    now_ms = round_.now_ms
+    if _ends(job):
+        return
+    if job.phase is Phase.WAITING:
+        round_.emit(
+            JobFinished(
+                at_ms=now_ms,
+                job=job.id,
+                attempt=job.attempt,
+                outcome=Outcome.CANCELLED,
+                code=CANCELLED_CODE,
+                why=why,
+            )
+        )
+    else:
+        round_.emit(
+            JobStopping(at_ms=now_ms, job=job.id, attempt=job.attempt, cause=cause, why=why)
+        )
+
+
+def _ends(job: Job) -> bool:
+    return job.phase in (Phase.STOPPING, Phase.FINISHED)
+
+
+def _emit_replica(
+    round_: Round,
+    kind: type[ReplicaReady] | type[ReplicaDraining],
+    service: Service,
+    job: Job,
+    why: str,
+) -> None:
+    round_.emit(kind(at_ms=round_.now_ms, service=service.spec.name, job=job.id, why=why))
+
+
+def _look_at(round_: Round, at_ms: int) -> None:
+    state = round_.state
+    if state.serve_ms is None or at_ms < state.serve_ms:
+        state.serve_ms = at_ms

@@ -1,0 +1,46 @@
+"""The gateway behind the port that the controller knows: wishes in, loads out."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from shoal.gateway.gateway import Gateway
+from shoal.gateway.stats import ServiceStats
+from shoal.model.service import ReplicaLoad, ServiceLoad, Wanted
+
+
+class HaproxyBalancer:
+    """Started with the first service, ended with the last. Not for several threads."""
+
+    def __init__(self, directory: Path) -> None:
+        self._directory = directory
+        self._gateway: Gateway | None = None
+
+    def look(self, wanted: Wanted) -> dict[str, ServiceLoad]:
+        if self._gateway is None:
+            if not wanted.services:
+                return {}
+            self._directory.mkdir(parents=True, exist_ok=True)
+            self._gateway = Gateway(self._directory)
+        if not wanted.services:
+            self._gateway.stop()
+            self._gateway = None
+            return {}
+        self._gateway.apply(wanted)
+        return {stats.service: _load(stats) for stats in self._gateway.tick()}
+
+
+def _load(stats: ServiceStats) -> ServiceLoad:
+    return ServiceLoad(
+        service=stats.service,
+        in_flight=stats.in_flight,
+        queued=stats.queued,
+        held=stats.held,
+        requests_per_s=stats.requests_per_s,
+        failed_per_s=stats.failed_per_s,
+        response_ms=stats.response_ms,
+        replicas={
+            one.replica: ReplicaLoad(one.up, one.in_flight, one.requests_per_s, one.response_ms)
+            for one in stats.replicas
+        },
+    )
