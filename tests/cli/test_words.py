@@ -33,14 +33,22 @@ from shoal.model.events import (
     NodeReady,
     NodeSuspected,
     PolicyChanged,
+    ReplicaDraining,
+    ReplicaReady,
+    ServiceScaled,
+    ServiceSet,
+    ServiceStopped,
+    ServiceStopping,
 )
 from shoal.model.health import CheckResult, Record, Standing
 from shoal.model.job import JobSpec, Outcome, StopCause
 from shoal.model.node import NodeIntent, NodeSpec
 from shoal.model.policy import Policy
 from shoal.model.resources import Slice
+from shoal.model.service import ServiceSpec
 
 SPEC = JobSpec(command=("python", "train.py"), name="big", members=2, gpus=8)
+CHAT = ServiceSpec(name="chat", replica=JobSpec(command=("serve",)))
 NODE = NodeSpec(id="n1", cpu_milli=4000, memory_mb=1024, gpus=8, place="b1/r1")
 
 SENTENCES: list[tuple[Event, str]] = [
@@ -168,6 +176,34 @@ SENTENCES: list[tuple[Event, str]] = [
     (NodeSuspected(at_ms=0, node="n1", why="silent"), "n1 is out of contact: silent"),
     (NodeLost(at_ms=0, node="n1", incarnation=1, dead=True, why="gone"), "n1 died: gone"),
     (NodeLost(at_ms=0, node="n1", incarnation=1, dead=False, why=""), "n1 is given up"),
+    (
+        ServiceSet(at_ms=0, service="chat", spec=CHAT, version=2, why="asked for by a user"),
+        "service chat is to be served as version 2: asked for by a user",
+    ),
+    (
+        ServiceSet(at_ms=0, service="chat", spec=CHAT, version=1, back=True, why="it failed"),
+        "service chat goes back to version 1: it failed",
+    ),
+    (
+        ServiceScaled(at_ms=0, service="chat", wanted=3, why="busy"),
+        "service chat wants 3 replicas: busy",
+    ),
+    (
+        ReplicaReady(at_ms=0, service="chat", job="j7", why="its probe answered"),
+        "service chat has j7 ready: its probe answered",
+    ),
+    (
+        ReplicaDraining(at_ms=0, service="chat", job="j7", why="version 1 is replaced"),
+        "service chat drains j7: version 1 is replaced",
+    ),
+    (
+        ServiceStopping(at_ms=0, service="chat", why="stopped by a user"),
+        "service chat is being stopped: stopped by a user",
+    ),
+    (
+        ServiceStopped(at_ms=0, service="chat", why="all its replicas have ended"),
+        "service chat has stopped: all its replicas have ended",
+    ),
     (
         JobPromoted(at_ms=0, job="j1", why="is 31.0 h old"),
         "j1 is the elder: is 31.0 h old",

@@ -11,6 +11,8 @@ import logging
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 
+import msgspec
+
 from shoal.control.loop import ControlLoop
 from shoal.core.state import State
 from shoal.model.job import Job, Phase
@@ -65,7 +67,8 @@ class Porter:
         for name in list(state.services):
             load = loads.get(name, ServiceLoad(service=name))
             of_service = tuple(j for j in ready if state.jobs[j].spec.service == name)
-            self._loop.served(_with(load, of_service, self.trouble))
+            seen = msgspec.structs.replace(load, ready=of_service, trouble=self.trouble)
+            self._loop.served(seen)
 
     def _tick(self, wanted: Wanted) -> dict[str, ServiceLoad]:
         """In the balancer's own thread."""
@@ -129,21 +132,6 @@ def _replicas(state: State, service: Service) -> list[Replica]:
 def _lives(state: State, job_id: str, attempt: int) -> bool:
     job = state.jobs.get(job_id)
     return job is not None and job.attempt == attempt and job.phase is Phase.RUNNING
-
-
-def _with(load: ServiceLoad, ready: tuple[str, ...], trouble: str) -> ServiceLoad:
-    return ServiceLoad(
-        service=load.service,
-        in_flight=load.in_flight,
-        queued=load.queued,
-        held=load.held,
-        requests_per_s=load.requests_per_s,
-        failed_per_s=load.failed_per_s,
-        response_ms=load.response_ms,
-        replicas=load.replicas,
-        ready=ready,
-        trouble=trouble,
-    )
 
 
 async def _status(host: str, port: int, path: str) -> int:

@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 from shoal.core.accounts import share_of
+from shoal.core.apply_service import APPLY_SERVICE, not_served, replica_over
 from shoal.core.estimates import key_of
 from shoal.core.health.baseline import learn
 from shoal.core.health.failures import Failure, failed, forget, ran_well
@@ -39,21 +40,10 @@ from shoal.model.events import (
     NodeReady,
     NodeSuspected,
     PolicyChanged,
-    ReplicaDraining,
-    ReplicaReady,
-    ServiceScaled,
-    ServiceSet,
-    ServiceStopped,
-    ServiceStopping,
 )
 from shoal.model.health import Standing
 from shoal.model.job import Job, Member, MemberStatus, Outcome, Phase, StopCause
 from shoal.model.node import NodeHealth, NodeIntent
-from shoal.model.service import Service
-
-# A replica that failed is replaced after this, then twice that, up to a minute.
-REPLICA_RETRY_MS = 1_000
-REPLICA_RETRY_MS_MAX = 60_000
 
 
 def apply(state: State, event: Event) -> None:
@@ -67,72 +57,6 @@ def replay(state: State, events: Iterable[Event]) -> State:
     for event in events:
         apply(state, event)
     return state
-
-
-def _service_set(state: State, event: ServiceSet) -> None:
-    service = state.services.get(event.service)
-    if service is None:
-        service = Service(spec=event.spec, since_ms=event.at_ms, wanted=event.spec.scale.least)
-        state.services[event.service] = service
-    elif event.back:
-        service.before, service.proven = None, True
-    elif service.proven and event.version != service.version:
-        service.before, service.before_version = service.spec, service.version
-        service.proven = False
-    service.spec, service.version, service.why = event.spec, event.version, event.why
-    service.newest = max(service.newest, event.version)
-    service.failures, service.retry_ms = 0, 0
-    scale = event.spec.scale
-    service.wanted = min(max(service.wanted, scale.least), scale.most)
-
-
-def _service_scaled(state: State, event: ServiceScaled) -> None:
-    service = state.services[event.service]
-    service.wanted, service.why = event.wanted, event.why
-
-
-def _replica_ready(state: State, event: ReplicaReady) -> None:
-    service = state.services[event.service]
-    service.ready[event.job] = event.at_ms
-    if state.jobs[event.job].spec.version == service.version:
-        service.proven, service.failures = True, 0
-
-
-def _replica_draining(state: State, event: ReplicaDraining) -> None:
-    state.services[event.service].draining[event.job] = event.at_ms
-
-
-def _service_stopping(state: State, event: ServiceStopping) -> None:
-    service = state.services[event.service]
-    service.stopping, service.wanted, service.why = True, 0, event.why
-
-
-def _service_stopped(state: State, event: ServiceStopped) -> None:
-    del state.services[event.service]
-    state.loads.pop(event.service, None)
-    state.meters.pop(event.service, None)
-
-
-def _not_served(state: State, job: Job) -> None:
-    """The replica gets no requests any more."""
-    service = state.services.get(job.spec.service)
-    if service is not None:
-        service.ready.pop(job.id, None)
-
-
-def _replica_over(state: State, job: Job, event: JobFinished) -> None:
-    """A server that ends by itself has failed, whatever its code; the next waits a little longer
-    each time."""
-    service = state.services.get(job.spec.service)
-    if service is None:
-        return
-    drained = service.draining.pop(job.id, None) is not None
-    if drained or event.outcome is Outcome.CANCELLED or job.spec.version != service.version:
-        return
-    service.failures += 1
-    service.why = f"{job.id}: {event.why}"
-    wait_ms = min(REPLICA_RETRY_MS << min(service.failures - 1, 6), REPLICA_RETRY_MS_MAX)
-    service.retry_ms = event.at_ms + wait_ms
 
 
 def _policy_changed(state: State, event: PolicyChanged) -> None:
@@ -272,7 +196,7 @@ def _job_checkpointed(state: State, event: JobCheckpointed) -> None:
 
 def _job_stopping(state: State, event: JobStopping) -> None:
     job = state.jobs[event.job]
-    _not_served(state, job)
+    not_served(state, job)
     job.phase = Phase.STOPPING
     job.stop_cause = event.cause
     job.why = event.why
@@ -282,7 +206,7 @@ def _job_stopping(state: State, event: JobStopping) -> None:
 def _job_requeued(state: State, event: JobRequeued) -> None:
     job = state.jobs[event.job]
     state.let_go(job)
-    _not_served(state, job)
+    not_served(state, job)
     if job.running_ms is not None:
         state.tell(job, job.attained_ms + event.at_ms - job.running_ms)
     job.kept_ms = kept_ms(job, event.cause, event.at_ms)
@@ -359,8 +283,8 @@ def _job_finished(state: State, event: JobFinished) -> None:
             ran_well(state.failures, job.id, nodes)
     forget(state.failures, job.id)
     state.ages.add(event.at_ms - job.submitted_ms)
-    _not_served(state, job)
-    _replica_over(state, job, event)
+    not_served(state, job)
+    replica_over(state, job, event)
     job.phase = Phase.FINISHED
     job.outcome = event.outcome
     job.code = event.code
@@ -494,10 +418,5 @@ APPLY: dict[type[EventBase], Callable[[State, Any], None]] = {
     NodeIntended: _node_intended,
     NodeChecked: _node_checked,
     NodeJudged: _node_judged,
-    ServiceSet: _service_set,
-    ServiceScaled: _service_scaled,
-    ReplicaReady: _replica_ready,
-    ReplicaDraining: _replica_draining,
-    ServiceStopping: _service_stopping,
-    ServiceStopped: _service_stopped,
+    **APPLY_SERVICE,
 }

@@ -36,7 +36,7 @@ def wish(
 ) -> Wish:
     """`start_ms`: how long a replica usually takes to be ready."""
     work = load.work
-    if meter.asked_ms < 0 or work or load.requests_per_s > 0:
+    if meter.asked_ms < 0 or work or load.answers_per_ks:
         meter.asked_ms = now_ms
     ahead = _ahead(meter, work, start_ms, now_ms)
     need = -(-ahead // scale.target)

@@ -129,8 +129,8 @@ def _replace_broken(round_: Round, service: Service, jobs: list[Job], load: Serv
         seen = load.replicas.get(job.id)
         if job.id not in service.ready:
             if now_ms - job.running_ms > start_ms:
-                path, waited_s = service.spec.probe.path, start_ms / 1000
-                why = f"its probe {path} did not answer within {waited_s:.0f} s"
+                path = service.spec.probe.path
+                why = f"its probe {path} did not answer within {start_ms / 1000:.0f} s"
                 _stop(round_, job, StopCause.FAILURE, why)
             else:
                 _look_at(round_, job.running_ms + start_ms + 1)

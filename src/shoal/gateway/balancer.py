@@ -36,11 +36,13 @@ def _load(stats: ServiceStats) -> ServiceLoad:
         in_flight=stats.in_flight,
         queued=stats.queued,
         held=stats.held,
-        requests_per_s=stats.requests_per_s,
-        failed_per_s=stats.failed_per_s,
+        answers_per_ks=round(stats.requests_per_s * 1000),
+        failures_per_ks=round(stats.failed_per_s * 1000),
         response_ms=stats.response_ms,
         replicas={
-            one.replica: ReplicaLoad(one.up, one.in_flight, one.requests_per_s, one.response_ms)
+            one.replica: ReplicaLoad(
+                one.up, one.in_flight, round(one.requests_per_s * 1000), one.response_ms
+            )
             for one in stats.replicas
         },
     )

@@ -147,7 +147,7 @@ class ReplicaLoad(msgspec.Struct, frozen=True):
 
     up: bool
     in_flight: int
-    requests_per_s: float = 0.0
+    answers_per_ks: int = 0  # in a thousand seconds
     response_ms: int = 0
 
 
@@ -159,8 +159,8 @@ class ServiceLoad(msgspec.Struct, frozen=True, kw_only=True):
     in_flight: int = 0
     queued: int = 0
     held: int = 0  # they wait because there is no replica
-    requests_per_s: float = 0.0
-    failed_per_s: float = 0.0
+    answers_per_ks: int = 0  # in a thousand seconds
+    failures_per_ks: int = 0
     response_ms: int = 0
     replicas: dict[str, ReplicaLoad] = {}
     ready: tuple[str, ...] = ()
