@@ -73,6 +73,7 @@ def not_served(state: State, job: Job) -> None:
     service = state.services.get(job.spec.service)
     if service is not None:
         service.ready.pop(job.id, None)
+    state.down_ms.pop(job.id, None)
 
 
 def replica_over(state: State, job: Job, event: JobFinished) -> None:

@@ -17,6 +17,7 @@ from shoal.model.resources import plural
 
 TIMED_OUT_CODE = 124  # as timeout(1) reports it
 HANG_CODE = 124  # it ran out of the time for a step
+BROKEN_CODE = 1  # it ended by no error of its own, but it did not do its work
 NODE_LOST_CODE = 143  # as if ended by SIGTERM: it did not end by an error of its own
 GOOD_WHILE = 60  # times the backoff: it does not crash in circles
 BACKOFF_DOUBLINGS_MAX = 20  # by then any backoff has reached its ceiling
@@ -91,6 +92,8 @@ def _settle(round_: Round, job: Job) -> None:
         _requeue(round_, job, cause, round_.now_ms, f"stopped to run again: {job.why}")
     elif job.first_bad_code is not None:
         _settle_failure(round_, job)
+    elif cause is StopCause.FAILURE:  # a replica that was found broken, and ended in good order
+        _finish(round_, job, Outcome.FAILED, BROKEN_CODE, job.why)
     else:
         _finish(round_, job, Outcome.SUCCEEDED, 0, "every member exited 0")
 

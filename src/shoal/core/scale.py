@@ -15,7 +15,9 @@ from shoal.model.service import Scale, ServiceLoad
 # Growth is looked at over this long, and believed for at most this much more than there is.
 TREND_MS = 15_000
 TREND_FACTOR_MAX = 2
-PEAKS_MAX = 64
+TREND_MAX = 64  # looks that are kept; they come about twice a second
+SLOTS = 32  # the time that is looked back on is told apart in so many parts
+START_MS = 10_000  # what a replica is taken to need until it is ready, before that is known
 
 
 class Meter(msgspec.Struct):
@@ -24,6 +26,7 @@ class Meter(msgspec.Struct):
     peaks: list[tuple[int, int]] = []  # (when, replicas that would have done), falling
     trend: list[tuple[int, int]] = []  # (when, work)
     asked_ms: int = -1  # when there was last any work
+    start_ms: int = START_MS  # what the last replica needed to be ready
 
 
 class Wish(msgspec.Struct, frozen=True):
@@ -36,6 +39,8 @@ def wish(
 ) -> Wish:
     """`start_ms`: how long a replica usually takes to be ready."""
     work = load.work
+    if meter.asked_ms < 0:  # what there is counts as needed: nothing is known of the time before
+        meter.peaks = [(now_ms, wanted)]
     if meter.asked_ms < 0 or work or load.answers_per_ks:
         meter.asked_ms = now_ms
     ahead = _ahead(meter, work, start_ms, now_ms)
@@ -44,7 +49,7 @@ def wish(
     need = min(max(need, scale.least), scale.most)
     if need == 0 and now_ms - meter.asked_ms < scale.idle_ms:
         need = min(1, scale.most) if wanted else 0
-    _note(meter, need, now_ms - scale.down_after_ms, now_ms)
+    _note(meter, need, scale.down_after_ms, now_ms)
     if need > wanted:
         more = f", {ahead} expected by the time a new one is ready" if ahead > work else ""
         return Wish(need, f"{work} requests in flight or waiting{more}, {scale.target} a replica")
@@ -62,7 +67,7 @@ def _ahead(meter: Meter, work: int, start_ms: int, now_ms: int) -> int:
     meter.trend.append((now_ms, work))
     while len(meter.trend) > 2 and meter.trend[1][0] <= now_ms - TREND_MS:
         del meter.trend[0]
-    del meter.trend[:-PEAKS_MAX]
+    del meter.trend[:-TREND_MAX]
     then_ms, then = meter.trend[0]
     if work <= then or now_ms <= then_ms:
         return work
@@ -70,10 +75,15 @@ def _ahead(meter: Meter, work: int, start_ms: int, now_ms: int) -> int:
     return min(work + grown, TREND_FACTOR_MAX * work)
 
 
-def _note(meter: Meter, need: int, since_ms: int, now_ms: int) -> None:
+def _note(meter: Meter, need: int, down_after_ms: int, now_ms: int) -> None:
     """The first of `peaks` is the most that was needed since then."""
-    while meter.peaks and meter.peaks[-1][1] <= need:
-        meter.peaks.pop()
-    meter.peaks.append((now_ms, need))
-    while len(meter.peaks) > 1 and (meter.peaks[0][0] < since_ms or len(meter.peaks) > PEAKS_MAX):
-        del meter.peaks[0]
+    peaks = meter.peaks
+    while peaks and peaks[-1][1] <= need:
+        peaks.pop()
+    slot_ms = max(1, down_after_ms // SLOTS)
+    if peaks and peaks[-1][0] // slot_ms == now_ms // slot_ms:
+        peaks[-1] = (now_ms, peaks[-1][1])  # so they are few, and none is forgotten too early
+    else:
+        peaks.append((now_ms, need))
+    while peaks[0][0] < now_ms - down_after_ms:
+        del peaks[0]

@@ -10,7 +10,8 @@ from __future__ import annotations
 import msgspec
 
 from shoal.core.round import Round
-from shoal.core.scale import Meter, wish
+from shoal.core.scale import Meter, Wish, wish
+from shoal.core.state import State
 from shoal.model.events import (
     JobFinished,
     JobStopping,
@@ -28,20 +29,20 @@ from shoal.model.service import Service, ServiceLoad, ServiceSpec, problem_with_
 
 CANCELLED_CODE = 130
 TRIES_MAX = 3  # a version that never got ready is given up after so many
-START_MS = 10_000  # what a replica is taken to need until it is ready, before that is known
 DOWN_MS = 30_000  # a replica that the gateway cannot reach for so long is replaced
 SURGE_PART = 4  # of what is wanted, so many more (one at least) may run during a roll-out
 LOOK_MS = 1_000
 
 
 def serve(round_: Round, loads: tuple[ServiceLoad, ...]) -> None:
+    """`loads`: what was heard since the last step. What was heard before it proves nothing: the
+    controller may have been away, or the gateway silent."""
     state = round_.state
     state.serve_ms = None
-    for load in loads:
-        if load.service in state.services:
-            state.loads[load.service] = load
+    fresh = {load.service: load for load in loads if load.service in state.services}
+    state.loads.update(fresh)
     for name in list(state.services):
-        _tend(round_, name, state.services[name])
+        _tend(round_, name, state.services[name], fresh.get(name))
 
 
 def set_service(round_: Round, request: SetService, problem: Refused | None) -> Answer:
@@ -57,13 +58,9 @@ def set_service(round_: Round, request: SetService, problem: Refused | None) -> 
         return Refused("name", f"{spec.name} is being stopped; wait until it is gone")
     if known is not None and known.spec == spec:
         return Accepted(spec.name, "it is served so already")
-    taken = [
-        other.spec.name
-        for other in state.services.values()
-        if other.spec.name != spec.name and spec.way.port and other.spec.way.port == spec.way.port
-    ]
-    if taken:
-        return Refused("port", f"{spec.way.port} is already used by service {taken[0]}")
+    taken = _taken(state, spec)
+    if taken is not None:
+        return taken
     version = known.newest + 1 if known is not None else 1
     why = f"version {version} asked for by {request.who}"
     if known is not None and known.spec.replica == spec.replica:
@@ -81,6 +78,20 @@ def set_service(round_: Round, request: SetService, problem: Refused | None) -> 
     return Accepted(spec.name)
 
 
+def _taken(state: State, spec: ServiceSpec) -> Refused | None:
+    """Two services under one address would be a gateway that serves neither. A service that may
+    yet go back to what it was keeps the address it had."""
+    for other in state.services.values():
+        if other.spec.name == spec.name:
+            continue
+        for known in (other.spec, other.before):
+            theirs = known.way.claims if known is not None else {}
+            for field, claim in spec.way.claims.items():
+                if theirs.get(field) == claim:
+                    return Refused(field, f"{claim} is already used by service {other.spec.name}")
+    return None
+
+
 def stop_service(round_: Round, request: StopService) -> Answer:
     service = round_.state.services.get(request.service)
     if service is None:
@@ -95,14 +106,17 @@ def stop_service(round_: Round, request: StopService) -> Answer:
 # -- one service -----------------------------------------------------------------------------
 
 
-def _tend(round_: Round, name: str, service: Service) -> None:
+def _tend(round_: Round, name: str, service: Service, load: ServiceLoad | None) -> None:
+    """`load`: None if nothing was heard of it."""
     state = round_.state
     jobs = [state.jobs[job_id] for job_id in state.replicas.get(name, {})]
-    load = state.loads.get(name, ServiceLoad(service=name))
-    _greet(round_, service, jobs, load)
-    _replace_broken(round_, service, jobs, load)
+    if load is not None:
+        _greet(round_, service, jobs, load)
+        _replace_unreached(round_, service, jobs, load)
+    _replace_late(round_, service, jobs)
     _go_back(round_, service)
-    _scale(round_, service, load)
+    if load is not None and not load.trouble and not service.stopping:
+        _scale(round_, service, load)
     _size(round_, service, jobs)
     _let_drained_go(round_, service, jobs, load)
     if service.stopping and not state.replicas.get(name):
@@ -115,28 +129,34 @@ def _greet(round_: Round, service: Service, jobs: list[Job], load: ServiceLoad) 
         if job.id in load.ready and job.phase is Phase.RUNNING and job.id not in service.ready:
             taken_ms = round_.now_ms - (job.running_ms or round_.now_ms)
             why = f"its probe answered {taken_ms / 1000:.1f} s after it started"
+            meter = round_.state.meters.setdefault(service.spec.name, Meter())
+            meter.start_ms = taken_ms
             _emit_replica(round_, ReplicaReady, service, job, why)
 
 
-def _replace_broken(round_: Round, service: Service, jobs: list[Job], load: ServiceLoad) -> None:
-    """Who does not get ready in time, and who the gateway has not reached for long, is stopped."""
-    state, now_ms = round_.state, round_.now_ms
+def _replace_late(round_: Round, service: Service, jobs: list[Job]) -> None:
+    """Who does not get ready in time is stopped."""
     start_ms = service.spec.probe.start_ms
     for job in jobs:
-        if job.phase is not Phase.RUNNING or job.running_ms is None:
-            state.down_ms.pop(job.id, None)
+        if job.phase is not Phase.RUNNING or job.running_ms is None or job.id in service.ready:
             continue
+        if round_.now_ms - job.running_ms > start_ms:
+            path = service.spec.probe.path
+            why = f"its probe {path} did not answer within {start_ms / 1000:.0f} s"
+            _stop(round_, job, StopCause.FAILURE, why)
+        else:
+            _look_at(round_, job.running_ms + start_ms + 1)
+
+
+def _replace_unreached(round_: Round, service: Service, jobs: list[Job], load: ServiceLoad) -> None:
+    """Who the gateway has not reached for long is stopped; who drains is about to end anyway."""
+    down_ms, now_ms = round_.state.down_ms, round_.now_ms
+    for job in jobs:
         seen = load.replicas.get(job.id)
-        if job.id not in service.ready:
-            if now_ms - job.running_ms > start_ms:
-                path = service.spec.probe.path
-                why = f"its probe {path} did not answer within {start_ms / 1000:.0f} s"
-                _stop(round_, job, StopCause.FAILURE, why)
-            else:
-                _look_at(round_, job.running_ms + start_ms + 1)
-        elif seen is None or seen.up or job.id in service.draining:
-            state.down_ms.pop(job.id, None)
-        elif now_ms - state.down_ms.setdefault(job.id, now_ms) > DOWN_MS:
+        served = job.id in service.ready and job.id not in service.draining
+        if not served or seen is None or seen.up:
+            down_ms.pop(job.id, None)
+        elif now_ms - down_ms.setdefault(job.id, now_ms) > DOWN_MS:
             why = f"the gateway has not reached it for {DOWN_MS / 1000:.0f} s"
             _stop(round_, job, StopCause.FAILURE, why)
 
@@ -161,17 +181,14 @@ def _go_back(round_: Round, service: Service) -> None:
 def _scale(round_: Round, service: Service, load: ServiceLoad) -> None:
     state, now_ms = round_.state, round_.now_ms
     name, scale = service.spec.name, service.spec.scale
-    if service.stopping:
-        return
-    if service.wanted == 0 and not load.work and scale.least == 0 and name not in state.meters:
-        # Nobody has asked yet: one replica shows that it works, then it may sleep.
-        _scaled(round_, name, 1, "the first replica shows that it works")
     meter = state.meters.setdefault(name, Meter())
-    wished = wish(meter, scale, load, service.wanted, START_MS, now_ms)
+    wished = wish(meter, scale, load, service.wanted, meter.start_ms, now_ms)
+    if wished.wanted == 0 and not service.proven and service.failures < TRIES_MAX:
+        # Nobody has asked yet: one replica shows that it works, then it may sleep.
+        meter.asked_ms = now_ms
+        wished = Wish(1, "the first replica shows that it works")
     if wished.wanted != service.wanted:
         _scaled(round_, name, wished.wanted, wished.why)
-    if wished.wanted != scale.least:
-        _look_at(round_, now_ms + LOOK_MS)
 
 
 def _scaled(round_: Round, name: str, wanted: int, why: str) -> None:
@@ -228,23 +245,27 @@ def _drain(round_: Round, service: Service, job: Job, why: str) -> None:
         _stop(round_, job, StopCause.CANCEL, why)
     else:
         _emit_replica(round_, ReplicaDraining, service, job, why)
-        _look_at(round_, round_.now_ms + LOOK_MS)
 
 
-def _let_drained_go(round_: Round, service: Service, jobs: list[Job], load: ServiceLoad) -> None:
-    """When the gateway says that nothing is in flight there, or its time is over."""
+def _let_drained_go(
+    round_: Round, service: Service, jobs: list[Job], load: ServiceLoad | None
+) -> None:
+    """When the gateway says that nothing is in flight there, or its time is over. A replica that
+    was lost meanwhile has nothing left to finish."""
     now_ms = round_.now_ms
+    known = load is not None and not load.trouble
     for job in jobs:
         since_ms = service.draining.get(job.id)
         if since_ms is None or _ends(job):
             continue
-        seen = load.replicas.get(job.id)
-        quiet = now_ms - since_ms >= 2 * LOOK_MS and (seen is None or seen.in_flight == 0)
-        if quiet or now_ms - since_ms >= service.spec.drain_ms:
-            why = "drained" if quiet else "its time to drain is over"
-            _stop(round_, job, StopCause.CANCEL, why)
+        seen = load.replicas.get(job.id) if load is not None else None
+        quiet = known and now_ms - since_ms >= 2 * LOOK_MS and not (seen and seen.in_flight)
+        if quiet or job.id not in service.ready:
+            _stop(round_, job, StopCause.CANCEL, "drained")
+        elif now_ms - since_ms >= service.spec.drain_ms:
+            _stop(round_, job, StopCause.CANCEL, "its time to drain is over")
         else:
-            _look_at(round_, now_ms + LOOK_MS)
+            _look_at(round_, min(now_ms + LOOK_MS, since_ms + service.spec.drain_ms))
 
 
 def _stop(round_: Round, job: Job, cause: StopCause, why: str) -> None:

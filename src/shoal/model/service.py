@@ -69,6 +69,16 @@ class Route(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
         """The path under which the service is found on the shared port; it is stripped."""
         return self.path.rstrip("/") or f"/{self.service}"
 
+    @property
+    def claims(self) -> dict[str, str]:
+        """What no other service may have, by field."""
+        found = {"path": f"path {self.prefix}"}
+        if self.host:
+            found["host"] = f"host {self.host.lower()}"
+        if self.port:
+            found["port"] = f"port {self.port}"
+        return found
+
 
 class ReplicaState(enum.StrEnum):
     READY = "ready"
@@ -215,10 +225,7 @@ def problem_with_services(wanted: Wanted) -> str | None:
         problem = _problem_with_route(route) or _problem_with_replicas(served)
         if problem:
             return f"service {route.service}: {problem}"
-        claims = [f"service {route.service}", f"path {route.prefix}"]
-        claims += [f"host {route.host.lower()}"] if route.host else []
-        claims += [f"port {route.port}"] if route.port else []
-        for claim in claims:
+        for claim in (f"service {route.service}", *route.claims.values()):
             if claim in taken:
                 return f"service {route.service}: {claim} is already used by {taken[claim]}"
             taken[claim] = f"service {route.service}"

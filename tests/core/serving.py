@@ -1,0 +1,121 @@
+"""A service in a test's hands: replicas that get ready when the test says so, and loads."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+
+from shoal.model.commands import Launch, Stop
+from shoal.model.job import Job, MemberRef, Phase
+from shoal.model.report import Accepted, Answer, SetService, StopService
+from shoal.model.service import ReplicaLoad, Service, ServiceLoad, ServiceSpec
+from tests.core.build import Cluster, job_spec
+
+LOOK_MS = 500
+
+
+def service_spec(name: str = "chat", **fields: Any) -> ServiceSpec:
+    """`version` names another command; the rest is as it would come from outside."""
+    version = fields.pop("version", 1)
+    replica = {"command": ("serve", f"v{version}"), "cpu_milli": 1_000, **fields.pop("replica", {})}
+    wish = {"name": name, "replica": msgspec.to_builtins(job_spec(**replica)), **fields}
+    return msgspec.convert(wish, ServiceSpec)
+
+
+class Serving(Cluster):
+    """`tick` is half a second: orders are obeyed, nodes and the gateway speak."""
+
+    def __init__(self, *, cpus: int = 8, nodes: int = 2, **rest: Any) -> None:
+        super().__init__(**rest)
+        self.work: dict[str, int] = {}  # in flight, by job
+        self.held = 0
+        self.broken: set[str] = set()  # versions, by their command, that never get ready
+        self.crashing: set[str] = set()  # versions that end by themselves at once
+        self.down: set[str] = set()  # jobs that the gateway does not reach
+        self.silent = False  # nothing is heard of the gateway
+        self.trouble = ""
+        for name in "abcdef"[:nodes]:
+            self.join(name, cpus=cpus)
+
+    def serve(self, name: str = "chat", **fields: Any) -> Answer:
+        answer = self.ask(SetService(service_spec(name, **fields)))
+        self._obey()
+        return answer
+
+    def served(self, name: str = "chat", **fields: Any) -> None:
+        """The service is accepted, and all its replicas answer."""
+        assert isinstance(self.serve(name, **fields), Accepted)
+        self.tick(6)
+
+    def stop(self, name: str = "chat") -> Answer:
+        answer = self.ask(StopService(name))
+        self._obey()
+        return answer
+
+    def tick(self, times: int = 1) -> None:
+        for _ in range(times):
+            self.wait(LOOK_MS)
+            loads = () if self.silent else tuple(map(self.load, self.state.services))
+            nodes = tuple(book.report() for book in self.books.values())
+            self.step(nodes=nodes, services=loads)
+            self._obey()
+
+    def load(self, name: str) -> ServiceLoad:
+        service = self.service(name)
+        ready = [
+            job.id
+            for job in self.replicas(name)
+            if job.phase is Phase.RUNNING and job.spec.command[1] not in self.broken
+        ]
+        seen = {
+            job_id: ReplicaLoad(up=job_id not in self.down, in_flight=self.work.get(job_id, 0))
+            for job_id in service.ready
+        }
+        if self.trouble:
+            return ServiceLoad(service=name, ready=tuple(ready), trouble=self.trouble)
+        return ServiceLoad(
+            service=name,
+            in_flight=sum(load.in_flight for load in seen.values()),
+            held=self.held,
+            replicas=seen,
+            ready=tuple(ready),
+        )
+
+    def _obey(self) -> None:
+        for _ in range(100):
+            if not self.last.commands:
+                return
+            for order in self.deliver():
+                if isinstance(order, Launch) and order.argv[1] in self.crashing:
+                    self.books[order.node].exited(order.ref, 1, "it crashed")
+                elif isinstance(order, Stop):
+                    self.books[order.node].exited(order.ref, 0)
+            self.hear(*self.books)
+        raise AssertionError("orders without end")
+
+    def lose_node(self, name: str) -> None:
+        """It is known to have died; it does not come back."""
+        self.learn_gone(name)
+        del self.books[name]
+        self._obey()
+
+    # -- what there is ---------------------------------------------------------------------
+
+    def service(self, name: str = "chat") -> Service:
+        return self.state.services[name]
+
+    def replicas(self, name: str = "chat") -> list[Job]:
+        return [self.state.jobs[job_id] for job_id in self.state.replicas.get(name, {})]
+
+    def ready(self, name: str = "chat") -> list[str]:
+        """Jobs that get requests."""
+        service = self.service(name)
+        return [job_id for job_id in service.ready if job_id not in service.draining]
+
+    def versions(self, name: str = "chat") -> list[int]:
+        return sorted(self.state.jobs[job_id].spec.version for job_id in self.ready(name))
+
+    def crash(self, job_id: str, code: int = 1) -> None:
+        job = self.job(job_id)
+        self.books[job.members[0].slice.node].exited(MemberRef(job_id, job.attempt, 0), code)

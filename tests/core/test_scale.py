@@ -1,0 +1,154 @@
+"""How many replicas: enough, within bounds, up at once, down slowly, and steady on steady load."""
+
+from __future__ import annotations
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from shoal.core.scale import SLOTS, TREND_MAX, Meter, wish
+from shoal.model.service import Scale, ServiceLoad
+from tests.core.build import examples
+
+LOOK_MS = 500
+
+
+def needed(work: int, scale: Scale) -> int:
+    return min(max(-(-work // scale.target), scale.least), scale.most)
+
+
+class Meters:
+    """One service: looks twice a second, and has what it wishes for at once."""
+
+    def __init__(self, scale: Scale, start_ms: int = 10_000) -> None:
+        self.scale = scale
+        self.start_ms = start_ms
+        self.meter = Meter()
+        self.wanted = scale.least
+        self.now_ms = 1_000
+        self.why = ""
+
+    def look(self, work: int, times: int = 1) -> int:
+        for _ in range(times):
+            self.now_ms += LOOK_MS
+            load = ServiceLoad(service="chat", in_flight=work)
+            wished = wish(self.meter, self.scale, load, self.wanted, self.start_ms, self.now_ms)
+            assert (wished.wanted != self.wanted) == bool(wished.why)
+            self.wanted, self.why = wished.wanted, wished.why or self.why
+        return self.wanted
+
+
+@st.composite
+def scales(draw: st.DrawFn) -> Scale:
+    least = draw(st.integers(0, 20))
+    return Scale(
+        least=least,
+        most=draw(st.integers(max(1, least), 200)),
+        target=draw(st.integers(1, 10)),
+        down_after_ms=draw(st.sampled_from([1, 500, 5_000, 60_000])),
+        idle_ms=draw(st.sampled_from([1, 5_000, 60_000])),
+    )
+
+
+WORKS = st.lists(st.integers(0, 2_000), max_size=80)
+
+
+@examples
+@given(scales(), WORKS, st.integers(0, 600_000))
+def test_it_is_within_bounds_and_never_fewer_than_are_in_use(
+    scale: Scale, works: list[int], start_ms: int
+) -> None:
+    meters = Meters(scale, start_ms)
+    for work in works:
+        wanted = meters.look(work)
+        assert scale.least <= wanted <= scale.most
+        assert wanted >= needed(work, scale)
+        assert wanted >= 1 or not work
+
+
+@examples
+@given(scales(), WORKS)
+def test_it_is_never_fewer_than_would_have_done_lately(scale: Scale, works: list[int]) -> None:
+    meters = Meters(scale)
+    for number, work in enumerate(works, start=1):
+        wanted = meters.look(work)
+        looks = scale.down_after_ms // LOOK_MS
+        lately = works[max(0, number - 1 - looks) : number]
+        assert wanted >= max(needed(each, scale) for each in lately)
+
+
+@examples
+@given(scales(), st.lists(st.integers(0, 2_000), min_size=1, max_size=600))
+def test_what_it_remembers_is_bounded(scale: Scale, works: list[int]) -> None:
+    meters = Meters(scale)
+    for work in sorted(works, reverse=True):  # falling work has the most peaks
+        meters.look(work)
+        assert len(meters.meter.trend) <= TREND_MAX
+        assert len(meters.meter.peaks) <= SLOTS + 2
+
+
+@examples
+@given(scales(), WORKS, st.integers(0, 2_000))
+def test_on_constant_work_it_settles_and_then_stays(
+    scale: Scale, works: list[int], work: int
+) -> None:
+    meters = Meters(scale)
+    for each in works:
+        meters.look(each)
+    settled = meters.look(work, 2 * 60_000 // LOOK_MS + 2 * SLOTS)
+    assert settled == needed(work, scale)
+    for _ in range(50):
+        assert meters.look(work) == settled
+
+
+def test_more_work_is_met_at_the_first_look() -> None:
+    meters = Meters(Scale(least=1, most=100, target=8))
+    meters.look(8, 60)
+    assert meters.look(80) >= 10
+    assert "80 requests in flight or waiting" in meters.why
+
+
+def test_less_work_is_believed_only_after_a_while() -> None:
+    meters = Meters(Scale(least=1, most=100, target=8, down_after_ms=60_000), start_ms=0)
+    meters.look(80, 60)
+    assert meters.look(8, 119) == 10
+    assert meters.look(80) == 10
+    assert meters.look(8, 119) == 10
+    assert meters.look(8, 8) == 1
+    assert meters.why == "1 would have done for the last 60 s"
+
+
+def test_growth_is_met_before_it_comes_and_believed_within_reason() -> None:
+    slow = Meters(Scale(least=1, most=1_000, target=1), start_ms=0)
+    fast = Meters(Scale(least=1, most=1_000, target=1), start_ms=15_000)
+    for work in range(20, 80):  # two more a second
+        slow.look(work)
+        fast.look(work)
+    assert slow.wanted == 79
+    assert fast.wanted == 79 + 2 * 15
+    assert "expected by the time a new one is ready" in fast.why
+    leap = Meters(Scale(least=1, most=1_000, target=1), start_ms=600_000)
+    leap.look(1, 10)
+    assert leap.look(100) == 200
+
+
+def test_a_fleet_that_shrinks_by_many_small_steps_keeps_its_peak_for_as_long() -> None:
+    meters = Meters(Scale(least=0, most=1_000, target=1, down_after_ms=60_000))
+    meters.look(500, 60)
+    for work in range(499, 399, -1):
+        assert meters.look(work) == 500
+
+
+def test_it_sleeps_when_nobody_has_asked_for_long_and_wakes_at_once() -> None:
+    meters = Meters(Scale(least=0, most=4, target=2, down_after_ms=5_000, idle_ms=60_000))
+    assert meters.look(1) == 1
+    assert meters.look(0, 119) == 1
+    assert meters.look(0, 12) == 0
+    assert "no request for" in meters.why
+    assert meters.look(1) == 1
+
+
+def test_who_is_met_anew_keeps_what_it_has_for_a_while() -> None:
+    meters = Meters(Scale(least=1, most=100, target=8, down_after_ms=60_000))
+    meters.wanted = 20  # the controller has just been started
+    assert meters.look(8, 119) == 20
+    assert meters.look(8, 10) == 1

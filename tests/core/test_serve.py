@@ -1,0 +1,356 @@
+"""Services: as many ready replicas as wanted, of the version wanted, and no request is lost."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+from typing import Any
+
+import msgspec
+import pytest
+
+from shoal.core.serve import DOWN_MS, TRIES_MAX
+from shoal.core.state import State
+from shoal.model.events import JobSubmitted, ReplicaDraining, ServiceSet, ServiceStopped
+from shoal.model.job import Outcome, Phase
+from shoal.model.report import Accepted, Refused
+from tests.core.serving import LOOK_MS, Serving
+
+THREE: dict[str, Any] = {"scale": {"least": 3, "most": 3}}
+SLEEPS: dict[str, Any] = {
+    "scale": {"least": 0, "most": 4, "target": 2, "idle_ms": 10_000, "down_after_ms": 5_000}
+}
+
+
+def test_replicas_are_started_and_get_requests_when_their_probe_has_answered() -> None:
+    cluster = Serving()
+    cluster.broken = {"v1"}
+    cluster.served(**THREE)
+    assert (len(cluster.replicas()), cluster.ready()) == (3, [])
+    cluster.broken = set()
+    cluster.tick()
+    assert len(cluster.ready()) == 3
+    assert cluster.service().proven
+    assert all(job.spec.service == "chat" for job in cluster.replicas())
+
+
+@pytest.mark.parametrize("wanted", [1, 3, 8])
+def test_a_roll_out_keeps_as_many_ready_as_are_wanted_and_few_more(wanted: int) -> None:
+    cluster = Serving()
+    cluster.served(scale={"least": wanted, "most": wanted})
+    cluster.serve(scale={"least": wanted, "most": wanted}, version=2)
+    for _ in range(20 * wanted):
+        staying = [j for j in cluster.replicas() if j.id not in cluster.service().draining]
+        assert len(cluster.ready()) >= wanted
+        assert len(staying) <= wanted + max(1, wanted // 4)
+        cluster.tick()
+    assert cluster.versions() == [2] * wanted
+    assert len(cluster.replicas()) == wanted
+
+
+def test_a_drained_replica_ends_when_nothing_is_in_flight_there() -> None:
+    cluster = Serving()
+    cluster.served(drain_ms=60_000)
+    (old,) = cluster.ready()
+    cluster.work = {old: 1}  # a long stream
+    cluster.serve(version=2, drain_ms=60_000)
+    cluster.tick(40)
+    assert cluster.versions() == [2]
+    assert cluster.job(old).phase is Phase.RUNNING
+    cluster.work = {}
+    cluster.tick(2)
+    assert cluster.finished[old].why == "drained"
+
+
+def test_a_drain_is_over_when_its_time_is() -> None:
+    cluster = Serving()
+    cluster.served(drain_ms=20_000)
+    (old,) = cluster.ready()
+    cluster.work = {old: 1}
+    cluster.serve(version=2, drain_ms=20_000)
+    cluster.tick(6)
+    cluster.silent = True  # also if the gateway is gone
+    assert cluster.last.wake_ms is not None
+    cluster.tick(2 * 20)
+    assert cluster.finished[old].why == "its time to drain is over"
+
+
+@pytest.mark.parametrize("how", ["silent", "trouble", "restarted"])
+def test_who_drains_is_not_cut_off_because_nothing_is_known_of_it(how: str) -> None:
+    cluster = Serving()
+    cluster.served()
+    (old,) = cluster.ready()
+    cluster.work = {old: 1}
+    cluster.serve(version=2)
+    cluster.tick(8)
+    assert old in cluster.service().draining
+    if how == "restarted":
+        cluster.state = State.restore(cluster.state.snapshot())
+    cluster.silent, cluster.trouble = how != "trouble", "the gateway is down"
+    cluster.tick(10)
+    assert cluster.job(old).phase is Phase.RUNNING
+
+
+@pytest.mark.parametrize("fault", ["broken", "crashing"])
+def test_a_version_that_does_not_get_ready_goes_back_and_the_old_replicas_are_untouched(
+    fault: str,
+) -> None:
+    cluster = Serving()
+    probe = {"start_ms": 5_000}
+    cluster.served(**THREE, probe=probe)
+    before = cluster.ready()
+    setattr(cluster, fault, {"v2"})
+    cluster.serve(**THREE, probe=probe, version=2)
+    cluster.tick(100)
+    service = cluster.service()
+    assert cluster.ready() == before
+    assert (service.version, service.newest, service.before) == (1, 2, None)
+    assert f"version 2 failed {TRIES_MAX} times before it was ready" in service.why
+    # Who is stopped for not answering is replaced while it still stops.
+    tried = len([e for e in cluster.log if isinstance(e, JobSubmitted)]) - 3
+    assert tried == TRIES_MAX + (fault == "broken")
+    assert not [e for e in cluster.log if isinstance(e, ReplicaDraining)]
+    cluster.crashing = cluster.broken = set()
+    cluster.served(**THREE, version=2)  # asked for again: it is a new version, not a known one
+    cluster.tick(20)
+    assert cluster.versions() == [3, 3, 3]
+
+
+def test_a_replica_that_is_stopped_for_not_answering_has_failed_even_if_it_ends_well() -> None:
+    cluster = Serving()
+    cluster.broken = {"v1"}
+    cluster.serve(probe={"start_ms": 2_000})
+    cluster.tick(8)
+    first = cluster.finished["j1"]
+    assert first.outcome is Outcome.FAILED
+    assert "did not answer within 2 s" in first.why
+    assert "did not answer" in cluster.service().why
+
+
+def test_a_replica_that_ends_is_replaced_and_each_time_a_little_later() -> None:
+    cluster = Serving()
+    cluster.served()
+    cluster.crashing = {"v1"}
+    cluster.crash(cluster.ready()[0], code=0)  # a server that ends has failed, whatever it says
+    cluster.tick(121)
+    begun = [e.at_ms for e in cluster.log if isinstance(e, JobSubmitted)][1:]
+    waits = [later - before for before, later in pairwise(begun)]
+    assert len(waits) == 4
+    assert waits == sorted(waits)
+    assert waits[-1] > 2 * waits[0]
+    assert cluster.service().version == 1
+    cluster.crashing = set()
+    cluster.tick(130)
+    assert len(cluster.ready()) == 1
+    assert cluster.service().failures == 0
+
+
+def test_a_replica_lost_with_its_node_comes_up_elsewhere() -> None:
+    cluster = Serving()
+    cluster.served(**THREE)
+    lost = [job.id for job in cluster.replicas() if job.members[0].slice.node == "a"]
+    assert lost
+    cluster.lose_node("a")
+    assert not set(lost) & set(cluster.ready())
+    cluster.tick(3)
+    assert len(cluster.ready()) == 3
+    assert {job.members[0].slice.node for job in cluster.replicas()} == {"b"}
+    assert cluster.service().failures == 0
+
+
+def test_a_drained_replica_lost_with_its_node_does_not_come_up_again() -> None:
+    cluster = Serving()
+    cluster.served()
+    (old,) = cluster.ready()
+    cluster.work = {old: 1}
+    cluster.serve(version=2)
+    cluster.tick(4)
+    (new,) = cluster.ready()
+    node = cluster.job(old).members[0].slice.node
+    cluster.lose_node(node)
+    cluster.tick(4)
+    assert cluster.finished[old].outcome is Outcome.CANCELLED
+    assert cluster.versions() == [2]
+    assert len(cluster.replicas()) == 1, new
+
+
+def test_a_replica_that_the_gateway_does_not_reach_is_replaced() -> None:
+    cluster = Serving()
+    cluster.served()
+    (old,) = cluster.ready()
+    cluster.down = {old}
+    cluster.tick(DOWN_MS // LOOK_MS - 2)
+    assert cluster.ready() == [old]
+    cluster.silent = True  # what was heard long ago is no reason
+    cluster.tick(20)
+    assert cluster.ready() == [old]
+    cluster.silent = False
+    cluster.tick(20)
+    assert len(cluster.ready()) == 1
+    assert cluster.ready() != [old]
+    assert not cluster.state.down_ms
+
+
+def test_stopping_drains_first_and_leaves_nothing() -> None:
+    cluster = Serving()
+    cluster.served(**THREE)
+    busy, *_ = cluster.ready()
+    cluster.work = {busy: 2}
+    assert isinstance(cluster.stop(), Accepted)
+    again = cluster.serve(version=2)
+    assert isinstance(again, Refused)
+    assert "is being stopped" in again.message
+    cluster.tick(10)
+    assert [job.id for job in cluster.replicas()] == [busy]
+    cluster.work = {}
+    cluster.tick(2)
+    state = cluster.state
+    assert not (state.services or state.replicas or state.loads or state.meters or state.jobs)
+    assert isinstance(cluster.log[-1], ServiceStopped)
+    assert isinstance(cluster.stop(), Refused)
+
+
+def test_a_service_that_never_got_ready_can_be_stopped() -> None:
+    cluster = Serving()
+    cluster.broken = {"v1"}
+    cluster.served(**THREE)
+    cluster.stop()
+    cluster.tick(2)
+    assert not cluster.state.services
+
+
+@pytest.mark.parametrize("change", [{"scale": {"least": 5, "most": 5}}, {"drain_ms": 1_000}])
+def test_a_change_around_the_replicas_restarts_none(change: dict[str, Any]) -> None:
+    cluster = Serving()
+    cluster.served(**THREE)
+    before = cluster.ready()
+    cluster.served(**{**THREE, **change})
+    assert cluster.service().version == 1
+    assert set(before) <= set(cluster.ready())
+    cluster.served(**THREE)
+    assert cluster.ready() == before
+
+
+def test_the_same_again_changes_nothing() -> None:
+    cluster = Serving()
+    cluster.served(**THREE)
+    answer = cluster.serve(**THREE)
+    assert isinstance(answer, Accepted)
+    assert answer.note
+    assert len([event for event in cluster.log if isinstance(event, ServiceSet)]) == 1
+
+
+@pytest.mark.parametrize(
+    ("field", "route"),
+    [
+        ("port", {"service": "two", "port": 9000}),
+        ("path", {"service": "two", "path": "/chat"}),
+        ("host", {"service": "two", "host": "Chat.Example"}),
+    ],
+)
+def test_an_address_that_another_service_has_is_refused(field: str, route: dict[str, Any]) -> None:
+    cluster = Serving()
+    cluster.served(route={"service": "chat", "port": 9000, "host": "chat.example"})
+    answer = cluster.serve("two", route=route)
+    assert isinstance(answer, Refused)
+    assert answer.field == field
+    assert "is already used by service chat" in answer.message
+    assert "two" not in cluster.state.services
+
+
+def test_an_address_is_kept_for_a_service_that_may_yet_go_back_to_it() -> None:
+    cluster = Serving()
+    cluster.served(route={"service": "chat", "port": 9000})
+    cluster.broken = {"v2"}
+    cluster.serve(route={"service": "chat", "port": 9001}, version=2)
+    two = {"service": "two", "port": 9000}
+    assert isinstance(cluster.serve("two", route=two), Refused)
+    cluster.broken = set()
+    cluster.tick(4)
+    cluster.serve(route={"service": "chat", "port": 9001}, version=3)
+    assert isinstance(cluster.serve("two", route={"service": "two", "port": 9000}), Accepted)
+
+
+@pytest.mark.parametrize(
+    ("fields", "field"),
+    [
+        ({"scale": {"least": 4, "most": 2}}, "replicas"),
+        ({"replica": {"members": 2}}, "members"),
+        ({"probe": {"path": "health"}}, "probe"),
+        ({"route": {"service": "other"}}, "route"),
+        ({"replica": {"gpus": 1}}, "gpus"),
+    ],
+)
+def test_what_cannot_be_is_refused_by_its_field(fields: dict[str, Any], field: str) -> None:
+    cluster = Serving()
+    answer = cluster.serve(**fields)
+    assert isinstance(answer, Refused)
+    assert answer.field == field
+    assert not cluster.state.services
+
+
+def test_it_shows_that_it_works_then_sleeps_and_is_woken_by_who_waits() -> None:
+    cluster = Serving()
+    cluster.served(**SLEEPS)
+    assert len(cluster.ready()) == 1
+    cluster.tick(30)
+    assert (cluster.service().wanted, cluster.replicas()) == (0, [])
+    cluster.held = 5
+    cluster.tick(3)
+    assert len(cluster.ready()) == 3
+    cluster.held = 0
+    cluster.tick(60)
+    assert (cluster.service().wanted, cluster.replicas()) == (0, [])
+
+
+def test_a_new_version_shows_that_it_works_even_if_nobody_asks() -> None:
+    cluster = Serving()
+    cluster.served(**SLEEPS)
+    cluster.tick(30)
+    cluster.crashing = {"v2"}
+    cluster.served(**SLEEPS, version=2)
+    cluster.tick(30)
+    assert cluster.service().version == 1
+    assert "version 2 failed" in str([e.why for e in cluster.log if isinstance(e, ServiceSet)])
+
+
+def test_who_takes_long_to_start_is_not_sent_to_sleep_before_it_is_ready() -> None:
+    cluster = Serving()
+    cluster.broken = {"v1"}
+    cluster.served(**SLEEPS)
+    cluster.tick(60)
+    cluster.broken = set()
+    cluster.tick()
+    assert [job.id for job in cluster.replicas()] == cluster.ready() == ["j1"]
+
+
+def test_a_restart_of_the_controller_neither_wakes_nor_shrinks_a_service() -> None:
+    cluster = Serving()
+    cluster.served(**SLEEPS)
+    cluster.held = 8
+    cluster.tick(3)
+    cluster.held = 0
+    cluster.work = dict.fromkeys(cluster.ready(), 2)
+    cluster.served("asleep", **SLEEPS)
+    cluster.work.update(dict.fromkeys(cluster.ready(), 2))
+    cluster.tick(30)
+    before = cluster.ready()
+    assert len(before) == 4
+    encoded = msgspec.msgpack.encode(cluster.state.snapshot())
+    kind = type(cluster.state.snapshot())
+    cluster.state = State.restore(msgspec.msgpack.decode(encoded, type=kind))
+    cluster.step()
+    cluster.tick(4)
+    assert cluster.ready() == before
+    assert cluster.service("asleep").wanted == 0
+
+
+def test_while_nothing_is_known_of_the_gateway_nobody_is_scaled() -> None:
+    cluster = Serving()
+    cluster.served(**SLEEPS)
+    cluster.held = 8
+    cluster.tick(3)
+    before = cluster.ready()
+    assert len(before) == 4
+    cluster.held, cluster.trouble = 0, "cannot be reached"
+    cluster.tick(100)
+    assert cluster.ready() == before
