@@ -35,6 +35,8 @@ LOAD_BOUND_PERCENT = 200
 LINGER_S = 3_600  # streams of a configuration that was replaced may go on for this long
 REQUEST_TIMEOUT_MS = 10_000  # for a client to send a request's head
 KEEP_ALIVE_MS = 65_000  # beyond the minute after which most clients and proxies let go
+LOG_ALL_PER_S = 500
+LOG_ONE_OF = 16
 REQUEST_ID_BYTES = 128
 TENANTS_MAX = 100_000
 TENANT_BYTES = 64
@@ -223,6 +225,10 @@ def _identify(place: Place) -> Iterator[str]:
     """Every request has a name; the client's own is kept."""
     if place.log:
         yield "    log global"  # in frontends only: a backend would log its servers' ups and downs
+        # A line costs half as much as all the rest: beyond this rate one of so many, and failures.
+        sampled = f"{{ fe_req_rate gt {LOG_ALL_PER_S} }} !{{ rand({LOG_ONE_OF}) eq 0 }}"
+        yield f"    http-request set-log-level silent if {sampled}"
+        yield "    http-response set-log-level info if { status ge 500 }"
     yield f"    http-request set-var(txn.id) req.hdr(x-request-id),bytes(0,{REQUEST_ID_BYTES})"
     yield "    http-request set-var(txn.id) uuid() unless { var(txn.id) -m found }"
     yield "    http-request set-header X-Request-Id %[var(txn.id)]"
