@@ -14,6 +14,7 @@ import pytest
 from shoal.agent import nursery
 from shoal.agent.nursery import Nursery
 from shoal.agent.warmth import recipe, shadowed, wanted_modules
+from shoal.model.commands import Prepare
 from shoal.model.job import MemberRef
 from tests.agent.rig import Rig, marked, rig
 
@@ -204,3 +205,17 @@ def test_the_memory_of_a_container_counts_where_it_is_less(
     (tmp_path / "memory.current").write_text(f"{70 << 20}\n")
     (tmp_path / "memory.stat").write_text(f"anon 5\ninactive_file {20 << 20}\n")
     assert nursery.available_memory_mb() == 50
+
+
+def test_a_node_that_was_told_of_a_job_is_warm_before_its_first_member(site: Path) -> None:
+    with rig() as node:
+        argv = (sys.executable, str(site.parent / "script.py"))
+        env = {"PYTHONPATH": str(site)}
+        incarnation = node.ask().incarnation
+        node.order(
+            Prepare(node="n1", incarnation=incarnation, job="j1", argv=argv, env=env, workdir="")
+        )
+        node.logs("is warm after")
+        assert node.ask().prepared == ("j1",)
+        first = start(node, site, 1)
+        assert finish(node, site, first) == "warm"

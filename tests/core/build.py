@@ -9,10 +9,10 @@ import msgspec
 from hypothesis import settings
 
 from shoal.core.check import check, check_touched
-from shoal.core.nodebook import NodeBook
+from shoal.core.nodebook import NodeBook, Order
 from shoal.core.state import Node, State
 from shoal.core.step import Step, step
-from shoal.model.commands import Check, Command, Envelope, Launch, Stop
+from shoal.model.commands import Command, Envelope
 from shoal.model.events import Event
 from shoal.model.job import Job, JobSpec, MemberRef
 from shoal.model.node import NodeIntent, NodeSpec
@@ -122,18 +122,18 @@ class Cluster:
     def learn_gone(self, name: str) -> Step:
         return self.step(gone=(NodeGone(name, self.books[name].incarnation, "its agent died"),))
 
-    def deliver(self, *names: str) -> list[Launch | Stop | Check]:
+    def deliver(self, *names: str) -> list[Order]:
         """The commands of the last step reach these nodes, or all; returns what they do."""
         by_node: dict[str, list[Command]] = {}
         for command in self.last.commands:
             by_node.setdefault(command.node, []).append(command)
-        done: list[Launch | Stop | Check] = []
+        done: list[Order] = []
         for name, commands in by_node.items():
             if name in (names or self.books):
                 done += self.send(name, commands)
         return done
 
-    def send(self, name: str, commands: Sequence[Command]) -> list[Launch | Stop | Check]:
+    def send(self, name: str, commands: Sequence[Command]) -> list[Order]:
         self._number += 1
         return self.books[name].take(Envelope(1, self._number, tuple(commands)))
 

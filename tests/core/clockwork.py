@@ -11,7 +11,7 @@ import msgspec
 
 from shoal.core.nodebook import NodeBook
 from shoal.core.policies import SHIPPED
-from shoal.model.commands import Check, Launch
+from shoal.model.commands import Check, Launch, Prepare
 from shoal.model.events import (
     Event,
     JobClaimed,
@@ -92,6 +92,8 @@ class Clockwork(Cluster):
             for order in self.deliver():
                 if isinstance(order, Check):
                     self.books[order.node].measured(CheckResult(id=order.id))
+                    continue
+                if isinstance(order, Prepare):
                     continue
                 if isinstance(order, Launch):
                     left_ms = self.run_ms[order.ref.job] - self.job(order.ref.job).attained_ms

@@ -10,7 +10,7 @@ import msgspec
 import pytest
 
 from shoal.core import admit, heal, observe, queue, reconcile
-from shoal.core.nodebook import NodeBook
+from shoal.core.nodebook import NodeBook, Order
 from shoal.core.queue import Gang, Lane
 from shoal.core.room import Room
 from shoal.core.round import Round
@@ -18,7 +18,7 @@ from shoal.core.scheduling import cycle, elastic, fit, preempt
 from shoal.core.scheduling.fit import Plan
 from shoal.core.scheduling.order import Rank, Walk
 from shoal.core.state import State
-from shoal.model.commands import Check, Envelope, Launch, Stop
+from shoal.model.commands import Envelope
 from shoal.model.events import JobPlaced
 from shoal.model.job import Job, JobSpec, Outcome
 from shoal.model.report import Answer, Submit
@@ -93,7 +93,7 @@ def give_nodes_up_too_soon(patch: pytest.MonkeyPatch) -> None:
 def obey_old_orders(patch: pytest.MonkeyPatch) -> None:
     take = NodeBook.take
 
-    def obey(self: NodeBook, envelope: Envelope) -> list[Launch | Stop | Check]:
+    def obey(self: NodeBook, envelope: Envelope) -> list[Order]:
         self._newest = (0, 0)
         return take(self, envelope)
 

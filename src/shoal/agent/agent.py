@@ -22,7 +22,7 @@ from shoal.agent.stacks import stacks
 from shoal.core.nodebook import NodeBook
 from shoal.files import write_private
 from shoal.kernel import reap_orphans
-from shoal.model.commands import Acknowledge, Check, Envelope, Launch, Stop
+from shoal.model.commands import Acknowledge, Check, Envelope, Launch, Prepare, Stop
 from shoal.model.health import CheckResult
 from shoal.model.job import MemberRef
 from shoal.model.node import NodeSpec
@@ -118,6 +118,8 @@ class Agent:
                     self._stop(order)
                 case Check():
                     self._checks.ask(order, busy=bool(self._book.alive))
+                case Prepare():
+                    self._members.prepare(order)
         for command in envelope.commands:
             if isinstance(command, Acknowledge) and command.ref not in self._book.exits:
                 self._forget(command.ref)
@@ -264,7 +266,8 @@ class Agent:
         async def heartbeat() -> None:
             while True:
                 await asyncio.sleep(HEARTBEAT_S)
-                self._members.tend()
+                for job in self._members.tend():
+                    self._book.prepared.pop(job, None)
                 self._checks.tend()
                 self._report()
 

@@ -12,10 +12,10 @@ import time
 from pathlib import Path
 
 from shoal.agent.checks import Checks
-from shoal.agent.nursery import Nursery
-from shoal.agent.warmth import Recipe, recipe, wanted_modules
+from shoal.agent.nursery import ZYGOTES_MAX, Nursery
+from shoal.agent.warmth import Recipe, default_modules, recipe, wanted_modules
 from shoal.kernel import NODE_MARK, children, kill_marked, variable
-from shoal.model.commands import Launch
+from shoal.model.commands import Launch, Prepare
 from shoal.model.job import MemberRef
 
 log = logging.getLogger("shoal.agent")
@@ -25,6 +25,7 @@ MARK = "SHOAL_REF"  # in the environment of all that a member starts
 # By then a script has imported what it needs; who is slower is looked at again, ever later.
 FIRST_LOOK_S = 3.0
 LOOK_S_MAX = 60.0
+PREPARED_S = 300.0  # without being told again
 SETTLED_S = 2.0  # who has loaded nothing more in this time is done with it
 
 
@@ -58,6 +59,9 @@ class Members:
         self._pids: dict[int, Process] = {}
         self._processes: dict[MemberRef, Process] = {}
         self.nursery = Nursery(self._node_mark)
+        self._prepared: dict[
+            str, tuple[Recipe, float]
+        ] = {}  # for jobs that may come, and until when
         self.checks: Checks | None = None  # its probes are our children too
         # Should keeper and agent be killed together, at least the members themselves follow.
         setpriv = shutil.which("setpriv")
@@ -66,7 +70,7 @@ class Members:
     def start(self, launch: Launch, directory: Path, extra: dict[str, str]) -> None:
         """Output goes to a file that the member writes by itself: nobody can slow it down.
         `extra`: variables of ours that the user's may replace."""
-        env = {"PYTHONUNBUFFERED": "1", **os.environ, **extra, **launch.env, MARK: str(launch.ref)}
+        env = {**surroundings(), **extra, **launch.env, MARK: str(launch.ref)}
         env[NODE_MARK] = self._node_mark
         workdir = launch.workdir or str(directory)
         program = _find(launch.argv[0], workdir, env.get("PATH", os.defpath))
@@ -97,9 +101,26 @@ class Members:
         self._pids[process.pid] = process
         self._processes[process.ref] = process
 
-    def tend(self) -> None:
-        """Once in a while: whose libraries took long to load shall find them warm next time."""
+    def prepare(self, order: Prepare) -> None:
+        """A member of this job may come: its interpreter should be warm by then."""
+        env = {**surroundings(), **order.env}
+        with contextlib.suppress(CannotStart):
+            program = _find(order.argv[0], order.workdir or "/", env.get("PATH", os.defpath))
+            found = recipe(program, order.argv, env, order.workdir or "/")
+            if found is not None:
+                self._prepared[order.job] = found, time.monotonic() + PREPARED_S
+        while len(self._prepared) > ZYGOTES_MAX:
+            del self._prepared[next(iter(self._prepared))]
+
+    def tend(self) -> list[str]:
+        """Once in a while: whose libraries took long to load shall find them warm next time.
+        Returns the jobs that are not prepared for any more."""
         now = time.monotonic()
+        over = [job for job, (_, until) in self._prepared.items() if now > until]
+        for job in over:
+            del self._prepared[job]
+        for found, _ in self._prepared.values():
+            self.nursery.want(found, default_modules())
         for process in self._processes.values():
             if process.recipe is None:
                 continue
@@ -108,6 +129,7 @@ class Members:
             if process.modules:
                 self.nursery.want(process.recipe, process.modules)
         self.nursery.tend()
+        return over
 
     def _look_at(self, process: Process, now: float) -> None:
         seen: tuple[str, ...] = ()
@@ -174,6 +196,11 @@ class Members:
 
     def __len__(self) -> int:
         return len(self._processes)
+
+
+def surroundings() -> dict[str, str]:
+    """The environment that all members share unless they say otherwise."""
+    return {"PYTHONUNBUFFERED": "1", **os.environ}
 
 
 def _find(program: str, workdir: str, path: str) -> str:

@@ -96,6 +96,11 @@ def wanted_modules(maps: str) -> tuple[str, ...]:
     )
 
 
+def default_modules() -> tuple[str, ...]:
+    """What to preload for a job that has not run here yet."""
+    return PRELOADED["numpy"] + PRELOADED["torch"]
+
+
 def shadowed(folder: str, names: frozenset[str]) -> str:
     """A file beside the script that its imports would find before one already imported."""
     try:

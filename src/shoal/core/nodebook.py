@@ -5,7 +5,7 @@ Pure, so that the agent and the simulated world keep their books with the same c
 
 from __future__ import annotations
 
-from shoal.model.commands import Acknowledge, Check, Envelope, Launch, Stop
+from shoal.model.commands import Acknowledge, Check, Envelope, Launch, Prepare, Stop
 from shoal.model.health import CheckResult
 from shoal.model.job import MemberRef
 from shoal.model.node import NodeSpec
@@ -14,7 +14,10 @@ from shoal.model.report import MemberExit, NodeReport
 from shoal.model.resources import WHOLE_GPU_MILLI
 
 STOPPED_BEFORE_START_CODE = 143
+PREPARED_MAX = 2  # a warm interpreter takes memory
 CHECKS_KEPT = 4  # told in every report until newer ones take their place
+
+Order = Launch | Stop | Check | Prepare
 
 
 class NodeBook:
@@ -27,29 +30,37 @@ class NodeBook:
         self.stopping: dict[MemberRef, None] = {}
         self.exits: dict[MemberRef, MemberExit] = {}
         self.checks: dict[str, CheckResult] = {}
+        self.prepared: dict[str, Prepare] = {}
         self._sequence = 0
         self._newest = (0, 0)
 
-    def take(self, envelope: Envelope) -> list[Launch | Stop | Check]:
+    def take(self, envelope: Envelope) -> list[Order]:
         """What to start, stop and measure. Orders from the past, or for a past life, do nothing."""
         stamp = (envelope.epoch, envelope.number)
         if stamp <= self._newest:
             return []
         self._newest = stamp
-        todo: list[Launch | Stop | Check] = []
+        todo: list[Order] = []
         for command in envelope.commands:
             if command.incarnation != self.incarnation:
                 continue
             if isinstance(command, Check):
                 if command.id not in self.checks:
                     todo.append(command)
+            elif isinstance(command, Prepare):
+                self._prepare(command)
+                todo.append(command)
             else:
                 self._take_one(command, todo)
         return todo
 
-    def _take_one(
-        self, command: Launch | Stop | Acknowledge, todo: list[Launch | Stop | Check]
-    ) -> None:
+    def _prepare(self, command: Prepare) -> None:
+        self.prepared.pop(command.job, None)
+        self.prepared[command.job] = command
+        while len(self.prepared) > PREPARED_MAX:
+            del self.prepared[next(iter(self.prepared))]
+
+    def _take_one(self, command: Launch | Stop | Acknowledge, todo: list[Order]) -> None:
         ref = command.ref
         known = ref in self.alive or ref in self.exits
         match command:
@@ -100,4 +111,5 @@ class NodeBook:
             exits=tuple(self.exits.values()),
             progress=progress,
             checks=tuple(self.checks.values()),
+            prepared=tuple(self.prepared),
         )

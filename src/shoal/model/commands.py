@@ -48,7 +48,19 @@ class Check(msgspec.Struct, frozen=True, kw_only=True, tag_field="command", tag=
     id: str
 
 
-Command = Launch | Stop | Acknowledge | Check
+class Prepare(msgspec.Struct, frozen=True, kw_only=True, tag_field="command", tag=True):
+    """Keep an interpreter warm for members of this job: the node may have to take one over. The
+    node's reports name the job for some minutes; who still wants it then tells it again."""
+
+    node: str
+    incarnation: int
+    job: str
+    argv: tuple[str, ...]
+    env: dict[str, str]
+    workdir: str
+
+
+Command = Launch | Stop | Acknowledge | Check | Prepare
 
 
 class Envelope(msgspec.Struct, frozen=True):

@@ -24,7 +24,8 @@ class NodeReport(msgspec.Struct, frozen=True, kw_only=True):
     """A node's complete inventory, not a difference: alive members and unacknowledged exits.
     `stopping` are those alive that have been told to stop and need not be told again. `progress`
     is what living members say of their work, where they do. `checks` are the results of the last
-    checks, the newest last; they are told in every report, so that none gets lost."""
+    checks, the newest last; they are told in every report, so that none gets lost. `prepared`
+    are the jobs that the node was told to be ready for, with an interpreter that is warm."""
 
     spec: NodeSpec
     incarnation: int
@@ -34,6 +35,7 @@ class NodeReport(msgspec.Struct, frozen=True, kw_only=True):
     exits: tuple[MemberExit, ...] = ()
     progress: tuple[Progress, ...] = ()
     checks: tuple[CheckResult, ...] = ()
+    prepared: tuple[str, ...] = ()
 
 
 class NodeGone(msgspec.Struct, frozen=True):

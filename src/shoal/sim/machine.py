@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 from shoal.core.nodebook import NodeBook
-from shoal.model.commands import Check, Envelope, Launch, Stop
+from shoal.model.commands import Check, Envelope, Launch, Prepare, Stop
 from shoal.model.health import CheckResult
 from shoal.model.job import MemberRef
 from shoal.model.node import NodeSpec
@@ -95,6 +95,8 @@ class Machine:
                     self._stop(order)
                 case Check():
                     self.book.measured(CheckResult(id=order.id))
+                case Prepare():
+                    pass  # its processes take no time to start
         self.report()
 
     def report(self) -> None:
