@@ -13,7 +13,8 @@ from shoal.model.report import NodeReport
 
 # What runs without being known to the state has no spec to ask; it gets a moment to end well.
 STRANGER_GRACE_MS = 2_000
-PEERLESS_GRACE_MS = 500
+# What a handler of SIGTERM needs to write a line; the whole gang waits for it.
+PEERLESS_GRACE_MS = 100
 
 
 def reconcile(round_: Round, inventories: list[NodeReport]) -> list[Command]:

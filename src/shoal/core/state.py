@@ -135,6 +135,7 @@ class State:
         self.meters: dict[str, Meter] = {}
         self.down_ms: dict[str, int] = {}  # since when the gateway cannot reach a replica
         self.serve_ms: int | None = None  # when to look at the services again
+        self.warm: dict[str, dict[str, int]] = {}  # job -> nodes ready for it, and when heard
         self.asked: dict[str, str] = {}  # node -> the check that somebody wants of it
         self.verdicts: dict[str, tuple[str, CheckResult, Verdict]] = {}  # node -> check, answers
         # The newest (incarnation, sequence) of each node, lost or not: what is older is refused.
@@ -317,6 +318,7 @@ class State:
     def drop_job(self, job: Job) -> None:
         del self.jobs[job.id]
         del self.numbers[job.number]
+        self.warm.pop(job.id, None)
         self.births_ms -= job.submitted_ms
         self.down_ms.pop(job.id, None)
         if job.spec.service:

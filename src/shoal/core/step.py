@@ -7,6 +7,7 @@ import msgspec
 from shoal.core.admit import admit
 from shoal.core.heal import heal
 from shoal.core.observe import observe
+from shoal.core.prepare import prepares_wanted
 from shoal.core.reconcile import reconcile
 from shoal.core.round import Round
 from shoal.core.scheduling.cycle import schedule
@@ -45,5 +46,6 @@ def step(state: State, report: Report, policy: Policy, now_ms: int) -> Step:
     schedule(round_)  # order the queue and place what fits
     commands = reconcile(round_, fresh)  # what should run minus what runs
     commands += checks_wanted(state, fresh)  # which nodes should be measured
+    commands += prepares_wanted(state, fresh, now_ms)  # which should be warm for a gang
     wake_ms = next_wake(round_)
     return Step(round_.events, commands, answers, round_.finished, wake_ms)

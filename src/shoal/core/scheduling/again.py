@@ -11,7 +11,7 @@ from collections.abc import Collection
 
 from shoal.core.queue import Gang
 from shoal.core.room import Room
-from shoal.core.scheduling.fit import fit, slices
+from shoal.core.scheduling.fit import Plan, fit, members_here, slices
 from shoal.core.state import State
 from shoal.model.job import Job, Within
 from shoal.model.resources import Slice, plural
@@ -33,7 +33,8 @@ def again(
     if not missing:
         return tuple(kept[number] for number in range(total)), "where it was before"
     with taken(state, job, tuple(kept.values())):
-        plan = fit(state, gang._replace(members=len(missing)), avoid)
+        rest = gang._replace(members=len(missing))
+        plan = _on_warm_nodes(state, job, rest, avoid) or fit(state, rest, avoid)
         found = slices(state, plan, gang.demand) if plan is not None else ()
     if len(found) < len(missing):
         return None
@@ -41,6 +42,21 @@ def again(
     names = ", ".join(dict.fromkeys(slice_.node for slice_ in found))
     why = f"{plural(total - len(missing), 'member')} where they were, {len(missing)} on {names}"
     return tuple(kept[number] for number in range(total)), why
+
+
+def _on_warm_nodes(state: State, job: Job, gang: Gang, avoid: Collection[int]) -> Plan | None:
+    """Nodes that were told of the job have loaded what its members would wait for."""
+    given: list[tuple[int, int]] = []
+    missing = gang.members
+    for node_id in state.warm.get(job.id, ()):
+        node = state.nodes[node_id]
+        if missing and node.schedulable and node.index not in avoid:
+            room = state.rooms[node.index]
+            here = members_here(gang, room.kind, room.level) if gang.demand.suits(room.kind) else 0
+            if here:
+                given.append((node.index, min(here, missing)))
+                missing -= given[-1][1]
+    return Plan(given, "nodes that are warm") if not missing else None
 
 
 def _kept(state: State, job: Job, gang: Gang, avoid: Collection[int]) -> list[int]:
