@@ -172,7 +172,7 @@ def service_view(loop: ControlLoop, service: Service, entry: Entry) -> ServiceVi
     scale = service.spec.scale
     return ServiceView(
         name=name,
-        state=service_state(service, replicas),
+        state=service_state(service, load, replicas),
         url=_url(service, entry),
         version=service.version,
         least=scale.least,
@@ -190,9 +190,11 @@ def service_view(loop: ControlLoop, service: Service, entry: Entry) -> ServiceVi
     )
 
 
-def service_state(service: Service, replicas: list[ReplicaView]) -> str:
+def service_state(service: Service, load: ServiceLoad, replicas: list[ReplicaView]) -> str:
     if service.stopping:
         return "stopping"
+    if load.trouble:
+        return "failing"
     ready = [replica for replica in replicas if replica.state == "ready"]
     new = [replica for replica in ready if replica.version == service.version]
     if len(new) >= service.wanted and len(new) == len(ready):

@@ -30,7 +30,7 @@ from shoal.ports import Balancer, ServingError
 log = logging.getLogger("shoal.porter")
 
 LOOK_S = 0.5
-PROBES_AT_ONCE_MAX = 64
+PROBES_MAX = 256  # at once
 
 
 class Porter:
@@ -42,6 +42,7 @@ class Porter:
         # The balancer is not for several threads, and its sockets may make it wait.
         self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="gateway")
         self._probed: dict[str, int] = {}  # job -> the attempt whose probe answered
+        self._probing: dict[str, asyncio.Task[None]] = {}
         self.trouble = ""
 
     async def run(self) -> None:
@@ -57,7 +58,7 @@ class Porter:
 
     async def _look(self) -> None:
         state = self._loop.state
-        await self._probe(state)
+        self._probe(state)
         wanted = wanted_of(state, self._entry())
         loads = await asyncio.get_running_loop().run_in_executor(self._thread, self._tick, wanted)
         ready = [
@@ -65,10 +66,10 @@ class Porter:
         ]
         self._probed = {job_id: self._probed[job_id] for job_id in ready}
         for name in list(state.services):
-            load = loads.get(name, ServiceLoad(service=name))
+            unseen = ServiceLoad(service=name, seen=False, trouble=self.trouble)
+            load = loads.get(name, unseen)
             of_service = tuple(j for j in ready if state.jobs[j].spec.service == name)
-            seen = msgspec.structs.replace(load, ready=of_service, trouble=self.trouble)
-            self._loop.served(seen)
+            self._loop.served(msgspec.structs.replace(load, ready=of_service))
 
     def _tick(self, wanted: Wanted) -> dict[str, ServiceLoad]:
         """In the balancer's own thread."""
@@ -83,16 +84,16 @@ class Porter:
         self._idle = not wanted.services
         return loads
 
-    async def _probe(self, state: State) -> None:
-        """Ask those that have not answered yet."""
-        asked = []
+    def _probe(self, state: State) -> None:
+        """Ask those that have not answered yet. Nobody waits for one that hangs."""
+        for job_id in [one for one, task in self._probing.items() if task.done()]:
+            del self._probing[job_id]
         for name, service in state.services.items():
             for job_id in state.replicas.get(name, {}):
                 job = state.jobs[job_id]
-                if job.phase is Phase.RUNNING and self._probed.get(job_id) != job.attempt:
-                    asked.append(self._probe_one(service, job))
-        if asked:
-            await asyncio.gather(*asked[:PROBES_AT_ONCE_MAX])
+                due = job.phase is Phase.RUNNING and self._probed.get(job_id) != job.attempt
+                if due and job_id not in self._probing and len(self._probing) < PROBES_MAX:
+                    self._probing[job_id] = asyncio.create_task(self._probe_one(service, job))
 
     async def _probe_one(self, service: Service, job: Job) -> None:
         attempt = job.attempt

@@ -16,7 +16,7 @@ from shoal.model.events import (
     ServiceStopped,
     ServiceStopping,
 )
-from shoal.model.job import Job, Outcome
+from shoal.model.job import Job, Outcome, StopCause
 from shoal.model.service import Service
 
 # A replica that failed is replaced after this, then twice that, up to a minute.
@@ -51,6 +51,7 @@ def _replica_ready(state: State, event: ReplicaReady) -> None:
     service.ready[event.job] = event.at_ms
     if state.jobs[event.job].spec.version == service.version:
         service.proven, service.failures = True, 0
+        service.why = f"{event.job}: {event.why}"
 
 
 def _replica_draining(state: State, event: ReplicaDraining) -> None:
@@ -86,7 +87,9 @@ def replica_over(state: State, job: Job, event: JobFinished) -> None:
     if drained or event.outcome is Outcome.CANCELLED or job.spec.version != service.version:
         return
     service.failures += 1
-    service.why = f"{job.id}: {event.why}"
+    # What it was stopped for says more than how it took that.
+    why = job.why if job.stop_cause is StopCause.FAILURE else event.why
+    service.why = f"{job.id}: {why}"
     wait_ms = min(REPLICA_RETRY_MS << min(service.failures - 1, 6), REPLICA_RETRY_MS_MAX)
     service.retry_ms = event.at_ms + wait_ms
 

@@ -115,7 +115,7 @@ def _tend(round_: Round, name: str, service: Service, load: ServiceLoad | None) 
         _replace_unreached(round_, service, jobs, load)
     _replace_late(round_, service, jobs)
     _go_back(round_, service)
-    if load is not None and not load.trouble and not service.stopping:
+    if load is not None and load.tells and not service.stopping:
         _scale(round_, service, load)
     _size(round_, service, jobs)
     _let_drained_go(round_, service, jobs, load)
@@ -253,7 +253,7 @@ def _let_drained_go(
     """When the gateway says that nothing is in flight there, or its time is over. A replica that
     was lost meanwhile has nothing left to finish."""
     now_ms = round_.now_ms
-    known = load is not None and not load.trouble
+    known = load is not None and load.tells
     for job in jobs:
         since_ms = service.draining.get(job.id)
         if since_ms is None or _ends(job):

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import msgspec
+
+from shoal.gateway.binary import GatewayError
 from shoal.gateway.gateway import Gateway
 from shoal.gateway.stats import ServiceStats
-from shoal.model.service import ReplicaLoad, ServiceLoad, Wanted
+from shoal.model.service import ReplicaLoad, Route, ServiceLoad, Wanted
 
 
 class HaproxyBalancer:
@@ -15,6 +18,7 @@ class HaproxyBalancer:
     def __init__(self, directory: Path) -> None:
         self._directory = directory
         self._gateway: Gateway | None = None
+        self._routes: dict[str, Route] = {}  # as they were when all was well
 
     def look(self, wanted: Wanted) -> dict[str, ServiceLoad]:
         if self._gateway is None:
@@ -26,8 +30,38 @@ class HaproxyBalancer:
             self._gateway.stop()
             self._gateway = None
             return {}
-        self._gateway.apply(wanted)
-        return {stats.service: _load(stats) for stats in self._gateway.tick()}
+        problems = self._apply(self._gateway, wanted)
+        loads = {stats.service: _load(stats) for stats in self._gateway.tick()}
+        for name, problem in problems.items():
+            load = loads.get(name, ServiceLoad(service=name))
+            loads[name] = msgspec.structs.replace(load, trouble=problem)
+        return loads
+
+    def _apply(self, gateway: Gateway, wanted: Wanted) -> dict[str, str]:
+        """What is wrong with a service is its own trouble: it is served as it was before, or not
+        at all, and the others come and go as they like."""
+        problems: dict[str, str] = {}
+        try:
+            gateway.apply(wanted)
+        except GatewayError:
+            _, problems = gateway.sound_part(wanted)
+            if not problems:
+                raise
+            wanted = self._as_before(wanted, problems)
+            wanted, _ = gateway.sound_part(wanted)
+            gateway.apply(wanted)
+        self._routes = {served.route.service: served.route for served in wanted.services}
+        return problems
+
+    def _as_before(self, wanted: Wanted, problems: dict[str, str]) -> Wanted:
+        services = tuple(
+            msgspec.structs.replace(served, route=self._routes[served.route.service])
+            if served.route.service in problems
+            else served
+            for served in wanted.services
+            if served.route.service not in problems or served.route.service in self._routes
+        )
+        return Wanted(entry=wanted.entry, services=services)
 
 
 def _load(stats: ServiceStats) -> ServiceLoad:

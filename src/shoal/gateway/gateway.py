@@ -10,7 +10,7 @@ from shoal.gateway.accesslog import AccessLog, latencies
 from shoal.gateway.binary import Binary, find_binary
 from shoal.gateway.changes import changes
 from shoal.gateway.process import Proxy
-from shoal.gateway.refuse import check_machine, check_wishes
+from shoal.gateway.refuse import check_machine, check_wishes, sound_part
 from shoal.gateway.render import Place, digest, render
 from shoal.gateway.runtime import RuntimeFailure, WorkerOver
 from shoal.gateway.stats import (
@@ -63,6 +63,11 @@ class Gateway:
         self._wanted = wanted
         self._proxy.keep_log()
         self._tell_replicas(wanted)
+
+    def sound_part(self, wanted: Wanted) -> tuple[Wanted, dict[str, str]]:
+        """What `apply` would not refuse of it, and what is wrong with the services left out."""
+        held = self._proxy.ports() if self._proxy.running() is not None else ()
+        return sound_part(wanted, self._proxy.directory, held)
 
     def tick(self) -> tuple[ServiceStats, ...]:
         """A look, about once a second: starts a proxy that died, finishes what is draining,

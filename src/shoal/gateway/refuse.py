@@ -9,7 +9,7 @@ from ipaddress import ip_address
 from pathlib import Path
 
 from shoal.gateway.binary import GatewayError
-from shoal.model.service import Wanted, problem_with_services
+from shoal.model.service import Served, Wanted, problem_with_services
 
 SOCKET_PATH_MAX = 80  # the kernel's 108, less what HAProxy appends while it binds
 
@@ -38,6 +38,25 @@ def check_machine(wanted: Wanted, directory: Path, ports_held: Collection[tuple[
     for who, (address, port) in listening(wanted).items():
         if (address, port) not in ports_held:
             _check_port(who, address, port)
+
+
+def sound_part(
+    wanted: Wanted, directory: Path, ports_held: Collection[tuple[str, int]]
+) -> tuple[Wanted, dict[str, str]]:
+    """What can be had of it, and what is wrong with the services left out: the later of two that
+    contradict each other. Raises if the gateway itself cannot be."""
+    sound: list[Served] = []
+    problems: dict[str, str] = {}
+    check_machine(Wanted(entry=wanted.entry), directory, ports_held)
+    for served in wanted.services:
+        try:
+            check_wishes(Wanted(entry=wanted.entry, services=(*sound, served)))
+            check_machine(Wanted(entry=wanted.entry, services=(served,)), directory, ports_held)
+        except GatewayError as error:
+            problems[served.route.service] = str(error)
+        else:
+            sound.append(served)
+    return Wanted(entry=wanted.entry, services=tuple(sound)), problems
 
 
 def listening(wanted: Wanted) -> dict[str, tuple[str, int]]:

@@ -175,6 +175,12 @@ class ServiceLoad(msgspec.Struct, frozen=True, kw_only=True):
     replicas: dict[str, ReplicaLoad] = {}
     ready: tuple[str, ...] = ()
     trouble: str = ""
+    seen: bool = True
+
+    @property
+    def tells(self) -> bool:
+        """Else its figures mean nothing, which is not the same as idle."""
+        return self.seen and not self.trouble
 
     @property
     def work(self) -> int:

@@ -1,0 +1,113 @@
+"""Services of a test on a real cluster, and what a test wants to know of them."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import random
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from urllib.parse import urlsplit
+
+import msgspec
+import pytest
+
+from shoal.gateway.binary import GatewayError, find_binary
+from shoal.model.job import JobSpec
+from shoal.model.service import Probe, Route, Scale, ServiceSpec
+from shoal.model.views import ServiceView
+from tests.gateway.world import ROOT, Answer, Clients, get
+from tests.live.cluster import Live, all_pids, eventually, live_cluster
+
+WAIT_S = 40
+# Other clusters on this machine begin at 20,000: replicas must not meet on a port.
+PORTS = range(33_000, 60_000, 500)
+
+
+@contextmanager
+def serving_cluster() -> Iterator[Live]:
+    try:
+        find_binary()
+    except GatewayError as error:
+        pytest.skip(str(error))
+    with live_cluster(nodes=2, gpus=4) as live:
+        first = random.choice(PORTS)
+        policy = live.client.policy()
+        live.client.set_policy(msgspec.structs.replace(policy, port_first=first, port_count=500))
+        yield live
+
+
+class Serving:
+    """One service of a test, gone after it."""
+
+    def __init__(self, live: Live, name: str) -> None:
+        self.live = live
+        self.name = name
+
+    def replica(self, name: str) -> JobSpec:
+        script = f"exec {sys.executable} -m tests.gateway.replica $PORT {name}"
+        return self.shell(script)
+
+    def shell(self, script: str) -> JobSpec:
+        env = {"PYTHONPATH": os.environ.get("PYTHONPATH", "")}
+        return self.live.spec("sh", "-c", script, env=env, workdir=str(ROOT), cpu_milli=100)
+
+    def put(
+        self,
+        replica: JobSpec,
+        scale: Scale | None = None,
+        probe: Probe | None = None,
+        route: Route | None = None,
+    ) -> ServiceView:
+        spec = ServiceSpec(
+            name=self.name,
+            replica=replica,
+            scale=scale or Scale(),
+            probe=probe or Probe(),
+            route=route,
+        )
+        return self.live.client.serve(spec)
+
+    def view(self) -> ServiceView:
+        return self.live.client.service(self.name)
+
+    def settles(self, state: str = "ready", version: int = 0) -> ServiceView:
+        view = self.view()
+
+        def settled() -> bool:
+            nonlocal view
+            view = self.view()
+            return view.state == state and version in (0, view.version)
+
+        assert eventually(settled, WAIT_S), f"{view.state}, version {view.version}: {view.why}"
+        return view
+
+    def serve(self, name: str, scale: Scale | None = None) -> ServiceView:
+        version = self.put(self.replica(name), scale).version
+        return self.settles(version=version)
+
+    @property
+    def port(self) -> int:
+        return urlsplit(self.view().url).port or 0
+
+    def ask(self, path: str = "", method: str = "GET") -> Answer:
+        return get(self.port, f"/{self.name}/{path}", method=method)
+
+    def clients(self, path: str = "", count: int = 4, method: str = "POST") -> Clients:
+        return Clients(self.port, f"/{self.name}/{path}", count, method)
+
+    def pids(self) -> dict[str, int]:
+        """The process of each replica, by the port on its command line."""
+        found = {}
+        for replica in self.view().replicas:
+            port = replica.address.rpartition(":")[2].encode()
+            for pid in all_pids():
+                with contextlib.suppress(OSError), open(f"/proc/{pid}/cmdline", "rb") as file:
+                    words = file.read().split(b"\0")
+                    if b"tests.gateway.replica" in words and port in words:
+                        found[replica.job] = pid
+        return found
+
+    def gone(self) -> bool:
+        return self.name not in [view.name for view in self.live.client.services()]

@@ -1,0 +1,194 @@
+"""What a user is promised about services: a real cluster, a real HAProxy, real servers."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import socket
+import threading
+from collections.abc import Iterator
+
+import msgspec
+import pytest
+
+from shoal.client import ShoalError
+from shoal.model.service import Probe, Route, Scale, ServiceSpec
+from tests.gateway.world import Answer, get
+from tests.live.cluster import Live, eventually
+from tests.live.serving import WAIT_S, Serving, serving_cluster
+
+
+@pytest.fixture(scope="module")
+def cluster() -> Iterator[Live]:
+    with serving_cluster() as live:
+        yield live
+
+
+@pytest.fixture
+def serving(cluster: Live, request: pytest.FixtureRequest) -> Iterator[Serving]:
+    name = request.node.name.removeprefix("test_").replace("_", "-")[:40].strip("-")
+    made = Serving(cluster, name)
+    yield made
+    with contextlib.suppress(ShoalError):
+        cluster.client.stop_service(name)
+    assert eventually(made.gone, WAIT_S)
+
+
+def test_what_is_served_answers_at_its_url(serving: Serving) -> None:
+    view = serving.serve("v1", Scale(least=2, most=2))
+    assert (view.ready, view.wanted, view.version) == (2, 2, 1)
+    assert {replica.state for replica in view.replicas} == {"ready"}
+    answer = serving.ask()
+    assert (answer.status, answer.body) == (200, "v1")
+    assert "x-request-id" in answer.headers
+    again = serving.put(serving.replica("v1"), Scale(least=2, most=2))
+    assert again.version == 1, "the same again changes nothing"
+
+
+def test_a_new_version_takes_over_without_a_failed_request(serving: Serving) -> None:
+    serving.serve("v1", Scale(least=2, most=2))
+    with serving.clients() as clients:
+        clients.more()
+        serving.serve("v2", Scale(least=2, most=2))
+        clients.more()
+        assert eventually(lambda: len(serving.view().replicas) == 2, WAIT_S)
+        clients.more()
+    assert clients.failures == []
+    assert clients.of("v1") and clients.of("v2")
+    assert serving.ask().body == "v2"
+
+
+def test_a_version_that_never_gets_ready_goes_back_by_itself(serving: Serving) -> None:
+    serving.serve("v1")
+    with serving.clients() as clients:
+        assert serving.put(serving.shell("exit 3")).version == 2
+        view = serving.settles(version=1)
+        clients.more()
+    assert clients.failures == []
+    assert "version 2 failed 3 times" in view.why
+    assert "it exited 3" in view.why
+    assert set(clients.answers) == {"v1"}
+    assert serving.serve("v3").version == 3, "a version is never numbered twice"
+
+
+def test_a_replica_that_is_killed_is_replaced(serving: Serving) -> None:
+    before = serving.serve("v1", Scale(least=2, most=2))
+    killed, pid = sorted(serving.pids().items())[0]
+    with serving.clients(method="GET") as clients:
+        clients.more()
+        os.kill(pid, signal.SIGKILL)
+
+        def replaced() -> bool:
+            view = serving.view()
+            jobs = {replica.job for replica in view.replicas}
+            return view.ready == 2 and killed not in jobs
+
+        assert eventually(replaced, WAIT_S)
+        clients.more()
+    assert clients.failures == []
+    assert killed in {replica.job for replica in before.replicas}
+    assert serving.settles().version == 1
+
+
+def test_requests_go_on_while_the_controller_is_dead(serving: Serving) -> None:
+    serving.serve("v1", Scale(least=2, most=2))
+    before = set(serving.pids().values())
+    with serving.clients() as clients:
+        clients.more()
+        serving.live.kill_controller()
+        clients.more(200)
+        serving.settles()
+        clients.more(200)
+    assert clients.failures == []
+    assert set(serving.pids().values()) == before, "its replicas were not disturbed"
+    assert serving.serve("v2", Scale(least=2, most=2)).version == 2
+
+
+def test_replicas_follow_the_load_up_and_down(serving: Serving) -> None:
+    scale = Scale(least=1, most=3, target=2, down_after_ms=1_000)
+    serving.serve("v1", scale)
+    with serving.clients("?ms=100", count=6) as clients:
+        assert eventually(lambda: serving.view().ready == 3, WAIT_S)
+        clients.more()
+    assert eventually(lambda: len(serving.view().replicas) == 1, WAIT_S)
+    assert clients.failures == []
+    assert serving.ask().status == 200
+
+
+def test_asleep_it_is_woken_by_a_request_that_waits(serving: Serving) -> None:
+    scale = Scale(least=0, most=1, idle_ms=1_000, down_after_ms=1_000)
+    serving.serve("v1", scale)
+    assert serving.settles("idle").wanted == 0
+    assert eventually(lambda: not serving.view().replicas, WAIT_S)
+    answer = serving.ask(method="POST")
+    assert (answer.status, answer.body) == (200, "v1")
+
+
+def test_a_stop_lets_a_stream_end(serving: Serving) -> None:
+    serving.serve("v1")
+    answers: list[Answer] = []
+
+    def read_stream() -> None:
+        answers.append(get(port, f"/{serving.name}/stream?n=40&every_ms=100"))
+
+    port = serving.port
+    reader = threading.Thread(target=read_stream)
+    reader.start()
+    assert eventually(lambda: serving.view().in_flight == 1, WAIT_S)
+    serving.live.client.stop_service(serving.name)
+    assert serving.view().state == "stopping"
+    with pytest.raises(ShoalError, match="being stopped"):
+        serving.put(serving.replica("v2"))
+    reader.join(WAIT_S)
+    assert answers[0].body.count("data: v1") == 40
+    assert eventually(serving.gone, WAIT_S)
+
+
+def test_a_port_that_is_taken_is_told_and_troubles_nobody_else(
+    serving: Serving, cluster: Live
+) -> None:
+    other = Serving(cluster, "undisturbed")
+    other.serve("v1")
+    with socket.socket() as taken, other.clients() as clients:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen(1)
+        port = taken.getsockname()[1]
+        serving.put(serving.replica("v1"), route=Route(service=serving.name, port=port))
+        view = serving.settles("failing")
+        assert f"cannot listen on 127.0.0.1 port {port}" in view.why
+        assert "\n" not in view.why
+        other.serve("v2")  # it comes and goes as it likes
+        clients.more()
+    assert clients.failures == []
+    view = serving.settles()  # the port is free now
+    assert (view.url, get(port, "/").body) == (f"http://127.0.0.1:{port}/", "v1")
+    cluster.client.stop_service(other.name)
+    assert eventually(other.gone, WAIT_S)
+
+
+def test_a_probe_that_never_answers_is_told(serving: Serving) -> None:
+    probe = Probe(path="/hang", timeout_ms=500, start_ms=1_000)
+    serving.put(serving.replica("v1"), probe=probe)
+    view = serving.settles("failing")
+    assert "its probe /hang did not answer within 1 s" in view.why
+
+
+@pytest.mark.parametrize(
+    ("change", "field"),
+    [
+        ({"scale": {"least": 3, "most": 1}}, "replicas"),
+        ({"probe": {"path": "health"}}, "probe"),
+        ({"route": {"service": "bad", "certificate": "/x.pem"}}, "certificate"),
+        ({"replica": {"command": ["true"], "gpus": 200}}, "gpus"),
+        ({"replica": {"command": ["true"], "members": 2}}, "members"),
+    ],
+)
+def test_what_cannot_be_served_is_refused(
+    cluster: Live, change: dict[str, object], field: str
+) -> None:
+    fields = {"name": "bad", "replica": {"command": ["true"]}, **change}
+    with pytest.raises(ShoalError) as refusal:
+        cluster.client.serve(msgspec.convert(fields, ServiceSpec))
+    assert refusal.value.field == field
+    assert "bad" not in [view.name for view in cluster.client.services()]
