@@ -177,6 +177,61 @@ USAGE = [
     ["run", "--", "x" * 200_000],
     ["run", "--nosuchoption", "--", "true"],
     ["run", "job.yaml", "extra"],
+    ["serve"],
+    ["serve", "chat"],
+    ["serve", "chat", "--"],
+    ["serve", "chat", "--", ""],
+    ["serve", "--", "chat"],
+    ["serve", "Chat", "--", "true"],
+    ["serve", "chat-", "--", "true"],
+    ["serve", "a/b", "--", "true"],
+    ["serve", "x" * 64, "--", "true"],
+    ["serve", "j7", "--", "true"],
+    ["serve", "a\nb", "--", "true"],
+    ["serve", "\udcff", "--", "true"],
+    ["serve", "service.yaml", "extra"],
+    ["serve", "chat", "--nosuchoption", "--", "true"],
+    ["serve", "chat", "--members", "2", "--", "true"],
+    ["serve", "chat", "--replicas", "8..1", "--", "true"],
+    ["serve", "chat", "--replicas", "0", "--", "true"],
+    ["serve", "chat", "--replicas", "0..0", "--", "true"],
+    ["serve", "chat", "--replicas", "-1", "--", "true"],
+    ["serve", "chat", "--replicas", "1..", "--", "true"],
+    ["serve", "chat", "--replicas", "1.." + HUGE, "--", "true"],
+    ["serve", "chat", "--replicas", "20000", "--", "true"],
+    ["serve", "chat", "--replicas", "--", "true"],
+    ["serve", "chat", "--target", "0", "--", "true"],
+    ["serve", "chat", "--target", "x", "--", "true"],
+    ["serve", "chat", "--idle", "5", "--", "true"],
+    ["serve", "chat", "--idle", "0", "--", "true"],
+    ["serve", "chat", "--drain", "2d", "--", "true"],
+    ["serve", "chat", "--ready-within", "soon", "--", "true"],
+    ["serve", "chat", "--probe", "health", "--", "true"],
+    ["serve", "chat", "--probe", "/a b", "--", "true"],
+    ["serve", "chat", "--probe", "/a\r\nX: y", "--", "true"],
+    ["serve", "chat", "--probe", "", "--", "true"],
+    ["serve", "chat", "--route", "random", "--", "true"],
+    ["serve", "chat", "--route", "sticky", "--", "true"],
+    ["serve", "chat", "--route", "p2c", "--sticky-header", "x-user", "--", "true"],
+    ["serve", "chat", "--sticky-header", "a", "--sticky-cookie", "b", "--", "true"],
+    ["serve", "chat", "--sticky-header", "a b", "--", "true"],
+    ["serve", "chat", "--sticky-cookie", "", "--", "true"],
+    ["serve", "chat", "--queue", "0", "--", "true"],
+    ["serve", "chat", "--rate", "-1", "--", "true"],
+    ["serve", "chat", "--port", "0", "--", "true"],
+    ["serve", "chat", "--port", "99999", "--", "true"],
+    ["serve", "chat", "--certificate", "/x.pem", "--", "true"],
+    ["serve", "chat", "--certificate", "a b.pem", "--port", "8443", "--", "true"],
+    ["serve", "chat", "--gpus", "lots", "--", "true"],
+    ["serve", "chat", "--priority", "5000", "--", "true"],
+    ["serve", "chat", "--env", "A-B=1", "--", "true"],
+    ["services", "extra"],
+    ["service"],
+    ["service", "a", "b"],
+    ["service", "../a"],
+    ["service", "j7"],
+    ["service", "a\nb"],
+    ["service", "x" * 10_000],
 ]
 
 
@@ -194,7 +249,8 @@ def test_wrong_usage_is_refused_before_anybody_is_asked(args: list[str], shoal: 
 def test_what_is_no_job_id_is_refused(verb: str, job: str, shoal: Shoal) -> None:
     result = shoal(verb, "--", job)
     assert_one_clear_line(result)
-    assert result.code == 2
+    may_be_a_service = verb != "cancel" and job in ("x", "j", "j0x")
+    assert result.code == (3 if may_be_a_service else 2)
 
 
 @pytest.mark.parametrize("verb", ["cordon", "drain", "uncordon"])

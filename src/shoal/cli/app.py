@@ -11,7 +11,7 @@ import typer
 from typer.core import TyperGroup
 from typer.main import get_command
 
-from shoal.cli.grammar import DEFAULT_HOME, HomeOption, RunVerb, Verb, write_verbatim
+from shoal.cli.grammar import DEFAULT_HOME, HomeOption, RunVerb, ServeVerb, Verb, write_verbatim
 from shoal.cli.guard import USAGE, Failure, guarded
 from shoal.cli.quick import quicken
 
@@ -27,9 +27,14 @@ THEMES: dict[str, dict[str, Entry]] = {
     "Jobs": {
         "run": Entry("run", "Run a command, or a gang of them, on the cluster.", RunVerb),
         "ps": Entry("ps", "List the jobs."),
-        "logs": Entry("logs", "Print what a job wrote."),
-        "why": Entry("why", "Tell why a job is where it is, and how it came there."),
+        "logs": Entry("logs", "Print what a job wrote, or a service's newest replica."),
+        "why": Entry("why", "Tell why a job or service is where it is, and how it came there."),
         "cancel": Entry("cancel", "Stop jobs for good."),
+    },
+    "Services": {
+        "serve": Entry("serve", "Serve a command behind one URL, or change how.", ServeVerb),
+        "services": Entry("services", "List the services and how they do."),
+        "service": Entry("services", "Show one service with its replicas, or stop it."),
     },
     "Cluster": {
         "up": Entry("up", "Start a cluster on this machine."),
@@ -59,6 +64,7 @@ Examples:
   shoal up --nodes 4 --gpus 8             four virtual nodes on this machine
   shoal run -n 2 -g 8 -- python train.py  a gang of two members with 8 GPUs each
   shoal logs -f j1                        watch it
+  shoal serve chat --replicas 1..8 -g 1 -- python server.py
 """
 
 

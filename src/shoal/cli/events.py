@@ -108,9 +108,9 @@ def event_style(event: Event) -> str:
     match event.__class__.__name__:
         case "NodeLost" | "MemberLost":
             return "red"
-        case "NodeSuspected" | "JobRequeued" | "JobStopping" | "NodeIntended":
+        case "NodeSuspected" | "JobRequeued" | "JobStopping" | "NodeIntended" | "ServiceStopping":
             return "yellow"
-        case "JobRunning" | "NodeReady" | "JobAdopted":
+        case "JobRunning" | "NodeReady" | "JobAdopted" | "ReplicaReady":
             return "green"
         case "JobFinished":
             outcome = getattr(event, "outcome", "")

@@ -81,6 +81,33 @@ class RunVerb(Verb):
         return super().parse_args(ctx, args)
 
 
+class ServeVerb(Verb):
+    """Its argument is named `words`: NAME, then the command. Flags may stand before NAME and after
+    it, up to `--` or the command's first word; a service file has its command inside."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        words = self._words(ctx, args)
+        if words and is_job_file(words[0]):
+            ctx.allow_interspersed_args = True
+            return super().parse_args(ctx, args)
+        if words:
+            before, after = args[: len(args) - len(words)], words[1:]
+            command = self._words(ctx, after)
+            flags = after[: len(after) - len(command)]
+            for part in (before, flags):
+                if part and part[-1] == "--":
+                    part.pop()
+            args = [*before, *flags, "--", words[0], *command]
+        ctx.allow_interspersed_args = False
+        return super().parse_args(ctx, args)
+
+    def _words(self, ctx: Any, args: list[str]) -> list[str]:
+        """What is left of `args` where the flags end."""
+        ctx.allow_interspersed_args = False
+        given, _, _ = self.make_parser(ctx).parse_args(args=list(args))
+        return list(given.get("words") or ())
+
+
 def _heading(parameter: Any) -> str:
     plain = PLAIN_HEADING if parameter.param_type_name == "option" else "Arguments"
     return getattr(parameter, "rich_help_panel", None) or plain

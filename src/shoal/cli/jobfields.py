@@ -100,7 +100,7 @@ def _command(field: str, value: Any) -> tuple[str, ...]:
     elif isinstance(value, list | tuple):
         words = [_word(field, word) for word in value]
     else:
-        raise _wrong(field, value, "text or a list of words, e.g. python train.py")
+        raise wrong(field, value, "text or a list of words, e.g. python train.py")
     if not words:
         raise BadJob(field, "is empty; say what to run, e.g. python train.py")
     return tuple(words)
@@ -116,7 +116,7 @@ def _word(field: str, word: Any) -> str:
 
 def _env(field: str, value: Any) -> dict[str, str]:
     if not isinstance(value, dict):
-        raise _wrong(field, value, "names with values, e.g. {SEED: 1}")
+        raise wrong(field, value, "names with values, e.g. {SEED: 1}")
     return {_env_name(field, name): _env_value(field, name, v) for name, v in value.items()}
 
 
@@ -136,10 +136,10 @@ def _env_value(field: str, name: str, value: Any) -> str:
     raise BadJob(field, f"{short} is {_kind(value)}; put its value in quotes")
 
 
-def _whole(least: int, most: int, sense: str) -> Callable[[str, Any], int]:
+def whole_number(least: int, most: int, sense: str) -> Callable[[str, Any], int]:
     def read(field: str, value: Any) -> int:
         if isinstance(value, bool) or not isinstance(value, int):
-            raise _wrong(field, value, f"a whole number ({sense})")
+            raise wrong(field, value, f"a whole number ({sense})")
         if not least <= value <= most:
             told = value if abs(value) < 10**15 else "that"
             raise BadJob(field, f"must be from {least} to {most} ({sense}), not {told}")
@@ -148,26 +148,26 @@ def _whole(least: int, most: int, sense: str) -> Callable[[str, Any], int]:
     return read
 
 
-def _amount(parse_text: Callable[[str], int], most: int, example: str) -> Callable[[str, Any], int]:
+def amount(parse_text: Callable[[str], int], most: int, example: str) -> Callable[[str, Any], int]:
     def read(field: str, value: Any) -> int:
         if isinstance(value, bool) or not isinstance(value, str | int | float):
-            raise _wrong(field, value, f"an amount, e.g. {example}")
+            raise wrong(field, value, f"an amount, e.g. {example}")
         if not isinstance(value, str) and value < 0:
             raise BadJob(field, f"must not be negative; write e.g. {example}")
         text = value if isinstance(value, str) else f"{value:.9f}".rstrip("0").rstrip(".")
         try:
-            amount = parse_text(text)
+            found = parse_text(text)
         except units.BadAmount as error:
             raise BadJob(field, str(error)) from None
-        if amount > most:
+        if found > most:
             raise BadJob(field, f"{units.quoted(text)} is too much")
-        return amount
+        return found
 
     return read
 
 
-_count = _whole(1, MEMBERS_MAX, "processes that start together")
-_gpu_count = _whole(0, GPUS_MAX, "GPUs per member")
+_count = whole_number(1, MEMBERS_MAX, "processes that start together")
+_gpu_count = whole_number(0, GPUS_MAX, "GPUs per member")
 
 
 def _members(field: str, value: Any) -> dict[str, int]:
@@ -191,7 +191,7 @@ def _gpus(field: str, value: Any) -> dict[str, int]:
     if isinstance(value, int) and not isinstance(value, bool):
         return {"gpus": _gpu_count(field, value)}
     if isinstance(value, bool) or not isinstance(value, str | float):
-        raise _wrong(field, value, f"a number or an amount of memory; {GPU_FORMS}")
+        raise wrong(field, value, f"a number or an amount of memory; {GPU_FORMS}")
     text = value.strip() if isinstance(value, str) else f"{value:.9f}".rstrip("0").rstrip(".")
     if re.fullmatch(r"-?[0-9]{1,15}", text):
         return {"gpus": _gpu_count(field, int(text))}
@@ -213,7 +213,7 @@ def _gpus(field: str, value: Any) -> dict[str, int]:
 
 def _models(field: str, value: Any) -> tuple[str, ...]:
     names = value if isinstance(value, list | tuple) else [value]
-    models = tuple(_text(field, name) for name in names)
+    models = tuple(plain_text(field, name) for name in names)
     if len(models) > 64:
         raise BadJob(field, "names more than 64 models")
     if not all(model.strip() for model in models):
@@ -223,18 +223,18 @@ def _models(field: str, value: Any) -> tuple[str, ...]:
 
 def _yes_or_no(field: str, value: Any) -> bool:
     if not isinstance(value, bool):
-        raise _wrong(field, value, "true or false")
+        raise wrong(field, value, "true or false")
     return value
 
 
-def _text(field: str, value: Any) -> str:
+def plain_text(field: str, value: Any) -> str:
     if not isinstance(value, str):
-        raise _wrong(field, value, "text; put it in quotes")
+        raise wrong(field, value, "text; put it in quotes")
     return _unicode(field, value)
 
 
 def _name(field: str, value: Any) -> str:
-    text = _text(field, value)
+    text = plain_text(field, value)
     fix = "use up to 63 letters, digits, '.', '_' and '-', beginning with a letter or digit"
     plain = text.isascii() and all(c.isalnum() or c in "._-" for c in text)
     if not (0 < len(text) <= 63 and plain and text[0].isalnum()):
@@ -242,7 +242,7 @@ def _name(field: str, value: Any) -> str:
     return text
 
 
-def _one_of(choices: type[Choice]) -> Callable[[str, Any], Choice]:
+def one_of(choices: type[Choice]) -> Callable[[str, Any], Choice]:
     words = [choice.value for choice in choices]
 
     def read(field: str, value: Any) -> Choice:
@@ -255,7 +255,7 @@ def _one_of(choices: type[Choice]) -> Callable[[str, Any], Choice]:
 
 
 def _workdir(field: str, value: Any) -> str:
-    text = _text(field, value)
+    text = plain_text(field, value)
     if not text:
         raise BadJob(field, "is empty; name a folder, or leave it out")
     return text
@@ -269,7 +269,7 @@ def _unicode(field: str, text: str) -> str:
     return text
 
 
-_time = _amount(units.duration_ms, TIME_MS_MAX, "90s, 10m or 2h")
+_time = amount(units.duration_ms, TIME_MS_MAX, "90s, 10m or 2h")
 
 
 class Field(NamedTuple):
@@ -285,25 +285,25 @@ FIELDS: dict[str, Field] = {
     "members": Field(("members", "members_max"), _members),
     "gpus": Field(("gpus", "gpu_milli", "gpu_memory_mb"), _gpus),
     "gpu_memory": Field(
-        ("gpu_memory_mb",), _amount(units.memory_mb, GPU_MEMORY_MB_MAX, "40G or 80G")
+        ("gpu_memory_mb",), amount(units.memory_mb, GPU_MEMORY_MB_MAX, "40G or 80G")
     ),
     "gpu_model": Field(("gpu_models",), _models),
-    "cpus": Field(("cpu_milli",), _amount(units.cpu_milli, 10_000_000, "4 or 0.5")),
-    "memory": Field(("memory_mb",), _amount(units.memory_mb, 1_000_000_000, "512M or 4G")),
-    "within": Field(("within",), _one_of(Within)),
+    "cpus": Field(("cpu_milli",), amount(units.cpu_milli, 10_000_000, "4 or 0.5")),
+    "memory": Field(("memory_mb",), amount(units.memory_mb, 1_000_000_000, "512M or 4G")),
+    "within": Field(("within",), one_of(Within)),
     "strict": Field(("within_required",), _yes_or_no),
-    "per_node": Field(("members_per_node",), _whole(0, MEMBERS_MAX, "members on each node")),
+    "per_node": Field(("members_per_node",), whole_number(0, MEMBERS_MAX, "members on each node")),
     "whole_nodes": Field(("whole_nodes",), _yes_or_no),
     "tenant": Field(("tenant",), _name),
-    "priority": Field(("priority",), _whole(-1000, 1000, "higher goes first")),
+    "priority": Field(("priority",), whole_number(-1000, 1000, "higher goes first")),
     "preemptible": Field(("preemptible",), _yes_or_no),
     "checkpoint_every": Field(("checkpoint_ms",), _time),
     "estimate": Field(("estimate_ms",), _time),
     "time_limit": Field(("time_limit_ms",), _time),
-    "restart": Field(("restart",), _one_of(Restart)),
-    "retries": Field(("retries",), _whole(0, 1000, "times it may fail and run again")),
+    "restart": Field(("restart",), one_of(Restart)),
+    "retries": Field(("retries",), whole_number(0, 1000, "times it may fail and run again")),
     "backoff": Field(("backoff_ms",), _time),
-    "stop_grace": Field(("stop_grace_ms",), _amount(units.duration_ms, 3_600_000, "10s or 2m")),
+    "stop_grace": Field(("stop_grace_ms",), amount(units.duration_ms, 3_600_000, "10s or 2m")),
     "env": Field(("env",), _env),
     "workdir": Field(("workdir",), _workdir),
 }
@@ -312,7 +312,7 @@ FIELDS: dict[str, Field] = {
 # -- refusals -----------------------------------------------------------------------------
 
 
-def _wrong(field: str, value: Any, wanted: str) -> BadJob:
+def wrong(field: str, value: Any, wanted: str) -> BadJob:
     return BadJob(field, f"must be {wanted}, not {_kind(value)}")
 
 

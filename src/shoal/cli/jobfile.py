@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+from collections.abc import Collection
 from typing import Any
 
 from shoal.cli import datafile, units
@@ -15,7 +16,9 @@ def parse(text: str, ending: str) -> JobSpec:
     return to_spec(read_fields(text, ending))
 
 
-def read_fields(text: str, ending: str) -> dict[str, Any]:
+def read_fields(
+    text: str, ending: str, known: Collection[str] = FIELDS, what: str = "job"
+) -> dict[str, Any]:
     """The file's fields as written, their names checked; `ending` tells the format."""
     if not text.strip():
         message = "the file is empty; it needs at least a line like: command: python train.py"
@@ -25,12 +28,12 @@ def read_fields(text: str, ending: str) -> dict[str, Any]:
     except datafile.BadData as error:
         raise BadJob("", str(error)) from None
     for name in data:
-        if name not in FIELDS:
-            raise _unknown_field(name)
+        if name not in known:
+            raise _unknown_field(name, known, what)
     return data
 
 
-def _unknown_field(name: Any) -> BadJob:
-    close = difflib.get_close_matches(str(name).replace("-", "_").lower(), FIELDS, n=1)
-    hint = f"did you mean '{close[0]}'?" if close else f"a job has {', '.join(FIELDS)}"
+def _unknown_field(name: Any, known: Collection[str], what: str) -> BadJob:
+    close = difflib.get_close_matches(str(name).replace("-", "_").lower(), known, n=1)
+    hint = f"did you mean '{close[0]}'?" if close else f"a {what} has {', '.join(known)}"
     return BadJob("", f"there is no field {units.quoted(str(name))}; {hint}")

@@ -17,7 +17,7 @@ TAIL_MAX = 1_000_000
 
 
 def logs(
-    job: Annotated[str, typer.Argument(metavar="JOB", help="A job's id, e.g. j7.")],
+    job: Annotated[str, typer.Argument(metavar="JOB", help="A job's id, or a service's name.")],
     follow: Annotated[bool, typer.Option("--follow", "-f", help="Go on as it is written.")] = False,
     member: Annotated[
         int | None, typer.Option("--member", "-m", min=0, metavar="M", help="Only this member.")
@@ -34,7 +34,7 @@ def logs(
     json: JsonOption = False,
     home: HomeOption = DEFAULT_HOME,
 ) -> None:
-    """Print what a job wrote.
+    """Print what a job wrote, or a service's newest replica.
 
     All members unless one is chosen; with several, each line begins with its
     member, as in "[3] ". With --follow it goes on across attempts until the
@@ -46,12 +46,14 @@ def logs(
       shoal logs -f j7
       shoal logs j7 -m 0 --tail 20
       shoal logs j7 --attempt 1 > first-try.log
+      shoal logs -f chat
     """
     from shoal.cli import reach
     from shoal.cli.follow import pick_members
 
-    asked = reach.job_id(job)
+    asked = "" if reach.is_service(job) else reach.job_id(job)
     with reach.Steady(home, steady_s=reach.STEADY_S if follow else 0) as steady:
+        asked = asked or steady(lambda client: reach.replica_of(client, job.strip()))
         view = steady(lambda client: reach.found(client, asked, lambda c: c.job(asked)))
         if attempt is not None and attempt > view.attempt:
             _refuse_attempt(view)

@@ -21,6 +21,7 @@ STEADY_S = 60.0
 STEADY_PAUSE_S = 0.5
 
 _JOB_ID = re.compile(r"j[0-9]{1,15}")
+_SERVICE = re.compile(r"[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?")
 _NODE_ID = re.compile(r"[a-z0-9][a-z0-9.-]{0,62}")
 
 Answer = TypeVar("Answer")
@@ -39,6 +40,20 @@ def job_id(text: str) -> str:
     return cleaned
 
 
+def is_service(text: str) -> bool:
+    """Whether it can only be the name of a service: no such name looks like a job's id."""
+    cleaned = text.strip()
+    return bool(_SERVICE.fullmatch(cleaned)) and not _JOB_ID.fullmatch(cleaned)
+
+
+def service_name(text: str) -> str:
+    cleaned = text.strip()
+    if not is_service(cleaned):
+        message = f"NAME: {units.quoted(cleaned)} is no service; list them with: shoal services"
+        raise Failure(message, USAGE)
+    return cleaned
+
+
 def node_id(text: str) -> str:
     cleaned = text.strip()
     if not _NODE_ID.fullmatch(cleaned):
@@ -53,6 +68,18 @@ def no_such_job(client: Client, asked: str) -> Failure:
     newest = client.status().submitted  # ids are given in order, from j1
     hint = f"the newest is j{newest}" if newest else "none was submitted yet"
     return Failure(f"there is no job {asked}; {hint}", REFUSED)
+
+
+def no_such_service(client: Client, asked: str) -> Failure:
+    known = sorted(view.name for view in client.services())
+    if not known:
+        hint = "none is served; start one with: shoal serve"
+    elif len(known) <= NODES_NAMED_MAX:
+        hint = f"there {'is' if len(known) == 1 else 'are'} {', '.join(known)}"
+    else:
+        close = difflib.get_close_matches(asked, known, n=3)
+        hint = f"did you mean {' or '.join(close)}?" if close else "see: shoal services"
+    return Failure(f"there is no service {asked}; {hint}", REFUSED)
 
 
 def no_such_node(client: Client, asked: str) -> Failure:
@@ -114,3 +141,21 @@ def found(client: Client, asked: str, act: Callable[[Client], Answer]) -> Answer
         if error.status == NOT_FOUND:
             raise no_such_job(client, asked) from None
         raise
+
+
+def found_service(client: Client, asked: str, act: Callable[[Client], Answer]) -> Answer:
+    """Act on a service; one that is not there is answered with those that are."""
+    try:
+        return act(client)
+    except ShoalError as error:
+        if error.status == NOT_FOUND:
+            raise no_such_service(client, asked) from None
+        raise
+
+
+def replica_of(client: Client, asked: str) -> str:
+    """The newest replica's job."""
+    view = found_service(client, asked, lambda c: c.service(asked))
+    if not view.replicas:
+        raise Failure(f"{asked} has no replica: {view.why or 'it is ' + view.state}")
+    return max(view.replicas, key=lambda replica: int(replica.job[1:])).job

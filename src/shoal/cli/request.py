@@ -1,21 +1,23 @@
-"""What `shoal run` was asked for: flags over file over what the shell brings along."""
+"""What `shoal run` or `shoal serve` was asked for: flags over file over what the shell brings."""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, Generic, NamedTuple, TypeVar
 
 from shoal.cli import datafile, units
 from shoal.cli.grammar import is_job_file
 from shoal.cli.guard import REFUSED, USAGE, Failure
-from shoal.cli.jobfields import BadJob, to_spec
+from shoal.cli.jobfields import FIELDS, BadJob, to_spec
 from shoal.cli.jobfile import read_fields
 from shoal.model.job import JobSpec
 
 # So that `python` and what it imports mean the same in the job as in the shell that sent it.
 CARRIED = ("PATH", "VIRTUAL_ENV", "CONDA_PREFIX", "PYTHONPATH", "LANG")
+
+Spec = TypeVar("Spec")
 
 
 class Flags(NamedTuple):
@@ -46,22 +48,42 @@ class Flags(NamedTuple):
     workdir: str | None = None
 
 
+class Form(NamedTuple, Generic[Spec]):
+    """A kind of request: its name, its fields, those that are paths, and what they make."""
+
+    what: str
+    fields: Collection[str]
+    paths: tuple[str, ...]
+    from_words: Callable[[list[str]], dict[str, Any]]
+    make: Callable[[Mapping[str, Any]], Spec]
+
+
+JOB = Form("job", FIELDS, ("workdir",), lambda words: {"command": words}, to_spec)
+
+
 def build(words: list[str], flags: Flags, env: list[str]) -> JobSpec:
-    given = {
-        name: value for name, value in flags._asdict().items() if value not in (None, False, [])
-    }
-    if given.get("workdir"):
-        given["workdir"] = _resolve(given["workdir"], Path())
+    return assemble(JOB, words, flags._asdict(), env)
+
+
+def assemble(form: Form[Spec], words: list[str], flags: Mapping[str, Any], env: list[str]) -> Spec:
+    """`flags` that are None, False or empty were not given."""
+    given = {name: value for name, value in flags.items() if not _is_absent(value)}
+    _resolve_all(given, form.paths, Path())
     file = Path(words[0]) if is_job_file(words[0]) else None
-    fields = {"command": words} if file is None else _from_file(file, words[1:])
+    fields = form.from_words(words) if file is None else _from_file(form, file, words[1:])
     try:
         merged = {**fields, **given}
         merged["env"] = {**carried(os.environ), **_table(fields), **_parse_env(env, os.environ)}
         merged.setdefault("workdir", _here())
-        return to_spec(merged)
+        return form.make(merged)
     except BadJob as error:
         where = f"{file}: " if file is not None and error.field not in given else ""
         raise Failure(f"{where}{error}", USAGE if file is None else REFUSED) from None
+
+
+def _is_absent(value: Any) -> bool:
+    """0 is a value, though Python takes it for False."""
+    return value is None or value is False or value == []
 
 
 def carried(environ: Mapping[str, str]) -> dict[str, str]:
@@ -71,25 +93,30 @@ def carried(environ: Mapping[str, str]) -> dict[str, str]:
     }
 
 
-def _from_file(path: Path, more: list[str]) -> dict[str, Any]:
+def _from_file(form: Form[Spec], path: Path, more: list[str]) -> dict[str, Any]:
     if more:
-        message = f"{units.quoted(more[0])} follows the job file; the command stands in the file"
-        raise Failure(f"{message}, so give flags only", USAGE)
-    text = datafile.read_text(path, "job file")
+        message = f"{units.quoted(more[0])} follows the {form.what} file"
+        raise Failure(f"{message}; the command stands in the file, so give flags only", USAGE)
+    text = datafile.read_text(path, f"{form.what} file")
     try:
-        fields = read_fields(text, path.suffix.lower())
+        fields = read_fields(text, path.suffix.lower(), form.fields, form.what)
     except BadJob as error:
         raise Failure(f"{path}: {error}") from None
-    if isinstance(fields.get("workdir"), str) and fields["workdir"]:
-        fields["workdir"] = _resolve(fields["workdir"], path.parent)
+    _resolve_all(fields, form.paths, path.parent)
     return fields
 
 
-def _resolve(workdir: str, base: Path) -> str:
+def _resolve_all(fields: dict[str, Any], names: tuple[str, ...], base: Path) -> None:
+    for name in names:
+        if isinstance(fields.get(name), str) and fields[name]:
+            fields[name] = _resolve(name, fields[name], base)
+
+
+def _resolve(name: str, path: str, base: Path) -> str:
     try:
-        return os.path.normpath(Path.cwd() / base / Path(workdir).expanduser())
+        return os.path.normpath(Path.cwd() / base / Path(path).expanduser())
     except (OSError, RuntimeError, ValueError) as error:
-        raise Failure(f"workdir: {error}") from None
+        raise Failure(f"{name}: {error}") from None
 
 
 def _here() -> str:

@@ -27,6 +27,10 @@ STATE_STYLES = {
     "cordoned": "yellow",
     "draining": "magenta",
     "removed": "dim",
+    "rolling": "cyan",
+    "idle": "dim",
+    "failing": "red",
+    "down": "red",
 }
 
 

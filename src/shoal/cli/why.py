@@ -14,11 +14,11 @@ if TYPE_CHECKING:
 
 
 def why(
-    job: Annotated[str, typer.Argument(metavar="JOB", help="A job's id, e.g. j7.")],
+    job: Annotated[str, typer.Argument(metavar="JOB", help="A job's id, or a service's name.")],
     json: JsonOption = False,
     home: HomeOption = DEFAULT_HOME,
 ) -> None:
-    """Tell why a job is where it is, and how it came there.
+    """Tell why a job or service is where it is, and how it came there.
 
     Every decision of the scheduler is stored with its reason. The first lines
     are the truth of this moment (what a waiting job waits for, and when it
@@ -27,9 +27,15 @@ def why(
     Examples:
       shoal why j7
       shoal why j7 --json | jq -r .why
+      shoal why chat
     """
     from shoal.cli import reach, show
 
+    if reach.is_service(job):
+        from shoal.cli.services import show_service
+
+        show_service(job.strip(), home, json)
+        return
     asked = reach.job_id(job)
     with reach.connect(home) as client:
         view = reach.found(client, asked, lambda c: c.why(asked))

@@ -48,6 +48,7 @@ from shoal.model.health import Standing
 from shoal.model.job import JobSpec, Outcome, StopCause
 from shoal.model.node import NodeIntent
 from shoal.model.resources import Slice, plural
+from shoal.model.service import Scale
 
 NODES_NAMED_MAX = 6
 COMMAND_CHARACTERS_MAX = 60
@@ -124,6 +125,13 @@ def shape_text(spec: JobSpec) -> str:
 def members_text(spec: JobSpec) -> str:
     """As a job file says it: '4', or '2..8' of an elastic gang."""
     return f"{spec.members}..{spec.members_max}" if spec.elastic else str(spec.members)
+
+
+def replicas_text(scale: Scale) -> str:
+    """As a service file says it: '1 replica', or '1..8 replicas'."""
+    if scale.least == scale.most:
+        return plural(scale.most, "replica")
+    return f"{scale.least}..{scale.most} replicas"
 
 
 def command_text(command: tuple[str, ...]) -> str:
@@ -256,7 +264,7 @@ def _about_service(event: ServiceHappening) -> str:
             verb = "goes back to" if event.back else "is to be served as"
             return f"{verb} version {event.version}{_because(event.why)}"
         case ServiceScaled():
-            return f"wants {event.wanted} replicas{_because(event.why)}"
+            return f"wants {plural(event.wanted, 'replica')}{_because(event.why)}"
         case ReplicaReady():
             return f"has {event.job} ready{_because(event.why)}"
         case ReplicaDraining():
