@@ -91,12 +91,15 @@ class Live:
 
 
 @contextmanager
-def live_cluster(nodes: int = 4, gpus: int = 8) -> Iterator[Live]:
+def live_cluster(
+    nodes: int = 4, gpus: int = 8, config: ClusterConfig | None = None
+) -> Iterator[Live]:
     """Comes up, is used, goes down; and whatever happens, nothing of it stays."""
+    config = config or ClusterConfig(nodes=virtual_nodes(nodes, gpus), port=0)
     path = Path(tempfile.mkdtemp(prefix="shoal-test-"))
     home = Home(path)
     try:
-        bring_up(home, ClusterConfig(nodes=virtual_nodes(nodes, gpus), port=0), lambda _: None)
+        bring_up(home, config, lambda _: None)
         live = Live(home)
         try:
             yield live

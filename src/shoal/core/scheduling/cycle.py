@@ -23,6 +23,7 @@ from shoal.model.resources import Slice, plural
 PREEMPTORS_MAX = 8
 # So many cycles may look only at where something changed before one looks at the whole queue.
 PARTIAL_MAX = 16
+PORTS_APART = 61  # for each second between the starts of two agents
 
 
 def schedule(round_: Round) -> None:
@@ -252,10 +253,12 @@ def _plan_text(state: State, plan: Plan, lane: Lane) -> str:
 
 
 def _master(state: State, policy: Policy, node_id: str) -> str:
-    """A rendezvous point that no live job uses."""
-    address = state.nodes[node_id].spec.address
+    """A rendezvous point that no live job uses. Clusters that share a machine begin elsewhere, for
+    their agents did not all start at the same time."""
+    node = state.nodes[node_id]
+    address, first = node.spec.address, state.next_port + PORTS_APART * node.incarnation
     for offset in range(policy.port_count):
-        port = policy.port_first + (state.next_port + offset) % policy.port_count
+        port = policy.port_first + (first + offset) % policy.port_count
         master = f"{address}:{port}"
         if master not in state.masters:
             break
