@@ -1,4 +1,4 @@
-"""A gang of four that is killed, stopped, slowed and robbed of nodes ends as if nothing had been."""
+"""A gang that is killed, stopped, slowed and robbed of nodes ends as if nothing had been."""
 
 from __future__ import annotations
 
@@ -81,9 +81,8 @@ class Chaos:
     def _some_member(self) -> int:
         member = self._rng.randrange(MEMBERS)
         ref = f"{self._job}.{self._live.client.job(self._job).attempt}.{member}"
-        found: list[int] = []
-        assert eventually(lambda: bool(found.extend(_with_ref(ref)) or found)), f"{ref} is nowhere"
-        return found[0]
+        assert eventually(lambda: bool(_with_ref(ref))), f"{ref} is nowhere"
+        return _with_ref(ref)[0]
 
     def _wait_for_step(self, step: int) -> int:
         """Until the job is there, or has ended."""
