@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import secrets
 from collections.abc import Iterable
 
 import msgspec
@@ -153,7 +154,12 @@ class ControlLoop:
                 wake_ms = None
 
     def _begin_epoch(self) -> None:
-        event = ControllerStarted(at_ms=self.clock.now_ms(), epoch=self.state.epoch + 1)
+        new = not self.state.epoch
+        event = ControllerStarted(
+            at_ms=self.clock.now_ms(),
+            epoch=self.state.epoch + 1,
+            first_port=secrets.randbelow(self.policy.port_count) if new else 0,
+        )
         apply(self.state, event)
         self.last_seq = self.store.commit([event], [])
         self._number = 0

@@ -221,9 +221,11 @@ class PolicyChanged(EventBase, frozen=True, kw_only=True):
 
 
 class ControllerStarted(EventBase, frozen=True, kw_only=True):
-    """`epoch` fences the commands of controllers before this one."""
+    """`epoch` fences the commands of controllers before this one. Rendezvous ports are taken in
+    turn; `first_port` is where a new cluster begins, so that two on one machine seldom meet."""
 
     epoch: int
+    first_port: int = 0
 
 
 Event = (
