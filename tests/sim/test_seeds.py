@@ -10,7 +10,7 @@ from collections import Counter
 
 import pytest
 
-from shoal.model.events import EventBase, JobEvent, NodeEvent
+from shoal.model.events import EventBase, JobEvent, NodeEvent, ServiceEvent
 from shoal.model.job import StopCause
 from shoal.sim.controller import Moment
 from shoal.sim.fuzz import run_seed
@@ -61,9 +61,9 @@ def test_every_kind_of_fault_and_every_kind_of_event_happens() -> None:
     assert {cause.value for cause in StopCause} - set(causes) == set()
     assert min(causes["preempt"], causes["resize"]) >= 10
     assert {name for name in EXPECTED_FAULTS if not faults[name]} == set()
-    kinds = {
-        kind.__name__ for base in (EventBase, JobEvent, NodeEvent) for kind in base.__subclasses__()
-    } - {"JobEvent", "NodeEvent"}
+    bases = (EventBase, JobEvent, NodeEvent, ServiceEvent)
+    kinds = {kind.__name__ for base in bases for kind in base.__subclasses__()}
+    kinds -= {base.__name__ for base in bases}
     assert kinds - set(events) == set()
     assert set(events) - kinds == set()
 
@@ -94,4 +94,8 @@ EXPECTED_FAULTS = (
     "answer: accepted",
     "answer: refused",
     "cancel asked",
+    "gateway in trouble",
+    "look at a service lost",
+    "service accepted",
+    "service stop asked",
 )

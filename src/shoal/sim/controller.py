@@ -13,6 +13,7 @@ from shoal.model.commands import Command, Envelope
 from shoal.model.events import ControllerStarted
 from shoal.model.policy import Policy
 from shoal.model.report import Accepted, Answer, NodeGone, NodeReport, Report, Request, Submit
+from shoal.model.service import ServiceLoad
 from shoal.sim.agenda import Agenda
 from shoal.sim.disk import Disk, image_of
 from shoal.sim.witness import Witness
@@ -78,6 +79,12 @@ class Controller:
         self._asked.append((request, reply))
         self._poke()
 
+    def served(self, load: ServiceLoad) -> None:
+        """What the gateway sees of a service; as in life, only news is worth a step."""
+        self._loads[load.service] = load
+        if self.state.loads.get(load.service) != load:
+            self._poke()
+
     def obey(self, policy: Policy) -> None:
         """An operator has written another policy; a controller that is down reads it later."""
         self.policy = policy
@@ -115,6 +122,7 @@ class Controller:
         self._nodes: list[NodeReport] = []
         self._gone: list[NodeGone] = []
         self._asked: list[tuple[Request, Reply]] = []
+        self._loads: dict[str, ServiceLoad] = {}
         self._poked = False
         self._wake_ms: int | None = None
 
@@ -153,6 +161,7 @@ class Controller:
             requests=tuple(request for request, _ in asked),
             nodes=tuple(self._nodes),
             gone=tuple(self._gone),
+            services=tuple(self._loads.values()),
         )
         self._forget_inbox()
         image = image_of(self.state) if self.crash_at is Moment.DECIDED else None

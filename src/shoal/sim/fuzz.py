@@ -7,6 +7,7 @@ import hashlib
 import random
 import sys
 from collections import Counter
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
@@ -19,6 +20,7 @@ from shoal.model.policy import Policy, Tenant
 from shoal.sim.agenda import Agenda
 from shoal.sim.faults import BadNetwork, Faults
 from shoal.sim.lives import Untruth
+from shoal.sim.services import Services
 from shoal.sim.truth import Truth
 from shoal.sim.users import SeededFates, Users
 from shoal.sim.world import World
@@ -40,6 +42,7 @@ class Size(msgspec.Struct, frozen=True, kw_only=True):
     storm_ms: int = 30_000
     # By far the longest that any mix of these jobs takes on one node, one after the other.
     calm_ms: int = 1_800_000
+    services_part: float = 0.25  # of the histories have services
 
 
 class History(msgspec.Struct, frozen=True):
@@ -101,6 +104,16 @@ class Run:
             self._rng("faults"),
             self.counts,
         )
+        self.services = Services(
+            self.world,
+            self.network,
+            self.truth.lives,
+            nodes,
+            self.policy,
+            self._rng("services"),
+            self.counts,
+        )
+        self.truth.services.has_work = self.services.has_work
         for spec in nodes:
             late_ms = rng.choice((0, 0, 0, rng.randrange(size.storm_ms)))
             self.world.agenda.at(late_ms, partial(self.world.add_node, spec))
@@ -125,6 +138,8 @@ class Run:
         size, rng = self.size, self._rng("sizes")
         self.users.plan(rng.randrange(size.jobs) + 1, size.storm_ms)
         self.faults.plan(rng.randrange(size.faults + 1), size.storm_ms)
+        if rng.random() < size.services_part:
+            self.services.plan(size.storm_ms)
         self.world.start_controller()
         self.world.agenda.run(size.storm_ms)
 
@@ -132,13 +147,20 @@ class Run:
         """Bounded: what does not settle in `calm_ms` is stuck."""
         self.faults.stop()
         self.users.calm_down()
+        self.services.calm_down()
         agenda = self.world.agenda
-        agenda.run(agenda.now_ms + self.size.calm_ms, done=lambda: not self._unsettled())
-        if left := self._unsettled():
-            raise Untruth(f"stuck: {left}")
+        self._settle(self.services.unsettled)
+        self.services.stop_all()
+        self._settle(self._unsettled)
         steps, seconds = self.world.controller.steps, agenda.now_ms // 1000
         if steps > STEPS_PER_SECOND_MAX * seconds:
             raise Untruth(f"{steps} steps in {seconds} s: messages that answer each other for ever")
+
+    def _settle(self, unsettled: Callable[[], str]) -> None:
+        agenda = self.world.agenda
+        agenda.run(agenda.now_ms + self.size.calm_ms, done=lambda: not unsettled())
+        if left := unsettled():
+            raise Untruth(f"stuck: {left}")
 
     def _unsettled(self) -> str:
         """The first thing that has not come to its end, in words; empty when all is well."""
@@ -148,6 +170,8 @@ class Run:
             return f"unfinished: {list(self.truth.unfinished)}"
         if self.truth.lives.living:
             return f"alive: {', '.join(map(str, self.truth.lives.living))}"
+        if services := self.world.controller.state.services:
+            return f"still served: {list(services)}"
         nodes = self.world.controller.state.nodes
         for name, machine in self.world.machines.items():
             node = nodes.get(name)

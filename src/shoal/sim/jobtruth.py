@@ -66,6 +66,10 @@ class JobTruth:
         elif how is End.OWN and code:
             self._failed.add(ref.attempt)
 
+    def found_broken(self, attempt: int) -> None:
+        """A server that does not answer has failed, though it lives."""
+        self._failed.add(attempt)
+
     def node_lost(self, node: str, *, dead: bool) -> None:
         for ref, held_on in list(self._held.items()):
             if held_on == node:

@@ -31,7 +31,7 @@ from shoal.model.events import (
     NodeLost,
     PolicyChanged,
 )
-from shoal.model.job import MemberRef
+from shoal.model.job import MemberRef, StopCause
 from shoal.model.node import NodeIntent, NodeSpec
 from shoal.model.policy import Policy
 from shoal.model.report import Cancel, NodeReport, Request
@@ -39,6 +39,7 @@ from shoal.sim.agenda import Agenda
 from shoal.sim.fairness import Entitlements, stands_alone, wishes_kept
 from shoal.sim.jobtruth import JobTruth
 from shoal.sim.lives import Lives, Untruth
+from shoal.sim.servicetruth import ServiceTruth
 from shoal.sim.witness import End, Witness
 
 
@@ -47,6 +48,7 @@ class Truth(Witness):
 
     def __init__(self, agenda: Agenda, policy: Policy) -> None:
         self.lives = Lives()
+        self.services = ServiceTruth(self.lives)
         self.jobs: dict[str, JobTruth] = {}
         self.unfinished: dict[str, None] = {}
         self._agenda = agenda
@@ -98,6 +100,7 @@ class Truth(Witness):
     def asked(self, request: Request) -> None:
         if isinstance(request, Cancel):
             self._cancels[request.job] = None
+        self.services.asked(request)
 
     def heard(self, report: NodeReport) -> None:
         node, said = report.spec.id, (report.incarnation, report.sequence)
@@ -110,6 +113,7 @@ class Truth(Witness):
             judge = JUDGES.get(type(event))
             if judge is not None:
                 judge(self, event)
+            self.services.see(event)
         self._news = set()
         self._entitlements.done()
 
@@ -138,6 +142,9 @@ class Truth(Witness):
 
     def _job_stopping(self, event: JobStopping) -> None:
         self._entitlements.stopping(event)
+        job = self.jobs[event.job]
+        if job.spec.service and event.cause is StopCause.FAILURE:
+            job.found_broken(event.attempt)
 
     def _job_claimed(self, event: JobClaimed) -> None:
         self._entitlements.claimed(event)
@@ -183,7 +190,8 @@ class Truth(Witness):
     def _job_finished(self, event: JobFinished) -> None:
         self._must_be_over(event.job, event.attempt)
         lives = [self.lives.all.get(ref) for ref in self.jobs[event.job].refs(event.attempt)]
-        asked = event.job in self._cancels
+        # What a service wants of its replicas is judged by `services`.
+        asked = event.job in self._cancels or bool(self.jobs[event.job].spec.service)
         self.unfinished.pop(event.job, None)
         self._entitlements.settled(event.job)
         self.jobs[event.job].finished(event, lives, self._policy, cancel_asked=asked)

@@ -15,10 +15,12 @@ from shoal.model.policy import Policy
 from shoal.model.report import Accepted, Answer, Cancel, SetIntent, Submit
 from shoal.sim.lives import Untruth
 from shoal.sim.machine import Fate
+from shoal.sim.services import CRASHES, MUTE, SERVES
 from shoal.sim.world import World
 
 MANY = 1_000_000
 ASK_AGAIN_MS = 1_500
+ENDLESS = ("endless", SERVES, MUTE)
 PROGRAMS = ("works", "works", "works", "fails", "fails-once", "flaky")
 
 
@@ -33,12 +35,12 @@ class SeededFates:
         rng = random.Random(f"{self._seed}/{launch.ref}")
         duration_ms = int(duration_text) * rng.randrange(50, 150) // 100
         fails = (
-            program == "fails"
+            program in ("fails", CRASHES)
             or (program == "fails-once" and launch.ref.attempt == 1)
             or (program == "flaky" and rng.random() < 0.3)
         )
         return Fate(
-            duration_ms=None if program == "endless" else duration_ms,
+            duration_ms=None if program in ENDLESS else duration_ms,
             code=rng.choice((1, 2, 137)) if fails else 0,
             stopping_ms=rng.choice((0, 20, 300, 3_000, None)),
             stopped_code=rng.choice((143, 143, 0, 1)),
