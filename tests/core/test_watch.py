@@ -129,6 +129,21 @@ def test_a_retest_that_passes_brings_a_node_back(cluster: Training) -> None:
     assert len(cluster.node("a").record.history) == 3
 
 
+def test_a_check_by_hand_that_fails_does_not_make_a_quarantine_longer(cluster: Training) -> None:
+    cluster.quarantine("a")
+    before = cluster.node("a").record
+    cluster.wait(1_000)
+    cluster.ask(CheckNode("a"))
+    cluster.tell("a")
+    cluster.answer("a", "a fault")
+    assert cluster.node("a").record == before
+    cluster.wait(1_000)
+    cluster.ask(CheckNode("a"))
+    cluster.tell("a")
+    cluster.answer("a")
+    assert cluster.standing("a") is Standing.OK
+
+
 def test_a_probe_that_cannot_run_does_not_end_a_quarantine(cluster: Training) -> None:
     cluster.quarantine("a")
     cluster.wait(60_000)
@@ -279,4 +294,17 @@ def test_a_controller_that_starts_anew_need_not_see_steps_to_tell_a_hang(
     cluster.state.watches.clear()
     cluster.state.watch_ms = None
     cluster.stand(32_000)
+    assert cluster.job(job_id).stop_cause is StopCause.HANG
+
+
+def test_who_waits_for_a_stuck_peer_does_not_make_the_usual_step_longer(
+    cluster: Training,
+) -> None:
+    """Seeds 2 and 147 of the fuzz: a new controller heard one that waits first."""
+    job_id = train(cluster, members=2)
+    cluster.walk(job_id, 10)
+    cluster.stand(20_000, waiting=refs(cluster, job_id, 0))
+    cluster.state.watches.clear()
+    cluster.state.watch_ms = None
+    cluster.stand(40_000, waiting=refs(cluster, job_id, 0))
     assert cluster.job(job_id).stop_cause is StopCause.HANG

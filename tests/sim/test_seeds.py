@@ -52,21 +52,28 @@ def test_every_kind_of_fault_and_every_kind_of_event_happens() -> None:
     faults: Counter[str] = Counter()
     events: Counter[str] = Counter()
     causes: Counter[str] = Counter()
+    standings: set[str] = set()
     for seed in range(250):
         history = run_seed(seed, checked=False)
         lines = [json.loads(line) for line in history.log]
         faults += history.counts
+        standings |= {line["record"]["standing"] for line in lines if line["event"] == "NodeJudged"}
         events += Counter(line["event"] for line in lines)
         causes += Counter(line["cause"] for line in lines if line["event"] == "JobStopping")
     assert {cause.value for cause in StopCause} - set(causes) == set()
-    assert min(causes["preempt"], causes["resize"]) >= 10
+    assert min(causes["preempt"], causes["resize"], causes["hang"]) >= 10
+    assert {"ok", "suspect", "quarantined"} == standings
     assert {name for name in EXPECTED_FAULTS if not faults[name]} == set()
     bases = (EventBase, JobEvent, NodeEvent, ServiceEvent)
     kinds = {kind.__name__ for base in bases for kind in base.__subclasses__()}
     kinds -= {base.__name__ for base in bases}
-    assert kinds - set(events) == set()
+    assert kinds - set(events) <= SEEN_ELSEWHERE
     assert set(events) - kinds == set()
 
+
+# It takes more jobs than a history has for one to wait 16 times as long as they do on average;
+# tests/core/test_again.py has such histories.
+SEEN_ELSEWHERE = {"JobPromoted"}
 
 EXPECTED_FAULTS = (
     *(f"controller crashed {moment.value}" for moment in Moment),
@@ -91,6 +98,8 @@ EXPECTED_FAULTS = (
     "policy changed",
     "process vanished",
     "snapshot kept",
+    "node slow",
+    "node broken",
     "answer: accepted",
     "answer: refused",
     "cancel asked",

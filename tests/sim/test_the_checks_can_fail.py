@@ -9,7 +9,8 @@ from typing import Any
 import msgspec
 import pytest
 
-from shoal.core import admit, heal, observe, queue, reconcile
+from shoal.core import admit, heal, observe, queue, reconcile, watch
+from shoal.core.health import quarantine
 from shoal.core.nodebook import NodeBook, Order
 from shoal.core.queue import Gang, Lane
 from shoal.core.room import Room
@@ -17,10 +18,12 @@ from shoal.core.round import Round
 from shoal.core.scheduling import cycle, elastic, fit, preempt
 from shoal.core.scheduling.fit import Plan
 from shoal.core.scheduling.order import Rank, Walk
-from shoal.core.state import State
+from shoal.core.state import Node, State
 from shoal.model.commands import Envelope
-from shoal.model.events import JobPlaced
+from shoal.model.events import JobCheckpointed, JobPlaced
+from shoal.model.health import HealthRule
 from shoal.model.job import Job, JobSpec, Outcome
+from shoal.model.node import NodeHealth, NodeIntent
 from shoal.model.report import Answer, Submit
 from shoal.model.resources import Demand, Slice
 from shoal.sim.fuzz import SeedFailed, Size, run_seed
@@ -182,20 +185,59 @@ def start_before_the_others_have_let_go(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(cycle, "_short", lambda *_: False)
 
 
+def call_a_pause_a_hang(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(watch, "rule_of", lambda _: HealthRule(hang_floor_ms=200, hang_steps=2))
+
+
+def never_notice_a_hang(patch: pytest.MonkeyPatch) -> None:
+    def blind(round_: Round) -> None:
+        round_.state.watch_ms = None
+
+    patch.setattr(watch, "_find_hangs", blind)
+
+
+def quarantine_everybody(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(watch, "_room", lambda *_: True)
+
+
+def place_on_nodes_in_quarantine(patch: pytest.MonkeyPatch) -> None:
+    def careless(node: Node) -> bool:
+        return node.health is NodeHealth.READY and node.intent is NodeIntent.OPEN
+
+    patch.setattr(Node, "schedulable", property(careless))
+
+
+def never_test_again(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(quarantine, "passed_by", lambda record, *_: record)
+    patch.setattr(quarantine, "wake_ms", lambda *_: None)
+
+
+def give_spares_away(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(cycle, "spares_kept_from", lambda *_: set())
+
+
+def forget_what_was_saved(patch: pytest.MonkeyPatch) -> None:
+    def saved(**fields: Any) -> JobCheckpointed:
+        return JobCheckpointed(**{**fields, "step": fields["step"] // 2})
+
+    patch.setattr(watch, "JobCheckpointed", saved)
+
+
 CAUGHT_BY_THE_INVARIANTS: list[tuple[Mutate, str]] = [
-    (ignore_what_is_held, "not what it asked for|more than it has|do not match what is held"),
-    (place_part_of_a_gang, "runs with 1 of 2 members"),
+    (ignore_what_is_held, "not what it asked for|more than it has|what is held|kept as spares"),
+    (place_part_of_a_gang, "runs with . of . members"),
     (forget_to_requeue, "goes on as a partial gang|nothing left to stop"),
-    (run_again_while_a_member_lives, "waits but holds|nodes hold does not match"),
+    (run_again_while_a_member_lives, "waits but holds|nodes hold does not match|knows nothing of"),
     (skip_some_jobs_for_ever, "waits without a reason"),
     (change_the_state_without_an_event, "is not the state that was lost"),
     (place_others_beside_those_who_want_to_be_alone, "what is free does|wants it for itself"),
     (grow_without_end, "runs with .* of .* members"),
     (start_before_the_others_have_let_go, "is held|given away more"),
+    (place_on_nodes_in_quarantine, "free index"),
 ]
 
 CAUGHT_BY_WHAT_HAPPENED: list[tuple[Mutate, str]] = [
-    (place_part_of_a_gang, "was placed with 1 members"),
+    (place_part_of_a_gang, "was placed with . members"),
     (forget_to_requeue, "stuck"),
     (count_no_attempts, "was placed as attempt 1 after 1"),
     (run_again_while_a_member_lives, "is said to be over, but .* lives"),
@@ -213,6 +255,13 @@ CAUGHT_BY_WHAT_HAPPENED: list[tuple[Mutate, str]] = [
     (grow_without_end, "was placed with .* members"),
     (stop_the_more_entitled, "for .* beyond its own|of no higher priority"),
     (start_before_the_others_have_let_go, "is held|more than it has|on GPU"),
+    (call_a_pause_a_hang, "and is said to hang"),
+    (never_notice_a_hang, "stuck"),
+    (quarantine_everybody, "others: too many"),
+    (place_on_nodes_in_quarantine, "which is in quarantine"),
+    (never_test_again, "is quarantined, though it is well|is suspect, though"),
+    (give_spares_away, "kept as spares"),
+    (forget_what_was_saved, "goes back from step"),
 ]
 
 

@@ -26,6 +26,7 @@ from shoal.api.present import (
     job_view,
     known_nodes,
     node_view,
+    progress_view,
     service_view,
     status_view,
 )
@@ -237,6 +238,7 @@ class Jobs(Controller):
             early_ms=expected.early_ms if expected else None,
             late_ms=expected.late_ms if expected else None,
             why=explain(loop.state, job, loop.policy, loop.clock.now_ms()),
+            progress=progress_view(loop, job),
             events=loop.store.events(-WHY_EVENTS_MAX, WHY_EVENTS_MAX, job.id),
         )
 

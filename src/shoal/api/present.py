@@ -57,7 +57,6 @@ def job_view(loop: ControlLoop, job: Job) -> JobView:
         failures=job.failures,
         losses=job.losses,
         hangs=job.hangs,
-        progress=progress_view(loop, job),
         master=job.master,
     )
 
@@ -91,6 +90,7 @@ def _row_fields(loop: ControlLoop, job: Job) -> dict[str, Any]:
         "code": job.code,
         "command": command,
         "why": explain(loop.state, job, loop.policy, loop.clock.now_ms()),
+        "progress": progress_view(loop, job),
     }
 
 
@@ -98,12 +98,13 @@ def node_view(loop: ControlLoop, node: Node) -> NodeView:
     room = loop.state.rooms[node.index]
     jobs = dict.fromkeys(ref.job for ref in loop.state.placed[node.id])
     lost = node.health is NodeHealth.LOST
+    ailing = node.health is NodeHealth.READY and node.record.standing is not Standing.OK
     return NodeView(
         id=node.id,
         state=node_state(node),
         health=node.health.value,
         intent=node.intent.value,
-        why=node.why if node.record.standing is Standing.OK else node.record.why,
+        why=node.record.why if ailing else node.why,
         since_ms=node.since_ms,
         standing=node.record.standing.value,
         history=list(node.record.history),

@@ -26,7 +26,8 @@ def nodes(json: JsonOption = False, home: HomeOption = DEFAULT_HOME) -> None:
     """List the nodes and what is in use on them.
 
     GPUS, CPUS and MEMORY are used/total; 1.5 GPUs used may be three halves of
-    three. A node that is not ready says why.
+    three. A node that is not ready says why, and so does one that is suspect of
+    being slow or faulty, or in quarantine for it.
 
     Examples:
       shoal nodes
@@ -75,7 +76,7 @@ def uncordon(
 ) -> None:
     """Open nodes for jobs again.
 
-    It undoes `shoal cordon` and `shoal drain`.
+    It undoes `shoal cordon` and `shoal drain`, and ends a quarantine.
 
     Examples:
       shoal uncordon n3
@@ -143,7 +144,9 @@ def _cells(view: NodeView, models: bool) -> list[str | Cell]:
         cells = bar(used, view.gpus, min(view.gpus, GPU_CELLS_MAX))
         gpus = gpus._replace(pretty=f"{cells} {used:g}/{view.gpus}")
     jobs = ",".join(view.jobs)
-    if view.health != "ready" and view.why:
+    if view.health == "ready" and view.standing == "suspect":
+        jobs = f"{jobs} (suspect: {view.why})".strip()
+    elif (view.health != "ready" or view.standing != "ok") and view.why:
         jobs = f"{jobs} ({view.why})".strip()
     row: list[str | Cell] = [
         Cell(view.id, "bold"),

@@ -35,7 +35,8 @@ def ps(
     Live jobs come in the order of the queue. TIME is how long a job has been
     running, or waiting, or took; TRY counts its attempts; SHAPE is members x
     GPUs of each, as in 4x8, 1x0.5 of one, 1x20G of its memory, or 3/2..8x1
-    of an elastic gang that has 3 members now.
+    of an elastic gang that has 3 members now. PROGRESS is there if a job
+    tells of its steps.
 
     Examples:
       shoal ps                  what runs and what waits
@@ -77,17 +78,21 @@ def print_jobs(rows: list[JobRow], now_ms: int) -> None:
         Column("TIME", right=True),
         Column("COMMAND", flexible=True),
     ]
+    progress = any(row.progress for row in rows)
+    if progress:
+        columns.insert(-1, Column("PROGRESS"))
     if tenants:
         columns.insert(2, Column("TENANT"))
-    table(columns, [_cells(row, now_ms, tenants) for row in rows])
+    table(columns, [_cells(row, now_ms, tenants, progress) for row in rows])
     first = next((row for row in rows if row.state == "waiting"), None)
     if first is not None and at_terminal():
         line(f"{first.id} waits: {first.why}", "yellow dim")
 
 
-def _cells(row: JobRow, now_ms: int, tenants: bool) -> list[str | Cell]:
+def _cells(row: JobRow, now_ms: int, tenants: bool, progress: bool) -> list[str | Cell]:
     from shoal.cli.show import Cell, state_cell
     from shoal.cli.units import duration_text
+    from shoal.cli.words import progress_text
 
     cells: list[str | Cell] = [
         Cell(row.id, "bold"),
@@ -99,6 +104,8 @@ def _cells(row: JobRow, now_ms: int, tenants: bool) -> list[str | Cell]:
         Cell(duration_text(elapsed_ms(row, now_ms)), "dim"),
         row.command,
     ]
+    if progress:
+        cells.insert(-1, progress_text(row.progress) if row.progress else "")
     if tenants:
         cells.insert(2, row.tenant)
     return cells

@@ -25,6 +25,7 @@ STATE_STYLES = {
     "suspect": "yellow",
     "lost": "red bold",
     "cordoned": "yellow",
+    "quarantined": "red",
     "draining": "magenta",
     "removed": "dim",
     "rolling": "cyan",

@@ -49,6 +49,7 @@ from shoal.model.job import JobSpec, Outcome, StopCause
 from shoal.model.node import NodeIntent
 from shoal.model.resources import Slice, plural
 from shoal.model.service import Scale
+from shoal.model.views import ProgressView
 
 NODES_NAMED_MAX = 6
 COMMAND_CHARACTERS_MAX = 60
@@ -158,6 +159,21 @@ def start_text(early_ms: int | None, late_ms: int | None, now_ms: int) -> str:
     if late_ms - now_ms < SOON_MS:
         return "it will probably start any moment"
     return f"it will probably start {_span_text(max(0, early_ms - now_ms), late_ms - now_ms)}"
+
+
+def progress_text(progress: ProgressView) -> str:
+    """'step 120/600, loss 1.9, 4m 0s left; member 2 is slow', as far as it is known."""
+    of = f"/{progress.steps_total}" if progress.steps_total else ""
+    words = [f"step {progress.step}{of}"]
+    if progress.loss is not None:
+        words.append(f"loss {progress.loss:.3g}")
+    if progress.left_ms is not None:
+        words.append(f"{duration_text(progress.left_ms)} left")
+    slow = progress.slow
+    if not slow:
+        return ", ".join(words)
+    who = f"member {slow[0]} is" if len(slow) == 1 else f"{plural(len(slow), 'member')} are"
+    return f"{', '.join(words)}; {who} slow"
 
 
 def _span_text(early_ms: int, late_ms: int) -> str:

@@ -158,6 +158,8 @@ def _take_check(round_: Round, node: Node, result: CheckResult) -> None:
     # A probe that cannot run speaks neither against a node nor for one in quarantine.
     in_quarantine = node.record.standing is Standing.QUARANTINED
     passed = verdict.passed and not (result.error and in_quarantine)
+    if in_quarantine and not passed and not wanted:
+        return  # who looks often does not make it stay longer
     record = quarantine.checked(
         node.record, passed, verdict.why, now_ms, rule, room=_room(round_, rule)
     )

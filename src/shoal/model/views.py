@@ -10,6 +10,19 @@ from shoal.model.job import JobSpec
 from shoal.model.service import ServiceSpec
 
 
+class ProgressView(msgspec.Struct, kw_only=True):
+    """How far a job is, by its own word. `slow`: members that hold the others up."""
+
+    step: int
+    steps_total: int  # 0: not known
+    step_us: int  # what a step usually takes; 0: not known
+    left_ms: int | None
+    saved_step: int
+    loss: float | None
+    metrics: dict[str, float]
+    slow: list[int]
+
+
 class JobRow(msgspec.Struct, kw_only=True):
     """A job in a list. `state` is its phase while it lives and its outcome afterwards."""
 
@@ -32,6 +45,7 @@ class JobRow(msgspec.Struct, kw_only=True):
     code: int | None
     command: str
     why: str
+    progress: ProgressView | None  # of one whose members tell of their steps
 
 
 class MemberView(msgspec.Struct, kw_only=True):
@@ -40,19 +54,6 @@ class MemberView(msgspec.Struct, kw_only=True):
     gpus: list[int]
     status: str
     code: int | None
-
-
-class ProgressView(msgspec.Struct, kw_only=True):
-    """How far a job is, by its own word. `slow`: members that hold the others up."""
-
-    step: int
-    steps_total: int  # 0: not known
-    step_us: int  # what a step usually takes; 0: not known
-    left_ms: int | None
-    saved_step: int
-    loss: float | None
-    metrics: dict[str, float]
-    slow: list[int]
 
 
 class JobView(JobRow, kw_only=True):
@@ -65,7 +66,6 @@ class JobView(JobRow, kw_only=True):
     failures: int
     losses: int
     hangs: int
-    progress: ProgressView | None
     master: str
 
 
@@ -119,6 +119,7 @@ class WhyView(msgspec.Struct, kw_only=True):
     why: str
     early_ms: int | None  # a waiting job will probably start between these two moments
     late_ms: int | None
+    progress: ProgressView | None
     events: list[Recorded]
 
 

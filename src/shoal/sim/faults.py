@@ -11,13 +11,14 @@ from functools import partial
 import msgspec
 
 from shoal.model.node import NodeIntent, NodeSpec
-from shoal.model.report import SetIntent
+from shoal.model.report import CheckNode, SetIntent
 from shoal.sim.controller import Moment
 from shoal.sim.machine import Machine
 from shoal.sim.network import Network
 from shoal.sim.world import World
 
 SHORTEST_MS = 50
+SLOW_ON_MS = 20_000  # slow nodes are mended later than the rest, for it takes long to find them
 
 
 class Cut(enum.Flag):
@@ -112,6 +113,9 @@ class Faults:
             self._crash_controller,
             self._lose_trace,
             self._keep_snapshot,
+            self._slow_down,
+            self._slow_down,
+            self._break,
         )
         # Few kinds at a time reach deeper than a little of everything.
         kinds = tuple(self._rng.sample(kinds, self._rng.randrange(1, len(kinds) + 1)))
@@ -123,10 +127,17 @@ class Faults:
         """Faults stop, links heal, nodes and the controller come back, as they once were."""
         self._stopped = True
         self._network.calm = True
+        for machine in self._world.machines.values():
+            machine.broken = False
+        self._world.agenda.after(SLOW_ON_MS, self._mend_slow)
         self._world.controller.crash_at = None
         self._world.start_controller()
         # Nobody takes away a node and switches it on in the same instant.
         self._world.agenda.after(SHORTEST_MS, self._mend_nodes)
+
+    def _mend_slow(self) -> None:
+        for machine in self._world.machines.values():
+            machine.slow = False
 
     def _mend_nodes(self) -> None:
         for node, machine in self._world.machines.items():
@@ -228,6 +239,25 @@ class Faults:
         if victim is not None and victim.processes:
             self._counts["process vanished"] += 1
             self._world.lose_trace(victim.spec.id, self._rng.choice(list(victim.processes)))
+
+    def _slow_down(self) -> None:
+        """It takes a while to be sure of that, so some stay slow until all is mended."""
+        busy = [machine for machine in self._world.machines.values() if machine.trains]
+        victim = self._rng.choice(busy) if busy else self._victim()
+        if victim is not None:
+            self._counts["node slow"] += 1
+            victim.slow = True
+            if self._rng.random() < 0.3:
+                self._later(lambda: setattr(victim, "slow", False))
+
+    def _break(self) -> None:
+        victim = self._victim()
+        if victim is not None:
+            self._counts["node broken"] += 1
+            victim.broken = True
+            self._world.ask(CheckNode(victim.spec.id), lambda _: None)
+            if self._rng.random() < 0.5:
+                self._later(lambda: setattr(victim, "broken", False))
 
     def _keep_snapshot(self) -> None:
         if self._world.controller.up:

@@ -15,6 +15,7 @@ import msgspec
 
 from shoal.core.policies import SHIPPED
 from shoal.core.scheduling.score import PLACEMENTS
+from shoal.model.health import Standing
 from shoal.model.node import NodeHealth, NodeIntent, NodeSpec
 from shoal.model.policy import Policy, Tenant
 from shoal.sim.agenda import Agenda
@@ -89,6 +90,7 @@ class Run:
             batch_ms=rng.choice((0, 5, 20)),
             checked=checked,
         )
+        self.truth.health.saved = self.world.saved
         self.users = Users(
             self.world,
             nodes,
@@ -146,6 +148,7 @@ class Run:
     def _calm(self) -> None:
         """Bounded: what does not settle in `calm_ms` is stuck."""
         self.faults.stop()
+        self.truth.health.calm_ms = self.world.agenda.now_ms
         self.users.calm_down()
         self.services.calm_down()
         agenda = self.world.agenda
@@ -179,6 +182,8 @@ class Run:
                 return f"{name} is not known as it is"
             if node.health is not NodeHealth.READY or node.intent is not NodeIntent.OPEN:
                 return f"{name} is {node.health.value} and {node.intent.value}"
+            if node.record.standing is not Standing.OK:
+                return f"{name} is {node.record.standing.value}, though it is well"
             if machine.book is None or machine.book.exits:
                 return f"{name} still keeps exits that nobody wants"
         return ""
@@ -191,6 +196,10 @@ def _draw_policy(rng: random.Random) -> Policy:
         suspect_after_ms=rng.choice((1_500, 2_500)),
         grace_ms=rng.choice((4_000, 6_000)),
         losses_max=rng.choice((0, 1, 100, 100)),
+        hang_after_ms=rng.choice((1_000, 3_000)),
+        hangs_max=rng.choice((1, 2, 3)),
+        retest_ms=rng.choice((1_000, 5_000)),
+        spares=rng.choice((0, 0, 0, 1, 1, 2)),
         backoff_ms_max=rng.choice((500, 5_000)),
         port_count=rng.choice((3, 50)),
         placements_per_step_max=rng.choice((1, 2, 200)),

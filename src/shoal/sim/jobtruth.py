@@ -26,8 +26,12 @@ class JobTruth:
         self._failed: set[int] = set()  # attempts with a member that failed on its own
         self._lost: set[int] = set()  # attempts that lost a member with a node or without a trace
         self._drained: set[int] = set()
+        self.left: set[int] = set()  # attempts that were stopped to leave a node in quarantine
+        self.stopped_for_hang: set[int] = set()
+        self._bad: dict[int, tuple[int, int | None]] = {}  # attempt -> its first bad code, its step
         self._retries = 0
         self._losses = 0
+        self._hangs = 0
 
     @property
     def attempt(self) -> int:
@@ -109,6 +113,10 @@ class JobTruth:
         for ref, slice_ in zip(self.refs(self.attempt), self._placements[-1], strict=True):
             self._held[ref] = slice_.node
 
+    def member_failed(self, attempt: int, code: int, step: int | None) -> None:
+        if attempt in self._failed:
+            self._bad.setdefault(attempt, (code, step))
+
     def member_over(self, ref: MemberRef, *, lost: bool = False) -> None:
         if self._held.pop(ref, None) is None:
             raise Untruth(f"{ref} is said to be over a second time")
@@ -128,6 +136,12 @@ class JobTruth:
                 self._losses += 1
                 allowed = not never and self._losses <= policy.losses_max
                 justified = event.attempt in self._lost
+            case StopCause.HANG:
+                self._hangs += 1
+                allowed = not never and self._hangs < policy.hangs_max
+                justified = event.attempt in self.stopped_for_hang
+            case StopCause.MOVE if event.attempt in self.left:
+                allowed = justified = not never
             case StopCause.PREEMPT | StopCause.RESIZE | StopCause.MOVE:
                 allowed = justified = self.spec.preemptible or self.spec.elastic
             case StopCause.DRAIN:
@@ -166,9 +180,19 @@ class JobTruth:
             never = self.spec.restart is Restart.NEVER
             if never or self._losses >= policy.losses_max:
                 return True
+        if attempt in self.stopped_for_hang:
+            never = self.spec.restart is Restart.NEVER
+            return never or self._hangs + 1 >= policy.hangs_max
+        if self._fails_the_same_way():
+            return True
         if self.spec.restart is Restart.ON_FAILURE and self._retries < self.spec.retries:
             return False
         return attempt in self._failed
+
+    def _fails_the_same_way(self) -> bool:
+        """Three times by the same code at the same step."""
+        last = list(self._bad.values())[-3:]
+        return len(last) == 3 and len(set(last)) == 1 and last[0][1] is not None
 
     def _must_be_unfinished(self) -> None:
         if self.outcome is not None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
 from shoal.core.nodebook import NodeBook
@@ -10,8 +10,10 @@ from shoal.model.commands import Check, Envelope, Launch, Prepare, Stop
 from shoal.model.health import CheckResult
 from shoal.model.job import MemberRef
 from shoal.model.node import NodeSpec
+from shoal.model.progress import Progress
 from shoal.model.report import NodeReport
 from shoal.sim.agenda import Agenda
+from shoal.sim.training import Plan, Trainer
 from shoal.sim.witness import End, Witness
 
 KILLED_CODE = 137
@@ -26,17 +28,19 @@ class Fate(NamedTuple):
     # From SIGTERM to its end; None: it does not care and has to be killed.
     stopping_ms: int | None = 0
     stopped_code: int = TERMINATED_CODE
+    training: Plan | None = None  # None: it tells nothing of its work
 
 
 Fates = Callable[[Launch], Fate]
 
 
 class Process:
-    __slots__ = ("fate", "launch")
+    __slots__ = ("fate", "launch", "trainer")
 
-    def __init__(self, launch: Launch, fate: Fate) -> None:
+    def __init__(self, launch: Launch, fate: Fate, trainer: Trainer | None) -> None:
         self.launch = launch
         self.fate = fate
+        self.trainer = trainer
 
 
 class Machine:
@@ -51,6 +55,7 @@ class Machine:
         witness: Witness,
         heartbeat_ms: int,
         out: Callable[[NodeReport], None],
+        saved: dict[str, int],
     ) -> None:
         self.spec = spec
         self.incarnation = 0
@@ -61,6 +66,9 @@ class Machine:
         self._witness = witness
         self._heartbeat_ms = heartbeat_ms
         self._out = out
+        self._saved = saved
+        self._slow = False
+        self.broken = False  # its checks fail
 
     @property
     def up(self) -> bool:
@@ -94,14 +102,45 @@ class Machine:
                 case Stop():
                     self._stop(order)
                 case Check():
-                    self.book.measured(CheckResult(id=order.id))
+                    self.book.measured(self._measure(order.id))
                 case Prepare():
                     pass  # its processes take no time to start
         self.report()
 
+    def _measure(self, id_: str) -> CheckResult:
+        return CheckResult(
+            id=id_,
+            busy=bool(self.processes),
+            figures={"memory_mbs": 2_000 if self._slow else 10_000},
+            faults=("a fan stands still",) if self.broken else (),
+        )
+
     def report(self) -> None:
         if self.book is not None:
-            self._out(self.book.report())
+            self._out(self.book.report(tuple(self._progress())))
+
+    @property
+    def trains(self) -> bool:
+        return any(process.trainer is not None for process in self.processes.values())
+
+    @property
+    def slow(self) -> bool:
+        return self._slow
+
+    @slow.setter
+    def slow(self, slow: bool) -> None:
+        list(self._progress())  # so far it was not
+        self._slow = slow
+
+    def _progress(self) -> Iterator[Progress]:
+        now_ms = self._agenda.now_ms
+        for ref, process in self.processes.items():
+            trainer = process.trainer
+            if trainer is not None:
+                trainer.go_on(now_ms, slow=self._slow)
+                if trainer.hangs:
+                    self._witness.hangs(ref)
+                yield trainer.progress(now_ms)
 
     def lose_trace(self, ref: MemberRef) -> None:
         """The process is gone and the book knows nothing of it: no exit code, no inventory."""
@@ -118,10 +157,12 @@ class Machine:
             self._agenda.after(self._heartbeat_ms, lambda: self._beat(incarnation))
 
     def _start(self, launch: Launch) -> None:
-        process = Process(launch, self._fates(launch))
+        fate = self._fates(launch)
+        plan, now_ms = fate.training, self._agenda.now_ms
+        trainer = Trainer(launch.ref, plan, self._saved, now_ms) if plan is not None else None
+        process = Process(launch, fate, trainer)
         self.processes[launch.ref] = process
         self._witness.started(self.spec.id, launch)
-        fate = process.fate
         if fate.duration_ms is not None:
             self._plan_end(process, fate.duration_ms, fate.code, End.OWN)
 

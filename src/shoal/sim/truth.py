@@ -16,6 +16,7 @@ from shoal.model.events import (
     Event,
     EventBase,
     JobAdopted,
+    JobCheckpointed,
     JobClaimed,
     JobFinished,
     JobPlaced,
@@ -28,7 +29,10 @@ from shoal.model.events import (
     MemberLost,
     NodeIntended,
     NodeJoined,
+    NodeJudged,
     NodeLost,
+    NodeReady,
+    NodeSuspected,
     PolicyChanged,
 )
 from shoal.model.job import MemberRef, StopCause
@@ -37,6 +41,7 @@ from shoal.model.policy import Policy
 from shoal.model.report import Cancel, NodeReport, Request
 from shoal.sim.agenda import Agenda
 from shoal.sim.fairness import Entitlements, stands_alone, wishes_kept
+from shoal.sim.healthtruth import HealthTruth
 from shoal.sim.jobtruth import JobTruth
 from shoal.sim.lives import Lives, Untruth
 from shoal.sim.servicetruth import ServiceTruth
@@ -62,6 +67,7 @@ class Truth(Witness):
         self._draining: dict[str, bool] = {}
         self._known: dict[str, NodeSpec] = {}  # as the nodes joined: what the log knows of them
         self._entitlements = Entitlements(policy, self.jobs)
+        self.health = HealthTruth(self.jobs, policy)
         self._news: set[tuple[str, int]] = set()  # node, incarnation: heard since the last round
 
     # -- what the world shows --------------------------------------------------------------
@@ -97,6 +103,9 @@ class Truth(Witness):
         self.lives.end(ref, code, how)
         self.jobs[ref.job].member_ended(ref, code, how)
 
+    def hangs(self, ref: MemberRef) -> None:
+        self.health.hung.add((ref.job, ref.attempt))
+
     def asked(self, request: Request) -> None:
         if isinstance(request, Cancel):
             self._cancels[request.job] = None
@@ -107,6 +116,7 @@ class Truth(Witness):
         if said > self._heard.get(node, (0, 0, 0))[:2]:
             self._heard[node] = (*said, self._agenda.now_ms)
             self._news.add((node, report.incarnation))
+            self.health.heard(report, self._agenda.now_ms)
 
     def committed(self, events: Sequence[Event]) -> None:
         for event in events:
@@ -131,22 +141,25 @@ class Truth(Witness):
         self.unfinished[event.job] = None
 
     def _policy_changed(self, event: PolicyChanged) -> None:
-        self._policy = self._entitlements.policy = event.policy
+        self._policy = self._entitlements.policy = self.health.policy = event.policy
 
     def _job_placed(self, event: JobPlaced) -> None:
         job = self.jobs[event.job]
         job.placed(event)
         wishes_kept(event, job.spec, self._known)
         stands_alone(event, job.spec, map(self.jobs.__getitem__, self.unfinished))
+        self.health.placed(event)
         self._entitlements.settled(event.job)
 
     def _job_stopping(self, event: JobStopping) -> None:
+        self.health.stopping(event)
         self._entitlements.stopping(event)
         job = self.jobs[event.job]
         if job.spec.service and event.cause is StopCause.FAILURE:
             job.found_broken(event.attempt)
 
     def _job_claimed(self, event: JobClaimed) -> None:
+        self.health.claimed(event)
         self._entitlements.claimed(event)
 
     def _job_unclaimed(self, event: JobUnclaimed) -> None:
@@ -161,6 +174,8 @@ class Truth(Witness):
         ref = MemberRef(event.job, event.attempt, event.member)
         life = self.lives.all.get(ref)
         self.jobs[event.job].member_over(ref)
+        if event.code:
+            self.jobs[event.job].member_failed(event.attempt, event.code, event.step)
         if life is None or life.how is End.VANISHED:
             if event.code != STOPPED_BEFORE_START_CODE:
                 raise Untruth(f"{ref} is said to have exited, but it was never seen to")
@@ -208,6 +223,19 @@ class Truth(Witness):
         if (event.node, event.incarnation) not in self._news:
             raise Untruth(f"{event.node} is said to be heard again, but only old news came")
         self._known[event.node] = event.spec
+        self.health.joined(event.node)
+
+    def _node_ready(self, event: NodeReady) -> None:
+        self.health.node_is(event.node, known=True, ready=True)
+
+    def _node_suspected(self, event: NodeSuspected) -> None:
+        self.health.node_is(event.node, known=True, ready=False)
+
+    def _node_judged(self, event: NodeJudged) -> None:
+        self.health.judged(event)
+
+    def _job_checkpointed(self, event: JobCheckpointed) -> None:
+        self.health.checkpointed(event)
 
     def _node_lost(self, event: NodeLost) -> None:
         if event.dead:
@@ -221,8 +249,10 @@ class Truth(Witness):
         for job_id in self.unfinished:
             self.jobs[job_id].node_lost(event.node, dead=event.dead)
         self._entitlements.node_lost(event.node)
+        self.health.node_is(event.node, known=False, ready=False)
 
     def _node_intended(self, event: NodeIntended) -> None:
+        self.health.intended(event)
         self._draining[event.node] = event.intent is NodeIntent.DRAINING
         if event.intent is NodeIntent.DRAINING:
             for job_id in self.unfinished:
@@ -243,6 +273,10 @@ JUDGES: dict[type[EventBase], Callable[[Truth, Any], None]] = {
     JobRequeued: Truth._job_requeued,
     JobAdopted: Truth._job_adopted,
     JobFinished: Truth._job_finished,
+    JobCheckpointed: Truth._job_checkpointed,
+    NodeJudged: Truth._node_judged,
+    NodeReady: Truth._node_ready,
+    NodeSuspected: Truth._node_suspected,
     NodeJoined: Truth._node_joined,
     NodeLost: Truth._node_lost,
     NodeIntended: Truth._node_intended,

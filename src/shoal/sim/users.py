@@ -8,6 +8,8 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
+import msgspec
+
 from shoal.model.commands import Launch
 from shoal.model.job import JobSpec, Restart, Within
 from shoal.model.node import NodeIntent, NodeSpec
@@ -16,12 +18,18 @@ from shoal.model.report import Accepted, Answer, Cancel, SetIntent, Submit
 from shoal.sim.lives import Untruth
 from shoal.sim.machine import Fate
 from shoal.sim.services import CRASHES, MUTE, SERVES
+from shoal.sim.training import Plan
 from shoal.sim.world import World
 
 MANY = 1_000_000
 ASK_AGAIN_MS = 1_500
 ENDLESS = ("endless", SERVES, MUTE)
-PROGRAMS = ("works", "works", "works", "fails", "fails-once", "flaky")
+SETTLED_MS = 200  # by then what was asked before is in the log
+PROGRAMS = (
+    *("works", "works", "works", "works", "fails", "fails-once", "flaky", "flaky"),
+    *("trains", "trains", "hangs", "hangs-once"),
+)
+HANGS_FROM = 8  # steps: a process that compiles is not called stuck before half an hour is over
 
 
 class SeededFates:
@@ -39,11 +47,27 @@ class SeededFates:
             or (program == "fails-once" and launch.ref.attempt == 1)
             or (program == "flaky" and rng.random() < 0.3)
         )
+        training = self._training(launch, program)
+        endless = program in ENDLESS or (training is not None and training.hangs_at)
         return Fate(
-            duration_ms=None if program in ENDLESS else duration_ms,
+            training=training,
+            duration_ms=None if endless else duration_ms,
             code=rng.choice((1, 2, 137)) if fails else 0,
             stopping_ms=rng.choice((0, 20, 300, 3_000, None)),
             stopped_code=rng.choice((143, 143, 0, 1)),
+        )
+
+    def _training(self, launch: Launch, program: str) -> Plan | None:
+        """The same for all members of an attempt, but for who is stuck."""
+        if program not in ("trains", "hangs", "hangs-once", "flaky"):
+            return None
+        rng = random.Random(f"{self._seed}/{launch.ref.job}/{launch.ref.attempt}")
+        hangs = program == "hangs" or (program == "hangs-once" and launch.ref.attempt == 1)
+        return Plan(
+            step_ms=rng.choice((100, 250)),
+            saves_every=rng.choice((0, 5, 20)),
+            hangs_at=rng.randrange(HANGS_FROM, 40) if hangs else 0,
+            stuck=launch.ref.member == rng.randrange(int(launch.env["WORLD_SIZE"])),
         )
 
 
@@ -85,10 +109,18 @@ class Users:
 
     def calm_down(self) -> None:
         """Every node is opened again, and nobody waits for what the cluster does not have."""
-        for node in self._world.machines:
-            self._set_intent(node, NodeIntent.OPEN)
+        self._world.agenda.after(SETTLED_MS, self._open_all)
         for key in self._too_large:
             self._cancel(key)
+        controller = self._world.controller  # a job that needs every node would wait for ever
+        controller.obey(msgspec.structs.replace(controller.policy, spares=0))
+
+    def _open_all(self) -> None:
+        """Only those that were closed: an operator's word would end a quarantine too."""
+        for name in self._world.machines:
+            node = self._world.controller.state.nodes.get(name)
+            if node is None or node.intent is not NodeIntent.OPEN:
+                self._set_intent(name, NodeIntent.OPEN)
 
     def _draw_spec(self) -> JobSpec:
         rng = self._rng
@@ -98,14 +130,22 @@ class Users:
         share = rng.choice((1, 2, 4))  # of that node
         members = rng.choice((1, 1, 1, 1, 2, 2, 3))
         gpus = rng.choice((1, like.gpus // share) if self._crowded else (0, 1, like.gpus // share))
+        times_ms = (30, 1_000, 6_000, 15_000)[2 * self._crowded :]
+        wishes = self._draw_wishes(members, gpus)
+        if program == "trains":
+            times_ms = (6_000, 25_000)
+            if rng.random() < 0.7:  # over several nodes, of which one may be slow
+                members = min(3, len(self._nodes))
+                wishes.update(members_per_node=1, within_required=False)
+                wishes.pop("members_max", None)
         return JobSpec(
-            command=(program, str(rng.choice((30, 1_000, 6_000, 15_000)[2 * self._crowded :]))),
+            command=(program, str(rng.choice(times_ms))),
             members=members,
             gpus=gpus,
             cpu_milli=rng.choice((0, 1_000, like.cpu_milli // share)),
             memory_mb=rng.choice((0, 0, like.memory_mb // share)),
             priority=rng.choice((0, 0, 0, 5, -5)),
-            **self._draw_wishes(members, gpus),
+            **wishes,
             restart=rng.choice(list(Restart)),
             retries=rng.choice((0, 1, 3)),
             backoff_ms=rng.choice((0, 200, 1_500)),

@@ -32,6 +32,9 @@ class Witness:
 
     def ended(self, ref: MemberRef, code: int | None, how: End) -> None: ...
 
+    def hangs(self, ref: MemberRef) -> None:
+        """It makes no step any more, and never will; told more than once."""
+
     def asked(self, request: Request) -> None: ...
 
     def heard(self, report: NodeReport) -> None:

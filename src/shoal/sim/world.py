@@ -37,6 +37,7 @@ class World:
         self.agenda = agenda or Agenda()
         self.disk = Disk()
         self.machines: dict[str, Machine] = {}
+        self.saved: dict[str, int] = {}  # the newest step that each job has saved
         self._fates = fates
         self._network = network or Network()
         self._witness = witness or Witness()
@@ -63,6 +64,7 @@ class World:
             witness=self._witness,
             heartbeat_ms=self._heartbeat_ms,
             out=self._report,
+            saved=self.saved,
         )
         machine.boot()
 

@@ -66,9 +66,9 @@ def hear(pace: Pace, member: int, beat: Beat, quiet_ms: int, now_ms: int) -> Non
     pace.busy += said.busy - (mark.busy if mark is not None else False)
     pace.steps = max(pace.steps, beat.steps)
     pace.steps_total = beat.steps_total
-    if beat.steps and not pace.paces_us:
-        spent_us = beat.compute_us + beat.wait_us + beat.data_us + beat.save_us
-        pace.told_us = max(pace.told_us, spent_us // beat.steps)
+    if stepped and not pace.paces_us:  # the least: who waits for a stuck peer counts that too
+        spent_us = (beat.compute_us + beat.wait_us + beat.data_us + beat.save_us) // beat.steps
+        pace.told_us = min(pace.told_us or spent_us, spent_us)
     saved = mark is not None and _saves(said) != _saves(mark)
     if stepped or saved or (mark is not None and said.busy != mark.busy):
         _moved(pace, now_ms - quiet_ms if stepped and not saved else now_ms, was_busy)

@@ -1,0 +1,68 @@
+"""Virtual members that train: steps on virtual time, told in beats, saved now and then."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from shoal.model.job import MemberRef
+from shoal.model.progress import Beat, Progress
+
+SLOW_FACTOR = 3  # what a slow node makes of the time that a member needs for itself
+OWN_SHARE = 4  # of a step; the rest is waiting for peers, so one that is slow is just in time
+
+
+class Plan(NamedTuple):
+    """What a member that trains does with its life. All of a gang have the same steps."""
+
+    step_ms: int
+    saves_every: int = 0  # steps; 0: never
+    hangs_at: int = 0  # after so many steps nobody of the gang goes on; 0: never
+    stuck: bool = False  # it is the one that the others wait for
+
+
+class Trainer:
+    """`saved` holds the newest checkpoint of every job, as a disk that all nodes share."""
+
+    def __init__(self, ref: MemberRef, plan: Plan, saved: dict[str, int], now_ms: int) -> None:
+        self.ref = ref
+        self.plan = plan
+        self.steps = 0
+        self._saved = saved
+        self._from_step = saved.get(ref.job, 0)
+        self._began_ms = self._seen_ms = now_ms
+        self._compute_us = self._wait_us = self._saves = 0
+
+    @property
+    def hangs(self) -> bool:
+        return 0 < self.plan.hangs_at <= self.steps
+
+    def go_on(self, now_ms: int, *, slow: bool) -> None:
+        """What it did since it was last looked at."""
+        plan = self.plan
+        steps = (now_ms - self._began_ms) // plan.step_ms
+        if plan.hangs_at:
+            steps = min(steps, plan.hangs_at)
+        own_us = plan.step_ms * 1000 // OWN_SHARE * (SLOW_FACTOR if slow else 1)
+        self._compute_us += (steps - self.steps) * own_us
+        self._wait_us += (steps - self.steps) * (plan.step_ms * 1000 - own_us)
+        if self.hangs and not plan.stuck:
+            self._wait_us += (now_ms - self._seen_ms) * 1000
+        self.steps, self._seen_ms = steps, now_ms
+        if plan.saves_every:
+            self._saves = steps // plan.saves_every
+            saved = self._from_step + self._saves * plan.saves_every
+            self._saved[self.ref.job] = max(self._saved.get(self.ref.job, 0), saved)
+
+    def progress(self, now_ms: int) -> Progress:
+        saved = self._from_step + self._saves * self.plan.saves_every
+        beat = Beat(
+            ref=str(self.ref),
+            step=self._from_step + self.steps,
+            steps=self.steps,
+            compute_us=self._compute_us,
+            wait_us=self._wait_us,
+            saves=self._saves,
+            saved_step=saved,
+        )
+        quiet_ms = now_ms - self._began_ms - self.steps * self.plan.step_ms
+        return Progress(self.ref, beat, quiet_ms)
