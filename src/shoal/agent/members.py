@@ -7,6 +7,7 @@ import logging
 import os
 import shutil
 import signal
+import socket
 import subprocess
 import time
 from pathlib import Path
@@ -21,6 +22,7 @@ from shoal.model.job import MemberRef
 log = logging.getLogger("shoal.agent")
 
 CANNOT_START_CODE = 127  # as a shell reports a command that is not there
+SERVICE = "SHOAL_SERVICE"  # in the environment of a replica
 MARK = "SHOAL_REF"  # in the environment of all that a member starts
 # By then a script has imported what it needs; who is slower is looked at again, ever later.
 FIRST_LOOK_S = 3.0
@@ -73,6 +75,8 @@ class Members:
         env = {**surroundings(), **extra, **launch.env, MARK: str(launch.ref)}
         env[NODE_MARK] = self._node_mark
         workdir = launch.workdir or str(directory)
+        if SERVICE in launch.env:
+            _check_port(int(launch.env["PORT"]))
         program = _find(launch.argv[0], workdir, env.get("PATH", os.defpath))
         found = recipe(program, launch.argv, env, workdir)
         handle = os.open(directory / "output", os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
@@ -201,6 +205,16 @@ class Members:
 def surroundings() -> dict[str, str]:
     """The environment that all members share unless they say otherwise."""
     return {"PYTHONUNBUFFERED": "1", **os.environ}
+
+
+def _check_port(port: int) -> None:
+    """Else whoever has it would answer the probe, and be given the requests."""
+    with socket.socket() as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind(("", port))
+        except OSError as error:
+            raise CannotStart(f"port {port} is not free on this node: {error.strerror}") from None
 
 
 def _find(program: str, workdir: str, path: str) -> str:

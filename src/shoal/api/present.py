@@ -202,7 +202,10 @@ def service_state(service: Service, load: ServiceLoad, replicas: list[ReplicaVie
         return "ready" if service.wanted else "idle"
     if service.failures:
         return "failing"
-    return "rolling" if ready else "starting"
+    if len(ready) > len(new):
+        return "rolling"
+    # More may be wanted of a service that has what it cannot do without: that is no trouble.
+    return "ready" if len(new) >= max(1, service.spec.scale.least) else "starting"
 
 
 def replica_view(loop: ControlLoop, service: Service, load: ServiceLoad, job: Job) -> ReplicaView:
