@@ -78,21 +78,23 @@ class Alone(Torchrun):
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--turns", type=int, default=2)
-    parser.add_argument("--steps", type=int, default=120)
+    parser.add_argument("--steps", type=int, default=350)
+    parser.add_argument("--kinds", default="ddp,fsdp")
     asked = parser.parse_args()
     print(machine(), flush=True)
+    again: dict[str, Any] = {}
+    for peer in (OnShoal, Alone):
+        again[peer.name] = recovery(peer)
+        print("recovery", peer.name, json.dumps(again[peer.name]), flush=True)
+    kinds = asked.kinds.split(",")
     rates: dict[str, Any] = {}
-    for kind in ("ddp", "fsdp"):
+    for kind in kinds:
         for _ in range(asked.turns):
             for peer in (Alone, OnShoal):
                 found = throughput(peer, kind, asked.steps)
                 rates.setdefault(f"{kind} {peer.name}", []).append(found)
                 print(kind, peer.name, json.dumps(found), flush=True)
-    again: dict[str, Any] = {}
-    for peer in (Alone, OnShoal):
-        again[peer.name] = recovery(peer)
-        print("recovery", peer.name, json.dumps(again[peer.name]), flush=True)
-    report(rates, again)
+    report(kinds, rates, again)
 
 
 def throughput(peer_kind: type[Alone] | type[OnShoal], kind: str, steps: int) -> dict[str, Any]:
@@ -120,7 +122,7 @@ def recovery(peer_kind: type[Alone] | type[OnShoal]) -> dict[str, Any]:
         peer.begin("fsdp", ENDLESS)  # type: ignore[attr-defined]
         for _ in range(2):
             start = last_step(peer.marks())
-            peer.wait(lambda marks, start=start: last_step(marks) >= start + 90)  # type: ignore[misc]
+            peer.wait(lambda marks, start=start: last_step(marks) >= start + 130)  # type: ignore[misc]
             peer.settle()
             known = {mark.pid for mark in peer.marks()}
             killed = time.time()
@@ -158,9 +160,9 @@ def nvml() -> dict[str, Any]:
     }
 
 
-def report(rates: dict[str, list[dict[str, Any]]], again: dict[str, Any]) -> None:
+def report(kinds: list[str], rates: dict[str, list[dict[str, Any]]], again: dict[str, Any]) -> None:
     rows = []
-    for kind in ("ddp", "fsdp"):
+    for kind in kinds:
         alone, ours = (
             statistics.median(found["tokens_per_s"] for found in rates[f"{kind} {name}"])
             for name in (Alone.name, OnShoal.name)
