@@ -1,3 +1,21 @@
 """Shoal turns the machines you have into one AI cluster."""
 
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
 __version__ = "0.1.0"
+
+if TYPE_CHECKING:
+    from shoal.tasks import Executor, map  # noqa: A004
+
+__all__ = ["Executor", "__version__", "map"]
+
+
+def __getattr__(name: str) -> Any:
+    """Loaded when used, so that `import shoal` stays light."""
+    if name in ("map", "Executor"):
+        import shoal.tasks
+
+        return getattr(shoal.tasks, name)
+    raise AttributeError(f"module 'shoal' has no attribute {name!r}")

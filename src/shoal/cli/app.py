@@ -26,6 +26,7 @@ class Entry(NamedTuple):
 THEMES: dict[str, dict[str, Entry]] = {
     "Jobs": {
         "run": Entry("run", "Run a command, or a gang of them, on the cluster.", RunVerb),
+        "map": Entry("map", "Run a function over the lines of a file, with all cores."),
         "ps": Entry("ps", "List the jobs."),
         "logs": Entry("logs", "Print what a job wrote, or a service's newest replica."),
         "why": Entry("why", "Tell why a job or service is where it is, and how it came there."),

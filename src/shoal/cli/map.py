@@ -1,0 +1,174 @@
+"""`shoal map`: a function of a script over the lines of a file."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from shoal.cli.grammar import DEFAULT_HOME, HomeOption, JsonOption
+from shoal.cli.guard import REFUSED, USAGE, Failure
+
+if TYPE_CHECKING:
+    from shoal.tasks.errors import TaskFailed
+    from shoal.tasks.files import Counts, Order, Watch
+    from shoal.tasks.journal import Journal
+    from shoal.tasks.progress import Progress
+
+TRACEBACKS_MAX = 10
+LINES_S = 10.0  # between two lines of progress where there is no terminal
+
+
+def map(  # noqa: A001 - the verb's name
+    function: Annotated[
+        str, typer.Argument(metavar="SCRIPT.py:FUNCTION", help="Takes one input, gives one output.")
+    ],
+    inputs: Annotated[
+        Path, typer.Argument(metavar="INPUTS", help="A file with JSON in each line.")
+    ],
+    output: Annotated[
+        Path, typer.Option("--output", "-o", metavar="FILE", help="One line of JSON per input.")
+    ],
+    workers: Annotated[
+        int,
+        typer.Option("--workers", "-n", min=0, max=4096, metavar="N", help="0: one per core."),
+    ] = 0,
+    init: Annotated[
+        str,
+        typer.Option(
+            "--init", metavar="FUNCTION", help="Called once per worker: shoal.tasks.context()."
+        ),
+    ] = "",
+    on_error: Annotated[
+        str,
+        typer.Option("--on-error", metavar="WHAT", help="raise (stop there), skip, or return."),
+    ] = "raise",
+    retries: Annotated[
+        int,
+        typer.Option("--retries", min=0, max=1000, metavar="N", help="Of a task that fails. [2]"),
+    ] = 2,
+    json: JsonOption = False,
+    home: HomeOption = DEFAULT_HOME,  # noqa: ARG001 - every verb has it
+) -> None:
+    """Run a function over the lines of a file, with all cores.
+
+    The function gets the value of each line and returns what is written for it, in the order of
+    the inputs. A task that fails, or kills its worker, is tried again alone; then --on-error holds:
+    stop there, leave its line out, or write {"error": ..., "line": ..., "traceback": ...} for it.
+    If anything is killed on the way, the same command goes on where it was: what is done stands in
+    OUTPUT.part and OUTPUT.journal until all is there.
+
+    Examples:
+      shoal map score.py:score inputs.jsonl -o scores.jsonl
+      shoal map score.py:score inputs.jsonl -o scores.jsonl --init load_model --workers 4
+      shoal map clean.py:clean pages.jsonl -o clean.jsonl --on-error skip
+      shoal map score.py:score inputs.jsonl -o scores.jsonl --json
+    """
+    import time
+
+    from shoal.cli import show
+    from shoal.tasks.files import identify
+    from shoal.tasks.journal import Journal, JournalError
+    from shoal.tasks.progress import Progress
+
+    order = _order(function, inputs, output, workers, init, on_error, retries)
+    identity = identify(order)
+    try:
+        journal = Journal(order.output, identity)
+    except JournalError as error:
+        raise Failure(str(error), REFUSED) from None
+    began = time.monotonic()
+    if journal.known and not json:
+        show.note(f"going on: {journal.known:,} of {identity.lines:,} lines are done already")
+    try:
+        with Progress(identity.lines, quiet=json, done=journal.known, lines_s=LINES_S) as progress:
+            counts = _run(order, journal, identity.lines, _watcher(progress))
+    except KeyboardInterrupt:
+        show.note("interrupted; the same command goes on from here")
+        raise
+    finally:
+        journal.close()
+    took_s = time.monotonic() - began
+    if json:
+        show.as_json({**counts._asdict(), "seconds": round(took_s, 3), "output": str(output)})
+    else:
+        failed = f", {counts.failed:,} failed" if counts.failed else ""
+        show.line(f"{counts.lines:,} lines{failed} in {took_s:.1f} s: {output}")
+
+
+def _order(
+    function: str,
+    inputs: Path,
+    output: Path,
+    workers: int,
+    init: str,
+    on_error: str,
+    retries: int,
+) -> Order:
+    from shoal.tasks.files import Order
+    from shoal.tasks.pool import default_workers
+
+    script, _, name = function.rpartition(":")
+    if not script or not name.isidentifier():
+        raise Failure("FUNCTION: write SCRIPT.py:FUNCTION, e.g. score.py:score", USAGE)
+    if init and not init.isidentifier():
+        raise Failure("--init: name a function of the same script, e.g. --init load_model", USAGE)
+    if on_error not in ("raise", "skip", "return"):
+        raise Failure(f"--on-error: must be raise, skip or return, not '{on_error[:40]}'", USAGE)
+    for path in (Path(script), inputs):
+        if not path.is_file():
+            what = "is not a plain file" if path.exists() else "there is no such file"
+            raise Failure(f"{path}: {what}", REFUSED)
+    if not output.parent.is_dir():
+        raise Failure(f"{output}: there is no folder {output.parent}", REFUSED)
+    count = workers or default_workers()
+    where = Path(script).resolve()
+    return Order(where, name, init, inputs, output, count, retries, on_error)  # type: ignore[arg-type]
+
+
+def _run(order: Order, journal: Journal, lines: int, watch: Watch) -> Counts:
+    from shoal.tasks.errors import InitFailed, TaskFailed, Unloadable
+    from shoal.tasks.files import BadLine, map_file
+
+    try:
+        return map_file(order, journal, lines, watch)
+    except (BadLine, Unloadable) as error:
+        raise Failure(str(error), REFUSED) from None
+    except InitFailed as error:
+        _print_traceback(str(error.__cause__.__cause__) if error.__cause__ else "")
+        raise Failure(str(error), REFUSED) from None
+    except TaskFailed as error:
+        _print_traceback(error.traceback)
+        raise Failure(f"{order.inputs} {_what(error)}; see: --on-error", REFUSED) from None
+
+
+def _watcher(progress: Progress) -> Watch:
+    told = 0
+
+    def watch(length: int, failure: TaskFailed | None) -> None:
+        nonlocal told
+        progress.add(length, failed=failure is not None)
+        if failure is not None:
+            from shoal.cli import show
+
+            told += 1
+            if told <= TRACEBACKS_MAX:
+                _print_traceback(failure.traceback)
+            show.note(_what(failure))
+
+    return watch
+
+
+def _what(failure: TaskFailed) -> str:
+    name = type(failure.error).__name__
+    times = "once" if failure.tries == 1 else f"{failure.tries} times"
+    return f"line {failure.index + 1} failed {times}: {name}: {failure.error}"
+
+
+def _print_traceback(text: str) -> None:
+    """Of the user's own function, so it is shown as it is, line by line."""
+    from shoal.cli import show
+
+    for line in text.strip().splitlines():
+        show.note(line)

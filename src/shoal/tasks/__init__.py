@@ -1,0 +1,33 @@
+"""Many small tasks over worker processes: `shoal.map` and `shoal.Executor` (docs/tasks.md).
+
+Loaded when asked for, so that `import shoal` and a worker's start stay light.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from shoal.tasks.errors import InitFailed, TaskFailed, Unloadable, WorkerDied
+    from shoal.tasks.executor import Executor
+    from shoal.tasks.mapping import map  # noqa: A004
+    from shoal.tasks.worker import context
+
+__all__ = ["Executor", "InitFailed", "TaskFailed", "Unloadable", "WorkerDied", "context", "map"]
+
+_HOMES = {
+    "Executor": "executor",
+    "InitFailed": "errors",
+    "TaskFailed": "errors",
+    "Unloadable": "errors",
+    "WorkerDied": "errors",
+    "context": "worker",
+    "map": "mapping",
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOMES:
+        raise AttributeError(f"module 'shoal.tasks' has no attribute {name!r}")
+    return getattr(importlib.import_module(f"shoal.tasks.{_HOMES[name]}"), name)

@@ -1,0 +1,144 @@
+"""`shoal.Executor`: the interface of concurrent.futures over our workers."""
+
+from __future__ import annotations
+
+import atexit
+import functools
+import itertools
+import pickle
+import threading
+import weakref
+from collections.abc import Callable, Iterable, Iterator
+from concurrent import futures
+from typing import Any, TypeVar
+
+from shoal.tasks.errors import restored
+from shoal.tasks.functions import dump_function, dumper
+from shoal.tasks.pool import (
+    WORKERS_MAX,
+    Died,
+    Hopeless,
+    Outcome,
+    Pool,
+    Work,
+    default_workers,
+    function_of,
+)
+from shoal.tasks.worker import call
+
+T = TypeVar("T")
+
+
+class Executor(futures.Executor):
+    """Like ProcessPoolExecutor, but a worker that dies fails only the task it was running (with
+    WorkerDied, a BrokenExecutor) and is replaced. Each task is run at most once."""
+
+    def __init__(
+        self,
+        max_workers: int | None = None,
+        initializer: Callable[..., object] | None = None,
+        initargs: tuple[Any, ...] = (),
+    ) -> None:
+        if max_workers is not None and not 0 < max_workers <= WORKERS_MAX:
+            raise ValueError(f"max_workers must be greater than 0 and at most {WORKERS_MAX}")
+        if initializer is not None and not callable(initializer):
+            raise TypeError("initializer must be a callable")
+        self._dump = dumper()
+        init = None
+        if initializer is not None:
+            built = functools.partial(initializer, *initargs)
+            init = dump_function(built, self._dump, "initializer")
+        self._pool = Pool(max_workers or default_workers(), init)
+        self._function = function_of(pickle.dumps(call))
+        self._guard = threading.Lock()
+        self._shut = False
+        self._pending: set[futures.Future[Any]] = set()
+        weakref.finalize(self, self._pool.close, finish=True)  # nobody can give it more work
+        _living.add(self)
+
+    def submit(self, fn: Callable[..., T], /, *args: Any, **kwargs: Any) -> futures.Future[T]:
+        future: futures.Future[T] = futures.Future()
+        try:
+            body, problem = self._dump([(fn, args, kwargs)]), None
+        except Exception as error:
+            body, problem = b"", error
+        with self._guard:
+            if self._shut:
+                raise RuntimeError("cannot schedule new futures after shutdown")
+            if self._pool.broken is not None:
+                raise self._pool.broken
+            if problem is not None:  # as everywhere: what is wrong with a task, its future tells
+                future.set_running_or_notify_cancel()
+                future.set_exception(problem)
+                return future
+            self._pending.add(future)
+            future.add_done_callback(self._pending.discard)
+            tell = functools.partial(_settle, future)
+            begin = future.set_running_or_notify_cancel
+            self._pool.submit(Work(self._function, body, tell, begin))
+        return future
+
+    def map(
+        self,
+        fn: Callable[..., T],
+        *iterables: Iterable[Any],
+        timeout: float | None = None,
+        chunksize: int = 1,
+        **keywords: Any,
+    ) -> Iterator[T]:
+        if chunksize < 1:
+            raise ValueError("chunksize must be >= 1.")
+        if chunksize == 1:
+            return super().map(fn, *iterables, timeout=timeout, **keywords)
+        chunks = _chunks(zip(*iterables, strict=False), chunksize)
+        run = functools.partial(_run_chunk, fn)
+        lists = super().map(run, chunks, timeout=timeout, **keywords)
+        return itertools.chain.from_iterable(lists)
+
+    def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:
+        with self._guard:
+            self._shut = True
+            if cancel_futures:
+                for future in list(self._pending):
+                    future.cancel()
+            self._pool.close(finish=True)
+        if wait:
+            self._pool.join(None)
+
+
+def _settle(future: futures.Future[Any], work: Work, outcome: Outcome) -> None:  # noqa: ARG001
+    if isinstance(outcome, Died | Hopeless):
+        if future.cancelled() or not (future.running() or future.set_running_or_notify_cancel()):
+            return
+        future.set_exception(outcome.error)
+        return
+    try:
+        values, errors = pickle.loads(outcome.body)
+    except BaseException as error:  # what came back does not load here
+        future.set_exception(error)
+        return
+    if errors:
+        _, data, text = errors[0]
+        future.set_exception(restored(data, text))
+    else:
+        future.set_result(values[0])
+
+
+def _chunks(items: Iterable[T], size: int) -> Iterator[list[T]]:
+    stream = iter(items)
+    while chunk := list(itertools.islice(stream, size)):
+        yield chunk
+
+
+def _run_chunk(fn: Callable[..., T], chunk: list[tuple[Any, ...]]) -> list[T]:
+    return [fn(*arguments) for arguments in chunk]
+
+
+_living: weakref.WeakSet[Executor] = weakref.WeakSet()
+
+
+@atexit.register
+def _finish() -> None:
+    """A script that ends without a shutdown gets its work done, as with the standard ones."""
+    for executor in list(_living):
+        executor.shutdown(wait=True)

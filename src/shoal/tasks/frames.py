@@ -1,0 +1,104 @@
+"""How a client and its workers talk: frames over a socket; what is large goes by file.
+
+A file has no name: its descriptor travels with the frame, so that whoever is killed in between
+leaves nothing behind.
+"""
+
+from __future__ import annotations
+
+import mmap
+import os
+import socket
+import struct
+import tempfile
+from collections import deque
+from typing import IO, NamedTuple
+
+HELLO, FUNCTION, FORGET, CHUNK = 1, 2, 3, 4  # to a worker
+READY, RESULT, UNLOADABLE, INIT_FAILED = 11, 12, 13, 14  # from a worker
+
+INLINE_BYTES_MAX = 1 << 20
+RECEIVE_BYTES = 1 << 18
+DESCRIPTORS_MAX = 8
+
+_HEADER = struct.Struct("<BBHIQQ")  # kind, by file, -, number, extra, length of the body
+
+Body = bytes | mmap.mmap
+
+
+class Frame(NamedTuple):
+    kind: int
+    number: int
+    extra: int
+    body: Body
+
+
+class Parcel(NamedTuple):
+    """A frame ready to be sent; the file, if there is one, goes with its first byte."""
+
+    data: bytes
+    file: IO[bytes] | None
+
+
+def parcel(kind: int, number: int = 0, extra: int = 0, body: bytes = b"") -> Parcel:
+    if len(body) <= INLINE_BYTES_MAX:
+        return Parcel(_HEADER.pack(kind, 0, 0, number, extra, len(body)) + body, None)
+    file = tempfile.TemporaryFile(prefix="shoal-")  # noqa: SIM115 - the receiver closes it
+    try:
+        file.write(body)
+        file.flush()
+    except BaseException:
+        file.close()
+        raise
+    return Parcel(_HEADER.pack(kind, 1, 0, number, extra, len(body)), file)
+
+
+class Reader:
+    """Bytes and descriptors in, whole frames out."""
+
+    def __init__(self) -> None:
+        self._buffer = bytearray()
+        self._descriptors: deque[int] = deque()
+
+    def receive(self, connection: socket.socket) -> list[Frame] | None:
+        """The frames that became whole; None at the end of the stream."""
+        data, descriptors, _, _ = socket.recv_fds(connection, RECEIVE_BYTES, DESCRIPTORS_MAX)
+        self._descriptors.extend(descriptors)
+        if not data:
+            return None
+        self._buffer += data
+        frames = []
+        while (frame := self._next()) is not None:
+            frames.append(frame)
+        return frames
+
+    def close(self) -> None:
+        while self._descriptors:
+            os.close(self._descriptors.popleft())
+
+    def _next(self) -> Frame | None:
+        if len(self._buffer) < _HEADER.size:
+            return None
+        kind, by_file, _, number, extra, length = _HEADER.unpack_from(self._buffer)
+        end = _HEADER.size + (0 if by_file else length)
+        if len(self._buffer) < end:
+            return None
+        body: Body = bytes(memoryview(self._buffer)[_HEADER.size : end])
+        del self._buffer[:end]
+        if by_file:
+            descriptor = self._descriptors.popleft()
+            try:
+                body = mmap.mmap(descriptor, length, access=mmap.ACCESS_READ)
+            finally:
+                os.close(descriptor)
+        return Frame(kind, number, extra, body)
+
+
+def send(connection: socket.socket, ready: Parcel) -> None:
+    """Whole, on a socket that blocks."""
+    if ready.file is None:
+        connection.sendall(ready.data)
+        return
+    with ready.file as file:
+        sent = socket.send_fds(connection, [ready.data], [file.fileno()])
+        connection.sendall(memoryview(ready.data)[sent:])

@@ -1,0 +1,140 @@
+"""How functions and values travel: by value with cloudpickle, else by name with pickle.
+
+With cloudpickle (`pip install 'shoal[tasks]'`) functions of the script itself, lambdas and closures
+are sent as they are, and a script needs no `if __name__ == "__main__"`. Without it a function must
+have a name; one of the script itself is found by running the script again in each worker, as
+multiprocessing does, and then the guard is needed.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import pickle
+import sys
+import types
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from shoal.tasks.errors import Unloadable
+
+MAIN = "__shoal_main__"  # the client's script, in a worker
+NAMES_SHOWN = 8
+
+# Whether the script is being run again just to find a function in it.
+_finding_main = False
+
+
+def dumper() -> Callable[[Any], bytes]:
+    """What turns a value into bytes here. Plain pickle would send what the script defines as a
+    name that a worker does not have, and not notice."""
+    try:
+        import cloudpickle
+    except ImportError:
+        sys.modules.setdefault(MAIN, sys.modules["__main__"])
+        return _dump_by_name
+    dump: Callable[[Any], bytes] = cloudpickle.dumps
+    return dump
+
+
+def _dump_by_name(value: Any) -> bytes:
+    return pickle.dumps(value, pickle.HIGHEST_PROTOCOL)
+
+
+def dump_function(function: Callable[..., Any], dump: Callable[[Any], bytes], name: str) -> bytes:
+    """Raises TypeError with what to do about it."""
+    if not callable(function):
+        raise TypeError(f"{name}: {function!r} is not a function")
+    try:
+        return dump(function)
+    except Exception as error:
+        hint = "" if dump is not _dump_by_name else "; pip install 'shoal[tasks]' sends more kinds"
+        message = f"{name}: {function!r} cannot be sent to a worker: {error}{hint}"
+        raise TypeError(message) from None
+
+
+def main_script() -> str:
+    """The file of the script that runs here, for workers to find functions in; only needed where
+    nothing is sent by value."""
+    if importlib.util.find_spec("cloudpickle") is not None:
+        return ""
+    path = getattr(sys.modules["__main__"], "__file__", None)
+    return os.path.abspath(path) if path else ""
+
+
+def offer_main(path: str) -> None:
+    """In a worker: names of the client's script are looked up in a module made when needed."""
+    if path:
+        sys.modules["__main__"] = sys.modules[MAIN] = _Main(path)
+
+
+def refuse_within_main() -> None:
+    """A script without a guard would start workers that start workers."""
+    if _finding_main:
+        message = 'the script calls shoal.map outside of `if __name__ == "__main__":`'
+        raise Unloadable(f"{message}; put it there, or: pip install 'shoal[tasks]'")
+
+
+class _Main(types.ModuleType):
+    """Runs the script when a name of it is asked for, for most maps never ask."""
+
+    def __init__(self, path: str) -> None:
+        super().__init__(MAIN)
+        self.__dict__["__file__"] = path
+
+    def __getattr__(self, name: str) -> Any:
+        global _finding_main
+        if name.startswith("__") or "_shoal_begun" in self.__dict__:
+            raise AttributeError(name)
+        self.__dict__["_shoal_begun"] = True
+        path = str(self.__dict__["__file__"])
+        _finding_main = True
+        try:
+            exec(compile(Path(path).read_bytes(), path, "exec"), self.__dict__)
+        finally:
+            _finding_main = False
+        return getattr(self, name)
+
+
+def from_script(path: str, name: str) -> Callable[[Any], Any]:
+    """A function out of a file; Unloadable says in one line why there is none."""
+    folder = str(Path(path).parent)
+    if folder not in sys.path:
+        sys.path.insert(0, folder)
+    module_name = Path(path).stem
+    module = sys.modules.get(module_name)
+    if module is None or getattr(module, "__file__", None) != path:
+        spec = importlib.util.spec_from_file_location(module_name, path)
+        if spec is None or spec.loader is None:
+            raise Unloadable(f"{path}: is no Python file")
+        module = importlib.util.module_from_spec(spec)
+        sys.modules[module_name] = module
+        try:
+            spec.loader.exec_module(module)
+        except BaseException as error:
+            del sys.modules[module_name]
+            where = _line_in(error, path)
+            raise Unloadable(f"{path}{where}: {type(error).__name__}: {error}") from error
+    function = getattr(module, name, None)
+    if not callable(function):
+        there = sorted(
+            key
+            for key, value in vars(module).items()
+            if isinstance(value, types.FunctionType) and value.__module__ == module_name
+        )
+        names = ", ".join(there[:NAMES_SHOWN]) or "none"
+        raise Unloadable(f"{path}: has no function '{name}'; its functions: {names}")
+    found: Callable[[Any], Any] = function
+    return found
+
+
+def _line_in(error: BaseException, path: str) -> str:
+    if isinstance(error, SyntaxError):
+        return f" line {error.lineno}"
+    line, frame = 0, error.__traceback__
+    while frame is not None:
+        if frame.tb_frame.f_code.co_filename == path:
+            line = frame.tb_lineno
+        frame = frame.tb_next
+    return f" line {line}" if line else ""

@@ -1,0 +1,325 @@
+"""`shoal.map`: one function over many inputs, results in their order or as they come."""
+
+from __future__ import annotations
+
+import itertools
+import logging
+import operator
+import pickle
+import queue
+import time
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, field
+from typing import Any, Literal, NamedTuple
+
+from shoal.tasks.chunks import Sizer
+from shoal.tasks.errors import TaskFailed, restored
+from shoal.tasks.functions import dump_function, dumper
+from shoal.tasks.pool import (
+    WORKERS_MAX,
+    Died,
+    Function,
+    Hopeless,
+    Outcome,
+    Pool,
+    Result,
+    Work,
+    default_workers,
+    function_of,
+)
+from shoal.tasks.progress import Progress
+from shoal.tasks.warm import lent
+
+OnError = Literal["raise", "skip", "return"]
+ON_ERROR = ("raise", "skip", "return")
+
+RETRIES_MAX = 1000
+QUEUED = 2  # chunks per worker, running and next: no worker waits for the reader of the results
+AHEAD_TASKS_MAX = 1 << 16  # results that wait for one before them
+AHEAD_BYTES_MAX = 256 << 20
+BACKUP_FACTOR = 2.0  # a chunk that takes longer than that many times what is usual ...
+BACKUP_S_MIN = 0.25  # ... and this is started a second time when a worker has nothing else to do
+LOOK_S = 0.05
+WAIT_S = 1.0
+
+log = logging.getLogger("shoal.tasks")
+
+
+def map(  # noqa: A001 - called as shoal.map
+    fn: Callable[[Any], Any],
+    items: Iterable[Any],
+    *,
+    workers: int | None = None,
+    init: Callable[[], Any] | None = None,
+    order: bool = True,
+    retries: int = 2,
+    on_error: OnError = "raise",
+    chunk: int | None = None,
+    progress: bool = True,
+) -> Iterator[Any]:
+    """The results of `fn` for each item, computed by worker processes.
+
+    It begins with the first result that is asked for, and reads `items` only a little ahead. A task
+    that raises or kills its worker is tried again, alone, up to `retries` times; then `on_error`
+    holds: raise its exception, skip it (it is logged), or return a TaskFailed in its place. With
+    `retries=0` every task is run at most once; otherwise one may be run twice, also when its worker
+    is slow. `init` is called once in each worker; `shoal.tasks.context()` is what it returned.
+    """
+    count = default_workers() if workers is None else workers
+    _check("workers", count, 1, WORKERS_MAX)
+    _check("retries", retries, 0, RETRIES_MAX)
+    if chunk is not None:
+        _check("chunk", chunk, 1, 1 << 20)
+    if on_error not in ON_ERROR:
+        raise ValueError(f"on_error: must be one of {', '.join(ON_ERROR)}, not {on_error!r}")
+    dump = dumper()
+    function = function_of(dump_function(fn, dump, "fn"))
+    built = None if init is None else dump_function(init, dump, "init")
+    left = operator.length_hint(items, -1)
+    plan = Plan(function, count, retries, Sizer(count, chunk), dump)
+    stream = iter(items)
+    return _results(plan, stream, left if left >= 0 else None, built, order, on_error, progress)
+
+
+def _check(name: str, value: int, least: int, most: int) -> None:
+    if isinstance(value, bool) or not isinstance(value, int):
+        raise TypeError(f"{name}: must be a whole number, not {value!r}")
+    if not least <= value <= most:
+        raise ValueError(f"{name}: must be from {least} to {most}, not {value}")
+
+
+class Plan(NamedTuple):
+    """What does not change while a map runs."""
+
+    function: Function
+    workers: int
+    retries: int
+    sizer: Sizer
+    dump: Callable[[Any], bytes]
+
+
+class Finished(NamedTuple):
+    """A run of neighbours that is done, or one task that is given up."""
+
+    first: int
+    length: int
+    values: list[Any]
+    size_bytes: int
+    failure: TaskFailed | None
+
+
+def _results(
+    plan: Plan,
+    items: Iterator[Any],
+    left: int | None,
+    init: bytes | None,
+    order: bool,
+    on_error: OnError,
+    progress: bool,
+) -> Iterator[Any]:
+    with lent(plan.workers, init) as pool, Progress(left, quiet=not progress) as shown:
+        stitcher = Stitcher(order)
+        for finished in run(pool, plan, items, left, stitcher.room):
+            shown.add(finished.length, failed=finished.failure is not None)
+            for ready in stitcher.add(finished):
+                failure = ready.failure
+                if failure is None:
+                    yield from ready.values
+                elif on_error == "return":
+                    yield failure
+                elif on_error == "raise":
+                    raise failure.error from failure
+                else:
+                    log.warning("skipped: %s", failure)
+
+
+class Stitcher:
+    """Puts runs back into the order of the inputs, and says when enough wait for their turn."""
+
+    def __init__(self, order: bool) -> None:
+        self._order = order
+        self._next = 0
+        self._waiting: dict[int, Finished] = {}
+        self._tasks = 0
+        self._bytes = 0
+
+    def room(self) -> bool:
+        return self._tasks < AHEAD_TASKS_MAX and self._bytes < AHEAD_BYTES_MAX
+
+    def add(self, finished: Finished) -> Iterator[Finished]:
+        if not self._order:
+            yield finished
+            return
+        self._waiting[finished.first] = finished
+        self._tasks += finished.length
+        self._bytes += finished.size_bytes
+        while (ready := self._waiting.pop(self._next, None)) is not None:
+            self._next += ready.length
+            self._tasks -= ready.length
+            self._bytes -= ready.size_bytes
+            yield ready
+
+
+@dataclass(eq=False, slots=True)
+class Chunk:
+    first: int
+    items: list[Any]
+    tries: int = 0  # so often it failed; only what is alone is ever to blame
+    began_s: float | None = None
+    works: list[Work] = field(default_factory=list)
+
+    def begin(self) -> bool:
+        if self.began_s is None:
+            self.began_s = time.monotonic()
+        return True
+
+
+def run(
+    pool: Pool,
+    plan: Plan,
+    items: Iterator[Any],
+    left: int | None,
+    room: Callable[[], bool],
+) -> Iterator[Finished]:
+    """Runs as they are done, in no order; whoever reads them drives the map."""
+    mapper = _Mapper(pool, plan, items, left)
+    try:
+        while mapper.fill(room()):
+            yield from mapper.settle()
+    finally:
+        mapper.end()
+
+
+class _Mapper:
+    def __init__(self, pool: Pool, plan: Plan, items: Iterator[Any], left: int | None) -> None:
+        self._pool = pool
+        self._plan = plan
+        self._items = items
+        self._left = left
+        self._next = 0
+        self._exhausted = False
+        self._again: deque[Chunk] = deque()
+        self._running: dict[Work, Chunk] = {}
+        self._inbox: queue.SimpleQueue[tuple[Work, Outcome]] = queue.SimpleQueue()
+
+    def fill(self, room: bool) -> bool:
+        """Give the pool enough to do; False when all is done."""
+        most = QUEUED * self._plan.workers
+        while self._again and len(self._running) < most:
+            self._start(self._again.popleft())
+        while room and not self._exhausted and len(self._running) < most:
+            chunk = Chunk(self._next, self._read())
+            self._next += len(chunk.items)
+            if chunk.items:
+                self._start(chunk)
+        return bool(self._running or self._again)
+
+    def _read(self) -> list[Any]:
+        size = self._plan.sizer.size(self._left)
+        items = list(itertools.islice(self._items, size))
+        self._exhausted = len(items) < size
+        if self._left is not None:  # a hint only: more may come
+            self._left = max(0, self._left - len(items))
+        return items
+
+    def _start(self, chunk: Chunk) -> None:
+        body = self._plan.dump(chunk.items)
+        work = Work(self._plan.function, body, self._told, chunk.begin)
+        chunk.works.append(work)
+        self._running[work] = chunk
+        self._pool.submit(work)
+
+    def _told(self, work: Work, outcome: Outcome) -> None:
+        self._inbox.put((work, outcome))
+
+    def settle(self) -> Iterator[Finished]:
+        """Wait for the next outcome; meanwhile start again what is late."""
+        spare = len(self._running) < self._plan.workers and self._plan.retries > 0
+        try:
+            work, outcome = self._inbox.get(timeout=LOOK_S if spare else WAIT_S)
+        except queue.Empty:
+            if spare:
+                self._back_up()
+            return
+        chunk = self._running.pop(work, None)
+        if chunk is None:
+            return  # a copy was faster
+        others = [other for other in chunk.works if self._running.pop(other, None)]
+        if others:
+            self._pool.drop(others)
+        if isinstance(outcome, Hopeless):
+            raise outcome.error
+        if isinstance(outcome, Died):
+            yield from self._blame(chunk, outcome)
+        else:
+            yield from self._take(chunk, outcome, len(work.body))
+
+    def _back_up(self) -> None:
+        """The one that runs longest for its size, once."""
+        now, latest, worst = time.monotonic(), None, 0.0
+        for chunk in self._running.values():
+            usual = self._plan.sizer.expected_s(len(chunk.items))
+            if chunk.began_s is None or usual is None or len(chunk.works) > 1:
+                continue
+            late = now - chunk.began_s - max(BACKUP_S_MIN, BACKUP_FACTOR * usual)
+            if late > worst:
+                latest, worst = chunk, late
+        if latest is not None:
+            self._start(latest)
+
+    def _blame(self, chunk: Chunk, died: Died) -> Iterator[Finished]:
+        """Who killed the worker is tried alone from now on; its neighbours are run again."""
+        at = died.position
+        for first, items in ((0, chunk.items[:at]), (at + 1, chunk.items[at + 1 :])):
+            if items:
+                self._again.append(Chunk(chunk.first + first, items))
+        yield from self._retry(chunk, at, died.error, str(died.error))
+
+    def _take(self, chunk: Chunk, result: Result, sent_bytes: int) -> Iterator[Finished]:
+        values, errors = pickle.loads(result.body)
+        size_bytes = len(result.body)
+        if not chunk.tries:
+            self._plan.sizer.learn(len(values), result.took_s, size_bytes + sent_bytes)
+        if len(values) < len(chunk.items):
+            self._split(chunk, len(values))
+        if not errors:
+            yield Finished(chunk.first, len(values), values, size_bytes, None)
+            return
+        start = 0
+        for position, data, text in sorted(errors):
+            if position > start:
+                good = values[start:position]
+                yield Finished(chunk.first + start, len(good), good, size_bytes, None)
+            yield from self._retry(chunk, position, restored(data, text), text)
+            start = position + 1
+        if start < len(values):
+            good = values[start:]
+            yield Finished(chunk.first + start, len(good), good, size_bytes, None)
+
+    def _split(self, chunk: Chunk, done: int) -> None:
+        """The worker's time was up: what it did not get to is shared out, ahead of new tasks."""
+        size = self._plan.sizer.size(len(chunk.items) - done)
+        starts = range(done, len(chunk.items), size)
+        self._again.extendleft(
+            Chunk(chunk.first + start, chunk.items[start : start + size])
+            for start in reversed(starts)
+        )
+
+    def _retry(
+        self, chunk: Chunk, position: int, error: BaseException, text: str
+    ) -> Iterator[Finished]:
+        tries, index = chunk.tries + 1, chunk.first + position
+        if tries <= self._plan.retries:
+            self._again.append(Chunk(index, [chunk.items[position]], tries))
+            return
+        yield Finished(index, 1, [], 0, TaskFailed(index, tries, error, text))
+
+    def end(self) -> None:
+        """Also when nobody wants the rest."""
+        try:
+            if self._running:
+                self._pool.drop(list(self._running))
+            self._pool.forget(self._plan.function)
+        except RuntimeError:
+            log.debug("the pool is closed already")

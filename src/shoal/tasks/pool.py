@@ -1,0 +1,324 @@
+"""A pool of worker processes, and the thread that feeds them: works in, outcomes out.
+
+The thread starts the workers, for the kernel ends a process together with the thread that started
+it. It is the only one that touches them; others give it orders through a queue.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import itertools
+import os
+import pickle
+import selectors
+import threading
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+from shoal.tasks import frames
+from shoal.tasks.errors import InitFailed, Unloadable, WorkerDied, restored
+from shoal.tasks.frames import Body, Frame, parcel
+from shoal.tasks.functions import main_script, refuse_within_main
+from shoal.tasks.process import Process
+from shoal.tasks.worker import NOT_BEGUN, WORKER_MARK
+
+WORKERS_MAX = 4096
+START_FAILURES_MAX = 3  # in a row: what always fails must not be tried for ever
+JOIN_S_MAX = 10.0
+
+_numbers = itertools.count(1)
+
+
+class Function(NamedTuple):
+    """Sent to a worker once, with the first chunk that needs it."""
+
+    number: int
+    data: bytes
+
+
+class Result(NamedTuple):
+    took_s: float
+    body: Body
+
+
+class Died(NamedTuple):
+    """The worker did, in the task with this position of the chunk."""
+
+    position: int
+    error: WorkerDied
+
+
+class Hopeless(NamedTuple):
+    """No try would go better: the function does not load, or no worker starts."""
+
+    error: BaseException
+
+
+Outcome = Result | Died | Hopeless
+
+
+@dataclass(eq=False, slots=True)
+class Work:
+    """A chunk of tasks. `tell` and `begin` are called in the pool's thread and must be quick."""
+
+    function: Function
+    body: bytes
+    tell: Callable[[Work, Outcome], None]
+    begin: Callable[[], bool] = lambda: True  # False: nobody wants it any more
+    number: int = field(default_factory=lambda: next(_numbers) & 0xFFFFFFFF)
+
+
+def function_of(data: bytes) -> Function:
+    return Function(next(_numbers) & 0xFFFFFFFF, data)
+
+
+def default_workers() -> int:
+    """All cores that this process may use; one inside a worker, for the others are taken."""
+    return 1 if os.environ.get(WORKER_MARK) else len(os.sched_getaffinity(0))
+
+
+class Pool:
+    def __init__(self, size: int, init: bytes | None = None) -> None:
+        refuse_within_main()
+        self.size = size
+        self.broken: BaseException | None = None
+        self._init = init
+        self._script = main_script()
+        self._orders: deque[Callable[[], None]] = deque()
+        self._queue: deque[Work] = deque()
+        self._idle: list[Process] = []
+        self._busy: dict[Process, Work] = {}
+        self._all: set[Process] = set()
+        self._start_failures = 0
+        self._closing = False
+        self._selector = selectors.DefaultSelector()
+        self._bell = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
+        self._selector.register(self._bell, selectors.EVENT_READ, None)
+        self._thread: threading.Thread | None = None
+        self._guard = threading.Lock()
+        self._over = False
+
+    # -- called by anybody ---------------------------------------------------------------------
+
+    def submit(self, work: Work) -> None:
+        self._order(functools.partial(self._queue.append, work))
+
+    def drop(self, works: list[Work]) -> None:
+        """Nobody wants them any more: what runs is killed, and nothing is told."""
+        self._order(lambda: self._drop(works))
+
+    def forget(self, function: Function) -> None:
+        self._order(lambda: self._forget(function.number))
+
+    def close(self, *, finish: bool) -> None:
+        """No more works will come. `finish`: those that came are done first."""
+        with contextlib.suppress(RuntimeError):
+            self._order(lambda: self._close(finish))
+
+    def join(self, timeout_s: float | None) -> None:
+        if self._thread is not None and self._thread is not threading.current_thread():
+            self._thread.join(timeout_s)
+
+    def processes(self) -> list[int]:
+        """Ids of the workers there are at the moment."""
+        return [process.popen.pid for process in list(self._all)]
+
+    def _order(self, order: Callable[[], None]) -> None:
+        with self._guard:
+            if self._over:
+                raise RuntimeError("the pool is closed")
+            if self._thread is None:
+                self._thread = threading.Thread(target=self._serve, name="shoal-tasks", daemon=True)
+                self._thread.start()
+            self._orders.append(order)
+            os.eventfd_write(self._bell, 1)
+
+    # -- the thread ----------------------------------------------------------------------------
+
+    def _serve(self) -> None:
+        try:
+            while True:
+                self._assign()  # which also lets go of works that were cancelled
+                if self._closing and not self._queue and not self._busy:
+                    return
+                for key, _ in self._selector.select():
+                    if key.data is None:
+                        self._obey()
+                    elif key.data in self._all:
+                        self._attend(key.data, key.fd)
+        except BaseException as error:
+            self._break(error)
+            raise
+        finally:
+            self._end()
+
+    def _obey(self) -> None:
+        os.eventfd_read(self._bell)
+        while self._orders:
+            self._orders.popleft()()
+
+    def _assign(self) -> None:
+        """Works to workers that are ready; workers are started as far as works wait for them."""
+        if self.broken is not None:
+            self._break(self.broken)
+        while self._queue and self._idle:
+            work = self._queue.popleft()
+            if work.begin():
+                self._give(self._idle.pop(), work)
+        starting = len(self._all) - len(self._idle) - len(self._busy)
+        wanted = min(len(self._queue) - starting, self.size - len(self._all))
+        for _ in range(wanted):
+            if self.broken is None:
+                self._start()
+
+    def _start(self) -> None:
+        threads = max(1, len(os.sched_getaffinity(0)) // self.size)
+        try:
+            process = Process(threads, self._script, self._init)
+        except OSError as error:
+            self._break(InitFailed(f"cannot start a worker: {error}"))
+            return
+        self._all.add(process)
+        self._selector.register(process.socket, selectors.EVENT_READ, process)
+        if process.pidfd is not None:
+            self._selector.register(process.pidfd, selectors.EVENT_READ, process)
+
+    def _give(self, process: Process, work: Work) -> None:
+        self._busy[process] = work
+        process.cursor[0] = NOT_BEGUN
+        if work.function.number not in process.known:
+            process.known.add(work.function.number)
+            body = work.function.data
+            process.send(parcel(frames.FUNCTION, work.function.number, body=body))
+        process.send(parcel(frames.CHUNK, work.number, work.function.number, work.body))
+        self._watch(process)
+
+    def _watch(self, process: Process) -> None:
+        """For room to send as well, as long as something is left to send."""
+        events = selectors.EVENT_READ
+        if not process.push():
+            events |= selectors.EVENT_WRITE
+        if self._selector.get_key(process.socket).events != events:
+            self._selector.modify(process.socket, events, process)
+
+    def _attend(self, process: Process, descriptor: int) -> None:
+        if descriptor == process.pidfd:
+            while arrived := process.receive():  # what it still said before it died
+                self._hear(process, arrived)
+            self._lost(process)
+            return
+        self._watch(process)
+        heard = process.receive()
+        if heard is None:
+            process.kill()  # it closed its socket; nothing good can come of it
+            self._lost(process)
+        else:
+            self._hear(process, heard)
+
+    def _hear(self, process: Process, heard: list[Frame]) -> None:
+        for frame in heard:
+            if frame.kind == frames.READY:
+                process.ready = True
+                self._start_failures = 0
+                self._idle.append(process)
+            elif frame.kind == frames.INIT_FAILED:
+                process.failure = _restored(frame.body)  # it ends now, and is counted then
+            else:
+                self._tell_of(process, frame)
+
+    def _tell_of(self, process: Process, frame: Frame) -> None:
+        work = self._busy.pop(process)
+        self._idle.append(process)
+        if frame.kind == frames.RESULT:
+            work.tell(work, Result(frame.extra / 1e6, frame.body))
+        else:
+            work.tell(work, Hopeless(_restored(frame.body)))
+
+    def _lost(self, process: Process) -> None:
+        position = process.cursor[0]
+        how = self._remove(process)
+        work = self._busy.pop(process, None)
+        if not process.ready:
+            self._start_failures += 1
+            if isinstance(process.failure, Unloadable):
+                self._break(process.failure)  # no other worker would find it
+            elif self._start_failures >= START_FAILURES_MAX and self.broken is None:
+                self._break(_no_start(process.failure, how, self._init is not None))
+        elif work is not None and position == NOT_BEGUN:
+            self._queue.appendleft(work)  # it was not even begun: nobody is to blame
+        elif work is not None:
+            work.tell(work, Died(position, WorkerDied(f"the worker {how} in the middle of it")))
+
+    def _remove(self, process: Process) -> str:
+        self._all.discard(process)
+        if process in self._idle:
+            self._idle.remove(process)
+        self._selector.unregister(process.socket)
+        if process.pidfd is not None:
+            self._selector.unregister(process.pidfd)
+        return process.bury()
+
+    def _drop(self, works: list[Work]) -> None:
+        unwanted = set(works)
+        for work in [work for work in self._queue if work in unwanted]:
+            self._queue.remove(work)
+        for process in [p for p, work in self._busy.items() if work in unwanted]:
+            del self._busy[process]
+            process.kill()
+            self._remove(process)
+
+    def _forget(self, number: int) -> None:
+        for process in self._all:
+            if number in process.known:
+                process.known.discard(number)
+                process.send(parcel(frames.FORGET, number))
+                self._watch(process)
+
+    def _close(self, finish: bool) -> None:
+        self._closing = True
+        if not finish:
+            self._drop([*self._queue, *self._busy.values()])
+
+    def _break(self, error: BaseException) -> None:
+        self.broken = error
+        works = [*self._queue, *self._busy.values()]
+        self._queue.clear()
+        self._drop(works)
+        for work in works:
+            work.tell(work, Hopeless(error))
+
+    def _end(self) -> None:
+        with self._guard:
+            self._over = True
+        while self._orders:  # given between the last look and now: they find a broken pool
+            self._orders.popleft()()
+        left = [*self._queue]
+        self._queue.clear()
+        for work in left:
+            work.tell(work, Hopeless(self.broken or InitFailed("the pool was closed")))
+        for process in self._all:
+            process.let_go()
+        for process in list(self._all):
+            if not process.ready:
+                process.kill()
+            self._remove(process)
+        self._selector.close()
+        os.close(self._bell)
+
+
+def _no_start(failure: BaseException | None, how: str, init: bool) -> InitFailed:
+    if failure is None:
+        when = "in init" if init else "before they were ready"
+        return InitFailed(f"{START_FAILURES_MAX} workers ended {when}: the last one {how}")
+    name = type(failure).__name__
+    error = InitFailed(f"init failed in {START_FAILURES_MAX} workers: {name}: {failure}")
+    error.__cause__ = failure
+    return error
+
+
+def _restored(body: Body) -> BaseException:
+    data, text = pickle.loads(body)
+    return restored(data, text)

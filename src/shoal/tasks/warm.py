@@ -1,0 +1,78 @@
+"""The one pool that stays warm between maps of a process."""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import os
+import sys
+import threading
+from collections.abc import Iterator
+
+from shoal.tasks.pool import JOIN_S_MAX, Pool
+
+_guard = threading.Lock()
+_pool: Pool | None = None
+_owner = 0  # a fork has the variables, not the thread
+_began_in: tuple[object, ...] = ()
+_lent = False
+
+
+@contextlib.contextmanager
+def lent(workers: int, init: bytes | None) -> Iterator[Pool]:
+    """The warm pool, if it is free; else one of its own, that ends with
+    the map. A model built by `init` should not stay in memory, so that map has its own as well."""
+    pool = _take(workers) if init is None else None
+    if pool is not None:
+        try:
+            yield pool
+        finally:
+            _give_back(pool)
+        return
+    own = Pool(workers, init)
+    try:
+        yield own
+    finally:
+        own.close(finish=False)
+        own.join(JOIN_S_MAX)
+
+
+def _take(workers: int) -> Pool | None:
+    global _pool, _owner, _lent, _began_in
+    here = _surroundings()
+    with _guard:
+        if _owner != os.getpid():
+            _pool, _lent, _owner = None, False, os.getpid()
+        if _lent:
+            return None
+        fits = _pool is not None and _pool.size == workers and _pool.broken is None
+        if _pool is not None and (not fits or here != _began_in):
+            _pool.close(finish=False)
+            _pool = None
+        if _pool is None:
+            _pool, _began_in = Pool(workers), here
+        _lent = True
+        return _pool
+
+
+def _surroundings() -> tuple[object, ...]:
+    """What a worker takes from its client when it starts: workers of other ones would surprise."""
+    try:
+        folder = os.getcwd()
+    except FileNotFoundError:
+        folder = ""
+    return dict(os.environ), folder, list(sys.path)
+
+
+def _give_back(pool: Pool) -> None:
+    global _lent
+    with _guard:
+        if pool is _pool:
+            _lent = False
+
+
+@atexit.register
+def _end() -> None:
+    if _pool is not None and _owner == os.getpid():
+        _pool.close(finish=False)
+        _pool.join(JOIN_S_MAX)
