@@ -68,6 +68,7 @@ class Work:
     body: bytes
     tell: Callable[[Work, Outcome], None]
     begin: Callable[[], bool] = lambda: True  # False: nobody wants it any more
+    begun: bool = False
     number: int = field(default_factory=lambda: next(_numbers) & 0xFFFFFFFF)
 
 
@@ -166,7 +167,9 @@ class Pool:
             self._break(self.broken)
         while self._queue and self._idle:
             work = self._queue.popleft()
-            if work.begin():
+            # One whose worker died before it got to it comes by a second time.
+            if work.begun or work.begin():
+                work.begun = True
                 self._give(self._idle.pop(), work)
         starting = len(self._all) - len(self._idle) - len(self._busy)
         wanted = min(len(self._queue) - starting, self.size - len(self._all))
