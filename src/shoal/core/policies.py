@@ -13,9 +13,9 @@ SHIPPED: dict[str, Policy] = {
         Policy(name="backfill", order="fifo", preempt=Preempt.NEVER, reservations=4),
         # Tenants share by quota and weight; gaps are filled; priority and quota preempt.
         Policy(),
-        # Told how long jobs run, the shortest first; the yardsticks for the rest.
-        Policy(name="srtf", order="srtf", preempt=Preempt.RANK, reservations=0),
-        Policy(name="srsf", order="srsf", preempt=Preempt.RANK, reservations=0),
+        # Told how long jobs run, the shortest first and at any moment; the yardsticks for the rest.
+        Policy(name="srtf", order="srtf", preempt=Preempt.RANK, reservations=0, run_ms_min=0),
+        Policy(name="srsf", order="srsf", preempt=Preempt.RANK, reservations=0, run_ms_min=0),
         # Least attained service in three levels.
         Policy(name="tiresias", order="tiresias", preempt=Preempt.RANK, reservations=0),
     )

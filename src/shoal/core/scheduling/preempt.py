@@ -71,8 +71,8 @@ def _candidates(round_: Round, job: Job, gang: Gang) -> list[Victim]:
             continue
         victim = victim_of(other, now_ms)
         cost = victim.lost_ms / max(1, gpu_milli_of(other))
-        found.append(((not theirs[0], not victim.shrinks, cost, -other.number), victim))
-    found.sort(key=lambda entry: entry[0])
+        found.append(((not theirs[0], not victim.shrinks, cost), victim))
+    found.sort(key=lambda entry: entry[0])  # of equal cost the least entitled stays first
     return [victim for _, victim in found[:VICTIMS_MAX]]
 
 
@@ -95,7 +95,7 @@ def _stoppable(round_: Round) -> list[tuple[Rank, Job]]:
             found.append((_entitlement(state, job, now_ms, holding=True), job))
             if by_rank and (at_ms := changes_ms(job, now_ms)) is not None:
                 round_.look_again(at_ms)
-    found.sort(key=lambda entry: entry[0], reverse=True)
+    found.sort(key=lambda entry: (entry[0], entry[1].number), reverse=True)
     round_.stoppable = found
     return found
 
