@@ -46,7 +46,11 @@ def nodes_by_level(state: State) -> dict[tuple[str, Kind, Level], list[int]]:
     """Of the cluster and of each rack and block, where there are any."""
     return {
         (place, kind, level): nodes
-        for place, domain in {"": state.cluster, **state.domains[0], **state.domains[1]}.items()
+        for place, domain in {
+            "": state.cluster,
+            **state.divisions[0].domains,
+            **state.divisions[1].domains,
+        }.items()
         for kind, index in domain.free.items()
         for level, nodes in index.nodes.items()
     }

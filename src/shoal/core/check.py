@@ -157,9 +157,13 @@ def _check_indexes(state: State) -> None:
         and node.record.standing is not Standing.QUARANTINED
     ]
     _check_domain("the cluster", state, state.cluster, offered)
-    for place, domain in [*state.domains[0].items(), *state.domains[1].items()]:
-        inside = [node for node in offered if f"{node.spec.place}/".startswith(f"{place}/")]
-        _check_domain(place, state, domain, inside)
+    for division in state.divisions:
+        for place, domain in division.domains.items():
+            inside = [node for node in offered if f"{node.spec.place}/".startswith(f"{place}/")]
+            _check_domain(place, state, domain, inside)
+        free = sorted((domain.gpus, place) for place, domain in division.domains.items())
+        if free != division.tightest:
+            raise Violation("racks or blocks are not in the order of their free GPUs")
     known = Counter(node.spec.kind for node in state.order if node.intent is not NodeIntent.REMOVED)
     if known != Counter({kind: n for kind, n in state.capacity.items() if n}):
         raise Violation("the capacity does not match the nodes")

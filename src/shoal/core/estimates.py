@@ -11,6 +11,8 @@ only: every machine gets the same answer.
 
 from __future__ import annotations
 
+from functools import lru_cache
+
 import msgspec
 
 from shoal.model.job import TIME_MS_MAX, Job
@@ -65,6 +67,8 @@ class Estimates:
         # The least recently told first: beyond GROUPS_MAX those are forgotten.
         self.groups = groups or {}
         self._known: dict[str, Known] = {}
+        # What was answered of jobs that have not run yet, since something was last told.
+        self._expected: dict[tuple[Key, int], int | None] = {}
 
     def began(self, key: Key) -> None:
         """A job of this group was started for the first time, or will be."""
@@ -131,7 +135,13 @@ class Estimates:
     def expect(self, job: Job, percent: int, ran_ms: int) -> int | None:
         """So many of a hundred jobs like it that ran for `ran_ms` were done after this long in all;
         None if nobody knows."""
-        return None if self.silent else self.quantile(self.key_for(job), percent, ran_ms)
+        if ran_ms:
+            return None if self.silent else self.quantile(self.key_for(job), percent, ran_ms)
+        asked = (key_of(job), percent)
+        if asked not in self._expected:
+            known = None if self.silent else self.quantile(self.key_for(job), percent)
+            self._expected[asked] = known
+        return self._expected[asked]
 
     def _know(self, key: Key) -> Known:
         """A group's own counts and its enclosing groups' views decide."""
@@ -153,6 +163,7 @@ class Estimates:
 
     def _tell(self, key: Key, *, first: int, last: int, end: int | None = None) -> None:
         view = PRIOR
+        self._expected.clear()
         for depth, name in enumerate(_names(key)):
             group = self._touch(name, view)
             for at in range(first, last + 1):
@@ -207,6 +218,7 @@ def begin_ms(at: int) -> int:
     return (4 + quarter) << (above + 10)
 
 
+@lru_cache(maxsize=GROUPS_MAX)
 def _names(key: Key) -> tuple[str, ...]:
     """The names of its groups, from that of all jobs to the narrowest."""
     names = [""]
@@ -247,12 +259,14 @@ def _gittins_ms(chances: list[int], at: int) -> int:
 def _quantile_ms(chances: list[int], percent: int, at_least_ms: int) -> int:
     alive = ONE
     floor = ONE * (100 - percent) // 100
+    first = span(at_least_ms)
     start_ms = at_least_ms
-    for at in range(span(at_least_ms), SPANS):
-        end_ms = begin_ms(at + 1)
-        # Of a span that is partly over, the part that is left.
-        left = chances[at] * max(0, end_ms - start_ms) // (end_ms - begin_ms(at))
-        after = alive * (ONE - left) // ONE
+    for at in range(first, SPANS):
+        end_ms = ENDS_MS[at]
+        chance = chances[at]
+        if at == first:  # it is partly over: the part that is left
+            chance = chance * max(0, end_ms - start_ms) // LENGTHS_MS[at]
+        after = alive * (ONE - chance) // ONE
         if after <= floor:
             share = (alive - floor) * ONE // max(1, alive - after)
             return start_ms + (end_ms - start_ms) * share // ONE
@@ -268,4 +282,5 @@ def _prior() -> list[int]:
 
 
 PRIOR = _prior()
+ENDS_MS = [begin_ms(at + 1) for at in range(SPANS)]
 LENGTHS_MS = [begin_ms(at + 1) - begin_ms(at) for at in range(SPANS)]

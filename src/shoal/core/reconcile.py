@@ -28,11 +28,11 @@ def reconcile(round_: Round, inventories: list[NodeReport]) -> list[Command]:
         if type(event) is JobPlaced or type(event) is JobStopping:
             job = state.jobs.get(event.job)
             if job is not None and job.active:
-                seats = seating(job)
+                gang = None if job.phase is Phase.STOPPING else GangView(job)
                 for number, member in enumerate(job.members):
                     if not member.over:
                         ref = MemberRef(job.id, job.attempt, number)
-                        orders[ref] = _order(state, job, ref, seats)
+                        orders[ref] = _order(state, job, ref, gang)
     acknowledgements: list[Command] = []
     for inventory in inventories:
         _compare(state, inventory, orders, acknowledgements)
@@ -71,10 +71,10 @@ def _compare(
             pending = job.members[ref.member].status is MemberStatus.PENDING
             missing = pending and ref not in alive and not strangers
         if missing:
-            orders[ref] = _order(state, job, ref, seating(job))
+            orders[ref] = _order(state, job, ref)
 
 
-def _order(state: State, job: Job, ref: MemberRef, seats: list[Seat]) -> Command:
+def _order(state: State, job: Job, ref: MemberRef, gang: GangView | None = None) -> Command:
     slice_ = job.members[ref.member].slice
     node = state.nodes[slice_.node]
     if job.phase is Phase.STOPPING:
@@ -91,7 +91,7 @@ def _order(state: State, job: Job, ref: MemberRef, seats: list[Seat]) -> Command
         incarnation=node.incarnation,
         ref=ref,
         argv=job.spec.command,
-        env=environment(job, ref.member, seats[ref.member]),
+        env=(gang or GangView(job)).environment(ref.member),
         workdir=job.spec.workdir,
         stop_grace_ms=job.spec.stop_grace_ms,
         gpus=slice_.gpus,
@@ -138,33 +138,45 @@ def seating(job: Job) -> list[Seat]:
     ]
 
 
-def environment(job: Job, number: int, seat: Seat) -> dict[str, str]:
-    """What a member finds in its environment: the user's variables, torchrun's, and ours."""
-    slice_ = job.members[number].slice
-    gpus = ",".join(map(str, slice_.gpus))
-    address, _, port = job.master.rpartition(":")
-    return {
-        **job.spec.env,
-        "RANK": str(number),
-        "WORLD_SIZE": str(len(job.members)),
-        "LOCAL_RANK": str(seat.local_rank),
-        "LOCAL_WORLD_SIZE": str(seat.local_size),
-        "GROUP_RANK": str(seat.group_rank),
-        "GROUP_WORLD_SIZE": str(seat.groups),
-        "MASTER_ADDR": address,
-        "MASTER_PORT": port,
-        "CUDA_VISIBLE_DEVICES": gpus,
-        "SHOAL_JOB_ID": job.id,
-        "SHOAL_JOB_NAME": job.spec.name or "",
-        "SHOAL_ATTEMPT": str(job.attempt),
-        "SHOAL_MEMBER": str(number),
-        "SHOAL_MEMBERS": str(len(job.members)),
-        "SHOAL_NODE": slice_.node,
-        "SHOAL_GPUS": gpus,
-        "SHOAL_GPU_MILLI": str(slice_.gpu_milli),
-        "SHOAL_TENANT": job.spec.tenant,
-        **_of_service(job, port),
-    }
+class GangView:
+    """What the members of a gang find in their environment: the user's variables, torchrun's, and
+    ours. What all of them find is put together once."""
+
+    def __init__(self, job: Job) -> None:
+        address, _, port = job.master.rpartition(":")
+        members = str(len(job.members))
+        self._job = job
+        self._seats = seating(job)
+        self._shared = {
+            **job.spec.env,
+            "WORLD_SIZE": members,
+            "GROUP_WORLD_SIZE": str(self._seats[0].groups),
+            "MASTER_ADDR": address,
+            "MASTER_PORT": port,
+            "SHOAL_JOB_ID": job.id,
+            "SHOAL_JOB_NAME": job.spec.name or "",
+            "SHOAL_ATTEMPT": str(job.attempt),
+            "SHOAL_MEMBERS": members,
+            "SHOAL_TENANT": job.spec.tenant,
+            **_of_service(job, port),
+        }
+
+    def environment(self, number: int) -> dict[str, str]:
+        seat, slice_ = self._seats[number], self._job.members[number].slice
+        gpus = ",".join(map(str, slice_.gpus))
+        rank = str(number)
+        return {
+            **self._shared,
+            "RANK": rank,
+            "LOCAL_RANK": str(seat.local_rank),
+            "LOCAL_WORLD_SIZE": str(seat.local_size),
+            "GROUP_RANK": str(seat.group_rank),
+            "CUDA_VISIBLE_DEVICES": gpus,
+            "SHOAL_MEMBER": rank,
+            "SHOAL_NODE": slice_.node,
+            "SHOAL_GPUS": gpus,
+            "SHOAL_GPU_MILLI": str(slice_.gpu_milli),
+        }
 
 
 def _of_service(job: Job, port: str) -> dict[str, str]:

@@ -132,18 +132,17 @@ class Room:
         share = demand.share_milli(self.kind)
         if not demand.gpus:
             return [((), share)] * members
+        if share == WHOLE_GPU_MILLI:
+            free = [gpu for gpu, milli in enumerate(self.gpu_milli) if milli == WHOLE_GPU_MILLI]
+            each = demand.gpus
+            return [(tuple(free[each * n : each * (n + 1)]), share) for n in range(members)]
         left = list(self.gpu_milli)
         picked = []
         for _ in range(members):
-            if share == WHOLE_GPU_MILLI:
-                free = (gpu for gpu, milli in enumerate(left) if milli == WHOLE_GPU_MILLI)
-                gpus = tuple(gpu for gpu, _ in zip(free, range(demand.gpus), strict=False))
-            else:
-                fitting = [(milli, gpu) for gpu, milli in enumerate(left) if milli >= share]
-                gpus = (min(fitting)[1],)
-            for gpu in gpus:
-                left[gpu] -= share
-            picked.append((gpus, share))
+            fitting = [(milli, gpu) for gpu, milli in enumerate(left) if milli >= share]
+            gpu = min(fitting)[1]
+            left[gpu] -= share
+            picked.append(((gpu,), share))
         return picked
 
 
@@ -210,3 +209,50 @@ class Domain:
         self.free[room.kind].remove(index, room.level)
         self.gpus -= room.level.gpus
         self.nodes -= 1
+
+    def move(self, index: int, kind: Kind, before: Level, after: Level) -> None:
+        """The node has another level from now on."""
+        free = self.free[kind]
+        free.remove(index, before)
+        free.add(index, after)
+        self.gpus += after.gpus - before.gpus
+
+
+class Division:
+    """All racks, or all blocks: by name, and by how many GPUs are wholly free in them."""
+
+    __slots__ = ("domains", "tightest")
+
+    def __init__(self) -> None:
+        self.domains: dict[str, Domain] = {}
+        self.tightest: list[tuple[int, str]] = []  # (free GPUs, name), the fewest first
+
+    def add(self, name: str, index: int, room: Room) -> None:
+        domain = self.domains.get(name)
+        if domain is None:
+            domain = self.domains[name] = Domain()
+            insort(self.tightest, (0, name))
+        before = domain.gpus
+        domain.add(index, room)
+        self._settle(name, before, domain.gpus)
+
+    def remove(self, name: str, index: int, room: Room) -> None:
+        domain = self.domains[name]
+        before = domain.gpus
+        domain.remove(index, room)
+        self._settle(name, before, domain.gpus)
+
+    def move(self, name: str, index: int, kind: Kind, before: Level, after: Level) -> None:
+        domain = self.domains[name]
+        gpus = domain.gpus
+        domain.move(index, kind, before, after)
+        self._settle(name, gpus, domain.gpus)
+
+    def with_gpus(self, least: int) -> list[str]:
+        """The names of those with at least so many free GPUs, the tightest first."""
+        return [name for _, name in self.tightest[bisect_left(self.tightest, (least, "")) :]]
+
+    def _settle(self, name: str, before: int, after: int) -> None:
+        if before != after:
+            del self.tightest[bisect_left(self.tightest, (before, name))]
+            insort(self.tightest, (after, name))

@@ -12,7 +12,7 @@ from shoal.core.health.baseline import Fleet
 from shoal.core.health.failures import Book
 from shoal.core.queue import Gang, Queue
 from shoal.core.records import Ages, Reservation, Watch
-from shoal.core.room import Domain, Room
+from shoal.core.room import Division, Domain, Room
 from shoal.core.scale import Meter
 from shoal.core.scheduling.fragments import Foresight, Mix, Task
 from shoal.core.scheduling.order import ORDERINGS
@@ -101,7 +101,7 @@ class State:
         self.order: list[Node] = []  # nodes by index
         self.rooms: list[Room] = []  # by node index
         self.cluster = Domain()  # all schedulable nodes
-        self.domains: tuple[dict[str, Domain], ...] = ({}, {})  # of each block, of each rack
+        self.divisions = (Division(), Division())  # the blocks, the racks
         self.placed: dict[str, dict[MemberRef, Job]] = {}  # node -> members that hold slices
         self.capacity: dict[Kind, int] = {}  # kind of node -> how many are known
         self.open_capacity: dict[Kind, int] = {}  # ... how many are schedulable
@@ -190,18 +190,20 @@ class State:
     # -- index keeping, for apply and restore only ---------------------------------------
 
     def obey(self, policy: Policy) -> None:
-        """From now on; the queue is put into the policy's order."""
+        """From now on; the queue is put into the policy's order if that is another."""
+        reorders = policy.order != self.policy.order or not self.jobs
         self.policy = policy
         self.accounts.obey(policy)
         for job in self.jobs.values():
             job.borrowed = job.active and not self.accounts.within_quota(job.spec.tenant, 0)
-        waiting = [
-            job
-            for job in self.jobs.values()
-            if job.phase is Phase.WAITING and job.id not in self.claims
-        ]
-        ordering = ORDERINGS[policy.order]
-        self.queue.reorder(ordering.job, lambda job: ordering.kin(self, job), waiting)
+        if reorders:
+            ordering = ORDERINGS[policy.order]
+            waiting = [
+                job
+                for job in self.jobs.values()
+                if job.phase is Phase.WAITING and job.id not in self.claims
+            ]
+            self.queue.reorder(ordering.job, lambda job: ordering.kin(self, job), waiting)
         self.hopeless = set()
         self.other_gaps()
         self.look_ms = 0
@@ -264,15 +266,13 @@ class State:
 
     def _index(self, node: Node, room: Room) -> None:
         self.cluster.add(node.index, room)
-        for domains, name in zip(self.domains, room.domains, strict=False):
-            if name not in domains:
-                domains[name] = Domain()
-            domains[name].add(node.index, room)
+        for division, name in zip(self.divisions, room.domains, strict=False):
+            division.add(name, node.index, room)
 
     def _unindex(self, node: Node, room: Room) -> None:
         self.cluster.remove(node.index, room)
-        for domains, name in zip(self.domains, room.domains, strict=False):
-            domains[name].remove(node.index, room)
+        for division, name in zip(self.divisions, room.domains, strict=False):
+            division.remove(name, node.index, room)
 
     def gained(self, room: Room) -> None:
         """A node has more room than before: shapes whose members fit on it are worth a try."""
@@ -361,7 +361,9 @@ class State:
                 self.placed[member.slice.node][MemberRef(job.id, job.attempt, number)] = job
                 self.change(member.slice, -1, exclusive=job.spec.whole_nodes)
                 left = self.rooms[self.nodes[member.slice.node].index].gpu_milli
-                assert all(left[gpu] >= 0 for gpu in member.slice.gpus), f"{member.slice} is held"
+                assert min(left, default=0) >= 0 or all(
+                    left[gpu] >= 0 for gpu in member.slice.gpus
+                ), f"{member.slice} is held"
         self.masters.add(job.master)
         if job.spec.preemptible:
             self.preemptible[job.id] = None
@@ -433,10 +435,14 @@ class State:
         """A slice is taken (-1) or given back (+1)."""
         node = self.nodes[slice_.node]
         room = self.rooms[node.index]
-        if node.schedulable:
-            self._unindex(node, room)
+        before = room.level
         room.change(slice_, sign, exclusive=exclusive)
-        if node.schedulable:
-            self._index(node, room)
-            if sign > 0:
-                self.gained(room)
+        if not node.schedulable:
+            return
+        after = room.level
+        if before != after:
+            self.cluster.move(node.index, room.kind, before, after)
+            for division, name in zip(self.divisions, room.domains, strict=False):
+                division.move(name, node.index, room.kind, before, after)
+        if sign > 0:
+            self.gained(room)

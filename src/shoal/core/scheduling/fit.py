@@ -15,6 +15,8 @@ from shoal.model.resources import Demand, Kind, Slice, plural
 # A gang over several nodes goes to the tightest rack (block) that holds it, of at most so many
 # that may; where it has to stay within one, all are tried.
 DOMAINS_TRIED_MAX = 16
+# So few nodes with room are counted by rack (block); of more, the tightest domains are tried out.
+SPARSE_MAX = 128
 
 
 class Plan(NamedTuple):
@@ -35,8 +37,9 @@ def fit(state: State, gang: Gang, avoid: Collection[int] = ()) -> Plan | None:
     if gang.required and gang.within is Within.NODE:
         return None
     if gang.members > 1 and room_for(state.cluster, gang, gang.members) == gang.members:
+        sparse = _sparse(state, gang)
         for depth, name in ((2, "rack"), (1, "block")):
-            plan = _in_one_domain(state, gang, depth, name, avoid)
+            plan = _in_one_domain(state, gang, depth, name, avoid, sparse)
             if plan is not None or (gang.required and gang.within.value == name):
                 return plan
         return _over_many(state.cluster, gang, avoid, "the emptiest nodes")
@@ -108,18 +111,45 @@ def _first(nodes: list[int], avoid: Collection[int]) -> int | None:
     return next((node for node in nodes if node not in avoid), None)
 
 
+def _sparse(state: State, gang: Gang) -> list[tuple[int, int]] | None:
+    """The nodes with room, and for how many members each; None if they are too many to count."""
+    found: list[tuple[int, int]] = []
+    for kind, index in _suitable(state.cluster, gang.demand):
+        for level in index.fitting(gang.demand, gang.demand.share_milli(kind)):
+            each = members_here(gang, kind, level)
+            nodes = index.nodes[level]
+            if each and len(found) + len(nodes) > SPARSE_MAX:
+                return None
+            if each:
+                found += [(node, each) for node in nodes]
+    return found
+
+
 def _in_one_domain(
-    state: State, gang: Gang, depth: int, name: str, avoid: Collection[int]
+    state: State,
+    gang: Gang,
+    depth: int,
+    name: str,
+    avoid: Collection[int],
+    sparse: list[tuple[int, int]] | None,
 ) -> Plan | None:
     """The tightest rack or block with room for all of it."""
+    division = state.divisions[depth - 1]
     need = gang.members * gang.demand.gpus * (gang.demand.gpu_milli == 1000)
-    domains = state.domains[depth - 1]
-    candidates = sorted(
-        [(domain.gpus, place) for place, domain in domains.items() if domain.gpus >= need]
-    )
-    for _, place in candidates if gang.required else candidates[:DOMAINS_TRIED_MAX]:
+    if sparse is None:
+        places = division.with_gpus(need)
+        if not gang.required:
+            del places[DOMAINS_TRIED_MAX:]
+    else:
+        room: dict[str, int] = {}
+        for node, each in sparse:
+            for place in state.rooms[node].domains[depth - 1 : depth]:
+                room[place] = room.get(place, 0) + each
+        places = [place for place, members in room.items() if members >= gang.members]
+        places.sort(key=lambda place: (division.domains[place].gpus, place))
+    for place in places:
         rule = f"the tightest {name} that holds it, {place}"
-        plan = _over_many(domains[place], gang, avoid, rule)
+        plan = _over_many(division.domains[place], gang, avoid, rule)
         if plan is not None:
             return plan
     return None
@@ -185,7 +215,7 @@ def _shortage_within(state: State, gang: Gang, need: str) -> str:
     ]
     if gang.within is not Within.NODE:
         depth = 2 if gang.within is Within.RACK else 1
-        rooms += [best(domain) for domain in state.domains[depth - 1].values()]
+        rooms += [best(domain) for domain in state.divisions[depth - 1].domains.values()]
     most = max(rooms, default=0)
     if most >= gang.members:
         return ""
