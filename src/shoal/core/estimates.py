@@ -51,10 +51,11 @@ class Group(msgspec.Struct, kw_only=True):
 class Known:
     """What was worked out of a group's counts, good for as long as these do not change."""
 
-    __slots__ = ("chances", "quantiles", "remaining", "version")
+    __slots__ = ("chances", "checked", "quantiles", "remaining", "version")
 
     def __init__(self, version: tuple[int, int], chances: list[int]) -> None:
         self.version = version
+        self.checked = 0  # how much had been told when the version was last looked at
         self.chances = chances
         self.remaining: dict[int, int] = {}  # by span attained
         self.quantiles: dict[int, int] = {}  # by percent, of jobs that have not run yet
@@ -67,6 +68,7 @@ class Estimates:
         # The least recently told first: beyond GROUPS_MAX those are forgotten.
         self.groups = groups or {}
         self._known: dict[str, Known] = {}
+        self._told = 1  # times that something was told
         # What was answered of jobs that have not run yet, since something was last told.
         self._expected: dict[tuple[Key, int], int | None] = {}
 
@@ -146,6 +148,9 @@ class Estimates:
     def _know(self, key: Key) -> Known:
         """A group's own counts and its enclosing groups' views decide."""
         names = _names(key)
+        known = self._known.get(names[-1])
+        if known is not None and known.checked == self._told:
+            return known
         view, views = PRIOR, 0
         for name in names[:-1]:
             outer = self.groups.get(name)
@@ -153,16 +158,17 @@ class Estimates:
                 view, views = outer.view, views + outer.view_version
         group = self.groups.get(names[-1])
         version = (group.version if group is not None else -1, views)
-        known = self._known.get(names[-1])
         if known is None or known.version != version:
             if len(self._known) > GROUPS_MAX:
                 self._known.clear()
             chances = _drawn(group, view, len(key)) if group is not None else view
             known = self._known[names[-1]] = Known(version, chances)
+        known.checked = self._told
         return known
 
     def _tell(self, key: Key, *, first: int, last: int, end: int | None = None) -> None:
         view = PRIOR
+        self._told += 1
         self._expected.clear()
         for depth, name in enumerate(_names(key)):
             group = self._touch(name, view)
@@ -194,10 +200,13 @@ def key_of(job: Job) -> Key:
     """From the widest to the narrowest: its shape, its tenant, its name without any numbers, for
     sweeps and versions are numbered."""
     spec = job.spec
-    shape = f"{spec.members}x{spec.gpus}"
-    if not spec.name:
-        return (shape, spec.tenant)
-    return (shape, spec.tenant, spec.name.translate(NO_DIGITS))
+    return _key(spec.members, spec.gpus, spec.tenant, spec.name)
+
+
+@lru_cache(maxsize=GROUPS_MAX)
+def _key(members: int, gpus: int, tenant: str, name: str | None) -> Key:
+    shape = f"{members}x{gpus}"
+    return (shape, tenant, name.translate(NO_DIGITS)) if name else (shape, tenant)
 
 
 def octave(duration_ms: int) -> int:

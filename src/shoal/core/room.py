@@ -137,7 +137,7 @@ class Room:
             each = demand.gpus
             return [(tuple(free[each * n : each * (n + 1)]), share) for n in range(members)]
         left = list(self.gpu_milli)
-        picked = []
+        picked: list[tuple[tuple[int, ...], int]] = []
         for _ in range(members):
             fitting = [(milli, gpu) for gpu, milli in enumerate(left) if milli >= share]
             gpu = min(fitting)[1]

@@ -12,7 +12,7 @@ from shoal.model.policy import Policy
 class Round:
     """An event takes effect when it is emitted, so that later phases see its result."""
 
-    __slots__ = ("events", "finished", "more", "now_ms", "policy", "state", "stoppable")
+    __slots__ = ("events", "finished", "judged", "more", "now_ms", "policy", "quotas", "state")
 
     def __init__(self, state: State, policy: Policy, now_ms: int) -> None:
         self.state = state
@@ -20,7 +20,8 @@ class Round:
         self.now_ms = now_ms
         self.events: list[Event] = []
         self.finished: list[Job] = []
-        self.stoppable: list[tuple[tuple[float, ...], Job]] | None = None  # kept by `preempt`
+        self.quotas = any(tenant.quota_gpus for tenant in policy.tenants)
+        self.judged = False  # were all running jobs ranked since anybody was stopped?
         self.more = False  # work is left that another step should take up at once
 
     def look_again(self, at_ms: int) -> None:

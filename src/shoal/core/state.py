@@ -16,6 +16,7 @@ from shoal.core.room import Division, Domain, Room
 from shoal.core.scale import Meter
 from shoal.core.scheduling.fragments import Foresight, Mix, Task
 from shoal.core.scheduling.order import ORDERINGS
+from shoal.core.scheduling.stoppable import Stoppable
 from shoal.model.health import CheckResult, Record, Standing, Verdict
 from shoal.model.job import Job, MemberRef, Phase
 from shoal.model.node import NodeHealth, NodeIntent, NodeSpec
@@ -116,8 +117,10 @@ class State:
         self.births_ms = 0  # the sum over live jobs of when they were submitted
         self.attention: dict[str, None] = {}  # jobs that `heal` must look at
         self.preemptible: dict[str, None] = {}  # jobs that hold slices and may be stopped
+        self.stoppable = Stoppable()  # those of them that run, by how entitled they are
         self.elastic: dict[str, None] = {}  # jobs that hold slices and may grow or shrink
         self.looked_ms: dict[str, int] = {}  # when an opening was last sought for a blocked job
+        self.moves_ms: dict[str, int] = {}  # when it was last tried to move somebody for it
         # Known not to fit until a node gains room; a cache, so losing it costs only time.
         self.hopeless: set[Gang] = set()
         # The same of gangs that fit only on nodes set aside for these jobs.
@@ -207,6 +210,9 @@ class State:
         self.hopeless = set()
         self.other_gaps()
         self.look_ms = 0
+        self.stoppable = Stoppable()
+        for job in self.jobs.values():
+            self.watch_stoppable(job)
 
     def add_node(self, node: Node) -> None:
         assert node.index == len(self.order), "nodes are indexed in join order"
@@ -310,6 +316,7 @@ class State:
             self.hold(job)
             self.watch_limit(job)
             self.watch_age(job)
+            self.watch_stoppable(job)
             self.attention[job.id] = None
 
     def job_numbered(self, number: int) -> Job:
@@ -353,6 +360,7 @@ class State:
             self.other_gaps()
             self.look_ms = 0
         self.looked_ms.pop(job.id, None)
+        self.moves_ms.pop(job.id, None)
 
     def hold(self, job: Job) -> None:
         """The members of a placed job take their slices."""
@@ -378,6 +386,7 @@ class State:
 
     def let_go(self, job: Job) -> None:
         """The attempt is over; nothing of it is held any more."""
+        self.stoppable.drop(job.id)
         self.masters.discard(job.master)
         self.watches.pop(job.id, None)
         self.preemptible.pop(job.id, None)
@@ -390,6 +399,10 @@ class State:
             if len(self.limits) > 2 * len(self.jobs) + 64:  # most belong to jobs long finished
                 self.limits = [entry for entry in self.limits if entry[1] in self.jobs]
                 heapq.heapify(self.limits)
+
+    def watch_stoppable(self, job: Job) -> None:
+        if job.phase is Phase.RUNNING and job.spec.preemptible and job.running_ms is not None:
+            self.stoppable.joins(job, job.running_ms + self.policy.run_ms_min)
 
     def watch_age(self, job: Job) -> None:
         """What is learned of a running job is that it enters one span of run time after another;

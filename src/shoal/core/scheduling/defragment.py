@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import heapq
 from collections.abc import Collection
 
 from shoal.core.queue import Gang, gang_of
@@ -21,6 +22,10 @@ from shoal.model.resources import Slice
 TRIES_MAX = 8  # the cheapest to move first
 
 
+# Looking for somebody to move takes long; who could not be helped is looked at again after this.
+MOVES_EVERY_MS = 60_000
+
+
 def defragment(round_: Round, job: Job) -> bool:
     """Both get a claim: the waiting gang on the room that the move frees, the moved job on its
     new place, so that moving cannot lose it one."""
@@ -31,9 +36,11 @@ def defragment(round_: Round, job: Job) -> bool:
     if state.cluster.gpus < gang.members * gang.demand.gpus:
         return False  # there is too little room, however it lies
     spares = spares_kept_from(state, job)
-    opening = first_opening(state, gang, now_ms, TYPICAL, spares)
-    wait_ms = opening.start_ms - now_ms if opening is not None else UNLIMITED
-    for victim in _willing(state, now_ms)[:TRIES_MAX]:
+    if now_ms - state.moves_ms.get(job.id, now_ms - MOVES_EVERY_MS) < MOVES_EVERY_MS:
+        return False
+    state.moves_ms[job.id] = now_ms
+    wait_ms = _wait_ms(state, job, gang, spares, now_ms)
+    for victim in _willing(state, gang, now_ms):
         cost = (state.policy.move_cost_ms + victim.lost_ms) * gpus_of(victim.job)
         if cost >= wait_ms * gpus_of(job):
             break
@@ -44,21 +51,45 @@ def defragment(round_: Round, job: Job) -> bool:
     return False
 
 
-def _willing(state: State, now_ms: int) -> list[Victim]:
-    """Jobs that checkpoint and have run for a while, the cheapest to move first."""
+def _wait_ms(
+    state: State, job: Job, gang: Gang, spares: Collection[int], now_ms: int
+) -> int:
+    """How long it would wait: as it was promised, or else until the first opening."""
+    held = state.reservations.get(job.id)
+    start_ms = held.start_ms if held is not None else None
+    if held is None or (start_ms is not None and start_ms <= now_ms):
+        opening = first_opening(state, gang, now_ms, TYPICAL, spares)
+        start_ms = opening.start_ms if opening is not None else None
+    return UNLIMITED if start_ms is None else start_ms - now_ms
+
+
+def _willing(state: State, gang: Gang, now_ms: int) -> list[Victim]:
+    """Jobs that checkpoint and have run for a while and without which one of their nodes would
+    have the GPUs for a member of the gang, the cheapest to move first."""
     found = []
     for job_id in state.preemptible:
         job = state.jobs[job_id]
-        if (
-            job.phase is Phase.RUNNING
-            and job.spec.checkpoint_ms
-            and job.running_ms is not None
-            and now_ms - job.running_ms >= state.policy.run_ms_min
-            and not any(member.over for member in job.members)
-        ):
-            victim = victim_of(job, now_ms, whole=True)
-            found.append((victim.lost_ms * gpus_of(job), gpus_of(job), job.number, victim))
-    return [victim for *_, victim in sorted(found, key=lambda entry: entry[:3])]
+        if job.phase is not Phase.RUNNING or not job.spec.checkpoint_ms or job.running_ms is None:
+            continue
+        ran_ms, gpus = now_ms - job.running_ms, gpus_of(job)
+        if ran_ms >= state.policy.run_ms_min and _helps(state, job, gang):
+            found.append((ran_ms % job.spec.checkpoint_ms * gpus, gpus, job.number, job))
+    cheapest = heapq.nsmallest(TRIES_MAX, found, key=lambda entry: entry[:3])
+    return [
+        victim_of(job, now_ms, whole=True)
+        for *_, job in cheapest
+        if not any(member.over for member in job.members)
+    ]
+
+
+def _helps(state: State, job: Job, gang: Gang) -> bool:
+    freed: dict[str, int] = {}
+    for member in job.members:
+        freed[member.slice.node] = freed.get(member.slice.node, 0) + len(member.slice.gpus)
+    return any(
+        state.rooms[state.nodes[node].index].level.gpus + gpus >= gang.demand.gpus
+        for node, gpus in freed.items()
+    )
 
 
 def _try_move(

@@ -52,7 +52,7 @@ def preempt(round_: Round, job: Job) -> bool:
     victims, plan = found
     given = _slices_without(state, victims, plan, gang)
     _commit(round_, job, victims, given)
-    round_.stoppable = None
+    round_.judged = False
     return True
 
 
@@ -62,9 +62,7 @@ def _candidates(round_: Round, job: Job, gang: Gang) -> list[Victim]:
     state, now_ms = round_.state, round_.now_ms
     mine = _entitlement(state, job, now_ms, holding=False)
     found = []
-    for theirs, other in _stoppable(round_):
-        if theirs <= mine:
-            break
+    for theirs, other in _stoppable(round_, mine):
         if theirs[:2] == mine[:2] and not other.spec.checkpoint_ms:
             continue  # who starts over each time would take turns for ever and get nowhere
         if not _of_use(state, other, gang):
@@ -76,27 +74,33 @@ def _candidates(round_: Round, job: Job, gang: Gang) -> list[Victim]:
     return [victim for _, victim in found[:VICTIMS_MAX]]
 
 
-def _stoppable(round_: Round) -> list[tuple[Rank, Job]]:
-    """Jobs that have run for long enough, the least entitled first: worked out once for all that
-    want room, until somebody is stopped."""
-    if round_.stoppable is not None:
-        return round_.stoppable
+def _stoppable(round_: Round, mine: Rank) -> list[tuple[Rank, Job]]:
+    """Jobs less entitled than this that have run for long enough, the least entitled first."""
     state, now_ms = round_.state, round_.now_ms
     changes_ms = ORDERINGS[state.policy.order].changes_ms
     by_rank = state.policy.preempt is Preempt.RANK
-    found: list[tuple[Rank, Job]] = []
-    for job_id in state.preemptible:
+
+    def judge(job: Job) -> tuple[Rank, int | None]:
+        entitlement = _entitlement(state, job, now_ms, holding=True)
+        return entitlement, changes_ms(job, now_ms) if by_rank else None
+
+    line = state.stoppable
+    next_ms = line.catch_up(now_ms, state.jobs, judge)
+    if next_ms is not None:
+        round_.look_again(next_ms)
+    if round_.quotas and not round_.judged:
+        # What is borrowed changes with all that a tenant is given.
+        round_.judged = True
+        for job_id in state.preemptible:
+            if line.holds(job_id):
+                line.rank(state.jobs[job_id], lambda job: (judge(job)[0], None))
+    found = []
+    for job_id in list(line.beyond(mine)):
         job = state.jobs[job_id]
-        if job.phase is not Phase.RUNNING or job.running_ms is None:
-            continue
-        if now_ms - job.running_ms < state.policy.run_ms_min:
-            round_.look_again(job.running_ms + state.policy.run_ms_min)
-        elif not any(member.over for member in job.members):  # else it is about to end anyway
-            found.append((_entitlement(state, job, now_ms, holding=True), job))
-            if by_rank and (at_ms := changes_ms(job, now_ms)) is not None:
-                round_.look_again(at_ms)
-    found.sort(key=lambda entry: (entry[0], entry[1].number), reverse=True)
-    round_.stoppable = found
+        theirs = _entitlement(state, job, now_ms, holding=True)
+        running = job.phase is Phase.RUNNING and not any(member.over for member in job.members)
+        if theirs > mine and running:  # else it is about to end anyway
+            found.append((theirs, job))
     return found
 
 

@@ -1,0 +1,92 @@
+"""Running jobs that may be stopped for others, the least entitled last, kept from step to step."""
+
+from __future__ import annotations
+
+import heapq
+from bisect import bisect_left, insort
+from collections.abc import Callable, Iterator, Mapping
+
+from shoal.model.job import Job, Phase
+
+Entitlement = tuple[float, ...]
+# Of a job that may be stopped now: how entitled it is, and when that changes by its running on.
+Judge = Callable[[Job], tuple[Entitlement, int | None]]
+# What is learned meanwhile changes ranks, too: after so long a job is ranked again in any case.
+RENEW_MS = 1_800_000
+
+
+class Stoppable:
+    """To rank every running job in each step would cost in proportion to the cluster. A job is
+    ranked when it has run for long enough, and again when its rank is due to change; whoever is
+    about to stop one ranks it once more."""
+
+    def __init__(self) -> None:
+        self._line: list[tuple[Entitlement, int, str]] = []  # (entitlement, number, job)
+        self._place: dict[str, tuple[Entitlement, int, str]] = {}
+        self._due: list[tuple[int, str, int]] = []  # heap of (when to rank it, job, attempt)
+        self._turns: list[tuple[int, str]] = []  # heap of (when its rank changes, job)
+        self._turn: dict[str, int] = {}  # the same by job
+
+    def watch(self, job: Job, at_ms: int) -> None:
+        """It runs, and is to be ranked then."""
+        heapq.heappush(self._due, (at_ms, job.id, job.attempt))
+
+    def joins(self, job: Job, at_ms: int) -> None:
+        """It runs, and may be stopped from then on."""
+        self.watch(job, at_ms)
+        self._turn[job.id] = at_ms
+        heapq.heappush(self._turns, (at_ms, job.id))
+
+    def holds(self, job_id: str) -> bool:
+        return job_id in self._place
+
+    def drop(self, job_id: str) -> None:
+        self._turn.pop(job_id, None)
+        self._take_out(job_id)
+
+    def catch_up(self, now_ms: int, jobs: Mapping[str, Job], judge: Judge) -> int | None:
+        """Rank those that are due; the answer is when the next rank changes or job may be
+        stopped."""
+        while self._due and self._due[0][0] <= now_ms:
+            _, job_id, attempt = heapq.heappop(self._due)
+            job = jobs.get(job_id)
+            if job is not None and job.attempt == attempt and job.phase is Phase.RUNNING:
+                self.rank(job, judge)
+                turn_ms = self._turn.get(job_id, now_ms)
+                renew_ms = now_ms + RENEW_MS
+                self.watch(job, min(turn_ms, renew_ms) if turn_ms > now_ms else renew_ms)
+        if len(self._due) > 2 * len(jobs) + 64:  # most belong to jobs long gone
+            self._due = [entry for entry in self._due if _lives(entry, jobs)]
+            heapq.heapify(self._due)
+        while self._turns and (
+            self._turns[0][0] <= now_ms or self._turn.get(self._turns[0][1]) != self._turns[0][0]
+        ):
+            heapq.heappop(self._turns)
+        return self._turns[0][0] if self._turns else None
+
+    def rank(self, job: Job, judge: Judge) -> None:
+        entitlement, turn_ms = judge(job)
+        self._take_out(job.id)
+        place = self._place[job.id] = (entitlement, job.number, job.id)
+        insort(self._line, place)
+        if turn_ms is not None and self._turn.get(job.id) != turn_ms:
+            self._turn[job.id] = turn_ms
+            heapq.heappush(self._turns, (turn_ms, job.id))
+
+    def beyond(self, entitlement: Entitlement) -> Iterator[str]:
+        """Those that seemed less entitled than this when they were last ranked, the least so
+        first, and of equals the youngest."""
+        for theirs, _, job_id in reversed(self._line):
+            if theirs <= entitlement:
+                return
+            yield job_id
+
+    def _take_out(self, job_id: str) -> None:
+        place = self._place.pop(job_id, None)
+        if place is not None:
+            del self._line[bisect_left(self._line, place)]
+
+
+def _lives(entry: tuple[int, str, int], jobs: Mapping[str, Job]) -> bool:
+    job = jobs.get(entry[1])
+    return job is not None and job.attempt == entry[2]
