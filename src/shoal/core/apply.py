@@ -135,7 +135,7 @@ def _job_promoted(state: State, event: JobPromoted) -> None:
         state.queue.remove(job)
     job.elder = True
     state.elder = job.id
-    state.watch_stoppable(job)  # it is more entitled now
+    state.stoppable.joins(job, state.policy.run_ms_min)  # it is more entitled now
     if waits:
         state.queue.add(job)
 
@@ -156,7 +156,7 @@ def _job_running(state: State, event: JobRunning) -> None:
     state.tell(job, job.attained_ms)
     state.watch_limit(job)
     state.watch_age(job)
-    state.watch_stoppable(job)
+    state.stoppable.joins(job, state.policy.run_ms_min)
 
 
 def _member_exited(state: State, event: MemberExited) -> None:
@@ -266,7 +266,7 @@ def _job_adopted(state: State, event: JobAdopted) -> None:
     job.why = event.why
     state.watch_limit(job)
     state.watch_age(job)
-    state.watch_stoppable(job)
+    state.stoppable.joins(job, state.policy.run_ms_min)
     state.attention[job.id] = None  # its node may have been set to drain meanwhile
 
 

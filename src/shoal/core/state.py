@@ -201,18 +201,15 @@ class State:
             job.borrowed = job.active and not self.accounts.within_quota(job.spec.tenant, 0)
         if reorders:
             ordering = ORDERINGS[policy.order]
-            waiting = [
-                job
-                for job in self.jobs.values()
-                if job.phase is Phase.WAITING and job.id not in self.claims
-            ]
-            self.queue.reorder(ordering.job, lambda job: ordering.kin(self, job), waiting)
+            waiting = [job for job in self.jobs.values() if job.phase is Phase.WAITING]
+            unclaimed = [job for job in waiting if job.id not in self.claims]
+            self.queue.reorder(ordering.job, lambda job: ordering.kin(self, job), unclaimed)
         self.hopeless = set()
         self.other_gaps()
         self.look_ms = 0
         self.stoppable = Stoppable()
         for job in self.jobs.values():
-            self.watch_stoppable(job)
+            self.stoppable.joins(job, self.policy.run_ms_min)
 
     def add_node(self, node: Node) -> None:
         assert node.index == len(self.order), "nodes are indexed in join order"
@@ -316,7 +313,7 @@ class State:
             self.hold(job)
             self.watch_limit(job)
             self.watch_age(job)
-            self.watch_stoppable(job)
+            self.stoppable.joins(job, self.policy.run_ms_min)
             self.attention[job.id] = None
 
     def job_numbered(self, number: int) -> Job:
@@ -369,9 +366,8 @@ class State:
                 self.placed[member.slice.node][MemberRef(job.id, job.attempt, number)] = job
                 self.change(member.slice, -1, exclusive=job.spec.whole_nodes)
                 left = self.rooms[self.nodes[member.slice.node].index].gpu_milli
-                assert min(left, default=0) >= 0 or all(
-                    left[gpu] >= 0 for gpu in member.slice.gpus
-                ), f"{member.slice} is held"
+                short = min(left, default=0) < 0 and any(left[gpu] < 0 for gpu in member.slice.gpus)
+                assert not short, f"{member.slice} is held"
         self.masters.add(job.master)
         if job.spec.preemptible:
             self.preemptible[job.id] = None
@@ -399,10 +395,6 @@ class State:
             if len(self.limits) > 2 * len(self.jobs) + 64:  # most belong to jobs long finished
                 self.limits = [entry for entry in self.limits if entry[1] in self.jobs]
                 heapq.heapify(self.limits)
-
-    def watch_stoppable(self, job: Job) -> None:
-        if job.phase is Phase.RUNNING and job.spec.preemptible and job.running_ms is not None:
-            self.stoppable.joins(job, job.running_ms + self.policy.run_ms_min)
 
     def watch_age(self, job: Job) -> None:
         """What is learned of a running job is that it enters one span of run time after another;
@@ -452,8 +444,7 @@ class State:
         room.change(slice_, sign, exclusive=exclusive)
         if not node.schedulable:
             return
-        after = room.level
-        if before != after:
+        if before != (after := room.level):
             self.cluster.move(node.index, room.kind, before, after)
             for division, name in zip(self.divisions, room.domains, strict=False):
                 division.move(name, node.index, room.kind, before, after)

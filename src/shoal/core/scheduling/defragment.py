@@ -51,9 +51,7 @@ def defragment(round_: Round, job: Job) -> bool:
     return False
 
 
-def _wait_ms(
-    state: State, job: Job, gang: Gang, spares: Collection[int], now_ms: int
-) -> int:
+def _wait_ms(state: State, job: Job, gang: Gang, spares: Collection[int], now_ms: int) -> int:
     """How long it would wait: as it was promised, or else until the first opening."""
     held = state.reservations.get(job.id)
     start_ms = held.start_ms if held is not None else None

@@ -31,8 +31,11 @@ class Stoppable:
         """It runs, and is to be ranked then."""
         heapq.heappush(self._due, (at_ms, job.id, job.attempt))
 
-    def joins(self, job: Job, at_ms: int) -> None:
-        """It runs, and may be stopped from then on."""
+    def joins(self, job: Job, run_ms_min: int) -> None:
+        """If it runs, it may be stopped when it has done so for this long."""
+        if job.phase is not Phase.RUNNING or not job.spec.preemptible or job.running_ms is None:
+            return
+        at_ms = job.running_ms + run_ms_min
         self.watch(job, at_ms)
         self._turn[job.id] = at_ms
         heapq.heappush(self._turns, (at_ms, job.id))
