@@ -256,7 +256,9 @@ class State:
         """Offer the node to the scheduler if it may be offered."""
         if node.schedulable:
             room = self.rooms[node.index]
-            self._index(node, room)
+            self.cluster.add(node.index, room)
+            for division, name in zip(self.divisions, room.domains, strict=False):
+                division.add(name, node.index, room)
             self.open_capacity[room.kind] = self.open_capacity.get(room.kind, 0) + 1
             self.gained(room)
 
@@ -264,18 +266,10 @@ class State:
         """Take the node away from the scheduler, before its health or intent changes."""
         if node.schedulable:
             room = self.rooms[node.index]
-            self._unindex(node, room)
+            self.cluster.remove(node.index, room)
+            for division, name in zip(self.divisions, room.domains, strict=False):
+                division.remove(name, node.index, room)
             self.open_capacity[room.kind] -= 1
-
-    def _index(self, node: Node, room: Room) -> None:
-        self.cluster.add(node.index, room)
-        for division, name in zip(self.divisions, room.domains, strict=False):
-            division.add(name, node.index, room)
-
-    def _unindex(self, node: Node, room: Room) -> None:
-        self.cluster.remove(node.index, room)
-        for division, name in zip(self.divisions, room.domains, strict=False):
-            division.remove(name, node.index, room)
 
     def gained(self, room: Room) -> None:
         """A node has more room than before: shapes whose members fit on it are worth a try."""
