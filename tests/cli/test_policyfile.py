@@ -122,7 +122,7 @@ REFUSED = [
     ("base: nosuch", "base: there is no policy 'nosuch'; there are fifo, backfill, fair"),
     ("base: [fair]", "base: there is no policy"),
     ("patiense: 1m", "there is no field 'patiense'; did you mean 'patience'?"),
-    ("zzz: 1", "a policy has base, name, order"),
+    ("zzz: 1", "`shoal policy show` lists them"),
     ("1: 1", "there is no field '1'"),
     ("patience: 10", "patience: 10 of what? Write 10s, 10m or 10h"),
     ("patience: soon", "patience: 'soon' is no time"),

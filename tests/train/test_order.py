@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 torch = pytest.importorskip("torch", reason="torch is not installed")
@@ -14,6 +14,7 @@ from shoal.train import interval  # noqa: E402
 from shoal.train.order import Stretch, batches, part, permute, weight  # noqa: E402
 
 
+@settings(deadline=None)
 @given(st.integers(1, 3000), st.integers(0, 2**40), st.integers(0, 50))
 def test_a_shuffled_epoch_has_every_sample_once(size: int, seed: int, epoch: int) -> None:
     assert sorted(permute(torch.arange(size), size, seed, epoch).tolist()) == list(range(size))
@@ -37,6 +38,7 @@ def test_neighbours_in_the_data_are_not_neighbours_in_the_order() -> None:
     assert abs(torch.corrcoef(torch.stack([order, place]))[0, 1].item()) < 0.02
 
 
+@settings(deadline=None)
 @given(st.integers(1, 500), st.integers(1, 40))
 def test_the_parts_of_a_batch_make_the_batch(samples: int, world: int) -> None:
     parts = [part(samples, world, rank) for rank in range(world)]
@@ -60,6 +62,7 @@ def disturbed_runs(draw: st.DrawFn) -> tuple[Stretch, list[tuple[int, int, int]]
     return stretch, draw(st.lists(attempt, max_size=8))
 
 
+@settings(deadline=None)
 @given(disturbed_runs(), st.one_of(st.none(), st.integers(0, 9)))
 def test_killed_and_resized_at_random_a_run_uses_each_sample_once_per_epoch(
     run: tuple[Stretch, list[tuple[int, int, int]]], seed: int | None
@@ -100,6 +103,7 @@ def test_the_interval_is_youngs_where_saves_are_cheap() -> None:
     assert interval.interval_s(1.0, 2.0, 20_000.0) == pytest.approx(200.0, rel=0.01)
 
 
+@settings(deadline=None)
 @given(st.floats(1e-4, 600), st.floats(0, 600), st.floats(60, 1e7))
 def test_the_interval_loses_no_more_time_than_its_neighbours(
     blocked: float, written: float, between: float
