@@ -87,7 +87,7 @@ class Serving(Cluster):
             if not self.last.commands:
                 return
             for order in self.deliver():
-                if isinstance(order, Launch) and order.argv[1] in self.crashing:
+                if isinstance(order, Launch) and order.argv[-1] in self.crashing:
                     self.books[order.node].exited(order.ref, 1, "it crashed")
                 elif isinstance(order, Stop):
                     self.books[order.node].exited(order.ref, 0)

@@ -102,6 +102,18 @@ def test_it_does_not_grow_while_anybody_waits() -> None:
     assert grown(cluster, job_id) == 2
 
 
+def test_it_grows_when_little_work_would_be_done_twice() -> None:
+    cluster = cluster_of(1, run_ms_min=0)
+    job_id = cluster.run(**{**ELASTIC, "checkpoint_ms": 600_000})
+    cluster.wait(300_000)
+    cluster.join("b", gpus=2)
+    assert cluster.job(job_id).phase is Phase.RUNNING
+    assert cluster.last.wake_ms == cluster.now_ms + 300_000  # when it has saved
+    cluster.wait(300_000)
+    cluster.step()
+    assert cluster.job(job_id).stop_cause is StopCause.RESIZE
+
+
 def test_it_shrinks_before_anybody_is_stopped_altogether() -> None:
     cluster = cluster_of(6, run_ms_min=0)
     small = cluster.run(gpus=1, cpu_milli=0, preemptible=True, checkpoint_ms=1)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import random
+
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -120,15 +122,26 @@ def test_less_work_is_believed_only_after_a_while() -> None:
 def test_growth_is_met_before_it_comes_and_believed_within_reason() -> None:
     slow = Meters(Scale(least=1, most=1_000, target=1), start_ms=0)
     fast = Meters(Scale(least=1, most=1_000, target=1), start_ms=15_000)
-    for work in range(20, 80):  # two more a second
+    for work in range(100, 300):  # two more a second
         slow.look(work)
         fast.look(work)
-    assert slow.wanted == 79
-    assert fast.wanted == 79 + 2 * 15
+    assert slow.wanted in (299, 300)
+    assert abs(fast.wanted - (299 + 2 * 15)) <= 2
     assert "expected by the time a new one is ready" in fast.why
     leap = Meters(Scale(least=1, most=1_000, target=1), start_ms=600_000)
-    leap.look(1, 10)
-    assert leap.look(100) == 200
+    leap.look(100, 100)
+    assert leap.look(300, 50) == 450
+
+
+def test_chance_is_not_taken_for_growth() -> None:
+    """Work that comes by chance is wanted as it comes, and no more."""
+    rng = random.Random(1)
+    meters = Meters(Scale(least=1, most=1_000, target=1, down_after_ms=1), start_ms=60_000)
+    more = 0
+    for _ in range(1_000):
+        work = rng.randrange(90, 111)
+        more += meters.look(work) > work
+    assert more == 0
 
 
 def test_a_fleet_that_shrinks_by_many_small_steps_keeps_its_peak_for_as_long() -> None:

@@ -8,14 +8,17 @@ never fewer than would have done at any time of the last `down_after_ms`.
 
 from __future__ import annotations
 
+import math
+
 import msgspec
 
 from shoal.model.service import Scale, ServiceLoad
 
-# Growth is looked at over this long, and believed for at most this much more than there is.
-TREND_MS = 15_000
-TREND_FACTOR_MAX = 2
-TREND_MAX = 64  # looks that are kept; they come about twice a second
+# Growth is looked at over this long, and believed for at most this much of what there is.
+TREND_MS = 60_000
+TREND_PERCENT_MAX = 150
+CHANCE = 2  # standard deviations
+TREND_MAX = 256  # looks that are kept; they come about twice a second
 SLOTS = 32  # the time that is looked back on is told apart in so many parts
 START_MS = 10_000  # what a replica is taken to need until it is ready, before that is known
 
@@ -63,16 +66,26 @@ def wish(
 
 
 def _ahead(meter: Meter, work: int, start_ms: int, now_ms: int) -> int:
-    """Work by the time that a replica started now is ready."""
-    meter.trend.append((now_ms, work))
-    while len(meter.trend) > 2 and meter.trend[1][0] <= now_ms - TREND_MS:
-        del meter.trend[0]
-    del meter.trend[:-TREND_MAX]
-    then_ms, then = meter.trend[0]
-    if work <= then or now_ms <= then_ms:
+    """Work by the time that a replica started now is ready. Growth is that of the window's later
+    half over its earlier one, and believed only if it is more than chance: what comes by chance is
+    spread by about its square root. Without that, noise alone cost two thirds more replicas."""
+    trend = meter.trend
+    trend.append((now_ms, work))
+    while trend[0][0] < now_ms - TREND_MS:
+        del trend[0]
+    del trend[:-TREND_MAX]
+    half_ms = TREND_MS // 2
+    early = [seen for at_ms, seen in trend if at_ms <= now_ms - half_ms]
+    late = [seen for at_ms, seen in trend if at_ms > now_ms - half_ms]
+    if not early:
         return work
-    grown = (work - then) * min(start_ms, 4 * TREND_MS) // (now_ms - then_ms)
-    return min(work + grown, TREND_FACTOR_MAX * work)
+    mean = sum(late) // len(late)
+    grown = mean - sum(early) // len(early)
+    if grown <= CHANCE * math.isqrt(mean):
+        return work
+    # The later half's mean is as old as a quarter of the window.
+    ahead_ms = TREND_MS // 4 + min(start_ms, TREND_MS)
+    return max(work, min(mean + grown * ahead_ms // half_ms, work * TREND_PERCENT_MAX // 100))
 
 
 def _note(meter: Meter, need: int, down_after_ms: int, now_ms: int) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection
 
+from shoal.core.apply import unsaved_ms
 from shoal.core.queue import Gang, gang_of
 from shoal.core.round import Round
 from shoal.core.scheduling.again import spares_beside
@@ -11,6 +12,8 @@ from shoal.core.scheduling.fit import Plan, fit, room_for, slices
 from shoal.core.state import State
 from shoal.model.events import JobClaimed, JobStopping
 from shoal.model.job import Job, Phase, StopCause, Within
+
+UNSAVED_PART = 8  # of the time between two checkpoints may be lost to growing
 
 
 def widest(state: State, job: Job, gang: Gang, avoid: Collection[int]) -> Plan | None:
@@ -69,6 +72,10 @@ def _worth_a_restart(round_: Round, job: Job) -> bool:
     ):
         return False
     ripe_ms = job.running_ms + round_.policy.run_ms_min
+    # Growing is nobody's need: it waits until little work would be done twice.
+    unsaved = unsaved_ms(job, round_.now_ms)
+    if unsaved > job.spec.checkpoint_ms // UNSAVED_PART:
+        ripe_ms = max(ripe_ms, round_.now_ms + max(1, job.spec.checkpoint_ms - unsaved))
     if round_.now_ms < ripe_ms:
         round_.look_again(ripe_ms)
     return round_.now_ms >= ripe_ms

@@ -1,0 +1,324 @@
+"""One pool against two: a day of training and serving on the same GPUs, by the real `core.step`.
+
+    python bench/flex.py --jobs jobs.csv.gz --azure conv.csv.gz --servegen total_rates.csv.gz
+
+The same nodes twice. Split: some serve, sized for the day's peak, the others train. One pool: a
+service with priority 100 and the real autoscaler takes GPUs from elastic training that saves its
+work every ten minutes, and gives them back. Training is a sample of philly-pollux, more than the
+pool can do in the day, so what counts is GPU-hours of work done and kept. The last line is one JSON
+object
+{pool: {training_gpu_hours, serving_gpu_hours, began_in_2s, shrunk, grown, preempted}}.
+"""
+
+from __future__ import annotations
+
+import argparse
+import csv
+import gzip
+import sys
+from collections import Counter
+from collections.abc import Sequence
+from pathlib import Path
+
+import msgspec
+from bench.figures import machine, table
+from bench.llm_load import Fleet, LoadError, Request, read_azure, read_day, work_over_time
+
+from shoal.core.policies import SHIPPED
+from shoal.model.events import (
+    JobFinished,
+    JobPlaced,
+    JobRequeued,
+    JobStopping,
+    JobSubmitted,
+    ReplicaDraining,
+    ReplicaReady,
+)
+from shoal.model.job import Job, JobSpec, Phase, StopCause
+from shoal.model.report import Report, SetService
+from shoal.model.service import ReplicaLoad, Scale, ServiceLoad, ServiceSpec
+from shoal.sim.clusters import NEVER_MS, Conditions, alike
+from shoal.sim.replay import Replay
+from shoal.sim.replay_world import Truth
+from shoal.sim.traces import Arrival, Trace, in_order
+
+NAME = "llm"
+CONCURRENCY = 8
+DAY_MS = 86_400_000
+LOOK_MS = 5_000
+READY_MS = 5_000  # beside the 40 s that every start takes
+GPUS_PER_NODE = 8
+CHECKPOINT_MS = 600_000
+SHORTEST_MS, LONGEST_MS = 1_800_000, 8 * 3_600_000
+# What a restart costs comes before the work begins, so that checkpoints are where they are thought.
+WORLD = Conditions(start_up_ms=40_000, restart_cost_ms=0, checkpoint_ms=CHECKPOINT_MS)
+HEADER = (
+    "pool",
+    "training GPU-h",
+    "GPU-h of replicas",
+    "began within 2 s",
+    "shrunk",
+    "grown",
+    "preempted",
+)
+
+
+class Result(msgspec.Struct, frozen=True):
+    training_gpu_hours: float
+    serving_gpu_hours: float
+    began_in_2s: float
+    shrunk: int
+    grown: int
+    preempted: int
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    arguments = _parse(argv)
+    try:
+        requests = read_day(
+            arguments.servegen, read_azure(arguments.azure), arguments.rps, "deepseek-r1"
+        )
+        jobs = read_training(arguments.jobs, arguments.nodes * GPUS_PER_NODE)
+    except (LoadError, OSError) as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
+    print(machine())
+    peak = -(-max(work_over_time(requests, 1_000)) // CONCURRENCY)
+    serving = -(-peak // GPUS_PER_NODE)
+    if serving >= arguments.nodes:
+        print(f"error: the peak needs {serving} nodes; use more --nodes", file=sys.stderr)
+        return 2
+    nothing: list[Request] = []
+    least = Scale(least=peak, most=peak, target=CONCURRENCY)
+    most = Scale(least=1, most=serving * GPUS_PER_NODE, target=CONCURRENCY)
+    trains = play(jobs, nothing, arguments.nodes - serving, None)
+    serves = play([], requests, serving, least)
+    one = play(jobs, requests, arguments.nodes, most)
+    found = {
+        f"split {arguments.nodes - serving}+{serving} nodes": msgspec.structs.replace(
+            trains,
+            serving_gpu_hours=serves.serving_gpu_hours,
+            began_in_2s=serves.began_in_2s,
+        ),
+        f"one pool of {arguments.nodes} nodes": one,
+    }
+    print(table(HEADER, [_row(name, result) for name, result in found.items()]))
+    print(msgspec.json.encode(found).decode())
+    return 0
+
+
+def _row(name: str, result: Result) -> tuple[object, ...]:
+    return (
+        name,
+        f"{result.training_gpu_hours:.0f}",
+        f"{result.serving_gpu_hours:.0f}",
+        f"{100 * result.began_in_2s:.2f} %",
+        result.shrunk,
+        result.grown,
+        result.preempted,
+    )
+
+
+def read_training(path: Path, gpus: int) -> list[Arrival]:
+    """The trace's first jobs with 1 to 8 GPUs that take half an hour to eight hours, as many as are
+    a tenth more than `gpus` can do in the day, coming evenly over it; each may run on up to four
+    times its GPUs, and is as fast as it has GPUs."""
+    found: list[tuple[int, int]] = []
+    left_ms = 11 * gpus * DAY_MS // 10
+    with gzip.open(path, "rt", encoding="utf-8", newline="") as file:
+        for row in csv.DictReader(file):
+            members, work_ms = int(row["num_gpu"]), 1000 * int(float(row["duration_s"]))
+            if 1 <= members <= 8 and SHORTEST_MS <= work_ms <= LONGEST_MS and left_ms > 0:
+                found.append((members, work_ms))
+                left_ms -= members * work_ms
+    return [
+        Arrival(
+            submit_ms=DAY_MS * number // len(found),
+            work_ms=work_ms,
+            spec=JobSpec(
+                command=("train",),
+                members=members,
+                members_max=4 * members,
+                gpus=1,
+                cpu_milli=0,
+                preemptible=True,
+                checkpoint_ms=CHECKPOINT_MS,
+            ),
+            row=number,
+        )
+        for number, (members, work_ms) in enumerate(found)
+    ]
+
+
+def play(
+    jobs: Sequence[Arrival], requests: Sequence[Request], nodes: int, scale: Scale | None
+) -> Result:
+    trace = in_order("flex", jobs) if jobs else Trace("flex", [])
+    return Flex(trace, nodes, requests, scale).day()
+
+
+class Flex(Replay):
+    """A replay in which one of the users has a service, and its replicas are jobs as well."""
+
+    def __init__(
+        self, trace: Trace, nodes: int, requests: Sequence[Request], scale: Scale | None
+    ) -> None:
+        specs = alike(nodes, gpus=GPUS_PER_NODE)
+        super().__init__(trace, specs, SHIPPED["fair"], WORLD, "flex", 0)
+        self.fleet = Fleet(requests, CONCURRENCY)
+        self.service = service(scale) if scale is not None else None
+        self.replica_ms = 0
+        self.training_ms = 0
+        self.causes: Counter[str] = Counter()
+        self._placed_ms: dict[str, int] = {}
+        self._replicas: dict[str, Arrival] = {}
+        self._look_ms = 0
+        for kind, handler in (
+            (JobStopping, self._job_stopping),
+            (ReplicaReady, self._replica_ready),
+            (ReplicaDraining, self._replica_draining),
+        ):
+            self._handlers[kind] = handler
+
+    def day(self) -> Result:
+        while self.now_ms < DAY_MS:
+            arrivals = self.trace.arrivals
+            next_ms = min(self.wake_ms, self.world.next_ms(), self._look_ms, DAY_MS)
+            if self.next_arrival < len(arrivals):
+                next_ms = min(next_ms, arrivals[self.next_arrival].submit_ms)
+            self.now_ms = max(next_ms, self.now_ms)
+            self.meter.advance(self.now_ms)
+            self.fleet.advance(self.now_ms)
+            self._step(self._report())
+        for job in list(self.state.jobs.values()):
+            self._count_replica(job.id)
+        self._count_training()
+        return Result(
+            training_gpu_hours=round(self.training_ms / 3_600_000, 1),
+            serving_gpu_hours=round(self.replica_ms / 3_600_000, 1),
+            began_in_2s=round(self.fleet.kept(2_000), 5),
+            shrunk=self.causes["shrinks"],
+            grown=self.causes["grows"],
+            preempted=self.causes["is preempted"],
+        )
+
+    def _count_training(self) -> None:
+        """Work that was done and kept; of what runs at the end, what it has done so far."""
+        self.world.now_ms = self.now_ms
+        for attempt in self.world.attempts.values():
+            if attempt.job not in self._replicas:
+                self.world._halt(attempt)
+        live = {truth.arrival.row: truth.done_ms for truth in self.truths.values()}
+        for arrival in self.trace.arrivals[: self._told]:
+            done_ms = live.get(arrival.row, arrival.work_ms)
+            self.training_ms += done_ms * arrival.spec.members
+
+    def _report(self) -> Report:
+        report = super()._report()
+        requests = report.requests
+        loads: tuple[ServiceLoad, ...] = ()
+        if self.service is not None and NAME not in self.state.services:
+            requests = (SetService(self.service), *requests)
+        if self.service is not None and self.now_ms >= self._look_ms:
+            self._look_ms = self.now_ms + LOOK_MS
+            loads = (self._load(),) if NAME in self.state.services else ()
+        elif self.now_ms >= self._look_ms:
+            self._look_ms = NEVER_MS
+        return msgspec.structs.replace(report, requests=requests, services=loads)
+
+    def _load(self) -> ServiceLoad:
+        fleet = self.fleet
+        serving = any(not replica.draining for replica in fleet.replicas.values())
+        return ServiceLoad(
+            service=NAME,
+            in_flight=fleet.in_flight,
+            queued=fleet.queued if serving else 0,
+            held=0 if serving else fleet.queued,
+            replicas={
+                name: ReplicaLoad(up=True, in_flight=replica.in_flight)
+                for name, replica in fleet.replicas.items()
+            },
+            ready=tuple(
+                job_id
+                for job_id in self.state.replicas.get(NAME, {})
+                if _answers(self.state.jobs[job_id], self.now_ms)
+            ),
+        )
+
+    # -- the books -------------------------------------------------------------------------
+
+    def _job_submitted(self, event: JobSubmitted) -> None:
+        if not event.spec.service:
+            super()._job_submitted(event)
+            return
+        arrival = Arrival(submit_ms=self.now_ms, work_ms=NEVER_MS, spec=event.spec, row=-1)
+        self._replicas[event.job] = arrival
+        self.truths[event.job] = truth = Truth(arrival, self.meter.asked(arrival.spec))
+        self.meter.waiting += truth.need
+        self.meter.live += 1
+
+    def _job_placed(self, event: JobPlaced) -> None:
+        super()._job_placed(event)
+        if event.job in self._replicas:
+            self._placed_ms[event.job] = self.now_ms
+
+    def _job_requeued(self, event: JobRequeued) -> None:
+        super()._job_requeued(event)
+        self._count_replica(event.job)
+
+    def _job_stopping(self, event: JobStopping) -> None:
+        if event.cause in (StopCause.RESIZE, StopCause.PREEMPT):
+            words = ("shrinks", "grows", "is preempted")
+            self.causes[next(word for word in words if event.why.startswith(word))] += 1
+        if event.job in self.fleet.replicas:
+            self.fleet.remove(event.job)
+
+    def _job_finished(self, event: JobFinished) -> None:
+        super()._job_finished(event)
+        self._count_replica(event.job)
+
+    def _count_replica(self, job_id: str) -> None:
+        placed_ms = self._placed_ms.pop(job_id, None)
+        if placed_ms is not None:
+            self.replica_ms += self.now_ms - placed_ms
+        if job_id in self.fleet.replicas:
+            self.fleet.remove(job_id)
+
+    def _replica_ready(self, event: ReplicaReady) -> None:
+        self.fleet.add(event.job, self.now_ms)
+
+    def _replica_draining(self, event: ReplicaDraining) -> None:
+        self.fleet.drain(event.job)
+
+    def _keep(self, job: Job) -> None:
+        if job.id in self._replicas:
+            truth = self.truths.pop(job.id)
+            self.meter.waiting -= truth.need if truth.waiting else 0
+        else:
+            super()._keep(job)
+
+
+def service(scale: Scale) -> ServiceSpec:
+    replica = JobSpec(command=("serve",), gpus=1, cpu_milli=0, priority=100)
+    return ServiceSpec(name=NAME, replica=replica, scale=scale)
+
+
+def _answers(job: Job, now_ms: int) -> bool:
+    ran_ms = now_ms - (job.running_ms if job.running_ms is not None else now_ms)
+    return job.phase is Phase.RUNNING and ran_ms >= READY_MS
+
+
+def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--jobs", type=Path, required=True, help="philly-pollux: jobs.csv.gz")
+    parser.add_argument("--azure", type=Path, required=True, help="azure-llm-2023: conv.csv.gz")
+    parser.add_argument("--servegen", type=Path, required=True, help="servegen: total_rates.csv.gz")
+    parser.add_argument("--nodes", type=int, default=6, help="with 8 GPUs each (default 6)")
+    parser.add_argument("--rps", type=float, default=4.0, help="mean of the day (default 4)")
+    return parser.parse_args(argv)
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())
