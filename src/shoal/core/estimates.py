@@ -30,6 +30,8 @@ GROUPS_MAX = 4096
 # An enclosing group looks at its counts anew when it was told something as often as a quarter of
 # its jobs; between, its view stands still, so that one job's end does not change everybody's rank.
 VIEW_SHIFT = 2
+# What was worked out of a group's own counts stands until it was told so much more.
+FRESH_SHIFT = 5
 
 NO_DIGITS = str.maketrans("", "", "0123456789")
 
@@ -43,6 +45,7 @@ class Group(msgspec.Struct, kw_only=True):
     ended: list[int]
     ends: int = 0  # the sum of `ended`
     version: int = 0
+    fresh: int = 0  # told since what was worked out of it went stale
     news: int = 0
     view: list[int]
     view_version: int = 0
@@ -178,7 +181,10 @@ class Estimates:
                 group.ended[end] += 1
                 group.ends += 1
                 _forget(group)
-            group.version += 1
+            group.fresh += 1
+            if group.fresh > group.ends >> FRESH_SHIFT:
+                group.version += 1
+                group.fresh = 0
             group.news += 1
             if group.news > group.entered[0] >> VIEW_SHIFT:
                 group.view = _drawn(group, view, depth)

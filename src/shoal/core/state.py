@@ -7,7 +7,7 @@ import heapq
 import msgspec
 
 from shoal.core.accounts import Account, Accounts
-from shoal.core.estimates import SPANS, Estimates, Group, begin_ms, key_of, span
+from shoal.core.estimates import SPANS, Estimates, Group, begin_ms, key_of, octave, span
 from shoal.core.health.baseline import Fleet
 from shoal.core.health.failures import Book
 from shoal.core.queue import Gang, Queue
@@ -395,9 +395,10 @@ class State:
         see `grow_older`."""
         if job.phase is not Phase.RUNNING or job.running_ms is None:
             return
-        at = max(job.told, span(job.attained_ms)) + 1
-        if at < SPANS:
-            when_ms = job.running_ms + begin_ms(at) - job.attained_ms
+        known_ms = max(job.attained_ms, begin_ms(max(0, job.told)))
+        if span(known_ms) < SPANS - 4:
+            # Once an octave: what it entered meanwhile is told then.
+            when_ms = job.running_ms + (4096 << octave(known_ms)) - job.attained_ms
             heapq.heappush(self.aging, (when_ms, job.id, job.attempt))
             if len(self.aging) > 2 * len(self.jobs) + 64:  # most belong to jobs long finished
                 self.aging = [entry for entry in self.aging if entry[1] in self.jobs]
