@@ -17,7 +17,7 @@ import msgspec
 from shoal.agent.beats import Beats
 from shoal.agent.checks import Checks
 from shoal.agent.members import CANNOT_START_CODE, MARK, CannotStart, Members
-from shoal.agent.shipping import Shipping
+from shoal.agent.shipping import Shipping, last_words
 from shoal.agent.stacks import stacks
 from shoal.core.nodebook import NodeBook
 from shoal.files import write_private
@@ -51,6 +51,7 @@ OUTPUT_POLL_S = 0.1
 SHUTDOWN_GRACE_S = 5.0
 # A controller that does not read must not make the agent's memory grow.
 BACKLOG_BYTES_MAX = 16 * 1024 * 1024
+SIGNALS_FROM = 128  # codes above it mean a signal; what was said before does not explain that
 
 
 class AgentInfo(msgspec.Struct, frozen=True):
@@ -224,7 +225,10 @@ class Agent:
                 timer.cancel()
             self._beats.forget(ref)
             self._tidy_checkpoints(ref)
-            self._ended[ref] = (code, self._whys.pop(ref, ""))
+            why = self._whys.pop(ref, "")
+            if not why and 0 < code < SIGNALS_FROM and ref not in self._book.stopping:
+                why = last_words(self._members_dir / str(ref) / "output")
+            self._ended[ref] = (code, why)
         self._reaped.set()
         self._shipping.pump()
         self._settle()

@@ -12,6 +12,8 @@ from shoal.model.report import LogChunk
 CHUNK_BYTES = 256 * 1024
 # What may be under way without an answer; beyond it the files on the node are the buffer.
 WINDOW_BYTES = 4 * 1024 * 1024
+LAST_BYTES = 4096
+LAST_CHARACTERS = 300
 
 
 class Output:
@@ -75,3 +77,16 @@ class Shipping:
         output = self._outputs.pop(ref, None)
         if output is not None:
             os.close(output.handle)
+
+
+def last_words(path: Path) -> str:
+    """The last line that a member wrote: mostly the reason of its end, as Python prints it."""
+    try:
+        with path.open("rb") as file:
+            file.seek(max(0, os.fstat(file.fileno()).st_size - LAST_BYTES))
+            text = file.read().decode(errors="replace")
+    except OSError:
+        return ""
+    lines = [line.strip() for line in text.splitlines() if line.strip()]
+    said = "".join(c for c in lines[-1] if c.isprintable()) if lines else ""
+    return said if len(said) <= LAST_CHARACTERS else said[: LAST_CHARACTERS - 3] + "..."
