@@ -74,7 +74,8 @@ class Agent:
         self._beats = Beats(self._report_soon)
         self._checkpoints = os.environ.get(CHECKPOINT_ROOT) or str(directory / "checkpoints")
         self._link: Link | None = None
-        self._ended: dict[MemberRef, tuple[int, str]] = {}  # over, but output still to ship
+        # Over, but output still to ship: code, reason, the step it was in.
+        self._ended: dict[MemberRef, tuple[int, str, int | None]] = {}
         self._leftovers: dict[MemberRef, None] = {}  # output of a life before this one
         self._kills: dict[MemberRef, asyncio.TimerHandle] = {}
         self._dumps: dict[MemberRef, asyncio.Task[None]] = {}
@@ -219,16 +220,18 @@ class Agent:
         )
 
     def reap(self) -> None:
+        self._beats.take()  # what the dead said last
         for ref, code in self._members.reap():
             timer = self._kills.pop(ref, None)
             if timer is not None:
                 timer.cancel()
+            step = self._beats.step(ref)
             self._beats.forget(ref)
             self._tidy_checkpoints(ref)
             why = self._whys.pop(ref, "")
             if not why and 0 < code < SIGNALS_FROM and ref not in self._book.stopping:
                 why = last_words(self._members_dir / str(ref) / "output")
-            self._ended[ref] = (code, why)
+            self._ended[ref] = (code, why, step)
         self._reaped.set()
         self._shipping.pump()
         self._settle()
@@ -236,8 +239,7 @@ class Agent:
     def _settle(self) -> None:
         """A member has ended for the controller when all its output is there too."""
         for ref in [ref for ref in self._ended if self._shipping.complete(ref)]:
-            code, why = self._ended.pop(ref)
-            self._book.exited(ref, code, why)
+            self._book.exited(ref, *self._ended.pop(ref))
             self._report_soon()
         for ref in [ref for ref in self._leftovers if self._shipping.complete(ref)]:
             del self._leftovers[ref]

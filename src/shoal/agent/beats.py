@@ -62,6 +62,10 @@ class Beats:
         self._living.pop(str(ref), None)
         self._newest.pop(ref, None)
 
+    def step(self, ref: MemberRef) -> int | None:
+        newest = self._newest.get(ref)
+        return newest.beat.step if newest is not None else None
+
     def take(self) -> None:
         """Some of what has come in. What is left calls again, after everybody else."""
         for _ in range(TAKEN_AT_ONCE_MAX):

@@ -89,11 +89,11 @@ class NodeBook:
                     left[gpu] -= other.gpu_milli
         return all(milli >= 0 for milli in left.values())
 
-    def exited(self, ref: MemberRef, code: int, why: str = "") -> None:
+    def exited(self, ref: MemberRef, code: int, why: str = "", step: int | None = None) -> None:
         self.alive.pop(ref, None)
         stopped = ref in self.stopping
         self.stopping.pop(ref, None)
-        self.exits[ref] = MemberExit(ref, code, why, stopped)
+        self.exits[ref] = MemberExit(ref, code, why, stopped, step)
 
     def measured(self, result: CheckResult) -> None:
         self.checks[result.id] = result

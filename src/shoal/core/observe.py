@@ -17,7 +17,7 @@ from shoal.model.events import (
 )
 from shoal.model.job import Job, MemberRef, MemberStatus, Phase
 from shoal.model.node import NodeHealth, kind_text
-from shoal.model.report import NodeReport, Report
+from shoal.model.report import MemberExit, NodeReport, Report
 
 
 def observe(round_: Round, report: Report) -> list[NodeReport]:
@@ -171,13 +171,16 @@ def _take_exits(round_: Round, node: Node, inventory: NodeReport) -> None:
                     node=node.id,
                     code=exit_.code,
                     why=exit_.why,
-                    step=_step_of(round_.state, exit_.ref),
+                    step=_step_of(round_.state, exit_),
                 )
             )
 
 
-def _step_of(state: State, ref: MemberRef) -> int | None:
-    """The step it was in, if it has told of any."""
+def _step_of(state: State, exit_: MemberExit) -> int | None:
+    """The step it was in, if it has told of any. Its node may have heard a later beat than we."""
+    if exit_.step is not None:
+        return exit_.step
+    ref = exit_.ref
     watch = state.watches.get(ref.job)
     if watch is None or watch.attempt != ref.attempt or ref.member not in watch.beats:
         return None

@@ -18,6 +18,7 @@ class MemberExit(msgspec.Struct, frozen=True):
     code: int
     why: str = ""
     stopped: bool = False  # it had been told to stop, so the code says little about the job
+    step: int | None = None  # by its last beat, if it counts steps
 
 
 class NodeReport(msgspec.Struct, frozen=True, kw_only=True):
