@@ -197,7 +197,10 @@ class Torchrun(Peer):
         return at
 
     def whole_env(self, number: int) -> dict[str, str]:
-        return {**os.environ, **self.env, "SHOAL_NODE": str(number)}
+        # With one store for agents and workers, restarted workers over gloo waited in
+        # init_process_group for a minute and more (torch 2.13): that is not what is compared here.
+        own_store = {"TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"}
+        return {**os.environ, **self.env, **own_store, "SHOAL_NODE": str(number)}
 
     def kill_node(self) -> float:
         """The agent that does not hold the rendezvous, and its worker."""
