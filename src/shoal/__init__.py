@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
-
 __version__ = "0.1.0"
 
+TYPE_CHECKING = False  # as type checkers read it; `typing` itself takes longer than all of this
 if TYPE_CHECKING:
     from shoal.tasks import Executor, map  # noqa: A004
 
 __all__ = ["Executor", "__version__", "map"]
 
 
-def __getattr__(name: str) -> Any:
+def __getattr__(name: str) -> object:
     """Loaded when used, so that `import shoal` stays light."""
     if name in ("map", "Executor"):
         import shoal.tasks

@@ -6,8 +6,8 @@ Loaded when asked for, so that `import shoal` and a worker's start stay light.
 from __future__ import annotations
 
 import importlib
-from typing import TYPE_CHECKING, Any
 
+TYPE_CHECKING = False  # as type checkers read it; see shoal/__init__.py
 if TYPE_CHECKING:
     from shoal.tasks.errors import InitFailed, TaskFailed, Unloadable, WorkerDied
     from shoal.tasks.executor import Executor
@@ -27,7 +27,7 @@ _HOMES = {
 }
 
 
-def __getattr__(name: str) -> Any:
+def __getattr__(name: str) -> object:
     if name not in _HOMES:
         raise AttributeError(f"module 'shoal.tasks' has no attribute {name!r}")
     return getattr(importlib.import_module(f"shoal.tasks.{_HOMES[name]}"), name)

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-TARGET_S = 0.075  # of a chunk: a hundred times what sending one costs
-GROWTH_MAX = 256  # a worker hands back what it does not get done in time, so this may be bold
+TARGET_S = 0.1  # of a chunk: a hundred times what sending one costs
+GROWTH_MAX = 1024  # a worker hands back what it does not get done in time, so this may be bold
 CHUNK_TASKS_MAX = 1 << 16
 CHUNK_BYTES_MAX = 8 << 20
 SHARES = 2  # of what is left, each worker should get at least so many chunks ...
