@@ -25,6 +25,10 @@ def worker_id(_: Any) -> int:
     return os.getpid()
 
 
+def with_worker(value: int) -> tuple[int, int]:
+    return value, os.getpid()
+
+
 def fail_at(wrong: int, value: int) -> int:
     if value == wrong:
         raise ValueError(f"{value} is wrong")

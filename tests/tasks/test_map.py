@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import itertools
 import logging
@@ -289,3 +290,17 @@ def test_importing_shoal_stays_light() -> None:
     )
     assert done.stdout == "False False\n"
     assert warm.lent is not None
+
+
+def test_workers_killed_again_and_again_lose_nothing_and_double_nothing() -> None:
+    """Also not the chunk that had been sent ahead to a worker that was still busy."""
+    values = []
+    killed: set[int] = set()
+    for value, pid in run(functions.with_worker, range(3000), retries=50, chunk=20):
+        values.append(value)
+        if value % 500 == 0 and pid not in killed:
+            killed.add(pid)
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+    assert values == list(range(3000))
+    assert killed

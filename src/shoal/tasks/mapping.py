@@ -226,6 +226,8 @@ class _Mapper:
     def _start(self, chunk: Chunk) -> None:
         body = self._plan.dump(chunk.items)
         work = Work(self._plan.function, body, self._told, chunk.begin)
+        # Quick tasks, and more of them to come: the last ones go where nobody is before them.
+        work.ahead = len(chunk.items) > 1 and not self._exhausted and self._left != 0
         chunk.works.append(work)
         self._running[work] = chunk
         self._pool.submit(work)
@@ -235,7 +237,7 @@ class _Mapper:
 
     def settle(self) -> Iterator[Finished]:
         """Wait for the next outcome; meanwhile start again what is late."""
-        spare = len(self._running) < self._plan.workers and self._plan.retries > 0
+        spare = len(self._running) < QUEUED * self._plan.workers and self._plan.retries > 0
         try:
             work, outcome = self._inbox.get(timeout=LOOK_S if spare else WAIT_S)
         except queue.Empty:
@@ -270,7 +272,7 @@ class _Mapper:
 
     def _blame(self, chunk: Chunk, died: Died) -> Iterator[Finished]:
         """Who killed the worker is tried alone from now on; its neighbours are run again."""
-        at = died.position
+        at = min(died.position, len(chunk.items) - 1)  # it may have died between two chunks
         for first, items in ((0, chunk.items[:at]), (at + 1, chunk.items[at + 1 :])):
             if items:
                 self._again.append(Chunk(chunk.first + first, items))

@@ -69,6 +69,7 @@ class Work:
     tell: Callable[[Work, Outcome], None]
     begin: Callable[[], bool] = lambda: True  # False: nobody wants it any more
     begun: bool = False
+    ahead: bool = False  # may be sent to a busy worker, to be next there: it will not wait long
     number: int = field(default_factory=lambda: next(_numbers) & 0xFFFFFFFF)
 
 
@@ -91,7 +92,7 @@ class Pool:
         self._orders: deque[Callable[[], None]] = deque()
         self._queue: deque[Work] = deque()
         self._idle: list[Process] = []
-        self._busy: dict[Process, Work] = {}
+        self._busy: dict[Process, deque[Work]] = {}  # what runs, and what is next there
         self._all: set[Process] = set()
         self._start_failures = 0
         self._closing = False
@@ -165,17 +166,24 @@ class Pool:
         """Works to workers that are ready; workers are started as far as works wait for them."""
         if self.broken is not None:
             self._break(self.broken)
-        while self._queue and self._idle:
+        while self._queue and (process := self._free(self._queue[0])) is not None:
             work = self._queue.popleft()
             # One whose worker died before it got to it comes by a second time.
             if work.begun or work.begin():
                 work.begun = True
-                self._give(self._idle.pop(), work)
+                self._give(process, work)
         starting = len(self._all) - len(self._idle) - len(self._busy)
         wanted = min(len(self._queue) - starting, self.size - len(self._all))
         for _ in range(wanted):
             if self.broken is None:
                 self._start()
+
+    def _free(self, work: Work) -> Process | None:
+        if self._idle:
+            return self._idle[-1]
+        if work.ahead and len(self._all) == self.size:
+            return next((p for p, works in self._busy.items() if len(works) == 1), None)
+        return None
 
     def _start(self) -> None:
         threads = max(1, len(os.sched_getaffinity(0)) // self.size)
@@ -190,8 +198,12 @@ class Pool:
             self._selector.register(process.pidfd, selectors.EVENT_READ, process)
 
     def _give(self, process: Process, work: Work) -> None:
-        self._busy[process] = work
-        process.cursor[0] = NOT_BEGUN
+        if process in self._busy:
+            self._busy[process].append(work)
+        else:
+            self._idle.remove(process)
+            self._busy[process] = deque([work])
+            process.cursor[0] = NOT_BEGUN
         if work.function.number not in process.known:
             process.known.add(work.function.number)
             body = work.function.data
@@ -233,8 +245,11 @@ class Pool:
                 self._tell_of(process, frame)
 
     def _tell_of(self, process: Process, frame: Frame) -> None:
-        work = self._busy.pop(process)
-        self._idle.append(process)
+        works = self._busy[process]
+        work = works.popleft()
+        if not works:
+            del self._busy[process]
+            self._idle.append(process)
         if frame.kind == frames.RESULT:
             work.tell(work, Result(frame.extra / 1e6, frame.body))
         else:
@@ -243,17 +258,18 @@ class Pool:
     def _lost(self, process: Process) -> None:
         position = process.cursor[0]
         how = self._remove(process)
-        work = self._busy.pop(process, None)
+        works = self._busy.pop(process, deque())
+        if position != NOT_BEGUN and works:
+            error = WorkerDied(f"the worker {how} in the middle of it")
+            blamed = works.popleft()
+            blamed.tell(blamed, Died(position, error))
+        self._queue.extendleft(reversed(works))  # not even begun: nobody is to blame
         if not process.ready:
             self._start_failures += 1
             if isinstance(process.failure, Unloadable):
                 self._break(process.failure)  # no other worker would find it
             elif self._start_failures >= START_FAILURES_MAX and self.broken is None:
                 self._break(_no_start(process.failure, how, self._init is not None))
-        elif work is not None and position == NOT_BEGUN:
-            self._queue.appendleft(work)  # it was not even begun: nobody is to blame
-        elif work is not None:
-            work.tell(work, Died(position, WorkerDied(f"the worker {how} in the middle of it")))
 
     def _remove(self, process: Process) -> str:
         self._all.discard(process)
@@ -268,8 +284,9 @@ class Pool:
         unwanted = set(works)
         for work in [work for work in self._queue if work in unwanted]:
             self._queue.remove(work)
-        for process in [p for p, work in self._busy.items() if work in unwanted]:
-            del self._busy[process]
+        for process in [p for p, works in self._busy.items() if unwanted.intersection(works)]:
+            wanted = [work for work in self._busy.pop(process) if work not in unwanted]
+            self._queue.extendleft(reversed(wanted))
             process.kill()
             self._remove(process)
 
@@ -283,11 +300,11 @@ class Pool:
     def _close(self, finish: bool) -> None:
         self._closing = True
         if not finish:
-            self._drop([*self._queue, *self._busy.values()])
+            self._drop([*self._queue, *itertools.chain(*self._busy.values())])
 
     def _break(self, error: BaseException) -> None:
         self.broken = error
-        works = [*self._queue, *self._busy.values()]
+        works = [*self._queue, *itertools.chain(*self._busy.values())]
         self._queue.clear()
         self._drop(works)
         for work in works:

@@ -115,6 +115,7 @@ class Worker:
         with contextlib.suppress(Exception):
             sys.stdout.flush()
         send(self._connection, _result(frame.number, took_us, values, errors))
+        self._cursor[0] = NOT_BEGUN  # the next chunk may be here already, but is not begun
 
     def _function(self, number: int) -> Function:
         function = self._functions.get(number)
