@@ -87,6 +87,18 @@ def test_a_slow_member_makes_its_node_suspect_and_a_check_is_sent_until_answered
     assert cluster.checks() == []
 
 
+def test_a_member_that_is_done_early_does_not_keep_the_others_from_being_measured(
+    cluster: Training,
+) -> None:
+    job_id = train(cluster)
+    cluster.walk(job_id, 8)
+    cluster.exit(job_id, code=0, member=3)
+    cluster.tell()
+    cluster.walk(job_id, SLOW_FOR, slow={1: 3})
+    slow = cluster.job(job_id).members[1].slice.node
+    assert cluster.node(slow).record.standing is not Standing.OK
+
+
 def test_an_equal_gang_suspects_nobody(cluster: Training) -> None:
     job_id = train(cluster)
     cluster.walk(job_id, 60)

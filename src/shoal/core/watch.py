@@ -10,7 +10,7 @@ from shoal.core.records import Watch
 from shoal.core.round import Round
 from shoal.core.state import Node, State
 from shoal.model.commands import Check, Command
-from shoal.model.events import JobCheckpointed, JobStopping, NodeChecked, NodeJudged
+from shoal.model.events import JobCheckpointed, JobStopping, MemberExited, NodeChecked, NodeJudged
 from shoal.model.health import CheckResult, HealthRule, Record, Standing, Suspicion
 from shoal.model.job import Job, Phase, StopCause
 from shoal.model.policy import Policy
@@ -34,8 +34,20 @@ def watch(round_: Round, inventories: list[NodeReport]) -> None:
             _hear(round_, node, progress)
         for result in inventory.checks:
             _take_check(round_, node, result)
+    _let_go(round_)
     _find_hangs(round_)
     _pass_time(round_)
+
+
+def _let_go(round_: Round) -> None:
+    """The others of a gang are no longer measured beside members that have ended."""
+    for event in round_.events:
+        if type(event) is MemberExited:
+            watch_ = round_.state.watches.get(event.job)
+            if watch_ is not None and watch_.attempt == event.attempt:
+                hang.leave(watch_.pace, event.member)
+                scoring.leave(watch_.gang, event.member, rule_of(round_.policy))
+                watch_.slow.pop(event.member, None)
 
 
 def check_id(record: Record) -> str:
