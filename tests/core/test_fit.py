@@ -6,6 +6,7 @@ from collections.abc import Collection, Sequence
 from itertools import product
 from typing import Any
 
+import msgspec
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -19,7 +20,7 @@ from shoal.model.job import JobSpec, Within
 from shoal.model.node import NodeSpec
 from shoal.model.policy import Policy
 from shoal.model.resources import Demand, Slice
-from tests.core.build import examples, job_spec, node_spec
+from tests.core.build import POLICY, Cluster, examples, job_spec, node_spec
 
 
 def node(
@@ -385,3 +386,21 @@ def test_the_one_rack_that_holds_a_gang_is_found_among_many_that_nearly_do() -> 
     state = state_of([*pieces, *(node(2, place="b/whole") for _ in range(3))])
     plan = fit(state, gang_of(gpus=2, members=2, within="rack", within_required=True))
     assert nodes_of(plan) == [(160, 1), (161, 1)]
+
+
+def test_clustering_puts_like_beside_like() -> None:
+    """Parts of GPUs go where GPUs are shared, whole ones where none is, what wants none where
+    there are none."""
+    cluster = Cluster(msgspec.structs.replace(POLICY, placement="clustering"))
+    for name, gpus in (("a", 4), ("b", 4), ("c", 0)):
+        cluster.join(name, gpus=gpus)
+
+    def where(**wish: Any) -> str:
+        return cluster.job(cluster.run(**wish)).members[0].slice.node
+
+    assert where(gpus=1, gpu_milli=400) == "a"
+    assert where(gpus=2) == "b"
+    assert where(gpus=1, gpu_milli=300) == "a"
+    assert where(gpus=1, gpu_milli=900) == "a", "not on the free GPUs beside whole ones"
+    assert where(gpus=1) == "b"
+    assert where() == "c"

@@ -39,6 +39,16 @@ def _packing(_state: State, kind: Kind, before: Level, after: Level) -> tuple[fl
     return (-fragments.packing(room, _request(before, after)), before.gpus)
 
 
+def _clustering(_state: State, kind: Kind, before: Level, after: Level) -> tuple[float, ...]:
+    """Like beside like, as far as what is free tells: parts of GPUs where GPUs are shared, whole
+    ones where none is, and what wants none where there are none; among equals the fullest."""
+    request = _request(before, after)
+    shared = len(before.shares)
+    if not request.gpus:
+        return (kind.gpus, before.gpus)
+    return (-shared if request.gpu_milli < WHOLE_GPU_MILLI else shared, before.gpus)
+
+
 def _dot_product(_state: State, kind: Kind, before: Level, after: Level) -> tuple[float, ...]:
     return (-fragments.dot_product(_room(before, kind.gpu_model), _request(before, after)),)
 
@@ -90,6 +100,7 @@ PLACEMENTS: Registry[Score] = Registry(
         "first-fit": _first_fit,
         "best-fit": _best_fit,
         "packing": _packing,
+        "clustering": _clustering,
         "dot-product": _dot_product,
         "fgd": _fgd,
         "random": _random,
