@@ -54,7 +54,7 @@ def measure(jobs: int, nodes: int, load: float) -> tuple[float, int]:
 
 
 def svg(found: dict[str, list[tuple[float, float]]]) -> str:
-    """One panel for each axis, logarithmic both ways; a flat line is linear growth in all."""
+    """One panel for each axis, which is logarithmic; a flat line is growth in proportion."""
     width, height, parts = 260, 200, []
     top = max(ms for points in found.values() for _, ms in points)
     for panel, (axis, points) in enumerate(found.items()):
