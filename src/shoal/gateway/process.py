@@ -18,6 +18,8 @@ from shoal.gateway.runtime import Runtime, RuntimeFailure
 
 START_TIMEOUT_S = 10.0
 RELOAD_TIMEOUT_S = 20.0
+ASKED_MAX = 5
+ASK_AGAIN_S = 0.2
 STOP_TIMEOUT_S = 5.0
 POLL_S = 0.01
 EXEC_S = 0.1  # while a process becomes another program, it has no command line for an instant
@@ -54,14 +56,19 @@ class Proxy:
         return pid
 
     def running(self) -> str | None:
-        """The digest of the configuration that is being served; None if nothing is."""
-        if self.pid() is None:
-            return None
-        try:
-            said = self.runtime.info().get("description", "")
-        except RuntimeFailure:
-            return None
-        return said.removeprefix("shoal:")
+        """The digest of the configuration that is being served; None if nothing is. Whoever is
+        told None ends what is there, and with it every connection: one that lives and does not
+        answer at once is asked again."""
+        for _ in range(ASKED_MAX):
+            if self.pid() is None:
+                return None
+            try:
+                said = self.runtime.info().get("description", "")
+            except RuntimeFailure:
+                time.sleep(ASK_AGAIN_S)
+                continue
+            return said.removeprefix("shoal:")
+        return None
 
     def check(self, text: str) -> Path:
         """Write a candidate and let HAProxy read it."""

@@ -13,6 +13,7 @@ from shoal.core.state import State
 from shoal.model.events import JobClaimed, JobStopping
 from shoal.model.job import Job, Phase, StopCause, Within
 
+LATE_LOOK_MS = 1_000
 UNSAVED_PART = 8  # of the time between two checkpoints may be lost to growing
 
 
@@ -75,7 +76,9 @@ def _worth_a_restart(round_: Round, job: Job) -> bool:
     # Growing is nobody's need: it waits until little work would be done twice.
     unsaved = unsaved_ms(job, round_.now_ms)
     if unsaved > job.spec.checkpoint_ms // UNSAVED_PART:
-        ripe_ms = max(ripe_ms, round_.now_ms + max(1, job.spec.checkpoint_ms - unsaved))
+        # One that is late with its checkpoint is looked at again now and then, not at once.
+        save_ms = max(LATE_LOOK_MS, job.spec.checkpoint_ms - unsaved)
+        ripe_ms = max(ripe_ms, round_.now_ms + save_ms)
     if round_.now_ms < ripe_ms:
         round_.look_again(ripe_ms)
     return round_.now_ms >= ripe_ms
