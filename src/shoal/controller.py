@@ -10,6 +10,7 @@ import os
 import random
 import signal
 import socket
+import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -119,6 +120,10 @@ def _entry(home: Home, config: ClusterConfig) -> Entry:
             return Entry(address=config.host, port=int(home.gateway_port.read_text()))
     for port in GATEWAY_PORTS:
         with contextlib.suppress(OSError):
+            # The proxy shares its port with whoever asks for it, so another cluster of this machine
+            # that chooses at the same moment must see that this one is spoken for.
+            if lock(Path(tempfile.gettempdir()) / f"shoal-{os.getuid()}-port-{port}") is None:
+                continue
             _bind(config.host, port).close()
             write_private(home.gateway_port, str(port).encode())
             return Entry(address=config.host, port=port)
