@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import random
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -21,8 +20,10 @@ from tests.gateway.world import ROOT, Answer, Clients, get
 from tests.live.cluster import Live, all_pids, eventually, live_cluster
 
 WAIT_S = 40
-# Other clusters on this machine begin at 20,000: replicas must not meet on a port.
-PORTS = range(33_000, 60_000, 500)
+# Clusters listen on 10,000 to 20,000, their gangs meet on 20,000 to 32,000, and what lies above
+# belongs to outgoing connections: a replica must find its port free, so each worker of the test
+# run has some of its own.
+PORTS = range(4_000, 8_000, 500)
 
 
 @contextmanager
@@ -32,7 +33,8 @@ def serving_cluster() -> Iterator[Live]:
     except GatewayError as error:
         pytest.skip(str(error))
     with live_cluster(nodes=2, gpus=4) as live:
-        first = random.choice(PORTS)
+        worker = int(os.environ.get("PYTEST_XDIST_WORKER", "gw0").removeprefix("gw"))
+        first = PORTS[worker % len(PORTS)]
         policy = live.client.policy()
         live.client.set_policy(msgspec.structs.replace(policy, port_first=first, port_count=500))
         yield live
