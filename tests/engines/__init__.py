@@ -1,0 +1,5 @@
+"""Engines, held to one contract."""
+
+import pytest
+
+pytest.register_assert_rewrite("tests.engines.contract", "tests.engines.hand")

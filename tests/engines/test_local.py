@@ -1,0 +1,81 @@
+"""The local engine keeps the contract, with real agents and real processes."""
+
+from __future__ import annotations
+
+import os
+import signal
+import tempfile
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from shoal.engines.local.engine import LocalEngine
+from shoal.files import held
+from shoal.model.node import NodeSpec
+from tests.engines.contract import ProcessContract
+from tests.engines.hand import WAIT_S, Rig, clean
+
+NODES = ("n1", "n2")
+
+
+class LocalRig(Rig):
+    nodes = NODES
+    certain = True  # the keeper lets go of a lock when the last process of a node is gone
+
+    def __init__(self, scratch: Path) -> None:
+        super().__init__(scratch)
+        # A controller's process ends with its engine. Here it goes on, and Python would complain
+        # of the keepers that an engine let go of.
+        self._made: list[LocalEngine] = []
+
+    def engine(self) -> LocalEngine:
+        specs = [NodeSpec(id=id_, cpu_milli=16_000, memory_mb=4_000, gpus=4) for id_ in NODES]
+        made = LocalEngine(specs, self.scratch / "nodes", self.scratch / "checkpoints")
+        self._made.append(made)
+        return made
+
+    def kill(self, node: str) -> None:
+        os.kill(self._pid(node, "pid"), signal.SIGKILL)
+        _until_free(self._directory(node) / "agent.lock")
+
+    def end(self) -> None:
+        for node in self.nodes:
+            if held(self._directory(node) / "agent.lock"):
+                os.kill(self._pid(node, "keeper"), signal.SIGTERM)
+        for node in self.nodes:
+            _until_free(self._directory(node) / "agent.lock")
+        for link in (link for engine in self._made for link in engine._nodes.values()):
+            if link._process is not None:
+                link._process.wait(WAIT_S)
+
+    def _directory(self, node: str) -> Path:
+        return self.scratch / "nodes" / node
+
+    def _pid(self, node: str, which: str) -> int:
+        info = msgspec.json.decode((self._directory(node) / "agent.json").read_bytes())
+        return int(info[which])
+
+
+def _until_free(lock: Path) -> None:
+    deadline = time.monotonic() + WAIT_S
+    while held(lock):
+        assert time.monotonic() < deadline, f"{lock} is still held"
+        time.sleep(0.01)
+
+
+@pytest.fixture(scope="module")
+def rig() -> Iterator[LocalRig]:
+    scratch = Path(tempfile.mkdtemp(prefix="shoal-contract-"))
+    made = LocalRig(scratch)
+    try:
+        yield made
+    finally:
+        made.end()
+        clean(scratch)
+
+
+class TestLocal(ProcessContract):
+    pass
