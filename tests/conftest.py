@@ -23,6 +23,7 @@ REAL = (
     "engines",
     "gateway",
     "live",
+    "netns",
     "serve",
     "tasks",
     "train",

@@ -1,0 +1,30 @@
+"""A switch to plug hosts into."""
+
+from __future__ import annotations
+
+import shutil
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.netns.hosts import Net, missing
+
+
+@pytest.fixture(scope="session")
+def hosts_possible() -> None:
+    reason = missing()
+    if reason:
+        pytest.skip(reason)
+
+
+@pytest.fixture(scope="module")
+def net(hosts_possible: None) -> Iterator[Net]:
+    scratch = Path(tempfile.mkdtemp(prefix="shoal-net-"))
+    made = Net(scratch)
+    try:
+        yield made
+    finally:
+        made.close()
+        shutil.rmtree(scratch, ignore_errors=True)
