@@ -217,6 +217,27 @@ def test_gpus_are_whole_or_a_share_of_one(gpus: str, fields: dict[str, int]) -> 
     assert spec == JobSpec(command=("x",), **fields)  # type: ignore[arg-type]
 
 
+@pytest.mark.parametrize(
+    ("text", "fields"),
+    [
+        ("gpus: 8\nmembers: 4\nprocs_per_node: gpu", {"members": 32, "members_per_node": 8}),
+        ("gpus: 8\nmembers: 4\nprocs_per_node: 8", {"members": 32, "members_per_node": 8}),
+        (
+            "gpus: 8\nprocs_per_node: '4'\ncpus: 10\nmemory: 9M",
+            {"members": 4, "gpus": 2, "members_per_node": 4, "cpu_milli": 2500, "memory_mb": 3},
+        ),
+        (
+            "procs_per_node: 2\nmembers: 1..3",
+            {"members": 2, "members_max": 6, "members_per_node": 2, "gpus": 0},
+        ),
+        ("gpus: 8\nprocs_per_node: 1", {"gpus": 8}),
+    ],
+)
+def test_processes_share_what_one_member_would_have(text: str, fields: dict[str, int]) -> None:
+    spec = parse(f"command: x\n{text}", ".yaml")
+    assert spec == JobSpec(command=("x",), **{"gpus": 1, **fields})  # type: ignore[arg-type]
+
+
 def test_an_elastic_gang_has_a_least_and_a_most() -> None:
     spec = parse("command: x\nmembers: 2..8\nper_node: 2", ".yaml")
     assert (spec.members, spec.members_max, spec.members_per_node) == (2, 8, 2)
@@ -269,6 +290,14 @@ REFUSED = [
     ("command: x\nmembers: 4\nper_node: 3", "per_node: 3 on each node cannot make 4 members"),
     ("command: x\nmembers: 2..5\nper_node: 2", "per_node: 2 on each node cannot make 5 members"),
     ("command: x\nper_node: -1", "per_node: must be from 0"),
+    ("command: x\nprocs_per_node: gpu", "procs_per_node: 'gpu' means one for each GPU; say how"),
+    ("command: x\ngpus: 0.5\nprocs_per_node: gpu", "procs_per_node: 'gpu' means one for each"),
+    ("command: x\ngpus: 0.5\nprocs_per_node: 2", "procs_per_node: 2 processes cannot share"),
+    ("command: x\ngpus: 8\nprocs_per_node: 3", "procs_per_node: 3 processes cannot share 8 GPUs"),
+    ("command: x\nprocs_per_node: 0", "procs_per_node: must be from 1"),
+    ("command: x\nprocs_per_node: gpus", "procs_per_node: must be a whole number"),
+    ("command: x\nper_node: 2\nmembers: 2\nprocs_per_node: 2", "procs_per_node: and per_node say"),
+    ("command: x\nmembers: 9000\nprocs_per_node: 2", "procs_per_node: that makes 18000"),
     ("command: x\nwhole_nodes: 1", "whole_nodes: must be true or false, not the number 1"),
     ("command: x\nwhole_nodes: yes", "whole_nodes: must be true or false, not the text 'yes'"),
     ("command: x\nwithin: room", "within: must be one of anywhere, node, rack, block"),

@@ -54,6 +54,21 @@ def test_when_one_node_is_gone_the_others_stay_by_number() -> None:
     assert f"3 members where they were, 1 on {spare}" in cluster.job(job_id).why
 
 
+def test_members_that_share_a_node_by_number_stay_or_go_together() -> None:
+    cluster = Training(POLICY, "abcd", gpus=2)
+    job_id = cluster.run(gpus=1, members=6, members_per_node=2, **RETRIED)
+    before = cluster.nodes_of(job_id)
+    fail(cluster, job_id)
+    assert cluster.nodes_of(job_id) == before
+    assert cluster.job(job_id).why.startswith("where it was before")
+    lost, spare = before[2], next(n for n in "abcd" if n not in before)
+    cluster.learn_gone(lost)
+    del cluster.books[lost]
+    cluster.restart(job_id)
+    assert cluster.nodes_of(job_id) == [spare if node == lost else node for node in before]
+    assert f"4 members where they were, 2 on {spare}" in cluster.job(job_id).why
+
+
 def test_a_place_that_came_back_with_fewer_gpus_is_not_taken() -> None:
     cluster = Training(POLICY, "ab", gpus=4)
     job_id = cluster.run(gpus=4)

@@ -128,6 +128,29 @@ def test_a_member_finds_its_place_in_the_gang_in_its_environment() -> None:
     assert (env["SHOAL_ATTEMPT"], env["SHOAL_MEMBER"], env["MODEL"]) == ("1", "2", "tiny")
 
 
+def test_members_that_share_a_node_by_number_see_its_gpus_as_under_torchrun() -> None:
+    cluster = Cluster()
+    cluster.join("a", gpus=4)
+    cluster.join("b", gpus=4)
+    cluster.run(gpus=1)  # GPU 0 of a is taken
+    cluster.submit(gpus=1, members=4, members_per_node=2)
+    launches = [command for command in cluster.last.commands if isinstance(command, Launch)]
+    seen = [(launch.node, launch.env["CUDA_VISIBLE_DEVICES"]) for launch in launches]
+    by_node = dict(seen)
+    assert (
+        len(seen) == 4 and set(by_node) == {"a", "b"} and seen == [(n, by_node[n]) for n, _ in seen]
+    )
+    for launch in launches:
+        visible = launch.env["CUDA_VISIBLE_DEVICES"].split(",")
+        assert visible[int(launch.env["LOCAL_RANK"])] == launch.env["SHOAL_GPUS"]
+        assert launch.gpus == (int(launch.env["SHOAL_GPUS"]),)
+    cluster.submit(gpus=1, members=2)
+    alone = [command for command in cluster.last.commands if isinstance(command, Launch)]
+    assert [launch.env["CUDA_VISIBLE_DEVICES"] for launch in alone] == [
+        launch.env["SHOAL_GPUS"] for launch in alone
+    ]
+
+
 def test_a_member_without_gpus_sees_none() -> None:
     cluster = Cluster()
     cluster.join("a", gpus=4)

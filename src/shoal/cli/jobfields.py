@@ -15,8 +15,11 @@ import msgspec
 from shoal.cli import units
 from shoal.core.admit import spec_problem
 from shoal.model.job import MEMBERS_MAX, TIME_MS_MAX, JobSpec, Restart, Within
+from shoal.model.resources import plural
 
 GPUS_MAX = 256
+PROCESSES = "processes"  # no field of a JobSpec: it is translated
+EACH_GPU = 0
 GPU_MEMORY_MB_MAX = 10_000_000
 GPU_FORMS = (
     "write 1 or 2 for whole GPUs, 0.5 for half of one, "
@@ -47,6 +50,7 @@ def to_spec(fields: Mapping[str, Any]) -> JobSpec:
         raise BadJob("command", "is missing; say what to run, e.g. command: python train.py")
     _settle_restart(ready)
     _settle_gpus(fields, ready)
+    _settle_processes(ready)
     _settle_places(ready)
     try:
         spec = msgspec.convert(ready, JobSpec)
@@ -75,6 +79,35 @@ def _settle_gpus(fields: Mapping[str, Any], ready: dict[str, Any]) -> None:
     for name in ("gpu_memory", "gpu_model"):
         if ready.get(FIELDS[name].targets[0]) and not ready.get("gpus"):
             raise BadJob(name, "has no effect without GPUs; say how many, e.g. gpus: 1")
+
+
+def _settle_processes(ready: dict[str, Any]) -> None:
+    """So many processes share what was asked for as one member: as many members instead, each
+    with its part, and all of them on one node."""
+    processes = ready.pop(PROCESSES, 1)
+    if processes == 1:
+        return
+    name = "procs_per_node"
+    if ready.get("members_per_node"):
+        raise BadJob(name, "and per_node say the same in two ways; leave one out")
+    gpus = ready.get("gpus", 0)
+    if processes == EACH_GPU:
+        if gpus < 1 or ready.get("gpu_milli", 1000) != 1000:
+            raise BadJob(name, "'gpu' means one for each GPU; say how many GPUs, e.g. gpus: 8")
+        processes = gpus
+    if gpus % processes or ready.get("gpu_milli", 1000) != 1000:
+        message = f"{processes} processes cannot share {plural(gpus, 'GPU')} evenly"
+        raise BadJob(name, f"{message}; use a number that divides them, or gpu for one each")
+    ready["gpus"] = gpus // processes
+    ready["members_per_node"] = processes
+    ready["members"] = ready.get("members", 1) * processes
+    ready["members_max"] = ready.get("members_max", 0) * processes
+    for field in ("cpu_milli", "memory_mb"):
+        if field in ready:
+            ready[field] = -(-ready[field] // processes)
+    most = max(ready["members"], ready["members_max"])
+    if most > MEMBERS_MAX:
+        raise BadJob(name, f"that makes {most} processes; the most is {MEMBERS_MAX}")
 
 
 def _settle_places(ready: dict[str, Any]) -> None:
@@ -186,6 +219,16 @@ def _members(field: str, value: Any) -> dict[str, int]:
     return {"members": least, "members_max": most}
 
 
+def _processes(field: str, value: Any) -> int:
+    if value == "gpu":
+        return EACH_GPU
+    if isinstance(value, str) and re.fullmatch(r"[0-9]{1,9}", value):
+        value = int(value)
+    return whole_number(1, 1024, "processes for each member's share; or gpu: one a GPU")(
+        field, value
+    )
+
+
 def _gpus(field: str, value: Any) -> dict[str, int]:
     """Whole GPUs, a share of one, or as much of one as some of its memory is."""
     if isinstance(value, int) and not isinstance(value, bool):
@@ -293,6 +336,7 @@ FIELDS: dict[str, Field] = {
     "within": Field(("within",), one_of(Within)),
     "strict": Field(("within_required",), _yes_or_no),
     "per_node": Field(("members_per_node",), whole_number(0, MEMBERS_MAX, "members on each node")),
+    "procs_per_node": Field((PROCESSES,), _processes),
     "whole_nodes": Field(("whole_nodes",), _yes_or_no),
     "tenant": Field(("tenant",), _name),
     "priority": Field(("priority",), whole_number(-1000, 1000, "higher goes first")),

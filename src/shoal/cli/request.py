@@ -34,6 +34,7 @@ class Flags(NamedTuple):
     within: str | None = None
     strict: bool = False
     per_node: int | None = None
+    procs_per_node: str | None = None
     whole_nodes: bool = False
     tenant: str | None = None
     priority: int | None = None

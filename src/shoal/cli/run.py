@@ -83,6 +83,15 @@ def run(
     per_node: Annotated[
         int | None, _flag(PLACE, "So many members on each node.", "--per-node", metavar="K")
     ] = None,
+    procs_per_node: Annotated[
+        str | None,
+        _flag(
+            PLACE,
+            "Processes that share each member's GPUs: 8, or gpu.",
+            "--procs-per-node",
+            metavar="P",
+        ),
+    ] = None,
     whole_nodes: Annotated[
         bool, _flag(PLACE, "Nothing else beside it on its nodes.", "--whole-nodes")
     ] = False,
@@ -152,6 +161,10 @@ def run(
     CONDA_PREFIX, PYTHONPATH and LANG go along, so that `python` means the
     same there as here.
 
+    A member is one process, whatever it asks for: -n 4 -g 8 is four that
+    see eight GPUs each. For scripts that want a process for each GPU, as
+    torchrun starts them, add --procs-per-node gpu: four nodes with eight.
+
     An elastic gang (-n 2..8) starts with as many members as there is room
     for. It gives some up when others need the room and, if it saves its
     work (--checkpoint-every), is restarted larger when there is more. A
@@ -172,6 +185,7 @@ def run(
     Examples:
       shoal run -- python train.py --lr 3e-4
       shoal run -n 2 -g 8 --name big -- python train.py
+      shoal run -n 4 -g 8 --procs-per-node gpu -- python ddp.py
       shoal run --wait --time-limit 10m --retries 3 -- ./flaky.sh
       shoal run -n 2..8 -g 1 --checkpoint-every 10m -- python train.py
       shoal run -n 4 -g 8 --gpu-model H100 --within rack -- python train.py
@@ -194,6 +208,7 @@ def run(
             within=within,
             strict=strict,
             per_node=per_node,
+            procs_per_node=procs_per_node,
             whole_nodes=whole_nodes,
             name=name,
             tenant=tenant,

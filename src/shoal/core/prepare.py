@@ -58,7 +58,6 @@ def _may_take(state: State, node: Node, job: Job) -> bool:
     room = state.rooms[node.index]
     return (
         node.schedulable
-        and not gang.per_node
         and gang.demand.suits(room.kind)
         and members_here(gang, room.kind, room.level) > 0
         and all(member.slice.node != node.id for member in job.members)

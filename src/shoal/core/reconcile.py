@@ -10,6 +10,7 @@ from shoal.model.commands import Acknowledge, Command, Launch, Stop
 from shoal.model.events import JobPlaced, JobStopping
 from shoal.model.job import Job, MemberRef, MemberStatus, Phase, StopCause
 from shoal.model.report import NodeReport
+from shoal.model.resources import WHOLE_GPU_MILLI
 
 # What runs without being known to the state has no spec to ask; it gets a moment to end well.
 STRANGER_GRACE_MS = 2_000
@@ -147,6 +148,7 @@ class GangView:
         members = str(len(job.members))
         self._job = job
         self._seats = seating(job)
+        self._visible = _visible(job)
         self._shared = {
             **job.spec.env,
             "WORLD_SIZE": members,
@@ -171,12 +173,27 @@ class GangView:
             "LOCAL_RANK": str(seat.local_rank),
             "LOCAL_WORLD_SIZE": str(seat.local_size),
             "GROUP_RANK": str(seat.group_rank),
-            "CUDA_VISIBLE_DEVICES": gpus,
+            "CUDA_VISIBLE_DEVICES": self._visible.get(slice_.node, gpus),
             "SHOAL_MEMBER": rank,
             "SHOAL_NODE": slice_.node,
             "SHOAL_GPUS": gpus,
             "SHOAL_GPU_MILLI": str(slice_.gpu_milli),
         }
+
+
+def _visible(job: Job) -> dict[str, str]:
+    """The GPUs of a node that its members share as torchrun's processes do: each sees them all,
+    and its own is the one with the number of its local rank. That is what a gang asks for that
+    says how many members a node takes and gives each of them one GPU."""
+    slices = [member.slice for member in job.members]
+    if not job.spec.members_per_node or any(
+        len(slice_.gpus) != 1 or slice_.gpu_milli != WHOLE_GPU_MILLI for slice_ in slices
+    ):
+        return {}
+    seen: dict[str, list[str]] = {}
+    for slice_ in slices:
+        seen.setdefault(slice_.node, []).append(str(slice_.gpus[0]))
+    return {node: ",".join(gpus) for node, gpus in seen.items()}
 
 
 def _of_service(job: Job, port: str) -> dict[str, str]:

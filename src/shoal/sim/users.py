@@ -176,7 +176,9 @@ class Users:
         if rng.random() < 0.1:
             wishes["whole_nodes"] = True
         if rng.random() < 0.1:
-            wishes["members_per_node"] = rng.choice((1, members))
+            wishes["members_per_node"] = rng.choice(
+                [n for n in range(1, members + 1) if not members % n]
+            )
         if rng.random() < 0.3:
             wishes["estimate_ms"] = rng.choice((30, 1_000, 10_000))
         return wishes

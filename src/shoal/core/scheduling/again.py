@@ -7,7 +7,8 @@ cannot be, it is placed like any other job, an elastic one as large as there is 
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections import Counter
+from collections.abc import Collection, Iterable
 
 from shoal.core.queue import Gang
 from shoal.core.room import Room
@@ -21,7 +22,7 @@ def again(
     state: State, job: Job, gang: Gang, avoid: Collection[int]
 ) -> tuple[tuple[Slice, ...], str] | None:
     """Slices for the whole gang, by member, and why these; None if the ladder ends here."""
-    if not job.attempt or not job.members or gang.per_node:
+    if not job.attempt or not job.members:
         return None
     if gang.required and gang.within is not Within.ANYWHERE:
         return None
@@ -34,6 +35,7 @@ def again(
         return tuple(kept[number] for number in range(total)), "where it was before"
     with taken(state, job, tuple(kept.values())):
         rest = gang._replace(members=len(missing))
+        avoid = beside(state, gang, kept.values(), avoid)
         plan = _on_warm_nodes(state, job, rest, avoid) or fit(state, rest, avoid)
         found = slices(state, plan, gang.demand) if plan is not None else ()
     if len(found) < len(missing):
@@ -80,7 +82,22 @@ def _kept(state: State, job: Job, gang: Gang, avoid: Collection[int]) -> list[in
             room.change(member.slice, +1)
         else:
             found.append(number)
-    return found
+    return _whole_groups(job, gang, found) if gang.per_node else found
+
+
+def _whole_groups(job: Job, gang: Gang, kept: list[int]) -> list[int]:
+    """Where a node takes so many members or none, those of one node stay or go together."""
+    sizes = Counter(job.members[number].slice.node for number in kept)
+    return [n for n in kept if sizes[job.members[n].slice.node] == gang.per_node]
+
+
+def beside(
+    state: State, gang: Gang, kept: Iterable[Slice], avoid: Collection[int]
+) -> Collection[int]:
+    """Where the rest of the gang may not go: a node that has its number of members is full."""
+    if not gang.per_node:
+        return avoid
+    return {*avoid, *(state.nodes[slice_.node].index for slice_ in kept)}
 
 
 def _still_suits(room: Room, slice_: Slice, gang: Gang) -> bool:

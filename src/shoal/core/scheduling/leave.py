@@ -8,7 +8,7 @@ from shoal.core.health.moving import Move
 from shoal.core.health.numbers import upper_median
 from shoal.core.queue import gang_of
 from shoal.core.round import Round
-from shoal.core.scheduling.again import taken
+from shoal.core.scheduling.again import beside, taken
 from shoal.core.scheduling.expect import run_ms
 from shoal.core.scheduling.fit import fit, slices
 from shoal.core.scheduling.order import gpus_of, ran_ms
@@ -93,7 +93,7 @@ def _elsewhere(round_: Round, job: Job) -> tuple[Slice, ...] | None:
     nothing may go to any more; None if there is no room."""
     state = round_.state
     gang = gang_of(job)
-    alone = gang.per_node or (gang.required and gang.within is not Within.ANYWHERE)
+    alone = gang.required and gang.within is not Within.ANYWHERE
     members = range(len(job.members))
     kept = {
         n: job.members[n].slice
@@ -104,7 +104,8 @@ def _elsewhere(round_: Round, job: Job) -> tuple[Slice, ...] | None:
     with Overlay(state) as overlay:
         overlay.give_back(victim_of(job, round_.now_ms, whole=True))
         with taken(state, job, tuple(kept.values())):
-            plan = fit(state, gang._replace(members=len(missing)))
+            rest = gang._replace(members=len(missing))
+            plan = fit(state, rest, beside(state, gang, kept.values(), ()))
             found = slices(state, plan, gang.demand) if plan is not None else ()
     if len(found) < len(missing):
         return None
