@@ -10,7 +10,6 @@ import os
 import random
 import signal
 import socket
-import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -43,6 +42,7 @@ BACKLOG = 1024
 # while the controller is away, even a client that is trying to reach it.
 FREE_PORTS = range(10_000, 20_000)
 GATEWAY_PORTS = range(8080, 9080)
+CLAIMS: list[socket.socket] = []  # ports chosen in this process' life
 
 
 def run_controller(home_path: str) -> int:
@@ -122,12 +122,23 @@ def _entry(home: Home, config: ClusterConfig) -> Entry:
         with contextlib.suppress(OSError):
             # The proxy shares its port with whoever asks for it, so another cluster of this machine
             # that chooses at the same moment must see that this one is spoken for.
-            if lock(Path(tempfile.gettempdir()) / f"shoal-{os.getuid()}-port-{port}") is None:
-                continue
+            _claim(port)
             _bind(config.host, port).close()
             write_private(home.gateway_port, str(port).encode())
             return Entry(address=config.host, port=port)
     return Entry(address=config.host, port=GATEWAY_PORTS[0])
+
+
+def _claim(port: int) -> None:
+    """Hold a name of the kernel's, which leaves no file behind, for as long as this process lives.
+    OSError if another process has it."""
+    claim = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
+    try:
+        claim.bind(f"\0shoal-port-{port}")
+    except OSError:
+        claim.close()
+        raise
+    CLAIMS.append(claim)
 
 
 def _spare_the_collector() -> None:

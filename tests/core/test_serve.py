@@ -12,7 +12,8 @@ from shoal.core.serve import DOWN_MS, TRIES_MAX
 from shoal.core.state import State
 from shoal.model.events import JobSubmitted, ReplicaDraining, ServiceSet, ServiceStopped
 from shoal.model.job import Outcome, Phase
-from shoal.model.report import Accepted, Refused
+from shoal.model.node import NodeIntent
+from shoal.model.report import Accepted, Refused, SetIntent
 from tests.core.serving import LOOK_MS, Serving
 
 THREE: dict[str, Any] = {"scale": {"least": 3, "most": 3}}
@@ -171,6 +172,46 @@ def test_a_drained_replica_lost_with_its_node_does_not_come_up_again() -> None:
     assert cluster.finished[old].outcome is Outcome.CANCELLED
     assert cluster.versions() == [2]
     assert len(cluster.replicas()) == 1, new
+
+
+@pytest.mark.parametrize("wanted", [1, 4])
+def test_a_node_is_drained_without_a_request_losing_its_replica(wanted: int) -> None:
+    cluster = Serving()
+    cluster.served(scale={"least": wanted, "most": wanted})
+    before = cluster.ready()
+    node = cluster.job(before[0]).members[0].slice.node
+    here = [j for j in before if cluster.job(j).members[0].slice.node == node]
+    cluster.work = {here[0]: 1}
+    cluster.ask(SetIntent(node, NodeIntent.DRAINING))
+    for _ in range(20 * wanted):
+        assert len(cluster.ready()) >= wanted
+        cluster.tick()
+    assert not {j.members[0].slice.node for j in cluster.replicas() if j.id not in here} & {node}
+    assert cluster.job(here[0]).phase is Phase.RUNNING  # it still answers somebody
+    cluster.work = {}
+    cluster.tick(4)
+    assert [cluster.finished[job].why for job in here] == ["drained"] * len(here)
+    assert not cluster.state.placed[node]
+    assert len(cluster.replicas()) == wanted
+
+
+@pytest.mark.parametrize("hindrance", ["no room", "broken"])
+def test_a_drained_node_is_empty_in_the_end_even_if_nothing_takes_the_place(hindrance: str) -> None:
+    cluster = Serving(nodes=1 if hindrance == "no room" else 2)
+    cluster.served(probe={"start_ms": 5_000})
+    (old,) = cluster.ready()
+    node = cluster.job(old).members[0].slice.node
+    if hindrance == "broken":
+        cluster.broken = {"v1"}
+    cluster.ask(SetIntent(node, NodeIntent.DRAINING))
+    cluster.tick(200)
+    assert not cluster.state.placed[node]
+    if hindrance == "no room":
+        (job,) = cluster.replicas()
+        assert job.phase is Phase.WAITING
+        cluster.ask(SetIntent(node, NodeIntent.OPEN))
+        cluster.tick(6)
+        assert len(cluster.ready()) == 1
 
 
 def test_a_replica_that_the_gateway_does_not_reach_is_replaced() -> None:

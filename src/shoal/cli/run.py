@@ -193,38 +193,11 @@ def run(
       shoal run job.yaml -g 4
       id=$(shoal run -- make test); shoal logs -f $id
     """
+    given = locals()  # before anything else has a name here
     from shoal.cli import reach
     from shoal.cli.request import Flags, build
 
-    spec = build(
-        words,
-        Flags(
-            members=members,
-            gpus=gpus,
-            gpu_memory=gpu_memory,
-            gpu_model=gpu_model,
-            cpus=cpus,
-            memory=memory,
-            within=within,
-            strict=strict,
-            per_node=per_node,
-            procs_per_node=procs_per_node,
-            whole_nodes=whole_nodes,
-            name=name,
-            tenant=tenant,
-            priority=priority,
-            preemptible=preemptible,
-            checkpoint_every=checkpoint_every,
-            estimate=estimate,
-            time_limit=time_limit,
-            restart=restart,
-            retries=retries,
-            backoff=backoff,
-            stop_grace=stop_grace,
-            workdir=workdir,
-        ),
-        env or [],
-    )
+    spec = build(words, Flags(**{name: given[name] for name in Flags._fields}), env or [])
     with reach.connect(home) as client:
         view = client.submit(spec)
     if wait:

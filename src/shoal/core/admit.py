@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from shoal.core.ending import cancel
 from shoal.core.explain import held_when_empty
 from shoal.core.health.quarantine import released
 from shoal.core.observe import lose
@@ -10,15 +11,13 @@ from shoal.core.room import UNLIMITED
 from shoal.core.round import Round
 from shoal.core.serve import set_service, stop_service
 from shoal.core.state import State
-from shoal.model.events import JobFinished, JobStopping, JobSubmitted, NodeIntended, NodeJudged
+from shoal.model.events import JobSubmitted, NodeIntended, NodeJudged
 from shoal.model.health import Standing
 from shoal.model.job import (
     ARGUMENT_BYTES_MAX,
     COMMAND_BYTES_MAX,
     ENV_BYTES_MAX,
     JobSpec,
-    Outcome,
-    Phase,
     StopCause,
     Within,
 )
@@ -37,8 +36,6 @@ from shoal.model.report import (
     Submit,
 )
 from shoal.model.resources import WHOLE_GPU_MILLI, cpus_text, plural
-
-CANCELLED_CODE = 130  # what a shell reports for a command ended by Ctrl-C
 
 
 def admit(round_: Round, requests: tuple[Request, ...]) -> list[Answer]:
@@ -188,28 +185,7 @@ def _cancel(round_: Round, request: Cancel) -> Answer:
         return Refused("job", f"there is no live job {request.job}", missing=True)
     if job.stop_cause is StopCause.CANCEL:
         return Accepted(job.id, "it is already being cancelled")
-    why = f"cancelled by {request.who}"
-    if job.phase is Phase.WAITING:
-        round_.emit(
-            JobFinished(
-                at_ms=round_.now_ms,
-                job=job.id,
-                attempt=job.attempt,
-                outcome=Outcome.CANCELLED,
-                code=CANCELLED_CODE,
-                why=why,
-            )
-        )
-    else:
-        round_.emit(
-            JobStopping(
-                at_ms=round_.now_ms,
-                job=job.id,
-                attempt=job.attempt,
-                cause=StopCause.CANCEL,
-                why=why,
-            )
-        )
+    cancel(round_, job, f"cancelled by {request.who}")
     return Accepted(job.id)
 
 

@@ -76,6 +76,9 @@ def _check_job(job: Job) -> None:
 
 
 def _check_drained(state: State, job: Job) -> None:
+    service = state.services.get(job.spec.service)
+    if service is not None and job.id in service.ready:
+        return  # it answers until another does
     if job.phase in (Phase.STARTING, Phase.RUNNING) and job.spec.restart is not Restart.NEVER:
         for member in job.members:
             node = state.nodes[member.slice.node]

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import heapq
 
-from shoal.core.admit import CANCELLED_CODE
+from shoal.core.ending import CANCELLED_CODE, is_served, stop
 from shoal.core.health.failures import Book, Failure, blame, failed, same_way
 from shoal.core.round import Round
 from shoal.core.scheduling.leave import leave
 from shoal.core.watch import suspect
-from shoal.model.events import JobFinished, JobRequeued, JobStopping
+from shoal.model.events import JobFinished, JobRequeued
 from shoal.model.health import Suspicion
 from shoal.model.job import Job, MemberStatus, Outcome, Phase, Restart, StopCause
 from shoal.model.node import NodeIntent
@@ -36,7 +36,7 @@ def heal(round_: Round) -> None:
         elif job.phase is not Phase.STOPPING:
             cause = _cause_to_stop(round_, job)
             if cause is not None:
-                _stop(round_, job, *cause)
+                stop(round_, job, *cause)
             else:
                 leave(round_, job)
     # Stopping a job touches it again, but there is nothing more to decide until a member ends.
@@ -50,7 +50,7 @@ def _enforce_limits(round_: Round) -> None:
         job = round_.state.jobs.get(job_id)
         if job is not None and job.attempt == attempt and job.phase is Phase.RUNNING:
             limit_s = job.spec.time_limit_ms / 1000
-            _stop(round_, job, StopCause.TIME_LIMIT, f"ran for its time limit of {limit_s:g} s")
+            stop(round_, job, StopCause.TIME_LIMIT, f"ran for its time limit of {limit_s:g} s")
 
 
 def _cause_to_stop(round_: Round, job: Job) -> tuple[StopCause, str] | None:
@@ -61,18 +61,12 @@ def _cause_to_stop(round_: Round, job: Job) -> tuple[StopCause, str] | None:
         return StopCause.NODE_LOSS, f"lost {plural(len(lost), 'member')} with {names}"
     if job.first_bad_code is not None:
         return StopCause.FAILURE, _failure_text(job)
-    if job.spec.restart is not Restart.NEVER:
+    if job.spec.restart is not Restart.NEVER and not is_served(round_.state, job):
         for member in job.members:
             node = round_.state.nodes[member.slice.node]
             if not member.over and node.intent is NodeIntent.DRAINING:
                 return StopCause.DRAIN, f"{node.id} is being drained"
     return None
-
-
-def _stop(round_: Round, job: Job, cause: StopCause, why: str) -> None:
-    round_.emit(
-        JobStopping(at_ms=round_.now_ms, job=job.id, attempt=job.attempt, cause=cause, why=why)
-    )
 
 
 def _settle(round_: Round, job: Job) -> None:

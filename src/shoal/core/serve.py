@@ -9,12 +9,11 @@ from __future__ import annotations
 
 import msgspec
 
+from shoal.core.ending import cancel
 from shoal.core.round import Round
 from shoal.core.scale import Meter, Wish, wish
 from shoal.core.state import State
 from shoal.model.events import (
-    JobFinished,
-    JobStopping,
     JobSubmitted,
     ReplicaDraining,
     ReplicaReady,
@@ -23,11 +22,11 @@ from shoal.model.events import (
     ServiceStopped,
     ServiceStopping,
 )
-from shoal.model.job import Job, JobSpec, Outcome, Phase, Restart, StopCause
+from shoal.model.job import Job, JobSpec, Phase, Restart, StopCause
+from shoal.model.node import NodeIntent
 from shoal.model.report import Accepted, Answer, Refused, SetService, StopService
 from shoal.model.service import Service, ServiceLoad, ServiceSpec, problem_with_service
 
-CANCELLED_CODE = 130
 TRIES_MAX = 3  # a version that never got ready is given up after so many
 DOWN_MS = 30_000  # a replica that the gateway cannot reach for so long is replaced
 SURGE_PART = 4  # of what is wanted, so many more (one at least) may run during a roll-out
@@ -196,12 +195,14 @@ def _scaled(round_: Round, name: str, wanted: int, why: str) -> None:
 
 
 def _size(round_: Round, service: Service, jobs: list[Job]) -> None:
-    """Start what is missing, drain what is too much: old versions first, then who is not ready."""
+    """Start what is missing, drain what is too much: first old versions and those on nodes that
+    are to be empty, then who is not ready."""
     now_ms = round_.now_ms
     wanted = 0 if service.stopping else service.wanted
     staying = [job for job in jobs if job.id not in service.draining and not _ends(job)]
-    new = [job for job in staying if job.spec.version == service.version]
-    old = [job for job in staying if job.spec.version != service.version]
+    leaving = {job.id: why for job in staying if (why := _leaving(round_.state, service, job))}
+    new = [job for job in staying if job.id not in leaving]
+    old = [job for job in staying if job.id in leaving]
     surge = max(1, wanted // SURGE_PART) if old else 0
     missing = min(wanted - len(new), wanted + surge - len(staying))
     if missing > 0 and now_ms < service.retry_ms:
@@ -213,14 +214,47 @@ def _size(round_: Round, service: Service, jobs: list[Job]) -> None:
     ready_old = [job for job in old if job.id in service.ready]
     # An old one that answers stays until as many new ones do.
     for job in [job for job in old if job.id not in service.ready]:
-        _drain(round_, service, job, f"version {job.spec.version} is replaced")
+        _drain(round_, service, job, leaving[job.id])
     for job in ready_old[: max(0, len(ready_new) + len(ready_old) - wanted)]:
-        _drain(round_, service, job, f"version {job.spec.version} is replaced")
+        _drain(round_, service, job, leaving[job.id])
+    _empty_nodes(round_, service, old, new)
     too_many = len(new) - wanted
     if too_many > 0:
         spare = sorted(new, key=lambda job: (job.id in service.ready, -job.number))
         for job in spare[:too_many]:
             _drain(round_, service, job, f"{wanted} replicas are wanted")
+
+
+def _leaving(state: State, service: Service, job: Job) -> str:
+    """Why another takes this one's place; empty if none does."""
+    if job.spec.version != service.version:
+        return f"version {job.spec.version} is replaced"
+    node = _drained_node(state, job)
+    return f"{node} is being drained" if node else ""
+
+
+def _drained_node(state: State, job: Job) -> str:
+    for member in job.members if job.active else ():
+        if state.nodes[member.slice.node].intent is NodeIntent.DRAINING:
+            return member.slice.node
+    return ""
+
+
+def _empty_nodes(round_: Round, service: Service, old: list[Job], new: list[Job]) -> None:
+    """Who answers on a node that is to be empty stays until another does; but not for ever, if
+    there is no room for another, or none gets ready."""
+    staying = [job for job in old if job.id not in service.draining and not _ends(job)]
+    here = [job for job in staying if _drained_node(round_.state, job)]
+    if not here:
+        return
+    waits = [j for j in new if j.phase is Phase.WAITING and j.submitted_ms < round_.now_ms]
+    if not waits and service.failures < TRIES_MAX:
+        _look_at(round_, round_.now_ms + LOOK_MS)
+        return
+    reason = f"{waits[0].id} waits for room" if waits else "no other got ready"
+    for job in here:
+        node = _drained_node(round_.state, job)
+        _stop(round_, job, StopCause.DRAIN, f"{node} is being drained, and {reason}")
 
 
 def _start(round_: Round, service: Service) -> None:
@@ -269,24 +303,8 @@ def _let_drained_go(
 
 
 def _stop(round_: Round, job: Job, cause: StopCause, why: str) -> None:
-    now_ms = round_.now_ms
-    if _ends(job):
-        return
-    if job.phase is Phase.WAITING:
-        round_.emit(
-            JobFinished(
-                at_ms=now_ms,
-                job=job.id,
-                attempt=job.attempt,
-                outcome=Outcome.CANCELLED,
-                code=CANCELLED_CODE,
-                why=why,
-            )
-        )
-    else:
-        round_.emit(
-            JobStopping(at_ms=now_ms, job=job.id, attempt=job.attempt, cause=cause, why=why)
-        )
+    if not _ends(job):
+        cancel(round_, job, why, cause)
 
 
 def _ends(job: Job) -> bool:
