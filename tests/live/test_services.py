@@ -13,6 +13,7 @@ import msgspec
 import pytest
 
 from shoal.client import ShoalError
+from shoal.model.node import NodeIntent
 from shoal.model.service import Probe, Route, Scale, ServiceSpec
 from tests.gateway.world import Answer, get
 from tests.live.cluster import Live, eventually
@@ -165,6 +166,24 @@ def test_a_port_that_is_taken_is_told_and_troubles_nobody_else(
     assert (view.url, get(port, "/").body) == (f"http://127.0.0.1:{port}/", "v1")
     cluster.client.stop_service(other.name)
     assert eventually(other.gone, WAIT_S)
+
+
+def test_a_node_is_drained_without_a_failed_request(cluster: Live, serving: Serving) -> None:
+    view = serving.serve("v1")
+    (first,) = view.replicas
+    try:
+        with serving.clients() as clients:
+            clients.more()
+            cluster.client.set_intent(first.node, NodeIntent.DRAINING)
+            assert eventually(
+                lambda: [r.job for r in serving.view().replicas] != [first.job], WAIT_S
+            )
+            assert eventually(lambda: len(serving.view().replicas) == 1, WAIT_S)
+            clients.more()
+        assert clients.failures == []
+        assert serving.view().replicas[0].node != first.node
+    finally:
+        cluster.client.set_intent(first.node, NodeIntent.OPEN)
 
 
 def test_a_probe_that_never_answers_is_told(serving: Serving) -> None:
