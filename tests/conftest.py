@@ -38,3 +38,9 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     for item in items:
         if item.path.is_relative_to(here) and item.path.relative_to(here).parts[0] in REAL:
             item.add_marker(pytest.mark.flaky(reruns=1))
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    for report in terminalreporter.stats.get("rerun", []):
+        terminalreporter.section(f"tried again: {report.nodeid}")
+        terminalreporter.line("\n".join(report.longreprtext.splitlines()[-30:]))
