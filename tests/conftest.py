@@ -24,6 +24,7 @@ REAL = (
     "gateway",
     "live",
     "netns",
+    "observe",
     "serve",
     "tasks",
     "train",

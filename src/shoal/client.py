@@ -16,6 +16,7 @@ import msgspec
 from shoal.model.job import JobSpec
 from shoal.model.node import NodeIntent
 from shoal.model.policy import Policy
+from shoal.model.series import JobSeries, NodeSeries, ServiceSeries
 from shoal.model.service import ServiceSpec
 from shoal.model.views import (
     CheckView,
@@ -210,6 +211,19 @@ class Client:
         """Events after a sequence number, oldest first; a negative `after` gives the last ones."""
         query = {"after": after, "limit": limit, "job": job, "node": node, "wait_s": wait_s}
         return self._call("GET", f"/v1/events?{urlencode(query)}", EventsView)
+
+    def job_series(self, job_id: str, *, since_ms: int = 0) -> JobSeries:
+        """Its curves; `since_ms` leaves out the points that are known already."""
+        path = f"/v1/jobs/{quote(job_id, safe='')}/series?since_ms={since_ms}"
+        return self._call("GET", path, JobSeries)
+
+    def node_series(self, node: str, *, since_ms: int = 0) -> NodeSeries:
+        path = f"/v1/nodes/{quote(node, safe='')}/series?since_ms={since_ms}"
+        return self._call("GET", path, NodeSeries)
+
+    def service_series(self, name: str, *, since_ms: int = 0) -> ServiceSeries:
+        path = f"/v1/services/{quote(name, safe='')}/series?since_ms={since_ms}"
+        return self._call("GET", path, ServiceSeries)
 
     # -- how ------------------------------------------------------------------------------
 

@@ -21,6 +21,7 @@ import uvloop
 from shoal.client import Address
 from shoal.control import plugins
 from shoal.control.clock import SystemClock
+from shoal.control.history.history import History
 from shoal.control.home import ClusterConfig, Home
 from shoal.control.logs import LogStore
 from shoal.control.loop import ControlLoop
@@ -76,7 +77,11 @@ async def _serve(home: Home) -> None:
     await asyncio.sleep(0)  # the agents start while the API is still being imported
     porter = Porter(loop, _balancer(home), lambda: _entry(home, config))
     porting = asyncio.create_task(porter.run())
-    server = _api_server(loop, home.token.read_text().strip(), lambda: _entry(home, config))
+    history = History(loop, home.history)
+    keeping = asyncio.create_task(history.run())
+    server = _api_server(
+        loop, home.token.read_text().strip(), lambda: _entry(home, config), history
+    )
     serving = asyncio.create_task(server.serve(sockets=[listener]))
     retiring = asyncio.create_task(_retire(loop, config))
     for number in (signal.SIGTERM, signal.SIGINT):
@@ -88,9 +93,11 @@ async def _serve(home: Home) -> None:
     await engine.close()
     retiring.cancel()
     porting.cancel()
+    keeping.cancel()
     ticking.cancel()
     with contextlib.suppress(asyncio.CancelledError):
         await ticking
+    await history.close()
     store.close()
 
 
@@ -185,7 +192,9 @@ def _address(listener: socket.socket) -> Address:
     )
 
 
-def _api_server(loop: ControlLoop, token: str, entry: Callable[[], Entry]) -> uvicorn.Server:
+def _api_server(
+    loop: ControlLoop, token: str, entry: Callable[[], Entry], history: History
+) -> uvicorn.Server:
     import uvicorn
 
     from shoal.api.app import build
@@ -197,7 +206,7 @@ def _api_server(loop: ControlLoop, token: str, entry: Callable[[], Entry]) -> uv
 
     return Server(
         uvicorn.Config(
-            build(loop, token, entry),
+            build(loop, token, entry, history),
             log_level="warning",
             access_log=False,
             lifespan="off",

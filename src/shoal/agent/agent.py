@@ -17,6 +17,7 @@ import msgspec
 from shoal.agent.beats import Beats
 from shoal.agent.checks import Checks
 from shoal.agent.members import CANNOT_START_CODE, MARK, CannotStart, Members
+from shoal.agent.sampling import Sampler
 from shoal.agent.shipping import Shipping, last_words
 from shoal.agent.stacks import stacks
 from shoal.core.nodebook import NodeBook
@@ -72,6 +73,7 @@ class Agent:
         self._members.checks = self._checks
         self._shipping = Shipping(self._send_log)
         self._beats = Beats(self._report_soon)
+        self._sampler = Sampler(spec.gpus)
         self._checkpoints = os.environ.get(CHECKPOINT_ROOT) or str(directory / "checkpoints")
         self._link: Link | None = None
         # Over, but output still to ship: code, reason, the step it was in.
@@ -136,7 +138,7 @@ class Agent:
     def _report(self) -> None:
         self._report_due = False
         if self._link is not None and self._link.backlog_bytes < BACKLOG_BYTES_MAX:
-            self._link.send(Heard(self._book.report(self._beats.progress())))
+            self._link.send(Heard(self._book.report(self._beats.progress(), self._sampler.take())))
 
     def _measured(self, result: CheckResult) -> None:
         self._book.measured(result)
@@ -267,6 +269,7 @@ class Agent:
 
     def listen(self) -> None:
         self._beats.listen()
+        self._sampler.start()
 
     async def live(self) -> None:
         async def heartbeat() -> None:

@@ -39,6 +39,8 @@ from shoal.api.problems import (
     on_store_error,
     on_unexpected,
 )
+from shoal.api.series import Series
+from shoal.control.history.history import History
 from shoal.control.loop import Busy, ControlLoop
 from shoal.control.plugins import problem
 from shoal.core.explain import explain
@@ -266,7 +268,17 @@ class Jobs(Controller):
         return view
 
 
-def build(loop: ControlLoop, token: str, entry: Callable[[], Entry] = lambda: Entry()) -> Litestar:
+def build(
+    loop: ControlLoop,
+    token: str,
+    entry: Callable[[], Entry] = lambda: Entry(),
+    history: History | None = None,
+) -> Litestar:
+    kept = history or History(loop)
+
+    def provide_history() -> History:
+        return kept
+
     def provide_loop() -> ControlLoop:
         return loop
 
@@ -274,11 +286,12 @@ def build(loop: ControlLoop, token: str, entry: Callable[[], Entry] = lambda: En
         return entry()
 
     return Litestar(
-        route_handlers=[Cluster, Jobs, Services],
+        route_handlers=[Cluster, Jobs, Services, Series],
         guards=[_bearer(token)],
         dependencies={
             "loop": Provide(provide_loop, sync_to_thread=False),
             "entry": Provide(provide_entry, sync_to_thread=False),
+            "history": Provide(provide_history, sync_to_thread=False),
         },
         exception_handlers={
             Refusal: on_refusal,

@@ -31,6 +31,7 @@ class Home:
         self.address = self.path / "controller.json"
         self.token = self.path / "token"
         self.database = self.path / "shoal.db"
+        self.history = self.path / "history.db"
         self.controller_log = self.path / "controller.log"
         self.controller_lock = self.path / "controller.lock"
         self.supervisor_lock = self.path / "supervisor.lock"

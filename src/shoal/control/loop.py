@@ -28,6 +28,7 @@ from shoal.model.report import (
     Request,
     Submit,
 )
+from shoal.model.samples import NodeSample
 from shoal.model.service import ServiceLoad
 from shoal.ports import Clock, Engine, Store, StoreError
 
@@ -55,6 +56,7 @@ class ControlLoop:
         self.policy = policy or self.state.policy
         self.started_ms = clock.now_ms()
         self.finishing: dict[str, Job] = {}  # finished, but not yet in the store
+        self.samples: dict[str, NodeSample] = {}  # the newest of each node, for who keeps them
         self._engine = engine
         self._snapshot_seq = self.last_seq
         self._number = 0
@@ -109,6 +111,8 @@ class ControlLoop:
     def heard(self, report: NodeReport) -> None:
         """Inventories are complete, so a newer one replaces one not yet looked at."""
         self._reports[report.spec.id] = report
+        if report.sample is not None:
+            self.samples[report.spec.id] = report.sample
         self._wake.set()
 
     def served(self, load: ServiceLoad) -> None:

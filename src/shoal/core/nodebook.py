@@ -12,6 +12,7 @@ from shoal.model.node import NodeSpec
 from shoal.model.progress import Progress
 from shoal.model.report import MemberExit, NodeReport
 from shoal.model.resources import WHOLE_GPU_MILLI
+from shoal.model.samples import NodeSample
 
 STOPPED_BEFORE_START_CODE = 143
 PREPARED_MAX = 2  # a warm interpreter takes memory
@@ -100,7 +101,9 @@ class NodeBook:
         while len(self.checks) > CHECKS_KEPT:
             del self.checks[next(iter(self.checks))]
 
-    def report(self, progress: tuple[Progress, ...] = ()) -> NodeReport:
+    def report(
+        self, progress: tuple[Progress, ...] = (), sample: NodeSample | None = None
+    ) -> NodeReport:
         self._sequence += 1
         return NodeReport(
             spec=self.spec,
@@ -112,4 +115,5 @@ class NodeBook:
             progress=progress,
             checks=tuple(self.checks.values()),
             prepared=tuple(self.prepared),
+            sample=sample,
         )

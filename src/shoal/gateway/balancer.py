@@ -73,6 +73,9 @@ def _load(stats: ServiceStats) -> ServiceLoad:
         answers_per_ks=round(stats.requests_per_s * 1000),
         failures_per_ks=round(stats.failed_per_s * 1000),
         response_ms=stats.response_ms,
+        p50_ms=stats.p50_ms,
+        p95_ms=stats.p95_ms,
+        p99_ms=stats.p99_ms,
         replicas={
             one.replica: ReplicaLoad(
                 one.up, one.in_flight, round(one.requests_per_s * 1000), one.response_ms

@@ -6,10 +6,13 @@ import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
+import msgspec
+
 from shoal.gateway.accesslog import AccessLog, latencies
 from shoal.gateway.binary import Binary, find_binary
 from shoal.gateway.changes import changes
 from shoal.gateway.process import Proxy
+from shoal.gateway.recent import Recent
 from shoal.gateway.refuse import check_machine, check_wishes, sound_part
 from shoal.gateway.render import Place, digest, render
 from shoal.gateway.runtime import RuntimeFailure, WorkerOver
@@ -51,6 +54,7 @@ class Gateway:
         self._weights: dict[Key, int] = {}
         self._counts: dict[str, ServiceCount] = {}
         self._counted_ms = 0
+        self._recent = Recent()
 
     def apply(self, wanted: Wanted) -> None:
         """Make it so: started if it is not running, reloaded if the routes changed, else told
@@ -86,7 +90,10 @@ class Gateway:
             self._follow(self._counts)
         except RuntimeFailure:
             return ()  # it died just now: the next look starts it
-        return stats(before, self._counts, (self._counted_ms - before_ms) / 1000)
+        seen = stats(before, self._counts, (self._counted_ms - before_ms) / 1000)
+        return tuple(
+            msgspec.structs.replace(one, **self._recent.percentiles(one.service)) for one in seen
+        )
 
     def counts(self) -> dict[str, ServiceCount]:
         """Counters now, with what workers of an earlier configuration still have in flight."""
@@ -135,6 +142,7 @@ class Gateway:
         """Weights after what was seen."""
         assert self._wanted is not None
         fresh = latencies(self._log.fresh())
+        self._recent.take(fresh, self._now_ms())
         commands: list[str] = []
         balances: dict[str, Balance] = {}
         weights: dict[Key, int] = {}

@@ -66,6 +66,9 @@ class ServiceStats(msgspec.Struct, frozen=True, kw_only=True):
     response_ms: int
     total_ms: int
     queue_ms: int
+    p50_ms: int = 0  # until an answer began, of the last seconds
+    p95_ms: int = 0
+    p99_ms: int = 0
     replicas: tuple[ReplicaStats, ...] = ()
 
     @property

@@ -8,6 +8,7 @@ from shoal.model.health import CheckResult
 from shoal.model.job import JobSpec, MemberRef
 from shoal.model.node import NodeIntent, NodeSpec
 from shoal.model.progress import Progress
+from shoal.model.samples import NodeSample
 from shoal.model.service import ServiceLoad, ServiceSpec
 
 
@@ -26,7 +27,8 @@ class NodeReport(msgspec.Struct, frozen=True, kw_only=True):
     `stopping` are those alive that have been told to stop and need not be told again. `progress`
     is what living members say of their work, where they do. `checks` are the results of the last
     checks, the newest last; they are told in every report, so that none gets lost. `prepared`
-    are the jobs that the node was told to be ready for, with an interpreter that is warm."""
+    are the jobs that the node was told to be ready for, with an interpreter that is warm.
+    `sample` is the node's load, now and then: no decision needs it."""
 
     spec: NodeSpec
     incarnation: int
@@ -37,6 +39,7 @@ class NodeReport(msgspec.Struct, frozen=True, kw_only=True):
     progress: tuple[Progress, ...] = ()
     checks: tuple[CheckResult, ...] = ()
     prepared: tuple[str, ...] = ()
+    sample: NodeSample | None = None
 
 
 class NodeGone(msgspec.Struct, frozen=True):

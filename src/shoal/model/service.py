@@ -172,6 +172,9 @@ class ServiceLoad(msgspec.Struct, frozen=True, kw_only=True):
     answers_per_ks: int = 0  # in a thousand seconds
     failures_per_ks: int = 0
     response_ms: int = 0
+    p50_ms: int = 0  # until an answer began, of the requests of the last seconds
+    p95_ms: int = 0
+    p99_ms: int = 0
     replicas: dict[str, ReplicaLoad] = {}
     ready: tuple[str, ...] = ()
     trouble: str = ""

@@ -1,0 +1,112 @@
+"""How busy this machine and its GPUs are, every two seconds, by a thread that nobody waits for."""
+
+from __future__ import annotations
+
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+from shoal.model.samples import GpuSample, NodeSample
+
+SAMPLE_S = 2.0
+
+
+class Sampler:
+    """A driver that hangs keeps this thread and nothing else."""
+
+    def __init__(self, gpus: int) -> None:
+        self._gpus = gpus
+        self._newest: NodeSample | None = None
+        self._stopped = threading.Event()
+
+    def start(self) -> None:
+        threading.Thread(target=self._run, name="sampling", daemon=True).start()
+
+    def stop(self) -> None:
+        self._stopped.set()
+
+    def take(self) -> NodeSample | None:
+        """The newest, once."""
+        sample, self._newest = self._newest, None
+        return sample
+
+    def _run(self) -> None:
+        driver = Driver() if self._gpus else None
+        before = cpu_times()
+        while not self._stopped.wait(SAMPLE_S):
+            now = cpu_times()
+            self._newest = NodeSample(
+                at_ms=time.time_ns() // 1_000_000,
+                cpu_milli=busy_milli(before, now),
+                memory_milli=memory_milli(),
+                gpus=driver.gpus(self._gpus) if driver else (),
+            )
+            before = now
+
+
+class Driver:
+    """NVML, where there is one."""
+
+    def __init__(self) -> None:
+        self._nvml: Any = None
+        self._handles: list[Any] = []
+        try:
+            import pynvml
+
+            pynvml.nvmlInit()
+            count = int(pynvml.nvmlDeviceGetCount())
+            self._handles = [pynvml.nvmlDeviceGetHandleByIndex(n) for n in range(count)]
+            self._nvml = pynvml
+        except Exception:  # not installed, or no driver: NVML has an exception for each
+            self._handles = []
+
+    def gpus(self, most: int) -> tuple[GpuSample, ...]:
+        return tuple(self._one(handle) for handle in self._handles[:most])
+
+    def _one(self, handle: Any) -> GpuSample:
+        nvml = self._nvml
+
+        def asked(name: str, *more: Any) -> Any:
+            try:
+                return getattr(nvml, name)(handle, *more)
+            except Exception:  # this GPU or this driver does not tell
+                return None
+
+        rates, memory = asked("nvmlDeviceGetUtilizationRates"), asked("nvmlDeviceGetMemoryInfo")
+        power_mw = asked("nvmlDeviceGetPowerUsage")
+        heat = asked("nvmlDeviceGetTemperature", getattr(nvml, "NVML_TEMPERATURE_GPU", 0))
+        return GpuSample(
+            busy_milli=None if rates is None else _milli(int(rates.gpu), 100),
+            memory_milli=None if memory is None else _milli(int(memory.used), int(memory.total)),
+            power_w=None if power_mw is None else min(65_000, max(0, int(power_mw) // 1000)),
+            temperature_c=None if heat is None else min(65_000, max(0, int(heat))),
+        )
+
+
+def cpu_times(stat: Path = Path("/proc/stat")) -> tuple[int, int]:
+    """(busy, all) since the machine started, in the kernel's ticks."""
+    try:
+        fields = [int(word) for word in stat.read_text().split("\n", 1)[0].split()[1:9]]
+    except (OSError, ValueError):
+        return 0, 0
+    idle = sum(fields[3:5])  # idle, and waiting for a disk
+    return sum(fields) - idle, sum(fields)
+
+
+def busy_milli(before: tuple[int, int], now: tuple[int, int]) -> int | None:
+    whole = now[1] - before[1]
+    return _milli(now[0] - before[0], whole) if whole > 0 else None
+
+
+def memory_milli(meminfo: Path = Path("/proc/meminfo")) -> int | None:
+    try:
+        lines = meminfo.read_text().splitlines()
+        sizes = {line.split(":")[0]: int(line.split()[1]) for line in lines}
+        return _milli(sizes["MemTotal"] - sizes["MemAvailable"], sizes["MemTotal"])
+    except (OSError, ValueError, KeyError, IndexError):
+        return None
+
+
+def _milli(part: int, whole: int) -> int | None:
+    return min(1000, max(0, round(1000 * part / whole))) if whole > 0 else None

@@ -1,0 +1,296 @@
+"""Looks at the state about once a second and keeps what it sees: of jobs, nodes and services."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import sqlite3
+from collections.abc import Callable, Iterable
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from pathlib import Path
+from typing import TypeVar
+
+import msgspec
+
+from shoal.control.history.curve import Fading, Kept, Shape
+from shoal.control.history.jobs import JobHistory, JobSample
+from shoal.control.history.loads import (
+    NodePoint,
+    ServicePoint,
+    node_point,
+    node_series,
+    node_shape,
+    service_point,
+    service_series,
+    service_shape,
+)
+from shoal.control.history.store import HistoryFile, Whole
+from shoal.control.loop import ControlLoop
+from shoal.core.records import Watch
+from shoal.model.series import JobSeries, NodeSeries, ServiceSeries
+
+log = logging.getLogger("shoal.history")
+
+LOOK_S = 1.0
+FLUSH_EVERY = 3  # looks
+WHOLE_EVERY_S = 300  # whole series are written so often; the tail has what came since
+WHOLE_AT_ONCE = 100  # then the loop gets its turn
+LOAD_WIDTH_MS = 2000
+# With 64 points to a level and 14 levels: two minutes at full rate, four weeks in all.
+LOAD_POINTS = 64
+LOAD_LEVELS = 14
+
+# Ended jobs that cannot be written are let go beyond so many.
+ENDED_HELD_MAX = 2_000
+
+Sample = JobSample | NodePoint | ServicePoint
+Result = TypeVar("Result")
+
+
+class History:
+    """Reads the loop's state between steps, on the loop's thread; writes in a thread of its own."""
+
+    def __init__(self, loop: ControlLoop, path: Path | None = None) -> None:
+        self._loop = loop
+        self.file = HistoryFile(path)
+        self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="history")
+        self._jobs: dict[str, JobHistory] = {}
+        self._watches: dict[str, Watch] = {}  # the last seen of each, to be read once more
+        self._nodes: dict[str, Fading] = {}
+        self._services: dict[str, Fading] = {}
+        self._changed: dict[str, None] = {}  # keys of nodes and services
+        self._fresh: list[Sample] = []
+        self._trouble = ""
+
+    # -- what others ask -------------------------------------------------------------------
+
+    async def job(self, job: str, since_ms: int = 0) -> JobSeries:
+        """Of a job that lives or has ended; without points if it never told of any steps."""
+        known = self._jobs.get(job)
+        if known is not None:
+            return known.series(since_ms)
+        body = await asyncio.to_thread(self._read, f"j/{job}")
+        return _restored_job(job, body).series(since_ms)
+
+    def node(self, node: str, since_ms: int = 0) -> NodeSeries:
+        return node_series(node, self._nodes.get(node), since_ms)
+
+    def service(self, name: str, since_ms: int = 0) -> ServiceSeries:
+        return service_series(name, self._services.get(name), since_ms)
+
+    # -- its life --------------------------------------------------------------------------
+
+    async def run(self) -> None:
+        await self.restore()
+        looks = 0
+        whole_at = asyncio.get_running_loop().time() + WHOLE_EVERY_S
+        while True:
+            await asyncio.sleep(LOOK_S)
+            self.look()
+            looks += 1
+            if looks % FLUSH_EVERY == 0:
+                await self.flush()
+            if asyncio.get_running_loop().time() >= whole_at:
+                await self.write_whole()
+                whole_at = asyncio.get_running_loop().time() + WHOLE_EVERY_S
+
+    async def close(self) -> None:
+        await self.flush()
+        self._thread.shutdown(wait=True)
+        self.file.close()
+
+    async def restore(self) -> None:
+        """Take up what the last controller left."""
+        try:
+            living, tail = await self._in_thread(self._load)
+        except sqlite3.DatabaseError as error:
+            self._say(error)
+            return
+        for key, body in living.items():
+            kind, _, name = key.partition("/")
+            if kind == "j":
+                self._jobs[name] = _restored_job(name, body)
+            else:
+                self._restore_load(kind, name, body)
+        for piece in tail:
+            try:
+                samples = msgspec.msgpack.decode(piece, type=list[Sample])
+            except msgspec.DecodeError:
+                continue
+            for sample in samples:
+                self._take(sample)
+        self._fresh = []
+
+    def look(self) -> None:
+        """One look at everything that may have something new to tell."""
+        now_ms = self._loop.clock.now_ms()
+        state = self._loop.state
+        for job_id, watch in state.watches.items():
+            history = self._jobs.get(job_id)
+            if history is None:
+                history = self._jobs[job_id] = JobHistory(job_id)
+            last = self._watches.get(job_id)
+            if last is not watch:
+                if last is not None:
+                    self._look_at_job(history, last, now_ms)
+                self._watches[job_id] = watch
+            if history.due(now_ms) or last is not watch:
+                self._look_at_job(history, watch, now_ms)
+        # An attempt that is over said its last after the last look at it, perhaps.
+        for job_id in [one for one in self._watches if one not in state.watches]:
+            self._look_at_job(self._jobs[job_id], self._watches.pop(job_id), now_ms)
+        for node_id, sample in self._loop.samples.items():
+            known = self._nodes.get(node_id)
+            if known is None or known.due(now_ms):
+                self._keep(node_point(node_id, now_ms, sample))
+        self._loop.samples = {}
+        for name, load in state.loads.items():
+            known, service = self._services.get(name), state.services.get(name)
+            if service is not None and load.tells and (known is None or known.due(now_ms)):
+                self._keep(service_point(service, load, now_ms))
+
+    def _look_at_job(self, history: JobHistory, watch: Watch, now_ms: int) -> None:
+        job = self._loop.state.jobs.get(history.job)
+        same = job is not None and job.attempt == watch.attempt
+        nodes = [member.slice.node for member in job.members] if job is not None and same else []
+        if not nodes and watch.beats:
+            nodes = list(history.nodes(watch.attempt))
+        if nodes:
+            sample = history.sample(watch.attempt, nodes, watch.beats, now_ms)
+            if sample is not None:
+                self._keep(sample)
+
+    def _keep(self, sample: Sample) -> None:
+        self._fresh.append(sample)
+        self._take(sample)
+
+    def _take(self, sample: Sample) -> None:
+        match sample:
+            case JobSample():
+                history = self._jobs.get(sample.job)
+                if history is None:
+                    history = self._jobs[sample.job] = JobHistory(sample.job)
+                history.take(sample)
+            case NodePoint():
+                shape = node_shape(sample.gpus)
+                known = self._nodes.get(sample.node)
+                if known is None or known.shape.size != shape.size:  # its GPUs are others now
+                    known = self._nodes[sample.node] = _fading(shape)
+                known.add(sample.at_ms, sample.values)
+                self._changed[f"n/{sample.node}"] = None
+            case ServicePoint():
+                known = self._services.setdefault(sample.service, _fading(service_shape()))
+                known.add(sample.at_ms, sample.values)
+                self._changed[f"s/{sample.service}"] = None
+
+    # -- the file --------------------------------------------------------------------------
+
+    async def flush(self) -> None:
+        """What is new goes to the tail; jobs that have ended are written whole, and leave."""
+        state, finishing = self._loop.state, self._loop.finishing
+        now_ms = self._loop.clock.now_ms()
+        ended = [
+            job_id for job_id in self._jobs if job_id not in state.jobs and job_id not in finishing
+        ]
+        wholes: list[Whole] = [(f"j/{one}", now_ms, self._jobs[one].body()) for one in ended]
+        fresh, self._fresh = self._fresh, []
+        if not fresh and not wholes:
+            return
+        written = await self._write(msgspec.msgpack.encode(fresh) if fresh else b"", wholes)
+        if written or len(ended) > ENDED_HELD_MAX:
+            for job_id in ended:
+                del self._jobs[job_id]
+
+    async def write_whole(self) -> None:
+        """All that changed, so that the tail can begin anew."""
+        await self.flush()
+        forget_to = self.file.newest
+        jobs = [history for history in self._jobs.values() if history.changed]
+        for start in range(0, len(jobs), WHOLE_AT_ONCE):
+            some = jobs[start : start + WHOLE_AT_ONCE]
+            if not await self._write(b"", [(f"j/{one.job}", None, one.body()) for one in some]):
+                return
+            for one in some:
+                one.changed = False
+        keys, self._changed = list(self._changed), {}
+        for start in range(0, len(keys), WHOLE_AT_ONCE):
+            some_keys = keys[start : start + WHOLE_AT_ONCE]
+            if not await self._write(b"", [(key, None, self._load_body(key)) for key in some_keys]):
+                self._changed.update(dict.fromkeys(keys))
+                return
+        await self._write(b"", [], forget_to)
+        await self._tidy()
+
+    async def _tidy(self) -> None:
+        """Nodes and services that are no more leave; so does the oldest of what is too much."""
+        state = self._loop.state
+        gone = [f"n/{one}" for one in self._nodes if one not in state.nodes]
+        gone += [f"s/{one}" for one in self._services if one not in state.services]
+        self._nodes = {one: kept for one, kept in self._nodes.items() if one in state.nodes}
+        self._services = {
+            one: kept for one, kept in self._services.items() if one in state.services
+        }
+        try:
+            await self._in_thread(partial(self.file.drop, gone))
+            await self._in_thread(self.file.trim)
+        except sqlite3.DatabaseError as error:
+            self._say(error)
+
+    def _load_body(self, key: str) -> bytes:
+        kind, _, name = key.partition("/")
+        known = self._nodes[name] if kind == "n" else self._services[name]
+        return msgspec.msgpack.encode((known.shape.size, known.kept()))
+
+    def _restore_load(self, kind: str, name: str, body: bytes) -> None:
+        try:
+            size, kept = msgspec.msgpack.decode(body, type=tuple[int, Kept])
+        except msgspec.DecodeError:
+            return
+        if kind == "s":
+            if service_shape().size == size:
+                self._services[name] = _fading(service_shape(), kept)
+            return
+        shape = node_shape((size - node_shape(0).size) // (node_shape(1).size - node_shape(0).size))
+        if shape.size == size:
+            self._nodes[name] = _fading(shape, kept)
+
+    async def _write(self, tail: bytes, wholes: Iterable[Whole], forget_to: int = 0) -> bool:
+        """A disk that is full costs samples and nothing else."""
+        try:
+            await self._in_thread(lambda: self.file.write(tail, wholes, forget_to))
+        except sqlite3.DatabaseError as error:
+            self._say(error)
+            return False
+        self._trouble = ""
+        return True
+
+    async def _in_thread(self, work: Callable[[], Result]) -> Result:
+        return await asyncio.get_running_loop().run_in_executor(self._thread, work)
+
+    def _load(self) -> tuple[dict[str, bytes], list[bytes]]:
+        return self.file.living(), self.file.tail()
+
+    def _read(self, key: str) -> bytes | None:
+        try:
+            return self.file.read(key)
+        except sqlite3.DatabaseError as error:
+            self._say(error)
+            return None
+
+    def _say(self, error: Exception) -> None:
+        """Once, not every few seconds."""
+        if str(error) != self._trouble:
+            self._trouble = str(error)
+            log.error("samples cannot be kept: %s", error)
+
+
+def _fading(shape: Shape, kept: Kept | None = None) -> Fading:
+    return Fading(shape, LOAD_POINTS, LOAD_LEVELS, LOAD_WIDTH_MS, kept)
+
+
+def _restored_job(job: str, body: bytes | None) -> JobHistory:
+    try:
+        return JobHistory(job, body)
+    except msgspec.DecodeError:
+        return JobHistory(job)  # written by another version: its curve begins anew

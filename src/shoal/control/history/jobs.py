@@ -1,0 +1,217 @@
+"""One job's curves: what its members' beats tell, over all its attempts, in bounded size."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import msgspec
+
+from shoal.control.history.curve import Curve, Kept, Merge, Shape, Value
+from shoal.model.progress import METRICS_MAX, Beat
+from shoal.model.series import JobPoint, JobSeries, MemberSeries, MetricSeries
+
+POINTS_MAX = 512
+METRIC_POINTS_MAX = 256
+# The points of all members of an attempt together, and of each: enough for a strip on a page.
+MEMBER_POINTS_MAX = 16_384
+POINTS_OF_MEMBER_MAX = 128
+POINTS_OF_MEMBER_MIN = 16
+ATTEMPTS_KEPT = 8
+# So many members tell how long a step takes; more would say the same.
+MEMBERS_ASKED_MAX = 16
+
+JOB_SHAPE = Shape((Merge.LAST, Merge.MEAN, Merge.MEAN), "d")  # step, loss, step_ms
+METRIC_SHAPE = Shape((Merge.MEAN,), "f")
+FIELDS = 4  # of a member: step_ms, and the shares of waiting, data and saving
+
+Beats = Mapping[int, Beat]
+
+
+class JobSample(msgspec.Struct, frozen=True, tag="j", array_like=True):
+    """What one look at a job told. `members` is flat, FIELDS values for each, or empty."""
+
+    job: str
+    at_ms: int
+    attempt: int
+    nodes: tuple[str, ...]
+    step: int
+    loss: float | None
+    step_ms: float | None
+    metrics: dict[str, float]
+    members: list[float | None]
+
+
+class KeptAttempt(msgspec.Struct, frozen=True):
+    attempt: int
+    nodes: tuple[str, ...]
+    sheet: Kept
+
+
+class KeptJob(msgspec.Struct, frozen=True):
+    curve: Kept
+    metrics: dict[str, Kept]
+    attempts: list[KeptAttempt]
+
+
+class Attempt:
+    """The members of one attempt side by side: a row has the values of all of them."""
+
+    def __init__(self, number: int, nodes: Sequence[str], kept: Kept | None = None) -> None:
+        self.number = number
+        self.nodes = tuple(nodes)
+        most = MEMBER_POINTS_MAX // max(1, len(self.nodes))
+        most = max(POINTS_OF_MEMBER_MIN, min(POINTS_OF_MEMBER_MAX, most))
+        self.sheet = Curve(Shape([Merge.MEAN] * (FIELDS * len(self.nodes)), "f"), most, kept)
+
+    def series(self, since_ms: int) -> list[MemberSeries]:
+        rows = [row for row in self.sheet.rows() if row[0] > since_ms]
+        at_ms = [at for at, _ in rows]
+        return [
+            MemberSeries(
+                attempt=self.number,
+                member=member,
+                node=node,
+                at_ms=at_ms,
+                step_ms=_column(rows, FIELDS * member),
+                wait_share=_column(rows, FIELDS * member + 1),
+                data_share=_column(rows, FIELDS * member + 2),
+                save_share=_column(rows, FIELDS * member + 3),
+            )
+            for member, node in enumerate(self.nodes)
+        ]
+
+
+class JobHistory:
+    def __init__(self, job: str, body: bytes | None = None) -> None:
+        kept = msgspec.msgpack.decode(body, type=KeptJob) if body is not None else None
+        self.job = job
+        self.changed = False
+        self._curve = Curve(JOB_SHAPE, POINTS_MAX, kept.curve if kept else None)
+        self._metrics = {
+            name: Curve(METRIC_SHAPE, METRIC_POINTS_MAX, one)
+            for name, one in (kept.metrics if kept else {}).items()
+        }
+        self._attempts = [
+            Attempt(one.attempt, one.nodes, one.sheet) for one in (kept.attempts if kept else [])
+        ]
+        self._told: Beats = {}  # the beats at the last point of the curve
+        self._members_told: Beats = {}  # ... of the sheet
+        self._attempt = 0
+        self._nodes: tuple[str, ...] = ()
+
+    def nodes(self, attempt: int) -> tuple[str, ...]:
+        """Of the attempt that was looked at last."""
+        return self._nodes if attempt == self._attempt else ()
+
+    def due(self, now_ms: int) -> bool:
+        return self._curve.due(now_ms)
+
+    def sample(
+        self, attempt: int, nodes: Sequence[str], beats: Beats, now_ms: int
+    ) -> JobSample | None:
+        """What the beats tell since the last look; None if no step was done since."""
+        if attempt != self._attempt:
+            self._attempt, self._nodes = attempt, tuple(nodes)
+            # An attempt that was looked at before this controller began goes on from here.
+            old = any(one.number == attempt and len(one.sheet) for one in self._attempts)
+            self._told = self._members_told = dict(beats) if old else {}
+        asked = {n: beats[n] for n in sorted(beats)[:MEMBERS_ASKED_MAX]}
+        paces = [
+            pace
+            for number, beat in asked.items()
+            if (pace := shares(self._told.get(number), beat)[0]) is not None
+        ]
+        if not paces:
+            return None
+        sheet = self._sheet(attempt, nodes).sheet
+        members: list[Value] = []
+        if sheet.due(now_ms):
+            for number in range(len(nodes)):
+                beat = beats.get(number)
+                before = self._members_told.get(number)
+                members += [None] * FIELDS if beat is None else shares(before, beat)
+            self._members_told = dict(beats)
+        self._told = dict(asked)
+        first = asked[next(iter(asked))]
+        return JobSample(
+            job=self.job,
+            at_ms=now_ms,
+            attempt=attempt,
+            nodes=tuple(nodes) if members else (),
+            step=max(beat.step for beat in asked.values()),
+            loss=next((beat.loss for beat in asked.values() if beat.loss is not None), None),
+            step_ms=sorted(paces)[len(paces) // 2],
+            metrics=dict(first.metrics),
+            members=members,
+        )
+
+    def take(self, sample: JobSample) -> None:
+        """From a look just now, or from the tail of the file."""
+        if sample.at_ms <= self._curve.last_ms:
+            return
+        self.changed = True
+        self._curve.add(sample.at_ms, (sample.step, sample.loss, sample.step_ms))
+        for name, value in sample.metrics.items():
+            curve = self._metrics.get(name)
+            if curve is None and len(self._metrics) < METRICS_MAX:
+                curve = self._metrics[name] = Curve(METRIC_SHAPE, METRIC_POINTS_MAX)
+            if curve is not None and curve.due(sample.at_ms):
+                curve.add(sample.at_ms, (value,))
+        if sample.members:
+            self._sheet(sample.attempt, sample.nodes).sheet.add(sample.at_ms, sample.members)
+
+    def series(self, since_ms: int = 0) -> JobSeries:
+        points = [
+            JobPoint(at_ms=at, step=int(step or 0), loss=loss, step_ms=step_ms)
+            for at, (step, loss, step_ms) in self._curve.rows()
+            if at > since_ms
+        ]
+        metrics = []
+        for name, curve in self._metrics.items():
+            rows = [row for row in curve.rows() if row[0] > since_ms]
+            at_ms = [at for at, _ in rows]
+            metrics.append(MetricSeries(name=name, at_ms=at_ms, values=_column(rows, 0)))
+        members = [one for attempt in self._attempts for one in attempt.series(since_ms)]
+        return JobSeries(
+            id=self.job,
+            width_ms=self._curve.width_ms,
+            points=points,
+            metrics=metrics,
+            members=members,
+        )
+
+    def body(self) -> bytes:
+        attempts = [KeptAttempt(one.number, one.nodes, one.sheet.kept()) for one in self._attempts]
+        metrics = {name: curve.kept() for name, curve in self._metrics.items()}
+        return msgspec.msgpack.encode(KeptJob(self._curve.kept(), metrics, attempts))
+
+    def _sheet(self, attempt: int, nodes: Sequence[str]) -> Attempt:
+        last = self._attempts[-1] if self._attempts else None
+        if last is None or last.number != attempt or len(last.nodes) != len(nodes):
+            last = Attempt(attempt, nodes)
+            kept = [one for one in self._attempts if one.number != attempt]
+            self._attempts = [*kept, last][-ATTEMPTS_KEPT:]
+        return last
+
+
+def shares(before: Beat | None, beat: Beat) -> list[Value]:
+    """Since the beat before: what a step took, and which shares of that were waiting for peers, for
+    data, and for saves. A process that has begun anew is measured from its beginning."""
+    if before is not None and before.steps > beat.steps:
+        before = None
+    wait_us = beat.wait_us - (before.wait_us if before else 0)
+    data_us = beat.data_us - (before.data_us if before else 0)
+    save_us = beat.save_us - (before.save_us if before else 0)
+    own_us = beat.compute_us - (before.compute_us if before else 0)
+    steps = beat.steps - (before.steps if before else 0)
+    whole_us = own_us + wait_us + data_us + save_us
+    if steps <= 0 or whole_us <= 0:
+        return [None] * FIELDS
+    return [
+        whole_us / steps / 1000,
+        *(min(1.0, max(0.0, us / whole_us)) for us in (wait_us, data_us, save_us)),
+    ]
+
+
+def _column(rows: list[tuple[int, list[Value]]], index: int) -> list[float | None]:
+    return [values[index] for _, values in rows]

@@ -1,0 +1,30 @@
+"""What a node says of its load now and then: samples, which may be lost and are never events."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import msgspec
+
+from shoal.model.node import GPUS_PER_NODE_MAX
+
+Milli = Annotated[int, msgspec.Meta(ge=0, le=1000)]
+Small = Annotated[int, msgspec.Meta(ge=0, le=65_000)]
+
+
+class GpuSample(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """One GPU by its driver. None: it does not tell."""
+
+    busy_milli: Milli | None = None  # of the time since the last sample, something ran on it
+    memory_milli: Milli | None = None  # of its memory is in use
+    power_w: Small | None = None
+    temperature_c: Small | None = None
+
+
+class NodeSample(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """The machine's load. `at_ms` is the node's own clock: it only tells samples apart."""
+
+    at_ms: int
+    cpu_milli: Milli | None = None  # of all its cores are busy
+    memory_milli: Milli | None = None
+    gpus: Annotated[tuple[GpuSample, ...], msgspec.Meta(max_length=GPUS_PER_NODE_MAX)] = ()

@@ -1,0 +1,1 @@
+"""Tests of what an operator sees: curves, metrics, the terminal, failures told."""
