@@ -69,6 +69,17 @@ def test_members_that_share_a_node_by_number_stay_or_go_together() -> None:
     assert f"4 members where they were, 2 on {spare}" in cluster.job(job_id).why
 
 
+def test_the_why_says_what_a_restart_costs() -> None:
+    cluster = Training(POLICY, "abcd", gpus=2)
+    job_id = cluster.run(gpus=2, members=2, **RETRIED)
+    for _ in range(5):
+        cluster.wait(1_000)
+        cluster.hear(*cluster.books)
+    fail(cluster, job_id)
+    (requeued,) = cluster.events_of(JobRequeued)
+    assert requeued.why.endswith("; 5 s of its work on 4 GPUs are done again")
+
+
 def test_a_place_that_came_back_with_fewer_gpus_is_not_taken() -> None:
     cluster = Training(POLICY, "ab", gpus=4)
     job_id = cluster.run(gpus=4)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from shoal.core.reconcile import STRANGER_GRACE_MS
 from shoal.model.commands import Acknowledge, Check, Launch, Prepare, Stop
 from shoal.model.job import MemberRef
@@ -149,6 +151,30 @@ def test_members_that_share_a_node_by_number_see_its_gpus_as_under_torchrun() ->
     assert [launch.env["CUDA_VISIBLE_DEVICES"] for launch in alone] == [
         launch.env["SHOAL_GPUS"] for launch in alone
     ]
+
+
+def test_members_are_told_how_often_machines_cut_gangs_short() -> None:
+    cluster = Cluster()
+    for name in "abc":
+        cluster.join(name)
+
+    def told(**fields: Any) -> int:
+        cluster.submit(**fields)
+        (launch, *_) = [c for c in cluster.last.commands if isinstance(c, Launch)]
+        return int(launch.env["SHOAL_MTBF_S"])
+
+    month_s = 30 * 24 * 3600
+    assert told() == month_s
+    assert told(members=2, members_per_node=1) == month_s // 2
+    assert told(env={"SHOAL_MTBF_S": "7"}) == 7
+    cluster.run()
+    cluster.wait(1_000)
+    for node in [member.slice.node for member in cluster.job("j4").members]:
+        cluster.learn_gone(node)
+        del cluster.books[node]
+    losses = cluster.state.wear.losses
+    assert losses >= 1
+    assert month_s // (losses + 1) <= told() < month_s // (losses + 1) + 60
 
 
 def test_a_member_without_gpus_sees_none() -> None:

@@ -212,6 +212,7 @@ def _job_requeued(state: State, event: JobRequeued) -> None:
     not_served(state, job)
     if job.running_ms is not None:
         state.tell(job, job.attained_ms + event.at_ms - job.running_ms)
+    _wear(state, job, event.at_ms, event.cause in (StopCause.NODE_LOSS, StopCause.HANG))
     job.kept_ms = kept_ms(job, event.cause, event.at_ms)
     job.attained_ms += job.kept_ms
     job.phase = Phase.WAITING
@@ -229,6 +230,12 @@ def _job_requeued(state: State, event: JobRequeued) -> None:
     job.why = event.why
     if job.id not in state.claims:
         state.queue.add(job)
+
+
+def _wear(state: State, job: Job, at_ms: int, lost: bool) -> None:
+    if job.running_ms is not None:
+        nodes = len({member.slice.node for member in job.members})
+        state.wear.add(nodes * (at_ms - job.running_ms), lost)
 
 
 def _book_failure(state: State, job: Job, at_ms: int) -> None:
@@ -278,6 +285,8 @@ def _job_finished(state: State, event: JobFinished) -> None:
         state.queue.remove(job)
     else:
         state.let_go(job)
+    if job.phase is not Phase.WAITING:
+        _wear(state, job, event.at_ms, lost=job.stop_cause is StopCause.NODE_LOSS)
     if job.running_ms is not None:
         ran_ms = job.attained_ms + event.at_ms - job.running_ms
         state.tell(job, ran_ms)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import heapq
 
+from shoal.core.apply import kept_ms
 from shoal.core.ending import CANCELLED_CODE, is_served, stop
 from shoal.core.health.failures import Book, Failure, blame, failed, same_way
 from shoal.core.round import Round
@@ -180,9 +181,21 @@ def _requeue(round_: Round, job: Job, cause: StopCause, not_before_ms: int, why:
             attempt=job.attempt,
             cause=cause,
             not_before_ms=not_before_ms if not_before_ms > round_.now_ms else 0,
-            why=why,
+            why=why + _cost_text(job, cause, round_.now_ms),
         )
     )
+
+
+def _cost_text(job: Job, cause: StopCause, now_ms: int) -> str:
+    """What the restart costs: the time since the last checkpoint, on all GPUs of the gang."""
+    if job.running_ms is None or job.spec.service:
+        return ""
+    lost_s = (now_ms - job.running_ms - kept_ms(job, cause, now_ms)) // 1000
+    if lost_s < 1:
+        return ""
+    gpus = sum(len(member.slice.gpus) for member in job.members)
+    on = f" on {plural(gpus, 'GPU')}" if gpus else ""
+    return f"; {lost_s} s of its work{on} are done again"
 
 
 def _finish(round_: Round, job: Job, outcome: Outcome, code: int, why: str) -> None:

@@ -29,7 +29,7 @@ def reconcile(round_: Round, inventories: list[NodeReport]) -> list[Command]:
         if type(event) is JobPlaced or type(event) is JobStopping:
             job = state.jobs.get(event.job)
             if job is not None and job.active:
-                gang = None if job.phase is Phase.STOPPING else GangView(job)
+                gang = None if job.phase is Phase.STOPPING else GangView(state, job)
                 for number, member in enumerate(job.members):
                     if not member.over:
                         ref = MemberRef(job.id, job.attempt, number)
@@ -92,7 +92,7 @@ def _order(state: State, job: Job, ref: MemberRef, gang: GangView | None = None)
         incarnation=node.incarnation,
         ref=ref,
         argv=job.spec.command,
-        env=(gang or GangView(job)).environment(ref.member),
+        env=(gang or GangView(state, job)).environment(ref.member),
         workdir=job.spec.workdir,
         stop_grace_ms=job.spec.stop_grace_ms,
         gpus=slice_.gpus,
@@ -143,13 +143,15 @@ class GangView:
     """What the members of a gang find in their environment: the user's variables, torchrun's, and
     ours. What all of them find is put together once."""
 
-    def __init__(self, job: Job) -> None:
+    def __init__(self, state: State, job: Job) -> None:
         address, _, port = job.master.rpartition(":")
         members = str(len(job.members))
         self._job = job
         self._seats = seating(job)
         self._visible = _visible(job)
+        between_ms = state.wear.between_ms(self._seats[0].groups)
         self._shared = {
+            "SHOAL_MTBF_S": str(between_ms // 1000),  # how often to save; the user may know better
             **job.spec.env,
             "WORLD_SIZE": members,
             "GROUP_WORLD_SIZE": str(self._seats[0].groups),

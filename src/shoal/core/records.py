@@ -10,6 +10,8 @@ from shoal.core.health.scoring import Gang as Scores
 from shoal.model.progress import Beat
 
 AGES_MAX = 1024
+WEAR_MAX = 256
+NODE_BELIEF_MS = 30 * 24 * 3600 * 1000  # before anything was seen: one loss a month on each node
 
 
 class Watch(msgspec.Struct):
@@ -30,6 +32,24 @@ class Reservation(msgspec.Struct, frozen=True):
     nodes: tuple[int, ...]
     made_ms: int
     promised_ms: int  # its first start time, or when it came to the front if none was known
+
+
+class Wear(msgspec.Struct):
+    """How often machines cut attempts short, of late: losses in so much time of nodes at work."""
+
+    node_ms: int = 0
+    losses: int = 0
+
+    def add(self, node_ms: int, lost: bool) -> None:
+        self.node_ms += node_ms
+        self.losses += lost
+        if self.losses > WEAR_MAX:
+            self.node_ms //= 2
+            self.losses //= 2
+
+    def between_ms(self, nodes: int) -> int:
+        """The mean time between losses of a gang over so many nodes."""
+        return (NODE_BELIEF_MS + self.node_ms) // (1 + self.losses) // max(1, nodes)
 
 
 class Ages(msgspec.Struct):

@@ -11,7 +11,7 @@ from shoal.core.estimates import SPANS, Estimates, Group, begin_ms, key_of, octa
 from shoal.core.health.baseline import Fleet
 from shoal.core.health.failures import Book
 from shoal.core.queue import Gang, Queue
-from shoal.core.records import Ages, Reservation, Watch
+from shoal.core.records import Ages, Reservation, Watch, Wear
 from shoal.core.room import Division, Domain, Room
 from shoal.core.scale import Meter
 from shoal.core.scheduling.fragments import Foresight, Mix, Task
@@ -67,6 +67,7 @@ class Snapshot(msgspec.Struct, frozen=True, kw_only=True):
     accounts: dict[str, Account] = {}
     estimates: dict[str, Group] = {}
     ages: Ages = msgspec.field(default_factory=Ages)
+    wear: Wear = msgspec.field(default_factory=Wear)
     reservations: dict[str, Reservation] = {}
     claims: dict[str, tuple[Slice, ...]] = {}
     mix: list[tuple[Task, int]] = []
@@ -91,6 +92,7 @@ class State:
         self.accounts: Accounts = Accounts(self.policy)
         self.estimates = Estimates()
         self.ages = Ages()
+        self.wear = Wear()
         self.foresight = Foresight(1000)  # for the largest node; what jobs it has seen
         self.reservations: dict[str, Reservation] = {}  # of blocked jobs
         self.failures = Book()  # by their own error, to tell bad nodes from bad jobs
@@ -158,6 +160,7 @@ class State:
             accounts=self.accounts.own,
             estimates=self.estimates.groups,
             ages=self.ages,
+            wear=self.wear,
             reservations=self.reservations,
             claims=self.claims,
             mix=list(self.foresight.mix.counts.items()),
@@ -176,7 +179,7 @@ class State:
         state.finished = snapshot.finished
         state.accounts = Accounts(snapshot.policy, snapshot.accounts)
         state.estimates = Estimates(snapshot.estimates)
-        state.ages = snapshot.ages
+        state.ages, state.wear = snapshot.ages, snapshot.wear
         state.failures, state.fleet = snapshot.failures, snapshot.fleet
         state.services = {service.spec.name: service for service in snapshot.services}
         state.reservations = snapshot.reservations
