@@ -22,6 +22,7 @@ REAL = (
     "control",
     "engines",
     "gateway",
+    "hosts",
     "live",
     "netns",
     "observe",

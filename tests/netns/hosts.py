@@ -16,7 +16,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
 TOOLS = {
@@ -50,6 +50,13 @@ for name in $(ip netns list | cut -d' ' -f1 | grep "^$1"); do
     ip netns delete "$name"
 done
 """
+
+
+def until(fact: Callable[[], bool], complaint: str = "") -> None:
+    deadline = time.monotonic() + WAIT_S
+    while not fact():
+        assert time.monotonic() < deadline, complaint
+        time.sleep(0.05)
 
 
 def missing() -> str:
@@ -143,6 +150,7 @@ class Host:
             ],
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,  # when it is powered off, unshare complains of that
             start_new_session=True,
             env=self.environment(),
         )

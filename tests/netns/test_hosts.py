@@ -9,13 +9,12 @@ import socket
 import subprocess
 import sys
 import threading
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from tests.netns.hosts import WAIT_S, Host, Net
+from tests.netns.hosts import WAIT_S, Host, Net, until
 
 SENT = b"x" * 300_000
 
@@ -23,13 +22,6 @@ SENT = b"x" * 300_000
 @pytest.fixture(scope="module")
 def pair(net: Net) -> tuple[Host, Host]:
     return net.add("ada"), net.add("bob")
-
-
-def until(fact: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + WAIT_S
-    while not fact():
-        assert time.monotonic() < deadline
-        time.sleep(0.02)
 
 
 @contextlib.contextmanager

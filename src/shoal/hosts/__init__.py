@@ -1,0 +1,1 @@
+"""Bare servers made into nodes, over ssh: `shoal up --hosts`."""

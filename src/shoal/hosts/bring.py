@@ -1,0 +1,137 @@
+"""Hosts brought to what the file says, many at a time; one that fails holds up no other."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import NamedTuple, Protocol
+
+import msgspec
+
+from shoal.hosts import scripts
+from shoal.hosts.plan import Act, Unfit, plan
+from shoal.hosts.spec import HostSpec, Outcome, Receipt, Software
+from shoal.hosts.ssh import RemoteError, Ssh
+from shoal.hosts.wheel import Wheel
+
+AT_ONCE_MAX = 16
+INSTALL_S = 1_200.0  # Ray is large, and a host's line to a registry may be slow
+JOIN_S = 180.0
+LEAVE_S = 1_800.0  # it waits for what runs there to move
+VERIFY_S = 120.0
+VERIFY_PAUSE_S = 0.5
+
+Tell = Callable[[str, str], None]  # the node, and what is being done there
+
+
+class Head(Protocol):
+    """The cluster that the hosts join."""
+
+    address: str
+    token: str
+
+    def state(self, node: str) -> str:
+        """What the cluster thinks of the node; empty: it knows none of this name."""
+
+
+class Task(NamedTuple):
+    """What all hosts have in common."""
+
+    head: Head
+    software: Software
+    wheel: Wheel
+    tell: Tell
+
+
+def bring(
+    task: Task, wanted: Sequence[HostSpec], unwanted: Sequence[HostSpec], ssh: Ssh
+) -> list[Outcome]:
+    """One outcome for each host, in the order of the file, then those that leave."""
+
+    def join(spec: HostSpec) -> Outcome:
+        return _guarded(task, spec, lambda: _bring_one(task, spec, ssh))
+
+    def leave(spec: HostSpec) -> Outcome:
+        return _guarded(task, spec, lambda: _dismiss(task, spec, ssh))
+
+    with ThreadPoolExecutor(AT_ONCE_MAX, thread_name_prefix="host") as pool:
+        # Who leaves goes first: a name or a machine may be taken over.
+        left = list(pool.map(leave, unwanted))
+        return [*pool.map(join, wanted), *left]
+
+
+def join_words(spec: HostSpec, address: str) -> tuple[str, ...]:
+    """What is said to `shoal` on the host; the token comes in through stdin."""
+    words = ["join", address, "--name", spec.node]
+    if spec.place is not None:
+        words += ["--place", spec.place]
+    if spec.gpus is not None:
+        words += ["--gpus", str(spec.gpus)]
+    return tuple(words)
+
+
+def _guarded(task: Task, spec: HostSpec, act: Callable[[], Outcome]) -> Outcome:
+    try:
+        outcome = act()
+    except (RemoteError, Unfit) as error:
+        outcome = Outcome(host=spec.target, node=spec.node, state="failed", why=str(error))
+    task.tell(spec.node, outcome.state + (f": {outcome.why}" if outcome.why else ""))
+    return outcome
+
+
+def _bring_one(task: Task, spec: HostSpec, ssh: Ssh) -> Outcome:
+    task.tell(spec.node, "connecting")
+    software = task.software
+    answer = ssh.run(spec, scripts.LOOK, software.python, spec.python or "")
+    facts = scripts.read_facts(answer)
+    digest = "" if spec.python else task.wheel.digest
+    wanted = Receipt(
+        msgspec.structs.replace(software, digest=digest), join_words(spec, task.head.address)
+    )
+    in_cluster = task.head.state(spec.node) not in ("", "lost", "removed")
+    acts = plan(spec, wanted, facts, in_cluster=in_cluster)
+    for act in acts:
+        match act:
+            case Act.LEAVE:
+                task.tell(spec.node, "leaving: what runs there moves elsewhere first")
+                _shoal(ssh, spec, "leave", timeout_s=LEAVE_S)
+            case Act.INSTALL:
+                task.tell(spec.node, f"installing Shoal {software.shoal} and Ray {software.ray}")
+                name, data, _ = task.wheel
+                words = (facts.python, name, software.ray)
+                ssh.run(spec, scripts.INSTALL, *words, stdin=data, timeout_s=INSTALL_S)
+            case Act.JOIN:
+                task.tell(spec.node, "joining")
+                _shoal(ssh, spec, *wanted.join, token=task.head.token, timeout_s=JOIN_S)
+    if not acts:
+        return Outcome(host=spec.target, node=spec.node, state="unchanged")
+    task.tell(spec.node, "waiting until it is ready")
+    _verify(task.head, spec)
+    ssh.run(spec, scripts.NOTE, stdin=msgspec.json.encode(wanted))
+    return Outcome(host=spec.target, node=spec.node, state="joined", did=acts)
+
+
+def _dismiss(task: Task, spec: HostSpec, ssh: Ssh) -> Outcome:
+    task.tell(spec.node, "leaving: it is no longer in the file")
+    _shoal(ssh, spec, "leave", timeout_s=LEAVE_S)
+    ssh.run(spec, scripts.FORGET)
+    return Outcome(host=spec.target, node=spec.node, state="left", did=(Act.LEAVE,))
+
+
+def _shoal(ssh: Ssh, spec: HostSpec, *words: str, token: str = "", timeout_s: float) -> str:
+    given = spec.python or ""
+    return ssh.run(
+        spec, scripts.SHOAL, given, *words, stdin=f"{token}\n".encode(), timeout_s=timeout_s
+    )
+
+
+def _verify(head: Head, spec: HostSpec) -> None:
+    deadline = time.monotonic() + VERIFY_S
+    while head.state(spec.node) != "ready":
+        if time.monotonic() > deadline:
+            raise RemoteError(
+                f"it joined, but is not ready after {VERIFY_S:.0f} s; look at: shoal nodes, and at "
+                f"the log of the node there"
+            )
+        time.sleep(VERIFY_PAUSE_S)

@@ -1,0 +1,85 @@
+"""Pure: from what is wanted and what is found on a host to what has to be done there."""
+
+from __future__ import annotations
+
+import enum
+
+from shoal.hosts.spec import Facts, HostSpec, Receipt, Software
+
+FREE_MB_MIN = 2_048  # an environment with Ray in it takes about half of that
+
+
+class Unfit(Exception):
+    """This host cannot be a node as it is; the message says why and what to do."""
+
+
+class Act(enum.StrEnum):
+    """In this order."""
+
+    LEAVE = "leave"
+    INSTALL = "install"
+    JOIN = "join"
+
+
+def plan(spec: HostSpec, wanted: Receipt, facts: Facts, *, in_cluster: bool) -> tuple[Act, ...]:
+    """Only what differs. A node leaves before its software or its shape changes under it."""
+    _check(spec, wanted.software, facts)
+    has = facts.receipt
+    install = not spec.python and (has is None or not facts.shoal or _differs(has, wanted))
+    join = install or not in_cluster or has is None or has.join != wanted.join
+    acts = []
+    if join and has is not None:
+        acts.append(Act.LEAVE)
+    if install:
+        acts.append(Act.INSTALL)
+    if join:
+        acts.append(Act.JOIN)
+    return tuple(acts)
+
+
+def _differs(has: Receipt, wanted: Receipt) -> bool:
+    return has.software != wanted.software
+
+
+def _check(spec: HostSpec, wanted: Software, facts: Facts) -> None:
+    if not facts.python:
+        raise Unfit(_no_python(spec, wanted, facts))
+    if spec.python:
+        _check_given(spec.python, wanted, facts)
+    elif not facts.shoal and facts.free_mb < FREE_MB_MIN:
+        raise Unfit(
+            f"{facts.home}: {facts.free_mb} MB are free there, and {FREE_MB_MIN} MB are needed; "
+            "make room, or set SHOAL_HOME there to a larger disk"
+        )
+
+
+def _no_python(spec: HostSpec, wanted: Software, facts: Facts) -> str:
+    if spec.python:
+        return f"python: {spec.python} is no interpreter there that starts"
+    found = f"; it has {facts.found}" if facts.found else ""
+    return (
+        f"it has no Python {wanted.python}, which this machine runs{found}; install "
+        f"python{wanted.python} and its venv module there, or name one with python: PATH"
+    )
+
+
+def _check_given(python: str, wanted: Software, facts: Facts) -> None:
+    if facts.version != wanted.python:
+        raise Unfit(
+            f"python: {python} is Python {facts.version} there, and this machine runs "
+            f"{wanted.python}; they must be the same"
+        )
+    if not facts.shoal:
+        raise Unfit(
+            f"python: {python} has no Shoal there; install it with: "
+            f"{python} -m pip install 'shoal[ray]=={wanted.shoal}', or leave out python:"
+        )
+    for name, has, must in (
+        ("Shoal", facts.shoal, wanted.shoal),
+        ("Ray", facts.ray, wanted.ray),
+    ):
+        if has != must:
+            raise Unfit(
+                f"python: {python} has {name} {has or 'not at all'} there, and this machine has "
+                f"{must}; they must be the same"
+            )

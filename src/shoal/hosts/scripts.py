@@ -1,0 +1,123 @@
+"""What is run on a host: small shell scripts, and how their answers are read."""
+
+from __future__ import annotations
+
+import contextlib
+
+import msgspec
+
+from shoal.hosts.spec import Facts, Receipt
+
+HOME = 'home="${SHOAL_HOME:-$HOME/.shoal}"\n'
+RECEIPT = "host.json"
+
+# $1: the version of Python that is wanted, $2: the interpreter that the file names, if it does.
+LOOK = (
+    HOME
+    + r"""
+echo "home $home"
+version='import sys; print("%d.%d" % sys.version_info[:2])'
+versions='
+from importlib.metadata import version, PackageNotFoundError
+for name in ("shoal", "ray"):
+    try:
+        print(name, version(name))
+    except PackageNotFoundError:
+        pass
+'
+case "$2" in "~/"*) given="$HOME/${2#??}" ;; *) given="$2" ;; esac
+for python in ${given:-python$1 python3 /usr/local/bin/python3 $HOME/.local/bin/python$1}; do
+    found=$("$python" -c "$version" 2>/dev/null) || continue
+    if [ "$found" = "$1" ] || [ -n "$given" ]; then
+        echo "python $(command -v "$python")"
+        echo "version $found"
+        break
+    fi
+    echo "found $found ($python)"
+done
+"${given:-$home/venv/bin/python}" -c "$versions" 2>/dev/null
+parent="$home"
+while [ ! -d "$parent" ]; do parent=$(dirname "$parent"); done
+echo "free_kb $(df -Pk "$parent" | awk 'END { print $4 }')"
+[ ! -r "$home/host.json" ] || echo "receipt $(cat "$home/host.json")"
+"""
+)
+
+# $1: the interpreter, $2: the wheel's name, $3: the version of Ray; the wheel comes in.
+INSTALL = (
+    HOME
+    + r"""
+set -e
+umask 077
+mkdir -p "$home"
+wheel="$home/$2"
+cat >"$wheel"
+rm -f "$home/host.json"
+venv="$home/venv"
+if ! "$venv/bin/python" -m pip --version >/dev/null 2>&1; then
+    rm -rf "$venv"
+    "$1" -m venv "$venv" >"$home/install.log" 2>&1 || {
+        rm -rf "$venv"
+        echo "it cannot make a virtual environment: install the venv module of $1 there" \
+            "(Debian: apt install python3-venv)" >&2
+        exit 1
+    }
+fi
+pip() { "$venv/bin/python" -m pip --quiet --disable-pip-version-check --no-input "$@"; }
+{
+    pip install "$wheel[ray]" "ray==$3" && pip install --no-deps --force-reinstall "$wheel"
+} >"$home/install.log" 2>&1 || {
+    echo "pip failed there: $(grep -i error "$home/install.log" | tail -n 1)" \
+        "(all of it is in $home/install.log)" >&2
+    exit 1
+}
+rm -f "$wheel"
+"""
+)
+
+# The receipt comes in.
+NOTE = (
+    HOME + 'set -e\numask 077\ncat >"$home/.host.json"\nmv "$home/.host.json" "$home/host.json"\n'
+)
+FORGET = HOME + 'rm -f "$home/host.json"\n'
+
+# $1: the interpreter, or nothing for that of the environment; then what to say to shoal. The token
+# comes in: on a command line others could read it.
+SHOAL = (
+    HOME
+    + r"""
+python="${1:-$home/venv/bin/python}"
+case "$python" in "~/"*) python="$HOME/${python#??}" ;; esac
+shift
+IFS= read -r SHOAL_JOIN_TOKEN && export SHOAL_JOIN_TOKEN
+exec "$python" -m shoal.main "$@"
+"""
+)
+
+
+def read_facts(text: str) -> Facts:
+    told: dict[str, str] = {}
+    others: list[str] = []
+    for line in text.splitlines():
+        name, _, value = line.partition(" ")
+        if name == "found":
+            others.append(value)
+        else:
+            told[name] = value
+    return Facts(
+        home=told.get("home", ""),
+        python=told.get("python", ""),
+        version=told.get("version", ""),
+        found=", ".join(others),
+        shoal=told.get("shoal", ""),
+        ray=told.get("ray", ""),
+        free_mb=int(told.get("free_kb") or 0) // 1024,
+        receipt=_receipt(told.get("receipt", "")),
+    )
+
+
+def _receipt(text: str) -> Receipt | None:
+    """One that cannot be read is as good as none: all is done again."""
+    with contextlib.suppress(msgspec.DecodeError):
+        return msgspec.json.decode(text, type=Receipt)
+    return None

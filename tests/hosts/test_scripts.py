@@ -1,0 +1,58 @@
+"""The scripts that are run on hosts do what they say, on this machine."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import zipfile
+from io import BytesIO
+from pathlib import Path
+
+import msgspec
+
+import shoal
+from shoal.hosts import scripts, wheel
+from shoal.hosts.spec import Receipt, Software
+
+VERSION = f"{sys.version_info.major}.{sys.version_info.minor}"
+
+
+def sh(home: Path, script: str, *arguments: str, stdin: bytes = b"") -> str:
+    env = {**os.environ, "SHOAL_HOME": str(home)}
+    argv = ["sh", "-c", script, "sh", *arguments]
+    return subprocess.run(
+        argv, env=env, input=stdin, stdout=subprocess.PIPE, check=True
+    ).stdout.decode()
+
+
+def test_a_look_at_a_host_that_has_nothing_yet(tmp_path: Path) -> None:
+    facts = scripts.read_facts(sh(tmp_path / "not" / "yet", scripts.LOOK, VERSION, sys.executable))
+    assert (facts.python, facts.version) == (sys.executable, VERSION)
+    assert facts.home == str(tmp_path / "not" / "yet")
+    assert facts.shoal and facts.free_mb > 0 and facts.receipt is None
+    none = scripts.read_facts(sh(tmp_path, scripts.LOOK, "9.99", ""))
+    assert none.python == "" and VERSION[:2] in none.found
+
+
+def test_a_receipt_is_found_again_and_a_damaged_one_is_none(tmp_path: Path) -> None:
+    receipt = Receipt(Software("0.1.0", "2.60.0", VERSION, "abc"), ("join", "a:1"))
+    sh(tmp_path, scripts.NOTE, stdin=msgspec.json.encode(receipt))
+    assert (tmp_path / "host.json").stat().st_mode & 0o777 == 0o600
+    assert scripts.read_facts(sh(tmp_path, scripts.LOOK, VERSION, "")).receipt == receipt
+    (tmp_path / "host.json").write_text('{"half')
+    assert scripts.read_facts(sh(tmp_path, scripts.LOOK, VERSION, "")).receipt is None
+    sh(tmp_path, scripts.FORGET)
+    assert not (tmp_path / "host.json").exists()
+
+
+def test_the_wheel_is_the_running_shoal_and_always_the_same() -> None:
+    first, second = wheel.build(shoal.__version__), wheel.build(shoal.__version__)
+    assert first == second
+    assert first.name == f"shoal-{shoal.__version__}-py3-none-any.whl"
+    with zipfile.ZipFile(BytesIO(first.data)) as archive:
+        names = archive.namelist()
+        metadata = archive.read(f"shoal-{shoal.__version__}.dist-info/METADATA").decode()
+    assert "shoal/main.py" in names and "shoal/py.typed" in names
+    assert not any("__pycache__" in name for name in names)
+    assert "Requires-Dist: msgspec" in metadata
