@@ -18,6 +18,7 @@ from litestar.params import Parameter
 from litestar.types import Guard
 
 from shoal import __version__
+from shoal.api.metrics import metrics
 from shoal.api.present import (
     check_view,
     find_job,
@@ -286,7 +287,7 @@ def build(
         return entry()
 
     return Litestar(
-        route_handlers=[Cluster, Jobs, Services, Series],
+        route_handlers=[Cluster, Jobs, Services, Series, metrics],
         guards=[_bearer(token)],
         dependencies={
             "loop": Provide(provide_loop, sync_to_thread=False),
