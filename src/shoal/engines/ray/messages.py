@@ -54,6 +54,4 @@ def versions() -> tuple[str, str, str]:
     import platform
     from importlib.metadata import version
 
-    from shoal import __version__
-
-    return __version__, version("ray"), platform.python_version()
+    return version("shoal"), version("ray"), platform.python_version()
