@@ -14,8 +14,10 @@ from urllib.parse import quote, urlencode, urlsplit
 import msgspec
 
 from shoal.model.job import JobSpec
+from shoal.model.ledger import By, CostView, LedgerView
 from shoal.model.node import NodeIntent
 from shoal.model.policy import Policy
+from shoal.model.prices import PriceList
 from shoal.model.series import JobSeries, NodeSeries, ServiceSeries
 from shoal.model.service import ServiceSpec
 from shoal.model.views import (
@@ -224,6 +226,20 @@ class Client:
     def service_series(self, name: str, *, since_ms: int = 0) -> ServiceSeries:
         path = f"/v1/services/{quote(name, safe='')}/series?since_ms={since_ms}"
         return self._call("GET", path, ServiceSeries)
+
+    def ledger(self, *, by: By = By.ACCOUNT, from_ms: int = 0, to_ms: int = 0) -> LedgerView:
+        """Where GPU time went; `to_ms` 0 is now."""
+        query = {"by": by.value, "from_ms": from_ms, "to_ms": to_ms}
+        return self._call("GET", f"/v1/ledger?{urlencode(query)}", LedgerView)
+
+    def cost(self, job_id: str) -> CostView:
+        return self._call("GET", f"/v1/jobs/{quote(job_id, safe='')}/cost", CostView)
+
+    def prices(self) -> PriceList:
+        return self._call("GET", "/v1/prices", PriceList)
+
+    def set_prices(self, prices: PriceList) -> PriceList:
+        return self._call("PUT", "/v1/prices", PriceList, msgspec.json.encode(prices))
 
     # -- how ------------------------------------------------------------------------------
 

@@ -30,10 +30,11 @@ from shoal.control.sqlite_store import SqliteStore
 from shoal.control.supervise import HOPELESS_CODE
 from shoal.engines.local.engine import LocalEngine
 from shoal.files import lock, write_private
+from shoal.ledger.keeper import Keeper
 from shoal.model.node import NodeIntent
 from shoal.model.report import SetIntent
 from shoal.model.service import Entry, ServiceLoad, Wanted
-from shoal.ports import Balancer, Engine, EngineError, StoreError
+from shoal.ports import Balancer, EngineError, StoreError
 
 if TYPE_CHECKING:
     import uvicorn
@@ -70,8 +71,11 @@ async def _serve(home: Home) -> None:
         raise EngineError(f"{home.config} is missing; start with: shoal up")
     listener = _listen(home, config)
     store = SqliteStore(home.database)
-    engine = _engine(home, config)
+    engine = LocalEngine(config.nodes, home.nodes, home.checkpoints)
     loop = ControlLoop(store, engine, SystemClock(), None, LogStore(home.logs))
+    keeper = Keeper(home.ledger, home.prices, store, loop.clock)
+    loop.followers.append(keeper)
+    booking = asyncio.create_task(keeper.run())
     _spare_the_collector()
     ticking = asyncio.create_task(loop.run())
     await asyncio.sleep(0)  # the agents start while the API is still being imported
@@ -80,7 +84,7 @@ async def _serve(home: Home) -> None:
     history = History(loop, home.history)
     keeping = asyncio.create_task(history.run())
     server = _api_server(
-        loop, home.token.read_text().strip(), lambda: _entry(home, config), history
+        loop, home.token.read_text().strip(), lambda: _entry(home, config), history, keeper
     )
     serving = asyncio.create_task(server.serve(sockets=[listener]))
     retiring = asyncio.create_task(_retire(loop, config))
@@ -94,19 +98,13 @@ async def _serve(home: Home) -> None:
     retiring.cancel()
     porting.cancel()
     keeping.cancel()
+    booking.cancel()
     ticking.cancel()
     with contextlib.suppress(asyncio.CancelledError):
         await ticking
     await history.close()
+    keeper.close()
     store.close()
-
-
-def _engine(home: Home, config: ClusterConfig) -> Engine:
-    if config.engine == "ray":
-        from shoal.engines.ray.engine import RayEngine
-
-        return RayEngine(home.path, config.reach)
-    return LocalEngine(config.nodes, home.nodes, home.checkpoints)
 
 
 class _LazyBalancer:
@@ -201,7 +199,11 @@ def _address(listener: socket.socket) -> Address:
 
 
 def _api_server(
-    loop: ControlLoop, token: str, entry: Callable[[], Entry], history: History
+    loop: ControlLoop,
+    token: str,
+    entry: Callable[[], Entry],
+    history: History,
+    keeper: Keeper,
 ) -> uvicorn.Server:
     import uvicorn
 
@@ -214,7 +216,7 @@ def _api_server(
 
     return Server(
         uvicorn.Config(
-            build(loop, token, entry, history),
+            build(loop, token, entry, history, keeper),
             log_level="warning",
             access_log=False,
             lifespan="off",
@@ -232,10 +234,7 @@ def _ask_to_end(server: uvicorn.Server) -> None:
 
 
 async def _retire(loop: ControlLoop, config: ClusterConfig) -> None:
-    """Nodes that an earlier configuration had and this one has not leave the cluster. Machines that
-    join by themselves leave by themselves."""
-    if config.engine != "local":
-        return
+    """Nodes that an earlier configuration had and this one has not leave the cluster."""
     wanted = {spec.id for spec in config.nodes}
     for node in list(loop.state.order):
         if node.id not in wanted and node.intent is not NodeIntent.REMOVED:

@@ -9,7 +9,7 @@ from shoal.core.state import State
 from shoal.model.commands import Envelope
 from shoal.model.events import Event, Recorded
 from shoal.model.job import Job
-from shoal.model.report import LogChunk, NodeGone, NodeReport
+from shoal.model.report import LogChunk, NodeGone, NodeReport, Report
 from shoal.model.service import ServiceLoad, Wanted
 
 
@@ -61,6 +61,13 @@ class Balancer(Protocol):
     sees; it may block, and is called by one thread at a time."""
 
     def look(self, wanted: Wanted) -> dict[str, ServiceLoad]: ...
+
+
+class Follower(Protocol):
+    """Is told of every step when it is stored: what was heard, and the events that came of it, of
+    which the last has the number `seq`. Events that no step made are found in the log."""
+
+    def stepped(self, report: Report, events: Sequence[Event], seq: int) -> None: ...
 
 
 class Store(Protocol):

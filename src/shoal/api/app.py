@@ -18,7 +18,7 @@ from litestar.params import Parameter
 from litestar.types import Guard
 
 from shoal import __version__
-from shoal.api.metrics import metrics
+from shoal.api.ledger import Ledger
 from shoal.api.present import (
     check_view,
     find_job,
@@ -46,6 +46,7 @@ from shoal.control.loop import Busy, ControlLoop
 from shoal.control.plugins import problem
 from shoal.core.explain import explain
 from shoal.core.scheduling.predict import predict
+from shoal.ledger.keeper import Keeper
 from shoal.model.job import Job, MemberRef, Phase
 from shoal.model.node import NodeIntent
 from shoal.model.policy import Policy
@@ -274,8 +275,12 @@ def build(
     token: str,
     entry: Callable[[], Entry] = lambda: Entry(),
     history: History | None = None,
+    keeper: Keeper | None = None,
 ) -> Litestar:
     kept = history or History(loop)
+
+    def provide_keeper() -> Keeper | None:
+        return keeper
 
     def provide_history() -> History:
         return kept
@@ -287,11 +292,12 @@ def build(
         return entry()
 
     return Litestar(
-        route_handlers=[Cluster, Jobs, Services, Series, metrics],
+        route_handlers=[Cluster, Jobs, Services, Series, Ledger],
         guards=[_bearer(token)],
         dependencies={
             "loop": Provide(provide_loop, sync_to_thread=False),
             "entry": Provide(provide_entry, sync_to_thread=False),
+            "keeper": Provide(provide_keeper, sync_to_thread=False),
             "history": Provide(provide_history, sync_to_thread=False),
         },
         exception_handlers={

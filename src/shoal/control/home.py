@@ -14,14 +14,12 @@ DEFAULT_PORT = 7700
 
 
 class ClusterConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What `shoal up` was asked for. Port 0: any free one. `engine` names who reaches the nodes,
-    and `reach` is where: the address of Ray's head."""
+    """What `shoal up` was asked for. Port 0: any free one. `engine` names who runs processes."""
 
     nodes: tuple[NodeSpec, ...]
     host: str = "127.0.0.1"
     port: int = DEFAULT_PORT
     engine: str = "local"
-    reach: str = ""
 
 
 class Home:
@@ -33,6 +31,8 @@ class Home:
         self.address = self.path / "controller.json"
         self.token = self.path / "token"
         self.database = self.path / "shoal.db"
+        self.ledger = self.path / "ledger.db"
+        self.prices = self.path / "prices.json"
         self.history = self.path / "history.db"
         self.controller_log = self.path / "controller.log"
         self.controller_lock = self.path / "controller.lock"
@@ -41,8 +41,6 @@ class Home:
         self.nodes = self.path / "nodes"
         self.gateway = self.path / "gateway"
         self.gateway_port = self.path / "gateway.port"
-        self.ray = self.path / "ray"  # this machine's part of Ray: its token, ports and log
-        self.keeper_lock = self.ray / "keeper.lock"
         self.checkpoints = self.path / "checkpoints"  # a directory for each job
 
     def node(self, node_id: str) -> Path:

@@ -55,6 +55,7 @@ class JobSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     workdir: Annotated[str, msgspec.Meta(max_length=4096)] = ""
     priority: Annotated[int, msgspec.Meta(ge=-1000, le=1000)] = 0
     tenant: Annotated[str, msgspec.Meta(max_length=63, pattern=JOB_NAME_PATTERN)] = DEFAULT_TENANT
+    user: Annotated[str, msgspec.Meta(max_length=63)] = ""  # who submitted it, for the ledger
     members_max: Annotated[int, msgspec.Meta(ge=0, le=MEMBERS_MAX)] = 0  # 0: not elastic
     gpu_milli: Annotated[int, msgspec.Meta(ge=0, le=1000)] = 1000  # 0: by `gpu_memory_mb`
     gpu_memory_mb: Annotated[int, msgspec.Meta(ge=0, le=10_000_000)] = 0

@@ -1,0 +1,69 @@
+"""The API of the ledger: where GPU time and money went, what a job cost, and the price list."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from litestar import Controller, get, put
+from litestar.params import Parameter
+
+from shoal.api.present import find_job
+from shoal.api.problems import Refusal
+from shoal.control.loop import ControlLoop
+from shoal.ledger.accounts import HOUR_MS
+from shoal.ledger.keeper import TIMES_MAX, Keeper
+from shoal.model.ledger import By, CostView, LedgerView
+from shoal.model.prices import PriceList, problem_with
+
+Moment = Annotated[int, Parameter(ge=0, le=2**53 - 1)]
+
+
+class Ledger(Controller):
+    path = "/v1"
+
+    @get("/ledger")
+    async def ledger(
+        self,
+        keeper: Keeper | None,
+        loop: ControlLoop,
+        by: By = By.ACCOUNT,
+        from_ms: Moment = 0,
+        to_ms: Moment = 0,
+    ) -> LedgerView:
+        """Whole hours (UTC) that the range touches; `to_ms` 0 is now, `from_ms` 0 the beginning.
+        Rows by job, node, user or tenant are the 1,000 largest and one of others."""
+        if to_ms and to_ms <= from_ms:
+            raise Refusal(422, "must be later than from_ms", "to_ms")
+        books = _kept(keeper)
+        begin_ms = max(from_ms, books.book.mirror.began_ms)
+        hours = ((to_ms or loop.clock.now_ms()) - begin_ms) // HOUR_MS
+        if by is By.HOUR and hours > TIMES_MAX:
+            raise Refusal(422, f"has {hours} hours, the most is {TIMES_MAX}; use by=day", "by")
+        return await books.view(by, from_ms, to_ms)
+
+    @get("/jobs/{job_id:str}/cost")
+    async def cost(self, loop: ControlLoop, keeper: Keeper | None, job_id: str) -> CostView:
+        if find_job(loop, job_id) is None:
+            raise Refusal(404, f"there is no job {job_id[:64]!r}; see: shoal ps -a", "job")
+        return await _kept(keeper).cost(job_id)
+
+    @get("/prices", sync_to_thread=False)
+    def prices(self, keeper: Keeper | None) -> PriceList:
+        return _kept(keeper).prices
+
+    @put("/prices", sync_to_thread=False)
+    def set_prices(self, keeper: Keeper | None, data: PriceList) -> PriceList:
+        """In force at once, for all of the past too."""
+        wrong = problem_with(data)
+        if wrong is not None:
+            field, _, message = wrong.partition(": ")
+            raise Refusal(422, message, field)
+        books = _kept(keeper)
+        books.set_prices(data)
+        return books.prices
+
+
+def _kept(keeper: Keeper | None) -> Keeper:
+    if keeper is None:
+        raise Refusal(404, "no ledger is kept here", "ledger")
+    return keeper

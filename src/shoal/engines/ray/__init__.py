@@ -1,1 +1,0 @@
-"""Many machines: Ray carries messages between the controller and the agents, and nothing else."""

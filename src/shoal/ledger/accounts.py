@@ -1,0 +1,82 @@
+"""The accounts of the ledger: every GPU-millisecond of a node is in exactly one of them."""
+
+from __future__ import annotations
+
+import enum
+from typing import NamedTuple
+
+
+class Account(enum.StrEnum):
+    """docs/ledger.md says, second by second, what goes where."""
+
+    USEFUL = "useful"
+    SERVING = "serving"
+    WARM = "warm"
+    STARTUP = "startup"
+    CHECKPOINT = "checkpoint"
+    STRAGGLER = "straggler"
+    RECOMPUTE = "recompute"
+    PREEMPTED = "preempted"
+    IDLE = "idle"
+    FREE = "free"
+    FRAGMENTED = "fragmented"
+    RESERVED = "reserved"
+    CLOSED = "closed"
+    QUARANTINED = "quarantined"
+    LOST = "lost"
+
+
+class About(NamedTuple):
+    """`load`: how much of the way from idle to busy a GPU's power is in this account, in
+    thousandths, where nothing was measured; None: it is taken to be off."""
+
+    title: str
+    group: str
+    load: int | None
+
+
+ABOUT: dict[Account, About] = {
+    Account.USEFUL: About("useful work", "used", 1000),
+    Account.SERVING: About("serving, busy", "used", 1000),
+    Account.WARM: About("serving, warm but idle", "overhead", 0),
+    Account.STARTUP: About("start-up", "overhead", 200),
+    Account.CHECKPOINT: About("checkpoint stall", "overhead", 200),
+    Account.STRAGGLER: About("waiting for stragglers", "overhead", 500),
+    Account.RECOMPUTE: About("lost to failures, done again", "wasted", 1000),
+    Account.PREEMPTED: About("lost to preemption", "wasted", 1000),
+    Account.IDLE: About("allotted but idle", "wasted", 0),
+    Account.FREE: About("free, nothing waits", "unused", 0),
+    Account.FRAGMENTED: About("free but unusable", "unused", 0),
+    Account.RESERVED: About("reserved", "unused", 0),
+    Account.CLOSED: About("closed by an operator", "away", 0),
+    Account.QUARANTINED: About("quarantined", "away", 0),
+    Account.LOST: About("lost or unreachable", "away", None),
+}
+
+HOUR_MS = 3_600_000
+DAY_MS = 24 * HOUR_MS
+
+# One GPU-thousandth for one millisecond is one GPU-microsecond: the unit in which all is counted,
+# in whole numbers, so that sums are exact.
+GPU_US_PER_GPU_MS = 1000
+GPU_US_PER_GPU_HOUR = HOUR_MS * GPU_US_PER_GPU_MS
+
+
+class Place(NamedTuple):
+    """Where an amount is booked; `job` is empty for what nobody holds."""
+
+    hour: int
+    node: str
+    job: str
+    account: Account
+
+
+class Move(NamedTuple):
+    """What a job's node has in `useful` since hour `since`, but for `firm` of that hour, belongs
+    to another account: the work turned out to be lost."""
+
+    job: str
+    node: str
+    since: int
+    firm: int
+    to: Account

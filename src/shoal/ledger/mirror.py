@@ -1,0 +1,146 @@
+"""What the ledger has to remember of the cluster between two events: nodes, live jobs, members."""
+
+from __future__ import annotations
+
+import msgspec
+
+from shoal.ledger.accounts import Account
+from shoal.model.job import StopCause
+from shoal.model.resources import Slice
+
+
+class Owner(msgspec.Struct, frozen=True):
+    """Whose time it is."""
+
+    tenant: str
+    user: str
+    name: str
+    service: str = ""
+
+
+class Machine(msgspec.Struct, frozen=True):
+    """What a node was when its time was booked."""
+
+    model: str
+    gpus: int
+
+
+class Kind(msgspec.Struct):
+    """Nodes with GPUs of one model and size: for how long something waited that suits them."""
+
+    model: str
+    memory_mb: int
+    wanted_ms: int = 0
+    wanted: bool = False
+
+
+class Node(msgspec.Struct, kw_only=True):
+    """`held` and `claimed` are thousandths of each GPU. `mark_ms`: booked up to then."""
+
+    gpus: int
+    kind: str
+    mark_ms: int
+    wanted_at: int = 0  # of its kind's clock, at the mark
+    held: list[int]
+    claimed: list[int]
+    whole: int = 0  # members that want the node for themselves
+    away: Account | None = Account.LOST  # why what is free on it cannot be used
+    health: str = "joining"
+    intent: str = "open"
+    quarantined: bool = False
+    reserved: int = 0  # blocked jobs that it is set aside for
+    known: bool = True
+    members: dict[str, list[int]] = {}  # job -> those of its members that hold something here
+
+
+class Tally(msgspec.Struct):
+    """A job's useful time on a node: in the newest hour, and since when it is not saved."""
+
+    hour: int
+    useful: int = 0
+    since: int = 0
+    firm: int = 0
+
+
+class Told(msgspec.Struct):
+    """The newest beat of a member that was booked; all in microseconds since it started."""
+
+    steps: int = 0
+    step: int = 0
+    saved_step: int = 0
+    compute: int = 0
+    wait: int = 0
+    data: int = 0
+    save: int = 0
+    busy: bool = False
+    gap_ms: int = 0  # the longest between two beats that told something
+
+
+class Member(msgspec.Struct, kw_only=True):
+    """One that holds GPUs. `account` is where its time goes at once; None: it runs, and where the
+    time went is told by its beats, or by its end."""
+
+    node: str
+    milli: int
+    gpus: tuple[int, ...]
+    share: int  # of each GPU
+    mark_ms: int
+    account: Account | None = Account.STARTUP
+    running_ms: int = -1
+    suspect_ms: int = -1
+    told: Told | None = None
+    idle_ms: int = -1  # since when it is known to use nothing
+
+
+class Job(msgspec.Struct, kw_only=True):
+    owner: Owner
+    gpus: int
+    models: tuple[str, ...]
+    memory_mb: int
+    checkpoint_ms: int = 0
+    whole_nodes: bool = False
+    attempt: int = 0
+    waiting: bool = True
+    queued: bool = False  # counted among those that want room
+    not_before_ms: int = 0
+    saved: bool = False  # in this attempt
+    cause: StopCause | None = None
+    slices: tuple[Slice, ...] = ()
+    members: dict[int, Member] = {}
+    tallies: dict[str, Tally] = {}
+    reserved: tuple[str, ...] = ()  # nodes that are set aside for it
+    claimed: tuple[Slice, ...] = ()
+    wait_us: int = 0  # what the least waiting member waits in a step: not for a straggler
+    wait_ms: int = 0  # when that was looked at
+
+
+class Want(msgspec.Struct):
+    """So many jobs of a tenant wait for GPUs like these."""
+
+    tenant: str
+    models: tuple[str, ...]
+    memory_mb: int
+    jobs: int = 0
+
+
+class Gap(msgspec.Struct, frozen=True):
+    """Time that is not as it seems: the clock jumped, or nobody looked for long."""
+
+    at_ms: int
+    ms: int  # negative: it went back
+    booked: bool
+
+
+class Mirror(msgspec.Struct, kw_only=True):
+    """All of it, as it is stored beside the numbers."""
+
+    now_ms: int = 0
+    began_ms: int = -1
+    nodes: dict[str, Node] = {}
+    kinds: dict[str, Kind] = {}
+    jobs: dict[str, Job] = {}
+    wants: dict[str, Want] = {}
+    delayed: list[tuple[int, str]] = []  # heap of (not before, job)
+    held: list[str] = []  # tenants whose budget is used up
+    gaps: list[Gap] = []
+    back_ms: int = 0  # how far the clock is behind the book

@@ -1,0 +1,115 @@
+"""The pages of the book: amounts by hour, node, job and account, ready to be put on a shelf."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import msgspec
+
+from shoal.ledger.accounts import HOUR_MS, Account, Move, Place
+from shoal.ledger.mirror import Job, Machine, Member, Mirror, Owner, Tally
+
+Part = tuple[Account, int, bool]  # account, ms, and whether the work in it is saved
+
+
+class Adds(msgspec.Struct):
+    """Amounts to add, in GPU-microseconds. `owners` and `machines` are those not told before."""
+
+    amounts: dict[Place, int] = {}
+    capacity: dict[tuple[int, str], int] = {}
+    owners: dict[str, Owner] = {}
+    machines: dict[str, Machine] = {}
+
+    def __bool__(self) -> bool:
+        return bool(self.amounts or self.capacity or self.owners or self.machines)
+
+
+Entry = Adds | Move
+
+
+class Pages:
+    """`entries` are to be put on a shelf in their order, each once."""
+
+    def __init__(self, mirror: Mirror | None = None) -> None:
+        self.mirror = mirror or Mirror()
+        self._entries: list[Entry] = []
+        self.adds = Adds()
+
+    # -- what comes out --------------------------------------------------------------------
+
+    def drain(self) -> list[Entry]:
+        """All that is certain by now and was not yet taken."""
+        entries = self._entries
+        if self.adds:
+            entries.append(self.adds)
+        self._entries, self.adds = [], Adds()
+        return entries
+
+    def give_back(self, entries: list[Entry]) -> None:
+        """They could not be stored; they are the first to be drained again."""
+        self._entries = entries + self._entries
+
+    def add(self, hour: int, node: str, job: str, account: Account, amount: int) -> None:
+        if amount:
+            place = Place(hour, node, job, account)
+            amounts = self.adds.amounts
+            amounts[place] = amounts.get(place, 0) + amount
+
+    def move(self, move: Move) -> None:
+        """It takes what was added before, and not what will be."""
+        self.turn()
+        self._entries.append(move)
+
+    def turn(self) -> None:
+        """What comes now comes after what was."""
+        if self.adds:
+            self._entries.append(self.adds)
+            self.adds = Adds()
+
+    # -- members ---------------------------------------------------------------------------
+
+    def book_member(self, job_id: str, job: Job, member: Member, parts: Iterable[Part]) -> None:
+        """These parts of its time, one after the other: (account, ms, whether it is saved)."""
+        for account, ms, firm in parts:
+            end_ms = member.mark_ms + ms
+            while member.mark_ms < end_ms:
+                hour = member.mark_ms // HOUR_MS
+                until_ms = min(end_ms, (hour + 1) * HOUR_MS)
+                amount = (until_ms - member.mark_ms) * member.milli
+                self.add(hour, member.node, job_id, account, amount)
+                if account is Account.USEFUL:
+                    _tally(job, member.node, hour, amount, firm)
+                member.mark_ms = until_ms
+
+    def saved(self, job: Job) -> None:
+        """All its work up to now survives."""
+        hour = self.mirror.now_ms // HOUR_MS
+        job.saved = True
+        for tally in job.tallies.values():
+            tally.firm = tally.useful if tally.hour == hour else 0
+            tally.hour = tally.since = hour
+            tally.useful = tally.firm
+
+    def undone(self, job_id: str, job: Job, to: Account) -> None:
+        """The work since it last saved is lost."""
+        hour = self.mirror.now_ms // HOUR_MS
+        for node_id, tally in job.tallies.items():
+            self.move(Move(job_id, node_id, tally.since, tally.firm, to))
+            tally.firm = tally.firm if tally.since == hour else 0
+            tally.hour = tally.since = hour
+            tally.useful = tally.firm
+
+
+def _tally(job: Job, node_id: str, hour: int, amount: int, firm: bool) -> None:
+    tally = job.tallies.get(node_id)
+    if tally is None:
+        tally = job.tallies[node_id] = Tally(hour, 0, hour, 0)
+    if hour > tally.hour:
+        tally.hour, tally.useful = hour, 0
+    if hour == tally.hour:
+        tally.useful += amount
+    if firm:
+        if hour > tally.since:
+            tally.since, tally.firm = hour, amount
+        elif hour == tally.since:
+            tally.firm += amount

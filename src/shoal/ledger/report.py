@@ -1,0 +1,234 @@
+"""Sums of the ledger as they are told: by key and account, with money and energy, and notes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from datetime import UTC, datetime
+from fractions import Fraction
+
+from shoal.ledger.accounts import ABOUT, GPU_US_PER_GPU_MS, HOUR_MS, Account
+from shoal.ledger.mirror import Gap, Machine
+from shoal.ledger.prices import NOTHING, Money, Rate, money, rate_of
+from shoal.ledger.store import Sum
+from shoal.model.ledger import AccountSum, By, CostView, LedgerRow, LedgerView
+from shoal.model.prices import PriceList
+
+OTHERS = "others"
+NAMED_MAX = 20  # in a note
+
+
+class Tariff:
+    """Machines that cost the same share a rate."""
+
+    def __init__(self, prices: PriceList, machines: Iterable[tuple[int, str, Machine]]) -> None:
+        self.prices = prices
+        self.rates: list[Rate] = []
+        self.of_machine: dict[int, int] = {}
+        self._unpriced: dict[str, None] = {}
+        self._unpowered: dict[str, None] = {}
+        self._models: list[str] = []
+        numbers: dict[tuple[Rate, str], int] = {}
+        for id_, node, machine in machines:
+            rate = rate_of(prices, node, machine)
+            key = (rate, machine.model)
+            if key not in numbers:
+                numbers[key] = len(self.rates)
+                self.rates.append(rate)
+                self._models.append(machine.model)
+            self.of_machine[id_] = numbers[key]
+
+    def money(self, rate: int, account: Account, gpu_us: int) -> Money:
+        if self.rates[rate].per_hour is None:
+            self._unpriced[self._models[rate]] = None
+        if self.rates[rate].watts is None:
+            self._unpowered[self._models[rate]] = None
+        return money(self.prices, self.rates[rate], account, gpu_us)
+
+    def notes(self) -> list[str]:
+        """What is missing in the price list; nothing at all is nothing to complain about."""
+        notes = []
+        if self._unpriced and self.prices.currency:
+            notes.append(
+                f"no price for {_models(self._unpriced)}: costs that would include it are left "
+                "out; add it to the price list under gpus, and: shoal prices set FILE"
+            )
+        elif self._unpriced:
+            notes.append("no price list is set, so nothing is said of money: shoal prices --help")
+        if self._unpowered:
+            notes.append(
+                f"no power is known for {_models(self._unpowered)}: energy that would include it "
+                "is left out; give idle_watts and busy_watts in the price list"
+            )
+        return notes
+
+
+def account_sums(tariff: Tariff, sums: Iterable[Sum], capacity: int) -> list[AccountSum]:
+    totals: dict[Account, int] = {}
+    moneys: dict[Account, Money] = {}
+    for one in sums:
+        totals[one.account] = totals.get(one.account, 0) + one.gpu_us
+        before = moneys.get(one.account, NOTHING)
+        moneys[one.account] = before.plus(tariff.money(one.rate, one.account, one.gpu_us))
+    told = []
+    for account, (title, group, _) in ABOUT.items():
+        if account in totals:
+            cost, energy, co2 = moneys[account]
+            told.append(
+                AccountSum(
+                    account=account.value,
+                    title=title,
+                    group=group,
+                    gpu_us=totals[account],
+                    gpu_ms=totals[account] / GPU_US_PER_GPU_MS,
+                    share=totals[account] / capacity if capacity else 0.0,
+                    cost=_told(cost),
+                    energy_wh=_told(energy),
+                    co2_g=_told(co2),
+                )
+            )
+    return told
+
+
+def rows(tariff: Tariff, sums: list[Sum], by: By, keys_max: int) -> list[LedgerRow]:
+    """The largest keys first (times in their order); what is beyond `keys_max` is one of others."""
+    sizes: dict[str | int, int] = {}
+    for one in sums:
+        sizes[one.key] = sizes.get(one.key, 0) + one.gpu_us
+    ordered = sorted(sizes, key=lambda key: (-sizes[key], str(key)))
+    if by in (By.DAY, By.HOUR):
+        ordered = sorted(sizes, key=lambda key: int(key))
+    place = {key: number for number, key in enumerate(ordered[:keys_max])}
+    totals: dict[tuple[int, Account], int] = {}
+    moneys: dict[tuple[int, Account], Money] = {}
+    labels: dict[int, str] = {}
+    for one in sums:
+        at = (place.get(one.key, keys_max), one.account)
+        totals[at] = totals.get(at, 0) + one.gpu_us
+        spent = tariff.money(one.rate, one.account, one.gpu_us)
+        moneys[at] = moneys.get(at, NOTHING).plus(spent)
+        labels[at[0]] = one.label
+    order = {account: number for number, account in enumerate(ABOUT)}
+    told = []
+    for number, account in sorted(totals, key=lambda at: (at[0], order[at[1]])):
+        cost, energy, co2 = moneys[number, account]
+        others = number >= keys_max
+        told.append(
+            LedgerRow(
+                key=OTHERS if others else _key(ordered[number], by, account),
+                label="" if others else labels[number],
+                account=account.value,
+                gpu_us=totals[number, account],
+                gpu_ms=totals[number, account] / GPU_US_PER_GPU_MS,
+                cost=_told(cost),
+                energy_wh=_told(energy),
+                co2_g=_told(co2),
+            )
+        )
+    return told
+
+
+def view(
+    tariff: Tariff,
+    sums: list[Sum],
+    *,
+    by: By,
+    from_ms: int,
+    to_ms: int,
+    began_ms: int,
+    capacity: int,
+    gpus: int,
+    keys_max: int,
+    notes: list[str],
+) -> LedgerView:
+    told = rows(tariff, sums, by, keys_max)
+    accounts = account_sums(tariff, sums, capacity)
+    total = sum(account.gpu_us for account in accounts)
+    if total != capacity:
+        notes = [*notes, f"the books do not balance by {total - capacity} GPU-us: report this bug"]
+    whole = _whole(tariff, sums)
+    return LedgerView(
+        from_ms=from_ms,
+        to_ms=to_ms,
+        by=by,
+        capacity_gpu_us=capacity,
+        capacity_gpu_ms=capacity / GPU_US_PER_GPU_MS,
+        rows=told,
+        accounts=accounts,
+        gpus=gpus,
+        began_ms=max(0, began_ms),
+        currency=tariff.prices.currency,
+        cost=_told(whole.cost),
+        energy_wh=_told(whole.energy_wh),
+        co2_g=_told(whole.co2_g),
+        notes=[*notes, *tariff.notes()],
+    )
+
+
+def cost_view(tariff: Tariff, job: str, sums: list[Sum]) -> CostView:
+    total = sum(one.gpu_us for one in sums)
+    whole = _whole(tariff, sums)
+    return CostView(
+        job=job,
+        gpu_us=total,
+        gpu_ms=total / GPU_US_PER_GPU_MS,
+        accounts=account_sums(tariff, sums, total),
+        currency=tariff.prices.currency,
+        cost=_told(whole.cost),
+        energy_wh=_told(whole.energy_wh),
+        co2_g=_told(whole.co2_g),
+        notes=tariff.notes(),
+    )
+
+
+def gap_notes(gaps: Iterable[Gap], from_ms: int, to_ms: int) -> list[str]:
+    """Of the clock and of silence within the range, the newest last."""
+    notes = []
+    for gap in gaps:
+        if from_ms <= gap.at_ms < to_ms or from_ms <= gap.at_ms + gap.ms < to_ms:
+            minutes = abs(gap.ms) / 60_000
+            when = moment(gap.at_ms)
+            if gap.ms < 0:
+                notes.append(
+                    f"the clock went back by {minutes:.1f} min at {when}: no time counts twice, "
+                    "the ledger waited until the clock had caught up"
+                )
+            elif gap.booked:
+                notes.append(
+                    f"nobody looked for {minutes:.0f} min from {when} (no controller, or the clock "
+                    "jumped): booked as it was before, corrected by what members told later"
+                )
+            else:
+                notes.append(
+                    f"nothing is known of {minutes / 1440:.1f} days from {when} (no controller, or "
+                    "the clock jumped): they are in no account and not in the capacity"
+                )
+    return notes
+
+
+def moment(at_ms: int) -> str:
+    return datetime.fromtimestamp(at_ms / 1000, UTC).strftime("%Y-%m-%d %H:%M UTC")
+
+
+def _whole(tariff: Tariff, sums: Iterable[Sum]) -> Money:
+    whole = NOTHING
+    for one in sums:
+        whole = whole.plus(tariff.money(one.rate, one.account, one.gpu_us))
+    return whole
+
+
+def _key(key: str | int, by: By, account: Account) -> str:
+    if by is By.ACCOUNT:
+        return account.value
+    if by in (By.DAY, By.HOUR):
+        return str(int(key) * HOUR_MS)
+    return str(key)
+
+
+def _models(models: Iterable[str]) -> str:
+    named = [repr(model) if model else "GPUs of no model" for model in models]
+    more = f" and {len(named) - NAMED_MAX} more" if len(named) > NAMED_MAX else ""
+    return ", ".join(named[:NAMED_MAX]) + more
+
+
+def _told(value: Fraction | None) -> float | None:
+    return None if value is None else float(value)

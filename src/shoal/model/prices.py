@@ -1,0 +1,64 @@
+"""A price list: what a GPU or a node costs, in money, power and grams of CO2."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import msgspec
+
+Amount = Annotated[float, msgspec.Meta(ge=0, le=1_000_000_000_000)]
+Years = Annotated[float, msgspec.Meta(gt=0, le=100)]
+ANY = "*"
+HOURS_PER_YEAR = 8760
+MONTHS_PER_YEAR = 12
+
+
+class Price(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Rented: `per_hour`. Owned: `purchase` over `life_years`, and what it costs `per_month`
+    besides. They add up."""
+
+    per_hour: Amount | None = None
+    purchase: Amount | None = None
+    life_years: Years | None = None
+    per_month: Amount | None = None
+    idle_watts: Amount | None = None
+    busy_watts: Amount | None = None
+
+    @property
+    def priced(self) -> bool:
+        return not self.per_hour is self.purchase is self.per_month is None
+
+
+class PriceList(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """`gpus` are priced each, by model; `nodes` whole, by name or a pattern like `rack1-*`. What
+    a node costs is the sum of both. `*` is any model or node that is not named."""
+
+    currency: Annotated[str, msgspec.Meta(max_length=12)] = ""
+    pue: Annotated[float, msgspec.Meta(ge=1, le=10)] = 1
+    co2_g_per_kwh: Annotated[float, msgspec.Meta(ge=0, le=10_000)] | None = None
+    gpus: Annotated[dict[str, Price], msgspec.Meta(max_length=1000)] = {}
+    nodes: Annotated[dict[str, Price], msgspec.Meta(max_length=10_000)] = {}
+
+
+def problem_with(prices: PriceList) -> str | None:
+    """What the types cannot say, as `field: sentence`; None if it is sound."""
+    for table, entries in (("gpus", prices.gpus), ("nodes", prices.nodes)):
+        for name, price in entries.items():
+            where = f"{table}.{name}"
+            if (price.purchase is None) != (price.life_years is None):
+                missing = "life_years" if price.life_years is None else "purchase"
+                return f"{where}.{missing}: is missing; what is owned has a purchase and life_years"
+            if (price.idle_watts is None) != (price.busy_watts is None):
+                missing = "busy_watts" if price.busy_watts is None else "idle_watts"
+                return f"{where}.{missing}: is missing; give idle_watts and busy_watts, or neither"
+            if table == "nodes" and price.idle_watts is not None:
+                return f"{where}.idle_watts: belongs to a GPU; write it under gpus"
+            if price.busy_watts is not None and price.busy_watts < (price.idle_watts or 0):
+                return f"{where}.busy_watts: is less than idle_watts"
+            if price == Price():
+                return f"{where}: says nothing; give it per_hour, or purchase and life_years"
+    if (prices.gpus or prices.nodes) and not prices.currency:
+        named = [*prices.gpus.values(), *prices.nodes.values()]
+        if any(price.priced for price in named):
+            return "currency: is missing; write it as a name, e.g. currency: EUR"
+    return None

@@ -1,0 +1,92 @@
+"""Every GPU-millisecond is in exactly one account: over histories full of faults, restarts too."""
+
+from __future__ import annotations
+
+import random
+from collections import Counter
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from shoal.ledger.accounts import Account
+from shoal.ledger.report import Tariff
+from shoal.ledger.store import LedgerStore
+from shoal.model.ledger import By
+from shoal.model.prices import PriceList
+from tests.ledger.worlds import Books, by_node, capacity, kept
+
+SEEDS = range(40)
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_accounts_add_up_to_the_capacity_of_every_node_and_hour(seed: int) -> None:
+    with kept(seed) as (run, books):
+        run.finish()
+        end_ms = run.world.agenda.now_ms
+    amounts = books.close(end_ms)
+    expected = capacity(books.events, end_ms)
+    assert by_node(amounts) == expected
+    assert books.shelf.capacity == expected
+    assert all(amount > 0 for amount in amounts.values())
+    jobs_accounts = {Account.USEFUL, Account.STARTUP, Account.RECOMPUTE, Account.PREEMPTED}
+    assert all(bool(place.job) for place in amounts if place.account in jobs_accounts)
+
+
+def test_the_histories_are_hard_enough_to_use_every_account() -> None:
+    seen: Counter[Account] = Counter()
+    for seed in range(40, 120):
+        with kept(seed) as (run, books):
+            run.finish()
+        for place, amount in books.close(run.world.agenda.now_ms).items():
+            seen[place.account] += amount
+    missing = set(Account) - set(seen) - {Account.SERVING, Account.CHECKPOINT}
+    assert not missing
+
+
+@pytest.mark.parametrize("seed", range(200, 215))
+def test_a_ledger_killed_at_any_time_goes_on_as_if_nothing_had_happened(
+    seed: int, tmp_path: Path
+) -> None:
+    """What is in memory is lost; the log and the file together give it back, and no more."""
+    with kept(seed) as (run, books):
+        run.finish()
+    end_ms = run.world.agenda.now_ms
+    whole, killed = Books(), Books()
+    store = LedgerStore(tmp_path / "ledger.db")
+    stored_seq, rng = 0, random.Random(seed)
+    for seq, event in enumerate(books.events, 1):
+        whole.stepped([event])
+        killed.stepped([event])
+        if rng.random() < 0.1:  # written, with the place in the log
+            killed.book.settle()
+            mirror = msgspec.msgpack.encode(killed.book.mirror)
+            store.put(killed.book.drain(), mirror, seq)
+            stored_seq = seq
+        if rng.random() < 0.05 and stored_seq:  # killed
+            store.close()
+            store = LedgerStore(tmp_path / "ledger.db")
+            found = store.load()
+            assert found is not None
+            assert found[1] == stored_seq
+            killed = Books()
+            killed.book.pages.mirror = found[0]
+            for missed in books.events[stored_seq:seq]:
+                killed.stepped([missed])
+    killed.book.advance(end_ms)
+    killed.book.settle()
+    store.put(killed.book.drain(), msgspec.msgpack.encode(killed.book.mirror), len(books.events))
+    amounts = whole.close(end_ms)
+    rates = Tariff(PriceList(), store.machines()).of_machine
+    for by, of_place in ((By.NODE, "node"), (By.JOB, "job")):
+        told: Counter[tuple[str, Account]] = Counter()
+        for one in store.sums(by, 0, 1 << 40, rates):
+            told[str(one.key), one.account] += one.gpu_us
+        for place, amount in killed.book.open().items():
+            told[getattr(place, of_place), place.account] += amount
+        expected: Counter[tuple[str, Account]] = Counter()
+        for place, amount in amounts.items():
+            expected[getattr(place, of_place), place.account] += amount
+        assert told == expected
+    assert store.capacity(0, 1 << 40) == sum(capacity(books.events, end_ms).values())
+    store.close()

@@ -1,0 +1,118 @@
+"""Histories for the ledger: a fuzzed world whose witness keeps the books, and a plain count of
+what they must add up to."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterable, Iterator, Sequence
+from unittest.mock import patch
+
+import msgspec
+
+from shoal.ledger.accounts import HOUR_MS, Place
+from shoal.ledger.book import Book
+from shoal.ledger.mirror import Mirror
+from shoal.ledger.shelf import Shelf
+from shoal.model.events import Event, NodeIntended, NodeJoined
+from shoal.model.node import NodeIntent
+from shoal.model.report import NodeReport
+from shoal.sim.fuzz import Run, Size
+
+GPU_US = 1000  # thousandths of a GPU
+
+
+class Books:
+    """The book of a world: hears what the controller hears, reads what it commits."""
+
+    def __init__(self) -> None:
+        self.book = Book()
+        self.shelf = Shelf()
+        self.heard: list[NodeReport] = []
+        self.events: list[Event] = []
+
+    def stepped(self, events: Sequence[Event]) -> None:
+        now_ms = events[0].at_ms
+        self.book.advance(now_ms)
+        for report in self.heard:
+            self.book.hear(report.progress)
+        self.heard = []
+        for event in events:
+            self.book.take(event)
+        self.events += events
+
+    def close(self, now_ms: int) -> dict[Place, int]:
+        """Everything up to now, the open time of members included."""
+        self.book.advance(now_ms)
+        self.book.settle()
+        self.shelf.put(self.book.drain())
+        amounts = dict(self.shelf.amounts)
+        for place, amount in self.book.open().items():
+            amounts[place] = amounts.get(place, 0) + amount
+        return {place: amount for place, amount in amounts.items() if amount}
+
+    def crash(self) -> None:
+        """Go on from what is stored: as a controller that was killed."""
+        self.shelf.put(self.book.drain())
+        self.book = Book(again(self.book.mirror))
+        self.heard = []
+
+
+def again(mirror: Mirror) -> Mirror:
+    return msgspec.msgpack.decode(msgspec.msgpack.encode(mirror), type=Mirror)
+
+
+@contextlib.contextmanager
+def kept(seed: int, size: Size | None = None) -> Iterator[tuple[Run, Books]]:
+    """A fuzzed run whose every commit and report reaches the books."""
+    run, books = Run(seed, size or Size(), checked=False), Books()
+    committed, heard = run.truth.committed, run.truth.heard
+
+    def on_commit(events: Sequence[Event]) -> None:
+        committed(events)
+        if events:
+            books.stepped(events)
+
+    def on_hear(report: NodeReport) -> None:
+        heard(report)
+        books.heard.append(report)
+
+    with (
+        patch.object(run.truth, "committed", on_commit),
+        patch.object(run.truth, "heard", on_hear),
+    ):
+        yield run, books
+
+
+def capacity(events: Iterable[Event], end_ms: int) -> dict[tuple[int, str], int]:
+    """GPUs known x time known, by hour and node, in GPU-microseconds: counted from nothing but
+    who joined and who was taken away."""
+    since: dict[str, tuple[int, int]] = {}
+    total: dict[tuple[int, str], int] = {}
+
+    def count(node: str, until_ms: int) -> None:
+        start_ms, gpus = since.pop(node, (until_ms, 0))
+        while start_ms < until_ms:
+            hour = start_ms // HOUR_MS
+            stop_ms = min(until_ms, (hour + 1) * HOUR_MS)
+            if gpus:
+                key = (hour, node)
+                total[key] = total.get(key, 0) + (stop_ms - start_ms) * gpus * GPU_US
+            start_ms = stop_ms
+
+    for event in events:
+        if isinstance(event, NodeJoined):
+            count(event.node, event.at_ms)
+            since[event.node] = (event.at_ms, event.spec.gpus)
+        elif isinstance(event, NodeIntended) and event.intent is NodeIntent.REMOVED:
+            count(event.node, event.at_ms)
+    for node in list(since):
+        count(node, end_ms)
+    return total
+
+
+def by_node(amounts: dict[Place, int]) -> dict[tuple[int, str], int]:
+    total: dict[tuple[int, str], int] = {}
+    for place, amount in amounts.items():
+        key = (place.hour, place.node)
+        total[key] = total.get(key, 0) + amount
+    return total
