@@ -34,7 +34,7 @@ from shoal.ledger.keeper import Keeper
 from shoal.model.node import NodeIntent
 from shoal.model.report import SetIntent
 from shoal.model.service import Entry, ServiceLoad, Wanted
-from shoal.ports import Balancer, EngineError, StoreError
+from shoal.ports import Balancer, Engine, EngineError, StoreError
 
 if TYPE_CHECKING:
     import uvicorn
@@ -71,7 +71,7 @@ async def _serve(home: Home) -> None:
         raise EngineError(f"{home.config} is missing; start with: shoal up")
     listener = _listen(home, config)
     store = SqliteStore(home.database)
-    engine = LocalEngine(config.nodes, home.nodes, home.checkpoints)
+    engine = _engine(home, config)
     loop = ControlLoop(store, engine, SystemClock(), None, LogStore(home.logs))
     keeper = Keeper(home.ledger, home.prices, store, loop.clock)
     loop.followers.append(keeper)
@@ -105,6 +105,14 @@ async def _serve(home: Home) -> None:
     await history.close()
     keeper.close()
     store.close()
+
+
+def _engine(home: Home, config: ClusterConfig) -> Engine:
+    if config.engine == "ray":
+        from shoal.engines.ray.engine import RayEngine
+
+        return RayEngine(home.path, config.reach)
+    return LocalEngine(config.nodes, home.nodes, home.checkpoints)
 
 
 class _LazyBalancer:
@@ -234,7 +242,10 @@ def _ask_to_end(server: uvicorn.Server) -> None:
 
 
 async def _retire(loop: ControlLoop, config: ClusterConfig) -> None:
-    """Nodes that an earlier configuration had and this one has not leave the cluster."""
+    """Nodes that an earlier configuration had and this one has not leave the cluster. Machines that
+    join by themselves leave by themselves."""
+    if config.engine != "local":
+        return
     wanted = {spec.id for spec in config.nodes}
     for node in list(loop.state.order):
         if node.id not in wanted and node.intent is not NodeIntent.REMOVED:

@@ -55,7 +55,7 @@ FromAgent = Heard | Log
 ToAgent = Orders | Kept | Ask
 
 _LENGTH = struct.Struct("!I")
-_encode = msgspec.msgpack.Encoder().encode
+encode = msgspec.msgpack.Encoder().encode
 
 
 class Link(asyncio.Protocol):
@@ -65,7 +65,7 @@ class Link(asyncio.Protocol):
         self,
         incoming: Any,  # the union of messages that this end receives
         on_open: Callable[[Link], None],
-        on_message: Callable[[FromAgent | ToAgent], None],
+        on_message: Callable[[Any], None],
         on_close: Callable[[Link], None],
     ) -> None:
         self._decode = msgspec.msgpack.Decoder(incoming).decode
@@ -101,10 +101,10 @@ class Link(asyncio.Protocol):
         self._transport = None
         self._on_close(self)
 
-    def send(self, message: FromAgent | ToAgent) -> None:
+    def send(self, message: msgspec.Struct) -> None:
         """Dropped if the link is down: what matters is sent again when it is up."""
         if self._transport is not None:
-            body = _encode(message)
+            body = encode(message)
             self._transport.write(_LENGTH.pack(len(body)) + body)
 
     @property

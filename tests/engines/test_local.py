@@ -47,7 +47,7 @@ class LocalRig(Rig):
                 os.kill(self._pid(node, "keeper"), signal.SIGTERM)
         for node in self.nodes:
             _until_free(self._directory(node) / "agent.lock")
-        for link in (link for engine in self._made for link in engine._nodes.values()):
+        for link in (node.link for engine in self._made for node in engine._nodes.values()):
             if link._process is not None:
                 link._process.wait(WAIT_S)
 

@@ -21,7 +21,7 @@ def test_a_gangs_curve_is_there_while_it_runs_and_after_it_ended(observed: Obser
     assert steps == sorted(steps)
     # A member's last beat may not have been told when it ended; the one a second before was.
     assert 40 <= steps[-1] <= 60
-    assert series.points[-1].loss == pytest.approx(10 / steps[-1])
+    assert series.points[-1].loss == pytest.approx(10 / steps[-1], rel=0.2)  # of either member
     assert all(80 < (point.step_ms or 0) < 120 for point in series.points)
     first, second = series.members
     assert {first.attempt, second.attempt} == {1}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import random
 from collections.abc import Callable
 from pathlib import Path
 
@@ -10,7 +11,8 @@ import pytest
 
 pytest.importorskip("torch", reason="torch is not installed")
 
-from shoal.train.vault import FORMAT, MANIFEST, Manifest, Vault
+from shoal.train.vault import FORMAT, MANIFEST, PART_BYTES, Damage, Manifest, Vault
+from shoal.train.writing import Summing
 from tests.train.gangs import Gang, last_line
 
 
@@ -169,3 +171,23 @@ def test_the_newest_are_kept_and_what_may_still_be_written_is_left_alone(tmp_pat
     assert left == {names[2], names[3], names[4], "notes.txt"}
     assert [one.step for one in vault.find() if one.whole] == [30, 15]
     assert vault.manifest(names[3]).format == FORMAT
+
+
+@pytest.mark.parametrize("size", [0, 1, PART_BYTES - 1, PART_BYTES, 2 * PART_BYTES + 7])
+def test_a_sum_is_that_of_the_parts_and_every_part_counts(size: int, tmp_path: Path) -> None:
+    data = random.Random(size).randbytes(size)
+    path = tmp_path / "one" / "shard"
+    path.parent.mkdir()
+    with path.open("wb") as raw:
+        summing = Summing(raw)
+        for start in range(0, size, 3_000_001):
+            summing.write(data[start : start + 3_000_001])
+    vault, expected = Vault(str(tmp_path)), summing.sum()
+    vault.verify("one", {"shard": expected})
+    assert (expected.size, path.read_bytes()) == (size, data)
+    for start in range(0, size, PART_BYTES):
+        spoilt = bytearray(data)
+        spoilt[start] ^= 1
+        path.write_bytes(spoilt)
+        with pytest.raises(Damage, match="checksum"):
+            vault.verify("one", {"shard": expected})

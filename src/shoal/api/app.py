@@ -19,6 +19,7 @@ from litestar.types import Guard
 
 from shoal import __version__
 from shoal.api.ledger import Ledger
+from shoal.api.metrics import metrics
 from shoal.api.present import (
     check_view,
     find_job,
@@ -292,7 +293,7 @@ def build(
         return entry()
 
     return Litestar(
-        route_handlers=[Cluster, Jobs, Services, Series, Ledger],
+        route_handlers=[Cluster, Jobs, Services, Series, Ledger, metrics],
         guards=[_bearer(token)],
         dependencies={
             "loop": Provide(provide_loop, sync_to_thread=False),

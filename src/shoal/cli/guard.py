@@ -77,11 +77,12 @@ def _tell(error: Exception) -> int:
 def _tell_ours(error: Exception) -> int:
     from shoal.client import ShoalError, Unreachable
     from shoal.control.lifecycle import LifecycleError
+    from shoal.ports import EngineError
 
     if isinstance(error, Unreachable):
         complain(str(error))
         return NO_CLUSTER
-    if isinstance(error, ShoalError | LifecycleError):
+    if isinstance(error, ShoalError | LifecycleError | EngineError):
         complain(str(error))
         return REFUSED
     where = _write_traceback(error)

@@ -12,6 +12,7 @@ import typer
 from shoal.cli.grammar import DEFAULT_HOME, HomeOption, JsonOption
 
 if TYPE_CHECKING:
+    from shoal.cli.rayup import Wish
     from shoal.control.home import ClusterConfig, Home
     from shoal.control.lifecycle import Up
     from shoal.model.node import NodeSpec
@@ -49,6 +50,22 @@ def up(
     this_machine: Annotated[
         bool, typer.Option("--this-machine", help="One node: this machine, as it is.")
     ] = False,
+    engine: Annotated[
+        str | None,
+        typer.Option("--engine", metavar="E", help="local, or ray for many machines. [local]"),
+    ] = None,
+    address: Annotated[
+        str | None,
+        typer.Option("--address", metavar="HOST:PORT", help="Use the Ray that is led there."),
+    ] = None,
+    node_ip: Annotated[
+        str | None,
+        typer.Option("--node-ip", metavar="IP", help="This machine's address for the others."),
+    ] = None,
+    token_file: Annotated[
+        Path | None,
+        typer.Option("--token-file", metavar="FILE", help="The token of the Ray at --address."),
+    ] = None,
     host: Annotated[
         str | None,
         typer.Option("--host", metavar="ADDRESS", help="Listen on this address. [127.0.0.1]"),
@@ -71,6 +88,9 @@ def up(
     makes b1/r1 of n1 and n2, b1/r2 of n3 and n4, b2/r1 of n5 and n6, b2/r2 of
     n7 and n8.
 
+    With --engine ray other machines may join: it prints how. This machine
+    leads them and is a node as well, or only leads with --nodes 0.
+
     What was up before comes back as it was, with its jobs, when no flag says
     otherwise. On a cluster that is up, the same flags change nothing, and
     others are refused: down first.
@@ -80,17 +100,22 @@ def up(
       shoal up --nodes 4 --gpus 8                four virtual nodes
       shoal up --nodes 8 --gpus 8 --topology 2x2
       shoal up --nodes 2 --gpus 4 --gpu-model A100 --gpu-memory 80G
+      shoal up --engine ray                      for many machines, see `shoal join`
       shoal up --home /tmp/try --port 0          a second one, apart from the first
     """
-    from shoal.cli import show
+    from shoal.cli import rayup, show
     from shoal.control.home import Home
-    from shoal.control.lifecycle import bring_up
+    from shoal.control.lifecycle import bring_up, is_up
 
     place = Home(home)
     shape = Shape(nodes, gpus, gpu_model, gpu_memory, cpus, memory, topology or None)
-    config = _config(place, shape, this_machine, host, port)
+    last = _last_config(place)
+    ray = rayup.wish(place, last, engine, address, node_ip, token_file)
+    config = _config(last, shape, this_machine, host, port, ray)
     _warn_if_open(config.host)
     with show.Progress(quiet=json) as progress:
+        if ray is not None and (config == last or not is_up(place)):
+            rayup.start_ray(place, config, ray, progress)
         answer = bring_up(place, config, progress)
     if json:
         show.as_json(
@@ -104,6 +129,8 @@ def up(
         )
     else:
         _print_up(config, answer, home)
+        if ray is not None:
+            rayup.tell_how_to_join(place, config)
 
 
 def down(json: JsonOption = False, home: HomeOption = DEFAULT_HOME) -> None:
@@ -145,7 +172,12 @@ class Shape(NamedTuple):
 
 
 def _config(
-    home: Home, shape: Shape, this_machine: bool, host: str | None, port: int | None
+    last: ClusterConfig | None,
+    shape: Shape,
+    this_machine: bool,
+    host: str | None,
+    port: int | None,
+    ray: Wish | None,
 ) -> ClusterConfig:
     """What the flags ask for; the rest as it was last time, or else by default."""
     import msgspec
@@ -157,10 +189,14 @@ def _config(
         raise Failure("--this-machine: leave out --nodes, --gpus and the like, or it", USAGE)
     if port is not None and not 0 <= port <= PORT_MAX:
         raise Failure(f"--port: must be from 0 to {PORT_MAX}, not {port}", USAGE)
-    last = _last_config(home)
-    asked = this_machine or any(part is not None for part in shape)
-    nodes = last.nodes if last is not None and not asked else _nodes(shape)
-    changes: dict[str, object] = {"nodes": nodes}
+    engine = "local" if ray is None else "ray"
+    as_before = last is not None and last.engine == engine and not this_machine
+    if last is not None and as_before and all(part is None for part in shape):
+        nodes = last.nodes
+    else:
+        nodes = _nodes(shape) if ray is None else ray.nodes(shape)
+    changes: dict[str, object] = {"nodes": nodes, "engine": engine}
+    changes["reach"] = "" if ray is None else ray.reach
     if host is not None:
         changes["host"] = host
     if port is not None:
@@ -184,20 +220,20 @@ def _nodes(shape: Shape) -> tuple[NodeSpec, ...]:
 
     if all(part is None for part in shape):
         return layout.this_machine(machine.detect())
-    gpu_memory_mb = _amount("--gpu-memory", shape.gpu_memory, units.memory_mb)
+    gpu_memory_mb = amount("--gpu-memory", shape.gpu_memory, units.memory_mb)
     return layout.virtual_nodes(
         machine.detect(),
         nodes=1 if shape.nodes is None else shape.nodes,
         gpus=shape.gpus or 0,
-        cpu_milli=_amount("--cpus", shape.cpus, units.cpu_milli),
-        memory_mb=_amount("--memory", shape.memory, units.memory_mb),
+        cpu_milli=amount("--cpus", shape.cpus, units.cpu_milli),
+        memory_mb=amount("--memory", shape.memory, units.memory_mb),
         topology=shape.topology or "",
         gpu_model=(shape.gpu_model or "").strip(),
         gpu_memory_mb=gpu_memory_mb or 0,
     )
 
 
-def _amount(flag: str, text: str | None, parse: Callable[[str], int]) -> int | None:
+def amount(flag: str, text: str | None, parse: Callable[[str], int]) -> int | None:
     from shoal.cli.guard import USAGE, Failure
     from shoal.cli.units import BadAmount
 

@@ -14,12 +14,14 @@ DEFAULT_PORT = 7700
 
 
 class ClusterConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What `shoal up` was asked for. Port 0: any free one. `engine` names who runs processes."""
+    """What `shoal up` was asked for. Port 0: any free one. `engine` names who reaches the nodes,
+    and `reach` is where: the address of Ray's head."""
 
     nodes: tuple[NodeSpec, ...]
     host: str = "127.0.0.1"
     port: int = DEFAULT_PORT
     engine: str = "local"
+    reach: str = ""
 
 
 class Home:
@@ -41,6 +43,8 @@ class Home:
         self.nodes = self.path / "nodes"
         self.gateway = self.path / "gateway"
         self.gateway_port = self.path / "gateway.port"
+        self.ray = self.path / "ray"  # this machine's part of Ray: its token, ports and log
+        self.keeper_lock = self.ray / "keeper.lock"
         self.checkpoints = self.path / "checkpoints"  # a directory for each job
 
     def node(self, node_id: str) -> Path:

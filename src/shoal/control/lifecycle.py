@@ -79,6 +79,10 @@ def take_down(home: Home, progress: Progress) -> int:
         _end(home.controller_lock, _controller_pid(home))
         stopped += 1
     home.address.unlink(missing_ok=True)
+    if held(home.keeper_lock):  # it would start the agent again
+        progress("stopping Ray")
+        _end(home.keeper_lock, _pid_in(home.keeper_lock))
+        stopped += 1
     agents = [
         directory
         for directory in (sorted(home.nodes.iterdir()) if home.nodes.is_dir() else [])

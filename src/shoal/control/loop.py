@@ -5,11 +5,13 @@ from __future__ import annotations
 import asyncio
 import logging
 import secrets
+import time
 from collections.abc import Iterable
 
 import msgspec
 
 from shoal.control.logs import LogStore
+from shoal.control.meters import Meters
 from shoal.core.apply import apply
 from shoal.core.check import check, check_touched
 from shoal.core.step import Step, step
@@ -56,6 +58,7 @@ class ControlLoop:
         self.policy = policy or self.state.policy
         self.started_ms = clock.now_ms()
         self.finishing: dict[str, Job] = {}  # finished, but not yet in the store
+        self.meters = Meters()
         self.samples: dict[str, NodeSample] = {}  # the newest of each node, for who keeps them
         self.followers: list[Follower] = []
         self._engine = engine
@@ -138,6 +141,11 @@ class ControlLoop:
             self._notify([chunk.ref.job])
         return kept
 
+    @property
+    def waiting(self) -> int:
+        """Requests that no step has looked at yet."""
+        return len(self._requests)
+
     # -- the tick --------------------------------------------------------------------------
 
     async def run(self) -> None:
@@ -181,8 +189,11 @@ class ControlLoop:
 
     async def _tick(self) -> int | None:
         report, futures = self._drain()
+        self.meters.reports += len(report.nodes)
         try:
+            began = time.perf_counter()
             done = step(self.state, report, self.policy, self.clock.now_ms())
+            self.meters.steps.add(time.perf_counter() - began)
             check_touched(self.state, done.events)
             if done.events:
                 await self._commit(done)
@@ -228,7 +239,11 @@ class ControlLoop:
     async def _commit(self, done: Step) -> None:
         """Durable before anything is said or done; readers are served meanwhile."""
         self.finishing = {job.id: job for job in done.finished}
+        began = time.perf_counter()
         self.last_seq = await asyncio.to_thread(self.store.commit, done.events, done.finished)
+        self.meters.commits.add(time.perf_counter() - began)
+        ended = {job.id: job.spec.tenant for job in done.finished}
+        self.meters.happened(self.state, done.events, ended)
         self.finishing = {}
         if self.last_seq - self._snapshot_seq >= EVENTS_PER_SNAPSHOT:
             check(self.state, self.policy, self.clock.now_ms(), settled=False)

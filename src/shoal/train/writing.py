@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from typing import Any
 
 from shoal.train.errors import TrainError
-from shoal.train.vault import FileSum, Vault, reason
+from shoal.train.vault import PART_BYTES, FileSum, Vault, reason
 
 # Said of each save of a run that is alone, where it is meant so.
 warnings.filterwarnings("ignore", message="torch.distributed is disabled, unavailable")
@@ -62,7 +62,8 @@ class Summing(io.IOBase):
 
     def __init__(self, raw: Any) -> None:
         self._raw = raw
-        self._digest = hashlib.sha256()
+        self._parts = hashlib.sha256()
+        self._part = hashlib.sha256()
         self._size = 0
 
     def writable(self) -> bool:
@@ -70,10 +71,20 @@ class Summing(io.IOBase):
 
     def write(self, data: Any) -> int:
         self._raw.write(data)
-        size = memoryview(data).nbytes
-        self._digest.update(data)
-        self._size += size
+        view = memoryview(data).cast("B")
+        size = view.nbytes
+        while view:
+            taken = min(len(view), PART_BYTES - self._size % PART_BYTES)
+            self._part.update(view[:taken])
+            self._size += taken
+            view = view[taken:]
+            if not self._size % PART_BYTES:
+                self._end_part()
         return size
+
+    def _end_part(self) -> None:
+        self._parts.update(self._part.digest())
+        self._part = hashlib.sha256()
 
     def tell(self) -> int:
         return self._size
@@ -87,7 +98,9 @@ class Summing(io.IOBase):
         return int(self._raw.fileno())
 
     def sum(self) -> FileSum:
-        return FileSum(self._size, self._digest.hexdigest())
+        if self._size % PART_BYTES:
+            self._end_part()
+        return FileSum(self._size, self._parts.hexdigest())
 
 
 def _summing_disk(fs: Any) -> Any:

@@ -28,6 +28,7 @@ from shoal.control.history.loads import (
 from shoal.control.history.store import HistoryFile, Whole
 from shoal.control.loop import ControlLoop
 from shoal.core.records import Watch
+from shoal.model.samples import NodeSample
 from shoal.model.series import JobSeries, NodeSeries, ServiceSeries
 
 log = logging.getLogger("shoal.history")
@@ -60,6 +61,7 @@ class History:
         self._nodes: dict[str, Fading] = {}
         self._services: dict[str, Fading] = {}
         self._changed: dict[str, None] = {}  # keys of nodes and services
+        self.newest: dict[str, NodeSample] = {}  # of each node, for who looks at this moment only
         self._fresh: list[Sample] = []
         self._trouble = ""
 
@@ -144,6 +146,7 @@ class History:
             known = self._nodes.get(node_id)
             if known is None or known.due(now_ms):
                 self._keep(node_point(node_id, now_ms, sample))
+        self.newest.update(self._loop.samples)
         self._loop.samples = {}
         for name, load in state.loads.items():
             known, service = self._services.get(name), state.services.get(name)
@@ -227,6 +230,7 @@ class History:
         state = self._loop.state
         gone = [f"n/{one}" for one in self._nodes if one not in state.nodes]
         gone += [f"s/{one}" for one in self._services if one not in state.services]
+        self.newest = {one: kept for one, kept in self.newest.items() if one in state.nodes}
         self._nodes = {one: kept for one, kept in self._nodes.items() if one in state.nodes}
         self._services = {
             one: kept for one, kept in self._services.items() if one in state.services

@@ -43,6 +43,7 @@ class HistoryFile:
         self._connection = self._open()
         row = self._connection.execute("SELECT max(number) FROM tail").fetchone()
         self.newest = row[0] or 0  # number of the last piece of the tail
+        self.size_bytes = self._bytes_used()
 
     def _open(self) -> sqlite3.Connection:
         try:
@@ -89,6 +90,7 @@ class HistoryFile:
                 self.newest += 1
                 packed = zlib.compress(tail, COMPRESSION)
                 self._connection.execute("INSERT INTO tail VALUES (?, ?)", (self.newest, packed))
+            self.size_bytes = self._bytes_used()
 
     def read(self, key: str) -> bytes | None:
         with self._lock:

@@ -1,0 +1,278 @@
+"""What Prometheus is told at /metrics: the control plane, nodes, GPUs, jobs and services.
+
+Labels are few and bounded: tenants (100, the rest together), nodes, GPUs, services, and of single
+jobs only those that train, the largest 200 of them. docs/monitoring.md lists them all.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import Callable, Iterator
+
+from litestar import Response, get
+
+from shoal import __version__
+from shoal.api.exposition import CONTENT_TYPE, family, histogram, simple
+from shoal.api.present import known_nodes, node_state, progress_view
+from shoal.control.history.history import History
+from shoal.control.loop import ControlLoop
+from shoal.control.meters import OTHERS, TENANTS_MAX
+from shoal.core.state import Node
+from shoal.model.job import Job, Phase
+from shoal.model.node import NodeHealth
+from shoal.model.samples import GpuSample, NodeSample
+from shoal.model.service import Service, ServiceLoad
+from shoal.model.views import ProgressView
+
+JOBS_TOLD_MAX = 200
+NODE_STATES = (
+    "ready",
+    "joining",
+    "suspect",
+    "lost",
+    "cordoned",
+    "draining",
+    "quarantined",
+)
+
+
+@get("/metrics", media_type=CONTENT_TYPE)
+async def metrics(loop: ControlLoop, history: History) -> Response[bytes]:
+    """For Prometheus, which sends the token as `authorization: credentials_file` says."""
+    parts = []
+    for part in collect(loop, history):
+        parts.append(part)
+        await asyncio.sleep(0)  # a large cluster's answer is long, and others want their turn
+    return Response("".join(parts).encode(), media_type=CONTENT_TYPE)
+
+
+def collect(loop: ControlLoop, history: History) -> Iterator[str]:
+    yield from _controller(loop, history)
+    yield from _nodes(loop, history)
+    yield from _jobs(loop)
+    yield from _services(loop)
+
+
+def _controller(loop: ControlLoop, history: History) -> Iterator[str]:
+    meters, started = loop.meters, loop.started_ms / 1000
+    yield family(
+        "shoal_build_info", "gauge", "The version that runs.", [({"version": __version__}, 1)]
+    )
+    yield simple("shoal_controller_start_time_seconds", "gauge", "When it started.", started)
+    yield simple(
+        "shoal_controller_starts_total", "counter", "Starts of a controller.", loop.state.epoch
+    )
+    yield histogram("shoal_step_duration_seconds", "Time of one scheduling step.", meters.steps)
+    yield histogram("shoal_commit_duration_seconds", "Time to store a step.", meters.commits)
+    yield histogram(
+        "shoal_job_wait_seconds", "From submission to the first placement.", meters.waits
+    )
+    yield simple("shoal_node_reports_total", "counter", "Inventories heard.", meters.reports)
+    yield family(
+        "shoal_events_total",
+        "counter",
+        "Events stored.",
+        [({"event": kind}, count) for kind, count in sorted(meters.events.items())],
+    )
+    yield family(
+        "shoal_job_placements_total",
+        "counter",
+        "Attempts that were given their place.",
+        [({"tenant": tenant}, count) for tenant, count in sorted(meters.placements.items())],
+    )
+    yield family(
+        "shoal_job_stops_total",
+        "counter",
+        "Attempts that were told to stop, by cause.",
+        [({"cause": cause}, count) for cause, count in sorted(meters.stops.items())],
+    )
+    yield family(
+        "shoal_jobs_finished_total",
+        "counter",
+        "Jobs that ended.",
+        [({"outcome": o, "tenant": t}, count) for (o, t), count in sorted(meters.ends.items())],
+    )
+    yield simple("shoal_requests_waiting", "gauge", "Requests not yet looked at.", loop.waiting)
+    yield simple("shoal_history_size_bytes", "gauge", "File of samples.", history.file.size_bytes)
+    yield from _process()
+
+
+def _process() -> Iterator[str]:
+    times = os.times()
+    yield simple(
+        "process_cpu_seconds_total", "counter", "Of the controller.", times.user + times.system
+    )
+    try:
+        with open("/proc/self/statm") as file:
+            pages = int(file.read().split()[1])
+    except (OSError, ValueError, IndexError):
+        return
+    resident = pages * os.sysconf("SC_PAGE_SIZE")
+    yield simple("process_resident_memory_bytes", "gauge", "Of the controller.", resident)
+
+
+def _nodes(loop: ControlLoop, history: History) -> Iterator[str]:
+    nodes = known_nodes(loop)
+    counts = dict.fromkeys(NODE_STATES, 0)
+    for node in nodes:
+        word = node_state(node)
+        counts[word] = counts.get(word, 0) + 1
+    yield family(
+        "shoal_nodes", "gauge", "Nodes by state.", [({"state": s}, n) for s, n in counts.items()]
+    )
+    yield family(
+        "shoal_node_up",
+        "gauge",
+        "Whether the node answers.",
+        [({"node": node.id}, node.health is NodeHealth.READY) for node in nodes],
+    )
+    yield from _gpu_counts(loop, nodes)
+    samples = [
+        (node, history.newest[node.id])
+        for node in nodes
+        if node.health is NodeHealth.READY and node.id in history.newest
+    ]
+    for name, text, read in NODE_RATIOS:
+        yield family(name, "gauge", text, [({"node": n.id}, read(s)) for n, s in samples])
+    numbers = [str(gpu) for gpu in range(max((len(s.gpus) for _, s in samples), default=0))]
+    for name, text, tell in GPU_VALUES:
+        yield family(
+            name,
+            "gauge",
+            text,
+            (
+                ({"node": node.id, "gpu": numbers[gpu]}, tell(one))
+                for node, sample in samples
+                for gpu, one in enumerate(sample.gpus)
+            ),
+        )
+
+
+def _ratio(milli: int | None) -> float | None:
+    return None if milli is None else milli / 1000
+
+
+NODE_RATIOS: tuple[tuple[str, str, Callable[[NodeSample], float | None]], ...] = (
+    ("shoal_node_cpu_busy_ratio", "Of all its cores.", lambda s: _ratio(s.cpu_milli)),
+    ("shoal_node_memory_used_ratio", "Of its memory.", lambda s: _ratio(s.memory_milli)),
+)
+GPU_VALUES: tuple[tuple[str, str, Callable[[GpuSample], float | None]], ...] = (
+    ("shoal_gpu_busy_ratio", "Share of the time in use.", lambda g: _ratio(g.busy_milli)),
+    ("shoal_gpu_memory_used_ratio", "Of its memory.", lambda g: _ratio(g.memory_milli)),
+    ("shoal_gpu_power_watts", "Drawn now.", lambda g: g.power_w),
+    ("shoal_gpu_temperature_celsius", "Of the chip.", lambda g: g.temperature_c),
+)
+
+
+def _gpu_counts(loop: ControlLoop, nodes: list[Node]) -> Iterator[str]:
+    """Every GPU is held, free or unusable; the three add up to all."""
+    held = free = unusable = 0
+    for node in nodes:
+        lost = node.health is NodeHealth.LOST
+        idle = 0 if lost else loop.state.rooms[node.index].gpus
+        held += 0 if lost else node.spec.gpus - idle
+        free += idle if node.schedulable else 0
+        unusable += node.spec.gpus if lost else 0 if node.schedulable else idle
+    yield family(
+        "shoal_gpus",
+        "gauge",
+        "GPUs by state: held by jobs, free, or unusable because of their node.",
+        [({"state": "held"}, held), ({"state": "free"}, free), ({"state": "unusable"}, unusable)],
+    )
+
+
+def _jobs(loop: ControlLoop) -> Iterator[str]:
+    counts: dict[tuple[str, str], int] = {}
+    tenants: dict[str, None] = {}
+    for job in loop.state.jobs.values():
+        tenant = job.spec.tenant
+        if tenant not in tenants:
+            if len(tenants) >= TENANTS_MAX:
+                tenant = OTHERS
+            tenants[tenant] = None
+        key = job.phase.value, tenant
+        counts[key] = counts.get(key, 0) + 1
+    yield family(
+        "shoal_jobs",
+        "gauge",
+        "Live jobs by phase.",
+        [({"state": state, "tenant": t}, n) for (state, t), n in sorted(counts.items())],
+    )
+    training = [(job, view) for job in _largest(loop) if (view := progress_view(loop, job))]
+    for name, text, read in JOB_VALUES:
+        yield family(
+            name,
+            "gauge",
+            text,
+            [
+                # Prometheus calls its own configuration's name `job`.
+                ({"job_id": job.id, "tenant": job.spec.tenant}, read(view))
+                for job, view in training
+            ],
+        )
+
+
+def _largest(loop: ControlLoop) -> list[Job]:
+    state = loop.state
+    found = [job for one in state.watches if (job := state.jobs[one]).phase is Phase.RUNNING]
+    found.sort(key=lambda job: (-job.spec.gpus * len(job.members), job.number))
+    return found[:JOBS_TOLD_MAX]
+
+
+JOB_VALUES: tuple[tuple[str, str, Callable[[ProgressView], float | None]], ...] = (
+    ("shoal_job_step", "The step it is at.", lambda v: v.step),
+    ("shoal_job_saved_step", "What its newest checkpoint continues with.", lambda v: v.saved_step),
+    ("shoal_job_step_duration_seconds", "Of a usual step.", lambda v: v.step_us / 1e6 or None),
+    ("shoal_job_loss", "As it tells it.", lambda v: v.loss),
+    ("shoal_job_slow_members", "Members that hold the others up.", lambda v: len(v.slow)),
+)
+
+
+def _services(loop: ControlLoop) -> Iterator[str]:
+    state = loop.state
+    known = [(name, one, state.loads.get(name)) for name, one in state.services.items()]
+    told = [(name, load) for name, _, load in known if load is not None and load.tells]
+    yield family(
+        "shoal_service_up",
+        "gauge",
+        "Whether the gateway serves it.",
+        [({"service": name}, load is not None and load.tells) for name, _, load in known],
+    )
+    for name, text, read in SERVICE_LOADS:
+        yield family(name, "gauge", text, [({"service": one}, read(load)) for one, load in told])
+    yield family(
+        "shoal_service_response_seconds",
+        "gauge",
+        "Until an answer began, over the last 15 seconds.",
+        [
+            ({"service": name, "quantile": share}, value / 1000)
+            for name, load in told
+            if load.answers_per_ks
+            for share, value in (("0.5", load.p50_ms), ("0.95", load.p95_ms), ("0.99", load.p99_ms))
+        ],
+    )
+    for name, text, count in SERVICE_COUNTS:
+        yield family(
+            name, "gauge", text, [({"service": one}, count(service)) for one, service, _ in known]
+        )
+
+
+SERVICE_LOADS: tuple[tuple[str, str, Callable[[ServiceLoad], float]], ...] = (
+    ("shoal_service_request_rate", "Answers per second.", lambda s: s.answers_per_ks / 1000),
+    (
+        "shoal_service_failure_rate",
+        "Answers of 500 and above, and connections refused or broken off, per second.",
+        lambda s: s.failures_per_ks / 1000,
+    ),
+    ("shoal_service_in_flight_requests", "At replicas.", lambda s: s.in_flight),
+    ("shoal_service_queued_requests", "Waiting in the gateway.", lambda s: s.queued + s.held),
+)
+SERVICE_COUNTS: tuple[tuple[str, str, Callable[[Service], float]], ...] = (
+    (
+        "shoal_service_replicas_ready",
+        "Replicas that get requests.",
+        lambda s: len(s.ready) - len(s.draining),
+    ),
+    ("shoal_service_replicas_wanted", "Replicas that there should be.", lambda s: s.wanted),
+)

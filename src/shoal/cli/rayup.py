@@ -1,0 +1,171 @@
+"""`shoal up --engine ray`: what is different when the cluster may grow beyond this machine."""
+
+from __future__ import annotations
+
+import ipaddress
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, NamedTuple
+
+if TYPE_CHECKING:
+    from shoal.cli.up import Shape
+    from shoal.control.home import ClusterConfig, Home
+    from shoal.model.node import NodeSpec
+
+TOKEN_VARIABLE = "SHOAL_JOIN_TOKEN"
+Progress = Callable[[str], None]
+
+
+class Wish(NamedTuple):
+    """What the flags say of Ray: where its head answers, and which address is this machine's."""
+
+    reach: str
+    ip: str
+    leads: bool
+    token: str
+
+    def nodes(self, shape: Shape) -> tuple[NodeSpec, ...]:
+        """This machine, or nothing if it only leads."""
+        from shoal.cli.guard import USAGE, Failure
+
+        if shape.topology is not None:
+            message = "is for virtual nodes; here a machine says --place when it joins"
+            raise Failure(f"--topology: {message}", USAGE)
+        if shape.nodes is not None and shape.nodes not in (0, 1):
+            message = "must be 1 or 0 with --engine ray: this machine is a node, or only leads"
+            raise Failure(f"--nodes: {message}; others come by: shoal join", USAGE)
+        return () if shape.nodes == 0 else (machine_spec(shape, self.ip),)
+
+
+def wish(
+    home: Home,
+    last: ClusterConfig | None,
+    engine: str | None,
+    address: str | None,
+    node_ip: str | None,
+    token_file: Path | None,
+) -> Wish | None:
+    """None: the nodes are of this machine alone."""
+    from shoal.cli.guard import USAGE, Failure
+    from shoal.engines.ray import machine
+
+    was_ray = last is not None and last.engine == "ray"
+    if engine not in (None, "local", "ray"):
+        raise Failure(f"--engine: must be local or ray, not '{str(engine)[:40]}'", USAGE)
+    if (engine or ("ray" if was_ray else "local")) == "local":
+        for flag, value in (("--address", address), ("--node-ip", node_ip)):
+            if value is not None:
+                raise Failure(f"{flag}: has no effect without --engine ray", USAGE)
+        return None
+    machine.require_ray()
+    before = machine.read_node(home.path)
+    host = split_address("--address", address)[0] if address else ""
+    ip = checked_ip(node_ip) or (before.ip if before else "") or machine.own_address(host)
+    if address is None and was_ray and last is not None and before is not None and not before.leads:
+        address = last.reach
+    token = given_token(token_file)
+    if address is not None:
+        return Wish(address, ip, leads=False, token=token)
+    return Wish(machine.head_of(home.path, ip, "").head, ip, leads=True, token=token)
+
+
+def machine_spec(shape: Shape, ip: str, name: str = "", place: str = "") -> NodeSpec:
+    """This machine as a node: what was found, unless the flags say otherwise."""
+    import re
+
+    import msgspec
+
+    from shoal.cli import layout, machine, units
+    from shoal.cli.guard import USAGE, Failure
+    from shoal.cli.up import amount
+    from shoal.model.node import GPUS_PER_NODE_MAX, NODE_ID_PATTERN
+
+    found = layout.this_machine(machine.detect())[0]
+    if shape.gpus is not None and not 0 <= shape.gpus <= GPUS_PER_NODE_MAX:
+        raise Failure(f"--gpus: must be from 0 to {GPUS_PER_NODE_MAX}, not {shape.gpus}", USAGE)
+    if name and not re.fullmatch(NODE_ID_PATTERN, name):
+        raise Failure(f"--name: '{name[:70]}' is no name; use a-z, 0-9, dots and dashes", USAGE)
+    if place and not re.fullmatch(r"[a-zA-Z0-9._-]{1,63}(/[a-zA-Z0-9._-]{1,63}){0,3}", place):
+        raise Failure("--place: write block/rack, e.g. b1/r2", USAGE)
+    changes = {
+        "id": name or None,
+        "gpus": shape.gpus,
+        "gpu_model": shape.gpu_model,
+        "gpu_memory_mb": amount("--gpu-memory", shape.gpu_memory, units.memory_mb),
+        "cpu_milli": amount("--cpus", shape.cpus, units.cpu_milli),
+        "memory_mb": amount("--memory", shape.memory, units.memory_mb),
+        "place": place or None,
+        "address": ip,
+    }
+    return msgspec.structs.replace(
+        found, **{name: value for name, value in changes.items() if value is not None}
+    )
+
+
+def start_ray(home: Home, config: ClusterConfig, ray: Wish, progress: Progress) -> None:
+    """This machine's part of Ray: the head, or a node of the Ray that is led elsewhere."""
+    from shoal.engines.agentlink import write_spec
+    from shoal.engines.ray import machine
+
+    home.create()
+    name = config.nodes[0].id if config.nodes else ""
+    if ray.token:
+        machine.keep_token(home.path, ray.token)
+    if ray.leads:
+        machine.make_token(home.path)
+        node = machine.head_of(home.path, ray.ip, name)
+    else:
+        node = machine.member_of(home.path, ray.reach, ray.ip, name)
+    for spec in config.nodes:
+        write_spec(home.node(spec.id), spec)
+    machine.write_node(home.path, node)
+    machine.start_keeper(home.path)
+    machine.wait_for_head(home.path, node, progress)
+
+
+def given_token(token_file: Path | None) -> str:
+    """From a file or the environment; never from the command line, where others can read it."""
+    from shoal.cli.guard import USAGE, Failure
+
+    if token_file is not None:
+        try:
+            text = token_file.expanduser().read_text().strip()
+        except (OSError, UnicodeDecodeError) as error:
+            raise Failure(f"--token-file: cannot read {token_file}: {error}", USAGE) from None
+        where = f"--token-file: {token_file}"
+    else:
+        text, where = os.environ.get(TOKEN_VARIABLE, "").strip(), TOKEN_VARIABLE
+        if not text:
+            return ""
+    if not 16 <= len(text) <= 4096 or not text.isascii() or not text.isprintable() or " " in text:
+        raise Failure(f"{where} holds no token; copy ray/token of the head's home", USAGE)
+    return text
+
+
+def split_address(flag: str, text: str) -> tuple[str, int]:
+    from shoal.cli.guard import USAGE, Failure
+
+    host, _, port = text.strip().rpartition(":")
+    if not host or not port.isdigit() or not 0 < int(port) < 65_536 or "/" in host:
+        raise Failure(f"{flag}: write HOST:PORT, e.g. 10.0.0.1:7701, not '{text[:80]}'", USAGE)
+    return host, int(port)
+
+
+def checked_ip(text: str | None) -> str:
+    from shoal.cli.guard import USAGE, Failure
+
+    if text is None:
+        return ""
+    try:
+        return str(ipaddress.ip_address(text.strip()))
+    except ValueError:
+        raise Failure(f"--node-ip: '{text[:80]}' is no address, e.g. 10.0.0.7", USAGE) from None
+
+
+def tell_how_to_join(home: Home, config: ClusterConfig) -> None:
+    from shoal.cli.show import line
+
+    line("on each further machine, with the same Shoal, Ray and Python:")
+    line(f"  shoal join {config.reach} --token-file token")
+    line(f"where `token` is a copy of {home.ray / 'token'} (or have its text in {TOKEN_VARIABLE})")

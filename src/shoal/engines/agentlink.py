@@ -1,0 +1,172 @@
+"""An agent of this machine as its engine sees it: started, connected, or known to be dead."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Protocol
+
+import msgspec
+
+from shoal.files import held, write_private
+from shoal.kernel import AGENT_MARK
+from shoal.model.node import NodeSpec
+from shoal.model.report import NodeGone
+from shoal.wire import Ask, FromAgent, Heard, Link, ToAgent, short_path
+
+log = logging.getLogger("shoal.engine")
+
+CONNECT_PAUSE_S = 0.02
+DEATH_POLL_S = 0.01
+WATCH_PAUSE_S = 0.2
+# An agent that dies is started again: soon at first, ever later if it keeps dying.
+RESTART_FIRST_S = 2.0
+RESTART_MAX_S = 60.0
+HEALTHY_AFTER_S = 10.0
+
+Start = Callable[[], "subprocess.Popen[bytes]"]
+
+
+class Ear(Protocol):
+    """Who is told what an agent says, and that it is dead."""
+
+    def said(self, message: FromAgent) -> None: ...
+
+    def died(self, gone: NodeGone) -> None: ...
+
+
+class AgentLink:
+    """For ever connected to the agent of a directory. Without `start` somebody else sees to it that
+    there is one."""
+
+    def __init__(self, node: str, directory: Path, ear: Ear, start: Start | None) -> None:
+        self._node = node
+        self._directory = directory
+        self._ear = ear
+        self._start = start
+        self._link: Link | None = None
+        self._lost = asyncio.Event()
+        self._process: subprocess.Popen[bytes] | None = None
+        self._incarnation = 0
+        self._death: NodeGone | None = None
+
+    async def keep(self) -> None:
+        """For ever: be connected to the agent, or see to it that there is one."""
+        restart_s = RESTART_FIRST_S
+        while True:
+            if self._start is not None and not self._held():
+                self._process = self._start()
+            since = time.monotonic()
+            if await self._connect():
+                await self._lost.wait()
+            if time.monotonic() - since > HEALTHY_AFTER_S:
+                restart_s = RESTART_FIRST_S
+            if await self._died():
+                self._announce_death()
+                await asyncio.sleep(WATCH_PAUSE_S if self._start is None else restart_s)
+                restart_s = min(RESTART_MAX_S, restart_s * 2)
+
+    def send(self, message: ToAgent) -> None:
+        if self._link is not None:
+            self._link.send(message)
+
+    @property
+    def backlog_bytes(self) -> int:
+        return self._link.backlog_bytes if self._link is not None else 0
+
+    def tell_again(self) -> None:
+        self.send(Ask())
+        if self._death is not None:
+            self._ear.died(self._death)
+
+    def disconnect(self) -> None:
+        if self._link is not None:
+            self._link.close()
+
+    def _held(self) -> bool:
+        return held(self._directory / "agent.lock")
+
+    async def _connect(self) -> bool:
+        """Until connected, or until the agent is gone."""
+        loop = asyncio.get_running_loop()
+        self._lost.clear()
+        while True:
+            with contextlib.suppress(OSError), short_path(self._directory / "agent.sock") as path:
+                await loop.create_unix_connection(self._new_link, path)
+                return True
+            await asyncio.sleep(CONNECT_PAUSE_S)
+            starting = self._process is not None and self._process.poll() is None
+            if not starting and not self._held():
+                return False
+
+    def _new_link(self) -> Link:
+        return Link(FromAgent, self._opened, self._received, self._closed)
+
+    def _opened(self, link: Link) -> None:
+        self._link = link
+
+    def _closed(self, link: Link) -> None:
+        if self._link is link:
+            self._link = None
+            self._lost.set()
+
+    def _received(self, message: FromAgent) -> None:
+        if isinstance(message, Heard):
+            self._incarnation = message.report.incarnation
+            self._death = None
+        self._ear.said(message)
+
+    async def _died(self) -> bool:
+        """The keeper lets go of the lock when every process of the node is gone. A connection
+        can also break without a death; then the agent answers again."""
+        while self._held():
+            if self._process is not None:
+                self._process.poll()  # reap the keeper
+            await asyncio.sleep(DEATH_POLL_S)
+            with contextlib.suppress(OSError), short_path(self._directory / "agent.sock") as path:
+                _, writer = await asyncio.open_unix_connection(path)
+                writer.close()
+                return False
+        return True
+
+    def _announce_death(self) -> None:
+        """A life that nobody here has heard of may have ended too: its number was written down."""
+        incarnation = self._incarnation or _last_incarnation(self._directory)
+        if not incarnation or (self._death and self._death.incarnation == incarnation):
+            return
+        log.warning("the agent of %s is dead", self._node)
+        self._death = NodeGone(self._node, incarnation, "its agent died, and its processes with it")
+        self._ear.died(self._death)
+
+
+def write_spec(directory: Path, spec: NodeSpec) -> None:
+    """The agent of this directory reads it when it starts."""
+    directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+    write_private(directory / "spec.json", msgspec.json.encode(spec))
+
+
+def start_agent(directory: Path, env: dict[str, str]) -> subprocess.Popen[bytes]:
+    """In a session of its own, so that it outlives whoever starts it."""
+    with (directory / "agent.log").open("ab") as output:
+        return subprocess.Popen(
+            [sys.executable, "-m", "shoal.agent", str(directory)],
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=output,
+            start_new_session=True,
+            cwd="/",
+            env={**env, AGENT_MARK: str(directory)},
+        )
+
+
+def _last_incarnation(directory: Path) -> int:
+    try:
+        return int((directory / "incarnation").read_text())
+    except (OSError, ValueError):
+        return 0

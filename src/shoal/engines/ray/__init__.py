@@ -1,0 +1,1 @@
+"""Many machines: Ray carries messages between the controller and the agents, and nothing else."""

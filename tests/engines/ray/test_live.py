@@ -1,0 +1,98 @@
+"""A real Ray under a real cluster: jobs run, and no death of Ray's disturbs them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.engines.ray.cluster import kill_ray, ray_cluster
+from tests.live.cluster import Live, eventually
+
+pytest.importorskip("ray", reason="Ray is not installed: pip install 'shoal[ray]'")
+
+BOUND_S = 90
+
+
+@pytest.fixture(scope="module")
+def live() -> Iterator[Live]:
+    with ray_cluster("--gpus", "2", "--cpus", "16") as cluster:
+        yield cluster
+
+
+class Undisturbed:
+    """A job that runs until it is let go: what happens meanwhile must not touch it."""
+
+    def __init__(self, live: Live, flag: Path) -> None:
+        self._live = live
+        self._flag = flag
+        self._job = live.run(
+            f"echo $$; until test -e {flag}; do sleep 0.05; done; echo let go; exit 5"
+        )
+        assert live.wait(self._job, "running") == "running"
+
+    def must_end_as_if_nothing_had_been(self) -> None:
+        assert self._live.client.job(self._job).state == "running"
+        self._flag.touch()
+        assert self._live.wait(self._job, timeout_s=BOUND_S) == "failed"
+        job = self._live.client.job(self._job)
+        assert (job.code, job.attempt) == (5, 1)
+        assert self._live.output(self._job).endswith("let go\n")
+
+
+def starts_of_ray(live: Live) -> int:
+    return (live.home.ray / "keeper.log").read_text().count("starting Ray")
+
+
+def must_work(live: Live) -> None:
+    """Orders reach the node and its answers come back."""
+    assert live.wait(live.run("true"), timeout_s=BOUND_S) == "succeeded"
+
+
+def test_a_job_runs_with_its_output_its_code_and_its_gpus(live: Live) -> None:
+    job = live.run("echo on $CUDA_VISIBLE_DEVICES of $SHOAL_NODE; env | grep ^RAY_; exit 7", gpus=2)
+    assert live.wait(job) == "failed"
+    node = live.client.nodes()[0]
+    assert live.output(job) == f"on 0,1 of {node.id}\n"
+    assert live.client.job(job).code == 7
+
+
+def test_much_output_arrives_whole(live: Live) -> None:
+    job = live.run("seq 1 300000")
+    assert live.wait(job) == "succeeded"
+    end = live.client.logs(job, offset=-7)
+    assert end.data == b"300000\n"
+    assert end.next_offset == sum(len(str(number)) + 1 for number in range(1, 300_001))
+
+
+def test_a_killed_controller_comes_back_and_takes_the_posts_over(
+    live: Live, tmp_path: Path
+) -> None:
+    job = Undisturbed(live, tmp_path / "flag")
+    live.kill_controller()
+    must_work(live)
+    job.must_end_as_if_nothing_had_been()
+
+
+@pytest.mark.parametrize("program", ["raylet", "gcs_server"])
+def test_no_death_of_ray_disturbs_a_job(live: Live, tmp_path: Path, program: str) -> None:
+    job = Undisturbed(live, tmp_path / "flag")
+    before = starts_of_ray(live)
+    assert kill_ray(live.home.path, program) == 1
+    assert eventually(lambda: starts_of_ray(live) > before, BOUND_S)
+    must_work(live)
+    job.must_end_as_if_nothing_had_been()
+
+
+def test_a_killed_agent_is_known_to_be_dead_and_started_again(live: Live) -> None:
+    """No grace time passes: its lock was free on a machine that lives."""
+    job = live.run("sleep 1000", restart="on-failure")
+    live.wait(job, "running")
+    (node,) = live.client.nodes()
+    live.kill_agent(node.id)
+    assert eventually(lambda: live.client.nodes()[0].incarnation > node.incarnation, BOUND_S)
+    events = live.client.events(node=node.id).events
+    assert any("its agent died" in event.event.why for event in events)  # type: ignore[union-attr]
+    live.client.cancel(job)
+    must_work(live)
