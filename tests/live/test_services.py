@@ -186,6 +186,13 @@ def test_a_node_is_drained_without_a_failed_request(cluster: Live, serving: Serv
         cluster.client.set_intent(first.node, NodeIntent.OPEN)
 
 
+def test_the_gateways_own_port_is_no_services(serving: Serving) -> None:
+    serving.serve("v1")
+    route = Route(service=serving.name, port=serving.port)
+    with pytest.raises(ShoalError, match=f"port: {serving.port} is where services without a port"):
+        serving.put(serving.replica("v1"), route=route)
+
+
 def test_a_probe_that_never_answers_is_told(serving: Serving) -> None:
     probe = Probe(path="/hang", timeout_ms=500, start_ms=1_000)
     serving.put(serving.replica("v1"), probe=probe)

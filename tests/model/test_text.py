@@ -6,7 +6,7 @@ import pytest
 
 from shoal.model.job import Job, JobSpec, MemberRef
 from shoal.model.node import NodeSpec, kind_text
-from shoal.model.resources import Demand, cpus_text, plural
+from shoal.model.resources import Demand, Kind, cpus_text, plural
 
 
 @pytest.mark.parametrize(
@@ -47,3 +47,21 @@ def test_a_member_and_a_job_have_names_to_be_seen_in_messages() -> None:
         "j7 (train)",
         "j8",
     )
+
+
+@pytest.mark.parametrize(
+    ("name", "meant"),
+    [
+        ("H100", True),
+        ("h100 80gb", True),
+        ("NVIDIA-H100", True),
+        ("H10", False),
+        ("H100 PCIe", False),
+        ("A100", False),
+        ("", False),
+        ("-", False),
+    ],
+)
+def test_a_gpu_is_meant_by_some_words_of_its_model(name: str, meant: bool) -> None:
+    kind = Kind(8, 1000, 1000, "NVIDIA H100 80GB HBM3", 80_000)
+    assert Demand(1, 0, 0, gpu_models=("B200", name)).suits(kind) is meant

@@ -172,6 +172,11 @@ class Services(Controller):
     ) -> ServiceView:
         if data.name != name:
             raise Refusal(422, f"is {data.name!r}, but the address says {name[:64]!r}", "name")
+        if data.route is not None and data.route.port == entry.port:
+            message = (
+                f"{entry.port} is where services without a port of their own are; take another"
+            )
+            raise Refusal(422, message, "port")
         accepted(await loop.request(SetService(data)))
         return service_view(loop, _service(loop, name), entry)
 

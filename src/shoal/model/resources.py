@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import lru_cache
 from typing import NamedTuple
 
 import msgspec
@@ -43,7 +44,9 @@ class Demand(NamedTuple):
         if not self.gpus:
             return True
         return kind.gpu_memory_mb >= self.gpu_memory_mb and (
-            not self.gpu_models or kind.gpu_model in self.gpu_models
+            not self.gpu_models
+            or kind.gpu_model in self.gpu_models
+            or any(is_called(kind.gpu_model, name) for name in self.gpu_models)
         )
 
     def share_milli(self, kind: Kind) -> int:
@@ -83,6 +86,18 @@ class Slice(msgspec.Struct, frozen=True):
     cpu_milli: int = 0
     memory_mb: int = 0
     gpu_milli: int = WHOLE_GPU_MILLI  # of each of its GPUs
+
+
+@lru_cache(maxsize=4096)
+def is_called(model: str, name: str) -> bool:
+    """Is a GPU of this model meant by this name? "H100" and "h100 80gb" mean what its driver calls
+    "NVIDIA H100 80GB HBM3": the words of the name are among the model's."""
+    words = _words(name)
+    return bool(words) and words <= _words(model)
+
+
+def _words(text: str) -> set[str]:
+    return set("".join(c if c.isalnum() else " " for c in text.lower()).split())
 
 
 def cpus_text(cpu_milli: int) -> str:

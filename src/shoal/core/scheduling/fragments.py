@@ -12,6 +12,8 @@ from collections import Counter
 from collections.abc import Iterable, Mapping
 from typing import NamedTuple
 
+from shoal.model.resources import is_called
+
 WHOLE = 1000
 
 # The published scores are scaled by the largest node of that cluster.
@@ -54,7 +56,11 @@ def fits(room: Room, task: Task) -> bool:
     if not wanted:
         return True
     enough = wanted <= len(room.gpus) and room.gpus[wanted - 1] >= task.gpu_milli
-    return enough and (not task.models or room.model in task.models)
+    return enough and (not task.models or accepts(task, room.model))
+
+
+def accepts(task: Task, model: str) -> bool:
+    return model in task.models or any(is_called(model, name) for name in task.models)
 
 
 def choices(room: Room, task: Task) -> list[int]:
@@ -257,7 +263,7 @@ class Foresight:
     def _outlook(self, model: str) -> Outlook:
         if model not in self._outlooks:
             kinds = self._counts
-            here = tuple(kind for kind in kinds if not kind.models or model in kind.models)
+            here = tuple(kind for kind in kinds if not kind.models or accepts(kind, model))
             if here not in self._by_kinds:  # most models are open to the same tasks
                 self._by_kinds[here] = Outlook(kinds, here, self._cpu_step)
             self._outlooks[model] = self._by_kinds[here]
