@@ -1,6 +1,6 @@
 """The policies that are compared: a rank of the core, and what the rank must be told.
 
-Both worlds drive them the same way. A clairvoyant policy is told what remains of a job; the others
+A clairvoyant policy is told what remains of a job; the others
 see only what a real scheduler sees: shape, order of submission, and how long a job has run.
 """
 
@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from bisect import bisect_left, insort
-from collections.abc import Container, Hashable, Iterator, Sequence
+from collections.abc import Container, Iterator, Sequence
 from heapq import heapify, heappop, heappush, merge
 from itertools import chain
 
@@ -32,14 +32,10 @@ class Live:
     __slots__ = (
         "attained_ms",
         "checked_ms",
-        "free_ms",
         "job",
-        "kind",
-        "nodes",
         "order",
         "place",
         "preemptions",
-        "ready_ms",
         "remaining_ms",
         "running",
     )
@@ -50,14 +46,9 @@ class Live:
         self.attained_ms = 0  # time on GPUs, useful or not
         self.checked_ms = job.submitted_ms
         self.running = False
-        self.kind: Hashable = None  # while it waits, these two are its place in the line
-        self.order: Key = ()
+        self.order: Key = ()  # while it waits: its place among those that want as many GPUs
         self.place = 0
         self.preemptions = 0
-        # In Shoal's own world: where it runs, from when usefully, from when it may be preempted.
-        self.nodes: tuple[tuple[int, int], ...] = ()
-        self.ready_ms = 0
-        self.free_ms = 0
 
 
 class Policy:
@@ -90,24 +81,9 @@ class Policy:
             place=live.place,
         )
 
-    def kind(self, live: Live) -> Hashable:
-        """Waiting jobs of one kind want the same GPUs, and `order` holds among them for ever."""
-        return live.job.gpus
-
-    def order(self, live: Live) -> Key:
-        return self.key(live)
-
     def changes_in_ms(self, live: Live) -> int | None:  # noqa: ARG002
         """How much longer a running job must run for its rank to change."""
         return None
-
-    def run_ms_min(self, live: Live) -> int:  # noqa: ARG002
-        """How long a job that starts now is left alone, where that is longer than for everybody."""
-        return 0
-
-    def promoted(self, now_ms: int) -> Sequence[Live]:  # noqa: ARG002
-        """Whose rank has changed since the last call, other than by running."""
-        return ()
 
     def arrived(self, live: Live) -> None: ...
 
@@ -116,8 +92,6 @@ class Policy:
 
     def settled(self, running: Sequence[Live], stopped: Sequence[Live]) -> None:
         """Who runs after an event, and who has just been stopped, each in order of rank."""
-
-    def finished(self, live: Live, now_ms: int) -> None: ...
 
 
 class Fifo(Policy):
@@ -173,12 +147,12 @@ class Tiresias(Policy):
 
 
 class Line:
-    """Everybody who is not finished. Waiting jobs of one kind want the same GPUs and keep their
-    order among themselves: a walk costs in proportion to kinds and placements, not to jobs."""
+    """Everybody who is not finished. Waiting jobs that want as many GPUs keep their order among
+    themselves: a walk costs in proportion to such sizes and placements, not to jobs."""
 
     def __init__(self, policy: Policy) -> None:
         self._policy = policy
-        self._kinds: dict[Hashable, list[tuple[Key, Live]]] = {}
+        self._sizes: dict[int, list[tuple[Key, Live]]] = {}
         self.running: list[Live] = []
         self.waiting = 0
 
@@ -186,17 +160,12 @@ class Line:
         return self.waiting + len(self.running)
 
     def wait(self, live: Live) -> None:
-        live.kind = self._policy.kind(live)
-        live.order = self._policy.order(live)
-        insort(self._kinds.setdefault(live.kind, []), (live.order, live))
+        live.order = self._policy.key(live)
+        insort(self._sizes.setdefault(live.job.gpus, []), (live.order, live))
         self.waiting += 1
 
-    def walk(self, hopeless: Container[int], now_ms: int) -> Iterator[Live]:
+    def walk(self, hopeless: Container[int]) -> Iterator[Live]:
         """In order of rank; no more jobs that want as many GPUs as has become hopeless."""
-        for live in self._policy.promoted(now_ms):
-            if not live.running:
-                self._leave(live)
-                self.wait(live)
         running = sorted((self._policy.key(live), live) for live in self.running)
         self.running = [live for _, live in running]
         waiting = self._walk_waiting(hopeless)
@@ -204,7 +173,7 @@ class Line:
         return (live for _, live in both)
 
     def _walk_waiting(self, hopeless: Container[int]) -> Iterator[tuple[Key, Live]]:
-        heads = [(self._policy.key(lives[0][1]), lives, 0) for lives in self._kinds.values()]
+        heads = [(self._policy.key(lives[0][1]), lives, 0) for lives in self._sizes.values()]
         heapify(heads)
         while heads:
             key, lives, index = heappop(heads)
@@ -234,10 +203,10 @@ class Line:
         return stopped
 
     def _leave(self, live: Live) -> None:
-        lives = self._kinds[live.kind]
+        lives = self._sizes[live.job.gpus]
         del lives[bisect_left(lives, (live.order,))]
         if not lives:
-            del self._kinds[live.kind]
+            del self._sizes[live.job.gpus]
         self.waiting -= 1
 
 

@@ -27,26 +27,25 @@ def simulate(jobs: Sequence[TraceJob], policy: Policy, overheads: Overheads) -> 
         now_ms = min(arrival_ms, end_ms, change_ms)
         assert now_ms < NEVER_MS, "somebody waits, but nothing will ever happen"
         if now_ms == end_ms:
-            outcomes += _finish(line, policy, now_ms)
+            outcomes += _finish(line, now_ms)
         for live in sorted(line.running, key=lambda live: live.job.number):
             _advance(live, policy, now_ms, overheads)
         while arrivals and arrivals[-1].submitted_ms == now_ms:
             live = Live(arrivals.pop())
             policy.arrived(live)
             line.wait(live)
-        line.settle(_choose(line, policy, now_ms), now_ms)
+        line.settle(_choose(line, policy), now_ms)
         end_ms = min((now_ms + live.remaining_ms for live in line.running), default=NEVER_MS)
         changes = (policy.changes_in_ms(live) for live in line.running)
         change_ms = min((now_ms + c for c in changes if c is not None), default=NEVER_MS)
     return outcomes
 
 
-def _finish(line: Line, policy: Policy, now_ms: int) -> list[Outcome]:
+def _finish(line: Line, now_ms: int) -> list[Outcome]:
     ended = [live for live in line.running if live.checked_ms + live.remaining_ms == now_ms]
     line.running = [live for live in line.running if live not in ended]
     for live in ended:
         live.attained_ms += now_ms - live.checked_ms
-        policy.finished(live, now_ms)
     return [Outcome.of(live, now_ms) for live in ended]
 
 
@@ -61,11 +60,11 @@ def _advance(live: Live, policy: Policy, now_ms: int, overheads: Overheads) -> N
     policy.progressed(live, before_ms)
 
 
-def _choose(line: Line, policy: Policy, now_ms: int) -> list[Live]:
+def _choose(line: Line, policy: Policy) -> list[Live]:
     """Everybody who fits, tried in order of rank on an empty cluster."""
     chosen = []
     cluster = Cluster(counts_only=policy.counts_only or not policy.preempts)
-    for live in line.walk(cluster.hopeless, now_ms):
+    for live in line.walk(cluster.hopeless):
         if cluster.take(live.job.gpus):
             chosen.append(live)
         elif not policy.skips:
