@@ -8,7 +8,7 @@ import secrets
 import time
 from pathlib import Path
 from types import TracebackType
-from typing import TypeVar
+from typing import IO, TypeVar
 from urllib.parse import quote, urlencode, urlsplit
 
 import msgspec
@@ -28,6 +28,7 @@ from shoal.model.views import (
     JobView,
     LogView,
     NodeView,
+    PackageView,
     Problem,
     ServiceView,
     StatusView,
@@ -38,6 +39,7 @@ from shoal.model.views import (
 Answer = TypeVar("Answer")
 
 RETRY_PAUSE_S = 0.1
+NOT_FOUND = 404
 
 
 class ShoalError(Exception):
@@ -168,6 +170,23 @@ class Client:
         body = msgspec.json.encode(Submission(spec=spec, key=key or secrets.token_hex(16)))
         return self._call("POST", "/v1/jobs", JobView, body)
 
+    def has_package(self, package: str) -> bool:
+        try:
+            self._call("GET", f"/v1/packages/{quote(package, safe='')}", PackageView)
+        except ShoalError as error:
+            if error.status == NOT_FOUND:
+                return False
+            raise
+        return True
+
+    def send_package(self, package: str, size: int, file: IO[bytes]) -> None:
+        """A packed working directory, if the controller has not got it yet."""
+        if not self.has_package(package):
+            file.seek(0)
+            headers = {"Content-Type": "application/x-tar", "Content-Length": str(size)}
+            path = f"/v1/packages/{quote(package, safe='')}"
+            self._call("PUT", path, PackageView, file, headers)
+
     def jobs(self, *, finished: bool = False, limit: int = 100) -> list[JobRow]:
         """Live jobs in the order of the queue; with `finished`, those too, newest first, after."""
         query = {"finished": str(finished).lower(), "limit": limit}
@@ -244,13 +263,20 @@ class Client:
     # -- how ------------------------------------------------------------------------------
 
     def _call(
-        self, method: str, path: str, kind: type[Answer], body: bytes | None = None
+        self,
+        method: str,
+        path: str,
+        kind: type[Answer],
+        body: bytes | IO[bytes] | None = None,
+        headers: dict[str, str] | None = None,
     ) -> Answer:
         deadline = time.monotonic() + self._patience_s
         while True:
             kept = self._connection is not None
             try:
-                status, data = self._exchange(method, path, body)
+                if body is not None and not isinstance(body, bytes):
+                    body.seek(0)
+                status, data = self._exchange(method, path, body, headers)
                 break
             except (OSError, http.client.HTTPException) as error:
                 self.close()
@@ -268,14 +294,20 @@ class Client:
             message = f"{self.url} does not speak the language of this version of shoal: {error}"
             raise ShoalError(message) from None
 
-    def _exchange(self, method: str, path: str, body: bytes | None) -> tuple[int, bytes]:
+    def _exchange(
+        self,
+        method: str,
+        path: str,
+        body: bytes | IO[bytes] | None,
+        more: dict[str, str] | None,
+    ) -> tuple[int, bytes]:
         if self._connection is None:
             connection = http.client.HTTPConnection(self._host, self._port, self._timeout_s)
             connection.connect()
             self._connection = connection
         headers = self._headers
         if body is not None:
-            headers = {**headers, "Content-Type": "application/json"}
+            headers = {**headers, "Content-Type": "application/json", **(more or {})}
         self._connection.request(method, path, body, headers)
         with self._connection.getresponse() as response:
             return response.status, response.read()

@@ -25,6 +25,7 @@ from shoal.control.history.history import History
 from shoal.control.home import ClusterConfig, Home
 from shoal.control.logs import LogStore
 from shoal.control.loop import ControlLoop
+from shoal.control.packages import PackageStore
 from shoal.control.porter import Porter
 from shoal.control.sqlite_store import SqliteStore
 from shoal.control.supervise import HOPELESS_CODE
@@ -72,7 +73,15 @@ async def _serve(home: Home) -> None:
     listener = _listen(home, config)
     store = SqliteStore(home.database)
     engine = _engine(home, config)
-    loop = ControlLoop(store, engine, SystemClock(), None, LogStore(home.logs))
+    loop = ControlLoop(
+        store,
+        engine,
+        SystemClock(),
+        None,
+        LogStore(home.logs),
+        PackageStore(home.packages),
+        config.engine,
+    )
     keeper = Keeper(home.ledger, home.prices, store, loop.clock)
     loop.followers.append(keeper)
     booking = asyncio.create_task(keeper.run())

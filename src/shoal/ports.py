@@ -9,7 +9,7 @@ from shoal.core.state import State
 from shoal.model.commands import Envelope
 from shoal.model.events import Event, Recorded
 from shoal.model.job import Job
-from shoal.model.report import LogChunk, NodeGone, NodeReport, Report
+from shoal.model.report import LogChunk, NodeGone, NodeReport, PackagePiece, Report
 from shoal.model.service import ServiceLoad, Wanted
 
 
@@ -39,6 +39,9 @@ class Inbox(Protocol):
 
     def log(self, chunk: LogChunk) -> int:
         """Keep a piece of a member's output; returns how many bytes are kept so far."""
+
+    def piece(self, package: str, offset: int) -> PackagePiece:
+        """What an agent needs of a package: the answer to `wire.Need`."""
 
 
 class Engine(Protocol):

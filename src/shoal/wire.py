@@ -14,9 +14,10 @@ import msgspec
 
 from shoal.model.commands import Envelope
 from shoal.model.job import MemberRef
-from shoal.model.report import LogChunk, NodeReport
+from shoal.model.report import LogChunk, NodeReport, PackagePiece
 
 FRAME_BYTES_MAX = 64 * 1024 * 1024
+PIECE_BYTES = 512 * 1024  # of a package, at a time
 # In an agent's environment, from its engine: the directory or address that holds a place for the
 # checkpoints of each job. All nodes that a job may run on should see the same one.
 CHECKPOINT_ROOT = "SHOAL_CHECKPOINT_ROOT"
@@ -32,6 +33,14 @@ class Log(msgspec.Struct, frozen=True, tag=True):
     """Agent to controller: a piece of output. An empty one asks how much is kept."""
 
     chunk: LogChunk
+
+
+class Need(msgspec.Struct, frozen=True, tag=True):
+    """Agent to controller: send this package, from `offset` on. Asked for piece by piece, so an
+    agent never has more under way than it can take; what is not answered is asked for again."""
+
+    package: str
+    offset: int
 
 
 class Orders(msgspec.Struct, frozen=True, tag=True):
@@ -51,8 +60,14 @@ class Ask(msgspec.Struct, frozen=True, tag=True):
     """Controller to agent: report now."""
 
 
-FromAgent = Heard | Log
-ToAgent = Orders | Kept | Ask
+class Piece(msgspec.Struct, frozen=True, tag=True):
+    """Controller to agent: a piece of a package, or why it cannot be had."""
+
+    piece: PackagePiece
+
+
+FromAgent = Heard | Log | Need
+ToAgent = Orders | Kept | Ask | Piece
 
 _LENGTH = struct.Struct("!I")
 encode = msgspec.msgpack.Encoder().encode

@@ -20,8 +20,20 @@ import msgspec
 from shoal.model.commands import Command, Envelope, Launch, Stop
 from shoal.model.job import MemberRef
 from shoal.model.node import NodeSpec
-from shoal.model.report import LogChunk, MemberExit, NodeReport
-from shoal.wire import CHECKPOINT_ROOT, Ask, FromAgent, Heard, Kept, Log, Orders, ToAgent
+from shoal.model.report import LogChunk, MemberExit, NodeReport, PackagePiece
+from shoal.wire import (
+    CHECKPOINT_ROOT,
+    PIECE_BYTES,
+    Ask,
+    FromAgent,
+    Heard,
+    Kept,
+    Log,
+    Need,
+    Orders,
+    Piece,
+    ToAgent,
+)
 
 LENGTH = struct.Struct("!I")
 WAIT_S = 60.0
@@ -33,21 +45,38 @@ class Rig:
         spec = NodeSpec(id="n1", gpus=0, cpu_milli=16_000, memory_mb=4_000)
         (directory / "spec.json").write_bytes(msgspec.json.encode(spec))
         self.log_path = directory / "agent.log"
-        with self.log_path.open("ab") as output:
-            self.keeper = subprocess.Popen(
-                [sys.executable, "-m", "shoal.agent", str(directory)],
-                stdin=subprocess.DEVNULL,
-                stdout=output,
-                stderr=output,
-                start_new_session=True,
-                env={**os.environ, CHECKPOINT_ROOT: str(directory / "kept"), **env},
-            )
+        self._env = env
+        self.keeper = self._start()
         self._decode = msgspec.msgpack.Decoder(FromAgent).decode
         self._buffer = b""
         self._number = 0
         self.report: NodeReport | None = None
         self.output: dict[MemberRef, bytes] = {}
+        self.packages: dict[str, bytes] = {}
+        self.needs: list[Need] = []
+        self.pieces_left = 1_000_000  # so many are sent; the rest is left unanswered
         self._socket = self._connect()
+
+    def _start(self) -> subprocess.Popen[bytes]:
+        with self.log_path.open("ab") as output:
+            return subprocess.Popen(
+                [sys.executable, "-m", "shoal.agent", str(self.directory)],
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=output,
+                start_new_session=True,
+                env={**os.environ, CHECKPOINT_ROOT: str(self.directory / "kept"), **self._env},
+            )
+
+    def restart(self, number: int = signal.SIGTERM) -> None:
+        """Another life of the node."""
+        agent = int(msgspec.json.decode((self.directory / "agent.json").read_bytes())["pid"])
+        os.kill(agent, number)
+        self.keeper.wait(WAIT_S)
+        self.report = None
+        self.keeper = self._start()
+        self.reconnect()
+        self.until(lambda: self.report is not None)
 
     def _connect(self) -> socket.socket:
         deadline = time.monotonic() + WAIT_S
@@ -75,7 +104,13 @@ class Rig:
         self.send(Orders(Envelope(1, self._number, commands)))
 
     def launch(
-        self, ref: MemberRef, *argv: str, env: dict[str, str] | None = None, workdir: str = ""
+        self,
+        ref: MemberRef,
+        *argv: str,
+        env: dict[str, str] | None = None,
+        workdir: str = "",
+        package: str = "",
+        requirements: str = "",
     ) -> None:
         assert self.report is not None or self.until(lambda: self.report is not None)
         self.order(
@@ -87,6 +122,8 @@ class Rig:
                 env=env or {},
                 workdir=workdir,
                 stop_grace_ms=1_000,
+                package=package,
+                requirements=requirements,
             )
         )
 
@@ -130,12 +167,33 @@ class Rig:
                     self.report = report
                 case Log(chunk):
                     self._keep(chunk)
+                case Need():
+                    self._give(message)
 
     def _keep(self, chunk: LogChunk) -> None:
         kept = self.output.setdefault(chunk.ref, b"")
         if chunk.offset == len(kept):
             self.output[chunk.ref] = kept + chunk.data
         self.send(Kept(chunk.ref, len(self.output[chunk.ref])))
+
+    def _give(self, need: Need) -> None:
+        self.needs.append(need)
+        data = self.packages.get(need.package)
+        if self.pieces_left <= 0:
+            return
+        self.pieces_left -= 1
+        if data is None:
+            problem = "there is no such package"
+            self.send(Piece(PackagePiece(need.package, need.offset, problem=problem)))
+            return
+        part = data[need.offset : need.offset + PIECE_BYTES]
+        self.send(Piece(PackagePiece(need.package, need.offset, part, len(data))))
+
+    def reconnect(self) -> None:
+        """As when a controller died and another took over."""
+        self._socket.close()
+        self._buffer = b""
+        self._socket = self._connect()
 
     def ask(self) -> NodeReport:
         """A report made after now."""

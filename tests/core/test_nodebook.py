@@ -123,3 +123,27 @@ def test_an_exit_is_reported_until_it_is_acknowledged() -> None:
 def test_every_report_has_a_higher_number() -> None:
     kept = book()
     assert [kept.report().sequence for _ in range(3)] == [1, 2, 3]
+
+
+def test_a_member_that_is_getting_ready_is_here_but_not_alive() -> None:
+    kept = book()
+    assert kept.take(envelope(1, launch(REF, gpus=(0,)))) == [launch(REF, gpus=(0,))]
+    kept.gets(REF, "fetches its code")
+    report = kept.report()
+    assert (report.alive, [one.ref for one in report.getting]) == ((), [REF])
+    assert kept.take(envelope(2, launch(REF, gpus=(0,)))) == [], "it was ordered already"
+    assert kept.take(envelope(3, launch(OTHER, gpus=(0,)))) == [], "it holds its GPU"
+    kept.begins(REF)
+    assert (kept.report().alive, kept.report().getting) == ((REF,), ())
+
+
+def test_a_member_that_is_getting_ready_can_be_stopped() -> None:
+    kept = book()
+    kept.take(envelope(1, launch(REF)))
+    kept.gets(REF, "fetches its code")
+    assert kept.take(envelope(2, stop(REF))) == [stop(REF)]
+    assert [one.ref for one in kept.report().getting] == [REF]
+    kept.exited(REF, 143, "stopped before it started")
+    assert (kept.report().getting, kept.report().exits[0].stopped) == ((), True)
+    kept.gets(REF, "late news of it")
+    assert kept.report().getting == ()

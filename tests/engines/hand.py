@@ -14,9 +14,10 @@ from pathlib import Path
 from typing import NamedTuple
 
 from shoal.control.logs import LogStore
+from shoal.control.packages import PackageStore
 from shoal.model.commands import Acknowledge, Command, Envelope, Launch, Stop
 from shoal.model.job import MemberRef
-from shoal.model.report import LogChunk, MemberExit, NodeGone, NodeReport
+from shoal.model.report import LogChunk, MemberExit, NodeGone, NodeReport, PackagePiece
 from shoal.ports import Engine
 from shoal.sim.machine import Fate
 
@@ -113,10 +114,11 @@ def _alive(pid: int) -> bool:
 class Ears:
     """The inbox of one controller: the newest report of each node, the deaths, the output."""
 
-    def __init__(self, logs: LogStore) -> None:
+    def __init__(self, logs: LogStore, packages: PackageStore) -> None:
         self.newest: dict[str, NodeReport] = {}
         self.deaths: list[NodeGone] = []
         self._logs = logs
+        self._packages = packages
 
     def heard(self, report: NodeReport) -> None:
         last = self.newest.get(report.spec.id)
@@ -130,6 +132,9 @@ class Ears:
     def log(self, chunk: LogChunk) -> int:
         return self._logs.append(chunk)
 
+    def piece(self, package: str, offset: int) -> PackagePiece:
+        return self._packages.piece(package, offset)
+
 
 class Hand:
     """One controller's life. The next one finds the same nodes and the same logs."""
@@ -137,8 +142,9 @@ class Hand:
     def __init__(self, rig: Rig) -> None:
         self.rig = rig
         self._logs = LogStore(rig.scratch / "logs")
+        self.packages = PackageStore(rig.scratch / "packages")
         self._number = 0
-        self.ears = Ears(self._logs)
+        self.ears = Ears(self._logs, self.packages)
         self.engine: Engine | None = None
 
     async def begin(self) -> None:

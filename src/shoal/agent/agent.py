@@ -20,7 +20,8 @@ from shoal.agent.members import CANNOT_START_CODE, MARK, CannotStart, Members
 from shoal.agent.sampling import Sampler
 from shoal.agent.shipping import Shipping, last_words
 from shoal.agent.stacks import stacks
-from shoal.core.nodebook import NodeBook
+from shoal.agent.supplies import Supplies
+from shoal.core.nodebook import STOPPED_BEFORE_START_CODE, NodeBook
 from shoal.files import write_private
 from shoal.kernel import reap_orphans
 from shoal.model.commands import Acknowledge, Check, Envelope, Launch, Prepare, Stop
@@ -37,7 +38,9 @@ from shoal.wire import (
     Kept,
     Link,
     Log,
+    Need,
     Orders,
+    Piece,
     ToAgent,
     short_path,
 )
@@ -45,6 +48,7 @@ from shoal.wire import (
 log = logging.getLogger("shoal.agent")
 
 CHECKPOINT_DIR = "SHOAL_CHECKPOINT_DIR"
+SCRATCH = "SHOAL_SCRATCH"  # a packed job may not write where it runs; this goes with the member
 
 HEARTBEAT_S = 1.0
 OUTPUT_POLL_S = 0.1
@@ -70,7 +74,10 @@ class Agent:
         self._book = NodeBook(spec, incarnation)
         self._members = Members(directory)
         self._checks = Checks(directory, spec, self._measured)
-        self._members.checks = self._checks
+        self._supplies = Supplies(directory, self._book, self._need)
+        self._members.helpers = (self._checks, self._supplies.environments)
+        self._outfits: dict[MemberRef, asyncio.Task[None]] = {}  # of those that cannot start yet
+        self._readying: dict[str, asyncio.Task[None]] = {}  # jobs that may come here
         self._shipping = Shipping(self._send_log)
         self._beats = Beats(self._report_soon)
         self._sampler = Sampler(spec.gpus)
@@ -97,6 +104,7 @@ class Agent:
             self._link.close()
         self._link = link
         self._shipping.reconnected()
+        self._supplies.packages.ask_again(all_of_them=True)
         self._report()
 
     def _closed(self, link: Link) -> None:
@@ -112,6 +120,8 @@ class Agent:
                 self._settle()
             case Ask():
                 self._report()
+            case Piece(piece):
+                self._supplies.packages.take(piece)
 
     def _obey(self, envelope: Envelope) -> None:
         for order in self._book.take(envelope):
@@ -123,7 +133,7 @@ class Agent:
                 case Check():
                     self._checks.ask(order, busy=bool(self._book.alive))
                 case Prepare():
-                    self._members.prepare(order)
+                    self._prepare(order)
         for command in envelope.commands:
             if isinstance(command, Acknowledge) and command.ref not in self._book.exits:
                 self._forget(command.ref)
@@ -144,6 +154,10 @@ class Agent:
         self._book.measured(result)
         self._report_soon()
 
+    def _need(self, package: str, offset: int) -> None:
+        if self._link is not None:
+            self._link.send(Need(package, offset))
+
     def _send_log(self, chunk: LogChunk) -> None:
         if self._link is not None:
             self._link.send(Log(chunk))
@@ -151,17 +165,68 @@ class Agent:
     # -- members ---------------------------------------------------------------------------
 
     def _launch(self, order: Launch) -> None:
-        directory = self._members_dir / str(order.ref)
+        ref, directory = order.ref, self._members_dir / str(order.ref)
         try:
             directory.mkdir(exist_ok=True)
+            self._shipping.watch(ref, directory / "output", fresh=True)
+            ready = self._supplies.here(order)
+            if ready is None:
+                self._book.gets(ref, self._supplies.lacks(order))
+                self._outfits[ref] = asyncio.create_task(self._outfit(order, directory))
+                return
+        except OSError as error:
+            self._cannot_start(ref, f"cannot start: {error}")
+            return
+        self._begin(ready, directory)
+
+    async def _outfit(self, order: Launch, directory: Path) -> None:
+        """It is not alive before it has all that it needs."""
+        ref = order.ref
+        try:
+            ready = await self._supplies.get(
+                order, directory / "output", lambda what: self._book.gets(ref, what)
+            )
+        except (CannotStart, OSError) as error:
+            self._cannot_start(ref, str(error))
+            return
+        finally:
+            self._outfits.pop(ref, None)
+        self._book.begins(ref)
+        self._begin(ready, directory)
+        self._report_soon()
+
+    def _begin(self, order: Launch, directory: Path) -> None:
+        try:
             extra = {BEATS_ENV: self._beats.name, **self._checkpoint_dir(order)}
+            if order.package:
+                extra[SCRATCH] = str(directory)
             self._members.start(order, directory, extra)
         except (CannotStart, OSError) as error:
             why = str(error) if isinstance(error, CannotStart) else f"cannot start: {error}"
-            self._book.exited(order.ref, CANNOT_START_CODE, why)
+            self._cannot_start(order.ref, why)
             return
         self._beats.expect(order.ref)
-        self._shipping.watch(order.ref, directory / "output", fresh=True)
+
+    def _cannot_start(self, ref: MemberRef, why: str) -> None:
+        self._ended[ref] = (CANNOT_START_CODE, why, None)
+        self._shipping.pump()
+        self._settle()
+
+    def _prepare(self, order: Prepare) -> None:
+        """What a member would need is brought before it comes."""
+        ready = self._supplies.here(order)
+        if ready is not None:
+            self._members.prepare(ready)
+        elif order.job not in self._readying:
+            self._readying[order.job] = asyncio.create_task(self._ready(order))
+
+    async def _ready(self, order: Prepare) -> None:
+        try:
+            self._members.prepare(await self._supplies.get(order, Path(os.devnull), log.debug))
+        except CannotStart as error:
+            log.warning("cannot get ready for %s: %s", order.job, error)
+        finally:
+            del self._readying[order.job]
 
     def _checkpoint_dir(self, order: Launch) -> dict[str, str]:
         """A place of the job's own that outlives its attempts. It may be no directory but an
@@ -189,6 +254,12 @@ class Agent:
 
     def _stop(self, order: Stop) -> None:
         if order.ref in self._kills or order.ref in self._ended or order.ref in self._dumps:
+            return
+        outfit = self._outfits.pop(order.ref, None)
+        if outfit is not None:
+            outfit.cancel()
+            self._ended[order.ref] = (STOPPED_BEFORE_START_CODE, "stopped before it started", None)
+            self._settle()
             return
         pid = self._members.pid(order.ref)
         if order.dump and pid is not None:
@@ -278,6 +349,7 @@ class Agent:
                 for job in self._members.tend():
                     self._book.prepared.pop(job, None)
                 self._checks.tend()
+                self._supplies.packages.ask_again(all_of_them=False)
                 self._report()
 
         async def ship() -> None:
@@ -293,6 +365,8 @@ class Agent:
     async def end_members(self) -> None:
         """They get a moment to end well; what is left falls to the keeper."""
         self._members.nursery.close()
+        for task in (*self._outfits.values(), *self._readying.values()):
+            task.cancel()
         for ref in list(self._book.alive):
             self._members.signal(ref, signal.SIGTERM)
         with contextlib.suppress(TimeoutError):

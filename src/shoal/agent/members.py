@@ -10,9 +10,10 @@ import signal
 import socket
 import subprocess
 import time
+from collections.abc import Sequence
 from pathlib import Path
+from typing import Protocol
 
-from shoal.agent.checks import Checks
 from shoal.agent.nursery import ZYGOTES_MAX, Nursery
 from shoal.agent.warmth import Recipe, default_modules, recipe, wanted_modules
 from shoal.kernel import NODE_MARK, children, kill_marked, variable
@@ -33,6 +34,14 @@ SETTLED_S = 2.0  # who has loaded nothing more in this time is done with it
 
 class CannotStart(Exception):
     """A reason that a user can act on."""
+
+
+class Helper(Protocol):
+    """Part of the agent with processes of its own."""
+
+    def pids(self) -> set[int]: ...
+
+    def ended(self, pid: int, code: int) -> bool: ...
 
 
 class Process:
@@ -64,7 +73,7 @@ class Members:
         self._prepared: dict[
             str, tuple[Recipe, float]
         ] = {}  # for jobs that may come, and until when
-        self.checks: Checks | None = None  # its probes are our children too
+        self.helpers: Sequence[Helper] = ()  # whose processes are our children too
         # Should keeper and agent be killed together, at least the members themselves follow.
         setpriv = shutil.which("setpriv")
         self._prefix = [setpriv, "--pdeathsig", "KILL", "--"] if setpriv else []
@@ -175,7 +184,7 @@ class Members:
             code = os.waitstatus_to_exitcode(status)
             process = self._pids.pop(pid, None)
             if process is None:
-                if self.checks is None or not self.checks.ended(pid, code):
+                if not any(helper.ended(pid, code) for helper in self.helpers):
                     self.nursery.ended(pid, code)
                 continue
             del self._processes[process.ref]
@@ -191,8 +200,8 @@ class Members:
         """What a member left behind in a session of its own has become our child."""
         living = {str(ref) for ref in self._processes}
         ours = self.nursery.pids() | self._pids.keys()
-        if self.checks is not None:
-            ours |= self.checks.pids()
+        for helper in self.helpers:
+            ours |= helper.pids()
         for pid in children():
             if pid not in ours and variable(pid, MARK) not in living:
                 with contextlib.suppress(ProcessLookupError):

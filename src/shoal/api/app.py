@@ -20,6 +20,7 @@ from litestar.types import Guard
 from shoal import __version__
 from shoal.api.ledger import Ledger
 from shoal.api.metrics import metrics
+from shoal.api.packages import Packages, refuse_unknown_package
 from shoal.api.present import (
     check_view,
     find_job,
@@ -177,6 +178,7 @@ class Services(Controller):
                 f"{entry.port} is where services without a port of their own are; take another"
             )
             raise Refusal(422, message, "port")
+        refuse_unknown_package(loop, data.replica.package)
         accepted(await loop.request(SetService(data)))
         return service_view(loop, _service(loop, name), entry)
 
@@ -193,6 +195,7 @@ class Jobs(Controller):
     async def submit(self, loop: ControlLoop, data: Submission) -> JobView:
         if len(data.key) > 128:
             raise Refusal(422, "is longer than 128 characters", "key")
+        refuse_unknown_package(loop, data.spec.package)
         answer = accepted(await loop.request(Submit(data.spec, data.key)))
         return job_view(loop, _job(loop, answer.id))
 
@@ -298,7 +301,7 @@ def build(
         return entry()
 
     return Litestar(
-        route_handlers=[Cluster, Jobs, Services, Series, Ledger, metrics],
+        route_handlers=[Cluster, Jobs, Services, Series, Ledger, Packages, metrics],
         guards=[_bearer(token)],
         dependencies={
             "loop": Provide(provide_loop, sync_to_thread=False),

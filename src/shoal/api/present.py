@@ -268,6 +268,7 @@ def status_view(loop: ControlLoop) -> StatusView:
     for job in state.jobs.values():
         jobs[job.phase.value] = jobs.get(job.phase.value, 0) + 1
     return StatusView(
+        engine=loop.engine_kind,
         version=__version__,
         epoch=state.epoch,
         now_ms=loop.clock.now_ms(),

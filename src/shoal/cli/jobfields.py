@@ -13,6 +13,7 @@ from typing import Any, NamedTuple, TypeVar
 import msgspec
 
 from shoal.cli import units
+from shoal.cli.requirements import BadRequirements, requirements_text
 from shoal.core.admit import spec_problem
 from shoal.model.job import MEMBERS_MAX, TIME_MS_MAX, JobSpec, Restart, Within
 from shoal.model.resources import plural
@@ -45,6 +46,8 @@ def to_spec(fields: Mapping[str, Any]) -> JobSpec:
     for name, value in fields.items():
         field = FIELDS[name]
         found = field.read(name, value)
+        if not field.targets:
+            continue  # it is for who sends the job, not for who runs it
         ready |= found if len(field.targets) > 1 else {field.targets[0]: found}
     if "command" not in ready:
         raise BadJob("command", "is missing; say what to run, e.g. command: python train.py")
@@ -312,11 +315,20 @@ def _unicode(field: str, text: str) -> str:
     return text
 
 
+def read_requirements(field: str, value: Any) -> str:
+    """What the file says goes along, for the node does not have the file."""
+    try:
+        return requirements_text(plain_text(field, value))
+    except BadRequirements as error:
+        raise BadJob(field, str(error)) from None
+
+
 _time = amount(units.duration_ms, TIME_MS_MAX, "90s, 10m or 2h")
 
 
 class Field(NamedTuple):
-    """What a friendly field stands for in a JobSpec. With several targets `read` gives a table."""
+    """What a friendly field stands for in a JobSpec. With several targets `read` gives a table;
+    without any it is checked, and heeded by who sends the job."""
 
     targets: tuple[str, ...]
     read: Callable[[str, Any], Any]
@@ -350,6 +362,8 @@ FIELDS: dict[str, Field] = {
     "stop_grace": Field(("stop_grace_ms",), amount(units.duration_ms, 3_600_000, "10s or 2m")),
     "env": Field(("env",), _env),
     "workdir": Field(("workdir",), _workdir),
+    "pack": Field((), _yes_or_no),
+    "requirements": Field(("requirements",), read_requirements),
 }
 
 

@@ -47,6 +47,7 @@ class Flags(NamedTuple):
     backoff: str | None = None
     stop_grace: str | None = None
     workdir: str | None = None
+    requirements: str | None = None
 
 
 class Form(NamedTuple, Generic[Spec]):
@@ -59,11 +60,19 @@ class Form(NamedTuple, Generic[Spec]):
     make: Callable[[Mapping[str, Any]], Spec]
 
 
-JOB = Form("job", FIELDS, ("workdir",), lambda words: {"command": words}, to_spec)
+JOB = Form("job", FIELDS, ("workdir", "requirements"), lambda words: {"command": words}, to_spec)
 
 
 def build(words: list[str], flags: Flags, env: list[str]) -> JobSpec:
     return assemble(JOB, words, flags._asdict(), env)
+
+
+def packing_wanted(form: Form[Any], words: list[str], flag: bool | None) -> bool | None:
+    """By the flag, else by the file; None: nobody said."""
+    if flag is not None or not is_job_file(words[0]):
+        return flag
+    wanted: bool | None = _from_file(form, Path(words[0]), []).get("pack")
+    return wanted
 
 
 def assemble(form: Form[Spec], words: list[str], flags: Mapping[str, Any], env: list[str]) -> Spec:

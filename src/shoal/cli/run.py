@@ -148,6 +148,14 @@ def run(
         str | None,
         _flag(SURROUNDINGS, "Where to run. [the current directory]", "--workdir", metavar="DIR"),
     ] = None,
+    requirements: Annotated[
+        str | None,
+        _flag(SURROUNDINGS, "What pip shall install for it.", "--requirements", metavar="FILE"),
+    ] = None,
+    pack: Annotated[
+        bool | None,
+        _flag(SURROUNDINGS, "Send the folder along. [if nodes are elsewhere]", "--pack/--no-pack"),
+    ] = None,
     wait: Annotated[
         bool, typer.Option("--wait", help="Show its output; end with its exit code.")
     ] = False,
@@ -176,6 +184,12 @@ def run(
     checkpoint_every); flags override them; a relative workdir in it is meant
     from the file's folder.
 
+    Where nodes are other machines, the folder goes along: the repository it
+    is in without what git ignores, sent to each node once and read-only there
+    (--pack; on one machine jobs run in place). What it writes belongs into
+    $SHOAL_CHECKPOINT_DIR, or $SHOAL_SCRATCH, which ends with it. What
+    --requirements lists is installed once on each node.
+
     It prints the job's id and returns at once. With --wait it shows the
     output and ends with the job's exit code (124: out of time, 130:
     cancelled). Ctrl-C then only stops the watching, with exit code 130; once
@@ -190,15 +204,18 @@ def run(
       shoal run -n 2..8 -g 1 --checkpoint-every 10m -- python train.py
       shoal run -n 4 -g 8 --gpu-model H100 --within rack -- python train.py
       shoal run -g 0.5 --tenant research --estimate 2h -- python eval.py
+      shoal run --pack --requirements requirements.txt -- python train.py
       shoal run job.yaml -g 4
       id=$(shoal run -- make test); shoal logs -f $id
     """
     given = locals()  # before anything else has a name here
     from shoal.cli import reach
-    from shoal.cli.request import Flags, build
+    from shoal.cli.pack import packed
+    from shoal.cli.request import JOB, Flags, build, packing_wanted
 
     spec = build(words, Flags(**{name: given[name] for name in Flags._fields}), env or [])
     with reach.connect(home) as client:
+        spec = packed(client, spec, packing_wanted(JOB, words, pack), quiet=json)
         view = client.submit(spec)
     if wait:
         raise typer.Exit(_wait(view, home, json))

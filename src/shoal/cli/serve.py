@@ -12,6 +12,7 @@ from shoal.cli.grammar import DEFAULT_HOME, HomeOption, JsonOption
 
 if TYPE_CHECKING:
     from shoal.cli.reach import Steady
+    from shoal.cli.request import Form
     from shoal.cli.show import Progress
     from shoal.model.service import ServiceSpec
     from shoal.model.views import ServiceView
@@ -135,6 +136,14 @@ def serve(
         str | None,
         _flag(REPLICA, "Where to run. [the current directory]", "--workdir", metavar="DIR"),
     ] = None,
+    requirements: Annotated[
+        str | None,
+        _flag(REPLICA, "What pip shall install for it.", "--requirements", metavar="FILE"),
+    ] = None,
+    pack: Annotated[
+        bool | None,
+        _flag(REPLICA, "Send the folder along. [if nodes are elsewhere]", "--pack/--no-pack"),
+    ] = None,
     no_wait: Annotated[bool, typer.Option("--no-wait", help="Return at once.")] = False,
     json: JsonOption = False,
     home: HomeOption = DEFAULT_HOME,
@@ -166,7 +175,11 @@ def serve(
       shoal serve service.yaml --replicas 2
       curl $(shoal serve chat -- python server.py)v1/models
     """
+    import msgspec
+
     from shoal.cli import reach
+    from shoal.cli.pack import packed
+    from shoal.cli.request import packing_wanted
 
     spec = build_service(
         words,
@@ -193,24 +206,33 @@ def serve(
             "priority": priority,
             "stop_grace": stop_grace,
             "workdir": workdir,
+            "requirements": requirements,
         },
         env or [],
     )
     with reach.connect(home) as client:
-        view = client.serve(spec)
+        wanted = packing_wanted(service_form(), words, pack)
+        replica = packed(client, spec.replica, wanted, quiet=json)
+        view = client.serve(msgspec.structs.replace(spec, replica=replica))
     if not no_wait:
         with reach.Steady(home) as steady:
             view = _wait(steady, view, quiet=json)
     _print(view, json)
 
 
-def build_service(words: list[str], flags: dict[str, Any], env: list[str]) -> ServiceSpec:
-    from shoal.cli.guard import Failure
-    from shoal.cli.request import Form, assemble
+def service_form() -> Form[ServiceSpec]:
+    from shoal.cli.request import Form
     from shoal.cli.servicefields import SERVICE_FIELDS, to_service
 
-    form = Form("service", SERVICE_FIELDS, ("workdir", "certificate"), _from_words, to_service)
-    spec = assemble(form, words, flags, env)
+    paths = ("workdir", "certificate", "requirements")
+    return Form("service", SERVICE_FIELDS, paths, _from_words, to_service)
+
+
+def build_service(words: list[str], flags: dict[str, Any], env: list[str]) -> ServiceSpec:
+    from shoal.cli.guard import Failure
+    from shoal.cli.request import assemble
+
+    spec = assemble(service_form(), words, flags, env)
     certificate = spec.way.certificate
     if certificate and not Path(certificate).is_file():
         raise Failure(f"certificate: {certificate}: there is no such file")

@@ -45,6 +45,8 @@ REPLICA_FIELDS = (
     "stop_grace",
     "env",
     "workdir",
+    "pack",
+    "requirements",
 )
 
 

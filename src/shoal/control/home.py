@@ -45,6 +45,7 @@ class Home:
         self.gateway_port = self.path / "gateway.port"
         self.ray = self.path / "ray"  # this machine's part of Ray: its token, ports and log
         self.keeper_lock = self.ray / "keeper.lock"
+        self.packages = self.path / "packages"  # working directories that were sent
         self.checkpoints = self.path / "checkpoints"  # a directory for each job
 
     def node(self, node_id: str) -> Path:

@@ -12,6 +12,7 @@ import msgspec
 
 from shoal.control.logs import LogStore
 from shoal.control.meters import Meters
+from shoal.control.packages import PackageStore
 from shoal.core.apply import apply
 from shoal.core.check import check, check_touched
 from shoal.core.step import Step, step
@@ -26,6 +27,7 @@ from shoal.model.report import (
     NodeGone,
     NodeReport,
     Nothing,
+    PackagePiece,
     Report,
     Request,
     Submit,
@@ -49,10 +51,19 @@ class ControlLoop:
     """Sole owner of the state. Others put messages into it and read from it between steps."""
 
     def __init__(
-        self, store: Store, engine: Engine, clock: Clock, policy: Policy | None, logs: LogStore
+        self,
+        store: Store,
+        engine: Engine,
+        clock: Clock,
+        policy: Policy | None,
+        logs: LogStore,
+        packages: PackageStore | None = None,
+        engine_kind: str = "local",
     ) -> None:
         self.clock = clock
         self.logs = logs
+        self.packages = packages
+        self.engine_kind = engine_kind
         self.store = store
         self.state, self.last_seq = store.load()
         self.policy = policy or self.state.policy
@@ -145,6 +156,16 @@ class ControlLoop:
     def waiting(self) -> int:
         """Requests that no step has looked at yet."""
         return len(self._requests)
+
+    def piece(self, package: str, offset: int) -> PackagePiece:
+        if self.packages is None:
+            return PackagePiece(package, offset, problem="this controller keeps no packages")
+        return self.packages.piece(package, offset)
+
+    def packages_in_use(self) -> set[str]:
+        """Of jobs and services that live; others may go when room is needed."""
+        used = {job.spec.package for job in self.state.jobs.values()}
+        return used | {service.spec.replica.package for service in self.state.services.values()}
 
     # -- the tick --------------------------------------------------------------------------
 

@@ -17,6 +17,7 @@ from shoal.model.job import (
     ARGUMENT_BYTES_MAX,
     COMMAND_BYTES_MAX,
     ENV_BYTES_MAX,
+    REQUIREMENTS_BYTES_MAX,
     JobSpec,
     StopCause,
     Within,
@@ -96,7 +97,12 @@ def spec_problem(spec: JobSpec) -> Refused | None:
         return Refused("command", "holds a NUL byte, which no process can be given; remove it")
     if not spec.command[0].strip():
         return Refused("command", "begins with an empty word; name a program, e.g. python train.py")
-    if "\0" in spec.workdir or (spec.workdir and not spec.workdir.startswith("/")):
+    if spec.package and (spec.workdir.startswith("/") or ".." in spec.workdir.split("/")):
+        return Refused("workdir", "must be a folder of the package: relative, and without '..'")
+    if len(spec.requirements.encode("utf-8", "surrogatepass")) > REQUIREMENTS_BYTES_MAX:
+        return Refused("requirements", f"is longer than {REQUIREMENTS_BYTES_MAX // 1024} KiB")
+    absolute = spec.workdir.startswith("/") or not spec.workdir or spec.package
+    if "\0" in spec.workdir or not absolute:
         return Refused(
             "workdir", "must be an absolute path without NUL bytes, e.g. /home/me/project"
         )

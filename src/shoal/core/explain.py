@@ -13,7 +13,7 @@ from shoal.core.scheduling.expect import run_ms
 from shoal.core.scheduling.fit import fit, shortage
 from shoal.core.scheduling.order import ORDERINGS, place_in_line, takes_turns
 from shoal.core.state import Node, State
-from shoal.model.job import Job, Phase, Within
+from shoal.model.job import Job, MemberRef, Phase, Within
 from shoal.model.node import NodeHealth, NodeIntent
 from shoal.model.policy import Policy
 from shoal.model.resources import Kind
@@ -21,9 +21,24 @@ from shoal.model.resources import Kind
 
 def explain(state: State, job: Job, policy: Policy, now_ms: int) -> str:
     """A sentence for people. For a waiting job it is never empty, or the scheduler is wrong."""
+    if job.phase is Phase.STARTING:
+        return _getting(state, job) or job.why
     if job.phase is not Phase.WAITING:
         return job.why
     return waiting_reason(state, job, policy, now_ms) or "it is next: the scheduler is at work"
+
+
+def _getting(state: State, job: Job) -> str:
+    """What members of a gang that starts still wait for, by the word of their nodes."""
+    whats = []
+    for number, member in enumerate(job.members if state.getting else ()):
+        here = state.getting.get(member.slice.node, {})
+        what = here.get(MemberRef(job.id, job.attempt, number))
+        if what is not None:
+            whats.append(f"{member.slice.node} {what}")
+    different = list(dict.fromkeys(whats))
+    more = f"; {len(different) - 1} more nodes are at it" if len(different) > 1 else ""
+    return f"{different[0]}{more}" if different else ""
 
 
 def waiting_reason(state: State, job: Job, policy: Policy, now_ms: int) -> str:

@@ -10,7 +10,7 @@ from shoal.model.health import CheckResult
 from shoal.model.job import MemberRef
 from shoal.model.node import NodeSpec
 from shoal.model.progress import Progress
-from shoal.model.report import MemberExit, NodeReport
+from shoal.model.report import Getting, MemberExit, NodeReport
 from shoal.model.resources import WHOLE_GPU_MILLI
 from shoal.model.samples import NodeSample
 
@@ -27,7 +27,8 @@ class NodeBook:
     def __init__(self, spec: NodeSpec, incarnation: int) -> None:
         self.spec = spec
         self.incarnation = incarnation
-        self.alive: dict[MemberRef, Launch] = {}
+        self.alive: dict[MemberRef, Launch] = {}  # those that are getting ready included
+        self.getting: dict[MemberRef, str] = {}
         self.stopping: dict[MemberRef, None] = {}
         self.exits: dict[MemberRef, MemberExit] = {}
         self.checks: dict[str, CheckResult] = {}
@@ -90,8 +91,18 @@ class NodeBook:
                     left[gpu] -= other.gpu_milli
         return all(milli >= 0 for milli in left.values())
 
+    def gets(self, ref: MemberRef, what: str) -> None:
+        """It cannot start yet. It holds its GPUs and can be stopped like any other."""
+        if ref in self.alive:
+            self.getting[ref] = what
+
+    def begins(self, ref: MemberRef) -> None:
+        """It has all that it needs."""
+        self.getting.pop(ref, None)
+
     def exited(self, ref: MemberRef, code: int, why: str = "", step: int | None = None) -> None:
         self.alive.pop(ref, None)
+        self.getting.pop(ref, None)
         stopped = ref in self.stopping
         self.stopping.pop(ref, None)
         self.exits[ref] = MemberExit(ref, code, why, stopped, step)
@@ -109,11 +120,12 @@ class NodeBook:
             spec=self.spec,
             incarnation=self.incarnation,
             sequence=self._sequence,
-            alive=tuple(self.alive),
+            alive=tuple(ref for ref in self.alive if ref not in self.getting),
             stopping=tuple(self.stopping),
             exits=tuple(self.exits.values()),
             progress=progress,
             checks=tuple(self.checks.values()),
             prepared=tuple(self.prepared),
             sample=sample,
+            getting=tuple(Getting(ref, what) for ref, what in self.getting.items()),
         )

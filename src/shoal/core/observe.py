@@ -39,6 +39,9 @@ def _hear(round_: Round, inventory: NodeReport) -> bool:
     _meet(round_, inventory)
     state.contacts.pop(node_id, None)  # the latest heard stands last
     state.contacts[node_id] = round_.now_ms
+    state.getting.pop(node_id, None)
+    if inventory.getting:
+        state.getting[node_id] = {one.ref: one.what for one in inventory.getting}
     state.said[node_id] = (inventory.incarnation, inventory.sequence)
     node = state.nodes[node_id]
     _take_starts(round_, node, inventory)
@@ -209,9 +212,10 @@ def _lose_member(round_: Round, ref: MemberRef, node: Node, why: str) -> None:
 
 
 def _strangers(state: State, inventory: NodeReport) -> bool:
-    """Is anything alive there that should not be? Until it is gone its GPUs are not free."""
+    """Is anything there that should not be? Until it is gone its GPUs are not free."""
     placed = state.placed[inventory.spec.id]
-    return any(ref not in placed for ref in inventory.alive)
+    refs = (*inventory.alive, *(one.ref for one in inventory.getting))
+    return any(ref not in placed for ref in refs)
 
 
 def _expire_silent(round_: Round) -> None:

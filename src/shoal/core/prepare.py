@@ -72,4 +72,6 @@ def _prepare(node: Node, incarnation: int, job: Job) -> Prepare:
         argv=job.spec.command,
         env=dict(job.spec.env),
         workdir=job.spec.workdir,
+        package=job.spec.package,
+        requirements=job.spec.requirements,
     )

@@ -53,8 +53,10 @@ def _compare(
             acknowledgements.append(
                 Acknowledge(node=node_id, incarnation=inventory.incarnation, ref=exit_.ref)
             )
-    alive, told = set(inventory.alive), set(inventory.stopping)
-    strangers = [ref for ref in inventory.alive if ref not in placed]
+    # One that is getting ready was ordered, and is here like one that is alive.
+    alive = dict.fromkeys((*inventory.alive, *(one.ref for one in inventory.getting)))
+    told = set(inventory.stopping)
+    strangers = [ref for ref in alive if ref not in placed]
     for ref in strangers:
         if ref not in told:
             orders[ref] = Stop(
@@ -97,6 +99,8 @@ def _order(state: State, job: Job, ref: MemberRef, gang: GangView | None = None)
         stop_grace_ms=job.spec.stop_grace_ms,
         gpus=slice_.gpus,
         gpu_milli=slice_.gpu_milli,
+        package=job.spec.package,
+        requirements=job.spec.requirements,
     )
 
 

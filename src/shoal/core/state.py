@@ -132,7 +132,6 @@ class State:
         self.troubled: dict[str, None] = {}  # nodes that are suspect or in quarantine
         self.look_ms: int | None = 0
         self.partial = 0
-
         self.contacts: dict[str, int] = {}  # when nodes not lost were heard, longest unheard first
         self.watches: dict[str, Watch] = {}  # of jobs whose members tell of their steps
         self.watch_ms: int | None = None  # when to look whether one of them hangs
@@ -141,6 +140,7 @@ class State:
         self.down_ms: dict[str, int] = {}  # since when the gateway cannot reach a replica
         self.serve_ms: int | None = None  # when to look at the services again
         self.warm: dict[str, dict[str, int]] = {}  # job -> nodes ready for it, and when heard
+        self.getting: dict[str, dict[MemberRef, str]] = {}  # node -> who cannot start yet, and why
         self.asked: dict[str, str] = {}  # node -> the check that somebody wants of it
         self.verdicts: dict[str, tuple[str, CheckResult, Verdict]] = {}  # node -> check, answers
         # The newest (incarnation, sequence) of each node, lost or not: what is older is refused.

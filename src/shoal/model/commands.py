@@ -24,6 +24,8 @@ class Launch(CommandBase, frozen=True, kw_only=True):
     stop_grace_ms: int
     gpus: tuple[int, ...] = ()
     gpu_milli: int = 1000
+    package: str = ""  # the node asks for it if it has it not; `workdir` is inside it
+    requirements: str = ""
 
 
 class Stop(CommandBase, frozen=True, kw_only=True):
@@ -58,6 +60,8 @@ class Prepare(msgspec.Struct, frozen=True, kw_only=True, tag_field="command", ta
     argv: tuple[str, ...]
     env: dict[str, str]
     workdir: str
+    package: str = ""
+    requirements: str = ""
 
 
 Command = Launch | Stop | Acknowledge | Check | Prepare

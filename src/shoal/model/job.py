@@ -16,6 +16,10 @@ ARGUMENT_BYTES_MAX = 128 * 1024 - 1
 COMMAND_BYTES_MAX = 512 * 1024
 ENV_BYTES_MAX = 512 * 1024
 MEMBERS_MAX = 16_384
+REQUIREMENTS_BYTES_MAX = 64 * 1024
+PACKAGE_BYTES_MAX = 1 << 30  # code travels; data should lie where the nodes reach it
+PACKAGE_FILES_MAX = 100_000
+PACKAGE_PATTERN = r"^([0-9a-f]{64})?$"
 TIME_MS_MAX = 366 * 24 * 3600 * 1000
 JOB_NAME_PATTERN = r"^[A-Za-z0-9][A-Za-z0-9._-]*$"
 DEFAULT_TENANT = "default"
@@ -52,7 +56,11 @@ class JobSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     cpu_milli: Annotated[int, msgspec.Meta(ge=0, le=10_000_000)] = 1000
     memory_mb: Annotated[int, msgspec.Meta(ge=0, le=1_000_000_000)] = 0
     env: dict[Annotated[str, msgspec.Meta(max_length=256, pattern=ENV_NAME_PATTERN)], Text] = {}
-    workdir: Annotated[str, msgspec.Meta(max_length=4096)] = ""
+    workdir: Annotated[str, msgspec.Meta(max_length=4096)] = ""  # in a package: a part of it
+    # The working directory as it was sent, by the SHA-256 of its archive; "": it is there already.
+    package: Annotated[str, msgspec.Meta(pattern=PACKAGE_PATTERN)] = ""
+    # What pip shall install for it, as a requirements file says it.
+    requirements: Annotated[str, msgspec.Meta(max_length=REQUIREMENTS_BYTES_MAX)] = ""
     priority: Annotated[int, msgspec.Meta(ge=-1000, le=1000)] = 0
     tenant: Annotated[str, msgspec.Meta(max_length=63, pattern=JOB_NAME_PATTERN)] = DEFAULT_TENANT
     user: Annotated[str, msgspec.Meta(max_length=63)] = ""  # who submitted it, for the ledger

@@ -22,13 +22,21 @@ class MemberExit(msgspec.Struct, frozen=True):
     step: int | None = None  # by its last beat, if it counts steps
 
 
+class Getting(msgspec.Struct, frozen=True):
+    """A member that was ordered but cannot start yet: `what` says what is brought or built."""
+
+    ref: MemberRef
+    what: str
+
+
 class NodeReport(msgspec.Struct, frozen=True, kw_only=True):
     """A node's complete inventory, not a difference: alive members and unacknowledged exits.
     `stopping` are those alive that have been told to stop and need not be told again. `progress`
     is what living members say of their work, where they do. `checks` are the results of the last
     checks, the newest last; they are told in every report, so that none gets lost. `prepared`
     are the jobs that the node was told to be ready for, with an interpreter that is warm.
-    `sample` is the node's load, now and then: no decision needs it."""
+    `sample` is the node's load, now and then: no decision needs it. Those `getting` are not alive
+    yet, but hold what they were given."""
 
     spec: NodeSpec
     incarnation: int
@@ -40,6 +48,7 @@ class NodeReport(msgspec.Struct, frozen=True, kw_only=True):
     checks: tuple[CheckResult, ...] = ()
     prepared: tuple[str, ...] = ()
     sample: NodeSample | None = None
+    getting: tuple[Getting, ...] = ()
 
 
 class NodeGone(msgspec.Struct, frozen=True):
@@ -56,6 +65,17 @@ class LogChunk(msgspec.Struct, frozen=True):
     ref: MemberRef
     offset: int
     data: bytes
+
+
+class PackagePiece(msgspec.Struct, frozen=True):
+    """`data` belongs at `offset` of the package, which is `size` bytes long. With a `problem` it
+    cannot be had."""
+
+    package: str
+    offset: int
+    data: bytes = b""
+    size: int = 0
+    problem: str = ""
 
 
 class Submit(msgspec.Struct, frozen=True):

@@ -95,8 +95,16 @@ class NodeView(msgspec.Struct, kw_only=True):
     jobs: list[str]
 
 
+class PackageView(msgspec.Struct, kw_only=True):
+    """A package that the controller has."""
+
+    package: str
+    size: int
+
+
 class StatusView(msgspec.Struct, kw_only=True):
     version: str
+    engine: str = "local"  # who runs processes; other than "local": code has to travel
     epoch: int  # how often a controller has started
     now_ms: int
     up_since_ms: int

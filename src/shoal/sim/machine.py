@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
-from shoal.core.nodebook import NodeBook
+from shoal.core.nodebook import STOPPED_BEFORE_START_CODE, NodeBook
 from shoal.model.commands import Check, Envelope, Launch, Prepare, Stop
 from shoal.model.health import CheckResult
 from shoal.model.job import MemberRef
@@ -29,6 +29,7 @@ class Fate(NamedTuple):
     stopping_ms: int | None = 0
     stopped_code: int = TERMINATED_CODE
     training: Plan | None = None  # None: it tells nothing of its work
+    getting_ms: int = 0  # before it can start, for its package or environment
 
 
 Fates = Callable[[Launch], Fate]
@@ -158,6 +159,22 @@ class Machine:
 
     def _start(self, launch: Launch) -> None:
         fate = self._fates(launch)
+        if fate.getting_ms:
+            assert self.book is not None
+            self.book.gets(launch.ref, "brings its package")
+            book = self.book
+            self._agenda.after(fate.getting_ms, lambda: self._got(book, launch, fate))
+        else:
+            self._begin(launch, fate)
+
+    def _got(self, book: NodeBook, launch: Launch, fate: Fate) -> None:
+        """Unless it was stopped meanwhile, or the node has another life by now."""
+        if self.book is book and launch.ref in book.getting:
+            book.begins(launch.ref)
+            self._begin(launch, fate)
+            self.report()
+
+    def _begin(self, launch: Launch, fate: Fate) -> None:
         plan, now_ms = fate.training, self._agenda.now_ms
         trainer = Trainer(launch.ref, plan, self._saved, now_ms) if plan is not None else None
         process = Process(launch, fate, trainer)
@@ -167,6 +184,10 @@ class Machine:
             self._plan_end(process, fate.duration_ms, fate.code, End.OWN)
 
     def _stop(self, order: Stop) -> None:
+        assert self.book is not None
+        if order.ref in self.book.getting:
+            self.book.exited(order.ref, STOPPED_BEFORE_START_CODE, "stopped before it started")
+            return
         process = self.processes[order.ref]
         fate = process.fate
         if fate.stopping_ms is not None and fate.stopping_ms < order.grace_ms:

@@ -55,6 +55,7 @@ class SeededFates:
             code=rng.choice((1, 2, 137)) if fails else 0,
             stopping_ms=rng.choice((0, 20, 300, 3_000, None)),
             stopped_code=rng.choice((143, 143, 0, 1)),
+            getting_ms=rng.choice((0, 0, 0, 30, 700, 6_000)),
         )
 
     def _training(self, launch: Launch, program: str) -> Plan | None:

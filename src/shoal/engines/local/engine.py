@@ -13,7 +13,7 @@ from shoal.model.commands import Envelope
 from shoal.model.node import NodeSpec
 from shoal.model.report import NodeGone
 from shoal.ports import Inbox
-from shoal.wire import CHECKPOINT_ROOT, FromAgent, Heard, Kept, Log, Orders
+from shoal.wire import CHECKPOINT_ROOT, FromAgent, Heard, Kept, Log, Need, Orders, Piece
 
 
 class LocalEngine:
@@ -65,6 +65,8 @@ class LocalNode:
                 self.inbox.heard(report)
             case Log(chunk):
                 self.link.send(Kept(chunk.ref, self.inbox.log(chunk)))
+            case Need(package, offset):
+                self.link.send(Piece(self.inbox.piece(package, offset)))
 
     def died(self, gone: NodeGone) -> None:
         self.inbox.gone(gone)

@@ -23,7 +23,7 @@ from shoal.engines.ray.render import environment, without_ray
 from shoal.model.commands import Envelope
 from shoal.model.report import NodeGone
 from shoal.ports import Inbox
-from shoal.wire import Ask, Heard, Kept, Link, Log, Orders, ToAgent, encode
+from shoal.wire import Ask, Heard, Kept, Link, Log, Need, Orders, Piece, ToAgent, encode
 
 log = logging.getLogger("shoal.ray")
 
@@ -32,6 +32,7 @@ PAUSE_MAX_S = 10.0
 HEALTHY_AFTER_S = 20.0
 # A carrier that takes nothing for so long that this much waits is started anew.
 BACKLOG_BYTES_MAX = 64 * 1024 * 1024
+PIECES_BYTES_MAX = BACKLOG_BYTES_MAX // 4  # of packages, so that orders always find room
 
 _decode = msgspec.msgpack.Decoder(FromPost).decode
 
@@ -148,6 +149,10 @@ class RayEngine:
                 self._inbox.heard(report)
             case Log(chunk):
                 self._tell(brought.node, Kept(chunk.ref, self._inbox.log(chunk)))
+            case Need(package, offset):
+                # Many nodes may want it at once: who gets no answer asks again.
+                if self._link is not None and self._link.backlog_bytes < PIECES_BYTES_MAX:
+                    self._tell(brought.node, Piece(self._inbox.piece(package, offset)))
             case Died(gone):
                 self._deaths[brought.node] = gone
                 self._inbox.gone(gone)

@@ -1,0 +1,207 @@
+"""Virtual environments of a node: one for each list of requirements, built once for many members.
+
+Whoever waits for the agent's children must leave those in `pids()` alone and tell `ended` of them.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import hashlib
+import logging
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import sysconfig
+from collections.abc import Callable
+from pathlib import Path
+
+from shoal.agent.members import CannotStart
+from shoal.agent.shipping import last_words
+from shoal.kernel import NODE_MARK
+
+log = logging.getLogger("shoal.agent")
+
+BUILD_S_MAX = 1800.0
+KEPT_MAX = 8
+LOOK_S = 0.2
+READY = "shoal-ready"  # the last file that a build makes
+SEEN = "shoal-node.pth"
+
+# What the node's own Python has is found as well, after what was asked for. A pip that is there
+# already does as well as one of the environment's own, which would take seconds to put there.
+_BUILD = """
+set -e
+echo "[shoal: building the environment of this job]"
+if "$1" -m pip --version > /dev/null 2>&1; then
+    "$1" -m venv --system-site-packages --without-pip "$2"
+    set -- "$@" "$1" -m pip --python "$2/bin/python"
+else
+    "$1" -m venv --system-site-packages "$2"
+    set -- "$@" "$2/bin/python" -m pip
+fi
+site=$("$2/bin/python" -c 'import sysconfig; print(sysconfig.get_path("purelib"))')
+printf 'import site; site.addsitedir(%s)\\n' "$3" > "$site/$4"
+environment=$2 ready=$5
+shift 5
+"$@" install --disable-pip-version-check --no-input -r "$environment/requirements.txt"
+: > "$environment/$ready"
+"""
+
+
+class Build:
+    def __init__(self, process: subprocess.Popen[bytes], output: Path) -> None:
+        self.process = process
+        self.output = output
+        self.ended: asyncio.Future[int] = asyncio.get_running_loop().create_future()
+
+
+class Environments:
+    """Of one agent. `in_use` are those that members run in."""
+
+    def __init__(self, node: Path, in_use: Callable[[], set[str]]) -> None:
+        self._node = node
+        self._root = node / "environments"
+        self._in_use = in_use
+        self._builds: dict[str, Build] = {}
+        self._turn = asyncio.Lock()  # one at a time: each takes all of a disk and a network
+        self._waiting: dict[str, int] = {}
+
+    def here(self, requirements: str) -> Path | None:
+        """The environment, if it is built; it counts as used now."""
+        path = self._root / key_of(requirements)
+        try:
+            os.utime(path / READY)
+        except OSError:
+            return None
+        return path
+
+    async def get(self, requirements: str, output: Path) -> Path:
+        """When it is built. What pip says goes to `output` as well, while it says it."""
+        key = key_of(requirements)
+        self._waiting[key] = self._waiting.get(key, 0) + 1
+        try:
+            return await self._get(key, requirements, output)
+        finally:
+            self._waiting[key] -= 1
+            if not self._waiting[key]:
+                del self._waiting[key]
+                self._stop(key)  # nobody wants it any more
+
+    async def _get(self, key: str, requirements: str, output: Path) -> Path:
+        path = self._root / key
+        build = self._builds.get(key)
+        if build is None:
+            async with self._turn:
+                found = self.here(requirements)
+                if found is not None:
+                    return found
+                build = self._builds.get(key) or self._begin(key, requirements)
+                await self._follow(key, build, output)
+        else:
+            await self._follow(key, build, output)
+        if not (path / READY).exists():
+            said = last_words(build.output) or "pip says nothing"
+            raise CannotStart(f"cannot build the environment: {said}")
+        return path
+
+    def pids(self) -> set[int]:
+        return {build.process.pid for build in self._builds.values()}
+
+    def ended(self, pid: int, code: int) -> bool:
+        """The process is no more and was waited for; was it ours?"""
+        for key, build in list(self._builds.items()):
+            if build.process.pid == pid:
+                build.process.returncode = code
+                del self._builds[key]
+                if not build.ended.done():
+                    build.ended.set_result(code)
+                return True
+        return False
+
+    def _begin(self, key: str, requirements: str) -> Build:
+        path = self._root / key
+        output = self._root / f"{key}.log"
+        try:
+            self._root.mkdir(mode=0o700, exist_ok=True)
+            self._trim()
+            shutil.rmtree(path, ignore_errors=True)  # one that was not finished
+            path.mkdir()
+            (path / "requirements.txt").write_text(requirements)
+            own = repr(sysconfig.get_path("purelib"))
+            words = [sys.executable, str(path), own, SEEN, READY]
+            with output.open("wb") as file:
+                process = subprocess.Popen(
+                    ["sh", "-c", _BUILD, "sh", *words],
+                    cwd=path,
+                    env=_surroundings() | {NODE_MARK: str(self._node)},
+                    stdin=subprocess.DEVNULL,
+                    stdout=file,
+                    stderr=file,
+                    start_new_session=True,
+                )
+        except OSError as error:
+            raise CannotStart(f"cannot build the environment: {error.strerror}") from None
+        log.info("building environment %s", key[:12])
+        build = self._builds[key] = Build(process, output)
+        return build
+
+    async def _follow(self, key: str, build: Build, output: Path) -> None:
+        """Copy what the build says to the member's output until it ends, however it does."""
+        seen, waited_s = 0, 0.0
+        while True:
+            over = build.ended.done()
+            seen = _copy(build.output, seen, output)
+            if over:
+                return
+            if waited_s > BUILD_S_MAX:
+                self._stop(key)
+                raise CannotStart(f"its environment was not built in {BUILD_S_MAX / 60:.0f} min")
+            await asyncio.wait([build.ended], timeout=LOOK_S)
+            waited_s += LOOK_S
+
+    def _stop(self, key: str) -> None:
+        build = self._builds.get(key)
+        if build is not None:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(build.process.pid, signal.SIGKILL)
+
+    def _trim(self) -> None:
+        """Those not used for longest go first; those in use stay."""
+        used = self._in_use() | set(self._waiting)
+        found = []
+        for path in self._root.iterdir():
+            if path.is_dir():
+                ready = path / READY
+                found.append((ready.stat().st_mtime_ns if ready.exists() else 0, path))
+        excess = len(found) - KEPT_MAX + 1
+        for _, path in sorted(found):
+            if excess > 0 and path.name not in used:
+                shutil.rmtree(path, ignore_errors=True)
+                path.with_name(f"{path.name}.log").unlink(missing_ok=True)
+                excess -= 1
+
+
+def key_of(requirements: str) -> str:
+    """The same list for another Python is another environment."""
+    made_of = f"{sys.version}\0{sys.executable}\0{requirements}"
+    return hashlib.sha256(made_of.encode()).hexdigest()[:32]
+
+
+def _surroundings() -> dict[str, str]:
+    """Nothing that would lead pip elsewhere than into the environment."""
+    odd = ("PYTHONPATH", "PYTHONHOME", "VIRTUAL_ENV", "PIP_TARGET", "PIP_PREFIX", "PIP_USER")
+    return {name: value for name, value in os.environ.items() if name not in odd}
+
+
+def _copy(source: Path, start: int, target: Path) -> int:
+    try:
+        with source.open("rb") as file, target.open("ab") as output:
+            file.seek(start)
+            data = file.read()
+            output.write(data)
+            return start + len(data)
+    except OSError:
+        return start  # the member is gone, or the disk is full: the build goes on

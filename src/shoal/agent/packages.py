@@ -1,0 +1,257 @@
+"""Packages on a node: asked for piece by piece, sent once, kept for the next job."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import os
+import shutil
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+from shoal.agent.members import CannotStart
+from shoal.agent.unpack import BadPackage, Damaged, remove, unpack
+from shoal.model.job import PACKAGE_BYTES_MAX
+from shoal.model.report import PackagePiece
+from shoal.wire import PIECE_BYTES
+
+log = logging.getLogger("shoal.agent")
+
+WINDOW = 4  # pieces asked for ahead of their answers
+ANSWER_S_MAX = 5.0  # then they are asked for again: the controller may have died meanwhile
+KEPT_BYTES_MAX = 20 * (1 << 30)
+KEPT_MAX = 64
+SPARE_BYTES = 256 << 20  # what a node's disk must have left for members and their output
+MEGA = 1e6
+
+
+class Transfer:
+    """One package on its way here, for all who wait for it."""
+
+    def __init__(self, part: Path) -> None:
+        self.part = part
+        # What an earlier try left is gone on from: the whole is checked in the end.
+        self.handle = os.open(part, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o600)
+        self.got = os.fstat(self.handle).st_size
+        self.size: int | None = None
+        self.asked = self.got  # the offset that comes next to ask for
+        self.asked_at = 0.0
+        self.waiters = 0
+        self.unpacking = False
+        self.damaged = False
+        self.done: asyncio.Future[Path] = asyncio.get_running_loop().create_future()
+
+    def begin_anew(self) -> None:
+        os.ftruncate(self.handle, 0)
+        self.got = self.asked = 0
+
+    def close(self) -> None:
+        if self.handle >= 0:
+            os.close(self.handle)
+            self.handle = -1
+
+
+class Packages:
+    """`need` sends a question to the controller, and may lose it. `in_use` are packages that
+    members run from."""
+
+    def __init__(
+        self, root: Path, need: Callable[[str, int], None], in_use: Callable[[], set[str]]
+    ) -> None:
+        self._root = root
+        self._need = need
+        self._in_use = in_use
+        self._transfers: dict[str, Transfer] = {}
+        self._unpacking: set[asyncio.Task[None]] = set()
+        if root.is_dir():
+            for left in root.glob(".*.unpacking"):
+                remove(left)
+
+    def here(self, package: str) -> Path | None:
+        """Its folder, if it is unpacked; it counts as used now."""
+        path = self._root / package
+        try:
+            os.utime(path)
+        except OSError:
+            return None
+        return path
+
+    async def get(self, package: str) -> Path:
+        """When it is here. Who is cancelled leaves the transfer to those who still wait."""
+        found = self.here(package)
+        if found is not None:
+            return found
+        transfer = self._transfers.get(package)
+        if transfer is None:
+            transfer = self._begin(package)
+        transfer.waiters += 1
+        try:
+            return await asyncio.shield(transfer.done)
+        finally:
+            transfer.waiters -= 1
+            if not transfer.waiters and not transfer.unpacking:
+                self._drop(package)
+
+    def progress(self, package: str) -> str:
+        transfer = self._transfers.get(package)
+        if transfer is not None and transfer.unpacking:
+            return "unpacks its working directory"
+        if transfer is None or transfer.size is None:
+            return "asks for its working directory"
+        size, got = transfer.size / MEGA, transfer.got / MEGA
+        return f"fetches its working directory: {got:.1f} of {size:.1f} MB"
+
+    def take(self, piece: PackagePiece) -> None:
+        transfer = self._transfers.get(piece.package)
+        if transfer is None or transfer.unpacking:
+            return
+        if piece.problem:
+            self._fail(piece.package, piece.problem)
+            return
+        try:
+            if transfer.size is None:
+                transfer.size = self._admit(piece)
+            if piece.offset != transfer.got:
+                return  # asked for twice
+            transfer.got += os.write(transfer.handle, piece.data)
+        except CannotStart as error:
+            self._fail(piece.package, str(error))
+            return
+        except OSError as error:
+            self._fail(piece.package, f"cannot keep the working directory: {error.strerror}")
+            return
+        if transfer.got >= transfer.size:
+            self._finish(piece.package, transfer)
+        else:
+            self._ask(piece.package, transfer)
+
+    def ask_again(self, *, all_of_them: bool) -> None:
+        """After a new connection, and now and then: what was not answered."""
+        for package, transfer in self._transfers.items():
+            late = time.monotonic() - transfer.asked_at > ANSWER_S_MAX
+            if not transfer.unpacking and (all_of_them or late):
+                transfer.asked = transfer.got
+                self._ask(package, transfer)
+
+    def _begin(self, package: str) -> Transfer:
+        try:
+            self._root.mkdir(mode=0o700, exist_ok=True)
+            transfer = Transfer(self._root / f".{package}.part")
+        except OSError as error:
+            message = f"cannot keep a working directory on this node: {error.strerror}"
+            raise CannotStart(message) from None
+        self._transfers[package] = transfer
+        transfer.done.add_done_callback(_looked_at)
+        log.info("fetching package %s from byte %d", package[:12], transfer.got)
+        self._ask(package, transfer)
+        return transfer
+
+    def _ask(self, package: str, transfer: Transfer) -> None:
+        """At most a window ahead; the first answer tells how long it is and how long a piece."""
+        transfer.asked_at = time.monotonic()
+        if transfer.size is None:
+            self._need(package, transfer.got)
+            transfer.asked = transfer.got + PIECE_BYTES
+            return
+        while transfer.asked < min(transfer.size, transfer.got + WINDOW * PIECE_BYTES):
+            self._need(package, transfer.asked)
+            transfer.asked += PIECE_BYTES
+
+    def _admit(self, piece: PackagePiece) -> int:
+        """Is there room for it, archive and folder?"""
+        if not 0 < piece.size <= PACKAGE_BYTES_MAX:
+            raise CannotStart("the controller offers a package of an impossible size")
+        self._trim(2 * piece.size)
+        free = shutil.disk_usage(self._root).free
+        if free < 2 * piece.size + SPARE_BYTES:
+            needed = (2 * piece.size + SPARE_BYTES) / MEGA
+            raise CannotStart(
+                f"no room for the working directory: it needs {needed:.0f} MB free on this node, "
+                f"and {free / MEGA:.0f} MB are"
+            )
+        return piece.size
+
+    def _finish(self, package: str, transfer: Transfer) -> None:
+        transfer.unpacking = True
+        task = asyncio.create_task(self._unpack(package, transfer))
+        self._unpacking.add(task)
+        task.add_done_callback(self._unpacking.discard)
+
+    async def _unpack(self, package: str, transfer: Transfer) -> None:
+        target = self._root / package
+        try:
+            await asyncio.to_thread(unpack, transfer.part, package, target)
+        except Damaged as error:
+            if transfer.damaged:
+                self._fail(package, f"{error}, twice")
+                return
+            transfer.damaged, transfer.unpacking = True, False
+            transfer.begin_anew()
+            self._ask(package, transfer)
+            return
+        except BadPackage as error:
+            self._fail(package, str(error))
+            return
+        except OSError as error:
+            self._fail(package, f"cannot unpack the working directory: {error.strerror}")
+            return
+        transfer.part.unlink(missing_ok=True)
+        if not transfer.done.done():
+            transfer.done.set_result(target)
+        self._drop(package)
+        log.info("package %s is here: %d bytes", package[:12], transfer.got)
+
+    def _fail(self, package: str, why: str) -> None:
+        transfer = self._transfers[package]
+        log.warning("package %s: %s", package[:12], why)
+        if not transfer.done.done():
+            transfer.done.set_exception(CannotStart(why))
+        self._drop(package)
+        transfer.part.unlink(missing_ok=True)
+
+    def _drop(self, package: str) -> None:
+        transfer = self._transfers.pop(package, None)
+        if transfer is not None:
+            transfer.close()
+
+    def _trim(self, more: int) -> None:
+        """Those not used for longest go first; those in use stay."""
+        used = self._in_use()
+        found = []
+        for path in self._root.iterdir():
+            name = path.name.removeprefix(".").removesuffix(".part")
+            if name not in self._transfers:
+                with contextlib.suppress(FileNotFoundError):
+                    found.append((path.stat().st_mtime_ns, _bytes_of(path), path))
+        total = sum(size for _, size, _ in found) + more
+        count = len(found)
+        for _, size, path in sorted(found):
+            if total <= KEPT_BYTES_MAX and count < KEPT_MAX:
+                return
+            if path.name in used:
+                continue
+            if path.is_dir():
+                remove(path)
+            else:
+                path.unlink(missing_ok=True)
+            log.info("removed %s, which was not used for longest", path.name[:13])
+            total -= size
+            count -= 1
+
+
+def _bytes_of(path: Path) -> int:
+    if not path.is_dir():
+        return path.stat().st_size
+    return sum(
+        os.lstat(os.path.join(folder, name)).st_size
+        for folder, _, names in os.walk(path)
+        for name in names
+    )
+
+
+def _looked_at(future: asyncio.Future[Path]) -> None:
+    """Nobody may wait any more when it fails; that is no error."""
+    if not future.cancelled():
+        future.exception()

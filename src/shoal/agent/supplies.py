@@ -1,0 +1,92 @@
+"""What members need before they can start: their package and their environment."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import TypeVar
+
+import msgspec
+
+from shoal.agent.environments import Environments, key_of
+from shoal.agent.packages import Packages
+from shoal.core.nodebook import NodeBook
+from shoal.model.commands import Launch, Prepare
+
+PACKAGE = "SHOAL_PACKAGE"  # where the package is unpacked
+PYTHON = "SHOAL_PYTHON"  # the interpreter that has Shoal, and the requirements if there are some
+TELL_S = 1.0
+
+Order = TypeVar("Order", Launch, Prepare)
+
+
+class Supplies:
+    def __init__(self, directory: Path, book: NodeBook, need: Callable[[str, int], None]) -> None:
+        self._book = book
+        self.packages = Packages(directory / "packages", need, self._packages_used)
+        self.environments = Environments(directory, self._environments_used)
+
+    def here(self, order: Order) -> Order | None:
+        """The order as it can be carried out here, or None if something is missing yet."""
+        package = self.packages.here(order.package) if order.package else None
+        environment = self.environments.here(order.requirements) if order.requirements else None
+        if (order.package and package is None) or (order.requirements and environment is None):
+            return None
+        return _placed(order, package, environment)
+
+    def lacks(self, order: Launch | Prepare) -> str:
+        """In words that follow the name of the node."""
+        if order.package and self.packages.here(order.package) is None:
+            return self.packages.progress(order.package)
+        return "builds its environment: see its log"
+
+    async def get(self, order: Order, output: Path, tell: Callable[[str], None]) -> Order:
+        """When all is here; raises CannotStart. `tell` is told now and then what is missing."""
+        telling = asyncio.create_task(self._tell(order, tell))
+        try:
+            package = await self.packages.get(order.package) if order.package else None
+            environment = None
+            if order.requirements:
+                environment = await self.environments.get(order.requirements, output)
+            return _placed(order, package, environment)
+        finally:
+            telling.cancel()
+
+    async def _tell(self, order: Launch | Prepare, tell: Callable[[str], None]) -> None:
+        while True:
+            tell(self.lacks(order))
+            await asyncio.sleep(TELL_S)
+
+    def _packages_used(self) -> set[str]:
+        return {order.package for order in self._orders()}
+
+    def _environments_used(self) -> set[str]:
+        return {key_of(order.requirements) for order in self._orders() if order.requirements}
+
+    def _orders(self) -> list[Launch | Prepare]:
+        return [*self._book.alive.values(), *self._book.prepared.values()]
+
+
+def _placed(order: Order, package: Path | None, environment: Path | None) -> Order:
+    """What was relative to the package is a place on this node now."""
+    env, workdir = {PYTHON: sys.executable, **order.env}, order.workdir
+    path = env.get("PATH") or os.environ.get("PATH", os.defpath)
+    if package is not None:
+        workdir = os.path.normpath(package / order.workdir)
+        env[PACKAGE] = str(package)
+        env["PATH"] = path = _with_own(path)
+    if environment is not None:
+        env["PATH"] = f"{environment}/bin:{path}"
+        env["VIRTUAL_ENV"] = str(environment)
+        env[PYTHON] = f"{environment}/bin/python"
+        env.pop("PYTHONHOME", None)
+    return msgspec.structs.replace(order, workdir=workdir, env=env)
+
+
+def _with_own(path: str) -> str:
+    """The sender's programs may lie elsewhere here: then those of this node have to do."""
+    own = f"{os.environ.get('PATH', os.defpath)}:{os.path.dirname(sys.executable)}"
+    return ":".join(dict.fromkeys(f"{path}:{own}".split(":")))

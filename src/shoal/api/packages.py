@@ -1,0 +1,70 @@
+"""Working directories on their way to the nodes: kept once, whatever is sent how often."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+from litestar import Controller, Request, get, put
+from litestar.exceptions import HTTPException
+
+from shoal.api.problems import Refusal
+from shoal.control.loop import ControlLoop
+from shoal.control.packages import PackageError, PackageStore
+from shoal.model.views import PackageView
+
+WRITE_BYTES = 1 << 20
+
+
+class Packages(Controller):
+    path = "/v1/packages"
+
+    @get("/{package:str}", sync_to_thread=False)
+    def one(self, loop: ControlLoop, package: str) -> PackageView:
+        """Is it here? Then it need not be sent."""
+        size = _store(loop).size(package)
+        if size is None:
+            raise Refusal(404, f"there is no package {package[:64]!r}", "package")
+        return PackageView(package=package, size=size)
+
+    @put("/{package:str}", request_max_body_size=None)
+    async def send(
+        self, request: Request[Any, Any, Any], loop: ControlLoop, package: str
+    ) -> PackageView:
+        """The body is the archive, its SHA-256 the name; streamed to the disk, not held."""
+        store = _store(loop)
+        size = store.size(package)
+        if size is not None:
+            return PackageView(package=package, size=size)
+        try:
+            length = int(request.headers.get("content-length", "0"))
+        except ValueError:
+            length = 0
+        try:
+            upload = store.begin(package, length, loop.packages_in_use())
+            try:
+                waiting = bytearray()
+                async for data in request.stream():
+                    waiting += data
+                    if len(waiting) >= WRITE_BYTES:
+                        await asyncio.to_thread(upload.write, bytes(waiting))
+                        waiting.clear()
+                await asyncio.to_thread(upload.write, bytes(waiting))
+                await asyncio.to_thread(upload.finish)
+            finally:
+                upload.close()
+        except PackageError as error:
+            raise Refusal(error.status, str(error), "package") from None
+        return PackageView(package=package, size=length)
+
+
+def refuse_unknown_package(loop: ControlLoop, package: str) -> None:
+    if package and (loop.packages is None or loop.packages.size(package) is None):
+        message = "is not here: send it first, with PUT /v1/packages/SHA256"
+        raise Refusal(422, message, "package")
+
+
+def _store(loop: ControlLoop) -> PackageStore:
+    if loop.packages is None:
+        raise HTTPException("this controller keeps no packages", status_code=404)
+    return loop.packages

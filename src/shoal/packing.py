@@ -1,0 +1,219 @@
+"""Packs a working directory: what git would not ignore, as one archive named by its content."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import stat
+import subprocess
+import tarfile
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import IO, NamedTuple
+
+from shoal.model.job import PACKAGE_BYTES_MAX, PACKAGE_FILES_MAX
+
+# What no job needs, where there is no .gitignore that says so.
+SKIPPED = frozenset((".git", "__pycache__", ".venv"))
+LARGEST_SHOWN = 3
+GIT_S_MAX = 60.0
+HEADER_BYTES = 1024  # what an archive adds to a file, about
+
+
+class PackError(Exception):
+    """Why the directory cannot travel, and what to do about it."""
+
+
+class Package(NamedTuple):
+    """An archive in a file without a name. `folder`: the directory asked for, within `root`."""
+
+    sha256: str
+    size: int
+    file: IO[bytes]
+    root: Path
+    folder: str
+    left_behind: tuple[str, ...]  # links that lead out of it, and what is no file
+
+
+class Entry(NamedTuple):
+    name: str
+    status: os.stat_result
+
+
+def pack(workdir: Path) -> Package:
+    """The whole repository that the directory is in, so that it finds what is beside it; the
+    directory alone, if it is in none. The same content makes the same archive everywhere."""
+    try:
+        workdir = workdir.resolve(strict=True)
+        root, in_git = _root_of(workdir)
+        folder = str(workdir.relative_to(root))
+        entries, left_behind = _sorted_out(root, in_git)
+        _refuse_large(root, entries, in_git)
+        archive = tempfile.TemporaryFile(prefix="shoal-")  # noqa: SIM115 - the caller's now
+        _write(archive, root, "" if folder == "." else folder, entries)
+    except FileNotFoundError as error:
+        raise PackError(f"{error.filename} is gone; was it changed meanwhile?") from None
+    except OSError as error:
+        where = f"{error.filename}: " if error.filename else ""
+        raise PackError(f"cannot be packed: {where}{error.strerror or error}") from None
+    size = archive.tell()
+    archive.seek(0)
+    digest = hashlib.file_digest(archive, "sha256").hexdigest()
+    archive.seek(0)
+    return Package(digest, size, archive, root, "" if folder == "." else folder, tuple(left_behind))
+
+
+# -- what belongs to it -------------------------------------------------------------------
+
+
+def _root_of(workdir: Path) -> tuple[Path, bool]:
+    """The repository's top, unless the directory is one that the repository ignores."""
+    top = _git(workdir, "rev-parse", "--show-toplevel")
+    if top is None or top.returncode:
+        said = top.stderr.decode(errors="replace") if top is not None else ""
+        if said and "not a git repository" not in said:
+            last = said.strip().splitlines()[-1]
+            raise PackError(f"git cannot read {workdir}: {last}")
+        return workdir, False
+    ignored = _git(workdir, "check-ignore", "-q", str(workdir))
+    root = Path(os.fsdecode(top.stdout).rstrip("\n")).resolve()
+    if (ignored is not None and ignored.returncode == 0) or not workdir.is_relative_to(root):
+        return workdir, False
+    return root, True
+
+
+def _git(where: Path, *words: str) -> subprocess.CompletedProcess[bytes] | None:
+    """None: there is no git."""
+    try:
+        return subprocess.run(
+            ["git", "-C", str(where), *words],
+            capture_output=True,
+            timeout=GIT_S_MAX,
+            check=False,
+            env={**os.environ, "LC_ALL": "C"},
+        )
+    except FileNotFoundError:
+        return None
+    except subprocess.TimeoutExpired:
+        raise PackError(f"git did not answer within {GIT_S_MAX:.0f} s in {where}") from None
+
+
+def _sorted_out(root: Path, in_git: bool) -> tuple[list[Entry], list[str]]:
+    entries, left_behind = [], []
+    for name in _names(root, in_git):
+        path = root / name
+        try:
+            status = path.lstat()
+        except FileNotFoundError:
+            continue  # git still knows it, but it was deleted
+        kind = stat.S_IFMT(status.st_mode)
+        if kind == stat.S_IFREG or (kind == stat.S_IFLNK and _stays_inside(root, name)):
+            entries.append(Entry(name, status))
+        else:
+            left_behind.append(name)
+        if len(entries) > PACKAGE_FILES_MAX:
+            message = f"{root} has more than {PACKAGE_FILES_MAX:,} files"
+            raise PackError(f"{message}; {_advice(in_git)}")
+    entries.sort(key=lambda entry: os.fsencode(entry.name))
+    return entries, sorted(left_behind)
+
+
+def _names(root: Path, in_git: bool) -> Iterator[str]:
+    if not in_git:
+        yield from _walk(root)
+        return
+    listed = _git(root, "ls-files", "-co", "--exclude-standard", "-z")
+    if listed is None or listed.returncode:
+        said = listed.stderr.decode(errors="replace").strip() if listed is not None else "is gone"
+        raise PackError(f"git cannot list {root}: {said.splitlines()[-1] if said else 'it failed'}")
+    for name in dict.fromkeys(os.fsdecode(listed.stdout).split("\0")):
+        path = root / name
+        if not name:
+            continue
+        if path.is_dir() and not path.is_symlink():  # a repository of its own within this one
+            inner = path / ".git"
+            for below in _names(path, inner.exists()):
+                yield os.path.join(name.rstrip("/"), below)
+        else:
+            yield name
+
+
+def _walk(root: Path) -> Iterator[str]:
+    for folder, folders, files in os.walk(root, onerror=_raise):
+        folders[:] = sorted(name for name in folders if name not in SKIPPED)
+        links = [name for name in folders if os.path.islink(os.path.join(folder, name))]
+        for name in [*files, *links]:
+            if name not in SKIPPED:
+                yield os.path.relpath(os.path.join(folder, name), root)
+
+
+def _raise(error: OSError) -> None:
+    raise error
+
+
+def _stays_inside(root: Path, name: str) -> bool:
+    target = os.readlink(root / name)
+    if os.path.isabs(target):
+        return False
+    end = os.path.normpath(os.path.join(os.path.dirname(name), target))
+    return end != ".." and not end.startswith("../")
+
+
+# -- how large it may be ------------------------------------------------------------------
+
+
+def _refuse_large(root: Path, entries: list[Entry], in_git: bool) -> None:
+    """Before a byte of it is read."""
+    total = sum(entry.status.st_size + HEADER_BYTES for entry in entries)
+    if total <= PACKAGE_BYTES_MAX:
+        return
+    parts: dict[str, int] = {}
+    for entry in entries:
+        first = entry.name.split("/", 1)[0]
+        parts[first] = parts.get(first, 0) + entry.status.st_size
+    largest = sorted(parts.items(), key=lambda part: (-part[1], part[0]))[:LARGEST_SHOWN]
+    named = ", ".join(f"{name[:60]} ({_size_text(size)})" for name, size in largest)
+    raise PackError(
+        f"{root} is {_size_text(total)}, and at most {_size_text(PACKAGE_BYTES_MAX)} can be sent "
+        f"to the nodes; largest are {named}; {_advice(in_git)}"
+    )
+
+
+def _advice(in_git: bool) -> str:
+    if in_git:
+        return "list what the job does not need in .gitignore, or name data by its path"
+    return "run it from a smaller folder, or make it a git repository with a .gitignore"
+
+
+def _size_text(size: int) -> str:
+    return f"{size / 1e9:.1f} GB" if size >= 1e9 else f"{size / 1e6:.1f} MB"
+
+
+# -- the archive --------------------------------------------------------------------------
+
+
+def _write(archive: IO[bytes], root: Path, folder: str, entries: list[Entry]) -> None:
+    """Nothing of who packed it, when, or where goes along: only names, content, and whether a
+    file is a program."""
+    with tarfile.open(fileobj=archive, mode="w|", format=tarfile.PAX_FORMAT) as tar:
+        if folder:  # it may hold no file that travels, and must be there all the same
+            place = tarfile.TarInfo(folder)
+            place.type, place.mode = tarfile.DIRTYPE, 0o755
+            tar.addfile(place)
+        for name, status in entries:
+            info = tarfile.TarInfo(name)
+            if stat.S_ISLNK(status.st_mode):
+                info.type, info.mode = tarfile.SYMTYPE, 0o777
+                info.linkname = os.readlink(root / name)
+                tar.addfile(info)
+                continue
+            info.mode = 0o755 if status.st_mode & stat.S_IXUSR else 0o644
+            with (root / name).open("rb") as file:
+                info.size = os.fstat(file.fileno()).st_size
+                try:
+                    tar.addfile(info, file)
+                except OSError as error:
+                    if error.errno is not None:
+                        raise
+                    raise PackError(f"{name} changed while it was packed; try again") from None

@@ -1,0 +1,101 @@
+"""Packages at the API: kept when they are what they are called, refused in one sentence if not."""
+
+from __future__ import annotations
+
+import hashlib
+import http.client
+import io
+from collections.abc import Iterator
+from pathlib import Path
+from urllib.parse import urlsplit
+
+import pytest
+
+from shoal.client import Client, ShoalError
+from shoal.control.packages import PackageError, PackageStore
+from shoal.model.job import PACKAGE_BYTES_MAX
+from tests.live.cluster import Live, live_cluster
+
+DATA = b"a package " * 100_000
+NAME = hashlib.sha256(DATA).hexdigest()
+
+
+@pytest.fixture(scope="module")
+def live() -> Iterator[Live]:
+    with live_cluster(nodes=1, gpus=0) as cluster:
+        yield cluster
+
+
+def put(live: Live, name: str, data: bytes, length: int | None = None, token: str = "") -> int:
+    """The status, by hand: the client would not send these."""
+    parts = urlsplit(live.client.url)
+    connection = http.client.HTTPConnection(str(parts.hostname), parts.port, timeout=60)
+    token = token or live.home.token.read_text().strip()
+    size = len(data) if length is None else length
+    headers = {"Authorization": f"Bearer {token}", "Content-Length": str(size)}
+    try:
+        connection.request("PUT", f"/v1/packages/{name}", data, headers)
+        if size > len(data):
+            connection.sock.shutdown(1)
+        return connection.getresponse().status
+    except (http.client.RemoteDisconnected, ConnectionError):
+        return 0  # it would not even answer
+    finally:
+        connection.close()
+
+
+def test_a_package_is_sent_once(live: Live) -> None:
+    client = Client.at_home(live.home.path)
+    assert not client.has_package(NAME)
+    client.send_package(NAME, len(DATA), io.BytesIO(DATA))
+    assert client.has_package(NAME)
+    kept = live.home.packages / NAME
+    assert kept.read_bytes() == DATA
+    made = kept.stat().st_ino
+    client.send_package(NAME, len(DATA), io.BytesIO(b"not even read"))
+    assert kept.stat().st_ino == made
+    client.close()
+
+
+def test_what_is_not_what_it_is_called_is_not_kept(live: Live) -> None:
+    other = "0" * 64
+    assert put(live, other, DATA) == 422
+    assert put(live, "nonsense", DATA) == 422
+    assert put(live, "..%2f..%2ftoken", DATA) in (404, 422)
+    assert put(live, other, b"", length=PACKAGE_BYTES_MAX + 1) in (0, 413)
+    assert put(live, other, b"") == 413
+    assert put(live, other, DATA[:1000], length=2000) in (0, 400)
+    assert put(live, other, DATA, token="guess") == 401
+    assert not live.client.has_package(other)
+    assert [path.name for path in live.home.packages.iterdir()] == [NAME]
+
+
+def test_a_job_of_a_package_that_is_not_there_is_refused(live: Live) -> None:
+    with pytest.raises(ShoalError, match="package: is not here"):
+        live.client.submit(live.spec("true", package="1" * 64))
+    live.client.send_package(NAME, len(DATA), io.BytesIO(DATA))
+    with pytest.raises(ShoalError, match="workdir: must be a folder of the package"):
+        live.client.submit(live.spec("true", package=NAME, workdir="a/../.."))
+
+
+def test_packages_not_used_for_longest_make_room(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("shoal.control.packages.STORE_BYTES_MAX", 3000)
+    store = PackageStore(tmp_path)
+    names = []
+    for number in range(4):
+        data = bytes([number]) * 1000
+        names.append(hashlib.sha256(data).hexdigest())
+        upload = store.begin(names[-1], 1000, {names[0]})
+        upload.write(data)
+        upload.finish()
+        upload.close()
+    assert {path.name for path in tmp_path.iterdir()} == {names[0], names[2], names[3]}
+
+
+def test_a_full_disk_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    usage = __import__("shutil").disk_usage("/")._replace(free=10_000_000)
+    monkeypatch.setattr("shoal.control.packages.shutil.disk_usage", lambda path: usage)
+    with pytest.raises(PackageError, match="do not fit the controller's disk, which has 9 MiB"):
+        PackageStore(tmp_path).begin(NAME, 50 << 20, set())
