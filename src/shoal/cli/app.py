@@ -48,6 +48,8 @@ THEMES: dict[str, dict[str, Entry]] = {
         "check": Entry("check", "Measure nodes, and compare them with others of their kind."),
         "policy": Entry("policy", "Show, check, compare or change the scheduling policy."),
         "events": Entry("events", "Tell what happened, one sentence each."),
+        "report": Entry("report", "Tell where the GPU time and the money went."),
+        "prices": Entry("prices", "Show, check or change the price list."),
     },
     "Try it": {
         "sim": Entry("sim", "Replay a trace or your own history under other policies."),

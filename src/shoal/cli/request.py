@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import getpass
 import os
 from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
 from typing import Any, Generic, NamedTuple, TypeVar
+
+import msgspec
 
 from shoal.cli import datafile, units
 from shoal.cli.grammar import is_job_file
@@ -64,7 +67,16 @@ JOB = Form("job", FIELDS, ("workdir", "requirements"), lambda words: {"command":
 
 
 def build(words: list[str], flags: Flags, env: list[str]) -> JobSpec:
-    return assemble(JOB, words, flags._asdict(), env)
+    return msgspec.structs.replace(assemble(JOB, words, flags._asdict(), env), user=who())
+
+
+def who() -> str:
+    """The user of this machine who asks, for the ledger; empty if nobody knows."""
+    try:
+        name = getpass.getuser()
+    except (OSError, KeyError, ImportError):
+        return ""
+    return "".join(c for c in name if c.isprintable())[:63]
 
 
 def packing_wanted(form: Form[Any], words: list[str], flag: bool | None) -> bool | None:

@@ -1,0 +1,55 @@
+"""What an hour costs: rented, owned, whole nodes, and what is not known."""
+
+from __future__ import annotations
+
+from fractions import Fraction
+
+import pytest
+
+from shoal.ledger.accounts import GPU_US_PER_GPU_HOUR, Account
+from shoal.ledger.mirror import Machine
+from shoal.ledger.prices import NOTHING, Money, money, per_hour, rate_of
+from shoal.model.prices import Price, PriceList
+
+H100 = Machine("H100", 8)
+
+
+def test_rented_owned_and_by_the_node() -> None:
+    assert per_hour(Price(per_hour=2.5)) == Fraction(5, 2)
+    assert per_hour(Price(purchase=8760, life_years=2)) == Fraction(1, 2)
+    assert per_hour(Price(per_month=73)) == Fraction(1, 10)
+    prices = PriceList(
+        currency="EUR",
+        gpus={"h100": Price(per_hour=0.1)},
+        nodes={"rack1-*": Price(per_hour=1.6), "rack1-9": Price(per_hour=0.8)},
+    )
+    assert rate_of(prices, "rack1-1", H100).per_hour == Fraction(3, 10)
+    assert rate_of(prices, "rack1-9", H100).per_hour == Fraction(2, 10)
+    assert rate_of(prices, "other", H100).per_hour == Fraction(1, 10)
+    assert rate_of(prices, "other", Machine("T4", 1)).per_hour is None
+    assert rate_of(prices, "rack1-1", Machine("T4", 1)).per_hour == Fraction(16, 10)
+
+
+def test_energy_follows_the_account_the_pue_and_the_grid() -> None:
+    prices = PriceList(
+        gpus={"H100": Price(idle_watts=100, busy_watts=700)}, pue=1.5, co2_g_per_kwh=400
+    )
+    rate = rate_of(prices, "n1", H100)
+    hour = GPU_US_PER_GPU_HOUR
+    assert money(prices, rate, Account.USEFUL, hour) == Money(None, Fraction(1050), Fraction(420))
+    assert money(prices, rate, Account.FREE, hour).energy_wh == 150
+    assert money(prices, rate, Account.STRAGGLER, hour).energy_wh == 600
+    assert money(prices, rate, Account.LOST, hour).energy_wh == 0
+
+
+def test_a_known_model_has_power_and_an_unknown_one_has_none() -> None:
+    watts = (Fraction(70), Fraction(700))
+    assert rate_of(PriceList(), "n1", Machine("NVIDIA H100 80GB HBM3", 8)).watts == watts
+    assert rate_of(PriceList(), "n1", Machine("frobnicator", 8)).watts is None
+
+
+@pytest.mark.parametrize("field", range(3))
+def test_a_part_is_not_the_sum(field: int) -> None:
+    unknown = NOTHING._replace(**{NOTHING._fields[field]: None})
+    assert NOTHING.plus(unknown)[field] is None
+    assert unknown.plus(NOTHING)[field] is None
