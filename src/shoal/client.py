@@ -20,6 +20,7 @@ from shoal.model.policy import Policy
 from shoal.model.prices import PriceList
 from shoal.model.series import JobSeries, NodeSeries, ServiceSeries
 from shoal.model.service import ServiceSpec
+from shoal.model.story import Story
 from shoal.model.views import (
     CheckView,
     Done,
@@ -232,6 +233,10 @@ class Client:
         """Events after a sequence number, oldest first; a negative `after` gives the last ones."""
         query = {"after": after, "limit": limit, "job": job, "node": node, "wait_s": wait_s}
         return self._call("GET", f"/v1/events?{urlencode(query)}", EventsView)
+
+    def story(self, job_id: str) -> Story:
+        """What happened to it: attempts, causes, the last lines of who failed first, the cost."""
+        return self._call("GET", f"/v1/jobs/{quote(job_id, safe='')}/story", Story)
 
     def job_series(self, job_id: str, *, since_ms: int = 0) -> JobSeries:
         """Its curves; `since_ms` leaves out the points that are known already."""

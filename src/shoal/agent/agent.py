@@ -17,6 +17,7 @@ import msgspec
 from shoal.agent.beats import Beats
 from shoal.agent.checks import Checks
 from shoal.agent.members import CANNOT_START_CODE, MARK, CannotStart, Members
+from shoal.agent.memory import OUT_OF_MEMORY, MemoryWatch
 from shoal.agent.sampling import Sampler
 from shoal.agent.shipping import Shipping, last_words
 from shoal.agent.stacks import stacks
@@ -56,6 +57,7 @@ OUTPUT_POLL_S = 0.1
 SHUTDOWN_GRACE_S = 5.0
 # A controller that does not read must not make the agent's memory grow.
 BACKLOG_BYTES_MAX = 16 * 1024 * 1024
+KILLED_CODE = 128 + signal.SIGKILL
 SIGNALS_FROM = 128  # codes above it mean a signal; what was said before does not explain that
 
 
@@ -81,6 +83,7 @@ class Agent:
         self._shipping = Shipping(self._send_log)
         self._beats = Beats(self._report_soon)
         self._sampler = Sampler(spec.gpus)
+        self._memory = MemoryWatch()
         self._checkpoints = os.environ.get(CHECKPOINT_ROOT) or str(directory / "checkpoints")
         self._link: Link | None = None
         # Over, but output still to ship: code, reason, the step it was in.
@@ -294,7 +297,9 @@ class Agent:
 
     def reap(self) -> None:
         self._beats.take()  # what the dead said last
-        for ref, code in self._members.reap():
+        ended = self._members.reap()
+        starved = any(code == KILLED_CODE for _, code in ended) and self._memory.killed()
+        for ref, code in ended:
             timer = self._kills.pop(ref, None)
             if timer is not None:
                 timer.cancel()
@@ -304,6 +309,8 @@ class Agent:
             why = self._whys.pop(ref, "")
             if not why and 0 < code < SIGNALS_FROM and ref not in self._book.stopping:
                 why = last_words(self._members_dir / str(ref) / "output")
+            if not why and starved and code == KILLED_CODE and ref not in self._book.stopping:
+                why = OUT_OF_MEMORY
             self._ended[ref] = (code, why, step)
         self._reaped.set()
         self._shipping.pump()
@@ -350,6 +357,7 @@ class Agent:
                     self._book.prepared.pop(job, None)
                 self._checks.tend()
                 self._supplies.packages.ask_again(all_of_them=False)
+                self._memory.look()
                 self._report()
 
         async def ship() -> None:

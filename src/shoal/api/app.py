@@ -43,6 +43,7 @@ from shoal.api.problems import (
     on_unexpected,
 )
 from shoal.api.series import Series
+from shoal.api.story import Stories
 from shoal.control.history.history import History
 from shoal.control.loop import Busy, ControlLoop
 from shoal.control.plugins import problem
@@ -301,7 +302,16 @@ def build(
         return entry()
 
     return Litestar(
-        route_handlers=[Cluster, Jobs, Services, Series, Ledger, Packages, metrics],
+        route_handlers=[
+            Cluster,
+            Jobs,
+            Services,
+            Series,
+            Ledger,
+            Packages,
+            Stories,
+            metrics,
+        ],
         guards=[_bearer(token)],
         dependencies={
             "loop": Provide(provide_loop, sync_to_thread=False),

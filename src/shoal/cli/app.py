@@ -30,6 +30,7 @@ THEMES: dict[str, dict[str, Entry]] = {
         "ps": Entry("ps", "List the jobs."),
         "logs": Entry("logs", "Print what a job wrote, or a service's newest replica."),
         "why": Entry("why", "Tell why a job or service is where it is, and how it came there."),
+        "explain": Entry("explain", "Tell what happened to a job, on one page."),
         "cancel": Entry("cancel", "Stop jobs for good."),
     },
     "Services": {

@@ -1,0 +1,40 @@
+"""Whether the kernel has ended processes of this machine for want of memory."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+
+RECENT_S = 5.0
+OUT_OF_MEMORY = "killed, and the kernel ran out of memory at that moment"
+
+
+class MemoryWatch:
+    """The kernel counts its kills; it does not say whose. So a member that was killed at the same
+    time was probably one of them."""
+
+    def __init__(self, vmstat: Path = Path("/proc/vmstat")) -> None:
+        self._vmstat = vmstat
+        self._count = self._kills()
+        self._seen = float("-inf")
+
+    def look(self) -> None:
+        """To be called about once a second, so that an old kill explains no new death."""
+        before, self._count = self._count, self._kills()
+        if self._count > before:
+            self._seen = time.monotonic()
+
+    def killed(self) -> bool:
+        """Has it killed anything a moment ago?"""
+        self.look()
+        return time.monotonic() - self._seen < RECENT_S
+
+    def _kills(self) -> int:
+        try:
+            for line in self._vmstat.read_text().splitlines():
+                name, _, count = line.partition(" ")
+                if name == "oom_kill":
+                    return int(count)
+        except (OSError, ValueError):
+            pass
+        return 0

@@ -1,0 +1,91 @@
+"""The API's account of what happened to a job: from the log of events, also long after its end."""
+
+from __future__ import annotations
+
+import shlex
+
+from litestar import Controller, get
+
+from shoal.api.present import find_job, job_state
+from shoal.api.problems import Refusal
+from shoal.control.loop import ControlLoop
+from shoal.core.explain import explain
+from shoal.core.story import attempts_of, learned_of
+from shoal.model.events import (
+    JobPlaced,
+    JobSubmitted,
+    NodeChecked,
+    NodeJudged,
+    NodeLost,
+    Recorded,
+)
+from shoal.model.job import Job, MemberRef
+from shoal.model.story import Story
+
+EVENTS_MAX = 20_000
+NODES_MAX = 64  # whose events are looked through
+NODE_EVENTS_MAX = 500  # of each
+TAIL_BYTES = 16 * 1024
+COMMAND_CHARACTERS_MAX = 500
+AFTER_END_MS = 3_600_000  # what is learned of its nodes so much later has other causes
+
+
+class Stories(Controller):
+    path = "/v1/jobs"
+
+    @get("/{job_id:str}/story")
+    async def story(self, loop: ControlLoop, job_id: str) -> Story:
+        """Its attempts, how each ended and why, the last lines of who failed first, the cost."""
+        await loop.stored(job_id)
+        job = find_job(loop, job_id)
+        if job is None:
+            raise Refusal(404, f"there is no job {job_id[:64]!r}; see: shoal ps -a", "job")
+        return story_of(loop, job)
+
+
+def story_of(loop: ControlLoop, job: Job) -> Story:
+    own = loop.store.events(0, EVENTS_MAX, job.id)
+    events = [recorded.event for recorded in _with_nodes(loop, own)]
+    now_ms = loop.clock.now_ms()
+    until_ms = (job.finished_ms if job.finished_ms is not None else now_ms) + AFTER_END_MS
+    events = [event for event in events if event.at_ms <= until_ms]
+
+    def tail(attempt: int, member: int) -> str:
+        _, data, _ = loop.logs.read(MemberRef(job.id, attempt, member), -TAIL_BYTES)
+        return data.decode("utf-8", "replace")
+
+    attempts = attempts_of(events, tail, now_ms)
+    command = shlex.join(job.spec.command)
+    return Story(
+        id=job.id,
+        name=job.spec.name or "",
+        tenant=job.spec.tenant,
+        state=job_state(job),
+        why=explain(loop.state, job, loop.policy, now_ms),
+        command=command[:COMMAND_CHARACTERS_MAX],
+        members=job.spec.members,
+        submitted_ms=job.submitted_ms,
+        finished_ms=job.finished_ms,
+        now_ms=now_ms,
+        code=job.code,
+        complete=bool(own) and isinstance(own[0].event, JobSubmitted),
+        attempts=attempts,
+        learned=learned_of(events, job.id),
+        gpu_ms=sum(one.gpu_ms for one in attempts),
+        lost_gpu_ms=sum(one.lost_gpu_ms for one in attempts),
+    )
+
+
+def _with_nodes(loop: ControlLoop, own: list[Recorded]) -> list[Recorded]:
+    """The job's events, and what happened to its nodes since each was first given to it."""
+    first: dict[str, int] = {}
+    for recorded in own:
+        if isinstance(recorded.event, JobPlaced):
+            for slice_ in recorded.event.slices:
+                first.setdefault(slice_.node, recorded.seq)
+    found = list(own)
+    for node, seq in list(first.items())[:NODES_MAX]:
+        for recorded in loop.store.events(seq, NODE_EVENTS_MAX, node=node):
+            if isinstance(recorded.event, NodeLost | NodeChecked | NodeJudged):
+                found.append(recorded)
+    return sorted(found, key=lambda recorded: recorded.seq)
