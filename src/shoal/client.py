@@ -67,6 +67,10 @@ class Address(msgspec.Struct, frozen=True):
     pid: int
 
 
+class PageCode(msgspec.Struct, frozen=True):
+    code: str
+
+
 def default_home() -> Path:
     return Path(os.environ.get("SHOAL_HOME") or Path.home() / ".shoal").absolute()
 
@@ -202,6 +206,15 @@ class Client:
 
     def cancel(self, job_id: str) -> Done:
         return self._call("POST", f"/v1/jobs/{quote(job_id, safe='')}/cancel", Done)
+
+    def requeue(self, job_id: str) -> Done:
+        """Have it stopped and run again; one that has ended is submitted again, as a new job."""
+        return self._call("POST", f"/v1/jobs/{quote(job_id, safe='')}/requeue", Done)
+
+    def page_link(self) -> str:
+        """The page's address, with a code that signs in once within two minutes."""
+        code = self._call("POST", "/v1/session/code", PageCode).code
+        return f"{self.url}/#code={code}"
 
     def why(self, job_id: str) -> WhyView:
         return self._call("GET", f"/v1/jobs/{quote(job_id, safe='')}/why", WhyView)

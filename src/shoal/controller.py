@@ -92,9 +92,7 @@ async def _serve(home: Home) -> None:
     porting = asyncio.create_task(porter.run())
     history = History(loop, home.history)
     keeping = asyncio.create_task(history.run())
-    server = _api_server(
-        loop, home.token.read_text().strip(), lambda: _entry(home, config), history, keeper
-    )
+    server = _api_server(loop, home, lambda: _entry(home, config), history, keeper)
     serving = asyncio.create_task(server.serve(sockets=[listener]))
     retiring = asyncio.create_task(_retire(loop, config))
     for number in (signal.SIGTERM, signal.SIGINT):
@@ -217,7 +215,7 @@ def _address(listener: socket.socket) -> Address:
 
 def _api_server(
     loop: ControlLoop,
-    token: str,
+    home: Home,
     entry: Callable[[], Entry],
     history: History,
     keeper: Keeper,
@@ -233,7 +231,7 @@ def _api_server(
 
     return Server(
         uvicorn.Config(
-            build(loop, token, entry, history, keeper),
+            build(loop, home.token.read_text().strip(), entry, history, keeper, home.path),
             log_level="warning",
             access_log=False,
             lifespan="off",

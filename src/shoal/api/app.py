@@ -2,25 +2,24 @@
 
 from __future__ import annotations
 
-import hmac
 from collections.abc import Callable
-from typing import Annotated, Any, Literal
+from pathlib import Path
+from typing import Annotated, Literal
 
 from litestar import Controller, Litestar, get, post, put
-from litestar.connection import ASGIConnection
 from litestar.di import Provide
-from litestar.exceptions import HTTPException, NotAuthorizedException
-from litestar.handlers import BaseRouteHandler
+from litestar.exceptions import HTTPException
 from litestar.openapi.config import OpenAPIConfig
 from litestar.openapi.plugins import JsonRenderPlugin
 from litestar.openapi.spec import Components, SecurityScheme
 from litestar.params import Parameter
-from litestar.types import Guard
 
 from shoal import __version__
+from shoal.api.access import Access
 from shoal.api.ledger import Ledger
 from shoal.api.metrics import metrics
 from shoal.api.packages import Packages, refuse_unknown_package
+from shoal.api.page import HANDLERS, provided
 from shoal.api.present import (
     check_view,
     find_job,
@@ -53,7 +52,15 @@ from shoal.ledger.keeper import Keeper
 from shoal.model.job import Job, MemberRef, Phase
 from shoal.model.node import NodeIntent
 from shoal.model.policy import Policy
-from shoal.model.report import Cancel, CheckNode, SetIntent, SetService, StopService, Submit
+from shoal.model.report import (
+    Cancel,
+    CheckNode,
+    Requeue,
+    SetIntent,
+    SetService,
+    StopService,
+    Submit,
+)
 from shoal.model.service import Entry, Service, ServiceSpec
 from shoal.model.views import (
     CheckView,
@@ -241,6 +248,20 @@ class Jobs(Controller):
         answer = accepted(await loop.request(Cancel(job_id)))
         return Done(id=answer.id, note=answer.note)
 
+    @post("/{job_id:str}/requeue", status_code=200)
+    async def requeue(self, loop: ControlLoop, job_id: str) -> Done:
+        """Stopped, and run again from its last checkpoint; one that has ended is submitted anew."""
+        job = _job(loop, job_id)
+        if job.phase is not Phase.FINISHED:
+            answer = accepted(await loop.request(Requeue(job_id)))
+            return Done(id=answer.id, note=answer.note)
+        if job.spec.service:
+            raise Refusal(
+                422, f"was a replica of {job.spec.service}, which replaces its own", "job"
+            )
+        answer = accepted(await loop.request(Submit(job.spec)))
+        return Done(id=answer.id, note=f"{job_id} has ended, so it was submitted again")
+
     @get("/{job_id:str}/why")
     async def why(self, loop: ControlLoop, job_id: str) -> WhyView:
         await loop.stored(job_id)
@@ -286,8 +307,10 @@ def build(
     entry: Callable[[], Entry] = lambda: Entry(),
     history: History | None = None,
     keeper: Keeper | None = None,
+    home: Path | None = None,
 ) -> Litestar:
     kept = history or History(loop)
+    access = Access(token, loop.clock.now_ms)
 
     def provide_keeper() -> Keeper | None:
         return keeper
@@ -311,13 +334,15 @@ def build(
             Packages,
             Stories,
             metrics,
+            *HANDLERS,
         ],
-        guards=[_bearer(token)],
+        guards=[access.guard],
         dependencies={
             "loop": Provide(provide_loop, sync_to_thread=False),
             "entry": Provide(provide_entry, sync_to_thread=False),
             "keeper": Provide(provide_keeper, sync_to_thread=False),
             "history": Provide(provide_history, sync_to_thread=False),
+            **provided(loop, access, home),
         },
         exception_handlers={
             Refusal: on_refusal,
@@ -339,19 +364,6 @@ def build(
             ),
         ),
     )
-
-
-def _bearer(token: str) -> Guard:
-    async def guard(connection: ASGIConnection[Any, Any, Any, Any], _: BaseRouteHandler) -> None:
-        if connection.scope["path"].startswith("/schema"):
-            return  # what can be asked is no secret
-        given = connection.headers.get("authorization", "")
-        if not hmac.compare_digest(given.encode(), f"Bearer {token}".encode()):
-            raise NotAuthorizedException(
-                "the token is missing or wrong; see the file token in SHOAL_HOME"
-            )
-
-    return guard
 
 
 def _job(loop: ControlLoop, job_id: str) -> Job:

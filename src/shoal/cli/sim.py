@@ -51,6 +51,9 @@ def sim(
     history: Annotated[
         bool, typer.Option("--history", help="Replay what this cluster ran, on its own nodes.")
     ] = False,
+    days: Annotated[
+        int, typer.Option("--days", min=0, metavar="N", help="Of the history, the last N alone.")
+    ] = 0,
     form: Annotated[
         str, typer.Option("--format", metavar="NAME", help="Of the trace; else by its columns.")
     ] = "",
@@ -115,7 +118,7 @@ def sim(
       shoal sim jobs.csv --nodes 8 --gpus 8
       shoal sim jobs.csv --nodes 8 --policy fifo --policy fair --html report.html
       shoal sim jobs.csv --nodes 8 --load 1.5 --failures 4
-      shoal sim --history --policy fair
+      shoal sim --history --days 30 --policy fair
       shoal sim jobs.csv.gz --nodes 64 --where vc=6214e9 --json | jq .policies[0].wait
     """
     from shoal.cli import show
@@ -134,8 +137,10 @@ def sim(
         if history:
             if trace is not None:
                 raise Failure("--history: takes no TRACE; leave one of them out", USAGE)
-            cluster, played = _history(home, nodes, gpus, cpus, memory)
+            cluster, played = _history(home, nodes, gpus, cpus, memory, days)
         else:
+            if days:
+                raise Failure("--days: is of the history; use it with --history", USAGE)
             cluster, played = _trace(trace, nodes, gpus, cpus, memory, form, where or [])
         played = _stretched(played, jobs, *factors, seed)
         played = _fitting(played, cluster, skip_too_large)
@@ -214,7 +219,7 @@ def _trace(
 
 
 def _history(
-    home: Path, nodes: str, gpus: int, cpus: str, memory: str
+    home: Path, nodes: str, gpus: int, cpus: str, memory: str, days: int
 ) -> tuple[list[NodeSpec], Trace]:
     """What the cluster at this home ran, from its log of events."""
     from shoal.cli.sim_flags import cluster_of
@@ -236,7 +241,7 @@ def _history(
     except StoreError as error:
         raise Failure(str(error), REFUSED) from error
     cluster = cluster_of(nodes, gpus, cpus, memory) if nodes else lived.nodes
-    return cluster, lived.trace(gangs_for(cluster))
+    return cluster, lived.trace(gangs_for(cluster), days)
 
 
 def _stretched(played: Trace, jobs: int, load: float, scale: float, seed: int) -> Trace:

@@ -31,6 +31,7 @@ from shoal.model.report import (
     Nothing,
     Refused,
     Request,
+    Requeue,
     SetIntent,
     SetService,
     StopService,
@@ -49,6 +50,8 @@ def _admit_one(round_: Round, request: Request) -> Answer:
             return _submit(round_, request)
         case Cancel():
             return _cancel(round_, request)
+        case Requeue():
+            return _requeue(round_, request)
         case SetIntent():
             return _set_intent(round_, request)
         case CheckNode():
@@ -192,6 +195,26 @@ def _cancel(round_: Round, request: Cancel) -> Answer:
     if job.stop_cause is StopCause.CANCEL:
         return Accepted(job.id, "it is already being cancelled")
     cancel(round_, job, f"cancelled by {request.who}")
+    return Accepted(job.id)
+
+
+def _requeue(round_: Round, request: Requeue) -> Answer:
+    job = round_.state.jobs.get(request.job)
+    if job is None:
+        return Refused("job", f"there is no live job {request.job}", missing=True)
+    if job.spec.service:
+        return Refused("job", f"is a replica of {job.spec.service}; cancel it to get another")
+    if not job.active or job.phase is Phase.STOPPING:
+        return Accepted(job.id, f"it is {job.phase.value} already")
+    round_.emit(
+        JobStopping(
+            at_ms=round_.now_ms,
+            job=job.id,
+            attempt=job.attempt,
+            cause=StopCause.MOVE,
+            why=f"requeued by {request.who}",
+        )
+    )
     return Accepted(job.id)
 
 

@@ -90,6 +90,13 @@ class Cancel(msgspec.Struct, frozen=True):
     who: str = "a user"
 
 
+class Requeue(msgspec.Struct, frozen=True):
+    """Stop it and let it run again from its last checkpoint, at no cost to its retries."""
+
+    job: str
+    who: str = "a user"
+
+
 class SetIntent(msgspec.Struct, frozen=True):
     node: str
     intent: NodeIntent
@@ -121,7 +128,7 @@ class Nothing(msgspec.Struct, frozen=True):
     """Wants to be answered when the next step is stored."""
 
 
-Request = Submit | Cancel | SetIntent | CheckNode | SetService | StopService | Nothing
+Request = Submit | Cancel | Requeue | SetIntent | CheckNode | SetService | StopService | Nothing
 
 
 class Accepted(msgspec.Struct, frozen=True):

@@ -21,6 +21,7 @@ from shoal.model.node import NodeIntent, NodeSpec
 from shoal.sim.traces import Arrival, Gangs, Trace, TraceError, in_order
 
 PAGE = 10_000
+DAY_MS = 86_400_000
 
 Events = Callable[[int, int], list[Recorded]]  # those after this one, so many at most
 
@@ -57,10 +58,17 @@ class History:
             raise TraceError(f"{self.name}: the log names no node")
         return list(self._nodes.values())
 
-    def trace(self, gangs: Gangs) -> Trace:
-        ran = [lived for lived in self._jobs.values() if lived.running_ms is not None]
+    def trace(self, gangs: Gangs, days: int = 0) -> Trace:
+        """Of the last `days` before the log's end; 0: of all."""
+        since_ms = self.last_ms - days * DAY_MS if days else 0
+        ran = [
+            lived
+            for lived in self._jobs.values()
+            if lived.running_ms is not None and lived.event.at_ms >= since_ms
+        ]
         if not ran:
-            raise TraceError(f"{self.name}: the log holds no job that ran")
+            when = f" in its last {days} days" if days else ""
+            raise TraceError(f"{self.name}: the log holds no job that ran{when}")
         arrivals = [_arrival(lived, gangs, self.last_ms) for lived in ran]
         return in_order(self.name, arrivals, skipped=len(self._jobs) - len(arrivals))
 

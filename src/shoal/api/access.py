@@ -1,0 +1,135 @@
+"""Who may call the API: scripts with the token, browsers with a session that began with it."""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import secrets
+from collections import deque
+from collections.abc import Callable
+from typing import Any
+from urllib.parse import urlsplit
+
+import msgspec
+from litestar.connection import ASGIConnection
+from litestar.exceptions import NotAuthorizedException
+from litestar.handlers import BaseRouteHandler
+
+from shoal.api.problems import Refusal
+
+SESSION_MS = 12 * 3600 * 1000
+CODE_MS = 120_000
+CODES_MAX = 16  # links that wait to be opened
+ENDED_MAX = 10_000  # sessions that were signed out before their time
+TRIES_MAX = 10  # wrong tokens or codes ...
+TRIES_MS = 60_000  # ... in such a time, from one address
+ADDRESSES_MAX = 1_000
+CSRF_HEADER = "x-shoal-csrf"
+SAFE_METHODS = ("GET", "HEAD", "OPTIONS")
+WRONG = "the token is missing or wrong; see the file token in SHOAL_HOME"
+
+Connection = ASGIConnection[Any, Any, Any, Any]
+
+
+class Session(msgspec.Struct, frozen=True):
+    """A signed note that the browser keeps: it outlives a controller that is started again."""
+
+    name: str
+    until_ms: int
+
+
+class Access:
+    def __init__(self, token: str, now_ms: Callable[[], int]) -> None:
+        self._token = token.encode()
+        self._now_ms = now_ms
+        # Cookies know hosts, not ports: two clusters on one machine must not share one.
+        self.cookie = f"shoal-{self._sign('cookie')[:8]}"
+        self._codes: dict[str, int] = {}  # -> until when
+        self._ended: dict[str, int] = {}
+        self._tries: dict[str, deque[int]] = {}
+
+    async def guard(self, connection: Connection, handler: BaseRouteHandler) -> None:
+        if handler.opt.get("open") or connection.scope["path"].startswith("/schema"):
+            return  # what can be asked is no secret
+        if self.bears_token(connection):
+            return
+        session = self.session(connection)
+        if session is None:
+            raise NotAuthorizedException(WRONG)
+        if connection.scope.get("method") not in SAFE_METHODS:
+            self.refuse_forgery(connection, session)
+
+    def bears_token(self, connection: Connection) -> bool:
+        given = connection.headers.get("authorization", "")
+        return hmac.compare_digest(given.encode(), b"Bearer " + self._token)
+
+    def session(self, connection: Connection) -> Session | None:
+        """The one whose cookie this request carries, if it is ours and still holds."""
+        name, _, rest = connection.cookies.get(self.cookie, "").partition(".")
+        until, _, signature = rest.partition(".")
+        if not hmac.compare_digest(signature.encode(), self._sign("session", name, until).encode()):
+            return None
+        session = Session(name, int(until))
+        over = session.until_ms <= self._now_ms() or name in self._ended
+        return None if over else session
+
+    def refuse_forgery(self, connection: Connection, session: Session) -> None:
+        """Another site can send a browser's cookie along, but cannot read what we told the page."""
+        if not same_origin(connection):
+            raise Refusal(403, "this request comes from another site; use the page itself")
+        given = connection.headers.get(CSRF_HEADER, "")
+        if not hmac.compare_digest(given.encode(), self.csrf(session).encode()):
+            raise Refusal(403, f"the header {CSRF_HEADER} is missing or wrong; reload the page")
+
+    def csrf(self, session: Session) -> str:
+        return self._sign("csrf", session.name)
+
+    def sign_in(self, connection: Connection, token: str, code: str) -> tuple[Session, str]:
+        """The new session and its cookie, for the token or for a code that was asked for."""
+        if "origin" in connection.headers and not same_origin(connection):
+            raise Refusal(403, "this request comes from another site; use the page itself")
+        address = connection.client.host if connection.client else ""
+        self._refuse_guessing(address)
+        known = hmac.compare_digest(token.encode(), self._token) or self._redeem(code)
+        if not known:
+            self._tries.setdefault(address, deque(maxlen=TRIES_MAX)).append(self._now_ms())
+            wrong = WRONG if token else "this link was used or is too old; get another: shoal page"
+            raise NotAuthorizedException(wrong)
+        session = Session(secrets.token_hex(16), self._now_ms() + SESSION_MS)
+        until = str(session.until_ms)
+        signature = self._sign("session", session.name, until)
+        return session, f"{session.name}.{until}.{signature}"
+
+    def end(self, session: Session) -> None:
+        now_ms = self._now_ms()
+        if len(self._ended) >= ENDED_MAX:
+            self._ended = {name: until for name, until in self._ended.items() if until > now_ms}
+            self._ended.pop(next(iter(self._ended), ""), None)
+        self._ended[session.name] = session.until_ms
+
+    def new_code(self) -> tuple[str, int]:
+        """For a link that signs in once, soon."""
+        while len(self._codes) >= CODES_MAX:
+            del self._codes[next(iter(self._codes))]
+        code, until_ms = secrets.token_urlsafe(24), self._now_ms() + CODE_MS
+        self._codes[code] = until_ms
+        return code, until_ms
+
+    def _redeem(self, code: str) -> bool:
+        return self._codes.pop(code, 0) > self._now_ms()
+
+    def _refuse_guessing(self, address: str) -> None:
+        now_ms = self._now_ms()
+        if len(self._tries) > ADDRESSES_MAX:
+            self._tries = {a: t for a, t in self._tries.items() if t[-1] > now_ms - TRIES_MS}
+        tries = self._tries.get(address)
+        if tries and len(tries) >= TRIES_MAX and tries[0] > now_ms - TRIES_MS:
+            raise Refusal(429, "too many wrong tokens; try again in a minute", "token")
+
+    def _sign(self, *words: str) -> str:
+        return hmac.new(self._token, "\n".join(words).encode(), hashlib.sha256).hexdigest()
+
+
+def same_origin(connection: Connection) -> bool:
+    origin = urlsplit(connection.headers.get("origin", ""))
+    return bool(origin.netloc) and origin.netloc == connection.headers.get("host", "")

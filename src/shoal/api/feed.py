@@ -1,0 +1,301 @@
+"""What changed in the cluster since a moment ago: found once, for all pages that are open.
+
+A step changes little, so each look compares cheap marks of nodes and jobs with those of the look
+before, and only what differs is put into words.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import secrets
+import time
+from collections import deque
+from typing import Any, NamedTuple
+
+import msgspec
+
+from shoal.api.lines import (
+    JobLine,
+    NodeLine,
+    ServiceLine,
+    job_line,
+    node_line,
+    rounded,
+    service_line,
+)
+from shoal.api.present import find_job, known_nodes, status_view
+from shoal.control.loop import ControlLoop
+from shoal.core.records import Watch
+from shoal.model.job import Job, Phase
+from shoal.model.progress import Beat
+from shoal.model.views import StatusView
+
+PAUSE_S = 0.25  # between two looks at least
+PAUSE_FACTOR = 20  # ... and so many times what a look takes: at most 5 % of the controller's time
+QUIET_S = 1.0  # steps and loads are not events: looked at so often anyway
+HEARTBEAT_S = 15.0
+WAITING_MAX = 500  # jobs of the queue that are told of; the rest is a number
+ENDED_MAX = 100  # finished jobs in a snapshot
+KEPT_MAX = 256  # changes that a page that comes back can still be told
+BEHIND_MAX = 64  # changes that wait for one slow page
+PAGES_MAX = 200
+
+
+class Snapshot(msgspec.Struct, kw_only=True):
+    status: StatusView
+    nodes: list[NodeLine]
+    jobs: list[JobLine]
+    services: list[ServiceLine]
+    ended: list[JobLine]
+
+
+class Change(msgspec.Struct, kw_only=True, omit_defaults=True):
+    """`ended` are no longer among the jobs; `gone_*` are no longer there at all."""
+
+    status: StatusView
+    nodes: list[NodeLine] = []
+    jobs: list[JobLine] = []
+    services: list[ServiceLine] = []
+    ended: list[JobLine] = []
+    gone_nodes: list[str] = []
+    gone_jobs: list[str] = []
+    gone_services: list[str] = []
+
+
+class Line(NamedTuple):
+    """An encoded line, and the mark that it was made from."""
+
+    mark: Any
+    line: Any
+
+
+class TooMany(Exception):
+    """So many pages are open that one more would be a burden."""
+
+
+class Page:
+    """One open page: what it was not sent yet."""
+
+    def __init__(self) -> None:
+        self.pieces: asyncio.Queue[bytes | None] = asyncio.Queue(BEHIND_MAX)
+
+    def offer(self, piece: bytes) -> bool:
+        """False if it is too far behind: it is let go, and comes back when it can."""
+        if self.pieces.qsize() >= BEHIND_MAX - 1:
+            self.pieces.put_nowait(None)
+            return False
+        self.pieces.put_nowait(piece)
+        return True
+
+
+class Feed:
+    def __init__(self, loop: ControlLoop) -> None:
+        self._loop = loop
+        self._run = secrets.token_hex(4)  # numbers of another controller mean nothing here
+        self._number = 0
+        self._nodes: dict[str, Line] = {}
+        self._jobs: dict[str, Line] = {}
+        self._services: dict[str, Line] = {}
+        self._status: tuple[object, ...] = ()
+        self._told: dict[str, tuple[int, dict[int, Beat]]] = {}  # job -> attempt, beats
+        self._heats: dict[str, tuple[int, ...]] = {}
+        self._kept: deque[tuple[int, bytes]] = deque(maxlen=KEPT_MAX)
+        self._pages: set[Page] = set()
+        self._looking: asyncio.Task[None] | None = None
+        self._snapshot: tuple[int, bytes] = (-1, b"")
+
+    def open(self, last_id: str = "") -> Page:
+        """A page that has seen `last_id` is sent what it missed, if that is still known."""
+        if len(self._pages) >= PAGES_MAX:
+            raise TooMany(f"{PAGES_MAX} pages are open already; close some")
+        if self._looking is None or self._looking.done():
+            self._advance()  # nobody looked for a while: what is told must be of now
+            self._looking = asyncio.create_task(self._watch())
+        page = Page()
+        missed = self._missed(last_id)
+        for piece in [self.snapshot()] if missed is None else missed:
+            page.offer(piece)
+        self._pages.add(page)
+        return page
+
+    def close(self, page: Page) -> None:
+        self._pages.discard(page)
+
+    def snapshot(self) -> bytes:
+        if self._snapshot[0] != self._number:
+            ended = self._loop.store.finished(ENDED_MAX)
+            told = Snapshot(
+                status=status_view(self._loop),
+                nodes=[known.line for known in self._nodes.values()],
+                jobs=[known.line for known in self._jobs.values()],
+                services=[known.line for known in self._services.values()],
+                ended=[job_line(self._loop, job) for job in ended],
+            )
+            self._snapshot = self._number, self._piece("snapshot", told)
+        return self._snapshot[1]
+
+    def look(self) -> Change | None:
+        """What changed since the last look; None if nothing did."""
+        status = status_view(self._loop)
+        change = Change(status=status)
+        self._look_at_nodes(change)
+        self._look_at_jobs(change)
+        self._look_at_services(change)
+        mark = (status.nodes, status.jobs, status.gpus, status.gpus_held, status.cpu_milli_held)
+        same = mark == self._status
+        self._status = mark
+        full = (
+            change.nodes or change.jobs or change.services or change.ended
+            or change.gone_nodes or change.gone_jobs or change.gone_services
+        )  # fmt: skip
+        if same and not full:
+            return None
+        self._number += 1
+        return change
+
+    async def _watch(self) -> None:
+        quiet_s = time.monotonic()
+        while self._pages:
+            await self._loop.changed("", QUIET_S)
+            began = time.monotonic()
+            piece = self._advance()
+            if piece is not None:
+                self._send(piece)
+                quiet_s = began
+            elif began - quiet_s > HEARTBEAT_S:
+                self._send(b": still here\n\n")
+                quiet_s = began
+            await asyncio.sleep(max(PAUSE_S, PAUSE_FACTOR * (time.monotonic() - began)))
+
+    def _advance(self) -> bytes | None:
+        change = self.look()
+        if change is None:
+            return None
+        piece = self._piece("change", change)
+        self._kept.append((self._number, piece))
+        return piece
+
+    def _send(self, piece: bytes) -> None:
+        self._pages = {page for page in self._pages if page.offer(piece)}
+
+    def _piece(self, kind: str, told: object) -> bytes:
+        name = f"{self._run}-{self._number}"
+        return b"id: %s\nevent: %s\ndata: %s\n\n" % (
+            name.encode(),
+            kind.encode(),
+            msgspec.json.encode(told),
+        )
+
+    def _missed(self, last_id: str) -> list[bytes] | None:
+        run, _, number = last_id.partition("-")
+        if run != self._run or not number.isdecimal() or len(number) > 15:
+            return None
+        first = int(number) + 1
+        if first > self._number + 1 or (first <= self._number and self._kept[0][0] > first):
+            return None
+        missed = [piece for kept, piece in self._kept if kept >= first]
+        return missed if len(missed) < BEHIND_MAX - 1 else None
+
+    # -- one look --------------------------------------------------------------------------
+
+    def _look_at_nodes(self, change: Change) -> None:
+        placed, before, now = self._loop.state.placed, self._nodes, {}
+        for node in known_nodes(self._loop):
+            mark = (
+                node.health,
+                node.intent,
+                node.record.standing,
+                node.why,
+                node.spec,
+                tuple(placed[node.id]),
+            )
+            known = before.get(node.id)
+            if known is None or known.mark != mark:
+                known = Line(mark, node_line(self._loop, node))
+                change.nodes.append(known.line)
+            now[node.id] = known
+        change.gone_nodes = [node for node in before if node not in now]
+        self._nodes = now
+
+    def _look_at_jobs(self, change: Change) -> None:
+        state, before, now, waiting = self._loop.state, self._jobs, {}, 0
+        for job in state.jobs.values():
+            if job.phase is Phase.WAITING:
+                waiting += 1
+                if waiting > WAITING_MAX:
+                    continue
+            watch = state.watches.get(job.id)
+            mark = (job.phase, job.attempt, len(job.members), job.why, self._pace(watch))
+            known = before.get(job.id)
+            if known is None or known.mark != mark:
+                known = Line(mark, job_line(self._loop, job, self._heat(job, watch)))
+                if job.id not in before or before[job.id].line != known.line:
+                    change.jobs.append(known.line)
+            now[job.id] = known
+        self._jobs = now
+        for job_id in before:
+            if job_id not in now:
+                self._leave(job_id, change)
+
+    def _leave(self, job_id: str, change: Change) -> None:
+        self._told.pop(job_id, None)
+        self._heats.pop(job_id, None)
+        job = None if job_id in self._loop.state.jobs else find_job(self._loop, job_id)
+        if job is None:
+            change.gone_jobs.append(job_id)
+        else:
+            change.ended.append(job_line(self._loop, job))
+
+    @staticmethod
+    def _pace(watch: Watch | None) -> tuple[object, ...]:
+        if watch is None or not watch.beats:
+            return ()
+        steps = max(beat.step for beat in watch.beats.values())
+        return (steps, len(watch.slow))
+
+    def _heat(self, job: Job, watch: Watch | None) -> tuple[int, ...]:
+        """How much of the time since the last look each member worked."""
+        if watch is None or not watch.beats:
+            return ()
+        attempt, before = self._told.get(job.id, (0, {}))
+        if attempt != job.attempt:
+            before = {}
+        old = self._heats.get(job.id, ())
+        heats = []
+        for number in range(len(job.members)):
+            beat, last = watch.beats.get(number), before.get(number)
+            if beat is None:
+                heats.append(-1)
+                continue
+            part = beat.compute_us - (last.compute_us if last else 0)
+            whole = _told_us(beat) - (_told_us(last) if last else 0)
+            told = rounded(part, whole)
+            heats.append(old[number] if told < 0 and number < len(old) else told)
+        self._told[job.id] = (job.attempt, dict(watch.beats))
+        self._heats[job.id] = tuple(heats)
+        return self._heats[job.id]
+
+    def _look_at_services(self, change: Change) -> None:
+        before, now = self._services, {}
+        for name, service in self._loop.state.services.items():
+            line = service_line(self._loop, service)
+            known = before.get(name)
+            if known is None or known.line != line:
+                known = Line(None, line)
+                change.services.append(line)
+            now[name] = known
+        change.gone_services = [name for name in before if name not in now]
+        self._services = now
+
+    async def end(self) -> None:
+        """Pages are let go: they come back to the next controller."""
+        for page in self._pages:
+            with contextlib.suppress(asyncio.QueueFull):
+                page.pieces.put_nowait(None)
+        if self._looking is not None:
+            self._looking.cancel()
+
+
+def _told_us(beat: Beat) -> int:
+    return beat.compute_us + beat.wait_us + beat.data_us + beat.save_us

@@ -1,0 +1,183 @@
+"""What the live page is told of a node, a job and a service: little, so that it can be often."""
+
+from __future__ import annotations
+
+import msgspec
+
+from shoal.api.present import job_state, node_state, replica_view, service_state
+from shoal.control.loop import ControlLoop
+from shoal.core.state import Node
+from shoal.model.health import Standing
+from shoal.model.job import Job, Phase
+from shoal.model.node import NodeHealth
+from shoal.model.service import Service, ServiceLoad
+
+HEAT_STEP = 5  # per cent: what is finer is noise, and would be sent again and again
+
+
+class Held(msgspec.Struct, frozen=True, array_like=True):
+    """A member's part of a node: `milli` is how much of each of its GPUs."""
+
+    job: str
+    member: int
+    gpus: tuple[int, ...]
+    milli: int
+
+
+class NodeLine(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    id: str
+    state: str
+    place: str = ""
+    gpus: int = 0
+    model: str = ""
+    held: tuple[Held, ...] = ()
+    why: str = ""
+    since_ms: int = 0
+    standing: str = ""  # unless it is ok
+
+
+class JobLine(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """`heat`: how much of the time each member works, in per cent; -1 if it does not tell."""
+
+    id: str
+    state: str
+    name: str = ""
+    tenant: str = ""
+    service: str = ""
+    members: int = 1
+    size: int = 0
+    gpus: int = 0
+    gpu_milli: int = 1000
+    attempt: int = 0
+    submitted_ms: int = 0
+    running_ms: int = 0
+    finished_ms: int = 0
+    code: int = 0
+    why: str = ""
+    step: int = 0
+    steps: int = 0
+    step_us: int = 0
+    loss: float | None = None
+    heat: tuple[int, ...] = ()
+    slow: tuple[int, ...] = ()
+
+
+class ReplicaLine(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    job: str
+    state: str
+    node: str = ""
+    version: int = 0
+    in_flight: int = 0
+    rps: float = 0.0
+    response_ms: int = 0
+
+
+class ServiceLine(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    name: str
+    state: str
+    version: int = 1
+    least: int = 0
+    most: int = 0
+    wanted: int = 0
+    ready: int = 0
+    in_flight: int = 0
+    queued: int = 0
+    rps: float = 0.0
+    failed_per_s: float = 0.0
+    response_ms: int = 0
+    why: str = ""
+    replicas: tuple[ReplicaLine, ...] = ()
+
+
+def node_line(loop: ControlLoop, node: Node) -> NodeLine:
+    ailing = node.health is NodeHealth.READY and node.record.standing is not Standing.OK
+    held = []
+    for ref, job in loop.state.placed[node.id].items():
+        slice_ = job.members[ref.member].slice
+        if slice_.gpus:
+            held.append(Held(job.id, ref.member, slice_.gpus, slice_.gpu_milli))
+    return NodeLine(
+        id=node.id,
+        state=node_state(node),
+        place=node.spec.place,
+        gpus=node.spec.gpus,
+        model=node.spec.gpu_model,
+        held=tuple(held),
+        why=node.record.why if ailing else node.why,
+        since_ms=node.since_ms,
+        standing=node.record.standing.value if ailing else "",
+    )
+
+
+def job_line(loop: ControlLoop, job: Job, heat: tuple[int, ...] = ()) -> JobLine:
+    watch = loop.state.watches.get(job.id)
+    beats = watch.beats if watch is not None else {}
+    beat = max(beats.values(), key=lambda beat: beat.step, default=None)
+    paces = sorted(watch.pace.paces_us) if watch is not None else []
+    return JobLine(
+        id=job.id,
+        state=job_state(job),
+        name=job.spec.name or "",
+        tenant=job.spec.tenant,
+        service=job.spec.service,
+        members=job.spec.members,
+        size=len(job.members) if job.active else 0,
+        gpus=job.spec.gpus,
+        gpu_milli=job.spec.gpu_milli,
+        attempt=job.attempt,
+        submitted_ms=job.submitted_ms,
+        running_ms=job.running_ms or 0,
+        finished_ms=job.finished_ms or 0,
+        code=job.code or 0,
+        why="" if job.phase is Phase.WAITING else job.why,
+        step=beat.step if beat else 0,
+        steps=beat.steps_total if beat else 0,
+        step_us=paces[len(paces) // 2] if paces else 0,
+        loss=next((b.loss for _, b in sorted(beats.items()) if b.loss is not None), None),
+        heat=heat,
+        slow=tuple(sorted(watch.slow)) if watch is not None else (),
+    )
+
+
+def service_line(loop: ControlLoop, service: Service) -> ServiceLine:
+    name = service.spec.name
+    load = loop.state.loads.get(name, ServiceLoad(service=name))
+    views = [
+        replica_view(loop, service, load, loop.state.jobs[job_id])
+        for job_id in loop.state.replicas.get(name, {})
+    ]
+    replicas = tuple(
+        ReplicaLine(
+            job=view.job,
+            state=view.state,
+            node=view.node,
+            version=view.version,
+            in_flight=view.in_flight,
+            rps=view.requests_per_s,
+            response_ms=view.response_ms,
+        )
+        for view in views
+    )
+    return ServiceLine(
+        name=name,
+        state=service_state(service, load, views),
+        version=service.version,
+        least=service.spec.scale.least,
+        most=service.spec.scale.most,
+        wanted=service.wanted,
+        ready=sum(view.state == "ready" for view in views),
+        in_flight=load.in_flight,
+        queued=load.queued + load.held,
+        rps=load.answers_per_ks / 1000,
+        failed_per_s=load.failures_per_ks / 1000,
+        response_ms=load.response_ms,
+        why=load.trouble or service.why,
+        replicas=replicas,
+    )
+
+
+def rounded(part: int, whole: int) -> int:
+    """A share in per cent, in steps; -1 if nothing was told."""
+    if whole <= 0:
+        return -1
+    return min(100, max(0, round(100 * part / whole / HEAT_STEP) * HEAT_STEP))

@@ -1,0 +1,27 @@
+"""All that the page needs of the API, in one place: its handlers, and what they are given."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from litestar import Controller
+from litestar.di import Provide
+
+from shoal.api.access import Access
+from shoal.api.feed import Feed
+from shoal.api.queue import Waiting
+from shoal.api.simulate import Simulations, Simulator
+from shoal.api.stream import Live
+from shoal.api.web import Files, Sessions
+from shoal.control.loop import ControlLoop
+
+HANDLERS: tuple[type[Controller], ...] = (Files, Sessions, Live, Waiting, Simulations)
+
+
+def provided(loop: ControlLoop, access: Access, home: Path | None) -> dict[str, Provide]:
+    feed, simulator = Feed(loop), Simulator(loop, home)
+    return {
+        "access": Provide(lambda: access, sync_to_thread=False),
+        "feed": Provide(lambda: feed, sync_to_thread=False),
+        "simulator": Provide(lambda: simulator, sync_to_thread=False),
+    }

@@ -1,0 +1,154 @@
+"""Replays of the cluster's own history under other policies, one at a time, for the page."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import sys
+import tempfile
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import msgspec
+from litestar import Controller, get, post
+
+from shoal.api.problems import Refusal
+from shoal.control.loop import ControlLoop
+from shoal.core.policies import SHIPPED
+from shoal.model.policy import Policy
+
+LIMIT_S = 300.0
+ANSWER_BYTES_MAX = 4 * 1024 * 1024
+NICENESS = 10  # the cluster comes first
+CURRENT = "current"
+
+
+class Ask(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """`current` is the policy in force; `days` of 0 is all that the log holds."""
+
+    policies: Annotated[tuple[str, ...], msgspec.Meta(min_length=1, max_length=8)]
+    days: Annotated[int, msgspec.Meta(ge=0, le=3660)] = 0
+    load: Annotated[float, msgspec.Meta(gt=0, le=100)] = 1.0
+
+
+class SimulationView(msgspec.Struct, kw_only=True):
+    """`result` is what `shoal sim --json` printed."""
+
+    state: Literal["idle", "running", "done", "failed", "cancelled"] = "idle"
+    asked: Ask | None = None
+    started_ms: int = 0
+    ended_ms: int = 0
+    problem: str = ""
+    result: msgspec.Raw | None = None
+    policies: list[str] = []  # that can be asked for
+    current: str = ""
+
+
+class Simulator:
+    """Starts `shoal sim` on the log of this home, and ends it when it takes too long."""
+
+    def __init__(self, loop: ControlLoop, home: Path | None) -> None:
+        self._loop = loop
+        self._home = home
+        self._view = SimulationView()
+        self._task: asyncio.Task[None] | None = None
+
+    @property
+    def view(self) -> SimulationView:
+        return msgspec.structs.replace(
+            self._view, policies=[*SHIPPED], current=self._loop.policy.name
+        )
+
+    def start(self, ask: Ask) -> None:
+        if self._home is None:
+            raise Refusal(422, "this controller has no home with a log of events")
+        if self._task is not None and not self._task.done():
+            raise Refusal(409, "a simulation runs already; wait for it or cancel it")
+        for name in ask.policies:
+            if name not in SHIPPED and name != CURRENT:
+                known = ", ".join([CURRENT, *SHIPPED])
+                raise Refusal(
+                    422, f"there is no policy {name[:64]!r}; there are {known}", "policies"
+                )
+        self._view = SimulationView(
+            state="running", asked=ask, started_ms=self._loop.clock.now_ms()
+        )
+        self._task = asyncio.create_task(self._run(self._home, ask, self._loop.policy))
+
+    async def cancel(self) -> None:
+        if self._task is not None and not self._task.done():
+            self._task.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await self._task
+
+    async def _run(self, home: Path, ask: Ask, policy: Policy) -> None:
+        with tempfile.TemporaryDirectory(prefix="shoal-sim-") as folder:
+            process = await asyncio.create_subprocess_exec(
+                *_command(home, ask, policy, Path(folder)),
+                stdin=asyncio.subprocess.DEVNULL,
+                stdout=asyncio.subprocess.PIPE,
+                stderr=asyncio.subprocess.PIPE,
+            )
+            os.setpriority(os.PRIO_PROCESS, process.pid, NICENESS)
+            try:
+                async with asyncio.timeout(LIMIT_S):
+                    out, err = await process.communicate()
+                self._end(process.returncode or 0, out, err)
+            except TimeoutError:
+                self._failed("failed", f"it took more than {LIMIT_S:.0f} s; ask for fewer days")
+            except asyncio.CancelledError:
+                self._failed("cancelled", "cancelled")
+                raise
+            finally:
+                with contextlib.suppress(ProcessLookupError):
+                    process.kill()
+                await process.wait()
+
+    def _end(self, code: int, out: bytes, err: bytes) -> None:
+        if code or len(out) > ANSWER_BYTES_MAX:
+            told = err.decode(errors="replace").strip().splitlines()
+            self._failed("failed", told[-1][:500] if told else f"it ended with code {code}")
+            return
+        self._view = msgspec.structs.replace(
+            self._view, state="done", ended_ms=self._loop.clock.now_ms(), result=msgspec.Raw(out)
+        )
+
+    def _failed(self, state: Literal["failed", "cancelled"], problem: str) -> None:
+        self._view = msgspec.structs.replace(
+            self._view, state=state, ended_ms=self._loop.clock.now_ms(), problem=problem
+        )
+
+
+class Simulations(Controller):
+    path = "/v1/simulation"
+
+    @get(sync_to_thread=False)
+    def newest(self, simulator: Simulator) -> SimulationView:
+        return simulator.view
+
+    @post(status_code=200)
+    async def start(self, simulator: Simulator, data: Ask) -> SimulationView:
+        simulator.start(data)
+        return simulator.view
+
+    @post("/cancel", status_code=200)
+    async def cancel(self, simulator: Simulator) -> SimulationView:
+        await simulator.cancel()
+        return simulator.view
+
+
+def _command(home: Path, ask: Ask, policy: Policy, folder: Path) -> list[str]:
+    words = [sys.executable, "-m", "shoal.main", "--home", str(home), "sim", "--history", "--json"]
+    words += ["--skip-too-large", "--load", f"{ask.load:g}"]
+    if ask.days:
+        words += ["--days", str(ask.days)]
+    for name in dict.fromkeys(ask.policies):
+        if name == CURRENT:
+            file = folder / f"{CURRENT}.json"
+            fields: dict[str, Any] = msgspec.to_builtins(policy)
+            file.write_bytes(msgspec.json.encode(fields))
+            words += ["--policy", str(file)]
+        else:
+            words += ["--policy", name]
+    return words

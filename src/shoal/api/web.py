@@ -1,0 +1,128 @@
+"""The page: its files, and how a browser signs in and out."""
+
+from __future__ import annotations
+
+import hashlib
+from pathlib import Path
+from typing import Annotated, Any
+
+import msgspec
+from litestar import Controller, Request, Response, get, post
+from litestar.datastructures import Cookie
+from litestar.exceptions import NotAuthorizedException
+from litestar.response import Redirect
+
+from shoal.api.access import SESSION_MS, WRONG, Access
+from shoal.api.problems import Refusal
+
+FOLDER = Path(__file__).parent.parent / "web"
+TYPES = {
+    ".html": "text/html; charset=utf-8",
+    ".css": "text/css; charset=utf-8",
+    ".js": "text/javascript; charset=utf-8",
+    ".svg": "image/svg+xml",
+}
+HEADERS = {
+    # Nothing from elsewhere, nothing inline, and no other site may frame it or get its address.
+    "content-security-policy": (
+        "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; "
+        "connect-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
+    ),
+    "x-content-type-options": "nosniff",
+    "x-frame-options": "DENY",
+    "referrer-policy": "no-referrer",
+    "cross-origin-opener-policy": "same-origin",
+    "cross-origin-resource-policy": "same-origin",
+    "cache-control": "no-cache",  # kept, but asked about each time: an update is seen at once
+}
+Secret = Annotated[str, msgspec.Meta(max_length=512)]
+AnyRequest = Request[Any, Any, Any]
+
+
+class SignIn(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Either the token, or the code of a link from `shoal page`."""
+
+    token: Secret = ""
+    code: Secret = ""
+
+
+class SessionView(msgspec.Struct, kw_only=True):
+    """`csrf` belongs into the header x-shoal-csrf of whatever changes something."""
+
+    csrf: str
+    until_ms: int
+
+
+class CodeView(msgspec.Struct, kw_only=True):
+    code: str
+    until_ms: int
+
+
+class Files(Controller):
+    opt = {"open": True}
+    include_in_schema = False
+
+    @get("/", sync_to_thread=False)
+    def index(self, request: AnyRequest) -> Response[bytes]:
+        return served("index.html", request)
+
+    @get("/favicon.ico", sync_to_thread=False)
+    def icon(self) -> Redirect:
+        return Redirect("/web/icon.svg", status_code=302)
+
+    @get("/web/{name:str}", sync_to_thread=False)
+    def file(self, request: AnyRequest, name: str) -> Response[bytes]:
+        return served(name, request)
+
+
+class Sessions(Controller):
+    path = "/v1/session"
+
+    @post(opt={"open": True}, status_code=200)
+    async def sign_in(
+        self, request: AnyRequest, access: Access, data: SignIn
+    ) -> Response[SessionView]:
+        session, cookie = access.sign_in(request, data.token, data.code)
+        return Response(
+            SessionView(csrf=access.csrf(session), until_ms=session.until_ms),
+            cookies=[_cookie(access, cookie, SESSION_MS // 1000)],
+        )
+
+    @get(sync_to_thread=False)
+    def session(self, request: AnyRequest, access: Access) -> SessionView:
+        session = access.session(request)
+        if session is None:
+            raise NotAuthorizedException(WRONG)
+        return SessionView(csrf=access.csrf(session), until_ms=session.until_ms)
+
+    @post("/end", status_code=200)
+    async def sign_out(self, request: AnyRequest, access: Access) -> Response[None]:
+        session = access.session(request)
+        if session is not None:
+            access.end(session)
+        return Response(None, cookies=[_cookie(access, "", 0)])
+
+    @post("/code", status_code=200)
+    async def code(self, request: AnyRequest, access: Access) -> CodeView:
+        if not access.bears_token(request):
+            raise Refusal(403, "a link is given for the token alone; use: shoal page")
+        code, until_ms = access.new_code()
+        return CodeView(code=code, until_ms=until_ms)
+
+
+def _cookie(access: Access, value: str, seconds: int) -> Cookie:
+    return Cookie(key=access.cookie, value=value, max_age=seconds, httponly=True, samesite="strict")
+
+
+def served(name: str, request: AnyRequest) -> Response[bytes]:
+    """A file of the page, or nothing new if the browser has it already."""
+    path = FOLDER / name
+    # The name is one that the folder holds, so it cannot lead out of it.
+    if path.suffix not in TYPES or name not in {file.name for file in FOLDER.iterdir()}:
+        raise Refusal(404, f"there is no file {name[:64]!r}; the page is at /")
+    body = path.read_bytes()
+    tag = f'"{hashlib.sha256(body).hexdigest()[:32]}"'
+    headers = {**HEADERS, "etag": tag}
+    if tag in request.headers.get("if-none-match", ""):
+        return Response(b"", status_code=304, headers=headers, media_type=TYPES[path.suffix])
+    return Response(body, headers=headers, media_type=TYPES[path.suffix])
