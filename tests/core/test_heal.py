@@ -9,7 +9,7 @@ from shoal.core.heal import NODE_LOST_CODE, TIMED_OUT_CODE
 from shoal.model.job import Outcome, Phase, StopCause
 from shoal.model.node import NodeIntent
 from shoal.model.policy import Policy
-from shoal.model.report import Accepted
+from shoal.model.report import Accepted, Refused, Requeue
 from tests.core.build import POLICY, Cluster, kinds
 
 
@@ -230,3 +230,30 @@ def test_cordoning_disturbs_nothing_that_runs(cluster: Cluster) -> None:
     assert kinds(cluster.last.events) == ["NodeIntended"]
     assert cluster.job(job_id).phase is Phase.RUNNING
     assert cluster.job(cluster.submit()).members[0].slice.node == "b"
+
+
+# -- asked to run again --------------------------------------------------------------------
+
+
+def test_a_job_that_is_requeued_stops_and_runs_again_at_no_cost_to_its_retries(
+    cluster: Cluster,
+) -> None:
+    job_id = cluster.run(retries=1)
+    assert cluster.ask(Requeue(job_id)) == Accepted(job_id)
+    job = cluster.job(job_id)
+    assert (job.phase, job.stop_cause, job.why) == (
+        Phase.STOPPING,
+        StopCause.MOVE,
+        "requeued by a user",
+    )
+    again = cluster.ask(Requeue(job_id))
+    assert isinstance(again, Accepted)
+    assert again.note == "it is stopping already"
+    cluster.end(job_id, code=143)
+    assert (cluster.job(job_id).attempt, cluster.job(job_id).failures) == (2, 0)
+
+
+def test_only_a_live_job_can_be_requeued(cluster: Cluster) -> None:
+    answer = cluster.ask(Requeue("j9"))
+    assert isinstance(answer, Refused)
+    assert answer.missing

@@ -139,10 +139,12 @@ def test_a_clusters_own_history_is_replayed_on_its_own_nodes(sim: Sim, tmp_path:
     more = json.loads(sim("--history", "--nodes", "3", "--json").out)
     assert more["gpus"] == 24
     assert more["policies"][0]["wait"]["mean_s"] == 0
+    assert json.loads(sim("--history", "--days", "1", "--json").out)["policies"][0]["jobs"] == 3
 
 
 BAD: dict[str, tuple[list[str], int, str]] = {
     "no trace": ([], 2, "TRACE is missing"),
+    "days": ([PLAIN, "-n", "1", "--days", "3"], 2, "--days: is of the history"),
     "no nodes": ([PLAIN], 2, "--nodes is missing"),
     "no such file": (["nowhere.csv", "-n", "1"], 1, "nowhere.csv: No such file"),
     "no such nodes": ([PLAIN, "-n", "eight"], 2, "--nodes: eight is neither a number nor a file"),

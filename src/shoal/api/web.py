@@ -9,17 +9,16 @@ from typing import Annotated, Any
 import msgspec
 from litestar import Controller, Request, Response, get, post
 from litestar.datastructures import Cookie
-from litestar.exceptions import NotAuthorizedException
 from litestar.response import Redirect
 
-from shoal.api.access import SESSION_MS, WRONG, Access
+from shoal.api.access import SESSION_MS, Access
 from shoal.api.problems import Refusal
 
 FOLDER = Path(__file__).parent.parent / "web"
 TYPES = {
-    ".html": "text/html; charset=utf-8",
-    ".css": "text/css; charset=utf-8",
-    ".js": "text/javascript; charset=utf-8",
+    ".html": "text/html",
+    ".css": "text/css",
+    ".js": "text/javascript",
     ".svg": "image/svg+xml",
 }
 HEADERS = {
@@ -88,11 +87,12 @@ class Sessions(Controller):
             cookies=[_cookie(access, cookie, SESSION_MS // 1000)],
         )
 
-    @get(sync_to_thread=False)
+    @get(opt={"open": True}, sync_to_thread=False)
     def session(self, request: AnyRequest, access: Access) -> SessionView:
+        """Empty for whoever is not signed in: that is an answer, not an error."""
         session = access.session(request)
         if session is None:
-            raise NotAuthorizedException(WRONG)
+            return SessionView(csrf="", until_ms=0)
         return SessionView(csrf=access.csrf(session), until_ms=session.until_ms)
 
     @post("/end", status_code=200)

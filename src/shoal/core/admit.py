@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from shoal.core.ending import cancel
+from shoal.core.ending import cancel, stop
 from shoal.core.explain import held_when_empty
 from shoal.core.health.quarantine import released
 from shoal.core.observe import lose
@@ -19,6 +19,7 @@ from shoal.model.job import (
     ENV_BYTES_MAX,
     REQUIREMENTS_BYTES_MAX,
     JobSpec,
+    Phase,
     StopCause,
     Within,
 )
@@ -206,15 +207,7 @@ def _requeue(round_: Round, request: Requeue) -> Answer:
         return Refused("job", f"is a replica of {job.spec.service}; cancel it to get another")
     if not job.active or job.phase is Phase.STOPPING:
         return Accepted(job.id, f"it is {job.phase.value} already")
-    round_.emit(
-        JobStopping(
-            at_ms=round_.now_ms,
-            job=job.id,
-            attempt=job.attempt,
-            cause=StopCause.MOVE,
-            why=f"requeued by {request.who}",
-        )
-    )
+    stop(round_, job, StopCause.MOVE, f"requeued by {request.who}")
     return Accepted(job.id)
 
 

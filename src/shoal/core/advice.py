@@ -13,43 +13,51 @@ from shoal.model.job import Job, JobSpec, Phase, Within
 from shoal.model.node import NodeHealth, NodeIntent
 from shoal.model.resources import plural
 
-ADVICE_MAX = 3
-
 
 def advise(state: State, job: Job, now_ms: int) -> list[str]:
     """Sentences, the smallest change first; none if nothing small would help."""
     if job.phase is not Phase.WAITING or job.id in state.claims or job.not_before_ms > now_ms:
         return []
     if not shortage(state, gang_of_spec(job.spec)):
-        if job.spec.time_limit_ms or job.spec.estimate_ms:
-            return []
-        return ["a time limit: it could fill a gap if it were known to end soon enough"]
-    found = [text for text, spec in _changes(job.spec) if fit(state, gang_of_spec(spec))]
-    return [*found[:ADVICE_MAX], *_closed(state, job)]
+        return []  # it is the queue that holds it, and why it does says enough
+    return [*_smaller(state, job.spec), *_closed(state, job)]
 
 
-def _changes(spec: JobSpec) -> Iterator[tuple[str, JobSpec]]:
+def _smaller(state: State, spec: JobSpec) -> Iterator[str]:
+    """Of each kind of change the least that would do."""
+    for changes in (_freer(spec), _fewer_members(spec), _fewer_gpus(spec)):
+        for text, changed in changes:
+            if fit(state, gang_of_spec(changed)) is not None:
+                yield f"{text} it would start now"
+                break
+
+
+def _freer(spec: JobSpec) -> Iterator[tuple[str, JobSpec]]:
     replace = msgspec.structs.replace
     if spec.within_required and spec.within is not Within.ANYWHERE:
-        near = f"without --strict it need not stay in one {spec.within.value}, and would start now"
-        yield near, replace(spec, within_required=False)
-    if spec.gpu_models:
-        yield "with any GPU model it would start now", replace(spec, gpu_models=())
-    if spec.whole_nodes:
         yield (
-            "beside others, without --whole-nodes, it would start now",
-            replace(spec, whole_nodes=False),
+            f"if it need not stay in one {spec.within.value}",
+            replace(spec, within_required=False),
         )
+    if spec.gpu_models:
+        yield "with any model of GPU", replace(spec, gpu_models=())
+    if spec.whole_nodes:
+        yield "if others may be beside it", replace(spec, whole_nodes=False)
     if spec.members_per_node:
-        yield "spread without --per-node it would start now", replace(spec, members_per_node=0)
+        yield "spread over nodes as it comes", replace(spec, members_per_node=0)
+
+
+def _fewer_members(spec: JobSpec) -> Iterator[tuple[str, JobSpec]]:
     for members in _halves(spec.members):
         if not spec.members_per_node or members % spec.members_per_node == 0:
-            text = f"with {plural(members, 'member')} instead of {spec.members} it would start now"
-            yield text, replace(spec, members=members, members_max=0)
-            break
+            text = f"with {plural(members, 'member')} instead of {spec.members}"
+            yield text, msgspec.structs.replace(spec, members=members, members_max=0)
+
+
+def _fewer_gpus(spec: JobSpec) -> Iterator[tuple[str, JobSpec]]:
     for gpus in _halves(spec.gpus):
-        text = f"with {plural(gpus, 'GPU')} per member instead of {spec.gpus} it would start now"
-        yield text, replace(spec, gpus=gpus)
+        text = f"with {plural(gpus, 'GPU')} per member instead of {spec.gpus}"
+        yield text, msgspec.structs.replace(spec, gpus=gpus)
 
 
 def _halves(number: int) -> Iterator[int]:

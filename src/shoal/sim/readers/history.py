@@ -115,5 +115,8 @@ def _arrival(lived: _Lived, gangs: Gangs, last_ms: int) -> Arrival:
 
 
 def _lean(spec: JobSpec) -> JobSpec:
-    """What a replay needs of it: a month of jobs must fit into memory."""
-    return msgspec.structs.replace(spec, command=("replayed",), env={}, workdir="")
+    """What a replay needs of it: a month of jobs must fit into memory. A replica counts as the job
+    it was, for no service stands behind it here."""
+    return msgspec.structs.replace(
+        spec, command=("replayed",), env={}, workdir="", service="", version=0
+    )

@@ -1,0 +1,56 @@
+// Requests to the controller: the cookie travels by itself, and what changes something carries the
+// word that only this page was told.
+
+let csrf = "";
+let signedOut = () => {};
+
+export class Refused extends Error {
+  constructor(status, message, field) { super(field ? `${field}: ${message}` : message); this.status = status; }
+}
+
+export const onSignedOut = (act) => { signedOut = act; };
+export const lapsed = () => signedOut();
+
+export async function call(method, path, body, { signal, quiet } = {}) {
+  const headers = { accept: "application/json" };
+  if (method !== "GET") headers["x-shoal-csrf"] = csrf;
+  if (body !== undefined) headers["content-type"] = "application/json";
+  let response;
+  try {
+    response = await fetch(path, { method, headers, signal, body: body === undefined ? undefined : JSON.stringify(body), credentials: "same-origin", cache: "no-store" });
+  } catch (error) {
+    if (error.name === "AbortError") throw error;
+    throw new Refused(0, "the controller does not answer; is the cluster up?");
+  }
+  const text = await response.text();
+  let told = null;
+  try { told = text ? JSON.parse(text) : null; } catch { /* told below */ }
+  if (!response.ok) {
+    if (response.status === 401 && !quiet) signedOut();
+    throw new Refused(response.status, told?.message ?? `the controller answered with status ${response.status}`, told?.field);
+  }
+  return told;
+}
+
+export const get = (path, options) => call("GET", path, undefined, options);
+export const post = (path, body) => call("POST", path, body);
+export const put = (path, body) => call("PUT", path, body);
+
+/** What may not be there yet: null instead of a refusal. */
+export async function maybe(path, options) {
+  try { return await get(path, options); } catch (error) {
+    if (error instanceof Refused && (error.status === 404 || error.status === 405)) return null;
+    throw error;
+  }
+}
+
+export async function resume() {
+  const session = await get("/v1/session");
+  csrf = session.csrf;
+  return csrf !== "";
+}
+export async function signIn(secret) {
+  const session = await call("POST", "/v1/session", secret, { quiet: true });
+  csrf = session.csrf;
+}
+export const signOut = () => post("/v1/session/end");

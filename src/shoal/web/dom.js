@@ -1,0 +1,96 @@
+// Elements from plain words; text is always text, never markup.
+
+const SVG = "http://www.w3.org/2000/svg";
+
+function fill(element, props, children) {
+  for (const [name, value] of Object.entries(props ?? {})) {
+    if (value === null || value === undefined || value === false) continue;
+    if (name.startsWith("on")) element.addEventListener(name.slice(2), value);
+    else if (name === "style") for (const [key, one] of Object.entries(value)) element.style.setProperty(key, one);
+    else if (name === "value" || name === "checked" || name === "selected" || name === "disabled") element[name] = value;
+    else element.setAttribute(name, value === true ? "" : value);
+  }
+  for (const child of children.flat(Infinity)) {
+    if (child !== null && child !== undefined && child !== false) element.append(child);
+  }
+  return element;
+}
+
+export const h = (tag, props, ...children) => fill(document.createElement(tag), props, children);
+export const s = (tag, props, ...children) => fill(document.createElementNS(SVG, tag), props, children);
+
+/** Puts children in place of what is there, and gives the focus back to what had it (by `data-key`). */
+export function replace(element, ...children) {
+  const active = document.activeElement;
+  const key = active && element.contains(active) ? active.getAttribute("data-key") : null;
+  element.replaceChildren(...children.flat(Infinity).filter((child) => child !== null && child !== undefined && child !== false));
+  if (key) element.querySelector(`[data-key="${CSS.escape(key)}"]`)?.focus({ preventScroll: true });
+}
+
+/** Calls at most once in `ms`, the last call for certain. */
+export function throttled(ms, act) {
+  let timer = 0, last = 0;
+  const call = () => { last = performance.now(); timer = 0; act(); };
+  const later = () => { if (!timer) timer = setTimeout(call, Math.max(0, ms - (performance.now() - last))); };
+  later.stop = () => { clearTimeout(timer); timer = 0; };
+  return later;
+}
+
+export const css = (name) => getComputedStyle(document.documentElement).getPropertyValue(name).trim();
+
+// -- words and figures ---------------------------------------------------------------------
+
+export const plural = (count, noun) => `${whole(count)} ${noun}${count === 1 ? "" : "s"}`;
+export const whole = (number) => Math.round(number).toLocaleString("en-US");
+
+/** 3 digits that matter: 0.0123, 1.23, 12.3, 123, 1.2k. */
+export function short(number) {
+  if (number === null || number === undefined || !Number.isFinite(number)) return "–";
+  const size = Math.abs(number);
+  if (size >= 1e6) return `${trim(number / 1e6)}M`;
+  if (size >= 1e4) return `${trim(number / 1e3)}k`;
+  if (size >= 100) return whole(number);
+  if (size === 0) return "0";
+  return String(Number(number.toPrecision(3)));
+}
+const trim = (number) => String(Number(number.toPrecision(3)));
+
+export function span(ms) {
+  if (ms === null || ms === undefined) return "–";
+  const seconds = Math.max(0, ms) / 1000;
+  if (seconds < 1) return `${Math.round(seconds * 1000)} ms`;
+  if (seconds < 10) return `${seconds.toFixed(1)} s`;
+  if (seconds < 120) return `${Math.round(seconds)} s`;
+  if (seconds < 7200) return `${Math.round(seconds / 60)} min`;
+  if (seconds < 172800) return `${(seconds / 3600).toFixed(1)} h`;
+  return `${(seconds / 86400).toFixed(1)} days`;
+}
+
+export const ago = (ms, now) => `${span(now - ms)} ago`;
+export const clock = (ms) => new Date(ms).toLocaleTimeString("en-GB");
+export function moment(ms, now = Date.now()) {
+  const day = new Date(ms).toDateString() === new Date(now).toDateString();
+  return day ? clock(ms) : new Date(ms).toLocaleString("en-GB", { day: "numeric", month: "short", hour: "2-digit", minute: "2-digit" });
+}
+export const natural = new Intl.Collator("en", { numeric: true }).compare;
+export const percent = (share, digits = 0) => `${(100 * share).toFixed(digits)} %`;
+
+const LOOKS = {
+  running: ["live", "▶"], ready: ["ok", "●"], succeeded: ["ok", "✓"], waiting: ["", "◔"], starting: ["live", "◌"],
+  stopping: ["warn", "■"], failed: ["bad", "✕"], "timed-out": ["bad", "⏱"], cancelled: ["", "⊘"], lost: ["bad", "✕"],
+  suspect: ["warn", "?"], quarantined: ["bad", "!"], draining: ["warn", "↓"], cordoned: ["warn", "–"], joining: ["", "…"],
+  rolling: ["live", "↻"], failing: ["bad", "!"], idle: ["", "○"], down: ["bad", "✕"],
+};
+export const glyphOf = (state) => LOOKS[state]?.[1] ?? "•";
+export function chip(state, text = state) {
+  const [tone, glyph] = LOOKS[state] ?? ["", "•"];
+  return h("span", { class: `chip ${tone}`, "data-glyph": glyph, "data-state": state }, text);
+}
+
+export function shape(job) {
+  const gpus = !job.gpus ? "no GPU" : (job.gpu_milli ?? 1000) < 1000 ? `${(job.gpu_milli ?? 0) / 1000 || "part of a"} GPU` : plural(job.gpus, "GPU");
+  const members = job.size && job.size !== job.members ? job.size : job.members ?? 1;
+  return members > 1 ? `${members} × ${gpus}` : gpus;
+}
+export const jobName = (job) => (job.name ? `${job.id} ${job.name}` : job.id);
+export const empty = (text, command) => h("div", { class: "empty" }, h("p", {}, text), command ? h("code", {}, command) : null);

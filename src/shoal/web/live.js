@@ -1,0 +1,79 @@
+// The cluster as it is now, kept by the stream of changes.
+
+import { lapsed, resume } from "./api.js";
+
+const ENDED_MAX = 300;
+const AGAIN_MS = 1500;
+
+export const cluster = { nodes: new Map(), jobs: new Map(), services: new Map(), ended: new Map(), status: null, linked: false, skew: 0 };
+const listeners = new Set();
+let source = null, timer = 0, wanted = false;
+
+/** The controller's time, which is the one that all moments are told in. */
+export const now = () => Date.now() + cluster.skew;
+
+export function listen(act) { listeners.add(act); return () => listeners.delete(act); }
+const tell = (change) => { for (const act of [...listeners]) act(change); };
+
+export function jobOf(id) { return cluster.jobs.get(id) ?? cluster.ended.get(id); }
+
+export function begin() {
+  wanted = true;
+  document.addEventListener("visibilitychange", seen);
+  seen();
+}
+export function end() {
+  wanted = false;
+  document.removeEventListener("visibilitychange", seen);
+  close();
+}
+
+// Browsers allow few connections to one host: a page that nobody sees gives its own back.
+function seen() {
+  if (document.hidden) close();
+  else if (wanted && !source) open();
+}
+function close() { clearTimeout(timer); source?.close(); source = null; }
+
+function open() {
+  close();
+  source = new EventSource("/v1/stream");
+  source.addEventListener("snapshot", (event) => { take(JSON.parse(event.data), true); });
+  source.addEventListener("change", (event) => { take(JSON.parse(event.data), false); });
+  source.addEventListener("open", () => link(true));
+  source.addEventListener("error", () => {
+    link(false);
+    if (source?.readyState === EventSource.CLOSED) timer = setTimeout(again, AGAIN_MS);
+  });
+}
+
+async function again() {
+  if (!wanted) return;
+  try {
+    if (!(await resume())) { lapsed(); return; }
+  } catch { /* nobody answers: the stream tries on */ }
+  if (wanted && !document.hidden) open();
+}
+
+function link(up) {
+  if (cluster.linked === up) return;
+  cluster.linked = up;
+  tell({ link: up });
+}
+
+export function take(told, whole) {
+  if (whole) for (const name of ["nodes", "jobs", "services", "ended"]) cluster[name].clear();
+  cluster.status = told.status;
+  cluster.skew = told.status.now_ms - Date.now();
+  for (const node of told.nodes ?? []) cluster.nodes.set(node.id, node);
+  for (const job of told.jobs ?? []) { cluster.jobs.set(job.id, job); cluster.ended.delete(job.id); }
+  for (const service of told.services ?? []) cluster.services.set(service.name, service);
+  // Oldest first, so that the newest is the last to be forgotten.
+  for (const job of (told.ended ?? []).slice().reverse()) { cluster.jobs.delete(job.id); cluster.ended.set(job.id, job); }
+  for (const id of told.gone_nodes ?? []) cluster.nodes.delete(id);
+  for (const id of told.gone_jobs ?? []) cluster.jobs.delete(id);
+  for (const name of told.gone_services ?? []) cluster.services.delete(name);
+  while (cluster.ended.size > ENDED_MAX) cluster.ended.delete(cluster.ended.keys().next().value);
+  cluster.linked = true;
+  tell({ ...told, whole });
+}

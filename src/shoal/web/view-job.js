@@ -1,0 +1,177 @@
+// One job: what happened to it, how its work goes, what it says, what it costs.
+
+import { jobActions } from "./actions.js";
+import { get, maybe } from "./api.js";
+import { lineChart, strip } from "./charts.js";
+import { accountColour, accountRank, jobColour } from "./colours.js";
+import { chip, clock, css, empty, h, moment, percent, plural, replace, s, shape, short, span, throttled, whole } from "./dom.js";
+import { jobOf, listen, now } from "./live.js";
+import { LogView } from "./logs.js";
+import { progress, table } from "./view-queue.js";
+import { attempts, folded, say } from "./words.js";
+
+const ASK_MS = 2000;
+const BUCKETS_MAX = 160;
+
+export function mount(root, id) {
+  const head = h("div", { class: "stack" });
+  const line = h("section", { class: "card", "aria-label": "Timeline" });
+  const loss = lineChart({ title: "Loss", times: false, zero: false });
+  const pace = lineChart({ title: "Time of a step", unit: "ms" });
+  const heat = strip({ title: "Members", note: "how long each takes for a step, beside the others", colour: slowness });
+  const curves = h("section", { class: "card stack", "aria-label": "Progress", hidden: true }, h("div", { class: "grid2" }, loss.element, pace.element), heat.element);
+  const cost = h("section", { class: "card", "aria-label": "Cost", hidden: true });
+  const gang = h("section", { class: "card", "aria-label": "Members" });
+  const events = h("section", { class: "card", "aria-label": "Events" });
+  const logs = new LogView(id);
+  root.append(h("div", { class: "stack" }, head, line, curves, logs.element, h("div", { class: "grid2" }, h("div", { class: "stack" }, gang, cost), events)));
+  let alive = true, job = null, told = null, busy = false, again = false, over = false;
+  const heard = []; // what the stream told, for a controller that keeps no history
+
+  async function ask() {
+    if (busy) { again = true; return; }
+    busy = true;
+    const path = `/v1/jobs/${encodeURIComponent(id)}`;
+    try {
+      [job, told] = await Promise.all([get(path), get(`${path}/why`)]);
+      if (!alive) return;
+      drawHead();
+      timeline(line, told.events, job);
+      drawEvents();
+      replace(gang, ...members(job));
+      logs.know(job);
+      const [series, spent] = await Promise.all([job.progress || job.finished_ms || curves.dataset.full ? maybe(`${path}/series`) : null, job.gpus ? maybe(`${path}/cost`) : null]);
+      if (!alive) return;
+      drawCurves(series);
+      drawCost(spent);
+      over = Boolean(job.finished_ms);
+    } catch (error) {
+      if (alive && !job) replace(head, h("h1", {}, id), error.status === 404 ? empty(`There is no job ${id}.`, "shoal ps -a") : h("p", { class: "problem" }, error.message));
+    } finally {
+      busy = false;
+      if (again && alive) { again = false; soon(); }
+    }
+  }
+
+  function drawHead() {
+    const wait = told.state === "waiting" && told.early_ms !== null ? `Starts probably in ${span(told.early_ms - now())} to ${span(told.late_ms - now())}.` : "";
+    replace(head,
+      h("p", { class: "small" }, h("a", { href: "#/queue", "data-key": "back" }, "← all jobs")),
+      h("div", { class: "row" }, h("i", { class: "dot", style: { background: jobColour(id) } }), h("h1", {}, job.name ? `${job.id} ${job.name}` : job.id), chip(job.state), h("span", { class: "push row" }, jobActions(jobForActions()))),
+      h("p", { class: "why" }, told.why || job.why || "", wait ? h("span", { class: "dim" }, ` ${wait}`) : null),
+      h("div", {}, progress(jobOf(id) ?? {})),
+      h("dl", { class: "facts" },
+        fact("Asks for", shape(job)), fact("Tenant", job.tenant), fact("Attempt", String(job.attempt)),
+        fact("Submitted", moment(job.submitted_ms, now())), fact(job.finished_ms ? "Ran for" : "Runs for", job.running_ms ? span((job.finished_ms ?? now()) - job.running_ms) : "–"),
+        job.losses || job.failures || job.hangs ? fact("Setbacks", [job.losses && plural(job.losses, "lost node"), job.failures && plural(job.failures, "failure"), job.hangs && plural(job.hangs, "hang")].filter(Boolean).join(", ")) : null,
+        job.progress?.saved_step ? fact("Saved up to", `step ${whole(job.progress.saved_step)}`) : null,
+        h("div", { class: "wide" }, h("dt", {}, "Command"), h("dd", { class: "mono" }, job.command))));
+  }
+  const jobForActions = () => ({ ...job, service: job.spec?.service ?? "", finished_ms: job.finished_ms ?? 0 });
+
+  function drawEvents() {
+    const list = folded(told.events).reverse().map((event) => h("li", {}, h("time", { datetime: new Date(event.at_ms).toISOString() }, clock(event.at_ms)), h("span", {}, say(event), event.why ? h("span", { class: "dim" }, ` — ${event.why}`) : null)));
+    const at = events.querySelector(".events")?.scrollTop ?? 0;
+    replace(events, h("h2", {}, "What happened, and why"), h("ol", { class: "events", tabindex: "0", "aria-label": "Events, the newest first" }, list));
+    events.querySelector(".events").scrollTop = at;
+  }
+
+  function drawCurves(series) {
+    const points = series?.points ?? heard;
+    const steps = points.filter((point) => point.step > 0);
+    if (!steps.length) { curves.hidden = !curves.dataset.full; return; }
+    curves.hidden = false;
+    curves.dataset.full = "1";
+    const accent = css("--accent");
+    loss.set([{ name: "", colour: accent, points: rising(steps.filter((point) => point.loss !== null && point.loss !== undefined).map((point) => [point.step, point.loss])) }]);
+    pace.set([{ name: "", colour: accent, points: steps.filter((point) => point.step_ms).map((point) => [point.at_ms, point.step_ms]) }]);
+    const live = jobOf(id);
+    heat.set(rowsOf(series?.members ?? [], live?.slow ?? job.progress?.slow ?? [], job.attempt), `Time of a step of each member; ${live?.slow?.length ? `slow: ${live.slow.join(", ")}` : "none stands out"}`);
+  }
+
+  function drawCost(spent) {
+    cost.hidden = !spent;
+    if (!spent) return;
+    const hours = spent.gpu_ms / 3600000;
+    const parts = [...(spent.accounts ?? [])].filter((part) => part.gpu_us > 0).sort((a, b) => accountRank(a.account) - accountRank(b.account));
+    replace(cost, h("h2", {}, "Cost so far"),
+      h("p", {}, h("b", {}, spent.cost === null || spent.cost === undefined ? "no price list" : `${spent.cost.toFixed(2)} ${spent.currency}`), h("span", { class: "dim" }, ` for ${hours < 0.1 ? `${whole(spent.gpu_ms / 1000)} GPU-seconds` : `${short(hours)} GPU-hours`}${spent.energy_wh ? `, ${short(spent.energy_wh / 1000)} kWh` : ""}`)),
+      h("div", { class: "share", role: "img", "aria-label": parts.map((part) => `${part.title} ${percent(part.gpu_us / spent.gpu_us, 1)}`).join(", ") }, parts.map((part) => h("i", { title: part.title, style: { width: `${(100 * part.gpu_us) / spent.gpu_us}%`, background: accountColour(part.account) } }))),
+      h("div", { class: "legend row small" }, parts.map((part) => h("span", { class: "key" }, h("i", { class: "dot", style: { background: accountColour(part.account) } }), part.title, h("span", { class: "dim" }, ` ${percent(part.gpu_us / spent.gpu_us, 1)}`)))));
+  }
+
+  const soon = throttled(400, ask);
+  const stop = listen((change) => {
+    const mine = change.jobs?.find((one) => one.id === id) ?? change.ended?.find((one) => one.id === id);
+    if (!mine) return;
+    if (mine.step) heard.push({ at_ms: now(), step: mine.step, loss: mine.loss ?? null, step_ms: mine.step_us ? mine.step_us / 1000 : null });
+    if (heard.length > 2000) heard.splice(0, 1000);
+    over = false;
+    soon();
+  });
+  const timer = setInterval(() => { if (!over && !document.hidden) ask(); }, ASK_MS);
+  ask();
+  return () => { alive = false; stop(); soon.stop(); clearInterval(timer); logs.stop(); loss.stop(); pace.stop(); heat.stop(); };
+}
+
+const fact = (name, value) => h("div", {}, h("dt", {}, name), h("dd", {}, value));
+
+/** After a failure steps are done again: the curve goes on from where it was, so the newest counts. */
+function rising(points) {
+  const found = [];
+  for (const point of points) {
+    while (found.length && found.at(-1)[0] >= point[0]) found.pop();
+    found.push(point);
+  }
+  return found;
+}
+
+/** 0 is as fast as the others, 1 is twice as slow or worse. */
+function slowness(value) {
+  const part = Math.max(0, Math.min(1, value));
+  return `color-mix(in srgb, ${css("--bad")} ${Math.round(part * 100)}%, ${css("--accent-soft")})`;
+}
+
+function rowsOf(members, slow, attempt) {
+  const mine = members.filter((one) => one.attempt === attempt || attempt === 0);
+  if (!mine.length) return [];
+  const own = mine.map((one) => one.step_ms.map((ms, at) => (ms === null || ms === undefined ? null : ms * (1 - (one.wait_share?.[at] ?? 0)))));
+  const length = Math.max(...own.map((values) => values.length)), from = Math.max(0, length - BUCKETS_MAX);
+  const usual = Array.from({ length }, (_, at) => { const all = own.map((values) => values[at]).filter((ms) => ms !== null && ms !== undefined).sort((a, b) => a - b); return all.length ? all[(all.length - 1) >> 1] : 0; });
+  return mine.map((one, index) => ({
+    name: `${one.member} ${one.node}`, marked: slow.includes(one.member),
+    values: Array.from({ length: length - from }, (_, at) => { const ms = own[index][from + at]; return ms === null || ms === undefined || !usual[from + at] ? null : ms / usual[from + at] - 1; }),
+    told: Array.from({ length: length - from }, (_, at) => { const ms = own[index][from + at]; return ms === null || ms === undefined ? null : `${short(ms)} ms of its own work, the usual is ${short(usual[from + at])} ms`; }),
+  }));
+}
+
+function members(job) {
+  if (!job.gang.length) return [h("h2", {}, "Members"), h("p", { class: "dim" }, "none placed yet")];
+  const rows = job.gang.slice(0, 64).map((one) => h("tr", {}, h("td", { "data-name": "member" }, String(one.member)), h("td", {}, one.node), h("td", { class: "dim", "data-name": "GPUs" }, one.gpus.join(", ") || "none"), h("td", {}, one.code === null ? one.status : `${one.status} ${one.code}`)));
+  return [h("h2", {}, "Members"), table(["Member", "Node", "GPUs", "State"], rows), job.gang.length > 64 ? h("p", { class: "dim small" }, `and ${job.gang.length - 64} more`) : null];
+}
+
+function timeline(card, events, job) {
+  const { submitted, found } = attempts(events);
+  const begin = submitted || job.submitted_ms, finish = job.finished_ms ?? now();
+  const width = Math.max(200, (card.clientWidth || 700) - 34), label = Math.min(90, width * 0.25), row = 26;
+  const shown = found.slice(-12);
+  const X = (ms) => label + ((Math.min(ms, finish) - begin) / Math.max(1, finish - begin)) * (width - label - 4);
+  const bar = (from, to, y, fill, words) => s("rect", { x: X(from), y, width: Math.max(2, X(to) - X(from)), height: 14, rx: 3, fill }, s("title", {}, words));
+  const parts = shown.map((one, at) => {
+    const y = at * row + 4, end = one.ended || finish;
+    const began = one.running || Math.min(end, one.stopping || end);
+    const text = `${one.nodes}${one.cause ? `: ${one.cause}` : ""}`;
+    const wide = text.length * 6 < X(end) - X(began) - 8;
+    const ink = one.cause === "succeeded" || !one.ended ? css("--accent") : css("--ink-3");
+    return s("g", {}, s("text", { x: 0, y: y + 11 }, `attempt ${one.number}`),
+      bar(one.placed, began, y, css("--line-2"), "starting"), one.running ? bar(one.running, one.stopping || end, y, ink, `ran ${span((one.stopping || end) - one.running)} on ${one.nodes}`) : null,
+      one.stopping ? bar(one.stopping, end, y, css("--warn"), `stopping: ${one.cause}`) : null,
+      wide ? s("text", { x: X(began) + 6, y: y + 11, style: { fill: css("--surface") } }, text) : s("text", { x: X(end) + 6 > width - 60 ? X(one.placed) - 6 : X(end) + 6, y: y + 11, "text-anchor": X(end) + 6 > width - 60 ? "end" : "start" }, text.slice(0, 60)));
+  });
+  const waited = s("rect", { x: X(begin), y: shown.length * row + 4, width: Math.max(1, X(found[0]?.placed ?? finish) - X(begin)), height: 3, fill: css("--line-2") });
+  const height = shown.length * row + 26;
+  const picture = s("svg", { width, height, role: "img", "aria-label": `${plural(found.length, "attempt")} in ${span(finish - begin)}: ${shown.map((one) => `attempt ${one.number} on ${one.nodes}${one.cause ? `, ${one.cause}` : ""}`).join("; ")}` },
+    parts, waited, s("text", { x: label, y: height - 5 }, `${clock(begin)} submitted`), s("text", { x: width - 4, y: height - 5, "text-anchor": "end" }, job.finished_ms ? `${clock(finish)} ended` : "now"));
+  replace(card, h("h2", {}, "Attempts"), h("div", { class: "timeline" }, picture));
+}

@@ -1,0 +1,101 @@
+// Who waits and why, who runs, who has ended.
+
+import { jobActions } from "./actions.js";
+import { get } from "./api.js";
+import { jobColour } from "./colours.js";
+import { ago, chip, clock, empty, h, natural, plural, replace, shape, short, span, throttled, whole } from "./dom.js";
+import { cluster, listen, now } from "./live.js";
+
+const ASK_MS = 1500;
+const ENDED_SHOWN = 50;
+const RUNNING_SHOWN = 200;
+
+export function mount(root) {
+  const waiting = h("section", { class: "card", "aria-label": "Waiting" });
+  const running = h("section", { class: "card", "aria-label": "Running" });
+  const ended = h("section", { class: "card", "aria-label": "Ended" });
+  root.append(h("div", { class: "stack" }, h("h1", {}, "Queue"), waiting, running, ended));
+  let queue = null, problem = "", alive = true, asking = false, dirty = true;
+
+  const drawWaiting = () => replace(waiting, ...waitingPart(queue, problem));
+  const drawRest = throttled(300, () => { replace(running, ...runningPart()); replace(ended, ...endedPart()); });
+
+  async function ask() {
+    if (asking || !dirty) return;
+    asking = true; dirty = false;
+    try { queue = await get("/v1/queue?limit=100"); problem = ""; } catch (error) { problem = error.message; }
+    asking = false;
+    if (alive) drawWaiting();
+  }
+  // Why a job waits changes with the time as well as with events.
+  const timer = setInterval(() => { dirty = dirty || queue?.rows.length > 0; if (!document.hidden) ask(); }, ASK_MS);
+  const soon = throttled(300, ask);
+  const stop = listen((change) => { if (change.jobs?.length || change.ended?.length || change.whole || change.nodes?.length) { dirty = true; soon(); } drawRest(); });
+  ask();
+  drawRest();
+  return () => { alive = false; stop(); clearInterval(timer); drawRest.stop(); soon.stop(); };
+}
+
+function waitingPart(queue, problem) {
+  if (problem) return [h("h2", {}, "Waiting"), h("p", { class: "problem" }, problem)];
+  if (!queue) return [h("h2", {}, "Waiting"), h("p", { class: "dim" }, "asking the scheduler")];
+  const head = h("div", { class: "row" }, h("h2", {}, "Waiting"), h("span", { class: "dim" }, queue.waiting ? `${plural(queue.waiting, "job")}, in the order of the policy ` : "", queue.waiting ? h("b", {}, queue.policy) : null));
+  if (!queue.rows.length) return [head, empty("Nothing waits. To submit a job:", "shoal run -g 1 -- python train.py")];
+  const latest = Math.max(...queue.rows.map((row) => (row.late_ms ?? 0) - queue.now_ms), 1);
+  const rows = queue.rows.map((row) => h("tr", { "data-job": row.id },
+    h("td", { class: "num", "data-name": "place" }, String(row.position)),
+    h("td", {}, name(row), h("div", { class: "dim small" }, `${shape(row)} · ${row.tenant}${row.priority ? ` · priority ${row.priority}` : ""}`)),
+    h("td", {}, h("div", {}, row.why), row.help.length ? h("ul", { class: "help" }, row.help.map((text) => h("li", {}, text))) : null),
+    h("td", { "data-name": "starts" }, starts(row, queue.now_ms, latest)),
+    h("td", { class: "num", "data-name": "waits" }, span(queue.now_ms - row.submitted_ms)),
+    h("td", {}, h("div", { class: "row" }, jobActions(row)))));
+  const more = queue.waiting - queue.rows.length;
+  return [head, table(["num:#", "Job", "Why it waits, and what would help", "Predicted start", "num:Waits", ""], rows), more > 0 ? h("p", { class: "dim small" }, `and ${whole(more)} more behind these`) : null];
+}
+
+function starts(row, at, latest) {
+  if (row.early_ms === null) return h("span", { class: "dim" }, "not known: nobody told how long the jobs ahead run");
+  const early = Math.max(0, row.early_ms - at), late = Math.max(early, row.late_ms - at);
+  const text = late - early < 1000 ? `in about ${span(late)}` : `in ${span(early)} to ${span(late)}`;
+  return h("div", {}, text, h("div", { class: "range", role: "presentation" }, h("i", { style: { left: `${(100 * early) / latest}%`, width: `${Math.max(1, (100 * (late - early)) / latest)}%` } })));
+}
+
+function name(job) {
+  return h("span", {}, h("a", { href: `#/job/${job.id}`, "data-key": `go-${job.id}` }, job.id), job.name ? ` ${job.name}` : "");
+}
+
+function runningPart() {
+  const jobs = [...cluster.jobs.values()].filter((job) => job.state !== "waiting").sort((a, b) => natural(b.id, a.id));
+  const head = h("div", { class: "row" }, h("h2", {}, "Running"), h("span", { class: "dim" }, jobs.length ? plural(jobs.length, "job") : ""));
+  if (!jobs.length) return [head, h("p", { class: "dim" }, "Nothing runs.")];
+  const rows = jobs.slice(0, RUNNING_SHOWN).map((job) => h("tr", { "data-job": job.id },
+    h("td", {}, h("i", { class: "dot", style: { background: jobColour(job.id) } }), " ", name(job)),
+    h("td", {}, chip(job.state)),
+    h("td", {}, shape(job), h("span", { class: "dim" }, ` · ${job.service ? `replica of ${job.service}` : job.tenant}`)),
+    h("td", {}, progress(job)),
+    h("td", { class: "num", "data-name": "for" }, job.running_ms ? span(now() - job.running_ms) : "–"),
+    h("td", { class: "num", "data-name": "attempt" }, String(job.attempt))));
+  return [head, table(["Job", "", "Asks for", "Progress", "num:Runs for", "num:Attempt"], rows)];
+}
+
+export function progress(job) {
+  if (!job.step) return h("span", { class: "dim" }, "");
+  const share = job.steps ? job.step / job.steps : 0;
+  const left = job.steps && job.step_us ? `, ${span(((job.steps - job.step) * job.step_us) / 1000)} left` : "";
+  const words = job.steps ? `step ${whole(job.step)} of ${whole(job.steps)}${left}` : `step ${whole(job.step)}`;
+  return h("div", {}, h("span", {}, words, job.loss === undefined || job.loss === null ? "" : ` · loss ${short(job.loss)}`), job.slow?.length ? [" ", chip("suspect", "slow member")] : null, job.steps ? h("div", { class: "bar" }, h("i", { style: { width: `${100 * share}%` } })) : null);
+}
+
+function endedPart() {
+  const jobs = [...cluster.ended.values()].sort((a, b) => b.finished_ms - a.finished_ms).slice(0, ENDED_SHOWN);
+  const head = h("div", { class: "row" }, h("h2", {}, "Ended"), h("span", { class: "dim" }, jobs.length ? "the newest first" : ""));
+  if (!jobs.length) return [head, h("p", { class: "dim" }, "No job has ended yet.")];
+  const rows = jobs.map((job) => h("tr", { "data-job": job.id }, h("td", {}, name(job)), h("td", {}, chip(job.state)), h("td", { class: "dim" }, job.why ?? ""),
+    h("td", { class: "num", "data-name": "ran" }, job.running_ms ? span(job.finished_ms - job.running_ms) : "–"), h("td", { class: "num", title: clock(job.finished_ms), "data-name": "ended" }, ago(job.finished_ms, now()))));
+  return [head, table(["Job", "", "Why", "num:Last ran", "num:Ended"], rows)];
+}
+
+export function table(heads, rows) {
+  const head = heads.map((text) => h("th", { scope: "col", class: text.startsWith("num:") ? "num" : "" }, text.replace("num:", "")));
+  return h("table", { class: "fold" }, h("thead", {}, h("tr", {}, head)), h("tbody", {}, rows));
+}

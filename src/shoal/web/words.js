@@ -1,0 +1,77 @@
+// What an event says, in a few words; its why stands beside it.
+
+import { plural, span } from "./dom.js";
+
+const nodes = (slices) => [...new Set((slices ?? []).map((slice) => (Array.isArray(slice) ? slice[0] : slice.node)))].join(", ");
+const CAUSES = { cancel: "cancelled", "time-limit": "out of time", failure: "failed", "node-loss": "lost a node", drain: "its node is drained", preempt: "makes room for another", resize: "changes its size", move: "moves elsewhere", hang: "hangs" };
+
+const WORDS = {
+  JobSubmitted: () => "submitted",
+  JobPlaced: (e) => `attempt ${e.attempt} is placed on ${nodes(e.slices)}`,
+  JobReserved: (e) => (e.start_ms ? `room is set aside on ${e.nodes.join(", ")} in ${span(e.start_ms - e.at_ms)}` : "room is set aside for it"),
+  JobClaimed: (e) => `room is being made on ${nodes(e.slices)}`,
+  JobUnclaimed: () => "the room that was made is given up",
+  JobPromoted: () => "comes first from now on",
+  MembersStarted: (e) => `${plural(e.members?.length ?? 0, "member")} started`,
+  JobRunning: (e) => `attempt ${e.attempt} runs`,
+  MemberExited: (e) => `member ${e.member} on ${e.node} exited ${e.code}`,
+  MemberLost: (e) => `member ${e.member} was lost with ${e.node}`,
+  JobCheckpointed: (e) => `saved up to step ${e.step}${e.times ? `, ${e.times} times in all` : ""}`,
+  JobStopping: (e) => `stops: ${CAUSES[e.cause] ?? e.cause}`,
+  JobRequeued: (e) => `waits again: ${CAUSES[e.cause] ?? e.cause}`,
+  JobAdopted: (e) => `found alive on ${e.node}`,
+  JobFinished: (e) => `${e.outcome}, code ${e.code}`,
+};
+
+const OTHERS = {
+  NodeJoined: (e) => `${e.node} joined`,
+  NodeReady: (e) => `${e.node} is ready`,
+  NodeSuspected: (e) => `${e.node} is silent`,
+  NodeLost: (e) => `${e.node} is lost`,
+  NodeIntended: (e) => `${e.node} is ${e.intent}`,
+  NodeChecked: (e) => `${e.node} was measured: ${e.passed ? "well" : "not well"}`,
+  NodeJudged: (e) => `${e.node} is ${e.record?.standing}`,
+  ServiceSet: (e) => `service ${e.service} is version ${e.version}`,
+  ServiceScaled: (e) => `service ${e.service} wants ${plural(e.wanted, "replica")}`,
+  ReplicaReady: (e) => `${e.job} answers for ${e.service}`,
+  ReplicaDraining: (e) => `${e.job} drains for ${e.service}`,
+  ServiceStopping: (e) => `service ${e.service} stops`,
+  ServiceStopped: (e) => `service ${e.service} has stopped`,
+  PolicyChanged: (e) => `the policy is ${e.policy?.name}`,
+  ControllerStarted: (e) => `controller start ${e.epoch}`,
+};
+
+/** For a list of everything: with the name of the job. */
+export const tell = (event) => (OTHERS[event.event] ? OTHERS[event.event](event) : `${event.job} ${say(event)}`);
+export const DULL = new Set(["MembersStarted", "MemberExited", "JobCheckpointed", "JobReserved", "JobSubmitted"]);
+
+export const say = (event) => (WORDS[event.event] ?? (() => event.event))(event);
+export const slicesNodes = nodes;
+
+/** The life of a job, attempt by attempt: when each was placed, ran, was stopped and ended. */
+export function attempts(events) {
+  const found = [];
+  let submitted = 0;
+  for (const { event } of events) {
+    const last = found.at(-1);
+    if (event.event === "JobSubmitted") submitted = event.at_ms;
+    if (event.event === "JobPlaced") found.push({ number: event.attempt, placed: event.at_ms, nodes: nodes(event.slices), running: 0, stopping: 0, ended: 0, cause: "" });
+    if (!last || event.attempt !== last.number) continue;
+    if (event.event === "JobRunning" || event.event === "JobAdopted") { last.running = last.running || event.at_ms; last.ended = 0; }
+    if (event.event === "JobStopping") { last.stopping = event.at_ms; last.cause = CAUSES[event.cause] ?? event.cause; }
+    if (event.event === "JobRequeued") { last.ended = event.at_ms; last.cause = CAUSES[event.cause] ?? event.cause; }
+    if (event.event === "JobFinished") { last.ended = event.at_ms; last.cause = event.outcome; }
+  }
+  return { submitted, found };
+}
+
+/** Checkpoints without anything between them are one line: the newest, and how many. */
+export function folded(events) {
+  const found = [];
+  for (const { event } of events) {
+    const last = found.at(-1);
+    if (event.event === "JobCheckpointed" && last?.event === "JobCheckpointed" && last.job === event.job) found[found.length - 1] = { ...event, times: (last.times ?? 1) + 1 };
+    else found.push(event);
+  }
+  return found;
+}

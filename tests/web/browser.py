@@ -1,0 +1,99 @@
+"""A real Chromium for tests, and what it must never do: complain, or ask another host."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
+from urllib.parse import urlsplit
+
+import pytest
+
+if TYPE_CHECKING:
+    from playwright.sync_api import Browser, BrowserContext, Page
+
+WAIT_MS = 60_000
+FLAGS = (
+    "--no-sandbox",
+    "--disable-gpu",
+    "--disable-background-networking",
+    "--disable-component-update",
+    "--disable-sync",
+)
+
+
+@contextmanager
+def chromium() -> Iterator[Browser]:
+    api = pytest.importorskip(
+        "playwright.sync_api", reason="playwright is missing: pip install playwright"
+    )
+    path = os.environ.get("CHROMIUM") or shutil.which("chromium") or shutil.which("google-chrome")
+    if path is None:
+        pytest.skip("there is no Chromium: apt-get install chromium, or set CHROMIUM")
+    with api.sync_playwright() as driver:
+        browser = driver.chromium.launch(executable_path=path, args=list(FLAGS))
+        try:
+            yield browser
+        finally:
+            browser.close()
+
+
+class Visit:
+    """One browser window of a test on one cluster."""
+
+    def __init__(self, browser: Browser, url: str, token: str, width: int, scheme: str) -> None:
+        self.url, self.token = url, token
+        self.complaints: list[str] = []
+        self.strangers: list[str] = []
+        self.context: BrowserContext = browser.new_context(
+            viewport={"width": width, "height": 800},
+            color_scheme="dark" if scheme == "dark" else "light",
+        )
+        self.context.set_default_timeout(WAIT_MS)
+        self.page: Page = self.context.new_page()
+        self.page.on("console", lambda told: self._heard(told.type, told.text, str(told.location)))
+        self.page.on("pageerror", lambda error: self.complaints.append(str(error)))
+        self.page.on("request", lambda asked: self._asked(asked.url))
+
+    def sign_in(self) -> None:
+        self.page.goto(self.url)
+        self.page.fill("input[name=token]", self.token)
+        self.page.get_by_role("button", name="Sign in").click()
+        self.page.wait_for_selector(".link-state[data-state=live]")
+
+    def go(self, view: str) -> None:
+        self.page.evaluate("hash => { location.hash = hash }", f"#/{view}")
+        self.page.wait_for_selector(f"main[data-view={view.partition('/')[0]}]")
+
+    def cells(self, job: str) -> dict[str, int]:
+        """On which nodes the map shows the job, and on how many GPUs."""
+        script = """job => Object.fromEntries([...shoalMap.cluster.nodes.values()]
+            .map(node => [node.id, (node.held ?? []).filter(([id]) => id === job)
+            .reduce((sum, [, , gpus]) => sum + gpus.length, 0)]).filter(([, count]) => count))"""
+        return dict(self.page.evaluate(script, job))
+
+    def colour(self, node: str, gpu: int) -> tuple[int, ...]:
+        """What is painted in the middle of a GPU's cell."""
+        script = """([node, gpu]) => {
+            const tile = shoalMap.placeOf(node), step = shoalMap.plan.cell + shoalMap.plan.gap;
+            const ratio = devicePixelRatio, pen = shoalMap.canvas.getContext("2d");
+            const x = tile.x + 4 + (gpu % 8) * step + 3, y = tile.y + tile.top + 3;
+            return [...pen.getImageData(x * ratio, (y - shoalMap.offset()) * ratio, 1, 1).data];
+        }"""
+        return tuple(self.page.evaluate(script, [node, gpu]))
+
+    def close(self) -> None:
+        self.context.close()
+        assert not self.complaints, f"the browser complains: {self.complaints}"
+        assert not self.strangers, f"others are asked: {self.strangers}"
+
+    def _heard(self, kind: str, text: str, where: str) -> None:
+        missing = "/v1/ledger" in where or "/cost" in where
+        if kind == "error" and not missing:
+            self.complaints.append(f"{kind}: {text} {where}")
+
+    def _asked(self, url: str) -> None:
+        if urlsplit(url).netloc != urlsplit(self.url).netloc:
+            self.strangers.append(url)

@@ -1,0 +1,175 @@
+"""Who gets in, how long, and what another site cannot make a browser do."""
+
+from __future__ import annotations
+
+import http.client
+import json
+from urllib.parse import urlsplit
+
+import pytest
+
+from shoal.api.access import SESSION_MS, TRIES_MAX, TRIES_MS
+from tests.live.cluster import Live
+
+Headers = dict[str, str]
+
+
+class Answer:
+    def __init__(self, response: http.client.HTTPResponse) -> None:
+        self.status = response.status
+        self.headers = response.headers
+        self.body = response.read()
+
+    @property
+    def message(self) -> str:
+        return str(json.loads(self.body)["message"])
+
+
+def call(
+    live: Live, method: str, path: str, headers: Headers | None = None, body: object = None
+) -> Answer:
+    where = urlsplit(live.client.url)
+    connection = http.client.HTTPConnection(where.hostname or "", where.port, timeout=60)
+    data = None if body is None else json.dumps(body)
+    sent = {"content-type": "application/json"} if data else {}
+    connection.request(method, path, data, {**sent, **(headers or {})})
+    try:
+        return Answer(connection.getresponse())
+    finally:
+        connection.close()
+
+
+def token(live: Live) -> str:
+    return live.home.token.read_text().strip()
+
+
+@pytest.fixture
+def session(live: Live) -> Headers:
+    """The headers that the page sends with whatever changes something."""
+    answer = call(live, "POST", "/v1/session", body={"token": token(live)})
+    assert answer.status == 200
+    cookie = (answer.headers["set-cookie"] or "").partition(";")[0]
+    csrf = json.loads(answer.body)["csrf"]
+    return {"cookie": cookie, "x-shoal-csrf": csrf, "origin": live.client.url}
+
+
+def test_the_page_is_served_with_a_strict_policy_and_known_again(live: Live) -> None:
+    for path in ("/", "/web/app.js", "/web/style.css", "/web/icon.svg"):
+        answer = call(live, "GET", path)
+        assert answer.status == 200
+        policy = answer.headers["content-security-policy"]
+        assert "default-src 'none'" in policy and "frame-ancestors 'none'" in policy
+        assert "unsafe" not in policy and "http" not in policy
+        assert answer.headers["x-content-type-options"] == "nosniff"
+        again = call(live, "GET", path, {"if-none-match": answer.headers["etag"]})
+        assert (again.status, again.body) == (304, b"")
+
+
+@pytest.mark.parametrize("name", ["..%2fmain.py", "nothing.js", "..", "%2fetc%2fpasswd"])
+def test_only_the_pages_own_files_are_served(live: Live, name: str) -> None:
+    assert call(live, "GET", f"/web/{name}").status == 404
+
+
+def test_a_session_reads_and_writes_like_the_token(live: Live, session: Headers) -> None:
+    assert call(live, "GET", "/v1/nodes", {"cookie": session["cookie"]}).status == 200
+    job = live.run("sleep 600", cpu_milli=100)
+    assert call(live, "POST", f"/v1/jobs/{job}/cancel", session).status == 200
+    assert live.wait(job) == "cancelled"
+
+
+def test_another_site_cannot_use_a_browsers_session(live: Live, session: Headers) -> None:
+    path = "/v1/nodes/n1/drain"
+    bare = {"cookie": session["cookie"], "origin": session["origin"]}
+    for wrong in (
+        bare,
+        {**bare, "x-shoal-csrf": "guessed"},
+        {**session, "origin": "http://evil.example"},
+        {name: value for name, value in session.items() if name != "origin"},
+    ):
+        answer = call(live, "POST", path, wrong)
+        assert answer.status == 403
+        assert "\n" not in answer.message
+        assert "another site" in answer.message or "x-shoal-csrf" in answer.message
+    assert call(live, "GET", "/v1/session", bare).status == 200
+    assert next(node for node in live.client.nodes() if node.id == "n1").intent == "open"
+
+
+def test_a_session_that_ended_is_refused_and_a_forged_one_too(live: Live, session: Headers) -> None:
+    name, _, value = session["cookie"].partition("=")
+    forged = f"{name}={value[:-1]}{'0' if value[-1] != '0' else '1'}"
+    later = f"{name}={value.split('.')[0]}.9999999999999.{value.split('.')[2]}"
+    for cookie in (forged, later, f"{name}=x", f"{name}=..", f"{name}=a.b.c"):
+        assert call(live, "GET", "/v1/nodes", {"cookie": cookie}).status == 401
+    assert call(live, "POST", "/v1/session/end", session).status == 200
+    assert call(live, "GET", "/v1/nodes", {"cookie": session["cookie"]}).status == 401
+
+
+def test_a_code_signs_in_once_and_is_given_for_the_token_alone(
+    live: Live, session: Headers
+) -> None:
+    refused = call(live, "POST", "/v1/session/code", session)
+    assert refused.status == 403 and "shoal page" in refused.message
+    code = live.client.page_link().partition("#code=")[2]
+    assert call(live, "POST", "/v1/session", body={"code": code}).status == 200
+    again = call(live, "POST", "/v1/session", body={"code": code})
+    assert again.status == 401 and "shoal page" in again.message
+
+
+def test_the_stream_begins_with_all_and_goes_on_from_where_it_was(live: Live) -> None:
+    where = urlsplit(live.client.url)
+
+    def listen(last: str = "") -> tuple[str, str, dict[str, object]]:
+        """The first event: its id, its kind, and what it says."""
+        connection = http.client.HTTPConnection(where.hostname or "", where.port, timeout=60)
+        headers = {"authorization": f"Bearer {token(live)}", "last-event-id": last}
+        connection.request("GET", "/v1/stream", headers=headers)
+        response = connection.getresponse()
+        assert response.headers["content-type"].startswith("text/event-stream")
+        lines: dict[str, str] = {}
+        while "data" not in lines:
+            name, _, value = response.readline().decode().strip().partition(": ")
+            lines[name] = value
+        connection.close()
+        return lines["id"], lines["event"], json.loads(lines["data"])
+
+    seen, kind, told = listen()
+    assert kind == "snapshot"
+    assert len(told["nodes"]) == 4  # type: ignore[arg-type]
+    job = live.run("sleep 600", gpus=1)
+    live.wait(job, "running")
+    _, kind, told = listen(seen)
+    assert kind == "change", "what was missed, and not everything again"
+    assert job in json.dumps(told)
+    assert listen("of-another-controller")[1] == "snapshot"
+    live.client.cancel(job)
+
+
+def test_guessing_is_slowed_down_and_sessions_end() -> None:
+    from litestar.exceptions import NotAuthorizedException
+
+    from shoal.api.access import Access
+    from shoal.api.problems import Refusal
+
+    now_ms = [1_000]
+    access = Access("secret", lambda: now_ms[0])
+    stranger = _Connection("9.9.9.9")
+    for _ in range(TRIES_MAX):
+        with pytest.raises(NotAuthorizedException):
+            access.sign_in(stranger, "wrong", "")  # type: ignore[arg-type]
+    with pytest.raises(Refusal, match="too many wrong tokens"):
+        access.sign_in(stranger, "secret", "")  # type: ignore[arg-type]
+    session, cookie = access.sign_in(_Connection("1.1.1.1"), "secret", "")  # type: ignore[arg-type]
+    now_ms[0] += TRIES_MS
+    access.sign_in(stranger, "secret", "")  # type: ignore[arg-type]
+    bearer = _Connection("1.1.1.1", {access.cookie: cookie})
+    assert access.session(bearer) == session  # type: ignore[arg-type]
+    now_ms[0] += SESSION_MS
+    assert access.session(bearer) is None  # type: ignore[arg-type]
+
+
+class _Connection:
+    def __init__(self, host: str, cookies: dict[str, str] | None = None) -> None:
+        self.client = self
+        self.host = host
+        self.cookies = cookies or {}
+        self.headers: Headers = {}

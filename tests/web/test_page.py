@@ -1,0 +1,201 @@
+"""The page in a real browser: it shows what happens as it happens, and does what it is told."""
+
+from __future__ import annotations
+
+import sys
+from typing import TYPE_CHECKING
+
+import msgspec
+import pytest
+
+from shoal.model.job import JobSpec
+from shoal.model.service import Probe, Scale, ServiceSpec
+from tests.live.cluster import Live, eventually
+from tests.web.browser import WAIT_MS, Visit
+
+if TYPE_CHECKING:
+    from playwright.sync_api import Browser
+
+WAIT_S = WAIT_MS / 1000
+VIEWS = ("cluster", "queue", "services", "ledger", "simulate")
+NASTY = "<img src=x onerror=document.title='owned'>"
+
+
+def test_a_job_appears_runs_loses_its_node_and_heals_before_our_eyes(
+    visit: Visit, live: Live
+) -> None:
+    page = visit.page
+    free = visit.colour("n1", 0)
+    job = live.run("sleep 600", name="eyes", gpus=4)
+    assert eventually(lambda: sum(visit.cells(job).values()) == 4, WAIT_S)
+    (before,) = visit.cells(job)
+    assert eventually(lambda: visit.colour(before, 0) != free, WAIT_S), "its cells are painted"
+    page.get_by_role("link", name="eyes").wait_for()
+
+    live.kill_agent(before)
+    page.locator(".trouble, .lately").get_by_text(f"{before} is lost").or_(
+        page.locator(".chip[data-state=lost]", has_text=before)
+    ).first.wait_for()
+    assert eventually(lambda: list(visit.cells(job)) not in ([], [before]), WAIT_S)
+    (after,) = visit.cells(job)
+    assert after != before, "the cell moved"
+    assert eventually(lambda: visit.colour(after, 0) != free, WAIT_S)
+
+    visit.go(f"job/{job}")
+    page.locator(".events").get_by_text(f"lost with {before}").first.wait_for()
+    page.locator(".timeline").get_by_text("attempt 2").wait_for()
+    page.get_by_role("button", name="Cancel").click()
+    page.get_by_role("button", name="Cancel the job").click()
+    page.locator("main .chip[data-state=cancelled]").first.wait_for()
+    assert live.wait(job) == "cancelled"
+    assert eventually(lambda: not visit.cells(job), WAIT_S)
+
+
+def test_the_log_is_told_as_it_is_written_and_text_is_only_text(visit: Visit, live: Live) -> None:
+    gate = live.home.path / "gate"
+    job = live.run(
+        f'echo "{NASTY}"; while [ ! -e {gate} ]; do sleep 0.05; done; echo "and more"; sleep 600',
+        name="talks",
+        cpu_milli=100,
+    )
+    visit.go(f"job/{job}")
+    log = visit.page.locator(".log")
+    log.get_by_text(NASTY).wait_for()
+    assert "and more" not in log.inner_text()
+    gate.touch()
+    log.get_by_text("and more").wait_for()
+    assert visit.page.locator("main img").count() == 0, "what a job writes is never markup"
+    visit.page.locator("dd.mono", has_text="<img src=x").wait_for()  # its command
+    assert "owned" not in visit.page.title()
+    with pytest.raises(msgspec.ValidationError, match="name"):
+        live.run("true", name="<img onerror>")  # a name cannot even be one
+    live.client.cancel(job)
+
+
+def test_the_queue_says_why_and_what_would_help(visit: Visit, live: Live) -> None:
+    holders = [live.run("sleep 600", gpus=3, name=f"holds-{n}") for n in range(4)]
+    job = live.run("true", gpus=4, name="late")
+    visit.go("queue")
+    row = visit.page.locator(f"section[aria-label=Waiting] tr[data-job={job}]")
+    row.get_by_text("needs 1 member with 4 GPUs").wait_for()
+    row.get_by_text("with 1 GPU per member instead of 4 it would start now").wait_for()
+    live.client.cancel(holders[0])
+    visit.page.locator(f"section[aria-label=Ended] tr[data-job={job}]").wait_for()
+    for holder in holders[1:]:
+        live.client.cancel(holder)
+
+
+def test_a_node_is_drained_and_opened_and_a_job_requeued_after_a_question(
+    visit: Visit, live: Live
+) -> None:
+    page = visit.page
+    job = live.run("sleep 600", gpus=2, name="moves")
+    assert eventually(lambda: bool(visit.cells(job)), WAIT_S)
+    (node,) = visit.cells(job)
+    place = page.evaluate(
+        "id => { const t = shoalMap.placeOf(id), c = shoalMap.canvas.getBoundingClientRect();"
+        " return [c.left + t.x + 8, c.top + t.y + t.top + 4] }",
+        node,
+    )
+    page.mouse.click(*place)
+    panel = page.locator(".panel")
+    panel.get_by_role("button", name="Drain").click()
+    page.get_by_role("button", name="Drain the node").click()
+    assert eventually(lambda: list(visit.cells(job)) not in ([], [node]), WAIT_S)
+    panel.locator(".chip[data-state=draining]").wait_for()
+    panel.get_by_role("button", name="Uncordon").click()
+    page.get_by_role("button", name="Open it for jobs").click()
+    panel.locator(".chip[data-state=ready]").wait_for()
+
+    visit.go(f"job/{job}")
+    attempt = live.client.job(job).attempt
+    page.get_by_role("button", name="Requeue").click()
+    page.get_by_role("button", name="Stop and requeue").click()
+    assert eventually(lambda: live.client.job(job).attempt > attempt, WAIT_S)
+    page.locator(".events").get_by_text("requeued by a user").first.wait_for()
+    live.client.cancel(job)
+    live.wait(job)
+    page.get_by_role("button", name="Run again").click()
+    page.get_by_role("button", name="Submit it again").click()
+    page.wait_for_function("job => !location.hash.endsWith(job)", arg=f"/{job}")
+    again = page.evaluate("location.hash.split('/').at(-1)")
+    assert live.client.job(again).name == "moves"
+    live.client.cancel(again)
+
+
+def test_a_service_is_scaled_from_the_page(visit: Visit, live: Live) -> None:
+    replica = JobSpec(command=(sys.executable, "-c", "import time; time.sleep(600)"), cpu_milli=100)
+    live.client.serve(
+        ServiceSpec(name="chat", replica=replica, scale=Scale(least=1, most=1), probe=Probe())
+    )
+    visit.go("services")
+    card = visit.page.locator("section[data-service=chat]")
+    card.get_by_role("button", name="Scale").click()
+    visit.page.fill("dialog input[name=least]", "2")
+    visit.page.fill("dialog input[name=most]", "3")
+    visit.page.get_by_role("button", name="Scale it").click()
+    card.get_by_text("2 and 3").wait_for()
+    assert live.client.service("chat").least == 2
+    live.client.stop_service("chat")
+    card.wait_for(state="detached")
+
+
+def test_the_last_days_are_replayed_under_other_policies(visit: Visit, live: Live) -> None:
+    assert live.wait(live.run("true", gpus=1)) == "succeeded"
+    visit.go("simulate")
+    visit.page.get_by_role("button", name="Replay").click()
+    table = visit.page.locator("table.compare")
+    table.wait_for()
+    assert table.locator("thead th").all_inner_texts() == ["current (fair)", "fifo"]
+    table.get_by_text("Wait, mean").wait_for()
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_on_a_phone_nothing_is_wider_than_the_screen(
+    browser: Browser, live: Live, scheme: str
+) -> None:
+    job = live.run("echo " + "word" * 200 + "; sleep 600", gpus=1, name="narrow", cpu_milli=100)
+    waits = live.run("true", gpus=4, members=4, name="waits")
+    visit = Visit(browser, live.client.url, live.home.token.read_text().strip(), 360, scheme)
+    visit.sign_in()
+    for view in (*VIEWS, f"job/{job}", f"job/{waits}"):
+        visit.go(view)
+        visit.page.locator("main h1").first.wait_for(state="attached")
+        visit.page.wait_for_timeout(300)
+        wide = visit.page.evaluate("document.documentElement.scrollWidth - innerWidth")
+        assert wide <= 0, f"{view} is {wide} px too wide"
+    visit.close()
+    live.client.cancel(job)
+    live.client.cancel(waits)
+
+
+def test_the_map_is_walked_with_the_keyboard(visit: Visit) -> None:
+    visit.page.locator(".map canvas").focus()
+    visit.page.keyboard.press("ArrowRight")
+    visit.page.get_by_text("n1 · GPU 1").first.wait_for(state="attached")
+    visit.page.keyboard.press("Enter")
+    visit.page.locator(".panel h2", has_text="n1").wait_for()
+
+
+def test_the_page_comes_back_when_the_controller_does(visit: Visit, live: Live) -> None:
+    live.kill_controller()
+    job = live.run("sleep 600", gpus=1, name="after")
+    assert eventually(lambda: sum(visit.cells(job).values()) == 1, WAIT_S), "without signing in"
+    live.client.cancel(job)
+    visit.complaints.clear()  # a stream that breaks is told of by the browser itself
+
+
+def test_a_link_signs_in_once(browser: Browser, live: Live) -> None:
+    visit = Visit(browser, live.client.page_link(), "", 1200, "light")
+    visit.url = live.client.url
+    visit.page.goto(live.client.page_link())
+    visit.page.wait_for_selector(".link-state[data-state=live]")
+    assert "code" not in visit.page.url
+    (cookie,) = visit.context.cookies()
+    assert cookie["httpOnly"] and cookie["sameSite"] == "Strict"
+    assert visit.page.evaluate("document.cookie") == "", "no script can read it"
+    visit.page.get_by_role("button", name="Sign out").click()
+    visit.page.get_by_text("Sign in to Shoal").wait_for()
+    visit.page.reload()
+    visit.page.get_by_text("Sign in to Shoal").wait_for()
+    visit.close()
