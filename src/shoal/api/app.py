@@ -259,6 +259,7 @@ class Jobs(Controller):
             raise Refusal(
                 422, f"was a replica of {job.spec.service}, which replaces its own", "job"
             )
+        refuse_unknown_package(loop, job.spec.package)
         answer = accepted(await loop.request(Submit(job.spec)))
         return Done(id=answer.id, note=f"{job_id} has ended, so it was submitted again")
 
