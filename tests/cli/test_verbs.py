@@ -100,7 +100,7 @@ def test_the_impossible_is_refused_with_the_field(
     assert result.code == 1
 
 
-@pytest.mark.parametrize("verb", ["logs", "why", "cancel"])
+@pytest.mark.parametrize("verb", ["logs", "why", "cancel", "requeue"])
 def test_an_unknown_job_is_answered_with_the_newest(verb: str, live_shoal: Shoal) -> None:
     newest = live_shoal("run", "--", "true").out.strip()
     result = live_shoal(verb, "j999999")
@@ -344,3 +344,25 @@ def test_a_home_is_where_it_is_said_to_be(shoal: Shoal, cluster: Live) -> None:
     assert shoal("--home", place, "status").code == 0
     assert shoal("status", "--home", place).code == 0
     assert shoal("--home", "/nowhere", "status", "--home", place).code == 0
+
+
+def test_a_job_is_requeued_and_one_that_ended_is_submitted_again(
+    live_shoal: Shoal, cluster: Live
+) -> None:
+    job = cluster.run("sleep 600", name="again")
+    cluster.wait(job, "running")
+    assert live_shoal("requeue", job).out == f"{job} will run again\n"
+    assert eventually(lambda: cluster.client.job(job).attempt == 2, 40)
+    cluster.client.cancel(job)
+    cluster.wait(job)
+    (anew,) = json.loads(live_shoal("requeue", job, "--json").out)
+    assert anew["id"] != job and job in anew["note"]
+    assert cluster.client.job(anew["id"]).name == "again"
+    cluster.client.cancel(anew["id"])
+
+
+def test_a_link_to_the_page_is_told(live_shoal: Shoal, cluster: Live) -> None:
+    link = json.loads(live_shoal("page", "--json").out)["url"]
+    assert link.startswith(f"{cluster.client.url}/#code=")
+    assert live_shoal("page").out.startswith(f"{cluster.client.url}/#code=")
+    assert "shoal page" in live_shoal("status").out

@@ -261,7 +261,7 @@ class Jobs(Controller):
             )
         refuse_unknown_package(loop, job.spec.package)
         answer = accepted(await loop.request(Submit(job.spec)))
-        return Done(id=answer.id, note=f"{job_id} has ended, so it was submitted again")
+        return Done(id=answer.id, note=f"submitted again, for {job_id} has ended")
 
     @get("/{job_id:str}/why")
     async def why(self, loop: ControlLoop, job_id: str) -> WhyView:

@@ -32,6 +32,7 @@ THEMES: dict[str, dict[str, Entry]] = {
         "why": Entry("why", "Tell why a job or service is where it is, and how it came there."),
         "explain": Entry("explain", "Tell what happened to a job, on one page."),
         "cancel": Entry("cancel", "Stop jobs for good."),
+        "requeue": Entry("cancel", "Stop jobs and let them run again."),
     },
     "Services": {
         "serve": Entry("serve", "Serve a command behind one URL, or change how.", ServeVerb),
@@ -42,6 +43,7 @@ THEMES: dict[str, dict[str, Entry]] = {
         "up": Entry("up", "Start a cluster on this machine."),
         "down": Entry("up", "Stop the cluster and all that runs on it."),
         "status": Entry("status", "Show the whole cluster on one screen."),
+        "page": Entry("page", "Print a link to the cluster's page that signs you in once."),
         "nodes": Entry("nodes", "List the nodes and what is in use on them."),
         "cordon": Entry("nodes", "Start nothing new on nodes; what runs there goes on."),
         "drain": Entry("nodes", "Move jobs away from nodes, and start nothing new on them."),

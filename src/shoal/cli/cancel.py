@@ -1,4 +1,4 @@
-"""`shoal cancel`: stopping jobs for good."""
+"""`shoal cancel` and `shoal requeue`: stopping jobs, for good or to run again."""
 
 from __future__ import annotations
 
@@ -35,6 +35,34 @@ def cancel(
     asked = list(dict.fromkeys(reach.job_id(text) for text in jobs))
     with reach.connect(home) as client:
         each(asked, lambda job: _cancel(client, job), "cancelled", json)
+
+
+def requeue(
+    jobs: Annotated[list[str], typer.Argument(metavar="JOB...", help="Job ids, e.g. j7 j8.")],
+    json: JsonOption = False,
+    home: HomeOption = DEFAULT_HOME,
+) -> None:
+    """Stop jobs and let them run again.
+
+    A job is stopped, waits its turn and goes on from its last checkpoint; this
+    costs none of its retries. One that has ended is submitted again, as a new
+    job.
+
+    Examples:
+      shoal requeue j7
+      shoal requeue j7 j8 --json | jq -r '.[].id'
+    """
+    from shoal.cli import reach
+    from shoal.cli.several import each
+
+    asked = list(dict.fromkeys(reach.job_id(text) for text in jobs))
+    with reach.connect(home) as client:
+        each(
+            asked,
+            lambda job: reach.found(client, job, lambda c: c.requeue(job)),
+            "will run again",
+            json,
+        )
 
 
 def _cancel(client: Client, job: str) -> Done:

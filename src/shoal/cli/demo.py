@@ -34,6 +34,7 @@ NEXT = (
     "  shoal up --nodes 4 --gpus 8          a cluster of your own, to keep",
     "  shoal run -n 2 -g 8 -- COMMAND...    a gang of two members with 8 GPUs each",
     "  shoal status                         the whole of it on one screen",
+    "  shoal page                           the same in a browser, live",
 )
 
 
@@ -42,9 +43,10 @@ def demo(json: JsonOption = False) -> None:
 
     Four virtual nodes with 8 GPUs each come up in a temporary folder, apart
     from any cluster of yours; two dozen mixed jobs, each a real process, are
-    submitted; one node is killed in full view and its jobs run again
-    elsewhere. At the end everything is stopped and removed. The exit code is
-    0 if all was as promised, else 1.
+    submitted: a training run, a map, gangs, a service under load. One node is
+    killed in full view and its jobs run again elsewhere. A link to the page
+    shows the same in a browser. At the end everything is stopped and removed.
+    The exit code is 0 if all was as promised, else 1.
 
     Examples:
       shoal demo
@@ -104,13 +106,29 @@ def _perform(board: Board, screen: Screen, home: Home) -> int:
     screen.caption(f"starting {shape}")
     bring_up(home, ClusterConfig(nodes=demo_plan.nodes(), port=0), lambda _: None)
     with connect(home.path) as client:
-        specs = demo_plan.jobs(carried(os.environ), str(home.path.parent))
+        screen.page(client.page_link())
+        env, workdir = carried(os.environ), str(home.path.parent)
+        specs = demo_plan.jobs(env, workdir)
+        if _can_serve():
+            served = client.serve(demo_plan.service(env, workdir))
+            specs.append(demo_plan.asker(served.url, env, workdir))
         screen.caption(f"submitting {len(specs)} jobs to {shape}")
         for spec in specs:
             client.submit(spec)
         screen.caption(f"{len(specs)} jobs are submitted; in {KILL_AFTER_S:.0f} s a node will die")
         _watch(client, board, screen, home, len(specs))
     return len(specs)
+
+
+def _can_serve() -> bool:
+    """Without a load balancer the demo goes on without the service."""
+    from shoal.gateway.binary import GatewayError, find_binary
+
+    try:
+        find_binary()
+    except GatewayError:
+        return False
+    return True
 
 
 def _watch(client: Client, board: Board, screen: Screen, home: Home, submitted: int) -> None:

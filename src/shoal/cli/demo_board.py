@@ -30,6 +30,7 @@ class DemoJob(msgspec.Struct):
     hit: bool = False  # it lost a member with the killed node
     healed_ms: int | None = None  # when it ran again after that
     wants_gpus: bool = False
+    replica: bool = False  # of a service: nobody submitted it, and it ends with the service
 
 
 class DemoNode(msgspec.Struct):
@@ -67,7 +68,9 @@ class Board(msgspec.Struct):
                     self.noticed_ms = event.at_ms
             case JobSubmitted():
                 name = event.spec.name or event.job
-                self.jobs[event.job] = DemoJob(name, wants_gpus=event.spec.gpus > 0)
+                replica = bool(event.spec.service)
+                wants_gpus = event.spec.gpus > 0
+                self.jobs[event.job] = DemoJob(name, wants_gpus=wants_gpus, replica=replica)
             case _:
                 self._take_job(event)
 
@@ -96,10 +99,14 @@ class Board(msgspec.Struct):
             case _:
                 pass
 
+    @property
+    def submitted(self) -> list[DemoJob]:
+        return [job for job in self.jobs.values() if not job.replica]
+
     def counts(self) -> dict[str, int]:
         """How many jobs run, wait and are over."""
-        states = [job.state for job in self.jobs.values()]
-        over = sum(job.outcome is not None for job in self.jobs.values())
+        states = [job.state for job in self.submitted]
+        over = sum(job.outcome is not None for job in self.submitted)
         waiting = states.count("waiting")
         return {"running": len(states) - over - waiting, "waiting": waiting, "finished": over}
 

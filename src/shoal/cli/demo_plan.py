@@ -8,19 +8,15 @@ from shoal.cli.layout import virtual_nodes
 from shoal.cli.machine import Gpus, Machine
 from shoal.model.job import JobSpec, Restart
 from shoal.model.node import NodeSpec
+from shoal.model.service import Probe, Scale, ServiceSpec
 
 NODES = 4
 GPUS = 8
 
 _STEPS = "for step in $(seq {count}); do echo rank $RANK step $step; sleep 0.5; done"
-_TOKENIZE = """\
-import hashlib, time
-end, count, word = time.monotonic() + 3, 0, b'shoal'
-while time.monotonic() < end:
-    word, count = hashlib.sha256(word).digest(), count + 1
-    time.sleep(0.001)
-print(count, 'words', word.hex()[:8])
-"""
+_WORK = (sys.executable, "-m", "shoal.cli.demo_work")
+ASK_S = 10  # so long the service is asked
+TRAIN_STEPS = 80
 
 
 def nodes() -> tuple[NodeSpec, ...]:
@@ -32,8 +28,8 @@ def nodes() -> tuple[NodeSpec, ...]:
 
 
 def jobs(env: dict[str, str], workdir: str) -> list[JobSpec]:
-    """Gangs that need whole nodes, gangs that share them, single GPUs, one that fails at first,
-    and one that needs no GPU; mixed, as people submit them."""
+    """A training run, gangs that need whole nodes, gangs that share them, single GPUs, one that
+    fails at first, and a map that needs no GPU; mixed, as people submit them."""
 
     def job(name: str, members: int, gpus: int, seconds: float) -> JobSpec:
         steps = _STEPS.format(count=int(seconds * 2))
@@ -57,17 +53,35 @@ def jobs(env: dict[str, str], workdir: str) -> list[JobSpec]:
         retries=3,
         backoff_ms=500,
     )
-    tokenize = JobSpec(
-        command=(sys.executable, "-c", _TOKENIZE), name="tokenize", env=env, workdir=workdir
+    train = JobSpec(
+        command=(*_WORK, "train", str(TRAIN_STEPS)),
+        name="train-a",
+        members=2,
+        gpus=5,
+        env=env,
+        workdir=workdir,
+        stop_grace_ms=1000,
     )
+    lines = JobSpec(command=(*_WORK, "map"), name="map", env=env, workdir=workdir)
     return [
-        job("train-a", 2, 5, 8),
+        train,
         *[job(f"eval-{number}", 1, 1, 2 + number % 3) for number in range(1, 9)],
         flaky,
-        tokenize,
-        job("serve-test", 1, 4, 5),
+        lines,
+        job("score", 1, 4, 5),
         *[job(f"tune-{number}", 2, 2, 3 + number % 2) for number in range(1, 5)],
         *[job(f"eval-{number}", 1, 1, 2 + number % 3) for number in range(9, 17)],
         job("train-b", 2, 8, 4),
         *[job(f"tune-{number}", 2, 2, 3 + number % 2) for number in range(5, 8)],
     ]
+
+
+def service(env: dict[str, str], workdir: str) -> ServiceSpec:
+    replica = JobSpec(command=(*_WORK, "serve"), gpus=1, env=env, workdir=workdir)
+    scale = Scale(least=2, most=3, target=4)
+    return ServiceSpec(name="chat", replica=replica, scale=scale, probe=Probe(path="/health"))
+
+
+def asker(url: str, env: dict[str, str], workdir: str) -> JobSpec:
+    """Puts the service under load."""
+    return JobSpec(command=(*_WORK, "ask", url, str(ASK_S)), name="ask", env=env, workdir=workdir)

@@ -32,9 +32,9 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def report(board: Board, submitted: int, took_ms: int, left_behind: str) -> Report:
-    finished = sum(job.outcome is not None for job in board.jobs.values())
-    wrong = [job.name for job in board.jobs.values() if job.outcome is not Outcome.SUCCEEDED]
-    hit = [job for job in board.jobs.values() if job.hit]
+    finished = sum(job.outcome is not None for job in board.submitted)
+    wrong = [job.name for job in board.submitted if job.outcome is not Outcome.SUCCEEDED]
+    hit = [job for job in board.submitted if job.hit]
     healed = [job.healed_ms for job in hit if job.healed_ms is not None]
     return Report(
         submitted=submitted,

@@ -42,6 +42,9 @@ class Screen(Protocol):
     def caption(self, text: str) -> None:
         """What is going on now."""
 
+    def page(self, link: str) -> None:
+        """Where the same is seen in a browser."""
+
     def happened(self, event: Event) -> None: ...
 
     def refresh(self) -> None: ...
@@ -60,6 +63,9 @@ class Quiet:
     """For --json."""
 
     def caption(self, text: str) -> None:
+        pass
+
+    def page(self, link: str) -> None:
         pass
 
     def happened(self, event: Event) -> None:
@@ -86,6 +92,9 @@ class Plain(Quiet):
 
     def caption(self, text: str) -> None:
         print(f"{time.monotonic() - self._begun:5.1f} s  {text}", flush=True)
+
+    def page(self, link: str) -> None:
+        self.caption(f"see it in a browser: {link}")
 
     def happened(self, event: Event) -> None:
         match event:
@@ -115,6 +124,7 @@ class Picture(Quiet):
         self._board = board
         self._begun = time.monotonic()
         self._caption = ""
+        self._page = ""
         self._last: deque[tuple[float, Event]] = deque(maxlen=EVENTS_SHOWN)
         self._live: Live | None = None
 
@@ -133,6 +143,10 @@ class Picture(Quiet):
         self._caption = text
         self.refresh()
 
+    def page(self, link: str) -> None:
+        self._page = link
+        self.refresh()
+
     def happened(self, event: Event) -> None:
         dull = isinstance(event, MembersStarted | MemberExited | JobStopping | JobSubmitted)
         if dull or (isinstance(event, JobRunning) and event.attempt == 1):
@@ -149,7 +163,11 @@ class Picture(Quiet):
 
         clock = f"{time.monotonic() - self._begun:5.1f} s"
         head = Text.assemble(("Shoal demo ", "bold"), (clock, "dim"), "  ", (self._caption, "cyan"))
-        return Group(head, Text(), self._nodes(), Text(), self._queue(), Text(), self._events())
+        page = Text.assemble(("see it in a browser: ", "dim"), self._page) if self._page else Text()
+        page.no_wrap, page.overflow = True, "ignore"  # it is there to be copied
+        return Group(
+            head, page, Text(), self._nodes(), Text(), self._queue(), Text(), self._events()
+        )
 
     def _nodes(self) -> Table:
         from rich.table import Table

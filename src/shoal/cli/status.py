@@ -59,7 +59,7 @@ def _print_summary(view: StatusView, url: str) -> None:
 
     up = duration_text(view.now_ms - view.up_since_ms)
     starts = f", controller start {view.epoch}" if view.epoch > 1 else ""
-    line(f"Shoal {view.version} at {url}, up {up}{starts}", "bold")
+    line(f"Shoal {view.version} at {url}, up {up}{starts}; the page: shoal page", "bold")
     line(f"nodes  {_counts(view.nodes) or 'none yet'}")
     line(f"GPUs   {_share(view.gpus_held, view.gpus, str(view.gpus_held), str(view.gpus))}")
     held, cpus = view.cpu_milli_held, view.cpu_milli

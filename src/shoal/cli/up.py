@@ -265,6 +265,7 @@ def _print_up(config: ClusterConfig, answer: Up, home: Path) -> None:
     size = f"{plural(len(config.nodes), 'node')}, {plural(gpus, 'GPU')}"
     was = "is already up" if answer.already else "is up"
     line(f"the cluster {was} at {answer.address.url}: {size}; its files are in {home}", "green")
+    line(f"its page is {answer.address.url}/ (a link that signs you in: shoal page)")
     if at_terminal() and not answer.already:
         gpu_flag = "-g 1 " if gpus else ""
         line("try next:")
