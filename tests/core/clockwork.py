@@ -11,7 +11,7 @@ import msgspec
 
 from shoal.core.nodebook import NodeBook
 from shoal.core.policies import SHIPPED
-from shoal.model.commands import Check, Launch, Prepare
+from shoal.model.commands import Check, Dismiss, Launch, Prepare
 from shoal.model.events import (
     Event,
     JobClaimed,
@@ -93,7 +93,7 @@ class Clockwork(Cluster):
                 if isinstance(order, Check):
                     self.books[order.node].measured(CheckResult(id=order.id))
                     continue
-                if isinstance(order, Prepare):
+                if isinstance(order, (Prepare, Dismiss)):
                     continue
                 if isinstance(order, Launch):
                     left_ms = self.run_ms[order.ref.job] - self.job(order.ref.job).attained_ms

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from shoal.core.reconcile import STRANGER_GRACE_MS
-from shoal.model.commands import Acknowledge, Check, Launch, Prepare, Stop
+from shoal.model.commands import Acknowledge, Check, Dismiss, Launch, Prepare, Stop
 from shoal.model.job import MemberRef
 from tests.core.build import Cluster, node_spec
 
@@ -14,7 +14,7 @@ def orders(cluster: Cluster) -> list[str]:
     return [
         f"{type(command).__name__} {command.ref}"
         for command in cluster.last.commands
-        if not isinstance(command, (Check, Prepare))
+        if not isinstance(command, (Check, Prepare, Dismiss))
     ]
 
 

@@ -25,7 +25,7 @@ from shoal.agent.supplies import Supplies
 from shoal.core.nodebook import STOPPED_BEFORE_START_CODE, NodeBook
 from shoal.files import write_private
 from shoal.kernel import reap_orphans
-from shoal.model.commands import Acknowledge, Check, Envelope, Launch, Prepare, Stop
+from shoal.model.commands import Acknowledge, Check, Dismiss, Envelope, Launch, Prepare, Stop
 from shoal.model.health import CheckResult
 from shoal.model.job import MemberRef
 from shoal.model.node import NodeSpec
@@ -51,6 +51,9 @@ log = logging.getLogger("shoal.agent")
 CHECKPOINT_DIR = "SHOAL_CHECKPOINT_DIR"
 SCRATCH = "SHOAL_SCRATCH"  # a packed job may not write where it runs; this goes with the member
 
+CONTACT = "contact"  # written when a controller has spoken to this agent
+LEAVING = "leaving"  # its being there means that the node wants to leave
+
 HEARTBEAT_S = 1.0
 OUTPUT_POLL_S = 0.1
 # On `shoal down` members get this long after SIGTERM, whatever they asked for.
@@ -71,6 +74,7 @@ class AgentInfo(msgspec.Struct, frozen=True):
 
 class Agent:
     def __init__(self, directory: Path, spec: NodeSpec, incarnation: int) -> None:
+        self._directory = directory
         self._members_dir = directory / "members"
         self._members_dir.mkdir(exist_ok=True)
         self._book = NodeBook(spec, incarnation)
@@ -86,6 +90,7 @@ class Agent:
         self._memory = MemoryWatch()
         self._checkpoints = os.environ.get(CHECKPOINT_ROOT) or str(directory / "checkpoints")
         self._link: Link | None = None
+        self._met = False  # its other end has spoken
         # Over, but output still to ship: code, reason, the step it was in.
         self._ended: dict[MemberRef, tuple[int, str, int | None]] = {}
         self._leftovers: dict[MemberRef, None] = {}  # output of a life before this one
@@ -106,6 +111,7 @@ class Agent:
         if self._link is not None:
             self._link.close()
         self._link = link
+        self._met = False
         self._shipping.reconnected()
         self._supplies.packages.ask_again(all_of_them=True)
         self._report()
@@ -115,6 +121,9 @@ class Agent:
             self._link = None
 
     def _received(self, message: FromAgent | ToAgent) -> None:
+        if not self._met:  # `shoal join` waits for a sign that a controller answers
+            self._met = True
+            write_private(self._directory / CONTACT, str(time.time_ns()).encode())
         match message:
             case Orders(envelope):
                 self._obey(envelope)
@@ -137,6 +146,8 @@ class Agent:
                     self._checks.ask(order, busy=bool(self._book.alive))
                 case Prepare():
                     self._prepare(order)
+                case Dismiss():
+                    self.stopping.set()
         for command in envelope.commands:
             if isinstance(command, Acknowledge) and command.ref not in self._book.exits:
                 self._forget(command.ref)
@@ -358,6 +369,7 @@ class Agent:
                 self._checks.tend()
                 self._supplies.packages.ask_again(all_of_them=False)
                 self._memory.look()
+                self._book.leaving = (self._directory / LEAVING).exists()
                 self._report()
 
         async def ship() -> None:

@@ -42,6 +42,8 @@ THEMES: dict[str, dict[str, Entry]] = {
     "Cluster": {
         "up": Entry("up", "Start a cluster on this machine."),
         "down": Entry("up", "Stop the cluster and all that runs on it."),
+        "join": Entry("join", "Make this machine a node of a cluster that is led elsewhere."),
+        "leave": Entry("join", "Take this machine out of the cluster it has joined."),
         "status": Entry("status", "Show the whole cluster on one screen."),
         "page": Entry("page", "Print a link to the cluster's page that signs you in once."),
         "nodes": Entry("nodes", "List the nodes and what is in use on them."),

@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from shoal.model.node import NodeSpec
 
 TOKEN_VARIABLE = "SHOAL_JOIN_TOKEN"
+LOOPBACK = "127.0.0.1"  # a node's address unless somebody says more
 Progress = Callable[[str], None]
 
 
@@ -70,8 +71,10 @@ def wish(
     return Wish(machine.head_of(home.path, ip, "").head, ip, leads=True, token=token)
 
 
-def machine_spec(shape: Shape, ip: str, name: str = "", place: str = "") -> NodeSpec:
-    """This machine as a node: what was found, unless the flags say otherwise."""
+def machine_spec(
+    shape: Shape, ip: str, name: str = "", place: str = "", file: Path | None = None
+) -> NodeSpec:
+    """This machine as a node: what was found, unless the file or the flags say otherwise."""
     import re
 
     import msgspec
@@ -82,6 +85,9 @@ def machine_spec(shape: Shape, ip: str, name: str = "", place: str = "") -> Node
     from shoal.model.node import GPUS_PER_NODE_MAX, NODE_ID_PATTERN
 
     found = layout.this_machine(machine.detect())[0]
+    if file is not None:
+        found = described(found, file)
+        ip = ip if found.address == LOOPBACK else found.address
     if shape.gpus is not None and not 0 <= shape.gpus <= GPUS_PER_NODE_MAX:
         raise Failure(f"--gpus: must be from 0 to {GPUS_PER_NODE_MAX}, not {shape.gpus}", USAGE)
     if name and not re.fullmatch(NODE_ID_PATTERN, name):
@@ -101,6 +107,23 @@ def machine_spec(shape: Shape, ip: str, name: str = "", place: str = "") -> Node
     return msgspec.structs.replace(
         found, **{name: value for name, value in changes.items() if value is not None}
     )
+
+
+def described(found: NodeSpec, file: Path) -> NodeSpec:
+    """The node with what a file says of it."""
+    import msgspec
+
+    from shoal.cli import datafile
+    from shoal.cli.guard import Failure
+    from shoal.model.node import NodeSpec
+
+    text = datafile.read_text(file.expanduser(), "node file")
+    ending = file.suffix if file.suffix in (".yaml", ".yml", ".toml", ".json") else ".yaml"
+    try:
+        fields = {str(name): value for name, value in datafile.load(text, ending).items()}
+        return msgspec.convert({**msgspec.structs.asdict(found), **fields}, NodeSpec)
+    except (datafile.BadData, msgspec.ValidationError) as error:
+        raise Failure(f"--spec: {file}: {error}") from None
 
 
 def start_ray(home: Home, config: ClusterConfig, ray: Wish, progress: Progress) -> None:

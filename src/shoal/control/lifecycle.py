@@ -16,7 +16,7 @@ import msgspec
 from shoal.client import Address, Client, ShoalError
 from shoal.control.home import ClusterConfig, Home
 from shoal.files import held
-from shoal.kernel import AGENT_MARK, NODE_MARK, kill_marked
+from shoal.kernel import AGENT_MARK, NODE_MARK, RAY_MARK, kill_marked
 from shoal.model.views import NodeView
 
 Progress = Callable[[str], None]
@@ -92,7 +92,7 @@ def take_down(home: Home, progress: Progress) -> int:
         _signal(_agent_pid(directory), signal.SIGTERM)
     for directory in agents:
         progress(f"stopping {directory.name}")
-        _end(directory / "agent.lock", _agent_pid(directory))
+        end_agent(directory)
         stopped += 1
     if home.gateway.is_dir():
         progress("stopping the gateway")
@@ -101,7 +101,13 @@ def take_down(home: Home, progress: Progress) -> int:
     # An agent that the controller had just started may not hold its lock yet.
     for mark in (AGENT_MARK, NODE_MARK):
         kill_marked(mark, lambda value: Path(value).parent == home.nodes)
+    kill_marked(RAY_MARK, lambda value: Path(value) == home.path)
     return stopped
+
+
+def end_agent(directory: Path) -> None:
+    """An agent, and all that runs on its node; members get a moment to end well."""
+    _end(directory / "agent.lock", _agent_pid(directory))
 
 
 def _start(home: Home) -> None:

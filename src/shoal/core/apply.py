@@ -314,8 +314,9 @@ def _node_joined(state: State, event: NodeJoined) -> None:
         state.add_node(node)
     elif event.incarnation != node.incarnation:
         state.replace_node(node, event.spec, event.incarnation)
-    if node.intent is NodeIntent.REMOVED:
+    if node.intent is NodeIntent.REMOVED or node.leaving:
         state.set_intent(node, NodeIntent.OPEN)
+        node.leaving = False
     node.dead = False
     _set_health(state, node, NodeHealth.JOINING, event)
 
@@ -344,6 +345,7 @@ def _node_intended(state: State, event: NodeIntended) -> None:
     node = state.nodes[event.node]
     state.close(node)
     state.set_intent(node, event.intent)
+    node.leaving = event.leaving
     state.open_up(node)
     if event.intent is NodeIntent.DRAINING:
         for job in state.placed[node.id].values():

@@ -5,7 +5,7 @@ Pure, so that the agent and the simulated world keep their books with the same c
 
 from __future__ import annotations
 
-from shoal.model.commands import Acknowledge, Check, Envelope, Launch, Prepare, Stop
+from shoal.model.commands import Acknowledge, Check, Dismiss, Envelope, Launch, Prepare, Stop
 from shoal.model.health import CheckResult
 from shoal.model.job import MemberRef
 from shoal.model.node import NodeSpec
@@ -18,7 +18,7 @@ STOPPED_BEFORE_START_CODE = 143
 PREPARED_MAX = 2  # a warm interpreter takes memory
 CHECKS_KEPT = 4  # told in every report until newer ones take their place
 
-Order = Launch | Stop | Check | Prepare
+Order = Launch | Stop | Check | Prepare | Dismiss
 
 
 class NodeBook:
@@ -33,6 +33,7 @@ class NodeBook:
         self.exits: dict[MemberRef, MemberExit] = {}
         self.checks: dict[str, CheckResult] = {}
         self.prepared: dict[str, Prepare] = {}
+        self.leaving = False
         self._sequence = 0
         self._newest = (0, 0)
 
@@ -48,6 +49,9 @@ class NodeBook:
                 continue
             if isinstance(command, Check):
                 if command.id not in self.checks:
+                    todo.append(command)
+            elif isinstance(command, Dismiss):
+                if self.leaving and not self.alive and not self.exits:
                     todo.append(command)
             elif isinstance(command, Prepare):
                 self._prepare(command)
@@ -126,6 +130,7 @@ class NodeBook:
             progress=progress,
             checks=tuple(self.checks.values()),
             prepared=tuple(self.prepared),
+            leaving=self.leaving,
             sample=sample,
             getting=tuple(Getting(ref, what) for ref, what in self.getting.items()),
         )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from shoal.core.farewell import note_leaving, note_left
 from shoal.core.round import Round
 from shoal.core.state import Node, State
 from shoal.model.events import (
@@ -25,7 +26,8 @@ def observe(round_: Round, report: Report) -> list[NodeReport]:
     for gone in report.gone:
         node = round_.state.nodes.get(gone.node)
         if node is not None and node.incarnation == gone.incarnation and not node.dead:
-            lose(round_, node, dead=True, why=gone.why)
+            why = "its agent has ended, as it was told" if node.leaving else gone.why
+            lose(round_, node, dead=True, why=why)
     fresh = [inventory for inventory in report.nodes if _hear(round_, inventory)]
     _expire_silent(round_)
     return fresh
@@ -50,6 +52,7 @@ def _hear(round_: Round, inventory: NodeReport) -> bool:
     if node.health is not NodeHealth.READY and not _strangers(state, inventory):
         why = "heard again" if node.health is NodeHealth.SUSPECT else "its inventory is clean"
         round_.emit(NodeReady(at_ms=round_.now_ms, node=node_id, why=why))
+    note_leaving(round_, node, inventory)
     return True
 
 
@@ -249,3 +252,4 @@ def lose(round_: Round, node: Node, *, dead: bool, why: str) -> None:
             why=why,
         )
     )
+    note_left(round_, node)

@@ -39,6 +39,7 @@ class Node(msgspec.Struct, kw_only=True):
     since_ms: int = 0
     why: str = ""
     record: Record = Record()  # what is thought of its work
+    leaving: bool = False  # its intent is its own: it wants to go
 
     @property
     def id(self) -> str:
@@ -125,8 +126,7 @@ class State:
         self.moves_ms: dict[str, int] = {}  # when it was last tried to move somebody for it
         # Known not to fit until a node gains room; a cache, so losing it costs only time.
         self.hopeless: set[Gang] = set()
-        # The same of gangs that fit only on nodes set aside for these jobs.
-        self.no_gap: set[tuple[Gang, tuple[str, ...]]] = set()
+        self.no_gap: set[tuple[Gang, tuple[str, ...]]] = set()  # but on nodes set aside for these
         # When the whole queue should be looked at again, and how many cycles looked at parts of it.
         self.replicas: dict[str, dict[str, None]] = {}  # service -> its jobs
         self.troubled: dict[str, None] = {}  # nodes that are suspect or in quarantine

@@ -5,6 +5,7 @@ from __future__ import annotations
 import msgspec
 
 from shoal.core.admit import admit
+from shoal.core.farewell import dismissals
 from shoal.core.heal import heal
 from shoal.core.observe import observe
 from shoal.core.prepare import prepares_wanted
@@ -47,5 +48,6 @@ def step(state: State, report: Report, policy: Policy, now_ms: int) -> Step:
     commands = reconcile(round_, fresh)  # what should run minus what runs
     commands += checks_wanted(state, fresh)  # which nodes should be measured
     commands += prepares_wanted(state, fresh, now_ms)  # which should be warm for a gang
+    commands += dismissals(state, fresh)  # who wanted to leave and may
     wake_ms = next_wake(round_)
     return Step(round_.events, commands, answers, round_.finished, wake_ms)

@@ -137,7 +137,7 @@ class AgentLink:
 
     def _announce_death(self) -> None:
         """A life that nobody here has heard of may have ended too: its number was written down."""
-        incarnation = self._incarnation or _last_incarnation(self._directory)
+        incarnation = self._incarnation or last_incarnation(self._directory)
         if not incarnation or (self._death and self._death.incarnation == incarnation):
             return
         log.warning("the agent of %s is dead", self._node)
@@ -165,7 +165,8 @@ def start_agent(directory: Path, env: dict[str, str]) -> subprocess.Popen[bytes]
         )
 
 
-def _last_incarnation(directory: Path) -> int:
+def last_incarnation(directory: Path) -> int:
+    """Of the agent of this directory, dead or alive; 0 if there never was one."""
     try:
         return int((directory / "incarnation").read_text())
     except (OSError, ValueError):

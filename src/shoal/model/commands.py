@@ -64,7 +64,14 @@ class Prepare(msgspec.Struct, frozen=True, kw_only=True, tag_field="command", ta
     requirements: str = ""
 
 
-Command = Launch | Stop | Acknowledge | Check | Prepare
+class Dismiss(msgspec.Struct, frozen=True, kw_only=True, tag_field="command", tag=True):
+    """The node wanted to leave, and nothing is expected of it any more: its agent may end."""
+
+    node: str
+    incarnation: int
+
+
+Command = Launch | Stop | Acknowledge | Check | Prepare | Dismiss
 
 
 class Envelope(msgspec.Struct, frozen=True):

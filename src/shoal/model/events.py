@@ -163,7 +163,10 @@ class NodeLost(NodeEvent, frozen=True, kw_only=True):
 
 
 class NodeIntended(NodeEvent, frozen=True, kw_only=True):
+    """`leaving`: by the node's own wish, not an operator's."""
+
     intent: NodeIntent
+    leaving: bool = False
 
 
 class NodeChecked(NodeEvent, frozen=True, kw_only=True):

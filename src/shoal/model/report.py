@@ -36,7 +36,8 @@ class NodeReport(msgspec.Struct, frozen=True, kw_only=True):
     checks, the newest last; they are told in every report, so that none gets lost. `prepared`
     are the jobs that the node was told to be ready for, with an interpreter that is warm.
     `sample` is the node's load, now and then: no decision needs it. Those `getting` are not alive
-    yet, but hold what they were given."""
+    yet, but hold what they were given. A node that is `leaving` wants to go as soon as nothing runs
+    on it any more."""
 
     spec: NodeSpec
     incarnation: int
@@ -49,6 +50,7 @@ class NodeReport(msgspec.Struct, frozen=True, kw_only=True):
     prepared: tuple[str, ...] = ()
     sample: NodeSample | None = None
     getting: tuple[Getting, ...] = ()
+    leaving: bool = False
 
 
 class NodeGone(msgspec.Struct, frozen=True):

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
 from shoal.core.nodebook import STOPPED_BEFORE_START_CODE, NodeBook
-from shoal.model.commands import Check, Envelope, Launch, Prepare, Stop
+from shoal.model.commands import Check, Dismiss, Envelope, Launch, Prepare, Stop
 from shoal.model.health import CheckResult
 from shoal.model.job import MemberRef
 from shoal.model.node import NodeSpec
@@ -106,6 +106,8 @@ class Machine:
                     self.book.measured(self._measure(order.id))
                 case Prepare():
                     pass  # its processes take no time to start
+                case Dismiss():
+                    pass  # its machines go without asking
         self.report()
 
     def _measure(self, id_: str) -> CheckResult:

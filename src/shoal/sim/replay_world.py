@@ -13,7 +13,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
-from shoal.model.commands import Check, Command, Launch, Prepare, Stop
+from shoal.model.commands import Check, Command, Dismiss, Launch, Prepare, Stop
 from shoal.model.job import MemberRef
 from shoal.model.node import NodeSpec
 from shoal.model.report import MemberExit, NodeGone, NodeReport
@@ -178,7 +178,7 @@ class World:
     def obey(self, commands: Iterable[Command]) -> None:
         stops: dict[str, list[tuple[SimNode, MemberRef]]] = {}
         for command in commands:
-            if isinstance(command, (Check, Prepare)):
+            if isinstance(command, (Check, Prepare, Dismiss)):
                 continue  # nobody is slow here
             node, ref = self.nodes[command.node], command.ref
             if not node.up or command.incarnation != node.incarnation:

@@ -54,6 +54,24 @@ def ray_cluster(*flags: str) -> Iterator[Live]:
         shutil.rmtree(path, ignore_errors=True)
 
 
+@contextmanager
+def second_home() -> Iterator[Path]:
+    """Of another machine, or as if it were."""
+    path = Path(tempfile.mkdtemp(prefix="shoal-ray-", dir="/tmp"))
+    try:
+        yield path
+    finally:
+        take_down(Home(path), lambda _: None)
+        shutil.rmtree(path, ignore_errors=True)
+
+
+def reach(live: Live) -> str:
+    """Where others join."""
+    config = live.home.read_config()
+    assert config is not None
+    return config.reach
+
+
 def kill_ray(home: Path, program: str) -> int:
     """SIGKILL this home's `gcs_server` or `raylet`; returns how many there were."""
     killed = 0

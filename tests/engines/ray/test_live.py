@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
+from urllib.parse import urlsplit
 
 import pytest
 
-from tests.engines.ray.cluster import kill_ray, ray_cluster
+from tests.engines.ray.cluster import kill_ray, ray_cluster, reach, second_home, shoal
 from tests.live.cluster import Live, eventually
 
 pytest.importorskip("ray", reason="Ray is not installed: pip install 'shoal[ray]'")
@@ -96,3 +97,43 @@ def test_a_killed_agent_is_known_to_be_dead_and_started_again(live: Live) -> Non
     assert any("its agent died" in event.event.why for event in events)  # type: ignore[union-attr]
     live.client.cancel(job)
     must_work(live)
+
+
+def test_a_second_machine_joins_works_and_leaves(live: Live, tmp_path: Path) -> None:
+    """Two homes on one machine stand for two machines: each has its own Ray, ports and agent."""
+    head, token = reach(live), str(live.home.ray / "token")
+    with second_home() as home:
+        joined = shoal(home, "join", head, "--name", "n2", "--cpus", "16", "--token-file", token)
+        assert joined.returncode == 0, joined.stderr
+        assert "n2 has joined the cluster" in joined.stdout
+        again = shoal(home, "join", head)
+        assert again.returncode == 0
+        assert "n2 is already in the cluster" in again.stdout
+        gang = live.run("echo $SHOAL_NODE", members=2, cpu_milli=9_000)
+        assert live.wait(gang, timeout_s=BOUND_S) == "succeeded"
+        assert {live.output(gang, member=0), live.output(gang, member=1)} >= {"n2\n"}
+        assert_refused_joins(live, head, token)
+        left = shoal(home, "leave", "--json")
+        assert left.returncode == 0, left.stderr
+        assert [node.id for node in live.client.nodes() if node.id == "n2"] == []
+        assert shoal(home, "leave").stdout.endswith("nothing to do\n")
+    must_work(live)
+
+
+def assert_refused_joins(live: Live, head: str, token: str) -> None:
+    """What cannot work is told in one line before anything starts."""
+    with second_home() as home:
+        wrong = home / "wrong"
+        wrong.write_text("0123456789abcdef0123456789abcdef")
+        cases = [
+            (("join", head, "--token-file", str(wrong)), "the token is not the one"),
+            (("join", head, "--token-file", token, "--name", "n2"), "the name n2 is taken"),
+            (("join", "127.0.0.1:1", "--token-file", token), "nobody answers at 127.0.0.1:1"),
+            (("join", urlsplit(live.client.url).netloc, "--token-file", token), "is not the head"),
+        ]
+        for args, words in cases:
+            refused = shoal(home, *args)
+            assert refused.returncode == 1
+            (line,) = [one for one in refused.stderr.splitlines() if one.startswith("error: ")]
+            assert words in line
+        assert not (home / "ray" / "keeper.log").exists()

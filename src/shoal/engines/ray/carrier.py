@@ -60,12 +60,12 @@ class Carrier:
         if courier is not None:
             courier.send(message.data)
 
-    async def deliver(self, node: str, data: bytes) -> None:
+    async def deliver(self, message: FromNode) -> None:
         """To the engine; waits while the engine does not read."""
         while self._link is not None and self._link.backlog_bytes > TO_ENGINE_BYTES_MAX:  # noqa: ASYNC110
             await asyncio.sleep(0.05)
         if self._link is not None:
-            self._link.send(FromNode(node, data))
+            self._link.send(message)
 
     async def look_around(self) -> None:
         """For ever: a courier for each machine that Ray has."""
@@ -195,13 +195,14 @@ class Courier:
             await asyncio.gather(*both, return_exceptions=True)
 
     async def _pull(self, post: Any, number: int) -> None:
+        session = time.time_ns()
         while True:
             batch = await asyncio.wait_for(_answer(post.pull.remote(number)), PULL_TIMEOUT_S)
             for data in batch:
                 message: FromPost = _decode(data)
                 if isinstance(message, Heard):
                     self.incarnation = message.report.incarnation
-                await self._carrier.deliver(self._node, data)
+                await self._carrier.deliver(FromNode(self._node, data, session))
 
     async def _push(self, post: Any, number: int) -> None:
         while True:

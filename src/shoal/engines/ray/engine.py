@@ -45,7 +45,7 @@ class RayEngine:
         self._task: asyncio.Task[None] | None = None
         self._link: Link | None = None
         self._closed = asyncio.Event()
-        self._nodes: dict[str, None] = {}  # heard of through this carrier
+        self._nodes: dict[str, int] = {}  # heard of through this carrier, in which session
         self._deaths: dict[str, NodeGone] = {}
 
     async def start(self, inbox: Inbox) -> None:
@@ -140,7 +140,9 @@ class RayEngine:
     def _received(self, brought: FromNode) -> None:
         assert self._inbox is not None
         message: FromPost = _decode(brought.data)
-        self._nodes[brought.node] = None
+        if self._nodes.get(brought.node) != brought.session:
+            self._nodes[brought.node] = brought.session
+            self._tell(brought.node, Ask())  # so that its agent knows that a controller answers
         match message:
             case Heard(report):
                 death = self._deaths.get(brought.node)

@@ -23,9 +23,9 @@ from types import FrameType
 import msgspec
 
 from shoal.engines.agentlink import start_agent
-from shoal.engines.ray.render import MARK, RayNode, arguments, environment, temp_dir, without_ray
+from shoal.engines.ray.render import RayNode, arguments, environment, temp_dir, without_ray
 from shoal.files import held, lock
-from shoal.kernel import kill_marked
+from shoal.kernel import RAY_MARK, kill_marked
 from shoal.wire import CHECKPOINT_ROOT
 
 POLL_S = 0.2
@@ -33,9 +33,13 @@ PAUSE_FIRST_S = 0.5
 PAUSE_MAX_S = 15.0
 HEALTHY_AFTER_S = 30.0
 END_TIMEOUT_S = 3.0
+FAREWELL_S = 3.0
 ALREADY_CODE = 3
 LOG_BYTES_MAX = 16 * 1024 * 1024
 SESSIONS_KEPT = 3
+
+
+LEAVING = "leaving"  # a file in the node's directory: it wants to go
 
 
 class Kept:
@@ -75,12 +79,23 @@ class Keeper:
         kept = [Kept(self._ray_runs, self._start_ray)]
         if self._node.node:
             kept.append(Kept(self._agent_runs, self._start_agent))
-        while not self._stopping.wait(POLL_S):
+        while not self._stopping.wait(POLL_S) and not self._has_left():
             now = time.monotonic()
             for thing in kept:
                 thing.look(now)
         self._end_ray()
         return 0
+
+    def _has_left(self) -> bool:
+        """The node wanted to leave and its agent is gone, dismissed or dead: the rest goes too, as
+        soon as the post has had the time to tell of it."""
+        flag = self._directory / LEAVING
+        if not self._node.node or not flag.exists() or self._agent_runs():
+            return False
+        print(f"{_now()} {self._node.node} leaves", flush=True)
+        self._stopping.wait(FAREWELL_S)
+        flag.unlink(missing_ok=True)
+        return True
 
     def stop(self, number: int, frame: FrameType | None) -> None:  # noqa: ARG002
         self._stopping.set()
@@ -120,7 +135,7 @@ class Keeper:
         self._sweep_ray()
 
     def _sweep_ray(self) -> None:
-        while kill_marked(MARK, lambda value: value == str(self._home)):
+        while kill_marked(RAY_MARK, lambda value: value == str(self._home)):
             time.sleep(0.01)
 
     def _tidy_sessions(self) -> None:

@@ -27,10 +27,11 @@ class ToNode(msgspec.Struct, frozen=True, tag=True):
 
 
 class FromNode(msgspec.Struct, frozen=True, tag=True):
-    """Carrier to engine: `data` is what this node's post has brought."""
+    """Carrier to engine: `data` is what this node's post has brought, in this session with it."""
 
     node: str
     data: bytes
+    session: int
 
 
 class KnownNode(msgspec.Struct, frozen=True):

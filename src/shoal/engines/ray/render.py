@@ -7,10 +7,11 @@ from pathlib import Path
 
 import msgspec
 
+from shoal.kernel import RAY_MARK
+
 NAMESPACE = "shoal"
 LABEL_NODE = "shoal-node"  # which of Shoal's nodes a Ray node carries for
 LABEL_STAMP = "shoal-stamp"  # when it was started: of two with one name the later one counts
-MARK = "SHOAL_RAY_DIR"  # in the environment of all that Ray runs for one home: whose it is
 POST_DIR = "SHOAL_RAY_NODE_DIR"  # where the post of a machine finds its agent
 
 # Each machine uses one hundred of ports, the first free one from here on.
@@ -80,14 +81,16 @@ def environment(home: Path, node: str = "") -> dict[str, str]:
         **HEALTH_CHECKS,
         "RAY_AUTH_MODE": "token",
         "RAY_AUTH_TOKEN_PATH": str(token_path(home)),
-        MARK: str(home),
+        RAY_MARK: str(home),
         **({POST_DIR: str(home / "nodes" / node)} if node else {}),
     }
 
 
 def without_ray(env: dict[str, str]) -> dict[str, str]:
     """A user's own settings for Ray must not reach the Ray that Shoal runs, nor ours their jobs."""
-    return {k: v for k, v in env.items() if not k.startswith("RAY_") and k not in (MARK, POST_DIR)}
+    return {
+        k: v for k, v in env.items() if not k.startswith("RAY_") and k not in (RAY_MARK, POST_DIR)
+    }
 
 
 def token_path(home: Path) -> Path:
