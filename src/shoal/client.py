@@ -18,6 +18,7 @@ from shoal.model.ledger import By, CostView, LedgerView
 from shoal.model.node import NodeIntent
 from shoal.model.policy import Policy
 from shoal.model.prices import PriceList
+from shoal.model.samples import NodeSample
 from shoal.model.series import JobSeries, NodeSeries, ServiceSeries
 from shoal.model.service import ServiceSpec
 from shoal.model.story import Story
@@ -255,6 +256,10 @@ class Client:
         """Its curves; `since_ms` leaves out the points that are known already."""
         path = f"/v1/jobs/{quote(job_id, safe='')}/series?since_ms={since_ms}"
         return self._call("GET", path, JobSeries)
+
+    def samples(self) -> dict[str, NodeSample]:
+        """How busy each node and its GPUs were a moment ago, where they tell."""
+        return self._call("GET", "/v1/samples", dict[str, NodeSample])
 
     def node_series(self, node: str, *, since_ms: int = 0) -> NodeSeries:
         path = f"/v1/nodes/{quote(node, safe='')}/series?since_ms={since_ms}"

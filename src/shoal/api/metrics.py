@@ -14,11 +14,10 @@ from litestar import Response, get
 
 from shoal import __version__
 from shoal.api.exposition import CONTENT_TYPE, family, histogram, simple
-from shoal.api.present import known_nodes, node_state, progress_view
+from shoal.api.present import gpu_counts, known_nodes, node_state, progress_view
 from shoal.control.history.history import History
 from shoal.control.loop import ControlLoop
 from shoal.control.meters import OTHERS, TENANTS_MAX
-from shoal.core.state import Node
 from shoal.model.job import Job, Phase
 from shoal.model.node import NodeHealth
 from shoal.model.samples import GpuSample, NodeSample
@@ -127,7 +126,12 @@ def _nodes(loop: ControlLoop, history: History) -> Iterator[str]:
         "Whether the node answers.",
         [({"node": node.id}, node.health is NodeHealth.READY) for node in nodes],
     )
-    yield from _gpu_counts(loop, nodes)
+    yield family(
+        "shoal_gpus",
+        "gauge",
+        "GPUs by state: held by jobs, free, or unusable because of their node.",
+        [({"state": state}, count) for state, count in gpu_counts(loop).items()],
+    )
     samples = [
         (node, history.newest[node.id])
         for node in nodes
@@ -163,23 +167,6 @@ GPU_VALUES: tuple[tuple[str, str, Callable[[GpuSample], float | None]], ...] = (
     ("shoal_gpu_power_watts", "Drawn now.", lambda g: g.power_w),
     ("shoal_gpu_temperature_celsius", "Of the chip.", lambda g: g.temperature_c),
 )
-
-
-def _gpu_counts(loop: ControlLoop, nodes: list[Node]) -> Iterator[str]:
-    """Every GPU is held, free or unusable; the three add up to all."""
-    held = free = unusable = 0
-    for node in nodes:
-        lost = node.health is NodeHealth.LOST
-        idle = 0 if lost else loop.state.rooms[node.index].gpus
-        held += 0 if lost else node.spec.gpus - idle
-        free += idle if node.schedulable else 0
-        unusable += node.spec.gpus if lost else 0 if node.schedulable else idle
-    yield family(
-        "shoal_gpus",
-        "gauge",
-        "GPUs by state: held by jobs, free, or unusable because of their node.",
-        [({"state": "held"}, held), ({"state": "free"}, free), ({"state": "unusable"}, unusable)],
-    )
 
 
 def _jobs(loop: ControlLoop) -> Iterator[str]:

@@ -251,19 +251,31 @@ def known_nodes(loop: ControlLoop) -> list[Node]:
     return [node for node in loop.state.order if node.intent is not NodeIntent.REMOVED]
 
 
+def gpu_counts(loop: ControlLoop) -> dict[str, int]:
+    """Every GPU is held, free or unusable because of its node; the three add up to all."""
+    held = free = unusable = 0
+    for node in known_nodes(loop):
+        lost = node.health is NodeHealth.LOST
+        idle = 0 if lost else loop.state.rooms[node.index].gpus
+        held += 0 if lost else node.spec.gpus - idle
+        free += idle if node.schedulable else 0
+        unusable += node.spec.gpus if lost else 0 if node.schedulable else idle
+    return {"held": held, "free": free, "unusable": unusable}
+
+
 def status_view(loop: ControlLoop) -> StatusView:
     state = loop.state
     nodes: dict[str, int] = {}
-    gpus = gpus_held = cpu_milli = cpu_milli_held = 0
+    gpus = cpu_milli = cpu_milli_held = 0
     for node in known_nodes(loop):
         word = node_state(node)
         nodes[word] = nodes.get(word, 0) + 1
         if node.health is not NodeHealth.LOST:
             room = state.rooms[node.index]
             gpus += node.spec.gpus
-            gpus_held += node.spec.gpus - room.gpus
             cpu_milli += node.spec.cpu_milli
             cpu_milli_held += node.spec.cpu_milli - room.cpu_milli
+    counts = gpu_counts(loop)
     jobs: dict[str, int] = {}
     for job in state.jobs.values():
         jobs[job.phase.value] = jobs.get(job.phase.value, 0) + 1
@@ -275,7 +287,9 @@ def status_view(loop: ControlLoop) -> StatusView:
         up_since_ms=loop.started_ms,
         nodes=nodes,
         gpus=gpus,
-        gpus_held=gpus_held,
+        gpus_held=counts["held"],
+        gpus_free=counts["free"],
+        gpus_unusable=counts["unusable"],
         cpu_milli=cpu_milli,
         cpu_milli_held=cpu_milli_held,
         jobs=jobs,

@@ -12,6 +12,7 @@ from shoal.api.problems import Refusal
 from shoal.control.history.history import History
 from shoal.control.loop import ControlLoop
 from shoal.model.node import NodeIntent
+from shoal.model.samples import NodeSample
 from shoal.model.series import JobSeries, NodeSeries, ServiceSeries
 
 SinceMs = Annotated[int, Parameter(ge=0, le=2**53 - 1)]
@@ -29,6 +30,11 @@ class Series(Controller):
         if find_job(loop, job_id) is None:
             raise Refusal(404, f"there is no job {job_id[:64]!r}; see: shoal ps -a", "job")
         return await history.job(job_id, since_ms)
+
+    @get("/samples", sync_to_thread=False)
+    def samples(self, history: History) -> dict[str, NodeSample]:
+        """The newest of each node that tells its load."""
+        return history.newest
 
     @get("/nodes/{node:str}/series", sync_to_thread=False)
     def node(

@@ -46,6 +46,7 @@ THEMES: dict[str, dict[str, Entry]] = {
         "leave": Entry("join", "Take this machine out of the cluster it has joined."),
         "status": Entry("status", "Show the whole cluster on one screen."),
         "page": Entry("page", "Print a link to the cluster's page that signs you in once."),
+        "top": Entry("top", "Watch the cluster: jobs, nodes and services, live."),
         "nodes": Entry("nodes", "List the nodes and what is in use on them."),
         "cordon": Entry("nodes", "Start nothing new on nodes; what runs there goes on."),
         "drain": Entry("nodes", "Move jobs away from nodes, and start nothing new on them."),

@@ -77,7 +77,8 @@ def _page(steady: Steady, after: int, limit: int, job: str, node: str, follow: b
     )
 
 
-def print_event(record: Recorded, json: bool) -> None:
+def print_event(record: Recorded, json: bool, fit: bool = False) -> None:
+    """`fit`: one line of the terminal, whatever has to go."""
     from shoal.cli import show
     from shoal.cli.words import sentence
 
@@ -86,21 +87,20 @@ def print_event(record: Recorded, json: bool) -> None:
         return
     moment = datetime.datetime.fromtimestamp(record.event.at_ms / 1000).astimezone()
     if show.at_terminal():
-        _print_styled(record, f"{moment:%H:%M:%S}")
+        _print_styled(record, f"{moment:%H:%M:%S}", fit)
     else:
         stamp = moment.isoformat(timespec="milliseconds")
         print(f"{stamp}  {record.seq:>6}  {sentence(record.event)}", flush=True)
 
 
-def _print_styled(record: Recorded, clock: str) -> None:
+def _print_styled(record: Recorded, clock: str, fit: bool) -> None:
     from rich.text import Text
 
     from shoal.cli import show
     from shoal.cli.words import sentence
 
     text = Text.assemble((f"{clock}  ", "dim"), (sentence(record.event), event_style(record.event)))
-    text.no_wrap = False
-    show.console().print(text)
+    show.console().print(text, no_wrap=fit, overflow="ellipsis" if fit else None)
 
 
 def event_style(event: Event) -> str:

@@ -62,31 +62,32 @@ def ps(
         show.note(f"only {limit} are shown; see more with -n {limit * 10}")
 
 
-def print_jobs(rows: list[JobRow], now_ms: int) -> None:
-    from shoal.cli.show import Column, at_terminal, line, table
+def print_jobs(rows: list[JobRow], now_ms: int, waits: int = 1) -> None:
+    """`waits`: of so many that wait the reason is told below, on a terminal."""
+    from shoal.cli.show import Column, at_terminal, fitted, line, table
     from shoal.model.job import DEFAULT_TENANT
 
     tenants = any(row.tenant != DEFAULT_TENANT for row in rows)
 
     columns = [
-        Column("ID"),
+        Column("ID", firm=True),
         Column("NAME"),
-        Column("STATE"),
-        Column("TRY", right=True),
-        Column("SHAPE", right=True),
+        Column("STATE", firm=True),
+        Column("TRY", right=True, firm=True),
+        Column("SHAPE", right=True, firm=True),
         Column("NODES"),
-        Column("TIME", right=True),
+        Column("TIME", right=True, firm=True),
         Column("COMMAND", flexible=True),
     ]
     progress = any(row.progress for row in rows)
     if progress:
-        columns.insert(-1, Column("PROGRESS"))
+        columns.insert(-1, Column("PROGRESS", flexible=True))
     if tenants:
         columns.insert(2, Column("TENANT"))
     table(columns, [_cells(row, now_ms, tenants, progress) for row in rows])
-    first = next((row for row in rows if row.state == "waiting"), None)
-    if first is not None and at_terminal():
-        line(f"{first.id} waits: {first.why}", "yellow dim")
+    waiting = [row for row in rows if row.state == "waiting"] if at_terminal() else []
+    for row in waiting[:waits]:
+        line(fitted(f"{row.id} waits: {row.why}"), "yellow dim")
 
 
 def _cells(row: JobRow, now_ms: int, tenants: bool, progress: bool) -> list[str | Cell]:

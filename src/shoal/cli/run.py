@@ -10,6 +10,7 @@ import typer
 from shoal.cli.grammar import DEFAULT_HOME, HomeOption, JsonOption
 
 if TYPE_CHECKING:
+    from shoal.cli.reach import Steady
     from shoal.model.views import JobView
 
 SECOND_INTERRUPT_S = 2.0
@@ -192,9 +193,10 @@ def run(
 
     It prints the job's id and returns at once. With --wait it shows the
     output and ends with the job's exit code (124: out of time, 130:
-    cancelled). Ctrl-C then only stops the watching, with exit code 130; once
-    more within 2 s cancels the job. With --wait --json the output is not
-    shown, and the job is printed when it is over.
+    cancelled); at a terminal a line below it tells how far the job is. Ctrl-C
+    then only stops the watching, with exit code 130; once more within 2 s
+    cancels the job. With --wait --json the output is not shown, and the job
+    is printed when it is over.
 
     Examples:
       shoal run -- python train.py --lr 3e-4
@@ -239,8 +241,7 @@ def _print_submitted(view: JobView, json: bool) -> None:
 def _wait(view: JobView, home: Path, json: bool) -> int:
     """Its exit code, when it is over."""
     from shoal.cli import show
-    from shoal.cli.follow import follow, wait_for_end
-    from shoal.cli.logs import make_output
+    from shoal.cli.follow import wait_for_end
     from shoal.cli.reach import Steady
     from shoal.cli.words import shape_text, state_text
 
@@ -253,14 +254,32 @@ def _wait(view: JobView, home: Path, json: bool) -> int:
                 show.as_json(end)
             else:
                 members = list(range(max(view.members, view.members_max)))
-                out = make_output(prefixed=len(members) > 1, json=False)
-                end = follow(steady, view.id, members, out, from_attempt=1)
+                end = _follow(steady, view.id, members, home)
     except KeyboardInterrupt:
         return _detach(view.id, home)
     if end.state != "succeeded" and not json:
         because = f": {end.why}" if end.why else ""
         show.note(f"[{end.id} {state_text(end.state)}{because}]")
     return exit_code(end)
+
+
+def _follow(steady: Steady, job: str, members: list[int], home: Path) -> JobView:
+    """Its output to the end; at a terminal with a line below that tells how far it is."""
+    from shoal.cli import lastline, reach
+    from shoal.cli.follow import follow
+    from shoal.cli.logs import make_output
+
+    prefixed = len(members) > 1
+    out = make_output(prefixed=prefixed, json=False)
+    if not lastline.wanted():
+        return follow(steady, job, members, out, from_attempt=1)
+    with (
+        reach.connect(home) as client,
+        lastline.LastLine() as line,
+        lastline.Watcher(line, lambda: client.job(job)),
+    ):
+        above = lastline.Above(out, line, prefixed)
+        return follow(steady, job, members, above, from_attempt=1)
 
 
 def _detach(job: str, home: Path) -> int:

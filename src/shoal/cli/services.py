@@ -40,7 +40,7 @@ def services(json: JsonOption = False, home: HomeOption = DEFAULT_HOME) -> None:
     elif not views:
         show.note("nothing is served; start with: shoal serve NAME -- COMMAND")
     else:
-        _print_table(views)
+        print_services(views)
 
 
 def service(
@@ -111,7 +111,7 @@ def _happenings(client: Client, view: ServiceView) -> list[Recorded]:
     return found[-EVENTS_SHOWN:]
 
 
-def _print_table(views: list[ServiceView]) -> None:
+def print_services(views: list[ServiceView]) -> None:
     from shoal.cli.show import Cell, Column, state_cell, table
 
     columns = [

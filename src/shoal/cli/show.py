@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import os
+import shutil
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 if TYPE_CHECKING:
@@ -36,13 +37,14 @@ STATE_STYLES = {
 
 
 class Column(NamedTuple):
-    """What a terminal has no room for: a `flexible` column is cut, one that `wraps` grows down.
-    A pipe gets everything."""
+    """What a terminal has no room for: a `flexible` column is cut, one that `wraps` grows down, one
+    that is `firm` never. A pipe gets everything."""
 
     title: str
     right: bool = False
     flexible: bool = False
     wraps: bool = False
+    firm: bool = False
 
 
 class Cell(NamedTuple):
@@ -101,19 +103,28 @@ def _rich_table(columns: Sequence[Column], rows: Sequence[Sequence[Cell]]) -> No
     from rich.table import Table
 
     grid = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="bold dim")
-    for column in columns:
+    for number, column in enumerate(columns):
+        longest = max((len(row[number].text) for row in rows), default=0) if column.firm else 0
         grid.add_column(
             column.title,
             justify="right" if column.right else "left",
             no_wrap=not column.wraps,
             overflow="ellipsis",
             ratio=1 if column.flexible else None,
-            min_width=None if column.flexible else len(column.title),
+            min_width=None if column.flexible else max(len(column.title), longest),
         )
     grid.expand = any(column.flexible for column in columns)
     for row in rows:
         grid.add_row(*[rich_text(cell) for cell in row])
     console().print(grid)
+
+
+def fitted(text: str) -> str:
+    """One line of the terminal, and no more; a pipe gets all of it."""
+    if not at_terminal():
+        return text
+    columns = shutil.get_terminal_size().columns
+    return text if len(text) <= columns else text[: max(1, columns - 1)] + "…"
 
 
 def rich_text(cell: Cell) -> Text:
@@ -132,8 +143,14 @@ def line(text: str, style: str = "") -> None:
         print(printable(text))
 
 
+# Whoever keeps a line at the bottom of the terminal takes it away before a note is printed.
+before_note: Callable[[], None] | None = None
+
+
 def note(text: str) -> None:
     """One line for the person watching, on stderr, so that stdout stays clean for scripts."""
+    if before_note is not None:
+        before_note()
     print(printable(text), file=sys.stderr, flush=True)
 
 

@@ -7,18 +7,24 @@ from typing import TYPE_CHECKING
 from shoal.cli.grammar import DEFAULT_HOME, HomeOption, JsonOption
 
 if TYPE_CHECKING:
-    from shoal.model.views import StatusView
+    from shoal.model.views import JobRow, NodeView, ServiceView, StatusView
 
 JOBS_SHOWN = 10
 EVENTS_SHOWN = 5
+SERVICES_SHOWN = 5
+ALARMS_SHOWN = 5
+WAITS_SHOWN = 3
 BAR_WIDTH = 24
 
 
 def status(json: JsonOption = False, home: HomeOption = DEFAULT_HOME) -> None:
     """Show the whole cluster on one screen.
 
-    How many nodes, GPUs and CPUs are there and in use, the first jobs of the
-    queue, and what happened last. --json prints the numbers only.
+    What somebody should look at comes first, if there is anything. Then how
+    many nodes, GPUs and CPUs are there and in use (unusable GPUs are those of
+    nodes that are lost, closed or in quarantine), the services, the first jobs
+    of the queue with the reason why they wait, and what happened last. --json
+    prints the numbers only. Live: shoal top.
 
     Examples:
       shoal status
@@ -33,23 +39,30 @@ def status(json: JsonOption = False, home: HomeOption = DEFAULT_HOME) -> None:
             show.as_json(view)
             return
         jobs = client.jobs(limit=JOBS_SHOWN)
+        services = client.services()
+        well = set(view.nodes) <= {"ready", "cordoned", "draining", "joining"}
+        nodes = [] if well else client.nodes()
         last = client.events(after=-EVENTS_SHOWN, limit=EVENTS_SHOWN).events
         url = client.url
     _print_summary(view, url)
-    if jobs:
-        from shoal.cli.ps import print_jobs
-
-        show.line("")
-        print_jobs(jobs, view.now_ms)
-        more = sum(view.jobs.values()) - len(jobs)
-        if more > 0:
-            show.line(f"... and {more} more: shoal ps", "dim")
+    told = _print_alarms(view, nodes, services, jobs)
+    _print_services(services)
+    _print_queue(view, jobs[: _room_for_jobs(len(services), told)])
     if last:
         from shoal.cli.events import print_event
 
         show.line("")
         for record in last:
-            print_event(record, json=False)
+            print_event(record, json=False, fit=True)
+
+
+def _room_for_jobs(services: int, alarms: int) -> int:
+    """What is left of the terminal's lines when the rest has its own."""
+    import shutil
+
+    lines = shutil.get_terminal_size(fallback=(80, 24)).lines
+    others = 5 + alarms + (min(services, SERVICES_SHOWN) + 3 if services else 0) + EVENTS_SHOWN + 1
+    return max(2, min(JOBS_SHOWN, lines - others - WAITS_SHOWN - 4))
 
 
 def _print_summary(view: StatusView, url: str) -> None:
@@ -61,11 +74,56 @@ def _print_summary(view: StatusView, url: str) -> None:
     starts = f", controller start {view.epoch}" if view.epoch > 1 else ""
     line(f"Shoal {view.version} at {url}, up {up}{starts}; the page: shoal page", "bold")
     line(f"nodes  {_counts(view.nodes) or 'none yet'}")
-    line(f"GPUs   {_share(view.gpus_held, view.gpus, str(view.gpus_held), str(view.gpus))}")
+    gpus = _share(view.gpus_held, view.gpus, str(view.gpus_held), str(view.gpus))
+    unusable = f", {view.gpus_unusable} unusable" if view.gpus_unusable else ""
+    line(f"GPUs   {gpus}, {view.gpus_free} free{unusable}")
     held, cpus = view.cpu_milli_held, view.cpu_milli
     line(f"CPUs   {_share(held, cpus, cpus_text(held), cpus_text(cpus))}")
     totals = f"{view.submitted} submitted, {view.finished} finished since the beginning"
     line(f"jobs   {_counts(view.jobs) or 'none live'}; {totals}")
+
+
+def _print_alarms(
+    view: StatusView, nodes: list[NodeView], services: list[ServiceView], jobs: list[JobRow]
+) -> int:
+    """Returns how many lines it took."""
+    from shoal.cli.alarms import alarms
+    from shoal.cli.show import fitted, line
+
+    found = alarms(view, nodes, services, jobs)
+    if not found:
+        return 0
+    line("")
+    for alarm in found[:ALARMS_SHOWN]:
+        line(fitted(f"! {alarm.text}; see: {alarm.see}"), "red")
+    if len(found) > ALARMS_SHOWN:
+        line(f"! and {len(found) - ALARMS_SHOWN} more", "red")
+    return min(len(found), ALARMS_SHOWN + 1) + 1
+
+
+def _print_services(services: list[ServiceView]) -> None:
+    if not services:
+        return
+    from shoal.cli.services import print_services
+    from shoal.cli.show import line
+
+    line("")
+    print_services(services[:SERVICES_SHOWN])
+    if len(services) > SERVICES_SHOWN:
+        line(f"... and {len(services) - SERVICES_SHOWN} more: shoal services", "dim")
+
+
+def _print_queue(view: StatusView, jobs: list[JobRow]) -> None:
+    if not jobs:
+        return
+    from shoal.cli.ps import print_jobs
+    from shoal.cli.show import line
+
+    line("")
+    print_jobs(jobs, view.now_ms, waits=WAITS_SHOWN)
+    more = sum(view.jobs.values()) - len(jobs)
+    if more > 0:
+        line(f"... and {more} more: shoal ps", "dim")
 
 
 def _counts(counts: dict[str, int]) -> str:

@@ -111,6 +111,8 @@ class StatusView(msgspec.Struct, kw_only=True):
     nodes: dict[str, int]  # state -> how many
     gpus: int  # of the nodes that are not lost
     gpus_held: int
+    gpus_free: int  # on nodes that take jobs
+    gpus_unusable: int  # free, but their node is closed or in quarantine; and those of lost nodes
     cpu_milli: int
     cpu_milli_held: int
     jobs: dict[str, int]  # phase -> how many live jobs

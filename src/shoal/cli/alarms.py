@@ -1,0 +1,61 @@
+"""What somebody should look at, most urgent first, with the command that tells more."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from shoal.model.resources import plural
+from shoal.model.views import JobRow, NodeView, ServiceView, StatusView
+
+NODES_NAMED_MAX = 4
+# A controller that has started so often within its machine's memory is worth a look.
+YOUNG_MS = 600_000
+
+
+class Alarm(NamedTuple):
+    text: str
+    see: str  # a command
+
+
+def alarms(
+    status: StatusView,
+    nodes: Sequence[NodeView],
+    services: Sequence[ServiceView],
+    jobs: Sequence[JobRow],
+) -> list[Alarm]:
+    """Of `nodes` only those that are not well matter, so others may be left out."""
+    found: list[Alarm] = []
+    for state, word in (
+        ("lost", "is lost"),
+        ("suspect", "does not answer"),
+        ("quarantined", "is in quarantine"),
+    ):
+        some = [node for node in nodes if node.state == state]
+        if some:
+            found.append(_of_nodes(some, word))
+    for service in services:
+        if service.state == "failing" or (service.wanted and not service.ready):
+            why = f": {service.why}" if service.why else ""
+            text = f"service {service.name} has {service.ready} of {service.wanted} replicas{why}"
+            found.append(Alarm(text, f"shoal service {service.name}"))
+    for job in jobs:
+        if job.progress is not None and job.progress.slow:
+            slow = len(job.progress.slow)
+            who = "a member holds" if slow == 1 else f"{plural(slow, 'member')} hold"
+            found.append(Alarm(f"{job.id}: {who} the others up", f"shoal why {job.id}"))
+    if status.epoch > 1 and status.now_ms - status.up_since_ms < YOUNG_MS:
+        text = f"the controller has started again, for the {status.epoch}. time"
+        found.append(Alarm(text, "controller.log in SHOAL_HOME"))
+    return found
+
+
+def _of_nodes(nodes: list[NodeView], word: str) -> Alarm:
+    names = ", ".join(node.id for node in nodes[:NODES_NAMED_MAX])
+    if len(nodes) > NODES_NAMED_MAX:
+        names += f" and {len(nodes) - NODES_NAMED_MAX} more"
+    if len(nodes) > 1:
+        word = word.replace("is ", "are ").replace("does ", "do ")
+        return Alarm(f"{names} {word}", "shoal nodes")
+    why = f": {nodes[0].why}" if nodes[0].why else ""
+    return Alarm(f"{names} {word}{why}", f"shoal events --node {nodes[0].id}")
