@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, NamedTuple
 
 import typer
 
@@ -11,12 +12,14 @@ from shoal.cli.grammar import DEFAULT_HOME, HomeOption, JsonOption
 from shoal.cli.guard import REFUSED, USAGE, Failure
 
 if TYPE_CHECKING:
+    from shoal.tasks.cluster import Cluster
     from shoal.tasks.errors import TaskFailed
     from shoal.tasks.files import Counts, Order, Watch
     from shoal.tasks.journal import Journal
     from shoal.tasks.progress import Progress
 
 TRACEBACKS_MAX = 10
+CLUSTER = "On the cluster"
 LINES_S = 10.0  # between two lines of progress where there is no terminal
 
 
@@ -48,8 +51,50 @@ def map(  # noqa: A001 - the verb's name
         int,
         typer.Option("--retries", min=0, max=1000, metavar="N", help="Of a task that fails. [2]"),
     ] = 2,
+    cluster: Annotated[
+        bool,
+        typer.Option("--cluster", help="Workers on the cluster.", rich_help_panel=CLUSTER),
+    ] = False,
+    gpus: Annotated[
+        int,
+        typer.Option(
+            "--gpus",
+            "-g",
+            min=0,
+            max=256,
+            metavar="G",
+            help="GPUs of each worker. [0]",
+            rich_help_panel=CLUSTER,
+        ),
+    ] = 0,
+    cpus: Annotated[
+        str | None,
+        typer.Option(
+            "--cpus", metavar="C", help="CPUs of each worker. [1]", rich_help_panel=CLUSTER
+        ),
+    ] = None,
+    env: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--env", metavar="K=V", help="A variable for workers.", rich_help_panel=CLUSTER
+        ),
+    ] = None,
+    requirements: Annotated[
+        str | None,
+        typer.Option(
+            "--requirements", metavar="FILE", help="What pip installs.", rich_help_panel=CLUSTER
+        ),
+    ] = None,
+    pack: Annotated[
+        bool | None,
+        typer.Option(
+            "--pack/--no-pack",
+            help="Send the folder along. [if nodes are elsewhere]",
+            rich_help_panel=CLUSTER,
+        ),
+    ] = None,
     json: JsonOption = False,
-    home: HomeOption = DEFAULT_HOME,  # noqa: ARG001 - every verb has it
+    home: HomeOption = DEFAULT_HOME,
 ) -> None:
     """Run a function over the lines of a file, with all cores.
 
@@ -59,11 +104,18 @@ def map(  # noqa: A001 - the verb's name
     If anything is killed on the way, the same command goes on where it was: what is done stands in
     OUTPUT.part and OUTPUT.journal until all is there.
 
+    With --cluster the workers are members of one elastic job: as many as
+    there is room for, up to --workers (by default all that the cluster
+    holds). Inputs and results go between this command and the workers, not
+    through the controller. The job ends with this command, however it ends.
+
     Examples:
       shoal map score.py:score inputs.jsonl -o scores.jsonl
       shoal map score.py:score inputs.jsonl -o scores.jsonl --init load_model --workers 4
       shoal map clean.py:clean pages.jsonl -o clean.jsonl --on-error skip
       shoal map score.py:score inputs.jsonl -o scores.jsonl --json
+      shoal map score.py:score inputs.jsonl -o scores.jsonl --cluster --gpus 1 --init load
+      shoal map score.py:score inputs.jsonl -o out.jsonl --cluster -n 64 --env MODEL=/nfs/m.pt
     """
     import time
 
@@ -72,7 +124,11 @@ def map(  # noqa: A001 - the verb's name
     from shoal.tasks.journal import Journal, JournalError
     from shoal.tasks.progress import Progress
 
-    order = _order(function, inputs, output, workers, init, on_error, retries)
+    asked = _Asked(gpus, cpus, env or [], requirements, pack)
+    if not cluster:
+        _refuse_without_cluster(asked)
+    where = _cluster(asked, home, function) if cluster else None
+    order = _order(function, inputs, output, workers, init, on_error, retries, where)
     identity = identify(order)
     try:
         journal = Journal(order.output, identity)
@@ -105,9 +161,10 @@ def _order(
     init: str,
     on_error: str,
     retries: int,
+    where: Cluster | None,
 ) -> Order:
     from shoal.tasks.files import Order
-    from shoal.tasks.pool import default_workers
+    from shoal.tasks.mapping import workers_of
 
     script, _, name = function.rpartition(":")
     if not script or not name.isidentifier():
@@ -122,9 +179,51 @@ def _order(
             raise Failure(f"{path}: {what}", REFUSED)
     if not output.parent.is_dir():
         raise Failure(f"{output}: there is no folder {output.parent}", REFUSED)
-    count = workers or default_workers()
-    where = Path(script).resolve()
-    return Order(where, name, init, inputs, output, count, retries, on_error)  # type: ignore[arg-type]
+    count = workers or workers_of(where)
+    file = Path(script).resolve()
+    return Order(file, name, init, inputs, output, count, retries, on_error, where)  # type: ignore[arg-type]
+
+
+class _Asked(NamedTuple):
+    """Flags that are for workers on the cluster."""
+
+    gpus: int
+    cpus: str | None
+    env: list[str]
+    requirements: str | None
+    pack: bool | None
+
+
+def _refuse_without_cluster(asked: _Asked) -> None:
+    given = [f"--{name}" for name, value in asked._asdict().items() if value not in (0, None, [])]
+    if given:
+        raise Failure(f"{given[0]}: is for workers on the cluster; add --cluster", USAGE)
+
+
+def _cluster(asked: _Asked, home: Path, function: str) -> Cluster:
+    from shoal.cli.jobfields import BadJob, to_spec
+    from shoal.cli.request import parse_env
+    from shoal.tasks.cluster import Cluster
+
+    fields: dict[str, object] = {"command": "map", "gpus": asked.gpus}
+    if asked.cpus is not None:
+        fields["cpus"] = asked.cpus
+    if asked.requirements is not None:
+        fields["requirements"] = asked.requirements
+    try:
+        spec = to_spec({**fields, "env": parse_env(asked.env, os.environ)})
+    except BadJob as error:
+        raise Failure(str(error), USAGE) from None
+    name = "map-" + "".join(c for c in function.rpartition(":")[2] if c.isascii() and c.isalnum())
+    return Cluster(
+        gpus=spec.gpus,
+        cpus=spec.cpu_milli / 1000,
+        env=dict(spec.env),
+        requirements=spec.requirements,
+        pack=asked.pack,
+        home=home,
+        name=name[:63],
+    )
 
 
 def _run(order: Order, journal: Journal, lines: int, watch: Watch) -> Counts:

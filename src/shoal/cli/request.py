@@ -95,7 +95,7 @@ def assemble(form: Form[Spec], words: list[str], flags: Mapping[str, Any], env: 
     fields = form.from_words(words) if file is None else _from_file(form, file, words[1:])
     try:
         merged = {**fields, **given}
-        merged["env"] = {**carried(os.environ), **_table(fields), **_parse_env(env, os.environ)}
+        merged["env"] = {**carried(os.environ), **_table(fields), **parse_env(env, os.environ)}
         merged.setdefault("workdir", _here())
         return form.make(merged)
     except BadJob as error:
@@ -157,7 +157,7 @@ def _table(fields: Mapping[str, Any]) -> dict[str, Any]:
     return dict(env)
 
 
-def _parse_env(texts: list[str], environ: Mapping[str, str]) -> dict[str, str]:
+def parse_env(texts: list[str], environ: Mapping[str, str]) -> dict[str, str]:
     found = {}
     for text in texts:
         name, equals, value = text.partition("=")

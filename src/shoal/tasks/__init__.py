@@ -9,14 +9,25 @@ import importlib
 
 TYPE_CHECKING = False  # as type checkers read it; see shoal/__init__.py
 if TYPE_CHECKING:
+    from shoal.tasks.cluster import Cluster
     from shoal.tasks.errors import InitFailed, TaskFailed, Unloadable, WorkerDied
     from shoal.tasks.executor import Executor
     from shoal.tasks.mapping import map  # noqa: A004
     from shoal.tasks.worker import context
 
-__all__ = ["Executor", "InitFailed", "TaskFailed", "Unloadable", "WorkerDied", "context", "map"]
+__all__ = [
+    "Cluster",
+    "Executor",
+    "InitFailed",
+    "TaskFailed",
+    "Unloadable",
+    "WorkerDied",
+    "context",
+    "map",
+]
 
 _HOMES = {
+    "Cluster": "cluster",
     "Executor": "executor",
     "InitFailed": "errors",
     "TaskFailed": "errors",

@@ -10,34 +10,40 @@ import threading
 import weakref
 from collections.abc import Callable, Iterable, Iterator
 from concurrent import futures
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from shoal.tasks.errors import restored
 from shoal.tasks.functions import dump_function, dumper
+from shoal.tasks.mapping import chosen_cluster, workers_of
 from shoal.tasks.pool import (
     WORKERS_MAX,
     Died,
     Hopeless,
     Outcome,
-    Pool,
     Work,
-    default_workers,
     function_of,
 )
+from shoal.tasks.warm import make_pool
 from shoal.tasks.worker import call
+
+if TYPE_CHECKING:
+    from shoal.tasks.cluster import Cluster
 
 T = TypeVar("T")
 
 
 class Executor(futures.Executor):
     """Like ProcessPoolExecutor, but a worker that dies fails only the task it was running (with
-    WorkerDied, a BrokenExecutor) and is replaced. Each task is run at most once."""
+    WorkerDied, a BrokenExecutor) and is replaced. Each task is run at most once. `cluster`: as for
+    shoal.map."""
 
     def __init__(
         self,
         max_workers: int | None = None,
         initializer: Callable[..., object] | None = None,
         initargs: tuple[Any, ...] = (),
+        *,
+        cluster: bool | Cluster = False,
     ) -> None:
         if max_workers is not None and not 0 < max_workers <= WORKERS_MAX:
             raise ValueError(f"max_workers must be greater than 0 and at most {WORKERS_MAX}")
@@ -48,7 +54,8 @@ class Executor(futures.Executor):
         if initializer is not None:
             built = functools.partial(initializer, *initargs)
             init = dump_function(built, self._dump, "initializer")
-        self._pool = Pool(max_workers or default_workers(), init)
+        where = chosen_cluster(cluster)
+        self._pool = make_pool(max_workers or workers_of(where), init, where)
         self._function = function_of(pickle.dumps(call))
         self._guard = threading.Lock()
         self._shut = False

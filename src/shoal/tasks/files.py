@@ -6,7 +6,7 @@ import hashlib
 import itertools
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import msgspec
 
@@ -18,6 +18,9 @@ from shoal.tasks.lines import InitFunction, LineFunction
 from shoal.tasks.mapping import AHEAD_BYTES_MAX, Finished, OnError, Plan, run
 from shoal.tasks.pool import function_of
 from shoal.tasks.warm import lent
+
+if TYPE_CHECKING:
+    from shoal.tasks.cluster import Cluster
 
 BLOCK_BYTES = 1 << 20
 
@@ -37,6 +40,7 @@ class Order(NamedTuple):
     workers: int
     retries: int
     on_error: OnError
+    cluster: Cluster | None = None
 
 
 class Counts(NamedTuple):
@@ -71,7 +75,7 @@ def map_file(order: Order, journal: Journal, total: int, watch: Watch) -> Counts
     resumed = journal.known
     gaps = journal.gaps(total)
     if gaps:
-        with lent(order.workers, init) as pool:
+        with lent(order.workers, init, order.cluster) as pool:
             for start, end in gaps:
                 items = read_lines(order.inputs, start, end)
                 for finished in run(pool, plan, items, end - start, lambda: _room(journal)):

@@ -15,13 +15,15 @@ from collections import deque
 from typing import IO, NamedTuple
 
 HELLO, FUNCTION, FORGET, CHUNK = 1, 2, 3, 4  # to a worker
+BYE = 5  # to a worker's host: the map has ended
 READY, RESULT, UNLOADABLE, INIT_FAILED = 11, 12, 13, 14  # from a worker
+DIED = 15  # from a worker's host: how, and in which task
 
 INLINE_BYTES_MAX = 1 << 20
 RECEIVE_BYTES = 1 << 18
 DESCRIPTORS_MAX = 8
 
-_HEADER = struct.Struct("<BBHIQQ")  # kind, by file, -, number, extra, length of the body
+HEADER = struct.Struct("<BBHIQQ")  # kind, by file, -, number, extra, length of the body
 
 Body = bytes | mmap.mmap
 
@@ -40,9 +42,10 @@ class Parcel(NamedTuple):
     file: IO[bytes] | None
 
 
-def parcel(kind: int, number: int = 0, extra: int = 0, body: bytes = b"") -> Parcel:
+def parcel(kind: int, number: int = 0, extra: int = 0, body: Body = b"") -> Parcel:
     if len(body) <= INLINE_BYTES_MAX:
-        return Parcel(_HEADER.pack(kind, 0, 0, number, extra, len(body)) + body, None)
+        data = bytes(body)
+        return Parcel(HEADER.pack(kind, 0, 0, number, extra, len(data)) + data, None)
     file = tempfile.TemporaryFile(prefix="shoal-")  # noqa: SIM115 - the receiver closes it
     try:
         file.write(body)
@@ -50,7 +53,7 @@ def parcel(kind: int, number: int = 0, extra: int = 0, body: bytes = b"") -> Par
     except BaseException:
         file.close()
         raise
-    return Parcel(_HEADER.pack(kind, 1, 0, number, extra, len(body)), file)
+    return Parcel(HEADER.pack(kind, 1, 0, number, extra, len(body)), file)
 
 
 class Reader:
@@ -77,13 +80,13 @@ class Reader:
             os.close(self._descriptors.popleft())
 
     def _next(self) -> Frame | None:
-        if len(self._buffer) < _HEADER.size:
+        if len(self._buffer) < HEADER.size:
             return None
-        kind, by_file, _, number, extra, length = _HEADER.unpack_from(self._buffer)
-        end = _HEADER.size + (0 if by_file else length)
+        kind, by_file, _, number, extra, length = HEADER.unpack_from(self._buffer)
+        end = HEADER.size + (0 if by_file else length)
         if len(self._buffer) < end:
             return None
-        body: Body = bytes(memoryview(self._buffer)[_HEADER.size : end])
+        body: Body = bytes(memoryview(self._buffer)[HEADER.size : end])
         del self._buffer[:end]
         if by_file:
             descriptor = self._descriptors.popleft()

@@ -19,6 +19,9 @@ from typing import Any
 
 from shoal.tasks.errors import Unloadable
 
+# In a worker's environment, where the client's directory was packed: where it was, where it is.
+CLIENT_ROOT = "SHOAL_TASKS_CLIENT_ROOT"
+NODE_ROOT = "SHOAL_TASKS_NODE_ROOT"
 MAIN = "__shoal_main__"  # the client's script, in a worker
 NAMES_SHOWN = 8
 
@@ -99,6 +102,9 @@ class _Main(types.ModuleType):
 
 def from_script(path: str, name: str) -> Callable[[Any], Any]:
     """A function out of a file; Unloadable says in one line why there is none."""
+    root = os.environ.get(CLIENT_ROOT)
+    if root and Path(path).is_relative_to(root):
+        path = str(Path(os.environ[NODE_ROOT]) / Path(path).relative_to(root))
     folder = str(Path(path).parent)
     if folder not in sys.path:
         sys.path.insert(0, folder)

@@ -11,7 +11,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
-from typing import Any, Literal, NamedTuple
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from shoal.tasks.chunks import Sizer
 from shoal.tasks.errors import TaskFailed, restored
@@ -30,6 +30,9 @@ from shoal.tasks.pool import (
 )
 from shoal.tasks.progress import Progress
 from shoal.tasks.warm import lent
+
+if TYPE_CHECKING:
+    from shoal.tasks.cluster import Cluster
 
 OnError = Literal["raise", "skip", "return"]
 ON_ERROR = ("raise", "skip", "return")
@@ -57,6 +60,7 @@ def map(  # noqa: A001 - called as shoal.map
     on_error: OnError = "raise",
     chunk: int | None = None,
     progress: bool = True,
+    cluster: bool | Cluster = False,
 ) -> Iterator[Any]:
     """The results of `fn` for each item, computed by worker processes.
 
@@ -65,8 +69,10 @@ def map(  # noqa: A001 - called as shoal.map
     holds: raise its exception, skip it (it is logged), or return a TaskFailed in its place. With
     `retries=0` every task is run at most once; otherwise one may be run twice, also when its worker
     is slow. `init` is called once in each worker; `shoal.tasks.context()` is what it returned.
+    With `cluster=True`, or a Cluster that says what each worker gets, they run on the cluster.
     """
-    count = default_workers() if workers is None else workers
+    where = chosen_cluster(cluster)
+    count = workers if workers is not None else workers_of(where)
     _check("workers", count, 1, WORKERS_MAX)
     _check("retries", retries, 0, RETRIES_MAX)
     if chunk is not None:
@@ -79,7 +85,24 @@ def map(  # noqa: A001 - called as shoal.map
     left = operator.length_hint(items, -1)
     plan = Plan(function, count, retries, Sizer(count, chunk), dump)
     stream = iter(items)
-    return _results(plan, stream, left if left >= 0 else None, built, order, on_error, progress)
+    size = left if left >= 0 else None
+    return _results(plan, stream, size, built, order, on_error, progress, where)
+
+
+def chosen_cluster(wanted: bool | Cluster) -> Cluster | None:
+    if wanted is False:
+        return None
+    from shoal.tasks.cluster import cluster_of
+
+    return cluster_of(wanted)
+
+
+def workers_of(cluster: Cluster | None) -> int:
+    if cluster is None:
+        return default_workers()
+    from shoal.tasks.cluster import default_cluster_workers
+
+    return default_cluster_workers(cluster)
 
 
 def _check(name: str, value: int, least: int, most: int) -> None:
@@ -117,8 +140,9 @@ def _results(
     order: bool,
     on_error: OnError,
     progress: bool,
+    cluster: Cluster | None,
 ) -> Iterator[Any]:
-    with lent(plan.workers, init) as pool, Progress(left, quiet=not progress) as shown:
+    with lent(plan.workers, init, cluster) as pool, Progress(left, quiet=not progress) as shown:
         stitcher = Stitcher(order)
         for finished in run(pool, plan, items, left, stitcher.room):
             shown.add(finished.length, failed=finished.failure is not None)
@@ -272,11 +296,30 @@ class _Mapper:
 
     def _blame(self, chunk: Chunk, died: Died) -> Iterator[Finished]:
         """Who killed the worker is tried alone from now on; its neighbours are run again."""
+        if died.position is None or died.innocent:
+            yield from self._lose(chunk, died)
+            return
         at = min(died.position, len(chunk.items) - 1)  # it may have died between two chunks
         for first, items in ((0, chunk.items[:at]), (at + 1, chunk.items[at + 1 :])):
             if items:
                 self._again.append(Chunk(chunk.first + first, items))
         yield from self._retry(chunk, at, died.error, str(died.error))
+
+    def _lose(self, chunk: Chunk, died: Died) -> Iterator[Finished]:
+        """Nobody knows which task it was, if any. Halves find one that ends whole nodes, after a
+        few; and a node that was lost by itself costs nobody a try but who was alone there."""
+        count = len(chunk.items)
+        if not self._plan.retries:  # at most once, and all of them may have been run
+            for position in range(count):
+                yield from self._retry(chunk, position, died.error, str(died.error))
+        elif died.innocent:
+            self._again.append(Chunk(chunk.first, chunk.items, chunk.tries))
+        elif count == 1:
+            yield from self._retry(chunk, 0, died.error, str(died.error))
+        else:
+            half = count // 2
+            self._again.append(Chunk(chunk.first, chunk.items[:half]))
+            self._again.append(Chunk(chunk.first + half, chunk.items[half:]))
 
     def _take(self, chunk: Chunk, result: Result, sent_bytes: int) -> Iterator[Finished]:
         values, errors = pickle.loads(result.body)

@@ -12,15 +12,16 @@ import itertools
 import os
 import pickle
 import selectors
+import socket
 import threading
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 from shoal.tasks import frames
 from shoal.tasks.errors import InitFailed, Unloadable, WorkerDied, restored
-from shoal.tasks.frames import Body, Frame, parcel
+from shoal.tasks.frames import Body, Frame, Parcel, parcel
 from shoal.tasks.functions import main_script, refuse_within_main
 from shoal.tasks.process import Process
 from shoal.tasks.worker import NOT_BEGUN, WORKER_MARK
@@ -45,10 +46,12 @@ class Result(NamedTuple):
 
 
 class Died(NamedTuple):
-    """The worker did, in the task with this position of the chunk."""
+    """The worker did, in the task with this position of the chunk; None: nobody knows in which.
+    `innocent`: it was told to end, so no task is to blame."""
 
-    position: int
+    position: int | None
     error: WorkerDied
+    innocent: bool = False
 
 
 class Hopeless(NamedTuple):
@@ -82,6 +85,39 @@ def default_workers() -> int:
     return 1 if os.environ.get(WORKER_MARK) else len(os.sched_getaffinity(0))
 
 
+class Worker(Protocol):
+    """One worker as its pool sees it: a process of its own, or the far end of a connection."""
+
+    pid: int
+    socket: socket.socket
+    pidfd: int | None
+    known: set[int]  # functions it has been sent
+    ready: bool
+    failure: BaseException | None  # of its init
+
+    @property
+    def position(self) -> int | None: ...
+
+    @property
+    def innocent(self) -> bool: ...
+
+    def begin(self) -> None: ...
+
+    def died(self, frame: Frame) -> None: ...
+
+    def send(self, ready: Parcel) -> None: ...
+
+    def push(self) -> bool: ...
+
+    def receive(self) -> list[Frame] | None: ...
+
+    def kill(self) -> None: ...
+
+    def let_go(self) -> None: ...
+
+    def bury(self) -> str: ...
+
+
 class Pool:
     def __init__(self, size: int, init: bytes | None = None) -> None:
         refuse_within_main()
@@ -91,9 +127,9 @@ class Pool:
         self._script = main_script()
         self._orders: deque[Callable[[], None]] = deque()
         self._queue: deque[Work] = deque()
-        self._idle: list[Process] = []
-        self._busy: dict[Process, deque[Work]] = {}  # what runs, and what is next there
-        self._all: set[Process] = set()
+        self._idle: list[Worker] = []
+        self._busy: dict[Worker, deque[Work]] = {}  # what runs, and what is next there
+        self._all: set[Worker] = set()
         self._start_failures = 0
         self._closing = False
         self._selector = selectors.DefaultSelector()
@@ -126,7 +162,7 @@ class Pool:
 
     def processes(self) -> list[int]:
         """Ids of the workers there are at the moment."""
-        return [process.popen.pid for process in list(self._all)]
+        return [process.pid for process in list(self._all)]
 
     def _order(self, order: Callable[[], None]) -> None:
         with self._guard:
@@ -174,16 +210,24 @@ class Pool:
                 self._give(process, work)
         starting = len(self._all) - len(self._idle) - len(self._busy)
         wanted = min(len(self._queue) - starting, self.size - len(self._all))
+        if wanted > 0:
+            self._hire(wanted)
+
+    def _free(self, work: Work) -> Worker | None:
+        if self._idle:
+            return self._idle[-1]
+        if work.ahead and self._full():
+            return next((p for p, works in self._busy.items() if len(works) == 1), None)
+        return None
+
+    def _full(self) -> bool:
+        """Will no worker come that could begin at once?"""
+        return len(self._all) == self.size
+
+    def _hire(self, wanted: int) -> None:
         for _ in range(wanted):
             if self.broken is None:
                 self._start()
-
-    def _free(self, work: Work) -> Process | None:
-        if self._idle:
-            return self._idle[-1]
-        if work.ahead and len(self._all) == self.size:
-            return next((p for p, works in self._busy.items() if len(works) == 1), None)
-        return None
 
     def _start(self) -> None:
         threads = max(1, len(os.sched_getaffinity(0)) // self.size)
@@ -192,18 +236,21 @@ class Pool:
         except OSError as error:
             self._break(InitFailed(f"cannot start a worker: {error}"))
             return
+        self._add(process)
+
+    def _add(self, process: Worker) -> None:
         self._all.add(process)
         self._selector.register(process.socket, selectors.EVENT_READ, process)
         if process.pidfd is not None:
             self._selector.register(process.pidfd, selectors.EVENT_READ, process)
 
-    def _give(self, process: Process, work: Work) -> None:
+    def _give(self, process: Worker, work: Work) -> None:
         if process in self._busy:
             self._busy[process].append(work)
         else:
             self._idle.remove(process)
             self._busy[process] = deque([work])
-            process.cursor[0] = NOT_BEGUN
+            process.begin()
         if work.function.number not in process.known:
             process.known.add(work.function.number)
             body = work.function.data
@@ -211,7 +258,7 @@ class Pool:
         process.send(parcel(frames.CHUNK, work.number, work.function.number, work.body))
         self._watch(process)
 
-    def _watch(self, process: Process) -> None:
+    def _watch(self, process: Worker) -> None:
         """For room to send as well, as long as something is left to send."""
         events = selectors.EVENT_READ
         if not process.push():
@@ -219,7 +266,7 @@ class Pool:
         if self._selector.get_key(process.socket).events != events:
             self._selector.modify(process.socket, events, process)
 
-    def _attend(self, process: Process, descriptor: int) -> None:
+    def _attend(self, process: Worker, descriptor: int) -> None:
         if descriptor == process.pidfd:
             while arrived := process.receive():  # what it still said before it died
                 self._hear(process, arrived)
@@ -233,7 +280,7 @@ class Pool:
         else:
             self._hear(process, heard)
 
-    def _hear(self, process: Process, heard: list[Frame]) -> None:
+    def _hear(self, process: Worker, heard: list[Frame]) -> None:
         for frame in heard:
             if frame.kind == frames.READY:
                 process.ready = True
@@ -241,10 +288,12 @@ class Pool:
                 self._idle.append(process)
             elif frame.kind == frames.INIT_FAILED:
                 process.failure = _restored(frame.body)  # it ends now, and is counted then
+            elif frame.kind == frames.DIED:
+                process.died(frame)
             else:
                 self._tell_of(process, frame)
 
-    def _tell_of(self, process: Process, frame: Frame) -> None:
+    def _tell_of(self, process: Worker, frame: Frame) -> None:
         works = self._busy[process]
         work = works.popleft()
         if not works:
@@ -255,23 +304,23 @@ class Pool:
         else:
             work.tell(work, Hopeless(_restored(frame.body)))
 
-    def _lost(self, process: Process) -> None:
-        position = process.cursor[0]
+    def _lost(self, process: Worker) -> None:
+        position = process.position
         how = self._remove(process)
         works = self._busy.pop(process, deque())
         if position != NOT_BEGUN and works:
             error = WorkerDied(f"the worker {how} in the middle of it")
             blamed = works.popleft()
-            blamed.tell(blamed, Died(position, error))
+            blamed.tell(blamed, Died(position, error, process.innocent))
         self._queue.extendleft(reversed(works))  # not even begun: nobody is to blame
-        if not process.ready:
+        if not process.ready and not process.innocent:
             self._start_failures += 1
             if isinstance(process.failure, Unloadable):
                 self._break(process.failure)  # no other worker would find it
             elif self._start_failures >= START_FAILURES_MAX and self.broken is None:
                 self._break(_no_start(process.failure, how, self._init is not None))
 
-    def _remove(self, process: Process) -> str:
+    def _remove(self, process: Worker) -> str:
         self._all.discard(process)
         if process in self._idle:
             self._idle.remove(process)

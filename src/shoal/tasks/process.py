@@ -22,7 +22,7 @@ _START = (
     "import sys; sys.path.append(sys.argv.pop(1)); "
     "from shoal.tasks.worker import main; main(sys.argv[1:])"
 )
-_SOURCE = str(Path(__file__).parent.parent.parent)
+SOURCE = str(Path(__file__).parent.parent.parent)
 THREADS = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
 END_S_MAX = 5.0
 
@@ -30,7 +30,9 @@ END_S_MAX = 5.0
 class Process:
     """Must be made in a thread that outlives it: the kernel ends it together with that thread."""
 
-    def __init__(self, threads: int, script: str, init: bytes | None) -> None:
+    def __init__(
+        self, threads: int, script: str, init: bytes | None, path: list[str] | None = None
+    ) -> None:
         self.known: set[int] = set()  # functions it has been sent
         self.ready = False
         self.failure: BaseException | None = None  # of its init
@@ -45,7 +47,7 @@ class Process:
             self.cursor[0] = NOT_BEGUN
             descriptors = theirs.fileno(), memory
             self.popen = subprocess.Popen(
-                [sys.executable, "-c", _START, _SOURCE, *map(str, descriptors), str(os.getpid())],
+                [sys.executable, "-c", _START, SOURCE, *map(str, descriptors), str(os.getpid())],
                 stdin=subprocess.DEVNULL,
                 pass_fds=descriptors,
                 env=_environment(threads),
@@ -58,8 +60,25 @@ class Process:
             os.close(memory)
         ours.setblocking(False)
         self.socket = ours
+        self.pid = self.popen.pid
         self.pidfd = _pidfd(self.popen.pid)
-        self.send(parcel(frames.HELLO, body=pickle.dumps((sys.path, script, init))))
+        self.send(parcel(frames.HELLO, body=pickle.dumps((path or sys.path, script, init))))
+
+    @property
+    def position(self) -> int | None:
+        """Of the task that it is in."""
+        return self.cursor[0]
+
+    @property
+    def innocent(self) -> bool:
+        return False
+
+    def begin(self) -> None:
+        """It is given something to do, and had nothing."""
+        self.cursor[0] = NOT_BEGUN
+
+    def died(self, frame: Frame) -> None:  # noqa: ARG002
+        raise AssertionError("a worker does not tell of its own death")
 
     def send(self, ready: Parcel) -> None:
         self._outgoing.append(ready)

@@ -8,8 +8,12 @@ import os
 import sys
 import threading
 from collections.abc import Iterator
+from typing import TYPE_CHECKING
 
 from shoal.tasks.pool import JOIN_S_MAX, Pool
+
+if TYPE_CHECKING:
+    from shoal.tasks.cluster import Cluster
 
 _guard = threading.Lock()
 _pool: Pool | None = None
@@ -19,22 +23,31 @@ _lent = False
 
 
 @contextlib.contextmanager
-def lent(workers: int, init: bytes | None) -> Iterator[Pool]:
+def lent(workers: int, init: bytes | None, cluster: Cluster | None = None) -> Iterator[Pool]:
     """The warm pool, if it is free; else one of its own, that ends with
-    the map. A model built by `init` should not stay in memory, so that map has its own as well."""
-    pool = _take(workers) if init is None else None
+    the map. A model built by `init` should not stay in memory, so that map has its own as well;
+    and workers of a cluster are not kept from others."""
+    pool = _take(workers) if init is None and cluster is None else None
     if pool is not None:
         try:
             yield pool
         finally:
             _give_back(pool)
         return
-    own = Pool(workers, init)
+    own = make_pool(workers, init, cluster)
     try:
         yield own
     finally:
         own.close(finish=False)
         own.join(JOIN_S_MAX)
+
+
+def make_pool(workers: int, init: bytes | None, cluster: Cluster | None) -> Pool:
+    if cluster is None:
+        return Pool(workers, init)
+    from shoal.tasks.cluster import ClusterPool
+
+    return ClusterPool(workers, init, cluster)
 
 
 def _take(workers: int) -> Pool | None:

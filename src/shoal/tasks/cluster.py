@@ -1,0 +1,294 @@
+"""Workers from the cluster: one elastic job whose members connect to the client of the map."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import pickle
+import secrets
+import socket
+import sys
+import threading
+import time
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from shoal.client import Client, ShoalError, Unreachable
+from shoal.model.job import JobSpec, Restart
+from shoal.model.views import JobView
+from shoal.packing import PackError, pack
+from shoal.tasks import frames
+from shoal.tasks.errors import InitFailed
+from shoal.tasks.frames import parcel
+from shoal.tasks.host import SECRET
+from shoal.tasks.pool import START_FAILURES_MAX, WORKERS_MAX, Pool
+from shoal.tasks.process import SOURCE, THREADS
+from shoal.tasks.remote import Remote
+from shoal.tasks.stream import Stranger, greet, watch_over
+
+log = logging.getLogger("shoal.tasks")
+
+# As `shoal run` does it: so that Python and what it imports mean the same there as here.
+CARRIED = ("PATH", "VIRTUAL_ENV", "CONDA_PREFIX", "PYTHONPATH", "LANG")
+GREETINGS_MAX = 32  # at a time
+BACKLOG = 1024
+LOOK_S = 2.0
+TOLD_AFTER_S = 5.0  # that workers are still waited for
+FAREWELL_S = 3.0
+AWAY_S_MAX = 120.0  # without controller and workers
+_START = (
+    "import sys; sys.path.append(sys.argv.pop(1)); "
+    "from shoal.tasks.host import main; sys.exit(main(sys.argv[1:]))"
+)
+_START_THERE = 'exec "$SHOAL_PYTHON" -m shoal.tasks.host "$@"'
+
+
+class Cluster(NamedTuple):
+    """What each worker gets, and what goes there with it. `home`: of the cluster; None: the one
+    of this user. `pack`: send the working directory along; None: if nodes are other machines."""
+
+    gpus: int = 0
+    cpus: float = 1
+    memory_mb: int = 0
+    env: dict[str, str] = {}
+    requirements: str = ""
+    pack: bool | None = None
+    home: Path | None = None
+    name: str = "map"
+
+
+def cluster_of(wanted: bool | Cluster) -> Cluster | None:
+    if isinstance(wanted, Cluster):
+        return wanted
+    return Cluster() if wanted else None
+
+
+def default_cluster_workers(cluster: Cluster) -> int:
+    """As many as the whole cluster holds; it gives what is free."""
+    with _connect(cluster) as client:
+        status = client.status()
+    if cluster.gpus:
+        count = status.gpus // cluster.gpus
+    else:
+        count = int(status.cpu_milli // max(1, cluster.cpus * 1000))
+    return max(1, min(WORKERS_MAX, count))
+
+
+def _connect(cluster: Cluster) -> Client:
+    return Client.at_home(cluster.home, patience_s=10)
+
+
+class ClusterPool(Pool):
+    """The same pool; its workers come by themselves when Shoal gives the job room."""
+
+    def __init__(self, size: int, init: bytes | None, cluster: Cluster) -> None:
+        super().__init__(size, init)
+        self._cluster = cluster
+        self._secret = secrets.token_bytes(32)
+        self._root = ""  # of what was packed
+        self._listener: socket.socket | None = None
+        self._recruiter: threading.Thread | None = None
+        self._ending = threading.Event()
+        self.joined = 0
+
+    # -- the pool's thread ---------------------------------------------------------------------
+
+    def _hire(self, wanted: int) -> None:  # noqa: ARG002 - the scheduler decides how many
+        if self._recruiter is None:
+            self._recruiter = threading.Thread(
+                target=self._recruit, name="shoal-tasks-job", daemon=True
+            )
+            self._recruiter.start()
+
+    def _full(self) -> bool:
+        return bool(self._busy)
+
+    def _join(self, connection: socket.socket, about: dict[str, Any]) -> None:
+        here = list(sys.version_info[:2])
+        if self._closing or self.broken is not None:
+            connection.close()
+            return
+        if about.get("python") != here:
+            theirs = ".".join(map(str, about.get("python", [])))
+            message = f"{about.get('node')} has Python {theirs}, this is {here[0]}.{here[1]}"
+            connection.close()
+            self._break(InitFailed(f"{message}: functions cannot be sent between them"))
+            return
+        worker = Remote(connection, about)
+        self.joined += 1
+        self._add(worker)
+        body = pickle.dumps((sys.path, self._script, self._init, self._root))
+        worker.send(parcel(frames.HELLO, body=body))
+        self._watch(worker)
+
+    def _end(self) -> None:
+        self._ending.set()
+        if self._listener is not None:
+            with contextlib.suppress(OSError):
+                self._listener.shutdown(socket.SHUT_RDWR)  # wakes who waits in accept
+            self._listener.close()
+        super()._end()
+
+    def join(self, timeout_s: float | None) -> None:
+        super().join(timeout_s)
+        if self._recruiter is not None:
+            self._recruiter.join(timeout_s)
+
+    # -- the doorman's thread ------------------------------------------------------------------
+
+    def _open_door(self, address: str) -> int:
+        family = socket.AF_INET6 if ":" in address else socket.AF_INET
+        listener = socket.socket(family, socket.SOCK_STREAM)
+        listener.bind((address, 0))
+        listener.listen(BACKLOG)
+        self._listener = listener
+        threading.Thread(target=self._keep_door, name="shoal-tasks-door", daemon=True).start()
+        port: int = listener.getsockname()[1]
+        return port
+
+    def _keep_door(self) -> None:
+        assert self._listener is not None
+        places = threading.Semaphore(GREETINGS_MAX)
+        while not self._ending.is_set():
+            places.acquire()
+            try:
+                connection, _ = self._listener.accept()
+            except OSError:
+                return
+            threading.Thread(target=self._greet, args=(connection, places), daemon=True).start()
+
+    def _greet(self, connection: socket.socket, places: threading.Semaphore) -> None:
+        try:
+            watch_over(connection)
+            about = greet(connection, self._secret)
+            self._order(lambda: self._join(connection, about))
+        except (OSError, Stranger, ValueError, RuntimeError) as error:
+            log.debug("a connection was refused: %s", error)
+            connection.close()
+        finally:
+            places.release()
+
+    # -- the recruiter's thread ----------------------------------------------------------------
+
+    def _recruit(self) -> None:
+        """Submit the job, look after it, and end it with the map."""
+        try:
+            with _connect(self._cluster) as client:
+                spec = self._job(client)
+                if not self._ending.is_set():
+                    _Watch(self, client, spec).until(self._ending)
+        except (ShoalError, PackError, OSError) as error:
+            self._give_up(str(error))
+
+    def _give_up(self, why: str) -> None:
+        with contextlib.suppress(RuntimeError):
+            error = InitFailed(f"no workers from the cluster: {why}")
+            self._order(lambda: self._break(error))
+
+    def _job(self, client: Client) -> JobSpec:
+        cluster, local = self._cluster, client.status().engine == "local"
+        address = "127.0.0.1" if local else _own_address(client)
+        port = self._open_door(address)
+        env = {name: os.environ[name] for name in CARRIED if os.environ.get(name)}
+        env |= dict.fromkeys(THREADS, str(max(1, int(cluster.cpus)))) | cluster.env
+        words, workdir, package = [sys.executable, "-c", _START, SOURCE], os.getcwd(), ""
+        if (not local) if cluster.pack is None else cluster.pack:
+            made = pack(Path(workdir))
+            with made.file as file:
+                client.send_package(made.sha256, made.size, file)
+            words = ["sh", "-c", _START_THERE, "sh"]
+            workdir, package, self._root = made.folder, made.sha256, str(made.root)
+            env.pop("PYTHONPATH", None)  # the client's whole path goes there by itself
+        env[SECRET] = self._secret.hex()
+        return JobSpec(
+            command=(*words, address, str(port)),
+            name=cluster.name,
+            members=1,
+            members_max=self.size if self.size > 1 else 0,
+            gpus=cluster.gpus,
+            cpu_milli=round(cluster.cpus * 1000),
+            memory_mb=cluster.memory_mb,
+            env=env,
+            workdir=workdir,
+            package=package,
+            requirements=cluster.requirements,
+            restart=Restart.ON_FAILURE,
+            retries=100,
+            backoff_ms=0,
+            stop_grace_ms=1000,
+        )
+
+
+class _Watch:
+    """Over the job. One that ended while there is work is submitted again, a few times."""
+
+    def __init__(self, pool: ClusterPool, client: Client, spec: JobSpec) -> None:
+        self._pool = pool
+        self._client = client
+        self._spec = spec
+        self._job = ""
+        self._joined = 0
+        self._failures = 0
+        self._told = False
+
+    def until(self, ending: threading.Event) -> None:
+        self._submit()
+        since = heard = time.monotonic()
+        while not ending.wait(LOOK_S if self._pool.joined else LOOK_S / 8):
+            try:
+                self._look(self._client.job(self._job), since)
+                heard = time.monotonic()
+            except Unreachable as error:  # workers that are there need no controller
+                if time.monotonic() - heard > AWAY_S_MAX and not self._pool.processes():
+                    self._pool._give_up(str(error))
+                    return
+                self._reconnect()
+        with contextlib.suppress(ShoalError, OSError):
+            self._see_off()
+
+    def _see_off(self) -> None:
+        """Members that were told to go end by themselves; the rest is cancelled."""
+        if self._client.job(self._job).state == "running":
+            self._client.job(self._job, wait_for="finished", wait_s=FAREWELL_S)
+        self._client.cancel(self._job)
+
+    def _submit(self) -> None:
+        self._joined = self._pool.joined
+        self._job = self._client.submit(self._spec).id
+        log.info("workers come from job %s", self._job)
+
+    def _look(self, view: JobView, since: float) -> None:
+        some = self._pool.joined > self._joined
+        if view.finished_ms is not None or (view.failures >= START_FAILURES_MAX and not some):
+            self._failures = 0 if some else self._failures + 1
+            if view.finished_ms is None or self._failures >= START_FAILURES_MAX:
+                with contextlib.suppress(ShoalError):
+                    self._client.cancel(self._job)
+                self._pool._give_up(f"their job {view.id} {view.state}: {view.why}")
+                self._pool._ending.wait()
+                return
+            self._submit()
+        elif not self._told and not some and time.monotonic() - since > TOLD_AFTER_S:
+            self._told = True
+            log.warning("the job of the workers, %s, is %s: %s", view.id, view.state, view.why)
+
+    def _reconnect(self) -> None:
+        with contextlib.suppress(Unreachable):
+            fresh = _connect(self._pool._cluster)
+            self._client.close()
+            self._client = fresh
+
+
+def _own_address(client: Client) -> str:
+    """How the nodes reach this machine: by the way it takes to them. What stands on this machine
+    is reached by it as well."""
+    for node in client.nodes():
+        with contextlib.suppress(OSError):
+            family = socket.AF_INET6 if ":" in node.address else socket.AF_INET
+            with socket.socket(family, socket.SOCK_DGRAM) as probe:
+                probe.connect((node.address, 9))
+                found: str = probe.getsockname()[0]
+            if not found.startswith("127.") and found != "::1":
+                return found
+    return "127.0.0.1"

@@ -1,0 +1,238 @@
+"""A member of the job that runs a map's workers: connects one worker after the other to the client.
+
+The worker itself is the same process as on the client's own machine. This one passes frames on,
+tells the client in which task a worker died, and ends when the client is gone.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import pickle
+import selectors
+import signal
+import socket
+import sys
+import time
+from pathlib import Path
+from types import FrameType
+
+from shoal.tasks import frames
+from shoal.tasks.frames import Frame, parcel
+from shoal.tasks.functions import CLIENT_ROOT, NODE_ROOT
+from shoal.tasks.process import Process
+from shoal.tasks.remote import INNOCENT
+from shoal.tasks.stream import (
+    HANDSHAKE_S_MAX,
+    Incoming,
+    Outgoing,
+    Stranger,
+    introduce,
+    watch_over,
+)
+
+SECRET = "SHOAL_TASKS_SECRET"
+REFUSED_MAX = 3  # in a row: nobody listens there any more
+STRANGERS_MAX = 3
+REACH_S_MAX = 30.0
+PAUSE_S = 0.3
+FAREWELL_S_MAX = 5.0
+
+
+class Leaving(BaseException):
+    """Shoal wants the place back."""
+
+
+def main(arguments: list[str]) -> int:
+    address, port = arguments[0], int(arguments[1])
+    secret = bytes.fromhex(os.environ.pop(SECRET))  # no business of the tasks
+
+    def leave(number: int, frame: FrameType | None) -> None:  # noqa: ARG001
+        raise Leaving
+
+    signal.signal(signal.SIGTERM, leave)
+    try:
+        return _work(address, port, secret)
+    except Leaving:
+        return 128 + signal.SIGTERM
+    except (OSError, Stranger) as error:
+        print(f"cannot reach the client of this map at {address}:{port}: {error}", flush=True)
+        return 1
+
+
+def _work(address: str, port: int, secret: bytes) -> int:
+    """One worker after the other, as long as the client is there."""
+    reached, strangers = False, 0
+    while (connection := _connect(address, port, reached)) is not None:
+        with connection:
+            try:
+                introduce(connection, secret, _about())
+            except (OSError, Stranger):  # perhaps somebody else has got its port
+                strangers += 1
+                if strangers >= STRANGERS_MAX:
+                    if reached:
+                        return 0
+                    raise
+                time.sleep(PAUSE_S)
+                continue
+            reached, strangers = True, 0
+            with contextlib.suppress(OSError):
+                if _Host(connection).serve():
+                    return 0
+    return 0
+
+
+def _about() -> dict[str, object]:
+    return {
+        "node": os.environ.get("SHOAL_NODE", ""),
+        "member": os.environ.get("SHOAL_MEMBER", ""),
+        "python": sys.version_info[:2],
+        "pid": os.getpid(),
+    }
+
+
+def _connect(address: str, port: int, reached: bool) -> socket.socket | None:
+    """None: the client is gone, and so is the reason to be here."""
+    deadline, refused = time.monotonic() + REACH_S_MAX, 0
+    while True:
+        try:
+            connection = socket.create_connection((address, port), HANDSHAKE_S_MAX)
+        except ConnectionRefusedError:
+            refused += 1
+            if refused >= REFUSED_MAX:
+                return None
+        except OSError:
+            if time.monotonic() > deadline:
+                if reached:
+                    return None
+                raise
+        else:
+            watch_over(connection)
+            return connection
+        time.sleep(PAUSE_S)
+
+
+class _Host:
+    """One connection, one worker."""
+
+    def __init__(self, connection: socket.socket) -> None:
+        connection.setblocking(False)
+        self._connection = connection
+        self._incoming = Incoming()
+        self._outgoing = Outgoing()
+        self._worker: Process | None = None
+        self._dismissed = False
+        self._selector = selectors.DefaultSelector()
+        self._selector.register(connection, selectors.EVENT_READ)
+
+    def serve(self) -> bool:
+        """Until either end is gone; True: the map has ended."""
+        try:
+            while self._attend():
+                self._watch()
+            return self._dismissed
+        except Leaving:
+            self._tell_death(INNOCENT)
+            raise
+        finally:
+            if self._worker is not None:
+                self._worker.kill()
+                self._worker.bury()
+            self._incoming.close()
+            self._outgoing.clear()
+            self._selector.close()
+
+    def _attend(self) -> bool:
+        """False when either end is gone."""
+        for key, _ in self._selector.select():
+            worker = self._worker
+            if key.fileobj is self._connection:
+                heard = self._heard()
+                if heard is None:
+                    return False
+                for frame in heard:
+                    self._dismissed = self._dismissed or frame.kind == frames.BYE
+                    if self._dismissed:
+                        return False
+                    self._obey(frame)
+            elif worker is not None:
+                arrived = worker.receive()
+                for frame in arrived or ():
+                    self._pass_on(frame)
+                if arrived is None or key.fd == worker.pidfd:
+                    while more := worker.receive():  # what it still said before it died
+                        for frame in more:
+                            self._pass_on(frame)
+                    self._tell_death(0)
+                    return False
+        return True
+
+    def _heard(self) -> list[Frame] | None:
+        try:
+            return self._incoming.receive(self._connection)
+        except BlockingIOError:
+            return []
+
+    def _obey(self, frame: Frame) -> None:
+        if self._worker is not None:
+            self._worker.send(parcel(frame.kind, frame.number, frame.extra, frame.body))
+        elif frame.kind == frames.HELLO:
+            path, script, init, root = pickle.loads(frame.body)
+            package = os.environ.get("SHOAL_PACKAGE", "")
+            if root and package:
+                os.environ[CLIENT_ROOT], os.environ[NODE_ROOT] = root, package
+            self._worker = Process(1, _moved(script, root, package), init, _paths(path, root))
+            self._selector.register(self._worker.socket, selectors.EVENT_READ)
+            if self._worker.pidfd is not None:
+                self._selector.register(self._worker.pidfd, selectors.EVENT_READ)
+
+    def _pass_on(self, frame: Frame) -> None:
+        self._outgoing.add(parcel(frame.kind, frame.number, frame.extra, frame.body))
+
+    def _watch(self) -> None:
+        """For room to send as well, as long as something is left to send."""
+        ends = [(self._connection, self._outgoing.push(self._connection))]
+        if self._worker is not None:
+            ends.append((self._worker.socket, self._worker.push()))
+        for end, done in ends:
+            events = selectors.EVENT_READ | (0 if done else selectors.EVENT_WRITE)
+            if self._selector.get_key(end).events != events:
+                self._selector.modify(end, events)
+
+    def _tell_death(self, number: int) -> None:
+        worker = self._worker
+        if worker is None:
+            return
+        self._worker = None
+        position = worker.position
+        if number == INNOCENT:
+            worker.kill()
+        how = worker.bury()
+        if number == INNOCENT:
+            how = "was stopped by Shoal"
+        extra = (-1 if position is None else position) + 1
+        self._outgoing.add(parcel(frames.DIED, number, extra, how.encode()))
+        self._connection.settimeout(FAREWELL_S_MAX)
+        self._outgoing.push(self._connection)
+
+
+def _moved(place: str, root: str, package: str) -> str:
+    """A place of the client's, where it is on this node."""
+    if root and package and Path(place).is_relative_to(root):
+        return str(Path(package) / Path(place).relative_to(root))
+    return place
+
+
+def _paths(theirs: list[str], root: str) -> list[str]:
+    """What was packed comes first, then what this node has. Where nothing was packed, the client's
+    places are this node's too."""
+    package = os.environ.get("SHOAL_PACKAGE", "")
+    if not root or not package:
+        return theirs
+    packed = [_moved(p, root, package) for p in theirs if p and Path(p).is_relative_to(root)]
+    rest = [p for p in theirs if p and not Path(p).is_relative_to(root)]
+    return list(dict.fromkeys([*packed, *(p for p in sys.path if p), *rest]))
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

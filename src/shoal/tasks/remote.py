@@ -1,0 +1,89 @@
+"""One worker on another machine as its pool sees it: the far end of a connection."""
+
+from __future__ import annotations
+
+import contextlib
+import socket
+from typing import Any
+
+from shoal.tasks import frames
+from shoal.tasks.frames import Frame, Parcel, parcel
+from shoal.tasks.stream import Incoming, Outgoing
+from shoal.tasks.worker import NOT_BEGUN
+
+INNOCENT = 1  # in a DIED frame: it was told to end
+
+
+class Remote:
+    """One connection is one worker's life: its host comes back with the next one."""
+
+    pidfd: int | None = None
+
+    def __init__(self, connection: socket.socket, about: dict[str, Any]) -> None:
+        connection.setblocking(False)
+        self.socket = connection
+        self.pid = int(about.get("pid", 0))
+        self.known: set[int] = set()
+        self.ready = False
+        self.failure: BaseException | None = None
+        self._where = f"{about.get('node', '?')} (member {about.get('member', '?')})"
+        self._how = "was lost"  # with its node, its host, or the way there
+        self._position: int | None = None
+        self._told = False  # it did not just vanish
+        self._innocent = False
+        self._outgoing = Outgoing()
+        self._incoming = Incoming()
+
+    @property
+    def position(self) -> int | None:
+        return self._position
+
+    @property
+    def innocent(self) -> bool:
+        """Before it was ready, one that vanished is nobody's fault either."""
+        return self._innocent or (not self.ready and not self._told and self.failure is None)
+
+    def begin(self) -> None:
+        pass  # its host knows what it is in
+
+    def died(self, frame: Frame) -> None:
+        self._told = True
+        self._position = frame.extra - 1  # -1: not begun
+        self._innocent = frame.number == INNOCENT
+        self._how = bytes(frame.body).decode(errors="replace")
+
+    def send(self, ready: Parcel) -> None:
+        self._outgoing.add(ready)
+        self.push()
+
+    def push(self) -> bool:
+        return self._outgoing.push(self.socket)
+
+    def receive(self) -> list[Frame] | None:
+        try:
+            return self._incoming.receive(self.socket)
+        except BlockingIOError:
+            return []
+        except OSError:
+            return None
+
+    def kill(self) -> None:
+        """Its host ends it when the connection is gone, and comes back with another."""
+        with contextlib.suppress(OSError):
+            self.socket.shutdown(socket.SHUT_RDWR)
+
+    def let_go(self) -> None:
+        """Its host ends, too."""
+        self._outgoing.clear()
+        self.send(parcel(frames.BYE))
+        with contextlib.suppress(OSError):
+            self.socket.shutdown(socket.SHUT_WR)
+
+    def bury(self) -> str:
+        self.socket.close()
+        self._outgoing.clear()
+        self._incoming.close()
+        return f"on {self._where} {self._how}"
+
+
+assert NOT_BEGUN == -1, "a DIED frame carries a position plus one"
