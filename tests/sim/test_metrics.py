@@ -40,7 +40,7 @@ def records(*jobs: tuple[str, int, int]) -> Records:
             amount=1000,
             attempts=1,
             succeeded=True,
-            predicted_ms=None,
+            predicted=None,
         )
     return result
 
@@ -101,6 +101,7 @@ def summary(policy: str, mean_s: float) -> Summary:
         requeues_by_failure=0,
         failures=0,
         fairness=1,
+        predictions_right=None,
         prediction_error_s=None,
         gpu_hours={},
         events=1,

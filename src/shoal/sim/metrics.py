@@ -9,6 +9,7 @@ from typing import NamedTuple
 
 import msgspec
 
+from shoal.core.scheduling.predict import Prediction
 from shoal.model.job import JobSpec
 from shoal.model.node import NodeSpec
 from shoal.model.resources import Slice
@@ -104,7 +105,8 @@ class Records:
         self.tenant = array("l")
         self.attempts = array("l")
         self.succeeded = array("b")
-        self.prediction_error_ms = array("q")  # only of jobs whose start was predicted
+        # Of jobs whose start was predicted: how long before or after the range they started.
+        self.prediction_error_ms = array("q")
         self.tenants: dict[str, int] = {}
 
     def __len__(self) -> int:
@@ -119,7 +121,7 @@ class Records:
         amount: int,
         attempts: int,
         succeeded: bool,
-        predicted_ms: int | None,
+        predicted: Prediction | None,
     ) -> None:
         self.row.append(arrival.row)
         self.submit_ms.append(arrival.submit_ms)
@@ -130,8 +132,9 @@ class Records:
         self.tenant.append(self.tenants.setdefault(arrival.tenant, len(self.tenants)))
         self.attempts.append(attempts)
         self.succeeded.append(succeeded)
-        if predicted_ms is not None:
-            self.prediction_error_ms.append(placed_ms - predicted_ms)
+        if predicted is not None and placed_ms >= 0:
+            late_ms = max(0, placed_ms - predicted.late_ms)
+            self.prediction_error_ms.append(late_ms or min(0, placed_ms - predicted.early_ms))
 
 
 class Segments:
@@ -177,6 +180,7 @@ class Summary(msgspec.Struct, frozen=True, kw_only=True):
     requeues_by_failure: int
     failures: int
     fairness: float
+    predictions_right: float | None  # the share that started within the range
     prediction_error_s: float | None
     gpu_hours: dict[str, float]
     events: int
@@ -223,6 +227,7 @@ def summarize(outcome: Outcome) -> Summary:
         requeues_by_failure=outcome.requeues["node-loss"],
         failures=sum(outcome.failures.values()),
         fairness=fairness(records),
+        predictions_right=errors.count(0) / len(errors) if errors else None,
         prediction_error_s=sum(map(abs, errors)) / len(errors) / 1000 if errors else None,
         gpu_hours={
             account: round(accounts[account] / MILLI / 3_600_000, 3)
@@ -292,6 +297,7 @@ FIGURES = (
     Figure("preemptions", lambda s: s.preemptions, count_text),
     Figure("requeued by failures", lambda s: s.requeues_by_failure, count_text),
     Figure("fairness (Jain)", lambda s: s.fairness, lambda value: f"{value:.3f}", 1),
+    Figure("predictions right", lambda s: s.predictions_right, percent_text, 1),
     Figure("prediction error", lambda s: s.prediction_error_s, time_text, -1),
     Figure("step, mean", lambda s: s.step_mean_ms, lambda value: f"{value:.2f}ms"),
     Figure("step, p99", lambda s: s.step_p99_ms, lambda value: f"{value:.2f}ms"),

@@ -17,6 +17,7 @@ from shoal.core.admit import impossible
 from shoal.core.check import check
 from shoal.core.explain import waiting_reason
 from shoal.core.scheduling.order import ORDERINGS
+from shoal.core.scheduling.predict import predict
 from shoal.core.state import Node, State
 from shoal.core.step import Step, step
 from shoal.model.events import (
@@ -28,7 +29,7 @@ from shoal.model.events import (
     MemberLost,
     NodeLost,
 )
-from shoal.model.job import Job, JobSpec
+from shoal.model.job import Job, JobSpec, Phase
 from shoal.model.job import Outcome as JobOutcome
 from shoal.model.node import NodeSpec
 from shoal.model.policy import Policy
@@ -38,6 +39,7 @@ from shoal.sim.metrics import Meter, Outcome
 from shoal.sim.replay_world import Attempt, Key, SimNode, Truth, World
 from shoal.sim.traces import Arrival, Trace, TraceError
 
+ASKED = 1000  # about so many jobs ask when they will start, if they all have to wait
 PROGRESS_STEPS = 256  # how often the caller hears how far it is
 
 Progress = Callable[[int, int], None]  # jobs done, virtual time in ms
@@ -178,11 +180,21 @@ class Replay:
                 handler(event)
         for job in done.finished:
             self._keep(job)
+        self._foretell(done)
         self.outcome.events += len(done.events)
         self.world.obey(done.commands)
         self.wake_ms = NEVER_MS if done.wake_ms is None else done.wake_ms
         self.meter.sample()
         return done
+
+    def _foretell(self, done: Step) -> None:
+        """Some of those that have to wait ask at once when they will start."""
+        every = 1 + len(self.trace.arrivals) // ASKED
+        for event in done.events:
+            if type(event) is JobSubmitted:
+                job = self.state.jobs.get(event.job)
+                if job is not None and job.phase is Phase.WAITING and not job.number % every:
+                    self.truths[event.job].predicted = predict(self.state, job, self.now_ms)
 
     # -- the books ------------------------------------------------------------------------
 
@@ -197,8 +209,6 @@ class Replay:
         truth, meter = self.truths[event.job], self.meter
         if truth.placed_ms < 0:
             truth.placed_ms = self.now_ms
-            # The start that was foretold for it, by a policy that foretells.
-            truth.predicted_ms = event.predicted_ms
         truth.attempts += 1
         truth.waiting = False
         meter.waiting -= truth.need
@@ -248,5 +258,5 @@ class Replay:
             amount=truth.need,
             attempts=truth.attempts,
             succeeded=job.outcome is JobOutcome.SUCCEEDED,
-            predicted_ms=truth.predicted_ms,
+            predicted=truth.predicted,
         )

@@ -13,6 +13,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
+from shoal.core.scheduling.predict import Prediction
 from shoal.model.commands import Check, Command, Dismiss, Launch, Prepare, Stop
 from shoal.model.job import MemberRef
 from shoal.model.node import NodeSpec
@@ -30,7 +31,7 @@ Key = tuple[str, int, int]  # equal to a MemberRef, but cheaper to make
 class Truth:
     """One live job as it really is."""
 
-    __slots__ = ("arrival", "attempts", "done_ms", "need", "placed_ms", "predicted_ms", "waiting")
+    __slots__ = ("arrival", "attempts", "done_ms", "need", "placed_ms", "predicted", "waiting")
 
     def __init__(self, arrival: Arrival, need: int) -> None:
         self.arrival = arrival
@@ -38,7 +39,7 @@ class Truth:
         self.done_ms = 0  # work that no failure can take away any more
         self.attempts = 0
         self.placed_ms = -1
-        self.predicted_ms: int | None = None
+        self.predicted: Prediction | None = None  # as a user who asked would have been told
         self.waiting = True
 
 

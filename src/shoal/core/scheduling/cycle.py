@@ -198,7 +198,7 @@ def _give(round_: Round, job: Job, given: tuple[Slice, ...], where: str) -> None
     promise = round_.state.reservations.get(job.id)
     round_.emit(
         JobPlaced(
-            predicted_ms=promise.promised_ms if promise is not None else None,
+            predicted_ms=promise.start_ms if promise is not None else None,
             at_ms=round_.now_ms,
             job=job.id,
             attempt=job.attempt + 1,

@@ -1,0 +1,97 @@
+"""When a waiting job is said to start: by what runs, what is ahead, what was stopped for it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+
+from shoal.core.policies import SHIPPED
+from shoal.core.scheduling.predict import predict
+from shoal.model.job import Phase
+from shoal.model.policy import Preempt
+from tests.core.build import POLICY, Cluster
+
+HOUR_MS = 3_600_000
+NO_CPU: dict[str, Any] = {"cpu_milli": 0}
+
+
+def said(cluster: Cluster, job_id: str) -> tuple[int, int] | None:
+    """The range, from now on."""
+    assert cluster.job(job_id).phase is Phase.WAITING
+    found = predict(cluster.state, cluster.job(job_id), cluster.now_ms)
+    return found and (found.early_ms - cluster.now_ms, found.late_ms - cluster.now_ms)
+
+
+def one_node(**numbers: Any) -> Cluster:
+    cluster = Cluster(msgspec.structs.replace(SHIPPED["backfill"], **numbers))
+    cluster.join("a", gpus=4)
+    return cluster
+
+
+def test_the_first_opening_is_when_what_runs_ends() -> None:
+    cluster = one_node()
+    cluster.run(gpus=4, estimate_ms=HOUR_MS, **NO_CPU)
+    assert said(cluster, cluster.submit(gpus=4, estimate_ms=HOUR_MS, **NO_CPU)) == (HOUR_MS,) * 2
+
+
+def test_who_has_others_ahead_waits_for_its_turn_at_most() -> None:
+    cluster = one_node()
+    cluster.run(gpus=4, estimate_ms=HOUR_MS, **NO_CPU)
+    waits = [cluster.submit(gpus=4, estimate_ms=2 * HOUR_MS, **NO_CPU) for _ in range(3)]
+    assert said(cluster, waits[0]) == (HOUR_MS, HOUR_MS)
+    assert said(cluster, waits[1]) == (HOUR_MS, 3 * HOUR_MS)
+    assert said(cluster, waits[2]) == (HOUR_MS, 5 * HOUR_MS)
+
+
+def test_jobs_without_gpus_are_foretold_by_cpus() -> None:
+    cluster = Cluster(SHIPPED["backfill"])
+    cluster.join("a", cpus=4)
+    cluster.run(cpu_milli=4000, estimate_ms=HOUR_MS)
+    cluster.submit(cpu_milli=4000, estimate_ms=HOUR_MS)
+    assert said(cluster, cluster.submit(cpu_milli=3000)) == (HOUR_MS, 2 * HOUR_MS)
+
+
+def test_who_fits_but_is_held_back_does_not_start_now() -> None:
+    """It would delay the one in front, whose room is set aside."""
+    cluster = one_node()
+    cluster.run(gpus=2, estimate_ms=HOUR_MS, **NO_CPU)
+    cluster.submit(gpus=4, estimate_ms=HOUR_MS, **NO_CPU)
+    assert said(cluster, cluster.submit(gpus=1, estimate_ms=3 * HOUR_MS, **NO_CPU)) == (
+        HOUR_MS,
+        2 * HOUR_MS,
+    )
+
+
+def test_what_nobody_has_seen_end_goes_on_about_as_long_as_it_has_run() -> None:
+    cluster = one_node()
+    cluster.run(gpus=4, **NO_CPU)
+    cluster.wait(1_000)
+    cluster.hear("a")
+    found = said(cluster, cluster.submit(gpus=4, **NO_CPU))
+    assert found is not None and found[0] == 1_000 and 2_000 <= found[1] <= 9_000
+
+
+def test_who_takes_turns_starts_at_its_first_opening_at_the_latest() -> None:
+    policy = msgspec.structs.replace(POLICY, order="fair", preempt=Preempt.RANK)
+    cluster = Cluster(policy)
+    cluster.join("a", gpus=4)
+    turns: dict[str, Any] = {"preemptible": True, "checkpoint_ms": 60_000, **NO_CPU}
+    cluster.run(gpus=4, estimate_ms=HOUR_MS, **turns)
+    assert said(cluster, cluster.submit(gpus=4, **turns)) == (0, HOUR_MS)
+
+
+def test_who_others_were_stopped_for_starts_within_their_grace_time() -> None:
+    cluster = Cluster(msgspec.structs.replace(POLICY, run_ms_min=0))
+    cluster.join("a", gpus=4)
+    cluster.run(gpus=4, preemptible=True, stop_grace_ms=7_000, **NO_CPU)
+    cluster.wait(1_000)
+    job_id = cluster.submit(gpus=4, priority=10, **NO_CPU)
+    assert job_id in cluster.state.claims
+    assert said(cluster, job_id) == (0, 7_000)
+
+
+def test_who_runs_is_not_foretold() -> None:
+    cluster = one_node()
+    job_id = cluster.run(gpus=1, **NO_CPU)
+    assert predict(cluster.state, cluster.job(job_id), cluster.now_ms) is None
