@@ -84,7 +84,7 @@ async def _serve(home: Home) -> None:
     )
     keeper = Keeper(home.ledger, home.prices, store, loop.clock)
     loop.followers.append(keeper)
-    booking = asyncio.create_task(keeper.run())
+    booking = asyncio.create_task(keeper.run(lambda: loop.policy, loop.spent))
     _spare_the_collector()
     ticking = asyncio.create_task(loop.run())
     await asyncio.sleep(0)  # the agents start while the API is still being imported

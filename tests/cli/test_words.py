@@ -8,6 +8,9 @@ import pytest
 
 from shoal.cli.words import exit_text, sentence, start_text
 from shoal.model.events import (
+    BudgetFreed,
+    BudgetHeld,
+    BudgetWarned,
     ControllerStarted,
     Event,
     JobAdopted,
@@ -108,6 +111,18 @@ SENTENCES: list[tuple[Event, str]] = [
             at_ms=0, job="j1", attempt=1, cause=StopCause.RESIZE, not_before_ms=0, why="to 4"
         ),
         "j1 will run again (changes its size): to 4",
+    ),
+    (
+        BudgetWarned(at_ms=0, tenant="red", why="red has used 8.0 of 10 GPU-hours this month"),
+        "tenant red has used most of its budget: red has used 8.0 of 10 GPU-hours this month",
+    ),
+    (
+        BudgetHeld(at_ms=0, tenant="red", why="all of it"),
+        "tenant red has used up its budget: all of it",
+    ),
+    (
+        BudgetFreed(at_ms=0, tenant="red", why="a new month"),
+        "tenant red has budget left again: a new month",
     ),
     (
         PolicyChanged(at_ms=0, policy=Policy(name="mine", order="fifo")),

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import msgspec
+
 from shoal.client import Client
-from shoal.model.events import Event
+from shoal.model.events import BudgetHeld, Event
 from shoal.model.ledger import By, LedgerView
+from shoal.model.policy import Tenant
 from shoal.model.prices import Price, PriceList
 from tests.ledger.worlds import capacity
 from tests.live.cluster import eventually, live_cluster
@@ -69,4 +72,32 @@ def test_nodes_and_controllers_die_and_the_report_adds_up_to_the_millisecond() -
         live.kill_controller()
         assert eventually(lambda: client.status().epoch == 3, 60)
         assert client.prices().currency == "EUR"
+        assert_adds_up(client, client.ledger())
+
+
+def test_a_tenant_that_has_spent_its_budget_waits_until_there_is_more() -> None:
+    with live_cluster(1, gpus=4) as live:
+        client = live.client
+        client.set_prices(PriceList(currency="EUR", gpus={"*": Price(per_hour=1_000_000_000)}))
+        poor = Tenant(name="red", budget_money=1)
+        client.set_policy(msgspec.structs.replace(client.policy(), tenants=(poor,)))
+        running = live.run("sleep 600", gpus=1, tenant="red")
+        live.wait(running, "running")
+
+        def held() -> bool:
+            return any(isinstance(event, BudgetHeld) for event in all_events(client))
+
+        assert eventually(held, 60)
+        waits = live.run("true", gpus=1, tenant="red")
+        assert client.why(waits).why.startswith("the budget of red is used up")
+        assert live.wait(live.run("true", gpus=1, tenant="blue")) == "succeeded"
+        assert client.job(running).state == "running"  # nothing that runs is killed
+        live.kill_controller()
+        assert eventually(lambda: client.status().epoch == 2, 60)
+        assert "budget" in client.why(waits).why
+        rich = Tenant(name="red", budget_money=1_000_000_000_000)
+        client.set_policy(msgspec.structs.replace(client.policy(), tenants=(rich,)))
+        assert live.wait(waits) == "succeeded"
+        client.cancel(running)
+        live.wait(running)
         assert_adds_up(client, client.ledger())

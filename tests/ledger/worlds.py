@@ -86,25 +86,29 @@ def kept(seed: int, size: Size | None = None) -> Iterator[tuple[Run, Books]]:
 def capacity(events: Iterable[Event], end_ms: int) -> dict[tuple[int, str], int]:
     """GPUs known x time known, by hour and node, in GPU-microseconds: counted from nothing but
     who joined and who was taken away."""
-    since: dict[str, tuple[int, int]] = {}
+    since: dict[str, int] = {}
+    gpus: dict[str, int] = {}
     total: dict[tuple[int, str], int] = {}
 
     def count(node: str, until_ms: int) -> None:
-        start_ms, gpus = since.pop(node, (until_ms, 0))
+        start_ms = since.pop(node, until_ms)
         while start_ms < until_ms:
             hour = start_ms // HOUR_MS
             stop_ms = min(until_ms, (hour + 1) * HOUR_MS)
-            if gpus:
+            if gpus[node]:
                 key = (hour, node)
-                total[key] = total.get(key, 0) + (stop_ms - start_ms) * gpus * GPU_US
+                total[key] = total.get(key, 0) + (stop_ms - start_ms) * gpus[node] * GPU_US
             start_ms = stop_ms
 
     for event in events:
         if isinstance(event, NodeJoined):
             count(event.node, event.at_ms)
-            since[event.node] = (event.at_ms, event.spec.gpus)
+            gpus[event.node] = event.spec.gpus
+            since[event.node] = event.at_ms
         elif isinstance(event, NodeIntended) and event.intent is NodeIntent.REMOVED:
             count(event.node, event.at_ms)
+        elif isinstance(event, NodeIntended):  # one that was removed may be wanted again
+            since.setdefault(event.node, event.at_ms)
     for node in list(since):
         count(node, end_ms)
     return total

@@ -10,7 +10,7 @@ from collections import Counter
 
 import pytest
 
-from shoal.model.events import EventBase, JobEvent, NodeEvent, ServiceEvent
+from shoal.model.events import BudgetEvent, EventBase, JobEvent, NodeEvent, ServiceEvent
 from shoal.model.job import StopCause
 from shoal.sim.controller import Moment
 from shoal.sim.fuzz import run_seed
@@ -65,7 +65,7 @@ def test_every_kind_of_fault_and_every_kind_of_event_happens() -> None:
     assert causes["resize"] >= 3  # seldom: a gang grows only when it has just saved
     assert {"ok", "suspect", "quarantined"} == standings
     assert {name for name in EXPECTED_FAULTS if not faults[name]} == set()
-    bases = (EventBase, JobEvent, NodeEvent, ServiceEvent)
+    bases = (EventBase, JobEvent, NodeEvent, ServiceEvent, BudgetEvent)
     kinds = {kind.__name__ for base in bases for kind in base.__subclasses__()}
     kinds -= {base.__name__ for base in bases}
     assert kinds - set(events) <= SEEN_ELSEWHERE
@@ -101,6 +101,7 @@ EXPECTED_FAULTS = (
     "snapshot kept",
     "node slow",
     "node broken",
+    "a month ended",
     "answer: accepted",
     "answer: refused",
     "cancel asked",

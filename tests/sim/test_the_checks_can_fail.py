@@ -9,7 +9,8 @@ from typing import Any
 import msgspec
 import pytest
 
-from shoal.core import admit, heal, observe, queue, reconcile, watch
+from shoal.core import admit, budget, heal, observe, queue, reconcile, watch
+from shoal.core.accounts import Accounts
 from shoal.core.health import quarantine
 from shoal.core.nodebook import NodeBook, Order
 from shoal.core.queue import Gang, Lane
@@ -223,6 +224,14 @@ def forget_what_was_saved(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(watch, "JobCheckpointed", saved)
 
 
+def start_who_has_no_budget_left(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(Accounts, "held_by", lambda *_: "")
+
+
+def hold_who_has_spent_little(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(budget, "HELD_MILLI", 500)
+
+
 CAUGHT_BY_THE_INVARIANTS: list[tuple[Mutate, str]] = [
     (ignore_what_is_held, "not what it asked for|more than it has|what is held|kept as spares"),
     (place_part_of_a_gang, "runs with . of . members"),
@@ -234,6 +243,7 @@ CAUGHT_BY_THE_INVARIANTS: list[tuple[Mutate, str]] = [
     (grow_without_end, "runs with .* of .* members"),
     (start_before_the_others_have_let_go, "is held|given away more"),
     (place_on_nodes_in_quarantine, "free index"),
+    (start_who_has_no_budget_left, "may start, but the budget is used up"),
 ]
 
 CAUGHT_BY_WHAT_HAPPENED: list[tuple[Mutate, str]] = [
@@ -262,6 +272,8 @@ CAUGHT_BY_WHAT_HAPPENED: list[tuple[Mutate, str]] = [
     (never_test_again, "is quarantined, though it is well|is suspect, though"),
     (give_spares_away, "kept as spares"),
     (forget_what_was_saved, "goes back from step"),
+    (start_who_has_no_budget_left, "starts, though the budget of .* is gone"),
+    (hold_who_has_spent_little, "of its budget, but BudgetHeld"),
 ]
 
 

@@ -41,7 +41,8 @@ ABOUT = {
     "hang_after": "no step for so long, and for 20 usual ones, is a hang",
     "hangs_max": "a job that hung so often is given up",
     "retest": "a node in quarantine is checked again after so long, then twice that",
-    "tenants": "who shares, by weight; quotas are guaranteed",
+    "tenants": "who shares, by weight; quotas are guaranteed; budgets per month or in all",
+    "budget_stops": "whose budget is used up is stopped, too",
     "suspect_after": "a node is suspect when silent for so long",
     "grace": "and lost after so long",
     "losses_max": "a job survives so many lost nodes",
@@ -263,6 +264,8 @@ def _about(tenant: Tenant) -> str:
 
 
 def _scalar(value: Any) -> str:
+    if isinstance(value, bool):
+        return str(value).lower()
     plain = re.fullmatch(r"[A-Za-z_][A-Za-z0-9_.-]*(:[A-Za-z0-9_.]+)?", str(value))
     if isinstance(value, str) and (not plain or value.lower() in ("true", "false", "null")):
         return json.dumps(value, ensure_ascii=False)

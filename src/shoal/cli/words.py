@@ -9,6 +9,10 @@ from typing import assert_never
 from shoal.cli.show import printable
 from shoal.cli.units import duration_text, shortened
 from shoal.model.events import (
+    BudgetEvent,
+    BudgetFreed,
+    BudgetHeld,
+    BudgetWarned,
     ControllerStarted,
     Event,
     JobAdopted,
@@ -91,6 +95,7 @@ CAUSE_WORDS = {
     StopCause.RESIZE: "changes its size",
     StopCause.MOVE: "moves elsewhere",
     StopCause.HANG: "hangs",
+    StopCause.BUDGET: "its budget is used up",
 }
 
 
@@ -109,6 +114,8 @@ def sentence(event: Event) -> str:
         text = f"service {event.service} {_about_service(event)}"
     elif isinstance(event, NodeEvent):
         text = f"{event.node} {_about_node(event)}"
+    elif isinstance(event, BudgetEvent):
+        text = f"tenant {event.tenant} {_about_budget(event)}"
     else:
         text = _about_cluster(event)
     return printable(text)
@@ -289,6 +296,18 @@ def _about_service(event: ServiceHappening) -> str:
             return f"is being stopped{_because(event.why)}"
         case ServiceStopped():
             return f"has stopped{_because(event.why)}"
+        case _:
+            assert_never(event)
+
+
+def _about_budget(event: BudgetWarned | BudgetHeld | BudgetFreed) -> str:
+    match event:
+        case BudgetWarned():
+            return f"has used most of its budget{_because(event.why)}"
+        case BudgetHeld():
+            return f"has used up its budget{_because(event.why)}"
+        case BudgetFreed():
+            return f"has budget left again{_because(event.why)}"
         case _:
             assert_never(event)
 

@@ -16,6 +16,7 @@ from shoal.control.packages import PackageStore
 from shoal.core.apply import apply
 from shoal.core.check import check, check_touched
 from shoal.core.step import Step, step
+from shoal.model.budget import Spending
 from shoal.model.commands import Command, Envelope
 from shoal.model.events import ControllerStarted, Event, JobEvent
 from shoal.model.job import Job
@@ -79,6 +80,7 @@ class ControlLoop:
         self._reports: dict[str, NodeReport] = {}
         self._gone: dict[tuple[str, int], NodeGone] = {}
         self._loads: dict[str, ServiceLoad] = {}
+        self._spendings: tuple[Spending, ...] = ()
         self._wake = asyncio.Event()
         self._watchers: dict[str, set[asyncio.Future[None]]] = {}
 
@@ -136,6 +138,11 @@ class ControlLoop:
         self._loads[load.service] = load
         if before is None or before != load:
             self._wake.set()
+
+    def spent(self, spendings: tuple[Spending, ...]) -> None:
+        """What the ledger says of all tenants, where the policy sets budgets."""
+        self._spendings = spendings
+        self._wake.set()
 
     def gone(self, gone: NodeGone) -> None:
         self._gone[gone.node, gone.incarnation] = gone
@@ -246,7 +253,9 @@ class ControlLoop:
             nodes=tuple(self._reports.values()),
             gone=tuple(self._gone.values()),
             services=tuple(self._loads.values()),
+            spendings=self._spendings,
         )
+        self._spendings = ()
         self._requests, self._reports, self._gone, self._loads = [], {}, {}, {}
         return report, futures
 

@@ -6,6 +6,7 @@ import math
 
 import msgspec
 
+from shoal.model.budget import BudgetLevel
 from shoal.model.policy import Policy, Tenant
 from shoal.model.resources import WHOLE_GPU_MILLI, Demand, Kind
 
@@ -39,6 +40,7 @@ class Accounts:
 
     def __init__(self, policy: Policy, own: dict[str, Account] | None = None) -> None:
         self.own: dict[str, Account] = own or {}
+        self.budgets: dict[str, BudgetLevel] = {}  # of tenants that have used most of theirs
         self.obey(policy)
 
     def obey(self, policy: Policy) -> None:
@@ -61,6 +63,14 @@ class Accounts:
         if found is None:
             found = self._lineages[tenant] = self._policy.lineage(tenant)
         return found
+
+    def held_by(self, tenant: str) -> str:
+        """The tenant or ancestor whose budget is used up; empty if there is none."""
+        if self.budgets:
+            for ancestor in self.lineage(tenant):
+                if self.budgets.get(ancestor.name) is BudgetLevel.HELD:
+                    return ancestor.name
+        return ""
 
     def change(self, tenant: str, share: int, gpu_milli: int, now_ms: int, penalty: int) -> None:
         """So much more is held (less, if negative) from now on."""

@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 from shoal.core.accounts import share_of
+from shoal.core.apply_budget import APPLY_BUDGET, judge_holds
 from shoal.core.apply_service import APPLY_SERVICE, not_served, replica_over
 from shoal.core.estimates import key_of
 from shoal.core.health.baseline import learn
@@ -61,6 +62,7 @@ def replay(state: State, events: Iterable[Event]) -> State:
 
 def _policy_changed(state: State, event: PolicyChanged) -> None:
     state.obey(event.policy)
+    judge_holds(state)  # another tree: other tenants may be held
 
 
 def _controller_started(state: State, event: ControllerStarted) -> None:
@@ -433,5 +435,6 @@ APPLY: dict[type[EventBase], Callable[[State, Any], None]] = {
     NodeIntended: _node_intended,
     NodeChecked: _node_checked,
     NodeJudged: _node_judged,
+    **APPLY_BUDGET,
     **APPLY_SERVICE,
 }

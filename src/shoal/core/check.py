@@ -8,6 +8,7 @@ from collections.abc import Iterable
 from shoal.core.explain import waiting_reason
 from shoal.core.room import Domain
 from shoal.core.state import Node, State
+from shoal.model.budget import BudgetLevel
 from shoal.model.events import Event, NodeEvent
 from shoal.model.health import Standing
 from shoal.model.job import Job, Member, MemberStatus, Phase, Restart
@@ -186,8 +187,23 @@ def _check_indexes(state: State) -> None:
     )
     queued = [number for line in state.queue.lanes.values() for _, number in line]
     queued += [number for _, number in state.queue.delayed]
+    queued += state.queue.held
+    for number in state.queue.lane:
+        if _held(state, state.job_numbered(number)):
+            raise Violation(f"{state.numbers[number]} may start, but the budget is used up")
+    for number in state.queue.held:
+        if not _held(state, state.job_numbered(number)):
+            raise Violation(f"{state.numbers[number]} is held, but there is some budget left")
     if sorted(queued) != waiting or state.queue.size != len(waiting):
         raise Violation("the queue does not match the waiting jobs")
+
+
+def _held(state: State, job: Job) -> bool:
+    names, name = [], job.spec.tenant
+    while name and name not in names:
+        names.append(name)
+        name = state.policy.tenant(name).parent
+    return any(state.accounts.budgets.get(name) is BudgetLevel.HELD for name in names)
 
 
 def _check_domain(name: str, state: State, domain: Domain, nodes: list[Node]) -> None:

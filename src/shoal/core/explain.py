@@ -47,6 +47,8 @@ def waiting_reason(state: State, job: Job, policy: Policy, now_ms: int) -> str:
         return f"waits {(job.not_before_ms - now_ms) / 1000:.1f} s more before a retry: {job.why}"
     if job.id in state.claims:
         return f"room is being made for it: {job.why}"
+    if tenant := state.accounts.held_by(job.spec.tenant):
+        return f"the budget of {tenant} is used up; see: shoal report --by tenant"
     if not state.nodes:
         return "no node has joined the cluster yet"
     return (

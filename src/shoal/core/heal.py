@@ -20,6 +20,14 @@ TIMED_OUT_CODE = 124  # as timeout(1) reports it
 HANG_CODE = 124  # it ran out of the time for a step
 BROKEN_CODE = 1  # it ended by no error of its own, but it did not do its work
 NODE_LOST_CODE = 143  # as if ended by SIGTERM: it did not end by an error of its own
+# Stops of ours: it runs again, at no cost to its retries.
+AGAIN = (
+    StopCause.DRAIN,
+    StopCause.PREEMPT,
+    StopCause.RESIZE,
+    StopCause.MOVE,
+    StopCause.BUDGET,
+)
 GOOD_WHILE = 60  # times the backoff: it does not crash in circles
 BACKOFF_DOUBLINGS_MAX = 20  # by then any backoff has reached its ceiling
 
@@ -83,7 +91,7 @@ def _settle(round_: Round, job: Job) -> None:
         _settle_loss(round_, job, lost)
     elif cause is StopCause.HANG:
         _settle_hang(round_, job)
-    elif cause in (StopCause.DRAIN, StopCause.PREEMPT, StopCause.RESIZE, StopCause.MOVE):
+    elif cause in AGAIN:
         _requeue(round_, job, cause, round_.now_ms, f"stopped to run again: {job.why}")
     elif job.first_bad_code is not None:
         _settle_failure(round_, job)

@@ -71,6 +71,8 @@ class Queue:
         self.fresh: dict[Lane, None] = {}  # lanes that somebody joined since the last cycle
         # Lanes of which nobody found a gap beside what is set aside for these jobs.
         self.stuck: dict[Lane, tuple[str, ...]] = {}
+        self.held: dict[int, None] = {}  # numbers of those whose budget is used up
+        self.holds: Callable[[Job], bool] = lambda _job: False
         self.size = 0
         self.inner: InnerKey = by_submission
         self.kin: Callable[[Job], Kin] = lambda _job: ()
@@ -85,6 +87,9 @@ class Queue:
     def remove(self, job: Job) -> None:
         self.size -= 1
         lane = self.lane.pop(job.number, None)
+        if lane is None and job.number in self.held:
+            del self.held[job.number]
+            return
         if lane is None:
             self.delayed.remove((job.not_before_ms, job.number))
             heapq.heapify(self.delayed)
@@ -110,6 +115,7 @@ class Queue:
         self.inner, self.kin = inner, kin
         delayed = {number for _, number in self.delayed}
         self.lanes, self.of_gang, self.lane, self.fresh, self.oldest = {}, {}, {}, {}, []
+        self.held = {}
         for job in jobs:
             if job.number not in delayed:
                 self._stand(job)
@@ -120,7 +126,18 @@ class Queue:
             heapq.heappop(self.oldest)
         return self.oldest[0] if self.oldest else None
 
+    def judge_holds(self, jobs: Iterable[Job]) -> None:
+        """Somebody's budget is used up, or is not any more."""
+        for job in jobs:
+            if job.number in self.held or job.number in self.lane:
+                self.remove(job)
+                self.size += 1
+                self._stand(job)
+
     def _stand(self, job: Job) -> None:
+        if self.holds(job):
+            self.held[job.number] = None
+            return
         lane = Lane(job.spec.tenant, job.spec.priority, gang_of(job), self.kin(job), job.elder)
         self.lane[job.number] = lane
         insort(self.lanes.setdefault(lane, []), (self.inner(job), job.number))

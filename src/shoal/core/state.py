@@ -17,6 +17,7 @@ from shoal.core.scale import Meter
 from shoal.core.scheduling.fragments import Foresight, Mix, Task
 from shoal.core.scheduling.order import ORDERINGS
 from shoal.core.scheduling.stoppable import Stoppable
+from shoal.model.budget import BudgetLevel
 from shoal.model.health import CheckResult, Record, Standing, Verdict
 from shoal.model.job import Job, MemberRef, Phase
 from shoal.model.node import NodeHealth, NodeIntent, NodeSpec
@@ -75,6 +76,7 @@ class Snapshot(msgspec.Struct, frozen=True, kw_only=True):
     failures: Book = msgspec.field(default_factory=Book)
     fleet: Fleet = msgspec.field(default_factory=Fleet)
     services: list[Service] = []
+    budgets: dict[str, BudgetLevel] = {}
 
 
 class State:
@@ -82,11 +84,9 @@ class State:
     what the controller has heard since it started: not logged, and built anew by hearing."""
 
     def __init__(self) -> None:
-        self.epoch = 0
+        self.epoch = self.next_port = 0
         self.next_job = 1
-        self.next_port = 0
-        self.submitted = 0
-        self.finished = 0
+        self.submitted = self.finished = 0
         self.jobs: dict[str, Job] = {}  # live ones only: finished jobs live in the store
         self.nodes: dict[str, Node] = {}
         self.policy = Policy()
@@ -111,6 +111,7 @@ class State:
         self.open_capacity: dict[Kind, int] = {}  # ... how many are schedulable
         self.totals = Kind(0, 0, 0)  # of all nodes that are known
         self.queue = Queue()
+        self.queue.holds = lambda job: bool(self.accounts.held_by(job.spec.tenant))
         self.numbers: dict[int, str] = {}  # job number -> id
         self.keys: dict[str, str] = {}  # submission key -> job id
         self.masters: set[str] = set()  # rendezvous points in use, "address:port"
@@ -167,22 +168,21 @@ class State:
             failures=self.failures,
             fleet=self.fleet,
             services=list(self.services.values()),
+            budgets=self.accounts.budgets,
         )
 
     @classmethod
     def restore(cls, snapshot: Snapshot) -> State:
         state = cls()
-        state.epoch = snapshot.epoch
-        state.next_job = snapshot.next_job
+        state.epoch, state.next_job = snapshot.epoch, snapshot.next_job
         state.next_port = snapshot.next_port
-        state.submitted = snapshot.submitted
-        state.finished = snapshot.finished
+        state.submitted, state.finished = snapshot.submitted, snapshot.finished
         state.accounts = Accounts(snapshot.policy, snapshot.accounts)
+        state.accounts.budgets = snapshot.budgets
         state.estimates = Estimates(snapshot.estimates)
-        state.ages, state.wear = snapshot.ages, snapshot.wear
-        state.failures, state.fleet = snapshot.failures, snapshot.fleet
+        state.ages, state.wear, state.fleet = snapshot.ages, snapshot.wear, snapshot.fleet
+        state.failures, state.reservations = snapshot.failures, snapshot.reservations
         state.services = {service.spec.name: service for service in snapshot.services}
-        state.reservations = snapshot.reservations
         state.foresight = Foresight(1000, Mix(dict(snapshot.mix)))
         state.obey(snapshot.policy)
         for node in snapshot.nodes:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import msgspec
 
 from shoal.core.admit import admit
+from shoal.core.budget import budget
 from shoal.core.farewell import dismissals
 from shoal.core.heal import heal
 from shoal.core.observe import observe
@@ -42,6 +43,7 @@ def step(state: State, report: Report, policy: Policy, now_ms: int) -> Step:
     fresh = observe(round_, report)  # what happened on the nodes
     watch(round_, fresh)  # what members say of their work
     answers = admit(round_, report.requests)  # what users want
+    budget(round_, report.spendings)  # who has used up what it may spend
     heal(round_)  # retry, requeue, give up
     serve(round_, report.services)  # as many replicas as services want
     schedule(round_)  # order the queue and place what fits

@@ -8,12 +8,17 @@ import msgspec
 
 from shoal.core.state import State
 from shoal.model import events as ev
+from shoal.model.budget import BudgetLevel
 from shoal.model.job import Job, Phase, StopCause
 from shoal.model.node import NodeHealth
 
 
 def events_of(state: State, now_ms: int) -> Iterator[ev.Event]:
     """How things stand, as if all of it happened now."""
+    yield ev.PolicyChanged(at_ms=now_ms, policy=state.policy)
+    for tenant, level in state.accounts.budgets.items():
+        if level is BudgetLevel.HELD:
+            yield ev.BudgetHeld(at_ms=now_ms, tenant=tenant)
     for node in state.order:
         yield ev.NodeJoined(
             at_ms=now_ms, node=node.id, spec=node.spec, incarnation=node.incarnation

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 
 import msgspec
@@ -15,9 +15,12 @@ from shoal.ledger.adopt import events_of
 from shoal.ledger.book import Book
 from shoal.ledger.mirror import Mirror
 from shoal.ledger.report import Tariff, cost_view, gap_notes, moment, view
+from shoal.ledger.spending import Spent, since_hour, spendings, wants_spendings
 from shoal.ledger.store import HOURS_PER_DAY, LedgerStore, Sum
+from shoal.model.budget import BudgetPeriod, Spending
 from shoal.model.events import Event
 from shoal.model.ledger import By, CostView, LedgerView
+from shoal.model.policy import Policy
 from shoal.model.prices import PriceList
 from shoal.model.report import Report
 from shoal.ports import Clock, Store, StoreError
@@ -25,9 +28,13 @@ from shoal.ports import Clock, Store, StoreError
 log = logging.getLogger("shoal.ledger")
 
 WRITE_S = 15.0
+SPENT_S = 5.0  # the same, where budgets want to know
 EVENTS_AT_ONCE = 5_000
 KEYS_MAX = 1_000
 TIMES_MAX = 2_400  # rows of days or hours: 100 days of hours
+
+
+Spend = Callable[[tuple[Spending, ...]], None]
 
 
 class Keeper:
@@ -42,6 +49,7 @@ class Keeper:
         self._shelf: LedgerStore | None = None
         self._lock = asyncio.Lock()
         self._rolled = 0
+        self._spent = Spent()
         self.book = Book()
         self.seq = 0
         self.trouble = ""
@@ -106,13 +114,18 @@ class Keeper:
 
     # -- writing ---------------------------------------------------------------------------
 
-    async def run(self) -> None:
+    async def run(self, policy: Callable[[], Policy], spent: Spend) -> None:
+        """Write now and then; where the policy sets budgets, `spent` is told what they want."""
         while True:
-            await asyncio.sleep(WRITE_S)
+            budgets = wants_spendings(policy())
+            await asyncio.sleep(SPENT_S if budgets else WRITE_S)
             if self._shelf is None:
                 continue
             try:
-                await self.write()
+                if budgets:
+                    spent(await self.spendings(policy()))
+                else:
+                    await self.write()
             except StoreError as error:
                 log.error("the ledger could not be written, and will be: %s", error)
 
@@ -237,6 +250,22 @@ class Keeper:
         if self._shelf is None:
             raise StoreError(self.trouble or "the ledger is closed")
         return self._shelf
+
+    async def spendings(self, policy: Policy) -> tuple[Spending, ...]:
+        async with self._lock:
+            shelf = self._well()
+            now_ms = self._clock.now_ms()
+            self.book.advance(now_ms)
+            open_ = await self._write()
+            tariff = Tariff(self.prices, shelf.machines())
+            found: dict[BudgetPeriod, Iterable[Sum]] = {}
+            for period in {one.budget_period: None for one in policy.tenants if one.has_budget}:
+                rates = tariff.of_machine
+                sums = await asyncio.to_thread(self._spent.sums, shelf, rates, period, now_ms)
+                since, until = since_hour(period, now_ms), now_ms // HOUR_MS + 1
+                more = self._open_sums(shelf, tariff, open_, By.TENANT, since, until)
+                found[period] = [*sums, *more]
+        return spendings(policy, tariff, found)
 
     # -- prices ----------------------------------------------------------------------------
 

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from shoal.ledger.accounts import Account
 from shoal.ledger.mirror import Job, Member, Told
+from shoal.ledger.nodes import settle_node
 from shoal.ledger.pages import Pages, Part
+from shoal.model.job import StopCause
 from shoal.model.progress import Beat, Progress
 
 # Reports come every second, so a beat may be so old when it is heard: time that it does not
@@ -16,6 +18,16 @@ FIRST_BEAT_MS = 30 * 60_000
 SILENT_MS = 60 * 60_000
 # How often the members of a gang are compared to see what waiting is nobody's fault.
 COMPARE_MS = 5_000
+
+# Stops of ours, which a job that saves its work survives whole; the others are failures.
+OURS = (
+    StopCause.PREEMPT,
+    StopCause.RESIZE,
+    StopCause.MOVE,
+    StopCause.DRAIN,
+    StopCause.BUDGET,
+)
+FAULTS = (StopCause.FAILURE, StopCause.NODE_LOSS, StopCause.HANG)
 
 
 def pending_parts(job: Job, member: Member, until_ms: int) -> list[Part]:
@@ -137,3 +149,32 @@ def _blameless_us(pages: Pages, job: Job, beat: Beat, steps: int) -> int:
             waits.append(beat.wait_us // beat.steps)
         job.wait_us = min(waits, default=0)
     return job.wait_us * max(0, steps)
+
+
+def finish_step(
+    pages: Pages, job_id: str, job: Job, member: Member, until_ms: int, cause: StopCause | None
+) -> None:
+    """Its beats will not explain the time up to then any more. In a gang that hangs or fails,
+    silence is the failure's."""
+    parts = pending_parts(job, member, until_ms)
+    if cause in FAULTS and member.account is None:
+        swap = {Account.IDLE: Account.RECOMPUTE}
+        parts = [(swap.get(account, account), ms, firm) for account, ms, firm in parts]
+    pages.book_member(job_id, job, member, parts)
+
+
+def release(pages: Pages, job_id: str, job: Job, number: int, cause: StopCause | None) -> None:
+    member = job.members.get(number)
+    if member is None:
+        return
+    node = pages.mirror.nodes[member.node]
+    settle_node(pages, member.node, node)
+    finish_step(pages, job_id, job, member, pages.mirror.now_ms, cause)
+    for gpu in member.gpus:
+        node.held[gpu] -= member.share
+    node.whole -= job.whole_nodes
+    here = node.members[job_id]
+    here.remove(number)
+    if not here:
+        del node.members[job_id]
+    del job.members[number]

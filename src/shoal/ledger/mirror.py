@@ -141,6 +141,7 @@ class Mirror(msgspec.Struct, kw_only=True):
     jobs: dict[str, Job] = {}
     wants: dict[str, Want] = {}
     delayed: list[tuple[int, str]] = []  # heap of (not before, job)
+    parents: dict[str, str] = {}  # of tenants
     held: list[str] = []  # tenants whose budget is used up
     gaps: list[Gap] = []
     back_ms: int = 0  # how far the clock is behind the book

@@ -102,9 +102,18 @@ def _want(mirror: Mirror, job: Job, change: int) -> None:
         judge_wants(mirror)
 
 
+def is_held(mirror: Mirror, tenant: str) -> bool:
+    """Is its budget, or that of a tenant above it, used up?"""
+    for _ in range(len(mirror.parents) + 1):
+        if tenant in mirror.held:
+            return True
+        tenant = mirror.parents.get(tenant, "")
+    return False
+
+
 def judge_wants(mirror: Mirror) -> None:
     """For which kinds of GPUs does anybody wait who may start?"""
-    wants = [w for w in mirror.wants.values() if w.tenant not in mirror.held]
+    wants = [w for w in mirror.wants.values() if not is_held(mirror, w.tenant)]
     for kind in mirror.kinds.values():
         kind.wanted = any(
             kind.memory_mb >= want.memory_mb and (not want.models or kind.model in want.models)

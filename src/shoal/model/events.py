@@ -219,6 +219,23 @@ class ServiceStopped(ServiceEvent, frozen=True, kw_only=True):
     """No replica is left; nothing of it is in the state any more."""
 
 
+class BudgetEvent(EventBase, frozen=True, kw_only=True):
+    tenant: str
+    why: str = ""
+
+
+class BudgetWarned(BudgetEvent, frozen=True, kw_only=True):
+    """It has used 80 % of its budget."""
+
+
+class BudgetHeld(BudgetEvent, frozen=True, kw_only=True):
+    """It has used all of it: its jobs, and those of its branches, go on waiting."""
+
+
+class BudgetFreed(BudgetEvent, frozen=True, kw_only=True):
+    """There is some left again, or it has none any more."""
+
+
 class PolicyChanged(EventBase, frozen=True, kw_only=True):
     policy: Policy
 
@@ -260,6 +277,9 @@ Event = (
     | ReplicaDraining
     | ServiceStopping
     | ServiceStopped
+    | BudgetWarned
+    | BudgetHeld
+    | BudgetFreed
     | PolicyChanged
     | ControllerStarted
 )

@@ -156,6 +156,7 @@ class StopCause(enum.StrEnum):
     RESIZE = "resize"
     MOVE = "move"
     HANG = "hang"
+    BUDGET = "budget"
 
 
 class Job(msgspec.Struct, kw_only=True):

@@ -7,6 +7,7 @@ from typing import Annotated
 
 import msgspec
 
+from shoal.model.budget import BudgetPeriod
 from shoal.model.job import JOB_NAME_PATTERN
 
 Count = Annotated[int, msgspec.Meta(ge=0, le=1_000_000_000_000)]
@@ -20,6 +21,14 @@ class Tenant(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     parent: str = ""
     weight: Annotated[int, msgspec.Meta(ge=1, le=1_000_000)] = 1
     quota_gpus: Count = 0
+    # What it and its branches may use in a period; 0: as much as they get.
+    budget_gpu_hours: Count = 0
+    budget_money: Count = 0  # in the currency of the price list
+    budget_period: BudgetPeriod = BudgetPeriod.MONTH
+
+    @property
+    def has_budget(self) -> bool:
+        return bool(self.budget_gpu_hours or self.budget_money)
 
 
 class Preempt(enum.StrEnum):
@@ -59,6 +68,7 @@ class Policy(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     hangs_max: Count = 3  # a job that hung so often is given up
     retest_ms: Annotated[int, msgspec.Meta(ge=1)] = 600_000  # of a node in quarantine, at first
     tenants: tuple[Tenant, ...] = ()
+    budget_stops: bool = False  # whose budget is used up is stopped, too, and waits
 
     suspect_after_ms: Count = 5_000
     grace_ms: Count = 60_000

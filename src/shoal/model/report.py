@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import msgspec
 
+from shoal.model.budget import Spending
 from shoal.model.health import CheckResult
 from shoal.model.job import JobSpec, MemberRef
 from shoal.model.node import NodeIntent, NodeSpec
@@ -156,3 +157,4 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
     nodes: tuple[NodeReport, ...] = ()
     gone: tuple[NodeGone, ...] = ()
     services: tuple[ServiceLoad, ...] = ()
+    spendings: tuple[Spending, ...] = ()  # of all tenants, or nothing was told

@@ -9,6 +9,7 @@ from shoal.core.apply import apply
 from shoal.core.check import Violation, check, check_touched
 from shoal.core.state import State
 from shoal.core.step import Step, step
+from shoal.model.budget import Spending
 from shoal.model.commands import Command, Envelope
 from shoal.model.events import ControllerStarted
 from shoal.model.policy import Policy
@@ -58,6 +59,7 @@ class Controller:
         self._witness = witness
         self._batch_ms = batch_ms
         self._checked = checked
+        self._spendings: tuple[Spending, ...] = ()
         self._forget_inbox()
         self._image: bytes | None = None  # of the last life's state at its last commit
 
@@ -84,6 +86,11 @@ class Controller:
         self._loads[load.service] = load
         if self.state.loads.get(load.service) != load:
             self._poke()
+
+    def spent(self, spendings: tuple[Spending, ...]) -> None:
+        """What a ledger would say of all tenants."""
+        self._spendings = spendings
+        self._poke()
 
     def obey(self, policy: Policy) -> None:
         """An operator has written another policy; a controller that is down reads it later."""
@@ -123,6 +130,7 @@ class Controller:
         self._gone: list[NodeGone] = []
         self._asked: list[tuple[Request, Reply]] = []
         self._loads: dict[str, ServiceLoad] = {}
+        self._spendings = ()
         self._poked = False
         self._wake_ms: int | None = None
 
@@ -162,6 +170,7 @@ class Controller:
             nodes=tuple(self._nodes),
             gone=tuple(self._gone),
             services=tuple(self._loads.values()),
+            spendings=self._spendings,
         )
         self._forget_inbox()
         image = image_of(self.state) if self.crash_at is Moment.DECIDED else None

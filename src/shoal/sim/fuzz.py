@@ -19,6 +19,7 @@ from shoal.model.health import Standing
 from shoal.model.node import NodeHealth, NodeIntent, NodeSpec
 from shoal.model.policy import Policy, Tenant
 from shoal.sim.agenda import Agenda
+from shoal.sim.budgets import Budgets
 from shoal.sim.faults import BadNetwork, Faults
 from shoal.sim.lives import Untruth
 from shoal.sim.services import Services
@@ -115,6 +116,7 @@ class Run:
             self._rng("services"),
             self.counts,
         )
+        self.budgets = Budgets(self.world, self.truth.budgets, self._rng("budgets"), self.counts)
         self.truth.services.has_work = self.services.has_work
         for spec in nodes:
             late_ms = rng.choice((0, 0, 0, rng.randrange(size.storm_ms)))
@@ -142,6 +144,8 @@ class Run:
         self.faults.plan(rng.randrange(size.faults + 1), size.storm_ms)
         if rng.random() < size.services_part:
             self.services.plan(size.storm_ms)
+        if any(tenant.has_budget for tenant in self.policy.tenants):
+            self.budgets.plan(size.storm_ms)
         self.world.start_controller()
         self.world.agenda.run(size.storm_ms)
 
@@ -150,6 +154,7 @@ class Run:
         self.faults.stop()
         self.truth.health.calm_ms = self.world.agenda.now_ms
         self.users.calm_down()
+        self.budgets.calm_down()
         self.services.calm_down()
         agenda = self.world.agenda
         self._settle(self.services.unsettled)
@@ -213,6 +218,12 @@ def _other_policy(rng: random.Random, policy: Policy) -> Policy:
         (
             (),
             (Tenant(name="red", weight=3), Tenant(name="blue", quota_gpus=2)),
+            (Tenant(name="red", budget_gpu_hours=9), Tenant(name="blue", budget_money=9_000_000)),
+            (
+                Tenant(name="all", budget_gpu_hours=20),
+                Tenant(name="red", parent="all", budget_gpu_hours=12),
+                Tenant(name="blue", parent="all", quota_gpus=2),
+            ),
             (
                 Tenant(name="all", quota_gpus=3),
                 Tenant(name="red", parent="all"),
@@ -231,6 +242,7 @@ def _other_policy(rng: random.Random, policy: Policy) -> Policy:
         reservations=rng.choice((shipped.reservations, 0, 1, 3)),
         placement=rng.choice(list(PLACEMENTS)),
         patience_ms=rng.choice((0, 3_000, 10_000, 600_000)),
+        budget_stops=rng.random() < 0.5,
     )
 
 

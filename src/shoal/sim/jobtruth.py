@@ -146,6 +146,8 @@ class JobTruth:
                 allowed = justified = self.spec.preemptible or self.spec.elastic
             case StopCause.DRAIN:
                 allowed, justified = not never, event.attempt in self._drained
+            case StopCause.BUDGET:  # that there was reason to stop it was seen then
+                allowed = justified = not never
             case _:
                 allowed = justified = False
         if not (allowed and justified):

@@ -12,6 +12,10 @@ from typing import Any
 from shoal.core.nodebook import STOPPED_BEFORE_START_CODE
 from shoal.model.commands import Launch
 from shoal.model.events import (
+    BudgetEvent,
+    BudgetFreed,
+    BudgetHeld,
+    BudgetWarned,
     ControllerStarted,
     Event,
     EventBase,
@@ -40,6 +44,7 @@ from shoal.model.node import NodeIntent, NodeSpec
 from shoal.model.policy import Policy
 from shoal.model.report import Cancel, NodeReport, Request
 from shoal.sim.agenda import Agenda
+from shoal.sim.budgettruth import BudgetTruth
 from shoal.sim.fairness import Entitlements, stands_alone, wishes_kept
 from shoal.sim.healthtruth import HealthTruth
 from shoal.sim.jobtruth import JobTruth
@@ -54,6 +59,7 @@ class Truth(Witness):
     def __init__(self, agenda: Agenda, policy: Policy) -> None:
         self.lives = Lives()
         self.services = ServiceTruth(self.lives)
+        self.budgets = BudgetTruth(policy)
         self.jobs: dict[str, JobTruth] = {}
         self.unfinished: dict[str, None] = {}
         self._agenda = agenda
@@ -140,12 +146,18 @@ class Truth(Witness):
         self.jobs[event.job] = JobTruth(event.job, event.spec)
         self.unfinished[event.job] = None
 
+    def _budget(self, event: BudgetEvent) -> None:
+        self.budgets.see(event)
+
     def _policy_changed(self, event: PolicyChanged) -> None:
-        self._policy = self._entitlements.policy = self.health.policy = event.policy
+        self._policy = self.budgets.policy = self._entitlements.policy = self.health.policy = (
+            event.policy
+        )
 
     def _job_placed(self, event: JobPlaced) -> None:
         job = self.jobs[event.job]
         job.placed(event)
+        self.budgets.placed(event.job, job.spec)
         wishes_kept(event, job.spec, self._known)
         stands_alone(event, job.spec, map(self.jobs.__getitem__, self.unfinished))
         self.health.placed(event)
@@ -155,6 +167,8 @@ class Truth(Witness):
         self.health.stopping(event)
         self._entitlements.stopping(event)
         job = self.jobs[event.job]
+        if event.cause is StopCause.BUDGET:
+            self.budgets.stopping(event, job.spec)
         if job.spec.service and event.cause is StopCause.FAILURE:
             job.found_broken(event.attempt)
 
@@ -260,6 +274,9 @@ class Truth(Witness):
 
 
 JUDGES: dict[type[EventBase], Callable[[Truth, Any], None]] = {
+    BudgetWarned: Truth._budget,
+    BudgetHeld: Truth._budget,
+    BudgetFreed: Truth._budget,
     PolicyChanged: Truth._policy_changed,
     ControllerStarted: Truth._controller_started,
     JobSubmitted: Truth._job_submitted,

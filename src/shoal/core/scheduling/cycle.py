@@ -35,7 +35,7 @@ def schedule(round_: Round) -> None:
     lanes = _lanes_to_try(round_)
     if lanes:
         _walk(round_, lanes)
-    if not state.queue.size:
+    if state.queue.size == len(state.queue.held):
         grow(round_)
 
 

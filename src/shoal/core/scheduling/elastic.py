@@ -36,6 +36,8 @@ def grow(round_: Round) -> None:
     state, now_ms = round_.state, round_.now_ms
     for job_id in state.elastic:
         job = state.jobs[job_id]
+        if state.accounts.held_by(job.spec.tenant):
+            continue
         if job.phase is not Phase.RUNNING or not _worth_a_restart(round_, job):
             continue
         gang = gang_of(job)

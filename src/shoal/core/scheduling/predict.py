@@ -37,7 +37,7 @@ class Prediction(NamedTuple):
 
 def predict(state: State, job: Job, now_ms: int) -> Prediction | None:
     """None if it is not known how long the jobs run that it waits for."""
-    if job.phase is not Phase.WAITING:
+    if job.phase is not Phase.WAITING or state.accounts.held_by(job.spec.tenant):
         return None
     if job.id in state.claims:
         return _when_let_go(state, job, now_ms)

@@ -1,0 +1,115 @@
+"""Budgets: a warning at 80 %, a hold at 100 %, and nobody who runs is stopped unless asked."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from shoal.core.explain import explain
+from shoal.model.budget import BudgetLevel, BudgetPeriod, Spending
+from shoal.model.job import Phase
+from shoal.model.policy import Policy, Tenant
+from tests.core.build import Cluster, kinds
+
+HOUR = 3_600_000_000
+TENANTS = (
+    Tenant(name="lab", budget_gpu_hours=100),
+    Tenant(name="red", parent="lab", budget_gpu_hours=10),
+    Tenant(name="blue", parent="lab", budget_money=50, budget_period=BudgetPeriod.TOTAL),
+)
+
+
+def spent(**hours: float) -> tuple[Spending, ...]:
+    return tuple(
+        Spending(tenant=name, period=period, gpu_us=int(used * HOUR), money_milli=int(used * 1000))
+        for name, used in hours.items()
+        for period in BudgetPeriod
+    )
+
+
+def cluster(**rules: Any) -> Cluster:
+    made = Cluster(Policy(tenants=TENANTS, **rules))
+    made.join("a", gpus=4)
+    return made
+
+
+def why(made: Cluster, job: str) -> str:
+    return explain(made.state, made.job(job), made.policy, made.now_ms)
+
+
+def test_a_budget_is_warned_about_then_held_then_free_again() -> None:
+    made = cluster()
+    running = made.run(gpus=1, tenant="red")
+    assert kinds(made.step(spendings=spent(red=7.9)).events) == []
+    warned = made.step(spendings=spent(red=8)).events
+    assert kinds(warned) == ["BudgetWarned"]
+    assert warned[0].why == "red has used 8.0 of 10 GPU-hours this month"  # type: ignore[union-attr]
+    assert kinds(made.step(spendings=spent(red=9)).events) == []  # it is said once
+    assert kinds(made.step(spendings=spent(red=10)).events) == ["BudgetHeld"]
+    assert made.job(running).phase is Phase.RUNNING
+    waits = made.submit(gpus=1, tenant="red")
+    assert made.job(waits).phase is Phase.WAITING
+    assert why(made, waits) == "the budget of red is used up; see: shoal report --by tenant"
+    other = made.submit(gpus=1, tenant="blue")
+    assert made.job(other).phase is not Phase.WAITING
+    assert kinds(made.step().events) == []  # nothing told is nothing changed
+    freed = made.step(spendings=spent(red=0)).events
+    assert kinds(freed)[:2] == ["BudgetFreed", "JobPlaced"]
+    assert made.job(waits).phase is Phase.STARTING
+
+
+def test_who_falls_back_below_its_budget_but_not_far_is_warned_again() -> None:
+    made = cluster()
+    made.step(spendings=spent(red=10))
+    assert kinds(made.step(spendings=spent(red=9)).events) == ["BudgetFreed", "BudgetWarned"]
+    assert made.state.accounts.budgets == {"red": BudgetLevel.WARNED}
+
+
+def test_a_parents_budget_is_for_all_its_branches() -> None:
+    made = cluster()
+    assert kinds(made.step(spendings=spent(red=5, blue=5, lab=90)).events) == ["BudgetHeld"]
+    waits = made.submit(gpus=1, tenant="red")
+    assert why(made, waits).startswith("the budget of lab is used up")
+
+
+@pytest.mark.parametrize(("money_milli", "held"), [(50_000, True), (49_999, False), (None, False)])
+def test_money_counts_when_all_of_it_is_known(money_milli: int | None, held: bool) -> None:
+    made = cluster()
+    told = Spending(tenant="blue", period=BudgetPeriod.TOTAL, gpu_us=HOUR, money_milli=money_milli)
+    made.step(spendings=(told,))
+    assert (made.state.accounts.budgets.get("blue") is BudgetLevel.HELD) == held
+
+
+def test_a_policy_that_raises_the_budget_or_has_none_lets_them_go() -> None:
+    made = cluster()
+    made.step(spendings=spent(red=10))
+    waits = made.submit(gpus=1, tenant="red")
+    made.policy = Policy(tenants=(Tenant(name="red"),))
+    assert kinds(made.step().events) == ["PolicyChanged", "BudgetFreed", "JobPlaced"]
+    assert made.job(waits).phase is Phase.STARTING
+
+
+def test_a_policy_that_says_so_stops_who_is_held_and_runs_it_again_later() -> None:
+    made = cluster(budget_stops=True)
+    running = made.run(gpus=1, tenant="red")
+    never = made.run(gpus=1, tenant="red", restart="never")
+    assert kinds(made.step(spendings=spent(red=10)).events) == ["BudgetHeld", "JobStopping"]
+    assert made.job(never).phase is Phase.RUNNING  # it must not run twice
+    made.end(running, code=143)
+    assert made.job(running).phase is Phase.WAITING
+    assert "budget" in why(made, running)
+    made.step(spendings=spent(red=0))
+    assert made.job(running).attempt == 2
+
+
+def test_the_hold_survives_a_snapshot() -> None:
+    from shoal.core.state import State
+
+    made = cluster()
+    made.step(spendings=spent(red=10))
+    waits = made.submit(gpus=1, tenant="red")
+    made.state = State.restore(made.state.snapshot())
+    made.step()
+    assert made.job(waits).phase is Phase.WAITING
+    assert "budget" in why(made, waits)
