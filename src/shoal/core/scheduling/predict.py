@@ -66,10 +66,10 @@ def predict(state: State, job: Job, now_ms: int) -> Prediction | None:
 
 def _when_let_go(state: State, job: Job, now_ms: int) -> Prediction:
     """Those on its place were told to stop and have their grace time for that."""
-    nodes = {slice_.node for slice_ in state.claims[job.id]}
+    names = {slice_.node for slice_ in state.claims[job.id]}
     graces = [
         other.spec.stop_grace_ms
-        for node in sorted(nodes)
+        for node in sorted(names)
         for other in state.placed[node].values()
         if other.phase is Phase.STOPPING
     ]
