@@ -116,12 +116,14 @@ class Host:
         self.name = name
         self.address = f"10.77.0.{number}"
         self.home = net.scratch / name  # of its only user, root
-        self.home.mkdir(parents=True)
+        self.work = self.home / "work"  # where its user is when commands are given
+        self.work.mkdir(parents=True)
         self.namespace = namespace
         self._switch = net.switch
         self._port = f"port{number}"
         self._init: subprocess.Popen[bytes] | None = None
         self._pid = 0
+        self._started: list[subprocess.Popen[bytes]] = []
         _call("ip", "netns", "add", namespace)
         peer = ("peer", "name", "eth0", "netns", namespace)
         _call("ip", "-n", net.switch, "link", "add", self._port, "type", "veth", *peer)
@@ -168,6 +170,8 @@ class Host:
         assert self._init.stdout is not None
         self._init.stdout.close()
         self._init = None
+        while self._started:
+            self._started.pop().wait(WAIT_S)
         deadline = time.monotonic() + WAIT_S
         while _output("ip", "netns", "pids", self.namespace).strip():
             assert time.monotonic() < deadline, f"{self.name} does not go down"
@@ -188,7 +192,16 @@ class Host:
     def command(self, *argv: str) -> list[str]:
         """The same command, on this host."""
         assert self._init is not None, f"{self.name} is off"
-        return ["nsenter", f"--target={self._pid}", "--net", "--pid", "--mount", "--uts", *argv]
+        return [
+            "nsenter",
+            f"--target={self._pid}",
+            "--net",
+            "--pid",
+            "--mount",
+            "--uts",
+            f"--wd={self.work}",
+            *argv,
+        ]
 
     def run(
         self,
@@ -204,22 +217,22 @@ class Host:
             capture_output=True,
             text=True,
             timeout=timeout_s,
-            cwd="/",
         )
 
     def start(self, *argv: str, env: Mapping[str, str] | None = None) -> subprocess.Popen[bytes]:
         """Runs on until it ends or the host does, whatever becomes of the process returned here,
         which only waits for it. Its output is in `NAME.log` beside the host's home."""
         with (self.home.parent / f"{self.name}.log").open("ab") as output:
-            return subprocess.Popen(
+            process = subprocess.Popen(
                 self.command(*argv),
                 env={**self.environment(), **(env or {})},
                 stdin=subprocess.DEVNULL,
                 stdout=output,
                 stderr=output,
                 start_new_session=True,
-                cwd="/",
             )
+        self._started.append(process)
+        return process
 
     @contextlib.contextmanager
     def network(self) -> Iterator[None]:

@@ -13,9 +13,98 @@ from shoal.cli import show
 if TYPE_CHECKING:
     from rich.live import Live
 
-    from shoal.hosts.spec import HostSpec, Outcome
+    from shoal.control.home import Home
+    from shoal.hosts.spec import HostSpec, Outcome, Software
 
 STYLES = {"joined": "green", "unchanged": "dim", "left": "dim", "failed": "red"}
+
+
+class Bringing:
+    """The file is read and checked before anything is started."""
+
+    def __init__(self, home: Home, path: Path, engine: str | None) -> None:
+        from shoal.cli.guard import USAGE, Failure
+        from shoal.cli.hostsfile import read_hosts
+
+        if engine not in (None, "ray"):
+            raise Failure("--hosts: other machines join by --engine ray; leave out --engine", USAGE)
+        self._home = home
+        self._wanted = read_hosts(path)
+        self._record = Record(home.path)
+        self._unwanted = self._record.unwanted(self._wanted)
+
+    def bring(self, address: str, *, quiet: bool) -> list[Outcome]:
+        """Have all of them joined to the cluster that is led at `address`."""
+        from shoal.cli.guard import Failure
+        from shoal.hosts import wheel
+        from shoal.hosts.bring import Task, bring
+        from shoal.hosts.ssh import RemoteError, Ssh
+
+        try:
+            ssh = Ssh()
+        except RemoteError as error:
+            raise Failure(f"--hosts: {error}") from None
+        board = Board([spec.node for spec in (*self._wanted, *self._unwanted)], quiet)
+        try:
+            with board:
+                software = _software()
+                task = Task(
+                    Led(self._home, address), software, wheel.build(software.shoal), board.tell
+                )
+                outcomes = bring(task, self._wanted, self._unwanted, ssh)
+        finally:
+            ssh.close()
+        self._record.update(self._wanted, outcomes)
+        return outcomes
+
+    def show(self, outcomes: list[Outcome]) -> None:
+        columns = [
+            show.Column("NODE"),
+            show.Column("HOST"),
+            show.Column("STATE"),
+            show.Column("DONE"),
+            show.Column("WHY", wraps=True),
+        ]
+        rows: list[list[str | show.Cell]] = [
+            [
+                one.node,
+                one.host,
+                show.Cell(one.state, STYLES.get(one.state, "")),
+                ", ".join(one.did),
+                one.why,
+            ]
+            for one in outcomes
+        ]
+        show.table(columns, rows)
+
+
+class Led:
+    """The cluster of this machine, as those who join it must know it."""
+
+    def __init__(self, home: Home, address: str) -> None:
+        self.address = address
+        self.token = (home.ray / "token").read_text().strip()
+        self._home = home
+        self._lock = threading.Lock()
+
+    def state(self, node: str) -> str:
+        from shoal.client import Client
+
+        with self._lock, Client.at_home(self._home.path, patience_s=30) as client:
+            found = next((one for one in client.nodes() if one.id == node), None)
+        if found is None or found.intent == "removed":
+            return ""
+        return found.health
+
+
+def _software() -> Software:
+    from importlib.metadata import version
+
+    from shoal import __version__
+    from shoal.hosts.spec import Software
+
+    python = f"{sys.version_info.major}.{sys.version_info.minor}"
+    return Software(__version__, version("ray"), python)
 
 
 class Board:
@@ -59,29 +148,6 @@ class Board:
         return grid
 
 
-def print_outcomes(outcomes: list[Outcome]) -> None:
-    columns = [
-        show.Column("NODE"),
-        show.Column("HOST"),
-        show.Column("STATE"),
-        show.Column("DONE"),
-        show.Column("WHY", wraps=True),
-    ]
-    show.table(
-        columns,
-        [
-            [
-                one.node,
-                one.host,
-                show.Cell(one.state, STYLES.get(one.state, "")),
-                ", ".join(one.did),
-                one.why,
-            ]
-            for one in outcomes
-        ],
-    )
-
-
 class Record:
     """Which hosts were brought here by a file, so that those no longer in it can be let go."""
 
@@ -105,9 +171,20 @@ class Record:
         targets = {spec.target for spec in wanted}
         return [spec for spec in self.read() if spec.target not in targets]
 
-    def write(self, specs: list[HostSpec]) -> None:
+    def update(self, wanted: list[HostSpec], outcomes: list[Outcome]) -> None:
+        """Who has left is forgotten; who was never reached is nobody to let go."""
         import msgspec
 
         from shoal.files import write_private
 
-        write_private(self._path, msgspec.json.format(msgspec.json.encode(specs)) + b"\n")
+        told = {outcome.host: outcome for outcome in outcomes}
+        specs = {spec.target: spec for spec in (*self.read(), *wanted)}
+        before = {spec.target for spec in self.read()}
+        kept = [
+            spec
+            for target, spec in specs.items()
+            if target in told
+            and told[target].state != "left"
+            and (target in before or told[target].did or told[target].state == "unchanged")
+        ]
+        write_private(self._path, msgspec.json.format(msgspec.json.encode(kept)) + b"\n")

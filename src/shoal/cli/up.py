@@ -5,11 +5,12 @@ from __future__ import annotations
 import ipaddress
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, NamedTuple
+from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
 import typer
 
 from shoal.cli.grammar import DEFAULT_HOME, HomeOption, JsonOption
+from shoal.cli.guard import REFUSED
 
 if TYPE_CHECKING:
     from shoal.cli.rayup import Wish
@@ -66,6 +67,10 @@ def up(
         Path | None,
         typer.Option("--token-file", metavar="FILE", help="The token of the Ray at --address."),
     ] = None,
+    hosts: Annotated[
+        Path | None,
+        typer.Option("--hosts", metavar="FILE", help="Join the hosts of this file, over ssh."),
+    ] = None,
     host: Annotated[
         str | None,
         typer.Option("--host", metavar="ADDRESS", help="Listen on this address. [127.0.0.1]"),
@@ -91,6 +96,13 @@ def up(
     With --engine ray other machines may join: it prints how. This machine
     leads them and is a node as well, or only leads with --nodes 0.
 
+    --hosts takes a YAML list of servers and makes them nodes, many at a time,
+    over ssh with your own keys and settings: Shoal is installed there if it is
+    not, and they join. Each has a field host, and may have user, port, name,
+    place, gpus, and python (an interpreter there that has Shoal already). With
+    the same file again only what differs is done; who is no longer in it
+    leaves. If some fail the others go on, and the exit code is 1.
+
     What was up before comes back as it was, with its jobs, when no flag says
     otherwise. On a cluster that is up, the same flags change nothing, and
     others are refused: down first.
@@ -101,13 +113,17 @@ def up(
       shoal up --nodes 8 --gpus 8 --topology 2x2
       shoal up --nodes 2 --gpus 4 --gpu-model A100 --gpu-memory 80G
       shoal up --engine ray                      for many machines, see `shoal join`
+      shoal up --hosts hosts.yaml                these servers, over ssh
       shoal up --home /tmp/try --port 0          a second one, apart from the first
     """
     from shoal.cli import rayup, show
+    from shoal.cli.hosts import Bringing
     from shoal.control.home import Home
     from shoal.control.lifecycle import bring_up, is_up
 
     place = Home(home)
+    bringing = None if hosts is None else Bringing(place, hosts, engine)
+    engine = "ray" if bringing is not None else engine
     shape = Shape(nodes, gpus, gpu_model, gpu_memory, cpus, memory, topology or None)
     last = _last_config(place)
     ray = rayup.wish(place, last, engine, address, node_ip, token_file)
@@ -117,20 +133,18 @@ def up(
         if ray is not None and (config == last or not is_up(place)):
             rayup.start_ray(place, config, ray, progress)
         answer = bring_up(place, config, progress)
+    outcomes = [] if bringing is None else bringing.bring(config.reach, quiet=json)
     if json:
-        show.as_json(
-            {
-                "url": answer.address.url,
-                "pid": answer.address.pid,
-                "already": answer.already,
-                "home": str(place.path),
-                "nodes": config.nodes,
-            }
-        )
+        more = {"reach": config.reach} if ray is not None else {}
+        _print_json(config, answer, place, more | ({"hosts": outcomes} if bringing else {}))
     else:
         _print_up(config, answer, home)
-        if ray is not None:
+        if bringing is not None:
+            bringing.show(outcomes)
+        elif ray is not None:
             rayup.tell_how_to_join(place, config)
+    if any(outcome.state == "failed" for outcome in outcomes):
+        raise typer.Exit(REFUSED)
 
 
 def down(json: JsonOption = False, home: HomeOption = DEFAULT_HOME) -> None:
@@ -255,6 +269,21 @@ def _warn_if_open(host: str) -> None:
             f"warning: {host} can be reached from other machines; whoever has the token may run "
             "anything as you, and nothing is encrypted"
         )
+
+
+def _print_json(config: ClusterConfig, answer: Up, home: Home, more: dict[str, Any]) -> None:
+    from shoal.cli.show import as_json
+
+    as_json(
+        {
+            "url": answer.address.url,
+            "pid": answer.address.pid,
+            "already": answer.already,
+            "home": str(home.path),
+            "nodes": config.nodes,
+            **more,
+        }
+    )
 
 
 def _print_up(config: ClusterConfig, answer: Up, home: Path) -> None:

@@ -32,7 +32,7 @@ class Head(Protocol):
     token: str
 
     def state(self, node: str) -> str:
-        """What the cluster thinks of the node; empty: it knows none of this name."""
+        """The health of the node as the cluster sees it; empty: it has none of this name."""
 
 
 class Task(NamedTuple):
@@ -50,10 +50,10 @@ def bring(
     """One outcome for each host, in the order of the file, then those that leave."""
 
     def join(spec: HostSpec) -> Outcome:
-        return _guarded(task, spec, lambda: _bring_one(task, spec, ssh))
+        return _guarded(task, spec, lambda begun: _bring_one(task, spec, ssh, begun))
 
     def leave(spec: HostSpec) -> Outcome:
-        return _guarded(task, spec, lambda: _dismiss(task, spec, ssh))
+        return _guarded(task, spec, lambda begun: _dismiss(task, spec, ssh, begun))
 
     with ThreadPoolExecutor(AT_ONCE_MAX, thread_name_prefix="host") as pool:
         # Who leaves goes first: a name or a machine may be taken over.
@@ -71,16 +71,19 @@ def join_words(spec: HostSpec, address: str) -> tuple[str, ...]:
     return tuple(words)
 
 
-def _guarded(task: Task, spec: HostSpec, act: Callable[[], Outcome]) -> Outcome:
+def _guarded(task: Task, spec: HostSpec, act: Callable[[list[Act]], str]) -> Outcome:
+    """`act` returns the state, and notes what it has begun."""
+    begun: list[Act] = []
+    why = ""
     try:
-        outcome = act()
+        state = act(begun)
     except (RemoteError, Unfit) as error:
-        outcome = Outcome(host=spec.target, node=spec.node, state="failed", why=str(error))
-    task.tell(spec.node, outcome.state + (f": {outcome.why}" if outcome.why else ""))
-    return outcome
+        state, why = "failed", str(error)
+    task.tell(spec.node, f"{state}: {why}" if why else state)
+    return Outcome(host=spec.target, node=spec.node, state=state, did=tuple(begun), why=why)
 
 
-def _bring_one(task: Task, spec: HostSpec, ssh: Ssh) -> Outcome:
+def _bring_one(task: Task, spec: HostSpec, ssh: Ssh, begun: list[Act]) -> str:
     task.tell(spec.node, "connecting")
     software = task.software
     answer = ssh.run(spec, scripts.LOOK, software.python, spec.python or "")
@@ -89,9 +92,10 @@ def _bring_one(task: Task, spec: HostSpec, ssh: Ssh) -> Outcome:
     wanted = Receipt(
         msgspec.structs.replace(software, digest=digest), join_words(spec, task.head.address)
     )
-    in_cluster = task.head.state(spec.node) not in ("", "lost", "removed")
+    in_cluster = task.head.state(spec.node) not in ("", "lost")
     acts = plan(spec, wanted, facts, in_cluster=in_cluster)
     for act in acts:
+        begun.append(act)
         match act:
             case Act.LEAVE:
                 task.tell(spec.node, "leaving: what runs there moves elsewhere first")
@@ -105,18 +109,19 @@ def _bring_one(task: Task, spec: HostSpec, ssh: Ssh) -> Outcome:
                 task.tell(spec.node, "joining")
                 _shoal(ssh, spec, *wanted.join, token=task.head.token, timeout_s=JOIN_S)
     if not acts:
-        return Outcome(host=spec.target, node=spec.node, state="unchanged")
+        return "unchanged"
     task.tell(spec.node, "waiting until it is ready")
     _verify(task.head, spec)
     ssh.run(spec, scripts.NOTE, stdin=msgspec.json.encode(wanted))
-    return Outcome(host=spec.target, node=spec.node, state="joined", did=acts)
+    return "joined"
 
 
-def _dismiss(task: Task, spec: HostSpec, ssh: Ssh) -> Outcome:
+def _dismiss(task: Task, spec: HostSpec, ssh: Ssh, begun: list[Act]) -> str:
     task.tell(spec.node, "leaving: it is no longer in the file")
+    begun.append(Act.LEAVE)
     _shoal(ssh, spec, "leave", timeout_s=LEAVE_S)
     ssh.run(spec, scripts.FORGET)
-    return Outcome(host=spec.target, node=spec.node, state="left", did=(Act.LEAVE,))
+    return "left"
 
 
 def _shoal(ssh: Ssh, spec: HostSpec, *words: str, token: str = "", timeout_s: float) -> str:

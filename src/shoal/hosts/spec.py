@@ -68,7 +68,7 @@ class Facts(msgspec.Struct, frozen=True):
 
 
 class Outcome(msgspec.Struct, frozen=True, kw_only=True):
-    """How it went with one host; `did` is what was changed there."""
+    """How it went with one host; `did` is what was changed there, or begun if it failed."""
 
     host: str
     node: str

@@ -11,7 +11,9 @@ import shutil
 import socket
 import subprocess
 import sys
+import time
 from pathlib import Path
+from typing import Any
 
 import msgspec
 
@@ -21,6 +23,8 @@ from shoal.ports import EngineError
 
 CONNECT_TIMEOUT_S = 5.0
 ASK_TIMEOUT_S = 40.0
+PUBLISH_TIMEOUT_S = 20.0
+PUBLISH_PAUSE_S = 0.5
 DISK_MB_MIN = 512  # for Ray's own files and an agent's; jobs need more
 
 # A head answers at once; Ray would wait for most of a minute for what is none.
@@ -117,7 +121,7 @@ def main() -> None:
     asked = Asked()
     try:
         client = import_module("ray._raylet").GcsClient(address=sys.argv[1])
-        data = client.internal_kv_get(FACTS_KEY, namespace=NAMESPACE.encode(), timeout=10)
+        data = _published(client)
         if data is not None:
             asked = Asked(facts=msgspec.json.decode(data, type=Facts))
     except AuthenticationError:
@@ -127,6 +131,18 @@ def main() -> None:
     sys.stdout.buffer.write(msgspec.json.encode(asked))
     sys.stdout.flush()
     os._exit(0)
+
+
+def _published(client: Any) -> bytes | None:
+    """A head that has only just come up has yet to say what it is."""
+    deadline = time.monotonic() + PUBLISH_TIMEOUT_S
+    while True:
+        data: bytes | None = client.internal_kv_get(
+            FACTS_KEY, namespace=NAMESPACE.encode(), timeout=10
+        )
+        if data is not None or time.monotonic() > deadline:
+            return data
+        time.sleep(PUBLISH_PAUSE_S)
 
 
 if __name__ == "__main__":

@@ -28,6 +28,9 @@ from shoal.files import held, lock
 from shoal.kernel import RAY_MARK, kill_marked
 from shoal.wire import CHECKPOINT_ROOT
 
+# The one that belongs to this interpreter: another version could not talk to ours. By its module:
+# its program may lie anywhere, or nowhere.
+RAY = (sys.executable, "-m", "ray.scripts.scripts")
 POLL_S = 0.2
 PAUSE_FIRST_S = 0.5
 PAUSE_MAX_S = 15.0
@@ -109,7 +112,7 @@ class Keeper:
         """What an earlier one left must be gone: it would hold the ports."""
         self._sweep_ray()
         stamp = str(time.time_ns() // 1_000_000)
-        command = [str(ray_program()), *arguments(self._node, self._temp_dir, stamp)]
+        command = [*RAY, *arguments(self._node, self._temp_dir, stamp)]
         path = self._home / "ray" / "ray.log"
         with contextlib.suppress(OSError):
             if path.stat().st_size > LOG_BYTES_MAX:
@@ -155,11 +158,6 @@ class Keeper:
         print(f"{_now()} starting the agent of {self._node.node}", flush=True)
         checkpoints = {CHECKPOINT_ROOT: str(self._home / "checkpoints")}
         self._agent = start_agent(self._directory, {**checkpoints, **self._env})
-
-
-def ray_program() -> Path:
-    """The one that belongs to this interpreter: another version could not talk to ours."""
-    return Path(sys.executable).parent / "ray"
 
 
 def _now() -> str:

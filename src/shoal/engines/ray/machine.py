@@ -14,7 +14,6 @@ from pathlib import Path
 
 import msgspec
 
-from shoal.engines.ray.keeper import ray_program
 from shoal.engines.ray.render import (
     FIRST_PORTS,
     HEAD_OFFSETS,
@@ -32,7 +31,7 @@ POLL_S = 0.1
 
 
 def require_ray() -> None:
-    if importlib.util.find_spec("ray") is None or not ray_program().exists():
+    if importlib.util.find_spec("ray") is None:
         raise EngineError("Ray is not installed here; install it with: pip install 'shoal[ray]'")
 
 

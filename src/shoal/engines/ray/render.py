@@ -79,6 +79,8 @@ def environment(home: Path, node: str = "") -> dict[str, str]:
     """What everything that speaks to Ray must have in its environment, besides the user's own."""
     return {
         **HEALTH_CHECKS,
+        # Ray would refuse 3.11.2 beside 3.11.7.
+        "RAY_DEFAULT_PYTHON_VERSION_MATCH_LEVEL": "minor",
         "RAY_AUTH_MODE": "token",
         "RAY_AUTH_TOKEN_PATH": str(token_path(home)),
         RAY_MARK: str(home),
