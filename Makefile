@@ -14,7 +14,7 @@ TRAINED := $(VENV)/.trained
 SYSTEM := chromium iproute2 iptables openssh-server prometheus
 SYSTEM_READY := $(VENV)/.system
 
-.PHONY: demo test setup format lint types layers unit soak bench clean
+.PHONY: demo test setup format lint types layers unit soak bench screenshots clean
 .DEFAULT_GOAL := help
 
 help:
@@ -68,6 +68,9 @@ soak: setup $(TRAINED) $(SYSTEM_READY)
 
 bench: setup
 	@$(BIN)/python bench/control.py
+
+screenshots: setup $(SYSTEM_READY)
+	@$(BIN)/python -m tests.web.screenshots
 
 format: setup
 	@$(BIN)/ruff format --quiet .

@@ -53,7 +53,7 @@ class Snapshot(msgspec.Struct, kw_only=True):
 class Change(msgspec.Struct, kw_only=True, omit_defaults=True):
     """`ended` are no longer among the jobs; `gone_*` are no longer there at all."""
 
-    status: StatusView
+    status: StatusView | None = None
     nodes: list[NodeLine] = []
     jobs: list[JobLine] = []
     services: list[ServiceLine] = []
@@ -97,7 +97,7 @@ class Feed:
         self._nodes: dict[str, Line] = {}
         self._jobs: dict[str, Line] = {}
         self._services: dict[str, Line] = {}
-        self._status: tuple[object, ...] = ()
+        self._seen: tuple[int, int] = (-1, 0)
         self._told: dict[str, tuple[int, dict[int, Beat]]] = {}  # job -> attempt, beats
         self._heats: dict[str, tuple[int, ...]] = {}
         self._kept: deque[tuple[int, bytes]] = deque(maxlen=KEPT_MAX)
@@ -110,7 +110,7 @@ class Feed:
         if len(self._pages) >= PAGES_MAX:
             raise TooMany(f"{PAGES_MAX} pages are open already; close some")
         if self._looking is None or self._looking.done():
-            self._advance()  # nobody looked for a while: what is told must be of now
+            self.advance()  # nobody looked for a while: what is told must be of now
             self._looking = asyncio.create_task(self._watch())
         page = Page()
         missed = self._missed(last_id)
@@ -137,20 +137,23 @@ class Feed:
 
     def look(self) -> Change | None:
         """What changed since the last look; None if nothing did."""
-        status = status_view(self._loop)
-        change = Change(status=status)
-        self._look_at_nodes(change)
-        self._look_at_jobs(change)
+        change = Change()
+        # Whatever changes nodes and jobs is an event; only steps and loads are heard without one.
+        seen = (self._loop.last_seq, id(self._loop.state))
+        moved, self._seen = seen != self._seen, seen
+        if moved:
+            self._look_at_nodes(change)
+            self._look_at_jobs(change)
+        else:
+            self._look_at_steps(change)
         self._look_at_services(change)
-        mark = (status.nodes, status.jobs, status.gpus, status.gpus_held, status.cpu_milli_held)
-        same = mark == self._status
-        self._status = mark
         full = (
             change.nodes or change.jobs or change.services or change.ended
             or change.gone_nodes or change.gone_jobs or change.gone_services
         )  # fmt: skip
-        if same and not full:
+        if not moved and not full:
             return None
+        change.status = status_view(self._loop)
         self._number += 1
         return change
 
@@ -159,16 +162,17 @@ class Feed:
         while self._pages:
             await self._loop.changed("", QUIET_S)
             began = time.monotonic()
-            piece = self._advance()
+            piece = self.advance()
             if piece is not None:
-                self._send(piece)
+                self.send(piece)
                 quiet_s = began
             elif began - quiet_s > HEARTBEAT_S:
-                self._send(b": still here\n\n")
+                self.send(b": still here\n\n")
                 quiet_s = began
             await asyncio.sleep(max(PAUSE_S, PAUSE_FACTOR * (time.monotonic() - began)))
 
-    def _advance(self) -> bytes | None:
+    def advance(self) -> bytes | None:
+        """The next change, encoded and kept; None if there is none."""
         change = self.look()
         if change is None:
             return None
@@ -176,7 +180,7 @@ class Feed:
         self._kept.append((self._number, piece))
         return piece
 
-    def _send(self, piece: bytes) -> None:
+    def send(self, piece: bytes) -> None:
         self._pages = {page for page in self._pages if page.offer(piece)}
 
     def _piece(self, kind: str, told: object) -> bytes:
@@ -219,24 +223,34 @@ class Feed:
         self._nodes = now
 
     def _look_at_jobs(self, change: Change) -> None:
-        state, before, now, waiting = self._loop.state, self._jobs, {}, 0
-        for job in state.jobs.values():
+        before, now, waiting = self._jobs, dict[str, Line](), 0
+        for job in self._loop.state.jobs.values():
             if job.phase is Phase.WAITING:
                 waiting += 1
                 if waiting > WAITING_MAX:
                     continue
-            watch = state.watches.get(job.id)
-            mark = (job.phase, job.attempt, len(job.members), job.why, self._pace(watch))
-            known = before.get(job.id)
-            if known is None or known.mark != mark:
-                known = Line(mark, job_line(self._loop, job, self._heat(job, watch)))
-                if job.id not in before or before[job.id].line != known.line:
-                    change.jobs.append(known.line)
-            now[job.id] = known
+            now[job.id] = self._job(job, change)
         self._jobs = now
         for job_id in before:
             if job_id not in now:
                 self._leave(job_id, change)
+
+    def _look_at_steps(self, change: Change) -> None:
+        """Of jobs that tell of them; all else is as it was."""
+        for job_id in self._loop.state.watches:
+            if job_id in self._jobs:
+                self._jobs[job_id] = self._job(self._loop.state.jobs[job_id], change)
+
+    def _job(self, job: Job, change: Change) -> Line:
+        watch = self._loop.state.watches.get(job.id)
+        mark = (job.phase, job.attempt, len(job.members), job.why, self._pace(watch))
+        known = self._jobs.get(job.id)
+        if known is not None and known.mark == mark:
+            return known
+        line = Line(mark, job_line(self._loop, job, self._heat(job, watch)))
+        if known is None or known.line != line.line:
+            change.jobs.append(line.line)
+        return line
 
     def _leave(self, job_id: str, change: Change) -> None:
         self._told.pop(job_id, None)

@@ -1,6 +1,6 @@
 """What the demo's processes do: a small training run, a server, somebody who asks it, a map.
 
-    python -m shoal.cli.demo_work train | serve | ask URL | map
+    python -m shoal.cli.demo_work train STEPS [SLOW] | serve | ask URL SECONDS | map
 
 They are real work in plain Python, so that the demo needs nothing but Shoal itself.
 """
@@ -23,14 +23,16 @@ from urllib.parse import urlsplit
 FEATURES = 8
 BATCH = 16
 STEP_S = 0.1
+SLOWNESS = 1.6  # of a member that is slow
 SAVE_EVERY = 10
 LEARNING_RATE = 0.02
 THINK_S = 0.05  # what the server takes for an answer
 ASKERS = 6
 
 
-def train(steps: int) -> None:
-    """A line is fitted to noisy points; weights are saved, and an attempt goes on from there."""
+def train(steps: int, slow: int = -1) -> None:
+    """A line is fitted to noisy points; weights are saved, and an attempt goes on from there. The
+    member `slow`, if there is one, takes longer for each step, and the others wait for it."""
     from shoal.train.beats import Beats
 
     rank = int(os.environ.get("RANK", "0"))
@@ -47,10 +49,11 @@ def train(steps: int) -> None:
         began = time.perf_counter()
         loss = _descend(weights, truth, chance)
         # The members differ a little, as real ones do, and wait for the slowest of them.
-        own_s = STEP_S * (0.82 + 0.04 * rank + 0.06 * chance.random())
-        time.sleep(max(0.0, STEP_S - (time.perf_counter() - began)))
+        whole_s = STEP_S * (SLOWNESS if slow >= 0 else 1)
+        own_s = whole_s if rank == slow else STEP_S * (0.82 + 0.04 * rank + 0.06 * chance.random())
+        time.sleep(max(0.0, whole_s - (time.perf_counter() - began)))
         compute_us += int(own_s * 1e6)
-        wait_us += int(max(0.0, STEP_S - own_s) * 1e6)
+        wait_us += int(max(0.0, whole_s - own_s) * 1e6)
         if (step + 1) % SAVE_EVERY == 0:
             if rank == 0:
                 _save(file, step + 1, weights)
@@ -157,8 +160,8 @@ def map_words() -> None:
 
 def main(words: list[str]) -> None:
     match words:
-        case ["train", steps]:
-            train(int(steps))
+        case ["train", steps, *slow]:
+            train(int(steps), *map(int, slow[:1]))
         case ["serve"]:
             serve()
         case ["ask", url, seconds]:
@@ -166,7 +169,7 @@ def main(words: list[str]) -> None:
         case ["map"]:
             map_words()
         case _:
-            sys.exit("demo_work: train STEPS | serve | ask URL SECONDS | map")
+            sys.exit("demo_work: train STEPS [SLOW] | serve | ask URL SECONDS | map")
 
 
 if __name__ == "__main__":

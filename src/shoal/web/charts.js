@@ -15,6 +15,13 @@ function ticks(low, high, count) {
   return found;
 }
 
+/** 0.01, 0.1, 1, 10: those within. */
+function decades(low, high) {
+  const found = [];
+  for (let power = Math.ceil(Math.log10(low)); power <= Math.log10(high) + 1e-9; power += 1) found.push(Number((10 ** power).toPrecision(3)));
+  return found.length ? found : [low, high];
+}
+
 /** One point for each pixel is all that can be seen: the lowest and highest of what falls on it. */
 function thin(points, width) {
   if (points.length <= width * 2) return points;
@@ -29,9 +36,10 @@ function thin(points, width) {
 
 /**
  * A chart of lines: `set([{name, colour, points: [[x, y], ...]}])`. `unit` follows the figures; `times`
- * says that x is a moment. The figures under the pointer are told beside the title.
+ * says that x is a moment. What falls over more than a power of ten is drawn on a logarithmic scale if
+ * it is `steep`. The figures under the pointer are told beside the title.
  */
-export function lineChart({ title, unit = "", height = 150, times = true, zero = true }) {
+export function lineChart({ title, unit = "", height = 150, times = true, zero = true, steep = false }) {
   const readout = h("span", { class: "small dim" });
   const box = h("div", { class: "plot" });
   const element = h("figure", { class: "chart" }, h("figcaption", { class: "row" }, h("h3", {}, title), h("span", { class: "push" }, readout)), box);
@@ -48,10 +56,12 @@ export function lineChart({ title, unit = "", height = 150, times = true, zero =
     let low = all.reduce((a, p) => Math.min(a, p[1]), Infinity), high = all.reduce((a, p) => Math.max(a, p[1]), -Infinity);
     if (zero) low = Math.min(0, low);
     if (high === low) { high = low + (Math.abs(low) || 1); }
-    const marks = ticks(low, high, 4);
+    const powers = steep && low > 0 && high / low > 20;
+    const marks = powers ? decades(low, high) : ticks(low, high, 4);
     high = Math.max(high, marks.at(-1));
+    const scale = powers ? Math.log10 : (y) => y;
     const X = (x) => PAD.left + (xs[1] > xs[0] ? (x - xs[0]) / (xs[1] - xs[0]) : 0.5) * (width - PAD.left - PAD.right);
-    const Y = (y) => height - PAD.bottom - ((y - low) / (high - low)) * (height - PAD.top - PAD.bottom);
+    const Y = (y) => height - PAD.bottom - ((scale(y) - scale(low)) / (scale(high) - scale(low))) * (height - PAD.top - PAD.bottom);
     const grid = marks.map((mark) => [s("line", { x1: PAD.left, x2: width - PAD.right, y1: Y(mark), y2: Y(mark), class: "grid" }), s("text", { x: PAD.left - 6, y: Y(mark) + 4, "text-anchor": "end" }, short(mark))]);
     const steps = ticks(xs[0], xs[1], Math.max(2, Math.floor(width / 160)));
     const spots = times ? [xs[0], xs[1]] : steps;
@@ -150,7 +160,8 @@ export function strip({ title, note, colour }) {
       const each = width / Math.max(1, row.values.length);
       row.values.forEach((value, column) => {
         pen.fillStyle = value === null ? css("--cell-free") : colour(value);
-        pen.fillRect(column * each, at * size, Math.ceil(each), size - 1);
+        const from = Math.floor(column * each);
+        pen.fillRect(from, at * size, Math.floor((column + 1) * each) - from, size - 1);
       });
     });
   }

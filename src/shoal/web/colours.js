@@ -12,7 +12,17 @@ export function hue(index, dark = isDark()) {
   const light = dark ? 56 + (index % 3) * 6 : 60 + (index % 3) * 6;
   return `hsl(${angle.toFixed(0)} ${dark ? 42 : 52}% ${light}%)`;
 }
-export const jobColour = (id, dark) => hue(number(id), dark);
+const known = new Map(); // 16,000 cells are painted again and again
+export function jobColour(id, dark = isDark()) {
+  const key = dark ? `${id}d` : id;
+  let colour = known.get(key);
+  if (!colour) {
+    if (known.size > 20_000) known.clear();
+    colour = hue(number(id), dark);
+    known.set(key, colour);
+  }
+  return colour;
+}
 
 /** From idle to busy, one hue: readable without telling colours apart. -1 is not known. */
 export function heatColour(share, dark = isDark()) {

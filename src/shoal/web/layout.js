@@ -42,9 +42,9 @@ export function layout(nodes, width) {
       const heights = new Array(columns).fill(y + head);
       inside.forEach((node, at) => {
         const column = at % columns, rows = Math.max(1, Math.ceil((node.gpus ?? 0) / 8));
-        const tall = rows * (cell + GAP) + (named ? 22 : 4);
+        const tall = rows * (cell + GAP) + (named ? 22 : 2);
         tiles.push({ id: node.id, x: x + column * (tile.width + 6), y: heights[column], width: tile.width, height: tall, top: named ? 18 : 2 });
-        heights[column] += tall + (named ? 8 : 2);
+        heights[column] += tall + (named ? 8 : 1);
       });
       shelf = Math.max(shelf, Math.max(...heights) - y);
       x += wide + (rack ? 8 : 0);

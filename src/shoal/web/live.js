@@ -62,6 +62,7 @@ function link(up) {
 }
 
 export function take(told, whole) {
+  cluster.taken = performance.now();
   if (whole) for (const name of ["nodes", "jobs", "services", "ended"]) cluster[name].clear();
   cluster.status = told.status;
   cluster.skew = told.status.now_ms - Date.now();

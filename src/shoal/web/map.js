@@ -161,7 +161,7 @@ export class ClusterMap {
       // Not yet or no longer at work: half a cell.
       if (job?.state === "starting" || job?.state === "stopping") { pen.beginPath(); pen.moveTo(left, y + size); pen.lineTo(left + wide, y + size); pen.lineTo(job.state === "starting" ? left : left + wide, y); pen.fill(); }
       else pen.fillRect(left, y, wide, size);
-      if (job?.slow?.includes(one.member)) { pen.fillStyle = look.ink; pen.beginPath(); pen.arc(left + wide - 3, y + 3, Math.max(1.2, size / 9), 0, 7); pen.fill(); }
+      if (job?.slow?.includes(one.member)) { pen.fillStyle = look.ink; pen.beginPath(); pen.arc(left + wide - Math.max(2, size / 6), y + Math.max(2, size / 6), Math.max(1.2, Math.min(3, size / 9)), 0, 7); pen.fill(); }
       if (size >= 22 && inside.length === 1) {
         pen.font = `600 10px ${look.sans}`; pen.fillStyle = "#0b1116"; pen.textAlign = "center";
         pen.fillText(one.job.replace(/^j/, ""), left + wide / 2, y + size / 2 + 4, size - 2);

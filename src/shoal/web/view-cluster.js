@@ -79,6 +79,7 @@ export function mount(root) {
     const status = cluster.status;
     if (!status) return;
     figures(summary, status);
+    lately.hidden = Boolean(map.plan && !map.plan.named); // a large map needs the room
     colours(legend, map);
     troubles(trouble, choose);
     replace(nothing, cluster.nodes.size ? null : empty("No node has joined yet. Start a cluster of four virtual nodes:", "shoal up --nodes 4 --gpus 8"));

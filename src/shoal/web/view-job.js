@@ -16,7 +16,7 @@ const BUCKETS_MAX = 160;
 export function mount(root, id) {
   const head = h("div", { class: "stack" });
   const line = h("section", { class: "card", "aria-label": "Timeline" });
-  const loss = lineChart({ title: "Loss", times: false, zero: false });
+  const loss = lineChart({ title: "Loss", times: false, zero: false, steep: true });
   const pace = lineChart({ title: "Time of a step", unit: "ms" });
   const heat = strip({ title: "Members", note: "how long each takes for a step, beside the others", colour: slowness });
   const curves = h("section", { class: "card stack", "aria-label": "Progress", hidden: true }, h("div", { class: "grid2" }, loss.element, pace.element), heat.element);

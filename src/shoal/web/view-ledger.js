@@ -46,7 +46,7 @@ export function mount(root) {
     const used = accounts.filter((one) => one.group === "used").reduce((sum, one) => sum + one.gpu_us, 0);
     const figure = (name, value, more) => h("div", { class: "figure" }, h("span", { class: "dim small" }, name), h("strong", {}, value), h("span", { class: "dim small" }, more));
     replace(top,
-      h("div", { class: "figures" }, figure("Capacity", short(over.capacity_gpu_ms / 3_600_000), "GPU-hours"), figure("Of use", percent(used / total, 1), "steps and requests"), figure("Wasted", percent(wasted / total, 1), "lost or idle while held"), figure("Cost", over.cost === null || over.cost === undefined ? "–" : short(over.cost), over.cost === null || over.cost === undefined ? "no price list yet" : over.currency), figure("Energy", over.energy_wh === null || over.energy_wh === undefined ? "–" : short(over.energy_wh / 1000), over.energy_wh === null || over.energy_wh === undefined ? "not known" : `kWh${over.co2_g ? `, ${short(over.co2_g / 1000)} kg CO₂` : ""}`)),
+      h("div", { class: "figures" }, figure("Capacity", short(over.capacity_gpu_ms / 3_600_000), "GPU-hours"), figure("Of use", percent(used / total, 1), "steps, requests"), figure("Wasted", percent(wasted / total, 1), "lost, or held idle"), figure("Cost", over.cost === null || over.cost === undefined ? "–" : short(over.cost), over.cost === null || over.cost === undefined ? "no price list yet" : over.currency), figure("Energy", over.energy_wh === null || over.energy_wh === undefined ? "–" : short(over.energy_wh / 1000), over.energy_wh === null || over.energy_wh === undefined ? "not known" : `kWh${over.co2_g ? `, ${short(over.co2_g / 1000)} kg CO₂` : ""}`)),
       h("div", { class: "share", role: "img", "aria-label": accounts.map((one) => `${one.title} ${percent(one.gpu_us / total, 1)}`).join(", ") }, accounts.map((one) => h("i", { title: `${one.title} ${percent(one.gpu_us / total, 1)}`, style: { width: `${(100 * one.gpu_us) / total}%`, background: accountColour(one.account) } }))),
       h("div", { class: "legend row small", "data-sum": percent(accounts.reduce((sum, one) => sum + one.gpu_us, 0) / (over.capacity_gpu_us || 1), 3) }, accounts.map((one) => h("span", { class: "key" }, h("i", { class: "dot", style: { background: accountColour(one.account) } }), one.title, h("span", { class: "dim" }, ` ${percent(one.gpu_us / total, 1)}`))), h("span", { class: "key" }, h("b", {}, `= ${percent(total / (over.capacity_gpu_us || total), 1)} of the capacity`))));
     bars(accounts);
@@ -56,6 +56,9 @@ export function mount(root) {
   function bars(accounts) {
     const slots = new Map();
     for (const row of over.rows) (slots.get(row.key) ?? slots.set(row.key, []).get(row.key)).push(row);
+    // Hours in which nothing was known are there, too: else the distance between bars would lie.
+    const step = days === "1" ? 3_600_000 : DAY_MS, newest = Math.max(...[...slots.keys()].map(Number));
+    for (let at = newest; at > newest - (days === "1" ? 24 : Number(days)) * step; at -= step) if (!slots.has(String(at))) slots.set(String(at), []);
     const ordered = [...slots].sort((a, b) => Number(a[0]) - Number(b[0]));
     const label = (key) => { const at = new Date(Number(key)); return days === "1" ? at.toLocaleTimeString("en-GB", { hour: "2-digit", minute: "2-digit" }) : at.toLocaleDateString("en-GB", { day: "numeric", month: "short" }); };
     const title = new Map(accounts.map((one) => [one.account, one.title]));

@@ -1,0 +1,210 @@
+"""What the live page costs with 2,000 nodes x 8 GPUs: the look, what is sent, the browser's part.
+
+    python bench/page.py [NODES] [SHOT.png]
+
+The state is that of a full cluster whose nodes keep their books in memory; the API, the stream and
+the Chromium are real. Twice a second some jobs end and others take their place.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import random
+import socket
+import sys
+import threading
+import time
+from types import SimpleNamespace
+from typing import Any
+
+import uvicorn
+from bench.cluster import POLICY, Cluster, Mix
+from bench.figures import machine, percentile, spread, table
+from litestar import Litestar
+from tests.web.browser import Visit, chromium
+
+from shoal.api.access import Access
+from shoal.api.feed import Feed
+from shoal.api.page import HANDLERS, provided
+
+NODES = 2_000
+LOOKS = 40
+ENDING = 25  # jobs that end between two looks
+TURN_S = 0.5
+WATCH_S = 20
+TOKEN = "bench"
+SCROLL_FRAMES = 90
+PATCH = """() => {
+    window.paints = []; window.draws = [];
+    const draw = shoalMap.draw.bind(shoalMap);
+    shoalMap.draw = () => { draw(); draws.push(shoalMap.drawn);
+        if (shoalMap.cluster.taken) {
+            paints.push(performance.now() - shoalMap.cluster.taken); shoalMap.cluster.taken = 0;
+        } };
+}"""
+SCROLL = """frames => new Promise(done => {
+    const times = []; let last = performance.now(), count = 0;
+    const step = () => { const now = performance.now(); times.push(now - last); last = now;
+        window.scrollBy(0, 24);
+        if (++count < frames) requestAnimationFrame(step); else done(times); };
+    requestAnimationFrame(step);
+})"""
+
+
+class Board:
+    """As much of a control loop as the page looks at."""
+
+    def __init__(self, cluster: Cluster) -> None:
+        self.cluster = cluster
+        self.state, self.policy, self.finishing = cluster.state, POLICY, dict[str, Any]()
+        self.clock = SimpleNamespace(now_ms=lambda: int(time.time() * 1000))
+        self.store = SimpleNamespace(
+            finished=lambda _limit: [], job=lambda _id: None, events=lambda *_: []
+        )
+        self.started_ms, self.last_seq = self.clock.now_ms(), 0
+        self.engine_kind = "memory"
+        self.moved = asyncio.Event()
+        self._dice = random.Random(5)
+
+    async def changed(self, _job: str, timeout_s: float) -> None:
+        try:
+            async with asyncio.timeout(timeout_s):
+                await self.moved.wait()
+        except TimeoutError:
+            pass
+        self.moved.clear()
+
+    def turn(self) -> None:
+        """Some jobs end, and others like them start."""
+        running = self.cluster.running(lambda job: len(job.members) <= 8)
+        ending = self._dice.sample(running, min(ENDING, len(running)))
+        specs = [job.spec for job in ending]
+        self.cluster.settle(self.cluster.step(self.cluster.end(ending)))
+        self.cluster.submit(specs)
+        self.last_seq += 1
+
+
+def looks(board: Board) -> dict[str, Any]:
+    """What one look takes, and how much is sent."""
+    feed, quiet, busy, sizes = Feed(board), [], [], []  # type: ignore[arg-type]
+    began = time.perf_counter_ns()
+    feed.look()
+    first_ms = (time.perf_counter_ns() - began) / 1e6
+    began = time.perf_counter_ns()
+    snapshot = feed.snapshot()
+    snapshot_ms = (time.perf_counter_ns() - began) / 1e6
+    for _ in range(LOOKS):
+        began = time.thread_time_ns()
+        feed.look()
+        quiet.append(time.thread_time_ns() - began)
+        board.turn()
+        began = time.thread_time_ns()
+        piece = feed.advance()
+        busy.append(time.thread_time_ns() - began)
+        sizes.append(len(piece or b""))
+    return {
+        "first_look_ms": round(first_ms, 1),
+        "snapshot_ms": round(snapshot_ms, 1),
+        "snapshot_kb": round(len(snapshot) / 1000),
+        "look_without_change_ms": spread(quiet).median_ms,
+        "look_with_change_ms": spread(busy).median_ms,
+        "change_kb": round(percentile(sizes, 50) / 1000, 1),
+    }
+
+
+class Server(threading.Thread):
+    """The page's part of the API around the board, on a thread of its own."""
+
+    def __init__(self, board: Board) -> None:
+        super().__init__(daemon=True)
+        self.board = board
+        self.listener = socket.create_server(("127.0.0.1", 0))
+        self.url = f"http://127.0.0.1:{self.listener.getsockname()[1]}"
+        self.server: uvicorn.Server | None = None
+
+    def run(self) -> None:
+        asyncio.run(self._serve())
+
+    async def _serve(self) -> None:
+        access = Access(TOKEN, self.board.clock.now_ms)
+        app = Litestar(
+            route_handlers=list(HANDLERS),
+            guards=[access.guard],
+            dependencies=provided(self.board, access, None),  # type: ignore[arg-type]
+            logging_config=None,
+            openapi_config=None,
+        )
+        self.server = uvicorn.Server(
+            uvicorn.Config(app, log_level="error", lifespan="off", timeout_graceful_shutdown=1)
+        )
+        serving = asyncio.create_task(self.server.serve(sockets=[self.listener]))
+        while not serving.done():
+            await asyncio.sleep(TURN_S)
+            self.board.turn()
+            self.board.moved.set()
+
+
+def in_browser(board: Board, shot: str) -> dict[str, Any]:
+    server = Server(board)
+    server.start()
+    with chromium() as browser:
+        visit = Visit(browser, server.url, TOKEN, 1400, "light")
+        page = visit.page
+        began = time.perf_counter()
+        visit.sign_in()
+        page.wait_for_function(
+            "nodes => shoalMap?.where?.size === nodes", arg=len(board.state.nodes)
+        )
+        page.wait_for_function("shoalMap.drawn > 0")
+        shown_s = time.perf_counter() - began
+        if shot:
+            page.wait_for_timeout(1000)
+            page.screenshot(path=shot)
+        page.evaluate(PATCH)
+        page.wait_for_timeout(WATCH_S * 1000)
+        paints = list(page.evaluate("paints"))
+        draws = list(page.evaluate("draws"))
+        frames = list(page.evaluate(SCROLL, SCROLL_FRAMES))
+        visit.context.close()
+    if server.server is not None:
+        server.server.should_exit = True
+    server.join(10)
+    return {
+        "signed_in_and_shown_s": round(shown_s, 2),
+        "update_to_painted_ms": {
+            "median": round(percentile(paints, 50), 1),
+            "p99": round(percentile(paints, 99), 1),
+            "count": len(paints),
+        },
+        "draw_ms": {
+            "median": round(percentile(draws, 50), 1),
+            "p99": round(percentile(draws, 99), 1),
+        },
+        "frame_while_scrolling_ms": {
+            "median": round(percentile(frames, 50), 1),
+            "p99": round(percentile(frames, 99), 1),
+        },
+    }
+
+
+def main() -> None:
+    nodes = int(sys.argv[1]) if len(sys.argv) > 1 else NODES
+    print(machine())
+    cluster = Cluster(nodes)
+    cluster.fill(Mix(3))
+    board = Board(cluster)
+    result = {
+        "nodes": nodes,
+        "gpus": 8 * nodes,
+        "jobs": len(cluster.state.jobs),
+        **looks(board),
+        **in_browser(board, sys.argv[2] if len(sys.argv) > 2 else ""),
+    }
+    rows = [(name, json.dumps(value)) for name, value in result.items()]
+    print(table(("what", "figure"), rows))
+    print(json.dumps(result))
+
+
+if __name__ == "__main__":
+    main()

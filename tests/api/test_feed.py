@@ -1,0 +1,100 @@
+"""Pages are told what changed, once found for all of them; a slow one is let go."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from shoal.api.feed import BEHIND_MAX, KEPT_MAX, PAGES_MAX, Feed, Page, TooMany
+from shoal.model.report import Cancel, Submit
+from tests.control.test_loop import SPEC, Rig
+
+
+@pytest.fixture
+def rig(tmp_path: Path) -> Rig:
+    return Rig(tmp_path)
+
+
+def told(piece: bytes | None) -> tuple[str, str, dict[str, Any]]:
+    """The id, the kind and what it says."""
+    assert piece is not None
+    lines = dict(line.split(": ", 1) for line in piece.decode().strip().splitlines())
+    return lines["id"], lines["event"], json.loads(lines["data"])
+
+
+async def until(page: Page, what: str) -> tuple[str, dict[str, Any]]:
+    """Read on until a change tells of it."""
+    async with asyncio.timeout(40):
+        while True:
+            name, _, change = told(await page.pieces.get())
+            if what in json.dumps(change):
+                return name, change
+
+
+def test_a_page_gets_everything_and_then_what_changes(rig: Rig) -> None:
+    async def watch() -> None:
+        await rig.loop.changed("", 5)
+        feed = Feed(rig.loop)
+        page = feed.open()
+        _, kind, whole = told(await page.pieces.get())
+        assert kind == "snapshot"
+        assert [node["id"] for node in whole["nodes"]] == ["n1"]
+        await rig.loop.request(Submit(SPEC))
+        _, change = await until(page, '"held": [["j1", 0, [0], 1000]]')
+        assert [node["id"] for node in change["nodes"]] == ["n1"]
+        assert change["status"]["gpus_held"] == 1
+        await rig.loop.request(Cancel("j1"))
+        await until(page, '"j1"')
+        await feed.end()
+
+    rig.run(watch())
+
+
+def test_a_page_that_comes_back_is_told_what_it_missed_if_that_is_known(rig: Rig) -> None:
+    async def watch() -> None:
+        await rig.loop.changed("", 5)
+        feed = Feed(rig.loop)
+        page = feed.open()
+        seen, _, _ = told(await page.pieces.get())
+        feed.close(page)
+        await rig.loop.request(Submit(SPEC))
+        feed.advance()
+        again = feed.open(seen)
+        _, kind, change = told(await again.pieces.get())
+        assert kind == "change"
+        assert change["jobs"][0]["id"] == "j1"
+        for _ in range(KEPT_MAX + 1):
+            rig.loop.last_seq += 1
+            feed.advance()
+        for last in (seen, "other-1", f"{seen.partition('-')[0]}-999999", "nonsense", "-", "1-²"):
+            assert told(await feed.open(last).pieces.get())[1] == "snapshot"
+        await feed.end()
+
+    rig.run(watch())
+
+
+def test_a_slow_page_is_let_go_and_the_others_are_not(rig: Rig) -> None:
+    async def watch() -> None:
+        feed = Feed(rig.loop)
+        slow, quick = feed.open(), feed.open()
+        for _ in range(2 * BEHIND_MAX):
+            rig.loop.last_seq += 1
+            piece = feed.advance()
+            assert piece is not None
+            feed.send(piece)
+            while not quick.pieces.empty():
+                assert quick.pieces.get_nowait() is not None
+        assert slow.pieces.qsize() == BEHIND_MAX, "what waits for it is bounded"
+        last = [slow.pieces.get_nowait() for _ in range(BEHIND_MAX)][-1]
+        assert last is None, "and it is told to come back"
+        for _ in range(PAGES_MAX - 1):
+            feed.open()
+        with pytest.raises(TooMany, match="pages are open already"):
+            feed.open()
+        await feed.end()
+
+    rig.run(watch())

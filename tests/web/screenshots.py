@@ -1,0 +1,129 @@
+"""`make screenshots`: the views of a busy cluster, light and dark, into docs/images/."""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from shoal.cli import demo_plan
+from shoal.cli.request import carried
+from shoal.control.home import ClusterConfig
+from shoal.model.job import JobSpec
+from shoal.model.node import NodeIntent
+from shoal.model.prices import PriceList
+from tests.live.cluster import Live, eventually, live_cluster
+from tests.web.browser import Visit, chromium
+
+if TYPE_CHECKING:
+    from playwright.sync_api import Page, ViewportSize
+
+FOLDER = Path(__file__).parents[2] / "docs" / "images"
+WORK = ("python", "-m", "shoal.cli.demo_work")
+WAIT_S = 120
+SIZE: ViewportSize = {"width": 1200, "height": 760}
+TALL: ViewportSize = {"width": 1200, "height": 1180}
+PHONE: ViewportSize = {"width": 360, "height": 700}
+PRICES = {
+    "currency": "EUR",
+    "gpus": {"*": {"per_hour": 2.5, "idle_watts": 70, "busy_watts": 600}},
+    "pue": 1.25,
+    "co2_g_per_kwh": 380,
+}
+
+
+def fill(live: Live) -> dict[str, str]:
+    """What the demo does, for longer; returns the ids of some jobs by name."""
+    env, folder = carried(os.environ), str(live.home.path)
+    env["PATH"] = f"{Path(sys.executable).parent}:{env['PATH']}"
+    live.client.set_prices(msgspec.convert(PRICES, PriceList))
+
+    def submit(name: str, *command: str, **fields: object) -> str:
+        told = {"name": name, "command": command, "env": env, "workdir": folder, **fields}
+        return live.client.submit(msgspec.convert(told, JobSpec)).id
+
+    known = {
+        "train": submit(
+            "train-a", *WORK, "train", "3000", "2", members=4, gpus=3, tenant="research"
+        ),
+    }
+    served = live.client.serve(demo_plan.service(env, folder))
+    submit("ask", *WORK, "ask", served.url, "600", tenant="product")
+    submit("map", *WORK, "map", tenant="product")
+    for number in range(1, 9):
+        tenant = ("research", "vision", "speech")[number % 3]
+        submit(f"eval-{number}", "sleep", str(4 + number % 5), gpus=1, tenant=tenant)
+    for number in range(1, 6):
+        tenant = ("vision", "speech")[number % 2]
+        told = {"gpus": 1 + number % 2, "tenant": tenant, "estimate_ms": 400_000}
+        submit(f"tune-{number}", "sleep", "400", **told)
+    known["flaky"] = submit("flaky", "sh", "-c", "sleep 2; exit 3", gpus=1, tenant="speech")
+    submit("train-b", "sleep", "60", gpus=8, members=2, tenant="research")
+    submit("sweep", "sleep", "60", gpus=4, members=3, tenant="vision", estimate_ms=60_000)
+    return known
+
+
+def break_something(live: Live, job: str) -> None:
+    """A node of the training run dies and it goes on; another node is drained."""
+    first = live.client.job(job)
+    victim = first.nodes[-1]
+    live.kill_agent(victim)
+    assert eventually(lambda: live.client.job(job).attempt > first.attempt, WAIT_S)
+    live.wait(job, "running", WAIT_S)
+    assert eventually(lambda: all(n.health == "ready" for n in live.client.nodes()), WAIT_S)
+    free = [node.id for node in live.client.nodes() if node.id not in live.client.job(job).nodes]
+    if free:
+        live.client.set_intent(free[-1], NodeIntent.DRAINING)
+
+
+def shoot(page: Page, name: str) -> None:
+    page.wait_for_timeout(1500)  # the last figures and curves come in
+    page.screenshot(path=str(FOLDER / f"{name}.png"))
+    print(f"docs/images/{name}.png", flush=True)
+
+
+def take(visit: Visit, jobs: dict[str, str], suffix: str) -> None:
+    page = visit.page
+    for view in ("cluster", "queue", "services", "ledger"):
+        visit.go(view)
+        shoot(page, f"{view}-{suffix}")
+    page.set_viewport_size(TALL)
+    visit.go(f"job/{jobs['train']}")
+    page.locator(".strip canvas").wait_for()
+    shoot(page, f"job-{suffix}")
+    page.set_viewport_size(SIZE)
+    visit.go("simulate")
+    page.get_by_label("srtf").check()
+    page.get_by_label("Arrivals").fill("3")
+    page.get_by_role("button", name="Replay").click()
+    page.locator("table.compare").wait_for()
+    shoot(page, f"simulate-{suffix}")
+
+
+def main() -> None:
+    FOLDER.mkdir(exist_ok=True)
+    config = ClusterConfig(nodes=demo_plan.nodes(), port=0)
+    with live_cluster(config=config) as live, chromium() as browser:
+        jobs = fill(live)
+        live.wait(jobs["train"], "running", WAIT_S)
+        time.sleep(25)  # so that there are curves
+        break_something(live, jobs["train"])
+        time.sleep(15)
+        token = live.home.token.read_text().strip()
+        for scheme in ("light", "dark"):
+            visit = Visit(browser, live.client.url, token, SIZE["width"], scheme)
+            visit.page.set_viewport_size(SIZE)
+            visit.sign_in()
+            take(visit, jobs, scheme)
+            visit.page.set_viewport_size(PHONE)
+            visit.go("cluster")
+            shoot(visit.page, f"phone-{scheme}")
+            visit.close()
+
+
+if __name__ == "__main__":
+    main()
