@@ -28,7 +28,7 @@ from shoal.control.loop import ControlLoop
 from shoal.control.packages import PackageStore
 from shoal.control.porter import Porter
 from shoal.control.sqlite_store import SqliteStore
-from shoal.control.supervise import HOPELESS_CODE
+from shoal.control.supervise import HOPELESS_CODE, RESTARTS_ENV
 from shoal.engines.local.engine import LocalEngine
 from shoal.files import lock, write_private
 from shoal.ledger.keeper import Keeper
@@ -82,6 +82,7 @@ async def _serve(home: Home) -> None:
         PackageStore(home.packages),
         config.engine,
     )
+    loop.restarts = int(os.environ.get(RESTARTS_ENV, "0"))
     keeper = Keeper(home.ledger, home.prices, store, loop.clock)
     loop.followers.append(keeper)
     booking = asyncio.create_task(keeper.run(lambda: loop.policy, loop.spent))

@@ -341,7 +341,7 @@ def shown(text: str) -> list[str]:
 
 def test_what_somebody_should_look_at_is_told_with_where_to_look() -> None:
     found = alarms(
-        status(epoch=3, up_since_ms=NOW_MS - 5_000),
+        status(restarts=2, up_since_ms=NOW_MS - 5_000),
         [
             node("n1", state="lost", why="its agent died"),
             *[node(f"n{n}", state="suspect") for n in range(2, 9)],
@@ -356,7 +356,7 @@ def test_what_somebody_should_look_at_is_told_with_where_to_look() -> None:
         "service chat has 0 of 2 replicas: it exited 2",
         "j1: a member holds the others up",
         "j2: 2 members hold the others up",
-        "the controller has started again, for the 3. time",
+        "the controller died and was started again, 2 times since `shoal up`",
     ]
     assert found[0].see == "shoal events --node n1"
     assert alarms(status(), [node("n9")], [service("ok")], [job(3)]) == []

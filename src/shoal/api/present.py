@@ -283,6 +283,7 @@ def status_view(loop: ControlLoop) -> StatusView:
         engine=loop.engine_kind,
         version=__version__,
         epoch=state.epoch,
+        restarts=loop.restarts,
         now_ms=loop.clock.now_ms(),
         up_since_ms=loop.started_ms,
         nodes=nodes,

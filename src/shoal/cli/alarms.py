@@ -9,7 +9,7 @@ from shoal.model.resources import plural
 from shoal.model.views import JobRow, NodeView, ServiceView, StatusView
 
 NODES_NAMED_MAX = 4
-# A controller that has started so often within its machine's memory is worth a look.
+# After so long it is no news any more that a controller had to be started again.
 YOUNG_MS = 600_000
 
 
@@ -44,8 +44,9 @@ def alarms(
             slow = len(job.progress.slow)
             who = "a member holds" if slow == 1 else f"{plural(slow, 'member')} hold"
             found.append(Alarm(f"{job.id}: {who} the others up", f"shoal why {job.id}"))
-    if status.epoch > 1 and status.now_ms - status.up_since_ms < YOUNG_MS:
-        text = f"the controller has started again, for the {status.epoch}. time"
+    if status.restarts and status.now_ms - status.up_since_ms < YOUNG_MS:
+        times = "" if status.restarts == 1 else f", {status.restarts} times since `shoal up`"
+        text = f"the controller died and was started again{times}"
         found.append(Alarm(text, "controller.log in SHOAL_HOME"))
     return found
 

@@ -71,7 +71,7 @@ def _print_summary(view: StatusView, url: str) -> None:
     from shoal.model.resources import cpus_text
 
     up = duration_text(view.now_ms - view.up_since_ms)
-    starts = f", controller start {view.epoch}" if view.epoch > 1 else ""
+    starts = f", started again {view.restarts} times" if view.restarts else ""
     line(f"Shoal {view.version} at {url}, up {up}{starts}; the page: shoal page", "bold")
     line(f"nodes  {_counts(view.nodes) or 'none yet'}")
     gpus = _share(view.gpus_held, view.gpus, str(view.gpus_held), str(view.gpus))

@@ -69,6 +69,7 @@ class ControlLoop:
         self.state, self.last_seq = store.load()
         self.policy = policy or self.state.policy
         self.started_ms = clock.now_ms()
+        self.restarts = 0  # controllers that have died since the cluster was started
         self.finishing: dict[str, Job] = {}  # finished, but not yet in the store
         self.meters = Meters()
         self.samples: dict[str, NodeSample] = {}  # the newest of each node, for who keeps them

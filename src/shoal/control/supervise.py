@@ -14,6 +14,7 @@ from shoal.files import lock
 
 # A controller that exits with this has said why, and starting it again would not help.
 HOPELESS_CODE = 3
+RESTARTS_ENV = "SHOAL_CONTROLLER_RESTARTS"  # tells a controller how many have died before it
 PAUSE_FIRST_S = 0.05
 PAUSE_MAX_S = 5.0
 HEALTHY_AFTER_S = 1.0
@@ -24,6 +25,7 @@ class Supervisor:
     def __init__(self, home: Path) -> None:
         self._command = [sys.executable, "-m", "shoal.main", "controller", str(home)]
         self._stopping = False
+        self._restarts = 0
         self._worked = False  # once it did, nothing is hopeless: a port or a disk comes free
         self._controller: subprocess.Popen[bytes] | None = None
 
@@ -31,7 +33,8 @@ class Supervisor:
         pause_s = PAUSE_FIRST_S
         while not self._stopping:
             started = time.monotonic()
-            self._controller = subprocess.Popen(self._command, start_new_session=True)
+            env = {**os.environ, RESTARTS_ENV: str(self._restarts)}
+            self._controller = subprocess.Popen(self._command, start_new_session=True, env=env)
             code = self._controller.wait()
             lived = time.monotonic() - started > HEALTHY_AFTER_S
             if code == 0 or (code == HOPELESS_CODE and not self._worked):
@@ -41,6 +44,7 @@ class Supervisor:
                 pause_s = PAUSE_FIRST_S
             if not self._stopping:
                 print(f"the controller ended with {code}; starting it again", file=sys.stderr)
+                self._restarts += 1
                 time.sleep(pause_s)
                 pause_s = min(PAUSE_MAX_S, pause_s * 2)
         return 0

@@ -106,6 +106,7 @@ class StatusView(msgspec.Struct, kw_only=True):
     version: str
     engine: str = "local"  # who runs processes; other than "local": code has to travel
     epoch: int  # how often a controller has started
+    restarts: int = 0  # how often since `shoal up` one had to take the place of one that died
     now_ms: int
     up_since_ms: int
     nodes: dict[str, int]  # state -> how many
