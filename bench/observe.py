@@ -129,19 +129,23 @@ def measure_reports(crowd: Crowd) -> dict[str, float]:
     """One second of the whole cluster at a time: read the frames, one step, one look."""
     decode = msgspec.msgpack.Decoder(FromAgent).decode
     parts: dict[str, list[float]] = {"decode": [], "step": [], "look": []}
+    longest: list[float] = []
     for number in range(ROUNDS):
         frames = crowd.second()
         read, decode_s = timed(partial(list, map(decode, frames)))
         reports = tuple(one.report for one in read)
         crowd.loop.samples = {one.spec.id: one.sample for one in reports}
         crowd.cluster.step(Report(nodes=reports))
-        _, look_s = timed(crowd.history.look)
+        pauses = [took_s for _, took_s in pieces(crowd.history.looks())]
+        look_s = sum(pauses)
         if number >= WARM_ROUNDS:
             parts["decode"].append(decode_s)
             parts["step"].append(crowd.cluster.elapsed_ns / 1e9)
             parts["look"].append(look_s)
+            longest.append(max(pauses))
     medians = {f"{name}_ms": statistics.median(times) * 1e3 for name, times in parts.items()}
     whole_s = sum(medians.values()) / 1e3
+    medians["longest_piece_ms"] = statistics.median(longest) * 1e3
     medians["beats_per_s"] = len(crowd.beats) / whole_s
     medians["node_reports_per_s"] = crowd.nodes / whole_s
     medians["share_of_a_core_percent"] = 100 * whole_s  # with a report of each node every second
@@ -150,23 +154,11 @@ def measure_reports(crowd: Crowd) -> dict[str, float]:
 
 def measure_metrics(crowd: Crowd) -> dict[str, float]:
     loop, history = cast(ControlLoop, crowd.loop), crowd.history
-    pauses: list[float] = []
-
-    def whole() -> str:
-        parts: list[str] = []
-        parted = iter(collect(loop, history))
-        while True:
-            part, took_s = timed(lambda: next(parted, None))
-            if part is None:
-                return "".join(parts)
-            pauses.append(took_s)
-            parts.append(part)
-
-    runs = [timed(whole) for _ in range(TURNS)]
-    text = runs[0][0]
+    runs = [list(pieces(collect(loop, history))) for _ in range(TURNS)]
+    text = "".join(part for part, _ in runs[0])
     return {
-        "whole_ms": round(statistics.median(took for _, took in runs) * 1e3, 1),
-        "longest_pause_ms": round(max(pauses) * 1e3, 1),
+        "whole_ms": round(statistics.median(sum(t for _, t in run) for run in runs) * 1e3, 1),
+        "longest_pause_ms": round(max(took for run in runs for _, took in run) * 1e3, 1),
         "bytes": len(text),
         "samples": sum(not line.startswith("#") for line in text.splitlines()),
     }
@@ -303,6 +295,16 @@ def shares(home: Any, seconds: float) -> tuple[float, float]:
 def cpu_s(pid: int) -> float:
     fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+
+def pieces(work: Iterator[Any]) -> Iterator[tuple[Any, float]]:
+    """What comes out of it, with the time that each piece took: others wait that long."""
+    end = object()
+    while True:
+        piece, took_s = timed(lambda: next(work, end))
+        yield "" if piece is end else piece, took_s
+        if piece is end:
+            return
 
 
 def timed(work: Callable[[], Any]) -> tuple[Any, float]:

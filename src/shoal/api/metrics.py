@@ -13,7 +13,15 @@ from collections.abc import Callable, Iterator
 from litestar import Response, get
 
 from shoal import __version__
-from shoal.api.exposition import CONTENT_TYPE, family, histogram, simple
+from shoal.api.exposition import (
+    CONTENT_TYPE,
+    escaped,
+    family,
+    histogram,
+    labels,
+    large_family,
+    simple,
+)
 from shoal.api.present import gpu_counts, known_nodes, node_state, progress_view
 from shoal.control.history.history import History
 from shoal.control.loop import ControlLoop
@@ -137,20 +145,18 @@ def _nodes(loop: ControlLoop, history: History) -> Iterator[str]:
         for node in nodes
         if node.health is NodeHealth.READY and node.id in history.newest
     ]
+    marks = [labels({"node": node.id}) for node, _ in samples]
     for name, text, read in NODE_RATIOS:
-        yield family(name, "gauge", text, [({"node": n.id}, read(s)) for n, s in samples])
-    numbers = [str(gpu) for gpu in range(max((len(s.gpus) for _, s in samples), default=0))]
+        yield from large_family(name, "gauge", text, marks, [read(one) for _, one in samples])
+    gpus = [one for _, sample in samples for one in sample.gpus]
+    yield ""  # a moment for others
+    marks = [
+        f'{{node="{escaped(node.id)}",gpu="{gpu}"}}'
+        for node, sample in samples
+        for gpu in range(len(sample.gpus))
+    ]
     for name, text, tell in GPU_VALUES:
-        yield family(
-            name,
-            "gauge",
-            text,
-            (
-                ({"node": node.id, "gpu": numbers[gpu]}, tell(one))
-                for node, sample in samples
-                for gpu, one in enumerate(sample.gpus)
-            ),
-        )
+        yield from large_family(name, "gauge", text, marks, [tell(one) for one in gpus])
 
 
 def _ratio(milli: int | None) -> float | None:

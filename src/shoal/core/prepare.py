@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import heapq
+
 from shoal.core.nodebook import PREPARED_MAX
-from shoal.core.queue import gang_of
+from shoal.core.queue import Gang, gang_of
+from shoal.core.room import Level
 from shoal.core.scheduling.fit import members_here
 from shoal.core.state import Node, State
 from shoal.model.commands import Command, Prepare
 from shoal.model.job import Job, Phase, Restart
 from shoal.model.report import NodeReport
+from shoal.model.resources import Kind
 
 # So many for each gang that counts its steps: more than one node is seldom lost at once, and a
 # warm interpreter takes memory.
@@ -21,6 +25,8 @@ def prepares_wanted(state: State, inventories: list[NodeReport], now_ms: int) ->
     """For nodes that reported and could take a member's place. Told again until the report names
     the job; heard, not logged, like the beats that it depends on."""
     wanted: list[Command] = []
+    lacking: dict[Gang, list[tuple[int, Job]]] | None = None
+    fits: dict[tuple[Gang, Kind, Level], bool] = {}
     for inventory in inventories:
         node = state.nodes[inventory.spec.id]
         named = [job_id for job_id in inventory.prepared if job_id in state.watches]
@@ -29,17 +35,47 @@ def prepares_wanted(state: State, inventories: list[NodeReport], now_ms: int) ->
                 state.warm.setdefault(job_id, {})[node.id] = now_ms
             else:
                 state.warm.get(job_id, {}).pop(node.id, None)
-        if not node.schedulable:
+        if not node.schedulable or len(named) >= PREPARED_MAX:
             continue
-        for job_id in state.watches:
+        if lacking is None:
+            lacking = _lacking(state, now_ms)
+        # Most nodes of a full cluster have room for nobody: that is known by a look at each shape
+        # of gang, and not at each gang.
+        some = [jobs for gang, jobs in lacking.items() if _room_for(state, node, gang, fits)]
+        for _, job in heapq.merge(*some, key=_place):
             if len(named) >= PREPARED_MAX:
                 break
-            job = state.jobs[job_id]
-            if job_id not in named and _lacks(state, job, now_ms) and _may_take(state, node, job):
-                named.append(job_id)
-                state.warm.setdefault(job_id, {})[node.id] = now_ms
+            if job.id not in named and _lacks(state, job, now_ms) and _may_take(state, node, job):
+                named.append(job.id)
+                state.warm.setdefault(job.id, {})[node.id] = now_ms
                 wanted.append(_prepare(node, inventory.incarnation, job))
     return wanted
+
+
+def _lacking(state: State, now_ms: int) -> dict[Gang, list[tuple[int, Job]]]:
+    """Gangs that want warm nodes, those of one shape together, each with its place in line."""
+    found: dict[Gang, list[tuple[int, Job]]] = {}
+    for place, job_id in enumerate(state.watches):
+        job = state.jobs[job_id]
+        if _lacks(state, job, now_ms):
+            found.setdefault(gang_of(job), []).append((place, job))
+    return found
+
+
+def _place(entry: tuple[int, Job]) -> int:
+    return entry[0]
+
+
+def _room_for(
+    state: State, node: Node, gang: Gang, fits: dict[tuple[Gang, Kind, Level], bool]
+) -> bool:
+    room = state.rooms[node.index]
+    key = (gang, room.kind, room.level)
+    known = fits.get(key)
+    if known is None:
+        suits = gang.demand.suits(room.kind)
+        known = fits[key] = suits and members_here(gang, room.kind, room.level) > 0
+    return known
 
 
 def _lacks(state: State, job: Job, now_ms: int) -> bool:

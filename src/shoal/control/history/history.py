@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import sqlite3
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
@@ -34,6 +34,7 @@ from shoal.model.series import JobSeries, NodeSeries, ServiceSeries
 log = logging.getLogger("shoal.history")
 
 LOOK_S = 1.0
+LOOKS_AT_ONCE = 20  # then the loop gets its turn
 FLUSH_EVERY = 3  # looks
 WHOLE_EVERY_S = 300  # whole series are written so often; the tail has what came since
 WHOLE_AT_ONCE = 100  # then the loop gets its turn
@@ -89,7 +90,8 @@ class History:
         whole_at = asyncio.get_running_loop().time() + WHOLE_EVERY_S
         while True:
             await asyncio.sleep(LOOK_S)
-            self.look()
+            for _ in self.looks():
+                await asyncio.sleep(0)
             looks += 1
             if looks % FLUSH_EVERY == 0:
                 await self.flush()
@@ -126,32 +128,57 @@ class History:
 
     def look(self) -> None:
         """One look at everything that may have something new to tell."""
+        for _ in self.looks():
+            pass
+
+    def looks(self) -> Iterator[None]:
+        """The same in pieces: whoever has the loop in between may change the state."""
         now_ms = self._loop.clock.now_ms()
-        state = self._loop.state
-        for job_id, watch in state.watches.items():
-            history = self._jobs.get(job_id)
-            if history is None:
-                history = self._jobs[job_id] = JobHistory(job_id)
-            last = self._watches.get(job_id)
-            if last is not watch:
-                if last is not None:
-                    self._look_at_job(history, last, now_ms)
-                self._watches[job_id] = watch
-            if history.due(now_ms) or last is not watch:
-                self._look_at_job(history, watch, now_ms)
-        # An attempt that is over said its last after the last look at it, perhaps.
-        for job_id in [one for one in self._watches if one not in state.watches]:
+        samples, self._loop.samples = self._loop.samples, {}
+        self.newest.update(samples)
+        work: list[tuple[Callable[[str, int], None], Iterable[str]]] = [
+            (self._look_at_watch, list(self._loop.state.watches)),
+            (self._look_at_ended, list(self._watches)),
+            (self._look_at_node, samples),
+            (self._look_at_service, list(self._loop.state.loads)),
+        ]
+        for number, (look, key) in enumerate((one, key) for one, keys in work for key in keys):
+            look(key, now_ms)
+            if number % LOOKS_AT_ONCE == LOOKS_AT_ONCE - 1:
+                yield
+
+    def _look_at_watch(self, job_id: str, now_ms: int) -> None:
+        watch = self._loop.state.watches.get(job_id)
+        if watch is None:
+            return
+        history = self._jobs.get(job_id)
+        if history is None:
+            history = self._jobs[job_id] = JobHistory(job_id)
+        last = self._watches.get(job_id)
+        if last is not watch:
+            if last is not None:
+                self._look_at_job(history, last, now_ms)
+            self._watches[job_id] = watch
+        if history.due(now_ms) or last is not watch:
+            self._look_at_job(history, watch, now_ms)
+
+    def _look_at_ended(self, job_id: str, now_ms: int) -> None:
+        """An attempt that is over said its last after the last look at it, perhaps."""
+        if job_id not in self._loop.state.watches:
             self._look_at_job(self._jobs[job_id], self._watches.pop(job_id), now_ms)
-        for node_id, sample in self._loop.samples.items():
-            known = self._nodes.get(node_id)
-            if known is None or known.due(now_ms):
-                self._keep(node_point(node_id, now_ms, sample))
-        self.newest.update(self._loop.samples)
-        self._loop.samples = {}
-        for name, load in state.loads.items():
-            known, service = self._services.get(name), state.services.get(name)
-            if service is not None and load.tells and (known is None or known.due(now_ms)):
-                self._keep(service_point(service, load, now_ms))
+
+    def _look_at_node(self, node_id: str, now_ms: int) -> None:
+        known = self._nodes.get(node_id)
+        if known is None or known.due(now_ms):
+            self._keep(node_point(node_id, now_ms, self.newest[node_id]))
+
+    def _look_at_service(self, name: str, now_ms: int) -> None:
+        state, known = self._loop.state, self._services.get(name)
+        service, load = state.services.get(name), state.loads.get(name)
+        if service is None or load is None or not load.tells:
+            return
+        if known is None or known.due(now_ms):
+            self._keep(service_point(service, load, now_ms))
 
     def _look_at_job(self, history: JobHistory, watch: Watch, now_ms: int) -> None:
         job = self._loop.state.jobs.get(history.job)
