@@ -186,6 +186,23 @@ def checked_ip(text: str | None) -> str:
         raise Failure(f"--node-ip: '{text[:80]}' is no address, e.g. 10.0.0.7", USAGE) from None
 
 
+def others(home: Home) -> list[str]:
+    """The machines that have joined the cluster led here, as far as its controller tells."""
+    import msgspec
+
+    from shoal.client import Client, ShoalError
+
+    try:
+        config = home.read_config()
+        if config is None or config.engine != "ray" or not home.address.exists():
+            return []
+        ours = {spec.id for spec in config.nodes}
+        with Client.at_home(home.path) as client:
+            return sorted(n.id for n in client.nodes() if n.health != "lost" and n.id not in ours)
+    except (OSError, msgspec.DecodeError, ShoalError):
+        return []
+
+
 def tell_how_to_join(home: Home, config: ClusterConfig) -> None:
     from shoal.cli.show import line
 

@@ -150,6 +150,9 @@ def up(
 def down(json: JsonOption = False, home: HomeOption = DEFAULT_HOME) -> None:
     """Stop the cluster and all that runs on it.
 
+    Machines that have joined run on with their jobs, and come back with them at
+    the next `shoal up`; to end them there, use `shoal leave --now`.
+
     Jobs stay in the store: what was queued or running goes on at the next
     `shoal up`. If no cluster is up there is nothing to do, and the exit code
     is 0.
@@ -158,10 +161,11 @@ def down(json: JsonOption = False, home: HomeOption = DEFAULT_HOME) -> None:
       shoal down
       shoal down --home /tmp/try
     """
-    from shoal.cli import show
+    from shoal.cli import rayup, show
     from shoal.control.home import Home
     from shoal.control.lifecycle import take_down
 
+    others = rayup.others(Home(home))
     with show.Progress(quiet=json) as progress:
         stopped = take_down(Home(home), progress)
     if json:
@@ -169,6 +173,11 @@ def down(json: JsonOption = False, home: HomeOption = DEFAULT_HOME) -> None:
     elif stopped:
         what = "1 process" if stopped == 1 else f"{stopped} processes"
         show.line(f"the cluster in {home} is down: {what} stopped")
+        if others:
+            show.line(
+                f"{', '.join(others)} run on with their jobs, and are back at the next `shoal up`; "
+                "to end them, there: shoal leave --now"
+            )
     else:
         show.line(f"no cluster is up in {home}; nothing to do")
 

@@ -166,7 +166,7 @@ class GangView:
             "SHOAL_ATTEMPT": str(job.attempt),
             "SHOAL_MEMBERS": members,
             "SHOAL_TENANT": job.spec.tenant,
-            **_of_service(job, port),
+            **_of_service(job, address, port),
         }
 
     def environment(self, number: int) -> dict[str, str]:
@@ -202,11 +202,13 @@ def _visible(job: Job) -> dict[str, str]:
     return {node: ",".join(gpus) for node, gpus in seen.items()}
 
 
-def _of_service(job: Job, port: str) -> dict[str, str]:
-    """A replica has no peers to meet: the port is its own to answer on."""
+def _of_service(job: Job, address: str, port: str) -> dict[str, str]:
+    """A replica has no peers to meet: the port is its own to answer on, and the address that of its
+    node, where the gateway looks for it. One that listens on all addresses is found as well."""
     if not job.spec.service:
         return {}
     return {
+        "HOST": job.spec.env.get("HOST", address),
         "PORT": port,
         "SHOAL_SERVICE": job.spec.service,
         "SHOAL_SERVICE_VERSION": str(job.spec.version),

@@ -11,6 +11,7 @@ import contextlib
 import os
 import shutil
 import signal
+import socket
 import subprocess
 import sys
 import tempfile
@@ -33,7 +34,9 @@ from shoal.wire import CHECKPOINT_ROOT
 RAY = (sys.executable, "-m", "ray.scripts.scripts")
 POLL_S = 0.2
 PAUSE_FIRST_S = 0.5
-PAUSE_MAX_S = 15.0
+PAUSE_MAX_S = 5.0
+CONNECT_TIMEOUT_S = 2.0
+HEAD_LOOK_S = 1.5  # less than a head needs to start again
 HEALTHY_AFTER_S = 30.0
 END_TIMEOUT_S = 3.0
 FAREWELL_S = 3.0
@@ -77,6 +80,8 @@ class Keeper:
         self._ray: subprocess.Popen[bytes] | None = None
         self._agent: subprocess.Popen[bytes] | None = None
         self._stopping = threading.Event()
+        self._look_at_head = 0.0
+        self._head_away = False
 
     def run(self) -> int:
         kept = [Kept(self._ray_runs, self._start_ray)]
@@ -86,6 +91,9 @@ class Keeper:
             now = time.monotonic()
             for thing in kept:
                 thing.look(now)
+            if not self._node.leads and now >= self._look_at_head:
+                self._look_at_head = now + HEAD_LOOK_S
+                self._follow_head()
         self._end_ray()
         return 0
 
@@ -111,6 +119,8 @@ class Keeper:
     def _start_ray(self) -> None:
         """What an earlier one left must be gone: it would hold the ports."""
         self._sweep_ray()
+        if not self._node.leads and not _knock(self._node.head):
+            return  # `ray start` would wait for long; look again soon
         stamp = str(time.time_ns() // 1_000_000)
         command = [*RAY, *arguments(self._node, self._temp_dir, stamp)]
         path = self._home / "ray" / "ray.log"
@@ -130,6 +140,19 @@ class Keeper:
                 env={**self._env, **environment(self._home, self._node.node)},
             )
 
+    def _follow_head(self) -> None:
+        """A head that was away knows none of its members any more. Ray itself would need most of a
+        minute to find that out. Only one that is surely down counts: its machine refuses us; a cut
+        link leaves the head as it is."""
+        answer = _knock(self._node.head)
+        if answer is False:
+            self._head_away = True
+        elif answer and self._head_away:
+            self._head_away = False
+            if self._ray_runs():
+                print(f"{_now()} the head is back, and new", flush=True)
+                self._sweep_ray()
+
     def _end_ray(self) -> None:
         if self._ray is not None and self._ray.poll() is None:
             self._ray.terminate()
@@ -142,7 +165,9 @@ class Keeper:
             time.sleep(0.01)
 
     def _tidy_sessions(self) -> None:
-        """Ray leaves a directory of logs at each start; the last few are enough."""
+        """Ray leaves a directory of logs at each start; the last few are enough. And it remembers
+        where a head was, and takes members that still look for it for the head itself."""
+        (self._temp_dir / "ray_current_cluster").unlink(missing_ok=True)
         with contextlib.suppress(OSError):
             sessions = sorted(p for p in self._temp_dir.glob("session_2*") if not p.is_symlink())
             for old in sessions[:-SESSIONS_KEPT]:
@@ -158,6 +183,18 @@ class Keeper:
         print(f"{_now()} starting the agent of {self._node.node}", flush=True)
         checkpoints = {CHECKPOINT_ROOT: str(self._home / "checkpoints")}
         self._agent = start_agent(self._directory, {**checkpoints, **self._env})
+
+
+def _knock(head: str) -> bool | None:
+    """Does something answer there? None: there is no telling."""
+    host, _, port = head.rpartition(":")
+    try:
+        socket.create_connection((host, int(port)), timeout=CONNECT_TIMEOUT_S).close()
+    except ConnectionRefusedError:
+        return False
+    except OSError:
+        return None
+    return True
 
 
 def _now() -> str:

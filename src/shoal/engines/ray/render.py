@@ -36,6 +36,12 @@ HEALTH_CHECKS = {
     "RAY_health_check_period_ms": "500",
     "RAY_health_check_timeout_ms": "1000",
     "RAY_health_check_failure_threshold": "4",
+    # A link that was cut and is whole again must be noticed, too: without these a connection sleeps
+    # for as long again as the cut took.
+    "RAY_grpc_client_keepalive_time_ms": "5000",
+    "RAY_grpc_client_keepalive_timeout_ms": "3000",
+    "RAY_gcs_grpc_min_reconnect_backoff_ms": "500",
+    "RAY_gcs_grpc_max_reconnect_backoff_ms": "1000",
 }
 # The kernel allows 107 bytes for the name of a socket, and Ray adds some 65 of its own.
 TEMP_DIR_BYTES_MAX = 40
