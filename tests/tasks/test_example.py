@@ -44,3 +44,18 @@ def test_scores_are_complete_in_order_and_once_although_a_worker_was_killed(tmp_
     scores = [json.loads(line) for line in output.read_text().splitlines()]
     assert [score["id"] for score in scores] == list(range(INPUTS))
     assert all(3.0 < score["nats"] < 6.0 for score in scores)  # untrained: about log(80)
+
+
+def test_a_trained_model_scores_on_a_cluster_and_loses_a_worker(tmp_path: Path) -> None:
+    words = [str(ROOT / "examples" / "map_inference.py"), "--inputs", "600", "--steps", "4"]
+    done = subprocess.run(
+        [sys.executable, *words],
+        env={**environment(), "TMPDIR": str(tmp_path)},
+        capture_output=True,
+        text=True,
+        timeout=400,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "600 scores, each input once and in order" in done.stdout
+    assert "killed worker " in done.stdout
