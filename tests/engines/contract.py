@@ -14,6 +14,7 @@ import msgspec
 
 from shoal.model.commands import Check, Launch, Stop
 from shoal.model.job import MemberRef
+from shoal.packing import pack
 from tests.engines.hand import (
     CRASHES,
     ENDS_WELL,
@@ -423,6 +424,28 @@ class ProcessContract(Contract):
             assert hand.output(ref).decode() == wanted
 
         play(rig, scene)
+
+    def test_code_travels_to_the_node_though_the_controller_dies_meanwhile(self, rig: Rig) -> None:
+        node, refs = rig.nodes[1], [MemberRef("j", 0, 0)]
+        folder = rig.scratch / "project" / "sub"
+        folder.mkdir(parents=True)
+        (folder / "code").write_text("from afar\n")
+        (folder / "ballast").write_bytes(bytes(8 << 20))
+        package = pack(folder)
+
+        async def before(hand: Hand) -> None:
+            with package.file as file:
+                hand.keep(package.sha256, file.read())
+            refs[0] = hand.new_ref()
+            order = hand.launch_order(node, refs[0], ("cat", "code"))
+            order = msgspec.structs.replace(order, package=package.sha256, workdir=package.folder)
+            await hand.insist(node, order, lambda: hand.knows(node, refs[0]))
+
+        async def after(hand: Hand) -> None:
+            assert (await hand.exit(node, refs[0])).code == 0
+            assert hand.output(refs[0]) == b"from afar\n"
+
+        play_two(rig, before, after)
 
     def test_without_gpus_a_member_sees_none(self, rig: Rig) -> None:
         node = rig.nodes[0]

@@ -194,6 +194,15 @@ class Hand:
         self.rig.jobs += 1
         return MemberRef(f"j{self.rig.jobs}", 1, member)
 
+    def keep(self, package: str, data: bytes) -> None:
+        """A working directory that was sent."""
+        upload = self.packages.begin(package, len(data), set())
+        try:
+            upload.write(data)
+            upload.finish()
+        finally:
+            upload.close()
+
     def launch_order(
         self,
         node: str,
@@ -247,7 +256,12 @@ class Hand:
         return any(one.ref == ref for one in self.report(node).exits)
 
     def knows(self, node: str, ref: MemberRef) -> bool:
-        return self.alive(node, ref) or self.has_ended(node, ref)
+        return self.alive(node, ref) or self.has_ended(node, ref) or self.gets(node, ref)
+
+    def gets(self, node: str, ref: MemberRef) -> bool:
+        """It was ordered, and waits for what it needs."""
+        report = self.ears.newest.get(node)
+        return report is not None and any(one.ref == ref for one in report.getting)
 
     async def exit(self, node: str, ref: MemberRef) -> MemberExit:
         await self.until(lambda: self.has_ended(node, ref))
