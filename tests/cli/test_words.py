@@ -17,6 +17,7 @@ from shoal.model.events import (
     JobCheckpointed,
     JobClaimed,
     JobFinished,
+    JobIdled,
     JobPlaced,
     JobPromoted,
     JobRequeued,
@@ -25,6 +26,7 @@ from shoal.model.events import (
     JobStopping,
     JobSubmitted,
     JobUnclaimed,
+    JobUsed,
     MemberExited,
     MemberLost,
     MembersStarted,
@@ -111,6 +113,14 @@ SENTENCES: list[tuple[Event, str]] = [
             at_ms=0, job="j1", attempt=1, cause=StopCause.RESIZE, not_before_ms=0, why="to 4"
         ),
         "j1 will run again (changes its size): to 4",
+    ),
+    (
+        JobIdled(at_ms=9, job="j1", attempt=1, since_ms=1, why="has used nothing for 8 s"),
+        "j1 is idle: has used nothing for 8 s",
+    ),
+    (
+        JobUsed(at_ms=9, job="j1", attempt=1, why="it uses its GPUs again"),
+        "j1 is not idle any more: it uses its GPUs again",
     ),
     (
         BudgetWarned(at_ms=0, tenant="red", why="red has used 8.0 of 10 GPU-hours this month"),

@@ -15,7 +15,9 @@ from shoal.model import events as ev
 from shoal.model.health import Record, Standing
 from shoal.model.job import JobSpec, MemberRef, Outcome, StopCause
 from shoal.model.node import NodeIntent, NodeSpec
+from shoal.model.policy import Policy, Tenant
 from shoal.model.progress import Beat, Progress
+from shoal.model.report import Idle
 from shoal.model.resources import Slice
 from shoal.model.service import ReplicaLoad, ServiceLoad
 
@@ -316,6 +318,31 @@ def test_shares_of_a_gpu_are_counted_in_thousandths() -> None:
     story.runs()
     story.after(1)
     assert story.seconds() == {"useful": 0.333, "free": 1.667}
+
+
+def test_a_silent_job_whose_node_says_that_it_uses_nothing_is_idle_since_then() -> None:
+    story = started()
+    story.after(100)
+    story.book.advance(story.now_ms)
+    story.book.hear_idle("n1", [Idle(MemberRef("j1", 1, 0), 70 * S)])
+    story.after(10)
+    assert story.seconds() == {"startup": 8, "useful": 60, "idle": 160}
+    story.book.hear_idle("n1", [])
+    story.after(5)
+    assert story.seconds() == {"startup": 8, "useful": 70, "idle": 160}
+
+
+def test_a_tenant_that_is_held_does_not_wait_for_gpus() -> None:
+    story = Story()
+    story.submit(gpus=2, members=4, tenant="red")
+    story.after(3)
+    policy = Policy(tenants=(Tenant(name="all"), Tenant(name="red", parent="all")))
+    story.tell(ev.PolicyChanged(at_ms=story.now_ms, policy=policy))
+    story.tell(ev.BudgetHeld(at_ms=story.now_ms, tenant="all"))
+    story.after(5)
+    story.tell(ev.BudgetFreed(at_ms=story.now_ms, tenant="all"))
+    story.after(1)
+    assert story.seconds() == {"fragmented": 8, "free": 10}
 
 
 # -- clocks that jump -----------------------------------------------------------------------

@@ -98,6 +98,9 @@ def test_a_tenant_that_has_spent_its_budget_waits_until_there_is_more() -> None:
         rich = Tenant(name="red", budget_money=1_000_000_000_000)
         client.set_policy(msgspec.structs.replace(client.policy(), tenants=(rich,)))
         assert live.wait(waits) == "succeeded"
-        client.cancel(running)
-        live.wait(running)
+        # It has slept all the while: with a policy that wants GPUs to be used, it gives them back.
+        rule = {"idle_warn_ms": 1_000, "idle_reclaim_ms": 2_000}
+        client.set_policy(msgspec.structs.replace(client.policy(), **rule))
+        assert live.wait(running) == "cancelled"
+        assert "has used nothing of its GPUs" in client.job(running).why
         assert_adds_up(client, client.ledger())

@@ -9,8 +9,9 @@ from typing import Any
 import msgspec
 import pytest
 
-from shoal.core import admit, budget, heal, observe, queue, reconcile, watch
+from shoal.core import admit, budget, heal, idle, observe, queue, reconcile, watch
 from shoal.core.accounts import Accounts
+from shoal.core.ending import stop
 from shoal.core.health import quarantine
 from shoal.core.nodebook import NodeBook, Order
 from shoal.core.queue import Gang, Lane
@@ -23,7 +24,7 @@ from shoal.core.state import Node, State
 from shoal.model.commands import Envelope
 from shoal.model.events import JobCheckpointed, JobPlaced
 from shoal.model.health import HealthRule
-from shoal.model.job import Job, JobSpec, Outcome
+from shoal.model.job import Job, JobSpec, Outcome, StopCause
 from shoal.model.node import NodeHealth, NodeIntent
 from shoal.model.report import Answer, Submit
 from shoal.model.resources import Demand, Slice
@@ -224,6 +225,13 @@ def forget_what_was_saved(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(watch, "JobCheckpointed", saved)
 
 
+def call_anybody_idle(patch: pytest.MonkeyPatch) -> None:
+    def at_once(round_: Round, job: Job, _: int) -> None:
+        stop(round_, job, StopCause.IDLE, "it looks idle")
+
+    patch.setattr(idle, "_judge", at_once)
+
+
 def start_who_has_no_budget_left(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(Accounts, "held_by", lambda *_: "")
 
@@ -243,7 +251,7 @@ CAUGHT_BY_THE_INVARIANTS: list[tuple[Mutate, str]] = [
     (grow_without_end, "runs with .* of .* members"),
     (start_before_the_others_have_let_go, "is held|given away more"),
     (place_on_nodes_in_quarantine, "free index"),
-    (start_who_has_no_budget_left, "may start, but the budget is used up"),
+    (start_who_has_no_budget_left, "but the budget is used up|though the budget of"),
 ]
 
 CAUGHT_BY_WHAT_HAPPENED: list[tuple[Mutate, str]] = [
@@ -273,6 +281,7 @@ CAUGHT_BY_WHAT_HAPPENED: list[tuple[Mutate, str]] = [
     (give_spares_away, "kept as spares"),
     (forget_what_was_saved, "goes back from step"),
     (start_who_has_no_budget_left, "starts, though the budget of .* is gone"),
+    (call_anybody_idle, "is said to be idle"),
     (hold_who_has_spent_little, "of its budget, but BudgetHeld"),
 ]
 

@@ -16,6 +16,7 @@ import msgspec
 
 from shoal.agent.beats import Beats
 from shoal.agent.checks import Checks
+from shoal.agent.idling import Idling
 from shoal.agent.members import CANNOT_START_CODE, MARK, CannotStart, Members
 from shoal.agent.memory import OUT_OF_MEMORY, MemoryWatch
 from shoal.agent.sampling import Sampler
@@ -87,6 +88,7 @@ class Agent:
         self._shipping = Shipping(self._send_log)
         self._beats = Beats(self._report_soon)
         self._sampler = Sampler(spec.gpus)
+        self._idling = Idling(self._members, self._beats)
         self._memory = MemoryWatch()
         self._checkpoints = os.environ.get(CHECKPOINT_ROOT) or str(directory / "checkpoints")
         self._link: Link | None = None
@@ -162,7 +164,8 @@ class Agent:
     def _report(self) -> None:
         self._report_due = False
         if self._link is not None and self._link.backlog_bytes < BACKLOG_BYTES_MAX:
-            self._link.send(Heard(self._book.report(self._beats.progress(), self._sampler.take())))
+            sample, said = self._sampler.take(), self._beats.progress()
+            self._link.send(Heard(self._book.report(said, sample, self._idling.idle(sample))))
 
     def _measured(self, result: CheckResult) -> None:
         self._book.measured(result)
@@ -220,6 +223,7 @@ class Agent:
             self._cannot_start(order.ref, why)
             return
         self._beats.expect(order.ref)
+        self._idling.expect(order)
 
     def _cannot_start(self, ref: MemberRef, why: str) -> None:
         self._ended[ref] = (CANNOT_START_CODE, why, None)

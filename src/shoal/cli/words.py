@@ -20,6 +20,7 @@ from shoal.model.events import (
     JobClaimed,
     JobEvent,
     JobFinished,
+    JobIdled,
     JobPlaced,
     JobPromoted,
     JobRequeued,
@@ -28,6 +29,7 @@ from shoal.model.events import (
     JobStopping,
     JobSubmitted,
     JobUnclaimed,
+    JobUsed,
     MemberExited,
     MemberLost,
     MembersStarted,
@@ -96,6 +98,7 @@ CAUSE_WORDS = {
     StopCause.MOVE: "moves elsewhere",
     StopCause.HANG: "hangs",
     StopCause.BUDGET: "its budget is used up",
+    StopCause.IDLE: "its GPUs are not used",
 }
 
 
@@ -204,6 +207,8 @@ JobHappening = (
     | MemberExited
     | MemberLost
     | JobCheckpointed
+    | JobIdled
+    | JobUsed
     | JobStopping
     | JobRequeued
     | JobAdopted
@@ -240,6 +245,10 @@ def _about_job(event: JobHappening) -> str:
             return f"lost member {event.member} on {event.node}{_because(event.why)}"
         case JobCheckpointed():
             return f"saved its work up to step {event.step}"
+        case JobIdled():
+            return f"is idle{_because(event.why)}"
+        case JobUsed():
+            return f"is not idle any more{_because(event.why)}"
         case JobStopping():
             return f"is being stopped ({CAUSE_WORDS[event.cause]}){_because(event.why)}"
         case JobRequeued():

@@ -100,7 +100,7 @@ def _job_placed(state: State, event: JobPlaced) -> None:
     job.running_ms = None
     job.stop_cause = None
     job.first_bad_code = None
-    job.saved_ms = None
+    job.saved_ms = job.idle_since_ms = None
     job.not_before_ms = 0
     job.why = event.why
     state.next_port += 1
@@ -227,6 +227,8 @@ def _job_requeued(state: State, event: JobRequeued) -> None:
         job.losses += 1
     elif event.cause is StopCause.HANG:
         job.hangs += 1
+    elif event.cause is StopCause.IDLE:
+        job.idle_stops += 1
     elif event.cause in (StopCause.PREEMPT, StopCause.RESIZE, StopCause.MOVE):
         job.preemptions += 1
     job.why = event.why

@@ -1,4 +1,4 @@
-"""What events of budgets change: whose jobs may start."""
+"""What events of budgets and idle jobs change: whose jobs may start, and who was warned."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any
 
 from shoal.core.state import State
 from shoal.model.budget import BudgetLevel
-from shoal.model.events import BudgetFreed, BudgetHeld, BudgetWarned, EventBase
+from shoal.model.events import BudgetFreed, BudgetHeld, BudgetWarned, EventBase, JobIdled, JobUsed
 from shoal.model.job import Phase
 
 
@@ -40,8 +40,20 @@ def _freed(state: State, event: BudgetFreed) -> None:
     judge_holds(state)
 
 
+def _idled(state: State, event: JobIdled) -> None:
+    job = state.jobs[event.job]
+    job.idle_since_ms, job.why = event.since_ms, event.why
+
+
+def _used(state: State, event: JobUsed) -> None:
+    job = state.jobs[event.job]
+    job.idle_since_ms, job.why = None, event.why
+
+
 APPLY_BUDGET: dict[type[EventBase], Callable[[State, Any], None]] = {
     BudgetWarned: _warned,
     BudgetHeld: _held,
     BudgetFreed: _freed,
+    JobIdled: _idled,
+    JobUsed: _used,
 }

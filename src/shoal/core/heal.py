@@ -27,7 +27,9 @@ AGAIN = (
     StopCause.RESIZE,
     StopCause.MOVE,
     StopCause.BUDGET,
+    StopCause.IDLE,
 )
+IDLE_STOPS_MAX = 3
 GOOD_WHILE = 60  # times the backoff: it does not crash in circles
 BACKOFF_DOUBLINGS_MAX = 20  # by then any backoff has reached its ceiling
 
@@ -91,6 +93,8 @@ def _settle(round_: Round, job: Job) -> None:
         _settle_loss(round_, job, lost)
     elif cause is StopCause.HANG:
         _settle_hang(round_, job)
+    elif cause is StopCause.IDLE and _idle_for_good(round_, job):
+        _finish(round_, job, Outcome.CANCELLED, CANCELLED_CODE, job.why)
     elif cause in AGAIN:
         _requeue(round_, job, cause, round_.now_ms, f"stopped to run again: {job.why}")
     elif job.first_bad_code is not None:
@@ -99,6 +103,12 @@ def _settle(round_: Round, job: Job) -> None:
         _finish(round_, job, Outcome.FAILED, BROKEN_CODE, job.why)
     else:
         _finish(round_, job, Outcome.SUCCEEDED, 0, "every member exited 0")
+
+
+def _idle_for_good(round_: Round, job: Job) -> bool:
+    """One that takes GPUs again and again and does nothing with them is not tried for ever."""
+    never = job.spec.restart is Restart.NEVER
+    return round_.policy.idle_ends or never or job.idle_stops + 1 >= IDLE_STOPS_MAX
 
 
 def _settle_loss(round_: Round, job: Job, lost: list[str]) -> None:

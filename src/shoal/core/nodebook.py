@@ -10,7 +10,7 @@ from shoal.model.health import CheckResult
 from shoal.model.job import MemberRef
 from shoal.model.node import NodeSpec
 from shoal.model.progress import Progress
-from shoal.model.report import Getting, MemberExit, NodeReport
+from shoal.model.report import Getting, Idle, MemberExit, NodeReport
 from shoal.model.resources import WHOLE_GPU_MILLI
 from shoal.model.samples import NodeSample
 
@@ -117,7 +117,10 @@ class NodeBook:
             del self.checks[next(iter(self.checks))]
 
     def report(
-        self, progress: tuple[Progress, ...] = (), sample: NodeSample | None = None
+        self,
+        progress: tuple[Progress, ...] = (),
+        sample: NodeSample | None = None,
+        idle: tuple[Idle, ...] = (),
     ) -> NodeReport:
         self._sequence += 1
         return NodeReport(
@@ -132,5 +135,6 @@ class NodeBook:
             prepared=tuple(self.prepared),
             leaving=self.leaving,
             sample=sample,
+            idle=idle,
             getting=tuple(Getting(ref, what) for ref, what in self.getting.items()),
         )

@@ -125,8 +125,7 @@ class State:
         self.elastic: dict[str, None] = {}  # jobs that hold slices and may grow or shrink
         self.looked_ms: dict[str, int] = {}  # when an opening was last sought for a blocked job
         self.moves_ms: dict[str, int] = {}  # when it was last tried to move somebody for it
-        # Known not to fit until a node gains room; a cache, so losing it costs only time.
-        self.hopeless: set[Gang] = set()
+        self.hopeless: set[Gang] = set()  # known not to fit until a node gains room; a cache
         self.no_gap: set[tuple[Gang, tuple[str, ...]]] = set()  # but on nodes set aside for these
         # When the whole queue should be looked at again, and how many cycles looked at parts of it.
         self.replicas: dict[str, dict[str, None]] = {}  # service -> its jobs
@@ -135,6 +134,7 @@ class State:
         self.partial = 0
         self.contacts: dict[str, int] = {}  # when nodes not lost were heard, longest unheard first
         self.watches: dict[str, Watch] = {}  # of jobs whose members tell of their steps
+        self.idles: dict[str, tuple[int, dict[int, int]]] = {}  # attempt, members' since when
         self.watch_ms: int | None = None  # when to look whether one of them hangs
         self.loads: dict[str, ServiceLoad] = {}  # what the gateway said last of each service
         self.meters: dict[str, Meter] = {}

@@ -8,6 +8,7 @@ from shoal.core.admit import admit
 from shoal.core.budget import budget
 from shoal.core.farewell import dismissals
 from shoal.core.heal import heal
+from shoal.core.idle import reclaim
 from shoal.core.observe import observe
 from shoal.core.prepare import prepares_wanted
 from shoal.core.reconcile import reconcile
@@ -42,6 +43,7 @@ def step(state: State, report: Report, policy: Policy, now_ms: int) -> Step:
         round_.emit(PolicyChanged(at_ms=now_ms, policy=policy))
     fresh = observe(round_, report)  # what happened on the nodes
     watch(round_, fresh)  # what members say of their work
+    reclaim(round_, fresh)  # who holds GPUs and does not use them
     answers = admit(round_, report.requests)  # what users want
     budget(round_, report.spendings)  # who has used up what it may spend
     heal(round_)  # retry, requeue, give up

@@ -14,6 +14,7 @@ from shoal.ledger.pages import Entry, Pages
 from shoal.ledger.rooms import ROOMS, Handlers
 from shoal.model import events as ev
 from shoal.model.progress import Progress
+from shoal.model.report import Idle
 from shoal.model.service import ServiceLoad
 
 HANDLERS: Handlers = {**JOBS, **ROOMS}
@@ -43,6 +44,10 @@ class Book:
             members.hear(self.pages, one)
         for load in loads:
             hear_load(self.pages, load)
+
+    def hear_idle(self, node_id: str, idle: Iterable[Idle]) -> None:
+        """Who of the node's members uses nothing; the others do."""
+        members.hear_idle(self.pages, node_id, idle)
 
     def settle(self) -> None:
         """Book all that is certain by now."""

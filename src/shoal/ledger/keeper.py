@@ -93,6 +93,7 @@ class Keeper:
             self.book.advance(self._clock.now_ms() if not events else events[0].at_ms)
             for inventory in report.nodes:
                 self.book.hear(inventory.progress)
+                self.book.hear_idle(inventory.spec.id, inventory.idle)
             self.book.hear((), report.services)
             for event in events:
                 self.book.take(event)

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 from shoal.ledger.accounts import Account
 from shoal.ledger.mirror import Job, Member, Told
 from shoal.ledger.nodes import settle_node
 from shoal.ledger.pages import Pages, Part
 from shoal.model.job import StopCause
 from shoal.model.progress import Beat, Progress
+from shoal.model.report import Idle
 
 # Reports come every second, so a beat may be so old when it is heard: time that it does not
 # explain is left for the next one.
@@ -16,6 +19,8 @@ SLACK_MS = 3_000
 FIRST_BEAT_MS = 30 * 60_000
 # One that told of steps and says nothing for so long has stopped using its GPUs.
 SILENT_MS = 60 * 60_000
+# One whose node says that it used nothing for so long is idle, and was from then on.
+IDLE_MS = 60_000
 # How often the members of a gang are compared to see what waiting is nobody's fault.
 COMPARE_MS = 5_000
 
@@ -98,6 +103,38 @@ def hear(pages: Pages, progress: Progress) -> None:
     if beat.saved_step >= beat.step > 0 and beat.saved_step > told.saved_step:
         told.saved_step = beat.saved_step
         pages.saved(job)
+
+
+def hear_idle(pages: Pages, node_id: str, idle: Iterable[Idle]) -> None:
+    """Only of those that tell nothing themselves: beats say more."""
+    node = pages.mirror.nodes.get(node_id)
+    if node is None:
+        return
+    now_ms = pages.mirror.now_ms
+    told = {(one.ref.job, one.ref.member): one for one in idle if one.idle_ms >= IDLE_MS}
+    for job_id, number in [each for each in node.idle if each not in told]:
+        node.idle.remove((job_id, number))
+        member = _member(pages, job_id, number)
+        if member is not None and member.account is Account.IDLE:
+            settle(pages, job_id, pages.mirror.jobs[job_id], member, now_ms)
+            member.account = None
+    for (job_id, number), one in told.items():
+        member = _member(pages, job_id, number)
+        if (
+            member is not None
+            and member.node == node_id
+            and member.account is None
+            and member.told is None
+            and pages.mirror.jobs[job_id].attempt == one.ref.attempt
+        ):
+            settle(pages, job_id, pages.mirror.jobs[job_id], member, now_ms - one.idle_ms)
+            member.account = Account.IDLE
+            node.idle.append((job_id, number))
+
+
+def _member(pages: Pages, job_id: str, number: int) -> Member | None:
+    job = pages.mirror.jobs.get(job_id)
+    return None if job is None or job.cause is not None else job.members.get(number)
 
 
 def _book_news(

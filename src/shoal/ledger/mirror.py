@@ -50,6 +50,7 @@ class Node(msgspec.Struct, kw_only=True):
     quarantined: bool = False
     reserved: int = 0  # blocked jobs that it is set aside for
     known: bool = True
+    idle: list[tuple[str, int]] = []  # those of its members that use nothing
     members: dict[str, list[int]] = {}  # job -> those of its members that hold something here
 
 
@@ -89,7 +90,6 @@ class Member(msgspec.Struct, kw_only=True):
     running_ms: int = -1
     suspect_ms: int = -1
     told: Told | None = None
-    idle_ms: int = -1  # since when it is known to use nothing
 
 
 class Job(msgspec.Struct, kw_only=True):

@@ -112,6 +112,21 @@ class JobCheckpointed(JobEvent, frozen=True, kw_only=True):
     step: int
 
 
+class JobIdled(JobEvent, frozen=True, kw_only=True):
+    """It holds GPUs and has used nothing since then; it will have to give them back."""
+
+    attempt: int
+    since_ms: int
+    why: str
+
+
+class JobUsed(JobEvent, frozen=True, kw_only=True):
+    """It uses its GPUs again."""
+
+    attempt: int
+    why: str
+
+
 class JobStopping(JobEvent, frozen=True, kw_only=True):
     attempt: int
     cause: StopCause
@@ -260,6 +275,8 @@ Event = (
     | MemberExited
     | MemberLost
     | JobCheckpointed
+    | JobIdled
+    | JobUsed
     | JobStopping
     | JobRequeued
     | JobAdopted

@@ -157,6 +157,7 @@ class StopCause(enum.StrEnum):
     MOVE = "move"
     HANG = "hang"
     BUDGET = "budget"
+    IDLE = "idle"
 
 
 class Job(msgspec.Struct, kw_only=True):
@@ -191,6 +192,8 @@ class Job(msgspec.Struct, kw_only=True):
     first_bad_step: int | None = None
     saved_step: int = 0  # the newest checkpoint that it told of goes on from here
     saved_ms: int | None = None  # when this attempt last saved
+    idle_stops: int = 0  # ends because its GPUs were not used
+    idle_since_ms: int | None = None  # it was warned that it uses nothing of its GPUs
     outcome: Outcome | None = None
     code: int | None = None
     why: str = ""  # the newest decision about it

@@ -66,6 +66,10 @@ class Policy(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     # A gang that counts steps hangs when it makes none for this long, and for 20 usual ones.
     hang_after_ms: Count = 60_000
     hangs_max: Count = 3  # a job that hung so often is given up
+    # A job whose GPUs are all unused for so long is warned, then gives them back; 0: never.
+    idle_warn_ms: Count = 0
+    idle_reclaim_ms: Count = 0
+    idle_ends: bool = True  # it is over then; else it waits, to run again
     retest_ms: Annotated[int, msgspec.Meta(ge=1)] = 600_000  # of a node in quarantine, at first
     tenants: tuple[Tenant, ...] = ()
     budget_stops: bool = False  # whose budget is used up is stopped, too, and waits

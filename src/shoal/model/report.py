@@ -30,6 +30,13 @@ class Getting(msgspec.Struct, frozen=True):
     what: str
 
 
+class Idle(msgspec.Struct, frozen=True):
+    """A member that holds GPUs and has used nothing for so long."""
+
+    ref: MemberRef
+    idle_ms: int
+
+
 class NodeReport(msgspec.Struct, frozen=True, kw_only=True):
     """A node's complete inventory, not a difference: alive members and unacknowledged exits.
     `stopping` are those alive that have been told to stop and need not be told again. `progress`
@@ -50,6 +57,7 @@ class NodeReport(msgspec.Struct, frozen=True, kw_only=True):
     checks: tuple[CheckResult, ...] = ()
     prepared: tuple[str, ...] = ()
     sample: NodeSample | None = None
+    idle: tuple[Idle, ...] = ()
     getting: tuple[Getting, ...] = ()
     leaving: bool = False
 

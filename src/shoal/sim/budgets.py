@@ -24,9 +24,11 @@ class Budgets:
         self._truth = truth
         self._rng = rng
         self._counts = counts
+        self._planned = False
         self._spent = dict.fromkeys(TENANTS, 0)
 
     def plan(self, until_ms: int) -> None:
+        self._planned = True
         for at_ms in range(TOLD_EVERY_MS, until_ms, TOLD_EVERY_MS):
             self._world.agenda.at(at_ms, self._tell)
 
@@ -34,6 +36,8 @@ class Budgets:
         """A new month: nobody is held any more. Told until a controller is there to hear it."""
         self._spent = dict.fromkeys(TENANTS, 0)
         agenda = self._world.agenda
+        if not self._planned:
+            return
         for late_ms in range(0, 120_000, 1_000):
             agenda.at(agenda.now_ms + late_ms, self._say)
 

@@ -242,6 +242,9 @@ def _other_policy(rng: random.Random, policy: Policy) -> Policy:
         reservations=rng.choice((shipped.reservations, 0, 1, 3)),
         placement=rng.choice(list(PLACEMENTS)),
         patience_ms=rng.choice((0, 3_000, 10_000, 600_000)),
+        idle_warn_ms=rng.choice((0, 600, 1_500)),
+        idle_reclaim_ms=rng.choice((0, 1_000, 2_500)),
+        idle_ends=rng.random() < 0.5,
         budget_stops=rng.random() < 0.5,
     )
 

@@ -28,6 +28,7 @@ class JobTruth:
         self._drained: set[int] = set()
         self.left: set[int] = set()  # attempts that were stopped to leave a node in quarantine
         self.stopped_for_hang: set[int] = set()
+        self.stopped_for_idleness: set[int] = set()
         self._bad: dict[int, tuple[int, int | None]] = {}  # attempt -> its first bad code, its step
         self._retries = 0
         self._losses = 0
@@ -146,6 +147,8 @@ class JobTruth:
                 allowed = justified = self.spec.preemptible or self.spec.elastic
             case StopCause.DRAIN:
                 allowed, justified = not never, event.attempt in self._drained
+            case StopCause.IDLE:
+                allowed = justified = not never and event.attempt in self.stopped_for_idleness
             case StopCause.BUDGET:  # that there was reason to stop it was seen then
                 allowed = justified = not never
             case _:
@@ -169,7 +172,7 @@ class JobTruth:
             case Outcome.FAILED:
                 just = self._may_fail(event.attempt, policy)
             case Outcome.CANCELLED:
-                just = cancel_asked
+                just = cancel_asked or event.attempt in self.stopped_for_idleness
             case Outcome.TIMED_OUT:
                 latest_ms = event.at_ms - self.spec.time_limit_ms
                 just = all(life and life.started_ms <= latest_ms for life in lives)

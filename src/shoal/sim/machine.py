@@ -11,13 +11,14 @@ from shoal.model.health import CheckResult
 from shoal.model.job import MemberRef
 from shoal.model.node import NodeSpec
 from shoal.model.progress import Progress
-from shoal.model.report import NodeReport
+from shoal.model.report import Idle, NodeReport
 from shoal.sim.agenda import Agenda
 from shoal.sim.training import Plan, Trainer
 from shoal.sim.witness import End, Witness
 
 KILLED_CODE = 137
 TERMINATED_CODE = 143
+IDLE_TOLD_MS = 300
 
 
 class Fate(NamedTuple):
@@ -29,6 +30,7 @@ class Fate(NamedTuple):
     stopping_ms: int | None = 0
     stopped_code: int = TERMINATED_CODE
     training: Plan | None = None  # None: it tells nothing of its work
+    rests_ms: int = 0  # it uses what it has for a moment, and then for so long not; 0: always
     getting_ms: int = 0  # before it can start, for its package or environment
 
 
@@ -36,9 +38,12 @@ Fates = Callable[[Launch], Fate]
 
 
 class Process:
-    __slots__ = ("fate", "launch", "trainer")
+    __slots__ = ("fate", "launch", "started_ms", "trainer")
 
-    def __init__(self, launch: Launch, fate: Fate, trainer: Trainer | None) -> None:
+    def __init__(
+        self, launch: Launch, fate: Fate, trainer: Trainer | None, started_ms: int
+    ) -> None:
+        self.started_ms = started_ms
         self.launch = launch
         self.fate = fate
         self.trainer = trainer
@@ -120,7 +125,14 @@ class Machine:
 
     def report(self) -> None:
         if self.book is not None:
-            self._out(self.book.report(tuple(self._progress())))
+            now_ms = self._agenda.now_ms
+            idle = tuple(
+                Idle(ref, (now_ms - process.started_ms) % process.fate.rests_ms)
+                for ref, process in self.processes.items()
+                if process.fate.rests_ms
+                and (now_ms - process.started_ms) % process.fate.rests_ms >= IDLE_TOLD_MS
+            )
+            self._out(self.book.report(tuple(self._progress()), idle=idle))
 
     @property
     def trains(self) -> bool:
@@ -179,7 +191,7 @@ class Machine:
     def _begin(self, launch: Launch, fate: Fate) -> None:
         plan, now_ms = fate.training, self._agenda.now_ms
         trainer = Trainer(launch.ref, plan, self._saved, now_ms) if plan is not None else None
-        process = Process(launch, fate, trainer)
+        process = Process(launch, fate, trainer, now_ms)
         self.processes[launch.ref] = process
         self._witness.started(self.spec.id, launch)
         if fate.duration_ms is not None:

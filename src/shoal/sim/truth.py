@@ -167,10 +167,21 @@ class Truth(Witness):
         self.health.stopping(event)
         self._entitlements.stopping(event)
         job = self.jobs[event.job]
+        if event.cause is StopCause.IDLE:
+            self._must_be_idle(event, job)
         if event.cause is StopCause.BUDGET:
             self.budgets.stopping(event, job.spec)
         if job.spec.service and event.cause is StopCause.FAILURE:
             job.found_broken(event.attempt)
+
+    def _must_be_idle(self, event: JobStopping, job: JobTruth) -> None:
+        """All of the gang has held its GPUs for nothing, for as long as the policy allows."""
+        latest_ms = event.at_ms - self._policy.idle_reclaim_ms
+        lives = [self.lives.all.get(ref) for ref in job.refs(event.attempt)]
+        late = any(life is None or life.started_ms > latest_ms for life in lives)
+        if job.spec.command[0] != "idles" or not self._policy.idle_reclaim_ms or late:
+            raise Untruth(f"{event.job} is said to be idle: {event.why}")
+        job.stopped_for_idleness.add(event.attempt)
 
     def _job_claimed(self, event: JobClaimed) -> None:
         self.health.claimed(event)

@@ -27,7 +27,7 @@ ENDLESS = ("endless", SERVES, MUTE)
 SETTLED_MS = 200  # by then what was asked before is in the log
 PROGRAMS = (
     *("works", "works", "works", "works", "fails", "fails-once", "flaky", "flaky"),
-    *("trains", "trains", "hangs", "hangs-once"),
+    *("trains", "trains", "hangs", "hangs-once", "idles"),
 )
 HANGS_FROM = 8  # steps: a process that compiles is not called stuck before half an hour is over
 
@@ -55,6 +55,7 @@ class SeededFates:
             code=rng.choice((1, 2, 137)) if fails else 0,
             stopping_ms=rng.choice((0, 20, 300, 3_000, None)),
             stopped_code=rng.choice((143, 143, 0, 1)),
+            rests_ms=rng.choice((2_000, MANY)) if program == "idles" else 0,
             getting_ms=rng.choice((0, 0, 0, 30, 700, 6_000)),
         )
 

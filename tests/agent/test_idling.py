@@ -1,0 +1,95 @@
+"""Who uses nothing is told of, by real processes and by what a GPU's driver says."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from typing import Any, cast
+
+import pytest
+
+from shoal.agent import idling
+from shoal.agent.idling import Idling, session_cpu_s
+from shoal.model.commands import Launch
+from shoal.model.job import MemberRef
+from shoal.model.samples import GpuSample, NodeSample
+from tests.live.cluster import eventually
+
+REF = MemberRef("j1", 1, 0)
+BUSY = "while True: pass"
+RESTS = "import time; time.sleep(600)"
+
+
+class Members:
+    def __init__(self, pid: int) -> None:
+        self.found: int | None = pid
+
+    def pid(self, ref: MemberRef) -> int | None:
+        return self.found
+
+
+class Beats:
+    steps = 0
+
+    def step(self, ref: MemberRef) -> int:
+        return self.steps
+
+
+def watching(pid: int, monkeypatch: pytest.MonkeyPatch) -> tuple[Idling, Members, Beats]:
+    monkeypatch.setattr(idling, "LOOK_S", 0.2)
+    monkeypatch.setattr(idling, "TOLD_S", 0.4)
+    members, beats = Members(pid), Beats()
+    made = Idling(cast(Any, members), cast(Any, beats))
+    made.expect(
+        Launch(
+            node="n1",
+            incarnation=1,
+            ref=REF,
+            argv=("x",),
+            env={},
+            workdir="",
+            stop_grace_ms=0,
+            gpus=(1,),
+        )
+    )
+    return made, members, beats
+
+
+@pytest.mark.parametrize("script", [BUSY, RESTS])
+def test_processor_time_tells_where_no_driver_does(
+    script: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    process = subprocess.Popen([sys.executable, "-c", script], start_new_session=True)
+    try:
+        made, members, beats = watching(process.pid, monkeypatch)
+        if script == BUSY:
+            begun = session_cpu_s().get(process.pid, 0.0)
+            told = []
+            assert eventually(
+                lambda: (
+                    told.append(made.idle(None))  # type: ignore[func-returns-value]
+                    or session_cpu_s()[process.pid] > begun + 1
+                ),
+                60,
+            )
+            assert not any(told)
+            return
+        assert eventually(lambda: bool(made.idle(None)), 60)
+        assert made.idle(None)[0].ref == REF
+        beats.steps = 7  # its beats say that it works
+        assert eventually(lambda: not made.idle(None), 60)
+        members.found = None  # it is over
+        assert eventually(lambda: made.idle(None) == () and not made._gpus, 60)
+    finally:
+        process.kill()
+        process.wait()
+
+
+@pytest.mark.parametrize(("busy_milli", "used"), [(0, False), (3, True)])
+def test_what_the_driver_says_of_its_gpus_counts_more(
+    busy_milli: int, used: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made, _, _ = watching(1, monkeypatch)
+    other, own = GpuSample(busy_milli=900), GpuSample(busy_milli=busy_milli)
+    made.idle(NodeSample(at_ms=1, gpus=(other, own)))
+    assert made._uses(REF, 5.0, made._looked + 5) is used  # all of a core was used meanwhile
