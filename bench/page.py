@@ -27,6 +27,7 @@ from tests.web.browser import Visit, chromium
 from shoal.api.access import Access
 from shoal.api.feed import Feed
 from shoal.api.page import HANDLERS, provided
+from shoal.control.history.history import History
 
 NODES = 2_000
 LOOKS = 40
@@ -131,7 +132,7 @@ class Server(threading.Thread):
         app = Litestar(
             route_handlers=list(HANDLERS),
             guards=[access.guard],
-            dependencies=provided(self.board, access, None),  # type: ignore[arg-type]
+            dependencies=provided(self.board, access, None, History(self.board)),  # type: ignore[arg-type]
             logging_config=None,
             openapi_config=None,
         )

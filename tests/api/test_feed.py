@@ -11,6 +11,7 @@ import pytest
 
 from shoal.api.feed import BEHIND_MAX, KEPT_MAX, PAGES_MAX, Feed, Page, TooMany
 from shoal.model.report import Cancel, Submit
+from shoal.model.samples import GpuSample, NodeSample
 from tests.control.test_loop import SPEC, Rig
 
 
@@ -96,5 +97,26 @@ def test_a_slow_page_is_let_go_and_the_others_are_not(rig: Rig) -> None:
         with pytest.raises(TooMany, match="pages are open already"):
             feed.open()
         await feed.end()
+
+    rig.run(watch())
+
+
+def test_how_busy_gpus_are_is_told_when_it_changes(rig: Rig) -> None:
+    def sample(*busy: int) -> NodeSample:
+        gpus = tuple(GpuSample(busy_milli=share) for share in busy)
+        return NodeSample(at_ms=0, gpus=gpus)
+
+    async def watch() -> None:
+        await rig.loop.changed("", 5)
+        samples = {"n1": sample(0, 510)}
+        feed = Feed(rig.loop, lambda: samples)
+        feed.look()
+        assert told(feed.snapshot())[2]["busy"] == {"n1": [0, 50]}
+        samples["n1"] = sample(4, 509)
+        assert feed.look() is None, "what is finer than a step is no news"
+        samples["n1"] = sample(1000, 509)
+        change = feed.look()
+        assert change is not None
+        assert change.busy == {"n1": (100, 50)}
 
     rig.run(watch())

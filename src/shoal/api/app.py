@@ -343,7 +343,7 @@ def build(
             "entry": Provide(provide_entry, sync_to_thread=False),
             "keeper": Provide(provide_keeper, sync_to_thread=False),
             "history": Provide(provide_history, sync_to_thread=False),
-            **provided(loop, access, home),
+            **provided(loop, access, home, kept),
         },
         exception_handlers={
             Refusal: on_refusal,

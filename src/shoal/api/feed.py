@@ -11,6 +11,7 @@ import contextlib
 import secrets
 import time
 from collections import deque
+from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 import msgspec
@@ -27,8 +28,10 @@ from shoal.api.lines import (
 from shoal.api.present import find_job, known_nodes, status_view
 from shoal.control.loop import ControlLoop
 from shoal.core.records import Watch
+from shoal.core.state import State
 from shoal.model.job import Job, Phase
 from shoal.model.progress import Beat
+from shoal.model.samples import NodeSample
 from shoal.model.views import StatusView
 
 PAUSE_S = 0.25  # between two looks at least
@@ -48,6 +51,7 @@ class Snapshot(msgspec.Struct, kw_only=True):
     jobs: list[JobLine]
     services: list[ServiceLine]
     ended: list[JobLine]
+    busy: dict[str, tuple[int, ...]]  # of the GPUs of nodes that measure it, in per cent
 
 
 class Change(msgspec.Struct, kw_only=True, omit_defaults=True):
@@ -61,6 +65,7 @@ class Change(msgspec.Struct, kw_only=True, omit_defaults=True):
     gone_nodes: list[str] = []
     gone_jobs: list[str] = []
     gone_services: list[str] = []
+    busy: dict[str, tuple[int, ...]] = {}
 
 
 class Line(NamedTuple):
@@ -90,14 +95,21 @@ class Page:
 
 
 class Feed:
-    def __init__(self, loop: ControlLoop) -> None:
+    """`samples`: the newest of each node that measures its GPUs, kept by somebody else."""
+
+    def __init__(
+        self, loop: ControlLoop, samples: Callable[[], Mapping[str, NodeSample]] = dict
+    ) -> None:
         self._loop = loop
+        self._samples = samples
+        self._sampled: dict[str, NodeSample] = {}
+        self._busy: dict[str, tuple[int, ...]] = {}
         self._run = secrets.token_hex(4)  # numbers of another controller mean nothing here
         self._number = 0
         self._nodes: dict[str, Line] = {}
         self._jobs: dict[str, Line] = {}
         self._services: dict[str, Line] = {}
-        self._seen: tuple[int, int] = (-1, 0)
+        self._seen: tuple[int, State | None] = (-1, None)
         self._told: dict[str, tuple[int, dict[int, Beat]]] = {}  # job -> attempt, beats
         self._heats: dict[str, tuple[int, ...]] = {}
         self._kept: deque[tuple[int, bytes]] = deque(maxlen=KEPT_MAX)
@@ -131,6 +143,7 @@ class Feed:
                 jobs=[known.line for known in self._jobs.values()],
                 services=[known.line for known in self._services.values()],
                 ended=[job_line(self._loop, job) for job in ended],
+                busy=self._busy,
             )
             self._snapshot = self._number, self._piece("snapshot", told)
         return self._snapshot[1]
@@ -139,7 +152,7 @@ class Feed:
         """What changed since the last look; None if nothing did."""
         change = Change()
         # Whatever changes nodes and jobs is an event; only steps and loads are heard without one.
-        seen = (self._loop.last_seq, id(self._loop.state))
+        seen = (self._loop.last_seq, self._loop.state)
         moved, self._seen = seen != self._seen, seen
         if moved:
             self._look_at_nodes(change)
@@ -147,8 +160,9 @@ class Feed:
         else:
             self._look_at_steps(change)
         self._look_at_services(change)
+        self._look_at_gpus(change)
         full = (
-            change.nodes or change.jobs or change.services or change.ended
+            change.nodes or change.jobs or change.services or change.ended or change.busy
             or change.gone_nodes or change.gone_jobs or change.gone_services
         )  # fmt: skip
         if not moved and not full:
@@ -301,6 +315,16 @@ class Feed:
             now[name] = known
         change.gone_services = [name for name in before if name not in now]
         self._services = now
+
+    def _look_at_gpus(self, change: Change) -> None:
+        for node, sample in self._samples().items():
+            if self._sampled.get(node) is sample:
+                continue
+            self._sampled[node] = sample
+            shares = [gpu.busy_milli for gpu in sample.gpus]
+            busy = tuple(-1 if share is None else rounded(share, 1000) for share in shares)
+            if busy and busy != self._busy.get(node):
+                self._busy[node] = change.busy[node] = busy
 
     async def end(self) -> None:
         """Pages are let go: they come back to the next controller."""

@@ -24,11 +24,12 @@ export function jobColour(id, dark = isDark()) {
   return colour;
 }
 
-/** From idle to busy, one hue: readable without telling colours apart. -1 is not known. */
+// From idle to busy, one hue: told by its lightness, so that it is read without telling colours apart.
+const HEAT = { light: [[223, 233, 239], [120, 178, 205], [8, 84, 116]], dark: [[34, 47, 58], [44, 106, 137], [120, 206, 243]] };
 export function heatColour(share, dark = isDark()) {
-  if (share < 0) return dark ? "#3a4752" : "#c5ced6";
-  const part = share / 100;
-  return dark ? `hsl(${212 - 172 * part} ${30 + 45 * part}% ${28 + 34 * part}%)` : `hsl(${205 - 180 * part} ${35 + 45 * part}% ${84 - 34 * part}%)`;
+  const stops = HEAT[dark ? "dark" : "light"], part = Math.max(0, Math.min(100, share)) / 50;
+  const from = stops[part < 1 ? 0 : 1], to = stops[part < 1 ? 1 : 2], mix = part < 1 ? part : part - 1;
+  return `rgb(${from.map((value, at) => Math.round(value + (to[at] - value) * mix)).join(" ")})`;
 }
 
 // The ledger's accounts: what was of use is blue and green, what was lost is warm, what was free is grey.

@@ -5,7 +5,7 @@ import { lapsed, resume } from "./api.js";
 const ENDED_MAX = 300;
 const AGAIN_MS = 1500;
 
-export const cluster = { nodes: new Map(), jobs: new Map(), services: new Map(), ended: new Map(), status: null, linked: false, skew: 0 };
+export const cluster = { nodes: new Map(), jobs: new Map(), services: new Map(), ended: new Map(), busy: new Map(), status: null, linked: false, skew: 0 };
 const listeners = new Set();
 let source = null, timer = 0, wanted = false;
 
@@ -63,7 +63,7 @@ function link(up) {
 
 export function take(told, whole) {
   cluster.taken = performance.now();
-  if (whole) for (const name of ["nodes", "jobs", "services", "ended"]) cluster[name].clear();
+  if (whole) for (const name of ["nodes", "jobs", "services", "ended", "busy"]) cluster[name].clear();
   cluster.status = told.status;
   cluster.skew = told.status.now_ms - Date.now();
   for (const node of told.nodes ?? []) cluster.nodes.set(node.id, node);
@@ -71,7 +71,8 @@ export function take(told, whole) {
   for (const service of told.services ?? []) cluster.services.set(service.name, service);
   // Oldest first, so that the newest is the last to be forgotten.
   for (const job of (told.ended ?? []).slice().reverse()) { cluster.jobs.delete(job.id); cluster.ended.set(job.id, job); }
-  for (const id of told.gone_nodes ?? []) cluster.nodes.delete(id);
+  for (const [id, shares] of Object.entries(told.busy ?? {})) cluster.busy.set(id, shares);
+  for (const id of told.gone_nodes ?? []) { cluster.nodes.delete(id); cluster.busy.delete(id); }
   for (const id of told.gone_jobs ?? []) cluster.jobs.delete(id);
   for (const name of told.gone_services ?? []) cluster.services.delete(name);
   while (cluster.ended.size > ENDED_MAX) cluster.ended.delete(cluster.ended.keys().next().value);

@@ -12,7 +12,7 @@ const TONES = { lost: "--bad", quarantined: "--bad", suspect: "--warn", draining
 /** What lies on each GPU of a node: a list of `{job, member, milli}`. */
 export function cellsOf(node) {
   const cells = Array.from({ length: node.gpus ?? 0 }, () => []);
-  for (const [job, member, gpus, milli] of node.held ?? []) for (const gpu of gpus) cells[gpu]?.push({ job, member, milli });
+  for (const [job, member, gpus, milli] of node.held ?? []) for (const gpu of gpus) cells[gpu]?.push({ job, member, milli, node: node.id, gpu });
   return cells;
 }
 
@@ -71,11 +71,19 @@ export class ClusterMap {
   colourOf(cell, dark) {
     const job = jobOf(cell.job);
     if (this.by === "tenant") return this.tenantColour(job?.tenant ?? "?", dark);
-    if (this.by === "heat") return heatColour(this.heatOf(cell, job), dark);
+    if (this.by === "heat") { const share = this.heatOf(cell, job); return share < 0 ? "" : heatColour(share, dark); }
     return jobColour(cell.job, dark);
   }
 
+  heatInk(cell, job, look) {
+    if (this.heatOf(cell, job) <= 55) return look.ink;
+    return look.dark ? "#0b1116" : "#ffffff";
+  }
+
+  /** What the node measures of the GPU; else what the job tells of its member. */
   heatOf(cell, job) {
+    const measured = cluster.busy.get(cell.node)?.[cell.gpu] ?? -1;
+    if (measured >= 0) return measured;
     if (job?.service) {
       const service = cluster.services.get(job.service);
       const replica = service?.replicas?.find((one) => one.job === cell.job);
@@ -157,13 +165,15 @@ export class ClusterMap {
     for (const one of inside) {
       const wide = Math.max(1, (size * Math.min(1000, one.milli || 1000)) / 1000), job = cluster.jobs.get(one.job);
       pen.globalAlpha = this.hoverJob && this.hoverJob !== one.job ? 0.25 : 1;
-      pen.fillStyle = this.colourOf(one, look.dark);
+      const colour = this.colourOf(one, look.dark);
+      pen.fillStyle = colour || look.free;
       // Not yet or no longer at work: half a cell.
       if (job?.state === "starting" || job?.state === "stopping") { pen.beginPath(); pen.moveTo(left, y + size); pen.lineTo(left + wide, y + size); pen.lineTo(job.state === "starting" ? left : left + wide, y); pen.fill(); }
       else pen.fillRect(left, y, wide, size);
+      if (!colour) { pen.strokeStyle = look.ink2; pen.lineWidth = 1; pen.strokeRect(left + 0.5, y + 0.5, wide - 1, size - 1); } // held, but it does not tell
       if (job?.slow?.includes(one.member)) { pen.fillStyle = look.ink; pen.beginPath(); pen.arc(left + wide - Math.max(2, size / 6), y + Math.max(2, size / 6), Math.max(1.2, Math.min(3, size / 9)), 0, 7); pen.fill(); }
       if (size >= 22 && inside.length === 1) {
-        pen.font = `600 10px ${look.sans}`; pen.fillStyle = "#0b1116"; pen.textAlign = "center";
+        pen.font = `600 10px ${look.sans}`; pen.fillStyle = this.by === "heat" ? this.heatInk(one, job, look) : "#0b1116"; pen.textAlign = "center";
         pen.fillText(one.job.replace(/^j/, ""), left + wide / 2, y + size / 2 + 4, size - 2);
         pen.textAlign = "start";
       }

@@ -131,7 +131,7 @@ function figures(element, status) {
 
 function colours(element, map) {
   if (map.by === "heat") {
-    replace(element, h("span", { class: "dim" }, "time at work"), [0, 25, 50, 75, 100].map((share) => h("span", { class: "key" }, h("i", { class: "dot", style: { background: heatColour(share) } }), `${share} %`)), h("span", { class: "key" }, h("i", { class: "dot", style: { background: heatColour(-1) } }), "does not tell"));
+    replace(element, h("span", { class: "dim" }, "time at work"), [0, 25, 50, 75, 100].map((share) => h("span", { class: "key" }, h("i", { class: "dot", style: { background: heatColour(share) } }), `${share} %`)), h("span", { class: "key" }, h("i", { class: "dot hollow" }), "held, does not tell"));
     return;
   }
   const sums = new Map();

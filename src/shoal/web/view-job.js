@@ -61,7 +61,7 @@ export function mount(root, id) {
       h("p", { class: "why" }, told.why || job.why || "", wait ? h("span", { class: "dim" }, ` ${wait}`) : null),
       h("div", {}, progress(jobOf(id) ?? {})),
       h("dl", { class: "facts" },
-        fact("Asks for", shape(job)), fact("Tenant", job.tenant), fact("Attempt", String(job.attempt)),
+        fact("Asks for", shape(job)), fact("Tenant", job.tenant), job.spec.user ? fact("User", job.spec.user) : null, fact("Attempt", String(job.attempt)),
         fact("Submitted", moment(job.submitted_ms, now())), fact(job.finished_ms ? "Ran for" : "Runs for", job.running_ms ? span((job.finished_ms ?? now()) - job.running_ms) : "–"),
         job.losses || job.failures || job.hangs ? fact("Setbacks", [job.losses && plural(job.losses, "lost node"), job.failures && plural(job.failures, "failure"), job.hangs && plural(job.hangs, "hang")].filter(Boolean).join(", ")) : null,
         job.progress?.saved_step ? fact("Saved up to", `step ${whole(job.progress.saved_step)}`) : null,

@@ -38,7 +38,7 @@ export function mount(root) {
     if (problem) { replace(told, h("p", { class: "problem" }, problem)); return; }
     const bare = !over || !over.rows.length;
     card.hidden = below.hidden = bare;
-    replace(told, over === null ? empty("This controller keeps no ledger.", "shoal report") : bare ? empty("No GPU-second has passed in this time. Start something:", "shoal run -g 1 -- python train.py") : over.notes?.length ? h("p", { class: "dim small" }, over.notes.join(" ")) : null);
+    replace(told, over === null ? empty("This controller keeps no ledger.", "shoal report") : bare ? empty("No GPU-second has passed in this time. Start something:", "shoal run -g 1 -- python train.py") : over.notes?.length ? h("ul", { class: "notes" }, over.notes.map((note) => h("li", {}, note))) : null);
     if (bare) { replace(top); return; }
     const accounts = [...over.accounts].filter((one) => one.gpu_us > 0).sort((a, b) => accountRank(a.account) - accountRank(b.account));
     const total = accounts.reduce((sum, one) => sum + one.gpu_us, 0) || 1;
