@@ -249,3 +249,34 @@ def test_a_process_that_began_anew_is_measured_from_its_beginning() -> None:
     assert shares(before, beat) == [100.0, 0.5, 0.0, 0.0]
     assert shares(beat, beat) == [None] * 4
     assert JobHistory("j1").sample(1, ["n1"], {}, 5) is None
+
+
+def test_a_job_that_ends_between_a_look_and_a_write_is_looked_at_once_more(stage: Stage) -> None:
+    watch = stage.job("j1", ["n1"])
+    train(stage, watch, 3)
+    watch.beats[0] = Beat(ref="x", step=99, steps=40, compute_us=4_000_000)
+    del stage.state.watches["j1"], stage.state.jobs["j1"]
+    run(stage.history.flush())
+    stage.pass_second()
+    run(stage.history.flush())
+    assert not stage.history._jobs
+    assert [p.step for p in run(stage.history.job("j1")).points] == [10, 20, 30, 99]
+
+
+def test_a_clock_that_was_far_ahead_does_not_end_the_curves(stage: Stage) -> None:
+    watch = stage.job("j1", ["n1"])
+    stage.state.nodes["n1"] = None
+    train(stage, watch, 3)
+    stage.now_ms += 400 * 86_400_000
+    train(stage, watch, 2)
+    stage.samples["n1"] = NodeSample(at_ms=1, cpu_milli=1)
+    stage.pass_second()
+    run(stage.history.flush())
+    run(stage.history.write_whole())
+    stage.now_ms -= 400 * 86_400_000
+    stage.history = stage.fresh()
+    run(stage.history.restore())
+    assert [p.step for p in run(stage.history.job("j1")).points] == [10, 20, 30]
+    train(stage, watch, 3)
+    assert run(stage.history.job("j1")).points[-1].step == 80
+    assert stage.history.node("n1").at_ms == []

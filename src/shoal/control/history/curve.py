@@ -101,6 +101,11 @@ class Curve:
     def kept(self) -> Kept:
         return Kept(self.width_ms, [bytes(self._data)])
 
+    def cut(self, latest_ms: int) -> None:
+        """Leave out what is said to be later than this."""
+        self._data = cut(self.shape, self._data, latest_ms)
+        self.last_ms = last_of(self.shape, self._data)
+
     def _halve(self) -> None:
         rows = list(self.shape.rows(self._data))
         pairs = zip(rows[::2], rows[1::2], strict=False)
@@ -125,7 +130,7 @@ class Fading:
         if kept is not None:
             for level, data in zip(self._levels, kept.levels, strict=False):
                 level += data[: len(data) // shape.size * shape.size]
-        self.last_ms = last_of(shape, next((one for one in self._levels if one), bytearray()))
+        self.last_ms = self._last()
 
     def __len__(self) -> int:
         return sum(map(len, self._levels)) // self.shape.size
@@ -156,8 +161,20 @@ class Fading:
         for level in reversed(self._levels):
             yield from self.shape.rows(bytes(level))
 
+    def cut(self, latest_ms: int) -> None:
+        self._levels = [cut(self.shape, level, latest_ms) for level in self._levels]
+        self.last_ms = self._last()
+
+    def _last(self) -> int:
+        return last_of(self.shape, next((one for one in self._levels if one), bytearray()))
+
     def kept(self) -> Kept:
         return Kept(self.width_ms, [bytes(level) for level in self._levels])
+
+
+def cut(shape: Shape, data: bytearray, latest_ms: int) -> bytearray:
+    kept = sum(at_ms <= latest_ms for at_ms, _ in shape.rows(data))  # they are in order
+    return data[: kept * shape.size]
 
 
 def last_of(shape: Shape, data: bytearray) -> int:

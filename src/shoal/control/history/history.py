@@ -90,14 +90,17 @@ class History:
         whole_at = asyncio.get_running_loop().time() + WHOLE_EVERY_S
         while True:
             await asyncio.sleep(LOOK_S)
-            for _ in self.looks():
-                await asyncio.sleep(0)
             looks += 1
-            if looks % FLUSH_EVERY == 0:
-                await self.flush()
-            if asyncio.get_running_loop().time() >= whole_at:
-                await self.write_whole()
-                whole_at = asyncio.get_running_loop().time() + WHOLE_EVERY_S
+            try:
+                for _ in self.looks():
+                    await asyncio.sleep(0)
+                if looks % FLUSH_EVERY == 0:
+                    await self.flush()
+                if asyncio.get_running_loop().time() >= whole_at:
+                    await self.write_whole()
+                    whole_at = asyncio.get_running_loop().time() + WHOLE_EVERY_S
+            except Exception:  # a look that fails must not be the last one
+                log.exception("a look at the samples failed")
 
     async def close(self) -> None:
         await self.flush()
@@ -124,7 +127,16 @@ class History:
                 continue
             for sample in samples:
                 self._take(sample)
+        self._forget_the_future()
         self._fresh = []
+
+    def _forget_the_future(self) -> None:
+        """A clock that was wrong and is set back must not keep new points from being newer."""
+        latest_ms = self._loop.clock.now_ms()
+        for history in self._jobs.values():
+            history.cut(latest_ms)
+        for known in (*self._nodes.values(), *self._services.values()):
+            known.cut(latest_ms)
 
     def look(self) -> None:
         """One look at everything that may have something new to tell."""
@@ -220,8 +232,11 @@ class History:
         """What is new goes to the tail; jobs that have ended are written whole, and leave."""
         state, finishing = self._loop.state, self._loop.finishing
         now_ms = self._loop.clock.now_ms()
+        # Whose last words were not looked at yet is not done with.
         ended = [
-            job_id for job_id in self._jobs if job_id not in state.jobs and job_id not in finishing
+            job_id
+            for job_id in self._jobs
+            if job_id not in state.jobs and job_id not in finishing and job_id not in self._watches
         ]
         wholes: list[Whole] = [(f"j/{one}", now_ms, self._jobs[one].body()) for one in ended]
         fresh, self._fresh = self._fresh, []

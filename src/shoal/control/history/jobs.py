@@ -160,6 +160,11 @@ class JobHistory:
         if sample.members:
             self._sheet(sample.attempt, sample.nodes).sheet.add(sample.at_ms, sample.members)
 
+    def cut(self, latest_ms: int) -> None:
+        sheets = [attempt.sheet for attempt in self._attempts]
+        for curve in (self._curve, *self._metrics.values(), *sheets):
+            curve.cut(latest_ms)
+
     def series(self, since_ms: int = 0) -> JobSeries:
         points = [
             JobPoint(at_ms=at, step=int(step or 0), loss=loss, step_ms=step_ms)
