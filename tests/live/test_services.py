@@ -218,3 +218,20 @@ def test_what_cannot_be_served_is_refused(
         cluster.client.serve(msgspec.convert(fields, ServiceSpec))
     assert refusal.value.field == field
     assert "bad" not in [view.name for view in cluster.client.services()]
+
+
+def test_what_the_gateway_sees_is_kept_as_a_curve(serving: Serving) -> None:
+    serving.serve("v1", Scale(least=1, most=1))
+    series = serving.live.client.service_series
+
+    def busy() -> bool:
+        told = series(serving.name)
+        return any(told.requests_per_s) and any(value is not None for value in told.p99_ms)
+
+    with serving.clients() as clients:
+        clients.more()
+        assert eventually(busy, WAIT_S)
+    told = series(serving.name)
+    assert told.ready[-1] == 1 and told.wanted[-1] == 1
+    assert told.at_ms == sorted(told.at_ms)
+    assert len(told.at_ms) == len(told.p50_ms) == len(told.queued)

@@ -61,6 +61,11 @@ class Shape:
         return value == 0xFFFF if self._whole else value != value
 
 
+def short(value: Value) -> Value:
+    """As many figures as four bytes hold: what is beyond them is noise."""
+    return None if value is None else float(f"{value:.7g}")
+
+
 class Kept(msgspec.Struct, frozen=True):
     """A series as it is stored."""
 

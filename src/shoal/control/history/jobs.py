@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 
 import msgspec
 
-from shoal.control.history.curve import Curve, Kept, Merge, Shape, Value
+from shoal.control.history.curve import Curve, Kept, Merge, Shape, Value, short
 from shoal.model.progress import METRICS_MAX, Beat
 from shoal.model.series import JobPoint, JobSeries, MemberSeries, MetricSeries
 
@@ -219,4 +219,4 @@ def shares(before: Beat | None, beat: Beat) -> list[Value]:
 
 
 def _column(rows: list[tuple[int, list[Value]]], index: int) -> list[float | None]:
-    return [values[index] for _, values in rows]
+    return [short(values[index]) for _, values in rows]

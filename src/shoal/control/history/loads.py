@@ -6,7 +6,7 @@ from functools import cache
 
 import msgspec
 
-from shoal.control.history.curve import Fading, Merge, Shape, Value
+from shoal.control.history.curve import Fading, Merge, Shape, Value, short
 from shoal.model.samples import NodeSample
 from shoal.model.series import GpuSeries, NodeSeries, ServiceSeries
 from shoal.model.service import Service, ServiceLoad
@@ -108,6 +108,7 @@ def service_series(name: str, known: Fading | None, since_ms: int) -> ServiceSer
         return ServiceSeries(name=name)
     rows = [(at, values) for at, values in known.rows() if at > since_ms]
     columns = {
-        field: [values[index] for _, values in rows] for index, field in enumerate(SERVICE_MERGES)
+        field: [short(values[index]) for _, values in rows]
+        for index, field in enumerate(SERVICE_MERGES)
     }
     return ServiceSeries(name=name, at_ms=[at for at, _ in rows], **columns)
