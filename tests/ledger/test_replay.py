@@ -1,0 +1,63 @@
+"""The same book over replays: what a policy would have come to is told in the same accounts."""
+
+from __future__ import annotations
+
+import random
+from collections import Counter
+from typing import Any
+
+import pytest
+
+from shoal.core.policies import SHIPPED
+from shoal.core.step import Step, step
+from shoal.ledger.accounts import Account
+from shoal.sim import replay as replaying
+from shoal.sim.clusters import Conditions, Failures, alike
+from shoal.sim.traces import Arrival, Gangs, Trace, in_order
+from tests.ledger.worlds import Books, by_node, capacity
+
+
+def made_up(seed: int, jobs: int = 150) -> Trace:
+    rng = random.Random(seed)
+    gangs = Gangs(8)
+    arrivals = [
+        Arrival(
+            rng.randrange(6 * 3_600_000),
+            rng.randrange(60_000, 7_200_000),
+            gangs.spec(rng.choice((1, 1, 2, 4, 8, 16))),
+            row=row,
+        )
+        for row in range(jobs)
+    ]
+    return in_order("made up", arrivals)
+
+
+@pytest.mark.parametrize("policy", ["fair", "fifo", "tiresias"])
+def test_a_replay_with_failures_adds_up(policy: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    books = Books()
+
+    def followed(*given: Any) -> Step:
+        done = step(*given)
+        if done.events:
+            books.stepped(done.events)
+        return done
+
+    monkeypatch.setattr(replaying, "step", followed)
+    conditions = Conditions(
+        failures=Failures(per_1000_node_days=3_000, repair_ms=600_000), checkpoint_ms=900_000
+    )
+    nodes = alike(6, gpus=8)
+    outcome = replaying.replay(made_up(1), nodes, SHIPPED[policy], conditions, seed=3)
+    end_ms = books.events[-1].at_ms
+    amounts = books.close(end_ms)
+    assert by_node(amounts) == capacity(books.events, end_ms)
+    totals: Counter[Account] = Counter()
+    for place, amount in amounts.items():
+        totals[place.account] += amount
+    assert min(totals.values()) > 0
+    assert totals[Account.RECOMPUTE]
+    # The replay knows how much work was really done: nothing useful is missing, and since work is
+    # only known to be saved when it is, no more is called useful than was done and started again.
+    work = sum(a.work_ms * a.spec.gpus * a.spec.members for a in made_up(1).arrivals) * 1000
+    assert 0.9 * work < totals[Account.USEFUL] < 1.3 * work
+    assert outcome.events == len(books.events)

@@ -1,0 +1,158 @@
+"""The ledger's file: the same sums as in memory, old hours and jobs rolled up, trouble told."""
+
+from __future__ import annotations
+
+import asyncio
+import sqlite3
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from shoal.control.sqlite_store import SqliteStore
+from shoal.core.step import step
+from shoal.ledger.accounts import HOUR_MS, Account, Move, Place
+from shoal.ledger.keeper import Keeper
+from shoal.ledger.mirror import Machine, Mirror, Owner
+from shoal.ledger.pages import Adds, Entry
+from shoal.ledger.report import Tariff
+from shoal.ledger.store import HOURS_KEPT, JOBS_KEPT_HOURS, OLDER_JOBS, LedgerStore
+from shoal.model.ledger import By
+from shoal.model.prices import PriceList
+from shoal.model.report import NodeReport, Report, Submit
+from shoal.ports import StoreError
+from tests.core.build import job_spec, node_spec
+
+MIRROR = msgspec.msgpack.encode(Mirror())
+
+
+def opened(path: Path) -> LedgerStore:
+    store = LedgerStore(path / "ledger.db")
+    owners = {"j1": Owner("red", "ann", "one"), "j2": Owner("red", "ann", "two")}
+    machines = {"n1": Machine("H100", 8)}
+    store.put([Adds(owners=owners, machines=machines)], MIRROR, 1)
+    return store
+
+
+def sums(store: LedgerStore, by: By) -> dict[tuple[str | int, str], int]:
+    rates = Tariff(PriceList(), store.machines()).of_machine
+    return {(one.key, one.account.value): one.gpu_us for one in store.sums(by, 0, 1 << 40, rates)}
+
+
+def adds(hour: int, job: str, amount: int, account: Account = Account.USEFUL) -> Adds:
+    place = Place(hour, "n1", job, account)
+    return Adds(amounts={place: amount}, capacity={(hour, "n1"): amount})
+
+
+def test_moves_take_what_came_before_them_and_leave_what_is_firm(tmp_path: Path) -> None:
+    store = opened(tmp_path)
+    move = Move("j1", "n1", 5, 30, Account.RECOMPUTE)
+    entries: list[Entry] = [
+        adds(4, "j1", 7),
+        adds(5, "j1", 100),
+        adds(6, "j1", 50),
+        move,
+        adds(6, "j1", 1),
+    ]
+    store.put(entries, MIRROR, 2)
+    assert sums(store, By.JOB) == {("j1", "useful"): 7 + 30 + 1, ("j1", "recompute"): 70 + 50}
+    assert store.capacity(0, 10) == 158
+
+
+def test_old_hours_become_days_and_old_jobs_are_forgotten_but_their_time_is_not(
+    tmp_path: Path,
+) -> None:
+    store = opened(tmp_path)
+    now = JOBS_KEPT_HOURS + 10_000
+    hours = [1, 2, 30, now - HOURS_KEPT - 100, now - 1]
+    store.put([adds(hour, job, 5) for hour in hours for job in ("j1", "j2")], MIRROR, 2)
+    before = store.capacity(0, 1 << 40)
+    store.roll(now, ["j2"])  # which lives
+    store.roll(now, ["j2"])
+    assert store.capacity(0, 1 << 40) == before == 50
+    assert sums(store, By.TENANT) == {("red", "useful"): 50}
+    assert sums(store, By.JOB) == {
+        (OLDER_JOBS, "useful"): 15,
+        ("j1", "useful"): 10,
+        ("j2", "useful"): 25,
+    }
+    of_j1 = [hour for hour, _ in sums(store, By.HOUR)]
+    assert 0 in of_j1  # hours 1 and 2 are one day now
+    assert {2, 30} <= set(of_j1)  # but not of a job that lives, which may yet lose its work
+
+
+def test_what_could_not_be_written_leaves_nothing_behind(tmp_path: Path) -> None:
+    store = opened(tmp_path)
+    wrong = Adds(amounts={Place(1, "nowhere", "j1", Account.USEFUL): 5})
+    new = Adds(machines={"n2": Machine("T4", 1)}, owners={"j9": Owner("blue", "", "")})
+    with pytest.raises(KeyError):
+        store.put([new, adds(1, "j1", 5), wrong], MIRROR, 2)
+    assert sums(store, By.JOB) == {}
+    store.put([new, Adds(amounts={Place(1, "n2", "j9", Account.IDLE): 3})], MIRROR, 2)
+    assert sums(store, By.TENANT) == {("blue", "idle"): 3}
+
+
+def test_a_damaged_or_foreign_file_is_told(tmp_path: Path) -> None:
+    (tmp_path / "ledger.db").write_bytes(b"no database" * 1000)
+    with pytest.raises(StoreError, match=r"ledger\.db"):
+        LedgerStore(tmp_path / "ledger.db")
+    other = sqlite3.connect(tmp_path / "new.db")
+    other.execute("PRAGMA user_version = 99")
+    other.close()
+    with pytest.raises(StoreError, match="another version"):
+        LedgerStore(tmp_path / "new.db")
+
+
+class Clock:
+    ms = 1_000_000 * HOUR_MS
+
+    def now_ms(self) -> int:
+        return self.ms
+
+
+def cluster(path: Path, clock: Clock) -> SqliteStore:
+    """A log with a node and a running job, made by a controller that kept no ledger."""
+    log = SqliteStore(path / "shoal.db")
+    state, _ = log.load()
+    spec = node_spec("a", gpus=4)
+    heard = NodeReport(spec=spec, incarnation=1, sequence=1)
+    done = step(state, Report(nodes=(heard,)), state.policy, clock.ms)
+    log.commit(done.events, done.finished)
+    submitted = Report(requests=(Submit(job_spec(gpus=1, tenant="red", user="ann")),))
+    done = step(state, submitted, state.policy, clock.ms)
+    log.commit(done.events, done.finished)
+    return log
+
+
+def test_a_ledger_begins_in_the_middle_of_a_clusters_life(tmp_path: Path) -> None:
+    clock = Clock()
+    log = cluster(tmp_path, clock)
+    clock.ms += 5_000
+    keeper = Keeper(tmp_path / "ledger.db", tmp_path / "prices.json", log, clock)
+    clock.ms += 10_000
+    view = asyncio.run(keeper.view(By.TENANT, 0, 0))
+    assert view.capacity_gpu_us == 4 * 10_000 * 1000
+    assert {row.key: row.gpu_us for row in view.rows} == {"": 30_000_000, "red": 10_000_000}
+    keeper.close()
+    # Of a log that it does not know, it says so and begins anew; what was booked stays.
+    (tmp_path / "other").mkdir()
+    again = Keeper(
+        tmp_path / "ledger.db",
+        tmp_path / "prices.json",
+        SqliteStore(tmp_path / "other/s.db"),
+        clock,
+    )
+    clock.ms += 60_000
+    assert asyncio.run(again.view(By.ACCOUNT, 0, 0)).capacity_gpu_us == 40_000_000
+    again.close()
+
+
+def test_trouble_with_the_file_is_told_and_stops_nothing(tmp_path: Path) -> None:
+    clock = Clock()
+    log = cluster(tmp_path, clock)
+    (tmp_path / "ledger.db").write_bytes(b"no database" * 1000)
+    keeper = Keeper(tmp_path / "ledger.db", tmp_path / "prices.json", log, clock)
+    keeper.stepped(Report(), [], 3)
+    with pytest.raises(StoreError, match="the ledger cannot be kept"):
+        asyncio.run(keeper.view(By.ACCOUNT, 0, 0))
+    keeper.close()
