@@ -17,6 +17,7 @@ from shoal.model.job import PACKAGE_BYTES_MAX, PACKAGE_FILES_MAX
 # What no job needs, where there is no .gitignore that says so.
 SKIPPED = frozenset((".git", "__pycache__", ".venv"))
 LARGEST_SHOWN = 3
+IN_PLACE = "use --no-pack if all nodes see this folder"
 GIT_S_MAX = 60.0
 HEADER_BYTES = 1024  # what an archive adds to a file, about
 
@@ -101,8 +102,11 @@ def _git(where: Path, *words: str) -> subprocess.CompletedProcess[bytes] | None:
 
 def _sorted_out(root: Path, in_git: bool) -> tuple[list[Entry], list[str]]:
     entries, left_behind = [], []
+    cluster = Path(os.environ.get("SHOAL_HOME") or Path.home() / ".shoal").resolve()
     for name in _names(root, in_git):
         path = root / name
+        if path.is_relative_to(cluster):
+            continue  # the cluster's own token and logs are no part of anybody's code
         try:
             status = path.lstat()
         except FileNotFoundError:
@@ -182,8 +186,8 @@ def _refuse_large(root: Path, entries: list[Entry], in_git: bool) -> None:
 
 def _advice(in_git: bool) -> str:
     if in_git:
-        return "list what the job does not need in .gitignore, or name data by its path"
-    return "run it from a smaller folder, or make it a git repository with a .gitignore"
+        return f"list what the job does not need in .gitignore, or {IN_PLACE}"
+    return f"make it a git repository with a .gitignore, or {IN_PLACE}"
 
 
 def _size_text(size: int) -> str:

@@ -129,6 +129,14 @@ def test_five_gigabytes_are_refused_without_being_read(project: Path) -> None:
     assert "data (5.0 GB)" in message and ".gitignore" in message
 
 
+def test_the_clusters_own_files_do_not_travel(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write(tmp_path, code="1", home__token="secret")
+    monkeypatch.setenv("SHOAL_HOME", str(tmp_path / "home"))
+    assert sorted(content(tmp_path)) == ["code"]
+
+
 def test_a_large_folder_is_one_line_at_the_command_line(live_shoal: Shoal, tmp_path: Path) -> None:
     with (tmp_path / "weights.bin").open("wb") as file:
         file.truncate(5 * 10**9)

@@ -14,7 +14,7 @@ from typing import Any
 import shoal.tasks
 
 ROOT = Path(__file__).parent.parent.parent
-WAIT_S = 30.0
+WAIT_S = 90.0
 
 
 def double(value: int) -> int:
