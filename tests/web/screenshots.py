@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import msgspec
+import pytest
 
 from shoal.cli import demo_plan
 from shoal.cli.request import carried
@@ -126,4 +127,7 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    try:
+        main()
+    except pytest.skip.Exception as error:  # no browser: said in one line
+        sys.exit(str(error))

@@ -17,7 +17,14 @@ if TYPE_CHECKING:
     from playwright.sync_api import Browser
 
 WAIT_S = WAIT_MS / 1000
-VIEWS = ("cluster", "queue", "services", "ledger", "simulate")
+# Each view, and what is there when it is filled.
+VIEWS = {
+    "cluster": ".lately li",
+    "queue": "section[aria-label=Waiting] tr[data-job]",
+    "services": ".empty, .service",
+    "ledger": ".figures, .empty",
+    "simulate": ".asks label",
+}
 NASTY = "<img src=x onerror=document.title='owned'>"
 
 
@@ -158,10 +165,9 @@ def test_on_a_phone_nothing_is_wider_than_the_screen(
     waits = live.run("true", gpus=4, members=4, name="waits")
     visit = Visit(browser, live.client.url, live.home.token.read_text().strip(), 360, scheme)
     visit.sign_in()
-    for view in (*VIEWS, f"job/{job}", f"job/{waits}"):
+    for view, filled in {**VIEWS, f"job/{job}": ".events li", f"job/{waits}": ".events li"}.items():
         visit.go(view)
-        visit.page.locator("main h1").first.wait_for(state="attached")
-        visit.page.wait_for_timeout(300)
+        visit.page.locator(filled).first.wait_for(state="attached")
         wide = visit.page.evaluate("document.documentElement.scrollWidth - innerWidth")
         assert wide <= 0, f"{view} is {wide} px too wide"
     visit.close()

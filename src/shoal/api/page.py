@@ -9,7 +9,7 @@ from litestar.di import Provide
 
 from shoal.api.access import Access
 from shoal.api.feed import Feed
-from shoal.api.queue import Waiting
+from shoal.api.queue import Foresight, Waiting
 from shoal.api.simulate import Simulations, Simulator
 from shoal.api.stream import Live
 from shoal.api.web import Files, Sessions
@@ -23,8 +23,10 @@ def provided(
     loop: ControlLoop, access: Access, home: Path | None, history: History
 ) -> dict[str, Provide]:
     feed, simulator = Feed(loop, lambda: history.newest), Simulator(loop, home)
+    foresight = Foresight()
     return {
         "access": Provide(lambda: access, sync_to_thread=False),
         "feed": Provide(lambda: feed, sync_to_thread=False),
+        "foresight": Provide(lambda: foresight, sync_to_thread=False),
         "simulator": Provide(lambda: simulator, sync_to_thread=False),
     }

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import heapq
-from typing import Annotated, Any
+from time import monotonic
+from typing import Annotated, Any, NamedTuple
 
 import msgspec
 from litestar import Controller, get
@@ -18,7 +19,52 @@ from shoal.model.job import Job
 from shoal.model.views import JobRow
 
 ROWS_MAX = 500
-PREDICTED_MAX = 50  # a start that is so far off says little, and costs as much
+FORESEEN_MAX = 50  # a start that is so far off says little, and costs as much
+# With thousands of nodes one prediction takes a tenth of a second, and the loop waits for it.
+LOOK_S = 0.02  # so long a request may look into the future, or for one job at least
+PAUSE_FACTOR = 20  # ... and then nobody for so many times what that took
+FRESH_S = 5.0
+
+
+class Outlook(NamedTuple):
+    """When a job will probably start, and what would help it, as it was when we looked."""
+
+    seen_s: float
+    early_ms: int | None
+    late_ms: int | None
+    help: list[str]
+
+
+class Foresight:
+    """Outlooks of the first in line, remembered for a while, so that all who ask together take a
+    twentieth of the controller's time at most."""
+
+    def __init__(self) -> None:
+        self._known: dict[str, Outlook] = {}
+        self._next_s = 0.0
+
+    def of(self, loop: ControlLoop, jobs: list[Job]) -> dict[str, Outlook]:
+        """Of those that were looked at so far, the front of the line first."""
+        self._known = {job.id: self._known[job.id] for job in jobs if job.id in self._known}
+        began = monotonic()
+        if began < self._next_s:
+            return self._known
+        for job in jobs:
+            known = self._known.get(job.id)
+            if known is not None and began - known.seen_s < FRESH_S:
+                continue
+            self._known[job.id] = _outlook(loop, job, began)
+            if monotonic() - began > LOOK_S:
+                break
+        self._next_s = began + PAUSE_FACTOR * (monotonic() - began)
+        return self._known
+
+
+def _outlook(loop: ControlLoop, job: Job, seen_s: float) -> Outlook:
+    now_ms = loop.clock.now_ms()
+    expected = predict(loop.state, job, now_ms)
+    early_ms, late_ms = (expected.early_ms, expected.late_ms) if expected else (None, None)
+    return Outlook(seen_s, early_ms, late_ms, advise(loop.state, job, now_ms))
 
 
 class QueueRow(JobRow, kw_only=True):
@@ -26,6 +72,7 @@ class QueueRow(JobRow, kw_only=True):
     early_ms: int | None  # it will probably start between these two moments
     late_ms: int | None
     help: list[str]  # what would let it start sooner
+    foreseen: bool  # else nobody has looked yet: the three above say nothing
 
 
 class QueueView(msgspec.Struct, kw_only=True):
@@ -40,14 +87,21 @@ class Waiting(Controller):
 
     @get(sync_to_thread=False)
     def listing(
-        self, loop: ControlLoop, limit: Annotated[int, Parameter(ge=1, le=ROWS_MAX)] = 100
+        self,
+        loop: ControlLoop,
+        foresight: Foresight,
+        limit: Annotated[int, Parameter(ge=1, le=ROWS_MAX)] = 100,
     ) -> QueueView:
         front = first_in_line(loop, limit)
+        outlooks = foresight.of(loop, front[:FORESEEN_MAX])
         return QueueView(
             waiting=loop.state.queue.size,
             now_ms=loop.clock.now_ms(),
             policy=loop.policy.name,
-            rows=[_row(loop, job, position) for position, job in enumerate(front, 1)],
+            rows=[
+                _row(loop, job, position, outlooks.get(job.id))
+                for position, job in enumerate(front, 1)
+            ],
         )
 
 
@@ -66,14 +120,12 @@ def first_in_line(loop: ControlLoop, limit: int) -> list[Job]:
     return heapq.nsmallest(limit, jobs, key=place)
 
 
-def _row(loop: ControlLoop, job: Job, position: int) -> QueueRow:
-    now_ms = loop.clock.now_ms()
-    near = position <= PREDICTED_MAX
-    expected = predict(loop.state, job, now_ms) if near else None
+def _row(loop: ControlLoop, job: Job, position: int, outlook: Outlook | None) -> QueueRow:
     return QueueRow(
         **msgspec.structs.asdict(job_row(loop, job)),
         position=position,
-        early_ms=expected.early_ms if expected else None,
-        late_ms=expected.late_ms if expected else None,
-        help=advise(loop.state, job, now_ms) if near else [],
+        early_ms=outlook.early_ms if outlook else None,
+        late_ms=outlook.late_ms if outlook else None,
+        help=outlook.help if outlook else [],
+        foreseen=outlook is not None,
     )

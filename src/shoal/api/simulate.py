@@ -79,31 +79,22 @@ class Simulator:
     async def cancel(self) -> None:
         if self._task is not None and not self._task.done():
             self._task.cancel()
-            with contextlib.suppress(asyncio.CancelledError):
-                await self._task
+            await self.ended()
+            self._failed("cancelled", "cancelled")
+
+    async def ended(self) -> None:
+        """Returns when nothing runs any more."""
+        if self._task is not None:
+            await asyncio.wait([self._task])
 
     async def _run(self, home: Path, ask: Ask, policy: Policy) -> None:
-        with tempfile.TemporaryDirectory(prefix="shoal-sim-") as folder:
-            process = await asyncio.create_subprocess_exec(
-                *_command(home, ask, policy, Path(folder)),
-                stdin=asyncio.subprocess.DEVNULL,
-                stdout=asyncio.subprocess.PIPE,
-                stderr=asyncio.subprocess.PIPE,
-            )
-            os.setpriority(os.PRIO_PROCESS, process.pid, NICENESS)
-            try:
-                async with asyncio.timeout(LIMIT_S):
-                    out, err = await process.communicate()
-                self._end(process.returncode or 0, out, err)
-            except TimeoutError:
-                self._failed("failed", f"it took more than {LIMIT_S:.0f} s; ask for fewer days")
-            except asyncio.CancelledError:
-                self._failed("cancelled", "cancelled")
-                raise
-            finally:
-                with contextlib.suppress(ProcessLookupError):
-                    process.kill()
-                await process.wait()
+        try:
+            async with asyncio.timeout(LIMIT_S):
+                self._end(*await _replay(home, ask, policy))
+        except TimeoutError:
+            self._failed("failed", f"it took more than {LIMIT_S:.0f} s; ask for fewer days")
+        except OSError as error:
+            self._failed("failed", f"it cannot be started: {error}")
 
     def _end(self, code: int, out: bytes, err: bytes) -> None:
         if code or len(out) > ANSWER_BYTES_MAX:
@@ -136,6 +127,25 @@ class Simulations(Controller):
     async def cancel(self, simulator: Simulator) -> SimulationView:
         await simulator.cancel()
         return simulator.view
+
+
+async def _replay(home: Path, ask: Ask, policy: Policy) -> tuple[int, bytes, bytes]:
+    """The code it ended with, and what it printed; whoever cancels this ends it."""
+    with tempfile.TemporaryDirectory(prefix="shoal-sim-") as folder:
+        process = await asyncio.create_subprocess_exec(
+            *_command(home, ask, policy, Path(folder)),
+            stdin=asyncio.subprocess.DEVNULL,
+            stdout=asyncio.subprocess.PIPE,
+            stderr=asyncio.subprocess.PIPE,
+        )
+        try:
+            os.setpriority(os.PRIO_PROCESS, process.pid, NICENESS)
+            out, err = await process.communicate()
+            return process.returncode or 0, out, err
+        finally:
+            with contextlib.suppress(ProcessLookupError):
+                process.kill()
+            await process.wait()
 
 
 def _command(home: Path, ask: Ask, policy: Policy, folder: Path) -> list[str]:
