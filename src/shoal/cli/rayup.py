@@ -128,8 +128,10 @@ def described(found: NodeSpec, file: Path) -> NodeSpec:
 
 def start_ray(home: Home, config: ClusterConfig, ray: Wish, progress: Progress) -> None:
     """This machine's part of Ray: the head, or a node of the Ray that is led elsewhere."""
+    from shoal.cli.guard import Failure
     from shoal.engines.agentlink import write_spec
-    from shoal.engines.ray import machine
+    from shoal.engines.ray import admission, machine
+    from shoal.engines.ray.render import token_path
 
     home.create()
     name = config.nodes[0].id if config.nodes else ""
@@ -139,7 +141,12 @@ def start_ray(home: Home, config: ClusterConfig, ray: Wish, progress: Progress) 
         machine.make_token(home.path)
         node = machine.head_of(home.path, ray.ip, name)
     else:
-        node = machine.member_of(home.path, ray.reach, ray.ip, name)
+        host, port = split_address("--address", ray.reach)
+        head = f"{admission.resolve(host, port)}:{port}"
+        if not token_path(home.path).exists():
+            raise Failure(f"a token is needed: {admission.TOKEN_ADVICE}, or set {TOKEN_VARIABLE}")
+        admission.ask_ray(home.path, head, 0)
+        node = machine.member_of(home.path, head, ray.ip, name)
     for spec in config.nodes:
         write_spec(home.node(spec.id), spec)
     machine.write_node(home.path, node)

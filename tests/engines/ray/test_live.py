@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
-from urllib.parse import urlsplit
 
 import pytest
 
@@ -129,7 +128,7 @@ def assert_refused_joins(live: Live, head: str, token: str) -> None:
             (("join", head, "--token-file", str(wrong)), "the token is not the one"),
             (("join", head, "--token-file", token, "--name", "n2"), "the name n2 is taken"),
             (("join", "127.0.0.1:1", "--token-file", token), "nobody answers at 127.0.0.1:1"),
-            (("join", urlsplit(live.client.url).netloc, "--token-file", token), "is not the head"),
+            (("up", "--engine", "ray", "--address", head, "--token-file", str(wrong)), "the token"),
         ]
         for args, words in cases:
             refused = shoal(home, *args)

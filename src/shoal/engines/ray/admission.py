@@ -59,9 +59,19 @@ def resolve(host: str, port: int) -> str:
 
 def ask(home: Path, address: str) -> Facts:
     """What the controller of the cluster at this address has published."""
+    facts = ask_ray(home, address, PUBLISH_TIMEOUT_S)
+    if facts is None:
+        raise EngineError(
+            f"a Ray is led at {address}, but no Shoal; start one there with: shoal up --engine ray"
+        )
+    return facts
+
+
+def ask_ray(home: Path, address: str, patience_s: float) -> Facts | None:
+    """The same of a Ray that may have no Shoal yet."""
     try:
         run = subprocess.run(
-            [sys.executable, "-m", "shoal.engines.ray.admission", address],
+            [sys.executable, "-m", "shoal.engines.ray.admission", address, str(patience_s)],
             env={**without_ray(dict(os.environ)), **environment(home), **IMPATIENT},
             capture_output=True,
             timeout=ASK_TIMEOUT_S,
@@ -75,10 +85,6 @@ def ask(home: Path, address: str) -> Facts:
     if asked.trouble:
         raise EngineError(
             f"what answers at {address} is not the head of a cluster: {asked.trouble}"
-        )
-    if asked.facts is None:
-        raise EngineError(
-            f"a Ray is led at {address}, but no Shoal; start one there with: shoal up --engine ray"
         )
     return asked.facts
 
@@ -121,7 +127,7 @@ def main() -> None:
     asked = Asked()
     try:
         client = import_module("ray._raylet").GcsClient(address=sys.argv[1])
-        data = _published(client)
+        data = _published(client, float(sys.argv[2]))
         if data is not None:
             asked = Asked(facts=msgspec.json.decode(data, type=Facts))
     except AuthenticationError:
@@ -133,9 +139,9 @@ def main() -> None:
     os._exit(0)
 
 
-def _published(client: Any) -> bytes | None:
+def _published(client: Any, patience_s: float) -> bytes | None:
     """A head that has only just come up has yet to say what it is."""
-    deadline = time.monotonic() + PUBLISH_TIMEOUT_S
+    deadline = time.monotonic() + patience_s
     while True:
         data: bytes | None = client.internal_kv_get(
             FACTS_KEY, namespace=NAMESPACE.encode(), timeout=10
