@@ -191,6 +191,20 @@ def test_the_page_comes_back_when_the_controller_does(visit: Visit, live: Live) 
     visit.complaints.clear()  # a stream that breaks is told of by the browser itself
 
 
+def test_signing_in_anew_in_another_tab_does_not_break_this_one(visit: Visit, live: Live) -> None:
+    job = live.run("sleep 600", name="tabs", cpu_milli=100)
+    visit.go(f"job/{job}")
+    visit.page.get_by_role("button", name="Cancel").wait_for()
+    other = visit.context.new_page()
+    other.goto(live.client.page_link())
+    other.wait_for_selector(".link-state[data-state=live]")
+    visit.page.get_by_role("button", name="Cancel").click()
+    visit.page.get_by_role("button", name="Cancel the job").click()
+    assert live.wait(job) == "cancelled"
+    visit.page.locator("main .chip[data-state=cancelled]").first.wait_for()
+    visit.complaints = [told for told in visit.complaints if "403" not in told]
+
+
 def test_a_link_signs_in_once(browser: Browser, live: Live) -> None:
     visit = Visit(browser, live.client.page_link(), "", 1200, "light")
     visit.url = live.client.url

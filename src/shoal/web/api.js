@@ -11,7 +11,17 @@ export class Refused extends Error {
 export const onSignedOut = (act) => { signedOut = act; };
 export const lapsed = () => signedOut();
 
-export async function call(method, path, body, { signal, quiet } = {}) {
+export async function call(method, path, body, options = {}) {
+  try { return await once(method, path, body, options); } catch (error) {
+    // Somebody signed in anew in another tab: the word of this one is of the session before.
+    if (!(error instanceof Refused) || error.status !== 403 || method === "GET") throw error;
+    const before = csrf;
+    if (!(await resume()) || csrf === before) throw error;
+    return once(method, path, body, options);
+  }
+}
+
+async function once(method, path, body, { signal, quiet }) {
   const headers = { accept: "application/json" };
   if (method !== "GET") headers["x-shoal-csrf"] = csrf;
   if (body !== undefined) headers["content-type"] = "application/json";

@@ -1,9 +1,10 @@
 // Every GPU of the cluster, and what runs on it.
 
 import { nodeActions } from "./actions.js";
-import { get } from "./api.js";
-import { heatColour, jobColour } from "./colours.js";
-import { chip, clock, empty, glyphOf, h, jobName, natural, percent, plural, replace, shape, short, span, throttled, whole } from "./dom.js";
+import { get, maybe } from "./api.js";
+import { lineChart } from "./charts.js";
+import { heatColour, hue, jobColour } from "./colours.js";
+import { chip, clock, css, empty, glyphOf, h, jobName, natural, percent, plural, replace, shape, short, span, throttled, whole } from "./dom.js";
 import { cluster, jobOf, listen, now } from "./live.js";
 import { ClusterMap, cellsOf } from "./map.js";
 import { DULL, tell } from "./words.js";
@@ -60,7 +61,20 @@ export function mount(root) {
     map.redraw();
   }
 
-  function choose(id) { map.chosen = id; map.redraw(); detail(); }
+  // How busy the chosen node was of late, where it tells.
+  const load = lineChart({ title: "Load", unit: "%", height: 90 });
+  async function loads() {
+    const id = map.chosen;
+    if (!id || !cluster.nodes.has(id)) return;
+    try {
+      const series = await maybe(`/v1/nodes/${encodeURIComponent(id)}/series`);
+      if (!series || map.chosen !== id) return;
+      const points = (values) => values.map((value, at) => [series.at_ms[at], value === null ? null : 100 * value]).filter(([, value]) => value !== null);
+      const mean = series.at_ms.map((_, at) => { const all = series.gpus.map((gpu) => gpu.busy[at]).filter((value) => value !== null && value !== undefined); return all.length ? all.reduce((a, b) => a + b) / all.length : null; });
+      load.set([{ name: "CPU", colour: css("--accent"), points: points(series.cpu) }, ...(mean.some((value) => value !== null) ? [{ name: "GPUs", colour: hue(4), points: points(mean), dash: "5 2" }] : [])]);
+    } catch { /* it is asked again */ }
+  }
+  function choose(id) { map.chosen = id; map.redraw(); load.set([]); detail(); loads(); }
 
   function detail() {
     const node = cluster.nodes.get(map.chosen);
@@ -72,7 +86,7 @@ export function mount(root) {
     h("p", { class: "dim small" }, [node.place, plural(node.gpus ?? 0, "GPU"), node.model].filter(Boolean).join(" · ")),
     node.why ? h("p", { class: node.state === "ready" && !node.standing ? "dim small" : "small" }, `${node.why}${node.since_ms ? `, since ${span(now() - node.since_ms)}` : ""}`) : null,
     h("ul", { class: "plain" }, jobs.length ? jobs.map((job) => h("li", {}, h("i", { class: "dot", style: { background: jobColour(job.id) } }), " ", h("a", { href: `#/job/${job.id}`, "data-key": job.id }, jobName(job)), " ", h("span", { class: "dim small" }, `${shape(job)} ${job.state}`))) : h("li", { class: "dim" }, "nothing runs here")),
-    h("div", { class: "row" }, nodeActions(node)));
+    load.element, h("div", { class: "row" }, nodeActions(node)));
   }
 
   const update = throttled(120, () => {
@@ -107,7 +121,8 @@ export function mount(root) {
   map.arrange();
   update();
   ask();
-  return () => { alive = false; ask.stop(); stop(); update.stop(); map.stop(); window.removeEventListener("shoal-theme", update); };
+  const timer = setInterval(() => { if (!document.hidden) loads(); }, 4000);
+  return () => { alive = false; clearInterval(timer); load.stop(); ask.stop(); stop(); update.stop(); map.stop(); window.removeEventListener("shoal-theme", update); };
 }
 
 function line(event) {
