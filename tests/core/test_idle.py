@@ -62,6 +62,17 @@ def test_a_gang_is_idle_only_when_all_of_it_is() -> None:
     assert tell(made, job, 400_000, 400_000, 310_000) == ["JobStopping"]
 
 
+def test_a_member_that_has_ended_does_not_speak_for_one_that_works() -> None:
+    """Seed 315 of the storm."""
+    made = cluster()
+    job = made.run(gpus=1, members=2)
+    made.wait(1_000_000)
+    assert tell(made, job, 400_000, 0) == []
+    made.exit(job, member=0)
+    assert tell(made, job, 0, 0) == ["MemberExited"]
+    assert made.job(job).phase is Phase.RUNNING
+
+
 @pytest.mark.parametrize(
     ("rules", "fields"),
     [

@@ -41,9 +41,9 @@ def _hear(round_: Round, job: Job, ref: MemberRef, since_ms: int | None) -> None
         since.pop(ref.member, None)
     else:
         since[ref.member] = since_ms
-    living = sum(not member.over for member in job.members)
-    if len(since) == living:
-        _judge(round_, job, max(since.values()))
+    living = [number for number, member in enumerate(job.members) if not member.over]
+    if all(number in since for number in living):
+        _judge(round_, job, max(since[number] for number in living))
     elif job.idle_since_ms is not None:
         used = JobUsed(
             at_ms=round_.now_ms, job=job.id, attempt=job.attempt, why="it uses its GPUs again"

@@ -5,7 +5,7 @@ from __future__ import annotations
 from shoal.core.budget import GPU_US_PER_GPU_HOUR
 from shoal.model.budget import Spending
 from shoal.model.events import BudgetEvent, BudgetFreed, BudgetHeld, BudgetWarned, JobStopping
-from shoal.model.job import JobSpec, Restart
+from shoal.model.job import JobSpec, Restart, StopCause
 from shoal.model.policy import Policy, Tenant
 from shoal.sim.lives import Untruth
 
@@ -15,6 +15,7 @@ class BudgetTruth:
         self.policy = policy
         self._told: tuple[Spending, ...] = ()
         self._held: dict[str, None] = {}
+        self._moving: dict[str, bool] = {}
 
     def told(self, spendings: tuple[Spending, ...]) -> None:
         self._told = spendings
@@ -35,13 +36,22 @@ class BudgetTruth:
             raise Untruth(f"{event.tenant} has used {used:.2f} of its budget, but {event}")
 
     def placed(self, job: str, spec: JobSpec) -> None:
-        if self._holder(spec.tenant):
+        """One that only moves, or changes its size, ran before: it goes on."""
+        moved = self._moving.pop(job, False)
+        if not moved and self._holder(spec.tenant):
             raise Untruth(f"{job} starts, though the budget of {self._holder(spec.tenant)} is gone")
 
     def stopping(self, event: JobStopping, spec: JobSpec) -> None:
+        if event.cause in (StopCause.MOVE, StopCause.RESIZE):
+            self._moving[event.job] = True
+        if event.cause is not StopCause.BUDGET:
+            return
         asked = self.policy.budget_stops and self._holder(spec.tenant)
         if not asked or spec.restart is Restart.NEVER:
             raise Untruth(f"{event.job} is stopped for a budget that is no reason: {event.why}")
+
+    def unclaimed(self, job: str) -> None:
+        self._moving.pop(job, None)
 
     def _holder(self, name: str) -> str:
         chain = [name]

@@ -169,8 +169,7 @@ class Truth(Witness):
         job = self.jobs[event.job]
         if event.cause is StopCause.IDLE:
             self._must_be_idle(event, job)
-        if event.cause is StopCause.BUDGET:
-            self.budgets.stopping(event, job.spec)
+        self.budgets.stopping(event, job.spec)
         if job.spec.service and event.cause is StopCause.FAILURE:
             job.found_broken(event.attempt)
 
@@ -188,6 +187,7 @@ class Truth(Witness):
         self._entitlements.claimed(event)
 
     def _job_unclaimed(self, event: JobUnclaimed) -> None:
+        self.budgets.unclaimed(event.job)
         self._entitlements.settled(event.job)
 
     def _job_running(self, event: JobRunning) -> None:
