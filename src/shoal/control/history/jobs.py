@@ -17,6 +17,7 @@ MEMBER_POINTS_MAX = 16_384
 POINTS_OF_MEMBER_MAX = 128
 POINTS_OF_MEMBER_MIN = 16
 ATTEMPTS_KEPT = 8
+ALL_POINTS_MAX = 4 * MEMBER_POINTS_MAX  # the newest attempts; always the last of them
 # So many members tell how long a step takes; more would say the same.
 MEMBERS_ASKED_MAX = 16
 
@@ -60,8 +61,8 @@ class Attempt:
         self.number = number
         self.nodes = tuple(nodes)
         most = MEMBER_POINTS_MAX // max(1, len(self.nodes))
-        most = max(POINTS_OF_MEMBER_MIN, min(POINTS_OF_MEMBER_MAX, most))
-        self.sheet = Curve(Shape([Merge.MEAN] * (FIELDS * len(self.nodes)), "f"), most, kept)
+        self.most = max(POINTS_OF_MEMBER_MIN, min(POINTS_OF_MEMBER_MAX, most))
+        self.sheet = Curve(Shape([Merge.MEAN] * (FIELDS * len(self.nodes)), "f"), self.most, kept)
 
     def series(self, since_ms: int) -> list[MemberSeries]:
         rows = [row for row in self.sheet.rows() if row[0] > since_ms]
@@ -196,7 +197,13 @@ class JobHistory:
             last = Attempt(attempt, nodes)
             kept = [one for one in self._attempts if one.number != attempt]
             self._attempts = [*kept, last][-ATTEMPTS_KEPT:]
+            while len(self._attempts) > 1 and self._room() > ALL_POINTS_MAX:
+                del self._attempts[0]
         return last
+
+    def _room(self) -> int:
+        """Points that the members of all attempts may come to have."""
+        return sum(len(one.nodes) * one.most for one in self._attempts)
 
 
 def shares(before: Beat | None, beat: Beat) -> list[Value]:
