@@ -166,6 +166,39 @@ def _kill_parent() -> None:
     time.sleep(60)
 
 
+def test_a_map_takes_room_that_becomes_free_and_that_nobody_waits_for(
+    live: Live, cluster: Cluster, tmp_path: Path
+) -> None:
+    """The cluster is full but for one CPU when it begins."""
+    flag = tmp_path / "flag"
+    block = f"until test -e {flag}; do sleep 0.05; done"
+    blocks = [live.run(block, cpu_milli=cpus * 1000) for cpus in (15, 16)]
+    for job in blocks:
+        live.wait(job, "running")
+    seen: set[int] = set()
+
+    def until_all_are_there() -> Iterator[int]:
+        for number in range(20_000):
+            if len(seen) >= 3:
+                return
+            yield number
+
+    results = shoal.map(_who, until_all_are_there(), cluster=cluster, workers=3, chunk=1)
+    for count, pid in enumerate(results):
+        seen.add(pid)
+        if count == 20:
+            assert [job.size for job in live.client.jobs() if job.name == "map"] == [1]
+            flag.touch()
+    assert len(seen) == 3
+    for job in blocks:
+        live.wait(job)
+
+
+def _who(_: int) -> int:
+    time.sleep(0.05)
+    return os.getpid()
+
+
 SCRIPT = """
 import os, time
 from pathlib import Path

@@ -14,6 +14,8 @@ import time
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import msgspec
+
 from shoal.client import Client, ShoalError, Unreachable
 from shoal.model.job import JobSpec, Restart
 from shoal.model.views import JobView
@@ -36,6 +38,9 @@ BACKLOG = 1024
 LOOK_S = 2.0
 TOLD_AFTER_S = 5.0  # that workers are still waited for
 FAREWELL_S = 3.0
+PLACED_S_MAX = 3.0
+GROW_S_MAX = 60.0
+MORE_JOBS_MAX = 16
 AWAY_S_MAX = 120.0  # without controller and workers
 _START = (
     "import sys; sys.path.append(sys.argv.pop(1)); "
@@ -221,13 +226,17 @@ class ClusterPool(Pool):
 
 
 class _Watch:
-    """Over the job. One that ended while there is work is submitted again, a few times."""
+    """Over the job. One that ended while there is work is submitted again, a few times; and when
+    room is free that nobody waits for, another job brings more workers."""
 
     def __init__(self, pool: ClusterPool, client: Client, spec: JobSpec) -> None:
         self._pool = pool
         self._client = client
         self._spec = spec
         self._job = ""
+        self._more: list[str] = []  # jobs that came later
+        self._grow_s = LOOK_S
+        self._grow_at = 0.0
         self._joined = 0
         self._failures = 0
         self._told = False
@@ -235,23 +244,27 @@ class _Watch:
     def until(self, ending: threading.Event) -> None:
         self._submit()
         since = heard = time.monotonic()
+        self._grow_at = since + LOOK_S
         while not ending.wait(LOOK_S if self._pool.joined else LOOK_S / 8):
             try:
                 self._look(self._client.job(self._job), since)
+                if time.monotonic() > self._grow_at and not ending.is_set():
+                    self._grow()
                 heard = time.monotonic()
             except Unreachable as error:  # workers that are there need no controller
                 if time.monotonic() - heard > AWAY_S_MAX and not self._pool.processes():
                     self._pool._give_up(str(error))
                     return
                 self._reconnect()
-        with contextlib.suppress(ShoalError, OSError):
-            self._see_off()
+        for job in (self._job, *self._more):
+            with contextlib.suppress(ShoalError, OSError):
+                self._see_off(job)
 
-    def _see_off(self) -> None:
+    def _see_off(self, job: str) -> None:
         """Members that were told to go end by themselves; the rest is cancelled."""
-        if self._client.job(self._job).state == "running":
-            self._client.job(self._job, wait_for="finished", wait_s=FAREWELL_S)
-        self._client.cancel(self._job)
+        if self._client.job(job).state == "running":
+            self._client.job(job, wait_for="finished", wait_s=FAREWELL_S)
+        self._client.cancel(job)
 
     def _submit(self) -> None:
         self._joined = self._pool.joined
@@ -272,6 +285,29 @@ class _Watch:
         elif not self._told and not some and time.monotonic() - since > TOLD_AFTER_S:
             self._told = True
             log.warning("the job of the workers, %s, is %s: %s", view.id, view.state, view.why)
+
+    def _grow(self) -> None:
+        """Growing is nobody's need: only into what is free now, and gone again if that was wrong.
+        A gang without checkpoints does not grow by itself, for that would be a restart."""
+        missing = self._pool.size - len(self._pool.processes())
+        self._grow_at = time.monotonic() + self._grow_s
+        if not missing or not self._pool.joined or len(self._more) >= MORE_JOBS_MAX:
+            return
+        status, spec = self._client.status(), self._spec
+        free = (status.cpu_milli - status.cpu_milli_held) // max(1, spec.cpu_milli)
+        if spec.gpus:
+            free = min(free, (status.gpus - status.gpus_held) // spec.gpus)
+        if free < 1 or status.jobs.get("waiting") or status.jobs.get("starting"):
+            return
+        most = min(missing, free)
+        more = msgspec.structs.replace(spec, members_max=most if most > 1 else 0)
+        job = self._client.submit(more).id
+        if self._client.job(job, wait_for="running", wait_s=PLACED_S_MAX).state == "waiting":
+            self._client.cancel(job)  # what is free lies where no worker fits
+            self._grow_s = min(GROW_S_MAX, 2 * self._grow_s)
+        else:
+            self._more.append(job)
+            self._grow_s = LOOK_S
 
     def _reconnect(self) -> None:
         with contextlib.suppress(Unreachable):
