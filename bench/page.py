@@ -27,7 +27,6 @@ from tests.web.browser import Visit, chromium
 from shoal.api.access import Access
 from shoal.api.feed import Feed
 from shoal.api.page import HANDLERS, provided
-from shoal.control.history.history import History
 
 NODES = 2_000
 LOOKS = 40
@@ -64,7 +63,7 @@ class Board:
             finished=lambda _limit: [], job=lambda _id: None, events=lambda *_: []
         )
         self.started_ms, self.last_seq = self.clock.now_ms(), 0
-        self.engine_kind = "memory"
+        self.engine_kind, self.restarts = "memory", 0
         self.moved = asyncio.Event()
         self._dice = random.Random(5)
 
@@ -129,10 +128,11 @@ class Server(threading.Thread):
 
     async def _serve(self) -> None:
         access = Access(TOKEN, self.board.clock.now_ms)
+        loop: Any = self.board
         app = Litestar(
             route_handlers=list(HANDLERS),
             guards=[access.guard],
-            dependencies=provided(self.board, access, None, History(self.board)),  # type: ignore[arg-type]
+            dependencies=provided(loop, access, Feed(loop), None),
             logging_config=None,
             openapi_config=None,
         )

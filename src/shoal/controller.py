@@ -247,6 +247,7 @@ def _api_server(
 
 def _ask_to_end(server: uvicorn.Server) -> None:
     server.should_exit = True
+    server.config.app.state.feed.end()  # type: ignore[union-attr]  # open pages would keep it
 
 
 async def _retire(loop: ControlLoop, config: ClusterConfig) -> None:

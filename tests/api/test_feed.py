@@ -50,7 +50,9 @@ def test_a_page_gets_everything_and_then_what_changes(rig: Rig) -> None:
         assert change["status"]["gpus_held"] == 1
         await rig.loop.request(Cancel("j1"))
         await until(page, '"j1"')
-        await feed.end()
+        feed.end()
+        while (piece := page.pieces.get_nowait()) is not None:
+            assert piece
 
     rig.run(watch())
 
@@ -73,7 +75,7 @@ def test_a_page_that_comes_back_is_told_what_it_missed_if_that_is_known(rig: Rig
             feed.advance()
         for last in (seen, "other-1", f"{seen.partition('-')[0]}-999999", "nonsense", "-", "1-²"):
             assert told(await feed.open(last).pieces.get())[1] == "snapshot"
-        await feed.end()
+        feed.end()
 
     rig.run(watch())
 
@@ -96,7 +98,7 @@ def test_a_slow_page_is_let_go_and_the_others_are_not(rig: Rig) -> None:
             feed.open()
         with pytest.raises(TooMany, match="pages are open already"):
             feed.open()
-        await feed.end()
+        feed.end()
 
     rig.run(watch())
 

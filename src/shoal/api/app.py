@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Annotated, Literal
 
 from litestar import Controller, Litestar, get, post, put
+from litestar.datastructures import State
 from litestar.di import Provide
 from litestar.exceptions import HTTPException
 from litestar.openapi.config import OpenAPIConfig
@@ -16,6 +17,7 @@ from litestar.params import Parameter
 
 from shoal import __version__
 from shoal.api.access import Access
+from shoal.api.feed import Feed
 from shoal.api.ledger import Ledger
 from shoal.api.metrics import metrics
 from shoal.api.packages import Packages, refuse_unknown_package
@@ -311,7 +313,7 @@ def build(
     home: Path | None = None,
 ) -> Litestar:
     kept = history or History(loop)
-    access = Access(token, loop.clock.now_ms)
+    access, feed = Access(token, loop.clock.now_ms), Feed(loop, lambda: kept.newest)
 
     def provide_keeper() -> Keeper | None:
         return keeper
@@ -338,12 +340,13 @@ def build(
             *HANDLERS,
         ],
         guards=[access.guard],
+        state=State({"feed": feed}),
         dependencies={
             "loop": Provide(provide_loop, sync_to_thread=False),
             "entry": Provide(provide_entry, sync_to_thread=False),
             "keeper": Provide(provide_keeper, sync_to_thread=False),
             "history": Provide(provide_history, sync_to_thread=False),
-            **provided(loop, access, home, kept),
+            **provided(loop, access, feed, home),
         },
         exception_handlers={
             Refusal: on_refusal,

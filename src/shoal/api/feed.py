@@ -326,7 +326,7 @@ class Feed:
             if busy and busy != self._busy.get(node):
                 self._busy[node] = change.busy[node] = busy
 
-    async def end(self) -> None:
+    def end(self) -> None:
         """Pages are let go: they come back to the next controller."""
         for page in self._pages:
             with contextlib.suppress(asyncio.QueueFull):

@@ -13,17 +13,15 @@ from shoal.api.queue import Foresight, Waiting
 from shoal.api.simulate import Simulations, Simulator
 from shoal.api.stream import Live
 from shoal.api.web import Files, Sessions
-from shoal.control.history.history import History
 from shoal.control.loop import ControlLoop
 
 HANDLERS: tuple[type[Controller], ...] = (Files, Sessions, Live, Waiting, Simulations)
 
 
 def provided(
-    loop: ControlLoop, access: Access, home: Path | None, history: History
+    loop: ControlLoop, access: Access, feed: Feed, home: Path | None
 ) -> dict[str, Provide]:
-    feed, simulator = Feed(loop, lambda: history.newest), Simulator(loop, home)
-    foresight = Foresight()
+    simulator, foresight = Simulator(loop, home), Foresight()
     return {
         "access": Provide(lambda: access, sync_to_thread=False),
         "feed": Provide(lambda: feed, sync_to_thread=False),
