@@ -11,10 +11,12 @@ from shoal.ledger.jobs import JOBS, hear_load
 from shoal.ledger.mirror import Mirror
 from shoal.ledger.nodes import settle_nodes
 from shoal.ledger.pages import Entry, Pages
+from shoal.ledger.power import hear_power
 from shoal.ledger.rooms import ROOMS, Handlers
 from shoal.model import events as ev
 from shoal.model.progress import Progress
 from shoal.model.report import Idle
+from shoal.model.samples import NodeSample
 from shoal.model.service import ServiceLoad
 
 HANDLERS: Handlers = {**JOBS, **ROOMS}
@@ -48,6 +50,9 @@ class Book:
     def hear_idle(self, node_id: str, idle: Iterable[Idle]) -> None:
         """Who of the node's members uses nothing; the others do."""
         members.hear_idle(self.pages, node_id, idle)
+
+    def hear_power(self, node_id: str, sample: NodeSample) -> None:
+        hear_power(self.pages, node_id, sample)
 
     def settle(self) -> None:
         """Book all that is certain by now."""

@@ -94,6 +94,8 @@ class Keeper:
             for inventory in report.nodes:
                 self.book.hear(inventory.progress)
                 self.book.hear_idle(inventory.spec.id, inventory.idle)
+                if inventory.sample is not None:
+                    self.book.hear_power(inventory.spec.id, inventory.sample)
             self.book.hear((), report.services)
             for event in events:
                 self.book.take(event)
@@ -179,7 +181,8 @@ class Keeper:
             gaps, began_ms = list(mirror.gaps), mirror.began_ms
             gpus = sum(node.gpus for node in mirror.nodes.values() if node.known)
             open_ = await self._write()
-            tariff = Tariff(self.prices, shelf.machines())
+            drawn = await asyncio.to_thread(shelf.drawn, since, until)
+            tariff = Tariff(self.prices, shelf.machines(), drawn)
             sums = await asyncio.to_thread(shelf.sums, by, since, until, tariff.of_machine)
             capacity = await asyncio.to_thread(shelf.capacity, since, until)
             sums += self._open_sums(shelf, tariff, open_, by, since, until)
@@ -209,8 +212,9 @@ class Keeper:
             shelf = self._well()
             self.book.advance(self._clock.now_ms())
             open_ = await self._write()
-            tariff = Tariff(self.prices, shelf.machines())
             forever = 1 << 40
+            drawn = await asyncio.to_thread(shelf.drawn, 0, forever)
+            tariff = Tariff(self.prices, shelf.machines(), drawn)
             rates = tariff.of_machine
             sums = await asyncio.to_thread(shelf.sums, By.ACCOUNT, 0, forever, rates, job_id)
             mine = {place: amount for place, amount in open_.items() if place.job == job_id}

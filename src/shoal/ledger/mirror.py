@@ -50,6 +50,7 @@ class Node(msgspec.Struct, kw_only=True):
     quarantined: bool = False
     reserved: int = 0  # blocked jobs that it is set aside for
     known: bool = True
+    power_ms: int = -1  # when its GPUs last told what they draw
     idle: list[tuple[str, int]] = []  # those of its members that use nothing
     members: dict[str, list[int]] = {}  # job -> those of its members that hold something here
 

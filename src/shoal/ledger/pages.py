@@ -19,9 +19,10 @@ class Adds(msgspec.Struct):
     capacity: dict[tuple[int, str], int] = {}
     owners: dict[str, Owner] = {}
     machines: dict[str, Machine] = {}
+    power: dict[tuple[int, str], tuple[int, int]] = {}  # watt-ms, of so much GPU time
 
     def __bool__(self) -> bool:
-        return bool(self.amounts or self.capacity or self.owners or self.machines)
+        return bool(self.amounts or self.capacity or self.owners or self.machines or self.power)
 
 
 Entry = Adds | Move

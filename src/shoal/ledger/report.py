@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from datetime import UTC, datetime
 from fractions import Fraction
 
 from shoal.ledger.accounts import ABOUT, GPU_US_PER_GPU_MS, HOUR_MS, Account
 from shoal.ledger.mirror import Gap, Machine
+from shoal.ledger.power import Drawn, fitted
 from shoal.ledger.prices import NOTHING, Money, Rate, money, rate_of
 from shoal.ledger.store import Sum
 from shoal.model.ledger import AccountSum, By, CostView, LedgerRow, LedgerView
@@ -20,8 +21,14 @@ NAMED_MAX = 20  # in a note
 class Tariff:
     """Machines that cost the same share a rate."""
 
-    def __init__(self, prices: PriceList, machines: Iterable[tuple[int, str, Machine]]) -> None:
+    def __init__(
+        self,
+        prices: PriceList,
+        machines: Iterable[tuple[int, str, Machine]],
+        drawn: Mapping[int, Drawn] | None = None,
+    ) -> None:
         self.prices = prices
+        self.measured = bool(drawn)
         self.rates: list[Rate] = []
         self.of_machine: dict[int, int] = {}
         self._unpriced: dict[str, None] = {}
@@ -30,6 +37,8 @@ class Tariff:
         numbers: dict[tuple[Rate, str], int] = {}
         for id_, node, machine in machines:
             rate = rate_of(prices, node, machine)
+            if drawn and id_ in drawn:
+                rate = fitted(rate, drawn[id_])
             key = (rate, machine.model)
             if key not in numbers:
                 numbers[key] = len(self.rates)
@@ -59,6 +68,8 @@ class Tariff:
                 f"no power is known for {_models(self._unpowered)}: energy that would include it "
                 "is left out; give idle_watts and busy_watts in the price list"
             )
+        if self.measured:
+            notes.append("energy is as measured where GPUs tell their power, else by a model")
         return notes
 
 

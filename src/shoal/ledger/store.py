@@ -17,6 +17,7 @@ import msgspec
 from shoal.ledger.accounts import Account, Move
 from shoal.ledger.mirror import Machine, Mirror, Owner
 from shoal.ledger.pages import Adds, Entry
+from shoal.ledger.power import Drawn, by_machine
 from shoal.model.ledger import By
 from shoal.ports import StoreError
 
@@ -46,6 +47,9 @@ CREATE TABLE IF NOT EXISTS amounts (
 CREATE INDEX IF NOT EXISTS amounts_by_owner ON amounts (owner, hour);
 CREATE TABLE IF NOT EXISTS capacity (
     hour INTEGER, machine INTEGER, gpu_us INTEGER NOT NULL,
+    PRIMARY KEY (hour, machine)) WITHOUT ROWID;
+CREATE TABLE IF NOT EXISTS power (
+    hour INTEGER, machine INTEGER, watt_ms INTEGER NOT NULL, gpu_us INTEGER NOT NULL,
     PRIMARY KEY (hour, machine)) WITHOUT ROWID;
 CREATE TABLE IF NOT EXISTS book (
     one INTEGER PRIMARY KEY CHECK (one = 1), seq INTEGER NOT NULL, mirror BLOB NOT NULL);
@@ -149,6 +153,11 @@ class LedgerStore:
             [(hour, self._machines[n], amount) for (hour, n), amount in adds.capacity.items()],
         )
 
+        self._db.executemany(
+            f"INSERT INTO power VALUES (?, ?, ?, ?) {_ADD}, watt_ms = watt_ms + excluded.watt_ms",
+            [(hour, self._machines[n], *both) for (hour, n), both in adds.power.items()],
+        )
+
     def _move(self, move: Move) -> None:
         owner = self._owner_of(move.job)
         rows = self._db.execute(
@@ -192,6 +201,13 @@ class LedgerStore:
                 (old,),
             )
             self._db.execute(f"DELETE FROM capacity WHERE {where}", (old,))
+            self._db.execute(
+                "INSERT INTO power SELECT hour / 24 * 24, machine, sum(watt_ms), sum(gpu_us) "
+                f"FROM power WHERE {where} GROUP BY 1, 2 {_ADD}, "
+                "watt_ms = watt_ms + excluded.watt_ms",
+                (old,),
+            )
+            self._db.execute(f"DELETE FROM power WHERE {where}", (old,))
             self._forget_jobs(now_hour - JOBS_KEPT_HOURS)
 
     def _forget_jobs(self, before: int) -> None:
@@ -250,6 +266,24 @@ class LedgerStore:
                 "SELECT sum(gpu_us) FROM capacity WHERE hour >= ? AND hour < ?", (since, until)
             ).fetchone()
         return row[0] or 0
+
+    def drawn(self, since: int, until: int) -> dict[int, Drawn]:
+        """Of machines whose GPUs told what they draw; nobody else is looked at."""
+        when = "hour >= ? AND hour < ?"
+        with self._clear_errors():
+            powers = self._db.execute(
+                f"SELECT machine, sum(watt_ms), sum(gpu_us) FROM power WHERE {when} GROUP BY 1",
+                (since, until),
+            ).fetchall()
+            amounts = (
+                powers
+                and self._db.execute(
+                    f"SELECT machine, account, sum(gpu_us) FROM amounts WHERE {when} "
+                    "AND machine IN (SELECT machine FROM power) GROUP BY 1, 2",
+                    (since, until),
+                ).fetchall()
+            )
+        return by_machine(powers, [(m, ACCOUNTS[account], us) for m, account, us in amounts])
 
     def owner(self, job_id: str) -> Owner | None:
         with self._clear_errors():
