@@ -46,7 +46,7 @@ $(TRAINED): $(STAMP)
 	done
 	@touch $(TRAINED)
 
-$(SYSTEM_READY): $(STAMP) tests/apt.sh
+$(SYSTEM_READY): $(STAMP) tests/apt.sh Makefile
 	@sh tests/apt.sh $(SYSTEM)
 	@touch $(SYSTEM_READY)
 

@@ -13,12 +13,14 @@ if [ "$(id -u)" != 0 ] || ! command -v apt-get >/dev/null; then
 fi
 echo "installing$absent"
 export DEBIAN_FRONTEND=noninteractive
-install() { timeout 600 apt-get install -qq -y --no-install-recommends $absent >/dev/null; }
+install() { timeout 600 apt-get install -qq -y --no-install-recommends "$@" >/dev/null; }
 # No service is started by its installation: the machine is only borrowed.
 if [ ! -e /usr/sbin/policy-rc.d ]; then
     printf '#!/bin/sh\nexit 101\n' >/usr/sbin/policy-rc.d && chmod +x /usr/sbin/policy-rc.d
     trap 'rm -f /usr/sbin/policy-rc.d' EXIT
 fi
-install 2>/dev/null || { timeout 600 apt-get update -qq && install; } \
-    || echo "cannot install$absent; the tests that need it are skipped"
+install $absent 2>/dev/null || { timeout 600 apt-get update -qq && install $absent 2>/dev/null; } \
+    || for package in $absent; do
+        install "$package" || echo "cannot install $package; the tests that need it are skipped"
+    done
 exit 0
