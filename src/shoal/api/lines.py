@@ -78,6 +78,7 @@ class ServiceLine(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True)
     version: int = 1
     least: int = 0
     most: int = 0
+    target: int = 0  # requests that keep one replica busy
     wanted: int = 0
     ready: int = 0
     in_flight: int = 0
@@ -164,6 +165,7 @@ def service_line(loop: ControlLoop, service: Service) -> ServiceLine:
         version=service.version,
         least=service.spec.scale.least,
         most=service.spec.scale.most,
+        target=service.spec.scale.target,
         wanted=service.wanted,
         ready=sum(view.state == "ready" for view in views),
         in_flight=load.in_flight,

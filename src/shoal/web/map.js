@@ -87,7 +87,7 @@ export class ClusterMap {
     if (job?.service) {
       const service = cluster.services.get(job.service);
       const replica = service?.replicas?.find((one) => one.job === cell.job);
-      return replica ? Math.min(100, (replica.in_flight ?? 0) * 12.5) : -1;
+      return replica ? Math.min(100, (100 * (replica.in_flight ?? 0)) / (service.target || 1)) : -1;
     }
     return job?.heat?.[cell.member] ?? -1;
   }
