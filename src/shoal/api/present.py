@@ -91,6 +91,7 @@ def _row_fields(loop: ControlLoop, job: Job) -> dict[str, Any]:
         "command": command,
         "why": explain(loop.state, job, loop.policy, loop.clock.now_ms()),
         "progress": progress_view(loop, job),
+        "idle_since_ms": job.idle_since_ms if job.phase is Phase.RUNNING else None,
     }
 
 

@@ -88,6 +88,9 @@ def print_jobs(rows: list[JobRow], now_ms: int, waits: int = 1) -> None:
     waiting = [row for row in rows if row.state == "waiting"] if at_terminal() else []
     for row in waiting[:waits]:
         line(fitted(f"{row.id} waits: {row.why}"), "yellow dim")
+    for row in rows if at_terminal() else []:
+        if row.idle_since_ms is not None:
+            line(fitted(f"{row.id} {row.why}"), "yellow dim")
 
 
 def _cells(row: JobRow, now_ms: int, tenants: bool, progress: bool) -> list[str | Cell]:

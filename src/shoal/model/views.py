@@ -46,6 +46,7 @@ class JobRow(msgspec.Struct, kw_only=True):
     command: str
     why: str
     progress: ProgressView | None  # of one whose members tell of their steps
+    idle_since_ms: int | None = None  # it was warned that it uses nothing of its GPUs
 
 
 class MemberView(msgspec.Struct, kw_only=True):
