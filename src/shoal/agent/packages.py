@@ -221,7 +221,7 @@ class Packages:
         used = self._in_use()
         found = []
         for path in self._root.iterdir():
-            name = path.name.removeprefix(".").removesuffix(".part")
+            name = path.name.removeprefix(".").partition(".")[0]  # also of parts and half unpacked
             if name not in self._transfers:
                 with contextlib.suppress(FileNotFoundError):
                     found.append((path.stat().st_mtime_ns, _bytes_of(path), path))

@@ -115,7 +115,8 @@ def _heading(parameter: Any) -> str:
 
 def _row(parameter: Any) -> tuple[str, str]:
     """Its name and what it is for; defaults stand in the text, in the user's words."""
-    names = sorted(parameter.opts, key=len) if parameter.param_type_name == "option" else []
+    option = parameter.param_type_name == "option"
+    names = [*sorted(parameter.opts, key=len), *parameter.secondary_opts] if option else []
     shown = [", ".join(names), parameter.metavar]
     return " ".join(part for part in shown if part), parameter.help or ""
 

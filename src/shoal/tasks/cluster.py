@@ -155,13 +155,17 @@ class ClusterPool(Pool):
     def _keep_door(self) -> None:
         assert self._listener is not None
         places = threading.Semaphore(GREETINGS_MAX)
-        while not self._ending.is_set():
-            places.acquire()
-            try:
-                connection, _ = self._listener.accept()
-            except OSError:
-                return
-            threading.Thread(target=self._greet, args=(connection, places), daemon=True).start()
+        with self._listener as listener:  # the map may be over before it was open
+            while not self._ending.is_set():
+                places.acquire()
+                try:
+                    connection, _ = listener.accept()
+                except OSError:
+                    return
+                greeting = threading.Thread(
+                    target=self._greet, args=(connection, places), daemon=True
+                )
+                greeting.start()
 
     def _greet(self, connection: socket.socket, places: threading.Semaphore) -> None:
         try:
