@@ -15,7 +15,7 @@ from shoal.model.job import JobSpec
 from shoal.model.node import NodeIntent
 from shoal.model.service import Probe, Route, Scale, ServiceSpec
 from shoal.model.views import ServiceView
-from tests.netns.cluster import POLICY, Cluster
+from tests.netns.cluster import POLICY, SHOAL, WAIT_S, Cluster
 from tests.netns.hosts import Host, Net
 
 pytest.importorskip("ray", reason="Ray is not installed: pip install 'shoal[ray]'")
@@ -118,6 +118,34 @@ def test_output_is_whole_over_a_slow_link_and_one_that_loses_packets(cluster: Cl
         assert cluster.output(job, member) == wanted
     assert cluster.hosts["h1"].held_up() > 0
     assert cluster.hosts["h2"].lost_packets() > 0
+
+
+WORK = """
+import os, time, beside
+
+def work(value):
+    time.sleep(0.05)
+    return [beside.double(value), os.environ["SHOAL_NODE"], os.getcwd()]
+"""
+
+
+def test_code_and_inputs_travel_to_all_hosts_and_a_map_survives_a_link_that_is_cut(
+    cluster: Cluster, tmp_path: Path
+) -> None:
+    (tmp_path / "work.py").write_text(WORK)
+    (tmp_path / "beside.py").write_text("def double(value): return 2 * value")
+    (tmp_path / "inputs").write_text("".join(f"{number}\n" for number in range(600)))
+    out, part = cluster.shared / "out", cluster.shared / "out.part"
+    script = f'cd {tmp_path} && exec "$@" map work.py:work inputs -o {out} --cluster -n 4 -g 1'
+    mapping = cluster.head.start("sh", "-c", script, "sh", *SHOAL)
+    cluster.until(lambda: part.exists() and part.stat().st_size > 2000, "there are no results")
+    cluster.hosts["h1"].cut()
+    assert mapping.wait(WAIT_S) == 0, "see the head's log"
+    lines = [msgspec.json.decode(line) for line in out.read_text().splitlines()]
+    assert [value for value, _, _ in lines] == [2 * number for number in range(600)]
+    assert {node for _, node, _ in lines} == set(NAMES)
+    assert len({place for _, _, place in lines}) == 4, "each host has its own copy"
+    cluster.until(lambda: not cluster.ask(lambda client: client.jobs()), "its job lingers")
 
 
 def test_replicas_on_three_hosts_answer_at_one_url(cluster: Cluster) -> None:
