@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from shoal.agent.memory import MemoryWatch
 from shoal.client import ShoalError
+from tests.live.cluster import eventually
 from tests.observe.conftest import Observed
 
 
@@ -46,6 +49,35 @@ def test_a_member_out_of_memory_is_told_as_such(observed: Observed) -> None:
     (one,) = observed.client.story(job).attempts
     assert (one.cause.value, one.sure) == ("out of memory", False)
     assert one.to_step == 3
+
+
+@pytest.fixture
+def tight() -> Iterator[Path]:
+    """A cgroup with little memory, that a job may put itself into."""
+    group = Path(f"/sys/fs/cgroup/memory/shoal-test-{os.getpid()}")
+    try:
+        group.mkdir()
+        (group / "memory.limit_in_bytes").write_text("60M")
+    except OSError as error:
+        pytest.skip(f"no cgroup of one's own can be made here ({error.strerror})")
+    yield group
+    assert eventually(lambda: not (group / "tasks").read_text().strip(), 40)
+    group.rmdir()
+
+
+def test_what_the_kernel_killed_for_want_of_memory_is_told_as_such(
+    observed: Observed, tight: Path
+) -> None:
+    eat = f"{sys.executable} -c \"x = b'x' * 500_000_000\""
+    job = observed.run(f"echo $$ > {tight}/tasks && exec {eat}", gpus=1)
+    assert observed.wait(job) == "failed"
+    (one,) = observed.client.story(job).attempts
+    assert (one.cause.value, one.sure) == ("out of memory", False)
+    assert "the kernel ended processes there" in one.evidence
+    assert one.first is not None and one.first.code == 137
+    other = observed.run("kill -9 $$", gpus=1)  # the kernel's kill was a moment ago, perhaps
+    observed.wait(other)
+    assert observed.client.story(other).attempts[0].sure is False
 
 
 def test_a_job_that_is_not_there_is_one_line(observed: Observed) -> None:
