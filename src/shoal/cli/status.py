@@ -66,21 +66,21 @@ def _room_for_jobs(services: int, alarms: int) -> int:
 
 
 def _print_summary(view: StatusView, url: str) -> None:
-    from shoal.cli.show import line
+    from shoal.cli.show import fitted, line
     from shoal.cli.units import duration_text
     from shoal.model.resources import cpus_text
 
     up = duration_text(view.now_ms - view.up_since_ms)
     starts = f", started again {view.restarts} times" if view.restarts else ""
-    line(f"Shoal {view.version} at {url}, up {up}{starts}; the page: shoal page", "bold")
-    line(f"nodes  {_counts(view.nodes) or 'none yet'}")
+    line(fitted(f"Shoal {view.version} at {url}, up {up}{starts}; the page: shoal page"), "bold")
+    line(fitted(f"nodes  {_counts(view.nodes) or 'none yet'}"))
     gpus = _share(view.gpus_held, view.gpus, str(view.gpus_held), str(view.gpus))
     unusable = f", {view.gpus_unusable} unusable" if view.gpus_unusable else ""
     line(f"GPUs   {gpus}, {view.gpus_free} free{unusable}")
     held, cpus = view.cpu_milli_held, view.cpu_milli
     line(f"CPUs   {_share(held, cpus, cpus_text(held), cpus_text(cpus))}")
     totals = f"{view.submitted} submitted, {view.finished} finished since the beginning"
-    line(f"jobs   {_counts(view.jobs) or 'none live'}; {totals}")
+    line(fitted(f"jobs   {_counts(view.jobs) or 'none live'}; {totals}"))
 
 
 def _print_alarms(
