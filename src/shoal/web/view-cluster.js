@@ -103,7 +103,7 @@ export function mount(root) {
   // What happened last, asked for when something did.
   let alive = true, seq = -1;
   const ask = throttled(1000, async () => {
-    if (seq === cluster.status?.last_seq || document.hidden) return;
+    if (seq === cluster.status?.last_seq || document.hidden || lately.hidden) return;
     seq = cluster.status?.last_seq;
     try {
       const { events } = await get("/v1/events?after=-120&limit=120");
