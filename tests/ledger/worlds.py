@@ -9,6 +9,8 @@ from unittest.mock import patch
 
 import msgspec
 
+from shoal.core.state import State
+from shoal.ledger import members
 from shoal.ledger.accounts import HOUR_MS, Place
 from shoal.ledger.book import Book
 from shoal.ledger.mirror import Mirror
@@ -16,6 +18,7 @@ from shoal.ledger.shelf import Shelf
 from shoal.model.events import Event, NodeIntended, NodeJoined
 from shoal.model.node import NodeIntent
 from shoal.model.report import NodeReport
+from shoal.model.service import ServiceLoad
 from shoal.sim.fuzz import Run, Size
 
 GPU_US = 1000  # thousandths of a GPU
@@ -28,6 +31,7 @@ class Books:
         self.book = Book()
         self.shelf = Shelf()
         self.heard: list[NodeReport] = []
+        self.loads: list[ServiceLoad] = []
         self.events: list[Event] = []
 
     def stepped(self, events: Sequence[Event]) -> None:
@@ -35,7 +39,9 @@ class Books:
         self.book.advance(now_ms)
         for report in self.heard:
             self.book.hear(report.progress)
-        self.heard = []
+            self.book.hear_idle(report.spec.id, report.idle)
+        self.book.hear((), self.loads)
+        self.heard, self.loads = [], []
         for event in events:
             self.book.take(event)
         self.events += events
@@ -54,7 +60,7 @@ class Books:
         """Go on from what is stored: as a controller that was killed."""
         self.shelf.put(self.book.drain())
         self.book = Book(again(self.book.mirror))
-        self.heard = []
+        self.heard, self.loads = [], []
 
 
 def again(mirror: Mirror) -> Mirror:
@@ -66,21 +72,46 @@ def kept(seed: int, size: Size | None = None) -> Iterator[tuple[Run, Books]]:
     """A fuzzed run whose every commit and report reaches the books."""
     run, books = Run(seed, size or Size(), checked=False), Books()
     committed, heard = run.truth.committed, run.truth.heard
+    served = run.world.controller.served
 
     def on_commit(events: Sequence[Event]) -> None:
         committed(events)
         if events:
             books.stepped(events)
+            same_as(books.book.mirror, run.world.controller.state)
 
     def on_hear(report: NodeReport) -> None:
         heard(report)
         books.heard.append(report)
 
+    def on_load(load: ServiceLoad) -> None:
+        served(load)
+        books.loads.append(load)
+
     with (
+        patch.object(members, "IDLE_MS", 500),
+        patch.object(run.world.controller, "served", on_load),
         patch.object(run.truth, "committed", on_commit),
         patch.object(run.truth, "heard", on_hear),
     ):
         yield run, books
+
+
+def same_as(mirror: Mirror, state: State) -> None:
+    """What the book thinks of the cluster is what the controller thinks of it."""
+    reserved = {index for one in state.reservations.values() for index in one.nodes}
+    for node in state.order:
+        mine, room = mirror.nodes[node.id], state.rooms[node.index]
+        free = [
+            1000 - held - claimed for held, claimed in zip(mine.held, mine.claimed, strict=True)
+        ]
+        assert free == room.gpu_milli, node.id
+        assert (mine.away is None) == node.schedulable, node.id
+        assert bool(mine.reserved) == (node.index in reserved), node.id
+    standing = {job.id for job in map(state.job_numbered, state.queue.lane) if job.spec.gpus}
+    held = {job.id for job in map(state.job_numbered, state.queue.held) if job.spec.gpus}
+    assert {job_id for job_id, job in mirror.jobs.items() if job.queued} == standing | held
+    assert set(mirror.jobs) == set(state.jobs)
 
 
 def capacity(events: Iterable[Event], end_ms: int) -> dict[tuple[int, str], int]:
