@@ -23,7 +23,9 @@ from shoal.control.history.history import History
 from shoal.control.loop import ControlLoop
 from shoal.control.meters import OTHERS, TENANTS_MAX, Histogram, Meters
 from shoal.core.state import State
+from shoal.model.job import JobSpec
 from shoal.model.samples import GpuSample, NodeSample
+from shoal.model.service import Service, ServiceLoad, ServiceSpec
 from tests.core.training import Training
 from tests.live.cluster import eventually
 from tests.observe.conftest import Observed
@@ -39,6 +41,12 @@ parser = pytest.importorskip("prometheus_client.parser", reason="prometheus-clie
 def needs(tool: str) -> pytest.MarkDecorator:
     return pytest.mark.skipif(
         shutil.which(tool) is None, reason=f"{tool} is not installed (Debian: prometheus)"
+    )
+
+
+def promtool(*args: str, text: str = "") -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        ["promtool", *args], input=text, text=True, capture_output=True, timeout=60, check=False
     )
 
 
@@ -90,10 +98,7 @@ def test_the_metrics_tell_what_the_cluster_does(observed: Observed, training: st
 
 @needs("promtool")
 def test_promtool_finds_nothing_to_say(observed: Observed, training: str) -> None:
-    check = ["promtool", "check", "metrics"]
-    said = subprocess.run(
-        check, input=scrape(observed), text=True, capture_output=True, timeout=60, check=False
-    )
+    said = promtool("check", "metrics", text=scrape(observed))
     assert (said.returncode, said.stdout, said.stderr) == (0, "", "")
 
 
@@ -121,9 +126,7 @@ def deployed(tmp_path: Path, observed: Observed) -> Path:
 @needs("promtool")
 def test_the_deployed_files_are_sound(deployed: Path) -> None:
     for check in (["config", str(deployed)], ["rules", str(DEPLOY / "alerts.yml")]):
-        said = subprocess.run(
-            ["promtool", "check", *check], capture_output=True, text=True, timeout=60, check=False
-        )
+        said = promtool("check", *check)
         assert said.returncode == 0, said.stdout + said.stderr
 
 
@@ -206,13 +209,7 @@ def test_every_query_of_the_dashboard_is_one(tmp_path: Path) -> None:
     rules = [{"record": f"q:{n}", "expr": query} for n, query in enumerate(queries)]
     file = tmp_path / "queries.yml"
     file.write_text(json.dumps({"groups": [{"name": "q", "rules": rules}]}))
-    said = subprocess.run(
-        ["promtool", "check", "rules", str(file)],
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=False,
-    )
+    said = promtool("check", "rules", str(file))
     assert said.returncode == 0, said.stdout + said.stderr
 
 
@@ -237,8 +234,16 @@ def test_many_jobs_and_tenants_do_not_make_many_series(monkeypatch: pytest.Monke
     history = SimpleNamespace(
         newest={"a": sample, "gone": sample}, file=SimpleNamespace(size_bytes=1)
     )
+    spec = ServiceSpec(name="chat", replica=JobSpec(command=("serve",)))
+    cluster.state.services["chat"] = Service(spec=spec, wanted=2, ready={"j1": 0})
+    cluster.state.loads["chat"] = ServiceLoad(service="chat", answers_per_ks=5000, p99_ms=20)
     text = "".join(collect(cast(ControlLoop, loop), cast(History, history)))
+    if shutil.which("promtool"):
+        said = promtool("check", "metrics", text=text)
+        assert (said.returncode, said.stderr) == (0, "")
     told = values(text)
+    assert told["shoal_service_response_seconds"]["percentile=99,service=chat"] == 0.02
+    assert told["shoal_service_request_rate"] == {"service=chat": 5}
     assert len(told["shoal_job_loss"]) == 20
     assert len(told["shoal_jobs"]) == 10 + 1
     assert told["shoal_jobs"][f"state=running,tenant={OTHERS}"] == 20

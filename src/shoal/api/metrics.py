@@ -239,10 +239,10 @@ def _services(loop: ControlLoop) -> Iterator[str]:
         "gauge",
         "Until an answer began, over the last 15 seconds.",
         [
-            ({"service": name, "quantile": share}, value / 1000)
+            ({"service": name, "percentile": share}, value / 1000)
             for name, load in told
             if load.answers_per_ks
-            for share, value in (("0.5", load.p50_ms), ("0.95", load.p95_ms), ("0.99", load.p99_ms))
+            for share, value in (("50", load.p50_ms), ("95", load.p95_ms), ("99", load.p99_ms))
         ],
     )
     for name, text, count in SERVICE_COUNTS:
