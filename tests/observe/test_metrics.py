@@ -130,6 +130,14 @@ def test_the_deployed_files_are_sound(deployed: Path) -> None:
         assert said.returncode == 0, said.stdout + said.stderr
 
 
+@needs("promtool")
+def test_the_rules_wake_somebody_when_they_should_and_not_before(tmp_path: Path) -> None:
+    shutil.copy(DEPLOY / "alerts.yml", tmp_path)
+    file = shutil.copy(Path(__file__).with_name("alerts_test.yml"), tmp_path)
+    said = promtool("test", "rules", str(file))
+    assert said.returncode == 0, said.stdout + said.stderr
+
+
 @needs("prometheus")
 def test_a_real_prometheus_scrapes_the_cluster(
     deployed: Path, tmp_path: Path, training: str
