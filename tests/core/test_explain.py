@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from shoal.core.explain import explain
+from shoal.model.job import MemberRef
 from shoal.model.node import NodeIntent
 from shoal.model.policy import Policy
 from tests.core.build import Cluster
@@ -77,3 +78,24 @@ def test_a_job_that_does_not_wait_is_explained_by_the_last_decision_about_it() -
     assert why(cluster, cluster.submit()) == (
         "1 member with 1 CPU on a: best by shoal; 0.0 s after submission"
     )
+
+
+def test_it_is_placed_and_its_code_is_on_the_way() -> None:
+    cluster = Cluster()
+    for name in ("a", "b"):
+        cluster.join(name)
+    job_id = cluster.submit(members=2, members_per_node=1, package="0" * 64)
+    cluster.deliver()
+    placed = why(cluster, job_id)
+    for number, member in enumerate(cluster.job(job_id).members):
+        ref = MemberRef(job_id, 1, number)
+        cluster.books[member.slice.node].gets(ref, "fetches its working directory: 1.0 of 2.0 MB")
+    cluster.hear("a", "b")
+    first = cluster.job(job_id).members[0].slice.node
+    assert why(cluster, job_id) == (
+        f"{first} fetches its working directory: 1.0 of 2.0 MB; 1 other node too"
+    )
+    for number, member in enumerate(cluster.job(job_id).members):
+        cluster.books[member.slice.node].begins(MemberRef(job_id, 1, number))
+    cluster.hear("a", "b")
+    assert why(cluster, job_id) == placed

@@ -6,7 +6,8 @@ from typing import Any
 
 from shoal.core.reconcile import STRANGER_GRACE_MS
 from shoal.model.commands import Acknowledge, Check, Dismiss, Launch, Prepare, Stop
-from shoal.model.job import MemberRef
+from shoal.model.job import MemberRef, Phase
+from shoal.model.node import NodeHealth
 from tests.core.build import Cluster, node_spec
 
 
@@ -194,3 +195,35 @@ def test_two_live_jobs_never_meet_at_the_same_point() -> None:
     cluster.hear("a")
     masters = {cluster.job(cluster.submit()).master for _ in range(40)}
     assert len(masters) == 40
+
+
+def test_who_is_getting_ready_is_neither_ordered_again_nor_alive() -> None:
+    cluster = Cluster()
+    cluster.join("a")
+    job_id = cluster.submit(package="0" * 64)
+    (launch,) = (one for one in cluster.last.commands if isinstance(one, Launch))
+    assert launch.package == "0" * 64
+    cluster.deliver()
+    ref = MemberRef(job_id, 1, 0)
+    cluster.books["a"].gets(ref, "fetches its working directory")
+    cluster.hear("a")
+    assert (orders(cluster), cluster.job(job_id).phase) == ([], Phase.STARTING)
+    cluster.books["a"].begins(ref)
+    cluster.hear("a")
+    assert (orders(cluster), cluster.job(job_id).phase) == ([], Phase.RUNNING)
+
+
+def test_a_stranger_that_is_getting_ready_is_stopped_before_the_node_is_used() -> None:
+    cluster = Cluster()
+    other = Cluster()
+    other.join("a")
+    other.submit()
+    other.deliver()
+    other.books["a"].gets(MemberRef("j1", 1, 0), "fetches its working directory")
+    cluster.books = other.books
+    cluster.hear("a")
+    assert orders(cluster) == ["Stop j1.1.0"]
+    assert cluster.node("a").health is not NodeHealth.READY
+    cluster.books["a"].exited(MemberRef("j1", 1, 0), 143, "stopped before it started")
+    cluster.hear("a")
+    assert cluster.node("a").health is NodeHealth.READY

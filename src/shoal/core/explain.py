@@ -16,7 +16,7 @@ from shoal.core.state import Node, State
 from shoal.model.job import Job, MemberRef, Phase, Within
 from shoal.model.node import NodeHealth, NodeIntent
 from shoal.model.policy import Policy
-from shoal.model.resources import Kind
+from shoal.model.resources import Kind, plural
 
 
 def explain(state: State, job: Job, policy: Policy, now_ms: int) -> str:
@@ -37,7 +37,8 @@ def _getting(state: State, job: Job) -> str:
         if what is not None:
             whats.append(f"{member.slice.node} {what}")
     different = list(dict.fromkeys(whats))
-    more = f"; {len(different) - 1} more nodes are at it" if len(different) > 1 else ""
+    others = len(different) - 1
+    more = f"; {plural(others, 'other node')} too" if others else ""
     return f"{different[0]}{more}" if different else ""
 
 
