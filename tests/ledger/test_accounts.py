@@ -152,6 +152,28 @@ def test_only_waiting_beyond_that_of_the_least_waiting_member_is_for_stragglers(
     assert story.seconds() == {"useful": 10 + 3, "straggler": 7}
 
 
+def test_the_first_member_to_speak_is_not_the_measure_of_waiting_for_long() -> None:
+    story = Story()
+    story.submit(gpus=1, members=2)
+    slices = (Slice("n1", (0,)), Slice("n1", (1,)))
+    story.tell(ev.JobPlaced(at_ms=0, job="j1", attempt=1, slices=slices, master="", why=""))
+    story.runs()
+    for second in range(1, 5):  # less than the members are compared anew
+        story.now_ms = second * S
+        story.book.advance(story.now_ms)
+        for member, wait in ((0, 800_000), (1, 0)):
+            beat = Beat(
+                ref="",
+                step=second,
+                steps=second,
+                compute_us=second * (1_000_000 - wait),
+                wait_us=second * wait,
+            )
+            story.book.hear([Progress(MemberRef("j1", 1, member), beat, 0)])
+    told = story.seconds()
+    assert told["straggler"] == pytest.approx(3 * 0.8)  # all but the first beat
+
+
 def test_who_told_of_steps_and_falls_silent_is_idle() -> None:
     story = started()
     story.after(2)

@@ -4,14 +4,17 @@ from __future__ import annotations
 
 from typing import Annotated
 
+import msgspec
 from litestar import Controller, get, put
 from litestar.params import Parameter
 
 from shoal.api.present import find_job
 from shoal.api.problems import Refusal
 from shoal.control.loop import ControlLoop
+from shoal.core.budget import used
 from shoal.ledger.accounts import HOUR_MS
 from shoal.ledger.keeper import TIMES_MAX, Keeper
+from shoal.ledger.spending import wants_spendings
 from shoal.model.ledger import By, CostView, LedgerView
 from shoal.model.prices import PriceList, problem_with
 
@@ -39,7 +42,11 @@ class Ledger(Controller):
         hours = ((to_ms or loop.clock.now_ms()) - begin_ms) // HOUR_MS
         if by is By.HOUR and hours > TIMES_MAX:
             raise Refusal(422, f"has {hours} hours, the most is {TIMES_MAX}; use by=day", "by")
-        return await books.view(by, from_ms, to_ms)
+        view = await books.view(by, from_ms, to_ms)
+        if by is By.TENANT and wants_spendings(loop.policy):
+            notes = await _budgets(loop, books)
+            view = msgspec.structs.replace(view, notes=[*view.notes, *notes])
+        return view
 
     @get("/jobs/{job_id:str}/cost")
     async def cost(self, loop: ControlLoop, keeper: Keeper | None, job_id: str) -> CostView:
@@ -61,6 +68,17 @@ class Ledger(Controller):
         books = _kept(keeper)
         books.set_prices(data)
         return books.prices
+
+
+async def _budgets(loop: ControlLoop, keeper: Keeper) -> list[str]:
+    """How much of its budget each tenant has used, a line each."""
+    spendings = await keeper.spendings(loop.policy)
+    lines = []
+    for tenant in loop.policy.tenants:
+        if tenant.has_budget:
+            milli, text = used(loop.state, tenant, spendings)
+            lines.append(f"{text}: {milli / 10:.0f} %")
+    return lines
 
 
 def _kept(keeper: Keeper | None) -> Keeper:

@@ -34,7 +34,7 @@ def budget(round_: Round, spendings: tuple[Spending, ...]) -> None:
 
 def _judge(round_: Round, tenant: Tenant, spendings: tuple[Spending, ...]) -> None:
     state, now_ms = round_.state, round_.now_ms
-    milli, text = _used(state, tenant, spendings)
+    milli, text = used(state, tenant, spendings)
     before = state.accounts.budgets.get(tenant.name)
     if milli >= HELD_MILLI:
         if before is not BudgetLevel.HELD:
@@ -51,7 +51,7 @@ def _free(round_: Round, tenant: str, why: str) -> None:
     round_.emit(BudgetFreed(at_ms=round_.now_ms, tenant=tenant, why=why))
 
 
-def _used(state: State, tenant: Tenant, spendings: tuple[Spending, ...]) -> tuple[int, str]:
+def used(state: State, tenant: Tenant, spendings: tuple[Spending, ...]) -> tuple[int, str]:
     """The part of its budget that it and its branches have used, in thousandths, and in words."""
     mine = [
         spending

@@ -139,6 +139,7 @@ def _end_attempt(pages: Pages, job_id: str, job: Job, cause: StopCause | None) -
     else:
         pages.saved(job)
     job.saved, job.cause, job.wait_us, job.wait_ms = False, None, 0, 0
+    job.wait_of = job.tellers = 0
 
 
 def _adopted(pages: Pages, event: ev.JobAdopted) -> None:

@@ -147,6 +147,7 @@ def _book_news(
     total_us = sum(news)
     explained_ms = min(total_us // 1000, span_ms)
     rest_ms = span_ms - explained_ms
+    job.tellers += not told.steps
     _, wait_us, data_us, save_us = news
     blameless_us = _blameless_us(pages, job, beat, beat.steps - told.steps)
     straggler_us = max(0, wait_us - blameless_us)
@@ -178,8 +179,8 @@ def _blameless_us(pages: Pages, job: Job, beat: Beat, steps: int) -> int:
     """A collective takes its time even when all come at once: what the member that waits least
     waits in a step is nobody's fault."""
     now_ms = pages.mirror.now_ms
-    if now_ms - job.wait_ms >= COMPARE_MS:
-        job.wait_ms = now_ms
+    if now_ms - job.wait_ms >= COMPARE_MS or job.tellers >= 2 * job.wait_of:
+        job.wait_ms, job.wait_of = now_ms, max(1, job.tellers)
         tellers = [m.told for m in job.members.values() if m.told is not None and m.told.steps]
         waits = [told.wait // told.steps for told in tellers]
         if beat.steps:

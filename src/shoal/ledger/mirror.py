@@ -113,6 +113,8 @@ class Job(msgspec.Struct, kw_only=True):
     claimed: tuple[Slice, ...] = ()
     wait_us: int = 0  # what the least waiting member waits in a step: not for a straggler
     wait_ms: int = 0  # when that was looked at
+    wait_of: int = 0  # over so many members
+    tellers: int = 0  # members that tell of steps
 
 
 class Want(msgspec.Struct):
