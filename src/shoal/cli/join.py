@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 Progress = Callable[[str], None]
 
-JOIN_TIMEOUT_S = 120.0
+JOIN_TIMEOUT_S = 180.0
 LEAVE_TIMEOUT_S = 600.0
 TOLD_TIMEOUT_S = 2.5  # an agent looks once a second whether it is to leave
 POLL_S = 0.1
@@ -212,6 +212,7 @@ def _join(
     node = machine.member_of(home.path, reach, spec.address, spec.id)
     write_spec(home.node(spec.id), spec)
     machine.write_node(home.path, node)
+    (home.node(spec.id) / "leaving").unlink(missing_ok=True)  # of a leave that was cut short
     begun_ns = time.time_ns()
     machine.start_keeper(home.path)
     _wait_for_contact(home, spec, begun_ns, progress)

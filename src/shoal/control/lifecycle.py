@@ -22,6 +22,7 @@ from shoal.model.views import NodeView
 Progress = Callable[[str], None]
 
 UP_TIMEOUT_S = 60.0
+RAY_TIMEOUT_S = 180.0  # it takes 10 s on an idle machine
 DOWN_TIMEOUT_S = 12.0  # longer than an agent gives its members
 POLL_S = 0.02
 
@@ -141,7 +142,8 @@ def _wait_for_controller(home: Home, progress: Progress) -> Address:
 
 def _wait_for_nodes(home: Home, config: ClusterConfig, progress: Progress) -> None:
     """Nodes that stay away are not fatal: the cluster works, and `shoal nodes` shows them."""
-    deadline = time.monotonic() + UP_TIMEOUT_S
+    timeout_s = UP_TIMEOUT_S if config.engine == "local" else RAY_TIMEOUT_S
+    deadline = time.monotonic() + timeout_s
     wanted = {spec.id for spec in config.nodes}
     with Client.at_home(home.path, patience_s=UP_TIMEOUT_S) as client:
         while time.monotonic() < deadline:
