@@ -37,7 +37,7 @@ class Beats:
 
 def watching(pid: int, monkeypatch: pytest.MonkeyPatch) -> tuple[Idling, Members, Beats]:
     monkeypatch.setattr(idling, "LOOK_S", 0.2)
-    monkeypatch.setattr(idling, "TOLD_S", 0.4)
+    monkeypatch.setattr(idling, "TOLD_S", 1.5)
     members, beats = Members(pid), Beats()
     made = Idling(cast(Any, members), cast(Any, beats))
     made.expect(
