@@ -22,7 +22,7 @@ pytest.importorskip("ray", reason="Ray is not installed: pip install 'shoal[ray]
 
 HERE = Path(__file__).parent
 GANG = f"exec {sys.executable} {HERE / 'gang.py'}"
-LONG_STEPS = 250  # a dozen seconds and more: Ray has given up its nodes by then
+LONG_STEPS = 160  # eight seconds and more: Ray has given up its nodes by then
 NAMES = ("head", "h1", "h2", "h3")
 
 
