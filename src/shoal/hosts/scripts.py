@@ -65,7 +65,9 @@ if ! "$venv/bin/python" -m pip --version >/dev/null 2>&1; then
 fi
 pip() { "$venv/bin/python" -m pip --quiet --disable-pip-version-check --no-input "$@"; }
 {
-    pip install "$wheel[ray]" "ray==$3" && pip install --no-deps --force-reinstall "$wheel"
+    # pip would take another build of the same version for what is there already
+    if "$venv/bin/python" -c "import shoal" 2>/dev/null; then pip uninstall --yes shoal; fi
+    pip install "$wheel[ray]" "ray==$3"
 } >"$home/install.log" 2>&1 || {
     echo "pip failed there: $(grep -i error "$home/install.log" | tail -n 1)" \
         "(all of it is in $home/install.log)" >&2
