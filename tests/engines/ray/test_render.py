@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from shoal.engines.ray.carrier import newest
+from shoal.engines.ray.machine import free_ports
 from shoal.engines.ray.render import (
     FIRST_PORTS,
     HEAD_OFFSETS,
@@ -87,6 +88,16 @@ def test_rays_sockets_have_names_that_the_kernel_takes_however_deep_the_home_lie
     deep = [temp_dir(Path("/x" * 60) / name, Path("/tmp")) for name in ("a", "b")]
     assert deep[0] != deep[1]
     assert all(len(str(path)) <= TEMP_DIR_BYTES_MAX for path in deep)
+
+
+def test_two_homes_that_choose_at_once_choose_differently(tmp_path: Path) -> None:
+    """Neither listens yet, and each stays with what it chose."""
+    homes = [tmp_path / "a", tmp_path / "b"]
+    for home in homes:
+        home.mkdir()
+    first, second = (free_ports(home) for home in homes)
+    assert first != second
+    assert free_ports(homes[0]) == first
 
 
 def ray_node(place: str, name: str, stamp: str, alive: bool = True) -> dict[str, object]:

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import contextlib
 import importlib.util
+import os
 import secrets
 import socket
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -21,7 +23,7 @@ from shoal.engines.ray.render import (
     RayNode,
     token_path,
 )
-from shoal.files import held, write_private
+from shoal.files import held, lock, write_private
 from shoal.ports import EngineError
 
 Progress = Callable[[str], None]
@@ -66,7 +68,7 @@ def head_of(home: Path, ip: str, node: str) -> RayNode:
     it."""
     before = read_node(home)
     known = before is not None and before.leads
-    first = before.first_port if before is not None and known else free_ports(leads=True)
+    first = before.first_port if before is not None and known else free_ports(home)
     return RayNode(head=f"{ip}:{first}", ip=ip, first_port=first, leads=True, node=node)
 
 
@@ -74,18 +76,30 @@ def member_of(home: Path, head: str, ip: str, node: str) -> RayNode:
     """What this machine is to be in the cluster that is led there."""
     before = read_node(home)
     known = before is not None and before.head == head and not before.leads
-    first = before.first_port if before is not None and known else free_ports(leads=False)
+    first = before.first_port if before is not None and known else free_ports(home)
     return RayNode(head=head, ip=ip, first_port=first, node=node)
 
 
-def free_ports(*, leads: bool) -> int:
-    offsets = [*OFFSETS.values(), *(HEAD_OFFSETS.values() if leads else ())]
+def free_ports(home: Path) -> int:
+    """The first of a hundred that nobody uses. Another home of this machine that chooses before our
+    Ray listens must see that they are taken: they are, while this process and our home last."""
+    for past in [known for known in _chosen if not known.exists()]:
+        os.close(_chosen.pop(past)[1])
+    if home in _chosen:
+        return _chosen[home][0]
+    offsets = [*OFFSETS.values(), *HEAD_OFFSETS.values()]
     for first in FIRST_PORTS:
         if all(_is_free(first + offset) for offset in offsets):
-            return first
+            handle = lock(Path(tempfile.gettempdir()) / f"shoal-{os.getuid()}-ray-{first}")
+            if handle is not None:
+                _chosen[home] = (first, handle)
+                return first
     raise EngineError(
         f"no free ports for Ray: it needs a hundred in a row from {FIRST_PORTS[0]} on"
     )
+
+
+_chosen: dict[Path, tuple[int, int]] = {}
 
 
 def _is_free(port: int) -> bool:
