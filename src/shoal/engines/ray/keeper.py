@@ -95,6 +95,8 @@ class Keeper:
                 self._look_at_head = now + HEAD_LOOK_S
                 self._follow_head()
         self._end_ray()
+        if not self._temp_dir.is_relative_to(self._home):  # nobody would look for it out there
+            shutil.rmtree(self._temp_dir, ignore_errors=True)
         return 0
 
     def _has_left(self) -> bool:
