@@ -54,7 +54,7 @@ def main() -> None:
 
 @contextlib.contextmanager
 def hosts() -> Iterator[dict[str, Host]]:
-    scratch = Path(tempfile.mkdtemp(prefix="shoal-bench-"))
+    scratch = Path(tempfile.mkdtemp(prefix="sb-"))
     net = Net(scratch)
     try:
         yield {name: net.add(name) for name in ("head", *NODES)}

@@ -21,7 +21,8 @@ def hosts_possible() -> None:
 
 @pytest.fixture(scope="module")
 def net(hosts_possible: None) -> Iterator[Net]:
-    scratch = Path(tempfile.mkdtemp(prefix="shoal-net-"))
+    # Short, so that Ray keeps its sockets inside, and nothing of it stays.
+    scratch = Path(tempfile.mkdtemp(prefix="sn-"))
     made = Net(scratch)
     try:
         yield made
