@@ -48,6 +48,10 @@ def pack(workdir: Path) -> Package:
     try:
         workdir = workdir.resolve(strict=True)
         root, in_git = _root_of(workdir)
+        if root.parent == root:
+            raise PackError(
+                f"{root} is the whole machine; go to your project's folder, or {IN_PLACE}"
+            )
         folder = str(workdir.relative_to(root))
         entries, left_behind = _sorted_out(root, in_git)
         _refuse_large(root, entries, in_git)

@@ -206,3 +206,8 @@ def test_a_travelling_job_cannot_write_where_it_runs(live_shoal: Shoal, tmp_path
     where = str(tmp_path / "sub")
     result = live_shoal("run", "--pack", "--workdir", where, "--wait", "--", "sh", "-c", script)
     assert (result.code, result.out.split()) == (0, ["555", "444", "hellocode"]), result
+
+
+def test_the_whole_machine_does_not_travel() -> None:
+    with pytest.raises(PackError, match="/ is the whole machine; go to your project's folder"):
+        pack(Path("/"))
