@@ -31,6 +31,7 @@ from shoal.control.sqlite_store import SqliteStore
 from shoal.control.supervise import HOPELESS_CODE, RESTARTS_ENV
 from shoal.engines.local.engine import LocalEngine
 from shoal.files import lock, write_private
+from shoal.kernel import claim
 from shoal.ledger.keeper import Keeper
 from shoal.model.node import NodeIntent
 from shoal.model.report import SetIntent
@@ -151,23 +152,14 @@ def _entry(home: Home, config: ClusterConfig) -> Entry:
         with contextlib.suppress(OSError):
             # The proxy shares its port with whoever asks for it, so another cluster of this machine
             # that chooses at the same moment must see that this one is spoken for.
-            _claim(port)
+            claimed = claim(f"port-{port}")
+            if claimed is None:
+                continue
+            CLAIMS.append(claimed)
             _bind(config.host, port).close()
             write_private(home.gateway_port, str(port).encode())
             return Entry(address=config.host, port=port)
     return Entry(address=config.host, port=GATEWAY_PORTS[0])
-
-
-def _claim(port: int) -> None:
-    """Hold a name of the kernel's, which leaves no file behind, for as long as this process lives.
-    OSError if another process has it."""
-    claim = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
-    try:
-        claim.bind(f"\0shoal-port-{port}")
-    except OSError:
-        claim.close()
-        raise
-    CLAIMS.append(claim)
 
 
 def _spare_the_collector() -> None:

@@ -1,4 +1,4 @@
-"""The few favours we ask of Linux to leave no process behind."""
+"""The few favours we ask of Linux, most of them to leave no process behind."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import contextlib
 import ctypes
 import os
 import signal
+import socket
 from collections.abc import Callable
 from pathlib import Path
 
@@ -17,6 +18,18 @@ RAY_MARK = "SHOAL_RAY_DIR"  # in the environment of all that Ray runs for a home
 
 PR_SET_PDEATHSIG = 1
 PR_SET_CHILD_SUBREAPER = 36
+
+
+def claim(name: str) -> socket.socket | None:
+    """Hold a name of this host until the socket is closed or this process ends, and leave no file
+    behind; None if another process has it. Names, as ports, are those of the network namespace."""
+    held = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
+    try:
+        held.bind(f"\0shoal-{name}")
+    except OSError:
+        held.close()
+        return None
+    return held
 
 
 def die_with_parent() -> None:

@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import contextlib
 import importlib.util
-import os
 import secrets
 import socket
 import subprocess
 import sys
-import tempfile
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -23,7 +21,8 @@ from shoal.engines.ray.render import (
     RayNode,
     token_path,
 )
-from shoal.files import held, lock, write_private
+from shoal.files import held, write_private
+from shoal.kernel import claim
 from shoal.ports import EngineError
 
 Progress = Callable[[str], None]
@@ -84,22 +83,22 @@ def free_ports(home: Path) -> int:
     """The first of a hundred that nobody uses. Another home of this machine that chooses before our
     Ray listens must see that they are taken: they are, while this process and our home last."""
     for past in [known for known in _chosen if not known.exists()]:
-        os.close(_chosen.pop(past)[1])
+        _chosen.pop(past)[1].close()
     if home in _chosen:
         return _chosen[home][0]
     offsets = [*OFFSETS.values(), *HEAD_OFFSETS.values()]
     for first in FIRST_PORTS:
         if all(_is_free(first + offset) for offset in offsets):
-            handle = lock(Path(tempfile.gettempdir()) / f"shoal-{os.getuid()}-ray-{first}")
-            if handle is not None:
-                _chosen[home] = (first, handle)
+            claimed = claim(f"ray-{first}")
+            if claimed is not None:
+                _chosen[home] = (first, claimed)
                 return first
     raise EngineError(
         f"no free ports for Ray: it needs a hundred in a row from {FIRST_PORTS[0]} on"
     )
 
 
-_chosen: dict[Path, tuple[int, int]] = {}
+_chosen: dict[Path, tuple[int, socket.socket]] = {}
 
 
 def _is_free(port: int) -> bool:
