@@ -104,6 +104,8 @@ def _perform(board: Board, screen: Screen, home: Home) -> int:
 
     shape = f"{demo_plan.NODES} virtual nodes with {demo_plan.GPUS} GPUs each"
     screen.caption(f"starting {shape}")
+    # A node may keep torch warm for a gang, where there is one, and torch makes itself a folder.
+    os.environ["TORCHINDUCTOR_CACHE_DIR"] = str(home.path / "torch")
     bring_up(home, ClusterConfig(nodes=demo_plan.nodes(), port=0), lambda _: None)
     with connect(home.path) as client:
         screen.page(client.page_link())
