@@ -170,11 +170,11 @@ def available() -> tuple[dict[str, Start], list[str]]:
         found["nginx"] = nginx
     else:
         missing.append("nginx: not on this machine")
-    for name, module, start in (
-        ("sglang-router", "sglang_router", sglang),
-        ("ray-serve", "ray.serve", ray_serve),
+    for name, modules, start in (
+        ("sglang-router", ("sglang_router",), sglang),
+        ("ray-serve", ("ray.serve", "starlette"), ray_serve),  # ray[serve], not ray alone
     ):
-        if installed(module):
+        if all(installed(module) for module in modules):
             found[name] = start
         else:
             missing.append(f"{name}: not installed")
