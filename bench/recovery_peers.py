@@ -53,7 +53,11 @@ class Peer:
             "OMP_NUM_THREADS": "1",
             "BENCH_MARKS": str(self._file),
             "SHOAL_CHECKPOINT_DIR": str(checkpoints),
-            "PYTHONPATH": f"{ROOT / 'src'}:{ROOT}:{os.environ.get('PYTHONPATH', '')}",
+            # No empty entry: it would mean the current directory, another for each member, and
+            # no interpreter is warm for that.
+            "PYTHONPATH": ":".join(
+                filter(None, (str(ROOT / "src"), str(ROOT), os.environ.get("PYTHONPATH")))
+            ),
         }
 
     def start(self) -> float:
