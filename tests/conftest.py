@@ -17,6 +17,7 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
 # look. Everything else is the same each time, and gets no second try.
 REAL = (
     "agent",
+    "attack",
     "benchmarks",
     "cli",
     "control",
