@@ -1,1 +1,1 @@
-"""Attacks on a running cluster: races, strangers, hostile connections, sick disks, damaged files."""
+"""Attacks on a running cluster: races, strangers, slow connections, sick disks, damaged files."""

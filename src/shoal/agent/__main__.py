@@ -32,7 +32,7 @@ def main() -> int:
         die_with_parent()
         if os.getppid() != keeper:  # it died before we could ask to die with it
             return 1
-        from shoal.agent.agent import run
+        from shoal.agent.startup import run
 
         return run(directory, keeper)
 

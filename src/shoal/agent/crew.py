@@ -1,0 +1,266 @@
+"""The members of a node from their order to their end: brought, begun, stopped, reaped, settled."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import os
+import shutil
+import signal
+from collections.abc import Callable
+from pathlib import Path
+
+from shoal.agent.beats import Beats
+from shoal.agent.idling import Idling
+from shoal.agent.members import CANNOT_START_CODE, MARK, CannotStart, Members
+from shoal.agent.memory import OUT_OF_MEMORY, MemoryWatch
+from shoal.agent.shipping import Shipping, last_words
+from shoal.agent.stacks import stacks
+from shoal.agent.supplies import Supplies
+from shoal.core.nodebook import STOPPED_BEFORE_START_CODE, NodeBook
+from shoal.model.commands import Launch, Prepare, Stop
+from shoal.model.job import MemberRef
+from shoal.model.progress import BEATS_ENV
+from shoal.wire import CHECKPOINT_ROOT
+
+log = logging.getLogger("shoal.agent")
+
+CHECKPOINT_DIR = "SHOAL_CHECKPOINT_DIR"
+SCRATCH = "SHOAL_SCRATCH"  # a packed job may not write where it runs; this goes with the member
+
+# On `shoal down` members get this long after SIGTERM, whatever they asked for.
+SHUTDOWN_GRACE_S = 5.0
+KILLED_CODE = 128 + signal.SIGKILL
+SIGNALS_FROM = 128  # codes above it mean a signal; what was said before does not explain that
+
+
+class Crew:
+    """`changed` is called when the book has something new to report."""
+
+    def __init__(
+        self,
+        directory: Path,
+        book: NodeBook,
+        supplies: Supplies,
+        shipping: Shipping,
+        changed: Callable[[], None],
+    ) -> None:
+        self._directory = directory / "members"
+        self._directory.mkdir(exist_ok=True)
+        self._book = book
+        self._supplies = supplies
+        self._shipping = shipping
+        self._changed = changed
+        self.members = Members(directory)
+        self.beats = Beats(changed)
+        self.idling = Idling(self.members, self.beats)
+        self.memory = MemoryWatch()
+        self._checkpoints = os.environ.get(CHECKPOINT_ROOT) or str(directory / "checkpoints")
+        self._outfits: dict[MemberRef, asyncio.Task[None]] = {}  # of those that cannot start yet
+        self._readying: dict[str, asyncio.Task[None]] = {}  # jobs that may come here
+        # Over, but output still to ship: code, reason, the step it was in.
+        self._ended: dict[MemberRef, tuple[int, str, int | None]] = {}
+        self._leftovers: dict[MemberRef, None] = {}  # output of a life before this one
+        self._kills: dict[MemberRef, asyncio.TimerHandle] = {}
+        self._dumps: dict[MemberRef, asyncio.Task[None]] = {}
+        self._whys: dict[MemberRef, str] = {}  # what members were doing when they were stopped
+        self._reaped = asyncio.Event()
+
+    def launch(self, order: Launch) -> None:
+        ref, directory = order.ref, self._directory / str(order.ref)
+        try:
+            directory.mkdir(exist_ok=True)
+            self._shipping.watch(ref, directory / "output", fresh=True)
+            ready = self._supplies.here(order)
+            if ready is None:
+                self._book.gets(ref, self._supplies.lacks(order))
+                self._outfits[ref] = asyncio.create_task(self._outfit(order, directory))
+                return
+        except OSError as error:
+            self._cannot_start(ref, f"cannot start: {error}")
+            return
+        self._begin(ready, directory)
+
+    async def _outfit(self, order: Launch, directory: Path) -> None:
+        """It is not alive before it has all that it needs."""
+        ref = order.ref
+        try:
+            ready = await self._supplies.get(
+                order, directory / "output", lambda what: self._book.gets(ref, what)
+            )
+        except (CannotStart, OSError) as error:
+            self._cannot_start(ref, str(error))
+            return
+        finally:
+            self._outfits.pop(ref, None)
+        self._book.begins(ref)
+        self._begin(ready, directory)
+        self._changed()
+
+    def _begin(self, order: Launch, directory: Path) -> None:
+        try:
+            extra = {BEATS_ENV: self.beats.name, **self._checkpoint_dir(order)}
+            if order.package:
+                extra[SCRATCH] = str(directory)
+            self.members.start(order, directory, extra)
+        except (CannotStart, OSError) as error:
+            why = str(error) if isinstance(error, CannotStart) else f"cannot start: {error}"
+            self._cannot_start(order.ref, why)
+            return
+        self.beats.expect(order.ref)
+        self.idling.expect(order)
+
+    def _cannot_start(self, ref: MemberRef, why: str) -> None:
+        self._ended[ref] = (CANNOT_START_CODE, why, None)
+        self._shipping.pump()
+        self.settle()
+
+    def prepare(self, order: Prepare) -> None:
+        """What a member would need is brought before it comes."""
+        ready = self._supplies.here(order)
+        if ready is not None:
+            self.members.prepare(ready)
+        elif order.job not in self._readying:
+            self._readying[order.job] = asyncio.create_task(self._ready(order))
+
+    async def _ready(self, order: Prepare) -> None:
+        try:
+            self.members.prepare(await self._supplies.get(order, Path(os.devnull), log.debug))
+        except CannotStart as error:
+            log.warning("cannot get ready for %s: %s", order.job, error)
+        finally:
+            del self._readying[order.job]
+
+    def _checkpoint_dir(self, order: Launch) -> dict[str, str]:
+        """A place of the job's own that outlives its attempts. It may be no directory but an
+        address (s3://...), where nothing need be made."""
+        if order.env.get(CHECKPOINT_DIR):
+            return {}
+        path = f"{self._checkpoints.rstrip('/')}/{order.ref.job}"
+        if "://" not in path:
+            try:
+                os.makedirs(path, mode=0o700, exist_ok=True)
+            except OSError as error:
+                raise CannotStart(
+                    f"cannot make the checkpoint directory {path}: {error.strerror}; "
+                    f"set {CHECKPOINT_DIR} in the job's env to a directory it may write to"
+                ) from None
+        return {CHECKPOINT_DIR: path}
+
+    def _tidy_checkpoints(self, ref: MemberRef) -> None:
+        """Most jobs save nothing. An empty directory goes, if no other member may be about to
+        write to it."""
+        order = self._book.alive.get(ref)
+        if order is not None and order.env.get("SHOAL_MEMBERS") == "1":
+            with contextlib.suppress(OSError):
+                os.rmdir(f"{self._checkpoints.rstrip('/')}/{ref.job}")
+
+    def stop(self, order: Stop) -> None:
+        if order.ref in self._kills or order.ref in self._ended or order.ref in self._dumps:
+            return
+        outfit = self._outfits.pop(order.ref, None)
+        if outfit is not None:
+            outfit.cancel()
+            self._ended[order.ref] = (STOPPED_BEFORE_START_CODE, "stopped before it started", None)
+            self.settle()
+            return
+        pid = self.members.pid(order.ref)
+        if order.dump and pid is not None:
+            self._dumps[order.ref] = asyncio.create_task(self._dump_and_stop(order, pid))
+        else:
+            self._end(order)
+
+    async def _dump_and_stop(self, order: Stop, pid: int) -> None:
+        """First look what it does, as long as it still does it. That takes bounded time."""
+        ref = order.ref
+        try:
+            text, why = await asyncio.to_thread(stacks, pid, {MARK: str(ref)})
+            if self.members.pid(ref) == pid:
+                self._whys[ref] = why
+                said = f"\n--- stopped by Shoal ({order.why}); its stacks:\n{text}\n---\n"
+                _append(self._directory / str(ref) / "output", said.encode())
+        except OSError as error:
+            log.warning("the stacks of %s could not be saved: %s", ref, error)
+        finally:
+            del self._dumps[ref]
+            self._end(order)
+
+    def _end(self, order: Stop) -> None:
+        """Gently first. The agent keeps the time itself, so it needs no controller for the rest."""
+        if self.members.pid(order.ref) is None:
+            return
+        self.members.signal(order.ref, signal.SIGTERM)
+        self.members.signal(order.ref, signal.SIGCONT)  # a stopped process takes no signal
+        self._kills[order.ref] = asyncio.get_running_loop().call_later(
+            order.grace_ms / 1000, self.members.signal, order.ref, signal.SIGKILL
+        )
+
+    def reap(self) -> None:
+        self.beats.take()  # what the dead said last
+        ended = self.members.reap()
+        starved = any(code == KILLED_CODE for _, code in ended) and self.memory.killed()
+        for ref, code in ended:
+            timer = self._kills.pop(ref, None)
+            if timer is not None:
+                timer.cancel()
+            step = self.beats.step(ref)
+            self.beats.forget(ref)
+            self._tidy_checkpoints(ref)
+            why = self._whys.pop(ref, "")
+            if not why and 0 < code < SIGNALS_FROM and ref not in self._book.stopping:
+                why = last_words(self._directory / str(ref) / "output")
+            if not why and starved and code == KILLED_CODE and ref not in self._book.stopping:
+                why = OUT_OF_MEMORY
+            self._ended[ref] = (code, why, step)
+        self._reaped.set()
+        self._shipping.pump()
+        self.settle()
+
+    def settle(self) -> None:
+        """A member has ended for the controller when all its output is there too."""
+        for ref in [ref for ref in self._ended if self._shipping.complete(ref)]:
+            self._book.exited(ref, *self._ended.pop(ref))
+            self._changed()
+        for ref in [ref for ref in self._leftovers if self._shipping.complete(ref)]:
+            del self._leftovers[ref]
+            self.forget(ref)
+
+    def forget(self, ref: MemberRef) -> None:
+        self._shipping.forget(ref)
+        shutil.rmtree(self._directory / str(ref), ignore_errors=True)
+
+    def clear_up(self) -> None:
+        """An earlier life of this node may have left processes, and output it could not ship."""
+        killed = self.members.kill_leftovers()
+        if killed:
+            log.warning("killed %d processes that an earlier life had left", killed)
+        for directory in sorted(self._directory.iterdir()):
+            try:
+                job, attempt, member = directory.name.split(".")
+                ref = MemberRef(job, int(attempt), int(member))
+            except ValueError:
+                continue  # not ours
+            self._leftovers[ref] = None
+            self._shipping.watch(ref, directory / "output", fresh=False)
+
+    async def end(self) -> None:
+        """They get a moment to end well; what is left falls to the keeper."""
+        self.members.nursery.close()
+        for task in (*self._outfits.values(), *self._readying.values()):
+            task.cancel()
+        for ref in list(self._book.alive):
+            self.members.signal(ref, signal.SIGTERM)
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(SHUTDOWN_GRACE_S):
+                while self.members:
+                    self._reaped.clear()
+                    await self._reaped.wait()
+
+
+def _append(path: Path, data: bytes) -> None:
+    handle = os.open(path, os.O_WRONLY | os.O_APPEND)
+    try:
+        os.write(handle, data)
+    finally:
+        os.close(handle)

@@ -1,0 +1,71 @@
+"""How an agent's process comes up and goes down."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import signal
+import sys
+import time
+from pathlib import Path
+
+import msgspec
+
+from shoal.agent.agent import Agent
+from shoal.files import write_private
+from shoal.kernel import reap_orphans
+from shoal.model.node import NodeSpec
+from shoal.wire import short_path
+
+log = logging.getLogger("shoal.agent")
+
+
+class AgentInfo(msgspec.Struct, frozen=True):
+    """Written to `agent.json` when the agent listens."""
+
+    pid: int
+    keeper: int
+    incarnation: int
+
+
+def run(directory: Path, keeper: int) -> int:
+    """The agent's whole life; returns its exit code."""
+    logging.basicConfig(format="%(asctime)s %(message)s", level=logging.INFO, stream=sys.stderr)
+    reap_orphans()
+    return asyncio.run(_run(directory, keeper))
+
+
+async def _run(directory: Path, keeper: int) -> int:
+    spec = msgspec.json.decode((directory / "spec.json").read_bytes(), type=NodeSpec)
+    incarnation = _next_incarnation(directory / "incarnation")
+    agent = Agent(directory, spec, incarnation)
+    loop = asyncio.get_running_loop()
+    loop.add_signal_handler(signal.SIGCHLD, agent.crew.reap)
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, agent.stopping.set)
+    agent.crew.clear_up()
+    agent.listen()
+    socket_path = directory / "agent.sock"
+    socket_path.unlink(missing_ok=True)
+    with short_path(socket_path) as path:
+        await loop.create_unix_server(agent.connect, path)
+    info = AgentInfo(os.getpid(), keeper, incarnation)
+    write_private(directory / "agent.json", msgspec.json.encode(info))
+    log.info("%s is up as incarnation %d", spec.id, incarnation)
+    await agent.live()
+    await agent.crew.end()
+    log.info("%s is down", spec.id)
+    return 0
+
+
+def _next_incarnation(path: Path) -> int:
+    """Grows with each life of the node, so that what concerns an earlier one can be told apart.
+    By the clock if the file is lost, by the file if the clock was set back."""
+    try:
+        last = int(path.read_text())
+    except (FileNotFoundError, ValueError):
+        last = 0
+    incarnation = max(last + 1, int(time.time()))
+    write_private(path, str(incarnation).encode())
+    return incarnation
