@@ -360,3 +360,9 @@ def test_what_somebody_should_look_at_is_told_with_where_to_look() -> None:
     ]
     assert found[0].see == "shoal events --node n1"
     assert alarms(status(), [node("n9")], [service("ok")], [job(3)]) == []
+
+
+def test_what_is_wrong_with_the_controller_comes_first() -> None:
+    found = alarms(status(alarms=("the disk is full",)), [node("n1", state="lost")], [], [])
+    assert found[0].text == "the disk is full"
+    assert len(found) == 2

@@ -298,4 +298,5 @@ def status_view(loop: ControlLoop) -> StatusView:
         submitted=state.submitted,
         finished=state.finished,
         last_seq=loop.last_seq,
+        alarms=loop.alarms.texts,
     )

@@ -25,7 +25,7 @@ def alarms(
     jobs: Sequence[JobRow],
 ) -> list[Alarm]:
     """Of `nodes` only those that are not well matter, so others may be left out."""
-    found: list[Alarm] = []
+    found = [Alarm(text, "controller.log in SHOAL_HOME") for text in status.alarms]
     for state, word in (
         ("lost", "is lost"),
         ("suspect", "does not answer"),

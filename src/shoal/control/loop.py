@@ -10,6 +10,7 @@ from collections.abc import Iterable
 
 import msgspec
 
+from shoal.control.alarms import Alarms
 from shoal.control.logs import LogStore
 from shoal.control.meters import Meters
 from shoal.control.packages import PackageStore
@@ -72,6 +73,7 @@ class ControlLoop:
         self.restarts = 0  # controllers that have died since the cluster was started
         self.finishing: dict[str, Job] = {}  # finished, but not yet in the store
         self.meters = Meters()
+        self.alarms = Alarms()
         self.samples: dict[str, NodeSample] = {}  # the newest of each node, for who keeps them
         self.followers: list[Follower] = []
         self._engine = engine

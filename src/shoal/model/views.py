@@ -121,6 +121,7 @@ class StatusView(msgspec.Struct, kw_only=True):
     submitted: int
     finished: int
     last_seq: int  # newest event
+    alarms: tuple[str, ...] = ()  # what is wrong with the controller itself
 
 
 class WhyView(msgspec.Struct, kw_only=True):
