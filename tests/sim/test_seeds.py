@@ -19,6 +19,15 @@ SEEDS = 600
 CHUNK = 25  # so that several processes can share the work
 
 
+# Each found a defect that the first seeds do not show.
+FOUND = (12464, 19568)
+
+
+@pytest.mark.parametrize("seed", FOUND)
+def test_a_seed_that_once_found_a_defect_keeps_all_promises(seed: int) -> None:
+    run_seed(seed)
+
+
 @pytest.mark.parametrize("first", range(0, SEEDS, CHUNK))
 def test_every_seed_keeps_all_promises_and_is_the_same_history_each_time(first: int) -> None:
     """A failure names its seed; `python -m shoal.sim.fuzz SEED` tells that history again.

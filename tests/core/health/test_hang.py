@@ -64,8 +64,26 @@ def test_a_start_may_take_its_time() -> None:
     pace = Pace(began_ms=1000)
     assert hang(pace, 10**9, RULE) is None  # nobody beats, so nobody is watched
     hear(pace, 0, beat(0), 0, 2000)
-    assert hang(pace, 1000 + RULE.hang_patient_ms, RULE) is None
-    assert told(pace, 1001 + RULE.hang_patient_ms).step_us == 0
+    assert hang(pace, 2000 + RULE.hang_patient_ms, RULE) is None
+    assert told(pace, 2001 + RULE.hang_patient_ms).step_us == 0
+
+
+def test_a_member_that_reports_later_than_its_peer_does_not_make_the_gang_seem_fast() -> None:
+    """Steps of 10 s: one tells of step 3 late, the other of step 7 a moment after it."""
+    pace = Pace(began_ms=0)
+    hear(pace, 0, beat(3, compute_us=30_000_000), 0, 70_000)
+    hear(pace, 1, beat(7, compute_us=70_000_000), 0, 70_100)
+    assert bound_ms(pace, RULE) == RULE.hang_steps * 10_000
+    hear(pace, 1, beat(9, compute_us=90_000_000), 0, 90_100)
+    assert bound_ms(pace, RULE) == RULE.hang_steps * 10_000
+
+
+def test_the_first_word_of_a_member_is_a_sign_of_work() -> None:
+    """It may tell of a save that is newer than the steps of its peers."""
+    pace, now = gone(100, 200, members=2)
+    hear(pace, 2, beat(100, saves=1, saved_step=100), 50_000, now + 50_000)
+    assert hang(pace, now + 50_000 + RULE.hang_floor_ms, RULE) is None
+    assert hang(pace, now + 50_001 + RULE.hang_floor_ms, RULE) is not None
 
 
 def test_the_first_steps_may_compile() -> None:

@@ -26,16 +26,16 @@ class Mark(msgspec.Struct):
     saved_step: int
     busy: bool
     wait_us_then: int = 0  # when it did its last step
+    step_ms: int = 0  # when that was; 0: not known
 
 
 class Pace(msgspec.Struct):
     """One attempt's. `moved_ms` is the last sign of work by anybody."""
 
-    began_ms: int
+    began_ms: int  # when the last of its members to speak was first heard
     moved_ms: int = -1
     longest_ms: int = 0  # between two signs of work
     step: int = 0  # the furthest
-    step_ms: int = 0  # when it was reached
     steps: int = 0  # the most that one process has done
     steps_total: int = 0
     busy: int = 0  # members that say so
@@ -61,6 +61,7 @@ def hear(pace: Pace, member: int, beat: Beat, quiet_ms: int, now_ms: int) -> Non
     )
     stepped = beat.steps > (mark.steps if mark is not None else 0)
     said.wait_us_then = said.wait_us if stepped or mark is None else mark.wait_us_then
+    said.step_ms = now_ms - quiet_ms if stepped else mark.step_ms if mark is not None else 0
     pace.members[member] = said
     was_busy = pace.busy > 0
     pace.busy += said.busy - (mark.busy if mark is not None else False)
@@ -72,15 +73,13 @@ def hear(pace: Pace, member: int, beat: Beat, quiet_ms: int, now_ms: int) -> Non
     saved = mark is not None and _saves(said) != _saves(mark)
     if stepped or saved or (mark is not None and said.busy != mark.busy):
         _moved(pace, now_ms - quiet_ms if stepped and not saved else now_ms, was_busy)
-    if beat.step > pace.step:
-        at_ms = now_ms - quiet_ms
-        if pace.step_ms and at_ms > pace.step_ms:
-            keep(
-                pace.paces_us,
-                (at_ms - pace.step_ms) * 1000 // (beat.step - pace.step),
-                PACES_KEPT,
-            )
-        pace.step, pace.step_ms = beat.step, max(at_ms, pace.step_ms)
+    if mark is None:  # what it did and saved before it was heard may be newer than what others say
+        pace.began_ms = max(pace.began_ms, now_ms)
+    elif beat.step > pace.step and mark.step_ms and said.step_ms > mark.step_ms:
+        # By its own steps: beside a peer, who spoke at another time, it would seem too fast.
+        took_us = (said.step_ms - mark.step_ms) * 1000
+        keep(pace.paces_us, took_us // (beat.step - mark.step), PACES_KEPT)
+    pace.step = max(pace.step, beat.step)
 
 
 def leave(pace: Pace, member: int) -> None:
