@@ -9,6 +9,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from shoal.tasks.journal import Identity, Journal, JournalError
@@ -41,6 +42,14 @@ def counted(value):
     (folder / f"{value}.{os.getpid()}").touch()
     while value >= 40 and value % 2 == 0 and not (folder / "go").exists():
         time.sleep(0.01)
+    return value
+
+
+def picky(value):
+    folder = pathlib.Path(os.environ["FOLDER"])
+    (folder / f"{value}.{os.getpid()}").touch()
+    if value == 97:
+        raise ValueError(value)
     return value
 """
 
@@ -89,9 +98,8 @@ def test_what_fails_stops_the_map_unless_told_otherwise(shoal: Shoal, folder: Pa
     result = shoal(*command(folder, "broken"))
     assert result.code == 1
     *traceback, last = result.err.splitlines()
-    assert last.endswith(
-        "in.jsonl line 4 failed 3 times: ValueError: three is too many; see: --on-error"
-    )
+    assert "in.jsonl line 4 failed 3 times: ValueError: three is too many; " in last
+    assert "lines are done and kept: the same command goes on from there" in last
     assert any("in broken" in line for line in traceback)
     assert not (folder / "out.jsonl").exists()
 
@@ -109,6 +117,31 @@ def test_what_fails_is_skipped_or_written_as_told(shoal: Shoal, folder: Path) ->
     assert (failed["error"], failed["line"]) == ("ValueError: three is too many", 4)
     assert "in broken" in failed["traceback"]
     assert len(output(folder)) == 100
+
+
+@pytest.mark.parametrize("how", ["skip", "return"])
+def test_a_map_that_failed_goes_on_with_the_flag_that_its_error_advises(
+    how: str, shoal: Shoal, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ran = folder / "ran"
+    ran.mkdir()
+    monkeypatch.setenv("FOLDER", str(ran))
+    one_by_one = ("--workers", "1", "--retries", "0")
+    first = shoal(*command(folder, "picky", *one_by_one))
+    assert first.code == 1
+    assert "--on-error skip or return" in first.err
+    known = len((folder / "out.jsonl.part").read_text().splitlines())
+    before = {path.name for path in ran.iterdir()}
+    assert known == 97
+    result = shoal(*command(folder, "picky", *one_by_one, "--on-error", how))
+    assert result.code == 0, result.err
+    assert "going on: 9" in result.err
+    found = output(folder)
+    assert [one for one in found if not isinstance(one, dict)] == [n for n in range(100) if n != 97]
+    assert len(found) == (99 if how == "skip" else 100)
+    again = {path.name.partition(".")[0] for path in ran.iterdir() if path.name not in before}
+    assert not again & {str(n) for n in range(known)}
+    assert left(folder) == {"out.jsonl"}
 
 
 def test_a_map_goes_on_after_its_client_was_killed(shoal: Shoal, folder: Path) -> None:
@@ -238,6 +271,26 @@ def test_a_journal_of_something_else_is_refused(tmp_path: Path) -> None:
     (tmp_path / "out.journal").write_text("something\n")
     with pytest.raises(JournalError, match="is not a journal"):
         Journal(tmp_path / "out", IDENTITY)
+
+
+def test_a_journal_goes_on_under_another_on_error_until_something_failed(tmp_path: Path) -> None:
+    skips = msgspec.structs.replace(IDENTITY, on_error="skip")
+    journal = Journal(tmp_path / "out", IDENTITY)
+    journal.add(0, 2, b"0\n1\n")
+    journal.add(4, 1, b"4\n")
+    journal.close()
+    for identity in (skips, IDENTITY, skips):  # there and back: nothing has failed
+        journal = Journal(tmp_path / "out", identity)
+        assert journal.known == 3
+        journal.close()
+    journal = Journal(tmp_path / "out", skips)
+    journal.add(2, 1, b"", failed=1)
+    journal.close()
+    with pytest.raises(JournalError, match="1 failed lines are done with --on-error skip"):
+        Journal(tmp_path / "out", IDENTITY)
+    last = Journal(tmp_path / "out", skips)
+    assert last.known == 4
+    last.close()
 
 
 def test_a_journal_is_begun_anew_when_it_is_long(

@@ -101,8 +101,9 @@ def map(  # noqa: A001 - the verb's name
     The function gets the value of each line and returns what is written for it, in the order of
     the inputs. A task that fails, or kills its worker, is tried again alone; then --on-error holds:
     stop there, leave its line out, or write {"error": ..., "line": ..., "traceback": ...} for it.
-    If anything is killed on the way, the same command goes on where it was: what is done stands in
-    OUTPUT.part and OUTPUT.journal until all is there.
+    If anything fails or is killed on the way, the same command goes on where it was, also with
+    another --on-error as long as nothing was skipped: what is done stands in OUTPUT.part and
+    OUTPUT.journal until all is there.
 
     With --cluster the workers are members of one elastic job: as many as
     there is room for, up to --workers (by default all that the cluster
@@ -239,7 +240,9 @@ def _run(order: Order, journal: Journal, lines: int, watch: Watch) -> Counts:
         raise Failure(str(error), REFUSED) from None
     except TaskFailed as error:
         _print_traceback(error.traceback)
-        raise Failure(f"{order.inputs} {_what(error)}; see: --on-error", REFUSED) from None
+        kept = f"{journal.known:,} of {lines:,} lines are done and kept"
+        fix = "the same command goes on from there; with --on-error skip or return past this line"
+        raise Failure(f"{order.inputs} {_what(error)}; {kept}: {fix}", REFUSED) from None
 
 
 def _watcher(progress: Progress) -> Watch:

@@ -19,7 +19,8 @@ JOURNAL_BYTES_MAX = 64 << 20  # past this it is begun anew as soon as nothing wa
 
 
 class Identity(msgspec.Struct, frozen=True):
-    """Of the input, and of what is made of it: a journal goes on only with the same."""
+    """Of the input, and of what is made of it: a journal goes on only with the same. Another
+    `on_error` is fine as long as nothing has failed."""
 
     lines: int
     size_bytes: int
@@ -43,6 +44,12 @@ class Ahead(msgspec.Struct, frozen=True, tag="ahead"):
     failed: int
 
 
+class Turned(msgspec.Struct, frozen=True, tag="turned"):
+    """From here on another `--on-error` holds."""
+
+    on_error: str
+
+
 class JournalError(Exception):
     """Cannot write here; the message says why, and what to do."""
 
@@ -58,6 +65,7 @@ class Journal:
         self._ahead: dict[int, tuple[Ahead, bytes]] = {}
         self._written = 0
         self._begun = False
+        self._read_on_error = identity.on_error
         if output.exists():
             raise JournalError(f"{output}: exists already; remove it, or name another output")
         if self._part_path.exists() and not self._path.exists():
@@ -81,6 +89,8 @@ class Journal:
         self._journal.seek(end)
         if end == 0:
             self._begin()
+        elif self._read_on_error != identity.on_error:
+            _write(self._journal, msgspec.json.encode(Turned(identity.on_error)) + b"\n")
         self._begun = True
 
     @property
@@ -158,16 +168,19 @@ class Journal:
                 found = msgspec.json.decode(first, type=Identity)
             except msgspec.DecodeError:
                 raise JournalError(f"{self._path}: is not a journal of `shoal map`") from None
-            if found != self._identity:
+            self._read_on_error = found.on_error
+            if msgspec.structs.replace(found, on_error=self._identity.on_error) != self._identity:
                 raise JournalError(_mismatch(self._path, found, self._identity))
             end = file.tell()
             while (line := file.readline()).endswith(b"\n"):
                 try:
-                    entry = msgspec.json.decode(line, type=Mark | Ahead)
+                    entry = msgspec.json.decode(line, type=Mark | Ahead | Turned)
                 except msgspec.DecodeError:
                     break
                 if isinstance(entry, Mark):
                     self.done, self._written, self.failed = entry.done, entry.written, entry.failed
+                elif isinstance(entry, Turned):
+                    self._read_on_error = entry.on_error
                 else:
                     data = file.read(entry.size)
                     if len(data) < entry.size:
@@ -175,15 +188,27 @@ class Journal:
                     self._ahead[entry.first] = entry, data
                 end = file.tell()
         self._ahead = {at: kept for at, kept in self._ahead.items() if at >= self.done}
+        self._refuse_other_failures()
         return end
+
+    def _refuse_other_failures(self) -> None:
+        """Results are the same under every `--on-error`; what stands for a failure is not."""
+        before, asked = self._read_on_error, self._identity.on_error
+        failed = self.failed + sum(entry.failed for entry, _ in self._ahead.values())
+        if failed and before != asked:
+            raise JournalError(
+                f"{self._path}: {failed} failed lines are done with --on-error {before} already; "
+                f"go on with that, or {_begin_anew(self._path)}"
+            )
 
 
 def _mismatch(path: Path, found: Identity, asked: Identity) -> str:
     what = "another function" if found.function != asked.function else "another input"
-    if found.on_error != asked.on_error:
-        what = f"--on-error {found.on_error}"
-    fix = f"remove it and {path.stem}.part to begin anew, or name another output"
-    return f"{path}: belongs to a map with {what}; {fix}"
+    return f"{path}: belongs to a map with {what}; {_begin_anew(path)}"
+
+
+def _begin_anew(path: Path) -> str:
+    return f"remove it and {path.stem}.part to begin anew, or name another output"
 
 
 def _write(file: BinaryIO, data: bytes) -> None:

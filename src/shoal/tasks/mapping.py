@@ -332,15 +332,14 @@ class _Mapper:
             yield Finished(chunk.first, len(values), values, size_bytes, None)
             return
         start = 0
-        for position, data, text in sorted(errors):
+        for position, _, _ in (*sorted(errors), (len(values), b"", "")):
             if position > start:
                 good = values[start:position]
                 yield Finished(chunk.first + start, len(good), good, size_bytes, None)
-            yield from self._retry(chunk, position, restored(data, text), text)
             start = position + 1
-        if start < len(values):
-            good = values[start:]
-            yield Finished(chunk.first + start, len(good), good, size_bytes, None)
+        # Failures last: who stops at the first has what was done beside it by then.
+        for position, data, text in sorted(errors):
+            yield from self._retry(chunk, position, restored(data, text), text)
 
     def _split(self, chunk: Chunk, done: int) -> None:
         """The worker's time was up: what it did not get to is shared out, ahead of new tasks."""
