@@ -124,7 +124,7 @@ SENTENCES: list[tuple[Event, str]] = [
     ),
     (
         BudgetWarned(at_ms=0, tenant="red", why="red has used 8.0 of 10 GPU-hours this month"),
-        "tenant red has used most of its budget: red has used 8.0 of 10 GPU-hours this month",
+        "tenant red gets a warning about its budget: red has used 8.0 of 10 GPU-hours this month",
     ),
     (
         BudgetHeld(at_ms=0, tenant="red", why="all of it"),

@@ -73,12 +73,42 @@ def test_a_parents_budget_is_for_all_its_branches() -> None:
     assert why(made, waits).startswith("the budget of lab is used up")
 
 
-@pytest.mark.parametrize(("money_milli", "held"), [(50_000, True), (49_999, False), (None, False)])
-def test_money_counts_when_all_of_it_is_known(money_milli: int | None, held: bool) -> None:
+@pytest.mark.parametrize("unpriced_us", [0, 1, HOUR])
+@pytest.mark.parametrize(("money_milli", "held"), [(50_000, True), (49_999, False)])
+def test_money_that_is_known_counts_whatever_else_has_no_price(
+    money_milli: int, held: bool, unpriced_us: int
+) -> None:
     made = cluster()
-    told = Spending(tenant="blue", period=BudgetPeriod.TOTAL, gpu_us=HOUR, money_milli=money_milli)
+    told = Spending(
+        tenant="blue",
+        period=BudgetPeriod.TOTAL,
+        gpu_us=HOUR,
+        money_milli=money_milli,
+        unpriced_us=unpriced_us,
+    )
     made.step(spendings=(told,))
     assert (made.state.accounts.budgets.get("blue") is BudgetLevel.HELD) == held
+
+
+def test_a_budget_in_money_says_at_once_that_some_time_has_no_price() -> None:
+    made = cluster()
+
+    def told(unpriced_us: int) -> tuple[Spending, ...]:
+        total = BudgetPeriod.TOTAL
+        return (
+            Spending(
+                tenant="blue", period=total, gpu_us=HOUR, money_milli=1000, unpriced_us=unpriced_us
+            ),
+        )
+
+    warned = made.step(spendings=told(HOUR // 2)).events
+    assert kinds(warned) == ["BudgetWarned"]
+    assert warned[0].why == (  # type: ignore[union-attr]
+        "blue has spent 1.00 of 50 in all; 0.5 GPU-hours have no price and cannot count: "
+        "shoal prices --help"
+    )
+    assert kinds(made.step(spendings=told(HOUR)).events) == []  # it is said once
+    assert kinds(made.step(spendings=told(0)).events) == ["BudgetFreed"]
 
 
 def test_a_policy_that_raises_the_budget_or_has_none_lets_them_go() -> None:

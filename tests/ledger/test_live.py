@@ -89,9 +89,7 @@ def test_a_tenant_that_has_spent_its_budget_waits_until_there_is_more() -> None:
 
         assert eventually(held, 60)
         notes = client.ledger(by=By.TENANT).notes
-        assert any(
-            note.startswith("red has spent ") and " of 1 this month" in note for note in notes
-        )
+        assert any("red has spent " in note and " of 1 this month" in note for note in notes)
         waits = live.run("true", gpus=1, tenant="red")
         assert client.why(waits).why.startswith("the budget of red is used up")
         assert live.wait(live.run("true", gpus=1, tenant="blue")) == "succeeded"

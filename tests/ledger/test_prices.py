@@ -3,12 +3,19 @@
 from __future__ import annotations
 
 from fractions import Fraction
+from pathlib import Path
 
 import pytest
 
-from shoal.ledger.accounts import GPU_US_PER_GPU_HOUR, Account
-from shoal.ledger.mirror import Machine
+from shoal.ledger.accounts import GPU_US_PER_GPU_HOUR, Account, Place
+from shoal.ledger.mirror import Machine, Owner
+from shoal.ledger.pages import Adds
 from shoal.ledger.prices import NOTHING, Money, money, per_hour, rate_of
+from shoal.ledger.report import Tariff
+from shoal.ledger.spending import Spent, spendings
+from shoal.ledger.store import LedgerStore
+from shoal.model.budget import BudgetPeriod
+from shoal.model.policy import Policy, Tenant
 from shoal.model.prices import Price, PriceList
 
 H100 = Machine("H100", 8)
@@ -53,3 +60,44 @@ def test_a_part_is_not_the_sum(field: int) -> None:
     unknown = NOTHING._replace(**{NOTHING._fields[field]: None})
     assert NOTHING.plus(unknown)[field] is None
     assert unknown.plus(NOTHING)[field] is None
+
+
+def _shelf(path: Path, nodes: dict[str, str]) -> LedgerStore:
+    """An hour of red's on a GPU of each node, in hour 0."""
+    shelf = LedgerStore(path / "ledger.db")
+    adds = Adds(
+        machines={node: Machine(model, 1) for node, model in nodes.items()},
+        owners={"j1": Owner("red", "me", "")},
+        amounts={Place(0, node, "j1", Account.USEFUL): GPU_US_PER_GPU_HOUR for node in nodes},
+    )
+    shelf.put([adds], b"", 1)
+    return shelf
+
+
+def _spent(shelf: LedgerStore, spent: Spent, prices: PriceList) -> tuple[int, int]:
+    tariff = Tariff(prices, shelf.machines())
+    total = BudgetPeriod.TOTAL
+    sums = spent.sums(shelf, tariff.of_machine, total, 10 * 3_600_000)
+    (told,) = spendings(Policy(tenants=(Tenant(name="red"),)), tariff, {total: sums})
+    return told.money_milli, told.unpriced_us
+
+
+def test_what_has_a_price_is_spent_whatever_has_none(tmp_path: Path) -> None:
+    shelf = _shelf(tmp_path, {"a": "H100", "b": "odd"})
+    prices = PriceList(currency="EUR", gpus={"H100": Price(per_hour=2)})
+    assert _spent(shelf, Spent(), prices) == (2000, GPU_US_PER_GPU_HOUR)
+    assert _spent(shelf, Spent(), PriceList()) == (0, 2 * GPU_US_PER_GPU_HOUR)
+
+
+def test_other_prices_hold_for_hours_that_were_added_up_before(tmp_path: Path) -> None:
+    shelf = _shelf(tmp_path, {"a": "H100", "b": "H100", "c": "H100"})
+    spent = Spent()
+
+    def costs(a: int, b: int, c: int) -> tuple[int, int]:
+        each = {"a": a, "b": b, "c": c}
+        nodes = {node: Price(per_hour=price) for node, price in each.items()}
+        return _spent(shelf, spent, PriceList(currency="EUR", nodes=nodes))
+
+    assert costs(1, 1, 2) == (4000, 0)
+    assert costs(1, 7, 7) == (15000, 0)
+    assert costs(5, 5, 5) == (15000, 0)

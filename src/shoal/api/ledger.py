@@ -76,8 +76,8 @@ async def _budgets(loop: ControlLoop, keeper: Keeper) -> list[str]:
     lines = []
     for tenant in loop.policy.tenants:
         if tenant.has_budget:
-            milli, text = used(loop.state, tenant, spendings)
-            lines.append(f"{text}: {milli / 10:.0f} %")
+            told = used(loop.state, tenant, spendings)
+            lines.append(f"{told.milli / 10:.0f} %: {told.text}")
     return lines
 
 

@@ -312,7 +312,7 @@ def _about_service(event: ServiceHappening) -> str:
 def _about_budget(event: BudgetWarned | BudgetHeld | BudgetFreed) -> str:
     match event:
         case BudgetWarned():
-            return f"has used most of its budget{_because(event.why)}"
+            return f"gets a warning about its budget{_because(event.why)}"
         case BudgetHeld():
             return f"has used up its budget{_because(event.why)}"
         case BudgetFreed():

@@ -3,6 +3,8 @@ crossed is an event, so a replay needs no ledger."""
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 from shoal.core.ending import stop
 from shoal.core.round import Round
 from shoal.core.state import State
@@ -34,16 +36,17 @@ def budget(round_: Round, spendings: tuple[Spending, ...]) -> None:
 
 def _judge(round_: Round, tenant: Tenant, spendings: tuple[Spending, ...]) -> None:
     state, now_ms = round_.state, round_.now_ms
-    milli, text = used(state, tenant, spendings)
+    milli, text, unpriced = used(state, tenant, spendings)
     before = state.accounts.budgets.get(tenant.name)
     if milli >= HELD_MILLI:
         if before is not BudgetLevel.HELD:
             why = f"{text}: its jobs wait until there is more"
             round_.emit(BudgetHeld(at_ms=now_ms, tenant=tenant.name, why=why))
         return
-    if before is BudgetLevel.HELD or (before is not None and milli < WARNED_MILLI):
+    warned = milli >= WARNED_MILLI or unpriced  # a budget that cannot see all of it says so
+    if before is BudgetLevel.HELD or (before is not None and not warned):
         _free(round_, tenant.name, text)
-    if milli >= WARNED_MILLI and tenant.name not in state.accounts.budgets:
+    if warned and tenant.name not in state.accounts.budgets:
         round_.emit(BudgetWarned(at_ms=now_ms, tenant=tenant.name, why=text))
 
 
@@ -51,8 +54,17 @@ def _free(round_: Round, tenant: str, why: str) -> None:
     round_.emit(BudgetFreed(at_ms=round_.now_ms, tenant=tenant, why=why))
 
 
-def used(state: State, tenant: Tenant, spendings: tuple[Spending, ...]) -> tuple[int, str]:
-    """The part of its budget that it and its branches have used, in thousandths, and in words."""
+class Used(NamedTuple):
+    """The part of its budget that a tenant and its branches have used, in thousandths, and in
+    words. `unpriced`: its budget is in money, and some of its time has no price."""
+
+    milli: int
+    text: str
+    unpriced: bool = False
+
+
+def used(state: State, tenant: Tenant, spendings: tuple[Spending, ...]) -> Used:
+    """Time without a price costs nothing here, which is why it is always told."""
     mine = [
         spending
         for spending in spendings
@@ -60,18 +72,28 @@ def used(state: State, tenant: Tenant, spendings: tuple[Spending, ...]) -> tuple
         and any(one.name == tenant.name for one in state.accounts.lineage(spending.tenant))
     ]
     when = "this month" if tenant.budget_period is BudgetPeriod.MONTH else "in all"
-    found = [(0, f"{tenant.name} has spent nothing of its budget {when}")]
+    found = [Used(0, f"{tenant.name} has spent nothing of its budget {when}")]
     if tenant.budget_gpu_hours:
         spent = sum(spending.gpu_us for spending in mine)
         whole = tenant.budget_gpu_hours * GPU_US_PER_GPU_HOUR
         hours = f"{spent / GPU_US_PER_GPU_HOUR:.1f} of {tenant.budget_gpu_hours} GPU-hours"
-        found.append((spent * 1000 // whole, f"{tenant.name} has used {hours} {when}"))
-    costs = [spending.money_milli for spending in mine]
-    if tenant.budget_money and all(cost is not None for cost in costs):
-        paid = sum(cost for cost in costs if cost is not None)
+        found.append(Used(spent * 1000 // whole, f"{tenant.name} has used {hours} {when}"))
+    unpriced_us = 0
+    if tenant.budget_money:
+        paid = sum(spending.money_milli for spending in mine)
         money = f"{paid / 1000:.2f} of {tenant.budget_money}"
-        found.append((paid // tenant.budget_money, f"{tenant.name} has spent {money} {when}"))
-    return max(found)
+        found.append(Used(paid // tenant.budget_money, f"{tenant.name} has spent {money} {when}"))
+        unpriced_us = sum(spending.unpriced_us for spending in mine)
+    most = max(found)
+    return most._replace(text=most.text + _unpriced(unpriced_us), unpriced=unpriced_us > 0)
+
+
+def _unpriced(unpriced_us: int) -> str:
+    if not unpriced_us:
+        return ""
+    few = unpriced_us * 20 < GPU_US_PER_GPU_HOUR
+    amount = "some time has" if few else f"{unpriced_us / GPU_US_PER_GPU_HOUR:.1f} GPU-hours have"
+    return f"; {amount} no price and cannot count: shoal prices --help"
 
 
 def _stop_held(round_: Round) -> None:

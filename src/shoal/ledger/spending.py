@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from datetime import UTC, datetime
+from fractions import Fraction
+from typing import NamedTuple
 
 from shoal.ledger.accounts import HOUR_MS
-from shoal.ledger.prices import NOTHING
 from shoal.ledger.report import Tariff
 from shoal.ledger.store import LedgerStore, Sum
 from shoal.model.budget import BudgetPeriod, Spending
@@ -29,21 +30,30 @@ def since_hour(period: BudgetPeriod, now_ms: int) -> int:
     return int(month.timestamp() * 1000) // HOUR_MS
 
 
+class _Key(NamedTuple):
+    """What sums were added up for: with other prices other machines share a rate."""
+
+    since: int
+    until: int
+    rates: dict[int, int]
+
+
 class Spent:
     """Hours long past are added up once an hour, the newest every time."""
 
     def __init__(self) -> None:
-        self._closed: dict[BudgetPeriod, tuple[tuple[int, int], list[Sum]]] = {}
+        self._closed: dict[BudgetPeriod, tuple[_Key, list[Sum]]] = {}
 
     def sums(
         self, shelf: LedgerStore, rates: dict[int, int], period: BudgetPeriod, now_ms: int
     ) -> list[Sum]:
         since, hour = since_hour(period, now_ms), now_ms // HOUR_MS
         split = max(since, hour - OPEN_HOURS)
-        key, closed = self._closed.get(period, ((-1, -1), []))
-        if key != (since, split) or set(rates.values()) - {one.rate for one in closed}:
+        key = _Key(since, split, dict(rates))
+        known, closed = self._closed.get(period, (None, []))
+        if known != key:
             closed = shelf.sums(By.TENANT, since, split, rates)
-            self._closed[period] = ((since, split), closed)
+            self._closed[period] = key, closed
         return closed + shelf.sums(By.TENANT, split, hour + 1, rates)
 
 
@@ -52,18 +62,27 @@ def spendings(
 ) -> tuple[Spending, ...]:
     """Of all tenants; those of the policy even if they have spent nothing."""
     told = []
-    priced = bool(tariff.prices.currency)
     for period, found in sums.items():
         amounts = {tenant.name: 0 for tenant in policy.tenants}
-        moneys = dict.fromkeys(amounts, NOTHING)
+        costs: dict[str, Fraction] = {}
+        unpriced: dict[str, int] = {}
         for one in found:
             tenant = str(one.key)
             if tenant:
                 amounts[tenant] = amounts.get(tenant, 0) + one.gpu_us
-                spent = tariff.money(one.rate, one.account, one.gpu_us)
-                moneys[tenant] = moneys.get(tenant, NOTHING).plus(spent)
+                cost = tariff.money(one.rate, one.account, one.gpu_us).cost
+                if cost is None or not tariff.prices.currency:
+                    unpriced[tenant] = unpriced.get(tenant, 0) + one.gpu_us
+                else:
+                    costs[tenant] = costs.get(tenant, Fraction(0)) + cost
         for tenant, gpu_us in amounts.items():
-            cost = moneys[tenant].cost
-            milli = int(cost * 1000) if cost is not None and priced else None
-            told.append(Spending(tenant=tenant, period=period, gpu_us=gpu_us, money_milli=milli))
+            told.append(
+                Spending(
+                    tenant=tenant,
+                    period=period,
+                    gpu_us=gpu_us,
+                    money_milli=int(costs.get(tenant, Fraction(0)) * 1000),
+                    unpriced_us=unpriced.get(tenant, 0),
+                )
+            )
     return tuple(told)

@@ -30,4 +30,5 @@ class Spending(msgspec.Struct, frozen=True, kw_only=True):
     tenant: str
     period: BudgetPeriod
     gpu_us: int  # GPU-microseconds
-    money_milli: int | None = None  # thousandths of the currency; None: not all has a price
+    money_milli: int = 0  # thousandths of the currency, for what has a price
+    unpriced_us: int = 0  # of `gpu_us`, what has none

@@ -53,9 +53,18 @@ class Budgets:
     def _say(self) -> None:
         if self._world.controller.up:
             spendings = [
-                Spending(tenant=tenant, period=period, gpu_us=spent, money_milli=spent // 1000)
+                _spending(tenant, period, spent)
                 for tenant, spent in self._spent.items()
                 for period in BudgetPeriod
             ]
             self._truth.told(tuple(spendings))
             self._world.controller.spent(tuple(spendings))
+
+
+def _spending(tenant: str, period: BudgetPeriod, spent: int) -> Spending:
+    """Every third hour ran on a GPU that has no price."""
+    unpriced = spent // (3 * GPU_US_PER_GPU_HOUR) * GPU_US_PER_GPU_HOUR
+    money = (spent - unpriced) // 1000
+    return Spending(
+        tenant=tenant, period=period, gpu_us=spent, money_milli=money, unpriced_us=unpriced
+    )

@@ -27,7 +27,7 @@ class BudgetTruth:
             self._held[event.tenant] = None
             just = used >= 1
         elif isinstance(event, BudgetWarned):
-            just = 0.8 <= used < 1
+            just = used < 1 and (used >= 0.8 or self._unpriced(tenant))
         else:
             assert isinstance(event, BudgetFreed), "there are no others"
             self._held.pop(event.tenant, None)
@@ -59,18 +59,24 @@ class BudgetTruth:
             chain.append(name)
         return next((one for one in chain if one in self._held), "")
 
-    def _part(self, tenant: Tenant) -> float:
-        mine = [
+    def _unpriced(self, tenant: Tenant) -> bool:
+        return bool(tenant.budget_money) and any(one.unpriced_us for one in self._of(tenant))
+
+    def _of(self, tenant: Tenant) -> list[Spending]:
+        return [
             one
             for one in self._told
             if one.period is tenant.budget_period and self._is_under(one.tenant, tenant.name)
         ]
+
+    def _part(self, tenant: Tenant) -> float:
+        mine = self._of(tenant)
         parts = [0.0]
         if tenant.budget_gpu_hours:
             gpu_us = sum(one.gpu_us for one in mine)
             parts.append(gpu_us / tenant.budget_gpu_hours / GPU_US_PER_GPU_HOUR)
         if tenant.budget_money:
-            parts.append(sum(one.money_milli or 0 for one in mine) / tenant.budget_money / 1000)
+            parts.append(sum(one.money_milli for one in mine) / tenant.budget_money / 1000)
         return max(parts)
 
     def _is_under(self, name: str, top: str) -> bool:
