@@ -16,6 +16,7 @@ from shoal.files import held
 from shoal.gateway import process
 from shoal.gateway.binary import CHOICE, GatewayError, find_binary
 from shoal.gateway.gateway import Gateway
+from shoal.gateway.presence import holders
 from shoal.model.service import Entry, Route, Served, Wanted
 from tests.gateway.world import ROOT, Clients, World, free_port, raw, until
 
@@ -26,6 +27,7 @@ import sys, time
 from pathlib import Path
 import msgspec
 from shoal.gateway.gateway import Gateway
+from shoal.gateway.presence import holders
 from shoal.model.service import Wanted
 gateway = Gateway(Path(sys.argv[1]))
 gateway.apply(msgspec.json.decode(sys.argv[2], type=Wanted))
@@ -86,6 +88,43 @@ def test_stop_lets_what_is_in_flight_finish_and_ends_the_proxy(world: World) -> 
     assert not world.gateway.stop()
     assert world.gateway.pid() is None
     assert world.gateway.tick() == (), "what was stopped stays so"
+    with pytest.raises(ConnectionRefusedError):
+        socket.create_connection(("127.0.0.1", world.port))
+
+
+def test_a_stranger_whose_arguments_name_the_configuration_is_left_alone(world: World) -> None:
+    (one,) = world.start("one")
+    sleeper = "import sys; print(flush=True); sys.stdin.read()"
+    stranger = subprocess.Popen(
+        [sys.executable, "-c", sleeper, str(world.directory / "haproxy.cfg")],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+    )
+    with stranger:
+        assert stranger.stdout is not None
+        stranger.stdout.readline()
+        (world.directory / "haproxy.pid").write_text(f"{stranger.pid}\n")
+        assert world.gateway.pid() is None, "a pid alone says nothing"
+        world.serve(CHAT, one)
+        assert world.get("/chat/").body == "one"
+        assert world.gateway.stop(grace_s=0)
+        assert stranger.poll() is None
+
+
+def test_a_gateway_whose_directory_moved_goes_on_and_is_stopped_there(world: World) -> None:
+    (one,) = world.start("one")
+    world.serve(CHAT, one)
+    pid = world.gateway.pid()
+    world.directory = world.directory.rename(world.directory.with_name("moved-gateway"))
+    link = world.directory.with_name("link-to-gateway")
+    link.symlink_to(world.directory)
+    world.gateway = Gateway(link)
+    world.serve(Route(service="other"), one)  # takes a reload
+    assert world.gateway.pid() == pid and world.get("/other/").body == "one"
+    name = world.get("/other/").headers["x-request-id"]
+    until(lambda: name in world.logged(), "its line in the log that moved along")
+    done = subprocess.run([sys.executable, "-m", "shoal.gateway", "stop", link], check=False)
+    assert done.returncode == 0 and world.gateway.pid() is None
     with pytest.raises(ConnectionRefusedError):
         socket.create_connection(("127.0.0.1", world.port))
 
@@ -176,11 +215,6 @@ def ask_and_find(world: World) -> None:
 
 
 def kill_keeper(world: World) -> None:
-    for pid in filter(str.isdigit, os.listdir("/proc")):
-        try:
-            command = Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
-        except OSError:
-            continue
-        if os.fsencode(world.directory) in command:
-            os.kill(int(pid), signal.SIGKILL)
+    for pid in holders(world.directory / "access.lock"):
+        os.kill(pid, signal.SIGKILL)
     until(lambda: not held(world.directory / "access.lock"), "its death")

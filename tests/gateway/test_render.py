@@ -27,7 +27,7 @@ from shoal.model.service import (
 )
 
 GOLDEN = Path(__file__).parent / "golden"
-PLACE = Place(directory="/gateway")
+PLACE = Place()
 
 
 def replicas(*ports: int) -> tuple[Replica, ...]:
@@ -96,9 +96,13 @@ def test_haproxy_takes_it(tmp_path: Path, routing: Routing, lua: bool, log: bool
         concurrency=4,
     )
     wanted = Wanted(services=(Served(route=route, replicas=replicas(1, 2)),))
-    (tmp_path / "it.cfg").write_text(render(wanted, Place(str(tmp_path), lua=lua, log=log)))
+    (tmp_path / "it.cfg").write_text(render(wanted, Place(lua=lua, log=log)))
     done = subprocess.run(
-        [binary.path, "-c", "-f", tmp_path / "it.cfg"], capture_output=True, text=True, timeout=30
+        [binary.path, "-c", "-f", "it.cfg"],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        timeout=30,
     )
     assert (done.returncode, "WARNING" in done.stderr) == (0, False), done.stderr
 

@@ -35,7 +35,9 @@ class World:
     """One gateway in a directory of its own, and the replicas that were started for it."""
 
     def __init__(self) -> None:
-        self.directory = Path(tempfile.mkdtemp(prefix="gw-"))
+        self._parent = Path(tempfile.mkdtemp(prefix="gw-"))
+        self.directory = self._parent / "gateway"
+        self.directory.mkdir()
         self.port = free_port()
         self.gateway = Gateway(self.directory)
         self._processes: dict[str, subprocess.Popen[str]] = {}
@@ -96,8 +98,8 @@ class World:
     def _removed(self) -> bool:
         if held(self.directory / "access.lock"):
             return False
-        shutil.rmtree(self.directory, ignore_errors=True)  # one may just be beginning
-        return not self.directory.exists()
+        shutil.rmtree(self._parent, ignore_errors=True)  # one may just be beginning
+        return not self._parent.exists()
 
     def close(self) -> None:
         self.gateway.stop(grace_s=0)

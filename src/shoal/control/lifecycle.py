@@ -101,9 +101,14 @@ def take_down(home: Home, progress: Progress) -> int:
         subprocess.run(stop, check=False, timeout=60)
     # An agent that the controller had just started may not hold its lock yet.
     for mark in (AGENT_MARK, NODE_MARK):
-        kill_marked(mark, lambda value: Path(value).parent == home.nodes)
-    kill_marked(RAY_MARK, lambda value: Path(value) == home.path)
+        kill_marked(mark, lambda value: _is_same(Path(value).parent, home.nodes))
+    kill_marked(RAY_MARK, lambda value: _is_same(Path(value), home.path))
     return stopped
+
+
+def _is_same(one: Path, other: Path) -> bool:
+    """By whatever link they are reached."""
+    return one.resolve() == other.resolve()
 
 
 def end_agent(directory: Path) -> None:

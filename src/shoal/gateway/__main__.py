@@ -6,7 +6,7 @@ import sys
 from pathlib import Path
 
 from shoal.gateway.binary import GatewayError
-from shoal.gateway.gateway import Gateway
+from shoal.gateway.presence import Presence
 
 
 def main(arguments: list[str]) -> int:
@@ -14,7 +14,7 @@ def main(arguments: list[str]) -> int:
         print("usage: python -m shoal.gateway stop DIRECTORY", file=sys.stderr)
         return 2
     try:
-        Gateway(Path(arguments[1])).stop(grace_s=0)
+        Presence(Path(arguments[1])).stop(grace_s=0)
     except GatewayError as error:
         print(f"shoal: {error}", file=sys.stderr)
         return 1

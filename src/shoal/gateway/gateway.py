@@ -46,7 +46,7 @@ class Gateway:
     ) -> None:
         self._binary = binary or find_binary()
         self._proxy = Proxy(directory.absolute(), self._binary)
-        self._place = Place(directory=str(directory.absolute()), lua=self._binary.lua)
+        self._place = Place(lua=self._binary.lua)
         self._log = AccessLog(self._proxy.access_log)
         self._now_ms = now_ms
         self._wanted: Wanted | None = None
@@ -113,14 +113,14 @@ class Gateway:
     def stop(self, grace_s: float = 5.0) -> bool:
         """End the proxy; True if there was one."""
         self._wanted = None
-        return self._proxy.stop(grace_s)
+        return self._proxy.presence.stop(grace_s)
 
     def pid(self) -> int | None:
         return self._proxy.pid()
 
     def _change(self, wanted: Wanted, running: str | None, target: str) -> None:
         if running is None:
-            self._proxy.stop(grace_s=0)  # one that does not answer
+            self._proxy.presence.stop(grace_s=0)  # one that does not answer
         check_machine(wanted, self._proxy.directory, self._proxy.ports() if running else ())
         text = render(wanted, self._place, self._weights)
         if running is None:

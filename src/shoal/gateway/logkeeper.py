@@ -1,8 +1,9 @@
 """Takes the proxy's log lines out of a pipe and keeps the last of them in two files.
 
-A small process of its own, `python logkeeper.py DIRECTORY FILE_BYTES_MAX`, so that the log has no
-gap while no controller is there. It ends when the proxy does. It needs nothing but the standard
-library. When it cannot follow, the pipe is full and the proxy drops lines rather than wait.
+A small process of its own, `python logkeeper.py FILE_BYTES_MAX` in the proxy's directory, so that
+the log has no gap while no controller is there. It ends when the proxy does. It needs nothing but
+the standard library. When it cannot follow, the pipe is full and the proxy drops lines rather than
+wait.
 """
 
 from __future__ import annotations
@@ -18,17 +19,16 @@ PAUSE_S = 0.02  # so that many lines are taken at once, and the proxy wakes us r
 
 
 def main() -> None:
-    directory, most = Path(sys.argv[1]), int(sys.argv[2])
-    lock = os.open(directory / "access.lock", os.O_RDWR | os.O_CREAT, 0o600)
+    lock = os.open("access.lock", os.O_RDWR | os.O_CREAT, 0o600)
     # Not to wait for a writer: if there is none, the proxy is gone already.
-    pipe = os.open(directory / "access.fifo", os.O_RDONLY | os.O_NONBLOCK)
+    pipe = os.open("access.fifo", os.O_RDONLY | os.O_NONBLOCK)
     os.set_blocking(pipe, True)
     try:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
         return  # another one is at it
     fcntl.fcntl(pipe, fcntl.F_SETPIPE_SZ, PIPE_BYTES)
-    keep(pipe, directory / "access.log", most)
+    keep(pipe, Path("access.log"), int(sys.argv[1]))
 
 
 def keep(pipe: int, path: Path, most: int) -> None:

@@ -2,31 +2,30 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 import re
 import shutil
-import signal
 import subprocess
 import sys
 import time
 from pathlib import Path
 
-from shoal.files import held, write_private
+from shoal.files import held, lock, write_private
 from shoal.gateway.binary import Binary, GatewayError
+from shoal.gateway.presence import Presence
 from shoal.gateway.runtime import Runtime, RuntimeFailure
 
 START_TIMEOUT_S = 10.0
 RELOAD_TIMEOUT_S = 20.0
 ASKED_MAX = 5
 ASK_AGAIN_S = 0.2
-STOP_TIMEOUT_S = 5.0
 POLL_S = 0.01
-EXEC_S = 0.1  # while a process becomes another program, it has no command line for an instant
 LOG_BYTES_MAX = 64 << 20  # then it becomes the one before, of which one is kept
 # The shell leaves the proxy behind, so that it is nobody's child and the same to who started it
 # and to who finds it. A pipe opened both ways neither blocks nor breaks when its reader is gone.
 LAUNCH = '"$@" 1<>access.fifo & echo $! > haproxy.pid'
+# It works in its directory and names nothing there by a whole path, so the directory can be moved.
+COMMAND = ["-W", "-S", "unix@master.sock,mode,600", "-f", "haproxy.cfg"]
 
 
 class Proxy:
@@ -35,25 +34,16 @@ class Proxy:
     def __init__(self, directory: Path, binary: Binary) -> None:
         self.directory = directory
         self.binary = binary
+        self.presence = Presence(directory)
         self.runtime = Runtime(directory / "runtime.sock")
         self.master = Runtime(directory / "master.sock")
         self.access_log = directory / "access.log"
         self._config = directory / "haproxy.cfg"
-        self._pid_file = directory / "haproxy.pid"
         self._said = directory / "haproxy.log"
 
     def pid(self) -> int | None:
         """The master's, if it is alive and ours."""
-        try:
-            pid = int(self._pid_file.read_text().split()[0])
-        except (OSError, ValueError, IndexError):
-            return None
-        deadline = time.monotonic() + EXEC_S
-        while not self._is_ours(pid):
-            if _ended(pid) or time.monotonic() > deadline:
-                return None
-            time.sleep(EXEC_S / 100)
-        return pid
+        return self.presence.pid()
 
     def running(self) -> str | None:
         """The digest of the configuration that is being served; None if nothing is. Whoever is
@@ -78,7 +68,8 @@ class Proxy:
         write_private(candidate, text.encode())
         try:
             done = subprocess.run(
-                [self.binary.path, "-c", "-q", "-f", candidate],
+                [self.binary.path, "-c", "-q", "-f", candidate.name],
+                cwd=self.directory,
                 capture_output=True,
                 text=True,
                 timeout=START_TIMEOUT_S,
@@ -91,49 +82,56 @@ class Proxy:
         return candidate
 
     def start(self, text: str, digest: str) -> None:
-        self.stop(grace_s=0)
+        self.presence.stop(grace_s=0)
         self.check(text).replace(self._config)
         before = self._said.stat().st_size if self._said.exists() else 0
         pipe = self.directory / "access.fifo"
         if not pipe.exists():
             os.mkfifo(pipe, 0o600)
         self.access_log.touch(0o600)
-        with self._said.open("ab") as said:
-            subprocess.run(
-                ["/bin/sh", "-c", LAUNCH, "sh", *self._command()],
-                stdin=subprocess.DEVNULL,
-                stdout=subprocess.DEVNULL,
-                stderr=said,
-                start_new_session=True,
-                cwd=self.directory,
-                check=True,
-            )
+        self._launch()
         deadline = time.monotonic() + START_TIMEOUT_S
         while self.running() != digest or not self._master_answers():
             if self.pid() is None or time.monotonic() > deadline:
-                self.stop(grace_s=0)
+                self.presence.stop(grace_s=0)
                 with self._said.open("rb") as file:
                     file.seek(before)
                     text = file.read().decode(errors="replace")
                 raise GatewayError(f"HAProxy did not start: {alert(text)}")
             time.sleep(POLL_S)
 
-    def _command(self) -> list[str]:
-        master = f"{self.directory}/master.sock,mode,600"
-        return [str(self.binary.path), "-W", "-S", master, "-f", str(self._config)]
+    def _launch(self) -> None:
+        lock_handle = lock(self.presence.lock)
+        if lock_handle is None:
+            raise GatewayError(f"another process holds {self.presence.lock}")
+        try:
+            with self._said.open("ab") as said:
+                subprocess.run(
+                    ["/bin/sh", "-c", LAUNCH, "sh", str(self.binary.path), *COMMAND],
+                    stdin=subprocess.DEVNULL,
+                    stdout=subprocess.DEVNULL,
+                    stderr=said,
+                    start_new_session=True,
+                    cwd=self.directory,
+                    pass_fds=[lock_handle],
+                    check=True,
+                )
+        finally:
+            os.close(lock_handle)
 
     def keep_log(self) -> None:
         """See to it that somebody takes the log lines out of the pipe."""
         if held(self.directory / "access.lock") or self.pid() is None:
             return
         keeper = Path(__file__).with_name("logkeeper.py")
-        words = [str(keeper), str(self.directory), str(LOG_BYTES_MAX)]
+        words = [str(keeper), str(LOG_BYTES_MAX)]
         subprocess.run(
             ["/bin/sh", "-c", '"$@" &', "sh", sys.executable, "-I", "-S", *words],
             stdin=subprocess.DEVNULL,
             stdout=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL,
             start_new_session=True,
+            cwd=self.directory,
             check=True,
         )
 
@@ -153,32 +151,6 @@ class Proxy:
                 raise GatewayError(f"HAProxy did not take the new configuration; see {self._said}")
             time.sleep(POLL_S)
 
-    def stop(self, grace_s: float = STOP_TIMEOUT_S) -> bool:
-        """End it, after what is in flight if that takes no longer than the grace; True if there
-        was one."""
-        was = bool(self._all_ours())
-        master = self.pid()
-        if master is not None and grace_s:
-            self._end([master], signal.SIGUSR1, grace_s)
-        if master is not None:
-            self._end([master], signal.SIGTERM, STOP_TIMEOUT_S)
-        if not self._end(self._all_ours(), signal.SIGKILL, STOP_TIMEOUT_S):
-            raise GatewayError(f"HAProxy (processes {self._all_ours()}) cannot be ended")
-        self._pid_file.unlink(missing_ok=True)
-        return was
-
-    def _end(self, pids: list[int], number: int, wait_s: float) -> bool:
-        """Send a signal and wait until none of ours is left."""
-        for pid in pids:
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(pid, number)
-        deadline = time.monotonic() + wait_s
-        while self._all_ours():
-            if time.monotonic() > deadline:
-                return False
-            time.sleep(POLL_S)
-        return True
-
     def _master_answers(self) -> bool:
         """A master starts itself anew once its worker is ready, and is deaf for that moment."""
         try:
@@ -192,25 +164,6 @@ class Proxy:
             return set()
         found = re.findall(r"^ +bind (\S+):(\d+)", self._config.read_text(), re.MULTILINE)
         return {(address.strip("[]"), int(port)) for address, port in found}
-
-    def _is_ours(self, pid: int) -> bool:
-        try:
-            command = Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
-        except OSError:
-            return False
-        return os.fsencode(self._config) in command
-
-    def _all_ours(self) -> list[int]:
-        """Master and workers, also those whose master was killed: they end by themselves, but
-        may hold the ports for a while."""
-        return [int(n) for n in os.listdir("/proc") if n.isdigit() and self._is_ours(int(n))]
-
-
-def _ended(pid: int) -> bool:
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "Z"
-    except OSError:
-        return True
 
 
 def alert(text: str) -> str:

@@ -54,7 +54,6 @@ Weights = Mapping[tuple[str, str], int]  # (service, replica) -> weight
 class Place(msgspec.Struct, frozen=True):
     """What the configuration must know of the machine."""
 
-    directory: str  # where sockets and files lie
     lua: bool = True  # can requests be held while there is no replica?
     log: bool = True
 
@@ -105,8 +104,8 @@ def _global(wanted: Wanted, place: Place, name: str) -> Iterator[str]:
     yield "# Written by Shoal from what is wanted; changes made here are lost."
     yield "global"
     yield f"    description shoal:{name}"
-    socket = f"{place.directory}/runtime.sock"
-    yield f"    stats socket {socket} mode 600 level admin expose-fd listeners"
+    # The proxy works in its own directory; `unix@` lets a bare name be a socket's.
+    yield "    stats socket unix@runtime.sock mode 600 level admin expose-fd listeners"
     yield "    stats timeout 1m"
     yield f"    hard-stop-after {LINGER_S}s"
     yield f"    tune.bufsize {_buffer_bytes(wanted)}"
@@ -115,7 +114,7 @@ def _global(wanted: Wanted, place: Place, name: str) -> Iterator[str]:
     if place.log:
         yield "    log stdout len 4096 format raw local0 info"
     if place.lua:
-        yield f"    lua-load {place.directory}/hold.lua"
+        yield "    lua-load hold.lua"
 
 
 def _buffer_bytes(wanted: Wanted) -> int:

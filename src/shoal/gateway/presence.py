@@ -1,0 +1,82 @@
+"""Which processes are the proxy of a directory: those that hold its lock file open.
+
+The lock is opened before the proxy starts and inherited by its master and every worker. A stranger
+can write any path into its arguments, but cannot open a file in a private directory. The lock moves
+with its directory and is the same file by whatever link it is reached.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import time
+from pathlib import Path
+
+from shoal.files import held
+from shoal.gateway.binary import GatewayError
+
+STOP_TIMEOUT_S = 5.0
+POLL_S = 0.01
+
+
+class Presence:
+    def __init__(self, directory: Path) -> None:
+        self.lock = directory / "haproxy.lock"
+        self.pid_file = directory / "haproxy.pid"
+
+    def pid(self) -> int | None:
+        """The master's, if it lives."""
+        try:
+            pid = int(self.pid_file.read_text())
+        except (OSError, ValueError):
+            return None
+        return pid if holds(pid, self.lock) else None
+
+    def stop(self, grace_s: float = STOP_TIMEOUT_S) -> bool:
+        """End it, after what is in flight if that takes no longer than the grace; True if there
+        was one. Workers whose master was killed end by themselves, but may hold the ports for a
+        while, so they are ended as well."""
+        was = held(self.lock)
+        master = self.pid()
+        if master is not None and grace_s:
+            self._end([master], signal.SIGUSR1, grace_s)
+        if master is not None:
+            self._end([master], signal.SIGTERM, STOP_TIMEOUT_S)
+        if not self._end(holders(self.lock), signal.SIGKILL, STOP_TIMEOUT_S):
+            raise GatewayError(f"HAProxy (processes {holders(self.lock)}) cannot be ended")
+        self.pid_file.unlink(missing_ok=True)
+        return was
+
+    def _end(self, pids: list[int], number: int, wait_s: float) -> bool:
+        """Send a signal and wait until nobody is left."""
+        for pid in pids:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, number)
+        deadline = time.monotonic() + wait_s
+        while held(self.lock):
+            if time.monotonic() > deadline:
+                return False
+            time.sleep(POLL_S)
+        return True
+
+
+def holders(lock: Path) -> list[int]:
+    """Every process but this one that has the file open."""
+    if not held(lock):
+        return []
+    return [int(n) for n in os.listdir("/proc") if n.isdigit() and holds(int(n), lock)]
+
+
+def holds(pid: int, lock: Path) -> bool:
+    """Others' descriptors cannot be read, and need not be: they have no way to our files."""
+    try:
+        wanted = lock.stat()
+        names = os.listdir(f"/proc/{pid}/fd")
+    except OSError:
+        return False
+    for name in names:
+        with contextlib.suppress(OSError):
+            if os.path.samestat(os.stat(f"/proc/{pid}/fd/{name}"), wanted):
+                return pid != os.getpid()
+    return False
