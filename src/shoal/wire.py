@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import os
 import struct
 from collections.abc import Callable, Iterator
@@ -15,6 +16,8 @@ import msgspec
 from shoal.model.commands import Envelope
 from shoal.model.job import MemberRef
 from shoal.model.report import LogChunk, NodeReport, PackagePiece
+
+log = logging.getLogger("shoal.wire")
 
 FRAME_BYTES_MAX = 64 * 1024 * 1024
 PIECE_BYTES = 512 * 1024  # of a package, at a time
@@ -74,7 +77,10 @@ encode = msgspec.msgpack.Encoder().encode
 
 
 class Link(asyncio.Protocol):
-    """One end of the stream. Calls `on_message` for each frame and `on_close` once."""
+    """One end of the stream. Calls `on_message` for each frame and `on_close` once.
+
+    A message that cannot be read, or that its receiver chokes on, is logged and passed over: what
+    comes after it may well be an order to stop something."""
 
     def __init__(
         self,
@@ -93,7 +99,11 @@ class Link(asyncio.Protocol):
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         # uvloop has transports of its own that are like asyncio's but not derived from them
         self._transport = cast(asyncio.Transport, transport)
-        self._on_open(self)
+        try:
+            self._on_open(self)
+        except Exception:
+            log.exception("a connection could not be taken up; it is closed")
+            self.close()
 
     def data_received(self, data: bytes) -> None:
         self._buffer += data
@@ -106,11 +116,21 @@ class Link(asyncio.Protocol):
             end = start + _LENGTH.size + length
             if len(self._buffer) < end:
                 break
-            message = self._decode(memoryview(self._buffer)[start + _LENGTH.size : end])
+            self._take(bytes(memoryview(self._buffer)[start + _LENGTH.size : end]))
             start = end
-            self._on_message(message)
         if start:
             del self._buffer[:start]
+
+    def _take(self, body: bytes) -> None:
+        try:
+            message = self._decode(body)
+        except (msgspec.DecodeError, UnicodeDecodeError) as error:
+            log.error("a message of %d bytes could not be read: %s", len(body), error)
+            return
+        try:
+            self._on_message(message)
+        except Exception:
+            log.exception("a %s could not be taken in", type(message).__name__)
 
     def connection_lost(self, exc: Exception | None) -> None:  # noqa: ARG002
         self._transport = None

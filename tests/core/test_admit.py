@@ -10,6 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from shoal.core.admit import spec_problem
+from shoal.core.reserved import reserved
 from shoal.model.job import ARGUMENT_BYTES_MAX, JobSpec
 from shoal.model.node import NodeHealth, NodeIntent
 from shoal.model.report import Accepted, Refused, Submit
@@ -144,6 +145,27 @@ def test_what_no_process_can_be_given_is_refused(fields: dict[str, object], fiel
 def test_an_ordinary_command_has_no_problem() -> None:
     spec = job_spec(command=["python", "-c", "print('é')"], workdir="/tmp", env={"A": ""})
     assert spec_problem(spec) is None
+
+
+@pytest.mark.parametrize("name", ["SHOAL_SERVICE", "SHOAL_REF", "RANK", "MASTER_PORT"])
+def test_names_that_shoal_gives_a_meaning_are_refused(name: str) -> None:
+    refused = reserved({"MINE": "1", name: "x"}, replica=False)
+    assert refused is not None
+    assert refused.field == "env"
+    assert name in refused.message
+    assert "leave it out" in refused.message
+
+
+def test_what_a_job_may_say_of_itself_is_its_own() -> None:
+    own = {"SHOAL_CHECKPOINT_DIR": "/data", "SHOAL_MTBF_S": "60", "HOST": "::", "PORT": "80"}
+    assert reserved(own, replica=False) is None
+    refused = reserved({"PORT": "80"}, replica=True)
+    assert refused is not None
+    assert "PORT" in refused.message
+
+
+def test_a_reserved_name_is_refused_at_submission() -> None:
+    assert "SHOAL_SERVICE" in refusal(Cluster(), env={"SHOAL_SERVICE": "x"}).message
 
 
 def test_the_same_key_is_the_same_job() -> None:

@@ -20,7 +20,7 @@ from shoal.control.lifecycle import bring_up, take_down
 from shoal.model.job import JobSpec
 from shoal.model.node import NodeSpec
 
-MARK = "SHOAL_TEST_CLUSTER"
+MARK = "TEST_CLUSTER_OF_SHOAL"
 
 
 def virtual_nodes(count: int, gpus: int = 8) -> tuple[NodeSpec, ...]:

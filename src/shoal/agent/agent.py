@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import time
 from pathlib import Path
 
@@ -11,13 +12,16 @@ from shoal.agent.crew import Crew
 from shoal.agent.sampling import Sampler
 from shoal.agent.shipping import Shipping
 from shoal.agent.supplies import Supplies
-from shoal.core.nodebook import NodeBook
+from shoal.core.nodebook import NodeBook, Order
+from shoal.enduring import enduring
 from shoal.files import write_private
 from shoal.model.commands import Acknowledge, Check, Dismiss, Envelope, Launch, Prepare, Stop
 from shoal.model.health import CheckResult
 from shoal.model.node import NodeSpec
 from shoal.model.report import LogChunk
 from shoal.wire import Ask, FromAgent, Heard, Kept, Link, Log, Need, Orders, Piece, ToAgent
+
+log = logging.getLogger("shoal.agent")
 
 CONTACT = "contact"  # written when a controller has spoken to this agent
 LEAVING = "leaving"  # its being there means that the node wants to leave
@@ -61,9 +65,9 @@ class Agent:
             self._link = None
 
     def _received(self, message: FromAgent | ToAgent) -> None:
-        if not self._met:  # `shoal join` waits for a sign that a controller answers
+        if not self._met:
             self._met = True
-            write_private(self._directory / CONTACT, str(time.time_ns()).encode())
+            self._note_contact()
         match message:
             case Orders(envelope):
                 self._obey(envelope)
@@ -75,23 +79,38 @@ class Agent:
             case Piece(piece):
                 self._supplies.packages.take(piece)
 
+    def _note_contact(self) -> None:
+        """`shoal join` waits for a sign that a controller answers. A disk that takes none keeps
+        nobody from being obeyed."""
+        try:
+            write_private(self._directory / CONTACT, str(time.time_ns()).encode())
+        except OSError as error:
+            log.error("the sign that a controller answers could not be written: %s", error)
+
     def _obey(self, envelope: Envelope) -> None:
+        """Orders of several jobs come together: each is carried out on its own."""
         for order in self._book.take(envelope):
-            match order:
-                case Launch():
-                    self.crew.launch(order)
-                case Stop():
-                    self.crew.stop(order)
-                case Check():
-                    self._checks.ask(order, busy=bool(self._book.alive))
-                case Prepare():
-                    self.crew.prepare(order)
-                case Dismiss():
-                    self.stopping.set()
+            try:
+                self._carry_out(order)
+            except Exception:  # a launch has taken care of itself
+                log.exception("an order could not be carried out: %s", type(order).__name__)
         for command in envelope.commands:
             if isinstance(command, Acknowledge) and command.ref not in self._book.exits:
                 self.crew.forget(command.ref)
         self._report_soon()
+
+    def _carry_out(self, order: Order) -> None:
+        match order:
+            case Launch():
+                self.crew.launch(order)
+            case Stop():
+                self.crew.stop(order)
+            case Check():
+                self._checks.ask(order, busy=bool(self._book.alive))
+            case Prepare():
+                self.crew.prepare(order)
+            case Dismiss():
+                self.stopping.set()
 
     def _report_soon(self) -> None:
         """Several changes of one moment make one report."""
@@ -131,6 +150,7 @@ class Agent:
                 self._supplies.packages.ask_again(all_of_them=False)
                 self.crew.memory.look()
                 self._book.leaving = (self._directory / LEAVING).exists()
+                self.crew.audit()
                 self._report()
 
         async def ship() -> None:
@@ -138,7 +158,10 @@ class Agent:
                 await asyncio.sleep(OUTPUT_POLL_S)
                 self._shipping.pump()
 
-        tasks = [asyncio.create_task(heartbeat()), asyncio.create_task(ship())]
+        tasks = [
+            asyncio.create_task(enduring("the heartbeat", heartbeat)),
+            asyncio.create_task(enduring("the shipping of output", ship)),
+        ]
         await self.stopping.wait()
         for task in tasks:
             task.cancel()

@@ -68,6 +68,7 @@ class Crew:
         self._reaped = asyncio.Event()
 
     def launch(self, order: Launch) -> None:
+        """Ends in a process, in one that is being got ready, or in an exit that says why not."""
         ref, directory = order.ref, self._directory / str(order.ref)
         try:
             directory.mkdir(exist_ok=True)
@@ -77,8 +78,8 @@ class Crew:
                 self._book.gets(ref, self._supplies.lacks(order))
                 self._outfits[ref] = asyncio.create_task(self._outfit(order, directory))
                 return
-        except OSError as error:
-            self._cannot_start(ref, f"cannot start: {error}")
+        except Exception as error:
+            self._cannot_start(ref, error)
             return
         self._begin(ready, directory)
 
@@ -89,8 +90,8 @@ class Crew:
             ready = await self._supplies.get(
                 order, directory / "output", lambda what: self._book.gets(ref, what)
             )
-        except (CannotStart, OSError) as error:
-            self._cannot_start(ref, str(error))
+        except Exception as error:
+            self._cannot_start(ref, error)
             return
         finally:
             self._outfits.pop(ref, None)
@@ -104,16 +105,28 @@ class Crew:
             if order.package:
                 extra[SCRATCH] = str(directory)
             self.members.start(order, directory, extra)
-        except (CannotStart, OSError) as error:
-            why = str(error) if isinstance(error, CannotStart) else f"cannot start: {error}"
-            self._cannot_start(order.ref, why)
+        except Exception as error:
+            self._cannot_start(order.ref, error)
             return
         self.beats.expect(order.ref)
         self.idling.expect(order)
 
-    def _cannot_start(self, ref: MemberRef, why: str) -> None:
+    def _cannot_start(self, ref: MemberRef, error: Exception) -> None:
+        if not isinstance(error, CannotStart | OSError):
+            log.error("%s cannot start", ref, exc_info=error)
+        why = str(error) if isinstance(error, CannotStart) else f"cannot start: {error}"
         self._ended[ref] = (CANNOT_START_CODE, why, None)
         self._shipping.pump()
+        self.settle()
+
+    def audit(self) -> None:
+        """Whoever the book calls alive has a process, or is on the way to one or to its exit. One
+        that is neither would hold its GPUs for ever, so it ends here."""
+        for ref in list(self._book.alive):
+            known = ref in self._outfits or ref in self._ended or self.members.pid(ref) is not None
+            if not known:
+                log.error("%s has no process that anybody knows of", ref)
+                self._ended[ref] = (CANNOT_START_CODE, "its process was lost track of", None)
         self.settle()
 
     def prepare(self, order: Prepare) -> None:
@@ -127,7 +140,7 @@ class Crew:
     async def _ready(self, order: Prepare) -> None:
         try:
             self.members.prepare(await self._supplies.get(order, Path(os.devnull), log.debug))
-        except CannotStart as error:
+        except (CannotStart, OSError) as error:
             log.warning("cannot get ready for %s: %s", order.job, error)
         finally:
             del self._readying[order.job]
@@ -166,7 +179,10 @@ class Crew:
             self.settle()
             return
         pid = self.members.pid(order.ref)
-        if order.dump and pid is not None:
+        if pid is None:
+            self.audit()
+            return
+        if order.dump:
             self._dumps[order.ref] = asyncio.create_task(self._dump_and_stop(order, pid))
         else:
             self._end(order)
@@ -197,8 +213,10 @@ class Crew:
         )
 
     def reap(self) -> None:
-        self.beats.take()  # what the dead said last
         ended = self.members.reap()
+        for ref, code in ended:
+            self._ended[ref] = (code, "", None)  # whatever goes wrong below, it is over
+        self.beats.take()  # what the dead said last
         starved = any(code == KILLED_CODE for _, code in ended) and self.memory.killed()
         for ref, code in ended:
             timer = self._kills.pop(ref, None)

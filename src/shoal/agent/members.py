@@ -24,6 +24,7 @@ log = logging.getLogger("shoal.agent")
 
 CANNOT_START_CODE = 127  # as a shell reports a command that is not there
 SERVICE = "SHOAL_SERVICE"  # in the environment of a replica
+PORT_MAX = 65_535
 MARK = "SHOAL_REF"  # in the environment of all that a member starts
 # By then a script has imported what it needs; who is slower is looked at again, ever later.
 FIRST_LOOK_S = 3.0
@@ -85,7 +86,7 @@ class Members:
         env[NODE_MARK] = self._node_mark
         workdir = launch.workdir or str(directory)
         if SERVICE in launch.env:
-            _check_port(int(launch.env["PORT"]))
+            _check_port(launch.env.get("PORT", ""))
         program = _find(launch.argv[0], workdir, env.get("PATH", os.defpath))
         found = recipe(program, launch.argv, env, workdir)
         handle = os.open(directory / "output", os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
@@ -193,7 +194,10 @@ class Members:
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(pid, signal.SIGKILL)
             ended.append((process.ref, code if code >= 0 else 128 - code))
-        self._kill_strays()
+        try:
+            self._kill_strays()
+        except OSError as error:  # without a free descriptor /proc cannot be read
+            log.error("what the dead left behind could not be looked for: %s", error)
         return ended
 
     def _kill_strays(self) -> None:
@@ -216,8 +220,11 @@ def surroundings() -> dict[str, str]:
     return {"PYTHONUNBUFFERED": "1", **os.environ}
 
 
-def _check_port(port: int) -> None:
+def _check_port(text: str) -> None:
     """Else whoever has it would answer the probe, and be given the requests."""
+    if not text.isdecimal() or int(text) > PORT_MAX:
+        raise CannotStart(f"PORT={text!r} is no port for a replica to answer on")
+    port = int(text)
     with socket.socket() as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:

@@ -7,6 +7,7 @@ from shoal.core.explain import held_when_empty
 from shoal.core.health.quarantine import released
 from shoal.core.observe import lose
 from shoal.core.queue import gang_of_spec
+from shoal.core.reserved import reserved
 from shoal.core.room import UNLIMITED
 from shoal.core.round import Round
 from shoal.core.serve import set_service, stop_service
@@ -67,7 +68,12 @@ def _admit_one(round_: Round, request: Request) -> Answer:
 
 def _replica_problem(round_: Round, request: SetService) -> Refused | None:
     spec = request.spec.replica
-    return spec_problem(spec) or shape_problem(spec) or impossible(round_.state, spec)
+    return (
+        reserved(spec.env, replica=True)
+        or spec_problem(spec)
+        or shape_problem(spec)
+        or impossible(round_.state, spec)
+    )
 
 
 def _check_node(round_: Round, request: CheckNode) -> Answer:
@@ -87,7 +93,12 @@ def _submit(round_: Round, request: Submit) -> Answer:
     spec = request.spec
     if spec.service or spec.version:
         return Refused("service", "is given by Shoal itself; use: shoal serve")
-    problem = spec_problem(spec) or shape_problem(spec) or impossible(state, spec)
+    problem = (
+        reserved(spec.env, replica=False)
+        or spec_problem(spec)
+        or shape_problem(spec)
+        or impossible(state, spec)
+    )
     if problem is not None:
         return problem
     job_id = f"j{state.next_job}"

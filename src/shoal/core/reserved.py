@@ -1,0 +1,44 @@
+"""Names in a job's environment that are Shoal's to give: what they say must be true."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from shoal.model.report import Refused
+
+PREFIX = "SHOAL_"
+# Of those that begin so, a job may set these: where it saves, how often its nodes fail, which
+# cluster its own calls of `shoal` mean, and how its tasks are told from another's.
+OPEN = frozenset(
+    ("SHOAL_CHECKPOINT_DIR", "SHOAL_MTBF_S", "SHOAL_HOME", "SHOAL_DEBUG", "SHOAL_TASKS_SECRET")
+)
+# How the members of a gang find each other, in torchrun's names.
+RENDEZVOUS = frozenset(
+    (
+        "RANK",
+        "WORLD_SIZE",
+        "LOCAL_RANK",
+        "LOCAL_WORLD_SIZE",
+        "GROUP_RANK",
+        "GROUP_WORLD_SIZE",
+        "MASTER_ADDR",
+        "MASTER_PORT",
+    )
+)
+
+
+def reserved(env: Mapping[str, str], *, replica: bool) -> Refused | None:
+    """`replica`: it answers requests, on a port that Shoal chooses."""
+    for name in env:
+        if name.startswith(PREFIX) and name not in OPEN:
+            may = ", ".join(sorted(OPEN - {"SHOAL_TASKS_SECRET"}))
+            return Refused(
+                "env", f"{name} is set by Shoal itself; leave it out (a job may set {may})"
+            )
+        if name in RENDEZVOUS or (replica and name == "PORT"):
+            return Refused(
+                "env",
+                f"{name} is set by Shoal for each member; leave it out, or set it for one program "
+                f"alone with the command: env {name}=... PROGRAM",
+            )
+    return None

@@ -1,0 +1,38 @@
+"""Tasks that must not end: when one fails it is said, and it begins again after a pause."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Awaitable, Callable
+
+log = logging.getLogger("shoal")
+
+PAUSE_FIRST_S = 0.5
+PAUSE_MAX_S = 30.0
+# Work that went well for so long has recovered: the next pause is the shortest again.
+WELL_AFTER_S = 60.0
+
+
+async def enduring(what: str, work: Callable[[], Awaitable[None]]) -> None:
+    """Do the work until it returns or is cancelled; an exception only makes it begin again.
+
+    A task of asyncio that dies is noticed by nobody until it is collected. Whatever a cluster
+    cannot do without runs in here.
+    """
+    pause_s = PAUSE_FIRST_S
+    while True:
+        since = time.monotonic()
+        try:
+            await work()
+            return
+        except Exception as error:
+            if time.monotonic() - since > WELL_AFTER_S:
+                pause_s = PAUSE_FIRST_S
+            if isinstance(error, OSError):  # the machine is at fault: its own words say enough
+                log.error("%s failed: %s; again in %g s", what, error, pause_s)
+            else:
+                log.exception("%s failed; again in %g s", what, pause_s)
+        await asyncio.sleep(pause_s)
+        pause_s = min(PAUSE_MAX_S, pause_s * 2)
