@@ -13,6 +13,7 @@ from urllib.parse import quote, urlencode, urlsplit
 
 import msgspec
 
+from shoal.files import read_own, require_own
 from shoal.model.job import JobSpec
 from shoal.model.ledger import By, CostView, LedgerView
 from shoal.model.node import NodeIntent
@@ -96,16 +97,19 @@ class Client:
         """The cluster of this user on this machine, as `shoal up` left its address and token."""
         home = home or default_home()
         try:
-            address = msgspec.json.decode((home / "controller.json").read_bytes(), type=Address)
-            token = (home / "token").read_text().strip()
+            require_own(home)
+            address = msgspec.json.decode(read_own(home / "controller.json"), type=Address)
+            token = read_own(home / "token").decode().strip()
         except FileNotFoundError:
             message = f"no cluster is up in {home}; start one with: shoal up"
             raise Unreachable(message) from None
         except PermissionError as error:
-            raise Unreachable(f"cannot read {error.filename}: it belongs to another user") from None
+            raise Unreachable(f"cannot use {error.filename}: {error.strerror}") from None
         except (msgspec.DecodeError, UnicodeDecodeError):
             message = f"{home}/controller.json is damaged; mend it with: shoal up"
             raise Unreachable(message) from None
+        if not token:
+            raise Unreachable(f"{home}/token is empty; mend it with: shoal down, then shoal up")
         return cls(address.url, token, patience_s=patience_s)
 
     def close(self) -> None:

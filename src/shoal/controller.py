@@ -52,6 +52,7 @@ CLAIMS: list[socket.socket] = []  # ports chosen in this process' life
 def run_controller(home_path: str) -> int:
     """Until it is told to end. What it prints is its log; a line that begins with "shoal: " is
     its last, and means that starting it again would not help."""
+    umask = os.umask(0o077)  # databases, and what SQLite puts beside them, are for us alone
     logging.basicConfig(format="%(asctime)s %(name)s: %(message)s", level=logging.INFO)
     plugins.enable()
     home = Home(Path(home_path))
@@ -60,20 +61,20 @@ def run_controller(home_path: str) -> int:
         return HOPELESS_CODE
     try:
         with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-            runner.run(_serve(home))
+            runner.run(_serve(home, umask))
     except (StoreError, EngineError) as error:
         print(f"shoal: {error}", flush=True)
         return HOPELESS_CODE
     return 0
 
 
-async def _serve(home: Home) -> None:
+async def _serve(home: Home, umask: int) -> None:
     config = home.read_config()
     if config is None:
         raise EngineError(f"{home.config} is missing; start with: shoal up")
     listener = _listen(home, config)
     store = SqliteStore(home.database)
-    engine = _engine(home, config)
+    engine = _engine(home, config, umask)
     loop = ControlLoop(
         store,
         engine,
@@ -116,12 +117,12 @@ async def _serve(home: Home) -> None:
     store.close()
 
 
-def _engine(home: Home, config: ClusterConfig) -> Engine:
+def _engine(home: Home, config: ClusterConfig, umask: int) -> Engine:
     if config.engine == "ray":
         from shoal.engines.ray.engine import RayEngine
 
         return RayEngine(home.path, config.reach)
-    return LocalEngine(config.nodes, home.nodes, home.checkpoints)
+    return LocalEngine(config.nodes, home.nodes, home.checkpoints, umask)
 
 
 class _LazyBalancer:
@@ -224,7 +225,7 @@ def _api_server(
 
     return Server(
         uvicorn.Config(
-            build(loop, home.token.read_text().strip(), entry, history, keeper, home.path),
+            build(loop, home.read_token(), entry, history, keeper, home.path),
             log_level="warning",
             access_log=False,
             lifespan="off",

@@ -1,11 +1,18 @@
-"""Files that must be whole, private, or held by one process at a time."""
+"""Files that must be whole, private, our own, or held by one process at a time."""
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import os
+import stat
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
+
+LINKS_MAX = 40
+OWN_BYTES_MAX = 16 * 1024 * 1024
 
 
 def write_private(path: Path, data: bytes) -> None:
@@ -18,6 +25,66 @@ def write_private(path: Path, data: bytes) -> None:
     finally:
         os.close(handle)
     temporary.replace(path)
+
+
+def require_own(folder: Path) -> None:
+    """Refuse a folder that somebody else made, or could replace: we would obey what is in it. A
+    folder of ours that others may enter is closed to them. One that is not there is no danger."""
+    for here, info, last in _way(folder):
+        if stat.S_ISLNK(info.st_mode):
+            if info.st_uid not in _trusted():
+                raise _refusal(here, f"is a link that {_owner(info)} made; name the folder itself")
+        elif last:
+            _require_private(here, info)
+        elif info.st_uid not in _trusted():
+            raise _refusal(here, f"belongs to {_owner(info)}, who could replace what is in it")
+        elif _shared(info):
+            advice = "choose a folder elsewhere, or take that right away with: chmod go-w"
+            raise _refusal(here, f"is writable for others, who could replace {folder}; {advice}")
+
+
+def read_own(path: Path) -> bytes:
+    """The content of a plain file that nobody else made."""
+    try:
+        handle = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
+    except OSError as error:
+        if error.errno == errno.ELOOP:
+            raise _refusal(path, "is a link; it must be a plain file") from None
+        raise
+    try:
+        info = os.fstat(handle)
+        if info.st_uid not in _trusted():
+            raise _refusal(path, f"belongs to {_owner(info)}")
+        if not stat.S_ISREG(info.st_mode):
+            raise _refusal(path, "is no plain file")
+        return os.read(handle, OWN_BYTES_MAX)
+    finally:
+        os.close(handle)
+
+
+def tighten(folder: Path) -> None:
+    """What lies in a folder of ours becomes ours alone; what somebody else put there is refused."""
+    for path in folder.iterdir():
+        info = path.lstat()
+        if info.st_uid not in _trusted():
+            raise _refusal(path, f"belongs to {_owner(info)}; remove it")
+        if stat.S_ISLNK(info.st_mode) or not info.st_mode & 0o077:
+            continue
+        path.chmod(0o700 if stat.S_ISDIR(info.st_mode) else 0o600)
+
+
+@contextmanager
+def short_path(path: Path) -> Iterator[str]:
+    """A name for a socket file that is short enough for the kernel (107 bytes), however deep it
+    lies: through a descriptor of its directory."""
+    if len(os.fsencode(path)) < 100:
+        yield str(path)
+        return
+    handle = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        yield f"/proc/self/fd/{handle}/{path.name}"
+    finally:
+        os.close(handle)
 
 
 def lock(path: Path) -> int | None:
@@ -36,7 +103,7 @@ def lock(path: Path) -> int | None:
 def held(path: Path) -> bool:
     """Does a living process hold the lock? Looking takes it for a moment."""
     try:
-        handle = os.open(path, os.O_RDWR)
+        handle = os.open(path, os.O_RDONLY)  # works on a disk that cannot be written, too
     except FileNotFoundError:
         return False
     try:
@@ -55,3 +122,59 @@ def _flock(handle: int, kind: int) -> bool:
     except BlockingIOError:
         return False
     return True
+
+
+def _way(folder: Path) -> Iterator[tuple[Path, os.stat_result, bool]]:
+    """Every directory and link that a path leads through; True with the last one."""
+    here, todo, links = Path("/"), list(folder.absolute().parts[1:]), 0
+    yield here, os.lstat(here), not todo
+    while todo:
+        name = todo.pop(0)
+        if name == "..":
+            here = here.parent
+            continue
+        here = here / name
+        try:
+            info = os.lstat(here)
+        except FileNotFoundError:
+            return
+        if stat.S_ISLNK(info.st_mode):
+            links += 1
+            if links > LINKS_MAX:
+                raise OSError(errno.ELOOP, os.strerror(errno.ELOOP), str(folder))
+            yield here, info, False
+            target = Path(os.readlink(here))
+            here = Path("/") if target.is_absolute() else here.parent
+            todo = [part for part in target.parts if part != "/"] + todo
+        else:
+            yield here, info, not todo
+
+
+def _require_private(folder: Path, info: os.stat_result) -> None:
+    if not stat.S_ISDIR(info.st_mode):
+        raise NotADirectoryError(errno.ENOTDIR, "is no folder", str(folder))
+    if info.st_uid != os.geteuid():
+        raise _refusal(folder, f"belongs to {_owner(info)}; choose a folder of your own")
+    if info.st_mode & 0o077:
+        os.chmod(folder, 0o700)
+
+
+def _trusted() -> set[int]:
+    """Us and root; where root is shown as nobody, as in some containers, the owner of "/"."""
+    return {0, os.geteuid(), os.lstat("/").st_uid}
+
+
+def _shared(info: os.stat_result) -> bool:
+    """May others rename what is in this directory?"""
+    if info.st_mode & stat.S_ISVTX:
+        return False
+    by_group = bool(info.st_mode & 0o020) and info.st_gid not in (0, os.getegid())
+    return by_group or bool(info.st_mode & 0o002)
+
+
+def _owner(info: os.stat_result) -> str:
+    return "root" if info.st_uid == 0 else f"another user (uid {info.st_uid})"
+
+
+def _refusal(path: Path, reason: str) -> PermissionError:
+    return PermissionError(errno.EPERM, reason, str(path))

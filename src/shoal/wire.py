@@ -4,11 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import os
 import struct
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from pathlib import Path
+from collections.abc import Callable
 from typing import Any, cast
 
 import msgspec
@@ -150,17 +147,3 @@ class Link(asyncio.Protocol):
     def close(self) -> None:
         if self._transport is not None:
             self._transport.abort()
-
-
-@contextmanager
-def short_path(path: Path) -> Iterator[str]:
-    """A name for a socket file that is short enough for the kernel (107 bytes), however deep it
-    lies: through a descriptor of its directory."""
-    if len(os.fsencode(path)) < 100:
-        yield str(path)
-        return
-    handle = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY)
-    try:
-        yield f"/proc/self/fd/{handle}/{path.name}"
-    finally:
-        os.close(handle)

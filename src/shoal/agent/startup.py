@@ -13,10 +13,9 @@ from pathlib import Path
 import msgspec
 
 from shoal.agent.agent import Agent
-from shoal.files import write_private
+from shoal.files import short_path, write_private
 from shoal.kernel import reap_orphans
 from shoal.model.node import NodeSpec
-from shoal.wire import short_path
 
 log = logging.getLogger("shoal.agent")
 

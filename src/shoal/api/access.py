@@ -40,6 +40,8 @@ class Session(msgspec.Struct, frozen=True):
 
 class Access:
     def __init__(self, token: str, now_ms: Callable[[], int]) -> None:
+        if not token:
+            raise ValueError("an empty token would let everybody in")
         self._token = token.encode()
         self._now_ms = now_ms
         # Cookies know hosts, not ports: two clusters on one machine must not share one.

@@ -11,6 +11,7 @@ from typer.core import TyperCommand
 
 from shoal.cli.guard import USAGE, Failure
 from shoal.cli.quick import quicken
+from shoal.files import require_own
 
 EXAMPLES = "\nExamples:\n"
 PLAIN_HEADING = "Options"
@@ -21,6 +22,7 @@ def _settle_home(path: Path) -> Path:
     if "\0" in str(path):
         raise Failure("--home: a path cannot hold a NUL byte", USAGE)
     settled = path.expanduser().absolute()
+    require_own(settled)
     os.environ["SHOAL_HOME"] = str(settled)
     return settled
 

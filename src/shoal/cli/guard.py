@@ -141,7 +141,9 @@ def _write_traceback(error: Exception) -> str:
     for folder in (home, Path(tempfile.gettempdir())):
         path = folder / f"crash-{time.strftime('%Y%m%d-%H%M%S')}-{os.getpid()}.txt"
         try:
-            path.write_text(text, errors="backslashreplace")
+            # Somebody else may have guessed the name and put a link there.
+            with path.open("x", errors="backslashreplace") as file:
+                file.write(text)
         except OSError:
             continue
         return str(path)

@@ -114,7 +114,7 @@ def up(
       shoal up --nodes 2 --gpus 4 --gpu-model A100 --gpu-memory 80G
       shoal up --engine ray                      for many machines, see `shoal join`
       shoal up --hosts hosts.yaml                these servers, over ssh
-      shoal up --home /tmp/try --port 0          a second one, apart from the first
+      shoal up --home ~/try --port 0             a second one, apart from the first
     """
     from shoal.cli import rayup, show
     from shoal.cli.hosts import Bringing
@@ -159,7 +159,7 @@ def down(json: JsonOption = False, home: HomeOption = DEFAULT_HOME) -> None:
 
     Examples:
       shoal down
-      shoal down --home /tmp/try
+      shoal down --home ~/try
     """
     from shoal.cli import rayup, show
     from shoal.control.home import Home

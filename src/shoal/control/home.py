@@ -7,7 +7,7 @@ from pathlib import Path
 
 import msgspec
 
-from shoal.files import write_private
+from shoal.files import read_own, require_own, tighten, write_private
 from shoal.model.node import NodeSpec
 
 DEFAULT_PORT = 7700
@@ -52,11 +52,19 @@ class Home:
         return self.nodes / node_id
 
     def create(self) -> None:
+        """Made if need be, and closed to everybody else. PermissionError if it is not ours."""
+        require_own(self.path)
         self.path.mkdir(mode=0o700, parents=True, exist_ok=True)
-        self.logs.mkdir(exist_ok=True)
-        self.nodes.mkdir(exist_ok=True)
-        if not self.token.exists():
+        require_own(self.path)  # somebody may have made it meanwhile
+        tighten(self.path)
+        self.logs.mkdir(mode=0o700, exist_ok=True)
+        self.nodes.mkdir(mode=0o700, exist_ok=True)
+        if not self.token.exists() or not self.read_token():
             write_private(self.token, secrets.token_urlsafe(32).encode() + b"\n")
+
+    def read_token(self) -> str:
+        """Empty is none: nobody may come in by saying nothing."""
+        return read_own(self.token).decode().strip()
 
     def read_config(self) -> ClusterConfig | None:
         try:

@@ -15,7 +15,7 @@ import msgspec
 
 from shoal.client import Address, Client, ShoalError
 from shoal.control.home import ClusterConfig, Home
-from shoal.files import held
+from shoal.files import held, require_own
 from shoal.kernel import AGENT_MARK, NODE_MARK, RAY_MARK, kill_marked
 from shoal.model.views import NodeView
 
@@ -51,7 +51,9 @@ def bring_up(home: Home, config: ClusterConfig | None, progress: Progress) -> Up
     try:
         home.create()
         before = home.read_config()
-    except (OSError, msgspec.DecodeError) as error:
+    except PermissionError as error:
+        raise LifecycleError(f"cannot use {error.filename}: {error.strerror}") from None
+    except (OSError, ValueError) as error:  # what cannot be decoded is a ValueError
         raise LifecycleError(f"cannot use {home.path}: {error}") from None
     already = is_up(home)
     if already and config is not None and config != before:
@@ -73,6 +75,10 @@ def bring_up(home: Home, config: ClusterConfig | None, progress: Progress) -> Up
 def take_down(home: Home, progress: Progress) -> int:
     """Stop the controller, then the nodes with all that runs on them; returns how many processes
     (controller and nodes) were stopped. Jobs stay in the store and go on at the next `up`."""
+    try:
+        require_own(home.path)  # it says which processes to end
+    except PermissionError as error:
+        raise LifecycleError(f"cannot use {error.filename}: {error.strerror}") from None
     stopped = 0
     if is_up(home):
         progress("stopping the controller")
@@ -117,7 +123,8 @@ def end_agent(directory: Path) -> None:
 
 
 def _start(home: Home) -> None:
-    with home.controller_log.open("ab") as output:
+    flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND
+    with os.fdopen(os.open(home.controller_log, flags, 0o600), "ab") as output:
         subprocess.run(
             [sys.executable, "-m", "shoal.control.supervise", str(home.path)],
             stdin=subprocess.DEVNULL,

@@ -14,11 +14,11 @@ from typing import Protocol
 
 import msgspec
 
-from shoal.files import held, write_private
+from shoal.files import held, short_path, write_private
 from shoal.kernel import AGENT_MARK
 from shoal.model.node import NodeSpec
 from shoal.model.report import NodeGone
-from shoal.wire import Ask, FromAgent, Heard, Link, ToAgent, short_path
+from shoal.wire import Ask, FromAgent, Heard, Link, ToAgent
 
 log = logging.getLogger("shoal.engine")
 
@@ -151,8 +151,9 @@ def write_spec(directory: Path, spec: NodeSpec) -> None:
     write_private(directory / "spec.json", msgspec.json.encode(spec))
 
 
-def start_agent(directory: Path, env: dict[str, str]) -> subprocess.Popen[bytes]:
-    """In a session of its own, so that it outlives whoever starts it."""
+def start_agent(directory: Path, env: dict[str, str], umask: int = -1) -> subprocess.Popen[bytes]:
+    """In a session of its own, so that it outlives whoever starts it. `umask` is that of its jobs;
+    -1: as ours."""
     with (directory / "agent.log").open("ab") as output:
         return subprocess.Popen(
             [sys.executable, "-m", "shoal.agent", str(directory)],
@@ -162,6 +163,7 @@ def start_agent(directory: Path, env: dict[str, str]) -> subprocess.Popen[bytes]
             start_new_session=True,
             cwd="/",
             env={**env, AGENT_MARK: str(directory)},
+            umask=umask,
         )
 
 

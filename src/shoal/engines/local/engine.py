@@ -17,10 +17,12 @@ from shoal.wire import CHECKPOINT_ROOT, FromAgent, Heard, Kept, Log, Need, Order
 
 
 class LocalEngine:
-    def __init__(self, nodes: Iterable[NodeSpec], root: Path, checkpoints: Path) -> None:
+    def __init__(
+        self, nodes: Iterable[NodeSpec], root: Path, checkpoints: Path, umask: int = -1
+    ) -> None:
         # Who started the cluster may have named another place, such as a disk with more room.
         env = {CHECKPOINT_ROOT: str(checkpoints), **os.environ}
-        self._nodes = {spec.id: LocalNode(spec, root / spec.id, env) for spec in nodes}
+        self._nodes = {spec.id: LocalNode(spec, root / spec.id, env, umask) for spec in nodes}
         self._tasks: list[asyncio.Task[None]] = []
 
     async def start(self, inbox: Inbox) -> None:
@@ -49,15 +51,16 @@ class LocalNode:
 
     inbox: Inbox
 
-    def __init__(self, spec: NodeSpec, directory: Path, env: dict[str, str]) -> None:
+    def __init__(self, spec: NodeSpec, directory: Path, env: dict[str, str], umask: int) -> None:
         self._spec = spec
         self._directory = directory
         self._env = env
+        self._umask = umask
         self.link = AgentLink(spec.id, directory, self, self._start)
 
     def _start(self) -> subprocess.Popen[bytes]:
         write_spec(self._directory, self._spec)
-        return start_agent(self._directory, self._env)
+        return start_agent(self._directory, self._env, self._umask)
 
     def said(self, message: FromAgent) -> None:
         match message:
