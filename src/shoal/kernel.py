@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import errno
 import os
 import signal
 import socket
@@ -18,6 +19,8 @@ RAY_MARK = "SHOAL_RAY_DIR"  # in the environment of all that Ray runs for a home
 
 PR_SET_PDEATHSIG = 1
 PR_SET_CHILD_SUBREAPER = 36
+FALLOC_FL_KEEP_SIZE = 1
+FALLOC_FL_PUNCH_HOLE = 2
 
 
 def claim(name: str) -> socket.socket | None:
@@ -74,6 +77,23 @@ def variable(pid: int, name: str) -> str | None:
         if entry.startswith(prefix):
             return os.fsdecode(entry[len(prefix) :])
     return None
+
+
+def punch_hole(handle: int, begin: int, end: int) -> None:
+    """Give a part of a file back to the disk. What follows stays where it is, and whoever appends
+    to the file goes on. Where the file system cannot do that, what another process appends in this
+    very moment may be lost."""
+    libc = ctypes.CDLL(None, use_errno=True)
+    mode = ctypes.c_int(FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE)
+    where, length = ctypes.c_int64(begin), ctypes.c_int64(end - begin)
+    if libc.fallocate(ctypes.c_int(handle), mode, where, length) == 0:
+        return
+    number = ctypes.get_errno()
+    if number not in (errno.EOPNOTSUPP, errno.ENOSYS):
+        raise OSError(number, f"fallocate: {os.strerror(number)}")
+    rest = os.pread(handle, os.fstat(handle).st_size - end, end)
+    os.ftruncate(handle, begin)
+    os.pwrite(handle, rest, end)
 
 
 def _prctl(option: int, value: int) -> None:

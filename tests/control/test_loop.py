@@ -183,20 +183,49 @@ def test_output_is_kept_once_however_often_it_comes(tmp_path: Path) -> None:
     assert logs.append(LogChunk(ref, 9, b"gap")) == 6, "a gap is not taken"
     assert logs.append(LogChunk(ref, 6, b"world")) == 11
     assert logs.append(LogChunk(ref, 0, b"")) == 11
-    assert logs.read(ref, 0) == (0, b"hello world", 11)
-    assert logs.read(ref, -5) == (6, b"world", 11)
-    assert logs.read(MemberRef("j1", 1, 1), 0) == (0, b"", 0)
+    assert logs.read(ref, 0) == (0, b"hello world", 11, 11)
+    assert logs.read(ref, -5) == (6, b"world", 11, 11)
+    assert logs.read(MemberRef("j1", 1, 1), 0) == (0, b"", 0, 0)
 
 
-def test_endless_output_is_cut_with_a_notice(
+def test_endless_output_keeps_its_beginning_and_its_end(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("shoal.control.logs.LOG_BYTES_MAX", 10)
+    """The end is where the traceback is."""
+    block = 64 * 1024
+    for name, blocks in (("HEAD_BYTES", 4), ("TAIL_BYTES", 4), ("CUT_BYTES", 2)):
+        monkeypatch.setattr(f"shoal.control.logs.{name}", blocks * block)
     logs = LogStore(tmp_path)
     ref = MemberRef("j1", 1, 0)
-    assert logs.append(LogChunk(ref, 0, b"0123456789")) == 10
-    assert logs.append(LogChunk(ref, 10, b"more")) == 14, "counted as kept, so the job can end"
-    assert logs.append(LogChunk(ref, 14, b"and more")) == 22
-    text = logs.read(ref, 0)[1]
-    assert text.startswith(b"0123456789\n[shoal: ")
-    assert b"more" not in text.replace(b"[shoal", b"")
+    for number in range(100):
+        data = f"line {number}\n".encode().ljust(block, b".")
+        assert logs.append(LogChunk(ref, number * block, data)) == (number + 1) * block
+    assert (tmp_path / "j1" / "1.0.log").stat().st_blocks * 512 <= 11 * block
+    text, offset = b"", 0
+    while (read := logs.read(ref, offset)).data:
+        text, offset = text + read.data, read.next
+    assert offset == read.size == 100 * block, "a client has seen the end of it"
+    assert [n for n in range(100) if f"line {n}\n".encode() in text] == [
+        0,
+        1,
+        2,
+        3,
+        *range(96, 100),
+    ]
+    assert f"{92 * block:,} bytes of output are not kept".encode() in text
+    tail = logs.read(ref, -block)
+    assert (tail.start, tail.data[:8], tail.next) == (99 * block, b"line 99\n", 100 * block)
+    assert logs.read(ref, -50 * block).data.startswith(b"line 96\n"), "the oldest after the gap"
+
+
+def test_what_a_node_had_to_drop_is_a_gap_and_no_end(tmp_path: Path) -> None:
+    logs, ref, block = LogStore(tmp_path), MemberRef("j1", 1, 0), 64 * 1024
+    assert logs.append(LogChunk(ref, 0, b"a" * block)) == block
+    assert logs.append(LogChunk(ref, 5 * block, b"late", 3 * block)) == block, "some are missing"
+    assert logs.append(LogChunk(ref, 5 * block, b"late", 4 * block)) == 5 * block + 4
+    assert logs.read(ref, 0).next == block
+    assert logs.read(ref, block)[1:3] == (
+        b"\n[shoal: 262,144 bytes of output are not kept here]\n",
+        5 * block,
+    )
+    assert logs.read(ref, 5 * block).data == b"late"

@@ -278,10 +278,10 @@ class Hand:
     def output(self, ref: MemberRef) -> bytes:
         offset, kept = 0, b""
         while True:
-            _, data, size = self._logs.read(ref, offset)
-            kept += data
-            offset += len(data)
-            if offset >= size:
+            read = self._logs.read(ref, offset)
+            kept += read.data
+            offset = read.next
+            if offset >= read.size:
                 return kept
 
 

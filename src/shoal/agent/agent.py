@@ -63,6 +63,7 @@ class Agent:
     def _closed(self, link: Link) -> None:
         if self._link is link:
             self._link = None
+            self._shipping.disconnected()
 
     def _received(self, message: FromAgent | ToAgent) -> None:
         if not self._met:
@@ -157,6 +158,7 @@ class Agent:
             while True:
                 await asyncio.sleep(OUTPUT_POLL_S)
                 self._shipping.pump()
+                self.crew.settle()
 
         tasks = [
             asyncio.create_task(enduring("the heartbeat", heartbeat)),

@@ -8,6 +8,7 @@ import logging
 import os
 import shutil
 import signal
+import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -59,8 +60,9 @@ class Crew:
         self._checkpoints = os.environ.get(CHECKPOINT_ROOT) or str(directory / "checkpoints")
         self._outfits: dict[MemberRef, asyncio.Task[None]] = {}  # of those that cannot start yet
         self._readying: dict[str, asyncio.Task[None]] = {}  # jobs that may come here
-        # Over, but output still to ship: code, reason, the step it was in.
+        # Over, but output still to ship: code, reason, the step it was in; and since when.
         self._ended: dict[MemberRef, tuple[int, str, int | None]] = {}
+        self._ended_at: dict[MemberRef, float] = {}
         self._leftovers: dict[MemberRef, None] = {}  # output of a life before this one
         self._kills: dict[MemberRef, asyncio.TimerHandle] = {}
         self._dumps: dict[MemberRef, asyncio.Task[None]] = {}
@@ -115,7 +117,7 @@ class Crew:
         if not isinstance(error, CannotStart | OSError):
             log.error("%s cannot start", ref, exc_info=error)
         why = str(error) if isinstance(error, CannotStart) else f"cannot start: {error}"
-        self._ended[ref] = (CANNOT_START_CODE, why, None)
+        self._is_over(ref, CANNOT_START_CODE, why)
         self._shipping.pump()
         self.settle()
 
@@ -175,7 +177,7 @@ class Crew:
         outfit = self._outfits.pop(order.ref, None)
         if outfit is not None:
             outfit.cancel()
-            self._ended[order.ref] = (STOPPED_BEFORE_START_CODE, "stopped before it started", None)
+            self._is_over(order.ref, STOPPED_BEFORE_START_CODE, "stopped before it started")
             self.settle()
             return
         pid = self.members.pid(order.ref)
@@ -230,21 +232,32 @@ class Crew:
                 why = last_words(self._directory / str(ref) / "output")
             if not why and starved and code == KILLED_CODE and ref not in self._book.stopping:
                 why = OUT_OF_MEMORY
-            self._ended[ref] = (code, why, step)
+            self._is_over(ref, code, why, step)
         self._reaped.set()
         self._shipping.pump()
         self.settle()
 
+    def _is_over(self, ref: MemberRef, code: int, why: str, step: int | None = None) -> None:
+        self._ended[ref] = (code, why, step)
+        self._ended_at[ref] = time.monotonic()
+
     def settle(self) -> None:
-        """A member has ended for the controller when all its output is there too."""
-        for ref in [ref for ref in self._ended if self._shipping.complete(ref)]:
-            self._book.exited(ref, *self._ended.pop(ref))
-            self._changed()
+        """A member has ended for the controller when all its output is there too, unless that
+        takes too long: then the rest of the output comes after the exit."""
+        for ref in list(self._ended):
+            if self._shipping.complete(ref) or self._shipping.waited(self._ended_at[ref]):
+                del self._ended_at[ref]
+                self._book.exited(ref, *self._ended.pop(ref))
+                self._changed()
         for ref in [ref for ref in self._leftovers if self._shipping.complete(ref)]:
             del self._leftovers[ref]
             self.forget(ref)
 
     def forget(self, ref: MemberRef) -> None:
+        """Its exit is stored. If its output is not, it stays until it is."""
+        if not self._shipping.complete(ref):
+            self._leftovers[ref] = None
+            return
         self._shipping.forget(ref)
         shutil.rmtree(self._directory / str(ref), ignore_errors=True)
 
@@ -259,8 +272,12 @@ class Crew:
                 ref = MemberRef(job, int(attempt), int(member))
             except ValueError:
                 continue  # not ours
+            try:
+                self._shipping.watch(ref, directory / "output", fresh=False)
+            except OSError as error:  # one that cannot be read must not keep the node away
+                log.warning("the output of %s is left where it is: %s", ref, error)
+                continue
             self._leftovers[ref] = None
-            self._shipping.watch(ref, directory / "output", fresh=False)
 
     async def end(self) -> None:
         """They get a moment to end well; what is left falls to the keeper."""

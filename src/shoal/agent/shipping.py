@@ -1,11 +1,20 @@
-"""Ships the members' output to the controller as it is written, and none of it twice."""
+"""Ships the members' output to the controller as it is written, and none of it twice.
+
+A member writes to a file by itself, so nobody can slow it down. That file is the buffer for what
+the controller does not have yet, and it has a bound: what the controller keeps is given back to
+the disk, and of what piles up faster than it can be shipped only the beginning and the end stay.
+"""
 
 from __future__ import annotations
 
+import contextlib
+import errno
 import os
+import time
 from collections.abc import Callable
 from pathlib import Path
 
+from shoal.kernel import punch_hole
 from shoal.model.job import MemberRef
 from shoal.model.report import LogChunk
 
@@ -15,68 +24,189 @@ WINDOW_BYTES = 4 * 1024 * 1024
 LAST_BYTES = 4096
 LAST_CHARACTERS = 300
 
+BLOCK_BYTES = 64 * 1024  # holes begin and end at a multiple: no file system has larger blocks
+# What the controller has is kept here too for a while: a machine that crashes may lose the end of
+# a file that it had taken.
+BEHIND_BYTES = 8 * 1024 * 1024
+# What is not shipped yet may take so much of the disk, for each member and for all of them.
+AHEAD_BYTES_MAX = 64 * 1024 * 1024
+AHEAD_BYTES_LEAST = 4 * 1024 * 1024
+AHEAD_BYTES_ALL = 1024 * 1024 * 1024
+# A member that has ended waits so long for its output to arrive; the rest of it comes later.
+EXIT_S_MAX = 10.0
+
 
 class Output:
-    """One member's output file: so much is sent, so much is known to be kept."""
+    """One member's output file: so much is sent, so much is known to be kept. `hole`: a part not
+    sent yet that was given back to the disk."""
 
-    __slots__ = ("handle", "kept", "sent")
+    __slots__ = ("freed", "handle", "hole", "kept", "sent", "skipped", "unsure")
 
     def __init__(self, handle: int) -> None:
         self.handle = handle
         self.sent = 0
         self.kept = -1  # not known: the controller is asked first
+        self.freed = 0
+        self.hole: tuple[int, int] | None = None
+        self.skipped = (0, 0)  # where the last hole ended, and its length
+        self.unsure = False  # there may be holes that we do not know of
+
+    @property
+    def size(self) -> int:
+        return os.fstat(self.handle).st_size
+
+    @property
+    def under_way(self) -> int:
+        if self.kept < 0:
+            return 0
+        end, length = self.skipped
+        return max(0, self.sent - self.kept - (length if self.kept < end else 0))
+
+    def answered(self, size: int) -> None:
+        if self.kept < 0 or size < self.kept:
+            self.unsure |= size < max(self.freed, self.skipped[0])
+            self.sent = size
+            if self.unsure:
+                self.hole = None
+        self.kept = size
+
+    def next(self, most: int) -> tuple[int, bytes]:
+        """What comes next, and where it belongs: behind `sent` if there is a hole between."""
+        if self.unsure and (self.hole is None or self.sent >= self.hole[1]):
+            self.hole = _hole_after(self.handle, self.sent)
+            self.unsure = self.hole is not None
+        start = self.sent
+        if self.hole is not None:
+            begin, end = self.hole
+            if begin <= start < end:
+                start = end
+            elif start < begin:
+                most = min(most, begin - start)
+        return start, os.pread(self.handle, most, start)
+
+    def bound(self, ahead_max: int) -> None:
+        """Give back what the controller has, and the middle of what is too much."""
+        behind = _aligned(self.kept - BEHIND_BYTES)
+        if behind - self.freed >= BEHIND_BYTES:
+            punch_hole(self.handle, self.freed, behind)
+            self.freed = behind
+        size = self.size
+        begin, end = self.hole if self.hole and self.sent <= self.hole[0] else (0, 0)
+        if size - self.sent - (end - begin) <= ahead_max:
+            return
+        edge = ahead_max // 4
+        begin = begin or _aligned(self.sent + edge)
+        end = _aligned(size - edge)
+        if end > begin:
+            punch_hole(self.handle, begin, end)
+            self.hole = begin, end
 
 
 class Shipping:
     def __init__(self, send: Callable[[LogChunk], None]) -> None:
         self._send = send
-        self._outputs: dict[MemberRef, Output] = {}
+        self._outputs: dict[MemberRef, Output] = {}  # who was served last stands last
+        self._connected_at: float | None = None
 
     def watch(self, ref: MemberRef, path: Path, *, fresh: bool) -> None:
         """`fresh`: the file was just made, so the controller can have none of it yet."""
-        output = Output(os.open(path, os.O_RDONLY | os.O_CREAT, 0o600))
+        output = Output(os.open(path, os.O_RDWR | os.O_CREAT, 0o600))
         self._outputs[ref] = output
         if fresh:
             output.kept = 0
         else:
+            output.unsure = True
             self._send(LogChunk(ref, 0, b""))
 
     def reconnected(self) -> None:
-        """What was under way may be lost: ask anew for every member."""
+        """What was under way may be lost: ask again for every member."""
+        self._connected_at = time.monotonic()
         for ref, output in self._outputs.items():
             output.kept = -1
             self._send(LogChunk(ref, 0, b""))
 
+    def disconnected(self) -> None:
+        self._connected_at = None
+
     def kept(self, ref: MemberRef, size: int) -> None:
         output = self._outputs.get(ref)
         if output is not None:
-            if output.kept < 0 or size < output.kept:
-                output.sent = size
-            output.kept = size
+            output.answered(size)
+
+    def bound_all(self) -> None:
+        share = AHEAD_BYTES_ALL // max(1, len(self._outputs))
+        ahead_max = min(AHEAD_BYTES_MAX, max(AHEAD_BYTES_LEAST, share))
+        for output in self._outputs.values():
+            with contextlib.suppress(OSError):  # a sick disk is no reason to ship nothing at all
+                output.bound(ahead_max)
 
     def pump(self) -> None:
-        """Send what was written since, as far as the window allows."""
-        window = WINDOW_BYTES - sum(
-            output.sent - output.kept for output in self._outputs.values() if output.kept >= 0
-        )
-        for ref, output in self._outputs.items():
-            while output.kept >= 0 and window > 0:
-                data = os.pread(output.handle, min(CHUNK_BYTES, window), output.sent)
-                if not data:
-                    break
-                self._send(LogChunk(ref, output.sent, data))
-                output.sent += len(data)
-                window -= len(data)
+        """Send what was written since, as far as the window allows: a piece of each in turn, so
+        that nobody's line waits for another's flood."""
+        self.bound_all()
+        window = WINDOW_BYTES - sum(output.under_way for output in self._outputs.values())
+        waiting = [ref for ref, output in self._outputs.items() if output.kept >= 0]
+        while waiting and window > 0:
+            more = []
+            for ref in waiting:
+                sent = self._ship(ref, min(CHUNK_BYTES, window)) if window > 0 else 0
+                if sent:
+                    window -= sent
+                    more.append(ref)
+                    self._outputs[ref] = self._outputs.pop(ref)
+            waiting = more
+
+    def _ship(self, ref: MemberRef, most: int) -> int:
+        output = self._outputs[ref]
+        try:
+            start, data = output.next(most)
+        except OSError:  # it is tried again; the others go on
+            return 0
+        dropped = start - output.sent
+        if not data and not dropped:
+            return 0
+        self._send(LogChunk(ref, start, data, dropped))
+        if dropped:
+            output.skipped = start, dropped
+        output.sent = start + len(data)
+        return max(1, len(data))
 
     def complete(self, ref: MemberRef) -> bool:
         """Is all that was written kept by the controller?"""
         output = self._outputs.get(ref)
-        return output is None or os.fstat(output.handle).st_size <= output.kept
+        return output is None or output.size <= output.kept
+
+    def waited(self, since: float) -> bool:
+        """Has it been so long that an exit goes first? A controller that is away does not count:
+        nobody could take the exit."""
+        if self._connected_at is None:
+            return False
+        return time.monotonic() - max(since, self._connected_at) > EXIT_S_MAX
 
     def forget(self, ref: MemberRef) -> None:
         output = self._outputs.pop(ref, None)
         if output is not None:
             os.close(output.handle)
+
+
+def _aligned(offset: int) -> int:
+    return offset - offset % BLOCK_BYTES
+
+
+def _hole_after(handle: int, offset: int) -> tuple[int, int] | None:
+    """The next part of a file that is not on the disk."""
+    size = os.fstat(handle).st_size
+    try:
+        begin = os.lseek(handle, offset, os.SEEK_HOLE)
+        if begin >= size:
+            return None
+        with contextlib.suppress(OSError):
+            return begin, os.lseek(handle, begin, os.SEEK_DATA)
+        return begin, size
+    except OSError as error:
+        if error.errno not in (errno.ENXIO, errno.EINVAL, errno.EOPNOTSUPP):
+            raise
+        return None
 
 
 def last_words(path: Path) -> str:

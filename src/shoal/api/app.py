@@ -410,13 +410,12 @@ def _log(loop: ControlLoop, job: Job, attempt: int, member: int, offset: int) ->
         or (attempt == job.attempt and bool(job.members) and _member_over(job, member))
     )
     ref = MemberRef(job.id, attempt, member)
-    start, data, size = loop.logs.read(ref, offset)
-    end = start + len(data)
+    read = loop.logs.read(ref, offset)
     return LogView(
         attempt=attempt,
         member=member,
-        offset=start,
-        next_offset=end,
-        ended=over and end >= size,
-        data=data,
+        offset=read.start,
+        next_offset=read.next,
+        ended=over and read.next >= read.size,
+        data=read.data,
     )

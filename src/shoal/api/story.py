@@ -51,8 +51,8 @@ def story_of(loop: ControlLoop, job: Job) -> Story:
     events = [event for event in events if event.at_ms <= until_ms]
 
     def tail(attempt: int, member: int) -> str:
-        _, data, _ = loop.logs.read(MemberRef(job.id, attempt, member), -TAIL_BYTES)
-        return data.decode("utf-8", "replace")
+        read = loop.logs.read(MemberRef(job.id, attempt, member), -TAIL_BYTES)
+        return read.data.decode("utf-8", "replace")
 
     attempts = attempts_of(events, tail, now_ms)
     command = shlex.join(job.spec.command)

@@ -75,11 +75,16 @@ class Reader:
         size = TAIL_BYTES_FIRST
         while True:
             view = self._fetch(member, -size)
-            data, end = view.data, view.next_offset
-            while (more := self._fetch(member, end)).data:
-                data, end = data + more.data, more.next_offset
-            if view.offset == 0 or data.count(b"\n") > lines:
-                return view.offset + _start_of_last_lines(data, lines)
+            data, begin, end = view.data, view.offset, view.next_offset
+            # No further than the end was at first: it may be written faster than we read.
+            while end < view.offset + size and (more := self._fetch(member, end)).data:
+                if more.next_offset - more.offset == len(more.data):
+                    data += more.data
+                else:  # a part that is not kept: what follows stands elsewhere
+                    data, begin = b"", more.next_offset
+                end = more.next_offset
+            if begin != view.offset or begin == 0 or data.count(b"\n") > lines:
+                return begin + _start_of_last_lines(data, lines)
             size *= 4
 
 

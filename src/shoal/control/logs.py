@@ -1,18 +1,36 @@
-"""The members' output as the controller keeps it, so that logs outlive nodes."""
+"""The members' output as the controller keeps it, so that logs outlive nodes.
+
+One file for each member, in which every byte stands where the member wrote it. What is not kept is
+a hole in that file: whatever its node had to drop, and of a very long output the middle.
+"""
 
 from __future__ import annotations
 
 import os
 import shutil
 from pathlib import Path
+from typing import NamedTuple
 
+from shoal.kernel import punch_hole
 from shoal.model.job import MemberRef
 from shoal.model.report import LogChunk
 
-# A member that prints without end must not fill the controller's disk.
-LOG_BYTES_MAX = 256 * 1024 * 1024
-CUT_NOTICE = b"\n[shoal: the output is longer than 256 MiB; the rest is not kept]\n"
+# A member that prints without end must not fill the controller's disk. The beginning says what
+# was meant to happen, and the end how it ended.
+HEAD_BYTES = 128 * 1024 * 1024
+TAIL_BYTES = 128 * 1024 * 1024
+CUT_BYTES = 8 * 1024 * 1024  # the middle is cut when so much more has come
 READ_BYTES_MAX = 256 * 1024
+
+
+class Read(NamedTuple):
+    """`data` stands from `start` to `next` of the output, which has `size` bytes by now. Where
+    nothing is kept, `data` says so in a line."""
+
+    start: int
+    data: bytes
+    next: int
+    size: int
 
 
 class LogStore:
@@ -20,34 +38,45 @@ class LogStore:
         self._root = root
 
     def append(self, chunk: LogChunk) -> int:
-        """Returns how many bytes are kept; a piece beyond that leaves a gap and is not taken."""
+        """Returns how far the output is kept; a piece beyond that leaves a gap and is not taken."""
         path = self._path(chunk.ref)
         size = path.stat().st_size if path.exists() else 0
         end = chunk.offset + len(chunk.data)
-        if chunk.data and chunk.offset >= LOG_BYTES_MAX:
-            return end  # counted as kept, so that the job can end
-        if chunk.offset > size or not chunk.data:
+        if chunk.offset - chunk.dropped > size or not (chunk.data or chunk.dropped):
             return size
         path.parent.mkdir(parents=True, exist_ok=True)
-        handle = os.open(path, os.O_WRONLY | os.O_CREAT, 0o600)
+        handle = os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
         try:
-            os.pwrite(handle, chunk.data, chunk.offset)
-            if end >= LOG_BYTES_MAX:
-                os.pwrite(handle, CUT_NOTICE, end)
+            _write(handle, chunk.data, chunk.offset)
+            if end > size and not chunk.data:
+                os.ftruncate(handle, end)
+            if end > HEAD_BYTES + TAIL_BYTES and end // CUT_BYTES > size // CUT_BYTES:
+                cut = (end - TAIL_BYTES) // CUT_BYTES * CUT_BYTES
+                if cut > HEAD_BYTES:
+                    punch_hole(handle, HEAD_BYTES, cut)
         finally:
             os.close(handle)
         return max(size, end)
 
-    def read(self, ref: MemberRef, offset: int) -> tuple[int, bytes, int]:
-        """From `offset` on (negative: from the end): the true offset, the bytes, the size."""
+    def read(self, ref: MemberRef, offset: int) -> Read:
+        """From `offset` on; negative: from the end."""
         try:
             handle = os.open(self._path(ref), os.O_RDONLY)
         except FileNotFoundError:
-            return 0, b"", 0
+            return Read(0, b"", 0, 0)
         try:
-            size = os.fstat(handle).st_size
+            status = os.fstat(handle)
+            size = status.st_size
             start = max(0, size + offset) if offset < 0 else min(offset, size)
-            return start, os.pread(handle, READ_BYTES_MAX, start), size
+            most = READ_BYTES_MAX
+            if status.st_blocks * 512 < size and start < size:
+                there = _data_from(handle, start, size)
+                if there > start and offset >= 0:
+                    return Read(start, _notice(there - start), there, size)
+                start = there
+                most = min(most, _data_to(handle, start, size) - start)
+            data = os.pread(handle, most, start)
+            return Read(start, data, start + len(data), size)
         finally:
             os.close(handle)
 
@@ -56,3 +85,29 @@ class LogStore:
 
     def _path(self, ref: MemberRef) -> Path:
         return self._root / ref.job / f"{ref.attempt}.{ref.member}.log"
+
+
+def _write(handle: int, data: bytes, offset: int) -> None:
+    """All of it: a disk that is nearly full takes a part and says nothing."""
+    rest = memoryview(data)
+    while rest:
+        count = os.pwrite(handle, rest, offset)
+        rest, offset = rest[count:], offset + count
+
+
+def _notice(dropped: int) -> bytes:
+    return f"\n[shoal: {dropped:,} bytes of output are not kept here]\n".encode()
+
+
+def _data_from(handle: int, offset: int, size: int) -> int:
+    try:
+        return os.lseek(handle, offset, os.SEEK_DATA)
+    except OSError:  # nothing but a hole up to the end
+        return size
+
+
+def _data_to(handle: int, offset: int, size: int) -> int:
+    try:
+        return os.lseek(handle, offset, os.SEEK_HOLE)
+    except OSError:
+        return size

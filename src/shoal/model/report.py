@@ -71,11 +71,13 @@ class NodeGone(msgspec.Struct, frozen=True):
 
 
 class LogChunk(msgspec.Struct, frozen=True):
-    """`data` belongs at `offset` of the member's output; writing it twice changes nothing."""
+    """`data` belongs at `offset` of the member's output; writing it twice changes nothing. The
+    `dropped` bytes before it are gone: the member wrote faster than its node could send."""
 
     ref: MemberRef
     offset: int
     data: bytes
+    dropped: int = 0
 
 
 class PackagePiece(msgspec.Struct, frozen=True):
