@@ -16,6 +16,7 @@ from shoal.control.meters import Meters
 from shoal.control.packages import PackageStore
 from shoal.core.apply import apply
 from shoal.core.check import check, check_touched
+from shoal.core.state import State
 from shoal.core.step import Step, step
 from shoal.model.budget import Spending
 from shoal.model.commands import Command, Envelope
@@ -43,6 +44,7 @@ log = logging.getLogger("shoal.control")
 EVENTS_PER_SNAPSHOT = 10_000
 REQUESTS_WAITING_MAX = 10_000
 RECOVERY_PAUSE_S = 0.5
+RECOVERY_PAUSE_S_MAX = 5.0
 
 
 class Busy(Exception):
@@ -180,7 +182,7 @@ class ControlLoop:
     # -- the tick --------------------------------------------------------------------------
 
     async def run(self) -> None:
-        self._begin_epoch()
+        self._begin_epoch(self.state)
         await self._engine.start(self)
         wake_ms: int | None = None
         while True:
@@ -197,15 +199,16 @@ class ControlLoop:
                 await self._recover()
                 wake_ms = None
 
-    def _begin_epoch(self) -> None:
-        new = not self.state.epoch
+    def _begin_epoch(self, state: State) -> None:
+        """Stored before it is used: else another controller could use the same one."""
         event = ControllerStarted(
             at_ms=self.clock.now_ms(),
-            epoch=self.state.epoch + 1,
-            first_port=secrets.randbelow(self.policy.port_count) if new else 0,
+            epoch=state.epoch + 1,
+            first_port=0 if state.epoch else secrets.randbelow(self.policy.port_count),
         )
-        apply(self.state, event)
         self.last_seq = self.store.commit([event], [])
+        apply(state, event)
+        self.state = state
         self._number = 0
 
     async def _sleep_until(self, wake_ms: int | None) -> None:
@@ -233,22 +236,37 @@ class ControlLoop:
                 if not future.done():
                     future.set_exception(error)
             raise
-        for follower in self.followers:
-            follower.stepped(report, done.events, self.last_seq)
-        self._send(done.commands)
+        # It is stored, so it has happened: whatever fails from here on changes nothing about that.
         for future, answer in zip(futures, done.answers, strict=True):
             if not future.done():
                 future.set_result(answer)
+        self._follow(report, done.events)
+        self._send(done.commands)
         self._notify_events(done.events)
+        await self._keep_snapshot()
         return done.wake_ms
+
+    def _follow(self, report: Report, events: list[Event]) -> None:
+        for follower in self.followers:
+            try:
+                follower.stepped(report, events, self.last_seq)
+            except Exception:
+                log.exception("a follower failed; it finds what it missed in the log")
 
     def _drain(self) -> tuple[Report, list[asyncio.Future[Answer]]]:
         requests, futures = [], []
-        for request, future in self._requests:
-            known = self._already_finished(request)
+        waiting, self._requests = self._requests, []
+        for request, future in waiting:
+            if future.done():  # a client that went away wants nothing any more
+                continue
+            try:
+                known = self._already_finished(request)
+            except StoreError as error:
+                future.set_exception(error)
+                continue
             if known is not None:
                 future.set_result(known)
-            elif not future.done():  # a client that went away wants nothing any more
+            else:
                 requests.append(request)
                 futures.append(future)
         report = Report(
@@ -259,7 +277,7 @@ class ControlLoop:
             spendings=self._spendings,
         )
         self._spendings = ()
-        self._requests, self._reports, self._gone, self._loads = [], {}, {}, {}
+        self._reports, self._gone, self._loads = {}, {}, {}
         return report, futures
 
     def _already_finished(self, request: Request) -> Answer | None:
@@ -278,13 +296,21 @@ class ControlLoop:
         ended = {job.id: job.spec.tenant for job in done.finished}
         self.meters.happened(self.state, done.events, ended)
         self.finishing = {}
-        if self.last_seq - self._snapshot_seq >= EVENTS_PER_SNAPSHOT:
-            check(self.state, self.policy, self.clock.now_ms(), settled=False)
-            body = msgspec.json.encode(self.state.snapshot())
+
+    async def _keep_snapshot(self) -> None:
+        """Now and then, so that the next start is quick. One that fails is only tried again."""
+        if self.last_seq - self._snapshot_seq < EVENTS_PER_SNAPSHOT:
+            return
+        check(self.state, self.policy, self.clock.now_ms(), settled=False)
+        body = msgspec.json.encode(self.state.snapshot())
+        self._snapshot_seq = self.last_seq
+        try:
             dropped = await asyncio.to_thread(self.store.snapshot, self.last_seq, body)
-            self._snapshot_seq = self.last_seq
-            for job_id in dropped:
-                self.logs.drop(job_id)
+        except StoreError as error:
+            log.error("no snapshot was kept: %s", error)
+            return
+        for job_id in dropped:
+            self.logs.drop(job_id)
 
     def _send(self, commands: list[Command]) -> None:
         by_node: dict[str, list[Command]] = {}
@@ -292,22 +318,35 @@ class ControlLoop:
             by_node.setdefault(command.node, []).append(command)
         for node, orders in by_node.items():
             self._number += 1
-            self._engine.send(node, Envelope(self.state.epoch, self._number, tuple(orders)))
+            try:
+                self._engine.send(node, Envelope(self.state.epoch, self._number, tuple(orders)))
+            except Exception:  # lost, as any message may be: it is derived again
+                log.exception("commands for %s could not be sent", node)
 
     async def _recover(self) -> None:
-        """What was not stored did not happen: go back to what is, and have the nodes report."""
-        await asyncio.sleep(RECOVERY_PAUSE_S)
+        """What was not stored did not happen: go back to what is, and have the nodes report.
+        Until that works nothing is decided, and requests are refused with the reason."""
         self.finishing = {}
-        try:
-            self.state, self.last_seq = self.store.load()
-            self._begin_epoch()
-        except StoreError as error:
-            log.error("the store cannot be read or written yet: %s", error)
-            for _, future in self._requests:
-                if not future.done():
-                    future.set_exception(error)
-            self._requests = []
+        pause_s = RECOVERY_PAUSE_S
+        while True:
+            await asyncio.sleep(pause_s)
+            pause_s = min(RECOVERY_PAUSE_S_MAX, pause_s * 2)
+            try:
+                state, self.last_seq = self.store.load()
+                self._begin_epoch(state)
+                break
+            except Exception as error:
+                log.error("the store cannot be read or written yet: %s", error)
+                self.alarms.raise_("store", f"nothing can be stored: {error}")
+                self._refuse_all(error if isinstance(error, StoreError) else StoreError(str(error)))
+        self.alarms.clear("store")
         await self._engine.resend()
+
+    def _refuse_all(self, error: StoreError) -> None:
+        waiting, self._requests = self._requests, []
+        for _, future in waiting:
+            if not future.done():
+                future.set_exception(error)
 
     def _notify_events(self, events: Iterable[Event]) -> None:
         if self._watchers:

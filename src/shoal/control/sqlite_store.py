@@ -32,6 +32,12 @@ CREATE TABLE IF NOT EXISTS jobs (
     number INTEGER PRIMARY KEY, id TEXT NOT NULL UNIQUE, key TEXT UNIQUE, body BLOB NOT NULL);
 """
 
+# A key belongs to the first job that had it. A log of an earlier version may hold a second one:
+# that must not keep everything after it from being stored.
+_INSERT_JOB = """
+INSERT INTO jobs SELECT ?1, ?2, iif(EXISTS (SELECT 1 FROM jobs WHERE key = ?3), NULL, ?3), ?4
+"""
+
 _encode = msgspec.json.Encoder().encode
 _decode_event = msgspec.json.Decoder(Event).decode
 _decode_job = msgspec.json.Decoder(Job).decode
@@ -88,7 +94,7 @@ class SqliteStore:
             self._writer.execute("BEGIN IMMEDIATE")
             self._writer.executemany("INSERT INTO events VALUES (?, ?, ?, ?)", rows)
             if jobs:
-                self._writer.executemany("INSERT INTO jobs VALUES (?, ?, ?, ?)", jobs)
+                self._writer.executemany(_INSERT_JOB, jobs)
         self._last += len(rows)
         return self._last
 

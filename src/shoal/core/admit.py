@@ -88,8 +88,9 @@ def _check_node(round_: Round, request: CheckNode) -> Answer:
 
 def _submit(round_: Round, request: Submit) -> Answer:
     state = round_.state
-    if request.key and request.key in state.keys:
-        return Accepted(state.keys[request.key], "this submission was already accepted")
+    known = state.keys.get(request.key) or round_.finished_keys.get(request.key)
+    if request.key and known:
+        return Accepted(known, "this submission was already accepted")
     spec = request.spec
     if spec.service or spec.version:
         return Refused("service", "is given by Shoal itself; use: shoal serve")

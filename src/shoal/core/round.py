@@ -12,7 +12,17 @@ from shoal.model.policy import Policy
 class Round:
     """An event takes effect when it is emitted, so that later phases see its result."""
 
-    __slots__ = ("events", "finished", "judged", "more", "now_ms", "policy", "quotas", "state")
+    __slots__ = (
+        "events",
+        "finished",
+        "finished_keys",
+        "judged",
+        "more",
+        "now_ms",
+        "policy",
+        "quotas",
+        "state",
+    )
 
     def __init__(self, state: State, policy: Policy, now_ms: int) -> None:
         self.state = state
@@ -20,6 +30,7 @@ class Round:
         self.now_ms = now_ms
         self.events: list[Event] = []
         self.finished: list[Job] = []
+        self.finished_keys: dict[str, str] = {}  # their submission keys: not in the store yet
         self.quotas = any(tenant.quota_gpus for tenant in policy.tenants)
         self.judged = False  # were all running jobs ranked since anybody was stopped?
         self.more = False  # work is left that another step should take up at once
@@ -31,6 +42,9 @@ class Round:
 
     def emit(self, event: Event) -> None:
         if type(event) is JobFinished:
-            self.finished.append(self.state.jobs[event.job])
+            job = self.state.jobs[event.job]
+            self.finished.append(job)
+            if job.key:
+                self.finished_keys[job.key] = job.id
         apply(self.state, event)
         self.events.append(event)

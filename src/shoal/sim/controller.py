@@ -75,9 +75,6 @@ class Controller:
         self._poke()
 
     def ask(self, request: Request, reply: Reply) -> None:
-        if isinstance(request, Submit) and request.key in self._disk.keys:
-            reply(Accepted(self._disk.keys[request.key], "this submission was already accepted"))
-            return
         self._asked.append((request, reply))
         self._poke()
 
@@ -164,7 +161,7 @@ class Controller:
             self._round()
 
     def _round(self) -> None:
-        asked = self._asked
+        asked = [one for one in self._asked if not self._answered_already(*one)]
         report = Report(
             requests=tuple(request for request, _ in asked),
             nodes=tuple(self._nodes),
@@ -180,7 +177,7 @@ class Controller:
         if self.crash_at is Moment.DECIDED:
             self.crash(image)
             return
-        self._disk.append(taken.events)
+        self._disk.append(taken.events, taken.finished)
         self._witness.committed(taken.events)
         if self.crash_at is Moment.COMMITTED:
             self.crash()
@@ -192,6 +189,13 @@ class Controller:
         for (_, reply), answer in zip(asked, taken.answers, strict=True):
             reply(answer)
         self._plan_wake(taken.wake_ms)
+
+    def _answered_already(self, request: Request, reply: Reply) -> bool:
+        """As in life, the store knows the keys of finished jobs, and the state those of others."""
+        if not isinstance(request, Submit) or request.key not in self._disk.keys:
+            return False
+        reply(Accepted(self._disk.keys[request.key], "this submission was already accepted"))
+        return True
 
     def _check(self, taken: Step) -> None:
         if self._checked:

@@ -7,8 +7,10 @@ from collections.abc import Sequence
 import msgspec
 
 from shoal.core.apply import replay
+from shoal.core.check import Violation
 from shoal.core.state import Snapshot, State
-from shoal.model.events import Event, JobSubmitted
+from shoal.model.events import Event
+from shoal.model.job import Job
 
 _encoder = msgspec.json.Encoder()
 _event_decoder: msgspec.json.Decoder[Event] = msgspec.json.Decoder(Event)
@@ -20,14 +22,16 @@ class Disk:
 
     def __init__(self) -> None:
         self.log: list[bytes] = []
-        self.keys: dict[str, str] = {}  # submission key -> job, finished or not
+        self.keys: dict[str, str] = {}  # submission key -> finished job
         self._snapshot: tuple[int, bytes] | None = None
 
-    def append(self, events: Sequence[Event]) -> None:
-        for event in events:
-            self.log.append(_encoder.encode(event))
-            if isinstance(event, JobSubmitted) and event.key:
-                self.keys[event.key] = event.job
+    def append(self, events: Sequence[Event], finished: Sequence[Job] = ()) -> None:
+        self.log += map(_encoder.encode, events)
+        for job in finished:
+            if job.key in self.keys:
+                raise Violation(f"{self.keys[job.key]} and {job.id} have the same key")
+            if job.key:
+                self.keys[job.key] = job.id
 
     def keep_snapshot(self, state: State) -> None:
         self._snapshot = (len(self.log), image_of(state))

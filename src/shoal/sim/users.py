@@ -103,7 +103,10 @@ class Users:
             if rng.random() < 0.1:  # an impatient client, or a proxy that repeats
                 agenda.at(at_ms, partial(self._submit, submit))
             if rng.random() < 0.25:
-                agenda.at(at_ms + rng.randrange(10_000), partial(self._cancel, submit.key))
+                # One who cancels and one who has no answer yet may speak at the same moment.
+                repeated = submit if number % 3 == 0 else None
+                cancel = partial(self._cancel, submit.key, repeated)
+                agenda.at(at_ms + rng.randrange(10_000), cancel)
         for _ in range(rng.randrange(4)):
             agenda.at(rng.randrange(until_ms), self._operate)
         for _ in range(rng.choice((0, 0, 1, 2))):
@@ -220,10 +223,12 @@ class Users:
                 groups[name] = groups.get(name, 0) + _held_by(node, spec)
         return max(groups.values()) >= spec.members
 
-    def _cancel(self, key: str) -> None:
+    def _cancel(self, key: str, repeated: Submit | None = None) -> None:
         if key in self.accepted:
             self._counts["cancel asked"] += 1
             self._world.ask(Cancel(self.accepted[key]), lambda _: None)
+            if repeated is not None:
+                self._submit(repeated)
 
     def _operate(self) -> None:
         """An operator closes a node, and may or may not open it again soon."""
