@@ -29,6 +29,7 @@ from shoal.control.packages import PackageStore
 from shoal.control.porter import Porter
 from shoal.control.sqlite_store import SqliteStore
 from shoal.control.supervise import HOPELESS_CODE, RESTARTS_ENV
+from shoal.enduring import enduring
 from shoal.engines.local.engine import LocalEngine
 from shoal.files import lock, write_private
 from shoal.kernel import claim
@@ -87,17 +88,21 @@ async def _serve(home: Home, umask: int) -> None:
     loop.restarts = int(os.environ.get(RESTARTS_ENV, "0"))
     keeper = Keeper(home.ledger, home.prices, store, loop.clock)
     loop.followers.append(keeper)
-    booking = asyncio.create_task(keeper.run(lambda: loop.policy, loop.spent))
+    booking = asyncio.create_task(
+        enduring("the ledger", lambda: keeper.run(lambda: loop.policy, loop.spent))
+    )
     _spare_the_collector()
     ticking = asyncio.create_task(loop.run())
     await asyncio.sleep(0)  # the agents start while the API is still being imported
     porter = Porter(loop, _balancer(home), lambda: _entry(home, config))
-    porting = asyncio.create_task(porter.run())
+    porting = asyncio.create_task(enduring("the porter", porter.run))
     history = History(loop, home.history)
-    keeping = asyncio.create_task(history.run())
+    keeping = asyncio.create_task(enduring("the history", history.run))
     server = _api_server(loop, home, lambda: _entry(home, config), history, keeper)
     serving = asyncio.create_task(server.serve(sockets=[listener]))
-    retiring = asyncio.create_task(_retire(loop, config))
+    retiring = asyncio.create_task(
+        enduring("the farewell of nodes that are configured no more", lambda: _retire(loop, config))
+    )
     for number in (signal.SIGTERM, signal.SIGINT):
         asyncio.get_running_loop().add_signal_handler(number, _ask_to_end, server)
     write_private(home.address, msgspec.json.encode(_address(listener)))

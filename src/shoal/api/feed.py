@@ -29,6 +29,7 @@ from shoal.api.present import find_job, known_nodes, status_view
 from shoal.control.loop import ControlLoop
 from shoal.core.records import Watch
 from shoal.core.state import State
+from shoal.enduring import enduring
 from shoal.model.job import Job, Phase
 from shoal.model.progress import Beat
 from shoal.model.samples import NodeSample
@@ -123,7 +124,7 @@ class Feed:
             raise TooMany(f"{PAGES_MAX} pages are open already; close some")
         if self._looking is None or self._looking.done():
             self.advance()  # nobody looked for a while: what is told must be of now
-            self._looking = asyncio.create_task(self._watch())
+            self._looking = asyncio.create_task(enduring("the page's feed", self._watch))
         page = Page()
         missed = self._missed(last_id)
         for piece in [self.snapshot()] if missed is None else missed:

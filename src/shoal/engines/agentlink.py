@@ -146,9 +146,12 @@ class AgentLink:
 
 
 def write_spec(directory: Path, spec: NodeSpec) -> None:
-    """The agent of this directory reads it when it starts."""
+    """The agent of this directory reads it when it starts. What is there already is not written
+    again: on a full disk that would keep a node away that can still tell what ails it."""
     directory.mkdir(mode=0o700, parents=True, exist_ok=True)
-    write_private(directory / "spec.json", msgspec.json.encode(spec))
+    path, data = directory / "spec.json", msgspec.json.encode(spec)
+    if not path.exists() or path.read_bytes() != data:
+        write_private(path, data)
 
 
 def start_agent(directory: Path, env: dict[str, str], umask: int = -1) -> subprocess.Popen[bytes]:

@@ -8,6 +8,7 @@ import subprocess
 from collections.abc import Iterable
 from pathlib import Path
 
+from shoal.enduring import enduring
 from shoal.engines.agentlink import AgentLink, start_agent, write_spec
 from shoal.model.commands import Envelope
 from shoal.model.node import NodeSpec
@@ -28,7 +29,10 @@ class LocalEngine:
     async def start(self, inbox: Inbox) -> None:
         for node in self._nodes.values():
             node.inbox = inbox
-        self._tasks = [asyncio.create_task(node.link.keep()) for node in self._nodes.values()]
+        self._tasks = [
+            asyncio.create_task(enduring(f"the link to {name}", node.link.keep))
+            for name, node in self._nodes.items()
+        ]
 
     def send(self, node: str, envelope: Envelope) -> None:
         if node in self._nodes:

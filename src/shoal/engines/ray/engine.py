@@ -18,6 +18,7 @@ from pathlib import Path
 
 import msgspec
 
+from shoal.enduring import enduring
 from shoal.engines.ray.messages import Died, FromNode, FromPost, ToNode
 from shoal.engines.ray.render import environment, without_ray
 from shoal.model.commands import Envelope
@@ -50,7 +51,7 @@ class RayEngine:
 
     async def start(self, inbox: Inbox) -> None:
         self._inbox = inbox
-        self._task = asyncio.create_task(self._keep_carrier())
+        self._task = asyncio.create_task(enduring("the carrier's keeper", self._keep_carrier))
 
     def send(self, node: str, envelope: Envelope) -> None:
         self._tell(node, Orders(envelope))

@@ -16,6 +16,7 @@ from pathlib import Path
 
 import msgspec
 
+from shoal.enduring import enduring
 from shoal.engines.agentlink import AgentLink
 from shoal.engines.ray.messages import Died
 from shoal.engines.ray.render import POST_DIR
@@ -86,7 +87,7 @@ class Session:
     def __init__(self, node: str, directory: Path, number: int) -> None:
         self.number = number
         self.link = AgentLink(node, directory, self, None)
-        self._task = asyncio.ensure_future(self.link.keep())
+        self._task = asyncio.ensure_future(enduring(f"the link to {node}", self.link.keep))
         self._timer: asyncio.TimerHandle | None = None
         self._news = asyncio.Event()
         self._heard: Heard | None = None
