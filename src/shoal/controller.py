@@ -151,9 +151,10 @@ def _balancer(home: Home) -> Balancer:
 
 def _entry(home: Home, config: ClusterConfig) -> Entry:
     """Where services are found: the first free port from 8080 on, and that one ever after."""
+    entry = Entry(address=config.host, domain=config.domain)
     if home.gateway_port.exists():
         with contextlib.suppress(ValueError):
-            return Entry(address=config.host, port=int(home.gateway_port.read_text()))
+            return msgspec.structs.replace(entry, port=int(home.gateway_port.read_text()))
     for port in GATEWAY_PORTS:
         with contextlib.suppress(OSError):
             # The proxy shares its port with whoever asks for it, so another cluster of this machine
@@ -164,8 +165,8 @@ def _entry(home: Home, config: ClusterConfig) -> Entry:
             CLAIMS.append(claimed)
             _bind(config.host, port).close()
             write_private(home.gateway_port, str(port).encode())
-            return Entry(address=config.host, port=port)
-    return Entry(address=config.host, port=GATEWAY_PORTS[0])
+            return msgspec.structs.replace(entry, port=port)
+    return msgspec.structs.replace(entry, port=GATEWAY_PORTS[0])
 
 
 def _spare_the_collector() -> None:

@@ -108,6 +108,8 @@ USAGE = [
     ["up", "--nodes", "2", "--topology", "../.."],
     ["up", "--port", "99999"],
     ["up", "--port", "-1"],
+    ["up", "--domain", "127.0.0.1"],
+    ["up", "--domain", "a b"],
     ["up", "--this-machine", "--nodes", "2"],
     ["up", "extra"],
     ["run"],

@@ -319,6 +319,12 @@ def test_an_address_is_kept_for_a_service_that_may_yet_go_back_to_it() -> None:
         ({"probe": {"path": "health"}}, "probe"),
         ({"route": {"service": "other"}}, "route"),
         ({"replica": {"gpus": 1}}, "gpus"),
+        ({"name": "127"}, "name"),
+        ({"name": "0x7f"}, "name"),
+        ({"route": {"service": "chat", "host": "127.0.0.1"}}, "host"),
+        ({"route": {"service": "chat", "host": "10.1"}}, "host"),
+        ({"route": {"service": "chat", "host": "::1"}}, "host"),
+        ({"route": {"service": "chat", "host": "LocalHost"}}, "host"),
     ],
 )
 def test_what_cannot_be_is_refused_by_its_field(fields: dict[str, Any], field: str) -> None:

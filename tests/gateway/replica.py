@@ -35,6 +35,7 @@ class Replica:
         self.in_flight = 0
         self.most = 0
         self.seen = 0
+        self.steps = asyncio.Semaphore(0)
 
     async def connection(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         try:
@@ -53,6 +54,8 @@ class Replica:
         if request.path == "/control":
             self.slow_ms = request.number("slow_ms", self.slow_ms)
             self.broken = bool(request.number("broken", self.broken))
+            if request.number("step", 0):
+                self.steps.release()
             return await send(writer, f"{self.most} {self.seen}".encode())
         self.in_flight += 1
         self.seen += 1
@@ -100,6 +103,16 @@ class Replica:
         writer.write(b"0\r\n\r\n")
         await writer.drain()
         return True
+
+    async def stepped(
+        self, request: Request, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
+    ) -> bool:
+        """A chunk for each step that is asked for, without end."""
+        writer.write(b"HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n")
+        while True:
+            await self.steps.acquire()
+            writer.write(b"6\r\ntoken \r\n")
+            await writer.drain()
 
     async def bulk(
         self, request: Request, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
@@ -149,6 +162,7 @@ METHODS: dict[str, Method] = {
     "/echo": Replica.echo,
     "/status": Replica.status,
     "/stream": Replica.stream,
+    "/stepped": Replica.stepped,
     "/bulk": Replica.bulk,
     "/hang": Replica.hang,
     "/close": Replica.close,

@@ -8,11 +8,13 @@ import os
 import ssl
 import subprocess
 import threading
+import time
 from pathlib import Path
 
 import msgspec
 import pytest
 
+from shoal.api.access import Access
 from shoal.gateway.binary import GatewayError
 from shoal.model.service import Entry, Route, Routing, Served, Wanted
 from tests.gateway.world import Clients, World, free_port, get, raw, read_until, until
@@ -42,13 +44,55 @@ def test_a_service_is_found_by_path_by_host_and_by_its_own_port(world: World) ->
     assert stripped.startswith("GET /echo\n") and "x-forwarded-prefix: /chat" in stripped
     assert world.get("/x/y/echo").body.startswith("GET /echo\n")
     assert world.get("/other/").status == 404, "its own path is instead of its name"
-    for host in ("chat.cluster", "ai.example.com", "AI.example.com:80"):
+    for host in ("chat.localhost", "Chat.Localhost:80", "ai.example.com", "AI.example.com:80"):
         whole = world.get("/echo", headers={"Host": host}).body
         assert whole.startswith("GET /echo\n") and "x-forwarded-prefix" not in whole
     assert get(own, "/x/y/z").body == "two"
     assert get(own, "/echo").body.startswith("GET /echo\n")
     lost = world.get("/nobody/home")
     assert (lost.status, lost.body) == (404, '{"error":"no service of this name"}')
+
+
+def test_no_service_gets_requests_that_were_sent_to_an_address_or_to_another_name(
+    world: World,
+) -> None:
+    (one, two) = world.start("one", "two")
+    greedy = Route(service="127", host="chat.localhost")  # as an old log may still have it
+    world.gateway.apply(
+        Wanted(
+            entry=Entry(port=world.port, domain="localhost"),
+            services=(
+                Served(route=greedy, replicas=(one,)),
+                Served(route=Route(service="chat"), replicas=(two,)),
+            ),
+        )
+    )
+    own = f"127.0.0.1:{world.port}"
+    for host in (own, "127.0.0.1", "127.example.com", "chat.example.com", "chat.localhost.evil"):
+        assert world.get("/chat/", headers={"Host": host}).body == "two", host
+        assert world.get("/", headers={"Host": host}).status == 404, host
+    assert world.get("/", headers={"Host": "127.localhost"}).body == "one"
+    assert world.get("/", headers={"Host": "chat.localhost"}).body == "two", "its own name"
+
+
+def test_the_pages_session_does_not_reach_services(world: World) -> None:
+    own = free_port()
+    world.serve(Route(service="chat", port=own), *world.start("one"))
+    name = Access("the token of this cluster", lambda: 0).cookie
+    other = Access("that of another one", lambda: 0).cookie
+    for sent, passed in {
+        f"{name}=a.1.b": None,
+        f"{name}=a.1.b; sid=7": "sid=7",
+        f"sid=7; {name}=a.1.b": "sid=7; ",
+        f"sid=7; {name}=a.1.b; t=8; {other}=c; u=9": "sid=7; t=8; u=9",
+        f"{name}=1; {name}=2; {name}=3; {other}=4; {other}=5; {name}=6": None,
+        f"{name}=1; sid=7; {name}=2; t=8; {name}=3": "sid=7; t=8; ",
+        f"my{name}=1; a={name}=2; {name}x=3": f"my{name}=1; a={name}=2; {name}x=3",
+    }.items():
+        for port, path in ((world.port, "/chat/echo"), (own, "/echo")):
+            lines = get(port, path, headers={"Cookie": sent}).body.splitlines()
+            found = [line for line in lines if line.startswith("cookie:")]
+            assert found == ([] if passed is None else [f"cookie: {passed.strip()}"]), sent
 
 
 def test_a_request_has_an_id_that_the_client_may_choose(world: World) -> None:
@@ -198,6 +242,23 @@ def test_events_are_passed_on_as_they_come(world: World) -> None:
     request = "GET /chat/stream?n=2&every_ms=60000 HTTP/1.1\nHost: x\n\n"
     with raw(world.port, request) as connection:
         assert b"data: one 0" in read_until(connection, b"one 0\n\n")
+
+
+def test_a_small_chunk_is_not_held_back_in_the_hope_of_more(world: World) -> None:
+    """Held back, each of them takes 200 ms, on any machine; not held back, one soon takes less, on
+    a busy one too. The next is made only when the one before has arrived."""
+    world.serve(Route(service="chat"), *world.start("one"))
+    took_s: list[float] = []
+    with raw(world.port, "GET /chat/stepped HTTP/1.1\nHost: x\n\n") as connection:
+
+        def a_token_in_time() -> bool:
+            begun = time.monotonic()
+            world.control("one", "step=1")
+            assert b"token " in read_until(connection, b"token \r\n")
+            took_s.append(time.monotonic() - begun)
+            return min(took_s) < 0.1
+
+        until(a_token_in_time, "a token that comes at once")
 
 
 def test_websockets_pass_through(world: World) -> None:

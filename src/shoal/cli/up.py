@@ -79,6 +79,10 @@ def up(
         int | None,
         typer.Option("--port", metavar="P", help="Listen on this port; 0 is any free one. [7700]"),
     ] = None,
+    domain: Annotated[
+        str | None,
+        typer.Option("--domain", help="Services answer to NAME.DOMAIN, too. [localhost]"),
+    ] = None,
     json: JsonOption = False,
     home: HomeOption = DEFAULT_HOME,
 ) -> None:
@@ -127,7 +131,7 @@ def up(
     shape = Shape(nodes, gpus, gpu_model, gpu_memory, cpus, memory, topology or None)
     last = _last_config(place)
     ray = rayup.wish(place, last, engine, address, node_ip, token_file)
-    config = _config(last, shape, this_machine, host, port, ray)
+    config = _config(last, shape, this_machine, host, port, domain, ray)
     _warn_if_open(config.host)
     with show.Progress(quiet=json) as progress:
         if ray is not None and (config == last or not is_up(place)):
@@ -200,13 +204,17 @@ def _config(
     this_machine: bool,
     host: str | None,
     port: int | None,
+    domain: str | None,
     ray: Wish | None,
 ) -> ClusterConfig:
     """What the flags ask for; the rest as it was last time, or else by default."""
+    import re
+
     import msgspec
 
     from shoal.cli.guard import USAGE, Failure
     from shoal.control.home import ClusterConfig
+    from shoal.model.service import DOMAIN_PATTERN
 
     if this_machine and any(part is not None for part in shape):
         raise Failure("--this-machine: leave out --nodes, --gpus and the like, or it", USAGE)
@@ -224,6 +232,10 @@ def _config(
         changes["host"] = host
     if port is not None:
         changes["port"] = port
+    if domain is not None:
+        if not re.search(DOMAIN_PATTERN, domain):
+            raise Failure(f"--domain: {domain!r} is not a name such as ai.example.com", USAGE)
+        changes["domain"] = domain
     return msgspec.structs.replace(last or ClusterConfig(nodes=nodes), **changes)
 
 

@@ -9,6 +9,7 @@ import msgspec
 
 from shoal.files import read_own, require_own, tighten, write_private
 from shoal.model.node import NodeSpec
+from shoal.model.service import Domain
 
 DEFAULT_PORT = 7700
 
@@ -22,6 +23,7 @@ class ClusterConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     port: int = DEFAULT_PORT
     engine: str = "local"
     reach: str = ""
+    domain: Domain = "localhost"  # services are found under NAME.DOMAIN
 
 
 class Home:

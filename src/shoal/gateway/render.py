@@ -46,6 +46,12 @@ CHECK = (
     " observe layer4 error-limit 1 on-error sudden-death"
 )
 
+# The page's cookie (`api/access.py`), of this cluster and of others on the machine.
+COOKIE = "shoal-[0-9a-f]{8}"
+SESSION = f"'^(([^;]*;)* *)({COOKIE}=[^;]*)(; *|$)(.*)$'"
+HAS_SESSION = f"{{ req.fhdr(cookie) -m reg '(^|;) *{COOKIE}=' }}"
+SESSIONS_TAKEN_OUT = 4
+
 IDEMPOTENT = "{ method GET HEAD OPTIONS PUT DELETE TRACE }"
 
 Weights = Mapping[tuple[str, str], int]  # (service, replica) -> weight
@@ -95,7 +101,7 @@ def _text(wanted: Wanted, place: Place, weights: Weights, name: str) -> str:
     for served in wanted.services:
         if served.route.port:
             blocks.append(_own_port(wanted.entry, served.route, place))
-        blocks.append(_backend(served, place, weights))
+        blocks.append(_backend(wanted.entry, served, place, weights))
     blocks.append(_nowhere())
     return "\n".join("".join(f"{line}\n" for line in block) for block in blocks)
 
@@ -132,6 +138,9 @@ def _defaults(place: Place) -> Iterator[str]:
         yield f"    log-format '{_log_format()}'"
     yield "    option dontlognull"
     yield "    option abortonclose"
+    # Else the kernel holds a small chunk back for 200 ms, in the hope of another: every token of a
+    # stream.
+    yield "    option http-no-delay"
     # At a reload a client that keeps its connection may be sending its next request just now: it
     # is answered, and told to connect anew.
     yield "    option idle-close-on-response"
@@ -196,9 +205,13 @@ def _entry(wanted: Wanted, place: Place) -> Iterator[str]:
     yield f"frontend {ENTRY}"
     yield f"    bind {_bind(entry.address, entry.port, entry.certificate)}"
     yield from _identify(place)
-    # A host name says more than a path: whoever uses it gets the path whole.
+    # A host name says more than a path: whoever uses it gets the path whole. A service's name is
+    # its own: no other one's `host` takes it away.
     for served in wanted.services:
-        yield f"    use_backend {served.route.service} if {_by_host(served.route)}"
+        yield f"    use_backend {served.route.service} if {_by_name(entry, served.route)}"
+    for served in wanted.services:
+        if served.route.host:
+            yield f"    use_backend {served.route.service} if {_by_host(served.route.host)}"
     for served in sorted(wanted.services, key=lambda served: -len(served.route.prefix)):
         route = served.route
         yield f"    use_backend {route.service} if {{ path {route.prefix} }}"
@@ -233,14 +246,29 @@ def _identify(place: Place) -> Iterator[str]:
     yield "    http-request set-header X-Request-Id %[var(txn.id)]"
     yield "    http-request set-header X-Forwarded-Proto %[ssl_fc,iif(https,http)]"
     yield "    http-after-response set-header X-Request-Id %[var(txn.id)]"
+    yield from _withhold_sessions()
 
 
-def _by_host(route: Route) -> str:
-    own = f" or {{ req.hdr(host),host_only -m str -i {route.host} }}" if route.host else ""
-    return f"{{ req.hdr(host) -m beg -i {route.service}. }}{own}"
+def _withhold_sessions() -> Iterator[str]:
+    """A cookie knows hosts, not ports: a browser that is signed in at the page sends its session
+    along to services of the same machine, and whoever has that is signed in as well. One rule
+    takes one cookie out of each header; if there are still more, none is passed on."""
+    for _ in range(SESSIONS_TAKEN_OUT):
+        yield f"    http-request replace-header Cookie {SESSION} \\1\\5 if {HAS_SESSION}"
+    yield f"    http-request del-header Cookie if {HAS_SESSION}"
+    yield "    http-request del-header Cookie if { req.fhdr(cookie) -m len 0 }"
 
 
-def _backend(served: Served, place: Place, weights: Weights) -> Iterator[str]:
+def _by_name(entry: Entry, route: Route) -> str:
+    return _by_host(f"{route.service}.{entry.domain}")
+
+
+def _by_host(name: str) -> str:
+    """The whole name, whatever port follows: what merely begins like it is somebody else's."""
+    return f"{{ req.hdr(host),host_only -m str -i {name} }}"
+
+
+def _backend(entry: Entry, served: Served, place: Place, weights: Weights) -> Iterator[str]:
     route = served.route
     yield f"backend {route.service}"
     yield from _balance(route)
@@ -253,7 +281,7 @@ def _backend(served: Served, place: Place, weights: Weights) -> Iterator[str]:
     yield from _rate(route)
     yield from _waiting(route, place)
     yield from _key(route)
-    yield from _strip(route)
+    yield from _strip(entry, route)
     # What may have been begun is not begun twice, unless doing so is harmless.
     yield f"    http-request disable-l7-retry unless {IDEMPOTENT}"
     for replica in served.replicas:
@@ -361,12 +389,12 @@ PREFIX_PARTS = (
 )
 
 
-def _strip(route: Route) -> Iterator[str]:
+def _strip(entry: Entry, route: Route) -> Iterator[str]:
     """Who came by path gets it without; who came by a host name or a port gets it whole."""
     shared = f" {{ fe_name {ENTRY} }}" if route.port else ""
-    named = f"!{{ req.hdr(host) -m beg -i {route.service}. }}"
+    named = f"!{_by_name(entry, route)}"
     if route.host:
-        named += f" !{{ req.hdr(host),host_only -m str -i {route.host} }}"
+        named += f" !{_by_host(route.host)}"
     under = f"if {{ path_beg {route.prefix}/ }} {named}{shared}"
     yield f"    http-request set-header X-Forwarded-Prefix {route.prefix} {under}"
     yield f"    http-request set-path %[path,bytes({len(route.prefix)})] {under}"

@@ -16,6 +16,10 @@ HEADER_NAME_PATTERN = r"^([A-Za-z0-9!#$&'*+.^_`|~-]*)$"
 # What HAProxy would read as more than one word, or as a variable, is refused.
 PLAIN_PATTERN = r"^[A-Za-z0-9._:/@+,=-]*$"
 
+# Its last part has a letter first, so no address can ever lie under it.
+DOMAIN_PATTERN = r"\A([a-z0-9-]+\.)*[a-z][a-z0-9-]*\Z"
+
+Domain = Annotated[str, msgspec.Meta(max_length=190, pattern=DOMAIN_PATTERN)]
 ServiceName = Annotated[str, msgspec.Meta(max_length=63, pattern=SERVICE_NAME_PATTERN)]
 ReplicaId = Annotated[str, msgspec.Meta(max_length=100, pattern=REPLICA_ID_PATTERN)]
 HeaderName = Annotated[str, msgspec.Meta(max_length=64, pattern=HEADER_NAME_PATTERN)]
@@ -59,7 +63,7 @@ class Route(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     rate_per_s: Amount = 0  # requests that one tenant may begin in a second
     rate_header: HeaderName = "authorization"  # tells tenants apart; without it, the address does
     retries: Annotated[int, msgspec.Meta(ge=0, le=10)] = 3
-    host: Plain = ""  # a host name of its own, besides NAME.*
+    host: Plain = ""  # a host name of its own, besides NAME.DOMAIN
     path: Plain = ""  # a path of its own instead of /NAME
     port: PortOrNone = 0  # a port of its own, besides the shared one
     certificate: Plain = ""  # for its own port: a PEM file with the certificate and its key
@@ -108,6 +112,7 @@ class Entry(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     address: Plain = "127.0.0.1"
     port: Port = 8080
     certificate: Plain = ""
+    domain: Domain = "localhost"  # a service is also found under NAME.DOMAIN
     threads: Annotated[int, msgspec.Meta(ge=0, le=64)] = 0  # 0: one for each core
 
 
@@ -211,6 +216,11 @@ class Service(msgspec.Struct, kw_only=True):
 
 def problem_with_service(spec: ServiceSpec) -> tuple[str, str] | None:
     """What the types cannot say: the field, and what would work."""
+    if _is_number(spec.name):
+        return (
+            "name",
+            f"{spec.name!r} could be an address; put a letter first, such as s{spec.name}",
+        )
     if spec.scale.least > spec.scale.most:
         return "replicas", f"{spec.scale.least}..{spec.scale.most} is upside down"
     if spec.replica.members != 1 or spec.replica.elastic:
@@ -249,9 +259,23 @@ def _problem_with_route(route: Route) -> str | None:
         return "sticky_header and sticky_cookie need routing: sticky"
     if route.certificate and not route.port:
         return "certificate: a certificate of its own needs a port of its own; set port"
+    if route.host and _is_everybodys(route.host):
+        return f"host: {route.host!r} is how every service is reached; choose a name of its own"
     if route.path and (route.path[0] != "/" or not route.path.strip("/")):
         return f"path: {route.path!r} is not a path such as /{route.service}"
     return None
+
+
+def _is_everybodys(host: str) -> bool:
+    """An address, or this machine's usual name: a host wins over a path, so whoever had it would
+    get what is meant for others."""
+    bare = host.lower().rstrip(".")
+    return bare == "localhost" or ":" in bare or _is_number(bare.rpartition(".")[2])
+
+
+def _is_number(word: str) -> bool:
+    """What a resolver may take for an address: 127, 0x7f."""
+    return word.isdigit() or (word.startswith("0x") and set(word[2:]) <= set("0123456789abcdef"))
 
 
 def _problem_with_replicas(served: Served) -> str | None:
