@@ -4,9 +4,12 @@ from __future__ import annotations
 
 from typing import Any
 
+import pytest
+
+from shoal.core import reconcile
 from shoal.core.reconcile import STRANGER_GRACE_MS
 from shoal.model.commands import Acknowledge, Check, Dismiss, Launch, Prepare, Stop
-from shoal.model.job import MemberRef, Phase
+from shoal.model.job import Job, MemberRef, Phase
 from shoal.model.node import NodeHealth
 from tests.core.build import Cluster, node_spec
 
@@ -110,7 +113,7 @@ def test_a_member_finds_its_place_in_the_gang_in_its_environment() -> None:
     cluster = Cluster()
     cluster.join("a", gpus=4)
     cluster.join("b", gpus=2)
-    cluster.submit(gpus=2, members=3, env={"MODEL": "tiny", "RANK": "nonsense"}, name="train")
+    cluster.submit(gpus=2, members=3, env={"MODEL": "tiny"}, name="train")
     launches = [command for command in cluster.last.commands if isinstance(command, Launch)]
     assert [launch.node for launch in launches] == ["a", "a", "b"]
     env = launches[2].env
@@ -227,3 +230,45 @@ def test_a_stranger_that_is_getting_ready_is_stopped_before_the_node_is_used() -
     cluster.books["a"].exited(MemberRef("j1", 1, 0), 143, "stopped before it started")
     cluster.hear("a")
     assert cluster.node("a").health is NodeHealth.READY
+
+
+def test_a_large_gang_is_looked_at_once_however_many_steps_its_start_takes(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """16,384 members may be pending at once: looking at all of them for each is too much."""
+    looks = 0
+    real = reconcile.seating
+
+    def counted(job: Job) -> list[reconcile.Seat]:
+        nonlocal looks
+        looks += 1
+        return real(job)
+
+    monkeypatch.setattr(reconcile, "seating", counted)
+    cluster = Cluster()
+    names = [f"n{number}" for number in range(10)]
+    for name in names:
+        cluster.join(name, gpus=4, cpus=8)
+    cluster.submit(members=40, gpus=1)
+    orders: dict[MemberRef, Launch] = {}
+    for name in names:
+        orders |= {one.ref: one for one in cluster.hear(name).commands if isinstance(one, Launch)}
+    assert len(orders) == 40
+    assert looks == 1
+    assert {order.env["RANK"] for order in orders.values()} == {str(n) for n in range(40)}
+
+
+def test_another_attempt_of_a_large_gang_is_looked_at_again() -> None:
+    cluster = Cluster()
+    for name in ("n1", "n2"):
+        cluster.join(name, gpus=20, cpus=20)
+    job_id = cluster.run(members=20, gpus=1, restart="on-failure", retries=1)
+    cluster.end(job_id, code=1)
+    cluster.deliver("n1", "n2")
+    for book in cluster.books.values():
+        for ref in list(book.stopping):
+            book.exited(ref, 143)
+    cluster.hear("n1", "n2")
+    cluster.wait(600_000)
+    again = [one for one in cluster.hear("n1", "n2").commands if isinstance(one, Launch)]
+    assert {order.env["SHOAL_ATTEMPT"] for order in again} == {"2"}

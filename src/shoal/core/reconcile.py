@@ -16,6 +16,8 @@ from shoal.model.resources import WHOLE_GPU_MILLI
 STRANGER_GRACE_MS = 2_000
 # What a handler of SIGTERM needs to write a line; the whole gang waits for it.
 PEERLESS_GRACE_MS = 100
+LARGE_GANG = 16  # members; the environment of a smaller one is put together each time
+GANG_VIEWS_MAX = 64
 
 
 def reconcile(round_: Round, inventories: list[NodeReport]) -> list[Command]:
@@ -29,11 +31,10 @@ def reconcile(round_: Round, inventories: list[NodeReport]) -> list[Command]:
         if type(event) is JobPlaced or type(event) is JobStopping:
             job = state.jobs.get(event.job)
             if job is not None and job.active:
-                gang = None if job.phase is Phase.STOPPING else GangView(state, job)
                 for number, member in enumerate(job.members):
                     if not member.over:
                         ref = MemberRef(job.id, job.attempt, number)
-                        orders[ref] = _order(state, job, ref, gang)
+                        orders[ref] = _order(state, job, ref)
     acknowledgements: list[Command] = []
     for inventory in inventories:
         _compare(state, inventory, orders, acknowledgements)
@@ -77,7 +78,7 @@ def _compare(
             orders[ref] = _order(state, job, ref)
 
 
-def _order(state: State, job: Job, ref: MemberRef, gang: GangView | None = None) -> Command:
+def _order(state: State, job: Job, ref: MemberRef) -> Command:
     slice_ = job.members[ref.member].slice
     node = state.nodes[slice_.node]
     if job.phase is Phase.STOPPING:
@@ -94,7 +95,7 @@ def _order(state: State, job: Job, ref: MemberRef, gang: GangView | None = None)
         incarnation=node.incarnation,
         ref=ref,
         argv=job.spec.command,
-        env=(gang or GangView(state, job)).environment(ref.member),
+        env=_view_of(state, job).environment(ref.member),
         workdir=job.spec.workdir,
         stop_grace_ms=job.spec.stop_grace_ms,
         gpus=slice_.gpus,
@@ -102,6 +103,20 @@ def _order(state: State, job: Job, ref: MemberRef, gang: GangView | None = None)
         package=job.spec.package,
         requirements=job.spec.requirements,
     )
+
+
+def _view_of(state: State, job: Job) -> GangView:
+    """Members of a large gang start over many steps: looking at all of them for each one would
+    take time that grows with the square of their number."""
+    if len(job.members) < LARGE_GANG:
+        return GangView(state, job)
+    view = state.gang_views.get(job.id)
+    if view is None or view.attempt != job.attempt:
+        state.gang_views.pop(job.id, None)
+        while len(state.gang_views) >= GANG_VIEWS_MAX:
+            del state.gang_views[next(iter(state.gang_views))]
+        view = state.gang_views[job.id] = GangView(state, job)
+    return view
 
 
 def _grace_ms(state: State, job: Job) -> int:
@@ -150,6 +165,7 @@ class GangView:
     def __init__(self, state: State, job: Job) -> None:
         address, _, port = job.master.rpartition(":")
         members = str(len(job.members))
+        self.attempt = job.attempt
         self._job = job
         self._seats = seating(job)
         self._visible = _visible(job)

@@ -3,80 +3,32 @@
 from __future__ import annotations
 
 import heapq
+from typing import TYPE_CHECKING
 
-import msgspec
-
-from shoal.core.accounts import Account, Accounts
-from shoal.core.estimates import SPANS, Estimates, Group, begin_ms, key_of, octave, span
+from shoal.core.accounts import Accounts
+from shoal.core.estimates import SPANS, Estimates, begin_ms, key_of, octave, span
 from shoal.core.health.baseline import Fleet
 from shoal.core.health.failures import Book
 from shoal.core.queue import Gang, Queue
 from shoal.core.records import Ages, Reservation, Watch, Wear
 from shoal.core.room import Division, Domain, Room
 from shoal.core.scale import Meter
-from shoal.core.scheduling.fragments import Foresight, Mix, Task
+from shoal.core.scheduling.fragments import Foresight, Mix
 from shoal.core.scheduling.order import ORDERINGS
 from shoal.core.scheduling.stoppable import Stoppable
-from shoal.model.budget import BudgetLevel
-from shoal.model.health import CheckResult, Record, Standing, Verdict
+from shoal.core.snapshot import Node as Node
+from shoal.core.snapshot import Snapshot as Snapshot
+from shoal.model.health import CheckResult, Standing, Verdict
 from shoal.model.job import Job, MemberRef, Phase
-from shoal.model.node import NodeHealth, NodeIntent, NodeSpec
+from shoal.model.node import NodeIntent, NodeSpec
 from shoal.model.policy import Policy, Preempt
 from shoal.model.resources import Kind, Slice
 from shoal.model.service import Service, ServiceLoad
 
+if TYPE_CHECKING:
+    from shoal.core.reconcile import GangView
+
 ELDER_FACTOR = 16
-
-
-class Node(msgspec.Struct, kw_only=True):
-    """A node as the controller sees it. `index` is its place in join order and never changes."""
-
-    spec: NodeSpec
-    index: int
-    incarnation: int
-    health: NodeHealth = NodeHealth.JOINING
-    intent: NodeIntent = NodeIntent.OPEN
-    dead: bool = False  # lost for certain: this incarnation can never speak again
-    since_ms: int = 0
-    why: str = ""
-    record: Record = Record()  # what is thought of its work
-    leaving: bool = False  # its intent is its own: it wants to go
-
-    @property
-    def id(self) -> str:
-        return self.spec.id
-
-    @property
-    def schedulable(self) -> bool:
-        return (
-            self.health is NodeHealth.READY
-            and self.intent is NodeIntent.OPEN
-            and self.record.standing is not Standing.QUARANTINED
-        )
-
-
-class Snapshot(msgspec.Struct, frozen=True, kw_only=True):
-    """The state without its indexes: what is stored, and what two equal states agree on."""
-
-    epoch: int
-    next_job: int
-    next_port: int
-    submitted: int
-    finished: int
-    jobs: list[Job]
-    nodes: list[Node]
-    policy: Policy = Policy()
-    accounts: dict[str, Account] = {}
-    estimates: dict[str, Group] = {}
-    ages: Ages = msgspec.field(default_factory=Ages)
-    wear: Wear = msgspec.field(default_factory=Wear)
-    reservations: dict[str, Reservation] = {}
-    claims: dict[str, tuple[Slice, ...]] = {}
-    mix: list[tuple[Task, int]] = []
-    failures: Book = msgspec.field(default_factory=Book)
-    fleet: Fleet = msgspec.field(default_factory=Fleet)
-    services: list[Service] = []
-    budgets: dict[str, BudgetLevel] = {}
 
 
 class State:
@@ -146,6 +98,8 @@ class State:
         self.verdicts: dict[str, tuple[str, CheckResult, Verdict]] = {}  # node -> check, answers
         # The newest (incarnation, sequence) of each node, lost or not: what is older is refused.
         self.said: dict[str, tuple[int, int]] = {}
+        # What members of a gang find in their environment, while some of it start; a cache.
+        self.gang_views: dict[str, GangView] = {}
         self.obey(self.policy)
 
     def snapshot(self) -> Snapshot:
