@@ -25,10 +25,11 @@ from shoal.control.history.history import History
 from shoal.control.home import ClusterConfig, Home
 from shoal.control.logs import LogStore
 from shoal.control.loop import ControlLoop
+from shoal.control.marks import Numbers
 from shoal.control.packages import PackageStore
 from shoal.control.porter import Porter
 from shoal.control.sqlite_store import SqliteStore
-from shoal.control.supervise import HOPELESS_CODE, RESTARTS_ENV
+from shoal.control.supervise import DAMAGED_CODE, HOPELESS_CODE, RESTARTS_ENV
 from shoal.enduring import enduring
 from shoal.engines.local.engine import LocalEngine
 from shoal.files import lock, write_private
@@ -37,7 +38,7 @@ from shoal.ledger.keeper import Keeper
 from shoal.model.node import NodeIntent
 from shoal.model.report import SetIntent
 from shoal.model.service import Entry, ServiceLoad, Wanted
-from shoal.ports import Balancer, Engine, EngineError, StoreError
+from shoal.ports import Balancer, Engine, EngineError, StoreDamaged, StoreError
 
 if TYPE_CHECKING:
     import uvicorn
@@ -65,7 +66,7 @@ def run_controller(home_path: str) -> int:
             runner.run(_serve(home, umask))
     except (StoreError, EngineError) as error:
         print(f"shoal: {error}", flush=True)
-        return HOPELESS_CODE
+        return DAMAGED_CODE if isinstance(error, StoreDamaged) else HOPELESS_CODE
     return 0
 
 
@@ -74,7 +75,7 @@ async def _serve(home: Home, umask: int) -> None:
     if config is None:
         raise EngineError(f"{home.config} is missing; start with: shoal up")
     listener = _listen(home, config)
-    store = SqliteStore(home.database)
+    store = SqliteStore(home.database, Numbers(home.marks, (home.logs, home.checkpoints)))
     engine = _engine(home, config, umask)
     loop = ControlLoop(
         store,
@@ -84,6 +85,7 @@ async def _serve(home: Home, umask: int) -> None:
         LogStore(home.logs),
         PackageStore(home.packages),
         config.engine,
+        store.alarms,
     )
     loop.restarts = int(os.environ.get(RESTARTS_ENV, "0"))
     keeper = Keeper(home.ledger, home.prices, store, loop.clock)

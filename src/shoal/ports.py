@@ -17,6 +17,10 @@ class StoreError(Exception):
     """The store cannot take or give data now; the message says why and what to do."""
 
 
+class StoreDamaged(StoreError):
+    """What was stored cannot be read back; trying again does not help."""
+
+
 class EngineError(Exception):
     """An engine cannot work here; the message says why and what to do."""
 
@@ -75,6 +79,13 @@ class Follower(Protocol):
 
 class Store(Protocol):
     """Keeps the log of events and the records of finished jobs."""
+
+    snapshot_seq: int  # of the snapshot that the next load starts at; 0: from the beginning
+    unbroken_from: int  # the log before this event may have holes
+
+    def used(self, next_job: int, epoch: int) -> tuple[int, int]:
+        """The next job number and the newest epoch of this home: these, or more if others were
+        given out that the log does not know of."""
 
     def load(self) -> tuple[State, int]:
         """The state, and the sequence number of the last event in it."""

@@ -35,6 +35,10 @@ class Home:
         self.address = self.path / "controller.json"
         self.token = self.path / "token"
         self.database = self.path / "shoal.db"
+        self.marks = self.path / "marks.json"  # job numbers and epochs that were ever given out
+        self.salvaged = (
+            self.path / "shoal.db.salvaged"
+        )  # what a salvage saved, until it is in place
         self.ledger = self.path / "ledger.db"
         self.prices = self.path / "prices.json"
         self.history = self.path / "history.db"

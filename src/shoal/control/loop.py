@@ -37,7 +37,7 @@ from shoal.model.report import (
 )
 from shoal.model.samples import NodeSample
 from shoal.model.service import ServiceLoad
-from shoal.ports import Clock, Engine, Follower, Store, StoreError
+from shoal.ports import Clock, Engine, Follower, Store, StoreDamaged, StoreError
 
 log = logging.getLogger("shoal.control")
 
@@ -63,6 +63,7 @@ class ControlLoop:
         logs: LogStore,
         packages: PackageStore | None = None,
         engine_kind: str = "local",
+        alarms: Alarms | None = None,
     ) -> None:
         self.clock = clock
         self.logs = logs
@@ -75,11 +76,11 @@ class ControlLoop:
         self.restarts = 0  # controllers that have died since the cluster was started
         self.finishing: dict[str, Job] = {}  # finished, but not yet in the store
         self.meters = Meters()
-        self.alarms = Alarms()
+        self.alarms = alarms or Alarms()
         self.samples: dict[str, NodeSample] = {}  # the newest of each node, for who keeps them
         self.followers: list[Follower] = []
         self._engine = engine
-        self._snapshot_seq = self.last_seq
+        self._snapshot_tried = 0
         self._number = 0
         self._requests: list[tuple[Request, asyncio.Future[Answer]]] = []
         self._reports: dict[str, NodeReport] = {}
@@ -201,9 +202,11 @@ class ControlLoop:
 
     def _begin_epoch(self, state: State) -> None:
         """Stored before it is used: else another controller could use the same one."""
+        first_job, epoch = self.store.used(state.next_job, state.epoch)
         event = ControllerStarted(
             at_ms=self.clock.now_ms(),
-            epoch=state.epoch + 1,
+            epoch=epoch + 1,
+            first_job=first_job,
             first_port=0 if state.epoch else secrets.randbelow(self.policy.port_count),
         )
         self.last_seq = self.store.commit([event], [])
@@ -299,16 +302,17 @@ class ControlLoop:
 
     async def _keep_snapshot(self) -> None:
         """Now and then, so that the next start is quick. One that fails is only tried again."""
-        if self.last_seq - self._snapshot_seq < EVENTS_PER_SNAPSHOT:
+        if self.last_seq - max(self._snapshot_tried, self.store.snapshot_seq) < EVENTS_PER_SNAPSHOT:
             return
         check(self.state, self.policy, self.clock.now_ms(), settled=False)
         body = msgspec.json.encode(self.state.snapshot())
-        self._snapshot_seq = self.last_seq
+        self._snapshot_tried = self.last_seq
         try:
             dropped = await asyncio.to_thread(self.store.snapshot, self.last_seq, body)
         except StoreError as error:
-            log.error("no snapshot was kept: %s", error)
+            self.alarms.raise_("snapshot", f"no snapshot can be written: {error}")
             return
+        self.alarms.clear("snapshot")
         for job_id in dropped:
             self.logs.drop(job_id)
 
@@ -335,6 +339,8 @@ class ControlLoop:
                 state, self.last_seq = self.store.load()
                 self._begin_epoch(state)
                 break
+            except StoreDamaged:
+                raise  # no patience mends it: the supervisor must not try again
             except Exception as error:
                 log.error("the store cannot be read or written yet: %s", error)
                 self.alarms.raise_("store", f"nothing can be stored: {error}")

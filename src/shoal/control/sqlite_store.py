@@ -2,97 +2,166 @@
 
 from __future__ import annotations
 
+import logging
 import sqlite3
+import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import msgspec
 
+from shoal.control.alarms import Alarms
+from shoal.control.marks import Numbers
+from shoal.control.rows import (
+    Unreadable,
+    checksum,
+    event_of,
+    event_row,
+    job_of,
+    job_row,
+    snapshot_of,
+)
 from shoal.core.apply import apply
-from shoal.core.state import Snapshot, State
-from shoal.model.events import Event, JobEvent, NodeEvent, Recorded
+from shoal.core.state import State
+from shoal.model.events import Event, Recorded
 from shoal.model.job import Job
-from shoal.ports import StoreError
+from shoal.ports import StoreDamaged, StoreError
 
-SCHEMA_VERSION = 1
+log = logging.getLogger("shoal.control")
+
+SCHEMA_VERSION = 2
 # History beyond these is dropped when a snapshot is taken; what lives is never dropped.
 EVENTS_KEPT = 1_000_000
 FINISHED_JOBS_KEPT = 100_000
+SNAPSHOTS_KEPT = 2  # should the newest be damaged, the one before it loses nothing
 # Another program may hold the file for a moment (a backup, say); longer is an error.
 BUSY_TIMEOUT_S = 2.0
+NEWEST_EVENTS = 1_000  # among so many, the newest time is looked for
 
 _SCHEMA = """
 CREATE TABLE IF NOT EXISTS events (
-    seq INTEGER PRIMARY KEY, job TEXT, node TEXT, body BLOB NOT NULL);
+    seq INTEGER PRIMARY KEY, job TEXT, node TEXT, body BLOB NOT NULL, crc INTEGER);
 CREATE INDEX IF NOT EXISTS events_by_job ON events (job, seq) WHERE job IS NOT NULL;
 CREATE INDEX IF NOT EXISTS events_by_node ON events (node, seq) WHERE node IS NOT NULL;
-CREATE TABLE IF NOT EXISTS snapshots (seq INTEGER PRIMARY KEY, body BLOB NOT NULL);
+CREATE TABLE IF NOT EXISTS snapshots (seq INTEGER PRIMARY KEY, body BLOB NOT NULL, crc INTEGER);
 CREATE TABLE IF NOT EXISTS jobs (
-    number INTEGER PRIMARY KEY, id TEXT NOT NULL UNIQUE, key TEXT UNIQUE, body BLOB NOT NULL);
+    number INTEGER PRIMARY KEY, id TEXT NOT NULL UNIQUE, key TEXT UNIQUE, body BLOB NOT NULL,
+    crc INTEGER);
+CREATE TABLE IF NOT EXISTS meta (key TEXT PRIMARY KEY, value INTEGER NOT NULL);
 """
 
 # A key belongs to the first job that had it. A log of an earlier version may hold a second one:
 # that must not keep everything after it from being stored.
 _INSERT_JOB = """
-INSERT INTO jobs SELECT ?1, ?2, iif(EXISTS (SELECT 1 FROM jobs WHERE key = ?3), NULL, ?3), ?4
+INSERT INTO jobs SELECT ?1, ?2, iif(EXISTS (SELECT 1 FROM jobs WHERE key = ?3), NULL, ?3), ?4, ?5
 """
 
-_encode = msgspec.json.Encoder().encode
-_decode_event = msgspec.json.Decoder(Event).decode
-_decode_job = msgspec.json.Decoder(Job).decode
-_decode_snapshot = msgspec.json.Decoder(Snapshot).decode
+_DAMAGE = ("malformed", "not a database", "no such column", "no such table")
+
+
+class _When(msgspec.Struct):
+    at_ms: int
+
+
+_decode_when = msgspec.json.Decoder(_When).decode
 
 
 class SqliteStore:
-    """One writer (the control loop) and a second connection for readers, who never wait for it."""
+    """One writer (the control loop), and a connection for each thread that reads: readers never
+    wait for the writer."""
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, numbers: Numbers | None = None) -> None:
         self._path = path
+        self._numbers = numbers or Numbers(None)
+        self.alarms = Alarms()
+        self.snapshot_seq = 0
+        self._local = threading.local()
+        self._connections: list[sqlite3.Connection] = []
         with self._clear_errors():
             self._writer = self._connect()
-            version = self._writer.execute("PRAGMA user_version").fetchone()[0]
-            if version not in (0, SCHEMA_VERSION):
-                raise StoreError(
-                    f"{path} was written by another version of shoal (its format is {version}, "
-                    f"this one reads {SCHEMA_VERSION})"
-                )
-            self._writer.executescript(_SCHEMA)
-            self._writer.execute(f"PRAGMA user_version = {SCHEMA_VERSION}")
-            self._reader = self._connect()
+            self._migrate()
             self._last = self._writer.execute("SELECT max(seq) FROM events").fetchone()[0] or 0
+            row = self._writer.execute("SELECT value FROM meta WHERE key = 'unbroken'").fetchone()
+            self.unbroken_from = row[0] if row else 0
+            self._reader = self._local.reader = self._connect()
+
+    def _migrate(self) -> None:
+        version = self._writer.execute("PRAGMA user_version").fetchone()[0]
+        if version not in (0, 1, SCHEMA_VERSION):
+            raise StoreError(
+                f"{self._path} was written by another version of shoal (its format is {version}, "
+                f"this one reads {SCHEMA_VERSION})"
+            )
+        with self._writer:
+            self._writer.execute("BEGIN IMMEDIATE")
+            if version == 1:  # rows without a checksum stay as they are
+                for table in ("events", "snapshots", "jobs"):
+                    self._writer.execute(f"ALTER TABLE {table} ADD COLUMN crc INTEGER")
+            for statement in _SCHEMA.split(";"):
+                self._writer.execute(statement)
+            self._writer.execute(f"PRAGMA user_version = {SCHEMA_VERSION}")
 
     def load(self) -> tuple[State, int]:
         with self._clear_errors():
-            row = self._writer.execute(
-                "SELECT seq, body FROM snapshots ORDER BY seq DESC LIMIT 1"
-            ).fetchone()
-            start, state = 0, State()
-            if row is not None:
-                start, state = row[0], State.restore(_decode_snapshot(row[1]))
-            self._last = start
-            cursor = self._writer.execute(
-                "SELECT seq, body FROM events WHERE seq > ? ORDER BY seq", (start,)
-            )
-            for seq, body in cursor:
-                apply(state, _decode_event(body))
-                self._last = seq
+            snapshots = self._writer.execute(
+                "SELECT seq, body, crc FROM snapshots ORDER BY seq DESC"
+            ).fetchall()
+            for seq, body, crc in snapshots:
+                try:
+                    start, state = seq, State.restore(snapshot_of(seq, body, crc))
+                    break
+                except Unreadable as error:
+                    text = f"{self._path}: the snapshot at event {seq} is damaged ({error})"
+                    self.alarms.raise_("snapshot", f"{text}; an older one is used, nothing is lost")
+            else:
+                start, state = 0, State()
+            self._last = self.snapshot_seq = start
+            for seq, body, crc in self._writer.execute(
+                "SELECT seq, body, crc FROM events WHERE seq > ? ORDER BY seq", (start,)
+            ):
+                self._replay(state, seq, body, crc)
         return state, self._last
 
+    def _replay(self, state: State, seq: int, body: bytes, crc: int | None) -> None:
+        if seq != self._last + 1:
+            raise self._damaged(f"event {self._last + 1} is missing")
+        try:
+            apply(state, event_of(seq, body, crc))
+        except Unreadable as error:
+            raise self._damaged(f"event {seq} cannot be read: {error}") from None
+        except Exception as error:
+            log.exception("event %s cannot be replayed", seq)
+            what = f"event {seq} does not fit to those before it: {error!r}"
+            raise self._damaged(what) from error
+        self._last = seq
+
+    def used(self, next_job: int, epoch: int) -> tuple[int, int]:
+        floor = self._numbers.floor(next_job, epoch)
+        return floor.job, floor.epoch
+
+    def newest_ms(self) -> int:
+        """No event that can be read is later than this."""
+        with self._clear_errors():
+            rows = self._writer.execute(
+                "SELECT body FROM events ORDER BY seq DESC LIMIT ?", (NEWEST_EVENTS,)
+            ).fetchall()
+        newest_ms = 0
+        for (body,) in rows:
+            try:
+                newest_ms = max(newest_ms, _decode_when(body).at_ms)
+            except (msgspec.DecodeError, UnicodeDecodeError, TypeError):
+                continue
+        return newest_ms
+
     def commit(self, events: Sequence[Event], finished: Sequence[Job]) -> int:
-        rows = [
-            (
-                seq,
-                event.job if isinstance(event, JobEvent) else None,
-                event.node if isinstance(event, NodeEvent) else None,
-                _encode(event),
-            )
-            for seq, event in enumerate(events, self._last + 1)
-        ]
-        jobs = [(job.number, job.id, job.key or None, _encode(job)) for job in finished]
+        self._numbers.cover(events)
+        rows = [event_row(seq, event) for seq, event in enumerate(events, self._last + 1)]
+        jobs = [job_row(job) for job in finished]
         with self._clear_errors(), self._writer:
             self._writer.execute("BEGIN IMMEDIATE")
-            self._writer.executemany("INSERT INTO events VALUES (?, ?, ?, ?)", rows)
+            self._writer.executemany("INSERT INTO events VALUES (?, ?, ?, ?, ?)", rows)
             if jobs:
                 self._writer.executemany(_INSERT_JOB, jobs)
         self._last += len(rows)
@@ -101,18 +170,24 @@ class SqliteStore:
     def snapshot(self, seq: int, body: bytes) -> list[str]:
         with self._clear_errors(), self._writer:
             self._writer.execute("BEGIN IMMEDIATE")
-            self._writer.execute("INSERT OR REPLACE INTO snapshots VALUES (?, ?)", (seq, body))
-            self._writer.execute("DELETE FROM snapshots WHERE seq < ?", (seq,))
+            row = (seq, body, checksum(seq, body))
+            self._writer.execute("INSERT OR REPLACE INTO snapshots VALUES (?, ?, ?)", row)
+            self._writer.execute(
+                "DELETE FROM snapshots WHERE seq NOT IN "
+                "(SELECT seq FROM snapshots ORDER BY seq DESC LIMIT ?)",
+                (SNAPSHOTS_KEPT,),
+            )
             self._writer.execute("DELETE FROM events WHERE seq <= ?", (seq - EVENTS_KEPT,))
             dropped = self._writer.execute(
                 "DELETE FROM jobs WHERE number IN "
                 "(SELECT number FROM jobs ORDER BY number DESC LIMIT -1 OFFSET ?) RETURNING id",
                 (FINISHED_JOBS_KEPT,),
             ).fetchall()
+        self.snapshot_seq = seq
         return [job_id for (job_id,) in dropped]
 
     def events(self, after: int, limit: int, job: str = "", node: str = "") -> list[Recorded]:
-        """A negative `after` counts from the end."""
+        """A negative `after` counts from the end. What cannot be read is left out."""
         where, values = ["seq > ?"], [after]
         for column, value in (("job", job), ("node", node)):
             if value:
@@ -122,34 +197,53 @@ class SqliteStore:
         if after < 0:
             where[0], values[0] = "seq > ?", 0
             order, limit = "seq DESC", min(limit, -after)
-        query = f"SELECT seq, body FROM events WHERE {' AND '.join(where)} ORDER BY {order} LIMIT ?"
-        with self._clear_errors():
-            rows = self._reader.execute(query, (*values, limit)).fetchall()
+        query = f"SELECT seq, body, crc FROM events WHERE {' AND '.join(where)}"
+        rows = self._read(f"{query} ORDER BY {order} LIMIT ?", (*values, limit))
         if after < 0:
             rows.reverse()
-        return [Recorded(seq, _decode_event(body)) for seq, body in rows]
+        found = []
+        for seq, body, crc in rows:
+            try:
+                found.append(Recorded(seq, event_of(seq, body, crc)))
+            except Unreadable as error:
+                self._left_out(f"event {seq}", error)
+        return found
 
     def job(self, job_id: str) -> Job | None:
-        with self._clear_errors():
-            row = self._reader.execute("SELECT body FROM jobs WHERE id = ?", (job_id,)).fetchone()
-        return _decode_job(row[0]) if row else None
+        found = self._jobs("WHERE id = ?", (job_id,))
+        return found[0] if found else None
 
     def finished(self, limit: int, before: int = 0) -> list[Job]:
-        with self._clear_errors():
-            rows = self._reader.execute(
-                "SELECT body FROM jobs WHERE ? = 0 OR number < ? ORDER BY number DESC LIMIT ?",
-                (before, before, limit),
-            ).fetchall()
-        return [_decode_job(body) for (body,) in rows]
+        where = "WHERE ? = 0 OR number < ? ORDER BY number DESC LIMIT ?"
+        return self._jobs(where, (before, before, limit))
 
     def keyed(self, key: str) -> str | None:
+        rows = self._read("SELECT id FROM jobs WHERE key = ?", (key,))
+        return str(rows[0][0]) if rows else None
+
+    def _jobs(self, where: str, values: tuple[object, ...]) -> list[Job]:
+        found = []
+        for number, body, crc in self._read(f"SELECT number, body, crc FROM jobs {where}", values):
+            try:
+                found.append(job_of(number, body, crc))
+            except Unreadable as error:
+                self._left_out(f"the record of j{number}", error)
+        return found
+
+    def _read(self, query: str, values: tuple[object, ...]) -> list[tuple[Any, ...]]:
+        reader: sqlite3.Connection | None = getattr(self._local, "reader", None)
         with self._clear_errors():
-            row = self._reader.execute("SELECT id FROM jobs WHERE key = ?", (key,)).fetchone()
-        return row[0] if row else None
+            if reader is None:
+                reader = self._local.reader = self._connect()
+            return reader.execute(query, values).fetchall()
+
+    def _left_out(self, what: str, error: Exception) -> None:
+        """It is history: nothing that lives depends on it."""
+        self.alarms.raise_("history", f"{self._path}: {what} is damaged ({error}) and left out")
 
     def close(self) -> None:
-        self._reader.close()
-        self._writer.close()
+        for connection in self._connections:
+            connection.close()
 
     def _connect(self) -> sqlite3.Connection:
         connection = sqlite3.connect(
@@ -157,6 +251,7 @@ class SqliteStore:
         )
         connection.execute("PRAGMA journal_mode = WAL")
         connection.execute("PRAGMA synchronous = FULL")  # an acknowledged event survives power loss
+        self._connections.append(connection)
         return connection
 
     @contextmanager
@@ -164,7 +259,16 @@ class SqliteStore:
         try:
             yield
         except sqlite3.DatabaseError as error:
-            raise StoreError(self._advice(str(error))) from error
+            message = str(error)
+            if any(word in message for word in _DAMAGE):
+                raise self._damaged(message) from error
+            raise StoreError(self._advice(message)) from error
+
+    def _damaged(self, what: str) -> StoreDamaged:
+        return StoreDamaged(
+            f"{self._path} is damaged ({what}). Jobs on the nodes go on. Put a copy of the file "
+            f"back, or save what can be read with: shoal salvage --home {self._path.parent}"
+        )
 
     def _advice(self, message: str) -> str:
         if "full" in message:
@@ -173,6 +277,4 @@ class SqliteStore:
             return f"{self._path} is locked by another program: end it, then try again"
         if "readonly" in message or "unable to open" in message:
             return f"{self._path} cannot be written ({message}): check who owns it and the disk"
-        if "malformed" in message or "not a database" in message:
-            return f"{self._path} is damaged ({message}): restore it from a copy, or move it away"
         return f"{self._path}: {message}"

@@ -14,6 +14,7 @@ from shoal.files import lock
 
 # A controller that exits with this has said why, and starting it again would not help.
 HOPELESS_CODE = 3
+DAMAGED_CODE = 4  # the same, and it will not help later either: somebody must act
 RESTARTS_ENV = "SHOAL_CONTROLLER_RESTARTS"  # tells a controller how many have died before it
 PAUSE_FIRST_S = 0.05
 PAUSE_MAX_S = 5.0
@@ -37,7 +38,7 @@ class Supervisor:
             self._controller = subprocess.Popen(self._command, start_new_session=True, env=env)
             code = self._controller.wait()
             lived = time.monotonic() - started > HEALTHY_AFTER_S
-            if code == 0 or (code == HOPELESS_CODE and not self._worked):
+            if code in (0, DAMAGED_CODE) or (code == HOPELESS_CODE and not self._worked):
                 return code
             self._worked = self._worked or lived
             if lived:

@@ -68,6 +68,7 @@ def _policy_changed(state: State, event: PolicyChanged) -> None:
 def _controller_started(state: State, event: ControllerStarted) -> None:
     state.epoch = event.epoch
     state.next_port += event.first_port
+    state.next_job = max(state.next_job, event.first_job)
     # Nobody could be heard while no controller listened, so silence counts from now.
     state.contacts = {
         node.id: event.at_ms for node in state.order if node.health is not NodeHealth.LOST

@@ -106,9 +106,12 @@ class Keeper:
 
     def _catch_up(self, until: int) -> None:
         while self.seq < until:
-            for recorded in self._log.events(self.seq, min(EVENTS_AT_ONCE, until - self.seq)):
+            found = self._log.events(self.seq, min(EVENTS_AT_ONCE, until - self.seq))
+            for recorded in found:
                 self.book.take(recorded.event)
                 self.seq = recorded.seq
+            if not found:  # the rest of them cannot be read
+                self.seq = until
 
     def _give_up(self, error: Exception) -> None:
         self._shelf = None

@@ -257,10 +257,12 @@ class PolicyChanged(EventBase, frozen=True, kw_only=True):
 
 class ControllerStarted(EventBase, frozen=True, kw_only=True):
     """`epoch` fences the commands of controllers before this one. Rendezvous ports are taken in
-    turn; `first_port` is where a new cluster begins, so that two on one machine seldom meet."""
+    turn; `first_port` is where a new cluster begins, so that two on one machine seldom meet. Job
+    numbers below `first_job` were given out before, though this log may not know it."""
 
     epoch: int
     first_port: int = 0
+    first_job: int = 0
 
 
 Event = (

@@ -1,0 +1,149 @@
+"""Damaged files: nothing damaged is believed, what can be saved is saved, and no id comes twice."""
+
+from __future__ import annotations
+
+import sqlite3
+from pathlib import Path
+
+import pytest
+
+from shoal.control import loop as control_loop
+from shoal.control.marks import JOBS_AHEAD, Numbers
+from shoal.control.sqlite_store import SqliteStore
+from shoal.model.job import JobSpec
+from shoal.model.report import Accepted, Answer, Submit
+from shoal.ports import StoreDamaged
+from tests.control.test_loop import Rig
+from tests.control.test_sqlite_store import as_bytes, history
+
+SPEC = JobSpec(command=("true",), gpus=1)
+
+
+def filled(path: Path, jobs: int = 6) -> SqliteStore:
+    store = SqliteStore(path)
+    for done in history(jobs)[1]:
+        store.commit(done.events, done.finished)
+    return store
+
+
+def execute(path: Path, statement: str, *values: object) -> None:
+    other = sqlite3.connect(path)
+    with other:
+        other.execute(statement, values)
+    other.close()
+
+
+def flip(body: bytes) -> bytes:
+    """One bit, in the middle: still JSON, perhaps, but not what was written."""
+    changed = bytearray(body)
+    changed[len(body) // 2] ^= 1
+    return bytes(changed)
+
+
+def damage(path: Path, table: str, key: str, number: int) -> None:
+    other = sqlite3.connect(path)
+    (body,) = other.execute(f"SELECT body FROM {table} WHERE {key} = ?", (number,)).fetchone()
+    other.close()
+    execute(path, f"UPDATE {table} SET body = ? WHERE {key} = ?", flip(body), number)
+
+
+def test_a_garbled_event_is_told_in_one_line_with_the_command_that_helps(tmp_path: Path) -> None:
+    filled(tmp_path / "shoal.db").close()
+    damage(tmp_path / "shoal.db", "events", "seq", 9)
+    with pytest.raises(StoreDamaged, match=r"event 9 cannot be read.*shoal salvage --home") as told:
+        SqliteStore(tmp_path / "shoal.db").load()
+    assert "\n" not in str(told.value)
+
+
+def test_an_event_that_is_missing_is_noticed(tmp_path: Path) -> None:
+    filled(tmp_path / "shoal.db").close()
+    execute(tmp_path / "shoal.db", "DELETE FROM events WHERE seq = 9")
+    with pytest.raises(StoreDamaged, match="event 9 is missing"):
+        SqliteStore(tmp_path / "shoal.db").load()
+
+
+def test_a_damaged_snapshot_costs_nothing_but_time(tmp_path: Path) -> None:
+    store = SqliteStore(tmp_path / "shoal.db")
+    for number, done in enumerate(history(6)[1]):
+        last = store.commit(done.events, done.finished)
+        if number in (2, 4):
+            store.snapshot(last, as_bytes(store.load()[0]))
+    newest = store.snapshot_seq
+    store.close()
+    damage(tmp_path / "shoal.db", "snapshots", "seq", newest)
+    reopened = SqliteStore(tmp_path / "shoal.db")
+    assert as_bytes(reopened.load()[0]) == as_bytes(history(6)[0])
+    assert 0 < reopened.snapshot_seq < newest
+    assert "an older one is used, nothing is lost" in reopened.alarms.texts[0]
+
+
+def test_damaged_history_is_left_out_with_an_alarm(tmp_path: Path) -> None:
+    store = filled(tmp_path / "shoal.db")
+    store.snapshot(store._last, as_bytes(store.load()[0]))
+    damage(tmp_path / "shoal.db", "events", "seq", 9)
+    damage(tmp_path / "shoal.db", "jobs", "number", 2)
+    assert as_bytes(store.load()[0]) == as_bytes(history(6)[0]), "nothing that lives needs it"
+    assert 9 not in [recorded.seq for recorded in store.events(0, 1000)]
+    assert [job.id for job in store.finished(10)] == ["j6", "j5", "j4", "j3", "j1"]
+    assert "is damaged" in store.alarms.texts[0]
+
+
+def test_a_file_of_the_first_format_is_taken_over_in_place(tmp_path: Path) -> None:
+    filled(tmp_path / "shoal.db").close()
+    old = sqlite3.connect(tmp_path / "shoal.db")
+    with old:
+        for table in ("events", "snapshots", "jobs"):
+            old.execute(f"ALTER TABLE {table} DROP COLUMN crc")
+        old.execute("DROP TABLE meta")
+        old.execute("PRAGMA user_version = 1")
+    old.close()
+    store = SqliteStore(tmp_path / "shoal.db")
+    assert as_bytes(store.load()[0]) == as_bytes(history(6)[0])
+    assert len(store.finished(10)) == 6
+    store.commit(history(6)[1][-1].events, [])
+
+
+def test_lives_shorter_than_a_snapshot_still_get_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(control_loop, "EVENTS_PER_SNAPSHOT", 10)
+    for _ in range(4):  # each of them stores about four events
+        rig = Rig(tmp_path)
+        rig.run(rig.loop.request(Submit(SPEC)))
+        rig.store.close()
+    assert rig.store.snapshot_seq > 0
+
+
+def submitted(home: Path) -> str:
+    """A controller's life in this home: the id of the one job that it is given."""
+
+    class Kept(SqliteStore):
+        def __init__(self, path: Path) -> None:
+            super().__init__(path, Numbers(home / "marks.json", (home / "logs",)))
+
+    rig = Rig(home)
+    rig.loop.store.close()  # type: ignore[attr-defined]
+    rig.loop.store = Kept(home / "db")
+    rig.loop.state, rig.loop.last_seq = rig.loop.store.load()
+    answer: Answer = rig.run(rig.loop.request(Submit(SPEC)))
+    rig.loop.store.close()
+    assert isinstance(answer, Accepted)
+    return answer.id
+
+
+def test_a_lost_database_does_not_give_ids_out_twice(tmp_path: Path) -> None:
+    assert [submitted(tmp_path), submitted(tmp_path)] == ["j1", "j2"]
+    for name in ("db", "db-wal", "db-shm"):
+        (tmp_path / name).unlink(missing_ok=True)
+    assert submitted(tmp_path) == f"j{2 + JOBS_AHEAD}", "beyond every number that was set aside"
+    epoch = SqliteStore(tmp_path / "db").load()[0].epoch
+    assert epoch == 3, "nodes obey the newest epoch only"
+
+
+def test_what_jobs_left_behind_counts_even_without_the_marks(tmp_path: Path) -> None:
+    submitted(tmp_path)
+    for name in ("db", "db-wal", "db-shm", "marks.json"):
+        (tmp_path / name).unlink(missing_ok=True)
+    (tmp_path / "logs" / "j77").mkdir(parents=True)
+    (tmp_path / "logs" / "no job").mkdir()
+    assert submitted(tmp_path) == "j78"
