@@ -6,8 +6,10 @@ from typing import Any
 
 import pytest
 
+from shoal.agent.warmth import VARYING
 from shoal.core import reconcile
 from shoal.core.reconcile import STRANGER_GRACE_MS
+from shoal.core.reserved import RENDEZVOUS
 from shoal.model.commands import Acknowledge, Check, Dismiss, Launch, Prepare, Stop
 from shoal.model.job import Job, MemberRef, Phase
 from shoal.model.node import NodeHealth
@@ -132,6 +134,27 @@ def test_a_member_finds_its_place_in_the_gang_in_its_environment() -> None:
     assert (env["GROUP_WORLD_SIZE"], env["CUDA_VISIBLE_DEVICES"]) == ("2", "0,1")
     assert (env["SHOAL_JOB_ID"], env["SHOAL_JOB_NAME"]) == ("j1", "train")
     assert (env["SHOAL_ATTEMPT"], env["SHOAL_MEMBER"], env["MODEL"]) == ("1", "2", "tiny")
+    assert (env["TORCHELASTIC_RUN_ID"], env["TORCHELASTIC_USE_AGENT_STORE"]) == ("j1", "False")
+    assert (env["TORCHELASTIC_RESTART_COUNT"], env["ROLE_RANK"]) == ("0", "2")
+    assert (env["PET_NNODES"], env["PET_NODE_RANK"], env["PET_NPROC_PER_NODE"]) == ("3", "2", "2")
+    assert (env["PET_MASTER_ADDR"], env["PET_MASTER_PORT"]) == ("a.test", env["MASTER_PORT"])
+    assert set(env) - {"MODEL"} <= {n for n in env if n.startswith("SHOAL_")} | VARYING, (
+        "what differs between attempts must not ask for another warm interpreter"
+    )
+
+
+def test_a_process_that_is_alone_is_not_told_of_a_gang_but_an_elastic_gang_of_one_is() -> None:
+    cluster = Cluster()
+    cluster.join("a", gpus=1)
+    cluster.submit(gpus=1, env={"PET_NPROC_PER_NODE": "3"})
+    (alone,) = [command for command in cluster.last.commands if isinstance(command, Launch)]
+    assert RENDEZVOUS.isdisjoint(alone.env)
+    assert (alone.env["SHOAL_MEMBERS"], alone.env["PET_NPROC_PER_NODE"]) == ("1", "3")
+    cluster.end("j1")
+    cluster.submit(gpus=1, members=1, members_max=4)
+    (elastic,) = [command for command in cluster.last.commands if isinstance(command, Launch)]
+    assert set(elastic.env) >= RENDEZVOUS
+    assert (elastic.env["RANK"], elastic.env["WORLD_SIZE"]) == ("0", "1")
 
 
 def test_members_that_share_a_node_by_number_see_its_gpus_as_under_torchrun() -> None:

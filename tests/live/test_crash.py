@@ -18,9 +18,9 @@ AGENT_KILLS = 10
 
 # Each member notes its start and its end; a start noted twice would be a member run twice.
 SCRIPT = """
-echo "start $SHOAL_JOB_ID.$SHOAL_ATTEMPT.$RANK" >> {diary}
+echo "start $SHOAL_JOB_ID.$SHOAL_ATTEMPT.$SHOAL_MEMBER" >> {diary}
 sleep {seconds}
-echo "end $SHOAL_JOB_ID.$SHOAL_ATTEMPT.$RANK" >> {diary}
+echo "end $SHOAL_JOB_ID.$SHOAL_ATTEMPT.$SHOAL_MEMBER" >> {diary}
 exit {code}
 """
 

@@ -11,21 +11,11 @@ from pathlib import Path
 
 import msgspec
 
+from shoal.core.reserved import FLAGS, RENDEZVOUS
+
 # What differs between the members and attempts of one job: Shoal sets it, and no library that
 # is preloaded reads it while it is imported. Everything else must be the same.
-VARYING = frozenset(
-    (
-        "RANK",
-        "WORLD_SIZE",
-        "LOCAL_RANK",
-        "LOCAL_WORLD_SIZE",
-        "GROUP_RANK",
-        "GROUP_WORLD_SIZE",
-        "MASTER_ADDR",
-        "MASTER_PORT",
-        "CUDA_VISIBLE_DEVICES",
-    )
-)
+VARYING = RENDEZVOUS | FLAGS | {"CUDA_VISIBLE_DEVICES"}
 VARYING_PREFIX = "SHOAL_"
 # Options that a warm interpreter is started with like the cold one; any other means a cold start.
 OPTIONS = frozenset(("-u", "-B", "-O", "-OO"))

@@ -13,7 +13,7 @@ from shoal.model.service import Probe, Scale, ServiceSpec
 NODES = 4
 GPUS = 8
 
-_STEPS = "for step in $(seq {count}); do echo rank $RANK step $step; sleep 0.5; done"
+_STEPS = "for step in $(seq {count}); do echo member $SHOAL_MEMBER step $step; sleep 0.5; done"
 _WORK = (sys.executable, "-m", "shoal.cli.demo_work")
 ASK_S = 10  # so long the service is asked
 TRAIN_STEPS = 80

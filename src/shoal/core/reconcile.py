@@ -160,7 +160,11 @@ def seating(job: Job) -> list[Seat]:
 
 class GangView:
     """What the members of a gang find in their environment: the user's variables, torchrun's, and
-    ours. What all of them find is put together once."""
+    ours. What all of them find is put together once.
+
+    A process that is alone is not told of a gang: scripts take RANK for a sign that they should
+    join one. An elastic gang may be of one, and is a gang all the same.
+    """
 
     def __init__(self, state: State, job: Job) -> None:
         address, _, port = job.master.rpartition(":")
@@ -169,14 +173,13 @@ class GangView:
         self._job = job
         self._seats = seating(job)
         self._visible = _visible(job)
+        self._alone = len(job.members) == 1 and not job.spec.elastic
         between_ms = state.wear.between_ms(self._seats[0].groups)
         self._shared = {
             "SHOAL_MTBF_S": str(between_ms // 1000),  # how often to save; the user may know better
+            **({} if job.spec.service else _for_torchrun(job, address, port)),
             **job.spec.env,
-            "WORLD_SIZE": members,
-            "GROUP_WORLD_SIZE": str(self._seats[0].groups),
-            "MASTER_ADDR": address,
-            "MASTER_PORT": port,
+            **({} if self._alone else _of_gang(job, self._seats[0].groups, address, port)),
             "SHOAL_JOB_ID": job.id,
             "SHOAL_JOB_NAME": job.spec.name or "",
             "SHOAL_ATTEMPT": str(job.attempt),
@@ -189,18 +192,51 @@ class GangView:
         seat, slice_ = self._seats[number], self._job.members[number].slice
         gpus = ",".join(map(str, slice_.gpus))
         rank = str(number)
-        return {
+        env = {
             **self._shared,
-            "RANK": rank,
-            "LOCAL_RANK": str(seat.local_rank),
-            "LOCAL_WORLD_SIZE": str(seat.local_size),
-            "GROUP_RANK": str(seat.group_rank),
             "CUDA_VISIBLE_DEVICES": self._visible.get(slice_.node, gpus),
             "SHOAL_MEMBER": rank,
             "SHOAL_NODE": slice_.node,
             "SHOAL_GPUS": gpus,
             "SHOAL_GPU_MILLI": str(slice_.gpu_milli),
         }
+        if not self._alone:
+            env["RANK"] = env["ROLE_RANK"] = env["PET_NODE_RANK"] = rank
+            env["LOCAL_RANK"] = str(seat.local_rank)
+            env["LOCAL_WORLD_SIZE"] = str(seat.local_size)
+            env["GROUP_RANK"] = str(seat.group_rank)
+        return env
+
+
+def _of_gang(job: Job, groups: int, address: str, port: str) -> dict[str, str]:
+    """What torchrun gives all the processes that it starts. A run's id makes libraries believe the
+    ranks that they find (Lightning); its store is rank 0's own, since there is no launcher that
+    could hold it."""
+    members = str(len(job.members))
+    return {
+        "WORLD_SIZE": members,
+        "ROLE_WORLD_SIZE": members,
+        "GROUP_WORLD_SIZE": str(groups),
+        "MASTER_ADDR": address,
+        "MASTER_PORT": port,
+        "TORCHELASTIC_RUN_ID": job.id,
+        "TORCHELASTIC_RESTART_COUNT": str(job.attempt - 1),
+        "TORCHELASTIC_MAX_RESTARTS": str(job.spec.retries),
+        "TORCHELASTIC_USE_AGENT_STORE": "False",
+        "PET_NNODES": members,
+    }
+
+
+def _for_torchrun(job: Job, address: str, port: str) -> dict[str, str]:
+    """Defaults of torchrun's flags: what each of its own would be wrong for here. One launcher for
+    each member makes one world of them all, with a process for each GPU of a member; alone, it
+    does not take the port that every other torchrun of the machine takes."""
+    slice_ = job.members[0].slice
+    return {
+        "PET_NPROC_PER_NODE": str(max(1, len(slice_.gpus))),
+        "PET_MASTER_ADDR": f"[{address}]" if ":" in address else address,
+        "PET_MASTER_PORT": port,
+    }
 
 
 def _visible(job: Job) -> dict[str, str]:

@@ -21,10 +21,20 @@ RENDEZVOUS = frozenset(
         "LOCAL_WORLD_SIZE",
         "GROUP_RANK",
         "GROUP_WORLD_SIZE",
+        "ROLE_RANK",
+        "ROLE_WORLD_SIZE",
         "MASTER_ADDR",
         "MASTER_PORT",
+        "TORCHELASTIC_RUN_ID",
+        "TORCHELASTIC_RESTART_COUNT",
+        "TORCHELASTIC_MAX_RESTARTS",
+        "TORCHELASTIC_USE_AGENT_STORE",
+        "PET_NNODES",
+        "PET_NODE_RANK",
     )
 )
+# Defaults of torchrun's flags, which a job may set otherwise.
+FLAGS = frozenset(("PET_NPROC_PER_NODE", "PET_MASTER_ADDR", "PET_MASTER_PORT"))
 
 
 def reserved(env: Mapping[str, str], *, replica: bool) -> Refused | None:

@@ -69,7 +69,7 @@ class SeededFates:
             step_ms=rng.choice((100, 250)),
             saves_every=rng.choice((0, 5, 20)),
             hangs_at=rng.randrange(HANGS_FROM, 40) if hangs else 0,
-            stuck=launch.ref.member == rng.randrange(int(launch.env["WORLD_SIZE"])),
+            stuck=launch.ref.member == rng.randrange(int(launch.env["SHOAL_MEMBERS"])),
         )
 
 
