@@ -46,7 +46,7 @@ def test_a_slow_look_into_the_future_is_rare_and_the_front_comes_first(
     def slow(_loop: ControlLoop, job: Job, seen_s: float) -> Outlook:
         asked.append(job.id)
         now_s[0] += 1.0
-        return Outlook(seen_s, None, None, [])
+        return Outlook(seen_s, None, None, "", [])
 
     monkeypatch.setattr(queue, "_outlook", slow)
     monkeypatch.setattr(queue, "monotonic", lambda: now_s[0])

@@ -6,7 +6,7 @@ import typing
 
 import pytest
 
-from shoal.cli.words import exit_text, sentence, start_text
+from shoal.cli.words import exit_text, sentence
 from shoal.model.events import (
     BudgetFreed,
     BudgetHeld,
@@ -82,19 +82,19 @@ SENTENCES: list[tuple[Event, str]] = [
     ),
     (
         JobReserved(at_ms=0, job="j1", start_ms=9000, nodes=("n1",), why="expected to start"),
-        "j1 has a reservation: expected to start",
+        "j1 has room set aside on n1, for when what runs there ends",
     ),
     (
         JobReserved(at_ms=1000, job="j1", start_ms=61_000, nodes=("n1", "n2"), why=""),
-        "j1 has a reservation: n1, n2 in 1m 0s",
+        "j1 has room set aside on n1, n2, for when what runs there ends",
     ),
     (
         JobReserved(at_ms=1000, job="j1", start_ms=None, nodes=("n1",), why=""),
-        "j1 has a reservation: n1, when what runs there ends",
+        "j1 has room set aside on n1, for when what runs there ends",
     ),
     (
         JobReserved(at_ms=1000, job="j1", start_ms=1000, nodes=("n1",), why=""),
-        "j1 has a reservation: n1 at once",
+        "j1 has room set aside on n1, for when what runs there ends",
     ),
     (
         JobClaimed(at_ms=0, job="j1", slices=(Slice("n1"), Slice("n1")), why="j2 is stopped"),
@@ -299,30 +299,3 @@ def test_exit_codes_beyond_128_name_the_signal() -> None:
     assert exit_text(1) == "exit code 1"
     assert exit_text(143) == "exit code 143 (signal 15)"
     assert exit_text(255) == "exit code 255"
-
-
-@pytest.mark.parametrize(
-    ("early_s", "late_s", "text"),
-    [
-        (0, 1, "any moment"),
-        (-60, 1, "any moment"),
-        (0, 20, "within 20 s"),
-        (-5, 100, "within 100 s"),
-        (30, 61, "in 30 to 61 s"),
-        (720, 1200, "in 12 to 20 min"),
-        (725, 1190, "in 12 to 20 min"),
-        (600, 600, "in about 10 min"),
-        (40, 7100, "within 119 min"),
-        (3 * 3600, 9 * 3600, "in 3 to 9 h"),
-        (86_400, 5 * 86_400, "in 1 to 5 days"),
-    ],
-)
-def test_a_start_is_told_as_a_range(early_s: int, late_s: int, text: str) -> None:
-    now_ms = 1_700_000_000_000
-    told = start_text(now_ms + early_s * 1000, now_ms + late_s * 1000, now_ms)
-    assert told == f"it will probably start {text}"
-
-
-def test_a_start_that_nobody_knows_is_told_with_what_would_help() -> None:
-    assert start_text(None, None, 0).startswith("nobody knows when it starts")
-    assert "--estimate" in start_text(None, None, 0)

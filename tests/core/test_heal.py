@@ -148,7 +148,7 @@ def test_a_job_out_of_time_is_stopped_and_has_timed_out(cluster: Cluster) -> Non
     cluster.end(job_id, code=143)
     job = cluster.finished[job_id]
     assert (job.outcome, job.code) == (Outcome.TIMED_OUT, TIMED_OUT_CODE)
-    assert job.why == "ran for its time limit of 2.5 s"
+    assert job.why == "ran for its time limit of 2.5s"
 
 
 def test_time_spent_waiting_does_not_count_against_the_limit() -> None:

@@ -35,12 +35,12 @@ def test_an_idle_job_is_warned_and_then_ended() -> None:
     assert tell(made, job, 59_000) == []
     assert tell(made, job, 61_000) == ["JobIdled"]
     why = explain(made.state, made.job(job), made.policy, made.now_ms)
-    assert why == "has used nothing of its GPUs for 61 s; they are taken back in 239 s"
+    assert why == "has used nothing of its GPUs for 1m 1s; they are taken back in 3m 59s"
     assert tell(made, job, 62_000) == []  # it is said once
     assert tell(made, job, 300_000) == ["JobStopping"]
     made.end(job, code=143)
     assert made.job(job).outcome is Outcome.CANCELLED
-    assert made.job(job).why == "has used nothing of its GPUs for 300 s"
+    assert made.job(job).why == "has used nothing of its GPUs for 5m"
 
 
 def test_who_works_again_is_not_idle_any_more() -> None:

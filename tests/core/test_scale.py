@@ -116,7 +116,7 @@ def test_less_work_is_believed_only_after_a_while() -> None:
     assert meters.look(80) == 10
     assert meters.look(8, 119) == 10
     assert meters.look(8, 8) == 1
-    assert meters.why == "1 would have done for the last 60 s"
+    assert meters.why == "1 would have done for the last 1m"
 
 
 def test_growth_is_met_before_it_comes_and_believed_within_reason() -> None:

@@ -123,7 +123,7 @@ def test_a_replica_that_is_stopped_for_not_answering_has_failed_even_if_it_ends_
     cluster.tick(8)
     first = cluster.finished["j1"]
     assert first.outcome is Outcome.FAILED
-    assert "did not answer within 2 s" in first.why
+    assert "did not answer within 2s" in first.why
     assert "did not answer" in cluster.service().why
 
 

@@ -197,7 +197,7 @@ def test_a_probe_that_never_answers_is_told(serving: Serving) -> None:
     probe = Probe(path="/hang", timeout_ms=500, start_ms=1_000)
     serving.put(serving.replica("v1"), probe=probe)
     view = serving.settles("failing")
-    assert "its probe /hang did not answer within 1 s" in view.why
+    assert "its probe /hang did not answer within 1s" in view.why
 
 
 @pytest.mark.parametrize(

@@ -48,8 +48,7 @@ from shoal.api.story import Stories
 from shoal.control.history.history import History
 from shoal.control.loop import Busy, ControlLoop
 from shoal.control.plugins import problem
-from shoal.core.explain import explain
-from shoal.core.scheduling.predict import predict
+from shoal.core.outlook import outlook
 from shoal.ledger.keeper import Keeper
 from shoal.model.job import Job, MemberRef, Phase
 from shoal.model.node import NodeIntent
@@ -269,13 +268,14 @@ class Jobs(Controller):
     async def why(self, loop: ControlLoop, job_id: str) -> WhyView:
         await loop.stored(job_id)
         job = _job(loop, job_id)
-        expected = predict(loop.state, job, loop.clock.now_ms())
+        told = outlook(loop.state, job, loop.policy, loop.clock.now_ms())
         return WhyView(
             id=job.id,
             state=job_state(job),
-            early_ms=expected.early_ms if expected else None,
-            late_ms=expected.late_ms if expected else None,
-            why=explain(loop.state, job, loop.policy, loop.clock.now_ms()),
+            early_ms=told.early_ms,
+            late_ms=told.late_ms,
+            start=told.start,
+            why=told.why,
             progress=progress_view(loop, job),
             events=loop.store.events(-WHY_EVENTS_MAX, WHY_EVENTS_MAX, job.id),
         )

@@ -13,8 +13,8 @@ from litestar.params import Parameter
 from shoal.api.present import job_row
 from shoal.control.loop import ControlLoop
 from shoal.core.advice import advise
+from shoal.core.outlook import outlook
 from shoal.core.scheduling.order import place_in_line
-from shoal.core.scheduling.predict import predict
 from shoal.model.job import Job
 from shoal.model.views import JobRow
 
@@ -32,6 +32,7 @@ class Outlook(NamedTuple):
     seen_s: float
     early_ms: int | None
     late_ms: int | None
+    start: str  # the same in words; empty: `why` says all there is to say
     help: list[str]
 
 
@@ -62,15 +63,16 @@ class Foresight:
 
 def _outlook(loop: ControlLoop, job: Job, seen_s: float) -> Outlook:
     now_ms = loop.clock.now_ms()
-    expected = predict(loop.state, job, now_ms)
-    early_ms, late_ms = (expected.early_ms, expected.late_ms) if expected else (None, None)
-    return Outlook(seen_s, early_ms, late_ms, advise(loop.state, job, now_ms))
+    told = outlook(loop.state, job, loop.policy, now_ms)
+    help_ = advise(loop.state, job, now_ms)
+    return Outlook(seen_s, told.early_ms, told.late_ms, told.start, help_)
 
 
 class QueueRow(JobRow, kw_only=True):
     position: int
     early_ms: int | None  # it will probably start between these two moments
     late_ms: int | None
+    start: str  # the same in words; empty: `why` says all there is to say
     help: list[str]  # what would let it start sooner
     foreseen: bool  # else nobody has looked yet: the three above say nothing
 
@@ -120,12 +122,13 @@ def first_in_line(loop: ControlLoop, limit: int) -> list[Job]:
     return heapq.nsmallest(limit, jobs, key=place)
 
 
-def _row(loop: ControlLoop, job: Job, position: int, outlook: Outlook | None) -> QueueRow:
+def _row(loop: ControlLoop, job: Job, position: int, seen: Outlook | None) -> QueueRow:
     return QueueRow(
         **msgspec.structs.asdict(job_row(loop, job)),
         position=position,
-        early_ms=outlook.early_ms if outlook else None,
-        late_ms=outlook.late_ms if outlook else None,
-        help=outlook.help if outlook else [],
-        foreseen=outlook is not None,
+        early_ms=seen.early_ms if seen else None,
+        late_ms=seen.late_ms if seen else None,
+        start=seen.start if seen else "",
+        help=seen.help if seen else [],
+        foreseen=seen is not None,
     )

@@ -6,6 +6,10 @@ import math
 import re
 from decimal import Decimal
 
+from shoal.model.durations import duration_text
+
+__all__ = ["duration_text"]
+
 MILLISECONDS = {"ms": 1, "s": 1000, "m": 60_000, "h": 3_600_000, "d": 86_400_000}
 MEGABYTES = {"m": 1, "g": 1024, "t": 1024 * 1024}
 
@@ -52,19 +56,6 @@ def cpu_milli(text: str) -> int:
     if not _BARE.fullmatch(text.strip()):
         raise BadAmount(f"{quoted(text)} is no number of CPUs; write e.g. 4 or 0.5")
     return _whole(Decimal(text.strip()) * 1000, text, "0.001")
-
-
-def duration_text(ms: int) -> str:
-    """The two leading units, as much as anybody reads: '350ms', '4.2s', '3m 20s', '2d 4h'."""
-    if ms < 1000:
-        return f"{max(ms, 0)}ms"
-    if ms < 10_000:
-        return f"{ms / 1000:.1f}s"
-    for unit, smaller in (("d", "h"), ("h", "m"), ("m", "s")):
-        if ms >= MILLISECONDS[unit]:
-            whole, rest = divmod(ms, MILLISECONDS[unit])
-            return f"{whole}{unit} {rest // MILLISECONDS[smaller]}{smaller}"
-    return f"{ms // 1000}s"
 
 
 def duration_exact(ms: int) -> str:

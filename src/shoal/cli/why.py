@@ -48,15 +48,15 @@ def why(
 def _print(view: WhyView, now_ms: int) -> None:
     from shoal.cli.show import STATE_STYLES, Cell, Column, line, table
     from shoal.cli.units import duration_text
-    from shoal.cli.words import progress_text, sentence, start_text, state_text
+    from shoal.cli.words import progress_text, sentence, state_text
 
     line(f"{view.id} {state_text(view.state)}", STATE_STYLES.get(view.state, "") + " bold")
     if view.why:
         line(f"  {view.why}")
     if view.progress is not None:
         line(f"  {progress_text(view.progress)}")
-    if view.state == "waiting":
-        line(f"  {start_text(view.early_ms, view.late_ms, now_ms)}")
+    if view.start:
+        line(f"  {view.start}")
     if not view.events:
         return
     line("")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import shlex
 from typing import assert_never
 
@@ -59,15 +58,6 @@ from shoal.model.views import ProgressView
 
 NODES_NAMED_MAX = 6
 COMMAND_CHARACTERS_MAX = 60
-
-SOON_MS = 2000
-# Name, length, and up to where it is used, in milliseconds.
-SPAN_UNITS = (
-    ("s", 1000, 120_000),
-    ("min", 60_000, 2 * 3_600_000),
-    ("h", 3_600_000, 2 * 86_400_000),
-    ("days", 86_400_000, math.inf),
-)
 
 INTENT_WORDS = {
     NodeIntent.OPEN: "is open for jobs again",
@@ -161,16 +151,6 @@ def exit_text(code: int) -> str:
     return f"exit code {code}"
 
 
-def start_text(early_ms: int | None, late_ms: int | None, now_ms: int) -> str:
-    """When a waiting job will probably start, as far as anybody can tell."""
-    if early_ms is None or late_ms is None:
-        hint = "a --time-limit or --estimate of the jobs ahead, or earlier runs, would tell"
-        return f"nobody knows when it starts; {hint}"
-    if late_ms - now_ms < SOON_MS:
-        return "it will probably start any moment"
-    return f"it will probably start {_span_text(max(0, early_ms - now_ms), late_ms - now_ms)}"
-
-
 def progress_text(progress: ProgressView) -> str:
     """'step 120/600, loss 1.9, 4m 0s left; member 2 is slow', as far as it is known."""
     of = f"/{progress.steps_total}" if progress.steps_total else ""
@@ -184,15 +164,6 @@ def progress_text(progress: ProgressView) -> str:
         return ", ".join(words)
     who = f"member {slow[0]} is" if len(slow) == 1 else f"{plural(len(slow), 'member')} are"
     return f"{', '.join(words)}; {who} slow"
-
-
-def _span_text(early_ms: int, late_ms: int) -> str:
-    """'in 12 to 20 min', in the unit in which the later of the two is a small number."""
-    unit, size = next((unit, size) for unit, size, most in SPAN_UNITS if late_ms < most)
-    early, late = early_ms // size, -(-late_ms // size)
-    if early == 0:
-        return f"within {late} {unit}"
-    return f"in about {late} {unit}" if early >= late - 1 else f"in {early} to {late} {unit}"
 
 
 JobHappening = (
@@ -227,7 +198,7 @@ def _about_job(event: JobHappening) -> str:
         case JobPlaced():
             return f"placed{_try(event.attempt)}: {event.why or _nodes(_on(event.slices))}"
         case JobReserved():
-            return f"has a reservation: {event.why or _reserved(event)}"
+            return _reserved(event)
         case JobClaimed():
             return f"has a claim on {_nodes(_on(event.slices))}{_because(event.why)}"
         case JobUnclaimed():
@@ -353,11 +324,10 @@ def _members(numbers: tuple[int, ...]) -> str:
 
 
 def _reserved(event: JobReserved) -> str:
-    if event.start_ms is None:
-        return f"{_nodes(event.nodes)}, when what runs there ends"
-    wait_ms = event.start_ms - event.at_ms
-    when = f"in {duration_text(wait_ms)}" if wait_ms > 0 else "at once"
-    return f"{_nodes(event.nodes)} {when}"
+    """Without the moment that was expected then: what is expected now is said once, by `why`."""
+    if not event.nodes:
+        return "is first in line"
+    return f"has room set aside on {_nodes(event.nodes)}, for when what runs there ends"
 
 
 def _on(slices: tuple[Slice, ...]) -> tuple[str, ...]:

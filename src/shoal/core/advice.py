@@ -18,6 +18,8 @@ def advise(state: State, job: Job, now_ms: int) -> list[str]:
     """Sentences, the smallest change first; none if nothing small would help."""
     if job.phase is not Phase.WAITING or job.id in state.claims or job.not_before_ms > now_ms:
         return []
+    if state.accounts.held_by(job.spec.tenant):
+        return []  # no smaller request gets past its budget
     if not shortage(state, gang_of_spec(job.spec)):
         return []  # it is the queue that holds it, and why it does says enough
     return [*_smaller(state, job.spec), *_closed(state, job)]

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import enum
 from bisect import bisect_left
 from collections.abc import Collection, Mapping
+from typing import NamedTuple
 
 from shoal.core.queue import Gang, gang_of
 from shoal.core.room import UNLIMITED, Level
@@ -13,10 +15,32 @@ from shoal.core.scheduling.expect import run_ms
 from shoal.core.scheduling.fit import fit, shortage
 from shoal.core.scheduling.order import ORDERINGS, place_in_line, takes_turns
 from shoal.core.state import Node, State
+from shoal.model.durations import duration_text
 from shoal.model.job import Job, MemberRef, Phase, Within
 from shoal.model.node import NodeHealth, NodeIntent
 from shoal.model.policy import Policy
 from shoal.model.resources import Kind, plural
+
+
+class Waits(enum.StrEnum):
+    """What a job waits for; the value says it of several at once."""
+
+    RETRY = "before a retry"
+    CLAIM = "for room that is being made for them"
+    BUDGET = "for the budget of"
+    NO_NODES = "for a first node"
+    CLOSED = "for nodes that are closed or lost"
+    ROOM = "for room"
+    TURN = "behind"
+    SPARES = "beside nodes that are kept as spares"
+
+
+class Reason(NamedTuple):
+    """`whom` names the tenant or job that it waits for, if it is one."""
+
+    kind: Waits
+    text: str
+    whom: str = ""
 
 
 def explain(state: State, job: Job, policy: Policy, now_ms: int) -> str:
@@ -44,14 +68,21 @@ def _getting(state: State, job: Job) -> str:
 
 def waiting_reason(state: State, job: Job, policy: Policy, now_ms: int) -> str:
     """Empty if nothing keeps the job from starting: after a step that may not happen."""
+    reason = reason_of(state, job, policy, now_ms)
+    return reason.text if reason is not None else ""
+
+
+def reason_of(state: State, job: Job, policy: Policy, now_ms: int) -> Reason | None:
     if job.not_before_ms > now_ms:
-        return f"waits {(job.not_before_ms - now_ms) / 1000:.1f} s more before a retry: {job.why}"
+        left = duration_text(job.not_before_ms - now_ms)
+        return Reason(Waits.RETRY, f"waits {left} more before a retry: {job.why}")
     if job.id in state.claims:
-        return f"room is being made for it: {job.why}"
+        return Reason(Waits.CLAIM, f"room is being made for it: {job.why}")
     if tenant := state.accounts.held_by(job.spec.tenant):
-        return f"the budget of {tenant} is used up; see: shoal report --by tenant"
+        text = f"the budget of {tenant} is used up; see: shoal report --by tenant"
+        return Reason(Waits.BUDGET, text, tenant)
     if not state.nodes:
-        return "no node has joined the cluster yet"
+        return Reason(Waits.NO_NODES, "no node has joined the cluster yet")
     return (
         _no_room(state, job)
         or _queue_held(state, job, policy, now_ms)
@@ -60,18 +91,20 @@ def waiting_reason(state: State, job: Job, policy: Policy, now_ms: int) -> str:
     )
 
 
-def _spared(state: State, job: Job) -> str:
+def _spared(state: State, job: Job) -> Reason | None:
     """The job fits, but only where the policy keeps nodes for gangs that lose one."""
     if not state.policy.spares:
-        return ""
+        return None
     position = _position(state, job)
     if position >= GAP_TRIES_MAX:
-        return f"number {position + 1} of jobs like it, of which some wait beside the spares"
+        text = f"number {position + 1} of jobs like it, of which some wait beside the spares"
+        return Reason(Waits.SPARES, text)
     spares = spares_kept_from(state, job)
     if not spares or fit(state, gang_of(job), spares) is not None:
-        return ""
+        return None
     names = ", ".join(state.order[index].id for index in sorted(spares)[:5])
-    return f"it fits only on {names}, kept as spares by the policy for gangs that lose a node"
+    text = f"it fits only on {names}, kept as spares by the policy for gangs that lose a node"
+    return Reason(Waits.SPARES, text)
 
 
 def held_by_nodes(kinds: Mapping[Kind, int], gang: Gang) -> int:
@@ -134,15 +167,17 @@ def could_ever(state: State, job: Job) -> bool:
     return held_when_empty(state, gang, open_only=True, avoid=avoid) >= gang.members
 
 
-def _no_room(state: State, job: Job) -> str:
+def _no_room(state: State, job: Job) -> Reason | None:
     gang = gang_of(job)
     short = shortage(state, gang)
-    if short:
-        open_ = held_when_empty(state, gang, open_only=True)
-        if open_ < gang.members:
-            need = short.partition(";")[0]
-            return f"{need}; the nodes that are open hold {open_} even when empty{_closed(state)}"
-    return short
+    if not short:
+        return None
+    open_ = held_when_empty(state, gang, open_only=True)
+    if open_ >= gang.members:
+        return Reason(Waits.ROOM, short)
+    need = short.partition(";")[0]
+    text = f"{need}; the nodes that are open hold {open_} even when empty{_closed(state)}"
+    return Reason(Waits.CLOSED, text)
 
 
 def _closed(state: State) -> str:
@@ -164,7 +199,7 @@ def _why_closed(node: Node) -> str:
     return f"{node.record.standing.value} ({node.record.why})"
 
 
-def _queue_held(state: State, job: Job, policy: Policy, now_ms: int) -> str:
+def _queue_held(state: State, job: Job, policy: Policy, now_ms: int) -> Reason | None:
     """The job fits, so something ahead of it must hold the queue."""
     mine = place_in_line(state, job, now_ms)
     for line in state.queue.lanes.values():
@@ -176,15 +211,15 @@ def _queue_held(state: State, job: Job, policy: Policy, now_ms: int) -> str:
                 _no_room(state, ahead) or _set_aside(state, ahead, now_ms) or _spared(state, ahead)
             )
         ):
-            waited_s = (now_ms - ahead.submitted_ms) / 1000
-            return (
-                f"the queue is held for {ahead.label}, which is ahead of it "
-                f"and has waited {waited_s:.0f} s"
+            waited = duration_text(now_ms - ahead.submitted_ms)
+            text = (
+                f"the queue is held for {ahead.label}, which is ahead of it and has waited {waited}"
             )
-    return ""
+            return Reason(Waits.TURN, text, ahead.id)
+    return None
 
 
-def _set_aside(state: State, job: Job, now_ms: int) -> str:
+def _set_aside(state: State, job: Job, now_ms: int) -> Reason | None:
     """The job fits, but only where it would delay one ahead of it."""
     mine = place_in_line(state, job, now_ms)
     ahead = [
@@ -195,23 +230,19 @@ def _set_aside(state: State, job: Job, now_ms: int) -> str:
     avoid = nodes_of(state, delayed_by(state, job, ahead, now_ms))
     if avoid:
         avoid |= spares_kept_from(state, job)
+    names = ", ".join(ahead[:3])
     position = _position(state, job)
     if ahead and position >= GAP_TRIES_MAX:
-        return (
-            f"number {position + 1} of jobs like it; room is set aside for {', '.join(ahead[:3])}"
-        )
+        text = f"number {position + 1} of jobs like it; room is set aside for {names}"
+        return Reason(Waits.TURN, text, ahead[0])
     if not avoid or fit(state, gang_of(job), avoid) is not None:
-        return ""
-    starts_ms = [state.reservations[other].start_ms or now_ms for other in ahead]
-    soonest_s = (min(starts_ms) - now_ms) / 1000
+        return None
     expected = run_ms(state, job, SAFE)
-    takes = "nobody knows how long it runs"
+    own = "it has no --time-limit or --estimate"
     if expected is not None:
-        takes = f"it may take {expected / 1000:.0f} s"
-    return (
-        f"it fits only on nodes set aside for {', '.join(ahead[:3])} "
-        f"in {max(0, soonest_s):.0f} s, and {takes}; a shorter time limit would let it start now"
-    )
+        own = f"it may take {duration_text(expected - job.attained_ms)}"
+    text = f"it fits only on nodes set aside for {names}, whom it might delay: {own}"
+    return Reason(Waits.TURN, text, ahead[0])
 
 
 def _position(state: State, job: Job) -> int:

@@ -10,6 +10,7 @@ from shoal.core.health.failures import Book, Failure, blame, failed, same_way
 from shoal.core.round import Round
 from shoal.core.scheduling.leave import leave
 from shoal.core.watch import suspect
+from shoal.model.durations import duration_text
 from shoal.model.events import JobFinished, JobRequeued
 from shoal.model.health import Suspicion
 from shoal.model.job import Job, MemberStatus, Outcome, Phase, Restart, StopCause
@@ -60,8 +61,8 @@ def _enforce_limits(round_: Round) -> None:
         _, job_id, attempt = heapq.heappop(limits)
         job = round_.state.jobs.get(job_id)
         if job is not None and job.attempt == attempt and job.phase is Phase.RUNNING:
-            limit_s = job.spec.time_limit_ms / 1000
-            stop(round_, job, StopCause.TIME_LIMIT, f"ran for its time limit of {limit_s:g} s")
+            limit = duration_text(job.spec.time_limit_ms)
+            stop(round_, job, StopCause.TIME_LIMIT, f"ran for its time limit of {limit}")
 
 
 def _cause_to_stop(round_: Round, job: Job) -> tuple[StopCause, str] | None:
@@ -146,7 +147,7 @@ def _settle_failure(round_: Round, job: Job) -> None:
         return
     if spec.restart is Restart.ON_FAILURE and job.failures < spec.retries:
         backoff_ms = _backoff_ms(round_, job)
-        when = f"in {backoff_ms / 1000:g} s" if backoff_ms else "at once"
+        when = f"in {duration_text(backoff_ms)}" if backoff_ms else "at once"
         why = f"{failure}; retry {job.failures + 1} of {spec.retries} {when}"
         _requeue(round_, job, StopCause.FAILURE, round_.now_ms + backoff_ms, why)
         return
@@ -208,12 +209,12 @@ def _cost_text(job: Job, cause: StopCause, now_ms: int) -> str:
     """What the restart costs: the time since the last checkpoint, on all GPUs of the gang."""
     if job.running_ms is None or job.spec.service:
         return ""
-    lost_s = (now_ms - job.running_ms - kept_ms(job, cause, now_ms)) // 1000
-    if lost_s < 1:
+    lost_ms = now_ms - job.running_ms - kept_ms(job, cause, now_ms)
+    if lost_ms < 1000:
         return ""
     gpus = sum(len(member.slice.gpus) for member in job.members)
     on = f" on {plural(gpus, 'GPU')}" if gpus else ""
-    return f"; {lost_s} s of its work{on} are done again"
+    return f"; {duration_text(lost_ms)} of its work{on} are done again"
 
 
 def _finish(round_: Round, job: Job, outcome: Outcome, code: int, why: str) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from shoal.core.ending import stop
 from shoal.core.round import Round
 from shoal.core.state import State
+from shoal.model.durations import duration_text
 from shoal.model.events import JobIdled, JobUsed
 from shoal.model.job import Job, MemberRef, Phase, StopCause
 from shoal.model.report import NodeReport
@@ -54,14 +55,14 @@ def _hear(round_: Round, job: Job, ref: MemberRef, since_ms: int | None) -> None
 def _judge(round_: Round, job: Job, since_ms: int) -> None:
     policy, now_ms = round_.policy, round_.now_ms
     idle_ms = now_ms - since_ms
-    idle_s = idle_ms / 1000
+    idle = duration_text(idle_ms)
     if policy.idle_reclaim_ms and idle_ms >= policy.idle_reclaim_ms:
-        stop(round_, job, StopCause.IDLE, f"has used nothing of its GPUs for {idle_s:.0f} s")
+        stop(round_, job, StopCause.IDLE, f"has used nothing of its GPUs for {idle}")
     elif policy.idle_warn_ms and idle_ms >= policy.idle_warn_ms and job.idle_since_ms is None:
-        why = f"has used nothing of its GPUs for {idle_s:.0f} s"
+        why = f"has used nothing of its GPUs for {idle}"
         if policy.idle_reclaim_ms:
-            left_s = (policy.idle_reclaim_ms - idle_ms) / 1000
-            why += f"; they are taken back in {left_s:.0f} s"
+            left = duration_text(policy.idle_reclaim_ms - idle_ms)
+            why += f"; they are taken back in {left}"
         round_.emit(
             JobIdled(at_ms=now_ms, job=job.id, attempt=job.attempt, since_ms=since_ms, why=why)
         )

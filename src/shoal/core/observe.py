@@ -5,6 +5,7 @@ from __future__ import annotations
 from shoal.core.farewell import note_leaving, note_left
 from shoal.core.round import Round
 from shoal.core.state import Node, State
+from shoal.model.durations import duration_text
 from shoal.model.events import (
     JobAdopted,
     JobRunning,
@@ -77,7 +78,7 @@ def _meet(round_: Round, inventory: NodeReport) -> None:
         if node.health is not NodeHealth.LOST:
             lose(round_, node, dead=True, why="it restarted and runs nothing of its last life")
     elif node.health is NodeHealth.LOST:
-        why = f"heard again {(now_ms - node.since_ms) / 1000:.1f} s after it was given up"
+        why = f"heard again {duration_text(now_ms - node.since_ms)} after it was given up"
     else:
         return
     round_.emit(
@@ -232,13 +233,11 @@ def _expire_silent(round_: Round) -> None:
         overdue.append((state.nodes[node_id], silent_ms))
     for node, silent_ms in overdue:
         if silent_ms >= policy.grace_ms:
-            why = f"silent for {silent_ms / 1000:.1f} s, longer than the grace time"
+            why = f"silent for {duration_text(silent_ms)}, longer than the grace time"
             lose(round_, node, dead=False, why=why)
         elif node.health is not NodeHealth.SUSPECT:
-            grace_s = (policy.grace_ms - silent_ms) / 1000
-            why = (
-                f"silent for {silent_ms / 1000:.1f} s; its jobs are left alone for {grace_s:.0f} s"
-            )
+            grace = duration_text(policy.grace_ms - silent_ms)
+            why = f"silent for {duration_text(silent_ms)}; its jobs are left alone for {grace}"
             round_.emit(NodeSuspected(at_ms=now_ms, node=node.id, why=why))
 
 

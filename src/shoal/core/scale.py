@@ -12,6 +12,7 @@ import math
 
 import msgspec
 
+from shoal.model.durations import duration_text
 from shoal.model.service import Scale, ServiceLoad
 
 # Growth is looked at over this long, and believed for at most this much of what there is.
@@ -59,9 +60,9 @@ def wish(
     done = max(need, meter.peaks[0][1])
     if done < wanted:
         if done == 0:
-            return Wish(0, f"no request for {(now_ms - meter.asked_ms) / 1000:.0f} s")
-        since_s = scale.down_after_ms / 1000
-        return Wish(done, f"{done} would have done for the last {since_s:.0f} s")
+            return Wish(0, f"no request for {duration_text(now_ms - meter.asked_ms)}")
+        since = duration_text(scale.down_after_ms)
+        return Wish(done, f"{done} would have done for the last {since}")
     return Wish(wanted, "")
 
 

@@ -13,6 +13,7 @@ from shoal.core.ending import cancel
 from shoal.core.round import Round
 from shoal.core.scale import Meter, Wish, wish
 from shoal.core.state import State
+from shoal.model.durations import duration_text
 from shoal.model.events import (
     JobSubmitted,
     ReplicaDraining,
@@ -127,7 +128,7 @@ def _greet(round_: Round, service: Service, jobs: list[Job], load: ServiceLoad) 
     for job in jobs:
         if job.id in load.ready and job.phase is Phase.RUNNING and job.id not in service.ready:
             taken_ms = round_.now_ms - (job.running_ms or round_.now_ms)
-            why = f"its probe answered {taken_ms / 1000:.1f} s after it started"
+            why = f"its probe answered {duration_text(taken_ms)} after it started"
             meter = round_.state.meters.setdefault(service.spec.name, Meter())
             meter.start_ms = taken_ms
             _emit_replica(round_, ReplicaReady, service, job, why)
@@ -141,7 +142,7 @@ def _replace_late(round_: Round, service: Service, jobs: list[Job]) -> None:
             continue
         if round_.now_ms - job.running_ms > start_ms:
             path = service.spec.probe.path
-            why = f"its probe {path} did not answer within {start_ms / 1000:.0f} s"
+            why = f"its probe {path} did not answer within {duration_text(start_ms)}"
             _stop(round_, job, StopCause.FAILURE, why)
         else:
             _look_at(round_, job.running_ms + start_ms + 1)
@@ -156,7 +157,7 @@ def _replace_unreached(round_: Round, service: Service, jobs: list[Job], load: S
         if not served or seen is None or seen.up:
             down_ms.pop(job.id, None)
         elif now_ms - down_ms.setdefault(job.id, now_ms) > DOWN_MS:
-            why = f"the gateway has not reached it for {DOWN_MS / 1000:.0f} s"
+            why = f"the gateway has not reached it for {duration_text(DOWN_MS)}"
             _stop(round_, job, StopCause.FAILURE, why)
 
 

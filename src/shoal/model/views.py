@@ -132,6 +132,7 @@ class WhyView(msgspec.Struct, kw_only=True):
     why: str
     early_ms: int | None  # a waiting job will probably start between these two moments
     late_ms: int | None
+    start: str = ""  # the same in words; empty: `why` says all there is to say
     progress: ProgressView | None
     events: list[Recorded]
 

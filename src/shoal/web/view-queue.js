@@ -55,7 +55,7 @@ function waitingPart(queue, problem) {
 
 function starts(row, at, latest) {
   if (!row.foreseen) return h("span", { class: "dim" }, row.position > 50 ? "later than those ahead" : "not looked at yet");
-  if (row.early_ms === null) return h("span", { class: "dim" }, "not known: nobody told how long the jobs ahead run");
+  if (row.early_ms === null) return h("span", { class: "dim" }, row.start || "see why it waits");
   const early = Math.max(0, row.early_ms - at), late = Math.max(early, row.late_ms - at);
   const text = late - early < 1000 ? `in about ${span(late)}` : `in ${span(early)} to ${span(late)}`;
   return h("div", {}, text, h("div", { class: "range", role: "presentation" }, h("i", { style: { left: `${(100 * early) / latest}%`, width: `${Math.max(1, (100 * (late - early)) / latest)}%` } })));

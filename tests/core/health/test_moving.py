@@ -33,8 +33,8 @@ def test_a_long_run_leaves_a_slow_node() -> None:
     assert found.gain == 8 * HOUR * 5 // 16 * 32
     assert found.cost == 360_000 * 32
     assert found.why == (
-        "without the slow node a step takes 1.1 s instead of 1.6 s: 2.5 h of the remaining 8.0 h "
-        "saved, against 6 min for the restart (5 min of it work since the last checkpoint) "
+        "without the slow node a step takes 1.1s instead of 1.6s: 2h 30m of the remaining 8h "
+        "saved, against 6m for the restart (5m of it work since the last checkpoint) "
         "x 32 GPUs; worth it"
     )
 

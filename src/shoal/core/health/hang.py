@@ -5,6 +5,7 @@ from __future__ import annotations
 import msgspec
 
 from shoal.core.health.numbers import keep, upper_median
+from shoal.model.durations import duration_text
 from shoal.model.health import HealthRule
 from shoal.model.progress import Beat
 
@@ -116,7 +117,7 @@ def hang(pace: Pace, now_ms: int, rule: HealthRule, hangs: int = 0) -> Hang | No
     if quiet_ms <= bound:
         return None
     step_us = usual_us(pace)
-    usual = f", where one takes {step_us / 1_000_000:.3g} s" if step_us else ""
+    usual = f", where one takes {step_us / 1_000_000:.3g}s" if step_us else ""
     members = stuck(pace)
     first = f"member {members[0]}" if len(members) == 1 else f"one of {len(members)} members"
     return Hang(
@@ -124,7 +125,7 @@ def hang(pace: Pace, now_ms: int, rule: HealthRule, hangs: int = 0) -> Hang | No
         bound_ms=bound,
         step_us=step_us,
         stuck=members,
-        why=f"no step for {quiet_ms / 1000:.0f} s at step {pace.step}{usual}; {first} is stuck",
+        why=f"no step for {duration_text(quiet_ms)} at step {pace.step}{usual}; {first} is stuck",
     )
 
 

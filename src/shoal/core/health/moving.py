@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import msgspec
 
+from shoal.model.durations import duration_text
 from shoal.model.health import HealthRule
 
 
@@ -35,9 +36,10 @@ def consider(
     worth = gain_ms * 1000 >= cost_ms * rule.move_margin_milli and gain_ms > 0
     told = (
         f"without the slow node a step takes {_seconds(step_us - saved_us)} instead of "
-        f"{_seconds(step_us)}: {_time(gain_ms)} of the remaining {_time(remaining_ms)} saved, "
-        f"against {_time(cost_ms)} for the restart ({_time(since_checkpoint_ms)} of it work since "
-        f"the last checkpoint) x {width} GPUs"
+        f"{_seconds(step_us)}: {duration_text(gain_ms)} of the remaining "
+        f"{duration_text(remaining_ms)} saved, against {duration_text(cost_ms)} for the restart "
+        f"({duration_text(since_checkpoint_ms)} of it work since the last checkpoint) "
+        f"x {width} GPUs"
     )
     verdict = "worth it" if worth else f"less than {rule.move_margin_milli / 1000:g} times the cost"
     return Move(
@@ -60,12 +62,4 @@ def remaining_ms(
 
 
 def _seconds(us: int) -> str:
-    return f"{us / 1_000_000:.3g} s"
-
-
-def _time(ms: int) -> str:
-    if ms < 120_000:
-        return f"{ms / 1000:.0f} s"
-    if ms < 7_200_000:
-        return f"{ms / 60_000:.0f} min"
-    return f"{ms / 3_600_000:.1f} h"
+    return f"{us / 1_000_000:.3g}s"

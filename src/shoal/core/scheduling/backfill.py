@@ -49,13 +49,16 @@ def reserve(round_: Round, job: Job) -> None:
     opening = first_opening(state, gang_of(job), now_ms, TYPICAL, avoid)
     if opening is None:
         if held is None:
-            _emit(round_, job, None, (), "first in line; nobody knows when what runs will end")
+            _emit(round_, job, None, (), "first in line")
+        return
+    again_ms = now_ms + RENEW_AFTER_MS
+    if held is not None and held.nodes == opening.nodes and opening.start_ms < again_ms:
+        round_.look_again(again_ms)  # what runs there is late, and the reservation holds as it is
         return
     names = tuple(state.order[index].id for index in opening.nodes)
     shown = ", ".join(names[:5]) + (f" and {len(names) - 5} more" if len(names) > 5 else "")
-    wait_s = (opening.start_ms - now_ms) / 1000
     round_.look_again(max(now_ms + 1, opening.start_ms))
-    why = f"expected to start in {wait_s:.0f} s on {shown}, when what runs there ends"
+    why = f"on {shown}, when what runs there ends"
     _emit(round_, job, opening.start_ms, names, why)
 
 

@@ -14,6 +14,7 @@ from shoal.core.scheduling.fit import Plan, fit, slices
 from shoal.core.scheduling.order import ORDERINGS, Rank, Walk, place_in_line
 from shoal.core.scheduling.preempt import preempt
 from shoal.core.state import State
+from shoal.model.durations import duration_text
 from shoal.model.events import JobPlaced, JobPromoted, JobUnclaimed
 from shoal.model.job import Job, Phase
 from shoal.model.policy import Policy
@@ -194,7 +195,7 @@ def _place(round_: Round, job: Job, lane: Lane, plan: Plan) -> None:
 
 
 def _give(round_: Round, job: Job, given: tuple[Slice, ...], where: str) -> None:
-    waited_s = (round_.now_ms - job.submitted_ms) / 1000
+    waited = duration_text(round_.now_ms - job.submitted_ms)
     promise = round_.state.reservations.get(job.id)
     round_.emit(
         JobPlaced(
@@ -204,7 +205,7 @@ def _give(round_: Round, job: Job, given: tuple[Slice, ...], where: str) -> None
             attempt=job.attempt + 1,
             slices=given,
             master=_master(round_.state, round_.policy, given[0].node),
-            why=f"{where}; {waited_s:.1f} s after submission",
+            why=f"{where}; {waited} after submission",
         )
     )
 

@@ -14,6 +14,7 @@ from shoal.core.scheduling.fit import fit, slices
 from shoal.core.scheduling.order import gpus_of
 from shoal.core.scheduling.preempt import Overlay, Victim, victim_of
 from shoal.core.state import State
+from shoal.model.durations import duration_text
 from shoal.model.events import JobClaimed, JobStopping
 from shoal.model.job import Job, Phase, StopCause
 from shoal.model.policy import Preempt
@@ -121,7 +122,7 @@ def _commit(
 ) -> None:
     moved, now_ms = victim.job, round_.now_ms
     names = ", ".join(sorted({slice_.node for slice_ in new}))
-    wait = f"{wait_ms / 1000:.0f} s more" if wait_ms < UNLIMITED else "nobody knows how long"
+    wait = f"{duration_text(wait_ms)} more" if wait_ms < UNLIMITED else "nobody knows how long"
     why = f"moves to {names} so that {job.label} fits, which would wait {wait}"
     round_.emit(
         JobStopping(

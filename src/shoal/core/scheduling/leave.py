@@ -14,6 +14,7 @@ from shoal.core.scheduling.fit import fit, slices
 from shoal.core.scheduling.order import gpus_of, ran_ms
 from shoal.core.scheduling.preempt import Overlay, victim_of
 from shoal.core.watch import rule_of
+from shoal.model.durations import duration_text
 from shoal.model.events import JobClaimed, JobStopping
 from shoal.model.health import Standing
 from shoal.model.job import Job, Phase, Restart, StopCause, Within
@@ -66,7 +67,7 @@ def _weigh(round_: Round, job: Job, bad: list[int]) -> Move:
     )
     if watch is None or change is None or not watch.pace.paces_us:
         spared = cost_ms <= 2 * policy.move_cost_ms
-        why = f"a restart there or here costs {cost_ms / 1000:.0f} s"
+        why = f"a restart there or here costs {duration_text(cost_ms)}"
         return Move(worth=spared, gain=0, cost=cost_ms * gpus_of(job), why=why)
     step_us = upper_median(watch.pace.paces_us)
     ran = ran_ms(job, now_ms)

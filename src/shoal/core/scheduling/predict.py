@@ -24,6 +24,7 @@ from shoal.model.resources import WHOLE_GPU_MILLI, Slice
 
 # When many jobs follow each other, hardly all of them take as long as nine of ten do.
 LONG = 70
+TELLING_MS = 60_000  # who has run for less than this says nothing of its end by having run
 AHEAD_LOOKED = 16
 AHEAD_MAX = 1000  # who is further back than this gets the range of the one who is not
 
@@ -118,23 +119,28 @@ def _ends(
 ) -> list[tuple[int, int]]:
     """When how much will be free again, as a heap."""
     found: list[tuple[int, int]] = []
-    left: dict[str, int] = {}
+    left: dict[str, int | None] = {}
     for node in nodes:
         for ref, job in state.placed[node.id].items():
             if job.id not in left:
                 left[job.id] = _left_ms(state, job, now_ms, percent)
-            found.append((now_ms + left[job.id], counts.held(job.members[ref.member].slice)))
+            left_ms_ = left[job.id]
+            if left_ms_ is not None:
+                found.append((now_ms + left_ms_, counts.held(job.members[ref.member].slice)))
     heapq.heapify(found)
     return found
 
 
-def _left_ms(state: State, job: Job, now_ms: int, percent: int) -> int:
+def _left_ms(state: State, job: Job, now_ms: int, percent: int) -> int | None:
     """What has outlived all of its kind goes on about as long as it has run: half of such jobs end
-    within that time, nine of ten within nine times as much."""
+    within that time, nine of ten within nine times as much. None: nothing is known of its kind,
+    and it has not run for long enough to tell."""
     expected = left_ms(state, job, now_ms, percent)
     if expected is not None:
         return expected
     ran_ms = now_ms - (job.running_ms if job.running_ms is not None else now_ms)
+    if ran_ms < TELLING_MS and run_ms(state, job, percent) is None:
+        return None
     return max(1, ran_ms * percent // (100 - percent))
 
 

@@ -20,6 +20,7 @@ from shoal.core.scheduling.again import spares_kept_from
 from shoal.core.scheduling.fit import Plan, fit, slices
 from shoal.core.scheduling.order import ORDERINGS, Rank, gpu_milli_of
 from shoal.core.state import State
+from shoal.model.durations import duration_text
 from shoal.model.events import JobClaimed, JobStopping
 from shoal.model.job import Job, Phase, StopCause
 from shoal.model.policy import Preempt
@@ -227,7 +228,7 @@ def _commit(round_: Round, job: Job, victims: list[Victim], given: tuple[Slice, 
     now_ms = round_.now_ms
     for victim in victims:
         other = victim.job
-        lost = f"{victim.lost_ms / 1000:.0f} s of work since its last checkpoint are at stake"
+        lost = f"{duration_text(victim.lost_ms)} of work since its last checkpoint are at stake"
         deed = f"shrinks to {other.spec.members} members" if victim.shrinks else "is preempted"
         round_.emit(
             JobStopping(

@@ -1,0 +1,44 @@
+"""How long something takes, as people read it: the one place that makes words of milliseconds."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+
+SECOND_MS = 1000
+MINUTE_MS = 60 * SECOND_MS
+HOUR_MS = 60 * MINUTE_MS
+DAY_MS = 24 * HOUR_MS
+
+UNITS = (("d", DAY_MS), ("h", HOUR_MS), ("m", MINUTE_MS), ("s", SECOND_MS))
+
+
+def duration_text(ms: int) -> str:
+    """The two leading units, as much as anybody reads: '350ms', '4.2s', '3m 20s', '2h', '2d 4h'."""
+    if ms < SECOND_MS:
+        return f"{max(ms, 0)}ms"
+    if ms < 10 * SECOND_MS:
+        tenths = ms // 100 % 10
+        return f"{ms // SECOND_MS}.{tenths}s" if tenths else f"{ms // SECOND_MS}s"
+    for (unit, size), (smaller, part) in pairwise(UNITS):
+        if ms >= size:
+            whole, rest = divmod(ms, size)
+            return f"{whole}{unit} {rest // part}{smaller}" if rest >= part else f"{whole}{unit}"
+    return f"{ms // SECOND_MS}s"
+
+
+def about(ms: int) -> str:
+    """One unit, for what nobody knows better: 'a moment', '40s', '12m', '3h', '2d'."""
+    if ms < 2 * SECOND_MS:
+        return "a moment"
+    unit, size = next((unit, size) for unit, size in UNITS if ms >= 2 * size or size == SECOND_MS)
+    return f"{(ms + size // 2) // size}{unit}"
+
+
+def span_text(early_ms: int, late_ms: int) -> str:
+    """From now on: 'any moment', 'within 20s', 'in about 10m', 'in 3m to 23h'."""
+    if late_ms < 2 * SECOND_MS:
+        return "any moment"
+    early, late = about(early_ms), about(late_ms)
+    if early_ms < 2 * SECOND_MS:
+        return f"within {late}"
+    return f"in about {late}" if early == late else f"in {early} to {late}"
