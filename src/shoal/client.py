@@ -5,6 +5,8 @@ from __future__ import annotations
 import http.client
 import os
 import secrets
+import socket
+import struct
 import time
 from pathlib import Path
 from types import TracebackType
@@ -13,7 +15,7 @@ from urllib.parse import quote, urlencode, urlsplit
 
 import msgspec
 
-from shoal.files import read_own, require_own
+from shoal.files import read_own, require_own, short_path
 from shoal.model.job import JobSpec
 from shoal.model.ledger import By, CostView, LedgerView
 from shoal.model.node import NodeIntent
@@ -41,6 +43,8 @@ from shoal.model.views import (
 
 Answer = TypeVar("Answer")
 
+SOCKET_NAME = "controller.sock"
+CREDENTIALS = struct.Struct("3i")  # process, user, group
 RETRY_PAUSE_S = 0.1
 NOT_FOUND = 404
 
@@ -63,10 +67,12 @@ class Unreachable(ShoalError):
 
 
 class Address(msgspec.Struct, frozen=True):
-    """Where a running controller is found; it writes this into its home when it is ready."""
+    """Where a running controller is found; it writes this into its home when it is ready. `socket`
+    is for the user's own programs on this machine, `url` for browsers and other machines."""
 
     url: str
     pid: int
+    socket: str = ""
 
 
 class PageCode(msgspec.Struct, frozen=True):
@@ -75,6 +81,31 @@ class PageCode(msgspec.Struct, frozen=True):
 
 def default_home() -> Path:
     return Path(os.environ.get("SHOAL_HOME") or Path.home() / ".shoal").absolute()
+
+
+class _Local(http.client.HTTPConnection):
+    """To the socket file of a home, if it is ours or root's process that listens there."""
+
+    def __init__(self, path: Path, timeout_s: float) -> None:
+        super().__init__("localhost", timeout=timeout_s)
+        self._path = path
+
+    def connect(self) -> None:
+        self.sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        try:
+            self.sock.settimeout(self.timeout)
+            with short_path(self._path) as path:
+                self.sock.connect(path)
+            self._refuse_strangers()
+        except BaseException:
+            self.close()
+            raise
+
+    def _refuse_strangers(self) -> None:
+        told = self.sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, CREDENTIALS.size)
+        owner = CREDENTIALS.unpack(told)[1]
+        if owner not in (0, os.geteuid()):
+            raise Unreachable(f"{self._path} is held by another user (uid {owner})")
 
 
 class Client:
@@ -87,6 +118,7 @@ class Client:
             raise ShoalError(f"{url!r} is not an address like http://127.0.0.1:7700")
         self.url = url
         self._host, self._port = parts.hostname, parts.port or 80
+        self._socket: Path | None = None  # a port may be anybody's while no controller listens
         self._headers = {"Authorization": f"Bearer {token}"}
         self._timeout_s = timeout_s
         self._patience_s = patience_s
@@ -110,7 +142,12 @@ class Client:
             raise Unreachable(message) from None
         if not token:
             raise Unreachable(f"{home}/token is empty; mend it with: shoal down, then shoal up")
-        return cls(address.url, token, patience_s=patience_s)
+        if not address.socket:
+            message = f"the cluster in {home} was started by another version of shoal"
+            raise Unreachable(f"{message}; start it again with: shoal down, then shoal up")
+        client = cls(address.url, token, patience_s=patience_s)
+        client._socket = home / SOCKET_NAME  # beside the token, wherever the home is by now
+        return client
 
     def close(self) -> None:
         if self._connection is not None:
@@ -310,7 +347,8 @@ class Client:
                 if kept:  # it may have died unnoticed, long ago: a fresh one tells
                     continue
                 if time.monotonic() >= deadline:
-                    message = f"no controller answers at {self.url} ({error}); try: shoal up"
+                    where = self._socket or self.url
+                    message = f"no controller answers at {where} ({error}); try: shoal up"
                     raise Unreachable(message) from None
                 time.sleep(RETRY_PAUSE_S)
         if status >= 300:
@@ -329,7 +367,10 @@ class Client:
         more: dict[str, str] | None,
     ) -> tuple[int, bytes]:
         if self._connection is None:
-            connection = http.client.HTTPConnection(self._host, self._port, self._timeout_s)
+            if self._socket is not None:
+                connection: http.client.HTTPConnection = _Local(self._socket, self._timeout_s)
+            else:
+                connection = http.client.HTTPConnection(self._host, self._port, self._timeout_s)
             connection.connect()
             self._connection = connection
         headers = self._headers

@@ -7,20 +7,18 @@ import contextlib
 import gc
 import logging
 import os
-import random
 import signal
 import socket
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
-from urllib.parse import urlsplit
 
 import msgspec
 import uvloop
 
-from shoal.client import Address
 from shoal.control import plugins
 from shoal.control.clock import SystemClock
+from shoal.control.doors import Doors, address, bind
 from shoal.control.history.history import History
 from shoal.control.home import ClusterConfig, Home
 from shoal.control.logs import LogStore
@@ -43,17 +41,14 @@ from shoal.ports import Balancer, Engine, EngineError, StoreDamaged, StoreError
 if TYPE_CHECKING:
     import uvicorn
 
-BACKLOG = 1024
-# Below those that the kernel gives to outgoing connections: one of these could take the port
-# while the controller is away, even a client that is trying to reach it.
-FREE_PORTS = range(10_000, 20_000)
 GATEWAY_PORTS = range(8080, 9080)
 CLAIMS: list[socket.socket] = []  # ports chosen in this process' life
 
 
-def run_controller(home_path: str) -> int:
-    """Until it is told to end. What it prints is its log; a line that begins with "shoal: " is
-    its last, and means that starting it again would not help."""
+def run_controller(home_path: str, network: int, local: int) -> int:
+    """Until it is told to end. It listens on the two descriptors that the supervisor holds. What it
+    prints is its log; a line that begins with "shoal: " is its last, and means that starting it
+    again would not help."""
     umask = os.umask(0o077)  # databases, and what SQLite puts beside them, are for us alone
     logging.basicConfig(format="%(asctime)s %(name)s: %(message)s", level=logging.INFO)
     plugins.enable()
@@ -63,18 +58,17 @@ def run_controller(home_path: str) -> int:
         return HOPELESS_CODE
     try:
         with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-            runner.run(_serve(home, umask))
+            runner.run(_serve(home, Doors.inherited(network, local), umask))
     except (StoreError, EngineError) as error:
         print(f"shoal: {error}", flush=True)
         return DAMAGED_CODE if isinstance(error, StoreDamaged) else HOPELESS_CODE
     return 0
 
 
-async def _serve(home: Home, umask: int) -> None:
+async def _serve(home: Home, doors: Doors, umask: int) -> None:
     config = home.read_config()
     if config is None:
         raise EngineError(f"{home.config} is missing; start with: shoal up")
-    listener = _listen(home, config)
     store = SqliteStore(home.database, Numbers(home.marks, (home.logs, home.checkpoints)))
     engine = _engine(home, config, umask)
     loop = ControlLoop(
@@ -101,13 +95,13 @@ async def _serve(home: Home, umask: int) -> None:
     history = History(loop, home.history)
     keeping = asyncio.create_task(enduring("the history", history.run))
     server = _api_server(loop, home, lambda: _entry(home, config), history, keeper)
-    serving = asyncio.create_task(server.serve(sockets=[listener]))
+    serving = asyncio.create_task(server.serve(sockets=[*doors]))
     retiring = asyncio.create_task(
         enduring("the farewell of nodes that are configured no more", lambda: _retire(loop, config))
     )
     for number in (signal.SIGTERM, signal.SIGINT):
         asyncio.get_running_loop().add_signal_handler(number, _ask_to_end, server)
-    write_private(home.address, msgspec.json.encode(_address(listener)))
+    write_private(home.address, msgspec.json.encode(address(home, doors)))
     await asyncio.wait([ticking, serving], return_when=asyncio.FIRST_COMPLETED)
     _ask_to_end(server)
     await asyncio.wait([serving])
@@ -165,7 +159,7 @@ def _entry(home: Home, config: ClusterConfig) -> Entry:
             if claimed is None:
                 continue
             CLAIMS.append(claimed)
-            _bind(config.host, port).close()
+            bind(config.host, port).close()
             write_private(home.gateway_port, str(port).encode())
             return msgspec.structs.replace(entry, port=port)
     return msgspec.structs.replace(entry, port=GATEWAY_PORTS[0])
@@ -176,43 +170,6 @@ def _spare_the_collector() -> None:
     be the longest pause of a large cluster's controller (90 ms and more with 12,500 nodes)."""
     gc.freeze()
     gc.set_threshold(50_000, 20, 100)
-
-
-def _listen(home: Home, config: ClusterConfig) -> socket.socket:
-    """A controller that comes back listens where its predecessor did, so that clients find it."""
-    port = config.port
-    if port == 0 and home.address.exists():
-        with contextlib.suppress(msgspec.DecodeError):
-            before = msgspec.json.decode(home.address.read_bytes(), type=Address)
-            port = urlsplit(before.url).port or 0
-    for candidate in [port] if port else random.sample(FREE_PORTS, 100):
-        try:
-            return _bind(config.host, candidate)
-        except OSError as error:
-            reason = error.strerror or str(error)
-    advice = "choose another with: shoal up --port 0 (0 is any free one)"
-    raise EngineError(f"cannot listen on {config.host} port {port} ({reason}); {advice}")
-
-
-def _bind(host: str, port: int) -> socket.socket:
-    family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    listener = socket.socket(family, socket.SOCK_STREAM)
-    try:
-        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        listener.bind((host, port))
-        listener.listen(BACKLOG)
-    except OSError:
-        listener.close()
-        raise
-    return listener
-
-
-def _address(listener: socket.socket) -> Address:
-    host, port = listener.getsockname()[:2]
-    host = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)
-    return Address(
-        url=f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}", pid=os.getpid()
-    )
 
 
 def _api_server(

@@ -378,11 +378,13 @@ def test_a_damaged_home_is_told(
 
 
 def test_a_controller_that_is_gone_is_told_with_code_3(shoal: Shoal, tmp_path: Path) -> None:
-    (tmp_path / "controller.json").write_text('{"url": "http://127.0.0.1:1", "pid": 1}')
     (tmp_path / "token").write_text("t")
-    result = shoal("status", home=tmp_path)
-    assert_one_clear_line(result)
-    assert result.code == 3
+    for socket in ("", ', "socket": "controller.sock"'):
+        text = f'{{"url": "http://127.0.0.1:1", "pid": 1{socket}}}'
+        (tmp_path / "controller.json").write_text(text)
+        result = shoal("status", home=tmp_path)
+        assert_one_clear_line(result)
+        assert result.code == 3
 
 
 def test_a_damaged_configuration_is_told_by_up(shoal: Shoal, tmp_path: Path) -> None:

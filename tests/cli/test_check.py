@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import http.server
 import json
+import socketserver
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -11,7 +12,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from shoal.client import Address
+from shoal.client import SOCKET_NAME, Address
 from shoal.model.health import CheckResult, Stand, Verdict
 from shoal.model.views import CheckView
 from tests.cli.conftest import Shoal, assert_one_clear_line
@@ -57,12 +58,15 @@ class Api(http.server.BaseHTTPRequestHandler):
     def log_message(self, *_: object) -> None: ...
 
 
+class Server(socketserver.ThreadingUnixStreamServer):
+    daemon_threads = True
+
+
 @pytest.fixture
 def home(tmp_path: Path) -> Iterator[Path]:
-    server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Api)
-    server.daemon_threads = True
+    server = Server(str(tmp_path / SOCKET_NAME), Api)
     threading.Thread(target=server.serve_forever, daemon=True).start()
-    address = Address(url=f"http://127.0.0.1:{server.server_address[1]}", pid=1)
+    address = Address(url="http://127.0.0.1:1", pid=1, socket=str(tmp_path / SOCKET_NAME))
     (tmp_path / "controller.json").write_bytes(msgspec.json.encode(address))
     (tmp_path / "token").write_text("secret")
     yield tmp_path

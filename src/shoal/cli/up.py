@@ -171,7 +171,7 @@ def down(json: JsonOption = False, home: HomeOption = DEFAULT_HOME) -> None:
 
     others = rayup.others(Home(home))
     with show.Progress(quiet=json) as progress:
-        stopped = take_down(Home(home), progress)
+        stopped = take_down(Home(home), progress, show.note)
     if json:
         show.as_json({"stopped": stopped})
     elif stopped:

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import msgspec
 
+from shoal.client import SOCKET_NAME
 from shoal.files import read_own, require_own, tighten, write_private
 from shoal.model.node import NodeSpec
 from shoal.model.service import Domain
@@ -33,6 +34,7 @@ class Home:
         self.path = path.absolute()
         self.config = self.path / "cluster.json"
         self.address = self.path / "controller.json"
+        self.socket = self.path / SOCKET_NAME
         self.token = self.path / "token"
         self.database = self.path / "shoal.db"
         self.marks = self.path / "marks.json"  # job numbers and epochs that were ever given out

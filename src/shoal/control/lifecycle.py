@@ -64,17 +64,25 @@ def bring_up(home: Home, config: ClusterConfig | None, progress: Progress) -> Up
     config = config or before
     if config is None:
         raise LifecycleError("this is the first start, so say which nodes there are")
+    log_start = home.controller_log.stat().st_size if home.controller_log.exists() else 0
     if not already:
         home.write_config(config)
         _start(home)
-    address = _wait_for_controller(home, progress)
+    elif not held(home.supervisor_lock):
+        # Nobody would start the controller again, and nobody else holds its sockets. Its jobs do
+        # not mind: they are the agents'.
+        progress("the supervisor is gone; starting it again, with a new controller")
+        _end(home.controller_lock, _controller_pid(home))
+        _start(home)
+    address = _wait_for_controller(home, log_start, progress)
     _wait_for_nodes(home, config, progress)
     return Up(address, already)
 
 
-def take_down(home: Home, progress: Progress) -> int:
+def take_down(home: Home, progress: Progress, note: Progress = lambda _: None) -> int:
     """Stop the controller, then the nodes with all that runs on them; returns how many processes
-    (controller and nodes) were stopped. Jobs stay in the store and go on at the next `up`."""
+    (controller and nodes) were stopped. Jobs stay in the store and go on at the next `up`. `note`
+    is told what could not be removed: on a sick disk, processes still have to end."""
     try:
         require_own(home.path)  # it says which processes to end
     except PermissionError as error:
@@ -85,7 +93,11 @@ def take_down(home: Home, progress: Progress) -> int:
         _end(home.supervisor_lock, _pid_in(home.supervisor_lock))
         _end(home.controller_lock, _controller_pid(home))
         stopped += 1
-    home.address.unlink(missing_ok=True)
+    for path in (home.address, home.socket):
+        try:
+            path.unlink(missing_ok=True)
+        except OSError as error:
+            note(f"cannot remove {path}: {error.strerror or error}")
     if held(home.keeper_lock):  # it would start the agent again
         progress("stopping Ray")
         _end(home.keeper_lock, _pid_in(home.keeper_lock))
@@ -104,7 +116,10 @@ def take_down(home: Home, progress: Progress) -> int:
     if home.gateway.is_dir():
         progress("stopping the gateway")
         stop = [sys.executable, "-m", "shoal.gateway", "stop", str(home.gateway)]
-        subprocess.run(stop, check=False, timeout=60)
+        try:
+            subprocess.run(stop, check=False, timeout=60)
+        except (OSError, subprocess.TimeoutExpired) as error:
+            note(f"the gateway may still run: {error}")
     # An agent that the controller had just started may not hold its lock yet.
     for mark in (AGENT_MARK, NODE_MARK):
         kill_marked(mark, lambda value: _is_same(Path(value).parent, home.nodes))
@@ -135,14 +150,14 @@ def _start(home: Home) -> None:
         )
 
 
-def _wait_for_controller(home: Home, progress: Progress) -> Address:
+def _wait_for_controller(home: Home, log_start: int, progress: Progress) -> Address:
     progress("starting the controller")
-    log_start = home.controller_log.stat().st_size if home.controller_log.exists() else 0
     deadline = time.monotonic() + UP_TIMEOUT_S
     grace = time.monotonic() + 5  # the supervisor takes a moment to hold its lock
     while time.monotonic() < deadline:
         address = _read_address(home)
-        if address is not None and held(home.controller_lock) and _alive(address.pid):
+        up = held(home.controller_lock) and held(home.supervisor_lock)
+        if address is not None and up and _alive(address.pid):
             return address
         if time.monotonic() > grace and not is_up(home):
             break

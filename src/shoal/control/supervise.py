@@ -1,7 +1,9 @@
-"""Keeps a controller running: starts it again when it dies, until it ends on purpose."""
+"""Keeps a controller running: starts it again when it dies, until it ends on purpose. It holds the
+sockets that controllers listen on, so that they outlive each of them."""
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import subprocess
@@ -10,7 +12,10 @@ import time
 from pathlib import Path
 from types import FrameType
 
+from shoal.control.doors import Doors, open_doors
+from shoal.control.home import Home
 from shoal.files import lock
+from shoal.ports import EngineError
 
 # A controller that exits with this has said why, and starting it again would not help.
 HOPELESS_CODE = 3
@@ -23,8 +28,10 @@ STOP_TIMEOUT_S = 5.0
 
 
 class Supervisor:
-    def __init__(self, home: Path) -> None:
-        self._command = [sys.executable, "-m", "shoal.main", "controller", str(home)]
+    def __init__(self, home: Home, doors: Doors) -> None:
+        numbers = [str(number) for number in doors.descriptors]
+        self._command = [sys.executable, "-m", "shoal.main", "controller", str(home.path), *numbers]
+        self._doors = doors  # for as long as this process lives, whatever happens to controllers
         self._stopping = False
         self._restarts = 0
         self._worked = False  # once it did, nothing is hopeless: a port or a disk comes free
@@ -35,16 +42,24 @@ class Supervisor:
         while not self._stopping:
             started = time.monotonic()
             env = {**os.environ, RESTARTS_ENV: str(self._restarts)}
-            self._controller = subprocess.Popen(self._command, start_new_session=True, env=env)
-            code = self._controller.wait()
+            try:
+                self._controller = subprocess.Popen(
+                    self._command,
+                    start_new_session=True,
+                    env=env,
+                    pass_fds=self._doors.descriptors,
+                )
+                code: int | str = self._controller.wait()
+            except OSError as error:  # no memory or no process to be had: that passes
+                code = str(error)
             lived = time.monotonic() - started > HEALTHY_AFTER_S
             if code in (0, DAMAGED_CODE) or (code == HOPELESS_CODE and not self._worked):
-                return code
+                return int(code)
             self._worked = self._worked or lived
             if lived:
                 pause_s = PAUSE_FIRST_S
             if not self._stopping:
-                print(f"the controller ended with {code}; starting it again", file=sys.stderr)
+                say(f"the controller ended with {code}; starting it again")
                 self._restarts += 1
                 time.sleep(pause_s)
                 pause_s = min(PAUSE_MAX_S, pause_s * 2)
@@ -63,18 +78,30 @@ class Supervisor:
             self._controller.kill()
 
 
+def say(line: str) -> None:
+    """Into the log, if there is room: a full disk is no reason to leave the cluster alone."""
+    with contextlib.suppress(OSError):
+        os.write(sys.stderr.fileno(), f"{line}\n".encode(errors="replace"))
+
+
 def main() -> int:
-    home = Path(sys.argv[1])
+    home = Home(Path(sys.argv[1]))
     if os.fork():
         return 0  # whoever started us need not wait for our end
     os.setsid()
-    handle = lock(home / "supervisor.lock")
+    handle = lock(home.supervisor_lock)
     if handle is None:
-        print(f"a controller is already kept running in {home}", file=sys.stderr)
+        say(f"a controller is already kept running in {home.path}")
         return HOPELESS_CODE
-    os.truncate(handle, 0)
-    os.pwrite(handle, str(os.getpid()).encode(), 0)
-    supervisor = Supervisor(home)
+    try:
+        os.pwrite(
+            handle, f"{os.getpid():<20}".encode(), 0
+        )  # over the last one: a full disk has room
+        doors = open_doors(home)
+    except (EngineError, OSError) as error:
+        say(f"shoal: {error}")
+        return HOPELESS_CODE
+    supervisor = Supervisor(home, doors)
     signal.signal(signal.SIGTERM, supervisor.stop)
     signal.signal(signal.SIGINT, supervisor.stop)
     return supervisor.run()

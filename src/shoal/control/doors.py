@@ -1,0 +1,112 @@
+"""Where a cluster listens: a TCP port for pages and other machines, a socket file for its user.
+
+The supervisor opens both and holds them for as long as the cluster is up, so that nobody else on
+this machine can take their place while one controller has died and the next has not begun.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import random
+import socket
+from typing import NamedTuple
+from urllib.parse import urlsplit
+
+import msgspec
+
+from shoal.client import Address
+from shoal.control.home import ClusterConfig, Home
+from shoal.files import short_path
+from shoal.ports import EngineError
+
+BACKLOG = 1024
+# Below those that the kernel gives to outgoing connections: one of these could take the port
+# while the cluster is down, even a client that is trying to reach it.
+FREE_PORTS = range(10_000, 20_000)
+
+
+class Doors(NamedTuple):
+    network: socket.socket
+    local: socket.socket
+
+    @classmethod
+    def inherited(cls, network: int, local: int) -> Doors:
+        """Those that whoever started this process holds, by their descriptors."""
+        doors = cls(socket.socket(fileno=network), socket.socket(fileno=local))
+        for door in doors:
+            door.set_inheritable(False)
+        return doors
+
+    @property
+    def descriptors(self) -> tuple[int, int]:
+        return self.network.fileno(), self.local.fileno()
+
+
+def open_doors(home: Home) -> Doors:
+    """Only for who holds the supervisor's lock: a socket file of before is replaced."""
+    try:
+        config = home.read_config()
+    except msgspec.DecodeError as error:
+        raise EngineError(f"{home.config} is damaged ({error}); mend or remove it") from None
+    if config is None:
+        raise EngineError(f"{home.config} is missing; start with: shoal up")
+    network = _listen(home, config)
+    try:
+        return Doors(network, _listen_locally(home))
+    except OSError as error:
+        network.close()
+        raise EngineError(f"cannot listen on {home.socket}: {error.strerror or error}") from None
+
+
+def bind(host: str, port: int) -> socket.socket:
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    listener = socket.socket(family, socket.SOCK_STREAM)
+    try:
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listener.bind((host, port))
+        listener.listen(BACKLOG)
+    except OSError:
+        listener.close()
+        raise
+    return listener
+
+
+def address(home: Home, doors: Doors) -> Address:
+    """As this process, the controller, answers there."""
+    host, port = doors.network.getsockname()[:2]
+    host = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)
+    url = f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+    return Address(url=url, pid=os.getpid(), socket=str(home.socket))
+
+
+def _listen(home: Home, config: ClusterConfig) -> socket.socket:
+    """A cluster that comes back listens where it did, so that bookmarks and scrapers find it."""
+    port = config.port
+    if port == 0 and home.address.exists():
+        with contextlib.suppress(msgspec.DecodeError, ValueError):
+            before = msgspec.json.decode(home.address.read_bytes(), type=Address)
+            port = urlsplit(before.url).port or 0
+    for candidate in [port] if port else random.sample(FREE_PORTS, 100):
+        try:
+            return bind(config.host, candidate)
+        except OSError as error:
+            reason = error.strerror or str(error)
+    advice = "choose another with: shoal up --port 0 (0 is any free one)"
+    raise EngineError(f"cannot listen on {config.host} port {port} ({reason}); {advice}")
+
+
+def _listen_locally(home: Home) -> socket.socket:
+    home.socket.unlink(missing_ok=True)
+    listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    before = os.umask(0o177)
+    try:
+        with short_path(home.socket) as path:
+            listener.bind(path)
+        listener.listen(BACKLOG)
+    except OSError:
+        listener.close()
+        raise
+    finally:
+        os.umask(before)
+    return listener

@@ -1,0 +1,76 @@
+"""The supervisor: it outlives a full disk, and `up` brings it back when it is gone."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from shoal.control.home import ClusterConfig, Home
+from shoal.control.lifecycle import bring_up, take_down
+from shoal.files import held
+from tests.live.cluster import Live, eventually, virtual_nodes
+
+
+@pytest.fixture
+def home(tmp_path: Path) -> Iterator[Home]:
+    home = Home(tmp_path / "home")
+    home.create()
+    home.write_config(ClusterConfig(nodes=virtual_nodes(1, 1), port=0))
+    yield home
+    take_down(home, lambda _: None)
+
+
+def supervisor_pid(home: Home) -> int:
+    return int(home.supervisor_lock.read_text())
+
+
+def test_it_outlives_a_full_log_and_is_brought_back_when_it_is_killed(home: Home) -> None:
+    with open("/dev/full", "wb") as full:
+        words = [sys.executable, "-m", "shoal.control.supervise", str(home.path)]
+        subprocess.run(words, stdout=full, stderr=full, cwd="/", check=True)
+    assert eventually(lambda: held(home.supervisor_lock), 60)
+    bring_up(home, None, lambda _: None)
+    live = Live(home)
+    job = live.run("sleep 600", gpus=1)
+    assert live.wait(job, "running") == "running"
+    for _ in range(2):
+        last = live.kill_controller()
+        assert eventually(lambda last=last: live.controller_pid() != last, 60)  # type: ignore[misc]
+    assert live.client.job(job).state == "running", "the supervisor lives, though it cannot log"
+
+    os.kill(supervisor_pid(home), signal.SIGKILL)
+    assert eventually(lambda: not held(home.supervisor_lock))
+    assert bring_up(home, None, lambda _: None).already is True
+    assert held(home.supervisor_lock)
+    last = live.kill_controller()
+    assert eventually(lambda: live.controller_pid() != last, 60), "somebody looks after it again"
+    view = live.client.job(job)
+    assert (view.state, view.attempt) == ("running", 1)
+    live.client.close()
+
+
+def test_down_ends_everything_on_a_disk_that_cannot_be_written(home: Home) -> None:
+    bring_up(home, None, lambda _: None)
+    live = Live(home)
+    live.client.close()
+    path = str(home.path)
+    bound = subprocess.run(["mount", "--bind", path, path], check=False, capture_output=True)
+    if bound.returncode:
+        pytest.skip("needs root that may mount, for a file system that is read-only")
+    notes: list[str] = []
+    try:
+        subprocess.run(["mount", "-o", "remount,bind,ro", path], check=True)
+        assert take_down(home, lambda _: None, notes.append) == 2
+        assert eventually(lambda: not live.processes())
+    finally:
+        subprocess.run(["umount", path], check=True)
+    assert [note.partition(":")[0] for note in notes] == [
+        f"cannot remove {home.address}",
+        f"cannot remove {home.socket}",
+    ]
