@@ -69,7 +69,7 @@ async def _serve(home: Home, doors: Doors, umask: int) -> None:
     config = home.read_config()
     if config is None:
         raise EngineError(f"{home.config} is missing; start with: shoal up")
-    store = SqliteStore(home.database, Numbers(home.marks, (home.logs, home.checkpoints)))
+    store = _store(home)
     engine = _engine(home, config, umask)
     loop = ControlLoop(
         store,
@@ -116,6 +116,21 @@ async def _serve(home: Home, doors: Doors, umask: int) -> None:
     await history.close()
     keeper.close()
     store.close()
+
+
+def _store(home: Home) -> SqliteStore:
+    if not home.database.exists() and home.salvaged.exists():
+        home.salvaged.replace(home.database)  # a salvage that was interrupted at its very end
+    numbers = Numbers(home.marks, (home.logs, home.checkpoints))
+    lost = not home.database.exists() and (numbers.left > 1 or numbers.written.epoch)
+    store = SqliteStore(home.database, numbers)
+    if lost:
+        text = f"{home.database} was missing, so no earlier job is known; ids go on where they were"
+        store.alarms.raise_("store missing", text)
+    if home.salvage_report.exists():
+        text = f"the store was damaged: what was lost is in {home.salvage_report}"
+        store.alarms.raise_("salvage", f"{text}; remove that file when you have read it")
+    return store
 
 
 def _engine(home: Home, config: ClusterConfig, umask: int) -> Engine:

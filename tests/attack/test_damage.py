@@ -2,14 +2,21 @@
 
 from __future__ import annotations
 
+import os
+import shutil
 import sqlite3
 from pathlib import Path
 
 import pytest
 
 from shoal.control import loop as control_loop
+from shoal.control.home import Home
 from shoal.control.marks import JOBS_AHEAD, Numbers
+from shoal.control.salvage import salvage
 from shoal.control.sqlite_store import SqliteStore
+from shoal.core.check import check
+from shoal.files import write_private
+from shoal.model.events import ControllerStarted
 from shoal.model.job import JobSpec
 from shoal.model.report import Accepted, Answer, Submit
 from shoal.ports import StoreDamaged
@@ -147,3 +154,63 @@ def test_what_jobs_left_behind_counts_even_without_the_marks(tmp_path: Path) -> 
     (tmp_path / "logs" / "j77").mkdir(parents=True)
     (tmp_path / "logs" / "no job").mkdir()
     assert submitted(tmp_path) == "j78"
+
+
+def saved(home: Home) -> list[str]:
+    return salvage(home.database, home.salvaged, Numbers(home.marks))
+
+
+def test_whichever_event_is_lost_the_rest_is_saved_and_holds_together(tmp_path: Path) -> None:
+    whole = filled(tmp_path / "whole.db", jobs=2)
+    last, records = whole._last, {job.id for job in whole.finished(10)}
+    whole.close()
+    for seq in range(1, last + 1):
+        for number, how in enumerate(("damage", "delete")):
+            home = Home(tmp_path / f"{seq}-{number}")
+            home.path.mkdir()
+            shutil.copy(tmp_path / "whole.db", home.database)
+            if how == "damage":
+                damage(home.database, "events", "seq", seq)
+            else:
+                execute(home.database, "DELETE FROM events WHERE seq = ?", seq)
+            if how == "delete" and seq == last:
+                continue  # nothing tells that there was one more
+            lines = saved(home)
+            store = SqliteStore(home.database)
+            state, _ = store.load()
+            check(state, state.policy, 0, settled=False)
+            assert {job.id for job in store.finished(10)} == records
+            assert not records & set(state.jobs), "what has ended does not run again"
+            assert state.next_job >= 4, "and nobody gets its number"
+            assert "lost: 1 events that cannot be read" in lines[1], (seq, how, lines)
+            assert Path(lines[-1].removeprefix("the damaged file is ")).exists()
+            assert store.commit([ControllerStarted(at_ms=1, epoch=9)], []) > last
+            store.close()
+
+
+def test_a_file_with_pages_overwritten_gives_what_is_on_the_others(tmp_path: Path) -> None:
+    home = Home(tmp_path)
+    store = filled(home.database, jobs=300)
+    last = store._last
+    store.close()
+    data = bytearray(home.database.read_bytes())
+    middle = len(data) // 2 // 4096 * 4096
+    data[middle : middle + 8192] = os.urandom(8192)
+    home.database.write_bytes(data)
+    lines = saved(home)
+    reopened = SqliteStore(home.database)
+    state, _ = reopened.load()
+    check(state, state.policy, 0, settled=False)
+    kept = len(reopened.events(0, 10_000))
+    assert 0 < kept <= last
+    assert lines[0].startswith("kept: ")
+
+
+def test_what_is_no_database_at_all_begins_empty_behind_every_id(tmp_path: Path) -> None:
+    home = Home(tmp_path)
+    home.database.write_bytes(os.urandom(65536))
+    write_private(home.marks, b'{"job": 1234, "epoch": 7}')
+    lines = saved(home)
+    state, _ = SqliteStore(home.database).load()
+    assert (state.next_job, state.epoch, len(state.jobs)) == (1234, 7, 0)
+    assert "0 live jobs" in lines[0]

@@ -44,6 +44,7 @@ THEMES: dict[str, dict[str, Entry]] = {
         "down": Entry("up", "Stop the cluster and all that runs on it."),
         "join": Entry("join", "Make this machine a node of a cluster that is led elsewhere."),
         "leave": Entry("join", "Take this machine out of the cluster it has joined."),
+        "salvage": Entry("salvage", "Save what can be read of a damaged store."),
         "status": Entry("status", "Show the whole cluster on one screen."),
         "page": Entry("page", "Print a link to the cluster's page that signs you in once."),
         "top": Entry("top", "Watch the cluster: jobs, nodes and services, live."),

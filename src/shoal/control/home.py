@@ -41,6 +41,7 @@ class Home:
         self.salvaged = (
             self.path / "shoal.db.salvaged"
         )  # what a salvage saved, until it is in place
+        self.salvage_report = self.path / "salvage.txt"  # an alarm is raised while it is there
         self.ledger = self.path / "ledger.db"
         self.prices = self.path / "prices.json"
         self.history = self.path / "history.db"
