@@ -283,10 +283,14 @@ class Client:
         limit: int = 1000,
         job: str = "",
         node: str = "",
+        notable: bool = False,
         wait_s: float = 0,
     ) -> EventsView:
-        """Events after a sequence number, oldest first; a negative `after` gives the last ones."""
+        """Events after a sequence number, oldest first; a negative `after` gives the last ones.
+        `notable` leaves out what comes often: submissions, exits of members, checkpoints."""
         query = {"after": after, "limit": limit, "job": job, "node": node, "wait_s": wait_s}
+        if notable:
+            query["notable"] = "true"
         return self._call("GET", f"/v1/events?{urlencode(query)}", EventsView)
 
     def story(self, job_id: str) -> Story:

@@ -97,13 +97,20 @@ class Store(Protocol):
         """Let the next load start at this event, and drop what is past its keeping; returns the
         finished jobs that were dropped."""
 
-    def events(self, after: int, limit: int, job: str = "", node: str = "") -> list[Recorded]: ...
+    def events(
+        self, after: int, limit: int, job: str = "", node: str = "", notable: bool = False
+    ) -> list[Recorded]:
+        """A negative `after` counts from the end; `notable` leaves out the kinds in `QUIET`."""
+
+    def history(self, job: str, limit: int) -> list[Recorded]:
+        """A job's newest events, oldest first. Of checkpoints with nothing between them only the
+        last is there, and none counts towards `limit`."""
 
     def job(self, job_id: str) -> Job | None:
         """A finished job."""
 
-    def finished(self, limit: int, before: int = 0) -> list[Job]:
-        """Finished jobs, newest first; `before` is a job number."""
+    def finished(self, limit: int, after: int = -1) -> list[Job]:
+        """Finished jobs, the last to end first; `after`: whose end is a later event than this."""
 
     def keyed(self, key: str) -> str | None:
         """The finished job that was submitted with this key."""

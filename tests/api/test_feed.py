@@ -10,9 +10,13 @@ from typing import Any
 import pytest
 
 from shoal.api.feed import BEHIND_MAX, KEPT_MAX, PAGES_MAX, Feed, Page, TooMany
+from shoal.model.job import JobSpec
 from shoal.model.report import Cancel, Submit
 from shoal.model.samples import GpuSample, NodeSample
 from tests.control.test_loop import SPEC, Rig
+
+# The first has the only node; a cancel ends those that wait behind it at once.
+LARGE = JobSpec(command=("true",), gpus=4)
 
 
 @pytest.fixture
@@ -120,5 +124,95 @@ def test_how_busy_gpus_are_is_told_when_it_changes(rig: Rig) -> None:
         change = feed.look()
         assert change is not None
         assert change.busy == {"n1": (100, 50)}
+
+    rig.run(watch())
+
+
+async def _ended(rig: Rig, job: str) -> None:
+    while rig.store.job(job) is None:
+        await rig.loop.changed(job, 1)
+
+
+def test_a_job_that_comes_and_goes_between_two_looks_is_told_of(rig: Rig) -> None:
+    async def watch() -> None:
+        await rig.loop.changed("", 5)
+        await rig.loop.request(Submit(LARGE))
+        feed = Feed(rig.loop)
+        feed.look()
+        await rig.loop.request(Submit(LARGE))
+        await rig.loop.request(Cancel("j2"))
+        await _ended(rig, "j2")
+        change = feed.look()
+        assert change is not None
+        assert [(job.id, job.state) for job in change.ended] == [("j2", "cancelled")]
+        await rig.loop.request(Submit(LARGE))
+        change = feed.look()
+        assert change is not None
+        assert change.ended == [], "once, and not with every look"
+
+    rig.run(watch())
+
+
+def test_a_job_that_comes_and_goes_while_the_page_is_away_is_told_of(rig: Rig) -> None:
+    async def watch() -> None:
+        await rig.loop.changed("", 5)
+        await rig.loop.request(Submit(LARGE))
+        feed = Feed(rig.loop)
+        page = feed.open()
+        seen, _, _ = told(await page.pieces.get())
+        feed.close(page)
+        feed.end()
+        await rig.loop.request(Submit(LARGE))
+        await rig.loop.request(Cancel("j2"))
+        await _ended(rig, "j2")
+        _, kind, change = told(await feed.open(seen).pieces.get())
+        assert kind == "change"
+        assert [job["id"] for job in change["ended"]] == ["j2"]
+        feed.end()
+
+    rig.run(watch())
+
+
+def test_the_end_of_a_job_too_far_back_in_the_queue_to_be_shown_is_told_of(
+    rig: Rig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("shoal.api.feed.WAITING_MAX", 3)
+
+    async def watch() -> None:
+        await rig.loop.changed("", 5)
+        await rig.loop.request(Submit(LARGE))
+        feed = Feed(rig.loop)
+        for _ in range(4):
+            await rig.loop.request(Submit(LARGE))
+        change = feed.look()
+        assert change is not None
+        assert [job.id for job in change.jobs] == ["j1", "j2", "j3", "j4"]
+        await rig.loop.request(Cancel("j5"))
+        await _ended(rig, "j5")
+        change = feed.look()
+        assert change is not None
+        assert [job.id for job in change.ended] == ["j5"]
+        assert change.gone_jobs == []
+
+    rig.run(watch())
+
+
+def test_a_snapshot_has_the_last_to_end_whatever_their_age(
+    rig: Rig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("shoal.api.feed.ENDED_MAX", 2)
+
+    async def watch() -> None:
+        await rig.loop.changed("", 5)
+        await rig.loop.request(Submit(LARGE))
+        for _ in range(4):
+            await rig.loop.request(Submit(LARGE))
+        for job in ("j3", "j4", "j5", "j2"):
+            await rig.loop.request(Cancel(job))
+            await _ended(rig, job)
+        feed = Feed(rig.loop)
+        feed.look()
+        ended = told(feed.snapshot())[2]["ended"]
+        assert [job["id"] for job in ended] == ["j2", "j5"]
 
     rig.run(watch())

@@ -99,6 +99,10 @@ def test_a_file_of_the_first_format_is_taken_over_in_place(tmp_path: Path) -> No
     filled(tmp_path / "shoal.db").close()
     old = sqlite3.connect(tmp_path / "shoal.db")
     with old:
+        for index in ("events_saved", "events_between", "events_notable", "jobs_by_end"):
+            old.execute(f"DROP INDEX {index}")
+        old.execute("ALTER TABLE events DROP COLUMN kind")
+        old.execute("ALTER TABLE jobs DROP COLUMN ended")
         for table in ("events", "snapshots", "jobs"):
             old.execute(f"ALTER TABLE {table} DROP COLUMN crc")
         old.execute("DROP TABLE meta")

@@ -13,7 +13,8 @@ from shoal.control import sqlite_store
 from shoal.control.sqlite_store import SqliteStore
 from shoal.core.state import State
 from shoal.core.step import Step, step
-from shoal.model.job import JobSpec, MemberRef
+from shoal.model.events import JobCheckpointed, JobFinished, NodeReady
+from shoal.model.job import JobSpec, MemberRef, Outcome
 from shoal.model.node import NodeSpec
 from shoal.model.policy import Policy
 from shoal.model.report import MemberExit, NodeReport, Report, Submit
@@ -35,6 +36,14 @@ def history(count: int) -> tuple[State, list[Step]]:
         )
         alive = (MemberRef(f"j{number + 1}", 1, 0),)
     return state, steps
+
+
+def saved(job: str, step: int) -> JobCheckpointed:
+    return JobCheckpointed(at_ms=step, job=job, attempt=1, step=step)
+
+
+def ended(job: str) -> JobFinished:
+    return JobFinished(at_ms=9, job=job, attempt=1, outcome=Outcome.SUCCEEDED, code=0, why="")
 
 
 def as_bytes(state: State) -> bytes:
@@ -69,7 +78,6 @@ def test_finished_jobs_are_found_by_id_by_key_and_newest_first(tmp_path: Path) -
     for done in history(3)[1]:
         store.commit(done.events, done.finished)
     assert [job.id for job in store.finished(10)] == ["j3", "j2", "j1"]
-    assert [job.id for job in store.finished(10, before=3)] == ["j2", "j1"]
     assert store.keyed("key-1") == "j2"
     assert store.keyed("other") is None
     found = store.job("j1")
@@ -95,6 +103,58 @@ def test_events_are_read_forwards_backwards_and_by_job_or_node(tmp_path: Path) -
         "JobFinished",
     ]
     assert {type(r.event).__name__ for r in store.events(0, 9, node="n1")} >= {"NodeJoined"}
+
+
+def test_the_last_to_end_comes_first_and_a_cursor_gives_what_ended_since(tmp_path: Path) -> None:
+    store = SqliteStore(tmp_path / "db")
+    _, steps = history(3)
+    jobs = [job for done in steps for job in done.finished]
+    last = store.commit([event for done in steps for event in done.events], jobs[1:])
+    assert [job.id for job in store.finished(10)] == ["j3", "j2"]
+    assert store.finished(10, after=last) == []
+    store.commit([ended("j1")], jobs[:1])  # the oldest ends last
+    assert [job.id for job in store.finished(10, after=last)] == ["j1"]
+    assert [job.id for job in store.finished(2)] == ["j1", "j3"]
+
+
+def test_many_checkpoints_hide_nothing_of_what_happened(tmp_path: Path) -> None:
+    store = SqliteStore(tmp_path / "db")
+    _, steps = history(2)
+    for done in steps:
+        store.commit(done.events, done.finished)
+    lived = [recorded.event for recorded in store.events(0, 1000, job="j3")]
+    store.commit([saved("j3", step) for step in range(1, 301)], [])
+    running = NodeReady(at_ms=5, node="n1")
+    end = ended("j3")
+    store.commit([running, *(saved("j3", step) for step in range(301, 601)), end], [])
+    told = [recorded.event for recorded in store.history("j3", 200)]
+    assert told == [*lived, saved("j3", 600), end], "of those in a row the last is there"
+    assert [r.event for r in store.history("j3", 1)] == [saved("j3", 600), end]
+    assert store.history("j2", 200) == store.events(0, 1000, job="j2")
+    last = [recorded.event for recorded in store.events(-3, 3, notable=True)]
+    assert [type(event).__name__ for event in last] == ["JobPlaced", "NodeReady", "JobFinished"]
+
+
+def test_a_file_of_the_format_before_is_read_and_goes_on(tmp_path: Path) -> None:
+    state, steps = history(3)
+    store = SqliteStore(tmp_path / "db")
+    for done in steps:
+        last = store.commit(done.events, done.finished)
+    kinds = store._writer.execute("SELECT kind FROM events ORDER BY seq").fetchall()
+    told, ends = store.history("j2", 99), [job.id for job in store.finished(9)]
+    for index in ("saved", "between", "notable"):
+        store._writer.execute(f"DROP INDEX events_{index}")
+    store._writer.execute("DROP INDEX jobs_by_end")
+    store._writer.execute("ALTER TABLE events DROP COLUMN kind")
+    store._writer.execute("ALTER TABLE jobs DROP COLUMN ended")
+    store._writer.execute("PRAGMA user_version = 2")
+    store.close()
+    again = SqliteStore(tmp_path / "db")
+    assert again._writer.execute("SELECT kind FROM events ORDER BY seq").fetchall() == kinds
+    assert again.history("j2", 99) == told
+    assert [job.id for job in again.finished(9)] == ends
+    assert as_bytes(again.load()[0]) == as_bytes(state)
+    assert again.commit([saved("j4", 1)], []) == last + 1
 
 
 def test_old_history_is_dropped_but_what_lives_is_kept(

@@ -59,6 +59,7 @@ def test_the_member_that_failed_first_is_named_and_not_those_that_followed() -> 
     assert (one.first.member, one.first.code, one.first.said) == (1, 7, "ValueError: bad shape")
     assert one.first.lines == ["line 1", "ValueError: bad shape"]
     assert one.lost_gpu_ms == one.gpu_ms == 2_000
+    assert one.ended_ms is not None and one.stopping_ms == one.first.at_ms <= one.ended_ms
 
 
 @pytest.mark.parametrize(
@@ -192,8 +193,17 @@ def test_what_was_learned_of_nodes_is_told_once_for_each_change() -> None:
 
 
 def test_the_last_lines_are_few_and_short() -> None:
-    text = "".join(f"line {n}\r" for n in range(50)) + "\n\n  \n" + "x" * 5000
+    text = "".join(f"line {n}\n" for n in range(50)) + "\n\n  \n" + "x" * 5000
     lines = last_lines(text)
     assert len(lines) == 8
     assert lines[0] == "line 43"
     assert len(lines[-1]) == 300 and lines[-1].endswith("...")
+
+
+def test_of_a_line_that_is_written_over_the_last_state_counts() -> None:
+    bar = "".join(f"\r{n:3}%" for n in range(101))
+    assert last_lines(f"begin\r\n{bar}\r\nRuntimeError: no\r") == [
+        "begin",
+        "100%",
+        "RuntimeError: no",
+    ]

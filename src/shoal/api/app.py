@@ -30,7 +30,6 @@ from shoal.api.present import (
     job_view,
     known_nodes,
     node_view,
-    progress_view,
     service_view,
     status_view,
 )
@@ -44,11 +43,10 @@ from shoal.api.problems import (
     on_unexpected,
 )
 from shoal.api.series import Series
-from shoal.api.story import Stories
+from shoal.api.story import Stories, why_view
 from shoal.control.history.history import History
 from shoal.control.loop import Busy, ControlLoop
 from shoal.control.plugins import problem
-from shoal.core.outlook import outlook
 from shoal.ledger.keeper import Keeper
 from shoal.model.job import Job, MemberRef, Phase
 from shoal.model.node import NodeIntent
@@ -82,7 +80,6 @@ BODY_BYTES_MAX = 4 * 1024 * 1024
 WAIT_S_MAX = 30.0
 EVENTS_MAX = 10_000
 JOBS_MAX = 10_000
-WHY_EVENTS_MAX = 200
 NUMBER_MAX = 2**53 - 1  # what JSON readers agree on
 
 WaitS = Annotated[float, Parameter(ge=0, le=WAIT_S_MAX)]
@@ -155,12 +152,14 @@ class Cluster(Controller):
         limit: Annotated[int, Parameter(ge=1, le=EVENTS_MAX)] = 1000,
         job: Name = "",
         node: Name = "",
+        notable: bool = False,
         wait_s: WaitS = 0,
     ) -> EventsView:
-        found = loop.store.events(after, limit, job, node)
+        """`notable` leaves out what comes so often that it would hide the rest."""
+        found = loop.store.events(after, limit, job, node, notable)
         if not found and wait_s:
             await loop.changed(job, wait_s)
-            found = loop.store.events(after, limit, job, node)
+            found = loop.store.events(after, limit, job, node, notable)
         next_after = found[-1].seq if found else max(after, 0)
         return EventsView(events=found, next_after=next_after)
 
@@ -267,18 +266,7 @@ class Jobs(Controller):
     @get("/{job_id:str}/why")
     async def why(self, loop: ControlLoop, job_id: str) -> WhyView:
         await loop.stored(job_id)
-        job = _job(loop, job_id)
-        told = outlook(loop.state, job, loop.policy, loop.clock.now_ms())
-        return WhyView(
-            id=job.id,
-            state=job_state(job),
-            early_ms=told.early_ms,
-            late_ms=told.late_ms,
-            start=told.start,
-            why=told.why,
-            progress=progress_view(loop, job),
-            events=loop.store.events(-WHY_EVENTS_MAX, WHY_EVENTS_MAX, job.id),
-        )
+        return why_view(loop, _job(loop, job_id))
 
     @get("/{job_id:str}/logs")
     async def logs(

@@ -111,6 +111,7 @@ class Feed:
         self._jobs: dict[str, Line] = {}
         self._services: dict[str, Line] = {}
         self._seen: tuple[int, State | None] = (-1, None)
+        self._ended_seq = loop.last_seq  # ends up to this event were told, or stood in a snapshot
         self._told: dict[str, tuple[int, dict[int, Beat]]] = {}  # job -> attempt, beats
         self._heats: dict[str, tuple[int, ...]] = {}
         self._kept: deque[tuple[int, bytes]] = deque(maxlen=KEPT_MAX)
@@ -249,6 +250,15 @@ class Feed:
         for job_id in before:
             if job_id not in now:
                 self._leave(job_id, change)
+        self._look_at_ends(change)
+
+    def _look_at_ends(self, change: Change) -> None:
+        """A job may come and go between two looks, or wait so far back that no page knew it."""
+        after, self._ended_seq = self._ended_seq, self._loop.last_seq
+        told = {line.id for line in change.ended}
+        for job in self._loop.store.finished(ENDED_MAX, after):
+            if job.id not in told:
+                change.ended.append(job_line(self._loop, job))
 
     def _look_at_steps(self, change: Change) -> None:
         """Of jobs that tell of them; all else is as it was."""

@@ -6,11 +6,12 @@ import shlex
 
 from litestar import Controller, get
 
-from shoal.api.present import find_job, job_state
+from shoal.api.present import find_job, job_state, progress_view
 from shoal.api.problems import Refusal
 from shoal.control.loop import ControlLoop
 from shoal.core.explain import explain
-from shoal.core.story import attempts_of, learned_of
+from shoal.core.outlook import outlook
+from shoal.core.story import attempts_of, learned_of, no_tail
 from shoal.model.events import (
     JobPlaced,
     JobSubmitted,
@@ -21,8 +22,10 @@ from shoal.model.events import (
 )
 from shoal.model.job import Job, MemberRef
 from shoal.model.story import Story
+from shoal.model.views import WhyView
 
-EVENTS_MAX = 20_000
+HISTORY_MAX = 20_000  # events of a job that are looked through
+WHY_EVENTS_MAX = 200  # of these, so many are shown
 NODES_MAX = 64  # whose events are looked through
 NODE_EVENTS_MAX = 500  # of each
 TAIL_BYTES = 16 * 1024
@@ -43,8 +46,25 @@ class Stories(Controller):
         return story_of(loop, job)
 
 
+def why_view(loop: ControlLoop, job: Job) -> WhyView:
+    now_ms = loop.clock.now_ms()
+    seen = outlook(loop.state, job, loop.policy, now_ms)
+    told = loop.store.history(job.id, HISTORY_MAX)
+    return WhyView(
+        id=job.id,
+        state=job_state(job),
+        early_ms=seen.early_ms,
+        late_ms=seen.late_ms,
+        start=seen.start,
+        why=seen.why,
+        progress=progress_view(loop, job),
+        events=told[-WHY_EVENTS_MAX:],
+        attempts=attempts_of((one.event for one in told), no_tail, now_ms),
+    )
+
+
 def story_of(loop: ControlLoop, job: Job) -> Story:
-    own = loop.store.events(0, EVENTS_MAX, job.id)
+    own = loop.store.history(job.id, HISTORY_MAX)
     events = [recorded.event for recorded in _with_nodes(loop, own)]
     now_ms = loop.clock.now_ms()
     until_ms = (job.finished_ms if job.finished_ms is not None else now_ms) + AFTER_END_MS

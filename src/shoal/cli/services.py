@@ -100,7 +100,7 @@ def _happenings(client: Client, view: ServiceView) -> list[Recorded]:
 
     jobs = {replica.job for replica in view.replicas}
     found = []
-    for record in client.events(after=-EVENTS_READ, limit=EVENTS_READ).events:
+    for record in client.events(after=-EVENTS_READ, limit=EVENTS_READ, notable=True).events:
         event = record.event
         if isinstance(event, ServiceEvent):
             about = event.service == view.name

@@ -42,7 +42,7 @@ def status(json: JsonOption = False, home: HomeOption = DEFAULT_HOME) -> None:
         services = client.services()
         well = set(view.nodes) <= {"ready", "cordoned", "draining", "joining"}
         nodes = [] if well else client.nodes()
-        last = client.events(after=-EVENTS_SHOWN, limit=EVENTS_SHOWN).events
+        last = client.events(after=-EVENTS_SHOWN, limit=EVENTS_SHOWN, notable=True).events
         url = client.url
     _print_summary(view, url)
     told = _print_alarms(view, nodes, services, jobs)

@@ -21,7 +21,7 @@ class Unreadable(Exception):
     """A row is not what was written; the message says how that shows."""
 
 
-EventRow = tuple[int, str | None, str | None, bytes, int]
+EventRow = tuple[int, str | None, str | None, bytes, int, str]
 JobRow = tuple[int, str, str | None, bytes, int]
 
 
@@ -34,7 +34,7 @@ def event_row(seq: int, event: Event) -> EventRow:
     body = encode(event)
     job = event.job if isinstance(event, JobEvent) else None
     node = event.node if isinstance(event, NodeEvent) else None
-    return seq, job, node, body, checksum(seq, body)
+    return seq, job, node, body, checksum(seq, body), type(event).__name__
 
 
 def job_row(job: Job) -> JobRow:

@@ -25,13 +25,13 @@ from shoal.control.rows import (
 )
 from shoal.core.apply import apply
 from shoal.core.state import State
-from shoal.model.events import Event, Recorded
+from shoal.model.events import QUIET, Event, JobFinished, Recorded
 from shoal.model.job import Job
 from shoal.ports import StoreDamaged, StoreError
 
 log = logging.getLogger("shoal.control")
 
-SCHEMA_VERSION = 2
+SCHEMA_VERSION = 3
 # History beyond these is dropped when a snapshot is taken; what lives is never dropped.
 EVENTS_KEPT = 1_000_000
 FINISHED_JOBS_KEPT = 100_000
@@ -40,22 +40,53 @@ SNAPSHOTS_KEPT = 2  # should the newest be damaged, the one before it loses noth
 BUSY_TIMEOUT_S = 2.0
 NEWEST_EVENTS = 1_000  # among so many, the newest time is looked for
 
-_SCHEMA = """
+# A long run saves thousands of times: whoever looks for what else happened must not read all that.
+# The conditions below are those of partial indexes, so a query uses the very same words.
+_SAVED = "kind = 'JobCheckpointed'"
+_BETWEEN = "kind != 'JobCheckpointed'"
+_NOTABLE = f"kind NOT IN ({', '.join(repr(kind) for kind in QUIET)})"
+
+_SCHEMA = f"""
 CREATE TABLE IF NOT EXISTS events (
-    seq INTEGER PRIMARY KEY, job TEXT, node TEXT, body BLOB NOT NULL, crc INTEGER);
+    seq INTEGER PRIMARY KEY, job TEXT, node TEXT, body BLOB NOT NULL, crc INTEGER,
+    kind TEXT NOT NULL DEFAULT '');
 CREATE INDEX IF NOT EXISTS events_by_job ON events (job, seq) WHERE job IS NOT NULL;
 CREATE INDEX IF NOT EXISTS events_by_node ON events (node, seq) WHERE node IS NOT NULL;
 CREATE TABLE IF NOT EXISTS snapshots (seq INTEGER PRIMARY KEY, body BLOB NOT NULL, crc INTEGER);
 CREATE TABLE IF NOT EXISTS jobs (
     number INTEGER PRIMARY KEY, id TEXT NOT NULL UNIQUE, key TEXT UNIQUE, body BLOB NOT NULL,
-    crc INTEGER);
+    crc INTEGER, ended INTEGER NOT NULL DEFAULT 0);
 CREATE TABLE IF NOT EXISTS meta (key TEXT PRIMARY KEY, value INTEGER NOT NULL);
+CREATE INDEX IF NOT EXISTS events_saved ON events (job, seq) WHERE {_SAVED};
+CREATE INDEX IF NOT EXISTS events_between ON events (job, seq) WHERE {_BETWEEN};
+CREATE INDEX IF NOT EXISTS events_notable ON events (seq) WHERE {_NOTABLE};
+CREATE INDEX IF NOT EXISTS jobs_by_end ON jobs (ended);
 """
 
+# What each format lacks beside the next. Rows without a checksum stay as they are; an event's body
+# begins {"event":"KIND", and the event that ended a job may be dropped already.
+_STEPS = {
+    1: """
+ALTER TABLE events ADD COLUMN crc INTEGER;
+ALTER TABLE snapshots ADD COLUMN crc INTEGER;
+ALTER TABLE jobs ADD COLUMN crc INTEGER
+""",
+    2: """
+ALTER TABLE events ADD COLUMN kind TEXT NOT NULL DEFAULT '';
+ALTER TABLE jobs ADD COLUMN ended INTEGER NOT NULL DEFAULT 0;
+UPDATE events SET kind =
+    substr(CAST(body AS TEXT), 11, instr(substr(CAST(body AS TEXT), 11), '"') - 1);
+UPDATE jobs SET ended = coalesce(
+    (SELECT max(seq) FROM events WHERE job = jobs.id AND kind = 'JobFinished'), 0)
+""",
+}
+
+_INSERT_EVENT = "INSERT INTO events (seq, job, node, body, crc, kind) VALUES (?, ?, ?, ?, ?, ?)"
 # A key belongs to the first job that had it. A log of an earlier version may hold a second one:
 # that must not keep everything after it from being stored.
 _INSERT_JOB = """
-INSERT INTO jobs SELECT ?1, ?2, iif(EXISTS (SELECT 1 FROM jobs WHERE key = ?3), NULL, ?3), ?4, ?5
+INSERT INTO jobs (number, id, key, body, crc, ended)
+SELECT ?1, ?2, iif(EXISTS (SELECT 1 FROM jobs WHERE key = ?3), NULL, ?3), ?4, ?5, ?6
 """
 
 _DAMAGE = ("malformed", "not a database", "no such column", "no such table")
@@ -89,17 +120,15 @@ class SqliteStore:
 
     def _migrate(self) -> None:
         version = self._writer.execute("PRAGMA user_version").fetchone()[0]
-        if version not in (0, 1, SCHEMA_VERSION):
+        if not 0 <= version <= SCHEMA_VERSION:
             raise StoreError(
                 f"{self._path} was written by another version of shoal (its format is {version}, "
                 f"this one reads {SCHEMA_VERSION})"
             )
         with self._writer:
             self._writer.execute("BEGIN IMMEDIATE")
-            if version == 1:  # rows without a checksum stay as they are
-                for table in ("events", "snapshots", "jobs"):
-                    self._writer.execute(f"ALTER TABLE {table} ADD COLUMN crc INTEGER")
-            for statement in _SCHEMA.split(";"):
+            missing = [_STEPS[known] for known in range(version, SCHEMA_VERSION) if version]
+            for statement in ";".join([*missing, _SCHEMA]).split(";"):
                 self._writer.execute(statement)
             self._writer.execute(f"PRAGMA user_version = {SCHEMA_VERSION}")
 
@@ -158,14 +187,16 @@ class SqliteStore:
     def commit(self, events: Sequence[Event], finished: Sequence[Job]) -> int:
         self._numbers.cover(events)
         rows = [event_row(seq, event) for seq, event in enumerate(events, self._last + 1)]
-        jobs = [job_row(job) for job in finished]
+        last = self._last + len(rows)
+        ends = {row[1]: row[0] for row in rows if row[5] == JobFinished.__name__}
+        jobs = [(*job_row(job), ends.get(job.id, last)) for job in finished]
         with self._clear_errors(), self._writer:
             self._writer.execute("BEGIN IMMEDIATE")
-            self._writer.executemany("INSERT INTO events VALUES (?, ?, ?, ?, ?)", rows)
+            self._writer.executemany(_INSERT_EVENT, rows)
             if jobs:
                 self._writer.executemany(_INSERT_JOB, jobs)
-        self._last += len(rows)
-        return self._last
+        self._last = last
+        return last
 
     def snapshot(self, seq: int, body: bytes) -> list[str]:
         with self._clear_errors(), self._writer:
@@ -180,15 +211,20 @@ class SqliteStore:
             self._writer.execute("DELETE FROM events WHERE seq <= ?", (seq - EVENTS_KEPT,))
             dropped = self._writer.execute(
                 "DELETE FROM jobs WHERE number IN "
-                "(SELECT number FROM jobs ORDER BY number DESC LIMIT -1 OFFSET ?) RETURNING id",
+                "(SELECT number FROM jobs ORDER BY ended DESC, number DESC LIMIT -1 OFFSET ?) "
+                "RETURNING id",
                 (FINISHED_JOBS_KEPT,),
             ).fetchall()
         self.snapshot_seq = seq
         return [job_id for (job_id,) in dropped]
 
-    def events(self, after: int, limit: int, job: str = "", node: str = "") -> list[Recorded]:
+    def events(
+        self, after: int, limit: int, job: str = "", node: str = "", notable: bool = False
+    ) -> list[Recorded]:
         """A negative `after` counts from the end. What cannot be read is left out."""
         where, values = ["seq > ?"], [after]
+        if notable:
+            where.append(_NOTABLE)
         for column, value in (("job", job), ("node", node)):
             if value:
                 where.append(f"{column} = ?")
@@ -201,6 +237,20 @@ class SqliteStore:
         rows = self._read(f"{query} ORDER BY {order} LIMIT ?", (*values, limit))
         if after < 0:
             rows.reverse()
+        return self._recorded(rows)
+
+    def history(self, job: str, limit: int) -> list[Recorded]:
+        query = f"""
+            WITH told AS (SELECT seq FROM events WHERE job = ?1 AND {_BETWEEN}
+                          ORDER BY seq DESC LIMIT ?2),
+            marks AS (SELECT seq FROM told UNION SELECT ?3),
+            saved AS (SELECT DISTINCT (SELECT max(seq) FROM events
+                          WHERE job = ?1 AND {_SAVED} AND seq < marks.seq) AS seq FROM marks)
+            SELECT seq, body, crc FROM events
+            WHERE seq IN (SELECT seq FROM told UNION SELECT seq FROM saved) ORDER BY seq"""
+        return self._recorded(self._read(query, (job, limit, 2**63 - 1)))
+
+    def _recorded(self, rows: list[tuple[Any, ...]]) -> list[Recorded]:
         found = []
         for seq, body, crc in rows:
             try:
@@ -213,9 +263,9 @@ class SqliteStore:
         found = self._jobs("WHERE id = ?", (job_id,))
         return found[0] if found else None
 
-    def finished(self, limit: int, before: int = 0) -> list[Job]:
-        where = "WHERE ? = 0 OR number < ? ORDER BY number DESC LIMIT ?"
-        return self._jobs(where, (before, before, limit))
+    def finished(self, limit: int, after: int = -1) -> list[Job]:
+        where = "WHERE ended > ? ORDER BY ended DESC, number DESC LIMIT ?"
+        return self._jobs(where, (after, limit))
 
     def keyed(self, key: str) -> str | None:
         rows = self._read("SELECT id FROM jobs WHERE key = ?", (key,))

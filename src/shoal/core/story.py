@@ -71,6 +71,11 @@ HARDWARE_WORDS = (
 Tail = Callable[[int, int], str]  # attempt, member -> the end of its output
 
 
+def no_tail(attempt: int, member: int) -> str:  # noqa: ARG001
+    """For whoever need not know what members said last."""
+    return ""
+
+
 class _Attempt:
     """One attempt while its events are read."""
 
@@ -157,11 +162,13 @@ def _take(attempt: _Attempt, event: Event) -> None:
             told.to_step = max(told.to_step or 0, event.step)
         case JobStopping():
             told.cause, told.why = CAUSES.get(event.cause.value, Cause.UNKNOWN), event.why
+            told.stopping_ms = event.at_ms
         case JobRequeued():
             told.cause, told.why = CAUSES.get(event.cause.value, Cause.UNKNOWN), event.why
             told.ended_ms = event.at_ms
         case JobAdopted():  # it was not lost after all, and its members had never been over
-            told.cause, told.why, told.ended_ms = Cause.NONE, "", None
+            told.cause, told.why = Cause.NONE, ""
+            told.stopping_ms = told.ended_ms = None
             attempt.over_ms.clear()
             attempt.firsts.clear()
         case JobFinished():
@@ -281,6 +288,7 @@ def _gpu_ms(slice_: Slice, held_ms: int) -> int:
 
 
 def last_lines(text: str, most: int = 8, width: int = 300) -> list[str]:
-    lines = [line.rstrip() for line in text.replace("\r", "\n").split("\n")]
+    # A progress bar writes over itself: of such a line the last state counts.
+    lines = [line.rstrip().rpartition("\r")[2] for line in text.split("\n")]
     lines = [line for line in lines if line.strip()][-most:]
     return [line if len(line) <= width else line[: width - 3] + "..." for line in lines]

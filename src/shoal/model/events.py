@@ -304,6 +304,11 @@ Event = (
 )
 
 
+# Kinds that come so often that a short list of what happened would hold nothing else. The store has
+# an index of the others by these very names: whoever changes the list must drop that index.
+QUIET = ("JobSubmitted", "JobReserved", "MembersStarted", "MemberExited", "JobCheckpointed")
+
+
 class Recorded(msgspec.Struct, frozen=True):
     """An event with its place in the log."""
 

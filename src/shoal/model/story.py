@@ -54,6 +54,7 @@ class AttemptStory(msgspec.Struct, kw_only=True):
     gpu_milli: int  # of all members together, in thousandths of a GPU
     placed_ms: int
     running_ms: int | None = None
+    stopping_ms: int | None = None  # when it was told to stop
     ended_ms: int | None = None
     cause: Cause = Cause.NONE
     sure: bool = True

@@ -8,6 +8,7 @@ from shoal.model.events import Recorded
 from shoal.model.health import Entry, Verdict
 from shoal.model.job import JobSpec
 from shoal.model.service import ServiceSpec
+from shoal.model.story import AttemptStory
 
 
 class ProgressView(msgspec.Struct, kw_only=True):
@@ -125,7 +126,8 @@ class StatusView(msgspec.Struct, kw_only=True):
 
 
 class WhyView(msgspec.Struct, kw_only=True):
-    """`why` is the truth of this moment; `events` is how it came to it, oldest first."""
+    """`why` is the truth of this moment; `events` is how it came to it, oldest first: the newest of
+    them, and of checkpoints in a row the last. `attempts` are all of the job's."""
 
     id: str
     state: str
@@ -135,6 +137,7 @@ class WhyView(msgspec.Struct, kw_only=True):
     start: str = ""  # the same in words; empty: `why` says all there is to say
     progress: ProgressView | None
     events: list[Recorded]
+    attempts: list[AttemptStory] = []
 
 
 class EventsView(msgspec.Struct, kw_only=True):
