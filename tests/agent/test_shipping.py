@@ -10,12 +10,27 @@ import pytest
 
 from shoal.agent import shipping
 from shoal.agent.shipping import BEHIND_BYTES, CHUNK_BYTES, WINDOW_BYTES, Shipping
+from shoal.control.clock import SystemClock
 from shoal.control.logs import LogStore
+from shoal.control.loop import ControlLoop
+from shoal.control.sqlite_store import SqliteStore
+from shoal.model.commands import Envelope
 from shoal.model.job import MemberRef
 from shoal.model.report import LogChunk
+from shoal.ports import Inbox
 
 LOUD, QUIET = MemberRef("j1", 1, 0), MemberRef("j2", 1, 0)
 MIB = 1024 * 1024
+
+
+class NoEngine:
+    async def start(self, inbox: Inbox) -> None: ...
+
+    def send(self, node: str, envelope: Envelope) -> None: ...
+
+    async def resend(self) -> None: ...
+
+    async def close(self) -> None: ...
 
 
 class Node:
@@ -179,3 +194,43 @@ def test_an_exit_waits_for_its_output_only_so_long(
     assert node.shipping.waited(100.0)
     node.shipping.disconnected()
     assert not node.shipping.waited(100.0)
+
+
+@pytest.mark.parametrize("number", [errno.EMFILE, errno.ENFILE, errno.ENOSPC, errno.EIO])
+def test_what_a_controller_could_not_keep_is_sent_again(
+    node: Node, number: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Or a job has "succeeded", with an empty log."""
+    monkeypatch.setattr(shipping, "AGAIN_S", 0.0)
+    store = SqliteStore(node.path / "shoal.db")
+    loop = ControlLoop(store, NoEngine(), SystemClock(), None, node.logs)
+    sick = [True]
+
+    def append(chunk: LogChunk) -> int:
+        if sick[0] and chunk.data:
+            raise OSError(number, os.strerror(number))
+        return LogStore.append(node.logs, chunk)
+
+    monkeypatch.setattr(node.logs, "append", append)
+    written = os.urandom(3 * CHUNK_BYTES + 17)
+    node.watch(QUIET)
+    node.write(QUIET, written)
+
+    def answer() -> None:
+        chunks, node.sent[:] = list(node.sent), []
+        for chunk in chunks:
+            node.shipping.kept(chunk.ref, loop.log(chunk))
+
+    for _ in range(3):
+        node.shipping.pump()
+        assert node.sent, "it is tried again"
+        answer()
+        assert not node.shipping.complete(QUIET)
+        assert os.strerror(number) in loop.alarms.texts[0]
+    sick[0] = False
+    while not node.shipping.complete(QUIET):
+        node.shipping.pump()
+        answer()
+    assert node.log(QUIET) == written
+    assert loop.alarms.texts == ()
+    store.close()

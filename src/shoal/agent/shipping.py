@@ -34,13 +34,14 @@ AHEAD_BYTES_LEAST = 4 * 1024 * 1024
 AHEAD_BYTES_ALL = 1024 * 1024 * 1024
 # A member that has ended waits so long for its output to arrive; the rest of it comes later.
 EXIT_S_MAX = 10.0
+AGAIN_S = 0.5  # what could not be kept is sent again after such a pause
 
 
 class Output:
     """One member's output file: so much is sent, so much is known to be kept. `hole`: a part not
     sent yet that was given back to the disk."""
 
-    __slots__ = ("freed", "handle", "hole", "kept", "sent", "skipped", "unsure")
+    __slots__ = ("again_at", "freed", "handle", "hole", "kept", "sent", "skipped", "unsure")
 
     def __init__(self, handle: int) -> None:
         self.handle = handle
@@ -50,6 +51,7 @@ class Output:
         self.hole: tuple[int, int] | None = None
         self.skipped = (0, 0)  # where the last hole ended, and its length
         self.unsure = False  # there may be holes that we do not know of
+        self.again_at = 0.0  # not before this is anything sent
 
     @property
     def size(self) -> int:
@@ -63,7 +65,10 @@ class Output:
         return max(0, self.sent - self.kept - (length if self.kept < end else 0))
 
     def answered(self, size: int) -> None:
-        if self.kept < 0 or size < self.kept:
+        refused = size == self.kept < self.sent  # what was under way could not be kept
+        if refused:
+            self.again_at = time.monotonic() + AGAIN_S
+        if self.kept < 0 or size < self.kept or refused:
             self.unsure |= size < max(self.freed, self.skipped[0])
             self.sent = size
             if self.unsure:
@@ -145,7 +150,8 @@ class Shipping:
         that nobody's line waits for another's flood."""
         self.bound_all()
         window = WINDOW_BYTES - sum(output.under_way for output in self._outputs.values())
-        waiting = [ref for ref, output in self._outputs.items() if output.kept >= 0]
+        now = time.monotonic()
+        waiting = [ref for ref, o in self._outputs.items() if o.kept >= 0 and o.again_at <= now]
         while waiting and window > 0:
             more = []
             for ref in waiting:

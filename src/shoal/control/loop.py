@@ -158,12 +158,20 @@ class ControlLoop:
         try:
             kept = self.logs.append(chunk)
         except OSError as error:
-            # A log that cannot be kept must not keep its job from ending.
-            log.error("output of %s is lost: %s", chunk.ref, error)
-            return chunk.offset + len(chunk.data)
+            # Its node sends it again for as long as it has it. The job may end before that.
+            reason = error.strerror or str(error)
+            self.alarms.raise_("logs", f"output of jobs cannot be kept yet: {reason}")
+            return self._kept_of(chunk)
+        self.alarms.clear("logs")
         if chunk.data:
             self._notify([chunk.ref.job])
         return kept
+
+    def _kept_of(self, chunk: LogChunk) -> int:
+        try:
+            return self.logs.append(LogChunk(chunk.ref, 0, b""))  # takes no descriptor
+        except OSError:
+            return 0
 
     @property
     def waiting(self) -> int:
