@@ -189,6 +189,17 @@ class Rig:
         part = data[need.offset : need.offset + PIECE_BYTES]
         self.send(Piece(PackagePiece(need.package, need.offset, part, len(data))))
 
+    def hang_up(self) -> None:
+        """As when a controller died and no other is there."""
+        self._socket.close()
+
+    def wait(self, condition: Callable[[], bool], wait_s: float = WAIT_S) -> None:
+        """Until it is so, without listening to the agent."""
+        deadline = time.monotonic() + wait_s
+        while not condition():
+            assert time.monotonic() < deadline, self.log()
+            time.sleep(0.02)
+
     def reconnect(self) -> None:
         """As when a controller died and another took over."""
         self._socket.close()

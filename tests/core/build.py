@@ -109,9 +109,10 @@ class Cluster:
         self.hear(name)
 
     def reboot(self, name: str, spec: NodeSpec | None = None) -> None:
-        """The node's agent starts anew; nobody has been told yet."""
+        """The node's agent starts anew; nobody has been told yet. Its exits are on its disk."""
         old = self.books[name]
-        self.books[name] = NodeBook(spec or old.spec, old.incarnation + 1)
+        exits = tuple(old.exits.values())
+        self.books[name] = NodeBook(spec or old.spec, old.incarnation + 1, exits)
 
     def hear(self, *names: str) -> Step:
         return self.step(nodes=tuple(self.books[name].report() for name in names))
@@ -120,7 +121,9 @@ class Cluster:
         return self.step(nodes=reports)
 
     def learn_gone(self, name: str) -> Step:
-        return self.step(gone=(NodeGone(name, self.books[name].incarnation, "its agent died"),))
+        book = self.books[name]
+        exits = tuple(book.exits.values())
+        return self.step(gone=(NodeGone(name, book.incarnation, "its agent died", exits),))
 
     def deliver(self, *names: str) -> list[Order]:
         """The commands of the last step reach these nodes, or all; returns what they do."""

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import msgspec
 import pytest
 
 from shoal.core.apply import apply
 from shoal.core.scheduling.order import ran_ms
-from shoal.model.commands import Stop
+from shoal.model.commands import Acknowledge, Stop
 from shoal.model.events import ControllerStarted
 from shoal.model.job import MemberRef, Outcome, Phase
 from shoal.model.node import NodeHealth, NodeIntent
@@ -355,3 +356,52 @@ def test_the_work_of_a_job_that_is_adopted_is_counted_once() -> None:
     cluster.hear("a")
     assert cluster.job(job_id).phase is Phase.RUNNING
     assert ran_ms(cluster.job(job_id), cluster.now_ms) == POLICY.grace_ms
+
+
+def ended_unheard() -> tuple[Cluster, str, str]:
+    """One job ended on a node before anybody heard of it, another was still running there."""
+    cluster = Cluster()
+    cluster.join("a", gpus=2)
+    done, cut = cluster.submit(gpus=1), cluster.submit(gpus=1)
+    cluster.deliver()
+    cluster.hear("a")
+    cluster.books["a"].exited(MemberRef(done, 1, 0), 0)
+    return cluster, done, cut
+
+
+def test_a_job_that_ended_before_its_node_died_does_not_run_again() -> None:
+    cluster, done, cut = ended_unheard()
+    cluster.reboot("a")
+    cluster.hear("a")
+    assert cluster.job(done).outcome is Outcome.SUCCEEDED
+    assert cluster.job(cut).losses == 1 and cluster.job(cut).attempt == 2
+    acknowledged = [c.ref for c in cluster.last.commands if isinstance(c, Acknowledge)]
+    assert acknowledged == [MemberRef(done, 1, 0)]
+
+
+def test_who_saw_the_node_die_also_tells_what_had_ended_there() -> None:
+    cluster, done, cut = ended_unheard()
+    cluster.join("b", gpus=2)
+    cluster.learn_gone("a")
+    assert cluster.job(done).outcome is Outcome.SUCCEEDED
+    assert [member.slice.node for member in cluster.job(cut).members] == ["b"]
+
+
+def test_a_job_that_was_given_up_and_had_ended_is_over_when_its_node_is_back() -> None:
+    cluster, done, _ = ended_unheard()
+    cluster.wait(POLICY.grace_ms)
+    cluster.step()
+    assert cluster.job(done).phase is Phase.WAITING
+    cluster.reboot("a")
+    cluster.hear("a")
+    assert cluster.job(done).outcome is Outcome.SUCCEEDED and cluster.job(done).attempt == 1
+
+
+def test_what_was_stopped_by_an_order_out_of_date_is_lost_with_its_node_all_the_same() -> None:
+    cluster, done, _ = ended_unheard()
+    ref = MemberRef(done, 1, 0)
+    exit_ = cluster.books["a"].exits[ref]
+    cluster.books["a"].exits[ref] = msgspec.structs.replace(exit_, stopped=True)
+    cluster.reboot("a")
+    cluster.hear("a")
+    assert cluster.job(done).attempt == 2 and cluster.job(done).losses == 1

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import os
 import random
+import signal
 import threading
 import time
 from collections import Counter
 from pathlib import Path
 
+from shoal.exits import read_exits
 from shoal.model.events import JobFinished
 from tests.live.cluster import Live, eventually, live_cluster
 
@@ -57,6 +59,26 @@ def test_no_job_is_lost_or_run_twice_when_controllers_and_agents_are_killed(tmp_
         check_diary(diary, asked)
         check_log(live, asked)
         assert eventually(lambda: not live.member_processes()), "members were left behind"
+
+
+def test_what_ended_while_nobody_could_store_it_ran_once(tmp_path: Path) -> None:
+    """The controller stands still, a job ends, its agent dies, the controller is killed."""
+    diary, go = tmp_path / "diary", tmp_path / "go"
+    script = f"echo start >> {diary}; while ! test -e {go}; do sleep 0.05; done; echo done"
+    with live_cluster(nodes=2, gpus=1) as live:
+        job = live.run(script, gpus=1)
+        assert eventually(diary.exists, 60)
+        node = live.client.job(job).nodes[0]
+        os.kill(live.controller_pid(), signal.SIGSTOP)
+        members = live.home.nodes / node / "members"
+        go.touch()
+        assert eventually(lambda: bool(read_exits(members)), 60)
+        live.kill_agent(node)
+        live.kill_controller()
+        assert live.wait(job, timeout_s=120) == "succeeded"
+        assert diary.read_text() == "start\n" and live.client.job(job).attempt == 1
+        assert eventually(lambda: "done" in live.output(job), 60), "its output comes, too"
+        assert eventually(lambda: not read_exits(members), 60), "acknowledged"
 
 
 class Killer(threading.Thread):

@@ -14,6 +14,7 @@ from shoal.agent.shipping import Shipping
 from shoal.agent.supplies import Supplies
 from shoal.core.nodebook import NodeBook, Order
 from shoal.enduring import enduring
+from shoal.exits import MEMBERS, read_exits
 from shoal.files import write_private
 from shoal.model.commands import Acknowledge, Check, Dismiss, Envelope, Launch, Prepare, Stop
 from shoal.model.health import CheckResult
@@ -35,7 +36,7 @@ BACKLOG_BYTES_MAX = 16 * 1024 * 1024
 class Agent:
     def __init__(self, directory: Path, spec: NodeSpec, incarnation: int) -> None:
         self._directory = directory
-        self._book = NodeBook(spec, incarnation)
+        self._book = NodeBook(spec, incarnation, read_exits(directory / MEMBERS))
         self._checks = Checks(directory, spec, self._measured)
         self._supplies = Supplies(directory, self._book, self._need)
         self._shipping = Shipping(self._send_log)

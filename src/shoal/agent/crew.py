@@ -20,9 +20,11 @@ from shoal.agent.shipping import Shipping, last_words
 from shoal.agent.stacks import stacks
 from shoal.agent.supplies import Supplies
 from shoal.core.nodebook import STOPPED_BEFORE_START_CODE, NodeBook
+from shoal.exits import FROM_OUTSIDE, MEMBERS, member_ref, remove_exit, write_exit
 from shoal.model.commands import Launch, Prepare, Stop
 from shoal.model.job import MemberRef
 from shoal.model.progress import BEATS_ENV
+from shoal.model.report import MemberExit
 from shoal.wire import CHECKPOINT_ROOT
 
 log = logging.getLogger("shoal.agent")
@@ -32,6 +34,7 @@ SCRATCH = "SHOAL_SCRATCH"  # a packed job may not write where it runs; this goes
 
 # On `shoal down` members get this long after SIGTERM, whatever they asked for.
 SHUTDOWN_GRACE_S = 5.0
+WRITE_S_MAX = 5.0  # a disk that takes longer does not hold an exit up
 KILLED_CODE = 128 + signal.SIGKILL
 SIGNALS_FROM = 128  # codes above it mean a signal; what was said before does not explain that
 
@@ -47,7 +50,7 @@ class Crew:
         shipping: Shipping,
         changed: Callable[[], None],
     ) -> None:
-        self._directory = directory / "members"
+        self._directory = directory / MEMBERS
         self._directory.mkdir(exist_ok=True)
         self._book = book
         self._supplies = supplies
@@ -63,6 +66,9 @@ class Crew:
         # Over, but output still to ship: code, reason, the step it was in; and since when.
         self._ended: dict[MemberRef, tuple[int, str, int | None]] = {}
         self._ended_at: dict[MemberRef, float] = {}
+        self._writing: set[asyncio.Task[None]] = set()
+        self._unwritten: dict[MemberRef, None] = {}  # their exits are on the way to the disk
+        self._closing = False
         self._leftovers: dict[MemberRef, None] = {}  # output of a life before this one
         self._kills: dict[MemberRef, asyncio.TimerHandle] = {}
         self._dumps: dict[MemberRef, asyncio.Task[None]] = {}
@@ -216,6 +222,9 @@ class Crew:
 
     def reap(self) -> None:
         ended = self.members.reap()
+        if self._closing:  # they end because we do, and that is no result
+            self._reaped.set()
+            return
         for ref, code in ended:
             self._ended[ref] = (code, "", None)  # whatever goes wrong below, it is over
         self.beats.take()  # what the dead said last
@@ -240,21 +249,42 @@ class Crew:
     def _is_over(self, ref: MemberRef, code: int, why: str, step: int | None = None) -> None:
         self._ended[ref] = (code, why, step)
         self._ended_at[ref] = time.monotonic()
+        if code not in FROM_OUTSIDE:
+            exit_ = MemberExit(ref, code, why, ref in self._book.stopping, step)
+            self._unwritten[ref] = None
+            task = asyncio.create_task(self._write(exit_))
+            self._writing.add(task)
+            task.add_done_callback(self._writing.discard)
+
+    async def _write(self, exit_: MemberExit) -> None:
+        """To the disk before it is told, unless the disk is sick: then we have to remember it."""
+        try:
+            writing = asyncio.to_thread(write_exit, self._directory, exit_)
+            await asyncio.wait_for(writing, WRITE_S_MAX)
+        except OSError as error:  # a timeout, too
+            why = str(error) or "the disk is too slow"
+            log.warning("the exit of %s is only in memory: %s", exit_.ref, why)
+        finally:
+            self._unwritten.pop(exit_.ref, None)
+        self.settle()
 
     def settle(self) -> None:
         """A member has ended for the controller when all its output is there too, unless that
         takes too long: then the rest of the output comes after the exit."""
-        for ref in list(self._ended):
-            if self._shipping.complete(ref) or self._shipping.waited(self._ended_at[ref]):
-                del self._ended_at[ref]
+        for ref in [ref for ref in self._ended if ref not in self._unwritten]:
+            since = self._ended_at.get(ref, 0.0)
+            if self._shipping.complete(ref) or self._shipping.waited(since):
+                self._ended_at.pop(ref, None)
                 self._book.exited(ref, *self._ended.pop(ref))
                 self._changed()
         for ref in [ref for ref in self._leftovers if self._shipping.complete(ref)]:
             del self._leftovers[ref]
-            self.forget(ref)
+            if ref not in self._book.exits:  # else that is still to be acknowledged
+                self.forget(ref)
 
     def forget(self, ref: MemberRef) -> None:
         """Its exit is stored. If its output is not, it stays until it is."""
+        remove_exit(self._directory, ref)
         if not self._shipping.complete(ref):
             self._leftovers[ref] = None
             return
@@ -267,10 +297,8 @@ class Crew:
         if killed:
             log.warning("killed %d processes that an earlier life had left", killed)
         for directory in sorted(self._directory.iterdir()):
-            try:
-                job, attempt, member = directory.name.split(".")
-                ref = MemberRef(job, int(attempt), int(member))
-            except ValueError:
+            ref = member_ref(directory.name)
+            if ref is None:
                 continue  # not ours
             try:
                 self._shipping.watch(ref, directory / "output", fresh=False)
@@ -281,6 +309,7 @@ class Crew:
 
     async def end(self) -> None:
         """They get a moment to end well; what is left falls to the keeper."""
+        self._closing = True
         self.members.nursery.close()
         for task in (*self._outfits.values(), *self._readying.values()):
             task.cancel()

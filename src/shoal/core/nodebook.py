@@ -22,15 +22,18 @@ Order = Launch | Stop | Check | Prepare | Dismiss
 
 
 class NodeBook:
-    """An agent opens a new book, with a higher incarnation, each time it starts."""
+    """An agent opens a new book, with a higher incarnation, each time it starts. `exits` are those
+    of its earlier lives that nobody has acknowledged."""
 
-    def __init__(self, spec: NodeSpec, incarnation: int) -> None:
+    def __init__(
+        self, spec: NodeSpec, incarnation: int, exits: tuple[MemberExit, ...] = ()
+    ) -> None:
         self.spec = spec
         self.incarnation = incarnation
         self.alive: dict[MemberRef, Launch] = {}  # those that are getting ready included
         self.getting: dict[MemberRef, str] = {}
         self.stopping: dict[MemberRef, None] = {}
-        self.exits: dict[MemberRef, MemberExit] = {}
+        self.exits: dict[MemberRef, MemberExit] = {exit_.ref: exit_ for exit_ in exits}
         self.checks: dict[str, CheckResult] = {}
         self.prepared: dict[str, Prepare] = {}
         self.leaving = False

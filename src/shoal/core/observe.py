@@ -28,6 +28,7 @@ def observe(round_: Round, report: Report) -> list[NodeReport]:
         node = round_.state.nodes.get(gone.node)
         if node is not None and node.incarnation == gone.incarnation and not node.dead:
             why = "its agent has ended, as it was told" if node.leaving else gone.why
+            _take_ends(round_, node, gone.exits)
             lose(round_, node, dead=True, why=why)
     fresh = [inventory for inventory in report.nodes if _hear(round_, inventory)]
     _expire_silent(round_)
@@ -47,8 +48,8 @@ def _hear(round_: Round, inventory: NodeReport) -> bool:
         state.getting[node_id] = {one.ref: one.what for one in inventory.getting}
     state.said[node_id] = (inventory.incarnation, inventory.sequence)
     node = state.nodes[node_id]
-    _take_starts(round_, node, inventory)
-    _take_exits(round_, node, inventory)
+    _take_starts(round_, node, [*inventory.alive, *(exit_.ref for exit_ in inventory.exits)])
+    _take_exits(round_, node, inventory.exits)
     _take_vanished(round_, node, inventory)
     if node.health is not NodeHealth.READY and not _strangers(state, inventory):
         why = "heard again" if node.health is NodeHealth.SUSPECT else "its inventory is clean"
@@ -71,11 +72,13 @@ def _meet(round_: Round, inventory: NodeReport) -> None:
     """A node that is new, has a new life, or was given up joins (again)."""
     state, now_ms = round_.state, round_.now_ms
     node = state.nodes.get(inventory.spec.id)
+    same = node is None or node.spec == inventory.spec
     if node is None:
         why = f"new node with {kind_text(inventory.spec)}"
     elif inventory.incarnation > node.incarnation:
         why = "restarted"
         if node.health is not NodeHealth.LOST:
+            _take_ends(round_, node, inventory.exits)
             lose(round_, node, dead=True, why="it restarted and runs nothing of its last life")
     elif node.health is NodeHealth.LOST:
         why = f"heard again {duration_text(now_ms - node.since_ms)} after it was given up"
@@ -90,7 +93,14 @@ def _meet(round_: Round, inventory: NodeReport) -> None:
             why=why,
         )
     )
-    _adopt(round_, state.nodes[inventory.spec.id], inventory)
+    if same:  # else what was given up may not even fit it now
+        _adopt(round_, state.nodes[inventory.spec.id], inventory)
+
+
+def _take_ends(round_: Round, node: Node, exits: tuple[MemberExit, ...]) -> None:
+    """Before a life of a node is written off: what ended in it has ended, and is not lost."""
+    _take_starts(round_, node, [exit_.ref for exit_ in exits])
+    _take_exits(round_, node, exits)
 
 
 def _adopt(round_: Round, node: Node, inventory: NodeReport) -> None:
@@ -116,9 +126,15 @@ def _adopt(round_: Round, node: Node, inventory: NodeReport) -> None:
                     job=job.id,
                     attempt=job.attempt,
                     node=node.id,
-                    why=f"{node.id} was only out of contact: attempt {job.attempt} is alive there",
+                    why=_adoption(node, job, inventory),
                 )
             )
+
+
+def _adoption(node: Node, job: Job, inventory: NodeReport) -> str:
+    if any(ref.job == job.id for ref in inventory.alive):
+        return f"{node.id} was only out of contact: attempt {job.attempt} is alive there"
+    return f"{node.id} is back, and attempt {job.attempt} had ended there before it was given up"
 
 
 def _still_free(state: State, node: Node, job: Job) -> bool:
@@ -129,11 +145,11 @@ def _still_free(state: State, node: Node, job: Job) -> bool:
     return not room.awaited and not room.exclusive
 
 
-def _take_starts(round_: Round, node: Node, inventory: NodeReport) -> None:
+def _take_starts(round_: Round, node: Node, seen: list[MemberRef]) -> None:
     """Members seen for the first time; one that has already exited did start, too."""
     started: dict[str, list[int]] = {}
     placed = round_.state.placed[node.id]
-    for ref in (*inventory.alive, *(exit_.ref for exit_ in inventory.exits)):
+    for ref in seen:
         job = placed.get(ref)
         if job is not None and job.members[ref.member].status is MemberStatus.PENDING:
             started.setdefault(ref.job, []).append(ref.member)
@@ -160,8 +176,8 @@ def _completes(job: Job, numbers: list[int]) -> bool:
     )
 
 
-def _take_exits(round_: Round, node: Node, inventory: NodeReport) -> None:
-    for exit_ in inventory.exits:
+def _take_exits(round_: Round, node: Node, exits: tuple[MemberExit, ...]) -> None:
+    for exit_ in exits:
         job = round_.state.placed[node.id].get(exit_.ref)
         if job is None:
             continue

@@ -14,6 +14,7 @@ from typing import Protocol
 
 import msgspec
 
+from shoal.exits import MEMBERS, read_exits
 from shoal.files import held, short_path, write_private
 from shoal.kernel import AGENT_MARK
 from shoal.model.node import NodeSpec
@@ -141,7 +142,9 @@ class AgentLink:
         if not incarnation or (self._death and self._death.incarnation == incarnation):
             return
         log.warning("the agent of %s is dead", self._node)
-        self._death = NodeGone(self._node, incarnation, "its agent died, and its processes with it")
+        why = "its agent died, and its processes with it"
+        exits = read_exits(self._directory / MEMBERS)
+        self._death = NodeGone(self._node, incarnation, why, exits)
         self._ear.died(self._death)
 
 

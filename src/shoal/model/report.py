@@ -63,11 +63,13 @@ class NodeReport(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class NodeGone(msgspec.Struct, frozen=True):
-    """The engine knows, and does not merely suspect, that this life of the node has ended."""
+    """The engine knows, and does not merely suspect, that this life of the node has ended. `exits`
+    are those it left on its disk, stored nowhere else yet."""
 
     node: str
     incarnation: int
     why: str
+    exits: tuple[MemberExit, ...] = ()
 
 
 class LogChunk(msgspec.Struct, frozen=True):

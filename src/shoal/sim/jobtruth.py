@@ -43,6 +43,9 @@ class JobTruth:
         """Of its members that are not over."""
         return [self._placements[ref.attempt - 1][ref.member] for ref in self._held]
 
+    def held_on(self, node: str) -> list[MemberRef]:
+        return [ref for ref, place in self._held.items() if place == node]
+
     def refs(self, attempt: int) -> list[MemberRef]:
         return [MemberRef(self.id, attempt, number) for number in range(self._size(attempt))]
 

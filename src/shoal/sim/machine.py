@@ -11,7 +11,7 @@ from shoal.model.health import CheckResult
 from shoal.model.job import MemberRef
 from shoal.model.node import NodeSpec
 from shoal.model.progress import Progress
-from shoal.model.report import Idle, NodeReport
+from shoal.model.report import Idle, MemberExit, NodeReport
 from shoal.sim.agenda import Agenda
 from shoal.sim.training import Plan, Trainer
 from shoal.sim.witness import End, Witness
@@ -75,6 +75,7 @@ class Machine:
         self._saved = saved
         self._slow = False
         self.broken = False  # its checks fail
+        self.exits: tuple[MemberExit, ...] = ()  # on its disk while it is off
 
     @property
     def up(self) -> bool:
@@ -85,11 +86,12 @@ class Machine:
         assert not self.up, f"{self.spec.id} is on already"
         self.spec = spec or self.spec
         self.incarnation += 1
-        self.book = NodeBook(self.spec, self.incarnation)
+        self.book = NodeBook(self.spec, self.incarnation, self.exits)
         self._witness.booted(self.spec, self.incarnation)
         self._beat(self.incarnation)
 
     def power_off(self) -> None:
+        self.exits = tuple(self.book.exits.values()) if self.book is not None else self.exits
         self.book = None
         processes, self.processes = self.processes, {}
         self._witness.powered_off(self.spec.id)

@@ -71,6 +71,7 @@ class Truth(Witness):
         self._heard: dict[str, tuple[int, int, int]] = {}  # node -> incarnation, sequence, time
         self._listening_ms = 0
         self._draining: dict[str, bool] = {}
+        self._removed: set[str] = set()
         self._known: dict[str, NodeSpec] = {}  # as the nodes joined: what the log knows of them
         self._entitlements = Entitlements(policy, self.jobs)
         self.health = HealthTruth(self.jobs, policy)
@@ -125,6 +126,11 @@ class Truth(Witness):
             self.health.heard(report, self._agenda.now_ms)
 
     def committed(self, events: Sequence[Event]) -> None:
+        self._removed = {  # an operator took them away: nobody has looked at their disks
+            event.node
+            for event in events
+            if isinstance(event, NodeIntended) and event.intent is NodeIntent.REMOVED
+        }
         for event in events:
             judge = JUDGES.get(type(event))
             if judge is not None:
@@ -272,9 +278,18 @@ class Truth(Witness):
             if silent_ms < self._policy.grace_ms:
                 raise Untruth(f"{event.node} was given up after only {silent_ms} ms of silence")
         for job_id in self.unfinished:
+            if event.dead and event.node not in self._removed:
+                self._must_not_be_done(job_id, event)
             self.jobs[job_id].node_lost(event.node, dead=event.dead)
         self._entitlements.node_lost(event.node)
         self.health.node_is(event.node, known=False, ready=False)
+
+    def _must_not_be_done(self, job_id: str, event: NodeLost) -> None:
+        """A process that came to its own end is not lost with its node: its exit is on the disk."""
+        for ref in self.jobs[job_id].held_on(event.node):
+            life = self.lives.all.get(ref)
+            if life is not None and life.how is End.OWN:
+                raise Untruth(f"{ref} is said to be lost with {event.node}, but {life}")
 
     def _node_intended(self, event: NodeIntended) -> None:
         self.health.intended(event)

@@ -77,7 +77,7 @@ class World:
         machine = self.machines[node]
         machine.power_off()
         if known:
-            gone = NodeGone(node, machine.incarnation, "its agent died")
+            gone = NodeGone(node, machine.incarnation, "its agent died", machine.exits)
             self._deaths[node] = gone
             self._notify(gone)
 

@@ -1,0 +1,77 @@
+"""Exits on a node's disk, from a member's end until the controller has stored it.
+
+The agent writes them. Its next life reports them, and whoever sees the agent die reads them: work
+that was done is not done again because the node died before it could say so.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+from pathlib import Path
+
+import msgspec
+
+from shoal.model.job import MemberRef
+from shoal.model.report import MemberExit
+
+MEMBERS = "members"  # the folder of a node that has one for each member
+EXIT = "exit"
+EXIT_BYTES_MAX = 64 * 1024
+# These come from outside, to all processes of a machine that goes down: they are no result.
+FROM_OUTSIDE = tuple(
+    128 + number for number in (signal.SIGHUP, signal.SIGINT, signal.SIGTERM, signal.SIGKILL)
+)
+
+_decode = msgspec.json.Decoder(MemberExit).decode
+
+
+def member_ref(folder: str) -> MemberRef | None:
+    """Whose folder it is; None if it is no member's."""
+    try:
+        job, attempt, member = folder.split(".")
+        return MemberRef(job, int(attempt), int(member))
+    except ValueError:
+        return None
+
+
+def write_exit(members: Path, exit_: MemberExit) -> None:
+    """When this returns, it survives a loss of power, too."""
+    folder = members / str(exit_.ref)
+    temporary = folder / f".{EXIT}"
+    handle = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
+    try:
+        data = msgspec.json.encode(exit_)
+        if os.write(handle, data) != len(data):
+            raise OSError("the disk is full")
+        os.fsync(handle)
+    finally:
+        os.close(handle)
+    temporary.replace(folder / EXIT)
+    for place in (folder, members):
+        handle = os.open(place, os.O_RDONLY | os.O_DIRECTORY)
+        try:
+            os.fsync(handle)
+        finally:
+            os.close(handle)
+
+
+def remove_exit(members: Path, ref: MemberRef) -> None:
+    """The controller has stored it."""
+    with contextlib.suppress(OSError):
+        os.unlink(members / str(ref) / EXIT)
+
+
+def read_exits(members: Path) -> tuple[MemberExit, ...]:
+    """What an agent that is dead could not report. A file that is damaged is no exit."""
+    found = []
+    with contextlib.suppress(OSError):
+        for name in sorted(os.listdir(members)):
+            with contextlib.suppress(OSError, msgspec.DecodeError):
+                path = members / name / EXIT
+                if path.stat().st_size <= EXIT_BYTES_MAX:
+                    exit_ = _decode(path.read_bytes())
+                    if exit_.ref == member_ref(name):
+                        found.append(exit_)
+    return tuple(found)

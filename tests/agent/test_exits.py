@@ -1,0 +1,68 @@
+"""A member's end is on its node's disk before anybody is told of it."""
+
+from __future__ import annotations
+
+import signal
+import sys
+from pathlib import Path
+
+import pytest
+
+from shoal.exits import MEMBERS, read_exits, remove_exit, write_exit
+from shoal.model.commands import Acknowledge
+from shoal.model.job import MemberRef
+from shoal.model.report import MemberExit
+from tests.agent.rig import Rig, rig
+
+REF, KILLED = MemberRef("j1", 1, 0), MemberRef("j2", 1, 0)
+EXIT = MemberExit(REF, 3, "ValueError: no", step=7)
+
+
+def test_an_exit_is_read_as_it_was_written(tmp_path: Path) -> None:
+    (tmp_path / str(REF)).mkdir()
+    write_exit(tmp_path, EXIT)
+    assert read_exits(tmp_path) == (EXIT,)
+    remove_exit(tmp_path, REF)
+    remove_exit(tmp_path, REF)
+    assert read_exits(tmp_path) == ()
+
+
+@pytest.mark.parametrize("data", [b"", b"{", b"null", b'{"ref": ["j9", 1, 0], "code": 0}'])
+def test_what_is_damaged_is_no_exit(tmp_path: Path, data: bytes) -> None:
+    (tmp_path / str(REF)).mkdir()
+    (tmp_path / str(REF) / "exit").write_bytes(data)
+    assert read_exits(tmp_path) == ()
+    assert read_exits(tmp_path / "nowhere") == ()
+
+
+def on_disk(node: Rig) -> tuple[MemberRef, ...]:
+    return tuple(exit_.ref for exit_ in read_exits(node.directory / MEMBERS))
+
+
+def test_the_next_life_of_a_node_tells_what_ended_in_the_last() -> None:
+    """Nobody acknowledged it; the agent and its keeper are killed; nobody may run it again."""
+    with rig() as node:
+        wait_for = node.directory / "go"
+        script = f"while ! test -e {wait_for}; do sleep 0.02; done; echo bye; exit 3"
+        node.launch(REF, "/bin/sh", "-c", script)
+        node.launch(KILLED, sys.executable, "-c", "import time; print('up'); time.sleep(600)")
+        assert node.says(KILLED, "up")
+        node.hang_up()
+        wait_for.touch()
+        node.wait(lambda: on_disk(node) == (REF,))
+        node.restart(signal.SIGKILL)
+        assert node.report is not None and node.report.exits == (MemberExit(REF, 3, "bye"),)
+        assert node.says(REF, "bye"), "and its output comes, too"
+        node.order(Acknowledge(node="n1", incarnation=node.report.incarnation, ref=REF))
+        node.wait(lambda: not (node.directory / MEMBERS / str(REF)).exists())
+
+
+def test_what_ends_because_the_agent_is_told_to_end_is_no_result() -> None:
+    with rig() as node:
+        script = "import signal, sys, time\n"
+        script += "signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))\n"
+        script += "print('up')\ntime.sleep(600)"
+        node.launch(REF, sys.executable, "-c", script)
+        assert node.says(REF, "up")
+        node.restart(signal.SIGTERM)
+        assert node.report is not None and node.report.exits == ()
