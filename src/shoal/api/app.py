@@ -44,6 +44,7 @@ from shoal.api.problems import (
 )
 from shoal.api.series import Series
 from shoal.api.story import Stories, why_view
+from shoal.control import tryout
 from shoal.control.history.history import History
 from shoal.control.loop import Busy, ControlLoop
 from shoal.control.plugins import problem
@@ -136,8 +137,8 @@ class Cluster(Controller):
 
     @put("/policy")
     async def set_policy(self, loop: ControlLoop, data: Policy) -> Policy:
-        """In force when this is answered; a change is an event."""
-        wrong = problem(data)
+        """In force when this is answered; a change is an event. It is tried out before."""
+        wrong = problem(data) or await tryout.problem(data, loop.state, loop.clock.now_ms())
         if wrong is not None:
             field, _, message = wrong.partition(": ")
             raise Refusal(422, message, field)

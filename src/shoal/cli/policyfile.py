@@ -14,6 +14,7 @@ from shoal.cli import datafile, units
 from shoal.cli.grammar import is_job_file
 from shoal.cli.guard import REFUSED, USAGE, Failure
 from shoal.control import plugins
+from shoal.core import tryout
 from shoal.core.policies import SHIPPED
 from shoal.model.job import JOB_NAME_PATTERN
 from shoal.model.policy import Policy, Preempt, Tenant
@@ -118,6 +119,8 @@ def check(policy: Policy, *, load: bool) -> None:
         }
         policy = msgspec.structs.replace(policy, **known)
     problem = plugins.problem(policy)
+    if problem is None and load:
+        problem = tryout.problem(policy, b"", 0)
     if problem is not None:
         field, _, message = problem.partition(": ")
         raise BadPolicy(field, units.shortened(message, 300))

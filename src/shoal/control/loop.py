@@ -10,6 +10,7 @@ from collections.abc import Iterable
 
 import msgspec
 
+from shoal.control import plugins
 from shoal.control.alarms import Alarms
 from shoal.control.logs import LogStore
 from shoal.control.meters import Meters
@@ -70,7 +71,7 @@ class ControlLoop:
         self.packages = packages
         self.engine_kind = engine_kind
         self.store = store
-        self.state, self.last_seq = store.load()
+        self.state, self.last_seq = _load(store)
         self.policy = policy or self.state.policy
         self.started_ms = clock.now_ms()
         self.restarts = 0  # controllers that have died since the cluster was started
@@ -82,6 +83,7 @@ class ControlLoop:
         self._engine = engine
         self._snapshot_tried = 0
         self._number = 0
+        self._broken_steps = 0
         self._requests: list[tuple[Request, asyncio.Future[Answer]]] = []
         self._reports: dict[str, NodeReport] = {}
         self._gone: dict[tuple[str, int], NodeGone] = {}
@@ -106,9 +108,19 @@ class ControlLoop:
         before, self.policy = self.policy, policy
         try:
             await self.request(Nothing())
-        except StoreError:
-            self.policy = before
+        except Exception:
+            if self.policy is policy:  # and not another one that was set meanwhile
+                self.policy = before
             raise
+        self._look_at_policy()
+
+    def _look_at_policy(self) -> None:
+        """Functions of users may be gone or fail; then a shipped one takes their place."""
+        wrong = plugins.alarm(self.policy)
+        if wrong:
+            self.alarms.raise_("policy", wrong)
+        else:
+            self.alarms.clear("policy")
 
     async def changed(self, job_id: str, timeout_s: float) -> None:
         """Return when an event about this job ("": any event) is stored or some of its output is
@@ -203,10 +215,17 @@ class ControlLoop:
             except Exception as error:
                 if not isinstance(error, StoreError):
                     log.exception("a step failed; the state is rebuilt from the store")
+                    self._count_broken_step(error)
                 else:
                     log.error("cannot store events: %s", error)
                 await self._recover()
                 wake_ms = None
+
+    def _count_broken_step(self, error: Exception) -> None:
+        """Once may be chance or a request. Twice, and users' functions are done without."""
+        self._broken_steps += 1
+        if self._broken_steps > 1 and plugins.distrust(error):
+            self._broken_steps = 0
 
     def _begin_epoch(self, state: State) -> None:
         """Stored before it is used: else another controller could use the same one."""
@@ -221,6 +240,7 @@ class ControlLoop:
         apply(state, event)
         self.state = state
         self._number = 0
+        self._look_at_policy()
 
     async def _sleep_until(self, wake_ms: int | None) -> None:
         if not self._wake.is_set():
@@ -344,7 +364,7 @@ class ControlLoop:
             await asyncio.sleep(pause_s)
             pause_s = min(RECOVERY_PAUSE_S_MAX, pause_s * 2)
             try:
-                state, self.last_seq = self.store.load()
+                state, self.last_seq = _load(self.store)
                 self._begin_epoch(state)
                 break
             except StoreDamaged:
@@ -372,3 +392,17 @@ class ControlLoop:
             for future in self._watchers.pop(key, ()):
                 if not future.done():
                     future.set_result(None)
+
+
+def _load(store: Store) -> tuple[State, int]:
+    """The state as it is stored. It must never be out of reach because a function that a policy
+    names fails on it."""
+    try:
+        return store.load()
+    except StoreError:
+        raise
+    except Exception as error:
+        if not plugins.distrust(error):
+            raise
+        log.exception("the log cannot be replayed with the functions that the policy names")
+        return store.load()

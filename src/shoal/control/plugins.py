@@ -20,14 +20,39 @@ def enable() -> None:
 def problem(policy: Policy) -> str | None:
     """What keeps this policy from being obeyed, in one line."""
     try:
-        ORDERINGS[policy.order]
+        ORDERINGS.load(policy.order)
     except UnknownFunction as error:
         return f"order: {error}"
     try:
-        PLACEMENTS[policy.placement]
+        PLACEMENTS.load(policy.placement)
     except UnknownFunction as error:
         return f"placement: {error}"
     return problem_with(policy)
+
+
+def alarm(policy: Policy) -> str:
+    """What of the policy in force is not obeyed, and why; empty if all of it is."""
+    lost = []
+    for field, registry in (("order", ORDERINGS), ("placement", PLACEMENTS)):
+        name = getattr(policy, field)
+        if name in registry.lost:
+            why = registry.lost[name]
+            lost.append(f"{field} {name} is replaced by {registry.fallback}: {why}")
+    if not lost:
+        return ""
+    return f"the policy {policy.name}: {'; '.join(lost)}; mend it, then: shoal policy set"
+
+
+def distrust(error: Exception) -> bool:
+    """Something failed, and users' functions may be why: do without them. False if there are
+    none (left)."""
+    why = f"{type(error).__name__}: {error}"[:300]
+    found = False
+    for registry in (ORDERINGS, PLACEMENTS):
+        for name in [name for name in registry if ":" in name and name not in registry.lost]:
+            registry.distrust(name, why)
+            found = True
+    return found
 
 
 def _find_ordering(path: str) -> Ordering:

@@ -58,7 +58,7 @@ class JobSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     env: dict[Annotated[str, msgspec.Meta(max_length=256, pattern=ENV_NAME_PATTERN)], Text] = {}
     workdir: Annotated[str, msgspec.Meta(max_length=4096)] = ""  # in a package: a part of it
     # The working directory as it was sent, by the SHA-256 of its archive; "": it is there already.
-    package: Annotated[str, msgspec.Meta(pattern=PACKAGE_PATTERN)] = ""
+    package: Annotated[str, msgspec.Meta(pattern=PACKAGE_PATTERN, max_length=64)] = ""
     # What pip shall install for it, as a requirements file says it.
     requirements: Annotated[str, msgspec.Meta(max_length=REQUIREMENTS_BYTES_MAX)] = ""
     priority: Annotated[int, msgspec.Meta(ge=-1000, le=1000)] = 0
@@ -76,7 +76,7 @@ class JobSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     checkpoint_ms: Milliseconds = 0  # how often it does; 0: it starts over
     estimate_ms: Milliseconds = 0  # how long it will run, if the user knows
     service: Annotated[str, msgspec.Meta(max_length=63)] = ""  # it is a replica of this one
-    version: Annotated[int, msgspec.Meta(ge=0)] = 0  # ... of this version
+    version: Annotated[int, msgspec.Meta(ge=0, le=1_000_000_000)] = 0  # ... of this version
     restart: Restart = Restart.ON_NODE_LOSS
     retries: Annotated[int, msgspec.Meta(ge=0, le=1000)] = 0
     backoff_ms: Milliseconds = 1000

@@ -11,6 +11,10 @@ from shoal.model.budget import BudgetPeriod
 from shoal.model.job import JOB_NAME_PATTERN
 
 Count = Annotated[int, msgspec.Meta(ge=0, le=1_000_000_000_000)]
+Span = Annotated[int, msgspec.Meta(ge=1, le=1_000_000_000_000)]  # in ms, about 30 years at most
+FunctionName = Annotated[str, msgspec.Meta(max_length=200)]
+PORTS_END = 65_536
+TENANTS_MAX = 10_000
 
 
 class Tenant(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -18,7 +22,7 @@ class Tenant(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     back when its owner wants it. Siblings share what their parent has by weight."""
 
     name: Annotated[str, msgspec.Meta(max_length=63, pattern=JOB_NAME_PATTERN)]
-    parent: str = ""
+    parent: Annotated[str, msgspec.Meta(max_length=63)] = ""
     weight: Annotated[int, msgspec.Meta(ge=1, le=1_000_000)] = 1
     quota_gpus: Count = 0
     # What it and its branches may use in a period; 0: as much as they get.
@@ -42,9 +46,9 @@ class Preempt(enum.StrEnum):
 class Policy(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Defaults suit one machine; a silent node is given up only after `grace_ms`."""
 
-    name: str = "fair"
-    order: str = "fair"
-    placement: str = "shoal"
+    name: Annotated[str, msgspec.Meta(max_length=63)] = "fair"
+    order: FunctionName = "fair"
+    placement: FunctionName = "shoal"
     preempt: Preempt = Preempt.RANK
     # Blocked jobs, from the front of the queue, for which room is set aside in time.
     reservations: Annotated[int, msgspec.Meta(ge=0, le=64)] = 2
@@ -55,7 +59,7 @@ class Policy(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     # comes first, one job at a time.
     elder_ms: Count = 24 * 3_600_000
     # Usage of an hour ago counts half of usage now, by default of a week's half-life.
-    half_life_ms: Annotated[int, msgspec.Meta(ge=1)] = 7 * 24 * 3_600_000
+    half_life_ms: Span = 7 * 24 * 3_600_000
     # What a start counts at once, so that a burst cannot outrun the accounts.
     entry_penalty_ms: Count = 60_000
     run_ms_min: Count = 300_000  # nobody is preempted before it ran this long
@@ -70,8 +74,8 @@ class Policy(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     idle_warn_ms: Count = 0
     idle_reclaim_ms: Count = 0
     idle_ends: bool = True  # it is over then; else it waits, to run again
-    retest_ms: Annotated[int, msgspec.Meta(ge=1)] = 600_000  # of a node in quarantine, at first
-    tenants: tuple[Tenant, ...] = ()
+    retest_ms: Span = 600_000  # of a node in quarantine, at first
+    tenants: Annotated[tuple[Tenant, ...], msgspec.Meta(max_length=TENANTS_MAX)] = ()
     budget_stops: bool = False  # whose budget is used up is stopped, too, and waits
 
     suspect_after_ms: Count = 5_000
@@ -83,7 +87,7 @@ class Policy(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     port_first: Annotated[int, msgspec.Meta(ge=1024, le=65_535)] = 20_000
     port_count: Annotated[int, msgspec.Meta(ge=1, le=64_000)] = 12_000
     # One step places at most this many jobs and asks to be called again, so that no step is long.
-    placements_per_step_max: Annotated[int, msgspec.Meta(ge=1)] = 200
+    placements_per_step_max: Annotated[int, msgspec.Meta(ge=1, le=100_000)] = 200
 
     def tenant(self, name: str) -> Tenant:
         """One that the policy does not name stands by itself, with nothing guaranteed."""
@@ -102,13 +106,33 @@ class Policy(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
 
 def problem_with(policy: Policy) -> str | None:
     """What the types cannot say about the tree of tenants, in one sentence; None if it is sound."""
-    names = [tenant.name for tenant in policy.tenants]
-    for name in names:
-        if names.count(name) > 1:
-            return f"tenants: {name!r} is named twice"
+    if policy.port_first + policy.port_count > PORTS_END:
+        most = PORTS_END - policy.port_first
+        return f"port_count: ports end at 65535, so from {policy.port_first} on there are {most}"
+    names: set[str] = set()
+    for tenant in policy.tenants:
+        if tenant.name in names:
+            return f"tenants: {tenant.name!r} is named twice"
+        names.add(tenant.name)
+    parents = {tenant.name: tenant.parent for tenant in policy.tenants}
     for tenant in policy.tenants:
         if tenant.parent and tenant.parent not in names:
             return f"tenants: the parent {tenant.parent!r} of {tenant.name!r} is not named"
-        if len(policy.lineage(tenant.name)) > len(policy.tenants):
-            return f"tenants: {tenant.name!r} is its own ancestor"
+    for name in _own_ancestors(parents):
+        return f"tenants: {name!r} is its own ancestor"
     return None
+
+
+def _own_ancestors(parents: dict[str, str]) -> list[str]:
+    """Those from whom no way up ends. Each tenant is looked at once."""
+    rooted: set[str] = {""}
+    for start in parents:
+        way: list[str] = []
+        name = start
+        while name not in rooted:
+            if len(way) > len(parents):
+                return [start]
+            way.append(name)
+            name = parents[name]
+        rooted.update(way)
+    return []

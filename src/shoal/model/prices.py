@@ -8,6 +8,7 @@ import msgspec
 
 Amount = Annotated[float, msgspec.Meta(ge=0, le=1_000_000_000_000)]
 Years = Annotated[float, msgspec.Meta(gt=0, le=100)]
+Name = Annotated[str, msgspec.Meta(max_length=255)]
 ANY = "*"
 HOURS_PER_YEAR = 8760
 MONTHS_PER_YEAR = 12
@@ -36,8 +37,8 @@ class PriceList(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     currency: Annotated[str, msgspec.Meta(max_length=12)] = ""
     pue: Annotated[float, msgspec.Meta(ge=1, le=10)] = 1
     co2_g_per_kwh: Annotated[float, msgspec.Meta(ge=0, le=10_000)] | None = None
-    gpus: Annotated[dict[str, Price], msgspec.Meta(max_length=1000)] = {}
-    nodes: Annotated[dict[str, Price], msgspec.Meta(max_length=10_000)] = {}
+    gpus: Annotated[dict[Name, Price], msgspec.Meta(max_length=1000)] = {}
+    nodes: Annotated[dict[Name, Price], msgspec.Meta(max_length=10_000)] = {}
 
 
 def problem_with(prices: PriceList) -> str | None:

@@ -165,6 +165,7 @@ ORDERINGS: Registry[Ordering] = Registry(
         "srsf": _by(_service, clairvoyant=True),
         "tiresias": _by(_tiresias_queue, _tiresias_changes_ms),
     },
+    fallback="fair",
 )
 
 

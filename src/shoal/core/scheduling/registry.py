@@ -17,18 +17,40 @@ class UnknownFunction(KeyError):
 
 class Registry(dict[str, Function], Generic[Function]):
     """A dict that can be taught to find `module:name`. Importing is not the core's business, so
-    whoever runs it says how."""
+    whoever runs it says how.
 
-    def __init__(self, kind: str, functions: dict[str, Function]) -> None:
+    A look-up never fails: a policy that was accepted may name what is no longer there, and a
+    cluster without an order would be worse than one in another order. What is missing, or was
+    found to fail, is in `lost` with the reason, and `fallback` takes its place."""
+
+    def __init__(self, kind: str, functions: dict[str, Function], fallback: str) -> None:
         super().__init__(functions)
         self.kind = kind
+        self.fallback = fallback
+        self.lost: dict[str, str] = {}
         self.find: Callable[[str], Function] | None = None
 
-    def __missing__(self, name: str) -> Function:
+    def load(self, name: str) -> Function:
+        """The function of this name, or UnknownFunction; what was lost is looked for again."""
+        if name in self and name not in self.lost:
+            return self[name]
         if ":" in name and self.find is not None:
             self[name] = self.find(name)
+            self.lost.pop(name, None)
             return self[name]
         known = ", ".join(sorted(known for known in self if ":" not in known))
         raise UnknownFunction(
             f"there is no {self.kind} {name!r}; there are {known}, or module:name of your own"
         )
+
+    def distrust(self, name: str, why: str) -> None:
+        """From now on the fallback takes its place."""
+        self.lost[name] = why
+        self[name] = self[self.fallback]
+
+    def __missing__(self, name: str) -> Function:
+        try:
+            return self.load(name)
+        except UnknownFunction as error:
+            self.distrust(name, str(error))
+            return self[name]

@@ -106,4 +106,5 @@ PLACEMENTS: Registry[Score] = Registry(
         "random": _random,
         "shoal": _foresight,
     },
+    fallback="shoal",
 )
