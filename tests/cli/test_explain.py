@@ -6,19 +6,21 @@ import datetime
 
 from shoal.cli.story_text import WIDTH, page
 from shoal.core.story import attempts_of, learned_of
+from shoal.ledger.accounts import ABOUT, Account
 from shoal.model.events import JobEvent
-from shoal.model.ledger import CostView
+from shoal.model.ledger import AccountSum, CostView
 from shoal.model.story import Story
 from tests.core.build import Cluster
 from tests.core.training import Training
 
 START_MS = 1_790_000_000_000
+HOUR_US = 3_600_000_000
 
 
 def story(cluster: Cluster, job_id: str, tails: dict[tuple[int, int], str]) -> Story:
     job = cluster.job(job_id)
     log = [one for one in cluster.log if not isinstance(one, JobEvent) or one.job == job_id]
-    attempts = attempts_of(log, lambda *at: tails.get(at, ""), cluster.now_ms)
+    attempts = attempts_of(log, lambda *at: tails.get(at, ""))
     return Story(
         id=job.id,
         name=job.spec.name or "",
@@ -34,8 +36,6 @@ def story(cluster: Cluster, job_id: str, tails: dict[tuple[int, int], str]) -> S
         complete=True,
         attempts=attempts,
         learned=learned_of(cluster.log, job_id),
-        gpu_ms=sum(one.gpu_ms for one in attempts),
-        lost_gpu_ms=sum(one.lost_gpu_ms for one in attempts),
     )
 
 
@@ -79,12 +79,12 @@ submitted 2026-09-21 14:13:20 for research, 2 members: python train.py
 waited 0ms for its first start; 16m 40s from submission on, 2 attempts
 
 Attempt 1, 2026-09-21 14:13:20, on {kept}, {lost}: ran 6m 40s, node lost
-    lost with {lost}; runs again elsewhere (costs no retry); 399 s of its work on 16 GPUs are
-      done again
+    lost with {lost}; runs again elsewhere (costs no retry); 6m 39s of its work on 16 GPUs
+      are done again
     member 1 on {lost} was first: no exit code
     it went from step 0 to 400, saved up to 380: 20 steps of work lost
 
-Attempt 2, 2026-09-21 14:20:00, on {kept}, {new}: ran 10m 0s, out of memory (probably)
+Attempt 2, 2026-09-21 14:20:00, on {kept}, {new}: ran 10m, out of memory (probably)
     member 1 on {new} exited 1
     because it said 'cuda out of memory'
     member 1 on {new} was first: exit code 1 in step 512
@@ -97,9 +97,7 @@ Attempt 2, 2026-09-21 14:20:00, on {kept}, {new}: ran 10m 0s, out of memory (pro
     a smaller batch, or GPUs or a --memory that are larger, would help
 
 What it cost
-    attempt 1: 1.78 GPU-hours, 1.77 GPU-hours lost
-    attempt 2: 2.67 GPU-hours, all lost
-    4.44 GPU-hours in all, of which 4.44 GPU-hours (100 %) were for nothing
+    not known: no ledger is kept here
 """
 
 
@@ -130,8 +128,8 @@ def test_a_job_that_never_started_has_a_page_too() -> None:
     waiting = cluster.submit(gpus=1)
     cluster.wait(5_000)
     told = text(story(cluster, waiting, {}))
-    assert "waited 5.0s for its first start" in told
-    assert told.endswith("no GPUs")
+    assert "waited 5s for its first start" in told
+    assert told.endswith("not known: no ledger is kept here")
     cluster.cancel(waiting)
     assert "was cancelled" in text(story(cluster, waiting, {}))
     assert job != waiting
@@ -161,8 +159,31 @@ def test_what_the_ledger_knows_is_told_too() -> None:
     cluster.join("n1", gpus=1)
     job = cluster.run(gpus=1)
     cluster.wait(3_600_000)
+    accounts = [
+        AccountSum(
+            account=account.value,
+            title=ABOUT[account].title,
+            group=ABOUT[account].group,
+            gpu_us=gpu_us,
+            gpu_ms=gpu_us / 1000,
+            share=gpu_us / HOUR_US,
+        )
+        for account, gpu_us in ((Account.STARTUP, HOUR_US // 50), (Account.USEFUL, HOUR_US))
+    ]
     cost = CostView(
-        job=job, gpu_us=0, gpu_ms=0, accounts=[], currency="EUR", cost=2.5, energy_wh=700, co2_g=250
+        job=job,
+        gpu_us=HOUR_US + HOUR_US // 50,
+        gpu_ms=0,
+        accounts=accounts,
+        currency="EUR",
+        cost=2.5,
+        energy_wh=700,
+        co2_g=250,
     )
     lines = page(story(cluster, job, {}), datetime.UTC, cost)
-    assert lines[-2:] == ["    1.00 GPU-hours in all", "    2.50 EUR, 0.7 kWh, 0.25 kg of CO2"]
+    assert lines[-4:] == [
+        "    1.02 GPU-hours in all",
+        "      1.00 GPU-hours (98 %) useful work",
+        "      72 GPU-seconds (2 %) start-up",
+        "    2.50 EUR, 0.7 kWh, 0.25 kg of CO2",
+    ]

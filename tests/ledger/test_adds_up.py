@@ -9,9 +9,13 @@ from pathlib import Path
 import msgspec
 import pytest
 
+from shoal.cli.story_text import _cost, _gpu_time
 from shoal.ledger.accounts import Account
-from shoal.ledger.report import Tariff
+from shoal.ledger.mirror import Machine, Owner
+from shoal.ledger.pages import Adds
+from shoal.ledger.report import Tariff, cost_view, rows
 from shoal.ledger.store import LedgerStore
+from shoal.model.events import NodeJoined
 from shoal.model.ledger import By
 from shoal.model.prices import PriceList
 from tests.ledger.worlds import Books, by_node, capacity, kept
@@ -42,6 +46,30 @@ def test_the_histories_are_hard_enough_to_use_every_account() -> None:
             seen[place.account] += amount
     missing = set(Account) - set(seen) - {Account.CHECKPOINT}
     assert not missing
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_a_jobs_page_says_what_the_report_says(seed: int, tmp_path: Path) -> None:
+    """`shoal explain` and `shoal report --by job`: the same accounts, to the GPU-microsecond."""
+    with kept(seed) as (run, books):
+        run.finish()
+    amounts = books.close(run.world.agenda.now_ms)
+    store = LedgerStore(tmp_path / "ledger.db")
+    nodes = {e.node: Machine("", 1) for e in books.events if isinstance(e, NodeJoined)}
+    owners = {place.job: Owner("t", "u", "") for place in amounts if place.job}
+    store.put([Adds(amounts=amounts, machines=nodes, owners=owners)], b"", 1)
+    tariff = Tariff(PriceList(), store.machines())
+    by_job = rows(tariff, store.sums(By.JOB, 0, 1 << 40, tariff.of_machine), By.JOB, 1 << 20)
+    for job in owners:
+        sums = store.sums(By.ACCOUNT, 0, 1 << 40, tariff.of_machine, job)
+        cost = cost_view(tariff, job, sums)
+        reported = {row.account: row.gpu_us for row in by_job if row.key == job}
+        assert {one.account: one.gpu_us for one in cost.accounts} == reported
+        assert cost.gpu_us == sum(reported.values())
+        shown = _cost(cost)
+        assert shown[0].strip() == f"{_gpu_time(cost.gpu_us)} in all"
+        titles = {one.title for one in cost.accounts}
+        assert len(shown) == 1 or {line.partition(") ")[2] for line in shown[1:]} == titles
 
 
 @pytest.mark.parametrize("seed", range(200, 215))

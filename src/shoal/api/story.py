@@ -38,7 +38,7 @@ class Stories(Controller):
 
     @get("/{job_id:str}/story")
     async def story(self, loop: ControlLoop, job_id: str) -> Story:
-        """Its attempts, how each ended and why, the last lines of who failed first, the cost."""
+        """Its attempts, how each ended and why, the last lines of who failed first."""
         await loop.stored(job_id)
         job = find_job(loop, job_id)
         if job is None:
@@ -59,7 +59,7 @@ def why_view(loop: ControlLoop, job: Job) -> WhyView:
         why=seen.why,
         progress=progress_view(loop, job),
         events=told[-WHY_EVENTS_MAX:],
-        attempts=attempts_of((one.event for one in told), no_tail, now_ms),
+        attempts=attempts_of((one.event for one in told), no_tail),
     )
 
 
@@ -74,7 +74,7 @@ def story_of(loop: ControlLoop, job: Job) -> Story:
         read = loop.logs.read(MemberRef(job.id, attempt, member), -TAIL_BYTES)
         return read.data.decode("utf-8", "replace")
 
-    attempts = attempts_of(events, tail, now_ms)
+    attempts = attempts_of(events, tail)
     command = shlex.join(job.spec.command)
     return Story(
         id=job.id,
@@ -91,8 +91,6 @@ def story_of(loop: ControlLoop, job: Job) -> Story:
         complete=bool(own) and isinstance(own[0].event, JobSubmitted),
         attempts=attempts,
         learned=learned_of(events, job.id),
-        gpu_ms=sum(one.gpu_ms for one in attempts),
-        lost_gpu_ms=sum(one.lost_gpu_ms for one in attempts),
     )
 
 

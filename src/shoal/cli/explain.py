@@ -23,14 +23,15 @@ def explain(
     Its attempts with their nodes and times; how each ended: own error, out of
     memory, hardware, node lost, hang, time limit, preempted, cancelled; the
     last lines of the member that failed first; what was learned of its nodes;
-    and what it cost. A cause that is only likely says so, and why.
+    and what it cost by the ledger, as in shoal report --by job. A cause that
+    is only likely says so, and why.
 
     It is told from the log of events, so it works as long as the job is known.
     Why a job waits now: shoal why.
 
     Examples:
       shoal explain j7
-      shoal explain j7 --json | jq '.attempts[] | {cause, evidence, gpu_ms}'
+      shoal explain j7 --json | jq '.attempts[] | {cause, evidence}'
     """
     from shoal.cli import reach, show
 

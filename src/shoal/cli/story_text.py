@@ -17,7 +17,7 @@ INDENT = 4
 ATTEMPTS_FIRST, ATTEMPTS_LAST = 3, 5  # of a long story, its beginning and its end
 LEARNED_MAX = 8
 NODES_NAMED_MAX = 6
-HOUR_MS = 3_600_000
+GPU_HOUR_US = 3_600_000_000
 
 # What would help, where that is known in general.
 ADVICE = {
@@ -44,7 +44,7 @@ def page(
             said = attempt.first.lines if attempt.first is not None else []
     if story.learned:
         lines += ["What was learned of its nodes", *_learned(story.learned, zone), ""]
-    lines += ["What it cost", *_cost(story), *_money(cost)]
+    lines += ["What it cost", *_cost(cost), *_money(cost)]
     return lines
 
 
@@ -126,7 +126,7 @@ def _steps(one: AttemptStory) -> list[str]:
     elif one.cause is not Cause.SUCCEEDED:
         text += ", and saved nothing"
     again = (one.to_step or 0) - (one.saved_step if one.saved_step is not None else one.from_step)
-    if one.ended_ms is not None and one.cause is not Cause.SUCCEEDED and again > 0:
+    if one.cause in FAILURES and again > 0:  # who is asked to stop may save on its way out
         text += f": {plural(again, 'step')} of work lost"
     return _wrapped(text, INDENT)
 
@@ -141,20 +141,18 @@ def _learned(learned: list[Learned], zone: datetime.tzinfo | None) -> list[str]:
     return lines
 
 
-def _cost(story: Story) -> list[str]:
-    if not story.gpu_ms:
-        return [" " * INDENT + "no GPUs"]
-    lines = []
-    if len(story.attempts) > 1:
-        for one in story.attempts[-ATTEMPTS_LAST:]:
-            lines.append(" " * INDENT + f"attempt {one.attempt}: {_of_it_lost(one)}")
-    text = f"{_gpu_time(story.gpu_ms)} in all"
-    if story.lost_gpu_ms == story.gpu_ms:
-        text += ", all of it for nothing"
-    elif story.lost_gpu_ms:
-        share = 100 * story.lost_gpu_ms / story.gpu_ms
-        text += f", of which {_gpu_time(story.lost_gpu_ms)} ({share:.0f} %) were for nothing"
-    return [*lines, " " * INDENT + text]
+def _cost(cost: CostView | None) -> list[str]:
+    """The ledger's own sums, in the words of `shoal report`."""
+    if cost is None:
+        return [" " * INDENT + "not known: no ledger is kept here"]
+    if not cost.gpu_us:
+        return [" " * INDENT + "no GPU time"]
+    lines = [f"{_gpu_time(cost.gpu_us)} in all"]
+    if len(cost.accounts) > 1 or any(one.group != "used" for one in cost.accounts):
+        for one in sorted(cost.accounts, key=lambda one: -one.gpu_us):
+            share = 100 * one.gpu_us / cost.gpu_us
+            lines.append(f"  {_gpu_time(one.gpu_us)} ({share:.0f} %) {one.title}")
+    return [" " * INDENT + line for line in lines]
 
 
 def _money(cost: CostView | None) -> list[str]:
@@ -171,17 +169,10 @@ def _money(cost: CostView | None) -> list[str]:
     return [" " * INDENT + ", ".join(parts)] if parts else []
 
 
-def _of_it_lost(one: AttemptStory) -> str:
-    if not one.lost_gpu_ms:
-        return _gpu_time(one.gpu_ms)
-    lost = "all lost" if one.lost_gpu_ms == one.gpu_ms else f"{_gpu_time(one.lost_gpu_ms)} lost"
-    return f"{_gpu_time(one.gpu_ms)}, {lost}"
-
-
-def _gpu_time(gpu_ms: int) -> str:
-    if gpu_ms < HOUR_MS // 10:
-        return f"{gpu_ms / 1000:.0f} GPU-seconds"
-    return f"{gpu_ms / HOUR_MS:.2f} GPU-hours"
+def _gpu_time(gpu_us: int) -> str:
+    if gpu_us < GPU_HOUR_US // 10:
+        return f"{gpu_us / 1_000_000:.0f} GPU-seconds"
+    return f"{gpu_us / GPU_HOUR_US:.2f} GPU-hours"
 
 
 def _moment(at_ms: int, zone: datetime.tzinfo | None) -> str:

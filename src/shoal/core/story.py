@@ -1,4 +1,5 @@
-"""What happened to a job, told from events: its attempts, how each ended, and what it cost."""
+"""What happened to a job, told from events: its attempts and how each ended. What that cost is in
+the ledger, and nowhere else."""
 
 from __future__ import annotations
 
@@ -20,7 +21,7 @@ from shoal.model.events import (
     NodeLost,
 )
 from shoal.model.job import Outcome, StopCause
-from shoal.model.resources import WHOLE_GPU_MILLI, Slice
+from shoal.model.resources import Slice
 from shoal.model.story import AttemptStory, Cause, FirstFailure, Learned
 
 KILLED_CODE = 137
@@ -83,7 +84,6 @@ class _Attempt:
         self.slices = event.slices
         self.over_ms: dict[int, int] = {}
         self.firsts: list[FirstFailure] = []
-        self.saved_ms: int | None = None
         self.told = AttemptStory(
             attempt=event.attempt,
             nodes=list(dict.fromkeys(slice_.node for slice_ in event.slices)),
@@ -98,7 +98,7 @@ class _Attempt:
             self.over_ms.setdefault(member, at_ms)
 
 
-def attempts_of(events: Iterable[Event], tail: Tail, now_ms: int) -> list[AttemptStory]:
+def attempts_of(events: Iterable[Event], tail: Tail) -> list[AttemptStory]:
     """From the job's events and those of its nodes, in the order of the log."""
     found: list[_Attempt] = []
     checks: list[NodeChecked] = []
@@ -113,7 +113,6 @@ def attempts_of(events: Iterable[Event], tail: Tail, now_ms: int) -> list[Attemp
             saved_step = found[-1].told.saved_step or saved_step
     for attempt in found:
         _judge(attempt, checks, tail)
-        _count(attempt, now_ms)
     return [attempt.told for attempt in found]
 
 
@@ -158,7 +157,6 @@ def _take(attempt: _Attempt, event: Event) -> None:
             _lose(attempt, event)
         case JobCheckpointed():
             told.saved_step = event.step
-            attempt.saved_ms = event.at_ms
             told.to_step = max(told.to_step or 0, event.step)
         case JobStopping():
             told.cause, told.why = CAUSES.get(event.cause.value, Cause.UNKNOWN), event.why
@@ -266,25 +264,8 @@ def _name_hardware(told: AttemptStory, first: FirstFailure, checks: Sequence[Nod
             return
 
 
-def _count(attempt: _Attempt, now_ms: int) -> None:
-    """A slice is held from the placement until its member is over."""
-    told = attempt.told
-    end_ms = told.ended_ms if told.ended_ms is not None else now_ms
-    for member, slice_ in enumerate(attempt.slices):
-        until_ms = attempt.over_ms.get(member, end_ms)
-        told.gpu_ms += _gpu_ms(slice_, until_ms - told.placed_ms)
-        if told.cause in (Cause.NONE, Cause.SUCCEEDED) or told.ended_ms is None:
-            continue
-        kept_until_ms = attempt.saved_ms if attempt.saved_ms is not None else told.placed_ms
-        told.lost_gpu_ms += _gpu_ms(slice_, until_ms - kept_until_ms)
-
-
 def _gpu_milli(slice_: Slice) -> int:
     return len(slice_.gpus) * slice_.gpu_milli
-
-
-def _gpu_ms(slice_: Slice, held_ms: int) -> int:
-    return _gpu_milli(slice_) * max(0, held_ms) // WHOLE_GPU_MILLI
 
 
 def last_lines(text: str, most: int = 8, width: int = 300) -> list[str]:

@@ -64,8 +64,6 @@ class AttemptStory(msgspec.Struct, kw_only=True):
     from_step: int = 0
     to_step: int | None = None  # as far as is known
     saved_step: int | None = None  # of its newest checkpoint
-    gpu_ms: int = 0  # held, from the placement until each member was over
-    lost_gpu_ms: int = 0  # of that, since the last checkpoint, if it had to be done again
 
 
 class Learned(msgspec.Struct, kw_only=True):
@@ -93,5 +91,3 @@ class Story(msgspec.Struct, kw_only=True):
     complete: bool  # False: its first events are no longer kept
     attempts: list[AttemptStory]
     learned: list[Learned]
-    gpu_ms: int
-    lost_gpu_ms: int
