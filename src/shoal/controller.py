@@ -17,7 +17,7 @@ import msgspec
 import uvloop
 
 from shoal.control import plugins
-from shoal.control.clock import SystemClock
+from shoal.control.clock import SystemClock, watch
 from shoal.control.doors import Doors, address, bind
 from shoal.control.history.history import History
 from shoal.control.home import ClusterConfig, Home
@@ -71,10 +71,11 @@ async def _serve(home: Home, doors: Doors, umask: int) -> None:
         raise EngineError(f"{home.config} is missing; start with: shoal up")
     store = _store(home)
     engine = _engine(home, config, umask)
+    clock = SystemClock(store.newest_ms(), home.clock)
     loop = ControlLoop(
         store,
         engine,
-        SystemClock(),
+        clock,
         None,
         LogStore(home.logs),
         PackageStore(home.packages),
@@ -86,6 +87,9 @@ async def _serve(home: Home, doors: Doors, umask: int) -> None:
     loop.followers.append(keeper)
     booking = asyncio.create_task(
         enduring("the ledger", lambda: keeper.run(lambda: loop.policy, loop.spent))
+    )
+    telling = asyncio.create_task(
+        enduring("the look at the clock", lambda: watch(clock, loop.alarms, loop.drifted))
     )
     _spare_the_collector()
     ticking = asyncio.create_task(loop.run())
@@ -110,6 +114,7 @@ async def _serve(home: Home, doors: Doors, umask: int) -> None:
     porting.cancel()
     keeping.cancel()
     booking.cancel()
+    telling.cancel()
     ticking.cancel()
     with contextlib.suppress(asyncio.CancelledError):
         await ticking

@@ -11,6 +11,7 @@ from shoal.model.events import (
     BudgetFreed,
     BudgetHeld,
     BudgetWarned,
+    ClockJumped,
     ControllerStarted,
     Event,
     JobAdopted,
@@ -256,6 +257,7 @@ SENTENCES: list[tuple[Event, str]] = [
         NodeIntended(at_ms=0, node="n1", intent=NodeIntent.CORDONED, why="by hand"),
         "n1 is cordoned: nothing new starts on it: by hand",
     ),
+    (ClockJumped(at_ms=0, drift_ms=9000, why="the clock was set"), "the clock was set"),
     (ControllerStarted(at_ms=0, epoch=1), "the controller started"),
     (ControllerStarted(at_ms=0, epoch=4), "the controller started again (start number 4)"),
 ]

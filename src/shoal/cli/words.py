@@ -12,6 +12,7 @@ from shoal.model.events import (
     BudgetFreed,
     BudgetHeld,
     BudgetWarned,
+    ClockJumped,
     ControllerStarted,
     Event,
     JobAdopted,
@@ -292,11 +293,13 @@ def _about_budget(event: BudgetWarned | BudgetHeld | BudgetFreed) -> str:
             assert_never(event)
 
 
-def _about_cluster(event: ControllerStarted | PolicyChanged) -> str:
+def _about_cluster(event: ControllerStarted | PolicyChanged | ClockJumped) -> str:
     match event:
         case ControllerStarted():
             again = f" again (start number {event.epoch})" if event.epoch > 1 else ""
             return f"the controller started{again}"
+        case ClockJumped():
+            return event.why
         case PolicyChanged():
             policy = event.policy
             return (

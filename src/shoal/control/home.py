@@ -38,6 +38,7 @@ class Home:
         self.token = self.path / "token"
         self.database = self.path / "shoal.db"
         self.marks = self.path / "marks.json"  # job numbers and epochs that were ever given out
+        self.clock = self.path / "clock.json"  # what this machine's clocks mean to the cluster
         self.salvaged = (
             self.path / "shoal.db.salvaged"
         )  # what a salvage saved, until it is in place

@@ -19,6 +19,7 @@ from shoal.core.apply import apply
 from shoal.core.check import check, check_touched
 from shoal.core.state import State
 from shoal.core.step import Step, step
+from shoal.core.timekeeping import JUMP_MS
 from shoal.model.budget import Spending
 from shoal.model.commands import Command, Envelope
 from shoal.model.events import ControllerStarted, Event, JobEvent
@@ -89,6 +90,7 @@ class ControlLoop:
         self._gone: dict[tuple[str, int], NodeGone] = {}
         self._loads: dict[str, ServiceLoad] = {}
         self._spendings: tuple[Spending, ...] = ()
+        self._drift_ms: int | None = None
         self._wake = asyncio.Event()
         self._watchers: dict[str, set[asyncio.Future[None]]] = {}
 
@@ -161,6 +163,12 @@ class ControlLoop:
         """What the ledger says of all tenants, where the policy sets budgets."""
         self._spendings = spendings
         self._wake.set()
+
+    def drifted(self, drift_ms: int) -> None:
+        """How far the machine's clock is off; the next step tells if that is news."""
+        self._drift_ms = drift_ms
+        if abs(drift_ms - self.state.drift_ms) >= JUMP_MS:
+            self._wake.set()
 
     def gone(self, gone: NodeGone) -> None:
         self._gone[gone.node, gone.incarnation] = gone
@@ -306,6 +314,7 @@ class ControlLoop:
             gone=tuple(self._gone.values()),
             services=tuple(self._loads.values()),
             spendings=self._spendings,
+            drift_ms=self._drift_ms,
         )
         self._spendings = ()
         self._reports, self._gone, self._loads = {}, {}, {}

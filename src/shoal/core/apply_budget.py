@@ -1,4 +1,4 @@
-"""What events of budgets and idle jobs change: whose jobs may start, and who was warned."""
+"""What events of budgets, idle jobs and the clock change: who may start, and who was warned."""
 
 from __future__ import annotations
 
@@ -7,7 +7,15 @@ from typing import Any
 
 from shoal.core.state import State
 from shoal.model.budget import BudgetLevel
-from shoal.model.events import BudgetFreed, BudgetHeld, BudgetWarned, EventBase, JobIdled, JobUsed
+from shoal.model.events import (
+    BudgetFreed,
+    BudgetHeld,
+    BudgetWarned,
+    ClockJumped,
+    EventBase,
+    JobIdled,
+    JobUsed,
+)
 from shoal.model.job import Phase
 
 
@@ -50,7 +58,12 @@ def _used(state: State, event: JobUsed) -> None:
     job.idle_since_ms, job.why = None, event.why
 
 
+def _clock_jumped(state: State, event: ClockJumped) -> None:
+    state.drift_ms = event.drift_ms
+
+
 APPLY_BUDGET: dict[type[EventBase], Callable[[State, Any], None]] = {
+    ClockJumped: _clock_jumped,
     BudgetWarned: _warned,
     BudgetHeld: _held,
     BudgetFreed: _freed,

@@ -68,3 +68,4 @@ class Snapshot(msgspec.Struct, frozen=True, kw_only=True):
     fleet: Fleet = msgspec.field(default_factory=Fleet)
     services: list[Service] = []
     budgets: dict[str, BudgetLevel] = {}
+    drift_ms: int = 0

@@ -39,6 +39,7 @@ class State:
         self.epoch = self.next_port = 0
         self.next_job = 1
         self.submitted = self.finished = 0
+        self.drift_ms = 0  # how far the machine's clock was ahead of ours when that was last told
         self.jobs: dict[str, Job] = {}  # live ones only: finished jobs live in the store
         self.nodes: dict[str, Node] = {}
         self.policy = Policy()
@@ -123,13 +124,14 @@ class State:
             fleet=self.fleet,
             services=list(self.services.values()),
             budgets=self.accounts.budgets,
+            drift_ms=self.drift_ms,
         )
 
     @classmethod
     def restore(cls, snapshot: Snapshot) -> State:
         state = cls()
         state.epoch, state.next_job = snapshot.epoch, snapshot.next_job
-        state.next_port = snapshot.next_port
+        state.next_port, state.drift_ms = snapshot.next_port, snapshot.drift_ms
         state.submitted, state.finished = snapshot.submitted, snapshot.finished
         state.accounts = Accounts(snapshot.policy, snapshot.accounts)
         state.accounts.budgets = snapshot.budgets

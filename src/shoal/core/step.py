@@ -16,6 +16,7 @@ from shoal.core.round import Round
 from shoal.core.scheduling.cycle import schedule
 from shoal.core.serve import serve
 from shoal.core.state import State
+from shoal.core.timekeeping import note_clock
 from shoal.core.wake import next_wake
 from shoal.core.watch import checks_wanted, watch
 from shoal.model.commands import Command
@@ -41,6 +42,7 @@ def step(state: State, report: Report, policy: Policy, now_ms: int) -> Step:
     round_ = Round(state, policy, now_ms)
     if policy != state.policy:
         round_.emit(PolicyChanged(at_ms=now_ms, policy=policy))
+    note_clock(round_, report.drift_ms)
     fresh = observe(round_, report)  # what happened on the nodes
     watch(round_, fresh)  # what members say of their work
     reclaim(round_, fresh)  # who holds GPUs and does not use them

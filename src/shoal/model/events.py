@@ -251,6 +251,13 @@ class BudgetFreed(BudgetEvent, frozen=True, kw_only=True):
     """There is some left again, or it has none any more."""
 
 
+class ClockJumped(EventBase, frozen=True, kw_only=True):
+    """The machine's clock was set: it is so far ahead of the cluster's time, which goes on."""
+
+    drift_ms: int
+    why: str
+
+
 class PolicyChanged(EventBase, frozen=True, kw_only=True):
     policy: Policy
 
@@ -299,6 +306,7 @@ Event = (
     | BudgetWarned
     | BudgetHeld
     | BudgetFreed
+    | ClockJumped
     | PolicyChanged
     | ControllerStarted
 )

@@ -38,6 +38,7 @@ const OTHERS = {
   ServiceStopping: (e) => `service ${e.service} stops`,
   ServiceStopped: (e) => `service ${e.service} has stopped`,
   PolicyChanged: (e) => `the policy is ${e.policy?.name}`,
+  ClockJumped: (e) => e.why,
   ControllerStarted: (e) => `controller start ${e.epoch}`,
 };
 
