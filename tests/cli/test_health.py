@@ -70,7 +70,7 @@ def _left_is_known(cluster: Live, job_id: str) -> bool:
     ("fields", "text"),
     [
         ({}, "step 7"),
-        ({"steps_total": 600, "loss": 1.9, "left_ms": 240_000}, "step 7/600, loss 1.9, 4m 0s left"),
+        ({"steps_total": 600, "loss": 1.9, "left_ms": 240_000}, "step 7/600, loss 1.9, 4m left"),
         ({"slow": [2]}, "step 7; member 2 is slow"),
         ({"slow": [0, 2]}, "step 7; 2 members are slow"),
     ],

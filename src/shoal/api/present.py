@@ -9,6 +9,7 @@ from shoal import __version__
 from shoal.control.loop import ControlLoop
 from shoal.core.explain import explain
 from shoal.core.state import Node
+from shoal.core.waits import waits_of
 from shoal.model.health import Standing
 from shoal.model.job import Job, Phase
 from shoal.model.node import NodeHealth, NodeIntent
@@ -298,5 +299,6 @@ def status_view(loop: ControlLoop) -> StatusView:
         submitted=state.submitted,
         finished=state.finished,
         last_seq=loop.last_seq,
+        waits=waits_of(state, loop.policy, loop.clock.now_ms()),
         alarms=loop.alarms.texts,
     )

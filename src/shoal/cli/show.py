@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 import sys
+import textwrap
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -36,9 +37,13 @@ STATE_STYLES = {
 }
 
 
+GAP = 2  # between two columns
+SHORTENED_MIN, WRAPPED_MIN = 8, 24  # a column narrower than this says nothing any more
+
+
 class Column(NamedTuple):
-    """What a terminal has no room for: a `flexible` column is cut, one that `wraps` grows down, one
-    that is `firm` never. A pipe gets everything."""
+    """What a terminal has no room for: a column is cut, one that `wraps` grows down, one that is
+    `firm` stays whole as long as there is room for the firm ones. A pipe gets everything."""
 
     title: str
     right: bool = False
@@ -102,29 +107,65 @@ def plain_lines(rows: Sequence[Sequence[Cell]], columns: Sequence[Column]) -> li
 def _rich_table(columns: Sequence[Column], rows: Sequence[Sequence[Cell]]) -> None:
     from rich.table import Table
 
-    grid = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="bold dim")
-    for number, column in enumerate(columns):
-        longest = max((len(row[number].text) for row in rows), default=0) if column.firm else 0
+    grid = Table(box=None, pad_edge=False, padding=(0, GAP, 0, 0), header_style="bold dim")
+    room = widths(columns, rows, shutil.get_terminal_size().columns)
+    shown = [number for number, width in enumerate(room) if width]
+    for number in shown:
+        column = columns[number]
         grid.add_column(
             column.title,
             justify="right" if column.right else "left",
             no_wrap=not column.wraps,
-            overflow="ellipsis",
-            ratio=1 if column.flexible else None,
-            min_width=None if column.flexible else max(len(column.title), longest),
+            overflow="fold" if column.wraps else "ellipsis",
+            width=room[number],
         )
-    grid.expand = any(column.flexible for column in columns)
     for row in rows:
-        grid.add_row(*[rich_text(cell) for cell in row])
+        grid.add_row(*[rich_text(row[number]) for number in shown])
     console().print(grid)
 
 
+def widths(columns: Sequence[Column], rows: Sequence[Sequence[Cell]], terminal: int) -> list[int]:
+    """How wide each column is; 0: there is no room for it. What is not firm gives way, the widest
+    first; then whole columns go, from the right, the firm ones last. The first, by which a row is
+    known, is always there."""
+    full = [
+        max([len(column.title), *(len(rich_text(row[number]).plain) for row in rows)])
+        for number, column in enumerate(columns)
+    ]
+    room = list(full)
+
+    def over() -> int:
+        shown = [width for width in room if width]
+        return sum(shown) + GAP * (len(shown) - 1) - terminal
+
+    soft = [number for number, column in enumerate(columns) if number and not column.firm]
+    while over() > 0 and (left := [n for n in soft if room[n] > _least(columns[n])]):
+        room[max(left, key=lambda n: room[n])] -= 1
+    kept = sorted(range(1, len(columns)), key=lambda n: (columns[n].firm, -n))
+    for number in kept:
+        if over() > 0:
+            room[number] = 0
+    room[0] = min(room[0], max(1, terminal))
+    for number, column in enumerate(columns):  # what a dropped column left is given back
+        if room[number] and (column.flexible or column.wraps):
+            room[number] = min(full[number], room[number] + max(0, -over()))
+    return room
+
+
+def _least(column: Column) -> int:
+    return max(len(column.title), WRAPPED_MIN if column.wraps else SHORTENED_MIN)
+
+
 def fitted(text: str) -> str:
-    """One line of the terminal, and no more; a pipe gets all of it."""
+    """One line of the terminal, and no more, cut between words; a pipe gets all of it."""
     if not at_terminal():
         return text
     columns = shutil.get_terminal_size().columns
-    return text if len(text) <= columns else text[: max(1, columns - 1)] + "…"
+    if len(text) <= columns:
+        return text
+    cut = text[: max(1, columns - 1)]
+    whole = cut if text[len(cut)] == " " else cut.rpartition(" ")[0]
+    return (whole if len(whole) > len(cut) // 2 else cut).rstrip(" ,;:") + "…"
 
 
 def rich_text(cell: Cell) -> Text:
@@ -134,13 +175,33 @@ def rich_text(cell: Cell) -> Text:
 
 
 def line(text: str, style: str = "") -> None:
-    """One line on stdout; the style shows on terminals only."""
-    if style and at_terminal():
-        from rich.text import Text
-
-        console().print(Text(printable(text), style=style), soft_wrap=True)
-    else:
+    """On stdout; a terminal gets the style, and what is long wrapped between words."""
+    if not at_terminal():
         print(printable(text))
+        return
+    from rich.text import Text
+
+    for part in wrapped(printable(text), shutil.get_terminal_size().columns):
+        if style:
+            console().print(Text(part, style=style), soft_wrap=True)
+        else:
+            print(part)
+
+
+def wrapped(text: str, columns: int) -> list[str]:
+    """Lines of so many characters, each indented as the first; no word is broken."""
+    if len(text) <= columns:
+        return [text]
+    indent = text[: len(text) - len(text.lstrip())]
+    return textwrap.wrap(
+        text,
+        columns,
+        initial_indent=indent,
+        subsequent_indent=indent,
+        drop_whitespace=True,
+        break_long_words=False,
+        break_on_hyphens=False,
+    )
 
 
 # Whoever keeps a line at the bottom of the terminal takes it away before a note is printed.

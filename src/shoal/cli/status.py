@@ -13,7 +13,6 @@ JOBS_SHOWN = 10
 EVENTS_SHOWN = 5
 SERVICES_SHOWN = 5
 ALARMS_SHOWN = 5
-WAITS_SHOWN = 3
 BAR_WIDTH = 24
 
 
@@ -22,9 +21,9 @@ def status(json: JsonOption = False, home: HomeOption = DEFAULT_HOME) -> None:
 
     What somebody should look at comes first, if there is anything. Then how
     many nodes, GPUs and CPUs are there and in use (unusable GPUs are those of
-    nodes that are lost, closed or in quarantine), the services, the first jobs
-    of the queue with the reason why they wait, and what happened last. --json
-    prints the numbers only. Live: shoal top.
+    nodes that are lost, closed or in quarantine), the services, the first jobs,
+    what those who wait wait for, and what happened last. --json prints the
+    numbers only. Live: shoal top; of one job: shoal why.
 
     Examples:
       shoal status
@@ -47,7 +46,7 @@ def status(json: JsonOption = False, home: HomeOption = DEFAULT_HOME) -> None:
     _print_summary(view, url)
     told = _print_alarms(view, nodes, services, jobs)
     _print_services(services)
-    _print_queue(view, jobs[: _room_for_jobs(len(services), told)])
+    _print_queue(view, jobs[: _room_for_jobs(len(services), told + len(view.waits))])
     if last:
         from shoal.cli.events import print_event
 
@@ -62,7 +61,7 @@ def _room_for_jobs(services: int, alarms: int) -> int:
 
     lines = shutil.get_terminal_size(fallback=(80, 24)).lines
     others = 5 + alarms + (min(services, SERVICES_SHOWN) + 3 if services else 0) + EVENTS_SHOWN + 1
-    return max(2, min(JOBS_SHOWN, lines - others - WAITS_SHOWN - 4))
+    return max(2, min(JOBS_SHOWN, lines - others - 4))
 
 
 def _print_summary(view: StatusView, url: str) -> None:
@@ -117,13 +116,15 @@ def _print_queue(view: StatusView, jobs: list[JobRow]) -> None:
     if not jobs:
         return
     from shoal.cli.ps import print_jobs
-    from shoal.cli.show import line
+    from shoal.cli.show import fitted, line
 
     line("")
-    print_jobs(jobs, view.now_ms, waits=WAITS_SHOWN)
+    print_jobs(jobs, view.now_ms, waits=0)
     more = sum(view.jobs.values()) - len(jobs)
     if more > 0:
         line(f"... and {more} more: shoal ps", "dim")
+    for text in view.waits:
+        line(fitted(text), "yellow dim")
 
 
 def _counts(counts: dict[str, int]) -> str:

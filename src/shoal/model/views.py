@@ -122,6 +122,7 @@ class StatusView(msgspec.Struct, kw_only=True):
     submitted: int
     finished: int
     last_seq: int  # newest event
+    waits: list[str] = []  # what those who wait wait for, in counts, most first
     alarms: tuple[str, ...] = ()  # what is wrong with the controller itself
 
 
