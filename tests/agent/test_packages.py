@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from shoal.agent.members import CannotStart
+from shoal.agent.faults import CannotStart
 from shoal.agent.packages import Packages
 from shoal.model.job import MemberRef
 from shoal.model.report import PackagePiece

@@ -13,8 +13,9 @@ from collections.abc import Callable
 from pathlib import Path
 
 from shoal.agent.beats import Beats
+from shoal.agent.faults import CannotStart, ailment, fault_of, must_have_room
 from shoal.agent.idling import Idling
-from shoal.agent.members import CANNOT_START_CODE, MARK, CannotStart, Members
+from shoal.agent.members import CANNOT_START_CODE, MARK, Members
 from shoal.agent.memory import OUT_OF_MEMORY, MemoryWatch
 from shoal.agent.shipping import Shipping, last_words
 from shoal.agent.stacks import stacks
@@ -22,7 +23,7 @@ from shoal.agent.supplies import Supplies
 from shoal.core.nodebook import STOPPED_BEFORE_START_CODE, NodeBook
 from shoal.exits import FROM_OUTSIDE, MEMBERS, member_ref, remove_exit, write_exit
 from shoal.model.commands import Launch, Prepare, Stop
-from shoal.model.job import MemberRef
+from shoal.model.job import Fault, MemberRef
 from shoal.model.progress import BEATS_ENV
 from shoal.model.report import MemberExit
 from shoal.wire import CHECKPOINT_ROOT
@@ -63,8 +64,8 @@ class Crew:
         self._checkpoints = os.environ.get(CHECKPOINT_ROOT) or str(directory / "checkpoints")
         self._outfits: dict[MemberRef, asyncio.Task[None]] = {}  # of those that cannot start yet
         self._readying: dict[str, asyncio.Task[None]] = {}  # jobs that may come here
-        # Over, but output still to ship: code, reason, the step it was in; and since when.
-        self._ended: dict[MemberRef, tuple[int, str, int | None]] = {}
+        # Over, but output still to ship: code, reason, the step it was in, whose fault; since when.
+        self._ended: dict[MemberRef, tuple[int, str, int | None, Fault]] = {}
         self._ended_at: dict[MemberRef, float] = {}
         self._writing: set[asyncio.Task[None]] = set()
         self._unwritten: dict[MemberRef, None] = {}  # their exits are on the way to the disk
@@ -80,6 +81,7 @@ class Crew:
         ref, directory = order.ref, self._directory / str(order.ref)
         try:
             directory.mkdir(exist_ok=True)
+            must_have_room(directory)
             self._shipping.watch(ref, directory / "output", fresh=True)
             ready = self._supplies.here(order)
             if ready is None:
@@ -123,7 +125,10 @@ class Crew:
         if not isinstance(error, CannotStart | OSError):
             log.error("%s cannot start", ref, exc_info=error)
         why = str(error) if isinstance(error, CannotStart) else f"cannot start: {error}"
-        self._is_over(ref, CANNOT_START_CODE, why)
+        fault = fault_of(error)
+        if not fault and (ails := ailment(self._directory)):
+            why, fault = f"{why}; this node's disk: {ails}", Fault.START
+        self._is_over(ref, CANNOT_START_CODE, why, fault=fault)
         self._shipping.pump()
         self.settle()
 
@@ -134,7 +139,7 @@ class Crew:
             known = ref in self._outfits or ref in self._ended or self.members.pid(ref) is not None
             if not known:
                 log.error("%s has no process that anybody knows of", ref)
-                self._ended[ref] = (CANNOT_START_CODE, "its process was lost track of", None)
+                self._is_over(ref, CANNOT_START_CODE, "its process was lost track of")
         self.settle()
 
     def prepare(self, order: Prepare) -> None:
@@ -226,7 +231,7 @@ class Crew:
             self._reaped.set()
             return
         for ref, code in ended:
-            self._ended[ref] = (code, "", None)  # whatever goes wrong below, it is over
+            self._is_over(ref, code, "")  # whatever goes wrong below
         self.beats.take()  # what the dead said last
         starved = any(code == KILLED_CODE for _, code in ended) and self.memory.killed()
         for ref, code in ended:
@@ -241,13 +246,23 @@ class Crew:
                 why = last_words(self._directory / str(ref) / "output")
             if not why and starved and code == KILLED_CODE and ref not in self._book.stopping:
                 why = OUT_OF_MEMORY
-            self._is_over(ref, code, why, step)
+            fault = Fault.NONE
+            if code and ref not in self._book.stopping and (ails := ailment(self._directory)):
+                why, fault = f"{why + '; ' if why else ''}this node's disk: {ails}", Fault.SICK
+            self._is_over(ref, code, why, step, fault)
         self._reaped.set()
         self._shipping.pump()
         self.settle()
 
-    def _is_over(self, ref: MemberRef, code: int, why: str, step: int | None = None) -> None:
-        self._ended[ref] = (code, why, step)
+    def _is_over(
+        self,
+        ref: MemberRef,
+        code: int,
+        why: str,
+        step: int | None = None,
+        fault: Fault = Fault.NONE,
+    ) -> None:
+        self._ended[ref] = (code, why, step, fault)
         self._ended_at[ref] = time.monotonic()
         if code not in FROM_OUTSIDE:
             exit_ = MemberExit(ref, code, why, ref in self._book.stopping, step)

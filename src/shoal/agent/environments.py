@@ -18,7 +18,7 @@ import sysconfig
 from collections.abc import Callable
 from pathlib import Path
 
-from shoal.agent.members import CannotStart
+from shoal.agent.faults import CannotStart
 from shoal.agent.shipping import last_words
 from shoal.kernel import NODE_MARK
 

@@ -14,11 +14,12 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Protocol
 
+from shoal.agent.faults import CannotStart
 from shoal.agent.nursery import ZYGOTES_MAX, Nursery
 from shoal.agent.warmth import Recipe, default_modules, recipe, wanted_modules
 from shoal.kernel import NODE_MARK, children, kill_marked, variable
 from shoal.model.commands import Launch, Prepare
-from shoal.model.job import MemberRef
+from shoal.model.job import Fault, MemberRef
 
 log = logging.getLogger("shoal.agent")
 
@@ -31,10 +32,6 @@ FIRST_LOOK_S = 3.0
 LOOK_S_MAX = 60.0
 PREPARED_S = 300.0  # without being told again
 SETTLED_S = 2.0  # who has loaded nothing more in this time is done with it
-
-
-class CannotStart(Exception):
-    """A reason that a user can act on."""
 
 
 class Helper(Protocol):
@@ -235,15 +232,15 @@ def _check_port(text: str) -> None:
 
 def _find(program: str, workdir: str, path: str) -> str:
     if not os.path.isdir(workdir):
-        raise CannotStart(f"workdir {workdir} is not a directory on this node")
+        raise CannotStart(f"workdir {workdir} is not a directory on this node", Fault.MISSING)
     if "/" in program:
         found = os.path.join(workdir, program)
         if not os.path.exists(found):
-            raise CannotStart(f"{found} does not exist on this node")
+            raise CannotStart(f"{found} does not exist on this node", Fault.MISSING)
         if os.path.isdir(found) or not os.access(found, os.X_OK):
             raise CannotStart(f"{found} cannot be executed: is it a program, with chmod +x?")
         return found
     found_in_path = shutil.which(program, path=path)
     if found_in_path is None:
-        raise CannotStart(f"no program {program!r} in PATH on this node")
+        raise CannotStart(f"no program {program!r} in PATH on this node", Fault.MISSING)
     return found_in_path

@@ -11,9 +11,9 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from shoal.agent.members import CannotStart
+from shoal.agent.faults import CannotStart
 from shoal.agent.unpack import BadPackage, Damaged, remove, unpack
-from shoal.model.job import PACKAGE_BYTES_MAX
+from shoal.model.job import PACKAGE_BYTES_MAX, Fault
 from shoal.model.report import PackagePiece
 from shoal.wire import PIECE_BYTES
 
@@ -169,7 +169,8 @@ class Packages:
             needed = (2 * piece.size + SPARE_BYTES) / MEGA
             raise CannotStart(
                 f"no room for the working directory: it needs {needed:.0f} MB free on this node, "
-                f"and {free / MEGA:.0f} MB are"
+                f"and {free / MEGA:.0f} MB are",
+                Fault.MISSING,
             )
         return piece.size
 

@@ -7,6 +7,7 @@ from typing import Any
 
 from shoal.core.accounts import share_of
 from shoal.core.apply_budget import APPLY_BUDGET, judge_holds
+from shoal.core.apply_fault import note_fault
 from shoal.core.apply_service import APPLY_SERVICE, not_served, replica_over
 from shoal.core.estimates import key_of
 from shoal.core.health.baseline import learn
@@ -101,6 +102,7 @@ def _job_placed(state: State, event: JobPlaced) -> None:
     job.running_ms = None
     job.stop_cause = None
     job.first_bad_code = None
+    job.fault = ""
     job.saved_ms = job.idle_since_ms = None
     job.not_before_ms = 0
     job.why = event.why
@@ -147,6 +149,7 @@ def _members_started(state: State, event: MembersStarted) -> None:
     job = state.jobs[event.job]
     for number in event.members:
         job.members[number].status = MemberStatus.ALIVE
+        job.members[number].started = True
 
 
 def _job_running(state: State, event: JobRunning) -> None:
@@ -154,6 +157,7 @@ def _job_running(state: State, event: JobRunning) -> None:
     for member in job.members:
         if not member.over:
             member.status = MemberStatus.ALIVE
+            member.started = True
     job.phase = Phase.RUNNING
     job.running_ms = event.at_ms
     state.tell(job, job.attained_ms)
@@ -178,6 +182,7 @@ def _member_exited(state: State, event: MemberExited) -> None:
 def _member_lost(state: State, event: MemberLost) -> None:
     job = state.jobs[event.job]
     job.members[event.member].status = MemberStatus.LOST
+    note_fault(state, job, event)
     _over(state, job, event.member, event.at_ms)
 
 

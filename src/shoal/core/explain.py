@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 from shoal.core.queue import Gang, gang_of
 from shoal.core.room import UNLIMITED, Level
-from shoal.core.scheduling.again import spares_kept_from, spares_when_empty
+from shoal.core.scheduling.again import shunned, spares_kept_from, spares_when_empty
 from shoal.core.scheduling.backfill import GAP_TRIES_MAX, SAFE, delayed_by, nodes_of
 from shoal.core.scheduling.expect import run_ms
 from shoal.core.scheduling.fit import fit, shortage
@@ -93,18 +93,23 @@ def reason_of(state: State, job: Job, policy: Policy, now_ms: int) -> Reason | N
 
 def _spared(state: State, job: Job) -> Reason | None:
     """The job fits, but only where the policy keeps nodes for gangs that lose one."""
-    if not state.policy.spares:
-        return None
-    position = _position(state, job)
-    if position >= GAP_TRIES_MAX:
-        text = f"number {position + 1} of jobs like it, of which some wait beside the spares"
-        return Reason(Waits.SPARES, text)
     spares = spares_kept_from(state, job)
+    position = _position(state, job)
+    if position >= GAP_TRIES_MAX and (state.policy.spares or _shun_in_front(state, job)):
+        text = f"number {position + 1} of jobs like it, of which some wait for other nodes"
+        return Reason(Waits.SPARES, text)
     if not spares or fit(state, gang_of(job), spares) is not None:
         return None
     names = ", ".join(state.order[index].id for index in sorted(spares)[:5])
     text = f"it fits only on {names}, kept as spares by the policy for gangs that lose a node"
+    if spares <= shunned(state, job):
+        text = f"it fits only on {names}, where what it runs is missing"
     return Reason(Waits.SPARES, text)
+
+
+def _shun_in_front(state: State, job: Job) -> bool:
+    line = state.queue.lanes[state.queue.lane[job.number]]
+    return all(state.job_numbered(number).missing_on for _, number in line[:GAP_TRIES_MAX])
 
 
 def held_by_nodes(kinds: Mapping[Kind, int], gang: Gang) -> int:

@@ -68,6 +68,8 @@ def _enforce_limits(round_: Round) -> None:
 def _cause_to_stop(round_: Round, job: Job) -> tuple[StopCause, str] | None:
     """Why the rest of the gang cannot go on, if it cannot."""
     lost = [m.slice.node for m in job.members if m.status is MemberStatus.LOST]
+    if lost and job.fault:
+        return StopCause.NODE_LOSS, job.fault
     if lost:
         names = ", ".join(sorted(set(lost)))
         return StopCause.NODE_LOSS, f"lost {plural(len(lost), 'member')} with {names}"
@@ -113,15 +115,17 @@ def _idle_for_good(round_: Round, job: Job) -> bool:
 
 
 def _settle_loss(round_: Round, job: Job, lost: list[str]) -> None:
-    names = ", ".join(lost) or "its node"
-    if job.spec.restart is Restart.NEVER:
-        why = f"lost with {names}, and its restart rule is never"
+    how = job.fault or f"lost with {', '.join(lost) or 'its node'}"
+    # What never started did not run, and may be placed again whatever its rule.
+    ran = not job.fault or any(member.started for member in job.members)
+    if job.spec.restart is Restart.NEVER and ran:
+        why = f"{how}, and its restart rule is never"
         _finish(round_, job, Outcome.FAILED, NODE_LOST_CODE, why)
     elif job.losses >= round_.policy.losses_max:
-        why = f"lost with {names}, its loss number {job.losses + 1}: the policy allows no more"
+        why = f"{how}, its loss number {job.losses + 1}: the policy allows no more"
         _finish(round_, job, Outcome.FAILED, NODE_LOST_CODE, why)
     else:
-        why = f"lost with {names}; runs again elsewhere (costs no retry)"
+        why = f"{how}; runs again elsewhere (costs no retry)"
         _requeue(round_, job, StopCause.NODE_LOSS, round_.now_ms, why)
 
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from shoal.model.commands import Acknowledge, Check, Dismiss, Envelope, Launch, Prepare, Stop
 from shoal.model.health import CheckResult
-from shoal.model.job import MemberRef
+from shoal.model.job import Fault, MemberRef
 from shoal.model.node import NodeSpec
 from shoal.model.progress import Progress
 from shoal.model.report import Getting, Idle, MemberExit, NodeReport
@@ -107,12 +107,19 @@ class NodeBook:
         """It has all that it needs."""
         self.getting.pop(ref, None)
 
-    def exited(self, ref: MemberRef, code: int, why: str = "", step: int | None = None) -> None:
+    def exited(
+        self,
+        ref: MemberRef,
+        code: int,
+        why: str = "",
+        step: int | None = None,
+        fault: Fault = Fault.NONE,
+    ) -> None:
         self.alive.pop(ref, None)
         self.getting.pop(ref, None)
         stopped = ref in self.stopping
         self.stopping.pop(ref, None)
-        self.exits[ref] = MemberExit(ref, code, why, stopped, step)
+        self.exits[ref] = MemberExit(ref, code, why, stopped, step, fault)
 
     def measured(self, result: CheckResult) -> None:
         self.checks[result.id] = result

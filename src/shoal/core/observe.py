@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from shoal.core.farewell import note_leaving, note_left
+from shoal.core.faults import UNSTARTED, take_faults
 from shoal.core.round import Round
 from shoal.core.state import Node, State
 from shoal.model.durations import duration_text
@@ -48,7 +49,8 @@ def _hear(round_: Round, inventory: NodeReport) -> bool:
         state.getting[node_id] = {one.ref: one.what for one in inventory.getting}
     state.said[node_id] = (inventory.incarnation, inventory.sequence)
     node = state.nodes[node_id]
-    _take_starts(round_, node, [*inventory.alive, *(exit_.ref for exit_ in inventory.exits)])
+    take_faults(round_, node, inventory.exits)
+    _take_starts(round_, node, [*inventory.alive, *_ran(inventory.exits)])
     _take_exits(round_, node, inventory.exits)
     _take_vanished(round_, node, inventory)
     if node.health is not NodeHealth.READY and not _strangers(state, inventory):
@@ -99,7 +101,8 @@ def _meet(round_: Round, inventory: NodeReport) -> None:
 
 def _take_ends(round_: Round, node: Node, exits: tuple[MemberExit, ...]) -> None:
     """Before a life of a node is written off: what ended in it has ended, and is not lost."""
-    _take_starts(round_, node, [exit_.ref for exit_ in exits])
+    take_faults(round_, node, exits)
+    _take_starts(round_, node, _ran(exits))
     _take_exits(round_, node, exits)
 
 
@@ -107,7 +110,8 @@ def _adopt(round_: Round, node: Node, inventory: NodeReport) -> None:
     """A job given up with this node and still waiting goes on as it was, if it is here whole.
 
     Not one that was told to stop: its processes end by our own order, which is no result."""
-    here = {*inventory.alive, *(exit_.ref for exit_ in inventory.exits if not exit_.stopped)}
+    own = (one.ref for one in inventory.exits if not one.stopped and not one.fault)
+    here = {*inventory.alive, *own}
     here.difference_update(inventory.stopping)
     for job_id in sorted({ref.job for ref in here}):
         job = round_.state.jobs.get(job_id)
@@ -145,8 +149,13 @@ def _still_free(state: State, node: Node, job: Job) -> bool:
     return not room.awaited and not room.exclusive
 
 
+def _ran(exits: tuple[MemberExit, ...]) -> list[MemberRef]:
+    """One that has exited did start, too, unless its node says that it could not."""
+    return [exit_.ref for exit_ in exits if exit_.fault not in UNSTARTED]
+
+
 def _take_starts(round_: Round, node: Node, seen: list[MemberRef]) -> None:
-    """Members seen for the first time; one that has already exited did start, too."""
+    """Members seen for the first time."""
     started: dict[str, list[int]] = {}
     placed = round_.state.placed[node.id]
     for ref in seen:

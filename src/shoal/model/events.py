@@ -7,7 +7,7 @@ from typing import Annotated, ClassVar
 import msgspec
 
 from shoal.model.health import CheckResult, Record
-from shoal.model.job import JobSpec, Outcome, StopCause
+from shoal.model.job import Fault, JobSpec, Outcome, StopCause
 from shoal.model.node import NodeIntent, NodeSpec
 from shoal.model.policy import Policy
 from shoal.model.resources import Slice
@@ -96,13 +96,14 @@ class MemberExited(JobEvent, frozen=True, kw_only=True):
 
 
 class MemberLost(JobEvent, frozen=True, kw_only=True):
-    """A member that ran is gone and left no exit code of its own: it vanished from its node's
-    inventory, or was stopped there by an order out of date."""
+    """A member is gone and left no exit code of its own: it vanished from its node's inventory, or
+    was stopped there by an order out of date. With a `fault` its node could not run it."""
 
     attempt: int
     member: int
     node: str
     why: str
+    fault: Fault = Fault.NONE
 
 
 class JobCheckpointed(JobEvent, frozen=True, kw_only=True):

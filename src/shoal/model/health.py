@@ -83,6 +83,7 @@ class Record(msgspec.Struct, frozen=True, kw_only=True):
     strikes: int = 0  # quarantines and failed retests since it was forgiven
     retest_ms: int = 0  # when to check a quarantined node again
     check_since_ms: int = -1  # a check is wanted since then; -1: none
+    faulty: bool = False  # in quarantine because it cannot start or keep anything
     history: tuple[Entry, ...] = ()
 
 

@@ -117,12 +117,22 @@ class MemberStatus(enum.StrEnum):
     LOST = "lost"  # its node is lost, or it vanished without an exit code
 
 
+class Fault(enum.StrEnum):
+    """Why an exit may not be the job's own doing, by what its node saw."""
+
+    NONE = ""
+    START = "start"  # the node could start nothing: no room, no inodes, no processes
+    SICK = "sick"  # it ran and failed, and the node's disk takes nothing
+    MISSING = "missing"  # its program or folder is not there; elsewhere it may be
+
+
 class Member(msgspec.Struct):
     """One member of the current attempt."""
 
     slice: Slice
     status: MemberStatus = MemberStatus.PENDING
     code: int | None = None
+    started: bool = False  # it was seen to have run
 
     @property
     def over(self) -> bool:
@@ -192,6 +202,9 @@ class Job(msgspec.Struct, kw_only=True):
     first_bad_step: int | None = None
     saved_step: int = 0  # the newest checkpoint that it told of goes on from here
     saved_ms: int | None = None  # when this attempt last saved
+    faults: int = 0  # ends by the fault of a node that could not run it
+    fault: str = ""  # the one that ended this attempt
+    missing_on: tuple[str, ...] = ()  # nodes that have not what it needs
     idle_stops: int = 0  # ends because its GPUs were not used
     idle_since_ms: int | None = None  # it was warned that it uses nothing of its GPUs
     outcome: Outcome | None = None

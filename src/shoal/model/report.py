@@ -6,7 +6,7 @@ import msgspec
 
 from shoal.model.budget import Spending
 from shoal.model.health import CheckResult
-from shoal.model.job import JobSpec, MemberRef
+from shoal.model.job import Fault, JobSpec, MemberRef
 from shoal.model.node import NodeIntent, NodeSpec
 from shoal.model.progress import Progress
 from shoal.model.samples import NodeSample
@@ -21,6 +21,7 @@ class MemberExit(msgspec.Struct, frozen=True):
     why: str = ""
     stopped: bool = False  # it had been told to stop, so the code says little about the job
     step: int | None = None  # by its last beat, if it counts steps
+    fault: Fault = Fault.NONE
 
 
 class Getting(msgspec.Struct, frozen=True):

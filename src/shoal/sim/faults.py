@@ -18,6 +18,7 @@ from shoal.sim.network import Network
 from shoal.sim.world import World
 
 SHORTEST_MS = 50
+SICK_PART = 0.35  # of the histories have nodes that can start nothing
 SLOW_ON_MS = 20_000  # slow nodes are mended later than the rest, for it takes long to find them
 
 
@@ -123,12 +124,30 @@ class Faults:
             fault = self._rng.choice(kinds)
             self._world.agenda.at(self._rng.randrange(until_ms), partial(self._do, fault))
 
+    def plan_sickness(self, rng: random.Random, until_ms: int) -> None:
+        """In some histories nodes fall sick: nothing can be started there, or what jobs want is
+        missing. Drawn apart from the rest, which stays as it is."""
+        if rng.random() > SICK_PART:
+            return
+        for _ in range(rng.randrange(1, 5)):
+            what = rng.choice(("sick", "sick", "bare"))
+            at_ms, node = rng.randrange(until_ms), rng.choice(list(self._whole))
+            long_ms = rng.randrange(SHORTEST_MS, until_ms)
+            self._world.agenda.at(at_ms, partial(self._do, partial(self._set, node, what, True)))
+            self._world.agenda.at(at_ms + long_ms, partial(self._set, node, what, False))
+
+    def _set(self, node: str, what: str, value: bool) -> None:
+        machine = self._world.machines.get(node)
+        if machine is not None:
+            self._counts[f"node {what}"] += value
+            setattr(machine, what, value)
+
     def stop(self) -> None:
         """Faults stop, links heal, nodes and the controller come back, as they once were."""
         self._stopped = True
         self._network.calm = True
         for machine in self._world.machines.values():
-            machine.broken = False
+            machine.broken = machine.sick = machine.bare = False
         self._world.agenda.after(SLOW_ON_MS, self._mend_slow)
         self._world.controller.crash_at = None
         self._world.start_controller()

@@ -142,6 +142,7 @@ class Run:
         size, rng = self.size, self._rng("sizes")
         self.users.plan(rng.randrange(size.jobs) + 1, size.storm_ms)
         self.faults.plan(rng.randrange(size.faults + 1), size.storm_ms)
+        self.faults.plan_sickness(self._rng("sickness"), size.storm_ms)
         if rng.random() < size.services_part:
             self.services.plan(size.storm_ms)
         if any(tenant.has_budget for tenant in self.policy.tenants):

@@ -138,7 +138,8 @@ class HealthTruth:
 
     def judged(self, event: NodeJudged) -> None:
         new = event.record.standing
-        if new is Standing.QUARANTINED and not self._in_quarantine(event.node):
+        guessed = not event.record.faulty  # what a node says of itself is no guess
+        if new is Standing.QUARANTINED and guessed and not self._in_quarantine(event.node):
             others = sum(map(self._in_quarantine, self._known))
             if others >= max(1, len(self._known) * SHARE_MILLI // 1000):
                 raise Untruth(f"{event.node} was quarantined beside {others} others: too many")

@@ -26,6 +26,8 @@ class JobTruth:
         self._failed: set[int] = set()  # attempts with a member that failed on its own
         self._lost: set[int] = set()  # attempts that lost a member with a node or without a trace
         self._drained: set[int] = set()
+        self.faulted: set[int] = set()  # attempts with a member that its node could not start
+        self._ran: set[int] = set()  # attempts of which something ran
         self.left: set[int] = set()  # attempts that were stopped to leave a node in quarantine
         self.stopped_for_hang: set[int] = set()
         self.stopped_for_idleness: set[int] = set()
@@ -63,6 +65,7 @@ class JobTruth:
         slice_ = self._placements[ref.attempt - 1][ref.member]
         if (slice_.node, slice_.gpus) != (node, launch.gpus):
             raise Untruth(f"{ref} was started on {node}, but its slice is {slice_}")
+        self._ran.add(ref.attempt)
         if self.outcome is not None and ref not in self.given_up:
             raise Untruth(f"{ref} was started after its job had {self.outcome.value}")
 
@@ -138,7 +141,8 @@ class JobTruth:
                 justified = event.attempt in self._failed and self._retries <= self.spec.retries
             case StopCause.NODE_LOSS:
                 self._losses += 1
-                allowed = not never and self._losses <= policy.losses_max
+                unstarted = event.attempt in self.faulted and event.attempt not in self._ran
+                allowed = (not never or unstarted) and self._losses <= policy.losses_max
                 justified = event.attempt in self._lost
             case StopCause.HANG:
                 self._hangs += 1

@@ -8,7 +8,7 @@ from typing import NamedTuple
 from shoal.core.nodebook import STOPPED_BEFORE_START_CODE, NodeBook
 from shoal.model.commands import Check, Dismiss, Envelope, Launch, Prepare, Stop
 from shoal.model.health import CheckResult
-from shoal.model.job import MemberRef
+from shoal.model.job import Fault, MemberRef
 from shoal.model.node import NodeSpec
 from shoal.model.progress import Progress
 from shoal.model.report import Idle, MemberExit, NodeReport
@@ -18,6 +18,7 @@ from shoal.sim.witness import End, Witness
 
 KILLED_CODE = 137
 TERMINATED_CODE = 143
+CANNOT_START_CODE = 127
 IDLE_TOLD_MS = 300
 
 
@@ -76,6 +77,8 @@ class Machine:
         self._slow = False
         self.broken = False  # its checks fail
         self.exits: tuple[MemberExit, ...] = ()  # on its disk while it is off
+        self.sick = False  # its disk is full: nothing can be started
+        self.bare = False  # it has none of the programs that jobs want
 
     @property
     def up(self) -> bool:
@@ -122,7 +125,7 @@ class Machine:
             id=id_,
             busy=bool(self.processes),
             figures={"memory_mbs": 2_000 if self._slow else 10_000},
-            faults=("a fan stands still",) if self.broken else (),
+            faults=("a fan stands still",) if self.broken or self.sick else (),
         )
 
     def report(self) -> None:
@@ -191,6 +194,12 @@ class Machine:
             self.report()
 
     def _begin(self, launch: Launch, fate: Fate) -> None:
+        if self.sick or self.bare:
+            assert self.book is not None
+            fault = Fault.START if self.sick else Fault.MISSING
+            self._witness.could_not_start(launch.ref, fault)
+            self.book.exited(launch.ref, CANNOT_START_CODE, "cannot start", fault=fault)
+            return
         plan, now_ms = fate.training, self._agenda.now_ms
         trainer = Trainer(launch.ref, plan, self._saved, now_ms) if plan is not None else None
         process = Process(launch, fate, trainer, now_ms)

@@ -39,7 +39,7 @@ from shoal.model.events import (
     NodeSuspected,
     PolicyChanged,
 )
-from shoal.model.job import MemberRef, StopCause
+from shoal.model.job import Fault, MemberRef, StopCause
 from shoal.model.node import NodeIntent, NodeSpec
 from shoal.model.policy import Policy
 from shoal.model.report import Cancel, NodeReport, Request
@@ -75,6 +75,7 @@ class Truth(Witness):
         self._known: dict[str, NodeSpec] = {}  # as the nodes joined: what the log knows of them
         self._entitlements = Entitlements(policy, self.jobs)
         self.health = HealthTruth(self.jobs, policy)
+        self._refused: dict[MemberRef, Fault] = {}  # their nodes could not start them
         self._news: set[tuple[str, int]] = set()  # node, incarnation: heard since the last round
 
     # -- what the world shows --------------------------------------------------------------
@@ -109,6 +110,9 @@ class Truth(Witness):
     def ended(self, ref: MemberRef, code: int | None, how: End) -> None:
         self.lives.end(ref, code, how)
         self.jobs[ref.job].member_ended(ref, code, how)
+
+    def could_not_start(self, ref: MemberRef, fault: Fault) -> None:
+        self._refused[ref] = fault
 
     def hangs(self, ref: MemberRef) -> None:
         self.health.hung.add((ref.job, ref.attempt))
@@ -205,6 +209,11 @@ class Truth(Witness):
         ref = MemberRef(event.job, event.attempt, event.member)
         life = self.lives.all.get(ref)
         self.jobs[event.job].member_over(ref)
+        if ref in self._refused and life is None:
+            # What is missing everywhere is the job's failure; a sick node never is.
+            if self._refused[ref] is Fault.MISSING:
+                self.jobs[event.job].found_broken(event.attempt)
+            return
         if event.code:
             self.jobs[event.job].member_failed(event.attempt, event.code, event.step)
         if life is None or life.how is End.VANISHED:
@@ -217,6 +226,10 @@ class Truth(Witness):
         ref = MemberRef(event.job, event.attempt, event.member)
         self.jobs[event.job].member_over(ref, lost=True)
         life = self.lives.all.get(ref)
+        if event.fault is not self._refused.get(ref, Fault.NONE) and event.fault:
+            raise Untruth(f"{ref} is said to have found no start on {event.node}: {event.why}")
+        if event.fault:
+            self.jobs[event.job].faulted.add(event.attempt)
         if life is not None and life.how not in (End.VANISHED, End.STOPPED):
             raise Untruth(f"{ref} is said to be lost, but {life}")
 

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from shoal.model.commands import Launch
 from shoal.model.events import Event
-from shoal.model.job import MemberRef
+from shoal.model.job import Fault, MemberRef
 from shoal.model.node import NodeSpec
 from shoal.model.report import NodeReport, Request
 
@@ -31,6 +31,8 @@ class Witness:
     def started(self, node: str, launch: Launch) -> None: ...
 
     def ended(self, ref: MemberRef, code: int | None, how: End) -> None: ...
+
+    def could_not_start(self, ref: MemberRef, fault: Fault) -> None: ...
 
     def hangs(self, ref: MemberRef) -> None:
         """It makes no step any more, and never will; told more than once."""

@@ -7,6 +7,7 @@
     quarantined -- the wait is over ----------------------> quarantined, a check is wanted
     quarantined -- check passed --------------------------> ok, with its history
     quarantined -- check failed, or not answered ---------> quarantined, twice the wait
+    ok, suspect -- it cannot start or keep anything ------> quarantined, retested soon
 
 A record is frozen: a change is an event that carries the new one.
 """
@@ -20,6 +21,7 @@ from shoal.model.health import Entry, HealthRule, Record, Standing, Suspicion
 HISTORY_MAX = 16
 SUSPICIONS_MAX = 4
 DOUBLINGS_MAX = 20
+FAULT_RETEST_MS = 30_000
 
 
 def suspected(record: Record, news: Suspicion, rule: HealthRule, *, room: bool) -> Record:
@@ -38,6 +40,14 @@ def suspected(record: Record, news: Suspicion, rule: HealthRule, *, room: bool) 
     if known and not second:
         return record  # the same rank of the same job: it was checked for that
     return _enter(noted, Standing.SUSPECT, news.at_ms, news.why, check_since_ms=news.at_ms)
+
+
+def faulted(record: Record, why: str, now_ms: int, rule: HealthRule) -> Record:
+    """It said so itself, so this is no guess: however many others are in quarantine, one more is
+    no loss. A full disk is often mended within minutes, and so the retest is soon."""
+    if record.standing is Standing.QUARANTINED:
+        return record
+    return _quarantine(msgspec.structs.replace(record, faulty=True), now_ms, why, rule)
 
 
 def checked(
@@ -104,6 +114,8 @@ def _quarantine(record: Record, now_ms: int, why: str, rule: HealthRule) -> Reco
     calm = record.standing is Standing.OK and now_ms - record.since_ms > rule.forgive_ms
     strikes = 1 if calm else record.strikes + 1
     wait_ms = min(rule.retest_ms << min(strikes - 1, DOUBLINGS_MAX), rule.retest_ms_max)
+    if record.faulty:
+        wait_ms = min(rule.retest_ms, FAULT_RETEST_MS)
     struck = msgspec.structs.replace(record, strikes=strikes, retest_ms=now_ms + wait_ms)
     return _enter(struck, Standing.QUARANTINED, now_ms, why)
 
@@ -119,5 +131,6 @@ def _enter(
         why=why,
         check_since_ms=check_since_ms,
         retest_ms=record.retest_ms if standing is Standing.QUARANTINED else 0,
+        faulty=record.faulty and standing is Standing.QUARANTINED,
         history=(*record.history, entry)[-HISTORY_MAX:],
     )

@@ -111,8 +111,14 @@ def _still_suits(room: Room, slice_: Slice, gang: Gang) -> bool:
 
 def spares_kept_from(state: State, job: Job) -> set[int]:
     """Nodes that a policy keeps for gangs that lose one: the last ones that nobody holds who could
-    not be stopped. A job that runs again may use them, and so may preemptible ones meanwhile."""
-    return set() if job.attempt else spares_beside(state, job)
+    not be stopped. A job that runs again may use them, and so may preemptible ones meanwhile. Kept
+    from a job, too, are nodes that have not what it needs."""
+    return shunned(state, job) | (set() if job.attempt else spares_beside(state, job))
+
+
+def shunned(state: State, job: Job) -> set[int]:
+    """Open nodes where its program or folder was found to be missing."""
+    return {state.nodes[node].index for node in job.missing_on if state.nodes[node].schedulable}
 
 
 def spares_beside(state: State, job: Job) -> set[int]:
@@ -135,7 +141,7 @@ def spares_when_empty(state: State, job: Job) -> set[int]:
     """Those that would be kept from it if nobody ran."""
     wanted = state.policy.spares
     if not wanted or job.attempt or job.spec.preemptible:
-        return set()
+        return shunned(state, job)
     return {node.index for node in [n for n in state.order if n.schedulable][-wanted:]}
 
 

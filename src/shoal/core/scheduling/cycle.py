@@ -164,7 +164,7 @@ def _place_one(round_: Round, lane: Lane, ahead: list[str]) -> bool:
         return False
     beside = bool(ahead or state.policy.spares)
     spared = False
-    for _, number in state.queue.lanes[lane][: GAP_TRIES_MAX if beside else 1]:
+    for _, number in state.queue.lanes[lane][:GAP_TRIES_MAX]:
         job = state.job_numbered(number)
         delayed = delayed_by(state, job, ahead, round_.now_ms) if ahead else ()
         if (lane.gang, delayed) in state.no_gap:
@@ -184,6 +184,8 @@ def _place_one(round_: Round, lane: Lane, ahead: list[str]) -> bool:
             spared = True  # which nodes these are changes with every job: that is not kept
         else:
             state.no_gap.add((lane.gang, delayed))
+        if not beside and not job.missing_on:
+            break  # those behind it differ in nothing
     if not spared:
         state.queue.stuck[lane] = tuple(ahead)
     return False
