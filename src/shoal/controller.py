@@ -7,6 +7,7 @@ import contextlib
 import gc
 import logging
 import os
+import resource
 import signal
 import socket
 from collections.abc import Callable, Iterator
@@ -31,7 +32,7 @@ from shoal.control.supervise import DAMAGED_CODE, HOPELESS_CODE, RESTARTS_ENV
 from shoal.enduring import enduring
 from shoal.engines.local.engine import LocalEngine
 from shoal.files import lock, write_private
-from shoal.kernel import claim
+from shoal.kernel import Usual, claim, prepare_for_service
 from shoal.ledger.keeper import Keeper
 from shoal.model.node import NodeIntent
 from shoal.model.report import SetIntent
@@ -41,6 +42,8 @@ from shoal.ports import Balancer, Engine, EngineError, StoreDamaged, StoreError
 if TYPE_CHECKING:
     import uvicorn
 
+FILES_MAX = 16_384
+FILES_RESERVED = 256  # for agents, the store and logs; who connects shares the rest
 GATEWAY_PORTS = range(8080, 9080)
 CLAIMS: list[socket.socket] = []  # ports chosen in this process' life
 
@@ -49,7 +52,7 @@ def run_controller(home_path: str, network: int, local: int) -> int:
     """Until it is told to end. It listens on the two descriptors that the supervisor holds. What it
     prints is its log; a line that begins with "shoal: " is its last, and means that starting it
     again would not help."""
-    umask = os.umask(0o077)  # databases, and what SQLite puts beside them, are for us alone
+    usual = prepare_for_service(FILES_MAX)
     logging.basicConfig(format="%(asctime)s %(name)s: %(message)s", level=logging.INFO)
     plugins.enable()
     home = Home(Path(home_path))
@@ -58,19 +61,19 @@ def run_controller(home_path: str, network: int, local: int) -> int:
         return HOPELESS_CODE
     try:
         with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-            runner.run(_serve(home, Doors.inherited(network, local), umask))
+            runner.run(_serve(home, Doors.inherited(network, local), usual))
     except (StoreError, EngineError) as error:
         print(f"shoal: {error}", flush=True)
         return DAMAGED_CODE if isinstance(error, StoreDamaged) else HOPELESS_CODE
     return 0
 
 
-async def _serve(home: Home, doors: Doors, umask: int) -> None:
+async def _serve(home: Home, doors: Doors, usual: Usual) -> None:
     config = home.read_config()
     if config is None:
         raise EngineError(f"{home.config} is missing; start with: shoal up")
     store = _store(home)
-    engine = _engine(home, config, umask)
+    engine = _engine(home, config, usual)
     clock = SystemClock(store.newest_ms(), home.clock)
     loop = ControlLoop(
         store,
@@ -138,12 +141,12 @@ def _store(home: Home) -> SqliteStore:
     return store
 
 
-def _engine(home: Home, config: ClusterConfig, umask: int) -> Engine:
+def _engine(home: Home, config: ClusterConfig, usual: Usual) -> Engine:
     if config.engine == "ray":
         from shoal.engines.ray.engine import RayEngine
 
         return RayEngine(home.path, config.reach)
-    return LocalEngine(config.nodes, home.nodes, home.checkpoints, umask)
+    return LocalEngine(config.nodes, home.nodes, home.checkpoints, usual)
 
 
 class _LazyBalancer:
@@ -202,6 +205,9 @@ def _api_server(
     import uvicorn
 
     from shoal.api.app import build
+    from shoal.api.door import Gate, guarded
+
+    files = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
 
     class Server(uvicorn.Server):
         @contextlib.contextmanager
@@ -217,7 +223,8 @@ def _api_server(
             proxy_headers=False,
             server_header=False,
             date_header=False,
-            http="httptools",
+            http=guarded(Gate((files - FILES_RESERVED) // 2)),
+            ws="none",
             timeout_graceful_shutdown=1,
         )
     )

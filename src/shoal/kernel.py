@@ -6,10 +6,12 @@ import contextlib
 import ctypes
 import errno
 import os
+import resource
 import signal
 import socket
 from collections.abc import Callable
 from pathlib import Path
+from typing import NamedTuple
 
 NODE_MARK = "SHOAL_NODE_DIR"  # in the environment of all that runs on a node: whose it is
 
@@ -33,6 +35,23 @@ def claim(name: str) -> socket.socket | None:
         held.close()
         return None
     return held
+
+
+class Usual(NamedTuple):
+    """What a controller changes for itself alone: agents and jobs have it as the user had it."""
+
+    umask: int
+    files: tuple[int, int]
+
+
+def prepare_for_service(files_most: int) -> Usual:
+    """Files that we make are for us alone, and we may open as many as the system allows."""
+    files = resource.getrlimit(resource.RLIMIT_NOFILE)
+    soft, hard = files
+    wanted = files_most if hard == resource.RLIM_INFINITY else min(files_most, hard)
+    if soft != resource.RLIM_INFINITY and soft < wanted:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
+    return Usual(os.umask(0o077), files)
 
 
 def die_with_parent() -> None:

@@ -15,6 +15,7 @@ from litestar.connection import ASGIConnection
 from litestar.exceptions import NotAuthorizedException
 from litestar.handlers import BaseRouteHandler
 
+from shoal.api.door import PROVEN
 from shoal.api.problems import Refusal
 
 SESSION_MS = 12 * 3600 * 1000
@@ -54,10 +55,12 @@ class Access:
         if handler.opt.get("open") or connection.scope["path"].startswith("/schema"):
             return  # what can be asked is no secret
         if self.bears_token(connection):
+            _proven(connection)
             return
         session = self.session(connection)
         if session is None:
             raise NotAuthorizedException(WRONG)
+        _proven(connection)
         if connection.scope.get("method") not in SAFE_METHODS:
             self.refuse_forgery(connection, session)
 
@@ -135,3 +138,10 @@ class Access:
 def same_origin(connection: Connection) -> bool:
     origin = urlsplit(connection.headers.get("origin", ""))
     return bool(origin.netloc) and origin.netloc == connection.headers.get("host", "")
+
+
+def _proven(connection: Connection) -> None:
+    """Those who bear the token stay connected when there are too many who do not."""
+    told = connection.scope.get(PROVEN)
+    if told is not None:
+        told()  # type: ignore[operator]

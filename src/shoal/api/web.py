@@ -35,6 +35,7 @@ HEADERS = {
     "cache-control": "no-cache",  # kept, but asked about each time: an update is seen at once
 }
 Secret = Annotated[str, msgspec.Meta(max_length=512)]
+SIGN_IN_BYTES_MAX = 16 * 1024  # nobody has shown a token yet
 AnyRequest = Request[Any, Any, Any]
 
 
@@ -77,7 +78,7 @@ class Files(Controller):
 class Sessions(Controller):
     path = "/v1/session"
 
-    @post(opt={"open": True}, status_code=200)
+    @post(opt={"open": True}, status_code=200, request_max_body_size=SIGN_IN_BYTES_MAX)
     async def sign_in(
         self, request: AnyRequest, access: Access, data: SignIn
     ) -> Response[SessionView]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import resource
 import subprocess
 import sys
 import time
@@ -16,7 +17,7 @@ import msgspec
 
 from shoal.exits import MEMBERS, read_exits
 from shoal.files import held, short_path, write_private
-from shoal.kernel import AGENT_MARK
+from shoal.kernel import AGENT_MARK, Usual
 from shoal.model.node import NodeSpec
 from shoal.model.report import NodeGone
 from shoal.wire import Ask, FromAgent, Heard, Link, ToAgent
@@ -157,11 +158,12 @@ def write_spec(directory: Path, spec: NodeSpec) -> None:
         write_private(path, data)
 
 
-def start_agent(directory: Path, env: dict[str, str], umask: int = -1) -> subprocess.Popen[bytes]:
-    """In a session of its own, so that it outlives whoever starts it. `umask` is that of its jobs;
-    -1: as ours."""
+def start_agent(
+    directory: Path, env: dict[str, str], usual: Usual | None = None
+) -> subprocess.Popen[bytes]:
+    """In a session of its own, so that it outlives whoever starts it."""
     with (directory / "agent.log").open("ab") as output:
-        return subprocess.Popen(
+        process = subprocess.Popen(
             [sys.executable, "-m", "shoal.agent", str(directory)],
             stdin=subprocess.DEVNULL,
             stdout=output,
@@ -169,8 +171,12 @@ def start_agent(directory: Path, env: dict[str, str], umask: int = -1) -> subpro
             start_new_session=True,
             cwd="/",
             env={**env, AGENT_MARK: str(directory)},
-            umask=umask,
+            umask=usual.umask if usual else -1,
         )
+    if usual is not None:
+        with contextlib.suppress(OSError):
+            resource.prlimit(process.pid, resource.RLIMIT_NOFILE, usual.files)
+    return process
 
 
 def last_incarnation(directory: Path) -> int:

@@ -10,6 +10,7 @@ from pathlib import Path
 
 from shoal.enduring import enduring
 from shoal.engines.agentlink import AgentLink, start_agent, write_spec
+from shoal.kernel import Usual
 from shoal.model.commands import Envelope
 from shoal.model.node import NodeSpec
 from shoal.model.report import NodeGone
@@ -19,11 +20,15 @@ from shoal.wire import CHECKPOINT_ROOT, FromAgent, Heard, Kept, Log, Need, Order
 
 class LocalEngine:
     def __init__(
-        self, nodes: Iterable[NodeSpec], root: Path, checkpoints: Path, umask: int = -1
+        self,
+        nodes: Iterable[NodeSpec],
+        root: Path,
+        checkpoints: Path,
+        usual: Usual | None = None,
     ) -> None:
         # Who started the cluster may have named another place, such as a disk with more room.
         env = {CHECKPOINT_ROOT: str(checkpoints), **os.environ}
-        self._nodes = {spec.id: LocalNode(spec, root / spec.id, env, umask) for spec in nodes}
+        self._nodes = {spec.id: LocalNode(spec, root / spec.id, env, usual) for spec in nodes}
         self._tasks: list[asyncio.Task[None]] = []
 
     async def start(self, inbox: Inbox) -> None:
@@ -55,16 +60,18 @@ class LocalNode:
 
     inbox: Inbox
 
-    def __init__(self, spec: NodeSpec, directory: Path, env: dict[str, str], umask: int) -> None:
+    def __init__(
+        self, spec: NodeSpec, directory: Path, env: dict[str, str], usual: Usual | None
+    ) -> None:
         self._spec = spec
         self._directory = directory
         self._env = env
-        self._umask = umask
+        self._usual = usual
         self.link = AgentLink(spec.id, directory, self, self._start)
 
     def _start(self) -> subprocess.Popen[bytes]:
         write_spec(self._directory, self._spec)
-        return start_agent(self._directory, self._env, self._umask)
+        return start_agent(self._directory, self._env, self._usual)
 
     def said(self, message: FromAgent) -> None:
         match message:

@@ -1,0 +1,285 @@
+"""What a connection may cost before it has shown a token: bytes, time, and its place among others.
+
+Whoever can reach the port can connect, so everything before the token is bounded here, where bytes
+become requests. Without that, one header could grow without end, and as the parser copies the whole
+for each piece that is added, a few slow senders of large headers kept the controller busy copying.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import httptools
+import msgspec
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+
+from shoal.model.views import Problem
+
+ADDRESS_BYTES_MAX = 8 * 1024
+HEAD_BYTES_MAX = 32 * 1024  # of the request line and the headers, or of trailers
+HEADERS_MAX = 100
+PIPELINE_MAX = 16  # requests that were sent before the one at work is answered
+PIECE_BYTES = 16 * 1024  # given to the parser at a time, so that it never holds much more
+HEAD_S = 10.0
+BODY_S = 30.0  # and beyond that ...
+BODY_BYTES_PER_S = 16 * 1024  # ... so fast, on average
+STALL_S = 60.0  # for a reader that takes nothing of its answer
+LINGER_S = 2.0  # for who still sends when the answer is given
+LINGER_BYTES = 1024 * 1024
+CONNECTIONS_MAX = 1000
+CONNECTIONS_LEAST = 16
+PROVEN = "shoal.proven"  # in a request's scope: called when its token or session is right
+
+
+class Gate:
+    """Who is connected. Over the network so many at most, and half of them from one address; when
+    that is too many, those leave first that came first and have shown no token. Connections by the
+    socket file are counted apart: only the user can make them, and nobody takes their place."""
+
+    def __init__(self, most: int = CONNECTIONS_MAX) -> None:
+        self.most = max(CONNECTIONS_LEAST, min(CONNECTIONS_MAX, most))
+        self._from: dict[str, int] = {}
+        self._guests: dict[Guard, None] = {}
+        self._unproven: dict[Guard, None] = {}
+
+    def __len__(self) -> int:
+        return len(self._guests)
+
+    def enter(self, guest: Guard) -> bool:
+        share = self.most if guest.address == "" else self.most // 2
+        if self._from.get(guest.address, 0) >= share and not self._dismiss(guest.address):
+            return False
+        network = len(self._guests) - self._from.get("", 0)
+        if guest.address and network >= self.most and not self._dismiss(None):
+            return False
+        self._guests[guest] = None
+        self._from[guest.address] = self._from.get(guest.address, 0) + 1
+        if guest.address:
+            self._unproven[guest] = None
+        return True
+
+    def prove(self, guest: Guard) -> None:
+        self._unproven.pop(guest, None)
+
+    def leave(self, guest: Guard) -> None:
+        self._unproven.pop(guest, None)
+        if guest in self._guests:
+            del self._guests[guest]
+            self._from[guest.address] -= 1
+            if not self._from[guest.address]:
+                del self._from[guest.address]
+
+    def _dismiss(self, address: str | None) -> bool:
+        for guest in self._unproven:
+            if address is None or guest.address == address:
+                self.leave(guest)
+                guest.transport.abort()
+                return True
+        return False
+
+
+class Guard(HttpToolsProtocol):
+    """uvicorn's protocol, with bounds. A class of its own for each server: see `guarded`."""
+
+    gate: Gate
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self.address = ""
+        self._silent = 0  # bytes since the parser last gave us something whole
+        self._received = 0  # of the body
+        self._began = 0.0
+        self._whole = True  # the request that came last
+        self._refusal: tuple[int, str] | None = None
+        self._lingering = 0  # bytes that are still thrown away
+        self._closing = False
+        self._timer: asyncio.TimerHandle | None = None
+        self._stall: asyncio.TimerHandle | None = None
+
+    # -- the connection ------------------------------------------------------------------------
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        super().connection_made(transport)
+        peer = transport.get_extra_info("peername")
+        self.address = str(peer[0]) if isinstance(peer, tuple) and peer else ""
+        if self.gate.enter(self):
+            self._arm(HEAD_S, self._late)
+        else:
+            self._refuse(503, "too many connections; try again in a moment")
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self.gate.leave(self)
+        self._disarm()
+        self.resume_writing()
+        super().connection_lost(exc)
+
+    def data_received(self, data: bytes) -> None:
+        if self._closing:
+            self._linger(len(data))
+            return
+        self._unset_keepalive_if_required()
+        if self._timer is None:
+            self._arm(HEAD_S, self._late)
+        view = memoryview(data)
+        try:
+            for start in range(0, len(view), PIECE_BYTES):
+                piece = view[start : start + PIECE_BYTES]
+                self._silent += len(piece)
+                self.parser.feed_data(piece)
+                if self._silent > HEAD_BYTES_MAX:
+                    self._too_large("headers", HEAD_BYTES_MAX)
+                if self._closing or self.transport.is_closing():
+                    return
+        except httptools.HttpParserUpgrade:
+            pass  # we speak nothing else, and answer as if it had not been asked
+        except (httptools.HttpParserError, _Refused):
+            self._refuse(*(self._refusal or (400, "this is no HTTP request")))
+
+    def pause_writing(self) -> None:
+        super().pause_writing()
+        if self._stall is None and self.address:
+            self._stall = self.loop.call_later(STALL_S, self.transport.abort)
+
+    def resume_writing(self) -> None:
+        if self._stall is not None:
+            self._stall.cancel()
+            self._stall = None
+        if self.flow is not None:
+            super().resume_writing()
+
+    # -- what the parser finds -----------------------------------------------------------------
+
+    def on_message_begin(self) -> None:
+        super().on_message_begin()
+        self._silent = self._received = 0
+        self._whole = False
+        self.scope[PROVEN] = self._prove  # type: ignore[literal-required]
+
+    def on_url(self, url: bytes) -> None:
+        super().on_url(url)
+        if len(self.url) > ADDRESS_BYTES_MAX:
+            self._too_large("address", ADDRESS_BYTES_MAX, 414)
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        super().on_header(name, value)
+        if len(self.headers) > HEADERS_MAX:
+            self._refusal = 431, f"a request has at most {HEADERS_MAX} headers"
+            raise _Refused
+
+    def on_headers_complete(self) -> None:
+        if len(self.pipeline) >= PIPELINE_MAX:
+            self._refusal = 503, f"at most {PIPELINE_MAX} requests may wait on one connection"
+            raise _Refused
+        super().on_headers_complete()
+        self._began = self.loop.time()
+        self._arm(BODY_S, self._look_at_body)
+
+    def on_body(self, body: bytes) -> None:
+        self._silent = 0
+        self._received += len(body)
+        if self.cycle.response_complete:
+            self._linger(len(body))
+        super().on_body(body)
+
+    def on_message_complete(self) -> None:
+        self._silent = 0
+        self._whole = True
+        self._disarm()
+        super().on_message_complete()
+        if self.cycle.response_complete and not self.transport.is_closing():
+            self._await_next()
+
+    def on_response_complete(self) -> None:
+        super().on_response_complete()
+        if not self._whole and not self.transport.is_closing():
+            self._unset_keepalive_if_required()
+            self._lingering = LINGER_BYTES
+            self._arm(LINGER_S, self.transport.abort)
+
+    # -- bounds --------------------------------------------------------------------------------
+
+    def _prove(self) -> None:
+        self.gate.prove(self)
+
+    def _await_next(self) -> None:
+        self._unset_keepalive_if_required()
+        self.timeout_keep_alive_task = self.loop.call_later(
+            self.timeout_keep_alive, self.timeout_keep_alive_handler
+        )
+
+    def _look_at_body(self) -> None:
+        """While we take nothing ourselves, as when the disk is slow, the sender is not to blame."""
+        now = self.loop.time()
+        if self.flow.read_paused:
+            self._began, self._received = now, 0
+        left_s = self._began + BODY_S + self._received / BODY_BYTES_PER_S - now
+        if left_s > 0:
+            self._arm(left_s, self._look_at_body)
+        else:
+            self._late()
+
+    def _late(self) -> None:
+        self._refuse(408, "the request took too long to arrive")
+
+    def _too_large(self, what: str, most: int, status: int = 431) -> None:
+        self._refusal = status, f"the {what} of a request may have {most // 1024} KiB at most"
+        raise _Refused
+
+    def _refuse(self, status: int, message: str) -> None:
+        """Answered in one line, and over. What is still sent is thrown away for a moment: the
+        kernel would take our answer back if we closed the connection on it."""
+        if self.transport.is_closing():
+            return
+        self._closing = True
+        self._unset_keepalive_if_required()
+        if self.cycle is not None and self.cycle.response_started and not self._answered():
+            self.transport.abort()
+            return
+        body = msgspec.json.encode(Problem(message=message))
+        head = f"HTTP/1.1 {status} {REASONS.get(status, 'Bad Request')}\r\n"
+        head += f"content-type: application/json\r\ncontent-length: {len(body)}\r\n"
+        self.transport.write(head.encode() + b"connection: close\r\n\r\n" + body)
+        self.gate.leave(self)
+        if self.cycle is not None and not self._answered():
+            self.cycle.disconnected = True  # whoever works on it must not answer as well
+            self.cycle.message_event.set()
+        if status == 503:  # there is no room, so none to wait in
+            self.transport.close()
+            return
+        self.transport.write_eof()
+        self._lingering = LINGER_BYTES
+        self._arm(LINGER_S, self.transport.abort)
+
+    def _answered(self) -> bool:
+        return self.cycle.response_complete
+
+    def _linger(self, count: int) -> None:
+        self._lingering -= count
+        if self._lingering < 0:
+            self.transport.abort()
+
+    def _arm(self, seconds: float, act: Any) -> None:
+        self._disarm()
+        self._timer = self.loop.call_later(seconds, act)
+
+    def _disarm(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+
+
+class _Refused(Exception):
+    """The parser is to stop; `_refusal` says why."""
+
+
+REASONS = {
+    408: "Request Timeout",
+    414: "URI Too Long",
+    431: "Request Header Fields Too Large",
+    503: "Service Unavailable",
+}
+
+
+def guarded(gate: Gate) -> type[Guard]:
+    return type("Guarded", (Guard,), {"gate": gate})
