@@ -16,6 +16,7 @@ from shoal.model.job import PACKAGE_BYTES_MAX, PACKAGE_FILES_MAX
 
 # What no job needs, where there is no .gitignore that says so.
 SKIPPED = frozenset((".git", "__pycache__", ".venv"))
+CACHES = (".pyc", ".egg-info", "_cache")
 LARGEST_SHOWN = 3
 IN_PLACE = "use --no-pack if all nodes see this folder"
 GIT_S_MAX = 60.0
@@ -35,6 +36,27 @@ class Package(NamedTuple):
     root: Path
     folder: str
     left_behind: tuple[str, ...]  # links that lead out of it, and what is no file
+    ignored: Ignored | None = None
+
+
+class Ignored(NamedTuple):
+    """What git ignores and so stays here: the largest files and folders of it, by size."""
+
+    files: int
+    size: int
+    largest: tuple[tuple[str, int], ...]
+
+    @property
+    def text(self) -> str:
+        more = len(self.largest) - LARGEST_SHOWN
+        named = [f"{name[:60]} ({_size_text(size)})" for name, size in self.largest[:LARGEST_SHOWN]]
+        rest = f" and {more} more" if more > 0 else ""
+        count = "1 file" if self.files == 1 else f"{self.files:,} files"
+        return (
+            f"not sent, for git ignores them: {count}, {_size_text(self.size)}: "
+            f"{', '.join(named)}{rest}; `git add -f` what the job needs, or name it by a path that "
+            "all nodes see"
+        )
 
 
 class Entry(NamedTuple):
@@ -66,7 +88,9 @@ def pack(workdir: Path) -> Package:
     archive.seek(0)
     digest = hashlib.file_digest(archive, "sha256").hexdigest()
     archive.seek(0)
-    return Package(digest, size, archive, root, "" if folder == "." else folder, tuple(left_behind))
+    place = "" if folder == "." else folder
+    ignored = _ignored(root) if in_git else None
+    return Package(digest, size, archive, root, place, tuple(left_behind), ignored)
 
 
 # -- what belongs to it -------------------------------------------------------------------
@@ -147,6 +171,28 @@ def _names(root: Path, in_git: bool) -> Iterator[str]:
             yield name
 
 
+def _ignored(root: Path) -> Ignored | None:
+    """But for what no job needs. A folder that is ignored is one entry, with all that is in it."""
+    listed = _git(root, "ls-files", "-oi", "--exclude-standard", "--directory", "-z")
+    if listed is None or listed.returncode:
+        return None
+    files, sizes = 0, []
+    for name in dict.fromkeys(os.fsdecode(listed.stdout).split("\0")):
+        short = name.rstrip("/")
+        if not name or SKIPPED.intersection(short.split("/")) or short.endswith(CACHES):
+            continue
+        path = root / short
+        inside = [path / below for below in _walk(path)] if path.is_dir() else [path]
+        size = sum(
+            one.lstat().st_size for one in inside[:PACKAGE_FILES_MAX] if os.path.lexists(one)
+        )
+        files += len(inside)
+        if inside:
+            sizes.append((name, size))
+    sizes.sort(key=lambda part: (-part[1], part[0]))
+    return Ignored(files, sum(size for _, size in sizes), tuple(sizes)) if sizes else None
+
+
 def _walk(root: Path) -> Iterator[str]:
     for folder, folders, files in os.walk(root, onerror=_raise):
         folders[:] = sorted(name for name in folders if name not in SKIPPED)
@@ -195,6 +241,8 @@ def _advice(in_git: bool) -> str:
 
 
 def _size_text(size: int) -> str:
+    if size < 1e5:
+        return f"{size} bytes" if size < 1000 else f"{size / 1e3:.1f} kB"
     return f"{size / 1e9:.1f} GB" if size >= 1e9 else f"{size / 1e6:.1f} MB"
 
 

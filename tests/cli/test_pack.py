@@ -8,6 +8,7 @@ import subprocess
 import tarfile
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from shoal.cli.requirements import BadRequirements, requirements_text
@@ -211,3 +212,28 @@ def test_a_travelling_job_cannot_write_where_it_runs(live_shoal: Shoal, tmp_path
 def test_the_whole_machine_does_not_travel() -> None:
     with pytest.raises(PackError, match="/ is the whole machine; go to your project's folder"):
         pack(Path("/"))
+
+
+def test_what_git_ignores_is_named_with_its_size(project: Path) -> None:
+    (project / ".gitignore").write_text("ignored\ndata/\n.venv\n__pycache__\n")
+    write(project, data__train="x" * 5_000, data__test="y" * 100)
+    (project / ".venv").mkdir()
+    (project / ".venv" / "python").write_text("z" * 9_000)
+    ignored = packed(project).ignored
+    assert ignored is not None
+    assert (ignored.files, ignored.size) == (3, 5_101)
+    assert ignored.largest == (("data/", 5_100), ("ignored", 1))
+    assert "3 files, 5.1 kB: data/ (5.1 kB), ignored (1 bytes); `git add -f`" in ignored.text
+    git(project, "add", "-f", "data", "ignored")  # as it advises
+    assert packed(project).ignored is None
+    assert "data/train" in content(project)
+
+
+def test_an_environment_that_requirements_hide_is_told() -> None:
+    from shoal.cli.pack import hidden_environment
+    from shoal.model.job import JobSpec
+
+    spec = JobSpec(command=("python",), env={"VIRTUAL_ENV": "/home/me/venv"})
+    assert hidden_environment(spec) == ""
+    told = hidden_environment(msgspec.structs.replace(spec, requirements="numpy"))
+    assert "not the other packages of /home/me/venv" in told

@@ -20,7 +20,12 @@ LEFT_SHOWN = 5
 
 def packed(client: Client, spec: JobSpec, wanted: bool | None, *, quiet: bool) -> JobSpec:
     """The job as it can run anywhere; as it is, if it shall run in place. Not said: packed
-    unless all nodes are of this machine, where the directory is there already."""
+    unless all nodes are of this machine, where the directory is there already. What a user may
+    expect to find there and will not is said."""
+    if not quiet and (hidden := hidden_environment(spec)):
+        from shoal.cli import show
+
+        show.note(hidden)
     if wanted is None:
         wanted = client.status().engine != "local"
     if not wanted:
@@ -38,9 +43,24 @@ def packed(client: Client, spec: JobSpec, wanted: bool | None, *, quiet: bool) -
             more = len(package.left_behind) - LEFT_SHOWN
             rest = f" and {more} more" if more > 0 else ""
             show.note(f"left behind, for they lead out of it or are no files: {names}{rest}")
+        if package.ignored is not None and not quiet:
+            show.note(package.ignored.text)
         client.send_package(package.sha256, package.size, file)
     return msgspec.structs.replace(
         spec, package=package.sha256, workdir=package.folder, env=_moved(spec, package)
+    )
+
+
+def hidden_environment(spec: JobSpec) -> str:
+    """With a list of requirements an environment is built from it, beside the node's own Python:
+    the one that is active here is not looked at."""
+    active = spec.env.get("VIRTUAL_ENV") or spec.env.get("CONDA_PREFIX")
+    if not spec.requirements or not active:
+        return ""
+    return (
+        f"--requirements: the job finds what the list names, not the other packages of {active}; "
+        "list all that it needs (pip freeze), or leave --requirements out where nodes have that "
+        "folder"
     )
 
 

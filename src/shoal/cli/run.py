@@ -175,9 +175,10 @@ def run(
     torchrun starts them, add --procs-per-node gpu: four nodes with eight.
 
     An elastic gang (-n 2..8) starts with as many members as there is room
-    for. It gives some up when others need the room and, if it saves its
-    work (--checkpoint-every), is restarted larger when there is more. A
-    share of a GPU (-g 0.5, or -g 20G: as much of one as 20 GB of its memory
+    for. If it is --preemptible, it gives some up when others need the room;
+    if it saves its work (--checkpoint-every), it is restarted larger when
+    nobody waits. Neither happens before it ran for five minutes (run_ms_min
+    of the policy). A share of a GPU (-g 0.5, or -g 20G: as much of one as 20 GB of its memory
     is) leaves the rest to others; it is counted, not enforced.
 
     Instead of a command, a file ending in .yaml, .toml or .json may describe
@@ -186,10 +187,11 @@ def run(
     from the file's folder.
 
     Where nodes are other machines, the folder goes along: the repository it
-    is in without what git ignores, sent to each node once and read-only there
-    (--pack; on one machine jobs run in place). What it writes belongs into
-    $SHOAL_CHECKPOINT_DIR, or $SHOAL_SCRATCH, which ends with it. What
-    --requirements lists is installed once on each node.
+    is in without what git ignores (it says what that is), sent to each node
+    once and read-only there (--pack; on one machine jobs run in place).
+    What it writes belongs into $SHOAL_CHECKPOINT_DIR, or $SHOAL_SCRATCH,
+    which ends with it. What --requirements lists is installed once on each
+    node.
 
     It prints the job's id and returns at once. With --wait it shows the
     output and ends with the job's exit code (124: out of time, 130:

@@ -204,6 +204,8 @@ class ClusterPool(Pool):
         words, workdir, package = [sys.executable, "-c", _START, SOURCE], os.getcwd(), ""
         if (not local) if cluster.pack is None else cluster.pack:
             made = pack(Path(workdir))
+            if made.ignored is not None:
+                log.warning("%s", made.ignored.text)
             with made.file as file:
                 client.send_package(made.sha256, made.size, file)
             words = ["sh", "-c", _START_THERE, "sh"]
