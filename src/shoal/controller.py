@@ -86,7 +86,13 @@ async def _serve(home: Home, doors: Doors, usual: Usual) -> None:
         store.alarms,
     )
     loop.restarts = int(os.environ.get(RESTARTS_ENV, "0"))
-    keeper = Keeper(home.ledger, home.prices, store, loop.clock)
+    keeper = Keeper(
+        home.ledger,
+        home.prices,
+        store,
+        loop.clock,
+        lambda text: loop.alarms.raise_("ledger", text),
+    )
     loop.followers.append(keeper)
     booking = asyncio.create_task(
         enduring("the ledger", lambda: keeper.run(lambda: loop.policy, loop.spent))

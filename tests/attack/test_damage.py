@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 import os
 import shutil
 import sqlite3
@@ -10,18 +12,28 @@ from pathlib import Path
 import pytest
 
 from shoal.control import loop as control_loop
+from shoal.control.history.store import HistoryFile
 from shoal.control.home import Home
 from shoal.control.marks import JOBS_AHEAD, Numbers
 from shoal.control.salvage import salvage
 from shoal.control.sqlite_store import SqliteStore
 from shoal.core.check import check
 from shoal.files import write_private
+from shoal.ledger.keeper import Keeper
+from shoal.ledger.store import LedgerStore
 from shoal.model.events import ControllerStarted
 from shoal.model.job import JobSpec
-from shoal.model.report import Accepted, Answer, Submit
-from shoal.ports import StoreDamaged
+from shoal.model.ledger import By
+from shoal.model.report import Accepted, Answer, Report, Submit
+from shoal.ports import StoreDamaged, StoreError
 from tests.control.test_loop import Rig
 from tests.control.test_sqlite_store import as_bytes, history
+
+
+class HandClock:
+    def now_ms(self) -> int:
+        return 7_000
+
 
 SPEC = JobSpec(command=("true",), gpus=1)
 
@@ -218,3 +230,81 @@ def test_what_is_no_database_at_all_begins_empty_behind_every_id(tmp_path: Path)
     state, _ = SqliteStore(home.database).load()
     assert (state.next_job, state.epoch, len(state.jobs)) == (1234, 7, 0)
     assert "0 live jobs" in lines[0]
+
+
+def keeper_of(tmp_path: Path, store: SqliteStore, told: list[str] | None = None) -> Keeper:
+    told = [] if told is None else told
+    return Keeper(tmp_path / "ledger.db", tmp_path / "prices", store, HandClock(), told.append)
+
+
+async def booked(keeper: Keeper, store: SqliteStore) -> int:
+    keeper.stepped(Report(), [], store._last)
+    return (await keeper.view(By.ACCOUNT, 0, 0)).capacity_gpu_us
+
+
+def test_a_damaged_ledger_is_set_aside_and_booked_again(tmp_path: Path) -> None:
+    store = filled(tmp_path / "shoal.db")
+    whole = Keeper(
+        tmp_path / "other.db", tmp_path / "prices", filled(tmp_path / "x.db"), HandClock()
+    )
+    first = keeper_of(tmp_path, store)
+    first.close()
+    ledger = tmp_path / "ledger.db"
+    good = ledger.read_bytes()
+    for number, spoil in enumerate(("header", "pages", "mirror"), 1):
+        ledger.write_bytes(good)
+        if spoil == "mirror":
+            execute(ledger, "UPDATE book SET mirror = ?", os.urandom(400))
+        else:
+            data = bytearray(good)
+            at = 0 if spoil == "header" else 4096
+            data[at : at + 3000] = os.urandom(3000)
+            ledger.write_bytes(data)
+        told: list[str] = []
+        keeper = keeper_of(tmp_path, store, told)
+        assert asyncio.run(booked(keeper, store)) == 8 * 7_000_000, spoil
+        keeper.close()
+        assert "is booked again from the log" in told[0]
+        assert (tmp_path / f"ledger.db.damaged-{number}").exists()
+    whole.close()
+
+
+def test_a_roll_that_fails_books_nothing_twice(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = filled(tmp_path / "shoal.db")
+    keeper_of(tmp_path, store).close()
+    (tmp_path / "ledger.db").write_bytes(b"not a ledger" * 500)  # it is booked from the first event
+    keeper = keeper_of(tmp_path, store)
+
+    def failing(*_: object) -> None:
+        raise StoreError("the disk is full")
+
+    monkeypatch.setattr(LedgerStore, "roll", failing)
+    keeper._rolled = -1  # it is due
+
+    async def twice() -> tuple[int, int]:
+        with contextlib.suppress(StoreError):
+            await booked(keeper, store)
+        monkeypatch.undo()
+        view = await keeper.view(By.ACCOUNT, 0, 0)
+        return view.capacity_gpu_us, sum(row.gpu_us for row in view.accounts)
+
+    assert asyncio.run(twice()) == (8 * 7_000_000, 8 * 7_000_000)
+
+
+def test_a_damaged_file_of_samples_is_set_aside(tmp_path: Path) -> None:
+    path = tmp_path / "history.db"
+    file = HistoryFile(path)
+    for number in range(50):
+        file.write(os.urandom(500), [(f"j/{number}", 1, os.urandom(500))])
+    file.close()
+    data = bytearray(path.read_bytes())
+    for page in range(1, len(data) // 4096):
+        data[page * 4096 : page * 4096 + 512] = os.urandom(512)
+    path.write_bytes(data)
+    again = HistoryFile(path)
+    again.write(b"tail", [])
+    assert again.tail() == [b"tail"]
+    assert (tmp_path / "history.db.damaged").exists()
+    again.close()

@@ -93,7 +93,7 @@ def test_what_could_not_be_written_leaves_nothing_behind(tmp_path: Path) -> None
 
 
 def test_a_damaged_or_foreign_file_is_told(tmp_path: Path) -> None:
-    (tmp_path / "ledger.db").write_bytes(b"no database" * 1000)
+    (tmp_path / "ledger.db").mkdir()
     with pytest.raises(StoreError, match=r"ledger\.db"):
         LedgerStore(tmp_path / "ledger.db")
     other = sqlite3.connect(tmp_path / "new.db")

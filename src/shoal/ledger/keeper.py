@@ -23,13 +23,14 @@ from shoal.model.ledger import By, CostView, LedgerView
 from shoal.model.policy import Policy
 from shoal.model.prices import PriceList
 from shoal.model.report import Report
-from shoal.ports import Clock, Store, StoreError
+from shoal.ports import Clock, Store, StoreDamaged, StoreError
 
 log = logging.getLogger("shoal.ledger")
 
 WRITE_S = 15.0
 SPENT_S = 5.0  # the same, where budgets want to know
 EVENTS_AT_ONCE = 5_000
+EVENTS_REBOOKED_MAX = 100_000  # a few seconds
 KEYS_MAX = 1_000
 TIMES_MAX = 2_400  # rows of days or hours: 100 days of hours
 
@@ -41,23 +42,52 @@ class Keeper:
     """Called by the loop after every step. Trouble with its file never stops a cluster: what was
     not booked is in the log, and is booked when the file is well again."""
 
-    def __init__(self, path: Path, prices: Path, store: Store, clock: Clock) -> None:
+    def __init__(
+        self,
+        path: Path,
+        prices: Path,
+        store: Store,
+        clock: Clock,
+        alarm: Callable[[str], None] = log.error,
+    ) -> None:
         self._log = store
+        self._alarm = alarm
         self._clock = clock
         self._prices_path = prices
         self._path = path
         self._shelf: LedgerStore | None = None
         self._lock = asyncio.Lock()
         self._rolled = 0
+        self._rebook = False
         self._spent = Spent()
         self.book = Book()
         self.seq = 0
         self.trouble = ""
         self.prices = self._read_prices()
         try:
-            self._open()
-        except StoreError as error:
+            try:
+                self._open()
+            except StoreDamaged as error:
+                self._set_aside(error)
+                self._open()
+        except (StoreError, OSError) as error:
             self._give_up(error)
+
+    def _set_aside(self, error: StoreDamaged) -> None:
+        """What the log still tells is booked again; older sums are in the damaged file."""
+        if self._shelf is not None:
+            self._shelf.close()
+            self._shelf = None
+        number = 1
+        while (aside := self._path.with_name(f"{self._path.name}.damaged-{number}")).exists():
+            number += 1
+        for ending in ("-wal", "-shm", ""):
+            old = self._path.with_name(self._path.name + ending)
+            if old.exists():
+                old.replace(aside.with_name(aside.name + ending))
+        self._rebook = self._whole_log()
+        again = "is booked again from the log" if self._rebook else "begins with this moment"
+        self._alarm(f"{error}: it is kept as {aside.name}, and the ledger {again}")
 
     def _open(self) -> None:
         self._shelf = LedgerStore(self._path)
@@ -68,14 +98,24 @@ class Keeper:
             return
         if state is None:
             state, last = self._log.load()
+        if self._rebook:
+            return  # from the first event on, with the first step
         # A ledger that is new, or does not know this log: it begins with how things stand.
         began = Mirror(gaps=found[0].gaps) if found is not None else Mirror()
         self.book, self.seq = Book(began), last
         for event in events_of(state, self._clock.now_ms()):
             self.book.take(event)
 
+    def _whole_log(self) -> bool:
+        """Does the log tell everything, in few enough events to book them at once?"""
+        first, newest = self._log.events(0, 1), self._log.events(-1, 1)
+        whole = bool(first) and first[0].seq == 1 and not self._log.unbroken_from
+        return whole and newest[0].seq <= EVENTS_REBOOKED_MAX
+
     def _follows(self, seq: int) -> bool:
         """Does the log still have what comes after this?"""
+        if seq < self._log.unbroken_from:
+            return False
         newest = self._log.events(-1, 1)
         if not newest or newest[0].seq < seq:
             return False
@@ -116,7 +156,7 @@ class Keeper:
     def _give_up(self, error: Exception) -> None:
         self._shelf = None
         self.trouble = f"the ledger cannot be kept: {error}"
-        log.error("%s", self.trouble)
+        self._alarm(self.trouble)
 
     # -- writing ---------------------------------------------------------------------------
 
@@ -132,6 +172,8 @@ class Keeper:
                     spent(await self.spendings(policy()))
                 else:
                     await self.write()
+            except StoreDamaged as error:
+                self._give_up(StoreError(f"{error}; the next controller begins it again"))
             except StoreError as error:
                 log.error("the ledger could not be written, and will be: %s", error)
 
@@ -150,12 +192,16 @@ class Keeper:
         live = [job_id for job_id, job in book.mirror.jobs.items() if job.gpus]
         try:
             await asyncio.to_thread(shelf.put, entries, mirror, seq)
-            if day != self._rolled:
-                await asyncio.to_thread(shelf.roll, day * HOURS_PER_DAY, live)
-                self._rolled = day
-        except StoreError:
+        except BaseException:
             book.pages.give_back(entries)
             raise
+        if day != self._rolled:
+            # What is put is put: trouble with making days of hours must not book it again.
+            try:
+                await asyncio.to_thread(shelf.roll, day * HOURS_PER_DAY, live)
+                self._rolled = day
+            except StoreError as error:
+                log.error("old hours stay hours for now: %s", error)
         return open_
 
     def close(self) -> None:

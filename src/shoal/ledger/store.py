@@ -19,10 +19,11 @@ from shoal.ledger.mirror import Machine, Mirror, Owner
 from shoal.ledger.pages import Adds, Entry
 from shoal.ledger.power import Drawn, by_machine
 from shoal.model.ledger import By
-from shoal.ports import StoreError
+from shoal.ports import StoreDamaged, StoreError
 
 SCHEMA_VERSION = 1
 BUSY_TIMEOUT_S = 5.0
+PAGES_CHECKED_MAX = 16_384  # at the start; of a larger file damage shows when it is used
 HOURS_PER_DAY = 24
 # Hours become days after this, and jobs "older jobs" of their tenant and user after that: what
 # is kept of a job that ended long ago is a share of a sum.
@@ -92,6 +93,11 @@ class LedgerStore:
             version = self._db.execute("PRAGMA user_version").fetchone()[0]
             if version not in (0, SCHEMA_VERSION):
                 raise StoreError(f"{path} was written by another version of shoal ({version})")
+            pages = self._db.execute("PRAGMA page_count").fetchone()[0]
+            if version and pages <= PAGES_CHECKED_MAX:
+                found = self._db.execute("PRAGMA quick_check(1)").fetchone()[0]
+                if found != "ok":
+                    raise StoreDamaged(f"{path} is damaged ({found})")
             self._db.executescript(_SCHEMA)
             self._db.execute(f"PRAGMA user_version = {SCHEMA_VERSION}")
             self._owners[""] = self._owner("", Owner("", "", ""))
@@ -103,11 +109,11 @@ class LedgerStore:
             return None
         try:
             mirror = msgspec.msgpack.decode(row[1], type=Mirror)
-        except msgspec.DecodeError as error:
-            raise StoreError(f"{self._path} is damaged ({error}): move it away") from None
-        for node_id, node in mirror.nodes.items():
-            machine = Machine(mirror.kinds[node.kind].model, node.gpus)
-            self._machines[node_id] = self._machine(node_id, machine)
+            for node_id, node in mirror.nodes.items():
+                machine = Machine(mirror.kinds[node.kind].model, node.gpus)
+                self._machines[node_id] = self._machine(node_id, machine)
+        except (ValueError, TypeError, KeyError) as error:
+            raise StoreDamaged(f"{self._path} is damaged ({error!r})") from None
         return mirror, row[0]
 
     def close(self) -> None:
@@ -327,6 +333,8 @@ class LedgerStore:
     def _clear_errors(self) -> Iterator[None]:
         try:
             yield
-        except sqlite3.DatabaseError as error:
+        except (sqlite3.DatabaseError, UnicodeDecodeError, OverflowError) as error:
+            if any(word in str(error) for word in ("malformed", "not a database", "decode")):
+                raise StoreDamaged(f"{self._path} is damaged ({error})") from error
             advice = "free some space" if "full" in str(error) else "restore it, or move it away"
             raise StoreError(f"{self._path}: {error}; {advice}") from error

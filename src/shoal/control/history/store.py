@@ -21,6 +21,7 @@ SCHEMA_VERSION = 1
 ENDED_KEPT = 100_000
 BYTES_MAX = 1 << 30
 ENDED_DROPPED_AT_ONCE = 500
+PAGES_CHECKED_MAX = 16_384  # 64 MiB
 COMPRESSION = 1  # the quickest: what is kept for long is small anyway
 
 _SCHEMA = """
@@ -68,6 +69,8 @@ class HistoryFile:
             version = connection.execute("PRAGMA user_version").fetchone()[0]
             if version not in (0, SCHEMA_VERSION):
                 raise sqlite3.DatabaseError(f"its format is {version}, not {SCHEMA_VERSION}")
+            if version:
+                _check(connection)
             connection.executescript(_SCHEMA)
             connection.execute(f"PRAGMA user_version = {SCHEMA_VERSION}")
         except BaseException:
@@ -146,6 +149,15 @@ class HistoryFile:
 
     def _count(self, query: str) -> int:
         return int(self._connection.execute(query).fetchone()[0])
+
+
+def _check(connection: sqlite3.Connection) -> None:
+    """A large file is not read as a whole at every start: its damage shows when it is used."""
+    pages = connection.execute("PRAGMA page_count").fetchone()[0]
+    if pages <= PAGES_CHECKED_MAX:
+        found = connection.execute("PRAGMA quick_check(1)").fetchone()[0]
+        if found != "ok":
+            raise sqlite3.DatabaseError(found)
 
 
 def _opened(packed: bytes) -> bytes | None:
