@@ -55,6 +55,7 @@ from shoal.model.policy import Policy
 from shoal.model.report import (
     Cancel,
     CheckNode,
+    Refused,
     Requeue,
     SetIntent,
     SetService,
@@ -246,7 +247,11 @@ class Jobs(Controller):
         job = _job(loop, job_id)
         if job.phase is Phase.FINISHED:
             return Done(id=job.id, note=f"it has already ended: {job_state(job)}")
-        answer = accepted(await loop.request(Cancel(job_id)))
+        said = await loop.request(Cancel(job_id))
+        if isinstance(said, Refused) and said.missing:  # it has ended since we looked
+            job = await _ended(loop, job_id)
+            return Done(id=job.id, note=f"it has already ended: {job_state(job)}")
+        answer = accepted(said)
         return Done(id=answer.id, note=answer.note)
 
     @post("/{job_id:str}/requeue", status_code=200)
@@ -254,8 +259,11 @@ class Jobs(Controller):
         """Stopped, and run again from its last checkpoint; one that has ended is submitted anew."""
         job = _job(loop, job_id)
         if job.phase is not Phase.FINISHED:
-            answer = accepted(await loop.request(Requeue(job_id)))
-            return Done(id=answer.id, note=answer.note)
+            said = await loop.request(Requeue(job_id))
+            if not (isinstance(said, Refused) and said.missing):
+                answer = accepted(said)
+                return Done(id=answer.id, note=answer.note)
+            job = await _ended(loop, job_id)  # since we looked
         if job.spec.service:
             raise Refusal(
                 422, f"was a replica of {job.spec.service}, which replaces its own", "job"
@@ -357,6 +365,12 @@ def build(
             ),
         ),
     )
+
+
+async def _ended(loop: ControlLoop, job_id: str) -> Job:
+    """One that has just left the state, from where it is kept."""
+    await loop.stored(job_id)
+    return _job(loop, job_id)
 
 
 def _job(loop: ControlLoop, job_id: str) -> Job:
