@@ -1,0 +1,1 @@
+"""Scripts as other projects' users write them: none of them knows of Shoal."""

@@ -1,0 +1,158 @@
+"""Other projects' launchers and scripts run under `shoal run` as their makers document them.
+
+`SHOAL_NANOGPT=DIR` names a checkout of nanoGPT, to run its own `train.py` as well.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import pickle
+import re
+import shutil
+import sys
+from array import array
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from shoal.cli.app import call
+from tests.live.cluster import MARK, Live, live_cluster
+
+pytest.importorskip("torch", reason="torch is not installed: nothing can be launched")
+
+SCRIPTS = Path(__file__).parent / "launched"
+EXAMPLES = Path(__file__).parents[2] / "examples" / "train"
+DECIDES = str(SCRIPTS / "decides.py")
+
+
+@pytest.fixture(scope="module")
+def gym() -> Iterator[Live]:
+    with live_cluster(nodes=2, gpus=2) as live:
+        yield live
+
+
+class Terminal:
+    """A shell in the folder of the examples, with the launchers on its path."""
+
+    def __init__(self, live: Live, capfd: pytest.CaptureFixture[str]) -> None:
+        self._live, self._capfd = live, capfd
+
+    def run(self, words: str, *more: str) -> str:
+        """`shoal run --wait ...` must succeed; returns what the job wrote."""
+        self._capfd.readouterr()
+        mark = f"{MARK}={self._live.home.path}"
+        code = call(["run", "--wait", "--env", mark, *words.split(), *more])
+        told = self._capfd.readouterr()
+        assert code == 0, told.out + told.err
+        return told.out
+
+
+@pytest.fixture
+def terminal(
+    gym: Live, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> Terminal:
+    monkeypatch.setenv("SHOAL_HOME", str(gym.home.path))
+    monkeypatch.setenv("PATH", f"{Path(sys.executable).parent}:{os.environ['PATH']}")
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")
+    monkeypatch.chdir(EXAMPLES)
+    return Terminal(gym, capfd)
+
+
+def need(package: str) -> None:
+    if importlib.util.find_spec(package) is None:
+        pytest.skip(f"{package} is not installed")
+
+
+def test_a_script_that_looks_for_a_rank_is_alone_when_it_is_alone(terminal: Terminal) -> None:
+    assert "alone" in terminal.run(f"-g 1 -- python {DECIDES}")
+    assert "world of 2, local ranks" in terminal.run(f"-n 2 -g 1 -- python {DECIDES}")
+
+
+def test_torchrun_makes_one_world_of_all_members_and_their_gpus(terminal: Terminal) -> None:
+    out = terminal.run(f"-n 2 -g 2 -- torchrun {DECIDES}")
+    assert out.count("world of") == 1 and "world of 4, local ranks [0, 1, 0, 1]" in out
+
+
+def test_torchrun_obeys_its_own_flags(terminal: Terminal) -> None:
+    """As its makers document them: alone on a node, and with a rendezvous of its own choice."""
+    assert "world of 2" in terminal.run(f"-- torchrun --standalone --nproc-per-node 2 {DECIDES}")
+    meet = '--rdzv-id 7 --rdzv-backend c10d --rdzv-endpoint "$MASTER_ADDR:$MASTER_PORT"'
+    launch = f"exec torchrun --nnodes 2 --nproc-per-node 1 {meet} {DECIDES}"
+    assert "world of 2" in terminal.run("-n 2 -- sh -c", launch)
+
+
+def test_accelerate_launches_on_several_machines(terminal: Terminal) -> None:
+    need("accelerate")
+    small = "accelerated.py --epochs 1 --samples 64"
+    flags = "--cpu --num_machines 2 --num_processes 2 --machine_rank $RANK"
+    flags += " --main_process_ip $MASTER_ADDR --main_process_port $MASTER_PORT"
+    out = terminal.run("-n 2 -- sh -c", f"exec accelerate launch {flags} {small}")
+    assert out.count("epoch 0 done") == 1
+
+
+def test_lightning_counts_ranks_as_they_are(terminal: Terminal) -> None:
+    need("lightning")
+    script = str(SCRIPTS / "lit.py")
+    alone = terminal.run(f"-- python {script} 1 1")
+    assert "rank 0 of 1 on node 0: 2 steps" in alone
+    out = terminal.run(f"-n 2 -g 2 -- python {script} 2 1")
+    for rank in (0, 1):
+        assert f"rank {rank} of 2 on node {rank}: 2 steps" in out
+    # Its other way to count is by nodes, wrong as soon as ranks are not in the order of nodes.
+    assert out.count("ranks are TorchElasticEnvironment's") == 2
+
+
+def test_deepspeeds_own_launcher_starts_its_script(terminal: Terminal) -> None:
+    need("deepspeed")
+    launch = "exec deepspeed --no_local_rank --num_gpus 2 --master_port $PET_MASTER_PORT"
+    out = terminal.run("-g 2 -- sh -c", f"{launch} deepspeeded.py --epochs 1 --samples 64")
+    assert out.count("epoch 0 done") == 1
+
+
+@pytest.mark.parametrize(
+    ("package", "command", "said"),
+    [
+        ("torch", "-n 2 -- python ddp.py --epochs 1 --samples 64", "epoch 0 done"),
+        ("torch", "-n 2 -- python fsdp2.py --epochs 1 --samples 64", "epoch 0 done"),
+        ("accelerate", "-n 2 -- python accelerated.py --epochs 1 --samples 64", "epoch 0 done"),
+        ("deepspeed", "-n 2 -- python deepspeeded.py --epochs 1 --samples 64", "epoch 0 done"),
+        ("megatron", "-n 2 -g 1 -- python megatron_gpt.py", "tensor parallel 2"),
+        ("fsspec", "-- python chars.py --steps 2 --batch 4", "loss"),
+        ("fsspec", "-n 2 -- python chars.py --steps 2 --batch 4", "loss"),
+        ("fsspec", "-n 2 -- python images.py --epochs 1 --samples 64", "of new images right"),
+    ],
+    ids=lambda value: re.sub(r" --(epochs|steps).*", "", value),
+)
+def test_an_example_runs_as_its_first_lines_say(
+    package: str, command: str, said: str, terminal: Terminal
+) -> None:
+    need(package)
+    assert said in terminal.run(command)
+
+
+def test_each_training_example_is_run_here() -> None:
+    libraries = {"data.py", "model.py", "plain.py"}
+    here = Path(__file__).read_text()
+    for path in EXAMPLES.glob("*.py"):
+        assert path.name in libraries or f"-- python {path.name}" in here
+
+
+def test_nanogpt_trains_by_its_own_command_line(terminal: Terminal, tmp_path: Path) -> None:
+    checkout = os.environ.get("SHOAL_NANOGPT", "")
+    if not checkout:
+        pytest.skip("SHOAL_NANOGPT names no checkout of nanoGPT")
+    folder = tmp_path / "nanoGPT"
+    shutil.copytree(checkout, folder)
+    data = folder / "data" / "shakespeare_char"
+    for name in ("train.bin", "val.bin"):  # its own `prepare.py` asks the network for a text
+        (data / name).write_bytes(array("H", [n * n % 65 for n in range(4000)]).tobytes())
+    (data / "meta.pkl").write_bytes(pickle.dumps({"vocab_size": 65, "stoi": {}, "itos": {}}))
+    # Its README's for a machine without a GPU, but smaller. Its distributed branch needs CUDA.
+    flags = (
+        "train.py config/train_shakespeare_char.py --device=cpu --compile=False --eval_iters=1 "
+        "--log_interval=1 --block_size=16 --batch_size=4 --n_layer=1 --n_head=1 --n_embd=16 "
+        "--max_iters=2 --lr_decay_iters=2 --dropout=0.0 --gradient_accumulation_steps=2"
+    )
+    assert "iter 2: loss" in terminal.run(f"--workdir {folder} -g 1 -- python {flags}")
