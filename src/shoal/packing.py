@@ -211,7 +211,10 @@ def _stays_inside(root: Path, name: str) -> bool:
     if os.path.isabs(target):
         return False
     end = os.path.normpath(os.path.join(os.path.dirname(name), target))
-    return end != ".." and not end.startswith("../")
+    if end == ".." or end.startswith("../"):
+        return False
+    # Through other links it may lead elsewhere than its words say.
+    return Path(os.path.realpath(root / name)).is_relative_to(root)
 
 
 # -- how large it may be ------------------------------------------------------------------

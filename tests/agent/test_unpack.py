@@ -6,6 +6,7 @@ import hashlib
 import io
 import os
 import tarfile
+import tracemalloc
 from collections.abc import Callable
 from pathlib import Path
 
@@ -23,6 +24,27 @@ def entry(name: str, kind: bytes = tarfile.REGTYPE, link: str = "", mode: int = 
 
 
 END = b"\0" * 1024
+
+
+def long_header(records: dict[str, str]) -> bytes:
+    create = tarfile.TarInfo._create_pax_generic_header  # type: ignore[attr-defined]
+    return bytes(create(records, tarfile.XHDTYPE, "utf-8")) + entry("after")
+
+
+def _sparse() -> bytes:
+    """1.5 KB that `tarfile` makes a gibibyte of: one byte, and its place at the very end."""
+    info = tarfile.TarInfo("sparse")
+    info.size, info.mode = 512, 0o644
+    header = bytearray(info.tobuf(tarfile.GNU_FORMAT))
+    header[156:157] = tarfile.GNUTYPE_SPARSE
+    header[386:398], header[398:410] = b"07777777000\0", b"00000001000\0"
+    header[483:495] = b"10000000000\0"
+    header[148:156] = b" " * 8
+    header[148:156] = b"%06o\0 " % sum(header)
+    return bytes(header) + b"x" * 512
+
+
+SPARSE = _sparse()
 
 
 def unpacked(tmp_path: Path, data: bytes) -> Path:
@@ -64,10 +86,23 @@ def test_a_package_is_read_only_and_programs_stay_programs(tmp_path: Path) -> No
         entry("pipe", tarfile.FIFOTYPE),
         entry("a") + entry("a/below"),
         entry("short").replace(b"00000000004\0", b"00000777777\0"),
+        entry("a/b/c/top", tarfile.SYMTYPE, "../../..")
+        + entry("out", tarfile.SYMTYPE, "a/b/c/top/.."),
+        entry("out", tarfile.SYMTYPE, "a/b/c/top/..")
+        + entry("a/b/c/top", tarfile.SYMTYPE, "../../.."),
+        entry("here", tarfile.SYMTYPE, "here"),
+        SPARSE,
+        long_header({"GNU.sparse.major": "1", "GNU.sparse.minor": "0"}),
+        long_header({"size": str(1 << 40)}),
+        long_header({"path": "x" * 100_000}),
+        long_header({"path": "d/" * 2000 + "x"}),
+        entry("contiguous", tarfile.CONTTYPE),
+        entry("global", tarfile.XGLTYPE),
+        entry("longname", tarfile.GNUTYPE_LONGNAME),
         b"this is no archive" * 100,
         os.urandom(4096),
     ],
-    ids=range(19),
+    ids=range(30),
 )
 def test_what_would_reach_out_of_its_folder_is_refused_whole(tmp_path: Path, data: bytes) -> None:
     with pytest.raises((BadPackage, OSError)):
@@ -99,3 +134,31 @@ def test_it_is_all_there_or_not_at_all(tmp_path: Path, monkeypatch: pytest.Monke
     with pytest.raises(OSError, match="No space left"):
         unpacked(tmp_path, entry("a") + entry("b") + END)
     assert list((tmp_path / "packages").iterdir()) == []
+
+
+def test_a_header_is_never_read_whole_however_long_it_says_it_is(tmp_path: Path) -> None:
+    """400 MB of a name once made an agent of 1.2 GB; here the file is all holes."""
+    info = tarfile.TarInfo("long")
+    info.type, info.size = tarfile.XHDTYPE, 400 << 20
+    archive = tmp_path / "archive"
+    with archive.open("wb") as file:
+        file.write(info.tobuf(tarfile.USTAR_FORMAT))
+        file.truncate(401 << 20)
+    with archive.open("rb") as file:
+        sha256 = hashlib.file_digest(file, "sha256").hexdigest()
+    tracemalloc.start()
+    try:
+        with pytest.raises(BadPackage, match="too long"):
+            unpack(archive, sha256, tmp_path / "target")
+        assert tracemalloc.get_traced_memory()[1] < 10 << 20
+    finally:
+        tracemalloc.stop()
+
+
+def test_links_that_stay_inside_through_others_are_followed(tmp_path: Path) -> None:
+    data = entry("a/b/file") + entry("a/c/up", tarfile.SYMTYPE, "../b")
+    data += entry("through", tarfile.SYMTYPE, "a/c/up/../b/file")
+    data += entry("nowhere", tarfile.SYMTYPE, "is/not/there")
+    target = unpacked(tmp_path, data + END)
+    assert (target / "through").read_bytes() == b"harm"
+    remove(target)

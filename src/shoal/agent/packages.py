@@ -198,6 +198,10 @@ class Packages:
         except OSError as error:
             self._fail(package, f"cannot unpack the working directory: {error.strerror}")
             return
+        except Exception as error:  # whoever waits for it would wait for ever
+            log.exception("package %s", package[:12])
+            self._fail(package, f"cannot unpack the working directory: {error}")
+            return
         transfer.part.unlink(missing_ok=True)
         if not transfer.done.done():
             transfer.done.set_result(target)

@@ -12,6 +12,14 @@ from pathlib import Path
 from shoal.model.job import PACKAGE_BYTES_MAX, PACKAGE_FILES_MAX
 
 COPY_BYTES = 1 << 20
+BLOCK_BYTES = tarfile.BLOCKSIZE
+# What `shoal.packing` writes. Everything else is refused before `tarfile` sees it: it would read a
+# header of any length into memory, and make gigabytes of a sparse file's few bytes.
+KINDS = (tarfile.REGTYPE, tarfile.AREGTYPE, tarfile.DIRTYPE, tarfile.SYMTYPE, tarfile.XHDTYPE)
+LONG_KEYS = (b"path", b"linkpath", b"hdrcharset")
+LONG_BYTES_MAX = 16 * 1024  # of a name too long for a plain header
+DEPTH_MAX = 100
+HOPS_MAX = 40  # as Linux follows them
 
 
 class BadPackage(Exception):
@@ -50,39 +58,109 @@ def remove(folder: Path) -> None:
     shutil.rmtree(folder)
 
 
+def _scan(archive: Path) -> None:
+    """Look at every header by itself, and only then let `tarfile` put them together."""
+    total = count = 0
+    with archive.open("rb") as file:
+        while (header := file.read(BLOCK_BYTES)).strip(b"\0"):
+            info = tarfile.TarInfo.frombuf(header, "utf-8", "surrogateescape")
+            if info.type not in KINDS:
+                raise BadPackage(f"{info.name[:100]!r} in the package is neither file nor folder")
+            count += 1
+            total += info.size
+            # A name that is too long for its header takes a second one.
+            if count > 2 * (PACKAGE_FILES_MAX + 1) or not 0 <= total <= PACKAGE_BYTES_MAX:
+                raise BadPackage("the package holds more than a package may")
+            length = -(-info.size // BLOCK_BYTES) * BLOCK_BYTES
+            if info.type == tarfile.XHDTYPE:
+                if info.size > LONG_BYTES_MAX:
+                    raise BadPackage("a name in the package is too long")
+                _check_long(file.read(length)[: info.size])
+            else:
+                file.seek(length, os.SEEK_CUR)
+
+
+def _check_long(data: bytes) -> None:
+    """Records as `length key=value`, for a name or a link that is long and for nothing else."""
+    while data:
+        length, _, rest = data.partition(b" ")
+        if not length.isdigit() or not len(length) < int(length[:9]) <= len(data):
+            raise BadPackage("a header in the package is damaged")
+        key = rest.partition(b"=")[0]
+        if key not in LONG_KEYS:
+            raise BadPackage(f"{key[:40]!r} has no place in a header of a package")
+        data = data[int(length) :]
+
+
 def _extract(archive: Path, root: Path) -> None:
-    links: set[str] = set()
+    _scan(archive)
+    links: dict[str, str] = {}
+    made: set[str] = set()
     total = count = 0
     with tarfile.open(archive, mode="r:") as tar:
         for member in tar:
+            tar.members = []  # type: ignore[attr-defined]  # it would remember them all
             count += 1
             total += member.size
-            if count > PACKAGE_FILES_MAX + 1 or total > PACKAGE_BYTES_MAX:
-                raise BadPackage("the package holds more than a package may")
             name = _checked(member.name, links)
-            path = root / name
-            if member.isdir():
-                path.mkdir(parents=True, exist_ok=True)
-                continue
-            path.parent.mkdir(parents=True, exist_ok=True)
+            for parent in _folders(name if member.isdir() else os.path.dirname(name)):
+                if parent not in made:
+                    made.add(parent)
+                    (root / parent).mkdir(exist_ok=True)
+            if count + len(made) > 2 * (PACKAGE_FILES_MAX + 1) or total > PACKAGE_BYTES_MAX:
+                raise BadPackage("the package holds more than a package may")
             if member.isreg():
-                _extract_file(tar, member, path)
+                _extract_file(tar, member, root / name)
             elif member.issym():
-                _checked(os.path.join(os.path.dirname(name), member.linkname), set(), link=True)
-                os.symlink(member.linkname, path)
-                links.add(name)
-            else:
-                raise BadPackage(f"{name[:100]!r} in the package is neither file nor folder")
+                os.symlink(member.linkname, root / name)
+                links[name] = member.linkname
+    for name in links:
+        if _leaves(name, links):
+            raise BadPackage(f"the link {name[:100]!r} in the package leads out of it")
 
 
-def _checked(name: str, links: set[str], *, link: bool = False) -> str:
+def _folders(name: str) -> list[str]:
+    """The folder and those it is in, from the top."""
+    parts = [part for part in name.split("/") if part not in ("", ".")]
+    return ["/".join(parts[:end]) for end in range(1, len(parts) + 1)]
+
+
+def _leaves(name: str, links: dict[str, str]) -> bool:
+    """Follow a link as the kernel would, through all others: `..` counts from where they lead."""
+    todo, hops = [name], 0
+    here: list[str] = []
+    while todo:
+        first, _, rest = todo.pop().partition("/")
+        if rest:
+            todo.append(rest)
+        if first == "..":
+            if not here:
+                return True
+            here.pop()
+        elif first not in ("", "."):
+            target = links.get("/".join([*here, first]))
+            if target is None:
+                here.append(first)
+                if len(here) > DEPTH_MAX:
+                    return True
+                continue
+            hops += 1
+            if target.startswith("/") or hops > HOPS_MAX:
+                return True
+            todo.append(target)
+    return False
+
+
+def _checked(name: str, links: dict[str, str]) -> str:
     """A name that leads nowhere else, by itself or through a link that was unpacked before."""
     if "\0" in name or name.startswith("/"):
         raise BadPackage(f"{name[:100]!r} in the package leads out of it")
     plain = os.path.normpath(name)
-    if plain == ".." or plain.startswith("../") or (not link and ".." in name.split("/")):
+    if ".." in name.split("/"):
         raise BadPackage(f"{name[:100]!r} in the package leads out of it")
     parts = plain.split("/")
+    if len(parts) > DEPTH_MAX:
+        raise BadPackage(f"{name[:100]!r} in the package is too deep")
     for end in range(1, len(parts) + 1):
         if "/".join(parts[:end]) in links:
             raise BadPackage(f"{name[:100]!r} in the package leads through a link")
