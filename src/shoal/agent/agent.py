@@ -76,6 +76,7 @@ class Agent:
             case Kept(ref, size):
                 self._shipping.kept(ref, size)
                 self.crew.settle()
+                self.crew.members.notice()
             case Ask():
                 self._report()
             case Piece(piece):

@@ -15,9 +15,11 @@ from pathlib import Path
 from typing import Protocol
 
 from shoal.agent.faults import CannotStart
+from shoal.agent.kinship import Kinship
 from shoal.agent.nursery import ZYGOTES_MAX, Nursery
 from shoal.agent.warmth import Recipe, default_modules, recipe, wanted_modules
-from shoal.kernel import NODE_MARK, children, kill_marked, variable
+from shoal.exits import MEMBERS
+from shoal.kernel import NODE_MARK, children, kill_marked
 from shoal.model.commands import Launch, Prepare
 from shoal.model.job import Fault, MemberRef
 
@@ -30,6 +32,8 @@ MARK = "SHOAL_REF"  # in the environment of all that a member starts
 # By then a script has imported what it needs; who is slower is looked at again, ever later.
 FIRST_LOOK_S = 3.0
 LOOK_S_MAX = 60.0
+LOOK_AROUND_S = 1.0  # who descends from whom is looked at so often,
+LOOK_AROUND_REST = 50  # and the rest between is so many times as long as the look
 PREPARED_S = 300.0  # without being told again
 SETTLED_S = 2.0  # who has loaded nothing more in this time is done with it
 
@@ -71,6 +75,8 @@ class Members:
         self._prepared: dict[
             str, tuple[Recipe, float]
         ] = {}  # for jobs that may come, and until when
+        self._kinship = Kinship(MARK, str(node_directory / MEMBERS))
+        self._look_around_at = 0.0
         self.helpers: Sequence[Helper] = ()  # whose processes are our children too
         # Should keeper and agent be killed together, at least the members themselves follow.
         setpriv = shutil.which("setpriv")
@@ -127,6 +133,9 @@ class Members:
         """Once in a while: whose libraries took long to load shall find them warm next time.
         Returns the jobs that are not prepared for any more."""
         now = time.monotonic()
+        if self._processes and now >= self._look_around_at:
+            with contextlib.suppress(OSError):
+                self._look_around({})
         over = [job for job, (_, until) in self._prepared.items() if now > until]
         for job in over:
             del self._prepared[job]
@@ -172,6 +181,7 @@ class Members:
     def reap(self) -> list[tuple[MemberRef, int]]:
         """Members that ended since the last call, with codes as a shell gives them."""
         ended = []
+        gone: dict[int, MemberRef] = {}
         while True:
             try:
                 pid, status = os.waitpid(-1, os.WNOHANG)
@@ -191,22 +201,46 @@ class Members:
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(pid, signal.SIGKILL)
             ended.append((process.ref, code if code >= 0 else 128 - code))
+            gone[pid] = process.ref
         try:
-            self._kill_strays()
+            self._kill_strays(gone)
         except OSError as error:  # without a free descriptor /proc cannot be read
             log.error("what the dead left behind could not be looked for: %s", error)
         return ended
 
-    def _kill_strays(self) -> None:
-        """What a member left behind in a session of its own has become our child."""
-        living = {str(ref) for ref in self._processes}
-        ours = self.nursery.pids() | self._pids.keys()
-        for helper in self.helpers:
-            ours |= helper.pids()
-        for pid in children():
-            if pid not in ours and variable(pid, MARK) not in living:
+    def _kill_strays(self, gone: dict[int, MemberRef]) -> None:
+        """What a member left behind in a session of its own has become our child. What belongs to
+        one that lives stays with it, even without its mark."""
+        for pid in self._adopted(gone):
+            if self._kinship.owners(pid).isdisjoint(self._processes):
                 with contextlib.suppress(ProcessLookupError):
                     os.kill(pid, signal.SIGKILL)
+
+    def notice(self) -> None:
+        """Often: whose child has become ours? Later it could be anybody's."""
+        with contextlib.suppress(OSError):
+            self._adopted({})
+
+    def _adopted(self, gone: dict[int, MemberRef]) -> list[int]:
+        """Children that we did not start, all of them looked at."""
+        ours = self._helping() | self._pids.keys()
+        found = [pid for pid in children() if pid not in ours]
+        if found and self._kinship.strangers(found):
+            self._look_around(gone)
+        return found
+
+    def _look_around(self, gone: dict[int, MemberRef]) -> None:
+        began = time.monotonic()
+        living = {pid: process.ref for pid, process in self._pids.items()}
+        self._kinship.look(living, self._helping(), gone)
+        now = time.monotonic()
+        self._look_around_at = now + max(LOOK_AROUND_S, (now - began) * LOOK_AROUND_REST)
+
+    def _helping(self) -> set[int]:
+        found = set(self.nursery.pids())
+        for helper in self.helpers:
+            found |= helper.pids()
+        return found
 
     def __len__(self) -> int:
         return len(self._processes)
