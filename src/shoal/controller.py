@@ -107,7 +107,7 @@ async def _serve(home: Home, doors: Doors, usual: Usual) -> None:
     porting = asyncio.create_task(enduring("the porter", porter.run))
     history = History(loop, home.history)
     keeping = asyncio.create_task(enduring("the history", history.run))
-    server = _api_server(loop, home, lambda: _entry(home, config), history, keeper)
+    server = _api_server(loop, home, lambda: _entry(home, config), history, keeper, config.host)
     serving = asyncio.create_task(server.serve(sockets=[*doors]))
     retiring = asyncio.create_task(
         enduring("the farewell of nodes that are configured no more", lambda: _retire(loop, config))
@@ -207,6 +207,7 @@ def _api_server(
     entry: Callable[[], Entry],
     history: History,
     keeper: Keeper,
+    host: str,
 ) -> uvicorn.Server:
     import uvicorn
 
@@ -222,7 +223,7 @@ def _api_server(
 
     return Server(
         uvicorn.Config(
-            build(loop, home.read_token(), entry, history, keeper, home.path),
+            build(loop, home.read_token(), entry, history, keeper, home.path, host),
             log_level="warning",
             access_log=False,
             lifespan="off",

@@ -157,7 +157,8 @@ def test_guessing_is_slowed_down_and_sessions_end() -> None:
         with pytest.raises(NotAuthorizedException):
             access.sign_in(stranger, "wrong", "")  # type: ignore[arg-type]
     with pytest.raises(Refusal, match="too many wrong tokens"):
-        access.sign_in(stranger, "secret", "")  # type: ignore[arg-type]
+        access.sign_in(stranger, "wrong", "")  # type: ignore[arg-type]
+    access.sign_in(stranger, "secret", "")  # type: ignore[arg-type]
     session, cookie = access.sign_in(_Connection("1.1.1.1"), "secret", "")  # type: ignore[arg-type]
     now_ms[0] += TRIES_MS
     access.sign_in(stranger, "secret", "")  # type: ignore[arg-type]
@@ -165,6 +166,54 @@ def test_guessing_is_slowed_down_and_sessions_end() -> None:
     assert access.session(bearer) == session  # type: ignore[arg-type]
     now_ms[0] += SESSION_MS
     assert access.session(bearer) is None  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("host", "status"),
+    [
+        ("evil.example", 421),
+        ("evil.example:7700", 421),
+        ("10.9.9.9", 421),
+        ("localhost.evil.example", 421),
+        ("[::1", 421),
+        ("localhost:9999", 401),
+        ("LOCALHOST.", 401),
+        ("127.0.0.1", 401),
+        ("[::1]:7700", 401),
+    ],
+)
+def test_a_name_that_somebody_else_pointed_here_is_refused(
+    live: Live, host: str, status: int
+) -> None:
+    answer = call(live, "GET", "/v1/status", {"host": host})
+    assert answer.status == status
+    assert "\n" not in answer.message
+    page = call(live, "GET", "/", {"host": host})
+    assert page.status == (421 if status == 421 else 200)
+
+
+def test_a_sessions_cookie_is_for_the_api_of_one_host_alone(live: Live, session: Headers) -> None:
+    answer = call(live, "POST", "/v1/session", body={"token": token(live)})
+    given = answer.headers["set-cookie"].lower()
+    assert "path=/v1;" in given + ";"
+    assert "domain" not in given and "httponly" in given and "samesite=strict" in given
+    elsewhere = {"cookie": session["cookie"], "host": "localhost:1"}
+    assert call(live, "GET", "/v1/nodes", elsewhere).status == 401
+
+
+def test_json_that_is_too_deep_is_refused_in_one_line(live: Live, session: Headers) -> None:
+    deep = "[" * 100_000
+    for method, path in (("POST", "/v1/session"), ("POST", "/v1/jobs"), ("PUT", "/v1/policy")):
+        where = urlsplit(live.client.url)
+        connection = http.client.HTTPConnection(where.hostname or "", where.port, timeout=60)
+        size = 10_000 if path == "/v1/session" else 100_000
+        bodies = (deep[:size], f'{{"unknown": {deep[:size]}', f'{{"spec": {{"x": {deep[:size]}')
+        for body in bodies:
+            connection.request(method, path, body, {**session, "content-type": "application/json"})
+            answer = Answer(connection.getresponse())
+            assert answer.status == 400, answer.body
+            assert "\n" not in answer.message
+        connection.close()
 
 
 class _Connection:

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import hashlib
 import hmac
+import ipaddress
 import secrets
+import socket
 from collections import deque
 from collections.abc import Callable
 from typing import Any
@@ -40,18 +42,35 @@ class Session(msgspec.Struct, frozen=True):
 
 
 class Access:
-    def __init__(self, token: str, now_ms: Callable[[], int]) -> None:
+    def __init__(self, token: str, now_ms: Callable[[], int], host: str = "") -> None:
         if not token:
             raise ValueError("an empty token would let everybody in")
         self._token = token.encode()
         self._now_ms = now_ms
         # Cookies know hosts, not ports: two clusters on one machine must not share one.
         self.cookie = f"shoal-{self._sign('cookie')[:8]}"
+        # By these names we are called; a request for another came by a name that somebody else
+        # pointed here, to have a browser take their page for ours.
+        self._names = {"localhost", host.lower(), socket.gethostname().lower()}
         self._codes: dict[str, int] = {}  # -> until when
         self._ended: dict[str, int] = {}
         self._tries: dict[str, deque[int]] = {}
 
+    def is_foreign(self, connection: Connection) -> bool:
+        name = _host_name(connection)
+        here = connection.scope.get("server")
+        if not name or name in self._names or (here and name == here[0]):
+            return False
+        try:
+            return not ipaddress.ip_address(name).is_loopback
+        except ValueError:
+            return not name.endswith(".localhost")
+
     async def guard(self, connection: Connection, handler: BaseRouteHandler) -> None:
+        if self.is_foreign(connection):
+            name = _host_name(connection)[:64]
+            message = f"{name!r} is not a name of this controller; use its address, or localhost"
+            raise Refusal(421, message, "host")
         if handler.opt.get("open") or connection.scope["path"].startswith("/schema"):
             return  # what can be asked is no secret
         if self.bears_token(connection):
@@ -72,7 +91,8 @@ class Access:
         """The one whose cookie this request carries, if it is ours and still holds."""
         name, _, rest = connection.cookies.get(self.cookie, "").partition(".")
         until, _, signature = rest.partition(".")
-        if not hmac.compare_digest(signature.encode(), self._sign("session", name, until).encode()):
+        signed = self._sign("session", name, until, connection.headers.get("host", ""))
+        if not hmac.compare_digest(signature.encode(), signed.encode()):
             return None
         session = Session(name, int(until))
         over = session.until_ms <= self._now_ms() or name in self._ended
@@ -94,15 +114,16 @@ class Access:
         if "origin" in connection.headers and not same_origin(connection):
             raise Refusal(403, "this request comes from another site; use the page itself")
         address = connection.client.host if connection.client else ""
-        self._refuse_guessing(address)
         known = hmac.compare_digest(token.encode(), self._token) or self._redeem(code)
         if not known:
+            # Only now: many share an address, and one who guesses must not keep the others out.
+            self._refuse_guessing(address)
             self._tries.setdefault(address, deque(maxlen=TRIES_MAX)).append(self._now_ms())
             wrong = WRONG if token else "this link was used or is too old; get another: shoal page"
             raise NotAuthorizedException(wrong)
         session = Session(secrets.token_hex(16), self._now_ms() + SESSION_MS)
         until = str(session.until_ms)
-        signature = self._sign("session", session.name, until)
+        signature = self._sign("session", session.name, until, connection.headers.get("host", ""))
         return session, f"{session.name}.{until}.{signature}"
 
     def end(self, session: Session) -> None:
@@ -138,6 +159,14 @@ class Access:
 def same_origin(connection: Connection) -> bool:
     origin = urlsplit(connection.headers.get("origin", ""))
     return bool(origin.netloc) and origin.netloc == connection.headers.get("host", "")
+
+
+def _host_name(connection: Connection) -> str:
+    """As the Host header has it, without the port."""
+    try:
+        return (urlsplit(f"//{connection.headers.get('host', '')}").hostname or "").rstrip(".")
+    except ValueError:
+        return "?"
 
 
 def _proven(connection: Connection) -> None:

@@ -38,6 +38,7 @@ from shoal.api.problems import (
     accepted,
     on_busy,
     on_http_error,
+    on_recursion,
     on_refusal,
     on_store_error,
     on_unexpected,
@@ -308,9 +309,10 @@ def build(
     history: History | None = None,
     keeper: Keeper | None = None,
     home: Path | None = None,
+    host: str = "",
 ) -> Litestar:
     kept = history or History(loop)
-    access, feed = Access(token, loop.clock.now_ms), Feed(loop, lambda: kept.newest)
+    access, feed = Access(token, loop.clock.now_ms, host), Feed(loop, lambda: kept.newest)
 
     def provide_keeper() -> Keeper | None:
         return keeper
@@ -350,6 +352,7 @@ def build(
             Busy: on_busy,
             StoreError: on_store_error,
             HTTPException: on_http_error,
+            RecursionError: on_recursion,
             Exception: on_unexpected,
         },
         logging_config=None,

@@ -51,6 +51,12 @@ def on_http_error(_: AnyRequest, error: HTTPException) -> Response[Problem]:
     return _respond(error.status_code, Problem(message=error.detail))
 
 
+def on_recursion(request: AnyRequest, error: RecursionError) -> Response[Problem]:
+    if "deserializing" in str(error):  # theirs, by what they sent; any other is our own
+        return _respond(400, Problem(message="the JSON is nested too deeply"))
+    return on_unexpected(request, error)
+
+
 def on_unexpected(request: AnyRequest, error: Exception) -> Response[Problem]:
     log.exception("%s %s failed", request.method, request.url.path, exc_info=error)
     message = "the controller made a mistake; its log (controller.log) has the details"

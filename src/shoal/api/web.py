@@ -112,7 +112,15 @@ class Sessions(Controller):
 
 
 def _cookie(access: Access, value: str, seconds: int) -> Cookie:
-    return Cookie(key=access.cookie, value=value, max_age=seconds, httponly=True, samesite="strict")
+    """For this host alone, and for the API alone: no other path of ours has a use for it."""
+    return Cookie(
+        key=access.cookie,
+        value=value,
+        max_age=seconds,
+        path="/v1",
+        httponly=True,
+        samesite="strict",
+    )
 
 
 def served(name: str, request: AnyRequest) -> Response[bytes]:

@@ -8,10 +8,10 @@ import msgspec
 
 from shoal.model.node import GPUS_PER_NODE_MAX, NODE_ID_PATTERN
 
-HOST_PATTERN = r"^[A-Za-z0-9_][A-Za-z0-9_.:-]*$"  # never an option of ssh
-USER_PATTERN = r"^[A-Za-z_][A-Za-z0-9_.-]*$"
-PLACE_PATTERN = r"^[A-Za-z0-9_.-]+(/[A-Za-z0-9_.-]+)*$"
-PYTHON_PATTERN = r"^[A-Za-z0-9_./~+-]+$"
+HOST_PATTERN = r"^[A-Za-z0-9_][A-Za-z0-9_.:-]*(?!\n)$"  # never an option of ssh
+USER_PATTERN = r"^[A-Za-z_][A-Za-z0-9_.-]*(?!\n)$"
+PLACE_PATTERN = r"^[A-Za-z0-9_.-]+(/[A-Za-z0-9_.-]+)*(?!\n)$"
+PYTHON_PATTERN = r"^[A-Za-z0-9_./~+-]+(?!\n)$"
 
 
 class HostSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

@@ -19,11 +19,11 @@ MEMBERS_MAX = 16_384
 REQUIREMENTS_BYTES_MAX = 64 * 1024
 PACKAGE_BYTES_MAX = 1 << 30  # code travels; data should lie where the nodes reach it
 PACKAGE_FILES_MAX = 100_000
-PACKAGE_PATTERN = r"^([0-9a-f]{64})?$"
+PACKAGE_PATTERN = r"^([0-9a-f]{64})?(?!\n)$"
 TIME_MS_MAX = 366 * 24 * 3600 * 1000
-JOB_NAME_PATTERN = r"^[A-Za-z0-9][A-Za-z0-9._-]*$"
+JOB_NAME_PATTERN = r"^[A-Za-z0-9][A-Za-z0-9._-]*(?!\n)$"
 DEFAULT_TENANT = "default"
-ENV_NAME_PATTERN = r"^[A-Za-z_][A-Za-z0-9_]*$"
+ENV_NAME_PATTERN = r"^[A-Za-z_][A-Za-z0-9_]*(?!\n)$"
 
 Text = Annotated[str, msgspec.Meta(max_length=ARGUMENT_BYTES_MAX)]
 Milliseconds = Annotated[int, msgspec.Meta(ge=0, le=TIME_MS_MAX)]

@@ -9,7 +9,7 @@ import msgspec
 
 from shoal.model.resources import Kind, cpus_text, plural
 
-NODE_ID_PATTERN = r"^[a-z0-9][a-z0-9.-]{0,62}$"
+NODE_ID_PATTERN = r"^[a-z0-9][a-z0-9.-]{0,62}(?!\n)$"
 
 NodeId = Annotated[str, msgspec.Meta(pattern=NODE_ID_PATTERN, max_length=63)]
 

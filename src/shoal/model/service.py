@@ -10,11 +10,11 @@ import msgspec
 from shoal.model.job import JobSpec
 
 # A service's name is the first label of its host name and the first part of its path.
-SERVICE_NAME_PATTERN = r"^[a-z0-9]([a-z0-9-]*[a-z0-9])?$"
-REPLICA_ID_PATTERN = r"^[A-Za-z0-9][A-Za-z0-9._-]*$"
-HEADER_NAME_PATTERN = r"^([A-Za-z0-9!#$&'*+.^_`|~-]*)$"
+SERVICE_NAME_PATTERN = r"^[a-z0-9]([a-z0-9-]*[a-z0-9])?(?!\n)$"
+REPLICA_ID_PATTERN = r"^[A-Za-z0-9][A-Za-z0-9._-]*(?!\n)$"
+HEADER_NAME_PATTERN = r"^([A-Za-z0-9!#$&'*+.^_`|~-]*)(?!\n)$"
 # What HAProxy would read as more than one word, or as a variable, is refused.
-PLAIN_PATTERN = r"^[A-Za-z0-9._:/@+,=-]*$"
+PLAIN_PATTERN = r"^[A-Za-z0-9._:/@+,=-]*(?!\n)$"
 
 # Its last part has a letter first, so no address can ever lie under it.
 DOMAIN_PATTERN = r"\A([a-z0-9-]+\.)*[a-z][a-z0-9-]*\Z"
@@ -25,7 +25,7 @@ ReplicaId = Annotated[str, msgspec.Meta(max_length=100, pattern=REPLICA_ID_PATTE
 HeaderName = Annotated[str, msgspec.Meta(max_length=64, pattern=HEADER_NAME_PATTERN)]
 Plain = Annotated[str, msgspec.Meta(max_length=255, pattern=PLAIN_PATTERN)]
 # The proxy resolves no names for replicas that come while it runs.
-IpAddress = Annotated[str, msgspec.Meta(max_length=45, pattern=r"^[0-9a-fA-F.:]+$")]
+IpAddress = Annotated[str, msgspec.Meta(max_length=45, pattern=r"^[0-9a-fA-F.:]+(?!\n)$")]
 Port = Annotated[int, msgspec.Meta(ge=1, le=65_535)]
 PortOrNone = Annotated[int, msgspec.Meta(ge=0, le=65_535)]
 Milliseconds = Annotated[int, msgspec.Meta(ge=1, le=86_400_000)]

@@ -28,7 +28,7 @@ from shoal.train.order import Stretch
 FORMAT = 2
 MANIFEST = "manifest.json"
 DAMAGED = "manifest.damaged.json"
-NAME = re.compile(r"^checkpoint-(\d{6,})-step-(\d+)-[0-9a-f]{4}$")
+NAME = re.compile(r"^checkpoint-(\d{6,})-step-(\d+)-[0-9a-f]{4}\Z")
 PART_BYTES = 8 * 1024 * 1024
 READERS_MAX = 8
 
