@@ -10,10 +10,15 @@ from typing import Any
 import pytest
 
 from shoal.api.feed import BEHIND_MAX, KEPT_MAX, PAGES_MAX, Feed, Page, TooMany
+from shoal.api.lines import job_line
+from shoal.api.stream import pieces
+from shoal.core.health.hang import Pace
+from shoal.core.records import Watch
 from shoal.model.job import JobSpec
+from shoal.model.progress import Beat
 from shoal.model.report import Cancel, Submit
 from shoal.model.samples import GpuSample, NodeSample
-from tests.control.test_loop import SPEC, Rig
+from tests.control.test_loop import SPEC, HandClock, Rig
 
 # The first has the only node; a cancel ends those that wait behind it at once.
 LARGE = JobSpec(command=("true",), gpus=4)
@@ -128,6 +133,32 @@ def test_how_busy_gpus_are_is_told_when_it_changes(rig: Rig) -> None:
     rig.run(watch())
 
 
+def test_a_page_hears_the_time_of_now_beside_what_was_kept(
+    rig: Rig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("shoal.api.stream.BEAT_S", 0)
+
+    async def watch() -> None:
+        await rig.loop.changed("", 5)
+        rig.loop.clock = clock = HandClock()
+        feed = Feed(rig.loop)
+        page = feed.open()
+        clock.ms += 60_000  # the snapshot is a minute old when it is sent
+        heard = pieces(feed, page)
+        assert b"retry" in await anext(heard)
+        kept, beat = (await anext(heard)).decode().strip().split("\n\n")
+        assert kept.split("\n")[1] == "event: snapshot"
+        assert beat == f'event: beat\ndata: {{"now_ms":{clock.ms}}}'
+        clock.ms += 1000
+        while not (quiet := (await anext(heard)).decode()).startswith("event: beat"):
+            pass
+        assert quiet == f'event: beat\ndata: {{"now_ms":{clock.ms}}}\n\n'
+        await heard.aclose()
+        feed.end()
+
+    rig.run(watch())
+
+
 async def _ended(rig: Rig, job: str) -> None:
     while rig.store.job(job) is None:
         await rig.loop.changed(job, 1)
@@ -214,5 +245,19 @@ def test_a_snapshot_has_the_last_to_end_whatever_their_age(
         feed.look()
         ended = told(feed.snapshot())[2]["ended"]
         assert [job["id"] for job in ended] == ["j2", "j5"]
+
+    rig.run(watch())
+
+
+def test_a_job_that_trains_tells_when_it_last_moved(rig: Rig) -> None:
+    async def watch() -> None:
+        await rig.loop.changed("", 5)
+        await rig.loop.request(Submit(SPEC))
+        job = rig.loop.state.jobs["j1"]
+        assert job_line(rig.loop, job).moved_ms == 0, "nothing is known of its steps"
+        pace = Pace(began_ms=5, moved_ms=7)
+        beats = {0: Beat(ref="j1.1.0", step=3, steps=3)}
+        rig.loop.state.watches["j1"] = Watch(attempt=1, pace=pace, beats=beats)
+        assert job_line(rig.loop, job).moved_ms == 7
 
     rig.run(watch())

@@ -247,7 +247,7 @@ def test_nodes_obey_cordon_drain_and_uncordon(live_shoal: Shoal, cluster: Live) 
         assert state("n2") == "cordoned"
         assert "already" in live_shoal("cordon", "n2").out
         assert live_shoal("drain", "n2", "--json").out.strip().startswith("[")
-        assert state("n2") == "draining"
+        assert state("n2") == "drained"
     finally:
         assert live_shoal("uncordon", "n2", "n3").code == 0
     assert state("n2") == "ready"

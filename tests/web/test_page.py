@@ -117,7 +117,7 @@ def test_a_node_is_drained_and_opened_and_a_job_requeued_after_a_question(
     panel.get_by_role("button", name="Drain").click()
     page.get_by_role("button", name="Drain the node").click()
     assert eventually(lambda: list(visit.cells(job)) not in ([], [node]), WAIT_S)
-    panel.locator(".chip[data-state=draining]").wait_for()
+    panel.locator(".chip[data-state=drained]").wait_for()
     panel.get_by_role("button", name="Uncordon").click()
     page.get_by_role("button", name="Open it for jobs").click()
     panel.locator(".chip[data-state=ready]").wait_for()

@@ -38,7 +38,6 @@ from shoal.model.views import StatusView
 PAUSE_S = 0.25  # between two looks at least
 PAUSE_FACTOR = 20  # ... and so many times what a look takes: at most 5 % of the controller's time
 QUIET_S = 1.0  # steps and loads are not events: looked at so often anyway
-HEARTBEAT_S = 15.0
 WAITING_MAX = 500  # jobs of the queue that are told of; the rest is a number
 ENDED_MAX = 100  # finished jobs in a snapshot
 KEPT_MAX = 256  # changes that a page that comes back can still be told
@@ -174,17 +173,12 @@ class Feed:
         return change
 
     async def _watch(self) -> None:
-        quiet_s = time.monotonic()
         while self._pages:
             await self._loop.changed("", QUIET_S)
             began = time.monotonic()
             piece = self.advance()
             if piece is not None:
                 self.send(piece)
-                quiet_s = began
-            elif began - quiet_s > HEARTBEAT_S:
-                self.send(b": still here\n\n")
-                quiet_s = began
             await asyncio.sleep(max(PAUSE_S, PAUSE_FACTOR * (time.monotonic() - began)))
 
     def advance(self) -> bytes | None:
@@ -198,6 +192,10 @@ class Feed:
 
     def send(self, piece: bytes) -> None:
         self._pages = {page for page in self._pages if page.offer(piece)}
+
+    def beat(self) -> bytes:
+        """The time of now: a page that hears none for long knows that it is not told the truth."""
+        return b'event: beat\ndata: {"now_ms":%d}\n\n' % self._loop.clock.now_ms()
 
     def _piece(self, kind: str, told: object) -> bytes:
         name = f"{self._run}-{self._number}"
@@ -291,7 +289,7 @@ class Feed:
         if watch is None or not watch.beats:
             return ()
         steps = max(beat.step for beat in watch.beats.values())
-        return (steps, len(watch.slow))
+        return (steps, len(watch.slow), watch.pace.moved_ms)
 
     def _heat(self, job: Job, watch: Watch | None) -> tuple[int, ...]:
         """How much of the time since the last look each member worked."""

@@ -57,6 +57,7 @@ class JobLine(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     step: int = 0
     steps: int = 0
     step_us: int = 0
+    moved_ms: int = 0  # the last sign of work, of a job that tells of its steps
     loss: float | None = None
     heat: tuple[int, ...] = ()
     slow: tuple[int, ...] = ()
@@ -99,7 +100,7 @@ def node_line(loop: ControlLoop, node: Node) -> NodeLine:
             held.append(Held(job.id, ref.member, slice_.gpus, slice_.gpu_milli))
     return NodeLine(
         id=node.id,
-        state=node_state(node),
+        state=node_state(loop, node),
         place=node.spec.place,
         gpus=node.spec.gpus,
         model=node.spec.gpu_model,
@@ -134,6 +135,7 @@ def job_line(loop: ControlLoop, job: Job, heat: tuple[int, ...] = ()) -> JobLine
         step=beat.step if beat else 0,
         steps=beat.steps_total if beat else 0,
         step_us=paces[len(paces) // 2] if paces else 0,
+        moved_ms=max(watch.pace.moved_ms, watch.pace.began_ms) if watch is not None and beat else 0,
         loss=next((b.loss for _, b in sorted(beats.items()) if b.loss is not None), None),
         heat=heat,
         slow=tuple(sorted(watch.slow)) if watch is not None else (),

@@ -22,7 +22,7 @@ from shoal.api.exposition import (
     large_family,
     simple,
 )
-from shoal.api.present import gpu_counts, known_nodes, node_state, progress_view
+from shoal.api.present import DRAINED, gpu_counts, known_nodes, node_state, progress_view
 from shoal.control.history.history import History
 from shoal.control.loop import ControlLoop
 from shoal.control.meters import OTHERS, TENANTS_MAX
@@ -40,6 +40,7 @@ NODE_STATES = (
     "lost",
     "cordoned",
     "draining",
+    DRAINED,
     "quarantined",
 )
 
@@ -123,7 +124,7 @@ def _nodes(loop: ControlLoop, history: History) -> Iterator[str]:
     nodes = known_nodes(loop)
     counts = dict.fromkeys(NODE_STATES, 0)
     for node in nodes:
-        word = node_state(node)
+        word = node_state(loop, node)
         counts[word] = counts.get(word, 0) + 1
     yield family(
         "shoal_nodes", "gauge", "Nodes by state.", [({"state": s}, n) for s, n in counts.items()]

@@ -27,6 +27,7 @@ from shoal.model.views import (
 )
 
 COMMAND_CHARACTERS_MAX = 200
+DRAINED = "drained"  # nothing runs there any more: it may be taken away
 
 
 def find_job(loop: ControlLoop, job_id: str) -> Job | None:
@@ -103,7 +104,7 @@ def node_view(loop: ControlLoop, node: Node) -> NodeView:
     ailing = node.health is NodeHealth.READY and node.record.standing is not Standing.OK
     return NodeView(
         id=node.id,
-        state=node_state(node),
+        state=node_state(loop, node),
         health=node.health.value,
         intent=node.intent.value,
         why=node.record.why if ailing else node.why,
@@ -241,9 +242,11 @@ def _url(service: Service, entry: Entry) -> str:
     return f"http{'s' if entry.certificate else ''}://{host}:{entry.port}{route.prefix}/"
 
 
-def node_state(node: Node) -> str:
+def node_state(loop: ControlLoop, node: Node) -> str:
     if node.health is NodeHealth.READY and node.record.standing is Standing.QUARANTINED:
         return node.record.standing.value
+    if node.health is NodeHealth.READY and node.intent is NodeIntent.DRAINING:
+        return node.intent.value if loop.state.placed[node.id] else DRAINED
     if node.health is NodeHealth.READY and node.intent is not NodeIntent.OPEN:
         return node.intent.value
     return node.health.value
@@ -270,7 +273,7 @@ def status_view(loop: ControlLoop) -> StatusView:
     nodes: dict[str, int] = {}
     gpus = cpu_milli = cpu_milli_held = 0
     for node in known_nodes(loop):
-        word = node_state(node)
+        word = node_state(loop, node)
         nodes[word] = nodes.get(word, 0) + 1
         if node.health is not NodeHealth.LOST:
             room = state.rooms[node.index]

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+import asyncio
+from collections.abc import AsyncGenerator
 from typing import Any
 
 from litestar import Controller, Request, get
@@ -10,6 +11,8 @@ from litestar.response import Stream
 
 from shoal.api.feed import Feed, Page, TooMany
 from shoal.api.problems import Refusal
+
+BEAT_S = 2.0  # at least so often a page hears something
 
 
 class Live(Controller):
@@ -23,17 +26,25 @@ class Live(Controller):
         except TooMany as error:
             raise Refusal(503, str(error)) from None
         return Stream(
-            _pieces(feed, page),
+            pieces(feed, page),
             media_type="text/event-stream",
             headers={"cache-control": "no-store", "x-content-type-options": "nosniff"},
         )
 
 
-async def _pieces(feed: Feed, page: Page) -> AsyncIterator[bytes]:
+async def pieces(feed: Feed, page: Page) -> AsyncGenerator[bytes, None]:
     """Until the page goes away, or is too slow, or the controller ends."""
     try:
         yield b"retry: 1000\n\n"
-        while (piece := await page.pieces.get()) is not None:
-            yield piece
+        while True:
+            try:
+                async with asyncio.timeout(BEAT_S):
+                    piece = await page.pieces.get()
+            except TimeoutError:
+                yield feed.beat()
+                continue
+            if piece is None:
+                return
+            yield piece + feed.beat()
     finally:
         feed.close(page)

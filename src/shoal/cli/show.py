@@ -29,6 +29,7 @@ STATE_STYLES = {
     "cordoned": "yellow",
     "quarantined": "red",
     "draining": "magenta",
+    "drained": "magenta",
     "removed": "dim",
     "rolling": "cyan",
     "idle": "dim",

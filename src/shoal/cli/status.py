@@ -39,7 +39,7 @@ def status(json: JsonOption = False, home: HomeOption = DEFAULT_HOME) -> None:
             return
         jobs = client.jobs(limit=JOBS_SHOWN)
         services = client.services()
-        well = set(view.nodes) <= {"ready", "cordoned", "draining", "joining"}
+        well = set(view.nodes) <= {"ready", "cordoned", "draining", "drained", "joining"}
         nodes = [] if well else client.nodes()
         last = client.events(after=-EVENTS_SHOWN, limit=EVENTS_SHOWN, notable=True).events
         url = client.url

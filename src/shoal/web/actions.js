@@ -29,7 +29,7 @@ export function jobActions(job) {
 
 export function nodeActions(node) {
   const path = `/v1/nodes/${encodeURIComponent(node.id)}`;
-  const closed = ["draining", "cordoned", "quarantined"].includes(node.state) || node.standing;
+  const closed = ["draining", "drained", "cordoned", "quarantined"].includes(node.state) || node.standing;
   const open = button("Uncordon", () => confirm({
     title: `Uncordon ${node.id}`, verb: "Open it for jobs", text: "New jobs may start on it again.", act: () => post(`${path}/uncordon`),
   }));
@@ -38,7 +38,7 @@ export function nodeActions(node) {
     text: "Its jobs are stopped and run again elsewhere, from their last checkpoints; nothing new starts on it.",
     act: () => post(`${path}/drain`),
   }), "danger");
-  return [closed ? open : null, node.state === "draining" ? null : drain];
+  return [closed ? open : null, ["draining", "drained"].includes(node.state) ? null : drain];
 }
 
 export function serviceActions(service) {

@@ -1,7 +1,7 @@
 // The frame: signing in, the tabs, which view is shown.
 
 import { onSignedOut, resume, signIn, signOut } from "./api.js";
-import { h, replace, throttled } from "./dom.js";
+import { clock, h, replace, throttled } from "./dom.js";
 import { begin, cluster, end, listen } from "./live.js";
 import * as clusterView from "./view-cluster.js";
 import * as job from "./view-job.js";
@@ -63,7 +63,7 @@ function build() {
     waiting.textContent = count > 999 ? "999+" : String(count);
     waiting.setAttribute("aria-label", `${count} waiting`);
     state.dataset.state = cluster.linked ? "live" : "lost";
-    words.textContent = cluster.linked ? "live" : "not connected, trying again";
+    words.textContent = cluster.linked ? "live" : cluster.heard ? `not connected since ${clock(cluster.heard)}` : "not connected, trying again";
   });
   listen(refresh);
   replace(root, frame);

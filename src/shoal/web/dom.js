@@ -1,11 +1,16 @@
 // Elements from plain words; text is always text, never markup.
 
+import { handle, replace } from "./patch.js";
+
+export { replace };
+
 const SVG = "http://www.w3.org/2000/svg";
 
 function fill(element, props, children) {
+  const acts = {};
   for (const [name, value] of Object.entries(props ?? {})) {
     if (value === null || value === undefined || value === false) continue;
-    if (name.startsWith("on")) element.addEventListener(name.slice(2), value);
+    if (name.startsWith("on")) acts[name.slice(2)] = value;
     else if (name === "style") for (const [key, one] of Object.entries(value)) element.style.setProperty(key, one);
     else if (name === "value" || name === "checked" || name === "selected" || name === "disabled") element[name] = value;
     else element.setAttribute(name, value === true ? "" : value);
@@ -13,19 +18,12 @@ function fill(element, props, children) {
   for (const child of children.flat(Infinity)) {
     if (child !== null && child !== undefined && child !== false) element.append(child);
   }
+  handle(element, acts);
   return element;
 }
 
 export const h = (tag, props, ...children) => fill(document.createElement(tag), props, children);
 export const s = (tag, props, ...children) => fill(document.createElementNS(SVG, tag), props, children);
-
-/** Puts children in place of what is there, and gives the focus back to what had it (by `data-key`). */
-export function replace(element, ...children) {
-  const active = document.activeElement;
-  const key = active && element.contains(active) ? active.getAttribute("data-key") : null;
-  element.replaceChildren(...children.flat(Infinity).filter((child) => child !== null && child !== undefined && child !== false));
-  if (key) element.querySelector(`[data-key="${CSS.escape(key)}"]`)?.focus({ preventScroll: true });
-}
 
 /** Calls at most once in `ms`, the last call for certain. */
 export function throttled(ms, act) {
@@ -78,7 +76,7 @@ export const percent = (share, digits = 0) => `${(100 * share).toFixed(digits)} 
 const LOOKS = {
   running: ["live", "▶"], ready: ["ok", "●"], succeeded: ["ok", "✓"], waiting: ["", "◔"], starting: ["live", "◌"],
   stopping: ["warn", "■"], failed: ["bad", "✕"], "timed-out": ["bad", "⏱"], cancelled: ["", "⊘"], lost: ["bad", "✕"],
-  suspect: ["warn", "?"], quarantined: ["bad", "!"], draining: ["warn", "↓"], cordoned: ["warn", "–"], joining: ["", "…"],
+  suspect: ["warn", "?"], quarantined: ["bad", "!"], draining: ["warn", "↓"], drained: ["warn", "⏏"], cordoned: ["warn", "–"], joining: ["", "…"],
   rolling: ["live", "↻"], failing: ["bad", "!"], idle: ["", "○"], down: ["bad", "✕"],
 };
 export const glyphOf = (state) => LOOKS[state]?.[1] ?? "•";

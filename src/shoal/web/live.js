@@ -4,13 +4,15 @@ import { lapsed, resume } from "./api.js";
 
 const ENDED_MAX = 300;
 const AGAIN_MS = 1500;
+const TICK_MS = 1000;
+const SILENT_MS = 10_000; // the controller beats every two seconds
 
-export const cluster = { nodes: new Map(), jobs: new Map(), services: new Map(), ended: new Map(), busy: new Map(), status: null, linked: false, skew: 0 };
+export const cluster = { nodes: new Map(), jobs: new Map(), services: new Map(), ended: new Map(), busy: new Map(), status: null, linked: false, skew: null, heard: 0 };
 const listeners = new Set();
-let source = null, timer = 0, wanted = false;
+let source = null, timer = 0, ticker = 0, wanted = false, last = 0;
 
 /** The controller's time, which is the one that all moments are told in. */
-export const now = () => Date.now() + cluster.skew;
+export const now = () => Date.now() + (cluster.skew ?? 0);
 
 export function listen(act) { listeners.add(act); return () => listeners.delete(act); }
 const tell = (change) => { for (const act of [...listeners]) act(change); };
@@ -20,12 +22,21 @@ export function jobOf(id) { return cluster.jobs.get(id) ?? cluster.ended.get(id)
 export function begin() {
   wanted = true;
   document.addEventListener("visibilitychange", seen);
+  ticker = setInterval(tick, TICK_MS);
   seen();
 }
 export function end() {
   wanted = false;
   document.removeEventListener("visibilitychange", seen);
+  clearInterval(ticker);
   close();
+}
+
+// Clocks go on where nothing happens. A controller that hangs keeps its connections: silence tells.
+function tick() {
+  if (document.hidden) return;
+  if (source && performance.now() - last > SILENT_MS) { link(false); open(); return; }
+  if (cluster.linked) tell({ tick: true });
 }
 
 // Browsers allow few connections to one host: a page that nobody sees gives its own back.
@@ -37,10 +48,12 @@ function close() { clearTimeout(timer); source?.close(); source = null; }
 
 function open() {
   close();
+  last = performance.now();
   source = new EventSource("/v1/stream");
   source.addEventListener("snapshot", (event) => { take(JSON.parse(event.data), true); });
   source.addEventListener("change", (event) => { take(JSON.parse(event.data), false); });
-  source.addEventListener("open", () => link(true));
+  // Only a beat is as old as its sending: what is told otherwise may have been kept for a while.
+  source.addEventListener("beat", (event) => { cluster.skew = JSON.parse(event.data).now_ms - Date.now(); hear(); });
   source.addEventListener("error", () => {
     link(false);
     if (source?.readyState === EventSource.CLOSED) timer = setTimeout(again, AGAIN_MS);
@@ -55,6 +68,12 @@ async function again() {
   if (wanted && !document.hidden) open();
 }
 
+function hear() {
+  last = performance.now();
+  cluster.heard = now();
+  link(true);
+}
+
 function link(up) {
   if (cluster.linked === up) return;
   cluster.linked = up;
@@ -65,7 +84,7 @@ export function take(told, whole) {
   cluster.taken = performance.now();
   if (whole) for (const name of ["nodes", "jobs", "services", "ended", "busy"]) cluster[name].clear();
   cluster.status = told.status;
-  cluster.skew = told.status.now_ms - Date.now();
+  cluster.skew ??= told.status.now_ms - Date.now();
   for (const node of told.nodes ?? []) cluster.nodes.set(node.id, node);
   for (const job of told.jobs ?? []) { cluster.jobs.set(job.id, job); cluster.ended.delete(job.id); }
   for (const service of told.services ?? []) cluster.services.set(service.name, service);
@@ -76,6 +95,6 @@ export function take(told, whole) {
   for (const id of told.gone_jobs ?? []) cluster.jobs.delete(id);
   for (const name of told.gone_services ?? []) cluster.services.delete(name);
   while (cluster.ended.size > ENDED_MAX) cluster.ended.delete(cluster.ended.keys().next().value);
-  cluster.linked = true;
+  hear();
   tell({ ...told, whole });
 }

@@ -2,10 +2,12 @@
 
 import { get } from "./api.js";
 import { h, plural } from "./dom.js";
+import { Terminal } from "./terminal.js";
 
 const BEGIN_BYTES = 64 * 1024;
 const KEPT_CHARACTERS = 400_000;
 const WAIT_S = 20;
+const UP = new Set(["PageUp", "ArrowUp", "Home"]);
 
 export class LogView {
   constructor(id) {
@@ -18,7 +20,19 @@ export class LogView {
     this.element = h("section", { class: "card", "aria-label": "Log" }, h("div", { class: "row" }, h("h2", {}, "Log"), this.member, this.attempt, h("label", { class: "small dim log-follow" }, this.follow, "follow"), h("span", { class: "push" }, this.state)), this.text);
     this.run = 0;
     this.shape = "";
-    this.text.addEventListener("wheel", () => { this.follow.checked = this.atEnd(); }, { passive: true });
+    this.top = 0; this.tall = 0;
+    this.text.addEventListener("scroll", () => this.scrolled(), { passive: true });
+    // A smooth scroll begins within reach of the end: who goes up has said so before it moves.
+    this.text.addEventListener("wheel", (event) => { if (event.deltaY < 0) this.follow.checked = false; }, { passive: true });
+    this.text.addEventListener("keydown", (event) => { if (UP.has(event.key)) this.follow.checked = false; });
+  }
+
+  /** Up stops following and down to the end begins it again, whatever moves: wheel, keys, bar, finger. */
+  scrolled() {
+    const { scrollTop, scrollHeight } = this.text;
+    if (scrollTop < this.top && scrollHeight === this.tall) this.follow.checked = false;
+    else if (scrollTop > this.top && this.atEnd()) this.follow.checked = true;
+    this.top = scrollTop; this.tall = scrollHeight;
   }
 
   atEnd() { return this.text.scrollHeight - this.text.scrollTop - this.text.clientHeight < 40; }
@@ -43,7 +57,9 @@ export class LogView {
     const run = ++this.run;
     this.stopper?.abort();
     this.stopper = new AbortController();
-    this.text.replaceChildren();
+    this.terminal = new Terminal();
+    this.last = document.createTextNode(""); // the line that is still written
+    this.text.replaceChildren(this.last);
     this.read(run, this.stopper.signal);
   }
 
@@ -61,7 +77,7 @@ export class LogView {
         offset = piece.next_offset;
         this.state.textContent = piece.ended ? "ended" : "live";
         pause = 0;
-        if (piece.ended) { if (!this.text.textContent) this.text.textContent = "(it wrote nothing)"; return; }
+        if (piece.ended) { if (!this.text.textContent) this.last.nodeValue = "(it wrote nothing)"; return; }
       } catch (error) {
         if (error.name === "AbortError" || run !== this.run) return;
         this.state.textContent = error.message;
@@ -73,12 +89,13 @@ export class LogView {
 
   add(text) {
     if (!text) return;
-    // Colours and cursor moves of terminals are not for a page; of a line written over, the last counts.
-    // eslint-disable-next-line no-control-regex
-    const clean = text.replace(/\x1b\[[0-9;?]*[A-Za-z]/g, "").replace(/\r\n/g, "\n").replace(/[^\n]*\r(?!\n)/g, "");
-    this.text.append(clean);
-    if (this.text.textContent.length > KEPT_CHARACTERS) this.text.textContent = this.text.textContent.slice(-KEPT_CHARACTERS / 2);
+    const done = this.terminal.feed(text);
+    if (done) this.last.before(done);
+    if (this.last.nodeValue !== this.terminal.line) this.last.nodeValue = this.terminal.line;
+    const all = this.text.textContent;
+    if (all.length > KEPT_CHARACTERS) this.text.replaceChildren(all.slice(-KEPT_CHARACTERS / 2, all.length - this.last.length), this.last);
     if (this.follow.checked) this.text.scrollTop = this.text.scrollHeight;
+    this.top = this.text.scrollTop; this.tall = this.text.scrollHeight;
   }
 
   stop() { this.run += 1; this.stopper?.abort(); }

@@ -7,7 +7,7 @@ import { layout } from "./layout.js";
 import { cluster, jobOf } from "./live.js";
 
 const WELL = new Set(["ready"]);
-const TONES = { lost: "--bad", quarantined: "--bad", suspect: "--warn", draining: "--warn", cordoned: "--warn", joining: "--ink-3" };
+const TONES = { lost: "--bad", quarantined: "--bad", suspect: "--warn", draining: "--warn", drained: "--warn", cordoned: "--warn", joining: "--ink-3" };
 
 /** What lies on each GPU of a node: a list of `{job, member, milli}`. */
 export function cellsOf(node) {

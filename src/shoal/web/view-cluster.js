@@ -7,11 +7,11 @@ import { heatColour, hue, jobColour } from "./colours.js";
 import { chip, clock, css, empty, glyphOf, h, jobName, natural, percent, plural, replace, shape, short, span, throttled, whole } from "./dom.js";
 import { cluster, jobOf, listen, now } from "./live.js";
 import { ClusterMap, cellsOf } from "./map.js";
-import { DULL, tell } from "./words.js";
+import { tell } from "./words.js";
 
 const LEGEND_MAX = 14;
 const LATELY_MAX = 14;
-const TROUBLE = ["lost", "quarantined", "suspect", "draining", "cordoned", "joining"];
+const TROUBLE = ["lost", "quarantined", "suspect", "draining", "drained", "cordoned", "joining"];
 
 export function mount(root) {
   let by = "job";
@@ -106,12 +106,13 @@ export function mount(root) {
     if (seq === cluster.status?.last_seq || document.hidden || lately.hidden) return;
     seq = cluster.status?.last_seq;
     try {
-      const { events } = await get("/v1/events?after=-120&limit=120");
-      if (alive) replace(lately, h("h2", {}, "Lately"), h("ol", { class: "events" }, events.filter(({ event }) => !DULL.has(event.event)).slice(-LATELY_MAX).reverse().map(({ event }) => line(event))));
+      const { events } = await get(`/v1/events?after=-${LATELY_MAX}&limit=${LATELY_MAX}&notable=true`);
+      if (alive) replace(lately, h("h2", {}, "Lately"), h("ol", { class: "events" }, events.reverse().map(line)));
     } catch { /* it is asked again with the next change */ }
   });
 
   const stop = listen((change) => {
+    if (change.tick) { update(); return; }
     ask();
     const other = change.whole || change.gone_nodes?.length || change.nodes?.some((node) => !map.where?.has(node.id) || map.where.size !== cluster.nodes.size);
     if (other) map.arrange(); else map.redraw();
@@ -125,9 +126,9 @@ export function mount(root) {
   return () => { alive = false; clearInterval(timer); load.stop(); ask.stop(); stop(); update.stop(); map.stop(); window.removeEventListener("shoal-theme", update); };
 }
 
-function line(event) {
-  const text = tell(event), words = event.job && event.job === text.split(" ")[0] ? [h("a", { href: `#/job/${event.job}`, "data-key": `e${event.at_ms}${event.job}` }, event.job), text.slice(event.job.length)] : text;
-  return h("li", {}, h("time", { datetime: new Date(event.at_ms).toISOString() }, clock(event.at_ms)), h("span", { title: event.why ?? "" }, words));
+function line({ seq, event }) {
+  const text = tell(event), words = event.job && event.job === text.split(" ")[0] ? [h("a", { href: `#/job/${event.job}`, "data-key": event.job }, event.job), text.slice(event.job.length)] : text;
+  return h("li", { "data-key": seq }, h("time", { datetime: new Date(event.at_ms).toISOString() }, clock(event.at_ms)), h("span", { title: event.why ?? "" }, words));
 }
 
 function figures(element, status) {

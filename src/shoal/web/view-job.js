@@ -8,7 +8,7 @@ import { chip, clock, css, empty, h, moment, percent, plural, replace, s, shape,
 import { jobOf, listen, now } from "./live.js";
 import { LogView } from "./logs.js";
 import { progress, table } from "./view-queue.js";
-import { attempts, folded, say } from "./words.js";
+import { say } from "./words.js";
 
 const ASK_MS = 2000;
 const BUCKETS_MAX = 160;
@@ -36,7 +36,7 @@ export function mount(root, id) {
       [job, told] = await Promise.all([get(path), get(`${path}/why`)]);
       if (!alive) return;
       drawHead();
-      timeline(line, told.events, job);
+      timeline(line, told.attempts, job);
       drawEvents();
       replace(gang, ...members(job));
       logs.know(job);
@@ -70,10 +70,8 @@ export function mount(root, id) {
   const jobForActions = () => ({ ...job, service: job.spec?.service ?? "", finished_ms: job.finished_ms ?? 0 });
 
   function drawEvents() {
-    const list = folded(told.events).reverse().map((event) => h("li", {}, h("time", { datetime: new Date(event.at_ms).toISOString() }, clock(event.at_ms)), h("span", {}, say(event), event.why ? h("span", { class: "dim" }, ` — ${event.why}`) : null)));
-    const at = events.querySelector(".events")?.scrollTop ?? 0;
+    const list = told.events.toReversed().map(({ seq, event }) => h("li", { "data-key": seq }, h("time", { datetime: new Date(event.at_ms).toISOString() }, clock(event.at_ms)), h("span", {}, say(event), event.why ? h("span", { class: "dim" }, ` — ${event.why}`) : null)));
     replace(events, h("h2", {}, "What happened, and why"), h("ol", { class: "events", tabindex: "0", "aria-label": "Events, the newest first" }, list));
-    events.querySelector(".events").scrollTop = at;
   }
 
   function drawCurves(series) {
@@ -149,31 +147,32 @@ function rowsOf(members, slow, attempt) {
 
 function members(job) {
   if (!job.gang.length) return [h("h2", {}, "Members"), h("p", { class: "dim" }, "none placed yet")];
-  const rows = job.gang.slice(0, 64).map((one) => h("tr", {}, h("td", { "data-name": "member" }, String(one.member)), h("td", {}, one.node), h("td", { class: "dim", "data-name": "GPUs" }, one.gpus.join(", ") || "none"), h("td", {}, one.code === null ? one.status : `${one.status} ${one.code}`)));
+  const rows = job.gang.slice(0, 64).map((one) => h("tr", { "data-key": one.member }, h("td", { "data-name": "member" }, String(one.member)), h("td", {}, one.node), h("td", { class: "dim", "data-name": "GPUs" }, one.gpus.join(", ") || "none"), h("td", {}, one.code === null ? one.status : `${one.status} ${one.code}`)));
   return [h("h2", {}, "Members"), table(["Member", "Node", "GPUs", "State"], rows), job.gang.length > 64 ? h("p", { class: "dim small" }, `and ${job.gang.length - 64} more`) : null];
 }
 
-function timeline(card, events, job) {
-  const { submitted, found } = attempts(events);
-  const begin = submitted || job.submitted_ms, finish = job.finished_ms ?? now();
+const summary = (one) => `${one.nodes.join(", ")}${one.ended_ms || one.stopping_ms ? `: ${one.cause}` : ""}`;
+
+function timeline(card, found, job) {
+  const begin = job.submitted_ms, finish = job.finished_ms ?? now();
   const width = Math.max(200, (card.clientWidth || 700) - 34), label = Math.min(90, width * 0.25), row = 26;
   const shown = found.slice(-12);
   const X = (ms) => label + ((Math.min(ms, finish) - begin) / Math.max(1, finish - begin)) * (width - label - 4);
   const bar = (from, to, y, fill, words) => s("rect", { x: X(from), y, width: Math.max(2, X(to) - X(from)), height: 14, rx: 3, fill }, s("title", {}, words));
   const parts = shown.map((one, at) => {
-    const y = at * row + 4, end = one.ended || finish;
-    const began = one.running || Math.min(end, one.stopping || end);
-    const text = `${one.nodes}${one.cause ? `: ${one.cause}` : ""}`;
+    const y = at * row + 4, end = one.ended_ms || finish;
+    const began = one.running_ms || Math.min(end, one.stopping_ms || end);
+    const text = summary(one);
     const wide = text.length * 6 < X(end) - X(began) - 8;
-    const ink = one.cause === "succeeded" || !one.ended ? css("--accent") : css("--ink-3");
-    return s("g", {}, s("text", { x: 0, y: y + 11 }, `attempt ${one.number}`),
-      bar(one.placed, began, y, css("--line-2"), "starting"), one.running ? bar(one.running, one.stopping || end, y, ink, `ran ${span((one.stopping || end) - one.running)} on ${one.nodes}`) : null,
-      one.stopping ? bar(one.stopping, end, y, css("--warn"), `stopping: ${one.cause}`) : null,
-      wide ? s("text", { x: X(began) + 6, y: y + 11, style: { fill: css("--surface") } }, text) : s("text", { x: X(end) + 6 > width - 60 ? X(one.placed) - 6 : X(end) + 6, y: y + 11, "text-anchor": X(end) + 6 > width - 60 ? "end" : "start" }, text.slice(0, 60)));
+    const ink = one.cause === "succeeded" || !one.ended_ms ? css("--accent") : css("--ink-3");
+    return s("g", {}, s("text", { x: 0, y: y + 11 }, `attempt ${one.attempt}`),
+      bar(one.placed_ms, began, y, css("--line-2"), "starting"), one.running_ms ? bar(one.running_ms, one.stopping_ms || end, y, ink, `ran ${span((one.stopping_ms || end) - one.running_ms)} on ${one.nodes.join(", ")}`) : null,
+      one.stopping_ms ? bar(one.stopping_ms, end, y, css("--warn"), `stopping: ${one.cause}`) : null,
+      wide ? s("text", { x: X(began) + 6, y: y + 11, style: { fill: css("--surface") } }, text) : s("text", { x: X(end) + 6 > width - 60 ? X(one.placed_ms) - 6 : X(end) + 6, y: y + 11, "text-anchor": X(end) + 6 > width - 60 ? "end" : "start" }, text.slice(0, 60)));
   });
-  const waited = s("rect", { x: X(begin), y: shown.length * row + 4, width: Math.max(1, X(found[0]?.placed ?? finish) - X(begin)), height: 3, fill: css("--line-2") });
+  const waited = s("rect", { x: X(begin), y: shown.length * row + 4, width: Math.max(1, X(found[0]?.placed_ms ?? finish) - X(begin)), height: 3, fill: css("--line-2") });
   const height = shown.length * row + 26;
-  const picture = s("svg", { width, height, role: "img", "aria-label": `${plural(found.length, "attempt")} in ${span(finish - begin)}: ${shown.map((one) => `attempt ${one.number} on ${one.nodes}${one.cause ? `, ${one.cause}` : ""}`).join("; ")}` },
+  const picture = s("svg", { width, height, role: "img", "aria-label": `${plural(found.length, "attempt")} in ${span(finish - begin)}: ${shown.map((one) => `attempt ${one.attempt} on ${summary(one)}`).join("; ")}` },
     parts, waited, s("text", { x: label, y: height - 5 }, `${clock(begin)} submitted`), s("text", { x: width - 4, y: height - 5, "text-anchor": "end" }, job.finished_ms ? `${clock(finish)} ended` : "now"));
   replace(card, h("h2", {}, "Attempts"), h("div", { class: "timeline" }, picture));
 }

@@ -83,7 +83,7 @@ export function mount(root) {
     const total = [...sums.values()].reduce((sum, one) => sum + one.us, 0) || 1;
     const ordered = [...sums].sort((a, b) => b[1].us - a[1].us);
     const name = (key, one) => (by === "job" && key ? h("a", { href: `#/job/${key}`, "data-key": key }, one.label) : key ? one.label : "nobody's");
-    const list = ordered.slice(0, ROWS_MAX).map(([key, one]) => h("tr", {}, h("td", {}, name(key, one)),
+    const list = ordered.slice(0, ROWS_MAX).map(([key, one]) => h("tr", { "data-key": key }, h("td", {}, name(key, one)),
       h("td", { class: "num", "data-name": "GPU-hours" }, short(one.us / 3.6e9)), h("td", { class: "num", "data-name": "share" }, percent(one.us / total, 1)), h("td", { class: "num", "data-name": "of use" }, percent(one.used / (one.us || 1))), h("td", { class: "num", "data-name": "wasted" }, percent(one.wasted / (one.us || 1))), h("td", { class: "num", "data-name": "cost" }, one.priced ? short(one.cost) : "–"),
       h("td", {}, h("div", { class: "share", style: { height: "10px", "margin-top": "5px" }, role: "presentation" }, [...one.parts].sort((a, b) => accountRank(a[0]) - accountRank(b[0])).map(([account, us]) => h("i", { style: { width: `${(100 * us) / (one.us || 1)}%`, background: accountColour(account) } }))))));
     const sum = h("tr", {}, h("td", {}, h("b", {}, "Sum")), h("td", { class: "num", "data-name": "GPU-hours" }, h("b", {}, short(total / 3.6e9))), h("td", { class: "num", "data-name": "share" }, h("b", {}, percent(total / (under.capacity_gpu_us || total), 1))), h("td", {}), h("td", {}), h("td", {}), h("td", {}));

@@ -9,6 +9,8 @@ import { cluster, listen, now } from "./live.js";
 const ASK_MS = 1500;
 const ENDED_SHOWN = 50;
 const RUNNING_SHOWN = 200;
+const QUIET_MS = 60_000;
+const QUIET_STEPS = 10; // so many times as long as a step usually takes
 
 export function mount(root) {
   const waiting = h("section", { class: "card", "aria-label": "Waiting" });
@@ -30,7 +32,7 @@ export function mount(root) {
   // Why a job waits changes with the time as well as with events.
   const timer = setInterval(() => { dirty = dirty || queue?.rows.length > 0; if (!document.hidden) ask(); }, ASK_MS);
   const soon = throttled(300, ask);
-  const stop = listen((change) => { if (change.jobs?.length || change.ended?.length || change.whole || change.nodes?.length) { dirty = true; soon(); } drawRest(); });
+  const stop = listen((change) => { if (change.tick) { drawRest(); return; } if (change.jobs?.length || change.ended?.length || change.whole || change.nodes?.length) { dirty = true; soon(); } drawRest(); });
   ask();
   drawRest();
   return () => { alive = false; stop(); clearInterval(timer); drawRest.stop(); soon.stop(); };
@@ -42,7 +44,7 @@ function waitingPart(queue, problem) {
   const head = h("div", { class: "row" }, h("h2", {}, "Waiting"), h("span", { class: "dim" }, queue.waiting ? `${plural(queue.waiting, "job")}, in the order of the policy ` : "", queue.waiting ? h("b", {}, queue.policy) : null));
   if (!queue.rows.length) return [head, empty("Nothing waits. To submit a job:", "shoal run -g 1 -- python train.py")];
   const latest = Math.max(...queue.rows.map((row) => (row.late_ms ?? 0) - queue.now_ms), 1);
-  const rows = queue.rows.map((row) => h("tr", { "data-job": row.id },
+  const rows = queue.rows.map((row) => h("tr", { "data-key": row.id, "data-job": row.id },
     h("td", { class: "num", "data-name": "place" }, String(row.position)),
     h("td", {}, name(row), h("div", { class: "dim small" }, `${shape(row)} · ${row.tenant}${row.priority ? ` · priority ${row.priority}` : ""}`)),
     h("td", {}, h("div", {}, row.why), row.help.length ? h("ul", { class: "help" }, row.help.map((text) => h("li", {}, text))) : null),
@@ -69,7 +71,7 @@ function runningPart() {
   const jobs = [...cluster.jobs.values()].filter((job) => job.state !== "waiting").sort((a, b) => natural(b.id, a.id));
   const head = h("div", { class: "row" }, h("h2", {}, "Running"), h("span", { class: "dim" }, jobs.length ? plural(jobs.length, "job") : ""));
   if (!jobs.length) return [head, h("p", { class: "dim" }, "Nothing runs.")];
-  const rows = jobs.slice(0, RUNNING_SHOWN).map((job) => h("tr", { "data-job": job.id },
+  const rows = jobs.slice(0, RUNNING_SHOWN).map((job) => h("tr", { "data-key": job.id, "data-job": job.id },
     h("td", {}, h("i", { class: "dot", style: { background: jobColour(job.id) } }), " ", name(job)),
     h("td", {}, chip(job.state)),
     h("td", {}, shape(job), h("span", { class: "dim" }, ` · ${job.service ? `replica of ${job.service}` : job.tenant}`)),
@@ -84,14 +86,20 @@ export function progress(job) {
   const share = job.steps ? job.step / job.steps : 0;
   const left = job.steps && job.step_us ? `, ${span(((job.steps - job.step) * job.step_us) / 1000)} left` : "";
   const words = job.steps ? `step ${whole(job.step)} of ${whole(job.steps)}${left}` : `step ${whole(job.step)}`;
-  return h("div", {}, h("span", {}, words, job.loss === undefined || job.loss === null ? "" : ` · loss ${short(job.loss)}`), job.slow?.length ? [" ", chip("suspect", "slow member")] : null, job.steps ? h("div", { class: "bar" }, h("i", { style: { width: `${100 * share}%` } })) : null);
+  return h("div", {}, h("span", {}, words, job.loss === undefined || job.loss === null ? "" : ` · loss ${short(job.loss)}`), job.slow?.length ? [" ", chip("suspect", "slow member")] : null, quiet(job), job.steps ? h("div", { class: "bar" }, h("i", { style: { width: `${100 * share}%` } })) : null);
+}
+
+/** A job that told of steps and tells of none any more: for so long that it stands out. */
+function quiet(job) {
+  const ms = job.state === "running" && job.moved_ms ? now() - job.moved_ms : 0;
+  return ms > Math.max(QUIET_MS, (QUIET_STEPS * (job.step_us ?? 0)) / 1000) ? [" ", chip("suspect", `no step for ${span(ms)}`)] : null;
 }
 
 function endedPart() {
   const jobs = [...cluster.ended.values()].sort((a, b) => b.finished_ms - a.finished_ms).slice(0, ENDED_SHOWN);
   const head = h("div", { class: "row" }, h("h2", {}, "Ended"), h("span", { class: "dim" }, jobs.length ? "the newest first" : ""));
   if (!jobs.length) return [head, h("p", { class: "dim" }, "No job has ended yet.")];
-  const rows = jobs.map((job) => h("tr", { "data-job": job.id }, h("td", {}, name(job)), h("td", {}, chip(job.state)), h("td", { class: "dim" }, job.why ?? ""),
+  const rows = jobs.map((job) => h("tr", { "data-key": job.id, "data-job": job.id }, h("td", {}, name(job)), h("td", {}, chip(job.state)), h("td", { class: "dim" }, job.why ?? ""),
     h("td", { class: "num", "data-name": "ran" }, job.running_ms ? span(job.finished_ms - job.running_ms) : "–"), h("td", { class: "num", title: clock(job.finished_ms), "data-name": "ended" }, ago(job.finished_ms, now()))));
   return [head, table(["Job", "", "Why", "num:Last ran", "num:Ended"], rows)];
 }

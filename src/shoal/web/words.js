@@ -16,7 +16,7 @@ const WORDS = {
   JobRunning: (e) => `attempt ${e.attempt} runs`,
   MemberExited: (e) => `member ${e.member} on ${e.node} exited ${e.code}`,
   MemberLost: (e) => `member ${e.member} was lost with ${e.node}`,
-  JobCheckpointed: (e) => `saved up to step ${e.step}${e.times ? `, ${e.times} times in all` : ""}`,
+  JobCheckpointed: (e) => `saved up to step ${e.step}`,
   JobStopping: (e) => `stops: ${CAUSES[e.cause] ?? e.cause}`,
   JobRequeued: (e) => `waits again: ${CAUSES[e.cause] ?? e.cause}`,
   JobAdopted: (e) => `found alive on ${e.node}`,
@@ -44,35 +44,4 @@ const OTHERS = {
 
 /** For a list of everything: with the name of the job. */
 export const tell = (event) => (OTHERS[event.event] ? OTHERS[event.event](event) : `${event.job} ${say(event)}`);
-export const DULL = new Set(["MembersStarted", "MemberExited", "JobCheckpointed", "JobReserved", "JobSubmitted"]);
-
 export const say = (event) => (WORDS[event.event] ?? (() => event.event))(event);
-export const slicesNodes = nodes;
-
-/** The life of a job, attempt by attempt: when each was placed, ran, was stopped and ended. */
-export function attempts(events) {
-  const found = [];
-  let submitted = 0;
-  for (const { event } of events) {
-    const last = found.at(-1);
-    if (event.event === "JobSubmitted") submitted = event.at_ms;
-    if (event.event === "JobPlaced") found.push({ number: event.attempt, placed: event.at_ms, nodes: nodes(event.slices), running: 0, stopping: 0, ended: 0, cause: "" });
-    if (!last || event.attempt !== last.number) continue;
-    if (event.event === "JobRunning" || event.event === "JobAdopted") { last.running = last.running || event.at_ms; last.ended = 0; }
-    if (event.event === "JobStopping") { last.stopping = event.at_ms; last.cause = CAUSES[event.cause] ?? event.cause; }
-    if (event.event === "JobRequeued") { last.ended = event.at_ms; last.cause = CAUSES[event.cause] ?? event.cause; }
-    if (event.event === "JobFinished") { last.ended = event.at_ms; last.cause = event.outcome; }
-  }
-  return { submitted, found };
-}
-
-/** Checkpoints without anything between them are one line: the newest, and how many. */
-export function folded(events) {
-  const found = [];
-  for (const { event } of events) {
-    const last = found.at(-1);
-    if (event.event === "JobCheckpointed" && last?.event === "JobCheckpointed" && last.job === event.job) found[found.length - 1] = { ...event, times: (last.times ?? 1) + 1 };
-    else found.push(event);
-  }
-  return found;
-}

@@ -1,0 +1,163 @@
+"""Redrawing disturbs nobody: not a click, not the focus, not a selection, and clocks go on."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Iterator
+
+import pytest
+
+from tests.live.cluster import Live, eventually
+from tests.web.browser import WAIT_MS, Visit
+
+WAIT_S = WAIT_MS / 1000
+# Every change in the two parts of the page that hold tables, so that a test can wait for redraws.
+COUNT = """selector => {
+    window.changes = 0;
+    const watcher = new MutationObserver(found => { window.changes += found.length });
+    watcher.observe(document.querySelector(selector),
+        {subtree: true, childList: true, characterData: true});
+}"""
+WAITING, RUNNING = "section[aria-label=Waiting]", "section[aria-label=Running]"
+
+
+@pytest.fixture
+def queue(visit: Visit, live: Live) -> Iterator[list[str]]:
+    """The four nodes are held, and three jobs wait behind them."""
+    holders = [live.run("sleep 600", gpus=4, name=f"holds-{n}") for n in range(4)]
+    waiting = [live.run("true", gpus=4, name=f"waits-{n}") for n in range(3)]
+    visit.go("queue")
+    visit.page.locator(f"{WAITING} tr[data-job={waiting[-1]}]").wait_for()
+    visit.page.locator(f"{RUNNING} tr[data-job={holders[-1]}]").wait_for()
+    yield waiting
+    for job in [*waiting, *holders]:
+        live.client.cancel(job)
+
+
+def redrawn(visit: Visit, times: int = 3) -> None:
+    """Wait until the watched part was changed so many times from now on."""
+    target = visit.page.evaluate("window.changes") + times
+    visit.page.wait_for_function("target => window.changes >= target", arg=target)
+
+
+def test_a_click_counts_though_the_table_changes_under_it(
+    visit: Visit, live: Live, queue: list[str]
+) -> None:
+    page = visit.page
+    page.evaluate(COUNT, RUNNING)
+    button = page.locator(f"{WAITING} tr[data-job={queue[1]}] button", has_text="Cancel")
+    for turn in range(3):
+        box = button.bounding_box()
+        assert box is not None
+        page.mouse.move(box["x"] + box["width"] / 2, box["y"] + box["height"] / 2)
+        page.mouse.down()
+        more = live.run("true", gpus=4, priority=10 + turn)  # a row above it comes meanwhile
+        for _ in range(2):  # the second was asked for when the job was there
+            with page.expect_response(lambda answer: "/v1/queue" in answer.url):
+                pass
+        redrawn(visit)  # another table goes on; the pressed one holds still
+        page.mouse.up()
+        page.locator("dialog h2", has_text=f"Cancel {queue[1]} ").wait_for()
+        page.get_by_role("button", name="Keep it as it is").click()
+        page.locator(f"{WAITING} tr[data-job={more}]").wait_for()
+        live.client.cancel(more)
+
+
+def test_focus_and_selection_stay_with_their_row(
+    visit: Visit, live: Live, queue: list[str]
+) -> None:
+    page = visit.page
+    where = "document.activeElement.closest('tr')?.dataset.job + document.activeElement.textContent"
+    chosen = "getSelection().toString()"
+    page.evaluate(
+        """job => {
+        const cell = document.querySelector(`section[aria-label=Running] tr[data-job] td`);
+        getSelection().selectAllChildren(cell);
+        document.querySelector(`tr[data-job=${job}] button`).focus();
+    }""",
+        queue[1],
+    )
+    before = page.evaluate(chosen)
+    assert "holds" in before
+    page.evaluate(COUNT, RUNNING)
+    redrawn(visit, 5)
+    assert page.evaluate(chosen) == before, "what was selected is still selected"
+    live.client.cancel(queue[0])  # the row above goes
+    page.locator(f"{WAITING} tr[data-job={queue[0]}]").wait_for(state="detached")
+    first = live.run("true", gpus=4, priority=50)  # and another comes
+    page.locator(f"{WAITING} tr[data-job={first}]").wait_for()
+    assert page.evaluate(where) == f"{queue[1]}Cancel"
+    live.client.cancel(queue[1])
+    page.locator(f"{WAITING} tr[data-job={queue[1]}]").wait_for(state="detached")
+    assert page.evaluate(where) != f"{queue[2]}Cancel", "nobody is offered another's button"
+    live.client.cancel(first)
+
+
+def test_clocks_go_on_where_nothing_happens(visit: Visit, queue: list[str]) -> None:
+    assert queue
+    page = visit.page
+    seen = "document.querySelector('section[aria-label=Running] td[data-name=for]').textContent"
+    before = page.evaluate(seen)
+    page.wait_for_function(f"before => {seen} !== before", arg=before)
+
+
+def test_a_bar_that_writes_over_itself_is_one_line_and_page_up_stops_following(
+    visit: Visit, live: Live
+) -> None:
+    gate = live.home.path / "bar"
+    bar = "i=0; while [ $i -lt 40 ]; do printf '\\r%3d%%|###' $i; i=$((i+1)); sleep 0.02; done"
+    lines = "i=0; while [ $i -lt 200 ]; do echo line $i; i=$((i+1)); done"
+    rest = f"while [ ! -e {gate} ]; do sleep 0.05; done; echo more; sleep 600"
+    job = live.run(f"{lines}; {bar}; {rest}", cpu_milli=100)
+    visit.go(f"job/{job}")
+    page, log = visit.page, visit.page.locator(".log")
+    log.get_by_text("39%|###").wait_for()
+    assert log.inner_text().count("%|###") == 1
+    assert page.is_checked("#follow")
+    log.focus()
+    page.keyboard.press("PageUp")
+    page.wait_for_function("() => !document.getElementById('follow').checked")
+    gate.touch()
+    log.get_by_text("more").wait_for()
+    at_end = "(log => log.scrollHeight - log.scrollTop - log.clientHeight < 40)"
+    assert not page.evaluate(f"{at_end}(document.querySelector('.log'))"), "the reader stays"
+    page.keyboard.press("End")
+    page.wait_for_function("() => document.getElementById('follow').checked")
+    live.client.cancel(job)
+
+
+def test_a_drained_node_is_told_from_one_that_drains(visit: Visit, live: Live) -> None:
+    from shoal.model.node import NodeIntent
+
+    live.client.set_intent("n4", NodeIntent.DRAINING)
+    visit.go("cluster")
+    visit.page.locator(".trouble .chip[data-state=drained]", has_text="n4").wait_for()
+    live.client.set_intent("n4", NodeIntent.OPEN)
+    visit.page.locator(".trouble .chip", has_text="n4").wait_for(state="detached")
+
+
+def test_a_controller_that_hangs_is_not_live(visit: Visit, live: Live) -> None:
+    page = visit.page
+    pid = live.controller_pid()
+    os.kill(pid, signal.SIGSTOP)
+    try:
+        page.wait_for_selector(".link-state[data-state=lost]")
+        page.locator(".link-state", has_text="not connected since").wait_for()
+    finally:
+        os.kill(pid, signal.SIGCONT)
+    page.wait_for_selector(".link-state[data-state=live]")
+    assert eventually(lambda: live.client.status().epoch > 0, WAIT_S)
+    visit.complaints.clear()  # what was asked meanwhile may have failed, and a browser tells
+
+
+def test_a_job_that_makes_no_steps_any_more_says_so(visit: Visit, queue: list[str]) -> None:
+    assert queue
+    script = """([id, ago]) => shoalMap.cluster.jobs.set(id, {
+        id, state: "running", step: 5, step_us: 9_000_000,
+        moved_ms: shoalMap.cluster.heard - ago})"""
+    for job, ago in (("j9001", 80_000), ("j9002", 200_000)):
+        visit.page.evaluate(script, [job, ago])
+    row = visit.page.locator("tr[data-job=j9002]")
+    row.locator(".chip[data-state=suspect]", has_text="no step for").wait_for()
+    assert visit.page.locator("tr[data-job=j9001] .chip[data-state=suspect]").count() == 0
