@@ -77,6 +77,7 @@ def test_it_grows_into_room_that_nobody_wants_and_keeps_its_place_meanwhile() ->
     [
         {"checkpoint_ms": 0},
         {"members_max": 1},
+        {"restart": "never"},
         {"within": "rack", "within_required": True},
         {"members_per_node": 1},
     ],
@@ -125,7 +126,7 @@ def test_it_shrinks_before_anybody_is_stopped_altogether() -> None:
     assert cluster.job(wide).stop_cause is StopCause.RESIZE
     let_stop(cluster, wide)
     assert cluster.job(urgent).phase is Phase.STARTING
-    assert (size(cluster, wide), cluster.job(wide).phase) == (1, Phase.STARTING)
+    assert (size(cluster, wide), cluster.job(wide).phase) == (2, Phase.STARTING)
     assert cluster.job(small).phase is Phase.RUNNING
     assert cluster.job(wide).attained_ms == 5_500
 

@@ -34,7 +34,9 @@ def test_elastic_training_shrinks_before_anybody_is_evicted_and_grows_back_at_ni
     assert set(first) <= set(cluster.ready())
     stops = [event for event in cluster.log if isinstance(event, JobStopping)]
     assert {(stop.job, stop.cause) for stop in stops} == {(wide, StopCause.RESIZE)}
-    assert "shrinks to 1 members to make room for" in stops[0].why
+    assert len(stops) == 1  # for both replicas
+    assert "shrinks to 3 members to make room for" in stops[0].why
+    assert len(cluster.job(wide).members) == 2
     assert "chat-v1" in stops[0].why
     assert "priority 100" in stops[0].why
     claim = next(e for e in cluster.log if isinstance(e, JobClaimed) and e.job != wide)

@@ -5,8 +5,10 @@ from __future__ import annotations
 import msgspec
 import pytest
 
+from shoal.core.ending import stop
 from shoal.core.heal import NODE_LOST_CODE, TIMED_OUT_CODE
-from shoal.model.job import Outcome, Phase, StopCause
+from shoal.core.round import Round
+from shoal.model.job import MemberRef, Outcome, Phase, StopCause
 from shoal.model.node import NodeIntent
 from shoal.model.policy import Policy
 from shoal.model.report import Accepted, Refused, Requeue
@@ -257,3 +259,46 @@ def test_only_a_live_job_can_be_requeued(cluster: Cluster) -> None:
     answer = cluster.ask(Requeue("j9"))
     assert isinstance(answer, Refused)
     assert answer.missing
+
+
+# -- what is done is done --------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("cause", list(StopCause))
+def test_a_job_whose_members_all_exited_0_has_succeeded_whatever_it_was_stopped_for(
+    cluster: Cluster, cause: StopCause
+) -> None:
+    """Its output was still on the way when the order came."""
+    job_id = cluster.run(members=2, gpus=1)
+    job = cluster.job(job_id)
+    for number, member in enumerate(job.members):
+        cluster.books[member.slice.node].ends(MemberRef(job_id, 1, number))
+    stop(Round(cluster.state, cluster.policy, cluster.now_ms), job, cause, "somebody said so")
+    cluster.hear("a", "b")
+    assert [type(order).__name__ for order in cluster.deliver()] == []
+    cluster.exit(job_id, 0, 0)
+    cluster.end(job_id, 0, 1)
+    job = cluster.finished[job_id]
+    assert (job.outcome, job.code) == (Outcome.SUCCEEDED, 0)
+    assert job.why == "every member exited 0 before it was stopped: somebody said so"
+
+
+def test_a_member_that_exits_0_because_it_was_told_to_stop_has_not_done_its_work(
+    cluster: Cluster,
+) -> None:
+    job_id = cluster.run(members=2, gpus=2)
+    cluster.end(job_id, 0, 0)
+    cluster.intend(cluster.job(job_id).members[1].slice.node, NodeIntent.DRAINING)
+    cluster.deliver()
+    cluster.end(job_id, 0, 1)
+    job = cluster.job(job_id)
+    assert (job.phase, job.attempt) == (Phase.WAITING, 1)
+
+
+def test_the_reason_names_the_member_that_failed_first(cluster: Cluster) -> None:
+    """Its peers often fail with the same code a moment later."""
+    job_id = cluster.run(members=2, gpus=2)
+    cluster.end(job_id, 1, 1, why="no such file")
+    cluster.end(job_id, 1, 0)
+    node = cluster.finished[job_id].members[1].slice.node
+    assert cluster.finished[job_id].why == f"member 1 on {node} exited 1 (no such file)"

@@ -61,6 +61,7 @@ def test_a_job_of_higher_priority_starts_when_those_stopped_for_it_have_let_go()
     ("victim", "policy"),
     [
         ({"preemptible": False}, {}),
+        ({"restart": "never"}, {}),
         ({"priority": 1}, {}),
         ({"priority": 2}, {}),
         ({}, {"preempt": Preempt.NEVER}),

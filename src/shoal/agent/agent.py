@@ -92,6 +92,7 @@ class Agent:
 
     def _obey(self, envelope: Envelope) -> None:
         """Orders of several jobs come together: each is carried out on its own."""
+        self.crew.reap()  # who has ended by now was not stopped by what this says
         for order in self._book.take(envelope):
             try:
                 self._carry_out(order)

@@ -264,6 +264,7 @@ class Crew:
     ) -> None:
         self._ended[ref] = (code, why, step, fault)
         self._ended_at[ref] = time.monotonic()
+        self._book.ends(ref)
         if code not in FROM_OUTSIDE:
             exit_ = MemberExit(ref, code, why, ref in self._book.stopping, step)
             self._unwritten[ref] = None

@@ -170,7 +170,7 @@ def _member_exited(state: State, event: MemberExited) -> None:
     job = state.jobs[event.job]
     member = job.members[event.member]
     member.status = MemberStatus.EXITED
-    member.code = event.code
+    member.code, member.stopped = event.code, event.stopped
     if event.code and job.first_bad_code is None:
         job.first_bad_code = event.code
         job.first_bad_member, job.first_bad_step = event.member, event.step
@@ -302,6 +302,7 @@ def _job_finished(state: State, event: JobFinished) -> None:
         state.tell(job, ran_ms)
         if event.outcome is Outcome.SUCCEEDED:
             state.estimates.ended(key_of(job), ran_ms)
+            state.queue.stuck.clear()
             nodes = tuple(dict.fromkeys(member.slice.node for member in job.members))
             ran_well(state.failures, job.id, nodes)
     forget(state.failures, job.id)

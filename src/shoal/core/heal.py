@@ -87,7 +87,11 @@ def _settle(round_: Round, job: Job) -> None:
     """Every member is over: decide what the attempt comes to."""
     cause = job.stop_cause
     lost = sorted({m.slice.node for m in job.members if m.status is MemberStatus.LOST})
-    if cause is StopCause.CANCEL:
+    if not job.spec.service and all(member.done for member in job.members):
+        # Whatever it was to be stopped for came too late. A server, though, is never done.
+        late = f" before it was stopped: {job.why}" if cause is not None else ""
+        _finish(round_, job, Outcome.SUCCEEDED, 0, f"every member exited 0{late}")
+    elif cause is StopCause.CANCEL:
         _finish(round_, job, Outcome.CANCELLED, CANCELLED_CODE, job.why)
     elif cause is StopCause.TIME_LIMIT:
         _finish(round_, job, Outcome.TIMED_OUT, TIMED_OUT_CODE, job.why)
@@ -190,7 +194,7 @@ def _same_way(round_: Round, job: Job) -> str | None:
 def _failure_text(job: Job) -> str:
     """`job.why` is at this point what the node said about the first bad exit."""
     code = job.first_bad_code or 0
-    number = next(n for n, member in enumerate(job.members) if member.code == code)
+    number = job.first_bad_member
     who = f"member {number} on {job.members[number].slice.node}" if len(job.members) > 1 else "it"
     how = f"was ended by signal {code - 128}" if 128 < code < 128 + 65 else f"exited {code}"
     return f"{who} {how}" + (f" ({job.why})" if job.why else "")

@@ -33,6 +33,7 @@ class NodeBook:
         self.alive: dict[MemberRef, Launch] = {}  # those that are getting ready included
         self.getting: dict[MemberRef, str] = {}
         self.stopping: dict[MemberRef, None] = {}
+        self.ended: dict[MemberRef, None] = {}  # before they were told to stop
         self.exits: dict[MemberRef, MemberExit] = {exit_.ref: exit_ for exit_ in exits}
         self.checks: dict[str, CheckResult] = {}
         self.prepared: dict[str, Prepare] = {}
@@ -86,7 +87,8 @@ class NodeBook:
                     self.exited(ref, STOPPED_BEFORE_START_CODE, "stopped before it started")
                 elif ref in self.alive and ref not in self.stopping:
                     self.stopping[ref] = None
-                    todo.append(command)
+                    if ref not in self.ended:
+                        todo.append(command)
             case Acknowledge():
                 self.exits.pop(ref, None)
 
@@ -107,6 +109,12 @@ class NodeBook:
         """It has all that it needs."""
         self.getting.pop(ref, None)
 
+    def ends(self, ref: MemberRef) -> None:
+        """Its process is over, its output is not yet stored. An order to stop that comes now is
+        too late to be the reason."""
+        if ref in self.alive and ref not in self.stopping:
+            self.ended[ref] = None
+
     def exited(
         self,
         ref: MemberRef,
@@ -117,8 +125,9 @@ class NodeBook:
     ) -> None:
         self.alive.pop(ref, None)
         self.getting.pop(ref, None)
-        stopped = ref in self.stopping
+        stopped = ref in self.stopping and ref not in self.ended
         self.stopping.pop(ref, None)
+        self.ended.pop(ref, None)
         self.exits[ref] = MemberExit(ref, code, why, stopped, step, fault)
 
     def measured(self, result: CheckResult) -> None:
@@ -147,4 +156,5 @@ class NodeBook:
             sample=sample,
             idle=idle,
             getting=tuple(Getting(ref, what) for ref, what in self.getting.items()),
+            ended=tuple(self.ended),
         )

@@ -204,6 +204,7 @@ def _take_exits(round_: Round, node: Node, exits: tuple[MemberExit, ...]) -> Non
                     code=exit_.code,
                     why=exit_.why,
                     step=_step_of(round_.state, exit_),
+                    stopped=exit_.stopped,
                 )
             )
 

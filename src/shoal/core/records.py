@@ -23,6 +23,7 @@ class Watch(msgspec.Struct):
     beats: dict[int, Beat] = {}  # the newest of each member
     slow: dict[int, Change] = {}  # members that hold the others up
     stuck: tuple[int, ...] = ()  # whose stacks are wanted
+    ended: bool = False  # a member is over and makes no more steps, though its exit is not told
 
 
 class Reservation(msgspec.Struct, frozen=True):

@@ -292,7 +292,9 @@ class State:
 
     def claim(self, job: Job, slices: tuple[Slice, ...]) -> None:
         """Take what is promised, though some of it is still held, so that nobody else does. A job
-        with a claim does not stand in the queue."""
+        with a claim does not stand in the queue; one that is being resized may come to claim less."""
+        if job.id in self.claims:
+            self.unclaim(job)
         self.claims[job.id] = slices
         for slice_ in slices:
             self.change(slice_, -1, exclusive=job.spec.whole_nodes)
@@ -322,9 +324,9 @@ class State:
                 short = min(left, default=0) < 0 and any(left[gpu] < 0 for gpu in member.slice.gpus)
                 assert not short, f"{member.slice} is held"
         self.masters.add(job.master)
-        if job.spec.preemptible:
+        if job.spec.yields:
             self.preemptible[job.id] = None
-        if job.spec.elastic:
+        if job.spec.resizes:
             self.elastic[job.id] = None
 
     def release(self, job: Job, number: int) -> None:
@@ -350,8 +352,7 @@ class State:
                 heapq.heapify(self.limits)
 
     def watch_age(self, job: Job) -> None:
-        """What is learned of a running job is that it enters one span of run time after another;
-        see `grow_older`."""
+        """A running job enters one span of run time after another: see `grow_older`."""
         if job.phase is not Phase.RUNNING or job.running_ms is None:
             return
         known_ms = max(job.attained_ms, begin_ms(max(0, job.told)))
@@ -375,12 +376,13 @@ class State:
 
     def tell(self, job: Job, ran_ms: int) -> None:
         """It has run for so long, over all attempts; no span is told twice."""
-        now = span(ran_ms)
-        if job.told < 0:
-            self.estimates.began(key_of(job))
-            job.told = 0
-        if job.told < now:
-            self.estimates.survived(key_of(job), begin_ms(job.told), begin_ms(now))
+        now, before = span(ran_ms), job.told
+        if before < now:
+            self.queue.stuck.clear()  # who seemed too long for a gap may seem shorter now
+            if before < 0:
+                self.estimates.began(key_of(job))
+            if now:
+                self.estimates.survived(key_of(job), begin_ms(max(0, before)), begin_ms(now))
             job.told = now
 
     def patience_ms(self, now_ms: int) -> int:

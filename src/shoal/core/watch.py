@@ -32,6 +32,10 @@ def watch(round_: Round, inventories: list[NodeReport]) -> None:
         node = round_.state.nodes[inventory.spec.id]
         for progress in inventory.progress:
             _hear(round_, node, progress)
+        for ref in inventory.ended:
+            watch_ = round_.state.watches.get(ref.job)
+            if watch_ is not None and watch_.attempt == ref.attempt:
+                watch_.ended = True
         for result in inventory.checks:
             _take_check(round_, node, result)
     _let_go(round_)
@@ -187,7 +191,8 @@ def _find_hangs(round_: Round) -> None:
     rule = rule_of(round_.policy)
     for job_id, watch_ in list(state.watches.items()):
         job = state.jobs[job_id]
-        if job.phase is not Phase.RUNNING or any(member.over for member in job.members):
+        over = watch_.ended or any(member.over for member in job.members)
+        if job.phase is not Phase.RUNNING or over:
             continue
         found = hang.hang(watch_.pace, now_ms, rule, job.hangs)
         if found is not None and all(

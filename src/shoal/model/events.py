@@ -93,6 +93,7 @@ class MemberExited(JobEvent, frozen=True, kw_only=True):
     code: int
     why: str = ""
     step: int | None = None  # the one it was in, if it counts steps
+    stopped: bool = False  # by our order, so a code of 0 does not mean that its work is done
 
 
 class MemberLost(JobEvent, frozen=True, kw_only=True):

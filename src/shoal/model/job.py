@@ -98,6 +98,16 @@ class JobSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     def elastic(self) -> bool:
         return self.members_max > self.members
 
+    @property
+    def yields(self) -> bool:
+        """It may be stopped for others, or moved: it runs again, so it must be allowed to."""
+        return self.preemptible and self.restart is not Restart.NEVER
+
+    @property
+    def resizes(self) -> bool:
+        """It may be restarted with more or fewer members."""
+        return self.elastic and self.restart is not Restart.NEVER
+
 
 class MemberRef(NamedTuple):
     """Names one incarnation of one member, everywhere and for ever."""
@@ -133,6 +143,12 @@ class Member(msgspec.Struct):
     status: MemberStatus = MemberStatus.PENDING
     code: int | None = None
     started: bool = False  # it was seen to have run
+    stopped: bool = False  # it ended after it was told to stop
+
+    @property
+    def done(self) -> bool:
+        """It did its work: it ended well, and not because it had to."""
+        return self.status is MemberStatus.EXITED and self.code == 0 and not self.stopped
 
     @property
     def over(self) -> bool:

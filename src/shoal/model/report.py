@@ -45,8 +45,9 @@ class NodeReport(msgspec.Struct, frozen=True, kw_only=True):
     checks, the newest last; they are told in every report, so that none gets lost. `prepared`
     are the jobs that the node was told to be ready for, with an interpreter that is warm.
     `sample` is the node's load, now and then: no decision needs it. Those `getting` are not alive
-    yet, but hold what they were given. A node that is `leaving` wants to go as soon as nothing runs
-    on it any more."""
+    yet, but hold what they were given. Those `ended` count as alive until their output is stored,
+    but their processes are over, and not because they were told to stop. A node that is `leaving`
+    wants to go as soon as nothing runs on it any more."""
 
     spec: NodeSpec
     incarnation: int
@@ -61,6 +62,7 @@ class NodeReport(msgspec.Struct, frozen=True, kw_only=True):
     idle: tuple[Idle, ...] = ()
     getting: tuple[Getting, ...] = ()
     leaving: bool = False
+    ended: tuple[MemberRef, ...] = ()
 
 
 class NodeGone(msgspec.Struct, frozen=True):

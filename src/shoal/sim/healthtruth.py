@@ -99,12 +99,12 @@ class HealthTruth:
     def _beside_spares(self, event: JobPlaced | JobClaimed) -> None:
         """Where a job that never ran goes, and may not be stopped, so many nodes are left."""
         job = self._jobs[event.job]
-        if job.spec.preemptible or job.attempt > isinstance(event, JobPlaced):
+        if job.spec.yields or job.attempt > isinstance(event, JobPlaced):
             return
         fixed = {
             slice_.node
             for other in self._jobs.values()
-            if other.id != job.id and not other.spec.preemptible
+            if other.id != job.id and not other.spec.yields
             for slice_ in other.held
         }
         free = {

@@ -130,6 +130,12 @@ class JobTruth:
         if lost:
             self._lost.add(ref.attempt)
 
+    def must_not_be_done(self, lives: Sequence[Life | None]) -> None:
+        """If all its members ended well by themselves, and that was told, its work is done."""
+        lost = any(life is None or life.ref.attempt in self._lost for life in lives)
+        if not self.spec.service and not lost and all(life and life.done for life in lives):
+            raise Untruth(f"{self.id} has done its work in attempt {self.attempt}")
+
     def requeued(self, event: JobRequeued, policy: Policy) -> None:
         self._must_be_unfinished()
         self._not_before_ms = event.not_before_ms
@@ -151,7 +157,7 @@ class JobTruth:
             case StopCause.MOVE if event.attempt in self.left:
                 allowed = justified = not never
             case StopCause.PREEMPT | StopCause.RESIZE | StopCause.MOVE:
-                allowed = justified = self.spec.preemptible or self.spec.elastic
+                allowed = justified = self.spec.yields or self.spec.resizes
             case StopCause.DRAIN:
                 allowed, justified = not never, event.attempt in self._drained
             case StopCause.IDLE:

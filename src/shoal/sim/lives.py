@@ -16,7 +16,7 @@ class Untruth(AssertionError):
 class Life:
     """One virtual process, from its start for ever."""
 
-    __slots__ = ("code", "gpu_milli", "gpus", "how", "node", "ref", "started_ms")
+    __slots__ = ("code", "gpu_milli", "gpus", "how", "node", "ref", "started_ms", "told")
 
     def __init__(self, ref: MemberRef, node: str, gpus: tuple[int, ...], started_ms: int) -> None:
         self.ref = ref
@@ -26,6 +26,11 @@ class Life:
         self.started_ms = started_ms
         self.code: int | None = None
         self.how: End | None = None  # None: it lives
+        self.told = False  # to stop, while it lived
+
+    @property
+    def done(self) -> bool:
+        return self.how is End.OWN and self.code == 0 and not self.told
 
     def __str__(self) -> str:
         if self.how is None:

@@ -33,6 +33,7 @@ class Fate(NamedTuple):
     training: Plan | None = None  # None: it tells nothing of its work
     rests_ms: int = 0  # it uses what it has for a moment, and then for so long not; 0: always
     getting_ms: int = 0  # before it can start, for its package or environment
+    shipping_ms: int = 0  # from its end until its output is stored
 
 
 Fates = Callable[[Launch], Fate]
@@ -79,6 +80,7 @@ class Machine:
         self.exits: tuple[MemberExit, ...] = ()  # on its disk while it is off
         self.sick = False  # its disk is full: nothing can be started
         self.bare = False  # it has none of the programs that jobs want
+        self._unshipped: dict[MemberRef, MemberExit] = {}  # their output is on the way
 
     @property
     def up(self) -> bool:
@@ -94,7 +96,9 @@ class Machine:
         self._beat(self.incarnation)
 
     def power_off(self) -> None:
-        self.exits = tuple(self.book.exits.values()) if self.book is not None else self.exits
+        if self.book is not None:  # what was written before it was told is on the disk, too
+            self.exits = (*self.book.exits.values(), *self._unshipped.values())
+        self._unshipped = {}
         self.book = None
         processes, self.processes = self.processes, {}
         self._witness.powered_off(self.spec.id)
@@ -215,6 +219,7 @@ class Machine:
             return
         process = self.processes[order.ref]
         fate = process.fate
+        self._witness.told(order.ref)
         if fate.stopping_ms is not None and fate.stopping_ms < order.grace_ms:
             self._plan_end(process, fate.stopping_ms, fate.stopped_code, End.STOPPED)
         else:
@@ -228,5 +233,17 @@ class Machine:
         if self.book is not None and self.processes.get(ref) is process:
             del self.processes[ref]
             self._witness.ended(ref, code, how)
-            self.book.exited(ref, code)
+            self.book.ends(ref)
+            self._unshipped[ref] = MemberExit(ref, code, "", ref in self.book.stopping)
+            if process.fate.shipping_ms:
+                book = self.book
+                self._agenda.after(process.fate.shipping_ms, lambda: self._shipped(book, ref, code))
+            else:
+                self._shipped(self.book, ref, code)
+
+    def _shipped(self, book: NodeBook, ref: MemberRef, code: int) -> None:
+        """Unless the node has another life by now."""
+        if self.book is book:
+            del self._unshipped[ref]
+            book.exited(ref, code)
             self.report()

@@ -39,7 +39,7 @@ from shoal.model.events import (
     NodeSuspected,
     PolicyChanged,
 )
-from shoal.model.job import Fault, MemberRef, StopCause
+from shoal.model.job import Fault, MemberRef, Outcome, StopCause
 from shoal.model.node import NodeIntent, NodeSpec
 from shoal.model.policy import Policy
 from shoal.model.report import Cancel, NodeReport, Request
@@ -113,6 +113,9 @@ class Truth(Witness):
 
     def could_not_start(self, ref: MemberRef, fault: Fault) -> None:
         self._refused[ref] = fault
+
+    def told(self, ref: MemberRef) -> None:
+        self.lives.all[ref].told = True
 
     def hangs(self, ref: MemberRef) -> None:
         self.health.hung.add((ref.job, ref.attempt))
@@ -235,7 +238,9 @@ class Truth(Witness):
 
     def _job_requeued(self, event: JobRequeued) -> None:
         self._must_be_over(event.job, event.attempt)
-        self.jobs[event.job].requeued(event, self._policy)
+        job = self.jobs[event.job]
+        job.must_not_be_done([self.lives.all.get(ref) for ref in job.refs(event.attempt)])
+        job.requeued(event, self._policy)
 
     def _job_adopted(self, event: JobAdopted) -> None:
         self._entitlements.settled(event.job)
@@ -253,6 +258,8 @@ class Truth(Witness):
         asked = event.job in self._cancels or bool(self.jobs[event.job].spec.service)
         self.unfinished.pop(event.job, None)
         self._entitlements.settled(event.job)
+        if event.outcome is not Outcome.SUCCEEDED:
+            self.jobs[event.job].must_not_be_done(lives)
         self.jobs[event.job].finished(event, lives, self._policy, cancel_asked=asked)
 
     def _must_be_over(self, job_id: str, attempt: int) -> None:

@@ -57,6 +57,7 @@ class SeededFates:
             stopped_code=rng.choice((143, 143, 0, 1)),
             rests_ms=rng.choice((2_000, MANY)) if program == "idles" else 0,
             getting_ms=rng.choice((0, 0, 0, 30, 700, 6_000)),
+            shipping_ms=rng.choice((0, 0, 0, 30, 700, 6_000)),
         )
 
     def _training(self, launch: Launch, program: str) -> Plan | None:

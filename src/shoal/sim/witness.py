@@ -34,6 +34,9 @@ class Witness:
 
     def could_not_start(self, ref: MemberRef, fault: Fault) -> None: ...
 
+    def told(self, ref: MemberRef) -> None:
+        """An order to stop reached it while it lived."""
+
     def hangs(self, ref: MemberRef) -> None:
         """It makes no step any more, and never will; told more than once."""
 

@@ -124,15 +124,13 @@ def shunned(state: State, job: Job) -> set[int]:
 def spares_beside(state: State, job: Job) -> set[int]:
     """Those that it may not grow into either, whether it ran before or not."""
     wanted = state.policy.spares
-    if not wanted or job.spec.preemptible:
+    if not wanted or job.spec.yields:
         return set()
     found: set[int] = set()
     for node in reversed(state.order):
         if len(found) == wanted:
             break
-        if node.schedulable and all(
-            other.spec.preemptible for other in state.placed[node.id].values()
-        ):
+        if node.schedulable and all(other.spec.yields for other in state.placed[node.id].values()):
             found.add(node.index)
     return found
 
@@ -140,7 +138,7 @@ def spares_beside(state: State, job: Job) -> set[int]:
 def spares_when_empty(state: State, job: Job) -> set[int]:
     """Those that would be kept from it if nobody ran."""
     wanted = state.policy.spares
-    if not wanted or job.attempt or job.spec.preemptible:
+    if not wanted or job.attempt or job.spec.yields:
         return shunned(state, job)
     return {node.index for node in [n for n in state.order if n.schedulable][-wanted:]}
 

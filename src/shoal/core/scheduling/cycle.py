@@ -114,6 +114,7 @@ def _walk(round_: Round, lanes: list[Lane]) -> None:
             continue
         tried += 1
         if tried <= PREEMPTORS_MAX and _make_room(round_, job, tried):
+            walk.again(lane)  # who shrinks for this one can shrink for the next at the same price
             continue
         in_front = job.id not in ahead and len(ahead) < policy.reservations
         if in_front and could_ever(state, job):

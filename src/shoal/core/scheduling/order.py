@@ -106,7 +106,7 @@ NO_TURNS_OCTAVES = (7_200_000).bit_length()
 def takes_turns(job: Job) -> bool:
     """May it be stopped for others and go on later? Else it runs once, in the order of
     submission."""
-    return job.spec.preemptible and bool(job.spec.checkpoint_ms)
+    return job.spec.yields and bool(job.spec.checkpoint_ms)
 
 
 def _fair_kin(state: State, job: Job) -> Kin:

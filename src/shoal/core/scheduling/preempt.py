@@ -11,6 +11,9 @@ minimum, so even a chain of ever more entitled jobs lets everybody work in betwe
 
 from __future__ import annotations
 
+from collections import Counter
+from collections.abc import Callable
+from itertools import chain
 from typing import NamedTuple
 
 from shoal.core.apply import unsaved_ms
@@ -30,12 +33,14 @@ VICTIMS_MAX = 256  # beyond this many, a job waits instead
 
 
 class Victim(NamedTuple):
-    """A job, and which of its slices it would give up: all, or those beyond its least size."""
+    """A job, and which of its slices it would give up: all, or some of those beyond its least
+    size. `claimed`: it is being resized anyway, so it need only claim less of what it holds."""
 
     job: Job
     given_up: tuple[Slice, ...]
     shrinks: bool
     lost_ms: int
+    claimed: bool = False
 
 
 def preempt(round_: Round, job: Job) -> bool:
@@ -71,6 +76,10 @@ def _candidates(round_: Round, job: Job, gang: Gang) -> list[Victim]:
         victim = victim_of(other, now_ms)
         cost = victim.lost_ms / max(1, gpu_milli_of(other))
         found.append(((not theirs[0], not victim.shrinks, cost), victim))
+    for victim in _resizing(state):
+        theirs = _entitlement(state, victim.job, now_ms, holding=True)
+        if theirs > mine and _of_use(state, victim.job, gang):
+            found.append(((not theirs[0], False, -1.0), victim))
     found.sort(key=lambda entry: entry[0])  # of equal cost the least entitled stays first
     return [victim for _, victim in found[:VICTIMS_MAX]]
 
@@ -149,6 +158,17 @@ def victim_of(job: Job, now_ms: int, *, whole: bool = False) -> Victim:
     return Victim(job, given_up, shrinks, unsaved_ms(job, now_ms))
 
 
+def _resizing(state: State) -> list[Victim]:
+    """Who is stopped already, to go on with another size: a smaller one costs no restart more."""
+    found = []
+    for job_id, given in state.claims.items():
+        job = state.jobs[job_id]
+        resized = job.phase is Phase.STOPPING and job.stop_cause is StopCause.RESIZE
+        if resized and job.spec.yields and len(given) > job.spec.members:
+            found.append(Victim(job, given[job.spec.members :], True, 0, claimed=True))
+    return found
+
+
 def _try_out(
     round_: Round, job: Job, gang: Gang, candidates: list[Victim]
 ) -> tuple[list[Victim], Plan] | None:
@@ -181,6 +201,12 @@ def _try_out(
                 overlay.give_back(victim)
             else:
                 taken.remove(victim)
+        taken = [
+            overlay.spare(victim, lambda: fit(state, gang, spares) is not None)
+            if victim.shrinks
+            else victim
+            for victim in taken
+        ]
         plan = fit(state, gang, spares)
         assert plan is not None, "it fitted a moment ago"
         return taken, plan
@@ -205,13 +231,68 @@ class Overlay:
 
     def give_back(self, victim: Victim) -> None:
         self._given[victim.job.id] = victim
-        for slice_ in victim.given_up:
-            self._state.change(slice_, +1, exclusive=victim.job.spec.whole_nodes)
+        self._change(victim, +1)
 
     def take_again(self, victim: Victim) -> None:
         del self._given[victim.job.id]
+        self._change(victim, -1)
+
+    def spare(self, victim: Victim, fits: Callable[[], bool]) -> Victim:
+        """Let it keep as many of its members as it can: a gang that shrinks further than it must
+        would have to restart once more to grow again."""
+
+        def try_without(given_up: list[tuple[Slice, ...]]) -> bool:
+            nonlocal victim
+            self.take_again(victim)
+            less = victim._replace(given_up=tuple(chain.from_iterable(given_up)))
+            self.give_back(less)
+            if fits():
+                victim = less
+                return True
+            self.take_again(less)
+            self.give_back(victim)
+            return False
+
+        needed: list[tuple[Slice, ...]] = []  # cannot be kept
+        parts = [_units(victim)]
+        while parts:
+            part = parts.pop()
+            if try_without([*needed, *chain.from_iterable(parts)]):
+                continue
+            if len(part) == 1:
+                needed += part
+            else:  # the last of a gang are given up first
+                parts += [part[len(part) // 2 :], part[: len(part) // 2]]
+        return victim
+
+    def _change(self, victim: Victim, sign: int) -> None:
+        held = Counter(m.slice for m in victim.job.members if not m.over) if victim.claimed else ()
         for slice_ in victim.given_up:
-            self._state.change(slice_, -1, exclusive=victim.job.spec.whole_nodes)
+            self._state.change(slice_, sign, exclusive=victim.job.spec.whole_nodes)
+            if slice_ in held:  # it is taken twice: by who holds it, and by who claims it
+                self._state.change(slice_, sign, exclusive=victim.job.spec.whole_nodes)
+
+
+def _units(victim: Victim) -> list[tuple[Slice, ...]]:
+    """What it gives up together: one member, or all on one node where a node takes so many."""
+    if not victim.job.spec.members_per_node:
+        return [(slice_,) for slice_ in victim.given_up]
+    by_node: dict[str, list[Slice]] = {}
+    for slice_ in victim.given_up:
+        by_node.setdefault(slice_.node, []).append(slice_)
+    return [tuple(slices_) for slices_ in by_node.values()]
+
+
+def _kept(held: tuple[Slice, ...], victim: Victim) -> tuple[Slice, ...]:
+    """What it goes on with. Slices that are equal stand for each other."""
+    left = Counter(victim.given_up)
+    kept = []
+    for slice_ in reversed(held):
+        if left[slice_]:
+            left[slice_] -= 1
+        else:
+            kept.append(slice_)
+    return tuple(reversed(kept))
 
 
 def _slices_without(
@@ -227,23 +308,7 @@ def _slices_without(
 def _commit(round_: Round, job: Job, victims: list[Victim], given: tuple[Slice, ...]) -> None:
     now_ms = round_.now_ms
     for victim in victims:
-        other = victim.job
-        lost = f"{duration_text(victim.lost_ms)} of work since its last checkpoint are at stake"
-        deed = f"shrinks to {other.spec.members} members" if victim.shrinks else "is preempted"
-        round_.emit(
-            JobStopping(
-                at_ms=now_ms,
-                job=other.id,
-                attempt=other.attempt,
-                cause=StopCause.RESIZE if victim.shrinks else StopCause.PREEMPT,
-                why=f"{deed} to make room for {job.label} (priority {job.spec.priority}, "
-                f"tenant {job.spec.tenant}); {lost}",
-            )
-        )
-        if victim.shrinks:
-            kept = tuple(member.slice for member in other.members[: other.spec.members])
-            why = f"goes on with {plural(len(kept), 'member')} when it has stopped"
-            round_.emit(JobClaimed(at_ms=now_ms, job=other.id, slices=kept, why=why))
+        _stop(round_, job, victim)
     names = ", ".join(victim.job.label for victim in victims[:5])
     more = f" and {len(victims) - 5} more" if len(victims) > 5 else ""
     round_.emit(
@@ -254,3 +319,30 @@ def _commit(round_: Round, job: Job, victims: list[Victim], given: tuple[Slice, 
             why=f"starts when {names}{more} have stopped for it",
         )
     )
+
+
+def _stop(round_: Round, job: Job, victim: Victim) -> None:
+    other, now_ms = victim.job, round_.now_ms
+    held = tuple(member.slice for member in other.members)
+    if victim.claimed:
+        held = round_.state.claims[other.id]
+    kept = _kept(held, victim)
+    size = plural(len(kept), "member")
+    if not victim.claimed:
+        lost = f"{duration_text(victim.lost_ms)} of work since its last checkpoint are at stake"
+        deed = f"shrinks to {size}" if victim.shrinks else "is preempted"
+        round_.emit(
+            JobStopping(
+                at_ms=now_ms,
+                job=other.id,
+                attempt=other.attempt,
+                cause=StopCause.RESIZE if victim.shrinks else StopCause.PREEMPT,
+                why=f"{deed} to make room for {job.label} (priority {job.spec.priority}, "
+                f"tenant {job.spec.tenant}); {lost}",
+            )
+        )
+    if victim.shrinks:
+        why = f"goes on with {size} when it has stopped"
+        if victim.claimed:
+            why += f", so that there is room for {job.label} too"
+        round_.emit(JobClaimed(at_ms=now_ms, job=other.id, slices=kept, why=why))

@@ -33,7 +33,7 @@ class Stoppable:
 
     def joins(self, job: Job, run_ms_min: int) -> None:
         """If it runs, it may be stopped when it has done so for this long."""
-        if job.phase is not Phase.RUNNING or not job.spec.preemptible or job.running_ms is None:
+        if job.phase is not Phase.RUNNING or not job.spec.yields or job.running_ms is None:
             return
         at_ms = job.running_ms + run_ms_min
         self.watch(job, at_ms)
