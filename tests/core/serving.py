@@ -33,6 +33,8 @@ class Serving(Cluster):
         self.broken: set[str] = set()  # versions, by their command, that never get ready
         self.crashing: set[str] = set()  # versions that end by themselves at once
         self.down: set[str] = set()  # jobs that the gateway does not reach
+        self.unanswered: dict[str, int] = {}  # probes in a row, by job
+        self.answers_per_ks: dict[str, int] = {}  # by job
         self.silent = False  # nothing is heard of the gateway
         self.trouble = ""
         for name in "abcdef"[:nodes]:
@@ -69,7 +71,11 @@ class Serving(Cluster):
             if job.phase is Phase.RUNNING and job.spec.command[1] not in self.broken
         ]
         seen = {
-            job_id: ReplicaLoad(up=job_id not in self.down, in_flight=self.work.get(job_id, 0))
+            job_id: ReplicaLoad(
+                up=job_id not in self.down,
+                in_flight=self.work.get(job_id, 0),
+                answers_per_ks=self.answers_per_ks.get(job_id, 0),
+            )
             for job_id in service.ready
         }
         if self.trouble:
@@ -80,6 +86,9 @@ class Serving(Cluster):
             held=self.held,
             replicas=seen,
             ready=tuple(ready),
+            unanswered={
+                job_id: n for job_id, n in self.unanswered.items() if job_id in service.ready
+            },
         )
 
     def _obey(self) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from itertools import pairwise
 from typing import Any
 
@@ -401,3 +402,75 @@ def test_while_nothing_is_known_of_the_gateway_nobody_is_scaled() -> None:
     cluster.held, cluster.trouble = 0, "cannot be reached"
     cluster.tick(100)
     assert cluster.ready() == before
+
+
+# -- replicas that hang ------------------------------------------------------------------------
+
+
+def test_a_replica_that_does_not_answer_its_probe_any_more_is_replaced() -> None:
+    cluster = Serving()
+    cluster.served(**THREE)
+    hung, *well = cluster.ready()
+    cluster.unanswered = {hung: 5}
+    cluster.tick()
+    assert hung in cluster.ready()
+    cluster.unanswered = {hung: 6}
+    cluster.tick()
+    assert cluster.finished[hung].why == "its probe / had no answer 6 times in a row: it hangs"
+    assert cluster.finished[hung].outcome is Outcome.FAILED
+    cluster.tick(6)
+    assert len(cluster.ready()) == 3
+    assert set(well) < set(cluster.ready())
+
+
+def test_replicas_that_all_hang_are_replaced_one_after_the_other() -> None:
+    """What they have in common may be the cause: if no new one gets ready, the rest is left."""
+    cluster = Serving()
+    cluster.served(**THREE)
+    cluster.unanswered = dict.fromkeys(cluster.ready(), 9)
+    cluster.broken = {"v1"}
+    cluster.tick(40)
+    assert len(cluster.ready()) == 2
+    cluster.broken = set()
+    cluster.tick(120)
+    assert not set(cluster.unanswered) & set(cluster.ready())
+    assert len(cluster.ready()) == 3
+
+
+def test_one_that_answers_requests_or_is_on_a_silent_node_is_not_said_to_hang() -> None:
+    cluster = Serving()
+    cluster.served()
+    (job_id,) = cluster.ready()
+    cluster.unanswered = {job_id: 9}
+    cluster.answers_per_ks = {job_id: 1}
+    cluster.tick(4)
+    assert cluster.ready() == [job_id]
+    cluster.answers_per_ks = {}
+    node = cluster.job(job_id).members[0].slice.node
+    book = cluster.books.pop(node)
+    cluster.wait(cluster.policy.suspect_after_ms)
+    cluster.tick(2)
+    assert cluster.ready() == [job_id]
+    cluster.books[node] = book
+    cluster.tick()
+    assert job_id not in cluster.ready()
+
+
+# -- where they go -----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("wanted", "nodes"), [(3, 3), (5, 3), (8, 2)])
+def test_replicas_are_spread_over_the_nodes(wanted: int, nodes: int) -> None:
+    cluster = Serving(nodes=nodes)
+    cluster.served(scale={"least": wanted, "most": wanted})
+    here = Counter(job.members[0].slice.node for job in cluster.replicas())
+    assert len(here) == nodes
+    assert max(here.values()) - min(here.values()) <= 1
+
+
+def test_replicas_share_a_node_rather_than_wait() -> None:
+    cluster = Serving(nodes=1)
+    cluster.join("b", cpus=1)
+    cluster.run(cpu_milli=1_000)
+    cluster.served(scale={"least": 5, "most": 5})
+    assert len(cluster.ready()) == 5

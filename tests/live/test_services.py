@@ -235,3 +235,19 @@ def test_what_the_gateway_sees_is_kept_as_a_curve(serving: Serving) -> None:
     assert told.ready[-1] == 1 and told.wanted[-1] == 1
     assert told.at_ms == sorted(told.at_ms)
     assert len(told.at_ms) == len(told.p50_ms) == len(told.queued)
+
+
+def test_a_replica_that_hangs_is_replaced_and_replicas_are_spread(serving: Serving) -> None:
+    """A process that was stopped accepts connections, and answers none."""
+    probe = Probe(every_ms=200, failures=3)
+    serving.put(serving.replica("v1"), Scale(least=2, most=2), probe)
+    serving.settles()
+    jobs = [serving.live.client.job(replica.job) for replica in serving.view().replicas]
+    assert len({job.gang[0].node for job in jobs}) == 2
+    hung = jobs[0].id
+    os.kill(serving.pids()[hung], signal.SIGSTOP)
+    assert serving.live.wait(hung) == "failed"
+    assert "it hangs" in serving.live.client.job(hung).why
+    assert eventually(lambda: serving.view().ready == 2, WAIT_S)
+    left = {replica.job for replica in serving.view().replicas}
+    assert jobs[1].id in left and hung not in left

@@ -24,7 +24,7 @@ from shoal.core.state import Node, State
 from shoal.model.commands import Envelope
 from shoal.model.events import JobCheckpointed, JobPlaced
 from shoal.model.health import HealthRule
-from shoal.model.job import Job, JobSpec, Outcome, StopCause
+from shoal.model.job import Job, JobSpec, Member, Outcome, StopCause
 from shoal.model.node import NodeHealth, NodeIntent
 from shoal.model.report import Answer, Submit
 from shoal.model.resources import Demand, Slice
@@ -240,6 +240,15 @@ def hold_who_has_spent_little(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(budget, "HELD_MILLI", 500)
 
 
+def run_again_what_is_done(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(Member, "done", property(lambda _: False))
+
+
+def restart_who_never_may(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(JobSpec, "yields", property(lambda spec: spec.preemptible))
+    patch.setattr(JobSpec, "resizes", property(lambda spec: spec.elastic))
+
+
 CAUGHT_BY_THE_INVARIANTS: list[tuple[Mutate, str]] = [
     (ignore_what_is_held, "not what it asked for|more than it has|what is held|kept as spares"),
     (place_part_of_a_gang, "runs with . of . members"),
@@ -276,13 +285,15 @@ CAUGHT_BY_WHAT_HAPPENED: list[tuple[Mutate, str]] = [
     (call_a_pause_a_hang, "and is said to hang"),
     (never_notice_a_hang, "stuck"),
     (quarantine_everybody, "others: too many"),
-    (place_on_nodes_in_quarantine, "which is in quarantine"),
+    (place_on_nodes_in_quarantine, "which is in quarantine|kept as spares"),
     (never_test_again, "is quarantined, though it is well|is suspect, though"),
     (give_spares_away, "kept as spares"),
     (forget_what_was_saved, "goes back from step"),
     (start_who_has_no_budget_left, "starts, though the budget of .* is gone"),
     (call_anybody_idle, "is said to be idle"),
     (hold_who_has_spent_little, "of its budget, but BudgetHeld"),
+    (run_again_what_is_done, "has done its work in attempt"),
+    (restart_who_never_may, "runs again after attempt"),
 ]
 
 

@@ -143,6 +143,19 @@ def greet_again_after_a_restart(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(serve, "_greet", trusting)
 
 
+def leave_those_that_hang(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(serve, "_replace_hung", lambda *_: None)
+
+
+def call_anybody_hung(patch: pytest.MonkeyPatch) -> None:
+    def at_once(round_: Round, service: Service, *_: object) -> None:
+        for job_id in list(service.ready):
+            job = round_.state.jobs[job_id]
+            serve._stop(round_, job, StopCause.FAILURE, "it hangs")
+
+    patch.setattr(serve, "_replace_hung", at_once)
+
+
 @pytest.mark.parametrize(
     ("mutate", "caught"),
     [
@@ -160,6 +173,8 @@ def greet_again_after_a_restart(patch: pytest.MonkeyPatch) -> None:
         (want_more_than_the_most, "is to have 99 replicas"),
         (replace_nobody, "ready replicas of|more replicas|not all of version"),
         (greet_again_after_a_restart, "its probe has not answered"),
+        (leave_those_that_hang, "hangs, and is not replaced"),
+        (call_anybody_hung, "is said to hang, but it answers|is not yet ready"),
     ],
 )
 def test_what_is_wrong_on_purpose_is_caught(

@@ -60,6 +60,14 @@ def serve(
         str | None,
         _flag(FLEET, "It must be ready by then. [10m]", "--ready-within", metavar="TIME"),
     ] = None,
+    probe_every: Annotated[
+        str | None,
+        _flag(FLEET, "Then it is asked so often. [10s]", "--probe-every", metavar="TIME"),
+    ] = None,
+    probe_failures: Annotated[
+        int | None,
+        _flag(FLEET, "Replaced after so many without answer. [6]", "--probe-failures", metavar="N"),
+    ] = None,
     drain: Annotated[
         str | None,
         _flag(FLEET, "So long to finish what it has. [60s]", "--drain", metavar="TIME"),
@@ -175,10 +183,7 @@ def serve(
       shoal serve service.yaml --replicas 2
       curl $(shoal serve chat -- python server.py)v1/models
     """
-    import msgspec
-
     from shoal.cli import reach
-    from shoal.cli.pack import packed
     from shoal.cli.request import packing_wanted
 
     spec = build_service(
@@ -189,6 +194,8 @@ def serve(
             "idle": idle,
             "probe": probe,
             "ready_within": ready_within,
+            "probe_every": probe_every,
+            "probe_failures": probe_failures,
             "drain": drain,
             "route": route,
             "sticky_header": sticky_header,
@@ -210,14 +217,23 @@ def serve(
         },
         env or [],
     )
-    with reach.connect(home) as client:
-        wanted = packing_wanted(service_form(), words, pack)
-        replica = packed(client, spec.replica, wanted, quiet=json)
-        view = client.serve(msgspec.structs.replace(spec, replica=replica))
+    wanted = packing_wanted(service_form(), words, pack)
+    view = _ask(spec, wanted, home, quiet=json)
     if not no_wait:
         with reach.Steady(home) as steady:
             view = _wait(steady, view, quiet=json)
     _print(view, json)
+
+
+def _ask(spec: ServiceSpec, pack: bool | None, home: Path, *, quiet: bool) -> ServiceView:
+    import msgspec
+
+    from shoal.cli import reach
+    from shoal.cli.pack import packed
+
+    with reach.connect(home) as client:
+        replica = packed(client, spec.replica, pack, quiet=quiet)
+        return client.serve(msgspec.structs.replace(spec, replica=replica))
 
 
 def service_form() -> Form[ServiceSpec]:

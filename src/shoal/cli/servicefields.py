@@ -190,6 +190,8 @@ OWN_FIELDS: dict[str, OwnField] = {
     "idle": OwnField("scale", _time("idle_ms", "5m or 30s")),
     "probe": OwnField("probe", _path),
     "ready_within": OwnField("probe", _time("start_ms", "10m or 90s")),
+    "probe_every": OwnField("probe", _time("every_ms", "10s or 1m")),
+    "probe_failures": OwnField("probe", _number("failures", 1, 1_000, "probes without an answer")),
     "route": OwnField("route", _route),
     "sticky_header": OwnField("route", _header),
     "sticky_cookie": OwnField("route", _header),

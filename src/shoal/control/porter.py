@@ -7,7 +7,9 @@ process of its own that outlives the controller; without any service there is no
 from __future__ import annotations
 
 import asyncio
+import errno
 import logging
+import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 
@@ -18,6 +20,7 @@ from shoal.core.state import State
 from shoal.model.job import Job, Phase
 from shoal.model.service import (
     Entry,
+    Probe,
     Replica,
     ReplicaState,
     Served,
@@ -31,6 +34,29 @@ log = logging.getLogger("shoal.porter")
 
 LOOK_S = 0.5
 PROBES_MAX = 256  # at once
+TICK_S = 0.1
+LATE_S = 0.5  # if this process was held up for so long, an answer may only have been read late
+# What goes wrong on this side of a connection says nothing of the other.
+OUR_OWN_ERRORS = frozenset(
+    (
+        errno.EMFILE,
+        errno.ENFILE,
+        errno.ENOMEM,
+        errno.ENOBUFS,
+        errno.EADDRNOTAVAIL,
+        errno.ENETUNREACH,
+        errno.ENETDOWN,
+        errno.EHOSTUNREACH,
+    )
+)
+
+
+class Pulse(msgspec.Struct):
+    """What the probes of a replica that was ready have told."""
+
+    attempt: int
+    due_s: float
+    unanswered: int = 0  # in a row
 
 
 class Porter:
@@ -43,6 +69,7 @@ class Porter:
         self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="gateway")
         self._probed: dict[str, int] = {}  # job -> the attempt whose probe answered
         self._probing: dict[str, asyncio.Task[None]] = {}
+        self._pulses: dict[str, Pulse] = {}
         self.trouble = ""
 
     async def run(self) -> None:
@@ -65,11 +92,19 @@ class Porter:
             job_id for job_id, attempt in self._probed.items() if _lives(state, job_id, attempt)
         ]
         self._probed = {job_id: self._probed[job_id] for job_id in ready}
+        self._pulses = {j: pulse for j, pulse in self._pulses.items() if j in self._probed}
         for name in list(state.services):
             unseen = ServiceLoad(service=name, seen=False, trouble=self.trouble)
             load = loads.get(name, unseen)
             of_service = tuple(j for j in ready if state.jobs[j].spec.service == name)
-            self._loop.served(msgspec.structs.replace(load, ready=of_service))
+            unanswered = {
+                job_id: pulse.unanswered
+                for job_id in of_service
+                if (pulse := self._pulses.get(job_id)) and pulse.unanswered
+            }
+            self._loop.served(
+                msgspec.structs.replace(load, ready=of_service, unanswered=unanswered)
+            )
 
     def _tick(self, wanted: Wanted) -> dict[str, ServiceLoad]:
         """In the balancer's own thread."""
@@ -85,27 +120,42 @@ class Porter:
         return loads
 
     def _probe(self, state: State) -> None:
-        """Ask those that have not answered yet. Nobody waits for one that hangs."""
+        """Ask those that have not answered yet, and those that have now and then. Nobody waits for
+        one that hangs."""
+        now_s = time.monotonic()
         for job_id in [one for one, task in self._probing.items() if task.done()]:
             del self._probing[job_id]
         for name, service in state.services.items():
             for job_id in state.replicas.get(name, {}):
                 job = state.jobs[job_id]
-                due = job.phase is Phase.RUNNING and self._probed.get(job_id) != job.attempt
-                if due and job_id not in self._probing and len(self._probing) < PROBES_MAX:
-                    self._probing[job_id] = asyncio.create_task(self._probe_one(service, job))
+                if job.phase is not Phase.RUNNING or job_id in self._probing:
+                    continue
+                if len(self._probing) >= PROBES_MAX:
+                    return
+                if self._probed.get(job_id) != job.attempt:
+                    self._probing[job_id] = asyncio.create_task(self._greet(service, job))
+                elif self._pulse(service, job).due_s <= now_s:
+                    self._probing[job_id] = asyncio.create_task(self._feel(service, job))
 
-    async def _probe_one(self, service: Service, job: Job) -> None:
+    def _pulse(self, service: Service, job: Job) -> Pulse:
+        pulse = self._pulses.get(job.id)
+        if pulse is None or pulse.attempt != job.attempt:
+            due_s = time.monotonic() + service.spec.probe.every_ms / 1000
+            pulse = self._pulses[job.id] = Pulse(job.attempt, due_s)
+        return pulse
+
+    async def _greet(self, service: Service, job: Job) -> None:
         attempt = job.attempt
-        host, _, port = job.master.rpartition(":")
-        probe = service.spec.probe
-        try:
-            async with asyncio.timeout(probe.timeout_ms / 1000):
-                status = await _status(host, int(port), probe.path)
-        except (TimeoutError, OSError, ValueError, asyncio.IncompleteReadError):
-            return
-        if status < 500:
+        status = await ask(job.master, service.spec.probe)
+        if status is not None and 0 < status < 500:
             self._probed[job.id] = attempt
+
+    async def _feel(self, service: Service, job: Job) -> None:
+        pulse = self._pulse(service, job)
+        status = await ask(job.master, service.spec.probe)
+        pulse.due_s = time.monotonic() + service.spec.probe.every_ms / 1000
+        if status is not None:
+            pulse.unanswered = 0 if status else pulse.unanswered + 1
 
 
 def wanted_of(state: State, entry: Entry) -> Wanted:
@@ -133,6 +183,28 @@ def _replicas(state: State, service: Service) -> list[Replica]:
 def _lives(state: State, job_id: str, attempt: int) -> bool:
     job = state.jobs.get(job_id)
     return job is not None and job.attempt == attempt and job.phase is Phase.RUNNING
+
+
+async def ask(master: str, probe: Probe) -> int | None:
+    """The status it answers with; 0 if it does not answer; None if that cannot be told, because
+    this process could not ask or was itself too late to hear."""
+    host, _, port = master.rpartition(":")
+    asked = asyncio.create_task(_status(host, int(port), probe.path))
+    end_s, late_s = time.monotonic() + probe.timeout_ms / 1000, 0.0
+    try:
+        while not asked.done() and (now_s := time.monotonic()) < end_s:
+            tick_s = min(TICK_S, end_s - now_s)
+            await asyncio.wait({asked}, timeout=tick_s)
+            late_s = max(late_s, time.monotonic() - now_s - tick_s)
+        if not asked.done():
+            return None if late_s > LATE_S else 0
+        return asked.result()
+    except OSError as error:
+        return None if error.errno in OUR_OWN_ERRORS else 0
+    except (ValueError, asyncio.IncompleteReadError, asyncio.LimitOverrunError):
+        return 0
+    finally:
+        asked.cancel()
 
 
 async def _status(host: str, port: int, path: str) -> int:

@@ -24,7 +24,7 @@ from shoal.model.events import (
     ServiceStopping,
 )
 from shoal.model.job import Job, JobSpec, Phase, Restart, StopCause
-from shoal.model.node import NodeIntent
+from shoal.model.node import NodeHealth, NodeIntent
 from shoal.model.report import Accepted, Answer, Refused, SetService, StopService
 from shoal.model.service import Service, ServiceLoad, ServiceSpec, problem_with_service
 
@@ -113,6 +113,7 @@ def _tend(round_: Round, name: str, service: Service, load: ServiceLoad | None) 
     if load is not None:
         _greet(round_, service, jobs, load)
         _replace_unreached(round_, service, jobs, load)
+        _replace_hung(round_, service, jobs, load)
     _replace_late(round_, service, jobs)
     _go_back(round_, service)
     if load is not None and load.tells and not service.stopping:
@@ -159,6 +160,29 @@ def _replace_unreached(round_: Round, service: Service, jobs: list[Job], load: S
         elif now_ms - down_ms.setdefault(job.id, now_ms) > DOWN_MS:
             why = f"the gateway has not reached it for {duration_text(DOWN_MS)}"
             _stop(round_, job, StopCause.FAILURE, why)
+
+
+def _replace_hung(round_: Round, service: Service, jobs: list[Job], load: ServiceLoad) -> None:
+    """Who was ready and does not answer any more is stopped: one at a time, and the next only when
+    all others are ready again. Where no replica gets ready, the fault is elsewhere, and to stop
+    more would help nobody. Who answers requests lives, whatever its probe says, and a node that
+    is out of contact is no reason to think that its servers hang."""
+    probe, state = service.spec.probe, round_.state
+    staying = [job for job in jobs if job.id not in service.draining]
+    if any(job.id not in service.ready for job in staying):
+        return
+    hung = [
+        job
+        for job in staying
+        if load.unanswered.get(job.id, 0) >= probe.failures
+        and not ((seen := load.replicas.get(job.id)) and seen.answers_per_ks)
+        and state.nodes[job.members[0].slice.node].health is NodeHealth.READY
+    ]
+    if hung:
+        worst = max(hung, key=lambda job: (load.unanswered[job.id], -job.number))
+        times = load.unanswered[worst.id]
+        why = f"its probe {probe.path} had no answer {times} times in a row: it hangs"
+        _stop(round_, worst, StopCause.FAILURE, why)
 
 
 def _go_back(round_: Round, service: Service) -> None:

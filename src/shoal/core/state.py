@@ -292,7 +292,7 @@ class State:
 
     def claim(self, job: Job, slices: tuple[Slice, ...]) -> None:
         """Take what is promised, though some of it is still held, so that nobody else does. A job
-        with a claim does not stand in the queue; one that is being resized may come to claim less."""
+        with a claim does not stand in the queue; one being resized may claim less later."""
         if job.id in self.claims:
             self.unclaim(job)
         self.claims[job.id] = slices

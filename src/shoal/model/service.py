@@ -124,11 +124,14 @@ class Wanted(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
 
 
 class Probe(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """A replica is ready when this path answers with less than 500."""
+    """A replica is ready when this path answers with less than 500. From then on it is asked every
+    `every_ms`; after `failures` times without any answer, whatever its status, it is replaced."""
 
     path: Plain = "/"
     timeout_ms: Milliseconds = 2_000
     start_ms: Milliseconds = 600_000  # it must be ready by then
+    every_ms: Milliseconds = 10_000
+    failures: Annotated[int, msgspec.Meta(ge=1, le=1_000)] = 6
 
 
 class Scale(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -184,6 +187,7 @@ class ServiceLoad(msgspec.Struct, frozen=True, kw_only=True):
     ready: tuple[str, ...] = ()
     trouble: str = ""
     seen: bool = True
+    unanswered: dict[str, int] = {}  # job -> probes in a row without an answer, since it was ready
 
     @property
     def tells(self) -> bool:

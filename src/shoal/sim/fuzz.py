@@ -118,6 +118,7 @@ class Run:
         )
         self.budgets = Budgets(self.world, self.truth.budgets, self._rng("budgets"), self.counts)
         self.truth.services.has_work = self.services.has_work
+        self.truth.services.hangs = self.services.hangs
         for spec in nodes:
             late_ms = rng.choice((0, 0, 0, rng.randrange(size.storm_ms)))
             self.world.agenda.at(late_ms, partial(self.world.add_node, spec))

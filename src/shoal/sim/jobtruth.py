@@ -157,7 +157,7 @@ class JobTruth:
             case StopCause.MOVE if event.attempt in self.left:
                 allowed = justified = not never
             case StopCause.PREEMPT | StopCause.RESIZE | StopCause.MOVE:
-                allowed = justified = self.spec.yields or self.spec.resizes
+                allowed = justified = not never and (self.spec.preemptible or self.spec.elastic)
             case StopCause.DRAIN:
                 allowed, justified = not never, event.attempt in self._drained
             case StopCause.IDLE:

@@ -65,6 +65,8 @@ class Services:
         self._asked: dict[str, int] = {}  # the last wish about each service, by its number
         self._wishes = 0
         self._work: dict[str, int] = {}
+        self._hung: set[tuple[str, int]] = set()  # jobs and attempts that answer nothing any more
+        self._unanswered: dict[tuple[str, int], int] = {}
         self._drained_ms: dict[str, int] = {}  # job -> when what it has in flight is answered
 
     def plan(self, until_ms: int) -> None:
@@ -92,6 +94,9 @@ class Services:
             settles = service.stopping or is_good(service.spec) or service.before is not None
             if settles and (text := _unsettled(state, service)):
                 return text
+            for job_id in service.ready:
+                if (job_id, state.jobs[job_id].attempt) in self._hung:
+                    return f"{job_id} of {service.spec.name} hangs, and is not replaced"
         return f"unanswered: {list(self._asked)}" if self._asked else ""
 
     def stop_all(self) -> None:
@@ -115,7 +120,7 @@ class Services:
                 stop_grace_ms=rng.choice((0, 100, 1_000)),
             ),
             scale=self._draw_scale(least),
-            probe=Probe(start_ms=rng.choice((4_000, 8_000))),
+            probe=Probe(start_ms=rng.choice((4_000, 8_000)), failures=rng.choice((2, 5))),
             drain_ms=rng.choice((1_000, 5_000, 20_000)),
         )
 
@@ -210,6 +215,8 @@ class Services:
             at_ms = ready_at_ms(state.jobs[job_id].spec, life) if life is not None else None
             if at_ms is not None and at_ms <= now_ms:
                 ready.append(job_id)
+            if job_id in service.ready:
+                self._feel(state.jobs[job_id], answers=life is not None)
         serving = [job_id for job_id in service.ready if job_id not in service.draining]
         work = self._work.get(name, 0)
         seen = {}
@@ -229,8 +236,26 @@ class Services:
             held=0 if serving else work,
             replicas=seen,
             ready=tuple(ready),
+            unanswered={
+                job_id: times
+                for job_id in service.ready
+                if (times := self._unanswered.get((job_id, state.jobs[job_id].attempt), 0))
+            },
         )
         return load, {job_id: state.jobs[job_id].attempt for job_id in ready}
+
+    def _feel(self, job: Job, *, answers: bool) -> None:
+        """The probes of one that was ready; now and then one hangs for good."""
+        key = job.id, job.attempt
+        if not self._calm and self._rng.random() < 0.05:
+            self._counts["replica hangs"] += key not in self._hung
+            self._hung.add(key)
+        hangs = key in self._hung or not answers
+        self._unanswered[key] = self._unanswered.get(key, 0) + 1 if hangs else 0
+
+    def hangs(self, job_id: str, attempt: int) -> bool:
+        """It answers nothing, or could not be reached when it was last asked."""
+        return self._unanswered.get((job_id, attempt), 0) > 0
 
     def has_work(self, job_id: str) -> bool:
         """Of one that drains: what it has takes a drawn time, and nothing comes after it."""

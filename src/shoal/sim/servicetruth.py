@@ -49,6 +49,7 @@ class ServiceTruth:
     def __init__(self, lives: Lives) -> None:
         self._lives = lives
         self.has_work: Callable[[str], bool] = lambda _: False  # a replica that drains
+        self.hangs: Callable[[str, int], bool] = lambda _job, _attempt: True
         self._asked: list[SetService | StopService] = []
         self._services: dict[str, Seen] = {}
         self._of_job: dict[str, str] = {}
@@ -140,6 +141,11 @@ class ServiceTruth:
             raise Untruth(f"{event.job} of {name} is stopped without being drained: {event.why}")
         if event.why == "drained" and event.job in seen.ready and self.has_work(event.job):
             raise Untruth(f"{event.job} of {name} is said to be drained, but has work in flight")
+        if event.why.endswith("it hangs"):
+            if not self.hangs(event.job, event.attempt):
+                raise Untruth(f"{event.job} of {name} is said to hang, but it answers")
+            if starting := [j for j in seen.jobs if j not in seen.ready and j not in seen.draining]:
+                raise Untruth(f"{event.job} is stopped while {starting[0]} is not yet ready")
         seen.ready.pop(event.job, None)
 
     def _requeued(self, event: JobRequeued) -> None:

@@ -13,6 +13,7 @@ from shoal.core.scheduling.elastic import grow, widest
 from shoal.core.scheduling.fit import Plan, fit, slices
 from shoal.core.scheduling.order import ORDERINGS, Rank, Walk, place_in_line
 from shoal.core.scheduling.preempt import preempt
+from shoal.core.scheduling.spread import spread
 from shoal.core.state import State
 from shoal.model.durations import duration_text
 from shoal.model.events import JobPlaced, JobPromoted, JobUnclaimed
@@ -179,7 +180,8 @@ def _place_one(round_: Round, lane: Lane, ahead: list[str]) -> bool:
                 _give(round_, job, *before)
             else:
                 wider = widest(state, job, lane.gang, avoid | spares_beside(state, job))
-                _place(round_, job, lane, wider or apart)
+                apart = wider or spread(state, job, lane.gang, avoid) or apart
+                _place(round_, job, lane, apart)
             return True
         if spares:
             spared = True  # which nodes these are changes with every job: that is not kept
