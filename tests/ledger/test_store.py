@@ -93,7 +93,7 @@ def test_what_could_not_be_written_leaves_nothing_behind(tmp_path: Path) -> None
 
 
 def test_a_damaged_or_foreign_file_is_told(tmp_path: Path) -> None:
-    (tmp_path / "ledger.db").mkdir()
+    (tmp_path / "ledger.db").write_bytes(b"no database" * 1000)
     with pytest.raises(StoreError, match=r"ledger\.db"):
         LedgerStore(tmp_path / "ledger.db")
     other = sqlite3.connect(tmp_path / "new.db")
@@ -150,7 +150,7 @@ def test_a_ledger_begins_in_the_middle_of_a_clusters_life(tmp_path: Path) -> Non
 def test_trouble_with_the_file_is_told_and_stops_nothing(tmp_path: Path) -> None:
     clock = Clock()
     log = cluster(tmp_path, clock)
-    (tmp_path / "ledger.db").write_bytes(b"no database" * 1000)
+    (tmp_path / "ledger.db").mkdir()
     keeper = Keeper(tmp_path / "ledger.db", tmp_path / "prices.json", log, clock)
     keeper.stepped(Report(), [], 3)
     with pytest.raises(StoreError, match="the ledger cannot be kept"):

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated, Literal
 
-from litestar import Controller, Litestar, get, post, put
+from litestar import Controller, Litestar, Response, get, post, put
 from litestar.datastructures import State
 from litestar.di import Provide
 from litestar.exceptions import HTTPException
@@ -43,8 +44,9 @@ from shoal.api.problems import (
     on_store_error,
     on_unexpected,
 )
+from shoal.api.reading import ROWS_AT_ONCE, aside, encoded, json_list, respond
 from shoal.api.series import Series
-from shoal.api.story import Stories, why_view
+from shoal.api.story import HISTORY_MAX, Stories, why_view
 from shoal.control import tryout
 from shoal.control.history.history import History
 from shoal.control.loop import Busy, ControlLoop
@@ -139,7 +141,7 @@ class Cluster(Controller):
 
     @put("/policy")
     async def set_policy(self, loop: ControlLoop, data: Policy) -> Policy:
-        """In force when this is answered; a change is an event. It is tried out before."""
+        """In force when this is answer; a change is an event. It is tried out before."""
         wrong = problem(data) or await tryout.problem(data, loop.state, loop.clock.now_ms())
         if wrong is not None:
             field, _, message = wrong.partition(": ")
@@ -157,14 +159,19 @@ class Cluster(Controller):
         node: Name = "",
         notable: bool = False,
         wait_s: WaitS = 0,
-    ) -> EventsView:
+    ) -> Response[EventsView]:
         """`notable` leaves out what comes so often that it would hide the rest."""
-        found = loop.store.events(after, limit, job, node, notable)
-        if not found and wait_s:
-            await loop.changed(job, wait_s)
+
+        def read() -> tuple[bool, bytes]:
             found = loop.store.events(after, limit, job, node, notable)
-        next_after = found[-1].seq if found else max(after, 0)
-        return EventsView(events=found, next_after=next_after)
+            next_after = found[-1].seq if found else max(after, 0)
+            return bool(found), encoded(EventsView(events=found, next_after=next_after))
+
+        any_, body = await aside(read, limit)
+        if not any_ and wait_s:
+            await loop.changed(job, wait_s)
+            _, body = await aside(read, limit)
+        return respond(body)
 
 
 class Services(Controller):
@@ -210,17 +217,29 @@ class Jobs(Controller):
         answer = accepted(await loop.request(Submit(data.spec, data.key)))
         return job_view(loop, _job(loop, answer.id))
 
-    @get(sync_to_thread=False)
-    def listing(
+    @get()
+    async def listing(
         self,
         loop: ControlLoop,
         finished: bool = False,
         limit: Annotated[int, Parameter(ge=1, le=JOBS_MAX)] = 100,
-    ) -> list[JobRow]:
+    ) -> Response[list[JobRow]]:
         living = [*loop.state.jobs.values(), *loop.finishing.values()]
         live = sorted(living, key=_queue_order)[:limit]
-        ended = loop.store.finished(limit - len(live)) if finished and len(live) < limit else []
-        return [job_row(loop, job) for job in (*live, *ended)]
+        parts = []
+        for start in range(0, len(live), ROWS_AT_ONCE):
+            parts.append(encoded([job_row(loop, job) for job in live[start:][:ROWS_AT_ONCE]]))
+            await asyncio.sleep(0)
+        seen, left = {job.id for job in live}, limit - len(live)
+
+        def ended() -> bytes:
+            """What has ended changes no more, so any thread may look at it."""
+            rows = loop.store.finished(left)
+            return encoded([job_row(loop, job) for job in rows if job.id not in seen])
+
+        if finished and left:
+            parts.append(await aside(ended, left))
+        return respond(json_list(parts))
 
     @get("/{job_id:str}")
     async def one(
@@ -276,7 +295,8 @@ class Jobs(Controller):
     @get("/{job_id:str}/why")
     async def why(self, loop: ControlLoop, job_id: str) -> WhyView:
         await loop.stored(job_id)
-        return why_view(loop, _job(loop, job_id))
+        told = await aside(lambda: loop.store.history(job_id, HISTORY_MAX))
+        return why_view(loop, _job(loop, job_id), told)
 
     @get("/{job_id:str}/logs")
     async def logs(

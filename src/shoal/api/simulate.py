@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
+import shutil
 import sys
 import tempfile
 from pathlib import Path
@@ -22,6 +23,17 @@ LIMIT_S = 300.0
 ANSWER_BYTES_MAX = 4 * 1024 * 1024
 NICENESS = 10  # the cluster comes first
 CURRENT = "current"
+FOLDER = "replays"  # in the home; what is in it when a controller starts is nobody's
+# A replay dies with its controller, however that ends, and also if that was just before.
+BOUND = """
+import os, sys
+from shoal.kernel import die_with_parent
+die_with_parent()
+if os.getppid() != int(sys.argv.pop(1)):
+    sys.exit(1)
+from shoal.cli.app import run
+run()
+"""
 
 
 class Ask(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -53,6 +65,8 @@ class Simulator:
         self._home = home
         self._view = SimulationView()
         self._task: asyncio.Task[None] | None = None
+        if home is not None:
+            shutil.rmtree(home / FOLDER, ignore_errors=True)
 
     @property
     def view(self) -> SimulationView:
@@ -131,7 +145,9 @@ class Simulations(Controller):
 
 async def _replay(home: Path, ask: Ask, policy: Policy) -> tuple[int, bytes, bytes]:
     """The code it ended with, and what it printed; whoever cancels this ends it."""
-    with tempfile.TemporaryDirectory(prefix="shoal-sim-") as folder:
+    place = home / FOLDER
+    place.mkdir(mode=0o700, exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=place) as folder:
         process = await asyncio.create_subprocess_exec(
             *_command(home, ask, policy, Path(folder)),
             stdin=asyncio.subprocess.DEVNULL,
@@ -149,7 +165,17 @@ async def _replay(home: Path, ask: Ask, policy: Policy) -> tuple[int, bytes, byt
 
 
 def _command(home: Path, ask: Ask, policy: Policy, folder: Path) -> list[str]:
-    words = [sys.executable, "-m", "shoal.main", "--home", str(home), "sim", "--history", "--json"]
+    words = [
+        sys.executable,
+        "-c",
+        BOUND,
+        str(os.getpid()),
+        "--home",
+        str(home),
+        "sim",
+        "--history",
+        "--json",
+    ]
     words += ["--skip-too-large", "--load", f"{ask.load:g}"]
     if ask.days:
         words += ["--days", str(ask.days)]

@@ -8,6 +8,7 @@ from litestar import Controller, get
 
 from shoal.api.present import find_job, job_state, progress_view
 from shoal.api.problems import Refusal
+from shoal.api.reading import aside
 from shoal.control.loop import ControlLoop
 from shoal.core.explain import explain
 from shoal.core.outlook import outlook
@@ -43,13 +44,14 @@ class Stories(Controller):
         job = find_job(loop, job_id)
         if job is None:
             raise Refusal(404, f"there is no job {job_id[:64]!r}; see: shoal ps -a", "job")
-        return story_of(loop, job)
+        return story_of(loop, job, await aside(lambda: _read(loop, job_id)))
 
 
-def why_view(loop: ControlLoop, job: Job) -> WhyView:
+def why_view(loop: ControlLoop, job: Job, told: list[Recorded] | None = None) -> WhyView:
+    """`told` is the job's history, where it was read already."""
     now_ms = loop.clock.now_ms()
     seen = outlook(loop.state, job, loop.policy, now_ms)
-    told = loop.store.history(job.id, HISTORY_MAX)
+    told = loop.store.history(job.id, HISTORY_MAX) if told is None else told
     return WhyView(
         id=job.id,
         state=job_state(job),
@@ -63,9 +65,16 @@ def why_view(loop: ControlLoop, job: Job) -> WhyView:
     )
 
 
-def story_of(loop: ControlLoop, job: Job) -> Story:
-    own = loop.store.history(job.id, HISTORY_MAX)
-    events = [recorded.event for recorded in _with_nodes(loop, own)]
+def _read(loop: ControlLoop, job_id: str) -> tuple[list[Recorded], list[Recorded]]:
+    own = loop.store.history(job_id, HISTORY_MAX)
+    return own, _with_nodes(loop, own)
+
+
+def story_of(
+    loop: ControlLoop, job: Job, read: tuple[list[Recorded], list[Recorded]] | None = None
+) -> Story:
+    own, around = read or _read(loop, job.id)
+    events = [recorded.event for recorded in around]
     now_ms = loop.clock.now_ms()
     until_ms = (job.finished_ms if job.finished_ms is not None else now_ms) + AFTER_END_MS
     events = [event for event in events if event.at_ms <= until_ms]

@@ -1,0 +1,42 @@
+"""Reads of the past happen beside the loop: nobody's question waits for another's long list.
+
+A long list is read and turned into JSON in one thread, one after the other; what is short has
+threads of its own. The loop only hands out the bytes.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any, TypeVar
+
+import msgspec
+from litestar import MediaType, Response
+
+Result = TypeVar("Result")
+
+LONG_ROWS = 500  # a list of more than so many is long
+ROWS_AT_ONCE = 100  # of what lives; then the loop gets its turn
+
+_short = ThreadPoolExecutor(max_workers=2, thread_name_prefix="reading")
+_long = ThreadPoolExecutor(max_workers=1, thread_name_prefix="reading-long")
+_encode = msgspec.json.Encoder().encode
+
+
+async def aside(work: Callable[[], Result], rows: int = 0) -> Result:
+    """The work must not touch what only the loop may, above all not the state."""
+    pool = _long if rows > LONG_ROWS else _short
+    return await asyncio.get_running_loop().run_in_executor(pool, work)
+
+
+def json_list(parts: list[bytes]) -> bytes:
+    return b"[" + b",".join(part[1:-1] for part in parts if len(part) > len(b"[]")) + b"]"
+
+
+def respond(body: bytes) -> Response[Any]:
+    return Response(body, media_type=MediaType.JSON)
+
+
+def encoded(value: object) -> bytes:
+    return _encode(value)
