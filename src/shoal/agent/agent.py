@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import os
 import time
 from pathlib import Path
 
+import msgspec
+
 from shoal.agent.checks import Checks
 from shoal.agent.crew import Crew
+from shoal.agent.root import root_name
 from shoal.agent.sampling import Sampler
 from shoal.agent.shipping import Shipping
 from shoal.agent.supplies import Supplies
@@ -20,7 +24,19 @@ from shoal.model.commands import Acknowledge, Check, Dismiss, Envelope, Launch, 
 from shoal.model.health import CheckResult
 from shoal.model.node import NodeSpec
 from shoal.model.report import LogChunk
-from shoal.wire import Ask, FromAgent, Heard, Kept, Link, Log, Need, Orders, Piece, ToAgent
+from shoal.wire import (
+    CHECKPOINT_ROOT,
+    Ask,
+    FromAgent,
+    Heard,
+    Kept,
+    Link,
+    Log,
+    Need,
+    Orders,
+    Piece,
+    ToAgent,
+)
 
 log = logging.getLogger("shoal.agent")
 
@@ -36,6 +52,8 @@ BACKLOG_BYTES_MAX = 16 * 1024 * 1024
 class Agent:
     def __init__(self, directory: Path, spec: NodeSpec, incarnation: int) -> None:
         self._directory = directory
+        root = os.environ.get(CHECKPOINT_ROOT) or str(directory / "checkpoints")
+        spec = msgspec.structs.replace(spec, checkpoints=root_name(root))
         self._book = NodeBook(spec, incarnation, read_exits(directory / MEMBERS))
         self._checks = Checks(directory, spec, self._measured)
         self._supplies = Supplies(directory, self._book, self._need)

@@ -113,6 +113,7 @@ def node_view(loop: ControlLoop, node: Node) -> NodeView:
         history=list(node.record.history),
         place=node.spec.place,
         address=node.spec.address,
+        checkpoints=node.spec.checkpoints,
         incarnation=node.incarnation,
         gpu_model=node.spec.gpu_model,
         gpu_memory_mb=node.spec.gpu_memory_mb,

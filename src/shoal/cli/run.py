@@ -11,7 +11,7 @@ from shoal.cli.grammar import DEFAULT_HOME, HomeOption, JsonOption
 
 if TYPE_CHECKING:
     from shoal.cli.reach import Steady
-    from shoal.model.views import JobView
+    from shoal.model.views import JobView, NodeView
 
 SECOND_INTERRUPT_S = 2.0
 
@@ -221,9 +221,32 @@ def run(
     with reach.connect(home) as client:
         spec = packed(client, spec, packing_wanted(JOB, words, pack), quiet=json)
         view = client.submit(spec)
+        if spec.checkpoint_ms and not json:
+            _tell_unshared(client.nodes())
     if wait:
         raise typer.Exit(_wait(view, home, json))
     _print_submitted(view, json)
+
+
+def _tell_unshared(nodes: list[NodeView]) -> None:
+    """A job that saves its work finds it only on nodes that see the same place."""
+    from shoal.cli import show
+
+    groups: dict[str, list[str]] = {}
+    for node in nodes:
+        if node.checkpoints:
+            groups.setdefault(node.checkpoints, []).append(node.id)
+    if len(groups) > 1:
+        named = " | ".join(
+            ", ".join(names[:3]) + (", ..." if len(names) > 3 else "")
+            for names in list(groups.values())[:3]
+        )
+        more = " | ..." if len(groups) > 3 else ""
+        show.note(
+            f"these nodes do not see each other's checkpoints: {named}{more}; a job that has to go "
+            "to another starts over; set SHOAL_CHECKPOINT_ROOT to a place that all see, before "
+            "shoal up and shoal join"
+        )
 
 
 def _print_submitted(view: JobView, json: bool) -> None:

@@ -27,6 +27,7 @@ class NodeSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     gpu_memory_mb: Annotated[int, msgspec.Meta(ge=0)] = 0
     place: str = ""
     address: str = "127.0.0.1"
+    checkpoints: str = ""  # names its root for checkpoints: the same name is the same place
 
     @property
     def kind(self) -> Kind:

@@ -84,6 +84,7 @@ class NodeView(msgspec.Struct, kw_only=True):
     history: list[Entry]  # how that changed, the newest last
     place: str
     address: str
+    checkpoints: str = ""  # names its root for checkpoints: the same name is the same place
     incarnation: int
     gpu_model: str
     gpu_memory_mb: int  # of each GPU; 0: not known

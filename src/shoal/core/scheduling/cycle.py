@@ -13,6 +13,7 @@ from shoal.core.scheduling.elastic import grow, widest
 from shoal.core.scheduling.fit import Plan, fit, slices
 from shoal.core.scheduling.order import ORDERINGS, Rank, Walk, place_in_line
 from shoal.core.scheduling.preempt import preempt
+from shoal.core.scheduling.roots import blind_nodes, starts_over
 from shoal.core.scheduling.spread import spread
 from shoal.core.state import State
 from shoal.model.durations import duration_text
@@ -175,13 +176,7 @@ def _place_one(round_: Round, lane: Lane, ahead: list[str]) -> bool:
         avoid = nodes_of(state, delayed) | spares
         apart = fit(state, lane.gang, avoid) if avoid else plan
         if apart is not None:
-            before = again(state, job, lane.gang, avoid)
-            if before is not None:
-                _give(round_, job, *before)
-            else:
-                wider = widest(state, job, lane.gang, avoid | spares_beside(state, job))
-                apart = wider or spread(state, job, lane.gang, avoid) or apart
-                _place(round_, job, lane, apart)
+            _start(round_, job, lane, avoid, apart)
             return True
         if spares:
             spared = True  # which nodes these are changes with every job: that is not kept
@@ -192,6 +187,21 @@ def _place_one(round_: Round, lane: Lane, ahead: list[str]) -> bool:
     if not spared:
         state.queue.stuck[lane] = tuple(ahead)
     return False
+
+
+def _start(round_: Round, job: Job, lane: Lane, avoid: set[int], apart: Plan) -> None:
+    """Where its checkpoints are seen, if it has some and there is room."""
+    state, gang = round_.state, lane.gang
+    blind = blind_nodes(state, job) - avoid
+    near = fit(state, gang, avoid | blind) if blind else None
+    if near is not None:
+        avoid, apart = avoid | blind, near
+    before = again(state, job, gang, avoid)
+    if before is not None:
+        _give(round_, job, *before)
+        return
+    wider = widest(state, job, gang, avoid | spares_beside(state, job))
+    _place(round_, job, lane, wider or spread(state, job, gang, avoid) or apart)
 
 
 def _place(round_: Round, job: Job, lane: Lane, plan: Plan) -> None:
@@ -210,7 +220,7 @@ def _give(round_: Round, job: Job, given: tuple[Slice, ...], where: str) -> None
             attempt=job.attempt + 1,
             slices=given,
             master=_master(round_.state, round_.policy, given[0].node),
-            why=f"{where}; {waited} after submission",
+            why=f"{where}; {waited} after submission{starts_over(round_.state, job, given)}",
         )
     )
 
