@@ -231,7 +231,7 @@ class Crew:
             self._reaped.set()
             return
         for ref, code in ended:
-            self._is_over(ref, code, "")  # whatever goes wrong below
+            self._ended[ref] = (code, "", None, Fault.NONE)  # whatever goes wrong below
         self.beats.take()  # what the dead said last
         starved = any(code == KILLED_CODE for _, code in ended) and self.memory.killed()
         for ref, code in ended:
@@ -266,7 +266,7 @@ class Crew:
         self._ended_at[ref] = time.monotonic()
         self._book.ends(ref)
         if code not in FROM_OUTSIDE:
-            exit_ = MemberExit(ref, code, why, ref in self._book.stopping, step)
+            exit_ = MemberExit(ref, code, why, ref in self._book.stopping, step, fault)
             self._unwritten[ref] = None
             task = asyncio.create_task(self._write(exit_))
             self._writing.add(task)
