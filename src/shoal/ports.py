@@ -49,7 +49,10 @@ class Inbox(Protocol):
 
 
 class Engine(Protocol):
-    """Where processes run. `send` may lose commands; they are derived again from reports."""
+    """Where processes run. `send` may lose commands; they are derived again from reports.
+    `fences`: it can end a node that does not answer, when it is sent a `Fence`."""
+
+    fences: bool
 
     async def start(self, inbox: Inbox) -> None:
         """Reach or start the nodes, and tell the inbox what each of them holds."""

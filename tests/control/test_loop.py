@@ -36,6 +36,8 @@ class HandClock:
 class BookEngine:
     """One node that keeps its book and runs nothing."""
 
+    fences = False
+
     def __init__(self) -> None:
         self.book = NodeBook(NodeSpec(id="n1", gpus=4, cpu_milli=4000, memory_mb=0), 1)
         self.sent: list[Envelope] = []

@@ -46,6 +46,8 @@ class Ear(Controller):
 class SimEngine:
     """The world, seen as an engine."""
 
+    fences = False
+
     def __init__(self, world: World, ear: Ear) -> None:
         self._world = world
         self._ear = ear

@@ -315,6 +315,7 @@ class ControlLoop:
             services=tuple(self._loads.values()),
             spendings=self._spendings,
             drift_ms=self._drift_ms,
+            fences=self._engine.fences,
         )
         self._spendings = ()
         self._reports, self._gone, self._loads = {}, {}, {}

@@ -5,7 +5,7 @@ Pure, so that the agent and the simulated world keep their books with the same c
 
 from __future__ import annotations
 
-from shoal.model.commands import Acknowledge, Check, Dismiss, Envelope, Launch, Prepare, Stop
+from shoal.model.commands import Acknowledge, Check, Dismiss, Envelope, Fence, Launch, Prepare, Stop
 from shoal.model.health import CheckResult
 from shoal.model.job import Fault, MemberRef
 from shoal.model.node import NodeSpec
@@ -49,7 +49,7 @@ class NodeBook:
         self._newest = stamp
         todo: list[Order] = []
         for command in envelope.commands:
-            if command.incarnation != self.incarnation:
+            if command.incarnation != self.incarnation or isinstance(command, Fence):
                 continue
             if isinstance(command, Check):
                 if command.id not in self.checks:

@@ -6,6 +6,7 @@ from shoal.core.farewell import note_leaving, note_left
 from shoal.core.faults import UNSTARTED, take_faults
 from shoal.core.round import Round
 from shoal.core.state import Node, State
+from shoal.model.commands import Command, Fence
 from shoal.model.durations import duration_text
 from shoal.model.events import (
     JobAdopted,
@@ -22,6 +23,8 @@ from shoal.model.job import Job, MemberRef, MemberStatus, Phase
 from shoal.model.node import NodeHealth, kind_text
 from shoal.model.report import MemberExit, NodeReport, Report
 
+FENCE_MS = 10_000  # for a node to be ended by its engine
+
 
 def observe(round_: Round, report: Report) -> list[NodeReport]:
     """Record what changed; return the inventories that were new, for `reconcile` to compare."""
@@ -32,7 +35,7 @@ def observe(round_: Round, report: Report) -> list[NodeReport]:
             _take_ends(round_, node, gone.exits)
             lose(round_, node, dead=True, why=why)
     fresh = [inventory for inventory in report.nodes if _hear(round_, inventory)]
-    _expire_silent(round_)
+    _expire_silent(round_, fences=report.fences)
     return fresh
 
 
@@ -248,8 +251,21 @@ def _strangers(state: State, inventory: NodeReport) -> bool:
     return any(ref not in placed for ref in refs)
 
 
-def _expire_silent(round_: Round) -> None:
-    """Suspect nodes unheard for a while; give them up only after the policy's grace time."""
+def fences_wanted(round_: Round) -> list[Command]:
+    """Nodes that are silent beyond the grace time, where the engine can end them: only when they
+    are gone, or cannot be ended, do their jobs run elsewhere."""
+    state, latest_ms = round_.state, round_.now_ms - round_.policy.grace_ms
+    wanted: list[Command] = []
+    for node_id, heard_ms in state.contacts.items():  # longest unheard first
+        if heard_ms > latest_ms:
+            break
+        wanted.append(Fence(node=node_id, incarnation=state.nodes[node_id].incarnation))
+    return wanted
+
+
+def _expire_silent(round_: Round, *, fences: bool) -> None:
+    """Suspect nodes unheard for a while; give them up only after the policy's grace time, and
+    where they can be ended only after a moment more, for that to be done."""
     state, policy, now_ms = round_.state, round_.policy, round_.now_ms
     overdue = []
     for node_id, heard_ms in state.contacts.items():
@@ -258,11 +274,11 @@ def _expire_silent(round_: Round) -> None:
             break
         overdue.append((state.nodes[node_id], silent_ms))
     for node, silent_ms in overdue:
-        if silent_ms >= policy.grace_ms:
+        if silent_ms >= policy.grace_ms + (FENCE_MS if fences else 0):
             why = f"silent for {duration_text(silent_ms)}, longer than the grace time"
             lose(round_, node, dead=False, why=why)
         elif node.health is not NodeHealth.SUSPECT:
-            grace = duration_text(policy.grace_ms - silent_ms)
+            grace = duration_text(max(0, policy.grace_ms - silent_ms))
             why = f"silent for {duration_text(silent_ms)}; its jobs are left alone for {grace}"
             round_.emit(NodeSuspected(at_ms=now_ms, node=node.id, why=why))
 

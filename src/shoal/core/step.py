@@ -9,7 +9,7 @@ from shoal.core.budget import budget
 from shoal.core.farewell import dismissals
 from shoal.core.heal import heal
 from shoal.core.idle import reclaim
-from shoal.core.observe import observe
+from shoal.core.observe import fences_wanted, observe
 from shoal.core.prepare import prepares_wanted
 from shoal.core.reconcile import reconcile
 from shoal.core.round import Round
@@ -55,5 +55,7 @@ def step(state: State, report: Report, policy: Policy, now_ms: int) -> Step:
     commands += checks_wanted(state, fresh)  # which nodes should be measured
     commands += prepares_wanted(state, fresh, now_ms)  # which should be warm for a gang
     commands += dismissals(state, fresh)  # who wanted to leave and may
+    if report.fences:
+        commands += fences_wanted(round_)  # who does not answer and shall not go on
     wake_ms = next_wake(round_)
     return Step(round_.events, commands, answers, round_.finished, wake_ms)

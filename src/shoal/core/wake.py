@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from shoal.core.observe import FENCE_MS
 from shoal.core.round import Round
 from shoal.core.watch import next_look_ms
 from shoal.model.node import NodeHealth
@@ -21,7 +22,8 @@ def next_wake(round_: Round) -> int | None:
         times.append(state.limits[0][0])
     for node_id, heard_ms in state.contacts.items():  # longest unheard first: suspects lead
         suspect = state.nodes[node_id].health is NodeHealth.SUSPECT
-        times.append(heard_ms + (policy.grace_ms if suspect else policy.suspect_after_ms))
+        due_ms = heard_ms + (policy.grace_ms if suspect else policy.suspect_after_ms)
+        times.append(due_ms if due_ms > now_ms else due_ms + FENCE_MS)
         if not suspect:
             break
     return max(now_ms + 1, min(times)) if times else None

@@ -5,7 +5,9 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import os
 import resource
+import signal
 import subprocess
 import sys
 import time
@@ -17,7 +19,7 @@ import msgspec
 
 from shoal.exits import MEMBERS, read_exits
 from shoal.files import held, short_path, write_private
-from shoal.kernel import AGENT_MARK, Usual
+from shoal.kernel import AGENT_MARK, NODE_MARK, Usual, kill_marked, variable
 from shoal.model.node import NodeSpec
 from shoal.model.report import NodeGone
 from shoal.wire import Ask, FromAgent, Heard, Link, ToAgent
@@ -31,6 +33,7 @@ WATCH_PAUSE_S = 0.2
 RESTART_FIRST_S = 2.0
 RESTART_MAX_S = 60.0
 HEALTHY_AFTER_S = 10.0
+SWEEP_S = 4.0  # for a keeper to end what an agent left
 
 Start = Callable[[], "subprocess.Popen[bytes]"]
 
@@ -57,6 +60,7 @@ class AgentLink:
         self._process: subprocess.Popen[bytes] | None = None
         self._incarnation = 0
         self._death: NodeGone | None = None
+        self._fencing: asyncio.Future[None] | None = None
 
     async def keep(self) -> None:
         """For ever: be connected to the agent, or see to it that there is one."""
@@ -86,6 +90,14 @@ class AgentLink:
         self.send(Ask())
         if self._death is not None:
             self._ear.died(self._death)
+
+    def fence(self, incarnation: int) -> None:
+        """End this life of the node: it does not answer, and its jobs shall run elsewhere. That it
+        is over is told as any other death, when its lock is free."""
+        if self._incarnation in (0, incarnation) and (not self._fencing or self._fencing.done()):
+            work = asyncio.to_thread(end_by_force, self._directory, incarnation)
+            self._fencing = asyncio.ensure_future(work)
+            self._fencing.add_done_callback(_tell)
 
     def disconnect(self) -> None:
         if self._link is not None:
@@ -147,6 +159,39 @@ class AgentLink:
         exits = read_exits(self._directory / MEMBERS)
         self._death = NodeGone(self._node, incarnation, why, exits)
         self._ear.died(self._death)
+
+
+def _tell(ended: asyncio.Future[None]) -> None:
+    if not ended.cancelled() and ended.exception() is not None:
+        log.error("a node that does not answer could not be ended: %s", ended.exception())
+
+
+def end_by_force(directory: Path, incarnation: int) -> None:
+    """Kill an agent that may be frozen; its keeper, woken if it is frozen too, then ends what is
+    left and lets go of the lock. A keeper that does not is killed, and what carries the node's
+    mark before it, for with the keeper the lock falls."""
+    said = msgspec.json.decode((directory / "agent.json").read_bytes())
+    if int(said["incarnation"]) != incarnation:
+        return
+    agent, keeper = int(said["pid"]), int(said["keeper"])
+    log.warning("ending the agent in %s, which does not answer", directory)
+    _signal(agent, signal.SIGKILL, directory)
+    _signal(keeper, signal.SIGCONT, directory)
+    deadline = time.monotonic() + SWEEP_S
+    while held(directory / "agent.lock") and time.monotonic() < deadline:
+        time.sleep(DEATH_POLL_S)
+    if held(directory / "agent.lock"):
+        deadline = time.monotonic() + SWEEP_S
+        while kill_marked(NODE_MARK, str(directory).__eq__) and time.monotonic() < deadline:
+            time.sleep(DEATH_POLL_S)
+        _signal(keeper, signal.SIGKILL, directory)
+
+
+def _signal(pid: int, number: int, directory: Path) -> None:
+    """Only to processes of this node: the file may be old, and its numbers another's by now."""
+    if variable(pid, AGENT_MARK) == str(directory):
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, number)
 
 
 def write_spec(directory: Path, spec: NodeSpec) -> None:

@@ -71,7 +71,15 @@ class Dismiss(msgspec.Struct, frozen=True, kw_only=True, tag_field="command", ta
     incarnation: int
 
 
-Command = Launch | Stop | Acknowledge | Check | Prepare | Dismiss
+class Fence(msgspec.Struct, frozen=True, kw_only=True, tag_field="command", tag=True):
+    """For the engine, not the agent: the node is silent beyond the grace time, so end this life of
+    it, with all that it runs, and say that it is gone. Told again until it is."""
+
+    node: str
+    incarnation: int
+
+
+Command = Launch | Stop | Acknowledge | Check | Prepare | Dismiss | Fence
 
 
 class Envelope(msgspec.Struct, frozen=True):

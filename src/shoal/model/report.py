@@ -174,3 +174,4 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
     services: tuple[ServiceLoad, ...] = ()
     spendings: tuple[Spending, ...] = ()  # of all tenants, or nothing was told
     drift_ms: int | None = None  # how far the machine's clock is ahead of `now`, if somebody looked
+    fences: bool = False  # the engine can end a node that does not answer

@@ -54,6 +54,7 @@ class Controller:
         self.crashed: Callable[[], None] = lambda: None
         self._agenda = agenda
         self._disk = disk
+        self.fences = False  # the engine can end nodes that do not answer
         self.policy = policy
         self._send = send
         self._witness = witness
@@ -168,6 +169,7 @@ class Controller:
             gone=tuple(self._gone),
             services=tuple(self._loads.values()),
             spendings=self._spendings,
+            fences=self.fences,
         )
         self._forget_inbox()
         image = image_of(self.state) if self.crash_at is Moment.DECIDED else None

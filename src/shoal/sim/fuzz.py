@@ -33,6 +33,7 @@ GPU_KINDS: tuple[dict[str, Any], ...] = (
 )
 # Heartbeats and all that happens make about a tenth of this.
 STEPS_PER_SECOND_MAX = 100
+FENCED_PART = 0.3  # of the histories have an engine that can end silent nodes
 
 
 class Size(msgspec.Struct, frozen=True, kw_only=True):
@@ -92,6 +93,8 @@ class Run:
             checked=checked,
         )
         self.truth.health.saved = self.world.saved
+        fences = self._rng("fences").random() < FENCED_PART
+        self.world.controller.fences = self.truth.fences = fences
         self.users = Users(
             self.world,
             nodes,

@@ -10,6 +10,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from shoal.core.nodebook import STOPPED_BEFORE_START_CODE
+from shoal.core.observe import FENCE_MS
 from shoal.model.commands import Launch
 from shoal.model.events import (
     BudgetEvent,
@@ -75,6 +76,7 @@ class Truth(Witness):
         self._known: dict[str, NodeSpec] = {}  # as the nodes joined: what the log knows of them
         self._entitlements = Entitlements(policy, self.jobs)
         self.health = HealthTruth(self.jobs, policy)
+        self.fences = False  # the engine can end nodes that do not answer
         self._refused: dict[MemberRef, Fault] = {}  # their nodes could not start them
         self._news: set[tuple[str, int]] = set()  # node, incarnation: heard since the last round
 
@@ -295,7 +297,7 @@ class Truth(Witness):
         else:
             *_, heard_ms = self._heard.get(event.node, (0, 0, self._listening_ms))
             silent_ms = event.at_ms - max(heard_ms, self._listening_ms)
-            if silent_ms < self._policy.grace_ms:
+            if silent_ms < self._policy.grace_ms + (FENCE_MS if self.fences else 0):
                 raise Untruth(f"{event.node} was given up after only {silent_ms} ms of silence")
         for job_id in self.unfinished:
             if event.dead and event.node not in self._removed:

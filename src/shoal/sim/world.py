@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from shoal.model.commands import Envelope
+from shoal.model.commands import Envelope, Fence
 from shoal.model.job import MemberRef
 from shoal.model.node import NodeSpec
 from shoal.model.policy import Policy
@@ -19,6 +19,9 @@ from shoal.sim.disk import Disk
 from shoal.sim.machine import Fates, Machine
 from shoal.sim.network import Network
 from shoal.sim.witness import Witness
+
+FENCING_MS = 20
+RESTART_MS = 2_000
 
 
 class World:
@@ -81,6 +84,21 @@ class World:
             self._deaths[node] = gone
             self._notify(gone)
 
+    def _fence(self, command: Fence) -> None:
+        """As the engine of one machine does it, which needs no network; it starts another."""
+        machine = self.machines[command.node]
+
+        def boot() -> None:
+            if not machine.up:
+                self.boot(command.node)
+
+        def end() -> None:
+            if machine.up and machine.incarnation == command.incarnation:
+                self.power_off(command.node, known=True)
+                self.agenda.after(RESTART_MS, boot)
+
+        self.agenda.after(FENCING_MS, end)
+
     def lose_trace(self, node: str, ref: MemberRef) -> None:
         self.machines[node].lose_trace(ref)
 
@@ -135,5 +153,8 @@ class World:
             self.agenda.after(delay_ms, arrive)
 
     def _send(self, node: str, envelope: Envelope) -> None:
+        for command in envelope.commands:
+            if isinstance(command, Fence):
+                self._fence(command)
         for delay_ms in self._network.to_node(node):
             self.agenda.after(delay_ms, lambda: self.machines[node].take(envelope))

@@ -11,7 +11,7 @@ from pathlib import Path
 from shoal.enduring import enduring
 from shoal.engines.agentlink import AgentLink, start_agent, write_spec
 from shoal.kernel import Usual
-from shoal.model.commands import Envelope
+from shoal.model.commands import Envelope, Fence
 from shoal.model.node import NodeSpec
 from shoal.model.report import NodeGone
 from shoal.ports import Inbox
@@ -19,6 +19,8 @@ from shoal.wire import CHECKPOINT_ROOT, FromAgent, Heard, Kept, Log, Need, Order
 
 
 class LocalEngine:
+    fences = True
+
     def __init__(
         self,
         nodes: Iterable[NodeSpec],
@@ -42,6 +44,9 @@ class LocalEngine:
     def send(self, node: str, envelope: Envelope) -> None:
         if node in self._nodes:
             self._nodes[node].link.send(Orders(envelope))
+            for command in envelope.commands:
+                if isinstance(command, Fence):
+                    self._nodes[node].link.fence(command.incarnation)
 
     async def resend(self) -> None:
         for node in self._nodes.values():

@@ -39,6 +39,8 @@ _decode = msgspec.msgpack.Decoder(FromPost).decode
 
 
 class RayEngine:
+    fences = False  # who cannot be reached cannot be ended
+
     def __init__(self, home: Path, address: str) -> None:
         self._home = home
         self._address = address
