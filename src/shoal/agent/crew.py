@@ -128,6 +128,7 @@ class Crew:
         fault = fault_of(error)
         if not fault and (ails := ailment(self._directory)):
             why, fault = f"{why}; this node's disk: {ails}", Fault.START
+        self._book.gets(ref, "could not start it")  # until that is told it was never alive
         self._is_over(ref, CANNOT_START_CODE, why, fault=fault)
         self._shipping.pump()
         self.settle()
