@@ -24,6 +24,8 @@ MIB = 1024 * 1024
 
 
 class NoEngine:
+    fences = False
+
     async def start(self, inbox: Inbox) -> None: ...
 
     def send(self, node: str, envelope: Envelope) -> None: ...

@@ -10,7 +10,7 @@ from shoal.agent.warmth import VARYING
 from shoal.core import reconcile
 from shoal.core.reconcile import STRANGER_GRACE_MS
 from shoal.core.reserved import RENDEZVOUS
-from shoal.model.commands import Acknowledge, Check, Dismiss, Launch, Prepare, Stop
+from shoal.model.commands import Acknowledge, Check, Dismiss, Fence, Launch, Prepare, Stop
 from shoal.model.job import Job, MemberRef, Phase
 from shoal.model.node import NodeHealth
 from tests.core.build import Cluster, node_spec
@@ -20,7 +20,7 @@ def orders(cluster: Cluster) -> list[str]:
     return [
         f"{type(command).__name__} {command.ref}"
         for command in cluster.last.commands
-        if not isinstance(command, (Check, Prepare, Dismiss))
+        if not isinstance(command, (Check, Prepare, Dismiss, Fence))
     ]
 
 

@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 from shoal.core.scheduling.predict import Prediction
-from shoal.model.commands import Check, Command, Dismiss, Launch, Prepare, Stop
+from shoal.model.commands import Check, Command, Dismiss, Fence, Launch, Prepare, Stop
 from shoal.model.job import MemberRef
 from shoal.model.node import NodeSpec
 from shoal.model.report import MemberExit, NodeGone, NodeReport
@@ -179,7 +179,7 @@ class World:
     def obey(self, commands: Iterable[Command]) -> None:
         stops: dict[str, list[tuple[SimNode, MemberRef]]] = {}
         for command in commands:
-            if isinstance(command, (Check, Prepare, Dismiss)):
+            if isinstance(command, (Check, Prepare, Dismiss, Fence)):
                 continue  # nobody is slow here
             node, ref = self.nodes[command.node], command.ref
             if not node.up or command.incarnation != node.incarnation:
