@@ -43,7 +43,7 @@ def test_an_agent_that_cannot_be_started_once_is_started_later(
     tries: list[Path] = []
     came = asyncio.Event()
 
-    def start(directory: Path, env: dict[str, str]) -> object:
+    def start(directory: Path, *_: object) -> object:
         tries.append(directory)
         if len(tries) == 1:
             raise OSError(errno.EAGAIN, "Resource temporarily unavailable")
