@@ -1,0 +1,48 @@
+"""A job that prints without end: its neighbours, its node's disk, and the end of its own log."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from tests.live.cluster import Live, eventually, live_cluster
+
+MIB = 1024 * 1024
+PRINTED = 512 * MIB
+
+LOUD = """
+echo it begins
+yes "what nobody will ever read, again and again and again" & printer=$!
+while ! test -e {go}; do sleep 0.05; done
+kill $printer; wait
+echo it ends
+"""
+
+
+def test_a_job_that_prints_without_end_harms_nobody(tmp_path: Path) -> None:
+    go = tmp_path / "go"
+    with live_cluster(nodes=1, gpus=2) as live:
+        loud = live.run(LOUD.format(go=go), gpus=1)
+        try:
+            output = live.home.node("n1") / "members" / f"{loud}.1.0" / "output"
+            assert eventually(lambda: output.exists() and output.stat().st_size > PRINTED // 4, 120)
+            quiet = live.run("echo done", gpus=1)
+            assert live.wait(quiet, timeout_s=60) == "succeeded", "beside the other's flood"
+            assert live.output(quiet) == "done\n"
+            assert eventually(lambda: output.stat().st_size > PRINTED, 120)
+            assert eventually(lambda: disk(output) < PRINTED // 2, 60), "its disk use is bounded"
+        finally:
+            go.touch()
+        assert live.wait(loud, timeout_s=120) == "succeeded", "it is not killed for printing"
+        assert live.output(loud).startswith("it begins\n")
+        assert eventually(lambda: tail(live, loud).endswith("it ends\n"), 120)
+        kept = live.home.logs / loud / "1.0.log"
+        assert disk(kept) < 300 * MIB
+        assert eventually(lambda: not output.exists(), 60), "nothing stays on the node"
+
+
+def disk(path: Path) -> int:
+    return path.stat().st_blocks * 512
+
+
+def tail(live: Live, job: str) -> str:
+    return live.client.logs(job, offset=-200).data.decode()
