@@ -29,6 +29,7 @@ from shoal.control.packages import PackageStore
 from shoal.control.porter import Porter
 from shoal.control.sqlite_store import SqliteStore
 from shoal.control.supervise import DAMAGED_CODE, HOPELESS_CODE, RESTARTS_ENV
+from shoal.control.tidy import Tidy
 from shoal.enduring import enduring
 from shoal.engines.local.engine import LocalEngine
 from shoal.files import lock, write_private
@@ -93,7 +94,7 @@ async def _serve(home: Home, doors: Doors, usual: Usual) -> None:
         loop.clock,
         lambda text: loop.alarms.raise_("ledger", text),
     )
-    loop.followers.append(keeper)
+    loop.followers += [keeper, Tidy(home.checkpoints)]
     booking = asyncio.create_task(
         enduring("the ledger", lambda: keeper.run(lambda: loop.policy, loop.spent))
     )

@@ -38,6 +38,16 @@ def test_a_job_that_prints_without_end_harms_nobody(tmp_path: Path) -> None:
         kept = live.home.logs / loud / "1.0.log"
         assert disk(kept) < 300 * MIB
         assert eventually(lambda: not output.exists(), 60), "nothing stays on the node"
+        gang = live.run("true", members=2)
+        broken = live.client.submit(live.spec("/no/such/program")).id
+        saver = live.run("echo 1 > $SHOAL_CHECKPOINT_DIR/step")
+        for job in (gang, broken, saver):
+            live.wait(job, timeout_s=60)
+        assert eventually(lambda: folders(live) == [saver]), "who saved nothing leaves no folder"
+
+
+def folders(live: Live) -> list[str]:
+    return [path.name for path in live.home.checkpoints.iterdir()]
 
 
 def disk(path: Path) -> int:
