@@ -20,6 +20,7 @@ from pathlib import Path
 
 from shoal.agent.faults import CannotStart
 from shoal.agent.shipping import last_words
+from shoal.agent.surroundings import surroundings
 from shoal.kernel import NODE_MARK
 
 log = logging.getLogger("shoal.agent")
@@ -191,9 +192,10 @@ def key_of(requirements: str) -> str:
 
 
 def _surroundings() -> dict[str, str]:
-    """Nothing that would lead pip elsewhere than into the environment."""
+    """Nothing that would lead pip elsewhere than into the environment, and nothing that a package,
+    which runs code of its own when it is built, should not see."""
     odd = ("PYTHONPATH", "PYTHONHOME", "VIRTUAL_ENV", "PIP_TARGET", "PIP_PREFIX", "PIP_USER")
-    return {name: value for name, value in os.environ.items() if name not in odd}
+    return {name: value for name, value in surroundings("PIP_").items() if name not in odd}
 
 
 def _copy(source: Path, start: int, target: Path) -> int:

@@ -17,6 +17,7 @@ from typing import Protocol
 from shoal.agent.faults import CannotStart
 from shoal.agent.kinship import Kinship
 from shoal.agent.nursery import ZYGOTES_MAX, Nursery
+from shoal.agent.surroundings import surroundings
 from shoal.agent.warmth import Recipe, default_modules, recipe, wanted_modules
 from shoal.exits import MEMBERS
 from shoal.kernel import NODE_MARK, children, kill_marked
@@ -244,11 +245,6 @@ class Members:
 
     def __len__(self) -> int:
         return len(self._processes)
-
-
-def surroundings() -> dict[str, str]:
-    """The environment that all members share unless they say otherwise."""
-    return {"PYTHONUNBUFFERED": "1", **os.environ}
 
 
 def _check_port(text: str) -> None:

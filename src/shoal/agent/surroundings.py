@@ -1,0 +1,70 @@
+"""What of the agent's own environment reaches a job: a short list, for the rest is the operator's.
+
+Whoever starts a cluster has tokens and keys in their shell. A job gets what makes programs, GPUs
+and the network work on this machine, and what its own `env` says. docs/code-travels.md tells it.
+"""
+
+from __future__ import annotations
+
+import os
+
+KEPT = frozenset(
+    (
+        "PATH",
+        "HOME",
+        "USER",
+        "LOGNAME",
+        "SHELL",
+        "LANG",
+        "LANGUAGE",
+        "TZ",
+        "TMPDIR",
+        "VIRTUAL_ENV",
+        "CONDA_PREFIX",
+        "PYTHONPATH",
+        "LD_LIBRARY_PATH",
+        "LD_PRELOAD",
+        "TORCH_HOME",
+        "TORCHINDUCTOR_CACHE_DIR",
+        "TRITON_CACHE_DIR",
+        "HF_HOME",
+        "SSL_CERT_FILE",
+        "SSL_CERT_DIR",
+        "REQUESTS_CA_BUNDLE",
+        "CURL_CA_BUNDLE",
+        "http_proxy",
+        "https_proxy",
+        "no_proxy",
+        "all_proxy",
+        "HTTP_PROXY",
+        "HTTPS_PROXY",
+        "NO_PROXY",
+        "ALL_PROXY",
+    )
+)
+# How this machine's GPUs and network are reached, which the operator knows and a user does not.
+KEPT_PREFIXES = (
+    "LC_",
+    "XDG_",
+    "CUDA_",
+    "NVIDIA_",
+    "NCCL_",
+    "GLOO_",
+    "UCX_",
+    "FI_",
+    "ROCM_",
+    "HIP_",
+    "OMP_",
+    "MKL_",
+)
+
+
+def surroundings(*more: str) -> dict[str, str]:
+    """The environment that all members share unless they say otherwise; `more`: prefixes that are
+    kept, too."""
+    kept = {
+        name: value
+        for name, value in os.environ.items()
+        if name in KEPT or name.startswith((*KEPT_PREFIXES, *more))
+    }
+    return {"PYTHONUNBUFFERED": "1", **kept}
