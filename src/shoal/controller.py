@@ -138,7 +138,7 @@ def _store(home: Home) -> SqliteStore:
         home.salvaged.replace(home.database)  # a salvage that was interrupted at its very end
     numbers = Numbers(home.marks, (home.logs, home.checkpoints))
     lost = not home.database.exists() and (numbers.left > 1 or numbers.written.epoch)
-    store = SqliteStore(home.database, numbers)
+    store = SqliteStore(home.database, numbers, home.spare)
     if lost:
         text = f"{home.database} was missing, so no earlier job is known; ids go on where they were"
         store.alarms.raise_("store missing", text)

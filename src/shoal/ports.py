@@ -21,6 +21,10 @@ class StoreDamaged(StoreError):
     """What was stored cannot be read back; trying again does not help."""
 
 
+class StoreFull(StoreError):
+    """The disk has no room left."""
+
+
 class EngineError(Exception):
     """An engine cannot work here; the message says why and what to do."""
 
@@ -85,6 +89,10 @@ class Store(Protocol):
 
     snapshot_seq: int  # of the snapshot that the next load starts at; 0: from the beginning
     unbroken_from: int  # the log before this event may have holes
+
+    @property
+    def tight(self) -> bool:
+        """The disk is full, and what is left is for ends: nothing new is taken."""
 
     def used(self, next_job: int, epoch: int) -> tuple[int, int]:
         """The next job number and the newest epoch of this home: these, or more if others were

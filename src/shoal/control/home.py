@@ -39,6 +39,7 @@ class Home:
         self.database = self.path / "shoal.db"
         self.marks = self.path / "marks.json"  # job numbers and epochs that were ever given out
         self.clock = self.path / "clock.json"  # what this machine's clocks mean to the cluster
+        self.spare = self.path / "spare"  # room that is given up when the disk is full
         self.salvaged = (
             self.path / "shoal.db.salvaged"
         )  # what a salvage saved, until it is in place

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import logging
+import os
 import secrets
 import time
 from collections.abc import Iterable
@@ -35,11 +37,12 @@ from shoal.model.report import (
     PackagePiece,
     Report,
     Request,
+    SetService,
     Submit,
 )
 from shoal.model.samples import NodeSample
 from shoal.model.service import ServiceLoad
-from shoal.ports import Clock, Engine, Follower, Store, StoreDamaged, StoreError
+from shoal.ports import Clock, Engine, Follower, Store, StoreDamaged, StoreError, StoreFull
 
 log = logging.getLogger("shoal.control")
 
@@ -100,6 +103,8 @@ class ControlLoop:
         """Answered when its effect is stored."""
         if len(self._requests) >= REQUESTS_WAITING_MAX:
             raise Busy("too many requests are waiting; try again in a moment")
+        if self.store.tight and isinstance(request, Submit | SetService):
+            raise StoreFull("the controller's disk is full: nothing new is taken; free some space")
         future: asyncio.Future[Answer] = asyncio.get_running_loop().create_future()
         self._requests.append((request, future))
         self._wake.set()
@@ -176,6 +181,8 @@ class ControlLoop:
 
     def log(self, chunk: LogChunk) -> int:
         try:
+            if self.store.tight:  # what room is left is for the log of events
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
             kept = self.logs.append(chunk)
         except OSError as error:
             # Its node sends it again for as long as it has it. The job may end before that.

@@ -24,7 +24,7 @@ from shoal.control.rows import (
     job_row,
     snapshot_of,
 )
-from shoal.control.sqlite_store import SqliteStore
+from shoal.control.sqlite_store import INSERT_EVENT, INSERT_JOB, SqliteStore
 from shoal.core.apply import apply
 from shoal.core.check import Violation, check
 from shoal.core.state import Snapshot, State
@@ -243,14 +243,15 @@ def write(path: Path, found: Found, saved: Saved, numbers: Numbers) -> None:
         if isinstance(event, JobPlaced) and job is not None and job.phase is Phase.WAITING:
             job.attempt = max(job.attempt, event.attempt)  # no attempt is begun twice
     body, seq = encode(state.snapshot()), found.top + 1
+    ends = {_job(e): one for one, e in found.events.items() if isinstance(e, JobFinished)}
     store = SqliteStore(path)
     try:
         with store._writer as writer:
             writer.execute("BEGIN IMMEDIATE")
             rows = (event_row(one, event) for one, event in sorted(found.events.items()))
-            writer.executemany("INSERT INTO events VALUES (?, ?, ?, ?, ?)", rows)
+            writer.executemany(INSERT_EVENT, rows)
             for job in found.jobs.values():
-                writer.execute("INSERT OR IGNORE INTO jobs VALUES (?, ?, ?, ?, ?)", job_row(job))
+                writer.execute(INSERT_JOB, (*job_row(job), ends.get(job.id, found.top)))
             writer.execute(
                 "INSERT INTO snapshots VALUES (?, ?, ?)", (seq, body, checksum(seq, body))
             )

@@ -23,11 +23,12 @@ from shoal.control.rows import (
     job_row,
     snapshot_of,
 )
+from shoal.control.spare import Spare
 from shoal.core.apply import apply
 from shoal.core.state import State
 from shoal.model.events import QUIET, Event, JobFinished, Recorded
 from shoal.model.job import Job
-from shoal.ports import StoreDamaged, StoreError
+from shoal.ports import StoreDamaged, StoreError, StoreFull
 
 log = logging.getLogger("shoal.control")
 
@@ -38,6 +39,7 @@ FINISHED_JOBS_KEPT = 100_000
 SNAPSHOTS_KEPT = 2  # should the newest be damaged, the one before it loses nothing
 # Another program may hold the file for a moment (a backup, say); longer is an error.
 BUSY_TIMEOUT_S = 2.0
+TIGHT_PAGES, USUAL_PAGES = 16, 1_000  # of the journal, before they are put into the file
 NEWEST_EVENTS = 1_000  # among so many, the newest time is looked for
 
 # A long run saves thousands of times: whoever looks for what else happened must not read all that.
@@ -81,10 +83,10 @@ UPDATE jobs SET ended = coalesce(
 """,
 }
 
-_INSERT_EVENT = "INSERT INTO events (seq, job, node, body, crc, kind) VALUES (?, ?, ?, ?, ?, ?)"
+INSERT_EVENT = "INSERT INTO events (seq, job, node, body, crc, kind) VALUES (?, ?, ?, ?, ?, ?)"
 # A key belongs to the first job that had it. A log of an earlier version may hold a second one:
 # that must not keep everything after it from being stored.
-_INSERT_JOB = """
+INSERT_JOB = """
 INSERT INTO jobs (number, id, key, body, crc, ended)
 SELECT ?1, ?2, iif(EXISTS (SELECT 1 FROM jobs WHERE key = ?3), NULL, ?3), ?4, ?5, ?6
 """
@@ -103,10 +105,13 @@ class SqliteStore:
     """One writer (the control loop), and a connection for each thread that reads: readers never
     wait for the writer."""
 
-    def __init__(self, path: Path, numbers: Numbers | None = None) -> None:
+    def __init__(
+        self, path: Path, numbers: Numbers | None = None, spare: Path | None = None
+    ) -> None:
         self._path = path
         self._numbers = numbers or Numbers(None)
         self.alarms = Alarms()
+        self.spare = Spare(spare)
         self.snapshot_seq = 0
         self._local = threading.local()
         self._connections: list[sqlite3.Connection] = []
@@ -190,13 +195,31 @@ class SqliteStore:
         last = self._last + len(rows)
         ends = {row[1]: row[0] for row in rows if row[5] == JobFinished.__name__}
         jobs = [(*job_row(job), ends.get(job.id, last)) for job in finished]
-        with self._clear_errors(), self._writer:
-            self._writer.execute("BEGIN IMMEDIATE")
-            self._writer.executemany(_INSERT_EVENT, rows)
-            if jobs:
-                self._writer.executemany(_INSERT_JOB, jobs)
+        try:
+            self._append(rows, jobs)
+        except StoreFull as error:
+            if not self.spare.give_up():
+                raise
+            self.alarms.raise_("full", f"{error}; new jobs are refused until then")
+            # The journal is written over again and again, and does not use up what was given.
+            self._writer.execute(f"PRAGMA wal_autocheckpoint = {TIGHT_PAGES}")
+            self._append(rows, jobs)
+        if self.spare.tight and self.spare.take():
+            self._writer.execute(f"PRAGMA wal_autocheckpoint = {USUAL_PAGES}")
+            self.alarms.clear("full")
         self._last = last
         return last
+
+    @property
+    def tight(self) -> bool:
+        return self.spare.tight
+
+    def _append(self, rows: Sequence[tuple[Any, ...]], jobs: Sequence[tuple[Any, ...]]) -> None:
+        with self._clear_errors(), self._writer:
+            self._writer.execute("BEGIN IMMEDIATE")
+            self._writer.executemany(INSERT_EVENT, rows)
+            if jobs:
+                self._writer.executemany(INSERT_JOB, jobs)
 
     def snapshot(self, seq: int, body: bytes) -> list[str]:
         with self._clear_errors(), self._writer:
@@ -312,7 +335,8 @@ class SqliteStore:
             message = str(error)
             if any(word in message for word in _DAMAGE):
                 raise self._damaged(message) from error
-            raise StoreError(self._advice(message)) from error
+            kind = StoreFull if "full" in message else StoreError
+            raise kind(self._advice(message)) from error
 
     def _damaged(self, what: str) -> StoreDamaged:
         return StoreDamaged(
