@@ -11,7 +11,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from shoal.core.policies import SHIPPED
+from shoal.core.step import Step
+from shoal.model.events import Recorded
+from shoal.model.job import JobSpec
 from shoal.model.policy import Policy
+from shoal.model.report import Report
 from shoal.sim.clusters import (
     NEVER_MS,
     Cause,
@@ -19,11 +23,13 @@ from shoal.sim.clusters import (
     Failures,
     Slowness,
     alike,
+    gangs_for,
     read_causes,
 )
-from shoal.sim.metrics import ATTEMPTS, LEVELS, Outcome, summarize
+from shoal.sim.metrics import ATTEMPTS, LEVELS, Outcome, as_it_was, summarize
 from shoal.sim.readers import read_trace
-from shoal.sim.replay import Replay, replay, too_large
+from shoal.sim.readers.history import read_history
+from shoal.sim.replay import Progress, Replay, replay, too_large
 from shoal.sim.traces import Arrival, Gangs, Trace, TraceError, stretch
 
 GOLDEN = Path(__file__).parent.parent / "golden"
@@ -285,3 +291,55 @@ def test_a_public_trace_is_replayed(
     assert_accounts_add_up(outcome)
     assert len(outcome.records) == len(trace.arrivals)
     assert summarize(outcome).failed == 0
+
+
+class Recorder(Replay):
+    """Keeps the log that a cluster would have."""
+
+    def run(self, check_every: int = 0, progress: Progress | None = None) -> Outcome:
+        self.log: list[Recorded] = []
+        return super().run(check_every, progress)
+
+    def _step(self, report: Report) -> Step:
+        done = super()._step(report)
+        self.log += [Recorded(len(self.log) + n, e) for n, e in enumerate(done.events, 1)]
+        return done
+
+
+@pytest.mark.parametrize("name", ["fifo", "backfill", "fair"])
+@pytest.mark.parametrize("start_up_ms", [0, 3_000])
+def test_the_replay_of_a_history_under_its_own_policy_is_as_it_was(
+    name: str, start_up_ms: int
+) -> None:
+    """Elastic gangs, gangs that save and single jobs; nothing but the log goes into the replay."""
+    nodes = alike(4, gpus=8)
+    specs = (
+        JobSpec(
+            command=("a",), cpu_milli=0, members=1, members_max=4, gpus=4, checkpoint_ms=60_000
+        ),
+        JobSpec(command=("b",), cpu_milli=0, members=2, gpus=8),
+        JobSpec(command=("c",), cpu_milli=0, gpus=1, checkpoint_ms=30_000, preemptible=True),
+    )
+    arrivals = tuple(
+        Arrival(
+            n * 40_000,
+            100_000 + 7_919 * n % 500_000,
+            specs[n % 3],
+            n,
+            checkpoint_ms=specs[n % 3].checkpoint_ms or NEVER_MS,
+            waited_ms=0,
+        )
+        for n in range(120)
+    )
+    trace = Trace(name="made", arrivals=arrivals, skipped=0)
+    policy = SHIPPED[name]
+    lived = Recorder(trace, nodes, policy, Conditions(start_up_ms=start_up_ms), name, 0)
+    lived.run()
+    log = lived.log
+    history = read_history(lambda after, limit: log[after : after + limit], "log")
+    again = history.trace(gangs_for(nodes))
+    was = as_it_was(again.arrivals)
+    assert was is not None and was.jobs == 120
+    found = summarize(replay(again, nodes, policy, name=name))
+    assert found.completion.mean_s == pytest.approx(was.completion.mean_s, rel=0.05)
+    assert found.wait.mean_s == pytest.approx(was.wait.mean_s, rel=0.05, abs=1)

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from shoal.model.node import NodeSpec
     from shoal.model.policy import Policy
     from shoal.sim.clusters import Conditions
-    from shoal.sim.metrics import Outcome, Summary
+    from shoal.sim.metrics import AsItWas, Outcome, Summary
     from shoal.sim.traces import Trace
 
 QUIET_S = 2.0  # what is over sooner needs no progress bar
@@ -123,7 +123,7 @@ def sim(
     """
     from shoal.cli import show
     from shoal.cli.sim_flags import conditions_of, factor
-    from shoal.sim.metrics import summarize
+    from shoal.sim.metrics import as_it_was, summarize
     from shoal.sim.traces import TraceError
 
     chosen = [(name, policy_named(name)) for name in dict.fromkeys(policy or ["fair"])]
@@ -142,6 +142,7 @@ def sim(
             if days:
                 raise Failure("--days: is of the history; use it with --history", USAGE)
             cluster, played = _trace(trace, nodes, gpus, cpus, memory, form, where or [])
+        lived = as_it_was(played.arrivals) if not jobs and factors == (1, 1) else None
         played = _stretched(played, jobs, *factors, seed)
         played = _fitting(played, cluster, skip_too_large)
         outcomes = []
@@ -155,9 +156,10 @@ def sim(
     if html is not None:
         _write_page(html, played, cluster, outcomes, summaries)
     if json:
-        show.as_json(_document(played, cluster, seed, summaries))
+        was = {"as_it_was": lived} if lived is not None else {}
+        show.as_json({**_document(played, cluster, seed, summaries), **was})
         return
-    _print(played, cluster, summaries)
+    _print(played, cluster, summaries, lived)
     if html is not None:
         show.note(f"wrote {html}")
 
@@ -330,7 +332,9 @@ def _document(
     }
 
 
-def _print(played: Trace, cluster: list[NodeSpec], summaries: list[Summary]) -> None:
+def _print(
+    played: Trace, cluster: list[NodeSpec], summaries: list[Summary], lived: AsItWas | None
+) -> None:
     from shoal.cli.show import Cell, Column, note, table
     from shoal.sim.metrics import FIGURES, best, time_text
     from shoal.sim.traces import sums
@@ -342,12 +346,14 @@ def _print(played: Trace, cluster: list[NodeSpec], summaries: list[Summary]) -> 
         f"{asked['gpu_ms'] / 3_600_000:,.0f} GPU-hours of work; "
         f"{len(cluster):,} nodes with {gpus:,} GPUs"
     )
-    columns = [Column("FIGURE")] + [Column(summary.policy, right=True) for summary in summaries]
+    was = [Column("as it was", right=True)] if lived is not None else []
+    columns = [Column("FIGURE"), *was]
+    columns += [Column(summary.policy, right=True) for summary in summaries]
     rows: list[list[str | Cell]] = []
     for figure in FIGURES:
         leaders = best(figure, summaries)
         rows.append(
-            [figure.title]
+            [figure.title, *([lived.shown(figure)] if lived is not None else [])]
             + [
                 Cell(figure.shown(summary), "green" if index in leaders else "")
                 for index, summary in enumerate(summaries)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from array import array
 from collections import Counter
 from collections.abc import Callable, Sequence
-from typing import NamedTuple
+from typing import NamedTuple, cast
 
 import msgspec
 
@@ -155,6 +155,10 @@ class Segments:
         self.row.append(row)
 
 
+_OF_A_LOG = ("mean", "median", "p99")
+AS_IT_WAS = {"jobs", *(f"{what}, {how}" for what in ("wait", "completion") for how in _OF_A_LOG)}
+
+
 class Spread(msgspec.Struct, frozen=True):
     """Of many times: seconds."""
 
@@ -238,6 +242,26 @@ def summarize(outcome: Outcome) -> Summary:
         step_mean_ms=sum(steps) / max(len(steps), 1) / 1e6,
         step_p99_ms=quantile(steps, 0.99) / 1e6,
     )
+
+
+class AsItWas(msgspec.Struct, frozen=True):
+    """What a log tells of the jobs that it saw end, to hold a replay to."""
+
+    jobs: int
+    wait: Spread
+    completion: Spread
+
+    def shown(self, figure: Figure) -> str:
+        """Of a figure that needs no more than these; else nothing."""
+        return figure.shown(cast(Summary, self)) if figure.title in AS_IT_WAS else ""
+
+
+def as_it_was(arrivals: Sequence[Arrival]) -> AsItWas | None:
+    ended = [one for one in arrivals if one.lived and one.took_ms >= 0]
+    if not ended:
+        return None
+    waits, ends = [one.waited_ms for one in ended], [one.took_ms for one in ended]
+    return AsItWas(len(ended), spread(waits), spread(ends))
 
 
 LEVELS = ("down", "held", "wanted", "idle")

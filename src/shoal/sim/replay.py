@@ -160,7 +160,7 @@ class Replay:
         saves = every_ms < NEVER_MS
         return msgspec.structs.replace(
             arrival.spec,
-            preemptible=arrival.spec.preemptible or saves,
+            preemptible=arrival.spec.preemptible or (saves and not arrival.lived),
             checkpoint_ms=max(1, every_ms) if saves else 0,
             estimate_ms=arrival.work_ms if ORDERINGS[self.policy.order].clairvoyant else 0,
         )

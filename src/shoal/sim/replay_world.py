@@ -208,7 +208,9 @@ class World:
         node.members[ref] = attempt
         attempt.missing -= 1
         if not attempt.missing:
-            self._at(self.now_ms + self.conditions.start_up_ms, self._begin, attempt)
+            own_ms = attempt.truth.arrival.start_up_ms
+            start_up_ms = self.conditions.start_up_ms if own_ms is None else own_ms
+            self._at(self.now_ms + start_up_ms, self._begin, attempt)
 
     def _at(self, time_ms: int, happen: Callable[[Any], None], subject: Any) -> None:
         self._pushed += 1

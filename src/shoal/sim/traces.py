@@ -30,6 +30,15 @@ class Arrival(msgspec.Struct, frozen=True, gc=False):
     tenant: str = ""
     exit_code: int = 0
     checkpoint_ms: int | None = None  # None: as the world has it
+    start_up_ms: int | None = None  # None: as the world has it
+    # What really happened, where that is known: after so long it was placed, and was over.
+    waited_ms: int = -1
+    took_ms: int = -1
+
+    @property
+    def lived(self) -> bool:
+        """It is of a log, and its spec says what it was willing to."""
+        return self.waited_ms >= 0
 
 
 class Gangs:
