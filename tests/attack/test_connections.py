@@ -88,7 +88,7 @@ def assert_well(live: Live) -> None:
         (431, [b"\r\n" * 65536]),
         (
             431,
-            [b"POST /v1/jobs HTTP/1.1\r\ntransfer-encoding: chunked\r\n\r\n0\r\nx: ", b"a" * MIB],
+            [CHUNKED + b"0\r\nx: ", b"a" * MIB],
         ),
         (400, [b"\x16\x03\x01 hello\r\n\r\n"]),
         (401, [b"POST /v1/jobs HTTP/1.1\r\ncontent-length: 99999999999\r\n\r\n", b"a" * 1000]),
