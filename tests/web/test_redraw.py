@@ -97,6 +97,7 @@ def test_focus_and_selection_stay_with_their_row(
 def test_clocks_go_on_where_nothing_happens(visit: Visit, queue: list[str]) -> None:
     assert queue
     page = visit.page
+    page.locator(".tabs a[aria-current=page]", has_text="Queue").wait_for()
     seen = "document.querySelector('section[aria-label=Running] td[data-name=for]').textContent"
     before = page.evaluate(seen)
     page.wait_for_function(f"before => {seen} !== before", arg=before)

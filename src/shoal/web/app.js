@@ -1,7 +1,7 @@
 // The frame: signing in, the tabs, which view is shown.
 
 import { onSignedOut, resume, signIn, signOut } from "./api.js";
-import { clock, h, replace, throttled } from "./dom.js";
+import { clock, h, throttled } from "./dom.js";
 import { begin, cluster, end, listen } from "./live.js";
 import * as clusterView from "./view-cluster.js";
 import * as job from "./view-job.js";
@@ -66,7 +66,7 @@ function build() {
     words.textContent = cluster.linked ? "live" : cluster.heard ? `not connected since ${clock(cluster.heard)}` : "not connected, trying again";
   });
   listen(refresh);
-  replace(root, frame);
+  root.replaceChildren(frame); // as it is: views hold on to its parts
 }
 
 async function leave() {
@@ -89,7 +89,7 @@ function ask(problem) {
     event.preventDefault();
     try { await signIn({ token: input.value.trim() }); start(); } catch (error) { told.hidden = false; told.textContent = error.message; input.select(); }
   });
-  replace(root, h("div", { class: "sign-in" }, form));
+  root.replaceChildren(h("div", { class: "sign-in" }, form));
   input.focus();
 }
 
