@@ -249,9 +249,11 @@ class Client:
     def cancel(self, job_id: str) -> Done:
         return self._call("POST", f"/v1/jobs/{quote(job_id, safe='')}/cancel", Done)
 
-    def requeue(self, job_id: str) -> Done:
-        """Have it stopped and run again; one that has ended is submitted again, as a new job."""
-        return self._call("POST", f"/v1/jobs/{quote(job_id, safe='')}/requeue", Done)
+    def requeue(self, job_id: str, key: str = "") -> Done:
+        """Have it stopped and run again; one that has ended is submitted again, as a new job, and
+        only once for one key."""
+        query = urlencode({"key": key or secrets.token_hex(16)})
+        return self._call("POST", f"/v1/jobs/{quote(job_id, safe='')}/requeue?{query}", Done)
 
     def page_link(self) -> str:
         """The page's address, with a code that signs in once within two minutes."""

@@ -150,3 +150,12 @@ def test_impossible_requests_name_the_field_and_what_would_work(live: Live) -> N
 def test_files_of_the_cluster_are_private(live: Live) -> None:
     assert os.stat(live.home.token).st_mode & 0o777 == 0o600
     assert os.stat(live.home.path).st_mode & 0o777 == 0o700
+
+
+def test_a_finished_job_is_submitted_again_once_however_often_that_is_asked(live: Live) -> None:
+    job = live.run("true")
+    live.wait(job)
+    again = [live.client.requeue(job, key="only-once").id for _ in range(3)]
+    assert len(set(again)) == 1
+    assert again[0] != job
+    assert live.client.requeue(job).id not in again

@@ -87,6 +87,7 @@ EVENTS_MAX = 10_000
 JOBS_MAX = 10_000
 NUMBER_MAX = 2**53 - 1  # what JSON readers agree on
 
+Key = Annotated[str, Parameter(max_length=128)]
 WaitS = Annotated[float, Parameter(ge=0, le=WAIT_S_MAX)]
 Name = Annotated[str, Parameter(max_length=64)]
 Index = Annotated[int, Parameter(ge=0, le=NUMBER_MAX)]
@@ -275,8 +276,8 @@ class Jobs(Controller):
         return Done(id=answer.id, note=answer.note)
 
     @post("/{job_id:str}/requeue", status_code=200)
-    async def requeue(self, loop: ControlLoop, job_id: str) -> Done:
-        """Stopped, and run again from its last checkpoint; one that has ended is submitted anew."""
+    async def requeue(self, loop: ControlLoop, job_id: str, key: Key = "") -> Done:
+        """Run again from its last checkpoint. One that has ended is submitted: for one key, once."""
         job = _job(loop, job_id)
         if job.phase is not Phase.FINISHED:
             said = await loop.request(Requeue(job_id))
@@ -289,7 +290,7 @@ class Jobs(Controller):
                 422, f"was a replica of {job.spec.service}, which replaces its own", "job"
             )
         refuse_unknown_package(loop, job.spec.package)
-        answer = accepted(await loop.request(Submit(job.spec)))
+        answer = accepted(await loop.request(Submit(job.spec, key)))
         return Done(id=answer.id, note=f"submitted again, for {job_id} has ended")
 
     @get("/{job_id:str}/why")
