@@ -277,7 +277,7 @@ class Jobs(Controller):
 
     @post("/{job_id:str}/requeue", status_code=200)
     async def requeue(self, loop: ControlLoop, job_id: str, key: Key = "") -> Done:
-        """Run again from its last checkpoint. One that has ended is submitted: for one key, once."""
+        """Run again from its last checkpoint. One that has ended: once for one key."""
         job = _job(loop, job_id)
         if job.phase is not Phase.FINISHED:
             said = await loop.request(Requeue(job_id))
