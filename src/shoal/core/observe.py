@@ -181,11 +181,12 @@ def _take_starts(round_: Round, node: Node, seen: list[MemberRef]) -> None:
 
 
 def _completes(job: Job, numbers: list[int]) -> bool:
-    """Nobody is awaited any more; a gang that lost a member will never be whole."""
+    """Nobody is awaited any more; a gang that lost a member, or of which one could not start, will
+    never be whole."""
     statuses = [member.status for member in job.members]
-    return MemberStatus.LOST not in statuses and statuses.count(MemberStatus.PENDING) == len(
-        numbers
-    )
+    whole = all(m.started or m.status is not MemberStatus.EXITED for m in job.members)
+    lost = MemberStatus.LOST in statuses
+    return whole and not lost and statuses.count(MemberStatus.PENDING) == len(numbers)
 
 
 def _take_exits(round_: Round, node: Node, exits: tuple[MemberExit, ...]) -> None:
