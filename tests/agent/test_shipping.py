@@ -236,3 +236,15 @@ def test_what_a_controller_could_not_keep_is_sent_again(
     assert node.log(QUIET) == written
     assert loop.alarms.texts == ()
     store.close()
+
+
+def test_a_member_that_cuts_its_output_loses_nothing_that_it_prints_afterwards(node: Node) -> None:
+    """As `echo problem > /dev/stderr` does in a script."""
+    node.watch(QUIET)
+    node.write(QUIET, b"a long line that was shipped before\n")
+    node.ship(QUIET)
+    (node.path / str(QUIET)).write_bytes(b"problem\n")  # opened with O_TRUNC
+    assert not node.shipping.complete(QUIET)
+    node.write(QUIET, b"and more\n")
+    node.ship(QUIET)
+    assert node.log(QUIET) == b"a long line that was shipped before\nproblem\nand more\n"

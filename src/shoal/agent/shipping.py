@@ -41,13 +41,14 @@ class Output:
     """One member's output file: so much is sent, so much is known to be kept. `hole`: a part not
     sent yet that was given back to the disk."""
 
-    __slots__ = ("again_at", "freed", "handle", "hole", "kept", "sent", "skipped", "unsure")
+    __slots__ = ("again_at", "freed", "handle", "hole", "kept", "seen", "sent", "skipped", "unsure")
 
     def __init__(self, handle: int) -> None:
         self.handle = handle
         self.sent = 0
         self.kept = -1  # not known: the controller is asked first
         self.freed = 0
+        self.seen = 0  # its size when we last looked
         self.hole: tuple[int, int] | None = None
         self.skipped = (0, 0)  # where the last hole ended, and its length
         self.unsure = False  # there may be holes that we do not know of
@@ -89,8 +90,21 @@ class Output:
                 most = min(most, begin - start)
         return start, os.pread(self.handle, most, start)
 
+    def mend(self) -> None:
+        """`echo problem > /dev/stderr` cuts the file that is the member's output. What is written
+        from then on goes behind what was sent, or it would never be seen as new."""
+        size = self.size
+        if size < self.seen and self.kept >= 0:
+            data = os.pread(self.handle, AHEAD_BYTES_MAX, 0)
+            os.ftruncate(self.handle, self.sent)
+            os.pwrite(self.handle, data, self.sent)
+            self.hole, self.skipped = None, (0, 0)
+            size = self.size
+        self.seen = size
+
     def bound(self, ahead_max: int) -> None:
         """Give back what the controller has, and the middle of what is too much."""
+        self.mend()
         behind = _aligned(self.kept - BEHIND_BYTES)
         if behind - self.freed >= BEHIND_BYTES:
             punch_hole(self.handle, self.freed, behind)
@@ -180,7 +194,11 @@ class Shipping:
     def complete(self, ref: MemberRef) -> bool:
         """Is all that was written kept by the controller?"""
         output = self._outputs.get(ref)
-        return output is None or output.size <= output.kept
+        if output is None:
+            return True
+        with contextlib.suppress(OSError):
+            output.mend()
+        return output.size <= output.kept
 
     def waited(self, since: float) -> bool:
         """Has it been so long that an exit goes first? A controller that is away does not count:
