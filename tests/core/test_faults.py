@@ -100,6 +100,17 @@ def test_with_one_node_what_is_missing_is_missing() -> None:
     assert not any(isinstance(event, MemberLost) for event in cluster.log)
 
 
+def test_a_gang_of_which_one_could_not_start_is_not_said_to_run() -> None:
+    cluster = cluster_of("a", "b")
+    job = cluster.job(cluster.submit(gpus=1, members=2))
+    cluster.deliver()
+    books = [cluster.books[member.slice.node] for member in job.members]
+    books[0].exited(MemberRef(job.id, 1, 0), 127, "no program", fault=Fault.MISSING)
+    cluster.hear_reports(*(book.report() for book in books))
+    assert not any(isinstance(event, JobRunning) for event in cluster.log)
+    assert job.phase is Phase.STOPPING
+
+
 def test_a_job_waits_for_a_node_that_has_what_it_needs() -> None:
     """The node without it is always free, for nothing runs there: it must not swallow the queue."""
     cluster = cluster_of("a", "b")

@@ -183,10 +183,14 @@ def _take_starts(round_: Round, node: Node, seen: list[MemberRef]) -> None:
 def _completes(job: Job, numbers: list[int]) -> bool:
     """Nobody is awaited any more; a gang that lost a member, or of which one could not start, will
     never be whole."""
-    statuses = [member.status for member in job.members]
-    whole = all(m.started or m.status is not MemberStatus.EXITED for m in job.members)
-    lost = MemberStatus.LOST in statuses
-    return whole and not lost and statuses.count(MemberStatus.PENDING) == len(numbers)
+    awaited = 0
+    for member in job.members:
+        awaited += member.status is MemberStatus.PENDING
+        if member.status is MemberStatus.LOST or (
+            member.status is MemberStatus.EXITED and not member.started
+        ):
+            return False
+    return awaited == len(numbers)
 
 
 def _take_exits(round_: Round, node: Node, exits: tuple[MemberExit, ...]) -> None:
