@@ -47,6 +47,13 @@ def _sparse() -> bytes:
 SPARSE = _sparse()
 
 
+def hidden(kind: bytes, data: bytes) -> bytes:
+    """Headers where a folder's or a link's content would be: `tarfile` reads on right there."""
+    info = tarfile.TarInfo("cover")
+    info.type, info.linkname, info.size = kind, "after", len(data)
+    return info.tobuf(tarfile.GNU_FORMAT) + data + entry("after")
+
+
 def unpacked(tmp_path: Path, data: bytes) -> Path:
     archive, target = tmp_path / "archive", tmp_path / "packages" / "target"
     target.parent.mkdir(exist_ok=True)
@@ -92,6 +99,8 @@ def test_a_package_is_read_only_and_programs_stay_programs(tmp_path: Path) -> No
         + entry("a/b/c/top", tarfile.SYMTYPE, "../../.."),
         entry("here", tarfile.SYMTYPE, "here"),
         SPARSE,
+        hidden(tarfile.DIRTYPE, SPARSE),
+        hidden(tarfile.SYMTYPE, entry("device", tarfile.CHRTYPE)),
         long_header({"GNU.sparse.major": "1", "GNU.sparse.minor": "0"}),
         long_header({"size": str(1 << 40)}),
         long_header({"path": "x" * 100_000}),
@@ -102,7 +111,7 @@ def test_a_package_is_read_only_and_programs_stay_programs(tmp_path: Path) -> No
         b"this is no archive" * 100,
         os.urandom(4096),
     ],
-    ids=range(30),
+    ids=range(32),
 )
 def test_what_would_reach_out_of_its_folder_is_refused_whole(tmp_path: Path, data: bytes) -> None:
     with pytest.raises((BadPackage, OSError)):

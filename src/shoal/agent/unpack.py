@@ -66,6 +66,9 @@ def _scan(archive: Path) -> None:
             info = tarfile.TarInfo.frombuf(header, "utf-8", "surrogateescape")
             if info.type not in KINDS:
                 raise BadPackage(f"{info.name[:100]!r} in the package is neither file nor folder")
+            if info.size and info.type in (tarfile.DIRTYPE, tarfile.SYMTYPE):
+                # We would skip that content, where `tarfile` finds the next headers.
+                raise BadPackage(f"{info.name[:100]!r} in the package has content, but is no file")
             count += 1
             total += info.size
             # A name that is too long for its header takes a second one.
