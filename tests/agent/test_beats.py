@@ -198,7 +198,7 @@ def test_checkpoints_have_a_place_that_survives_attempts(tmp_path: Path) -> None
                 one, "sh", "-c", "ls -d $SHOAL_CHECKPOINT_DIR", env={"SHOAL_MEMBERS": members}
             )
             assert node.exit(one).code == 0
-        left = sorted(path.name for path in (node.directory / "kept").iterdir())
+        left = sorted(path.name for path in (node.directory / "kept").glob("j*"))
         assert left == ["j1", "j4"], "an empty one goes, unless a peer may be about to use it"
 
 
