@@ -2,13 +2,20 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
+from pathlib import Path
 
 import msgspec
+import pytest
 
+from shoal.agent.agent import Agent
+from shoal.exits import MEMBERS
 from shoal.model.commands import Envelope, Launch, Stop
 from shoal.model.job import MemberRef
-from shoal.wire import Orders
+from shoal.model.node import NodeSpec
+from shoal.model.report import NodeReport
+from shoal.wire import FromAgent, Heard, Kept, Orders
 from tests.agent.rig import Rig, rig
 
 BAD, GOOD, LATER = MemberRef("j1", 1, 0), MemberRef("j2", 1, 0), MemberRef("j3", 1, 0)
@@ -51,6 +58,95 @@ def test_what_no_process_can_be_given_is_an_exit_and_not_a_ghost() -> None:
         assert node.exit(BAD).code == 127
         assert "cannot start" in node.exit(BAD).why
         assert node.exit(GOOD).code == 0
+
+
+class _Silent(asyncio.Transport):
+    """A link whose other end only counts what comes."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.reports: list[NodeReport] = []
+
+    def write(self, data: bytes | bytearray | memoryview) -> None:
+        message = msgspec.msgpack.decode(bytes(data)[4:], type=FromAgent)
+        if isinstance(message, Heard):
+            self.reports.append(message.report)
+
+    def get_write_buffer_size(self) -> int:
+        return 0
+
+
+def _agent(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[Agent, _Silent]:
+    """In this very process, whose children are not the agent's to look at."""
+    spec = NodeSpec(id="n1", gpus=0, cpu_milli=16_000, memory_mb=4_000)
+    agent, transport = Agent(tmp_path, spec, 1), _Silent()
+    for name in ("reap", "notice", "kill_leftovers"):
+        monkeypatch.setattr(agent.crew.members, name, tuple)
+    agent.connect().connection_made(transport)
+    return agent, transport
+
+
+def test_a_node_that_starts_thousands_is_busy_and_not_silent(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each start takes a second here; who has not had its turn is not told as alive."""
+    now = [0.0]
+    refs = [MemberRef("j1", 1, number) for number in range(10)]
+
+    async def main() -> list[NodeReport]:
+        agent, transport = _agent(tmp_path, monkeypatch)
+        monkeypatch.setattr(agent.crew, "launch", lambda _: now.append(now[-1] + 1.1))
+        monkeypatch.setattr("shoal.agent.agent.time.monotonic", lambda: now[-1])
+        launches = tuple(
+            Launch(
+                node="n1",
+                incarnation=1,
+                ref=ref,
+                argv=("true",),
+                env={},
+                workdir="",
+                stop_grace_ms=1,
+            )
+            for ref in refs
+        )
+        agent._obey(Envelope(1, 1, launches))
+        await asyncio.sleep(0)
+        agent.crew.beats.close()
+        return transport.reports
+
+    reports = asyncio.run(main())
+    assert len(reports) > len(refs)
+    assert [len(report.alive) for report in reports[1:10]] == list(range(1, 10))
+    assert reports[-1].alive == tuple(refs) and not reports[-1].getting
+
+
+def test_output_that_is_kept_costs_a_look_at_its_own_member_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """7,000 members that a life before had left kept a node silent until it was given up, again
+    and again."""
+    refs = [MemberRef("j1", 1, number) for number in range(100)]
+    looks: list[MemberRef] = []
+
+    async def main() -> None:
+        for ref in refs:
+            (tmp_path / MEMBERS / str(ref)).mkdir(parents=True)
+        agent, _ = _agent(tmp_path, monkeypatch)
+        agent.crew.clear_up()
+        real = agent._shipping.complete
+
+        def complete(ref: MemberRef) -> bool:
+            looks.append(ref)
+            return real(ref)
+
+        monkeypatch.setattr(agent._shipping, "complete", complete)
+        for ref in refs:
+            agent._received(Kept(ref, 0))
+        agent.crew.beats.close()
+
+    asyncio.run(main())
+    assert not list((tmp_path / MEMBERS).iterdir())
+    assert len(looks) <= 3 * len(refs)
 
 
 def test_a_frame_that_cannot_be_read_is_passed_over() -> None:

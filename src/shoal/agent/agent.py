@@ -93,7 +93,7 @@ class Agent:
                 self._obey(envelope)
             case Kept(ref, size):
                 self._shipping.kept(ref, size)
-                self.crew.settle()
+                self.crew.settle(ref)
                 self.crew.members.notice()
             case Ask():
                 self._report()
@@ -111,7 +111,13 @@ class Agent:
     def _obey(self, envelope: Envelope) -> None:
         """Orders of several jobs come together: each is carried out on its own."""
         self.crew.reap()  # who has ended by now was not stopped by what this says
-        for order in self._book.take(envelope):
+        orders = self._book.take(envelope)
+        told = time.monotonic()
+        for number, order in enumerate(orders):
+            if time.monotonic() - told > HEARTBEAT_S:  # it takes long: busy is not silent
+                self._queue_up(orders[number:])
+                self._report()
+                told = time.monotonic()
             try:
                 self._carry_out(order)
             except Exception:  # a launch has taken care of itself
@@ -121,9 +127,16 @@ class Agent:
                 self.crew.forget(command.ref)
         self._report_soon()
 
+    def _queue_up(self, orders: list[Order]) -> None:
+        """Nobody is told as alive before its turn to start has come."""
+        for order in orders:
+            if isinstance(order, Launch):
+                self._book.gets(order.ref, "waits until others of its node have started")
+
     def _carry_out(self, order: Order) -> None:
         match order:
             case Launch():
+                self._book.begins(order.ref)
                 self.crew.launch(order)
             case Stop():
                 self.crew.stop(order)

@@ -131,7 +131,7 @@ class Crew:
         self._book.gets(ref, "could not start it")  # until that is told it was never alive
         self._is_over(ref, CANNOT_START_CODE, why, fault=fault)
         self._shipping.pump()
-        self.settle()
+        self.settle(ref)
 
     def audit(self) -> None:
         """Whoever the book calls alive has a process, or is on the way to one or to its exit. One
@@ -283,18 +283,21 @@ class Crew:
             log.warning("the exit of %s is only in memory: %s", exit_.ref, why)
         finally:
             self._unwritten.pop(exit_.ref, None)
-        self.settle()
+        self.settle(exit_.ref)
 
-    def settle(self) -> None:
+    def settle(self, only: MemberRef | None = None) -> None:
         """A member has ended for the controller when all its output is there too, unless that
-        takes too long: then the rest of the output comes after the exit."""
-        for ref in [ref for ref in self._ended if ref not in self._unwritten]:
+        takes too long: then the rest of the output comes after the exit. `only`: what is new
+        concerns nobody else; to look at everybody each time would be quadratic in a gang."""
+        refs = [*self._ended, *self._leftovers] if only is None else [only]
+        for ref in [ref for ref in refs if ref in self._ended and ref not in self._unwritten]:
             since = self._ended_at.get(ref, 0.0)
             if self._shipping.complete(ref) or self._shipping.waited(since):
                 self._ended_at.pop(ref, None)
                 self._book.exited(ref, *self._ended.pop(ref))
                 self._changed()
-        for ref in [ref for ref in self._leftovers if self._shipping.complete(ref)]:
+        leftovers = [ref for ref in refs if ref in self._leftovers]
+        for ref in [ref for ref in leftovers if self._shipping.complete(ref)]:
             del self._leftovers[ref]
             if ref not in self._book.exits:  # else that is still to be acknowledged
                 self.forget(ref)
