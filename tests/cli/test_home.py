@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 from pathlib import Path
 
@@ -11,6 +12,7 @@ from shoal.api.access import Access
 from shoal.client import Client, Unreachable
 from shoal.control.home import Home
 from shoal.control.lifecycle import LifecycleError, bring_up, take_down
+from shoal.files import write_private
 from tests.cli.conftest import Shoal, assert_one_clear_line
 
 STRANGER = 65_534
@@ -139,3 +141,25 @@ def test_a_token_that_is_a_link_is_refused(tmp_path: Path) -> None:
     home.token.symlink_to(tmp_path / "elsewhere")
     with pytest.raises(PermissionError, match="is a link"):
         home.create()
+
+
+def test_a_disk_that_takes_a_part_of_a_file_leaves_the_file_as_it_was(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "cluster.json"
+    write_private(path, b"before")
+    taken: list[int] = []
+
+    def nearly_full(handle: int, data: bytes) -> int:
+        if taken:
+            raise OSError(errno.ENOSPC, "No space left on device")
+        taken.append(real(handle, bytes(data[:3])))
+        return taken[0]
+
+    real = os.write
+    monkeypatch.setattr("shoal.files.os.write", nearly_full)
+    with pytest.raises(OSError, match="No space left"):
+        write_private(path, b"after this")
+    monkeypatch.undo()
+    assert path.read_bytes() == b"before"
+    assert [one.name for one in tmp_path.iterdir()] == ["cluster.json"]
