@@ -10,6 +10,7 @@ import msgspec
 import pytest
 
 from shoal.agent.agent import Agent
+from shoal.agent.shipping import Output
 from shoal.exits import MEMBERS
 from shoal.model.commands import Envelope, Launch, Stop
 from shoal.model.job import MemberRef
@@ -86,6 +87,13 @@ def _agent(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[Agent, _Sil
     return agent, transport
 
 
+def _launches(refs: list[MemberRef]) -> tuple[Launch, ...]:
+    made = Launch(
+        node="n1", incarnation=1, ref=refs[0], argv=("true",), env={}, workdir="", stop_grace_ms=1
+    )
+    return tuple(msgspec.structs.replace(made, ref=ref) for ref in refs)
+
+
 def test_a_node_that_starts_thousands_is_busy_and_not_silent(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -97,19 +105,7 @@ def test_a_node_that_starts_thousands_is_busy_and_not_silent(
         agent, transport = _agent(tmp_path, monkeypatch)
         monkeypatch.setattr(agent.crew, "launch", lambda _: now.append(now[-1] + 1.1))
         monkeypatch.setattr("shoal.agent.agent.time.monotonic", lambda: now[-1])
-        launches = tuple(
-            Launch(
-                node="n1",
-                incarnation=1,
-                ref=ref,
-                argv=("true",),
-                env={},
-                workdir="",
-                stop_grace_ms=1,
-            )
-            for ref in refs
-        )
-        agent._obey(Envelope(1, 1, launches))
+        agent._obey(Envelope(1, 1, _launches(refs)))
         await asyncio.sleep(0)
         agent.crew.beats.close()
         return transport.reports
@@ -146,6 +142,30 @@ def test_output_that_is_kept_costs_a_look_at_its_own_member_alone(
 
     asyncio.run(main())
     assert not list((tmp_path / MEMBERS).iterdir())
+    assert len(looks) <= 3 * len(refs)
+
+
+def test_members_that_end_one_by_one_cost_a_look_each(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    refs = [MemberRef("j1", 1, number) for number in range(100)]
+    looks: list[int] = []
+    monkeypatch.setattr(Output, "bound", lambda _, ahead: looks.append(ahead))
+
+    async def main() -> None:
+        agent, _ = _agent(tmp_path, monkeypatch)
+        monkeypatch.setattr(agent.crew.members, "start", lambda *_: None)
+        agent._obey(Envelope(1, 1, _launches(refs)))
+        for ref in refs:
+            (tmp_path / MEMBERS / str(ref) / "output").write_text("bye")
+            monkeypatch.setattr(agent.crew.members, "reap", lambda ref=ref: [(ref, 0)])
+            agent.crew.reap()
+            agent._received(Kept(ref, 3))
+        await asyncio.gather(*agent.crew._writing)
+        assert sorted(exit_.ref for exit_ in agent._book.report().exits) == refs
+        agent.crew.beats.close()
+
+    asyncio.run(main())
     assert len(looks) <= 3 * len(refs)
 
 

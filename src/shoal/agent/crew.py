@@ -130,7 +130,7 @@ class Crew:
             why, fault = f"{why}; this node's disk: {ails}", Fault.START
         self._book.gets(ref, "could not start it")  # until that is told it was never alive
         self._is_over(ref, CANNOT_START_CODE, why, fault=fault)
-        self._shipping.pump()
+        self._shipping.pump([ref])
         self.settle(ref)
 
     def audit(self) -> None:
@@ -252,8 +252,8 @@ class Crew:
                 why, fault = f"{why + '; ' if why else ''}this node's disk: {ails}", Fault.SICK
             self._is_over(ref, code, why, step, fault)
         self._reaped.set()
-        self._shipping.pump()
-        self.settle()
+        if ended:  # they end one by one: to look at everybody each time would be quadratic, too
+            self._shipping.pump([ref for ref, _ in ended])
 
     def _is_over(
         self,

@@ -11,7 +11,7 @@ import contextlib
 import errno
 import os
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from pathlib import Path
 
 from shoal.kernel import punch_hole
@@ -159,13 +159,16 @@ class Shipping:
             with contextlib.suppress(OSError):  # a sick disk is no reason to ship nothing at all
                 output.bound(ahead_max)
 
-    def pump(self) -> None:
+    def pump(self, only: Collection[MemberRef] = ()) -> None:
         """Send what was written since, as far as the window allows: a piece of each in turn, so
-        that nobody's line waits for another's flood."""
-        self.bound_all()
+        that nobody's line waits for another's flood. `only`: the others had their turn just now."""
+        if not only:
+            self.bound_all()
         window = WINDOW_BYTES - sum(output.under_way for output in self._outputs.values())
         now = time.monotonic()
-        waiting = [ref for ref, o in self._outputs.items() if o.kept >= 0 and o.again_at <= now]
+        some = {ref: self._outputs[ref] for ref in only if ref in self._outputs}
+        outputs = some if only else self._outputs
+        waiting = [ref for ref, o in outputs.items() if o.kept >= 0 and o.again_at <= now]
         while waiting and window > 0:
             more = []
             for ref in waiting:
