@@ -115,6 +115,21 @@ def test_it_grows_when_little_work_would_be_done_twice() -> None:
     assert cluster.job(job_id).stop_cause is StopCause.RESIZE
 
 
+@pytest.mark.parametrize("checkpoint_ms", [500, 1_000])
+def test_one_that_saves_every_second_or_more_often_grows_too(checkpoint_ms: int) -> None:
+    """Looks a second apart would always fall between the same two saves."""
+    cluster = cluster_of(1, run_ms_min=0)
+    job_id = cluster.run(**{**ELASTIC, "checkpoint_ms": checkpoint_ms})
+    cluster.wait(300)
+    cluster.join("b", gpus=2)
+    for _ in range(10):
+        if cluster.job(job_id).phase is Phase.RUNNING:
+            assert cluster.last.wake_ms is not None
+            cluster.wait(cluster.last.wake_ms - cluster.now_ms)
+            cluster.step()
+    assert cluster.job(job_id).stop_cause is StopCause.RESIZE
+
+
 def test_it_shrinks_before_anybody_is_stopped_altogether() -> None:
     cluster = cluster_of(6, run_ms_min=0)
     small = cluster.run(gpus=1, cpu_milli=0, preemptible=True, checkpoint_ms=1)

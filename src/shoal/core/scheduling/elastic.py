@@ -14,7 +14,10 @@ from shoal.model.events import JobClaimed, JobStopping
 from shoal.model.job import Job, Phase, StopCause, Within
 
 LATE_LOOK_MS = 1_000
-UNSAVED_PART = 8  # of the time between two checkpoints may be lost to growing
+# Growing may lose an eighth of the time between two checkpoints, or a second: less than the restart
+# itself takes is not worth waiting for.
+UNSAVED_PART = 8
+UNSAVED_MS = 1_000
 
 
 def widest(state: State, job: Job, gang: Gang, avoid: Collection[int]) -> Plan | None:
@@ -77,7 +80,7 @@ def _worth_a_restart(round_: Round, job: Job) -> bool:
     ripe_ms = job.running_ms + round_.policy.run_ms_min
     # Growing is nobody's need: it waits until little work would be done twice.
     unsaved = unsaved_ms(job, round_.now_ms)
-    if unsaved > job.spec.checkpoint_ms // UNSAVED_PART:
+    if unsaved > max(job.spec.checkpoint_ms // UNSAVED_PART, UNSAVED_MS):
         # One that is late with its checkpoint is looked at again now and then, not at once.
         save_ms = max(LATE_LOOK_MS, job.spec.checkpoint_ms - unsaved)
         ripe_ms = max(ripe_ms, round_.now_ms + save_ms)
