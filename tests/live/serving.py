@@ -28,16 +28,24 @@ PORTS = range(4_000, 8_000, 500)
 
 @contextmanager
 def serving_cluster() -> Iterator[Live]:
+    need_gateway()
+    with live_cluster(nodes=2, gpus=4) as live:
+        policy = live.client.policy()
+        live.client.set_policy(msgspec.structs.replace(policy, **replica_ports()))
+        yield live
+
+
+def need_gateway() -> None:
     try:
         find_binary()
     except GatewayError as error:
         pytest.skip(str(error))
-    with live_cluster(nodes=2, gpus=4) as live:
-        worker = int(os.environ.get("PYTEST_XDIST_WORKER", "gw0").removeprefix("gw"))
-        first = PORTS[worker % len(PORTS)]
-        policy = live.client.policy()
-        live.client.set_policy(msgspec.structs.replace(policy, port_first=first, port_count=500))
-        yield live
+
+
+def replica_ports() -> dict[str, int]:
+    """As fields of a policy."""
+    worker = int(os.environ.get("PYTEST_XDIST_WORKER", "gw0").removeprefix("gw"))
+    return {"port_first": PORTS[worker % len(PORTS)], "port_count": 500}
 
 
 class Serving:

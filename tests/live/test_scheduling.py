@@ -8,10 +8,13 @@ import msgspec
 import pytest
 
 from shoal.control.home import ClusterConfig
+from shoal.model.events import JobStopping
 from shoal.model.node import NodeSpec
 from shoal.model.policy import Policy, Tenant
+from shoal.model.service import Scale
 from shoal.model.views import JobView
 from tests.live.cluster import Live, eventually, live_cluster
+from tests.live.serving import Serving, need_gateway, replica_ports
 
 WAIT_S = 60
 # Ends at once when it is told to stop, and says that all is well: it has not done its work.
@@ -35,6 +38,8 @@ def live(cluster: Live) -> Iterator[Live]:
     before = cluster.client.policy()
     set_policy(cluster, run_ms_min=0, move_cost_ms=0)
     yield cluster
+    for service in cluster.client.services():
+        cluster.client.stop_service(service.name)
     for job in cluster.client.jobs():
         cluster.client.cancel(job.id)
     assert eventually(lambda: not cluster.client.jobs(), WAIT_S)
@@ -126,6 +131,31 @@ def test_an_elastic_gang_shrinks_as_far_as_it_must_and_grows_again(live: Live) -
     assert becomes(live, wide, size=5, attempt=2)
     live.client.cancel(first)
     assert becomes(live, wide, size=6, attempt=3)
+
+
+def test_training_gives_a_service_the_gpus_it_needs_and_takes_them_back(live: Live) -> None:
+    """Two replicas come at once: the gang makes room for both with one restart."""
+    need_gateway()
+    set_policy(live, **replica_ports())
+    wide = runs(live, members=1, members_max=6, **WILLING)
+    assert becomes(live, wide, size=6, attempt=1)
+    serving = Serving(live, "chat")
+    replica = msgspec.structs.replace(serving.replica("v1"), gpus=1, cpu_milli=0, priority=10)
+    serving.put(replica, Scale(least=2, most=2))
+    view = serving.settles()
+    assert (view.ready, serving.ask().body) == (2, "v1")
+    assert becomes(live, wide, size=4, attempt=2)
+    stops = [
+        record.event.why
+        for record in live.client.why(wide).events
+        if isinstance(record.event, JobStopping)
+    ]
+    assert len(stops) == 1 and "chat" in stops[0], stops
+    live.client.stop_service("chat")
+    assert eventually(serving.gone, WAIT_S)
+    # The replicas need not end at the same moment: it may grow once, or once for each.
+    assert eventually(lambda: len(live.client.job(wide).gang) == 6, WAIT_S)
+    assert live.wait(wide, "running") == "running"
 
 
 def test_a_willing_job_moves_so_that_a_larger_one_fits(live: Live) -> None:
