@@ -204,6 +204,15 @@ def test_whichever_event_is_lost_the_rest_is_saved_and_holds_together(tmp_path: 
             store.close()
 
 
+def test_a_finished_job_whose_record_is_lost_is_named(tmp_path: Path) -> None:
+    home = Home(tmp_path)
+    filled(home.database, jobs=3).close()
+    damage(home.database, "jobs", "number", 2)
+    lines = saved(home)
+    assert "0 jobs, 1 records of finished jobs" in lines[1], lines
+    assert "finished jobs that are no longer listed: j2" in lines
+
+
 def test_a_file_with_pages_overwritten_gives_what_is_on_the_others(tmp_path: Path) -> None:
     home = Home(tmp_path)
     store = filled(home.database, jobs=300)

@@ -62,6 +62,7 @@ class Saved(msgspec.Struct):
     left_out: int
     jobs_lost: list[str] = []
     jobs_cut: list[str] = []  # they live, but something that happened to them is not known
+    records_lost: list[str] = []  # they have ended, and that is all that is known
 
 
 def read(path: Path) -> Found:
@@ -217,12 +218,14 @@ def _told(
     numbers = {*kept, *(number_of(job_id) for job_id in known)}
     oldest = min([job.number for job in found.jobs.values()], default=span.start)
     lost += [f"j{n}" for n in span if n not in numbers and n >= oldest]
+    ended = [j for j in finished if j not in known and number_of(j) >= oldest]
     return Saved(
         state=state,
         replayed=len(later) - len(out),
         left_out=len(out),
         jobs_lost=sorted(set(lost), key=number_of),
         jobs_cut=sorted((j for j in given_up if j in state.jobs), key=number_of),
+        records_lost=sorted(ended, key=number_of),
     )
 
 
@@ -305,10 +308,14 @@ def _lines(found: Found, saved: Saved, aside: Path) -> list[str]:
         f"kept: {len(saved.state.jobs)} live jobs, {len(found.jobs)} records of finished jobs, "
         f"{len(found.events)} events",
         f"lost: {max(0, missing)} events that cannot be read, {saved.left_out} that make no sense "
-        f"without them, {len(saved.jobs_lost)} jobs",
+        f"without them, {len(saved.jobs_lost)} jobs, "
+        f"{len(saved.records_lost)} records of finished jobs",
     ]
     if saved.jobs_lost:
         lines.append(f"jobs of which nothing is left but a name: {_names(saved.jobs_lost)}")
+    if saved.records_lost:
+        names = _names(saved.records_lost)
+        lines.append(f"finished jobs that are no longer listed: {names}")
     if saved.jobs_cut:
         lines.append(f"jobs that go on from an earlier moment: {_names(saved.jobs_cut)}")
     lines.append(f"the damaged file is {aside}")
