@@ -24,7 +24,7 @@ from shoal.ledger.store import LedgerStore
 from shoal.model.events import ControllerStarted
 from shoal.model.job import JobSpec
 from shoal.model.ledger import By
-from shoal.model.report import Accepted, Answer, Report, Submit
+from shoal.model.report import Accepted, Answer, Nothing, Report, Submit
 from shoal.ports import StoreDamaged, StoreError
 from tests.control.test_loop import Rig
 from tests.control.test_sqlite_store import as_bytes, history
@@ -130,9 +130,14 @@ def test_lives_shorter_than_a_snapshot_still_get_one(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(control_loop, "EVENTS_PER_SNAPSHOT", 10)
+
+    async def life(rig: Rig) -> Answer:
+        await rig.loop.request(Submit(SPEC))
+        return await rig.loop.request(Nothing())  # looked at when the first is done with
+
     for _ in range(4):  # each of them stores about four events
         rig = Rig(tmp_path)
-        rig.run(rig.loop.request(Submit(SPEC)))
+        rig.run(life(rig))
         rig.store.close()
     assert rig.store.snapshot_seq > 0
 
