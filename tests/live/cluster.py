@@ -87,7 +87,10 @@ class Live:
         return [pid for pid in all_pids() if needle in _cmdline(pid) or _marked(pid, needle)]
 
     def member_processes(self) -> list[int]:
-        return [pid for pid in all_pids() if _marked(pid, os.fsencode(self.home.path))]
+        """Of jobs. A warm interpreter has a job's variables, too, but is its node's."""
+        needle = os.fsencode(self.home.path)
+        marked = [pid for pid in all_pids() if _marked(pid, needle)]
+        return [pid for pid in marked if b"/agent/zygote.py" not in _cmdline(pid)]
 
 
 @contextmanager
