@@ -93,6 +93,7 @@ EXPECTED_FAULTS = (
         for message in ("report", "command")
         for fate in ("lost", "repeated", "late", "very late")
     ),
+    "clock set",
     "death notice late",
     "death notice very late",
     "hardware changed",

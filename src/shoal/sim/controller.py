@@ -61,6 +61,7 @@ class Controller:
         self._batch_ms = batch_ms
         self._checked = checked
         self._spendings: tuple[Spending, ...] = ()
+        self._drift_ms = 0  # how far the machine's clock is ahead; no controller's life changes it
         self._forget_inbox()
         self._image: bytes | None = None  # of the last life's state at its last commit
 
@@ -89,6 +90,11 @@ class Controller:
         """What a ledger would say of all tenants."""
         self._spendings = spendings
         self._poke()
+
+    def drifted(self, drift_ms: int) -> None:
+        self._drift_ms = drift_ms
+        if self.up:
+            self._poke()
 
     def obey(self, policy: Policy) -> None:
         """An operator has written another policy; a controller that is down reads it later."""
@@ -169,6 +175,7 @@ class Controller:
             gone=tuple(self._gone),
             services=tuple(self._loads.values()),
             spendings=self._spendings,
+            drift_ms=self._drift_ms,
             fences=self.fences,
         )
         self._forget_inbox()

@@ -136,6 +136,17 @@ class Faults:
             self._world.agenda.at(at_ms, partial(self._do, partial(self._set, node, what, True)))
             self._world.agenda.at(at_ms + long_ms, partial(self._set, node, what, False))
 
+    def plan_clock(self, rng: random.Random, until_ms: int) -> None:
+        """In some histories somebody sets the controller's clock. Drawn apart, too."""
+        for _ in range(rng.choice((0, 0, 0, 1, 2))):
+            drift_ms = rng.choice((-86_400_000, 3_600_000, 86_400_000, 0))
+            jump = partial(self._set_clock, drift_ms)
+            self._world.agenda.at(rng.randrange(until_ms), partial(self._do, jump))
+
+    def _set_clock(self, drift_ms: int) -> None:
+        self._counts["clock set"] += 1
+        self._world.controller.drifted(drift_ms)
+
     def _set(self, node: str, what: str, value: bool) -> None:
         machine = self._world.machines.get(node)
         if machine is not None:

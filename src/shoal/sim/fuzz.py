@@ -147,6 +147,7 @@ class Run:
         self.users.plan(rng.randrange(size.jobs) + 1, size.storm_ms)
         self.faults.plan(rng.randrange(size.faults + 1), size.storm_ms)
         self.faults.plan_sickness(self._rng("sickness"), size.storm_ms)
+        self.faults.plan_clock(self._rng("clock"), size.storm_ms)
         if rng.random() < size.services_part:
             self.services.plan(size.storm_ms)
         if any(tenant.has_budget for tenant in self.policy.tenants):
