@@ -58,6 +58,6 @@ def assert_one_clear_line(result: Result) -> None:
     assert len(lines) == 1, result.err
     assert lines[0].startswith("error: ")
     assert lines[0].isprintable()
-    assert len(lines[0]) < 400
+    assert len(lines[0]) < 500
     assert "should not happen" not in lines[0]
     assert "Traceback" not in lines[0]
