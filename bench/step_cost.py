@@ -14,8 +14,8 @@ import msgspec
 from bench.cluster import CRUMB_CPUS, GPUS_PER_NODE, POLICY, Cluster, Mix
 from bench.figures import Spread, machine, ratio, spread, table
 
-from shoal.model.job import Job
-from shoal.model.report import Report
+from shoal.model.job import Job, JobSpec
+from shoal.model.report import Report, Submit
 
 NODES = 12_500
 QUEUED = 1_000
@@ -92,6 +92,9 @@ def measure_growth() -> dict[str, dict[str, float]]:
             {str(len(cluster.state.queue.lanes)): cluster for cluster in (base, diverse)}
         ),
         "finished jobs": compare({"0": base, str(FINISHED): aged}),
+        "members of one gang, a report of each of its nodes": {
+            str(members): start_of_gang(members) for members in (1_000, 4_000, 16_000)
+        },
         f"queued gangs, placing {PLACED}": {
             str(QUEUED): place_many(base).spread.median_ms,
             str(10 * QUEUED): place_many(long).spread.median_ms,
@@ -106,6 +109,20 @@ def full_cluster(nodes: int, queued: int, mix: Mix | None = None) -> Cluster:
     placed = cluster.submit((mix or Mix(SEED + 1)).specs(queued))
     assert placed == 0, f"{placed} of the jobs meant to wait found room"
     return cluster
+
+
+def start_of_gang(members: int) -> float:
+    """None of its members has started: each node reports once, and is told to start its own.
+    All of these steps together, in milliseconds."""
+    cluster = Cluster(members // GPUS_PER_NODE)
+    spec = JobSpec(command=("train",), gpus=1, members=members)
+    cluster.step(Report(requests=(Submit(spec),)))  # the orders of this step are lost
+    elapsed_ns = 0
+    for book in cluster.books.values():
+        orders = cluster.step(Report(nodes=(book.report(),))).commands
+        assert len(orders) == GPUS_PER_NODE
+        elapsed_ns += cluster.elapsed_ns
+    return round(elapsed_ns / 1e6, 1)
 
 
 def ends(cluster: Cluster, wanted: Callable[[Job], bool]) -> Case:

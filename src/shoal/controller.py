@@ -18,6 +18,7 @@ import msgspec
 import uvloop
 
 from shoal.control import plugins
+from shoal.control.alarms import Alarms
 from shoal.control.clock import SystemClock, watch
 from shoal.control.doors import Doors, address, bind
 from shoal.control.history.history import History
@@ -32,7 +33,7 @@ from shoal.control.supervise import DAMAGED_CODE, HOPELESS_CODE, RESTARTS_ENV
 from shoal.control.tidy import Tidy
 from shoal.enduring import enduring
 from shoal.engines.local.engine import LocalEngine
-from shoal.files import lock, write_private
+from shoal.files import held, lock, write_private
 from shoal.kernel import Usual, claim, prepare_for_service
 from shoal.ledger.keeper import Keeper
 from shoal.model.node import NodeIntent
@@ -46,6 +47,7 @@ if TYPE_CHECKING:
 FILES_MAX = 16_384
 FILES_RESERVED = 256  # for agents, the store and logs; who connects shares the rest
 GATEWAY_PORTS = range(8080, 9080)
+SUPERVISOR_LOOK_S = 3.0
 CLAIMS: list[socket.socket] = []  # ports chosen in this process' life
 
 
@@ -101,6 +103,9 @@ async def _serve(home: Home, doors: Doors, usual: Usual) -> None:
     telling = asyncio.create_task(
         enduring("the look at the clock", lambda: watch(clock, loop.alarms, loop.drifted))
     )
+    guarding = asyncio.create_task(
+        enduring("the look at the supervisor", lambda: _watch_supervisor(home, loop.alarms))
+    )
     _spare_the_collector()
     ticking = asyncio.create_task(loop.run())
     await asyncio.sleep(0)  # the agents start while the API is still being imported
@@ -125,12 +130,24 @@ async def _serve(home: Home, doors: Doors, usual: Usual) -> None:
     keeping.cancel()
     booking.cancel()
     telling.cancel()
+    guarding.cancel()
     ticking.cancel()
     with contextlib.suppress(asyncio.CancelledError):
         await ticking
     await history.close()
     keeper.close()
     store.close()
+
+
+async def _watch_supervisor(home: Home, alarms: Alarms) -> None:
+    """Without one nobody starts the next controller, and nobody keeps its port from strangers."""
+    while True:
+        if held(home.supervisor_lock):
+            alarms.clear("supervisor")
+        else:
+            text = "the supervisor has died: if the controller dies too, nobody starts it again"
+            alarms.raise_("supervisor", f"{text}; mend it with: shoal up")
+        await asyncio.sleep(SUPERVISOR_LOOK_S)
 
 
 def _store(home: Home) -> SqliteStore:

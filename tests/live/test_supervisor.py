@@ -46,6 +46,7 @@ def test_it_outlives_a_full_log_and_is_brought_back_when_it_is_killed(home: Home
 
     os.kill(supervisor_pid(home), signal.SIGKILL)
     assert eventually(lambda: not held(home.supervisor_lock))
+    assert eventually(lambda: "the supervisor has died" in str(live.client.status().alarms), 60)
     assert bring_up(home, None, lambda _: None).already is True
     assert held(home.supervisor_lock)
     last = live.kill_controller()
