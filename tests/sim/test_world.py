@@ -82,6 +82,7 @@ def test_one_key_is_one_job_however_often_it_is_sent() -> None:
     world.agenda.run(1_000)
     third: list[Answer] = []
     world.ask(Submit(JobSpec(command=("work", "100")), "key-10"), third.append)
+    world.agenda.run(1_100)
     answers = [*first, *second, *third]
     assert [answer.id for answer in answers if isinstance(answer, Accepted)] == ["j1"] * 3
 

@@ -14,6 +14,7 @@ Count = Annotated[int, msgspec.Meta(ge=0, le=1_000_000_000_000)]
 Span = Annotated[int, msgspec.Meta(ge=1, le=1_000_000_000_000)]  # in ms, about 30 years at most
 FunctionName = Annotated[str, msgspec.Meta(max_length=200)]
 PORTS_END = 65_536
+SUSPECT_AFTER_MS_MIN = 1_500  # nodes report every second
 TENANTS_MAX = 10_000
 
 
@@ -109,6 +110,9 @@ def problem_with(policy: Policy) -> str | None:
     if policy.port_first + policy.port_count > PORTS_END:
         most = PORTS_END - policy.port_first
         return f"port_count: ports end at 65535, so from {policy.port_first} on there are {most}"
+    if policy.suspect_after_ms < SUSPECT_AFTER_MS_MIN:
+        why = f"nodes report every second; ask for at least {SUSPECT_AFTER_MS_MIN} ms"
+        return f"suspect_after_ms: every node would be suspect, because {why}"
     names: set[str] = set()
     for tenant in policy.tenants:
         if tenant.name in names:
