@@ -13,7 +13,7 @@ import pytest
 from shoal.model.events import BudgetEvent, EventBase, JobEvent, NodeEvent, ServiceEvent
 from shoal.model.job import StopCause
 from shoal.sim.controller import Moment
-from shoal.sim.fuzz import run_seed
+from shoal.sim.fuzz import Size, run_seed
 
 SEEDS = 600
 CHUNK = 25  # so that several processes can share the work
@@ -36,6 +36,11 @@ def test_every_seed_keeps_all_promises_and_is_the_same_history_each_time(first: 
     for seed in range(first, first + CHUNK):
         once, again = run_seed(seed), run_seed(seed, checked=False)
         assert once.log == again.log, f"seed {seed} has two histories"
+
+
+def test_a_long_history_in_which_the_spare_node_changed_between_two_looks() -> None:
+    """One that was kept from the spare node fits as soon as another node is the spare."""
+    run_seed(0, Size(nodes=6, jobs=150, faults=120, storm_ms=300_000, calm_ms=3_600_000))
 
 
 def test_a_history_does_not_depend_on_the_order_in_which_python_hashes() -> None:

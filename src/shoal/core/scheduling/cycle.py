@@ -105,7 +105,7 @@ def _walk(round_: Round, lanes: list[Lane]) -> None:
             if _falls_back(state, lane.tenant, ahead):
                 round_.more = True  # who avoided their nodes may be ahead of them by now
                 round_.look_again(now_ms)
-            if tried and state.policy.spares:
+            if state.policy.spares and (tried or not whole):
                 round_.more = True  # another node is the spare now: who was kept from it may fit
                 round_.look_again(now_ms)
             budget -= 1
