@@ -209,7 +209,9 @@ class Controller:
     def _check(self, taken: Step) -> None:
         if self._checked:
             now_ms = self._agenda.now_ms
-            check(self.state, self.policy, now_ms, settled=taken.wake_ms != now_ms)
+            due_ms = self.state.look_ms  # a look at the whole queue that is due comes next
+            settled = taken.wake_ms != now_ms and (due_ms is None or due_ms > now_ms)
+            check(self.state, self.policy, now_ms, settled=settled)
             check_touched(self.state, taken.events)
 
     def _dispatch(self, commands: list[Command]) -> None:
