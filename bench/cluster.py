@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable, Iterable, Sequence
 
 from shoal.core.nodebook import NodeBook
-from shoal.core.state import State
+from shoal.core.state.state import State
 from shoal.core.step import Step, step
 from shoal.model.commands import Command, Envelope
 from shoal.model.events import JobPlaced

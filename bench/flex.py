@@ -37,10 +37,10 @@ from shoal.model.events import (
 from shoal.model.job import Job, JobSpec, Phase, StopCause
 from shoal.model.report import Report, SetService
 from shoal.model.service import ReplicaLoad, Scale, ServiceLoad, ServiceSpec
-from shoal.sim.clusters import NEVER_MS, Conditions, alike
-from shoal.sim.replay import Replay
-from shoal.sim.replay_world import Truth
-from shoal.sim.traces import Arrival, Trace, in_order
+from shoal.sim.replay.clusters import NEVER_MS, Conditions, alike
+from shoal.sim.replay.replay import Replay
+from shoal.sim.replay.traces import Arrival, Trace, in_order
+from shoal.sim.replay.world import Truth
 
 NAME = "llm"
 CONCURRENCY = 8

@@ -17,9 +17,9 @@ from pathlib import Path
 from bench.figures import machine, table
 
 from shoal.core.policies import SHIPPED
-from shoal.sim.clusters import Conditions, alike
-from shoal.sim.replay import replay
-from shoal.sim.traces import Arrival, Gangs, Trace, in_order
+from shoal.sim.replay.clusters import Conditions, alike
+from shoal.sim.replay.replay import replay
+from shoal.sim.replay.traces import Arrival, Gangs, Trace, in_order
 
 SIZES = ((1, 60), (2, 15), (4, 10), (8, 12), (16, 3))
 MEAN_WORK_S = 4_000

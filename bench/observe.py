@@ -29,10 +29,10 @@ from bench.cluster import GPUS_PER_NODE, Cluster, job_spec
 from bench.figures import machine, table
 
 from shoal.api.metrics import collect
+from shoal.control.counters import Counters
 from shoal.control.history.history import History
 from shoal.control.history.jobs import JobHistory
 from shoal.control.loop import ControlLoop
-from shoal.control.meters import Meters
 from shoal.core.nodebook import NodeBook
 from shoal.model.progress import Beat, Progress
 from shoal.model.report import Report
@@ -86,7 +86,7 @@ class Crowd:
         }
         self.loop = SimpleNamespace(
             state=self.cluster.state,
-            meters=Meters(),
+            counters=Counters(),
             started_ms=0,
             waiting=0,
             finishing={},

@@ -14,9 +14,9 @@ from bench.queueing_published import GPUS_PER_NODE, NODES
 from bench.queueing_trace import TraceJob
 
 from shoal.core.policies import SHIPPED
-from shoal.sim.clusters import Conditions, alike
-from shoal.sim.replay import replay
-from shoal.sim.traces import Arrival, Gangs, in_order
+from shoal.sim.replay.clusters import Conditions, alike
+from shoal.sim.replay.replay import replay
+from shoal.sim.replay.traces import Arrival, Gangs, in_order
 
 # By the name that the table gives them: the default of Shoal is told apart from the yardsticks.
 POLICIES = {

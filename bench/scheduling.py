@@ -18,7 +18,7 @@ import msgspec
 from bench.figures import machine, percentile, ratio, table
 
 from shoal.core.policies import SHIPPED
-from shoal.core.state import State
+from shoal.core.state.state import State
 from shoal.core.step import step
 from shoal.model.events import JobPlaced
 from shoal.model.job import JobSpec

@@ -6,9 +6,9 @@ The lower rank or score comes first.
 
 from __future__ import annotations
 
-from shoal.core.room import Level
 from shoal.core.scheduling.order import Ordering
-from shoal.core.state import State
+from shoal.core.state.room import Level
+from shoal.core.state.state import State
 from shoal.model.job import Job
 from shoal.model.resources import Kind
 

@@ -27,9 +27,9 @@ import torch
 sys.path.append(str(Path(__file__).resolve().parent.parent / "train"))
 
 from model import ALPHABET, CONTEXT, CharTransformer, encode
+from shoal.train.checkpoints import Damage, Vault
 from shoal.train.errors import TrainError
 from shoal.train.state import collect, put_back
-from shoal.train.vault import Damage, Vault
 from shoal.train.writing import read
 
 NAME = "chars"

@@ -16,6 +16,7 @@ from urllib.parse import quote, urlencode, urlsplit
 import msgspec
 
 from shoal.files import read_own, require_own, short_path
+from shoal.model.explanation import Explanation
 from shoal.model.job import JobSpec
 from shoal.model.ledger import By, CostView, LedgerView
 from shoal.model.node import NodeIntent
@@ -24,7 +25,6 @@ from shoal.model.prices import PriceList
 from shoal.model.samples import NodeSample
 from shoal.model.series import JobSeries, NodeSeries, ServiceSeries
 from shoal.model.service import ServiceSpec
-from shoal.model.story import Story
 from shoal.model.views import (
     CheckView,
     Done,
@@ -295,9 +295,9 @@ class Client:
             query["notable"] = "true"
         return self._call("GET", f"/v1/events?{urlencode(query)}", EventsView)
 
-    def story(self, job_id: str) -> Story:
+    def explanation(self, job_id: str) -> Explanation:
         """What happened to it: attempts, causes, the last lines of who failed first, the cost."""
-        return self._call("GET", f"/v1/jobs/{quote(job_id, safe='')}/story", Story)
+        return self._call("GET", f"/v1/jobs/{quote(job_id, safe='')}/explanation", Explanation)
 
     def job_series(self, job_id: str, *, since_ms: int = 0) -> JobSeries:
         """Its curves; `since_ms` leaves out the points that are known already."""

@@ -20,22 +20,22 @@ import uvloop
 from shoal.control import plugins
 from shoal.control.alarms import Alarms
 from shoal.control.clock import SystemClock, watch
-from shoal.control.doors import Doors, address, bind
+from shoal.control.gateway_link import GatewayLink
 from shoal.control.history.history import History
 from shoal.control.home import ClusterConfig, Home
 from shoal.control.logs import LogStore
 from shoal.control.loop import ControlLoop
-from shoal.control.marks import Numbers
 from shoal.control.packages import PackageStore
-from shoal.control.porter import Porter
-from shoal.control.sqlite_store import SqliteStore
+from shoal.control.sockets import Doors, address, bind
+from shoal.control.store.marks import Numbers
+from shoal.control.store.sqlite import SqliteStore
 from shoal.control.supervise import DAMAGED_CODE, HOPELESS_CODE, RESTARTS_ENV
 from shoal.control.tidy import Tidy
 from shoal.enduring import enduring
 from shoal.engines.local.engine import LocalEngine
 from shoal.files import held, lock, write_private
 from shoal.kernel import Usual, claim, prepare_for_service
-from shoal.ledger.keeper import Keeper
+from shoal.ledger.live import LiveLedger
 from shoal.model.node import NodeIntent
 from shoal.model.report import SetIntent
 from shoal.model.service import Entry, ServiceLoad, Wanted
@@ -89,16 +89,16 @@ async def _serve(home: Home, doors: Doors, usual: Usual) -> None:
         store.alarms,
     )
     loop.restarts = int(os.environ.get(RESTARTS_ENV, "0"))
-    keeper = Keeper(
+    ledger = LiveLedger(
         home.ledger,
         home.prices,
         store,
         loop.clock,
         lambda text: loop.alarms.raise_("ledger", text),
     )
-    loop.followers += [keeper, Tidy(home.checkpoints)]
+    loop.followers += [ledger, Tidy(home.checkpoints)]
     booking = asyncio.create_task(
-        enduring("the ledger", lambda: keeper.run(lambda: loop.policy, loop.spent))
+        enduring("the ledger", lambda: ledger.run(lambda: loop.policy, loop.spent))
     )
     telling = asyncio.create_task(
         enduring("the look at the clock", lambda: watch(clock, loop.alarms, loop.drifted))
@@ -109,11 +109,11 @@ async def _serve(home: Home, doors: Doors, usual: Usual) -> None:
     _spare_the_collector()
     ticking = asyncio.create_task(loop.run())
     await asyncio.sleep(0)  # the agents start while the API is still being imported
-    porter = Porter(loop, _balancer(home), lambda: _entry(home, config))
-    porting = asyncio.create_task(enduring("the porter", porter.run))
+    gateway_link = GatewayLink(loop, _balancer(home), lambda: _entry(home, config))
+    porting = asyncio.create_task(enduring("the gateway_link", gateway_link.run))
     history = History(loop, home.history)
     keeping = asyncio.create_task(enduring("the history", history.run))
-    server = _api_server(loop, home, lambda: _entry(home, config), history, keeper, config.host)
+    server = _api_server(loop, home, lambda: _entry(home, config), history, ledger, config.host)
     serving = asyncio.create_task(server.serve(sockets=[*doors]))
     retiring = asyncio.create_task(
         enduring("the farewell of nodes that are configured no more", lambda: _retire(loop, config))
@@ -135,7 +135,7 @@ async def _serve(home: Home, doors: Doors, usual: Usual) -> None:
     with contextlib.suppress(asyncio.CancelledError):
         await ticking
     await history.close()
-    keeper.close()
+    ledger.close()
     store.close()
 
 
@@ -224,13 +224,13 @@ def _api_server(
     home: Home,
     entry: Callable[[], Entry],
     history: History,
-    keeper: Keeper,
+    ledger: LiveLedger,
     host: str,
 ) -> uvicorn.Server:
     import uvicorn
 
     from shoal.api.app import build
-    from shoal.api.door import Gate, guarded
+    from shoal.api.limits import Gate, guarded
 
     files = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
 
@@ -241,7 +241,7 @@ def _api_server(
 
     return Server(
         uvicorn.Config(
-            build(loop, home.read_token(), entry, history, keeper, home.path, host),
+            build(loop, home.read_token(), entry, history, ledger, home.path, host),
             log_level="warning",
             access_log=False,
             lifespan="off",

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Protocol
 
-from shoal.core.state import State
+from shoal.core.state.state import State
 from shoal.model.commands import Envelope
 from shoal.model.events import Event, Recorded
 from shoal.model.job import Job

@@ -13,7 +13,7 @@ from shoal.agent.shipping import BEHIND_BYTES, CHUNK_BYTES, WINDOW_BYTES, Shippi
 from shoal.control.clock import SystemClock
 from shoal.control.logs import LogStore
 from shoal.control.loop import ControlLoop
-from shoal.control.sqlite_store import SqliteStore
+from shoal.control.store.sqlite import SqliteStore
 from shoal.model.commands import Envelope
 from shoal.model.job import MemberRef
 from shoal.model.report import LogChunk

@@ -13,7 +13,7 @@ from shoal.api.feed import BEHIND_MAX, KEPT_MAX, PAGES_MAX, Feed, Page, TooMany
 from shoal.api.lines import job_line
 from shoal.api.stream import pieces
 from shoal.core.health.hang import Pace
-from shoal.core.records import Watch
+from shoal.core.state.records import Watch
 from shoal.model.job import JobSpec
 from shoal.model.progress import Beat
 from shoal.model.report import Cancel, Submit

@@ -12,10 +12,10 @@ import pytest
 from shoal.control.clock import Machine, SystemClock
 from shoal.control.logs import LogStore
 from shoal.control.loop import ControlLoop
-from shoal.control.sqlite_store import SqliteStore
-from shoal.core.state import State
+from shoal.control.store.sqlite import SqliteStore
+from shoal.core.state.state import State
 from shoal.core.step import step
-from shoal.ledger.keeper import Keeper
+from shoal.ledger.live import LiveLedger
 from shoal.model.events import ClockJumped
 from shoal.model.job import JobSpec
 from shoal.model.ledger import By
@@ -120,12 +120,12 @@ def test_a_day_that_did_not_pass_ends_no_job_and_is_not_booked(
     engine = BookEngine()
     spec = JobSpec(command=("sleep", "600"), gpus=4, time_limit_ms=3_600_000)
 
-    async def life(goal: Callable[[ControlLoop, Keeper], Awaitable[Result]]) -> Result:
+    async def life(goal: Callable[[ControlLoop, LiveLedger], Awaitable[Result]]) -> Result:
         """A controller comes, does something, and is gone; the node and its job stay."""
         store = SqliteStore(tmp_path / "db")
         clock = SystemClock(store.newest_ms(), tmp_path / "clock.json", machine)
         loop = ControlLoop(store, engine, clock, Policy(), LogStore(tmp_path / "logs"))
-        keeper = Keeper(tmp_path / "ledger.db", tmp_path / "prices", store, clock)
+        keeper = LiveLedger(tmp_path / "ledger.db", tmp_path / "prices", store, clock)
         loop.followers.append(keeper)
         ticking = asyncio.create_task(loop.run())
         try:
@@ -136,12 +136,12 @@ def test_a_day_that_did_not_pass_ends_no_job_and_is_not_booked(
             keeper.close()
             store.close()
 
-    async def begin(loop: ControlLoop, _: Keeper) -> None:
+    async def begin(loop: ControlLoop, _: LiveLedger) -> None:
         await loop.request(Submit(spec))
         while loop.state.jobs["j1"].running_ms is None:
             await loop.changed("j1", 1)
 
-    async def go_on(loop: ControlLoop, keeper: Keeper) -> tuple[str, int]:
+    async def go_on(loop: ControlLoop, keeper: LiveLedger) -> tuple[str, int]:
         await loop.request(Nothing())
         loop.drifted(loop.clock.drift_ms())  # type: ignore[attr-defined]
         await loop.request(Nothing())

@@ -15,7 +15,7 @@ from urllib.parse import urlsplit
 
 import pytest
 
-from shoal.api import door
+from shoal.api import limits as door
 from shoal.control.home import ClusterConfig
 from tests.live.cluster import Live, eventually, live_cluster, virtual_nodes
 

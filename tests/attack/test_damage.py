@@ -14,12 +14,12 @@ import pytest
 from shoal.control import loop as control_loop
 from shoal.control.history.store import HistoryFile
 from shoal.control.home import Home
-from shoal.control.marks import JOBS_AHEAD, Numbers
-from shoal.control.salvage import salvage
-from shoal.control.sqlite_store import SqliteStore
-from shoal.core.check import check
+from shoal.control.store.marks import JOBS_AHEAD, Numbers
+from shoal.control.store.salvage import salvage
+from shoal.control.store.sqlite import SqliteStore
+from shoal.core.state.invariants import check
 from shoal.files import write_private
-from shoal.ledger.keeper import Keeper
+from shoal.ledger.live import LiveLedger
 from shoal.ledger.store import LedgerStore
 from shoal.model.events import ControllerStarted
 from shoal.model.job import JobSpec
@@ -246,19 +246,19 @@ def test_what_is_no_database_at_all_begins_empty_behind_every_id(tmp_path: Path)
     assert "0 live jobs" in lines[0]
 
 
-def keeper_of(tmp_path: Path, store: SqliteStore, told: list[str] | None = None) -> Keeper:
+def keeper_of(tmp_path: Path, store: SqliteStore, told: list[str] | None = None) -> LiveLedger:
     told = [] if told is None else told
-    return Keeper(tmp_path / "ledger.db", tmp_path / "prices", store, HandClock(), told.append)
+    return LiveLedger(tmp_path / "ledger.db", tmp_path / "prices", store, HandClock(), told.append)
 
 
-async def booked(keeper: Keeper, store: SqliteStore) -> int:
+async def booked(keeper: LiveLedger, store: SqliteStore) -> int:
     keeper.stepped(Report(), [], store._last)
     return (await keeper.view(By.ACCOUNT, 0, 0)).capacity_gpu_us
 
 
 def test_a_damaged_ledger_is_set_aside_and_booked_again(tmp_path: Path) -> None:
     store = filled(tmp_path / "shoal.db")
-    whole = Keeper(
+    whole = LiveLedger(
         tmp_path / "other.db", tmp_path / "prices", filled(tmp_path / "x.db"), HandClock()
     )
     first = keeper_of(tmp_path, store)

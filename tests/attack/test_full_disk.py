@@ -11,8 +11,8 @@ import pytest
 
 from shoal.control.logs import LogStore
 from shoal.control.loop import ControlLoop
-from shoal.control.marks import Numbers
-from shoal.control.sqlite_store import SqliteStore
+from shoal.control.store.marks import Numbers
+from shoal.control.store.sqlite import SqliteStore
 from shoal.model.job import JobSpec
 from shoal.model.node import NodeIntent
 from shoal.model.policy import Policy

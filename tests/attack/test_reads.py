@@ -15,7 +15,7 @@ import pytest
 from shoal.api.app import Jobs
 from shoal.api.present import status_view
 from shoal.api.simulate import BOUND, FOLDER, Simulator
-from shoal.control.sqlite_store import SqliteStore
+from shoal.control.store.sqlite import SqliteStore
 from shoal.model.job import Job
 from shoal.model.report import Nothing, Submit
 from shoal.model.views import JobRow

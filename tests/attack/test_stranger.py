@@ -167,8 +167,8 @@ def test_a_client_says_nothing_to_a_strangers_socket(tmp_path: Path) -> None:
 
 def test_a_home_so_deep_that_no_socket_name_would_fit_works(tmp_path: Path) -> None:
     from shoal.client import SOCKET_NAME
-    from shoal.control.doors import open_doors
     from shoal.control.home import ClusterConfig, Home
+    from shoal.control.sockets import open_doors
 
     home = Home(tmp_path / ("d" * 60) / ("e" * 60))
     home.create()

@@ -11,10 +11,10 @@ from pathlib import Path
 
 import pytest
 
-from shoal.cli import demo_plan
-from shoal.cli.demo_board import Board
-from shoal.cli.demo_report import numbers, promises, report
-from shoal.cli.demo_screen import Picture, Plain
+from shoal.cli.demo import plan as demo_plan
+from shoal.cli.demo.board import Board
+from shoal.cli.demo.report import numbers, promises, report
+from shoal.cli.demo.screen import Picture, Plain
 from shoal.model.events import (
     Event,
     JobFinished,

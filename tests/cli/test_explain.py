@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import datetime
 
-from shoal.cli.story_text import WIDTH, page
-from shoal.core.story import attempts_of, learned_of
+from shoal.cli.screen.explanation import WIDTH, page
+from shoal.core.answers.explain import attempts_of, learned_of
 from shoal.ledger.accounts import ABOUT, Account
 from shoal.model.events import JobEvent
+from shoal.model.explanation import Explanation
 from shoal.model.ledger import AccountSum, CostView
-from shoal.model.story import Story
 from tests.core.build import Cluster
 from tests.core.training import Training
 
@@ -17,11 +17,11 @@ START_MS = 1_790_000_000_000
 HOUR_US = 3_600_000_000
 
 
-def story(cluster: Cluster, job_id: str, tails: dict[tuple[int, int], str]) -> Story:
+def story(cluster: Cluster, job_id: str, tails: dict[tuple[int, int], str]) -> Explanation:
     job = cluster.job(job_id)
     log = [one for one in cluster.log if not isinstance(one, JobEvent) or one.job == job_id]
     attempts = attempts_of(log, lambda *at: tails.get(at, ""))
-    return Story(
+    return Explanation(
         id=job.id,
         name=job.spec.name or "",
         tenant=job.spec.tenant,
@@ -39,7 +39,7 @@ def story(cluster: Cluster, job_id: str, tails: dict[tuple[int, int], str]) -> S
     )
 
 
-def text(one: Story) -> str:
+def text(one: Explanation) -> str:
     return "\n".join(page(one, datetime.UTC))
 
 

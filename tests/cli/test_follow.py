@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from shoal.cli.follow import Reader
+from shoal.cli.screen.follow import Reader
 from shoal.model.views import LogView
 
 SIZE = 1 << 30

@@ -12,13 +12,14 @@ import pytest
 from shoal.cli import guard
 from shoal.client import ShoalError, Unreachable
 from shoal.control.lifecycle import LifecycleError
+from shoal.forms import failure
 
 
 @pytest.mark.parametrize(
     ("error", "code", "line"),
     [
-        (guard.Failure("no"), 1, "error: no"),
-        (guard.Failure("no", guard.USAGE), 2, "error: no"),
+        (failure.Failure("no"), 1, "error: no"),
+        (failure.Failure("no", failure.USAGE), 2, "error: no"),
         (ShoalError("is too many", "gpus", 422), 1, "error: gpus: is too many"),
         (Unreachable("nobody answers"), 3, "error: nobody answers"),
         (LifecycleError("it is\nbroken"), 1, "error: it is\\nbroken"),
@@ -68,7 +69,7 @@ def test_debugging_shows_the_trace(
     monkeypatch.setenv("SHOAL_DEBUG", "1")
 
     def fail() -> None:
-        raise guard.Failure("no")
+        raise failure.Failure("no")
 
     assert guard.guarded(fail) == 1
     assert "Traceback" in capsys.readouterr().err

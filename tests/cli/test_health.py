@@ -11,8 +11,8 @@ from typing import Any, cast
 import pytest
 
 from shoal.api.present import node_view
-from shoal.cli.nodes import print_nodes
-from shoal.cli.words import progress_text
+from shoal.cli.screen.words import progress_text
+from shoal.cli.verbs.nodes import print_nodes
 from shoal.control.loop import ControlLoop
 from shoal.model.node import NodeIntent
 from shoal.model.views import ProgressView

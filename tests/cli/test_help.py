@@ -38,7 +38,7 @@ def test_the_verbs_are_all_there(shoal: Shoal) -> None:
 
 @pytest.mark.parametrize("name", VERBS)
 def test_a_verb_says_what_it_is_for_and_shows_examples(name: str, shoal: Shoal) -> None:
-    function = getattr(importlib.import_module(f"shoal.cli.{VERBS[name].module}"), name)
+    function = getattr(importlib.import_module(f"shoal.cli.verbs.{VERBS[name].module}"), name)
     first_line = (inspect.getdoc(function) or "").splitlines()[0]
     assert first_line == VERBS[name].summary
     result = shoal(name, "--help")

@@ -11,7 +11,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from shoal.cli.requirements import BadRequirements, requirements_text
+from shoal.forms.requirements import BadRequirements, requirements_text
 from shoal.model.job import PACKAGE_BYTES_MAX
 from shoal.packing import Package, PackError, pack
 from tests.cli.conftest import Shoal, assert_one_clear_line

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from shoal.cli.policy import SUMMARIES
+from shoal.cli.verbs.policy import SUMMARIES
 from shoal.core.policies import SHIPPED
 from shoal.model.policy import Policy
 from tests.cli.conftest import Shoal, assert_one_clear_line

@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from shoal.cli import reach
-from shoal.cli.guard import Failure
 from shoal.client import Client, ShoalError, Unreachable
+from shoal.forms.failure import Failure
 
 
 class Answers:

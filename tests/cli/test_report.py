@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from shoal.cli.pricesfile import parse, to_text
-from shoal.cli.report import moment_ms, percents
+from shoal.cli.verbs.report import moment_ms, percents
+from shoal.forms.prices import parse, to_text
 from tests.cli.conftest import Shoal, assert_one_clear_line
 from tests.live.cluster import Live
 

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from shoal.cli.serve import build_service
+from shoal.cli.verbs.serve import build_service
 from shoal.client import ShoalError
 from shoal.model.service import Routing
 from tests.cli.conftest import Result, Shoal, assert_one_clear_line
@@ -151,7 +151,7 @@ def test_the_command_keeps_its_own_flags_and_ours_may_stand_anywhere(
         seen.append([*words, f"port={flags['port']}", f"gpus={flags['gpus']}"])
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("shoal.cli.serve.build_service", build)
+    monkeypatch.setattr("shoal.cli.verbs.serve.build_service", build)
     command = ["python", "server.py", "--port", "3"]
     shoal("serve", "chat", "-g", "1", "--", *command)
     shoal("serve", "-g", "1", "chat", "--", *command)

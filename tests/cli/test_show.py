@@ -7,8 +7,8 @@ import sys
 
 import pytest
 
-from shoal.cli import show
-from shoal.cli.show import Cell, Column
+from shoal.cli.screen import show
+from shoal.cli.screen.show import Cell, Column
 
 COLUMNS = [Column("ID"), Column("COUNT", right=True), Column("COMMAND", flexible=True)]
 ROWS: list[list[str | Cell]] = [

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from shoal.cli.sink import LINE_BYTES_MAX, Sink, TerminalText
+from shoal.cli.screen.sink import LINE_BYTES_MAX, Sink, TerminalText
 
 
 def written(chunks: list[tuple[int, bytes]], *, prefixed: bool, terminal: bool) -> bytes:

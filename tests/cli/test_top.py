@@ -7,13 +7,13 @@ from typing import Any
 
 import pytest
 
-from shoal.cli import show
-from shoal.cli.alarms import alarms
-from shoal.cli.keys import name_of
-from shoal.cli.lastline import Above, LastLine, line_text
-from shoal.cli.sink import Sink
-from shoal.cli.top_board import TITLES, Board, Seen, detail, spark
-from shoal.cli.top_screen import draw
+from shoal.cli.screen import show
+from shoal.cli.screen.alarms import alarms
+from shoal.cli.screen.keys import name_of
+from shoal.cli.screen.lastline import Above, LastLine, line_text
+from shoal.cli.screen.sink import Sink
+from shoal.cli.screen.top_board import TITLES, Board, Seen, detail, spark
+from shoal.cli.screen.top_screen import draw
 from shoal.model.job import JobSpec
 from shoal.model.samples import GpuSample, NodeSample
 from shoal.model.series import JobPoint, JobSeries, NodeSeries, ServiceSeries

@@ -6,7 +6,7 @@ import typing
 
 import pytest
 
-from shoal.cli.words import exit_text, sentence
+from shoal.cli.screen.words import exit_text, sentence
 from shoal.model.events import (
     BudgetFreed,
     BudgetHeld,

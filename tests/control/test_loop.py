@@ -11,7 +11,7 @@ import pytest
 
 from shoal.control.logs import LogStore
 from shoal.control.loop import ControlLoop
-from shoal.control.sqlite_store import SqliteStore
+from shoal.control.store.sqlite import SqliteStore
 from shoal.core.nodebook import NodeBook
 from shoal.model.commands import Envelope, Launch
 from shoal.model.events import Event, JobPlaced, JobRunning

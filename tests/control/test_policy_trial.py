@@ -13,11 +13,11 @@ import pytest
 from shoal.control import plugins, tryout
 from shoal.control.logs import LogStore
 from shoal.control.loop import ControlLoop
-from shoal.control.sqlite_store import SqliteStore
+from shoal.control.store.sqlite import SqliteStore
 from shoal.core.policies import SHIPPED
 from shoal.core.scheduling.order import ORDERINGS
 from shoal.core.scheduling.score import PLACEMENTS
-from shoal.core.state import State
+from shoal.core.state.state import State
 from shoal.model.policy import Policy, Tenant, problem_with
 from shoal.model.report import Accepted, Submit
 from tests.control.test_loop import SPEC, BookEngine, HandClock, Rig

@@ -10,8 +10,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from shoal.control import porter
-from shoal.control.porter import ask
+from shoal.control import gateway_link as gateway_link
+from shoal.control.gateway_link import ask
 from shoal.model.service import Probe
 
 PROBE = Probe(path="/", timeout_ms=300)
@@ -72,7 +72,7 @@ def test_a_controller_that_gets_no_time_does_not_blame_the_server(
         host, port = listener.getsockname()
         probing = asyncio.create_task(ask(f"{host}:{port}", PROBE))
         await asyncio.sleep(0.05)
-        end_s = time.monotonic() + porter.LATE_S + 1
+        end_s = time.monotonic() + gateway_link.LATE_S + 1
         while time.monotonic() < end_s:
             pass  # the loop is held up, as by a long step
         return await probing

@@ -11,8 +11,8 @@ import pytest
 
 from shoal.control.logs import LogStore
 from shoal.control.loop import ControlLoop
-from shoal.control.sqlite_store import SqliteStore
-from shoal.core.state import State
+from shoal.control.store.sqlite import SqliteStore
+from shoal.core.state.state import State
 from shoal.model.events import ControllerStarted, Event, JobSubmitted
 from shoal.model.job import Job, JobSpec, MemberRef
 from shoal.model.policy import Policy

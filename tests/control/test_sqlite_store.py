@@ -9,9 +9,9 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from shoal.control import sqlite_store
-from shoal.control.sqlite_store import SqliteStore
-from shoal.core.state import State
+from shoal.control.store import sqlite as sqlite_store
+from shoal.control.store.sqlite import SqliteStore
+from shoal.core.state.state import State
 from shoal.core.step import Step, step
 from shoal.model.events import JobCheckpointed, JobFinished, NodeReady
 from shoal.model.job import JobSpec, MemberRef, Outcome

@@ -8,9 +8,9 @@ from typing import Any
 import msgspec
 from hypothesis import settings
 
-from shoal.core.check import check, check_touched
 from shoal.core.nodebook import NodeBook, Order
-from shoal.core.state import Node, State
+from shoal.core.state.invariants import check, check_touched
+from shoal.core.state.state import Node, State
 from shoal.core.step import Step, step
 from shoal.model.commands import Command, Envelope
 from shoal.model.events import Event

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from shoal.core.accounts import Account, Accounts, share_of
+from shoal.core.state.accounts import Account, Accounts, share_of
 from shoal.model.events import JobPlaced, JobSubmitted
 from shoal.model.policy import Policy, Tenant, problem_with
 from shoal.model.resources import Demand, Kind

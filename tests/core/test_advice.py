@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from shoal.core.advice import advise
+from shoal.core.answers.advice import advise
 from shoal.model.node import NodeIntent
 from shoal.model.report import SetIntent
 from tests.core.build import Cluster

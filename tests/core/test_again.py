@@ -5,7 +5,7 @@ from __future__ import annotations
 import msgspec
 import pytest
 
-from shoal.core.explain import explain
+from shoal.core.answers.why import explain
 from shoal.model.events import JobPromoted, JobRequeued
 from shoal.model.health import Standing
 from shoal.model.job import Outcome, Phase, StopCause
@@ -359,7 +359,7 @@ def test_beside_spares_and_elders_nobody_waits_without_a_reason(
     first: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Every step of these histories is checked for that, the partial walks too."""
-    monkeypatch.setattr("shoal.core.state.ELDER_FACTOR", 1)
+    monkeypatch.setattr("shoal.core.state.state.ELDER_FACTOR", 1)
     promoted = 0
     for seed in range(first, first + 10):
         rules = msgspec.structs.replace(

@@ -9,13 +9,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from shoal.core.apply import APPLY, apply, replay
-from shoal.core.check import check
-from shoal.core.room import Level
-from shoal.core.state import Snapshot, State
+from shoal.core.state.apply import APPLY, apply, replay
+from shoal.core.state.invariants import check
+from shoal.core.state.room import Level
+from shoal.core.state.state import Snapshot, State
 from shoal.model.events import ControllerStarted, Event
 from shoal.model.resources import Kind
-from shoal.sim.fuzz import run_seed
+from shoal.sim.storm.fuzz import run_seed
 from tests.core.build import Cluster, eventful, examples
 
 _log: msgspec.json.Decoder[Event] = msgspec.json.Decoder(Event)

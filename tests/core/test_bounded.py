@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sized
 
-from shoal.core.state import State
+from shoal.core.state.state import State
 from tests.core.build import Cluster
 
 

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from shoal.core.explain import explain
+from shoal.core.answers.why import explain
 from shoal.model.budget import BudgetLevel, BudgetPeriod, Spending
 from shoal.model.job import Phase
 from shoal.model.policy import Policy, Tenant
@@ -134,7 +134,7 @@ def test_a_policy_that_says_so_stops_who_is_held_and_runs_it_again_later() -> No
 
 
 def test_the_hold_survives_a_snapshot() -> None:
-    from shoal.core.state import State
+    from shoal.core.state.state import State
 
     made = cluster()
     made.step(spendings=spent(red=10))

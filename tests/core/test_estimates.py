@@ -8,7 +8,8 @@ import msgspec
 from hypothesis import given
 from hypothesis import strategies as st
 
-from shoal.core.estimates import (
+from shoal.core.scheduling.expect import left_ms, run_ms
+from shoal.core.state.estimates import (
     ENDED_MAX,
     ENOUGH,
     GROUPS_MAX,
@@ -20,8 +21,7 @@ from shoal.core.estimates import (
     key_of,
     span,
 )
-from shoal.core.scheduling.expect import left_ms, run_ms
-from shoal.core.state import State
+from shoal.core.state.state import State
 from shoal.model.job import TIME_MS_MAX, Job, Phase
 from shoal.model.policy import Policy
 from tests.core.build import Cluster, examples, job_spec

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from shoal.core.observe import FENCE_MS
+from shoal.core.phases.observe import FENCE_MS
 from shoal.model.commands import Fence
 from shoal.model.job import Phase
 from shoal.model.node import NodeHealth

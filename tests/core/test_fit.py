@@ -10,11 +10,11 @@ import msgspec
 from hypothesis import given
 from hypothesis import strategies as st
 
-from shoal.core.apply import apply
-from shoal.core.check import check
-from shoal.core.queue import Gang, gang_of_spec
 from shoal.core.scheduling.fit import Plan, fit, room_for, shortage, slices
-from shoal.core.state import State
+from shoal.core.state.apply import apply
+from shoal.core.state.invariants import check
+from shoal.core.state.queue import Gang, gang_of_spec
+from shoal.core.state.state import State
 from shoal.model.events import JobPlaced, JobSubmitted, NodeJoined, NodeReady
 from shoal.model.job import JobSpec, Within
 from shoal.model.node import NodeSpec

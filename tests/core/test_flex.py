@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from shoal.core.explain import waiting_reason
+from shoal.core.answers.why import waiting_reason
 from shoal.model.events import JobClaimed, JobStopping
 from shoal.model.job import StopCause
 from shoal.model.policy import Policy

@@ -5,9 +5,9 @@ from __future__ import annotations
 import msgspec
 import pytest
 
-from shoal.core.ending import stop
-from shoal.core.heal import NODE_LOST_CODE, TIMED_OUT_CODE
-from shoal.core.round import Round
+from shoal.core.phases.ending import stop
+from shoal.core.phases.heal import NODE_LOST_CODE, TIMED_OUT_CODE
+from shoal.core.phases.round import Round
 from shoal.model.job import MemberRef, Outcome, Phase, StopCause
 from shoal.model.node import NodeIntent
 from shoal.model.policy import Policy

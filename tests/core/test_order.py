@@ -7,9 +7,9 @@ from collections.abc import Iterable
 from hypothesis import given
 from hypothesis import strategies as st
 
-from shoal.core.estimates import ENOUGH
 from shoal.core.scheduling.order import Walk, place_in_line
-from shoal.core.state import State
+from shoal.core.state.estimates import ENOUGH
+from shoal.core.state.state import State
 from shoal.model.events import JobPromoted
 from shoal.model.job import Job, Phase
 from shoal.model.policy import Policy

@@ -7,16 +7,16 @@ import re
 import msgspec
 import pytest
 
-from shoal.core.explain import Waits, reason_of
-from shoal.core.outlook import NO_TIME, Outlook, outlook
+from shoal.core.answers.outlook import NO_TIME, Outlook, outlook
+from shoal.core.answers.why import Waits, reason_of
 from shoal.core.policies import SHIPPED
-from shoal.core.state import State
+from shoal.core.state.state import State
 from shoal.model.budget import BudgetPeriod, Spending
 from shoal.model.events import JobReserved
 from shoal.model.job import Phase
 from shoal.model.node import NodeIntent
 from shoal.model.policy import Policy, Tenant
-from shoal.sim.fuzz import Run, Size
+from shoal.sim.storm.fuzz import Run, Size
 from tests.core.build import Cluster
 
 HOUR_MS = 3_600_000
@@ -115,7 +115,7 @@ def test_a_reservation_for_what_is_late_is_not_made_again_and_again() -> None:
 def test_no_answer_denies_itself_in_any_state_of_the_storm(
     first: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from shoal.sim import controller
+    from shoal.sim.storm import controller
 
     looks = 0
 

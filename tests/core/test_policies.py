@@ -7,11 +7,11 @@ from typing import Any
 import msgspec
 import pytest
 
-from shoal.core.apply import replay
 from shoal.core.policies import SHIPPED
 from shoal.core.scheduling.order import ORDERINGS
 from shoal.core.scheduling.score import PLACEMENTS
-from shoal.core.state import Snapshot, State
+from shoal.core.state.apply import replay
+from shoal.core.state.state import Snapshot, State
 from shoal.model.events import JobPlaced, PolicyChanged
 from shoal.model.job import Phase
 from shoal.model.policy import Policy, Preempt, Tenant, problem_with

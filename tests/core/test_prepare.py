@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from shoal.core.nodebook import PREPARED_MAX
-from shoal.core.prepare import HEARD_MS
+from shoal.core.phases.prepare import HEARD_MS
 from shoal.model.commands import Prepare
 from shoal.model.job import MemberRef
 from shoal.model.progress import Beat, Progress

@@ -6,10 +6,10 @@ from typing import Any
 
 import pytest
 
-from shoal.agent.warmth import VARYING
-from shoal.core import reconcile
-from shoal.core.reconcile import STRANGER_GRACE_MS
-from shoal.core.reserved import RENDEZVOUS
+from shoal.agent.warm.rules import VARYING
+from shoal.core.phases import reconcile
+from shoal.core.phases.reconcile import STRANGER_GRACE_MS
+from shoal.core.phases.reserved import RENDEZVOUS
 from shoal.model.commands import Acknowledge, Check, Dismiss, Fence, Launch, Prepare, Stop
 from shoal.model.job import Job, MemberRef, Phase
 from shoal.model.node import NodeHealth

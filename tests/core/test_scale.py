@@ -7,7 +7,7 @@ import random
 from hypothesis import given
 from hypothesis import strategies as st
 
-from shoal.core.scale import SLOTS, TREND_MAX, Meter, wish
+from shoal.core.phases.scale import SLOTS, TREND_MAX, Meter, wish
 from shoal.model.service import Scale, ServiceLoad
 from tests.core.build import examples
 
@@ -18,7 +18,7 @@ def needed(work: int, scale: Scale) -> int:
     return min(max(-(-work // scale.target), scale.least), scale.most)
 
 
-class Meters:
+class Counters:
     """One service: looks twice a second, and has what it wishes for at once."""
 
     def __init__(self, scale: Scale, start_ms: int = 10_000) -> None:
@@ -59,9 +59,9 @@ WORKS = st.lists(st.integers(0, 2_000), max_size=80)
 def test_it_is_within_bounds_and_never_fewer_than_are_in_use(
     scale: Scale, works: list[int], start_ms: int
 ) -> None:
-    meters = Meters(scale, start_ms)
+    counters = Counters(scale, start_ms)
     for work in works:
-        wanted = meters.look(work)
+        wanted = counters.look(work)
         assert scale.least <= wanted <= scale.most
         assert wanted >= needed(work, scale)
         assert wanted >= 1 or not work
@@ -70,9 +70,9 @@ def test_it_is_within_bounds_and_never_fewer_than_are_in_use(
 @examples
 @given(scales(), WORKS)
 def test_it_is_never_fewer_than_would_have_done_lately(scale: Scale, works: list[int]) -> None:
-    meters = Meters(scale)
+    counters = Counters(scale)
     for number, work in enumerate(works, start=1):
-        wanted = meters.look(work)
+        wanted = counters.look(work)
         looks = scale.down_after_ms // LOOK_MS
         lately = works[max(0, number - 1 - looks) : number]
         assert wanted >= max(needed(each, scale) for each in lately)
@@ -81,11 +81,11 @@ def test_it_is_never_fewer_than_would_have_done_lately(scale: Scale, works: list
 @examples
 @given(scales(), st.lists(st.integers(0, 2_000), min_size=1, max_size=600))
 def test_what_it_remembers_is_bounded(scale: Scale, works: list[int]) -> None:
-    meters = Meters(scale)
+    counters = Counters(scale)
     for work in sorted(works, reverse=True):  # falling work has the most peaks
-        meters.look(work)
-        assert len(meters.meter.trend) <= TREND_MAX
-        assert len(meters.meter.peaks) <= SLOTS + 2
+        counters.look(work)
+        assert len(counters.meter.trend) <= TREND_MAX
+        assert len(counters.meter.peaks) <= SLOTS + 2
 
 
 @examples
@@ -93,42 +93,42 @@ def test_what_it_remembers_is_bounded(scale: Scale, works: list[int]) -> None:
 def test_on_constant_work_it_settles_and_then_stays(
     scale: Scale, works: list[int], work: int
 ) -> None:
-    meters = Meters(scale)
+    counters = Counters(scale)
     for each in works:
-        meters.look(each)
-    settled = meters.look(work, 2 * 60_000 // LOOK_MS + 2 * SLOTS)
+        counters.look(each)
+    settled = counters.look(work, 2 * 60_000 // LOOK_MS + 2 * SLOTS)
     assert settled == needed(work, scale)
     for _ in range(50):
-        assert meters.look(work) == settled
+        assert counters.look(work) == settled
 
 
 def test_more_work_is_met_at_the_first_look() -> None:
-    meters = Meters(Scale(least=1, most=100, target=8))
-    meters.look(8, 60)
-    assert meters.look(80) >= 10
-    assert "80 requests in flight or waiting" in meters.why
+    counters = Counters(Scale(least=1, most=100, target=8))
+    counters.look(8, 60)
+    assert counters.look(80) >= 10
+    assert "80 requests in flight or waiting" in counters.why
 
 
 def test_less_work_is_believed_only_after_a_while() -> None:
-    meters = Meters(Scale(least=1, most=100, target=8, down_after_ms=60_000), start_ms=0)
-    meters.look(80, 60)
-    assert meters.look(8, 119) == 10
-    assert meters.look(80) == 10
-    assert meters.look(8, 119) == 10
-    assert meters.look(8, 8) == 1
-    assert meters.why == "1 would have done for the last 1m"
+    counters = Counters(Scale(least=1, most=100, target=8, down_after_ms=60_000), start_ms=0)
+    counters.look(80, 60)
+    assert counters.look(8, 119) == 10
+    assert counters.look(80) == 10
+    assert counters.look(8, 119) == 10
+    assert counters.look(8, 8) == 1
+    assert counters.why == "1 would have done for the last 1m"
 
 
 def test_growth_is_met_before_it_comes_and_believed_within_reason() -> None:
-    slow = Meters(Scale(least=1, most=1_000, target=1), start_ms=0)
-    fast = Meters(Scale(least=1, most=1_000, target=1), start_ms=15_000)
+    slow = Counters(Scale(least=1, most=1_000, target=1), start_ms=0)
+    fast = Counters(Scale(least=1, most=1_000, target=1), start_ms=15_000)
     for work in range(100, 300):  # two more a second
         slow.look(work)
         fast.look(work)
     assert slow.wanted in (299, 300)
     assert abs(fast.wanted - (299 + 2 * 15)) <= 2
     assert "expected by the time a new one is ready" in fast.why
-    leap = Meters(Scale(least=1, most=1_000, target=1), start_ms=600_000)
+    leap = Counters(Scale(least=1, most=1_000, target=1), start_ms=600_000)
     leap.look(100, 100)
     assert leap.look(300, 50) == 450
 
@@ -136,32 +136,32 @@ def test_growth_is_met_before_it_comes_and_believed_within_reason() -> None:
 def test_chance_is_not_taken_for_growth() -> None:
     """Work that comes by chance is wanted as it comes, and no more."""
     rng = random.Random(1)
-    meters = Meters(Scale(least=1, most=1_000, target=1, down_after_ms=1), start_ms=60_000)
+    counters = Counters(Scale(least=1, most=1_000, target=1, down_after_ms=1), start_ms=60_000)
     more = 0
     for _ in range(1_000):
         work = rng.randrange(90, 111)
-        more += meters.look(work) > work
+        more += counters.look(work) > work
     assert more == 0
 
 
 def test_a_fleet_that_shrinks_by_many_small_steps_keeps_its_peak_for_as_long() -> None:
-    meters = Meters(Scale(least=0, most=1_000, target=1, down_after_ms=60_000))
-    meters.look(500, 60)
+    counters = Counters(Scale(least=0, most=1_000, target=1, down_after_ms=60_000))
+    counters.look(500, 60)
     for work in range(499, 399, -1):
-        assert meters.look(work) == 500
+        assert counters.look(work) == 500
 
 
 def test_it_sleeps_when_nobody_has_asked_for_long_and_wakes_at_once() -> None:
-    meters = Meters(Scale(least=0, most=4, target=2, down_after_ms=5_000, idle_ms=60_000))
-    assert meters.look(1) == 1
-    assert meters.look(0, 119) == 1
-    assert meters.look(0, 12) == 0
-    assert "no request for" in meters.why
-    assert meters.look(1) == 1
+    counters = Counters(Scale(least=0, most=4, target=2, down_after_ms=5_000, idle_ms=60_000))
+    assert counters.look(1) == 1
+    assert counters.look(0, 119) == 1
+    assert counters.look(0, 12) == 0
+    assert "no request for" in counters.why
+    assert counters.look(1) == 1
 
 
 def test_who_is_met_anew_keeps_what_it_has_for_a_while() -> None:
-    meters = Meters(Scale(least=1, most=100, target=8, down_after_ms=60_000))
-    meters.wanted = 20  # the controller has just been started
-    assert meters.look(8, 119) == 20
-    assert meters.look(8, 10) == 1
+    counters = Counters(Scale(least=1, most=100, target=8, down_after_ms=60_000))
+    counters.wanted = 20  # the controller has just been started
+    assert counters.look(8, 119) == 20
+    assert counters.look(8, 10) == 1

@@ -9,8 +9,8 @@ from typing import Any
 import msgspec
 import pytest
 
-from shoal.core.serve import DOWN_MS, TRIES_MAX
-from shoal.core.state import State
+from shoal.core.phases.serve import DOWN_MS, TRIES_MAX
+from shoal.core.state.state import State
 from shoal.model.events import JobSubmitted, ReplicaDraining, ServiceSet, ServiceStopped
 from shoal.model.job import Outcome, Phase
 from shoal.model.node import NodeIntent
@@ -246,7 +246,7 @@ def test_stopping_drains_first_and_leaves_nothing() -> None:
     cluster.work = {}
     cluster.tick(2)
     state = cluster.state
-    assert not (state.services or state.replicas or state.loads or state.meters or state.jobs)
+    assert not (state.services or state.replicas or state.loads or state.counters or state.jobs)
     assert isinstance(cluster.log[-1], ServiceStopped)
     assert isinstance(cluster.stop(), Refused)
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import msgspec
 
+from shoal.core.answers.waits import LINES_MAX, waits_of
 from shoal.core.policies import SHIPPED
-from shoal.core.waits import LINES_MAX, waits_of
 from shoal.model.budget import BudgetPeriod, Spending
 from shoal.model.policy import Policy, Tenant
 from tests.core.build import Cluster

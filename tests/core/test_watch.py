@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from shoal.core.check import Violation, check
-from shoal.core.explain import explain
+from shoal.core.answers.why import explain
+from shoal.core.state.invariants import Violation, check
 from shoal.model.commands import Stop
 from shoal.model.events import JobCheckpointed, JobStopping, NodeChecked, NodeJudged
 from shoal.model.health import Standing

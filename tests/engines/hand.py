@@ -19,7 +19,7 @@ from shoal.model.commands import Acknowledge, Command, Envelope, Launch, Stop
 from shoal.model.job import MemberRef
 from shoal.model.report import LogChunk, MemberExit, NodeGone, NodeReport, PackagePiece
 from shoal.ports import Engine
-from shoal.sim.machine import Fate
+from shoal.sim.storm.node import Fate
 
 WAIT_S = 90.0
 # Commands may be lost: what is not seen to be done is said again.

@@ -13,10 +13,10 @@ from shoal.model.node import NodeSpec
 from shoal.model.policy import Policy
 from shoal.model.report import NodeGone, NodeReport
 from shoal.ports import Engine, Inbox
-from shoal.sim.controller import Controller
-from shoal.sim.machine import Fate
-from shoal.sim.witness import End, Witness
-from shoal.sim.world import World
+from shoal.sim.storm.controller import Controller
+from shoal.sim.storm.node import Fate
+from shoal.sim.storm.witness import End, Witness
+from shoal.sim.storm.world import World
 from tests.engines.contract import Contract
 from tests.engines.hand import PROGRAMS, Rig
 

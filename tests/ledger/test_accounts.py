@@ -24,7 +24,7 @@ from shoal.model.service import ReplicaLoad, ServiceLoad
 S = 1000
 
 
-class Story:
+class Explanation:
     """A node with two GPUs, told second by second."""
 
     def __init__(self, gpus: int = 2, begin_ms: int = 0) -> None:
@@ -105,9 +105,9 @@ class Story:
         return {account: amount for account, amount in told.items() if amount}
 
 
-def started(**fields: Any) -> Story:
+def started(**fields: Any) -> Explanation:
     """A job that was placed for 4 s before it ran."""
-    story = Story()
+    story = Explanation()
     story.submit(**fields)
     story.place()
     story.after(4)
@@ -138,7 +138,7 @@ def test_beats_tell_steps_from_waiting_saving_and_starting() -> None:
 
 
 def test_only_waiting_beyond_that_of_the_least_waiting_member_is_for_stragglers() -> None:
-    story = Story()
+    story = Explanation()
     story.submit(gpus=1, members=2)
     slices = (Slice("n1", (0,)), Slice("n1", (1,)))
     story.tell(ev.JobPlaced(at_ms=0, job="j1", attempt=1, slices=slices, master="", why=""))
@@ -153,7 +153,7 @@ def test_only_waiting_beyond_that_of_the_least_waiting_member_is_for_stragglers(
 
 
 def test_the_first_member_to_speak_is_not_the_measure_of_waiting_for_long() -> None:
-    story = Story()
+    story = Explanation()
     story.submit(gpus=1, members=2)
     slices = (Slice("n1", (0,)), Slice("n1", (1,)))
     story.tell(ev.JobPlaced(at_ms=0, job="j1", attempt=1, slices=slices, master="", why=""))
@@ -252,7 +252,7 @@ def test_preemption_takes_the_work_of_who_does_not_save(
 
 
 def test_free_is_unusable_while_something_waits_that_suits_it() -> None:
-    story = Story()
+    story = Explanation()
     story.after(5)
     story.submit("j2", gpus=2, members=4)
     story.after(3)
@@ -276,7 +276,7 @@ def test_a_job_in_its_backoff_does_not_wait_yet() -> None:
 
 
 def test_room_that_is_claimed_or_set_aside_is_reserved() -> None:
-    story = Story()
+    story = Explanation()
     story.submit()
     story.tell(ev.JobClaimed(at_ms=0, job="j1", slices=(Slice("n1", (0,)),), why=""))
     story.after(5)
@@ -296,7 +296,7 @@ def test_nodes_that_are_closed_suspect_or_lost() -> None:
     )
     story.after(2)
     assert story.seconds() == {"startup": 4 * 2, "useful": 5 * 2}
-    story = Story()
+    story = Explanation()
     story.tell(ev.NodeIntended(at_ms=0, node="n1", intent=NodeIntent.CORDONED))
     story.after(3)
     story.tell(ev.NodeJudged(at_ms=3000, node="n1", record=Record(standing=Standing.QUARANTINED)))
@@ -333,7 +333,7 @@ def test_a_replica_starts_is_warm_and_is_busy_while_it_has_requests() -> None:
 
 
 def test_shares_of_a_gpu_are_counted_in_thousandths() -> None:
-    story = Story()
+    story = Explanation()
     story.submit(gpus=1, gpu_milli=333)
     slices = (Slice("n1", (0,), gpu_milli=333),)
     story.tell(ev.JobPlaced(at_ms=0, job="j1", attempt=1, slices=slices, master="", why=""))
@@ -355,7 +355,7 @@ def test_a_silent_job_whose_node_says_that_it_uses_nothing_is_idle_since_then() 
 
 
 def test_a_tenant_that_is_held_does_not_wait_for_gpus() -> None:
-    story = Story()
+    story = Explanation()
     story.submit(gpus=2, members=4, tenant="red")
     story.after(3)
     policy = Policy(tenants=(Tenant(name="all"), Tenant(name="red", parent="all")))
@@ -370,12 +370,12 @@ def test_a_tenant_that_is_held_does_not_wait_for_gpus() -> None:
 # -- clocks that jump -----------------------------------------------------------------------
 
 
-def gaps(story: Story) -> Iterable[tuple[int, bool]]:
+def gaps(story: Explanation) -> Iterable[tuple[int, bool]]:
     return [(gap.ms, gap.booked) for gap in story.book.mirror.gaps]
 
 
 def test_a_clock_that_goes_back_counts_nothing_twice() -> None:
-    story = Story(begin_ms=HOUR_MS)
+    story = Explanation(begin_ms=HOUR_MS)
     story.after(100)
     assert story.seconds() == {"free": 200}
     story.now_ms -= 60 * S

@@ -9,7 +9,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from shoal.cli.story_text import _cost, _gpu_time
+from shoal.cli.screen.explanation import _cost, _gpu_time
 from shoal.ledger.accounts import Account
 from shoal.ledger.mirror import Machine, Owner
 from shoal.ledger.pages import Adds

@@ -11,9 +11,9 @@ import pytest
 from shoal.core.policies import SHIPPED
 from shoal.core.step import Step, step
 from shoal.ledger.accounts import Account
-from shoal.sim import replay as replaying
-from shoal.sim.clusters import Conditions, Failures, alike
-from shoal.sim.traces import Arrival, Gangs, Trace, in_order
+from shoal.sim.replay import replay as replaying
+from shoal.sim.replay.clusters import Conditions, Failures, alike
+from shoal.sim.replay.traces import Arrival, Gangs, Trace, in_order
 from tests.ledger.worlds import Books, by_node, capacity
 
 

@@ -9,10 +9,10 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from shoal.control.sqlite_store import SqliteStore
+from shoal.control.store.sqlite import SqliteStore
 from shoal.core.step import step
 from shoal.ledger.accounts import HOUR_MS, Account, Move, Place
-from shoal.ledger.keeper import Keeper
+from shoal.ledger.live import LiveLedger
 from shoal.ledger.mirror import Machine, Mirror, Owner
 from shoal.ledger.pages import Adds, Entry
 from shoal.ledger.report import Tariff
@@ -128,15 +128,15 @@ def test_a_ledger_begins_in_the_middle_of_a_clusters_life(tmp_path: Path) -> Non
     clock = Clock()
     log = cluster(tmp_path, clock)
     clock.ms += 5_000
-    keeper = Keeper(tmp_path / "ledger.db", tmp_path / "prices.json", log, clock)
+    ledger = LiveLedger(tmp_path / "ledger.db", tmp_path / "prices.json", log, clock)
     clock.ms += 10_000
-    view = asyncio.run(keeper.view(By.TENANT, 0, 0))
+    view = asyncio.run(ledger.view(By.TENANT, 0, 0))
     assert view.capacity_gpu_us == 4 * 10_000 * 1000
     assert {row.key: row.gpu_us for row in view.rows} == {"": 30_000_000, "red": 10_000_000}
-    keeper.close()
+    ledger.close()
     # Of a log that it does not know, it says so and begins anew; what was booked stays.
     (tmp_path / "other").mkdir()
-    again = Keeper(
+    again = LiveLedger(
         tmp_path / "ledger.db",
         tmp_path / "prices.json",
         SqliteStore(tmp_path / "other/s.db"),
@@ -151,8 +151,8 @@ def test_trouble_with_the_file_is_told_and_stops_nothing(tmp_path: Path) -> None
     clock = Clock()
     log = cluster(tmp_path, clock)
     (tmp_path / "ledger.db").mkdir()
-    keeper = Keeper(tmp_path / "ledger.db", tmp_path / "prices.json", log, clock)
-    keeper.stepped(Report(), [], 3)
+    ledger = LiveLedger(tmp_path / "ledger.db", tmp_path / "prices.json", log, clock)
+    ledger.stepped(Report(), [], 3)
     with pytest.raises(StoreError, match="the ledger cannot be kept"):
-        asyncio.run(keeper.view(By.ACCOUNT, 0, 0))
-    keeper.close()
+        asyncio.run(ledger.view(By.ACCOUNT, 0, 0))
+    ledger.close()

@@ -9,7 +9,7 @@ from unittest.mock import patch
 
 import msgspec
 
-from shoal.core.state import State
+from shoal.core.state.state import State
 from shoal.ledger import members
 from shoal.ledger.accounts import HOUR_MS, Place
 from shoal.ledger.book import Book
@@ -19,7 +19,7 @@ from shoal.model.events import Event, NodeIntended, NodeJoined
 from shoal.model.node import NodeIntent
 from shoal.model.report import NodeReport
 from shoal.model.service import ServiceLoad
-from shoal.sim.fuzz import Run, Size
+from shoal.sim.storm.fuzz import Run, Size
 
 GPU_US = 1000  # thousandths of a GPU
 

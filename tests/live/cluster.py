@@ -90,7 +90,7 @@ class Live:
         """Of jobs. A warm interpreter has a job's variables, too, but is its node's."""
         needle = os.fsencode(self.home.path)
         marked = [pid for pid in all_pids() if _marked(pid, needle)]
-        return [pid for pid in marked if b"/agent/zygote.py" not in _cmdline(pid)]
+        return [pid for pid in marked if b"/agent/warm/zygote.py" not in _cmdline(pid)]
 
 
 @contextmanager

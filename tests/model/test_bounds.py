@@ -12,7 +12,7 @@ from shoal.model.policy import Policy
 from shoal.model.prices import PriceList
 from shoal.model.service import ServiceSpec
 
-# What is bounded elsewhere: in all (core/admit.py), or by a list of what is known.
+# What is bounded elsewhere: in all (core/phases/admit.py), or by a list of what is known.
 ELSEWHERE = {"JobSpec.env"}
 
 

@@ -12,7 +12,7 @@ from typing import TypeVar
 
 import msgspec
 
-from shoal.cli.words import sentence
+from shoal.cli.screen.words import sentence
 from shoal.client import Client
 from shoal.model.job import JobSpec
 from shoal.model.policy import Policy

@@ -47,7 +47,7 @@ def test_the_rank_that_failed_first_is_found_and_quoted(observed: Observed) -> N
 def test_a_member_out_of_memory_is_told_as_such(observed: Observed) -> None:
     job = observed.train(3, FAIL="MemoryError")
     assert observed.wait(job) == "failed"
-    (one,) = observed.client.story(job).attempts
+    (one,) = observed.client.explanation(job).attempts
     assert (one.cause.value, one.sure) == ("out of memory", False)
     assert one.to_step == 3
 
@@ -72,13 +72,13 @@ def test_what_the_kernel_killed_for_want_of_memory_is_told_as_such(
     eat = f"{sys.executable} -c \"x = b'x' * 500_000_000\""
     job = observed.run(f"echo $$ > {tight}/tasks && exec {eat}", gpus=1)
     assert observed.wait(job) == "failed"
-    (one,) = observed.client.story(job).attempts
+    (one,) = observed.client.explanation(job).attempts
     assert (one.cause.value, one.sure) == ("out of memory", False)
     assert "the kernel ended processes there" in one.evidence
     assert one.first is not None and one.first.code == 137
     other = observed.run("kill -9 $$", gpus=1)  # the kernel's kill was a moment ago, perhaps
     observed.wait(other)
-    assert observed.client.story(other).attempts[0].sure is False
+    assert observed.client.explanation(other).attempts[0].sure is False
 
 
 def test_a_job_that_is_not_there_is_one_line(observed: Observed) -> None:
@@ -86,7 +86,7 @@ def test_a_job_that_is_not_there_is_one_line(observed: Observed) -> None:
     assert said.returncode == 1
     assert said.stderr.count("\n") == 1 and "j424242" in said.stderr
     with pytest.raises(ShoalError, match="no job 'x y'"):
-        observed.client.story("x y")
+        observed.client.explanation("x y")
 
 
 def test_a_kill_of_the_kernel_is_seen_only_at_its_moment(

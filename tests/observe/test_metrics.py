@@ -19,10 +19,10 @@ import pytest
 
 from shoal.api.exposition import escaped, family, histogram, number
 from shoal.api.metrics import collect
+from shoal.control.counters import OTHERS, TENANTS_MAX, Counters, Histogram
 from shoal.control.history.history import History
 from shoal.control.loop import ControlLoop
-from shoal.control.meters import OTHERS, TENANTS_MAX, Histogram, Meters
-from shoal.core.state import State
+from shoal.core.state.state import State
 from shoal.model.job import JobSpec
 from shoal.model.samples import GpuSample, NodeSample
 from shoal.model.service import Service, ServiceLoad, ServiceSpec
@@ -233,7 +233,7 @@ def test_many_jobs_and_tenants_do_not_make_many_series(monkeypatch: pytest.Monke
         cluster.walk(job, 1, loss=0.5)
     loop = SimpleNamespace(
         state=cluster.state,
-        meters=Meters(),
+        counters=Counters(),
         started_ms=0,
         waiting=0,
         clock=SimpleNamespace(now_ms=lambda: cluster.now_ms),
@@ -263,12 +263,12 @@ def test_tenants_beyond_the_bound_are_counted_together() -> None:
     from shoal.model.events import JobFinished
     from shoal.model.job import Outcome
 
-    meters = Meters()
+    counters = Counters()
     for one in range(TENANTS_MAX + 50):
         end = JobFinished(at_ms=1, job="j1", attempt=1, outcome=Outcome.FAILED, code=1, why="")
-        meters.happened(State(), [end], {"j1": f"t{one}"})
-    assert len(meters.ends) == TENANTS_MAX + 1
-    assert meters.ends["failed", OTHERS] == 50
+        counters.happened(State(), [end], {"j1": f"t{one}"})
+    assert len(counters.ends) == TENANTS_MAX + 1
+    assert counters.ends["failed", OTHERS] == 50
 
 
 def test_odd_names_and_numbers_are_written_as_prometheus_reads_them() -> None:

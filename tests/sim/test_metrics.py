@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from shoal.sim.clusters import alike
-from shoal.sim.metrics import (
+from shoal.sim.replay.clusters import alike
+from shoal.sim.replay.metrics import (
     FIGURES,
     Meter,
     Records,
@@ -16,7 +16,7 @@ from shoal.sim.metrics import (
     spread,
     time_text,
 )
-from shoal.sim.traces import Arrival, Gangs
+from shoal.sim.replay.traces import Arrival, Gangs
 
 
 def test_quantiles_are_taken_as_the_published_tables_take_them() -> None:

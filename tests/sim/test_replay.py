@@ -16,7 +16,7 @@ from shoal.model.events import Recorded
 from shoal.model.job import JobSpec
 from shoal.model.policy import Policy
 from shoal.model.report import Report
-from shoal.sim.clusters import (
+from shoal.sim.replay.clusters import (
     NEVER_MS,
     Cause,
     Conditions,
@@ -26,11 +26,11 @@ from shoal.sim.clusters import (
     gangs_for,
     read_causes,
 )
-from shoal.sim.metrics import ATTEMPTS, LEVELS, Outcome, as_it_was, summarize
-from shoal.sim.readers import read_trace
-from shoal.sim.readers.history import read_history
-from shoal.sim.replay import Progress, Replay, replay, too_large
-from shoal.sim.traces import Arrival, Gangs, Trace, TraceError, stretch
+from shoal.sim.replay.metrics import ATTEMPTS, LEVELS, Outcome, as_it_was, summarize
+from shoal.sim.replay.readers import read_trace
+from shoal.sim.replay.readers.history import read_history
+from shoal.sim.replay.replay import Progress, Replay, replay, too_large
+from shoal.sim.replay.traces import Arrival, Gangs, Trace, TraceError, stretch
 
 GOLDEN = Path(__file__).parent.parent / "golden"
 SHARED = Path(

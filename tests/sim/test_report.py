@@ -7,12 +7,12 @@ from importlib.util import find_spec
 import pytest
 
 from shoal.model.policy import Policy
-from shoal.sim.clusters import alike
-from shoal.sim.metrics import Outcome, summarize
-from shoal.sim.replay import replay
-from shoal.sim.report import binned, page
-from shoal.sim.report_timeline import _runs, timeline
-from shoal.sim.traces import Arrival, Gangs, Trace
+from shoal.sim.replay.clusters import alike
+from shoal.sim.replay.metrics import Outcome, summarize
+from shoal.sim.replay.replay import replay
+from shoal.sim.replay.report import binned, page
+from shoal.sim.replay.report_timeline import _runs, timeline
+from shoal.sim.replay.traces import Arrival, Gangs, Trace
 
 NODES = alike(2, gpus=8)
 

@@ -12,8 +12,8 @@ import pytest
 
 from shoal.model.events import BudgetEvent, EventBase, JobEvent, NodeEvent, ServiceEvent
 from shoal.model.job import StopCause
-from shoal.sim.controller import Moment
-from shoal.sim.fuzz import Size, run_seed
+from shoal.sim.storm.controller import Moment
+from shoal.sim.storm.fuzz import Size, run_seed
 
 SEEDS = 600
 CHUNK = 25  # so that several processes can share the work
@@ -30,7 +30,7 @@ def test_a_seed_that_once_found_a_defect_keeps_all_promises(seed: int) -> None:
 
 @pytest.mark.parametrize("first", range(0, SEEDS, CHUNK))
 def test_every_seed_keeps_all_promises_and_is_the_same_history_each_time(first: int) -> None:
-    """A failure names its seed; `python -m shoal.sim.fuzz SEED` tells that history again.
+    """A failure names its seed; `python -m shoal.sim.storm.fuzz SEED` tells that history again.
 
     The second run does not look at the state after each step: looking must change nothing."""
     for seed in range(first, first + CHUNK):
@@ -45,7 +45,7 @@ def test_a_long_history_in_which_the_spare_node_changed_between_two_looks() -> N
 
 def test_a_history_does_not_depend_on_the_order_in_which_python_hashes() -> None:
     script = (
-        "from shoal.sim.fuzz import run_seed\n"
+        "from shoal.sim.storm.fuzz import run_seed\n"
         "print([run_seed(seed, checked=False).digest for seed in range(40)])"
     )
     digests = {

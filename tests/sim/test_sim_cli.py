@@ -14,7 +14,7 @@ import pytest
 
 from shoal.cli.app import call
 from shoal.control.home import Home
-from shoal.control.sqlite_store import SqliteStore
+from shoal.control.store.sqlite import SqliteStore
 from shoal.model.events import Event, JobRunning, JobSubmitted, NodeJoined
 from shoal.model.job import JobSpec
 from shoal.model.node import NodeSpec

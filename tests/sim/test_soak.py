@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from shoal.sim.fuzz import Size, run_seed
+from shoal.sim.storm.fuzz import Size, run_seed
 
 pytestmark = pytest.mark.soak
 

@@ -9,18 +9,20 @@ from typing import Any
 import msgspec
 import pytest
 
-from shoal.core import admit, budget, heal, idle, observe, queue, reconcile, watch
-from shoal.core.accounts import Accounts
-from shoal.core.ending import stop
 from shoal.core.health import quarantine
 from shoal.core.nodebook import NodeBook, Order
-from shoal.core.queue import Gang, Lane
-from shoal.core.room import Room
-from shoal.core.round import Round
+from shoal.core.phases import admit, budget, heal, observe, reconcile, watch
+from shoal.core.phases import reclaim as idle
+from shoal.core.phases.ending import stop
+from shoal.core.phases.round import Round
 from shoal.core.scheduling import cycle, elastic, fit, preempt
 from shoal.core.scheduling.fit import Plan
 from shoal.core.scheduling.order import Rank, Walk
-from shoal.core.state import Node, State
+from shoal.core.state import queue
+from shoal.core.state.accounts import Accounts
+from shoal.core.state.queue import Gang, Lane
+from shoal.core.state.room import Room
+from shoal.core.state.state import Node, State
 from shoal.model.commands import Envelope
 from shoal.model.events import JobCheckpointed, JobPlaced
 from shoal.model.health import HealthRule
@@ -28,7 +30,7 @@ from shoal.model.job import Job, JobSpec, Member, Outcome, StopCause
 from shoal.model.node import NodeHealth, NodeIntent
 from shoal.model.report import Answer, Submit
 from shoal.model.resources import Demand, Slice
-from shoal.sim.fuzz import SeedFailed, Size, run_seed
+from shoal.sim.storm.fuzz import SeedFailed, Size, run_seed
 
 SEEDS_MAX = 200
 # Healthy histories settle long before; a stuck one need not be watched for longer.

@@ -9,13 +9,13 @@ from typing import Any
 import msgspec
 import pytest
 
-from shoal.core import serve
-from shoal.core.round import Round
-from shoal.core.scale import Wish
+from shoal.core.phases import serve
+from shoal.core.phases.round import Round
+from shoal.core.phases.scale import Wish
 from shoal.model.events import JobSubmitted, ReplicaReady, ServiceSet, ServiceStopped
 from shoal.model.job import Job, StopCause
 from shoal.model.service import Service, ServiceLoad
-from shoal.sim.fuzz import SeedFailed, Size, run_seed
+from shoal.sim.storm.fuzz import SeedFailed, Size, run_seed
 
 SEEDS_MAX = 60
 SIZE = Size(calm_ms=300_000, services_part=1.0)

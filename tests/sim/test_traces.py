@@ -20,10 +20,10 @@ from shoal.model.events import (
 from shoal.model.job import JobSpec, Outcome
 from shoal.model.node import NodeIntent, NodeSpec
 from shoal.model.resources import Slice
-from shoal.sim.clusters import gangs_for, read_causes, read_nodes
-from shoal.sim.readers import read_trace
-from shoal.sim.readers.history import read_history
-from shoal.sim.traces import Arrival, Gangs, Trace, TraceError, stretch
+from shoal.sim.replay.clusters import gangs_for, read_causes, read_nodes
+from shoal.sim.replay.readers import read_trace
+from shoal.sim.replay.readers.history import read_history
+from shoal.sim.replay.traces import Arrival, Gangs, Trace, TraceError, stretch
 
 GOLDEN = Path(__file__).parent.parent / "golden" / "traces"
 

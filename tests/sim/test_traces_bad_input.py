@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from shoal.sim.clusters import read_causes, read_nodes
-from shoal.sim.readers import FORMATS, read_trace
-from shoal.sim.traces import Gangs, TraceError
+from shoal.sim.replay.clusters import read_causes, read_nodes
+from shoal.sim.replay.readers import FORMATS, read_trace
+from shoal.sim.replay.traces import Gangs, TraceError
 
 HEAD = "submit_s,duration_s,gpus\n"
 SACCT = "JobID|Submit|Start|End|ElapsedRaw|AllocTRES|NNodes|State|Timelimit\n"

@@ -13,12 +13,12 @@ from shoal.model.job import JobSpec
 from shoal.model.node import NodeSpec
 from shoal.model.policy import Policy
 from shoal.model.report import Accepted, Answer, Cancel, Submit
-from shoal.sim.agenda import Agenda
-from shoal.sim.controller import Moment
-from shoal.sim.machine import Fate
-from shoal.sim.network import Network
-from shoal.sim.truth import Truth
-from shoal.sim.world import World
+from shoal.sim.storm.agenda import Agenda
+from shoal.sim.storm.controller import Moment
+from shoal.sim.storm.network import Network
+from shoal.sim.storm.node import Fate
+from shoal.sim.storm.truth import Truth
+from shoal.sim.storm.world import World
 
 POLICY = Policy(suspect_after_ms=3_000, grace_ms=10_000)
 

@@ -11,7 +11,7 @@ import pytest
 
 pytest.importorskip("torch", reason="torch is not installed")
 
-from shoal.train.vault import FORMAT, MANIFEST, PART_BYTES, Damage, Manifest, Vault
+from shoal.train.checkpoints import FORMAT, MANIFEST, PART_BYTES, Damage, Manifest, Vault
 from shoal.train.writing import Summing
 from tests.train.gangs import Gang, last_line
 

@@ -11,7 +11,7 @@ import pytest
 
 pytest.importorskip("torch", reason="torch is not installed")
 
-from shoal.train.vault import Vault
+from shoal.train.checkpoints import Vault
 from tests.train.gangs import ROOT, Gang
 
 EXAMPLES = ROOT / "examples" / "train"

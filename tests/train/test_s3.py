@@ -18,7 +18,7 @@ import pytest
 pytest.importorskip("torch", reason="torch is not installed")
 pytest.importorskip("s3fs", reason="s3fs is not installed")
 
-from shoal.train.vault import MANIFEST, Vault
+from shoal.train.checkpoints import MANIFEST, Vault
 from tests.train.gangs import Gang, free_port
 
 WEED = shutil.which("weed", path=str(Path(sys.executable).parent)) or shutil.which("weed")

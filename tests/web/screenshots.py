@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import msgspec
 import pytest
 
-from shoal.cli import demo_plan
+from shoal.cli.demo import plan as demo_plan
 from shoal.cli.request import carried
 from shoal.control.home import ClusterConfig
 from shoal.model.job import JobSpec
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from playwright.sync_api import Page, ViewportSize
 
 FOLDER = Path(__file__).parents[2] / "docs" / "images"
-WORK = ("python", "-m", "shoal.cli.demo_work")
+WORK = ("python", "-m", "shoal.cli.demo.work")
 WAIT_S = 120
 SIZE: ViewportSize = {"width": 1200, "height": 760}
 TALL: ViewportSize = {"width": 1200, "height": 1180}

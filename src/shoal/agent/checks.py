@@ -21,7 +21,7 @@ from shoal.model.commands import Check
 from shoal.model.health import TEXT_MAX, CheckResult
 from shoal.model.node import NodeSpec
 
-PROBE = (sys.executable, "-m", "shoal.health.probe")
+PROBE = (sys.executable, "-m", "shoal.probes.probe")
 PROBE_S_MAX = 60.0
 
 

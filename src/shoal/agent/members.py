@@ -16,9 +16,9 @@ from typing import Protocol
 
 from shoal.agent.faults import CannotStart
 from shoal.agent.kinship import Kinship
-from shoal.agent.nursery import ZYGOTES_MAX, Nursery
 from shoal.agent.surroundings import surroundings
-from shoal.agent.warmth import Recipe, default_modules, recipe, wanted_modules
+from shoal.agent.warm.pool import ZYGOTES_MAX, WarmPool
+from shoal.agent.warm.rules import Recipe, default_modules, recipe, wanted_modules
 from shoal.exits import MEMBERS
 from shoal.kernel import NODE_MARK, children, kill_marked
 from shoal.model.commands import Launch, Prepare
@@ -72,7 +72,7 @@ class Members:
         self._node_mark = str(node_directory)
         self._pids: dict[int, Process] = {}
         self._processes: dict[MemberRef, Process] = {}
-        self.nursery = Nursery(self._node_mark)
+        self.nursery = WarmPool(self._node_mark)
         self._prepared: dict[
             str, tuple[Recipe, float]
         ] = {}  # for jobs that may come, and until when

@@ -17,7 +17,7 @@ from litestar.connection import ASGIConnection
 from litestar.exceptions import NotAuthorizedException
 from litestar.handlers import BaseRouteHandler
 
-from shoal.api.door import PROVEN
+from shoal.api.limits import PROVEN
 from shoal.api.problems import Refusal
 
 SESSION_MS = 12 * 3600 * 1000

@@ -18,6 +18,7 @@ from litestar.params import Parameter
 
 from shoal import __version__
 from shoal.api.access import Access
+from shoal.api.explain import HISTORY_MAX, Stories, why_view
 from shoal.api.feed import Feed
 from shoal.api.ledger import Ledger
 from shoal.api.metrics import metrics
@@ -46,12 +47,11 @@ from shoal.api.problems import (
 )
 from shoal.api.reading import ROWS_AT_ONCE, aside, encoded, json_list, respond
 from shoal.api.series import Series
-from shoal.api.story import HISTORY_MAX, Stories, why_view
 from shoal.control import tryout
 from shoal.control.history.history import History
 from shoal.control.loop import Busy, ControlLoop
 from shoal.control.plugins import problem
-from shoal.ledger.keeper import Keeper
+from shoal.ledger.live import LiveLedger
 from shoal.model.job import Job, MemberRef, Phase
 from shoal.model.node import NodeIntent
 from shoal.model.policy import Policy
@@ -328,15 +328,15 @@ def build(
     token: str,
     entry: Callable[[], Entry] = lambda: Entry(),
     history: History | None = None,
-    keeper: Keeper | None = None,
+    live_ledger: LiveLedger | None = None,
     home: Path | None = None,
     host: str = "",
 ) -> Litestar:
     kept = history or History(loop)
     access, feed = Access(token, loop.clock.now_ms, host), Feed(loop, lambda: kept.newest)
 
-    def provide_keeper() -> Keeper | None:
-        return keeper
+    def provide_ledger() -> LiveLedger | None:
+        return live_ledger
 
     def provide_history() -> History:
         return kept
@@ -364,7 +364,7 @@ def build(
         dependencies={
             "loop": Provide(provide_loop, sync_to_thread=False),
             "entry": Provide(provide_entry, sync_to_thread=False),
-            "keeper": Provide(provide_keeper, sync_to_thread=False),
+            "live_ledger": Provide(provide_ledger, sync_to_thread=False),
             "history": Provide(provide_history, sync_to_thread=False),
             **provided(loop, access, feed, home),
         },

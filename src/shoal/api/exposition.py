@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
-from shoal.control.meters import Histogram
+from shoal.control.counters import Histogram
 
 PIECE = 4000  # samples that are written without a pause for others
 CONTENT_TYPE = "text/plain; version=0.0.4"  # the server adds the charset

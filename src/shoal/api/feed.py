@@ -27,8 +27,8 @@ from shoal.api.lines import (
 )
 from shoal.api.present import find_job, known_nodes, status_view
 from shoal.control.loop import ControlLoop
-from shoal.core.records import Watch
-from shoal.core.state import State
+from shoal.core.state.records import Watch
+from shoal.core.state.state import State
 from shoal.enduring import enduring
 from shoal.model.job import Job, Phase
 from shoal.model.progress import Beat

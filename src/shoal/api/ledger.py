@@ -11,9 +11,9 @@ from litestar.params import Parameter
 from shoal.api.present import find_job
 from shoal.api.problems import Refusal
 from shoal.control.loop import ControlLoop
-from shoal.core.budget import used
+from shoal.core.phases.budget import used
 from shoal.ledger.accounts import HOUR_MS
-from shoal.ledger.keeper import TIMES_MAX, Keeper
+from shoal.ledger.live import TIMES_MAX, LiveLedger
 from shoal.ledger.spending import wants_spendings
 from shoal.model.ledger import By, CostView, LedgerView
 from shoal.model.prices import PriceList, problem_with
@@ -27,7 +27,7 @@ class Ledger(Controller):
     @get("/ledger")
     async def ledger(
         self,
-        keeper: Keeper | None,
+        live_ledger: LiveLedger | None,
         loop: ControlLoop,
         by: By = By.ACCOUNT,
         from_ms: Moment = 0,
@@ -37,7 +37,7 @@ class Ledger(Controller):
         Rows by job, node, user or tenant are the 1,000 largest and one of others."""
         if to_ms and to_ms <= from_ms:
             raise Refusal(422, "must be later than from_ms", "to_ms")
-        books = _kept(keeper)
+        books = _kept(live_ledger)
         begin_ms = max(from_ms, books.book.mirror.began_ms)
         hours = ((to_ms or loop.clock.now_ms()) - begin_ms) // HOUR_MS
         if by is By.HOUR and hours > TIMES_MAX:
@@ -49,30 +49,32 @@ class Ledger(Controller):
         return view
 
     @get("/jobs/{job_id:str}/cost")
-    async def cost(self, loop: ControlLoop, keeper: Keeper | None, job_id: str) -> CostView:
+    async def cost(
+        self, loop: ControlLoop, live_ledger: LiveLedger | None, job_id: str
+    ) -> CostView:
         if find_job(loop, job_id) is None:
             raise Refusal(404, f"there is no job {job_id[:64]!r}; see: shoal ps -a", "job")
-        return await _kept(keeper).cost(job_id)
+        return await _kept(live_ledger).cost(job_id)
 
     @get("/prices", sync_to_thread=False)
-    def prices(self, keeper: Keeper | None) -> PriceList:
-        return _kept(keeper).prices
+    def prices(self, live_ledger: LiveLedger | None) -> PriceList:
+        return _kept(live_ledger).prices
 
     @put("/prices", sync_to_thread=False)
-    def set_prices(self, keeper: Keeper | None, data: PriceList) -> PriceList:
+    def set_prices(self, live_ledger: LiveLedger | None, data: PriceList) -> PriceList:
         """In force at once, for all of the past too."""
         wrong = problem_with(data)
         if wrong is not None:
             field, _, message = wrong.partition(": ")
             raise Refusal(422, message, field)
-        books = _kept(keeper)
+        books = _kept(live_ledger)
         books.set_prices(data)
         return books.prices
 
 
-async def _budgets(loop: ControlLoop, keeper: Keeper) -> list[str]:
+async def _budgets(loop: ControlLoop, live_ledger: LiveLedger) -> list[str]:
     """How much of its budget each tenant has used, a line each."""
-    spendings = await keeper.spendings(loop.policy)
+    spendings = await live_ledger.spendings(loop.policy)
     lines = []
     for tenant in loop.policy.tenants:
         if tenant.has_budget:
@@ -81,7 +83,7 @@ async def _budgets(loop: ControlLoop, keeper: Keeper) -> list[str]:
     return lines
 
 
-def _kept(keeper: Keeper | None) -> Keeper:
-    if keeper is None:
+def _kept(live_ledger: LiveLedger | None) -> LiveLedger:
+    if live_ledger is None:
         raise Refusal(404, "no ledger is kept here", "ledger")
-    return keeper
+    return live_ledger

@@ -6,7 +6,7 @@ import msgspec
 
 from shoal.api.present import job_state, node_state, replica_view, service_state
 from shoal.control.loop import ControlLoop
-from shoal.core.state import Node
+from shoal.core.state.state import Node
 from shoal.model.health import Standing
 from shoal.model.job import Job, Phase
 from shoal.model.node import NodeHealth

@@ -23,9 +23,9 @@ from shoal.api.exposition import (
     simple,
 )
 from shoal.api.present import DRAINED, gpu_counts, known_nodes, node_state, progress_view
+from shoal.control.counters import OTHERS, TENANTS_MAX
 from shoal.control.history.history import History
 from shoal.control.loop import ControlLoop
-from shoal.control.meters import OTHERS, TENANTS_MAX
 from shoal.model.job import Job, Phase
 from shoal.model.node import NodeHealth
 from shoal.model.samples import GpuSample, NodeSample
@@ -63,7 +63,7 @@ def collect(loop: ControlLoop, history: History) -> Iterator[str]:
 
 
 def _controller(loop: ControlLoop, history: History) -> Iterator[str]:
-    meters, started = loop.meters, loop.started_ms / 1000
+    counters, started = loop.counters, loop.started_ms / 1000
     yield family(
         "shoal_build_info", "gauge", "The version that runs.", [({"version": __version__}, 1)]
     )
@@ -71,35 +71,35 @@ def _controller(loop: ControlLoop, history: History) -> Iterator[str]:
     yield simple(
         "shoal_controller_starts_total", "counter", "Starts of a controller.", loop.state.epoch
     )
-    yield histogram("shoal_step_duration_seconds", "Time of one scheduling step.", meters.steps)
-    yield histogram("shoal_commit_duration_seconds", "Time to store a step.", meters.commits)
+    yield histogram("shoal_step_duration_seconds", "Time of one scheduling step.", counters.steps)
+    yield histogram("shoal_commit_duration_seconds", "Time to store a step.", counters.commits)
     yield histogram(
-        "shoal_job_wait_seconds", "From submission to the first placement.", meters.waits
+        "shoal_job_wait_seconds", "From submission to the first placement.", counters.waits
     )
-    yield simple("shoal_node_reports_total", "counter", "Inventories heard.", meters.reports)
+    yield simple("shoal_node_reports_total", "counter", "Inventories heard.", counters.reports)
     yield family(
         "shoal_events_total",
         "counter",
         "Events stored.",
-        [({"event": kind}, count) for kind, count in sorted(meters.events.items())],
+        [({"event": kind}, count) for kind, count in sorted(counters.events.items())],
     )
     yield family(
         "shoal_job_placements_total",
         "counter",
         "Attempts that were given their place.",
-        [({"tenant": tenant}, count) for tenant, count in sorted(meters.placements.items())],
+        [({"tenant": tenant}, count) for tenant, count in sorted(counters.placements.items())],
     )
     yield family(
         "shoal_job_stops_total",
         "counter",
         "Attempts that were told to stop, by cause.",
-        [({"cause": cause}, count) for cause, count in sorted(meters.stops.items())],
+        [({"cause": cause}, count) for cause, count in sorted(counters.stops.items())],
     )
     yield family(
         "shoal_jobs_finished_total",
         "counter",
         "Jobs that ended.",
-        [({"outcome": o, "tenant": t}, count) for (o, t), count in sorted(meters.ends.items())],
+        [({"outcome": o, "tenant": t}, count) for (o, t), count in sorted(counters.ends.items())],
     )
     yield simple("shoal_requests_waiting", "gauge", "Requests not yet looked at.", loop.waiting)
     yield simple("shoal_history_size_bytes", "gauge", "File of samples.", history.file.size_bytes)

@@ -7,9 +7,9 @@ from typing import Any
 
 from shoal import __version__
 from shoal.control.loop import ControlLoop
-from shoal.core.explain import explain
-from shoal.core.state import Node
-from shoal.core.waits import waits_of
+from shoal.core.answers.waits import waits_of
+from shoal.core.answers.why import explain
+from shoal.core.state.state import Node
 from shoal.model.health import Standing
 from shoal.model.job import Job, Phase
 from shoal.model.node import NodeHealth, NodeIntent

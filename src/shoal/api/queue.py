@@ -12,8 +12,8 @@ from litestar.params import Parameter
 
 from shoal.api.present import job_row
 from shoal.control.loop import ControlLoop
-from shoal.core.advice import advise
-from shoal.core.outlook import outlook
+from shoal.core.answers.advice import advise
+from shoal.core.answers.outlook import outlook
 from shoal.core.scheduling.order import place_in_line
 from shoal.model.job import Job
 from shoal.model.views import JobRow

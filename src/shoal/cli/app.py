@@ -12,8 +12,9 @@ from typer.core import TyperGroup
 from typer.main import get_command
 
 from shoal.cli.grammar import DEFAULT_HOME, HomeOption, RunVerb, ServeVerb, Verb, write_verbatim
-from shoal.cli.guard import USAGE, Failure, guarded
+from shoal.cli.guard import guarded
 from shoal.cli.quick import quicken
+from shoal.forms.failure import USAGE, Failure
 
 
 class Entry(NamedTuple):
@@ -93,7 +94,7 @@ class Verbs(TyperGroup):
             close = get_close_matches(cmd_name, VERBS, n=1)
             hint = f"did you mean: shoal {close[0]}" if close else "see: shoal --help"
             raise Failure(f"there is no verb '{cmd_name[:40]}'; {hint}", USAGE)
-        module = importlib.import_module(f"shoal.cli.{entry.module}")
+        module = importlib.import_module(f"shoal.cli.verbs.{entry.module}")
         verb = typer.Typer(add_completion=False, rich_markup_mode=None)
         verb.command(cmd_name, cls=entry.grammar)(getattr(module, cmd_name))
         return get_command(verb)

@@ -9,9 +9,10 @@ from typing import Annotated, Any
 import typer
 from typer.core import TyperCommand
 
-from shoal.cli.guard import USAGE, Failure
 from shoal.cli.quick import quicken
 from shoal.files import require_own
+from shoal.forms.datafile import is_job_file
+from shoal.forms.failure import USAGE, Failure
 
 EXAMPLES = "\nExamples:\n"
 PLAIN_HEADING = "Options"
@@ -121,10 +122,6 @@ def _row(parameter: Any) -> tuple[str, str]:
     names = [*sorted(parameter.opts, key=len), *parameter.secondary_opts] if option else []
     shown = [", ".join(names), parameter.metavar]
     return " ".join(part for part in shown if part), parameter.help or ""
-
-
-def is_job_file(word: str) -> bool:
-    return word.lower().endswith((".yaml", ".yml", ".toml", ".json"))
 
 
 def write_verbatim(formatter: Any, text: str) -> None:

@@ -11,21 +11,12 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-REFUSED = 1
-USAGE = 2
+from shoal.forms.failure import REFUSED, Failure
+
 NO_CLUSTER = 3
 INTERRUPTED = 130  # 128 + SIGINT
 PATH_SHOWN = 200
 PIPE_CLOSED = 141  # 128 + SIGPIPE, as for any tool whose reader left
-
-
-class Failure(Exception):
-    """A verb ends here: one line for the user, and the exit code."""
-
-    def __init__(self, message: str, code: int = REFUSED) -> None:
-        super().__init__(message)
-        self.message = message
-        self.code = code
 
 
 def guarded(act: Callable[[], Any]) -> int:
@@ -55,7 +46,7 @@ def guarded(act: Callable[[], Any]) -> int:
 
 def complain(message: str) -> None:
     """One line on stderr, whatever the message holds."""
-    from shoal.cli.show import printable
+    from shoal.cli.screen.show import printable
 
     print(f"error: {printable(message)}", file=sys.stderr)
 

@@ -8,7 +8,7 @@ import threading
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from shoal.cli import show
+from shoal.cli.screen import show
 
 if TYPE_CHECKING:
     from rich.live import Live
@@ -23,8 +23,8 @@ class Bringing:
     """The file is read and checked before anything is started."""
 
     def __init__(self, home: Home, path: Path, engine: str | None) -> None:
-        from shoal.cli.guard import USAGE, Failure
-        from shoal.cli.hostsfile import read_hosts
+        from shoal.forms.failure import USAGE, Failure
+        from shoal.forms.hosts import read_hosts
 
         if engine not in (None, "ray"):
             raise Failure("--hosts: other machines join by --engine ray; leave out --engine", USAGE)
@@ -35,7 +35,7 @@ class Bringing:
 
     def bring(self, address: str, *, quiet: bool) -> list[Outcome]:
         """Have all of them joined to the cluster that is led at `address`."""
-        from shoal.cli.guard import Failure
+        from shoal.forms.failure import Failure
         from shoal.hosts import wheel
         from shoal.hosts.bring import Task, bring
         from shoal.hosts.ssh import RemoteError, Ssh
@@ -157,7 +157,7 @@ class Record:
     def read(self) -> list[HostSpec]:
         import msgspec
 
-        from shoal.cli.guard import Failure
+        from shoal.forms.failure import Failure
         from shoal.hosts.spec import HostSpec
 
         try:

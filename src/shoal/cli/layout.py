@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import re
 
-from shoal.cli.guard import USAGE, Failure
 from shoal.cli.machine import Machine
+from shoal.forms.failure import USAGE, Failure
 from shoal.model.node import GPUS_PER_NODE_MAX, NodeSpec
 
 # Each is a process of its own on this machine.

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from shoal.cli.guard import REFUSED, Failure
+from shoal.forms.failure import REFUSED, Failure
 from shoal.model.job import JobSpec
 
 if TYPE_CHECKING:
@@ -23,14 +23,14 @@ def packed(client: Client, spec: JobSpec, wanted: bool | None, *, quiet: bool) -
     unless all nodes are of this machine, where the directory is there already. What a user may
     expect to find there and will not is said."""
     if not quiet and (hidden := hidden_environment(spec)):
-        from shoal.cli import show
+        from shoal.cli.screen import show
 
         show.note(hidden)
     if wanted is None:
         wanted = client.status().engine != "local"
     if not wanted:
         return spec
-    from shoal.cli import show
+    from shoal.cli.screen import show
     from shoal.packing import PackError, pack
 
     try:

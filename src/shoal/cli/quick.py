@@ -11,7 +11,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from shoal.cli.guard import USAGE, Failure
+from shoal.forms.failure import USAGE, Failure
 
 # More than any number here may have; Python itself refuses thousands.
 NUMBER_FIGURES_MAX = 16

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 if TYPE_CHECKING:
-    from shoal.cli.up import Shape
+    from shoal.cli.verbs.up import Shape
     from shoal.control.home import ClusterConfig, Home
     from shoal.model.node import NodeSpec
 
@@ -28,7 +28,7 @@ class Wish(NamedTuple):
 
     def nodes(self, shape: Shape) -> tuple[NodeSpec, ...]:
         """This machine, or nothing if it only leads."""
-        from shoal.cli.guard import USAGE, Failure
+        from shoal.forms.failure import USAGE, Failure
 
         if shape.topology is not None:
             message = "is for virtual nodes; here a machine says --place when it joins"
@@ -48,8 +48,8 @@ def wish(
     token_file: Path | None,
 ) -> Wish | None:
     """None: the nodes are of this machine alone."""
-    from shoal.cli.guard import USAGE, Failure
     from shoal.engines.ray import machine
+    from shoal.forms.failure import USAGE, Failure
 
     was_ray = last is not None and last.engine == "ray"
     if engine not in (None, "local", "ray"):
@@ -79,9 +79,10 @@ def machine_spec(
 
     import msgspec
 
-    from shoal.cli import layout, machine, units
-    from shoal.cli.guard import USAGE, Failure
-    from shoal.cli.up import amount
+    from shoal.cli import layout, machine
+    from shoal.cli.verbs.up import amount
+    from shoal.forms import units
+    from shoal.forms.failure import USAGE, Failure
     from shoal.model.node import GPUS_PER_NODE_MAX, NODE_ID_PATTERN
 
     found = layout.this_machine(machine.detect())[0]
@@ -113,8 +114,8 @@ def described(found: NodeSpec, file: Path) -> NodeSpec:
     """The node with what a file says of it."""
     import msgspec
 
-    from shoal.cli import datafile
-    from shoal.cli.guard import Failure
+    from shoal.forms import datafile
+    from shoal.forms.failure import Failure
     from shoal.model.node import NodeSpec
 
     text = datafile.read_text(file.expanduser(), "node file")
@@ -128,10 +129,10 @@ def described(found: NodeSpec, file: Path) -> NodeSpec:
 
 def start_ray(home: Home, config: ClusterConfig, ray: Wish, progress: Progress) -> None:
     """This machine's part of Ray: the head, or a node of the Ray that is led elsewhere."""
-    from shoal.cli.guard import Failure
     from shoal.engines.agentlink import write_spec
     from shoal.engines.ray import admission, machine
     from shoal.engines.ray.render import token_path
+    from shoal.forms.failure import Failure
 
     home.create()
     name = config.nodes[0].id if config.nodes else ""
@@ -156,7 +157,7 @@ def start_ray(home: Home, config: ClusterConfig, ray: Wish, progress: Progress) 
 
 def given_token(token_file: Path | None) -> str:
     """From a file or the environment; never from the command line, where others can read it."""
-    from shoal.cli.guard import USAGE, Failure
+    from shoal.forms.failure import USAGE, Failure
 
     if token_file is not None:
         try:
@@ -174,7 +175,7 @@ def given_token(token_file: Path | None) -> str:
 
 
 def split_address(flag: str, text: str) -> tuple[str, int]:
-    from shoal.cli.guard import USAGE, Failure
+    from shoal.forms.failure import USAGE, Failure
 
     host, _, port = text.strip().rpartition(":")
     if not host or not port.isdigit() or not 0 < int(port) < 65_536 or "/" in host:
@@ -183,7 +184,7 @@ def split_address(flag: str, text: str) -> tuple[str, int]:
 
 
 def checked_ip(text: str | None) -> str:
-    from shoal.cli.guard import USAGE, Failure
+    from shoal.forms.failure import USAGE, Failure
 
     if text is None:
         return ""
@@ -211,7 +212,7 @@ def others(home: Home) -> list[str]:
 
 
 def tell_how_to_join(home: Home, config: ClusterConfig) -> None:
-    from shoal.cli.show import line
+    from shoal.cli.screen.show import line
 
     line("on each further machine, with the same Shoal, Ray and Python:")
     line(f"  shoal join {config.reach} --token-file token")

@@ -9,10 +9,10 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TypeVar
 
-from shoal.cli import units
-from shoal.cli.guard import REFUSED, USAGE, Failure
-from shoal.cli.show import note
+from shoal.cli.screen.show import note
 from shoal.client import Client, ShoalError, Unreachable
+from shoal.forms import units
+from shoal.forms.failure import REFUSED, USAGE, Failure
 
 NOT_FOUND = 404
 NODES_NAMED_MAX = 8

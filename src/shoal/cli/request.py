@@ -10,11 +10,11 @@ from typing import Any, Generic, NamedTuple, TypeVar
 
 import msgspec
 
-from shoal.cli import datafile, units
-from shoal.cli.grammar import is_job_file
-from shoal.cli.guard import REFUSED, USAGE, Failure
-from shoal.cli.jobfields import FIELDS, BadJob, to_spec
-from shoal.cli.jobfile import read_fields
+from shoal.forms import datafile, units
+from shoal.forms.datafile import is_job_file
+from shoal.forms.failure import REFUSED, USAGE, Failure
+from shoal.forms.jobfields import FIELDS, BadJob, to_spec
+from shoal.forms.jobfile import read_fields
 from shoal.model.job import JobSpec
 
 # So that `python` and what it imports mean the same in the job as in the shell that sent it.

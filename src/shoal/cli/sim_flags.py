@@ -5,10 +5,10 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-from shoal.cli.guard import REFUSED, USAGE, Failure
-from shoal.cli.units import BadAmount, cpu_milli, duration_ms, memory_mb
+from shoal.forms.failure import REFUSED, USAGE, Failure
+from shoal.forms.units import BadAmount, cpu_milli, duration_ms, memory_mb
 from shoal.model.node import NodeSpec
-from shoal.sim.clusters import (
+from shoal.sim.replay.clusters import (
     NEVER_MS,
     NODES_MAX,
     Conditions,
@@ -18,7 +18,7 @@ from shoal.sim.clusters import (
     read_causes,
     read_nodes,
 )
-from shoal.sim.traces import TraceError
+from shoal.sim.replay.traces import TraceError
 
 
 def cluster_of(nodes: str, gpus: int, cpus: str, memory: str) -> list[NodeSpec]:

@@ -55,7 +55,7 @@ class Home:
         self.gateway = self.path / "gateway"
         self.gateway_port = self.path / "gateway.port"
         self.ray = self.path / "ray"  # this machine's part of Ray: its token, ports and log
-        self.keeper_lock = self.ray / "keeper.lock"
+        self.starter_lock = self.ray / "starter.lock"
         self.packages = self.path / "packages"  # working directories that were sent
         self.checkpoints = self.path / "checkpoints"  # a directory for each job
 

@@ -98,9 +98,9 @@ def take_down(home: Home, progress: Progress, note: Progress = lambda _: None) -
             path.unlink(missing_ok=True)
         except OSError as error:
             note(f"cannot remove {path}: {error.strerror or error}")
-    if held(home.keeper_lock):  # it would start the agent again
+    if held(home.starter_lock):  # it would start the agent again
         progress("stopping Ray")
-        _end(home.keeper_lock, _pid_in(home.keeper_lock))
+        _end(home.starter_lock, _pid_in(home.starter_lock))
         stopped += 1
     agents = [
         directory

@@ -14,14 +14,14 @@ import msgspec
 
 from shoal.control import plugins
 from shoal.control.alarms import Alarms
+from shoal.control.counters import Counters
 from shoal.control.logs import LogStore
-from shoal.control.meters import Meters
 from shoal.control.packages import PackageStore
-from shoal.core.apply import apply
-from shoal.core.check import check, check_touched
-from shoal.core.state import State
+from shoal.core.phases.timekeeping import JUMP_MS
+from shoal.core.state.apply import apply
+from shoal.core.state.invariants import check, check_touched
+from shoal.core.state.state import State
 from shoal.core.step import Step, step
-from shoal.core.timekeeping import JUMP_MS
 from shoal.model.budget import Spending
 from shoal.model.commands import Command, Envelope
 from shoal.model.events import ControllerStarted, Event, JobEvent
@@ -80,7 +80,7 @@ class ControlLoop:
         self.started_ms = clock.now_ms()
         self.restarts = 0  # controllers that have died since the cluster was started
         self.finishing: dict[str, Job] = {}  # finished, but not yet in the store
-        self.meters = Meters()
+        self.counters = Counters()
         self.alarms = alarms or Alarms()
         self.samples: dict[str, NodeSample] = {}  # the newest of each node, for who keeps them
         self.followers: list[Follower] = []
@@ -269,11 +269,11 @@ class ControlLoop:
 
     async def _tick(self) -> int | None:
         report, futures = self._drain()
-        self.meters.reports += len(report.nodes)
+        self.counters.reports += len(report.nodes)
         try:
             began = time.perf_counter()
             done = step(self.state, report, self.policy, self.clock.now_ms())
-            self.meters.steps.add(time.perf_counter() - began)
+            self.counters.steps.add(time.perf_counter() - began)
             check_touched(self.state, done.events)
             if done.events:
                 await self._commit(done)
@@ -340,9 +340,9 @@ class ControlLoop:
         self.finishing = {job.id: job for job in done.finished}
         began = time.perf_counter()
         self.last_seq = await asyncio.to_thread(self.store.commit, done.events, done.finished)
-        self.meters.commits.add(time.perf_counter() - began)
+        self.counters.commits.add(time.perf_counter() - began)
         ended = {job.id: job.spec.tenant for job in done.finished}
-        self.meters.happened(self.state, done.events, ended)
+        self.counters.happened(self.state, done.events, ended)
         self.finishing = {}
 
     async def _keep_snapshot(self) -> None:

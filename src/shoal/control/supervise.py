@@ -12,8 +12,8 @@ import time
 from pathlib import Path
 from types import FrameType
 
-from shoal.control.doors import Doors, open_doors
 from shoal.control.home import Home
+from shoal.control.sockets import Doors, open_doors
 from shoal.files import lock
 from shoal.ports import EngineError
 

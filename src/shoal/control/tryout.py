@@ -9,7 +9,7 @@ import msgspec
 
 from shoal.control import plugins
 from shoal.core import tryout
-from shoal.core.state import State
+from shoal.core.state.state import State
 from shoal.model.policy import Policy
 
 TRYOUT_S_MAX = 60.0  # it takes half a second on an idle machine

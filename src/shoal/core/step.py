@@ -4,21 +4,21 @@ from __future__ import annotations
 
 import msgspec
 
-from shoal.core.admit import admit
-from shoal.core.budget import budget
-from shoal.core.farewell import dismissals
-from shoal.core.heal import heal
-from shoal.core.idle import reclaim
-from shoal.core.observe import fences_wanted, observe
-from shoal.core.prepare import prepares_wanted
-from shoal.core.reconcile import reconcile
-from shoal.core.round import Round
+from shoal.core.phases.admit import admit
+from shoal.core.phases.budget import budget
+from shoal.core.phases.heal import heal
+from shoal.core.phases.leaving import dismissals
+from shoal.core.phases.observe import fences_wanted, observe
+from shoal.core.phases.prepare import prepares_wanted
+from shoal.core.phases.reclaim import reclaim
+from shoal.core.phases.reconcile import reconcile
+from shoal.core.phases.round import Round
+from shoal.core.phases.serve import serve
+from shoal.core.phases.timekeeping import note_clock
+from shoal.core.phases.wake import next_wake
+from shoal.core.phases.watch import checks_wanted, watch
 from shoal.core.scheduling.cycle import schedule
-from shoal.core.serve import serve
-from shoal.core.state import State
-from shoal.core.timekeeping import note_clock
-from shoal.core.wake import next_wake
-from shoal.core.watch import checks_wanted, watch
+from shoal.core.state.state import State
 from shoal.model.commands import Command
 from shoal.model.events import Event, PolicyChanged
 from shoal.model.job import Job

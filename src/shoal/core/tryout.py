@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import msgspec
 
-from shoal.core.check import check
 from shoal.core.nodebook import NodeBook
-from shoal.core.snapshot import Snapshot
-from shoal.core.state import State
+from shoal.core.state.invariants import check
+from shoal.core.state.snapshot import Snapshot
+from shoal.core.state.state import State
 from shoal.core.step import step
 from shoal.model.commands import Command, Envelope
 from shoal.model.job import JobSpec, MemberRef

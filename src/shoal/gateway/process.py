@@ -123,7 +123,7 @@ class Proxy:
         """See to it that somebody takes the log lines out of the pipe."""
         if held(self.directory / "access.lock") or self.pid() is None:
             return
-        keeper = Path(__file__).with_name("logkeeper.py")
+        keeper = Path(__file__).with_name("logwriter.py")
         words = [str(keeper), str(LOG_BYTES_MAX)]
         subprocess.run(
             ["/bin/sh", "-c", '"$@" &', "sh", sys.executable, "-I", "-S", *words],

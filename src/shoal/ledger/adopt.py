@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import msgspec
 
-from shoal.core.state import State
+from shoal.core.state.state import State
 from shoal.model import events as ev
 from shoal.model.budget import BudgetLevel
 from shoal.model.job import Job, Phase, StopCause

@@ -5,10 +5,10 @@ from __future__ import annotations
 import msgspec
 
 from shoal.model.events import Recorded
+from shoal.model.explanation import AttemptRecord
 from shoal.model.health import Entry, Verdict
 from shoal.model.job import JobSpec
 from shoal.model.service import ServiceSpec
-from shoal.model.story import AttemptStory
 
 
 class ProgressView(msgspec.Struct, kw_only=True):
@@ -139,7 +139,7 @@ class WhyView(msgspec.Struct, kw_only=True):
     start: str = ""  # the same in words; empty: `why` says all there is to say
     progress: ProgressView | None
     events: list[Recorded]
-    attempts: list[AttemptStory] = []
+    attempts: list[AttemptRecord] = []
 
 
 class EventsView(msgspec.Struct, kw_only=True):

@@ -9,16 +9,17 @@ import sys
 from collections.abc import Iterable, Iterator
 from typing import Any, Literal
 
-from shoal.train import interval, loading, order
+from shoal.train import interval, loading
+from shoal.train import shuffle as order
 from shoal.train.beats import Beats
+from shoal.train.checkpoints import Manifest, Vault
 from shoal.train.errors import TrainError, end_in_one_line, say
 from shoal.train.group import Group
-from shoal.train.meter import Meter, clock_ns
-from shoal.train.order import Stretch
 from shoal.train.saver import END_AFTER_ERROR_S, END_WAIT_S, Saver
+from shoal.train.shuffle import Stretch
 from shoal.train.state import State, check
+from shoal.train.step_times import Meter, clock_ns
 from shoal.train.stop import STOPPED_CODE, Stop
-from shoal.train.vault import Manifest, Vault
 
 CHECKPOINTS_ENV = "SHOAL_CHECKPOINT_DIR"
 MTBF_ENV = "SHOAL_MTBF_S"

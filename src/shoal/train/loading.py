@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from typing import Any
 
-from shoal.train import order
+from shoal.train import shuffle as order
 from shoal.train.errors import TrainError
-from shoal.train.order import Stretch
+from shoal.train.shuffle import Stretch
 
 
 def is_ordered(loader: object) -> bool:

@@ -8,11 +8,11 @@ from typing import Any, NamedTuple, TypeVar, cast
 
 import msgspec
 
+from shoal.train.checkpoints import Damage, Found, Manifest, Vault, reason
 from shoal.train.errors import TrainError, say
 from shoal.train.group import Group
-from shoal.train.meter import Meter, clock_ns
 from shoal.train.state import State, collect, frozen, put_back
-from shoal.train.vault import Damage, Found, Manifest, Vault, reason
+from shoal.train.step_times import Meter, clock_ns
 from shoal.train.writing import read, write
 
 T = TypeVar("T")

@@ -12,7 +12,7 @@ import functools
 from collections import deque
 from typing import Any
 
-from shoal.train.meter import Meter, clock_ns
+from shoal.train.step_times import Meter, clock_ns
 
 EVENTS_MAX = 4096  # pairs not read yet; beyond that the oldest are forgotten
 

@@ -10,8 +10,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
+from shoal.train.checkpoints import PART_BYTES, FileSum, Vault, reason
 from shoal.train.errors import TrainError
-from shoal.train.vault import PART_BYTES, FileSum, Vault, reason
 
 # Said of each save of a run that is alone, where it is meant so.
 warnings.filterwarnings("ignore", message="torch.distributed is disabled, unavailable")

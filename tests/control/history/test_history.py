@@ -16,7 +16,7 @@ from shoal.control.history.jobs import ATTEMPTS_KEPT, POINTS_MAX, JobHistory, sh
 from shoal.control.history.store import HistoryFile
 from shoal.control.loop import ControlLoop
 from shoal.core.health.hang import Pace
-from shoal.core.records import Watch
+from shoal.core.state.records import Watch
 from shoal.model.job import JobSpec
 from shoal.model.progress import Beat
 from shoal.model.samples import GpuSample, NodeSample

@@ -42,7 +42,7 @@ class Undisturbed:
 
 
 def starts_of_ray(live: Live) -> int:
-    return (live.home.ray / "keeper.log").read_text().count("starting Ray")
+    return (live.home.ray / "starter.log").read_text().count("starting Ray")
 
 
 def must_work(live: Live) -> None:
@@ -154,4 +154,4 @@ def assert_refused_joins(live: Live, head: str, token: str) -> None:
             assert refused.returncode == 1
             (line,) = [one for one in refused.stderr.splitlines() if one.startswith("error: ")]
             assert words in line
-        assert not (home / "ray" / "keeper.log").exists()
+        assert not (home / "ray" / "starter.log").exists()

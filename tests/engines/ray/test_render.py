@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from shoal.engines.ray.carrier import newest
 from shoal.engines.ray.machine import free_ports
+from shoal.engines.ray.relay import newest
 from shoal.engines.ray.render import (
     FIRST_PORTS,
     HEAD_OFFSETS,

@@ -27,7 +27,7 @@ from shoal.control.history.loads import (
 )
 from shoal.control.history.store import HistoryFile, Whole
 from shoal.control.loop import ControlLoop
-from shoal.core.records import Watch
+from shoal.core.state.records import Watch
 from shoal.model.samples import NodeSample
 from shoal.model.series import JobSeries, NodeSeries, ServiceSeries
 

@@ -10,10 +10,10 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Collection, Iterable
 
-from shoal.core.queue import Gang
-from shoal.core.room import Room
 from shoal.core.scheduling.fit import Plan, fit, members_here, slices
-from shoal.core.state import State
+from shoal.core.state.queue import Gang
+from shoal.core.state.room import Room
+from shoal.core.state.state import State
 from shoal.model.job import Job, Within
 from shoal.model.resources import Slice, plural
 

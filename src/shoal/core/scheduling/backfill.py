@@ -6,13 +6,13 @@ from collections.abc import Collection, Iterable
 from itertools import islice
 from typing import NamedTuple
 
-from shoal.core.queue import Gang, gang_of
-from shoal.core.round import Round
+from shoal.core.phases.round import Round
 from shoal.core.scheduling.again import spares_kept_from
 from shoal.core.scheduling.expect import left_ms, run_ms
 from shoal.core.scheduling.fit import members_here
 from shoal.core.scheduling.order import takes_turns
-from shoal.core.state import State
+from shoal.core.state.queue import Gang, gang_of
+from shoal.core.state.state import State
 from shoal.model.events import JobReserved
 from shoal.model.job import Job, Within
 from shoal.model.policy import Preempt

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-from shoal.core.explain import could_ever, holds_queue
-from shoal.core.queue import Lane
-from shoal.core.room import Room
-from shoal.core.round import Round
+from shoal.core.answers.why import could_ever, holds_queue
+from shoal.core.phases.round import Round
 from shoal.core.scheduling.again import again, spares_beside, spares_kept_from
 from shoal.core.scheduling.backfill import GAP_TRIES_MAX, delayed_by, nodes_of, reserve
 from shoal.core.scheduling.defragment import defragment
@@ -15,7 +13,9 @@ from shoal.core.scheduling.order import ORDERINGS, Rank, Walk, place_in_line
 from shoal.core.scheduling.preempt import preempt
 from shoal.core.scheduling.roots import blind_nodes, starts_over
 from shoal.core.scheduling.spread import spread
-from shoal.core.state import State
+from shoal.core.state.queue import Lane
+from shoal.core.state.room import Room
+from shoal.core.state.state import State
 from shoal.model.durations import duration_text
 from shoal.model.events import JobPlaced, JobPromoted, JobUnclaimed
 from shoal.model.job import Job, Phase

@@ -5,15 +5,15 @@ from __future__ import annotations
 import heapq
 from collections.abc import Collection
 
-from shoal.core.queue import Gang, gang_of
-from shoal.core.room import UNLIMITED
-from shoal.core.round import Round
+from shoal.core.phases.round import Round
 from shoal.core.scheduling.again import spares_kept_from
 from shoal.core.scheduling.backfill import TYPICAL, first_opening
 from shoal.core.scheduling.fit import fit, slices
 from shoal.core.scheduling.order import gpus_of
 from shoal.core.scheduling.preempt import Overlay, Victim, victim_of
-from shoal.core.state import State
+from shoal.core.state.queue import Gang, gang_of
+from shoal.core.state.room import UNLIMITED
+from shoal.core.state.state import State
 from shoal.model.durations import duration_text
 from shoal.model.events import JobClaimed, JobStopping
 from shoal.model.job import Job, Phase, StopCause

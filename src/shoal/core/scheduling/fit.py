@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterator
 from typing import NamedTuple
 
-from shoal.core.queue import Gang
-from shoal.core.room import Domain, FreeIndex, Level
 from shoal.core.scheduling.score import PLACEMENTS, Score
-from shoal.core.state import State
+from shoal.core.state.queue import Gang
+from shoal.core.state.room import Domain, FreeIndex, Level
+from shoal.core.state.state import State
 from shoal.model.job import Within
 from shoal.model.resources import Demand, Kind, Slice, plural
 

@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-from shoal.core.apply import unsaved_ms
 from shoal.core.health import moving
 from shoal.core.health.moving import Move
 from shoal.core.health.numbers import upper_median
-from shoal.core.queue import gang_of
-from shoal.core.round import Round
+from shoal.core.phases.round import Round
+from shoal.core.phases.watch import rule_of
 from shoal.core.scheduling.again import beside, taken
 from shoal.core.scheduling.expect import run_ms
 from shoal.core.scheduling.fit import fit, slices
 from shoal.core.scheduling.order import gpus_of, ran_ms
 from shoal.core.scheduling.preempt import Overlay, victim_of
-from shoal.core.watch import rule_of
+from shoal.core.state.apply import unsaved_ms
+from shoal.core.state.queue import gang_of
 from shoal.model.durations import duration_text
 from shoal.model.events import JobClaimed, JobStopping
 from shoal.model.health import Standing

@@ -6,13 +6,13 @@ import heapq
 from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, NamedTuple
 
-from shoal.core.estimates import octave
-from shoal.core.queue import Kin, Lane, by_submission
 from shoal.core.scheduling.registry import Registry
+from shoal.core.state.estimates import octave
+from shoal.core.state.queue import Kin, Lane, by_submission
 from shoal.model.job import Job, Phase
 
 if TYPE_CHECKING:
-    from shoal.core.state import State
+    from shoal.core.state.state import State
 
 Rank = tuple[float, ...]
 Branch = tuple[int, bool, str]  # priority, elder, tenant

@@ -11,13 +11,13 @@ import heapq
 from collections.abc import Callable
 from typing import NamedTuple
 
-from shoal.core.queue import gang_of
-from shoal.core.room import Level
 from shoal.core.scheduling.again import spares_kept_from
 from shoal.core.scheduling.backfill import NODES_MAX, SAFE, TYPICAL, first_opening
 from shoal.core.scheduling.expect import left_ms, run_ms
 from shoal.core.scheduling.order import Rank, gpu_milli_of, place_in_line, takes_turns
-from shoal.core.state import Node, State
+from shoal.core.state.queue import gang_of
+from shoal.core.state.room import Level
+from shoal.core.state.state import Node, State
 from shoal.model.job import Job, Phase
 from shoal.model.policy import Preempt
 from shoal.model.resources import WHOLE_GPU_MILLI, Slice

@@ -16,13 +16,13 @@ from collections.abc import Callable
 from itertools import chain
 from typing import NamedTuple
 
-from shoal.core.apply import unsaved_ms
-from shoal.core.queue import Gang, gang_of
-from shoal.core.round import Round
+from shoal.core.phases.round import Round
 from shoal.core.scheduling.again import spares_kept_from
 from shoal.core.scheduling.fit import Plan, fit, slices
 from shoal.core.scheduling.order import ORDERINGS, Rank, gpu_milli_of
-from shoal.core.state import State
+from shoal.core.state.apply import unsaved_ms
+from shoal.core.state.queue import Gang, gang_of
+from shoal.core.state.state import State
 from shoal.model.durations import duration_text
 from shoal.model.events import JobClaimed, JobStopping
 from shoal.model.job import Job, Phase, StopCause

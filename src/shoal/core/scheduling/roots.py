@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from shoal.core.state import State
+from shoal.core.state.state import State
 from shoal.model.job import Job
 from shoal.model.resources import Slice
 

@@ -6,15 +6,15 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 from zlib import crc32
 
-from shoal.core.room import Level
 from shoal.core.scheduling import fragments
 from shoal.core.scheduling.fragments import Room, Task, unusable
 from shoal.core.scheduling.registry import Registry
+from shoal.core.state.room import Level
 from shoal.model.job import JobSpec
 from shoal.model.resources import WHOLE_GPU_MILLI, Kind
 
 if TYPE_CHECKING:
-    from shoal.core.state import State
+    from shoal.core.state.state import State
 
 # The lower is better. `before` and `after` are what is free on the node without and with the gang.
 Score = Callable[["State", Kind, Level, Level], tuple[float, ...]]

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Collection
 
-from shoal.core.queue import Gang
 from shoal.core.scheduling.fit import Plan, fit
-from shoal.core.state import State
+from shoal.core.state.queue import Gang
+from shoal.core.state.state import State
 from shoal.model.job import Job
 
 TRIES_MAX = 8  # beyond this many on every node it hardly matters which

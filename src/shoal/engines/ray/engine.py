@@ -1,7 +1,7 @@
-"""The controller's side of the Ray engine: keeps a carrier running and speaks through it.
+"""The controller's side of the Ray engine: keeps a relay running and speaks through it.
 
-The carrier is a process of its own because Ray ends its drivers as it sees fit: when the head is
-gone for a while, a carrier ends and the next one takes over, and the controller notices nothing but
+The relay is a process of its own because Ray ends its drivers as it sees fit: when the head is
+gone for a while, a relay ends and the next one takes over, and the controller notices nothing but
 silence.
 """
 
@@ -31,7 +31,7 @@ log = logging.getLogger("shoal.ray")
 PAUSE_FIRST_S = 0.5
 PAUSE_MAX_S = 10.0
 HEALTHY_AFTER_S = 20.0
-# A carrier that takes nothing for so long that this much waits is started anew.
+# A relay that takes nothing for so long that this much waits is started anew.
 BACKLOG_BYTES_MAX = 64 * 1024 * 1024
 PIECES_BYTES_MAX = BACKLOG_BYTES_MAX // 4  # of packages, so that orders always find room
 
@@ -48,12 +48,12 @@ class RayEngine:
         self._task: asyncio.Task[None] | None = None
         self._link: Link | None = None
         self._closed = asyncio.Event()
-        self._nodes: dict[str, int] = {}  # heard of through this carrier, in which session
+        self._nodes: dict[str, int] = {}  # heard of through this relay, in which session
         self._deaths: dict[str, NodeGone] = {}
 
     async def start(self, inbox: Inbox) -> None:
         self._inbox = inbox
-        self._task = asyncio.create_task(enduring("the carrier's keeper", self._keep_carrier))
+        self._task = asyncio.create_task(enduring("the relay's starter", self._keep_relay))
 
     def send(self, node: str, envelope: Envelope) -> None:
         self._tell(node, Orders(envelope))
@@ -70,29 +70,29 @@ class RayEngine:
             self._task.cancel()
             await asyncio.gather(self._task, return_exceptions=True)
 
-    # -- the carrier -----------------------------------------------------------------------
+    # -- the relay -----------------------------------------------------------------------
 
-    async def _keep_carrier(self) -> None:
+    async def _keep_relay(self) -> None:
         pause_s = PAUSE_FIRST_S
         while True:
             since = time.monotonic()
             try:
-                code = await self._run_carrier()
+                code = await self._run_relay()
             except OSError as error:
-                log.error("the carrier cannot be started: %s", error)
+                log.error("the relay cannot be started: %s", error)
             else:
-                log.warning("the carrier ended with %s; starting it again", code)
+                log.warning("the relay ended with %s; starting it again", code)
             if time.monotonic() - since > HEALTHY_AFTER_S:
                 pause_s = PAUSE_FIRST_S
             await asyncio.sleep(pause_s)
             pause_s = min(PAUSE_MAX_S, pause_s * 2)
 
-    async def _run_carrier(self) -> int:
+    async def _run_relay(self) -> int:
         ours, theirs = socket.socketpair()
         self._closed.clear()
         self._nodes = {}
         try:
-            process = self._start_carrier(theirs)
+            process = self._start_relay(theirs)
         except OSError:
             ours.close()
             raise
@@ -111,10 +111,10 @@ class RayEngine:
             code = await asyncio.to_thread(process.wait)
         return code
 
-    def _start_carrier(self, end: socket.socket) -> subprocess.Popen[bytes]:
+    def _start_relay(self, end: socket.socket) -> subprocess.Popen[bytes]:
         handle = end.fileno()
         return subprocess.Popen(
-            [sys.executable, "-m", "shoal.engines.ray.carrier", self._address, str(handle)],
+            [sys.executable, "-m", "shoal.engines.ray.relay", self._address, str(handle)],
             stdin=subprocess.DEVNULL,
             pass_fds=[handle],
             cwd="/",
@@ -135,7 +135,7 @@ class RayEngine:
         if self._link is None:
             return  # orders are derived again from reports
         if self._link.backlog_bytes > BACKLOG_BYTES_MAX:
-            log.error("the carrier takes no messages; starting it anew")
+            log.error("the relay takes no messages; starting it anew")
             self._link.close()
             return
         self._link.send(ToNode(node, encode(message)))

@@ -125,11 +125,11 @@ def own_address(towards: str = "") -> str:
 
 
 def start_keeper(home: Path) -> None:
-    if held(home / "ray" / "keeper.lock"):
+    if held(home / "ray" / "starter.lock"):
         return
-    with (home / "ray" / "keeper.log").open("ab") as output:
+    with (home / "ray" / "starter.log").open("ab") as output:
         subprocess.run(
-            [sys.executable, "-m", "shoal.engines.ray.keeper", str(home)],
+            [sys.executable, "-m", "shoal.engines.ray.starter", str(home)],
             stdin=subprocess.DEVNULL,
             stdout=output,
             stderr=output,

@@ -1,4 +1,4 @@
-"""What passes between a controller, its carrier and the posts, around the agents' own messages."""
+"""What passes between a controller, its relay and the posts, around the agents' own messages."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ FACTS_KEY = b"shoal-facts"
 
 
 class Died(msgspec.Struct, frozen=True, tag=True):
-    """Post to controller: the agent's lock is free on a machine that lives."""
+    """Mailbox to controller: the agent's lock is free on a machine that lives."""
 
     gone: NodeGone
 
@@ -20,14 +20,14 @@ FromPost = Heard | Log | Need | Died
 
 
 class ToNode(msgspec.Struct, frozen=True, tag=True):
-    """Engine to carrier: `data` is a message for this node's agent."""
+    """Engine to relay: `data` is a message for this node's agent."""
 
     node: str
     data: bytes
 
 
 class FromNode(msgspec.Struct, frozen=True, tag=True):
-    """Carrier to engine: `data` is what this node's post has brought, in this session with it."""
+    """Relay to engine: `data` is what this node's mailbox has brought, in this session with it."""
 
     node: str
     data: bytes
@@ -35,14 +35,14 @@ class FromNode(msgspec.Struct, frozen=True, tag=True):
 
 
 class KnownNode(msgspec.Struct, frozen=True):
-    """A node that the carrier reaches. `incarnation`: the life of its agent that spoke last."""
+    """A node that the relay reaches. `incarnation`: the life of its agent that spoke last."""
 
     address: str
     incarnation: int = 0
 
 
 class Facts(msgspec.Struct, frozen=True, kw_only=True):
-    """What a machine that wants to join must know; the carrier keeps it in Ray's own store."""
+    """What a machine that wants to join must know; the relay keeps it in Ray's own store."""
 
     shoal: str
     ray: str

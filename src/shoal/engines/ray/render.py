@@ -12,7 +12,7 @@ from shoal.kernel import RAY_MARK
 NAMESPACE = "shoal"
 LABEL_NODE = "shoal-node"  # which of Shoal's nodes a Ray node carries for
 LABEL_STAMP = "shoal-stamp"  # when it was started: of two with one name the later one counts
-POST_DIR = "SHOAL_RAY_NODE_DIR"  # where the post of a machine finds its agent
+MAILBOX_DIR = "SHOAL_RAY_NODE_DIR"  # where the mailbox of a machine finds its agent
 
 # Each machine uses one hundred of ports, the first free one from here on.
 FIRST_PORTS = range(7701, 9701, 100)
@@ -48,7 +48,7 @@ TEMP_DIR_BYTES_MAX = 40
 
 
 class RayNode(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What the keeper of a machine keeps running; lies in `ray/node.json` of its home. `node` is
+    """What the starter of a machine keeps running; lies in `ray/node.json` of its home. `node` is
     empty where the machine only leads. `head` is where the head answers, HOST:PORT."""
 
     head: str
@@ -90,14 +90,16 @@ def environment(home: Path, node: str = "") -> dict[str, str]:
         "RAY_AUTH_MODE": "token",
         "RAY_AUTH_TOKEN_PATH": str(token_path(home)),
         RAY_MARK: str(home),
-        **({POST_DIR: str(home / "nodes" / node)} if node else {}),
+        **({MAILBOX_DIR: str(home / "nodes" / node)} if node else {}),
     }
 
 
 def without_ray(env: dict[str, str]) -> dict[str, str]:
     """A user's own settings for Ray must not reach the Ray that Shoal runs, nor ours their jobs."""
     return {
-        k: v for k, v in env.items() if not k.startswith("RAY_") and k not in (RAY_MARK, POST_DIR)
+        k: v
+        for k, v in env.items()
+        if not k.startswith("RAY_") and k not in (RAY_MARK, MAILBOX_DIR)
     }
 
 

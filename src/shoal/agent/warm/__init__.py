@@ -1,0 +1,1 @@
+"""Warm starts: members forked from an interpreter that holds their imports already."""

@@ -1,0 +1,118 @@
+"""The API's account of what happened to a job: from the log of events, also long after its end."""
+
+from __future__ import annotations
+
+import shlex
+
+from litestar import Controller, get
+
+from shoal.api.present import find_job, job_state, progress_view
+from shoal.api.problems import Refusal
+from shoal.api.reading import aside
+from shoal.control.loop import ControlLoop
+from shoal.core.answers.explain import attempts_of, learned_of, no_tail
+from shoal.core.answers.outlook import outlook
+from shoal.core.answers.why import explain
+from shoal.model.events import (
+    JobPlaced,
+    JobSubmitted,
+    NodeChecked,
+    NodeJudged,
+    NodeLost,
+    Recorded,
+)
+from shoal.model.explanation import Explanation
+from shoal.model.job import Job, MemberRef
+from shoal.model.views import WhyView
+
+HISTORY_MAX = 20_000  # events of a job that are looked through
+WHY_EVENTS_MAX = 200  # of these, so many are shown
+NODES_MAX = 64  # whose events are looked through
+NODE_EVENTS_MAX = 500  # of each
+TAIL_BYTES = 16 * 1024
+COMMAND_CHARACTERS_MAX = 500
+AFTER_END_MS = 3_600_000  # what is learned of its nodes so much later has other causes
+
+
+class Stories(Controller):
+    path = "/v1/jobs"
+
+    @get("/{job_id:str}/explanation")
+    async def explanation(self, loop: ControlLoop, job_id: str) -> Explanation:
+        """Its attempts, how each ended and why, the last lines of who failed first."""
+        await loop.stored(job_id)
+        job = find_job(loop, job_id)
+        if job is None:
+            raise Refusal(404, f"there is no job {job_id[:64]!r}; see: shoal ps -a", "job")
+        return story_of(loop, job, await aside(lambda: _read(loop, job_id)))
+
+
+def why_view(loop: ControlLoop, job: Job, told: list[Recorded] | None = None) -> WhyView:
+    """`told` is the job's history, where it was read already."""
+    now_ms = loop.clock.now_ms()
+    seen = outlook(loop.state, job, loop.policy, now_ms)
+    told = loop.store.history(job.id, HISTORY_MAX) if told is None else told
+    return WhyView(
+        id=job.id,
+        state=job_state(job),
+        early_ms=seen.early_ms,
+        late_ms=seen.late_ms,
+        start=seen.start,
+        why=seen.why,
+        progress=progress_view(loop, job),
+        events=told[-WHY_EVENTS_MAX:],
+        attempts=attempts_of((one.event for one in told), no_tail),
+    )
+
+
+def _read(loop: ControlLoop, job_id: str) -> tuple[list[Recorded], list[Recorded]]:
+    own = loop.store.history(job_id, HISTORY_MAX)
+    return own, _with_nodes(loop, own)
+
+
+def story_of(
+    loop: ControlLoop, job: Job, read: tuple[list[Recorded], list[Recorded]] | None = None
+) -> Explanation:
+    own, around = read or _read(loop, job.id)
+    events = [recorded.event for recorded in around]
+    now_ms = loop.clock.now_ms()
+    until_ms = (job.finished_ms if job.finished_ms is not None else now_ms) + AFTER_END_MS
+    events = [event for event in events if event.at_ms <= until_ms]
+
+    def tail(attempt: int, member: int) -> str:
+        read = loop.logs.read(MemberRef(job.id, attempt, member), -TAIL_BYTES)
+        return read.data.decode("utf-8", "replace")
+
+    attempts = attempts_of(events, tail)
+    command = shlex.join(job.spec.command)
+    return Explanation(
+        id=job.id,
+        name=job.spec.name or "",
+        tenant=job.spec.tenant,
+        state=job_state(job),
+        why=explain(loop.state, job, loop.policy, now_ms),
+        command=command[:COMMAND_CHARACTERS_MAX],
+        members=job.spec.members,
+        submitted_ms=job.submitted_ms,
+        finished_ms=job.finished_ms,
+        now_ms=now_ms,
+        code=job.code,
+        complete=bool(own) and isinstance(own[0].event, JobSubmitted),
+        attempts=attempts,
+        learned=learned_of(events, job.id),
+    )
+
+
+def _with_nodes(loop: ControlLoop, own: list[Recorded]) -> list[Recorded]:
+    """The job's events, and what happened to its nodes since each was first given to it."""
+    first: dict[str, int] = {}
+    for recorded in own:
+        if isinstance(recorded.event, JobPlaced):
+            for slice_ in recorded.event.slices:
+                first.setdefault(slice_.node, recorded.seq)
+    found = list(own)
+    for node, seq in list(first.items())[:NODES_MAX]:
+        for recorded in loop.store.events(seq, NODE_EVENTS_MAX, node=node):
+            if isinstance(recorded.event, NodeLost | NodeChecked | NodeJudged):
+                found.append(recorded)
+    return sorted(found, key=lambda recorded: recorded.seq)

@@ -1,0 +1,238 @@
+"""The demo as people see it: a live picture on a terminal, plain lines otherwise."""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from types import TracebackType
+from typing import TYPE_CHECKING, Protocol
+
+from shoal.cli.demo.board import Board, DemoNode
+from shoal.cli.screen.show import STATE_STYLES, bar, console
+from shoal.cli.screen.words import sentence
+from shoal.model.events import (
+    Event,
+    JobFinished,
+    JobRequeued,
+    JobRunning,
+    JobStopping,
+    JobSubmitted,
+    MemberExited,
+    MembersStarted,
+    NodeLost,
+    NodeReady,
+)
+from shoal.model.job import Outcome
+
+if TYPE_CHECKING:
+    from rich.console import Group
+    from rich.live import Live
+    from rich.table import Table
+    from rich.text import Text
+
+EVENTS_SHOWN = 9
+QUEUE_SHOWN = 6
+PROGRESS_WIDTH = 24
+PROGRESS_LINES_S = 2.0
+# Backgrounds that black digits can be read on.
+COLOURS = (39, 208, 118, 213, 226, 81, 203, 156, 177, 220, 44, 216)
+
+
+class Screen(Protocol):
+    def caption(self, text: str) -> None:
+        """What is going on now."""
+
+    def page(self, link: str) -> None:
+        """Where the same is seen in a browser."""
+
+    def happened(self, event: Event) -> None: ...
+
+    def refresh(self) -> None: ...
+
+    def __enter__(self) -> Screen: ...
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None: ...
+
+
+class Quiet:
+    """For --json."""
+
+    def caption(self, text: str) -> None:
+        pass
+
+    def page(self, link: str) -> None:
+        pass
+
+    def happened(self, event: Event) -> None:
+        pass
+
+    def refresh(self) -> None:
+        pass
+
+    def __enter__(self) -> Quiet:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        pass
+
+
+class Plain(Quiet):
+    """Lines with the time since the start; only what tells the story."""
+
+    def __init__(self, board: Board) -> None:
+        self._board = board
+        self._begun = time.monotonic()
+        self._progress_due = 0.0
+        self._progress = ""
+
+    def caption(self, text: str) -> None:
+        print(f"{time.monotonic() - self._begun:5.1f} s  {text}", flush=True)
+
+    def page(self, link: str) -> None:
+        self.caption(f"see it in a browser: {link}")
+
+    def happened(self, event: Event) -> None:
+        match event:
+            case NodeLost() | JobRequeued():
+                self.caption(sentence(event))
+            case NodeReady() if self._board.killed_node:
+                self.caption(sentence(event))
+            case JobRunning() if event.attempt > 1:
+                self.caption(sentence(event))
+            case JobFinished() if event.outcome is not Outcome.SUCCEEDED:
+                self.caption(sentence(event))
+            case _:
+                pass
+
+    def refresh(self) -> None:
+        now = time.monotonic()
+        text = ", ".join(f"{count} {state}" for state, count in self._board.counts().items())
+        if now >= self._progress_due and text != self._progress and self._board.jobs:
+            self.caption(f"jobs: {text}")
+            self._progress, self._progress_due = text, now + PROGRESS_LINES_S
+
+
+class Picture(Quiet):
+    """Nodes with a cell for each GPU, coloured by job; the queue; what happened last."""
+
+    def __init__(self, board: Board) -> None:
+        self._board = board
+        self._begun = time.monotonic()
+        self._caption = ""
+        self._page = ""
+        self._last: deque[tuple[float, Event]] = deque(maxlen=EVENTS_SHOWN)
+        self._live: Live | None = None
+
+    def __enter__(self) -> Picture:
+        from rich.live import Live
+
+        self._live = Live(console=console(), auto_refresh=False, transient=True)
+        self._live.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._live is not None:
+            self._live.stop()
+
+    def caption(self, text: str) -> None:
+        self._caption = text
+        self.refresh()
+
+    def page(self, link: str) -> None:
+        self._page = link
+        self.refresh()
+
+    def happened(self, event: Event) -> None:
+        dull = isinstance(event, MembersStarted | MemberExited | JobStopping | JobSubmitted)
+        if dull or (isinstance(event, JobRunning) and event.attempt == 1):
+            return
+        self._last.append((time.monotonic() - self._begun, event))
+
+    def refresh(self) -> None:
+        if self._live is not None:
+            self._live.update(self._render(), refresh=True)
+
+    def _render(self) -> Group:
+        from rich.console import Group
+        from rich.text import Text
+
+        clock = f"{time.monotonic() - self._begun:5.1f} s"
+        head = Text.assemble(("Shoal demo ", "bold"), (clock, "dim"), "  ", (self._caption, "cyan"))
+        page = Text.assemble(("see it in a browser: ", "dim"), self._page) if self._page else Text()
+        page.no_wrap, page.overflow = True, "ignore"  # it is there to be copied
+        return Group(
+            head, page, Text(), self._nodes(), Text(), self._queue(), Text(), self._events()
+        )
+
+    def _nodes(self) -> Table:
+        from rich.table import Table
+        from rich.text import Text
+
+        grid = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), show_header=False)
+        for node_id, node in sorted(self._board.nodes.items()):
+            state = Text(node.state, style=STATE_STYLES.get(node.state, ""))
+            name = Text(node_id, style="bold")
+            grid.add_row(name, state, gpu_cells(node), Text(node.place, style="dim"))
+        return grid
+
+    def _queue(self) -> Text:
+        from rich.text import Text
+
+        counts = self._board.counts()
+        total = sum(counts.values())
+        numbers = ", ".join(f"{count} {state}" for state, count in counts.items())
+        text = Text.assemble(
+            (bar(counts["finished"], total, PROGRESS_WIDTH), "green"),
+            f"  {total} jobs: {numbers}\n",
+        )
+        jobs = self._board.jobs.items()
+        waiting = [f"{number} {job.name}" for number, job in jobs if job.state == "waiting"]
+        more = f" and {len(waiting) - QUEUE_SHOWN} more" if len(waiting) > QUEUE_SHOWN else ""
+        queue = ", ".join(waiting[:QUEUE_SHOWN]) + more
+        text.append(f"queue: {queue or 'empty'}", style="yellow dim")
+        text.no_wrap, text.overflow = True, "ellipsis"
+        return text
+
+    def _events(self) -> Group:
+        from rich.console import Group
+        from rich.text import Text
+
+        from shoal.cli.verbs.events import event_style
+
+        lines = []
+        for elapsed, event in self._last:
+            line = Text.assemble(
+                (f"{elapsed:5.1f} s  ", "dim"), (sentence(event), event_style(event))
+            )
+            line.no_wrap, line.overflow = True, "ellipsis"
+            lines.append(line)
+        return Group(*lines, *[Text()] * (EVENTS_SHOWN - len(lines)))
+
+
+def gpu_cells(node: DemoNode) -> Text:
+    """One cell for each GPU, with its job's number on its job's colour."""
+    from rich.text import Text
+
+    text = Text()
+    for job in node.cells:
+        if node.state == "lost":
+            text.append(" xx ", style="white on red")
+        elif job:
+            number = int(job[1:])
+            colour = COLOURS[number % len(COLOURS)]
+            text.append(f" {number:>2} ", style=f"black on color({colour})")
+        else:
+            text.append("  . ", style="dim")
+        text.append(" ")
+    return text
+
+
+def choose(board: Board, *, quiet: bool, terminal: bool) -> Screen:
+    if quiet:
+        return Quiet()
+    return Picture(board) if terminal else Plain(board)

@@ -1,0 +1,202 @@
+"""What happened to a job, as one page of text."""
+
+from __future__ import annotations
+
+import datetime
+import textwrap
+
+from shoal.cli.screen.show import printable
+from shoal.cli.screen.words import exit_text, state_text
+from shoal.forms.units import duration_text, shortened
+from shoal.model.explanation import (
+    FAILURES,
+    AttemptRecord,
+    Cause,
+    Explanation,
+    FirstFailure,
+    Learned,
+)
+from shoal.model.ledger import CostView
+from shoal.model.resources import plural
+
+WIDTH = 88
+INDENT = 4
+ATTEMPTS_FIRST, ATTEMPTS_LAST = 3, 5  # of a long explanation, its beginning and its end
+LEARNED_MAX = 8
+NODES_NAMED_MAX = 6
+GPU_HOUR_US = 3_600_000_000
+
+# What would help, where that is known in general.
+ADVICE = {
+    Cause.OUT_OF_MEMORY: "a smaller batch, or GPUs or a --memory that are larger, would help",
+    Cause.TIME_LIMIT: "a larger --time-limit, or checkpoints to go on from, would help",
+    Cause.HANG: "its log has the stacks of those who stood still: shoal logs",
+}
+
+
+def page(
+    explanation: Explanation, zone: datetime.tzinfo | None = None, cost: CostView | None = None
+) -> list[str]:
+    """Lines of at most WIDTH characters, but for what the job itself printed."""
+    lines = [*_head(explanation, zone), ""]
+    said: list[str] = []
+    for attempt in _chosen(explanation.attempts):
+        if attempt is None:
+            lines += [
+                f"({len(explanation.attempts) - ATTEMPTS_FIRST - ATTEMPTS_LAST} more like these)",
+                "",
+            ]
+        else:
+            lines += [*_attempt(explanation, attempt, said, zone), ""]
+            said = attempt.first.lines if attempt.first is not None else []
+    if explanation.learned:
+        lines += ["What was learned of its nodes", *_learned(explanation.learned, zone), ""]
+    lines += ["What it cost", *_cost(cost), *_money(cost)]
+    return lines
+
+
+def _head(explanation: Explanation, zone: datetime.tzinfo | None) -> list[str]:
+    label = f"{explanation.id} ({explanation.name})" if explanation.name else explanation.id
+    why = f": {explanation.why}" if explanation.why else ""
+    lines = _wrapped(f"{label} {state_text(explanation.state)}{why}", 0)
+    shape = plural(explanation.members, "member")
+    when = _moment(explanation.submitted_ms, zone)
+    lines += _wrapped(
+        f"submitted {when} for {explanation.tenant}, {shape}: {explanation.command}", 0
+    )
+    first = explanation.attempts[0].placed_ms if explanation.attempts else None
+    end_ms = explanation.finished_ms if explanation.finished_ms is not None else explanation.now_ms
+    waited = duration_text((first if first is not None else end_ms) - explanation.submitted_ms)
+    whole = duration_text(end_ms - explanation.submitted_ms)
+    tries = plural(len(explanation.attempts), "attempt")
+    lines.append(f"waited {waited} for its first start; {whole} from submission on, {tries}")
+    if not explanation.complete:
+        lines.append("its first events are no longer kept, so this begins in the middle")
+    return lines
+
+
+def _chosen(attempts: list[AttemptRecord]) -> list[AttemptRecord | None]:
+    if len(attempts) <= ATTEMPTS_FIRST + ATTEMPTS_LAST + 1:
+        return list(attempts)
+    return [*attempts[:ATTEMPTS_FIRST], None, *attempts[-ATTEMPTS_LAST:]]
+
+
+def _attempt(
+    explanation: Explanation, one: AttemptRecord, said: list[str], zone: datetime.tzinfo | None
+) -> list[str]:
+    """`said`: the last lines of the attempt before, which need not be told again."""
+    nodes = ", ".join(one.nodes[:NODES_NAMED_MAX])
+    if len(one.nodes) > NODES_NAMED_MAX:
+        nodes += f" and {len(one.nodes) - NODES_NAMED_MAX} more"
+    ended_ms = one.ended_ms if one.ended_ms is not None else explanation.now_ms
+    if one.running_ms is None:
+        ran = f"never got to run, {duration_text(ended_ms - one.placed_ms)}"
+    else:
+        ran = f"ran {duration_text(ended_ms - one.running_ms)}"
+    cause = one.cause.value if one.sure else f"{one.cause.value} (probably)"
+    head = f"Attempt {one.attempt}, {_moment(one.placed_ms, zone)}, on {nodes}: {ran}, {cause}"
+    lines = _wrapped(head, 0)
+    if one.why and one.cause is not Cause.SUCCEEDED:
+        lines += _wrapped(one.why, INDENT)
+    if one.evidence:
+        lines += _wrapped(f"because {one.evidence}", INDENT)
+    if one.first is not None and one.cause in FAILURES:
+        lines += _first(explanation, one, one.first, said)
+    lines += _steps(one)
+    if one.cause in ADVICE and one.attempt == explanation.attempts[-1].attempt:
+        lines += _wrapped(ADVICE[one.cause], INDENT)
+    return lines
+
+
+def _first(
+    explanation: Explanation, one: AttemptRecord, first: FirstFailure, said: list[str]
+) -> list[str]:
+    how = exit_text(first.code) if first.code is not None else "no exit code"
+    at = f" in step {first.step}" if first.step is not None else ""
+    lines = []
+    if one.members > 1 or first.code is not None:
+        lines = _wrapped(f"member {first.member} on {first.node} was first: {how}{at}", INDENT)
+    if first.lines and first.lines == said:
+        lines.append(" " * INDENT + "its last lines were the same as before")
+    elif first.lines:
+        lines.append(" " * INDENT + "the last that it wrote:")
+        lines += [" " * INDENT + f"| {printable(shortened(line, 200))}" for line in first.lines]
+        member = f" --member {first.member}" if explanation.members > 1 else ""
+        lines.append(
+            " " * INDENT + f"all of it: shoal logs {explanation.id} --attempt {one.attempt}{member}"
+        )
+    return lines
+
+
+def _steps(one: AttemptRecord) -> list[str]:
+    if one.to_step is None and one.saved_step is None:
+        return []
+    text = f"it went from step {one.from_step} to {one.to_step or one.saved_step}"
+    if one.saved_step is not None:
+        text += f", saved up to {one.saved_step}"
+    elif one.cause is not Cause.SUCCEEDED:
+        text += ", and saved nothing"
+    again = (one.to_step or 0) - (one.saved_step if one.saved_step is not None else one.from_step)
+    if one.cause in FAILURES and again > 0:  # who is asked to stop may save on its way out
+        text += f": {plural(again, 'step')} of work lost"
+    return _wrapped(text, INDENT)
+
+
+def _learned(learned: list[Learned], zone: datetime.tzinfo | None) -> list[str]:
+    ours = [one for one in learned if one.about_this_job]
+    lines: list[str] = []
+    for one in (ours or learned)[-LEARNED_MAX:]:
+        because = " because of this job" if one.about_this_job else ""
+        text = f"{_moment(one.at_ms, zone)}  {one.node} became {one.standing}{because}: {one.why}"
+        lines += _wrapped(text, INDENT)
+    return lines
+
+
+def _cost(cost: CostView | None) -> list[str]:
+    """The ledger's own sums, in the words of `shoal report`."""
+    if cost is None:
+        return [" " * INDENT + "not known: no ledger is kept here"]
+    if not cost.gpu_us:
+        return [" " * INDENT + "no GPU time"]
+    lines = [f"{_gpu_time(cost.gpu_us)} in all"]
+    if len(cost.accounts) > 1 or any(one.group != "used" for one in cost.accounts):
+        for one in sorted(cost.accounts, key=lambda one: -one.gpu_us):
+            share = 100 * one.gpu_us / cost.gpu_us
+            lines.append(f"  {_gpu_time(one.gpu_us)} ({share:.0f} %) {one.title}")
+    return [" " * INDENT + line for line in lines]
+
+
+def _money(cost: CostView | None) -> list[str]:
+    """By the ledger's price list, if there is one."""
+    if cost is None:
+        return []
+    parts = []
+    if cost.cost is not None:
+        parts.append(f"{cost.cost:,.2f} {cost.currency}".strip())
+    if cost.energy_wh:
+        parts.append(f"{cost.energy_wh / 1000:.3g} kWh")
+    if cost.co2_g:
+        parts.append(f"{cost.co2_g / 1000:.3g} kg of CO2")
+    return [" " * INDENT + ", ".join(parts)] if parts else []
+
+
+def _gpu_time(gpu_us: int) -> str:
+    if gpu_us < GPU_HOUR_US // 10:
+        return f"{gpu_us / 1_000_000:.0f} GPU-seconds"
+    return f"{gpu_us / GPU_HOUR_US:.2f} GPU-hours"
+
+
+def _moment(at_ms: int, zone: datetime.tzinfo | None) -> str:
+    moment = datetime.datetime.fromtimestamp(at_ms / 1000, tz=datetime.UTC).astimezone(zone)
+    return f"{moment:%Y-%m-%d %H:%M:%S}"
+
+
+def _wrapped(text: str, indent: int) -> list[str]:
+    return textwrap.wrap(
+        printable(text),
+        WIDTH,
+        initial_indent=" " * indent,
+        subsequent_indent=" " * (indent + 2),
+        break_long_words=False,
+        break_on_hyphens=False,
+    )

@@ -1,0 +1,130 @@
+"""Where a job's output goes: bytes as they are into a pipe, harmless text onto a terminal."""
+
+from __future__ import annotations
+
+import codecs
+import re
+import sys
+from typing import BinaryIO
+
+# A line that never ends is let go in pieces of this size.
+LINE_BYTES_MAX = 64 * 1024
+
+# Colours may pass. Whatever moves the cursor, sets the title or talks back to the terminal is
+# dropped: a job's log must not be able to change what the user sees elsewhere.
+_COLOUR = re.compile(r"\x1b\[[0-9;:]*m")
+_ESCAPE = re.compile(
+    r"\x1b\[[0-?]*[ -/]*[@-~]"  # CSI
+    r"|\x1b[\]PX^_][^\x07\x1b]*(?:\x07|\x1b\\)"  # OSC, DCS, SOS, PM, APC with their text
+    r"|\x1b[ -/]*[0-~]"
+)
+_UNFINISHED = re.compile(r"\x1b(?:\[[0-?]*[ -/]*|[\]PX^_][^\x07\x1b]{0,4096}\x1b?|[ -/]*)?$")
+_CONTROLS = re.compile(r"[\x00-\x07\x0b\x0c\x0e-\x1f\x7f-\x9f]")
+_RESET = "\x1b[0m"
+
+
+class TerminalText:
+    """Bytes in, text out that a terminal can be given; split sequences are put together."""
+
+    def __init__(self) -> None:
+        self._decoder = codecs.getincrementaldecoder("utf-8")(errors="replace")
+        self._held = ""
+        self.coloured = False
+
+    def feed(self, data: bytes, final: bool = False) -> str:
+        text = self._held + self._decoder.decode(data, final)
+        self._held = ""
+        if not final and (match := _UNFINISHED.search(text)):
+            text, self._held = text[: match.start()], text[match.start() :]
+        return self._clean(text)
+
+    def _clean(self, text: str) -> str:
+        if not _CONTROLS.search(text):
+            return text
+        self.coloured = self.coloured or bool(_COLOUR.search(text))
+        kept = _ESCAPE.sub(lambda m: m[0] if _COLOUR.fullmatch(m[0]) else "", text)
+        # What is left of ESC now begins a colour or is a stray.
+        kept = re.sub(r"\x1b(?!\[[0-9;:]*m)", "", kept)
+        return _CONTROLS.sub(lambda m: m[0] if m[0] == "\x1b" else "\ufffd", kept)
+
+
+class Sink:
+    """The output of all members of a job. With `prefixed`, whole lines go out as '[3] ...'."""
+
+    def __init__(self, *, prefixed: bool, terminal: bool, out: BinaryIO | None = None) -> None:
+        self._prefixed = prefixed
+        self._terminal = terminal
+        self._out = out if out is not None else sys.stdout.buffer
+        self._partial: dict[int, bytes] = {}
+        self._texts: dict[int, TerminalText] = {}
+
+    def write(self, attempt: int, member: int, data: bytes) -> None:  # noqa: ARG002
+        if not self._prefixed:
+            self._emit(member, data)
+        else:
+            *lines, rest = (self._partial.get(member, b"") + data).split(b"\n")
+            if len(rest) > LINE_BYTES_MAX:
+                lines, rest = [*lines, rest], b""
+            self._partial[member] = rest
+            for one in lines:
+                self._emit_line(member, one)
+        self._out.flush()
+
+    def end(self) -> None:
+        """An attempt is over: let go of what is held back, and give the terminal's colours back."""
+        for member, rest in sorted(self._partial.items()):
+            if rest:
+                self._emit_line(member, rest)
+        for text in self._texts.values():
+            self._put(text.feed(b"", final=True))
+        if any(text.coloured for text in self._texts.values()):
+            self._put(_RESET)
+        self._partial, self._texts = {}, {}
+        self._out.flush()
+
+    def _emit_line(self, member: int, data: bytes) -> None:
+        self._out.write(b"[%d] " % member)
+        if self._terminal:
+            text = TerminalText()
+            self._put(text.feed(data.rstrip(b"\r").replace(b"\r", b" "), final=True))
+            self._put(_RESET if text.coloured else "")
+        else:
+            self._out.write(data)
+        self._out.write(b"\n")
+
+    def _emit(self, member: int, data: bytes) -> None:
+        if self._terminal:
+            text = self._texts.setdefault(member, TerminalText())
+            self._put(text.feed(data))
+        else:
+            self._out.write(data)
+
+    def _put(self, text: str) -> None:
+        self._out.write(text.encode("utf-8", "replace"))
+
+
+class JsonSink:
+    """One object per line of output, for scripts."""
+
+    def __init__(self) -> None:
+        self._partial: dict[tuple[int, int], bytes] = {}
+
+    def write(self, attempt: int, member: int, data: bytes) -> None:
+        *lines, rest = (self._partial.get((attempt, member), b"") + data).split(b"\n")
+        if len(rest) > LINE_BYTES_MAX:
+            lines, rest = [*lines, rest], b""
+        self._partial[attempt, member] = rest
+        for one in lines:
+            self._emit(attempt, member, one)
+
+    def end(self) -> None:
+        for (attempt, member), rest in sorted(self._partial.items()):
+            if rest:
+                self._emit(attempt, member, rest)
+        self._partial = {}
+
+    def _emit(self, attempt: int, member: int, line: bytes) -> None:
+        from shoal.cli.screen.show import as_json
+
+        text = line.decode("utf-8", "replace")
+        as_json({"attempt": attempt, "member": member, "line": text}, lines=True)

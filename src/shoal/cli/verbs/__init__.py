@@ -1,0 +1,1 @@
+"""One file per verb of the command line, each imported only when that verb runs."""

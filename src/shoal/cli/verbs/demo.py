@@ -1,0 +1,234 @@
+"""`shoal demo`: a small cluster comes up, loses a node, heals, and is gone without a trace."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from types import FrameType
+from typing import TYPE_CHECKING
+
+import typer
+
+from shoal.cli.grammar import JsonOption
+
+if TYPE_CHECKING:
+    from shoal.cli.demo.board import Board
+    from shoal.cli.demo.report import Report
+    from shoal.cli.demo.screen import Screen
+    from shoal.client import Client
+    from shoal.control.home import Home
+    from shoal.model.events import Recorded
+
+# The jobs take half of this when nothing else runs on the machine.
+LIMIT_S = 55.0
+KILL_AFTER_S = 4.0
+FRAME_S = 0.12
+SURVIVORS_S = 3.0  # what was killed takes a moment to be gone
+
+NEXT = (
+    "try next:",
+    "  shoal up --nodes 4 --gpus 8          a cluster of your own, to keep",
+    "  shoal run -n 2 -g 8 -- COMMAND...    a gang of two members with 8 GPUs each",
+    "  shoal status                         the whole of it on one screen",
+    "  shoal page                           the same in a browser, live",
+)
+
+
+def demo(json: JsonOption = False) -> None:
+    """Watch a small cluster lose a node and heal, in half a minute.
+
+    Four virtual nodes with 8 GPUs each come up in a temporary folder, apart
+    from any cluster of yours; two dozen mixed jobs, each a real process, are
+    submitted: a training run, a map, gangs, a service under load. One node is
+    killed in full view and its jobs run again elsewhere. A link to the page
+    shows the same in a browser. At the end everything is stopped and removed.
+    The exit code is 0 if all was as promised, else 1.
+
+    Examples:
+      shoal demo
+      shoal demo | cat            as plain lines
+      shoal demo --json | jq .promises
+    """
+    from shoal.cli.demo.board import Board
+    from shoal.cli.demo.report import report
+    from shoal.cli.demo.screen import choose
+    from shoal.cli.screen import show
+    from shoal.forms.failure import REFUSED
+
+    board, begun = Board(), time.monotonic()
+    try:
+        with choose(board, quiet=json, terminal=show.at_terminal()) as screen, _ends_cleanly():
+            submitted, left_behind = _play(board, screen)
+    except KeyboardInterrupt:
+        show.note("interrupted; everything was stopped and removed")
+        raise
+    result = report(board, submitted, int((time.monotonic() - begun) * 1000), left_behind)
+    if json:
+        show.as_json(result)
+    else:
+        _print_summary(result)
+    if not result.kept:
+        raise typer.Exit(REFUSED)
+
+
+def _play(board: Board, screen: Screen) -> tuple[int, str]:
+    """The whole piece; returns how many jobs there were, and what could not be removed."""
+    import shutil
+    import tempfile
+
+    from shoal.control.home import Home
+
+    folder = Path(tempfile.mkdtemp(prefix="shoal-demo-"))
+    home = Home(folder / "home")
+    submitted = 0
+    try:
+        submitted = _perform(board, screen, home)
+    finally:
+        with _uninterrupted():
+            screen.caption("taking everything down")
+            left_behind = _clear(home)
+            shutil.rmtree(folder, ignore_errors=True)
+    return submitted, left_behind or (f"{folder} is still there" if folder.exists() else "")
+
+
+def _perform(board: Board, screen: Screen, home: Home) -> int:
+    from shoal.cli.demo import plan as demo_plan
+    from shoal.cli.reach import connect
+    from shoal.cli.request import carried
+    from shoal.control.home import ClusterConfig
+    from shoal.control.lifecycle import bring_up
+
+    shape = f"{demo_plan.NODES} virtual nodes with {demo_plan.GPUS} GPUs each"
+    screen.caption(f"starting {shape}")
+    # A node may keep torch warm for a gang, where there is one, and torch makes itself a folder.
+    os.environ["TORCHINDUCTOR_CACHE_DIR"] = str(home.path / "torch")
+    bring_up(home, ClusterConfig(nodes=demo_plan.nodes(), port=0), lambda _: None)
+    with connect(home.path) as client:
+        screen.page(client.page_link())
+        env, workdir = carried(os.environ), str(home.path.parent)
+        specs = demo_plan.jobs(env, workdir)
+        if _can_serve():
+            served = client.serve(demo_plan.service(env, workdir))
+            specs.append(demo_plan.asker(served.url, env, workdir))
+        screen.caption(f"submitting {len(specs)} jobs to {shape}")
+        for spec in specs:
+            client.submit(spec)
+        screen.caption(f"{len(specs)} jobs are submitted; in {KILL_AFTER_S:.0f} s a node will die")
+        _watch(client, board, screen, home, len(specs))
+    return len(specs)
+
+
+def _can_serve() -> bool:
+    """Without a load balancer the demo goes on without the service."""
+    from shoal.gateway.binary import GatewayError, find_binary
+
+    try:
+        find_binary()
+    except GatewayError:
+        return False
+    return True
+
+
+def _watch(client: Client, board: Board, screen: Screen, home: Home, submitted: int) -> None:
+    begun, seen = time.monotonic(), 0
+    while time.monotonic() - begun < LIMIT_S:
+        view = client.events(after=seen, wait_s=FRAME_S)
+        seen = view.next_after
+        _take(board, screen, view.events)
+        if not board.killed_node and time.monotonic() - begun > KILL_AFTER_S:
+            _kill_node(board, screen, home)
+        if board.all_over(submitted) and (board.back_ms is not None or not board.killed_node):
+            return
+        screen.refresh()
+
+
+def _take(board: Board, screen: Screen, records: list[Recorded]) -> None:
+    was_back = board.back_ms is not None
+    for record in records:
+        board.take(record.event)
+        screen.happened(record.event)
+    if board.back_ms is not None and not was_back:
+        screen.caption(f"{board.killed_node} is back; the rest of the queue is worked off")
+
+
+def _kill_node(board: Board, screen: Screen, home: Home) -> None:
+    """Nothing of the node is spared or warned: its agent gets SIGKILL."""
+    import msgspec
+
+    victim = board.victim()
+    pid = int(msgspec.json.decode((home.node(victim) / "agent.json").read_bytes())["pid"])
+    board.kill(victim, int(time.time() * 1000))
+    os.kill(pid, signal.SIGKILL)
+    screen.caption(f"{victim} is killed (SIGKILL); its jobs must run again elsewhere")
+
+
+def _clear(home: Home) -> str:
+    """Stop all; returns what resisted, if anything did."""
+    from shoal.control.lifecycle import LifecycleError, take_down
+
+    try:
+        take_down(home, lambda _: None)
+    except LifecycleError as error:
+        return str(error)
+    deadline = time.monotonic() + SURVIVORS_S
+    while (left := _survivors(home.path.parent)) and time.monotonic() < deadline:
+        time.sleep(FRAME_S)
+    return f"processes are left: {', '.join(map(str, left))}" if left else ""
+
+
+def _survivors(folder: Path) -> list[int]:
+    """Whoever was started for this folder, or inside of it."""
+    import psutil
+
+    mark, found = str(folder), []
+    for process in psutil.process_iter(["cmdline", "cwd"]):
+        words = process.info["cmdline"] or []
+        if any(mark in word for word in words) or (process.info["cwd"] or "").startswith(mark):
+            found.append(process.pid)
+    return found
+
+
+def _print_summary(result: Report) -> None:
+    from shoal.cli.demo.report import numbers, promises
+    from shoal.cli.screen.show import line
+
+    for text in numbers(result):
+        line(text, "bold")
+    for text, kept in promises(result):
+        line(text, "green" if kept else "red bold")
+    line("")
+    for text in NEXT:
+        line(text)
+
+
+@contextlib.contextmanager
+def _ends_cleanly() -> Iterator[None]:
+    """A terminal that closes, or a polite kill, is an interrupt: it must not skip the cleaning."""
+
+    def interrupt(number: int, frame: FrameType | None) -> None:  # noqa: ARG001
+        raise KeyboardInterrupt
+
+    before = {
+        number: signal.signal(number, interrupt) for number in (signal.SIGTERM, signal.SIGHUP)
+    }
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+@contextlib.contextmanager
+def _uninterrupted() -> Iterator[None]:
+    """A second Ctrl-C, in the middle of cleaning, would leave processes behind."""
+    numbers = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+    before = {number: signal.signal(number, signal.SIG_IGN) for number in numbers}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)

@@ -1,0 +1,121 @@
+"""`shoal events`: the log of the cluster as sentences, and as it grows."""
+
+from __future__ import annotations
+
+import datetime
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from shoal.cli.grammar import DEFAULT_HOME, HomeOption, JsonOption
+
+if TYPE_CHECKING:
+    from shoal.cli.reach import Steady
+    from shoal.model.events import Event, Recorded
+    from shoal.model.views import EventsView
+
+LAST_MAX = 10_000
+PAGE = 1000
+FOLLOW_WAIT_S = 20.0
+
+
+def events(
+    follow: Annotated[bool, typer.Option("--follow", "-f", help="Go on as it happens.")] = False,
+    last: Annotated[
+        int,
+        typer.Option(
+            "--last", "-n", min=0, max=LAST_MAX, metavar="N", help="Begin so far back. [50]"
+        ),
+    ] = 50,
+    job: Annotated[str, typer.Option("--job", metavar="JOB", help="Only about this job.")] = "",
+    node: Annotated[str, typer.Option("--node", metavar="NODE", help="Only about this node.")] = "",
+    json: JsonOption = False,
+    home: HomeOption = DEFAULT_HOME,
+) -> None:
+    """Tell what happened, one sentence each.
+
+    Oldest first, the last 50 unless told otherwise. With --follow it goes on
+    until Ctrl-C, also while the controller restarts. --json prints one object
+    per line.
+
+    Examples:
+      shoal events
+      shoal events -f
+      shoal events --job j7 -n 1000
+      shoal events -f --json | jq -c 'select(.event.event == "NodeLost")'
+    """
+    from shoal.cli import reach
+
+    job = reach.job_id(job) if job else ""
+    node = reach.node_id(node) if node else ""
+    with reach.Steady(home, steady_s=reach.STEADY_S if follow else 0) as steady:
+        _expect(steady, job, node)
+        after = -last if last else steady(lambda client: client.status()).last_seq
+        while True:
+            view = _page(steady, after, max(PAGE, last), job, node, follow)
+            for record in view.events:
+                print_event(record, json)
+            if not follow:
+                return
+            after = view.next_after
+
+
+def _expect(steady: Steady, job: str, node: str) -> None:
+    """Whoever asks for what is not there would wait for ever."""
+    from shoal.cli.reach import found, no_such_node
+
+    if job:
+        steady(lambda client: found(client, job, lambda c: c.job(job)))
+    if node and node not in [view.id for view in steady(lambda client: client.nodes())]:
+        raise steady(lambda client: no_such_node(client, node))
+
+
+def _page(steady: Steady, after: int, limit: int, job: str, node: str, follow: bool) -> EventsView:
+    wait_s = FOLLOW_WAIT_S if follow else 0
+    return steady(
+        lambda client: client.events(after=after, limit=limit, job=job, node=node, wait_s=wait_s)
+    )
+
+
+def print_event(record: Recorded, json: bool, fit: bool = False) -> None:
+    """`fit`: one line of the terminal, whatever has to go."""
+    from shoal.cli.screen import show
+    from shoal.cli.screen.words import sentence
+
+    if json:
+        show.as_json(record, lines=True)
+        return
+    moment = datetime.datetime.fromtimestamp(record.event.at_ms / 1000).astimezone()
+    if show.at_terminal():
+        _print_styled(record, f"{moment:%H:%M:%S}", fit)
+    else:
+        stamp = moment.isoformat(timespec="milliseconds")
+        print(f"{stamp}  {record.seq:>6}  {sentence(record.event)}", flush=True)
+
+
+def _print_styled(record: Recorded, clock: str, fit: bool) -> None:
+    from rich.text import Text
+
+    from shoal.cli.screen import show
+    from shoal.cli.screen.words import sentence
+
+    text = Text.assemble((f"{clock}  ", "dim"), (sentence(record.event), event_style(record.event)))
+    show.console().print(text, no_wrap=fit, overflow="ellipsis" if fit else None)
+
+
+def event_style(event: Event) -> str:
+    """Red for what was lost, green for what is well, yellow for what needs healing."""
+    match event.__class__.__name__:
+        case "NodeLost" | "MemberLost":
+            return "red"
+        case "NodeSuspected" | "JobRequeued" | "JobStopping" | "NodeIntended" | "ServiceStopping":
+            return "yellow"
+        case "JobRunning" | "NodeReady" | "JobAdopted" | "ReplicaReady":
+            return "green"
+        case "JobFinished":
+            outcome = getattr(event, "outcome", "")
+            return "green" if outcome == "succeeded" else "red"
+        case "MemberExited":
+            return "" if getattr(event, "code", 0) == 0 else "red"
+        case _:
+            return ""

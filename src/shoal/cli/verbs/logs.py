@@ -1,0 +1,110 @@
+"""`shoal logs`: what a job wrote, and what it is writing."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from shoal.cli.grammar import DEFAULT_HOME, HomeOption, JsonOption
+
+if TYPE_CHECKING:
+    from shoal.cli.reach import Steady
+    from shoal.cli.screen.follow import Output, Reader
+    from shoal.model.views import JobView
+
+TAIL_MAX = 1_000_000
+
+
+def logs(
+    job: Annotated[str, typer.Argument(metavar="JOB", help="A job's id, or a service's name.")],
+    follow: Annotated[bool, typer.Option("--follow", "-f", help="Go on as it is written.")] = False,
+    member: Annotated[
+        int | None, typer.Option("--member", "-m", min=0, metavar="M", help="Only this member.")
+    ] = None,
+    attempt: Annotated[
+        int | None, typer.Option("--attempt", min=1, metavar="N", help="This attempt. [the newest]")
+    ] = None,
+    tail: Annotated[
+        int | None,
+        typer.Option(
+            "--tail", min=0, max=TAIL_MAX, metavar="N", help="The last lines of each member only."
+        ),
+    ] = None,
+    json: JsonOption = False,
+    home: HomeOption = DEFAULT_HOME,
+) -> None:
+    """Print what a job wrote, or a service's newest replica.
+
+    All members unless one is chosen; with several, each line begins with its
+    member, as in "[3] ". With --follow it goes on across attempts until the
+    job is over; Ctrl-C stops the watching, not the job. A pipe gets the bytes
+    as they were written; on a terminal, what would garble it is left out.
+
+    Examples:
+      shoal logs j7
+      shoal logs -f j7
+      shoal logs j7 -m 0 --tail 20
+      shoal logs j7 --attempt 1 > first-try.log
+      shoal logs -f chat
+    """
+    from shoal.cli import reach
+    from shoal.cli.screen.follow import pick_members
+
+    asked = "" if reach.is_service(job) else reach.job_id(job)
+    with reach.Steady(home, steady_s=reach.STEADY_S if follow else 0) as steady:
+        asked = asked or steady(lambda client: reach.replica_of(client, job.strip()))
+        view = steady(lambda client: reach.found(client, asked, lambda c: c.job(asked)))
+        if attempt is not None and attempt > view.attempt:
+            _refuse_attempt(view)
+        members = pick_members(member, max(view.members, view.members_max))
+        out = make_output(prefixed=len(members) > 1, json=json)
+        if follow and attempt is None:
+            _follow(steady, asked, members, out, tail)
+        else:
+            _read(steady, view, attempt or view.attempt, members, out, tail, follow)
+
+
+def make_output(*, prefixed: bool, json: bool) -> Output:
+    from shoal.cli.screen.show import at_terminal
+    from shoal.cli.screen.sink import JsonSink, Sink
+
+    return JsonSink() if json else Sink(prefixed=prefixed, terminal=at_terminal())
+
+
+def _follow(steady: Steady, job: str, members: list[int], out: Output, tail: int | None) -> None:
+    from shoal.cli.screen.follow import follow
+
+    follow(steady, job, members, out, tail=tail)
+
+
+def _read(
+    steady: Steady,
+    view: JobView,
+    attempt: int,
+    members: list[int],
+    out: Output,
+    tail: int | None,
+    follow: bool,
+) -> None:
+    from shoal.cli.screen.follow import Reader, follow_attempt
+    from shoal.cli.screen.show import note
+
+    if not attempt:
+        note(f"{view.id} has not started: {view.why}")
+        return
+    reader: Reader = Reader(steady, view.id, attempt, members, out)
+    if tail is not None:
+        reader.skip_to_tail(tail)
+    if follow:
+        follow_attempt(reader, steady, view.id, out)
+    else:
+        reader.read_in_turn()
+        out.end()
+
+
+def _refuse_attempt(view: JobView) -> None:
+    from shoal.forms.failure import Failure
+
+    had = f"has had {view.attempt}" if view.attempt else f"has not started: {view.why}"
+    raise Failure(f"--attempt: {view.id} {had}")

@@ -1,0 +1,83 @@
+"""`shoal prices`: see, check and change what GPU time costs in money, energy and CO2."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from shoal.cli.grammar import DEFAULT_HOME, HomeOption, JsonOption
+from shoal.forms.failure import USAGE, Failure
+
+if TYPE_CHECKING:
+    from shoal.model.prices import PriceList
+
+ACTIONS = {"show": 0, "check": 1, "set": 1}
+
+
+def prices(
+    action: Annotated[
+        str, typer.Argument(metavar="[show|check|set]", help="What to do. [show]")
+    ] = "show",
+    file: Annotated[str | None, typer.Argument(metavar="[FILE]", help="A price list.")] = None,
+    json: JsonOption = False,
+    home: HomeOption = DEFAULT_HOME,
+) -> None:
+    """Show, check or change the price list.
+
+    A price list (.yaml, .toml or .json) says what a GPU of each model costs,
+    rented per hour or owned; what whole nodes cost besides; and what power
+    they draw:
+
+      currency: EUR
+      gpus:
+        H100: {per_hour: 2.50}
+        A100: {purchase: 9000, life_years: 4, per_month: 20}
+        "*": {per_hour: 0.80, idle_watts: 30, busy_watts: 250}
+      nodes:
+        "rack1-*": {per_hour: 0.40}
+      pue: 1.25
+      co2_g_per_kwh: 380
+
+    It holds for all of the past: reports are told in the prices of today.
+
+    Examples:
+      shoal prices
+      shoal prices check prices.yaml
+      shoal prices set prices.yaml
+    """
+    from shoal.cli import reach
+    from shoal.cli.screen import show
+    from shoal.forms import units
+    from shoal.forms.prices import read, to_text
+
+    if action not in ACTIONS:
+        message = f"there is no 'shoal prices {units.quoted(action)[1:-1]}'"
+        raise Failure(f"{message}; use one of {', '.join(ACTIONS)}", USAGE)
+    if bool(file) != bool(ACTIONS[action]):
+        fix = f"write: shoal prices {action}{' FILE' if ACTIONS[action] else ''}"
+        raise Failure(f"{action}: {'names no file' if not file else 'takes no file'}; {fix}", USAGE)
+    wanted = read(file) if file else None
+    if action != "check":
+        with reach.connect(home) as client:
+            wanted = client.prices() if wanted is None else client.set_prices(wanted)
+    assert wanted is not None, "it was read from the file or the cluster"
+    if json:
+        show.as_json(wanted)
+    elif action == "show":
+        text = to_text(wanted) if wanted.gpus or wanted.nodes or wanted.currency else ""
+        if not text:
+            show.note("no price list is set; see: shoal prices --help")
+        for line in text.splitlines():
+            show.line(line)
+    else:
+        now = "is fine" if action == "check" else "is in force"
+        show.line(f"{file} {now}: {gist(wanted)}", "green")
+
+
+def gist(one: PriceList) -> str:
+    from shoal.model.resources import plural
+
+    parts = [plural(len(one.gpus), "GPU model"), plural(len(one.nodes), "node price")]
+    money = f" in {one.currency}" if one.currency else ""
+    return f"{', '.join(parts)}{money}, PUE {one.pue:g}"

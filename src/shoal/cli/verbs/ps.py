@@ -1,0 +1,145 @@
+"""`shoal ps`: the jobs, those that wait in the order of the queue."""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from shoal.cli.grammar import DEFAULT_HOME, HomeOption, JsonOption
+
+if TYPE_CHECKING:
+    from shoal.cli.screen.show import Cell
+    from shoal.model.views import JobRow
+
+LIMIT_MAX = 10_000
+WHOLE = 1000  # thousandths of a GPU
+
+
+def ps(
+    all_: Annotated[
+        bool, typer.Option("--all", "-a", help="Finished jobs, too, newest first.")
+    ] = False,
+    limit: Annotated[
+        int,
+        typer.Option(
+            "--limit", "-n", min=1, max=LIMIT_MAX, metavar="N", help="At most so many. [100]"
+        ),
+    ] = 100,
+    json: JsonOption = False,
+    home: HomeOption = DEFAULT_HOME,
+) -> None:
+    """List the jobs.
+
+    Live jobs come in the order of the queue. TIME is how long a job has been
+    running, or waiting, or took; TRY counts its attempts; SHAPE is members x
+    GPUs of each, as in 4x8, 1x0.5 of one, 1x20G of its memory, or 3/2..8x1
+    of an elastic gang that has 3 members now. PROGRESS is there if a job
+    tells of its steps.
+
+    Examples:
+      shoal ps                  what runs and what waits
+      shoal ps -a -n 20         the last ones that finished, too
+      shoal ps --json | jq -r '.[] | select(.state == "waiting") | .id'
+    """
+    from shoal.cli import reach
+    from shoal.cli.screen import show
+
+    with reach.connect(home) as client:
+        rows = client.jobs(finished=all_, limit=limit)
+    if json:
+        show.as_json(rows)
+        return
+    if not rows:
+        show.note(
+            "no jobs yet; try: shoal run -- echo hello"
+            if all_
+            else "no live jobs; finished ones: shoal ps -a"
+        )
+        return
+    print_jobs(rows, int(time.time() * 1000))
+    if len(rows) == limit:
+        show.note(f"only {limit} are shown; see more with -n {limit * 10}")
+
+
+def print_jobs(rows: list[JobRow], now_ms: int, waits: int = 1) -> None:
+    """`waits`: of so many that wait the reason is told below, on a terminal."""
+    from shoal.cli.screen.show import Column, at_terminal, fitted, line, table
+    from shoal.model.job import DEFAULT_TENANT
+
+    tenants = any(row.tenant != DEFAULT_TENANT for row in rows)
+
+    columns = [
+        Column("ID", firm=True),
+        Column("NAME"),
+        Column("STATE", firm=True),
+        Column("TRY", right=True, firm=True),
+        Column("SHAPE", right=True, firm=True),
+        Column("NODES"),
+        Column("TIME", right=True, firm=True),
+        Column("COMMAND", flexible=True),
+    ]
+    progress = any(row.progress for row in rows)
+    if progress:
+        columns.insert(-1, Column("PROGRESS", flexible=True))
+    if tenants:
+        columns.insert(2, Column("TENANT"))
+    table(columns, [_cells(row, now_ms, tenants, progress) for row in rows])
+    waiting = [row for row in rows if row.state == "waiting"] if at_terminal() else []
+    for row in waiting[:waits]:
+        line(fitted(f"{row.id} waits: {row.why}"), "yellow dim")
+    for row in rows if at_terminal() else []:
+        if row.idle_since_ms is not None:
+            line(fitted(f"{row.id} {row.why}"), "yellow dim")
+
+
+def _cells(row: JobRow, now_ms: int, tenants: bool, progress: bool) -> list[str | Cell]:
+    from shoal.cli.screen.show import Cell, state_cell
+    from shoal.cli.screen.words import progress_text
+    from shoal.forms.units import duration_text
+
+    cells: list[str | Cell] = [
+        Cell(row.id, "bold"),
+        row.name,
+        state_cell(row.state),
+        Cell(str(row.attempt or ""), "yellow" if row.attempt > 1 else "dim"),
+        shape_text(row),
+        nodes_text(row.nodes),
+        Cell(duration_text(elapsed_ms(row, now_ms)), "dim"),
+        row.command,
+    ]
+    if progress:
+        cells.insert(-1, progress_text(row.progress) if row.progress else "")
+    if tenants:
+        cells.insert(2, row.tenant)
+    return cells
+
+
+def shape_text(row: JobRow) -> str:
+    """Members x GPUs of each: '4x8', '2x0.5', '1x20G', '3/2..8x1' of an elastic gang of 3 now."""
+    members = str(row.members)
+    if row.members_max > row.members:
+        members = f"{row.size}/" if row.size else ""
+        members += f"{row.members}..{row.members_max}"
+    return f"{members}x{gpus_text(row)}"
+
+
+def gpus_text(row: JobRow) -> str:
+    from shoal.forms.units import memory_text
+
+    if not row.gpus or row.gpu_milli == WHOLE:
+        return str(row.gpus)
+    return f"{row.gpu_milli / WHOLE:g}" if row.gpu_milli else memory_text(row.gpu_memory_mb)
+
+
+def nodes_text(nodes: list[str]) -> str:
+    """All of the few, or the first and how many more: one word either way."""
+    return ",".join(nodes) if len(nodes) <= 4 else f"{','.join(nodes[:3])}+{len(nodes) - 3}"
+
+
+def elapsed_ms(row: JobRow, now_ms: int) -> int:
+    """Of what the job is doing: it ran, it runs, or it waits."""
+    ran = row.running_ms is not None and row.state != "waiting"
+    begin = row.running_ms if ran and row.running_ms is not None else row.submitted_ms
+    return max((row.finished_ms or now_ms) - begin, 0)

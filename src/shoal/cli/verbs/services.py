@@ -1,0 +1,228 @@
+"""`shoal services` and `shoal service`: how what is served does, and its end."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from shoal.cli.grammar import DEFAULT_HOME, HomeOption, JsonOption
+
+if TYPE_CHECKING:
+    from shoal.cli.screen.show import Cell
+    from shoal.client import Client
+    from shoal.model.events import Recorded
+    from shoal.model.views import ReplicaView, ServiceView
+
+EVENTS_READ = 1000  # as many of the newest are searched for those about the service
+EVENTS_SHOWN = 12
+
+
+def services(json: JsonOption = False, home: HomeOption = DEFAULT_HOME) -> None:
+    """List the services and how they do.
+
+    READY is replicas that get requests / replicas wanted now. LATENCY is the
+    time until an answer begins. QUEUED counts requests that wait in the
+    gateway, those included that wait for a first replica.
+
+    Examples:
+      shoal services
+      shoal services --json | jq -r '.[] | select(.state != "ready") | .why'
+    """
+    from shoal.cli import reach
+    from shoal.cli.screen import show
+
+    with reach.connect(home) as client:
+        views = sorted(client.services(), key=lambda view: view.name)
+    if json:
+        show.as_json(views)
+    elif not views:
+        show.note("nothing is served; start with: shoal serve NAME -- COMMAND")
+    else:
+        print_services(views)
+
+
+def service(
+    name: Annotated[str, typer.Argument(metavar="NAME", help="A service, e.g. chat.")],
+    stop: Annotated[
+        bool, typer.Option("--stop", help="Let it finish what it has, and end it.")
+    ] = False,
+    json: JsonOption = False,
+    home: HomeOption = DEFAULT_HOME,
+) -> None:
+    """Show one service with its replicas, or stop it.
+
+    Below its figures and its replicas stand the last things that happened to
+    it. With --stop it gets no new requests, ends when it has answered those
+    it has, and is gone; the command returns at once.
+
+    Examples:
+      shoal service chat
+      shoal service chat --json | jq '.replicas[] | {job, state, in_flight}'
+      shoal service chat --stop
+    """
+    from shoal.cli import reach
+
+    asked = reach.service_name(name)
+    if stop:
+        _stop(asked, home, json)
+    else:
+        show_service(asked, home, json)
+
+
+def show_service(name: str, home: Path, json: bool) -> None:
+    from shoal.cli import reach
+    from shoal.cli.screen import show
+
+    with reach.connect(home) as client:
+        view = reach.found_service(client, name, lambda c: c.service(name))
+        records = [] if json else _happenings(client, view)
+    if json:
+        show.as_json(view)
+    else:
+        _print_whole(view, records, int(time.time() * 1000))
+
+
+def _stop(name: str, home: Path, json: bool) -> None:
+    from shoal.cli import reach
+    from shoal.cli.screen import show
+
+    with reach.connect(home) as client:
+        done = reach.found_service(client, name, lambda c: c.stop_service(name))
+    if json:
+        show.as_json(done)
+    else:
+        show.line(f"{name}: {done.note}" if done.note else f"{name} is being stopped")
+
+
+def _happenings(client: Client, view: ServiceView) -> list[Recorded]:
+    """The newest events about the service, and what its replicas of now went through."""
+    from shoal.model.events import JobEvent, ServiceEvent
+
+    jobs = {replica.job for replica in view.replicas}
+    found = []
+    for record in client.events(after=-EVENTS_READ, limit=EVENTS_READ, notable=True).events:
+        event = record.event
+        if isinstance(event, ServiceEvent):
+            about = event.service == view.name
+        else:
+            about = isinstance(event, JobEvent) and event.job in jobs
+        if about:
+            found.append(record)
+    return found[-EVENTS_SHOWN:]
+
+
+def print_services(views: list[ServiceView]) -> None:
+    from shoal.cli.screen.show import Cell, Column, state_cell, table
+
+    columns = [
+        Column("NAME"),
+        Column("STATE"),
+        Column("READY", right=True),
+        Column("VERSION", right=True),
+        Column("RPS", right=True),
+        Column("LATENCY", right=True),
+        Column("IN-FLIGHT", right=True),
+        Column("QUEUED", right=True),
+        Column("URL", flexible=True),
+    ]
+    rows: list[list[str | Cell]] = [
+        [
+            Cell(view.name, "bold"),
+            state_cell(view.state),
+            f"{view.ready}/{view.wanted}",
+            str(view.version),
+            f"{view.requests_per_s:.1f}",
+            latency_text(view.response_ms, view.requests_per_s),
+            str(view.in_flight),
+            str(view.queued),
+            view.url,
+        ]
+        for view in views
+    ]
+    table(columns, rows)
+    for view in views:
+        if view.state not in ("ready", "idle") and view.why:
+            _tell(view.name, view.why)
+
+
+def _tell(name: str, why: str) -> None:
+    from shoal.cli.screen.show import line
+
+    line(f"{name}: {why}", "dim")
+
+
+def latency_text(response_ms: int, requests_per_s: float) -> str:
+    """Nothing is told of a speed that nobody measured."""
+    return f"{response_ms}ms" if response_ms or requests_per_s else "-"
+
+
+def _print_whole(view: ServiceView, records: list[Recorded], now_ms: int) -> None:
+    from shoal.cli.screen.show import STATE_STYLES, line
+    from shoal.cli.screen.words import command_text, replicas_text
+
+    line(f"{view.name} is {view.state}", STATE_STYLES.get(view.state, "") + " bold")
+    if view.why:
+        line(f"  {view.why}")
+    if view.url:
+        line(f"  {view.url}")
+    spec = view.spec
+    what = f"{replicas_text(spec.scale)} with {spec.replica.demand}"
+    line(f"  version {view.version}: {what}: {command_text(spec.replica.command)}")
+    latency = latency_text(view.response_ms, view.requests_per_s)
+    failed = f", {view.failed_per_s:.1f}/s failed" if view.failed_per_s else ""
+    line(
+        f"  {view.ready} of {view.wanted} ready; {view.requests_per_s:.1f} requests/s, "
+        f"latency {latency}, {view.in_flight} in flight, {view.queued} queued{failed}"
+    )
+    if view.replicas:
+        line("")
+        _print_replicas(view.replicas)
+    if records:
+        line("")
+        _print_happenings(records, now_ms)
+
+
+def _print_replicas(replicas: list[ReplicaView]) -> None:
+    from shoal.cli.screen.show import Cell, Column, state_cell, table
+
+    columns = [
+        Column("JOB"),
+        Column("STATE"),
+        Column("NODE"),
+        Column("ADDRESS"),
+        Column("VERSION", right=True),
+        Column("RPS", right=True),
+        Column("LATENCY", right=True),
+        Column("IN-FLIGHT", right=True),
+        Column("WHY", wraps=True),
+    ]
+    rows: list[list[str | Cell]] = [
+        [
+            Cell(replica.job, "bold"),
+            state_cell(replica.state),
+            replica.node,
+            Cell(replica.address, "dim"),
+            str(replica.version),
+            f"{replica.requests_per_s:.1f}",
+            latency_text(replica.response_ms, replica.requests_per_s),
+            str(replica.in_flight),
+            replica.why,
+        ]
+        for replica in replicas
+    ]
+    table(columns, rows)
+
+
+def _print_happenings(records: list[Recorded], now_ms: int) -> None:
+    from shoal.cli.screen.show import Cell, Column, table
+    from shoal.cli.screen.words import sentence
+    from shoal.forms.units import duration_text
+
+    rows: list[list[str | Cell]] = [
+        [Cell(f"{duration_text(now_ms - record.event.at_ms)} ago", "dim"), sentence(record.event)]
+        for record in records
+    ]
+    table([Column("WHEN", right=True), Column("WHAT", wraps=True)], rows)

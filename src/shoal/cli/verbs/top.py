@@ -1,0 +1,124 @@
+"""`shoal top`: the cluster at a glance, live, with keys."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from shoal.cli.grammar import DEFAULT_HOME, HomeOption, JsonOption
+
+if TYPE_CHECKING:
+    from shoal.cli.screen.top_board import Board, Seen
+    from shoal.client import Client
+    from shoal.model.series import JobSeries, NodeSeries, ServiceSeries
+
+JOBS_READ = 500
+ROWS_PRINTED = 1000
+REFRESH_S = 1.0
+
+
+def top(
+    view: Annotated[
+        str, typer.Option("--view", metavar="VIEW", help="jobs, nodes or services. [jobs]")
+    ] = "jobs",
+    json: JsonOption = False,
+    home: HomeOption = DEFAULT_HOME,
+) -> None:
+    """Watch the cluster: jobs, nodes and services, live.
+
+    Keys: j, n and s choose what is shown; up and down move, and the line that
+    the cursor is on is told more of below: why it is so, and its curve. < and
+    > sort by another column, r turns the order round, q ends it. Where no
+    terminal is, it prints once.
+
+    Examples:
+      shoal top
+      shoal top --view nodes
+      shoal top --view nodes | sort -k 3
+      shoal top --json | jq '.status.gpus_free'
+    """
+    from shoal.cli import reach
+    from shoal.cli.screen import show
+    from shoal.cli.screen.top_board import TITLES, Board
+    from shoal.forms.failure import USAGE, Failure
+    from shoal.forms.units import quoted
+
+    board = Board()
+    if view not in TITLES:
+        raise Failure(f"--view: {quoted(view)} is none of {', '.join(TITLES)}", USAGE)
+    board.view = view
+    with reach.connect(home) as client:
+        seen = look(client, board)
+        if json:
+            show.as_json(seen)
+        elif not show.at_terminal():
+            _print(board, seen)
+        else:
+            _watch(client, board, seen)
+
+
+def look(client: Client, board: Board) -> Seen:
+    from shoal.cli.screen.top_board import Seen
+
+    status = client.status()
+    if board.view == "jobs":
+        return Seen(status=status, jobs=client.jobs(limit=JOBS_READ))
+    if board.view == "nodes":
+        return Seen(status=status, nodes=client.nodes(), samples=client.samples())
+    return Seen(status=status, services=client.services())
+
+
+def _print(board: Board, seen: Seen) -> None:
+    from shoal.cli.screen.show import Column, table
+    from shoal.cli.screen.top_board import TITLES
+
+    columns = [Column(title.text.replace(" ", "-"), title.right) for title in TITLES[board.view]]
+    table(columns, [row.cells for row in board.rows(seen)[:ROWS_PRINTED]])
+
+
+def _watch(client: Client, board: Board, seen: Seen) -> None:
+    import time
+
+    from rich.console import Group
+    from rich.live import Live
+
+    from shoal.cli.screen.keys import Keys
+    from shoal.cli.screen.show import console
+    from shoal.cli.screen.top_board import detail
+    from shoal.cli.screen.top_screen import draw
+    from shoal.client import ShoalError, Unreachable
+
+    screen = console()
+    trouble, due, curve = "", time.monotonic() + REFRESH_S, None
+    with Keys() as keys, Live(console=screen, screen=True, auto_refresh=False) as live:
+        while not board.over:
+            size = screen.size
+            text = detail(curve, size.width)
+            lines = draw(board, seen, trouble, text, (size.width, size.height), client.url)
+            live.update(Group(*lines), refresh=True)
+            key = keys.wait(max(0.0, due - time.monotonic()))
+            if key and not board.press(key) and time.monotonic() < due:
+                continue
+            try:
+                seen = look(client, board)
+                curve = _curve(client, board, seen)
+                trouble = ""
+            except Unreachable as error:
+                trouble = str(error)
+            except ShoalError as error:
+                trouble = error.message
+            due = time.monotonic() + REFRESH_S
+
+
+def _curve(
+    client: Client, board: Board, seen: Seen
+) -> JobSeries | NodeSeries | ServiceSeries | None:
+    """Of what the cursor is on."""
+    rows = board.rows(seen)
+    if not rows:
+        return None
+    key = rows[board.cursor].key
+    if board.view == "jobs":
+        return client.job_series(key)
+    return client.node_series(key) if board.view == "nodes" else client.service_series(key)

@@ -1,0 +1,68 @@
+"""`shoal why`: the reason of this moment, and the decisions that led to it."""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from shoal.cli.grammar import DEFAULT_HOME, HomeOption, JsonOption
+
+if TYPE_CHECKING:
+    from shoal.model.views import WhyView
+
+
+def why(
+    job: Annotated[str, typer.Argument(metavar="JOB", help="A job's id, or a service's name.")],
+    json: JsonOption = False,
+    home: HomeOption = DEFAULT_HOME,
+) -> None:
+    """Tell why a job or service is where it is, and how it came there.
+
+    Every decision of the scheduler is stored with its reason. The first lines
+    are the truth of this moment (what a waiting job waits for, and when it
+    will probably start); the history below is oldest first.
+
+    Examples:
+      shoal why j7
+      shoal why j7 --json | jq -r .why
+      shoal why chat
+    """
+    from shoal.cli import reach
+    from shoal.cli.screen import show
+
+    if reach.is_service(job):
+        from shoal.cli.verbs.services import show_service
+
+        show_service(job.strip(), home, json)
+        return
+    asked = reach.job_id(job)
+    with reach.connect(home) as client:
+        view = reach.found(client, asked, lambda c: c.why(asked))
+    if json:
+        show.as_json(view)
+    else:
+        _print(view, int(time.time() * 1000))
+
+
+def _print(view: WhyView, now_ms: int) -> None:
+    from shoal.cli.screen.show import STATE_STYLES, Cell, Column, line, table
+    from shoal.cli.screen.words import progress_text, sentence, state_text
+    from shoal.forms.units import duration_text
+
+    line(f"{view.id} {state_text(view.state)}", STATE_STYLES.get(view.state, "") + " bold")
+    if view.why:
+        line(f"  {view.why}")
+    if view.progress is not None:
+        line(f"  {progress_text(view.progress)}")
+    if view.start:
+        line(f"  {view.start}")
+    if not view.events:
+        return
+    line("")
+    rows: list[list[str | Cell]] = [
+        [Cell(f"{duration_text(now_ms - record.event.at_ms)} ago", "dim"), sentence(record.event)]
+        for record in view.events
+    ]
+    table([Column("WHEN", right=True), Column("WHAT", wraps=True)], rows)

@@ -1,0 +1,223 @@
+"""The gateway link: gives the gateway its replicas, and the state what the gateway sees.
+
+Runs beside the control loop, about once a second and whenever something changed. The gateway is a
+process of its own that outlives the controller; without any service there is none.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import logging
+import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+
+import msgspec
+
+from shoal.control.loop import ControlLoop
+from shoal.core.state.state import State
+from shoal.model.job import Job, Phase
+from shoal.model.service import (
+    Entry,
+    Probe,
+    Replica,
+    ReplicaState,
+    Served,
+    Service,
+    ServiceLoad,
+    Wanted,
+)
+from shoal.ports import Balancer, ServingError
+
+log = logging.getLogger("shoal.gateway_link")
+
+LOOK_S = 0.5
+PROBES_MAX = 256  # at once
+TICK_S = 0.1
+LATE_S = 0.5  # if this process was held up for so long, an answer may only have been read late
+# What goes wrong on this side of a connection says nothing of the other.
+OUR_OWN_ERRORS = frozenset(
+    (
+        errno.EMFILE,
+        errno.ENFILE,
+        errno.ENOMEM,
+        errno.ENOBUFS,
+        errno.EADDRNOTAVAIL,
+        errno.ENETUNREACH,
+        errno.ENETDOWN,
+        errno.EHOSTUNREACH,
+    )
+)
+
+
+class Pulse(msgspec.Struct):
+    """What the probes of a replica that was ready have told."""
+
+    attempt: int
+    due_s: float
+    unanswered: int = 0  # in a row
+
+
+class GatewayLink:
+    def __init__(self, loop: ControlLoop, balancer: Balancer, entry: Callable[[], Entry]) -> None:
+        self._loop = loop
+        self._balancer = balancer
+        self._entry = entry
+        self._idle = True
+        # The balancer is not for several threads, and its sockets may make it wait.
+        self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="gateway")
+        self._probed: dict[str, int] = {}  # job -> the attempt whose probe answered
+        self._probing: dict[str, asyncio.Task[None]] = {}
+        self._pulses: dict[str, Pulse] = {}
+        self.trouble = ""
+
+    async def run(self) -> None:
+        while True:
+            try:
+                if self._loop.state.services or not self._idle:
+                    await self._look()
+            except asyncio.CancelledError:
+                raise
+            except Exception:
+                log.exception("a look at the gateway failed")
+            await asyncio.sleep(LOOK_S)
+
+    async def _look(self) -> None:
+        state = self._loop.state
+        self._probe(state)
+        wanted = wanted_of(state, self._entry())
+        loads = await asyncio.get_running_loop().run_in_executor(self._thread, self._tick, wanted)
+        ready = [
+            job_id for job_id, attempt in self._probed.items() if _lives(state, job_id, attempt)
+        ]
+        self._probed = {job_id: self._probed[job_id] for job_id in ready}
+        self._pulses = {j: pulse for j, pulse in self._pulses.items() if j in self._probed}
+        for name in list(state.services):
+            unseen = ServiceLoad(service=name, seen=False, trouble=self.trouble)
+            load = loads.get(name, unseen)
+            of_service = tuple(j for j in ready if state.jobs[j].spec.service == name)
+            unanswered = {
+                job_id: pulse.unanswered
+                for job_id in of_service
+                if (pulse := self._pulses.get(job_id)) and pulse.unanswered
+            }
+            self._loop.served(
+                msgspec.structs.replace(load, ready=of_service, unanswered=unanswered)
+            )
+
+    def _tick(self, wanted: Wanted) -> dict[str, ServiceLoad]:
+        """In the balancer's own thread."""
+        try:
+            loads = self._balancer.look(wanted)
+        except ServingError as error:
+            if str(error) != self.trouble:
+                log.error("the gateway: %s", error)
+            self.trouble = str(error)
+            return {}
+        self.trouble = ""
+        self._idle = not wanted.services
+        return loads
+
+    def _probe(self, state: State) -> None:
+        """Ask those that have not answered yet, and those that have now and then. Nobody waits for
+        one that hangs."""
+        now_s = time.monotonic()
+        for job_id in [one for one, task in self._probing.items() if task.done()]:
+            del self._probing[job_id]
+        for name, service in state.services.items():
+            for job_id in state.replicas.get(name, {}):
+                job = state.jobs[job_id]
+                if job.phase is not Phase.RUNNING or job_id in self._probing:
+                    continue
+                if len(self._probing) >= PROBES_MAX:
+                    return
+                if self._probed.get(job_id) != job.attempt:
+                    self._probing[job_id] = asyncio.create_task(self._greet(service, job))
+                elif self._pulse(service, job).due_s <= now_s:
+                    self._probing[job_id] = asyncio.create_task(self._feel(service, job))
+
+    def _pulse(self, service: Service, job: Job) -> Pulse:
+        pulse = self._pulses.get(job.id)
+        if pulse is None or pulse.attempt != job.attempt:
+            due_s = time.monotonic() + service.spec.probe.every_ms / 1000
+            pulse = self._pulses[job.id] = Pulse(job.attempt, due_s)
+        return pulse
+
+    async def _greet(self, service: Service, job: Job) -> None:
+        attempt = job.attempt
+        status = await ask(job.master, service.spec.probe)
+        if status is not None and 0 < status < 500:
+            self._probed[job.id] = attempt
+
+    async def _feel(self, service: Service, job: Job) -> None:
+        pulse = self._pulse(service, job)
+        status = await ask(job.master, service.spec.probe)
+        pulse.due_s = time.monotonic() + service.spec.probe.every_ms / 1000
+        if status is not None:
+            pulse.unanswered = 0 if status else pulse.unanswered + 1
+
+
+def wanted_of(state: State, entry: Entry) -> Wanted:
+    """What the gateway should be, by the state."""
+    return Wanted(
+        entry=entry,
+        services=tuple(
+            Served(route=service.spec.way, replicas=tuple(_replicas(state, service)))
+            for service in state.services.values()
+        ),
+    )
+
+
+def _replicas(state: State, service: Service) -> list[Replica]:
+    found = []
+    for job_id in service.ready:
+        job = state.jobs[job_id]
+        host, _, port = job.master.rpartition(":")
+        drains = job_id in service.draining
+        state_ = ReplicaState.DRAINING if drains else ReplicaState.READY
+        found.append(Replica(id=job_id, address=host, port=int(port), state=state_))
+    return found
+
+
+def _lives(state: State, job_id: str, attempt: int) -> bool:
+    job = state.jobs.get(job_id)
+    return job is not None and job.attempt == attempt and job.phase is Phase.RUNNING
+
+
+async def ask(master: str, probe: Probe) -> int | None:
+    """The status it answers with; 0 if it does not answer; None if that cannot be told, because
+    this process could not ask or was itself too late to hear."""
+    host, _, port = master.rpartition(":")
+    asked = asyncio.create_task(_status(host, int(port), probe.path))
+    end_s, late_s = time.monotonic() + probe.timeout_ms / 1000, 0.0
+    try:
+        while not asked.done() and (now_s := time.monotonic()) < end_s:
+            tick_s = min(TICK_S, end_s - now_s)
+            await asyncio.wait({asked}, timeout=tick_s)
+            late_s = max(late_s, time.monotonic() - now_s - tick_s)
+        if not asked.done():
+            return None if late_s > LATE_S else 0
+        return asked.result()
+    except OSError as error:
+        return None if error.errno in OUR_OWN_ERRORS else 0
+    except (ValueError, asyncio.IncompleteReadError, asyncio.LimitOverrunError):
+        return 0
+    finally:
+        asked.cancel()
+
+
+async def _status(host: str, port: int, path: str) -> int:
+    """The status of one GET, and nothing more of the answer."""
+    reader, writer = await asyncio.open_connection(host, port)
+    try:
+        name = f"[{host}]" if ":" in host else host
+        request = f"GET {path} HTTP/1.1\r\nHost: {name}:{port}\r\nConnection: close\r\n\r\n"
+        writer.write(request.encode())
+        await writer.drain()
+        line = await reader.readuntil(b"\n")
+        return int(line.split()[1])
+    except IndexError:
+        raise ValueError("no status line") from None
+    finally:
+        writer.close()

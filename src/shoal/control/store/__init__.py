@@ -1,0 +1,1 @@
+"""The store: the log of events, snapshots and finished jobs in SQLite."""

@@ -1,0 +1,327 @@
+"""Saves what can be read of a damaged store, and says in numbers what is lost.
+
+Events behind the damage are replayed as far as they fit: one that cannot be read, and what can only
+be understood with it, is left out. A job's record that says how it ended is believed over the log.
+The nodes' inventories then put right what the log no longer knows.
+"""
+
+from __future__ import annotations
+
+import sqlite3
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+
+import msgspec
+
+from shoal.control.store.marks import Numbers, number_of
+from shoal.control.store.rows import (
+    Unreadable,
+    checksum,
+    encode,
+    event_of,
+    event_row,
+    job_of,
+    job_row,
+    snapshot_of,
+)
+from shoal.control.store.sqlite import INSERT_EVENT, INSERT_JOB, SqliteStore
+from shoal.core.state.apply import apply
+from shoal.core.state.invariants import Violation, check
+from shoal.core.state.state import Snapshot, State
+from shoal.model.events import (
+    ControllerStarted,
+    Event,
+    JobEvent,
+    JobFinished,
+    JobPlaced,
+    JobSubmitted,
+    MemberLost,
+)
+from shoal.model.job import Job, Outcome, Phase
+from shoal.ports import StoreError
+
+TRIES_MAX = 200  # jobs that are given up one by one; then only what is before the damage counts
+JOBS_NAMED_MAX = 20
+
+
+class Found(msgspec.Struct):
+    """What of a store can be read. `lost_rows` are those that are there, but not readable."""
+
+    snapshots: list[tuple[int, Snapshot]] = []
+    events: dict[int, Event] = {}
+    jobs: dict[str, Job] = {}
+    lost_rows: int = 0
+    top: int = 0  # the highest number of an event, readable or not
+
+
+class Saved(msgspec.Struct):
+    """The state that was saved, and the jobs of which only a part, or nothing, is known."""
+
+    state: State
+    replayed: int
+    left_out: int
+    jobs_lost: list[str] = []
+    jobs_cut: list[str] = []  # they live, but something that happened to them is not known
+    records_lost: list[str] = []  # they have ended, and that is all that is known
+
+
+def read(path: Path) -> Found:
+    found = Found()
+    source = sqlite3.connect(path)
+    try:
+        for seq, body, crc in _rows(source, "snapshots", "seq", found):
+            try:
+                snapshot = snapshot_of(seq, body, crc)
+                State.restore(snapshot)
+                found.snapshots.append((seq, snapshot_of(seq, body, crc)))
+            except Exception:
+                found.lost_rows += 1
+        for seq, body, crc in _rows(source, "events", "seq", found):
+            found.top = max(found.top, seq)
+            try:
+                found.events[seq] = event_of(seq, body, crc)
+            except Unreadable:
+                found.lost_rows += 1
+        for number, body, crc in _rows(source, "jobs", "number", found):
+            try:
+                job = job_of(number, body, crc)
+                found.jobs[job.id] = job
+            except Unreadable:
+                found.lost_rows += 1
+    finally:
+        source.close()
+    found.snapshots.sort(key=lambda one: -one[0])
+    found.top = max([found.top, *(seq for seq, _ in found.snapshots)])
+    return found
+
+
+def _rows(
+    source: sqlite3.Connection, table: str, key: str, found: Found
+) -> Iterator[tuple[int, bytes, int | None]]:
+    """From both ends, for a page that cannot be read ends a walk."""
+    crc = "crc" if _has_checksums(source, table) else "NULL"
+    seen: set[int] = set()
+    for order in ("", "DESC"):
+        try:
+            for row in source.execute(
+                f"SELECT {key}, body, {crc} FROM {table} ORDER BY {key} {order}"
+            ):
+                if row[0] in seen:
+                    break
+                seen.add(row[0])
+                yield row
+            else:
+                return
+        except sqlite3.DatabaseError:
+            found.lost_rows += order == ""
+
+
+def _has_checksums(source: sqlite3.Connection, table: str) -> bool:
+    try:
+        return any(row[1] == "crc" for row in source.execute(f"PRAGMA table_info({table})"))
+    except sqlite3.DatabaseError:
+        return False
+
+
+def rebuild(found: Found) -> Saved:
+    """The newest state that what was found leads to, and that holds together."""
+    given_up: dict[str, int] = {}  # job -> the event from which on nothing of it is believed
+    strange: set[int] = set()
+    for _ in range(TRIES_MAX):
+        state, start = _start(found)
+        wrong = _replay(state, start, found, given_up, strange)
+        if wrong is None:
+            break
+        event = found.events[wrong]
+        if isinstance(event, JobEvent) and event.job not in given_up:
+            given_up[event.job] = wrong
+        else:
+            strange.add(wrong)
+    else:
+        state, start = _start(found)
+        strange.update(seq for seq in found.events if seq >= _first_hole(found, start))
+        _replay(state, start, found, given_up, strange)
+    return _told(state, start, found, given_up, strange)
+
+
+def _start(found: Found) -> tuple[State, int]:
+    for seq, snapshot in found.snapshots:
+        # Restoring takes the snapshot's own records, so each try needs a copy.
+        return State.restore(msgspec.json.decode(encode(snapshot), type=Snapshot)), seq
+    return State(), 0
+
+
+def _first_hole(found: Found, start: int) -> int:
+    seq = start + 1
+    while seq in found.events:
+        seq += 1
+    return seq
+
+
+def _replay(
+    state: State, start: int, found: Found, given_up: dict[str, int], strange: set[int]
+) -> int | None:
+    """The number of the first event that does not fit; None if all the others did."""
+    hole = _first_hole(found, start)
+    ended = {e.job for s, e in found.events.items() if isinstance(e, JobFinished) and s > start}
+    mended = False
+    for seq in sorted(seq for seq in found.events if seq > start):
+        event = found.events[seq]
+        if seq >= hole and not mended:
+            _end_those_known_to_have_ended(state, found.jobs, ended, event.at_ms)
+            mended = True
+        if seq in strange or seq >= given_up.get(getattr(event, "job", ""), seq + 1):
+            continue
+        if isinstance(event, JobSubmitted):  # the one before it may be what is missing
+            state.next_job = max(state.next_job, number_of(event.job))
+        try:
+            apply(state, event)
+        except Exception:
+            return seq
+    now_ms = max([0, *(event.at_ms for event in found.events.values())])
+    _end_those_known_to_have_ended(state, found.jobs, set(), now_ms)
+    return None
+
+
+def _end_those_known_to_have_ended(
+    state: State, records: dict[str, Job], except_: Iterable[str], now_ms: int
+) -> None:
+    for job in [j for j in state.jobs.values() if j.id in records and j.id not in except_]:
+        record = records[job.id]
+        for number, member in enumerate(job.members):
+            if job.phase is not Phase.WAITING and not member.over:
+                node = member.slice.node
+                lost = MemberLost(
+                    at_ms=now_ms, job=job.id, attempt=job.attempt, member=number, node=node, why=""
+                )
+                apply(state, lost)
+        outcome = record.outcome or Outcome.FAILED
+        code, why = record.code or 0, record.why
+        attempt = job.attempt
+        ended = JobFinished(
+            at_ms=now_ms, job=job.id, attempt=attempt, outcome=outcome, code=code, why=why
+        )
+        apply(state, ended)
+
+
+def _told(
+    state: State, start: int, found: Found, given_up: dict[str, int], strange: set[int]
+) -> Saved:
+    later = {seq: event for seq, event in found.events.items() if seq > start}
+    out = [s for s, e in later.items() if s in strange or s >= given_up.get(_job(e), s + 1)]
+    known = {*state.jobs, *found.jobs}
+    named = dict.fromkeys(_job(event) for event in found.events.values() if _job(event))
+    kept = {number_of(job_id) for job_id in named}
+    finished = {_job(e) for e in found.events.values() if isinstance(e, JobFinished)}
+    lost = [job_id for job_id in named if job_id not in known and job_id not in finished]
+    span = range(min(kept, default=1), max([state.next_job, *(n + 1 for n in kept)]))
+    numbers = {*kept, *(number_of(job_id) for job_id in known)}
+    oldest = min([job.number for job in found.jobs.values()], default=span.start)
+    lost += [f"j{n}" for n in span if n not in numbers and n >= oldest]
+    ended = [j for j in finished if j not in known and number_of(j) >= oldest]
+    return Saved(
+        state=state,
+        replayed=len(later) - len(out),
+        left_out=len(out),
+        jobs_lost=sorted(set(lost), key=number_of),
+        jobs_cut=sorted((j for j in given_up if j in state.jobs), key=number_of),
+        records_lost=sorted(ended, key=number_of),
+    )
+
+
+def _job(event: Event) -> str:
+    return event.job if isinstance(event, JobEvent) else ""
+
+
+def write(path: Path, found: Found, saved: Saved, numbers: Numbers) -> None:
+    """A store with all that was saved; its log goes on behind everything that was ever in it."""
+    path.unlink(missing_ok=True)
+    state = saved.state
+    epochs = [e.epoch for e in found.events.values() if isinstance(e, ControllerStarted)]
+    named = [number_of(one) + 1 for one in (*map(_job, found.events.values()), *found.jobs)]
+    floor = numbers.floor(max([state.next_job, *named]), max([state.epoch, *epochs]))
+    state.next_job, state.epoch = max(floor.job, numbers.written.job), floor.epoch
+    for event in found.events.values():
+        job = state.jobs.get(_job(event))
+        if isinstance(event, JobPlaced) and job is not None and job.phase is Phase.WAITING:
+            job.attempt = max(job.attempt, event.attempt)  # no attempt is begun twice
+    body, seq = encode(state.snapshot()), found.top + 1
+    ends = {_job(e): one for one, e in found.events.items() if isinstance(e, JobFinished)}
+    store = SqliteStore(path)
+    try:
+        with store._writer as writer:
+            writer.execute("BEGIN IMMEDIATE")
+            rows = (event_row(one, event) for one, event in sorted(found.events.items()))
+            writer.executemany(INSERT_EVENT, rows)
+            for job in found.jobs.values():
+                writer.execute(INSERT_JOB, (*job_row(job), ends.get(job.id, found.top)))
+            writer.execute(
+                "INSERT INTO snapshots VALUES (?, ?, ?)", (seq, body, checksum(seq, body))
+            )
+            writer.execute("INSERT INTO meta VALUES ('unbroken', ?)", (seq,))
+    finally:
+        store.close()
+
+
+def salvage(database: Path, new: Path, numbers: Numbers) -> list[str]:
+    """Put what can be saved in the place of a damaged store, which is kept under another name.
+    Returns what to tell, a line each."""
+    if not database.exists():
+        raise StoreError(f"there is no {database}: nothing to save; start with: shoal up")
+    try:
+        found = read(database)
+    except sqlite3.DatabaseError:
+        found = Found()
+    saved = rebuild(found)
+    write(new, found, saved, numbers)
+    store = SqliteStore(new)
+    try:
+        state, _ = store.load()
+        check(state, state.policy, 0, settled=False)
+    except Violation as error:
+        raise StoreError(f"what can be read of {database} contradicts itself: {error}") from None
+    finally:
+        store.close()
+    aside = _aside(database)
+    for ending in ("-wal", "-shm"):
+        beside = database.with_name(database.name + ending)
+        if beside.exists():
+            beside.replace(aside.with_name(aside.name + ending))
+    database.replace(aside)
+    new.replace(database)
+    return _lines(found, saved, aside)
+
+
+def _aside(database: Path) -> Path:
+    number = 1
+    while (aside := database.with_name(f"{database.name}.damaged-{number}")).exists():
+        number += 1
+    return aside
+
+
+def _lines(found: Found, saved: Saved, aside: Path) -> list[str]:
+    missing = found.top - len(found.events) if not found.snapshots else 0
+    start = found.snapshots[0][0] if found.snapshots else 0
+    if found.snapshots:
+        missing = found.top - start - sum(seq > start for seq in found.events)
+    lines = [
+        f"kept: {len(saved.state.jobs)} live jobs, {len(found.jobs)} records of finished jobs, "
+        f"{len(found.events)} events",
+        f"lost: {max(0, missing)} events that cannot be read, {saved.left_out} that make no sense "
+        f"without them, {len(saved.jobs_lost)} jobs, "
+        f"{len(saved.records_lost)} records of finished jobs",
+    ]
+    if saved.jobs_lost:
+        lines.append(f"jobs of which nothing is left but a name: {_names(saved.jobs_lost)}")
+    if saved.records_lost:
+        names = _names(saved.records_lost)
+        lines.append(f"finished jobs that are no longer listed: {names}")
+    if saved.jobs_cut:
+        lines.append(f"jobs that go on from an earlier moment: {_names(saved.jobs_cut)}")
+    lines.append(f"the damaged file is {aside}")
+    return lines
+
+
+def _names(jobs: list[str]) -> str:
+    more = f" and {len(jobs) - JOBS_NAMED_MAX} more" if len(jobs) > JOBS_NAMED_MAX else ""
+    return ", ".join(jobs[:JOBS_NAMED_MAX]) + more

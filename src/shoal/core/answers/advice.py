@@ -1,0 +1,83 @@
+"""What would let a waiting job start now: its request changed a little, tried on the true state."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import msgspec
+
+from shoal.core.scheduling.fit import fit, shortage
+from shoal.core.state.queue import gang_of_spec
+from shoal.core.state.state import State
+from shoal.model.job import Job, JobSpec, Phase, Within
+from shoal.model.node import NodeHealth, NodeIntent
+from shoal.model.resources import plural
+
+
+def advise(state: State, job: Job, now_ms: int) -> list[str]:
+    """Sentences, the smallest change first; none if nothing small would help."""
+    if job.phase is not Phase.WAITING or job.id in state.claims or job.not_before_ms > now_ms:
+        return []
+    if state.accounts.held_by(job.spec.tenant):
+        return []  # no smaller request gets past its budget
+    if not shortage(state, gang_of_spec(job.spec)):
+        return []  # it is the queue that holds it, and why it does says enough
+    return [*_smaller(state, job.spec), *_closed(state, job)]
+
+
+def _smaller(state: State, spec: JobSpec) -> Iterator[str]:
+    """Of each kind of change the least that would do."""
+    for changes in (_freer(spec), _fewer_members(spec), _fewer_gpus(spec)):
+        for text, changed in changes:
+            if fit(state, gang_of_spec(changed)) is not None:
+                yield f"{text} it would start now"
+                break
+
+
+def _freer(spec: JobSpec) -> Iterator[tuple[str, JobSpec]]:
+    replace = msgspec.structs.replace
+    if spec.within_required and spec.within is not Within.ANYWHERE:
+        yield (
+            f"if it need not stay in one {spec.within.value}",
+            replace(spec, within_required=False),
+        )
+    if spec.gpu_models:
+        yield "with any model of GPU", replace(spec, gpu_models=())
+    if spec.whole_nodes:
+        yield "if others may be beside it", replace(spec, whole_nodes=False)
+    if spec.members_per_node:
+        yield "spread over nodes as it comes", replace(spec, members_per_node=0)
+
+
+def _fewer_members(spec: JobSpec) -> Iterator[tuple[str, JobSpec]]:
+    for members in _halves(spec.members):
+        if not spec.members_per_node or members % spec.members_per_node == 0:
+            text = f"with {plural(members, 'member')} instead of {spec.members}"
+            yield text, msgspec.structs.replace(spec, members=members, members_max=0)
+
+
+def _fewer_gpus(spec: JobSpec) -> Iterator[tuple[str, JobSpec]]:
+    for gpus in _halves(spec.gpus):
+        text = f"with {plural(gpus, 'GPU')} per member instead of {spec.gpus}"
+        yield text, msgspec.structs.replace(spec, gpus=gpus)
+
+
+def _halves(number: int) -> Iterator[int]:
+    while number > 1:
+        number //= 2
+        yield number
+
+
+def _closed(state: State, job: Job) -> list[str]:
+    """Nodes that stand open for nothing because somebody said so."""
+    closed = [
+        node.id
+        for node in state.order
+        if node.health is NodeHealth.READY
+        and node.intent in (NodeIntent.CORDONED, NodeIntent.DRAINING)
+        and state.rooms[node.index].holds(job.spec.demand)
+    ]
+    if not closed:
+        return []
+    more = f" and {len(closed) - 3} more" if len(closed) > 3 else ""
+    return [f"{', '.join(closed[:3])}{more} would have room: shoal uncordon {closed[0]}"]

@@ -1,0 +1,275 @@
+"""What happened to a job, told from events: its attempts and how each ended. What that cost is in
+the ledger, and nowhere else."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+
+from shoal.model.events import (
+    Event,
+    JobAdopted,
+    JobCheckpointed,
+    JobFinished,
+    JobPlaced,
+    JobRequeued,
+    JobRunning,
+    JobStopping,
+    MemberExited,
+    MemberLost,
+    NodeChecked,
+    NodeJudged,
+    NodeLost,
+)
+from shoal.model.explanation import AttemptRecord, Cause, FirstFailure, Learned
+from shoal.model.job import Outcome, StopCause
+from shoal.model.resources import Slice
+
+KILLED_CODE = 137
+# A check that fails so soon after a job did speaks of the same trouble.
+CHECK_AFTER_MS = 3_600_000
+
+CAUSES = {
+    StopCause.CANCEL.value: Cause.CANCELLED,
+    StopCause.TIME_LIMIT.value: Cause.TIME_LIMIT,
+    StopCause.FAILURE.value: Cause.OWN_ERROR,
+    StopCause.NODE_LOSS.value: Cause.NODE_LOST,
+    StopCause.DRAIN.value: Cause.DRAINED,
+    StopCause.PREEMPT.value: Cause.PREEMPTED,
+    StopCause.RESIZE.value: Cause.RESIZED,
+    StopCause.MOVE.value: Cause.MOVED,
+    StopCause.HANG.value: Cause.HANG,
+    "budget": Cause.BUDGET,
+}
+OUTCOMES = {
+    Outcome.SUCCEEDED: Cause.SUCCEEDED,
+    Outcome.FAILED: Cause.OWN_ERROR,
+    Outcome.CANCELLED: Cause.CANCELLED,
+    Outcome.TIMED_OUT: Cause.TIME_LIMIT,
+}
+# In the last lines of a member, without regard to case: what programs say when memory is short,
+# and when a GPU or its link is broken.
+MEMORY_WORDS = (
+    "cuda out of memory",
+    "outofmemoryerror",
+    "memoryerror",
+    "cannot allocate memory",
+    "std::bad_alloc",
+    "cublas_status_alloc_failed",
+    "oom-kill",
+    "ran out of memory",  # as an agent says it
+)
+HARDWARE_WORDS = (
+    "uncorrectable ecc error",
+    "hardware error",
+    "gpu is lost",
+    "fallen off the bus",
+    "nvlink error",
+    "xid 79",
+    "xid 48",
+    "input/output error",
+)
+
+Tail = Callable[[int, int], str]  # attempt, member -> the end of its output
+
+
+def no_tail(attempt: int, member: int) -> str:  # noqa: ARG001
+    """For whoever need not know what members said last."""
+    return ""
+
+
+class _Attempt:
+    """One attempt while its events are read."""
+
+    def __init__(self, event: JobPlaced, from_step: int) -> None:
+        self.slices = event.slices
+        self.over_ms: dict[int, int] = {}
+        self.firsts: list[FirstFailure] = []
+        self.told = AttemptRecord(
+            attempt=event.attempt,
+            nodes=list(dict.fromkeys(slice_.node for slice_ in event.slices)),
+            members=len(event.slices),
+            gpu_milli=sum(map(_gpu_milli, event.slices)),
+            placed_ms=event.at_ms,
+            from_step=from_step,
+        )
+
+    def over(self, member: int, at_ms: int) -> None:
+        if 0 <= member < len(self.slices):
+            self.over_ms.setdefault(member, at_ms)
+
+
+def attempts_of(events: Iterable[Event], tail: Tail) -> list[AttemptRecord]:
+    """From the job's events and those of its nodes, in the order of the log."""
+    found: list[_Attempt] = []
+    checks: list[NodeChecked] = []
+    saved_step = 0
+    for event in events:
+        if isinstance(event, JobPlaced):
+            found.append(_Attempt(event, saved_step))
+        elif isinstance(event, NodeChecked):
+            checks.append(event)
+        elif found:
+            _take(found[-1], event)
+            saved_step = found[-1].told.saved_step or saved_step
+    for attempt in found:
+        _judge(attempt, checks, tail)
+    return [attempt.told for attempt in found]
+
+
+def learned_of(events: Iterable[Event], job: str) -> list[Learned]:
+    """Changes of what is thought of nodes, those that this job gave cause to first of all."""
+    found: list[Learned] = []
+    last: dict[str, str] = {}
+    for event in events:
+        if not isinstance(event, NodeJudged):
+            continue
+        record = event.record
+        if last.get(event.node, "ok") == record.standing.value:
+            continue
+        last[event.node] = record.standing.value
+        found.append(
+            Learned(
+                at_ms=event.at_ms,
+                node=event.node,
+                standing=record.standing.value,
+                why=record.why or event.why,
+                about_this_job=any(one.job == job for one in record.suspicions),
+            )
+        )
+    return found
+
+
+def _take(attempt: _Attempt, event: Event) -> None:
+    told = attempt.told
+    match event:
+        case JobRunning():
+            told.running_ms = event.at_ms
+        case MemberExited():
+            attempt.over(event.member, event.at_ms)
+            if event.step is not None:
+                told.to_step = max(told.to_step or 0, event.step)
+            if event.code != 0 or event.why:
+                _first(attempt, event.member, event.node, event.at_ms, event)
+        case MemberLost():
+            attempt.over(event.member, event.at_ms)
+            _first(attempt, event.member, event.node, event.at_ms, event)
+        case NodeLost():
+            _lose(attempt, event)
+        case JobCheckpointed():
+            told.saved_step = event.step
+            told.to_step = max(told.to_step or 0, event.step)
+        case JobStopping():
+            told.cause, told.why = CAUSES.get(event.cause.value, Cause.UNKNOWN), event.why
+            told.stopping_ms = event.at_ms
+        case JobRequeued():
+            told.cause, told.why = CAUSES.get(event.cause.value, Cause.UNKNOWN), event.why
+            told.ended_ms = event.at_ms
+        case JobAdopted():  # it was not lost after all, and its members had never been over
+            told.cause, told.why = Cause.NONE, ""
+            told.stopping_ms = told.ended_ms = None
+            attempt.over_ms.clear()
+            attempt.firsts.clear()
+        case JobFinished():
+            if told.cause is Cause.NONE or event.outcome is Outcome.SUCCEEDED:
+                told.cause = OUTCOMES.get(event.outcome, Cause.UNKNOWN)
+            told.why, told.ended_ms = event.why, event.at_ms
+        case _:
+            pass
+
+
+def _first(
+    attempt: _Attempt, member: int, node: str, at_ms: int, event: MemberExited | MemberLost
+) -> None:
+    exited = isinstance(event, MemberExited)
+    attempt.firsts.append(
+        FirstFailure(
+            member=member,
+            node=node,
+            at_ms=at_ms,
+            code=event.code if isinstance(event, MemberExited) else None,
+            step=event.step if isinstance(event, MemberExited) else None,
+            said=event.why if exited or event.why else "",
+            lines=[],
+        )
+    )
+
+
+def _lose(attempt: _Attempt, event: NodeLost) -> None:
+    """With a node go all members on it that are not over."""
+    if attempt.told.ended_ms is not None:
+        return
+    for member, slice_ in enumerate(attempt.slices):
+        if slice_.node == event.node and member not in attempt.over_ms:
+            attempt.over(member, event.at_ms)
+            attempt.firsts.append(
+                FirstFailure(
+                    member=member,
+                    node=event.node,
+                    at_ms=event.at_ms,
+                    code=None,
+                    step=None,
+                    said=event.why,
+                    lines=[],
+                )
+            )
+
+
+def _judge(attempt: _Attempt, checks: Sequence[NodeChecked], tail: Tail) -> None:
+    """Choose the member that speaks for the attempt, and look for a better name of the cause."""
+    told = attempt.told
+    if told.cause is Cause.NODE_LOST:
+        lost = [one for one in attempt.firsts if one.code is None]
+        told.first = next(iter(lost or attempt.firsts), None)
+    elif told.cause is Cause.HANG:
+        told.first = next((one for one in attempt.firsts if one.said), None)
+    elif told.cause is Cause.OWN_ERROR:
+        told.first = next((one for one in attempt.firsts if one.code), None)
+    if told.first is None:
+        return
+    text = tail(told.attempt, told.first.member)
+    told.first.lines = last_lines(text)
+    if told.cause is Cause.OWN_ERROR:
+        _name_error(told, told.first, text, checks)
+    elif told.cause is Cause.NODE_LOST:
+        _name_hardware(told, told.first, checks)
+
+
+def _name_error(
+    told: AttemptRecord, first: FirstFailure, text: str, checks: Sequence[NodeChecked]
+) -> None:
+    words = f"{first.said}\n{text}".lower()
+    memory = next((word for word in MEMORY_WORDS if word in words), "")
+    broken = next((word for word in HARDWARE_WORDS if word in words), "")
+    if memory:
+        told.cause, told.sure = Cause.OUT_OF_MEMORY, False
+        told.evidence = f"it said {memory!r}"
+        if memory == MEMORY_WORDS[-1]:
+            told.evidence = "the kernel ended processes there for want of memory at that moment"
+    elif broken:
+        told.cause, told.sure, told.evidence = Cause.HARDWARE, False, f"it said {broken!r}"
+    elif first.code == KILLED_CODE:
+        told.sure = False
+        told.evidence = "somebody sent it SIGKILL, and the kernel was not seen to run out of memory"
+    _name_hardware(told, first, checks)
+
+
+def _name_hardware(told: AttemptRecord, first: FirstFailure, checks: Sequence[NodeChecked]) -> None:
+    """A check of its node that found a fault soon after."""
+    for check in checks:
+        late_ms = check.at_ms - first.at_ms
+        faults = check.result.faults
+        if check.node == first.node and faults and 0 <= late_ms <= CHECK_AFTER_MS:
+            told.cause, told.sure = Cause.HARDWARE, False
+            told.evidence = f"a check of {check.node} soon after found: {faults[0]}"
+            return
+
+
+def _gpu_milli(slice_: Slice) -> int:
+    return len(slice_.gpus) * slice_.gpu_milli
+
+
+def last_lines(text: str, most: int = 8, width: int = 300) -> list[str]:
+    # A progress bar writes over itself: of such a line the last state counts.
+    lines = [line.rstrip().rpartition("\r")[2] for line in text.split("\n")]
+    lines = [line for line in lines if line.strip()][-most:]
+    return [line if len(line) <= width else line[: width - 3] + "..." for line in lines]

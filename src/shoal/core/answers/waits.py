@@ -1,0 +1,56 @@
+"""What those who wait wait for, in counts: a queue of thousands in a few lines."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+from shoal.core.answers.why import Reason, Waits, reason_of
+from shoal.core.state.state import State
+from shoal.model.policy import Policy
+from shoal.model.resources import plural
+
+# Jobs of one lane are alike and wait for the same; so many lanes are looked at, the longest first.
+LANES_LOOKED = 24
+LINES_MAX = 6
+
+
+def waits_of(state: State, policy: Policy, now_ms: int) -> list[str]:
+    """'412 jobs wait for j43, which is ahead of them', most jobs first."""
+    counts: Counter[str] = Counter()
+    budgets = Counter(
+        state.accounts.held_by(state.job_numbered(number).spec.tenant)
+        for number in state.queue.held
+    )
+    for tenant, count in budgets.items():
+        counts[f"for the budget of {tenant}"] += count
+    if state.queue.delayed:
+        counts[Waits.RETRY.value] += len(state.queue.delayed)
+    if state.claims:
+        counts[Waits.CLAIM.value] += len(state.claims)
+    lanes = sorted(state.queue.lanes.values(), key=len, reverse=True)
+    for line in lanes[:LANES_LOOKED]:
+        job = state.job_numbered(line[0][1])
+        reason = reason_of(state, job, policy, now_ms)
+        counts[_what(reason)] += sum(
+            state.job_numbered(number).id not in state.claims for _, number in line
+        )
+    if left := sum(map(len, lanes[LANES_LOOKED:])):
+        counts["for other reasons: shoal why JOB"] += left
+    lines = [
+        f"{plural(count, 'job')} {'waits' if count == 1 else 'wait'} {what}"
+        for what, count in counts.most_common()
+        if count
+    ]
+    rest = len(lines) - LINES_MAX
+    return lines if rest <= 0 else [*lines[:LINES_MAX], f"and {plural(rest, 'reason')} more"]
+
+
+def _what(reason: Reason | None) -> str:
+    if reason is None:
+        return "for the scheduler, which is at work"
+    if reason.kind is Waits.TURN:
+        return f"for {reason.whom}, which is ahead of them"
+    if reason.kind in (Waits.ROOM, Waits.CLOSED):
+        need = reason.text.partition(";")[0]
+        return f"{reason.kind.value}: each {need}"
+    return reason.kind.value

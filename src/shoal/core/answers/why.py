@@ -1,0 +1,256 @@
+"""Why a job waits: the truth of this moment, computed when somebody asks."""
+
+from __future__ import annotations
+
+import enum
+from bisect import bisect_left
+from collections.abc import Collection, Mapping
+from typing import NamedTuple
+
+from shoal.core.scheduling.again import shunned, spares_kept_from, spares_when_empty
+from shoal.core.scheduling.backfill import GAP_TRIES_MAX, SAFE, delayed_by, nodes_of
+from shoal.core.scheduling.expect import run_ms
+from shoal.core.scheduling.fit import fit, shortage
+from shoal.core.scheduling.order import ORDERINGS, place_in_line, takes_turns
+from shoal.core.state.queue import Gang, gang_of
+from shoal.core.state.room import UNLIMITED, Level
+from shoal.core.state.state import Node, State
+from shoal.model.durations import duration_text
+from shoal.model.job import Job, MemberRef, Phase, Within
+from shoal.model.node import NodeHealth, NodeIntent
+from shoal.model.policy import Policy
+from shoal.model.resources import Kind, plural
+
+
+class Waits(enum.StrEnum):
+    """What a job waits for; the value says it of several at once."""
+
+    RETRY = "before a retry"
+    CLAIM = "for room that is being made for them"
+    BUDGET = "for the budget of"
+    NO_NODES = "for a first node"
+    CLOSED = "for nodes that are closed or lost"
+    ROOM = "for room"
+    TURN = "behind"
+    SPARES = "beside nodes that are kept as spares"
+
+
+class Reason(NamedTuple):
+    """`whom` names the tenant or job that it waits for, if it is one."""
+
+    kind: Waits
+    text: str
+    whom: str = ""
+
+
+def explain(state: State, job: Job, policy: Policy, now_ms: int) -> str:
+    """A sentence for people. For a waiting job it is never empty, or the scheduler is wrong."""
+    if job.phase is Phase.STARTING:
+        return _getting(state, job) or job.why
+    if job.phase is not Phase.WAITING:
+        return job.why
+    return waiting_reason(state, job, policy, now_ms) or "it is next: the scheduler is at work"
+
+
+def _getting(state: State, job: Job) -> str:
+    """What members of a gang that starts still wait for, by the word of their nodes."""
+    whats = []
+    for number, member in enumerate(job.members if state.getting else ()):
+        here = state.getting.get(member.slice.node, {})
+        what = here.get(MemberRef(job.id, job.attempt, number))
+        if what is not None:
+            whats.append(f"{member.slice.node} {what}")
+    different = list(dict.fromkeys(whats))
+    others = len(different) - 1
+    more = f"; {plural(others, 'other node')} too" if others else ""
+    return f"{different[0]}{more}" if different else ""
+
+
+def waiting_reason(state: State, job: Job, policy: Policy, now_ms: int) -> str:
+    """Empty if nothing keeps the job from starting: after a step that may not happen."""
+    reason = reason_of(state, job, policy, now_ms)
+    return reason.text if reason is not None else ""
+
+
+def reason_of(state: State, job: Job, policy: Policy, now_ms: int) -> Reason | None:
+    if job.not_before_ms > now_ms:
+        left = duration_text(job.not_before_ms - now_ms)
+        return Reason(Waits.RETRY, f"waits {left} more before a retry: {job.why}")
+    if job.id in state.claims:
+        return Reason(Waits.CLAIM, f"room is being made for it: {job.why}")
+    if tenant := state.accounts.held_by(job.spec.tenant):
+        text = f"the budget of {tenant} is used up; see: shoal report --by tenant"
+        return Reason(Waits.BUDGET, text, tenant)
+    if not state.nodes:
+        return Reason(Waits.NO_NODES, "no node has joined the cluster yet")
+    return (
+        _no_room(state, job)
+        or _queue_held(state, job, policy, now_ms)
+        or _set_aside(state, job, now_ms)
+        or _spared(state, job)
+    )
+
+
+def _spared(state: State, job: Job) -> Reason | None:
+    """The job fits, but only where the policy keeps nodes for gangs that lose one."""
+    spares = spares_kept_from(state, job)
+    position = _position(state, job)
+    if position >= GAP_TRIES_MAX and (state.policy.spares or _shun_in_front(state, job)):
+        text = f"number {position + 1} of jobs like it, of which some wait for other nodes"
+        return Reason(Waits.SPARES, text)
+    if not spares or fit(state, gang_of(job), spares) is not None:
+        return None
+    names = ", ".join(state.order[index].id for index in sorted(spares)[:5])
+    text = f"it fits only on {names}, kept as spares by the policy for gangs that lose a node"
+    if spares <= shunned(state, job):
+        text = f"it fits only on {names}, where what it runs is missing"
+    return Reason(Waits.SPARES, text)
+
+
+def _shun_in_front(state: State, job: Job) -> bool:
+    line = state.queue.lanes[state.queue.lane[job.number]]
+    return all(state.job_numbered(number).missing_on for _, number in line[:GAP_TRIES_MAX])
+
+
+def held_by_nodes(kinds: Mapping[Kind, int], gang: Gang) -> int:
+    """How many members of the gang the nodes of these kinds hold when empty."""
+    total = 0
+    demand = gang.demand
+    for kind, count in kinds.items():
+        if count and demand.suits(kind):
+            empty = Level(kind.gpus, kind.cpu_milli, kind.memory_mb)
+            each = empty.holds(demand, demand.share_milli(kind))
+            if gang.per_node:
+                each = gang.per_node if each >= gang.per_node else 0
+            total += count * each
+    return min(total, UNLIMITED)
+
+
+def held_when_empty(
+    state: State, gang: Gang, *, open_only: bool, avoid: Collection[int] = ()
+) -> int:
+    """How many members of the gang the known nodes, or only the open ones, hold when empty; where
+    it has to stay within a node, rack or block, the best of these."""
+    if not gang.required or gang.within is Within.ANYWHERE:
+        kinds = dict(state.open_capacity if open_only else state.capacity)
+        for index in avoid:
+            kinds[state.rooms[index].kind] -= 1
+        return held_by_nodes(kinds, gang)
+    depth = {Within.BLOCK: 1, Within.RACK: 2}.get(gang.within, 0)
+    alone = {kind: held_by_nodes({kind: 1}, gang) for kind in state.capacity}
+    near: dict[str, int] = {}
+    best = 0
+    for node in state.order:
+        known = node.schedulable if open_only else node.intent is not NodeIntent.REMOVED
+        if known and node.index not in avoid:
+            room = state.rooms[node.index]
+            best = max(best, alone[room.kind])
+            if 0 < depth <= len(room.domains):
+                name = room.domains[depth - 1]
+                near[name] = near.get(name, 0) + alone[room.kind]
+    return min(max(best, *near.values(), 0), UNLIMITED)
+
+
+def holds_queue(state: State, job: Job, policy: Policy, now_ms: int) -> bool:
+    """Has this job been blocked at the front of the queue for so long, or is so much later than
+    it was promised, that nobody may overtake it any more? Only if the nodes that are open could
+    hold it: a job that waits for a node to return holds up nobody."""
+    held = state.reservations.get(job.id)
+    if held is None:
+        return False
+    if ORDERINGS[policy.order].elders and takes_turns(job) and not job.elder:
+        return False  # its turn will come
+    if policy.patience_ms and now_ms - held.promised_ms < policy.patience_ms:
+        return False  # without any patience nobody overtakes, not even into a gap
+    return could_ever(state, job)
+
+
+def could_ever(state: State, job: Job) -> bool:
+    """Would the open nodes hold the gang if they were empty, but for those kept from it?"""
+    gang = gang_of(job)
+    avoid = spares_when_empty(state, job)
+    return held_when_empty(state, gang, open_only=True, avoid=avoid) >= gang.members
+
+
+def _no_room(state: State, job: Job) -> Reason | None:
+    gang = gang_of(job)
+    short = shortage(state, gang)
+    if not short:
+        return None
+    open_ = held_when_empty(state, gang, open_only=True)
+    if open_ >= gang.members:
+        return Reason(Waits.ROOM, short)
+    need = short.partition(";")[0]
+    text = f"{need}; the nodes that are open hold {open_} even when empty{_closed(state)}"
+    return Reason(Waits.CLOSED, text)
+
+
+def _closed(state: State) -> str:
+    closed = [
+        node
+        for node in state.order
+        if not node.schedulable and node.intent is not NodeIntent.REMOVED
+    ]
+    names = ", ".join(f"{node.id} is {_why_closed(node)}" for node in closed[:5])
+    more = f" and {len(closed) - 5} more are closed" if len(closed) > 5 else ""
+    return f"; {names}{more}" if names else ""
+
+
+def _why_closed(node: Node) -> str:
+    if node.health is not NodeHealth.READY:
+        return node.health.value
+    if node.intent is not NodeIntent.OPEN:
+        return node.intent.value
+    return f"{node.record.standing.value} ({node.record.why})"
+
+
+def _queue_held(state: State, job: Job, policy: Policy, now_ms: int) -> Reason | None:
+    """The job fits, so something ahead of it must hold the queue."""
+    mine = place_in_line(state, job, now_ms)
+    for line in state.queue.lanes.values():
+        ahead = state.job_numbered(line[0][1])
+        if (
+            place_in_line(state, ahead, now_ms) < mine
+            and holds_queue(state, ahead, policy, now_ms)
+            and (
+                _no_room(state, ahead) or _set_aside(state, ahead, now_ms) or _spared(state, ahead)
+            )
+        ):
+            waited = duration_text(now_ms - ahead.submitted_ms)
+            text = (
+                f"the queue is held for {ahead.label}, which is ahead of it and has waited {waited}"
+            )
+            return Reason(Waits.TURN, text, ahead.id)
+    return None
+
+
+def _set_aside(state: State, job: Job, now_ms: int) -> Reason | None:
+    """The job fits, but only where it would delay one ahead of it."""
+    mine = place_in_line(state, job, now_ms)
+    ahead = [
+        other
+        for other in state.reservations
+        if other != job.id and place_in_line(state, state.jobs[other], now_ms) < mine
+    ]
+    avoid = nodes_of(state, delayed_by(state, job, ahead, now_ms))
+    if avoid:
+        avoid |= spares_kept_from(state, job)
+    names = ", ".join(ahead[:3])
+    position = _position(state, job)
+    if ahead and position >= GAP_TRIES_MAX:
+        text = f"number {position + 1} of jobs like it; room is set aside for {names}"
+        return Reason(Waits.TURN, text, ahead[0])
+    if not avoid or fit(state, gang_of(job), avoid) is not None:
+        return None
+    expected = run_ms(state, job, SAFE)
+    own = "it has no --time-limit or --estimate"
+    if expected is not None:
+        own = f"it may take {duration_text(expected - job.attained_ms)}"
+    text = f"it fits only on nodes set aside for {names}, whom it might delay: {own}"
+    return Reason(Waits.TURN, text, ahead[0])
+
+
+def _position(state: State, job: Job) -> int:
+    """How many of its lane stand before it."""
+    line = state.queue.lanes[state.queue.lane[job.number]]
+    return bisect_left(line, (state.queue.inner(job), job.number))

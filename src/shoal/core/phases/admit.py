@@ -1,0 +1,247 @@
+"""Users' requests: each is accepted, or refused with the field at fault and what would work."""
+
+from __future__ import annotations
+
+from shoal.core.answers.why import held_when_empty
+from shoal.core.health.quarantine import released
+from shoal.core.phases.ending import cancel, stop
+from shoal.core.phases.observe import lose
+from shoal.core.phases.reserved import reserved
+from shoal.core.phases.round import Round
+from shoal.core.phases.serve import set_service, stop_service
+from shoal.core.state.queue import gang_of_spec
+from shoal.core.state.room import UNLIMITED
+from shoal.core.state.state import State
+from shoal.model.events import JobSubmitted, NodeIntended, NodeJudged
+from shoal.model.health import Standing
+from shoal.model.job import (
+    ARGUMENT_BYTES_MAX,
+    COMMAND_BYTES_MAX,
+    ENV_BYTES_MAX,
+    REQUIREMENTS_BYTES_MAX,
+    JobSpec,
+    Phase,
+    StopCause,
+    Within,
+)
+from shoal.model.node import NodeHealth, NodeIntent
+from shoal.model.report import (
+    Accepted,
+    Answer,
+    Cancel,
+    CheckNode,
+    Nothing,
+    Refused,
+    Request,
+    Requeue,
+    SetIntent,
+    SetService,
+    StopService,
+    Submit,
+)
+from shoal.model.resources import WHOLE_GPU_MILLI, cpus_text, plural
+
+
+def admit(round_: Round, requests: tuple[Request, ...]) -> list[Answer]:
+    return [_admit_one(round_, request) for request in requests]
+
+
+def _admit_one(round_: Round, request: Request) -> Answer:
+    match request:
+        case Submit():
+            return _submit(round_, request)
+        case Cancel():
+            return _cancel(round_, request)
+        case Requeue():
+            return _requeue(round_, request)
+        case SetIntent():
+            return _set_intent(round_, request)
+        case CheckNode():
+            return _check_node(round_, request)
+        case SetService():
+            return set_service(round_, request, _replica_problem(round_, request))
+        case StopService():
+            return stop_service(round_, request)
+        case Nothing():
+            return Accepted("")
+
+
+def _replica_problem(round_: Round, request: SetService) -> Refused | None:
+    spec = request.spec.replica
+    return (
+        reserved(spec.env, replica=True)
+        or spec_problem(spec)
+        or shape_problem(spec)
+        or impossible(round_.state, spec)
+    )
+
+
+def _check_node(round_: Round, request: CheckNode) -> Answer:
+    state = round_.state
+    node = state.nodes.get(request.node)
+    if node is None:
+        return Refused("node", f"there is no node {request.node}", missing=True)
+    if node.health is NodeHealth.LOST:
+        return Refused("node", f"{node.id} is lost: {node.why}")
+    return Accepted(state.asked.setdefault(node.id, f"m{round_.now_ms}"))
+
+
+def _submit(round_: Round, request: Submit) -> Answer:
+    state = round_.state
+    known = state.keys.get(request.key) or round_.finished_keys.get(request.key)
+    if request.key and known:
+        return Accepted(known, "this submission was already accepted")
+    spec = request.spec
+    if spec.service or spec.version:
+        return Refused("service", "is given by Shoal itself; use: shoal serve")
+    problem = (
+        reserved(spec.env, replica=False)
+        or spec_problem(spec)
+        or shape_problem(spec)
+        or impossible(state, spec)
+    )
+    if problem is not None:
+        return problem
+    job_id = f"j{state.next_job}"
+    round_.emit(JobSubmitted(at_ms=round_.now_ms, job=job_id, spec=request.spec, key=request.key))
+    return Accepted(job_id)
+
+
+def spec_problem(spec: JobSpec) -> Refused | None:
+    """What the types cannot say: bytes that no process can be given."""
+    if any("\0" in word for word in spec.command):
+        return Refused("command", "holds a NUL byte, which no process can be given; remove it")
+    if not spec.command[0].strip():
+        return Refused("command", "begins with an empty word; name a program, e.g. python train.py")
+    if spec.package and (spec.workdir.startswith("/") or ".." in spec.workdir.split("/")):
+        return Refused("workdir", "must be a folder of the package: relative, and without '..'")
+    if len(spec.requirements.encode("utf-8", "surrogatepass")) > REQUIREMENTS_BYTES_MAX:
+        return Refused("requirements", f"is longer than {REQUIREMENTS_BYTES_MAX // 1024} KiB")
+    absolute = spec.workdir.startswith("/") or not spec.workdir or spec.package
+    if "\0" in spec.workdir or not absolute:
+        return Refused(
+            "workdir", "must be an absolute path without NUL bytes, e.g. /home/me/project"
+        )
+    if any("\0" in value for value in spec.env.values()):
+        return Refused("env", "holds a NUL byte, which no process can be given; remove it")
+    sizes = [len(word.encode("utf-8", "surrogatepass")) for word in spec.command]
+    if max(sizes) > ARGUMENT_BYTES_MAX or sum(sizes) > COMMAND_BYTES_MAX:
+        limit = (
+            f"{COMMAND_BYTES_MAX // 1024} KiB in all and {ARGUMENT_BYTES_MAX // 1024} KiB a word"
+        )
+        return Refused("command", f"is longer than {limit}; put long input into a file")
+    sizes = [
+        len(f"{name}={value}".encode("utf-8", "surrogatepass")) for name, value in spec.env.items()
+    ]
+    if sizes and (max(sizes) > ARGUMENT_BYTES_MAX or sum(sizes) > ENV_BYTES_MAX):
+        limit = (
+            f"{ENV_BYTES_MAX // 1024} KiB in all and {ARGUMENT_BYTES_MAX // 1024} KiB a variable"
+        )
+        return Refused("env", f"is larger than {limit}; put large values into a file")
+    return None
+
+
+def shape_problem(spec: JobSpec) -> Refused | None:
+    """Wishes that contradict each other, whatever the cluster."""
+    if spec.gpus and spec.gpu_milli == 0 and not spec.gpu_memory_mb:
+        return Refused("gpu_memory_mb", "says how much of a GPU is meant; ask for at least 1")
+    if spec.gpus > 1 and spec.gpu_milli < WHOLE_GPU_MILLI:
+        return Refused("gpus", "are whole if there are several; ask for at most 1 to get a part")
+    if spec.members_per_node and spec.members % spec.members_per_node:
+        return Refused(
+            "members",
+            f"asks for {spec.members}, which is no multiple of {spec.members_per_node} per node",
+        )
+    if 0 < spec.members_max < spec.members:
+        return Refused("members_max", f"is less than its {spec.members} members")
+    return None
+
+
+def impossible(state: State, spec: JobSpec) -> Refused | None:
+    """Would the job never start even if every known node were up and empty? Lost and cordoned
+    nodes count, for they may come back; before any node is known, everything may be possible."""
+    kinds = [kind for kind, count in state.capacity.items() if count]
+    if not kinds:
+        return None
+    demand = spec.demand
+    for field, asked, best, unit in (
+        ("gpus", demand.gpus, max(kind.gpus for kind in kinds), "GPUs"),
+        ("cpus", demand.cpu_milli, max(kind.cpu_milli for kind in kinds), "CPUs"),
+        ("memory", demand.memory_mb, max(kind.memory_mb for kind in kinds), "MB"),
+    ):
+        if asked > best:
+            have, want = (
+                (str(best), str(asked)) if field != "cpus" else (cpus_text(best), cpus_text(asked))
+            )
+            return Refused(
+                field,
+                f"asks for {want} {unit} per member, but no node has more than {have}; "
+                f"ask for at most {have}" + (" and use more members" if best else ""),
+            )
+    if not any(demand.suits(kind) for kind in kinds):
+        models = ", ".join(sorted({kind.gpu_model or "unnamed" for kind in kinds if kind.gpus}))
+        field = "gpu_models" if demand.gpu_models else "gpu_memory"
+        return Refused(field, f"no node has such GPUs ({demand}); there are: {models or 'none'}")
+    fits = held_when_empty(state, gang_of_spec(spec), open_only=False)
+    if fits == 0:
+        largest = max(kinds)
+        return Refused(
+            "gpus" if demand.gpus else "cpus",
+            f"and the rest together fit on no node: a member needs {demand}; "
+            f"the largest node has {largest}",
+        )
+    if spec.members > fits and fits < UNLIMITED:
+        near = spec.within_required and spec.within is not Within.ANYWHERE
+        where = f"no {spec.within.value} holds more than" if near else "the whole cluster holds"
+        return Refused(
+            "members",
+            f"asks for {spec.members} members with {demand} each, but {where} "
+            f"{plural(fits, 'such member')}; ask for at most {fits}",
+        )
+    return None
+
+
+def _cancel(round_: Round, request: Cancel) -> Answer:
+    job = round_.state.jobs.get(request.job)
+    if job is None:
+        return Refused("job", f"there is no live job {request.job}", missing=True)
+    if job.stop_cause is StopCause.CANCEL:
+        return Accepted(job.id, "it is already being cancelled")
+    cancel(round_, job, f"cancelled by {request.who}")
+    return Accepted(job.id)
+
+
+def _requeue(round_: Round, request: Requeue) -> Answer:
+    job = round_.state.jobs.get(request.job)
+    if job is None:
+        return Refused("job", f"there is no live job {request.job}", missing=True)
+    if job.spec.service:
+        return Refused("job", f"is a replica of {job.spec.service}; cancel it to get another")
+    if not job.active or job.phase is Phase.STOPPING:
+        return Accepted(job.id, f"it is {job.phase.value} already")
+    stop(round_, job, StopCause.MOVE, f"requeued by {request.who}")
+    return Accepted(job.id)
+
+
+def _set_intent(round_: Round, request: SetIntent) -> Answer:
+    node = round_.state.nodes.get(request.node)
+    if node is None:
+        return Refused("node", f"there is no node {request.node}", missing=True)
+    if request.intent is NodeIntent.OPEN and node.record.standing is not Standing.OK:
+        record = released(node.record, request.who, round_.now_ms)
+        round_.emit(NodeJudged(at_ms=round_.now_ms, node=node.id, record=record, why=record.why))
+        if node.intent is NodeIntent.OPEN:
+            return Accepted(node.id)
+    if node.intent is request.intent:
+        return Accepted(node.id, f"it is already {request.intent.value}")
+    if request.intent is NodeIntent.REMOVED and node.health is not NodeHealth.LOST:
+        lose(round_, node, dead=True, why="removed from the cluster")
+    round_.emit(
+        NodeIntended(
+            at_ms=round_.now_ms,
+            node=node.id,
+            intent=request.intent,
+            why=f"set {request.intent.value} by {request.who}",
+        )
+    )
+    return Accepted(node.id)

@@ -1,0 +1,109 @@
+"""Budgets: warn at 80 %, hold at 100 %. What was spent is told from outside; that a line was
+crossed is an event, so a replay needs no ledger."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from shoal.core.phases.ending import stop
+from shoal.core.phases.round import Round
+from shoal.core.state.state import State
+from shoal.model.budget import BudgetLevel, BudgetPeriod, Spending
+from shoal.model.events import BudgetFreed, BudgetHeld, BudgetWarned
+from shoal.model.job import Phase, Restart, StopCause
+from shoal.model.policy import Tenant
+
+WARNED_MILLI = 800
+HELD_MILLI = 1000
+GPU_US_PER_GPU_HOUR = 3_600_000_000
+
+
+def budget(round_: Round, spendings: tuple[Spending, ...]) -> None:
+    """`spendings` are complete: a tenant that is not among them has spent nothing. Empty: nothing
+    was told, and all stays as it is."""
+    state = round_.state
+    for name in list(state.accounts.budgets):
+        if not round_.policy.tenant(name).has_budget:
+            _free(round_, name, "the policy sets it no budget any more")
+    if not spendings:
+        return
+    for tenant in round_.policy.tenants:
+        if tenant.has_budget:
+            _judge(round_, tenant, spendings)
+    if round_.policy.budget_stops:
+        _stop_held(round_)
+
+
+def _judge(round_: Round, tenant: Tenant, spendings: tuple[Spending, ...]) -> None:
+    state, now_ms = round_.state, round_.now_ms
+    milli, text, unpriced = used(state, tenant, spendings)
+    before = state.accounts.budgets.get(tenant.name)
+    if milli >= HELD_MILLI:
+        if before is not BudgetLevel.HELD:
+            why = f"{text}: its jobs wait until there is more"
+            round_.emit(BudgetHeld(at_ms=now_ms, tenant=tenant.name, why=why))
+        return
+    warned = milli >= WARNED_MILLI or unpriced  # a budget that cannot see all of it says so
+    if before is BudgetLevel.HELD or (before is not None and not warned):
+        _free(round_, tenant.name, text)
+    if warned and tenant.name not in state.accounts.budgets:
+        round_.emit(BudgetWarned(at_ms=now_ms, tenant=tenant.name, why=text))
+
+
+def _free(round_: Round, tenant: str, why: str) -> None:
+    round_.emit(BudgetFreed(at_ms=round_.now_ms, tenant=tenant, why=why))
+
+
+class Used(NamedTuple):
+    """The part of its budget that a tenant and its branches have used, in thousandths, and in
+    words. `unpriced`: its budget is in money, and some of its time has no price."""
+
+    milli: int
+    text: str
+    unpriced: bool = False
+
+
+def used(state: State, tenant: Tenant, spendings: tuple[Spending, ...]) -> Used:
+    """Time without a price costs nothing here, which is why it is always told."""
+    mine = [
+        spending
+        for spending in spendings
+        if spending.period is tenant.budget_period
+        and any(one.name == tenant.name for one in state.accounts.lineage(spending.tenant))
+    ]
+    when = "this month" if tenant.budget_period is BudgetPeriod.MONTH else "in all"
+    found = [Used(0, f"{tenant.name} has spent nothing of its budget {when}")]
+    if tenant.budget_gpu_hours:
+        spent = sum(spending.gpu_us for spending in mine)
+        whole = tenant.budget_gpu_hours * GPU_US_PER_GPU_HOUR
+        hours = f"{spent / GPU_US_PER_GPU_HOUR:.1f} of {tenant.budget_gpu_hours} GPU-hours"
+        found.append(Used(spent * 1000 // whole, f"{tenant.name} has used {hours} {when}"))
+    unpriced_us = 0
+    if tenant.budget_money:
+        paid = sum(spending.money_milli for spending in mine)
+        money = f"{paid / 1000:.2f} of {tenant.budget_money}"
+        found.append(Used(paid // tenant.budget_money, f"{tenant.name} has spent {money} {when}"))
+        unpriced_us = sum(spending.unpriced_us for spending in mine)
+    most = max(found)
+    return most._replace(text=most.text + _unpriced(unpriced_us), unpriced=unpriced_us > 0)
+
+
+def _unpriced(unpriced_us: int) -> str:
+    if not unpriced_us:
+        return ""
+    few = unpriced_us * 20 < GPU_US_PER_GPU_HOUR
+    amount = "some time has" if few else f"{unpriced_us / GPU_US_PER_GPU_HOUR:.1f} GPU-hours have"
+    return f"; {amount} no price and cannot count: shoal prices --help"
+
+
+def _stop_held(round_: Round) -> None:
+    """The policy wants it: who is held does not go on either, but for who must not run twice."""
+    for job in list(round_.state.jobs.values()):
+        if (
+            job.phase in (Phase.STARTING, Phase.RUNNING)
+            and job.spec.gpus
+            and job.spec.restart is not Restart.NEVER
+            and round_.state.accounts.held_by(job.spec.tenant)
+        ):
+            why = f"the budget of {round_.state.accounts.held_by(job.spec.tenant)} is used up"
+            stop(round_, job, StopCause.BUDGET, why)

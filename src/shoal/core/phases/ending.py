@@ -1,0 +1,39 @@
+"""How a job is told to end: at once if it waits, by stopping its members if it has any."""
+
+from __future__ import annotations
+
+from shoal.core.phases.round import Round
+from shoal.core.state.state import State
+from shoal.model.events import JobFinished, JobStopping
+from shoal.model.job import Job, Outcome, Phase, StopCause
+
+CANCELLED_CODE = 130  # what a shell reports for a command ended by Ctrl-C
+
+
+def is_served(state: State, job: Job) -> bool:
+    """Requests go to it, so it ends when they have gone elsewhere: `serve` sees to that."""
+    service = state.services.get(job.spec.service)
+    return service is not None and job.id in service.ready
+
+
+def stop(round_: Round, job: Job, cause: StopCause, why: str) -> None:
+    round_.emit(
+        JobStopping(at_ms=round_.now_ms, job=job.id, attempt=job.attempt, cause=cause, why=why)
+    )
+
+
+def cancel(round_: Round, job: Job, why: str, cause: StopCause = StopCause.CANCEL) -> None:
+    """`cause` is for the members, if it has any; one that waits is over."""
+    if job.phase is not Phase.WAITING:
+        stop(round_, job, cause, why)
+        return
+    round_.emit(
+        JobFinished(
+            at_ms=round_.now_ms,
+            job=job.id,
+            attempt=job.attempt,
+            outcome=Outcome.CANCELLED,
+            code=CANCELLED_CODE,
+            why=why,
+        )
+    )

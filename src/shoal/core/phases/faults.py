@@ -1,0 +1,77 @@
+"""Exits that are not the job's doing: the node could not run it. It goes elsewhere, at no cost."""
+
+from __future__ import annotations
+
+from shoal.core.answers.why import held_when_empty
+from shoal.core.health import quarantine
+from shoal.core.phases.round import Round
+from shoal.core.phases.watch import rule_of
+from shoal.core.scheduling.again import shunned
+from shoal.core.state.queue import gang_of
+from shoal.core.state.state import Node, State
+from shoal.model.events import MemberLost, NodeJudged
+from shoal.model.job import Fault, Job, MemberStatus, Phase
+from shoal.model.report import MemberExit
+
+# A job that ran and failed where the disk was full may have filled it: it does not get to do so on
+# every node of the cluster.
+SICK_MAX = 3
+UNSTARTED = (Fault.START, Fault.MISSING)
+
+
+def take_faults(round_: Round, node: Node, exits: tuple[MemberExit, ...]) -> None:
+    """What the node itself is to blame for, before exits are taken for what they look like."""
+    for exit_ in exits:
+        job = round_.state.placed[node.id].get(exit_.ref)
+        if job is None or not exit_.fault or exit_.stopped:
+            continue
+        if exit_.fault is not Fault.MISSING:
+            _distrust(round_, node, exit_)
+        if job.phase is not Phase.STOPPING and _is_nodes(round_.state, job, node, exit_):
+            round_.emit(
+                MemberLost(
+                    at_ms=round_.now_ms,
+                    job=job.id,
+                    attempt=job.attempt,
+                    member=exit_.ref.member,
+                    node=node.id,
+                    why=_text(job, node, exit_),
+                    fault=exit_.fault,
+                )
+            )
+
+
+def _distrust(round_: Round, node: Node, exit_: MemberExit) -> None:
+    rule = rule_of(round_.policy)
+    record = quarantine.faulted(node.record, exit_.why, round_.now_ms, rule)
+    if record != node.record:
+        round_.emit(NodeJudged(at_ms=round_.now_ms, node=node.id, record=record, why=record.why))
+
+
+def _is_nodes(state: State, job: Job, node: Node, exit_: MemberExit) -> bool:
+    match exit_.fault:
+        case Fault.START:
+            return True
+        case Fault.SICK:
+            return job.faults < SICK_MAX
+        case _:
+            return _may_be_elsewhere(state, job, node)
+
+
+def _may_be_elsewhere(state: State, job: Job, node: Node) -> bool:
+    """One node alone cannot tell whether a program is missing here or everywhere. What has run
+    somewhere is there; what has not gets one more try, on another node, if there is one."""
+    ran = job.told >= 0 or any(
+        member.status is MemberStatus.ALIVE or member.started for member in job.members
+    )
+    if job.missing_on and not ran:
+        return False
+    gang = gang_of(job)
+    without = shunned(state, job) | ({node.index} if node.schedulable else set())
+    return held_when_empty(state, gang, open_only=True, avoid=without) >= gang.members
+
+
+def _text(job: Job, node: Node, exit_: MemberExit) -> str:
+    who = f"member {exit_.ref.member}" if len(job.members) > 1 else "it"
+    how = f"exited {exit_.code}" if exit_.fault is Fault.SICK else "could not start"
+    return f"{who} {how} on {node.id} ({exit_.why})"

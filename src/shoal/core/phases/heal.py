@@ -1,0 +1,245 @@
+"""What becomes of jobs that something happened to: retry, requeue, move, or give up."""
+
+from __future__ import annotations
+
+import heapq
+
+from shoal.core.health.failures import Book, Failure, blame, failed, same_way
+from shoal.core.phases.ending import CANCELLED_CODE, is_served, stop
+from shoal.core.phases.round import Round
+from shoal.core.phases.watch import suspect
+from shoal.core.scheduling.leave import leave
+from shoal.core.state.apply import kept_ms
+from shoal.model.durations import duration_text
+from shoal.model.events import JobFinished, JobRequeued
+from shoal.model.health import Suspicion
+from shoal.model.job import Job, MemberStatus, Outcome, Phase, Restart, StopCause
+from shoal.model.node import NodeIntent
+from shoal.model.resources import plural
+
+TIMED_OUT_CODE = 124  # as timeout(1) reports it
+HANG_CODE = 124  # it ran out of the time for a step
+BROKEN_CODE = 1  # it ended by no error of its own, but it did not do its work
+NODE_LOST_CODE = 143  # as if ended by SIGTERM: it did not end by an error of its own
+# Stops of ours: it runs again, at no cost to its retries.
+AGAIN = (
+    StopCause.DRAIN,
+    StopCause.PREEMPT,
+    StopCause.RESIZE,
+    StopCause.MOVE,
+    StopCause.BUDGET,
+    StopCause.IDLE,
+)
+IDLE_STOPS_MAX = 3
+GOOD_WHILE = 60  # times the backoff: it does not crash in circles
+BACKOFF_DOUBLINGS_MAX = 20  # by then any backoff has reached its ceiling
+
+
+def heal(round_: Round) -> None:
+    """Look once at every job whose members or nodes changed, and at those out of time."""
+    _enforce_limits(round_)
+    touched, round_.state.attention = round_.state.attention, {}
+    for job_id in touched:
+        job = round_.state.jobs.get(job_id)
+        if job is None or not job.active:
+            continue
+        if all(member.over for member in job.members):
+            _settle(round_, job)
+        elif job.phase is not Phase.STOPPING:
+            cause = _cause_to_stop(round_, job)
+            if cause is not None:
+                stop(round_, job, *cause)
+            else:
+                leave(round_, job)
+    # Stopping a job touches it again, but there is nothing more to decide until a member ends.
+    round_.state.attention = {}
+
+
+def _enforce_limits(round_: Round) -> None:
+    limits = round_.state.limits
+    while limits and limits[0][0] <= round_.now_ms:
+        _, job_id, attempt = heapq.heappop(limits)
+        job = round_.state.jobs.get(job_id)
+        if job is not None and job.attempt == attempt and job.phase is Phase.RUNNING:
+            limit = duration_text(job.spec.time_limit_ms)
+            stop(round_, job, StopCause.TIME_LIMIT, f"ran for its time limit of {limit}")
+
+
+def _cause_to_stop(round_: Round, job: Job) -> tuple[StopCause, str] | None:
+    """Why the rest of the gang cannot go on, if it cannot."""
+    lost = [m.slice.node for m in job.members if m.status is MemberStatus.LOST]
+    if lost and job.fault:
+        return StopCause.NODE_LOSS, job.fault
+    if lost:
+        names = ", ".join(sorted(set(lost)))
+        return StopCause.NODE_LOSS, f"lost {plural(len(lost), 'member')} with {names}"
+    if job.first_bad_code is not None:
+        return StopCause.FAILURE, _failure_text(job)
+    if job.spec.restart is not Restart.NEVER and not is_served(round_.state, job):
+        for member in job.members:
+            node = round_.state.nodes[member.slice.node]
+            if not member.over and node.intent is NodeIntent.DRAINING:
+                return StopCause.DRAIN, f"{node.id} is being drained"
+    return None
+
+
+def _settle(round_: Round, job: Job) -> None:
+    """Every member is over: decide what the attempt comes to."""
+    cause = job.stop_cause
+    lost = sorted({m.slice.node for m in job.members if m.status is MemberStatus.LOST})
+    if not job.spec.service and all(member.done for member in job.members):
+        # Whatever it was to be stopped for came too late. A server, though, is never done.
+        late = f" before it was stopped: {job.why}" if cause is not None else ""
+        _finish(round_, job, Outcome.SUCCEEDED, 0, f"every member exited 0{late}")
+    elif cause is StopCause.CANCEL:
+        _finish(round_, job, Outcome.CANCELLED, CANCELLED_CODE, job.why)
+    elif cause is StopCause.TIME_LIMIT:
+        _finish(round_, job, Outcome.TIMED_OUT, TIMED_OUT_CODE, job.why)
+    elif lost or cause is StopCause.NODE_LOSS:
+        # Peers of a lost member often fail before the loss is known: that is the node's failure.
+        _settle_loss(round_, job, lost)
+    elif cause is StopCause.HANG:
+        _settle_hang(round_, job)
+    elif cause is StopCause.IDLE and _idle_for_good(round_, job):
+        _finish(round_, job, Outcome.CANCELLED, CANCELLED_CODE, job.why)
+    elif cause in AGAIN:
+        _requeue(round_, job, cause, round_.now_ms, f"stopped to run again: {job.why}")
+    elif job.first_bad_code is not None:
+        _settle_failure(round_, job)
+    elif cause is StopCause.FAILURE:  # a replica that was found broken, and ended in good order
+        _finish(round_, job, Outcome.FAILED, BROKEN_CODE, job.why)
+    else:
+        _finish(round_, job, Outcome.SUCCEEDED, 0, "every member exited 0")
+
+
+def _idle_for_good(round_: Round, job: Job) -> bool:
+    """One that takes GPUs again and again and does nothing with them is not tried for ever."""
+    never = job.spec.restart is Restart.NEVER
+    return round_.policy.idle_ends or never or job.idle_stops + 1 >= IDLE_STOPS_MAX
+
+
+def _settle_loss(round_: Round, job: Job, lost: list[str]) -> None:
+    how = job.fault or f"lost with {', '.join(lost) or 'its node'}"
+    # What never started did not run, and may be placed again whatever its rule.
+    ran = not job.fault or any(member.started for member in job.members)
+    if job.spec.restart is Restart.NEVER and ran:
+        why = f"{how}, and its restart rule is never"
+        _finish(round_, job, Outcome.FAILED, NODE_LOST_CODE, why)
+    elif job.losses >= round_.policy.losses_max:
+        why = f"{how}, its loss number {job.losses + 1}: the policy allows no more"
+        _finish(round_, job, Outcome.FAILED, NODE_LOST_CODE, why)
+    else:
+        why = f"{how}; runs again elsewhere (costs no retry)"
+        _requeue(round_, job, StopCause.NODE_LOSS, round_.now_ms, why)
+
+
+def _settle_hang(round_: Round, job: Job) -> None:
+    """It may be the node's fault or the job's own: it is tried again, but not for ever."""
+    if job.spec.restart is Restart.NEVER:
+        why = f"{job.why}; its restart rule is never"
+        _finish(round_, job, Outcome.FAILED, HANG_CODE, why)
+    elif job.hangs + 1 >= round_.policy.hangs_max:
+        why = f"{job.why}; it hung {job.hangs + 1} times, the policy allows no more"
+        _finish(round_, job, Outcome.FAILED, HANG_CODE, why)
+    else:
+        why = f"{job.why}; runs again from its last checkpoint (costs no retry)"
+        _requeue(round_, job, StopCause.HANG, round_.now_ms, why)
+
+
+def _settle_failure(round_: Round, job: Job) -> None:
+    spec = job.spec
+    failure = job.why if job.stop_cause is StopCause.FAILURE else _failure_text(job)
+    again = _same_way(round_, job)
+    if again is not None:
+        _finish(round_, job, Outcome.FAILED, job.first_bad_code or 1, f"{failure}; {again}")
+        return
+    if spec.restart is Restart.ON_FAILURE and job.failures < spec.retries:
+        backoff_ms = _backoff_ms(round_, job)
+        when = f"in {duration_text(backoff_ms)}" if backoff_ms else "at once"
+        why = f"{failure}; retry {job.failures + 1} of {spec.retries} {when}"
+        _requeue(round_, job, StopCause.FAILURE, round_.now_ms + backoff_ms, why)
+        return
+    if spec.restart is Restart.ON_FAILURE:
+        failure += f"; its retries ({spec.retries}) are used up"
+    _finish(round_, job, Outcome.FAILED, job.first_bad_code or 1, failure)
+
+
+def _backoff_ms(round_: Round, job: Job) -> int:
+    """Who got somewhere is tried again at once: it made steps, or ran for a good while."""
+    watch = round_.state.watches.get(job.id)
+    ran_ms = round_.now_ms - (job.running_ms if job.running_ms is not None else round_.now_ms)
+    if (watch is not None and watch.pace.steps) or ran_ms > GOOD_WHILE * job.spec.backoff_ms:
+        return 0
+    doublings = min(job.failures, BACKOFF_DOUBLINGS_MAX)
+    return min(job.spec.backoff_ms << doublings, round_.policy.backoff_ms_max)
+
+
+def _same_way(round_: Round, job: Job) -> str | None:
+    """Would one more failure be the third of the same kind at the same step?"""
+    book = Book(jobs={job.id: list(round_.state.failures.jobs.get(job.id, []))})
+    failed(
+        book,
+        job.id,
+        Failure(
+            at_ms=round_.now_ms,
+            node=job.members[job.first_bad_member].slice.node,
+            member=job.first_bad_member,
+            code=job.first_bad_code or 0,
+            step=job.first_bad_step,
+        ),
+    )
+    return same_way(book, job.id)
+
+
+def _failure_text(job: Job) -> str:
+    """`job.why` is at this point what the node said about the first bad exit."""
+    code = job.first_bad_code or 0
+    number = job.first_bad_member
+    who = f"member {number} on {job.members[number].slice.node}" if len(job.members) > 1 else "it"
+    how = f"was ended by signal {code - 128}" if 128 < code < 128 + 65 else f"exited {code}"
+    return f"{who} {how}" + (f" ({job.why})" if job.why else "")
+
+
+def _requeue(round_: Round, job: Job, cause: StopCause, not_before_ms: int, why: str) -> None:
+    round_.emit(
+        JobRequeued(
+            at_ms=round_.now_ms,
+            job=job.id,
+            attempt=job.attempt,
+            cause=cause,
+            not_before_ms=not_before_ms if not_before_ms > round_.now_ms else 0,
+            why=why + _cost_text(job, cause, round_.now_ms),
+        )
+    )
+
+
+def _cost_text(job: Job, cause: StopCause, now_ms: int) -> str:
+    """What the restart costs: the time since the last checkpoint, on all GPUs of the gang."""
+    if job.running_ms is None or job.spec.service:
+        return ""
+    lost_ms = now_ms - job.running_ms - kept_ms(job, cause, now_ms)
+    if lost_ms < 1000:
+        return ""
+    gpus = sum(len(member.slice.gpus) for member in job.members)
+    on = f" on {plural(gpus, 'GPU')}" if gpus else ""
+    return f"; {duration_text(lost_ms)} of its work{on} are done again"
+
+
+def _finish(round_: Round, job: Job, outcome: Outcome, code: int, why: str) -> None:
+    state = round_.state
+    failed_on = {failure.node for failure in state.failures.jobs.get(job.id, [])}
+    round_.emit(
+        JobFinished(
+            at_ms=round_.now_ms,
+            job=job.id,
+            attempt=job.attempt,
+            outcome=outcome,
+            code=code,
+            why=why,
+        )
+    )
+    for node_id in sorted(failed_on):  # if it has run well elsewhere, that speaks against these
+        found = blame(state.failures, node_id, round_.now_ms)
+        if found is not None:
+            news = Suspicion(at_ms=round_.now_ms, why=found.why, job=job.id, proven=True)
+            suspect(round_, state.nodes[node_id], news)

@@ -1,0 +1,301 @@
+"""The passive half of a step: what do the nodes' inventories tell that the state does not know?"""
+
+from __future__ import annotations
+
+from shoal.core.phases.faults import UNSTARTED, take_faults
+from shoal.core.phases.leaving import note_leaving, note_left
+from shoal.core.phases.round import Round
+from shoal.core.state.state import Node, State
+from shoal.model.commands import Command, Fence
+from shoal.model.durations import duration_text
+from shoal.model.events import (
+    JobAdopted,
+    JobRunning,
+    MemberExited,
+    MemberLost,
+    MembersStarted,
+    NodeJoined,
+    NodeLost,
+    NodeReady,
+    NodeSuspected,
+)
+from shoal.model.job import Job, MemberRef, MemberStatus, Phase
+from shoal.model.node import NodeHealth, kind_text
+from shoal.model.report import MemberExit, NodeReport, Report
+
+FENCE_MS = 10_000  # for a node to be ended by its engine
+
+
+def observe(round_: Round, report: Report) -> list[NodeReport]:
+    """Record what changed; return the inventories that were new, for `reconcile` to compare."""
+    for gone in report.gone:
+        node = round_.state.nodes.get(gone.node)
+        if node is not None and node.incarnation == gone.incarnation and not node.dead:
+            why = "its agent has ended, as it was told" if node.leaving else gone.why
+            _take_ends(round_, node, gone.exits)
+            lose(round_, node, dead=True, why=why)
+    fresh = [inventory for inventory in report.nodes if _hear(round_, inventory)]
+    _expire_silent(round_, fences=report.fences)
+    return fresh
+
+
+def _hear(round_: Round, inventory: NodeReport) -> bool:
+    """Take in one inventory, unless something newer was already heard from that node."""
+    state, node_id = round_.state, inventory.spec.id
+    if _stale(state, inventory):
+        return False
+    _meet(round_, inventory)
+    state.contacts.pop(node_id, None)  # the latest heard stands last
+    state.contacts[node_id] = round_.now_ms
+    state.getting.pop(node_id, None)
+    if inventory.getting:
+        state.getting[node_id] = {one.ref: one.what for one in inventory.getting}
+    state.said[node_id] = (inventory.incarnation, inventory.sequence)
+    node = state.nodes[node_id]
+    take_faults(round_, node, inventory.exits)
+    _take_starts(round_, node, [*inventory.alive, *_ran(inventory.exits)])
+    _take_exits(round_, node, inventory.exits)
+    _take_vanished(round_, node, inventory)
+    if node.health is not NodeHealth.READY and not _strangers(state, inventory):
+        why = "heard again" if node.health is NodeHealth.SUSPECT else "its inventory is clean"
+        round_.emit(NodeReady(at_ms=round_.now_ms, node=node_id, why=why))
+    note_leaving(round_, node, inventory)
+    return True
+
+
+def _stale(state: State, inventory: NodeReport) -> bool:
+    said = state.said.get(inventory.spec.id)
+    if said is not None and (inventory.incarnation, inventory.sequence) <= said:
+        return True
+    node = state.nodes.get(inventory.spec.id)
+    if node is None or inventory.incarnation > node.incarnation:
+        return False
+    return node.dead or inventory.incarnation < node.incarnation
+
+
+def _meet(round_: Round, inventory: NodeReport) -> None:
+    """A node that is new, has a new life, or was given up joins (again)."""
+    state, now_ms = round_.state, round_.now_ms
+    node = state.nodes.get(inventory.spec.id)
+    same = node is None or node.spec == inventory.spec
+    if node is None:
+        why = f"new node with {kind_text(inventory.spec)}"
+    elif inventory.incarnation > node.incarnation:
+        why = "restarted"
+        if node.health is not NodeHealth.LOST:
+            _take_ends(round_, node, inventory.exits)
+            lose(round_, node, dead=True, why="it restarted and runs nothing of its last life")
+    elif node.health is NodeHealth.LOST:
+        why = f"heard again {duration_text(now_ms - node.since_ms)} after it was given up"
+    else:
+        return
+    round_.emit(
+        NodeJoined(
+            at_ms=now_ms,
+            node=inventory.spec.id,
+            spec=inventory.spec,
+            incarnation=inventory.incarnation,
+            why=why,
+        )
+    )
+    if same:  # else what was given up may not even fit it now
+        _adopt(round_, state.nodes[inventory.spec.id], inventory)
+
+
+def _take_ends(round_: Round, node: Node, exits: tuple[MemberExit, ...]) -> None:
+    """Before a life of a node is written off: what ended in it has ended, and is not lost."""
+    take_faults(round_, node, exits)
+    _take_starts(round_, node, _ran(exits))
+    _take_exits(round_, node, exits)
+
+
+def _adopt(round_: Round, node: Node, inventory: NodeReport) -> None:
+    """A job given up with this node and still waiting goes on as it was, if it is here whole.
+
+    Not one that was told to stop: its processes end by our own order, which is no result."""
+    own = (one.ref for one in inventory.exits if not one.stopped and not one.fault)
+    here = {*inventory.alive, *own}
+    here.difference_update(inventory.stopping)
+    for job_id in sorted({ref.job for ref in here}):
+        job = round_.state.jobs.get(job_id)
+        if job is None or job.phase is not Phase.WAITING:
+            continue
+        whole = job.members and all(
+            MemberRef(job.id, job.attempt, number) in here
+            and member.status is MemberStatus.LOST
+            and member.slice.node == node.id
+            for number, member in enumerate(job.members)
+        )
+        if whole and _still_free(round_.state, node, job):
+            round_.emit(
+                JobAdopted(
+                    at_ms=round_.now_ms,
+                    job=job.id,
+                    attempt=job.attempt,
+                    node=node.id,
+                    why=_adoption(node, job, inventory),
+                )
+            )
+
+
+def _adoption(node: Node, job: Job, inventory: NodeReport) -> str:
+    if any(ref.job == job.id for ref in inventory.alive):
+        return f"{node.id} was only out of contact: attempt {job.attempt} is alive there"
+    return f"{node.id} is back, and attempt {job.attempt} had ended there before it was given up"
+
+
+def _still_free(state: State, node: Node, job: Job) -> bool:
+    """A late order may have started what was given up where something else was placed since."""
+    room = state.rooms[node.index].copy()
+    for member in job.members:
+        room.change(member.slice, -1)
+    return not room.awaited and not room.exclusive
+
+
+def _ran(exits: tuple[MemberExit, ...]) -> list[MemberRef]:
+    """One that has exited did start, too, unless its node says that it could not."""
+    return [exit_.ref for exit_ in exits if exit_.fault not in UNSTARTED]
+
+
+def _take_starts(round_: Round, node: Node, seen: list[MemberRef]) -> None:
+    """Members seen for the first time."""
+    started: dict[str, list[int]] = {}
+    placed = round_.state.placed[node.id]
+    for ref in seen:
+        job = placed.get(ref)
+        if job is not None and job.members[ref.member].status is MemberStatus.PENDING:
+            started.setdefault(ref.job, []).append(ref.member)
+    for job_id, numbers in started.items():
+        job = round_.state.jobs[job_id]
+        if job.phase is Phase.STARTING and _completes(job, numbers):
+            round_.emit(JobRunning(at_ms=round_.now_ms, job=job_id, attempt=job.attempt))
+        else:
+            round_.emit(
+                MembersStarted(
+                    at_ms=round_.now_ms,
+                    job=job_id,
+                    attempt=job.attempt,
+                    members=tuple(sorted(numbers)),
+                )
+            )
+
+
+def _completes(job: Job, numbers: list[int]) -> bool:
+    """Nobody is awaited any more; a gang that lost a member, or of which one could not start, will
+    never be whole."""
+    awaited = 0
+    for member in job.members:
+        awaited += member.status is MemberStatus.PENDING
+        if member.status is MemberStatus.LOST or (
+            member.status is MemberStatus.EXITED and not member.started
+        ):
+            return False
+    return awaited == len(numbers)
+
+
+def _take_exits(round_: Round, node: Node, exits: tuple[MemberExit, ...]) -> None:
+    for exit_ in exits:
+        job = round_.state.placed[node.id].get(exit_.ref)
+        if job is None:
+            continue
+        if exit_.stopped and job.phase is not Phase.STOPPING:
+            why = f"member {exit_.ref.member} was stopped on {node.id} by an order out of date"
+            _lose_member(round_, exit_.ref, node, why)
+        else:
+            round_.emit(
+                MemberExited(
+                    at_ms=round_.now_ms,
+                    job=exit_.ref.job,
+                    attempt=exit_.ref.attempt,
+                    member=exit_.ref.member,
+                    node=node.id,
+                    code=exit_.code,
+                    why=exit_.why,
+                    step=_step_of(round_.state, exit_),
+                    stopped=exit_.stopped,
+                )
+            )
+
+
+def _step_of(state: State, exit_: MemberExit) -> int | None:
+    """The step it was in, if it has told of any. Its node may have heard a later beat than we."""
+    if exit_.step is not None:
+        return exit_.step
+    ref = exit_.ref
+    watch = state.watches.get(ref.job)
+    if watch is None or watch.attempt != ref.attempt or ref.member not in watch.beats:
+        return None
+    return watch.beats[ref.member].step
+
+
+def _take_vanished(round_: Round, node: Node, inventory: NodeReport) -> None:
+    alive = set(inventory.alive)
+    for ref, job in list(round_.state.placed[node.id].items()):
+        if ref not in alive and job.members[ref.member].status is MemberStatus.ALIVE:
+            why = f"member {ref.member} vanished from {node.id} without an exit code"
+            _lose_member(round_, ref, node, why)
+
+
+def _lose_member(round_: Round, ref: MemberRef, node: Node, why: str) -> None:
+    round_.emit(
+        MemberLost(
+            at_ms=round_.now_ms,
+            job=ref.job,
+            attempt=ref.attempt,
+            member=ref.member,
+            node=node.id,
+            why=why,
+        )
+    )
+
+
+def _strangers(state: State, inventory: NodeReport) -> bool:
+    """Is anything there that should not be? Until it is gone its GPUs are not free."""
+    placed = state.placed[inventory.spec.id]
+    refs = (*inventory.alive, *(one.ref for one in inventory.getting))
+    return any(ref not in placed for ref in refs)
+
+
+def fences_wanted(round_: Round) -> list[Command]:
+    """Nodes that are silent beyond the grace time, where the engine can end them: only when they
+    are gone, or cannot be ended, do their jobs run elsewhere."""
+    state, latest_ms = round_.state, round_.now_ms - round_.policy.grace_ms
+    wanted: list[Command] = []
+    for node_id, heard_ms in state.contacts.items():  # longest unheard first
+        if heard_ms > latest_ms:
+            break
+        wanted.append(Fence(node=node_id, incarnation=state.nodes[node_id].incarnation))
+    return wanted
+
+
+def _expire_silent(round_: Round, *, fences: bool) -> None:
+    """Suspect nodes unheard for a while; give them up only after the policy's grace time, and
+    where they can be ended only after a moment more, for that to be done."""
+    state, policy, now_ms = round_.state, round_.policy, round_.now_ms
+    overdue = []
+    for node_id, heard_ms in state.contacts.items():
+        silent_ms = now_ms - heard_ms
+        if silent_ms < policy.suspect_after_ms:
+            break
+        overdue.append((state.nodes[node_id], silent_ms))
+    for node, silent_ms in overdue:
+        if silent_ms >= policy.grace_ms + (FENCE_MS if fences else 0):
+            why = f"silent for {duration_text(silent_ms)}, longer than the grace time"
+            lose(round_, node, dead=False, why=why)
+        elif node.health is not NodeHealth.SUSPECT:
+            grace = duration_text(max(0, policy.grace_ms - silent_ms))
+            why = f"silent for {duration_text(silent_ms)}; its jobs are left alone for {grace}"
+            round_.emit(NodeSuspected(at_ms=now_ms, node=node.id, why=why))
+
+
+def lose(round_: Round, node: Node, *, dead: bool, why: str) -> None:
+    round_.emit(
+        NodeLost(
+            at_ms=round_.now_ms,
+            node=node.id,
+            incarnation=node.incarnation,
+            dead=dead,
+            why=why,
+        )
+    )
+    note_left(round_, node)

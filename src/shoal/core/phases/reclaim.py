@@ -1,0 +1,68 @@
+"""GPUs that are held and not used: the job is warned, and then has to give them back."""
+
+from __future__ import annotations
+
+from shoal.core.phases.ending import stop
+from shoal.core.phases.round import Round
+from shoal.core.state.state import State
+from shoal.model.durations import duration_text
+from shoal.model.events import JobIdled, JobUsed
+from shoal.model.job import Job, MemberRef, Phase, StopCause
+from shoal.model.report import NodeReport
+
+
+def reclaim(round_: Round, inventories: list[NodeReport]) -> None:
+    """By what nodes say of their members. A gang is idle when all of it is, for as long as the
+    last of them; replicas that wait for requests are the business of their service."""
+    state, policy = round_.state, round_.policy
+    if not policy.idle_warn_ms and not policy.idle_reclaim_ms:
+        state.idles.clear()
+        return
+    _forget_old(state)
+    for inventory in inventories:
+        if not inventory.idle and not state.idles:
+            continue
+        told = {idle.ref: round_.now_ms - idle.idle_ms for idle in inventory.idle}
+        for ref, job in list(state.placed[inventory.spec.id].items()):
+            watched = job.spec.gpus and not job.spec.service and job.phase is Phase.RUNNING
+            if watched and (ref in told or job.id in state.idles):
+                _hear(round_, job, ref, told.get(ref))
+
+
+def _forget_old(state: State) -> None:
+    for job_id, (attempt, _) in list(state.idles.items()):
+        job = state.jobs.get(job_id)
+        if job is None or job.attempt != attempt or job.phase is not Phase.RUNNING:
+            del state.idles[job_id]
+
+
+def _hear(round_: Round, job: Job, ref: MemberRef, since_ms: int | None) -> None:
+    _, since = round_.state.idles.setdefault(job.id, (job.attempt, {}))
+    if since_ms is None:
+        since.pop(ref.member, None)
+    else:
+        since[ref.member] = since_ms
+    living = [number for number, member in enumerate(job.members) if not member.over]
+    if all(number in since for number in living):
+        _judge(round_, job, max(since[number] for number in living))
+    elif job.idle_since_ms is not None:
+        used = JobUsed(
+            at_ms=round_.now_ms, job=job.id, attempt=job.attempt, why="it uses its GPUs again"
+        )
+        round_.emit(used)
+
+
+def _judge(round_: Round, job: Job, since_ms: int) -> None:
+    policy, now_ms = round_.policy, round_.now_ms
+    idle_ms = now_ms - since_ms
+    idle = duration_text(idle_ms)
+    if policy.idle_reclaim_ms and idle_ms >= policy.idle_reclaim_ms:
+        stop(round_, job, StopCause.IDLE, f"has used nothing of its GPUs for {idle}")
+    elif policy.idle_warn_ms and idle_ms >= policy.idle_warn_ms and job.idle_since_ms is None:
+        why = f"has used nothing of its GPUs for {idle}"
+        if policy.idle_reclaim_ms:
+            left = duration_text(policy.idle_reclaim_ms - idle_ms)
+            why += f"; they are taken back in {left}"
+        round_.emit(
+            JobIdled(at_ms=now_ms, job=job.id, attempt=job.attempt, since_ms=since_ms, why=why)
+        )

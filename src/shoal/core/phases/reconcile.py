@@ -1,0 +1,267 @@
+"""What should run minus what runs: the commands that make the nodes match the state."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from shoal.core.phases.round import Round
+from shoal.core.state.state import State
+from shoal.model.commands import Acknowledge, Command, Launch, Stop
+from shoal.model.events import JobPlaced, JobStopping
+from shoal.model.job import Job, MemberRef, MemberStatus, Phase, StopCause
+from shoal.model.report import NodeReport
+from shoal.model.resources import WHOLE_GPU_MILLI
+
+# What runs without being known to the state has no spec to ask; it gets a moment to end well.
+STRANGER_GRACE_MS = 2_000
+# What a handler of SIGTERM needs to write a line; the whole gang waits for it.
+PEERLESS_GRACE_MS = 100
+LARGE_GANG = 16  # members; the environment of a smaller one is put together each time
+GANG_VIEWS_MAX = 64
+
+
+def reconcile(round_: Round, inventories: list[NodeReport]) -> list[Command]:
+    """Commands for what was decided in this step, and for every node that reported in it.
+
+    A command that gets lost is derived again from the next inventory of its node.
+    """
+    state = round_.state
+    orders: dict[MemberRef, Command] = {}
+    for event in round_.events:
+        if type(event) is JobPlaced or type(event) is JobStopping:
+            job = state.jobs.get(event.job)
+            if job is not None and job.active:
+                for number, member in enumerate(job.members):
+                    if not member.over:
+                        ref = MemberRef(job.id, job.attempt, number)
+                        orders[ref] = _order(state, job, ref)
+    acknowledgements: list[Command] = []
+    for inventory in inventories:
+        _compare(state, inventory, orders, acknowledgements)
+    return [*orders.values(), *acknowledgements]
+
+
+def _compare(
+    state: State,
+    inventory: NodeReport,
+    orders: dict[MemberRef, Command],
+    acknowledgements: list[Command],
+) -> None:
+    node_id = inventory.spec.id
+    placed = state.placed[node_id]
+    for exit_ in inventory.exits:
+        if exit_.ref not in placed:
+            acknowledgements.append(
+                Acknowledge(node=node_id, incarnation=inventory.incarnation, ref=exit_.ref)
+            )
+    # One that is getting ready was ordered, and is here like one that is alive.
+    alive = dict.fromkeys((*inventory.alive, *(one.ref for one in inventory.getting)))
+    told = set(inventory.stopping)
+    strangers = [ref for ref in alive if ref not in placed]
+    for ref in strangers:
+        if ref not in told:
+            orders[ref] = Stop(
+                node=node_id,
+                incarnation=inventory.incarnation,
+                ref=ref,
+                grace_ms=STRANGER_GRACE_MS,
+                why="the controller does not want it there",
+            )
+    for ref, job in placed.items():
+        if job.phase is Phase.STOPPING:
+            missing = ref not in told
+        else:
+            # While a stranger may sit on its GPUs, the node would refuse to start it.
+            pending = job.members[ref.member].status is MemberStatus.PENDING
+            missing = pending and ref not in alive and not strangers
+        if missing:
+            orders[ref] = _order(state, job, ref)
+
+
+def _order(state: State, job: Job, ref: MemberRef) -> Command:
+    slice_ = job.members[ref.member].slice
+    node = state.nodes[slice_.node]
+    if job.phase is Phase.STOPPING:
+        return Stop(
+            node=node.id,
+            incarnation=node.incarnation,
+            ref=ref,
+            grace_ms=_grace_ms(state, job),
+            why=job.why,
+            dump=_is_stuck(state, job, ref.member),
+        )
+    return Launch(
+        node=node.id,
+        incarnation=node.incarnation,
+        ref=ref,
+        argv=job.spec.command,
+        env=_view_of(state, job).environment(ref.member),
+        workdir=job.spec.workdir,
+        stop_grace_ms=job.spec.stop_grace_ms,
+        gpus=slice_.gpus,
+        gpu_milli=slice_.gpu_milli,
+        package=job.spec.package,
+        requirements=job.spec.requirements,
+    )
+
+
+def _view_of(state: State, job: Job) -> GangView:
+    """Members of a large gang start over many steps: looking at all of them for each one would
+    take time that grows with the square of their number."""
+    if len(job.members) < LARGE_GANG:
+        return GangView(state, job)
+    view = state.gang_views.get(job.id)
+    if view is None or view.attempt != job.attempt:
+        state.gang_views.pop(job.id, None)
+        while len(state.gang_views) >= GANG_VIEWS_MAX:
+            del state.gang_views[next(iter(state.gang_views))]
+        view = state.gang_views[job.id] = GangView(state, job)
+    return view
+
+
+def _grace_ms(state: State, job: Job) -> int:
+    """Who hangs, and who trains in step with a peer that is gone, has nothing to save and would
+    use up all the time it has."""
+    if job.stop_cause is StopCause.HANG:
+        return min(job.spec.stop_grace_ms, STRANGER_GRACE_MS)
+    if job.stop_cause in (StopCause.FAILURE, StopCause.NODE_LOSS) and job.id in state.watches:
+        return min(job.spec.stop_grace_ms, PEERLESS_GRACE_MS)
+    return job.spec.stop_grace_ms
+
+
+def _is_stuck(state: State, job: Job, number: int) -> bool:
+    watch = state.watches.get(job.id)
+    return job.stop_cause is StopCause.HANG and watch is not None and number in watch.stuck
+
+
+class Seat(NamedTuple):
+    """Where a member sits in its gang, in torchrun's terms; a group is its part of one node."""
+
+    local_rank: int
+    local_size: int
+    group_rank: int
+    groups: int
+
+
+def seating(job: Job) -> list[Seat]:
+    """The seats of all members, in one pass over the gang."""
+    sizes: dict[str, int] = {}
+    ranks = []
+    for member in job.members:
+        node = member.slice.node
+        ranks.append(sizes.get(node, 0))
+        sizes[node] = ranks[-1] + 1
+    groups = {node: rank for rank, node in enumerate(sizes)}
+    return [
+        Seat(rank, sizes[member.slice.node], groups[member.slice.node], len(groups))
+        for rank, member in zip(ranks, job.members, strict=True)
+    ]
+
+
+class GangView:
+    """What the members of a gang find in their environment: the user's variables, torchrun's, and
+    ours. What all of them find is put together once.
+
+    A process that is alone is not told of a gang: scripts take RANK for a sign that they should
+    join one. An elastic gang may be of one, and is a gang all the same.
+    """
+
+    def __init__(self, state: State, job: Job) -> None:
+        address, _, port = job.master.rpartition(":")
+        members = str(len(job.members))
+        self.attempt = job.attempt
+        self._job = job
+        self._seats = seating(job)
+        self._visible = _visible(job)
+        self._alone = len(job.members) == 1 and not job.spec.elastic
+        between_ms = state.wear.between_ms(self._seats[0].groups)
+        self._shared = {
+            "SHOAL_MTBF_S": str(between_ms // 1000),  # how often to save; the user may know better
+            **({} if job.spec.service else _for_torchrun(job, address, port)),
+            **job.spec.env,
+            **({} if self._alone else _of_gang(job, self._seats[0].groups, address, port)),
+            "SHOAL_JOB_ID": job.id,
+            "SHOAL_JOB_NAME": job.spec.name or "",
+            "SHOAL_ATTEMPT": str(job.attempt),
+            "SHOAL_MEMBERS": members,
+            "SHOAL_TENANT": job.spec.tenant,
+            **_of_service(job, address, port),
+        }
+
+    def environment(self, number: int) -> dict[str, str]:
+        seat, slice_ = self._seats[number], self._job.members[number].slice
+        gpus = ",".join(map(str, slice_.gpus))
+        rank = str(number)
+        env = {
+            **self._shared,
+            "CUDA_VISIBLE_DEVICES": self._visible.get(slice_.node, gpus),
+            "SHOAL_MEMBER": rank,
+            "SHOAL_NODE": slice_.node,
+            "SHOAL_GPUS": gpus,
+            "SHOAL_GPU_MILLI": str(slice_.gpu_milli),
+        }
+        if not self._alone:
+            env["RANK"] = env["ROLE_RANK"] = env["PET_NODE_RANK"] = rank
+            env["LOCAL_RANK"] = str(seat.local_rank)
+            env["LOCAL_WORLD_SIZE"] = str(seat.local_size)
+            env["GROUP_RANK"] = str(seat.group_rank)
+        return env
+
+
+def _of_gang(job: Job, groups: int, address: str, port: str) -> dict[str, str]:
+    """What torchrun gives all the processes that it starts. A run's id makes libraries believe the
+    ranks that they find (Lightning); its store is rank 0's own, since there is no launcher that
+    could hold it."""
+    members = str(len(job.members))
+    return {
+        "WORLD_SIZE": members,
+        "ROLE_WORLD_SIZE": members,
+        "GROUP_WORLD_SIZE": str(groups),
+        "MASTER_ADDR": address,
+        "MASTER_PORT": port,
+        "TORCHELASTIC_RUN_ID": job.id,
+        "TORCHELASTIC_RESTART_COUNT": str(job.attempt - 1),
+        "TORCHELASTIC_MAX_RESTARTS": str(job.spec.retries),
+        "TORCHELASTIC_USE_AGENT_STORE": "False",
+        "PET_NNODES": members,
+    }
+
+
+def _for_torchrun(job: Job, address: str, port: str) -> dict[str, str]:
+    """Defaults of torchrun's flags: what each of its own would be wrong for here. One launcher for
+    each member makes one world of them all, with a process for each GPU of a member; alone, it
+    does not take the port that every other torchrun of the machine takes."""
+    slice_ = job.members[0].slice
+    return {
+        "PET_NPROC_PER_NODE": str(max(1, len(slice_.gpus))),
+        "PET_MASTER_ADDR": f"[{address}]" if ":" in address else address,
+        "PET_MASTER_PORT": port,
+    }
+
+
+def _visible(job: Job) -> dict[str, str]:
+    """The GPUs of a node that its members share as torchrun's processes do: each sees them all,
+    and its own is the one with the number of its local rank. That is what a gang asks for that
+    says how many members a node takes and gives each of them one GPU."""
+    slices = [member.slice for member in job.members]
+    if not job.spec.members_per_node or any(
+        len(slice_.gpus) != 1 or slice_.gpu_milli != WHOLE_GPU_MILLI for slice_ in slices
+    ):
+        return {}
+    seen: dict[str, list[str]] = {}
+    for slice_ in slices:
+        seen.setdefault(slice_.node, []).append(str(slice_.gpus[0]))
+    return {node: ",".join(gpus) for node, gpus in seen.items()}
+
+
+def _of_service(job: Job, address: str, port: str) -> dict[str, str]:
+    """A replica has no peers to meet: the port is its own to answer on, and the address that of its
+    node, where the gateway looks for it. One that listens on all addresses is found as well."""
+    if not job.spec.service:
+        return {}
+    return {
+        "HOST": job.spec.env.get("HOST", address),
+        "PORT": port,
+        "SHOAL_SERVICE": job.spec.service,
+        "SHOAL_SERVICE_VERSION": str(job.spec.version),
+    }

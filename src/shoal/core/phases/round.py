@@ -1,0 +1,50 @@
+"""What the phases of one step share: the state, the time, and the events so far."""
+
+from __future__ import annotations
+
+from shoal.core.state.apply import apply
+from shoal.core.state.state import State
+from shoal.model.events import Event, JobFinished
+from shoal.model.job import Job
+from shoal.model.policy import Policy
+
+
+class Round:
+    """An event takes effect when it is emitted, so that later phases see its result."""
+
+    __slots__ = (
+        "events",
+        "finished",
+        "finished_keys",
+        "judged",
+        "more",
+        "now_ms",
+        "policy",
+        "quotas",
+        "state",
+    )
+
+    def __init__(self, state: State, policy: Policy, now_ms: int) -> None:
+        self.state = state
+        self.policy = policy
+        self.now_ms = now_ms
+        self.events: list[Event] = []
+        self.finished: list[Job] = []
+        self.finished_keys: dict[str, str] = {}  # their submission keys: not in the store yet
+        self.quotas = any(tenant.quota_gpus for tenant in policy.tenants)
+        self.judged = False  # were all running jobs ranked since anybody was stopped?
+        self.more = False  # work is left that another step should take up at once
+
+    def look_again(self, at_ms: int) -> None:
+        """Something may be possible then that is too early now."""
+        if self.state.look_ms is None or at_ms < self.state.look_ms:
+            self.state.look_ms = at_ms
+
+    def emit(self, event: Event) -> None:
+        if type(event) is JobFinished:
+            job = self.state.jobs[event.job]
+            self.finished.append(job)
+            if job.key:
+                self.finished_keys[job.key] = job.id
+        apply(self.state, event)
+        self.events.append(event)

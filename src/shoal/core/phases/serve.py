@@ -1,0 +1,352 @@
+"""Services: as many ready replicas as wanted, of the version wanted, and no request is lost.
+
+Each replica is a job. A roll-out starts replicas of the new version beside the old ones; for each
+that is ready an old one is drained, which ends when it has answered what it has. A version that
+does not get ready goes back by itself to the one before.
+"""
+
+from __future__ import annotations
+
+import msgspec
+
+from shoal.core.phases.ending import cancel
+from shoal.core.phases.round import Round
+from shoal.core.phases.scale import Meter, Wish, wish
+from shoal.core.state.state import State
+from shoal.model.durations import duration_text
+from shoal.model.events import (
+    JobSubmitted,
+    ReplicaDraining,
+    ReplicaReady,
+    ServiceScaled,
+    ServiceSet,
+    ServiceStopped,
+    ServiceStopping,
+)
+from shoal.model.job import Job, JobSpec, Phase, Restart, StopCause
+from shoal.model.node import NodeHealth, NodeIntent
+from shoal.model.report import Accepted, Answer, Refused, SetService, StopService
+from shoal.model.service import Service, ServiceLoad, ServiceSpec, problem_with_service
+
+TRIES_MAX = 3  # a version that never got ready is given up after so many
+DOWN_MS = 30_000  # a replica that the gateway cannot reach for so long is replaced
+SURGE_PART = 4  # of what is wanted, so many more (one at least) may run during a roll-out
+LOOK_MS = 1_000
+
+
+def serve(round_: Round, loads: tuple[ServiceLoad, ...]) -> None:
+    """`loads`: what was heard since the last step. What was heard before it proves nothing: the
+    controller may have been away, or the gateway silent."""
+    state = round_.state
+    state.serve_ms = None
+    fresh = {load.service: load for load in loads if load.service in state.services}
+    state.loads.update(fresh)
+    for name in list(state.services):
+        _tend(round_, name, state.services[name], fresh.get(name))
+
+
+def set_service(round_: Round, request: SetService, problem: Refused | None) -> Answer:
+    """`problem`: what admission says of a replica as a job."""
+    state, spec = round_.state, request.spec
+    wrong = problem_with_service(spec)
+    if wrong is not None:
+        return Refused(*wrong)
+    if problem is not None:
+        return problem
+    known = state.services.get(spec.name)
+    if known is not None and known.stopping:
+        return Refused("name", f"{spec.name} is being stopped; wait until it is gone")
+    if known is not None and known.spec == spec:
+        return Accepted(spec.name, "it is served so already")
+    taken = _taken(state, spec)
+    if taken is not None:
+        return taken
+    version = known.newest + 1 if known is not None else 1
+    why = f"version {version} asked for by {request.who}"
+    if known is not None and known.spec.replica == spec.replica:
+        version = known.version  # what runs can stay
+        why = f"changed by {request.who}, its replicas stay"
+    round_.emit(
+        ServiceSet(
+            at_ms=round_.now_ms,
+            service=spec.name,
+            spec=spec,
+            version=version,
+            why=why,
+        )
+    )
+    return Accepted(spec.name)
+
+
+def _taken(state: State, spec: ServiceSpec) -> Refused | None:
+    """Two services under one address would be a gateway that serves neither. A service that may
+    yet go back to what it was keeps the address it had."""
+    for other in state.services.values():
+        if other.spec.name == spec.name:
+            continue
+        for known in (other.spec, other.before):
+            theirs = known.way.claims if known is not None else {}
+            for field, claim in spec.way.claims.items():
+                if theirs.get(field) == claim:
+                    return Refused(field, f"{claim} is already used by service {other.spec.name}")
+    return None
+
+
+def stop_service(round_: Round, request: StopService) -> Answer:
+    service = round_.state.services.get(request.service)
+    if service is None:
+        return Refused("service", f"there is no service {request.service}", missing=True)
+    if service.stopping:
+        return Accepted(request.service, "it is already being stopped")
+    why = f"stopped by {request.who}"
+    round_.emit(ServiceStopping(at_ms=round_.now_ms, service=request.service, why=why))
+    return Accepted(request.service)
+
+
+# -- one service -----------------------------------------------------------------------------
+
+
+def _tend(round_: Round, name: str, service: Service, load: ServiceLoad | None) -> None:
+    """`load`: None if nothing was heard of it."""
+    state = round_.state
+    jobs = [state.jobs[job_id] for job_id in state.replicas.get(name, {})]
+    if load is not None:
+        _greet(round_, service, jobs, load)
+        _replace_unreached(round_, service, jobs, load)
+        _replace_hung(round_, service, jobs, load)
+    _replace_late(round_, service, jobs)
+    _go_back(round_, service)
+    if load is not None and load.tells and not service.stopping:
+        _scale(round_, service, load)
+    _size(round_, service, jobs)
+    _let_drained_go(round_, service, jobs, load)
+    if service.stopping and not state.replicas.get(name):
+        why = "all its replicas have ended"
+        round_.emit(ServiceStopped(at_ms=round_.now_ms, service=name, why=why))
+
+
+def _greet(round_: Round, service: Service, jobs: list[Job], load: ServiceLoad) -> None:
+    for job in jobs:
+        if job.id in load.ready and job.phase is Phase.RUNNING and job.id not in service.ready:
+            taken_ms = round_.now_ms - (job.running_ms or round_.now_ms)
+            why = f"its probe answered {duration_text(taken_ms)} after it started"
+            meter = round_.state.counters.setdefault(service.spec.name, Meter())
+            meter.start_ms = taken_ms
+            _emit_replica(round_, ReplicaReady, service, job, why)
+
+
+def _replace_late(round_: Round, service: Service, jobs: list[Job]) -> None:
+    """Who does not get ready in time is stopped."""
+    start_ms = service.spec.probe.start_ms
+    for job in jobs:
+        if job.phase is not Phase.RUNNING or job.running_ms is None or job.id in service.ready:
+            continue
+        if round_.now_ms - job.running_ms > start_ms:
+            path = service.spec.probe.path
+            why = f"its probe {path} did not answer within {duration_text(start_ms)}"
+            _stop(round_, job, StopCause.FAILURE, why)
+        else:
+            _look_at(round_, job.running_ms + start_ms + 1)
+
+
+def _replace_unreached(round_: Round, service: Service, jobs: list[Job], load: ServiceLoad) -> None:
+    """Who the gateway has not reached for long is stopped; who drains is about to end anyway."""
+    down_ms, now_ms = round_.state.down_ms, round_.now_ms
+    for job in jobs:
+        seen = load.replicas.get(job.id)
+        served = job.id in service.ready and job.id not in service.draining
+        if not served or seen is None or seen.up:
+            down_ms.pop(job.id, None)
+        elif now_ms - down_ms.setdefault(job.id, now_ms) > DOWN_MS:
+            why = f"the gateway has not reached it for {duration_text(DOWN_MS)}"
+            _stop(round_, job, StopCause.FAILURE, why)
+
+
+def _replace_hung(round_: Round, service: Service, jobs: list[Job], load: ServiceLoad) -> None:
+    """Who was ready and does not answer any more is stopped: one at a time, and the next only when
+    all others are ready again. Where no replica gets ready, the fault is elsewhere, and to stop
+    more would help nobody. Who answers requests lives, whatever its probe says, and a node that
+    is out of contact is no reason to think that its servers hang."""
+    probe, state = service.spec.probe, round_.state
+    staying = [job for job in jobs if job.id not in service.draining]
+    if any(job.id not in service.ready for job in staying):
+        return
+    hung = [
+        job
+        for job in staying
+        if load.unanswered.get(job.id, 0) >= probe.failures
+        and not ((seen := load.replicas.get(job.id)) and seen.answers_per_ks)
+        and state.nodes[job.members[0].slice.node].health is NodeHealth.READY
+    ]
+    if hung:
+        worst = max(hung, key=lambda job: (load.unanswered[job.id], -job.number))
+        times = load.unanswered[worst.id]
+        why = f"its probe {probe.path} had no answer {times} times in a row: it hangs"
+        _stop(round_, worst, StopCause.FAILURE, why)
+
+
+def _go_back(round_: Round, service: Service) -> None:
+    """A version that never got ready makes room for the one before it."""
+    if service.proven or service.before is None or service.failures < TRIES_MAX:
+        return
+    round_.emit(
+        ServiceSet(
+            at_ms=round_.now_ms,
+            service=service.spec.name,
+            spec=service.before,
+            version=service.before_version,
+            back=True,
+            why=f"version {service.version} failed {service.failures} times before it was ready; "
+            f"back to what was before: {service.why}",
+        )
+    )
+
+
+def _scale(round_: Round, service: Service, load: ServiceLoad) -> None:
+    state, now_ms = round_.state, round_.now_ms
+    name, scale = service.spec.name, service.spec.scale
+    meter = state.counters.setdefault(name, Meter())
+    wished = wish(meter, scale, load, service.wanted, meter.start_ms, now_ms)
+    if wished.wanted == 0 and not service.proven and service.failures < TRIES_MAX:
+        # Nobody has asked yet: one replica shows that it works, then it may sleep.
+        meter.asked_ms = now_ms
+        wished = Wish(1, "the first replica shows that it works")
+    if wished.wanted != service.wanted:
+        _scaled(round_, name, wished.wanted, wished.why)
+
+
+def _scaled(round_: Round, name: str, wanted: int, why: str) -> None:
+    round_.emit(ServiceScaled(at_ms=round_.now_ms, service=name, wanted=wanted, why=why))
+
+
+def _size(round_: Round, service: Service, jobs: list[Job]) -> None:
+    """Start what is missing, drain what is too much: first old versions and those on nodes that
+    are to be empty, then who is not ready."""
+    now_ms = round_.now_ms
+    wanted = 0 if service.stopping else service.wanted
+    staying = [job for job in jobs if job.id not in service.draining and not _ends(job)]
+    leaving = {job.id: why for job in staying if (why := _leaving(round_.state, service, job))}
+    new = [job for job in staying if job.id not in leaving]
+    old = [job for job in staying if job.id in leaving]
+    surge = max(1, wanted // SURGE_PART) if old else 0
+    missing = min(wanted - len(new), wanted + surge - len(staying))
+    if missing > 0 and now_ms < service.retry_ms:
+        _look_at(round_, service.retry_ms)
+    elif missing > 0:
+        for _ in range(missing):
+            _start(round_, service)
+    ready_new = [job for job in new if job.id in service.ready]
+    ready_old = [job for job in old if job.id in service.ready]
+    # An old one that answers stays until as many new ones do.
+    for job in [job for job in old if job.id not in service.ready]:
+        _drain(round_, service, job, leaving[job.id])
+    for job in ready_old[: max(0, len(ready_new) + len(ready_old) - wanted)]:
+        _drain(round_, service, job, leaving[job.id])
+    _empty_nodes(round_, service, old, new)
+    too_many = len(new) - wanted
+    if too_many > 0:
+        spare = sorted(new, key=lambda job: (job.id in service.ready, -job.number))
+        for job in spare[:too_many]:
+            _drain(round_, service, job, f"{wanted} replicas are wanted")
+
+
+def _leaving(state: State, service: Service, job: Job) -> str:
+    """Why another takes this one's place; empty if none does."""
+    if job.spec.version != service.version:
+        return f"version {job.spec.version} is replaced"
+    node = _drained_node(state, job)
+    return f"{node} is being drained" if node else ""
+
+
+def _drained_node(state: State, job: Job) -> str:
+    for member in job.members if job.active else ():
+        if state.nodes[member.slice.node].intent is NodeIntent.DRAINING:
+            return member.slice.node
+    return ""
+
+
+def _empty_nodes(round_: Round, service: Service, old: list[Job], new: list[Job]) -> None:
+    """Who answers on a node that is to be empty stays until another does; but not for ever, if
+    there is no room for another, or none gets ready."""
+    staying = [job for job in old if job.id not in service.draining and not _ends(job)]
+    here = [job for job in staying if _drained_node(round_.state, job)]
+    if not here:
+        return
+    waits = [j for j in new if j.phase is Phase.WAITING and j.submitted_ms < round_.now_ms]
+    if not waits and service.failures < TRIES_MAX:
+        _look_at(round_, round_.now_ms + LOOK_MS)
+        return
+    reason = f"{waits[0].id} waits for room" if waits else "no other got ready"
+    for job in here:
+        node = _drained_node(round_.state, job)
+        _stop(round_, job, StopCause.DRAIN, f"{node} is being drained, and {reason}")
+
+
+def _start(round_: Round, service: Service) -> None:
+    state = round_.state
+    number = state.next_job
+    spec = replica_spec(service.spec, service.version)
+    round_.emit(JobSubmitted(at_ms=round_.now_ms, job=f"j{number}", spec=spec))
+
+
+def replica_spec(spec: ServiceSpec, version: int) -> JobSpec:
+    return msgspec.structs.replace(
+        spec.replica,
+        name=spec.replica.name or f"{spec.name}-v{version}",
+        service=spec.name,
+        version=version,
+        restart=Restart.ON_NODE_LOSS,
+    )
+
+
+def _drain(round_: Round, service: Service, job: Job, why: str) -> None:
+    if job.phase is Phase.WAITING or job.id not in service.ready:
+        _stop(round_, job, StopCause.CANCEL, why)
+    else:
+        _emit_replica(round_, ReplicaDraining, service, job, why)
+
+
+def _let_drained_go(
+    round_: Round, service: Service, jobs: list[Job], load: ServiceLoad | None
+) -> None:
+    """When the gateway says that nothing is in flight there, or its time is over. A replica that
+    was lost meanwhile has nothing left to finish."""
+    now_ms = round_.now_ms
+    known = load is not None and load.tells
+    for job in jobs:
+        since_ms = service.draining.get(job.id)
+        if since_ms is None or _ends(job):
+            continue
+        seen = load.replicas.get(job.id) if load is not None else None
+        quiet = known and now_ms - since_ms >= 2 * LOOK_MS and not (seen and seen.in_flight)
+        if quiet or job.id not in service.ready:
+            _stop(round_, job, StopCause.CANCEL, "drained")
+        elif now_ms - since_ms >= service.spec.drain_ms:
+            _stop(round_, job, StopCause.CANCEL, "its time to drain is over")
+        else:
+            _look_at(round_, min(now_ms + LOOK_MS, since_ms + service.spec.drain_ms))
+
+
+def _stop(round_: Round, job: Job, cause: StopCause, why: str) -> None:
+    if not _ends(job):
+        cancel(round_, job, why, cause)
+
+
+def _ends(job: Job) -> bool:
+    return job.phase in (Phase.STOPPING, Phase.FINISHED)
+
+
+def _emit_replica(
+    round_: Round,
+    kind: type[ReplicaReady] | type[ReplicaDraining],
+    service: Service,
+    job: Job,
+    why: str,
+) -> None:
+    round_.emit(kind(at_ms=round_.now_ms, service=service.spec.name, job=job.id, why=why))
+
+
+def _look_at(round_: Round, at_ms: int) -> None:
+    state = round_.state
+    if state.serve_ms is None or at_ms < state.serve_ms:
+        state.serve_ms = at_ms

@@ -1,0 +1,29 @@
+"""When the next step is due even if nothing is reported."""
+
+from __future__ import annotations
+
+from shoal.core.phases.observe import FENCE_MS
+from shoal.core.phases.round import Round
+from shoal.core.phases.watch import next_look_ms
+from shoal.model.node import NodeHealth
+
+
+def next_wake(round_: Round) -> int | None:
+    """The earliest of: more work now, a retry, a time limit, a node that has been silent, a job
+    that has run long enough to be stopped, moved or grown."""
+    state, policy, now_ms = round_.state, round_.policy, round_.now_ms
+    if round_.more:
+        return now_ms
+    times = [] if state.look_ms is None else [state.look_ms]
+    times += [ms for ms in (next_look_ms(state, policy), state.serve_ms) if ms is not None]
+    if state.queue.delayed:
+        times.append(state.queue.delayed[0][0])
+    if state.limits:
+        times.append(state.limits[0][0])
+    for node_id, heard_ms in state.contacts.items():  # longest unheard first: suspects lead
+        suspect = state.nodes[node_id].health is NodeHealth.SUSPECT
+        due_ms = heard_ms + (policy.grace_ms if suspect else policy.suspect_after_ms)
+        times.append(due_ms if due_ms > now_ms else due_ms + FENCE_MS)
+        if not suspect:
+            break
+    return max(now_ms + 1, min(times)) if times else None

@@ -1,0 +1,232 @@
+"""What members' beats and nodes' checks tell: saved work, slow members, hangs, bad nodes."""
+
+from __future__ import annotations
+
+from shoal.core.health import hang, quarantine, scoring
+from shoal.core.health.baseline import judge
+from shoal.core.health.hang import Pace
+from shoal.core.health.scoring import Change
+from shoal.core.phases.round import Round
+from shoal.core.state.records import Watch
+from shoal.core.state.state import Node, State
+from shoal.model.commands import Check, Command
+from shoal.model.events import JobCheckpointed, JobStopping, MemberExited, NodeChecked, NodeJudged
+from shoal.model.health import CheckResult, HealthRule, Record, Standing, Suspicion
+from shoal.model.job import Job, Phase, StopCause
+from shoal.model.policy import Policy
+from shoal.model.progress import Progress
+from shoal.model.report import NodeReport
+
+# A gang that has to stay on a node in quarantine, for there is no room elsewhere, is looked at
+# again so often.
+STILL_THERE_MS = 30_000
+
+
+def rule_of(policy: Policy) -> HealthRule:
+    return HealthRule(hang_floor_ms=policy.hang_after_ms, retest_ms=policy.retest_ms)
+
+
+def watch(round_: Round, inventories: list[NodeReport]) -> None:
+    """Take in what was said, and what time alone tells."""
+    for inventory in inventories:
+        node = round_.state.nodes[inventory.spec.id]
+        for progress in inventory.progress:
+            _hear(round_, node, progress)
+        for ref in inventory.ended:
+            watch_ = round_.state.watches.get(ref.job)
+            if watch_ is not None and watch_.attempt == ref.attempt:
+                watch_.ended = True
+        for result in inventory.checks:
+            _take_check(round_, node, result)
+    _let_go(round_)
+    _find_hangs(round_)
+    _pass_time(round_)
+
+
+def _let_go(round_: Round) -> None:
+    """The others of a gang are no longer measured beside members that have ended."""
+    for event in round_.events:
+        if type(event) is MemberExited:
+            watch_ = round_.state.watches.get(event.job)
+            if watch_ is not None and watch_.attempt == event.attempt:
+                hang.leave(watch_.pace, event.member)
+                scoring.leave(watch_.gang, event.member, rule_of(round_.policy))
+                watch_.slow.pop(event.member, None)
+
+
+def check_id(record: Record) -> str:
+    """Of the check that the record wants: the same until it is answered or given up."""
+    return f"h{record.check_since_ms}"
+
+
+def checks_wanted(state: State, inventories: list[NodeReport]) -> list[Command]:
+    """For nodes that reported and have not answered yet; told again with every report."""
+    wanted: list[Command] = []
+    for inventory in inventories:
+        node = state.nodes[inventory.spec.id]
+        ids = [state.asked[node.id]] if node.id in state.asked else []
+        if quarantine.wants_check(node.record):
+            ids.append(check_id(node.record))
+        known = {result.id for result in inventory.checks}
+        wanted += [
+            Check(node=node.id, incarnation=inventory.incarnation, id=id_)
+            for id_ in ids[:1]
+            if id_ not in known
+        ]
+    return wanted
+
+
+def next_look_ms(state: State, policy: Policy) -> int | None:
+    """When time alone will have something to say."""
+    times = [] if state.watch_ms is None else [state.watch_ms]
+    rule = rule_of(policy)
+    for node_id in state.troubled:
+        due_ms = quarantine.wake_ms(state.nodes[node_id].record, rule)
+        if due_ms is not None:
+            times.append(due_ms)
+    return min(times, default=None)
+
+
+def suspect(round_: Round, node: Node, news: Suspicion) -> None:
+    rule = rule_of(round_.policy)
+    record = quarantine.suspected(node.record, news, rule, room=_room(round_, rule))
+    _judge(round_, node, record)
+
+
+def _judge(round_: Round, node: Node, record: Record) -> None:
+    if record != node.record:
+        round_.emit(NodeJudged(at_ms=round_.now_ms, node=node.id, record=record, why=record.why))
+
+
+def _room(round_: Round, rule: HealthRule) -> bool:
+    """May one more node be quarantined? Where many seem slow at once, no node is to blame."""
+    state = round_.state
+    quarantined = sum(
+        state.nodes[node_id].record.standing is Standing.QUARANTINED
+        for node_id in state.troubled
+        if node_id in state.contacts
+    )
+    # Who is lost or was taken away counts on neither side.
+    return quarantine.room_for(quarantined, len(state.contacts), rule)
+
+
+def _hear(round_: Round, node: Node, progress: Progress) -> None:
+    state, now_ms = round_.state, round_.now_ms
+    job = state.placed[node.id].get(progress.ref)
+    if job is None or job.phase is not Phase.RUNNING:
+        return
+    watch_ = state.watches.get(job.id)
+    if watch_ is None or watch_.attempt != job.attempt:
+        watch_ = state.watches[job.id] = Watch(attempt=job.attempt, pace=Pace(began_ms=now_ms))
+    rule = rule_of(round_.policy)
+    member, beat = progress.ref.member, progress.beat
+    watch_.beats[member] = beat
+    hang.hear(watch_.pace, member, beat, progress.quiet_ms, now_ms)
+    due_ms = hang.wake_ms(watch_.pace, rule, job.hangs)
+    if state.watch_ms is None or due_ms < state.watch_ms:
+        state.watch_ms = due_ms
+    if beat.saved_step > job.saved_step:
+        saved = JobCheckpointed(at_ms=now_ms, job=job.id, attempt=job.attempt, step=beat.saved_step)
+        round_.emit(saved)
+    for change in scoring.hear(watch_.gang, member, beat, now_ms, rule):
+        _take_change(round_, job, watch_, change)
+
+
+def _take_change(round_: Round, job: Job, watch_: Watch, change: Change) -> None:
+    if not change.slow:
+        watch_.slow.pop(change.member, None)
+        return
+    watch_.slow[change.member] = change
+    node = round_.state.nodes[job.members[change.member].slice.node]
+    why = (
+        f"member {change.member} of {job.label} takes {change.own_us / 1000:.0f} ms of its own a "
+        f"step where the gang takes {change.gang_us / 1000:.0f} ms"
+    )
+    suspect(
+        round_,
+        node,
+        Suspicion(
+            at_ms=round_.now_ms,
+            why=why,
+            job=job.id,
+            attempt=job.attempt,
+            member=change.member,
+        ),
+    )
+
+
+def _take_check(round_: Round, node: Node, result: CheckResult) -> None:
+    state, now_ms = round_.state, round_.now_ms
+    by_hand = state.asked.get(node.id) == result.id
+    wanted = quarantine.wants_check(node.record) and check_id(node.record) == result.id
+    if not by_hand and not wanted:
+        return
+    verdict = judge(state.fleet, node.id, node.spec.kind, result)
+    if by_hand:
+        del state.asked[node.id]
+        state.verdicts[node.id] = (result.id, result, verdict)
+    round_.emit(
+        NodeChecked(
+            at_ms=now_ms, node=node.id, result=result, passed=verdict.passed, why=verdict.why
+        )
+    )
+    rule = rule_of(round_.policy)
+    # A probe that cannot run speaks neither against a node nor for one in quarantine.
+    in_quarantine = node.record.standing is Standing.QUARANTINED
+    passed = verdict.passed and not (result.error and in_quarantine)
+    if in_quarantine and not passed and not wanted:
+        return  # who looks often does not make it stay longer
+    record = quarantine.checked(
+        node.record, passed, verdict.why, now_ms, rule, room=_room(round_, rule)
+    )
+    _judge(round_, node, record)
+
+
+def _find_hangs(round_: Round) -> None:
+    """Looks at all watched jobs, but only when one of them may be due."""
+    state, now_ms = round_.state, round_.now_ms
+    if state.watch_ms is None or now_ms < state.watch_ms:
+        return
+    state.watch_ms = None
+    rule = rule_of(round_.policy)
+    for job_id, watch_ in list(state.watches.items()):
+        job = state.jobs[job_id]
+        over = watch_.ended or any(member.over for member in job.members)
+        if job.phase is not Phase.RUNNING or over:
+            continue
+        found = hang.hang(watch_.pace, now_ms, rule, job.hangs)
+        if found is not None and all(
+            _heard_of(round_, member.slice.node) for member in job.members
+        ):
+            watch_.stuck = found.stuck
+            round_.emit(
+                JobStopping(
+                    at_ms=now_ms,
+                    job=job.id,
+                    attempt=job.attempt,
+                    cause=StopCause.HANG,
+                    why=found.why,
+                )
+            )
+            continue
+        due_ms = max(now_ms + 1_000, hang.wake_ms(watch_.pace, rule, job.hangs))
+        if state.watch_ms is None or due_ms < state.watch_ms:
+            state.watch_ms = due_ms
+
+
+def _heard_of(round_: Round, node_id: str) -> bool:
+    """A node that cannot be reached tells no steps: that is no hang."""
+    heard_ms = round_.state.contacts.get(node_id, 0)
+    return round_.now_ms - heard_ms < round_.policy.suspect_after_ms
+
+
+def _pass_time(round_: Round) -> None:
+    state, now_ms = round_.state, round_.now_ms
+    rule = rule_of(round_.policy)
+    for node_id in list(state.troubled):
+        node = state.nodes[node_id]
+        _judge(round_, node, quarantine.passed_by(node.record, now_ms, rule))
+        if node.record.standing is Standing.QUARANTINED and state.placed[node_id]:
+            for job in state.placed[node_id].values():
+                state.attention[job.id] = None
+            round_.look_again(now_ms + STILL_THERE_MS)

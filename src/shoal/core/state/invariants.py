@@ -1,0 +1,235 @@
+"""The invariants, in code that shares nothing with the code it checks."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable
+
+from shoal.core.answers.why import waiting_reason
+from shoal.core.state.room import Domain
+from shoal.core.state.state import Node, State
+from shoal.model.budget import BudgetLevel
+from shoal.model.events import Event, NodeEvent
+from shoal.model.health import Standing
+from shoal.model.job import Job, Member, MemberStatus, Phase, Restart
+from shoal.model.node import NodeHealth, NodeIntent
+from shoal.model.policy import Policy
+from shoal.model.resources import Slice
+
+
+class Violation(AssertionError):
+    """The state is not what the design promises. Nothing may be sent or stored after this."""
+
+
+def check(state: State, policy: Policy, now_ms: int, *, settled: bool = True) -> None:
+    """Every invariant over the whole state. `settled`: the step had no work left over."""
+    for job in state.jobs.values():
+        _check_job(job)
+        _check_drained(state, job)
+    _check_nodes(state, [node.id for node in state.order])
+    _check_counts(state)
+    _check_indexes(state)
+    if settled:
+        for job in state.jobs.values():
+            if job.phase is Phase.WAITING and not waiting_reason(state, job, policy, now_ms):
+                raise Violation(f"{job.id} waits without a reason")
+
+
+def check_touched(state: State, events: Iterable[Event]) -> None:
+    """The same for what one step touched alone: cheap enough to run live after every step."""
+    jobs: dict[str, None] = {}
+    nodes: dict[str, None] = {}
+    for event in events:
+        if isinstance(event, NodeEvent):
+            nodes[event.node] = None
+        elif (job_id := getattr(event, "job", None)) is not None:
+            jobs[job_id] = None
+    for job_id in jobs:
+        job = state.jobs.get(job_id)
+        if job is not None:
+            _check_job(job)
+            nodes.update(dict.fromkeys(member.slice.node for member in job.members))
+    _check_nodes(state, nodes)
+    _check_counts(state)
+
+
+def _check_job(job: Job) -> None:
+    over = (MemberStatus.EXITED, MemberStatus.LOST)
+    holding = [member for member in job.members if member.status not in over]
+    if job.phase is Phase.FINISHED:
+        raise Violation(f"{job.id} is finished but still in the state")
+    if job.phase is Phase.WAITING and holding:
+        raise Violation(f"{job.id} waits but holds {len(holding)} slices")
+    if job.phase in (Phase.STARTING, Phase.RUNNING):
+        most = max(job.spec.members, job.spec.members_max)
+        if not job.spec.members <= len(job.members) <= most:
+            raise Violation(f"{job.id} runs with {len(job.members)} of {job.spec.members} members")
+        if any(member.status is MemberStatus.LOST or member.code for member in job.members):
+            raise Violation(f"{job.id} goes on as a partial gang")
+    if job.phase is Phase.RUNNING and any(m.status is MemberStatus.PENDING for m in job.members):
+        raise Violation(f"{job.id} is running, but not all of its gang was seen alive")
+    if job.phase is Phase.STOPPING and (job.stop_cause is None or not holding):
+        raise Violation(f"{job.id} is stopping without a cause or with nothing left to stop")
+    if job.phase is not Phase.WAITING and job.attempt < 1:
+        raise Violation(f"{job.id} is {job.phase.value} but was never placed")
+    for member in holding:
+        _check_slice(job, member)
+
+
+def _check_drained(state: State, job: Job) -> None:
+    service = state.services.get(job.spec.service)
+    if service is not None and job.id in service.ready:
+        return  # it answers until another does
+    if job.phase in (Phase.STARTING, Phase.RUNNING) and job.spec.restart is not Restart.NEVER:
+        for member in job.members:
+            node = state.nodes[member.slice.node]
+            if member.code is None and node.intent is NodeIntent.DRAINING:
+                raise Violation(f"{job.id} goes on where it should move away from: {node.id}")
+
+
+def _check_slice(job: Job, member: Member) -> None:
+    asked, given = job.spec, member.slice
+    got = (len(set(given.gpus)), given.cpu_milli, given.memory_mb)
+    share = asked.gpu_milli or given.gpu_milli  # by memory, it depends on the node
+    if (*got, given.gpu_milli) != (asked.gpus, asked.cpu_milli, asked.memory_mb, share):
+        raise Violation(f"{job.id} was given {given} and not what it asked for")
+
+
+def _check_nodes(state: State, node_ids: Iterable[str]) -> None:
+    """No GPU twice, no CPU or megabyte more than there is, nothing held on a lost node; and what
+    is free is what is neither held nor claimed."""
+    for node_id in node_ids:
+        node, room = state.nodes[node_id], state.rooms[state.nodes[node_id].index]
+        held = _Sum(node.spec.gpus)
+        for ref, job in state.placed[node_id].items():
+            member = job.members[ref.member]
+            if (job.attempt, job.id, member.slice.node) != (ref.attempt, ref.job, node_id):
+                raise Violation(f"{node_id} holds {ref}, which the job knows nothing of")
+            held.add(member.slice, job)
+        if held.gpus and (max(held.gpus) > 1000 or len(held.gpus) != node.spec.gpus):
+            raise Violation(f"a GPU of {node_id} is held twice or does not exist: {held.gpus}")
+        if held.cpu_milli > node.spec.cpu_milli or held.memory_mb > node.spec.memory_mb:
+            raise Violation(f"{node_id} has given away more than it has")
+        if node.health is NodeHealth.LOST and state.placed[node_id]:
+            raise Violation(f"{node_id} is lost, but {list(state.placed[node_id])} hold slices")
+        if held.exclusive and len(held.users) > 1:
+            raise Violation(f"{node_id} is shared by a job that wants it for itself")
+        for claimer, given in state.claims.items():
+            for slice_ in given:
+                if slice_.node == node_id:
+                    held.add(slice_, state.jobs[claimer])
+        free = (
+            [1000 - milli for milli in held.gpus],
+            node.spec.cpu_milli - held.cpu_milli,
+            node.spec.memory_mb - held.memory_mb,
+            held.exclusive,
+        )
+        if (room.gpu_milli, room.cpu_milli, room.memory_mb, room.exclusive) != free:
+            raise Violation(f"{node_id}: what is free does not match what is held and claimed")
+
+
+class _Sum:
+    def __init__(self, gpus: int) -> None:
+        self.gpus = [0] * gpus
+        self.cpu_milli = self.memory_mb = self.exclusive = 0
+        self.users: set[str] = set()
+
+    def add(self, slice_: Slice, job: Job) -> None:
+        for gpu in slice_.gpus:
+            self.gpus += [0] * (gpu + 1 - len(self.gpus))  # one that is not there shows by this
+            self.gpus[gpu] += slice_.gpu_milli
+        self.cpu_milli += slice_.cpu_milli
+        self.memory_mb += slice_.memory_mb
+        self.exclusive += job.spec.whole_nodes
+        if job.spec.whole_nodes or slice_ != Slice(slice_.node, gpu_milli=slice_.gpu_milli):
+            self.users.add(job.id)  # who takes nothing disturbs nobody
+
+
+def _check_counts(state: State) -> None:
+    if state.submitted != state.finished + len(state.jobs):
+        raise Violation(
+            f"{state.submitted} jobs came, {state.finished} ended, {len(state.jobs)} are left"
+        )
+
+
+def _check_indexes(state: State) -> None:
+    offered = [
+        node
+        for node in state.order
+        if node.health is NodeHealth.READY
+        and node.intent is NodeIntent.OPEN
+        and node.record.standing is not Standing.QUARANTINED
+    ]
+    _check_domain("the cluster", state, state.cluster, offered)
+    for division in state.divisions:
+        for place, domain in division.domains.items():
+            inside = [node for node in offered if f"{node.spec.place}/".startswith(f"{place}/")]
+            _check_domain(place, state, domain, inside)
+        free = sorted((domain.gpus, place) for place, domain in division.domains.items())
+        if free != division.tightest:
+            raise Violation("racks or blocks are not in the order of their free GPUs")
+    known = Counter(node.spec.kind for node in state.order if node.intent is not NodeIntent.REMOVED)
+    if known != Counter({kind: n for kind, n in state.capacity.items() if n}):
+        raise Violation("the capacity does not match the nodes")
+    held = {
+        (job.id, job.attempt, number): member.slice.node
+        for job in state.jobs.values()
+        for number, member in enumerate(job.members)
+        if member.status in (MemberStatus.PENDING, MemberStatus.ALIVE)
+    }
+    placed = {tuple(ref): node for node, refs in state.placed.items() for ref in refs}
+    if held != placed:
+        raise Violation("what the nodes hold does not match what the jobs hold")
+    waiting = sorted(
+        job.number
+        for job in state.jobs.values()
+        if job.phase is Phase.WAITING and job.id not in state.claims
+    )
+    queued = [number for line in state.queue.lanes.values() for _, number in line]
+    queued += [number for _, number in state.queue.delayed]
+    queued += state.queue.held
+    for number in state.queue.lane:
+        if _held(state, state.job_numbered(number)):
+            raise Violation(f"{state.numbers[number]} may start, but the budget is used up")
+    for number in state.queue.held:
+        if not _held(state, state.job_numbered(number)):
+            raise Violation(f"{state.numbers[number]} is held, but there is some budget left")
+    if sorted(queued) != waiting or state.queue.size != len(waiting):
+        raise Violation("the queue does not match the waiting jobs")
+
+
+def _held(state: State, job: Job) -> bool:
+    names, name = [], job.spec.tenant
+    while name and name not in names:
+        names.append(name)
+        name = state.policy.tenant(name).parent
+    return any(state.accounts.budgets.get(name) is BudgetLevel.HELD for name in names)
+
+
+def _check_domain(name: str, state: State, domain: Domain, nodes: list[Node]) -> None:
+    indexed = {
+        node: (kind, level)
+        for kind, index in domain.free.items()
+        for level, members in index.nodes.items()
+        for node in members
+    }
+    true = {}
+    for node in nodes:
+        room = state.rooms[node.index]
+        milli = sorted(room.gpu_milli)
+        level = (
+            milli.count(1000),
+            room.cpu_milli,
+            room.memory_mb,
+            tuple(left for left in milli if 0 < left < 1000),
+        )
+        closed = room.exclusive or room.cpu_milli < 0 or room.memory_mb < 0
+        true[node.index] = (node.spec.kind, (0, 0, 0, ()) if closed else level)
+    ordered = all(
+        members == sorted(set(members)) and members
+        for index in domain.free.values()
+        for members in index.nodes.values()
+    ) and all(index.levels == sorted(index.nodes) for index in domain.free.values())
+    whole = sum(level[0] for _, level in true.values())
+    if indexed != true or not ordered or (domain.gpus, domain.nodes) != (whole, len(nodes)):
+        raise Violation(f"the free index of {name} does not match the nodes")

@@ -1,0 +1,337 @@
+"""Keeps the books of a live cluster: booked as the log grows, written now and then, read whole."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
+
+import msgspec
+
+from shoal.files import write_private
+from shoal.ledger.accounts import HOUR_MS, Place
+from shoal.ledger.adopt import events_of
+from shoal.ledger.book import Book
+from shoal.ledger.mirror import Mirror
+from shoal.ledger.report import Tariff, cost_view, gap_notes, moment, view
+from shoal.ledger.spending import Spent, since_hour, spendings, wants_spendings
+from shoal.ledger.store import HOURS_PER_DAY, LedgerStore, Sum
+from shoal.model.budget import BudgetPeriod, Spending
+from shoal.model.events import Event
+from shoal.model.ledger import By, CostView, LedgerView
+from shoal.model.policy import Policy
+from shoal.model.prices import PriceList
+from shoal.model.report import Report
+from shoal.ports import Clock, Store, StoreDamaged, StoreError
+
+log = logging.getLogger("shoal.ledger")
+
+WRITE_S = 15.0
+SPENT_S = 5.0  # the same, where budgets want to know
+EVENTS_AT_ONCE = 5_000
+EVENTS_REBOOKED_MAX = 100_000  # a few seconds
+KEYS_MAX = 1_000
+TIMES_MAX = 2_400  # rows of days or hours: 100 days of hours
+
+
+Spend = Callable[[tuple[Spending, ...]], None]
+
+
+class LiveLedger:
+    """Called by the loop after every step. Trouble with its file never stops a cluster: what was
+    not booked is in the log, and is booked when the file is well again."""
+
+    def __init__(
+        self,
+        path: Path,
+        prices: Path,
+        store: Store,
+        clock: Clock,
+        alarm: Callable[[str], None] = log.error,
+    ) -> None:
+        self._log = store
+        self._alarm = alarm
+        self._clock = clock
+        self._prices_path = prices
+        self._path = path
+        self._shelf: LedgerStore | None = None
+        self._lock = asyncio.Lock()
+        self._rolled = 0
+        self._rebook = False
+        self._spent = Spent()
+        self.book = Book()
+        self.seq = 0
+        self.trouble = ""
+        self.prices = self._read_prices()
+        try:
+            try:
+                self._open()
+            except StoreDamaged as error:
+                self._set_aside(error)
+                self._open()
+        except (StoreError, OSError) as error:
+            self._give_up(error)
+
+    def _set_aside(self, error: StoreDamaged) -> None:
+        """What the log still tells is booked again; older sums are in the damaged file."""
+        if self._shelf is not None:
+            self._shelf.close()
+            self._shelf = None
+        number = 1
+        while (aside := self._path.with_name(f"{self._path.name}.damaged-{number}")).exists():
+            number += 1
+        for ending in ("-wal", "-shm", ""):
+            old = self._path.with_name(self._path.name + ending)
+            if old.exists():
+                old.replace(aside.with_name(aside.name + ending))
+        self._rebook = self._whole_log()
+        again = "is booked again from the log" if self._rebook else "begins with this moment"
+        self._alarm(f"{error}: it is kept as {aside.name}, and the ledger {again}")
+
+    def _open(self) -> None:
+        self._shelf = LedgerStore(self._path)
+        found = self._shelf.load()
+        state, last = self._log.load() if found is None else (None, 0)
+        if found is not None and self._follows(found[1]):
+            self.book, self.seq = Book(found[0]), found[1]
+            return
+        if state is None:
+            state, last = self._log.load()
+        if self._rebook:
+            return  # from the first event on, with the first step
+        # A ledger that is new, or does not know this log: it begins with how things stand.
+        began = Mirror(gaps=found[0].gaps) if found is not None else Mirror()
+        self.book, self.seq = Book(began), last
+        for event in events_of(state, self._clock.now_ms()):
+            self.book.take(event)
+
+    def _whole_log(self) -> bool:
+        """Does the log tell everything, in few enough events to book them at once?"""
+        first, newest = self._log.events(0, 1), self._log.events(-1, 1)
+        whole = bool(first) and first[0].seq == 1 and not self._log.unbroken_from
+        return whole and newest[0].seq <= EVENTS_REBOOKED_MAX
+
+    def _follows(self, seq: int) -> bool:
+        """Does the log still have what comes after this?"""
+        if seq < self._log.unbroken_from:
+            return False
+        newest = self._log.events(-1, 1)
+        if not newest or newest[0].seq < seq:
+            return False
+        following = self._log.events(seq, 1)
+        return newest[0].seq == seq or (bool(following) and following[0].seq == seq + 1)
+
+    # -- booking ---------------------------------------------------------------------------
+
+    def stepped(self, report: Report, events: Sequence[Event], seq: int) -> None:
+        """A step is stored: these are its events, the last of them number `seq` of the log."""
+        if self._shelf is None:
+            return
+        try:
+            self._catch_up(seq - len(events))
+            self.book.advance(self._clock.now_ms() if not events else events[0].at_ms)
+            for inventory in report.nodes:
+                self.book.hear(inventory.progress)
+                self.book.hear_idle(inventory.spec.id, inventory.idle)
+                if inventory.sample is not None:
+                    self.book.hear_power(inventory.spec.id, inventory.sample)
+            self.book.hear((), report.services)
+            for event in events:
+                self.book.take(event)
+            self.seq = seq
+        except Exception as error:
+            log.exception("the ledger does not understand an event; it stops here")
+            self._give_up(error)
+
+    def _catch_up(self, until: int) -> None:
+        while self.seq < until:
+            found = self._log.events(self.seq, min(EVENTS_AT_ONCE, until - self.seq))
+            for recorded in found:
+                self.book.take(recorded.event)
+                self.seq = recorded.seq
+            if not found:  # the rest of them cannot be read
+                self.seq = until
+
+    def _give_up(self, error: Exception) -> None:
+        self._shelf = None
+        self.trouble = f"the ledger cannot be kept: {error}"
+        self._alarm(self.trouble)
+
+    # -- writing ---------------------------------------------------------------------------
+
+    async def run(self, policy: Callable[[], Policy], spent: Spend) -> None:
+        """Write now and then; where the policy sets budgets, `spent` is told what they want."""
+        while True:
+            budgets = wants_spendings(policy())
+            await asyncio.sleep(SPENT_S if budgets else WRITE_S)
+            if self._shelf is None:
+                continue
+            try:
+                if budgets:
+                    spent(await self.spendings(policy()))
+                else:
+                    await self.write()
+            except StoreDamaged as error:
+                self._give_up(StoreError(f"{error}; the next controller begins it again"))
+            except StoreError as error:
+                log.error("the ledger could not be written, and will be: %s", error)
+
+    async def write(self) -> dict[Place, int]:
+        """Everything that is certain goes to the file; returns what is open at that moment."""
+        async with self._lock:
+            return await self._write()
+
+    async def _write(self) -> dict[Place, int]:
+        shelf = self._well()
+        book = self.book
+        book.settle()
+        entries, open_ = book.drain(), book.open()
+        mirror, seq = msgspec.msgpack.encode(book.mirror), self.seq
+        day = book.mirror.now_ms // HOUR_MS // HOURS_PER_DAY
+        live = [job_id for job_id, job in book.mirror.jobs.items() if job.gpus]
+        try:
+            await asyncio.to_thread(shelf.put, entries, mirror, seq)
+        except BaseException:
+            book.pages.give_back(entries)
+            raise
+        if day != self._rolled:
+            # What is put is put: trouble with making days of hours must not book it again.
+            try:
+                await asyncio.to_thread(shelf.roll, day * HOURS_PER_DAY, live)
+                self._rolled = day
+            except StoreError as error:
+                log.error("old hours stay hours for now: %s", error)
+        return open_
+
+    def close(self) -> None:
+        """What is not written now is booked again from the log."""
+        shelf, self._shelf = self._shelf, None
+        if shelf is not None:
+            try:
+                self.book.settle()
+                mirror = msgspec.msgpack.encode(self.book.mirror)
+                shelf.put(self.book.drain(), mirror, self.seq)
+            except StoreError as error:
+                log.error("%s", error)
+            shelf.close()
+
+    # -- reading ---------------------------------------------------------------------------
+
+    async def view(self, by: By, from_ms: int, to_ms: int) -> LedgerView:
+        """Whole hours; `to_ms` 0 is now."""
+        async with self._lock:
+            shelf = self._well()
+            now_ms = self._clock.now_ms()
+            self.book.advance(now_ms)
+            mirror = self.book.mirror
+            to_ms = min(to_ms or now_ms, now_ms)
+            since, until = max(0, from_ms) // HOUR_MS, -(-to_ms // HOUR_MS)
+            gaps, began_ms = list(mirror.gaps), mirror.began_ms
+            gpus = sum(node.gpus for node in mirror.nodes.values() if node.known)
+            open_ = await self._write()
+            drawn = await asyncio.to_thread(shelf.drawn, since, until)
+            tariff = Tariff(self.prices, shelf.machines(), drawn)
+            sums = await asyncio.to_thread(shelf.sums, by, since, until, tariff.of_machine)
+            capacity = await asyncio.to_thread(shelf.capacity, since, until)
+            sums += self._open_sums(shelf, tariff, open_, by, since, until)
+        notes = gap_notes(gaps, since * HOUR_MS, until * HOUR_MS)
+        if not capacity:
+            known = f"the ledger begins {moment(began_ms)}" if began_ms >= 0 else "it is empty yet"
+            notes.append(
+                f"nothing is booked in this range; {known}"
+                if gpus
+                else "no node has GPUs: there is no GPU time to book"
+            )
+        return view(
+            tariff,
+            sums,
+            by=by,
+            from_ms=since * HOUR_MS,
+            to_ms=max(min(until * HOUR_MS, now_ms), since * HOUR_MS),
+            began_ms=began_ms,
+            capacity=capacity,
+            gpus=gpus,
+            keys_max=TIMES_MAX if by in (By.DAY, By.HOUR) else KEYS_MAX,
+            notes=notes,
+        )
+
+    async def cost(self, job_id: str) -> CostView:
+        async with self._lock:
+            shelf = self._well()
+            self.book.advance(self._clock.now_ms())
+            open_ = await self._write()
+            forever = 1 << 40
+            drawn = await asyncio.to_thread(shelf.drawn, 0, forever)
+            tariff = Tariff(self.prices, shelf.machines(), drawn)
+            rates = tariff.of_machine
+            sums = await asyncio.to_thread(shelf.sums, By.ACCOUNT, 0, forever, rates, job_id)
+            mine = {place: amount for place, amount in open_.items() if place.job == job_id}
+            sums += self._open_sums(shelf, tariff, mine, By.ACCOUNT, 0, forever)
+        return cost_view(tariff, job_id, sums)
+
+    def _open_sums(
+        self,
+        shelf: LedgerStore,
+        tariff: Tariff,
+        open_: dict[Place, int],
+        by: By,
+        since: int,
+        until: int,
+    ) -> list[Sum]:
+        sums = []
+        jobs = self.book.mirror.jobs
+        for place, amount in open_.items():
+            if since <= place.hour < until:
+                job = jobs.get(place.job)
+                owner = job.owner if job is not None else shelf.owner(place.job)
+                tenant, user, name = (owner.tenant, owner.user, owner.name) if owner else ("",) * 3
+                keys: dict[By, str | int] = {
+                    By.ACCOUNT: "",
+                    By.TENANT: tenant,
+                    By.USER: user,
+                    By.JOB: place.job,
+                    By.NODE: place.node,
+                    By.DAY: place.hour // HOURS_PER_DAY * HOURS_PER_DAY,
+                    By.HOUR: place.hour,
+                }
+                rate = tariff.of_machine[shelf.machine_of(place.node)]
+                label = name if by is By.JOB else ""
+                sums.append(Sum(keys[by], label, rate, place.account, amount))
+        return sums
+
+    def _well(self) -> LedgerStore:
+        if self._shelf is None:
+            raise StoreError(self.trouble or "the ledger is closed")
+        return self._shelf
+
+    async def spendings(self, policy: Policy) -> tuple[Spending, ...]:
+        async with self._lock:
+            shelf = self._well()
+            now_ms = self._clock.now_ms()
+            self.book.advance(now_ms)
+            open_ = await self._write()
+            tariff = Tariff(self.prices, shelf.machines())
+            found: dict[BudgetPeriod, Iterable[Sum]] = {}
+            for period in {one.budget_period: None for one in policy.tenants if one.has_budget}:
+                rates = tariff.of_machine
+                sums = await asyncio.to_thread(self._spent.sums, shelf, rates, period, now_ms)
+                since, until = since_hour(period, now_ms), now_ms // HOUR_MS + 1
+                more = self._open_sums(shelf, tariff, open_, By.TENANT, since, until)
+                found[period] = [*sums, *more]
+        return spendings(policy, tariff, found)
+
+    # -- prices ----------------------------------------------------------------------------
+
+    def set_prices(self, prices: PriceList) -> None:
+        write_private(self._prices_path, msgspec.json.format(msgspec.json.encode(prices)) + b"\n")
+        self.prices = prices
+
+    def _read_prices(self) -> PriceList:
+        try:
+            return msgspec.json.decode(self._prices_path.read_bytes(), type=PriceList)
+        except FileNotFoundError:
+            return PriceList()
+        except (OSError, msgspec.DecodeError) as error:
+            log.error("%s cannot be read, so there are no prices: %s", self._prices_path, error)
+            return PriceList()

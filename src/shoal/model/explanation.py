@@ -1,0 +1,93 @@
+"""What happened to a job, from its submission to its end, in parts that a page can show."""
+
+from __future__ import annotations
+
+import enum
+
+import msgspec
+
+
+class Cause(enum.StrEnum):
+    """Why an attempt ended."""
+
+    NONE = "still going"
+    SUCCEEDED = "succeeded"
+    OWN_ERROR = "own error"
+    OUT_OF_MEMORY = "out of memory"
+    HARDWARE = "hardware"
+    NODE_LOST = "node lost"
+    HANG = "hang"
+    TIME_LIMIT = "time limit"
+    CANCELLED = "cancelled"
+    PREEMPTED = "preempted"
+    DRAINED = "drained"
+    RESIZED = "resized"
+    MOVED = "moved"
+    BUDGET = "budget"
+    UNKNOWN = "unknown"
+
+
+# These are failures; the others are decisions of somebody.
+FAILURES = frozenset(
+    (Cause.OWN_ERROR, Cause.OUT_OF_MEMORY, Cause.HARDWARE, Cause.NODE_LOST, Cause.HANG)
+)
+
+
+class FirstFailure(msgspec.Struct, kw_only=True):
+    """The member whose end came first, and with it that of the others."""
+
+    member: int
+    node: str
+    at_ms: int
+    code: int | None  # None: it left none
+    step: int | None
+    said: str  # what its node said of the end
+    lines: list[str]  # the last of its output
+
+
+class AttemptRecord(msgspec.Struct, kw_only=True):
+    """`sure`: the cause is known; else it is the likeliest."""
+
+    attempt: int
+    nodes: list[str]
+    members: int
+    gpu_milli: int  # of all members together, in thousandths of a GPU
+    placed_ms: int
+    running_ms: int | None = None
+    stopping_ms: int | None = None  # when it was told to stop
+    ended_ms: int | None = None
+    cause: Cause = Cause.NONE
+    sure: bool = True
+    evidence: str = ""  # what makes a likely cause likely
+    why: str = ""
+    first: FirstFailure | None = None
+    from_step: int = 0
+    to_step: int | None = None  # as far as is known
+    saved_step: int | None = None  # of its newest checkpoint
+
+
+class Learned(msgspec.Struct, kw_only=True):
+    """What the cluster has thought of one of the job's nodes since."""
+
+    at_ms: int
+    node: str
+    standing: str
+    why: str
+    about_this_job: bool
+
+
+class Explanation(msgspec.Struct, kw_only=True):
+    id: str
+    name: str
+    tenant: str
+    state: str
+    why: str
+    command: str
+    members: int
+    submitted_ms: int
+    finished_ms: int | None
+    now_ms: int
+    code: int | None
+    complete: bool  # False: its first events are no longer kept
+    attempts: list[AttemptRecord]
+    learned: list[Learned]

@@ -1,0 +1,1 @@
+"""Replays: a trace or a cluster's own history under other policies, on virtual time."""

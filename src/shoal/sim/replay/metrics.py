@@ -1,0 +1,376 @@
+"""What a replay comes to: every GPU-millisecond in one account, and the figures people compare."""
+
+from __future__ import annotations
+
+from array import array
+from collections import Counter
+from collections.abc import Callable, Sequence
+from typing import NamedTuple, cast
+
+import msgspec
+
+from shoal.core.scheduling.predict import Prediction
+from shoal.model.job import JobSpec
+from shoal.model.node import NodeSpec
+from shoal.model.resources import Slice
+from shoal.sim.replay.traces import Arrival
+
+MILLI = 1000  # a whole GPU, or a whole CPU
+MASK_BITS = 62  # as many GPUs of a node as a timeline can show
+
+
+class Meter:
+    """Keeps the books of one replay in thousandths of a GPU times milliseconds, in integers, so
+    that the accounts add up exactly. On a cluster without GPUs the unit is the CPU.
+
+    By level: all = down + held + wanted + idle, where `wanted` was free while jobs that could
+    have filled it were waiting. By attempt: held = useful + lost + start_up + restart + slow +
+    stopping.
+    """
+
+    def __init__(self, nodes: Sequence[NodeSpec]) -> None:
+        self.in_gpus = any(node.gpus for node in nodes)
+        self.total = self.up = sum(map(self.size, nodes))
+        self.held = 0
+        self.waiting = 0  # what the waiting jobs ask for
+        self.live = 0  # jobs
+        self.now_ms = 0
+        self.accounts: Counter[str] = Counter()
+        self.times = array("q")
+        self.levels_held = array("q")
+        self.levels_waiting = array("q")
+        self.levels_up = array("q")
+
+    def size(self, node: NodeSpec) -> int:
+        return MILLI * node.gpus if self.in_gpus else node.cpu_milli
+
+    def asked(self, spec: JobSpec) -> int:
+        return spec.members * (
+            spec.gpus * (spec.gpu_milli or MILLI) if self.in_gpus else spec.cpu_milli
+        )
+
+    def amount(self, slice_: Slice) -> int:
+        return slice_.gpu_milli * len(slice_.gpus) if self.in_gpus else slice_.cpu_milli
+
+    def resize(self, now_ms: int, change: int) -> None:
+        """Nodes broke, or came back."""
+        self.advance(now_ms)
+        self.up += change
+
+    def advance(self, now_ms: int) -> None:
+        """Book the time since the last call at the levels that held since."""
+        passed_ms = now_ms - self.now_ms
+        if not passed_ms:
+            return
+        accounts, free = self.accounts, self.up - self.held
+        wanted = min(free, self.waiting)
+        accounts["down"] += (self.total - self.up) * passed_ms
+        accounts["held"] += self.held * passed_ms
+        accounts["wanted"] += wanted * passed_ms
+        accounts["idle"] += (free - wanted) * passed_ms
+        if self.live:
+            accounts["up_with_work"] += self.up * passed_ms
+        if self.waiting:
+            accounts["up_with_queue"] += self.up * passed_ms
+        self.now_ms = now_ms
+
+    def sample(self) -> None:
+        """Remember the levels of now, for plots."""
+        if self.times and self.times[-1] == self.now_ms:
+            self.levels_held[-1] = self.held
+            self.levels_waiting[-1] = self.waiting
+            self.levels_up[-1] = self.up
+            return
+        self.times.append(self.now_ms)
+        self.levels_held.append(self.held)
+        self.levels_waiting.append(self.waiting)
+        self.levels_up.append(self.up)
+
+    def book_attempt(self, amount: int, **passed_ms: int) -> None:
+        for account, ms in passed_ms.items():
+            if ms:
+                self.accounts[account] += amount * ms
+
+
+class Records:
+    """One entry per finished job, in compact columns."""
+
+    def __init__(self) -> None:
+        self.row = array("q")
+        self.submit_ms = array("q")
+        self.placed_ms = array("q")  # first; -1: never
+        self.finished_ms = array("q")
+        self.work_ms = array("q")
+        self.amount = array("q")  # thousandths of GPUs (or CPUs) of the whole gang
+        self.tenant = array("l")
+        self.attempts = array("l")
+        self.succeeded = array("b")
+        # Of jobs whose start was predicted: how long before or after the range they started.
+        self.prediction_error_ms = array("q")
+        self.tenants: dict[str, int] = {}
+
+    def __len__(self) -> int:
+        return len(self.row)
+
+    def add(
+        self,
+        arrival: Arrival,
+        *,
+        placed_ms: int,
+        finished_ms: int,
+        amount: int,
+        attempts: int,
+        succeeded: bool,
+        predicted: Prediction | None,
+    ) -> None:
+        self.row.append(arrival.row)
+        self.submit_ms.append(arrival.submit_ms)
+        self.placed_ms.append(placed_ms)
+        self.finished_ms.append(finished_ms)
+        self.work_ms.append(arrival.work_ms)
+        self.amount.append(amount)
+        self.tenant.append(self.tenants.setdefault(arrival.tenant, len(self.tenants)))
+        self.attempts.append(attempts)
+        self.succeeded.append(succeeded)
+        if predicted is not None and placed_ms >= 0:
+            late_ms = max(0, placed_ms - predicted.late_ms)
+            self.prediction_error_ms.append(late_ms or min(0, placed_ms - predicted.early_ms))
+
+
+class Segments:
+    """Which job held which GPUs of which node, from when to when: for the timeline."""
+
+    def __init__(self) -> None:
+        self.node = array("l")
+        self.mask = array("q")  # bit i is GPU i
+        self.begin_ms = array("q")
+        self.end_ms = array("q")
+        self.row = array("q")
+
+    def add(self, node: int, slice_: Slice, begin_ms: int, end_ms: int, row: int) -> None:
+        self.node.append(node)
+        self.mask.append(sum([1 << gpu for gpu in slice_.gpus if gpu < MASK_BITS]))
+        self.begin_ms.append(begin_ms)
+        self.end_ms.append(end_ms)
+        self.row.append(row)
+
+
+_OF_A_LOG = ("mean", "median", "p99")
+AS_IT_WAS = {"jobs", *(f"{what}, {how}" for what in ("wait", "completion") for how in _OF_A_LOG)}
+
+
+class Spread(msgspec.Struct, frozen=True):
+    """Of many times: seconds."""
+
+    mean_s: float
+    median_s: float
+    p99_s: float
+
+
+class Summary(msgspec.Struct, frozen=True, kw_only=True):
+    """The figures of one policy. Shares are between 0 and 1; see docs/simulate.md for each."""
+
+    policy: str
+    jobs: int
+    failed: int
+    wait: Spread
+    completion: Spread
+    makespan_s: float
+    utilization: float
+    utilization_with_work: float
+    fragmentation: float
+    goodput: float
+    preemptions: int
+    requeues_by_failure: int
+    failures: int
+    fairness: float
+    predictions_right: float | None  # the share that started within the range
+    prediction_error_s: float | None
+    gpu_hours: dict[str, float]
+    events: int
+    steps: int
+    step_mean_ms: float
+    step_p99_ms: float
+
+
+class Outcome:
+    """All that one replay leaves behind."""
+
+    def __init__(self, policy: str, meter: Meter, failures: Counter[str]) -> None:
+        self.policy = policy
+        self.meter = meter
+        self.records = Records()
+        self.segments = Segments()
+        self.requeues: Counter[str] = Counter()  # by cause
+        self.failures = failures  # by cause
+        self.events = 0
+        self.step_ns = array("q")
+
+
+def summarize(outcome: Outcome) -> Summary:
+    records, meter = outcome.records, outcome.meter
+    accounts = meter.accounts
+    waits = [p - s for p, s in zip(records.placed_ms, records.submit_ms, strict=True) if p >= 0]
+    ends = [f - s for f, s in zip(records.finished_ms, records.submit_ms, strict=True)]
+    up = accounts["held"] + accounts["wanted"] + accounts["idle"]
+    steps = sorted(outcome.step_ns)
+    errors = records.prediction_error_ms
+    preemptions = sum(n for cause, n in outcome.requeues.items() if "preempt" in cause)
+    return Summary(
+        policy=outcome.policy,
+        jobs=len(records),
+        failed=len(records) - sum(records.succeeded),
+        wait=spread(waits),
+        completion=spread(ends),
+        makespan_s=meter.now_ms / 1000,
+        utilization=_share(accounts["held"], up),
+        utilization_with_work=_share(accounts["held"], accounts["up_with_work"]),
+        fragmentation=_share(accounts["wanted"], accounts["up_with_queue"]),
+        goodput=_share(accounts["useful"], accounts["held"]),
+        preemptions=preemptions,
+        requeues_by_failure=outcome.requeues["node-loss"],
+        failures=sum(outcome.failures.values()),
+        fairness=fairness(records),
+        predictions_right=errors.count(0) / len(errors) if errors else None,
+        prediction_error_s=sum(map(abs, errors)) / len(errors) / 1000 if errors else None,
+        gpu_hours={
+            account: round(accounts[account] / MILLI / 3_600_000, 3)
+            for account in (*LEVELS, *ATTEMPTS)
+        },
+        events=outcome.events,
+        steps=len(steps),
+        step_mean_ms=sum(steps) / max(len(steps), 1) / 1e6,
+        step_p99_ms=quantile(steps, 0.99) / 1e6,
+    )
+
+
+class AsItWas(msgspec.Struct, frozen=True):
+    """What a log tells of the jobs that it saw end, to hold a replay to."""
+
+    jobs: int
+    wait: Spread
+    completion: Spread
+
+    def shown(self, figure: Figure) -> str:
+        """Of a figure that needs no more than these; else nothing."""
+        return figure.shown(cast(Summary, self)) if figure.title in AS_IT_WAS else ""
+
+
+def as_it_was(arrivals: Sequence[Arrival]) -> AsItWas | None:
+    ended = [one for one in arrivals if one.lived and one.took_ms >= 0]
+    if not ended:
+        return None
+    waits, ends = [one.waited_ms for one in ended], [one.took_ms for one in ended]
+    return AsItWas(len(ended), spread(waits), spread(ends))
+
+
+LEVELS = ("down", "held", "wanted", "idle")
+ATTEMPTS = ("useful", "lost", "start_up", "restart", "slow", "stopping")
+
+
+class Figure(NamedTuple):
+    """One line of a comparison. `better`: 1 when more is better, -1 when less is, 0 when neither.
+    Figures that are alike to the eye are not told apart: `value` is compared as it is shown."""
+
+    title: str
+    value: Callable[[Summary], float | None]
+    text: Callable[[float], str]
+    better: int = 0
+
+    def shown(self, summary: Summary) -> str:
+        value = self.value(summary)
+        return "" if value is None else self.text(value)
+
+
+def time_text(seconds: float) -> str:
+    """The two leading units: '0.4s', '42s', '3m 20s', '2h 05m', '12d 4h'."""
+    if seconds < 10:
+        return f"{seconds:.1f}s" if seconds else "0s"
+    whole = round(seconds)
+    if whole < 60:
+        return f"{whole}s"
+    if whole < 3600:
+        return f"{whole // 60}m {whole % 60:02}s"
+    if whole < 86_400:
+        return f"{whole // 3600}h {whole % 3600 // 60:02}m"
+    return f"{whole // 86_400}d {whole % 86_400 // 3600}h"
+
+
+def percent_text(share: float) -> str:
+    return f"{100 * share:.1f}%"
+
+
+def count_text(count: float) -> str:
+    return f"{count:,.0f}"
+
+
+FIGURES = (
+    Figure("jobs", lambda s: s.jobs, count_text),
+    Figure("failed", lambda s: s.failed, count_text, -1),
+    Figure("wait, mean", lambda s: s.wait.mean_s, time_text, -1),
+    Figure("wait, median", lambda s: s.wait.median_s, time_text, -1),
+    Figure("wait, p99", lambda s: s.wait.p99_s, time_text, -1),
+    Figure("completion, mean", lambda s: s.completion.mean_s, time_text, -1),
+    Figure("completion, median", lambda s: s.completion.median_s, time_text, -1),
+    Figure("completion, p99", lambda s: s.completion.p99_s, time_text, -1),
+    Figure("makespan", lambda s: s.makespan_s, time_text, -1),
+    Figure("utilization", lambda s: s.utilization, percent_text, 1),
+    Figure("utilization with work", lambda s: s.utilization_with_work, percent_text, 1),
+    Figure("fragmentation", lambda s: s.fragmentation, percent_text, -1),
+    Figure("goodput", lambda s: s.goodput, percent_text, 1),
+    Figure("preemptions", lambda s: s.preemptions, count_text),
+    Figure("requeued by failures", lambda s: s.requeues_by_failure, count_text),
+    Figure("fairness (Jain)", lambda s: s.fairness, lambda value: f"{value:.3f}", 1),
+    Figure("predictions right", lambda s: s.predictions_right, percent_text, 1),
+    Figure("prediction error", lambda s: s.prediction_error_s, time_text, -1),
+    Figure("step, mean", lambda s: s.step_mean_ms, lambda value: f"{value:.2f}ms"),
+    Figure("step, p99", lambda s: s.step_p99_ms, lambda value: f"{value:.2f}ms"),
+)
+
+
+def best(figure: Figure, summaries: Sequence[Summary]) -> set[int]:
+    """Which of the policies are best at this, if it makes a difference."""
+    shown = [figure.shown(summary) for summary in summaries]
+    if not figure.better or len(set(shown)) < 2 or "" in shown:
+        return set()
+    values = [(figure.value(summary) or 0.0) * figure.better for summary in summaries]
+    top = shown[values.index(max(values))]
+    return {index for index, text in enumerate(shown) if text == top}
+
+
+def spread(times_ms: Sequence[int]) -> Spread:
+    ordered = sorted(times_ms)
+    mean_s = sum(ordered) / max(len(ordered), 1) / 1000
+    return Spread(mean_s, quantile(ordered, 0.5) / 1000, quantile(ordered, 0.99) / 1000)
+
+
+def quantile(ordered: Sequence[int], share: float) -> float:
+    """The entry at index int(share x n) of a sorted list, as the published tables take it; the
+    median of an even number is the mean of the two in the middle."""
+    count = len(ordered)
+    if not count:
+        return 0.0
+    if share == 0.5 and count % 2 == 0:
+        return (ordered[count // 2 - 1] + ordered[count // 2]) / 2
+    return float(ordered[min(int(share * count), count - 1)])
+
+
+def fairness(records: Records) -> float:
+    """Jain's index over tenants: 1 when all are slowed down alike, 1/n when one gets everything.
+
+    The service of a tenant is the share of its jobs' time in the system that was their work,
+    each weighted by its size.
+    """
+    work = [0] * len(records.tenants)
+    time = [0] * len(records.tenants)
+    columns = (records.tenant, records.amount, records.work_ms)
+    for index, (tenant, amount, work_ms) in enumerate(zip(*columns, strict=True)):
+        work[tenant] += amount * work_ms
+        time[tenant] += amount * (records.finished_ms[index] - records.submit_ms[index])
+    service = [w / t for w, t in zip(work, time, strict=True) if t]
+    squares = sum(x * x for x in service)
+    return sum(service) ** 2 / (len(service) * squares) if squares else 1.0
+
+
+def _share(part: int, whole: int) -> float:
+    return part / whole if whole else 0.0

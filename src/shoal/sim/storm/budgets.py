@@ -1,0 +1,70 @@
+"""Budgets in the storm: what tenants have spent is drawn, and in the calm a new month begins."""
+
+from __future__ import annotations
+
+import random
+from collections import Counter
+
+from shoal.core.phases.budget import GPU_US_PER_GPU_HOUR
+from shoal.model.budget import BudgetPeriod, Spending
+from shoal.sim.storm.budgettruth import BudgetTruth
+from shoal.sim.storm.world import World
+
+TENANTS = ("red", "blue", "default")
+TOLD_EVERY_MS = 700
+
+
+class Budgets:
+    """Spends in leaps, so that lines are crossed in every order; now and then a month ends."""
+
+    def __init__(
+        self, world: World, truth: BudgetTruth, rng: random.Random, counts: Counter[str]
+    ) -> None:
+        self._world = world
+        self._truth = truth
+        self._rng = rng
+        self._counts = counts
+        self._planned = False
+        self._spent = dict.fromkeys(TENANTS, 0)
+
+    def plan(self, until_ms: int) -> None:
+        self._planned = True
+        for at_ms in range(TOLD_EVERY_MS, until_ms, TOLD_EVERY_MS):
+            self._world.agenda.at(at_ms, self._tell)
+
+    def calm_down(self) -> None:
+        """A new month: nobody is held any more. Told until a controller is there to hear it."""
+        self._spent = dict.fromkeys(TENANTS, 0)
+        agenda = self._world.agenda
+        if not self._planned:
+            return
+        for late_ms in range(0, 120_000, 1_000):
+            agenda.at(agenda.now_ms + late_ms, self._say)
+
+    def _tell(self) -> None:
+        tenant = self._rng.choice(TENANTS)
+        leap = self._rng.choice((0, 0, 1, 1, 2, 5))
+        self._spent[tenant] += leap * GPU_US_PER_GPU_HOUR
+        if self._rng.random() < 0.05:
+            self._spent = dict.fromkeys(TENANTS, 0)
+            self._counts["a month ended"] += 1
+        self._say()
+
+    def _say(self) -> None:
+        if self._world.controller.up:
+            spendings = [
+                _spending(tenant, period, spent)
+                for tenant, spent in self._spent.items()
+                for period in BudgetPeriod
+            ]
+            self._truth.told(tuple(spendings))
+            self._world.controller.spent(tuple(spendings))
+
+
+def _spending(tenant: str, period: BudgetPeriod, spent: int) -> Spending:
+    """Every third hour ran on a GPU that has no price."""
+    unpriced = spent // (3 * GPU_US_PER_GPU_HOUR) * GPU_US_PER_GPU_HOUR
+    money = (spent - unpriced) // 1000
+    return Spending(
+        tenant=tenant, period=period, gpu_us=spent, money_milli=money, unpriced_us=unpriced
+    )

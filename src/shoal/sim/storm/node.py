@@ -1,0 +1,249 @@
+"""A simulated node: the agent's own book-keeping over virtual processes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import NamedTuple
+
+from shoal.core.nodebook import STOPPED_BEFORE_START_CODE, NodeBook
+from shoal.model.commands import Check, Dismiss, Envelope, Launch, Prepare, Stop
+from shoal.model.health import CheckResult
+from shoal.model.job import Fault, MemberRef
+from shoal.model.node import NodeSpec
+from shoal.model.progress import Progress
+from shoal.model.report import Idle, MemberExit, NodeReport
+from shoal.sim.storm.agenda import Agenda
+from shoal.sim.storm.training import Plan, Trainer
+from shoal.sim.storm.witness import End, Witness
+
+KILLED_CODE = 137
+TERMINATED_CODE = 143
+CANNOT_START_CODE = 127
+IDLE_TOLD_MS = 300
+
+
+class Fate(NamedTuple):
+    """What a virtual process does with its life, unless somebody interferes."""
+
+    duration_ms: int | None  # None: until it is stopped
+    code: int = 0
+    # From SIGTERM to its end; None: it does not care and has to be killed.
+    stopping_ms: int | None = 0
+    stopped_code: int = TERMINATED_CODE
+    training: Plan | None = None  # None: it tells nothing of its work
+    rests_ms: int = 0  # it uses what it has for a moment, and then for so long not; 0: always
+    getting_ms: int = 0  # before it can start, for its package or environment
+    shipping_ms: int = 0  # from its end until its output is stored
+
+
+Fates = Callable[[Launch], Fate]
+
+
+class Process:
+    __slots__ = ("fate", "launch", "started_ms", "trainer")
+
+    def __init__(
+        self, launch: Launch, fate: Fate, trainer: Trainer | None, started_ms: int
+    ) -> None:
+        self.started_ms = started_ms
+        self.launch = launch
+        self.fate = fate
+        self.trainer = trainer
+
+
+class Machine:
+    """Reports its whole inventory when it changes, and every `heartbeat_ms` anyway."""
+
+    def __init__(
+        self,
+        spec: NodeSpec,
+        *,
+        agenda: Agenda,
+        fates: Fates,
+        witness: Witness,
+        heartbeat_ms: int,
+        out: Callable[[NodeReport], None],
+        saved: dict[str, int],
+    ) -> None:
+        self.spec = spec
+        self.incarnation = 0
+        self.book: NodeBook | None = None  # None: it is off
+        self.processes: dict[MemberRef, Process] = {}
+        self._agenda = agenda
+        self._fates = fates
+        self._witness = witness
+        self._heartbeat_ms = heartbeat_ms
+        self._out = out
+        self._saved = saved
+        self._slow = False
+        self.broken = False  # its checks fail
+        self.exits: tuple[MemberExit, ...] = ()  # on its disk while it is off
+        self.sick = False  # its disk is full: nothing can be started
+        self.bare = False  # it has none of the programs that jobs want
+        self._unshipped: dict[MemberRef, MemberExit] = {}  # their output is on the way
+
+    @property
+    def up(self) -> bool:
+        return self.book is not None
+
+    def boot(self, spec: NodeSpec | None = None) -> None:
+        """Begin a new life, perhaps with other hardware."""
+        assert not self.up, f"{self.spec.id} is on already"
+        self.spec = spec or self.spec
+        self.incarnation += 1
+        self.book = NodeBook(self.spec, self.incarnation, self.exits)
+        self._witness.booted(self.spec, self.incarnation)
+        self._beat(self.incarnation)
+
+    def power_off(self) -> None:
+        if self.book is not None:  # what was written before it was told is on the disk, too
+            self.exits = (*self.book.exits.values(), *self._unshipped.values())
+        self._unshipped = {}
+        self.book = None
+        processes, self.processes = self.processes, {}
+        self._witness.powered_off(self.spec.id)
+        for ref in processes:
+            self._witness.ended(ref, None, End.NODE_DIED)
+
+    def take(self, envelope: Envelope) -> None:
+        """As the agent does, it answers orders with its inventory, even where nothing changed:
+        so orders that are repeated for ever show as a storm of messages."""
+        if self.book is None:
+            return
+        for order in self.book.take(envelope):
+            match order:
+                case Launch():
+                    self._start(order)
+                case Stop():
+                    self._stop(order)
+                case Check():
+                    self.book.measured(self._measure(order.id))
+                case Prepare():
+                    pass  # its processes take no time to start
+                case Dismiss():
+                    pass  # its machines go without asking
+        self.report()
+
+    def _measure(self, id_: str) -> CheckResult:
+        return CheckResult(
+            id=id_,
+            busy=bool(self.processes),
+            figures={"memory_mbs": 2_000 if self._slow else 10_000},
+            faults=("a fan stands still",) if self.broken or self.sick else (),
+        )
+
+    def report(self) -> None:
+        if self.book is not None:
+            now_ms = self._agenda.now_ms
+            idle = tuple(
+                Idle(ref, (now_ms - process.started_ms) % process.fate.rests_ms)
+                for ref, process in self.processes.items()
+                if process.fate.rests_ms
+                and (now_ms - process.started_ms) % process.fate.rests_ms >= IDLE_TOLD_MS
+            )
+            self._out(self.book.report(tuple(self._progress()), idle=idle))
+
+    @property
+    def trains(self) -> bool:
+        return any(process.trainer is not None for process in self.processes.values())
+
+    @property
+    def slow(self) -> bool:
+        return self._slow
+
+    @slow.setter
+    def slow(self, slow: bool) -> None:
+        list(self._progress())  # so far it was not
+        self._slow = slow
+
+    def _progress(self) -> Iterator[Progress]:
+        now_ms = self._agenda.now_ms
+        for ref, process in self.processes.items():
+            trainer = process.trainer
+            if trainer is not None:
+                trainer.go_on(now_ms, slow=self._slow)
+                if trainer.hangs:
+                    self._witness.hangs(ref)
+                yield trainer.progress(now_ms)
+
+    def lose_trace(self, ref: MemberRef) -> None:
+        """The process is gone and the book knows nothing of it: no exit code, no inventory."""
+        assert self.book is not None
+        del self.processes[ref]
+        self.book.alive.pop(ref)
+        self.book.stopping.pop(ref, None)
+        self._witness.ended(ref, None, End.VANISHED)
+        self.report()
+
+    def _beat(self, incarnation: int) -> None:
+        if self.up and self.incarnation == incarnation:
+            self.report()
+            self._agenda.after(self._heartbeat_ms, lambda: self._beat(incarnation))
+
+    def _start(self, launch: Launch) -> None:
+        fate = self._fates(launch)
+        if fate.getting_ms:
+            assert self.book is not None
+            self.book.gets(launch.ref, "brings its package")
+            book = self.book
+            self._agenda.after(fate.getting_ms, lambda: self._got(book, launch, fate))
+        else:
+            self._begin(launch, fate)
+
+    def _got(self, book: NodeBook, launch: Launch, fate: Fate) -> None:
+        """Unless it was stopped meanwhile, or the node has another life by now."""
+        if self.book is book and launch.ref in book.getting:
+            book.begins(launch.ref)
+            self._begin(launch, fate)
+            self.report()
+
+    def _begin(self, launch: Launch, fate: Fate) -> None:
+        if self.sick or self.bare:
+            assert self.book is not None
+            fault = Fault.START if self.sick else Fault.MISSING
+            self._witness.could_not_start(launch.ref, fault)
+            self.book.exited(launch.ref, CANNOT_START_CODE, "cannot start", fault=fault)
+            return
+        plan, now_ms = fate.training, self._agenda.now_ms
+        trainer = Trainer(launch.ref, plan, self._saved, now_ms) if plan is not None else None
+        process = Process(launch, fate, trainer, now_ms)
+        self.processes[launch.ref] = process
+        self._witness.started(self.spec.id, launch)
+        if fate.duration_ms is not None:
+            self._plan_end(process, fate.duration_ms, fate.code, End.OWN)
+
+    def _stop(self, order: Stop) -> None:
+        assert self.book is not None
+        if order.ref in self.book.getting:
+            self.book.exited(order.ref, STOPPED_BEFORE_START_CODE, "stopped before it started")
+            return
+        process = self.processes[order.ref]
+        fate = process.fate
+        self._witness.told(order.ref)
+        if fate.stopping_ms is not None and fate.stopping_ms < order.grace_ms:
+            self._plan_end(process, fate.stopping_ms, fate.stopped_code, End.STOPPED)
+        else:
+            self._plan_end(process, order.grace_ms, KILLED_CODE, End.STOPPED)
+
+    def _plan_end(self, process: Process, delay_ms: int, code: int, how: End) -> None:
+        self._agenda.after(delay_ms, lambda: self._end(process, code, how))
+
+    def _end(self, process: Process, code: int, how: End) -> None:
+        ref = process.launch.ref
+        if self.book is not None and self.processes.get(ref) is process:
+            del self.processes[ref]
+            self._witness.ended(ref, code, how)
+            self.book.ends(ref)
+            self._unshipped[ref] = MemberExit(ref, code, "", ref in self.book.stopping)
+            if process.fate.shipping_ms:
+                book = self.book
+                self._agenda.after(process.fate.shipping_ms, lambda: self._shipped(book, ref, code))
+            else:
+                self._shipped(self.book, ref, code)
+
+    def _shipped(self, book: NodeBook, ref: MemberRef, code: int) -> None:
+        """Unless the node has another life by now."""
+        if self.book is book:
+            del self._unshipped[ref]
+            book.exited(ref, code)
+            self.report()

@@ -1,0 +1,348 @@
+"""What really happened in a world, against what the log says and the design promises.
+
+It sees processes, power switches and committed events, never the controller's state, so that
+an error there cannot hide itself here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from shoal.core.nodebook import STOPPED_BEFORE_START_CODE
+from shoal.core.phases.observe import FENCE_MS
+from shoal.model.commands import Launch
+from shoal.model.events import (
+    BudgetEvent,
+    BudgetFreed,
+    BudgetHeld,
+    BudgetWarned,
+    ControllerStarted,
+    Event,
+    EventBase,
+    JobAdopted,
+    JobCheckpointed,
+    JobClaimed,
+    JobFinished,
+    JobPlaced,
+    JobRequeued,
+    JobRunning,
+    JobStopping,
+    JobSubmitted,
+    JobUnclaimed,
+    MemberExited,
+    MemberLost,
+    NodeIntended,
+    NodeJoined,
+    NodeJudged,
+    NodeLost,
+    NodeReady,
+    NodeSuspected,
+    PolicyChanged,
+)
+from shoal.model.job import Fault, MemberRef, Outcome, StopCause
+from shoal.model.node import NodeIntent, NodeSpec
+from shoal.model.policy import Policy
+from shoal.model.report import Cancel, NodeReport, Request
+from shoal.sim.storm.agenda import Agenda
+from shoal.sim.storm.budgettruth import BudgetTruth
+from shoal.sim.storm.fairness import Entitlements, stands_alone, wishes_kept
+from shoal.sim.storm.healthtruth import HealthTruth
+from shoal.sim.storm.jobtruth import JobTruth
+from shoal.sim.storm.lives import Lives, Untruth
+from shoal.sim.storm.servicetruth import ServiceTruth
+from shoal.sim.storm.witness import End, Witness
+
+
+class Truth(Witness):
+    """Raises `Untruth` at the moment a promise is broken."""
+
+    def __init__(self, agenda: Agenda, policy: Policy) -> None:
+        self.lives = Lives()
+        self.services = ServiceTruth(self.lives)
+        self.budgets = BudgetTruth(policy)
+        self.jobs: dict[str, JobTruth] = {}
+        self.unfinished: dict[str, None] = {}
+        self._agenda = agenda
+        self._policy = policy
+        self._keys: dict[str, str] = {}
+        self._cancels: dict[str, None] = {}
+        self._on: dict[str, int] = {}  # node -> its incarnation, for those that are on
+        self._specs: dict[str, NodeSpec] = {}
+        self._heard: dict[str, tuple[int, int, int]] = {}  # node -> incarnation, sequence, time
+        self._listening_ms = 0
+        self._draining: dict[str, bool] = {}
+        self._removed: set[str] = set()
+        self._known: dict[str, NodeSpec] = {}  # as the nodes joined: what the log knows of them
+        self._entitlements = Entitlements(policy, self.jobs)
+        self.health = HealthTruth(self.jobs, policy)
+        self.fences = False  # the engine can end nodes that do not answer
+        self._refused: dict[MemberRef, Fault] = {}  # their nodes could not start them
+        self._news: set[tuple[str, int]] = set()  # node, incarnation: heard since the last round
+
+    # -- what the world shows --------------------------------------------------------------
+
+    def booted(self, spec: NodeSpec, incarnation: int) -> None:
+        self._on[spec.id] = incarnation
+        self._specs[spec.id] = spec
+
+    def powered_off(self, node: str) -> None:
+        del self._on[node]
+
+    def started(self, node: str, launch: Launch) -> None:
+        job = self.jobs.get(launch.ref.job)
+        if job is None:
+            raise Untruth(f"{launch.ref} was started, but its job is not in the log")
+        job.member_may_start(node, launch)
+        self.lives.start(node, launch, job.given_up, self._agenda.now_ms)
+        self._fits(node)
+
+    def _fits(self, node: str) -> None:
+        """What a node that was given up still runs, unseen, cannot be counted by anybody."""
+        spec = self._specs[node]
+        cpu_milli = memory_mb = 0
+        for life in self.lives.on_node(node):
+            job = self.jobs[life.ref.job]
+            if life.ref not in job.given_up:
+                cpu_milli += job.spec.cpu_milli
+                memory_mb += job.spec.memory_mb
+        if cpu_milli > spec.cpu_milli or memory_mb > spec.memory_mb:
+            raise Untruth(f"{node} runs {cpu_milli} mCPU and {memory_mb} MB, more than it has")
+
+    def ended(self, ref: MemberRef, code: int | None, how: End) -> None:
+        self.lives.end(ref, code, how)
+        self.jobs[ref.job].member_ended(ref, code, how)
+
+    def could_not_start(self, ref: MemberRef, fault: Fault) -> None:
+        self._refused[ref] = fault
+
+    def told(self, ref: MemberRef) -> None:
+        self.lives.all[ref].told = True
+
+    def hangs(self, ref: MemberRef) -> None:
+        self.health.hung.add((ref.job, ref.attempt))
+
+    def asked(self, request: Request) -> None:
+        if isinstance(request, Cancel):
+            self._cancels[request.job] = None
+        self.services.asked(request)
+
+    def heard(self, report: NodeReport) -> None:
+        node, said = report.spec.id, (report.incarnation, report.sequence)
+        if said > self._heard.get(node, (0, 0, 0))[:2]:
+            self._heard[node] = (*said, self._agenda.now_ms)
+            self._news.add((node, report.incarnation))
+            self.health.heard(report, self._agenda.now_ms)
+
+    def committed(self, events: Sequence[Event]) -> None:
+        self._removed = {  # an operator took them away: nobody has looked at their disks
+            event.node
+            for event in events
+            if isinstance(event, NodeIntended) and event.intent is NodeIntent.REMOVED
+        }
+        for event in events:
+            judge = JUDGES.get(type(event))
+            if judge is not None:
+                judge(self, event)
+            self.services.see(event)
+        self._news = set()
+        self._entitlements.done()
+
+    # -- what the log says -----------------------------------------------------------------
+
+    def _controller_started(self, event: ControllerStarted) -> None:
+        self._listening_ms = event.at_ms
+        self._heard = {}
+
+    def _job_submitted(self, event: JobSubmitted) -> None:
+        if event.job in self.jobs or (event.key and event.key in self._keys):
+            raise Untruth(f"{event.job} was submitted twice")
+        self._keys[event.key] = event.job
+        self.jobs[event.job] = JobTruth(event.job, event.spec)
+        self.unfinished[event.job] = None
+
+    def _budget(self, event: BudgetEvent) -> None:
+        self.budgets.see(event)
+
+    def _policy_changed(self, event: PolicyChanged) -> None:
+        self._policy = self.budgets.policy = self._entitlements.policy = self.health.policy = (
+            event.policy
+        )
+
+    def _job_placed(self, event: JobPlaced) -> None:
+        job = self.jobs[event.job]
+        job.placed(event)
+        self.budgets.placed(event.job, job.spec)
+        wishes_kept(event, job.spec, self._known)
+        stands_alone(event, job.spec, map(self.jobs.__getitem__, self.unfinished))
+        self.health.placed(event)
+        self._entitlements.settled(event.job)
+
+    def _job_stopping(self, event: JobStopping) -> None:
+        self.health.stopping(event)
+        self._entitlements.stopping(event)
+        job = self.jobs[event.job]
+        if event.cause is StopCause.IDLE:
+            self._must_be_idle(event, job)
+        self.budgets.stopping(event, job.spec)
+        if job.spec.service and event.cause is StopCause.FAILURE:
+            job.found_broken(event.attempt)
+
+    def _must_be_idle(self, event: JobStopping, job: JobTruth) -> None:
+        """All of the gang has held its GPUs for nothing, for as long as the policy allows."""
+        latest_ms = event.at_ms - self._policy.idle_reclaim_ms
+        lives = [self.lives.all.get(ref) for ref in job.refs(event.attempt)]
+        late = any(life is None or life.started_ms > latest_ms for life in lives)
+        if job.spec.command[0] != "idles" or not self._policy.idle_reclaim_ms or late:
+            raise Untruth(f"{event.job} is said to be idle: {event.why}")
+        job.stopped_for_idleness.add(event.attempt)
+
+    def _job_claimed(self, event: JobClaimed) -> None:
+        self.health.claimed(event)
+        self._entitlements.claimed(event)
+
+    def _job_unclaimed(self, event: JobUnclaimed) -> None:
+        self.budgets.unclaimed(event.job)
+        self._entitlements.settled(event.job)
+
+    def _job_running(self, event: JobRunning) -> None:
+        for ref in self.jobs[event.job].refs(event.attempt):
+            if ref not in self.lives.all:
+                raise Untruth(f"{event.job} is said to run, but {ref} was never started")
+
+    def _member_exited(self, event: MemberExited) -> None:
+        ref = MemberRef(event.job, event.attempt, event.member)
+        life = self.lives.all.get(ref)
+        self.jobs[event.job].member_over(ref)
+        if ref in self._refused and life is None:
+            # What is missing everywhere is the job's failure; a sick node never is.
+            if self._refused[ref] is Fault.MISSING:
+                self.jobs[event.job].found_broken(event.attempt)
+            return
+        if event.code:
+            self.jobs[event.job].member_failed(event.attempt, event.code, event.step)
+        if life is None or life.how is End.VANISHED:
+            if event.code != STOPPED_BEFORE_START_CODE:
+                raise Untruth(f"{ref} is said to have exited, but it was never seen to")
+        elif life.how is None or (life.node, life.code) != (event.node, event.code):
+            raise Untruth(f"{ref} is said to have exited {event.code}, but {life}")
+
+    def _member_lost(self, event: MemberLost) -> None:
+        ref = MemberRef(event.job, event.attempt, event.member)
+        self.jobs[event.job].member_over(ref, lost=True)
+        life = self.lives.all.get(ref)
+        if event.fault is not self._refused.get(ref, Fault.NONE) and event.fault:
+            raise Untruth(f"{ref} is said to have found no start on {event.node}: {event.why}")
+        if event.fault:
+            self.jobs[event.job].faulted.add(event.attempt)
+        if life is not None and life.how not in (End.VANISHED, End.STOPPED):
+            raise Untruth(f"{ref} is said to be lost, but {life}")
+
+    def _job_requeued(self, event: JobRequeued) -> None:
+        self._must_be_over(event.job, event.attempt)
+        job = self.jobs[event.job]
+        job.must_not_be_done([self.lives.all.get(ref) for ref in job.refs(event.attempt)])
+        job.requeued(event, self._policy)
+
+    def _job_adopted(self, event: JobAdopted) -> None:
+        self._entitlements.settled(event.job)
+        for ref in self.jobs[event.job].adopted(event):
+            life = self.lives.all.get(ref)
+            if life is None or life.node != event.node:
+                raise Untruth(f"{ref} was adopted, but {life or 'it never started'}")
+        if self._draining.get(event.node):
+            self.jobs[event.job].node_drained(event.node)
+
+    def _job_finished(self, event: JobFinished) -> None:
+        self._must_be_over(event.job, event.attempt)
+        lives = [self.lives.all.get(ref) for ref in self.jobs[event.job].refs(event.attempt)]
+        # What a service wants of its replicas is judged by `services`.
+        asked = event.job in self._cancels or bool(self.jobs[event.job].spec.service)
+        self.unfinished.pop(event.job, None)
+        self._entitlements.settled(event.job)
+        if event.outcome is not Outcome.SUCCEEDED:
+            self.jobs[event.job].must_not_be_done(lives)
+        self.jobs[event.job].finished(event, lives, self._policy, cancel_asked=asked)
+
+    def _must_be_over(self, job_id: str, attempt: int) -> None:
+        """An attempt is over when none of it lives, but where its node was given up."""
+        job = self.jobs[job_id]
+        for ref, life in self.lives.of_job(job_id):
+            if ref.attempt == attempt and ref not in job.given_up:
+                raise Untruth(f"attempt {attempt} of {job_id} is said to be over, but {life}")
+
+    def _node_joined(self, event: NodeJoined) -> None:
+        """It takes a word that was not heard before to call a node back."""
+        if (event.node, event.incarnation) not in self._news:
+            raise Untruth(f"{event.node} is said to be heard again, but only old news came")
+        self._known[event.node] = event.spec
+        self.health.joined(event.node)
+
+    def _node_ready(self, event: NodeReady) -> None:
+        self.health.node_is(event.node, known=True, ready=True)
+
+    def _node_suspected(self, event: NodeSuspected) -> None:
+        self.health.node_is(event.node, known=True, ready=False)
+
+    def _node_judged(self, event: NodeJudged) -> None:
+        self.health.judged(event)
+
+    def _job_checkpointed(self, event: JobCheckpointed) -> None:
+        self.health.checkpointed(event)
+
+    def _node_lost(self, event: NodeLost) -> None:
+        if event.dead:
+            if self._on.get(event.node, 0) == event.incarnation:
+                raise Untruth(f"{event.node} is said to be dead, but it is on")
+        else:
+            *_, heard_ms = self._heard.get(event.node, (0, 0, self._listening_ms))
+            silent_ms = event.at_ms - max(heard_ms, self._listening_ms)
+            if silent_ms < self._policy.grace_ms + (FENCE_MS if self.fences else 0):
+                raise Untruth(f"{event.node} was given up after only {silent_ms} ms of silence")
+        for job_id in self.unfinished:
+            if event.dead and event.node not in self._removed:
+                self._must_not_be_done(job_id, event)
+            self.jobs[job_id].node_lost(event.node, dead=event.dead)
+        self._entitlements.node_lost(event.node)
+        self.health.node_is(event.node, known=False, ready=False)
+
+    def _must_not_be_done(self, job_id: str, event: NodeLost) -> None:
+        """A process that came to its own end is not lost with its node: its exit is on the disk."""
+        for ref in self.jobs[job_id].held_on(event.node):
+            life = self.lives.all.get(ref)
+            if life is not None and life.how is End.OWN:
+                raise Untruth(f"{ref} is said to be lost with {event.node}, but {life}")
+
+    def _node_intended(self, event: NodeIntended) -> None:
+        self.health.intended(event)
+        self._draining[event.node] = event.intent is NodeIntent.DRAINING
+        if event.intent is NodeIntent.DRAINING:
+            for job_id in self.unfinished:
+                self.jobs[job_id].node_drained(event.node)
+
+
+JUDGES: dict[type[EventBase], Callable[[Truth, Any], None]] = {
+    BudgetWarned: Truth._budget,
+    BudgetHeld: Truth._budget,
+    BudgetFreed: Truth._budget,
+    PolicyChanged: Truth._policy_changed,
+    ControllerStarted: Truth._controller_started,
+    JobSubmitted: Truth._job_submitted,
+    JobPlaced: Truth._job_placed,
+    JobStopping: Truth._job_stopping,
+    JobClaimed: Truth._job_claimed,
+    JobUnclaimed: Truth._job_unclaimed,
+    JobRunning: Truth._job_running,
+    MemberExited: Truth._member_exited,
+    MemberLost: Truth._member_lost,
+    JobRequeued: Truth._job_requeued,
+    JobAdopted: Truth._job_adopted,
+    JobFinished: Truth._job_finished,
+    JobCheckpointed: Truth._job_checkpointed,
+    NodeJudged: Truth._node_judged,
+    NodeReady: Truth._node_ready,
+    NodeSuspected: Truth._node_suspected,
+    NodeJoined: Truth._node_joined,
+    NodeLost: Truth._node_lost,
+    NodeIntended: Truth._node_intended,
+}

@@ -1,0 +1,160 @@
+"""A cluster on virtual time: simulated nodes and a controller, with a network between them.
+
+The world itself is perfect. What goes wrong in it is done to it from outside, through the
+methods here and through the network that it is given.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from shoal.model.commands import Envelope, Fence
+from shoal.model.job import MemberRef
+from shoal.model.node import NodeSpec
+from shoal.model.policy import Policy
+from shoal.model.report import NodeGone, NodeReport, Request
+from shoal.sim.storm.agenda import Agenda
+from shoal.sim.storm.controller import Controller, Moment, Reply
+from shoal.sim.storm.disk import Disk
+from shoal.sim.storm.network import Network
+from shoal.sim.storm.node import Fates, Machine
+from shoal.sim.storm.witness import Witness
+
+FENCING_MS = 20
+RESTART_MS = 2_000
+
+
+class World:
+    def __init__(
+        self,
+        policy: Policy,
+        fates: Fates,
+        *,
+        agenda: Agenda | None = None,
+        network: Network | None = None,
+        witness: Witness | None = None,
+        heartbeat_ms: int = 1_000,
+        batch_ms: int = 0,
+        checked: bool = True,
+    ) -> None:
+        self.agenda = agenda or Agenda()
+        self.disk = Disk()
+        self.machines: dict[str, Machine] = {}
+        self.saved: dict[str, int] = {}  # the newest step that each job has saved
+        self._fates = fates
+        self._network = network or Network()
+        self._witness = witness or Witness()
+        self._heartbeat_ms = heartbeat_ms
+        self._deaths: dict[str, NodeGone] = {}  # those known for certain, by node
+        self.controller = Controller(
+            self.agenda,
+            self.disk,
+            policy,
+            self._send,
+            witness=self._witness,
+            batch_ms=batch_ms,
+            checked=checked,
+        )
+
+    # -- nodes -----------------------------------------------------------------------------
+
+    def add_node(self, spec: NodeSpec) -> None:
+        """A new server, already on."""
+        machine = self.machines[spec.id] = Machine(
+            spec,
+            agenda=self.agenda,
+            fates=self._fates,
+            witness=self._witness,
+            heartbeat_ms=self._heartbeat_ms,
+            out=self._report,
+            saved=self.saved,
+        )
+        machine.boot()
+
+    def boot(self, node: str, spec: NodeSpec | None = None) -> None:
+        self._deaths.pop(node, None)
+        self.machines[node].boot(spec)
+
+    def power_off(self, node: str, *, known: bool) -> None:
+        """`known`: the engine can tell for certain, so that nobody has to wait out a silence."""
+        machine = self.machines[node]
+        machine.power_off()
+        if known:
+            gone = NodeGone(node, machine.incarnation, "its agent died", machine.exits)
+            self._deaths[node] = gone
+            self._notify(gone)
+
+    def _fence(self, command: Fence) -> None:
+        """As the engine of one machine does it, which needs no network; it starts another."""
+        machine = self.machines[command.node]
+
+        def boot() -> None:
+            if not machine.up:
+                self.boot(command.node)
+
+        def end() -> None:
+            if machine.up and machine.incarnation == command.incarnation:
+                self.power_off(command.node, known=True)
+                self.agenda.after(RESTART_MS, boot)
+
+        self.agenda.after(FENCING_MS, end)
+
+    def lose_trace(self, node: str, ref: MemberRef) -> None:
+        self.machines[node].lose_trace(ref)
+
+    # -- the controller --------------------------------------------------------------------
+
+    def start_controller(self) -> None:
+        """It asks every node for its inventory, and is told again of the known deaths."""
+        if self.controller.up:
+            return
+        self.controller.start()
+        for gone in self._deaths.values():
+            self._notify(gone)
+        for machine in self.machines.values():
+            machine.report()
+
+    def crash_controller(self, moment: Moment, down_ms: int) -> None:
+        """It dies at the next such moment, and is started again after `down_ms`."""
+        controller = self.controller
+        controller.crashed = lambda: self.agenda.after(down_ms, self.start_controller)
+        if moment is Moment.IDLE:
+            controller.crash()
+        else:
+            controller.crash_at = moment
+
+    def ask(self, request: Request, reply: Reply) -> bool:
+        """False: nobody was there to take it. If there was, the answer may still never come."""
+        if not self.controller.up:
+            return False
+        self._witness.asked(request)
+        self.controller.ask(request, reply)
+        return True
+
+    # -- messages --------------------------------------------------------------------------
+
+    def _report(self, report: NodeReport) -> None:
+        for delay_ms in self._network.to_controller(report.spec.id):
+            self._to_controller(delay_ms, lambda: self.controller.hear(report))
+
+    def _notify(self, gone: NodeGone) -> None:
+        delay_ms = self._network.death_notice()
+        self._to_controller(delay_ms, lambda: self.controller.learn_gone(gone))
+
+    def _to_controller(self, delay_ms: int, deliver: Callable[[], None]) -> None:
+        """Connections die with a controller: what was on its way to it reaches no other."""
+        life = self.controller.life
+
+        def arrive() -> None:
+            if self.controller.up and self.controller.life == life:
+                deliver()
+
+        if self.controller.up:
+            self.agenda.after(delay_ms, arrive)
+
+    def _send(self, node: str, envelope: Envelope) -> None:
+        for command in envelope.commands:
+            if isinstance(command, Fence):
+                self._fence(command)
+        for delay_ms in self._network.to_node(node):
+            self.agenda.after(delay_ms, lambda: self.machines[node].take(envelope))

@@ -1,0 +1,219 @@
+"""Where checkpoints lie: what makes one whole, how it is checked, and which are kept.
+
+    DIRECTORY/checkpoint-000007-step-1200-3fa9/
+        __0_0.distcp, __1_0.distcp, ...   the members' shards, by torch.distributed.checkpoint
+        .metadata                         its index
+        manifest.json                     written last, at once: the sums of all files, the position
+
+A checkpoint without a manifest is torn and does not count. The number in front grows with each
+save, so the newest is known even where steps were done again.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import os
+import re
+import secrets
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from typing import Any, NamedTuple
+
+import msgspec
+
+from shoal.train.errors import TrainError
+from shoal.train.shuffle import Stretch
+
+FORMAT = 2
+MANIFEST = "manifest.json"
+DAMAGED = "manifest.damaged.json"
+NAME = re.compile(r"^checkpoint-(\d{6,})-step-(\d+)-[0-9a-f]{4}\Z")
+PART_BYTES = 8 * 1024 * 1024
+READERS_MAX = 8
+
+
+class FileSum(msgspec.Struct, frozen=True):
+    """The sum of a file is that of the sums of its parts, so that many hands can check it."""
+
+    size: int
+    sha256: str
+    part: int = PART_BYTES
+
+
+class Manifest(msgspec.Struct, frozen=True, kw_only=True):
+    """Makes a checkpoint whole."""
+
+    format: int = FORMAT
+    step: int  # the step to go on with
+    position: int  # in the stream of samples
+    seed: int
+    stretch: Stretch | None = None
+    world: int
+    trained_s: float = 0.0  # over all attempts, for the observed rate of failures
+    restarts: int = 0
+    files: dict[str, FileSum]
+
+
+class Found(NamedTuple):
+    """One checkpoint in the directory."""
+
+    serial: int
+    step: int
+    name: str
+    whole: bool
+
+
+class Damage(Exception):
+    """A checkpoint that may not be used, with the reason."""
+
+
+class Vault:
+    def __init__(self, url: str) -> None:
+        try:
+            from fsspec.core import url_to_fs
+        except ImportError:
+            raise TrainError("checkpoints need fsspec: pip install 'shoal[train]'") from None
+        self.url = url.rstrip("/") or "/"
+        try:
+            self.fs, self._root = url_to_fs(self.url)
+        except (ImportError, ValueError) as error:
+            raise TrainError(f"checkpoint directory {url}: {error}") from None
+        self.local = "file" in _protocols(self.fs)
+
+    def path(self, *parts: str) -> str:
+        return "/".join((self._root, *parts))
+
+    def address(self, name: str) -> str:
+        """As torch.distributed.checkpoint wants it."""
+        return f"{self.url}/{name}"
+
+    def probe(self) -> str:
+        """Finds out now, not after an hour, that nothing can be written here. Returns the name of
+        a file that every member should see."""
+        name = f".probe-{secrets.token_hex(4)}"
+        try:
+            self.fs.makedirs(self._root, exist_ok=True)
+            with self.fs.open(self.path(name), "wb") as file:
+                file.write(b"shoal")
+        except Exception as error:
+            raise TrainError(
+                f"checkpoint directory {self.url} cannot be written: {reason(error)}"
+            ) from None
+        return name
+
+    def sees(self, name: str) -> bool:
+        self.fs.invalidate_cache()
+        return bool(self.fs.exists(self.path(name)))
+
+    def remove_probe(self, name: str) -> None:
+        with contextlib.suppress(Exception):
+            self.fs.rm_file(self.path(name))
+
+    def find(self) -> list[Found]:
+        """Newest first."""
+        self.fs.invalidate_cache()
+        try:
+            names = [path.rstrip("/").rsplit("/", 1)[-1] for path in self.fs.ls(self._root, False)]
+        except FileNotFoundError:
+            return []
+        found = []
+        for name in names:
+            match = NAME.match(name)
+            if match:
+                whole = self.fs.exists(self.path(name, MANIFEST))
+                found.append(Found(int(match[1]), int(match[2]), name, whole))
+        return sorted(found, reverse=True)
+
+    def new_name(self, step: int) -> str:
+        serial = max((found.serial for found in self.find()), default=0) + 1
+        return f"checkpoint-{serial:06}-step-{step}-{secrets.token_hex(2)}"
+
+    # -- whole or not ----------------------------------------------------------------------
+
+    def write_manifest(self, name: str, manifest: Manifest) -> None:
+        data = msgspec.json.format(msgspec.json.encode(manifest), indent=1)
+        if not self.local:
+            self.fs.pipe_file(self.path(name, MANIFEST), data)  # an object appears whole
+            return
+        folder = self.path(name)
+        with open(f"{folder}/{MANIFEST}.new", "wb") as file:
+            file.write(data)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(f"{folder}/{MANIFEST}.new", f"{folder}/{MANIFEST}")
+        for directory in (folder, self._root):  # and the names of what was written
+            handle = os.open(directory, os.O_RDONLY)
+            try:
+                os.fsync(handle)
+            finally:
+                os.close(handle)
+
+    def manifest(self, name: str) -> Manifest:
+        try:
+            data = self.fs.cat_file(self.path(name, MANIFEST))
+            manifest = msgspec.json.decode(data, type=Manifest)
+        except FileNotFoundError:
+            raise Damage("its manifest is gone") from None
+        except (msgspec.DecodeError, UnicodeDecodeError) as error:
+            raise Damage(f"its manifest cannot be read: {error}") from None
+        if manifest.format != FORMAT:
+            raise Damage(f"it has format {manifest.format}, this version reads {FORMAT}")
+        return manifest
+
+    def verify(self, name: str, files: dict[str, FileSum]) -> None:
+        """Every byte, against the sums in the manifest, several parts at a time: a restart waits
+        for this."""
+        with ThreadPoolExecutor(min(READERS_MAX, os.cpu_count() or 1)) as readers:
+            for file, expected in files.items():
+                path = self.path(name, file)
+                try:
+                    size = self.fs.size(path)
+                except FileNotFoundError:
+                    raise Damage(f"{file} is missing") from None
+                if size != expected.size:
+                    raise Damage(f"{file} has {size} bytes, not {expected.size}")
+                starts = range(0, size, expected.part)
+                sums = readers.map(partial(self._part_sum, path, expected.part), starts)
+                if hashlib.sha256(b"".join(sums)).hexdigest() != expected.sha256:
+                    raise Damage(f"the checksum of {file} differs")
+
+    def _part_sum(self, path: str, length: int, start: int) -> bytes:
+        return hashlib.sha256(self.fs.read_block(path, start, length)).digest()
+
+    def set_aside(self, name: str) -> None:
+        """A damaged one stays for whoever wants to look, but counts no more."""
+        with contextlib.suppress(Exception):
+            self.fs.mv(self.path(name, MANIFEST), self.path(name, DAMAGED))
+
+    # -- which are kept --------------------------------------------------------------------
+
+    def prune(self, keep: int) -> None:
+        """The newest `keep` whole ones stay, and what is newer than the newest of them."""
+        found = self.find()
+        whole = [one for one in found if one.whole]
+        if not whole:
+            return
+        kept = {one.name for one in whole[:keep]}
+        for one in found:
+            if one.serial < whole[0].serial and one.name not in kept:
+                self.remove(one.name)
+
+    def remove(self, name: str) -> None:
+        """The manifest first: what is half removed must not look whole."""
+        with contextlib.suppress(Exception):
+            if self.fs.exists(self.path(name, MANIFEST)):
+                self.fs.rm_file(self.path(name, MANIFEST))
+            self.fs.rm(self.path(name), recursive=True)
+
+
+def reason(error: BaseException) -> str:
+    """An error in a few words, without its type where it explains itself."""
+    if isinstance(error, OSError) and error.strerror:
+        return error.strerror
+    text = str(error).strip().splitlines()
+    return text[0] if text else type(error).__name__
+
+
+def _protocols(fs: Any) -> tuple[str, ...]:
+    return (fs.protocol,) if isinstance(fs.protocol, str) else tuple(fs.protocol)

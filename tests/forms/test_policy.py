@@ -1,0 +1,216 @@
+"""Policy files: what is written is what is obeyed, and what is wrong is named."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+from pathlib import Path
+
+import msgspec
+import pytest
+import yaml
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from shoal.core.policies import SHIPPED
+from shoal.forms import policy as policyfile
+from shoal.forms.policy import ABOUT, FIELDS, BadPolicy, parse, to_text
+from shoal.model.policy import Policy, Preempt, Tenant
+
+TIMES = st.integers(0, 10**12)
+NAMES = st.from_regex(r"[A-Za-z0-9][A-Za-z0-9._-]{0,20}", fullmatch=True)
+
+
+@st.composite
+def tenants(draw: st.DrawFn) -> tuple[Tenant, ...]:
+    """A tree: parents come before their children."""
+    found: list[Tenant] = []
+    for name in draw(st.lists(NAMES, unique=True, max_size=5)):
+        parents = st.sampled_from(["", *[tenant.name for tenant in found]])
+        found.append(
+            Tenant(
+                name=name,
+                parent=draw(parents),
+                weight=draw(st.integers(1, 1000)),
+                quota_gpus=draw(st.integers(0, 1000)),
+            )
+        )
+    return tuple(found)
+
+
+POLICIES = st.builds(
+    Policy,
+    name=NAMES,
+    order=st.sampled_from(["fifo", "fair", "srtf", "mine:order"]),
+    placement=st.sampled_from(["shoal", "packing", "mine.deep:score"]),
+    preempt=st.sampled_from(Preempt),
+    reservations=st.integers(0, 64),
+    patience_ms=TIMES,
+    half_life_ms=st.integers(1, 10**12),
+    entry_penalty_ms=TIMES,
+    run_ms_min=TIMES,
+    tenants=tenants(),
+    grace_ms=TIMES,
+    losses_max=st.integers(0, 10**12),
+    port_first=st.integers(1024, 65_535),
+)
+
+
+@settings(max_examples=60, deadline=None)
+@given(POLICIES)
+def test_any_policy_shown_as_a_file_reads_back_equal(policy: Policy) -> None:
+    assert parse(to_text(policy), ".yaml") == policy
+    assert parse(msgspec.json.encode(policy).decode(), ".json") == policy
+
+
+@settings(deadline=None)
+@given(st.text(), st.sampled_from([".yaml", ".toml", ".json"]))
+def test_any_text_is_a_policy_or_is_refused(text: str, ending: str) -> None:
+    with contextlib.suppress(BadPolicy):
+        parse(text, ending)
+
+
+def test_every_field_is_explained() -> None:
+    assert set(ABOUT) == set(FIELDS)
+
+
+def test_the_least_file_is_its_base_by_another_name() -> None:
+    assert parse("base: fifo", ".yaml", name="mine") == msgspec.structs.replace(
+        SHIPPED["fifo"], name="mine"
+    )
+    assert parse("base: fair\nname: other", ".yaml", name="mine").name == "other"
+
+
+def test_a_whole_file_is_understood() -> None:
+    text = """
+        base: backfill
+        name: labs
+        order: fair
+        preempt: rank
+        reservations: 8
+        patience: 30m
+        half_life: 3d
+        run_min: 10m
+        entry_penalty: 90s
+        grace: 2m
+        tenants:
+          research: {weight: 2, quota_gpus: 32}
+          vision: {parent: research, quota_gpus: 16}
+          guests:
+    """
+    assert parse(text, ".yaml") == Policy(
+        name="labs",
+        order="fair",
+        preempt=Preempt.RANK,
+        reservations=8,
+        patience_ms=1_800_000,
+        half_life_ms=259_200_000,
+        run_ms_min=600_000,
+        entry_penalty_ms=90_000,
+        grace_ms=120_000,
+        tenants=(
+            Tenant(name="research", weight=2, quota_gpus=32),
+            Tenant(name="vision", parent="research", quota_gpus=16),
+            Tenant(name="guests"),
+        ),
+    )
+
+
+REFUSED = [
+    ("", "the file is empty"),
+    ("- a", "the file must hold fields"),
+    ("base: nosuch", "base: there is no policy 'nosuch'; there are fifo, backfill, fair"),
+    ("base: [fair]", "base: there is no policy"),
+    ("patiense: 1m", "there is no field 'patiense'; did you mean 'patience'?"),
+    ("zzz: 1", "`shoal policy show` lists them"),
+    ("1: 1", "there is no field '1'"),
+    ("patience: 10", "patience: 10 of what? Write 10s, 10m or 10h"),
+    ("patience: soon", "patience: 'soon' is no time"),
+    ("patience: [1m]", "patience: must be a time"),
+    ("patience: true", "patience: must be a time"),
+    ("patience: 99999999d", "patience: is too much"),
+    ("patience: 1m\npatience_ms: 1", "patience: is given twice"),
+    ("patience_ms: x", "patience: expected int, got str"),
+    ("half_life: 0s", "half_life: expected int >= 1"),
+    ("reservations: 65", "reservations: expected int <= 64"),
+    ("reservations: many", "reservations: expected int, got str"),
+    ("losses_max: 999999999999999", "losses_max: is too much"),
+    ("preempt: sometimes", "preempt: must be one of never, priority, rank, not 'sometimes'"),
+    ("preempt: []", "preempt: must be one of"),
+    ("order: 7", "order: expected str, got int"),
+    ('order: "a\\nb"', "order: 'a\\nb' will not do"),
+    ("name: a b", "name: 'a b' will not do"),
+    ("tenants: all", "tenants: must be names with what they have"),
+    ("tenants: [a]", "tenants: must be names with what they have; one has no name"),
+    ("tenants: {a: 1}", "tenants.a: must be a table"),
+    ("tenants: {a: {wieght: 1}}", "tenants.a: there is no field 'wieght'; did you mean 'weight'?"),
+    ("tenants: {a: {weight: 0}}", "tenants.a.weight: expected int >= 1"),
+    ("tenants: {a: {weight: x}}", "tenants.a.weight: expected int, got str"),
+    ("tenants: {a: {quota_gpus: -1}}", "tenants.a.quota_gpus: expected int >= 0"),
+    ("tenants: {a: {quota_gpus: 99999999999999}}", "tenants.a.quota_gpus: is too much"),
+    ("tenants: {a/b: {}}", "tenants.a/b"),
+    ("tenants: {a: {parent: b}}", "tenants: the parent 'b' of 'a' is not named"),
+    ("tenants: {a: {parent: b}, b: {parent: a}}", "tenants: 'a' is its own ancestor"),
+    ("tenants: [{name: a}, {name: a}]", "tenants: 'a' is named twice"),
+    ("order: shortest", "order: there is no order 'shortest'; there are fair, fifo"),
+    ("placement: best", "placement: there is no placement 'best'; there are best-fit"),
+    ("order: nosuch.module:x", "order: nosuch.module:x cannot be loaded: No module named"),
+    ("order: json:nosuch", "order: json:nosuch cannot be loaded"),
+    ("order: json:dumps", "order: json:dumps is not a shoal.core.scheduling.order.Ordering"),
+    ("placement: 'json:'", "placement: json: cannot be loaded"),
+    ("placement: json:__name__", "placement: json:__name__ is not a function"),
+]
+
+
+@pytest.mark.parametrize(("text", "part"), REFUSED)
+def test_what_is_wrong_is_named(text: str, part: str) -> None:
+    with pytest.raises(BadPolicy) as caught:
+        policyfile.check(parse(text, ".yaml"), load=True)
+    assert part in str(caught.value)
+    assert len(str(caught.value)) < 400
+
+
+@pytest.mark.parametrize(
+    ("text", "ending"),
+    [
+        ('{"name": "\\ud800"}', ".json"),
+        ('{"order": "\\ud800:x"}', ".json"),
+        ('{"tenants": {"\\ud800": {}}}', ".json"),
+        ('{"losses_max": ' + "9" * 5000 + "}", ".json"),
+        ("[" * 100_000, ".json"),
+        ("patience = 2020-01-01", ".toml"),
+        ("patience = 1.5", ".toml"),
+        ("patience = inf", ".toml"),
+    ],
+)
+def test_the_other_formats_are_no_weaker(text: str, ending: str) -> None:
+    with pytest.raises(BadPolicy) as caught:
+        policyfile.check(parse(text, ending), load=True)
+    assert len(str(caught.value)) < 400
+
+
+def test_a_function_of_ones_own_can_be_left_to_the_controller() -> None:
+    policyfile.check(parse("order: nosuch:x", ".yaml"), load=False)
+    with pytest.raises(BadPolicy, match="there is no placement"):
+        policyfile.check(parse("order: nosuch:x\nplacement: y", ".yaml"), load=False)
+
+
+def test_a_file_without_a_name_is_named_after_itself(tmp_path: Path) -> None:
+    path = tmp_path / "my labs.json"
+    path.write_text(json.dumps({"base": "fifo"}))
+    assert policyfile.find(str(path)).name == "my-labs"
+
+
+def test_differences_name_fields_and_tenants() -> None:
+    other = parse("base: fair\nname: fair\npatience: 30m\ntenants: {lab: {weight: 2}}", ".yaml")
+    assert policyfile.differences(Policy(), other) == [
+        ("patience", "1h", "30m"),
+        ("tenants.lab", "", "{weight: 2}"),
+    ]
+    assert policyfile.differences(other, other) == []
+
+
+def test_what_is_shown_is_plain_yaml() -> None:
+    shown = yaml.safe_load(to_text(Policy(tenants=(Tenant(name="true"), Tenant(name="7")))))
+    assert shown["patience"] == "1h"
+    assert list(shown["tenants"]) == ["true", "7"]
