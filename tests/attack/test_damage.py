@@ -17,7 +17,7 @@ from shoal.control.home import Home
 from shoal.control.store.marks import JOBS_AHEAD, Numbers
 from shoal.control.store.salvage import salvage
 from shoal.control.store.sqlite import SqliteStore
-from shoal.core.state.invariants import check
+from shoal.core.state.invariants import verify
 from shoal.files import write_private
 from shoal.ledger.live import LiveLedger
 from shoal.ledger.store import LedgerStore
@@ -199,7 +199,7 @@ def test_whichever_event_is_lost_the_rest_is_saved_and_holds_together(tmp_path: 
             lines = saved(home)
             store = SqliteStore(home.database)
             state, _ = store.load()
-            check(state, state.policy, 0, settled=False)
+            verify(state, state.policy, 0, settled=False)
             assert {job.id for job in store.finished(10)} == records
             assert not records & set(state.jobs), "what has ended does not run again"
             assert state.next_job >= 4, "and nobody gets its number"
@@ -230,7 +230,7 @@ def test_a_file_with_pages_overwritten_gives_what_is_on_the_others(tmp_path: Pat
     lines = saved(home)
     reopened = SqliteStore(home.database)
     state, _ = reopened.load()
-    check(state, state.policy, 0, settled=False)
+    verify(state, state.policy, 0, settled=False)
     kept = len(reopened.events(0, 10_000))
     assert 0 < kept <= last
     assert lines[0].startswith("kept: ")

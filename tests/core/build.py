@@ -9,7 +9,7 @@ import msgspec
 from hypothesis import settings
 
 from shoal.core.nodebook import NodeBook, Order
-from shoal.core.state.invariants import check, check_touched
+from shoal.core.state.invariants import verify, verify_touched
 from shoal.core.state.state import Node, State
 from shoal.core.step import Step, step
 from shoal.model.commands import Command, Envelope
@@ -72,8 +72,8 @@ class Cluster:
 
     def step(self, **report: Any) -> Step:
         self.last = step(self.state, Report(**report), self.policy, self.now_ms)
-        check(self.state, self.policy, self.now_ms, settled=self.last.wake_ms != self.now_ms)
-        check_touched(self.state, self.last.events)
+        verify(self.state, self.policy, self.now_ms, settled=self.last.wake_ms != self.now_ms)
+        verify_touched(self.state, self.last.events)
         self.log += self.last.events
         self.finished.update({job.id: job for job in self.last.finished})
         return self.last

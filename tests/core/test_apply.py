@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from shoal.core.state.apply import APPLY, apply, replay
-from shoal.core.state.invariants import check
+from shoal.core.state.invariants import verify
 from shoal.core.state.room import Level
 from shoal.core.state.state import Snapshot, State
 from shoal.model.events import ControllerStarted, Event
@@ -35,7 +35,7 @@ def test_a_snapshot_through_json_restores_the_state_and_all_its_indexes() -> Non
     stored = msgspec.json.decode(image(cluster.state), type=Snapshot)
     restored = State.restore(stored)
     assert image(restored) == image(cluster.state)
-    check(restored, cluster.policy, cluster.now_ms, settled=False)
+    verify(restored, cluster.policy, cluster.now_ms, settled=False)
     for index in ("placed", "capacity", "totals", "keys", "numbers", "masters"):
         assert getattr(restored, index) == getattr(cluster.state, index), index
     assert nodes_by_level(restored) == nodes_by_level(cluster.state)

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from shoal.core.scheduling.fit import Plan, fit, room_for, shortage, slices
 from shoal.core.state.apply import apply
-from shoal.core.state.invariants import check
+from shoal.core.state.invariants import verify
 from shoal.core.state.queue import Gang, gang_of_spec
 from shoal.core.state.state import State
 from shoal.model.events import JobPlaced, JobSubmitted, NodeJoined, NodeReady
@@ -127,7 +127,7 @@ def test_a_gang_gets_what_it_asked_for_whole_and_within_every_node(
     assert len(given_) == job.members
     apply(state, JobSubmitted(at_ms=1, job="j", spec=job))
     apply(state, JobPlaced(at_ms=1, job="j", attempt=1, slices=given_, master="m:2", why=""))
-    check(state, Policy(), 1, settled=False)  # no GPU beyond 1000, nothing below zero
+    verify(state, Policy(), 1, settled=False)  # no GPU beyond 1000, nothing below zero
     seats = [state.nodes[slice_.node].index for slice_ in given_]
     assert allowed(state, gang_of_spec(job), seats, avoid)
 

@@ -8,7 +8,7 @@ import msgspec
 import pytest
 
 from shoal.core.state.apply import apply
-from shoal.core.state.invariants import Violation, check, check_touched
+from shoal.core.state.invariants import Violation, verify, verify_touched
 from shoal.core.state.state import State
 from shoal.model.events import JobRunning, JobSubmitted, NodeReady
 from shoal.model.job import Job, MemberStatus, Phase
@@ -163,32 +163,32 @@ SPOILS: list[Spoil] = [
 
 
 def test_a_healthy_state_passes(cluster: Cluster) -> None:
-    check(cluster.state, cluster.policy, cluster.now_ms)
+    verify(cluster.state, cluster.policy, cluster.now_ms)
 
 
 @pytest.mark.parametrize("spoil", SPOILS, ids=lambda spoil: spoil.__name__)
 def test_the_check_notices_a_state_that(spoil: Spoil, cluster: Cluster) -> None:
     spoil(cluster.state)
     with pytest.raises(Violation):
-        check(cluster.state, cluster.policy, cluster.now_ms)
+        verify(cluster.state, cluster.policy, cluster.now_ms)
 
 
 def test_a_job_that_could_start_may_not_be_left_waiting(cluster: Cluster) -> None:
     submitted = JobSubmitted(at_ms=cluster.now_ms, job="j4", spec=job_spec())
     apply(cluster.state, submitted)
-    check(cluster.state, cluster.policy, cluster.now_ms, settled=False)
+    verify(cluster.state, cluster.policy, cluster.now_ms, settled=False)
     with pytest.raises(Violation, match="j4 waits without a reason"):
-        check(cluster.state, cluster.policy, cluster.now_ms)
+        verify(cluster.state, cluster.policy, cluster.now_ms)
 
 
 def test_after_a_step_only_what_it_touched_is_looked_at(cluster: Cluster) -> None:
     runs_with_a_lost_member(cluster.state)
-    check_touched(cluster.state, [NodeReady(at_ms=1, node="c")])
+    verify_touched(cluster.state, [NodeReady(at_ms=1, node="c")])
     with pytest.raises(Violation, match="j1 goes on as a partial gang"):
-        check_touched(cluster.state, [JobRunning(at_ms=1, job="j1", attempt=1)])
+        verify_touched(cluster.state, [JobRunning(at_ms=1, job="j1", attempt=1)])
 
 
 def test_the_nodes_of_a_touched_job_are_looked_at_too(cluster: Cluster) -> None:
     miscounts_free_gpus(cluster.state)
     with pytest.raises(Violation, match="a: what is free does not match"):
-        check_touched(cluster.state, [JobRunning(at_ms=1, job="j1", attempt=1)])
+        verify_touched(cluster.state, [JobRunning(at_ms=1, job="j1", attempt=1)])

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from shoal.core.answers.why import explain
-from shoal.core.state.invariants import Violation, check
+from shoal.core.state.invariants import Violation, verify
 from shoal.model.commands import Stop
 from shoal.model.events import JobCheckpointed, JobStopping, NodeChecked, NodeJudged
 from shoal.model.health import Standing
@@ -179,11 +179,11 @@ def test_no_more_than_a_share_is_quarantined_and_nodes_that_left_do_not_count(
 
 def test_the_checks_notice_a_quarantined_node_that_is_offered(cluster: Training) -> None:
     cluster.quarantine("a")
-    check(cluster.state, cluster.policy, cluster.now_ms)
+    verify(cluster.state, cluster.policy, cluster.now_ms)
     node = cluster.node("a")
     cluster.state.cluster.add(node.index, cluster.state.rooms[node.index])
     with pytest.raises(Violation, match="free index"):
-        check(cluster.state, cluster.policy, cluster.now_ms)
+        verify(cluster.state, cluster.policy, cluster.now_ms)
 
 
 # -- asked by hand -------------------------------------------------------------------------

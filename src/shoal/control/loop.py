@@ -19,7 +19,7 @@ from shoal.control.logs import LogStore
 from shoal.control.packages import PackageStore
 from shoal.core.phases.timekeeping import JUMP_MS
 from shoal.core.state.apply import apply
-from shoal.core.state.invariants import check, check_touched
+from shoal.core.state.invariants import verify, verify_touched
 from shoal.core.state.state import State
 from shoal.core.step import Step, step
 from shoal.model.budget import Spending
@@ -274,7 +274,7 @@ class ControlLoop:
             began = time.perf_counter()
             done = step(self.state, report, self.policy, self.clock.now_ms())
             self.counters.steps.add(time.perf_counter() - began)
-            check_touched(self.state, done.events)
+            verify_touched(self.state, done.events)
             if done.events:
                 await self._commit(done)
         except Exception as error:
@@ -349,7 +349,7 @@ class ControlLoop:
         """Now and then, so that the next start is quick. One that fails is only tried again."""
         if self.last_seq - max(self._snapshot_tried, self.store.snapshot_seq) < EVENTS_PER_SNAPSHOT:
             return
-        check(self.state, self.policy, self.clock.now_ms(), settled=False)
+        verify(self.state, self.policy, self.clock.now_ms(), settled=False)
         body = msgspec.json.encode(self.state.snapshot())
         self._snapshot_tried = self.last_seq
         try:

@@ -1,1 +1,1 @@
-"""The pure heart: `step` decides, `apply` changes state, `check` states what must always hold."""
+"""The pure heart: `step` decides, `apply` changes state, `verify` states what must always hold."""

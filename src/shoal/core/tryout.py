@@ -5,7 +5,7 @@ from __future__ import annotations
 import msgspec
 
 from shoal.core.nodebook import NodeBook
-from shoal.core.state.invariants import check
+from shoal.core.state.invariants import verify
 from shoal.core.state.snapshot import Snapshot
 from shoal.core.state.state import State
 from shoal.core.step import step
@@ -41,7 +41,7 @@ def _failure(policy: Policy, image: bytes, now_ms: int) -> str | None:
         if image:
             state = State.restore(msgspec.json.decode(image, type=Snapshot))
             done = step(state, Report(), policy, now_ms)
-            check(state, policy, now_ms, settled=False)
+            verify(state, policy, now_ms, settled=False)
             msgspec.json.encode(done.events)
     except Exception as error:  # a user's function may fail in any way
         return f"{type(error).__name__}: {error}"[:300]
@@ -57,7 +57,7 @@ def _on_a_small_cluster(policy: Policy) -> None:
         requests = tuple(Submit(spec) for spec in _specs(turn, policy))
         reports = tuple(book.report() for book in books.values())
         done = step(state, Report(requests=requests, nodes=reports), policy, now_ms)
-        check(state, policy, now_ms, settled=False)
+        verify(state, policy, now_ms, settled=False)
         msgspec.json.decode(msgspec.json.encode(state.snapshot()), type=Snapshot)
         by_node: dict[str, list[Command]] = {}
         for command in done.commands:

@@ -26,7 +26,7 @@ from shoal.control.store.rows import (
 )
 from shoal.control.store.sqlite import INSERT_EVENT, INSERT_JOB, SqliteStore
 from shoal.core.state.apply import apply
-from shoal.core.state.invariants import Violation, check
+from shoal.core.state.invariants import Violation, verify
 from shoal.core.state.state import Snapshot, State
 from shoal.model.events import (
     ControllerStarted,
@@ -277,7 +277,7 @@ def salvage(database: Path, new: Path, numbers: Numbers) -> list[str]:
     store = SqliteStore(new)
     try:
         state, _ = store.load()
-        check(state, state.policy, 0, settled=False)
+        verify(state, state.policy, 0, settled=False)
     except Violation as error:
         raise StoreError(f"what can be read of {database} contradicts itself: {error}") from None
     finally:

@@ -1,4 +1,4 @@
-"""The invariants, in code that shares nothing with the code it checks."""
+"""The invariants, in code that shares nothing with the code it verifies."""
 
 from __future__ import annotations
 
@@ -21,21 +21,21 @@ class Violation(AssertionError):
     """The state is not what the design promises. Nothing may be sent or stored after this."""
 
 
-def check(state: State, policy: Policy, now_ms: int, *, settled: bool = True) -> None:
+def verify(state: State, policy: Policy, now_ms: int, *, settled: bool = True) -> None:
     """Every invariant over the whole state. `settled`: the step had no work left over."""
     for job in state.jobs.values():
-        _check_job(job)
-        _check_drained(state, job)
-    _check_nodes(state, [node.id for node in state.order])
-    _check_counts(state)
-    _check_indexes(state)
+        _verify_job(job)
+        _verify_drained(state, job)
+    _verify_nodes(state, [node.id for node in state.order])
+    _verify_counts(state)
+    _verify_indexes(state)
     if settled:
         for job in state.jobs.values():
             if job.phase is Phase.WAITING and not waiting_reason(state, job, policy, now_ms):
                 raise Violation(f"{job.id} waits without a reason")
 
 
-def check_touched(state: State, events: Iterable[Event]) -> None:
+def verify_touched(state: State, events: Iterable[Event]) -> None:
     """The same for what one step touched alone: cheap enough to run live after every step."""
     jobs: dict[str, None] = {}
     nodes: dict[str, None] = {}
@@ -47,13 +47,13 @@ def check_touched(state: State, events: Iterable[Event]) -> None:
     for job_id in jobs:
         job = state.jobs.get(job_id)
         if job is not None:
-            _check_job(job)
+            _verify_job(job)
             nodes.update(dict.fromkeys(member.slice.node for member in job.members))
-    _check_nodes(state, nodes)
-    _check_counts(state)
+    _verify_nodes(state, nodes)
+    _verify_counts(state)
 
 
-def _check_job(job: Job) -> None:
+def _verify_job(job: Job) -> None:
     over = (MemberStatus.EXITED, MemberStatus.LOST)
     holding = [member for member in job.members if member.status not in over]
     if job.phase is Phase.FINISHED:
@@ -73,10 +73,10 @@ def _check_job(job: Job) -> None:
     if job.phase is not Phase.WAITING and job.attempt < 1:
         raise Violation(f"{job.id} is {job.phase.value} but was never placed")
     for member in holding:
-        _check_slice(job, member)
+        _verify_slice(job, member)
 
 
-def _check_drained(state: State, job: Job) -> None:
+def _verify_drained(state: State, job: Job) -> None:
     service = state.services.get(job.spec.service)
     if service is not None and job.id in service.ready:
         return  # it answers until another does
@@ -87,7 +87,7 @@ def _check_drained(state: State, job: Job) -> None:
                 raise Violation(f"{job.id} goes on where it should move away from: {node.id}")
 
 
-def _check_slice(job: Job, member: Member) -> None:
+def _verify_slice(job: Job, member: Member) -> None:
     asked, given = job.spec, member.slice
     got = (len(set(given.gpus)), given.cpu_milli, given.memory_mb)
     share = asked.gpu_milli or given.gpu_milli  # by memory, it depends on the node
@@ -95,7 +95,7 @@ def _check_slice(job: Job, member: Member) -> None:
         raise Violation(f"{job.id} was given {given} and not what it asked for")
 
 
-def _check_nodes(state: State, node_ids: Iterable[str]) -> None:
+def _verify_nodes(state: State, node_ids: Iterable[str]) -> None:
     """No GPU twice, no CPU or megabyte more than there is, nothing held on a lost node; and what
     is free is what is neither held nor claimed."""
     for node_id in node_ids:
@@ -145,14 +145,14 @@ class _Sum:
             self.users.add(job.id)  # who takes nothing disturbs nobody
 
 
-def _check_counts(state: State) -> None:
+def _verify_counts(state: State) -> None:
     if state.submitted != state.finished + len(state.jobs):
         raise Violation(
             f"{state.submitted} jobs came, {state.finished} ended, {len(state.jobs)} are left"
         )
 
 
-def _check_indexes(state: State) -> None:
+def _verify_indexes(state: State) -> None:
     offered = [
         node
         for node in state.order
@@ -160,11 +160,11 @@ def _check_indexes(state: State) -> None:
         and node.intent is NodeIntent.OPEN
         and node.record.standing is not Standing.QUARANTINED
     ]
-    _check_domain("the cluster", state, state.cluster, offered)
+    _verify_domain("the cluster", state, state.cluster, offered)
     for division in state.divisions:
         for place, domain in division.domains.items():
             inside = [node for node in offered if f"{node.spec.place}/".startswith(f"{place}/")]
-            _check_domain(place, state, domain, inside)
+            _verify_domain(place, state, domain, inside)
         free = sorted((domain.gpus, place) for place, domain in division.domains.items())
         if free != division.tightest:
             raise Violation("racks or blocks are not in the order of their free GPUs")
@@ -206,7 +206,7 @@ def _held(state: State, job: Job) -> bool:
     return any(state.accounts.budgets.get(name) is BudgetLevel.HELD for name in names)
 
 
-def _check_domain(name: str, state: State, domain: Domain, nodes: list[Node]) -> None:
+def _verify_domain(name: str, state: State, domain: Domain, nodes: list[Node]) -> None:
     indexed = {
         node: (kind, level)
         for kind, index in domain.free.items()

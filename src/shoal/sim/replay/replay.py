@@ -17,7 +17,7 @@ from shoal.core.answers.why import waiting_reason
 from shoal.core.phases.admit import impossible
 from shoal.core.scheduling.order import ORDERINGS
 from shoal.core.scheduling.predict import predict
-from shoal.core.state.invariants import check
+from shoal.core.state.invariants import verify
 from shoal.core.state.state import Node, State
 from shoal.core.step import Step, step
 from shoal.model.events import (
@@ -121,7 +121,7 @@ class Replay:
             steps += 1
             if check_every and steps % check_every == 0:
                 settled = done.wake_ms is None or done.wake_ms > self.now_ms
-                check(self.state, self.policy, self.now_ms, settled=settled)
+                verify(self.state, self.policy, self.now_ms, settled=settled)
             if progress is not None and steps % PROGRESS_STEPS == 0:
                 progress(len(self.outcome.records), self.now_ms)
         return self.outcome

@@ -1,4 +1,4 @@
-"""The simulated control loop: collect, step, check, commit, send, answer; and crash anywhere."""
+"""The simulated control loop: collect, step, verify, commit, send, answer; and crash anywhere."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import enum
 from collections.abc import Callable
 
 from shoal.core.state.apply import apply
-from shoal.core.state.invariants import Violation, check, check_touched
+from shoal.core.state.invariants import Violation, verify, verify_touched
 from shoal.core.state.state import State
 from shoal.core.step import Step, step
 from shoal.model.budget import Spending
@@ -211,8 +211,8 @@ class Controller:
             now_ms = self._agenda.now_ms
             due_ms = self.state.look_ms  # a look at the whole queue that is due comes next
             settled = taken.wake_ms != now_ms and (due_ms is None or due_ms > now_ms)
-            check(self.state, self.policy, now_ms, settled=settled)
-            check_touched(self.state, taken.events)
+            verify(self.state, self.policy, now_ms, settled=settled)
+            verify_touched(self.state, taken.events)
 
     def _dispatch(self, commands: list[Command]) -> None:
         by_node: dict[str, list[Command]] = {}
