@@ -19,6 +19,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import msgspec
+
 from bench.figures import machine, percentile, table
 from bench.llm_load import (
     Fleet,
@@ -30,7 +31,6 @@ from bench.llm_load import (
     read_mooncake,
     work_over_time,
 )
-
 from shoal.core.phases.scale import Meter, wish
 from shoal.model.service import Scale, ServiceLoad
 

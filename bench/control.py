@@ -20,9 +20,9 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import msgspec
+
 from bench import slurm, step_cost
 from bench.figures import machine, percentile, ratio, spread, table
-
 from shoal.client import Address, Client
 from shoal.control.home import ClusterConfig, Home
 from shoal.control.lifecycle import bring_up, take_down

@@ -21,9 +21,9 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import msgspec
+
 from bench.figures import machine, table
 from bench.llm_load import Fleet, LoadError, Request, read_azure, read_day, work_over_time
-
 from shoal.core.policies import SHIPPED
 from shoal.model.events import (
     JobFinished,

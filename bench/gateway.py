@@ -23,6 +23,7 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 import msgspec
+
 from bench.figures import machine, percentile, ratio, table
 from bench.gateway_load import Sample
 from bench.gateway_peers import (
@@ -36,7 +37,6 @@ from bench.gateway_peers import (
     wait_for,
     which,
 )
-
 from shoal.gateway.binary import find_binary
 
 HERE = Path(__file__).parent

@@ -18,10 +18,10 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
+
 from bench.figures import machine, table
 from bench.recovery import first_step, last_step
 from bench.recovery_peers import Mark, Peer, Shoal, Torchrun
-
 from shoal.model.job import JobSpec, Restart
 from shoal.model.node import NodeSpec
 

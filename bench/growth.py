@@ -15,7 +15,6 @@ import time
 from pathlib import Path
 
 from bench.figures import machine, table
-
 from shoal.core.policies import SHIPPED
 from shoal.sim.replay.clusters import Conditions, alike
 from shoal.sim.replay.replay import replay

@@ -10,11 +10,11 @@ import argparse
 import statistics
 import time
 
-import bench.health_gangs as gangs
+import harness.gangs as gangs
 import msgspec
-from bench.figures import machine, table
-from bench.health_gangs import Drag, Gang
+from harness.gangs import Drag, Gang
 
+from bench.figures import machine, table
 from shoal.core.health import scoring
 from shoal.model.health import HealthRule
 from shoal.model.progress import Beat

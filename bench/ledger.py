@@ -17,8 +17,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import msgspec
-from bench.figures import machine, table
 
+from bench.figures import machine, table
 from shoal.ledger.accounts import HOUR_MS
 from shoal.ledger.book import Book
 from shoal.ledger.report import Tariff, view

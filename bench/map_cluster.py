@@ -16,9 +16,9 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
-from bench.figures import machine, percentile, table
 
 import shoal
+from bench.figures import machine, percentile, table
 from shoal.client import Client
 from shoal.control.home import ClusterConfig, Home
 from shoal.control.lifecycle import bring_up, take_down

@@ -25,9 +25,9 @@ from types import SimpleNamespace
 from typing import Any, cast
 
 import msgspec
+
 from bench.cluster import GPUS_PER_NODE, Cluster, job_spec
 from bench.figures import machine, table
-
 from shoal.api.metrics import collect
 from shoal.control.counters import Counters
 from shoal.control.history.history import History

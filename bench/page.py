@@ -19,11 +19,11 @@ from types import SimpleNamespace
 from typing import Any
 
 import uvicorn
+from harness.browser import Visit, chromium, missing
+from litestar import Litestar
+
 from bench.cluster import POLICY, Cluster, Mix
 from bench.figures import machine, percentile, spread, table
-from litestar import Litestar
-from tests.web.browser import Visit, chromium
-
 from shoal.api.access import Access
 from shoal.api.feed import Feed
 from shoal.api.page import HANDLERS, provided
@@ -191,6 +191,9 @@ def in_browser(board: Board, shot: str) -> dict[str, Any]:
 
 def main() -> None:
     nodes = int(sys.argv[1]) if len(sys.argv) > 1 else NODES
+    reason = missing()
+    if reason:
+        sys.exit(f"error: {reason}")
     print(machine())
     cluster = Cluster(nodes)
     cluster.fill(Mix(3))

@@ -8,7 +8,6 @@ from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 from bench.openb import Node
-
 from shoal.core.scheduling.fragments import (
     Foresight,
     Room,

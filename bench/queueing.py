@@ -16,6 +16,7 @@ from functools import partial
 from pathlib import Path
 
 import msgspec
+
 from bench.figures import table
 from bench.queueing_outcome import Outcome, Summary, summarise
 from bench.queueing_own import POLICIES as OWN_POLICIES

@@ -12,7 +12,6 @@ from collections.abc import Sequence
 from bench.queueing_outcome import Outcome
 from bench.queueing_published import GPUS_PER_NODE, NODES
 from bench.queueing_trace import TraceJob
-
 from shoal.core.policies import SHIPPED
 from shoal.sim.replay.clusters import Conditions, alike
 from shoal.sim.replay.replay import replay

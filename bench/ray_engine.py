@@ -21,9 +21,9 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
-from bench.figures import machine, percentile, table
-from tests.netns.hosts import Host, Net, missing
+from harness.hosts import Host, Net, missing
 
+from bench.figures import machine, percentile, table
 from shoal.client import Client
 from shoal.model.job import JobSpec
 

@@ -17,6 +17,7 @@ from collections import defaultdict
 from typing import Any
 
 import msgspec
+
 from bench.figures import machine, ratio, table
 from bench.recovery_peers import WAIT_S, Mark, Peer, RayTrain, Shoal, Torchrun, TorchrunNodes
 

@@ -15,8 +15,8 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import msgspec
-from bench.figures import machine, percentile, ratio, table
 
+from bench.figures import machine, percentile, ratio, table
 from shoal.core.policies import SHIPPED
 from shoal.core.state.state import State
 from shoal.core.step import step

@@ -20,6 +20,7 @@ from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 
 import msgspec
+
 from bench.figures import machine, percentile, table
 
 NODES = 4

@@ -11,9 +11,9 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 
 import msgspec
+
 from bench.cluster import CRUMB_CPUS, GPUS_PER_NODE, POLICY, Cluster, Mix
 from bench.figures import Spread, machine, ratio, spread, table
-
 from shoal.model.job import Job, JobSpec
 from shoal.model.report import Report, Submit
 

@@ -18,9 +18,9 @@ from concurrent.futures import ProcessPoolExecutor
 from typing import Any, NamedTuple
 
 import msgspec
-from bench.figures import machine, ratio, table
 
 import shoal
+from bench.figures import machine, ratio, table
 
 ROUNDS = 5  # of what is quick; the best counts, for everything else on the machine only slows
 ROUNDS_S = 5.0

@@ -16,8 +16,8 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import msgspec
-from bench.figures import machine, percentile, ratio, table
 
+from bench.figures import machine, percentile, ratio, table
 from shoal.client import Client
 from shoal.control.home import ClusterConfig, Home
 from shoal.control.lifecycle import bring_up, take_down

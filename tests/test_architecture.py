@@ -230,3 +230,33 @@ def test_every_part_of_the_house_has_its_floor() -> None:
         if (path.suffix == ".py" or (path / "__init__.py").exists()) and path.stem != "__init__"
     }
     assert parts - placed == set()
+
+
+# -- beside it -----------------------------------------------------------------------------
+
+
+def imported(path: Path) -> set[str]:
+    """The first parts of the names of all modules that a file imports, anywhere in it."""
+    names: set[str] = set()
+    for node in ast.walk(tree_of(path)):
+        if isinstance(node, ast.Import):
+            names |= {alias.name.partition(".")[0] for alias in node.names}
+        elif isinstance(node, ast.ImportFrom):
+            names.add((node.module or "").partition(".")[0])
+    return names
+
+
+@pytest.mark.parametrize(
+    ("folder", "strangers"),
+    [
+        ("src", {"bench", "harness", "tests"}),
+        ("harness", {"bench", "tests"}),
+        ("bench", {"tests"}),
+        ("tests", {"bench"}),
+    ],
+)
+def test_tests_and_benchmarks_do_not_import_each_other(folder: str, strangers: set[str]) -> None:
+    """What both need is in `harness`, which imports neither."""
+    files = sorted((ROOT / folder).rglob("*.py"))
+    assert files
+    assert [f"{path}: {names}" for path in files if (names := imported(path) & strangers)] == []

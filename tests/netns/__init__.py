@@ -2,4 +2,4 @@
 
 import pytest
 
-pytest.register_assert_rewrite("tests.netns.hosts")
+pytest.register_assert_rewrite("harness.hosts")

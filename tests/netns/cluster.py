@@ -11,13 +11,13 @@ from collections.abc import Callable
 from typing import TypeVar
 
 import msgspec
+from harness.hosts import Host, Net
 
 from shoal.cli.screen.words import sentence
 from shoal.client import Client
 from shoal.model.job import JobSpec
 from shoal.model.policy import Policy
 from shoal.model.views import JobView, NodeView
-from tests.netns.hosts import Host, Net
 
 T = TypeVar("T")
 

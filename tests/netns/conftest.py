@@ -8,8 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-
-from tests.netns.hosts import Net, missing
+from harness.hosts import Net, missing
 
 
 @pytest.fixture(scope="session")

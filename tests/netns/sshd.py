@@ -6,7 +6,7 @@ import shutil
 import subprocess
 from pathlib import Path
 
-from tests.netns.hosts import WAIT_S, Host, until
+from harness.hosts import WAIT_S, Host, until
 
 SSHD = shutil.which("sshd") or shutil.which("sshd", path="/usr/sbin:/sbin") or ""
 

@@ -10,13 +10,13 @@ from urllib.parse import urlsplit
 
 import msgspec
 import pytest
+from harness.hosts import Host, Net
 
 from shoal.model.job import JobSpec
 from shoal.model.node import NodeIntent
 from shoal.model.service import Probe, Route, Scale, ServiceSpec
 from shoal.model.views import ServiceView
 from tests.netns.cluster import POLICY, SHOAL, WAIT_S, Cluster
-from tests.netns.hosts import Host, Net
 
 pytest.importorskip("ray", reason="Ray is not installed: pip install 'shoal[ray]'")
 

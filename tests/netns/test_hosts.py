@@ -13,8 +13,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-
-from tests.netns.hosts import WAIT_S, Host, Net, until
+from harness.hosts import WAIT_S, Host, Net, until
 
 SENT = b"x" * 300_000
 
@@ -125,7 +124,7 @@ def test_nothing_stays_of_the_hosts_of_a_test_that_was_killed(
 ) -> None:
     script = (
         "import pathlib, sys, time\n"
-        "from tests.netns.hosts import Net\n"
+        "from harness.hosts import Net\n"
         f"net = Net(pathlib.Path({str(tmp_path)!r}))\n"
         "host = net.add('cat')\n"
         "print(host.namespace, host.start('sleep', '600').pid, flush=True)\n"

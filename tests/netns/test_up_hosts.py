@@ -10,9 +10,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from harness.hosts import Host, Net
 
 import shoal
-from tests.netns.hosts import Host, Net
 from tests.netns.sshd import SSHD, make_key, serve_ssh
 
 pytest.importorskip("ray", reason="Ray is not installed: pip install 'shoal[ray]'")

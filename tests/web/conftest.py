@@ -6,11 +6,11 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 import pytest
+from harness.browser import Visit, chromium, missing
 
 from shoal.control.home import ClusterConfig
 from shoal.model.node import NodeSpec
 from tests.live.cluster import Live, live_cluster
-from tests.web.browser import Visit, chromium
 
 if TYPE_CHECKING:
     from playwright.sync_api import Browser
@@ -29,6 +29,9 @@ def live() -> Iterator[Live]:
 
 @pytest.fixture(scope="module")
 def browser() -> Iterator[Browser]:
+    reason = missing()
+    if reason:
+        pytest.skip(reason)
     with chromium() as found:
         yield found
 

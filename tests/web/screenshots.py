@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import msgspec
-import pytest
+from harness.browser import Visit, chromium, missing
 
 from shoal.cli.demo import plan as demo_plan
 from shoal.cli.request import carried
@@ -18,7 +18,6 @@ from shoal.model.job import JobSpec
 from shoal.model.node import NodeIntent
 from shoal.model.prices import PriceList
 from tests.live.cluster import Live, eventually, live_cluster
-from tests.web.browser import Visit, chromium
 
 if TYPE_CHECKING:
     from playwright.sync_api import Page, ViewportSize
@@ -106,6 +105,9 @@ def take(visit: Visit, jobs: dict[str, str], suffix: str) -> None:
 
 
 def main() -> None:
+    reason = missing()
+    if reason:
+        sys.exit(f"error: {reason}")
     FOLDER.mkdir(exist_ok=True)
     config = ClusterConfig(nodes=demo_plan.nodes(), port=0)
     with live_cluster(config=config) as live, chromium() as browser:
@@ -127,7 +129,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    try:
-        main()
-    except pytest.skip.Exception as error:  # no browser: said in one line
-        sys.exit(str(error))
+    main()

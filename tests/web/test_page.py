@@ -7,11 +7,11 @@ from typing import TYPE_CHECKING
 
 import msgspec
 import pytest
+from harness.browser import WAIT_MS, Visit
 
 from shoal.model.job import JobSpec
 from shoal.model.service import Probe, Scale, ServiceSpec
 from tests.live.cluster import Live, eventually
-from tests.web.browser import WAIT_MS, Visit
 
 if TYPE_CHECKING:
     from playwright.sync_api import Browser

@@ -7,9 +7,9 @@ import signal
 from collections.abc import Iterator
 
 import pytest
+from harness.browser import WAIT_MS, Visit
 
 from tests.live.cluster import Live, eventually
-from tests.web.browser import WAIT_MS, Visit
 
 WAIT_S = WAIT_MS / 1000
 # Every change in the two parts of the page that hold tables, so that a test can wait for redraws.

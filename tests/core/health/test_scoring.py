@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import bench.health_gangs as gangs
+import harness.gangs as gangs
 import msgspec
 import pytest
-from bench.health_gangs import Drag, Gang, Heard
+from harness.gangs import Drag, Gang, Heard
 from hypothesis import given, settings
 from hypothesis import strategies as st
 

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import bench.health_gangs as gangs
-from bench.health_gangs import Gang
+import harness.gangs as gangs
+from harness.gangs import Gang
 
 from shoal.core.health.following import Follows, Run, follows
 from shoal.core.health.quarantine import checked, suspected

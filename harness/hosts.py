@@ -1,8 +1,8 @@
-"""Hosts out of namespaces: addresses, processes and a home of their own, on a switch that the test
-can unplug them from. Needs root and iproute2; `missing()` says what is not there.
+"""Hosts made of network namespaces, each with an address, processes and a home of its own, on a
+switch that they can be unplugged from. Needs root and iproute2; `missing()` says what is not there.
 
 A host that is cut off lives on, unheard. A host that is powered off is gone with all its
-processes. Whatever happens to the test's process, nothing of its hosts stays.
+processes. Whatever happens to the process that made them, nothing of its hosts stays.
 """
 
 from __future__ import annotations

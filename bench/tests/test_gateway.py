@@ -8,11 +8,12 @@ from pathlib import Path
 
 import msgspec
 import pytest
+
 from bench.gateway import compared, failed, replica, spread_of
 from bench.gateway_load import Sample
 from bench.gateway_peers import available, free_port
 
-BENCH = Path(__file__).parent.parent.parent / "bench"
+BENCH = Path(__file__).parents[1]
 
 
 def test_failures_and_percentiles_are_counted() -> None:

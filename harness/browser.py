@@ -1,15 +1,14 @@
-"""A real Chromium for tests, and what it must never do: complain, or ask another host."""
+"""A real Chromium, and what it must never do: complain, or ask another host."""
 
 from __future__ import annotations
 
+import importlib.util
 import os
 import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
-
-import pytest
 
 if TYPE_CHECKING:
     from playwright.sync_api import Browser, BrowserContext, Page
@@ -24,24 +23,34 @@ FLAGS = (
 )
 
 
+def missing() -> str:
+    """Why there is no browser here; empty if there is one."""
+    if importlib.util.find_spec("playwright") is None:
+        return "playwright is missing: pip install playwright"
+    if not _path():
+        return "there is no Chromium: apt-get install chromium, or set CHROMIUM"
+    return ""
+
+
 @contextmanager
 def chromium() -> Iterator[Browser]:
-    api = pytest.importorskip(
-        "playwright.sync_api", reason="playwright is missing: pip install playwright"
-    )
-    path = os.environ.get("CHROMIUM") or shutil.which("chromium") or shutil.which("google-chrome")
-    if path is None:
-        pytest.skip("there is no Chromium: apt-get install chromium, or set CHROMIUM")
-    with api.sync_playwright() as driver:
-        browser = driver.chromium.launch(executable_path=path, args=list(FLAGS))
+    from playwright.sync_api import sync_playwright
+
+    with sync_playwright() as driver:
+        browser = driver.chromium.launch(executable_path=_path(), args=list(FLAGS))
         try:
             yield browser
         finally:
             browser.close()
 
 
+def _path() -> str:
+    named = os.environ.get("CHROMIUM") or shutil.which("chromium") or shutil.which("google-chrome")
+    return named or ""
+
+
 class Visit:
-    """One browser window of a test on one cluster."""
+    """One browser window on one cluster."""
 
     def __init__(self, browser: Browser, url: str, token: str, width: int, scheme: str) -> None:
         self.url, self.token = url, token

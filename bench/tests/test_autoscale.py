@@ -5,7 +5,6 @@ from __future__ import annotations
 from bench.autoscale import fixed, play, shoal, threshold
 from bench.flex import play as play_day
 from bench.llm_load import Fleet, Request, service_ms, work_over_time
-
 from shoal.model.service import Scale
 
 

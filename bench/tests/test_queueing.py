@@ -8,6 +8,7 @@ from pathlib import Path
 
 import msgspec
 import pytest
+
 from bench import queueing, queueing_own, queueing_published
 from bench.queueing_outcome import Outcome, Summary, summarise
 from bench.queueing_policies import Policy, policies
@@ -18,7 +19,6 @@ from bench.queueing_trace import (
     read_overheads,
     read_published,
 )
-
 from shoal.core.policies import SHIPPED
 from shoal.model.job import TIME_MS_MAX
 

@@ -1,0 +1,1 @@
+"""Programs that measure Shoal, most of them beside its peers."""

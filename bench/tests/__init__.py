@@ -1,0 +1,1 @@
+"""Tests of the benchmarks: their readers, rules and sums, on cases checked by hand."""
