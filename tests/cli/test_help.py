@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
-import inspect
 import subprocess
 import sys
 
@@ -19,7 +17,6 @@ HEAVY = (
     "yaml",
     "msgspec",
     "psutil",
-    "pydantic",
     "shoal.client",
     "shoal.core",
     "shoal.model",
@@ -29,21 +26,18 @@ HEAVY = (
 def test_the_verbs_are_all_there(shoal: Shoal) -> None:
     result = shoal("--help")
     assert result.code == 0
-    for name, entry in VERBS.items():
+    for name, summary in VERBS.items():
         assert f"  {name} " in result.out
-        assert entry.summary in result.out
+        assert summary in result.out
     assert "Exit codes" in result.out
     assert shoal().out == result.out
 
 
 @pytest.mark.parametrize("name", VERBS)
 def test_a_verb_says_what_it_is_for_and_shows_examples(name: str, shoal: Shoal) -> None:
-    function = getattr(importlib.import_module(f"shoal.cli.verbs.{VERBS[name].module}"), name)
-    first_line = (inspect.getdoc(function) or "").splitlines()[0]
-    assert first_line == VERBS[name].summary
     result = shoal(name, "--help")
     assert result.code == 0
-    assert first_line in result.out
+    assert result.out.splitlines()[2] == VERBS[name]
     assert f"\nExamples:\n  shoal {name}" in result.out
     assert "--json" in result.out
     assert all(len(line) <= 100 for line in result.out.splitlines())
@@ -66,12 +60,12 @@ def test_help_loads_nothing_heavy(args: list[str]) -> None:
     assert not loaded & set(HEAVY)
 
 
-def test_listing_jobs_loads_no_converter_of_typers() -> None:
+def test_listing_jobs_loads_nothing_that_only_a_screen_needs() -> None:
     script = (
         "import sys\n"
         "from shoal.cli.app import call\n"
         "call(['ps', '--home', '/nowhere', '--limit', '5'])\n"
-        "assert 'pydantic' not in sys.modules\n"
+        "assert 'typer' not in sys.modules\n"
         "assert 'rich' not in sys.modules\n"
     )
     subprocess.run([sys.executable, "-c", script], capture_output=True, check=True)

@@ -1,70 +1,71 @@
-"""The `shoal` command: the verbs by theme, each loaded only when it is called."""
+"""The `shoal` command: the verbs by theme, each imported only when it is called."""
 
 from __future__ import annotations
 
 import importlib
 import sys
-from difflib import get_close_matches
-from typing import Annotated, Any, NamedTuple, NoReturn
+from typing import Any, NoReturn
 
-import typer
-from typer.core import TyperGroup
-from typer.main import get_command
+import click
 
-from shoal.cli.grammar import DEFAULT_HOME, HomeOption, RunVerb, ServeVerb, Verb, write_verbatim
+from shoal.cli.command import Option, home_option, write_verbatim
 from shoal.cli.guard import guarded
-from shoal.cli.quick import quicken
 from shoal.forms.failure import USAGE, Failure
 
-
-class Entry(NamedTuple):
-    module: str
-    summary: str
-    grammar: type[Verb] = Verb
-
-
-# The summaries stand here so that `shoal --help` loads no verb; a test keeps them true.
-THEMES: dict[str, dict[str, Entry]] = {
+# The summaries are here so that `shoal --help` imports no verb; a test compares them with the
+# verbs' own help.
+THEMES = {
     "Jobs": {
-        "run": Entry("run", "Run a command, or a gang of them, on the cluster.", RunVerb),
-        "map": Entry("map", "Run a function over the lines of a file, with all cores."),
-        "ps": Entry("ps", "List the jobs."),
-        "logs": Entry("logs", "Print what a job wrote, or a service's newest replica."),
-        "why": Entry("why", "Tell why a job or service is where it is, and how it came there."),
-        "explain": Entry("explain", "Tell what happened to a job, on one page."),
-        "cancel": Entry("cancel", "Stop jobs for good."),
-        "requeue": Entry("cancel", "Stop jobs and let them run again."),
+        "run": "Run a command, or a gang of them, on the cluster.",
+        "map": "Run a function over the lines of a file, with all cores.",
+        "ps": "List the jobs.",
+        "logs": "Print what a job wrote, or a service's newest replica.",
+        "why": "Tell why a job or service is where it is, and how it came there.",
+        "explain": "Tell what happened to a job, on one page.",
+        "cancel": "Stop jobs for good.",
+        "requeue": "Stop jobs and let them run again.",
     },
     "Services": {
-        "serve": Entry("serve", "Serve a command behind one URL, or change how.", ServeVerb),
-        "services": Entry("services", "List the services and how they do."),
-        "service": Entry("services", "Show one service with its replicas, or stop it."),
+        "serve": "Serve a command behind one URL, or change how.",
+        "services": "List the services and how they do.",
+        "service": "Show one service with its replicas, or stop it.",
     },
     "Cluster": {
-        "up": Entry("up", "Start a cluster on this machine."),
-        "down": Entry("up", "Stop the cluster and all that runs on it."),
-        "join": Entry("join", "Make this machine a node of a cluster that is led elsewhere."),
-        "leave": Entry("join", "Take this machine out of the cluster it has joined."),
-        "salvage": Entry("salvage", "Save what can be read of a damaged store."),
-        "status": Entry("status", "Show the whole cluster on one screen."),
-        "page": Entry("page", "Print a link to the cluster's page that signs you in once."),
-        "top": Entry("top", "Watch the cluster: jobs, nodes and services, live."),
-        "nodes": Entry("nodes", "List the nodes and what is in use on them."),
-        "cordon": Entry("nodes", "Start nothing new on nodes; what runs there goes on."),
-        "drain": Entry("nodes", "Move jobs away from nodes, and start nothing new on them."),
-        "uncordon": Entry("nodes", "Open nodes for jobs again."),
-        "check": Entry("check", "Measure nodes, and compare them with others of their kind."),
-        "policy": Entry("policy", "Show, check, compare or change the scheduling policy."),
-        "events": Entry("events", "Tell what happened, one sentence each."),
-        "report": Entry("report", "Tell where the GPU time and the money went."),
-        "prices": Entry("prices", "Show, check or change the price list."),
+        "up": "Start a cluster on this machine.",
+        "down": "Stop the cluster and all that runs on it.",
+        "join": "Make this machine a node of a cluster that is led elsewhere.",
+        "leave": "Take this machine out of the cluster it has joined.",
+        "salvage": "Save what can be read of a damaged store.",
+        "status": "Show the whole cluster on one screen.",
+        "page": "Print a link to the cluster's page that signs you in once.",
+        "top": "Watch the cluster: jobs, nodes and services, live.",
+        "nodes": "List the nodes and what is in use on them.",
+        "cordon": "Start nothing new on nodes; what runs there goes on.",
+        "drain": "Move jobs away from nodes, and start nothing new on them.",
+        "uncordon": "Open nodes for jobs again.",
+        "check": "Measure nodes, and compare them with others of their kind.",
+        "policy": "Show, check, compare or change the scheduling policy.",
+        "events": "Tell what happened, one sentence each.",
+        "report": "Tell where the GPU time and the money went.",
+        "prices": "Show, check or change the price list.",
     },
     "Try it": {
-        "sim": Entry("sim", "Replay a trace or your own history under other policies."),
-        "demo": Entry("demo", "Watch a small cluster lose a node and heal, in half a minute."),
+        "sim": "Replay a trace or your own history under other policies.",
+        "demo": "Watch a small cluster lose a node and heal, in half a minute.",
     },
 }
-VERBS = {name: entry for theme in THEMES.values() for name, entry in theme.items()}
+VERBS = {name: summary for verbs in THEMES.values() for name, summary in verbs.items()}
+
+# Verbs that share a file with another; the others have a file of their own name.
+MODULES = {
+    "requeue": "cancel",
+    "service": "services",
+    "down": "up",
+    "leave": "join",
+    "cordon": "nodes",
+    "drain": "nodes",
+    "uncordon": "nodes",
+}
 
 EPILOG = """\
 Exit codes: 0 done, 1 refused or failed, 2 wrong usage, 3 no cluster reachable,
@@ -79,78 +80,90 @@ Examples:
 """
 
 
-class Verbs(TyperGroup):
-    """A group whose commands are imported when asked for."""
+class Verbs(click.Group):
+    """A group whose commands are imported when they are called."""
 
-    def get_params(self, ctx: Any) -> Any:
-        return quicken(super().get_params(ctx))
-
-    def list_commands(self, ctx: Any) -> list[str]:  # noqa: ARG002
+    def list_commands(self, ctx: click.Context) -> list[str]:  # noqa: ARG002
         return list(VERBS)
 
-    def get_command(self, ctx: Any, cmd_name: str) -> Any:  # noqa: ARG002
-        entry = VERBS.get(cmd_name)
-        if entry is None:
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command:  # noqa: ARG002
+        if cmd_name not in VERBS:
+            from difflib import get_close_matches
+
             close = get_close_matches(cmd_name, VERBS, n=1)
             hint = f"did you mean: shoal {close[0]}" if close else "see: shoal --help"
             raise Failure(f"there is no verb '{cmd_name[:40]}'; {hint}", USAGE)
-        module = importlib.import_module(f"shoal.cli.verbs.{entry.module}")
-        verb = typer.Typer(add_completion=False, rich_markup_mode=None)
-        verb.command(cmd_name, cls=entry.grammar)(getattr(module, cmd_name))
-        return get_command(verb)
+        module = importlib.import_module(f"shoal.cli.verbs.{MODULES.get(cmd_name, cmd_name)}")
+        found = getattr(module, cmd_name)
+        return found if isinstance(found, click.Command) else TyperVerb(cmd_name, found)
 
-    def format_options(self, ctx: Any, formatter: Any) -> None:
+    def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         width = max(map(len, VERBS))
         for theme, verbs in THEMES.items():
             with formatter.section(theme):
-                formatter.write_dl([(f"{name:{width}}", e.summary) for name, e in verbs.items()])
-        super().format_options(ctx, formatter)
+                formatter.write_dl([(f"{name:{width}}", text) for name, text in verbs.items()])
+        click.Command.format_options(self, ctx, formatter)
         write_verbatim(formatter, EPILOG)
 
-    def format_commands(self, ctx: Any, formatter: Any) -> None:
-        """They are written above, ahead of the options."""
+
+class TyperVerb(click.Command):
+    """A verb that is still written for Typer, which reads its own arguments."""
+
+    def __init__(self, name: str, function: Any) -> None:
+        from shoal.cli.grammar import command
+
+        super().__init__(name, add_help_option=False)
+        self._verb = command(name, function)
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        ctx.args = args
+        return []
+
+    def invoke(self, ctx: click.Context) -> Any:
+        with self._verb.make_context(f"shoal {self.name}", ctx.args) as context:
+            return self._verb.invoke(context)
 
 
-app = typer.Typer(
-    cls=Verbs,
-    add_completion=False,
-    rich_markup_mode=None,
+def _print_version(ctx: click.Context, option: click.Parameter, asked: bool) -> None:  # noqa: ARG001
+    if asked:
+        from shoal import __version__
+
+        print(f"shoal {__version__}")
+        ctx.exit()
+
+
+@click.pass_context
+def _start(ctx: click.Context, /, **_: object) -> None:
+    """Shoal turns the machines you have into one AI cluster."""
+    if ctx.invoked_subcommand is None:
+        print(ctx.get_help())
+
+
+shoal = Verbs(
+    "shoal",
+    callback=_start,
+    help=_start.__doc__,
+    params=[
+        home_option(),
+        Option(
+            "--version",
+            help="Print the version.",
+            is_flag=True,
+            is_eager=True,
+            callback=_print_version,
+        ),
+    ],
     invoke_without_command=True,
     subcommand_metavar="VERB ...",
 )
 
 
-def _print_version(asked: bool) -> None:
-    if asked:
-        from shoal import __version__
-
-        print(f"shoal {__version__}")
-        raise typer.Exit
-
-
-@app.callback()
-def shoal(
-    context: typer.Context,
-    home: HomeOption = DEFAULT_HOME,  # noqa: ARG001 - its callback does the work
-    version: Annotated[  # noqa: ARG001
-        bool,
-        typer.Option(
-            "--version", callback=_print_version, is_eager=True, help="Print the version."
-        ),
-    ] = False,
-) -> None:
-    """Shoal turns the machines you have into one AI cluster."""
-    if context.invoked_subcommand is None:
-        print(context.get_help())
-
-
 def call(args: list[str]) -> int:
     """Run one command line and return its exit code; never raises."""
-    command = get_command(app)
 
     def act() -> Any:
-        with command.make_context("shoal", list(args)) as context:
-            return command.invoke(context)
+        with shoal.make_context("shoal", list(args)) as context:
+            return shoal.invoke(context)
 
     return guarded(act)
 

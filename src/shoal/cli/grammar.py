@@ -1,4 +1,4 @@
-"""How every verb is written on the command line: its help page and the options all share."""
+"""How verbs that still use Typer are written; `command.py` is for the others."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from typing import Annotated, Any
 
 import typer
 from typer.core import TyperCommand
+from typer.main import get_command
 
 from shoal.cli.quick import quicken
 from shoal.files import require_own
@@ -128,3 +129,9 @@ def write_verbatim(formatter: Any, text: str) -> None:
     formatter.write_paragraph()
     for line in text.strip("\n").splitlines():
         formatter.write(f"{line}\n" if line else "\n")
+
+
+def command(name: str, function: Any) -> Any:
+    verb = typer.Typer(add_completion=False, rich_markup_mode=None)
+    verb.command(name, cls={"run": RunVerb, "serve": ServeVerb}.get(name, Verb))(function)
+    return get_command(verb)

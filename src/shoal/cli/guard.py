@@ -5,10 +5,7 @@ from __future__ import annotations
 import errno
 import os
 import sys
-import time
-import traceback
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 from shoal.forms.failure import REFUSED, Failure
@@ -32,6 +29,8 @@ def guarded(act: Callable[[], Any]) -> int:
             return result if isinstance(result, int) else 0
         except BaseException:
             if debug:
+                import traceback
+
                 traceback.print_exc()
             raise
     except SystemExit as stop:
@@ -126,6 +125,9 @@ def _reader_left() -> int:
 
 def _write_traceback(error: Exception) -> str:
     import tempfile
+    import time
+    import traceback
+    from pathlib import Path
 
     text = "".join(traceback.format_exception(error))
     home = Path(os.environ.get("SHOAL_HOME") or Path.home() / ".shoal")

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import time
-from typing import TYPE_CHECKING, Annotated
+from pathlib import Path
+from typing import TYPE_CHECKING
 
-import typer
-
-from shoal.cli.grammar import DEFAULT_HOME, HomeOption, JsonOption
+from shoal.cli.command import Option, flag, number, verb
 
 if TYPE_CHECKING:
     from shoal.cli.screen.show import Cell
@@ -17,19 +16,18 @@ LIMIT_MAX = 10_000
 WHOLE = 1000  # thousandths of a GPU
 
 
-def ps(
-    all_: Annotated[
-        bool, typer.Option("--all", "-a", help="Finished jobs, too, newest first.")
-    ] = False,
-    limit: Annotated[
-        int,
-        typer.Option(
-            "--limit", "-n", min=1, max=LIMIT_MAX, metavar="N", help="At most so many. [100]"
-        ),
-    ] = 100,
-    json: JsonOption = False,
-    home: HomeOption = DEFAULT_HOME,
-) -> None:
+@verb(
+    flag("all_", "--all", "-a", help="Include finished jobs, newest first."),
+    Option(
+        "--limit",
+        "-n",
+        metavar="N",
+        type=number(1, LIMIT_MAX),
+        default=100,
+        help="Show at most this many jobs. [100]",
+    ),
+)
+def ps(all_: bool, limit: int, json: bool, home: Path) -> None:
     """List the jobs.
 
     Live jobs come in the order of the queue. TIME is how long a job has been

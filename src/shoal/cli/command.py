@@ -1,0 +1,190 @@
+"""How a verb is written: its arguments and options, and the help page made from them."""
+
+from __future__ import annotations
+
+import inspect
+import os
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+import click
+
+if TYPE_CHECKING:
+    from pathlib import Path  # slow to import, and `shoal --help` has no use for it
+
+EXAMPLES = "\nExamples:\n"
+NUMBER_DIGITS_MAX = 16  # more than any number here needs; Python itself refuses thousands
+
+
+class Argument(click.Argument):
+    """`name` is the function's parameter, `metavar` is what the help page calls it."""
+
+    heading = "Arguments"
+
+    def __init__(self, name: str, metavar: str, help: str, **attrs: Any) -> None:  # noqa: A002
+        super().__init__([name], metavar=metavar, **attrs)
+        self.help = help
+
+
+class Option(click.Option):
+    """The help page lists it under `heading`. Defaults are part of the help text."""
+
+    def __init__(
+        self,
+        *names: str,
+        help: str,  # noqa: A002
+        heading: str = "Options",
+        **attrs: Any,
+    ) -> None:
+        super().__init__(names, help=help, **attrs)
+        self.heading = heading
+
+
+def flag(*names: str, help: str, heading: str = "Options") -> Option:  # noqa: A002
+    return Option(*names, help=help, heading=heading, is_flag=True, default=False)
+
+
+def number(least: int | None = None, most: int | None = None) -> Callable[[str | int], int]:
+    """The `type` of an option that takes a whole number from `least` to `most`."""
+
+    def read(value: str | int) -> int:
+        if isinstance(value, str):
+            if not (value.removeprefix("-").isdecimal() and value.isascii()):
+                raise click.BadParameter(f"{value[:40]!r} is not a whole number")
+            if len(value) > NUMBER_DIGITS_MAX:
+                raise click.BadParameter("the number is too large")
+            value = int(value)
+        if least is not None and value < least:
+            raise click.BadParameter(f"must be at least {least}, not {value}")
+        if most is not None and value > most:
+            raise click.BadParameter(f"must be at most {most}, not {value}")
+        return value
+
+    return read
+
+
+def home_option() -> Option:
+    """Its callback makes this process, and every process it starts, use the same home."""
+    return Option(
+        "--home",
+        metavar="DIR",
+        help="Where the cluster keeps its files. [$SHOAL_HOME or ~/.shoal]",
+        envvar="SHOAL_HOME",
+        default="~/.shoal",
+        callback=_settle_home,
+    )
+
+
+def _settle_home(context: click.Context, option: click.Parameter, path: str) -> Path:  # noqa: ARG001
+    from pathlib import Path
+
+    from shoal.files import require_own
+
+    if "\0" in path:
+        raise click.BadParameter("a path cannot contain a NUL byte")
+    settled = Path(path).expanduser().absolute()
+    require_own(settled)
+    os.environ["SHOAL_HOME"] = str(settled)
+    return settled
+
+
+class Verb(click.Command):
+    """The function's docstring is the help text, printed as written. The examples come last."""
+
+    def format_help(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        text, _, examples = (self.help or "").partition(EXAMPLES)
+        self.format_usage(ctx, formatter)
+        write_verbatim(formatter, text)
+        self.format_options(ctx, formatter)
+        write_verbatim(formatter, "Examples:\n" + examples)
+
+    def collect_usage_pieces(self, ctx: click.Context) -> list[str]:
+        arguments = [one for one in self.get_params(ctx) if isinstance(one, Argument)]
+        return ["[OPTIONS]", *[str(one.metavar) for one in arguments]]
+
+    def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """Each option under its heading; those without a heading of their own come last."""
+        rows: dict[str, list[tuple[str, str]]] = {}
+        for one in self.get_params(ctx):
+            heading = getattr(one, "heading", "Options")  # --help is Click's own
+            rows.setdefault(heading, []).append(_row(one))
+        width = max(len(name) for section in rows.values() for name, _ in section)
+        for title in sorted(rows, key=lambda title: title == "Options"):
+            with formatter.section(title):
+                formatter.write_dl([(f"{name:{width}}", text) for name, text in rows[title]])
+
+
+def verb(
+    *parameters: click.Parameter, cls: type[Verb] = Verb, home: bool = True
+) -> Callable[[Callable[..., int | None]], Verb]:
+    """Makes a verb of a function. Every verb has `--json`, and `--home` unless it has no cluster.
+    The function may return an exit code."""
+    shared = [flag("--json", help="Print JSON, for scripts.")]
+    if home:
+        shared.append(home_option())
+
+    def make(function: Callable[..., int | None]) -> Verb:
+        return cls(
+            name=function.__name__,
+            callback=function,
+            params=[*parameters, *shared],
+            help=inspect.cleandoc(function.__doc__ or ""),
+        )
+
+    return make
+
+
+class RunVerb(Verb):
+    """Its argument is named `words`. Flags end where the command begins, so `shoal run python
+    train.py --lr 3` passes `--lr` to the script. A job file contains its command, so flags may
+    follow the file."""
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        words = self.words(ctx, args)
+        ctx.allow_interspersed_args = bool(words) and _is_job_file(words[0])
+        return super().parse_args(ctx, args)
+
+    def words(self, ctx: click.Context, args: list[str]) -> list[str]:
+        """What remains of `args` where the flags end."""
+        ctx.allow_interspersed_args = False
+        given, _, _ = self.make_parser(ctx).parse_args(args=list(args))
+        words = given.get("words")
+        return list(words) if isinstance(words, tuple | list) else []
+
+
+class ServeVerb(RunVerb):
+    """Its argument `words` is NAME and then the command. Flags may come before NAME and after it,
+    up to `--` or the first word of the command. A service file contains its command."""
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        words = self.words(ctx, args)
+        if words and not _is_job_file(words[0]):
+            before, after = args[: len(args) - len(words)], words[1:]
+            command = self.words(ctx, after)
+            flags = after[: len(after) - len(command)]
+            for part in (before, flags):
+                if part and part[-1] == "--":
+                    part.pop()
+            args = [*before, *flags, "--", words[0], *command]
+        return super().parse_args(ctx, args)
+
+
+def _is_job_file(word: str) -> bool:
+    from shoal.forms.datafile import is_job_file
+
+    return is_job_file(word)
+
+
+def _row(parameter: click.Parameter) -> tuple[str, str]:
+    """The names of a parameter and its help text."""
+    names: list[str] = []
+    if isinstance(parameter, click.Option):
+        names = [*sorted(parameter.opts, key=len), *parameter.secondary_opts]
+    shown = [", ".join(names), parameter.metavar]
+    return " ".join(part for part in shown if part), getattr(parameter, "help", None) or ""
+
+
+def write_verbatim(formatter: click.HelpFormatter, text: str) -> None:
+    formatter.write_paragraph()
+    for line in text.strip("\n").splitlines():
+        formatter.write(f"{line}\n" if line else "\n")
