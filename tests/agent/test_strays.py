@@ -8,7 +8,7 @@ from pathlib import Path
 
 import msgspec
 
-from shoal.agent.kinship import processes
+from shoal.agent.ownership import processes
 from shoal.model.job import MemberRef
 from tests.agent.rig import Rig, rig
 

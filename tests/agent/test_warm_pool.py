@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from shoal.agent.warm import pool as nursery
+from shoal.agent.warm import pool
 from shoal.agent.warm.pool import WarmPool
 from shoal.agent.warm.rules import recipe, shadowed, wanted_modules
 from shoal.model.commands import Prepare
@@ -113,17 +113,17 @@ def test_no_interpreter_is_kept_when_memory_is_short_or_nobody_needs_it(
     found = recipe(sys.executable, argv, env, str(tmp_path))
     assert found is not None
     kept = WarmPool(str(tmp_path))
-    monkeypatch.setattr(nursery, "available_memory_mb", lambda: nursery.START_MEMORY_MB - 1)
+    monkeypatch.setattr(pool, "available_memory_mb", lambda: pool.START_MEMORY_MB - 1)
     kept.want(found, ("torch",))
     assert not kept.pids(), "not even begun"
-    monkeypatch.setattr(nursery, "available_memory_mb", lambda: nursery.START_MEMORY_MB + 1)
+    monkeypatch.setattr(pool, "available_memory_mb", lambda: pool.START_MEMORY_MB + 1)
     for shortage in ("available_memory_mb", "UNUSED_S"):
         kept.want(found, ("torch",))
         (pid,) = kept.pids()
         kept.tend()
         assert kept.pids() == {pid}
         with monkeypatch.context() as moment:
-            moment.setattr(nursery, shortage, (lambda: 1) if shortage.islower() else -1.0)
+            moment.setattr(pool, shortage, (lambda: 1) if shortage.islower() else -1.0)
             kept.tend()
         assert not kept.pids()
         os.waitpid(pid, 0)
@@ -196,15 +196,15 @@ def test_files_beside_a_script_that_hide_what_is_loaded_are_found(tmp_path: Path
 def test_the_memory_of_a_container_counts_where_it_is_less(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(nursery, "CONTAINER", tmp_path)
-    alone = nursery.available_memory_mb()
+    monkeypatch.setattr(pool, "CONTAINER", tmp_path)
+    alone = pool.available_memory_mb()
     assert alone > 0
     (tmp_path / "memory.max").write_text("max\n")
-    assert nursery.available_memory_mb() > 0
+    assert pool.available_memory_mb() > 0
     (tmp_path / "memory.max").write_text(f"{100 << 20}\n")
     (tmp_path / "memory.current").write_text(f"{70 << 20}\n")
     (tmp_path / "memory.stat").write_text(f"anon 5\ninactive_file {20 << 20}\n")
-    assert nursery.available_memory_mb() == 50
+    assert pool.available_memory_mb() == 50
 
 
 def test_a_node_that_was_told_of_a_job_is_warm_before_its_first_member(site: Path) -> None:

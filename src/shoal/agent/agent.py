@@ -10,9 +10,9 @@ from pathlib import Path
 
 import msgspec
 
+from shoal.agent.checkpoint_root import root_name
 from shoal.agent.checks import Checks
-from shoal.agent.crew import Crew
-from shoal.agent.root import root_name
+from shoal.agent.members import Members
 from shoal.agent.sampling import Sampler
 from shoal.agent.shipping import Shipping
 from shoal.agent.supplies import Supplies
@@ -58,8 +58,10 @@ class Agent:
         self._checks = Checks(directory, spec, self._measured)
         self._supplies = Supplies(directory, self._book, self._need)
         self._shipping = Shipping(self._send_log)
-        self.crew = Crew(directory, self._book, self._supplies, self._shipping, self._report_soon)
-        self.crew.members.helpers = (self._checks, self._supplies.environments)
+        self.members = Members(
+            directory, self._book, self._supplies, self._shipping, self._report_soon
+        )
+        self.members.processes.helpers = (self._checks, self._supplies.environments)
         self._sampler = Sampler(spec.gpus)
         self._link: Link | None = None
         self._met = False  # its other end has spoken
@@ -93,8 +95,8 @@ class Agent:
                 self._obey(envelope)
             case Kept(ref, size):
                 self._shipping.kept(ref, size)
-                self.crew.settle(ref)
-                self.crew.members.notice()
+                self.members.settle(ref)
+                self.members.processes.notice()
             case Ask():
                 self._report()
             case Piece(piece):
@@ -110,7 +112,7 @@ class Agent:
 
     def _obey(self, envelope: Envelope) -> None:
         """Orders of several jobs come together: each is carried out on its own."""
-        self.crew.reap()  # who has ended by now was not stopped by what this says
+        self.members.reap()  # who has ended by now was not stopped by what this says
         orders = self._book.take(envelope)
         told = time.monotonic()
         for number, order in enumerate(orders):
@@ -124,7 +126,7 @@ class Agent:
                 log.exception("an order could not be carried out: %s", type(order).__name__)
         for command in envelope.commands:
             if isinstance(command, Acknowledge) and command.ref not in self._book.exits:
-                self.crew.forget(command.ref)
+                self.members.acknowledged(command.ref)
         self._report_soon()
 
     def _queue_up(self, orders: list[Order]) -> None:
@@ -137,13 +139,13 @@ class Agent:
         match order:
             case Launch():
                 self._book.begins(order.ref)
-                self.crew.launch(order)
+                self.members.launch(order)
             case Stop():
-                self.crew.stop(order)
+                self.members.stop(order)
             case Check():
                 self._checks.ask(order, busy=bool(self._book.alive))
             case Prepare():
-                self.crew.prepare(order)
+                self.members.prepare(order)
             case Dismiss():
                 self.stopping.set()
 
@@ -156,8 +158,8 @@ class Agent:
     def _report(self) -> None:
         self._report_due = False
         if self._link is not None and self._link.backlog_bytes < BACKLOG_BYTES_MAX:
-            sample, said = self._sampler.take(), self.crew.beats.progress()
-            self._link.send(Heard(self._book.report(said, sample, self.crew.idling.idle(sample))))
+            sample, said = self._sampler.take(), self.members.beats.progress()
+            self._link.send(Heard(self._book.report(said, sample, self.members.idle.idle(sample))))
 
     def _measured(self, result: CheckResult) -> None:
         self._book.measured(result)
@@ -172,27 +174,27 @@ class Agent:
             self._link.send(Log(chunk))
 
     def listen(self) -> None:
-        self.crew.beats.listen()
+        self.members.beats.listen()
         self._sampler.start()
 
     async def live(self) -> None:
         async def heartbeat() -> None:
             while True:
                 await asyncio.sleep(HEARTBEAT_S)
-                for job in self.crew.members.tend():
+                for job in self.members.processes.tend():
                     self._book.prepared.pop(job, None)
                 self._checks.tend()
                 self._supplies.packages.ask_again(all_of_them=False)
-                self.crew.memory.look()
+                self.members.memory.look()
                 self._book.leaving = (self._directory / LEAVING).exists()
-                self.crew.audit()
+                self.members.audit()
                 self._report()
 
         async def ship() -> None:
             while True:
                 await asyncio.sleep(OUTPUT_POLL_S)
                 self._shipping.pump()
-                self.crew.settle()
+                self.members.settle()
 
         tasks = [
             asyncio.create_task(enduring("the heartbeat", heartbeat)),

@@ -19,8 +19,8 @@ from collections.abc import Callable
 from pathlib import Path
 
 from shoal.agent.faults import CannotStart
+from shoal.agent.inherited import inherited_env
 from shoal.agent.shipping import last_words
-from shoal.agent.surroundings import surroundings
 from shoal.kernel import NODE_MARK
 
 log = logging.getLogger("shoal.agent")
@@ -137,7 +137,7 @@ class Environments:
                 process = subprocess.Popen(
                     ["sh", "-c", _BUILD, "sh", *words],
                     cwd=path,
-                    env=_surroundings() | {NODE_MARK: str(self._node)},
+                    env=_build_env() | {NODE_MARK: str(self._node)},
                     stdin=subprocess.DEVNULL,
                     stdout=file,
                     stderr=file,
@@ -191,11 +191,11 @@ def key_of(requirements: str) -> str:
     return hashlib.sha256(made_of.encode()).hexdigest()[:32]
 
 
-def _surroundings() -> dict[str, str]:
+def _build_env() -> dict[str, str]:
     """Nothing that would lead pip elsewhere than into the environment, and nothing that a package,
     which runs code of its own when it is built, should not see."""
     odd = ("PYTHONPATH", "PYTHONHOME", "VIRTUAL_ENV", "PIP_TARGET", "PIP_PREFIX", "PIP_USER")
-    return {name: value for name, value in surroundings("PIP_").items() if name not in odd}
+    return {name: value for name, value in inherited_env("PIP_").items() if name not in odd}
 
 
 def _copy(source: Path, start: int, target: Path) -> int:

@@ -53,7 +53,7 @@ def must_have_room(directory: Path) -> None:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(directory))
 
 
-def ailment(directory: Path) -> str:
+def disk_problem(directory: Path) -> str:
     """What keeps files from being written here, in words; empty if nothing does."""
     probe = directory / ".writable"
     try:

@@ -1,276 +1,374 @@
-"""Members as processes: start them, signal them, and see that nothing of them stays."""
+"""The members of a node, each from its launch to its acknowledged end (agent/member.py)."""
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import logging
 import os
 import shutil
 import signal
-import socket
-import subprocess
-import time
-from collections.abc import Sequence
+from collections.abc import Callable
 from pathlib import Path
-from typing import Protocol
 
-from shoal.agent.faults import CannotStart
-from shoal.agent.kinship import Kinship
-from shoal.agent.surroundings import surroundings
-from shoal.agent.warm.pool import ZYGOTES_MAX, WarmPool
-from shoal.agent.warm.rules import Recipe, default_modules, recipe, wanted_modules
-from shoal.exits import MEMBERS
-from shoal.kernel import NODE_MARK, children, kill_marked
-from shoal.model.commands import Launch, Prepare
+from shoal.agent.beats import Beats
+from shoal.agent.faults import CannotStart, disk_problem, fault_of, must_have_room
+from shoal.agent.idle import IdleWatch
+from shoal.agent.member import Member, State
+from shoal.agent.memory import OUT_OF_MEMORY, MemoryWatch
+from shoal.agent.processes import CANNOT_START_CODE, MARK, Processes
+from shoal.agent.shipping import Shipping, last_words
+from shoal.agent.stacks import stacks
+from shoal.agent.supplies import Supplies
+from shoal.core.nodebook import STOPPED_BEFORE_START_CODE, NodeBook
+from shoal.exits import FROM_OUTSIDE, MEMBERS, member_ref, remove_exit, write_exit
+from shoal.model.commands import Launch, Prepare, Stop
 from shoal.model.job import Fault, MemberRef
+from shoal.model.progress import BEATS_ENV
+from shoal.model.report import MemberExit
+from shoal.wire import CHECKPOINT_ROOT
 
 log = logging.getLogger("shoal.agent")
 
-CANNOT_START_CODE = 127  # as a shell reports a command that is not there
-SERVICE = "SHOAL_SERVICE"  # in the environment of a replica
-PORT_MAX = 65_535
-MARK = "SHOAL_REF"  # in the environment of all that a member starts
-# By then a script has imported what it needs; who is slower is looked at again, ever later.
-FIRST_LOOK_S = 3.0
-LOOK_S_MAX = 60.0
-LOOK_AROUND_S = 1.0  # who descends from whom is looked at so often,
-LOOK_AROUND_REST = 50  # and the rest between is so many times as long as the look
-PREPARED_S = 300.0  # without being told again
-SETTLED_S = 2.0  # who has loaded nothing more in this time is done with it
+CHECKPOINT_DIR = "SHOAL_CHECKPOINT_DIR"
+SCRATCH = "SHOAL_SCRATCH"  # a directory that goes with the member: packages are read-only
 
-
-class Helper(Protocol):
-    """Part of the agent with processes of its own."""
-
-    def pids(self) -> set[int]: ...
-
-    def ended(self, pid: int, code: int) -> bool: ...
-
-
-class Process:
-    """A member as a process; `recipe`: how to start it warm the next time."""
-
-    __slots__ = ("look_at", "look_s", "modules", "pid", "popen", "recipe", "ref", "seen")
-
-    def __init__(
-        self, ref: MemberRef, pid: int, found: Recipe | None, popen: subprocess.Popen[bytes] | None
-    ) -> None:
-        self.ref = ref
-        self.pid = pid
-        self.recipe = found
-        self.popen = popen
-        self.modules: tuple[str, ...] = ()  # what to preload for it, once that is known
-        self.seen: tuple[str, ...] = ()
-        self.look_s = FIRST_LOOK_S
-        self.look_at = time.monotonic() + FIRST_LOOK_S
+# On `shoal down` members get this long after SIGTERM, whatever they asked for.
+SHUTDOWN_GRACE_S = 5.0
+WRITE_S_MAX = 5.0  # an exit waits no longer than this for the disk
+KILLED_CODE = 128 + signal.SIGKILL
+SIGNALS_FROM = 128  # higher codes mean a signal, which the last line of output does not explain
 
 
 class Members:
-    """The living processes of one node, each leader of its own session and process group."""
+    """`changed` is called when the book has something new to report."""
 
-    def __init__(self, node_directory: Path) -> None:
-        self._node_mark = str(node_directory)
-        self._pids: dict[int, Process] = {}
-        self._processes: dict[MemberRef, Process] = {}
-        self.nursery = WarmPool(self._node_mark)
-        self._prepared: dict[
-            str, tuple[Recipe, float]
-        ] = {}  # for jobs that may come, and until when
-        self._kinship = Kinship(MARK, str(node_directory / MEMBERS))
-        self._look_around_at = 0.0
-        self.helpers: Sequence[Helper] = ()  # whose processes are our children too
-        # Should keeper and agent be killed together, at least the members themselves follow.
-        setpriv = shutil.which("setpriv")
-        self._prefix = [setpriv, "--pdeathsig", "KILL", "--"] if setpriv else []
+    def __init__(
+        self,
+        directory: Path,
+        book: NodeBook,
+        supplies: Supplies,
+        shipping: Shipping,
+        changed: Callable[[], None],
+    ) -> None:
+        self._directory = directory / MEMBERS
+        self._directory.mkdir(exist_ok=True)
+        self._book = book
+        self._supplies = supplies
+        self._shipping = shipping
+        self._changed = changed
+        self.processes = Processes(directory)
+        self.beats = Beats(changed)
+        self.idle = IdleWatch(self.processes, self.beats)
+        self.memory = MemoryWatch()
+        self._checkpoints = os.environ.get(CHECKPOINT_ROOT) or str(directory / "checkpoints")
+        self._members: dict[MemberRef, Member] = {}
+        self._preparing_jobs: dict[str, asyncio.Task[None]] = {}  # jobs that may come here
+        self._writing: set[asyncio.Task[None]] = set()
+        self._closing = False
+        self._reaped = asyncio.Event()
 
-    def start(self, launch: Launch, directory: Path, extra: dict[str, str]) -> None:
-        """Output goes to a file that the member writes by itself: nobody can slow it down.
-        `extra`: variables of ours that the user's may replace."""
-        env = {**surroundings(), **extra, **launch.env, MARK: str(launch.ref)}
-        env[NODE_MARK] = self._node_mark
-        workdir = launch.workdir or str(directory)
-        if SERVICE in launch.env:
-            _check_port(launch.env.get("PORT", ""))
-        program = _find(launch.argv[0], workdir, env.get("PATH", os.defpath))
-        found = recipe(program, launch.argv, env, workdir)
-        handle = os.open(directory / "output", os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+    # -- the beginning ---------------------------------------------------------------------
+
+    def launch(self, command: Launch) -> None:
+        """Ends in a process, in a member that is being prepared, or in an exit that says why."""
+        member = self._members[command.ref] = Member(command.ref)
+        directory = self._directory / str(command.ref)
         try:
-            pid = self.nursery.fork(found, env, workdir, handle) if found else None
-            if pid is not None:
-                log.info("%s starts warm: process %d", launch.ref, pid)
-                self._add(Process(launch.ref, pid, found, None))
-                return
-            popen = subprocess.Popen(
-                [*self._prefix, program, *launch.argv[1:]],
-                cwd=workdir,
-                env=env,
-                stdin=subprocess.DEVNULL,
-                stdout=handle,
-                stderr=handle,
-                start_new_session=True,
+            directory.mkdir(exist_ok=True)
+            must_have_room(directory)
+            self._shipping.watch(command.ref, directory / "output", fresh=True)
+            ready = self._supplies.here(command)
+        except Exception as error:
+            self._cannot_start(member, error)
+            return
+        if ready is not None:
+            self._begin(member, ready, directory)
+            return
+        self._book.gets(command.ref, self._supplies.lacks(command))
+        member.become(State.PREPARING)
+        member.task = asyncio.create_task(self._prepare_member(member, command, directory))
+
+    async def _prepare_member(self, member: Member, command: Launch, directory: Path) -> None:
+        """It is not alive before it has everything it needs."""
+        ref = member.ref
+        try:
+            ready = await self._supplies.get(
+                command, directory / "output", lambda what: self._book.gets(ref, what)
             )
-        except OSError as error:
-            raise CannotStart(f"cannot start {launch.argv[0]}: {error.strerror}") from None
+        except Exception as error:
+            self._cannot_start(member, error)
+            return
+        self._book.begins(ref)
+        self._begin(member, ready, directory)
+        self._changed()
+
+    def _begin(self, member: Member, command: Launch, directory: Path) -> None:
+        try:
+            extra = {BEATS_ENV: self.beats.name, **self._checkpoint_dir(command)}
+            if command.package:
+                extra[SCRATCH] = str(directory)
+            self.processes.start(command, directory, extra)
+        except Exception as error:
+            self._cannot_start(member, error)
+            return
+        member.become(State.RUNNING)
+        self.beats.expect(member.ref)
+        self.idle.expect(command)
+
+    def _cannot_start(self, member: Member, error: Exception) -> None:
+        if not isinstance(error, CannotStart | OSError):
+            log.error("%s cannot start", member.ref, exc_info=error)
+        why = str(error) if isinstance(error, CannotStart) else f"cannot start: {error}"
+        fault = fault_of(error)
+        if not fault and (problem := disk_problem(self._directory)):
+            why, fault = f"{why}; this node's disk: {problem}", Fault.START
+        self._book.gets(member.ref, "could not start it")  # it was never alive
+        self._ended(member, CANNOT_START_CODE, why, fault=fault)
+        self._shipping.pump([member.ref])
+        self.settle(member.ref)
+
+    def prepare(self, command: Prepare) -> None:
+        """Fetch what a member would need before it comes."""
+        ready = self._supplies.here(command)
+        if ready is not None:
+            self.processes.prepare(ready)
+        elif command.job not in self._preparing_jobs:
+            self._preparing_jobs[command.job] = asyncio.create_task(self._prepare_job(command))
+
+    async def _prepare_job(self, command: Prepare) -> None:
+        try:
+            self.processes.prepare(await self._supplies.get(command, Path(os.devnull), log.debug))
+        except (CannotStart, OSError) as error:
+            log.warning("cannot prepare for %s: %s", command.job, error)
         finally:
-            os.close(handle)
-        self._add(Process(launch.ref, popen.pid, found, popen))
+            del self._preparing_jobs[command.job]
 
-    def _add(self, process: Process) -> None:
-        self._pids[process.pid] = process
-        self._processes[process.ref] = process
-
-    def prepare(self, order: Prepare) -> None:
-        """A member of this job may come: its interpreter should be warm by then."""
-        env = {**surroundings(), **order.env}
-        with contextlib.suppress(CannotStart):
-            program = _find(order.argv[0], order.workdir or "/", env.get("PATH", os.defpath))
-            found = recipe(program, order.argv, env, order.workdir or "/")
-            if found is not None:
-                self._prepared[order.job] = found, time.monotonic() + PREPARED_S
-        while len(self._prepared) > ZYGOTES_MAX:
-            del self._prepared[next(iter(self._prepared))]
-
-    def tend(self) -> list[str]:
-        """Once in a while: whose libraries took long to load shall find them warm next time.
-        Returns the jobs that are not prepared for any more."""
-        now = time.monotonic()
-        if self._processes and now >= self._look_around_at:
-            with contextlib.suppress(OSError):
-                self._look_around({})
-        over = [job for job, (_, until) in self._prepared.items() if now > until]
-        for job in over:
-            del self._prepared[job]
-        for found, _ in self._prepared.values():
-            self.nursery.want(found, default_modules())
-        for process in self._processes.values():
-            if process.recipe is None:
-                continue
-            if not process.modules and now >= process.look_at:
-                self._look_at(process, now)
-            if process.modules:
-                self.nursery.want(process.recipe, process.modules)
-        self.nursery.tend()
-        return over
-
-    def _look_at(self, process: Process, now: float) -> None:
-        seen: tuple[str, ...] = ()
-        with contextlib.suppress(OSError):
-            maps = Path(f"/proc/{process.pid}/maps").read_text(errors="replace")
-            seen = wanted_modules(maps)
-        if seen and seen == process.seen:
-            process.modules = seen
-        process.seen = seen
-        if not seen:
-            process.look_s = min(LOOK_S_MAX, process.look_s * 2)
-        process.look_at = now + (SETTLED_S if seen else process.look_s)
-
-    def kill_leftovers(self) -> int:
-        """Keeper and agent of an earlier life may have been killed together: what survived that
-        must not use the GPUs that this life gives away."""
-        return kill_marked(NODE_MARK, self._node_mark.__eq__)
-
-    def pid(self, ref: MemberRef) -> int | None:
-        process = self._processes.get(ref)
-        return process.pid if process else None
-
-    def signal(self, ref: MemberRef, number: int) -> None:
-        process = self._processes.get(ref)
-        if process is not None:
-            with contextlib.suppress(ProcessLookupError):
-                os.killpg(process.pid, number)
-
-    def reap(self) -> list[tuple[MemberRef, int]]:
-        """Members that ended since the last call, with codes as a shell gives them."""
-        ended = []
-        gone: dict[int, MemberRef] = {}
-        while True:
+    def _checkpoint_dir(self, command: Launch) -> dict[str, str]:
+        """A directory of the job's own that outlives its attempts. It may also be an address
+        (s3://...), where nothing has to be made."""
+        if command.env.get(CHECKPOINT_DIR):
+            return {}
+        path = self._checkpoint_path(command.ref)
+        if "://" not in path:
             try:
-                pid, status = os.waitpid(-1, os.WNOHANG)
-            except ChildProcessError:
-                break
-            if pid == 0:
-                break
-            code = os.waitstatus_to_exitcode(status)
-            process = self._pids.pop(pid, None)
-            if process is None:
-                if not any(helper.ended(pid, code) for helper in self.helpers):
-                    self.nursery.ended(pid, code)
-                continue
-            del self._processes[process.ref]
-            if process.popen is not None:
-                process.popen.returncode = code  # it was reaped here: let Popen not look for it
-            with contextlib.suppress(ProcessLookupError):
-                os.killpg(pid, signal.SIGKILL)
-            ended.append((process.ref, code if code >= 0 else 128 - code))
-            gone[pid] = process.ref
+                os.makedirs(path, mode=0o700, exist_ok=True)
+            except OSError as error:
+                raise CannotStart(
+                    f"cannot make the checkpoint directory {path}: {error.strerror}; "
+                    f"set {CHECKPOINT_DIR} in the job's env to a directory it may write to"
+                ) from None
+        return {CHECKPOINT_DIR: path}
+
+    def _remove_empty_checkpoints(self, ref: MemberRef) -> None:
+        """Most jobs save nothing. An empty directory goes, unless another member may be about to
+        write to it."""
+        command = self._book.alive.get(ref)
+        if command is not None and command.env.get("SHOAL_MEMBERS") == "1":
+            with contextlib.suppress(OSError):
+                os.rmdir(self._checkpoint_path(ref))
+
+    def _checkpoint_path(self, ref: MemberRef) -> str:
+        return f"{self._checkpoints.rstrip('/')}/{ref.job}"
+
+    # -- the end ---------------------------------------------------------------------------
+
+    def stop(self, command: Stop) -> None:
+        member = self._members.get(command.ref)
+        if member is None:
+            self.audit()
+        elif member.state is State.PREPARING:
+            if member.task is not None:
+                member.task.cancel()
+            self._ended(member, STOPPED_BEFORE_START_CODE, "stopped before it started")
+            self.settle()
+        elif member.state is State.RUNNING:
+            pid = self.processes.pid(command.ref)
+            if pid is None:
+                self.audit()
+            elif command.dump:
+                member.become(State.DUMPING)
+                member.task = asyncio.create_task(self._dump_and_stop(member, command, pid))
+            else:
+                self._terminate(member, command)
+
+    async def _dump_and_stop(self, member: Member, command: Stop, pid: int) -> None:
+        """Save what it is doing while it still does it. That takes bounded time."""
+        ref = member.ref
         try:
-            self._kill_strays(gone)
-        except OSError as error:  # without a free descriptor /proc cannot be read
-            log.error("what the dead left behind could not be looked for: %s", error)
-        return ended
-
-    def _kill_strays(self, gone: dict[int, MemberRef]) -> None:
-        """What a member left behind in a session of its own has become our child. What belongs to
-        one that lives stays with it, even without its mark."""
-        for pid in self._adopted(gone):
-            if self._kinship.owners(pid).isdisjoint(self._processes):
-                with contextlib.suppress(ProcessLookupError):
-                    os.kill(pid, signal.SIGKILL)
-
-    def notice(self) -> None:
-        """Often: whose child has become ours? Later it could be anybody's."""
-        with contextlib.suppress(OSError):
-            self._adopted({})
-
-    def _adopted(self, gone: dict[int, MemberRef]) -> list[int]:
-        """Children that we did not start, all of them looked at."""
-        ours = self._helping() | self._pids.keys()
-        found = [pid for pid in children() if pid not in ours]
-        if found and self._kinship.strangers(found):
-            self._look_around(gone)
-        return found
-
-    def _look_around(self, gone: dict[int, MemberRef]) -> None:
-        began = time.monotonic()
-        living = {pid: process.ref for pid, process in self._pids.items()}
-        self._kinship.look(living, self._helping(), gone)
-        now = time.monotonic()
-        self._look_around_at = now + max(LOOK_AROUND_S, (now - began) * LOOK_AROUND_REST)
-
-    def _helping(self) -> set[int]:
-        found = set(self.nursery.pids())
-        for helper in self.helpers:
-            found |= helper.pids()
-        return found
-
-    def __len__(self) -> int:
-        return len(self._processes)
-
-
-def _check_port(text: str) -> None:
-    """Else whoever has it would answer the probe, and be given the requests."""
-    if not text.isdecimal() or int(text) > PORT_MAX:
-        raise CannotStart(f"PORT={text!r} is no port for a replica to answer on")
-    port = int(text)
-    with socket.socket() as probe:
-        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        try:
-            probe.bind(("", port))
+            text, why = await asyncio.to_thread(stacks, pid, {MARK: str(ref)})
+            if member.state is State.DUMPING:
+                member.why = why
+                said = f"\n--- stopped by Shoal ({command.why}); its stacks:\n{text}\n---\n"
+                _append(self._directory / str(ref) / "output", said.encode())
         except OSError as error:
-            raise CannotStart(f"port {port} is not free on this node: {error.strerror}") from None
+            log.warning("the stacks of %s could not be saved: %s", ref, error)
+        finally:
+            if member.state is State.DUMPING:
+                self._terminate(member, command)
+
+    def _terminate(self, member: Member, command: Stop) -> None:
+        """SIGTERM first. The agent keeps the grace time itself and needs no controller for it."""
+        member.become(State.STOPPING)
+        self.processes.signal(member.ref, signal.SIGTERM)
+        self.processes.signal(member.ref, signal.SIGCONT)  # a stopped process takes no signal
+        member.kill = asyncio.get_running_loop().call_later(
+            command.grace_ms / 1000, self.processes.signal, member.ref, signal.SIGKILL
+        )
+
+    def audit(self) -> None:
+        """Every member that the book calls alive has a process, or is on its way to one or to its
+        exit. A member that has neither would hold its GPUs for ever, so it ends here."""
+        for ref in list(self._book.alive):
+            member = self._members.setdefault(ref, Member(ref))
+            lost = member.state in (State.RUNNING, State.DUMPING, State.STOPPING)
+            if member.state is State.LAUNCHED or (lost and self.processes.pid(ref) is None):
+                log.error("%s has no process that this agent knows", ref)
+                self._ended(member, CANNOT_START_CODE, "the agent lost track of its process")
+        self.settle()
+
+    def reap(self) -> None:
+        ended = self.processes.reap()
+        if self._closing:  # they end because the agent does, and that is not a result
+            self._reaped.set()
+            return
+        if ended:
+            self.beats.take()  # their last beats
+        starved = any(code == KILLED_CODE for _, code in ended) and self.memory.killed()
+        for ref, code in ended:
+            member = self._members[ref]
+            step = self.beats.step(ref)
+            self.beats.forget(ref)
+            self._remove_empty_checkpoints(ref)
+            try:
+                why, fault = self._cause(member, code, starved)
+            except Exception:  # the code counts more than the reason
+                log.exception("nothing is known about why %s ended", ref)
+                why, fault = "", Fault.NONE
+            self._ended(member, code, why, step, fault)
+        self._reaped.set()
+        if ended:  # they end one by one: to look at all of them each time would be quadratic
+            self._shipping.pump([ref for ref, _ in ended])
+
+    def _cause(self, member: Member, code: int, starved: bool) -> tuple[str, Fault]:
+        """Why it ended, and whether that is the node's fault. A member that was told to stop needs
+        no reason but what it was doing."""
+        if member.why or member.ref in self._book.stopping:
+            return member.why, Fault.NONE
+        why = ""
+        if 0 < code < SIGNALS_FROM:
+            why = last_words(self._directory / str(member.ref) / "output")
+        elif code == KILLED_CODE and starved:
+            why = OUT_OF_MEMORY
+        if code and (problem := disk_problem(self._directory)):
+            return f"{why + '; ' if why else ''}this node's disk: {problem}", Fault.SICK
+        return why, Fault.NONE
+
+    def _ended(
+        self,
+        member: Member,
+        code: int,
+        why: str,
+        step: int | None = None,
+        fault: Fault = Fault.NONE,
+    ) -> None:
+        stopped = member.ref in self._book.stopping
+        exit_ = member.end(code, why, step, fault, stopped=stopped)
+        self._book.ends(member.ref)
+        if code not in FROM_OUTSIDE:
+            member.unwritten = True
+            task = asyncio.create_task(self._write(member, exit_))
+            self._writing.add(task)
+            task.add_done_callback(self._writing.discard)
+
+    async def _write(self, member: Member, exit_: MemberExit) -> None:
+        """An exit is on disk before it is reported, unless the disk is sick: then it is only in
+        this agent's memory."""
+        try:
+            writing = asyncio.to_thread(write_exit, self._directory, exit_)
+            await asyncio.wait_for(writing, WRITE_S_MAX)
+        except OSError as error:  # a timeout, too
+            why = str(error) or "the disk is too slow"
+            log.warning("the exit of %s is only in memory: %s", exit_.ref, why)
+        finally:
+            member.unwritten = False
+        self.settle(exit_.ref)
+
+    def settle(self, only: MemberRef | None = None) -> None:
+        """Report the exits of members whose output has arrived, or took too long: then the rest
+        of the output comes after the exit. `only`: the news concerns no other member; to look at
+        all of them each time would be quadratic in a gang."""
+        some = self._members.values() if only is None else [self._members.get(only)]
+        for member in [member for member in some if member is not None]:
+            if member.state is State.ENDED and not member.unwritten:
+                self._report_exit(member)
+            elif member.state is State.LEFTOVER and self._shipping.complete(member.ref):
+                self._forget(member.ref)
+
+    def _report_exit(self, member: Member) -> None:
+        ref, exit_ = member.ref, member.exit
+        late = self._shipping.waited(member.ended_at)
+        if exit_ is not None and (late or self._shipping.complete(ref)):
+            member.become(State.REPORTED)
+            self._book.exited(ref, exit_.code, exit_.why, exit_.step, exit_.fault)
+            self._changed()
+
+    def acknowledged(self, ref: MemberRef) -> None:
+        """Its exit is stored. If its output is not, the member stays until it is."""
+        member = self._members.get(ref)
+        if member is not None and member.state not in (State.REPORTED, State.LEFTOVER):
+            return  # a late acknowledgement cannot concern a member that has not ended
+        remove_exit(self._directory, ref)
+        if self._shipping.complete(ref):
+            self._forget(ref)
+        elif member is not None and member.state is State.REPORTED:
+            member.become(State.LEFTOVER)
+
+    def _forget(self, ref: MemberRef) -> None:
+        if ref in self._book.exits:  # an exit of an earlier life that is not acknowledged yet
+            return
+        self._members.pop(ref, None)
+        self._shipping.forget(ref)
+        shutil.rmtree(self._directory / str(ref), ignore_errors=True)
+
+    # -- this life of the node, and the one before -----------------------------------------
+
+    def clear_up(self) -> None:
+        """An earlier life of this node may have left processes, and output it could not ship."""
+        killed = self.processes.kill_leftovers()
+        if killed:
+            log.warning("killed %d processes that an earlier life had left", killed)
+        for directory in sorted(self._directory.iterdir()):
+            ref = member_ref(directory.name)
+            if ref is None:
+                continue  # not ours
+            try:
+                self._shipping.watch(ref, directory / "output", fresh=False)
+            except OSError as error:  # an unreadable file must not keep the node away
+                log.warning("the output of %s is left where it is: %s", ref, error)
+                continue
+            self._members[ref] = Member(ref, State.LEFTOVER)
+
+    async def end(self) -> None:
+        """Members get a moment to end well; the keeper ends what is left."""
+        self._closing = True
+        self.processes.warm.close()
+        preparing = [m.task for m in self._members.values() if m.state is State.PREPARING]
+        for task in (*preparing, *self._preparing_jobs.values()):
+            if task is not None:
+                task.cancel()
+        for ref in list(self._book.alive):
+            self.processes.signal(ref, signal.SIGTERM)
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(SHUTDOWN_GRACE_S):
+                while self.processes:
+                    self._reaped.clear()
+                    await self._reaped.wait()
 
 
-def _find(program: str, workdir: str, path: str) -> str:
-    if not os.path.isdir(workdir):
-        raise CannotStart(f"workdir {workdir} is not a directory on this node", Fault.MISSING)
-    if "/" in program:
-        found = os.path.join(workdir, program)
-        if not os.path.exists(found):
-            raise CannotStart(f"{found} does not exist on this node", Fault.MISSING)
-        if os.path.isdir(found) or not os.access(found, os.X_OK):
-            raise CannotStart(f"{found} cannot be executed: is it a program, with chmod +x?")
-        return found
-    found_in_path = shutil.which(program, path=path)
-    if found_in_path is None:
-        raise CannotStart(f"no program {program!r} in PATH on this node", Fault.MISSING)
-    return found_in_path
+def _append(path: Path, data: bytes) -> None:
+    handle = os.open(path, os.O_WRONLY | os.O_APPEND)
+    try:
+        os.write(handle, data)
+    finally:
+        os.close(handle)

@@ -40,10 +40,10 @@ async def _run(directory: Path, keeper: int) -> int:
     incarnation = _next_incarnation(directory / "incarnation")
     agent = Agent(directory, spec, incarnation)
     loop = asyncio.get_running_loop()
-    loop.add_signal_handler(signal.SIGCHLD, agent.crew.reap)
+    loop.add_signal_handler(signal.SIGCHLD, agent.members.reap)
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, agent.stopping.set)
-    agent.crew.clear_up()
+    agent.members.clear_up()
     agent.listen()
     socket_path = directory / "agent.sock"
     socket_path.unlink(missing_ok=True)
@@ -53,7 +53,7 @@ async def _run(directory: Path, keeper: int) -> int:
     write_private(directory / "agent.json", msgspec.json.encode(info))
     log.info("%s is up as incarnation %d", spec.id, incarnation)
     await agent.live()
-    await agent.crew.end()
+    await agent.members.end()
     log.info("%s is down", spec.id)
     return 0
 

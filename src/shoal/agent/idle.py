@@ -7,7 +7,7 @@ import time
 from pathlib import Path
 
 from shoal.agent.beats import Beats
-from shoal.agent.members import Members
+from shoal.agent.processes import Processes
 from shoal.model.commands import Launch
 from shoal.model.job import MemberRef
 from shoal.model.report import Idle
@@ -30,12 +30,12 @@ class Seen:
         self.step = step
 
 
-class Idling:
+class IdleWatch:
     """A member uses its GPUs if one of them is busy. Where no driver tells how busy they are, its
     processes' CPU time has to do: who computes nothing at all feeds no GPU either."""
 
-    def __init__(self, members: Members, beats: Beats) -> None:
-        self._members = members
+    def __init__(self, processes: Processes, beats: Beats) -> None:
+        self._processes = processes
         self._beats = beats
         self._gpus: dict[MemberRef, tuple[int, ...]] = {}
         self._seen: dict[MemberRef, Seen] = {}
@@ -63,7 +63,7 @@ class Idling:
     def _look(self, now: float) -> None:
         spent = session_cpu_s()
         for ref in list(self._gpus):
-            session, step = self._members.pid(ref), self._beats.step(ref) or 0
+            session, step = self._processes.pid(ref), self._beats.step(ref) or 0
             if session is None:  # it is over
                 del self._gpus[ref]
                 self._seen.pop(ref, None)

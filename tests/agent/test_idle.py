@@ -8,8 +8,8 @@ from typing import Any, cast
 
 import pytest
 
-from shoal.agent import idling
-from shoal.agent.idling import Idling, session_cpu_s
+from shoal.agent import idle
+from shoal.agent.idle import IdleWatch, session_cpu_s
 from shoal.model.commands import Launch
 from shoal.model.job import MemberRef
 from shoal.model.samples import GpuSample, NodeSample
@@ -35,11 +35,11 @@ class Beats:
         return self.steps
 
 
-def watching(pid: int, monkeypatch: pytest.MonkeyPatch) -> tuple[Idling, Members, Beats]:
-    monkeypatch.setattr(idling, "LOOK_S", 0.2)
-    monkeypatch.setattr(idling, "TOLD_S", 1.5)
+def watching(pid: int, monkeypatch: pytest.MonkeyPatch) -> tuple[IdleWatch, Members, Beats]:
+    monkeypatch.setattr(idle, "LOOK_S", 0.2)
+    monkeypatch.setattr(idle, "TOLD_S", 1.5)
     members, beats = Members(pid), Beats()
-    made = Idling(cast(Any, members), cast(Any, beats))
+    made = IdleWatch(cast(Any, members), cast(Any, beats))
     made.expect(
         Launch(
             node="n1",

@@ -26,7 +26,7 @@ class Seen(NamedTuple):
     started: int  # with the process id it names a process for ever
 
 
-class Kinship:
+class Ownership:
     def __init__(self, mark: str, folders: str) -> None:
         self._mark = mark
         self._folders = folders  # of the members: whoever has a file open there belongs to one

@@ -59,7 +59,7 @@ KEPT_PREFIXES = (
 )
 
 
-def surroundings(*more: str) -> dict[str, str]:
+def inherited_env(*more: str) -> dict[str, str]:
     """The environment that all members share unless they say otherwise; `more`: prefixes that are
     kept, too."""
     kept = {

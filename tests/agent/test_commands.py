@@ -10,10 +10,11 @@ import msgspec
 import pytest
 
 from shoal.agent.agent import Agent
+from shoal.agent.member import EDGES, Member, State
 from shoal.agent.shipping import Output
 from shoal.exits import MEMBERS
-from shoal.model.commands import Envelope, Launch, Stop
-from shoal.model.job import MemberRef
+from shoal.model.commands import Acknowledge, Envelope, Launch, Stop
+from shoal.model.job import Fault, MemberRef
 from shoal.model.node import NodeSpec
 from shoal.model.report import NodeReport
 from shoal.wire import FromAgent, Heard, Kept, Orders
@@ -82,7 +83,7 @@ def _agent(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[Agent, _Sil
     spec = NodeSpec(id="n1", gpus=0, cpu_milli=16_000, memory_mb=4_000)
     agent, transport = Agent(tmp_path, spec, 1), _Silent()
     for name in ("reap", "notice", "kill_leftovers"):
-        monkeypatch.setattr(agent.crew.members, name, tuple)
+        monkeypatch.setattr(agent.members.processes, name, tuple)
     agent.connect().connection_made(transport)
     return agent, transport
 
@@ -103,11 +104,11 @@ def test_a_node_that_starts_thousands_is_busy_and_not_silent(
 
     async def main() -> list[NodeReport]:
         agent, transport = _agent(tmp_path, monkeypatch)
-        monkeypatch.setattr(agent.crew, "launch", lambda _: now.append(now[-1] + 1.1))
+        monkeypatch.setattr(agent.members, "launch", lambda _: now.append(now[-1] + 1.1))
         monkeypatch.setattr("shoal.agent.agent.time.monotonic", lambda: now[-1])
         agent._obey(Envelope(1, 1, _launches(refs)))
         await asyncio.sleep(0)
-        agent.crew.beats.close()
+        agent.members.beats.close()
         return transport.reports
 
     reports = asyncio.run(main())
@@ -128,7 +129,7 @@ def test_output_that_is_kept_costs_a_look_at_its_own_member_alone(
         for ref in refs:
             (tmp_path / MEMBERS / str(ref)).mkdir(parents=True)
         agent, _ = _agent(tmp_path, monkeypatch)
-        agent.crew.clear_up()
+        agent.members.clear_up()
         real = agent._shipping.complete
 
         def complete(ref: MemberRef) -> bool:
@@ -138,7 +139,7 @@ def test_output_that_is_kept_costs_a_look_at_its_own_member_alone(
         monkeypatch.setattr(agent._shipping, "complete", complete)
         for ref in refs:
             agent._received(Kept(ref, 0))
-        agent.crew.beats.close()
+        agent.members.beats.close()
 
     asyncio.run(main())
     assert not list((tmp_path / MEMBERS).iterdir())
@@ -154,16 +155,16 @@ def test_members_that_end_one_by_one_cost_a_look_each(
 
     async def main() -> None:
         agent, _ = _agent(tmp_path, monkeypatch)
-        monkeypatch.setattr(agent.crew.members, "start", lambda *_: None)
+        monkeypatch.setattr(agent.members.processes, "start", lambda *_: None)
         agent._obey(Envelope(1, 1, _launches(refs)))
         for ref in refs:
             (tmp_path / MEMBERS / str(ref) / "output").write_text("bye")
-            monkeypatch.setattr(agent.crew.members, "reap", lambda ref=ref: [(ref, 0)])
-            agent.crew.reap()
+            monkeypatch.setattr(agent.members.processes, "reap", lambda ref=ref: [(ref, 0)])
+            agent.members.reap()
             agent._received(Kept(ref, 3))
-        await asyncio.gather(*agent.crew._writing)
+        await asyncio.gather(*agent.members._writing)
         assert sorted(exit_.ref for exit_ in agent._book.report().exits) == refs
-        agent.crew.beats.close()
+        agent.members.beats.close()
 
     asyncio.run(main())
     assert len(looks) <= 3 * len(refs)
@@ -206,3 +207,35 @@ def test_what_the_operator_has_in_the_shell_does_not_reach_a_job() -> None:
             os.environ["PATH"],
         )
         assert (seen["NCCL_SOCKET_IFNAME"], seen["LC_NUMERIC"]) == ("eth7", "C")
+
+
+def test_a_member_only_takes_the_steps_that_its_state_machine_allows() -> None:
+    member = Member(GOOD)
+    for state in (State.RUNNING, State.DUMPING, State.STOPPING):
+        member.become(state)
+    with pytest.raises(AssertionError, match="cannot go from stopping to running"):
+        member.become(State.RUNNING)
+    exit_ = member.end(3, "it failed", 7, Fault.NONE, stopped=True)
+    assert (member.state, exit_.code, exit_.step, exit_.stopped) == (State.ENDED, 3, 7, True)
+    with pytest.raises(AssertionError, match="cannot go from ended to ended"):
+        member.end(0, "", None, Fault.NONE, stopped=False)
+
+
+def test_every_state_can_be_reached_and_left() -> None:
+    """A leftover is the end; a launched member, or a leftover of an earlier life, the beginning."""
+    assert {came for came, _ in EDGES} == set(State) - {State.LEFTOVER}
+    assert {goes for _, goes in EDGES} == set(State) - {State.LAUNCHED}
+
+
+def test_a_late_acknowledgement_does_not_take_a_running_member_away(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def main() -> None:
+        agent, _ = _agent(tmp_path, monkeypatch)
+        monkeypatch.setattr(agent.members.processes, "start", lambda *_: None)
+        agent._obey(Envelope(1, 1, _launches([GOOD])))
+        agent._obey(Envelope(1, 2, (Acknowledge(node="n1", incarnation=1, ref=GOOD),)))
+        assert (tmp_path / MEMBERS / str(GOOD) / "output").exists()
+        agent.members.beats.close()
+
+    asyncio.run(main())

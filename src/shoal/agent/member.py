@@ -1,0 +1,74 @@
+"""One member of this node: a record with an explicit state machine, from its launch to its end."""
+
+from __future__ import annotations
+
+import asyncio
+import enum
+import time
+
+from shoal.model.job import Fault, MemberRef
+from shoal.model.report import MemberExit
+
+
+class State(enum.Enum):
+    """Where a member is in its life on this node."""
+
+    LAUNCHED = "launched"  # the command to start it has been taken
+    PREPARING = "preparing"  # its package or environment is not here yet
+    RUNNING = "running"  # it has a process
+    DUMPING = "dumping"  # it is to stop; its stacks are saved first
+    STOPPING = "stopping"  # it got SIGTERM; SIGKILL follows after the grace time
+    ENDED = "ended"  # its exit is known, but not reported: output is on the way, or the disk slow
+    REPORTED = "reported"  # its exit is in every report until the controller acknowledges it
+    LEFTOVER = "leftover"  # only output is left, of this life or an earlier one
+
+
+# Each edge and what causes it. Any other change is a bug, and raises.
+EDGES = {
+    (State.LAUNCHED, State.PREPARING): "something it needs has to be fetched or built",
+    (State.LAUNCHED, State.RUNNING): "its process has started",
+    (State.LAUNCHED, State.ENDED): "it cannot start",
+    (State.PREPARING, State.RUNNING): "it has all it needs, and its process has started",
+    (State.PREPARING, State.ENDED): "it cannot start, or is stopped before it does",
+    (State.RUNNING, State.DUMPING): "it is to stop, and to say first what it was doing",
+    (State.RUNNING, State.STOPPING): "it is to stop",
+    (State.RUNNING, State.ENDED): "its process has ended",
+    (State.DUMPING, State.STOPPING): "its stacks are saved",
+    (State.DUMPING, State.ENDED): "its process ended while its stacks were being saved",
+    (State.STOPPING, State.ENDED): "its process has ended",
+    (State.ENDED, State.REPORTED): "its output has arrived, or took too long",
+    (State.REPORTED, State.LEFTOVER): "its exit is acknowledged, but output is still to be shipped",
+}
+
+
+class Member:
+    """`task` prepares it or saves its stacks; `kill` is the timer for SIGKILL; `why` says what it
+    was doing when it was stopped; `exit` is None until its process has ended."""
+
+    __slots__ = ("ended_at", "exit", "kill", "ref", "state", "task", "unwritten", "why")
+
+    def __init__(self, ref: MemberRef, state: State = State.LAUNCHED) -> None:
+        self.ref = ref
+        self.state = state
+        self.task: asyncio.Task[None] | None = None
+        self.kill: asyncio.TimerHandle | None = None
+        self.why = ""
+        self.exit: MemberExit | None = None
+        self.ended_at = 0.0
+        self.unwritten = False  # its exit is on the way to the disk
+
+    def become(self, state: State) -> None:
+        if (self.state, state) not in EDGES:
+            raise AssertionError(f"{self.ref} cannot go from {self.state.value} to {state.value}")
+        self.state = state
+
+    def end(
+        self, code: int, why: str, step: int | None, fault: Fault, *, stopped: bool
+    ) -> MemberExit:
+        """The process is over, or never was. What was under way for it is called off."""
+        self.become(State.ENDED)
+        if self.kill is not None:
+            self.kill.cancel()
+        self.exit = MemberExit(self.ref, code, why, stopped, step, fault)
+        self.ended_at = time.monotonic()
+        return self.exit

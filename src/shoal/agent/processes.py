@@ -1,0 +1,276 @@
+"""Processes as processes: start them, signal them, and see that nothing of them stays."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Protocol
+
+from shoal.agent.faults import CannotStart
+from shoal.agent.inherited import inherited_env
+from shoal.agent.ownership import Ownership
+from shoal.agent.warm.pool import ZYGOTES_MAX, WarmPool
+from shoal.agent.warm.rules import Recipe, default_modules, recipe, wanted_modules
+from shoal.exits import MEMBERS
+from shoal.kernel import NODE_MARK, children, kill_marked
+from shoal.model.commands import Launch, Prepare
+from shoal.model.job import Fault, MemberRef
+
+log = logging.getLogger("shoal.agent")
+
+CANNOT_START_CODE = 127  # as a shell reports a command that is not there
+SERVICE = "SHOAL_SERVICE"  # in the environment of a replica
+PORT_MAX = 65_535
+MARK = "SHOAL_REF"  # in the environment of all that a member starts
+# By then a script has imported what it needs; who is slower is looked at again, ever later.
+FIRST_LOOK_S = 3.0
+LOOK_S_MAX = 60.0
+LOOK_AROUND_S = 1.0  # who descends from whom is looked at so often,
+LOOK_AROUND_REST = 50  # and the rest between is so many times as long as the look
+PREPARED_S = 300.0  # without being told again
+SETTLED_S = 2.0  # who has loaded nothing more in this time is done with it
+
+
+class Helper(Protocol):
+    """Part of the agent with processes of its own."""
+
+    def pids(self) -> set[int]: ...
+
+    def ended(self, pid: int, code: int) -> bool: ...
+
+
+class Process:
+    """A member as a process; `recipe`: how to start it warm the next time."""
+
+    __slots__ = ("look_at", "look_s", "modules", "pid", "popen", "recipe", "ref", "seen")
+
+    def __init__(
+        self, ref: MemberRef, pid: int, found: Recipe | None, popen: subprocess.Popen[bytes] | None
+    ) -> None:
+        self.ref = ref
+        self.pid = pid
+        self.recipe = found
+        self.popen = popen
+        self.modules: tuple[str, ...] = ()  # what to preload for it, once that is known
+        self.seen: tuple[str, ...] = ()
+        self.look_s = FIRST_LOOK_S
+        self.look_at = time.monotonic() + FIRST_LOOK_S
+
+
+class Processes:
+    """The living processes of one node, each leader of its own session and process group."""
+
+    def __init__(self, node_directory: Path) -> None:
+        self._node_mark = str(node_directory)
+        self._pids: dict[int, Process] = {}
+        self._processes: dict[MemberRef, Process] = {}
+        self.warm = WarmPool(self._node_mark)
+        self._prepared: dict[
+            str, tuple[Recipe, float]
+        ] = {}  # for jobs that may come, and until when
+        self._ownership = Ownership(MARK, str(node_directory / MEMBERS))
+        self._look_around_at = 0.0
+        self.helpers: Sequence[Helper] = ()  # whose processes are our children too
+        # Should keeper and agent be killed together, at least the members themselves follow.
+        setpriv = shutil.which("setpriv")
+        self._prefix = [setpriv, "--pdeathsig", "KILL", "--"] if setpriv else []
+
+    def start(self, launch: Launch, directory: Path, extra: dict[str, str]) -> None:
+        """Output goes to a file that the member writes by itself: nobody can slow it down.
+        `extra`: variables of ours that the user's may replace."""
+        env = {**inherited_env(), **extra, **launch.env, MARK: str(launch.ref)}
+        env[NODE_MARK] = self._node_mark
+        workdir = launch.workdir or str(directory)
+        if SERVICE in launch.env:
+            _check_port(launch.env.get("PORT", ""))
+        program = _find(launch.argv[0], workdir, env.get("PATH", os.defpath))
+        found = recipe(program, launch.argv, env, workdir)
+        handle = os.open(directory / "output", os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+        try:
+            pid = self.warm.fork(found, env, workdir, handle) if found else None
+            if pid is not None:
+                log.info("%s starts warm: process %d", launch.ref, pid)
+                self._add(Process(launch.ref, pid, found, None))
+                return
+            popen = subprocess.Popen(
+                [*self._prefix, program, *launch.argv[1:]],
+                cwd=workdir,
+                env=env,
+                stdin=subprocess.DEVNULL,
+                stdout=handle,
+                stderr=handle,
+                start_new_session=True,
+            )
+        except OSError as error:
+            raise CannotStart(f"cannot start {launch.argv[0]}: {error.strerror}") from None
+        finally:
+            os.close(handle)
+        self._add(Process(launch.ref, popen.pid, found, popen))
+
+    def _add(self, process: Process) -> None:
+        self._pids[process.pid] = process
+        self._processes[process.ref] = process
+
+    def prepare(self, order: Prepare) -> None:
+        """A member of this job may come: its interpreter should be warm by then."""
+        env = {**inherited_env(), **order.env}
+        with contextlib.suppress(CannotStart):
+            program = _find(order.argv[0], order.workdir or "/", env.get("PATH", os.defpath))
+            found = recipe(program, order.argv, env, order.workdir or "/")
+            if found is not None:
+                self._prepared[order.job] = found, time.monotonic() + PREPARED_S
+        while len(self._prepared) > ZYGOTES_MAX:
+            del self._prepared[next(iter(self._prepared))]
+
+    def tend(self) -> list[str]:
+        """Once in a while: whose libraries took long to load shall find them warm next time.
+        Returns the jobs that are not prepared for any more."""
+        now = time.monotonic()
+        if self._processes and now >= self._look_around_at:
+            with contextlib.suppress(OSError):
+                self._look_around({})
+        over = [job for job, (_, until) in self._prepared.items() if now > until]
+        for job in over:
+            del self._prepared[job]
+        for found, _ in self._prepared.values():
+            self.warm.want(found, default_modules())
+        for process in self._processes.values():
+            if process.recipe is None:
+                continue
+            if not process.modules and now >= process.look_at:
+                self._look_at(process, now)
+            if process.modules:
+                self.warm.want(process.recipe, process.modules)
+        self.warm.tend()
+        return over
+
+    def _look_at(self, process: Process, now: float) -> None:
+        seen: tuple[str, ...] = ()
+        with contextlib.suppress(OSError):
+            maps = Path(f"/proc/{process.pid}/maps").read_text(errors="replace")
+            seen = wanted_modules(maps)
+        if seen and seen == process.seen:
+            process.modules = seen
+        process.seen = seen
+        if not seen:
+            process.look_s = min(LOOK_S_MAX, process.look_s * 2)
+        process.look_at = now + (SETTLED_S if seen else process.look_s)
+
+    def kill_leftovers(self) -> int:
+        """Keeper and agent of an earlier life may have been killed together: what survived that
+        must not use the GPUs that this life gives away."""
+        return kill_marked(NODE_MARK, self._node_mark.__eq__)
+
+    def pid(self, ref: MemberRef) -> int | None:
+        process = self._processes.get(ref)
+        return process.pid if process else None
+
+    def signal(self, ref: MemberRef, number: int) -> None:
+        process = self._processes.get(ref)
+        if process is not None:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(process.pid, number)
+
+    def reap(self) -> list[tuple[MemberRef, int]]:
+        """Processes that ended since the last call, with codes as a shell gives them."""
+        ended = []
+        gone: dict[int, MemberRef] = {}
+        while True:
+            try:
+                pid, status = os.waitpid(-1, os.WNOHANG)
+            except ChildProcessError:
+                break
+            if pid == 0:
+                break
+            code = os.waitstatus_to_exitcode(status)
+            process = self._pids.pop(pid, None)
+            if process is None:
+                if not any(helper.ended(pid, code) for helper in self.helpers):
+                    self.warm.ended(pid, code)
+                continue
+            del self._processes[process.ref]
+            if process.popen is not None:
+                process.popen.returncode = code  # it was reaped here: let Popen not look for it
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(pid, signal.SIGKILL)
+            ended.append((process.ref, code if code >= 0 else 128 - code))
+            gone[pid] = process.ref
+        try:
+            self._kill_strays(gone)
+        except OSError as error:  # without a free descriptor /proc cannot be read
+            log.error("what the dead left behind could not be looked for: %s", error)
+        return ended
+
+    def _kill_strays(self, gone: dict[int, MemberRef]) -> None:
+        """What a member left behind in a session of its own has become our child. What belongs to
+        one that lives stays with it, even without its mark."""
+        for pid in self._adopted(gone):
+            if self._ownership.owners(pid).isdisjoint(self._processes):
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGKILL)
+
+    def notice(self) -> None:
+        """Often: whose child has become ours? Later it could be anybody's."""
+        with contextlib.suppress(OSError):
+            self._adopted({})
+
+    def _adopted(self, gone: dict[int, MemberRef]) -> list[int]:
+        """Children that we did not start, all of them looked at."""
+        ours = self._helping() | self._pids.keys()
+        found = [pid for pid in children() if pid not in ours]
+        if found and self._ownership.strangers(found):
+            self._look_around(gone)
+        return found
+
+    def _look_around(self, gone: dict[int, MemberRef]) -> None:
+        began = time.monotonic()
+        living = {pid: process.ref for pid, process in self._pids.items()}
+        self._ownership.look(living, self._helping(), gone)
+        now = time.monotonic()
+        self._look_around_at = now + max(LOOK_AROUND_S, (now - began) * LOOK_AROUND_REST)
+
+    def _helping(self) -> set[int]:
+        found = set(self.warm.pids())
+        for helper in self.helpers:
+            found |= helper.pids()
+        return found
+
+    def __len__(self) -> int:
+        return len(self._processes)
+
+
+def _check_port(text: str) -> None:
+    """Else whoever has it would answer the probe, and be given the requests."""
+    if not text.isdecimal() or int(text) > PORT_MAX:
+        raise CannotStart(f"PORT={text!r} is no port for a replica to answer on")
+    port = int(text)
+    with socket.socket() as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind(("", port))
+        except OSError as error:
+            raise CannotStart(f"port {port} is not free on this node: {error.strerror}") from None
+
+
+def _find(program: str, workdir: str, path: str) -> str:
+    if not os.path.isdir(workdir):
+        raise CannotStart(f"workdir {workdir} is not a directory on this node", Fault.MISSING)
+    if "/" in program:
+        found = os.path.join(workdir, program)
+        if not os.path.exists(found):
+            raise CannotStart(f"{found} does not exist on this node", Fault.MISSING)
+        if os.path.isdir(found) or not os.access(found, os.X_OK):
+            raise CannotStart(f"{found} cannot be executed: is it a program, with chmod +x?")
+        return found
+    found_in_path = shutil.which(program, path=path)
+    if found_in_path is None:
+        raise CannotStart(f"no program {program!r} in PATH on this node", Fault.MISSING)
+    return found_in_path
