@@ -84,15 +84,8 @@ class Follower(Protocol):
     def stepped(self, report: Report, events: Sequence[Event], seq: int) -> None: ...
 
 
-class Store(Protocol):
-    """Keeps the log of events and the records of finished jobs."""
-
-    snapshot_seq: int  # of the snapshot that the next load starts at; 0: from the beginning
-    unbroken_from: int  # the log before this event may have holes
-
-    @property
-    def tight(self) -> bool:
-        """The disk is full, and what is left is for ends: nothing new is taken."""
+class EventLog(Protocol):
+    """Keeps events so that the state can be built again: all that a tick needs of a store."""
 
     def used(self, next_job: int, epoch: int) -> tuple[int, int]:
         """The next job number and the newest epoch of this home: these, or more if others were
@@ -108,6 +101,20 @@ class Store(Protocol):
         """Let the next load start at this event, and drop what is past its keeping; returns the
         finished jobs that were dropped."""
 
+    def keyed(self, key: str) -> str | None:
+        """The finished job that was submitted with this key."""
+
+
+class Store(EventLog, Protocol):
+    """An event log that can also be read: by event, by job, and by what has finished."""
+
+    snapshot_seq: int  # of the snapshot that the next load starts at; 0: from the beginning
+    unbroken_from: int  # the log before this event may have holes
+
+    @property
+    def tight(self) -> bool:
+        """The disk is full, and what is left is for ends: nothing new is taken."""
+
     def events(
         self, after: int, limit: int, job: str = "", node: str = "", notable: bool = False
     ) -> list[Recorded]:
@@ -122,6 +129,3 @@ class Store(Protocol):
 
     def finished(self, limit: int, after: int = -1) -> list[Job]:
         """Finished jobs, the last to end first; `after`: whose end is a later event than this."""
-
-    def keyed(self, key: str) -> str | None:
-        """The finished job that was submitted with this key."""

@@ -32,11 +32,12 @@ class Ear(Controller):
     def start(self) -> None:
         self.up = True
         self.life += 1
+        self._begun()
 
     def hear(self, report: NodeReport) -> None:
         self.inbox.heard(report)
 
-    def learn_gone(self, gone: NodeGone) -> None:
+    def gone(self, gone: NodeGone) -> None:
         self.inbox.gone(gone)
 
     def send(self, node: str, envelope: Envelope) -> None:
@@ -89,7 +90,12 @@ class SimRig(Rig):
         self._witness = Starts()
         self._world = World(Policy(), _fate, witness=self._witness)
         self._ear = Ear(
-            self._world.agenda, self._world.disk, Policy(), self._world._send, witness=self._witness
+            self._world.agenda,
+            self._world.disk,
+            Policy(),
+            self._world._send,
+            witness=self._witness,
+            begun=self._world._resend,
         )
         self._world.controller = self._ear
         for node in self.nodes:

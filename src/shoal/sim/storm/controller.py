@@ -1,39 +1,69 @@
-"""The simulated control loop: collect, step, verify, commit, send, answer; and crash anywhere."""
+"""The simulated controller: drives one `Tick` on virtual time, recovers, and crashes anywhere."""
 
 from __future__ import annotations
 
 import enum
 from collections.abc import Callable
 
-from shoal.core.state.apply import apply
-from shoal.core.state.invariants import Violation, verify, verify_touched
+from shoal.core.state.invariants import Violation
 from shoal.core.state.state import State
-from shoal.core.step import Step, step
 from shoal.model.budget import Spending
-from shoal.model.commands import Command, Envelope
-from shoal.model.events import ControllerStarted
+from shoal.model.commands import Envelope
 from shoal.model.policy import Policy
-from shoal.model.report import Accepted, Answer, NodeGone, NodeReport, Report, Request, Submit
+from shoal.model.report import Answer, NodeGone, NodeReport, Request
 from shoal.model.service import ServiceLoad
+from shoal.ports import StoreError
 from shoal.sim.storm.agenda import Agenda
 from shoal.sim.storm.disk import Disk, image_of
 from shoal.sim.storm.witness import Witness
+from shoal.tick import Send, Stage, Tick, verify_all, verify_nothing
 
 Reply = Callable[[Answer], None]
-Send = Callable[[str, Envelope], None]
+RECOVERY_MS = 500  # between two attempts to load the state and store an epoch
 
 
 class Moment(enum.StrEnum):
-    """Where in a round a controller can die."""
+    """Where in a tick a controller can die."""
 
     DECIDED = "before its decisions were stored"
-    COMMITTED = "before its orders were sent"
-    HALF_SENT = "while its orders were being sent"
-    IDLE = "between two rounds"
+    COMMITTED = "before its commands were sent"
+    HALF_SENT = "while its commands were being sent"
+    IDLE = "between two ticks"
+
+
+class Asked:
+    """A client that waits for an answer, until it is answered, refused or leaves."""
+
+    def __init__(self, request: Request, reply: Reply, witness: Witness) -> None:
+        self.taken = False  # by a step: from then on the request may have an effect
+        self._request = request
+        self._reply = reply
+        self._witness = witness
+        self._over = False
+
+    def done(self) -> bool:
+        return self._over
+
+    def set_result(self, answer: Answer) -> None:
+        self._over = True
+        self._witness.answered(self._request, answer)
+        self._reply(answer)
+
+    def set_exception(self, _: Exception) -> None:
+        self._over = True  # the client does not learn what became of its request
+
+    def leave(self) -> None:
+        if not self._over and not self.taken:
+            self._witness.withdrawn(self._request)
+        self._over = True
+
+
+class Crash(Exception):
+    """The controller dies here."""
 
 
 class Controller:
-    """`checked` runs the invariants after every step, and compares states after every restart."""
+    """`checked` verifies the state after every step, and compares states after every load."""
 
     def __init__(
         self,
@@ -43,56 +73,64 @@ class Controller:
         send: Send,
         *,
         witness: Witness,
+        begun: Callable[[], None],
         batch_ms: int = 0,
         checked: bool = True,
     ) -> None:
-        self.state = State()
         self.up = False
-        self.life = 0  # counts starts: what belongs to an earlier life is not heard
+        self.life = 0  # counts starts: messages to an earlier life are not heard
         self.steps = 0
+        self.fences = False  # the engine can end nodes that do not answer
+        self.policy = policy
         self.crash_at: Moment | None = None
         self.crashed: Callable[[], None] = lambda: None
         self._agenda = agenda
         self._disk = disk
-        self.fences = False  # the engine can end nodes that do not answer
-        self.policy = policy
         self._send = send
         self._witness = witness
+        self._begun = begun  # an epoch is stored: nodes should report again
         self._batch_ms = batch_ms
         self._checked = checked
-        self._spendings: tuple[Spending, ...] = ()
-        self._drift_ms = 0  # how far the machine's clock is ahead; no controller's life changes it
-        self._forget_inbox()
-        self._image: bytes | None = None  # of the last life's state at its last commit
+        self._drift_ms = 0  # how far the machine's clock is ahead; it outlives a controller
+        self._image: bytes | None = None  # of the state that a crash took, as it was stored
+        self._tick = self._new_tick()
+
+    @property
+    def state(self) -> State:
+        assert self.readable, "the state is not what is stored"
+        return self._tick.state
+
+    @property
+    def readable(self) -> bool:
+        return self.up and self._tick.settled
 
     # -- what reaches it -------------------------------------------------------------------
 
     def hear(self, report: NodeReport) -> None:
         self._witness.heard(report)
-        self._nodes.append(report)
+        self._unseen.append(report)
+        self._tick.hear(report)
         self._poke()
 
-    def learn_gone(self, gone: NodeGone) -> None:
-        self._gone.append(gone)
+    def gone(self, gone: NodeGone) -> None:
+        self._tick.gone(gone)
         self._poke()
 
-    def ask(self, request: Request, reply: Reply) -> None:
-        self._asked.append((request, reply))
+    def ask(self, asked: Asked, request: Request) -> None:
+        self._tick.ask(request, asked)
         self._poke()
 
     def served(self, load: ServiceLoad) -> None:
-        """What the gateway sees of a service; as in life, only news is worth a step."""
-        self._loads[load.service] = load
-        if self.state.loads.get(load.service) != load:
+        if self._tick.served(load):
             self._poke()
 
     def spent(self, spendings: tuple[Spending, ...]) -> None:
-        """What a ledger would say of all tenants."""
-        self._spendings = spendings
+        self._tick.spent(spendings)
         self._poke()
 
     def drifted(self, drift_ms: int) -> None:
         self._drift_ms = drift_ms
+        self._tick.drifted(drift_ms)
         if self.up:
             self._poke()
 
@@ -108,42 +146,56 @@ class Controller:
         assert not self.up, "a controller is running already"
         self.up = True
         self.life += 1
-        self._forget_inbox()
-        self.state = self._disk.load()
-        self._compare_with_last_life()
-        started = ControllerStarted(at_ms=self._agenda.now_ms, epoch=self.state.epoch + 1)
-        apply(self.state, started)
-        self._disk.append([started])
-        self._witness.committed([started])
-        self._numbers: dict[str, int] = {}
-        self._round()
+        self._tick = self._new_tick()
+        self._begin(self.life)
 
-    def keep_snapshot(self) -> None:
-        self._disk.keep_snapshot(self.state)
-
-    def crash(self, image: bytes | None = None) -> None:
-        """All that is not on the disk is gone; what is on its way to the nodes is not."""
-        self._image = image or image_of(self.state)
-        self.up = False
-        self.crash_at = None
-        self.state = State()
-        self.crashed()
-
-    def _forget_inbox(self) -> None:
-        self._nodes: list[NodeReport] = []
-        self._gone: list[NodeGone] = []
-        self._asked: list[tuple[Request, Reply]] = []
-        self._loads: dict[str, ServiceLoad] = {}
-        self._spendings = ()
+    def _new_tick(self) -> Tick:
+        verify = verify_all if self._checked else verify_nothing
+        tick = Tick(self._disk, self.policy, self._deliver, fences=self.fences, verify=verify)
+        tick.drifted(self._drift_ms)
+        self._unseen: list[NodeReport] = []  # reports that no step has seen
         self._poked = False
         self._wake_ms: int | None = None
+        self._sends_left: int | None = None
+        return tick
 
-    def _compare_with_last_life(self) -> None:
-        if self._checked and self._image is not None:
-            if image_of(self.state) != self._image:
+    def _begin(self, life: int) -> None:
+        """Load the state and store an epoch, until both work."""
+        if not self.up or self.life != life:
+            return
+        try:
+            self._tick.load()
+            self._compare()
+            self._tick.begin(self._agenda.now_ms)
+        except StoreError as error:
+            self._tick.refuse(error)
+            self._agenda.after(RECOVERY_MS, lambda: self._begin(life))
+            return
+        for report in self._unseen:  # they count in the new epoch, too
+            self._witness.heard(report)
+        self._round()
+        self._begun()
+
+    def _compare(self) -> None:
+        if self._checked:
+            loaded = image_of(self._tick.state)
+            if self._image is not None and loaded != self._image:
                 raise Violation("the state that was loaded is not the state that was lost")
-            if image_of(self._disk.load_from_start()) != self._image:
-                raise Violation("the whole log does not lead to the state that was lost")
+            if image_of(self._disk.load_from_start()) != loaded:
+                raise Violation("the whole log does not lead to the state that was loaded")
+        self._image = None
+
+    def keep_snapshot(self) -> None:
+        self._disk.snapshot(*self._tick.snapshot())
+
+    def crash(self, image: bytes | None = None) -> None:
+        """What is not on the disk is lost; messages on their way to the nodes are not."""
+        self._image = image
+        if image is None and self._tick.stage is Stage.READY:
+            self._image = image_of(self._tick.state)
+        self.up = False
+        self.crash_at = None
+        self.crashed()
 
     # -- one round -------------------------------------------------------------------------
 
@@ -168,59 +220,49 @@ class Controller:
             self._round()
 
     def _round(self) -> None:
-        asked = [one for one in self._asked if not self._answered_already(*one)]
-        report = Report(
-            requests=tuple(request for request, _ in asked),
-            nodes=tuple(self._nodes),
-            gone=tuple(self._gone),
-            services=tuple(self._loads.values()),
-            spendings=self._spendings,
-            drift_ms=self._drift_ms,
-            fences=self.fences,
-        )
-        self._forget_inbox()
-        image = image_of(self.state) if self.crash_at is Moment.DECIDED else None
+        self._poked = False
+        self._wake_ms = None
+        tick, crash_at = self._tick, self.crash_at
+        if tick.stage is not Stage.READY:
+            return  # it recovers; the round that follows sees the inbox
+        tick.fences, tick.policy = self.fences, self.policy
+        before = image_of(tick.state) if crash_at is Moment.DECIDED else None
         self.steps += 1
-        taken = step(self.state, report, self.policy, self._agenda.now_ms)
-        self._check(taken)
-        if self.crash_at is Moment.DECIDED:
-            self.crash(image)
+        self._unseen = []
+        decision = tick.decide(self._agenda.now_ms)
+        for asked in decision.replies:
+            assert isinstance(asked, Asked)
+            asked.taken = True
+        if crash_at is Moment.DECIDED:
+            self.crash(before)
             return
-        self._disk.append(taken.events, taken.finished)
-        self._witness.committed(taken.events)
-        if self.crash_at is Moment.COMMITTED:
+        try:
+            tick.commit()
+        except StoreError as error:
+            tick.fail(error)
+            life = self.life
+            self._agenda.after(RECOVERY_MS, lambda: self._begin(life))
+            return
+        if not decision.step.events:
+            self._witness.committed([])
+        if crash_at is Moment.COMMITTED:
+            self.crash(image_of(tick.state))
+            return
+        if crash_at is Moment.HALF_SENT:
+            self._sends_left = len({command.node for command in decision.step.commands}) // 2
+        try:
+            tick.finish()
+            if crash_at is Moment.HALF_SENT:
+                raise Crash
+        except Crash:
             self.crash()
             return
-        self._dispatch(taken.commands)
-        if self.crash_at is Moment.HALF_SENT:
-            self.crash()
-            return
-        for (_, reply), answer in zip(asked, taken.answers, strict=True):
-            reply(answer)
-        self._plan_wake(taken.wake_ms)
+        self._plan_wake(decision.step.wake_ms)
 
-    def _answered_already(self, request: Request, reply: Reply) -> bool:
-        """As in life, the store knows the keys of finished jobs, and the state those of others."""
-        if not isinstance(request, Submit) or request.key not in self._disk.keys:
-            return False
-        reply(Accepted(self._disk.keys[request.key], "this submission was already accepted"))
-        return True
-
-    def _check(self, taken: Step) -> None:
-        if self._checked:
-            now_ms = self._agenda.now_ms
-            due_ms = self.state.look_ms  # a look at the whole queue that is due comes next
-            settled = taken.wake_ms != now_ms and (due_ms is None or due_ms > now_ms)
-            verify(self.state, self.policy, now_ms, settled=settled)
-            verify_touched(self.state, taken.events)
-
-    def _dispatch(self, commands: list[Command]) -> None:
-        by_node: dict[str, list[Command]] = {}
-        for command in commands:
-            by_node.setdefault(command.node, []).append(command)
-        nodes = list(by_node)
-        if self.crash_at is Moment.HALF_SENT:
-            nodes = nodes[: len(nodes) // 2]
-        for node in nodes:
-            number = self._numbers[node] = self._numbers.get(node, 0) + 1
-            self._send(node, Envelope(self.state.epoch, number, tuple(by_node[node])))
+    def _deliver(self, node: str, envelope: Envelope) -> None:
+        if self._sends_left is not None:
+            if not self._sends_left:
+                raise Crash
+            self._sends_left -= 1
+        self._witness.sent(envelope)
+        self._send(node, envelope)

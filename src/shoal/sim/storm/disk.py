@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import enum
+from collections import deque
 from collections.abc import Sequence
 
 import msgspec
@@ -11,38 +13,74 @@ from shoal.core.state.invariants import Violation
 from shoal.core.state.state import Snapshot, State
 from shoal.model.events import Event
 from shoal.model.job import Job
+from shoal.ports import StoreError
+from shoal.sim.storm.witness import Witness
 
 _encoder = msgspec.json.Encoder()
 _event_decoder: msgspec.json.Decoder[Event] = msgspec.json.Decoder(Event)
 _snapshot_decoder = msgspec.json.Decoder(Snapshot)
 
 
-class Disk:
-    """The log of events, and at most one snapshot with its position in the log."""
+class Fault(enum.StrEnum):
+    """How a call of the store fails."""
 
-    def __init__(self) -> None:
+    REFUSED = "before anything was stored"
+    UNCERTAIN = "after it was stored"
+
+
+class Disk:
+    """The log of events, and at most one snapshot with its position in the log.
+
+    `commit_faults`, `load_faults` and `snapshot_faults` say how the next calls fail."""
+
+    def __init__(self, witness: Witness | None = None) -> None:
         self.log: list[bytes] = []
-        self.keys: dict[str, str] = {}  # submission key -> finished job
+        self.commit_faults: deque[Fault] = deque()
+        self.load_faults = 0
+        self.snapshot_faults: deque[Fault] = deque()
+        self._witness = witness or Witness()
+        self._keys: dict[str, str] = {}  # submission key -> finished job
         self._snapshot: tuple[int, bytes] | None = None
 
-    def append(self, events: Sequence[Event], finished: Sequence[Job] = ()) -> None:
+    def used(self, next_job: int, epoch: int) -> tuple[int, int]:
+        return next_job, epoch
+
+    def commit(self, events: Sequence[Event], finished: Sequence[Job]) -> int:
+        fault = self.commit_faults.popleft() if self.commit_faults else None
+        if fault is Fault.REFUSED:
+            raise StoreError("the disk is full")
         self.log += map(_encoder.encode, events)
         for job in finished:
-            if job.key in self.keys:
-                raise Violation(f"{self.keys[job.key]} and {job.id} have the same key")
+            if job.key in self._keys:
+                raise Violation(f"{self._keys[job.key]} and {job.id} have the same key")
             if job.key:
-                self.keys[job.key] = job.id
+                self._keys[job.key] = job.id
+        self._witness.committed(events)
+        if fault is Fault.UNCERTAIN:
+            raise StoreError("the disk did not answer in time")
+        return len(self.log)
 
-    def keep_snapshot(self, state: State) -> None:
-        self._snapshot = (len(self.log), image_of(state))
+    def keyed(self, key: str) -> str | None:
+        return self._keys.get(key)
 
-    def load(self) -> State:
+    def snapshot(self, seq: int, body: bytes) -> list[str]:
+        fault = self.snapshot_faults.popleft() if self.snapshot_faults else None
+        if fault is not Fault.REFUSED:
+            self._snapshot = (seq, body)
+        if fault is not None:
+            raise StoreError("the snapshot cannot be written")
+        return []
+
+    def load(self) -> tuple[State, int]:
         """The state as it was at the last commit: from the snapshot if there is one."""
+        if self.load_faults:
+            self.load_faults -= 1
+            raise StoreError("the file is locked")
         if self._snapshot is None:
-            return self.load_from_start()
+            return self.load_from_start(), len(self.log)
         position, image = self._snapshot
         state = State.restore(_snapshot_decoder.decode(image))
-        return replay(state, map(_event_decoder.decode, self.log[position:]))
+        return replay(state, map(_event_decoder.decode, self.log[position:])), len(self.log)
 
     def load_from_start(self) -> State:
         return replay(State(), map(_event_decoder.decode, self.log))

@@ -290,6 +290,6 @@ class Faults:
                 self._later(lambda: setattr(victim, "broken", False))
 
     def _keep_snapshot(self) -> None:
-        if self._world.controller.up:
+        if self._world.controller.readable:
             self._counts["snapshot kept"] += 1
             self._world.controller.keep_snapshot()

@@ -184,6 +184,8 @@ class Run:
             return f"unfinished: {list(self.truth.unfinished)}"
         if self.truth.lives.living:
             return f"alive: {', '.join(map(str, self.truth.lives.living))}"
+        if not self.world.controller.readable:
+            return "the controller recovers"
         if services := self.world.controller.state.services:
             return f"still served: {list(services)}"
         nodes = self.world.controller.state.nodes

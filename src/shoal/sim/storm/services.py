@@ -88,6 +88,8 @@ class Services:
 
     def unsettled(self) -> str:
         """What is not yet as it was asked for, in words."""
+        if not self._world.controller.readable:
+            return "the controller recovers"
         state = self._world.controller.state
         for service in state.services.values():
             # What never gets ready, and has nothing to go back to, is left alone.
@@ -175,7 +177,7 @@ class Services:
     def _look(self) -> None:
         """Reads the controller's state as the gateway_link does, which lives and dies with it."""
         controller, rng = self._world.controller, self._rng
-        if controller.up:
+        if controller.readable:
             for name, service in controller.state.services.items():
                 if not self._calm and rng.random() < 0.2:
                     self._work[name] = rng.choice(WORK_LEVELS)
@@ -195,7 +197,7 @@ class Services:
     def _hear(self, life: int, load: ServiceLoad, attempts: dict[str, int]) -> None:
         """Who is ready is looked up when the gateway has answered, however long that took."""
         controller = self._world.controller
-        if not controller.up or controller.life != life:
+        if not controller.readable or controller.life != life:
             return
         jobs = controller.state.jobs
         ready = tuple(

@@ -6,12 +6,13 @@ an error there cannot hide itself here.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Sequence
 from typing import Any
 
 from shoal.core.nodebook import STOPPED_BEFORE_START_CODE
 from shoal.core.phases.observe import FENCE_MS
-from shoal.model.commands import Launch
+from shoal.model.commands import Envelope, Launch
 from shoal.model.events import (
     BudgetEvent,
     BudgetFreed,
@@ -43,7 +44,7 @@ from shoal.model.events import (
 from shoal.model.job import Fault, MemberRef, Outcome, StopCause
 from shoal.model.node import NodeIntent, NodeSpec
 from shoal.model.policy import Policy
-from shoal.model.report import Cancel, NodeReport, Request
+from shoal.model.report import Accepted, Answer, Cancel, NodeReport, Request, Submit
 from shoal.sim.storm.agenda import Agenda
 from shoal.sim.storm.budgettruth import BudgetTruth
 from shoal.sim.storm.fairness import Entitlements, stands_alone, wishes_kept
@@ -67,6 +68,9 @@ class Truth(Witness):
         self._policy = policy
         self._keys: dict[str, str] = {}
         self._cancels: dict[str, None] = {}
+        self._asked_keys: Counter[str] = Counter()
+        self._withdrawn: set[str] = set()  # keys that were asked for once, and not long enough
+        self._epoch = 0
         self._on: dict[str, int] = {}  # node -> its incarnation, for those that are on
         self._specs: dict[str, NodeSpec] = {}
         self._heard: dict[str, tuple[int, int, int]] = {}  # node -> incarnation, sequence, time
@@ -125,7 +129,22 @@ class Truth(Witness):
     def asked(self, request: Request) -> None:
         if isinstance(request, Cancel):
             self._cancels[request.job] = None
+        if isinstance(request, Submit):
+            self._asked_keys[request.key] += 1
         self.services.asked(request)
+
+    def withdrawn(self, request: Request) -> None:
+        if isinstance(request, Submit) and self._asked_keys[request.key] == 1:
+            self._withdrawn.add(request.key)
+
+    def answered(self, request: Request, answer: Answer) -> None:
+        accepted = answer.id if isinstance(answer, Accepted) else ""
+        if accepted and isinstance(request, Submit) and accepted not in self.jobs:
+            raise Untruth(f"{accepted} was accepted, but it is not in the log")
+
+    def sent(self, envelope: Envelope) -> None:
+        if envelope.epoch != self._epoch:
+            raise Untruth(f"commands were sent in epoch {envelope.epoch}, not {self._epoch}")
 
     def heard(self, report: NodeReport) -> None:
         node, said = report.spec.id, (report.incarnation, report.sequence)
@@ -151,12 +170,17 @@ class Truth(Witness):
     # -- what the log says -----------------------------------------------------------------
 
     def _controller_started(self, event: ControllerStarted) -> None:
+        if event.epoch <= self._epoch:
+            raise Untruth(f"epoch {event.epoch} began after epoch {self._epoch}")
+        self._epoch = event.epoch
         self._listening_ms = event.at_ms
         self._heard = {}
 
     def _job_submitted(self, event: JobSubmitted) -> None:
         if event.job in self.jobs or (event.key and event.key in self._keys):
             raise Untruth(f"{event.job} was submitted twice")
+        if event.key in self._withdrawn:
+            raise Untruth(f"{event.job} was submitted by a client that had left before")
         self._keys[event.key] = event.job
         self.jobs[event.job] = JobTruth(event.job, event.spec)
         self.unfinished[event.job] = None

@@ -123,6 +123,9 @@ class Users:
 
     def _open_all(self) -> None:
         """Only those that were closed: an operator's word would end a quarantine too."""
+        if not self._world.controller.readable:
+            self._world.agenda.after(SETTLED_MS, self._open_all)
+            return
         for name in self._world.machines:
             node = self._world.controller.state.nodes.get(name)
             if node is None or node.intent is not NodeIntent.OPEN:

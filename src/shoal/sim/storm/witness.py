@@ -5,11 +5,11 @@ from __future__ import annotations
 import enum
 from collections.abc import Sequence
 
-from shoal.model.commands import Launch
+from shoal.model.commands import Envelope, Launch
 from shoal.model.events import Event
 from shoal.model.job import Fault, MemberRef
 from shoal.model.node import NodeSpec
-from shoal.model.report import NodeReport, Request
+from shoal.model.report import Answer, NodeReport, Request
 
 
 class End(enum.StrEnum):
@@ -41,6 +41,13 @@ class Witness:
         """It makes no step any more, and never will; told more than once."""
 
     def asked(self, request: Request) -> None: ...
+
+    def withdrawn(self, request: Request) -> None:
+        """The client left before any step saw its request."""
+
+    def answered(self, request: Request, answer: Answer) -> None: ...
+
+    def sent(self, envelope: Envelope) -> None: ...
 
     def heard(self, report: NodeReport) -> None:
         """The controller got this report, which it has yet to look at."""

@@ -14,7 +14,7 @@ from shoal.model.node import NodeSpec
 from shoal.model.policy import Policy
 from shoal.model.report import NodeGone, NodeReport, Request
 from shoal.sim.storm.agenda import Agenda
-from shoal.sim.storm.controller import Controller, Moment, Reply
+from shoal.sim.storm.controller import Asked, Controller, Moment, Reply
 from shoal.sim.storm.disk import Disk
 from shoal.sim.storm.network import Network
 from shoal.sim.storm.node import Fates, Machine
@@ -38,12 +38,12 @@ class World:
         checked: bool = True,
     ) -> None:
         self.agenda = agenda or Agenda()
-        self.disk = Disk()
         self.machines: dict[str, Machine] = {}
         self.saved: dict[str, int] = {}  # the newest step that each job has saved
         self._fates = fates
         self._network = network or Network()
         self._witness = witness or Witness()
+        self.disk = Disk(self._witness)
         self._heartbeat_ms = heartbeat_ms
         self._deaths: dict[str, NodeGone] = {}  # those known for certain, by node
         self.controller = Controller(
@@ -52,6 +52,7 @@ class World:
             policy,
             self._send,
             witness=self._witness,
+            begun=self._resend,
             batch_ms=batch_ms,
             checked=checked,
         )
@@ -105,10 +106,11 @@ class World:
     # -- the controller --------------------------------------------------------------------
 
     def start_controller(self) -> None:
-        """It asks every node for its inventory, and is told again of the known deaths."""
-        if self.controller.up:
-            return
-        self.controller.start()
+        if not self.controller.up:
+            self.controller.start()
+
+    def _resend(self) -> None:
+        """Every node reports its inventory, and known deaths are reported again."""
         for gone in self._deaths.values():
             self._notify(gone)
         for machine in self.machines.values():
@@ -123,13 +125,15 @@ class World:
         else:
             controller.crash_at = moment
 
-    def ask(self, request: Request, reply: Reply) -> bool:
-        """False: nobody was there to take it. If there was, the answer may still never come."""
-        if not self.controller.up:
-            return False
-        self._witness.asked(request)
-        self.controller.ask(request, reply)
-        return True
+    def ask(self, request: Request, reply: Reply, patience_ms: int | None = None) -> None:
+        """The answer may never come: the controller may be down, crash, or fail to store the step.
+        A client with `patience_ms` leaves after that time."""
+        if self.controller.up:
+            asked = Asked(request, reply, self._witness)
+            self._witness.asked(request)
+            self.controller.ask(asked, request)
+            if patience_ms is not None:
+                self.agenda.after(patience_ms, asked.leave)
 
     # -- messages --------------------------------------------------------------------------
 
@@ -139,7 +143,7 @@ class World:
 
     def _notify(self, gone: NodeGone) -> None:
         delay_ms = self._network.death_notice()
-        self._to_controller(delay_ms, lambda: self.controller.learn_gone(gone))
+        self._to_controller(delay_ms, lambda: self.controller.gone(gone))
 
     def _to_controller(self, delay_ms: int, deliver: Callable[[], None]) -> None:
         """Connections die with a controller: what was on its way to it reaches no other."""

@@ -1,0 +1,294 @@
+"""One tick of a controller: collect what came in, decide, store, and only then answer and send.
+
+    load -> begin -> (hear, ask, ...) -> decide -> commit -> finish -> (hear, ask, ...) -> ...
+      ^                                    |         |
+      +---------------- fail <-------------+---------+
+
+The live loop, the storm, the replay and the tests all drive this class. It does not read a clock,
+start a thread or wait; the only call that blocks is `commit`.
+"""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Callable
+from typing import Protocol
+
+import msgspec
+
+from shoal.core.phases.timekeeping import JUMP_MS
+from shoal.core.state.apply import apply
+from shoal.core.state.invariants import verify, verify_touched
+from shoal.core.state.state import State
+from shoal.core.step import Step, step
+from shoal.model.budget import Spending
+from shoal.model.commands import Command, Envelope
+from shoal.model.events import ControllerStarted
+from shoal.model.policy import Policy
+from shoal.model.report import Accepted, Answer, NodeGone, NodeReport, Report, Request, Submit
+from shoal.model.service import ServiceLoad
+from shoal.ports import EventLog, StoreError
+
+Send = Callable[[str, Envelope], None]
+Verify = Callable[[State, Policy, Step, int], None]
+
+
+class Reply(Protocol):
+    """Takes the answer to one request. An `asyncio.Future` is one."""
+
+    def done(self) -> bool:
+        """It was answered, or the client went away."""
+
+    def set_result(self, answer: Answer, /) -> None: ...
+
+    def set_exception(self, error: Exception, /) -> None: ...
+
+
+class Stage(enum.Enum):
+    """What `Tick.state` is worth. Only the first and the last differ from what is stored."""
+
+    UNLOADED = "nothing was loaded, or a step or its commit failed: only `load` helps"
+    LOADED = "as it is stored, but no epoch was stored for this controller yet"
+    READY = "as it is stored, and the next step may be decided"
+    DECIDED = "a step was applied to the state, but its events are not known to be stored"
+
+
+class Decision(msgspec.Struct, frozen=True):
+    """A step on its way to the store, what it was made of, and where its answers go."""
+
+    report: Report
+    step: Step
+    replies: list[Reply]
+
+
+def verify_step(state: State, _: Policy, done: Step, __: int) -> None:
+    """Cheap: looks only at what the step touched."""
+    verify_touched(state, done.events)
+
+
+def verify_all(state: State, policy: Policy, done: Step, now_ms: int) -> None:
+    """Looks at the whole state. A look at the queue that is due now comes with the next step."""
+    due_ms = state.look_ms
+    settled = done.wake_ms != now_ms and (due_ms is None or due_ms > now_ms)
+    verify(state, policy, now_ms, settled=settled)
+    verify_touched(state, done.events)
+
+
+def verify_nothing(*_: object) -> None:
+    """For a storm in which only the witness looks."""
+
+
+class Tick:
+    """Owns the state, the inbox, and the numbers of epochs and envelopes.
+
+    A node's newest report replaces one that no step has seen, because a report is complete."""
+
+    def __init__(
+        self,
+        log: EventLog,
+        policy: Policy | None,
+        send: Send,
+        *,
+        fences: bool = False,
+        verify: Verify = verify_step,
+    ) -> None:
+        """`policy` None: the one in the state that is loaded."""
+        self.state = State()
+        self.last_seq = 0  # of the newest event that is stored
+        self.stage = Stage.UNLOADED
+        self.fences = fences  # the engine can end nodes that do not answer
+        self._log = log
+        self._policy = policy
+        self._send = send
+        self._verify = verify
+        self._envelopes = 0  # sent in this epoch
+        self._decision: Decision | None = None
+        self._stored_seq = 0
+        self._asked: list[tuple[Request, Reply]] = []
+        self._reports: dict[str, NodeReport] = {}
+        self._gone: dict[tuple[str, int], NodeGone] = {}
+        self._loads: dict[str, ServiceLoad] = {}
+        self._spendings: tuple[Spending, ...] = ()
+        self._drift_ms: int | None = None
+
+    @property
+    def settled(self) -> bool:
+        """The state is exactly what is stored, so it may be shown."""
+        return self.stage in (Stage.LOADED, Stage.READY)
+
+    @property
+    def policy(self) -> Policy:
+        return self._policy or self.state.policy
+
+    @policy.setter
+    def policy(self, policy: Policy) -> None:
+        self._policy = policy
+
+    # -- the inbox -------------------------------------------------------------------------
+
+    @property
+    def waiting(self) -> int:
+        """How many requests no step has seen yet."""
+        return len(self._asked)
+
+    def ask(self, request: Request, reply: Reply) -> None:
+        """Answered when its effect is stored."""
+        self._asked.append((request, reply))
+
+    def hear(self, report: NodeReport) -> None:
+        self._reports[report.spec.id] = report
+
+    def gone(self, gone: NodeGone) -> None:
+        self._gone[gone.node, gone.incarnation] = gone
+
+    def served(self, load: ServiceLoad) -> bool:
+        """What the gateway sees of a service; returns whether that is news."""
+        self._loads[load.service] = load
+        return self.state.loads.get(load.service) != load
+
+    def spent(self, spendings: tuple[Spending, ...]) -> None:
+        """What the ledger says all tenants have spent, where the policy sets budgets."""
+        self._spendings = spendings
+
+    def drifted(self, drift_ms: int) -> bool:
+        """How far the machine's clock is off; returns whether that is news."""
+        self._drift_ms = drift_ms
+        return abs(drift_ms - self.state.drift_ms) >= JUMP_MS
+
+    def refuse(self, error: Exception) -> None:
+        """Answer all requests that no step has seen with this error."""
+        asked, self._asked = self._asked, []
+        _refuse([reply for _, reply in asked], error)
+
+    # -- start and recovery ----------------------------------------------------------------
+
+    def load(self) -> None:
+        """Take the state from the store. What was not stored did not happen."""
+        self.stage = Stage.UNLOADED
+        self._decision = None
+        self.state, self.last_seq = self._log.load()
+        self.stage = Stage.LOADED
+
+    def begin(self, now_ms: int, first_port: int = 0) -> None:
+        """Store a new epoch before it is used: else another controller could use the same one.
+        `first_port`: where a cluster that is new begins to give out ports."""
+        assert self.stage is Stage.LOADED, self.stage
+        first_job, epoch = self._log.used(self.state.next_job, self.state.epoch)
+        event = ControllerStarted(
+            at_ms=now_ms,
+            epoch=epoch + 1,
+            first_job=first_job,
+            first_port=0 if self.state.epoch else first_port,
+        )
+        try:
+            self.last_seq = self._log.commit([event], [])
+        except Exception:
+            self.stage = Stage.UNLOADED  # it may be stored nevertheless
+            raise
+        apply(self.state, event)
+        self._envelopes = 0
+        self.stage = Stage.READY
+
+    # -- one tick --------------------------------------------------------------------------
+
+    def run(self, now_ms: int) -> Decision:
+        """All three parts in a row, where nothing else can happen in between."""
+        decision = self.decide(now_ms)
+        try:
+            self.commit()
+        except Exception as error:
+            self.fail(error)
+            raise
+        self.finish()
+        return decision
+
+    def decide(self, now_ms: int) -> Decision:
+        """Empty the inbox into one step. If that fails, the requests in it get the error."""
+        assert self.stage is Stage.READY, self.stage
+        report, replies = self._collect()
+        self.stage = Stage.DECIDED
+        try:
+            done = step(self.state, report, self.policy, now_ms)
+            self._verify(self.state, self.policy, done, now_ms)
+        except Exception as error:
+            self.fail(error, replies)
+            raise
+        self._decision = Decision(report, done, replies)
+        return self._decision
+
+    def commit(self) -> None:
+        """The barrier: nothing is sent or answered before this returns. It only reads the decision,
+        so it may run in a thread of its own. If it raises, call `fail`."""
+        assert self._decision is not None
+        done = self._decision.step
+        self._stored_seq = self.last_seq
+        if done.events:
+            self._stored_seq = self._log.commit(done.events, done.finished)
+
+    def fail(self, error: Exception, replies: list[Reply] | None = None) -> None:
+        """The step's fate is unknown, so its state may not be used, and only `load` helps. Clients
+        that get the error and ask again with the same key get the same job."""
+        if replies is None and self._decision is not None:
+            replies = self._decision.replies
+        self._decision = None
+        self.stage = Stage.UNLOADED
+        _refuse(replies or [], error)
+
+    def finish(self) -> None:
+        """The step is stored, so it has happened: answer, then send."""
+        assert self._decision is not None
+        decision, self._decision = self._decision, None
+        self.last_seq = self._stored_seq
+        self.stage = Stage.READY
+        for reply, answer in zip(decision.replies, decision.step.answers, strict=True):
+            if not reply.done():
+                reply.set_result(answer)
+        by_node: dict[str, list[Command]] = {}
+        for command in decision.step.commands:
+            by_node.setdefault(command.node, []).append(command)
+        for node, commands in by_node.items():
+            self._envelopes += 1
+            self._send(node, Envelope(self.state.epoch, self._envelopes, tuple(commands)))
+
+    def snapshot(self) -> tuple[int, bytes]:
+        """For `EventLog.snapshot`: the newest stored event, and the state after it."""
+        assert self.settled, self.stage
+        return self.last_seq, msgspec.json.encode(self.state.snapshot())
+
+    def _collect(self) -> tuple[Report, list[Reply]]:
+        asked, self._asked = self._asked, []
+        kept = [(request, reply) for request, reply in asked if self._is_new(request, reply)]
+        report = Report(
+            requests=tuple(request for request, _ in kept),
+            nodes=tuple(self._reports.values()),
+            gone=tuple(self._gone.values()),
+            services=tuple(self._loads.values()),
+            spendings=self._spendings,
+            drift_ms=self._drift_ms,
+            fences=self.fences,
+        )
+        self._spendings = ()
+        self._reports, self._gone, self._loads = {}, {}, {}
+        return report, [reply for _, reply in kept]
+
+    def _is_new(self, request: Request, reply: Reply) -> bool:
+        """The state knows the keys of jobs that live, the store those of jobs that have ended."""
+        if reply.done():  # a client that went away wants nothing any more
+            return False
+        if not isinstance(request, Submit) or not request.key or request.key in self.state.keys:
+            return True
+        try:
+            job_id = self._log.keyed(request.key)
+        except StoreError as error:
+            reply.set_exception(error)
+            return False
+        if job_id is None:
+            return True
+        reply.set_result(Accepted(job_id, "this submission was already accepted"))
+        return False
+
+
+def _refuse(replies: list[Reply], error: Exception) -> None:
+    for reply in replies:
+        if not reply.done():
+            reply.set_exception(error)
