@@ -1,7 +1,7 @@
 """Exits on a node's disk, from a member's end until the controller has stored it.
 
-The agent writes them. Its next life reports them, and whoever sees the agent die reads them: work
-that was done is not done again because the node died before it could say so.
+The agent writes them. Its next life reports them, and an engine that sees the agent die reads them:
+finished work is not repeated because the node died before it could report it.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from shoal.model.report import MemberExit
 MEMBERS = "members"  # the folder of a node that has one for each member
 EXIT = "exit"
 EXIT_BYTES_MAX = 64 * 1024
-# These come from outside, to all processes of a machine that goes down: they are no result.
+# Signals that every process gets when a machine goes down: such an exit is not a result.
 FROM_OUTSIDE = tuple(
     128 + number for number in (signal.SIGHUP, signal.SIGINT, signal.SIGTERM, signal.SIGKILL)
 )
@@ -28,7 +28,7 @@ _decode = msgspec.json.Decoder(MemberExit).decode
 
 
 def member_ref(folder: str) -> MemberRef | None:
-    """Whose folder it is; None if it is no member's."""
+    """The member that a folder belongs to; None if it is not a member's folder."""
     try:
         job, attempt, member = folder.split(".")
         return MemberRef(job, int(attempt), int(member))
@@ -37,7 +37,7 @@ def member_ref(folder: str) -> MemberRef | None:
 
 
 def write_exit(members: Path, exit_: MemberExit) -> None:
-    """When this returns, it survives a loss of power, too."""
+    """When this returns, the exit survives a loss of power."""
     folder = members / str(exit_.ref)
     temporary = folder / f".{EXIT}"
     handle = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
@@ -64,7 +64,7 @@ def remove_exit(members: Path, ref: MemberRef) -> None:
 
 
 def read_exits(members: Path) -> tuple[MemberExit, ...]:
-    """What an agent that is dead could not report. A file that is damaged is no exit."""
+    """Exits that a dead agent could not report. Damaged files are skipped."""
     found = []
     with contextlib.suppress(OSError):
         for name in sorted(os.listdir(members)):

@@ -23,7 +23,7 @@ def write_private(path: Path, data: bytes) -> None:
         handle = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
         try:
             rest = memoryview(data)
-            while rest:  # a disk that is nearly full takes a part and says nothing
+            while rest:  # a nearly full disk writes a part and reports no error
                 rest = rest[os.write(handle, rest) :]
             os.fsync(handle)
         finally:
@@ -36,8 +36,8 @@ def write_private(path: Path, data: bytes) -> None:
 
 
 def require_own(folder: Path) -> None:
-    """Refuse a folder that somebody else made, or could replace: we would obey what is in it. A
-    folder of ours that others may enter is closed to them. One that is not there is no danger."""
+    """Refuse a folder that another user made or could replace, because we would obey what is in it.
+    A folder of ours that others may enter is closed to them. A missing folder is fine."""
     for here, info, last in _way(folder):
         if stat.S_ISLNK(info.st_mode):
             if info.st_uid not in _trusted():
@@ -52,7 +52,7 @@ def require_own(folder: Path) -> None:
 
 
 def read_own(path: Path) -> bytes:
-    """The content of a plain file that nobody else made."""
+    """The content of a plain file of our own."""
     try:
         handle = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
     except OSError as error:
@@ -64,14 +64,14 @@ def read_own(path: Path) -> bytes:
         if info.st_uid not in _trusted():
             raise _refusal(path, f"belongs to {_owner(info)}")
         if not stat.S_ISREG(info.st_mode):
-            raise _refusal(path, "is no plain file")
+            raise _refusal(path, "is not a plain file")
         return os.read(handle, OWN_BYTES_MAX)
     finally:
         os.close(handle)
 
 
 def tighten(folder: Path) -> None:
-    """What lies in a folder of ours becomes ours alone; what somebody else put there is refused."""
+    """Make files in our folder private; refuse files that another user put there."""
     for path in folder.iterdir():
         info = path.lstat()
         if info.st_uid not in _trusted():
@@ -96,8 +96,8 @@ def short_path(path: Path) -> Iterator[str]:
 
 
 def lock(path: Path) -> int | None:
-    """Hold the file for as long as this process or a child that kept the descriptor lives; None
-    if another holds it. The kernel lets go when the last holder is gone, however it ended."""
+    """Lock the file for as long as this process, or a child that kept the descriptor, lives; None
+    if another holds it. The kernel releases it when the last holder is gone, however it ended."""
     handle = os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
     deadline = time.monotonic() + GLANCE_S
     while not _flock(handle, fcntl.LOCK_EX):
@@ -111,7 +111,7 @@ def lock(path: Path) -> int | None:
 def held(path: Path) -> bool:
     """Does a living process hold the lock? Looking takes it for a moment."""
     try:
-        handle = os.open(path, os.O_RDONLY)  # works on a disk that cannot be written, too
+        handle = os.open(path, os.O_RDONLY)  # works on a read-only disk, too
     except FileNotFoundError:
         return False
     try:
@@ -120,7 +120,7 @@ def held(path: Path) -> bool:
         os.close(handle)
 
 
-# Somebody who merely looks whether a lock is held has it for an instant: wait that out.
+# A process that only tests a lock holds it for an instant: wait that out.
 GLANCE_S = 0.5
 
 
@@ -160,7 +160,7 @@ def _way(folder: Path) -> Iterator[tuple[Path, os.stat_result, bool]]:
 
 def _require_private(folder: Path, info: os.stat_result) -> None:
     if not stat.S_ISDIR(info.st_mode):
-        raise NotADirectoryError(errno.ENOTDIR, "is no folder", str(folder))
+        raise NotADirectoryError(errno.ENOTDIR, "is not a folder", str(folder))
     if info.st_uid != os.geteuid():
         raise _refusal(folder, f"belongs to {_owner(info)}; choose a folder of your own")
     if info.st_mode & 0o077:
@@ -168,12 +168,12 @@ def _require_private(folder: Path, info: os.stat_result) -> None:
 
 
 def _trusted() -> set[int]:
-    """Us and root; where root is shown as nobody, as in some containers, the owner of "/"."""
+    """Us and root; in containers that show root as nobody, the owner of "/"."""
     return {0, os.geteuid(), os.lstat("/").st_uid}
 
 
 def _shared(info: os.stat_result) -> bool:
-    """May others rename what is in this directory?"""
+    """May others rename files in this directory?"""
     if info.st_mode & stat.S_ISVTX:
         return False
     by_group = bool(info.st_mode & 0o020) and info.st_gid not in (0, os.getegid())

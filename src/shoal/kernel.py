@@ -1,4 +1,4 @@
-"""The few favours we ask of Linux, most of them to leave no process behind."""
+"""What we need from Linux directly, mostly to leave no process behind."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple
 
-NODE_MARK = "SHOAL_NODE_DIR"  # in the environment of all that runs on a node: whose it is
+NODE_MARK = "SHOAL_NODE_DIR"  # in the environment of everything that runs on a node
 
 AGENT_MARK = "SHOAL_AGENT_DIR"  # the same, of agents and keepers as well
 
@@ -26,8 +26,8 @@ FALLOC_FL_PUNCH_HOLE = 2
 
 
 def claim(name: str) -> socket.socket | None:
-    """Hold a name of this host until the socket is closed or this process ends, and leave no file
-    behind; None if another process has it. Names, as ports, are those of the network namespace."""
+    """Hold a name on this host until the socket is closed or this process ends, without a file;
+    None if another process has it. Like ports, names belong to the network namespace."""
     held = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
     try:
         held.bind(f"\0shoal-{name}")
@@ -38,14 +38,14 @@ def claim(name: str) -> socket.socket | None:
 
 
 class Usual(NamedTuple):
-    """What a controller changes for itself alone: agents and jobs have it as the user had it."""
+    """Settings of the controller alone; agents and jobs keep the user's own."""
 
     umask: int
     files: tuple[int, int]
 
 
 def prepare_for_service(files_most: int) -> Usual:
-    """Files that we make are for us alone, and we may open as many as the system allows."""
+    """Files we make are private, and we may open as many as the system allows."""
     files = resource.getrlimit(resource.RLIMIT_NOFILE)
     soft, hard = files
     wanted = files_most if hard == resource.RLIM_INFINITY else min(files_most, hard)
@@ -73,8 +73,8 @@ def children() -> list[int]:
 
 
 def kill_marked(name: str, wanted: Callable[[str], bool]) -> int:
-    """Kill every process whose environment has the variable with a wanted value, wherever it
-    hides; returns how many there were."""
+    """Kill every process whose environment has the variable with a wanted value, and return how
+    many there were."""
     killed = 0
     for pid in _all_processes():
         value = variable(pid, name)
@@ -99,9 +99,9 @@ def variable(pid: int, name: str) -> str | None:
 
 
 def punch_hole(handle: int, begin: int, end: int) -> None:
-    """Give a part of a file back to the disk. What follows stays where it is, and whoever appends
-    to the file goes on. Where the file system cannot do that, what another process appends in this
-    very moment may be lost."""
+    """Give a part of a file back to the disk. The rest stays where it is, and other processes can
+    go on appending. Where the file system cannot do that, bytes that another process appends at
+    this very moment may be lost."""
     libc = ctypes.CDLL(None, use_errno=True)
     mode = ctypes.c_int(FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE)
     where, length = ctypes.c_int64(begin), ctypes.c_int64(end - begin)

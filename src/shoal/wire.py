@@ -43,14 +43,14 @@ class Need(msgspec.Struct, frozen=True, tag=True):
     offset: int
 
 
-class Orders(msgspec.Struct, frozen=True, tag=True):
+class Commands(msgspec.Struct, frozen=True, tag=True):
     """Controller to agent."""
 
     envelope: Envelope
 
 
 class Kept(msgspec.Struct, frozen=True, tag=True):
-    """Controller to agent: so many bytes of this member's output are kept."""
+    """Controller to agent: how many bytes of this member's output are kept."""
 
     ref: MemberRef
     size: int
@@ -67,7 +67,7 @@ class Piece(msgspec.Struct, frozen=True, tag=True):
 
 
 FromAgent = Heard | Log | Need
-ToAgent = Orders | Kept | Ask | Piece
+ToAgent = Commands | Kept | Ask | Piece
 
 _LENGTH = struct.Struct("!I")
 encode = msgspec.msgpack.Encoder().encode
@@ -76,8 +76,8 @@ encode = msgspec.msgpack.Encoder().encode
 class Link(asyncio.Protocol):
     """One end of the stream. Calls `on_message` for each frame and `on_close` once.
 
-    A message that cannot be read, or that its receiver chokes on, is logged and passed over: what
-    comes after it may well be an order to stop something."""
+    A message that cannot be read, or that its receiver fails on, is logged and skipped: the next
+    one may be a command to stop something."""
 
     def __init__(
         self,
@@ -99,7 +99,7 @@ class Link(asyncio.Protocol):
         try:
             self._on_open(self)
         except Exception:
-            log.exception("a connection could not be taken up; it is closed")
+            log.exception("a connection failed at its start and is closed")
             self.close()
 
     def data_received(self, data: bytes) -> None:
@@ -127,21 +127,21 @@ class Link(asyncio.Protocol):
         try:
             self._on_message(message)
         except Exception:
-            log.exception("a %s could not be taken in", type(message).__name__)
+            log.exception("a %s could not be handled", type(message).__name__)
 
     def connection_lost(self, exc: Exception | None) -> None:  # noqa: ARG002
         self._transport = None
         self._on_close(self)
 
     def send(self, message: msgspec.Struct) -> None:
-        """Dropped if the link is down: what matters is sent again when it is up."""
+        """Dropped if the link is down: whatever matters is sent again when it is up."""
         if self._transport is not None:
             body = encode(message)
             self._transport.write(_LENGTH.pack(len(body)) + body)
 
     @property
     def backlog_bytes(self) -> int:
-        """What the other side has not taken yet."""
+        """Bytes that the other side has not taken yet."""
         return self._transport.get_write_buffer_size() if self._transport else 0
 
     def close(self) -> None:

@@ -25,12 +25,12 @@ from shoal.wire import (
     CHECKPOINT_ROOT,
     PIECE_BYTES,
     Ask,
+    Commands,
     FromAgent,
     Heard,
     Kept,
     Log,
     Need,
-    Orders,
     Piece,
     ToAgent,
 )
@@ -101,7 +101,7 @@ class Rig:
 
     def order(self, *commands: Command) -> None:
         self._number += 1
-        self.send(Orders(Envelope(1, self._number, commands)))
+        self.send(Commands(Envelope(1, self._number, commands)))
 
     def launch(
         self,

@@ -1,4 +1,4 @@
-"""Orders of several jobs come together, and one that is bad harms no other."""
+"""Commands of several jobs come together, and one that is bad harms no other."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from shoal.model.commands import Acknowledge, Envelope, Launch, Stop
 from shoal.model.job import Fault, MemberRef
 from shoal.model.node import NodeSpec
 from shoal.model.report import NodeReport
-from shoal.wire import FromAgent, Heard, Kept, Orders
+from shoal.wire import Commands, FromAgent, Heard, Kept
 from tests.agent.rig import Rig, rig
 
 BAD, GOOD, LATER = MemberRef("j1", 1, 0), MemberRef("j2", 1, 0), MemberRef("j3", 1, 0)
@@ -173,7 +173,7 @@ def test_members_that_end_one_by_one_cost_a_look_each(
 def test_a_frame_that_cannot_be_read_is_passed_over() -> None:
     with rig() as node:
         node.send(msgspec.Raw(b"\xc1 this is no message"))  # type: ignore[arg-type]
-        wrong = Orders(Envelope(1, 1, ()))
+        wrong = Commands(Envelope(1, 1, ()))
         node.send(msgspec.msgpack.decode(msgspec.msgpack.encode(wrong)) | {"envelope": 7})
         node.launch(LATER, "echo", "fine")
         assert node.exit(LATER).code == 0

@@ -51,7 +51,7 @@ def test_members_wait_for_one_transfer_and_then_run_in_it() -> None:
         waiting = getting(node)
         report = node.ask()
         assert (set(waiting), report.alive, report.exits) == ({ONE, TWO}, (), ())
-        assert "fetches its working directory: 1.0 of 1.6 MB" in waiting[ONE]
+        assert "is fetching its working directory: 1.0 of 1.6 MB" in waiting[ONE]
         node.pieces_left = 100
         node.reconnect()
         assert [node.exit(ref).code for ref in (ONE, TWO)] == [0, 0]
@@ -187,7 +187,7 @@ def test_one_environment_for_many_members_with_pips_words_in_their_logs(tmp_path
         for ref in (ONE, TWO):
             node.launch(ref, "python", "-c", script, requirements=wanted)
         node.until(lambda: bool(node.report and node.report.getting))
-        assert "builds its environment" in getting(node)[ONE]
+        assert "is building its environment" in getting(node)[ONE]
         assert [node.exit(ref).code for ref in (ONE, TWO)] == [0, 0], node.output
         made = [path for path in (node.directory / "environments").iterdir() if path.is_dir()]
         assert len(made) == 1

@@ -33,7 +33,7 @@ TERMINATED_CODE = 143
 
 
 class Clockwork(Cluster):
-    """Orders take no time. A job that checkpoints goes on where it was; others start over."""
+    """Commands take no time. A job that checkpoints goes on where it was; others start over."""
 
     def __init__(
         self, policy: Policy, *nodes: NodeSpec, stop_ms: int = 0, tick_ms: int = 0
@@ -87,7 +87,7 @@ class Clockwork(Cluster):
         self._obey()
 
     def _obey(self) -> None:
-        """Orders are obeyed and reported until there are none left."""
+        """Commands are obeyed and reported until there are none left."""
         while commands := self.last.commands:
             for order in self.deliver():
                 if isinstance(order, Check):

@@ -74,7 +74,7 @@ def test_while_code_is_fetched_the_job_is_starting_and_why_says_so(tmp_path: Pat
             seen.add((why.state, why.why.partition(":")[0]))
         doing = {text for state, text in seen if state == "starting" and text.startswith("n1 ")}
         assert doing & {
-            "n1 asks for its working directory",
-            "n1 fetches its working directory",
-            "n1 unpacks its working directory",
+            "n1 is requesting its working directory",
+            "n1 is fetching its working directory",
+            "n1 is unpacking its working directory",
         }, seen

@@ -1,9 +1,9 @@
 """The keeper: the agent's parent, which outlives it just long enough to leave nothing behind.
 
-An agent that is killed can clean nothing up, so its parent does. The keeper is a subreaper: what
-the agent leaves falls to it, however deep it was and whatever session it made for itself. It
-imports next to nothing, holds the node's lock together with the agent, and lets go of it only
-when every process of the node is gone: a free lock means a dead node.
+An agent that is killed can clean nothing up, so its parent does. The keeper is a subreaper:
+whatever the agent leaves behind becomes its child, however deep it was and whatever session it
+made for itself. The keeper imports next to nothing. It holds the node's lock together with the
+agent and releases it only when every process of the node is gone: a free lock means a dead node.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ def _wait_for(agent: int) -> int:
 
 
 def _sweep() -> None:
-    """Kill whatever is left, until nothing is. As parents die, their children fall to us."""
+    """Kill until nothing is left. As parents die, their children become ours."""
     while True:
         for pid in children():
             with contextlib.suppress(ProcessLookupError):

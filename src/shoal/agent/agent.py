@@ -1,4 +1,4 @@
-"""The agent of one node: takes orders from whichever controller is there, and outlives it."""
+"""The agent of one node: obeys whichever controller is connected, and outlives it."""
 
 from __future__ import annotations
 
@@ -27,13 +27,13 @@ from shoal.model.report import LogChunk
 from shoal.wire import (
     CHECKPOINT_ROOT,
     Ask,
+    Commands,
     FromAgent,
     Heard,
     Kept,
     Link,
     Log,
     Need,
-    Orders,
     Piece,
     ToAgent,
 )
@@ -41,7 +41,7 @@ from shoal.wire import (
 log = logging.getLogger("shoal.agent")
 
 CONTACT = "contact"  # written when a controller has spoken to this agent
-LEAVING = "leaving"  # its being there means that the node wants to leave
+LEAVING = "leaving"  # this file exists when the node wants to leave
 
 HEARTBEAT_S = 1.0
 OUTPUT_POLL_S = 0.1
@@ -64,12 +64,12 @@ class Agent:
         self.members.processes.helpers = (self._checks, self._supplies.environments)
         self._sampler = Sampler(spec.gpus)
         self._link: Link | None = None
-        self._met = False  # its other end has spoken
+        self._met = False  # the controller has spoken on this connection
         self._report_due = False
         self.stopping = asyncio.Event()
 
     def connect(self) -> Link:
-        """For each connection; the newest controller is the one that counts."""
+        """Called for each connection. The agent obeys the newest controller."""
         return Link(ToAgent, self._opened, self._received, self._closed)
 
     def _opened(self, link: Link) -> None:
@@ -91,7 +91,7 @@ class Agent:
             self._met = True
             self._note_contact()
         match message:
-            case Orders(envelope):
+            case Commands(envelope):
                 self._obey(envelope)
             case Kept(ref, size):
                 self._shipping.kept(ref, size)
@@ -103,54 +103,53 @@ class Agent:
                 self._supplies.packages.take(piece)
 
     def _note_contact(self) -> None:
-        """`shoal join` waits for a sign that a controller answers. A disk that takes none keeps
-        nobody from being obeyed."""
+        """`shoal join` waits for this file. If it cannot be written, commands are obeyed anyway."""
         try:
             write_private(self._directory / CONTACT, str(time.time_ns()).encode())
         except OSError as error:
-            log.error("the sign that a controller answers could not be written: %s", error)
+            log.error("the contact file could not be written: %s", error)
 
     def _obey(self, envelope: Envelope) -> None:
-        """Orders of several jobs come together: each is carried out on its own."""
-        self.members.reap()  # who has ended by now was not stopped by what this says
-        orders = self._book.take(envelope)
-        told = time.monotonic()
-        for number, order in enumerate(orders):
-            if time.monotonic() - told > HEARTBEAT_S:  # it takes long: busy is not silent
-                self._queue_up(orders[number:])
+        """Commands for several jobs come together; one that fails does not harm the others."""
+        self.members.reap()  # a member that has ended by now was not stopped by this envelope
+        actions = self._book.take(envelope)
+        reported_at = time.monotonic()
+        for number, action in enumerate(actions):
+            if time.monotonic() - reported_at > HEARTBEAT_S:  # a busy node must not look silent
+                self._queue_up(actions[number:])
                 self._report()
-                told = time.monotonic()
+                reported_at = time.monotonic()
             try:
-                self._carry_out(order)
-            except Exception:  # a launch has taken care of itself
-                log.exception("an order could not be carried out: %s", type(order).__name__)
+                self._carry_out(action)
+            except Exception:  # a launch that fails ends in an exit by itself
+                log.exception("a %s could not be carried out", type(action).__name__)
         for command in envelope.commands:
             if isinstance(command, Acknowledge) and command.ref not in self._book.exits:
                 self.members.acknowledged(command.ref)
         self._report_soon()
 
-    def _queue_up(self, orders: list[Order]) -> None:
-        """Nobody is told as alive before its turn to start has come."""
-        for order in orders:
-            if isinstance(order, Launch):
-                self._book.gets(order.ref, "waits until others of its node have started")
+    def _queue_up(self, actions: list[Order]) -> None:
+        """A member is not reported as alive before its turn to start has come."""
+        for action in actions:
+            if isinstance(action, Launch):
+                self._book.gets(action.ref, "starts other members first")
 
-    def _carry_out(self, order: Order) -> None:
-        match order:
+    def _carry_out(self, action: Order) -> None:
+        match action:
             case Launch():
-                self._book.begins(order.ref)
-                self.members.launch(order)
+                self._book.begins(action.ref)
+                self.members.launch(action)
             case Stop():
-                self.members.stop(order)
+                self.members.stop(action)
             case Check():
-                self._checks.ask(order, busy=bool(self._book.alive))
+                self._checks.ask(action, busy=bool(self._book.alive))
             case Prepare():
-                self.members.prepare(order)
+                self.members.prepare(action)
             case Dismiss():
                 self.stopping.set()
 
     def _report_soon(self) -> None:
-        """Several changes of one moment make one report."""
+        """Several changes at the same moment make one report."""
         if not self._report_due:
             self._report_due = True
             asyncio.get_running_loop().call_soon(self._report)

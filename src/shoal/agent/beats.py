@@ -1,4 +1,4 @@
-"""Hears what the members of this node say of their work, and believes only what it can check."""
+"""Receives the members' beats, and accepts only those whose sender it can verify."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ import msgspec
 from shoal.model.job import MemberRef
 from shoal.model.progress import BEAT_BYTES_MAX, Beat, Progress
 
-# Datagrams taken before everything else in the agent gets its turn again.
+# Datagrams read in a row before the rest of the agent gets its turn.
 TAKEN_AT_ONCE_MAX = 64
-# All metrics of a node in one report; beyond it the rest of the beats goes without them.
+# Bound on the metrics in one report; beats beyond it are reported without their metrics.
 METRICS_BYTES_MAX = 256 * 1024
 
 _CREDENTIALS = struct.Struct("3i")  # process, user, group; vouched for by the kernel
-# Room for the credentials and for nothing else: descriptors that somebody sends along are dropped.
+# Room for the credentials only: file descriptors that a sender attaches are dropped.
 _EXTRA_BYTES = socket.CMSG_SPACE(_CREDENTIALS.size)
 
 
@@ -67,7 +67,7 @@ class Beats:
         return newest.beat.step if newest is not None else None
 
     def take(self) -> None:
-        """Some of what has come in. What is left calls again, after everybody else."""
+        """Read some of the datagrams. The rest wait until other work had its turn."""
         for _ in range(TAKEN_AT_ONCE_MAX):
             try:
                 data, extra, flags, _ = self._socket.recvmsg(BEAT_BYTES_MAX, _EXTRA_BYTES)
@@ -107,7 +107,7 @@ class Beats:
             saved_before = 0
         else:
             saved_before = last.beat.saved_step
-            if beat.steps != last.beat.steps:  # fewer: the member has begun anew within itself
+            if beat.steps != last.beat.steps:  # fewer: the member has started over by itself
                 last.advanced_at = now
             last.beat = beat
             last.size = len(data)
@@ -117,7 +117,7 @@ class Beats:
 
 
 def _is_ours(extra: list[tuple[int, int, bytes]]) -> bool:
-    """Sent by the user whose members run here?"""
+    """Was it sent by the user whose members run here?"""
     for level, kind, content in extra:
         if (level, kind) == (socket.SOL_SOCKET, socket.SCM_CREDENTIALS):
             if len(content) < _CREDENTIALS.size:

@@ -1,4 +1,4 @@
-"""Which place for checkpoints a node sees: a name that stands in the place itself."""
+"""Which checkpoint directory a node sees, by a name that is written in the directory itself."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ NAME_CHARACTERS_MAX = 64
 
 
 def root_name(root: str) -> str:
-    """Nodes that read the same name share the place. An address (s3://...) is its own name; empty:
-    it cannot be told. The first who looks writes it, whole or not at all."""
+    """Nodes that read the same name share the directory. An address (s3://...) is its own name. The
+    first node that looks writes the name, atomically. Empty: unknown."""
     if "://" in root:
         return root
     path = Path(root) / NAME_FILE
@@ -32,5 +32,5 @@ def root_name(root: str) -> str:
                 fresh.unlink()
         return path.read_text()[:NAME_CHARACTERS_MAX].strip()
     except (OSError, UnicodeDecodeError) as error:
-        log.warning("nobody can tell whether %s is shared: %s", root, error)
+        log.warning("cannot find out whether %s is shared between nodes: %s", root, error)
         return ""

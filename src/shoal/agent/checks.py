@@ -1,6 +1,6 @@
-"""Checks of this node: one probe at a time, as a process of its own, with an end in any case.
+"""Checks of this node: one probe at a time, in a process of its own, always with a time limit.
 
-Whoever waits for the agent's children must leave those in `pids()` alone and tell `ended` of them.
+Code that waits for the agent's children must skip those in `pids()` and pass them to `ended`.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ PROBE_S_MAX = 60.0
 
 
 class Checks:
-    """Of one agent. What is asked for again while it runs is measured once."""
+    """The checks of one agent. A check requested again while it runs is measured once."""
 
     def __init__(
         self,
@@ -46,7 +46,7 @@ class Checks:
         self._next: tuple[str, bool] | None = None
 
     def ask(self, check: Check, *, busy: bool) -> None:
-        """`busy`: members run on the node."""
+        """`busy`: members are running on the node."""
         if check.id == self._running:
             return
         if self._process is not None:
@@ -58,7 +58,7 @@ class Checks:
         return set() if self._process is None else {self._process.pid}
 
     def ended(self, pid: int, code: int) -> bool:
-        """The process is no more and was waited for; was it ours?"""
+        """The process was reaped. Returns whether it was one of ours."""
         if self._process is None or self._process.pid != pid:
             return False
         self._process.returncode = code
@@ -70,7 +70,7 @@ class Checks:
         return True
 
     def tend(self) -> None:
-        """Now and then: a probe that takes too long (a disk that hangs, a lost GPU) is killed."""
+        """Called regularly: kill a probe that takes too long (a hanging disk, a lost GPU)."""
         if self._process is not None and time.monotonic() > self._deadline:
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(self._process.pid, signal.SIGKILL)
@@ -98,7 +98,7 @@ class Checks:
         self._deadline = time.monotonic() + PROBE_S_MAX
 
     def _read(self, code: int) -> CheckResult:
-        """A probe that hangs in the kernel is a fault of the node; one that fails is not."""
+        """A probe that hangs in the kernel is the node's fault; a probe that fails is not."""
         check, late = self._running, time.monotonic() > self._deadline
         self._running = ""
         if late:

@@ -1,6 +1,6 @@
-"""Virtual environments of a node: one for each list of requirements, built once for many members.
+"""Virtual environments of a node: one per list of requirements, built once for many members.
 
-Whoever waits for the agent's children must leave those in `pids()` alone and tell `ended` of them.
+Code that waits for the agent's children must skip those in `pids()` and pass them to `ended`.
 """
 
 from __future__ import annotations
@@ -31,8 +31,8 @@ LOOK_S = 0.2
 READY = "shoal-ready"  # the last file that a build makes
 SEEN = "shoal-node.pth"
 
-# What the node's own Python has is found as well, after what was asked for. A pip that is there
-# already does as well as one of the environment's own, which would take seconds to put there.
+# Packages of the node's own Python are visible too, after the requirements. An existing pip is
+# used, because installing one into the environment takes seconds.
 _BUILD = """
 set -e
 echo "[shoal: building the environment of this job]"
@@ -60,18 +60,18 @@ class Build:
 
 
 class Environments:
-    """Of one agent. `in_use` are those that members run in."""
+    """The environments of one agent. `in_use` returns those that members run in."""
 
     def __init__(self, node: Path, in_use: Callable[[], set[str]]) -> None:
         self._node = node
         self._root = node / "environments"
         self._in_use = in_use
         self._builds: dict[str, Build] = {}
-        self._turn = asyncio.Lock()  # one at a time: each takes all of a disk and a network
+        self._turn = asyncio.Lock()  # one at a time: a build uses the whole disk and network
         self._waiting: dict[str, int] = {}
 
     def here(self, requirements: str) -> Path | None:
-        """The environment, if it is built; it counts as used now."""
+        """The environment if it is built. This counts as a use."""
         path = self._root / key_of(requirements)
         try:
             os.utime(path / READY)
@@ -80,7 +80,7 @@ class Environments:
         return path
 
     async def get(self, requirements: str, output: Path) -> Path:
-        """When it is built. What pip says goes to `output` as well, while it says it."""
+        """Returns when it is built. pip's output is copied to `output` as it is written."""
         key = key_of(requirements)
         self._waiting[key] = self._waiting.get(key, 0) + 1
         try:
@@ -89,7 +89,7 @@ class Environments:
             self._waiting[key] -= 1
             if not self._waiting[key]:
                 del self._waiting[key]
-                self._stop(key)  # nobody wants it any more
+                self._stop(key)  # no member waits for it any more
 
     async def _get(self, key: str, requirements: str, output: Path) -> Path:
         path = self._root / key
@@ -104,7 +104,7 @@ class Environments:
         else:
             await self._follow(key, build, output)
         if not (path / READY).exists():
-            said = last_words(build.output) or "pip says nothing"
+            said = last_words(build.output) or "pip printed nothing"
             raise CannotStart(f"cannot build the environment: {said}")
         return path
 
@@ -150,7 +150,7 @@ class Environments:
         return build
 
     async def _follow(self, key: str, build: Build, output: Path) -> None:
-        """Copy what the build says to the member's output until it ends, however it does."""
+        """Copy the build's output to the member's until the build ends, however it ends."""
         seen, waited_s = 0, 0.0
         while True:
             over = build.ended.done()
@@ -170,7 +170,7 @@ class Environments:
                 os.killpg(build.process.pid, signal.SIGKILL)
 
     def _trim(self) -> None:
-        """Those not used for longest go first; those in use stay."""
+        """The least recently used go first; those in use stay."""
         used = self._in_use() | set(self._waiting)
         found = []
         for path in self._root.iterdir():
@@ -186,14 +186,14 @@ class Environments:
 
 
 def key_of(requirements: str) -> str:
-    """The same list for another Python is another environment."""
+    """The same requirements for another Python make another environment."""
     made_of = f"{sys.version}\0{sys.executable}\0{requirements}"
     return hashlib.sha256(made_of.encode()).hexdigest()[:32]
 
 
 def _build_env() -> dict[str, str]:
-    """Nothing that would lead pip elsewhere than into the environment, and nothing that a package,
-    which runs code of its own when it is built, should not see."""
+    """No variable that would make pip install elsewhere, and no secret: a package can run code of
+    its own while it is built."""
     odd = ("PYTHONPATH", "PYTHONHOME", "VIRTUAL_ENV", "PIP_TARGET", "PIP_PREFIX", "PIP_USER")
     return {name: value for name, value in inherited_env("PIP_").items() if name not in odd}
 

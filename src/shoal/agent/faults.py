@@ -1,4 +1,4 @@
-"""Whose fault it is that a member could not start or failed: its own, or that of this node."""
+"""Is it the member's own fault that it could not start or failed, or this node's?"""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from pathlib import Path
 
 from shoal.model.job import Fault
 
-# What no job brings about by what it asks for: the machine has no room, no memory, no processes or
-# no descriptors left, or its disk fails.
+# Errors that no job causes by its request: the machine has run out of disk space, memory,
+# processes or descriptors, or its disk fails.
 OF_THE_NODE = frozenset(
     (
         errno.ENOSPC,
@@ -35,7 +35,7 @@ class CannotStart(Exception):
 
 
 def fault_of(error: BaseException) -> Fault:
-    """By what was said, or by the error of the machine that it was said for."""
+    """From the exception itself, or from the system error that caused it."""
     seen: BaseException | None = error
     while seen is not None:
         if isinstance(seen, CannotStart) and seen.fault:
@@ -54,7 +54,7 @@ def must_have_room(directory: Path) -> None:
 
 
 def disk_problem(directory: Path) -> str:
-    """What keeps files from being written here, in words; empty if nothing does."""
+    """Why files cannot be written here, in words; empty if they can."""
     probe = directory / ".writable"
     try:
         handle = os.open(probe, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)

@@ -1,4 +1,4 @@
-"""Which members hold GPUs and use nothing: by the GPUs where their driver tells, else by CPU."""
+"""Which members hold GPUs without using them: by GPU load where the driver reports it, else CPU."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from shoal.model.report import Idle
 from shoal.model.samples import NodeSample
 
 LOOK_S = 5.0
-# Less than this of one core is what a process takes that only waits.
+# A process that only waits uses less than this share of one core.
 CPU_PART = 0.01
-TOLD_S = 5.0  # who rests for less is not told of
+TOLD_S = 5.0  # shorter idle times are not reported
 
 
 class Seen:
-    """What a member had used when it was last seen to use something."""
+    """What a member had used when it was last seen active."""
 
     __slots__ = ("cpu_s", "since", "step")
 
@@ -31,8 +31,8 @@ class Seen:
 
 
 class IdleWatch:
-    """A member uses its GPUs if one of them is busy. Where no driver tells how busy they are, its
-    processes' CPU time has to do: who computes nothing at all feeds no GPU either."""
+    """A member is active if one of its GPUs is busy. Where no driver reports GPU load, CPU time is
+    used instead: a process that computes nothing feeds no GPU either."""
 
     def __init__(self, processes: Processes, beats: Beats) -> None:
         self._processes = processes
@@ -47,7 +47,7 @@ class IdleWatch:
             self._gpus[launch.ref] = launch.gpus
 
     def idle(self, sample: NodeSample | None) -> tuple[Idle, ...]:
-        """Who has used nothing for a while. Called often, looks seldom."""
+        """Members that have been idle for a while. Called often, measures seldom."""
         self._sample = sample or self._sample
         now = time.monotonic()
         if self._gpus and now - self._looked >= LOOK_S:
@@ -80,12 +80,12 @@ class IdleWatch:
         busy = [gpus[gpu].busy_milli for gpu in self._gpus[ref] if gpu < len(gpus)]
         if busy and all(milli is not None for milli in busy):
             return any(busy)
-        # Fewer than none: a process of it has ended, which is no rest either.
+        # Negative: one of its processes has ended, and that is activity too.
         return cpu_s < 0 or cpu_s >= CPU_PART * (now - self._looked)
 
 
 def session_cpu_s(proc: Path = Path("/proc")) -> dict[int, float]:
-    """CPU time by session, of the processes that live and those they waited for."""
+    """CPU time by session, of living processes and of children they have waited for."""
     spent: dict[int, float] = {}
     ticks = os.sysconf("SC_CLK_TCK")
     for name in os.listdir(proc):
@@ -95,6 +95,6 @@ def session_cpu_s(proc: Path = Path("/proc")) -> dict[int, float]:
             fields = (proc / name / "stat").read_text().rpartition(")")[2].split()
             session, used = int(fields[3]), sum(map(int, fields[11:15]))
         except (OSError, ValueError, IndexError):
-            continue  # it has ended meanwhile
+            continue  # it has ended in the meantime
         spent[session] = spent.get(session, 0.0) + used / ticks
     return spent

@@ -1,7 +1,7 @@
-"""What of the agent's own environment reaches a job: a short list, for the rest is the operator's.
+"""Which variables of the agent's own environment reach a job: a short list.
 
-Whoever starts a cluster has tokens and keys in their shell. A job gets what makes programs, GPUs
-and the network work on this machine, and what its own `env` says. docs/code-travels.md tells it.
+The operator who starts a cluster has tokens and keys in the shell. A job gets what makes programs,
+GPUs and the network work on this machine, and its own `env`. See docs/code-travels.md.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ KEPT = frozenset(
         "ALL_PROXY",
     )
 )
-# How this machine's GPUs and network are reached, which the operator knows and a user does not.
+# Settings of this machine's GPUs and network, which the operator knows and a user does not.
 KEPT_PREFIXES = (
     "LC_",
     "XDG_",
@@ -60,8 +60,8 @@ KEPT_PREFIXES = (
 
 
 def inherited_env(*more: str) -> dict[str, str]:
-    """The environment that all members share unless they say otherwise; `more`: prefixes that are
-    kept, too."""
+    """The environment all members start from; their own `env` comes on top. Variables that begin
+    with one of `more` are kept as well."""
     kept = {
         name: value
         for name, value in os.environ.items()

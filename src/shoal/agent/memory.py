@@ -1,4 +1,4 @@
-"""Whether the kernel has ended processes of this machine for want of memory."""
+"""Has the kernel killed processes of this machine because memory ran out?"""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ OUT_OF_MEMORY = "killed, and the kernel ran out of memory at that moment"
 
 
 class MemoryWatch:
-    """The kernel counts its kills; it does not say whose. So a member that was killed at the same
+    """The kernel counts its kills without naming the victims. A member that was killed at the same
     time was probably one of them."""
 
     def __init__(self, vmstat: Path = Path("/proc/vmstat")) -> None:
@@ -19,13 +19,13 @@ class MemoryWatch:
         self._seen = float("-inf")
 
     def look(self) -> None:
-        """To be called about once a second, so that an old kill explains no new death."""
+        """Called about once a second, so that an old kill does not explain a new death."""
         before, self._count = self._count, self._kills()
         if self._count > before:
             self._seen = time.monotonic()
 
     def killed(self) -> bool:
-        """Has it killed anything a moment ago?"""
+        """Has the kernel killed a process a moment ago?"""
         self.look()
         return time.monotonic() - self._seen < RECENT_S
 

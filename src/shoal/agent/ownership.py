@@ -1,8 +1,8 @@
-"""Which member a process belongs to, however it tries to hide: by its ancestors, while they live.
+"""Which member a process belongs to, even if it hides: by its ancestors, while they live.
 
 A process that forks twice, makes a session of its own and clears its environment becomes the
-agent's child and bears no mark. So who descends from whom is looked at while it can be seen, and
-remembered for as long as the process lives.
+agent's child and carries no mark. So ancestry is read while it is still visible, and remembered
+for as long as the process lives.
 """
 
 from __future__ import annotations
@@ -23,17 +23,17 @@ FILES_MAX = 64
 class Seen(NamedTuple):
     parent: int
     session: int
-    started: int  # with the process id it names a process for ever
+    started: int  # pid and start time together are unique
 
 
 class Ownership:
     def __init__(self, mark: str, folders: str) -> None:
         self._mark = mark
-        self._folders = folders  # of the members: whoever has a file open there belongs to one
+        self._folders = folders  # of the members: a process with a file open there belongs to one
         self._owners: dict[tuple[int, int], Owners] = {}
 
     def strangers(self, children: Iterable[int]) -> bool:
-        """Is one among them that was not looked at yet?"""
+        """Is one of them new to us?"""
         return any(self._key(pid) not in self._owners for pid in children)
 
     def look(
@@ -42,8 +42,8 @@ class Ownership:
         helpers: Iterable[int],
         ended: Mapping[int, MemberRef],
     ) -> None:
-        """`members` are alive, `ended` are so no more since just now. An orphan that nobody has
-        seen before and that bears no sign is of those that ended; if none did, any may own it."""
+        """`members` are alive, `ended` have just ended. A new orphan without any mark belongs to
+        those that ended; if none did, any member may own it."""
         seen = processes()
         roots = {pid: frozenset([ref]) for pid, ref in (*members.items(), *ended.items())}
         roots |= dict.fromkeys(helpers, NOBODY)
@@ -91,14 +91,14 @@ def processes() -> dict[int, Seen]:
 
 
 def _uses(pid: int, folders: str) -> str:
-    """The name of the folder in which it runs or has a file open: mostly its output."""
+    """The member folder in which it runs or has a file open, usually its output."""
     try:
         names = [f"fd/{name}" for name in sorted(os.listdir(f"/proc/{pid}/fd"))[:FILES_MAX]]
         for name in (*names, "cwd"):
             path = os.readlink(f"/proc/{pid}/{name}")
             if path.startswith(f"{folders}/"):
                 return path[len(folders) + 1 :].partition("/")[0]
-    except OSError:  # it has ended meanwhile, or closed the file
+    except OSError:  # it has ended in the meantime, or closed the file
         pass
     return ""
 
@@ -108,4 +108,4 @@ def _read(pid: int) -> Seen | None:
         fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
         return Seen(int(fields[1]), int(fields[3]), int(fields[19]))
     except (OSError, ValueError, IndexError):
-        return None  # it has ended meanwhile
+        return None  # it has ended in the meantime

@@ -1,4 +1,4 @@
-"""Packages on a node: asked for piece by piece, sent once, kept for the next job."""
+"""Packages on a node: fetched piece by piece, once, and kept for the next job."""
 
 from __future__ import annotations
 
@@ -19,24 +19,24 @@ from shoal.wire import PIECE_BYTES
 
 log = logging.getLogger("shoal.agent")
 
-WINDOW = 4  # pieces asked for ahead of their answers
-ANSWER_S_MAX = 5.0  # then they are asked for again: the controller may have died meanwhile
+WINDOW = 4  # pieces requested ahead of their answers
+ANSWER_S_MAX = 5.0  # then they are requested again: the controller may have died
 KEPT_BYTES_MAX = 20 * (1 << 30)
 KEPT_MAX = 64
-SPARE_BYTES = 256 << 20  # what a node's disk must have left for members and their output
+SPARE_BYTES = 256 << 20  # kept free on the node's disk for members and their output
 MEGA = 1e6
 
 
 class Transfer:
-    """One package on its way here, for all who wait for it."""
+    """One package on its way here, for all the members that wait for it."""
 
     def __init__(self, part: Path) -> None:
         self.part = part
-        # What an earlier try left is gone on from: the whole is checked in the end.
+        # An earlier attempt's part is continued; the whole package is verified at the end.
         self.handle = os.open(part, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o600)
         self.got = os.fstat(self.handle).st_size
         self.size: int | None = None
-        self.asked = self.got  # the offset that comes next to ask for
+        self.asked = self.got  # the offset to request next
         self.asked_at = 0.0
         self.waiters = 0
         self.unpacking = False
@@ -54,8 +54,8 @@ class Transfer:
 
 
 class Packages:
-    """`need` sends a question to the controller, and may lose it. `in_use` are packages that
-    members run from."""
+    """`need` sends a request to the controller, which may get lost. `in_use` returns the packages
+    that members run from."""
 
     def __init__(
         self, root: Path, need: Callable[[str, int], None], in_use: Callable[[], set[str]]
@@ -70,7 +70,7 @@ class Packages:
                 remove(left)
 
     def here(self, package: str) -> Path | None:
-        """Its folder, if it is unpacked; it counts as used now."""
+        """Its folder if it is unpacked. This counts as a use."""
         path = self._root / package
         try:
             os.utime(path)
@@ -79,7 +79,7 @@ class Packages:
         return path
 
     async def get(self, package: str) -> Path:
-        """When it is here. Who is cancelled leaves the transfer to those who still wait."""
+        """Returns when it is here. If one caller is cancelled, the others' transfer goes on."""
         found = self.here(package)
         if found is not None:
             return found
@@ -97,11 +97,11 @@ class Packages:
     def progress(self, package: str) -> str:
         transfer = self._transfers.get(package)
         if transfer is not None and transfer.unpacking:
-            return "unpacks its working directory"
+            return "is unpacking its working directory"
         if transfer is None or transfer.size is None:
-            return "asks for its working directory"
+            return "is requesting its working directory"
         size, got = transfer.size / MEGA, transfer.got / MEGA
-        return f"fetches its working directory: {got:.1f} of {size:.1f} MB"
+        return f"is fetching its working directory: {got:.1f} of {size:.1f} MB"
 
     def take(self, piece: PackagePiece) -> None:
         transfer = self._transfers.get(piece.package)
@@ -114,7 +114,7 @@ class Packages:
             if transfer.size is None:
                 transfer.size = self._admit(piece)
             if piece.offset != transfer.got:
-                return  # asked for twice
+                return  # requested twice
             transfer.got += os.write(transfer.handle, piece.data)
         except CannotStart as error:
             self._fail(piece.package, str(error))
@@ -128,7 +128,7 @@ class Packages:
             self._ask(piece.package, transfer)
 
     def ask_again(self, *, all_of_them: bool) -> None:
-        """After a new connection, and now and then: what was not answered."""
+        """Called after a new connection and regularly: request again what was not answered."""
         for package, transfer in self._transfers.items():
             late = time.monotonic() - transfer.asked_at > ANSWER_S_MAX
             if not transfer.unpacking and (all_of_them or late):
@@ -149,7 +149,7 @@ class Packages:
         return transfer
 
     def _ask(self, package: str, transfer: Transfer) -> None:
-        """At most a window ahead; the first answer tells how long it is and how long a piece."""
+        """At most WINDOW pieces ahead. The first answer brings the sizes of package and pieces."""
         transfer.asked_at = time.monotonic()
         if transfer.size is None:
             self._need(package, transfer.got)
@@ -160,7 +160,7 @@ class Packages:
             transfer.asked += PIECE_BYTES
 
     def _admit(self, piece: PackagePiece) -> int:
-        """Is there room for it, archive and folder?"""
+        """Raises if the disk has no room for both the archive and the folder."""
         if not 0 < piece.size <= PACKAGE_BYTES_MAX:
             raise CannotStart("the controller offers a package of an impossible size")
         self._trim(2 * piece.size)
@@ -198,7 +198,7 @@ class Packages:
         except OSError as error:
             self._fail(package, f"cannot unpack the working directory: {error.strerror}")
             return
-        except Exception as error:  # whoever waits for it would wait for ever
+        except Exception as error:  # else the members that wait for it would wait for ever
             log.exception("package %s", package[:12])
             self._fail(package, f"cannot unpack the working directory: {error}")
             return
@@ -222,11 +222,11 @@ class Packages:
             transfer.close()
 
     def _trim(self, more: int) -> None:
-        """Those not used for longest go first; those in use stay."""
+        """The least recently used go first; those in use stay."""
         used = self._in_use()
         found = []
         for path in self._root.iterdir():
-            name = path.name.removeprefix(".").partition(".")[0]  # also of parts and half unpacked
+            name = path.name.removeprefix(".").partition(".")[0]  # partial ones too
             if name not in self._transfers:
                 with contextlib.suppress(FileNotFoundError):
                     found.append((path.stat().st_mtime_ns, _bytes_of(path), path))
@@ -241,7 +241,7 @@ class Packages:
                 remove(path)
             else:
                 path.unlink(missing_ok=True)
-            log.info("removed %s, which was not used for longest", path.name[:13])
+            log.info("removed %s, the least recently used", path.name[:13])
             total -= size
             count -= 1
 
@@ -257,6 +257,6 @@ def _bytes_of(path: Path) -> int:
 
 
 def _looked_at(future: asyncio.Future[Path]) -> None:
-    """Nobody may wait any more when it fails; that is no error."""
+    """A failed transfer that no member waits for any more is not an error."""
     if not future.cancelled():
         future.exception()

@@ -1,4 +1,4 @@
-"""Processes as processes: start them, signal them, and see that nothing of them stays."""
+"""The members' processes: start them, signal them, and leave none behind."""
 
 from __future__ import annotations
 
@@ -29,14 +29,14 @@ log = logging.getLogger("shoal.agent")
 CANNOT_START_CODE = 127  # as a shell reports a command that is not there
 SERVICE = "SHOAL_SERVICE"  # in the environment of a replica
 PORT_MAX = 65_535
-MARK = "SHOAL_REF"  # in the environment of all that a member starts
-# By then a script has imported what it needs; who is slower is looked at again, ever later.
+MARK = "SHOAL_REF"  # in the environment of everything a member starts
+# By then most scripts have imported what they need; slower ones are looked at again, ever later.
 FIRST_LOOK_S = 3.0
 LOOK_S_MAX = 60.0
-LOOK_AROUND_S = 1.0  # who descends from whom is looked at so often,
-LOOK_AROUND_REST = 50  # and the rest between is so many times as long as the look
-PREPARED_S = 300.0  # without being told again
-SETTLED_S = 2.0  # who has loaded nothing more in this time is done with it
+LOOK_AROUND_S = 1.0  # ancestry is read at most this often,
+LOOK_AROUND_REST = 50  # and takes at most 1/50 of the time
+PREPARED_S = 300.0  # a Prepare command is valid this long
+SETTLED_S = 2.0  # a process that has loaded nothing new for this long has finished its imports
 
 
 class Helper(Protocol):
@@ -59,7 +59,7 @@ class Process:
         self.pid = pid
         self.recipe = found
         self.popen = popen
-        self.modules: tuple[str, ...] = ()  # what to preload for it, once that is known
+        self.modules: tuple[str, ...] = ()  # what to preload for it, once known
         self.seen: tuple[str, ...] = ()
         self.look_s = FIRST_LOOK_S
         self.look_at = time.monotonic() + FIRST_LOOK_S
@@ -79,13 +79,13 @@ class Processes:
         self._ownership = Ownership(MARK, str(node_directory / MEMBERS))
         self._look_around_at = 0.0
         self.helpers: Sequence[Helper] = ()  # whose processes are our children too
-        # Should keeper and agent be killed together, at least the members themselves follow.
+        # If keeper and agent are killed together, at least the members themselves die with them.
         setpriv = shutil.which("setpriv")
         self._prefix = [setpriv, "--pdeathsig", "KILL", "--"] if setpriv else []
 
     def start(self, launch: Launch, directory: Path, extra: dict[str, str]) -> None:
-        """Output goes to a file that the member writes by itself: nobody can slow it down.
-        `extra`: variables of ours that the user's may replace."""
+        """The member writes its output to a file by itself, so nothing can slow it down. The user's
+        own variables replace those in `extra`."""
         env = {**inherited_env(), **extra, **launch.env, MARK: str(launch.ref)}
         env[NODE_MARK] = self._node_mark
         workdir = launch.workdir or str(directory)
@@ -120,7 +120,7 @@ class Processes:
         self._processes[process.ref] = process
 
     def prepare(self, order: Prepare) -> None:
-        """A member of this job may come: its interpreter should be warm by then."""
+        """A member of this job may come here. Have a warm interpreter ready by then."""
         env = {**inherited_env(), **order.env}
         with contextlib.suppress(CannotStart):
             program = _find(order.argv[0], order.workdir or "/", env.get("PATH", os.defpath))
@@ -131,8 +131,8 @@ class Processes:
             del self._prepared[next(iter(self._prepared))]
 
     def tend(self) -> list[str]:
-        """Once in a while: whose libraries took long to load shall find them warm next time.
-        Returns the jobs that are not prepared for any more."""
+        """Called regularly: keep warm interpreters for members whose imports take long. Returns the
+        jobs for which nothing is kept any more."""
         now = time.monotonic()
         if self._processes and now >= self._look_around_at:
             with contextlib.suppress(OSError):
@@ -165,8 +165,8 @@ class Processes:
         process.look_at = now + (SETTLED_S if seen else process.look_s)
 
     def kill_leftovers(self) -> int:
-        """Keeper and agent of an earlier life may have been killed together: what survived that
-        must not use the GPUs that this life gives away."""
+        """If keeper and agent of an earlier life were killed together, processes may have survived.
+        They must not use the GPUs that this life gives to others."""
         return kill_marked(NODE_MARK, self._node_mark.__eq__)
 
     def pid(self, ref: MemberRef) -> int | None:
@@ -180,7 +180,7 @@ class Processes:
                 os.killpg(process.pid, number)
 
     def reap(self) -> list[tuple[MemberRef, int]]:
-        """Processes that ended since the last call, with codes as a shell gives them."""
+        """Members that have ended since the last call, with exit codes as a shell reports them."""
         ended = []
         gone: dict[int, MemberRef] = {}
         while True:
@@ -198,7 +198,7 @@ class Processes:
                 continue
             del self._processes[process.ref]
             if process.popen is not None:
-                process.popen.returncode = code  # it was reaped here: let Popen not look for it
+                process.popen.returncode = code  # it was reaped here, so Popen must not wait for it
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(pid, signal.SIGKILL)
             ended.append((process.ref, code if code >= 0 else 128 - code))
@@ -206,24 +206,24 @@ class Processes:
         try:
             self._kill_strays(gone)
         except OSError as error:  # without a free descriptor /proc cannot be read
-            log.error("what the dead left behind could not be looked for: %s", error)
+            log.error("cannot look for processes that ended members left behind: %s", error)
         return ended
 
     def _kill_strays(self, gone: dict[int, MemberRef]) -> None:
-        """What a member left behind in a session of its own has become our child. What belongs to
-        one that lives stays with it, even without its mark."""
+        """A process that an ended member left in another session has become our child. Processes of
+        living members stay, even without a mark."""
         for pid in self._adopted(gone):
             if self._ownership.owners(pid).isdisjoint(self._processes):
                 with contextlib.suppress(ProcessLookupError):
                     os.kill(pid, signal.SIGKILL)
 
     def notice(self) -> None:
-        """Often: whose child has become ours? Later it could be anybody's."""
+        """Called often: note new orphans while it is still visible which member they belong to."""
         with contextlib.suppress(OSError):
             self._adopted({})
 
     def _adopted(self, gone: dict[int, MemberRef]) -> list[int]:
-        """Children that we did not start, all of them looked at."""
+        """Children that we did not start, each with its ancestry read."""
         ours = self._helping() | self._pids.keys()
         found = [pid for pid in children() if pid not in ours]
         if found and self._ownership.strangers(found):
@@ -248,9 +248,9 @@ class Processes:
 
 
 def _check_port(text: str) -> None:
-    """Else whoever has it would answer the probe, and be given the requests."""
+    """If another process held the port, it would answer the probe and get the requests."""
     if not text.isdecimal() or int(text) > PORT_MAX:
-        raise CannotStart(f"PORT={text!r} is no port for a replica to answer on")
+        raise CannotStart(f"PORT={text!r} is not a port that a replica can listen on")
     port = int(text)
     with socket.socket() as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)

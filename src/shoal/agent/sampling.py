@@ -1,4 +1,4 @@
-"""How busy this machine and its GPUs are, every two seconds, by a thread that nobody waits for."""
+"""How busy this machine and its GPUs are, sampled every two seconds in a thread of its own."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ SAMPLE_S = 2.0
 
 
 class Sampler:
-    """A driver that hangs keeps this thread and nothing else."""
+    """A driver that hangs blocks this thread and nothing else."""
 
     def __init__(self, gpus: int) -> None:
         self._gpus = gpus
@@ -27,7 +27,7 @@ class Sampler:
         self._stopped.set()
 
     def take(self) -> NodeSample | None:
-        """The newest, once."""
+        """The newest sample; None if it was taken already."""
         sample, self._newest = self._newest, None
         return sample
 
@@ -46,7 +46,7 @@ class Sampler:
 
 
 class Driver:
-    """NVML, where there is one."""
+    """NVML, where it is available."""
 
     def __init__(self) -> None:
         self._nvml: Any = None
@@ -70,7 +70,7 @@ class Driver:
         def asked(name: str, *more: Any) -> Any:
             try:
                 return getattr(nvml, name)(handle, *more)
-            except Exception:  # this GPU or this driver does not tell
+            except Exception:  # this GPU or driver does not report it
                 return None
 
         rates, memory = asked("nvmlDeviceGetUtilizationRates"), asked("nvmlDeviceGetMemoryInfo")

@@ -1,8 +1,8 @@
 """Ships the members' output to the controller as it is written, and none of it twice.
 
-A member writes to a file by itself, so nobody can slow it down. That file is the buffer for what
-the controller does not have yet, and it has a bound: what the controller keeps is given back to
-the disk, and of what piles up faster than it can be shipped only the beginning and the end stay.
+A member writes to a file by itself, so nothing can slow it down. That file is the buffer for what
+the controller does not have yet, and it is bounded: parts that the controller has kept are given
+back to the disk, and output that piles up faster than it can be shipped loses its middle.
 """
 
 from __future__ import annotations
@@ -19,40 +19,40 @@ from shoal.model.job import MemberRef
 from shoal.model.report import LogChunk
 
 CHUNK_BYTES = 256 * 1024
-# What may be under way without an answer; beyond it the files on the node are the buffer.
+# Bytes sent but not acknowledged, at most; beyond that the files on the node are the buffer.
 WINDOW_BYTES = 4 * 1024 * 1024
 LAST_BYTES = 4096
 LAST_CHARACTERS = 300
 
-BLOCK_BYTES = 64 * 1024  # holes begin and end at a multiple: no file system has larger blocks
-# What the controller has is kept here too for a while: a machine that crashes may lose the end of
-# a file that it had taken.
+BLOCK_BYTES = 64 * 1024  # holes are aligned to this: no file system has larger blocks
+# Output that the controller has kept stays here too for a while: if its machine crashes, the end
+# of its file may be lost.
 BEHIND_BYTES = 8 * 1024 * 1024
-# What is not shipped yet may take so much of the disk, for each member and for all of them.
+# Bounds on the disk space of output not yet shipped, for each member and for all together.
 AHEAD_BYTES_MAX = 64 * 1024 * 1024
 AHEAD_BYTES_LEAST = 4 * 1024 * 1024
 AHEAD_BYTES_ALL = 1024 * 1024 * 1024
-# A member that has ended waits so long for its output to arrive; the rest of it comes later.
+# An exit waits this long for the member's output to arrive; the rest of the output comes later.
 EXIT_S_MAX = 10.0
-AGAIN_S = 0.5  # what could not be kept is sent again after such a pause
+AGAIN_S = 0.5  # pause before output that could not be kept is sent again
 
 
 class Output:
-    """One member's output file: so much is sent, so much is known to be kept. `hole`: a part not
-    sent yet that was given back to the disk."""
+    """One member's output file: how many bytes are sent, and how many the controller has kept.
+    `hole`: a part that was given back to the disk before it was sent."""
 
     __slots__ = ("again_at", "freed", "handle", "hole", "kept", "seen", "sent", "skipped", "unsure")
 
     def __init__(self, handle: int) -> None:
         self.handle = handle
         self.sent = 0
-        self.kept = -1  # not known: the controller is asked first
+        self.kept = -1  # unknown: ask the controller first
         self.freed = 0
         self.seen = 0  # its size when we last looked
         self.hole: tuple[int, int] | None = None
         self.skipped = (0, 0)  # where the last hole ended, and its length
-        self.unsure = False  # there may be holes that we do not know of
-        self.again_at = 0.0  # not before this is anything sent
+        self.unsure = False  # there may be holes that this life does not know of
+        self.again_at = 0.0  # send nothing before this time
 
     @property
     def size(self) -> int:
@@ -66,7 +66,7 @@ class Output:
         return max(0, self.sent - self.kept - (length if self.kept < end else 0))
 
     def answered(self, size: int) -> None:
-        refused = size == self.kept < self.sent  # what was under way could not be kept
+        refused = size == self.kept < self.sent  # the controller could not keep what was sent
         if refused:
             self.again_at = time.monotonic() + AGAIN_S
         if self.kept < 0 or size < self.kept or refused:
@@ -77,7 +77,7 @@ class Output:
         self.kept = size
 
     def next(self, most: int) -> tuple[int, bytes]:
-        """What comes next, and where it belongs: behind `sent` if there is a hole between."""
+        """The next bytes and their offset, which is beyond `sent` if there is a hole in between."""
         if self.unsure and (self.hole is None or self.sent >= self.hole[1]):
             self.hole = _hole_after(self.handle, self.sent)
             self.unsure = self.hole is not None
@@ -91,8 +91,8 @@ class Output:
         return start, os.pread(self.handle, most, start)
 
     def mend(self) -> None:
-        """`echo problem > /dev/stderr` cuts the file that is the member's output. What is written
-        from then on goes behind what was sent, or it would never be seen as new."""
+        """`echo problem > /dev/stderr` truncates the member's output file. Later output is moved
+        behind what was sent, or it would never be recognised as new."""
         size = self.size
         if size < self.seen and self.kept >= 0:
             data = os.pread(self.handle, AHEAD_BYTES_MAX, 0)
@@ -103,7 +103,7 @@ class Output:
         self.seen = size
 
     def bound(self, ahead_max: int) -> None:
-        """Give back what the controller has, and the middle of what is too much."""
+        """Free what the controller has kept, and the middle of a backlog over the bound."""
         self.mend()
         behind = _aligned(self.kept - BEHIND_BYTES)
         if behind - self.freed >= BEHIND_BYTES:
@@ -124,11 +124,11 @@ class Output:
 class Shipping:
     def __init__(self, send: Callable[[LogChunk], None]) -> None:
         self._send = send
-        self._outputs: dict[MemberRef, Output] = {}  # who was served last stands last
+        self._outputs: dict[MemberRef, Output] = {}  # the most recently served is last
         self._connected_at: float | None = None
 
     def watch(self, ref: MemberRef, path: Path, *, fresh: bool) -> None:
-        """`fresh`: the file was just made, so the controller can have none of it yet."""
+        """`fresh`: the file is new, so the controller can have none of it yet."""
         output = Output(os.open(path, os.O_RDWR | os.O_CREAT, 0o600))
         self._outputs[ref] = output
         if fresh:
@@ -138,7 +138,7 @@ class Shipping:
             self._send(LogChunk(ref, 0, b""))
 
     def reconnected(self) -> None:
-        """What was under way may be lost: ask again for every member."""
+        """Output sent before may be lost: ask again for every member."""
         self._connected_at = time.monotonic()
         for ref, output in self._outputs.items():
             output.kept = -1
@@ -156,12 +156,12 @@ class Shipping:
         share = AHEAD_BYTES_ALL // max(1, len(self._outputs))
         ahead_max = min(AHEAD_BYTES_MAX, max(AHEAD_BYTES_LEAST, share))
         for output in self._outputs.values():
-            with contextlib.suppress(OSError):  # a sick disk is no reason to ship nothing at all
+            with contextlib.suppress(OSError):  # one bad file must not stop all shipping
                 output.bound(ahead_max)
 
     def pump(self, only: Collection[MemberRef] = ()) -> None:
-        """Send what was written since, as far as the window allows: a piece of each in turn, so
-        that nobody's line waits for another's flood. `only`: the others had their turn just now."""
+        """Send new output as far as the window allows, a piece of each member in turn, so that one
+        member's flood does not delay another's line. `only`: the others had their turn just now."""
         if not only:
             self.bound_all()
         window = WINDOW_BYTES - sum(output.under_way for output in self._outputs.values())
@@ -183,7 +183,7 @@ class Shipping:
         output = self._outputs[ref]
         try:
             start, data = output.next(most)
-        except OSError:  # it is tried again; the others go on
+        except OSError:  # retried later; the others go on
             return 0
         dropped = start - output.sent
         if not data and not dropped:
@@ -195,7 +195,7 @@ class Shipping:
         return max(1, len(data))
 
     def complete(self, ref: MemberRef) -> bool:
-        """Is all that was written kept by the controller?"""
+        """Has the controller kept everything that was written?"""
         output = self._outputs.get(ref)
         if output is None:
             return True
@@ -204,8 +204,8 @@ class Shipping:
         return output.size <= output.kept
 
     def waited(self, since: float) -> bool:
-        """Has it been so long that an exit goes first? A controller that is away does not count:
-        nobody could take the exit."""
+        """Has the output taken so long that the exit should go first? Time without a controller
+        does not count, because nobody could take the exit."""
         if self._connected_at is None:
             return False
         return time.monotonic() - max(since, self._connected_at) > EXIT_S_MAX
@@ -221,7 +221,7 @@ def _aligned(offset: int) -> int:
 
 
 def _hole_after(handle: int, offset: int) -> tuple[int, int] | None:
-    """The next part of a file that is not on the disk."""
+    """The next hole in a file."""
     size = os.fstat(handle).st_size
     try:
         begin = os.lseek(handle, offset, os.SEEK_HOLE)
@@ -237,7 +237,7 @@ def _hole_after(handle: int, offset: int) -> tuple[int, int] | None:
 
 
 def last_words(path: Path) -> str:
-    """The last line that a member wrote: mostly the reason of its end, as Python prints it."""
+    """The last line that a member wrote: usually the reason why it ended, as Python prints it."""
     try:
         with path.open("rb") as file:
             file.seek(max(0, os.fstat(file.fileno()).st_size - LAST_BYTES))

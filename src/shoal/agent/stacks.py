@@ -1,4 +1,4 @@
-"""Saves what a member was doing before it is stopped: the stacks of its processes."""
+"""Saves the stacks of a member's processes before it is stopped."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ FRAME = re.compile(r"^ {4}(\S.*) \((.+:\d+)\)$", re.MULTILINE)
 
 
 def stacks(leader: int, mark: dict[str, str]) -> tuple[str, str]:
-    """The text for the member's output and a line for the reason of its end. Always within
-    DUMP_S_MAX and DUMP_BYTES_MAX, whatever state the processes are in. `mark`: what says in an
-    environment whose py-spy that is."""
+    """The text for the member's output, and one line for the reason of its end. Takes at most
+    DUMP_S_MAX and DUMP_BYTES_MAX, whatever state the processes are in. `mark` goes into py-spy's
+    environment, so that it is known to belong to the member."""
     deadline = time.monotonic() + DUMP_S_MAX
     program = find_py_spy()
     parts: list[str] = []
@@ -37,7 +37,7 @@ def stacks(leader: int, mark: dict[str, str]) -> tuple[str, str]:
 
 
 def find_py_spy() -> str | None:
-    """In the PATH, or beside the Python that runs the agent."""
+    """py-spy, from the PATH or beside the Python that runs the agent."""
     found = shutil.which("py-spy")
     if found is None:
         beside = os.path.join(sysconfig.get_path("scripts"), "py-spy")
@@ -58,7 +58,7 @@ def family(leader: int) -> list[int]:
 
 
 def from_proc(pid: int) -> str:
-    """What the kernel tells of each thread: its state, and where it waits."""
+    """What the kernel shows of each thread: its state, and where it waits."""
     lines = [f"Process {pid}: {_read(f'/proc/{pid}/cmdline').replace(chr(0), ' ').strip()}"]
     try:
         threads = sorted(os.listdir(f"/proc/{pid}/task"), key=int)[:64]
@@ -93,8 +93,8 @@ def _frames(thread: str) -> list[str]:
 
 
 def _py_spy(program: str, pid: int, mark: dict[str, str], deadline: float) -> str:
-    """Without stopping the process: that would wait for ever on one that is stopped already. A
-    process that runs on meanwhile may be misread, so there is a second try."""
+    """Read without stopping the process, because stopping one that is stopped already would wait
+    for ever. A running process may be misread, so there is a second try."""
     for _ in range(2):
         left_s = deadline - time.monotonic()
         if left_s <= 0:

@@ -1,4 +1,4 @@
-"""How an agent's process comes up and goes down."""
+"""How an agent's process starts and ends."""
 
 from __future__ import annotations
 
@@ -59,8 +59,8 @@ async def _run(directory: Path, keeper: int) -> int:
 
 
 def _next_incarnation(path: Path) -> int:
-    """Grows with each life of the node, so that what concerns an earlier one can be told apart.
-    By the clock if the file is lost, by the file if the clock was set back."""
+    """Grows with each life of the node, so that messages of an earlier life can be recognised. It
+    comes from the clock if the file is lost, and from the file if the clock was set back."""
     try:
         last = int(path.read_text())
     except (FileNotFoundError, ValueError):

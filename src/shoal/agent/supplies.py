@@ -17,7 +17,7 @@ from shoal.core.nodebook import NodeBook
 from shoal.model.commands import Launch, Prepare
 
 PACKAGE = "SHOAL_PACKAGE"  # where the package is unpacked
-PYTHON = "SHOAL_PYTHON"  # the interpreter that has Shoal, and the requirements if there are some
+PYTHON = "SHOAL_PYTHON"  # the interpreter that has Shoal, and the job's requirements if any
 TELL_S = 1.0
 
 Order = TypeVar("Order", Launch, Prepare)
@@ -30,7 +30,7 @@ class Supplies:
         self.environments = Environments(directory, self._environments_used)
 
     def here(self, order: Order) -> Order | None:
-        """The order as it can be carried out here, or None if something is missing yet."""
+        """The command with this node's paths, or None if something is still missing."""
         package = self.packages.here(order.package) if order.package else None
         environment = self.environments.here(order.requirements) if order.requirements else None
         if (order.package and package is None) or (order.requirements and environment is None):
@@ -38,13 +38,13 @@ class Supplies:
         return _placed(order, package, environment)
 
     def lacks(self, order: Launch | Prepare) -> str:
-        """In words that follow the name of the node."""
+        """What is missing, in words that follow the name of the node."""
         if order.package and self.packages.here(order.package) is None:
             return self.packages.progress(order.package)
-        return "builds its environment: see its log"
+        return "is building its environment: see its log"
 
     async def get(self, order: Order, output: Path, tell: Callable[[str], None]) -> Order:
-        """When all is here; raises CannotStart. `tell` is told now and then what is missing."""
+        """Returns when everything is here; raises CannotStart. `tell` gets what is missing."""
         telling = asyncio.create_task(self._tell(order, tell))
         try:
             package = await self.packages.get(order.package) if order.package else None
@@ -71,7 +71,7 @@ class Supplies:
 
 
 def _placed(order: Order, package: Path | None, environment: Path | None) -> Order:
-    """What was relative to the package is a place on this node now."""
+    """Paths relative to the package become paths on this node."""
     env, workdir = {PYTHON: sys.executable, **order.env}, order.workdir
     path = env.get("PATH") or os.environ.get("PATH", os.defpath)
     if package is not None:
@@ -87,6 +87,6 @@ def _placed(order: Order, package: Path | None, environment: Path | None) -> Ord
 
 
 def _with_own(path: str) -> str:
-    """The sender's programs may lie elsewhere here: then those of this node have to do."""
+    """A program of the sender may be elsewhere on this node; then this node's own is used."""
     own = f"{os.environ.get('PATH', os.defpath)}:{os.path.dirname(sys.executable)}"
     return ":".join(dict.fromkeys(f"{path}:{own}".split(":")))

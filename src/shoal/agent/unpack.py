@@ -1,4 +1,4 @@
-"""Unpacks a package for good: read-only, and never outside of its own folder."""
+"""Unpacks a package: read-only, and never outside of its own folder."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from shoal.model.job import PACKAGE_BYTES_MAX, PACKAGE_FILES_MAX
 
 COPY_BYTES = 1 << 20
 BLOCK_BYTES = tarfile.BLOCKSIZE
-# What `shoal.packing` writes. Everything else is refused before `tarfile` sees it: it would read a
-# header of any length into memory, and make gigabytes of a sparse file's few bytes.
+# What `shoal.packing` writes. Everything else is refused before `tarfile` sees it, because
+# `tarfile` reads headers of any length into memory and expands a sparse file to gigabytes.
 KINDS = (tarfile.REGTYPE, tarfile.AREGTYPE, tarfile.DIRTYPE, tarfile.SYMTYPE, tarfile.XHDTYPE)
 LONG_KEYS = (b"path", b"linkpath", b"hdrcharset")
 LONG_BYTES_MAX = 16 * 1024  # of a name too long for a plain header
@@ -23,16 +23,16 @@ HOPS_MAX = 40  # as Linux follows them
 
 
 class BadPackage(Exception):
-    """What arrived is not what was sent, or no package at all."""
+    """What arrived is not what was sent, or not a package."""
 
 
 class Damaged(BadPackage):
-    """Its content has not the name that was asked for: fetched again it may have."""
+    """Its content does not match its name. Fetching it again may help."""
 
 
 def unpack(archive: Path, sha256: str, target: Path) -> None:
-    """All of it or nothing: `target` is there when it is whole. Everything in it is checked, for
-    whoever may submit a job may have made it by hand."""
+    """All of it or nothing: `target` exists only when it is complete. Everything in it is checked,
+    because anybody who may submit a job can have made it by hand."""
     with archive.open("rb") as file:
         if hashlib.file_digest(file, "sha256").hexdigest() != sha256:
             raise Damaged(f"the working directory arrived damaged (package {sha256[:12]})")
@@ -44,13 +44,13 @@ def unpack(archive: Path, sha256: str, target: Path) -> None:
         _make_read_only(partial)
         partial.rename(target)
     except (tarfile.TarError, UnicodeError, ValueError, EOFError) as error:
-        raise BadPackage(f"the package {sha256[:12]} is no proper archive: {error}") from None
+        raise BadPackage(f"the package {sha256[:12]} is not a valid archive: {error}") from None
     finally:
         remove(partial)
 
 
 def remove(folder: Path) -> None:
-    """Also what is read-only."""
+    """Removes read-only files too."""
     if not folder.is_dir():
         return
     for place, _, _ in os.walk(folder):
@@ -59,7 +59,7 @@ def remove(folder: Path) -> None:
 
 
 def _scan(archive: Path) -> None:
-    """Look at every header by itself, and only then let `tarfile` put them together."""
+    """Check every header by itself before `tarfile` interprets them together."""
     total = count = 0
     with archive.open("rb") as file:
         while (header := file.read(BLOCK_BYTES)).strip(b"\0"):
@@ -67,8 +67,8 @@ def _scan(archive: Path) -> None:
             if info.type not in KINDS:
                 raise BadPackage(f"{info.name[:100]!r} in the package is neither file nor folder")
             if info.size and info.type in (tarfile.DIRTYPE, tarfile.SYMTYPE):
-                # We would skip that content, where `tarfile` finds the next headers.
-                raise BadPackage(f"{info.name[:100]!r} in the package has content, but is no file")
+                # We would skip that content, but `tarfile` would read it as the next headers.
+                raise BadPackage(f"{info.name[:100]!r} in the package is no file but has content")
             count += 1
             total += info.size
             # A name that is too long for its header takes a second one.
@@ -84,14 +84,14 @@ def _scan(archive: Path) -> None:
 
 
 def _check_long(data: bytes) -> None:
-    """Records as `length key=value`, for a name or a link that is long and for nothing else."""
+    """Records as `length key=value`; allowed for a long name or link target only."""
     while data:
         length, _, rest = data.partition(b" ")
         if not length.isdigit() or not len(length) < int(length[:9]) <= len(data):
             raise BadPackage("a header in the package is damaged")
         key = rest.partition(b"=")[0]
         if key not in LONG_KEYS:
-            raise BadPackage(f"{key[:40]!r} has no place in a header of a package")
+            raise BadPackage(f"{key[:40]!r} is not allowed in a header of a package")
         data = data[int(length) :]
 
 
@@ -102,7 +102,7 @@ def _extract(archive: Path, root: Path) -> None:
     total = count = 0
     with tarfile.open(archive, mode="r:") as tar:
         for member in tar:
-            tar.members = []  # type: ignore[attr-defined]  # it would remember them all
+            tar.members = []  # type: ignore[attr-defined]  # or it would remember them all
             count += 1
             total += member.size
             name = _checked(member.name, links)
@@ -123,13 +123,13 @@ def _extract(archive: Path, root: Path) -> None:
 
 
 def _folders(name: str) -> list[str]:
-    """The folder and those it is in, from the top."""
+    """The folder and its parents, from the top."""
     parts = [part for part in name.split("/") if part not in ("", ".")]
     return ["/".join(parts[:end]) for end in range(1, len(parts) + 1)]
 
 
 def _leaves(name: str, links: dict[str, str]) -> bool:
-    """Follow a link as the kernel would, through all others: `..` counts from where they lead."""
+    """Follow a link as the kernel would, through other links; `..` counts from their targets."""
     todo, hops = [name], 0
     here: list[str] = []
     while todo:
@@ -155,7 +155,7 @@ def _leaves(name: str, links: dict[str, str]) -> bool:
 
 
 def _checked(name: str, links: dict[str, str]) -> str:
-    """A name that leads nowhere else, by itself or through a link that was unpacked before."""
+    """A name that stays inside, by itself and through links that were unpacked before it."""
     if "\0" in name or name.startswith("/"):
         raise BadPackage(f"{name[:100]!r} in the package leads out of it")
     plain = os.path.normpath(name)
@@ -178,7 +178,7 @@ def _extract_file(tar: tarfile.TarFile, member: tarfile.TarInfo, path: Path) -> 
     with source, open(os.open(path, flags, mode), "wb") as file:
         shutil.copyfileobj(source, file, COPY_BYTES)
         if file.tell() != member.size:
-            raise BadPackage(f"{member.name[:100]!r} in the package ends too soon")
+            raise BadPackage(f"{member.name[:100]!r} in the package is truncated")
 
 
 def _make_read_only(root: Path) -> None:

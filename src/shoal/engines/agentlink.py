@@ -29,17 +29,17 @@ log = logging.getLogger("shoal.engine")
 CONNECT_PAUSE_S = 0.02
 DEATH_POLL_S = 0.01
 WATCH_PAUSE_S = 0.2
-# An agent that dies is started again: soon at first, ever later if it keeps dying.
+# An agent that dies is restarted: soon at first, later and later if it keeps dying.
 RESTART_FIRST_S = 2.0
 RESTART_MAX_S = 60.0
 HEALTHY_AFTER_S = 10.0
-SWEEP_S = 4.0  # for a keeper to end what an agent left
+SWEEP_S = 4.0  # for a keeper to end the processes that an agent left
 
 Start = Callable[[], "subprocess.Popen[bytes]"]
 
 
 class Ear(Protocol):
-    """Who is told what an agent says, and that it is dead."""
+    """Receives what an agent sends, and the news of its death."""
 
     def said(self, message: FromAgent) -> None: ...
 
@@ -47,8 +47,8 @@ class Ear(Protocol):
 
 
 class AgentLink:
-    """For ever connected to the agent of a directory. Without `start` somebody else sees to it that
-    there is one."""
+    """The connection to the agent of a directory, restored for ever. Without `start`, another
+    process starts the agent."""
 
     def __init__(self, node: str, directory: Path, ear: Ear, start: Start | None) -> None:
         self._node = node
@@ -63,7 +63,7 @@ class AgentLink:
         self._fencing: asyncio.Future[None] | None = None
 
     async def keep(self) -> None:
-        """For ever: be connected to the agent, or see to it that there is one."""
+        """For ever: stay connected to the agent, or start one."""
         restart_s = RESTART_FIRST_S
         while True:
             if self._start is not None and not self._held():
@@ -92,8 +92,8 @@ class AgentLink:
             self._ear.died(self._death)
 
     def fence(self, incarnation: int) -> None:
-        """End this life of the node: it does not answer, and its jobs shall run elsewhere. That it
-        is over is told as any other death, when its lock is free."""
+        """End this life of the node: it does not answer, and its jobs should run elsewhere. Its end
+        is reported like any other death, when its lock is free."""
         if self._incarnation in (0, incarnation) and (not self._fencing or self._fencing.done()):
             work = asyncio.to_thread(end_by_force, self._directory, incarnation)
             self._fencing = asyncio.ensure_future(work)
@@ -107,7 +107,7 @@ class AgentLink:
         return held(self._directory / "agent.lock")
 
     async def _connect(self) -> bool:
-        """Until connected, or until the agent is gone."""
+        """Returns when connected, or when the agent is gone."""
         loop = asyncio.get_running_loop()
         self._lost.clear()
         while True:
@@ -137,8 +137,8 @@ class AgentLink:
         self._ear.said(message)
 
     async def _died(self) -> bool:
-        """The keeper lets go of the lock when every process of the node is gone. A connection
-        can also break without a death; then the agent answers again."""
+        """The keeper releases the lock when every process of the node is gone. A connection can
+        also break without a death; then the agent answers again."""
         while self._held():
             if self._process is not None:
                 self._process.poll()  # reap the keeper
@@ -150,7 +150,7 @@ class AgentLink:
         return True
 
     def _announce_death(self) -> None:
-        """A life that nobody here has heard of may have ended too: its number was written down."""
+        """A life that never connected may have ended too: its number is on disk."""
         incarnation = self._incarnation or last_incarnation(self._directory)
         if not incarnation or (self._death and self._death.incarnation == incarnation):
             return
@@ -167,9 +167,9 @@ def _tell(ended: asyncio.Future[None]) -> None:
 
 
 def end_by_force(directory: Path, incarnation: int) -> None:
-    """Kill an agent that may be frozen; its keeper, woken if it is frozen too, then ends what is
-    left and lets go of the lock. A keeper that does not is killed, and what carries the node's
-    mark before it, for with the keeper the lock falls."""
+    """Kill an agent that may be frozen. Its keeper, woken if it is frozen too, then ends what is
+    left and releases the lock. A keeper that does not is killed, after every process that carries
+    the node's mark, because the lock is released with the keeper."""
     said = msgspec.json.decode((directory / "agent.json").read_bytes())
     if int(said["incarnation"]) != incarnation:
         return
@@ -188,15 +188,15 @@ def end_by_force(directory: Path, incarnation: int) -> None:
 
 
 def _signal(pid: int, number: int, directory: Path) -> None:
-    """Only to processes of this node: the file may be old, and its numbers another's by now."""
+    """Only to processes of this node: the file may be old, and its process ids reused."""
     if variable(pid, AGENT_MARK) == str(directory):
         with contextlib.suppress(ProcessLookupError):
             os.kill(pid, number)
 
 
 def write_spec(directory: Path, spec: NodeSpec) -> None:
-    """The agent of this directory reads it when it starts. What is there already is not written
-    again: on a full disk that would keep a node away that can still tell what ails it."""
+    """The agent of this directory reads the file when it starts. An equal file is not written
+    again: on a full disk that would keep away a node that could still report its problem."""
     directory.mkdir(mode=0o700, parents=True, exist_ok=True)
     path, data = directory / "spec.json", msgspec.json.encode(spec)
     if not path.exists() or path.read_bytes() != data:
@@ -206,7 +206,7 @@ def write_spec(directory: Path, spec: NodeSpec) -> None:
 def start_agent(
     directory: Path, env: dict[str, str], usual: Usual | None = None
 ) -> subprocess.Popen[bytes]:
-    """In a session of its own, so that it outlives whoever starts it."""
+    """In a session of its own, so that it outlives the process that starts it."""
     with (directory / "agent.log").open("ab") as output:
         process = subprocess.Popen(
             [sys.executable, "-m", "shoal.agent", str(directory)],
@@ -225,7 +225,7 @@ def start_agent(
 
 
 def last_incarnation(directory: Path) -> int:
-    """Of the agent of this directory, dead or alive; 0 if there never was one."""
+    """The last life of the agent of this directory, dead or alive; 0 if there never was one."""
     try:
         return int((directory / "incarnation").read_text())
     except (OSError, ValueError):

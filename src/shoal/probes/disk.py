@@ -14,7 +14,7 @@ from shoal.probes.reading import MB, Reading, mbs, nothing
 FILE_BYTES = 32 * 1024 * 1024
 BLOCK_BYTES = 4 * 1024 * 1024
 PART_S = 1.0  # writing, and reading, each
-# With less, checkpoints and logs fail any moment.
+# With less, checkpoints and logs may fail at any moment.
 FREE_BYTES_MIN = 256 * 1024 * 1024
 
 
@@ -39,7 +39,7 @@ def disk(directory: Path) -> Reading:
 
 @contextlib.contextmanager
 def _scratch(directory: Path) -> Iterator[int]:
-    """Nameless from the first moment, so that nothing stays whatever happens."""
+    """Without a name from the start, so that nothing stays behind whatever happens."""
     handle, name = tempfile.mkstemp(prefix=".probe-", dir=directory)
     try:
         os.unlink(name)
@@ -49,7 +49,7 @@ def _scratch(directory: Path) -> Iterator[int]:
 
 
 def _write(handle: int) -> tuple[int, float]:
-    block, written = os.urandom(BLOCK_BYTES), 0  # some disks make zeros disappear
+    block, written = os.urandom(BLOCK_BYTES), 0  # some disks store zeros for free
     began = time.monotonic()
     while written < FILE_BYTES and time.monotonic() - began < PART_S:
         written += os.write(handle, block)
@@ -58,7 +58,7 @@ def _write(handle: int) -> tuple[int, float]:
 
 
 def _read(handle: int, size: int) -> int:
-    """From the disk where the kernel lets go of its copy; else this is the speed of memory."""
+    """From the disk where the kernel drops its copy; otherwise this is the speed of memory."""
     if hasattr(os, "posix_fadvise"):
         os.posix_fadvise(handle, 0, 0, os.POSIX_FADV_DONTNEED)
     done, began = 0, time.monotonic()

@@ -1,7 +1,7 @@
 """Probes of CPUs, memory and clock, in plain Python: steady enough to compare nodes of a kind.
 
 A node under load must not look slow because of the load. So work is counted per second of CPU time,
-not of the clock on the wall, and how much CPU time there was to have is a figure of its own.
+not of wall time, and the available CPU time is a figure of its own.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ ONE_CORE_S = 0.4
 ALL_CORES_S = 0.8
 THREADS_MAX = 256
 MEMORY_S = 0.5
-# More than the caches of most CPUs, less than anybody misses.
+# Larger than the caches of most CPUs, small enough not to be missed.
 COPY_BYTES = 64 * 1024 * 1024
 COPY_SHARE_OF_FREE = 8
 
@@ -32,7 +32,7 @@ STA_NANO = 0x2000
 
 
 def one_core() -> Reading:
-    """The best of many short runs: what the core can do, whoever else uses it in between."""
+    """The best of many short runs: what the core can do, even if others use it in between."""
     found = nothing()
     found.figures["cpu_one_mbs"] = max(repeated(_hash_rate, ONE_CORE_S))
     return found
@@ -80,7 +80,7 @@ def memory() -> Reading:
         target[:] = source
         return mbs(size, time.thread_time() - began)
 
-    copy()  # the pages come into being
+    copy()  # allocates the pages
     found.figures["memory_mbs"] = max(repeated(copy, MEMORY_S))
     found.figures["memory_free_mb"] = _free_bytes() // MB
     return found
@@ -93,7 +93,7 @@ def pressure() -> Reading:
         try:
             text = Path(f"/proc/pressure/{what}").read_text()
         except OSError:
-            found.notes.append(f"{what} pressure: this kernel does not tell")
+            found.notes.append(f"{what} pressure: this kernel does not report it")
             continue
         share = pressure_milli(text)
         if share is not None:
@@ -111,7 +111,7 @@ def pressure_milli(text: str) -> int | None:
 
 
 def clock() -> Reading:
-    """How far the kernel believes the clock to be off, where something keeps it."""
+    """How far off the clock is in the kernel's view, where something synchronises it."""
     found = nothing()
     buffer = ctypes.create_string_buffer(512)
     try:
@@ -119,11 +119,11 @@ def clock() -> Reading:
     except (OSError, AttributeError):
         told = -1
     if told < 0:
-        found.notes.append("clock: the kernel does not tell")
+        found.notes.append("clock: the kernel does not report it")
         return found
     offset, status = parse_timex(buffer.raw)
     if status & STA_UNSYNC:
-        found.notes.append("clock: nothing keeps it in time, as far as the kernel knows")
+        found.notes.append("clock: not synchronised, as far as the kernel knows")
     else:
         found.figures["clock_offset_us"] = abs(offset) // (1000 if status & STA_NANO else 1)
     return found

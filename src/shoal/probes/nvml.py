@@ -109,7 +109,7 @@ def _add_reasons(nvml: Any, device: Any, number: int, found: Reading) -> None:
 
 
 def _ask(ask: Callable[[], Any]) -> Any:
-    """None where this GPU or this driver cannot tell."""
+    """None where this GPU or driver does not report it."""
     try:
         return ask()
     except Exception:
@@ -158,7 +158,7 @@ def kernel_lines() -> list[str] | None:
                 lines.append(os.read(handle, 8192).decode(errors="replace"))
             except BlockingIOError:
                 break
-            except BrokenPipeError:  # a line was overwritten meanwhile: the next one is there
+            except BrokenPipeError:  # a line was overwritten in the meantime: go on with the next
                 continue
             except OSError:
                 return lines or None

@@ -1,4 +1,4 @@
-"""What one probe brings back, and the time it may take."""
+"""What one probe returns, and the time it may take."""
 
 from __future__ import annotations
 

@@ -46,7 +46,7 @@ def starts_of_ray(live: Live) -> int:
 
 
 def must_work(live: Live) -> None:
-    """Orders reach the node and its answers come back."""
+    """Commands reach the node and its answers come back."""
     assert live.wait(live.run("true"), timeout_s=BOUND_S) == "succeeded"
 
 

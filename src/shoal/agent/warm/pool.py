@@ -1,4 +1,4 @@
-"""Keeps warm interpreters, at most a few, for as long as they may be needed and memory allows."""
+"""Keeps a few warm interpreters for as long as they may be needed and memory allows."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ log = logging.getLogger("shoal.agent")
 
 ZYGOTES_MAX = 2
 UNUSED_S = 600.0
-IN_USE_S = 60.0  # members that run are looked at more often than that
-# A fork takes about 10 ms; who needs longer costs more than a cold start would.
+IN_USE_S = 60.0  # running members are looked at more often than this
+# A fork takes about 10 ms; one that takes longer costs more than a cold start.
 FORK_S_MAX = 2.0
-# In `environ` of a member: as much of its environment as fits is shown there.
+# Room in a member's /proc/PID/environ: as much of its environment as fits is shown there.
 ROOM_BYTES = 48 * 1024
 START_MEMORY_MB = 2048
 KEEP_MEMORY_MB = 768
@@ -35,7 +35,7 @@ CONTAINER = Path("/sys/fs/cgroup")
 
 
 class Answer(msgspec.Struct, frozen=True):
-    """What a zygote says: that it is ready (names), a member's id, or what went wrong."""
+    """A zygote's answer: it is ready (names), a member's process id, or what went wrong."""
 
     names: frozenset[str] | None = None
     seconds: float = 0.0
@@ -49,7 +49,7 @@ class Zygote:
         self.recipe = recipe
         self.process = process
         self.control = control
-        self.names: frozenset[str] | None = None  # of what it has imported, once it is ready
+        self.names: frozenset[str] | None = None  # of the modules it has imported, once it is ready
         self.needed_at = time.monotonic()
 
 
@@ -61,7 +61,7 @@ class WarmPool:
         self._harmful: set[str] = set()  # modules that a zygote cannot hold
 
     def fork(self, recipe: Recipe, env: dict[str, str], workdir: str, output: int) -> int | None:
-        """A member's process id; None: it has to be started cold."""
+        """A member's process id, or None if it has to start cold."""
         zygote = self._zygotes.get(recipe.key)
         if zygote is None:
             return None
@@ -70,7 +70,7 @@ class WarmPool:
             return None
         hidden = shadowed(recipe.folder, zygote.names)
         if hidden:
-            log.info("a cold start, for %s hides what is preloaded", hidden)
+            log.info("a cold start, because %s hides a preloaded module", hidden)
             return None
         order = {
             "argv": recipe.argv,
@@ -82,14 +82,14 @@ class WarmPool:
         }
         answer = _ask(zygote.control, msgspec.json.encode(order), output)
         if not answer.pid:
-            log.warning("a warm interpreter is given up: %s", answer.why)
+            log.warning("a warm interpreter is stopped: %s", answer.why)
             self._end(zygote)
             return None
         zygote.needed_at = time.monotonic()
         return answer.pid
 
     def want(self, recipe: Recipe, modules: tuple[str, ...]) -> None:
-        """A member of this kind runs and has loaded what takes long to import."""
+        """A member of this kind is running and has loaded modules that take long to import."""
         modules = tuple(module for module in modules if not self._is_harmful(module))
         zygote = self._zygotes.get(recipe.key)
         if zygote is not None:
@@ -103,14 +103,14 @@ class WarmPool:
             self._start(recipe, modules)
 
     def tend(self) -> None:
-        """Hear from all, and let go of those that are not needed or that memory is short for."""
+        """Read all answers. Stop interpreters that are not needed, or if memory is short."""
         now = time.monotonic()
         for zygote in list(self._zygotes.values()):
             self._listen(zygote)
             if now - zygote.needed_at > UNUSED_S:
                 self._end(zygote)
         if self._zygotes and available_memory_mb() < KEEP_MEMORY_MB:
-            log.warning("memory is short: warm interpreters are given up")
+            log.warning("memory is short: warm interpreters are stopped")
             self.close()
 
     def pids(self) -> set[int]:
@@ -120,7 +120,7 @@ class WarmPool:
         return sum(zygote.names is not None for zygote in self._zygotes.values())
 
     def ended(self, pid: int, code: int) -> None:
-        """The process is no more and was waited for."""
+        """The process has ended and was reaped."""
         for zygote in list(self._zygotes.values()):
             if zygote.process.pid == pid:
                 zygote.process.returncode = code
@@ -160,7 +160,7 @@ class WarmPool:
             theirs.close()
         ours.setblocking(False)
         self._zygotes[recipe.key] = Zygote(recipe, process, ours)
-        log.info("a warm interpreter is being made: process %d, %s", process.pid, " ".join(modules))
+        log.info("starting a warm interpreter: process %d, %s", process.pid, " ".join(modules))
 
     def _listen(self, zygote: Zygote) -> None:
         if zygote.names is not None:
@@ -180,7 +180,7 @@ class WarmPool:
         self._end(zygote)
 
     def _is_harmful(self, module: str) -> bool:
-        """To import a module is to import the packages that it is in."""
+        """Importing a module also imports the packages that contain it."""
         return any(f"{module}.".startswith(f"{harmful}.") for harmful in self._harmful)
 
     def _fail(self, key: str) -> None:
@@ -189,7 +189,7 @@ class WarmPool:
         self._failures[key] = self._failures.get(key, 0) + 1
 
     def _make_room(self) -> bool:
-        """The one that nobody has needed for longest goes, unless all are in use."""
+        """Stop the least recently needed one, unless all are in use."""
         if len(self._zygotes) < ZYGOTES_MAX:
             return True
         oldest = min(self._zygotes.values(), key=lambda zygote: zygote.needed_at)
@@ -208,24 +208,24 @@ class WarmPool:
 
 
 def available_memory_mb() -> int:
-    """Of the machine, or of the container that this runs in if that has less."""
+    """Of the machine, or of this container if that has less."""
     available = 0
     for line in Path("/proc/meminfo").read_text().splitlines():
         if line.startswith("MemAvailable:"):
             available = int(line.split()[1]) // 1024
-    with contextlib.suppress(OSError, ValueError):  # no limit is the word `max`
+    with contextlib.suppress(OSError, ValueError):  # `max` means no limit
         limit = int((CONTAINER / "memory.max").read_text())
         used = int((CONTAINER / "memory.current").read_text())
         for line in (CONTAINER / "memory.stat").read_text().splitlines():
             if line.startswith("inactive_file "):
-                used -= int(line.split()[1])  # the kernel gives that back when it is short
+                used -= int(line.split()[1])  # the kernel frees this when memory is short
         available = min(available, (limit - used) // 1024**2)
     return available
 
 
 def _ask(control: socket.socket, order: bytes, output: int) -> Answer:
-    """If no answer comes the pipe is closed without a word, and a member that was forked all the
-    same ends before it has done anything: nothing is ever started twice."""
+    """If no answer comes, the pipe is closed and a member that was forked all the same ends before
+    it has done anything. So nothing is ever started twice."""
     content = os.memfd_create("order", os.MFD_CLOEXEC)
     wait, go = os.pipe()
     try:
@@ -236,7 +236,7 @@ def _ask(control: socket.socket, order: bytes, output: int) -> Answer:
         answer = msgspec.json.decode(control.recv(ANSWER_BYTES_MAX), type=Answer)
         control.setblocking(False)
         if answer.pid:
-            # Is it our child? Raises if it is not; does not reap it if it is over.
+            # Raises if it is not our child; does not reap it if it has ended.
             os.waitid(os.P_PID, answer.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT)
             os.write(go, b"g")
         return answer
@@ -253,4 +253,4 @@ def _receive(control: socket.socket) -> Answer | None:
     except BlockingIOError:
         return None
     except (OSError, msgspec.DecodeError):
-        return Answer(why="ended while it was being made")
+        return Answer(why="ended while it was starting")

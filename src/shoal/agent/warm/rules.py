@@ -13,8 +13,8 @@ import msgspec
 
 from shoal.core.phases.reserved import FLAGS, RENDEZVOUS
 
-# What differs between the members and attempts of one job: Shoal sets it, and no library that
-# is preloaded reads it while it is imported. Everything else must be the same.
+# Variables that differ between the members and attempts of one job. Shoal sets them, and no
+# preloaded library reads them at import. Everything else must be equal.
 VARYING = RENDEZVOUS | FLAGS | {"CUDA_VISIBLE_DEVICES"}
 VARYING_PREFIX = "SHOAL_"
 # Options that a warm interpreter is started with like the cold one; any other means a cold start.
@@ -22,9 +22,9 @@ OPTIONS = frozenset(("-u", "-B", "-O", "-OO"))
 INTERPRETER = re.compile(r"python(\d+(\.\d+)?)?$")
 SHEBANG_BYTES_MAX = 256
 
-# Who has mapped a library of the package on the left imports what is on the right, or will soon:
-# the first step of an optimizer imports torch._dynamo, and shoal.train is light.
-# What is not installed there is passed over.
+# A process that has mapped a library of the package on the left imports the modules on the right,
+# or will soon: the first step of an optimizer imports torch._dynamo, and shoal.train is light.
+# Modules that are not installed are skipped.
 PRELOADED = {
     "numpy": ("numpy", "numpy.random"),
     "torch": (
@@ -44,7 +44,7 @@ PRELOADED = {
     "safetensors": ("safetensors.torch",),
     "tokenizers": ("tokenizers",),
 }
-HEAVY = frozenset(("torch",))  # what takes seconds to import: only that is worth the memory
+HEAVY = frozenset(("torch",))  # takes seconds to import: only that is worth the memory
 LIBRARY = re.compile(r"/(?:site|dist)-packages/([A-Za-z_]\w*)/\S*\.so", re.ASCII)
 
 
@@ -57,7 +57,7 @@ class Recipe(msgspec.Struct, frozen=True):
     module: bool
     args: tuple[str, ...]
     argv: tuple[str, ...]
-    folder: str  # where the script's own imports come first from
+    folder: str  # the first place where the script's imports are looked up
     place: str  # the directory that the interpreter is started in
     env: dict[str, str]
     key: str
@@ -66,15 +66,15 @@ class Recipe(msgspec.Struct, frozen=True):
 def recipe(
     program: str, argv: Sequence[str], env: Mapping[str, str], workdir: str
 ) -> Recipe | None:
-    """None: only a cold start gives what was asked for."""
+    """None if only a cold start does exactly what was asked for."""
     try:
         return _recipe(program, argv, env, workdir)
     except OSError:
-        return None  # something is not as it should be; a cold start will tell
+        return None  # something is wrong; a cold start will report it
 
 
 def wanted_modules(maps: str) -> tuple[str, ...]:
-    """What to preload for a process with these memory maps; nothing if it has nothing heavy."""
+    """What to preload for a process with these memory maps; nothing if nothing heavy is mapped."""
     packages = set(LIBRARY.findall(maps))
     if not packages & HEAVY:
         return ()
@@ -92,7 +92,7 @@ def default_modules() -> tuple[str, ...]:
 
 
 def shadowed(folder: str, names: frozenset[str]) -> str:
-    """A file beside the script that its imports would find before one already imported."""
+    """A file beside the script that would shadow an already imported module."""
     try:
         entries = os.listdir(folder)
     except OSError:

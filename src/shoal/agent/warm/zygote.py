@@ -1,11 +1,11 @@
-"""A warm interpreter: holds the imports of a job and forks its members off, ready to run.
+"""A warm interpreter: holds the imports of a job and forks its members, ready to run.
 
-The agent starts this file with the job's own interpreter, where nothing of Shoal need be
-installed: only the standard library is used. It never starts a thread and never touches a GPU,
-for neither survives a fork; a module that does is named to the agent, which then goes without it.
+The agent starts this file with the job's own interpreter, where Shoal need not be installed: only
+the standard library is used. It never starts a thread and never touches a GPU, because neither
+survives a fork. If a module does, the agent is told its name and goes without it.
 
-Over the control socket the agent sends three descriptors (the order as JSON, the member's output,
-a pipe that says when to go) and gets one answer: the member's process id, or why there is none.
+Over the control socket the agent sends three descriptors (the command as JSON, the member's
+output, a pipe that says when to go) and gets one answer: the member's process id, or an error.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from __future__ import annotations
 import sys
 
 if __name__ == "__main__" and not getattr(sys.flags, "safe_path", False):
-    del sys.path[0]  # the folder of this file is no place to import from
+    del sys.path[0]  # nothing is imported from this file's folder
 
 import array
 import atexit
@@ -35,7 +35,7 @@ from typing import Any
 
 PR_SET_PDEATHSIG = 1
 PR_SET_PTRACER = 0x59616D61
-ROOM = "SHOAL_ROOM"  # only takes up room, which the environment of a member is written into
+ROOM = "SHOAL_ROOM"  # placeholder that a member's environment is written over
 SETTINGS = "SHOAL_ZYGOTE"
 NICE = 19
 OOM_SCORE = "/proc/self/oom_score_adj"
@@ -43,8 +43,8 @@ OOM_FIRST = "1000"
 TITLE_BYTES_MAX = 2048
 
 
-def main(directory: str) -> None:  # noqa: ARG001  (an argument so that `ps` tells whose it is)
-    """Serves until the agent is gone; returns only in a member, when its script is over."""
+def main(directory: str) -> None:  # noqa: ARG001  (an argument so that `ps` shows whose it is)
+    """Serves until the agent is gone. Returns only in a member, after its script has ended."""
     settings = json.loads(os.environ.pop(SETTINGS))
     os.environ.pop(ROOM, None)
     prctl: Callable[..., int] = ctypes.CDLL(None).prctl
@@ -53,14 +53,14 @@ def main(directory: str) -> None:  # noqa: ARG001  (an argument so that `ps` tel
         os._exit(1)
     control = socket.socket(fileno=settings["control"])
     for name, value in os.environ.items():
-        # Libraries may keep pointers to what they find: let that not be the room of the start.
+        # Libraries may keep pointers to the environment: they must not point into the placeholder.
         os.putenv(name, value)
     interrupted: list[int] = []
     atexit.register(_end_by_interrupt, interrupted)  # the first one registered is the last to run
     before = _be_modest()
     files = _preload(control, settings["modules"])
     gc.collect()
-    gc.freeze()  # what is shared with the members should stay shared
+    gc.freeze()  # memory shared with the members should stay shared
     order = _serve(control, files)
     if before is not None:
         _take_place(before)
@@ -76,9 +76,9 @@ def main(directory: str) -> None:  # noqa: ARG001  (an argument so that `ps` tel
 
 
 def _be_modest() -> tuple[int, str] | None:
-    """Importing must not slow the job down, and who first gives way when memory runs out should
-    be this process. A member must not stay so, and not everybody may take it back: it is tried
-    in a process that ends at once. Returns what to go back to."""
+    """Importing must not slow the job down, and when memory runs out this process should be killed
+    first. A member must get the normal values back, which not every user may set: that is tried in
+    a process that ends at once. Returns the values to restore."""
     with open(OOM_SCORE) as file:
         before = os.getpriority(os.PRIO_PROCESS, 0), file.read()
     probe = os.fork()
@@ -102,10 +102,10 @@ def _take_place(place: tuple[int, str]) -> None:
 
 
 def _preload(control: socket.socket, modules: list[str]) -> dict[str, tuple[int, int]]:
-    """Import all, tell the agent, and return the files they came from, as they are now."""
+    """Import everything, tell the agent, and return the modules' files with their present state."""
     began = time.monotonic()
     for module in modules:
-        with contextlib.suppress(Exception):  # not there, or not whole: the script will tell
+        with contextlib.suppress(Exception):  # missing or broken: the script will report it
             importlib.import_module(module)
         harm = _harm()
         if harm:
@@ -124,8 +124,8 @@ def _preload(control: socket.socket, modules: list[str]) -> dict[str, tuple[int,
 
 
 def _harm() -> str:
-    """What keeps this process from being forked. Threads that end before a fork and come back
-    when needed (those of OpenBLAS) are fine, so one is tried."""
+    """Why this process cannot be forked, if so. Threads that end before a fork and come back when
+    needed (OpenBLAS has such) are fine, so a fork is tried."""
     probe = os.fork()
     if probe == 0:
         os._exit(0)
@@ -145,7 +145,7 @@ def _version(path: str) -> tuple[int, int]:
 
 
 def _serve(control: socket.socket, files: dict[str, tuple[int, int]]) -> dict[str, Any]:
-    """Answer requests for ever; returns in each member, with its order, when it may go."""
+    """Answer requests for ever. Returns in each member, with its command, when it may start."""
     size = array.array("i").itemsize * 3
     while True:
         data, extra, _, _ = control.recvmsg(16, socket.CMSG_SPACE(size))
@@ -179,9 +179,9 @@ def _changed(files: dict[str, tuple[int, int]]) -> str:
 
 
 def _fork() -> int:
-    """The member's id; 0 in the member, -1 if there is none. Twice, so that the one between ends
-    at once and the member falls to the agent, which collects orphans. By then it has a session of
-    its own: whoever knows its id may signal its group."""
+    """The member's process id; 0 in the member, -1 if the fork failed. It forks twice, so that the
+    process in between ends at once and the agent, which adopts orphans, becomes the member's
+    parent. By then the member leads a session, so its group can be signalled by its id."""
     reader, writer = os.pipe()
     sys.stdout.flush()
     sys.stderr.flush()
@@ -215,7 +215,7 @@ def _say(control: socket.socket, answer: dict[str, Any]) -> None:
 
 
 def _take(order: int, output: int, go: int) -> dict[str, Any]:
-    """Wait until the agent has written the member down; if it gave up, end without a trace."""
+    """Wait until the agent has recorded the member. If the agent gave up, end silently."""
     if os.read(go, 1) != b"g":
         os._exit(0)
     os.close(go)
@@ -229,7 +229,7 @@ def _take(order: int, output: int, go: int) -> dict[str, Any]:
 
 
 def _become(order: dict[str, Any]) -> None:
-    """Be what a process would be that was started by this order."""
+    """Become what a process started by this command would be."""
     signal.pthread_sigmask(signal.SIG_SETMASK, ())
     os.chdir(order["workdir"])
     os.environ.clear()
@@ -238,7 +238,7 @@ def _become(order: dict[str, Any]) -> None:
     sys.argv = [order["target"], *order["args"]]
     sys.orig_argv = list(order["argv"])
     importlib.invalidate_caches()
-    # `random` seeds itself after a fork; these do not, and all members would draw the same.
+    # `random` reseeds itself after a fork; these do not, and members would draw equal numbers.
     numpy_random = sys.modules.get("numpy.random")
     if numpy_random is not None:
         numpy_random.seed()
@@ -248,9 +248,9 @@ def _become(order: dict[str, Any]) -> None:
 
 
 def _write_start(argv: list[str], env: dict[str, str]) -> None:
-    """What /proc shows as command line and environment is the memory of the start: write it
-    anew, so that `ps` and who looks for marks see the member. Their end stays where it is: a
-    last byte that is not zero tells the kernel to read on to the first that is."""
+    """/proc shows command line and environment from the memory of the start. Overwrite it, so that
+    `ps` and searches for marks see the member. The end stays where it is: if the last byte is not
+    zero, the kernel reads on to the first zero byte."""
     with open("/proc/self/stat") as file:
         numbers = file.read().rpartition(")")[2].split()
     start, middle, also_middle, end = (int(number) for number in numbers[45:49])
@@ -266,7 +266,7 @@ def _write_start(argv: list[str], env: dict[str, str]) -> None:
 
 
 def _run(order: dict[str, Any], interrupted: list[int]) -> None:
-    """As the interpreter runs it: the same `__main__`, tracebacks and exit codes."""
+    """Run the script as the interpreter would: same `__main__`, tracebacks and exit codes."""
     main_module = types.ModuleType("__main__")
     main_module.__dict__.update(
         __builtins__=builtins, __package__=None, __spec__=None, __annotations__={}
@@ -308,7 +308,7 @@ def _enter(folder: str) -> None:
 
 
 def _tell(error: BaseException) -> None:
-    """Without the frames of this file, which are none of the script's."""
+    """Without the frames of this file, which are not the script's."""
     trace = error.__traceback__
     while trace is not None and trace.tb_frame.f_code.co_filename == __file__:
         trace = trace.tb_next
@@ -321,7 +321,7 @@ def _tell(error: BaseException) -> None:
 
 
 def _end_by_interrupt(interrupted: list[int]) -> None:
-    """An interpreter that ends for Ctrl-C does so by the signal, that its parent may know."""
+    """An interpreter that ends because of Ctrl-C dies by the signal, so that its parent knows."""
     if os.getpid() in interrupted:
         sys.stdout.flush()
         signal.signal(signal.SIGINT, signal.SIG_DFL)

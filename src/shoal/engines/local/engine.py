@@ -1,4 +1,4 @@
-"""Starts the agents of this machine, stays connected to them, and knows for certain who died."""
+"""Starts the agents of this machine, stays connected, and knows for certain which have died."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from shoal.model.commands import Envelope, Fence
 from shoal.model.node import NodeSpec
 from shoal.model.report import NodeGone
 from shoal.ports import Inbox
-from shoal.wire import CHECKPOINT_ROOT, FromAgent, Heard, Kept, Log, Need, Orders, Piece
+from shoal.wire import CHECKPOINT_ROOT, Commands, FromAgent, Heard, Kept, Log, Need, Piece
 
 
 class LocalEngine:
@@ -28,7 +28,7 @@ class LocalEngine:
         checkpoints: Path,
         usual: Usual | None = None,
     ) -> None:
-        # Who started the cluster may have named another place, such as a disk with more room.
+        # The operator may have named another directory, such as a disk with more room.
         env = {CHECKPOINT_ROOT: str(checkpoints), **os.environ}
         self._nodes = {spec.id: LocalNode(spec, root / spec.id, env, usual) for spec in nodes}
         self._tasks: list[asyncio.Task[None]] = []
@@ -43,7 +43,7 @@ class LocalEngine:
 
     def send(self, node: str, envelope: Envelope) -> None:
         if node in self._nodes:
-            self._nodes[node].link.send(Orders(envelope))
+            self._nodes[node].link.send(Commands(envelope))
             for command in envelope.commands:
                 if isinstance(command, Fence):
                     self._nodes[node].link.fence(command.incarnation)
@@ -61,7 +61,7 @@ class LocalEngine:
 
 
 class LocalNode:
-    """Between one agent and the controller's inbox."""
+    """Passes messages between one agent and the controller's inbox."""
 
     inbox: Inbox
 

@@ -1,4 +1,4 @@
-"""Before a machine joins: is there a head, does it know us, and do we suit it?
+"""Before a machine joins: is there a head, does it accept our token, and do versions match?
 
 Ray is asked in a process of its own (`python -m shoal.engines.ray.admission HOST:PORT`): it reads
 its token once, when it is imported, and it may hang.
@@ -27,21 +27,21 @@ PUBLISH_TIMEOUT_S = 20.0
 PUBLISH_PAUSE_S = 0.5
 DISK_MB_MIN = 512  # for Ray's own files and an agent's; jobs need more
 
-# A head answers at once; Ray would wait for most of a minute for what is none.
+# A head answers at once; Ray itself would wait most of a minute for an answer.
 IMPATIENT = {"RAY_gcs_rpc_server_connect_timeout_s": "2", "RAY_py_gcs_connect_timeout_s": "8"}
 
 WRONG_TOKEN = "wrong token"
 
 
 class Asked(msgspec.Struct, frozen=True):
-    """What the head said: its facts, if it has any, or why it did not say."""
+    """What the head answered: its facts, if it has any, or what went wrong."""
 
     facts: Facts | None = None
     trouble: str = ""
 
 
 def resolve(host: str, port: int) -> str:
-    """The head's address as numbers, after something has answered there."""
+    """The head's numeric address, after something has answered there."""
     try:
         found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
     except OSError as error:
@@ -68,7 +68,7 @@ def ask(home: Path, address: str) -> Facts:
 
 
 def ask_ray(home: Path, address: str, patience_s: float) -> Facts | None:
-    """The same of a Ray that may have no Shoal yet."""
+    """The same for a Ray that may not run Shoal yet."""
     try:
         run = subprocess.run(
             [sys.executable, "-m", "shoal.engines.ray.admission", address, str(patience_s)],

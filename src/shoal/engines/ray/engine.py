@@ -24,22 +24,22 @@ from shoal.engines.ray.render import environment, without_ray
 from shoal.model.commands import Envelope
 from shoal.model.report import NodeGone
 from shoal.ports import Inbox
-from shoal.wire import Ask, Heard, Kept, Link, Log, Need, Orders, Piece, ToAgent, encode
+from shoal.wire import Ask, Commands, Heard, Kept, Link, Log, Need, Piece, ToAgent, encode
 
 log = logging.getLogger("shoal.ray")
 
 PAUSE_FIRST_S = 0.5
 PAUSE_MAX_S = 10.0
 HEALTHY_AFTER_S = 20.0
-# A relay that takes nothing for so long that this much waits is started anew.
+# A relay with this much waiting for it is restarted.
 BACKLOG_BYTES_MAX = 64 * 1024 * 1024
-PIECES_BYTES_MAX = BACKLOG_BYTES_MAX // 4  # of packages, so that orders always find room
+PIECES_BYTES_MAX = BACKLOG_BYTES_MAX // 4  # of packages, so that commands always find room
 
 _decode = msgspec.msgpack.Decoder(FromPost).decode
 
 
 class RayEngine:
-    fences = False  # who cannot be reached cannot be ended
+    fences = False  # a node that cannot be reached cannot be ended
 
     def __init__(self, home: Path, address: str) -> None:
         self._home = home
@@ -56,7 +56,7 @@ class RayEngine:
         self._task = asyncio.create_task(enduring("the relay's starter", self._keep_relay))
 
     def send(self, node: str, envelope: Envelope) -> None:
-        self._tell(node, Orders(envelope))
+        self._tell(node, Commands(envelope))
 
     async def resend(self) -> None:
         for node in self._nodes:
@@ -133,9 +133,9 @@ class RayEngine:
 
     def _tell(self, node: str, message: ToAgent) -> None:
         if self._link is None:
-            return  # orders are derived again from reports
+            return  # commands are derived again from reports
         if self._link.backlog_bytes > BACKLOG_BYTES_MAX:
-            log.error("the relay takes no messages; starting it anew")
+            log.error("the relay takes no messages; restarting it")
             self._link.close()
             return
         self._link.send(ToNode(node, encode(message)))
@@ -155,7 +155,7 @@ class RayEngine:
             case Log(chunk):
                 self._tell(brought.node, Kept(chunk.ref, self._inbox.log(chunk)))
             case Need(package, offset):
-                # Many nodes may want it at once: who gets no answer asks again.
+                # Many nodes may want it at once; a node without an answer asks again.
                 if self._link is not None and self._link.backlog_bytes < PIECES_BYTES_MAX:
                     self._tell(brought.node, Piece(self._inbox.piece(package, offset)))
             case Died(gone):

@@ -1,4 +1,4 @@
-"""This machine's part of Ray, from outside of it: chosen, started, looked at, ended."""
+"""This machine's part of Ray, seen from outside: configured, started, inspected, ended."""
 
 from __future__ import annotations
 
@@ -63,8 +63,7 @@ def keep_token(home: Path, token: str) -> None:
 
 
 def head_of(home: Path, ip: str, node: str) -> RayNode:
-    """What the head of this home is to be; where it was before it is again, so that the others find
-    it."""
+    """How to start the head of this home. It keeps its old address, so that the others find it."""
     before = read_node(home)
     known = before is not None and before.leads
     first = before.first_port if before is not None and known else free_ports(home)
@@ -72,7 +71,7 @@ def head_of(home: Path, ip: str, node: str) -> RayNode:
 
 
 def member_of(home: Path, head: str, ip: str, node: str) -> RayNode:
-    """What this machine is to be in the cluster that is led there."""
+    """How this machine joins the cluster whose head is there."""
     before = read_node(home)
     known = before is not None and before.head == head and not before.leads
     first = before.first_port if before is not None and known else free_ports(home)
@@ -114,7 +113,7 @@ def _is_free(port: int) -> bool:
 def own_address(towards: str = "") -> str:
     """The address of this machine that others reach: the one it would use itself to reach them. No
     packet is sent."""
-    towards = towards or "192.0.2.1"  # nobody's: stands for the world
+    towards = towards or "192.0.2.1"  # reserved for documentation: stands for any other machine
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
         try:
             probe.connect((towards, 9))

@@ -2,7 +2,7 @@
 
 It holds next to nothing: the newest inventory, what the agent ships of output at most, one death.
 One relay at a time uses it, in a session; each session is one connection to the agent, so that
-whoever comes next hears everything anew. It runs nothing itself: the starter starts the agent,
+the next one gets everything again. It runs nothing itself: the starter starts the agent,
 outside of Ray's reach.
 """
 
@@ -23,8 +23,8 @@ from shoal.engines.ray.render import MAILBOX_DIR
 from shoal.model.report import NodeGone
 from shoal.wire import FromAgent, Heard, ToAgent, encode
 
-PULL_S = 2.0  # an answer at least so often, so that silence means something
-# Who has not asked for so long is gone; then the agent's output stays in its files.
+PULL_S = 2.0  # answer at least this often, so that silence means something
+# A relay that has not asked for this long is gone; the agent's output then stays in its files.
 FORSAKEN_S = 30.0
 BACKLOG_BYTES_MAX = 16 * 1024 * 1024
 
@@ -32,7 +32,7 @@ _decode = msgspec.msgpack.Decoder(ToAgent).decode
 
 
 class Overtaken(Exception):
-    """This session is over: another took its place, or nobody used it."""
+    """This session is over: another took its place, or it was not used."""
 
 
 class Mailbox:
@@ -43,7 +43,7 @@ class Mailbox:
         self._newest = 0
 
     async def open(self) -> int:
-        """A new session takes the place of the one there was."""
+        """A new session replaces the old one."""
         await self._end()
         self._newest += 1
         self._session = Session(self._node, self._directory, self._newest)

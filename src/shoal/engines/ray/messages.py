@@ -1,4 +1,4 @@
-"""What passes between a controller, its relay and the posts, around the agents' own messages."""
+"""Messages between a controller, its relay and the mailboxes, around the agents' own messages."""
 
 from __future__ import annotations
 

@@ -121,7 +121,7 @@ def _stamp(node: dict[str, Any]) -> int:
 
 class Courier:
     """Goes between the engine and one node's mailbox, in sessions: whatever goes wrong ends the
-    session, and the next one begins with the agent telling everything anew."""
+    session, and the next one begins with a complete report of the agent."""
 
     def __init__(self, relay: Relay, ray: Any, node: str, found: dict[str, Any]) -> None:
         self.place: str = found["NodeID"]
@@ -162,8 +162,8 @@ class Courier:
             pause_s = min(RETRY_MAX_S, pause_s * 2)
 
     def _find_mailbox(self) -> Any:
-        """The actor of this Ray node; it outlives carriers. A raylet that starts anew has another
-        id, so it gets another mailbox, and the old one went with the old raylet."""
+        """The actor of this Ray node; it outlives relays. A restarted raylet has another id, so it
+        gets another mailbox, and the old one went with the old raylet."""
         from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
         from shoal.engines.ray.mailbox import Mailbox

@@ -10,11 +10,11 @@ import msgspec
 from shoal.kernel import RAY_MARK
 
 NAMESPACE = "shoal"
-LABEL_NODE = "shoal-node"  # which of Shoal's nodes a Ray node carries for
-LABEL_STAMP = "shoal-stamp"  # when it was started: of two with one name the later one counts
+LABEL_NODE = "shoal-node"  # the Shoal node that a Ray node belongs to
+LABEL_STAMP = "shoal-stamp"  # when it was started: of two with one name the later counts
 MAILBOX_DIR = "SHOAL_RAY_NODE_DIR"  # where the mailbox of a machine finds its agent
 
-# Each machine uses one hundred of ports, the first free one from here on.
+# Each machine uses a block of 100 ports, the first free one from here on.
 FIRST_PORTS = range(7701, 9701, 100)
 PORTS_EACH = 99
 OFFSETS = {
@@ -72,7 +72,7 @@ def arguments(node: RayNode, temp_dir: Path, stamp: str) -> list[str]:
             for word in (flag, f"{node.first_port + offset}")
         ),
         *("--min-worker-port", str(first), "--max-worker-port", str(last)),
-        # Shoal places: Ray must not think that there is anything to give away.
+        # Shoal places the jobs: Ray must not think that it has resources to assign.
         *("--num-cpus", "0", "--num-gpus", "0"),
         *("--object-store-memory", str(OBJECT_STORE_BYTES)),
         *("--include-log-monitor", "false", "--disable-usage-stats"),
@@ -82,7 +82,7 @@ def arguments(node: RayNode, temp_dir: Path, stamp: str) -> list[str]:
 
 
 def environment(home: Path, node: str = "") -> dict[str, str]:
-    """What everything that speaks to Ray must have in its environment, besides the user's own."""
+    """What every process that talks to Ray needs in its environment."""
     return {
         **HEALTH_CHECKS,
         # Ray would refuse 3.11.2 beside 3.11.7.
@@ -108,7 +108,7 @@ def token_path(home: Path) -> Path:
 
 
 def temp_dir(home: Path, fallback: Path) -> Path:
-    """In the home if the names of sockets leave room for it, else at a short place of its own."""
+    """In the home if socket names stay short enough, else in a short directory of its own."""
     inside = home / "ray" / "tmp"
     if len(str(inside).encode()) <= TEMP_DIR_BYTES_MAX:
         return inside

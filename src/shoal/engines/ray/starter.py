@@ -2,7 +2,7 @@
 
 The two know nothing of each other, so a raylet that ends leaves the agent and its jobs alone. Run
 as `python -m shoal.engines.ray.starter HOME`; it has a session of its own and lives until SIGTERM.
-Then it ends Ray, but not the agent: whoever sends the signal decides about the jobs.
+Then it ends Ray, but not the agent: the sender of the signal decides about the jobs.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ LEAVING = "leaving"  # a file in the node's directory: it wants to go
 
 
 class Kept:
-    """One thing that should run: started when it does not, later and later if it keeps ending."""
+    """One process that should run: restarted when it ends, later and later if it keeps ending."""
 
     def __init__(self, runs: Callable[[], bool], start: Callable[[], None]) -> None:
         self._runs = runs
@@ -95,7 +95,7 @@ class Starter:
                 self._look_at_head = now + HEAD_LOOK_S
                 self._follow_head()
         self._end_ray()
-        if not self._temp_dir.is_relative_to(self._home):  # nobody would look for it out there
+        if not self._temp_dir.is_relative_to(self._home):  # nobody would find it there
             shutil.rmtree(self._temp_dir, ignore_errors=True)
         return 0
 
@@ -119,7 +119,7 @@ class Starter:
         return self._ray is not None and self._ray.poll() is None
 
     def _start_ray(self) -> None:
-        """What an earlier one left must be gone: it would hold the ports."""
+        """End what an earlier Ray left, because it would hold the ports."""
         self._sweep_ray()
         if not self._node.leads and not _knock(self._node.head):
             return  # `ray start` would wait for long; look again soon
@@ -143,9 +143,9 @@ class Starter:
             )
 
     def _follow_head(self) -> None:
-        """A head that was away knows none of its members any more. Ray itself would need most of a
-        minute to find that out. Only one that is surely down counts: its machine refuses us; a cut
-        link leaves the head as it is."""
+        """A head that was restarted no longer knows its members, and Ray takes most of a minute to
+        notice. Only a head that is certainly down counts: its machine refuses the connection. A
+        cut link leaves the head as it is."""
         answer = _knock(self._node.head)
         if answer is False:
             self._head_away = True
@@ -188,7 +188,7 @@ class Starter:
 
 
 def _knock(head: str) -> bool | None:
-    """Does something answer there? None: there is no telling."""
+    """Does something answer there? None if that cannot be known."""
     host, _, port = head.rpartition(":")
     try:
         socket.create_connection((host, int(port)), timeout=CONNECT_TIMEOUT_S).close()
