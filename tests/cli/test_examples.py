@@ -6,16 +6,16 @@ from pathlib import Path
 
 import pytest
 
-from shoal.cli.request import Flags, build
+from shoal.cli.request import assemble
+from shoal.forms.request import JOB
 from tests.cli.conftest import Shoal
 from tests.live.cluster import Live
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
-NO_FLAGS = Flags()
 
 
 def submit(name: str, cluster: Live) -> str:
-    return cluster.client.submit(build([str(EXAMPLES / name)], NO_FLAGS, [])).id
+    return cluster.client.submit(assemble(JOB, [str(EXAMPLES / name)], {}).spec).id
 
 
 def test_the_gang_starts_together_and_knows_of_each_other(cluster: Live) -> None:

@@ -11,7 +11,8 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from shoal.forms.requirements import BadRequirements, requirements_text
+from shoal.forms.failure import BadField
+from shoal.forms.requirements import requirements_text
 from shoal.model.job import PACKAGE_BYTES_MAX
 from shoal.packing import Package, PackError, pack
 from tests.cli.conftest import Shoal, assert_one_clear_line
@@ -156,8 +157,8 @@ def test_a_folder_that_is_not_there_is_one_line(live_shoal: Shoal, tmp_path: Pat
 @pytest.mark.parametrize(
     ("text", "complaint"),
     [
-        ("", "asks for nothing"),
-        ("# only words\n", "asks for nothing"),
+        ("", "lists no packages"),
+        ("# only words\n", "lists no packages"),
         ("numpy\n-r more.txt\n", "line 2: '-r more.txt' names a file of this machine"),
         ("-e .\n", "line 1"),
         ("./mine.whl\n", "line 1"),
@@ -170,15 +171,15 @@ def test_requirements_that_would_mean_something_else_there(
 ) -> None:
     path = tmp_path / "requirements.txt"
     path.write_text(text)
-    with pytest.raises(BadRequirements, match=complaint):
-        requirements_text(str(path))
+    with pytest.raises(BadField, match=complaint):
+        requirements_text("requirements", str(path))
 
 
 def test_requirements_that_mean_the_same_everywhere(tmp_path: Path) -> None:
     path = tmp_path / "requirements.txt"
     text = "numpy>=2  # sums\n-e git+https://host/x#egg=x\n--find-links /wheels\nemoji\n"
     path.write_text(text)
-    assert requirements_text(str(path)) == text
+    assert requirements_text("requirements", str(path)) == text
 
 
 def test_requirements_that_are_not_there_are_one_line(shoal: Shoal, tmp_path: Path) -> None:
@@ -230,10 +231,10 @@ def test_what_git_ignores_is_named_with_its_size(project: Path) -> None:
 
 
 def test_an_environment_that_requirements_hide_is_told() -> None:
-    from shoal.cli.pack import hidden_environment
+    from shoal.forms.pack import hidden_environment
     from shoal.model.job import JobSpec
 
     spec = JobSpec(command=("python",), env={"VIRTUAL_ENV": "/home/me/venv"})
     assert hidden_environment(spec) == ""
     told = hidden_environment(msgspec.structs.replace(spec, requirements="numpy"))
-    assert "not the other packages of /home/me/venv" in told
+    assert "not the others of /home/me/venv" in told

@@ -123,7 +123,7 @@ def test_wrong_usage_is_one_line(args: list[str], live_shoal: Shoal) -> None:
         ("gpus: {H100: {per_hour: 2}}", "currency: is missing"),
         ("nodes: {n1: {idle_watts: 1, busy_watts: 2}}", "under gpus"),
         ("curency: EUR", "did you mean 'currency'?"),
-        ("pue: 0.5", "pue: expected `float` >= 1.0"),
+        ("pue: 0.5", "pue: expected float >= 1.0"),
         ("gpus: {H100: {per_hour: 1e300}}\ncurrency: EUR", "gpus.H100.per_hour"),
         ("gpus: {a: {per_hour: 1, per_hour: 2}}", "twice"),
     ],

@@ -12,8 +12,9 @@ from pathlib import Path
 
 import pytest
 
-from shoal.cli.verbs.serve import build_service
+from shoal.cli.request import assemble
 from shoal.client import ShoalError
+from shoal.forms.request import SERVICE
 from shoal.model.service import Routing
 from tests.cli.conftest import Result, Shoal, assert_one_clear_line
 from tests.gateway.world import ROOT, get
@@ -147,11 +148,11 @@ def test_the_command_keeps_its_own_flags_and_ours_may_stand_anywhere(
 ) -> None:
     seen: list[list[str]] = []
 
-    def build(words: list[str], flags: dict[str, object], env: list[str]) -> object:
+    def build(form: object, words: list[str], flags: dict[str, object], from_words: object) -> None:
         seen.append([*words, f"port={flags['port']}", f"gpus={flags['gpus']}"])
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("shoal.cli.verbs.serve.build_service", build)
+    monkeypatch.setattr("shoal.cli.request.assemble", build)
     command = ["python", "server.py", "--port", "3"]
     shoal("serve", "chat", "-g", "1", "--", *command)
     shoal("serve", "-g", "1", "chat", "--", *command)
@@ -165,7 +166,7 @@ def test_the_command_keeps_its_own_flags_and_ours_may_stand_anywhere(
 def test_the_example_is_a_service_file(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.chdir(tmp_path)
     file = ROOT / "examples" / "serve" / "service.yaml"
-    spec = build_service([str(file)], {"replicas": "2"}, ["CHECKPOINT=/x"])
+    spec = assemble(SERVICE, [str(file)], {"replicas": "2", "env": ["CHECKPOINT=/x"]}).spec
     assert (spec.name, spec.scale.least, spec.scale.most) == ("chat", 2, 2)
     assert (spec.way.routing, spec.way.concurrency) == (Routing.PREFIX, 4)
     assert spec.replica.workdir == str(file.parent)

@@ -12,8 +12,9 @@ import yaml
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from shoal.forms.jobfields import BadJob, to_spec
-from shoal.forms.jobfile import parse
+from shoal.forms.failure import BadField
+from shoal.forms.job import to_spec
+from shoal.forms.request import JOB, read_fields
 from shoal.model.job import JobSpec, Restart, Within
 
 # What a process can be given: any text but NUL.
@@ -62,6 +63,10 @@ PLACES = st.one_of(
         }
     ),
 )
+
+
+def parse(text: str, ending: str) -> JobSpec:
+    return to_spec(read_fields(JOB, text, ending))
 
 
 def make_spec(*parts: dict[str, Any], **rest: Any) -> JobSpec:
@@ -161,7 +166,7 @@ def toml_value(value: Any) -> str:
 @settings(deadline=None)
 @given(st.text(), st.sampled_from([".yaml", ".toml", ".json"]))
 def test_any_text_is_a_job_or_is_refused(text: str, ending: str) -> None:
-    with contextlib.suppress(BadJob):
+    with contextlib.suppress(BadField):
         parse(text, ending)
 
 
@@ -265,28 +270,31 @@ REFUSED = [
     ("command: x\nzzz: 1", "a job has command, name"),
     ("command: x\n1: 2", "there is no field '1'"),
     ("command: x\ngpus: -1", "gpus: must be from 0 to 256"),
-    ("command: x\ngpus: 1.5", "gpus: '1.5' will not do; write 1 or 2 for whole GPUs, 0.5 for"),
-    ("command: x\ngpus: -0.5", "gpus: '-0.5' will not do"),
+    (
+        "command: x\ngpus: 1.5",
+        "gpus: '1.5' is not a number of GPUs; write 1 or 2 for whole",
+    ),
+    ("command: x\ngpus: -0.5", "gpus: '-0.5' is not a number of GPUs"),
     ("command: x\ngpus: 0.0001", "gpus: 0.0001 of a GPU is too little; the least is 0.001"),
-    ("command: x\ngpus: half", "gpus: 'half' will not do; write 1"),
-    ("command: x\ngpus: 0G", "gpus: '0G' will not do"),
+    ("command: x\ngpus: half", "gpus: 'half' is not a number of GPUs; write 1"),
+    ("command: x\ngpus: 0G", "gpus: '0G' is not a number of GPUs"),
     ("command: x\ngpus: 999T", "gpus: '999T' is more than any GPU has"),
     ("command: x\ngpus: '300'", "gpus: must be from 0 to 256"),
     ("command: x\ngpus: true", "gpus: must be a number or an amount of memory"),
     ("command: x\ngpus: [1]", "gpus: must be a number or an amount of memory"),
     ("command: x\ngpu_memory: 40G", "gpu_memory: has no effect without GPUs; say how many"),
-    ("command: x\ngpus: 20G\ngpu_memory: 40G", "gpu_memory: is said by gpus already"),
+    ("command: x\ngpus: 20G\ngpu_memory: 40G", "gpu_memory: is in gpus already"),
     ("command: x\ngpus: 1\ngpu_memory: 40", "gpu_memory: 40 of what?"),
     ("command: x\ngpu_model: A100", "gpu_model: has no effect without GPUs"),
     ("command: x\ngpus: 1\ngpu_model: 100", "gpu_model: must be text"),
     ("command: x\ngpus: 1\ngpu_model: ''", "gpu_model: is empty; name a model"),
     ("command: x\ngpus: 1\ngpu_model: [A, {}]", "gpu_model: must be text"),
     ("command: x\ngpus: 1\ngpu_model: [" + "A," * 65 + "A]", "gpu_model: names more than 64"),
-    ("command: x\nmembers: 8..2", "members: 8..2 ends before it begins; write 2..8"),
+    ("command: x\nmembers: 8..2", "members: 8..2 is backwards; write 2..8"),
     ("command: x\nmembers: 0..2", "members: must be from 1"),
     ("command: x\nmembers: 2..99999", "members: must be from 1"),
-    ("command: x\nmembers: 2...8", "members: '2...8' is no number of members; write 4, or 2..8"),
-    ("command: x\nmembers: many", "members: 'many' is no number of members"),
+    ("command: x\nmembers: 2...8", "members: '2...8' is not a number of members; write 4, or 2..8"),
+    ("command: x\nmembers: many", "members: 'many' is not a number of members"),
     ("command: x\nmembers: 4\nper_node: 3", "per_node: 3 on each node cannot make 4 members"),
     ("command: x\nmembers: 2..5\nper_node: 2", "per_node: 2 on each node cannot make 5 members"),
     ("command: x\nper_node: -1", "per_node: must be from 0"),
@@ -303,10 +311,10 @@ REFUSED = [
     ("command: x\nwithin: room", "within: must be one of anywhere, node, rack, block"),
     ("command: x\nwithin: [rack]", "within: must be one of"),
     ("command: x\nstrict: true", "strict: has no effect without within; add e.g. within: rack"),
-    ("command: x\ntenant: a/b", "tenant: 'a/b' will not do"),
+    ("command: x\ntenant: a/b", "tenant: 'a/b' is not a valid name"),
     ("command: x\npreemptible: maybe", "preemptible: must be true or false"),
     ("command: x\ncheckpoint_every: 10", "checkpoint_every: 10 of what? Write 10s, 10m or 10h"),
-    ("command: x\nestimate: long", "estimate: 'long' is no time"),
+    ("command: x\nestimate: long", "estimate: 'long' is not a time"),
     ("command: x\ngpus:", "not nothing"),
     ("command: x\ngpus: 99999999999999999", "gpus: must be from 0 to 256"),
     ("command: x\nmembers: 0", "members: must be from 1"),
@@ -318,9 +326,9 @@ REFUSED = [
     ("command: x\ntime_limit: 90", "time_limit: 90 of what? Write 90s"),
     ("command: x\ntime_limit: 9999d", "time_limit: '9999d' is too much"),
     ("command: x\nstop_grace: 2h", "stop_grace: '2h' is too much"),
-    ("command: x\nname: a/b", "name: 'a/b' will not do"),
-    ('command: x\nname: "a\\nb"', "name: 'a\\nb' will not do"),
-    ("command: x\nname: " + "a" * 64, "will not do"),
+    ("command: x\nname: a/b", "name: 'a/b' is not a valid name"),
+    ('command: x\nname: "a\\nb"', "name: 'a\\nb' is not a valid name"),
+    ("command: x\nname: " + "a" * 64, "is not a valid name"),
     ("command: x\nname: 7", "name: must be text"),
     ("command: x\nrestart: sometimes", "restart: must be one of never, on-node-loss"),
     ("command: x\nrestart: never\nretries: 1", "retries: have no effect"),
@@ -354,7 +362,7 @@ REFUSED = [
 
 @pytest.mark.parametrize(("text", "part"), REFUSED)
 def test_what_is_wrong_is_named(text: str, part: str) -> None:
-    with pytest.raises(BadJob) as caught:
+    with pytest.raises(BadField) as caught:
         parse(text, ".yaml")
     assert part in str(caught.value)
     assert len(str(caught.value)) < 400
@@ -362,7 +370,7 @@ def test_what_is_wrong_is_named(text: str, part: str) -> None:
 
 def test_an_alias_bomb_does_not_unfold() -> None:
     layers = "\n".join(f"l{n + 1}: [{', '.join([f'*l{n}'] * 9)}]" for n in range(9))
-    with pytest.raises(BadJob, match="aliases"):
+    with pytest.raises(BadField, match="aliases"):
         parse("l0: &l0 x\n" + layers, ".yaml")
 
 
@@ -381,7 +389,7 @@ def test_an_alias_bomb_does_not_unfold() -> None:
     ],
 )
 def test_the_other_formats_are_no_weaker(text: str, ending: str, part: str) -> None:
-    with pytest.raises(BadJob) as caught:
+    with pytest.raises(BadField) as caught:
         parse(text, ending)
     assert part in str(caught.value)
     assert len(str(caught.value)) < 400

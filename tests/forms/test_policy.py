@@ -14,7 +14,8 @@ from hypothesis import strategies as st
 
 from shoal.core.policies import SHIPPED
 from shoal.forms import policy as policyfile
-from shoal.forms.policy import ABOUT, FIELDS, BadPolicy, parse, to_text
+from shoal.forms.failure import BadField
+from shoal.forms.policy import ABOUT, FIELDS, parse, to_text
 from shoal.model.policy import Policy, Preempt, Tenant
 
 TIMES = st.integers(0, 10**12)
@@ -66,7 +67,7 @@ def test_any_policy_shown_as_a_file_reads_back_equal(policy: Policy) -> None:
 @settings(deadline=None)
 @given(st.text(), st.sampled_from([".yaml", ".toml", ".json"]))
 def test_any_text_is_a_policy_or_is_refused(text: str, ending: str) -> None:
-    with contextlib.suppress(BadPolicy):
+    with contextlib.suppress(BadField):
         parse(text, ending)
 
 
@@ -125,10 +126,10 @@ REFUSED = [
     ("zzz: 1", "`shoal policy show` lists them"),
     ("1: 1", "there is no field '1'"),
     ("patience: 10", "patience: 10 of what? Write 10s, 10m or 10h"),
-    ("patience: soon", "patience: 'soon' is no time"),
-    ("patience: [1m]", "patience: must be a time"),
-    ("patience: true", "patience: must be a time"),
-    ("patience: 99999999d", "patience: is too much"),
+    ("patience: soon", "patience: 'soon' is not a time"),
+    ("patience: [1m]", "patience: must be an amount, e.g. 90s"),
+    ("patience: true", "patience: must be an amount, e.g. 90s"),
+    ("patience: 99999999d", "patience: '99999999d' is too much"),
     ("patience: 1m\npatience_ms: 1", "patience: is given twice"),
     ("patience_ms: x", "patience: expected int, got str"),
     ("half_life: 0s", "half_life: expected int >= 1"),
@@ -138,10 +139,10 @@ REFUSED = [
     ("preempt: sometimes", "preempt: must be one of never, priority, rank, not 'sometimes'"),
     ("preempt: []", "preempt: must be one of"),
     ("order: 7", "order: expected str, got int"),
-    ('order: "a\\nb"', "order: 'a\\nb' will not do"),
-    ("name: a b", "name: 'a b' will not do"),
-    ("tenants: all", "tenants: must be names with what they have"),
-    ("tenants: [a]", "tenants: must be names with what they have; one has no name"),
+    ('order: "a\\nb"', "order: 'a\\nb' is not valid"),
+    ("name: a b", "name: 'a b' is not a valid name"),
+    ("tenants: all", "tenants: must be names with their fields"),
+    ("tenants: [a]", "tenants: must be names with their fields; one has no name"),
     ("tenants: {a: 1}", "tenants.a: must be a table"),
     ("tenants: {a: {wieght: 1}}", "tenants.a: there is no field 'wieght'; did you mean 'weight'?"),
     ("tenants: {a: {weight: 0}}", "tenants.a.weight: expected int >= 1"),
@@ -164,7 +165,7 @@ REFUSED = [
 
 @pytest.mark.parametrize(("text", "part"), REFUSED)
 def test_what_is_wrong_is_named(text: str, part: str) -> None:
-    with pytest.raises(BadPolicy) as caught:
+    with pytest.raises(BadField) as caught:
         policyfile.check(parse(text, ".yaml"), load=True)
     assert part in str(caught.value)
     assert len(str(caught.value)) < 400
@@ -184,14 +185,14 @@ def test_what_is_wrong_is_named(text: str, part: str) -> None:
     ],
 )
 def test_the_other_formats_are_no_weaker(text: str, ending: str) -> None:
-    with pytest.raises(BadPolicy) as caught:
+    with pytest.raises(BadField) as caught:
         policyfile.check(parse(text, ending), load=True)
     assert len(str(caught.value)) < 400
 
 
 def test_a_function_of_ones_own_can_be_left_to_the_controller() -> None:
     policyfile.check(parse("order: nosuch:x", ".yaml"), load=False)
-    with pytest.raises(BadPolicy, match="there is no placement"):
+    with pytest.raises(BadField, match="there is no placement"):
         policyfile.check(parse("order: nosuch:x\nplacement: y", ".yaml"), load=False)
 
 

@@ -7,9 +7,10 @@ from typing import Any
 
 import pytest
 
-from shoal.cli.request import Flags, build
-from shoal.forms.jobfields import BadJob
-from shoal.forms.service import OWN_FIELDS, SERVICE_FIELDS, to_service
+from shoal.cli.request import assemble
+from shoal.forms.failure import BadField
+from shoal.forms.request import JOB
+from shoal.forms.service import to_service
 from shoal.model.job import Restart
 from shoal.model.service import Probe, Route, Routing, Scale, ServiceSpec
 from tests.cli.conftest import Shoal, assert_one_clear_line
@@ -92,8 +93,8 @@ def test_replicas_are_a_number_or_a_range(replicas: object, scale: tuple[int, in
         ({"route": "p2c", "sticky_cookie": "c"}, "sticky_cookie", "leave one out"),
         ({"route": 3}, "route", "least-loaded"),
         ({"probe": "health"}, "probe", "such as /health"),
-        ({"name": "Chat"}, "name", "small letters"),
-        ({"name": "j12"}, "name", "id of a job"),
+        ({"name": "Chat"}, "name", "lower-case letters"),
+        ({"name": "j12"}, "name", "looks like a job id"),
         ({"name": 3}, "name", "text"),
         ({"drain": 0}, "drain", "60s"),
         ({"target": "8"}, "target", "a whole number"),
@@ -104,7 +105,7 @@ def test_replicas_are_a_number_or_a_range(replicas: object, scale: tuple[int, in
 def test_a_refusal_names_the_field_and_the_fix(
     fields: dict[str, Any], field: str, hint: str
 ) -> None:
-    with pytest.raises(BadJob) as refusal:
+    with pytest.raises(BadField) as refusal:
         made(**fields)
     assert refusal.value.field == field
     assert hint in str(refusal.value)
@@ -112,20 +113,15 @@ def test_a_refusal_names_the_field_and_the_fix(
 
 @pytest.mark.parametrize("name", ["name", "command"])
 def test_what_must_be_there_is_asked_for(name: str) -> None:
-    with pytest.raises(BadJob, match=f"{name}: is missing"):
+    with pytest.raises(BadField, match=f"{name}: is missing"):
         to_service({key: value for key, value in LEAST.items() if key != name})
-
-
-def test_a_field_has_one_meaning() -> None:
-    assert len(set(SERVICE_FIELDS)) == len(SERVICE_FIELDS)
-    assert "members" not in OWN_FIELDS
 
 
 def test_a_flag_of_zero_is_a_flag(tmp_path: Path) -> None:
     path = tmp_path / "job.yaml"
     path.write_text("command: x\npriority: 5\n")
-    assert build([str(path)], Flags(priority=0), []).priority == 0
-    assert build([str(path)], Flags(), []).priority == 5
+    assert assemble(JOB, [str(path)], {"priority": 0}).spec.priority == 0
+    assert assemble(JOB, [str(path)], {}).spec.priority == 5
 
 
 # -- files ---------------------------------------------------------------------------------
@@ -144,10 +140,10 @@ def test_a_file_is_refused_in_one_line(shoal: Shoal, tmp_path: Path) -> None:
     assert "there is no such file" in refused(shoal, path, None)
     whole = "name: chat\ncommand: python server.py\n"
     assert "did you mean 'replicas'" in refused(shoal, path, whole + "replica: 3\n")
-    assert "a service has name, replicas" in refused(shoal, path, whole + "colour: red\n")
+    assert "a service has name, command, replicas" in refused(shoal, path, whole + "colour: red\n")
     assert "service.yaml: name: is missing" in refused(shoal, path, "command: x\n")
     assert "command: is missing" in refused(shoal, path, "name: chat\n")
-    assert "8..1 is upside down" in refused(shoal, path, whole + "replicas: 8..1\n")
+    assert "8..1 is backwards" in refused(shoal, path, whole + "replicas: 8..1\n")
     assert "is empty" in refused(shoal, path, "")
     assert "not YAML, line 1" in refused(shoal, path, "{")
     assert "python server.py" not in refused(shoal, path, whole, "--replicas", "2..1")

@@ -12,8 +12,8 @@ import msgspec
 from harness.browser import Visit, chromium, missing
 
 from shoal.cli.demo import plan as demo_plan
-from shoal.cli.request import carried
 from shoal.control.home import ClusterConfig
+from shoal.forms.request import carried
 from shoal.model.job import JobSpec
 from shoal.model.node import NodeIntent
 from shoal.model.prices import PriceList

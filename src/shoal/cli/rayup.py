@@ -115,7 +115,7 @@ def described(found: NodeSpec, file: Path) -> NodeSpec:
     import msgspec
 
     from shoal.forms import datafile
-    from shoal.forms.failure import Failure
+    from shoal.forms.failure import BadField, Failure
     from shoal.model.node import NodeSpec
 
     text = datafile.read_text(file.expanduser(), "node file")
@@ -123,7 +123,7 @@ def described(found: NodeSpec, file: Path) -> NodeSpec:
     try:
         fields = {str(name): value for name, value in datafile.load(text, ending).items()}
         return msgspec.convert({**msgspec.structs.asdict(found), **fields}, NodeSpec)
-    except (datafile.BadData, msgspec.ValidationError) as error:
+    except (BadField, msgspec.ValidationError) as error:
         raise Failure(f"--spec: {file}: {error}") from None
 
 

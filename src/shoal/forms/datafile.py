@@ -2,20 +2,21 @@
 
 from __future__ import annotations
 
-import json
-import tomllib
-from collections.abc import Callable
-from pathlib import Path
-from typing import Any
+from collections.abc import Callable, Collection
+from typing import TYPE_CHECKING, Any
 
-from shoal.forms import units
-from shoal.forms.failure import Failure
+from shoal.forms.failure import BadField, Failure
+
+if TYPE_CHECKING:
+    from pathlib import Path
 
 TEXT_BYTES_MAX = 4 * 1024 * 1024  # room for the largest command and environment
+ENDINGS = (".yaml", ".yml", ".toml", ".json")
 
 
-class BadData(ValueError):
-    """The text is no table in this format; where it breaks, and why."""
+def is_job_file(word: str) -> bool:
+    """By its name: `shoal run job.yaml` means the file."""
+    return word.lower().endswith(ENDINGS)
 
 
 def read_text(path: Path, what: str) -> str:
@@ -27,22 +28,49 @@ def read_text(path: Path, what: str) -> str:
     if not path.is_file():
         raise Failure(f"{path}: is not a regular file")
     if path.stat().st_size > TEXT_BYTES_MAX:
-        raise Failure(f"{path}: is larger than {TEXT_BYTES_MAX // 1024**2} MiB; that is no {what}")
+        limit = f"{TEXT_BYTES_MAX // 1024**2} MiB"
+        raise Failure(f"{path}: is larger than {limit}, so it is not a {what}")
     try:
         return path.read_bytes().decode("utf-8-sig")
     except UnicodeDecodeError:
         raise Failure(f"{path}: is not text (UTF-8)") from None
 
 
-def load(text: str, ending: str) -> dict[Any, Any]:
-    """`ending` tells the format, as in '.yaml'."""
+def load(text: str, ending: str, example: str = "name: mine") -> dict[Any, Any]:
+    """`ending` names the format, as in '.yaml'; `example` is a line that the file could have."""
+    if not text.strip():
+        raise BadField("", f"the file is empty; it needs at least a line like: {example}")
     try:
         data = _READERS[ending](text)
     except RecursionError:
-        raise BadData("the file is nested too deeply") from None
+        raise BadField("", "the file is nested too deeply") from None
     if not isinstance(data, dict):
-        raise BadData("the file must hold fields with values, e.g. name: mine")
+        raise BadField("", f"the file must hold fields with values, e.g. {example}")
     return data
+
+
+def check_names(data: dict[Any, Any], known: Collection[str], has: str, where: str = "") -> None:
+    """Refuses a field that does not exist; `has` names those that do, if none is similar."""
+    for name in data:
+        if name not in known:
+            raise unknown(name, known, has, where)
+
+
+def unknown(name: Any, known: Collection[str], has: str, where: str = "") -> BadField:
+    import difflib
+
+    from shoal.forms.units import quoted
+
+    close = difflib.get_close_matches(str(name).replace("-", "_").lower(), known, n=1)
+    hint = f"did you mean '{close[0]}'?" if close else has
+    return BadField(where, f"there is no field {quoted(str(name))}; {hint}")
+
+
+def invalid(error: Exception, name: Callable[[str], str] = str) -> BadField:
+    """What a struct says of a value; `name` gives the field that people know by its path."""
+    message, _, path = str(error).partition(" - at `$.")
+    field = name(path.rstrip("`").replace("[...]", ""))
+    return BadField(field, message[:1].lower() + message[1:].replace("`", ""))
 
 
 def _read_yaml(text: str) -> Any:
@@ -57,35 +85,41 @@ def _read_yaml(text: str) -> Any:
         problem = error.problem or "it cannot be read"
         if "\\t" in problem:
             problem = "a tab begins a word; indent with spaces"
-        raise BadData(f"not YAML{_at(mark.line if mark else None)}: {problem}") from None
+        raise BadField("", f"not YAML{_at(mark.line if mark else None)}: {problem}") from None
     except (yaml.YAMLError, ValueError) as error:
-        raise BadData(f"not YAML: {_first_line(error)}") from None
+        raise BadField("", f"not YAML: {_first_line(error)}") from None
 
 
 def _read_toml(text: str) -> Any:
+    import tomllib
+
     try:
         return tomllib.loads(text)
     except ValueError as error:
-        raise BadData(f"not TOML: {_first_line(error)}") from None
+        raise BadField("", f"not TOML: {_first_line(error)}") from None
 
 
 def _read_json(text: str) -> Any:
+    import json
+
+    from shoal.forms.units import quoted
+
     def unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
         found: dict[str, Any] = {}
         for name, value in pairs:
             if name in found:
-                raise BadData(f"{units.quoted(name)} is given twice")
+                raise BadField("", f"{quoted(name)} is given twice")
             found[name] = value
         return found
 
     try:
         return json.loads(text, object_pairs_hook=unique)
     except json.JSONDecodeError as error:
-        raise BadData(f"not JSON{_at(error.lineno - 1)}: {error.msg}") from None
-    except BadData:
+        raise BadField("", f"not JSON{_at(error.lineno - 1)}: {error.msg}") from None
+    except BadField:
         raise
-    except ValueError as error:  # e.g. a number with ten thousand figures
-        raise BadData(f"not JSON: {_first_line(error)}") from None
+    except ValueError as error:  # e.g. a number with ten thousand digits
+        raise BadField("", f"not JSON: {_first_line(error)}") from None
 
 
 _READERS: dict[str, Callable[[str], Any]] = {
@@ -102,7 +136,3 @@ def _at(line: int | None) -> str:
 
 def _first_line(error: Exception) -> str:
     return (str(error).splitlines() or ["it cannot be read"])[0][:200]
-
-
-def is_job_file(word: str) -> bool:
-    return word.lower().endswith((".yaml", ".yml", ".toml", ".json"))

@@ -1,8 +1,7 @@
-"""The file of hosts: a YAML list, checked field by field, with the line of what is wrong."""
+"""The hosts file: a YAML list, checked field by field. Errors name the line."""
 
 from __future__ import annotations
 
-import difflib
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +9,7 @@ import msgspec
 import yaml
 
 from shoal.forms import units
-from shoal.forms.datafile import read_text
+from shoal.forms.datafile import read_text, unknown
 from shoal.forms.failure import Failure
 from shoal.forms.yamltext import PlainLoader
 from shoal.hosts.spec import HostSpec
@@ -22,24 +21,24 @@ HINTS = {
     "host": "a name or an address, e.g. 10.0.0.2 or an alias of ~/.ssh/config",
     "user": "a user's name, e.g. ubuntu",
     "port": "a whole number from 1 to 65535",
-    "name": "lower-case letters, figures, '.' and '-', at most 63, e.g. gpu1",
+    "name": "up to 63 lower-case letters, digits, '.' and '-', e.g. gpu1",
     "place": "a path such as b1/r2, outermost first",
     "gpus": "a whole number from 0 to 256",
-    "python": "the path of an interpreter on the host that has Shoal, e.g. /opt/venv/bin/python",
+    "python": "the path of a Python on the host that has Shoal, e.g. /opt/venv/bin/python",
 }
 
 
 def read_hosts(path: Path) -> list[HostSpec]:
-    return parse(read_text(path, "file of hosts"), str(path))
+    return parse(read_text(path, "hosts file"), str(path))
 
 
 def parse(text: str, where: str) -> list[HostSpec]:
     root = _compose(text, where)
     if not isinstance(root, yaml.SequenceNode) or not root.value:
         line = root.start_mark.line + 1 if root is not None else 1
-        raise Failure(f"{where}, line {line}: there must be a list of hosts, e.g. {EXAMPLE}")
+        raise Failure(f"{where}, line {line}: write a list of hosts, e.g. {EXAMPLE}")
     if len(root.value) > HOSTS_MAX:
-        raise Failure(f"{where}: there are {len(root.value)} hosts; {HOSTS_MAX} are the most")
+        raise Failure(f"{where}: there are {len(root.value)} hosts; the most is {HOSTS_MAX}")
     hosts: list[HostSpec] = []
     lines: dict[tuple[str, str], int] = {}
     for node in root.value:
@@ -48,7 +47,7 @@ def parse(text: str, where: str) -> list[HostSpec]:
             first = lines.setdefault((what, value), line)
             if first != line:
                 raise Failure(
-                    f"{where}, line {line}: {what}: {value} is there already, in line {first}; "
+                    f"{where}, line {line}: {what}: {value} is in line {first} already; "
                     + ("give each host once" if what == "host" else "give each node its own name")
                 )
         hosts.append(spec)
@@ -76,9 +75,8 @@ def _host(node: yaml.Node, where: str) -> HostSpec:
     for key, value in node.value:
         name = key.value if isinstance(key, yaml.ScalarNode) else ""
         if name not in FIELDS:
-            close = difflib.get_close_matches(str(name), FIELDS, n=1)
-            hint = f"did you mean '{close[0]}'?" if close else f"a host has {', '.join(FIELDS)}"
-            raise _wrong(key, where, f"there is no field {units.quoted(str(name))}; {hint}")
+            error = unknown(name, FIELDS, f"a host has {', '.join(FIELDS)}")
+            raise _wrong(key, where, error.message)
         if name in given:
             raise _wrong(key, where, f"{name}: is given twice")
         given[name] = _value(name, value, where)
@@ -88,7 +86,7 @@ def _host(node: yaml.Node, where: str) -> HostSpec:
 
 
 def _short(node: yaml.ScalarNode, where: str) -> HostSpec:
-    """Just USER@HOST."""
+    """USER@HOST alone."""
     user, at, host = node.value.rpartition("@")
     given = {"host": host, **({"user": user} if at else {})}
     for name, value in given.items():

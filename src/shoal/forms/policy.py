@@ -1,8 +1,7 @@
-"""A policy as people write it, in YAML, TOML or JSON: read, checked field by field, and told."""
+"""Policies as people write them: read and checked field by field, and written back."""
 
 from __future__ import annotations
 
-import difflib
 import json
 import re
 from pathlib import Path
@@ -13,9 +12,9 @@ import msgspec
 from shoal.control import plugins
 from shoal.core import tryout
 from shoal.core.policies import SHIPPED
-from shoal.forms import datafile, units
-from shoal.forms.datafile import is_job_file
-from shoal.forms.failure import REFUSED, USAGE, Failure
+from shoal.forms import datafile, readers, units
+from shoal.forms.datafile import is_job_file, unknown
+from shoal.forms.failure import REFUSED, USAGE, BadField, Failure
 from shoal.model.job import JOB_NAME_PATTERN
 from shoal.model.policy import Policy, Preempt, Tenant
 
@@ -27,47 +26,42 @@ FIELDS = {field.name.replace("_ms", ""): field.name for field in msgspec.structs
 TENANT_FIELDS = tuple(field.name for field in msgspec.structs.fields(Tenant))[1:]
 
 ABOUT = {
-    "name": "for people",
-    "order": "who goes first",
-    "placement": "which of the nodes that fit",
-    "preempt": "never, for priority and quota, or also by rank in the order",
-    "reservations": "blocked jobs in front that get room set aside",
-    "patience": "a blocked job may be overtaken for so long",
-    "elder": "in fair: who waited longer, and 16 times as long as jobs live here, comes first",
-    "half_life": "usage so long ago counts half",
-    "entry_penalty": "what a start counts at once, as if it had run so long",
-    "run_min": "nobody is preempted before it ran so long",
-    "move_cost": "what moving a job costs, beside lost work",
+    "name": "a name for people",
+    "order": "the order of the queue",
+    "placement": "how to choose among the nodes that fit",
+    "preempt": "stop running jobs: never, for priority and quota, or also by rank in the order",
+    "reservations": "blocked jobs at the front of the queue that get room set aside",
+    "patience": "a blocked job can be overtaken for this long",
+    "elder": "order fair: first the job that waited this long and 16 times the usual job",
+    "half_life": "usage from this long ago counts half",
+    "entry_penalty": "starting a job counts at once as this much run time",
+    "run_min": "a job is not preempted before it has run this long",
+    "move_cost": "what moving a job costs, in addition to lost work",
     "spares": "nodes kept for gangs that lose one",
-    "hang_after": "no step for so long, and for 20 usual ones, is a hang",
-    "hangs_max": "a job that hung so often is given up",
-    "idle_warn": "a job whose GPUs are unused for so long is warned; 0: never",
-    "idle_reclaim": "and gives them back after so long",
-    "idle_ends": "it is over then; else it waits, to run again",
-    "retest": "a node in quarantine is checked again after so long, then twice that",
-    "tenants": "who shares, by weight; quotas are guaranteed; budgets per month or in all",
-    "budget_stops": "whose budget is used up is stopped, too",
-    "suspect_after": "a node is suspect when silent for so long",
-    "grace": "and lost after so long",
-    "losses_max": "a job survives so many lost nodes",
+    "hang_after": "a job hangs after this long without a step, and 20 times its usual step",
+    "hangs_max": "give a job up after this many hangs",
+    "idle_warn": "warn about a job whose GPUs are unused for this long; 0: never",
+    "idle_reclaim": "take the GPUs back after this long; 0: never",
+    "idle_ends": "true: the job ends then; false: it waits and runs again",
+    "retest": "check a node in quarantine again after this long, then after twice as long",
+    "tenants": "shares by weight; quotas are guaranteed; budgets per month or in total",
+    "budget_stops": "also stop running jobs whose budget is used up",
+    "suspect_after": "a node is suspect after this long without a report",
+    "grace": "and lost after this long",
+    "losses_max": "give a job up after it has lost this many nodes",
     "backoff_max": "the longest pause before a retry",
-    "port_first": "of the ports where gangs meet",
-    "port_count": "so many of them",
+    "port_first": "the first port where gangs meet",
+    "port_count": "how many such ports there are",
     "placements_per_step_max": "jobs placed in one step",
 }
 COMMENT_COLUMN = 32
 
-
-class BadPolicy(ValueError):
-    """What is wrong, in which field, and how to mend it."""
-
-    def __init__(self, field: str, message: str) -> None:
-        super().__init__(f"{field}: {message}" if field else message)
+_read_time = readers.amount(units.duration_ms, NUMBER_MAX, "90s, 10m or 7d")
 
 
 def find(word: str, *, flag: str = "", load: bool = True) -> Policy:
     """The shipped policy of this name, or the one in this file. Without `load` a function of the
-    user's own (`module:name`) is left for the controller to find, for it looks elsewhere."""
+    user's own (`module:name`) is not looked up, because the controller looks in other places."""
     where = f"{flag}: " if flag else ""
     if is_job_file(word):
         path = Path(word)
@@ -75,7 +69,7 @@ def find(word: str, *, flag: str = "", load: bool = True) -> Policy:
             text = datafile.read_text(path, "policy file")
             policy = parse(text, path.suffix.lower(), name=_as_name(path.stem))
             check(policy, load=load)
-        except BadPolicy as error:
+        except BadField as error:
             raise Failure(f"{where}{path}: {error}", REFUSED) from None
         return policy
     if word not in SHIPPED:
@@ -85,30 +79,25 @@ def find(word: str, *, flag: str = "", load: bool = True) -> Policy:
 
 
 def parse(text: str, ending: str, name: str = "mine") -> Policy:
-    """What the text says over what its `base` says; `name` is for one that does not tell."""
-    if not text.strip():
-        raise BadPolicy("", "the file is empty; it needs at least a line like: base: fair")
-    try:
-        written = datafile.load(text, ending)
-    except datafile.BadData as error:
-        raise BadPolicy("", str(error)) from None
+    """Its `base` with the changes that the text makes; `name` is for a text without a name."""
+    written = datafile.load(text, ending, "base: fair")
     base = _base(written.pop("base", "fair"))
     changes: dict[str, Any] = {"name": name}
     for field, value in written.items():
         target = FIELDS.get(field, field if field in FIELDS.values() else "")
         if not target:
-            raise _unknown(field, ("base", *FIELDS), "`shoal policy show` lists them")
+            raise unknown(field, ("base", *FIELDS), "`shoal policy show` lists them")
         if target != field and target in written:
-            raise BadPolicy(str(field), f"is given twice; leave out {target}")
+            raise BadField(str(field), f"is given twice; leave out {target}")
         changes[target] = _value(field, target, value)
     try:
         return msgspec.convert({**msgspec.to_builtins(base), **changes}, Policy)
     except msgspec.ValidationError as error:
-        raise _as_bad_policy(error, changes) from None
+        raise datafile.invalid(error, lambda path: _where(path, changes)) from None
 
 
 def check(policy: Policy, *, load: bool) -> None:
-    """Can it be obeyed? With `load`, users' functions are looked up here and now."""
+    """Refuses a policy that cannot be obeyed. `load` also looks up users' own functions."""
     if load:
         plugins.enable()
     else:
@@ -123,7 +112,7 @@ def check(policy: Policy, *, load: bool) -> None:
         problem = tryout.problem(policy, b"", 0)
     if problem is not None:
         field, _, message = problem.partition(": ")
-        raise BadPolicy(field, units.shortened(message, 300))
+        raise BadField(field, units.shortened(message, 300))
 
 
 # -- reading --------------------------------------------------------------------------------
@@ -131,57 +120,41 @@ def check(policy: Policy, *, load: bool) -> None:
 
 def _base(value: Any) -> Policy:
     if not isinstance(value, str) or value not in SHIPPED:
-        told = units.quoted(str(value))
-        raise BadPolicy("base", f"there is no policy {told}; there are {', '.join(SHIPPED)}")
+        shown = units.quoted(str(value))
+        raise BadField("base", f"there is no policy {shown}; there are {', '.join(SHIPPED)}")
     return SHIPPED[value]
 
 
 def _value(field: str, target: str, value: Any) -> Any:
     if field != target:
-        return _time(field, value)
+        return _read_time(field, value)
     if field == "tenants":
         return _tenants(value)
-    if field == "preempt" and value not in list(Preempt):
-        told = units.quoted(str(value))
-        raise BadPolicy(field, f"must be one of {', '.join(Preempt)}, not {told}")
-    if isinstance(value, str):
-        return _text(field, value)
+    if field == "preempt":
+        return readers.choice(*Preempt)(field, value)
+    if field == "name":
+        return readers.name(field, value)
+    if isinstance(value, str) and (not value.isprintable() or len(value) > 256):
+        raise BadField(field, f"{units.quoted(value)} is not valid; it must be one short line")
+    _check_size(field, value)
+    return value
+
+
+def _check_size(field: str, value: Any) -> None:
     if isinstance(value, int) and abs(value) > NUMBER_MAX:
-        raise BadPolicy(field, "is too much")
-    return value
-
-
-def _time(field: str, value: Any) -> int:
-    if isinstance(value, bool) or not isinstance(value, str | int):
-        raise BadPolicy(field, "must be a time, e.g. 90s, 10m or 7d")
-    try:
-        ms = units.duration_ms(str(value)[:100])
-    except units.BadAmount as error:
-        raise BadPolicy(field, str(error)) from None
-    if ms > NUMBER_MAX:
-        raise BadPolicy(field, "is too much")
-    return ms
-
-
-def _text(field: str, value: str) -> str:
-    if field == "name" and _as_name(value) != value:
-        fix = f"use up to {NAME_CHARACTERS_MAX} letters, digits, '.', '_' and '-'"
-        raise BadPolicy(field, f"{units.quoted(value)} will not do; {fix}")
-    if not value.isprintable() or len(value) > 256:
-        raise BadPolicy(field, f"{units.quoted(value)} will not do; it must be one short line")
-    return value
+        raise BadField(field, "is too much")
 
 
 def _tenants(value: Any) -> list[dict[str, Any]]:
-    """A table by name is easiest to write; a list is what `show --json` prints."""
+    """A table by name is easiest to write; `show --json` prints a list."""
     rows: list[Any] = list(value) if isinstance(value, list) else []
     if isinstance(value, dict):
         rows = [{"name": str(name), **_tenant(str(name), about)} for name, about in value.items()]
     elif not isinstance(value, list):
-        raise BadPolicy("tenants", "must be names with what they have, e.g. {lab: {weight: 2}}")
+        raise BadField("tenants", "must be names with their fields, e.g. {lab: {weight: 2}}")
     for row in rows:
         if not isinstance(row, dict) or not isinstance(row.get("name"), str):
-            raise BadPolicy("tenants", "must be names with what they have; one has no name")
+            raise BadField("tenants", "must be names with their fields; one has no name")
         _tenant(row["name"], {field: row[field] for field in row if field != "name"})
     return rows
 
@@ -191,31 +164,21 @@ def _tenant(name: str, about: Any) -> dict[str, Any]:
     if about is None:
         return {}
     if not isinstance(about, dict):
-        raise BadPolicy(where, "must be a table, e.g. {weight: 2, quota_gpus: 16}")
+        raise BadField(where, "must be a table, e.g. {weight: 2, quota_gpus: 16}")
+    has = f"a tenant has {', '.join(TENANT_FIELDS)}"
+    datafile.check_names(about, TENANT_FIELDS, has, where)
     for field, value in about.items():
-        if field not in TENANT_FIELDS:
-            raise _unknown(field, TENANT_FIELDS, f"a tenant has {', '.join(TENANT_FIELDS)}", where)
-        if isinstance(value, int) and abs(value) > NUMBER_MAX:
-            raise BadPolicy(f"{where}.{field}", "is too much")
+        _check_size(f"{where}.{field}", value)
     return about
 
 
-def _unknown(field: Any, known: tuple[str, ...], has: str, where: str = "") -> BadPolicy:
-    close = difflib.get_close_matches(str(field).replace("-", "_").lower(), known, n=1)
-    hint = f"did you mean '{close[0]}'?" if close else has
-    return BadPolicy(where, f"there is no field {units.quoted(str(field))}; {hint}")
-
-
-def _as_bad_policy(error: msgspec.ValidationError, changes: dict[str, Any]) -> BadPolicy:
-    message, _, path = str(error).partition(" - at `$.")
+def _where(path: str, changes: dict[str, Any]) -> str:
+    """The field, as people write it, at a path in the struct."""
     match = re.match(r"tenants\[(\d+)\]\.?(\w*)", path)
-    if match is not None:
-        name = changes["tenants"][int(match[1])]["name"]
-        where = f"tenants.{units.shortened(name, 63)}" + (f".{match[2]}" if match[2] else "")
-    else:
-        target = path.rstrip("`")
-        where = next((field for field, name in FIELDS.items() if name == target), target)
-    return BadPolicy(where, message[:1].lower() + message[1:].replace("`", ""))
+    if match is None:
+        return next((field for field, name in FIELDS.items() if name == path), path)
+    name = changes["tenants"][int(match[1])]["name"]
+    return f"tenants.{units.shortened(name, 63)}" + (f".{match[2]}" if match[2] else "")
 
 
 def _as_name(text: str) -> str:
@@ -223,13 +186,13 @@ def _as_name(text: str) -> str:
     return plain if re.fullmatch(JOB_NAME_PATTERN, plain) else f"p{plain}"[:NAME_CHARACTERS_MAX]
 
 
-# -- telling --------------------------------------------------------------------------------
+# -- writing --------------------------------------------------------------------------------
 
 
 def to_text(policy: Policy) -> str:
-    """A policy file in YAML that says the same."""
+    """The same policy as a YAML file."""
     lines = []
-    for field, value in told(policy).items():
+    for field, value in as_written(policy).items():
         if field.startswith("tenants."):
             lines.append(f"  {_scalar(field.removeprefix('tenants.'))}: {value}")
             continue
@@ -238,7 +201,7 @@ def to_text(policy: Policy) -> str:
     return "\n".join(lines) + "\n"
 
 
-def told(policy: Policy) -> dict[str, str]:
+def as_written(policy: Policy) -> dict[str, str]:
     """Every field and every tenant as a file would write it."""
     rows: dict[str, str] = {}
     tenants: dict[str, str] = {}
@@ -253,7 +216,7 @@ def told(policy: Policy) -> dict[str, str]:
 
 def differences(before: Policy, after: Policy) -> list[tuple[str, str, str]]:
     """(field, one, other) where they differ."""
-    one, other = told(before), told(after)
+    one, other = as_written(before), as_written(after)
     fields = [field for field in {**one, **other} if field != "tenants"]
     pairs = [(field, one.get(field, ""), other.get(field, "")) for field in fields]
     return [row for row in pairs if row[1] != row[2]]

@@ -1,4 +1,4 @@
-"""Amounts as people write them: durations, memory and CPUs, read and told."""
+"""Amounts as people write them: durations, memory and CPUs, read and shown."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _QUOTED_MAX = 40
 
 
 class BadAmount(ValueError):
-    """The text is no such amount; the message says what would be one."""
+    """The text is not such an amount; the message gives examples of one."""
 
 
 def duration_ms(text: str) -> int:
@@ -33,7 +33,7 @@ def duration_ms(text: str) -> int:
     if _BARE.fullmatch(compact):
         raise BadAmount(f"{compact} of what? Write {compact}s, {compact}m or {compact}h")
     if not _DURATION.fullmatch(compact):
-        raise BadAmount(f"{quoted(text)} is no time; write e.g. 90s, 10m, 2h, 1d or 1h30m")
+        raise BadAmount(f"{quoted(text)} is not a time; write e.g. 90s, 10m, 2h, 1d or 1h30m")
     parts = _DURATION_PART.findall(compact)
     return _whole(sum((Decimal(n) * MILLISECONDS[u] for n, u in parts), Decimal(0)), text, "1ms")
 
@@ -47,14 +47,14 @@ def memory_mb(text: str) -> int:
         raise BadAmount(f"{compact} of what? Write {compact}M or {compact}G")
     match = _MEMORY.fullmatch(compact)
     if match is None:
-        raise BadAmount(f"{quoted(text)} is no amount of memory; write e.g. 512M, 4G or 1.5T")
+        raise BadAmount(f"{quoted(text)} is not an amount of memory; write e.g. 512M, 4G or 1.5T")
     return _whole(Decimal(match[1]) * MEGABYTES[match[2]], text, "1M")
 
 
 def cpu_milli(text: str) -> int:
     """'2' or '0.5' CPUs in thousandths of one."""
     if not _BARE.fullmatch(text.strip()):
-        raise BadAmount(f"{quoted(text)} is no number of CPUs; write e.g. 4 or 0.5")
+        raise BadAmount(f"{quoted(text)} is not a number of CPUs; write e.g. 4 or 0.5")
     return _whole(Decimal(text.strip()) * 1000, text, "0.001")
 
 
@@ -84,7 +84,7 @@ def shortened(text: str, most: int) -> str:
 
 
 def quoted(text: str) -> str:
-    """Foreign text inside a message: one line, printable, not too long."""
+    """Text from outside in a message: one line, printable, not too long."""
     short = shortened(text, _QUOTED_MAX)
     return repr(short) if "'" in short or not short.isprintable() else f"'{short}'"
 

@@ -98,9 +98,9 @@ def _play(board: Board, screen: Screen) -> tuple[int, str]:
 def _perform(board: Board, screen: Screen, home: Home) -> int:
     from shoal.cli.demo import plan as demo_plan
     from shoal.cli.reach import connect
-    from shoal.cli.request import carried
     from shoal.control.home import ClusterConfig
     from shoal.control.lifecycle import bring_up
+    from shoal.forms.request import carried
 
     shape = f"{demo_plan.NODES} virtual nodes with {demo_plan.GPUS} GPUs each"
     screen.caption(f"starting {shape}")

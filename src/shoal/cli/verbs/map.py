@@ -203,7 +203,8 @@ def _refuse_without_cluster(asked: _Asked) -> None:
 
 def _cluster(asked: _Asked, home: Path, function: str) -> Cluster:
     from shoal.cli.request import parse_env
-    from shoal.forms.jobfields import BadJob, to_spec
+    from shoal.forms.failure import BadField
+    from shoal.forms.job import to_spec
     from shoal.tasks.cluster import Cluster
 
     fields: dict[str, object] = {"command": "map", "gpus": asked.gpus}
@@ -213,7 +214,7 @@ def _cluster(asked: _Asked, home: Path, function: str) -> Cluster:
         fields["requirements"] = asked.requirements
     try:
         spec = to_spec({**fields, "env": parse_env(asked.env, os.environ)})
-    except BadJob as error:
+    except BadField as error:
         raise Failure(str(error), USAGE) from None
     name = "map-" + "".join(c for c in function.rpartition(":")[2] if c.isascii() and c.isalnum())
     return Cluster(

@@ -214,12 +214,14 @@ def run(
     """
     given = locals()  # before anything else has a name here
     from shoal.cli import reach
-    from shoal.cli.pack import packed
-    from shoal.cli.request import JOB, Flags, build, packing_wanted
+    from shoal.cli.request import assemble
+    from shoal.cli.screen import show
+    from shoal.forms.pack import packed
+    from shoal.forms.request import JOB
 
-    spec = build(words, Flags(**{name: given[name] for name in Flags._fields}), env or [])
+    spec, pack = assemble(JOB, words, given)
     with reach.connect(home) as client:
-        spec = packed(client, spec, packing_wanted(JOB, words, pack), quiet=json)
+        spec = packed(client, spec, pack, None if json else show.note)
         view = client.submit(spec)
         if spec.checkpoint_ms and not json:
             _tell_unshared(client.nodes())

@@ -12,7 +12,6 @@ from shoal.cli.grammar import DEFAULT_HOME, HomeOption, JsonOption
 
 if TYPE_CHECKING:
     from shoal.cli.reach import Steady
-    from shoal.cli.request import Form
     from shoal.cli.screen.show import Progress
     from shoal.model.service import ServiceSpec
     from shoal.model.views import ServiceView
@@ -183,42 +182,13 @@ def serve(
       shoal serve service.yaml --replicas 2
       curl $(shoal serve chat -- python server.py)v1/models
     """
+    given = locals()  # before anything else has a name here
     from shoal.cli import reach
-    from shoal.cli.request import packing_wanted
+    from shoal.cli.request import assemble
+    from shoal.forms.request import SERVICE
 
-    spec = build_service(
-        words,
-        {
-            "replicas": replicas,
-            "target": target,
-            "idle": idle,
-            "probe": probe,
-            "ready_within": ready_within,
-            "probe_every": probe_every,
-            "probe_failures": probe_failures,
-            "drain": drain,
-            "route": route,
-            "sticky_header": sticky_header,
-            "sticky_cookie": sticky_cookie,
-            "queue": queue,
-            "rate": rate,
-            "port": port,
-            "certificate": certificate,
-            "gpus": gpus,
-            "gpu_memory": gpu_memory,
-            "gpu_model": gpu_model,
-            "cpus": cpus,
-            "memory": memory,
-            "tenant": tenant,
-            "priority": priority,
-            "stop_grace": stop_grace,
-            "workdir": workdir,
-            "requirements": requirements,
-        },
-        env or [],
-    )
-    wanted = packing_wanted(service_form(), words, pack)
-    view = _ask(spec, wanted, home, quiet=json)
+    spec, pack = assemble(SERVICE, words, given, _from_words)
+    view = _ask(spec, pack, home, quiet=json)
     if not no_wait:
         with reach.Steady(home) as steady:
             view = _wait(steady, view, quiet=json)
@@ -229,30 +199,12 @@ def _ask(spec: ServiceSpec, pack: bool | None, home: Path, *, quiet: bool) -> Se
     import msgspec
 
     from shoal.cli import reach
-    from shoal.cli.pack import packed
+    from shoal.cli.screen import show
+    from shoal.forms.pack import packed
 
     with reach.connect(home) as client:
-        replica = packed(client, spec.replica, pack, quiet=quiet)
+        replica = packed(client, spec.replica, pack, None if quiet else show.note)
         return client.serve(msgspec.structs.replace(spec, replica=replica))
-
-
-def service_form() -> Form[ServiceSpec]:
-    from shoal.cli.request import Form
-    from shoal.forms.service import SERVICE_FIELDS, to_service
-
-    paths = ("workdir", "certificate", "requirements")
-    return Form("service", SERVICE_FIELDS, paths, _from_words, to_service)
-
-
-def build_service(words: list[str], flags: dict[str, Any], env: list[str]) -> ServiceSpec:
-    from shoal.cli.request import assemble
-    from shoal.forms.failure import Failure
-
-    spec = assemble(service_form(), words, flags, env)
-    certificate = spec.way.certificate
-    if certificate and not Path(certificate).is_file():
-        raise Failure(f"certificate: {certificate}: there is no such file")
-    return spec
 
 
 def _from_words(words: list[str]) -> dict[str, Any]:

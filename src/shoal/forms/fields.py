@@ -1,0 +1,197 @@
+"""The one table of fields: what a job and a service can be given, wherever it is written.
+
+The flags of `shoal run` and `shoal serve`, job and service files, the keywords of `shoal.Client`,
+the descriptions in the API's schema and the tables of docs/job-files.md all come from here. A new
+field needs one entry here, and its target in the spec.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+from shoal.forms import readers
+from shoal.forms.readers import GPU_MEMORY_MB_MAX, Count, Reader, choice, memory, time
+
+DAY_MS = 86_400_000
+
+
+class Field(NamedTuple):
+    """`metavar` may begin with a short flag, and ends with ... if the flag can be repeated.
+    `default` is text for people. `targets` are the names that it sets in the spec, separated by
+    spaces; a field without any is used by the program that sends the job."""
+
+    name: str
+    metavar: str
+    default: str
+    read: Reader
+    targets: str
+    help: str
+    heading: str = ""  # on the help page; a field without one is not a flag
+
+    @property
+    def flag(self) -> str:
+        return "--" + self.name.replace("_", "-")
+
+    @property
+    def takes(self) -> type:
+        """What the flag takes: text, a whole number, nothing (bool), or text repeatedly (list)."""
+        if isinstance(self.read, Count):
+            return int
+        if self.read is readers.switch:
+            return bool
+        return list if self.metavar.endswith("...") else str
+
+    @property
+    def is_path(self) -> bool:
+        """A relative one counts from the folder of the file that it is written in."""
+        return self.read in (readers.folder, readers.requirements, readers.certificate)
+
+    @property
+    def text(self) -> str:
+        return f"{self.help} [{self.default}]" if self.default else self.help
+
+
+Table = Mapping[str, Field]
+
+
+def _table(sections: dict[str, list[Field]]) -> Table:
+    return {
+        field.name: field._replace(heading=heading)
+        for heading, fields in sections.items()
+        for field in fields
+    }
+
+
+# fmt: off
+JOB = _table({
+    "": [
+        Field("command", "COMMAND...", "", readers.command, "command",
+              "The command to run, as text or as a list of words."),
+    ],
+    "What to run": [
+        Field("name", "NAME", "", readers.name, "name",
+              "A name for people."),
+        Field("members", "-n N", "1", readers.members, "members members_max",
+              "Processes that start together: 4, or 2..8 for an elastic gang."),
+        Field("gpus", "-g G", "0", readers.gpus, "gpus gpu_milli gpu_memory_mb",
+              "GPUs per process: 2, or 0.5 of one, or 20G of one's memory."),
+        Field("gpu_memory", "SIZE", "", memory(GPU_MEMORY_MB_MAX, "40G or 80G"), "gpu_memory_mb",
+              "Use only GPUs with at least this much memory, e.g. 40G."),
+        Field("gpu_model", "MODEL...", "", readers.models, "gpu_models",
+              "Use only GPUs of this model, e.g. H100. Repeat it to allow several."),
+        Field("cpus", "C", "1", readers.cpus, "cpu_milli",
+              "CPUs per process, e.g. 4 or 0.5."),
+        Field("memory", "SIZE", "", memory(1_000_000_000, "512M or 4G"), "memory_mb",
+              "Memory per process, e.g. 512M or 4G."),
+    ],
+    "Where to run it": [
+        Field("within", "AREA", "anywhere", choice("anywhere", "node", "rack", "block"), "within",
+              "Keep the members in one node, rack or block if possible."),
+        Field("strict", "", "", readers.switch, "within_required",
+              "Wait until --within is possible."),
+        Field("per_node", "K", "", Count(0, 16_384, "members on each node"), "members_per_node",
+              "Members on each node."),
+        Field("procs_per_node", "P", "1", readers.processes, "processes",
+              "Processes that share the GPUs of a member: 8, or gpu for one per GPU."),
+        Field("whole_nodes", "", "", readers.switch, "whole_nodes",
+              "Share its nodes with no other job."),
+    ],
+    "When to run it": [
+        Field("tenant", "NAME", "default", readers.name, "tenant",
+              "The account that it runs on."),
+        Field("priority", "P", "0", Count(-1000, 1000, "higher goes first"), "priority",
+              "Higher goes first, from -1000 to 1000."),
+        Field("preemptible", "", "", readers.switch, "preemptible",
+              "Let other jobs stop it; it runs again later."),
+        Field("checkpoint_every", "TIME", "", time("90s, 10m or 2h"), "checkpoint_ms",
+              "How often it saves its work, e.g. 10m."),
+        Field("estimate", "TIME", "", time("90s, 10m or 2h"), "estimate_ms",
+              "How long it will probably run, e.g. 2h."),
+        Field("time_limit", "TIME", "", time("90s, 10m or 2h"), "time_limit_ms",
+              "Stop it after this long: 90s, 10m, 2h, 1d."),
+    ],
+    "If it fails or has to stop": [
+        Field("restart", "WHEN", "on-node-loss", choice("never", "on-node-loss", "on-failure"),
+              "restart", "When to run it again: never, on-node-loss or on-failure."),
+        Field("retries", "N", "0", Count(0, 1000, "times it may fail and run again"), "retries",
+              "How often it may fail and run again. Implies --restart on-failure."),
+        Field("backoff", "TIME", "1s", time("90s, 10m or 2h"), "backoff_ms",
+              "The pause before the first retry. It doubles each time."),
+        Field("stop_grace", "TIME", "10s", time("10s or 2m", 3_600_000), "stop_grace_ms",
+              "The time from SIGTERM to SIGKILL."),
+    ],
+    "Its environment": [
+        Field("env", "K=V...", "", readers.environment, "env",
+              "Set a variable. K alone copies its value from here."),
+        Field("workdir", "DIR", "the current directory", readers.folder, "workdir",
+              "The folder to run in."),
+        Field("requirements", "FILE", "", readers.requirements, "requirements",
+              "pip requirements file to install for the job."),
+        Field("pack", "", "if nodes are other machines", readers.switch, "",
+              "Send the folder to the nodes."),
+    ],
+})
+
+# A replica is one process that runs until it is stopped: the other fields of a job do not apply.
+REPLICA = (
+    "gpus", "gpu_memory", "gpu_model", "cpus", "memory", "tenant", "priority", "stop_grace", "env",
+    "workdir", "requirements", "pack",
+)
+SERVICE_PRIORITY = 100  # a request should wait less than a training run
+
+SERVICE = _table({
+    "": [
+        Field("name", "NAME", "", readers.service_name, "name",
+              "The service's name. It is part of the URL."),
+        JOB["command"],
+    ],
+    "Replicas": [
+        Field("replicas", "N", "1", readers.replicas, "scale.least scale.most",
+              "2, or 1..8 to follow the load, or 0..4 to scale to zero when idle."),
+        Field("target", "N", "8", Count(1, 100_000, "requests at a replica at a time"),
+              "scale.target", "Requests at each replica to aim for."),
+        Field("idle", "TIME", "5m", time("5m or 30s", DAY_MS, 1), "scale.idle_ms",
+              "Scale to zero after this long without requests."),
+        Field("probe", "PATH", "/", readers.url_path, "probe.path",
+              "A replica is ready when this path answers with a status below 500."),
+        Field("ready_within", "TIME", "10m", time("10m or 90s", DAY_MS, 1), "probe.start_ms",
+              "Replace a replica that is not ready after this long."),
+        Field("probe_every", "TIME", "10s", time("10s or 1m", DAY_MS, 1), "probe.every_ms",
+              "How often to probe a replica that is ready."),
+        Field("probe_failures", "N", "6", Count(1, 1_000, "probes without an answer"),
+              "probe.failures", "Replace a replica after this many probes without an answer."),
+        Field("drain", "TIME", "60s", time("60s or 10m", DAY_MS, 1), "drain_ms",
+              "The time that a stopping replica has to finish its requests."),
+    ],
+    "Requests": [
+        Field("route", "HOW", "least-loaded", choice("least-loaded", "p2c", "prefix", "sticky"),
+              "route.routing", "How to choose a replica: least-loaded, p2c, prefix or sticky."),
+        Field("sticky_header", "H", "", readers.header, "route.sticky_header",
+              "Send requests with the same header value to the same replica."),
+        Field("sticky_cookie", "C", "", readers.header, "route.sticky_cookie",
+              "Send requests with the same cookie value to the same replica."),
+        Field("queue", "N", "1000", Count(1, 100_000, "requests that may wait"), "route.queue_max",
+              "Requests that may wait. More get status 503."),
+        Field("rate", "N", "", Count(1, 1_000_000, "requests per second of a tenant"),
+              "route.rate_per_s", "Requests per second from one tenant. More get status 429."),
+        Field("port", "P", "", Count(1, 65_535, "a port of its own"), "route.port",
+              "Serve it on a port of its own, too."),
+        Field("certificate", "PEM", "", readers.certificate, "route.certificate",
+              "Use TLS on that port: a file with the certificate and its key."),
+    ],
+    "Each replica": [JOB[name] for name in REPLICA],
+})
+# fmt: on
+SERVICE = {**SERVICE, "priority": SERVICE["priority"]._replace(default=str(SERVICE_PRIORITY))}
+
+
+def read_all(table: Table, given: Mapping[str, Any]) -> dict[str, Any]:
+    """The values of `given`, by the names that they set in the spec."""
+    ready: dict[str, Any] = {}
+    for name, value in given.items():
+        field = table[name]
+        found = field.read(name, value)
+        targets = field.targets.split()
+        ready.update(zip(targets, found if len(targets) > 1 else (found,), strict=False))
+    return ready

@@ -1,0 +1,98 @@
+"""From the fields of a job, as people write them, to a JobSpec."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import msgspec
+
+from shoal.core.phases.admit import spec_problem
+from shoal.forms.datafile import invalid
+from shoal.forms.failure import BadField
+from shoal.forms.fields import JOB, read_all
+from shoal.forms.readers import EACH_GPU
+from shoal.model.job import MEMBERS_MAX, JobSpec, Restart, Within
+from shoal.model.resources import plural
+
+
+def to_spec(given: Mapping[str, Any]) -> JobSpec:
+    """A JobSpec that the controller accepts, as far as that is known without the cluster."""
+    ready = read_all(JOB, given)
+    if "command" not in ready:
+        raise BadField("command", "is missing; say what to run, e.g. command: python train.py")
+    _settle_restart(ready)
+    _settle_gpus(given, ready)
+    _settle_processes(ready)
+    _settle_places(ready)
+    try:
+        spec = msgspec.convert(ready, JobSpec)
+    except msgspec.ValidationError as error:
+        raise invalid(error, _name) from None
+    problem = spec_problem(spec)
+    if problem is not None:
+        raise BadField(problem.field, problem.message)
+    return spec
+
+
+def _name(path: str) -> str:
+    target = path.split("[")[0].split(".")[0]
+    return next((name for name, field in JOB.items() if target in field.targets.split()), "")
+
+
+def _settle_restart(ready: dict[str, Any]) -> None:
+    """Retries alone mean: run it again when it fails."""
+    if not ready.get("retries"):
+        return
+    restart = ready.setdefault("restart", Restart.ON_FAILURE)
+    if restart != Restart.ON_FAILURE:
+        message = f"have no effect with restart: {restart}; leave one out, or use on-failure"
+        raise BadField("retries", message)
+
+
+def _settle_gpus(given: Mapping[str, Any], ready: dict[str, Any]) -> None:
+    """A wish about GPUs makes sense only with GPUs."""
+    if ready.get("gpu_milli") == 0 and "gpu_memory" in given:
+        raise BadField("gpu_memory", "is in gpus already; leave it out, or write gpus: 1")
+    for name, target in (("gpu_memory", "gpu_memory_mb"), ("gpu_model", "gpu_models")):
+        if ready.get(target) and not ready.get("gpus"):
+            raise BadField(name, "has no effect without GPUs; say how many, e.g. gpus: 1")
+
+
+def _settle_processes(ready: dict[str, Any]) -> None:
+    """Several processes share what was asked for as one member. Each becomes a member with its
+    part, and all of them go to one node."""
+    processes = ready.pop("processes", 1)
+    if processes == 1:
+        return
+    name = "procs_per_node"
+    if ready.get("members_per_node"):
+        raise BadField(name, "and per_node say the same in two ways; leave one out")
+    gpus = ready.get("gpus", 0)
+    if processes == EACH_GPU:
+        if gpus < 1 or ready.get("gpu_milli", 1000) != 1000:
+            raise BadField(name, "'gpu' means one for each GPU; say how many GPUs, e.g. gpus: 8")
+        processes = gpus
+    if gpus % processes or ready.get("gpu_milli", 1000) != 1000:
+        message = f"{processes} processes cannot share {plural(gpus, 'GPU')} evenly"
+        raise BadField(name, f"{message}; use a number that divides them, or gpu for one each")
+    ready["gpus"] = gpus // processes
+    ready["members_per_node"] = processes
+    ready["members"] = ready.get("members", 1) * processes
+    ready["members_max"] = ready.get("members_max", 0) * processes
+    for target in ("cpu_milli", "memory_mb"):
+        if target in ready:
+            ready[target] = -(-ready[target] // processes)
+    most = max(ready["members"], ready["members_max"])
+    if most > MEMBERS_MAX:
+        raise BadField(name, f"that makes {most} processes; the most is {MEMBERS_MAX}")
+
+
+def _settle_places(ready: dict[str, Any]) -> None:
+    if ready.get("within_required") and ready.get("within", Within.ANYWHERE) == Within.ANYWHERE:
+        raise BadField("strict", "has no effect without within; add e.g. within: rack")
+    per_node = ready.get("members_per_node", 0)
+    for members in (ready.get("members", 1), ready.get("members_max", 0)):
+        if per_node and members % per_node:
+            message = f"{per_node} on each node cannot make {members} members"
+            raise BadField("per_node", f"{message}; use a number that divides them")

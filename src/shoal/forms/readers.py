@@ -1,0 +1,310 @@
+"""How the values of fields are read: from what people write to the numbers and words of a spec.
+
+Help pages load this module, so it imports neither msgspec nor the model. A reader takes the name of
+the field and the value as written. It returns the value, or a tuple where a field sets several
+targets, and raises `BadField` with the fix.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+import shlex
+from collections.abc import Callable
+from decimal import Decimal
+from typing import Any
+
+from shoal.forms import units
+from shoal.forms.failure import BadField
+
+Reader = Callable[[str, Any], Any]
+
+EACH_GPU = 0  # `procs_per_node: gpu`
+GPU_MEMORY_MB_MAX = 10_000_000
+MODELS_MAX = 64
+YEAR_MS = 366 * 24 * 3_600_000
+GPU_FORMS = (
+    "write 1 or 2 for whole GPUs, 0.5 for half of one, or 20G for a share with 20 GB of its memory"
+)
+
+
+# -- numbers ------------------------------------------------------------------------------
+
+
+class Count:
+    """Reads a whole number within bounds."""
+
+    def __init__(self, least: int, most: int, sense: str) -> None:
+        self.least, self.most, self.sense = least, most, sense
+
+    def __call__(self, field: str, value: Any) -> int:
+        if isinstance(value, bool) or not isinstance(value, int):
+            raise wrong(field, value, f"a whole number ({self.sense})")
+        if not self.least <= value <= self.most:
+            shown = value if abs(value) < 10**15 else "that"
+            limits = f"from {self.least} to {self.most} ({self.sense})"
+            raise BadField(field, f"must be {limits}, not {shown}")
+        return value
+
+
+def amount(parse: Callable[[str], int], most: int, example: str, least: int = 0) -> Reader:
+    def read(field: str, value: Any) -> int:
+        if isinstance(value, bool) or not isinstance(value, str | int | float):
+            raise wrong(field, value, f"an amount, e.g. {example}")
+        if not isinstance(value, str) and value < 0:
+            raise BadField(field, f"must not be negative; write e.g. {example}")
+        text = value if isinstance(value, str) else _plain(value)
+        try:
+            found = parse(text)
+        except units.BadAmount as error:
+            raise BadField(field, str(error)) from None
+        if found > most:
+            raise BadField(field, f"{units.quoted(text)} is too much")
+        if found < least:
+            raise BadField(field, f"must be more than 0; write e.g. {example}")
+        return found
+
+    return read
+
+
+cpus = amount(units.cpu_milli, 10_000_000, "4 or 0.5")
+
+
+def memory(most: int, example: str) -> Reader:
+    return amount(units.memory_mb, most, example)
+
+
+def time(example: str, most: int = YEAR_MS, least: int = 0) -> Reader:
+    return amount(units.duration_ms, most, example, least)
+
+
+def span(least: int, most: int, noun: str, forms: str) -> Reader:
+    """A number, or the least and the most: 2..8. The tuple has one or two numbers."""
+    read_count = Count(least, most, noun)
+
+    def read(field: str, value: Any) -> tuple[int, ...]:
+        if not isinstance(value, str):
+            return (read_count(field, value),)
+        match = re.fullmatch(r"\s*([0-9]{1,9})\s*(?:\.\.\s*([0-9]{1,9})\s*)?", value)
+        if match is None:
+            raise BadField(field, f"{units.quoted(value)} is not a number of {field}; {forms}")
+        found = tuple(read_count(field, int(part)) for part in match.groups() if part)
+        if found[-1] < found[0]:
+            first, last = found
+            raise BadField(field, f"{first}..{last} is backwards; write {last}..{first}")
+        return found
+
+    return read
+
+
+members = span(1, 16_384, "processes that start together", "write 4, or 2..8")
+_replicas = span(0, 10_000, "replicas", "write 2, or 1..8, or 0..4 to scale to zero when idle")
+
+
+def replicas(field: str, value: Any) -> tuple[int, int]:
+    found: tuple[int, ...] = _replicas(field, value)
+    if not found[-1]:
+        raise BadField(field, "0 replicas never serve; write 0..1 to scale to zero when idle")
+    return found[0], found[-1]
+
+
+def processes(field: str, value: Any) -> int:
+    if value == "gpu":
+        return EACH_GPU
+    if isinstance(value, str) and re.fullmatch(r"[0-9]{1,9}", value):
+        value = int(value)
+    return Count(1, 1024, "processes that share the GPUs of a member; or gpu: one per GPU")(
+        field, value
+    )
+
+
+_gpu_count = Count(0, 256, "GPUs per process")
+
+
+def gpus(field: str, value: Any) -> tuple[int, ...]:
+    """(gpus,) or (1, thousandths of one) or (1, 0, MB of its memory)."""
+    if isinstance(value, int) and not isinstance(value, bool):
+        return (_gpu_count(field, value),)
+    if isinstance(value, bool) or not isinstance(value, str | float):
+        raise wrong(field, value, f"a number or an amount of memory; {GPU_FORMS}")
+    text = value.strip() if isinstance(value, str) else _plain(value)
+    if re.fullmatch(r"-?[0-9]{1,15}", text):
+        return (_gpu_count(field, int(text)),)
+    if re.fullmatch(r"0\.[0-9]{1,9}", text):
+        milli = math.floor(Decimal(text) * 1000)
+        if not milli:
+            raise BadField(field, f"{text} of a GPU is too little; the least is 0.001")
+        return 1, milli
+    try:
+        share_mb = units.memory_mb(text)
+    except units.BadAmount:
+        share_mb = 0
+    if not share_mb:
+        raise BadField(field, f"{units.quoted(text)} is not a number of GPUs; {GPU_FORMS}")
+    if share_mb > GPU_MEMORY_MB_MAX:
+        raise BadField(field, f"{units.quoted(text)} is more than any GPU has")
+    return 1, 0, share_mb
+
+
+def _plain(value: float) -> str:
+    return f"{value:.9f}".rstrip("0").rstrip(".")
+
+
+# -- words --------------------------------------------------------------------------------
+
+
+def text(field: str, value: Any) -> str:
+    if not isinstance(value, str):
+        raise wrong(field, value, "text; put it in quotes")
+    try:
+        value.encode()
+    except UnicodeEncodeError:
+        raise BadField(field, "holds bytes that are not UTF-8 text; it must be text") from None
+    return value
+
+
+def matching(pattern: str, most: int, problem: str) -> Reader:
+    """Text of 1 to `most` characters that looks like `pattern`; `problem` follows the text."""
+
+    def read(field: str, value: Any) -> str:
+        found = text(field, value)
+        if not 0 < len(found) <= most or not re.fullmatch(pattern, found):
+            raise BadField(field, f"{units.quoted(found)} {problem}")
+        return found
+
+    return read
+
+
+name = matching(
+    r"[A-Za-z0-9][A-Za-z0-9._-]*",
+    63,
+    "is not a valid name; use up to 63 letters, digits, '.', '_' and '-', beginning with a letter "
+    "or digit",
+)
+_service_name = matching(
+    r"[a-z0-9]([a-z0-9-]*[a-z0-9])?",
+    63,
+    "is not a valid name for a URL; use up to 63 lower-case letters, digits "
+    "and '-', with a letter or digit at both ends",
+)
+url_path = matching(r"/[A-Za-z0-9._:/@+,=-]*", 255, "is not a path such as /health")
+header = matching(
+    r"[A-Za-z0-9!#$&'*+.^_`|~-]+", 64, "is not a name of a header or cookie; write e.g. x-session"
+)
+certificate = matching(
+    r"[A-Za-z0-9._:/@+,=-]+",
+    255,
+    "is not a usable path; name a PEM file whose path has only letters, digits and ._:/@+,=-",
+)
+
+
+def service_name(field: str, value: Any) -> str:
+    found: str = _service_name(field, value)
+    if re.fullmatch(r"j[0-9]+", found):
+        raise BadField(field, f"{found} looks like a job id; choose another name, e.g. chat")
+    return found
+
+
+def folder(field: str, value: Any) -> str:
+    if not text(field, value):
+        raise BadField(field, "is empty; name a folder, or leave it out")
+    return str(value)
+
+
+def choice(*words: str) -> Reader:
+    def read(field: str, value: Any) -> str:
+        if value not in words:
+            shown = units.quoted(str(value))
+            raise BadField(field, f"must be one of {', '.join(words)}, not {shown}")
+        return str(value)
+
+    return read
+
+
+def switch(field: str, value: Any) -> bool:
+    if not isinstance(value, bool):
+        raise wrong(field, value, "true or false")
+    return value
+
+
+def models(field: str, value: Any) -> tuple[str, ...]:
+    found = tuple(
+        text(field, one) for one in (value if isinstance(value, list | tuple) else [value])
+    )
+    if len(found) > MODELS_MAX:
+        raise BadField(field, f"names more than {MODELS_MAX} models")
+    if not all(model.strip() for model in found):
+        raise BadField(field, "is empty; name a model as `shoal nodes` shows it, e.g. A100")
+    return found
+
+
+def command(field: str, value: Any) -> tuple[str, ...]:
+    if isinstance(value, str):
+        try:
+            words = shlex.split(text(field, value))
+        except ValueError as error:
+            if isinstance(error, BadField):
+                raise
+            raise BadField(field, "has a quote that is not closed") from None
+    elif isinstance(value, list | tuple):
+        words = [_word(field, word, "has a word that", "it") for word in value]
+    else:
+        raise wrong(field, value, "text or a list of words, e.g. python train.py")
+    if not words:
+        raise BadField(field, "is empty; say what to run, e.g. python train.py")
+    return tuple(words)
+
+
+def environment(field: str, value: Any) -> dict[str, str]:
+    if not isinstance(value, dict):
+        raise wrong(field, value, "names with values, e.g. {SEED: 1}")
+    found = {}
+    for key, one in value.items():
+        shown = units.quoted(str(key))
+        if not isinstance(key, str) or not (key.isascii() and key.isidentifier()):
+            fix = "use letters, digits and _, not beginning with a digit"
+            raise BadField(field, f"{shown} cannot name a variable; {fix}")
+        found[key] = _word(field, one, shown, "its value")
+    return found
+
+
+def _word(field: str, value: Any, where: str, quote: str) -> str:
+    if isinstance(value, str):
+        return text(field, value)
+    if isinstance(value, int) and not isinstance(value, bool):
+        return str(value)
+    raise BadField(field, f"{where} is {kind(value)}; put {quote} in quotes")
+
+
+def requirements(field: str, value: Any) -> str:
+    """The content of the file: nodes do not have the file itself."""
+    from shoal.forms.requirements import requirements_text
+
+    return requirements_text(field, text(field, value))
+
+
+# -- refusals -----------------------------------------------------------------------------
+
+
+def wrong(field: str, value: Any, wanted: str) -> BadField:
+    return BadField(field, f"must be {wanted}, not {kind(value)}")
+
+
+def kind(value: Any) -> str:
+    match value:
+        case bool():
+            return f"true or false ({str(value).lower()})"
+        case str():
+            return f"the text {units.quoted(value)}"
+        case int() | float() if abs(value) >= 10**15:
+            return "a huge number"
+        case int() | float():
+            return f"the number {units.quoted(str(value))[1:-1]}"
+        case list() | tuple():
+            return "a list"
+        case dict():
+            return "a table"
+        case None:
+            return "nothing"
+        case _:
+            return f"a {type(value).__name__}"
