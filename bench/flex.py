@@ -187,7 +187,7 @@ class Flex(Replay):
             if self.next_arrival < len(arrivals):
                 next_ms = min(next_ms, arrivals[self.next_arrival].submit_ms)
             self.now_ms = max(next_ms, self.now_ms)
-            self.meter.advance(self.now_ms)
+            self.levels.advance(self.now_ms)
             self.fleet.advance(self.now_ms)
             self._step(self._report())
         for job in list(self.state.jobs.values()):
@@ -253,9 +253,9 @@ class Flex(Replay):
             return
         arrival = Arrival(submit_ms=self.now_ms, work_ms=NEVER_MS, spec=event.spec, row=-1)
         self._replicas[event.job] = arrival
-        self.truths[event.job] = truth = Truth(arrival, self.meter.asked(arrival.spec))
-        self.meter.waiting += truth.need
-        self.meter.live += 1
+        self.truths[event.job] = truth = Truth(arrival, self.levels.asked(arrival.spec))
+        self.levels.waiting += truth.need
+        self.levels.live += 1
 
     def _job_placed(self, event: JobPlaced) -> None:
         super()._job_placed(event)
@@ -293,7 +293,7 @@ class Flex(Replay):
     def _keep(self, job: Job) -> None:
         if job.id in self._replicas:
             truth = self.truths.pop(job.id)
-            self.meter.waiting -= truth.need if truth.waiting else 0
+            self.levels.waiting -= truth.need if truth.waiting else 0
         else:
             super()._keep(job)
 

@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 
+from shoal.ledger import members
 from shoal.ledger.accounts import HOUR_MS, Account
 from shoal.ledger.book import Book
 from shoal.ledger.clock import UNSEEN_MS_MAX
-from shoal.ledger.shelf import Shelf
 from shoal.model import events as ev
 from shoal.model.health import Record, Standing
 from shoal.model.job import JobSpec, MemberRef, Outcome, StopCause
@@ -20,6 +20,7 @@ from shoal.model.progress import Beat, Progress
 from shoal.model.report import Idle
 from shoal.model.resources import Slice
 from shoal.model.service import ReplicaLoad, ServiceLoad
+from tests.ledger.totals import Totals
 
 S = 1000
 
@@ -28,7 +29,7 @@ class Explanation:
     """A node with two GPUs, told second by second."""
 
     def __init__(self, gpus: int = 2, begin_ms: int = 0) -> None:
-        self.book, self.shelf, self.now_ms = Book(), Shelf(), begin_ms
+        self.book, self.totals, self.now_ms = Book(), Totals(), begin_ms
         spec = NodeSpec(id="n1", gpus=gpus, cpu_milli=8000, memory_mb=1000)
         self.tell(
             ev.NodeJoined(at_ms=begin_ms, node="n1", spec=spec, incarnation=1),
@@ -94,11 +95,11 @@ class Explanation:
         """GPU-seconds by account; they are all that there were."""
         self.book.advance(self.now_ms)
         self.book.settle()
-        self.shelf.put(self.book.drain())
-        amounts = dict(self.shelf.amounts)
+        self.totals.put(self.book.drain())
+        amounts = dict(self.totals.amounts)
         for place, amount in self.book.open().items():
             amounts[place] = amounts.get(place, 0) + amount
-        assert sum(amounts.values()) == sum(self.shelf.capacity.values())
+        assert sum(amounts.values()) == sum(self.totals.capacity.values())
         told: dict[str, float] = {}
         for place, amount in amounts.items():
             told[place.account.value] = told.get(place.account.value, 0) + amount / 1e6
@@ -346,10 +347,10 @@ def test_a_silent_job_whose_node_says_that_it_uses_nothing_is_idle_since_then() 
     story = started()
     story.after(100)
     story.book.advance(story.now_ms)
-    story.book.hear_idle("n1", [Idle(MemberRef("j1", 1, 0), 70 * S)])
+    members.hear_idle(story.book.pages, "n1", [Idle(MemberRef("j1", 1, 0), 70 * S)])
     story.after(10)
     assert story.seconds() == {"startup": 8, "useful": 60, "idle": 160}
-    story.book.hear_idle("n1", [])
+    members.hear_idle(story.book.pages, "n1", [])
     story.after(5)
     assert story.seconds() == {"startup": 8, "useful": 70, "idle": 160}
 

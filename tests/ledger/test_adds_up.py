@@ -31,7 +31,7 @@ def test_accounts_add_up_to_the_capacity_of_every_node_and_hour(seed: int) -> No
     amounts = books.close(end_ms)
     expected = capacity(books.events, end_ms)
     assert by_node(amounts) == expected
-    assert books.shelf.capacity == expected
+    assert books.totals.capacity == expected
     assert all(amount > 0 for amount in amounts.values())
     jobs_accounts = {Account.USEFUL, Account.STARTUP, Account.RECOMPUTE, Account.PREEMPTED}
     assert all(bool(place.job) for place in amounts if place.account in jobs_accounts)

@@ -10,7 +10,7 @@ import pytest
 
 from shoal.ledger.accounts import Account
 from shoal.ledger.book import Book
-from shoal.ledger.power import Drawn, fitted
+from shoal.ledger.power import Drawn, fitted, hear_power
 from shoal.ledger.prices import Rate
 from shoal.ledger.report import Tariff, account_sums
 from shoal.ledger.store import LedgerStore
@@ -49,8 +49,8 @@ def test_samples_of_all_gpus_become_energy_in_the_report(tmp_path: Path) -> None
     for at_ms in range(0, 3_600_000, 2_000):
         book.advance(at_ms)
         gpus = (GpuSample(power_w=100), GpuSample(power_w=300))
-        book.hear_power("n1", NodeSample(at_ms=at_ms, gpus=gpus))
-        book.hear_power("n1", NodeSample(at_ms=at_ms, gpus=gpus[:1]))  # half of it says nothing
+        hear_power(book.pages, "n1", NodeSample(at_ms=at_ms, gpus=gpus))
+        hear_power(book.pages, "n1", NodeSample(at_ms=at_ms, gpus=gpus[:1]))  # a half
     book.advance(3_600_000 - 2_000)
     book.settle()
     store = LedgerStore(tmp_path / "ledger.db")

@@ -62,41 +62,41 @@ def test_a_part_is_not_the_sum(field: int) -> None:
     assert unknown.plus(NOTHING)[field] is None
 
 
-def _shelf(path: Path, nodes: dict[str, str]) -> LedgerStore:
+def _store(path: Path, nodes: dict[str, str]) -> LedgerStore:
     """An hour of red's on a GPU of each node, in hour 0."""
-    shelf = LedgerStore(path / "ledger.db")
+    store = LedgerStore(path / "ledger.db")
     adds = Adds(
         machines={node: Machine(model, 1) for node, model in nodes.items()},
         owners={"j1": Owner("red", "me", "")},
         amounts={Place(0, node, "j1", Account.USEFUL): GPU_US_PER_GPU_HOUR for node in nodes},
     )
-    shelf.put([adds], b"", 1)
-    return shelf
+    store.put([adds], b"", 1)
+    return store
 
 
-def _spent(shelf: LedgerStore, spent: Spent, prices: PriceList) -> tuple[int, int]:
-    tariff = Tariff(prices, shelf.machines())
+def _spent(store: LedgerStore, spent: Spent, prices: PriceList) -> tuple[int, int]:
+    tariff = Tariff(prices, store.machines())
     total = BudgetPeriod.TOTAL
-    sums = spent.sums(shelf, tariff.of_machine, total, 10 * 3_600_000)
+    sums = spent.sums(store, tariff.of_machine, total, 0, 11)
     (told,) = spendings(Policy(tenants=(Tenant(name="red"),)), tariff, {total: sums})
     return told.money_milli, told.unpriced_us
 
 
 def test_what_has_a_price_is_spent_whatever_has_none(tmp_path: Path) -> None:
-    shelf = _shelf(tmp_path, {"a": "H100", "b": "odd"})
+    store = _store(tmp_path, {"a": "H100", "b": "odd"})
     prices = PriceList(currency="EUR", gpus={"H100": Price(per_hour=2)})
-    assert _spent(shelf, Spent(), prices) == (2000, GPU_US_PER_GPU_HOUR)
-    assert _spent(shelf, Spent(), PriceList()) == (0, 2 * GPU_US_PER_GPU_HOUR)
+    assert _spent(store, Spent(), prices) == (2000, GPU_US_PER_GPU_HOUR)
+    assert _spent(store, Spent(), PriceList()) == (0, 2 * GPU_US_PER_GPU_HOUR)
 
 
 def test_other_prices_hold_for_hours_that_were_added_up_before(tmp_path: Path) -> None:
-    shelf = _shelf(tmp_path, {"a": "H100", "b": "H100", "c": "H100"})
+    store = _store(tmp_path, {"a": "H100", "b": "H100", "c": "H100"})
     spent = Spent()
 
     def costs(a: int, b: int, c: int) -> tuple[int, int]:
         each = {"a": a, "b": b, "c": c}
         nodes = {node: Price(per_hour=price) for node, price in each.items()}
-        return _spent(shelf, spent, PriceList(currency="EUR", nodes=nodes))
+        return _spent(store, spent, PriceList(currency="EUR", nodes=nodes))
 
     assert costs(1, 1, 2) == (4000, 0)
     assert costs(1, 7, 7) == (15000, 0)

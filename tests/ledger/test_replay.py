@@ -61,3 +61,5 @@ def test_a_replay_with_failures_adds_up(policy: str, monkeypatch: pytest.MonkeyP
     work = sum(a.work_ms * a.spec.gpus * a.spec.members for a in made_up(1).arrivals) * 1000
     assert 0.9 * work < totals[Account.USEFUL] < 1.3 * work
     assert outcome.events == len(books.events)
+    assert outcome.ledger is not None
+    assert {one.account: one.gpu_us for one in outcome.ledger.accounts} == totals

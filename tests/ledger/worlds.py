@@ -14,12 +14,12 @@ from shoal.ledger import members
 from shoal.ledger.accounts import HOUR_MS, Place
 from shoal.ledger.book import Book
 from shoal.ledger.mirror import Mirror
-from shoal.ledger.shelf import Shelf
 from shoal.model.events import Event, NodeIntended, NodeJoined
 from shoal.model.node import NodeIntent
-from shoal.model.report import NodeReport
+from shoal.model.report import NodeReport, Report
 from shoal.model.service import ServiceLoad
 from shoal.sim.storm.fuzz import Run, Size
+from tests.ledger.totals import Totals
 
 GPU_US = 1000  # thousandths of a GPU
 
@@ -29,36 +29,30 @@ class Books:
 
     def __init__(self) -> None:
         self.book = Book()
-        self.shelf = Shelf()
+        self.totals = Totals()
         self.heard: list[NodeReport] = []
         self.loads: list[ServiceLoad] = []
         self.events: list[Event] = []
 
     def stepped(self, events: Sequence[Event]) -> None:
-        now_ms = events[0].at_ms
-        self.book.advance(now_ms)
-        for report in self.heard:
-            self.book.hear(report.progress)
-            self.book.hear_idle(report.spec.id, report.idle)
-        self.book.hear((), self.loads)
+        report = Report(nodes=tuple(self.heard), services=tuple(self.loads))
+        self.book.stepped(report, events, events[0].at_ms)
         self.heard, self.loads = [], []
-        for event in events:
-            self.book.take(event)
         self.events += events
 
     def close(self, now_ms: int) -> dict[Place, int]:
         """Everything up to now, the open time of members included."""
         self.book.advance(now_ms)
         self.book.settle()
-        self.shelf.put(self.book.drain())
-        amounts = dict(self.shelf.amounts)
+        self.totals.put(self.book.drain())
+        amounts = dict(self.totals.amounts)
         for place, amount in self.book.open().items():
             amounts[place] = amounts.get(place, 0) + amount
         return {place: amount for place, amount in amounts.items() if amount}
 
     def crash(self) -> None:
         """Go on from what is stored: as a controller that was killed."""
-        self.shelf.put(self.book.drain())
+        self.totals.put(self.book.drain())
         self.book = Book(again(self.book.mirror))
         self.heard, self.loads = [], []
 

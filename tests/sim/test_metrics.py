@@ -7,7 +7,7 @@ import pytest
 from shoal.sim.replay.clusters import alike
 from shoal.sim.replay.metrics import (
     FIGURES,
-    Meter,
+    Levels,
     Records,
     Summary,
     best,
@@ -52,19 +52,19 @@ def test_fairness_is_one_when_all_tenants_are_slowed_down_alike() -> None:
 
 
 def test_free_time_is_wanted_only_as_far_as_somebody_waits_for_it() -> None:
-    meter = Meter(alike(1, gpus=8))
-    meter.held, meter.waiting, meter.live = 3000, 2000, 2
-    meter.advance(10)
-    meter.waiting = 16_000
-    meter.advance(20)
-    meter.held, meter.waiting, meter.live = 0, 0, 0
-    meter.advance(30)
-    accounts = meter.accounts
-    assert accounts["held"] == 3000 * 20
-    assert accounts["wanted"] == 2000 * 10 + 5000 * 10
-    assert accounts["idle"] == 3000 * 10 + 8000 * 10
-    assert accounts["up_with_work"] == 8000 * 20
-    assert accounts["up_with_queue"] == 8000 * 20
+    levels = Levels(alike(1, gpus=8))
+    levels.held, levels.waiting, levels.live = 3000, 2000, 2
+    levels.advance(10)
+    levels.waiting = 16_000
+    levels.advance(20)
+    levels.held, levels.waiting, levels.live = 0, 0, 0
+    levels.advance(30)
+    sums = levels.sums
+    assert sums["held"] == 3000 * 20
+    assert sums["wanted"] == 2000 * 10 + 5000 * 10
+    assert sums["idle"] == 3000 * 10 + 8000 * 10
+    assert sums["up_with_work"] == 8000 * 20
+    assert sums["up_with_queue"] == 8000 * 20
 
 
 @pytest.mark.parametrize(
@@ -103,7 +103,11 @@ def summary(policy: str, mean_s: float) -> Summary:
         fairness=1,
         predictions_right=None,
         prediction_error_s=None,
-        gpu_hours={},
+        gpu_hours=1,
+        accounts=[],
+        currency="",
+        cost=None,
+        notes=[],
         events=1,
         steps=1,
         step_mean_ms=1,

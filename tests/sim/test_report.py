@@ -44,12 +44,12 @@ def test_the_page_holds_every_policy_and_asks_nothing_of_the_network() -> None:
 
 
 def test_bins_keep_the_area_under_the_levels() -> None:
-    meter = played().meter
+    levels = played().levels
     for bins in (1, 7, 400):
-        means = binned(meter, meter.levels_held, bins)
-        area = sum(means) * meter.now_ms / bins
-        assert area == pytest.approx(meter.accounts["held"])
-        assert max(means) <= meter.total * 1.000001
+        means = binned(levels, levels.held_over_time, bins)
+        area = sum(means) * levels.now_ms / bins
+        assert area == pytest.approx(levels.sums["held"])
+        assert max(means) <= levels.total * 1.000001
 
 
 def test_the_timeline_shows_every_gpu_while_it_is_held() -> None:
@@ -60,7 +60,7 @@ def test_the_timeline_shows_every_gpu_while_it_is_held() -> None:
         for bar in plot["data"]
         for x, width in zip(bar["x"], bar["width"], strict=True)
     )
-    assert area == pytest.approx(outcome.meter.accounts["held"] / 1_000_000)
+    assert area == pytest.approx(outcome.levels.sums["held"] / 1_000_000)
 
 
 def test_neighbouring_gpus_are_drawn_as_one() -> None:

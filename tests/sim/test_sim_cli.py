@@ -70,6 +70,28 @@ def test_the_table_has_a_line_for_every_figure(sim: Sim) -> None:
     assert "8 jobs over 1h 06m" in result.err
 
 
+def test_each_policy_has_the_ledgers_accounts_in_hours_and_in_money(
+    sim: Sim, tmp_path: Path
+) -> None:
+    prices = tmp_path / "prices.yaml"
+    prices.write_text(
+        'currency: EUR\ngpus: {"*": {per_hour: 2, idle_watts: 50, busy_watts: 500}}\n'
+    )
+    args = (PLAIN, "--nodes", "2", "-p", "fifo", "-p", "fair", "--prices", str(prices))
+    for policy in json.loads(sim(*args, "--json").out)["policies"]:
+        assert policy["currency"] == "EUR"
+        assert policy["cost"] == pytest.approx(2 * policy["gpu_hours"])
+        assert policy["cost"] == pytest.approx(sum(one["cost"] for one in policy["accounts"]))
+        assert sum(one["share"] for one in policy["accounts"]) == pytest.approx(1)
+    lines = sim(*args).out.splitlines()
+    table = lines[lines.index("") + 1 :]
+    assert table[0].split() == ["WHERE", "GPU", "TIME", "WENT", "fifo", "fair"]
+    assert "useful work" in table[1] and "EUR" in table[1]
+    assert table[-1].startswith("cost") and "of it for work" in table[-1]
+    refused = sim(PLAIN, "--nodes", "2", "--prices", "nowhere.yaml")
+    assert refused.code != 0 and "nowhere.yaml" in refused.err
+
+
 def test_the_same_command_gives_the_same_figures(sim: Sim) -> None:
     args = (PLAIN, "--nodes", "2", "--failures", "50000", "--slow", "0.5:0.5", "--json")
     first, second, other = sim(*args), sim(*args), sim(*args, "--seed", "9")

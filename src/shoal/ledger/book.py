@@ -3,7 +3,7 @@ Pure: what it says follows from what it was told."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 from shoal.ledger import clock, members
 from shoal.ledger.accounts import HOUR_MS, Place
@@ -15,8 +15,7 @@ from shoal.ledger.power import hear_power
 from shoal.ledger.rooms import ROOMS, Handlers
 from shoal.model import events as ev
 from shoal.model.progress import Progress
-from shoal.model.report import Idle
-from shoal.model.samples import NodeSample
+from shoal.model.report import Report
 from shoal.model.service import ServiceLoad
 
 HANDLERS: Handlers = {**JOBS, **ROOMS}
@@ -40,19 +39,24 @@ class Book:
     def advance(self, now_ms: int) -> None:
         clock.advance(self.pages, now_ms)
 
+    def stepped(self, report: Report, events: Sequence[ev.Event], now_ms: int) -> None:
+        """One step: what it heard explains the time before its events."""
+        self.advance(now_ms)
+        for inventory in report.nodes:
+            self.hear(inventory.progress)
+            members.hear_idle(self.pages, inventory.spec.id, inventory.idle)
+            if inventory.sample is not None:
+                hear_power(self.pages, inventory.spec.id, inventory.sample)
+        self.hear((), report.services)
+        for event in events:
+            self.take(event)
+
     def hear(self, progress: Iterable[Progress], loads: Iterable[ServiceLoad] = ()) -> None:
         """What members and the gateway say; to be heard before the events of the same step."""
         for one in progress:
             members.hear(self.pages, one)
         for load in loads:
             hear_load(self.pages, load)
-
-    def hear_idle(self, node_id: str, idle: Iterable[Idle]) -> None:
-        """Who of the node's members uses nothing; the others do."""
-        members.hear_idle(self.pages, node_id, idle)
-
-    def hear_power(self, node_id: str, sample: NodeSample) -> None:
-        hear_power(self.pages, node_id, sample)
 
     def settle(self) -> None:
         """Book all that is certain by now."""

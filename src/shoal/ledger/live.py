@@ -1,4 +1,4 @@
-"""Keeps the books of a live cluster: booked as the log grows, written now and then, read whole."""
+"""Keeps the books of a live cluster: they grow with the log and are written every few seconds."""
 
 from __future__ import annotations
 
@@ -14,7 +14,8 @@ from shoal.ledger.accounts import HOUR_MS, Place
 from shoal.ledger.adopt import events_of
 from shoal.ledger.book import Book
 from shoal.ledger.mirror import Mirror
-from shoal.ledger.report import Tariff, cost_view, gap_notes, moment, view
+from shoal.ledger.prices import read_prices
+from shoal.ledger.report import Tariff, cost_view, gap_notes, moment, open_sums, view
 from shoal.ledger.spending import Spent, since_hour, spendings, wants_spendings
 from shoal.ledger.store import HOURS_PER_DAY, LedgerStore, Sum
 from shoal.model.budget import BudgetPeriod, Spending
@@ -46,16 +47,16 @@ class LiveLedger:
         self,
         path: Path,
         prices: Path,
-        store: Store,
+        events: Store,
         clock: Clock,
         alarm: Callable[[str], None] = log.error,
     ) -> None:
-        self._log = store
+        self._log = events
         self._alarm = alarm
         self._clock = clock
         self._prices_path = prices
         self._path = path
-        self._shelf: LedgerStore | None = None
+        self._store: LedgerStore | None = None
         self._lock = asyncio.Lock()
         self._rolled = 0
         self._rebook = False
@@ -63,7 +64,7 @@ class LiveLedger:
         self.book = Book()
         self.seq = 0
         self.trouble = ""
-        self.prices = self._read_prices()
+        self.prices = read_prices(prices)
         try:
             try:
                 self._open()
@@ -75,9 +76,9 @@ class LiveLedger:
 
     def _set_aside(self, error: StoreDamaged) -> None:
         """What the log still tells is booked again; older sums are in the damaged file."""
-        if self._shelf is not None:
-            self._shelf.close()
-            self._shelf = None
+        if self._store is not None:
+            self._store.close()
+            self._store = None
         number = 1
         while (aside := self._path.with_name(f"{self._path.name}.damaged-{number}")).exists():
             number += 1
@@ -90,8 +91,8 @@ class LiveLedger:
         self._alarm(f"{error}: it is kept as {aside.name}, and the ledger {again}")
 
     def _open(self) -> None:
-        self._shelf = LedgerStore(self._path)
-        found = self._shelf.load()
+        self._store = LedgerStore(self._path)
+        found = self._store.load()
         state, last = self._log.load() if found is None else (None, 0)
         if found is not None and self._follows(found[1]):
             self.book, self.seq = Book(found[0]), found[1]
@@ -126,19 +127,12 @@ class LiveLedger:
 
     def stepped(self, report: Report, events: Sequence[Event], seq: int) -> None:
         """A step is stored: these are its events, the last of them number `seq` of the log."""
-        if self._shelf is None:
+        if self._store is None:
             return
         try:
             self._catch_up(seq - len(events))
-            self.book.advance(self._clock.now_ms() if not events else events[0].at_ms)
-            for inventory in report.nodes:
-                self.book.hear(inventory.progress)
-                self.book.hear_idle(inventory.spec.id, inventory.idle)
-                if inventory.sample is not None:
-                    self.book.hear_power(inventory.spec.id, inventory.sample)
-            self.book.hear((), report.services)
-            for event in events:
-                self.book.take(event)
+            now_ms = events[0].at_ms if events else self._clock.now_ms()
+            self.book.stepped(report, events, now_ms)
             self.seq = seq
         except Exception as error:
             log.exception("the ledger does not understand an event; it stops here")
@@ -154,7 +148,7 @@ class LiveLedger:
                 self.seq = until
 
     def _give_up(self, error: Exception) -> None:
-        self._shelf = None
+        self._store = None
         self.trouble = f"the ledger cannot be kept: {error}"
         self._alarm(self.trouble)
 
@@ -165,7 +159,7 @@ class LiveLedger:
         while True:
             budgets = wants_spendings(policy())
             await asyncio.sleep(SPENT_S if budgets else WRITE_S)
-            if self._shelf is None:
+            if self._store is None:
                 continue
             try:
                 if budgets:
@@ -183,7 +177,7 @@ class LiveLedger:
             return await self._write()
 
     async def _write(self) -> dict[Place, int]:
-        shelf = self._well()
+        store = self._well()
         book = self.book
         book.settle()
         entries, open_ = book.drain(), book.open()
@@ -191,14 +185,14 @@ class LiveLedger:
         day = book.mirror.now_ms // HOUR_MS // HOURS_PER_DAY
         live = [job_id for job_id, job in book.mirror.jobs.items() if job.gpus]
         try:
-            await asyncio.to_thread(shelf.put, entries, mirror, seq)
+            await asyncio.to_thread(store.put, entries, mirror, seq)
         except BaseException:
             book.pages.give_back(entries)
             raise
         if day != self._rolled:
             # What is put is put: trouble with making days of hours must not book it again.
             try:
-                await asyncio.to_thread(shelf.roll, day * HOURS_PER_DAY, live)
+                await asyncio.to_thread(store.roll, day * HOURS_PER_DAY, live)
                 self._rolled = day
             except StoreError as error:
                 log.error("old hours stay hours for now: %s", error)
@@ -206,22 +200,22 @@ class LiveLedger:
 
     def close(self) -> None:
         """What is not written now is booked again from the log."""
-        shelf, self._shelf = self._shelf, None
-        if shelf is not None:
+        store, self._store = self._store, None
+        if store is not None:
             try:
                 self.book.settle()
                 mirror = msgspec.msgpack.encode(self.book.mirror)
-                shelf.put(self.book.drain(), mirror, self.seq)
+                store.put(self.book.drain(), mirror, self.seq)
             except StoreError as error:
                 log.error("%s", error)
-            shelf.close()
+            store.close()
 
     # -- reading ---------------------------------------------------------------------------
 
     async def view(self, by: By, from_ms: int, to_ms: int) -> LedgerView:
         """Whole hours; `to_ms` 0 is now."""
         async with self._lock:
-            shelf = self._well()
+            store = self._well()
             now_ms = self._clock.now_ms()
             self.book.advance(now_ms)
             mirror = self.book.mirror
@@ -230,11 +224,11 @@ class LiveLedger:
             gaps, began_ms = list(mirror.gaps), mirror.began_ms
             gpus = sum(node.gpus for node in mirror.nodes.values() if node.known)
             open_ = await self._write()
-            drawn = await asyncio.to_thread(shelf.drawn, since, until)
-            tariff = Tariff(self.prices, shelf.machines(), drawn)
-            sums = await asyncio.to_thread(shelf.sums, by, since, until, tariff.of_machine)
-            capacity = await asyncio.to_thread(shelf.capacity, since, until)
-            sums += self._open_sums(shelf, tariff, open_, by, since, until)
+            drawn = await asyncio.to_thread(store.drawn, since, until)
+            tariff = Tariff(self.prices, store.machines(), drawn)
+            sums = await asyncio.to_thread(store.sums, by, since, until, tariff.of_machine)
+            capacity = await asyncio.to_thread(store.capacity, since, until)
+            sums += open_sums(store, tariff, self.book, open_, by, since, until)
         notes = gap_notes(gaps, since * HOUR_MS, until * HOUR_MS)
         if not capacity:
             known = f"the ledger begins {moment(began_ms)}" if began_ms >= 0 else "it is empty yet"
@@ -258,66 +252,36 @@ class LiveLedger:
 
     async def cost(self, job_id: str) -> CostView:
         async with self._lock:
-            shelf = self._well()
+            store = self._well()
             self.book.advance(self._clock.now_ms())
             open_ = await self._write()
             forever = 1 << 40
-            drawn = await asyncio.to_thread(shelf.drawn, 0, forever)
-            tariff = Tariff(self.prices, shelf.machines(), drawn)
+            drawn = await asyncio.to_thread(store.drawn, 0, forever)
+            tariff = Tariff(self.prices, store.machines(), drawn)
             rates = tariff.of_machine
-            sums = await asyncio.to_thread(shelf.sums, By.ACCOUNT, 0, forever, rates, job_id)
+            sums = await asyncio.to_thread(store.sums, By.ACCOUNT, 0, forever, rates, job_id)
             mine = {place: amount for place, amount in open_.items() if place.job == job_id}
-            sums += self._open_sums(shelf, tariff, mine, By.ACCOUNT, 0, forever)
+            sums += open_sums(store, tariff, self.book, mine, By.ACCOUNT, 0, forever)
         return cost_view(tariff, job_id, sums)
 
-    def _open_sums(
-        self,
-        shelf: LedgerStore,
-        tariff: Tariff,
-        open_: dict[Place, int],
-        by: By,
-        since: int,
-        until: int,
-    ) -> list[Sum]:
-        sums = []
-        jobs = self.book.mirror.jobs
-        for place, amount in open_.items():
-            if since <= place.hour < until:
-                job = jobs.get(place.job)
-                owner = job.owner if job is not None else shelf.owner(place.job)
-                tenant, user, name = (owner.tenant, owner.user, owner.name) if owner else ("",) * 3
-                keys: dict[By, str | int] = {
-                    By.ACCOUNT: "",
-                    By.TENANT: tenant,
-                    By.USER: user,
-                    By.JOB: place.job,
-                    By.NODE: place.node,
-                    By.DAY: place.hour // HOURS_PER_DAY * HOURS_PER_DAY,
-                    By.HOUR: place.hour,
-                }
-                rate = tariff.of_machine[shelf.machine_of(place.node)]
-                label = name if by is By.JOB else ""
-                sums.append(Sum(keys[by], label, rate, place.account, amount))
-        return sums
-
     def _well(self) -> LedgerStore:
-        if self._shelf is None:
+        if self._store is None:
             raise StoreError(self.trouble or "the ledger is closed")
-        return self._shelf
+        return self._store
 
     async def spendings(self, policy: Policy) -> tuple[Spending, ...]:
         async with self._lock:
-            shelf = self._well()
+            store = self._well()
             now_ms = self._clock.now_ms()
             self.book.advance(now_ms)
             open_ = await self._write()
-            tariff = Tariff(self.prices, shelf.machines())
+            tariff = Tariff(self.prices, store.machines())
             found: dict[BudgetPeriod, Iterable[Sum]] = {}
             for period in {one.budget_period: None for one in policy.tenants if one.has_budget}:
                 rates = tariff.of_machine
-                sums = await asyncio.to_thread(self._spent.sums, shelf, rates, period, now_ms)
                 since, until = since_hour(period, now_ms), now_ms // HOUR_MS + 1
-                more = self._open_sums(shelf, tariff, open_, By.TENANT, since, until)
+                sums = await asyncio.to_thread(self._spent.sums, store, rates, period, since, until)
+                more = open_sums(store, tariff, self.book, open_, By.TENANT, since, until)
                 found[period] = [*sums, *more]
         return spendings(policy, tariff, found)
 
@@ -326,12 +290,3 @@ class LiveLedger:
     def set_prices(self, prices: PriceList) -> None:
         write_private(self._prices_path, msgspec.json.format(msgspec.json.encode(prices)) + b"\n")
         self.prices = prices
-
-    def _read_prices(self) -> PriceList:
-        try:
-            return msgspec.json.decode(self._prices_path.read_bytes(), type=PriceList)
-        except FileNotFoundError:
-            return PriceList()
-        except (OSError, msgspec.DecodeError) as error:
-            log.error("%s cannot be read, so there are no prices: %s", self._prices_path, error)
-            return PriceList()

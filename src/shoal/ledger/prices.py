@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+import logging
 from fnmatch import fnmatchcase
 from fractions import Fraction
+from pathlib import Path
 from typing import NamedTuple
+
+import msgspec
 
 from shoal.ledger.accounts import ABOUT, GPU_US_PER_GPU_HOUR, Account
 from shoal.ledger.mirror import Machine
 from shoal.model.prices import ANY, HOURS_PER_YEAR, MONTHS_PER_YEAR, Price, PriceList
+
+log = logging.getLogger("shoal.ledger")
 
 # Idle and busy watts of a GPU's board, where the price list says nothing: about what an idle one
 # draws, and the board's power limit as its vendor states it. Measured power is better than this.
@@ -26,6 +32,17 @@ WATTS = {
     "rtx 4090": (25, 450),
     "rtx 3090": (25, 350),
 }
+
+
+def read_prices(path: Path) -> PriceList:
+    """The prices that a cluster has set; none if there is no such file, or it is damaged."""
+    try:
+        return msgspec.json.decode(path.read_bytes(), type=PriceList)
+    except FileNotFoundError:
+        return PriceList()
+    except (OSError, msgspec.DecodeError) as error:
+        log.error("%s cannot be read, so there are no prices: %s", path, error)
+        return PriceList()
 
 
 class Rate(NamedTuple):

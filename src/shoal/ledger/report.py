@@ -6,11 +6,12 @@ from collections.abc import Iterable, Mapping
 from datetime import UTC, datetime
 from fractions import Fraction
 
-from shoal.ledger.accounts import ABOUT, GPU_US_PER_GPU_MS, HOUR_MS, Account
+from shoal.ledger.accounts import ABOUT, GPU_US_PER_GPU_MS, HOUR_MS, Account, Place
+from shoal.ledger.book import Book
 from shoal.ledger.mirror import Gap, Machine
 from shoal.ledger.power import Drawn, fitted
 from shoal.ledger.prices import NOTHING, Money, Rate, money, rate_of
-from shoal.ledger.store import Sum
+from shoal.ledger.store import HOURS_PER_DAY, LedgerStore, Sum
 from shoal.model.ledger import AccountSum, By, CostView, LedgerRow, LedgerView
 from shoal.model.prices import PriceList
 
@@ -71,6 +72,37 @@ class Tariff:
         if self.measured:
             notes.append("energy is as measured where GPUs tell their power, else by a model")
         return notes
+
+
+def open_sums(
+    store: LedgerStore,
+    tariff: Tariff,
+    book: Book,
+    amounts: Mapping[Place, int],
+    by: By,
+    since: int,
+    until: int,
+) -> list[Sum]:
+    """The `book.open()` amounts of these hours, as the store sums up what it holds."""
+    sums = []
+    for place, amount in amounts.items():
+        if since <= place.hour < until:
+            job = book.mirror.jobs.get(place.job)
+            owner = job.owner if job is not None else store.owner(place.job)
+            tenant, user, name = (owner.tenant, owner.user, owner.name) if owner else ("",) * 3
+            keys: dict[By, str | int] = {
+                By.ACCOUNT: "",
+                By.TENANT: tenant,
+                By.USER: user,
+                By.JOB: place.job,
+                By.NODE: place.node,
+                By.DAY: place.hour // HOURS_PER_DAY * HOURS_PER_DAY,
+                By.HOUR: place.hour,
+            }
+            rate = tariff.of_machine[store.machine_of(place.node)]
+            label = name if by is By.JOB else ""
+            sums.append(Sum(keys[by], label, rate, place.account, amount))
+    return sums
 
 
 def account_sums(tariff: Tariff, sums: Iterable[Sum], capacity: int) -> list[AccountSum]:

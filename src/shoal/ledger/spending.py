@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from datetime import UTC, datetime
 from fractions import Fraction
 from typing import NamedTuple
@@ -45,20 +45,25 @@ class Spent:
         self._closed: dict[BudgetPeriod, tuple[_Key, list[Sum]]] = {}
 
     def sums(
-        self, shelf: LedgerStore, rates: dict[int, int], period: BudgetPeriod, now_ms: int
+        self,
+        store: LedgerStore,
+        rates: dict[int, int],
+        period: BudgetPeriod,
+        since: int,
+        until: int,
     ) -> list[Sum]:
-        since, hour = since_hour(period, now_ms), now_ms // HOUR_MS
-        split = max(since, hour - OPEN_HOURS)
+        """From hour `since` until before `until`, which is the hour after the current one."""
+        split = max(since, until - 1 - OPEN_HOURS)
         key = _Key(since, split, dict(rates))
         known, closed = self._closed.get(period, (None, []))
         if known != key:
-            closed = shelf.sums(By.TENANT, since, split, rates)
+            closed = store.sums(By.TENANT, since, split, rates)
             self._closed[period] = key, closed
-        return closed + shelf.sums(By.TENANT, split, hour + 1, rates)
+        return closed + store.sums(By.TENANT, split, until, rates)
 
 
 def spendings(
-    policy: Policy, tariff: Tariff, sums: dict[BudgetPeriod, Iterable[Sum]]
+    policy: Policy, tariff: Tariff, sums: Mapping[BudgetPeriod, Iterable[Sum]]
 ) -> tuple[Spending, ...]:
     """Of all tenants; those of the policy even if they have spent nothing."""
     told = []

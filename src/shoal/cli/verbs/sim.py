@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from shoal.cli.screen.show import Progress
     from shoal.model.node import NodeSpec
     from shoal.model.policy import Policy
+    from shoal.model.prices import PriceList
     from shoal.sim.replay.clusters import Conditions
     from shoal.sim.replay.metrics import AsItWas, Outcome, Summary
     from shoal.sim.replay.traces import Trace
@@ -104,6 +105,9 @@ def sim(
     html: Annotated[
         Path | None, typer.Option("--html", metavar="FILE", help="Write a page with plots, too.")
     ] = None,
+    prices: Annotated[
+        str, typer.Option("--prices", metavar="FILE", help="Price list. [the cluster's]")
+    ] = "",
     json: JsonOption = False,
     home: HomeOption = DEFAULT_HOME,
 ) -> None:
@@ -131,6 +135,7 @@ def sim(
         start_up, checkpoint, restart_cost, failures, repair, slow, stragglers
     )
     factors = factor(load, "--load"), factor(scale, "--scale")
+    paid = _prices(prices, home, history)
     if html is not None:
         _need_plots()
     try:
@@ -149,7 +154,9 @@ def sim(
         for name, one in chosen:
             with show.Progress(quiet=json) as progress:
                 watch = _watcher(progress, name, len(played.arrivals))
-                outcomes.append(_replay(played, cluster, one, conditions, name, seed, check, watch))
+                outcomes.append(
+                    _replay(played, cluster, one, conditions, name, seed, check, watch, paid)
+                )
     except TraceError as error:
         raise Failure(str(error), REFUSED) from error
     summaries = [summarize(outcome) for outcome in outcomes]
@@ -171,6 +178,18 @@ def policy_named(name: str) -> Policy:
     return find(name, flag="--policy")
 
 
+def _prices(word: str, home: Path, history: bool) -> PriceList:
+    """The file that was named; else, for a history, the prices that the cluster has set."""
+    from shoal.control.home import Home
+    from shoal.forms.prices import read
+    from shoal.ledger.prices import read_prices
+    from shoal.model.prices import PriceList
+
+    if word:
+        return read(word)
+    return read_prices(Home(home).prices) if history else PriceList()
+
+
 def _replay(
     played: Trace,
     cluster: list[NodeSpec],
@@ -180,6 +199,7 @@ def _replay(
     seed: int,
     check: int,
     watch: Callable[[int, int], None],
+    prices: PriceList,
 ) -> Outcome:
     from shoal.sim.replay.replay import replay
 
@@ -192,6 +212,7 @@ def _replay(
         seed=seed,
         check_every=check,
         progress=watch,
+        prices=prices,
     )
 
 
@@ -360,3 +381,38 @@ def _print(
             ]
         )
     table(columns, rows)
+    _print_accounts(summaries)
+
+
+def _print_accounts(summaries: list[Summary]) -> None:
+    """Where the GPU time went under each policy, by the ledger."""
+    from shoal.cli.screen.show import Cell, Column, line, note, table
+    from shoal.ledger.accounts import Account
+    from shoal.sim.replay.metrics import account_text, cost_text
+
+    titles = {one.account: one.title for summary in summaries for one in summary.accounts}
+    if not titles:
+        return  # no node has GPUs
+    line("")
+    columns = [Column("WHERE GPU TIME WENT")]
+    columns += [Column(summary.policy, right=True) for summary in summaries]
+    rows: list[list[str | Cell]] = []
+    for account in (one for one in Account if one in titles):
+        found = [
+            next((one for one in summary.accounts if one.account == account), None)
+            for summary in summaries
+        ]
+        cells = [
+            account_text(one, summary.currency)
+            for one, summary in zip(found, summaries, strict=True)
+        ]
+        rows.append([titles[account], *cells])
+    rows.append(["all", *[f"{summary.gpu_hours:,.1f} h" for summary in summaries]])
+    if any(summary.currency for summary in summaries):
+        rows.append(["cost", *[cost_text(summary) or "not known" for summary in summaries]])
+    table(columns, rows)
+    if not any(summary.currency for summary in summaries):
+        note("note: --prices FILE shows what this costs; see: shoal prices --help")
+        return
+    for text in dict.fromkeys(text for summary in summaries for text in summary.notes):
+        note(f"note: {text}")

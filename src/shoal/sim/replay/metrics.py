@@ -1,4 +1,4 @@
-"""What a replay comes to: every GPU-millisecond in one account, and the figures people compare."""
+"""What a replay comes to: the figures people compare, and the ledger's accounts."""
 
 from __future__ import annotations
 
@@ -10,7 +10,9 @@ from typing import NamedTuple, cast
 import msgspec
 
 from shoal.core.scheduling.predict import Prediction
+from shoal.ledger.accounts import GPU_US_PER_GPU_HOUR
 from shoal.model.job import JobSpec
+from shoal.model.ledger import AccountSum, LedgerView
 from shoal.model.node import NodeSpec
 from shoal.model.resources import Slice
 from shoal.sim.replay.traces import Arrival
@@ -19,13 +21,12 @@ MILLI = 1000  # a whole GPU, or a whole CPU
 MASK_BITS = 62  # as many GPUs of a node as a timeline can show
 
 
-class Meter:
-    """Keeps the books of one replay in thousandths of a GPU times milliseconds, in integers, so
-    that the accounts add up exactly. On a cluster without GPUs the unit is the CPU.
+class Levels:
+    """How much was held, asked for and working over time, in thousandths of a GPU. On a cluster
+    without GPUs the unit is the CPU.
 
-    By level: all = down + held + wanted + idle, where `wanted` was free while jobs that could
-    have filled it were waiting. By attempt: held = useful + lost + start_up + restart + slow +
-    stopping.
+    `sums` holds these levels times milliseconds, in integers: all = down + held + wanted + idle,
+    where `wanted` was free while waiting jobs asked for it.
     """
 
     def __init__(self, nodes: Sequence[NodeSpec]) -> None:
@@ -35,11 +36,11 @@ class Meter:
         self.waiting = 0  # what the waiting jobs ask for
         self.live = 0  # jobs
         self.now_ms = 0
-        self.accounts: Counter[str] = Counter()
+        self.sums: Counter[str] = Counter()
         self.times = array("q")
-        self.levels_held = array("q")
-        self.levels_waiting = array("q")
-        self.levels_up = array("q")
+        self.held_over_time = array("q")
+        self.waiting_over_time = array("q")
+        self.up_over_time = array("q")
 
     def size(self, node: NodeSpec) -> int:
         return MILLI * node.gpus if self.in_gpus else node.cpu_milli
@@ -62,34 +63,29 @@ class Meter:
         passed_ms = now_ms - self.now_ms
         if not passed_ms:
             return
-        accounts, free = self.accounts, self.up - self.held
+        sums, free = self.sums, self.up - self.held
         wanted = min(free, self.waiting)
-        accounts["down"] += (self.total - self.up) * passed_ms
-        accounts["held"] += self.held * passed_ms
-        accounts["wanted"] += wanted * passed_ms
-        accounts["idle"] += (free - wanted) * passed_ms
+        sums["down"] += (self.total - self.up) * passed_ms
+        sums["held"] += self.held * passed_ms
+        sums["wanted"] += wanted * passed_ms
+        sums["idle"] += (free - wanted) * passed_ms
         if self.live:
-            accounts["up_with_work"] += self.up * passed_ms
+            sums["up_with_work"] += self.up * passed_ms
         if self.waiting:
-            accounts["up_with_queue"] += self.up * passed_ms
+            sums["up_with_queue"] += self.up * passed_ms
         self.now_ms = now_ms
 
     def sample(self) -> None:
         """Remember the levels of now, for plots."""
         if self.times and self.times[-1] == self.now_ms:
-            self.levels_held[-1] = self.held
-            self.levels_waiting[-1] = self.waiting
-            self.levels_up[-1] = self.up
+            self.held_over_time[-1] = self.held
+            self.waiting_over_time[-1] = self.waiting
+            self.up_over_time[-1] = self.up
             return
         self.times.append(self.now_ms)
-        self.levels_held.append(self.held)
-        self.levels_waiting.append(self.waiting)
-        self.levels_up.append(self.up)
-
-    def book_attempt(self, amount: int, **passed_ms: int) -> None:
-        for account, ms in passed_ms.items():
-            if ms:
-                self.accounts[account] += amount * ms
+        self.held_over_time.append(self.held)
+        self.waiting_over_time.append(self.waiting)
+        self.up_over_time.append(self.up)
 
 
 class Records:
@@ -179,14 +175,18 @@ class Summary(msgspec.Struct, frozen=True, kw_only=True):
     utilization: float
     utilization_with_work: float
     fragmentation: float
-    goodput: float
+    goodput: float | None  # None: the cluster has no GPUs
     preemptions: int
     requeues_by_failure: int
     failures: int
     fairness: float
     predictions_right: float | None  # the share that started within the range
     prediction_error_s: float | None
-    gpu_hours: dict[str, float]
+    gpu_hours: float  # of the whole cluster, over the makespan
+    accounts: list[AccountSum]  # where they went; they add up
+    currency: str
+    cost: float | None
+    notes: list[str]  # what the price list does not say
     events: int
     steps: int
     step_mean_ms: float
@@ -196,9 +196,10 @@ class Summary(msgspec.Struct, frozen=True, kw_only=True):
 class Outcome:
     """All that one replay leaves behind."""
 
-    def __init__(self, policy: str, meter: Meter, failures: Counter[str]) -> None:
+    def __init__(self, policy: str, levels: Levels, failures: Counter[str]) -> None:
         self.policy = policy
-        self.meter = meter
+        self.levels = levels
+        self.ledger: LedgerView | None = None  # when it is over
         self.records = Records()
         self.segments = Segments()
         self.requeues: Counter[str] = Counter()  # by cause
@@ -208,11 +209,12 @@ class Outcome:
 
 
 def summarize(outcome: Outcome) -> Summary:
-    records, meter = outcome.records, outcome.meter
-    accounts = meter.accounts
+    records, levels, ledger = outcome.records, outcome.levels, outcome.ledger
+    assert ledger is not None, "a replay is summed up when it is over"
+    sums = levels.sums
     waits = [p - s for p, s in zip(records.placed_ms, records.submit_ms, strict=True) if p >= 0]
     ends = [f - s for f, s in zip(records.finished_ms, records.submit_ms, strict=True)]
-    up = accounts["held"] + accounts["wanted"] + accounts["idle"]
+    up = sums["held"] + sums["wanted"] + sums["idle"]
     steps = sorted(outcome.step_ns)
     errors = records.prediction_error_ms
     preemptions = sum(n for cause, n in outcome.requeues.items() if "preempt" in cause)
@@ -222,21 +224,22 @@ def summarize(outcome: Outcome) -> Summary:
         failed=len(records) - sum(records.succeeded),
         wait=spread(waits),
         completion=spread(ends),
-        makespan_s=meter.now_ms / 1000,
-        utilization=_share(accounts["held"], up),
-        utilization_with_work=_share(accounts["held"], accounts["up_with_work"]),
-        fragmentation=_share(accounts["wanted"], accounts["up_with_queue"]),
-        goodput=_share(accounts["useful"], accounts["held"]),
+        makespan_s=levels.now_ms / 1000,
+        utilization=_share(sums["held"], up),
+        utilization_with_work=_share(sums["held"], sums["up_with_work"]),
+        fragmentation=_share(sums["wanted"], sums["up_with_queue"]),
+        goodput=_goodput(ledger.accounts),
         preemptions=preemptions,
         requeues_by_failure=outcome.requeues["node-loss"],
         failures=sum(outcome.failures.values()),
         fairness=fairness(records),
         predictions_right=errors.count(0) / len(errors) if errors else None,
         prediction_error_s=sum(map(abs, errors)) / len(errors) / 1000 if errors else None,
-        gpu_hours={
-            account: round(accounts[account] / MILLI / 3_600_000, 3)
-            for account in (*LEVELS, *ATTEMPTS)
-        },
+        gpu_hours=ledger.capacity_gpu_us / GPU_US_PER_GPU_HOUR,
+        accounts=ledger.accounts,
+        currency=ledger.currency,
+        cost=ledger.cost,
+        notes=ledger.notes,
         events=outcome.events,
         steps=len(steps),
         step_mean_ms=sum(steps) / max(len(steps), 1) / 1e6,
@@ -264,8 +267,7 @@ def as_it_was(arrivals: Sequence[Arrival]) -> AsItWas | None:
     return AsItWas(len(ended), spread(waits), spread(ends))
 
 
-LEVELS = ("down", "held", "wanted", "idle")
-ATTEMPTS = ("useful", "lost", "start_up", "restart", "slow", "stopping")
+HELD = ("used", "overhead", "wasted")  # groups of the accounts of time that jobs held
 
 
 class Figure(NamedTuple):
@@ -302,6 +304,23 @@ def percent_text(share: float) -> str:
 
 def count_text(count: float) -> str:
     return f"{count:,.0f}"
+
+
+def account_text(one: AccountSum | None, currency: str) -> str:
+    """GPU-hours, and their cost if it is known: '12.5 h, 31.25 EUR'."""
+    if one is None:
+        return ""
+    hours = f"{one.gpu_us / GPU_US_PER_GPU_HOUR:,.1f} h"
+    return f"{hours}, {one.cost:,.2f} {currency}" if currency and one.cost is not None else hours
+
+
+def cost_text(summary: Summary) -> str:
+    """'1,200.00 EUR, 900.00 EUR of it for work'; nothing if the price list leaves any out."""
+    if not summary.currency or summary.cost is None:
+        return ""
+    used = sum(one.cost or 0.0 for one in summary.accounts if one.group == "used")
+    currency = summary.currency
+    return f"{summary.cost:,.2f} {currency}, {used:,.2f} {currency} of it for work"
 
 
 FIGURES = (
@@ -370,6 +389,12 @@ def fairness(records: Records) -> float:
     service = [w / t for w, t in zip(work, time, strict=True) if t]
     squares = sum(x * x for x in service)
     return sum(service) ** 2 / (len(service) * squares) if squares else 1.0
+
+
+def _goodput(accounts: Sequence[AccountSum]) -> float | None:
+    held = sum(one.gpu_us for one in accounts if one.group in HELD)
+    used = sum(one.gpu_us for one in accounts if one.group == "used")
+    return used / held if held else None
 
 
 def _share(part: int, whole: int) -> float:

@@ -33,9 +33,11 @@ from shoal.model.job import Job, JobSpec, Phase
 from shoal.model.job import Outcome as JobOutcome
 from shoal.model.node import NodeSpec
 from shoal.model.policy import Policy
+from shoal.model.prices import PriceList
 from shoal.model.report import Refused, Report, Submit
 from shoal.sim.replay.clusters import NEVER_MS, Conditions
-from shoal.sim.replay.metrics import Meter, Outcome
+from shoal.sim.replay.ledger import ReplayLedger
+from shoal.sim.replay.metrics import Levels, Outcome
 from shoal.sim.replay.traces import Arrival, Trace, TraceError
 from shoal.sim.replay.world import Attempt, Key, SimNode, Truth, World
 
@@ -55,9 +57,10 @@ def replay(
     seed: int = 0,
     check_every: int = 0,
     progress: Progress | None = None,
+    prices: PriceList | None = None,
 ) -> Outcome:
     """Play the trace to its end. `check_every` so many steps the invariants are checked, too."""
-    replay_ = Replay(trace, nodes, policy, conditions or Conditions(), name, seed)
+    replay_ = Replay(trace, nodes, policy, conditions or Conditions(), name, seed, prices)
     return replay_.run(check_every, progress)
 
 
@@ -87,6 +90,7 @@ class Replay:
         conditions: Conditions,
         name: str,
         seed: int,
+        prices: PriceList | None = None,
     ) -> None:
         self.trace = trace
         # Nodes speak when they have something to say: no silence means anything in this world.
@@ -94,9 +98,10 @@ class Replay:
             policy, suspect_after_ms=NEVER_MS, grace_ms=2 * NEVER_MS
         )
         self.state = State()
-        self.meter = Meter(nodes)
-        self.world = World(nodes, conditions, self.meter, seed)
-        self.outcome = Outcome(name, self.meter, self.world.failures)
+        self.levels = Levels(nodes)
+        self.world = World(nodes, conditions, self.levels, seed)
+        self.ledger = ReplayLedger(prices or PriceList(), trace.began_ms, self.policy)
+        self.outcome = Outcome(name, self.levels, self.world.failures)
         self.truths: dict[str, Truth] = {}
         self.now_ms = 0
         self.wake_ms = NEVER_MS
@@ -116,7 +121,7 @@ class Replay:
         total, steps = len(self.trace.arrivals), 0
         while self.next_arrival < total or self.truths:
             self.now_ms = self._next_time()
-            self.meter.advance(self.now_ms)
+            self.levels.advance(self.now_ms)
             done = self._step(self._report())
             steps += 1
             if check_every and steps % check_every == 0:
@@ -124,10 +129,11 @@ class Replay:
                 verify(self.state, self.policy, self.now_ms, settled=settled)
             if progress is not None and steps % PROGRESS_STEPS == 0:
                 progress(len(self.outcome.records), self.now_ms)
+        self.outcome.ledger = self.ledger.view(self.now_ms)
         return self.outcome
 
     def _next_time(self) -> int:
-        next_ms = min(self.wake_ms, self.world.next_ms())
+        next_ms = min(self.wake_ms, self.world.next_ms(), self.ledger.next_ms)
         if self.next_arrival < len(self.trace.arrivals):
             next_ms = min(next_ms, self.trace.arrivals[self.next_arrival].submit_ms)
         elif not self.world.attempts and not self.world.broken and self.wake_ms >= NEVER_MS:
@@ -149,7 +155,8 @@ class Replay:
         while self.next_arrival < end and arrivals[self.next_arrival].submit_ms <= self.now_ms:
             self.next_arrival += 1
         requests = [Submit(self._spec(arrival)) for arrival in arrivals[first : self.next_arrival]]
-        return Report(requests=tuple(requests), nodes=nodes, gone=gone)
+        spendings = self.ledger.spendings(self.now_ms)
+        return Report(requests=tuple(requests), nodes=nodes, gone=gone, spendings=spendings)
 
     def _spec(self, arrival: Arrival) -> JobSpec:
         """A policy that needs to know how long jobs take is told the truth; where jobs save their
@@ -173,6 +180,7 @@ class Replay:
             if isinstance(answer, Refused):
                 row = self.trace.arrivals[self._told + offset].row
                 raise TraceError(f"{self.trace.name}: row {row}: {answer.field} {answer.message}")
+        self.ledger.stepped(report, done.events, self.now_ms)
         handlers = self._handlers
         for event in done.events:
             handler = handlers.get(type(event))
@@ -184,7 +192,7 @@ class Replay:
         self.outcome.events += len(done.events)
         self.world.obey(done.commands)
         self.wake_ms = NEVER_MS if done.wake_ms is None else done.wake_ms
-        self.meter.sample()
+        self.levels.sample()
         return done
 
     def _foretell(self, done: Step) -> None:
@@ -201,33 +209,33 @@ class Replay:
     def _job_submitted(self, event: JobSubmitted) -> None:
         arrival = self.trace.arrivals[self._told]
         self._told += 1
-        self.truths[event.job] = truth = Truth(arrival, self.meter.asked(arrival.spec))
-        self.meter.waiting += truth.need
-        self.meter.live += 1
+        self.truths[event.job] = truth = Truth(arrival, self.levels.asked(arrival.spec))
+        self.levels.waiting += truth.need
+        self.levels.live += 1
 
     def _job_placed(self, event: JobPlaced) -> None:
-        truth, meter = self.truths[event.job], self.meter
+        truth, levels = self.truths[event.job], self.levels
         if truth.placed_ms < 0:
             truth.placed_ms = self.now_ms
         truth.attempts += 1
         truth.waiting = False
-        meter.waiting -= truth.need
+        levels.waiting -= truth.need
         attempt = Attempt(event.job, event.attempt, truth, event.slices, self.now_ms)
         self.world.attempts[event.job] = attempt
         for number, slice_ in enumerate(event.slices):
             self.world.nodes[slice_.node].placed[event.job, event.attempt, number] = attempt
-            meter.held += meter.amount(slice_)
+            levels.held += levels.amount(slice_)
 
     def _job_requeued(self, event: JobRequeued) -> None:
         truth = self.truths[event.job]
         truth.waiting = True
-        self.meter.waiting += truth.need
+        self.levels.waiting += truth.need
         self.outcome.requeues[event.cause.value] += 1
         del self.world.attempts[event.job]
 
     def _job_finished(self, event: JobFinished) -> None:
         self.world.attempts.pop(event.job, None)
-        self.meter.live -= 1
+        self.levels.live -= 1
 
     def _member_over(self, event: MemberExited | MemberLost) -> None:
         self._release(self.world.nodes[event.node], (event.job, event.attempt, event.member))
@@ -240,9 +248,7 @@ class Replay:
     def _release(self, node: SimNode, key: Key) -> None:
         attempt = node.placed.pop(key)
         slice_ = attempt.slices[key[2]]
-        amount = self.meter.amount(slice_)
-        self.meter.held -= amount
-        self.meter.book_attempt(amount, stopping=self.now_ms - attempt.halt_ms)
+        self.levels.held -= self.levels.amount(slice_)
         row = attempt.truth.arrival.row
         self.outcome.segments.add(node.index, slice_, attempt.placed_ms, self.now_ms, row)
 
@@ -250,7 +256,7 @@ class Replay:
         """A job is over: all that is left of it is an entry in the records."""
         truth = self.truths.pop(job.id)
         if truth.waiting:
-            self.meter.waiting -= truth.need
+            self.levels.waiting -= truth.need
         self.outcome.records.add(
             truth.arrival,
             placed_ms=truth.placed_ms,

@@ -11,14 +11,15 @@ import msgspec
 
 from shoal.model.node import NodeSpec
 from shoal.sim.replay.metrics import (
-    ATTEMPTS,
     FIGURES,
     MILLI,
-    Meter,
+    Levels,
     Outcome,
     Records,
     Summary,
+    account_text,
     best,
+    cost_text,
     quantile,
     time_text,
 )
@@ -30,16 +31,22 @@ BINS = 400  # points of a line over time
 CURVE_POINTS = 200
 
 POLICY_COLOURS = ("#2563eb", "#e8590c", "#0f9d76", "#a855f7", "#d6336c", "#5c7cfa", "#8a6d1b")
-ACCOUNTS = {
-    "useful": ("useful work", "#0f9d76"),
-    "slow": ("waiting for slow members", "#eeca3b"),
-    "start_up": ("starting up", "#72b7b2"),
-    "restart": ("loading checkpoints", "#86a8d1"),
-    "lost": ("lost work", "#e45756"),
-    "stopping": ("stopping", "#b279a2"),
-    "wanted": ("free, but wanted", "#f58518"),
-    "idle": ("idle", "#d9dee7"),
-    "down": ("broken", "#6b7280"),
+ACCOUNT_COLOURS = {
+    "useful": "#0f9d76",
+    "serving": "#54a24b",
+    "warm": "#9fd3a5",
+    "startup": "#72b7b2",
+    "checkpoint": "#86a8d1",
+    "straggler": "#eeca3b",
+    "recompute": "#e45756",
+    "preempted": "#ff9da6",
+    "idle": "#b279a2",
+    "free": "#d9dee7",
+    "fragmented": "#f58518",
+    "reserved": "#c2a83e",
+    "closed": "#9d755d",
+    "quarantined": "#7a5195",
+    "lost": "#6b7280",
 }
 SIZES = (0, 1, 2, 4, 8, 16, 32, 64)  # upper ends of the classes of GPUs per job
 
@@ -50,8 +57,8 @@ def page(
     trace: Trace, nodes: Sequence[NodeSpec], outcomes: Sequence[Outcome], rows: Sequence[Summary]
 ) -> str:
     """The whole document. Plots are plain data for plotly.js, which is put into the page."""
-    unit = _time_unit(max(outcome.meter.now_ms for outcome in outcomes))
-    in_gpus = outcomes[0].meter.in_gpus
+    unit = _time_unit(max(outcome.levels.now_ms for outcome in outcomes))
+    in_gpus = outcomes[0].levels.in_gpus
     plots = {
         "utilization": _utilization(outcomes, unit),
         "queue": _queue(outcomes, unit),
@@ -69,6 +76,7 @@ def page(
         TEMPLATE.replace("@TITLE@", html.escape(trace.name.rpartition("/")[2]))
         .replace("@FACTS@", _facts(trace, nodes))
         .replace("@TABLE@", _table(rows))
+        .replace("@COSTS@", _costs(rows))
         .replace("@TIMELINES@", "\n".join(timelines))
         .replace("@UNIT@", "GPU" if in_gpus else "CPU")
         .replace("@DATA@", _script(plots))
@@ -122,19 +130,28 @@ def _table(rows: Sequence[Summary]) -> str:
     return f"<table><thead><tr><th></th>{head}</tr></thead><tbody>{''.join(body)}</tbody></table>"
 
 
+def _costs(rows: Sequence[Summary]) -> str:
+    """What the whole time cost under each policy, and how much of that was work."""
+    return "".join(
+        f"<p>{html.escape(row.policy)}: {html.escape(line)}</p>"
+        for row in rows
+        if (line := cost_text(row))
+    )
+
+
 # -- over time ----------------------------------------------------------------------------
 
 
-def binned(meter: Meter, levels: Sequence[int], bins: int = BINS) -> list[float]:
+def binned(levels: Levels, series: Sequence[int], bins: int = BINS) -> list[float]:
     """The mean level in each of so many equal spans of the whole time, exactly weighted."""
-    if not meter.now_ms or not len(levels):
+    if not levels.now_ms or not len(series):
         return [0.0] * bins
-    width = meter.now_ms / bins
+    width = levels.now_ms / bins
     sums_ = [0.0] * bins
-    times = meter.times
-    for index, level in enumerate(levels):
+    times = levels.times
+    for index, level in enumerate(series):
         begin = times[index]
-        end = times[index + 1] if index + 1 < len(times) else meter.now_ms
+        end = times[index + 1] if index + 1 < len(times) else levels.now_ms
         if not level or end <= begin:
             continue
         first, last = int(begin / width), min(int(end / width), bins - 1)
@@ -147,31 +164,31 @@ def binned(meter: Meter, levels: Sequence[int], bins: int = BINS) -> list[float]
 def _utilization(outcomes: Sequence[Outcome], unit: tuple[str, float]) -> Plot:
     lines = []
     for number, outcome in enumerate(outcomes):
-        meter = outcome.meter
-        held, up = binned(meter, meter.levels_held), binned(meter, meter.levels_up)
+        levels = outcome.levels
+        held, up = binned(levels, levels.held_over_time), binned(levels, levels.up_over_time)
         shares = [100 * h / u if u else 0 for h, u in zip(held, up, strict=True)]
-        lines.append(_line(outcome.policy, number, meter, shares, unit, "%{y:.1f}%"))
+        lines.append(_line(outcome.policy, number, levels, shares, unit, "%{y:.1f}%"))
     return _plot(lines, unit, "in use, %", range_=[0, 102])
 
 
 def _queue(outcomes: Sequence[Outcome], unit: tuple[str, float]) -> Plot:
     lines = []
     for number, outcome in enumerate(outcomes):
-        meter = outcome.meter
-        asked = [level / MILLI for level in binned(meter, meter.levels_waiting)]
-        lines.append(_line(outcome.policy, number, meter, asked, unit, "%{y:,.0f} asked for"))
+        levels = outcome.levels
+        asked = [level / MILLI for level in binned(levels, levels.waiting_over_time)]
+        lines.append(_line(outcome.policy, number, levels, asked, unit, "%{y:,.0f} asked for"))
     return _plot(lines, unit, "asked for")
 
 
 def _line(
     name: str,
     number: int,
-    meter: Meter,
+    levels: Levels,
     values: list[float],
     unit: tuple[str, float],
     hover: str,
 ) -> Plot:
-    width = meter.now_ms / BINS / unit[1]
+    width = levels.now_ms / BINS / unit[1]
     return {
         "type": "scatter",
         "mode": "lines",
@@ -197,22 +214,24 @@ def _plot(
 
 
 def _accounts(rows: Sequence[Summary]) -> Plot:
-    totals = [sum(row.gpu_hours[a] for a in (*ATTEMPTS, "wanted", "idle", "down")) for row in rows]
+    found = [{one.account: one for one in row.accounts} for row in rows]
     data = []
-    for account, (title, colour) in ACCOUNTS.items():
-        hours = [row.gpu_hours[account] for row in rows]
-        if any(hours):
-            shares = [100 * h / t if t else 0 for h, t in zip(hours, totals, strict=True)]
+    for account, colour in ACCOUNT_COLOURS.items():
+        ones = [accounts.get(account) for accounts in found]
+        title = next((one.title for one in ones if one is not None), "")
+        if title:
             data.append(
                 {
                     "type": "bar",
                     "orientation": "h",
                     "name": title,
                     "y": [row.policy for row in rows],
-                    "x": [round(share, 3) for share in shares],
-                    "customdata": [round(h, 1) for h in hours],
+                    "x": [round(100 * one.share, 3) if one else 0 for one in ones],
+                    "customdata": [
+                        account_text(one, row.currency) for one, row in zip(ones, rows, strict=True)
+                    ],
                     "marker": {"color": colour},
-                    "hovertemplate": "%{x:.2f}%, %{customdata:,.1f} h",
+                    "hovertemplate": "%{x:.2f}%, %{customdata}",
                 }
             )
     layout = {

@@ -74,8 +74,9 @@ TEMPLATE = """\
 </section>
 </div>
 <section>
-  <h2>Where the @UNIT@ time went</h2>
-  <p>All of it, from the first submission to the last end.</p>
+  <h2>Where the GPU time went</h2>
+  <p>All of it, from the first submission to the last end, by the ledger's accounts.</p>
+  @COSTS@
   <div class="plot" id="accounts"></div>
 </section>
 <section>

@@ -32,7 +32,7 @@ def timeline(
         bar = bars.setdefault(
             row % len(JOB_COLOURS), {"x": [], "base": [], "y": [], "w": [], "t": []}
         )
-        for first, count in _runs(segments.mask[index] or not outcome.meter.in_gpus):
+        for first, count in _runs(segments.mask[index] or not outcome.levels.in_gpus):
             bar["base"].append(round(begin_ms / unit[1], 4))
             bar["x"].append(round((end_ms - begin_ms) / unit[1], 4))
             bar["y"].append(offsets[node] + first + count / 2 - 0.5)
@@ -62,7 +62,7 @@ def timeline(
         "height": 110 + 7 * max(height, 24),
         "xaxis": {
             "title": {"text": f"{unit[0]} since the first submission"},
-            "range": [0, outcome.meter.now_ms / unit[1]],
+            "range": [0, outcome.levels.now_ms / unit[1]],
         },
         "yaxis": {
             "tickvals": ticks,

@@ -114,6 +114,7 @@ class Trace(msgspec.Struct, frozen=True):
     name: str
     arrivals: Sequence[Arrival]
     skipped: int = 0  # rows that are no job that could be replayed, e.g. one that never ran
+    began_ms: int = 0  # when the first arrived, where the trace says so
 
 
 def in_order(name: str, arrivals: Iterable[Arrival], skipped: int = 0) -> Trace:
@@ -127,7 +128,7 @@ def in_order(name: str, arrivals: Iterable[Arrival], skipped: int = 0) -> Trace:
             msgspec.structs.replace(arrival, submit_ms=arrival.submit_ms - begin_ms)
             for arrival in ordered
         ]
-    return Trace(name, ordered, skipped)
+    return Trace(name, ordered, skipped, begin_ms)
 
 
 def open_text(path: Path) -> Iterator[str]:

@@ -20,7 +20,7 @@ from shoal.model.node import NodeSpec
 from shoal.model.report import MemberExit, NodeGone, NodeReport
 from shoal.model.resources import Slice
 from shoal.sim.replay.clusters import DAY_MS, NEVER_MS, Conditions, speeds
-from shoal.sim.replay.metrics import Meter
+from shoal.sim.replay.metrics import Levels
 from shoal.sim.replay.traces import Arrival
 
 STOPPED_CODE = 143  # as a shell reports the end by SIGTERM
@@ -142,10 +142,10 @@ class World:
     """What is to happen stands in a heap of (time, sequence), so that runs are repeatable."""
 
     def __init__(
-        self, nodes: Sequence[NodeSpec], conditions: Conditions, meter: Meter, seed: int
+        self, nodes: Sequence[NodeSpec], conditions: Conditions, levels: Levels, seed: int
     ) -> None:
         self.conditions = conditions
-        self.meter = meter
+        self.levels = levels
         self.rng = random.Random(f"replay {seed}")
         factors = speeds(len(nodes), conditions.slow_nodes, random.Random(f"slow {seed}"))
         self.order = [SimNode(spec, index, factors[index]) for index, spec in enumerate(nodes)]
@@ -250,13 +250,11 @@ class World:
                 self._dirty[node.spec.id] = node
 
     def _halt(self, attempt: Attempt, *, complete: bool = False) -> None:
-        """No member works any more: book the time so far, and what of the work is kept."""
+        """No member works any more: what of the work so far is kept."""
         if attempt.halt_ms >= 0:
             return
         attempt.halt_ms = now_ms = self.now_ms
-        amount = sum(map(self.meter.amount, attempt.slices))
         if attempt.begin_ms < 0:
-            self.meter.book_attempt(amount, start_up=now_ms - attempt.placed_ms)
             return
         truth = attempt.truth
         ran_ms = now_ms - attempt.begin_ms
@@ -269,14 +267,6 @@ class World:
                 every_ms = self.conditions.checkpoint_ms
             kept_ms = came_ms - came_ms % every_ms if every_ms else came_ms
         truth.done_ms = min(truth.done_ms + int(kept_ms * attempt.scale), truth.arrival.work_ms)
-        self.meter.book_attempt(
-            amount,
-            start_up=attempt.begin_ms - attempt.placed_ms,
-            restart=restart_ms,
-            useful=kept_ms,
-            lost=came_ms - kept_ms,
-            slow=ran_ms - restart_ms - came_ms,
-        )
 
     # -- failures -------------------------------------------------------------------------
 
@@ -299,7 +289,7 @@ class World:
                 self._halt(attempt)
             self._gone.append(NodeGone(node.spec.id, node.incarnation, cause.name))
             node.break_down()
-            self.meter.resize(self.now_ms, -self.meter.size(node.spec))
+            self.levels.resize(self.now_ms, -self.levels.size(node.spec))
             self.broken += 1
             self._at(self.now_ms + failures.repair_ms, self._repair, node)
             return
@@ -311,6 +301,6 @@ class World:
 
     def _repair(self, node: SimNode) -> None:
         node.come_back()
-        self.meter.resize(self.now_ms, self.meter.size(node.spec))
+        self.levels.resize(self.now_ms, self.levels.size(node.spec))
         self.broken -= 1
         self._dirty[node.spec.id] = node

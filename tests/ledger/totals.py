@@ -1,4 +1,4 @@
-"""A shelf for the pages of the book in memory: for simulations, and as the store's yardstick."""
+"""A book's amounts added up in memory: what the store has to agree with."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from shoal.ledger.mirror import Machine, Owner
 from shoal.ledger.pages import Entry
 
 
-class Shelf:
+class Totals:
     def __init__(self) -> None:
         self.amounts: dict[Place, int] = {}
         self.capacity: dict[tuple[int, str], int] = {}
