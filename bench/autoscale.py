@@ -31,7 +31,7 @@ from bench.llm_load import (
     read_mooncake,
     work_over_time,
 )
-from shoal.core.phases.scale import Meter, wish
+from shoal.core.phases.scale import RecentWork, wish
 from shoal.model.service import Scale, ServiceLoad
 
 CONCURRENCY = 8
@@ -117,12 +117,12 @@ def threshold(part: float = 0.7, every_ms: int = 15_000, down_ms: int = 300_000)
 
 
 def shoal(target: int) -> Scaler:
-    scale, meter = Scale(least=1, most=MOST, target=target), Meter()
+    scale, recent = Scale(least=1, most=MOST, target=target), RecentWork()
     start_ms = sum(START_MS) // 2
 
     def ask(now_ms: int, fleet: Fleet, wanted: int) -> int:
         load = ServiceLoad(service="llm", in_flight=fleet.in_flight, queued=fleet.queued)
-        return wish(meter, scale, load, wanted, start_ms, now_ms).wanted
+        return wish(recent, scale, load, wanted, start_ms, now_ms).wanted
 
     return ask
 

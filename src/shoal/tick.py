@@ -68,7 +68,7 @@ def verify_step(state: State, _: Policy, done: Step, __: int) -> None:
 
 def verify_all(state: State, policy: Policy, done: Step, now_ms: int) -> None:
     """Looks at the whole state. A look at the queue that is due now comes with the next step."""
-    due_ms = state.look_ms
+    due_ms = state.agenda.look_ms
     settled = done.wake_ms != now_ms and (due_ms is None or due_ms > now_ms)
     verify(state, policy, now_ms, settled=settled)
     verify_touched(state, done.events)
@@ -144,7 +144,7 @@ class Tick:
     def served(self, load: ServiceLoad) -> bool:
         """What the gateway sees of a service; returns whether that is news."""
         self._loads[load.service] = load
-        return self.state.loads.get(load.service) != load
+        return self.state.heard.loads.get(load.service) != load
 
     def spent(self, spendings: tuple[Spending, ...]) -> None:
         """What the ledger says all tenants have spent, where the policy sets budgets."""

@@ -13,7 +13,7 @@ from shoal.api.feed import BEHIND_MAX, KEPT_MAX, PAGES_MAX, Feed, Page, TooMany
 from shoal.api.lines import job_line
 from shoal.api.stream import pieces
 from shoal.core.health.hang import Pace
-from shoal.core.state.records import Watch
+from shoal.core.state.heard import Watch
 from shoal.model.job import JobSpec
 from shoal.model.progress import Beat
 from shoal.model.report import Cancel, Submit
@@ -257,7 +257,7 @@ def test_a_job_that_trains_tells_when_it_last_moved(rig: Rig) -> None:
         assert job_line(rig.loop, job).moved_ms == 0, "nothing is known of its steps"
         pace = Pace(began_ms=5, moved_ms=7)
         beats = {0: Beat(ref="j1.1.0", step=3, steps=3)}
-        rig.loop.state.watches["j1"] = Watch(attempt=1, pace=pace, beats=beats)
+        rig.loop.state.heard.watches["j1"] = Watch(attempt=1, pace=pace, beats=beats)
         assert job_line(rig.loop, job).moved_ms == 7
 
     rig.run(watch())

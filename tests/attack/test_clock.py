@@ -13,6 +13,7 @@ from shoal.control.clock import Machine, SystemClock
 from shoal.control.logs import LogStore
 from shoal.control.loop import ControlLoop
 from shoal.control.store.sqlite import SqliteStore
+from shoal.core.state.load import restore
 from shoal.core.state.state import State
 from shoal.core.step import step
 from shoal.ledger.live import LiveLedger
@@ -107,7 +108,7 @@ def test_a_jump_is_one_event_with_a_why_and_survives_a_snapshot() -> None:
     assert isinstance(jumped, ClockJumped)
     assert jumped.why.startswith("the machine's clock was set 86400 s ahead; time limits")
     assert step(state, Report(drift_ms=DAY_MS + 900), policy, 3_000).events == []
-    assert State.restore(state.snapshot()).drift_ms == DAY_MS
+    assert restore(state.snapshot()).drift_ms == DAY_MS
     (back,) = step(state, Report(drift_ms=0), policy, 4_000).events
     assert isinstance(back, ClockJumped)
     assert " s back; " in back.why

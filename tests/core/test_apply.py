@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from shoal.core.state.apply import APPLY, apply, replay
 from shoal.core.state.invariants import verify
+from shoal.core.state.load import restore
 from shoal.core.state.room import Level
 from shoal.core.state.state import Snapshot, State
 from shoal.model.events import ControllerStarted, Event
@@ -33,7 +34,7 @@ def test_replaying_the_log_rebuilds_the_state() -> None:
 def test_a_snapshot_through_json_restores_the_state_and_all_its_indexes() -> None:
     cluster = eventful()
     stored = msgspec.json.decode(image(cluster.state), type=Snapshot)
-    restored = State.restore(stored)
+    restored = restore(stored)
     assert image(restored) == image(cluster.state)
     verify(restored, cluster.policy, cluster.now_ms, settled=False)
     for index in ("placed", "capacity", "totals", "keys", "numbers", "masters"):
@@ -65,7 +66,7 @@ def test_a_snapshot_anywhere_and_the_rest_of_the_log_lead_to_the_same_state(
     cut %= len(events) + 1
     early = replay(State(), events[:cut])
     snapshot = msgspec.json.decode(image(early), type=Snapshot)
-    assert image(replay(State.restore(snapshot), events[cut:])) == image(replay(State(), events))
+    assert image(replay(restore(snapshot), events[cut:])) == image(replay(State(), events))
 
 
 class _Logs(dict[int, list[Event]]):
@@ -87,8 +88,8 @@ def test_a_new_controller_hears_afresh() -> None:
     cluster = eventful()
     apply(cluster.state, ControllerStarted(at_ms=cluster.now_ms, epoch=7))
     assert cluster.state.epoch == 7
-    assert cluster.state.said == {}
-    assert set(cluster.state.contacts) == {"a", "b"}
+    assert cluster.state.heard.said == {}
+    assert set(cluster.state.heard.contacts) == {"a", "b"}
 
 
 def test_a_gpu_cannot_be_given_twice_even_by_a_log_that_says_so() -> None:

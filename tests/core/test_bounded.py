@@ -71,7 +71,7 @@ def test_what_cannot_fit_is_remembered_once_per_shape_and_not_per_job() -> None:
     cluster.run(gpus=1)
     for _ in range(50):
         cluster.submit(gpus=1)
-    assert len(cluster.state.hopeless) == 1
+    assert len(cluster.state.agenda.hopeless) == 1
     assert len(cluster.state.queue.lanes) == 1
 
 

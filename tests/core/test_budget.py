@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from shoal.core.answers.why import explain
+from shoal.core.state.load import restore
 from shoal.model.budget import BudgetLevel, BudgetPeriod, Spending
 from shoal.model.job import Phase
 from shoal.model.policy import Policy, Tenant
@@ -134,12 +135,11 @@ def test_a_policy_that_says_so_stops_who_is_held_and_runs_it_again_later() -> No
 
 
 def test_the_hold_survives_a_snapshot() -> None:
-    from shoal.core.state.state import State
 
     made = cluster()
     made.step(spendings=spent(red=10))
     waits = made.submit(gpus=1, tenant="red")
-    made.state = State.restore(made.state.snapshot())
+    made.state = restore(made.state.snapshot())
     made.step()
     assert made.job(waits).phase is Phase.WAITING
     assert "budget" in why(made, waits)

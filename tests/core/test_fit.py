@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from shoal.core.scheduling.fit import Plan, fit, room_for, shortage, slices
 from shoal.core.state.apply import apply
+from shoal.core.state.apply_room import change
 from shoal.core.state.invariants import verify
 from shoal.core.state.queue import Gang, gang_of_spec
 from shoal.core.state.state import State
@@ -242,7 +243,7 @@ def test_nothing_fits_where_there_is_no_node() -> None:
 
 def test_a_member_gets_the_lowest_free_gpus() -> None:
     state = state_of([node(4)])
-    state.change(Slice("n0", (1,)), -1)
+    change(state, Slice("n0", (1,)), -1)
     given_ = slices(state, Plan([(0, 3)], ""), Demand(1, 0, 0))
     assert [slice_.gpus for slice_ in given_] == [(0,), (2,), (3,)]
 
@@ -252,9 +253,9 @@ def test_a_member_gets_the_lowest_free_gpus() -> None:
 
 def test_a_share_goes_to_the_fullest_gpu_that_has_room_for_it() -> None:
     state = state_of([node(4)])
-    state.change(Slice("n0", (1,), gpu_milli=300), -1)
-    state.change(Slice("n0", (2,), gpu_milli=600), -1)
-    state.change(Slice("n0", (3,), gpu_milli=900), -1)
+    change(state, Slice("n0", (1,), gpu_milli=300), -1)
+    change(state, Slice("n0", (2,), gpu_milli=600), -1)
+    change(state, Slice("n0", (3,), gpu_milli=900), -1)
     given_ = slices(state, Plan([(0, 4)], ""), Demand(1, 0, 0, 400))
     assert [slice_.gpus for slice_ in given_] == [(2,), (1,), (0,), (0,)]
 
@@ -269,14 +270,14 @@ def test_a_gpu_is_never_shared_by_more_than_a_thousand_thousandths() -> None:
 def test_what_is_left_of_shared_gpus_does_not_add_up_to_a_whole_one() -> None:
     state = state_of([node(2)])
     for gpu in (0, 1):
-        state.change(Slice("n0", (gpu,), gpu_milli=100), -1)
+        change(state, Slice("n0", (gpu,), gpu_milli=100), -1)
     assert fit(state, gang_of(gpus=1)) is None
     assert fit(state, gang_of(gpus=1, gpu_milli=900, members=2)) is not None
 
 
 def test_a_part_of_a_gpu_rather_goes_where_one_is_already_broken() -> None:
     state = state_of([node(2), node(2)])
-    state.change(Slice("n1", (0,), gpu_milli=200), -1)
+    change(state, Slice("n1", (0,), gpu_milli=200), -1)
     assert nodes_of(fit(state, gang_of(gpus=1, gpu_milli=500))) == [(1, 1)]
 
 
@@ -318,11 +319,11 @@ def test_who_wants_no_gpu_does_not_care_about_models() -> None:
 
 def test_whole_nodes_are_empty_before_and_closed_after() -> None:
     state = state_of([node(8), node(8)])
-    state.change(Slice("n0", (), 1000, 0), -1)
+    change(state, Slice("n0", (), 1000, 0), -1)
     alone = gang_of(gpus=1, whole_nodes=True)
     assert nodes_of(fit(state, alone)) == [(1, 1)]
     assert fit(state, alone._replace(members=9)) is None
-    state.change(Slice("n1", (0,)), -1, exclusive=True)
+    change(state, Slice("n1", (0,)), -1, exclusive=True)
     assert nodes_of(fit(state, gang_of(gpus=4))) == [(0, 1)]
     assert fit(state, gang_of(gpus=4, members=3)) is None
 

@@ -8,7 +8,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from shoal.core.scheduling.order import Walk, place_in_line
+from shoal.core.state.apply_queue import add_job, join_queue, leave_queue, wake_delayed
 from shoal.core.state.estimates import ENOUGH
+from shoal.core.state.load import restore
 from shoal.core.state.state import State
 from shoal.model.events import JobPromoted
 from shoal.model.job import Job, Phase
@@ -30,7 +32,7 @@ def state_with(jobs: Iterable[Job]) -> State:
     """They wait, in a state whose queue they joined in this order."""
     state = State()
     for job in jobs:
-        state.add_job(job)
+        add_job(state, job)
     return state
 
 
@@ -41,7 +43,7 @@ def walk(state: State) -> list[int]:
         _, job, lane = head
         assert state.queue.lane[job.number] == lane
         numbers.append(job.number)
-        state.queue.remove(job)
+        leave_queue(state, job)
         turns.again(lane)
     return numbers
 
@@ -53,8 +55,8 @@ def test_the_order_is_by_priority_then_by_submission_whatever_the_history(
 ) -> None:
     state = state_with(data.draw(st.permutations(jobs)))
     for job in data.draw(st.lists(st.sampled_from(jobs), unique_by=id) if jobs else st.just([])):
-        state.queue.remove(job)  # as a placement does, and then a requeue
-        state.queue.add(job)
+        leave_queue(state, job)  # as a placement does, and then a requeue
+        join_queue(state, job)
     expected = sorted(jobs, key=lambda job: (-job.spec.priority, job.number))
     assert walk(state) == [job.number for job in expected]
     assert state.queue.size == 0
@@ -72,9 +74,9 @@ def test_a_delayed_job_takes_its_old_place_when_its_time_has_come() -> None:
     early, late = job_of(1, 0, 1, 0), job_of(2, 0, 1, 0)
     early.not_before_ms = 500
     state = state_with([late, early])
-    state.queue.wake(499, state.job_numbered)
+    wake_delayed(state, 499)
     assert [when_ms for when_ms, _ in state.queue.delayed] == [500]
-    state.queue.wake(500, state.job_numbered)
+    wake_delayed(state, 500)
     assert walk(state) == [1, 2]
 
 
@@ -152,7 +154,7 @@ def test_who_waited_for_too_long_comes_first_one_at_a_time_and_until_it_has_ende
     cluster.end(hog)
     assert cluster.job(old).phase is Phase.STARTING
     assert cluster.state.elder == old
-    restored = State.restore(cluster.state.snapshot())
+    restored = restore(cluster.state.snapshot())
     assert restored.elder == old
     cluster.end(old)
     assert cluster.state.elder != old

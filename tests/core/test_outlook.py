@@ -125,7 +125,7 @@ def test_no_answer_denies_itself_in_any_state_of_the_storm(
             looks += 1
             assert_agrees(state, job_id, policy, now_ms)
 
-    monkeypatch.setattr(controller, "check", look)
+    monkeypatch.setattr(controller, "verify", look)
     for seed in range(first, first + 10):
         Run(seed, msgspec.structs.replace(Size(), services_part=0)).finish()
     assert looks > 1000

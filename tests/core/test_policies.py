@@ -11,6 +11,7 @@ from shoal.core.policies import SHIPPED
 from shoal.core.scheduling.order import ORDERINGS
 from shoal.core.scheduling.score import PLACEMENTS
 from shoal.core.state.apply import replay
+from shoal.core.state.load import restore
 from shoal.core.state.state import Snapshot, State
 from shoal.model.events import JobPlaced, PolicyChanged
 from shoal.model.job import Phase
@@ -125,7 +126,7 @@ def test_the_log_of_a_change_leads_to_the_same_state_with_or_without_a_snapshot(
     change(cluster, order="srsf", tenants=(Tenant(name="guest", quota_gpus=1),))
     assert any(isinstance(event, PolicyChanged) for event in cluster.log[half:])
     whole = replay(State(), cluster.log)
-    restored = replay(State.restore(snapshot), cluster.log[half:])
+    restored = replay(restore(snapshot), cluster.log[half:])
     for other in (whole, restored):
         assert image(other) == image(cluster.state)
         assert other.queue.lanes == cluster.state.queue.lanes

@@ -7,7 +7,7 @@ import random
 from hypothesis import given
 from hypothesis import strategies as st
 
-from shoal.core.phases.scale import SLOTS, TREND_MAX, Meter, wish
+from shoal.core.phases.scale import SLOTS, TREND_MAX, RecentWork, wish
 from shoal.model.service import Scale, ServiceLoad
 from tests.core.build import examples
 
@@ -24,7 +24,7 @@ class Counters:
     def __init__(self, scale: Scale, start_ms: int = 10_000) -> None:
         self.scale = scale
         self.start_ms = start_ms
-        self.meter = Meter()
+        self.recent = RecentWork()
         self.wanted = scale.least
         self.now_ms = 1_000
         self.why = ""
@@ -33,7 +33,7 @@ class Counters:
         for _ in range(times):
             self.now_ms += LOOK_MS
             load = ServiceLoad(service="chat", in_flight=work)
-            wished = wish(self.meter, self.scale, load, self.wanted, self.start_ms, self.now_ms)
+            wished = wish(self.recent, self.scale, load, self.wanted, self.start_ms, self.now_ms)
             assert (wished.wanted != self.wanted) == bool(wished.why)
             self.wanted, self.why = wished.wanted, wished.why or self.why
         return self.wanted
@@ -84,8 +84,8 @@ def test_what_it_remembers_is_bounded(scale: Scale, works: list[int]) -> None:
     counters = Counters(scale)
     for work in sorted(works, reverse=True):  # falling work has the most peaks
         counters.look(work)
-        assert len(counters.meter.trend) <= TREND_MAX
-        assert len(counters.meter.peaks) <= SLOTS + 2
+        assert len(counters.recent.trend) <= TREND_MAX
+        assert len(counters.recent.peaks) <= SLOTS + 2
 
 
 @examples

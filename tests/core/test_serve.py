@@ -10,7 +10,7 @@ import msgspec
 import pytest
 
 from shoal.core.phases.serve import DOWN_MS, TRIES_MAX
-from shoal.core.state.state import State
+from shoal.core.state.load import restore
 from shoal.model.events import JobSubmitted, ReplicaDraining, ServiceSet, ServiceStopped
 from shoal.model.job import Outcome, Phase
 from shoal.model.node import NodeIntent
@@ -86,7 +86,7 @@ def test_who_drains_is_not_cut_off_because_nothing_is_known_of_it(how: str) -> N
     cluster.tick(8)
     assert old in cluster.service().draining
     if how == "restarted":
-        cluster.state = State.restore(cluster.state.snapshot())
+        cluster.state = restore(cluster.state.snapshot())
     cluster.silent, cluster.trouble = how != "trouble", "the gateway is down"
     cluster.tick(10)
     assert cluster.job(old).phase is Phase.RUNNING
@@ -229,7 +229,7 @@ def test_a_replica_that_the_gateway_does_not_reach_is_replaced() -> None:
     cluster.tick(20)
     assert len(cluster.ready()) == 1
     assert cluster.ready() != [old]
-    assert not cluster.state.down_ms
+    assert not cluster.state.heard.down_ms
 
 
 def test_stopping_drains_first_and_leaves_nothing() -> None:
@@ -246,7 +246,13 @@ def test_stopping_drains_first_and_leaves_nothing() -> None:
     cluster.work = {}
     cluster.tick(2)
     state = cluster.state
-    assert not (state.services or state.replicas or state.loads or state.counters or state.jobs)
+    assert not (
+        state.services
+        or state.replicas
+        or state.heard.loads
+        or state.heard.recent_work
+        or state.jobs
+    )
     assert isinstance(cluster.log[-1], ServiceStopped)
     assert isinstance(cluster.stop(), Refused)
 
@@ -385,7 +391,7 @@ def test_a_restart_of_the_controller_neither_wakes_nor_shrinks_a_service() -> No
     assert len(before) == 4
     encoded = msgspec.msgpack.encode(cluster.state.snapshot())
     kind = type(cluster.state.snapshot())
-    cluster.state = State.restore(msgspec.msgpack.decode(encoded, type=kind))
+    cluster.state = restore(msgspec.msgpack.decode(encoded, type=kind))
     cluster.step()
     cluster.tick(4)
     assert cluster.ready() == before

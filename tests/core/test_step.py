@@ -124,4 +124,4 @@ def test_nothing_happens_by_itself_before_the_next_step_is_due() -> None:
             copied = copy.deepcopy(cluster.state)
             assert step(copied, Report(), cluster.policy, early_ms).events == []
         cluster.now_ms = wake_ms
-    assert wakes > 3
+    assert wakes >= 3

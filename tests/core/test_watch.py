@@ -58,7 +58,7 @@ def test_beats_of_an_attempt_that_is_over_say_nothing(cluster: Training) -> None
     late = book.report()
     cluster.end(job_id)
     cluster.hear_reports(late)
-    assert cluster.state.watches == {}
+    assert cluster.state.heard.watches == {}
 
 
 # -- slow members --------------------------------------------------------------------------
@@ -197,7 +197,7 @@ def test_a_check_by_hand_is_asked_until_it_is_answered(cluster: Training) -> Non
     (asked,) = cluster.checks()
     assert (asked.node, asked.id) == ("a", answer.id)
     cluster.answer("a", figures={"memory_mbs": 5_000})
-    check_id, result, verdict = cluster.state.verdicts["a"]
+    check_id, result, verdict = cluster.state.heard.verdicts["a"]
     assert (check_id, result.figures, verdict.passed) == (answer.id, {"memory_mbs": 5_000}, True)
     cluster.tell("a")
     assert cluster.checks() == []
@@ -303,8 +303,8 @@ def test_a_controller_that_starts_anew_need_not_see_steps_to_tell_a_hang(
     """What it knew of the pace is gone, but members tell how long they took so far."""
     job_id = train(cluster, members=1)
     cluster.walk(job_id, 50)
-    cluster.state.watches.clear()
-    cluster.state.watch_ms = None
+    cluster.state.heard.watches.clear()
+    cluster.state.agenda.watch_ms = None
     cluster.stand(32_000)
     assert cluster.job(job_id).stop_cause is StopCause.HANG
 
@@ -316,7 +316,7 @@ def test_who_waits_for_a_stuck_peer_does_not_make_the_usual_step_longer(
     job_id = train(cluster, members=2)
     cluster.walk(job_id, 10)
     cluster.stand(20_000, waiting=refs(cluster, job_id, 0))
-    cluster.state.watches.clear()
-    cluster.state.watch_ms = None
+    cluster.state.heard.watches.clear()
+    cluster.state.agenda.watch_ms = None
     cluster.stand(40_000, waiting=refs(cluster, job_id, 0))
     assert cluster.job(job_id).stop_cause is StopCause.HANG

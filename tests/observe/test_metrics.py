@@ -244,7 +244,7 @@ def test_many_jobs_and_tenants_do_not_make_many_series(monkeypatch: pytest.Monke
     )
     spec = ServiceSpec(name="chat", replica=JobSpec(command=("serve",)))
     cluster.state.services["chat"] = Service(spec=spec, wanted=2, ready={"j1": 0})
-    cluster.state.loads["chat"] = ServiceLoad(service="chat", answers_per_ks=5000, p99_ms=20)
+    cluster.state.heard.loads["chat"] = ServiceLoad(service="chat", answers_per_ks=5000, p99_ms=20)
     text = "".join(collect(cast(ControlLoop, loop), cast(History, history)))
     if shutil.which("promtool"):
         said = promtool("check", "metrics", text=text)

@@ -90,7 +90,7 @@ def skip_some_jobs_for_ever(patch: pytest.MonkeyPatch) -> None:
 
 def give_nodes_up_too_soon(patch: pytest.MonkeyPatch) -> None:
     def expire(round_: Round, *, fences: bool) -> None:
-        for node_id, heard_ms in list(round_.state.contacts.items()):
+        for node_id, heard_ms in list(round_.state.heard.contacts.items()):
             if round_.now_ms - heard_ms >= round_.policy.suspect_after_ms:
                 observe.lose(round_, round_.state.nodes[node_id], dead=False, why="silent")
 
@@ -195,7 +195,7 @@ def call_a_pause_a_hang(patch: pytest.MonkeyPatch) -> None:
 
 def never_notice_a_hang(patch: pytest.MonkeyPatch) -> None:
     def blind(round_: Round) -> None:
-        round_.state.watch_ms = None
+        round_.state.agenda.watch_ms = None
 
     patch.setattr(watch, "_find_hangs", blind)
 

@@ -27,7 +27,7 @@ from shoal.api.lines import (
 )
 from shoal.api.present import find_job, known_nodes, status_view
 from shoal.control.loop import ControlLoop
-from shoal.core.state.records import Watch
+from shoal.core.state.heard import Watch
 from shoal.core.state.state import State
 from shoal.enduring import enduring
 from shoal.model.job import Job, Phase
@@ -260,12 +260,12 @@ class Feed:
 
     def _look_at_steps(self, change: Change) -> None:
         """Of jobs that tell of them; all else is as it was."""
-        for job_id in self._loop.state.watches:
+        for job_id in self._loop.state.heard.watches:
             if job_id in self._jobs:
                 self._jobs[job_id] = self._job(self._loop.state.jobs[job_id], change)
 
     def _job(self, job: Job, change: Change) -> Line:
-        watch = self._loop.state.watches.get(job.id)
+        watch = self._loop.state.heard.watches.get(job.id)
         mark = (job.phase, job.attempt, len(job.members), job.why, self._pace(watch))
         known = self._jobs.get(job.id)
         if known is not None and known.mark == mark:

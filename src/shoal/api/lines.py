@@ -112,7 +112,7 @@ def node_line(loop: ControlLoop, node: Node) -> NodeLine:
 
 
 def job_line(loop: ControlLoop, job: Job, heat: tuple[int, ...] = ()) -> JobLine:
-    watch = loop.state.watches.get(job.id)
+    watch = loop.state.heard.watches.get(job.id)
     beats = watch.beats if watch is not None else {}
     beat = max(beats.values(), key=lambda beat: beat.step, default=None)
     paces = sorted(watch.pace.paces_us) if watch is not None else []
@@ -144,7 +144,7 @@ def job_line(loop: ControlLoop, job: Job, heat: tuple[int, ...] = ()) -> JobLine
 
 def service_line(loop: ControlLoop, service: Service) -> ServiceLine:
     name = service.spec.name
-    load = loop.state.loads.get(name, ServiceLoad(service=name))
+    load = loop.state.heard.loads.get(name, ServiceLoad(service=name))
     views = [
         replica_view(loop, service, load, loop.state.jobs[job_id])
         for job_id in loop.state.replicas.get(name, {})

@@ -209,7 +209,7 @@ def _jobs(loop: ControlLoop) -> Iterator[str]:
 
 def _largest(loop: ControlLoop) -> list[Job]:
     state = loop.state
-    found = [job for one in state.watches if (job := state.jobs[one]).phase is Phase.RUNNING]
+    found = [job for one in state.heard.watches if (job := state.jobs[one]).phase is Phase.RUNNING]
     found.sort(key=lambda job: (-job.spec.gpus * len(job.members), job.number))
     return found[:JOBS_TOLD_MAX]
 
@@ -225,7 +225,7 @@ JOB_VALUES: tuple[tuple[str, str, Callable[[ProgressView], float | None]], ...] 
 
 def _services(loop: ControlLoop) -> Iterator[str]:
     state = loop.state
-    known = [(name, one, state.loads.get(name)) for name, one in state.services.items()]
+    known = [(name, one, state.heard.loads.get(name)) for name, one in state.services.items()]
     told = [(name, load) for name, _, load in known if load is not None and load.tells]
     yield family(
         "shoal_service_up",

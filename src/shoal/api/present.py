@@ -130,7 +130,7 @@ def node_view(loop: ControlLoop, node: Node) -> NodeView:
 
 def check_view(loop: ControlLoop, node: str, check: str) -> CheckView | None:
     """None if nobody asked for it, or it was too long ago."""
-    known = loop.state.verdicts.get(node)
+    known = loop.state.heard.verdicts.get(node)
     if known is not None and known[0] == check:
         _, result, verdict = known
         return CheckView(
@@ -141,14 +141,14 @@ def check_view(loop: ControlLoop, node: str, check: str) -> CheckView | None:
             verdict=verdict,
             notes=result.notes,
         )
-    if loop.state.asked.get(node) == check:
+    if loop.state.heard.asked.get(node) == check:
         return CheckView(node=node, id=check)
     return None
 
 
 def progress_view(loop: ControlLoop, job: Job) -> ProgressView | None:
     """Of a job whose members tell of their steps: the furthest member's word."""
-    watch = loop.state.watches.get(job.id)
+    watch = loop.state.heard.watches.get(job.id)
     if watch is None or not watch.beats:
         return None
     beat = max(watch.beats.values(), key=lambda beat: beat.step)
@@ -169,7 +169,7 @@ def progress_view(loop: ControlLoop, job: Job) -> ProgressView | None:
 
 def service_view(loop: ControlLoop, service: Service, entry: Entry) -> ServiceView:
     state, name = loop.state, service.spec.name
-    load = state.loads.get(name, ServiceLoad(service=name))
+    load = state.heard.loads.get(name, ServiceLoad(service=name))
     replicas = [
         replica_view(loop, service, load, state.jobs[job_id])
         for job_id in state.replicas.get(name, {})

@@ -159,7 +159,7 @@ class ControlLoop:
 
     def served(self, load: ServiceLoad) -> None:
         """What the gateway sees of a service; wakes the loop only if there is news in it."""
-        before = self.state.loads.get(load.service)
+        before = self.state.heard.loads.get(load.service)
         self._loads[load.service] = load
         if before is None or before != load:
             self._wake.set()

@@ -5,8 +5,9 @@ from __future__ import annotations
 import msgspec
 
 from shoal.core.nodebook import NodeBook
+from shoal.core.state.facts import Snapshot
 from shoal.core.state.invariants import verify
-from shoal.core.state.snapshot import Snapshot
+from shoal.core.state.load import restore
 from shoal.core.state.state import State
 from shoal.core.step import step
 from shoal.model.commands import Command, Envelope
@@ -39,7 +40,7 @@ def _failure(policy: Policy, image: bytes, now_ms: int) -> str | None:
     try:
         _on_a_small_cluster(policy)
         if image:
-            state = State.restore(msgspec.json.decode(image, type=Snapshot))
+            state = restore(msgspec.json.decode(image, type=Snapshot))
             done = step(state, Report(), policy, now_ms)
             verify(state, policy, now_ms, settled=False)
             msgspec.json.encode(done.events)

@@ -16,7 +16,7 @@ from shoal.control.history.jobs import ATTEMPTS_KEPT, POINTS_MAX, JobHistory, sh
 from shoal.control.history.store import HistoryFile
 from shoal.control.loop import ControlLoop
 from shoal.core.health.hang import Pace
-from shoal.core.state.records import Watch
+from shoal.core.state.heard import Watch
 from shoal.model.job import JobSpec
 from shoal.model.progress import Beat
 from shoal.model.samples import GpuSample, NodeSample
@@ -44,7 +44,7 @@ class Stage:
         members = [SimpleNamespace(slice=SimpleNamespace(node=node)) for node in nodes]
         self.state.jobs[job] = SimpleNamespace(attempt=attempt, members=members)
         watch = Watch(attempt=attempt, pace=Pace(began_ms=self.now_ms))
-        self.state.watches[job] = watch
+        self.state.heard.watches[job] = watch
         return watch
 
     def pass_second(self, seconds: int = 1) -> None:
@@ -117,7 +117,7 @@ def test_the_last_words_of_an_attempt_are_kept_and_every_attempt_has_its_strip(
         watch = stage.job("j1", ["n1"], attempt)
         train(stage, watch, 2)
         watch.beats[0] = Beat(ref="x", step=999, steps=30, compute_us=3_000_000)
-        del stage.state.watches["j1"]  # over, before it was looked at again
+        del stage.state.heard.watches["j1"]  # over, before it was looked at again
         stage.pass_second()
     series = run(stage.history.job("j1"))
     assert series.points[-1].step == 999
@@ -149,7 +149,7 @@ def test_a_killed_controller_loses_seconds_and_the_next_goes_on(stage: Stage) ->
 def test_a_finished_jobs_curve_stays_and_leaves_memory(stage: Stage) -> None:
     watch = stage.job("j1", ["n1"])
     train(stage, watch, 10)
-    del stage.state.watches["j1"], stage.state.jobs["j1"]
+    del stage.state.heard.watches["j1"], stage.state.jobs["j1"]
     stage.pass_second()
     run(stage.history.flush())
     assert not stage.history._jobs
@@ -164,7 +164,7 @@ def test_services_are_kept_and_those_that_are_gone_leave(stage: Stage) -> None:
     spec = ServiceSpec(name="chat", replica=JobSpec(command=("serve",)), scale=Scale(most=4))
     stage.state.services["chat"] = Service(spec=spec, wanted=2, ready={"j7": 0})
     for second in range(6):
-        stage.state.loads["chat"] = ServiceLoad(
+        stage.state.heard.loads["chat"] = ServiceLoad(
             service="chat", answers_per_ks=1000 * second, p99_ms=30, in_flight=3, queued=1, held=1
         )
         stage.pass_second()
@@ -173,7 +173,7 @@ def test_services_are_kept_and_those_that_are_gone_leave(stage: Stage) -> None:
     assert series.p99_ms == [None, 30, 30]
     assert (series.queued[-1], series.ready[-1], series.wanted[-1]) == (2, 1, 2)
     run(stage.history.write_whole())
-    stage.state.services, stage.state.loads = {}, {}
+    stage.state.services, stage.state.heard.loads = {}, {}
     run(stage.history.write_whole())
     again = stage.fresh()
     run(again.restore())
@@ -251,7 +251,7 @@ def test_a_job_that_ends_between_a_look_and_a_write_is_looked_at_once_more(stage
     watch = stage.job("j1", ["n1"])
     train(stage, watch, 3)
     watch.beats[0] = Beat(ref="x", step=99, steps=40, compute_us=4_000_000)
-    del stage.state.watches["j1"], stage.state.jobs["j1"]
+    del stage.state.heard.watches["j1"], stage.state.jobs["j1"]
     run(stage.history.flush())
     stage.pass_second()
     run(stage.history.flush())

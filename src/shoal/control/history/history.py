@@ -27,7 +27,7 @@ from shoal.control.history.loads import (
 )
 from shoal.control.history.store import HistoryFile, Whole
 from shoal.control.loop import ControlLoop
-from shoal.core.state.records import Watch
+from shoal.core.state.heard import Watch
 from shoal.model.samples import NodeSample
 from shoal.model.series import JobSeries, NodeSeries, ServiceSeries
 
@@ -149,10 +149,10 @@ class History:
         samples, self._loop.samples = self._loop.samples, {}
         self.newest.update(samples)
         work: list[tuple[Callable[[str, int], None], Iterable[str]]] = [
-            (self._look_at_watch, list(self._loop.state.watches)),
+            (self._look_at_watch, list(self._loop.state.heard.watches)),
             (self._look_at_ended, list(self._watches)),
             (self._look_at_node, samples),
-            (self._look_at_service, list(self._loop.state.loads)),
+            (self._look_at_service, list(self._loop.state.heard.loads)),
         ]
         for number, (look, key) in enumerate((one, key) for one, keys in work for key in keys):
             look(key, now_ms)
@@ -160,7 +160,7 @@ class History:
                 yield
 
     def _look_at_watch(self, job_id: str, now_ms: int) -> None:
-        watch = self._loop.state.watches.get(job_id)
+        watch = self._loop.state.heard.watches.get(job_id)
         if watch is None:
             return
         history = self._jobs.get(job_id)
@@ -176,7 +176,7 @@ class History:
 
     def _look_at_ended(self, job_id: str, now_ms: int) -> None:
         """An attempt that is over said its last after the last look at it, perhaps."""
-        if job_id not in self._loop.state.watches:
+        if job_id not in self._loop.state.heard.watches:
             self._look_at_job(self._jobs[job_id], self._watches.pop(job_id), now_ms)
 
     def _look_at_node(self, node_id: str, now_ms: int) -> None:
@@ -186,7 +186,7 @@ class History:
 
     def _look_at_service(self, name: str, now_ms: int) -> None:
         state, known = self._loop.state, self._services.get(name)
-        service, load = state.services.get(name), state.loads.get(name)
+        service, load = state.services.get(name), state.heard.loads.get(name)
         if service is None or load is None or not load.tells:
             return
         if known is None or known.due(now_ms):

@@ -27,6 +27,7 @@ from shoal.control.store.rows import (
 from shoal.control.store.sqlite import INSERT_EVENT, INSERT_JOB, SqliteStore
 from shoal.core.state.apply import apply
 from shoal.core.state.invariants import Violation, verify
+from shoal.core.state.load import restore
 from shoal.core.state.state import Snapshot, State
 from shoal.model.events import (
     ControllerStarted,
@@ -72,7 +73,7 @@ def read(path: Path) -> Found:
         for seq, body, crc in _rows(source, "snapshots", "seq", found):
             try:
                 snapshot = snapshot_of(seq, body, crc)
-                State.restore(snapshot)
+                restore(snapshot)
                 found.snapshots.append((seq, snapshot_of(seq, body, crc)))
             except Exception:
                 found.lost_rows += 1
@@ -147,7 +148,7 @@ def rebuild(found: Found) -> Saved:
 def _start(found: Found) -> tuple[State, int]:
     for seq, snapshot in found.snapshots:
         # Restoring takes the snapshot's own records, so each try needs a copy.
-        return State.restore(msgspec.json.decode(encode(snapshot), type=Snapshot)), seq
+        return restore(msgspec.json.decode(encode(snapshot), type=Snapshot)), seq
     return State(), 0
 
 

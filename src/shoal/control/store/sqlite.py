@@ -25,6 +25,7 @@ from shoal.control.store.rows import (
 )
 from shoal.control.store.spare import Spare
 from shoal.core.state.apply import apply
+from shoal.core.state.load import restore
 from shoal.core.state.state import State
 from shoal.model.events import QUIET, Event, JobFinished, Recorded
 from shoal.model.job import Job
@@ -144,7 +145,7 @@ class SqliteStore:
             ).fetchall()
             for seq, body, crc in snapshots:
                 try:
-                    start, state = seq, State.restore(snapshot_of(seq, body, crc))
+                    start, state = seq, restore(snapshot_of(seq, body, crc))
                     break
                 except Unreadable as error:
                     text = f"{self._path}: the snapshot at event {seq} is damaged ({error})"

@@ -55,8 +55,8 @@ def explain(state: State, job: Job, policy: Policy, now_ms: int) -> str:
 def _getting(state: State, job: Job) -> str:
     """What members of a gang that starts still wait for, by the word of their nodes."""
     whats = []
-    for number, member in enumerate(job.members if state.getting else ()):
-        here = state.getting.get(member.slice.node, {})
+    for number, member in enumerate(job.members if state.heard.getting else ()):
+        here = state.heard.getting.get(member.slice.node, {})
         what = here.get(MemberRef(job.id, job.attempt, number))
         if what is not None:
             whats.append(f"{member.slice.node} {what}")
@@ -253,4 +253,4 @@ def _set_aside(state: State, job: Job, now_ms: int) -> Reason | None:
 def _position(state: State, job: Job) -> int:
     """How many of its lane stand before it."""
     line = state.queue.lanes[state.queue.lane[job.number]]
-    return bisect_left(line, (state.queue.inner(job), job.number))
+    return bisect_left(line, (ORDERINGS[state.policy.order].job(job), job.number))

@@ -83,7 +83,7 @@ def _check_node(round_: Round, request: CheckNode) -> Answer:
         return Refused("node", f"there is no node {request.node}", missing=True)
     if node.health is NodeHealth.LOST:
         return Refused("node", f"{node.id} is lost: {node.why}")
-    return Accepted(state.asked.setdefault(node.id, f"m{round_.now_ms}"))
+    return Accepted(state.heard.asked.setdefault(node.id, f"m{round_.now_ms}"))
 
 
 def _submit(round_: Round, request: Submit) -> Answer:

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import heapq
-
 from shoal.core.health.failures import Book, Failure, blame, failed, same_way
 from shoal.core.phases.ending import CANCELLED_CODE, is_served, stop
 from shoal.core.phases.round import Round
 from shoal.core.phases.watch import suspect
 from shoal.core.scheduling.leave import leave
-from shoal.core.state.apply import kept_ms
+from shoal.core.state.saving import kept_ms
 from shoal.model.durations import duration_text
 from shoal.model.events import JobFinished, JobRequeued
 from shoal.model.health import Suspicion
@@ -38,7 +36,7 @@ BACKOFF_DOUBLINGS_MAX = 20  # by then any backoff has reached its ceiling
 def heal(round_: Round) -> None:
     """Look once at every job whose members or nodes changed, and at those out of time."""
     _enforce_limits(round_)
-    touched, round_.state.attention = round_.state.attention, {}
+    touched, round_.state.agenda.attention = round_.state.agenda.attention, {}
     for job_id in touched:
         job = round_.state.jobs.get(job_id)
         if job is None or not job.active:
@@ -52,17 +50,15 @@ def heal(round_: Round) -> None:
             else:
                 leave(round_, job)
     # Stopping a job touches it again, but there is nothing more to decide until a member ends.
-    round_.state.attention = {}
+    round_.state.agenda.attention = {}
 
 
 def _enforce_limits(round_: Round) -> None:
-    limits = round_.state.limits
-    while limits and limits[0][0] <= round_.now_ms:
-        _, job_id, attempt = heapq.heappop(limits)
-        job = round_.state.jobs.get(job_id)
-        if job is not None and job.attempt == attempt and job.phase is Phase.RUNNING:
-            limit = duration_text(job.spec.time_limit_ms)
-            stop(round_, job, StopCause.TIME_LIMIT, f"ran for its time limit of {limit}")
+    state = round_.state
+    while state.limits and state.limits[0][0] <= round_.now_ms:
+        job = state.jobs[state.limits[0][1]]
+        limit = duration_text(job.spec.time_limit_ms)
+        stop(round_, job, StopCause.TIME_LIMIT, f"ran for its time limit of {limit}")
 
 
 def _cause_to_stop(round_: Round, job: Job) -> tuple[StopCause, str] | None:
@@ -166,7 +162,7 @@ def _settle_failure(round_: Round, job: Job) -> None:
 
 def _backoff_ms(round_: Round, job: Job) -> int:
     """Who got somewhere is tried again at once: it made steps, or ran for a good while."""
-    watch = round_.state.watches.get(job.id)
+    watch = round_.state.heard.watches.get(job.id)
     ran_ms = round_.now_ms - (job.running_ms if job.running_ms is not None else round_.now_ms)
     if (watch is not None and watch.pace.steps) or ran_ms > GOOD_WHILE * job.spec.backoff_ms:
         return 0

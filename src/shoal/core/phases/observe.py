@@ -45,12 +45,12 @@ def _hear(round_: Round, inventory: NodeReport) -> bool:
     if _stale(state, inventory):
         return False
     _meet(round_, inventory)
-    state.contacts.pop(node_id, None)  # the latest heard stands last
-    state.contacts[node_id] = round_.now_ms
-    state.getting.pop(node_id, None)
+    state.heard.contacts.pop(node_id, None)  # the latest heard stands last
+    state.heard.contacts[node_id] = round_.now_ms
+    state.heard.getting.pop(node_id, None)
     if inventory.getting:
-        state.getting[node_id] = {one.ref: one.what for one in inventory.getting}
-    state.said[node_id] = (inventory.incarnation, inventory.sequence)
+        state.heard.getting[node_id] = {one.ref: one.what for one in inventory.getting}
+    state.heard.said[node_id] = (inventory.incarnation, inventory.sequence)
     node = state.nodes[node_id]
     take_faults(round_, node, inventory.exits)
     _take_starts(round_, node, [*inventory.alive, *_ran(inventory.exits)])
@@ -64,7 +64,7 @@ def _hear(round_: Round, inventory: NodeReport) -> bool:
 
 
 def _stale(state: State, inventory: NodeReport) -> bool:
-    said = state.said.get(inventory.spec.id)
+    said = state.heard.said.get(inventory.spec.id)
     if said is not None and (inventory.incarnation, inventory.sequence) <= said:
         return True
     node = state.nodes.get(inventory.spec.id)
@@ -222,7 +222,7 @@ def _step_of(state: State, exit_: MemberExit) -> int | None:
     if exit_.step is not None:
         return exit_.step
     ref = exit_.ref
-    watch = state.watches.get(ref.job)
+    watch = state.heard.watches.get(ref.job)
     if watch is None or watch.attempt != ref.attempt or ref.member not in watch.beats:
         return None
     return watch.beats[ref.member].step
@@ -261,7 +261,7 @@ def fences_wanted(round_: Round) -> list[Command]:
     are gone, or cannot be ended, do their jobs run elsewhere."""
     state, latest_ms = round_.state, round_.now_ms - round_.policy.grace_ms
     wanted: list[Command] = []
-    for node_id, heard_ms in state.contacts.items():  # longest unheard first
+    for node_id, heard_ms in state.heard.contacts.items():  # longest unheard first
         if heard_ms > latest_ms:
             break
         wanted.append(Fence(node=node_id, incarnation=state.nodes[node_id].incarnation))
@@ -273,7 +273,7 @@ def _expire_silent(round_: Round, *, fences: bool) -> None:
     where they can be ended only after a moment more, for that to be done."""
     state, policy, now_ms = round_.state, round_.policy, round_.now_ms
     overdue = []
-    for node_id, heard_ms in state.contacts.items():
+    for node_id, heard_ms in state.heard.contacts.items():
         silent_ms = now_ms - heard_ms
         if silent_ms < policy.suspect_after_ms:
             break

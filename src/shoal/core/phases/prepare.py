@@ -29,12 +29,12 @@ def prepares_wanted(state: State, inventories: list[NodeReport], now_ms: int) ->
     fits: dict[tuple[Gang, Kind, Level], bool] = {}
     for inventory in inventories:
         node = state.nodes[inventory.spec.id]
-        named = [job_id for job_id in inventory.prepared if job_id in state.watches]
+        named = [job_id for job_id in inventory.prepared if job_id in state.heard.watches]
         for job_id in named:
             if _may_take(state, node, state.jobs[job_id]):
-                state.warm.setdefault(job_id, {})[node.id] = now_ms
+                state.heard.warm.setdefault(job_id, {})[node.id] = now_ms
             else:
-                state.warm.get(job_id, {}).pop(node.id, None)
+                state.heard.warm.get(job_id, {}).pop(node.id, None)
         if not node.schedulable or len(named) >= PREPARED_MAX:
             continue
         if lacking is None:
@@ -47,7 +47,7 @@ def prepares_wanted(state: State, inventories: list[NodeReport], now_ms: int) ->
                 break
             if job.id not in named and _lacks(state, job, now_ms) and _may_take(state, node, job):
                 named.append(job.id)
-                state.warm.setdefault(job.id, {})[node.id] = now_ms
+                state.heard.warm.setdefault(job.id, {})[node.id] = now_ms
                 wanted.append(_prepare(node, inventory.incarnation, job))
     return wanted
 
@@ -55,7 +55,7 @@ def prepares_wanted(state: State, inventories: list[NodeReport], now_ms: int) ->
 def _lacking(state: State, now_ms: int) -> dict[Gang, list[tuple[int, Job]]]:
     """Gangs that want warm nodes, those of one shape together, each with its place in line."""
     found: dict[Gang, list[tuple[int, Job]]] = {}
-    for place, job_id in enumerate(state.watches):
+    for place, job_id in enumerate(state.heard.watches):
         job = state.jobs[job_id]
         if _lacks(state, job, now_ms):
             found.setdefault(gang_of(job), []).append((place, job))
@@ -79,7 +79,7 @@ def _room_for(
 
 
 def _lacks(state: State, job: Job, now_ms: int) -> bool:
-    warm = state.warm.get(job.id, {})
+    warm = state.heard.warm.get(job.id, {})
     limit = max(WARM_NODES, min(state.policy.spares, 2 * WARM_NODES))
     if len(warm) >= limit:
         for node_id in [node for node, at_ms in warm.items() if now_ms - at_ms > HEARD_MS]:

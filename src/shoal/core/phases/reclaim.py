@@ -16,28 +16,28 @@ def reclaim(round_: Round, inventories: list[NodeReport]) -> None:
     last of them; replicas that wait for requests are the business of their service."""
     state, policy = round_.state, round_.policy
     if not policy.idle_warn_ms and not policy.idle_reclaim_ms:
-        state.idles.clear()
+        state.heard.idles.clear()
         return
     _forget_old(state)
     for inventory in inventories:
-        if not inventory.idle and not state.idles:
+        if not inventory.idle and not state.heard.idles:
             continue
         told = {idle.ref: round_.now_ms - idle.idle_ms for idle in inventory.idle}
         for ref, job in list(state.placed[inventory.spec.id].items()):
             watched = job.spec.gpus and not job.spec.service and job.phase is Phase.RUNNING
-            if watched and (ref in told or job.id in state.idles):
+            if watched and (ref in told or job.id in state.heard.idles):
                 _hear(round_, job, ref, told.get(ref))
 
 
 def _forget_old(state: State) -> None:
-    for job_id, (attempt, _) in list(state.idles.items()):
+    for job_id, (attempt, _) in list(state.heard.idles.items()):
         job = state.jobs.get(job_id)
         if job is None or job.attempt != attempt or job.phase is not Phase.RUNNING:
-            del state.idles[job_id]
+            del state.heard.idles[job_id]
 
 
 def _hear(round_: Round, job: Job, ref: MemberRef, since_ms: int | None) -> None:
-    _, since = round_.state.idles.setdefault(job.id, (job.attempt, {}))
+    _, since = round_.state.heard.idles.setdefault(job.id, (job.attempt, {}))
     if since_ms is None:
         since.pop(ref.member, None)
     else:

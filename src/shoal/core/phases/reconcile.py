@@ -110,12 +110,12 @@ def _view_of(state: State, job: Job) -> GangView:
     take time that grows with the square of their number."""
     if len(job.members) < LARGE_GANG:
         return GangView(state, job)
-    view = state.gang_views.get(job.id)
+    view = state.caches.gang_views.get(job.id)
     if view is None or view.attempt != job.attempt:
-        state.gang_views.pop(job.id, None)
-        while len(state.gang_views) >= GANG_VIEWS_MAX:
-            del state.gang_views[next(iter(state.gang_views))]
-        view = state.gang_views[job.id] = GangView(state, job)
+        state.caches.gang_views.pop(job.id, None)
+        while len(state.caches.gang_views) >= GANG_VIEWS_MAX:
+            del state.caches.gang_views[next(iter(state.caches.gang_views))]
+        view = state.caches.gang_views[job.id] = GangView(state, job)
     return view
 
 
@@ -124,13 +124,13 @@ def _grace_ms(state: State, job: Job) -> int:
     use up all the time it has."""
     if job.stop_cause is StopCause.HANG:
         return min(job.spec.stop_grace_ms, STRANGER_GRACE_MS)
-    if job.stop_cause in (StopCause.FAILURE, StopCause.NODE_LOSS) and job.id in state.watches:
+    if job.stop_cause in (StopCause.FAILURE, StopCause.NODE_LOSS) and job.id in state.heard.watches:
         return min(job.spec.stop_grace_ms, PEERLESS_GRACE_MS)
     return job.spec.stop_grace_ms
 
 
 def _is_stuck(state: State, job: Job, number: int) -> bool:
-    watch = state.watches.get(job.id)
+    watch = state.heard.watches.get(job.id)
     return job.stop_cause is StopCause.HANG and watch is not None and number in watch.stuck
 
 

@@ -36,9 +36,7 @@ class Round:
         self.more = False  # work is left that another step should take up at once
 
     def look_again(self, at_ms: int) -> None:
-        """Something may be possible then that is too early now."""
-        if self.state.look_ms is None or at_ms < self.state.look_ms:
-            self.state.look_ms = at_ms
+        self.state.agenda.look_again(at_ms)
 
     def emit(self, event: Event) -> None:
         if type(event) is JobFinished:

@@ -24,7 +24,7 @@ SLOTS = 32  # the time that is looked back on is told apart in so many parts
 START_MS = 10_000  # what a replica is taken to need until it is ready, before that is known
 
 
-class Meter(msgspec.Struct):
+class RecentWork(msgspec.Struct):
     """What was seen of a service's work lately: heard, not logged."""
 
     peaks: list[tuple[int, int]] = []  # (when, replicas that would have done), falling
@@ -39,38 +39,38 @@ class Wish(msgspec.Struct, frozen=True):
 
 
 def wish(
-    meter: Meter, scale: Scale, load: ServiceLoad, wanted: int, start_ms: int, now_ms: int
+    recent: RecentWork, scale: Scale, load: ServiceLoad, wanted: int, start_ms: int, now_ms: int
 ) -> Wish:
     """`start_ms`: how long a replica usually takes to be ready."""
     work = load.work
-    if meter.asked_ms < 0:  # what there is counts as needed: nothing is known of the time before
-        meter.peaks = [(now_ms, wanted)]
-    if meter.asked_ms < 0 or work or load.answers_per_ks:
-        meter.asked_ms = now_ms
-    ahead = _ahead(meter, work, start_ms, now_ms)
+    if recent.asked_ms < 0:  # what there is counts as needed: nothing is known of the time before
+        recent.peaks = [(now_ms, wanted)]
+    if recent.asked_ms < 0 or work or load.answers_per_ks:
+        recent.asked_ms = now_ms
+    ahead = _ahead(recent, work, start_ms, now_ms)
     need = -(-ahead // scale.target)
     need = max(need, 1 if work else 0)
     need = min(max(need, scale.least), scale.most)
-    if need == 0 and now_ms - meter.asked_ms < scale.idle_ms:
+    if need == 0 and now_ms - recent.asked_ms < scale.idle_ms:
         need = min(1, scale.most) if wanted else 0
-    _note(meter, need, scale.down_after_ms, now_ms)
+    _note(recent, need, scale.down_after_ms, now_ms)
     if need > wanted:
         more = f", {ahead} expected by the time a new one is ready" if ahead > work else ""
         return Wish(need, f"{work} requests in flight or waiting{more}, {scale.target} a replica")
-    done = max(need, meter.peaks[0][1])
+    done = max(need, recent.peaks[0][1])
     if done < wanted:
         if done == 0:
-            return Wish(0, f"no request for {duration_text(now_ms - meter.asked_ms)}")
+            return Wish(0, f"no request for {duration_text(now_ms - recent.asked_ms)}")
         since = duration_text(scale.down_after_ms)
         return Wish(done, f"{done} would have done for the last {since}")
     return Wish(wanted, "")
 
 
-def _ahead(meter: Meter, work: int, start_ms: int, now_ms: int) -> int:
+def _ahead(recent: RecentWork, work: int, start_ms: int, now_ms: int) -> int:
     """Work by the time that a replica started now is ready. Growth is that of the window's later
     half over its earlier one, and believed only if it is more than chance: what comes by chance is
     spread by about its square root. Without that, noise alone cost two thirds more replicas."""
-    trend = meter.trend
+    trend = recent.trend
     trend.append((now_ms, work))
     while trend[0][0] < now_ms - TREND_MS:
         del trend[0]
@@ -89,9 +89,9 @@ def _ahead(meter: Meter, work: int, start_ms: int, now_ms: int) -> int:
     return max(work, min(mean + grown * ahead_ms // half_ms, work * TREND_PERCENT_MAX // 100))
 
 
-def _note(meter: Meter, need: int, down_after_ms: int, now_ms: int) -> None:
+def _note(recent: RecentWork, need: int, down_after_ms: int, now_ms: int) -> None:
     """The first of `peaks` is the most that was needed since then."""
-    peaks = meter.peaks
+    peaks = recent.peaks
     while peaks and peaks[-1][1] <= need:
         peaks.pop()
     slot_ms = max(1, down_after_ms // SLOTS)

@@ -11,7 +11,7 @@ import msgspec
 
 from shoal.core.phases.ending import cancel
 from shoal.core.phases.round import Round
-from shoal.core.phases.scale import Meter, Wish, wish
+from shoal.core.phases.scale import RecentWork, Wish, wish
 from shoal.core.state.state import State
 from shoal.model.durations import duration_text
 from shoal.model.events import (
@@ -38,9 +38,9 @@ def serve(round_: Round, loads: tuple[ServiceLoad, ...]) -> None:
     """`loads`: what was heard since the last step. What was heard before it proves nothing: the
     controller may have been away, or the gateway silent."""
     state = round_.state
-    state.serve_ms = None
+    state.agenda.serve_ms = None
     fresh = {load.service: load for load in loads if load.service in state.services}
-    state.loads.update(fresh)
+    state.heard.loads.update(fresh)
     for name in list(state.services):
         _tend(round_, name, state.services[name], fresh.get(name))
 
@@ -130,8 +130,8 @@ def _greet(round_: Round, service: Service, jobs: list[Job], load: ServiceLoad) 
         if job.id in load.ready and job.phase is Phase.RUNNING and job.id not in service.ready:
             taken_ms = round_.now_ms - (job.running_ms or round_.now_ms)
             why = f"its probe answered {duration_text(taken_ms)} after it started"
-            meter = round_.state.counters.setdefault(service.spec.name, Meter())
-            meter.start_ms = taken_ms
+            recent = round_.state.heard.recent_work.setdefault(service.spec.name, RecentWork())
+            recent.start_ms = taken_ms
             _emit_replica(round_, ReplicaReady, service, job, why)
 
 
@@ -151,7 +151,7 @@ def _replace_late(round_: Round, service: Service, jobs: list[Job]) -> None:
 
 def _replace_unreached(round_: Round, service: Service, jobs: list[Job], load: ServiceLoad) -> None:
     """Who the gateway has not reached for long is stopped; who drains is about to end anyway."""
-    down_ms, now_ms = round_.state.down_ms, round_.now_ms
+    down_ms, now_ms = round_.state.heard.down_ms, round_.now_ms
     for job in jobs:
         seen = load.replicas.get(job.id)
         served = job.id in service.ready and job.id not in service.draining
@@ -205,11 +205,11 @@ def _go_back(round_: Round, service: Service) -> None:
 def _scale(round_: Round, service: Service, load: ServiceLoad) -> None:
     state, now_ms = round_.state, round_.now_ms
     name, scale = service.spec.name, service.spec.scale
-    meter = state.counters.setdefault(name, Meter())
-    wished = wish(meter, scale, load, service.wanted, meter.start_ms, now_ms)
+    recent = state.heard.recent_work.setdefault(name, RecentWork())
+    wished = wish(recent, scale, load, service.wanted, recent.start_ms, now_ms)
     if wished.wanted == 0 and not service.proven and service.failures < TRIES_MAX:
         # Nobody has asked yet: one replica shows that it works, then it may sleep.
-        meter.asked_ms = now_ms
+        recent.asked_ms = now_ms
         wished = Wish(1, "the first replica shows that it works")
     if wished.wanted != service.wanted:
         _scaled(round_, name, wished.wanted, wished.why)
@@ -348,5 +348,5 @@ def _emit_replica(
 
 def _look_at(round_: Round, at_ms: int) -> None:
     state = round_.state
-    if state.serve_ms is None or at_ms < state.serve_ms:
-        state.serve_ms = at_ms
+    if state.agenda.serve_ms is None or at_ms < state.agenda.serve_ms:
+        state.agenda.serve_ms = at_ms

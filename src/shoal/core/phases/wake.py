@@ -14,13 +14,13 @@ def next_wake(round_: Round) -> int | None:
     state, policy, now_ms = round_.state, round_.policy, round_.now_ms
     if round_.more:
         return now_ms
-    times = [] if state.look_ms is None else [state.look_ms]
-    times += [ms for ms in (next_look_ms(state, policy), state.serve_ms) if ms is not None]
+    times = [] if state.agenda.look_ms is None else [state.agenda.look_ms]
+    times += [ms for ms in (next_look_ms(state, policy), state.agenda.serve_ms) if ms is not None]
     if state.queue.delayed:
         times.append(state.queue.delayed[0][0])
     if state.limits:
         times.append(state.limits[0][0])
-    for node_id, heard_ms in state.contacts.items():  # longest unheard first: suspects lead
+    for node_id, heard_ms in state.heard.contacts.items():  # longest unheard first: suspects lead
         suspect = state.nodes[node_id].health is NodeHealth.SUSPECT
         due_ms = heard_ms + (policy.grace_ms if suspect else policy.suspect_after_ms)
         times.append(due_ms if due_ms > now_ms else due_ms + FENCE_MS)

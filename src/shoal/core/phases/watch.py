@@ -7,7 +7,7 @@ from shoal.core.health.baseline import judge
 from shoal.core.health.hang import Pace
 from shoal.core.health.scoring import Change
 from shoal.core.phases.round import Round
-from shoal.core.state.records import Watch
+from shoal.core.state.heard import Watch
 from shoal.core.state.state import Node, State
 from shoal.model.commands import Check, Command
 from shoal.model.events import JobCheckpointed, JobStopping, MemberExited, NodeChecked, NodeJudged
@@ -33,7 +33,7 @@ def watch(round_: Round, inventories: list[NodeReport]) -> None:
         for progress in inventory.progress:
             _hear(round_, node, progress)
         for ref in inventory.ended:
-            watch_ = round_.state.watches.get(ref.job)
+            watch_ = round_.state.heard.watches.get(ref.job)
             if watch_ is not None and watch_.attempt == ref.attempt:
                 watch_.ended = True
         for result in inventory.checks:
@@ -47,7 +47,7 @@ def _let_go(round_: Round) -> None:
     """The others of a gang are no longer measured beside members that have ended."""
     for event in round_.events:
         if type(event) is MemberExited:
-            watch_ = round_.state.watches.get(event.job)
+            watch_ = round_.state.heard.watches.get(event.job)
             if watch_ is not None and watch_.attempt == event.attempt:
                 hang.leave(watch_.pace, event.member)
                 scoring.leave(watch_.gang, event.member, rule_of(round_.policy))
@@ -64,7 +64,7 @@ def checks_wanted(state: State, inventories: list[NodeReport]) -> list[Command]:
     wanted: list[Command] = []
     for inventory in inventories:
         node = state.nodes[inventory.spec.id]
-        ids = [state.asked[node.id]] if node.id in state.asked else []
+        ids = [state.heard.asked[node.id]] if node.id in state.heard.asked else []
         if quarantine.wants_check(node.record):
             ids.append(check_id(node.record))
         known = {result.id for result in inventory.checks}
@@ -78,7 +78,7 @@ def checks_wanted(state: State, inventories: list[NodeReport]) -> list[Command]:
 
 def next_look_ms(state: State, policy: Policy) -> int | None:
     """When time alone will have something to say."""
-    times = [] if state.watch_ms is None else [state.watch_ms]
+    times = [] if state.agenda.watch_ms is None else [state.agenda.watch_ms]
     rule = rule_of(policy)
     for node_id in state.troubled:
         due_ms = quarantine.wake_ms(state.nodes[node_id].record, rule)
@@ -104,10 +104,10 @@ def _room(round_: Round, rule: HealthRule) -> bool:
     quarantined = sum(
         state.nodes[node_id].record.standing is Standing.QUARANTINED
         for node_id in state.troubled
-        if node_id in state.contacts
+        if node_id in state.heard.contacts
     )
     # Who is lost or was taken away counts on neither side.
-    return quarantine.room_for(quarantined, len(state.contacts), rule)
+    return quarantine.room_for(quarantined, len(state.heard.contacts), rule)
 
 
 def _hear(round_: Round, node: Node, progress: Progress) -> None:
@@ -115,16 +115,17 @@ def _hear(round_: Round, node: Node, progress: Progress) -> None:
     job = state.placed[node.id].get(progress.ref)
     if job is None or job.phase is not Phase.RUNNING:
         return
-    watch_ = state.watches.get(job.id)
+    watch_ = state.heard.watches.get(job.id)
     if watch_ is None or watch_.attempt != job.attempt:
-        watch_ = state.watches[job.id] = Watch(attempt=job.attempt, pace=Pace(began_ms=now_ms))
+        watch_ = Watch(attempt=job.attempt, pace=Pace(began_ms=now_ms))
+        state.heard.watches[job.id] = watch_
     rule = rule_of(round_.policy)
     member, beat = progress.ref.member, progress.beat
     watch_.beats[member] = beat
     hang.hear(watch_.pace, member, beat, progress.quiet_ms, now_ms)
     due_ms = hang.wake_ms(watch_.pace, rule, job.hangs)
-    if state.watch_ms is None or due_ms < state.watch_ms:
-        state.watch_ms = due_ms
+    if state.agenda.watch_ms is None or due_ms < state.agenda.watch_ms:
+        state.agenda.watch_ms = due_ms
     if beat.saved_step > job.saved_step:
         saved = JobCheckpointed(at_ms=now_ms, job=job.id, attempt=job.attempt, step=beat.saved_step)
         round_.emit(saved)
@@ -157,14 +158,14 @@ def _take_change(round_: Round, job: Job, watch_: Watch, change: Change) -> None
 
 def _take_check(round_: Round, node: Node, result: CheckResult) -> None:
     state, now_ms = round_.state, round_.now_ms
-    by_hand = state.asked.get(node.id) == result.id
+    by_hand = state.heard.asked.get(node.id) == result.id
     wanted = quarantine.wants_check(node.record) and check_id(node.record) == result.id
     if not by_hand and not wanted:
         return
     verdict = judge(state.fleet, node.id, node.spec.kind, result)
     if by_hand:
-        del state.asked[node.id]
-        state.verdicts[node.id] = (result.id, result, verdict)
+        del state.heard.asked[node.id]
+        state.heard.verdicts[node.id] = (result.id, result, verdict)
     round_.emit(
         NodeChecked(
             at_ms=now_ms, node=node.id, result=result, passed=verdict.passed, why=verdict.why
@@ -185,11 +186,11 @@ def _take_check(round_: Round, node: Node, result: CheckResult) -> None:
 def _find_hangs(round_: Round) -> None:
     """Looks at all watched jobs, but only when one of them may be due."""
     state, now_ms = round_.state, round_.now_ms
-    if state.watch_ms is None or now_ms < state.watch_ms:
+    if state.agenda.watch_ms is None or now_ms < state.agenda.watch_ms:
         return
-    state.watch_ms = None
+    state.agenda.watch_ms = None
     rule = rule_of(round_.policy)
-    for job_id, watch_ in list(state.watches.items()):
+    for job_id, watch_ in list(state.heard.watches.items()):
         job = state.jobs[job_id]
         over = watch_.ended or any(member.over for member in job.members)
         if job.phase is not Phase.RUNNING or over:
@@ -210,13 +211,13 @@ def _find_hangs(round_: Round) -> None:
             )
             continue
         due_ms = max(now_ms + 1_000, hang.wake_ms(watch_.pace, rule, job.hangs))
-        if state.watch_ms is None or due_ms < state.watch_ms:
-            state.watch_ms = due_ms
+        if state.agenda.watch_ms is None or due_ms < state.agenda.watch_ms:
+            state.agenda.watch_ms = due_ms
 
 
 def _heard_of(round_: Round, node_id: str) -> bool:
     """A node that cannot be reached tells no steps: that is no hang."""
-    heard_ms = round_.state.contacts.get(node_id, 0)
+    heard_ms = round_.state.heard.contacts.get(node_id, 0)
     return round_.now_ms - heard_ms < round_.policy.suspect_after_ms
 
 
@@ -228,5 +229,5 @@ def _pass_time(round_: Round) -> None:
         _judge(round_, node, quarantine.passed_by(node.record, now_ms, rule))
         if node.record.standing is Standing.QUARANTINED and state.placed[node_id]:
             for job in state.placed[node_id].values():
-                state.attention[job.id] = None
+                state.agenda.attention[job.id] = None
             round_.look_again(now_ms + STILL_THERE_MS)

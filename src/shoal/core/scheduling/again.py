@@ -11,6 +11,7 @@ from collections import Counter
 from collections.abc import Collection, Iterable
 
 from shoal.core.scheduling.fit import Plan, fit, members_here, slices
+from shoal.core.state.apply_room import Overlay
 from shoal.core.state.queue import Gang
 from shoal.core.state.room import Room
 from shoal.core.state.state import State
@@ -50,7 +51,7 @@ def _on_warm_nodes(state: State, job: Job, gang: Gang, avoid: Collection[int]) -
     """Nodes that were told of the job have loaded what its members would wait for."""
     given: list[tuple[int, int]] = []
     missing = gang.members
-    for node_id in state.warm.get(job.id, ()):
+    for node_id in state.heard.warm.get(job.id, ()):
         node = state.nodes[node_id]
         if missing and node.schedulable and node.index not in avoid:
             room = state.rooms[node.index]
@@ -143,21 +144,10 @@ def spares_when_empty(state: State, job: Job) -> set[int]:
     return {node.index for node in [n for n in state.order if n.schedulable][-wanted:]}
 
 
-class taken:  # noqa: N801
-    """These slices are held while a plan is made; what is known to fit nowhere stays known."""
+class taken(Overlay):  # noqa: N801
+    """These slices are held while a plan is made."""
 
     def __init__(self, state: State, job: Job, given: tuple[Slice, ...]) -> None:
-        self._state = state
-        self._given = given
-        self._exclusive = job.spec.whole_nodes
-        self._caches = (state.hopeless, state.no_gap, state.queue.stuck, state.look_ms)
-
-    def __enter__(self) -> None:
-        for slice_ in self._given:
-            self._state.change(slice_, -1, exclusive=self._exclusive)
-
-    def __exit__(self, *_: object) -> None:
-        for slice_ in self._given:
-            self._state.change(slice_, +1, exclusive=self._exclusive)
-        state = self._state
-        state.hopeless, state.no_gap, state.queue.stuck, state.look_ms = self._caches
+        super().__init__(state)
+        for slice_ in given:
+            self.change(slice_, -1, exclusive=job.spec.whole_nodes)

@@ -42,9 +42,9 @@ def reserve(round_: Round, job: Job) -> None:
     held = state.reservations.get(job.id)
     if held is not None and held.start_ms is not None and now_ms < held.start_ms:
         return
-    if now_ms - state.looked_ms.get(job.id, now_ms - RENEW_AFTER_MS) < RENEW_AFTER_MS:
+    if now_ms - state.agenda.looked_ms.get(job.id, now_ms - RENEW_AFTER_MS) < RENEW_AFTER_MS:
         return
-    state.looked_ms[job.id] = now_ms
+    state.agenda.looked_ms[job.id] = now_ms
     avoid = spares_kept_from(state, job)
     opening = first_opening(state, gang_of(job), now_ms, TYPICAL, avoid)
     if opening is None:

@@ -13,6 +13,7 @@ from shoal.core.scheduling.order import ORDERINGS, Rank, Walk, place_in_line
 from shoal.core.scheduling.preempt import preempt
 from shoal.core.scheduling.roots import blind_nodes, starts_over
 from shoal.core.scheduling.spread import spread
+from shoal.core.state.apply_queue import wake_delayed
 from shoal.core.state.queue import Lane
 from shoal.core.state.room import Room
 from shoal.core.state.state import State
@@ -33,7 +34,7 @@ def schedule(round_: Round) -> None:
     """A job that does not fit is passed over, until it has been passed over for too long."""
     state = round_.state
     start_claimed(round_)
-    state.queue.wake(round_.now_ms, state.job_numbered)
+    wake_delayed(state, round_.now_ms)
     _promote(round_)
     lanes = _lanes_to_try(round_)
     if lanes:
@@ -62,19 +63,17 @@ def _promote(round_: Round) -> None:
 def _lanes_to_try(round_: Round) -> list[Lane]:
     """All of them now and then and when that was asked for; else those that somebody joined, and
     those that are not known to find no room."""
-    state = round_.state
-    queue, due_ms = state.queue, state.look_ms
-    if (due_ms is not None and due_ms <= round_.now_ms) or state.partial >= PARTIAL_MAX:
-        state.look_ms = None
-        state.partial = 0
-        queue.fresh.clear()
+    queue, agenda = round_.state.queue, round_.state.agenda
+    lanes, agenda.fresh = agenda.fresh, {}
+    due_ms = agenda.look_ms
+    if (due_ms is not None and due_ms <= round_.now_ms) or agenda.partial >= PARTIAL_MAX:
+        agenda.look_ms = None
+        agenda.partial = 0
         return list(queue.lanes)
-    lanes = dict(queue.fresh)
-    queue.fresh.clear()
     for gang, of_gang in queue.of_gang.items():
-        if gang not in state.hopeless:
+        if gang not in agenda.hopeless:
             lanes.update(of_gang)
-    state.partial += bool(lanes)
+    agenda.partial += bool(lanes)
     return list(lanes)
 
 
@@ -157,20 +156,20 @@ def _place_one(round_: Round, lane: Lane, ahead: list[str]) -> bool:
     """The first of the lane, or, where room is set aside for others, the first that is done in
     time to delay nobody: jobs of one lane differ in how long they run."""
     state = round_.state
-    if lane.gang in state.hopeless:
+    if lane.gang in state.agenda.hopeless:
         return False
-    if ahead and state.queue.stuck.get(lane) == tuple(ahead):
+    if ahead and state.agenda.stuck.get(lane) == tuple(ahead):
         return False
     plan = fit(state, lane.gang)
     if plan is None:
-        state.hopeless.add(lane.gang)
+        state.agenda.hopeless.add(lane.gang)
         return False
     beside = bool(ahead or state.policy.spares)
     spared = False
     for _, number in state.queue.lanes[lane][:GAP_TRIES_MAX]:
         job = state.job_numbered(number)
         delayed = delayed_by(state, job, ahead, round_.now_ms) if ahead else ()
-        if (lane.gang, delayed) in state.no_gap:
+        if (lane.gang, delayed) in state.agenda.no_gap:
             continue
         spares = spares_kept_from(state, job)
         avoid = nodes_of(state, delayed) | spares
@@ -181,11 +180,11 @@ def _place_one(round_: Round, lane: Lane, ahead: list[str]) -> bool:
         if spares:
             spared = True  # which nodes these are changes with every job: that is not kept
         else:
-            state.no_gap.add((lane.gang, delayed))
+            state.agenda.no_gap.add((lane.gang, delayed))
         if not beside and not job.missing_on:
             break  # those behind it differ in nothing
     if not spared:
-        state.queue.stuck[lane] = tuple(ahead)
+        state.agenda.stuck[lane] = tuple(ahead)
     return False
 
 

@@ -10,7 +10,7 @@ from shoal.core.scheduling.again import spares_kept_from
 from shoal.core.scheduling.backfill import TYPICAL, first_opening
 from shoal.core.scheduling.fit import fit, slices
 from shoal.core.scheduling.order import gpus_of
-from shoal.core.scheduling.preempt import Overlay, Victim, victim_of
+from shoal.core.scheduling.preempt import Victim, WithoutVictims, victim_of
 from shoal.core.state.queue import Gang, gang_of
 from shoal.core.state.room import UNLIMITED
 from shoal.core.state.state import State
@@ -37,9 +37,9 @@ def defragment(round_: Round, job: Job) -> bool:
     if state.cluster.gpus < gang.members * gang.demand.gpus:
         return False  # there is too little room, however it lies
     spares = spares_kept_from(state, job)
-    if now_ms - state.moves_ms.get(job.id, now_ms - MOVES_EVERY_MS) < MOVES_EVERY_MS:
+    if now_ms - state.agenda.moves_ms.get(job.id, now_ms - MOVES_EVERY_MS) < MOVES_EVERY_MS:
         return False
-    state.moves_ms[job.id] = now_ms
+    state.agenda.moves_ms[job.id] = now_ms
     wait_ms = _wait_ms(state, job, gang, spares, now_ms)
     for victim in _willing(state, gang, now_ms):
         cost = (state.policy.move_cost_ms + victim.lost_ms) * gpus_of(victim.job)
@@ -95,19 +95,19 @@ def _try_move(
     state: State, gang: Gang, victim: Victim, spares: Collection[int]
 ) -> tuple[tuple[Slice, ...], tuple[Slice, ...]] | None:
     """Where the gang and the moved job would go; None if one of them finds no place."""
-    with Overlay(state) as overlay:
+    with WithoutVictims(state) as overlay:
         overlay.give_back(victim)
         plan = fit(state, gang, spares)
         if plan is None:
             return None
         given = slices(state, plan, gang.demand)
         for slice_ in given:
-            state.change(slice_, -1, exclusive=gang.whole_nodes)
+            overlay.change(slice_, -1, exclusive=gang.whole_nodes)
         moved = gang_of(victim.job)._replace(members=len(victim.job.members))
         place = fit(state, moved)
         new = slices(state, place, moved.demand) if place is not None else None
         for slice_ in given:
-            state.change(slice_, +1, exclusive=gang.whole_nodes)
+            overlay.change(slice_, +1, exclusive=gang.whole_nodes)
         return (given, new) if new is not None else None
 
 

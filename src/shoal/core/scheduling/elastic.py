@@ -7,8 +7,8 @@ from collections.abc import Collection
 from shoal.core.phases.round import Round
 from shoal.core.scheduling.again import spares_beside
 from shoal.core.scheduling.fit import Plan, fit, room_for, slices
-from shoal.core.state.apply import unsaved_ms
 from shoal.core.state.queue import Gang, gang_of
+from shoal.core.state.saving import unsaved_ms
 from shoal.core.state.state import State
 from shoal.model.events import JobClaimed, JobStopping
 from shoal.model.job import Job, Phase, StopCause, Within

@@ -11,9 +11,9 @@ from shoal.core.scheduling.again import beside, taken
 from shoal.core.scheduling.expect import run_ms
 from shoal.core.scheduling.fit import fit, slices
 from shoal.core.scheduling.order import gpus_of, ran_ms
-from shoal.core.scheduling.preempt import Overlay, victim_of
-from shoal.core.state.apply import unsaved_ms
+from shoal.core.scheduling.preempt import WithoutVictims, victim_of
 from shoal.core.state.queue import gang_of
+from shoal.core.state.saving import unsaved_ms
 from shoal.model.durations import duration_text
 from shoal.model.events import JobClaimed, JobStopping
 from shoal.model.health import Standing
@@ -58,7 +58,7 @@ def _weigh(round_: Round, job: Job, bad: list[int]) -> Move:
     """By the slowest of its members there. A node that failed a check, or on which jobs fail, may
     slow nobody down now; it is left if little is at stake."""
     state, now_ms, policy = round_.state, round_.now_ms, round_.policy
-    watch = state.watches.get(job.id)
+    watch = state.heard.watches.get(job.id)
     cost_ms = policy.move_cost_ms + unsaved_ms(job, now_ms)
     change = max(
         (watch.slow[number] for number in bad if number in watch.slow) if watch else (),
@@ -102,7 +102,7 @@ def _elsewhere(round_: Round, job: Job) -> tuple[Slice, ...] | None:
         if not alone and state.nodes[job.members[n].slice.node].schedulable
     }
     missing = [number for number in members if number not in kept]
-    with Overlay(state) as overlay:
+    with WithoutVictims(state) as overlay:
         overlay.give_back(victim_of(job, round_.now_ms, whole=True))
         with taken(state, job, tuple(kept.values())):
             rest = gang._replace(members=len(missing))

@@ -20,8 +20,9 @@ from shoal.core.phases.round import Round
 from shoal.core.scheduling.again import spares_kept_from
 from shoal.core.scheduling.fit import Plan, fit, slices
 from shoal.core.scheduling.order import ORDERINGS, Rank, gpu_milli_of
-from shoal.core.state.apply import unsaved_ms
+from shoal.core.state.apply_room import Overlay
 from shoal.core.state.queue import Gang, gang_of
+from shoal.core.state.saving import unsaved_ms
 from shoal.core.state.state import State
 from shoal.model.durations import duration_text
 from shoal.model.events import JobClaimed, JobStopping
@@ -94,7 +95,7 @@ def _stoppable(round_: Round, mine: Rank) -> list[tuple[Rank, Job]]:
         entitlement = _entitlement(state, job, now_ms, holding=True)
         return entitlement, changes_ms(job, now_ms) if by_rank else None
 
-    line = state.stoppable
+    line = state.agenda.stoppable
     next_ms = line.catch_up(now_ms, state.jobs, judge)
     if next_ms is not None:
         round_.look_again(next_ms)
@@ -178,7 +179,7 @@ def _try_out(
     mine = _entitlement(state, job, now_ms, holding=False)
     spares = spares_kept_from(state, job)
     freed_milli: dict[str, int] = {}  # by whose quota it is
-    with Overlay(state) as overlay:
+    with WithoutVictims(state) as overlay:
         taken: list[Victim] = []
         for victim in candidates:
             guarantor = state.accounts.guarantor(victim.job.spec.tenant)
@@ -212,30 +213,14 @@ def _try_out(
         return taken, plan
 
 
-class Overlay:
-    """Tentative changes to what is free, all undone at the end."""
-
-    def __init__(self, state: State) -> None:
-        self._state = state
-        self._caches = (state.hopeless, state.no_gap, state.queue.stuck, state.look_ms)
-        self._given: dict[str, Victim] = {}
-
-    def __enter__(self) -> Overlay:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        for victim in list(self._given.values()):
-            self.take_again(victim)
-        state = self._state
-        state.hopeless, state.no_gap, state.queue.stuck, state.look_ms = self._caches
+class WithoutVictims(Overlay):
+    """What would be free if these jobs gave up what is asked of them."""
 
     def give_back(self, victim: Victim) -> None:
-        self._given[victim.job.id] = victim
-        self._change(victim, +1)
+        self._give_up(victim, +1)
 
     def take_again(self, victim: Victim) -> None:
-        del self._given[victim.job.id]
-        self._change(victim, -1)
+        self._give_up(victim, -1)
 
     def spare(self, victim: Victim, fits: Callable[[], bool]) -> Victim:
         """Let it keep as many of its members as it can: a gang that shrinks further than it must
@@ -265,12 +250,12 @@ class Overlay:
                 parts += [part[len(part) // 2 :], part[: len(part) // 2]]
         return victim
 
-    def _change(self, victim: Victim, sign: int) -> None:
+    def _give_up(self, victim: Victim, sign: int) -> None:
         held = Counter(m.slice for m in victim.job.members if not m.over) if victim.claimed else ()
         for slice_ in victim.given_up:
-            self._state.change(slice_, sign, exclusive=victim.job.spec.whole_nodes)
+            self.change(slice_, sign, exclusive=victim.job.spec.whole_nodes)
             if slice_ in held:  # it is taken twice: by who holds it, and by who claims it
-                self._state.change(slice_, sign, exclusive=victim.job.spec.whole_nodes)
+                self.change(slice_, sign, exclusive=victim.job.spec.whole_nodes)
 
 
 def _units(victim: Victim) -> list[tuple[Slice, ...]]:
@@ -299,7 +284,7 @@ def _slices_without(
     state: State, victims: list[Victim], plan: Plan, gang: Gang
 ) -> tuple[Slice, ...]:
     """The plan's concrete GPUs, as they will be when the victims are gone."""
-    with Overlay(state) as overlay:
+    with WithoutVictims(state) as overlay:
         for victim in victims:
             overlay.give_back(victim)
         return slices(state, plan, gang.demand)

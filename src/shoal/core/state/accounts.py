@@ -41,13 +41,14 @@ class Accounts:
     def __init__(self, policy: Policy, own: dict[str, Account] | None = None) -> None:
         self.own: dict[str, Account] = own or {}
         self.budgets: dict[str, BudgetLevel] = {}  # of tenants that have used most of theirs
+        self._lineages: dict[str, tuple[Tenant, ...]] = {}  # of tenants with jobs
         self.obey(policy)
 
     def obey(self, policy: Policy) -> None:
         """Another policy may have another tree or half-life; what was used stays used."""
         self._half_life_ms = policy.half_life_ms
         self._policy = policy
-        self._lineages: dict[str, tuple[Tenant, ...]] = {}
+        self._lineages = {name: policy.lineage(name) for name in self._lineages}
         self.sums: dict[str, Account] = {}
         now_ms = max((account.at_ms for account in self.own.values()), default=0)
         for name, account in self.own.items():
@@ -58,11 +59,14 @@ class Accounts:
                 total.share += account.share
                 total.gpu_milli += account.gpu_milli
 
+    def meet(self, tenant: str) -> None:
+        """A tenant with jobs: its lineage is asked for often."""
+        if tenant not in self._lineages:
+            self._lineages[tenant] = self._policy.lineage(tenant)
+
     def lineage(self, tenant: str) -> tuple[Tenant, ...]:
-        found = self._lineages.get(tenant)
-        if found is None:
-            found = self._lineages[tenant] = self._policy.lineage(tenant)
-        return found
+        """The tenant and its ancestors, the root first."""
+        return self._lineages.get(tenant) or self._policy.lineage(tenant)
 
     def held_by(self, tenant: str) -> str:
         """The tenant or ancestor whose budget is used up; empty if there is none."""

@@ -65,8 +65,8 @@ def _service_stopping(state: State, event: ServiceStopping) -> None:
 
 def _service_stopped(state: State, event: ServiceStopped) -> None:
     del state.services[event.service]
-    state.loads.pop(event.service, None)
-    state.counters.pop(event.service, None)
+    state.heard.loads.pop(event.service, None)
+    state.heard.recent_work.pop(event.service, None)
 
 
 def not_served(state: State, job: Job) -> None:
@@ -74,7 +74,7 @@ def not_served(state: State, job: Job) -> None:
     service = state.services.get(job.spec.service)
     if service is not None:
         service.ready.pop(job.id, None)
-    state.down_ms.pop(job.id, None)
+    state.heard.down_ms.pop(job.id, None)
 
 
 def replica_over(state: State, job: Job, event: JobFinished) -> None:

@@ -4,26 +4,9 @@ from __future__ import annotations
 
 import msgspec
 
-from shoal.core.health.hang import Pace
-from shoal.core.health.scoring import Change
-from shoal.core.health.scoring import Gang as Scores
-from shoal.model.progress import Beat
-
 AGES_MAX = 1024
 WEAR_MAX = 256
 NODE_BELIEF_MS = 30 * 24 * 3600 * 1000  # before anything was seen: one loss a month on each node
-
-
-class Watch(msgspec.Struct):
-    """What one attempt's members say of their steps: heard, not logged."""
-
-    attempt: int
-    pace: Pace
-    gang: Scores = msgspec.field(default_factory=Scores)
-    beats: dict[int, Beat] = {}  # the newest of each member
-    slow: dict[int, Change] = {}  # members that hold the others up
-    stuck: tuple[int, ...] = ()  # whose stacks are wanted
-    ended: bool = False  # a member is over and makes no more steps, though its exit is not told
 
 
 class Reservation(msgspec.Struct, frozen=True):

@@ -17,6 +17,7 @@ from shoal.core.answers.why import waiting_reason
 from shoal.core.phases.admit import impossible
 from shoal.core.scheduling.order import ORDERINGS
 from shoal.core.scheduling.predict import predict
+from shoal.core.state.apply_room import add_node
 from shoal.core.state.invariants import verify
 from shoal.core.state.state import Node, State
 from shoal.core.step import Step, step
@@ -68,7 +69,7 @@ def too_large(trace: Trace, nodes: Sequence[NodeSpec]) -> dict[int, str]:
     """By row, the jobs that could never start on these nodes, and why."""
     state = State()
     for index, spec in enumerate(nodes):
-        state.add_node(Node(spec=spec, index=index, incarnation=1))
+        add_node(state, Node(spec=spec, index=index, incarnation=1))
     verdicts: dict[int, str] = {}  # by the identity of the spec: equal ones are mostly one
     rows = {}
     for arrival in trace.arrivals:

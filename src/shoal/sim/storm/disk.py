@@ -10,6 +10,7 @@ import msgspec
 
 from shoal.core.state.apply import replay
 from shoal.core.state.invariants import Violation
+from shoal.core.state.load import restore
 from shoal.core.state.state import Snapshot, State
 from shoal.model.events import Event
 from shoal.model.job import Job
@@ -79,7 +80,7 @@ class Disk:
         if self._snapshot is None:
             return self.load_from_start(), len(self.log)
         position, image = self._snapshot
-        state = State.restore(_snapshot_decoder.decode(image))
+        state = restore(_snapshot_decoder.decode(image))
         return replay(state, map(_event_decoder.decode, self.log[position:])), len(self.log)
 
     def load_from_start(self) -> State:

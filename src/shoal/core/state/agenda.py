@@ -1,0 +1,45 @@
+"""What the next steps still have to look at, and when they last tried: it paces the step."""
+
+from __future__ import annotations
+
+from shoal.core.scheduling.stoppable import Stoppable
+from shoal.core.state.queue import Gang, Lane
+
+
+class Agenda:
+    """Any phase may write here; nothing of it is stored. A new agenda looks at everything: that
+    costs time and may decide something earlier, but it is never wrong."""
+
+    def __init__(self) -> None:
+        self.attention: dict[str, None] = {}  # jobs that `heal` must look at
+        self.look_ms: int | None = 0  # when to look at the whole queue again
+        self.partial = 0  # cycles since then that looked at parts of the queue
+        self.fresh: dict[Lane, None] = {}  # lanes that a job joined since the last cycle
+        self.hopeless: set[Gang] = set()  # do not fit until a node gains room for them
+        self.no_gap: set[tuple[Gang, tuple[str, ...]]] = set()  # fit only on nodes of these jobs
+        # Lanes in which no job found a gap beside the nodes reserved for these jobs.
+        self.stuck: dict[Lane, tuple[str, ...]] = {}
+        self.looked_ms: dict[str, int] = {}  # blocked job -> when an opening was last sought
+        self.moves_ms: dict[str, int] = {}  # blocked job -> when a move was last tried for it
+        self.stoppable = Stoppable()  # running jobs that may be stopped, by entitlement
+        self.watch_ms: int | None = None  # when to look for jobs that hang
+        self.serve_ms: int | None = None  # when to look at the services again
+
+    def look_again(self, at_ms: int) -> None:
+        """Look at the whole queue then: something may be possible that is too early now."""
+        if self.look_ms is None or at_ms < self.look_ms:
+            self.look_ms = at_ms
+
+    def joined(self, lane: Lane) -> None:
+        self.fresh[lane] = None
+        self.stuck.pop(lane, None)
+
+    def left(self, lane: Lane, *, empty: bool) -> None:
+        self.stuck.pop(lane, None)
+        if empty:
+            self.fresh.pop(lane, None)
+
+    def other_gaps(self) -> None:
+        """What is reserved has changed: there may be room beside it where there was none."""
+        self.no_gap.clear()
+        self.stuck.clear()

@@ -1,0 +1,246 @@
+"""Index upkeep for jobs: the queue, claims, time limits, and what run times teach."""
+
+from __future__ import annotations
+
+import heapq
+
+from shoal.core.scheduling.order import ORDERINGS
+from shoal.core.scheduling.stoppable import Stoppable
+from shoal.core.state.apply_room import change, hold
+from shoal.core.state.estimates import SPANS, begin_ms, key_of, octave, span
+from shoal.core.state.queue import Lane, gang_of
+from shoal.core.state.state import State
+from shoal.model.job import Job, Phase
+from shoal.model.policy import Policy
+from shoal.model.resources import Slice
+
+
+def adopt_policy(state: State, policy: Policy) -> None:
+    """The queue is put into the policy's order if that is another."""
+    reorders = policy.order != state.policy.order
+    state.policy = policy
+    state.accounts.obey(policy)
+    for job in state.jobs.values():
+        job.borrowed = job.active and not state.accounts.within_quota(job.spec.tenant, 0)
+    if reorders:
+        _reorder(state)
+    agenda = state.agenda
+    agenda.hopeless = set()
+    agenda.other_gaps()
+    agenda.look_ms = 0
+    agenda.stoppable = Stoppable()
+    for job in state.jobs.values():
+        agenda.stoppable.joins(job, policy.run_ms_min)
+
+
+def _reorder(state: State) -> None:
+    """Every job that waits takes a new place."""
+    queue = state.queue
+    numbers = [*queue.lane, *queue.held]
+    queue.lanes, queue.of_gang, queue.lane, queue.oldest, queue.held = {}, {}, {}, [], {}
+    state.agenda.fresh = {}
+    for number in sorted(numbers):
+        _stand(state, state.job_numbered(number))
+
+
+def join_queue(state: State, job: Job) -> None:
+    if job.not_before_ms:
+        state.queue.delay(job)
+    else:
+        _stand(state, job)
+
+
+def _stand(state: State, job: Job) -> None:
+    if state.accounts.held_by(job.spec.tenant):
+        state.queue.hold(job)
+        return
+    ordering = ORDERINGS[state.policy.order]
+    kin = ordering.kin(state, job)
+    lane = Lane(job.spec.tenant, job.spec.priority, gang_of(job), kin, job.elder)
+    state.queue.stand(job, lane, ordering.job(job))
+    state.agenda.joined(lane)
+
+
+def leave_queue(state: State, job: Job) -> None:
+    lane = state.queue.remove(job, ORDERINGS[state.policy.order].job(job))
+    if lane is not None:
+        state.agenda.left(lane, empty=lane not in state.queue.lanes)
+
+
+def wake_delayed(state: State, now_ms: int) -> None:
+    """Time passes: delayed jobs whose time has come join those that may start."""
+    for number in state.queue.take_due(now_ms):
+        _stand(state, state.job_numbered(number))
+
+
+def judge_holds(state: State) -> None:
+    """A job on hold neither stands in the queue nor has room reserved for it."""
+    queue = state.queue
+    if not state.accounts.budgets and not queue.held:
+        return
+    waiting = [job for job in state.jobs.values() if job.phase is Phase.WAITING]
+    for job in waiting:
+        if state.accounts.held_by(job.spec.tenant):
+            if job.id in state.claims:
+                unclaim(state, job)
+            forget_reservation(state, job)
+    for job in waiting:
+        if job.number in queue.held or job.number in queue.lane:
+            leave_queue(state, job)
+            _stand(state, job)
+    state.agenda.other_gaps()
+    state.agenda.look_ms = 0
+
+
+def add_job(state: State, job: Job) -> None:
+    state.jobs[job.id] = job
+    state.numbers[job.number] = job.id
+    state.births_ms += job.submitted_ms
+    state.accounts.meet(job.spec.tenant)
+    if job.spec.service:
+        state.replicas.setdefault(job.spec.service, {})[job.id] = None
+    if job.elder:
+        state.elder = job.id
+    if job.key:
+        state.keys[job.key] = job.id
+    if job.phase is Phase.WAITING:
+        join_queue(state, job)
+    else:
+        hold(state, job)
+        runs_on(state, job)
+        state.agenda.attention[job.id] = None
+
+
+def drop_job(state: State, job: Job) -> None:
+    del state.jobs[job.id]
+    del state.numbers[job.number]
+    state.births_ms -= job.submitted_ms
+    state.heard.warm.pop(job.id, None)
+    state.heard.down_ms.pop(job.id, None)
+    if job.spec.service:
+        of_service = state.replicas[job.spec.service]
+        del of_service[job.id]
+        if not of_service:
+            del state.replicas[job.spec.service]
+    if state.elder == job.id:
+        state.elder = None
+    state.agenda.attention.pop(job.id, None)
+    forget_reservation(state, job)
+    if job.key:
+        del state.keys[job.key]
+
+
+def claim(state: State, job: Job, slices: tuple[Slice, ...]) -> None:
+    """Take what is promised, though some of it is still held, so that no other job does. A job
+    with a claim does not stand in the queue; one being resized may claim less later."""
+    if job.id in state.claims:
+        unclaim(state, job)
+    state.claims[job.id] = slices
+    for slice_ in slices:
+        change(state, slice_, -1, exclusive=job.spec.whole_nodes)
+    if job.phase is Phase.WAITING:
+        leave_queue(state, job)
+
+
+def unclaim(state: State, job: Job) -> None:
+    for slice_ in state.claims.pop(job.id):
+        change(state, slice_, +1, exclusive=job.spec.whole_nodes)
+    if job.phase is Phase.WAITING:
+        join_queue(state, job)
+
+
+def unclaim_on(state: State, node_id: str) -> None:
+    """No claim outlives the node that it is on."""
+    for job_id in [j for j, given in state.claims.items() if any(s.node == node_id for s in given)]:
+        unclaim(state, state.jobs[job_id])
+
+
+def leave_waiting(state: State, job: Job) -> None:
+    """It starts: it has no claim, place in the queue or reservation any more."""
+    if job.id in state.claims:
+        unclaim(state, job)
+    leave_queue(state, job)
+    forget_reservation(state, job)
+
+
+def forget_reservation(state: State, job: Job) -> None:
+    agenda = state.agenda
+    if state.reservations.pop(job.id, None) is not None:
+        agenda.other_gaps()
+        agenda.look_ms = 0
+    agenda.looked_ms.pop(job.id, None)
+    agenda.moves_ms.pop(job.id, None)
+
+
+def let_go(state: State, job: Job) -> None:
+    """The attempt is over; nothing of it is held any more."""
+    state.agenda.stoppable.drop(job.id)
+    state.masters.discard(job.master)
+    state.heard.watches.pop(job.id, None)
+    state.preemptible.pop(job.id, None)
+    state.elastic.pop(job.id, None)
+
+
+def runs_on(state: State, job: Job) -> None:
+    """From now on, if it runs: its time limit, its age, and when it may be stopped for others."""
+    if job.phase is not Phase.RUNNING or job.running_ms is None:
+        return
+    if job.spec.time_limit_ms:
+        deadline_ms = job.running_ms + job.spec.time_limit_ms
+        state.limits = _pushed(state, state.limits, (deadline_ms, job.id, job.attempt))
+    _watch_age(state, job, job.running_ms)
+    state.agenda.stoppable.joins(job, state.policy.run_ms_min)
+
+
+def runs_no_more(state: State) -> None:
+    """The first of the time limits is always that of a job that runs."""
+    while state.limits and not _running(state, *state.limits[0][1:]):
+        heapq.heappop(state.limits)
+
+
+def _running(state: State, job_id: str, attempt: int) -> bool:
+    job = state.jobs.get(job_id)
+    return job is not None and job.attempt == attempt and job.phase is Phase.RUNNING
+
+
+Due = tuple[int, str, int]  # (when, job, attempt)
+
+
+def _pushed(state: State, heap: list[Due], entry: Due) -> list[Due]:
+    heapq.heappush(heap, entry)
+    if len(heap) > 2 * len(state.jobs) + 64:  # most belong to jobs long finished
+        heap = [due for due in heap if due[1] in state.jobs]
+        heapq.heapify(heap)
+    return heap
+
+
+def _watch_age(state: State, job: Job, running_ms: int) -> None:
+    """A running job enters one span of run time after another: see `grow_older`."""
+    known_ms = max(job.attained_ms, begin_ms(max(0, job.told)))
+    if span(known_ms) < SPANS - 4:
+        # Once an octave; the spans that it entered meanwhile are learned then.
+        when_ms = running_ms + (4096 << octave(known_ms)) - job.attained_ms
+        state.aging = _pushed(state, state.aging, (when_ms, job.id, job.attempt))
+
+
+def grow_older(state: State, now_ms: int) -> None:
+    """Learn from running jobs what they have shown by now: that they are not shorter."""
+    while state.aging and state.aging[0][0] <= now_ms:
+        _, job_id, attempt = heapq.heappop(state.aging)
+        if _running(state, job_id, attempt):
+            job = state.jobs[job_id]
+            assert job.running_ms is not None, "a running job knows since when"
+            learn_run(state, job, job.attained_ms + now_ms - job.running_ms)
+            _watch_age(state, job, job.running_ms)
+
+
+def learn_run(state: State, job: Job, ran_ms: int) -> None:
+    """It has run for `ran_ms` over all attempts; no span is learned twice."""
+    now, before = span(ran_ms), job.told
+    if before < now:
+        state.agenda.stuck.clear()  # a job that seemed too long for a gap may seem shorter now
+        if before < 0:
+            state.estimates.began(key_of(job))
+        if now:
+            state.estimates.survived(key_of(job), begin_ms(max(0, before)), begin_ms(now))
+        job.told = now

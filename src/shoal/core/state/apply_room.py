@@ -1,0 +1,163 @@
+"""Index upkeep for nodes and what is free on them; a part of `apply`."""
+
+from __future__ import annotations
+
+from typing import Self
+
+from shoal.core.scheduling.fragments import Foresight
+from shoal.core.state.room import Room
+from shoal.core.state.state import Node, State
+from shoal.model.health import Standing
+from shoal.model.job import Job, MemberRef
+from shoal.model.node import NodeIntent, NodeSpec
+from shoal.model.policy import Preempt
+from shoal.model.resources import Kind, Slice
+
+
+def add_node(state: State, node: Node) -> None:
+    assert node.index == len(state.order), "nodes are indexed in join order"
+    state.nodes[node.id] = node
+    state.order.append(node)
+    state.rooms.append(Room(node.spec))
+    _foresee(state, node.spec)
+    state.placed[node.id] = {}
+    if node.record.standing is not Standing.OK:
+        state.troubled[node.id] = None
+    _count_known(state, node, 1)
+    open_up(state, node)
+
+
+def replace_node(state: State, node: Node, spec: NodeSpec, incarnation: int) -> None:
+    """The node starts a new life, perhaps with other resources; it must be closed and empty."""
+    assert not state.placed[node.id], "a node that rejoins holds nothing"
+    _count_known(state, node, -1)
+    node.spec = spec
+    node.incarnation = incarnation
+    _count_known(state, node, 1)
+    state.rooms[node.index] = Room(spec)
+    _foresee(state, spec)
+
+
+def _foresee(state: State, spec: NodeSpec) -> None:
+    if spec.cpu_milli > state.foresight.largest_cpu_milli:
+        state.foresight = Foresight(spec.cpu_milli, state.mix)
+
+
+def set_intent(state: State, node: Node, intent: NodeIntent) -> None:
+    _count_known(state, node, -1)
+    node.intent = intent
+    _count_known(state, node, 1)
+
+
+def _count_known(state: State, node: Node, change: int) -> None:
+    if node.intent is not NodeIntent.REMOVED:
+        kind, totals = node.spec.kind, state.totals
+        state.capacity[kind] = state.capacity.get(kind, 0) + change
+        state.totals = Kind(
+            totals.gpus + change * kind.gpus,
+            totals.cpu_milli + change * kind.cpu_milli,
+            totals.memory_mb + change * kind.memory_mb,
+        )
+
+
+def open_up(state: State, node: Node) -> None:
+    """Offer the node to the scheduler if it may be offered."""
+    if node.schedulable:
+        room = state.rooms[node.index]
+        state.cluster.add(node.index, room)
+        for division, name in zip(state.divisions, room.domains, strict=False):
+            division.add(name, node.index, room)
+        state.open_capacity[room.kind] = state.open_capacity.get(room.kind, 0) + 1
+        _gained(state, room)
+
+
+def close(state: State, node: Node) -> None:
+    """Take the node away from the scheduler, before its health or intent changes."""
+    if node.schedulable:
+        room = state.rooms[node.index]
+        state.cluster.remove(node.index, room)
+        for division, name in zip(state.divisions, room.domains, strict=False):
+            division.remove(name, node.index, room)
+        state.open_capacity[room.kind] -= 1
+
+
+def _gained(state: State, room: Room) -> None:
+    """A node has more room than before: shapes whose members fit on it are worth a try."""
+    agenda = state.agenda
+    if state.preemptible and state.policy.preempt is not Preempt.NEVER:
+        agenda.look_ms = 0  # fewer need to be stopped for the jobs in front
+    if not agenda.hopeless and not agenda.no_gap and not agenda.stuck:
+        return
+    known = {lane.gang for lane in agenda.stuck} | {gang for gang, _ in agenda.no_gap}
+    fits = {gang for gang in known | agenda.hopeless if room.holds(gang.demand)}
+    if fits:
+        agenda.hopeless -= fits
+        agenda.no_gap = {entry for entry in agenda.no_gap if entry[0] not in fits}
+        agenda.stuck = {
+            lane: ahead for lane, ahead in agenda.stuck.items() if lane.gang not in fits
+        }
+
+
+def hold(state: State, job: Job) -> None:
+    """The members of a placed job take their slices."""
+    for number, member in enumerate(job.members):
+        if not member.over:
+            slice_ = member.slice
+            state.placed[slice_.node][MemberRef(job.id, job.attempt, number)] = job
+            change(state, slice_, -1, exclusive=job.spec.whole_nodes)
+            left = state.rooms[state.nodes[slice_.node].index].gpu_milli
+            short = min(left, default=0) < 0 and any(left[gpu] < 0 for gpu in slice_.gpus)
+            assert not short, f"{slice_} is held"
+    state.masters.add(job.master)
+    if job.spec.yields:
+        state.preemptible[job.id] = None
+    if job.spec.resizes:
+        state.elastic[job.id] = None
+
+
+def release(state: State, job: Job, number: int) -> None:
+    """A member is over; its slice is free again."""
+    slice_ = job.members[number].slice
+    del state.placed[slice_.node][MemberRef(job.id, job.attempt, number)]
+    change(state, slice_, +1, exclusive=job.spec.whole_nodes)
+
+
+def change(state: State, slice_: Slice, sign: int, *, exclusive: bool = False) -> None:
+    """A slice is taken (-1) or given back (+1)."""
+    room = _shift(state, slice_, sign, exclusive=exclusive)
+    if sign > 0 and state.nodes[slice_.node].schedulable:
+        _gained(state, room)
+
+
+def _shift(state: State, slice_: Slice, sign: int, *, exclusive: bool) -> Room:
+    node = state.nodes[slice_.node]
+    room = state.rooms[node.index]
+    before = room.level
+    room.change(slice_, sign, exclusive=exclusive)
+    if before != (after := room.level) and node.schedulable:
+        state.cluster.move(node.index, room.kind, before, after)
+        for division, name in zip(state.divisions, room.domains, strict=False):
+            division.move(name, node.index, room.kind, before, after)
+    return room
+
+
+class Overlay:
+    """Tentative changes to what is free, to see what would fit; all undone at the end. The agenda
+    does not notice: what is known to fit nowhere stays known."""
+
+    def __init__(self, state: State) -> None:
+        self._state = state
+        self._changes: dict[tuple[Slice, bool], int] = {}
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for (slice_, exclusive), times in self._changes.items():
+            for undone in [-1] * times or [+1] * -times:
+                _shift(self._state, slice_, undone, exclusive=exclusive)
+
+    def change(self, slice_: Slice, sign: int, *, exclusive: bool) -> None:
+        key = (slice_, exclusive)
+        self._changes[key] = self._changes.get(key, 0) + sign
+        _shift(self._state, slice_, sign, exclusive=exclusive)

@@ -1,0 +1,15 @@
+"""What only saves time: dropping it between any two steps changes no decision."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from shoal.core.phases.reconcile import GangView
+
+
+class Caches:
+    """Caches inside `Estimates` and `Foresight` are theirs; `drop_caches` empties all of them."""
+
+    def __init__(self) -> None:
+        self.gang_views: dict[str, GangView] = {}  # the environment of large gangs that start

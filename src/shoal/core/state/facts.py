@@ -1,0 +1,119 @@
+"""The facts: what events wrote, and what a snapshot stores."""
+
+from __future__ import annotations
+
+import msgspec
+
+from shoal.core.health.baseline import Fleet
+from shoal.core.health.failures import Book
+from shoal.core.scheduling.fragments import Mix, Task
+from shoal.core.state.accounts import Account, Accounts
+from shoal.core.state.estimates import Estimates, Group
+from shoal.core.state.records import Ages, Reservation, Wear
+from shoal.model.budget import BudgetLevel
+from shoal.model.health import Record, Standing
+from shoal.model.job import Job
+from shoal.model.node import NodeHealth, NodeIntent, NodeSpec
+from shoal.model.policy import Policy
+from shoal.model.resources import Slice
+from shoal.model.service import Service
+
+
+class Node(msgspec.Struct, kw_only=True):
+    """A node as the controller sees it. `index` is its place in join order and never changes."""
+
+    spec: NodeSpec
+    index: int
+    incarnation: int
+    health: NodeHealth = NodeHealth.JOINING
+    intent: NodeIntent = NodeIntent.OPEN
+    dead: bool = False  # lost for certain: this incarnation can never report again
+    since_ms: int = 0
+    why: str = ""
+    record: Record = Record()  # what is thought of its work
+    leaving: bool = False  # the node itself asked to leave
+
+    @property
+    def id(self) -> str:
+        return self.spec.id
+
+    @property
+    def schedulable(self) -> bool:
+        return (
+            self.health is NodeHealth.READY
+            and self.intent is NodeIntent.OPEN
+            and self.record.standing is not Standing.QUARANTINED
+        )
+
+
+class Snapshot(msgspec.Struct, frozen=True, kw_only=True):
+    """The facts as they are stored. Two states are equal if their snapshots are."""
+
+    epoch: int
+    next_job: int
+    next_port: int
+    submitted: int
+    finished: int
+    jobs: list[Job]
+    nodes: list[Node]
+    policy: Policy = Policy()
+    accounts: dict[str, Account] = {}
+    estimates: dict[str, Group] = {}
+    ages: Ages = msgspec.field(default_factory=Ages)
+    wear: Wear = msgspec.field(default_factory=Wear)
+    reservations: dict[str, Reservation] = {}
+    claims: dict[str, tuple[Slice, ...]] = {}
+    mix: list[tuple[Task, int]] = []
+    failures: Book = msgspec.field(default_factory=Book)
+    fleet: Fleet = msgspec.field(default_factory=Fleet)
+    services: list[Service] = []
+    budgets: dict[str, BudgetLevel] = {}
+    drift_ms: int = 0
+
+
+class Facts:
+    """Only `apply` changes these; tests/test_architecture.py holds that."""
+
+    def __init__(self) -> None:
+        self.epoch = 0
+        self.next_job = 1
+        self.next_port = 0
+        self.submitted = self.finished = 0  # how many jobs
+        self.drift_ms = 0  # how far the machine's clock was ahead of ours when last reported
+        self.policy = Policy()
+        self.jobs: dict[str, Job] = {}  # live jobs only: finished ones are in the store
+        self.nodes: dict[str, Node] = {}
+        self.services: dict[str, Service] = {}
+        self.accounts = Accounts(self.policy)
+        self.estimates = Estimates()
+        self.ages = Ages()
+        self.wear = Wear()
+        self.mix = Mix()  # the kinds of jobs that were submitted
+        self.failures = Book()  # failures by a job's own error: they tell bad nodes from bad jobs
+        self.fleet = Fleet()  # what nodes usually measure
+        self.reservations: dict[str, Reservation] = {}  # of blocked jobs
+        self.claims: dict[str, tuple[Slice, ...]] = {}  # of jobs that others are stopped for
+
+    def snapshot(self) -> Snapshot:
+        return Snapshot(
+            epoch=self.epoch,
+            next_job=self.next_job,
+            next_port=self.next_port,
+            submitted=self.submitted,
+            finished=self.finished,
+            jobs=list(self.jobs.values()),
+            nodes=list(self.nodes.values()),
+            policy=self.policy,
+            accounts=self.accounts.own,
+            estimates=self.estimates.groups,
+            ages=self.ages,
+            wear=self.wear,
+            reservations=self.reservations,
+            claims=self.claims,
+            mix=list(self.mix.counts.items()),
+            failures=self.failures,
+            fleet=self.fleet,
+            services=list(self.services.values()),
+            budgets=self.accounts.budgets,
+            drift_ms=self.drift_ms,
+        )

@@ -1,0 +1,45 @@
+"""What the controller has heard since it started: not logged, and learned again by listening."""
+
+from __future__ import annotations
+
+import msgspec
+
+from shoal.core.health.hang import Pace
+from shoal.core.health.scoring import Change
+from shoal.core.health.scoring import Gang as Scores
+from shoal.core.phases.scale import RecentWork
+from shoal.model.health import CheckResult, Verdict
+from shoal.model.job import MemberRef
+from shoal.model.progress import Beat
+from shoal.model.service import ServiceLoad
+
+
+class Watch(msgspec.Struct):
+    """What the members of one attempt report of their steps."""
+
+    attempt: int
+    pace: Pace
+    gang: Scores = msgspec.field(default_factory=Scores)
+    beats: dict[int, Beat] = {}  # the newest of each member
+    slow: dict[int, Change] = {}  # members that hold up the others
+    stuck: tuple[int, ...] = ()  # members whose stacks are wanted
+    ended: bool = False  # a member has ended and takes no more steps; its exit is not reported yet
+
+
+class Heard:
+    """Any phase may write here. A controller that restarts begins with all of it empty (ADR 2)."""
+
+    def __init__(self) -> None:
+        # When each node that is not lost last reported; the one silent for longest comes first.
+        self.contacts: dict[str, int] = {}
+        # The newest (incarnation, sequence) of each node, lost or not: older reports are refused.
+        self.said: dict[str, tuple[int, int]] = {}
+        self.getting: dict[str, dict[MemberRef, str]] = {}  # node -> members not ready, and why
+        self.watches: dict[str, Watch] = {}  # of jobs whose members report their steps
+        self.idles: dict[str, tuple[int, dict[int, int]]] = {}  # job -> attempt, member -> since
+        self.warm: dict[str, dict[str, int]] = {}  # job -> nodes ready for it, and when heard
+        self.asked: dict[str, str] = {}  # node -> the check that a user asked for
+        self.verdicts: dict[str, tuple[str, CheckResult, Verdict]] = {}  # node -> its last check
+        self.loads: dict[str, ServiceLoad] = {}  # what the gateway last reported of each service
+        self.recent_work: dict[str, RecentWork] = {}  # of each service
+        self.down_ms: dict[str, int] = {}  # replica -> since when the gateway cannot reach it

@@ -1,0 +1,38 @@
+"""The indexes: derived from the facts, kept by `apply`, rebuilt when a snapshot is loaded."""
+
+from __future__ import annotations
+
+from shoal.core.scheduling.fragments import Foresight
+from shoal.core.state.facts import Facts, Node
+from shoal.core.state.queue import Queue
+from shoal.core.state.room import Division, Domain, Room
+from shoal.model.job import Job, MemberRef
+from shoal.model.resources import Kind
+
+
+class Indexes(Facts):
+    """Only `apply` changes these, like the facts they follow."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.order: list[Node] = []  # nodes by index
+        self.rooms: list[Room] = []  # by node index
+        self.cluster = Domain()  # all schedulable nodes
+        self.divisions = (Division(), Division())  # the blocks, the racks
+        self.placed: dict[str, dict[MemberRef, Job]] = {}  # node -> members that hold slices
+        self.capacity: dict[Kind, int] = {}  # kind of node -> how many are known
+        self.open_capacity: dict[Kind, int] = {}  # kind of node -> how many are schedulable
+        self.totals = Kind(0, 0, 0)  # of all nodes that are known
+        self.troubled: dict[str, None] = {}  # nodes that are suspect or in quarantine
+        self.foresight = Foresight(1000, self.mix)  # for the largest node
+        self.queue = Queue()
+        self.numbers: dict[int, str] = {}  # job number -> id
+        self.keys: dict[str, str] = {}  # submission key -> job id
+        self.masters: set[str] = set()  # rendezvous points in use, "address:port"
+        self.limits: list[tuple[int, str, int]] = []  # heap of (deadline_ms, job, attempt)
+        self.aging: list[tuple[int, str, int]] = []  # heap of (when its span ends, job, attempt)
+        self.elder: str | None = None  # the job that comes first because it waited for too long
+        self.births_ms = 0  # the sum over live jobs of when they were submitted
+        self.preemptible: dict[str, None] = {}  # jobs that hold slices and may be stopped
+        self.elastic: dict[str, None] = {}  # jobs that hold slices and may grow or shrink
+        self.replicas: dict[str, dict[str, None]] = {}  # service -> its jobs

@@ -1,0 +1,33 @@
+"""A stored snapshot becomes a state: the facts are taken over, the indexes built from them."""
+
+from __future__ import annotations
+
+from shoal.core.scheduling.fragments import Foresight, Mix
+from shoal.core.state.accounts import Accounts
+from shoal.core.state.apply_queue import add_job, adopt_policy, claim
+from shoal.core.state.apply_room import add_node
+from shoal.core.state.estimates import Estimates
+from shoal.core.state.state import Snapshot, State
+
+
+def restore(snapshot: Snapshot) -> State:
+    state = State()
+    state.epoch, state.next_job = snapshot.epoch, snapshot.next_job
+    state.next_port, state.drift_ms = snapshot.next_port, snapshot.drift_ms
+    state.submitted, state.finished = snapshot.submitted, snapshot.finished
+    state.accounts = Accounts(snapshot.policy, snapshot.accounts)
+    state.accounts.budgets = snapshot.budgets
+    state.estimates = Estimates(snapshot.estimates)
+    state.ages, state.wear, state.fleet = snapshot.ages, snapshot.wear, snapshot.fleet
+    state.failures, state.reservations = snapshot.failures, snapshot.reservations
+    state.services = {service.spec.name: service for service in snapshot.services}
+    state.mix = Mix(dict(snapshot.mix))
+    state.foresight = Foresight(1000, state.mix)
+    adopt_policy(state, snapshot.policy)
+    for node in snapshot.nodes:
+        add_node(state, node)
+    for job in snapshot.jobs:
+        add_job(state, job)
+    for job_id, slices in snapshot.claims.items():
+        claim(state, state.jobs[job_id], slices)
+    return state

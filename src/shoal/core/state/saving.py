@@ -1,0 +1,27 @@
+"""How much of an attempt's work survives it."""
+
+from __future__ import annotations
+
+from shoal.model.job import Job, StopCause
+
+
+def kept_ms(job: Job, cause: StopCause, at_ms: int) -> int:
+    """How much of the attempt's run time survives it. A job that was asked to stop has saved its
+    work; one that lost a node goes back to its last checkpoint."""
+    if job.running_ms is None or (job.spec.checkpoint_ms == 0 and job.saved_ms is None):
+        return 0
+    ran_ms = at_ms - job.running_ms
+    if cause in (StopCause.NODE_LOSS, StopCause.FAILURE, StopCause.HANG):
+        ran_ms -= unsaved_ms(job, at_ms)
+    return ran_ms
+
+
+def unsaved_ms(job: Job, now_ms: int) -> int:
+    """What a running job would lose if it fell back to its last checkpoint: by what it told, else
+    by how often it says that it saves."""
+    if job.running_ms is None:
+        return 0
+    if job.saved_ms is not None:
+        return now_ms - job.saved_ms
+    ran_ms = now_ms - job.running_ms
+    return ran_ms % job.spec.checkpoint_ms if job.spec.checkpoint_ms else ran_ms
