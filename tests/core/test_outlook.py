@@ -115,7 +115,7 @@ def test_a_reservation_for_what_is_late_is_not_made_again_and_again() -> None:
 def test_no_answer_denies_itself_in_any_state_of_the_storm(
     first: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from shoal.sim.storm import controller
+    from shoal import tick
 
     looks = 0
 
@@ -125,7 +125,7 @@ def test_no_answer_denies_itself_in_any_state_of_the_storm(
             looks += 1
             assert_agrees(state, job_id, policy, now_ms)
 
-    monkeypatch.setattr(controller, "verify", look)
+    monkeypatch.setattr(tick, "verify", look)
     for seed in range(first, first + 10):
         Run(seed, msgspec.structs.replace(Size(), services_part=0)).finish()
     assert looks > 1000
