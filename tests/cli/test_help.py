@@ -19,7 +19,7 @@ HEAVY = (
     "psutil",
     "shoal.client",
     "shoal.core",
-    "shoal.model",
+    "shoal.model.job",
 )
 
 

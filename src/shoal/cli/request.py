@@ -26,7 +26,7 @@ def assemble(
     given = {
         name: value
         for name, value in flags.items()
-        if name in form.fields and value is not None and value is not False and value != []
+        if name in form.fields and value is not None and value is not False and value != ()
     }
     path = Path(words[0]) if datafile.is_job_file(words[0]) else None
     try:

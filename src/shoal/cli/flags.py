@@ -1,0 +1,26 @@
+"""The flags of `shoal run` and `shoal serve`, made from the table of fields."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from shoal.cli.command import Option, number
+from shoal.forms.fields import Field, Table
+
+
+def flags_of(table: Table) -> list[Option]:
+    return [_flag(field) for field in table.values() if field.heading]
+
+
+def _flag(field: Field) -> Option:
+    names, attrs = [field.name, field.flag], dict[str, Any]()
+    if field.takes is bool:
+        attrs = {"is_flag": True, "default": None}
+        if field.default:  # it decides if neither is given
+            names[1] += "/--no-" + field.flag.removeprefix("--")
+    else:
+        *short, metavar = field.metavar.removesuffix("...").split()
+        names += short
+        kind = number() if field.takes is int else None
+        attrs = {"metavar": metavar, "type": kind, "multiple": field.takes is list}
+    return Option(*names, help=field.text, heading=field.heading, **attrs)
