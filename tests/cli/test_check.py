@@ -82,13 +82,13 @@ def test_this_machine_is_measured_without_a_cluster(shoal: Shoal) -> None:
     assert result.code == (1 if found.faults else 0)
 
 
-def test_a_node_that_is_well_is_shown_beside_its_kind(shoal: Shoal, home: Path) -> None:
+def test_a_healthy_node_is_compared_with_similar_nodes(shoal: Shoal, home: Path) -> None:
     result = shoal("check", "n1", home=home)
     assert result.code == 0
     lines = result.out.splitlines()
-    assert lines[0] == "n1: ok, 1 figures in line (2.5 s, beside running jobs)"
-    assert lines[1].split() == ["FIGURE", "HERE", "USUAL", "LIMIT", "BESIDE"]
-    assert lines[2].split() == ["memory_mbs", "990", "1000", "700", "3", "of", "its", "kind"]
+    assert lines[0] == "n1: ok, 1 figures in line (2.5 s, while jobs ran)"
+    assert lines[1].split() == ["FIGURE", "HERE", "USUAL", "LIMIT", "COMPARED-WITH"]
+    assert lines[2].split() == ["memory_mbs", "990", "1000", "700", "3", "similar", "nodes"]
 
 
 def test_one_that_fails_among_several_makes_the_command_fail(shoal: Shoal, home: Path) -> None:

@@ -37,7 +37,7 @@ def test_what_is_shown_is_a_file_that_says_the_same(shoal: Shoal, tmp_path: Path
     for name in SHIPPED:
         (tmp_path / "mine.yaml").write_text(shoal("policy", "show", name).out)
         result = shoal("policy", "diff", name, str(tmp_path / "mine.yaml"))
-        assert (result.code, result.out, result.err) == (0, "", "they are the same\n")
+        assert (result.code, result.out, result.err) == (0, "", "the policies are the same\n")
 
 
 def test_a_difference_is_told_field_by_field(shoal: Shoal) -> None:
@@ -64,7 +64,7 @@ def test_a_policy_is_set_and_the_change_is_an_event(live_shoal: Shoal, restored:
     assert live_shoal("policy", "set", "fair").code == 0
     result = live_shoal("policy", "set", str(EXAMPLES / "labs.toml"))
     assert result.code == 0, result.err
-    assert "the policy is 'labs' now: order fair" in result.out
+    assert "the policy is now 'labs': order fair" in result.out
     assert "  half_life: 7d -> 3d" in result.out
     assert "the policy is 'labs' now" in live_shoal("events", "-n", "5").out
     assert "vision: {parent: research, quota_gpus: 8}" in live_shoal("policy").out

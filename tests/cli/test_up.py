@@ -44,7 +44,7 @@ def test_an_open_address_is_warned_about(shoal: Shoal) -> None:
     try:
         result = shoal("up", "--nodes", "1", "--host", "0.0.0.0", "--port", "0")
         assert result.code == 0, result.err
-        assert "warning: 0.0.0.0 can be reached from other machines" in result.err
+        assert "warning: other machines can reach 0.0.0.0" in result.err
         assert shoal("status").code == 0
     finally:
         shoal("down")

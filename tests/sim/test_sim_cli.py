@@ -166,7 +166,7 @@ def test_a_clusters_own_history_is_replayed_on_its_own_nodes(sim: Sim, tmp_path:
 
 BAD: dict[str, tuple[list[str], int, str]] = {
     "no trace": ([], 2, "TRACE is missing"),
-    "days": ([PLAIN, "-n", "1", "--days", "3"], 2, "--days: is of the history"),
+    "days": ([PLAIN, "-n", "1", "--days", "3"], 2, "--days: works only with --history"),
     "no nodes": ([PLAIN], 2, "--nodes is missing"),
     "no such file": (["nowhere.csv", "-n", "1"], 1, "nowhere.csv: No such file"),
     "no such nodes": ([PLAIN, "-n", "eight"], 2, "--nodes: eight is neither a number nor a file"),
@@ -178,14 +178,14 @@ BAD: dict[str, tuple[list[str], int, str]] = {
     "load": ([PLAIN, "-n", "2", "--load", "0"], 2, "--load: must be a number above 0"),
     "scale": ([PLAIN, "-n", "2", "--scale", "x"], 2, "--scale: must be a number"),
     "start-up": ([PLAIN, "-n", "2", "--start-up", "10"], 2, "--start-up: 10 of what?"),
-    "checkpoint": ([PLAIN, "-n", "2", "--checkpoint", "x"], 2, "--checkpoint: 'x' is no time"),
+    "checkpoint": ([PLAIN, "-n", "2", "--checkpoint", "x"], 2, "--checkpoint: 'x' is not a time"),
     "failures": ([PLAIN, "-n", "2", "--failures", "-1"], 2, "--failures: must be a number"),
     "failures file": ([PLAIN, "-n", "2", "--failures", PLAIN], 1, "has no column component"),
     "slow": ([PLAIN, "-n", "2", "--slow", "0.5"], 2, "--slow: write SHARE:SPEED"),
     "slow share": ([PLAIN, "-n", "2", "--slow", "2:0.5"], 2, "--slow: must be a number"),
     "where": ([PLAIN, "-n", "2", "--where", "vc"], 2, "--where: write COLUMN=VALUE"),
     "both": ([PLAIN, "--history"], 2, "--history: takes no TRACE"),
-    "no history": (["--history"], 1, "--history: there is no cluster's log"),
+    "no history": (["--history"], 1, "--history: there is no log"),
 }
 
 

@@ -99,7 +99,7 @@ def test_what_fails_stops_the_map_unless_told_otherwise(shoal: Shoal, folder: Pa
     assert result.code == 1
     *traceback, last = result.err.splitlines()
     assert "in.jsonl line 4 failed 3 times: ValueError: three is too many; " in last
-    assert "lines are done and kept: the same command goes on from there" in last
+    assert "lines are done and kept: run the same command again" in last
     assert any("in broken" in line for line in traceback)
     assert not (folder / "out.jsonl").exists()
 
@@ -135,7 +135,7 @@ def test_a_map_that_failed_goes_on_with_the_flag_that_its_error_advises(
     assert known == 97
     result = shoal(*command(folder, "picky", *one_by_one, "--on-error", how))
     assert result.code == 0, result.err
-    assert "going on: 9" in result.err
+    assert "continuing: 9" in result.err
     found = output(folder)
     assert [one for one in found if not isinstance(one, dict)] == [n for n in range(100) if n != 97]
     assert len(found) == (99 if how == "skip" else 100)
@@ -166,7 +166,7 @@ def test_a_map_goes_on_after_its_client_was_killed(shoal: Shoal, folder: Path) -
     finally:
         del os.environ["FOLDER"]
     assert result.code == 0, result.err
-    assert "going on: " in result.err
+    assert "continuing: " in result.err
     assert output(folder) == list(range(100))
     again = {path.name.partition(".")[0] for path in ran.iterdir() if path.name not in before}
     assert not again & {str(n) for n in range(known)}
@@ -185,7 +185,7 @@ def _held(ran: Path) -> set[int]:
     [
         ("", ["map", "{0}/none.py:f", "{0}/in.jsonl"], "none.py: there is no such file"),
         ("", ["map", "{0}/script.py:double", "{0}/none"], "none: there is no such file"),
-        ("", ["map", "{0}/script.py:double", "{0}"], "is not a plain file"),
+        ("", ["map", "{0}/script.py:double", "{0}"], "is not a regular file"),
         ("", ["map", "{0}/script.py", "{0}/in.jsonl"], "write SCRIPT.py:FUNCTION"),
         ("", ["map", "{0}/script.py:nope", "{0}/in.jsonl"], "has no function 'nope'; its"),
         ("", ["map", "{0}/script.py:shifted", "{0}/in.jsonl", "--init", "nope"], "no function"),

@@ -17,41 +17,41 @@ from shoal.forms.failure import USAGE, Failure
 THEMES = {
     "Jobs": {
         "run": "Run a command, or a gang of them, on the cluster.",
-        "map": "Run a function over the lines of a file, with all cores.",
+        "map": "Run a function over the lines of a file, on all cores.",
         "ps": "List the jobs.",
-        "logs": "Print what a job wrote, or a service's newest replica.",
-        "why": "Tell why a job or service is where it is, and how it came there.",
-        "explain": "Tell what happened to a job, on one page.",
+        "logs": "Print the output of a job, or of a service's newest replica.",
+        "why": "Show why a job or service is in its present state.",
+        "explain": "Show what happened to a job, on one page.",
         "cancel": "Stop jobs for good.",
-        "requeue": "Stop jobs and let them run again.",
+        "requeue": "Stop jobs and run them again.",
     },
     "Services": {
         "serve": "Serve a command behind one URL, or change how.",
-        "services": "List the services and how they do.",
+        "services": "List the services and their load.",
         "service": "Show one service with its replicas, or stop it.",
     },
     "Cluster": {
         "up": "Start a cluster on this machine.",
-        "down": "Stop the cluster and all that runs on it.",
-        "join": "Make this machine a node of a cluster that is led elsewhere.",
-        "leave": "Take this machine out of the cluster it has joined.",
-        "salvage": "Save what can be read of a damaged store.",
+        "down": "Stop the cluster and everything that runs on it.",
+        "join": "Add this machine to a cluster as a node.",
+        "leave": "Remove this machine from the cluster it joined.",
+        "salvage": "Recover what is readable from a damaged store.",
         "status": "Show the whole cluster on one screen.",
-        "page": "Print a link to the cluster's page that signs you in once.",
-        "top": "Watch the cluster: jobs, nodes and services, live.",
+        "page": "Print a link that signs you in to the cluster's page.",
+        "top": "Watch jobs, nodes and services live.",
         "nodes": "List the nodes and what is in use on them.",
-        "cordon": "Start nothing new on nodes; what runs there goes on.",
-        "drain": "Move jobs away from nodes, and start nothing new on them.",
+        "cordon": "Start nothing new on nodes; running jobs continue.",
+        "drain": "Move jobs off nodes, and start nothing new on them.",
         "uncordon": "Open nodes for jobs again.",
-        "check": "Measure nodes, and compare them with others of their kind.",
+        "check": "Measure nodes, and compare them with similar nodes.",
         "policy": "Show, check, compare or change the scheduling policy.",
-        "events": "Tell what happened, one sentence each.",
-        "report": "Tell where the GPU time and the money went.",
+        "events": "Show what happened, one sentence per event.",
+        "report": "Show where GPU time and money went.",
         "prices": "Show, check or change the price list.",
     },
     "Try it": {
         "sim": "Replay a trace or your own history under other policies.",
-        "demo": "Watch a small cluster lose a node and heal, in half a minute.",
+        "demo": "Watch a small cluster lose a node and recover, in half a minute.",
     },
 }
 VERBS = {name: summary for verbs in THEMES.values() for name, summary in verbs.items()}
@@ -69,13 +69,13 @@ MODULES = {
 
 EPILOG = """\
 Exit codes: 0 done, 1 refused or failed, 2 wrong usage, 3 no cluster reachable,
-130 interrupted; `shoal run --wait` ends with the job's own code.
+130 interrupted. `shoal run --wait` returns the job's own exit code.
 
 Examples:
-  shoal demo                              see it work, nothing is left behind
-  shoal up --nodes 4 --gpus 8             four virtual nodes on this machine
-  shoal run -n 2 -g 8 -- python train.py  a gang of two members with 8 GPUs each
-  shoal logs -f j1                        watch it
+  shoal demo                              see it work; everything is removed again
+  shoal up --nodes 4 --gpus 8             start four virtual nodes on this machine
+  shoal run -n 2 -g 8 -- python train.py  run a gang of two members with 8 GPUs each
+  shoal logs -f j1                        watch its output
   shoal serve chat --replicas 1..8 -g 1 -- python server.py
 """
 

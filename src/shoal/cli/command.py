@@ -68,7 +68,7 @@ def home_option() -> Option:
     return Option(
         "--home",
         metavar="DIR",
-        help="Where the cluster keeps its files. [$SHOAL_HOME or ~/.shoal]",
+        help="The cluster's folder. [$SHOAL_HOME or ~/.shoal]",
         envvar="SHOAL_HOME",
         default="~/.shoal",
         callback=_settle_home,

@@ -34,7 +34,7 @@ HOME_OPTION = typer.Option(
     metavar="DIR",
     envvar="SHOAL_HOME",
     callback=_settle_home,
-    help="Where the cluster keeps its files. [$SHOAL_HOME or ~/.shoal]",
+    help="The cluster's folder. [$SHOAL_HOME or ~/.shoal]",
     show_envvar=False,
     show_default=False,
 )

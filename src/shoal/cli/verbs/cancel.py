@@ -2,27 +2,26 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated
+from pathlib import Path
+from typing import TYPE_CHECKING
 
-import typer
-
-from shoal.cli.grammar import DEFAULT_HOME, HomeOption, JsonOption
+from shoal.cli.command import Argument, verb
 
 if TYPE_CHECKING:
     from shoal.client import Client
     from shoal.model.views import Done
 
 
-def cancel(
-    jobs: Annotated[list[str], typer.Argument(metavar="JOB...", help="Job ids, e.g. j7 j8.")],
-    json: JsonOption = False,
-    home: HomeOption = DEFAULT_HOME,
-) -> None:
+JOBS = Argument("jobs", "JOB...", "Job ids, e.g. j7 j8.", nargs=-1, required=True)
+
+
+@verb(JOBS)
+def cancel(jobs: tuple[str, ...], json: bool, home: Path) -> int:
     """Stop jobs for good.
 
-    Members get SIGTERM, and SIGKILL when their grace time is over. A job that
-    is already over stays as it is, and that is no error; one that never was
-    is (exit code 1).
+    Each member gets SIGTERM, and SIGKILL when its grace time is over.
+    Cancelling a finished job does nothing (exit 0); an unknown id is an error
+    (exit 1).
 
     Examples:
       shoal cancel j7
@@ -30,34 +29,31 @@ def cancel(
       shoal ps --json | jq -r '.[].id' | xargs shoal cancel
     """
     from shoal.cli import reach
-    from shoal.cli.screen.several import each
+    from shoal.cli.each import each
 
     asked = list(dict.fromkeys(reach.job_id(text) for text in jobs))
     with reach.connect(home) as client:
-        each(asked, lambda job: _cancel(client, job), "cancelled", json)
+        return each(asked, lambda job: _cancel(client, job), "cancelled", json)
 
 
-def requeue(
-    jobs: Annotated[list[str], typer.Argument(metavar="JOB...", help="Job ids, e.g. j7 j8.")],
-    json: JsonOption = False,
-    home: HomeOption = DEFAULT_HOME,
-) -> None:
-    """Stop jobs and let them run again.
+@verb(JOBS)
+def requeue(jobs: tuple[str, ...], json: bool, home: Path) -> int:
+    """Stop jobs and run them again.
 
-    A job is stopped, waits its turn and goes on from its last checkpoint; this
-    costs none of its retries. One that has ended is submitted again, as a new
-    job.
+    A running job is stopped, waits in the queue, and continues from its last
+    checkpoint. This costs none of its retries. A finished job is submitted
+    again as a new job.
 
     Examples:
       shoal requeue j7
       shoal requeue j7 j8 --json | jq -r '.[].id'
     """
     from shoal.cli import reach
-    from shoal.cli.screen.several import each
+    from shoal.cli.each import each
 
     asked = list(dict.fromkeys(reach.job_id(text) for text in jobs))
     with reach.connect(home) as client:
-        each(
+        return each(
             asked,
             lambda job: reach.found(client, job, lambda c: c.requeue(job)),
             "will run again",
@@ -75,5 +71,5 @@ def _cancel(client: Client, job: str) -> Done:
     except ShoalError as error:
         if error.status != NOT_FOUND:
             raise
-    over = found(client, job, lambda c: c.job(job))
-    return Done(id=job, note=f"it was already over: {over.state}")
+    finished = found(client, job, lambda c: c.job(job))
+    return Done(id=job, note=f"already finished: {finished.state}")

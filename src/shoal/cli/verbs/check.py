@@ -1,14 +1,12 @@
-"""`shoal check`: measure nodes by hand, as the cluster does when it suspects one."""
+"""`shoal check`: measure nodes by hand, as the cluster does with a suspect node."""
 
 from __future__ import annotations
 
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING
 
-import typer
-
-from shoal.cli.grammar import DEFAULT_HOME, HomeOption, JsonOption
+from shoal.cli.command import Argument, flag, verb
 
 if TYPE_CHECKING:
     from shoal.cli.screen.show import Cell
@@ -21,22 +19,17 @@ ANSWER_S_MAX = 120.0
 WAIT_S = 20.0
 
 
-def check(
-    nodes: Annotated[
-        list[str] | None,
-        typer.Argument(metavar="[NODE...]", help="Node ids, e.g. n1 n2; all of them if none."),
-    ] = None,
-    here: Annotated[
-        bool, typer.Option("--here", help="Measure this machine itself, without a cluster.")
-    ] = False,
-    json: JsonOption = False,
-    home: HomeOption = DEFAULT_HOME,
-) -> int:
-    """Measure nodes, and compare them with others of their kind.
+@verb(
+    Argument("nodes", "[NODE...]", "Node ids, e.g. n1 n2. [all nodes]", nargs=-1),
+    flag("--here", help="Measure this machine itself, without a cluster."),
+)
+def check(nodes: tuple[str, ...], here: bool, json: bool, home: Path) -> int:
+    """Measure nodes, and compare them with similar nodes.
 
-    CPU, memory, disk and clock, and on GPUs the rate of matrix products and
-    copies, errors, throttling and clocks: a few seconds for each node, beside
-    what runs there. Ends with 1 if a node fails.
+    It measures CPU, memory, disk and clock. On GPUs it measures the speed of
+    matrix products and copies, errors, throttling and clocks. Each node takes a
+    few seconds, while its jobs keep running. The exit code is 1 if a node
+    fails.
 
     Examples:
       shoal check n3
@@ -47,13 +40,13 @@ def check(
 
     if here:
         if nodes:
-            raise Failure("--here: measures this machine, so name no node", USAGE)
+            raise Failure("--here: measures this machine; leave out the node names", USAGE)
         return _check_here(json)
-    return _check_nodes(nodes or [], json, home)
+    return _check_nodes(nodes, json, home)
 
 
 def _check_here(json: bool) -> int:
-    """In a process of its own: what it loads, and what a broken driver does, stays there."""
+    """In a process of its own, so that a broken driver cannot harm this one."""
     import subprocess
     import sys
 
@@ -68,7 +61,7 @@ def _check_here(json: bool) -> int:
 
     command = [sys.executable, "-m", "shoal.probes.probe", "--id", "here"]
     with show.Progress(quiet=json) as progress:
-        progress("measuring this machine, a few seconds")
+        progress("measuring this machine; this takes a few seconds")
         try:
             run = subprocess.run(command, capture_output=True, timeout=PROBE_S_MAX, check=False)
             result = msgspec.json.decode(run.stdout, type=CheckResult)
@@ -88,8 +81,8 @@ def _check_here(json: bool) -> int:
     return 0 if verdict.passed else 1
 
 
-def _check_nodes(texts: list[str], json: bool, home: Path) -> int:
-    """All are asked first, so that they measure at the same time."""
+def _check_nodes(texts: tuple[str, ...], json: bool, home: Path) -> int:
+    """Ask all nodes first, so that they measure at the same time."""
     from shoal.cli import reach
     from shoal.cli.screen import show
 
@@ -101,7 +94,7 @@ def _check_nodes(texts: list[str], json: bool, home: Path) -> int:
         begun = [_ask(client, name) for name in names]
         views = []
         for number, view in enumerate(begun):
-            progress(f"measuring: {number} of {len(begun)} are done")
+            progress(f"measuring: {number} of {len(begun)} done")
             views.append(_answer(client, view))
     if json:
         show.as_json(views)
@@ -126,7 +119,7 @@ def _ask(client: Client, node: str) -> CheckView:
 
 
 def _answer(client: Client, view: CheckView) -> CheckView:
-    """As far as it is known when the time is up: no verdict then."""
+    """The result, or a view without a verdict when the time is up."""
     deadline = time.monotonic() + ANSWER_S_MAX
     while view.verdict is None and time.monotonic() < deadline:
         view = client.check_result(view.node, view.id, wait_s=WAIT_S)
@@ -140,7 +133,7 @@ def print_check(view: CheckView) -> None:
         line(f"{view.node}: no answer within {ANSWER_S_MAX:.0f} s; see: shoal nodes", "yellow")
         return
     word, style = ("ok", "green") if view.verdict.passed else ("FAILED", "red bold")
-    load = ", beside running jobs" if view.busy else ""
+    load = ", while jobs ran" if view.busy else ""
     line(f"{view.node}: {word}, {view.verdict.why} ({view.took_ms / 1000:.1f} s{load})", style)
     if view.verdict.stands:
         columns = [
@@ -148,7 +141,7 @@ def print_check(view: CheckView) -> None:
             Column("HERE", right=True),
             Column("USUAL", right=True),
             Column("LIMIT", right=True),
-            Column("BESIDE"),
+            Column("COMPARED-WITH"),
         ]
         table(columns, [_cells(stand) for stand in view.verdict.stands])
     for note in view.notes:
@@ -160,7 +153,7 @@ def _cells(stand: Stand) -> list[str | Cell]:
 
     beside = ""
     if stand.usual is not None:
-        beside = f"{stand.of} checks of its own" if stand.own else f"{stand.of} of its kind"
+        beside = f"{stand.of} earlier checks" if stand.own else f"{stand.of} similar nodes"
     return [
         stand.figure,
         Cell(str(stand.value), "red bold" if stand.low else ""),

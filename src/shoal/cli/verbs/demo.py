@@ -1,4 +1,4 @@
-"""`shoal demo`: a small cluster comes up, loses a node, heals, and is gone without a trace."""
+"""`shoal demo`: a small cluster starts, loses a node, recovers, and is removed again."""
 
 from __future__ import annotations
 
@@ -11,9 +11,7 @@ from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING
 
-import typer
-
-from shoal.cli.grammar import JsonOption
+from shoal.cli.command import verb
 
 if TYPE_CHECKING:
     from shoal.cli.demo.board import Board
@@ -23,34 +21,35 @@ if TYPE_CHECKING:
     from shoal.control.home import Home
     from shoal.model.events import Recorded
 
-# The jobs take half of this when nothing else runs on the machine.
+# On an idle machine the jobs take half of this.
 LIMIT_S = 55.0
 KILL_AFTER_S = 4.0
 FRAME_S = 0.12
-SURVIVORS_S = 3.0  # what was killed takes a moment to be gone
+SURVIVORS_S = 3.0  # a killed process takes a moment to disappear
 
 NEXT = (
     "try next:",
-    "  shoal up --nodes 4 --gpus 8          a cluster of your own, to keep",
-    "  shoal run -n 2 -g 8 -- COMMAND...    a gang of two members with 8 GPUs each",
-    "  shoal status                         the whole of it on one screen",
-    "  shoal page                           the same in a browser, live",
+    "  shoal up --nodes 4 --gpus 8          start a cluster of your own",
+    "  shoal run -n 2 -g 8 -- COMMAND...    run a gang of two members with 8 GPUs each",
+    "  shoal status                         see the cluster on one screen",
+    "  shoal page                           see it live in a browser",
 )
 
 
-def demo(json: JsonOption = False) -> None:
-    """Watch a small cluster lose a node and heal, in half a minute.
+@verb(home=False)
+def demo(json: bool) -> int:
+    """Watch a small cluster lose a node and recover, in half a minute.
 
-    Four virtual nodes with 8 GPUs each come up in a temporary folder, apart
-    from any cluster of yours; two dozen mixed jobs, each a real process, are
-    submitted: a training run, a map, gangs, a service under load. One node is
-    killed in full view and its jobs run again elsewhere. A link to the page
-    shows the same in a browser. At the end everything is stopped and removed.
-    The exit code is 0 if all was as promised, else 1.
+    Four virtual nodes with 8 GPUs each start in a temporary folder, separate
+    from any cluster of yours. They get two dozen jobs, each a real process: a
+    training run, a map, gangs, and a service under load. One node is killed,
+    and its jobs run again on other nodes. A link shows the same in a browser.
+    At the end everything is stopped and removed. The exit code is 0 if
+    everything went as promised, else 1.
 
     Examples:
       shoal demo
-      shoal demo | cat            as plain lines
+      shoal demo | cat            plain lines
       shoal demo --json | jq .promises
     """
     from shoal.cli.demo.board import Board
@@ -71,12 +70,11 @@ def demo(json: JsonOption = False) -> None:
         show.as_json(result)
     else:
         _print_summary(result)
-    if not result.kept:
-        raise typer.Exit(REFUSED)
+    return 0 if result.kept else REFUSED
 
 
 def _play(board: Board, screen: Screen) -> tuple[int, str]:
-    """The whole piece; returns how many jobs there were, and what could not be removed."""
+    """Run the demo; returns the number of jobs, and what could not be removed."""
     import shutil
     import tempfile
 
@@ -89,7 +87,7 @@ def _play(board: Board, screen: Screen) -> tuple[int, str]:
         submitted = _perform(board, screen, home)
     finally:
         with _uninterrupted():
-            screen.caption("taking everything down")
+            screen.caption("stopping everything")
             left_behind = _clear(home)
             shutil.rmtree(folder, ignore_errors=True)
     return submitted, left_behind or (f"{folder} is still there" if folder.exists() else "")
@@ -104,7 +102,7 @@ def _perform(board: Board, screen: Screen, home: Home) -> int:
 
     shape = f"{demo_plan.NODES} virtual nodes with {demo_plan.GPUS} GPUs each"
     screen.caption(f"starting {shape}")
-    # A node may keep torch warm for a gang, where there is one, and torch makes itself a folder.
+    # If torch is installed a node may keep it warm, and torch creates a folder of its own.
     os.environ["TORCHINDUCTOR_CACHE_DIR"] = str(home.path / "torch")
     bring_up(home, ClusterConfig(nodes=demo_plan.nodes(), port=0), lambda _: None)
     with connect(home.path) as client:
@@ -117,13 +115,15 @@ def _perform(board: Board, screen: Screen, home: Home) -> int:
         screen.caption(f"submitting {len(specs)} jobs to {shape}")
         for spec in specs:
             client.submit(spec)
-        screen.caption(f"{len(specs)} jobs are submitted; in {KILL_AFTER_S:.0f} s a node will die")
+        screen.caption(
+            f"{len(specs)} jobs submitted; a node will be killed in {KILL_AFTER_S:.0f} s"
+        )
         _watch(client, board, screen, home, len(specs))
     return len(specs)
 
 
 def _can_serve() -> bool:
-    """Without a load balancer the demo goes on without the service."""
+    """Without a load balancer the demo has no service."""
     from shoal.gateway.binary import GatewayError, find_binary
 
     try:
@@ -152,22 +152,22 @@ def _take(board: Board, screen: Screen, records: list[Recorded]) -> None:
         board.take(record.event)
         screen.happened(record.event)
     if board.back_ms is not None and not was_back:
-        screen.caption(f"{board.killed_node} is back; the rest of the queue is worked off")
+        screen.caption(f"{board.killed_node} is back; the remaining jobs run")
 
 
 def _kill_node(board: Board, screen: Screen, home: Home) -> None:
-    """Nothing of the node is spared or warned: its agent gets SIGKILL."""
+    """Kill the node's agent with SIGKILL, without any warning."""
     import msgspec
 
     victim = board.victim()
     pid = int(msgspec.json.decode((home.node(victim) / "agent.json").read_bytes())["pid"])
     board.kill(victim, int(time.time() * 1000))
     os.kill(pid, signal.SIGKILL)
-    screen.caption(f"{victim} is killed (SIGKILL); its jobs must run again elsewhere")
+    screen.caption(f"{victim} was killed (SIGKILL); its jobs must run again on other nodes")
 
 
 def _clear(home: Home) -> str:
-    """Stop all; returns what resisted, if anything did."""
+    """Stop everything; returns what could not be stopped."""
     from shoal.control.lifecycle import LifecycleError, take_down
 
     try:
@@ -177,11 +177,11 @@ def _clear(home: Home) -> str:
     deadline = time.monotonic() + SURVIVORS_S
     while (left := _survivors(home.path.parent)) and time.monotonic() < deadline:
         time.sleep(FRAME_S)
-    return f"processes are left: {', '.join(map(str, left))}" if left else ""
+    return f"processes are still running: {', '.join(map(str, left))}" if left else ""
 
 
 def _survivors(folder: Path) -> list[int]:
-    """Whoever was started for this folder, or inside of it."""
+    """Processes that were started for this folder, or inside it."""
     import psutil
 
     mark, found = str(folder), []
@@ -207,7 +207,7 @@ def _print_summary(result: Report) -> None:
 
 @contextlib.contextmanager
 def _ends_cleanly() -> Iterator[None]:
-    """A terminal that closes, or a polite kill, is an interrupt: it must not skip the cleaning."""
+    """Treat SIGTERM and a closed terminal as an interrupt, so that the cleanup still runs."""
 
     def interrupt(number: int, frame: FrameType | None) -> None:  # noqa: ARG001
         raise KeyboardInterrupt
@@ -224,7 +224,7 @@ def _ends_cleanly() -> Iterator[None]:
 
 @contextlib.contextmanager
 def _uninterrupted() -> Iterator[None]:
-    """A second Ctrl-C, in the middle of cleaning, would leave processes behind."""
+    """A second Ctrl-C during the cleanup would leave processes behind."""
     numbers = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
     before = {number: signal.signal(number, signal.SIG_IGN) for number in numbers}
     try:

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import datetime
-from typing import TYPE_CHECKING, Annotated
+from pathlib import Path
+from typing import TYPE_CHECKING
 
-import typer
-
-from shoal.cli.grammar import DEFAULT_HOME, HomeOption, JsonOption
+from shoal.cli.command import Option, flag, number, verb
 
 if TYPE_CHECKING:
     from shoal.cli.reach import Steady
@@ -19,24 +18,24 @@ PAGE = 1000
 FOLLOW_WAIT_S = 20.0
 
 
-def events(
-    follow: Annotated[bool, typer.Option("--follow", "-f", help="Go on as it happens.")] = False,
-    last: Annotated[
-        int,
-        typer.Option(
-            "--last", "-n", min=0, max=LAST_MAX, metavar="N", help="Begin so far back. [50]"
-        ),
-    ] = 50,
-    job: Annotated[str, typer.Option("--job", metavar="JOB", help="Only about this job.")] = "",
-    node: Annotated[str, typer.Option("--node", metavar="NODE", help="Only about this node.")] = "",
-    json: JsonOption = False,
-    home: HomeOption = DEFAULT_HOME,
-) -> None:
-    """Tell what happened, one sentence each.
+@verb(
+    flag("--follow", "-f", help="Keep printing new events."),
+    Option(
+        "--last",
+        "-n",
+        metavar="N",
+        type=number(0, LAST_MAX),
+        default=50,
+        help="Start with the last N events. [50]",
+    ),
+    Option("--job", metavar="JOB", default="", help="Only events of this job."),
+    Option("--node", metavar="NODE", default="", help="Only events of this node."),
+)
+def events(follow: bool, last: int, job: str, node: str, json: bool, home: Path) -> None:
+    """Show what happened, one sentence per event.
 
-    Oldest first, the last 50 unless told otherwise. With --follow it goes on
-    until Ctrl-C, also while the controller restarts. --json prints one object
-    per line.
+    Events are printed oldest first. With --follow it continues until Ctrl-C,
+    also while the controller restarts. --json prints one object per line.
 
     Examples:
       shoal events

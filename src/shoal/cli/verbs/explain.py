@@ -2,32 +2,29 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated
+from pathlib import Path
+from typing import TYPE_CHECKING
 
-import typer
-
-from shoal.cli.grammar import DEFAULT_HOME, HomeOption, JsonOption
+from shoal.cli.command import Argument, verb
 
 if TYPE_CHECKING:
     from shoal.client import Client
     from shoal.model.ledger import CostView
 
 
-def explain(
-    job: Annotated[str, typer.Argument(metavar="JOB", help="A job's id, also of a finished one.")],
-    json: JsonOption = False,
-    home: HomeOption = DEFAULT_HOME,
-) -> None:
-    """Tell what happened to a job, on one page.
+@verb(Argument("job", "JOB", "A job's id; the job may have finished long ago."))
+def explain(job: str, json: bool, home: Path) -> None:
+    """Show what happened to a job, on one page.
 
-    Its attempts with their nodes and times; how each ended: own error, out of
-    memory, hardware, node lost, hang, time limit, preempted, cancelled; the
-    last lines of the member that failed first; what was learned of its nodes;
-    and what it cost by the ledger, as in shoal report --by job. A cause that
-    is only likely says so, and why.
+    The page lists each attempt with its nodes and times, and how it ended: the
+    job's own error, out of memory, hardware, node lost, hang, time limit,
+    preempted or cancelled. It shows the last lines of the member that failed
+    first, what was learned about the nodes, and the cost from the ledger (as
+    in `shoal report --by job`). If a cause is only likely, the page says so
+    and why.
 
-    It is told from the log of events, so it works as long as the job is known.
-    Why a job waits now: shoal why.
+    The page is made from the log of events, so it is there as long as the job
+    is known. For why a job waits now, use `shoal why`.
 
     Examples:
       shoal explain j7

@@ -1,15 +1,13 @@
-"""`shoal join` and `shoal leave`: this machine becomes a node of a cluster led elsewhere."""
+"""`shoal join` and `shoal leave`: add this machine to a cluster, and remove it."""
 
 from __future__ import annotations
 
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING
 
-import typer
-
-from shoal.cli.grammar import DEFAULT_HOME, HomeOption, JsonOption
+from shoal.cli.command import Argument, Option, flag, number, verb
 
 if TYPE_CHECKING:
     from shoal.control.home import Home
@@ -20,56 +18,49 @@ Progress = Callable[[str], None]
 
 JOIN_TIMEOUT_S = 180.0
 LEAVE_TIMEOUT_S = 600.0
-TOLD_TIMEOUT_S = 2.5  # an agent looks once a second whether it is to leave
+TOLD_TIMEOUT_S = 2.5  # an agent looks once a second whether it should leave
 POLL_S = 0.1
 
 
+@verb(
+    Argument("head", "HOST:PORT", "The head's address, as `shoal up` printed it."),
+    Option("--name", metavar="N", default="", help="The node's name. [the host name]"),
+    Option("--place", metavar="B/R", default="", help="Its block and rack, e.g. b1/r2."),
+    Option("--gpus", metavar="G", type=number(), help="Number of GPUs. [as detected]"),
+    Option("--cpus", metavar="C", help="Number of CPUs, e.g. 16 or 0.5. [as detected]"),
+    Option("--memory", metavar="SIZE", help="Memory, e.g. 64G. [as detected]"),
+    Option("--node-ip", metavar="IP", help="The address at which other machines reach this one."),
+    Option("--spec", metavar="FILE", type=Path, help="YAML or JSON file that describes the node."),
+    Option(
+        "--token-file",
+        metavar="FILE",
+        type=Path,
+        help="File with the head's token. [$SHOAL_JOIN_TOKEN]",
+    ),
+)
 def join(
-    head: Annotated[
-        str, typer.Argument(metavar="HOST:PORT", help="Where the head is, as `shoal up` said.")
-    ],
-    name: Annotated[
-        str | None, typer.Option("--name", metavar="N", help="Its name. [the host's name]")
-    ] = None,
-    place: Annotated[
-        str | None, typer.Option("--place", metavar="B/R", help="Its block and rack, e.g. b1/r2.")
-    ] = None,
-    gpus: Annotated[
-        int | None, typer.Option("--gpus", metavar="G", help="So many GPUs, not those found.")
-    ] = None,
-    cpus: Annotated[
-        str | None, typer.Option("--cpus", metavar="C", help="So many CPUs, e.g. 16 or 0.5.")
-    ] = None,
-    memory: Annotated[
-        str | None, typer.Option("--memory", metavar="SIZE", help="So much memory, e.g. 64G.")
-    ] = None,
-    node_ip: Annotated[
-        str | None,
-        typer.Option("--node-ip", metavar="IP", help="This machine's address for the others."),
-    ] = None,
-    spec: Annotated[
-        Path | None,
-        typer.Option("--spec", metavar="FILE", help="JSON or YAML with what the node is."),
-    ] = None,
-    token_file: Annotated[
-        Path | None,
-        typer.Option(
-            "--token-file", metavar="FILE", help="The head's token; or $SHOAL_JOIN_TOKEN."
-        ),
-    ] = None,
-    json: JsonOption = False,
-    home: HomeOption = DEFAULT_HOME,
+    head: str,
+    name: str,
+    place: str,
+    gpus: int | None,
+    cpus: str | None,
+    memory: str | None,
+    node_ip: str | None,
+    spec: Path | None,
+    token_file: Path | None,
+    json: bool,
+    home: Path,
 ) -> None:
-    """Make this machine a node of a cluster that is led elsewhere.
+    """Add this machine to a cluster as a node.
 
-    The head was started with `shoal up --engine ray`, and said where it is.
-    CPUs, memory and GPUs are detected. The token is a copy of ray/token of the
-    head's home; it is kept here for the next time.
+    The cluster's head was started with `shoal up --engine ray`, which printed
+    its address. CPUs, memory and GPUs are detected. The token is a copy of
+    ray/token in the head's home; it is kept here for the next time.
 
-    A file given with --spec holds fields of the node: id, place, gpus,
-    gpu_model, gpu_memory_mb, cpu_milli, memory_mb, address. Flags win over it.
+    A file given with --spec sets fields of the node: id, place, gpus,
+    gpu_model, gpu_memory_mb, cpu_milli, memory_mb, address. Flags override it.
 
-    On a machine that has joined already, nothing changes.
+    If this machine has already joined, nothing changes.
 
     Examples:
       shoal join 10.0.0.1:7701 --token-file token
@@ -94,7 +85,7 @@ def join(
                 place_,
                 (host, port),
                 token,
-                lambda ip: rayup.machine_spec(shape, ip, name or "", place or "", spec),
+                lambda ip: rayup.machine_spec(shape, ip, name, place, spec),
                 rayup.checked_ip(node_ip),
                 progress,
             )
@@ -105,26 +96,24 @@ def join(
     else:
         from shoal.model.node import kind_text
 
-        did = "is already in" if already is not None else "has joined"
-        show.line(f"{found.id} {did} the cluster led at {head}: {kind_text(found)}", "green")
+        did = "is already in" if already is not None else "joined"
+        show.line(f"{found.id} {did} the cluster at {head}: {kind_text(found)}", "green")
 
 
-def leave(
-    now: Annotated[
-        bool, typer.Option("--now", help="Do not wait: what runs here is stopped, and healed.")
-    ] = False,
-    timeout: Annotated[
-        str | None,
-        typer.Option("--timeout", metavar="T", help="Wait so long, then stop what is left. [10m]"),
-    ] = None,
-    json: JsonOption = False,
-    home: HomeOption = DEFAULT_HOME,
-) -> None:
-    """Take this machine out of the cluster it has joined.
+@verb(
+    flag("--now", help="Do not wait: stop the jobs here, and run them on other nodes."),
+    Option(
+        "--timeout",
+        metavar="T",
+        help="Wait at most this long, then stop the remaining jobs. [10m]",
+    ),
+)
+def leave(now: bool, timeout: str | None, json: bool, home: Path) -> None:
+    """Remove this machine from the cluster it joined.
 
-    Nothing new is started here, jobs that may restart move to other nodes, and
-    the others are waited for. Then all that Shoal runs here ends. On a machine
-    that is in no cluster there is nothing to do, and the exit code is 0.
+    Nothing new starts here. Jobs that may restart move to other nodes; the
+    command waits for the other jobs. Then everything that Shoal runs here ends.
+    If this machine is not in a cluster, there is nothing to do (exit 0).
 
     Examples:
       shoal leave
@@ -136,23 +125,24 @@ def leave(
     from shoal.engines.ray import machine
     from shoal.files import held
     from shoal.forms.failure import Failure
+    from shoal.model.resources import plural
 
     place = Home(home)
     node = machine.read_node(place.path)
     if node is None or not (held(place.starter_lock) or _agent_runs(place, node)):
-        _print_left(json, "", f"this machine is in no cluster by {home}; nothing to do")
+        _print_left(json, "", f"this machine is not in a cluster ({home}); nothing to do")
         return
     if node.leads:
-        raise Failure("this machine leads the cluster; take it down with: shoal down")
+        raise Failure("this machine is the head of the cluster; stop the cluster with: shoal down")
     timeout_s = 0.0 if now else _seconds(timeout)
     with show.Progress(quiet=json) as progress:
         ended = _leave(place, node, timeout_s, progress)
-    what = f"; {ended} of its members were stopped" if ended else ""
-    _print_left(json, node.node, f"{node.node} has left the cluster led at {node.head}{what}")
+    what = f"; {plural(ended, 'member')} stopped" if ended else ""
+    _print_left(json, node.node, f"{node.node} left the cluster at {node.head}{what}")
 
 
 def _already(home: Home, host: str, port: int) -> NodeSpec | None:
-    """What this machine has joined as, if it is in that cluster."""
+    """This machine's node in that cluster, if it has joined."""
     import socket
 
     import msgspec
@@ -164,7 +154,7 @@ def _already(home: Home, host: str, port: int) -> NodeSpec | None:
     from shoal.model.node import NodeSpec
 
     if is_up(home):
-        raise Failure(f"a cluster is up in {home.path}; take it down first, or name another --home")
+        raise Failure(f"a cluster is up in {home.path}; stop it first, or use another --home")
     node = machine.read_node(home.path)
     if node is None or not held(home.starter_lock):
         return None
@@ -173,7 +163,7 @@ def _already(home: Home, host: str, port: int) -> NodeSpec | None:
     except OSError:
         asked = f"{host}:{port}"
     if node.head != asked:
-        raise Failure(f"this machine is in the cluster led at {node.head}; first: shoal leave")
+        raise Failure(f"this machine is in the cluster at {node.head}; first: shoal leave")
     directory = home.node(node.node)
     if (directory / "leaving").exists():
         (directory / "leaving").unlink(missing_ok=True)
@@ -213,7 +203,9 @@ def _join(
     node = machine.member_of(home.path, reach, spec.address, spec.id)
     write_spec(home.node(spec.id), spec)
     machine.write_node(home.path, node)
-    (home.node(spec.id) / "leaving").unlink(missing_ok=True)  # of a leave that was cut short
+    (home.node(spec.id) / "leaving").unlink(
+        missing_ok=True
+    )  # left over from an interrupted `shoal leave`
     begun_ns = time.time_ns()
     machine.start_keeper(home.path)
     _wait_for_contact(home, spec, begun_ns, progress)
@@ -221,7 +213,7 @@ def _join(
 
 
 def _wait_for_contact(home: Home, spec: NodeSpec, begun_ns: int, progress: Progress) -> None:
-    """Until the controller has spoken to the agent here. If it does not, nothing is left behind."""
+    """Wait until the controller has contacted the agent. On failure, clean up."""
     from shoal.control.lifecycle import take_down
     from shoal.files import held
     from shoal.forms.failure import Failure
@@ -241,15 +233,16 @@ def _wait_for_contact(home: Home, spec: NodeSpec, begun_ns: int, progress: Progr
         raise
     take_down(home, lambda _: None)
     raise Failure(
-        f"the controller did not speak to {spec.id} within {JOIN_TIMEOUT_S:.0f} s; "
+        f"the controller did not contact {spec.id} within {JOIN_TIMEOUT_S:.0f} s; "
         f"see {home.ray / 'ray.log'}"
     )
 
 
 def _leave(home: Home, node: RayNode, timeout_s: float, progress: Progress) -> int:
-    """Ask, wait, and end what is left; returns how many members that were."""
+    """Ask to leave, wait, and stop what is left; returns the number of members stopped."""
     from shoal.control.lifecycle import end_agent, take_down
     from shoal.files import held, write_private
+    from shoal.model.resources import plural
 
     directory = home.node(node.node)
     write_private(directory / "leaving", b"")
@@ -258,14 +251,14 @@ def _leave(home: Home, node: RayNode, timeout_s: float, progress: Progress) -> i
         waited = time.monotonic() - begun
         members = _members(directory)
         if waited > max(timeout_s, TOLD_TIMEOUT_S):
-            progress("stopping what is left")
+            progress("stopping the remaining jobs")
             end_agent(directory)
             break
-        progress(f"waiting for {members} of its jobs' members" if members else "leaving")
+        progress(f"waiting for {plural(members, 'member')} of jobs" if members else "leaving")
         time.sleep(POLL_S)
     else:
         members = 0
-    progress("ending Ray")
+    progress("stopping Ray")
     deadline = time.monotonic() + LEAVE_TIMEOUT_S
     while held(home.starter_lock) and time.monotonic() < deadline:
         time.sleep(POLL_S)

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated
+from pathlib import Path
+from typing import TYPE_CHECKING
 
-import typer
-
-from shoal.cli.grammar import DEFAULT_HOME, HomeOption, JsonOption
+from shoal.cli.command import Argument, Option, flag, number, verb
 
 if TYPE_CHECKING:
     from shoal.cli.reach import Steady
@@ -16,30 +15,34 @@ if TYPE_CHECKING:
 TAIL_MAX = 1_000_000
 
 
+@verb(
+    Argument("job", "JOB", "A job's id, or a service's name."),
+    flag("--follow", "-f", help="Keep printing new output."),
+    Option("--member", "-m", metavar="M", type=number(0), help="Only this member."),
+    Option("--attempt", metavar="N", type=number(1), help="This attempt. [the newest]"),
+    Option(
+        "--tail",
+        metavar="N",
+        type=number(0, TAIL_MAX),
+        help="Only the last N lines of each member.",
+    ),
+)
 def logs(
-    job: Annotated[str, typer.Argument(metavar="JOB", help="A job's id, or a service's name.")],
-    follow: Annotated[bool, typer.Option("--follow", "-f", help="Go on as it is written.")] = False,
-    member: Annotated[
-        int | None, typer.Option("--member", "-m", min=0, metavar="M", help="Only this member.")
-    ] = None,
-    attempt: Annotated[
-        int | None, typer.Option("--attempt", min=1, metavar="N", help="This attempt. [the newest]")
-    ] = None,
-    tail: Annotated[
-        int | None,
-        typer.Option(
-            "--tail", min=0, max=TAIL_MAX, metavar="N", help="The last lines of each member only."
-        ),
-    ] = None,
-    json: JsonOption = False,
-    home: HomeOption = DEFAULT_HOME,
+    job: str,
+    follow: bool,
+    member: int | None,
+    attempt: int | None,
+    tail: int | None,
+    json: bool,
+    home: Path,
 ) -> None:
-    """Print what a job wrote, or a service's newest replica.
+    """Print the output of a job, or of a service's newest replica.
 
-    All members unless one is chosen; with several, each line begins with its
-    member, as in "[3] ". With --follow it goes on across attempts until the
-    job is over; Ctrl-C stops the watching, not the job. A pipe gets the bytes
-    as they were written; on a terminal, what would garble it is left out.
+    By default it prints all members. If there are several, each line starts
+    with the member's number, e.g. "[3] ". With --follow it continues across
+    attempts until the job ends; Ctrl-C stops the printing, not the job. A pipe
+    gets the bytes as the job wrote them. A terminal gets them without control
+    sequences that would garble it.
 
     Examples:
       shoal logs j7

@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
-import typer
-
-from shoal.cli.grammar import DEFAULT_HOME, HomeOption, JsonOption
+from shoal.cli.command import Argument, Option, flag, number, verb
 from shoal.forms.failure import REFUSED, USAGE, Failure
 
 if TYPE_CHECKING:
@@ -20,95 +18,110 @@ if TYPE_CHECKING:
 
 TRACEBACKS_MAX = 10
 CLUSTER = "On the cluster"
-LINES_S = 10.0  # between two lines of progress where there is no terminal
+LINES_S = 10.0  # between two lines of progress if there is no terminal
 
 
+@verb(
+    Argument("function", "SCRIPT.py:FUNCTION", "A function of one input that returns one output."),
+    Argument("inputs", "INPUTS", "A file with one JSON value per line.", type=Path),
+    Option(
+        "--output",
+        "-o",
+        metavar="FILE",
+        type=Path,
+        required=True,
+        help="Write one line of JSON per input to this file.",
+    ),
+    Option(
+        "--workers",
+        "-n",
+        metavar="N",
+        type=number(0, 4096),
+        default=0,
+        help="Number of workers. [one per core]",
+    ),
+    Option(
+        "--init",
+        metavar="FUNCTION",
+        default="",
+        help="Call this once per worker; shoal.tasks.context() returns its result.",
+    ),
+    Option(
+        "--on-error",
+        metavar="ACTION",
+        default="raise",
+        help="raise (stop), skip, or return (the error). [raise]",
+    ),
+    Option(
+        "--retries",
+        metavar="N",
+        type=number(0, 1000),
+        default=2,
+        help="Try a failed task again this often. [2]",
+    ),
+    flag("--cluster", help="Run the workers on the cluster.", heading=CLUSTER),
+    Option(
+        "--gpus",
+        "-g",
+        metavar="G",
+        type=number(0, 256),
+        default=0,
+        help="GPUs per worker. [0]",
+        heading=CLUSTER,
+    ),
+    Option("--cpus", metavar="C", help="CPUs per worker. [1]", heading=CLUSTER),
+    Option(
+        "--env",
+        metavar="K=V",
+        multiple=True,
+        help="Set an environment variable for the workers.",
+        heading=CLUSTER,
+    ),
+    Option(
+        "--requirements",
+        metavar="FILE",
+        help="pip requirements file to install for the workers.",
+        heading=CLUSTER,
+    ),
+    Option(
+        "--pack/--no-pack",
+        default=None,
+        help="Send the folder to the nodes. [if nodes are other machines]",
+        heading=CLUSTER,
+    ),
+)
 def map(  # noqa: A001 - the verb's name
-    function: Annotated[
-        str, typer.Argument(metavar="SCRIPT.py:FUNCTION", help="Takes one input, gives one output.")
-    ],
-    inputs: Annotated[
-        Path, typer.Argument(metavar="INPUTS", help="A file with JSON in each line.")
-    ],
-    output: Annotated[
-        Path, typer.Option("--output", "-o", metavar="FILE", help="One line of JSON per input.")
-    ],
-    workers: Annotated[
-        int,
-        typer.Option("--workers", "-n", min=0, max=4096, metavar="N", help="0: one per core."),
-    ] = 0,
-    init: Annotated[
-        str,
-        typer.Option(
-            "--init", metavar="FUNCTION", help="Called once per worker: shoal.tasks.context()."
-        ),
-    ] = "",
-    on_error: Annotated[
-        str,
-        typer.Option("--on-error", metavar="WHAT", help="raise (stop there), skip, or return."),
-    ] = "raise",
-    retries: Annotated[
-        int,
-        typer.Option("--retries", min=0, max=1000, metavar="N", help="Of a task that fails. [2]"),
-    ] = 2,
-    cluster: Annotated[
-        bool,
-        typer.Option("--cluster", help="Workers on the cluster.", rich_help_panel=CLUSTER),
-    ] = False,
-    gpus: Annotated[
-        int,
-        typer.Option(
-            "--gpus",
-            "-g",
-            min=0,
-            max=256,
-            metavar="G",
-            help="GPUs of each worker. [0]",
-            rich_help_panel=CLUSTER,
-        ),
-    ] = 0,
-    cpus: Annotated[
-        str | None,
-        typer.Option(
-            "--cpus", metavar="C", help="CPUs of each worker. [1]", rich_help_panel=CLUSTER
-        ),
-    ] = None,
-    env: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--env", metavar="K=V", help="A variable for workers.", rich_help_panel=CLUSTER
-        ),
-    ] = None,
-    requirements: Annotated[
-        str | None,
-        typer.Option(
-            "--requirements", metavar="FILE", help="What pip installs.", rich_help_panel=CLUSTER
-        ),
-    ] = None,
-    pack: Annotated[
-        bool | None,
-        typer.Option(
-            "--pack/--no-pack",
-            help="Send the folder along. [if nodes are elsewhere]",
-            rich_help_panel=CLUSTER,
-        ),
-    ] = None,
-    json: JsonOption = False,
-    home: HomeOption = DEFAULT_HOME,
+    function: str,
+    inputs: Path,
+    output: Path,
+    workers: int,
+    init: str,
+    on_error: str,
+    retries: int,
+    cluster: bool,
+    gpus: int,
+    cpus: str | None,
+    env: tuple[str, ...],
+    requirements: str | None,
+    pack: bool | None,
+    json: bool,
+    home: Path,
 ) -> None:
-    """Run a function over the lines of a file, with all cores.
+    """Run a function over the lines of a file, on all cores.
 
-    The function gets the value of each line and returns what is written for it, in the order of
-    the inputs. A task that fails, or kills its worker, is tried again alone; then --on-error holds:
-    stop there, leave its line out, or write {"error": ..., "line": ..., "traceback": ...} for it.
-    If anything fails or is killed on the way, the same command goes on where it was, also with
-    another --on-error as long as nothing was skipped: what is done stands in OUTPUT.part and
-    OUTPUT.journal until all is there.
+    The function gets the value of each line. What it returns is written in the
+    order of the inputs. A task that fails or kills its worker is tried again
+    alone. If it still fails, --on-error decides: stop, leave the line out, or
+    write {"error": ..., "line": ..., "traceback": ...} for it.
 
-    With --cluster the workers are members of one elastic job: as many as
-    there is room for, up to --workers (by default all that the cluster
-    holds). Inputs and results go between this command and the workers, not
-    through the controller. The job ends with this command, however it ends.
+    If the command is interrupted or fails, run it again: it continues where it
+    stopped. A different --on-error is fine if no line was skipped. Finished
+    lines are kept in OUTPUT.part and OUTPUT.journal until all are done.
+
+    With --cluster the workers are members of one elastic job: as many as fit,
+    up to --workers (by default as many as the cluster holds). Inputs and
+    results go directly between this command and the workers, not through the
+    controller. The job ends when this command ends.
 
     Examples:
       shoal map score.py:score inputs.jsonl -o scores.jsonl
@@ -125,7 +138,7 @@ def map(  # noqa: A001 - the verb's name
     from shoal.tasks.journal import Journal, JournalError
     from shoal.tasks.progress import Progress
 
-    asked = _Asked(gpus, cpus, env or [], requirements, pack)
+    asked = _Asked(gpus, cpus, list(env), requirements, pack)
     if not cluster:
         _refuse_without_cluster(asked)
     where = _cluster(asked, home, function) if cluster else None
@@ -137,12 +150,12 @@ def map(  # noqa: A001 - the verb's name
         raise Failure(str(error), REFUSED) from None
     began = time.monotonic()
     if journal.known and not json:
-        show.note(f"going on: {journal.known:,} of {identity.lines:,} lines are done already")
+        show.note(f"continuing: {journal.known:,} of {identity.lines:,} lines are already done")
     try:
         with Progress(identity.lines, quiet=json, done=journal.known, lines_s=LINES_S) as progress:
             counts = _run(order, journal, identity.lines, _watcher(progress))
     except KeyboardInterrupt:
-        show.note("interrupted; the same command goes on from here")
+        show.note("interrupted; run the same command again to continue")
         raise
     finally:
         journal.close()
@@ -176,7 +189,7 @@ def _order(
         raise Failure(f"--on-error: must be raise, skip or return, not '{on_error[:40]}'", USAGE)
     for path in (Path(script), inputs):
         if not path.is_file():
-            what = "is not a plain file" if path.exists() else "there is no such file"
+            what = "is not a regular file" if path.exists() else "there is no such file"
             raise Failure(f"{path}: {what}", REFUSED)
     if not output.parent.is_dir():
         raise Failure(f"{output}: there is no folder {output.parent}", REFUSED)
@@ -186,7 +199,7 @@ def _order(
 
 
 class _Asked(NamedTuple):
-    """Flags that are for workers on the cluster."""
+    """The flags for workers on the cluster."""
 
     gpus: int
     cpus: str | None
@@ -242,21 +255,21 @@ def _run(order: Order, journal: Journal, lines: int, watch: Watch) -> Counts:
     except TaskFailed as error:
         _print_traceback(error.traceback)
         kept = f"{journal.known:,} of {lines:,} lines are done and kept"
-        fix = "the same command goes on from there; with --on-error skip or return past this line"
+        fix = "run the same command again to continue, with --on-error skip or return to go past it"
         raise Failure(f"{order.inputs} {_what(error)}; {kept}: {fix}", REFUSED) from None
 
 
 def _watcher(progress: Progress) -> Watch:
-    told = 0
+    printed = 0
 
     def watch(length: int, failure: TaskFailed | None) -> None:
-        nonlocal told
+        nonlocal printed
         progress.add(length, failed=failure is not None)
         if failure is not None:
             from shoal.cli.screen import show
 
-            told += 1
-            if told <= TRACEBACKS_MAX:
+            printed += 1
+            if printed <= TRACEBACKS_MAX:
                 _print_traceback(failure.traceback)
             show.note(_what(failure))
 
@@ -270,7 +283,7 @@ def _what(failure: TaskFailed) -> str:
 
 
 def _print_traceback(text: str) -> None:
-    """Of the user's own function, so it is shown as it is, line by line."""
+    """The traceback of the user's own function, unchanged."""
     from shoal.cli.screen import show
 
     for line in text.strip().splitlines():

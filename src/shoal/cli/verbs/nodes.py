@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING
 
-import typer
-
-from shoal.cli.grammar import DEFAULT_HOME, HomeOption, JsonOption
+from shoal.cli.command import Argument, verb
 
 if TYPE_CHECKING:
     from shoal.cli.screen.show import Cell
@@ -16,18 +14,17 @@ if TYPE_CHECKING:
     from shoal.model.node import NodeIntent
     from shoal.model.views import Done, NodeView
 
-NodesArgument = Annotated[
-    list[str], typer.Argument(metavar="NODE...", help="Node ids, e.g. n1 n2.")
-]
+NODES = Argument("nodes", "NODE...", "Node ids, e.g. n1 n2.", nargs=-1, required=True)
 GPU_CELLS_MAX = 16
 
 
-def nodes(json: JsonOption = False, home: HomeOption = DEFAULT_HOME) -> None:
+@verb()
+def nodes(json: bool, home: Path) -> None:
     """List the nodes and what is in use on them.
 
-    GPUS, CPUS and MEMORY are used/total; 1.5 GPUs used may be three halves of
-    three. A node that is not ready says why, and so does one that is suspect of
-    being slow or faulty, or in quarantine for it.
+    GPUS, CPUS and MEMORY show used/total. 1.5 GPUs in use may be half of each
+    of three GPUs. A node shows why it is not ready, or why it is suspected to
+    be slow or faulty, or why it is in quarantine.
 
     Examples:
       shoal nodes
@@ -46,54 +43,57 @@ def nodes(json: JsonOption = False, home: HomeOption = DEFAULT_HOME) -> None:
         show.note("no node has joined yet")
 
 
-def cordon(nodes: NodesArgument, json: JsonOption = False, home: HomeOption = DEFAULT_HOME) -> None:
-    """Start nothing new on nodes; what runs there goes on.
+@verb(NODES)
+def cordon(nodes: tuple[str, ...], json: bool, home: Path) -> int:
+    """Start nothing new on nodes; running jobs continue.
 
-    Use it before looking into a node. Open it again with `shoal uncordon`.
+    Use it before you work on a node. Open the node again with `shoal uncordon`.
 
     Examples:
       shoal cordon n3
       shoal cordon n3 n4
     """
-    _intend(nodes, "cordoned", json, home)
+    return _intend(nodes, "cordoned", json, home)
 
 
-def drain(nodes: NodesArgument, json: JsonOption = False, home: HomeOption = DEFAULT_HOME) -> None:
-    """Move jobs away from nodes, and start nothing new on them.
+@verb(NODES)
+def drain(nodes: tuple[str, ...], json: bool, home: Path) -> int:
+    """Move jobs off nodes, and start nothing new on them.
 
-    Jobs that may restart are stopped and queued again for other nodes; those
-    with `restart: never` are left to finish. Open the node again with `shoal
-    uncordon`.
+    Jobs that may restart are stopped and queued for other nodes. Jobs with
+    `restart: never` keep running until they finish. Open the node again with
+    `shoal uncordon`.
 
     Examples:
       shoal drain n3
       shoal drain n3 && shoal nodes
     """
-    _intend(nodes, "draining", json, home)
+    return _intend(nodes, "draining", json, home)
 
 
-def uncordon(
-    nodes: NodesArgument, json: JsonOption = False, home: HomeOption = DEFAULT_HOME
-) -> None:
+@verb(NODES)
+def uncordon(nodes: tuple[str, ...], json: bool, home: Path) -> int:
     """Open nodes for jobs again.
 
-    It undoes `shoal cordon` and `shoal drain`, and ends a quarantine.
+    This undoes `shoal cordon` and `shoal drain`, and ends a quarantine.
 
     Examples:
       shoal uncordon n3
       shoal uncordon n1 n2 n3 n4
     """
-    _intend(nodes, "open", json, home)
+    return _intend(nodes, "open", json, home)
 
 
-def _intend(texts: list[str], intent: str, json: bool, home: Path) -> None:
+def _intend(texts: tuple[str, ...], intent: str, json: bool, home: Path) -> int:
     from shoal.cli import reach
-    from shoal.cli.screen.several import each
+    from shoal.cli.each import each
     from shoal.model.node import NodeIntent
 
     asked = list(dict.fromkeys(reach.node_id(text) for text in texts))
     with reach.connect(home) as client:
-        each(asked, lambda node: _set(client, node, NodeIntent(intent)), f"is {intent}", json)
+        return each(
+            asked, lambda node: _set(client, node, NodeIntent(intent)), f"is {intent}", json
+        )
 
 
 def _set(client: Client, node: str, intent: NodeIntent) -> Done:

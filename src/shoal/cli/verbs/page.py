@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import os
 import sys
+from pathlib import Path
 
-from shoal.cli.grammar import DEFAULT_HOME, HomeOption, JsonOption
+from shoal.cli.command import verb
 
 
-def page(json: JsonOption = False, home: HomeOption = DEFAULT_HOME) -> None:
-    """Print a link to the cluster's page that signs you in once.
+@verb()
+def page(json: bool, home: Path) -> None:
+    """Print a link that signs you in to the cluster's page.
 
-    The link holds for two minutes and for one browser. At a terminal with a
-    desktop it is opened, too. Whoever has the token may sign in with that.
+    The link works for two minutes, once. At a terminal with a desktop the page
+    also opens in your browser. You can sign in with the token as well.
 
     Examples:
       shoal page

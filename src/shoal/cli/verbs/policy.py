@@ -1,53 +1,45 @@
-"""`shoal policy`: see, check, compare and change the rules by which jobs are placed."""
+"""`shoal policy`: show, check, compare and change the scheduling policy."""
 
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING
 
-import typer
-
-from shoal.cli.grammar import DEFAULT_HOME, HomeOption, JsonOption
+from shoal.cli.command import Argument, flag, verb
 from shoal.forms.failure import USAGE, Failure
 
 if TYPE_CHECKING:
     from shoal.model.policy import Policy
 
-# How many policies each takes, at least and at most.
+# The least and the most policies that each action takes.
 ACTIONS = {"show": (0, 1), "check": (1, 1), "diff": (1, 2), "set": (1, 1)}
 
 SUMMARIES = {
-    "fifo": "First come, first served: nobody overtakes, nobody is stopped for another.",
-    "backfill": "As fifo, but gaps are filled where that delays nobody at the front.",
-    "fair": "Tenants share by quota and weight; gaps are filled; priority preempts.",
-    "srtf": "Shortest remaining time first, by the jobs' estimates; a yardstick.",
-    "srsf": "Shortest remaining time x GPUs first, by the estimates; a yardstick.",
-    "tiresias": "Least attained service first, in three levels; needs no estimates.",
+    "fifo": "First come, first served. No job overtakes or preempts another.",
+    "backfill": "Like fifo, but short jobs fill gaps if that delays no job ahead of them.",
+    "fair": "Tenants share by quota and weight, short jobs fill gaps, priority preempts.",
+    "srtf": "Shortest remaining time first, by the jobs' estimates. For comparison.",
+    "srsf": "Shortest remaining time x GPUs first, by the estimates. For comparison.",
+    "tiresias": "Least attained service first, in three levels. Needs no estimates.",
 }
 
 
-def policy(
-    action: Annotated[
-        str, typer.Argument(metavar="[show|check|diff|set]", help="What to do. [show]")
-    ] = "show",
-    policies: Annotated[
-        list[str] | None,
-        typer.Argument(metavar="[NAME|FILE]...", help="A shipped one, or a file. [in force]"),
-    ] = None,
-    shipped: Annotated[
-        bool, typer.Option("--shipped", help="show: list those that come with Shoal.")
-    ] = False,
-    json: JsonOption = False,
-    home: HomeOption = DEFAULT_HOME,
-) -> None:
+@verb(
+    Argument(
+        "action", "[show|check|diff|set]", "What to do. [show]", required=False, default="show"
+    ),
+    Argument("policies", "[NAME|FILE]...", "A shipped policy, or a file. [in force]", nargs=-1),
+    flag("--shipped", help="With show: list the policies that come with Shoal."),
+)
+def policy(action: str, policies: tuple[str, ...], shipped: bool, json: bool, home: Path) -> None:
     """Show, check, compare or change the scheduling policy.
 
-    show prints a policy as a file, the one in force if none is named. check
-    reads a file as the controller would. diff tells where two differ; with
-    one it compares it with the one in force. set puts one in force at once;
-    jobs that run go on.
+    show prints a policy as a file; without a name, the policy in force. check
+    reads a file as the controller would. diff shows where two policies differ;
+    with one name, where it differs from the policy in force. set puts a policy
+    in force at once; running jobs continue.
 
-    A file (.yaml, .toml or .json) says what differs from its base:
+    A file (.yaml, .toml or .json) lists what differs from its base:
 
       base: fair
       patience: 30m            # times as 90s, 10m, 7d
@@ -55,9 +47,9 @@ def policy(
         research: {weight: 2, quota_gpus: 32}
         vision: {parent: research, quota_gpus: 16}
 
-    order and placement may name functions of your own, as module:name. The
-    controller finds the module on the PYTHONPATH that it had at `shoal up`
-    (full paths), and reads it once; examples/policies shows how.
+    order and placement may name your own functions, as module:name. The
+    controller looks for the module on the PYTHONPATH that `shoal up` had (use
+    full paths), and reads it once. See examples/policies.
 
     Examples:
       shoal policy
@@ -67,23 +59,22 @@ def policy(
       shoal policy diff mine.yaml
       shoal policy set mine.yaml
     """
-    named = policies or []
-    _check_usage(action, named, shipped)
+    _check_usage(action, policies, shipped)
     if shipped:
         _print_shipped(json)
     elif action == "show":
-        _show(_in_force(home) if not named else _named(named[0], load=False), json)
+        _show(_in_force(home) if not policies else _named(policies[0], load=False), json)
     elif action == "check":
-        _check(named[0], json)
+        _check(policies[0], json)
     elif action == "diff":
-        first = _in_force(home) if len(named) == 1 else _named(named[0], load=False)
-        left = "IN FORCE" if len(named) == 1 else named[0]
-        _diff(first, _named(named[-1], load=False), left, named[-1], json)
+        first = _in_force(home) if len(policies) == 1 else _named(policies[0], load=False)
+        left = "IN FORCE" if len(policies) == 1 else policies[0]
+        _diff(first, _named(policies[-1], load=False), left, policies[-1], json)
     else:
-        _set(_named(named[0], load=False), home, json)
+        _set(_named(policies[0], load=False), home, json)
 
 
-def _check_usage(action: str, named: list[str], shipped: bool) -> None:
+def _check_usage(action: str, named: tuple[str, ...], shipped: bool) -> None:
     from shoal.forms import units
 
     if action not in ACTIONS:
@@ -93,7 +84,9 @@ def _check_usage(action: str, named: list[str], shipped: bool) -> None:
         raise Failure("--shipped: lists policies; write: shoal policy show --shipped", USAGE)
     least, most = ACTIONS[action]
     if len(named) < least:
-        raise Failure(f"{action}: name a policy or a file; see: shoal policy --help", USAGE)
+        raise Failure(
+            f"{action}: needs the name of a policy or a file; see: shoal policy --help", USAGE
+        )
     if len(named) > most:
         extra = units.quoted(named[most])
         raise Failure(f"{action}: {extra} is one too many; see: shoal policy --help", USAGE)
@@ -155,7 +148,7 @@ def _diff(one: Policy, other: Policy, left: str, right: str, json: bool) -> None
         titles = [show.Column(title) for title in ("FIELD", left, right)]
         show.table(titles, [list(row) for row in rows])
     else:
-        show.note("they are the same")
+        show.note("the policies are the same")
 
 
 def _set(wanted: Policy, home: Path, json: bool) -> None:
@@ -171,9 +164,9 @@ def _set(wanted: Policy, home: Path, json: bool) -> None:
         return
     changed = differences(before, now)
     if not changed:
-        show.line(f"the policy is '{now.name}' already; nothing changed")
+        show.line(f"the policy is already '{now.name}'; nothing changed")
         return
-    show.line(f"the policy is '{now.name}' now: {gist(now)}", "green")
+    show.line(f"the policy is now '{now.name}': {gist(now)}", "green")
     for field, one, other in changed:
         show.line(f"  {field}: {one or 'none'} -> {other or 'none'}", "dim")
 

@@ -1,12 +1,11 @@
-"""`shoal prices`: see, check and change what GPU time costs in money, energy and CO2."""
+"""`shoal prices`: show, check and change what GPU time costs in money, energy and CO2."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated
+from pathlib import Path
+from typing import TYPE_CHECKING
 
-import typer
-
-from shoal.cli.grammar import DEFAULT_HOME, HomeOption, JsonOption
+from shoal.cli.command import Argument, verb
 from shoal.forms.failure import USAGE, Failure
 
 if TYPE_CHECKING:
@@ -15,19 +14,15 @@ if TYPE_CHECKING:
 ACTIONS = {"show": 0, "check": 1, "set": 1}
 
 
-def prices(
-    action: Annotated[
-        str, typer.Argument(metavar="[show|check|set]", help="What to do. [show]")
-    ] = "show",
-    file: Annotated[str | None, typer.Argument(metavar="[FILE]", help="A price list.")] = None,
-    json: JsonOption = False,
-    home: HomeOption = DEFAULT_HOME,
-) -> None:
+@verb(
+    Argument("action", "[show|check|set]", "What to do. [show]", required=False, default="show"),
+    Argument("file", "[FILE]", "A price list.", required=False),
+)
+def prices(action: str, file: str | None, json: bool, home: Path) -> None:
     """Show, check or change the price list.
 
-    A price list (.yaml, .toml or .json) says what a GPU of each model costs,
-    rented per hour or owned; what whole nodes cost besides; and what power
-    they draw:
+    A price list (.yaml, .toml or .json) holds the price of a GPU of each model,
+    rented per hour or owned, the price of whole nodes, and the power they use:
 
       currency: EUR
       gpus:
@@ -39,7 +34,7 @@ def prices(
       pue: 1.25
       co2_g_per_kwh: 380
 
-    It holds for all of the past: reports are told in the prices of today.
+    Reports use today's price list for the past as well.
 
     Examples:
       shoal prices
@@ -56,7 +51,7 @@ def prices(
         raise Failure(f"{message}; use one of {', '.join(ACTIONS)}", USAGE)
     if bool(file) != bool(ACTIONS[action]):
         fix = f"write: shoal prices {action}{' FILE' if ACTIONS[action] else ''}"
-        raise Failure(f"{action}: {'names no file' if not file else 'takes no file'}; {fix}", USAGE)
+        raise Failure(f"{action}: {'needs a file' if not file else 'takes no file'}; {fix}", USAGE)
     wanted = read(file) if file else None
     if action != "check":
         with reach.connect(home) as client:

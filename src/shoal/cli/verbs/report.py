@@ -1,18 +1,15 @@
-"""`shoal report`: where the GPU time and the money went, on a terminal, in a page, in a table."""
+"""`shoal report`: where GPU time and money went, on a terminal or as CSV."""
 
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, TextIO
 
-import typer
-
-from shoal.cli.grammar import DEFAULT_HOME, HomeOption, JsonOption
+from shoal.cli.command import Option, verb
 from shoal.forms.failure import USAGE, Failure
 
 if TYPE_CHECKING:
     from shoal.cli.screen.show import Cell, Column
-    from shoal.client import Client
     from shoal.model.ledger import AccountSum, LedgerView
 
 BY = ("account", "tenant", "user", "job", "node", "day", "hour")
@@ -26,42 +23,30 @@ GROUP_STYLES = {
 }
 BAR_WIDTH = 40
 BAR_WIDTH_MIN = 8
-NARROW = 110  # columns of a terminal: less has no room for energy beside money
+NARROW = 110  # a terminal with fewer columns has no room for energy beside money
 KEYS_SHOWN = 40
 
 
-def report(
-    since: Annotated[
-        str, typer.Option("--from", metavar="WHEN", help="2026-11-01, or how long ago. [30d]")
-    ] = "30d",
-    until: Annotated[
-        str, typer.Option("--to", metavar="WHEN", help="Until when, written alike. [now]")
-    ] = "now",
-    by: Annotated[
-        str,
-        typer.Option("--by", metavar="WHAT", help=f"One of {', '.join(BY)}. [account]"),
-    ] = "account",
-    csv: Annotated[
-        Path | None, typer.Option("--csv", metavar="FILE", help="Write the rows as a table.")
-    ] = None,
-    html: Annotated[
-        Path | None, typer.Option("--html", metavar="FILE", help="Write it as one page.")
-    ] = None,
-    json: JsonOption = False,
-    home: HomeOption = DEFAULT_HOME,
-) -> None:
-    """Tell where the GPU time and the money went.
+@verb(
+    Option("since", "--from", metavar="WHEN", default="30d", help="A date, or how long ago. [30d]"),
+    Option("until", "--to", metavar="WHEN", default="now", help="A date, or how long ago. [now]"),
+    Option("--by", metavar="KEY", default="account", help=f"One of {', '.join(BY)}. [account]"),
+    Option("--csv", metavar="FILE", type=Path, help="Write the rows to a CSV file."),
+)
+def report(since: str, until: str, by: str, csv: Path | None, json: bool, home: Path) -> None:
+    """Show where GPU time and money went.
 
     Every millisecond of every GPU is in exactly one account, so the lines add
-    up to 100.0 % of what the cluster had. Times are UTC, in whole hours.
-    Money needs a price list: see shoal prices. What each account means is in
-    docs/ledger.md.
+    up to 100.0 % of the cluster's capacity. Times are UTC, in whole hours.
+    Write dates as 2026-11-01. Money needs a price list: see `shoal prices`.
+    docs/ledger.md explains each account. `shoal page` shows the same in a
+    browser.
 
     Examples:
       shoal report
       shoal report --by tenant --from 2026-11-01 --to 2026-12-01
       shoal report --by job --from 24h
-      shoal report --html november.html --csv november.csv
+      shoal report --by day --csv november.csv
     """
     from shoal.cli import reach
     from shoal.cli.screen import show
@@ -76,22 +61,18 @@ def report(
         if to_ms <= from_ms:
             raise Failure(f"--to: {units.quoted(until)} is not after --from {since}", USAGE)
         view = client.ledger(by=By(by), from_ms=from_ms, to_ms=to_ms)
-        if html is not None:
-            _write(html, "--html", _page(client, from_ms, to_ms))
     if csv is not None:
-        _write(csv, "--csv", _csv(view))
+        _write_csv(csv, view)
     if json:
         show.as_json(view)
-    elif csv is None and html is None:
+    elif csv is None:
         _print(view)
     else:
-        for path in (csv, html):
-            if path is not None:
-                show.line(f"wrote {path}", "green")
+        show.line(f"wrote {csv}", "green")
 
 
 def moment_ms(flag: str, text: str, now_ms: int) -> int:
-    """A date or time (UTC), or how long ago."""
+    """A date or time in UTC, or a duration before now."""
     from datetime import UTC, datetime
 
     from shoal.forms import units
@@ -106,20 +87,13 @@ def moment_ms(flag: str, text: str, now_ms: int) -> int:
             return max(0, now_ms - units.duration_ms(word))
         except units.BadAmount:
             fix = "write a date as 2026-11-01 or 2026-11-01T08:00, or how long ago as 7d or 12h"
-            raise Failure(f"{flag}: {units.quoted(text)} is no time; {fix}", USAGE) from None
+            raise Failure(f"{flag}: {units.quoted(text)} is not a time; {fix}", USAGE) from None
     if when.tzinfo is None:
         when = when.replace(tzinfo=UTC)
     ms = int(when.timestamp() * 1000)
     if not 0 <= ms <= 2**52:
         raise Failure(f"{flag}: {units.quoted(text)} is out of range", USAGE)
     return ms
-
-
-def _write(path: Path, flag: str, text: str) -> None:
-    try:
-        path.write_text(text, encoding="utf-8", newline="")
-    except OSError as error:
-        raise Failure(f"{flag}: {path}: {error.strerror or error}") from None
 
 
 # -- on a terminal --------------------------------------------------------------------------
@@ -130,7 +104,7 @@ def _print(view: LedgerView) -> None:
 
     began, ended = moment_text(view.from_ms), moment_text(view.to_ms)
     if view.from_ms < view.began_ms < view.to_ms:
-        began = f"{moment_text(view.began_ms)} (the ledger begins there)"
+        began = f"{moment_text(view.began_ms)} (start of the ledger)"
     hours = gpu_hours(view.capacity_gpu_us)
     show.line(f"{began} to {ended} UTC: {hours} GPU-hours of {view.gpus} GPUs", "bold")
     if view.capacity_gpu_us:
@@ -207,7 +181,7 @@ def _print_keys(view: LedgerView) -> None:
     rows.append([total[0], *named, *total[1:3], *empty, *total[3:]])
     table(columns, rows)
     if len(sums) > len(shown):
-        line(f"... and {len(sums) - len(shown)} more: --csv or --json has them all", "dim")
+        line(f"... and {len(sums) - len(shown)} more; --csv and --json list all", "dim")
 
 
 def _money_columns(view: LedgerView) -> list[Column]:
@@ -284,7 +258,7 @@ def key_text(view: LedgerView, key: str) -> str:
 
 
 def percents(amounts: list[int]) -> list[str]:
-    """In tenths that add up to 100.0: what rounding leaves goes to those it cut most."""
+    """Percentages that add up to 100.0: the rounding error goes to the largest remainders."""
     total = sum(amounts)
     if not total:
         return ["0.0%"] * len(amounts)
@@ -309,12 +283,18 @@ def moment_text(at_ms: int) -> str:
 # -- files ----------------------------------------------------------------------------------
 
 
-def _csv(view: LedgerView) -> str:
-    import csv
-    import io
+def _write_csv(path: Path, view: LedgerView) -> None:
+    try:
+        with path.open("w", encoding="utf-8", newline="") as file:
+            _csv(file, view)
+    except OSError as error:
+        raise Failure(f"--csv: {path}: {error.strerror or error}") from None
 
-    out = io.StringIO()
-    writer = csv.writer(out)
+
+def _csv(file: TextIO, view: LedgerView) -> None:
+    import csv
+
+    writer = csv.writer(file)
     keyed = [] if view.by == "account" else [view.by.value, "name"]
     titles = [*keyed, "account", "gpu_hours", "gpu_us", "cost", "currency", "energy_wh", "co2_g"]
     writer.writerow(titles)
@@ -325,7 +305,6 @@ def _csv(view: LedgerView) -> str:
         energy = [_number(row.energy_wh), _number(row.co2_g)]
         named = [_safe(key), _safe(row.label)] if keyed else []
         writer.writerow([*named, *amounts, *energy])
-    return out.getvalue()
 
 
 def _safe(text: str) -> str:
@@ -335,13 +314,3 @@ def _safe(text: str) -> str:
 
 def _number(value: float | None) -> str:
     return "" if value is None else f"{value:.6f}"
-
-
-def _page(client: Client, from_ms: int, to_ms: int) -> str:
-    from shoal.cli.screen.report_page import page
-    from shoal.model.ledger import By
-
-    views: dict[By, LedgerView] = {
-        by: client.ledger(by=by, from_ms=from_ms, to_ms=to_ms) for by in By if by is not By.HOUR
-    }
-    return page(views)

@@ -1,17 +1,21 @@
-"""`shoal salvage`: save what can be read of a damaged store."""
+"""`shoal salvage`: recover what is readable from a damaged store."""
 
 from __future__ import annotations
 
-from shoal.cli.grammar import DEFAULT_HOME, HomeOption, JsonOption
+from pathlib import Path
+
+from shoal.cli.command import verb
 
 
-def salvage(json: JsonOption = False, home: HomeOption = DEFAULT_HOME) -> None:
-    """Save what can be read of a damaged store.
+@verb()
+def salvage(json: bool, home: Path) -> None:
+    """Recover what is readable from a damaged store.
 
-    For when the controller says that shoal.db is damaged, and there is no copy
-    to put back. What can be read takes the damaged file's place, which stays
-    beside it under another name; you are told what was kept and what is lost.
-    Jobs that run on the nodes go on meanwhile. Afterwards: shoal up.
+    Use it when the controller reports that shoal.db is damaged and you have no
+    copy to restore. What is readable replaces the damaged file, which is kept
+    beside it under another name. The command lists what was kept and what was
+    lost. Jobs on the nodes keep running meanwhile. Then start the cluster with
+    `shoal up`.
 
     Examples:
       shoal salvage
@@ -27,7 +31,7 @@ def salvage(json: JsonOption = False, home: HomeOption = DEFAULT_HOME) -> None:
 
     place = Home(home)
     if is_up(place):
-        raise Failure(f"a controller runs in {place.path}: its store is in use, and not damaged")
+        raise Failure(f"a controller is running in {place.path}, so its store is not damaged")
     numbers = Numbers(place.marks, (place.logs, place.checkpoints))
     try:
         lines = saving.salvage(place.database, place.salvaged, numbers)
@@ -39,4 +43,4 @@ def salvage(json: JsonOption = False, home: HomeOption = DEFAULT_HOME) -> None:
         return
     for line in lines:
         show.line(line)
-    show.line(f"this is also in {place.salvage_report}; go on with: shoal up --home {place.path}")
+    show.line(f"this list is also in {place.salvage_report}; next: shoal up --home {place.path}")

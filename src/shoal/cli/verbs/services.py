@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING
 
-import typer
-
-from shoal.cli.grammar import DEFAULT_HOME, HomeOption, JsonOption
+from shoal.cli.command import Argument, flag, verb
 
 if TYPE_CHECKING:
     from shoal.cli.screen.show import Cell
@@ -20,12 +18,13 @@ EVENTS_READ = 1000  # as many of the newest are searched for those about the ser
 EVENTS_SHOWN = 12
 
 
-def services(json: JsonOption = False, home: HomeOption = DEFAULT_HOME) -> None:
-    """List the services and how they do.
+@verb()
+def services(json: bool, home: Path) -> None:
+    """List the services and their load.
 
-    READY is replicas that get requests / replicas wanted now. LATENCY is the
-    time until an answer begins. QUEUED counts requests that wait in the
-    gateway, those included that wait for a first replica.
+    READY shows the replicas that get requests / the replicas wanted now.
+    LATENCY is the time until an answer begins. QUEUED counts the requests that
+    wait in the gateway, including those that wait for a first replica.
 
     Examples:
       shoal services
@@ -44,19 +43,16 @@ def services(json: JsonOption = False, home: HomeOption = DEFAULT_HOME) -> None:
         print_services(views)
 
 
-def service(
-    name: Annotated[str, typer.Argument(metavar="NAME", help="A service, e.g. chat.")],
-    stop: Annotated[
-        bool, typer.Option("--stop", help="Let it finish what it has, and end it.")
-    ] = False,
-    json: JsonOption = False,
-    home: HomeOption = DEFAULT_HOME,
-) -> None:
+@verb(
+    Argument("name", "NAME", "A service, e.g. chat."),
+    flag("--stop", help="Finish the open requests, then end the service."),
+)
+def service(name: str, stop: bool, json: bool, home: Path) -> None:
     """Show one service with its replicas, or stop it.
 
-    Below its figures and its replicas stand the last things that happened to
-    it. With --stop it gets no new requests, ends when it has answered those
-    it has, and is gone; the command returns at once.
+    It shows the service's load, its replicas and its last events. With --stop
+    the service gets no new requests, answers the open ones, and ends. The
+    command does not wait for that.
 
     Examples:
       shoal service chat

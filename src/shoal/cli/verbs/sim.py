@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING
 
-import typer
-
-from shoal.cli.grammar import DEFAULT_HOME, HomeOption, JsonOption
+from shoal.cli.command import Argument, Option, flag, number, verb
 from shoal.forms.failure import REFUSED, USAGE, Failure
 
 if TYPE_CHECKING:
@@ -22,101 +20,119 @@ if TYPE_CHECKING:
     from shoal.sim.replay.metrics import AsItWas, Outcome, Summary
     from shoal.sim.replay.traces import Trace
 
-QUIET_S = 2.0  # what is over sooner needs no progress bar
+QUIET_S = 2.0  # a shorter replay needs no progress bar
 FRAME_S = 0.2
-LINE_S = 10.0  # between two lines of progress where there is no terminal
+LINE_S = 10.0  # between two lines of progress if there is no terminal
 BAR_WIDTH = 24
 DEFAULT_GPUS = 8
 
 
+@verb(
+    Argument("trace", "[TRACE]", "A file of jobs, plain or .gz.", type=Path, required=False),
+    Option("--nodes", "-n", metavar="N|CSV", default="", help="Number of nodes, or a CSV list."),
+    Option(
+        "--gpus",
+        "-g",
+        metavar="N",
+        type=number(0, 256),
+        default=DEFAULT_GPUS,
+        help=f"GPUs per node. [{DEFAULT_GPUS}]",
+    ),
+    Option("--cpus", metavar="N", default="", help="CPUs per node. [unlimited]"),
+    Option("--memory", metavar="SIZE", default="", help="Memory per node; needs --cpus."),
+    Option(
+        "--policy",
+        "-p",
+        metavar="NAME",
+        multiple=True,
+        help="A shipped policy or a file; may be repeated. [fair]",
+    ),
+    flag("--history", help="Replay this cluster's own history, on its own nodes."),
+    Option(
+        "--days",
+        metavar="N",
+        type=number(0),
+        default=0,
+        help="Only the last N days of the history. [all]",
+    ),
+    Option("form", "--format", metavar="NAME", default="", help="The trace's format. [detected]"),
+    Option("--where", metavar="COLUMN=VALUE", multiple=True, help="Only these rows of the trace."),
+    Option(
+        "--jobs",
+        metavar="N",
+        type=number(0),
+        default=0,
+        help="Replay N jobs; repeat the trace if it is shorter. [all, once]",
+    ),
+    Option("--load", metavar="X", default="1", help="Jobs arrive X times as fast. [1]"),
+    Option("--scale", metavar="X", default="1", help="X times as many jobs in the same time. [1]"),
+    Option("--start-up", metavar="TIME", default="10s", help="From placement to work. [10s]"),
+    Option(
+        "--checkpoint",
+        metavar="TIME",
+        default="10m",
+        help="Time between checkpoints, or never. [10m]",
+    ),
+    Option(
+        "--restart-cost", metavar="TIME", default="30s", help="Time to load a checkpoint. [30s]"
+    ),
+    Option(
+        "--failures",
+        metavar="RATE|CSV",
+        default="0",
+        help="Failures per 1000 node-days, or a table of causes. [0]",
+    ),
+    Option("--repair", metavar="TIME", default="4h", help="Time to repair a failed node. [4h]"),
+    Option("--slow", metavar="SHARE:SPEED", default="", help="Slow nodes, e.g. 0.05:0.7."),
+    Option("--stragglers", metavar="SHARE:SPEED", default="", help="Slow attempts of jobs."),
+    flag("--skip-too-large", help="Leave out jobs that do not fit on this cluster."),
+    Option("--seed", metavar="N", type=number(), default=0, help="Seed of all random numbers. [0]"),
+    Option(
+        "--check",
+        metavar="N",
+        type=number(0),
+        default=0,
+        help="Verify the invariants every N steps. [never]",
+    ),
+    Option("--html", metavar="FILE", type=Path, help="Also write a page with plots."),
+    Option("--prices", metavar="FILE", default="", help="Price list. [the cluster's]"),
+)
 def sim(
-    trace: Annotated[
-        Path | None, typer.Argument(metavar="[TRACE]", help="A file of jobs, .gz or not.")
-    ] = None,
-    nodes: Annotated[
-        str, typer.Option("--nodes", "-n", metavar="N|CSV", help="How many nodes, or a list.")
-    ] = "",
-    gpus: Annotated[
-        int, typer.Option("--gpus", "-g", min=0, max=256, metavar="N", help="Of each node.")
-    ] = DEFAULT_GPUS,
-    cpus: Annotated[
-        str, typer.Option("--cpus", metavar="N", help="Of each node; else CPUs never run out.")
-    ] = "",
-    memory: Annotated[
-        str, typer.Option("--memory", metavar="SIZE", help="Of each node; with --cpus.")
-    ] = "",
-    policy: Annotated[
-        list[str] | None,
-        typer.Option("--policy", "-p", metavar="NAME", help="May be given several times."),
-    ] = None,
-    history: Annotated[
-        bool, typer.Option("--history", help="Replay what this cluster ran, on its own nodes.")
-    ] = False,
-    days: Annotated[
-        int, typer.Option("--days", min=0, metavar="N", help="Of the history, the last N alone.")
-    ] = 0,
-    form: Annotated[
-        str, typer.Option("--format", metavar="NAME", help="Of the trace; else by its columns.")
-    ] = "",
-    where: Annotated[
-        list[str] | None,
-        typer.Option("--where", metavar="COLUMN=VALUE", help="Only these rows of the trace."),
-    ] = None,
-    jobs: Annotated[
-        int, typer.Option("--jobs", min=0, metavar="N", help="So many jobs; 0: all, once.")
-    ] = 0,
-    load: Annotated[
-        str, typer.Option("--load", metavar="X", help="Arrivals X times as close together.")
-    ] = "1",
-    scale: Annotated[
-        str, typer.Option("--scale", metavar="X", help="X times as many jobs in the same time.")
-    ] = "1",
-    start_up: Annotated[
-        str, typer.Option("--start-up", metavar="TIME", help="From the placement to work.")
-    ] = "10s",
-    checkpoint: Annotated[
-        str, typer.Option("--checkpoint", metavar="TIME", help="Between two; or never.")
-    ] = "10m",
-    restart_cost: Annotated[
-        str, typer.Option("--restart-cost", metavar="TIME", help="To load a checkpoint.")
-    ] = "30s",
-    failures: Annotated[
-        str,
-        typer.Option(
-            "--failures", metavar="RATE|CSV", help="In 1000 node-days, or a table of causes."
-        ),
-    ] = "0",
-    repair: Annotated[
-        str, typer.Option("--repair", metavar="TIME", help="Of a node that failed.")
-    ] = "4h",
-    slow: Annotated[
-        str, typer.Option("--slow", metavar="SHARE:SPEED", help="Slow nodes, e.g. 0.05:0.7.")
-    ] = "",
-    stragglers: Annotated[
-        str, typer.Option("--stragglers", metavar="SHARE:SPEED", help="Slow attempts of jobs.")
-    ] = "",
-    skip_too_large: Annotated[
-        bool, typer.Option("--skip-too-large", help="Leave out jobs that fit on no such cluster.")
-    ] = False,
-    seed: Annotated[int, typer.Option("--seed", metavar="N", help="Of all chance.")] = 0,
-    check: Annotated[
-        int, typer.Option("--check", min=0, metavar="N", help="Check invariants every N steps.")
-    ] = 0,
-    html: Annotated[
-        Path | None, typer.Option("--html", metavar="FILE", help="Write a page with plots, too.")
-    ] = None,
-    prices: Annotated[
-        str, typer.Option("--prices", metavar="FILE", help="Price list. [the cluster's]")
-    ] = "",
-    json: JsonOption = False,
-    home: HomeOption = DEFAULT_HOME,
+    trace: Path | None,
+    nodes: str,
+    gpus: int,
+    cpus: str,
+    memory: str,
+    policy: tuple[str, ...],
+    history: bool,
+    days: int,
+    form: str,
+    where: tuple[str, ...],
+    jobs: int,
+    load: str,
+    scale: str,
+    start_up: str,
+    checkpoint: str,
+    restart_cost: str,
+    failures: str,
+    repair: str,
+    slow: str,
+    stragglers: str,
+    skip_too_large: bool,
+    seed: int,
+    check: int,
+    html: Path | None,
+    prices: str,
+    json: bool,
+    home: Path,
 ) -> None:
     """Replay a trace or your own history under other policies.
 
-    The scheduler is the real one, the whole of it; the world is simulated: start-up times,
-    checkpoints, failures, slow nodes. The same command gives the same figures again. A plain
-    trace is a CSV with the columns submit_s, duration_s and gpus; sacct output and public traces
-    are known by their columns. What each figure means stands in docs/simulate.md.
+    The replay uses the real scheduler. Only the machines are simulated:
+    start-up times, checkpoints, failures and slow nodes. The same command gives
+    the same figures again. A plain trace is a CSV file with the columns
+    submit_s, duration_s and gpus. The output of sacct and public traces are
+    recognized by their columns. docs/simulate.md explains each figure.
 
     Examples:
       shoal sim jobs.csv --nodes 8 --gpus 8
@@ -130,7 +146,7 @@ def sim(
     from shoal.sim.replay.metrics import as_it_was, summarize
     from shoal.sim.replay.traces import TraceError
 
-    chosen = [(name, policy_named(name)) for name in dict.fromkeys(policy or ["fair"])]
+    chosen = [(name, policy_named(name)) for name in dict.fromkeys(policy or ("fair",))]
     conditions = conditions_of(
         start_up, checkpoint, restart_cost, failures, repair, slow, stragglers
     )
@@ -145,8 +161,8 @@ def sim(
             cluster, played = _history(home, nodes, gpus, cpus, memory, days)
         else:
             if days:
-                raise Failure("--days: is of the history; use it with --history", USAGE)
-            cluster, played = _trace(trace, nodes, gpus, cpus, memory, form, where or [])
+                raise Failure("--days: works only with --history", USAGE)
+            cluster, played = _trace(trace, nodes, gpus, cpus, memory, form, where)
         lived = as_it_was(played.arrivals) if not jobs and factors == (1, 1) else None
         played = _stretched(played, jobs, *factors, seed)
         played = _fitting(played, cluster, skip_too_large)
@@ -172,7 +188,7 @@ def sim(
 
 
 def policy_named(name: str) -> Policy:
-    """A shipped one, or one from a file."""
+    """A shipped policy, or one from a file."""
     from shoal.forms.policy import find
 
     return find(name, flag="--policy")
@@ -223,7 +239,7 @@ def _trace(
     cpus: str,
     memory: str,
     form: str,
-    where: list[str],
+    where: tuple[str, ...],
 ) -> tuple[list[NodeSpec], Trace]:
     from shoal.cli.sim_flags import cluster_of
     from shoal.sim.replay.clusters import gangs_for
@@ -232,7 +248,7 @@ def _trace(
     if trace is None:
         raise Failure("TRACE is missing: name a file of jobs, or use --history", USAGE)
     if not nodes:
-        raise Failure("--nodes is missing: how many, or a CSV with a row for each", USAGE)
+        raise Failure("--nodes is missing: give a number, or a CSV file with a row per node", USAGE)
     cluster = cluster_of(nodes, gpus, cpus, memory)
     pairs = [pair.partition("=") for pair in where]
     if any(not equals for _, equals, _ in pairs):
@@ -244,7 +260,7 @@ def _trace(
 def _history(
     home: Path, nodes: str, gpus: int, cpus: str, memory: str, days: int
 ) -> tuple[list[NodeSpec], Trace]:
-    """What the cluster at this home ran, from its log of events."""
+    """The jobs that the cluster of this home ran, from its log of events."""
     from shoal.cli.sim_flags import cluster_of
     from shoal.control.home import Home
     from shoal.control.store.sqlite import SqliteStore
@@ -254,7 +270,7 @@ def _history(
 
     path = Home(home).database
     if not path.exists():
-        raise Failure(f"--history: there is no cluster's log at {path}; see --home", REFUSED)
+        raise Failure(f"--history: there is no log of a cluster at {path}; see --home", REFUSED)
     try:
         store = SqliteStore(path)
         try:
@@ -274,7 +290,7 @@ def _stretched(played: Trace, jobs: int, load: float, scale: float, seed: int) -
 
 
 def _fitting(played: Trace, cluster: list[NodeSpec], skip: bool) -> Trace:
-    """All jobs must be able to start, or the figures would be of another trace."""
+    """Every job must be able to start, or the figures would describe another trace."""
     import msgspec
 
     from shoal.cli.screen import show
@@ -286,8 +302,8 @@ def _fitting(played: Trace, cluster: list[NodeSpec], skip: bool) -> Trace:
     row, why = next(iter(rows.items()))
     if not skip:
         raise Failure(
-            f"{played.name}: row {row}: {why} ({len(rows)} such jobs; use more --nodes, or "
-            "--skip-too-large)"
+            f"{played.name}: row {row}: {why} ({len(rows)} jobs are too large; use more --nodes, "
+            "or --skip-too-large)"
         )
     kept = [arrival for arrival in played.arrivals if arrival.row not in rows]
     if not kept:
@@ -297,7 +313,7 @@ def _fitting(played: Trace, cluster: list[NodeSpec], skip: bool) -> Trace:
 
 
 def _watcher(progress: Progress, name: str, total: int) -> Callable[[int, int], None]:
-    """A bar on a terminal, a line now and then otherwise; nothing for what is over at once."""
+    """A bar on a terminal, else a line every LINE_S; nothing for a short replay."""
     import sys
 
     from shoal.cli.screen.show import bar

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import TYPE_CHECKING
 
-from shoal.cli.grammar import DEFAULT_HOME, HomeOption, JsonOption
+from shoal.cli.command import verb
 
 if TYPE_CHECKING:
     from shoal.model.views import JobRow, NodeView, ServiceView, StatusView
@@ -16,14 +17,15 @@ ALARMS_SHOWN = 5
 BAR_WIDTH = 24
 
 
-def status(json: JsonOption = False, home: HomeOption = DEFAULT_HOME) -> None:
+@verb()
+def status(json: bool, home: Path) -> None:
     """Show the whole cluster on one screen.
 
-    What somebody should look at comes first, if there is anything. Then how
-    many nodes, GPUs and CPUs are there and in use (unusable GPUs are those of
-    nodes that are lost, closed or in quarantine), the services, the first jobs,
-    what those who wait wait for, and what happened last. --json prints the
-    numbers only. Live: shoal top; of one job: shoal why.
+    Problems come first, if there are any. Then follow the nodes, GPUs and CPUs
+    in use, the services, the first jobs, what waiting jobs wait for, and the
+    last events. Unusable GPUs belong to nodes that are lost, closed or in
+    quarantine. --json prints only the numbers. For a live view use `shoal top`,
+    for one job `shoal why`.
 
     Examples:
       shoal status

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated
+from pathlib import Path
+from typing import TYPE_CHECKING
 
-import typer
-
-from shoal.cli.grammar import DEFAULT_HOME, HomeOption, JsonOption
+from shoal.cli.command import Option, verb
 
 if TYPE_CHECKING:
     from shoal.cli.screen.top_board import Board, Seen
@@ -18,19 +17,14 @@ ROWS_PRINTED = 1000
 REFRESH_S = 1.0
 
 
-def top(
-    view: Annotated[
-        str, typer.Option("--view", metavar="VIEW", help="jobs, nodes or services. [jobs]")
-    ] = "jobs",
-    json: JsonOption = False,
-    home: HomeOption = DEFAULT_HOME,
-) -> None:
-    """Watch the cluster: jobs, nodes and services, live.
+@verb(Option("--view", metavar="VIEW", default="jobs", help="jobs, nodes or services. [jobs]"))
+def top(view: str, json: bool, home: Path) -> None:
+    """Watch jobs, nodes and services live.
 
-    Keys: j, n and s choose what is shown; up and down move, and the line that
-    the cursor is on is told more of below: why it is so, and its curve. < and
-    > sort by another column, r turns the order round, q ends it. Where no
-    terminal is, it prints once.
+    Keys: j, n and s choose jobs, nodes or services. Up and down move the
+    cursor; below the table you see the reason and the curve of the selected
+    line. < and > sort by another column, r reverses the order, q quits.
+    Without a terminal it prints once.
 
     Examples:
       shoal top

@@ -5,11 +5,9 @@ from __future__ import annotations
 import ipaddress
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
-import typer
-
-from shoal.cli.grammar import DEFAULT_HOME, HomeOption, JsonOption
+from shoal.cli.command import Option, flag, number, verb
 from shoal.forms.failure import REFUSED
 
 if TYPE_CHECKING:
@@ -21,104 +19,80 @@ if TYPE_CHECKING:
 PORT_MAX = 65_535
 
 
+@verb(
+    Option("--nodes", metavar="N", type=number(), help="Start this many virtual nodes."),
+    Option("--gpus", metavar="G", type=number(), help="GPUs per virtual node."),
+    Option("--gpu-model", metavar="MODEL", help="The model of these GPUs, e.g. A100."),
+    Option("--gpu-memory", metavar="SIZE", help="The memory of each GPU, e.g. 80G."),
+    Option("--cpus", metavar="C", help="CPUs per virtual node, e.g. 16 or 0.5."),
+    Option("--memory", metavar="SIZE", help="Memory per virtual node, e.g. 8G."),
+    Option("--topology", metavar="BxR", help="B blocks of R racks each, e.g. 2x2."),
+    flag("--this-machine", help="One node: this machine as it is."),
+    Option("--engine", metavar="E", help="local, or ray for several machines. [local]"),
+    Option("--address", metavar="HOST:PORT", help="Use the Ray cluster at this address."),
+    Option("--node-ip", metavar="IP", help="The address at which other machines reach this one."),
+    Option("--token-file", metavar="FILE", type=Path, help="Token of the Ray at --address."),
+    Option("--hosts", metavar="FILE", type=Path, help="Join the hosts in this file over ssh."),
+    Option("--host", metavar="ADDRESS", help="Listen on this address. [127.0.0.1]"),
+    Option(
+        "--port", metavar="P", type=number(), help="Listen on this port; 0 is any free port. [7700]"
+    ),
+    Option("--domain", metavar="D", help="Also serve services at NAME.DOMAIN. [localhost]"),
+)
 def up(
-    nodes: Annotated[
-        int | None, typer.Option("--nodes", metavar="N", help="So many virtual nodes.")
-    ] = None,
-    gpus: Annotated[
-        int | None, typer.Option("--gpus", metavar="G", help="GPUs of each virtual node.")
-    ] = None,
-    gpu_model: Annotated[
-        str | None,
-        typer.Option("--gpu-model", metavar="MODEL", help="Their model, e.g. A100."),
-    ] = None,
-    gpu_memory: Annotated[
-        str | None,
-        typer.Option("--gpu-memory", metavar="SIZE", help="The memory of each GPU, e.g. 80G."),
-    ] = None,
-    cpus: Annotated[
-        str | None,
-        typer.Option("--cpus", metavar="C", help="CPUs of each virtual node, e.g. 16 or 0.5."),
-    ] = None,
-    memory: Annotated[
-        str | None,
-        typer.Option("--memory", metavar="SIZE", help="Memory of each virtual node, e.g. 8G."),
-    ] = None,
-    topology: Annotated[
-        str | None,
-        typer.Option("--topology", metavar="BxR", help="B blocks of R racks each, e.g. 2x2."),
-    ] = None,
-    this_machine: Annotated[
-        bool, typer.Option("--this-machine", help="One node: this machine, as it is.")
-    ] = False,
-    engine: Annotated[
-        str | None,
-        typer.Option("--engine", metavar="E", help="local, or ray for many machines. [local]"),
-    ] = None,
-    address: Annotated[
-        str | None,
-        typer.Option("--address", metavar="HOST:PORT", help="Use the Ray that is led there."),
-    ] = None,
-    node_ip: Annotated[
-        str | None,
-        typer.Option("--node-ip", metavar="IP", help="This machine's address for the others."),
-    ] = None,
-    token_file: Annotated[
-        Path | None,
-        typer.Option("--token-file", metavar="FILE", help="The token of the Ray at --address."),
-    ] = None,
-    hosts: Annotated[
-        Path | None,
-        typer.Option("--hosts", metavar="FILE", help="Join the hosts of this file, over ssh."),
-    ] = None,
-    host: Annotated[
-        str | None,
-        typer.Option("--host", metavar="ADDRESS", help="Listen on this address. [127.0.0.1]"),
-    ] = None,
-    port: Annotated[
-        int | None,
-        typer.Option("--port", metavar="P", help="Listen on this port; 0 is any free one. [7700]"),
-    ] = None,
-    domain: Annotated[
-        str | None,
-        typer.Option("--domain", help="Services answer to NAME.DOMAIN, too. [localhost]"),
-    ] = None,
-    json: JsonOption = False,
-    home: HomeOption = DEFAULT_HOME,
-) -> None:
+    nodes: int | None,
+    gpus: int | None,
+    gpu_model: str | None,
+    gpu_memory: str | None,
+    cpus: str | None,
+    memory: str | None,
+    topology: str | None,
+    this_machine: bool,
+    engine: str | None,
+    address: str | None,
+    node_ip: str | None,
+    token_file: Path | None,
+    hosts: Path | None,
+    host: str | None,
+    port: int | None,
+    domain: str | None,
+    json: bool,
+    home: Path,
+) -> int:
     """Start a cluster on this machine.
 
-    Without --nodes or --gpus it is one node with the CPUs, memory and GPUs
-    found here. With them it is virtual nodes n1, n2, ...: their GPUs are
-    numbers that the scheduler counts with, their processes are real. A
-    virtual node gets plenty of CPUs and its share of the memory.
+    Without flags the cluster is one node with the CPUs, memory and GPUs of this
+    machine. With --nodes or --gpus it has virtual nodes n1, n2, ... Their GPUs
+    are only numbers for the scheduler; their processes are real. Each virtual
+    node gets plenty of CPUs and its share of the memory.
 
-    --topology puts virtual nodes into racks, in order: with 8 nodes, 2x2
-    makes b1/r1 of n1 and n2, b1/r2 of n3 and n4, b2/r1 of n5 and n6, b2/r2 of
-    n7 and n8.
+    --topology puts virtual nodes into racks, in order. With 8 nodes, 2x2 puts
+    n1 and n2 in b1/r1, n3 and n4 in b1/r2, n5 and n6 in b2/r1, n7 and n8 in
+    b2/r2.
 
-    With --engine ray other machines may join: it prints how. This machine
-    leads them and is a node as well, or only leads with --nodes 0.
+    With --engine ray other machines can join; the command prints how. This
+    machine is the head, and also a node unless you give --nodes 0.
 
-    --hosts takes a YAML list of servers and makes them nodes, many at a time,
-    over ssh with your own keys and settings: Shoal is installed there if it is
-    not, and they join. Each has a field host, and may have user, port, name,
-    place, gpus, and python (an interpreter there that has Shoal already). With
-    the same file again only what differs is done; who is no longer in it
-    leaves. If some fail the others go on, and the exit code is 1.
+    --hosts takes a YAML list of servers and makes them nodes over ssh, several
+    at a time, with your own keys and settings. Shoal is installed where it is
+    missing. Each entry has a field host, and may have user, port, name, place,
+    gpus, and python (an interpreter there that already has Shoal). Run it
+    again with a changed file to apply only the changes; a host that is no
+    longer in the file leaves. If some hosts fail, the others still join, and
+    the exit code is 1.
 
-    What was up before comes back as it was, with its jobs, when no flag says
-    otherwise. On a cluster that is up, the same flags change nothing, and
-    others are refused: down first.
+    Without flags a cluster that was up before comes back with its jobs. If a
+    cluster is up, the same flags change nothing; to use other flags, run
+    `shoal down` first.
 
     Examples:
-      shoal up                                   this machine, or what was up last
+      shoal up                                   this machine, or the last cluster
       shoal up --nodes 4 --gpus 8                four virtual nodes
       shoal up --nodes 8 --gpus 8 --topology 2x2
       shoal up --nodes 2 --gpus 4 --gpu-model A100 --gpu-memory 80G
-      shoal up --engine ray                      for many machines, see `shoal join`
+      shoal up --engine ray                      several machines, see `shoal join`
       shoal up --hosts hosts.yaml                these servers, over ssh
-      shoal up --home ~/try --port 0             a second one, apart from the first
+      shoal up --home ~/try --port 0             a second, separate cluster
     """
     from shoal.cli import rayup
     from shoal.cli.hosts import Bringing
@@ -148,19 +122,17 @@ def up(
             bringing.show(outcomes)
         elif ray is not None:
             rayup.tell_how_to_join(place, config)
-    if any(outcome.state == "failed" for outcome in outcomes):
-        raise typer.Exit(REFUSED)
+    return REFUSED if any(outcome.state == "failed" for outcome in outcomes) else 0
 
 
-def down(json: JsonOption = False, home: HomeOption = DEFAULT_HOME) -> None:
-    """Stop the cluster and all that runs on it.
+@verb()
+def down(json: bool, home: Path) -> None:
+    """Stop the cluster and everything that runs on it.
 
-    Machines that have joined run on with their jobs, and come back with them at
-    the next `shoal up`; to end them there, use `shoal leave --now`.
-
-    Jobs stay in the store: what was queued or running goes on at the next
-    `shoal up`. If no cluster is up there is nothing to do, and the exit code
-    is 0.
+    Jobs are kept: queued and running jobs continue at the next `shoal up`.
+    Machines that joined keep running with their jobs, and are back at the next
+    `shoal up`; to stop one, run `shoal leave --now` there. If no cluster is up,
+    there is nothing to do (exit 0).
 
     Examples:
       shoal down
@@ -177,19 +149,19 @@ def down(json: JsonOption = False, home: HomeOption = DEFAULT_HOME) -> None:
     if json:
         show.as_json({"stopped": stopped})
     elif stopped:
-        what = "1 process" if stopped == 1 else f"{stopped} processes"
-        show.line(f"the cluster in {home} is down: {what} stopped")
+        processes = "1 process" if stopped == 1 else f"{stopped} processes"
+        show.line(f"the cluster in {home} is down: {processes} stopped")
         if others:
             show.line(
-                f"{', '.join(others)} run on with their jobs, and are back at the next `shoal up`; "
-                "to end them, there: shoal leave --now"
+                f"{', '.join(others)} keep running with their jobs, and are back at the next "
+                "`shoal up`; to stop one, run there: shoal leave --now"
             )
     else:
         show.line(f"no cluster is up in {home}; nothing to do")
 
 
 class Shape(NamedTuple):
-    """What the flags say of virtual nodes; None was not said."""
+    """The flags for virtual nodes; None means not given."""
 
     nodes: int | None
     gpus: int | None
@@ -209,7 +181,7 @@ def _config(
     domain: str | None,
     ray: Wish | None,
 ) -> ClusterConfig:
-    """What the flags ask for; the rest as it was last time, or else by default."""
+    """The flags, then the configuration of the last time, then the defaults."""
     import re
 
     import msgspec
@@ -219,7 +191,7 @@ def _config(
     from shoal.model.service import DOMAIN_PATTERN
 
     if this_machine and any(part is not None for part in shape):
-        raise Failure("--this-machine: leave out --nodes, --gpus and the like, or it", USAGE)
+        raise Failure("--this-machine: cannot be combined with --nodes, --gpus and the like", USAGE)
     if port is not None and not 0 <= port <= PORT_MAX:
         raise Failure(f"--port: must be from 0 to {PORT_MAX}, not {port}", USAGE)
     engine = "local" if ray is None else "ray"
@@ -249,7 +221,7 @@ def _last_config(home: Home) -> ClusterConfig | None:
     try:
         return home.read_config()
     except msgspec.DecodeError as error:
-        raise Failure(f"{home.config} is damaged ({error}); mend or remove it") from None
+        raise Failure(f"{home.config} is damaged ({error}); repair or remove it") from None
 
 
 def _nodes(shape: Shape) -> tuple[NodeSpec, ...]:
@@ -290,7 +262,7 @@ def _warn_if_open(host: str) -> None:
         private = host == "localhost"
     if not private:
         note(
-            f"warning: {host} can be reached from other machines; whoever has the token may run "
+            f"warning: other machines can reach {host}; anyone who has the token can run "
             "anything as you, and nothing is encrypted"
         )
 
@@ -318,7 +290,7 @@ def _print_up(config: ClusterConfig, answer: Up, home: Path) -> None:
     size = f"{plural(len(config.nodes), 'node')}, {plural(gpus, 'GPU')}"
     was = "is already up" if answer.already else "is up"
     line(f"the cluster {was} at {answer.address.url}: {size}; its files are in {home}", "green")
-    line(f"its page is {answer.address.url}/ (a link that signs you in: shoal page)")
+    line(f"its page is {answer.address.url}/ (to sign in: shoal page)")
     if at_terminal() and not answer.already:
         gpu_flag = "-g 1 " if gpus else ""
         line("try next:")

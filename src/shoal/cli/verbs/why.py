@@ -3,26 +3,22 @@
 from __future__ import annotations
 
 import time
-from typing import TYPE_CHECKING, Annotated
+from pathlib import Path
+from typing import TYPE_CHECKING
 
-import typer
-
-from shoal.cli.grammar import DEFAULT_HOME, HomeOption, JsonOption
+from shoal.cli.command import Argument, verb
 
 if TYPE_CHECKING:
     from shoal.model.views import WhyView
 
 
-def why(
-    job: Annotated[str, typer.Argument(metavar="JOB", help="A job's id, or a service's name.")],
-    json: JsonOption = False,
-    home: HomeOption = DEFAULT_HOME,
-) -> None:
-    """Tell why a job or service is where it is, and how it came there.
+@verb(Argument("job", "JOB", "A job's id, or a service's name."))
+def why(job: str, json: bool, home: Path) -> None:
+    """Show why a job or service is in its present state.
 
-    Every decision of the scheduler is stored with its reason. The first lines
-    are the truth of this moment (what a waiting job waits for, and when it
-    will probably start); the history below is oldest first.
+    The first lines describe this moment: what a waiting job waits for, and when
+    it will probably start. Below is the history, oldest first. The scheduler
+    stores the reason of every decision.
 
     Examples:
       shoal why j7

@@ -1,10 +1,8 @@
-"""One act on each of several things: all are tried, each is answered for."""
+"""One action on each of several jobs or nodes: all are tried, and each result is printed."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
-
-import typer
 
 from shoal.cli.guard import complain
 from shoal.cli.screen import show
@@ -13,8 +11,8 @@ from shoal.forms.failure import REFUSED, Failure
 from shoal.model.views import Done
 
 
-def each(ids: list[str], act: Callable[[str], Done], past: str, json: bool) -> None:
-    """Print what became of each; one refusal does not spare the others, but fails the whole."""
+def each(ids: list[str], act: Callable[[str], Done], done_text: str, json: bool) -> int:
+    """The exit code: one refusal does not stop the others, but the command fails."""
     done, refused = [], 0
     for one in ids:
         try:
@@ -23,12 +21,11 @@ def each(ids: list[str], act: Callable[[str], Done], past: str, json: bool) -> N
             raise
         except (ShoalError, Failure) as error:
             complain(str(error))
-            refused += 1
+            refused = REFUSED
             continue
         if not json:
             answer = done[-1]
-            show.line(f"{answer.id}: {answer.note}" if answer.note else f"{answer.id} {past}")
+            show.line(f"{answer.id}: {answer.note}" if answer.note else f"{answer.id} {done_text}")
     if json:
         show.as_json(done)
-    if refused:
-        raise typer.Exit(REFUSED)
+    return refused
