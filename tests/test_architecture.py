@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import ast
 import tomllib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -40,49 +41,58 @@ def name_of(path: Path) -> str:
     return str(path.relative_to(SOURCE))
 
 
+@cache  # most rules look at every file
 def tree_of(path: Path) -> ast.Module:
     return ast.parse(path.read_text(), str(path))
 
 
-def places(path: Path, nodes: Iterator[ast.AST]) -> list[str]:
-    return [f"{name_of(path)}:{getattr(node, 'lineno', 0)}" for node in nodes]
+def places(paths: Sequence[Path], search: Callable[[ast.Module], Iterator[ast.AST]]) -> list[str]:
+    """Where a search finds something: file, line and what stands there."""
+    return [
+        f"{name_of(path)}:{getattr(node, 'lineno', 0)}: {ast.unparse(node).splitlines()[0]}"
+        for path in paths
+        for node in search(tree_of(path))
+    ]
 
 
 # -- the pure half -------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("path", PURE, ids=name_of)
-def test_model_and_core_import_nothing_that_reads_the_world(path: Path) -> None:
-    for node in ast.walk(tree_of(path)):
-        names: list[str] = []
-        if isinstance(node, ast.Import):
-            names = [alias.name for alias in node.names]
-        elif isinstance(node, ast.ImportFrom):
-            assert node.level == 0, f"{name_of(path)}:{node.lineno} imports relatively"
-            names = [node.module or ""]
-            if names[0].startswith("shoal."):
-                assert names[0].split(".")[1] in ("model", "core"), f"{name_of(path)}: {names[0]}"
-        for name in names:
-            assert name.split(".")[0] in PURE_IMPORTS, f"{name_of(path)} imports {name}"
+def test_model_and_core_import_nothing_that_reads_the_world() -> None:
+    def strangers(tree: ast.Module) -> Iterator[ast.AST]:
+        for node in ast.walk(tree):
+            names: list[str] = []
+            if isinstance(node, ast.Import):
+                names = [alias.name for alias in node.names]
+            elif isinstance(node, ast.ImportFrom):
+                names = ["." * node.level + (node.module or "")]
+            for name in names:
+                top, _, rest = name.partition(".")
+                inside = top != "shoal" or rest.partition(".")[0] in ("model", "core")
+                if top not in PURE_IMPORTS or not inside:
+                    yield node
+
+    assert places(PURE, strangers) == []
 
 
-@pytest.mark.parametrize("path", PURE, ids=name_of)
-def test_model_and_core_call_nothing_that_reads_the_world(path: Path) -> None:
+def test_model_and_core_call_nothing_that_reads_the_world() -> None:
     forbidden = {"open", "print", "input", "hash", "id", "exec", "eval", "globals", "__import__"}
-    calls = (
-        node
-        for node in ast.walk(tree_of(path))
-        if isinstance(node, ast.Call)
-        and isinstance(node.func, ast.Name)
-        and node.func.id in forbidden
-    )
-    assert places(path, calls) == []
+
+    def calls(tree: ast.Module) -> Iterator[ast.AST]:
+        return (
+            node
+            for node in ast.walk(tree)
+            if isinstance(node, ast.Call)
+            and isinstance(node.func, ast.Name)
+            and node.func.id in forbidden
+        )
+
+    assert places(PURE, calls) == []
 
 
-@pytest.mark.parametrize("path", PURE, ids=name_of)
-def test_core_never_goes_through_a_set_in_no_order(path: Path) -> None:
+def test_core_never_goes_through_a_set_in_no_order() -> None:
     """The order of a set differs from run to run, and so would the decisions."""
-    assert places(path, unordered_walks(tree_of(path))) == []
+    assert places(PURE, unordered_walks) == []
 
 
 def unordered_walks(tree: ast.Module) -> Iterator[ast.AST]:
@@ -162,10 +172,12 @@ RATIOS = {
 }
 
 
-@pytest.mark.parametrize("path", [p for p in PURE if name_of(p) not in RATIOS], ids=name_of)
-def test_fractions_are_made_only_where_a_text_for_people_is_written(path: Path) -> None:
+def test_fractions_are_made_only_where_a_text_for_people_is_written() -> None:
     """Time is integer milliseconds: what is divided may be shown, never decided upon."""
-    tree = tree_of(path)
+    assert places([path for path in PURE if name_of(path) not in RATIOS], fractions) == []
+
+
+def fractions(tree: ast.Module) -> Iterator[ast.AST]:
     shown = {
         id(part)
         for text in ast.walk(tree)
@@ -177,41 +189,40 @@ def test_fractions_are_made_only_where_a_text_for_people_is_written(path: Path) 
             target_name(target).endswith("_s") for target in node.targets
         ):
             shown |= {id(part) for part in ast.walk(node)}  # seconds are for reading
-    fractions = (
-        node
-        for node in ast.walk(tree)
-        if (
-            (isinstance(node, ast.BinOp) and isinstance(node.op, ast.Div))
-            or (isinstance(node, ast.Constant) and isinstance(node.value, float))
-        )
-        and id(node) not in shown
-    )
-    assert places(path, fractions) == []
+    for node in ast.walk(tree):
+        divides = isinstance(node, ast.BinOp) and isinstance(node.op, ast.Div)
+        broken = isinstance(node, ast.Constant) and isinstance(node.value, float)
+        if (divides or broken) and id(node) not in shown:
+            yield node
 
 
 # -- all of it -----------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("path", FILES, ids=name_of)
-def test_every_module_begins_with_a_sentence_that_says_what_it_is_for(path: Path) -> None:
-    text = ast.get_docstring(tree_of(path))
-    assert text, f"{name_of(path)} does not begin with a docstring"
-    assert text.rstrip().endswith((".", "!", "?", '"', "`", ")")), f"{name_of(path)}: {text!r}"
+def test_every_module_begins_with_a_sentence_that_says_what_it_is_for() -> None:
+    ends = (".", "!", "?", '"', "`", ")")
+    assert [
+        f"{name_of(path)}: {text!r}"
+        for path in FILES
+        if not (text := ast.get_docstring(tree_of(path)) or "").rstrip().endswith(ends)
+    ] == []
 
 
-@pytest.mark.parametrize("path", FILES, ids=name_of)
-def test_a_file_is_one_thought(path: Path) -> None:
-    lines = len(path.read_text().splitlines())
-    assert lines <= FILE_LINES_MAX, f"{name_of(path)} has {lines} lines"
+def test_a_file_is_one_thought() -> None:
+    lengths = {name_of(path): len(path.read_text().splitlines()) for path in FILES}
+    assert {name: lines for name, lines in lengths.items() if lines > FILE_LINES_MAX} == {}
 
 
-@pytest.mark.parametrize("path", FILES, ids=name_of)
-def test_a_function_fits_a_screen(path: Path) -> None:
-    for node in ast.walk(tree_of(path)):
-        if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)):
-            # The options of a command are a table in its signature; what counts is what it does.
-            lines = (node.end_lineno or 0) - node.body[0].lineno + 1
-            assert lines <= FUNCTION_LINES_MAX, f"{name_of(path)}: {node.name} has {lines} lines"
+def test_a_function_fits_a_screen() -> None:
+    def long(tree: ast.Module) -> Iterator[ast.AST]:
+        for node in ast.walk(tree):
+            if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)):
+                # The options of a command are a table in its signature, which does not count.
+                lines = (node.end_lineno or 0) - node.body[0].lineno + 1
+                if lines > FUNCTION_LINES_MAX:
+                    yield node
+
+    assert places(FILES, long) == []
 
 
 def test_every_part_of_the_house_has_its_floor() -> None:
