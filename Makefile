@@ -49,6 +49,9 @@ $(TRAINED): $(STAMP)
 	    DS_BUILD_OPS=0 $(PIP) --no-build-isolation $$package \
 	        || echo "$$package cannot be installed: the tests that need it will be skipped"; \
 	done
+	@PATH=$(CURDIR)/$(BIN):$$PATH TORCH_EXTENSIONS_DIR=$(CURDIR)/$(VENV)/torch_extensions python -c \
+	    'from deepspeed.ops.op_builder.cpu import ShareMemCommBuilder as Op; Op().load()' \
+	    >/dev/null 2>&1 || true  # what DeepSpeed would compile in the middle of a test
 	@touch $(TRAINED)
 
 $(SYSTEM_READY): $(STAMP) tests/apt.sh Makefile

@@ -15,18 +15,18 @@ import pytest
 
 from shoal.control.home import Home
 from shoal.control.lifecycle import take_down
+from shoal.engines.agentlink import write_spec
+from shoal.engines.ray import machine
+from shoal.engines.ray.engine import RayEngine
+from shoal.engines.ray.render import OFFSETS
 from shoal.files import held
 from shoal.model.node import NodeSpec
 from shoal.ports import Engine
 from tests.engines.contract import ProcessContract
 from tests.engines.hand import WAIT_S, Rig
+from tests.needs import need
 
-pytest.importorskip("ray", reason="Ray is not installed: pip install 'shoal[ray]'")
-
-from shoal.engines.agentlink import write_spec
-from shoal.engines.ray import machine
-from shoal.engines.ray.engine import RayEngine
-from shoal.engines.ray.render import OFFSETS
+need("ray")
 
 RAYLET = OFFSETS["--node-manager-port"]
 

@@ -10,13 +10,11 @@ import time
 from collections import Counter
 from pathlib import Path
 
+import pytest
+
 from shoal.exits import read_exits
 from shoal.model.events import JobFinished
 from tests.live.cluster import Live, eventually, live_cluster
-
-JOBS = 200
-CONTROLLER_KILLS = 30
-AGENT_KILLS = 10
 
 # Each member notes its start and its end; a start noted twice would be a member run twice.
 SCRIPT = """
@@ -27,17 +25,23 @@ exit {code}
 """
 
 
-def test_no_job_is_lost_or_run_twice_when_controllers_and_agents_are_killed(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("jobs", "controllers", "agents"),
+    [(100, 12, 6), pytest.param(400, 60, 20, marks=pytest.mark.soak)],
+)
+def test_no_job_is_lost_or_run_twice_when_controllers_and_agents_are_killed(
+    jobs: int, controllers: int, agents: int, tmp_path: Path
+) -> None:
     seed = int(os.environ.get("SHOAL_SEED", "20261115"))
     rng = random.Random(seed)
     diary = tmp_path / "diary"
     diary.touch()
     with live_cluster(nodes=4, gpus=8) as live:
         asked: dict[str, tuple[str, int, int]] = {}
-        killer = Killer(live, rng.randrange(2**32))
+        killer = Killer(live, rng.randrange(2**32), controllers, agents)
         killer.start()
         try:
-            for number in range(JOBS):
+            for number in range(jobs):
                 members, code = rng.choice([1, 1, 1, 2, 3]), rng.choice([0, 0, 0, 3])
                 seconds = rng.choice([0, 0.05, 0.3, 1.0])
                 job = live.run(
@@ -49,7 +53,7 @@ def test_no_job_is_lost_or_run_twice_when_controllers_and_agents_are_killed(tmp_
                 asked[job] = ("failed" if code else "succeeded", code, members)
                 if number % 10 == 0:
                     time.sleep(rng.uniform(0, 0.4))  # so that jobs flow while things are killed
-            assert len(asked) == JOBS, "every submission made a job of its own"
+            assert len(asked) == jobs, "every submission made a job of its own"
         finally:
             killer.join()
         assert killer.error is None, killer.error
@@ -57,7 +61,7 @@ def test_no_job_is_lost_or_run_twice_when_controllers_and_agents_are_killed(tmp_
             assert live.wait(job, timeout_s=120) == state, f"seed {seed}: {live.client.why(job)}"
             assert live.client.job(job).code == code
         check_diary(diary, asked)
-        check_log(live, asked)
+        check_log(live, asked, controllers)
         assert eventually(lambda: not live.member_processes()), "members were left behind"
 
 
@@ -84,18 +88,18 @@ def test_what_ended_while_nobody_could_store_it_ran_once(tmp_path: Path) -> None
 class Killer(threading.Thread):
     """Kills controllers and agents at random moments, each as soon as there is one to kill."""
 
-    def __init__(self, live: Live, seed: int) -> None:
+    def __init__(self, live: Live, seed: int, controllers: int, agents: int) -> None:
         super().__init__()
         self._live = live
+        self._deeds = ["controller"] * controllers + ["agent"] * agents
         self._rng = random.Random(seed)
         self.error: Exception | None = None
 
     def run(self) -> None:
-        deeds = ["controller"] * CONTROLLER_KILLS + ["agent"] * AGENT_KILLS
-        self._rng.shuffle(deeds)
+        self._rng.shuffle(self._deeds)
         last = 0
         try:
-            for deed in deeds:
+            for deed in self._deeds:
                 time.sleep(self._rng.uniform(0, 0.6))
                 if deed == "controller":
                     assert eventually(lambda last=last: self._live.controller_pid() != last, 60)  # type: ignore[misc]
@@ -122,7 +126,7 @@ def check_diary(diary: Path, asked: dict[str, tuple[str, int, int]]) -> None:
             )
 
 
-def check_log(live: Live, asked: dict[str, tuple[str, int, int]]) -> None:
+def check_log(live: Live, asked: dict[str, tuple[str, int, int]], controllers: int) -> None:
     finished: Counter[str] = Counter()
     after = 0
     while True:
@@ -135,4 +139,4 @@ def check_log(live: Live, asked: dict[str, tuple[str, int, int]]) -> None:
         after = view.next_after
     assert finished == Counter(dict.fromkeys(asked, 1))
     epoch = live.client.status().epoch
-    assert epoch > CONTROLLER_KILLS * 0.8, "the controller really was killed again and again"
+    assert epoch > controllers * 0.8, "the controller really was killed again and again"

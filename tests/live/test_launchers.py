@@ -5,7 +5,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import os
 import pickle
 import re
@@ -19,8 +18,10 @@ import pytest
 
 from shoal.cli.app import call
 from tests.live.cluster import MARK, Live, live_cluster
+from tests.needs import need
 
-pytest.importorskip("torch", reason="torch is not installed: nothing can be launched")
+need("torch")
+
 
 SCRIPTS = Path(__file__).parent / "launched"
 EXAMPLES = Path(__file__).parents[2] / "examples" / "train"
@@ -42,8 +43,10 @@ class Terminal:
     def run(self, words: str, *more: str) -> str:
         """`shoal run --wait ...` must succeed; returns what the job wrote."""
         self._capfd.readouterr()
-        mark = f"{MARK}={self._live.home.path}"
-        code = call(["run", "--wait", "--env", mark, *words.split(), *more])
+        env = [f"--env={MARK}={self._live.home.path}"]
+        if name := os.environ.get("TORCH_EXTENSIONS_DIR"):
+            env.append(f"--env=TORCH_EXTENSIONS_DIR={name}")
+        code = call(["run", "--wait", *env, *words.split(), *more])
         told = self._capfd.readouterr()
         assert code == 0, told.out + told.err
         return told.out
@@ -58,11 +61,6 @@ def terminal(
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
     monkeypatch.chdir(EXAMPLES)
     return Terminal(gym, capfd)
-
-
-def need(package: str) -> None:
-    if importlib.util.find_spec(package) is None:
-        pytest.skip(f"{package} is not installed")
 
 
 def test_a_script_that_looks_for_a_rank_is_alone_when_it_is_alone(terminal: Terminal) -> None:

@@ -5,12 +5,12 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
-import pytest
-
 from shoal.model.events import JobFinished
 from tests.live.cluster import Live
+from tests.needs import need
 
-pytest.importorskip("torch", reason="torch is not installed: no gang can train")
+need("torch")
+
 
 SCRIPT = Path(__file__).parent.parent / "train" / "scripts" / "tiny.py"
 ROOT = SCRIPT.parent.parent.parent.parent

@@ -21,12 +21,13 @@ from shoal.model.events import JobRequeued, JobStopping, NodeJudged
 from shoal.model.job import StopCause
 from shoal.model.node import NodeSpec
 from tests.live.cluster import Live, all_pids, eventually, live_cluster
+from tests.needs import need
 
-pytest.importorskip("torch", reason="torch is not installed: no gang can train")
+need("torch")
+
 
 SCRIPT = Path(__file__).parent.parent / "train" / "scripts" / "tiny.py"
 ROOT = SCRIPT.parent.parent.parent.parent
-MEMBERS = 4
 SAMPLES, BATCH = 320, 16
 HANG_AFTER_MS = 4_000
 WAIT_S = 240.0
@@ -79,8 +80,8 @@ class Chaos:
                 os.kill(pid, signal.SIGCONT)
 
     def _some_member(self) -> int:
-        member = self._rng.randrange(MEMBERS)
-        ref = f"{self._job}.{self._live.client.job(self._job).attempt}.{member}"
+        job = self._live.client.job(self._job)
+        ref = f"{self._job}.{job.attempt}.{self._rng.randrange(job.spec.members)}"
         assert eventually(lambda: bool(_with_ref(ref))), f"{ref} is nowhere"
         return _with_ref(ref)[0]
 
@@ -108,10 +109,11 @@ def _with_ref(ref: str) -> list[int]:
 
 
 @contextlib.contextmanager
-def five_small_nodes() -> Iterator[Live]:
-    """Room for one member on each: four train, one is spare."""
+def small_nodes(count: int) -> Iterator[Live]:
+    """Room for one member on each: all train but one, which is spare."""
     nodes = tuple(
-        NodeSpec(id=f"n{number}", gpus=0, cpu_milli=1000, memory_mb=2000) for number in range(1, 6)
+        NodeSpec(id=f"n{number}", gpus=0, cpu_milli=1000, memory_mb=2000)
+        for number in range(1, count + 1)
     )
     with live_cluster(config=ClusterConfig(nodes=nodes, port=0)) as live:
         policy = live.client.policy()
@@ -128,8 +130,8 @@ def train(live: Live, epochs: int, sleep_s: float) -> str:
     }
     arguments = (str(SCRIPT), str(SAMPLES), str(BATCH), str(epochs))
     spec = live.spec(
-        sys.executable, *arguments, env=env, members=MEMBERS, restart="on-failure", retries=50,
-        backoff_ms=100,
+        sys.executable, *arguments, env=env, members=len(live.client.nodes()) - 1,
+        restart="on-failure", retries=50, backoff_ms=100,
     )  # fmt: skip
     return live.client.submit(spec).id
 
@@ -186,7 +188,7 @@ def causes(live: Live, job: str) -> list[StopCause]:
 
 def test_a_gang_that_is_hurt_in_every_way_ends_like_one_that_was_left_alone() -> None:
     seed = int(os.environ.get("SHOAL_SEED", "4"))
-    with five_small_nodes() as live:
+    with small_nodes(3) as live:
         faults = ["kill_member", "kill_agent", "hang_member", "slow_node"]
         job = survive(live, seed, faults, epochs=8, sleep_s=0.05)
         stopped = causes(live, job)
@@ -204,13 +206,13 @@ def test_a_gang_that_is_hurt_in_every_way_ends_like_one_that_was_left_alone() ->
 def test_a_gang_survives_an_hour_of_faults_in_some_minutes() -> None:
     seed = int(os.environ.get("SHOAL_SEED", "11"))
     faults = ["kill_member"] * 5 + ["kill_agent"] * 4 + ["hang_member"] + ["slow_node"] * 2
-    with five_small_nodes() as live:
+    with small_nodes(5) as live:
         survive(live, seed, faults, epochs=60, sleep_s=0.08)
 
 
 @pytest.mark.soak
 def test_a_node_that_is_slow_is_suspected_by_name() -> None:
-    with five_small_nodes() as live:
+    with small_nodes(5) as live:
         job = train(live, epochs=60, sleep_s=0.08)
         chaos = Chaos(live, job, random.Random(5))
         chaos._wait_for_step(20)

@@ -16,9 +16,11 @@ from shoal.model.job import JobSpec
 from shoal.model.node import NodeIntent
 from shoal.model.service import Probe, Route, Scale, ServiceSpec
 from shoal.model.views import ServiceView
+from tests.needs import need
 from tests.netns.cluster import POLICY, SHOAL, WAIT_S, Cluster
 
-pytest.importorskip("ray", reason="Ray is not installed: pip install 'shoal[ray]'")
+need("ray")
+
 
 HERE = Path(__file__).parent
 GANG = f"exec {sys.executable} {HERE / 'gang.py'}"

@@ -13,9 +13,11 @@ import pytest
 from harness.hosts import Host, Net
 
 import shoal
+from tests.needs import need
 from tests.netns.sshd import SSHD, make_key, serve_ssh
 
-pytest.importorskip("ray", reason="Ray is not installed: pip install 'shoal[ray]'")
+need("ray")
+
 
 SHOAL = (sys.executable, "-m", "shoal.main")
 SOURCE = Path(shoal.__file__).parent.parent

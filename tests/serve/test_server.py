@@ -16,9 +16,10 @@ from typing import Any
 
 import pytest
 
-pytest.importorskip("torch", reason="torch is not installed")
-
+from tests.needs import need
 from tests.train.gangs import ROOT, Gang
+
+need("torch")
 
 EXAMPLES = ROOT / "examples"
 WAIT_S = 60

@@ -294,7 +294,7 @@ def test_a_public_trace_is_replayed(
     if not (SHARED / name).exists():
         pytest.skip(f"needs {name} in ../shared/traces, or where SHOAL_TRACES says")
     trace = read_trace(SHARED / name, Gangs(gpus), where=where)
-    trace = stretch(trace, jobs=min(2000, len(trace.arrivals)))
+    trace = stretch(trace, jobs=min(500, len(trace.arrivals)))
     outcome = replay(trace, alike(nodes, gpus=gpus), Policy(), check_every=97)
     assert_accounts_add_up(outcome)
     assert len(outcome.records) == len(trace.arrivals)

@@ -9,11 +9,11 @@ import subprocess
 import sys
 from pathlib import Path
 
-import pytest
-
+from tests.needs import need
 from tests.tasks.functions import ROOT, environment, wait_for
 
-pytest.importorskip("torch", reason="torch is not installed")
+need("torch")
+
 
 EXAMPLE = ROOT / "examples" / "map"
 INPUTS = 1000

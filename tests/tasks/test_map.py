@@ -21,6 +21,7 @@ from shoal.tasks import worker as worker_module
 from shoal.tasks.chunks import Sizer
 from shoal.tasks.errors import RemoteError
 from shoal.tasks.frames import INLINE_BYTES_MAX, RESULT, parcel
+from tests.needs import need
 from tests.tasks import functions
 from tests.tasks.functions import alive, environment, python, wait_for
 
@@ -63,7 +64,7 @@ def test_a_broken_input_ends_the_map_with_its_own_error() -> None:
 
 
 def test_closures_and_lambdas_travel() -> None:
-    pytest.importorskip("cloudpickle", reason="cloudpickle is not installed")
+    need("cloudpickle")
     offset = 5
     assert list(run(lambda n: n + offset, range(3))) == [5, 6, 7]
 
@@ -223,7 +224,7 @@ print(sum(point.x for point in results), all(isinstance(point, Point) for point 
 
 
 def test_a_script_needs_no_guard(tmp_path: Path) -> None:
-    pytest.importorskip("cloudpickle", reason="cloudpickle is not installed")
+    need("cloudpickle")
     script = tmp_path / "script.py"
     script.write_text(SCRIPT)
     done = python(script)

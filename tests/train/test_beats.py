@@ -10,9 +10,10 @@ from pathlib import Path
 
 import pytest
 
-pytest.importorskip("torch", reason="torch is not installed")
-
+from tests.needs import need
 from tests.train.gangs import Gang, Listener
+
+need("torch")
 
 
 def listened(listener: Listener, world: int) -> list[dict[str, str]]:

@@ -9,11 +9,12 @@ from pathlib import Path
 
 import pytest
 
-pytest.importorskip("torch", reason="torch is not installed")
-
 from shoal.train.checkpoints import FORMAT, MANIFEST, PART_BYTES, Damage, Manifest, Vault
 from shoal.train.writing import Summing
+from tests.needs import need
 from tests.train.gangs import Gang, last_line
+
+need("torch")
 
 
 def train(directory: Path, world: int = 1, **env: str) -> tuple[list[int], str, str]:

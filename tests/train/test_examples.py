@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-import importlib.util
 import re
 import signal
 from pathlib import Path
 
 import pytest
 
-pytest.importorskip("torch", reason="torch is not installed")
-
 from shoal.train.checkpoints import Vault
+from tests.needs import need
 from tests.train.gangs import ROOT, Gang
+
+need("torch")
 
 EXAMPLES = ROOT / "examples" / "train"
 
@@ -34,8 +34,7 @@ def start(script: str, *arguments: object, directory: Path, world: int = 2) -> G
 def test_a_script_that_knows_nothing_of_shoal_goes_on_from_its_checkpoint(
     script: str, package: str, tmp_path: Path
 ) -> None:
-    if importlib.util.find_spec(package) is None:
-        pytest.skip(f"{package} is not installed")
+    need(package)
     # One that is killed within an epoch, and one that does the rest.
     with start(script, "--epochs", 1000, "--samples", 256, directory=tmp_path) as gang:
         gang.read_until("epoch 1 done")

@@ -15,11 +15,12 @@ from pathlib import Path
 
 import pytest
 
-pytest.importorskip("torch", reason="torch is not installed")
-pytest.importorskip("s3fs", reason="s3fs is not installed")
-
 from shoal.train.checkpoints import MANIFEST, Vault
+from tests.needs import need
 from tests.train.gangs import Gang, free_port
+
+need("torch")
+need("s3fs")
 
 WEED = shutil.which("weed", path=str(Path(sys.executable).parent)) or shutil.which("weed")
 KEY, SECRET, BUCKET = "shoal-key", "shoal-secret", "models"

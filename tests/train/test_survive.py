@@ -10,9 +10,10 @@ from pathlib import Path
 
 import pytest
 
-pytest.importorskip("torch", reason="torch is not installed")
-
+from tests.needs import need
 from tests.train.gangs import Gang, last_line
+
+need("torch")
 
 SAMPLES, BATCH, EPOCHS = 41, 6, 4
 STEPS = -(-SAMPLES * EPOCHS // BATCH)

@@ -11,6 +11,7 @@ from shoal.engines.ray.admission import lack_of_disk, refusal, resolve
 from shoal.engines.ray.messages import Facts, KnownNode
 from shoal.ports import EngineError
 from tests.cli.conftest import Shoal, assert_one_clear_line, shoal
+from tests.needs import need
 
 __all__ = ["shoal"]  # a fixture
 
@@ -68,7 +69,7 @@ def test_a_full_disk_is_told(tmp_path: Path) -> None:
     ],
 )
 def test_bad_input_is_one_clear_line(shoal: Shoal, args: tuple[str, ...], words: str) -> None:
-    pytest.importorskip("ray", reason="Ray is not installed: pip install 'shoal[ray]'")
+    need("ray")
     result = shoal(*args)
     assert_one_clear_line(result)
     assert words in result.err

@@ -9,8 +9,10 @@ import pytest
 
 from tests.engines.ray.cluster import kill_ray, ray_cluster, reach, second_home, shoal
 from tests.live.cluster import Live, eventually
+from tests.needs import need
 
-pytest.importorskip("ray", reason="Ray is not installed: pip install 'shoal[ray]'")
+need("ray")
+
 
 BOUND_S = 90
 
