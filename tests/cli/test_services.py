@@ -71,7 +71,7 @@ def test_a_service_from_its_start_to_its_end(at_home: Shoal, serving_home: Live)
     whole = at_home("service", "chat").out
     assert whole.startswith("chat is ready\n")
     assert "version 1: 2 replicas with 1 GPU, 0.1 CPUs" in whole
-    assert "service chat is to be served as version 1" in whole
+    assert "service chat starts version 1" in whole
     assert "2 of 2 ready" in whole
     view = json.loads(at_home("service", "chat", "--json").out)
     assert [replica["state"] for replica in view["replicas"]] == ["ready", "ready"]

@@ -60,11 +60,11 @@ NODE = NodeSpec(id="n1", cpu_milli=4000, memory_mb=1024, gpus=8, place="b1/r1")
 SENTENCES: list[tuple[Event, str]] = [
     (
         JobSubmitted(at_ms=0, job="j1", spec=SPEC),
-        "j1 submitted as 'big': 2 members with 8 GPUs, 1 CPU each: python train.py",
+        "j1 was submitted as 'big': 2 members with 8 GPUs, 1 CPU each: python train.py",
     ),
     (
         JobPlaced(at_ms=0, job="j1", attempt=1, slices=(Slice("n1"),), master="m", why="it fits"),
-        "j1 placed: it fits",
+        "j1 was placed: it fits",
     ),
     (
         JobPlaced(
@@ -75,45 +75,45 @@ SENTENCES: list[tuple[Event, str]] = [
             master="m",
             why="",
         ),
-        "j1 placed (attempt 2): n1, n2",
+        "j1 was placed (attempt 2): n1, n2",
     ),
     (
         JobSubmitted(at_ms=0, job="j1", spec=JobSpec(command=("x",), members=2, members_max=8)),
-        "j1 submitted: 2..8 members with 1 CPU each: x",
+        "j1 was submitted: 2..8 members with 1 CPU each: x",
     ),
     (
         JobReserved(at_ms=0, job="j1", start_ms=9000, nodes=("n1",), why="expected to start"),
-        "j1 has room set aside on n1, for when what runs there ends",
+        "j1 has room reserved on n1 for when the jobs there end",
     ),
     (
         JobReserved(at_ms=1000, job="j1", start_ms=61_000, nodes=("n1", "n2"), why=""),
-        "j1 has room set aside on n1, n2, for when what runs there ends",
+        "j1 has room reserved on n1, n2 for when the jobs there end",
     ),
     (
         JobReserved(at_ms=1000, job="j1", start_ms=None, nodes=("n1",), why=""),
-        "j1 has room set aside on n1, for when what runs there ends",
+        "j1 has room reserved on n1 for when the jobs there end",
     ),
     (
         JobReserved(at_ms=1000, job="j1", start_ms=1000, nodes=("n1",), why=""),
-        "j1 has room set aside on n1, for when what runs there ends",
+        "j1 has room reserved on n1 for when the jobs there end",
     ),
     (
         JobClaimed(at_ms=0, job="j1", slices=(Slice("n1"), Slice("n1")), why="j2 is stopped"),
-        "j1 has a claim on n1: j2 is stopped",
+        "j1 gets room made for it on n1: j2 is stopped",
     ),
     (
         JobUnclaimed(at_ms=0, job="j1", why="n1 is lost"),
-        "j1 gives up the room that was being made for it: n1 is lost",
+        "j1 no longer gets room made for it: n1 is lost",
     ),
     (
         JobStopping(at_ms=0, job="j1", attempt=1, cause=StopCause.PREEMPT, why="j2 goes first"),
-        "j1 is being stopped (makes room for another): j2 goes first",
+        "j1 is being stopped (another job needs the room): j2 goes first",
     ),
     (
         JobRequeued(
             at_ms=0, job="j1", attempt=1, cause=StopCause.RESIZE, not_before_ms=0, why="to 4"
         ),
-        "j1 will run again (changes its size): to 4",
+        "j1 will run again (its size changes): to 4",
     ),
     (
         JobIdled(at_ms=9, job="j1", attempt=1, since_ms=1, why="has used nothing for 8 s"),
@@ -121,11 +121,11 @@ SENTENCES: list[tuple[Event, str]] = [
     ),
     (
         JobUsed(at_ms=9, job="j1", attempt=1, why="it uses its GPUs again"),
-        "j1 is not idle any more: it uses its GPUs again",
+        "j1 is no longer idle: it uses its GPUs again",
     ),
     (
         BudgetWarned(at_ms=0, tenant="red", why="red has used 8.0 of 10 GPU-hours this month"),
-        "tenant red gets a warning about its budget: red has used 8.0 of 10 GPU-hours this month",
+        "tenant red was warned about its budget: red has used 8.0 of 10 GPU-hours this month",
     ),
     (
         BudgetHeld(at_ms=0, tenant="red", why="all of it"),
@@ -133,19 +133,19 @@ SENTENCES: list[tuple[Event, str]] = [
     ),
     (
         BudgetFreed(at_ms=0, tenant="red", why="a new month"),
-        "tenant red has budget left again: a new month",
+        "tenant red has budget again: a new month",
     ),
     (
         PolicyChanged(at_ms=0, policy=Policy(name="mine", order="fifo")),
-        "the policy is 'mine' now: order fifo, placement shoal, preempt rank",
+        "the policy is now 'mine': order fifo, placement shoal, preempt rank",
     ),
     (
         MembersStarted(at_ms=0, job="j1", attempt=1, members=(0,)),
-        "j1 started member 0; the others are awaited",
+        "j1 started member 0 and waits for the rest",
     ),
     (
         MembersStarted(at_ms=0, job="j1", attempt=3, members=tuple(range(9))),
-        "j1 started members 0, 1, 2, 3, 4, 5 and 3 more; the others are awaited (attempt 3)",
+        "j1 started members 0, 1, 2, 3, 4, 5 and 3 more and waits for the rest (attempt 3)",
     ),
     (JobRunning(at_ms=0, job="j1", attempt=1), "j1 is running"),
     (JobRunning(at_ms=0, job="j1", attempt=2), "j1 is running (attempt 2)"),
@@ -163,7 +163,7 @@ SENTENCES: list[tuple[Event, str]] = [
     ),
     (
         JobStopping(at_ms=0, job="j1", attempt=1, cause=StopCause.DRAIN, why="n1 is drained"),
-        "j1 is being stopped (its node is drained): n1 is drained",
+        "j1 is being stopped (its node is being drained): n1 is drained",
     ),
     (
         JobRequeued(
@@ -180,11 +180,11 @@ SENTENCES: list[tuple[Event, str]] = [
         JobRequeued(
             at_ms=1000, job="j1", attempt=1, cause=StopCause.NODE_LOSS, not_before_ms=0, why=""
         ),
-        "j1 will run again (lost a node)",
+        "j1 will run again (node lost)",
     ),
     (
         JobAdopted(at_ms=0, job="j1", attempt=1, node="n1", why="it was alive"),
-        "j1 goes on as it was on n1: it was alive",
+        "j1 continues on n1: it was alive",
     ),
     (
         JobFinished(at_ms=0, job="j1", attempt=1, outcome=Outcome.SUCCEEDED, code=0, why=""),
@@ -199,12 +199,12 @@ SENTENCES: list[tuple[Event, str]] = [
         "n1 joined at b1/r1: new",
     ),
     (NodeReady(at_ms=0, node="n1", why="clean"), "n1 is ready: clean"),
-    (NodeSuspected(at_ms=0, node="n1", why="silent"), "n1 is out of contact: silent"),
+    (NodeSuspected(at_ms=0, node="n1", why="no report for 5 s"), "n1 is silent: no report for 5 s"),
     (NodeLost(at_ms=0, node="n1", incarnation=1, dead=True, why="gone"), "n1 died: gone"),
-    (NodeLost(at_ms=0, node="n1", incarnation=1, dead=False, why=""), "n1 is given up"),
+    (NodeLost(at_ms=0, node="n1", incarnation=1, dead=False, why=""), "n1 was given up"),
     (
         ServiceSet(at_ms=0, service="chat", spec=CHAT, version=2, why="asked for by a user"),
-        "service chat is to be served as version 2: asked for by a user",
+        "service chat starts version 2: asked for by a user",
     ),
     (
         ServiceSet(at_ms=0, service="chat", spec=CHAT, version=1, back=True, why="it failed"),
@@ -212,15 +212,15 @@ SENTENCES: list[tuple[Event, str]] = [
     ),
     (
         ServiceScaled(at_ms=0, service="chat", wanted=3, why="busy"),
-        "service chat wants 3 replicas: busy",
+        "service chat needs 3 replicas: busy",
     ),
     (
         ReplicaReady(at_ms=0, service="chat", job="j7", why="its probe answered"),
-        "service chat has j7 ready: its probe answered",
+        "service chat has replica j7 ready: its probe answered",
     ),
     (
         ReplicaDraining(at_ms=0, service="chat", job="j7", why="version 1 is replaced"),
-        "service chat drains j7: version 1 is replaced",
+        "service chat is draining replica j7: version 1 is replaced",
     ),
     (
         ServiceStopping(at_ms=0, service="chat", why="stopped by a user"),
@@ -228,11 +228,11 @@ SENTENCES: list[tuple[Event, str]] = [
     ),
     (
         ServiceStopped(at_ms=0, service="chat", why="all its replicas have ended"),
-        "service chat has stopped: all its replicas have ended",
+        "service chat stopped: all its replicas have ended",
     ),
     (
         JobPromoted(at_ms=0, job="j1", why="is 31.0 h old"),
-        "j1 is the elder: is 31.0 h old",
+        "j1 now comes first among jobs of its priority: is 31.0 h old",
     ),
     (
         JobCheckpointed(at_ms=0, job="j1", attempt=1, step=120),
@@ -259,7 +259,7 @@ SENTENCES: list[tuple[Event, str]] = [
     ),
     (ClockJumped(at_ms=0, drift_ms=9000, why="the clock was set"), "the clock was set"),
     (ControllerStarted(at_ms=0, epoch=1), "the controller started"),
-    (ControllerStarted(at_ms=0, epoch=4), "the controller started again (start number 4)"),
+    (ControllerStarted(at_ms=0, epoch=4), "the controller restarted (start 4)"),
 ]
 
 
@@ -287,7 +287,9 @@ def test_every_outcome_has_its_words(outcome: Outcome) -> None:
 
 @pytest.mark.parametrize("intent", NodeIntent)
 def test_every_intent_has_its_words(intent: NodeIntent) -> None:
-    assert sentence(NodeIntended(at_ms=0, node="n1", intent=intent)).startswith("n1 is ")
+    assert sentence(NodeIntended(at_ms=0, node="n1", intent=intent)).startswith(
+        ("n1 is ", "n1 was ")
+    )
 
 
 def test_a_hostile_command_stays_on_one_line() -> None:

@@ -1,4 +1,4 @@
-"""Events as sentences: one for each, in the words a person would use."""
+"""Events as sentences: one per event."""
 
 from __future__ import annotations
 
@@ -63,8 +63,8 @@ COMMAND_CHARACTERS_MAX = 60
 INTENT_WORDS = {
     NodeIntent.OPEN: "is open for jobs again",
     NodeIntent.CORDONED: "is cordoned: nothing new starts on it",
-    NodeIntent.DRAINING: "is being drained: its jobs move elsewhere",
-    NodeIntent.REMOVED: "is removed from the cluster",
+    NodeIntent.DRAINING: "is being drained: its jobs move to other nodes",
+    NodeIntent.REMOVED: "was removed from the cluster",
 }
 OUTCOME_WORDS = {
     Outcome.SUCCEEDED: "succeeded",
@@ -80,28 +80,26 @@ STATE_WORDS = {
 }
 CAUSE_WORDS = {
     StopCause.CANCEL: "cancelled",
-    StopCause.TIME_LIMIT: "out of time",
+    StopCause.TIME_LIMIT: "time limit reached",
     StopCause.FAILURE: "failed",
-    StopCause.NODE_LOSS: "lost a node",
-    StopCause.DRAIN: "its node is drained",
-    StopCause.PREEMPT: "makes room for another",
-    StopCause.RESIZE: "changes its size",
-    StopCause.MOVE: "moves elsewhere",
-    StopCause.HANG: "hangs",
+    StopCause.NODE_LOSS: "node lost",
+    StopCause.DRAIN: "its node is being drained",
+    StopCause.PREEMPT: "another job needs the room",
+    StopCause.RESIZE: "its size changes",
+    StopCause.MOVE: "it moves to other nodes",
+    StopCause.HANG: "it hangs",
     StopCause.BUDGET: "its budget is used up",
     StopCause.IDLE: "its GPUs are not used",
 }
-
-
 STANDING_WORDS = {
-    Standing.OK: "is well",
+    Standing.OK: "is healthy",
     Standing.SUSPECT: "is suspected to be slow or faulty",
     Standing.QUARANTINED: "is in quarantine",
 }
 
 
 def sentence(event: Event) -> str:
-    """One line, without a full stop; printable whatever a job or node is called."""
+    """One printable line without a full stop, whatever the names contain."""
     if isinstance(event, JobEvent):
         text = f"{event.job} {_about_job(event)}"
     elif isinstance(event, ServiceEvent):
@@ -116,7 +114,7 @@ def sentence(event: Event) -> str:
 
 
 def shape_text(spec: JobSpec) -> str:
-    """What a gang asks for: '2 members with 8 GPUs, 1 CPU each'."""
+    """The size of a gang: '2 members with 8 GPUs, 1 CPU each'."""
     each = " each" if spec.members > 1 or spec.elastic else ""
     members = plural(spec.members, "member")
     if spec.elastic:
@@ -125,12 +123,12 @@ def shape_text(spec: JobSpec) -> str:
 
 
 def members_text(spec: JobSpec) -> str:
-    """As a job file says it: '4', or '2..8' of an elastic gang."""
+    """As in a job file: '4', or '2..8' for an elastic gang."""
     return f"{spec.members}..{spec.members_max}" if spec.elastic else str(spec.members)
 
 
 def replicas_text(scale: Scale) -> str:
-    """As a service file says it: '1 replica', or '1..8 replicas'."""
+    """As in a service file: '1 replica', or '1..8 replicas'."""
     if scale.least == scale.most:
         return plural(scale.most, "replica")
     return f"{scale.least}..{scale.most} replicas"
@@ -146,14 +144,14 @@ def state_text(state: str) -> str:
 
 
 def exit_text(code: int) -> str:
-    """Codes above 128 are signals, by the shells' custom."""
+    """Shells use codes above 128 for signals."""
     if 128 < code <= 128 + 64:
         return f"exit code {code} (signal {code - 128})"
     return f"exit code {code}"
 
 
 def progress_text(progress: ProgressView) -> str:
-    """'step 120/600, loss 1.9, 4m 0s left; member 2 is slow', as far as it is known."""
+    """'step 120/600, loss 1.9, 4m 0s left; member 2 is slow', as far as known."""
     of = f"/{progress.steps_total}" if progress.steps_total else ""
     words = [f"step {progress.step}{of}"]
     if progress.loss is not None:
@@ -195,19 +193,21 @@ def _about_job(event: JobHappening) -> str:
     match event:
         case JobSubmitted():
             name = f" as '{event.spec.name}'" if event.spec.name else ""
-            return f"submitted{name}: {shape_text(event.spec)}: {command_text(event.spec.command)}"
+            return (
+                f"was submitted{name}: {shape_text(event.spec)}: {command_text(event.spec.command)}"
+            )
         case JobPlaced():
-            return f"placed{_try(event.attempt)}: {event.why or _nodes(_on(event.slices))}"
+            return f"was placed{_try(event.attempt)}: {event.why or _nodes(_on(event.slices))}"
         case JobReserved():
             return _reserved(event)
         case JobClaimed():
-            return f"has a claim on {_nodes(_on(event.slices))}{_because(event.why)}"
+            return f"gets room made for it on {_nodes(_on(event.slices))}{_because(event.why)}"
         case JobUnclaimed():
-            return f"gives up the room that was being made for it{_because(event.why)}"
+            return f"no longer gets room made for it{_because(event.why)}"
         case JobPromoted():
-            return f"is the elder{_because(event.why)}"
+            return f"now comes first among jobs of its priority{_because(event.why)}"
         case MembersStarted():
-            return f"started {_members(event.members)}; the others are awaited{_try(event.attempt)}"
+            return f"started {_members(event.members)} and waits for the rest{_try(event.attempt)}"
         case JobRunning():
             return f"is running{_try(event.attempt)}"
         case MemberExited():
@@ -220,7 +220,7 @@ def _about_job(event: JobHappening) -> str:
         case JobIdled():
             return f"is idle{_because(event.why)}"
         case JobUsed():
-            return f"is not idle any more{_because(event.why)}"
+            return f"is no longer idle{_because(event.why)}"
         case JobStopping():
             return f"is being stopped ({CAUSE_WORDS[event.cause]}){_because(event.why)}"
         case JobRequeued():
@@ -228,7 +228,7 @@ def _about_job(event: JobHappening) -> str:
             later = f" in {wait_ms / 1000:.1f} s" if wait_ms > 0 else ""
             return f"will run again{later} ({CAUSE_WORDS[event.cause]}){_because(event.why)}"
         case JobAdopted():
-            return f"goes on as it was on {event.node}{_because(event.why)}"
+            return f"continues on {event.node}{_because(event.why)}"
         case JobFinished():
             code = "" if event.outcome is Outcome.SUCCEEDED else f" with {exit_text(event.code)}"
             return f"{OUTCOME_WORDS[event.outcome]}{code}{_because(event.why)}"
@@ -244,9 +244,9 @@ def _about_node(event: NodeHappening) -> str:
         case NodeReady():
             return f"is ready{_because(event.why)}"
         case NodeSuspected():
-            return f"is out of contact{_because(event.why)}"
+            return f"is silent{_because(event.why)}"
         case NodeLost():
-            return f"{'died' if event.dead else 'is given up'}{_because(event.why)}"
+            return f"{'died' if event.dead else 'was given up'}{_because(event.why)}"
         case NodeIntended():
             return f"{INTENT_WORDS[event.intent]}{_because(event.why)}"
         case NodeChecked():
@@ -265,18 +265,18 @@ ServiceHappening = (
 def _about_service(event: ServiceHappening) -> str:
     match event:
         case ServiceSet():
-            verb = "goes back to" if event.back else "is to be served as"
+            verb = "goes back to" if event.back else "starts"
             return f"{verb} version {event.version}{_because(event.why)}"
         case ServiceScaled():
-            return f"wants {plural(event.wanted, 'replica')}{_because(event.why)}"
+            return f"needs {plural(event.wanted, 'replica')}{_because(event.why)}"
         case ReplicaReady():
-            return f"has {event.job} ready{_because(event.why)}"
+            return f"has replica {event.job} ready{_because(event.why)}"
         case ReplicaDraining():
-            return f"drains {event.job}{_because(event.why)}"
+            return f"is draining replica {event.job}{_because(event.why)}"
         case ServiceStopping():
             return f"is being stopped{_because(event.why)}"
         case ServiceStopped():
-            return f"has stopped{_because(event.why)}"
+            return f"stopped{_because(event.why)}"
         case _:
             assert_never(event)
 
@@ -284,11 +284,11 @@ def _about_service(event: ServiceHappening) -> str:
 def _about_budget(event: BudgetWarned | BudgetHeld | BudgetFreed) -> str:
     match event:
         case BudgetWarned():
-            return f"gets a warning about its budget{_because(event.why)}"
+            return f"was warned about its budget{_because(event.why)}"
         case BudgetHeld():
             return f"has used up its budget{_because(event.why)}"
         case BudgetFreed():
-            return f"has budget left again{_because(event.why)}"
+            return f"has budget again{_because(event.why)}"
         case _:
             assert_never(event)
 
@@ -296,14 +296,17 @@ def _about_budget(event: BudgetWarned | BudgetHeld | BudgetFreed) -> str:
 def _about_cluster(event: ControllerStarted | PolicyChanged | ClockJumped) -> str:
     match event:
         case ControllerStarted():
-            again = f" again (start number {event.epoch})" if event.epoch > 1 else ""
-            return f"the controller started{again}"
+            return (
+                f"the controller restarted (start {event.epoch})"
+                if event.epoch > 1
+                else "the controller started"
+            )
         case ClockJumped():
             return event.why
         case PolicyChanged():
             policy = event.policy
             return (
-                f"the policy is '{policy.name}' now: order {policy.order}, "
+                f"the policy is now '{policy.name}': order {policy.order}, "
                 f"placement {policy.placement}, preempt {policy.preempt}"
             )
         case _:
@@ -327,10 +330,10 @@ def _members(numbers: tuple[int, ...]) -> str:
 
 
 def _reserved(event: JobReserved) -> str:
-    """Without the moment that was expected then: what is expected now is said once, by `why`."""
+    """Without the expected start: that changes, and `shoal why` shows it."""
     if not event.nodes:
-        return "is first in line"
-    return f"has room set aside on {_nodes(event.nodes)}, for when what runs there ends"
+        return "is first in the queue"
+    return f"has room reserved on {_nodes(event.nodes)} for when the jobs there end"
 
 
 def _on(slices: tuple[Slice, ...]) -> tuple[str, ...]:
