@@ -94,8 +94,8 @@ class Verbs(click.Group):
             hint = f"did you mean: shoal {close[0]}" if close else "see: shoal --help"
             raise Failure(f"there is no verb '{cmd_name[:40]}'; {hint}", USAGE)
         module = importlib.import_module(f"shoal.cli.verbs.{MODULES.get(cmd_name, cmd_name)}")
-        found = getattr(module, cmd_name)
-        return found if isinstance(found, click.Command) else TyperVerb(cmd_name, found)
+        command: click.Command = getattr(module, cmd_name)
+        return command
 
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         width = max(map(len, VERBS))
@@ -104,24 +104,6 @@ class Verbs(click.Group):
                 formatter.write_dl([(f"{name:{width}}", text) for name, text in verbs.items()])
         click.Command.format_options(self, ctx, formatter)
         write_verbatim(formatter, EPILOG)
-
-
-class TyperVerb(click.Command):
-    """A verb that is still written for Typer, which reads its own arguments."""
-
-    def __init__(self, name: str, function: Any) -> None:
-        from shoal.cli.grammar import command
-
-        super().__init__(name, add_help_option=False)
-        self._verb = command(name, function)
-
-    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        ctx.args = args
-        return []
-
-    def invoke(self, ctx: click.Context) -> Any:
-        with self._verb.make_context(f"shoal {self.name}", ctx.args) as context:
-            return self._verb.invoke(context)
 
 
 def _print_version(ctx: click.Context, option: click.Parameter, asked: bool) -> None:  # noqa: ARG001

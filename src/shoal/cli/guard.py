@@ -55,7 +55,7 @@ def _tell(error: Exception) -> int:
     if isinstance(error, Failure):
         complain(error.message)
         return error.code
-    if isinstance(code, int):  # typer's own: a usage error, or the end it was asked for
+    if isinstance(code, int):  # Click's own: a usage error, or an early end as of --help
         if hasattr(error, "format_message"):
             complain(_usage_message(error))
         return code
