@@ -35,6 +35,7 @@ def test_each_is_set_beside_plain_haproxy(capsys: pytest.CaptureFixture[str]) ->
     assert all(": " in line or ";" in line for line in missing)
 
 
+@pytest.mark.outside("a load of 100 requests a second has to keep its pace")
 def test_the_load_and_the_replica_understand_each_other() -> None:
     port = free_port()
     process = replica(port, 1.0)

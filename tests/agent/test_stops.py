@@ -93,6 +93,7 @@ def test_the_stack_of_a_member_that_hangs_is_saved_before_it_is_killed(
         assert "trains (" in text
 
 
+@pytest.mark.outside("a real collective of torch over gloo")
 @needs_py_spy
 @pytest.mark.skipif(importlib.util.find_spec("torch") is None, reason="torch is not installed")
 def test_a_member_that_waits_in_a_collective_is_killed_when_its_grace_is_over(

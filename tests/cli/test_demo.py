@@ -162,6 +162,7 @@ def left_behind(tmp_path: Path) -> list[str]:
     return files
 
 
+@pytest.mark.outside("the demo plays by the clock")
 def test_the_whole_demo_is_as_promised(tmp_path: Path) -> None:
     with demo(tmp_path, "--json") as process:
         out, err = process.communicate(timeout=90)

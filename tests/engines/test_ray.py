@@ -97,5 +97,6 @@ def rig() -> Iterator[RayRig]:
         shutil.rmtree(scratch, ignore_errors=True)
 
 
+@pytest.mark.outside("Ray starts its processes and gives up on them by its own clocks")
 class TestRay(ProcessContract):
     pass

@@ -63,16 +63,19 @@ def terminal(
     return Terminal(gym, capfd)
 
 
+@pytest.mark.outside("torch and the launchers of others meet on a port by clocks of their own")
 def test_a_script_that_looks_for_a_rank_is_alone_when_it_is_alone(terminal: Terminal) -> None:
     assert "alone" in terminal.run(f"-g 1 -- python {DECIDES}")
     assert "world of 2, local ranks" in terminal.run(f"-n 2 -g 1 -- python {DECIDES}")
 
 
+@pytest.mark.outside("torch and the launchers of others meet on a port by clocks of their own")
 def test_torchrun_makes_one_world_of_all_members_and_their_gpus(terminal: Terminal) -> None:
     out = terminal.run(f"-n 2 -g 2 -- torchrun {DECIDES}")
     assert out.count("world of") == 1 and "world of 4, local ranks [0, 1, 0, 1]" in out
 
 
+@pytest.mark.outside("torch and the launchers of others meet on a port by clocks of their own")
 def test_torchrun_obeys_its_own_flags(terminal: Terminal) -> None:
     """As its makers document them: alone on a node, and with a rendezvous of its own choice."""
     assert "world of 2" in terminal.run(f"-- torchrun --standalone --nproc-per-node 2 {DECIDES}")
@@ -81,6 +84,7 @@ def test_torchrun_obeys_its_own_flags(terminal: Terminal) -> None:
     assert "world of 2" in terminal.run("-n 2 -- sh -c", launch)
 
 
+@pytest.mark.outside("torch and the launchers of others meet on a port by clocks of their own")
 def test_accelerate_launches_on_several_machines(terminal: Terminal) -> None:
     need("accelerate")
     small = "accelerated.py --epochs 1 --samples 64"
@@ -90,6 +94,7 @@ def test_accelerate_launches_on_several_machines(terminal: Terminal) -> None:
     assert out.count("epoch 0 done") == 1
 
 
+@pytest.mark.outside("torch and the launchers of others meet on a port by clocks of their own")
 def test_lightning_counts_ranks_as_they_are(terminal: Terminal) -> None:
     need("lightning")
     script = str(SCRIPTS / "lit.py")
@@ -102,6 +107,7 @@ def test_lightning_counts_ranks_as_they_are(terminal: Terminal) -> None:
     assert out.count("ranks are TorchElasticEnvironment's") == 2
 
 
+@pytest.mark.outside("torch and the launchers of others meet on a port by clocks of their own")
 def test_deepspeeds_own_launcher_starts_its_script(terminal: Terminal) -> None:
     need("deepspeed")
     launch = "exec deepspeed --no_local_rank --num_gpus 2 --master_port $PET_MASTER_PORT"
@@ -109,6 +115,7 @@ def test_deepspeeds_own_launcher_starts_its_script(terminal: Terminal) -> None:
     assert out.count("epoch 0 done") == 1
 
 
+@pytest.mark.outside("torch and the launchers of others meet on a port by clocks of their own")
 @pytest.mark.parametrize(
     ("package", "command", "said"),
     [

@@ -106,6 +106,7 @@ def test_requests_go_on_while_the_controller_is_dead(serving: Serving) -> None:
     assert serving.serve("v2", Scale(least=2, most=2)).version == 2
 
 
+@pytest.mark.outside("the load is made of real requests that a busy machine delays")
 def test_replicas_follow_the_load_up_and_down(serving: Serving) -> None:
     scale = Scale(least=1, most=3, target=2, down_after_ms=1_000)
     serving.serve("v1", scale)

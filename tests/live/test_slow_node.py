@@ -50,6 +50,7 @@ def node_that_is(live: Live, standing: Standing) -> list[str]:
     return [node.id for node in live.client.nodes() if node.standing == standing]
 
 
+@pytest.mark.outside("a slow node is found by the time that real steps take")
 def test_two_gangs_find_a_slow_node_leave_it_for_a_spare_one_and_make_all_their_steps(
     live: Live, tmp_path: Path
 ) -> None:

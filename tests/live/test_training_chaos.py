@@ -186,6 +186,7 @@ def causes(live: Live, job: str) -> list[StopCause]:
     return [event.cause for event in events if isinstance(event, JobRequeued)]
 
 
+@pytest.mark.outside("a real gang over gloo, hurt while it runs")
 def test_a_gang_that_is_hurt_in_every_way_ends_like_one_that_was_left_alone() -> None:
     seed = int(os.environ.get("SHOAL_SEED", "4"))
     with small_nodes(3) as live:

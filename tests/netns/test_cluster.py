@@ -78,6 +78,7 @@ def of_attempt(host: Host, job: str, attempt: int) -> bool:
     return bool(host.run("sh", "-c", script).stdout)
 
 
+@pytest.mark.outside("Ray decides by its own clocks when a host that is cut off is gone")
 def test_a_gang_whose_link_is_cut_goes_on_elsewhere_and_never_twice(cluster: Cluster) -> None:
     job = start_gang(cluster)
     cluster.ask(lambda client: client.set_intent("head", NodeIntent.OPEN))
@@ -97,6 +98,7 @@ def test_a_gang_whose_link_is_cut_goes_on_elsewhere_and_never_twice(cluster: Clu
     assert (done.attempt, done.losses) == (2, 1)
 
 
+@pytest.mark.outside("Ray decides by its own clocks when a host that is cut off is gone")
 def test_a_head_that_is_cut_off_disturbs_nobody(cluster: Cluster) -> None:
     patient = msgspec.structs.replace(POLICY, grace_ms=600_000)
     cluster.ask(lambda client: client.set_policy(patient))
@@ -110,6 +112,7 @@ def test_a_head_that_is_cut_off_disturbs_nobody(cluster: Cluster) -> None:
     assert set(finish(cluster, job)) == {"1"}
 
 
+@pytest.mark.outside("Ray decides by its own clocks when a host that is cut off is gone")
 def test_output_is_whole_over_a_slow_link_and_one_that_loses_packets(cluster: Cluster) -> None:
     cluster.hosts["h1"].slow("4mbit")
     cluster.hosts["h2"].lose(0.05)
@@ -131,6 +134,7 @@ def work(value):
 """
 
 
+@pytest.mark.outside("Ray decides by its own clocks when a host that is cut off is gone")
 def test_code_and_inputs_travel_to_all_hosts_and_a_map_survives_a_link_that_is_cut(
     cluster: Cluster, tmp_path: Path
 ) -> None:
@@ -150,6 +154,7 @@ def test_code_and_inputs_travel_to_all_hosts_and_a_map_survives_a_link_that_is_c
     cluster.until(lambda: not cluster.ask(lambda client: client.jobs()), "its job lingers")
 
 
+@pytest.mark.outside("Ray decides by its own clocks when a host that is cut off is gone")
 def test_replicas_on_three_hosts_answer_at_one_url(cluster: Cluster) -> None:
     cluster.ask(lambda client: client.set_intent("head", NodeIntent.CORDONED))
     replica = JobSpec(command=(sys.executable, str(HERE / "server.py")), gpus=1)

@@ -71,6 +71,7 @@ def entry(host: Host, **fields: object) -> str:
     return f"- host: {host.address}\n  name: {host.name}\n{more}"
 
 
+@pytest.mark.outside("ssh, pip and Ray on three hosts")
 def test_bare_servers_become_nodes_and_only_what_differs_is_done_again(site: Site) -> None:
     bare = entry(site.bare, place="b1/r1", gpus=2)
     equipped = entry(site.equipped, python=sys.executable, gpus=4)

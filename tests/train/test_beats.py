@@ -57,6 +57,7 @@ def test_an_agent_that_does_not_read_holds_nobody_up(listener: Listener, tmp_pat
     assert 0 < len(listener.heard()["j1.1.0"]) < 100
 
 
+@pytest.mark.outside("it compares times that real processes need")
 @pytest.mark.parametrize("kind", ["ddp", "fsdp"])
 def test_a_slowed_member_shows_in_its_compute_time_and_in_its_peers_waits(
     kind: str, listener: Listener

@@ -22,6 +22,7 @@ def start(script: str, *arguments: object, directory: Path, world: int = 2) -> G
     return Gang(str(EXAMPLES / script), *arguments, world=world, env=env)
 
 
+@pytest.mark.outside("torch and the launchers of others meet on a port by clocks of their own")
 @pytest.mark.parametrize(
     ("script", "package"),
     [

@@ -82,6 +82,7 @@ def wait_for(url: str, server: subprocess.Popen[bytes], log: Path) -> None:
     raise AssertionError(f"the S3 server does not answer: {log.read_text()[-2000:]}")
 
 
+@pytest.mark.outside("a SeaweedFS server answers when it gets the time")
 def test_a_run_on_s3_goes_on_after_a_kill_and_past_a_damaged_checkpoint(
     s3: dict[str, str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -108,6 +109,7 @@ def test_a_run_on_s3_goes_on_after_a_kill_and_past_a_damaged_checkpoint(
     assert vault.fs.exists(vault.path(whole[0].name, MANIFEST))
 
 
+@pytest.mark.outside("a SeaweedFS server answers when it gets the time")
 def test_a_bucket_that_is_not_there_or_not_ours_ends_in_one_line(s3: dict[str, str]) -> None:
     wrong = s3 | {"AWS_SECRET_ACCESS_KEY": "guess", "SHOAL_CHECKPOINT_DIR": f"s3://{BUCKET}/other"}
     with Gang("tiny.py", 20, 4, 2, world=1, env=wrong) as gang:

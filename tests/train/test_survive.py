@@ -19,6 +19,7 @@ SAMPLES, BATCH, EPOCHS = 41, 6, 4
 STEPS = -(-SAMPLES * EPOCHS // BATCH)
 
 
+@pytest.mark.outside("members meet over gloo on a port that was free a moment before")
 def test_killed_and_resized_at_random_a_run_uses_every_sample_of_every_epoch_once(
     tmp_path: Path,
 ) -> None:
@@ -48,6 +49,7 @@ def test_killed_and_resized_at_random_a_run_uses_every_sample_of_every_epoch_onc
         assert f"used {[EPOCHS] * SAMPLES}" in member.out
 
 
+@pytest.mark.outside("members meet over gloo on a port that was free a moment before")
 def test_the_curve_of_a_disturbed_run_is_that_of_an_undisturbed_one(tmp_path: Path) -> None:
     """Not only the samples: the optimizer, too, goes on where it was, with other members."""
     losses = []

@@ -52,6 +52,7 @@ def must_work(live: Live) -> None:
     assert live.wait(live.run("true"), timeout_s=BOUND_S) == "succeeded"
 
 
+@pytest.mark.outside("Ray starts its processes and gives up on them by its own clocks")
 def test_a_job_runs_with_its_output_its_code_and_its_gpus(live: Live) -> None:
     job = live.run("echo on $CUDA_VISIBLE_DEVICES of $SHOAL_NODE; env | grep ^RAY_; exit 7", gpus=2)
     assert live.wait(job) == "failed"
@@ -60,6 +61,7 @@ def test_a_job_runs_with_its_output_its_code_and_its_gpus(live: Live) -> None:
     assert live.client.job(job).code == 7
 
 
+@pytest.mark.outside("Ray starts its processes and gives up on them by its own clocks")
 def test_much_output_arrives_whole(live: Live) -> None:
     job = live.run("seq 1 300000")
     assert live.wait(job) == "succeeded"
@@ -68,6 +70,7 @@ def test_much_output_arrives_whole(live: Live) -> None:
     assert end.next_offset == sum(len(str(number)) + 1 for number in range(1, 300_001))
 
 
+@pytest.mark.outside("Ray starts its processes and gives up on them by its own clocks")
 def test_a_killed_controller_comes_back_and_takes_the_posts_over(
     live: Live, tmp_path: Path
 ) -> None:
@@ -77,6 +80,7 @@ def test_a_killed_controller_comes_back_and_takes_the_posts_over(
     job.must_end_as_if_nothing_had_been()
 
 
+@pytest.mark.outside("Ray starts its processes and gives up on them by its own clocks")
 def test_a_killed_raylet_disturbs_no_job(live: Live, tmp_path: Path) -> None:
     job = Undisturbed(live, tmp_path / "flag")
     before = starts_of_ray(live)
@@ -86,6 +90,7 @@ def test_a_killed_raylet_disturbs_no_job(live: Live, tmp_path: Path) -> None:
     job.must_end_as_if_nothing_had_been()
 
 
+@pytest.mark.outside("Ray starts its processes and gives up on them by its own clocks")
 def test_a_killed_agent_is_known_to_be_dead_and_started_again(live: Live) -> None:
     """No grace time passes: its lock was free on a machine that lives."""
     job = live.run("sleep 1000", restart="on-failure")
@@ -99,6 +104,7 @@ def test_a_killed_agent_is_known_to_be_dead_and_started_again(live: Live) -> Non
     must_work(live)
 
 
+@pytest.mark.outside("Ray starts its processes and gives up on them by its own clocks")
 def test_a_second_machine_joins_works_and_leaves(live: Live, tmp_path: Path) -> None:
     """Two homes on one machine stand for two machines: each has its own Ray, ports and agent."""
     head, token = reach(live), str(live.home.ray / "token")
