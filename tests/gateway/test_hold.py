@@ -49,7 +49,7 @@ def test_waiting_has_a_bound_in_number_and_in_time(world: World) -> None:
         until(lambda: world.gateway.tick()[0].held == 2, "two that wait")
         full = world.get("/chat/")
         assert (full.status, full.body) == (503, '{"error":"the queue is full"}')
-        assert b"no replica came in time" in first.recv(4096)
+        assert b"no replica became ready in time" in first.recv(4096)
 
 
 def test_a_service_whose_only_replica_restarts_fails_nobody(world: World) -> None:

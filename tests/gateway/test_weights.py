@@ -43,7 +43,6 @@ class Service:
             seen[name] = [latency[name]] * count if name in latency else []
             servers.append(
                 ServerCount(
-                    service="s",
                     replica=name,
                     up=name not in down,
                     draining=False,
@@ -54,8 +53,6 @@ class Service:
                     answered=counts[1],
                     failed=counts[2],
                     response_ms=0,
-                    total_ms=0,
-                    queue_ms=0,
                 )
             )
         base = dict.fromkeys(self.counts, 100)

@@ -1,1 +1,2 @@
-"""The load balancer: HAProxy rendered, driven through its runtime socket, and read back."""
+"""The load balancer: configures HAProxy, drives it through its runtime socket, reads its
+figures."""

@@ -1,4 +1,4 @@
-"""`python -m shoal.gateway stop DIRECTORY`: end the gateway that was started there."""
+"""`python -m shoal.gateway stop DIRECTORY`: stop the gateway that was started there."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Reads the end of the access log, for the latencies in it."""
+"""Reads latencies from the end of the access log."""
 
 from __future__ import annotations
 
@@ -8,22 +8,21 @@ from pathlib import Path
 
 import msgspec
 
-READ_BYTES_MAX = 1 << 20  # at one look; of more, the end is a fair sample
+READ_BYTES_MAX = 1 << 20  # per call; the end of a longer log is a fair sample
 
 
 class Line(msgspec.Struct, frozen=True):
-    """What is used of a line."""
+    """The fields of a log line that we use."""
 
     service: str
     replica: str
     status: int
     connect_ms: int
     response_ms: int
-    total_ms: int
 
 
 class AccessLog:
-    """Remembers up to where it was read."""
+    """Remembers how far it has read."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -31,19 +30,19 @@ class AccessLog:
         self._decode = msgspec.json.Decoder(Line).decode
 
     def fresh(self) -> list[Line]:
-        """The lines since the last call, or the last of them if they are very many."""
+        """The lines since the last call, at most READ_BYTES_MAX of them."""
         try:
             with self.path.open("rb") as file:
                 size, number = _size_and_number(os.fstat(file.fileno()))
                 if number != self._number:
-                    self._offset, self._number = 0, number  # the keeper began the next file
+                    self._offset, self._number = 0, number  # the writer began the next file
                 start = max(self._offset, size - READ_BYTES_MAX)
                 file.seek(start)
                 data = file.read(size - start)
         except FileNotFoundError:
             return []
         whole = data.rfind(b"\n") + 1
-        begin = data.find(b"\n") + 1 if start > self._offset else 0  # not in the middle of a line
+        begin = data.find(b"\n") + 1 if start > self._offset else 0  # skip the partial line
         self._offset = start + whole
         return list(self._lines(data[begin:whole]))
 
@@ -52,7 +51,7 @@ class AccessLog:
             try:
                 yield self._decode(text)
             except msgspec.DecodeError:
-                continue  # a line that was cut, or one of the proxy's own messages
+                continue  # a partial line, or one of the proxy's own messages
 
 
 def _size_and_number(found: os.stat_result) -> tuple[int, int]:
@@ -60,7 +59,7 @@ def _size_and_number(found: os.stat_result) -> tuple[int, int]:
 
 
 def latencies(lines: Iterable[Line]) -> dict[tuple[str, str], list[int]]:
-    """(service, replica) -> milliseconds until an answer began, of those that were answered."""
+    """(service, replica) -> milliseconds until each answer began."""
     found: dict[tuple[str, str], list[int]] = {}
     for line in lines:
         if line.response_ms >= 0 and 0 <= line.status < 500:

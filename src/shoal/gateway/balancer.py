@@ -1,4 +1,4 @@
-"""The gateway behind the port that the controller knows: wishes in, loads out."""
+"""Implements the controller's balancer port with HAProxy: wanted services in, loads out."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from shoal.model.service import ReplicaLoad, Route, ServiceLoad, Wanted
 
 
 class HaproxyBalancer:
-    """Started with the first service, ended with the last. Not for several threads."""
+    """Starts the proxy with the first service, stops it with the last. Not thread-safe."""
 
     def __init__(self, directory: Path) -> None:
         self._directory = directory
         self._gateway: Gateway | None = None
-        self._routes: dict[str, Route] = {}  # as they were when all was well
+        self._routes: dict[str, Route] = {}  # the last routes that worked
 
     def look(self, wanted: Wanted) -> dict[str, ServiceLoad]:
         if self._gateway is None:
@@ -38,8 +38,8 @@ class HaproxyBalancer:
         return loads
 
     def _apply(self, gateway: Gateway, wanted: Wanted) -> dict[str, str]:
-        """What is wrong with a service is its own trouble: it is served as it was before, or not
-        at all, and the others come and go as they like."""
+        """A service with a problem keeps its last working route, or none. The other services are
+        not affected."""
         problems: dict[str, str] = {}
         try:
             gateway.apply(wanted)

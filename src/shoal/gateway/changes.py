@@ -1,4 +1,4 @@
-"""What to tell the runtime socket so that the servers there become those that are wanted."""
+"""Computes the runtime commands that turn the proxy's servers into the wanted ones."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ def changes(
     busy: Mapping[Key, int],
     weights: Weights | None = None,
 ) -> list[str]:
-    """Commands, in order. What is no longer wanted is drained, and deleted once `busy` says that
-    it has nothing in flight: the next call sees to that. A replica that moved to another address
-    is drained and deleted likewise before it is added again."""
+    """Commands, in order. A server that is no longer wanted is drained; a later call deletes it,
+    once `busy` shows nothing in flight. A replica whose address changed is drained and deleted the
+    same way before it is added again."""
     there = {(server.service, server.replica): server for server in actual}
     services = {served.route.service for served in wanted.services}
     commands: list[str] = []
@@ -41,7 +41,7 @@ def changes(
 
 def _add(route: Route, replica: Replica, weight: int | None) -> list[str]:
     if replica.state is ReplicaState.DRAINING:
-        return []  # nothing was ever sent there
+        return []  # it never got a request
     name = f"{route.service}/{replica.id}"
     return [
         f"add server {name} {server_options(route, replica, weight)}",

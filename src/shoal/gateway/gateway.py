@@ -1,4 +1,4 @@
-"""The gateway as its owner sees it: say what is wanted, look about once a second, read figures."""
+"""The gateway's interface: state what is wanted, call `tick` about once a second, read figures."""
 
 from __future__ import annotations
 
@@ -35,8 +35,8 @@ def monotonic_ms() -> int:
 
 
 class Gateway:
-    """Drives one HAProxy. It may be dropped at any moment: the proxy goes on with what it was
-    told last, and another Gateway of the same directory takes it over. Not for several threads."""
+    """Drives one HAProxy. It may be dropped at any moment: the proxy keeps running with its last
+    settings, and another Gateway in the same directory takes over. Not thread-safe."""
 
     def __init__(
         self,
@@ -57,8 +57,8 @@ class Gateway:
         self._recent = Recent()
 
     def apply(self, wanted: Wanted) -> None:
-        """Make it so: started if it is not running, reloaded if the routes changed, else told
-        about its replicas. What cannot be is refused with one line and changes nothing."""
+        """Start the proxy if it is not running, reload it if the routes changed, else update its
+        replicas. An impossible request raises a one-line error and changes nothing."""
         check_wishes(wanted)
         running = self._proxy.running()
         target = digest(wanted, self._place)
@@ -69,14 +69,14 @@ class Gateway:
         self._tell_replicas(wanted)
 
     def sound_part(self, wanted: Wanted) -> tuple[Wanted, dict[str, str]]:
-        """What `apply` would not refuse of it, and what is wrong with the services left out."""
+        """The services that `apply` would accept, and the problem of each of the others."""
         held = self._proxy.ports() if self._proxy.running() is not None else ()
         return sound_part(wanted, self._proxy.directory, held)
 
     def tick(self) -> tuple[ServiceStats, ...]:
-        """A look, about once a second: starts a proxy that died, finishes what is draining,
-        lets weights follow latency. Returns the figures since the last look, or nothing if the
-        proxy died just now; a GatewayError says why it cannot be started again."""
+        """Call about once a second: restarts a dead proxy, removes drained replicas, adjusts
+        weights. Returns the figures since the last call, or nothing if the proxy has just died.
+        Raises GatewayError if it cannot be restarted."""
         if self._wanted is None:
             return ()
         try:
@@ -89,14 +89,14 @@ class Gateway:
             self._counts, self._counted_ms = self.counts(), self._now_ms()
             self._follow(self._counts)
         except RuntimeFailure:
-            return ()  # it died just now: the next look starts it
+            return ()  # it has just died: the next call restarts it
         seen = stats(before, self._counts, (self._counted_ms - before_ms) / 1000)
         return tuple(
             msgspec.structs.replace(one, **self._recent.percentiles(one.service)) for one in seen
         )
 
     def counts(self) -> dict[str, ServiceCount]:
-        """Counters now, with what workers of an earlier configuration still have in flight."""
+        """Current counters, including what workers of an earlier configuration have in flight."""
         older = [self._counts_of(pid) for pid in self._proxy.master.old_workers()]
         return with_old_workers(read_counts(self._proxy.runtime.table()), older)
 
@@ -107,11 +107,11 @@ class Gateway:
             return {}
 
     def in_flight(self, service: str, replica: str) -> int:
-        """Requests at a replica: when it drains and this is 0, it may be stopped."""
+        """Requests at a replica. A draining replica may be stopped when this is 0."""
         return busy(self.counts()).get((service, replica), 0)
 
     def stop(self, grace_s: float = 5.0) -> bool:
-        """End the proxy; True if there was one."""
+        """Stop the proxy; True if there was one."""
         self._wanted = None
         return self._proxy.presence.stop(grace_s)
 
@@ -120,7 +120,7 @@ class Gateway:
 
     def _change(self, wanted: Wanted, running: str | None, target: str) -> None:
         if running is None:
-            self._proxy.presence.stop(grace_s=0)  # one that does not answer
+            self._proxy.presence.stop(grace_s=0)  # a proxy that does not answer
         check_machine(wanted, self._proxy.directory, self._proxy.ports() if running else ())
         text = render(wanted, self._place, self._weights)
         if running is None:
@@ -139,7 +139,7 @@ class Gateway:
             self._proxy.runtime.tell(commands)
 
     def _follow(self, counts: Mapping[str, ServiceCount]) -> None:
-        """Weights after what was seen."""
+        """Adjust the weights to the new counters."""
         assert self._wanted is not None
         fresh = latencies(self._log.fresh())
         self._recent.take(fresh, self._now_ms())
@@ -167,7 +167,7 @@ class Gateway:
             )
             now = {server.replica: server.weight for server in count.servers}
             for replica, weight in new.items():
-                # Without Lua nothing calls a replica back that was set aside, so none is.
+                # Without Lua nothing brings a replica back from weight 0, so none gets it.
                 weight = weight if self._binary.lua else max(1, weight)
                 weights[name, replica] = weight
                 if now.get(replica) != weight:

@@ -1,11 +1,11 @@
--- Holds a request while its service has no replica, and lets it go as soon as there is one.
--- The wait is polled: it happens only while there is nothing to be served from.
+-- Holds a request while its service has no replica, and releases it as soon as there is one.
+-- It polls, which is cheap enough because it only happens without replicas.
 
 local PAUSE_FIRST_MS = 10
 local PAUSE_MAX_MS = 200
 
--- Replicas that were set aside for being slow or faulty are better than none. Those that are
--- draining keep their weight and are left alone.
+-- A replica that rests because it is slow or faulty is better than none. Draining replicas keep
+-- their weight and are left alone.
 local function call_back(backend)
   for _, server in pairs(core.backends[backend].servers) do
     if tonumber(server:get_weight()) == 0 then

@@ -1,8 +1,8 @@
-"""Which processes are the proxy of a directory: those that hold its lock file open.
+"""Finds a directory's proxy processes: those that hold its lock file open.
 
-The lock is opened before the proxy starts and inherited by its master and every worker. A stranger
-can write any path into its arguments, but cannot open a file in a private directory. The lock moves
-with its directory and is the same file by whatever link it is reached.
+The lock is opened before the proxy starts and is inherited by its master and workers. Another
+user's process can have any path in its arguments, but cannot open a file in a private directory.
+The lock moves with its directory and is the same file through any link.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ class Presence:
         self.pid_file = directory / "haproxy.pid"
 
     def pid(self) -> int | None:
-        """The master's, if it lives."""
+        """The master's process id, if it is alive."""
         try:
             pid = int(self.pid_file.read_text())
         except (OSError, ValueError):
@@ -34,9 +34,9 @@ class Presence:
         return pid if holds(pid, self.lock) else None
 
     def stop(self, grace_s: float = STOP_TIMEOUT_S) -> bool:
-        """End it, after what is in flight if that takes no longer than the grace; True if there
-        was one. Workers whose master was killed end by themselves, but may hold the ports for a
-        while, so they are ended as well."""
+        """Stop the proxy; True if there was one. Requests in flight get `grace_s` to finish.
+        Workers whose master was killed end by themselves, but may hold the ports for a while, so
+        they are stopped too."""
         was = held(self.lock)
         master = self.pid()
         if master is not None and grace_s:
@@ -44,12 +44,12 @@ class Presence:
         if master is not None:
             self._end([master], signal.SIGTERM, STOP_TIMEOUT_S)
         if not self._end(holders(self.lock), signal.SIGKILL, STOP_TIMEOUT_S):
-            raise GatewayError(f"HAProxy (processes {holders(self.lock)}) cannot be ended")
+            raise GatewayError(f"HAProxy (processes {holders(self.lock)}) cannot be stopped")
         self.pid_file.unlink(missing_ok=True)
         return was
 
     def _end(self, pids: list[int], number: int, wait_s: float) -> bool:
-        """Send a signal and wait until nobody is left."""
+        """Send a signal and wait until no process is left."""
         for pid in pids:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, number)
@@ -62,14 +62,14 @@ class Presence:
 
 
 def holders(lock: Path) -> list[int]:
-    """Every process but this one that has the file open."""
+    """Every other process that has the file open."""
     if not held(lock):
         return []
     return [int(n) for n in os.listdir("/proc") if n.isdigit() and holds(int(n), lock)]
 
 
 def holds(pid: int, lock: Path) -> bool:
-    """Others' descriptors cannot be read, and need not be: they have no way to our files."""
+    """We cannot read other users' descriptors, and need not: they cannot open our files."""
     try:
         wanted = lock.stat()
         names = os.listdir(f"/proc/{pid}/fd")

@@ -1,4 +1,4 @@
-"""The HAProxy process: started so that it outlives us, found again, reloaded, stopped."""
+"""The HAProxy process: starts it so that it outlives us, finds it again, reloads and stops it."""
 
 from __future__ import annotations
 
@@ -20,16 +20,16 @@ RELOAD_TIMEOUT_S = 20.0
 ASKED_MAX = 5
 ASK_AGAIN_S = 0.2
 POLL_S = 0.01
-LOG_BYTES_MAX = 64 << 20  # then it becomes the one before, of which one is kept
-# The shell leaves the proxy behind, so that it is nobody's child and the same to who started it
-# and to who finds it. A pipe opened both ways neither blocks nor breaks when its reader is gone.
+LOG_BYTES_MAX = 64 << 20  # then it becomes the previous file, and one previous file is kept
+# The shell exits and leaves the proxy without a parent, so it is the same to the controller that
+# started it and to the next. A pipe opened both ways neither blocks nor breaks without a reader.
 LAUNCH = '"$@" 1<>access.fifo & echo $! > haproxy.pid'
-# It works in its directory and names nothing there by a whole path, so the directory can be moved.
+# It runs in its directory and uses only relative paths, so the directory can be moved.
 COMMAND = ["-W", "-S", "unix@master.sock,mode,600", "-f", "haproxy.cfg"]
 
 
 class Proxy:
-    """The proxy of one directory, whoever started it."""
+    """The proxy of one directory. An earlier controller may have started it."""
 
     def __init__(self, directory: Path, binary: Binary) -> None:
         self.directory = directory
@@ -42,13 +42,13 @@ class Proxy:
         self._said = directory / "haproxy.log"
 
     def pid(self) -> int | None:
-        """The master's, if it is alive and ours."""
+        """The master's process id, if it is alive and ours."""
         return self.presence.pid()
 
     def running(self) -> str | None:
-        """The digest of the configuration that is being served; None if nothing is. Whoever is
-        told None ends what is there, and with it every connection: one that lives and does not
-        answer at once is asked again."""
+        """The digest of the running configuration; None if no proxy runs. The caller stops what is
+        left on None, and with it every connection, so a live proxy that is slow to answer is asked
+        again."""
         for _ in range(ASKED_MAX):
             if self.pid() is None:
                 return None
@@ -61,7 +61,7 @@ class Proxy:
         return None
 
     def check(self, text: str) -> Path:
-        """Write a candidate and let HAProxy read it."""
+        """Write a candidate file and let HAProxy check it."""
         self.directory.mkdir(mode=0o700, parents=True, exist_ok=True)
         shutil.copyfile(Path(__file__).with_name("hold.lua"), self.directory / "hold.lua")
         candidate = self.directory / "candidate.cfg"
@@ -120,11 +120,10 @@ class Proxy:
             os.close(lock_handle)
 
     def keep_log(self) -> None:
-        """See to it that somebody takes the log lines out of the pipe."""
+        """Start the log writer, unless one runs."""
         if held(self.directory / "access.lock") or self.pid() is None:
             return
-        keeper = Path(__file__).with_name("logwriter.py")
-        words = [str(keeper), str(LOG_BYTES_MAX)]
+        words = [str(Path(__file__).with_name("logwriter.py")), str(LOG_BYTES_MAX)]
         subprocess.run(
             ["/bin/sh", "-c", '"$@" &', "sh", sys.executable, "-I", "-S", *words],
             stdin=subprocess.DEVNULL,
@@ -136,13 +135,13 @@ class Proxy:
         )
 
     def reload(self, text: str, digest: str) -> None:
-        """Open connections stay with the old worker until they are done; new ones go to the new
-        worker over the same listening sockets."""
+        """The old worker finishes its open connections. The new worker takes new ones on the same
+        listening sockets."""
         candidate = self.check(text)
         before = self._config.read_bytes()
         candidate.replace(self._config)
         answer = self.master.ask("reload")
-        if "Success=0" in answer:  # 2.7 and later say so; the old worker goes on
+        if "Success=0" in answer:  # reported since 2.7; the old worker keeps running
             write_private(self._config, before)
             raise GatewayError(f"HAProxy refuses the configuration: {alert(answer)}")
         deadline = time.monotonic() + RELOAD_TIMEOUT_S
@@ -152,14 +151,14 @@ class Proxy:
             time.sleep(POLL_S)
 
     def _master_answers(self) -> bool:
-        """A master starts itself anew once its worker is ready, and is deaf for that moment."""
+        """A master restarts itself when its worker is ready, and does not answer meanwhile."""
         try:
             return bool(self.master.ask("show proc"))
         except RuntimeFailure:
             return False
 
     def ports(self) -> set[tuple[str, int]]:
-        """Where the configuration that runs listens."""
+        """Where the running configuration listens."""
         if not self._config.exists():
             return set()
         found = re.findall(r"^ +bind (\S+):(\d+)", self._config.read_text(), re.MULTILINE)
@@ -167,7 +166,7 @@ class Proxy:
 
 
 def alert(text: str) -> str:
-    """The one line of HAProxy's messages that says what is wrong."""
+    """The line of HAProxy's messages that says what is wrong."""
     lines = [line for line in text.splitlines() if "[ALERT]" in line] or text.splitlines()[-1:]
     if not lines:
         return "it did not say why"

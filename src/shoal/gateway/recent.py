@@ -1,4 +1,4 @@
-"""Percentiles of how long answers took to begin, over the last seconds."""
+"""Percentiles of the time until an answer began, over the last 15 seconds."""
 
 from __future__ import annotations
 
@@ -6,11 +6,11 @@ from collections import deque
 from collections.abc import Mapping, Sequence
 
 KEPT_MS = 15_000
-ANSWERS_KEPT_MAX = 4096  # of a service; of more, the newest are a fair sample
+ANSWERS_KEPT_MAX = 4096  # per service; the newest are a fair sample
 
 
 class Recent:
-    """The newest latencies of each service, with the look that saw them."""
+    """The newest latencies of each service, with the time they were read."""
 
     def __init__(self) -> None:
         self._seen: dict[str, deque[tuple[int, int]]] = {}
@@ -26,11 +26,11 @@ class Recent:
                 del self._seen[service]
 
     def percentiles(self, service: str) -> dict[str, int]:
-        """By the names that stats and loads have for them; 0 where nothing was answered."""
+        """By their field names in stats and loads; 0 without answers."""
         latencies = sorted(latency for _, latency in self._seen.get(service, ()))
         return {f"p{share}_ms": rank(latencies, share) for share in (50, 95, 99)}
 
 
 def rank(ordered: Sequence[int], percent: int) -> int:
-    """The smallest that so many percent do not exceed."""
+    """The smallest value that at least `percent` of the values do not exceed."""
     return ordered[max(0, -(-len(ordered) * percent // 100) - 1)] if ordered else 0

@@ -1,4 +1,4 @@
-"""What would make the proxy fail, found before it is asked: ports, certificates, replicas."""
+"""Finds what the proxy would fail on before it is asked: ports, certificates, replica addresses."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ SOCKET_PATH_MAX = 80  # the kernel's 108, less what HAProxy appends while it bin
 
 
 def check_wishes(wanted: Wanted) -> None:
-    """Raises on the first that contradicts itself or another."""
+    """Raises on the first service that contradicts itself or another."""
     problem = problem_with_services(wanted)
     if problem:
         raise GatewayError(problem)
@@ -25,8 +25,8 @@ def check_wishes(wanted: Wanted) -> None:
 
 
 def check_machine(wanted: Wanted, directory: Path, ports_held: Collection[tuple[str, int]]) -> None:
-    """Raises on the first that this machine cannot grant. `ports_held` are those that our own
-    proxy listens on."""
+    """Raises on the first service that this machine cannot offer. `ports_held`: where our own proxy
+    listens already."""
     if len(str(directory)) > SOCKET_PATH_MAX:
         raise GatewayError(
             f"{directory} is too long a path for a socket: {SOCKET_PATH_MAX} characters at most"
@@ -43,8 +43,8 @@ def check_machine(wanted: Wanted, directory: Path, ports_held: Collection[tuple[
 def sound_part(
     wanted: Wanted, directory: Path, ports_held: Collection[tuple[str, int]]
 ) -> tuple[Wanted, dict[str, str]]:
-    """What can be had of it, and what is wrong with the services left out: the later of two that
-    contradict each other. Raises if the gateway itself cannot be."""
+    """The services that can be offered, and the problem of each of the others. Of two that
+    contradict each other, the later is left out. Raises if the gateway itself cannot run."""
     sound: list[Served] = []
     problems: dict[str, str] = {}
     check_machine(Wanted(entry=wanted.entry), directory, ports_held)
@@ -60,7 +60,7 @@ def sound_part(
 
 
 def listening(wanted: Wanted) -> dict[str, tuple[str, int]]:
-    """Who listens where."""
+    """Owner -> where it listens."""
     address = wanted.entry.address
     places = {"gateway": (address, wanted.entry.port)}
     for served in wanted.services:

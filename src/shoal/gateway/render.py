@@ -1,4 +1,4 @@
-"""The HAProxy configuration for what is wanted: a pure function from data to text."""
+"""Renders the HAProxy configuration of the wanted services: a pure function from data to text."""
 
 from __future__ import annotations
 
@@ -8,39 +8,31 @@ from collections.abc import Iterator, Mapping
 
 import msgspec
 
-from shoal.model.service import (
-    Entry,
-    Replica,
-    ReplicaState,
-    Route,
-    Routing,
-    Served,
-    Wanted,
-)
+from shoal.model.service import Entry, Replica, ReplicaState, Route, Routing, Served, Wanted
 
-ENTRY = "_entry"  # no service can be called so
+ENTRY = "_entry"  # not a valid service name, so it cannot clash
 NOWHERE = "_nowhere"
 
-# A request is looked into (prefix routing) and kept for another try only as far as it fits a
-# buffer. Large ones are copied for every request that may be tried again, and that costs half of
-# the throughput: so they are large only where somebody needs it.
+# Prefix routing and retries see only as much of a request as fits a buffer. A large buffer is
+# copied for every request that may be retried, which halves the throughput, so only services that
+# need one make it large.
 BUFFER_BYTES = 16_384
 BUFFER_BYTES_LARGE = 65_536
-BUFFER_BYTES_SPARE = 2_048  # for what the proxy itself adds
-PREFIX_BYTES = 1_024  # of the conversation's first part
-BODY_WAIT_MS = 2_000  # for the first part of a body, before it is routed without
-# Bounded load: none gets more than this share (in hundredths) of the average in flight. With less,
-# two requests of one conversation would be spread even when hardly anything is going on.
+BUFFER_BYTES_SPARE = 2_048  # for what the proxy adds
+PREFIX_BYTES = 1_024  # of a conversation's beginning
+BODY_WAIT_MS = 2_000  # for the beginning of a body; then the request is routed without it
+# No replica gets more than this share of the average in flight. A lower bound would send two
+# requests of one conversation to different replicas even at low load.
 LOAD_BOUND_PERCENT = 200
-LINGER_S = 3_600  # streams of a configuration that was replaced may go on for this long
-REQUEST_TIMEOUT_MS = 10_000  # for a client to send a request's head
-KEEP_ALIVE_MS = 65_000  # beyond the minute after which most clients and proxies let go
+LINGER_S = 3_600  # streams that began before a reload may last this long
+REQUEST_TIMEOUT_MS = 10_000  # for a client to send the request headers
+KEEP_ALIVE_MS = 65_000  # longer than the minute after which most clients and proxies close
 LOG_ALL_PER_S = 2_000
 LOG_ONE_OF = 16
 REQUEST_ID_BYTES = 128
 TENANTS_MAX = 100_000
 TENANT_BYTES = 64
-# A connection that fails makes the next check soon, and one failed check then decides.
+# After a failed connection the next check comes soon, and one failed check decides.
 CHECK = (
     "check inter 1s fastinter 100ms downinter 300ms fall 2 rise 1"
     " observe layer4 error-limit 1 on-error sudden-death"
@@ -58,19 +50,19 @@ Weights = Mapping[tuple[str, str], int]  # (service, replica) -> weight
 
 
 class Place(msgspec.Struct, frozen=True):
-    """What the configuration must know of the machine."""
+    """What the configuration must know about the machine."""
 
-    lua: bool = True  # can requests be held while there is no replica?
+    lua: bool = True  # whether requests can be held while there is no replica
     log: bool = True
 
 
 def render(wanted: Wanted, place: Place, weights: Weights | None = None) -> str:
-    """The whole configuration, replicas included, so that a start or reload loses none."""
+    """The whole configuration, including replicas, so that a start or reload keeps them."""
     return _text(wanted, place, weights or {}, digest(wanted, place))
 
 
 def digest(wanted: Wanted, place: Place) -> str:
-    """Names a configuration without its replicas: only when it differs is a reload needed."""
+    """Identifies a configuration without its replicas; a reload is needed only if it differs."""
     bare = msgspec.structs.replace(
         wanted, services=tuple(Served(route=served.route) for served in wanted.services)
     )
@@ -79,7 +71,7 @@ def digest(wanted: Wanted, place: Place) -> str:
 
 
 def server_options(route: Route, replica: Replica, weight: int | None = None) -> str:
-    """What follows a server's name, in the file and on the runtime socket alike."""
+    """What follows a server's name, both in the file and on the runtime socket."""
     address = f"[{replica.address}]" if ":" in replica.address else replica.address
     words = [
         f"{address}:{replica.port}",
@@ -92,7 +84,7 @@ def server_options(route: Route, replica: Replica, weight: int | None = None) ->
 
 
 def server_number(replica_id: str) -> int:
-    """A replica's place on the hash ring follows from it, so it must outlast reloads."""
+    """It decides a replica's place on the hash ring, so it must survive reloads."""
     return zlib.crc32(replica_id.encode()) % (2**31 - 1) + 1
 
 
@@ -107,10 +99,10 @@ def _text(wanted: Wanted, place: Place, weights: Weights, name: str) -> str:
 
 
 def _global(wanted: Wanted, place: Place, name: str) -> Iterator[str]:
-    yield "# Written by Shoal from what is wanted; changes made here are lost."
+    yield "# Written by Shoal; changes made here are lost."
     yield "global"
     yield f"    description shoal:{name}"
-    # The proxy works in its own directory; `unix@` lets a bare name be a socket's.
+    # The proxy runs in its own directory; `unix@` makes a bare name a socket path.
     yield "    stats socket unix@runtime.sock mode 600 level admin expose-fd listeners"
     yield "    stats timeout 1m"
     yield f"    hard-stop-after {LINGER_S}s"
@@ -138,11 +130,10 @@ def _defaults(place: Place) -> Iterator[str]:
         yield f"    log-format '{_log_format()}'"
     yield "    option dontlognull"
     yield "    option abortonclose"
-    # Else the kernel holds a small chunk back for 200 ms, in the hope of another: every token of a
-    # stream.
+    # Else the kernel delays each small chunk, such as a streamed token, by 200 ms.
     yield "    option http-no-delay"
-    # At a reload a client that keeps its connection may be sending its next request just now: it
-    # is answered, and told to connect anew.
+    # A client with an open connection may send its next request during a reload. It is answered and
+    # asked to reconnect.
     yield "    option idle-close-on-response"
     yield "    option forwardfor"
     yield "    option redispatch 1"
@@ -153,27 +144,24 @@ def _defaults(place: Place) -> Iterator[str]:
     yield "    timeout client-fin 10s"
     yield "    timeout check 2s"
     for status, text in ERRORS.items():
-        again = " hdr Retry-After 1" if status == 503 else ""
-        yield (
-            f"    http-error status {status} content-type application/json "
-            f"string {_json_error(text)}{again}"
-        )
+        yield f"    http-error status {status} {_json_error(text, retry=status == 503)}"
 
 
 ERRORS = {
     408: "the request did not arrive in time",
-    502: "the replica closed the connection or sent what is not HTTP",
+    502: "the replica closed the connection or did not send HTTP",
     503: "no replica could take the request in time",
     504: "the replica did not answer in time",
 }
 
 
-def _json_error(text: str) -> str:
-    return f'\'{{"error":"{text}"}}\''
+def _json_error(text: str, *, retry: bool) -> str:
+    again = " hdr Retry-After 1" if retry else ""
+    return f'content-type application/json string \'{{"error":"{text}"}}\'{again}'
 
 
 def _log_format() -> str:
-    """One JSON object for each request; what a client sends is escaped."""
+    """One JSON object for each request; text from the client is escaped."""
     texts = {
         "id": "%[var(txn.id),json(utf8s)]",
         "client": "%ci",
@@ -205,8 +193,8 @@ def _entry(wanted: Wanted, place: Place) -> Iterator[str]:
     yield f"frontend {ENTRY}"
     yield f"    bind {_bind(entry.address, entry.port, entry.certificate)}"
     yield from _identify(place)
-    # A host name says more than a path: whoever uses it gets the path whole. A service's name is
-    # its own: no other one's `host` takes it away.
+    # A host name is more specific than a path, so it goes first and the path stays whole.
+    # NAME.DOMAIN comes before the `host` setting, so that no service can take another one's name.
     for served in wanted.services:
         yield f"    use_backend {served.route.service} if {_by_name(entry, served.route)}"
     for served in wanted.services:
@@ -234,10 +222,11 @@ def _bind(address: str, port: int, certificate: str) -> str:
 
 
 def _identify(place: Place) -> Iterator[str]:
-    """Every request has a name; the client's own is kept."""
+    """Every request has an id; the client's own is kept."""
     if place.log:
-        yield "    log global"  # in frontends only: a backend would log its servers' ups and downs
-        # A line costs half as much as all the rest: beyond this rate one of so many, and failures.
+        yield "    log global"  # frontends only: a backend would also log server state changes
+        # Logging costs half as much as all the rest. Above this rate, only one in LOG_ONE_OF and
+        # failures are logged.
         sampled = f"{{ fe_req_rate gt {LOG_ALL_PER_S} }} !{{ rand({LOG_ONE_OF}) eq 0 }}"
         yield f"    http-request set-log-level silent if {sampled}"
         yield "    http-response set-log-level info if { status ge 500 }"
@@ -250,9 +239,9 @@ def _identify(place: Place) -> Iterator[str]:
 
 
 def _withhold_sessions() -> Iterator[str]:
-    """A cookie knows hosts, not ports: a browser that is signed in at the page sends its session
-    along to services of the same machine, and whoever has that is signed in as well. One rule
-    takes one cookie out of each header; if there are still more, none is passed on."""
+    """Cookies belong to a host, not a port. So a browser that is signed in to the page also sends
+    its session to services on the same machine, which could then use it. Each rule removes one
+    session cookie; if there are more than these rules remove, no cookie is forwarded."""
     for _ in range(SESSIONS_TAKEN_OUT):
         yield f"    http-request replace-header Cookie {SESSION} \\1\\5 if {HAS_SESSION}"
     yield f"    http-request del-header Cookie if {HAS_SESSION}"
@@ -264,7 +253,7 @@ def _by_name(entry: Entry, route: Route) -> str:
 
 
 def _by_host(name: str) -> str:
-    """The whole name, whatever port follows: what merely begins like it is somebody else's."""
+    """Matches the whole name, with any port. A name that only begins like it is different."""
     return f"{{ req.hdr(host),host_only -m str -i {name} }}"
 
 
@@ -282,12 +271,12 @@ def _backend(entry: Entry, served: Served, place: Place, weights: Weights) -> It
     yield from _waiting(route, place)
     yield from _key(route)
     yield from _strip(entry, route)
-    # What may have been begun is not begun twice, unless doing so is harmless.
+    # A replica may have begun a request that failed, so only idempotent ones are sent twice.
     yield f"    http-request disable-l7-retry unless {IDEMPOTENT}"
     for replica in served.replicas:
         weight = weights.get((route.service, replica.id))
         if replica.state is ReplicaState.DRAINING:
-            weight = 0  # the runtime socket then says drain; until it does, nothing new goes there
+            weight = 0  # nothing new goes there until the runtime socket sets the drain state
         yield f"    server {replica.id} {server_options(route, replica, weight)}"
 
 
@@ -305,7 +294,7 @@ def _balance(route: Route) -> Iterator[str]:
 
 
 def _limits(route: Route) -> Iterator[str]:
-    if route.header_bytes_max:  # to add headers up costs a fifth of a core's requests
+    if route.header_bytes_max:  # measuring headers costs a fifth of a core's requests
         yield (
             f"    http-request {_answer(431, 'the headers are too large')}"
             f" if {{ req.hdrs,length gt {route.header_bytes_max} }}"
@@ -320,7 +309,7 @@ def _limits(route: Route) -> Iterator[str]:
 def _rate(route: Route) -> Iterator[str]:
     if not route.rate_per_s:
         return
-    # Only what is let through counts, so that who asks too often still gets the agreed rate.
+    # Only accepted requests count, so that a client above its rate still gets that rate.
     yield (
         f"    stick-table type string len {TENANT_BYTES} size {TENANTS_MAX} expire 10s"
         " store gpc0,gpc0_rate(1s)"
@@ -336,25 +325,26 @@ def _rate(route: Route) -> Iterator[str]:
 
 
 def _waiting(route: Route, place: Place) -> Iterator[str]:
-    """The queue has a bound, with replicas (HAProxy's queue) and without (held)."""
+    """Bounds the queue, both with replicas (HAProxy's queue) and without (held requests)."""
     full = _answer(503, "the queue is full", retry=True)
     yield f"    http-request {full} if {{ queue({route.service}) ge {route.queue_max} }}"
     if not place.lua:
         return
     hold = f"lua.hold {route.service} {route.queue_max} {route.queue_timeout_ms}"
     yield f"    http-request {hold} if {{ nbsrv({route.service}) eq 0 }}"
-    in_vain = _answer(503, "no replica came in time", retry=True)
+    too_late = _answer(503, "no replica became ready in time", retry=True)
     yield f"    http-request {full} if {{ var(txn.held) -m str full }}"
-    yield f"    http-request {in_vain} if {{ var(txn.held) -m found }}"
+    yield f"    http-request {too_late} if {{ var(txn.held) -m found }}"
 
 
 def _key(route: Route) -> Iterator[str]:
-    """What is hashed. Without it, chance takes its place: within the same bound on load."""
+    """Sets the hash key. A request without one gets a random key, within the same load bound."""
     if route.routing is Routing.PREFIX:
-        # Longer than the buffer is fine: what lies at the beginning is what is hashed.
+        # A body longer than the buffer is fine: only its beginning is hashed.
         yield (f"    http-request wait-for-body time {BODY_WAIT_MS}ms if {{ method POST }}")
-        # The system's part is shared by all conversations; with the first question it names one.
-        # Where a question comes first, what follows is an answer and not there from the start.
+        # All conversations share the system message; together with the first question it identifies
+        # one. Without a system message the second message is an answer, which is not there at
+        # first.
         for variable, query in PREFIX_PARTS:
             yield (
                 f"    http-request set-var(txn.{variable}) "
@@ -390,7 +380,7 @@ PREFIX_PARTS = (
 
 
 def _strip(entry: Entry, route: Route) -> Iterator[str]:
-    """Who came by path gets it without; who came by a host name or a port gets it whole."""
+    """Removes the prefix from requests that matched by path, not by host name or port."""
     shared = f" {{ fe_name {ENTRY} }}" if route.port else ""
     named = f"!{_by_name(entry, route)}"
     if route.host:
@@ -407,5 +397,4 @@ def _nowhere() -> Iterator[str]:
 
 
 def _answer(status: int, text: str, *, retry: bool = False) -> str:
-    again = " hdr Retry-After 1" if retry else ""
-    return f"return status {status} content-type application/json string {_json_error(text)}{again}"
+    return f"return status {status} {_json_error(text, retry=retry)}"

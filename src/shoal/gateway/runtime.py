@@ -25,11 +25,11 @@ class RuntimeFailure(GatewayError):
 
 
 class WorkerOver(RuntimeFailure):
-    """The worker that was asked for has finished."""
+    """The worker has exited."""
 
 
 class ActualServer(msgspec.Struct, frozen=True):
-    """A server as the proxy knows it."""
+    """A server in the proxy's tables."""
 
     service: str
     replica: str
@@ -41,11 +41,11 @@ class ActualServer(msgspec.Struct, frozen=True):
 
 
 class Runtime:
-    """One process behind one socket; a connection for each question, as the proxy wants it."""
+    """One process behind one socket; the proxy wants a new connection for each command."""
 
     def __init__(self, path: Path, target: str = "") -> None:
         self._path = path
-        self._target = target  # for the master's socket: which worker is meant
+        self._target = target  # on the master's socket: which worker to ask
 
     def worker(self, pid: int) -> Runtime:
         return Runtime(self._path, f"@!{pid} ")
@@ -56,7 +56,7 @@ class Runtime:
         try:
             connection.connect(str(self._path))
             connection.sendall(f"{self._target}{command}\n".encode())
-            connection.shutdown(socket.SHUT_WR)  # a master would wait for the next question
+            connection.shutdown(socket.SHUT_WR)  # else a master waits for the next command
             return _all_of(connection)
         except OSError as error:
             raise RuntimeFailure(f"{self._path}: {error}") from None
@@ -64,7 +64,7 @@ class Runtime:
             connection.close()
 
     def tell(self, commands: Iterable[str]) -> list[str]:
-        """Send them in order; returns what was answered, empty answers left out."""
+        """Send commands in order; returns the answers that are not empty."""
         waiting = list(commands)
         answers: list[str] = []
         for start in range(0, len(waiting), BATCH):
@@ -84,12 +84,12 @@ class Runtime:
         return parse_servers(self.ask("show servers state"))
 
     def old_workers(self) -> list[int]:
-        """Of the master's socket: processes of an earlier configuration that still finish."""
+        """From the master's socket: workers of an earlier configuration that still finish."""
         return parse_old_workers(self.ask("show proc"))
 
 
 def parse_table(text: str) -> list[dict[str, str]]:
-    if text.startswith("Can't"):  # "connect to" or "find the target": the master's words
+    if text.startswith("Can't"):  # "connect to" or "find the target", in the master's words
         raise WorkerOver(text.strip())
     if not text.startswith("# "):
         raise RuntimeFailure(f"not a table: {text[:80]!r}")

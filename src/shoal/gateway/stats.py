@@ -1,47 +1,41 @@
-"""What the proxy counted, as plain data: per service and per replica."""
+"""The proxy's counters as plain data, per service and per replica."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 
 import msgspec
 
 
-class ServerCount(msgspec.Struct, frozen=True, kw_only=True):
-    """One replica's counters since its process began, and what it does now."""
+class Count(msgspec.Struct, frozen=True, kw_only=True):
+    """Counters since the process began, and the load now."""
 
-    service: str
+    in_flight: int
+    queued: int
+    begun: int
+    answered: int
+    failed: int  # answers of 500 and above, refused or broken connections
+    response_ms: int  # until an answer began: the proxy's mean of the last few hundred
+
+
+class ServerCount(Count, frozen=True, kw_only=True):
+    """One replica's counters."""
+
     replica: str
     up: bool
     draining: bool
     weight: int
-    in_flight: int
-    queued: int
-    begun: int
-    answered: int
-    failed: int  # answers of 500 and above, connections refused or broken off
-    response_ms: int  # the proxy's mean of the last few hundred: until an answer began
-    total_ms: int
-    queue_ms: int
 
 
-class ServiceCount(msgspec.Struct, frozen=True, kw_only=True):
-    """One service's counters. `in_flight` has those that are queued or held in it."""
+class ServiceCount(Count, frozen=True, kw_only=True):
+    """One service's counters. `in_flight` includes queued and held requests."""
 
     service: str
-    in_flight: int
-    queued: int
-    begun: int
-    answered: int
-    failed: int
-    response_ms: int
-    total_ms: int
-    queue_ms: int
     servers: tuple[ServerCount, ...] = ()
 
 
 class ReplicaStats(msgspec.Struct, frozen=True, kw_only=True):
-    """A replica for people and for the autoscaler."""
+    """One replica's figures."""
 
     replica: str
     up: bool
@@ -55,7 +49,7 @@ class ReplicaStats(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ServiceStats(msgspec.Struct, frozen=True, kw_only=True):
-    """Work is what is in flight at replicas, what is queued, and what is held for want of one."""
+    """One service's figures. Requests are in flight at replicas, queued, or held without one."""
 
     service: str
     in_flight: int
@@ -64,9 +58,7 @@ class ServiceStats(msgspec.Struct, frozen=True, kw_only=True):
     requests_per_s: float
     failed_per_s: float
     response_ms: int
-    total_ms: int
-    queue_ms: int
-    p50_ms: int = 0  # until an answer began, of the last seconds
+    p50_ms: int = 0  # until an answer began, over the last 15 seconds
     p95_ms: int = 0
     p99_ms: int = 0
     replicas: tuple[ReplicaStats, ...] = ()
@@ -77,37 +69,29 @@ class ServiceStats(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def read_counts(rows: Iterable[Mapping[str, str]]) -> dict[str, ServiceCount]:
-    """From the rows of `show stat`; what is not a service's begins with an underscore."""
+    """From the rows of `show stat`; names that begin with an underscore are not services."""
     servers: dict[str, list[ServerCount]] = {}
-    services: dict[str, ServiceCount] = {}
+    services: dict[str, Mapping[str, str]] = {}
     for row in rows:
         name, kind = row["pxname"], row["svname"]
         if name.startswith("_") or kind == "FRONTEND":
             continue
-        if kind != "BACKEND":
-            servers.setdefault(name, []).append(_server(name, kind, row))
-            continue
-        services[name] = ServiceCount(
-            service=name,
-            in_flight=_number(row, "scur"),
-            queued=_number(row, "qcur"),
-            begun=_number(row, "req_tot"),
-            answered=_answered(row),
-            failed=_failed(row),
-            response_ms=_number(row, "ctime") + _number(row, "rtime"),
-            total_ms=_number(row, "ttime"),
-            queue_ms=_number(row, "qtime"),
-        )
+        if kind == "BACKEND":
+            services[name] = row
+        else:
+            servers.setdefault(name, []).append(_server(row))
     return {
-        name: msgspec.structs.replace(count, servers=tuple(servers.get(name, ())))
-        for name, count in services.items()
+        name: ServiceCount(
+            service=name, servers=tuple(servers.get(name, ())), **_figures(row, begun="req_tot")
+        )
+        for name, row in services.items()
     }
 
 
 def with_old_workers(
     counts: Mapping[str, ServiceCount], older: Iterable[Mapping[str, ServiceCount]]
 ) -> dict[str, ServiceCount]:
-    """What processes of an earlier configuration still have in flight counts as well."""
+    """Adds what workers of an earlier configuration still have in flight."""
     merged = dict(counts)
     for old in older:
         for name, count in old.items():
@@ -128,7 +112,7 @@ def busy(counts: Mapping[str, ServiceCount]) -> dict[tuple[str, str], int]:
 def stats(
     before: Mapping[str, ServiceCount], after: Mapping[str, ServiceCount], elapsed_s: float
 ) -> tuple[ServiceStats, ...]:
-    """Rates are over the time between the two; a counter that went back began anew."""
+    """Rates are over the time between the two; a counter that shrank was restarted."""
     return tuple(
         _service_stats(before.get(name), count, max(elapsed_s, 0.001))
         for name, count in sorted(after.items())
@@ -145,8 +129,8 @@ def _service_stats(old: ServiceCount | None, new: ServiceCount, elapsed_s: float
             weight=server.weight,
             in_flight=server.in_flight,
             queued=server.queued,
-            requests_per_s=_rate(known.get(server.replica), server, elapsed_s),
-            failed_per_s=_failures(known.get(server.replica), server, elapsed_s),
+            requests_per_s=_rate(known.get(server.replica), server, "answered", elapsed_s),
+            failed_per_s=_rate(known.get(server.replica), server, "failed", elapsed_s),
             response_ms=server.response_ms,
         )
         for server in new.servers
@@ -158,64 +142,45 @@ def _service_stats(old: ServiceCount | None, new: ServiceCount, elapsed_s: float
         in_flight=at_replicas,
         queued=queued,
         held=max(0, new.in_flight - at_replicas - queued),
-        requests_per_s=_rate(old, new, elapsed_s),
-        failed_per_s=_failures(old, new, elapsed_s),
+        requests_per_s=_rate(old, new, "answered", elapsed_s),
+        failed_per_s=_rate(old, new, "failed", elapsed_s),
         response_ms=new.response_ms,
-        total_ms=new.total_ms,
-        queue_ms=new.queue_ms,
         replicas=replicas,
     )
 
 
-Counted = ServerCount | ServiceCount
+def _rate(old: Count | None, new: Count, name: str, elapsed_s: float) -> float:
+    before: int = getattr(old, name, 0)
+    now: int = getattr(new, name)
+    return round((now - before if before <= now else now) / elapsed_s, 2)
 
 
-def _rate(old: Counted | None, new: Counted, elapsed_s: float) -> float:
-    base = old.answered if old and old.answered <= new.answered else 0
-    return round((new.answered - base) / elapsed_s, 2)
-
-
-def _failures(old: Counted | None, new: Counted, elapsed_s: float) -> float:
-    base = old.failed if old and old.failed <= new.failed else 0
-    return round((new.failed - base) / elapsed_s, 2)
-
-
-def _server(service: str, replica: str, row: Mapping[str, str]) -> ServerCount:
+def _server(row: Mapping[str, str]) -> ServerCount:
     status = row["status"]
     return ServerCount(
-        service=service,
-        replica=replica,
+        replica=row["svname"],
         up=status.startswith(("UP", "DRAIN", "no check", "NOLB")),
-        # Without weight a replica is merely set aside.
+        # A replica with weight 0 is resting, not draining.
         draining=status.startswith("DRAIN") and row["weight"] != "0",
         weight=_number(row, "weight"),
-        in_flight=_number(row, "scur"),
-        queued=_number(row, "qcur"),
-        begun=_number(row, "lbtot"),
-        answered=_answered(row),
-        failed=_failed(row),
-        response_ms=_number(row, "ctime") + _number(row, "rtime"),
-        total_ms=_number(row, "ttime"),
-        queue_ms=_number(row, "qtime"),
+        **_figures(row, begun="lbtot"),
     )
 
 
-ANSWERS: Sequence[str] = (
-    "hrsp_1xx",
-    "hrsp_2xx",
-    "hrsp_3xx",
-    "hrsp_4xx",
-    "hrsp_5xx",
-    "hrsp_other",
-)
+ANSWERS = ("hrsp_1xx", "hrsp_2xx", "hrsp_3xx", "hrsp_4xx", "hrsp_5xx", "hrsp_other")
+FAILURES = ("hrsp_5xx", "econ", "eresp")
 
 
-def _answered(row: Mapping[str, str]) -> int:
-    return sum(_number(row, name) for name in ANSWERS)
-
-
-def _failed(row: Mapping[str, str]) -> int:
-    return _number(row, "hrsp_5xx") + _number(row, "econ") + _number(row, "eresp")
+def _figures(row: Mapping[str, str], begun: str) -> dict[str, int]:
+    """The fields of Count; the column with the requests begun differs by kind of row."""
+    return {
+        "in_flight": _number(row, "scur"),
+        "queued": _number(row, "qcur"),
+        "begun": _number(row, begun),
+        "answered": sum(_number(row, name) for name in ANSWERS),
+        "failed": sum(_number(row, name) for name in FAILURES),
+        "response_ms": _number(row, "ctime") + _number(row, "rtime"),
+    }
 
 
 def _number(row: Mapping[str, str], name: str) -> int:
@@ -234,7 +199,7 @@ def _add_flight(new: ServiceCount, old: ServiceCount) -> ServiceCount:
                 queued=server.queued + other.queued,
             )
         servers.append(server)
-    # A replica that is no longer in the configuration is there for as long as it has work.
+    # A replica that left the configuration is listed until its work is done.
     servers += [
         msgspec.structs.replace(server, draining=True, weight=0)
         for server in theirs.values()

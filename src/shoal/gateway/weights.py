@@ -1,9 +1,9 @@
-"""Weights that follow what replicas do: slower ones get less, faulty ones a rest, all a retest.
+"""Adjusts weights: slow replicas get fewer requests, faulty ones rest, and all are tested again.
 
-A pure function: tracks of the last look and counters of this one give new tracks and weights.
+A pure function: the last tracks and the new counters give new tracks and weights.
 
-Slow means slow to begin an answer, compared with the others of the same service. How much a
-replica has in flight is no sign of it: the proxy's own choice already goes by that.
+A slow replica takes long to begin an answer, compared with the others of its service. Its number of
+requests in flight does not count, because the proxy itself already balances by that.
 """
 
 from __future__ import annotations
@@ -19,52 +19,52 @@ from shoal.model.service import Route, Routing
 
 WEIGHT_MAX = 256  # HAProxy's
 SAME_UP_TO = 1.5  # times the usual latency: noise, not slowness
-SLOW_FROM = 2.5  # times the usual latency: better left alone while the others have room
-SLOW_MS_MIN = 10.0  # nobody is called slow for a few milliseconds
-SHARE_MIN = 0.05  # of its weight: what a slow replica that is needed gets at least
+SLOW_FROM = 2.5  # times the usual latency: rests while the others have room
+SLOW_MS_MIN = 10.0  # a few milliseconds more are not slow
+SHARE_MIN = 0.05  # of its weight: the least that a slow replica gets while it is needed
 MEMORY = 50  # answers; older ones hardly count
-JUDGED_FROM = 10  # answers; nobody is called slow for a few
-ROOM_BELOW = 0.85  # of the others' slots in use: they can do without a slow one
+JUDGED_FROM = 10  # answers; fewer do not show that a replica is slow
+ROOM_BELOW = 0.85  # of the others' slots in use: the slow one is not needed
 ROOM_ABOVE = 0.95  # beyond: it is needed again
-ROOM_MEMORY = 0.3  # how much of the load on view counts at once
-FAULTY_FROM = 0.5  # of its answers failed
+ROOM_MEMORY = 0.3  # how much the newest load counts
+FAULTY_FROM = 0.5  # share of its answers that failed
 FAULTY_MEMORY = 10  # answers; seven failures in a row make a replica faulty
-FAULTY_OTHERS_MAX = 0.25  # if the others fail as well, it is not the replica
+FAULTY_OTHERS_MAX = 0.25  # if the others fail too, the replica is not the cause
 REST_FIRST_MS = 5_000
 REST_MAX_MS = 60_000
 TEST_MS_MAX = 5_000
 TEST_ANSWERS = 3
-ASIDE_MAX = 3  # at most one in so many replicas is set aside, and one of two
-SILENT_BEGUN = 3  # given this many without an answer to any, silence counts as latency
+ASIDE_MAX = 3  # at most one in three replicas rests, or one of two
+SILENT_BEGUN = 3  # after this many requests without an answer, silence counts as latency
 
 
 class Standing(enum.StrEnum):
     GOOD = "good"
-    RESTING = "resting"  # set aside until `until_ms`
-    TESTING = "testing"  # a request at a time, until it has shown how it is
+    RESTING = "resting"  # weight 0 until `until_ms`
+    TESTING = "testing"  # weight 1, until its answers show whether it is well
 
 
 class Track(msgspec.Struct, frozen=True, kw_only=True):
-    """What is remembered of one replica between two looks."""
+    """What is kept of one replica between two calls."""
 
     answered: int
     failed: int
-    begun: int  # when `answered` last grew
+    begun: int  # requests it had been given when `answered` last grew
     silent_since_ms: int
     latency_ms: float = 0.0
-    count: int = 0  # answers that the latency was learned from
+    count: int = 0  # answers behind `latency_ms`
     failing: float = 0.0
     standing: Standing = Standing.GOOD
-    faulty: bool = False  # why it rests or is tested; else for being slow
+    faulty: bool = False  # why it rests or is tested; False: because it is slow
     until_ms: int = 0
     rests: int = 0
 
 
 class Balance(msgspec.Struct, frozen=True, kw_only=True):
-    """What is remembered of one service."""
+    """What is kept of one service between two calls."""
 
     tracks: dict[str, Track] = {}
-    load: float = 0.0  # the slots in use and those waited for, smoothed
+    load: float = 0.0  # slots in use and requests that wait for one, smoothed
     started: bool = False
 
 
@@ -77,9 +77,9 @@ def rebalance(
     queued: int,
     now_ms: int,
 ) -> tuple[Balance, dict[str, int]]:
-    """New memory, and the weight that each replica in `base` should have now. `latencies` has
-    the milliseconds until an answer began, of those answered since the last look. A weight of 0
-    sets a replica aside; one that is up is always left."""
+    """The new balance, and the weight that each replica in `base` should have now. `latencies`: the
+    milliseconds until an answer began, of answers since the last call. A replica with weight 0
+    rests; at least one that is up never does."""
     present = [server for server in servers if server.replica in base]
     tracks = {
         server.replica: _observe(
@@ -102,15 +102,15 @@ def rebalance(
     return Balance(tracks=tracks, load=load, started=True), weights
 
 
-# Where a hash decides, a change of weight moves conversations away from what is cached; there the
-# bound on load keeps a slow replica from being flooded.
+# With hash routing, a change of weight moves conversations away from their cached prefixes. There
+# the bound on load protects a slow replica.
 BY_SPEED = (Routing.LEAST_LOADED, Routing.P2C)
 
 
 def _observe(
     track: Track | None, server: ServerCount, latencies: Sequence[int], now_ms: int
 ) -> Track:
-    if track is None or server.answered < track.answered:  # new, or a new process counts anew
+    if track is None or server.answered < track.answered:  # new, or restarted
         track = Track(
             answered=server.answered,
             failed=server.failed,
@@ -146,7 +146,7 @@ def _observe(
 
 
 def _usual(tracks: Sequence[Track]) -> float | None:
-    """The latency of an ordinary replica; of two, the faster one's."""
+    """The median latency; of two replicas, the faster one's."""
     known = sorted(
         track.latency_ms
         for track in tracks
@@ -156,8 +156,8 @@ def _usual(tracks: Sequence[Track]) -> float | None:
 
 
 def _worth(server: ServerCount, track: Track, usual: float | None) -> float:
-    """The slots that a replica's work would take at an ordinary one: who is slow has much in
-    flight for being slow."""
+    """The slots that a replica's work would take at the usual latency. A slow replica has many
+    requests in flight only because it is slow."""
     if usual is None or track.latency_ms <= usual:
         return float(server.in_flight)
     return server.in_flight * usual / track.latency_ms
@@ -168,7 +168,7 @@ def _slow(latency_ms: float, usual: float | None) -> bool:
 
 
 def _tested(track: Track, usual: float | None, now_ms: int) -> Track:
-    """After a rest comes a test; a test ends in another, longer rest or in good standing."""
+    """A test follows a rest. It ends in good standing or in a longer rest."""
     if track.standing is Standing.RESTING and now_ms >= track.until_ms:
         return msgspec.structs.replace(
             track,
@@ -228,8 +228,8 @@ def _rest_the_slow(
     load: float,
     now_ms: int,
 ) -> dict[str, Track]:
-    """The slow rest while the others have room for all that there is, and only if it is known
-    how much room a replica has."""
+    """Slow replicas rest while the others have room for the whole load. This needs a known
+    concurrency per replica."""
     tracks = dict(tracks)
     good = sum(tracks[name].standing is Standing.GOOD for name in up)
     if load > ROOM_ABOVE * good * concurrency:
