@@ -20,7 +20,7 @@ import pytest
 import shoal
 from shoal.tasks import Cluster, InitFailed, TaskFailed, WorkerDied
 from shoal.tasks.cluster import ClusterPool
-from shoal.tasks.stream import Stranger, greet, introduce
+from shoal.tasks.stream import HandshakeFailed, greet, introduce
 from tests.cli.conftest import Result
 from tests.live.cluster import Live, all_pids, eventually, live_cluster
 
@@ -83,7 +83,7 @@ def test_a_task_that_kills_its_worker_or_its_host_is_isolated(cluster: Cluster) 
         number for number in range(100) if number not in (30, 70)
     ]
     assert [(one.index, one.tries) for one in bad] == [(30, 3), (70, 3)]
-    assert "was killed by SIGKILL in the middle of it" in str(bad[1].error)
+    assert "was killed by SIGKILL during the task" in str(bad[1].error)
     assert "was lost" in str(bad[0].error)
 
 
@@ -308,7 +308,7 @@ def test_strangers_learn_nothing_and_cost_nothing() -> None:
             try:
                 introduce(end, secret, {"node": "n1"})
                 seen.append("welcome")
-            except Stranger as error:
+            except HandshakeFailed as error:
                 seen.append(str(error))
             end.close()
 
@@ -317,14 +317,14 @@ def test_strangers_learn_nothing_and_cost_nothing() -> None:
         if ours == theirs:
             assert greet(left, ours) == {"node": "n1"}
         else:
-            with pytest.raises(Stranger, match="does not know the secret"):
+            with pytest.raises(HandshakeFailed, match="does not know the secret"):
                 greet(left, ours)
         left.close()
         thread.join(60)
         assert seen == ["welcome" if ours == theirs else "went away"]
     left, right = socket.socketpair()
     right.sendall(b"GET / HTTP/1.1\r\nHost: x\r\n\r\n" + b"x" * 64)
-    with pytest.raises(Stranger, match="speaks another language"):
+    with pytest.raises(HandshakeFailed, match="speaks another protocol"):
         greet(left, b"a" * 32)
     left.close()
     right.close()
@@ -353,6 +353,6 @@ def test_a_host_ends_when_somebody_else_has_the_clients_port() -> None:
             connection.sendall(b"220 mail.example.org ESMTP\r\n")
             connection.close()
         out, _ = host.communicate(timeout=60)
-        assert (host.returncode, out.count("cannot reach the client of this map")) == (1, 1)
+        assert (host.returncode, out.count("cannot reach the map's client")) == (1, 1)
     ended = subprocess.run(words, env=env, timeout=60, check=False).returncode
     assert ended == 0, "nobody there: the map has ended"

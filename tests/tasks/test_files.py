@@ -286,7 +286,7 @@ def test_a_journal_goes_on_under_another_on_error_until_something_failed(tmp_pat
     journal = Journal(tmp_path / "out", skips)
     journal.add(2, 1, b"", failed=1)
     journal.close()
-    with pytest.raises(JournalError, match="1 failed lines are done with --on-error skip"):
+    with pytest.raises(JournalError, match="already has 1 failed lines from --on-error skip"):
         Journal(tmp_path / "out", IDENTITY)
     last = Journal(tmp_path / "out", skips)
     assert last.known == 4

@@ -290,7 +290,7 @@ def test_importing_shoal_stays_light() -> None:
         [sys.executable, "-c", code], env=environment(), capture_output=True, text=True, check=True
     )
     assert done.stdout == "False False\n"
-    assert warm.lent is not None
+    assert warm.borrow_pool is not None
 
 
 def test_workers_killed_again_and_again_lose_nothing_and_double_nothing() -> None:

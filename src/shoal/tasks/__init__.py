@@ -1,13 +1,13 @@
 """Many small tasks over worker processes: `shoal.map` and `shoal.Executor` (docs/tasks.md).
 
-Loaded when asked for, so that `import shoal` and a worker's start stay light.
+Names are loaded on first use, so that `import shoal` and the start of a worker stay fast.
 """
 
 from __future__ import annotations
 
 import importlib
 
-TYPE_CHECKING = False  # as type checkers read it; see shoal/__init__.py
+TYPE_CHECKING = False  # see shoal/__init__.py
 if TYPE_CHECKING:
     from shoal.tasks.cluster import Cluster
     from shoal.tasks.errors import InitFailed, TaskFailed, Unloadable, WorkerDied

@@ -1,18 +1,18 @@
-"""How many tasks to send at a time: enough to hide the way, few enough for an even end."""
+"""Decides how many tasks go into a chunk: many to hide the cost of sending, few for an even end."""
 
 from __future__ import annotations
 
-TARGET_S = 0.1  # of a chunk: a hundred times what sending one costs
-GROWTH_MAX = 1024  # a worker hands back what it does not get done in time, so this may be bold
+TARGET_S = 0.1  # duration of a chunk: a hundred times the cost of sending one
+GROWTH_MAX = 1024  # can be large, because a worker hands back what it does not finish in time
 CHUNK_TASKS_MAX = 1 << 16
 CHUNK_BYTES_MAX = 8 << 20
-SHARES = 2  # of what is left, each worker should get at least so many chunks ...
-EVEN_S = 0.001  # ... unless they would be shorter than this: so uneven the end may be
-WEIGHT = 0.5  # of the newest chunk
+SHARES = 2  # each worker should get at least this many of the remaining chunks ...
+EVEN_S = 0.001  # ... unless they would be shorter than this
+WEIGHT = 0.5  # of the newest chunk in the averages
 
 
 class Sizer:
-    """Starts with one task, and learns from every chunk that is done."""
+    """Starts with one task per chunk, and learns from every finished chunk."""
 
     def __init__(self, workers: int, fixed: int | None = None) -> None:
         self._workers = workers
@@ -22,7 +22,7 @@ class Sizer:
         self._task_bytes = 0.0
 
     def size(self, left: int | None) -> int:
-        """Of the next chunk; `left` is how many tasks there are still, where that is known."""
+        """Tasks in the next chunk. `left`: the number of remaining tasks, if known."""
         if self._fixed is not None:
             return self._fixed
         if left is None:
@@ -32,7 +32,7 @@ class Sizer:
         return max(1, min(self._size, max(share, even)))
 
     def learn(self, tasks: int, took_s: float, sent_bytes: int) -> None:
-        """Bytes in either direction count: what is large must not wait for its neighbours."""
+        """`sent_bytes` counts both directions: a large result must not wait for its neighbours."""
         task_s = took_s / tasks
         known = self._task_s
         self._task_s = task_s if known is None else WEIGHT * task_s + (1 - WEIGHT) * known

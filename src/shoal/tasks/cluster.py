@@ -1,4 +1,4 @@
-"""Workers from the cluster: one elastic job whose members connect to the client of the map."""
+"""Runs workers on the cluster: one elastic job whose members connect to the map's client."""
 
 from __future__ import annotations
 
@@ -27,21 +27,21 @@ from shoal.tasks.host import SECRET
 from shoal.tasks.pool import START_FAILURES_MAX, WORKERS_MAX, Pool
 from shoal.tasks.process import SOURCE, THREADS
 from shoal.tasks.remote import Remote
-from shoal.tasks.stream import Stranger, greet, watch_over
+from shoal.tasks.stream import HandshakeFailed, greet, keep_alive
 
 log = logging.getLogger("shoal.tasks")
 
-# As `shoal run` does it: so that Python and what it imports mean the same there as here.
+# As in `shoal run`: the same Python and the same imports there as here.
 CARRIED = ("PATH", "VIRTUAL_ENV", "CONDA_PREFIX", "PYTHONPATH", "LANG")
-GREETINGS_MAX = 32  # at a time
+HANDSHAKES_MAX = 32  # at a time
 BACKLOG = 1024
 LOOK_S = 2.0
-TOLD_AFTER_S = 5.0  # that workers are still waited for
-FAREWELL_S = 3.0
+WARN_AFTER_S = 5.0  # if there are no workers yet
+LEAVE_S_MAX = 3.0
 PLACED_S_MAX = 3.0
 GROW_S_MAX = 60.0
 MORE_JOBS_MAX = 16
-AWAY_S_MAX = 120.0  # without controller and workers
+AWAY_S_MAX = 120.0  # without a controller or workers
 _START = (
     "import sys; sys.path.append(sys.argv.pop(1)); "
     "from shoal.tasks.host import main; sys.exit(main(sys.argv[1:]))"
@@ -50,8 +50,8 @@ _START_THERE = 'exec "$SHOAL_PYTHON" -m shoal.tasks.host "$@"'
 
 
 class Cluster(NamedTuple):
-    """What each worker gets, and what goes there with it. `home`: of the cluster; None: the one
-    of this user. `pack`: send the working directory along; None: if nodes are other machines."""
+    """What each worker gets. `home`: the cluster's home; None: this user's default. `pack`: send
+    the working directory to the nodes; None: only if they are other machines."""
 
     gpus: int = 0
     cpus: float = 1
@@ -63,14 +63,8 @@ class Cluster(NamedTuple):
     name: str = "map"
 
 
-def cluster_of(wanted: bool | Cluster) -> Cluster | None:
-    if isinstance(wanted, Cluster):
-        return wanted
-    return Cluster() if wanted else None
-
-
 def default_cluster_workers(cluster: Cluster) -> int:
-    """As many as the whole cluster holds; it gives what is free."""
+    """As many as fit the whole cluster. The job gets as many as there is room for."""
     with _connect(cluster) as client:
         status = client.status()
     if cluster.gpus:
@@ -85,26 +79,26 @@ def _connect(cluster: Cluster) -> Client:
 
 
 class ClusterPool(Pool):
-    """The same pool; its workers come by themselves when Shoal gives the job room."""
+    """A pool whose workers connect by themselves when their job is placed."""
 
     def __init__(self, size: int, init: bytes | None, cluster: Cluster) -> None:
         super().__init__(size, init)
         self._cluster = cluster
         self._secret = secrets.token_bytes(32)
-        self._root = ""  # of what was packed
+        self._root = ""  # the packed directory
         self._listener: socket.socket | None = None
-        self._recruiter: threading.Thread | None = None
+        self._job_thread: threading.Thread | None = None
         self._ending = threading.Event()
         self.joined = 0
 
     # -- the pool's thread ---------------------------------------------------------------------
 
-    def _hire(self, wanted: int) -> None:  # noqa: ARG002 - the scheduler decides how many
-        if self._recruiter is None:
-            self._recruiter = threading.Thread(
-                target=self._recruit, name="shoal-tasks-job", daemon=True
+    def _hire(self, wanted: int) -> None:  # noqa: ARG002 - the scheduler decides the number
+        if self._job_thread is None:
+            self._job_thread = threading.Thread(
+                target=self._run_job, name="shoal-tasks-job", daemon=True
             )
-            self._recruiter.start()
+            self._job_thread.start()
 
     def _full(self) -> bool:
         return bool(self._busy)
@@ -131,31 +125,31 @@ class ClusterPool(Pool):
         self._ending.set()
         if self._listener is not None:
             with contextlib.suppress(OSError):
-                self._listener.shutdown(socket.SHUT_RDWR)  # wakes who waits in accept
+                self._listener.shutdown(socket.SHUT_RDWR)  # wakes the thread in accept
             self._listener.close()
         super()._end()
 
     def join(self, timeout_s: float | None) -> None:
         super().join(timeout_s)
-        if self._recruiter is not None:
-            self._recruiter.join(timeout_s)
+        if self._job_thread is not None:
+            self._job_thread.join(timeout_s)
 
-    # -- the doorman's thread ------------------------------------------------------------------
+    # -- the listener's threads ----------------------------------------------------------------
 
-    def _open_door(self, address: str) -> int:
+    def _listen(self, address: str) -> int:
         family = socket.AF_INET6 if ":" in address else socket.AF_INET
         listener = socket.socket(family, socket.SOCK_STREAM)
         listener.bind((address, 0))
         listener.listen(BACKLOG)
         self._listener = listener
-        threading.Thread(target=self._keep_door, name="shoal-tasks-door", daemon=True).start()
+        threading.Thread(target=self._accept, name="shoal-tasks-listen", daemon=True).start()
         port: int = listener.getsockname()[1]
         return port
 
-    def _keep_door(self) -> None:
+    def _accept(self) -> None:
         assert self._listener is not None
-        places = threading.Semaphore(GREETINGS_MAX)
-        with self._listener as listener:  # the map may be over before it was open
+        places = threading.Semaphore(HANDSHAKES_MAX)
+        with self._listener as listener:  # the map may already be over
             while not self._ending.is_set():
                 places.acquire()
                 try:
@@ -169,19 +163,19 @@ class ClusterPool(Pool):
 
     def _greet(self, connection: socket.socket, places: threading.Semaphore) -> None:
         try:
-            watch_over(connection)
+            keep_alive(connection)
             about = greet(connection, self._secret)
-            self._order(lambda: self._join(connection, about))
-        except (OSError, Stranger, ValueError, RuntimeError) as error:
-            log.debug("a connection was refused: %s", error)
+            self._call(lambda: self._join(connection, about))
+        except (OSError, HandshakeFailed, ValueError, RuntimeError) as error:
+            log.debug("refused a connection: %s", error)
             connection.close()
         finally:
             places.release()
 
-    # -- the recruiter's thread ----------------------------------------------------------------
+    # -- the job's thread ----------------------------------------------------------------------
 
-    def _recruit(self) -> None:
-        """Submit the job, look after it, and end it with the map."""
+    def _run_job(self) -> None:
+        """Submit the job, watch it, and end it with the map."""
         try:
             with _connect(self._cluster) as client:
                 spec = self._job(client)
@@ -193,12 +187,12 @@ class ClusterPool(Pool):
     def _give_up(self, why: str) -> None:
         with contextlib.suppress(RuntimeError):
             error = InitFailed(f"no workers from the cluster: {why}")
-            self._order(lambda: self._break(error))
+            self._call(lambda: self._break(error))
 
     def _job(self, client: Client) -> JobSpec:
         cluster, local = self._cluster, client.status().engine == "local"
         address = "127.0.0.1" if local else _own_address(client)
-        port = self._open_door(address)
+        port = self._listen(address)
         env = {name: os.environ[name] for name in CARRIED if os.environ.get(name)}
         env |= dict.fromkeys(THREADS, str(max(1, int(cluster.cpus)))) | cluster.env
         words, workdir, package = [sys.executable, "-c", _START, SOURCE], os.getcwd(), ""
@@ -210,7 +204,7 @@ class ClusterPool(Pool):
                 client.send_package(made.sha256, made.size, file)
             words = ["sh", "-c", _START_THERE, "sh"]
             workdir, package, self._root = made.folder, made.sha256, str(made.root)
-            env.pop("PYTHONPATH", None)  # the client's whole path goes there by itself
+            env.pop("PYTHONPATH", None)  # the worker gets the client's whole sys.path instead
         env[SECRET] = self._secret.hex()
         return JobSpec(
             command=(*words, address, str(port)),
@@ -232,20 +226,20 @@ class ClusterPool(Pool):
 
 
 class _Watch:
-    """Over the job. One that ended while there is work is submitted again, a few times; and when
-    room is free that nobody waits for, another job brings more workers."""
+    """Watches the job. If it ends while there is work, it is submitted again, a few times. If there
+    is free room and no other job waits, another job adds workers."""
 
     def __init__(self, pool: ClusterPool, client: Client, spec: JobSpec) -> None:
         self._pool = pool
         self._client = client
         self._spec = spec
         self._job = ""
-        self._more: list[str] = []  # jobs that came later
+        self._more: list[str] = []  # jobs that added workers
         self._grow_s = LOOK_S
         self._grow_at = 0.0
         self._joined = 0
         self._failures = 0
-        self._told = False
+        self._warned = False
 
     def until(self, ending: threading.Event) -> None:
         self._submit()
@@ -257,25 +251,25 @@ class _Watch:
                 if time.monotonic() > self._grow_at and not ending.is_set():
                     self._grow()
                 heard = time.monotonic()
-            except Unreachable as error:  # workers that are there need no controller
+            except Unreachable as error:  # connected workers do not need a controller
                 if time.monotonic() - heard > AWAY_S_MAX and not self._pool.processes():
                     self._pool._give_up(str(error))
                     return
                 self._reconnect()
         for job in (self._job, *self._more):
             with contextlib.suppress(ShoalError, OSError):
-                self._see_off(job)
+                self._end_job(job)
 
-    def _see_off(self, job: str) -> None:
-        """Members that were told to go end by themselves; the rest is cancelled."""
+    def _end_job(self, job: str) -> None:
+        """Dismissed members end by themselves; the rest is cancelled."""
         if self._client.job(job).state == "running":
-            self._client.job(job, wait_for="finished", wait_s=FAREWELL_S)
+            self._client.job(job, wait_for="finished", wait_s=LEAVE_S_MAX)
         self._client.cancel(job)
 
     def _submit(self) -> None:
         self._joined = self._pool.joined
         self._job = self._client.submit(self._spec).id
-        log.info("workers come from job %s", self._job)
+        log.info("job %s runs the workers", self._job)
 
     def _look(self, view: JobView, since: float) -> None:
         some = self._pool.joined > self._joined
@@ -284,17 +278,17 @@ class _Watch:
             if view.finished_ms is None or self._failures >= START_FAILURES_MAX:
                 with contextlib.suppress(ShoalError):
                     self._client.cancel(self._job)
-                self._pool._give_up(f"their job {view.id} {view.state}: {view.why}")
+                self._pool._give_up(f"job {view.id} {view.state}: {view.why}")
                 self._pool._ending.wait()
                 return
             self._submit()
-        elif not self._told and not some and time.monotonic() - since > TOLD_AFTER_S:
-            self._told = True
-            log.warning("the job of the workers, %s, is %s: %s", view.id, view.state, view.why)
+        elif not self._warned and not some and time.monotonic() - since > WARN_AFTER_S:
+            self._warned = True
+            log.warning("no workers yet: job %s is %s: %s", view.id, view.state, view.why)
 
     def _grow(self) -> None:
-        """Growing is nobody's need: only into what is free now, and gone again if that was wrong.
-        A gang without checkpoints does not grow by itself, for that would be a restart."""
+        """Add workers only where room is free now; a job that has to wait is cancelled. A gang
+        without checkpoints does not grow by itself, because that would restart it."""
         missing = self._pool.size - len(self._pool.processes())
         self._grow_at = time.monotonic() + self._grow_s
         if not missing or not self._pool.joined or len(self._more) >= MORE_JOBS_MAX:
@@ -309,7 +303,7 @@ class _Watch:
         more = msgspec.structs.replace(spec, members_max=most if most > 1 else 0)
         job = self._client.submit(more).id
         if self._client.job(job, wait_for="running", wait_s=PLACED_S_MAX).state == "waiting":
-            self._client.cancel(job)  # what is free lies where no worker fits
+            self._client.cancel(job)  # no free room fits a worker
             self._grow_s = min(GROW_S_MAX, 2 * self._grow_s)
         else:
             self._more.append(job)
@@ -323,8 +317,8 @@ class _Watch:
 
 
 def _own_address(client: Client) -> str:
-    """How the nodes reach this machine: by the way it takes to them. What stands on this machine
-    is reached by it as well."""
+    """Where the nodes reach this machine: its address on the route to them. Nodes on this machine
+    can use that address too."""
     for node in client.nodes():
         with contextlib.suppress(OSError):
             family = socket.AF_INET6 if ":" in node.address else socket.AF_INET

@@ -1,4 +1,4 @@
-"""What can go wrong with a task, and how it travels from a worker to its client."""
+"""Errors of tasks, and how they travel from a worker to its client."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from concurrent.futures import BrokenExecutor
 
 
 class TaskFailed(Exception):
-    """A task that was given up: which one, after how many tries, and what was seen last."""
+    """A task that was given up: its index, the number of tries, and the last error."""
 
     def __init__(self, index: int, tries: int, error: BaseException, traceback: str) -> None:
         super().__init__(index, tries, error, traceback)
@@ -19,7 +19,7 @@ class TaskFailed(Exception):
 
     def __str__(self) -> str:
         times = "once" if self.tries == 1 else f"{self.tries} times"
-        return f"task {self.index} failed {times}; the last time:\n{self.traceback}"
+        return f"task {self.index} failed {times}; last error:\n{self.traceback}"
 
 
 class WorkerDied(BrokenExecutor):
@@ -27,11 +27,11 @@ class WorkerDied(BrokenExecutor):
 
 
 class InitFailed(BrokenExecutor):
-    """Workers cannot start: `init` failed, or Python itself did not come up."""
+    """Workers cannot start: `init` failed, or Python itself did not start."""
 
 
 class Unloadable(Exception):
-    """A worker cannot load the function: what it is made of is not there."""
+    """A worker cannot load the function."""
 
 
 class RemoteError(Exception):
@@ -46,13 +46,13 @@ class RemoteTraceback(Exception):
 
 
 def portable(error: BaseException) -> tuple[bytes, str]:
-    """An exception as bytes that are known to load again, and its traceback as text."""
-    # The first frame is the worker's own loop, which tells a user nothing.
+    """An exception as bytes that load again, and its traceback as text."""
+    # The first frame is the worker's own loop, which does not help a user.
     frames = error.__traceback__.tb_next if error.__traceback__ else None
     text = "".join(traceback.format_exception(type(error), error, frames))
     try:
         data = pickle.dumps(error, pickle.HIGHEST_PROTOCOL)
-        pickle.loads(data)  # many exceptions with an __init__ of their own do not survive this
+        pickle.loads(data)  # many exceptions with their own __init__ do not survive this
     except Exception:
         data = _dump_by_value(error)
     return data, text

@@ -15,14 +15,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from shoal.tasks.errors import restored
 from shoal.tasks.functions import dump_function, dumper
 from shoal.tasks.mapping import chosen_cluster, workers_of
-from shoal.tasks.pool import (
-    WORKERS_MAX,
-    Died,
-    Hopeless,
-    Outcome,
-    Work,
-    function_of,
-)
+from shoal.tasks.pool import WORKERS_MAX, Died, Hopeless, Outcome, Work, function_of
 from shoal.tasks.warm import make_pool
 from shoal.tasks.worker import call
 
@@ -60,7 +53,7 @@ class Executor(futures.Executor):
         self._guard = threading.Lock()
         self._shut = False
         self._pending: set[futures.Future[Any]] = set()
-        weakref.finalize(self, self._pool.close, finish=True)  # nobody can give it more work
+        weakref.finalize(self, self._pool.close, finish=True)  # no more work can come
         _living.add(self)
 
     def submit(self, fn: Callable[..., T], /, *args: Any, **kwargs: Any) -> futures.Future[T]:
@@ -74,15 +67,15 @@ class Executor(futures.Executor):
                 raise RuntimeError("cannot schedule new futures after shutdown")
             if self._pool.broken is not None:
                 raise self._pool.broken
-            if problem is not None:  # as everywhere: what is wrong with a task, its future tells
+            if problem is not None:  # the future reports it, as for any error of a task
                 future.set_running_or_notify_cancel()
                 future.set_exception(problem)
                 return future
             self._pending.add(future)
             future.add_done_callback(self._pending.discard)
-            tell = functools.partial(_settle, future)
+            report = functools.partial(_settle, future)
             begin = future.set_running_or_notify_cancel
-            self._pool.submit(Work(self._function, body, tell, begin))
+            self._pool.submit(Work(self._function, body, report, begin))
         return future
 
     def map(
@@ -121,7 +114,7 @@ def _settle(future: futures.Future[Any], work: Work, outcome: Outcome) -> None: 
         return
     try:
         values, errors = pickle.loads(outcome.body)
-    except BaseException as error:  # what came back does not load here
+    except BaseException as error:  # the result does not load here
         future.set_exception(error)
         return
     if errors:
@@ -146,6 +139,6 @@ _living: weakref.WeakSet[Executor] = weakref.WeakSet()
 
 @atexit.register
 def _finish() -> None:
-    """A script that ends without a shutdown gets its work done, as with the standard ones."""
+    """A script that ends without `shutdown` waits for its tasks, as with standard executors."""
     for executor in list(_living):
         executor.shutdown(wait=True)

@@ -1,4 +1,4 @@
-"""A map over the lines of a file: what `shoal map` does between its flags and its messages."""
+"""Maps a function over the lines of a file: the work of `shoal map`."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from shoal.tasks.errors import TaskFailed
 from shoal.tasks.functions import dumper
 from shoal.tasks.journal import Identity, Journal
 from shoal.tasks.lines import InitFunction, LineFunction
-from shoal.tasks.mapping import AHEAD_BYTES_MAX, Finished, OnError, Plan, run
+from shoal.tasks.mapping import AHEAD_BYTES_MAX, Finished, MapSettings, OnError, run
 from shoal.tasks.pool import function_of
-from shoal.tasks.warm import lent
+from shoal.tasks.warm import borrow_pool
 
 if TYPE_CHECKING:
     from shoal.tasks.cluster import Cluster
@@ -26,11 +26,11 @@ BLOCK_BYTES = 1 << 20
 
 
 class BadLine(Exception):
-    """An input line that is no JSON; the message says which."""
+    """An input line is not JSON; the message names the line."""
 
 
-class Order(NamedTuple):
-    """What was asked for, checked."""
+class MapRequest(NamedTuple):
+    """The arguments of `shoal map`, checked."""
 
     script: Path
     function: str
@@ -49,45 +49,45 @@ class Counts(NamedTuple):
     failed: int
 
 
-Watch = Callable[[int, TaskFailed | None], None]  # so many more are done, or one is given up
+Watch = Callable[[int, TaskFailed | None], None]  # (tasks done, failure)
 
 
-def identify(order: Order) -> Identity:
-    """Reads the input once, in blocks: how many lines there are, and a digest of all of it."""
+def identify(request: MapRequest) -> Identity:
+    """Reads the input once to count its lines and compute its digest."""
     digest, lines, size, last = hashlib.blake2b(digest_size=16), 0, 0, b"\n"
-    with order.inputs.open("rb") as file:
+    with request.inputs.open("rb") as file:
         while block := file.read(BLOCK_BYTES):
             digest.update(block)
             lines += block.count(b"\n")
             size += len(block)
             last = block[-1:]
     lines += last != b"\n"
-    function = f"{order.script.name}:{order.function}"
-    return Identity(lines, size, digest.hexdigest(), function, order.on_error)
+    function = f"{request.script.name}:{request.function}"
+    return Identity(lines, size, digest.hexdigest(), function, request.on_error)
 
 
-def map_file(order: Order, journal: Journal, total: int, watch: Watch) -> Counts:
-    """Until all is in the output; raises the error of the first task given up if that is asked."""
+def map_file(request: MapRequest, journal: Journal, total: int, watch: Watch) -> Counts:
+    """Runs until the output is complete. With on_error "raise", raises the first failure."""
     dump = dumper()
-    init = dump(InitFunction(str(order.script), order.init)) if order.init else None
-    function = function_of(dump(LineFunction(str(order.script), order.function)))
-    plan = Plan(function, order.workers, order.retries, Sizer(order.workers), dump)
+    init = dump(InitFunction(str(request.script), request.init)) if request.init else None
+    function = function_of(dump(LineFunction(str(request.script), request.function)))
+    settings = MapSettings(function, request.workers, request.retries, Sizer(request.workers), dump)
     resumed = journal.known
     gaps = journal.gaps(total)
     if gaps:
-        with lent(order.workers, init, order.cluster) as pool:
+        with borrow_pool(request.workers, init, request.cluster) as pool:
             for start, end in gaps:
-                items = read_lines(order.inputs, start, end)
-                for finished in run(pool, plan, items, end - start, lambda: _room(journal)):
+                items = read_lines(request.inputs, start, end)
+                for finished in run(pool, settings, items, end - start, lambda: _room(journal)):
                     placed = _placed(finished, start)
-                    _keep(journal, placed, order.on_error)
+                    _keep(journal, placed, request.on_error)
                     watch(placed.length, placed.failure)
     journal.finish()
     return Counts(total, resumed, journal.failed)
 
 
 def read_lines(path: Path, start: int, end: int) -> Iterator[bytes]:
-    """Checked here, so that a line that is no JSON is told by its number, and at once."""
+    """Checked here, so that a line that is not JSON is reported at once, with its number."""
     check = msgspec.json.Decoder(msgspec.Raw).decode
     with path.open("rb") as file:
         for number, line in enumerate(itertools.islice(file, start, end), start + 1):
@@ -103,7 +103,7 @@ def _room(journal: Journal) -> bool:
 
 
 def _placed(finished: Finished, start: int) -> Finished:
-    """Counted from the first line of the file, not of the gap."""
+    """Renumbered from the first line of the file instead of the gap."""
     first, failure = start + finished.first, finished.failure
     if failure is not None:
         failure = TaskFailed(first, failure.tries, failure.error, failure.traceback)
@@ -119,6 +119,6 @@ def _keep(journal: Journal, finished: Finished, on_error: OnError) -> None:
     elif on_error == "skip":
         journal.add(first, 1, b"", failed=1)
     else:
-        told = {"error": f"{type(failure.error).__name__}: {failure.error}", "line": first + 1}
-        data = msgspec.json.encode({**told, "traceback": failure.traceback}) + b"\n"
+        line = {"error": f"{type(failure.error).__name__}: {failure.error}", "line": first + 1}
+        data = msgspec.json.encode({**line, "traceback": failure.traceback}) + b"\n"
         journal.add(first, 1, data, failed=1)

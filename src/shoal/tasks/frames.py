@@ -1,7 +1,7 @@
-"""How a client and its workers talk: frames over a socket; what is large goes by file.
+"""The protocol between a client and its workers: frames over a socket, large bodies in files.
 
-A file has no name: its descriptor travels with the frame, so that whoever is killed in between
-leaves nothing behind.
+Such a file has no name; its descriptor travels with the frame. So a process that is killed leaves
+nothing behind.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ class Frame(NamedTuple):
 
 
 class Parcel(NamedTuple):
-    """A frame ready to be sent; the file, if there is one, goes with its first byte."""
+    """A frame ready to send. The file's descriptor, if any, goes with its first byte."""
 
     data: bytes
     file: IO[bytes] | None
@@ -57,23 +57,24 @@ def parcel(kind: int, number: int = 0, extra: int = 0, body: Body = b"") -> Parc
 
 
 class Reader:
-    """Bytes and descriptors in, whole frames out."""
+    """Turns bytes and descriptors into frames."""
 
     def __init__(self) -> None:
         self._buffer = bytearray()
         self._descriptors: deque[int] = deque()
 
     def receive(self, connection: socket.socket) -> list[Frame] | None:
-        """The frames that became whole; None at the end of the stream."""
-        data, descriptors, _, _ = socket.recv_fds(connection, RECEIVE_BYTES, DESCRIPTORS_MAX)
-        self._descriptors.extend(descriptors)
+        """The frames that are now complete; None at the end of the stream."""
+        data = self._read(connection)
         if not data:
             return None
         self._buffer += data
-        frames = []
-        while (frame := self._next()) is not None:
-            frames.append(frame)
-        return frames
+        return list(iter(self._next, None))
+
+    def _read(self, connection: socket.socket) -> bytes:
+        data, descriptors, _, _ = socket.recv_fds(connection, RECEIVE_BYTES, DESCRIPTORS_MAX)
+        self._descriptors.extend(descriptors)
+        return data
 
     def close(self) -> None:
         while self._descriptors:
@@ -98,7 +99,7 @@ class Reader:
 
 
 def send(connection: socket.socket, ready: Parcel) -> None:
-    """Whole, on a socket that blocks."""
+    """Send all of it on a blocking socket."""
     if ready.file is None:
         connection.sendall(ready.data)
         return

@@ -1,9 +1,9 @@
-"""How functions and values travel: by value with cloudpickle, else by name with pickle.
+"""Sends functions and values: by value with cloudpickle, else by name with pickle.
 
-With cloudpickle (`pip install 'shoal[tasks]'`) functions of the script itself, lambdas and closures
-are sent as they are, and a script needs no `if __name__ == "__main__"`. Without it a function must
-have a name; one of the script itself is found by running the script again in each worker, as
-multiprocessing does, and then the guard is needed.
+With cloudpickle (`pip install 'shoal[tasks]'`), lambdas, closures and functions of the script
+itself can be sent, and a script needs no `if __name__ == "__main__"`. Without it, a function must
+have a name. To find a function of the script itself, each worker runs the script again, as
+multiprocessing does, so the script needs the guard.
 """
 
 from __future__ import annotations
@@ -19,19 +19,19 @@ from typing import Any
 
 from shoal.tasks.errors import Unloadable
 
-# In a worker's environment, where the client's directory was packed: where it was, where it is.
+# In a worker's environment, if the client's directory was packed: where it was and where it is now.
 CLIENT_ROOT = "SHOAL_TASKS_CLIENT_ROOT"
 NODE_ROOT = "SHOAL_TASKS_NODE_ROOT"
 MAIN = "__shoal_main__"  # the client's script, in a worker
 NAMES_SHOWN = 8
 
-# Whether the script is being run again just to find a function in it.
+# Whether the script is being run again only to find a function in it.
 _finding_main = False
 
 
 def dumper() -> Callable[[Any], bytes]:
-    """What turns a value into bytes here. Plain pickle would send what the script defines as a
-    name that a worker does not have, and not notice."""
+    """The function that turns values into bytes. Plain pickle would send a name from the script
+    that a worker does not have, without an error."""
     try:
         import cloudpickle
     except ImportError:
@@ -46,20 +46,20 @@ def _dump_by_name(value: Any) -> bytes:
 
 
 def dump_function(function: Callable[..., Any], dump: Callable[[Any], bytes], name: str) -> bytes:
-    """Raises TypeError with what to do about it."""
+    """Raises TypeError with the fix."""
     if not callable(function):
         raise TypeError(f"{name}: {function!r} is not a function")
     try:
         return dump(function)
     except Exception as error:
-        hint = "" if dump is not _dump_by_name else "; pip install 'shoal[tasks]' sends more kinds"
+        hint = "; pip install 'shoal[tasks]' to send more types" if dump is _dump_by_name else ""
         message = f"{name}: {function!r} cannot be sent to a worker: {error}{hint}"
         raise TypeError(message) from None
 
 
 def main_script() -> str:
-    """The file of the script that runs here, for workers to find functions in; only needed where
-    nothing is sent by value."""
+    """The path of the running script, where workers look for functions; empty if functions are sent
+    by value."""
     if importlib.util.find_spec("cloudpickle") is not None:
         return ""
     path = getattr(sys.modules["__main__"], "__file__", None)
@@ -67,20 +67,20 @@ def main_script() -> str:
 
 
 def offer_main(path: str) -> None:
-    """In a worker: names of the client's script are looked up in a module made when needed."""
+    """In a worker: looks up names of the client's script in a module that is loaded on demand."""
     if path:
         sys.modules["__main__"] = sys.modules[MAIN] = _Main(path)
 
 
 def refuse_within_main() -> None:
-    """A script without a guard would start workers that start workers."""
+    """Without the guard, workers would start more workers."""
     if _finding_main:
         message = 'the script calls shoal.map outside of `if __name__ == "__main__":`'
         raise Unloadable(f"{message}; put it there, or: pip install 'shoal[tasks]'")
 
 
 class _Main(types.ModuleType):
-    """Runs the script when a name of it is asked for, for most maps never ask."""
+    """Runs the script when one of its names is used first, because most maps never use one."""
 
     def __init__(self, path: str) -> None:
         super().__init__(MAIN)
@@ -101,7 +101,7 @@ class _Main(types.ModuleType):
 
 
 def from_script(path: str, name: str) -> Callable[[Any], Any]:
-    """A function out of a file; Unloadable says in one line why there is none."""
+    """Loads a function from a file; raises Unloadable with one line of why it cannot."""
     root = os.environ.get(CLIENT_ROOT)
     if root and Path(path).is_relative_to(root):
         path = str(Path(os.environ[NODE_ROOT]) / Path(path).relative_to(root))
@@ -113,7 +113,7 @@ def from_script(path: str, name: str) -> Callable[[Any], Any]:
     if module is None or getattr(module, "__file__", None) != path:
         spec = importlib.util.spec_from_file_location(module_name, path)
         if spec is None or spec.loader is None:
-            raise Unloadable(f"{path}: is no Python file")
+            raise Unloadable(f"{path}: not a Python file")
         module = importlib.util.module_from_spec(spec)
         sys.modules[module_name] = module
         try:

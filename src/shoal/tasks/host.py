@@ -1,7 +1,7 @@
-"""A member of the job that runs a map's workers: connects one worker after the other to the client.
+"""A member of the job that runs a map's workers: connects one worker after another to the client.
 
-The worker itself is the same process as on the client's own machine. This one passes frames on,
-tells the client in which task a worker died, and ends when the client is gone.
+The worker is the same process as on the client's own machine. Its host forwards frames, reports in
+which task a worker died, and ends when the client is gone.
 """
 
 from __future__ import annotations
@@ -24,28 +24,28 @@ from shoal.tasks.process import Process
 from shoal.tasks.remote import INNOCENT
 from shoal.tasks.stream import (
     HANDSHAKE_S_MAX,
+    HandshakeFailed,
     Incoming,
     Outgoing,
-    Stranger,
     introduce,
-    watch_over,
+    keep_alive,
 )
 
 SECRET = "SHOAL_TASKS_SECRET"
-REFUSED_MAX = 3  # in a row: nobody listens there any more
-STRANGERS_MAX = 3
+REFUSED_MAX = 3  # in a row: the client no longer listens
+HANDSHAKES_FAILED_MAX = 3
 REACH_S_MAX = 30.0
 PAUSE_S = 0.3
-FAREWELL_S_MAX = 5.0
+LAST_SEND_S_MAX = 5.0
 
 
 class Leaving(BaseException):
-    """Shoal wants the place back."""
+    """Shoal asked this member to stop."""
 
 
 def main(arguments: list[str]) -> int:
     address, port = arguments[0], int(arguments[1])
-    secret = bytes.fromhex(os.environ.pop(SECRET))  # no business of the tasks
+    secret = bytes.fromhex(os.environ.pop(SECRET))  # tasks must not see it
 
     def leave(number: int, frame: FrameType | None) -> None:  # noqa: ARG001
         raise Leaving
@@ -55,27 +55,27 @@ def main(arguments: list[str]) -> int:
         return _work(address, port, secret)
     except Leaving:
         return 128 + signal.SIGTERM
-    except (OSError, Stranger) as error:
-        print(f"cannot reach the client of this map at {address}:{port}: {error}", flush=True)
+    except (OSError, HandshakeFailed) as error:
+        print(f"cannot reach the map's client at {address}:{port}: {error}", flush=True)
         return 1
 
 
 def _work(address: str, port: int, secret: bytes) -> int:
-    """One worker after the other, as long as the client is there."""
-    reached, strangers = False, 0
+    """Runs one worker after another until the client is gone."""
+    reached, failed = False, 0
     while (connection := _connect(address, port, reached)) is not None:
         with connection:
             try:
                 introduce(connection, secret, _about())
-            except (OSError, Stranger):  # perhaps somebody else has got its port
-                strangers += 1
-                if strangers >= STRANGERS_MAX:
+            except (OSError, HandshakeFailed):  # another program may have its port now
+                failed += 1
+                if failed >= HANDSHAKES_FAILED_MAX:
                     if reached:
                         return 0
                     raise
                 time.sleep(PAUSE_S)
                 continue
-            reached, strangers = True, 0
+            reached, failed = True, 0
             with contextlib.suppress(OSError):
                 if _Host(connection).serve():
                     return 0
@@ -92,7 +92,7 @@ def _about() -> dict[str, object]:
 
 
 def _connect(address: str, port: int, reached: bool) -> socket.socket | None:
-    """None: the client is gone, and so is the reason to be here."""
+    """None if the client is gone."""
     deadline, refused = time.monotonic() + REACH_S_MAX, 0
     while True:
         try:
@@ -107,7 +107,7 @@ def _connect(address: str, port: int, reached: bool) -> socket.socket | None:
                     return None
                 raise
         else:
-            watch_over(connection)
+            keep_alive(connection)
             return connection
         time.sleep(PAUSE_S)
 
@@ -126,18 +126,18 @@ class _Host:
         self._selector.register(connection, selectors.EVENT_READ)
 
     def serve(self) -> bool:
-        """Until either end is gone; True: the map has ended."""
+        """Runs until either end is gone; True if the map has ended."""
         try:
             while self._attend():
                 self._watch()
             return self._dismissed
         except Leaving:
-            self._tell_death(INNOCENT)
+            self._report_death(INNOCENT)
             raise
         finally:
             if self._worker is not None:
                 self._worker.kill()
-                self._worker.bury()
+                self._worker.reap()
             self._incoming.close()
             self._outgoing.clear()
             self._selector.close()
@@ -160,10 +160,10 @@ class _Host:
                 for frame in arrived or ():
                     self._pass_on(frame)
                 if arrived is None or key.fd == worker.pidfd:
-                    while more := worker.receive():  # what it still said before it died
+                    while more := worker.receive():  # what it sent before it died
                         for frame in more:
                             self._pass_on(frame)
-                    self._tell_death(0)
+                    self._report_death(0)
                     return False
         return True
 
@@ -190,7 +190,7 @@ class _Host:
         self._outgoing.add(parcel(frame.kind, frame.number, frame.extra, frame.body))
 
     def _watch(self) -> None:
-        """For room to send as well, as long as something is left to send."""
+        """Wait for room to send too, while anything is left to send."""
         ends = [(self._connection, self._outgoing.push(self._connection))]
         if self._worker is not None:
             ends.append((self._worker.socket, self._worker.push()))
@@ -199,7 +199,7 @@ class _Host:
             if self._selector.get_key(end).events != events:
                 self._selector.modify(end, events)
 
-    def _tell_death(self, number: int) -> None:
+    def _report_death(self, number: int) -> None:
         worker = self._worker
         if worker is None:
             return
@@ -207,25 +207,25 @@ class _Host:
         position = worker.position
         if number == INNOCENT:
             worker.kill()
-        how = worker.bury()
+        how = worker.reap()
         if number == INNOCENT:
             how = "was stopped by Shoal"
         extra = (-1 if position is None else position) + 1
         self._outgoing.add(parcel(frames.DIED, number, extra, how.encode()))
-        self._connection.settimeout(FAREWELL_S_MAX)
+        self._connection.settimeout(LAST_SEND_S_MAX)
         self._outgoing.push(self._connection)
 
 
 def _moved(place: str, root: str, package: str) -> str:
-    """A place of the client's, where it is on this node."""
+    """A path on the client, as it is on this node."""
     if root and package and Path(place).is_relative_to(root):
         return str(Path(package) / Path(place).relative_to(root))
     return place
 
 
 def _paths(theirs: list[str], root: str) -> list[str]:
-    """What was packed comes first, then what this node has. Where nothing was packed, the client's
-    places are this node's too."""
+    """Packed paths first, then this node's. If nothing was packed, the client's paths are valid
+    here too."""
     package = os.environ.get("SHOAL_PACKAGE", "")
     if not root or not package:
         return theirs

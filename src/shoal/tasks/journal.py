@@ -1,8 +1,8 @@
-"""The output of `shoal map` while it grows: whole and in order, whoever is killed meanwhile.
+"""Writes the output of `shoal map`: complete and in order, even if the process is killed.
 
-Beside OUTPUT stand OUTPUT.part, the lines in input order as far as they are known, and
-OUTPUT.journal: which input it belongs to, marks (so many inputs are in the part, so many bytes),
-and results that came ahead of their turn. When all is done the part becomes the output.
+OUTPUT.part has the output lines in input order, as far as they are known. OUTPUT.journal names the
+input, and has marks (the number of inputs and bytes in the part) and results that are ahead of
+their turn. At the end the part becomes OUTPUT.
 """
 
 from __future__ import annotations
@@ -15,12 +15,12 @@ import msgspec
 
 from shoal.files import lock
 
-JOURNAL_BYTES_MAX = 64 << 20  # past this it is begun anew as soon as nothing waits for its turn
+JOURNAL_BYTES_MAX = 64 << 20  # a longer one starts again as soon as no result waits
 
 
 class Identity(msgspec.Struct, frozen=True):
-    """Of the input, and of what is made of it: a journal goes on only with the same. Another
-    `on_error` is fine as long as nothing has failed."""
+    """Identifies the input and the function: a journal continues only with the same ones.
+    `on_error` may change while nothing has failed."""
 
     lines: int
     size_bytes: int
@@ -31,12 +31,12 @@ class Identity(msgspec.Struct, frozen=True):
 
 class Mark(msgspec.Struct, frozen=True, tag="mark"):
     done: int  # inputs whose results are in the part
-    written: int  # its bytes
+    written: int  # bytes in the part
     failed: int
 
 
 class Ahead(msgspec.Struct, frozen=True, tag="ahead"):
-    """Followed by so many bytes of output."""
+    """Followed by `size` bytes of output."""
 
     first: int
     length: int
@@ -44,14 +44,14 @@ class Ahead(msgspec.Struct, frozen=True, tag="ahead"):
     failed: int
 
 
-class Turned(msgspec.Struct, frozen=True, tag="turned"):
-    """From here on another `--on-error` holds."""
+class OnErrorChanged(msgspec.Struct, frozen=True, tag="turned"):
+    """From here on, another `--on-error` applies."""
 
     on_error: str
 
 
 class JournalError(Exception):
-    """Cannot write here; the message says why, and what to do."""
+    """Cannot write here; the message has the reason and the fix."""
 
 
 class Journal:
@@ -80,7 +80,7 @@ class Journal:
             self._part: BinaryIO = self._part_path.open("ab", buffering=0)
             if os.fstat(self._part.fileno()).st_size < self._written:
                 what = f"{self._part_path}: is shorter than its journal says"
-                raise JournalError(f"{what}; remove both to begin anew")
+                raise JournalError(f"{what}; remove both to start again")
         except BaseException:
             self.close()
             raise
@@ -90,16 +90,16 @@ class Journal:
         if end == 0:
             self._begin()
         elif self._read_on_error != identity.on_error:
-            _write(self._journal, msgspec.json.encode(Turned(identity.on_error)) + b"\n")
+            _write(self._journal, msgspec.json.encode(OnErrorChanged(identity.on_error)) + b"\n")
         self._begun = True
 
     @property
     def known(self) -> int:
-        """Inputs that need not be run again."""
+        """The number of inputs that have results."""
         return self.done + sum(entry.length for entry, _ in self._ahead.values())
 
     def gaps(self, total: int) -> list[tuple[int, int]]:
-        """From where to where inputs have no result yet."""
+        """Ranges of inputs without results."""
         gaps, start = [], self.done
         for first, (entry, _) in sorted(self._ahead.items()):
             if first > start:
@@ -111,7 +111,7 @@ class Journal:
         return sum(entry.size for entry, _ in self._ahead.values())
 
     def add(self, first: int, length: int, data: bytes, failed: int = 0) -> None:
-        """The output of some neighbours. What was added is not asked for again."""
+        """Add the output of `length` inputs from `first` on."""
         entry = Ahead(first, length, len(data), failed)
         if first != self.done:
             _write(self._journal, msgspec.json.encode(entry) + b"\n" + data)
@@ -125,14 +125,14 @@ class Journal:
         _write(self._journal, self._mark())
 
     def finish(self) -> None:
-        """All is there: the part is the output from now on."""
+        """The output is complete: rename the part."""
         os.fsync(self._part.fileno())
         self._part_path.rename(self._output)
         self._path.unlink()
         self.close()
 
     def close(self) -> None:
-        """What holds nothing would only be in the way of another map with the same output."""
+        """Removes an empty journal, which would only block another map with the same output."""
         if self._lock is not None and self._path.exists() and not self.known and self._begun:
             self._part_path.unlink(missing_ok=True)
             self._path.unlink()
@@ -153,17 +153,17 @@ class Journal:
         return msgspec.json.encode(Mark(self.done, self._written, self.failed)) + b"\n"
 
     def _begin(self) -> None:
-        """One write, so that a journal without its first line holds nothing at all."""
+        """One write, so that a journal without a whole first line is empty."""
         self._journal.seek(0)
         self._journal.truncate(0)
         _write(self._journal, msgspec.json.encode(self._identity) + b"\n" + self._mark())
 
     def _read(self) -> int:
-        """What an earlier run left; returns where its last whole entry ends."""
+        """Reads what an earlier run left; returns where the last whole entry ends."""
         with self._path.open("rb") as file:
             first = file.readline()
             if not first.endswith(b"\n"):
-                return 0  # killed while it began
+                return 0  # killed while it wrote the first line
             try:
                 found = msgspec.json.decode(first, type=Identity)
             except msgspec.DecodeError:
@@ -174,12 +174,12 @@ class Journal:
             end = file.tell()
             while (line := file.readline()).endswith(b"\n"):
                 try:
-                    entry = msgspec.json.decode(line, type=Mark | Ahead | Turned)
+                    entry = msgspec.json.decode(line, type=Mark | Ahead | OnErrorChanged)
                 except msgspec.DecodeError:
                     break
                 if isinstance(entry, Mark):
                     self.done, self._written, self.failed = entry.done, entry.written, entry.failed
-                elif isinstance(entry, Turned):
+                elif isinstance(entry, OnErrorChanged):
                     self._read_on_error = entry.on_error
                 else:
                     data = file.read(entry.size)
@@ -192,23 +192,23 @@ class Journal:
         return end
 
     def _refuse_other_failures(self) -> None:
-        """Results are the same under every `--on-error`; what stands for a failure is not."""
+        """Results do not depend on `--on-error`, but the output for a failure does."""
         before, asked = self._read_on_error, self._identity.on_error
         failed = self.failed + sum(entry.failed for entry, _ in self._ahead.values())
         if failed and before != asked:
             raise JournalError(
-                f"{self._path}: {failed} failed lines are done with --on-error {before} already; "
-                f"go on with that, or {_begin_anew(self._path)}"
+                f"{self._path}: already has {failed} failed lines from --on-error {before}; "
+                f"use that again, or {_start_again(self._path)}"
             )
 
 
 def _mismatch(path: Path, found: Identity, asked: Identity) -> str:
     what = "another function" if found.function != asked.function else "another input"
-    return f"{path}: belongs to a map with {what}; {_begin_anew(path)}"
+    return f"{path}: belongs to a map with {what}; {_start_again(path)}"
 
 
-def _begin_anew(path: Path) -> str:
-    return f"remove it and {path.stem}.part to begin anew, or name another output"
+def _start_again(path: Path) -> str:
+    return f"remove it and {path.stem}.part to start again, or name another output"
 
 
 def _write(file: BinaryIO, data: bytes) -> None:

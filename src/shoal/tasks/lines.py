@@ -1,4 +1,4 @@
-"""Functions out of a script, over lines of JSON: what a worker of `shoal map` runs."""
+"""Applies a script's function to lines of JSON: what a worker of `shoal map` runs."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from shoal.tasks.functions import from_script
 
 
 class LineFunction:
-    """Travels as a name, and is loaded where it arrives: the client never imports the script."""
+    """Sent by name and loaded in the worker, so the client never imports the script."""
 
     def __init__(self, path: str, name: str) -> None:
         self._where = path, name
@@ -22,7 +22,7 @@ class LineFunction:
 
 
 class InitFunction(LineFunction):
-    """Called once in a worker, with nothing."""
+    """Called once in each worker, without arguments."""
 
     def __reduce__(self) -> tuple[Callable[[str, str], Any], tuple[str, str]]:
         return from_script, self._where
@@ -41,7 +41,7 @@ def line_function(path: str, name: str) -> Callable[[bytes], bytes]:
 
 
 def _plain(value: Any) -> Any:
-    """What arrays and tensors have; other kinds are the function's to turn into JSON."""
+    """Converts arrays and tensors; the function must turn other types into JSON itself."""
     if hasattr(value, "tolist"):
         return value.tolist()
     raise TypeError(f"a result of type {type(value).__name__} cannot be written as JSON")

@@ -1,4 +1,4 @@
-"""`shoal.map`: one function over many inputs, results in their order or as they come."""
+"""`shoal.map`: one function over many inputs, with results in input order or as they are ready."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from shoal.tasks.pool import (
     function_of,
 )
 from shoal.tasks.progress import Progress
-from shoal.tasks.warm import lent
+from shoal.tasks.warm import borrow_pool
 
 if TYPE_CHECKING:
     from shoal.tasks.cluster import Cluster
@@ -38,11 +38,11 @@ OnError = Literal["raise", "skip", "return"]
 ON_ERROR = ("raise", "skip", "return")
 
 RETRIES_MAX = 1000
-QUEUED = 2  # chunks per worker, running and next: no worker waits for the reader of the results
-AHEAD_TASKS_MAX = 1 << 16  # results that wait for one before them
+QUEUED = 2  # chunks per worker, running and next, so that no worker waits for the reader
+AHEAD_TASKS_MAX = 1 << 16  # results that wait for an earlier one
 AHEAD_BYTES_MAX = 256 << 20
-BACKUP_FACTOR = 2.0  # a chunk that takes longer than that many times what is usual ...
-BACKUP_S_MIN = 0.25  # ... and this is started a second time when a worker has nothing else to do
+BACKUP_FACTOR = 2.0  # a chunk that takes this many times its expected time ...
+BACKUP_S_MIN = 0.25  # ... and at least this long is started a second time on an idle worker
 LOOK_S = 0.05
 WAIT_S = 1.0
 
@@ -64,12 +64,13 @@ def map(  # noqa: A001 - called as shoal.map
 ) -> Iterator[Any]:
     """The results of `fn` for each item, computed by worker processes.
 
-    It begins with the first result that is asked for, and reads `items` only a little ahead. A task
-    that raises or kills its worker is tried again, alone, up to `retries` times; then `on_error`
-    holds: raise its exception, skip it (it is logged), or return a TaskFailed in its place. With
-    `retries=0` every task is run at most once; otherwise one may be run twice, also when its worker
-    is slow. `init` is called once in each worker; `shoal.tasks.context()` is what it returned.
-    With `cluster=True`, or a Cluster that says what each worker gets, they run on the cluster.
+    The map starts when the first result is read, and reads `items` only a little ahead. A task that
+    raises or kills its worker is tried again, alone, up to `retries` times. Then `on_error`
+    applies: raise its exception, skip it (and log it), or return a TaskFailed in its place. With
+    `retries=0` every task runs at most once. Otherwise a task may run twice, also because its
+    worker is slow. `init` is called once in each worker; `shoal.tasks.context()` returns its
+    result. With `cluster=True`, or a Cluster with the resources of each worker, the workers run on
+    the cluster.
     """
     where = chosen_cluster(cluster)
     count = workers if workers is not None else workers_of(where)
@@ -83,18 +84,18 @@ def map(  # noqa: A001 - called as shoal.map
     function = function_of(dump_function(fn, dump, "fn"))
     built = None if init is None else dump_function(init, dump, "init")
     left = operator.length_hint(items, -1)
-    plan = Plan(function, count, retries, Sizer(count, chunk), dump)
+    settings = MapSettings(function, count, retries, Sizer(count, chunk), dump)
     stream = iter(items)
     size = left if left >= 0 else None
-    return _results(plan, stream, size, built, order, on_error, progress, where)
+    return _results(settings, stream, size, built, order, on_error, progress, where)
 
 
 def chosen_cluster(wanted: bool | Cluster) -> Cluster | None:
     if wanted is False:
         return None
-    from shoal.tasks.cluster import cluster_of
+    from shoal.tasks.cluster import Cluster
 
-    return cluster_of(wanted)
+    return Cluster() if wanted is True else wanted
 
 
 def workers_of(cluster: Cluster | None) -> int:
@@ -112,7 +113,7 @@ def _check(name: str, value: int, least: int, most: int) -> None:
         raise ValueError(f"{name}: must be from {least} to {most}, not {value}")
 
 
-class Plan(NamedTuple):
+class MapSettings(NamedTuple):
     """What does not change while a map runs."""
 
     function: Function
@@ -123,7 +124,7 @@ class Plan(NamedTuple):
 
 
 class Finished(NamedTuple):
-    """A run of neighbours that is done, or one task that is given up."""
+    """Consecutive tasks that are done, or one task that is given up."""
 
     first: int
     length: int
@@ -133,7 +134,7 @@ class Finished(NamedTuple):
 
 
 def _results(
-    plan: Plan,
+    settings: MapSettings,
     items: Iterator[Any],
     left: int | None,
     init: bytes | None,
@@ -142,9 +143,10 @@ def _results(
     progress: bool,
     cluster: Cluster | None,
 ) -> Iterator[Any]:
-    with lent(plan.workers, init, cluster) as pool, Progress(left, quiet=not progress) as shown:
+    shown = Progress(left, quiet=not progress)
+    with borrow_pool(settings.workers, init, cluster) as pool, shown:
         stitcher = Stitcher(order)
-        for finished in run(pool, plan, items, left, stitcher.room):
+        for finished in run(pool, settings, items, left, stitcher.room):
             shown.add(finished.length, failed=finished.failure is not None)
             for ready in stitcher.add(finished):
                 failure = ready.failure
@@ -159,7 +161,7 @@ def _results(
 
 
 class Stitcher:
-    """Puts runs back into the order of the inputs, and says when enough wait for their turn."""
+    """Restores the order of the inputs, and bounds the results that wait for their turn."""
 
     def __init__(self, order: bool) -> None:
         self._order = order
@@ -189,7 +191,7 @@ class Stitcher:
 class Chunk:
     first: int
     items: list[Any]
-    tries: int = 0  # so often it failed; only what is alone is ever to blame
+    tries: int = 0  # failures; counted only for a chunk with one task
     began_s: float | None = None
     works: list[Work] = field(default_factory=list)
 
@@ -201,13 +203,13 @@ class Chunk:
 
 def run(
     pool: Pool,
-    plan: Plan,
+    settings: MapSettings,
     items: Iterator[Any],
     left: int | None,
     room: Callable[[], bool],
 ) -> Iterator[Finished]:
-    """Runs as they are done, in no order; whoever reads them drives the map."""
-    mapper = _Mapper(pool, plan, items, left)
+    """Yields tasks as they finish, in any order. The map advances as its results are read."""
+    mapper = _Mapper(pool, settings, items, left)
     try:
         while mapper.fill(room()):
             yield from mapper.settle()
@@ -216,9 +218,11 @@ def run(
 
 
 class _Mapper:
-    def __init__(self, pool: Pool, plan: Plan, items: Iterator[Any], left: int | None) -> None:
+    def __init__(
+        self, pool: Pool, settings: MapSettings, items: Iterator[Any], left: int | None
+    ) -> None:
         self._pool = pool
-        self._plan = plan
+        self._settings = settings
         self._items = items
         self._left = left
         self._next = 0
@@ -228,8 +232,8 @@ class _Mapper:
         self._inbox: queue.SimpleQueue[tuple[Work, Outcome]] = queue.SimpleQueue()
 
     def fill(self, room: bool) -> bool:
-        """Give the pool enough to do; False when all is done."""
-        most = QUEUED * self._plan.workers
+        """Give the pool enough work; False when everything is done."""
+        most = QUEUED * self._settings.workers
         while self._again and len(self._running) < most:
             self._start(self._again.popleft())
         while room and not self._exhausted and len(self._running) < most:
@@ -240,28 +244,28 @@ class _Mapper:
         return bool(self._running or self._again)
 
     def _read(self) -> list[Any]:
-        size = self._plan.sizer.size(self._left)
+        size = self._settings.sizer.size(self._left)
         items = list(itertools.islice(self._items, size))
         self._exhausted = len(items) < size
-        if self._left is not None:  # a hint only: more may come
+        if self._left is not None:  # only a hint: more may come
             self._left = max(0, self._left - len(items))
         return items
 
     def _start(self, chunk: Chunk) -> None:
-        body = self._plan.dump(chunk.items)
-        work = Work(self._plan.function, body, self._told, chunk.begin)
-        # Quick tasks, and more of them to come: the last ones go where nobody is before them.
+        body = self._settings.dump(chunk.items)
+        work = Work(self._settings.function, body, self._on_outcome, chunk.begin)
+        # Only quick tasks with more to come may queue behind another chunk; the last ones may not.
         work.ahead = len(chunk.items) > 1 and not self._exhausted and self._left != 0
         chunk.works.append(work)
         self._running[work] = chunk
         self._pool.submit(work)
 
-    def _told(self, work: Work, outcome: Outcome) -> None:
+    def _on_outcome(self, work: Work, outcome: Outcome) -> None:
         self._inbox.put((work, outcome))
 
     def settle(self) -> Iterator[Finished]:
-        """Wait for the next outcome; meanwhile start again what is late."""
-        spare = len(self._running) < QUEUED * self._plan.workers and self._plan.retries > 0
+        """Wait for the next outcome. Meanwhile start a copy of a late chunk."""
+        spare = len(self._running) < QUEUED * self._settings.workers and self._settings.retries > 0
         try:
             work, outcome = self._inbox.get(timeout=LOOK_S if spare else WAIT_S)
         except queue.Empty:
@@ -282,10 +286,10 @@ class _Mapper:
             yield from self._take(chunk, outcome, len(work.body))
 
     def _back_up(self) -> None:
-        """The one that runs longest for its size, once."""
+        """Copy the chunk that is latest for its size, once."""
         now, latest, worst = time.monotonic(), None, 0.0
         for chunk in self._running.values():
-            usual = self._plan.sizer.expected_s(len(chunk.items))
+            usual = self._settings.sizer.expected_s(len(chunk.items))
             if chunk.began_s is None or usual is None or len(chunk.works) > 1:
                 continue
             late = now - chunk.began_s - max(BACKUP_S_MIN, BACKUP_FACTOR * usual)
@@ -295,7 +299,7 @@ class _Mapper:
             self._start(latest)
 
     def _blame(self, chunk: Chunk, died: Died) -> Iterator[Finished]:
-        """Who killed the worker is tried alone from now on; its neighbours are run again."""
+        """The task that killed the worker runs alone from now on; its neighbours run again."""
         if died.position is None or died.innocent:
             yield from self._lose(chunk, died)
             return
@@ -306,10 +310,11 @@ class _Mapper:
         yield from self._retry(chunk, at, died.error, str(died.error))
 
     def _lose(self, chunk: Chunk, died: Died) -> Iterator[Finished]:
-        """Nobody knows which task it was, if any. Halves find one that ends whole nodes, after a
-        few; and a node that was lost by itself costs nobody a try but who was alone there."""
+        """It is not known which task killed the worker, if any. Halving the chunk finds a task that
+        ends whole nodes. A node that is lost by itself costs a try only to a task that ran
+        alone."""
         count = len(chunk.items)
-        if not self._plan.retries:  # at most once, and all of them may have been run
+        if not self._settings.retries:  # at most once, and each of them may have run
             for position in range(count):
                 yield from self._retry(chunk, position, died.error, str(died.error))
         elif died.innocent:
@@ -325,7 +330,7 @@ class _Mapper:
         values, errors = pickle.loads(result.body)
         size_bytes = len(result.body)
         if not chunk.tries:
-            self._plan.sizer.learn(len(values), result.took_s, size_bytes + sent_bytes)
+            self._settings.sizer.learn(len(values), result.took_s, size_bytes + sent_bytes)
         if len(values) < len(chunk.items):
             self._split(chunk, len(values))
         if not errors:
@@ -337,13 +342,13 @@ class _Mapper:
                 good = values[start:position]
                 yield Finished(chunk.first + start, len(good), good, size_bytes, None)
             start = position + 1
-        # Failures last: who stops at the first has what was done beside it by then.
+        # Failures last, so that a caller that stops at the first has the finished neighbours.
         for position, data, text in sorted(errors):
             yield from self._retry(chunk, position, restored(data, text), text)
 
     def _split(self, chunk: Chunk, done: int) -> None:
-        """The worker's time was up: what it did not get to is shared out, ahead of new tasks."""
-        size = self._plan.sizer.size(len(chunk.items) - done)
+        """The worker ran out of time: the rest of its chunk is shared out, ahead of new tasks."""
+        size = self._settings.sizer.size(len(chunk.items) - done)
         starts = range(done, len(chunk.items), size)
         self._again.extendleft(
             Chunk(chunk.first + start, chunk.items[start : start + size])
@@ -354,16 +359,16 @@ class _Mapper:
         self, chunk: Chunk, position: int, error: BaseException, text: str
     ) -> Iterator[Finished]:
         tries, index = chunk.tries + 1, chunk.first + position
-        if tries <= self._plan.retries:
+        if tries <= self._settings.retries:
             self._again.append(Chunk(index, [chunk.items[position]], tries))
             return
         yield Finished(index, 1, [], 0, TaskFailed(index, tries, error, text))
 
     def end(self) -> None:
-        """Also when nobody wants the rest."""
+        """Also called when the caller stops reading."""
         try:
             if self._running:
                 self._pool.drop(list(self._running))
-            self._pool.forget(self._plan.function)
+            self._pool.forget(self._settings.function)
         except RuntimeError:
             log.debug("the pool is closed already")

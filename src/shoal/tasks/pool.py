@@ -1,7 +1,7 @@
-"""A pool of worker processes, and the thread that feeds them: works in, outcomes out.
+"""A pool of worker processes and the thread that feeds them: chunks of work in, outcomes out.
 
-The thread starts the workers, for the kernel ends a process together with the thread that started
-it. It is the only one that touches them; others give it orders through a queue.
+Only this thread starts and touches the workers, because the kernel ends a process together with the
+thread that started it. Other threads queue calls for it.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from shoal.tasks.process import Process
 from shoal.tasks.worker import NOT_BEGUN, WORKER_MARK
 
 WORKERS_MAX = 4096
-START_FAILURES_MAX = 3  # in a row: what always fails must not be tried for ever
+START_FAILURES_MAX = 3  # in a row; then starting is given up
 JOIN_S_MAX = 10.0
 
 _numbers = itertools.count(1)
@@ -46,8 +46,8 @@ class Result(NamedTuple):
 
 
 class Died(NamedTuple):
-    """The worker did, in the task with this position of the chunk; None: nobody knows in which.
-    `innocent`: it was told to end, so no task is to blame."""
+    """The worker died in the task at this position of the chunk; None: it is not known which.
+    `innocent`: it was stopped on request, so no task is to blame."""
 
     position: int | None
     error: WorkerDied
@@ -55,7 +55,7 @@ class Died(NamedTuple):
 
 
 class Hopeless(NamedTuple):
-    """No try would go better: the function does not load, or no worker starts."""
+    """Trying again would not help: the function does not load, or no worker starts."""
 
     error: BaseException
 
@@ -65,14 +65,14 @@ Outcome = Result | Died | Hopeless
 
 @dataclass(eq=False, slots=True)
 class Work:
-    """A chunk of tasks. `tell` and `begin` are called in the pool's thread and must be quick."""
+    """A chunk of tasks. `report` and `begin` are called in the pool's thread and must be quick."""
 
     function: Function
     body: bytes
-    tell: Callable[[Work, Outcome], None]
-    begin: Callable[[], bool] = lambda: True  # False: nobody wants it any more
+    report: Callable[[Work, Outcome], None]
+    begin: Callable[[], bool] = lambda: True  # False: it was cancelled
     begun: bool = False
-    ahead: bool = False  # may be sent to a busy worker, to be next there: it will not wait long
+    ahead: bool = False  # may wait at a busy worker, as its next chunk
     number: int = field(default_factory=lambda: next(_numbers) & 0xFFFFFFFF)
 
 
@@ -81,19 +81,19 @@ def function_of(data: bytes) -> Function:
 
 
 def default_workers() -> int:
-    """All cores that this process may use; one inside a worker, for the others are taken."""
+    """All cores that this process may use; one inside a worker, because the others are taken."""
     return 1 if os.environ.get(WORKER_MARK) else len(os.sched_getaffinity(0))
 
 
 class Worker(Protocol):
-    """One worker as its pool sees it: a process of its own, or the far end of a connection."""
+    """The pool's view of a worker: a process, or the far end of a connection."""
 
     pid: int
     socket: socket.socket
     pidfd: int | None
     known: set[int]  # functions it has been sent
     ready: bool
-    failure: BaseException | None  # of its init
+    failure: BaseException | None  # of `init`
 
     @property
     def position(self) -> int | None: ...
@@ -113,9 +113,9 @@ class Worker(Protocol):
 
     def kill(self) -> None: ...
 
-    def let_go(self) -> None: ...
+    def release(self) -> None: ...
 
-    def bury(self) -> str: ...
+    def reap(self) -> str: ...
 
 
 class Pool:
@@ -125,10 +125,10 @@ class Pool:
         self.broken: BaseException | None = None
         self._init = init
         self._script = main_script()
-        self._orders: deque[Callable[[], None]] = deque()
+        self._calls: deque[Callable[[], None]] = deque()
         self._queue: deque[Work] = deque()
         self._idle: list[Worker] = []
-        self._busy: dict[Worker, deque[Work]] = {}  # what runs, and what is next there
+        self._busy: dict[Worker, deque[Work]] = {}  # the running chunk and the next
         self._all: set[Worker] = set()
         self._start_failures = 0
         self._closing = False
@@ -139,39 +139,39 @@ class Pool:
         self._guard = threading.Lock()
         self._over = False
 
-    # -- called by anybody ---------------------------------------------------------------------
+    # -- called from any thread ----------------------------------------------------------------
 
     def submit(self, work: Work) -> None:
-        self._order(functools.partial(self._queue.append, work))
+        self._call(functools.partial(self._queue.append, work))
 
     def drop(self, works: list[Work]) -> None:
-        """Nobody wants them any more: what runs is killed, and nothing is told."""
-        self._order(lambda: self._drop(works))
+        """Cancel works: running ones are killed, and nothing is reported."""
+        self._call(lambda: self._drop(works))
 
     def forget(self, function: Function) -> None:
-        self._order(lambda: self._forget(function.number))
+        self._call(lambda: self._forget(function.number))
 
     def close(self, *, finish: bool) -> None:
-        """No more works will come. `finish`: those that came are done first."""
+        """Accept no more works. `finish`: complete the submitted ones first."""
         with contextlib.suppress(RuntimeError):
-            self._order(lambda: self._close(finish))
+            self._call(lambda: self._close(finish))
 
     def join(self, timeout_s: float | None) -> None:
         if self._thread is not None and self._thread is not threading.current_thread():
             self._thread.join(timeout_s)
 
     def processes(self) -> list[int]:
-        """Ids of the workers there are at the moment."""
+        """Process ids of the present workers."""
         return [process.pid for process in list(self._all)]
 
-    def _order(self, order: Callable[[], None]) -> None:
+    def _call(self, call: Callable[[], None]) -> None:
         with self._guard:
             if self._over:
                 raise RuntimeError("the pool is closed")
             if self._thread is None:
                 self._thread = threading.Thread(target=self._serve, name="shoal-tasks", daemon=True)
                 self._thread.start()
-            self._orders.append(order)
+            self._calls.append(call)
             os.eventfd_write(self._bell, 1)
 
     # -- the thread ----------------------------------------------------------------------------
@@ -179,7 +179,7 @@ class Pool:
     def _serve(self) -> None:
         try:
             while True:
-                self._assign()  # which also lets go of works that were cancelled
+                self._assign()  # also removes cancelled works
                 if self._closing and not self._queue and not self._busy:
                     return
                 for key, _ in self._selector.select():
@@ -195,16 +195,16 @@ class Pool:
 
     def _obey(self) -> None:
         os.eventfd_read(self._bell)
-        while self._orders:
-            self._orders.popleft()()
+        while self._calls:
+            self._calls.popleft()()
 
     def _assign(self) -> None:
-        """Works to workers that are ready; workers are started as far as works wait for them."""
+        """Give works to ready workers, and start workers for the works that wait."""
         if self.broken is not None:
             self._break(self.broken)
         while self._queue and (process := self._free(self._queue[0])) is not None:
             work = self._queue.popleft()
-            # One whose worker died before it got to it comes by a second time.
+            # It is already begun if its first worker died before reaching it.
             if work.begun or work.begin():
                 work.begun = True
                 self._give(process, work)
@@ -221,7 +221,7 @@ class Pool:
         return None
 
     def _full(self) -> bool:
-        """Will no worker come that could begin at once?"""
+        """Whether no further worker will come."""
         return len(self._all) == self.size
 
     def _hire(self, wanted: int) -> None:
@@ -259,7 +259,7 @@ class Pool:
         self._watch(process)
 
     def _watch(self, process: Worker) -> None:
-        """For room to send as well, as long as something is left to send."""
+        """Wait for room to send too, while anything is left to send."""
         events = selectors.EVENT_READ
         if not process.push():
             events |= selectors.EVENT_WRITE
@@ -268,14 +268,14 @@ class Pool:
 
     def _attend(self, process: Worker, descriptor: int) -> None:
         if descriptor == process.pidfd:
-            while arrived := process.receive():  # what it still said before it died
+            while arrived := process.receive():  # what it sent before it died
                 self._hear(process, arrived)
             self._lost(process)
             return
         self._watch(process)
         heard = process.receive()
         if heard is None:
-            process.kill()  # it closed its socket; nothing good can come of it
+            process.kill()  # it closed its socket, so it is of no more use
             self._lost(process)
         else:
             self._hear(process, heard)
@@ -287,36 +287,36 @@ class Pool:
                 self._start_failures = 0
                 self._idle.append(process)
             elif frame.kind == frames.INIT_FAILED:
-                process.failure = _restored(frame.body)  # it ends now, and is counted then
+                process.failure = _restored(frame.body)  # counted when it ends, which is soon
             elif frame.kind == frames.DIED:
                 process.died(frame)
             else:
-                self._tell_of(process, frame)
+                self._report(process, frame)
 
-    def _tell_of(self, process: Worker, frame: Frame) -> None:
+    def _report(self, process: Worker, frame: Frame) -> None:
         works = self._busy[process]
         work = works.popleft()
         if not works:
             del self._busy[process]
             self._idle.append(process)
         if frame.kind == frames.RESULT:
-            work.tell(work, Result(frame.extra / 1e6, frame.body))
+            work.report(work, Result(frame.extra / 1e6, frame.body))
         else:
-            work.tell(work, Hopeless(_restored(frame.body)))
+            work.report(work, Hopeless(_restored(frame.body)))
 
     def _lost(self, process: Worker) -> None:
         position = process.position
         how = self._remove(process)
         works = self._busy.pop(process, deque())
         if position != NOT_BEGUN and works:
-            error = WorkerDied(f"the worker {how} in the middle of it")
+            error = WorkerDied(f"the worker {how} during the task")
             blamed = works.popleft()
-            blamed.tell(blamed, Died(position, error, process.innocent))
-        self._queue.extendleft(reversed(works))  # not even begun: nobody is to blame
+            blamed.report(blamed, Died(position, error, process.innocent))
+        self._queue.extendleft(reversed(works))  # not begun, so no task is to blame
         if not process.ready and not process.innocent:
             self._start_failures += 1
             if isinstance(process.failure, Unloadable):
-                self._break(process.failure)  # no other worker would find it
+                self._break(process.failure)  # no other worker could load it
             elif self._start_failures >= START_FAILURES_MAX and self.broken is None:
                 self._break(_no_start(process.failure, how, self._init is not None))
 
@@ -327,7 +327,7 @@ class Pool:
         self._selector.unregister(process.socket)
         if process.pidfd is not None:
             self._selector.unregister(process.pidfd)
-        return process.bury()
+        return process.reap()
 
     def _drop(self, works: list[Work]) -> None:
         unwanted = set(works)
@@ -357,19 +357,19 @@ class Pool:
         self._queue.clear()
         self._drop(works)
         for work in works:
-            work.tell(work, Hopeless(error))
+            work.report(work, Hopeless(error))
 
     def _end(self) -> None:
         with self._guard:
             self._over = True
-        while self._orders:  # given between the last look and now: they find a broken pool
-            self._orders.popleft()()
+        while self._calls:  # queued since the last look: they find a broken pool
+            self._calls.popleft()()
         left = [*self._queue]
         self._queue.clear()
         for work in left:
-            work.tell(work, Hopeless(self.broken or InitFailed("the pool was closed")))
+            work.report(work, Hopeless(self.broken or InitFailed("the pool was closed")))
         for process in self._all:
-            process.let_go()
+            process.release()
         for process in list(self._all):
             if not process.ready:
                 process.kill()

@@ -1,4 +1,4 @@
-"""One worker process as its pool sees it: started, sent to, read from, ended."""
+"""Starts one worker process, sends to it, reads from it and ends it."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from shoal.tasks import frames
 from shoal.tasks.frames import Frame, Parcel, Reader, parcel
 from shoal.tasks.worker import CURSOR_BYTES, NOT_BEGUN, WORKER_MARK
 
-# Shoal may be on the client's path only because the client put it there.
+# Shoal may be importable only because the client changed its path.
 _START = (
     "import sys; sys.path.append(sys.argv.pop(1)); "
     "from shoal.tasks.worker import main; main(sys.argv[1:])"
@@ -28,14 +28,14 @@ END_S_MAX = 5.0
 
 
 class Process:
-    """Must be made in a thread that outlives it: the kernel ends it together with that thread."""
+    """Create it in a thread that outlives it: the kernel ends it together with that thread."""
 
     def __init__(
         self, threads: int, script: str, init: bytes | None, path: list[str] | None = None
     ) -> None:
         self.known: set[int] = set()  # functions it has been sent
         self.ready = False
-        self.failure: BaseException | None = None  # of its init
+        self.failure: BaseException | None = None  # of `init`
         self._outgoing: deque[Parcel] = deque()
         self._reader = Reader()
         memory = os.memfd_create("shoal-cursor")
@@ -66,7 +66,7 @@ class Process:
 
     @property
     def position(self) -> int | None:
-        """Of the task that it is in."""
+        """Position of the current task in its chunk."""
         return self.cursor[0]
 
     @property
@@ -74,18 +74,18 @@ class Process:
         return False
 
     def begin(self) -> None:
-        """It is given something to do, and had nothing."""
+        """An idle worker gets its next chunk."""
         self.cursor[0] = NOT_BEGUN
 
     def died(self, frame: Frame) -> None:  # noqa: ARG002
-        raise AssertionError("a worker does not tell of its own death")
+        raise AssertionError("a worker process does not report its own death")
 
     def send(self, ready: Parcel) -> None:
         self._outgoing.append(ready)
         self.push()
 
     def push(self) -> bool:
-        """Send what the socket takes now; True when all is sent."""
+        """Send what the socket accepts now; True when everything is sent."""
         try:
             while self._outgoing:
                 data, file = self._outgoing.popleft()
@@ -101,11 +101,11 @@ class Process:
                 if sent < len(data):
                     self._outgoing.appendleft(Parcel(data[sent:], None))
         except ConnectionError:
-            self._outgoing.clear()  # it is dying: that will be noticed
+            self._outgoing.clear()  # it is dying, which the pool will notice
         return True
 
     def receive(self) -> list[Frame] | None:
-        """Whole frames that have come; None when no more will."""
+        """Complete frames that have arrived; None at the end."""
         try:
             return self._reader.receive(self.socket)
         except BlockingIOError:
@@ -117,13 +117,13 @@ class Process:
         with contextlib.suppress(ProcessLookupError):
             self.popen.send_signal(signal.SIGKILL)
 
-    def let_go(self) -> None:
-        """It ends by itself when it has nothing more to read."""
+    def release(self) -> None:
+        """It ends by itself when its socket closes."""
         with contextlib.suppress(OSError):
             self.socket.shutdown(socket.SHUT_RDWR)
 
-    def bury(self) -> str:
-        """Wait for its end, close what is open; how it ended, in words."""
+    def reap(self) -> str:
+        """Wait for its end and close everything; returns how it ended, in words."""
         try:
             code = self.popen.wait(END_S_MAX)
         except subprocess.TimeoutExpired:
@@ -141,7 +141,7 @@ class Process:
 
 
 def _environment(threads: int) -> dict[str, str]:
-    """Libraries that would each use all cores get their share, unless the user said otherwise."""
+    """Limits libraries that would use all cores to their share, unless the user set a limit."""
     env = {**os.environ, WORKER_MARK: "1"}
     for name in THREADS:
         env.setdefault(name, str(threads))
@@ -149,8 +149,8 @@ def _environment(threads: int) -> dict[str, str]:
 
 
 def _pidfd(pid: int) -> int | None:
-    """Tells of the end even where a task's own children hold the socket open."""
+    """Shows the end even if a task's own children keep the socket open."""
     try:
         return os.pidfd_open(pid)
-    except OSError:  # forbidden here: the socket's end has to do
+    except OSError:  # not allowed here: the end of the socket must do
         return None

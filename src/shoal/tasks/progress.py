@@ -1,4 +1,4 @@
-"""A bar with rate and time left, on a terminal, for what takes longer than a moment."""
+"""A progress bar with rate and time left, on a terminal, for maps that take more than a moment."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ class Progress:
     def __init__(
         self, total: int | None, *, quiet: bool = False, done: int = 0, lines_s: float = 0.0
     ) -> None:
-        """`lines_s`: where there is no terminal, a line so often; 0 for none."""
+        """`lines_s`: without a terminal, print a line every `lines_s` seconds; 0 for none."""
         terminal = sys.stderr.isatty() and os.environ.get("TERM") != "dumb"
         self._live = terminal and not quiet
         self._every_s = FRAME_S if self._live else lines_s

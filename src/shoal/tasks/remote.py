@@ -1,4 +1,4 @@
-"""One worker on another machine as its pool sees it: the far end of a connection."""
+"""The pool's view of a worker on another machine: the far end of a connection."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from shoal.tasks.frames import Frame, Parcel, parcel
 from shoal.tasks.stream import Incoming, Outgoing
 from shoal.tasks.worker import NOT_BEGUN
 
-INNOCENT = 1  # in a DIED frame: it was told to end
+INNOCENT = 1  # in a DIED frame: it was stopped on request
 
 
 class Remote:
-    """One connection is one worker's life: its host comes back with the next one."""
+    """One connection per worker: its host connects again for the next one."""
 
     pidfd: int | None = None
 
@@ -27,9 +27,9 @@ class Remote:
         self.ready = False
         self.failure: BaseException | None = None
         self._where = f"{about.get('node', '?')} (member {about.get('member', '?')})"
-        self._how = "was lost"  # with its node, its host, or the way there
+        self._how = "was lost"  # with its node, its host or the connection
         self._position: int | None = None
-        self._told = False  # it did not just vanish
+        self._reported = False  # its host reported its death
         self._innocent = False
         self._outgoing = Outgoing()
         self._incoming = Incoming()
@@ -40,14 +40,14 @@ class Remote:
 
     @property
     def innocent(self) -> bool:
-        """Before it was ready, one that vanished is nobody's fault either."""
-        return self._innocent or (not self.ready and not self._told and self.failure is None)
+        """A worker that vanished before it was ready is not to blame either."""
+        return self._innocent or (not self.ready and not self._reported and self.failure is None)
 
     def begin(self) -> None:
-        pass  # its host knows what it is in
+        pass  # its host knows the current task
 
     def died(self, frame: Frame) -> None:
-        self._told = True
+        self._reported = True
         self._position = frame.extra - 1  # -1: not begun
         self._innocent = frame.number == INNOCENT
         self._how = bytes(frame.body).decode(errors="replace")
@@ -68,18 +68,18 @@ class Remote:
             return None
 
     def kill(self) -> None:
-        """Its host ends it when the connection is gone, and comes back with another."""
+        """Its host ends it when the connection closes, and connects again with another."""
         with contextlib.suppress(OSError):
             self.socket.shutdown(socket.SHUT_RDWR)
 
-    def let_go(self) -> None:
-        """Its host ends, too."""
+    def release(self) -> None:
+        """Its host ends too."""
         self._outgoing.clear()
         self.send(parcel(frames.BYE))
         with contextlib.suppress(OSError):
             self.socket.shutdown(socket.SHUT_WR)
 
-    def bury(self) -> str:
+    def reap(self) -> str:
         self.socket.close()
         self._outgoing.clear()
         self._incoming.close()

@@ -1,7 +1,7 @@
-"""Frames between machines: the same frames over TCP, what is large as a stream into a file.
+"""Frames between machines: the same frames over TCP, with large bodies streamed into files.
 
 Both ends prove that they know the map's secret before anything is unpickled. Nothing is encrypted:
-what a map sends and gets is as private as the network between the nodes.
+a map's data is as private as the network between the nodes.
 """
 
 from __future__ import annotations
@@ -17,14 +17,14 @@ import tempfile
 from collections import deque
 from typing import IO, Any
 
-from shoal.tasks.frames import HEADER, RECEIVE_BYTES, Body, Frame, Parcel
+from shoal.tasks.frames import HEADER, RECEIVE_BYTES, Body, Frame, Parcel, Reader
 
 MAGIC = b"shoal-tasks-1\n"
 NONCE_BYTES = 32
 DIGEST_BYTES = 32
 INFO_BYTES_MAX = 4096
 HANDSHAKE_S_MAX = 10.0
-# A peer whose machine is gone without a word is noticed after about half a minute.
+# A peer whose machine vanished is noticed after about 30 seconds.
 KEEPALIVE_IDLE_S = 10
 KEEPALIVE_PAUSE_S = 5
 KEEPALIVE_TRIES = 4
@@ -32,11 +32,11 @@ KEEPALIVE_TRIES = 4
 _LENGTH = struct.Struct("!I")
 
 
-class Stranger(Exception):
-    """Who is at the other end does not know the secret, or speaks another language."""
+class HandshakeFailed(Exception):
+    """The other end does not know the secret, or speaks another protocol."""
 
 
-def watch_over(connection: socket.socket) -> None:
+def keep_alive(connection: socket.socket) -> None:
     connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
     connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, KEEPALIVE_IDLE_S)
@@ -47,37 +47,37 @@ def watch_over(connection: socket.socket) -> None:
 
 
 def greet(connection: socket.socket, secret: bytes) -> dict[str, Any]:
-    """The client's part: who is it? Raises Stranger."""
+    """The client's side of the handshake: what the worker says about itself."""
     connection.settimeout(HANDSHAKE_S_MAX)
     nonce = secrets.token_bytes(NONCE_BYTES)
     connection.sendall(MAGIC + nonce)
     if _exactly(connection, len(MAGIC)) != MAGIC:
-        raise Stranger("speaks another language")
+        raise HandshakeFailed("speaks another protocol")
     theirs = _exactly(connection, NONCE_BYTES)
     (length,) = _LENGTH.unpack(_exactly(connection, _LENGTH.size))
     if length > INFO_BYTES_MAX:
-        raise Stranger("says too much")
+        raise HandshakeFailed("sends too long a description")
     info = _exactly(connection, length)
     proof = _exactly(connection, DIGEST_BYTES)
     if not hmac.compare_digest(proof, _proof(secret, b"worker", nonce + theirs + info)):
-        raise Stranger("does not know the secret")
+        raise HandshakeFailed("does not know the secret")
     connection.sendall(_proof(secret, b"client", nonce + theirs))
     found: dict[str, Any] = json.loads(info)
     return found
 
 
 def introduce(connection: socket.socket, secret: bytes, about: dict[str, Any]) -> None:
-    """The worker's part: it tells who it is, and wants to know that the client is the one."""
+    """The worker's side of the handshake: describes itself and checks the client."""
     connection.settimeout(HANDSHAKE_S_MAX)
     if _exactly(connection, len(MAGIC)) != MAGIC:
-        raise Stranger("speaks another language")
+        raise HandshakeFailed("speaks another protocol")
     theirs = _exactly(connection, NONCE_BYTES)
     nonce, info = secrets.token_bytes(NONCE_BYTES), json.dumps(about).encode()
     proof = _proof(secret, b"worker", theirs + nonce + info)
     connection.sendall(MAGIC + nonce + _LENGTH.pack(len(info)) + info + proof)
     answer = _exactly(connection, DIGEST_BYTES)
     if not hmac.compare_digest(answer, _proof(secret, b"client", theirs + nonce)):
-        raise Stranger("does not know the secret")
+        raise HandshakeFailed("does not know the secret")
 
 
 def _proof(secret: bytes, who: bytes, what: bytes) -> bytes:
@@ -89,29 +89,21 @@ def _exactly(connection: socket.socket, size: int) -> bytes:
     while len(data) < size:
         more = connection.recv(size - len(data))
         if not more:
-            raise Stranger("went away")
+            raise HandshakeFailed("went away")
         data += more
     return data
 
 
-class Incoming:
-    """Bytes in, whole frames out; a large body grows in a file without a name."""
+class Incoming(Reader):
+    """Turns bytes into frames; a large body grows in a file without a name."""
 
     def __init__(self) -> None:
-        self._buffer = bytearray()
+        super().__init__()
         self._file: IO[bytes] | None = None
         self._header: tuple[int, int, int, int] = (0, 0, 0, 0)
 
-    def receive(self, connection: socket.socket) -> list[Frame] | None:
-        """The frames that became whole; None at the end of the stream."""
-        data = connection.recv(RECEIVE_BYTES)
-        if not data:
-            return None
-        self._buffer += data
-        frames = []
-        while (frame := self._next()) is not None:
-            frames.append(frame)
-        return frames
+    def _read(self, connection: socket.socket) -> bytes:
+        return connection.recv(RECEIVE_BYTES)
 
     def close(self) -> None:
         if self._file is not None:
@@ -149,17 +141,17 @@ class Incoming:
 
 
 class Outgoing:
-    """Parcels that a socket takes when it has room for them."""
+    """Parcels that wait for room in a socket."""
 
     def __init__(self) -> None:
         self._parcels: deque[Parcel] = deque()
-        self._sent = 0  # of the file at the front
+        self._sent = 0  # bytes of the first parcel's file
 
     def add(self, ready: Parcel) -> None:
         self._parcels.append(ready)
 
     def push(self, connection: socket.socket) -> bool:
-        """Send what the socket takes now; True when all is sent."""
+        """Send what the socket accepts now; True when everything is sent."""
         try:
             while self._parcels:
                 data, file = self._parcels[0]
@@ -177,7 +169,7 @@ class Outgoing:
         except BlockingIOError:
             return False
         except OSError:
-            self.clear()  # the other end is gone: that will be noticed
+            self.clear()  # the other end is gone, which the pool will notice
         return True
 
     def clear(self) -> None:

@@ -17,22 +17,22 @@ if TYPE_CHECKING:
 
 _guard = threading.Lock()
 _pool: Pool | None = None
-_owner = 0  # a fork has the variables, not the thread
+_owner = 0  # a forked process has these variables but not the thread
 _began_in: tuple[object, ...] = ()
 _lent = False
 
 
 @contextlib.contextmanager
-def lent(workers: int, init: bytes | None, cluster: Cluster | None = None) -> Iterator[Pool]:
-    """The warm pool, if it is free; else one of its own, that ends with
-    the map. A model built by `init` should not stay in memory, so that map has its own as well;
-    and workers of a cluster are not kept from others."""
+def borrow_pool(workers: int, init: bytes | None, cluster: Cluster | None = None) -> Iterator[Pool]:
+    """The warm pool, if it is free; else a pool that ends with the map. A map with `init` gets its
+    own pool, so that what `init` built does not stay in memory, and so does a map on the cluster,
+    so that its workers do not keep others waiting."""
     pool = _take(workers) if init is None and cluster is None else None
     if pool is not None:
         try:
             yield pool
         finally:
-            _give_back(pool)
+            _return(pool)
         return
     own = make_pool(workers, init, cluster)
     try:
@@ -69,7 +69,7 @@ def _take(workers: int) -> Pool | None:
 
 
 def _surroundings() -> tuple[object, ...]:
-    """What a worker takes from its client when it starts: workers of other ones would surprise."""
+    """What a worker inherits when it starts. If this has changed, warm workers are not reused."""
     try:
         folder = os.getcwd()
     except FileNotFoundError:
@@ -77,7 +77,7 @@ def _surroundings() -> tuple[object, ...]:
     return dict(os.environ), folder, list(sys.path)
 
 
-def _give_back(pool: Pool) -> None:
+def _return(pool: Pool) -> None:
     global _lent
     with _guard:
         if pool is _pool:

@@ -1,4 +1,4 @@
-"""A worker process: runs chunks of tasks one after the other, until its client is gone."""
+"""A worker process: runs chunks of tasks, one after another, until its client is gone."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ from shoal.tasks.errors import portable
 from shoal.tasks.frames import Frame, Reader, parcel, send
 from shoal.tasks.functions import offer_main
 
-WORKER_MARK = "SHOAL_TASKS_WORKER"  # in the environment of a worker and of what it starts
+WORKER_MARK = "SHOAL_TASKS_WORKER"  # set in the environment of workers and their children
 CURSOR_BYTES = 8
-# A chunk that takes longer is handed back with the rest undone: how long tasks take is only
-# guessed from those before, and a wrong guess must not keep many of them with one worker.
+# A chunk that takes longer is handed back unfinished. Its duration is only estimated from earlier
+# tasks, and a wrong estimate must not keep many tasks at one worker.
 CHUNK_S_MAX = 0.3
 NOT_BEGUN = -1
 
@@ -32,18 +32,18 @@ _context: Any = None
 
 
 def context() -> Any:
-    """What `init` returned in this worker; None in a process that is no worker."""
+    """What `init` returned in this worker; None outside of workers."""
     return _context
 
 
 def main(arguments: list[str]) -> None:
-    """Called by the process that a pool starts: the socket, the cursor, and the client's id."""
+    """The worker's entry point. Arguments: socket, cursor, the client's process id."""
     descriptor, cursor_descriptor, client = map(int, arguments)
     die_with_parent()
     if os.getppid() != client:
         os._exit(1)
-    # Ctrl-C goes to all at the terminal: what it means is for the client to say. A handler, for
-    # one that is merely ignored would stay so in programs that a task starts.
+    # Ctrl-C reaches every process at the terminal; the client decides what it means. A handler
+    # instead of SIG_IGN, because programs that a task starts would inherit the latter.
     signal.signal(signal.SIGINT, lambda *_: None)
     connection = socket.socket(fileno=descriptor)
     connection.setblocking(True)
@@ -105,7 +105,7 @@ class Worker:
             return
         try:
             items = pickle.loads(frame.body)
-        except BaseException as error:  # nothing is known of them, not even how many there are
+        except BaseException as error:  # the chunk does not load, so not even its length is known
             body = pickle.dumps(portable(error))
             send(self._connection, parcel(frames.UNLOADABLE, frame.number, body=body))
             return
@@ -115,7 +115,7 @@ class Worker:
         with contextlib.suppress(Exception):
             sys.stdout.flush()
         send(self._connection, _result(frame.number, took_us, values, errors))
-        self._cursor[0] = NOT_BEGUN  # the next chunk may be here already, but is not begun
+        self._cursor[0] = NOT_BEGUN  # the next chunk may have arrived, but has not begun
 
     def _function(self, number: int) -> Function:
         function = self._functions.get(number)
@@ -124,14 +124,14 @@ class Worker:
         return function
 
 
-Failure = tuple[int, bytes, str]  # which of the chunk, the exception, its traceback
+Failure = tuple[int, bytes, str]  # position in the chunk, exception, traceback
 
 
 def run(
     function: Function, items: list[Any], cursor: memoryview[int]
 ) -> tuple[list[Any], list[Failure]]:
-    """The results of a chunk, or of its first part when time is up; a task that fails leaves a
-    None. The cursor tells the client, should this process die, in which task it did."""
+    """The results of a chunk, or of its first part when time is up, with None for failed tasks. If
+    this process dies, the cursor shows the client the current task."""
     values: list[Any] = []
     errors: list[Failure] = []
     position, numbered, add, clock = 0, enumerate(items), values.append, time.perf_counter
@@ -144,7 +144,7 @@ def run(
                 if clock() > until:
                     break
             return values, errors
-        except BaseException as error:  # SystemExit as well: a task is no reason to end a worker
+        except BaseException as error:  # also SystemExit: a task must not end its worker
             errors.append((position, *portable(error)))
             add(None)
             if clock() > until:
@@ -160,7 +160,7 @@ def _result(number: int, took_us: int, values: list[Any], errors: list[Failure])
 
 
 def _dump(value: Any) -> bytes:
-    """What is of the client's script was sent here by value, and goes back so."""
+    """Values of the client's script came here by value, and go back the same way."""
     try:
         return pickle.dumps(value, pickle.HIGHEST_PROTOCOL)
     except Exception:
@@ -175,7 +175,7 @@ def _dump(value: Any) -> bytes:
 
 
 def _each_alone(values: list[Any], errors: list[Failure]) -> tuple[list[Any], list[Failure]]:
-    """One result that cannot be sent must not take the others with it."""
+    """One result that cannot be sent must not lose the others."""
     failed = {failure[0] for failure in errors}
     kept: list[Any] = []
     for position, value in enumerate(values):

@@ -12,7 +12,7 @@ from shoal.forms.failure import REFUSED, USAGE, Failure
 if TYPE_CHECKING:
     from shoal.tasks.cluster import Cluster
     from shoal.tasks.errors import TaskFailed
-    from shoal.tasks.files import Counts, Order, Watch
+    from shoal.tasks.files import Counts, MapRequest, Watch
     from shoal.tasks.journal import Journal
     from shoal.tasks.progress import Progress
 
@@ -142,10 +142,10 @@ def map(  # noqa: A001 - the verb's name
     if not cluster:
         _refuse_without_cluster(asked)
     where = _cluster(asked, home, function) if cluster else None
-    order = _order(function, inputs, output, workers, init, on_error, retries, where)
-    identity = identify(order)
+    request = _request(function, inputs, output, workers, init, on_error, retries, where)
+    identity = identify(request)
     try:
-        journal = Journal(order.output, identity)
+        journal = Journal(request.output, identity)
     except JournalError as error:
         raise Failure(str(error), REFUSED) from None
     began = time.monotonic()
@@ -153,7 +153,7 @@ def map(  # noqa: A001 - the verb's name
         show.note(f"continuing: {journal.known:,} of {identity.lines:,} lines are already done")
     try:
         with Progress(identity.lines, quiet=json, done=journal.known, lines_s=LINES_S) as progress:
-            counts = _run(order, journal, identity.lines, _watcher(progress))
+            counts = _run(request, journal, identity.lines, _watcher(progress))
     except KeyboardInterrupt:
         show.note("interrupted; run the same command again to continue")
         raise
@@ -167,7 +167,7 @@ def map(  # noqa: A001 - the verb's name
         show.line(f"{counts.lines:,} lines{failed} in {took_s:.1f} s: {output}")
 
 
-def _order(
+def _request(
     function: str,
     inputs: Path,
     output: Path,
@@ -176,8 +176,8 @@ def _order(
     on_error: str,
     retries: int,
     where: Cluster | None,
-) -> Order:
-    from shoal.tasks.files import Order
+) -> MapRequest:
+    from shoal.tasks.files import MapRequest
     from shoal.tasks.mapping import workers_of
 
     script, _, name = function.rpartition(":")
@@ -195,7 +195,7 @@ def _order(
         raise Failure(f"{output}: there is no folder {output.parent}", REFUSED)
     count = workers or workers_of(where)
     file = Path(script).resolve()
-    return Order(file, name, init, inputs, output, count, retries, on_error, where)  # type: ignore[arg-type]
+    return MapRequest(file, name, init, inputs, output, count, retries, on_error, where)  # type: ignore[arg-type]
 
 
 class _Asked(NamedTuple):
@@ -241,12 +241,12 @@ def _cluster(asked: _Asked, home: Path, function: str) -> Cluster:
     )
 
 
-def _run(order: Order, journal: Journal, lines: int, watch: Watch) -> Counts:
+def _run(request: MapRequest, journal: Journal, lines: int, watch: Watch) -> Counts:
     from shoal.tasks.errors import InitFailed, TaskFailed, Unloadable
     from shoal.tasks.files import BadLine, map_file
 
     try:
-        return map_file(order, journal, lines, watch)
+        return map_file(request, journal, lines, watch)
     except (BadLine, Unloadable) as error:
         raise Failure(str(error), REFUSED) from None
     except InitFailed as error:
@@ -256,7 +256,7 @@ def _run(order: Order, journal: Journal, lines: int, watch: Watch) -> Counts:
         _print_traceback(error.traceback)
         kept = f"{journal.known:,} of {lines:,} lines are done and kept"
         fix = "run the same command again to continue, with --on-error skip or return to go past it"
-        raise Failure(f"{order.inputs} {_what(error)}; {kept}: {fix}", REFUSED) from None
+        raise Failure(f"{request.inputs} {_what(error)}; {kept}: {fix}", REFUSED) from None
 
 
 def _watcher(progress: Progress) -> Watch:
