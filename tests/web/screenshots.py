@@ -98,7 +98,7 @@ def take(visit: Visit, jobs: dict[str, str], suffix: str) -> None:
     page.set_viewport_size(SIZE)
     visit.go("simulate")
     page.get_by_label("srtf").check()
-    page.get_by_label("Arrivals").fill("3")
+    page.get_by_label("Load factor").fill("3")
     page.get_by_role("button", name="Replay").click()
     page.locator("table.compare").wait_for()
     shoot(page, f"simulate-{suffix}")

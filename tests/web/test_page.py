@@ -123,7 +123,7 @@ def test_a_node_is_drained_and_opened_and_a_job_requeued_after_a_question(
     assert eventually(lambda: list(visit.cells(job)) not in ([], [node]), WAIT_S)
     panel.locator(".chip[data-state=drained]").wait_for()
     panel.get_by_role("button", name="Uncordon").click()
-    page.get_by_role("button", name="Open it for jobs").click()
+    page.get_by_role("button", name="Uncordon the node").click()
     panel.locator(".chip[data-state=ready]").wait_for()
 
     visit.go(f"job/{job}")
@@ -153,7 +153,7 @@ def test_a_service_is_scaled_from_the_page(visit: Visit, live: Live) -> None:
     card.get_by_role("button", name="Scale").click()
     visit.page.fill("dialog input[name=least]", "2")
     visit.page.fill("dialog input[name=most]", "3")
-    visit.page.get_by_role("button", name="Scale it").click()
+    visit.page.get_by_role("button", name="Scale the service").click()
     card.get_by_text("2 and 3").wait_for()
     assert live.client.service("chat").least == 2
     live.client.stop_service("chat")

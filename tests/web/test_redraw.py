@@ -60,7 +60,7 @@ def test_a_click_counts_though_the_table_changes_under_it(
         redrawn(visit)  # another table goes on; the pressed one holds still
         page.mouse.up()
         page.locator("dialog h2", has_text=f"Cancel {queue[1]} ").wait_for()
-        page.get_by_role("button", name="Keep it as it is").click()
+        page.get_by_role("button", name="Keep as is").click()
         page.locator(f"{WAITING} tr[data-job={more}]").wait_for()
         live.client.cancel(more)
 

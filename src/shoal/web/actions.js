@@ -1,4 +1,4 @@
-// What a person may do to a job, a node or a service, each after a question.
+// The actions on a job, a node or a service. Each asks for confirmation.
 
 import { get, post, put } from "./api.js";
 import { confirm } from "./dialog.js";
@@ -11,12 +11,12 @@ export function jobActions(job) {
   const path = `/v1/jobs/${encodeURIComponent(job.id)}`;
   const cancel = button("Cancel", () => confirm({
     title: `Cancel ${jobName(job)}`, verb: "Cancel the job", danger: true,
-    text: "Its members are told to stop, and it does not run again. What it saved stays.",
+    text: "Its members are stopped and it does not run again. Its checkpoints are kept.",
     act: () => post(`${path}/cancel`),
   }), "danger");
   const requeue = button(over ? "Run again" : "Requeue", () => confirm({
     title: over ? `Run ${jobName(job)} again` : `Requeue ${jobName(job)}`, verb: over ? "Submit it again" : "Stop and requeue",
-    text: over ? "The same request is submitted as a new job." : "It is stopped, waits its turn and goes on from its last checkpoint. This costs none of its retries.",
+    text: over ? "The same request is submitted as a new job." : "It is stopped, waits in the queue and continues from its last checkpoint. This does not use up a retry.",
     act: async () => {
       const answer = await post(`${path}/requeue`);
       if (over) location.hash = `#/job/${answer.id}`;
@@ -31,11 +31,11 @@ export function nodeActions(node) {
   const path = `/v1/nodes/${encodeURIComponent(node.id)}`;
   const closed = ["draining", "drained", "cordoned", "quarantined"].includes(node.state) || node.standing;
   const open = button("Uncordon", () => confirm({
-    title: `Uncordon ${node.id}`, verb: "Open it for jobs", text: "New jobs may start on it again.", act: () => post(`${path}/uncordon`),
+    title: `Uncordon ${node.id}`, verb: "Uncordon the node", text: "New jobs may start on it again.", act: () => post(`${path}/uncordon`),
   }));
   const drain = button("Drain", () => confirm({
     title: `Drain ${node.id}`, verb: "Drain the node", danger: true,
-    text: "Its jobs are stopped and run again elsewhere, from their last checkpoints; nothing new starts on it.",
+    text: "Its jobs are stopped and continue elsewhere from their last checkpoints. No new jobs start on it.",
     act: () => post(`${path}/drain`),
   }), "danger");
   return [closed ? open : null, ["draining", "drained"].includes(node.state) ? null : drain];
@@ -44,8 +44,8 @@ export function nodeActions(node) {
 export function serviceActions(service) {
   const path = `/v1/services/${encodeURIComponent(service.name)}`;
   const scale = button("Scale", () => confirm({
-    title: `Scale ${service.name}`, verb: "Scale it",
-    text: "Between these two numbers Shoal keeps as many replicas as the load asks for. What runs stays.",
+    title: `Scale ${service.name}`, verb: "Scale the service",
+    text: "Shoal runs as many replicas as the load needs, between these two numbers.",
     fields: [
       { name: "least", label: "At least", min: 0, max: 10000, value: service.least ?? 0 },
       { name: "most", label: "At most", min: 1, max: 10000, value: service.most ?? 1 },
@@ -54,12 +54,12 @@ export function serviceActions(service) {
       const whole = await get(path);
       const size = { ...whole.spec.scale, least: Number(values.least), most: Number(values.most) };
       await put(path, { ...whole.spec, scale: size });
-      return { note: `${service.name} is scaled to ${values.least} to ${values.most}` };
+      return { note: `${service.name} now has ${values.least} to ${values.most} replicas` };
     },
   }));
   const stop = button("Stop", () => confirm({
     title: `Stop ${service.name}`, verb: "Stop the service", danger: true,
-    text: "Its replicas answer what they have and end; its address answers no more.",
+    text: "Its replicas finish their requests and stop. Its URL no longer answers.",
     act: () => post(`${path}/stop`),
   }), "danger");
   return service.state === "stopping" ? [] : [scale, stop];

@@ -1,5 +1,5 @@
-// Requests to the controller: the cookie travels by itself, and what changes something carries the
-// word that only this page was told.
+// Requests to the controller. The browser sends the cookie; requests that change something also carry
+// a secret that only this page has.
 
 let csrf = "";
 let signedOut = () => {};
@@ -13,7 +13,7 @@ export const lapsed = () => signedOut();
 
 export async function call(method, path, body, options = {}) {
   try { return await once(method, path, body, options); } catch (error) {
-    // Somebody signed in anew in another tab: the word of this one is of the session before.
+    // Another tab signed in again, so this tab's secret belongs to the previous session.
     if (!(error instanceof Refused) || error.status !== 403 || method === "GET") throw error;
     const before = csrf;
     if (!(await resume()) || csrf === before) throw error;
@@ -33,20 +33,20 @@ async function once(method, path, body, { signal, quiet }) {
     throw new Refused(0, "the controller does not answer; is the cluster up?");
   }
   const text = await response.text();
-  let told = null;
-  try { told = text ? JSON.parse(text) : null; } catch { /* told below */ }
+  let answer = null;
+  try { answer = text ? JSON.parse(text) : null; } catch { /* handled below */ }
   if (!response.ok) {
     if (response.status === 401 && !quiet) signedOut();
-    throw new Refused(response.status, told?.message ?? `the controller answered with status ${response.status}`, told?.field);
+    throw new Refused(response.status, answer?.message ?? `the controller answered with status ${response.status}`, answer?.field);
   }
-  return told;
+  return answer;
 }
 
 export const get = (path, options) => call("GET", path, undefined, options);
 export const post = (path, body) => call("POST", path, body);
 export const put = (path, body) => call("PUT", path, body);
 
-/** What may not be there yet: null instead of a refusal. */
+/** Returns null instead of an error for what may not exist yet. */
 export async function maybe(path, options) {
   try { return await get(path, options); } catch (error) {
     if (error instanceof Refused && (error.status === 404 || error.status === 405)) return null;

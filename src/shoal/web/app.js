@@ -1,4 +1,4 @@
-// The frame: signing in, the tabs, which view is shown.
+// The frame of the page: signing in, tabs and the current view.
 
 import { onSignedOut, resume, signIn, signOut } from "./api.js";
 import { clock, h, throttled } from "./dom.js";
@@ -63,14 +63,14 @@ function build() {
     waiting.textContent = count > 999 ? "999+" : String(count);
     waiting.setAttribute("aria-label", `${count} waiting`);
     state.dataset.state = cluster.linked ? "live" : "lost";
-    words.textContent = cluster.linked ? "live" : cluster.heard ? `not connected since ${clock(cluster.heard)}` : "not connected, trying again";
+    words.textContent = cluster.linked ? "live" : cluster.heard ? `not connected since ${clock(cluster.heard)}` : "not connected, retrying";
   });
   listen(refresh);
-  root.replaceChildren(frame); // as it is: views hold on to its parts
+  root.replaceChildren(frame); // not patched: views keep references to its parts
 }
 
 async function leave() {
-  try { await signOut(); } catch { /* it is over either way */ }
+  try { await signOut(); } catch { /* the session ends either way */ }
   location.hash = "";
   ask("");
 }
@@ -79,15 +79,15 @@ function ask(problem) {
   end();
   shown?.();
   shown = main = null;
-  const told = h("p", { class: "problem", role: "alert", hidden: !problem }, problem);
+  const message = h("p", { class: "problem", role: "alert", hidden: !problem }, problem);
   const input = h("input", { type: "password", name: "token", autocomplete: "current-password", required: true, "aria-label": "Token", placeholder: "Token" });
   const form = h("form", {},
     h("img", { src: "/web/icon.svg", alt: "" }), h("h1", {}, "Sign in to Shoal"),
-    h("p", { class: "dim" }, "With the cluster's token, which is in the file ", h("code", {}, "token"), " of its home. Or type ", h("code", {}, "shoal page"), " for a link that signs you in."),
-    input, told, h("button", { class: "primary" }, "Sign in"));
+    h("p", { class: "dim" }, "Enter the cluster's token, from the file ", h("code", {}, "token"), " in its home directory, or run ", h("code", {}, "shoal page"), " for a link that signs you in."),
+    input, message, h("button", { class: "primary" }, "Sign in"));
   form.addEventListener("submit", async (event) => {
     event.preventDefault();
-    try { await signIn({ token: input.value.trim() }); start(); } catch (error) { told.hidden = false; told.textContent = error.message; input.select(); }
+    try { await signIn({ token: input.value.trim() }); start(); } catch (error) { message.hidden = false; message.textContent = error.message; input.select(); }
   });
   root.replaceChildren(h("div", { class: "sign-in" }, form));
   input.focus();
@@ -100,7 +100,7 @@ function start() {
 }
 
 async function boot() {
-  onSignedOut(() => ask("You are signed out; sign in again."));
+  onSignedOut(() => ask("You are signed out. Sign in again."));
   window.addEventListener("hashchange", show);
   const code = /^#code=([\w-]+)$/.exec(location.hash)?.[1];
   if (code) history.replaceState(null, "", location.pathname);

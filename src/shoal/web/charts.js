@@ -1,10 +1,10 @@
-// Small charts: lines, stacked bars, and a strip of members over time. Nothing is loaded for them.
+// Small charts without a library: lines, stacked bars, and a strip of members over time.
 
 import { clock, css, h, moment, s, short } from "./dom.js";
 
 const PAD = { left: 46, right: 12, top: 8, bottom: 20 };
 
-/** Round numbers that a person would choose, about `count` of them. */
+/** About `count` round numbers. */
 function ticks(low, high, count) {
   if (!(high > low)) return [low];
   const raw = (high - low) / count;
@@ -15,14 +15,14 @@ function ticks(low, high, count) {
   return found;
 }
 
-/** 0.01, 0.1, 1, 10: those within. */
+/** The powers of ten in the range. */
 function decades(low, high) {
   const found = [];
   for (let power = Math.ceil(Math.log10(low)); power <= Math.log10(high) + 1e-9; power += 1) found.push(Number((10 ** power).toPrecision(3)));
   return found.length ? found : [low, high];
 }
 
-/** One point for each pixel is all that can be seen: the lowest and highest of what falls on it. */
+/** Keeps the lowest and the highest point of each pixel, because more cannot be seen. */
 function thin(points, width) {
   if (points.length <= width * 2) return points;
   const size = Math.ceil(points.length / width), found = [];
@@ -37,7 +37,7 @@ function thin(points, width) {
 /**
  * A chart of lines: `set([{name, colour, points: [[x, y], ...]}])`. `unit` follows the figures; `times`
  * says that x is a moment. What falls over more than a power of ten is drawn on a logarithmic scale if
- * it is `steep`. The figures under the pointer are told beside the title.
+ * it is `steep`. The figures under the pointer are shown beside the title.
  */
 export function lineChart({ title, unit = "", height = 150, times = true, zero = true, steep = false }) {
   const readout = h("span", { class: "small dim" });
@@ -50,7 +50,7 @@ export function lineChart({ title, unit = "", height = 150, times = true, zero =
   function draw() {
     const full = series.filter((one) => one.points.length);
     element.classList.toggle("hollow", !full.length);
-    if (!full.length || !width) { box.replaceChildren(h("p", { class: "dim small" }, width ? "nothing told yet" : "")); readout.textContent = ""; return; }
+    if (!full.length || !width) { box.replaceChildren(h("p", { class: "dim small" }, width ? "no data yet" : "")); readout.textContent = ""; return; }
     const all = full.flatMap((one) => one.points);
     const xs = [Math.min(...full.map((one) => one.points[0][0])), Math.max(...full.map((one) => one.points.at(-1)[0]))];
     let low = all.reduce((a, p) => Math.min(a, p[1]), Infinity), high = all.reduce((a, p) => Math.max(a, p[1]), -Infinity);
@@ -75,15 +75,15 @@ export function lineChart({ title, unit = "", height = 150, times = true, zero =
       const x = xs[0] + ((event.clientX - picture.getBoundingClientRect().left - PAD.left) / (width - PAD.left - PAD.right)) * (xs[1] - xs[0]);
       hover = x;
       cross.setAttribute("x1", X(clamp(x, xs))); cross.setAttribute("x2", X(clamp(x, xs))); cross.setAttribute("visibility", "visible");
-      tell(full, unit, x);
+      showFigures(full, unit, x);
     };
     picture.addEventListener("pointermove", at);
-    picture.addEventListener("pointerleave", () => { hover = null; cross.setAttribute("visibility", "hidden"); tell(full, unit, null); });
+    picture.addEventListener("pointerleave", () => { hover = null; cross.setAttribute("visibility", "hidden"); showFigures(full, unit, null); });
     box.replaceChildren(picture);
-    tell(full, unit, hover);
+    showFigures(full, unit, hover);
   }
 
-  function tell(full, suffix, x) {
+  function showFigures(full, suffix, x) {
     const parts = full.map((one) => {
       const point = x === null ? one.points.at(-1) : nearest(one.points, x);
       return h("span", { class: "key" }, full.length > 1 || one.name ? [h("i", { class: "dot", style: { background: one.colour } }), one.name, " "] : null, h("b", {}, short(point[1])), suffix ? ` ${suffix}` : "");
@@ -102,7 +102,7 @@ function nearest(points, x) {
   return low && Math.abs(points[low - 1][0] - x) < Math.abs(points[low][0] - x) ? points[low - 1] : points[low];
 }
 
-/** Bars that add up: `set(bars: [{label, parts: [{name, value}]}], colourOf, text)`. */
+/** Stacked bars: `set(bars: [{label, parts: [{name, value}]}], colourOf, text)`. */
 export function stackedBars({ title, height = 220 }) {
   const box = h("div", { class: "plot" });
   const readout = h("span", { class: "small dim" });
@@ -112,7 +112,7 @@ export function stackedBars({ title, height = 220 }) {
   watcher.observe(box);
 
   function draw() {
-    if (!bars.length || !width) { box.replaceChildren(h("p", { class: "dim small" }, width ? "nothing in this time" : "")); return; }
+    if (!bars.length || !width) { box.replaceChildren(h("p", { class: "dim small" }, width ? "no data in this period" : "")); return; }
     const sums = bars.map((bar) => bar.parts.reduce((sum, part) => sum + part.value, 0));
     const high = Math.max(...sums) || 1;
     const marks = ticks(0, high, 4), top = Math.max(high, marks.at(-1));
@@ -138,7 +138,7 @@ export function stackedBars({ title, height = 220 }) {
   return { element, set(next, colours, words) { bars = next; colourOf = colours; text = words; draw(); }, stop: () => watcher.disconnect() };
 }
 
-/** Members down, time to the right, the shade is `value` (0 to 1, or null). One bad row is plain to see. */
+/** One row per member, time to the right, shaded by `value` (0 to 1, or null). A bad row stands out. */
 export function strip({ title, note, colour }) {
   const canvas = h("canvas", { role: "img", tabindex: "0" });
   const readout = h("span", { class: "small dim" }, note);
@@ -168,8 +168,8 @@ export function strip({ title, note, colour }) {
   canvas.addEventListener("pointermove", (event) => {
     const area = canvas.getBoundingClientRect();
     const row = rows[Math.floor((event.clientY - area.top) / tall())];
-    const value = row?.told?.[Math.floor(((event.clientX - area.left) / area.width) * row.values.length)];
-    readout.textContent = row ? `${row.name}: ${value ?? "nothing told"}` : note;
+    const value = row?.notes?.[Math.floor(((event.clientX - area.left) / area.width) * row.values.length)];
+    readout.textContent = row ? `${row.name}: ${value ?? "no data"}` : note;
   });
   canvas.addEventListener("pointerleave", () => { readout.textContent = note; });
   return {
@@ -179,7 +179,7 @@ export function strip({ title, note, colour }) {
   };
 }
 
-/** A line without axes, for a place inside other text. */
+/** A line without axes, to use within text. */
 export function spark(values, colour, width = 96, height = 22) {
   if (values.length < 2) return s("svg", { width, height, "aria-hidden": "true" });
   const high = Math.max(...values, 1e-9);

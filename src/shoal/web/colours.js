@@ -1,4 +1,4 @@
-// Colours of data, apart from the page's own: as many as there are jobs, alike in weight.
+// Colours for data, separate from the page's own: any number of them, equally prominent.
 
 import { css } from "./dom.js";
 
@@ -6,13 +6,13 @@ export const isDark = () => css("color-scheme") === "dark" || getComputedStyle(d
 
 const number = (id) => Number(/\d+/.exec(id)?.[0] ?? 0);
 
-/** The golden angle keeps neighbours apart, however many there are. */
+/** The golden angle keeps neighbours apart, for any number of them. */
 export function hue(index, dark = isDark()) {
   const angle = (index * 137.508 + 205) % 360;
   const light = dark ? 56 + (index % 3) * 6 : 60 + (index % 3) * 6;
   return `hsl(${angle.toFixed(0)} ${dark ? 42 : 52}% ${light}%)`;
 }
-const known = new Map(); // 16,000 cells are painted again and again
+const known = new Map(); // cached, because up to 16,000 cells are painted often
 export function jobColour(id, dark = isDark()) {
   const key = dark ? `${id}d` : id;
   let colour = known.get(key);
@@ -24,7 +24,7 @@ export function jobColour(id, dark = isDark()) {
   return colour;
 }
 
-// From idle to busy, one hue: told by its lightness, so that it is read without telling colours apart.
+// One hue from idle to busy: its lightness shows the value, so it does not depend on colour vision.
 const HEAT = { light: [[223, 233, 239], [120, 178, 205], [8, 84, 116]], dark: [[34, 47, 58], [44, 106, 137], [120, 206, 243]] };
 export function heatColour(share, dark = isDark()) {
   const stops = HEAT[dark ? "dark" : "light"], part = Math.max(0, Math.min(100, share)) / 50;
@@ -32,7 +32,7 @@ export function heatColour(share, dark = isDark()) {
   return `rgb(${from.map((value, at) => Math.round(value + (to[at] - value) * mix)).join(" ")})`;
 }
 
-// The ledger's accounts: what was of use is blue and green, what was lost is warm, what was free is grey.
+// The ledger's accounts: useful time is blue or green, lost time is warm, free time is grey.
 const ACCOUNTS = {
   useful: [200, 62, 45], serving: [174, 55, 40], warm: [174, 30, 66], startup: [222, 45, 68], checkpoint: [262, 35, 64], straggler: [36, 78, 56],
   recompute: [8, 64, 56], preempted: [20, 68, 64], idle: [48, 62, 60], fragmented: [300, 22, 66], reserved: [240, 22, 74], free: [210, 12, 84],

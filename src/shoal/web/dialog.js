@@ -1,8 +1,8 @@
-// Asks before something is done, and tells what came of it.
+// Asks for confirmation, then shows the result.
 
 import { h } from "./dom.js";
 
-/** Shows what will happen and asks; `act` gets the form's values. Resolves to true when it was done. */
+/** Describes the action and asks; `act` gets the form's values. Resolves to true when it was done. */
 export function confirm({ title, text, verb, danger = false, fields = [], act }) {
   return new Promise((resolve) => {
     const problem = h("p", { class: "problem", role: "alert", hidden: true });
@@ -11,7 +11,7 @@ export function confirm({ title, text, verb, danger = false, fields = [], act })
       h("input", { name: field.name, type: field.type ?? "number", min: field.min, max: field.max, value: field.value, required: true })));
     const form = h("form", { method: "dialog", novalidate: false },
       h("h2", {}, title), h("p", { class: "dim" }, text), inputs, problem,
-      h("div", { class: "row" }, h("button", { type: "button", onclick: () => box.close() }, "Keep it as it is"), go));
+      h("div", { class: "row" }, h("button", { type: "button", onclick: () => box.close() }, "Keep as is"), go));
     let done = false;
     const box = h("dialog", { "aria-label": title, onclose: () => { box.remove(); resolve(done); } }, form);
     form.addEventListener("submit", async (event) => {

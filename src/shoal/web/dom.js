@@ -1,4 +1,4 @@
-// Elements from plain words; text is always text, never markup.
+// Builds elements; text is always text, never markup.
 
 import { handle, replace } from "./patch.js";
 
@@ -25,7 +25,7 @@ function fill(element, props, children) {
 export const h = (tag, props, ...children) => fill(document.createElement(tag), props, children);
 export const s = (tag, props, ...children) => fill(document.createElementNS(SVG, tag), props, children);
 
-/** Calls at most once in `ms`, the last call for certain. */
+/** Calls at most once per `ms`, and always makes the last call. */
 export function throttled(ms, act) {
   let timer = 0, last = 0;
   const call = () => { last = performance.now(); timer = 0; act(); };
@@ -36,12 +36,12 @@ export function throttled(ms, act) {
 
 export const css = (name) => getComputedStyle(document.documentElement).getPropertyValue(name).trim();
 
-// -- words and figures ---------------------------------------------------------------------
+// -- text and figures ----------------------------------------------------------------------
 
 export const plural = (count, noun) => `${whole(count)} ${noun}${count === 1 ? "" : "s"}`;
 export const whole = (number) => Math.round(number).toLocaleString("en-US");
 
-/** 3 digits that matter: 0.0123, 1.23, 12.3, 123, 1.2k. */
+/** Three significant digits: 0.0123, 1.23, 12.3, 123, 1.2k. */
 export function short(number) {
   if (number === null || number === undefined || !Number.isFinite(number)) return "–";
   const size = Math.abs(number);

@@ -1,10 +1,10 @@
-// Where each node of the cluster stands on the map: blocks, in them racks, in them nodes, in them GPUs.
+// Places each node on the map: blocks contain racks, racks contain nodes, nodes contain GPUs.
 
 import { natural } from "./dom.js";
 
 const GAP = 2;
 
-/** How large a GPU's cell is: the whole cluster should be seen at once where that is possible. */
+/** The size of a GPU's cell: small enough to show the whole cluster at once, if possible. */
 export function cellSize(gpus) {
   if (gpus <= 40) return 34;
   if (gpus <= 96) return 26;
@@ -31,12 +31,12 @@ export function layout(nodes, width) {
   let y = 0;
   for (const [block, racks] of blocks) {
     if (block) { labels.push({ x: 0, y: y + 15, text: block, large: true }); y += 24; }
-    let x = 0, shelf = 0;
+    let x = 0, tallest = 0;
     for (const [rack, inside] of racks) {
       const fits = Math.max(1, Math.floor((width + 6) / (tile.width + 6)));
       const columns = rack ? Math.min(fits, Math.max(1, Math.ceil(inside.length / 32))) : Math.min(fits, inside.length);
       const wide = columns * (tile.width + 6);
-      if (x && x + wide - 6 > width) { x = 0; y += shelf + 12; shelf = 0; }
+      if (x && x + wide - 6 > width) { x = 0; y += tallest + 12; tallest = 0; }
       const head = rack ? (named ? 18 : 14) : 0;
       if (rack) labels.push({ x: x + 1, y: y + head - 5, text: rack, large: false });
       const heights = new Array(columns).fill(y + head);
@@ -46,10 +46,10 @@ export function layout(nodes, width) {
         tiles.push({ id: node.id, x: x + column * (tile.width + 6), y: heights[column], width: tile.width, height: tall, top: named ? 18 : 2 });
         heights[column] += tall + (named ? 8 : 1);
       });
-      shelf = Math.max(shelf, Math.max(...heights) - y);
+      tallest = Math.max(tallest, Math.max(...heights) - y);
       x += wide + (rack ? 8 : 0);
     }
-    y += shelf + 16;
+    y += tallest + 16;
   }
   return { tiles, labels, height: Math.max(1, y), cell, gap: GAP, named };
 }

@@ -1,4 +1,4 @@
-// The cluster as it is now, kept by the stream of changes.
+// The current cluster, updated by the stream of changes.
 
 import { lapsed, resume } from "./api.js";
 
@@ -11,11 +11,11 @@ export const cluster = { nodes: new Map(), jobs: new Map(), services: new Map(),
 const listeners = new Set();
 let source = null, timer = 0, ticker = 0, wanted = false, last = 0;
 
-/** The controller's time, which is the one that all moments are told in. */
+/** The controller's time, which all timestamps use. */
 export const now = () => Date.now() + (cluster.skew ?? 0);
 
 export function listen(act) { listeners.add(act); return () => listeners.delete(act); }
-const tell = (change) => { for (const act of [...listeners]) act(change); };
+const notify = (change) => { for (const act of [...listeners]) act(change); };
 
 export function jobOf(id) { return cluster.jobs.get(id) ?? cluster.ended.get(id); }
 
@@ -32,14 +32,14 @@ export function end() {
   close();
 }
 
-// Clocks go on where nothing happens. A controller that hangs keeps its connections: silence tells.
+// Clocks keep running between events. A hung controller keeps its connections open, so silence counts.
 function tick() {
   if (document.hidden) return;
   if (source && performance.now() - last > SILENT_MS) { link(false); open(); return; }
-  if (cluster.linked) tell({ tick: true });
+  if (cluster.linked) notify({ tick: true });
 }
 
-// Browsers allow few connections to one host: a page that nobody sees gives its own back.
+// Browsers allow few connections to one host, so a hidden page closes its own.
 function seen() {
   if (document.hidden) close();
   else if (wanted && !source) open();
@@ -52,7 +52,7 @@ function open() {
   source = new EventSource("/v1/stream");
   source.addEventListener("snapshot", (event) => { take(JSON.parse(event.data), true); });
   source.addEventListener("change", (event) => { take(JSON.parse(event.data), false); });
-  // Only a beat is as old as its sending: what is told otherwise may have been kept for a while.
+  // Only a beat is sent at once; other messages may have waited, so their time is not used.
   source.addEventListener("beat", (event) => { cluster.skew = JSON.parse(event.data).now_ms - Date.now(); hear(); });
   source.addEventListener("error", () => {
     link(false);
@@ -64,7 +64,7 @@ async function again() {
   if (!wanted) return;
   try {
     if (!(await resume())) { lapsed(); return; }
-  } catch { /* nobody answers: the stream tries on */ }
+  } catch { /* no answer: the stream keeps trying */ }
   if (wanted && !document.hidden) open();
 }
 
@@ -77,24 +77,24 @@ function hear() {
 function link(up) {
   if (cluster.linked === up) return;
   cluster.linked = up;
-  tell({ link: up });
+  notify({ link: up });
 }
 
-export function take(told, whole) {
+export function take(change, whole) {
   cluster.taken = performance.now();
   if (whole) for (const name of ["nodes", "jobs", "services", "ended", "busy"]) cluster[name].clear();
-  cluster.status = told.status;
-  cluster.skew ??= told.status.now_ms - Date.now();
-  for (const node of told.nodes ?? []) cluster.nodes.set(node.id, node);
-  for (const job of told.jobs ?? []) { cluster.jobs.set(job.id, job); cluster.ended.delete(job.id); }
-  for (const service of told.services ?? []) cluster.services.set(service.name, service);
-  // Oldest first, so that the newest is the last to be forgotten.
-  for (const job of (told.ended ?? []).slice().reverse()) { cluster.jobs.delete(job.id); cluster.ended.set(job.id, job); }
-  for (const [id, shares] of Object.entries(told.busy ?? {})) cluster.busy.set(id, shares);
-  for (const id of told.gone_nodes ?? []) { cluster.nodes.delete(id); cluster.busy.delete(id); }
-  for (const id of told.gone_jobs ?? []) cluster.jobs.delete(id);
-  for (const name of told.gone_services ?? []) cluster.services.delete(name);
+  cluster.status = change.status;
+  cluster.skew ??= change.status.now_ms - Date.now();
+  for (const node of change.nodes ?? []) cluster.nodes.set(node.id, node);
+  for (const job of change.jobs ?? []) { cluster.jobs.set(job.id, job); cluster.ended.delete(job.id); }
+  for (const service of change.services ?? []) cluster.services.set(service.name, service);
+  // Oldest first, so that the newest is dropped last.
+  for (const job of (change.ended ?? []).slice().reverse()) { cluster.jobs.delete(job.id); cluster.ended.set(job.id, job); }
+  for (const [id, shares] of Object.entries(change.busy ?? {})) cluster.busy.set(id, shares);
+  for (const id of change.gone_nodes ?? []) { cluster.nodes.delete(id); cluster.busy.delete(id); }
+  for (const id of change.gone_jobs ?? []) cluster.jobs.delete(id);
+  for (const name of change.gone_services ?? []) cluster.services.delete(name);
   while (cluster.ended.size > ENDED_MAX) cluster.ended.delete(cluster.ended.keys().next().value);
   hear();
-  tell({ ...told, whole });
+  notify({ ...change, whole });
 }

@@ -1,4 +1,4 @@
-// What a member writes, as it writes it.
+// The live output of a member.
 
 import { get } from "./api.js";
 import { h, plural } from "./dom.js";
@@ -22,12 +22,12 @@ export class LogView {
     this.shape = "";
     this.top = 0; this.tall = 0;
     this.text.addEventListener("scroll", () => this.scrolled(), { passive: true });
-    // A smooth scroll begins within reach of the end: who goes up has said so before it moves.
+    // A smooth scroll up starts near the end, so wheel and keys stop following before it moves.
     this.text.addEventListener("wheel", (event) => { if (event.deltaY < 0) this.follow.checked = false; }, { passive: true });
     this.text.addEventListener("keydown", (event) => { if (UP.has(event.key)) this.follow.checked = false; });
   }
 
-  /** Up stops following and down to the end begins it again, whatever moves: wheel, keys, bar, finger. */
+  /** Scrolling up stops following, and scrolling to the end starts it again, by any means. */
   scrolled() {
     const { scrollTop, scrollHeight } = this.text;
     if (scrollTop < this.top && scrollHeight === this.tall) this.follow.checked = false;
@@ -37,7 +37,7 @@ export class LogView {
 
   atEnd() { return this.text.scrollHeight - this.text.scrollTop - this.text.clientHeight < 40; }
 
-  /** The job is so far: which members and attempts there are to choose from. */
+  /** Updates the members and attempts to choose from. */
   know(job) {
     const count = Math.max(job.spec.members, job.gang.length, 1), newest = job.attempt;
     const shape = `${count}/${newest}`;
@@ -58,7 +58,7 @@ export class LogView {
     this.stopper?.abort();
     this.stopper = new AbortController();
     this.terminal = new Terminal();
-    this.last = document.createTextNode(""); // the line that is still written
+    this.last = document.createTextNode(""); // the unfinished line
     this.text.replaceChildren(this.last);
     this.read(run, this.stopper.signal);
   }
@@ -73,11 +73,11 @@ export class LogView {
         if (run !== this.run) return;
         const bytes = Uint8Array.from(atob(piece.data), (letter) => letter.charCodeAt(0));
         this.add(decoder.decode(bytes, { stream: true }));
-        if (offset < 0 && piece.offset > 0) this.text.prepend(`[${plural(piece.offset, "byte")} before this are in: shoal logs ${this.id}]\n`);
+        if (offset < 0 && piece.offset > 0) this.text.prepend(`[${plural(piece.offset, "byte")} before this: run shoal logs ${this.id}]\n`);
         offset = piece.next_offset;
         this.state.textContent = piece.ended ? "ended" : "live";
         pause = 0;
-        if (piece.ended) { if (!this.text.textContent) this.last.nodeValue = "(it wrote nothing)"; return; }
+        if (piece.ended) { if (!this.text.textContent) this.last.nodeValue = "(no output)"; return; }
       } catch (error) {
         if (error.name === "AbortError" || run !== this.run) return;
         this.state.textContent = error.message;

@@ -1,4 +1,4 @@
-// Draws the cluster on one canvas as tall as the window: only what is seen is drawn, so that 16,000
+// Draws the cluster on one canvas as tall as the window. Only the visible part is drawn, so 16,000
 // GPUs cost no more than a screenful.
 
 import { css, glyphOf, h } from "./dom.js";
@@ -9,7 +9,7 @@ import { cluster, jobOf } from "./live.js";
 const WELL = new Set(["ready"]);
 const TONES = { lost: "--bad", quarantined: "--bad", suspect: "--warn", draining: "--warn", drained: "--warn", cordoned: "--warn", joining: "--ink-3" };
 
-/** What lies on each GPU of a node: a list of `{job, member, milli}`. */
+/** What runs on each GPU of a node: a list of `{job, member, milli}`. */
 export function cellsOf(node) {
   const cells = Array.from({ length: node.gpus ?? 0 }, () => []);
   for (const [job, member, gpus, milli] of node.held ?? []) for (const gpu of gpus) cells[gpu]?.push({ job, member, milli, node: node.id, gpu });
@@ -50,7 +50,7 @@ export class ClusterMap {
     this.scheme.removeEventListener("change", this.redraw);
   }
 
-  /** The nodes are others, or the window is: find each its place again. */
+  /** Computes the layout again after the nodes or the window have changed. */
   arrange() {
     const width = Math.floor(this.spacer.clientWidth);
     if (!width) return;
@@ -80,7 +80,7 @@ export class ClusterMap {
     return look.dark ? "#0b1116" : "#ffffff";
   }
 
-  /** What the node measures of the GPU; else what the job tells of its member. */
+  /** The node's measurement of the GPU, else the job's report on its member. */
   heatOf(cell, job) {
     const measured = cluster.busy.get(cell.node)?.[cell.gpu] ?? -1;
     if (measured >= 0) return measured;
@@ -92,7 +92,7 @@ export class ClusterMap {
     return job?.heat?.[cell.member] ?? -1;
   }
 
-  // What of the map is behind the canvas, which sticks below the header.
+  // The part of the map behind the canvas, which sticks below the header.
   offset() { return Math.max(0, this.canvas.getBoundingClientRect().top - this.spacer.getBoundingClientRect().top); }
 
   draw() {
@@ -167,10 +167,10 @@ export class ClusterMap {
       pen.globalAlpha = this.hoverJob && this.hoverJob !== one.job ? 0.25 : 1;
       const colour = this.colourOf(one, look.dark);
       pen.fillStyle = colour || look.free;
-      // Not yet or no longer at work: half a cell.
+      // Starting or stopping: half a cell.
       if (job?.state === "starting" || job?.state === "stopping") { pen.beginPath(); pen.moveTo(left, y + size); pen.lineTo(left + wide, y + size); pen.lineTo(job.state === "starting" ? left : left + wide, y); pen.fill(); }
       else pen.fillRect(left, y, wide, size);
-      if (!colour) { pen.strokeStyle = look.ink2; pen.lineWidth = 1; pen.strokeRect(left + 0.5, y + 0.5, wide - 1, size - 1); } // held, but it does not tell
+      if (!colour) { pen.strokeStyle = look.ink2; pen.lineWidth = 1; pen.strokeRect(left + 0.5, y + 0.5, wide - 1, size - 1); } // held, but not measured
       if (job?.slow?.includes(one.member)) { pen.fillStyle = look.ink; pen.beginPath(); pen.arc(left + wide - Math.max(2, size / 6), y + Math.max(2, size / 6), Math.max(1.2, Math.min(3, size / 9)), 0, 7); pen.fill(); }
       if (size >= 22 && inside.length === 1) {
         pen.font = `600 10px ${look.sans}`; pen.fillStyle = this.by === "heat" ? this.heatInk(one, job, look) : "#0b1116"; pen.textAlign = "center";
@@ -203,7 +203,7 @@ export class ClusterMap {
     this.onHover(hit ? { ...hit, x: event.clientX, y: event.clientY } : null);
   }
 
-  /** Where a node's tile is on the page, for tests and for the keyboard. */
+  /** The position of a node's tile on the page, for tests and the keyboard. */
   placeOf(id) { return this.plan?.tiles[this.where.get(id)]; }
 
   reveal(id) {

@@ -1,7 +1,7 @@
-// Changes what is shown into what should be shown, and leaves alone what is the same: a button under
-// the pointer stays that button, and selected text stays selected.
+// Updates elements in place and leaves unchanged ones alone: a button under the pointer stays that
+// button, and selected text stays selected.
 
-const held = new Map(); // what to show in a part of the page, once the mouse button is up
+const held = new Map(); // updates that wait until the mouse button is up
 let pressed = null;
 
 addEventListener("pointerdown", (event) => { pressed = event.target; }, true);
@@ -15,14 +15,14 @@ function release() {
   for (const [element, children] of parts) patch(element, children);
 }
 
-/** Puts children in place of what is there. Under a pressed mouse button nothing moves: it waits. */
+/** Replaces the children of an element. While a mouse button is down on it, the update waits. */
 export function replace(element, ...children) {
   const wanted = children.flat(Infinity).filter((child) => child !== null && child !== undefined && child !== false);
   if (pressed && element.contains(pressed)) held.set(element, wanted);
   else { held.delete(element); patch(element, wanted); }
 }
 
-/** Handlers are looked up when something happens, so that an element can get those of its successor. */
+/** Handlers are looked up at each event, so that an element can take over those of its successor. */
 export function handle(element, acts) {
   element.acts = acts;
   for (const type of Object.keys(acts)) element.addEventListener(type, heard);
@@ -41,14 +41,14 @@ function patch(parent, wanted) {
     if (have) morph(have, nodes[index]);
     if (node === at) at = at.nextSibling;
     else if (have && pinned(have)) {
-      // Moved, it would lose the focus or the selection: the others move instead.
+      // Moving it would lose the focus or the selection, so the others move instead.
       while (at !== have) { const next = at.nextSibling; parent.append(at); at = next; }
       at = have.nextSibling;
     } else parent.insertBefore(node, at);
   });
 }
 
-/** For each wanted node the one that is there already and becomes it, or null: by `data-key`, else by its kind. */
+/** For each wanted node the existing node to reuse, or null: by `data-key`, else by its kind. */
 function successors(parent, nodes) {
   const same = new Set(nodes), keyed = new Map(), free = [];
   for (const child of parent.childNodes) {
@@ -80,7 +80,7 @@ function morph(have, want) {
   if (have.nodeType !== Node.ELEMENT_NODE) { if (have.nodeValue !== want.nodeValue) have.nodeValue = want.nodeValue; return; }
   for (const { name } of [...have.attributes]) if (name !== "style" && !want.hasAttribute(name)) have.removeAttribute(name);
   for (const { name, value } of want.attributes) if (name !== "style" && have.getAttribute(name) !== value) have.setAttribute(name, value);
-  // Not as an attribute: the page's policy allows no styles inline.
+  // Not as an attribute: the page's security policy forbids inline styles.
   if (have.style.cssText !== want.style.cssText) have.style.cssText = want.style.cssText;
   handle(have, want.acts ?? {});
   if (have instanceof HTMLInputElement && have !== document.activeElement) { have.value = want.value; have.checked = want.checked; }

@@ -1,10 +1,10 @@
-// What a terminal would show of a stream of text: of a line that is written over, its last state.
+// Shows a stream of text as a terminal would: only the last state of a line that is overwritten.
 
 const ESCAPE = /\x1b(?:\[[0-?]*[ -/]*[@-~]|[\]PX^_][^\x07\x1b]*(?:\x07|\x1b\\)|[ -/]*[0-Z\\^-~])/g; // eslint-disable-line no-control-regex
 const UNFINISHED = /(?:\x1b(?:\[[0-?]*[ -/]*|[\]PX^_][^\x07\x1b]{0,4096}\x1b?|[ -/]*)?|\r)$/; // eslint-disable-line no-control-regex
 const LINE_MAX = 64 * 1024;
 
-/** `feed` returns the lines that are complete; `line` is the one that is still written. */
+/** `feed` returns the complete lines; `line` is the unfinished one. */
 export class Terminal {
   constructor() { this.held = ""; this.line = ""; }
 

@@ -1,5 +1,5 @@
-// Before anything is drawn: the choice of light or dark, if one was made.
+// Applies the chosen theme, if any, before the page is drawn.
 try {
   const chosen = localStorage.getItem("shoal-theme");
   if (chosen === "light" || chosen === "dark") document.documentElement.dataset.theme = chosen;
-} catch { /* without storage the system's choice holds */ }
+} catch { /* without storage, use the system's setting */ }

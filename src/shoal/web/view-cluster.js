@@ -1,4 +1,4 @@
-// Every GPU of the cluster, and what runs on it.
+// The map of all GPUs and what runs on them.
 
 import { nodeActions } from "./actions.js";
 import { get, maybe } from "./api.js";
@@ -7,7 +7,7 @@ import { heatColour, hue, jobColour } from "./colours.js";
 import { chip, clock, css, empty, glyphOf, h, jobName, natural, percent, plural, replace, shape, short, span, throttled, whole } from "./dom.js";
 import { cluster, jobOf, listen, now } from "./live.js";
 import { ClusterMap, cellsOf } from "./map.js";
-import { tell } from "./words.js";
+import { describe as describeEvent } from "./words.js";
 
 const LEGEND_MAX = 14;
 const LATELY_MAX = 14;
@@ -15,7 +15,7 @@ const TROUBLE = ["lost", "quarantined", "suspect", "draining", "drained", "cordo
 
 export function mount(root) {
   let by = "job";
-  try { by = localStorage.getItem("shoal-colour") ?? "job"; } catch { /* the default holds */ }
+  try { by = localStorage.getItem("shoal-colour") ?? "job"; } catch { /* use the default */ }
   const tip = h("div", { class: "tip", role: "presentation", hidden: true });
   const said = h("p", { class: "unseen", role: "status", "aria-live": "polite" });
   const map = new ClusterMap({
@@ -23,14 +23,14 @@ export function mount(root) {
     onChoose: (hit) => choose(hit.node),
     onSay: (hit) => { said.textContent = sentence(hit.node, hit.gpu); },
   });
-  window.shoalMap = map; // for whoever measures and tests it
+  window.shoalMap = map; // for tests and benchmarks
   map.cluster = cluster;
   map.by = ["job", "tenant", "heat"].includes(by) ? by : "job";
   const summary = h("div", { class: "figures" });
   const legend = h("div", { class: "legend row small", "aria-label": "Colours" });
   const panel = h("aside", { class: "panel", "aria-label": "Node", hidden: true });
   const nothing = h("div", {});
-  const lately = h("aside", { class: "lately", "aria-label": "What happened last" });
+  const lately = h("aside", { class: "lately", "aria-label": "Latest events" });
   const trouble = h("div", { class: "row trouble" });
   const find = h("input", { type: "search", placeholder: "Find a node or job", "aria-label": "Find a node or job", oninput: () => search() });
   const choice = h("fieldset", { class: "choice" }, h("legend", { class: "unseen" }, "Colour by"),
@@ -61,7 +61,7 @@ export function mount(root) {
     map.redraw();
   }
 
-  // How busy the chosen node was of late, where it tells.
+  // The recent load of the chosen node, if it is measured.
   const load = lineChart({ title: "Load", unit: "%", height: 90 });
   async function loads() {
     const id = map.chosen;
@@ -72,7 +72,7 @@ export function mount(root) {
       const points = (values) => values.map((value, at) => [series.at_ms[at], value === null ? null : 100 * value]).filter(([, value]) => value !== null);
       const mean = series.at_ms.map((_, at) => { const all = series.gpus.map((gpu) => gpu.busy[at]).filter((value) => value !== null && value !== undefined); return all.length ? all.reduce((a, b) => a + b) / all.length : null; });
       load.set([{ name: "CPU", colour: css("--accent"), points: points(series.cpu) }, ...(mean.some((value) => value !== null) ? [{ name: "GPUs", colour: hue(4), points: points(mean), dash: "5 2" }] : [])]);
-    } catch { /* it is asked again */ }
+    } catch { /* fetched again later */ }
   }
   function choose(id) { map.chosen = id; map.redraw(); load.set([]); detail(); loads(); }
 
@@ -85,7 +85,7 @@ export function mount(root) {
       h("button", { class: "quiet push", "data-key": "close", "aria-label": "Close", onclick: () => { map.chosen = ""; map.redraw(); panel.hidden = true; map.canvas.focus(); } }, "✕")),
     h("p", { class: "dim small" }, [node.place, plural(node.gpus ?? 0, "GPU"), node.model].filter(Boolean).join(" · ")),
     node.why ? h("p", { class: node.state === "ready" && !node.standing ? "dim small" : "small" }, `${node.why}${node.since_ms ? `, since ${span(now() - node.since_ms)}` : ""}`) : null,
-    h("ul", { class: "plain" }, jobs.length ? jobs.map((job) => h("li", {}, h("i", { class: "dot", style: { background: jobColour(job.id) } }), " ", h("a", { href: `#/job/${job.id}`, "data-key": job.id }, jobName(job)), " ", h("span", { class: "dim small" }, `${shape(job)} ${job.state}`))) : h("li", { class: "dim" }, "nothing runs here")),
+    h("ul", { class: "plain" }, jobs.length ? jobs.map((job) => h("li", {}, h("i", { class: "dot", style: { background: jobColour(job.id) } }), " ", h("a", { href: `#/job/${job.id}`, "data-key": job.id }, jobName(job)), " ", h("span", { class: "dim small" }, `${shape(job)} ${job.state}`))) : h("li", { class: "dim" }, "no jobs")),
     load.element, h("div", { class: "row" }, nodeActions(node)));
   }
 
@@ -96,19 +96,19 @@ export function mount(root) {
     lately.hidden = Boolean(map.plan && !map.plan.named); // a large map needs the room
     colours(legend, map);
     troubles(trouble, choose);
-    replace(nothing, cluster.nodes.size ? null : empty("No node has joined yet. Start a cluster of four virtual nodes:", "shoal up --nodes 4 --gpus 8"));
+    replace(nothing, cluster.nodes.size ? null : empty("There are no nodes yet. To start a cluster of four virtual nodes:", "shoal up --nodes 4 --gpus 8"));
     detail();
   });
 
-  // What happened last, asked for when something did.
+  // The latest events, fetched after a change.
   let alive = true, seq = -1;
   const ask = throttled(1000, async () => {
     if (seq === cluster.status?.last_seq || document.hidden || lately.hidden) return;
     seq = cluster.status?.last_seq;
     try {
       const { events } = await get(`/v1/events?after=-${LATELY_MAX}&limit=${LATELY_MAX}&notable=true`);
-      if (alive) replace(lately, h("h2", {}, "Lately"), h("ol", { class: "events" }, events.reverse().map(line)));
-    } catch { /* it is asked again with the next change */ }
+      if (alive) replace(lately, h("h2", {}, "Latest events"), h("ol", { class: "events" }, events.reverse().map(line)));
+    } catch { /* fetched again with the next change */ }
   });
 
   const stop = listen((change) => {
@@ -127,7 +127,7 @@ export function mount(root) {
 }
 
 function line({ seq, event }) {
-  const text = tell(event), words = event.job && event.job === text.split(" ")[0] ? [h("a", { href: `#/job/${event.job}`, "data-key": event.job }, event.job), text.slice(event.job.length)] : text;
+  const text = describeEvent(event), words = event.job && event.job === text.split(" ")[0] ? [h("a", { href: `#/job/${event.job}`, "data-key": event.job }, event.job), text.slice(event.job.length)] : text;
   return h("li", { "data-key": seq }, h("time", { datetime: new Date(event.at_ms).toISOString() }, clock(event.at_ms)), h("span", { title: event.why ?? "" }, words));
 }
 
@@ -139,7 +139,7 @@ function figures(element, status) {
   const figure = (name, value, more, extra) => h("div", { class: "figure" }, h("span", { class: "dim small" }, name), h("strong", {}, value), h("span", { class: "dim small" }, more), extra);
   replace(element,
     figure("GPUs in use", `${whole(status.gpus_held)} / ${whole(status.gpus)}`, status.gpus ? percent(share) : "none yet", h("div", { class: "bar", role: "img", "aria-label": `${percent(share)} of the GPUs are in use` }, h("i", { style: { width: `${100 * share}%` } }))),
-    figure("Nodes ready", `${whole(ready)} / ${whole(all)}`, nodes.filter(([state]) => state !== "ready").map(([state, count]) => `${count} ${state}`).join(", ") || "all well"),
+    figure("Nodes ready", `${whole(ready)} / ${whole(all)}`, nodes.filter(([state]) => state !== "ready").map(([state, count]) => `${count} ${state}`).join(", ") || "no problems"),
     figure("Jobs", whole((jobs.running ?? 0) + (jobs.starting ?? 0)), `running, ${whole(jobs.waiting ?? 0)} waiting`),
     figure("Finished", whole(status.finished), `of ${whole(status.submitted)} submitted`),
     cluster.services.size ? figure("Requests", short(Number(rps.toFixed(1))), `per second, ${plural(cluster.services.size, "service")}`) : null);
@@ -147,7 +147,7 @@ function figures(element, status) {
 
 function colours(element, map) {
   if (map.by === "heat") {
-    replace(element, h("span", { class: "dim" }, "time at work"), [0, 25, 50, 75, 100].map((share) => h("span", { class: "key" }, h("i", { class: "dot", style: { background: heatColour(share) } }), `${share} %`)), h("span", { class: "key" }, h("i", { class: "dot hollow" }), "held, does not tell"));
+    replace(element, h("span", { class: "dim" }, "utilization"), [0, 25, 50, 75, 100].map((share) => h("span", { class: "key" }, h("i", { class: "dot", style: { background: heatColour(share) } }), `${share} %`)), h("span", { class: "key" }, h("i", { class: "dot hollow" }), "held, not measured"));
     return;
   }
   const sums = new Map();
@@ -159,7 +159,7 @@ function colours(element, map) {
   const entry = ([key, count]) => (map.by === "tenant"
     ? h("span", { class: "key" }, h("i", { class: "dot", style: { background: map.tenantColour(key) } }), key, h("span", { class: "dim" }, ` ${count}`))
     : h("a", { class: "key", href: `#/job/${key}`, "data-key": key, onpointerenter: () => map.light(key), onpointerleave: () => map.light("") }, h("i", { class: "dot", style: { background: jobColour(key) } }), jobOf(key)?.name || key, h("span", { class: "dim" }, ` ${count}`)));
-  replace(element, top.map(entry), sums.size > top.length ? h("span", { class: "dim" }, `and ${sums.size - top.length} more`) : null, top.length ? null : h("span", { class: "dim" }, "every GPU is free; try: ", h("code", {}, "shoal run -g 1 -- sleep 60")));
+  replace(element, top.map(entry), sums.size > top.length ? h("span", { class: "dim" }, `and ${sums.size - top.length} more`) : null, top.length ? null : h("span", { class: "dim" }, "all GPUs are free; try: ", h("code", {}, "shoal run -g 1 -- sleep 60")));
 }
 
 function troubles(element, choose) {
@@ -178,7 +178,7 @@ function describe(id, gpu) {
     if (!job) return h("div", {}, cell.job);
     const work = job.steps ? `step ${whole(job.step)} of ${whole(job.steps)}` : job.step ? `step ${whole(job.step)}` : "";
     const since = job.running_ms ? `for ${span(now() - job.running_ms)}` : "";
-    return h("div", {}, h("i", { class: "dot", style: { background: jobColour(job.id) } }), ` ${jobName(job)} `, h("span", { class: "dim" }, [`member ${cell.member} of ${job.size || job.members || 1}`, job.tenant, `${job.state} ${since}`.trim(), work, job.slow?.includes(cell.member) ? "holds the others up" : ""].filter(Boolean).join(" · ")));
+    return h("div", {}, h("i", { class: "dot", style: { background: jobColour(job.id) } }), ` ${jobName(job)} `, h("span", { class: "dim" }, [`member ${cell.member} of ${job.size || job.members || 1}`, job.tenant, `${job.state} ${since}`.trim(), work, job.slow?.includes(cell.member) ? "slows down its gang" : ""].filter(Boolean).join(" · ")));
   });
   if (gpu >= 0 && !inside.length) lines.push(h("div", { class: "dim" }, node.state === "ready" ? "free" : node.why || node.state));
   if (gpu < 0 && node.why) lines.push(h("div", { class: "dim" }, node.why));

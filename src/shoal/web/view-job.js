@@ -1,4 +1,4 @@
-// One job: what happened to it, how its work goes, what it says, what it costs.
+// One job: its history, progress, output and cost.
 
 import { jobActions } from "./actions.js";
 import { get, maybe } from "./api.js";
@@ -17,26 +17,26 @@ export function mount(root, id) {
   const head = h("div", { class: "stack" });
   const line = h("section", { class: "card", "aria-label": "Timeline" });
   const loss = lineChart({ title: "Loss", times: false, zero: false, steep: true });
-  const pace = lineChart({ title: "Time of a step", unit: "ms" });
-  const heat = strip({ title: "Members", note: "how long each takes for a step, beside the others", colour: slowness });
+  const pace = lineChart({ title: "Step time", unit: "ms" });
+  const heat = strip({ title: "Members", note: "step time of each, compared with the others", colour: slowness });
   const curves = h("section", { class: "card stack", "aria-label": "Progress", hidden: true }, h("div", { class: "grid2" }, loss.element, pace.element), heat.element);
   const cost = h("section", { class: "card", "aria-label": "Cost", hidden: true });
   const gang = h("section", { class: "card", "aria-label": "Members" });
   const events = h("section", { class: "card", "aria-label": "Events" });
   const logs = new LogView(id);
   root.append(h("div", { class: "stack" }, head, line, curves, logs.element, h("div", { class: "grid2" }, h("div", { class: "stack" }, gang, cost), events)));
-  let alive = true, job = null, told = null, busy = false, again = false, over = false;
-  const heard = []; // what the stream told, for a controller that keeps no history
+  let alive = true, job = null, history = null, busy = false, again = false, over = false;
+  const heard = []; // points from the stream, for a controller without stored curves
 
   async function ask() {
     if (busy) { again = true; return; }
     busy = true;
     const path = `/v1/jobs/${encodeURIComponent(id)}`;
     try {
-      [job, told] = await Promise.all([get(path), get(`${path}/why`)]);
+      [job, history] = await Promise.all([get(path), get(`${path}/why`)]);
       if (!alive) return;
       drawHead();
-      timeline(line, told.attempts, job);
+      timeline(line, history.attempts, job);
       drawEvents();
       replace(gang, ...members(job));
       logs.know(job);
@@ -54,15 +54,15 @@ export function mount(root, id) {
   }
 
   function drawHead() {
-    const wait = told.state === "waiting" && told.early_ms !== null ? `Starts probably in ${span(told.early_ms - now())} to ${span(told.late_ms - now())}.` : "";
+    const wait = history.state === "waiting" && history.early_ms !== null ? `Predicted to start in ${span(history.early_ms - now())} to ${span(history.late_ms - now())}.` : "";
     replace(head,
       h("p", { class: "small" }, h("a", { href: "#/queue", "data-key": "back" }, "← all jobs")),
       h("div", { class: "row" }, h("i", { class: "dot", style: { background: jobColour(id) } }), h("h1", {}, job.name ? `${job.id} ${job.name}` : job.id), chip(job.state), h("span", { class: "push row" }, jobActions(jobForActions()))),
-      h("p", { class: "why" }, told.why || job.why || "", wait ? h("span", { class: "dim" }, ` ${wait}`) : null),
+      h("p", { class: "why" }, history.why || job.why || "", wait ? h("span", { class: "dim" }, ` ${wait}`) : null),
       h("div", {}, progress(jobOf(id) ?? {})),
       h("dl", { class: "facts" },
-        fact("Asks for", shape(job)), fact("Tenant", job.tenant), job.spec.user ? fact("User", job.spec.user) : null, fact("Attempt", String(job.attempt)),
-        fact("Submitted", moment(job.submitted_ms, now())), fact(job.finished_ms ? "Ran for" : "Runs for", job.running_ms ? span((job.finished_ms ?? now()) - job.running_ms) : "–"),
+        fact("Requests", shape(job)), fact("Tenant", job.tenant), job.spec.user ? fact("User", job.spec.user) : null, fact("Attempt", String(job.attempt)),
+        fact("Submitted", moment(job.submitted_ms, now())), fact(job.finished_ms ? "Ran for" : "Running for", job.running_ms ? span((job.finished_ms ?? now()) - job.running_ms) : "–"),
         job.losses || job.failures || job.hangs ? fact("Setbacks", [job.losses && plural(job.losses, "lost node"), job.failures && plural(job.failures, "failure"), job.hangs && plural(job.hangs, "hang")].filter(Boolean).join(", ")) : null,
         job.progress?.saved_step ? fact("Saved up to", `step ${whole(job.progress.saved_step)}`) : null,
         h("div", { class: "wide" }, h("dt", {}, "Command"), h("dd", { class: "mono" }, job.command))));
@@ -70,8 +70,8 @@ export function mount(root, id) {
   const jobForActions = () => ({ ...job, service: job.spec?.service ?? "", finished_ms: job.finished_ms ?? 0 });
 
   function drawEvents() {
-    const list = told.events.toReversed().map(({ seq, event }) => h("li", { "data-key": seq }, h("time", { datetime: new Date(event.at_ms).toISOString() }, clock(event.at_ms)), h("span", {}, say(event), event.why ? h("span", { class: "dim" }, ` — ${event.why}`) : null)));
-    replace(events, h("h2", {}, "What happened, and why"), h("ol", { class: "events", tabindex: "0", "aria-label": "Events, the newest first" }, list));
+    const list = history.events.toReversed().map(({ seq, event }) => h("li", { "data-key": seq }, h("time", { datetime: new Date(event.at_ms).toISOString() }, clock(event.at_ms)), h("span", {}, say(event), event.why ? h("span", { class: "dim" }, ` — ${event.why}`) : null)));
+    replace(events, h("h2", {}, "What happened and why"), h("ol", { class: "events", tabindex: "0", "aria-label": "Events, newest first" }, list));
   }
 
   function drawCurves(series) {
@@ -84,7 +84,7 @@ export function mount(root, id) {
     loss.set([{ name: "", colour: accent, points: rising(steps.filter((point) => point.loss !== null && point.loss !== undefined).map((point) => [point.step, point.loss])) }]);
     pace.set([{ name: "", colour: accent, points: steps.filter((point) => point.step_ms).map((point) => [point.at_ms, point.step_ms]) }]);
     const live = jobOf(id);
-    heat.set(rowsOf(series?.members ?? [], live?.slow ?? job.progress?.slow ?? [], job.attempt), `Time of a step of each member; ${live?.slow?.length ? `slow: ${live.slow.join(", ")}` : "none stands out"}`);
+    heat.set(rowsOf(series?.members ?? [], live?.slow ?? job.progress?.slow ?? [], job.attempt), `Step time of each member; ${live?.slow?.length ? `slow: ${live.slow.join(", ")}` : "none is slow"}`);
   }
 
   function drawCost(spent) {
@@ -107,7 +107,7 @@ export function mount(root, id) {
     over = false;
     soon();
   });
-  // When a waiting job starts is costly to foretell in a large cluster: asked less often.
+  // Predicting the start of a waiting job is costly in a large cluster, so it is fetched less often.
   let turn = 0;
   const timer = setInterval(() => { turn += 1; if (!over && !document.hidden && (job?.state !== "waiting" || turn % 4 === 0)) ask(); }, ASK_MS);
   ask();
@@ -116,7 +116,7 @@ export function mount(root, id) {
 
 const fact = (name, value) => h("div", {}, h("dt", {}, name), h("dd", {}, value));
 
-/** After a failure steps are done again: the curve goes on from where it was, so the newest counts. */
+/** After a failure steps are repeated. The newest value of a step replaces the earlier ones. */
 function rising(points) {
   const found = [];
   for (const point of points) {
@@ -126,7 +126,7 @@ function rising(points) {
   return found;
 }
 
-/** 0 is as fast as the others, 1 is twice as slow or worse. */
+/** 0 is as fast as the others, 1 is at most half as fast. */
 function slowness(value) {
   const part = Math.max(0, Math.min(1, value));
   return `color-mix(in srgb, ${css("--bad")} ${Math.round(part * 100)}%, ${css("--accent-soft")})`;
@@ -141,12 +141,12 @@ function rowsOf(members, slow, attempt) {
   return mine.map((one, index) => ({
     name: `${one.member} ${one.node}`, marked: slow.includes(one.member),
     values: Array.from({ length: length - from }, (_, at) => { const ms = own[index][from + at]; return ms === null || ms === undefined || !usual[from + at] ? null : ms / usual[from + at] - 1; }),
-    told: Array.from({ length: length - from }, (_, at) => { const ms = own[index][from + at]; return ms === null || ms === undefined ? null : `${short(ms)} ms of its own work, the usual is ${short(usual[from + at])} ms`; }),
+    notes: Array.from({ length: length - from }, (_, at) => { const ms = own[index][from + at]; return ms === null || ms === undefined ? null : `${short(ms)} ms without waits; usual: ${short(usual[from + at])} ms`; }),
   }));
 }
 
 function members(job) {
-  if (!job.gang.length) return [h("h2", {}, "Members"), h("p", { class: "dim" }, "none placed yet")];
+  if (!job.gang.length) return [h("h2", {}, "Members"), h("p", { class: "dim" }, "not placed yet")];
   const rows = job.gang.slice(0, 64).map((one) => h("tr", { "data-key": one.member }, h("td", { "data-name": "member" }, String(one.member)), h("td", {}, one.node), h("td", { class: "dim", "data-name": "GPUs" }, one.gpus.join(", ") || "none"), h("td", {}, one.code === null ? one.status : `${one.status} ${one.code}`)));
   return [h("h2", {}, "Members"), table(["Member", "Node", "GPUs", "State"], rows), job.gang.length > 64 ? h("p", { class: "dim small" }, `and ${job.gang.length - 64} more`) : null];
 }

@@ -1,4 +1,4 @@
-// Where every GPU-second went, and the money with it.
+// Where every GPU-second and its cost went.
 
 import { maybe } from "./api.js";
 import { stackedBars } from "./charts.js";
@@ -19,10 +19,10 @@ export function mount(root) {
   const top = h("div", { class: "stack" });
   const below = h("section", { class: "card", "aria-label": "Table" });
   const card = h("section", { class: "card", "aria-label": "Over time" }, chart.element);
-  const told = h("div", {});
+  const notice = h("div", {});
   const choice = (name, all, now_, act) => h("fieldset", { class: "choice" }, h("legend", { class: "unseen" }, name), all.map(([value, label]) => h("label", {}, h("input", { type: "radio", name, value, checked: value === now_, onchange: () => act(value) }), label)));
   const units = choice("unit", [["time", "GPU-hours"], ["cost", "Money"], ["energy", "Energy"]], unit, (value) => { unit = value; draw(); });
-  root.append(h("div", { class: "stack" }, h("div", { class: "row" }, h("h1", {}, "Ledger"), choice("span", SPANS, days, (value) => { days = value; ask(); }), units), told, top, card, h("div", { class: "row" }, h("span", { class: "dim small" }, "By"), choice("by", BYS, by, (value) => { by = value; ask(); })), below));
+  root.append(h("div", { class: "stack" }, h("div", { class: "row" }, h("h1", {}, "Ledger"), choice("span", SPANS, days, (value) => { days = value; ask(); }), units), notice, top, card, h("div", { class: "row" }, h("span", { class: "dim small" }, "By"), choice("by", BYS, by, (value) => { by = value; ask(); })), below));
 
   async function ask() {
     const to = Math.ceil(now()), from = to - Number(days) * DAY_MS;
@@ -35,10 +35,10 @@ export function mount(root) {
   const words = (value, brief) => (unit === "time" ? `${short(value)}${brief ? "" : " GPU-h"}` : unit === "cost" ? `${short(value)}${brief ? "" : ` ${over?.currency ?? ""}`}` : `${short(value)}${brief ? "" : " kWh"}`);
 
   function draw() {
-    if (problem) { replace(told, h("p", { class: "problem" }, problem)); return; }
+    if (problem) { replace(notice, h("p", { class: "problem" }, problem)); return; }
     const bare = !over || !over.rows.length;
     card.hidden = below.hidden = bare;
-    replace(told, over === null ? empty("This controller keeps no ledger.", "shoal report") : bare ? empty("No GPU-second has passed in this time. Start something:", "shoal run -g 1 -- python train.py") : over.notes?.length ? h("ul", { class: "notes" }, over.notes.map((note) => h("li", {}, note))) : null);
+    replace(notice, over === null ? empty("This controller has no ledger.", "shoal report") : bare ? empty("No GPU time was recorded in this period. To start a job:", "shoal run -g 1 -- python train.py") : over.notes?.length ? h("ul", { class: "notes" }, over.notes.map((note) => h("li", {}, note))) : null);
     if (bare) { replace(top); return; }
     const accounts = [...over.accounts].filter((one) => one.gpu_us > 0).sort((a, b) => accountRank(a.account) - accountRank(b.account));
     const total = accounts.reduce((sum, one) => sum + one.gpu_us, 0) || 1;
@@ -46,7 +46,7 @@ export function mount(root) {
     const used = accounts.filter((one) => one.group === "used").reduce((sum, one) => sum + one.gpu_us, 0);
     const figure = (name, value, more) => h("div", { class: "figure" }, h("span", { class: "dim small" }, name), h("strong", {}, value), h("span", { class: "dim small" }, more));
     replace(top,
-      h("div", { class: "figures" }, figure("Capacity", short(over.capacity_gpu_ms / 3_600_000), "GPU-hours"), figure("Of use", percent(used / total, 1), "steps, requests"), figure("Wasted", percent(wasted / total, 1), "lost, or held idle"), figure("Cost", over.cost === null || over.cost === undefined ? "–" : short(over.cost), over.cost === null || over.cost === undefined ? "no price list yet" : over.currency), figure("Energy", over.energy_wh === null || over.energy_wh === undefined ? "–" : short(over.energy_wh / 1000), over.energy_wh === null || over.energy_wh === undefined ? "not known" : `kWh${over.co2_g ? `, ${short(over.co2_g / 1000)} kg CO₂` : ""}`)),
+      h("div", { class: "figures" }, figure("Capacity", short(over.capacity_gpu_ms / 3_600_000), "GPU-hours"), figure("Useful", percent(used / total, 1), "steps, requests"), figure("Wasted", percent(wasted / total, 1), "lost or held idle"), figure("Cost", over.cost === null || over.cost === undefined ? "–" : short(over.cost), over.cost === null || over.cost === undefined ? "no price list yet" : over.currency), figure("Energy", over.energy_wh === null || over.energy_wh === undefined ? "–" : short(over.energy_wh / 1000), over.energy_wh === null || over.energy_wh === undefined ? "not known" : `kWh${over.co2_g ? `, ${short(over.co2_g / 1000)} kg CO₂` : ""}`)),
       h("div", { class: "share", role: "img", "aria-label": accounts.map((one) => `${one.title} ${percent(one.gpu_us / total, 1)}`).join(", ") }, accounts.map((one) => h("i", { title: `${one.title} ${percent(one.gpu_us / total, 1)}`, style: { width: `${(100 * one.gpu_us) / total}%`, background: accountColour(one.account) } }))),
       h("div", { class: "legend row small", "data-sum": percent(accounts.reduce((sum, one) => sum + one.gpu_us, 0) / (over.capacity_gpu_us || 1), 3) }, accounts.map((one) => h("span", { class: "key" }, h("i", { class: "dot", style: { background: accountColour(one.account) } }), one.title, h("span", { class: "dim" }, ` ${percent(one.gpu_us / total, 1)}`))), h("span", { class: "key" }, h("b", {}, `= ${percent(total / (over.capacity_gpu_us || total), 1)} of the capacity`))));
     bars(accounts);
@@ -56,7 +56,7 @@ export function mount(root) {
   function bars(accounts) {
     const slots = new Map();
     for (const row of over.rows) (slots.get(row.key) ?? slots.set(row.key, []).get(row.key)).push(row);
-    // Hours in which nothing was known are there, too: else the distance between bars would lie.
+    // Empty hours get a place too, so that the distance between bars is right.
     const step = days === "1" ? 3_600_000 : DAY_MS, newest = Math.max(...[...slots.keys()].map(Number));
     for (let at = newest; at > newest - (days === "1" ? 24 : Number(days)) * step; at -= step) if (!slots.has(String(at))) slots.set(String(at), []);
     const ordered = [...slots].sort((a, b) => Number(a[0]) - Number(b[0]));
@@ -64,7 +64,7 @@ export function mount(root) {
     const title = new Map(accounts.map((one) => [one.account, one.title]));
     const colour = new Map(accounts.map((one) => [one.title, accountColour(one.account)]));
     const list = ordered.map(([key, inside]) => ({ label: label(key), parts: [...inside].sort((a, b) => accountRank(a.account) - accountRank(b.account)).map((row) => ({ name: title.get(row.account) ?? row.account, value: amount(row) })) }));
-    chart.element.querySelector("h3").textContent = { time: "GPU-hours", cost: `Money${over.currency ? `, ${over.currency}` : ""}`, energy: "Energy, kWh" }[unit] + (days === "1" ? " in each hour" : " on each day");
+    chart.element.querySelector("h3").textContent = { time: "GPU-hours", cost: `Money${over.currency ? `, ${over.currency}` : ""}`, energy: "Energy, kWh" }[unit] + (days === "1" ? " per hour" : " per day");
     chart.set(list, (name) => colour.get(name) ?? accountColour(name), words);
   }
 

@@ -1,4 +1,4 @@
-// Who waits and why, who runs, who has ended.
+// The waiting, running and ended jobs.
 
 import { jobActions } from "./actions.js";
 import { get } from "./api.js";
@@ -10,7 +10,7 @@ const ASK_MS = 1500;
 const ENDED_SHOWN = 50;
 const RUNNING_SHOWN = 200;
 const QUIET_MS = 60_000;
-const QUIET_STEPS = 10; // so many times as long as a step usually takes
+const QUIET_STEPS = 10; // times the usual duration of a step
 
 export function mount(root) {
   const waiting = h("section", { class: "card", "aria-label": "Waiting" });
@@ -29,7 +29,7 @@ export function mount(root) {
     asking = false;
     if (alive) drawWaiting();
   }
-  // Why a job waits changes with the time as well as with events.
+  // The reason why a job waits changes with time, not only with events.
   const timer = setInterval(() => { dirty = dirty || queue?.rows.length > 0; if (!document.hidden) ask(); }, ASK_MS);
   const soon = throttled(300, ask);
   const stop = listen((change) => { if (change.tick) { drawRest(); return; } if (change.jobs?.length || change.ended?.length || change.whole || change.nodes?.length) { dirty = true; soon(); } drawRest(); });
@@ -40,9 +40,9 @@ export function mount(root) {
 
 function waitingPart(queue, problem) {
   if (problem) return [h("h2", {}, "Waiting"), h("p", { class: "problem" }, problem)];
-  if (!queue) return [h("h2", {}, "Waiting"), h("p", { class: "dim" }, "asking the scheduler")];
-  const head = h("div", { class: "row" }, h("h2", {}, "Waiting"), h("span", { class: "dim" }, queue.waiting ? `${plural(queue.waiting, "job")}, in the order of the policy ` : "", queue.waiting ? h("b", {}, queue.policy) : null));
-  if (!queue.rows.length) return [head, empty("Nothing waits. To submit a job:", "shoal run -g 1 -- python train.py")];
+  if (!queue) return [h("h2", {}, "Waiting"), h("p", { class: "dim" }, "loading")];
+  const head = h("div", { class: "row" }, h("h2", {}, "Waiting"), h("span", { class: "dim" }, queue.waiting ? `${plural(queue.waiting, "job")}, ordered by policy ` : "", queue.waiting ? h("b", {}, queue.policy) : null));
+  if (!queue.rows.length) return [head, empty("No jobs are waiting. To submit one:", "shoal run -g 1 -- python train.py")];
   const latest = Math.max(...queue.rows.map((row) => (row.late_ms ?? 0) - queue.now_ms), 1);
   const rows = queue.rows.map((row) => h("tr", { "data-key": row.id, "data-job": row.id },
     h("td", { class: "num", "data-name": "place" }, String(row.position)),
@@ -52,12 +52,12 @@ function waitingPart(queue, problem) {
     h("td", { class: "num", "data-name": "waits" }, span(queue.now_ms - row.submitted_ms)),
     h("td", {}, h("div", { class: "row" }, jobActions(row)))));
   const more = queue.waiting - queue.rows.length;
-  return [head, table(["num:#", "Job", "Why it waits, and what would help", "Predicted start", "num:Waits", ""], rows), more > 0 ? h("p", { class: "dim small" }, `and ${whole(more)} more behind these`) : null];
+  return [head, table(["num:#", "Job", "Why it waits and what would help", "Predicted start", "num:Waits", ""], rows), more > 0 ? h("p", { class: "dim small" }, `and ${whole(more)} more`) : null];
 }
 
 function starts(row, at, latest) {
-  if (!row.foreseen) return h("span", { class: "dim" }, row.position > 50 ? "later than those ahead" : "not looked at yet");
-  if (row.early_ms === null) return h("span", { class: "dim" }, row.start || "see why it waits");
+  if (!row.foreseen) return h("span", { class: "dim" }, row.position > 50 ? "after the jobs ahead of it" : "not predicted yet");
+  if (row.early_ms === null) return h("span", { class: "dim" }, row.start || "unknown");
   const early = Math.max(0, row.early_ms - at), late = Math.max(early, row.late_ms - at);
   const text = late - early < 1000 ? `in about ${span(late)}` : `in ${span(early)} to ${span(late)}`;
   return h("div", {}, text, h("div", { class: "range", role: "presentation" }, h("i", { style: { left: `${(100 * early) / latest}%`, width: `${Math.max(1, (100 * (late - early)) / latest)}%` } })));
@@ -70,7 +70,7 @@ function name(job) {
 function runningPart() {
   const jobs = [...cluster.jobs.values()].filter((job) => job.state !== "waiting").sort((a, b) => natural(b.id, a.id));
   const head = h("div", { class: "row" }, h("h2", {}, "Running"), h("span", { class: "dim" }, jobs.length ? plural(jobs.length, "job") : ""));
-  if (!jobs.length) return [head, h("p", { class: "dim" }, "Nothing runs.")];
+  if (!jobs.length) return [head, h("p", { class: "dim" }, "No jobs are running.")];
   const rows = jobs.slice(0, RUNNING_SHOWN).map((job) => h("tr", { "data-key": job.id, "data-job": job.id },
     h("td", {}, h("i", { class: "dot", style: { background: jobColour(job.id) } }), " ", name(job)),
     h("td", {}, chip(job.state)),
@@ -78,7 +78,7 @@ function runningPart() {
     h("td", {}, progress(job)),
     h("td", { class: "num", "data-name": "for" }, job.running_ms ? span(now() - job.running_ms) : "–"),
     h("td", { class: "num", "data-name": "attempt" }, String(job.attempt))));
-  return [head, table(["Job", "", "Asks for", "Progress", "num:Runs for", "num:Attempt"], rows)];
+  return [head, table(["Job", "", "Requests", "Progress", "num:Running for", "num:Attempt"], rows)];
 }
 
 export function progress(job) {
@@ -89,7 +89,7 @@ export function progress(job) {
   return h("div", {}, h("span", {}, words, job.loss === undefined || job.loss === null ? "" : ` · loss ${short(job.loss)}`), job.slow?.length ? [" ", chip("suspect", "slow member")] : null, quiet(job), job.steps ? h("div", { class: "bar" }, h("i", { style: { width: `${100 * share}%` } })) : null);
 }
 
-/** A job that told of steps and tells of none any more: for so long that it stands out. */
+/** A warning for a job that has reported steps but none for an unusually long time. */
 function quiet(job) {
   const ms = job.state === "running" && job.moved_ms ? now() - job.moved_ms : 0;
   return ms > Math.max(QUIET_MS, (QUIET_STEPS * (job.step_us ?? 0)) / 1000) ? [" ", chip("suspect", `no step for ${span(ms)}`)] : null;
@@ -97,8 +97,8 @@ function quiet(job) {
 
 function endedPart() {
   const jobs = [...cluster.ended.values()].sort((a, b) => b.finished_ms - a.finished_ms).slice(0, ENDED_SHOWN);
-  const head = h("div", { class: "row" }, h("h2", {}, "Ended"), h("span", { class: "dim" }, jobs.length ? "the newest first" : ""));
-  if (!jobs.length) return [head, h("p", { class: "dim" }, "No job has ended yet.")];
+  const head = h("div", { class: "row" }, h("h2", {}, "Ended"), h("span", { class: "dim" }, jobs.length ? "newest first" : ""));
+  if (!jobs.length) return [head, h("p", { class: "dim" }, "No jobs have ended yet.")];
   const rows = jobs.map((job) => h("tr", { "data-key": job.id, "data-job": job.id }, h("td", {}, name(job)), h("td", {}, chip(job.state)), h("td", { class: "dim" }, job.why ?? ""),
     h("td", { class: "num", "data-name": "ran" }, job.running_ms ? span(job.finished_ms - job.running_ms) : "–"), h("td", { class: "num", title: clock(job.finished_ms), "data-name": "ended" }, ago(job.finished_ms, now()))));
   return [head, table(["Job", "", "Why", "num:Last ran", "num:Ended"], rows)];

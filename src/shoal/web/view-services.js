@@ -1,4 +1,4 @@
-// The services: what is asked of them, how fast they answer, and who answers.
+// The services: their requests, latency and replicas.
 
 import { serviceActions } from "./actions.js";
 import { maybe } from "./api.js";
@@ -19,7 +19,7 @@ export function mount(root) {
   let alive = true;
 
   const update = throttled(250, () => {
-    replace(nothing, cluster.services.size ? null : empty("Nothing is served. To serve a command behind one URL:", "shoal serve chat --replicas 1..8 -g 1 -- python server.py"));
+    replace(nothing, cluster.services.size ? null : empty("There are no services. To serve a command behind one URL:", "shoal serve chat --replicas 1..8 -g 1 -- python server.py"));
     for (const service of cluster.services.values()) {
       if (!cards.has(service.name)) { const card = new Card(service.name); cards.set(service.name, card); list.append(card.element); card.ask(); }
       cards.get(service.name).show(service);
@@ -36,7 +36,7 @@ class Card {
   constructor(name) {
     this.name = name;
     this.rps = lineChart({ title: "Requests", unit: "/s", height: 130 });
-    this.latency = lineChart({ title: "Until an answer begins", unit: "ms", height: 130 });
+    this.latency = lineChart({ title: "Time to first byte", unit: "ms", height: 130 });
     this.work = lineChart({ title: "In flight and queued", height: 130 });
     this.size = lineChart({ title: "Replicas", height: 130 });
     this.top = h("div", { class: "stack" });
@@ -54,10 +54,10 @@ class Card {
     replace(this.top,
       h("div", { class: "row" }, h("h2", {}, this.name), chip(service.state), h("span", { class: "dim small" }, `version ${service.version ?? 1}`), h("span", { class: "push row" }, serviceActions(service))),
       service.why ? h("p", { class: "why dim" }, service.why) : null,
-      h("dl", { class: "facts" }, fact("Requests", `${short(Number((service.rps ?? 0).toFixed(1)))} /s`), fact("Failed", `${short(Number((service.failed_per_s ?? 0).toFixed(1)))} /s`), fact("Answers in", `${short(service.response_ms ?? 0)} ms`), fact("In flight", short(service.in_flight ?? 0)), fact("Queued", short(service.queued ?? 0)),
+      h("dl", { class: "facts" }, fact("Requests", `${short(Number((service.rps ?? 0).toFixed(1)))} /s`), fact("Failed", `${short(Number((service.failed_per_s ?? 0).toFixed(1)))} /s`), fact("Latency", `${short(service.response_ms ?? 0)} ms`), fact("In flight", short(service.in_flight ?? 0)), fact("Queued", short(service.queued ?? 0)),
         fact("Replicas", `${service.ready ?? 0} of ${service.wanted ?? 0}`), fact("Between", `${service.least ?? 0} and ${service.most ?? 0}`)));
     const rows = (service.replicas ?? []).map((one) => h("tr", { "data-key": one.job }, h("td", {}, h("a", { href: `#/job/${one.job}`, "data-key": one.job }, jobName(jobOf(one.job) ?? { id: one.job }))), h("td", {}, chip(one.state)), h("td", { "data-name": "node" }, one.node ?? "–"), h("td", { class: "num", "data-name": "version" }, String(one.version ?? 1)), h("td", { class: "num", "data-name": "in flight" }, String(one.in_flight ?? 0)), h("td", { class: "num", "data-name": "per second" }, short(Number((one.rps ?? 0).toFixed(1)))), h("td", { class: "num", "data-name": "answers in" }, `${one.response_ms ?? 0} ms`)));
-    replace(this.below, rows.length ? table(["Replica", "", "Node", "num:Version", "num:In flight", "num:Per second", "num:Answers in"], rows) : h("p", { class: "dim" }, `${plural(0, "replica")}: one comes with the first request`));
+    replace(this.below, rows.length ? table(["Replica", "", "Node", "num:Version", "num:In flight", "num:Per second", "num:Latency"], rows) : h("p", { class: "dim" }, `${plural(0, "replica")}: the first request starts one`));
     if (!this.kept) this.draw(null);
   }
 
@@ -66,7 +66,7 @@ class Card {
       const series = await maybe(`/v1/services/${encodeURIComponent(this.name)}/series`);
       this.kept = Boolean(series?.at_ms?.length);
       if (this.kept) this.draw(series);
-    } catch { /* the stream's own figures are drawn meanwhile */ }
+    } catch { /* the stream's figures are drawn meanwhile */ }
   }
 
   draw(series) {

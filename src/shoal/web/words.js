@@ -1,24 +1,24 @@
-// What an event says, in a few words; its why stands beside it.
+// Describes an event in a few words; its reason is shown beside it.
 
 import { plural, span } from "./dom.js";
 
 const nodes = (slices) => [...new Set((slices ?? []).map((slice) => (Array.isArray(slice) ? slice[0] : slice.node)))].join(", ");
-const CAUSES = { cancel: "cancelled", "time-limit": "out of time", failure: "failed", "node-loss": "lost a node", drain: "its node is drained", preempt: "makes room for another", resize: "changes its size", move: "moves elsewhere", hang: "hangs" };
+const CAUSES = { cancel: "cancelled", "time-limit": "out of time", failure: "failed", "node-loss": "lost a node", drain: "its node is drained", preempt: "makes room for another job", resize: "changes its size", move: "moves elsewhere", hang: "hangs" };
 
 const WORDS = {
   JobSubmitted: () => "submitted",
-  JobPlaced: (e) => `attempt ${e.attempt} is placed on ${nodes(e.slices)}`,
-  JobReserved: (e) => (e.start_ms ? `room is set aside on ${e.nodes.join(", ")} in ${span(e.start_ms - e.at_ms)}` : "room is set aside for it"),
-  JobClaimed: (e) => `room is being made on ${nodes(e.slices)}`,
-  JobUnclaimed: () => "the room that was made is given up",
-  JobPromoted: () => "comes first from now on",
+  JobPlaced: (e) => `attempt ${e.attempt} placed on ${nodes(e.slices)}`,
+  JobReserved: (e) => (e.start_ms ? `reserved room on ${e.nodes.join(", ")} in ${span(e.start_ms - e.at_ms)}` : "room reserved for it"),
+  JobClaimed: (e) => `making room on ${nodes(e.slices)}`,
+  JobUnclaimed: () => "no longer needs the room made for it",
+  JobPromoted: () => "moved to the front of the queue",
   MembersStarted: (e) => `${plural(e.members?.length ?? 0, "member")} started`,
-  JobRunning: (e) => `attempt ${e.attempt} runs`,
+  JobRunning: (e) => `attempt ${e.attempt} running`,
   MemberExited: (e) => `member ${e.member} on ${e.node} exited ${e.code}`,
-  MemberLost: (e) => `member ${e.member} was lost with ${e.node}`,
+  MemberLost: (e) => `member ${e.member} lost with ${e.node}`,
   JobCheckpointed: (e) => `saved up to step ${e.step}`,
-  JobStopping: (e) => `stops: ${CAUSES[e.cause] ?? e.cause}`,
-  JobRequeued: (e) => `waits again: ${CAUSES[e.cause] ?? e.cause}`,
+  JobStopping: (e) => `stopping: ${CAUSES[e.cause] ?? e.cause}`,
+  JobRequeued: (e) => `waiting again: ${CAUSES[e.cause] ?? e.cause}`,
   JobAdopted: (e) => `found alive on ${e.node}`,
   JobFinished: (e) => `${e.outcome}, code ${e.code}`,
 };
@@ -29,19 +29,19 @@ const OTHERS = {
   NodeSuspected: (e) => `${e.node} is silent`,
   NodeLost: (e) => `${e.node} is lost`,
   NodeIntended: (e) => `${e.node} is ${e.intent}`,
-  NodeChecked: (e) => `${e.node} was measured: ${e.passed ? "well" : "not well"}`,
+  NodeChecked: (e) => `${e.node} was checked: ${e.passed ? "passed" : "failed"}`,
   NodeJudged: (e) => `${e.node} is ${e.record?.standing}`,
   ServiceSet: (e) => `service ${e.service} is version ${e.version}`,
   ServiceScaled: (e) => `service ${e.service} wants ${plural(e.wanted, "replica")}`,
-  ReplicaReady: (e) => `${e.job} answers for ${e.service}`,
-  ReplicaDraining: (e) => `${e.job} drains for ${e.service}`,
-  ServiceStopping: (e) => `service ${e.service} stops`,
+  ReplicaReady: (e) => `${e.job} is a ready replica of ${e.service}`,
+  ReplicaDraining: (e) => `${e.job} is draining from ${e.service}`,
+  ServiceStopping: (e) => `service ${e.service} is stopping`,
   ServiceStopped: (e) => `service ${e.service} has stopped`,
   PolicyChanged: (e) => `the policy is ${e.policy?.name}`,
   ClockJumped: (e) => e.why,
   ControllerStarted: (e) => `controller start ${e.epoch}`,
 };
 
-/** For a list of everything: with the name of the job. */
-export const tell = (event) => (OTHERS[event.event] ? OTHERS[event.event](event) : `${event.job} ${say(event)}`);
+/** For a list of all events: with the name of the job. */
+export const describe = (event) => (OTHERS[event.event] ? OTHERS[event.event](event) : `${event.job} ${say(event)}`);
 export const say = (event) => (WORDS[event.event] ?? (() => event.event))(event);
