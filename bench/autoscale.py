@@ -79,7 +79,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def scalers(requests: Sequence[Request]) -> dict[str, tuple[Scaler, int]]:
-    """Each with the replicas that it begins with."""
+    """Each scaler with its initial number of replicas."""
     work = work_over_time(requests, LOOK_MS)
     mean = -(-sum(work) // len(work) // CONCURRENCY)
     peak = -(-max(work) // CONCURRENCY)
@@ -98,8 +98,8 @@ def fixed(count: int) -> Scaler:
 
 
 def threshold(part: float = 0.7, every_ms: int = 15_000, down_ms: int = 300_000) -> Scaler:
-    """As many as bring the busy part of all slots to `part`, with a tolerance of a tenth; fewer
-    only if no more were proposed for `down_ms`. It knows nothing of the queue."""
+    """Enough replicas to bring the utilisation of all slots to `part`, with a tolerance of a tenth.
+    Fewer only after `down_ms` without a higher proposal. It does not see the queue."""
     proposals: list[tuple[int, int]] = []
 
     def scale(now_ms: int, fleet: Fleet, wanted: int) -> int:
@@ -128,7 +128,7 @@ def shoal(target: int) -> Scaler:
 
 
 def play(requests: Sequence[Request], scaler: Scaler, first: int) -> Result:
-    """Until all are answered."""
+    """Runs until all requests are answered."""
     rng = random.Random("starts")
     fleet = Fleet(requests, CONCURRENCY)
     starting: dict[str, int] = {}  # replica -> when it is ready

@@ -1,7 +1,7 @@
 """A cluster for benchmarks of the core: the controller's state and its nodes' books, in memory.
 
-No process runs. Nodes keep their books with `NodeBook`, as agents do, so that the reports that
-a step is timed on are those that it would get live.
+No process runs. Nodes use `NodeBook`, as agents do, so that the timed steps get the same reports as
+live ones.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ CPU_MILLI_PER_NODE = 64_000
 MEMORY_MB_PER_NODE = 1_024_000
 SUBMIT_BATCH = 500
 
-# Clock time hardly passes in a benchmark, so no node may count as silent for want of heartbeats.
+# Little clock time passes in a benchmark, so no node must become silent for missing heartbeats.
 POLICY = Policy(suspect_after_ms=3_600_000, grace_ms=7_200_000)
 
 # (weight, members, GPUs, CPUs) of a member: most jobs are small, most GPUs belong to large gangs.
@@ -58,10 +58,10 @@ FILLERS = ((1, 6), (0, 16), (0, 8), (0, 4), (0, CRUMB_CPUS))
 
 
 class Mix:
-    """An endless supply of job specs as a busy cluster sees them, the same for the same seed."""
+    """An endless supply of job specs like those of a busy cluster; it depends only on the seed."""
 
     def __init__(self, seed: int, *, wide: bool = False, own_shape: bool = False) -> None:
-        """`wide`: gangs alone that no single node can hold. `own_shape`: no two jobs alike."""
+        """`wide`: only gangs that no single node can hold. `own_shape`: no two jobs alike."""
         self._random = random.Random(seed)
         self._own_shape = own_shape
         self._made = 0
@@ -120,13 +120,13 @@ class Cluster:
         return result
 
     def settle(self, result: Step) -> None:
-        """Deliver commands and hear the nodes that got some, until there is nothing left to do."""
+        """Deliver commands and process the nodes' reports until there are no more commands."""
         while result.commands or result.wake_ms == self.now_ms:
             told = self._deliver(result.commands)
             result = self.step(Report(nodes=tuple(self.books[node].report() for node in told)))
 
     def submit(self, specs: Sequence[JobSpec]) -> int:
-        """How many of them found room at once."""
+        """Returns how many of them were placed at once."""
         waiting = self.state.queue.size
         self.settle(self.step(Report(requests=tuple(map(Submit, specs)))))
         return len(specs) - (self.state.queue.size - waiting)
@@ -144,7 +144,7 @@ class Cluster:
         self.started.clear()
 
     def refill(self) -> None:
-        """For every job that started another like it arrives, so that the queue stays as it was."""
+        """For every job that started, a similar one arrives, so that the queue keeps its length."""
         while self.started:
             specs, self.started = self.started, []
             self.submit(specs)
@@ -159,7 +159,7 @@ class Cluster:
         ]
 
     def end(self, jobs: Iterable[Job]) -> Report:
-        """All members of the jobs exit 0: the report that their nodes would send."""
+        """The report that nodes send when all members of the jobs exit 0."""
         nodes: dict[str, None] = {}
         for job in jobs:
             for number, member in enumerate(job.members):

@@ -61,7 +61,7 @@ def main() -> None:
 
 
 def measure_help() -> dict[str, float]:
-    """Wall time of `shoal --help`, and of a Python that does nothing."""
+    """Wall time of `shoal --help` and of a Python that does nothing."""
     shoal = str(Path(sys.executable).with_name("shoal"))
 
     def wall_ms(*argv: str) -> float:
@@ -79,7 +79,7 @@ def measure_help() -> dict[str, float]:
 
 @contextlib.contextmanager
 def private_cluster() -> Iterator[tuple[Home, float]]:
-    """Four virtual nodes, and the time it took until all of them were ready."""
+    """Four virtual nodes, and the time until all of them were ready."""
     path = Path(tempfile.mkdtemp(prefix="shoal-bench-"))
     home = Home(path)
     nodes = tuple(
@@ -108,7 +108,7 @@ def measure_latency(home: Home, jobs: int) -> dict[str, float]:
 
 
 def measure_jobs(home: Home, jobs: int) -> dict[str, float]:
-    """So many jobs that run `true`, each a submission of its own: until the last has finished."""
+    """Submits `count` jobs that run `true`, one by one, and waits until the last has finished."""
 
     def submit(count: int) -> None:
         with Client.at_home(home.path) as client:
@@ -140,7 +140,7 @@ def measure_controller_kills(home: Home) -> float:
     """Median time from SIGKILL of the controller until the next one answers."""
     times = []
     for _ in range(KILLS):
-        time.sleep(1.5)  # let it live, so that its supervisor sees no crash loop
+        time.sleep(1.5)  # let it run, so that its supervisor does not see a crash loop
         pid = msgspec.json.decode(home.address.read_bytes(), type=Address).pid
         with Client.at_home(home.path, patience_s=30) as client:
             before = client.status().epoch
@@ -172,7 +172,7 @@ def measure_node_kills(home: Home) -> float:
 
 
 def report(figures: dict[str, object]) -> None:
-    """The same figures for people, with the ratios that matter."""
+    """The same figures as a table, with the important ratios."""
     get = msgspec.convert
     help_ms = get(figures["help_ms"], dict[str, float])
     latency = get(figures["submit_to_running_ms"], dict[str, float])

@@ -1,4 +1,4 @@
-"""What every benchmark shares: percentiles, a table for people, and the machine it ran on."""
+"""What all benchmarks share: percentiles, tables, and a description of the machine."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import msgspec
 
 
 class Spread(msgspec.Struct, frozen=True):
-    """How one measured time is spread. Trust the median; the rest shows the machine's noise."""
+    """The distribution of a measured time. Trust the median; the rest shows the machine's noise."""
 
     median_ms: float
     p99_ms: float
@@ -39,7 +39,7 @@ def ratio(value: float, base: float) -> float:
 
 
 def machine() -> str:
-    """One line to print beside figures, for they mean little without it."""
+    """One line to print beside figures, because they mean little without it."""
     load = ", ".join(f"{average:.2f}" for average in os.getloadavg())
     return (
         f"{os.cpu_count()} CPUs ({platform.machine()}), {platform.system()}, "
@@ -48,7 +48,7 @@ def machine() -> str:
 
 
 def table(header: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
-    """Columns as wide as they need to be; the first is text, the others are figures."""
+    """A table with columns as wide as needed; the first is text, the others are figures."""
     lines = [[str(cell) for cell in row] for row in (header, *rows)]
     widths = [max(len(line[column]) for line in lines) for column in range(len(header))]
     return "\n".join(

@@ -46,11 +46,11 @@ NAME = "llm"
 CONCURRENCY = 8
 DAY_MS = 86_400_000
 LOOK_MS = 5_000
-READY_MS = 5_000  # beside the 40 s that every start takes
+READY_MS = 5_000  # in addition to the 40 s of every start
 GPUS_PER_NODE = 8
 CHECKPOINT_MS = 600_000
 SHORTEST_MS, LONGEST_MS = 1_800_000, 8 * 3_600_000
-# What a restart costs comes before the work begins, so that checkpoints are where they are thought.
+# The cost of a restart comes before the work, so that checkpoints are where they are expected.
 WORLD = Conditions(start_up_ms=40_000, restart_cost_ms=0, checkpoint_ms=CHECKPOINT_MS)
 HEADER = (
     "pool",
@@ -120,9 +120,9 @@ def _row(name: str, result: Result) -> tuple[object, ...]:
 
 
 def read_training(path: Path, gpus: int) -> list[Arrival]:
-    """The trace's first jobs with 1 to 8 GPUs that take half an hour to eight hours, as many as are
-    a tenth more than `gpus` can do in the day, coming evenly over it; each may run on up to four
-    times its GPUs, and is as fast as it has GPUs."""
+    """The trace's first jobs with 1 to 8 GPUs that take half an hour to eight hours, 10 % more than
+    `gpus` can do in the day, arriving evenly. Each may run on up to four times its GPUs, and its
+    speed is proportional to its GPUs."""
     found: list[tuple[int, int]] = []
     left_ms = 11 * gpus * DAY_MS // 10
     with gzip.open(path, "rt", encoding="utf-8", newline="") as file:
@@ -158,7 +158,7 @@ def play(
 
 
 class Flex(Replay):
-    """A replay in which one of the users has a service, and its replicas are jobs as well."""
+    """A replay in which one user has a service, whose replicas are jobs too."""
 
     def __init__(
         self, trace: Trace, nodes: int, requests: Sequence[Request], scale: Scale | None
@@ -203,7 +203,7 @@ class Flex(Replay):
         )
 
     def _count_training(self) -> None:
-        """Work that was done and kept; of what runs at the end, what it has done so far."""
+        """Work that was done and kept, including running jobs at the end."""
         self.world.now_ms = self.now_ms
         for attempt in self.world.attempts.values():
             if attempt.job not in self._replicas:
@@ -245,7 +245,7 @@ class Flex(Replay):
             ),
         )
 
-    # -- the books -------------------------------------------------------------------------
+    # -- accounts --------------------------------------------------------------------------
 
     def _job_submitted(self, event: JobSubmitted) -> None:
         if not event.spec.service:

@@ -1,4 +1,4 @@
-"""Measures the gateway beside the load balancers that are on this machine, in one run.
+"""Compares the gateway with the load balancers on this machine, in one run.
 
 python bench/gateway.py                 everything (about nine minutes)
 python bench/gateway.py --quick         shorter and once (about a minute and a half)
@@ -77,7 +77,7 @@ def throughput(peers: dict[str, Start], lengths: Lengths) -> Figures:
     """(a) requests per second over 64 connections, replicas that answer at once."""
     rates: dict[str, dict[str, list[float]]] = {name: {"GET": [], "POST": []} for name in peers}
     with instant_replicas() as ports:
-        for _ in range(lengths.rounds):  # in turns, so that a noisy moment hits all
+        for _ in range(lengths.rounds):  # in turns, so that a noisy moment affects all
             for name, start in peers.items():
                 with start(ports, 0) as (port, path):
                     for method, values in rates[name].items():
@@ -125,7 +125,7 @@ def slow(peers: dict[str, Start], lengths: Lengths) -> Figures:
 
 
 def killed(peers: dict[str, Start], lengths: Lengths) -> Figures:
-    """(d) a replica is killed and comes back: who fails, and who of them came after the kill."""
+    """(d) a replica is killed and comes back: failed requests, and those begun after the kill."""
     figures: Figures = {}
     rate = LOAD * CONCURRENCY * 1000 / MEAN_MS * (REPLICAS - 1)
     for name in (name for name in peers if name not in ("direct", "ray-serve")):
@@ -197,7 +197,7 @@ def spread_of(rounds: Sequence[Sequence[Sample]]) -> dict[str, object]:
 
 
 def compared(figures: Figures, key: str, title: str) -> Figures:
-    """Each beside plain HAProxy, in print and in the figures."""
+    """Prints each balancer relative to plain HAProxy and adds the ratio to the figures."""
     base = figures.get("haproxy", {}).get(key)
     for values in figures.values():
         mine = values[key]
@@ -253,7 +253,7 @@ def open_loop(
 
 @contextlib.contextmanager
 def instant_replicas() -> Iterator[list[int]]:
-    """Nothing answers faster than HAProxy itself."""
+    """HAProxy itself as the replica, because nothing answers faster."""
     ports = [free_port() for _ in range(REPLICAS)]
     lines = ["global", "    nbthread 1", "defaults", "    mode http", "    timeout client 60s"]
     for number, port in enumerate(ports):
@@ -271,7 +271,7 @@ def instant_replicas() -> Iterator[list[int]]:
 
 @contextlib.contextmanager
 def working_replicas(slower: float = SLOWER) -> Iterator[dict[int, subprocess.Popen[bytes]]]:
-    """By port; the first is the slow one."""
+    """Requests by port; the first is the slow replica."""
     running = {}
     try:
         for number in range(REPLICAS):

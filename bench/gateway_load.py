@@ -1,7 +1,7 @@
-"""An open-loop client: requests begin when the clock says so, whatever became of the others.
+"""An open-loop client: requests begin on schedule, whatever happened to earlier ones.
 
 `python gateway_load.py PORT PATH RATE_PER_S SECONDS WARM_UP_S METHOD SEED` prints a JSON object.
-Latency counts from when a request was due, so a stall is seen by all that it held up.
+Latency counts from when a request was due, so a stall shows in every request that it delayed.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ ANSWER_TIMEOUT_S = 30.0
 
 
 class Sample(msgspec.Struct, frozen=True):
-    """`begun_s` by the machine's monotonic clock; a failure has status 0 or one of 500 and up."""
+    """`begun_s` is monotonic time; a failure has status 0, or 500 and above."""
 
     begun_s: float
     latency_s: float
@@ -28,7 +28,7 @@ class Sample(msgspec.Struct, frozen=True):
 
 
 class Connection(asyncio.Protocol):
-    """One request at a time, answers with a content-length."""
+    """One request at a time; answers need a content-length."""
 
     def __init__(self) -> None:
         self._data = b""
@@ -36,7 +36,7 @@ class Connection(asyncio.Protocol):
         self.transport: asyncio.Transport | None = None
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        self.transport = cast(asyncio.Transport, transport)  # uvloop's are not of that class
+        self.transport = cast(asyncio.Transport, transport)  # uvloop has its own class
 
     def ask(self, request: bytes) -> asyncio.Future[int]:
         assert self.transport is not None

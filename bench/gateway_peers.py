@@ -1,4 +1,4 @@
-"""The load balancers that `bench/gateway.py` compares: each started in front of given ports."""
+"""Starts the load balancers that `bench/gateway.py` compares, each in front of given ports."""
 
 from __future__ import annotations
 
@@ -24,19 +24,19 @@ from shoal.model.service import Entry, Replica, Route, Served, Wanted
 START_TIMEOUT_S = 60.0
 TICK_S = 1.0
 
-# Starts a balancer for replicas at these ports with that concurrency; gives where to ask.
+# Starts a balancer for replicas at these ports with this concurrency; yields its port and path.
 Start = Callable[[Sequence[int], int], contextlib.AbstractContextManager[tuple[int, str]]]
 
 
 @contextlib.contextmanager
 def direct(ports: Sequence[int], concurrency: int) -> Iterator[tuple[int, str]]:  # noqa: ARG001
-    """No balancer: the first replica itself."""
+    """No balancer: requests go to the first replica."""
     yield ports[0], "/"
 
 
 @contextlib.contextmanager
 def shoal(ports: Sequence[int], concurrency: int) -> Iterator[tuple[int, str]]:
-    """The gateway as a service would have it: path, ids, limits, log, weights that follow."""
+    """The gateway as a service uses it: path, ids, limits, log, adaptive weights."""
     with folder() as directory:
         gateway = Gateway(directory)
         port = free_port()
@@ -66,7 +66,7 @@ def shoal(ports: Sequence[int], concurrency: int) -> Iterator[tuple[int, str]]:
 
 
 def move_log_keeper(directory: Path) -> None:
-    """Off the core that is the balancer's."""
+    """Moves this process off the balancer's core."""
     for process in psutil.process_iter():
         with contextlib.suppress(psutil.Error):
             if str(directory) in process.cmdline():
@@ -75,7 +75,7 @@ def move_log_keeper(directory: Path) -> None:
 
 @contextlib.contextmanager
 def haproxy(ports: Sequence[int], concurrency: int) -> Iterator[tuple[int, str]]:
-    """A plain one: leastconn and its defaults."""
+    """Plain HAProxy: leastconn and defaults."""
     port = free_port()
     limit = f" maxconn {concurrency}" if concurrency else ""
     lines = [
@@ -101,7 +101,7 @@ def haproxy(ports: Sequence[int], concurrency: int) -> Iterator[tuple[int, str]]
 
 @contextlib.contextmanager
 def nginx(ports: Sequence[int], concurrency: int) -> Iterator[tuple[int, str]]:  # noqa: ARG001
-    """least_conn with connections kept; the open one has no queue and no way to say a limit."""
+    """least_conn with keep-alive; open-source nginx has no queue and no limit per server."""
     port = free_port()
     servers = " ".join(f"server 127.0.0.1:{at};" for at in ports)
     with folder() as directory:
@@ -129,7 +129,7 @@ http {{
 
 @contextlib.contextmanager
 def sglang(ports: Sequence[int], concurrency: int) -> Iterator[tuple[int, str]]:  # noqa: ARG001
-    """sglang-router, by its cache-aware policy; the replicas need only answer."""
+    """sglang-router with its cache-aware policy; any replicas will do."""
     port = free_port()
     command = [sys.executable, "-m", "sglang_router.launch_router", "--port", str(port)]
     command += ["--host", "127.0.0.1", "--policy", "cache_aware", "--worker-urls"]
@@ -140,7 +140,7 @@ def sglang(ports: Sequence[int], concurrency: int) -> Iterator[tuple[int, str]]:
 
 @contextlib.contextmanager
 def ray_serve(ports: Sequence[int], concurrency: int) -> Iterator[tuple[int, str]]:
-    """Ray Serve with as many replicas of its own, which answer at once: only for throughput."""
+    """Ray Serve with the same number of its own instant replicas: for throughput only."""
     port = free_port()
     text = f"""
 import time
@@ -158,7 +158,7 @@ time.sleep(3600)
 
 
 def available() -> tuple[dict[str, Start], list[str]]:
-    """Who takes part, and a line about each who does not."""
+    """The balancers that can run here, and a line about each that cannot."""
     found: dict[str, Start] = {"direct": direct}
     missing = []
     try:
@@ -195,7 +195,7 @@ OTHER_CPUS = CPUS[1:] or CPUS
 
 @contextlib.contextmanager
 def pinned(cpus: Sequence[int]) -> Iterator[None]:
-    """What is started inside runs on these cores."""
+    """Processes started in this block run on these cores."""
     before = os.sched_getaffinity(0)
     os.sched_setaffinity(0, cpus)
     try:

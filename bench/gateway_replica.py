@@ -1,6 +1,6 @@
 """A replica for the benchmark: `python gateway_replica.py PORT CONCURRENCY MEAN_MS SLOWER SEED`.
 
-Works on so many requests at a time, each for a lognormal time; the rest waits in order.
+Handles CONCURRENCY requests at a time, each for a lognormal time; the rest wait in order.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ class Connection(asyncio.Protocol):
         self._transport: asyncio.Transport | None = None
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        self._transport = cast(asyncio.Transport, transport)  # uvloop's are not of that class
+        self._transport = cast(asyncio.Transport, transport)  # uvloop has its own class
 
     def data_received(self, data: bytes) -> None:
         self._data += data

@@ -1,7 +1,7 @@
 """Training on a GPU: the same script alone (torchrun) and under Shoal, and recovery of both.
 
 Run with `python -m bench.gpu [--turns 2] [--steps 120]` on a machine with a GPU, torch with CUDA
-and `nvidia-ml-py`. One member, for NCCL wants a GPU for each.
+and `nvidia-ml-py`. One member, because NCCL needs a GPU for each.
 """
 
 from __future__ import annotations
@@ -115,7 +115,7 @@ def throughput(peer_kind: type[Alone] | type[OnShoal], kind: str, steps: int) ->
 
 
 def recovery(peer_kind: type[Alone] | type[OnShoal]) -> dict[str, Any]:
-    """Twice: SIGKILL of the member, until its next step is done."""
+    """Kills the member with SIGKILL twice and waits until its next step is done."""
     peer: Peer = peer_kind()
     seconds, lost, parts = [], [], []
     try:
@@ -145,7 +145,7 @@ def recovery(peer_kind: type[Alone] | type[OnShoal]) -> dict[str, Any]:
 
 
 def nvml() -> dict[str, Any]:
-    """What the GPU itself tells, while it trains."""
+    """The GPU's own figures during training."""
     import pynvml
 
     pynvml.nvmlInit()

@@ -1,7 +1,7 @@
 """What `bench/gpu.py` trains: a transformer in bf16 through `gpu_train.py ddp|fsdp STEPS`.
 
-Tells of itself in lines of BENCH_MARKS (see `recovery_train.py`), and at its end prints one JSON
-object: milliseconds per step, tokens per second, and what saves blocked of the loop.
+Writes its progress to BENCH_MARKS (see `recovery_train.py`), and at the end prints one JSON object:
+milliseconds per step, tokens per second, and how long saves blocked the loop.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from bench.recovery_train import mark
 
 WIDTH, HEADS, DEPTH, LENGTH, BATCH, WORDS = 1024, 16, 12, 1024, 16, 32_000
 WARM_STEPS = 20
-EVERY = 100  # longer than it takes to write one, or the next save waits for the last
+EVERY = 100  # longer than one save takes, or the next save waits for the last
 
 
 def main() -> None:

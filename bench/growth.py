@@ -30,7 +30,7 @@ AXES = {
 
 
 def made_up(jobs: int, nodes: int, load: float) -> Trace:
-    """Log-normal run times; arrivals such that so much of the cluster is asked for."""
+    """Lognormal run times, with arrivals that ask for the share LOAD of the cluster."""
     rng = random.Random(1)
     gangs = Gangs(8)
     sizes = rng.choices([s for s, _ in SIZES], [w for _, w in SIZES], k=jobs)
@@ -53,7 +53,7 @@ def measure(jobs: int, nodes: int, load: float) -> tuple[float, int]:
 
 
 def svg(found: dict[str, list[tuple[float, float]]]) -> str:
-    """One panel for each axis, which is logarithmic; a flat line is growth in proportion."""
+    """One panel for each logarithmic axis; a flat line means that cost grows in proportion."""
     width, height, parts = 260, 200, []
     top = max(ms for points in found.values() for _, ms in points)
     for panel, (axis, points) in enumerate(found.items()):

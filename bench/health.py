@@ -1,4 +1,4 @@
-"""How soon slow members are found, and how often wrongly: made-up gangs, the real scoring.
+"""How soon slow members are found, and how often wrongly: synthetic gangs, the real scoring.
 
 python bench/health.py            everything (about three minutes)
 python bench/health.py --quick    a tenth of it
@@ -27,7 +27,7 @@ CALM_STEPS = 1_000_000
 
 
 class Found(msgspec.Struct, frozen=True):
-    """Of a gang with slow members: how many runs found them all, and when; medians."""
+    """For a gang with slow members: how many runs found them all, and when; medians."""
 
     case: str
     runs: int
@@ -39,7 +39,7 @@ class Found(msgspec.Struct, frozen=True):
 
 
 class Calm(msgspec.Struct, frozen=True):
-    """Of a gang in which nobody is to be suspected: members called slow."""
+    """For a gang without slow members: members wrongly called slow."""
 
     case: str
     steps: int
@@ -148,7 +148,7 @@ def wrongly(case: str, gang: Gang, drag: Drag, steps: int) -> Calm:
 
 
 def beat_cost_ns(members: int = 256, rounds: int = 200) -> dict[str, int]:
-    """All windows close as soon as they may, so this is the dearest case."""
+    """All windows close as soon as they can, so this is the most expensive case."""
     rule = HealthRule(window_ms=0, window_steps=1)
     book = scoring.Gang()
     beats = [Beat(ref="", step=n, steps=n, compute_us=n * 250_000) for n in range(1, rounds + 1)]

@@ -2,7 +2,8 @@
 
     python bench/ledger.py [--nodes 2000] [--jobs 50000]
 
-Made-up jobs (seeded) on nodes of 8 GPUs over some days; CPU time. The last line is one JSON object.
+Synthetic jobs (seeded) on nodes of 8 GPUs over some days; CPU time. The last line is one JSON
+object.
 """
 
 from __future__ import annotations
@@ -36,7 +37,7 @@ EVENTS_PER_WRITE = 5_000
 
 
 def history(nodes: int, jobs: int) -> Iterator[ev.Event]:
-    """Jobs of one GPU that come, run for half an hour or so, and go; all GPUs are in use."""
+    """One-GPU jobs that run for about half an hour; all GPUs are in use."""
     rng = random.Random(1)
     free = [(f"n{n}", gpu) for n in range(nodes) for gpu in range(GPUS)]
     for number in range(nodes):
@@ -107,7 +108,7 @@ def measure(nodes: int, jobs: int) -> dict[str, float]:
             notes=[],
         )
         report_s = time.perf_counter() - at
-        assert sum(row.gpu_us for row in told.rows) == capacity, "the books do not balance"
+        assert sum(row.gpu_us for row in told.rows) == capacity, "the accounts do not balance"
         store.close()
         size = path.stat().st_size
     return {
@@ -123,7 +124,7 @@ def measure(nodes: int, jobs: int) -> dict[str, float]:
 
 
 def beats_per_s(members: int = 1000, rounds: int = 100) -> float:
-    """A gang that tells a beat for each member every second."""
+    """A gang that sends a beat for each member every second."""
     book = Book()
     spec = NodeSpec(id="n", gpus=256, cpu_milli=1, memory_mb=1)
     book.take(ev.NodeJoined(at_ms=0, node="n", spec=spec, incarnation=1))

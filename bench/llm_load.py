@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-# One replica: prompts are read at this speed, answers written at this one, each stream its own.
+# Speeds of one replica: prompts are read and answers written independently in each stream.
 PREFILL_TOKENS_PER_S = 8_000
 DECODE_TOKENS_PER_S = 30
 OVERHEAD_MS = 50
@@ -21,7 +21,7 @@ WINDOW_S = 600  # of the rates in servegen
 
 
 class LoadError(Exception):
-    """The trace cannot be used; the message says why."""
+    """The trace cannot be used; the message has the reason."""
 
 
 class Request(NamedTuple):
@@ -101,15 +101,15 @@ class Replica:
 
 
 class Fleet:
-    """Ready replicas and one queue in front of them, as the gateway has it: a request goes to the
-    replica with the least in flight, or waits for the first that is free."""
+    """Ready replicas behind one queue, as in the gateway: a request goes to the replica with the
+    fewest in flight, or waits for the first free one."""
 
     def __init__(self, requests: Sequence[Request], concurrency: int) -> None:
         self.requests = requests
         self.concurrency = concurrency
         self.replicas: dict[str, Replica] = {}
         self.waits_ms: list[int] = []  # in order of begin
-        self.slow: int = 0  # took more than half as long again as they need
+        self.slow: int = 0  # took more than 1.5 times as long as needed
         self._queue: list[Request] = []
         self._queue_from = 0
         self._next = 0
@@ -140,12 +140,12 @@ class Fleet:
             self._free -= self.concurrency - replica.in_flight
 
     def remove(self, replica_id: str) -> None:
-        """What it had in flight is cut off: who drains first loses nothing."""
+        """Its requests in flight are lost, so a scaler should drain a replica first."""
         self.drain(replica_id)
         del self.replicas[replica_id]
 
     def advance(self, now_ms: int) -> None:
-        """All that arrives and ends until then."""
+        """Processes all arrivals and completions until `now_s`."""
         requests, ends = self.requests, self._ends
         while True:
             arrival_ms = requests[self._next].at_ms if self._next < len(requests) else now_ms + 1
@@ -181,12 +181,12 @@ class Fleet:
             self._queue_from = 0
 
     def kept(self, within_ms: int) -> float:
-        """The part of all requests that began in time; who never began did not."""
+        """The share of all requests that began in time; those that never began did not."""
         return sum(wait <= within_ms for wait in self.waits_ms) / max(1, len(self.requests))
 
 
 def work_over_time(requests: Sequence[Request], look_ms: int) -> list[int]:
-    """In flight at each look if nobody ever waited."""
+    """The requests in flight at each look if no request ever waited."""
     changes: dict[int, int] = {}
     for request in requests:
         changes[request.at_ms // look_ms] = changes.get(request.at_ms // look_ms, 0) + 1

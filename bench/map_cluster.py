@@ -1,7 +1,7 @@
-"""What a map pays for workers on a cluster, beside workers of its own; and how code travels.
+"""Compares a map with workers on a cluster to one with local workers, and times packed code.
 
-Run with `python bench/map_cluster.py`. Both kinds of workers run in turn, so that what else the
-machine does falls on both. The cluster has two virtual nodes on this machine.
+Run with `python bench/map_cluster.py`. Both kinds of workers take turns, so that other load on the
+machine affects both. The cluster has two virtual nodes on this machine.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from shoal.packing import pack
 from shoal.tasks import Cluster
 
 WORKERS = 2
-FIRST = 2000  # results until chunks have found their size
+FIRST = 2000  # results until the chunk size has settled
 LARGE_BYTES = 64 << 20
 PACKAGE_BYTES = 192 << 20
 

@@ -1,4 +1,4 @@
-"""What observation costs: reports the controller takes, bytes it keeps, what a training loop pays.
+"""What observation costs: reports for the controller, bytes kept, time in the training loop.
 
 Run with `python -m bench.observe` (about two minutes; `--quick`: a tenth of the cluster, nothing
 live). CPU time of one thread is counted, so that other work on the machine matters little. The last
@@ -49,7 +49,7 @@ HOUR_MS = 3_600_000
 LOOP_STEPS = 20_000
 TURNS = 5
 GOAL_PERCENT = 0.5
-STEP_MS = 10.0  # a short step: what a longer one pays is less
+STEP_MS = 10.0  # a short step, which pays the most
 
 
 def main() -> None:
@@ -73,7 +73,7 @@ def main() -> None:
 
 
 class Crowd:
-    """A full cluster all of whose members tell of their steps, and a history that looks at it."""
+    """A full cluster whose members all report their steps, and a history that samples it."""
 
     def __init__(self, nodes: int) -> None:
         self.nodes = nodes
@@ -96,7 +96,7 @@ class Crowd:
         self.history = History(cast(ControlLoop, self.loop))
 
     def second(self) -> list[bytes]:
-        """All do some steps; the frames that their agents send."""
+        """All members do some steps; returns the frames that their agents send."""
         self.now_ms = self.cluster.now_ms = self.cluster.now_ms + 1000
         for ref, beat in self.beats.items():
             self.beats[ref] = stepped(beat, STEPS_PER_S)
@@ -165,7 +165,7 @@ def measure_metrics(crowd: Crowd) -> dict[str, float]:
 
 
 def measure_kept() -> dict[str, Any]:
-    """What is stored of one job, and how much of that for each hour of its life."""
+    """The bytes stored for one job, and per hour of its life."""
     kept: dict[str, Any] = {}
     for members, hours in itertools.product((1, 8, 64), (1, 24, 720)):
         size = stored_bytes(members, hours)
@@ -200,7 +200,7 @@ def stored_bytes(members: int, hours: int) -> int:
 
 
 def measure_loop() -> dict[str, float]:
-    """Microseconds that a step pays for being told of: as bench/overhead.py, without a save."""
+    """The cost of reporting a step in microseconds: as bench/overhead.py, without a save."""
     script = (
         "import itertools, sys, time\n"
         "from bench.overhead import listen\n"
@@ -235,7 +235,7 @@ def measure_loop() -> dict[str, float]:
 
 
 def measure_live() -> dict[str, float]:
-    """CPU time of the agent and the controller while two members of one node tell of their steps:
+    """CPU time of the agent and the controller while two members of one node report their steps:
     what observation takes from the machine that trains."""
     from shoal.control.home import ClusterConfig, Home
     from shoal.control.lifecycle import bring_up, take_down
@@ -282,7 +282,7 @@ def measure_live() -> dict[str, float]:
 
 
 def shares(home: Any, seconds: float) -> tuple[float, float]:
-    """Of a core, in percent: the agent of n1, and the controller."""
+    """In percent of a core: the agent of n1, and the controller."""
     agent = json.loads((home.node("n1") / "agent.json").read_text())["pid"]
     controller = json.loads(home.address.read_text())["pid"]
     before = [cpu_s(pid) for pid in (agent, controller)]
@@ -298,7 +298,7 @@ def cpu_s(pid: int) -> float:
 
 
 def pieces(work: Iterator[Any]) -> Iterator[tuple[Any, float]]:
-    """What comes out of it, with the time that each piece took: others wait that long."""
+    """The stream's output, with the time of each piece, which is how long others wait."""
     end = object()
     while True:
         piece, took_s = timed(lambda: next(work, end))

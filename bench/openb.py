@@ -19,7 +19,7 @@ T = TypeVar("T")
 
 
 class BadList(Exception):
-    """A list that cannot be read; the message names file, row and field."""
+    """The list cannot be read; the message names file, row and field."""
 
 
 class Node(NamedTuple):
@@ -56,9 +56,9 @@ def capacity_milli(nodes: list[Node]) -> int:
 
 
 def arrivals(pods: list[Pod], capacity: int, arrived: float, seed: int) -> list[Task]:
-    """Each pod once in random order, then drawn with replacement, until so much has arrived.
+    """Each pod once in random order, then drawn with replacement, until the demand is reached.
 
-    A list that asks for more than that is cut by random removal, so that its mix is kept.
+    A list that asks for more is cut by random removal, so that its mix is kept.
     """
     generator = random.Random(seed)
     tasks = [pod.task for pod in pods]

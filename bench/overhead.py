@@ -74,7 +74,7 @@ def main() -> None:
 
 
 def beside_torchrun() -> tuple[float, float, float]:
-    """Medians of both, and of the ratios of runs that came one after the other."""
+    """Medians of both, and of the ratios of consecutive runs."""
     script = str(Path(__file__).with_name("overhead_train.py"))
     with tempfile.TemporaryDirectory() as folder:
         out = Path(folder) / "rate"
@@ -107,7 +107,7 @@ def seconds(make: Callable[[], Iterable[Any]]) -> float:
 
 
 def listen() -> None:
-    """An agent's ear, so that beats are sent as they would be."""
+    """A socket in the place of an agent, so that beats are really sent."""
     name = f"shoal-bench-{os.getpid()}"
     ear = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
     ear.bind("\0" + name)

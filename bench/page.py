@@ -2,8 +2,8 @@
 
     python bench/page.py [NODES] [SHOT.png]
 
-The state is that of a full cluster whose nodes keep their books in memory; the API, the stream and
-the Chromium are real. Twice a second some jobs end and others take their place.
+The cluster is full and simulated in memory; the API, the stream and Chromium are real. Twice a
+second some jobs end and others take their place.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ SCROLL = """frames => new Promise(done => {
 
 
 class Board:
-    """As much of a control loop as the page looks at."""
+    """The part of a control loop that the page uses."""
 
     def __init__(self, cluster: Cluster) -> None:
         self.cluster = cluster
@@ -86,7 +86,7 @@ class Board:
 
 
 def looks(board: Board) -> dict[str, Any]:
-    """What one look takes, and how much is sent."""
+    """The duration of one update, and the bytes sent."""
     feed, quiet, busy, sizes = Feed(board), [], [], []  # type: ignore[arg-type]
     began = time.perf_counter_ns()
     feed.look()
@@ -114,7 +114,7 @@ def looks(board: Board) -> dict[str, Any]:
 
 
 class Server(threading.Thread):
-    """The page's part of the API around the board, on a thread of its own."""
+    """The page's part of the API, on a thread of its own."""
 
     def __init__(self, board: Board) -> None:
         super().__init__(daemon=True)

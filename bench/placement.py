@@ -83,7 +83,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def measure(
     runs: Sequence[Run], nodes: list[Node], pods: list[Pod], arrived: float, jobs: int
 ) -> Iterator[tuple[Run, Figure | None]]:
-    """Every run's figure, in whatever order they end; None for a bound that cannot be had."""
+    """Every run's figure, in the order in which runs end; None for a bound that is unavailable."""
     started = time.monotonic()
     with ProcessPoolExecutor(min(jobs, len(runs))) as pool:
         waiting: dict[Future[Figure | None], Run] = {

@@ -25,7 +25,7 @@ GAP = 1e-4  # of one GPU per GPU: where no pattern gains more, the optimum is cl
 
 
 class Kind(NamedTuple):
-    """What the program knows of a task; memory is left out."""
+    """What the linear program knows about a task; memory is ignored."""
 
     cpu_milli: int
     gpus: int
@@ -57,7 +57,7 @@ def upper_bound(nodes: Sequence[Room], arrivals: Sequence[Task]) -> float | None
 
 
 def forced(nodes: Sequence[Room], arrivals: Sequence[Task]) -> list[bool]:
-    """Whether each task must have found room, however its predecessors were placed.
+    """Whether each task would have found room however its predecessors were placed.
 
     To keep a task off a node, its predecessors must leave too little CPU or memory there, or
     put something on too many of its GPUs. Price what they ask for by the cluster's totals: while
@@ -150,7 +150,7 @@ class _Program:
                 self.columns.append((room, tasks))
 
     def add_patterns(self, patterns: list[dict[int, int]]) -> None:
-        """What shares a GPU well on one kind of node may do so on others."""
+        """A pattern that shares a GPU well on one kind of node is tried on the others."""
         for tasks in patterns:
             kinds = [self._task(number) for number in tasks]
             for index, room in enumerate(self.rooms):
@@ -198,8 +198,8 @@ class _Program:
     def _price(
         self, room: int, worth: list[float], cpu_price: float, gpu_price: float
     ) -> tuple[float, list[dict[int, int]]]:
-        """What the best way to share one GPU of this kind gains, by dynamic programming over its
-        milli, and the best ways that hold each kind of task."""
+        """The gain of the best way to share one GPU of this kind, by dynamic programming over its
+        milli, and the best ways that contain each kind of task."""
         where = self.rooms[room]
         gain = []
         for number, kind in enumerate(self.kinds):
@@ -222,7 +222,7 @@ class _Program:
         return best[WHOLE] - gpu_price, patterns
 
     def _trace(self, chosen: list[int], first: int) -> dict[int, int]:
-        """The best pattern that holds this kind: many at once save many rounds."""
+        """The best pattern that contains this kind; adding many at once saves rounds."""
         tasks = Counter([first])
         milli = WHOLE - self.kinds[first].gpu_milli
         while milli > 0:

@@ -36,12 +36,12 @@ class Spot(NamedTuple):
 
 
 class Cluster:
-    """Nodes by their room: those with the same room are alike to every score."""
+    """Nodes grouped by their room: nodes with the same room get the same score."""
 
     def __init__(self, nodes: Sequence[Node]) -> None:
         self.groups: dict[Room, list[int]] = {}
         self._open: dict[Room, None] = {}  # rooms with some GPU left, in order of appearance
-        self._hopeless: set[Task] = set()  # nothing departs: what fits nowhere never will
+        self._hopeless: set[Task] = set()  # nothing departs, so what fits nowhere never will
         for index, node in enumerate(nodes):
             self._enter(index, node.room)
 
@@ -73,7 +73,7 @@ class Cluster:
 
 
 class Policy:
-    """Scores the rooms that fit; the best score wins. Each policy says how it scores one."""
+    """Scores the rooms that fit; the best score wins. Each policy defines the score."""
 
     keeps_classes = False
 
@@ -98,7 +98,7 @@ class FirstFit(Policy):
 
 
 class Random(Policy):
-    """As first-fit, but at random, on whatever tie rule; GPUs too."""
+    """Chooses rooms and GPUs at random, under any tie rule."""
 
 
 class DotProduct(Policy):
@@ -129,7 +129,7 @@ class Clustering(Policy):
 
 
 class Fgd(Policy):
-    """Published FGD: the mix is the whole list's, known in advance."""
+    """Published FGD: it knows the mix of the whole list in advance."""
 
     def __init__(self, nodes: Sequence[Node], tasks: Sequence[Task]) -> None:  # noqa: ARG002
         self._mix = typical(tasks)
@@ -163,7 +163,7 @@ class Fgd(Policy):
 
 
 class ShoalDefault(Policy):
-    """Shoal's own: knows of the tasks only what has arrived."""
+    """Shoal's own policy: it knows only the tasks that have arrived."""
 
     def __init__(self, nodes: Sequence[Node], tasks: Sequence[Task]) -> None:  # noqa: ARG002
         self._foresight = Foresight(max(node.room.cpu_milli for node in nodes if node.room.gpus))
@@ -199,7 +199,7 @@ def replay(
     ties: str,
     seed: int,
 ) -> dict[int, float]:
-    """Allocation in percent of capacity by the percent of it that have arrived.
+    """The allocated share of the capacity by the arrived share, both in percent.
 
     Nothing departs; a task that does not fit is dropped. The figure at k percent is the mean over
     the arrivals after which the arrived share rounds to k, as published.
@@ -232,7 +232,7 @@ def put(
     *,
     by_name: bool,
 ) -> int:
-    """Places the task and gives the node's index."""
+    """Places the task and returns the node's index."""
     spots = chooser.spots(rooms, task)
     highest = max(spot.score for spot in spots)
     best = [spot for spot in spots if spot.score == highest]

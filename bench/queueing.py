@@ -74,7 +74,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 def _runs(
     rules: str, jobs: Sequence[TraceJob], overheads: Overheads
 ) -> dict[str, Callable[[], list[Outcome]]]:
-    """What there is to compare under these rules, each to be run when it is wanted."""
+    """The policies to compare under these rules, as functions that run them."""
     if rules == "own":
         return {name: partial(own_rules, jobs, name) for name in OWN_POLICIES}
     return {policy.name: partial(published_rules, jobs, policy, overheads) for policy in policies()}

@@ -1,4 +1,4 @@
-"""What became of each job, and the few figures that sum it up."""
+"""The outcome of each job, and the figures that summarize them."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from bench.queueing_policies import Live
 class Outcome(msgspec.Struct, frozen=True):
     number: int
     jct_ms: int  # from submission to the end
-    wait_ms: int  # all of that but for useful work: waiting, stopped, starting again
+    wait_ms: int  # all of that except useful work: waiting, stopped, starting again
     end_ms: int
     preemptions: int
 

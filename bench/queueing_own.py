@@ -1,8 +1,8 @@
 """Shoal's own rules: the live scheduler's code, replayed by the simulator on virtual time.
 
-Jobs run on until somebody of better rank needs their GPUs. A preempted job is stopped gently and
-loses nothing; when it runs again it first loses what a restart costs. Clairvoyant policies are told
-how long jobs run, the others nothing.
+A job runs until a job of better rank needs its GPUs. A preempted job stops gracefully and loses
+nothing; when it runs again it first pays for the restart. Only clairvoyant policies know how long
+jobs run.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from shoal.sim.replay.clusters import Conditions, alike
 from shoal.sim.replay.replay import replay
 from shoal.sim.replay.traces import Arrival, Gangs, in_order
 
-# By the name that the table gives them: the default of Shoal is told apart from the yardsticks.
+# By their names in the table, which set Shoal's default apart from the reference policies.
 POLICIES = {
     "srtf": SHIPPED["srtf"],
     "srsf": SHIPPED["srsf"],

@@ -1,7 +1,7 @@
-"""The policies that are compared: a rank of the core, and what the rank must be told.
+"""The compared policies: a rank function, and what it may know.
 
-A clairvoyant policy is told what remains of a job; the others
-see only what a real scheduler sees: shape, order of submission, and how long a job has run.
+A clairvoyant policy knows how long a job still needs. The others see only what a real scheduler
+sees: shape, order of submission, and how long a job has run.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ class Live:
         self.attained_ms = 0  # time on GPUs, useful or not
         self.checked_ms = job.submitted_ms
         self.running = False
-        self.order: Key = ()  # while it waits: its place among those that want as many GPUs
+        self.order: Key = ()  # while it waits: its place among jobs with the same number of GPUs
         self.place = 0
         self.preemptions = 0
 
@@ -58,7 +58,7 @@ class Policy:
     preempts = True
     # Whether a job that does not fit is passed over.
     skips = True
-    # Under the published rules one policy is given GPUs by their number alone, wherever they are.
+    # Under the published rules one policy gets GPUs by number alone, regardless of nodes.
     counts_only = False
 
     def __init__(self, name: str, rank: Rank, *, told: bool = False) -> None:
@@ -82,16 +82,16 @@ class Policy:
         )
 
     def changes_in_ms(self, live: Live) -> int | None:  # noqa: ARG002
-        """How much longer a running job must run for its rank to change."""
+        """How much longer a running job must run until its rank changes."""
         return None
 
     def arrived(self, live: Live) -> None: ...
 
     def progressed(self, live: Live, before_ms: int) -> None:
-        """The job has run from an attained time of `before_ms` to what it has now."""
+        """The job has run from an attained time of `before_ms` to its current one."""
 
     def settled(self, running: Sequence[Live], stopped: Sequence[Live]) -> None:
-        """Who runs after an event, and who has just been stopped, each in order of rank."""
+        """The jobs that run after an event, and those just stopped, each in order of rank."""
 
 
 class Fifo(Policy):
@@ -105,9 +105,9 @@ class Fifo(Policy):
 class Tiresias(Policy):
     """Three levels of attained service, first come first served inside each.
 
-    Places are numbers that grow from the front to the back. After each event the jobs that run
-    stand before those that wait, and both keep their order among themselves; who arrives or is
-    demoted goes to the back of its level.
+    Places are numbers that grow from front to back. After each event running jobs stand before
+    waiting ones, and both keep their order; a job that arrives or is demoted goes to the back of
+    its level.
     """
 
     RUNNING = -(1 << 50)
@@ -147,8 +147,8 @@ class Tiresias(Policy):
 
 
 class Line:
-    """Everybody who is not finished. Waiting jobs that want as many GPUs keep their order among
-    themselves: a walk costs in proportion to such sizes and placements, not to jobs."""
+    """All unfinished jobs. Waiting jobs with the same number of GPUs keep their order, so a walk
+    costs in proportion to sizes and placements, not to jobs."""
 
     def __init__(self, policy: Policy) -> None:
         self._policy = policy
@@ -165,7 +165,7 @@ class Line:
         self.waiting += 1
 
     def walk(self, hopeless: Container[int]) -> Iterator[Live]:
-        """In order of rank; no more jobs that want as many GPUs as has become hopeless."""
+        """Jobs in order of rank, without those whose number of GPUs no longer fits."""
         running = sorted((self._policy.key(live), live) for live in self.running)
         self.running = [live for _, live in running]
         waiting = self._walk_waiting(hopeless)
@@ -185,7 +185,7 @@ class Line:
                 heappush(heads, (self._policy.key(lives[index + 1][1]), lives, index + 1))
 
     def settle(self, chosen: Sequence[Live], now_ms: int) -> list[Live]:
-        """From now on the chosen run, and nobody else; returns those who must stop."""
+        """Only the chosen jobs run from now on; returns those that must stop."""
         keep = {live.job.number for live in chosen}
         stopped = [live for live in self.running if live.job.number not in keep]
         for live in stopped:

@@ -12,14 +12,14 @@ import msgspec
 
 Key = tuple[int, ...]
 
-# A job of which nothing is known comes after all jobs of which something is.
+# Jobs with unknown run times come after all others.
 UNKNOWN_MS = 1 << 62
 # Attained GPU-time at which Tiresias demotes a job: 3,250 and 7,200 GPU-seconds, as published.
 TIRESIAS_GPU_MS = (3_250_000, 7_200_000)
 
 
 class Facts(msgspec.Struct, frozen=True, kw_only=True, gc=False):
-    """What is known of a waiting or running job when it is ranked."""
+    """What is known about a waiting or running job when it is ranked."""
 
     number: int  # order of submission
     gpus: int  # of the whole gang; a gang without GPUs counts as one
@@ -27,7 +27,7 @@ class Facts(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     submitted_ms: int = 0
     attained_ms: int = 0  # how long it has run, over all attempts
     attained_gpu_ms: int = 0
-    remaining_ms: int | None = None  # told or learned; None when nothing is known
+    remaining_ms: int | None = None  # given or learned; None if unknown
     place: int = 0  # inside a level of attained service; see `tiresias`
 
 
@@ -50,7 +50,7 @@ def srsf(facts: Facts) -> Key:
 
 
 def tiresias(facts: Facts) -> Key:
-    """Least attained service in a few levels; inside a level, whoever keeps the queue gives places.
+    """Least attained service in a few levels; inside a level, the queue assigns places.
 
     As published, running jobs keep their places and jobs that are not chosen go behind them.
     """
@@ -58,7 +58,7 @@ def tiresias(facts: Facts) -> Key:
 
 
 def level(attained_gpu_ms: int, thresholds: Sequence[int] = TIRESIAS_GPU_MS) -> int:
-    """How many thresholds the attained service has reached."""
+    """The number of thresholds that the attained service has reached."""
     return sum(attained_gpu_ms >= threshold for threshold in thresholds)
 
 

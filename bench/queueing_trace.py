@@ -12,21 +12,21 @@ from typing import TextIO
 
 import msgspec
 
-# The published simulation makes every job this much longer than its trace says.
+# The published simulation makes every job this much longer than in its trace.
 STRETCH = Decimal("1.015")
 OVERHEAD_DEFAULT_S = 10  # for a model that the table of overheads does not name, as published
 JOB_FIELDS = ("num_gpu", "submit_time", "iterations", "iteration_time", "model_name")
 
 
 class TraceError(Exception):
-    """A file that cannot be used, in one line that names the row or the field."""
+    """The file cannot be used; one line that names the row or the field."""
 
 
 class TraceJob(msgspec.Struct, frozen=True, kw_only=True):
     number: int
     gpus: int
     submitted_ms: int
-    work_ms: int  # how long it runs when nobody disturbs it
+    work_ms: int  # its run time without interruption
     model: str
 
 
@@ -35,7 +35,7 @@ Published = dict[str, dict[str, float]]  # policy -> metric -> value
 
 
 def read_jobs(path: Path) -> list[TraceJob]:
-    """The jobs in order of submission; jobs of one time stay in the order of the file."""
+    """The jobs in order of submission; jobs with the same time keep the order of the file."""
     found = [
         (
             int(_figure(path, row, line, "submit_time")),

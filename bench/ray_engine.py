@@ -1,4 +1,4 @@
-"""Measures the Ray engine over five hosts out of namespaces, beside Ray as it comes.
+"""Compares the Ray engine with plain Ray on five hosts made of network namespaces.
 
 python bench/ray_engine.py            everything (about five minutes); needs root and iproute2
 python bench/ray_engine.py --quick    fewer launches, no cut link
@@ -89,8 +89,8 @@ def measure_shoal(net: dict[str, Host], quick: bool) -> dict[str, Any]:
 
 
 def launch_gangs(client: Client, count: int) -> list[float]:
-    """From the submission until all members run, over all nodes; in the head's network. Each
-    is a `sleep`."""
+    """The time from submission until all members run, over all nodes, seen from the head. Each
+    member is a `sleep`."""
     spec = JobSpec(
         command=("sleep", "600"),
         members=MEMBERS,
@@ -109,7 +109,7 @@ def launch_gangs(client: Client, count: int) -> list[float]:
     return took
 
 
-# -- Ray as it comes -----------------------------------------------------------------------
+# -- plain Ray -----------------------------------------------------------------------------
 
 
 def measure_ray(net: dict[str, Host], quick: bool) -> dict[str, Any]:
@@ -139,7 +139,8 @@ def measure_ray(net: dict[str, Host], quick: bool) -> dict[str, Any]:
 def measure_losses(
     net: dict[str, Host], address: str, env: dict[str, str], quick: bool
 ) -> dict[str, Any]:
-    """Until the head takes a node for dead; the links come last, for what they do to a node."""
+    """The time until the head declares a node dead. Cut links come last, because of their
+    effects."""
     figures: dict[str, Any] = {}
     with peer(net["head"], "watch", address, env) as watch:
         victim = net[NODES[0]]
@@ -172,7 +173,7 @@ def kill_raylet(host: Host) -> None:
 
 
 def memory_mb(host: Host) -> int:
-    """Of all its processes, shared pages counted by their share."""
+    """The memory of all its processes, with shared pages divided among them."""
     total_kb = 0
     for pid in pids(host):
         with contextlib.suppress(OSError):
@@ -208,7 +209,7 @@ def timed(host: Host, *argv: str, env: dict[str, str] | None = None) -> float:
 def peer(
     host: Host, role: str, address: str, env: dict[str, str]
 ) -> Iterator[subprocess.Popen[str]]:
-    """A driver of Ray on the host, which is asked and answers by lines."""
+    """A Ray driver on the host that takes and answers requests as lines."""
     with subprocess.Popen(
         host.command(sys.executable, str(PEER), role, address),
         env={**host.environment(), **env},
@@ -237,10 +238,10 @@ def ask(process: subprocess.Popen[str], words: str) -> dict[str, Any]:
 def answer(process: subprocess.Popen[str]) -> dict[str, Any]:
     assert process.stdout is not None
     for line in process.stdout:
-        if line.startswith("{"):  # Ray has words of its own to say there
+        if line.startswith("{"):  # Ray prints messages of its own there
             told: dict[str, Any] = json.loads(line)
             return told
-    raise EOFError("a driver of Ray has ended")
+    raise EOFError("a Ray driver has ended")
 
 
 def until(fact: Any) -> None:

@@ -1,4 +1,4 @@
-"""A driver of Ray on one host of `bench/ray_engine.py`: watches the nodes, or launches gangs."""
+"""A Ray driver on one host of `bench/ray_engine.py`: watches the nodes, or launches gangs."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def main() -> None:
 
 
 def watch() -> None:
-    """A line for each change of what the head thinks of a node."""
+    """Prints a line for each change of a node's state at the head."""
     seen: dict[str, bool] = {}
     first = True
     while True:
@@ -49,9 +49,8 @@ class Member:
 
 
 def launch(kind: str) -> float:
-    """A gang over all nodes. `actors` are processes of their own, in a placement group so that all
-    of them start or none; `tasks` start a `sleep` each from workers that are warm, all of them if
-    there is room."""
+    """A gang over all nodes. `actors` are separate processes in a placement group, so that all of
+    them start or none; `tasks` each start a `sleep` from a warm worker, as room allows."""
     begun = time.monotonic()
     if kind == "tasks":
         start: Any = ray.remote(sleep)

@@ -1,10 +1,10 @@
-"""How soon a training gang goes on when a member, or a whole node, is killed.
+"""How soon a training gang continues after a member, or a whole node, is killed.
 
 Run with `python bench/recovery.py [--runs 3] [--ray PYTHON]`. Shoal, torchrun elastic and, with an
-interpreter that has it, Ray Train run the same script (`recovery_train.py`) in turn, so that what
-else the machine does falls on all. Measured: from the order to train to the first step that is
-done, and from SIGKILL to the next; the steps that have to be done again. Goals: at most a third of
-torchrun's time, a fifth of Ray Train's.
+interpreter that has it, Ray Train take turns to run the same script (`recovery_train.py`), so that
+other load on the machine affects all. Measured: the time from the start command to the first
+finished step, and from SIGKILL to the next; the steps that have to be repeated. Goals: at most a
+third of torchrun's time, a fifth of Ray Train's.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ import msgspec
 from bench.figures import machine, ratio, table
 from bench.recovery_peers import WAIT_S, Mark, Peer, RayTrain, Shoal, Torchrun, TorchrunNodes
 
-BEFORE_STEPS = 60  # three checkpoints, and as long as an interpreter needs to get warm
+BEFORE_STEPS = 60  # three checkpoints, and long enough for a warm interpreter
 FRESH, AGAIN, MEMBER, NODE = "start", "start again", "member killed", "node killed"
 GOALS = {"torchrun": 3.0, "ray train": 5.0}
 
@@ -66,7 +66,7 @@ def one_run(
         if kind is not TorchrunNodes:
             seconds[kind.name][FRESH].append(started)
         faults = {MEMBER: peer.kill_member, NODE: peer.kill_node}
-        if isinstance(peer, Torchrun):  # of one agent nothing would be left
+        if isinstance(peer, Torchrun):  # with a single agent nothing would be left
             del faults[MEMBER if isinstance(peer, TorchrunNodes) else NODE]
         for what, hurt in faults.items():
             start = last_step(peer.marks())
@@ -98,7 +98,7 @@ def last_step(marks: list[Mark]) -> int:
 
 
 def first_step(peer: Peer, since: float, known: set[int]) -> Mark:
-    """The first that a new process has done."""
+    """The first step of a new process."""
 
     def steps(marks: list[Mark]) -> list[Mark]:
         return [m for m in marks if m.at > since and m.pid not in known and m.what.isdigit()]

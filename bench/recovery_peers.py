@@ -1,4 +1,4 @@
-"""The contenders of `bench/recovery.py`: each runs the same script, and can be hurt."""
+"""The contenders of `bench/recovery.py`: each runs the same script, and its parts can be killed."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ WAIT_S = 120.0
 
 
 class Mark(NamedTuple):
-    """A line of the script."""
+    """One line of the script's progress."""
 
     at: float
     rank: int
@@ -61,11 +61,11 @@ class Peer:
         }
 
     def start(self) -> float:
-        """Begin to train; returns when."""
+        """Start training; returns the time."""
         raise NotImplementedError
 
     def settle(self) -> None:
-        """Wait for what a run that is a minute old would have."""
+        """Wait until the run is in the state of one that is a minute old."""
 
     def kill_member(self) -> float:
         at = time.time()
@@ -96,7 +96,7 @@ class Peer:
             time.sleep(0.02)
 
     def told(self) -> str:
-        """What may explain that it does not get on."""
+        """What may explain why it does not continue."""
         return ""
 
 
@@ -141,7 +141,7 @@ class Shoal(Peer):
         return at
 
     def start_again(self) -> float:
-        """Another run of the same script, where it has run before."""
+        """Another run of the same script where it has run before."""
         self.settle()
         self.client.cancel(self.job)
         while self.client.job(self.job, wait_for="finished", wait_s=10).finished_ms is None:
@@ -165,7 +165,7 @@ class Shoal(Peer):
 
 
 class Torchrun(Peer):
-    """One agent with two workers, its fastest way: nothing has to be agreed on with another."""
+    """One agent with two workers, which is fastest: it need not agree with another agent."""
 
     name = "torchrun"
     agents = 1
@@ -228,7 +228,7 @@ class Torchrun(Peer):
 
 
 class TorchrunNodes(Torchrun):
-    """Two agents, one worker each; it may go on with one of them."""
+    """Two agents with one worker each; training may continue with one of them."""
 
     agents = 2
 

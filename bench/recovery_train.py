@@ -1,6 +1,6 @@
-"""What `bench/recovery.py` trains: DDP of two members that tells when it does what, in a file.
+"""What `bench/recovery.py` trains: DDP with two members that records its progress in a file.
 
-Runs under `shoal run`, torchrun and Ray Train alike. Each line of BENCH_MARKS is `time rank pid
+Runs under `shoal run`, torchrun and Ray Train. Each line of BENCH_MARKS is `time rank pid
 node what`: `begin` (before torch is imported), `joined`, `restored`, and the number of each step
 that is done, written by rank 0 when all have done it.
 """

@@ -30,7 +30,7 @@ NODES = 12_500
 QUEUED = 10_000
 GPUS = 8
 NODES_PER_RACK, NODES_PER_BLOCK = 32, 512
-# Members and GPUs of each, as often as they stand here: most jobs are small, most GPUs are not.
+# (members, GPUs each), repeated by frequency: most jobs are small, but most GPUs are in large ones.
 SHAPES = (
     [(1, 1)] * 30
     + [(1, 2)] * 10
@@ -50,7 +50,7 @@ NOW_MS = 1_000
 
 
 class Cost(msgspec.Struct, frozen=True):
-    """CPU time, so that other work on the machine counts as little as it can."""
+    """CPU time, so that other load on the machine matters as little as possible."""
 
     nodes: int
     queued: int
@@ -59,7 +59,7 @@ class Cost(msgspec.Struct, frozen=True):
     placements_per_s: float
     step_p50_ms: float
     step_p99_ms: float
-    idle_step_ms: float  # a step in which nothing happened, with all that wait
+    idle_step_ms: float  # a step without events, with the whole queue waiting
 
 
 def main() -> None:
@@ -69,7 +69,7 @@ def main() -> None:
     parser.add_argument("--trace", type=Path, help="replay this trace instead")
     parser.add_argument("--nodes", type=int, default=128, help="nodes of 8 GPUs for --trace")
     parser.add_argument("--policy", default="fair", choices=sorted(SHIPPED))
-    parser.add_argument("--jobs", type=int, default=0, help="so many jobs of the trace; 0: all")
+    parser.add_argument("--jobs", type=int, default=0, help="number of jobs from the trace; 0: all")
     arguments = parser.parse_args()
     print(machine())
     if arguments.trace is not None:
@@ -151,7 +151,7 @@ def inventory(index: int) -> NodeReport:
 
 
 def fill_queue(state: State, queued: int) -> None:
-    """Nothing is placed meanwhile but the one that a step must place at least."""
+    """Places only the one job that a step must place at least."""
     rng = random.Random(1)
     slow = msgspec.structs.replace(POLICY, placements_per_step_max=1)
     requests = tuple(Submit(draw(rng)) for _ in range(queued))
@@ -179,7 +179,7 @@ def milliseconds(times: Sequence[float], percent: float) -> float:
 
 
 def measure_replay(trace: Path, nodes: int, policy: str, jobs: int) -> dict[str, object]:
-    """The whole simulator on a trace: how long, and how much memory."""
+    """Time and memory of the whole simulator on a trace."""
     import subprocess
     import sys
 

@@ -1,7 +1,7 @@
 """A private, real Slurm on this machine, and how many short jobs it runs per second.
 
 Run as root with `python -m bench.slurm`. Everything lives in one temporary directory and listens
-on the loopback address alone; every daemon is ours to stop, and is stopped.
+on the loopback address only. All daemons are stopped at the end.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ POLL_S = 0.2
 READY_TIMEOUT_S = 60.0
 DONE_TIMEOUT_S = 600.0
 STOP_TIMEOUT_S = 10.0
-# Being told to end is no reason to leave daemons behind.
+# These signals must not leave daemons behind.
 ENDINGS = (signal.SIGINT, signal.SIGTERM)
 NULL_DEVICE = os.makedev(1, 3)
 
@@ -83,7 +83,7 @@ NODE = (
 
 
 class Burst(msgspec.Struct, frozen=True):
-    """One way to hand in many jobs, and what came of it."""
+    """One way to submit many jobs, and its result."""
 
     jobs_per_s: float
     submissions_per_s: float
@@ -147,7 +147,8 @@ class Slurm:
         ).strip()
 
     def idle(self) -> bool:
-        """Nothing waits or runs. It asks for nothing else: long answers would slow Slurm down."""
+        """Whether nothing waits or runs. A short query, because long answers would slow Slurm
+        down."""
         return not self.run("squeue", "--noheader", "--format=%i")
 
     def completed(self) -> int:
@@ -156,7 +157,7 @@ class Slurm:
         return every.split().count("COMPLETED")
 
     def logs(self) -> str:
-        """The last words of the daemons, for an error message."""
+        """The daemons' last messages, for an error message."""
         lines = []
         for path in sorted(self.root.glob("*.log")):
             for line in path.read_text(errors="replace").splitlines()[-5:]:
@@ -183,14 +184,14 @@ def slurm() -> Iterator[Slurm]:
                 _wait(cluster, "munged", (root / "munge.sock").exists, READY_TIMEOUT_S)
         _wait(cluster, "all nodes", lambda: _idle_nodes(cluster) == NODES, READY_TIMEOUT_S)
         stack.callback(_cancel_all, cluster)
-        for ending in ENDINGS:  # a second one must not cut the clearing up short
+        for ending in ENDINGS:  # a second one must not interrupt the cleanup
             stack.callback(signal.signal, ending, signal.SIG_IGN)
         cluster.version = cluster.run("sinfo", "--version").strip()
         yield cluster
 
 
 def measure_latency(cluster: Slurm) -> dict[str, float]:
-    """From the call of sbatch until the job's first line runs, and `srun true` from end to end."""
+    """The time from calling sbatch to the job's first line, and `srun true` from start to end."""
     to_running, srun = [], []
     mark = cluster.root / "started"
     for _ in range(LATENCY_REPEATS):
@@ -329,7 +330,7 @@ def _stop(daemon: subprocess.Popen[bytes]) -> None:
 
 
 def _end_leftovers(root: Path) -> None:
-    """Job steps outlive their slurmd; they are known by the directory in their environment."""
+    """Job steps outlive their slurmd; the directory in their environment identifies them."""
     deadline_s = time.monotonic() + STOP_TIMEOUT_S
     while pids := _pids_of(root):
         if time.monotonic() > deadline_s:

@@ -28,7 +28,7 @@ SEED = 7
 PLACE_GOAL_MS = 50.0
 END_GOAL_MS = 1.0
 
-# So many GPUs hold well over PLACED gangs of the mix, wherever on the cluster they become free.
+# Enough GPUs for well over PLACED gangs of the mix, wherever on the cluster they become free.
 GPUS_TO_PLACE = 50 * PLACED
 ENDED_TOGETHER = 200
 
@@ -42,7 +42,7 @@ class Case(msgspec.Struct, frozen=True):
 
 
 def measure() -> dict[str, object]:
-    """The steps of a day, then how the commonest of them grows. Only `core.step` is timed."""
+    """The usual kinds of steps, then how the most common one grows. Only `core.step` is timed."""
     cases = measure_cases()
     return {
         "machine": machine(),
@@ -112,11 +112,11 @@ def full_cluster(nodes: int, queued: int, mix: Mix | None = None) -> Cluster:
 
 
 def start_of_gang(members: int) -> float:
-    """None of its members has started: each node reports once, and is told to start its own.
-    All of these steps together, in milliseconds."""
+    """None of its members has started: each node reports once and gets its commands. Returns the
+    time of all of these steps in milliseconds."""
     cluster = Cluster(members // GPUS_PER_NODE)
     spec = JobSpec(command=("train",), gpus=1, members=members)
-    cluster.step(Report(requests=(Submit(spec),)))  # the orders of this step are lost
+    cluster.step(Report(requests=(Submit(spec),)))  # the commands of this step are lost
     elapsed_ns = 0
     for book in cluster.books.values():
         orders = cluster.step(Report(nodes=(book.report(),))).commands
@@ -126,7 +126,7 @@ def start_of_gang(members: int) -> float:
 
 
 def ends(cluster: Cluster, wanted: Callable[[Job], bool]) -> Case:
-    """The step that hears of the end of one job on one node."""
+    """The step that learns of the end of one job on one node."""
     times, starts = [], 0
     for job in _on_one_node(cluster, wanted)[:REPEATS]:
         elapsed_ns, started = _end_one(cluster, job)
@@ -136,7 +136,7 @@ def ends(cluster: Cluster, wanted: Callable[[Job], bool]) -> Case:
 
 
 def compare(clusters: Mapping[str, Cluster]) -> dict[str, float]:
-    """Medians of one end and one start, taken in turns so that noise meets all clusters alike."""
+    """Medians of one end and one start, in turns, so that noise affects all clusters equally."""
     times: dict[str, list[int]] = {name: [] for name in clusters}
     jobs: dict[str, list[Job]] = {name: [] for name in clusters}
     for _ in range(REPEATS):
@@ -178,7 +178,7 @@ def place_many(cluster: Cluster) -> Case:
 
 
 def _with_gpus(cluster: Cluster, gpus: int, chooser: random.Random) -> list[Job]:
-    """Running jobs by chance that hold at least so many GPUs together."""
+    """Random running jobs that together hold at least `gpus` GPUs."""
     candidates = cluster.running(lambda job: job.spec.gpus > 0)
     chooser.shuffle(candidates)
     chosen = []
@@ -234,7 +234,7 @@ def _is_crumb(job: Job) -> bool:
 
 @contextmanager
 def _no_garbage_collection() -> Iterator[None]:
-    """To tell what the step costs from what Python's collector adds now and then."""
+    """Separates the cost of a step from that of Python's garbage collector."""
     gc.disable()
     try:
         yield

@@ -1,4 +1,4 @@
-"""Measures maps of small tasks beside the others that are installed, in one run.
+"""Compares maps of small tasks with the other libraries that are installed, in one run.
 
 python bench/tasks.py            10,000 tasks that do nothing, 10,000 of 1 ms (about two minutes)
 python bench/tasks.py --quick    a tenth of them
@@ -22,7 +22,7 @@ import msgspec
 import shoal
 from bench.figures import machine, ratio, table
 
-ROUNDS = 5  # of what is quick; the best counts, for everything else on the machine only slows
+ROUNDS = 5  # of quick maps; the best counts, because other load on the machine only slows down
 ROUNDS_S = 5.0
 WORKERS = len(os.sched_getaffinity(0))
 TASK_S = 0.001
@@ -41,7 +41,7 @@ def nothing(number: int) -> int:
 
 
 def spin(_: int) -> float:
-    """Busy for a millisecond of the clock; returns for how long it really was."""
+    """Busy for a millisecond; returns the real duration."""
     began = time.perf_counter()
     while (took := time.perf_counter() - began) < TASK_S:
         pass
@@ -67,7 +67,7 @@ def main() -> None:
 
 
 def measure(peer: Peer, tasks: int) -> dict[str, float]:
-    """All with warm workers: what is compared is the work, not the start."""
+    """All with warm workers, to compare the work and not the start."""
     with peer.open(tasks) as run:
         run(nothing, range(10 * WORKERS))
         best_s = best(lambda: run(nothing, range(tasks)))
@@ -75,13 +75,13 @@ def measure(peer: Peer, tasks: int) -> dict[str, float]:
     return {
         "noop_per_s": round(tasks / best_s),
         "ms_per_s": round(tasks / wall_s),
-        # Of all the time that the workers had, how much was inside of tasks.
+        # The share of the workers' time that was spent in tasks.
         "cores": round(sum(busy) / (WORKERS * wall_s), 4),
     }
 
 
 def best(act: Callable[[], list[Any]]) -> float:
-    """Of some rounds, or as many as a slow one gets done in a while."""
+    """Times several rounds, or fewer of a slow map."""
     times: list[float] = []
     while len(times) < ROUNDS and sum(times) < ROUNDS_S:
         times.append(timed(act)[0])
@@ -106,7 +106,7 @@ def ours_submitted(tasks: int) -> Iterator[Map]:  # noqa: ARG001
 
 
 def pool(divisor: int) -> Callable[[int], contextlib.AbstractContextManager[Map]]:
-    """0: a chunk is one task; else so many chunks for each worker."""
+    """0: a chunk is one task; else the number of chunks for each worker."""
 
     @contextlib.contextmanager
     def opened(tasks: int) -> Iterator[Map]:
@@ -133,7 +133,7 @@ def with_dask(tasks: int) -> Iterator[Map]:
     with Client(
         n_workers=WORKERS, threads_per_worker=1, dashboard_address=None, processes=True
     ) as client:
-        yield lambda function, items: client.gather(  # pure=False: else it remembers results
+        yield lambda function, items: client.gather(  # pure=False: else it caches results
             client.map(function, list(items), pure=False, batch_size=size)
         )
 
@@ -192,7 +192,7 @@ COLD = "import shoal; print(next(shoal.map(abs, range(100), progress=False)))"
 
 
 def first_cold_ms() -> float:
-    """Python's own start, the import, the first worker, the first result, and the end of all."""
+    """Includes Python's start, the import, the first worker, the first result and the end."""
     times = []
     for _ in range(ROUNDS):
         began = time.perf_counter()

@@ -1,7 +1,7 @@
 """How much sooner a gang of two trains when its processes start from a warm interpreter.
 
-Run with `python bench/warm_start.py`. Both kinds run on the same private cluster in turn, so that
-what else the machine does falls on both. All times count from the submission of the job.
+Run with `python bench/warm_start.py`. Both kinds take turns on the same private cluster, so that
+other load on the machine affects both. All times count from the submission of the job.
 """
 
 from __future__ import annotations
@@ -101,7 +101,7 @@ def private_node() -> Iterator[tuple[Home, Path]]:
 
 
 def spec(script: Path, *, members: int, extra: tuple[str, ...] = (), cold: bool = False) -> JobSpec:
-    # With an option that changes nothing here, and that no interpreter is kept for.
+    # With an option that changes nothing here, but for which no interpreter is kept warm.
     options = ("-W", "ignore::ResourceWarning") if cold else ()
     command = (sys.executable, *options, str(script), *extra)
     return JobSpec(command=command, members=members, cpu_milli=1000, env={"OMP_NUM_THREADS": "1"})

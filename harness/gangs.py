@@ -1,4 +1,4 @@
-"""Made-up gangs that step together: noise, slow members, pauses and saves, as beats of each."""
+"""Synthetic gangs that step together, as beats: noise, slow members, pauses and saves."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ Drag = Callable[[int, float, int], float]
 
 
 class Gang(msgspec.Struct, frozen=True, kw_only=True):
-    """`noise` is the relative scatter of one step's time; `shared` that which all members have in
-    common, such as batches of different length."""
+    """`noise` is the relative scatter of a step's time; `shared` is the part that all members have
+    in common, such as batches of different lengths."""
 
     members: int = 4
     step_s: float = 0.25
@@ -30,7 +30,7 @@ class Gang(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Heard(msgspec.Struct, frozen=True):
-    """What the controller is told: a beat, when, and how long after the step's end."""
+    """What the controller receives: a beat, when, and how long after the end of the step."""
 
     member: int
     beat: Beat
@@ -40,7 +40,7 @@ class Heard(msgspec.Struct, frozen=True):
 
 
 def play(gang: Gang, drag: Drag, steps: int, seed: int) -> Iterator[Heard]:
-    """Members report about once a second, each at its own moment, what their last step left."""
+    """Each member reports its last step about once a second, at its own moment."""
     dice = random.Random(seed)
     sigma = math.sqrt(math.log(1 + gang.noise**2))
     common = math.sqrt(math.log(1 + gang.shared**2))
@@ -57,7 +57,7 @@ def play(gang: Gang, drag: Drag, steps: int, seed: int) -> Iterator[Heard]:
         longest = max(own) + gang.others_s
         before_s, now_s = now_s, now_s + longest
         for member in range(gang.members):
-            if due[member] < now_s:  # it told of the step before this one
+            if due[member] < now_s:  # it reported the previous step
                 told_s = max(due[member], before_s)
                 yield Heard(
                     member,
@@ -82,14 +82,14 @@ def _beat(steps: int, compute_s: float, wait_s: float) -> Beat:
 
 
 class Watched(msgspec.Struct):
-    """Who was found slow or well, and at which step and moment."""
+    """The members found slow or well, with step and time."""
 
     changes: list[tuple[int, int, scoring.Change]] = []  # step, now_ms
-    steps_ms: dict[int, int] = {}  # when some steps were first heard of
+    steps_ms: dict[int, int] = {}  # when steps were first reported
 
 
 def when(seen: Watched, step: int) -> int:
-    """The moment, in ms, at which so many steps were done, as far as was heard."""
+    """When, in ms, `steps` steps were done, as far as reported."""
     return next((at for done, at in sorted(seen.steps_ms.items()) if done >= step), 0)
 
 
@@ -102,7 +102,7 @@ def watch(gang: Gang, drag: Drag, steps: int, seed: int, rule: HealthRule) -> Wa
     return seen
 
 
-# -- drags -----------------------------------------------------------------------------------
+# -- slowdowns -------------------------------------------------------------------------------
 
 
 def none(member: int, now_s: float, step: int) -> float:  # noqa: ARG001
@@ -126,12 +126,12 @@ def on_and_off(factor: float, on_s: float, off_s: float, begins: int) -> Drag:
 
 
 def wandering(factor: float, each_s: float, members: int) -> Drag:
-    """A different member is slow every so often: nobody's node."""
+    """A different member is slow from time to time, so no node is to blame."""
     return lambda member, now_s, _: factor if int(now_s / each_s) % members == member else 1.0
 
 
 def pauses(factor: float, every: int) -> Drag:
-    """Member 0 evaluates or writes a checkpoint every so many steps."""
+    """Member 0 evaluates or writes a checkpoint every `every` steps."""
     return lambda member, _, step: factor if member == 0 and step % every == 0 else 1.0
 
 
@@ -141,7 +141,7 @@ def warming(factor: float, steps: int) -> Drag:
 
 
 def drifting(scatter: float, steps: int) -> Drag:
-    """Each member's speed wanders by itself around the usual, and forgets in so many steps."""
+    """Each member's speed drifts around the usual, with a memory of `steps` steps."""
     dice, last = random.Random(7), dict[int, float]()
     keep = math.exp(-1 / steps)
     push = scatter * math.sqrt(1 - keep * keep)
