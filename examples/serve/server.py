@@ -27,7 +27,7 @@ import torch
 sys.path.append(str(Path(__file__).resolve().parent.parent / "train"))
 
 from model import ALPHABET, CONTEXT, CharTransformer, encode
-from shoal.train.checkpoints import Damage, Vault
+from shoal.train.checkpoints import CheckpointStore, Damage
 from shoal.train.errors import TrainError
 from shoal.train.state import collect, put_back
 from shoal.train.writing import read
@@ -78,18 +78,18 @@ def load(model: CharTransformer, directory: str) -> str:
     """The newest checkpoint that is whole; returns what the weights are."""
     if not directory:
         return "random: no --checkpoint was given"
-    vault = Vault(os.path.expanduser(directory))
-    for found in vault.find():
+    store = CheckpointStore(os.path.expanduser(directory))
+    for found in store.find():
         if not found.whole:
             continue
         try:
-            vault.verify(found.name, vault.manifest(found.name).files)
+            store.verify(found.name, store.manifest(found.name).files)
         except Damage as damage:
-            print(f"{found.name} is damaged and is not used: {damage}", file=sys.stderr)
+            print(f"{found.name} is damaged and will not be used: {damage}", file=sys.stderr)
             continue
         state = {"model": model}
         collected = collect(state)
-        read(collected, vault, found.name, None)
+        read(collected, store, found.name, None)
         put_back(state, collected)
         return f"step {found.step}, from {found.name}"
     return f"random: there is no checkpoint in {directory}"

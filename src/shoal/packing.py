@@ -1,4 +1,4 @@
-"""Packs a working directory: what git would not ignore, as one archive named by its content."""
+"""Packs a working directory, without what git ignores, into one archive named by its content."""
 
 from __future__ import annotations
 
@@ -14,33 +14,33 @@ from typing import IO, NamedTuple
 
 from shoal.model.job import PACKAGE_BYTES_MAX, PACKAGE_FILES_MAX
 
-# What no job needs, where there is no .gitignore that says so.
+# Left out if there is no .gitignore.
 SKIPPED = frozenset((".git", "__pycache__", ".venv"))
 CACHES = (".pyc", ".egg-info", "_cache")
 LARGEST_SHOWN = 3
 IN_PLACE = "use --no-pack if all nodes see this folder"
 GIT_S_MAX = 60.0
-HEADER_BYTES = 1024  # what an archive adds to a file, about
+HEADER_BYTES = 1024  # about what an archive adds to a file
 
 
 class PackError(Exception):
-    """Why the directory cannot travel, and what to do about it."""
+    """Why the directory cannot be packed, and the fix."""
 
 
 class Package(NamedTuple):
-    """An archive in a file without a name. `folder`: the directory asked for, within `root`."""
+    """An archive in a file without a name. `folder`: the requested directory, within `root`."""
 
     sha256: str
     size: int
     file: IO[bytes]
     root: Path
     folder: str
-    left_behind: tuple[str, ...]  # links that lead out of it, and what is no file
+    left_behind: tuple[str, ...]  # links that lead outside, and special files
     ignored: Ignored | None = None
 
 
 class Ignored(NamedTuple):
-    """What git ignores and so stays here: the largest files and folders of it, by size."""
+    """What stays here because git ignores it: the largest files and folders, by size."""
 
     files: int
     size: int
@@ -59,14 +59,14 @@ class Ignored(NamedTuple):
         )
 
 
-class Entry(NamedTuple):
+class PackedFile(NamedTuple):
     name: str
     status: os.stat_result
 
 
 def pack(workdir: Path) -> Package:
-    """The whole repository that the directory is in, so that it finds what is beside it; the
-    directory alone, if it is in none. The same content makes the same archive everywhere."""
+    """Packs the directory's whole repository, so that the job finds neighbouring files, or only the
+    directory if it is in none. The same content makes the same archive everywhere."""
     try:
         workdir = workdir.resolve(strict=True)
         root, in_git = _root_of(workdir)
@@ -80,7 +80,7 @@ def pack(workdir: Path) -> Package:
         archive = tempfile.TemporaryFile(prefix="shoal-")  # noqa: SIM115 - the caller's now
         _write(archive, root, "" if folder == "." else folder, entries)
     except FileNotFoundError as error:
-        raise PackError(f"{error.filename} is gone; was it changed meanwhile?") from None
+        raise PackError(f"{error.filename} is gone; was the directory changed meanwhile?") from None
     except OSError as error:
         where = f"{error.filename}: " if error.filename else ""
         raise PackError(f"cannot be packed: {where}{error.strerror or error}") from None
@@ -93,11 +93,11 @@ def pack(workdir: Path) -> Package:
     return Package(digest, size, archive, root, place, tuple(left_behind), ignored)
 
 
-# -- what belongs to it -------------------------------------------------------------------
+# -- what is packed -----------------------------------------------------------------------
 
 
 def _root_of(workdir: Path) -> tuple[Path, bool]:
-    """The repository's top, unless the directory is one that the repository ignores."""
+    """The repository's root, unless the repository ignores the directory."""
     top = _git(workdir, "rev-parse", "--show-toplevel")
     if top is None or top.returncode:
         said = top.stderr.decode(errors="replace") if top is not None else ""
@@ -113,7 +113,7 @@ def _root_of(workdir: Path) -> tuple[Path, bool]:
 
 
 def _git(where: Path, *words: str) -> subprocess.CompletedProcess[bytes] | None:
-    """None: there is no git."""
+    """None if git is not installed."""
     try:
         return subprocess.run(
             ["git", "-C", str(where), *words],
@@ -128,20 +128,20 @@ def _git(where: Path, *words: str) -> subprocess.CompletedProcess[bytes] | None:
         raise PackError(f"git did not answer within {GIT_S_MAX:.0f} s in {where}") from None
 
 
-def _sorted_out(root: Path, in_git: bool) -> tuple[list[Entry], list[str]]:
+def _sorted_out(root: Path, in_git: bool) -> tuple[list[PackedFile], list[str]]:
     entries, left_behind = [], []
     cluster = Path(os.environ.get("SHOAL_HOME") or Path.home() / ".shoal").resolve()
     for name in _names(root, in_git):
         path = root / name
         if path.is_relative_to(cluster):
-            continue  # the cluster's own token and logs are no part of anybody's code
+            continue  # the cluster's own token and logs are never part of the code
         try:
             status = path.lstat()
         except FileNotFoundError:
-            continue  # git still knows it, but it was deleted
+            continue  # in git's index, but deleted
         kind = stat.S_IFMT(status.st_mode)
         if kind == stat.S_IFREG or (kind == stat.S_IFLNK and _stays_inside(root, name)):
-            entries.append(Entry(name, status))
+            entries.append(PackedFile(name, status))
         else:
             left_behind.append(name)
         if len(entries) > PACKAGE_FILES_MAX:
@@ -163,7 +163,7 @@ def _names(root: Path, in_git: bool) -> Iterator[str]:
         path = root / name
         if not name:
             continue
-        if path.is_dir() and not path.is_symlink():  # a repository of its own within this one
+        if path.is_dir() and not path.is_symlink():  # a repository within this one
             inner = path / ".git"
             for below in _names(path, inner.exists()):
                 yield os.path.join(name.rstrip("/"), below)
@@ -172,7 +172,7 @@ def _names(root: Path, in_git: bool) -> Iterator[str]:
 
 
 def _ignored(root: Path) -> Ignored | None:
-    """But for what no job needs. A folder that is ignored is one entry, with all that is in it."""
+    """Without SKIPPED and CACHES. An ignored folder is one entry with all of its content."""
     listed = _git(root, "ls-files", "-oi", "--exclude-standard", "--directory", "-z")
     if listed is None or listed.returncode:
         return None
@@ -213,15 +213,15 @@ def _stays_inside(root: Path, name: str) -> bool:
     end = os.path.normpath(os.path.join(os.path.dirname(name), target))
     if end == ".." or end.startswith("../"):
         return False
-    # Through other links it may lead elsewhere than its words say.
+    # Through other links it may lead elsewhere than its text says.
     return Path(os.path.realpath(root / name)).is_relative_to(root)
 
 
 # -- how large it may be ------------------------------------------------------------------
 
 
-def _refuse_large(root: Path, entries: list[Entry], in_git: bool) -> None:
-    """Before a byte of it is read."""
+def _refuse_large(root: Path, entries: list[PackedFile], in_git: bool) -> None:
+    """Checked before any file is read."""
     total = sum(entry.status.st_size + HEADER_BYTES for entry in entries)
     if total <= PACKAGE_BYTES_MAX:
         return
@@ -252,11 +252,11 @@ def _size_text(size: int) -> str:
 # -- the archive --------------------------------------------------------------------------
 
 
-def _write(archive: IO[bytes], root: Path, folder: str, entries: list[Entry]) -> None:
-    """Nothing of who packed it, when, or where goes along: only names, content, and whether a
-    file is a program."""
+def _write(archive: IO[bytes], root: Path, folder: str, entries: list[PackedFile]) -> None:
+    """The archive has only names, content and whether a file is executable: nothing about who
+    packed it, when or where."""
     with tarfile.open(fileobj=archive, mode="w|", format=tarfile.PAX_FORMAT) as tar:
-        if folder:  # it may hold no file that travels, and must be there all the same
+        if folder:  # it must exist even if it has no packed files
             place = tarfile.TarInfo(folder)
             place.type, place.mode = tarfile.DIRTYPE, 0o755
             tar.addfile(place)

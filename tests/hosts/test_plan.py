@@ -46,7 +46,7 @@ def test_an_interpreter_of_its_own_is_used_as_it_is() -> None:
         ("shoal", "", "has no Shoal there"),
         ("ray", "", "has Ray not at all there"),
         ("version", "3.12", "is Python 3.12 there"),
-        ("python", "", "is no interpreter there"),
+        ("python", "", "is not a working interpreter there"),
     ):
         wrong = msgspec.structs.replace(facts, **{field: value})
         with pytest.raises(Unfit, match=words):

@@ -115,7 +115,7 @@ def test_what_is_wrong_is_told_for_each_host(site: Site) -> None:
     stranger = f"- host: {site.bare.address}\n  name: stranger\n  user: nobody\n"
     code, hosts, _ = site.up(wrong + stranger)
     assert code == 1
-    assert hosts["equipped"]["why"] == "python: /no/such/python is no interpreter there that starts"
+    assert hosts["equipped"]["why"] == "python: /no/such/python is not a working interpreter there"
     assert "authorized_keys" in hosts["stranger"]["why"]
 
 

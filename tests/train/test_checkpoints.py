@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from shoal.train.checkpoints import FORMAT, MANIFEST, PART_BYTES, Damage, Manifest, Vault
+from shoal.train.checkpoints import FORMAT, MANIFEST, PART_BYTES, CheckpointStore, Damage, Manifest
 from shoal.train.writing import Summing
 from tests.needs import need
 from tests.train.gangs import Gang, last_line
@@ -26,7 +26,7 @@ def train(directory: Path, world: int = 1, **env: str) -> tuple[list[int], str, 
 
 
 def whole(directory: Path) -> list[str]:
-    return [one.name for one in Vault(str(directory)).find() if one.whole]
+    return [one.name for one in CheckpointStore(str(directory)).find() if one.whole]
 
 
 @pytest.fixture
@@ -81,7 +81,7 @@ def test_a_damaged_or_torn_checkpoint_is_never_used_but_the_one_before_is(
     assert "restored 8 after 7" in out
     assert f"used {[2] * 20}" in out
     if why:
-        assert f"{newest} is damaged and is not used" in err and why in err
+        assert f"{newest} is damaged and will not be used" in err and why in err
     assert newest not in whole(saved)
 
 
@@ -154,24 +154,24 @@ def test_a_batch_smaller_than_the_gang_ends_in_one_line(tmp_path: Path) -> None:
     assert not any("Traceback" in one.err for one in ended)
 
 
-# -- the vault -----------------------------------------------------------------------------
+# -- the store -----------------------------------------------------------------------------
 
 
 def test_the_newest_are_kept_and_what_may_still_be_written_is_left_alone(tmp_path: Path) -> None:
-    vault = Vault(str(tmp_path))
+    store = CheckpointStore(str(tmp_path))
     names = []
     for step in (10, 20, 15, 30, 40):  # 15: some steps were done again
-        names.append(vault.new_name(step))
+        names.append(store.new_name(step))
         (tmp_path / names[-1]).mkdir()
         if step not in (20, 40):  # those are torn
             manifest = Manifest(step=step, position=0, seed=0, world=1, files={})
-            vault.write_manifest(names[-1], manifest)
+            store.write_manifest(names[-1], manifest)
     (tmp_path / "notes.txt").write_text("not ours")
-    vault.prune(2)
+    store.prune(2)
     left = {path.name for path in tmp_path.iterdir()}
     assert left == {names[2], names[3], names[4], "notes.txt"}
-    assert [one.step for one in vault.find() if one.whole] == [30, 15]
-    assert vault.manifest(names[3]).format == FORMAT
+    assert [one.step for one in store.find() if one.whole] == [30, 15]
+    assert store.manifest(names[3]).format == FORMAT
 
 
 @pytest.mark.parametrize("size", [0, 1, PART_BYTES - 1, PART_BYTES, 2 * PART_BYTES + 7])
@@ -183,12 +183,12 @@ def test_a_sum_is_that_of_the_parts_and_every_part_counts(size: int, tmp_path: P
         summing = Summing(raw)
         for start in range(0, size, 3_000_001):
             summing.write(data[start : start + 3_000_001])
-    vault, expected = Vault(str(tmp_path)), summing.sum()
-    vault.verify("one", {"shard": expected})
+    store, expected = CheckpointStore(str(tmp_path)), summing.sum()
+    store.verify("one", {"shard": expected})
     assert (expected.size, path.read_bytes()) == (size, data)
     for start in range(0, size, PART_BYTES):
         spoilt = bytearray(data)
         spoilt[start] ^= 1
         path.write_bytes(spoilt)
         with pytest.raises(Damage, match="checksum"):
-            vault.verify("one", {"shard": expected})
+            store.verify("one", {"shard": expected})

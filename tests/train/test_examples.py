@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from shoal.train.checkpoints import Vault
+from shoal.train.checkpoints import CheckpointStore
 from tests.needs import need
 from tests.train.gangs import ROOT, Gang
 
@@ -51,11 +51,11 @@ def test_a_script_that_knows_nothing_of_shoal_goes_on_from_its_checkpoint(
 def test_the_transformer_learns_saves_and_goes_on(tmp_path: Path) -> None:
     with start("chars.py", "--steps", 12, "--batch", 8, directory=tmp_path) as gang:
         first = gang.succeed()
-    saved = [one.step for one in Vault(str(tmp_path)).find() if one.whole]
+    saved = [one.step for one in CheckpointStore(str(tmp_path)).find() if one.whole]
     assert saved[0] == 12, "the last step is always saved"
     assert "loss" in first[0].out
     with start("chars.py", "--steps", 16, "--batch", 8, directory=tmp_path, world=1) as gang:
-        assert "goes on with step 12" in gang.succeed()[0].err
+        assert "continues with step 12" in gang.succeed()[0].err
 
 
 @pytest.mark.soak

@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 
-from shoal.train.checkpoints import MANIFEST, Vault
+from shoal.train.checkpoints import MANIFEST, CheckpointStore
 from tests.needs import need
 from tests.train.gangs import Gang, free_port
 
@@ -89,24 +89,24 @@ def test_a_run_on_s3_goes_on_after_a_kill_and_past_a_damaged_checkpoint(
     for name, value in s3.items():
         monkeypatch.setenv(name, value)
     url = f"s3://{BUCKET}/run"
-    vault = Vault(url)
-    vault.fs.mkdir(BUCKET)
+    store = CheckpointStore(url)
+    store.fs.mkdir(BUCKET)
     env = {"SHOAL_CHECKPOINT_DIR": url, "EVERY": "2"}
     with Gang("tiny.py", 20, 4, 2, env=env | {"DIE_AT": "7"}) as gang:
         assert {member.code for member in gang.end()} == {9}
-    newest = next(one for one in vault.find() if one.whole)
+    newest = next(one for one in store.find() if one.whole)
     with Gang("tiny.py", 20, 4, 2, world=1, env=env | {"DIE_AT": "9"}) as gang:
         assert f"restored {newest.step} " in gang.end()[0].out
-    newest, before, *_ = (one for one in vault.find() if one.whole)
-    vault.fs.pipe_file(vault.path(newest.name, "__0_0.distcp"), b"not what was written")
+    newest, before, *_ = (one for one in store.find() if one.whole)
+    store.fs.pipe_file(store.path(newest.name, "__0_0.distcp"), b"not what was written")
     with Gang("tiny.py", 20, 4, 2, world=3, env=env) as gang:
         ended = gang.succeed()
     assert f"{newest.name} is damaged" in ended[0].err
     assert f"restored {before.step} " in ended[0].out
     assert f"used {[2] * 20}" in ended[0].out
-    whole = [one for one in vault.find() if one.whole]
+    whole = [one for one in store.find() if one.whole]
     assert [one.step for one in whole] == [10, 8]
-    assert vault.fs.exists(vault.path(whole[0].name, MANIFEST))
+    assert store.fs.exists(store.path(whole[0].name, MANIFEST))
 
 
 @pytest.mark.outside("a SeaweedFS server answers when it gets the time")

@@ -1,1 +1,1 @@
-"""Bare servers made into nodes, over ssh: `shoal up --hosts`."""
+"""Turns bare servers into nodes over ssh: `shoal up --hosts`."""

@@ -1,4 +1,4 @@
-"""Hosts brought to what the file says, many at a time; one that fails holds up no other."""
+"""Brings hosts to the state that the file asks for, many at a time; a failure affects one host."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ from shoal.hosts.ssh import RemoteError, Ssh
 from shoal.hosts.wheel import Wheel
 
 AT_ONCE_MAX = 16
-INSTALL_S = 1_200.0  # Ray is large, and a host's line to a registry may be slow
+INSTALL_S = 1_200.0  # Ray is large, and a host's connection to a registry may be slow
 JOIN_S = 180.0
-LEAVE_S = 1_800.0  # it waits for what runs there to move
+LEAVE_S = 1_800.0  # its jobs move elsewhere first
 VERIFY_S = 120.0
 VERIFY_PAUSE_S = 0.5
 
-Tell = Callable[[str, str], None]  # the node, and what is being done there
+Tell = Callable[[str, str], None]  # (node, action)
 
 
 class Head(Protocol):
@@ -32,7 +32,7 @@ class Head(Protocol):
     token: str
 
     def state(self, node: str) -> str:
-        """The health of the node as the cluster sees it; empty: it has none of this name."""
+        """The node's health in the cluster; empty if there is no node of this name."""
 
 
 class Task(NamedTuple):
@@ -47,7 +47,7 @@ class Task(NamedTuple):
 def bring(
     task: Task, wanted: Sequence[HostSpec], unwanted: Sequence[HostSpec], ssh: Ssh
 ) -> list[Outcome]:
-    """One outcome for each host, in the order of the file, then those that leave."""
+    """One outcome for each host, in the order of the file, then the hosts that leave."""
 
     def join(spec: HostSpec) -> Outcome:
         return _guarded(task, spec, lambda begun: _bring_one(task, spec, ssh, begun))
@@ -56,13 +56,13 @@ def bring(
         return _guarded(task, spec, lambda begun: _dismiss(task, spec, ssh, begun))
 
     with ThreadPoolExecutor(AT_ONCE_MAX, thread_name_prefix="host") as pool:
-        # Who leaves goes first: a name or a machine may be taken over.
+        # Hosts that leave go first: another host may take over a name or a machine.
         left = list(pool.map(leave, unwanted))
         return [*pool.map(join, wanted), *left]
 
 
 def join_words(spec: HostSpec, address: str) -> tuple[str, ...]:
-    """What is said to `shoal` on the host; the token comes in through stdin."""
+    """The arguments of `shoal` on the host; the token is sent through stdin."""
     words = ["join", address, "--name", spec.node]
     if spec.place is not None:
         words += ["--place", spec.place]
@@ -72,7 +72,7 @@ def join_words(spec: HostSpec, address: str) -> tuple[str, ...]:
 
 
 def _guarded(task: Task, spec: HostSpec, act: Callable[[list[Act]], str]) -> Outcome:
-    """`act` returns the state, and notes what it has begun."""
+    """`act` returns the state, and records what it has begun."""
     begun: list[Act] = []
     why = ""
     try:
@@ -98,7 +98,7 @@ def _bring_one(task: Task, spec: HostSpec, ssh: Ssh, begun: list[Act]) -> str:
         begun.append(act)
         match act:
             case Act.LEAVE:
-                task.tell(spec.node, "leaving: what runs there moves elsewhere first")
+                task.tell(spec.node, "leaving: its jobs move elsewhere first")
                 _shoal(ssh, spec, "leave", timeout_s=LEAVE_S)
             case Act.INSTALL:
                 task.tell(spec.node, f"installing Shoal {software.shoal} and Ray {software.ray}")
@@ -110,7 +110,7 @@ def _bring_one(task: Task, spec: HostSpec, ssh: Ssh, begun: list[Act]) -> str:
                 _shoal(ssh, spec, *wanted.join, token=task.head.token, timeout_s=JOIN_S)
     if not acts:
         return "unchanged"
-    task.tell(spec.node, "waiting until it is ready")
+    task.tell(spec.node, "waiting until the node is ready")
     _verify(task.head, spec)
     ssh.run(spec, scripts.NOTE, stdin=msgspec.json.encode(wanted))
     return "joined"
@@ -136,7 +136,7 @@ def _verify(head: Head, spec: HostSpec) -> None:
     while head.state(spec.node) != "ready":
         if time.monotonic() > deadline:
             raise RemoteError(
-                f"it joined, but is not ready after {VERIFY_S:.0f} s; look at: shoal nodes, and at "
-                f"the log of the node there"
+                f"it joined, but is not ready after {VERIFY_S:.0f} s; see `shoal nodes` and the "
+                "node's log there"
             )
         time.sleep(VERIFY_PAUSE_S)

@@ -1,4 +1,4 @@
-"""Pure: from what is wanted and what is found on a host to what has to be done there."""
+"""Plans what to do on a host, from what is wanted and what is found there. Pure."""
 
 from __future__ import annotations
 
@@ -6,11 +6,11 @@ import enum
 
 from shoal.hosts.spec import Facts, HostSpec, Receipt, Software
 
-FREE_MB_MIN = 2_048  # an environment with Ray in it takes about half of that
+FREE_MB_MIN = 2_048  # an environment with Ray takes about half of that
 
 
 class Unfit(Exception):
-    """This host cannot be a node as it is; the message says why and what to do."""
+    """This host cannot be a node; the message has the reason and the fix."""
 
 
 class Act(enum.StrEnum):
@@ -22,7 +22,7 @@ class Act(enum.StrEnum):
 
 
 def plan(spec: HostSpec, wanted: Receipt, facts: Facts, *, in_cluster: bool) -> tuple[Act, ...]:
-    """Only what differs. A node leaves before its software or its shape changes under it."""
+    """Only what differs. A node leaves before its software or its shape changes."""
     _check(spec, wanted.software, facts)
     has = facts.receipt
     install = not spec.python and (has is None or not facts.shoal or _differs(has, wanted))
@@ -55,7 +55,7 @@ def _check(spec: HostSpec, wanted: Software, facts: Facts) -> None:
 
 def _no_python(spec: HostSpec, wanted: Software, facts: Facts) -> str:
     if spec.python:
-        return f"python: {spec.python} is no interpreter there that starts"
+        return f"python: {spec.python} is not a working interpreter there"
     found = f"; it has {facts.found}" if facts.found else ""
     return (
         f"it has no Python {wanted.python}, which this machine runs{found}; install "

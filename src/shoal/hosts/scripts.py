@@ -1,4 +1,4 @@
-"""What is run on a host: small shell scripts, and how their answers are read."""
+"""The shell scripts that run on a host, and the parsing of their output."""
 
 from __future__ import annotations
 
@@ -9,9 +9,8 @@ import msgspec
 from shoal.hosts.spec import Facts, Receipt
 
 HOME = 'home="${SHOAL_HOME:-$HOME/.shoal}"\n'
-RECEIPT = "host.json"
 
-# $1: the version of Python that is wanted, $2: the interpreter that the file names, if it does.
+# $1: the wanted Python version, $2: the interpreter from the hosts file, or empty.
 LOOK = (
     HOME
     + r"""
@@ -43,7 +42,7 @@ echo "free_kb $(df -Pk "$parent" | awk 'END { print $4 }')"
 """
 )
 
-# $1: the interpreter, $2: the wheel's name, $3: the version of Ray; the wheel comes in.
+# $1: the interpreter, $2: the wheel's name, $3: the version of Ray. The wheel is on stdin.
 INSTALL = (
     HOME
     + r"""
@@ -65,7 +64,7 @@ if ! "$venv/bin/python" -m pip --version >/dev/null 2>&1; then
 fi
 pip() { "$venv/bin/python" -m pip --quiet --disable-pip-version-check --no-input "$@"; }
 {
-    # pip would take another build of the same version for what is there already
+    # pip would not replace another build of the same version
     if "$venv/bin/python" -c "import shoal" 2>/dev/null; then pip uninstall --yes shoal; fi
     pip install "$wheel[ray]" "ray==$3"
 } >"$home/install.log" 2>&1 || {
@@ -77,14 +76,14 @@ rm -f "$wheel"
 """
 )
 
-# The receipt comes in.
+# The receipt is on stdin.
 NOTE = (
     HOME + 'set -e\numask 077\ncat >"$home/.host.json"\nmv "$home/.host.json" "$home/host.json"\n'
 )
 FORGET = HOME + 'rm -f "$home/host.json"\n'
 
-# $1: the interpreter, or nothing for that of the environment; then what to say to shoal. The token
-# comes in: on a command line others could read it.
+# $1: the interpreter, or empty for the environment's; then the arguments of shoal. The token is on
+# stdin, because other users can read command lines.
 SHOAL = (
     HOME
     + r"""
@@ -119,7 +118,7 @@ def read_facts(text: str) -> Facts:
 
 
 def _receipt(text: str) -> Receipt | None:
-    """One that cannot be read is as good as none: all is done again."""
+    """A receipt that cannot be read counts as none: everything is done again."""
     with contextlib.suppress(msgspec.DecodeError):
         return msgspec.json.decode(text, type=Receipt)
     return None

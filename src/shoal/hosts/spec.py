@@ -1,4 +1,4 @@
-"""What is wanted of a host, what is found on it, and the words about it."""
+"""What is wanted of a host, what was found there, and how it went."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ import msgspec
 
 from shoal.model.node import GPUS_PER_NODE_MAX, NODE_ID_PATTERN
 
-HOST_PATTERN = r"^[A-Za-z0-9_][A-Za-z0-9_.:-]*(?!\n)$"  # never an option of ssh
+HOST_PATTERN = r"^[A-Za-z0-9_][A-Za-z0-9_.:-]*(?!\n)$"  # cannot be taken for an option of ssh
 USER_PATTERN = r"^[A-Za-z_][A-Za-z0-9_.-]*(?!\n)$"
 PLACE_PATTERN = r"^[A-Za-z0-9_.-]+(/[A-Za-z0-9_.-]+)*(?!\n)$"
 PYTHON_PATTERN = r"^[A-Za-z0-9_./~+-]+(?!\n)$"
 
 
 class HostSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """One host of the file. What is left empty is as ssh, or the host itself, says."""
+    """One host of the file. Empty fields are left to ssh or to the host."""
 
     host: Annotated[str, msgspec.Meta(pattern=HOST_PATTERN, max_length=253)]
     user: Annotated[str, msgspec.Meta(pattern=USER_PATTERN, max_length=64)] | None = None
@@ -32,14 +32,14 @@ class HostSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
 
     @property
     def target(self) -> str:
-        """Where it is, as one would say it to ssh."""
+        """Its address in ssh's form."""
         user = f"{self.user}@" if self.user else ""
         return f"{user}{self.host}{f':{self.port}' if self.port else ''}"
 
 
 class Software(msgspec.Struct, frozen=True):
-    """What a node runs. `digest` is that of our wheel, so that a version under development is told
-    apart too; it is empty where the host has an interpreter of its own with Shoal in it."""
+    """What a node runs. `digest` is our wheel's, so that builds of one version differ; it is empty
+    if the host has an interpreter of its own with Shoal."""
 
     shoal: str
     ray: str
@@ -48,27 +48,27 @@ class Software(msgspec.Struct, frozen=True):
 
 
 class Receipt(msgspec.Struct, frozen=True):
-    """Left on a host by whoever joined it: what was installed, and how it joined."""
+    """Left on a host when it joined: what was installed, and how it joined."""
 
     software: Software
     join: tuple[str, ...]
 
 
 class Facts(msgspec.Struct, frozen=True):
-    """What one look at a host tells."""
+    """What the look script found on a host."""
 
     home: str
-    python: str = ""  # the interpreter to use; empty: there is none that would do
+    python: str = ""  # the interpreter to use; empty if none is suitable
     version: str = ""  # its version, 3.11
-    found: str = ""  # interpreters that would not do
-    shoal: str = ""  # the version that the node's interpreter has, if it has one
+    found: str = ""  # unsuitable interpreters
+    shoal: str = ""  # the version in the node's interpreter; empty if none
     ray: str = ""
     free_mb: int = 0
     receipt: Receipt | None = None
 
 
 class Outcome(msgspec.Struct, frozen=True, kw_only=True):
-    """How it went with one host; `did` is what was changed there, or begun if it failed."""
+    """The result for one host; `did` is what was changed, or begun if it failed."""
 
     host: str
     node: str

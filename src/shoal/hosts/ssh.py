@@ -1,4 +1,4 @@
-"""Scripts run on other hosts by the system's `ssh`, with the user's own keys and settings."""
+"""Runs scripts on other hosts with the system's `ssh` and the user's own keys and settings."""
 
 from __future__ import annotations
 
@@ -15,23 +15,23 @@ CONNECT_S = 10
 SSH_FAILED = 255
 WORDS_MAX = 300
 OPTIONS = (
-    "BatchMode=yes",  # nobody is there to type a password
+    "BatchMode=yes",  # there is no terminal to type a password
     f"ConnectTimeout={CONNECT_S}",
     "ServerAliveInterval=5",
     "ServerAliveCountMax=4",
-    "ControlMaster=auto",  # one connection for all that is done on a host
+    "ControlMaster=auto",  # one connection for all scripts on a host
     "ControlPersist=60",
     "LogLevel=ERROR",
 )
-# What ssh says, and what a user can do about it.
+# What ssh prints, and what a user can do about it.
 MEANINGS = {
     "Permission denied": "ssh is refused ({said}); is your key in the agent (ssh-add -l) and in "
     "the host's authorized_keys, and the user right?",
     "Host key verification failed": "its host key is not known here; connect once by hand to check "
     "it: ssh {target}",
-    "REMOTE HOST IDENTIFICATION HAS CHANGED": "its host key is another one than before; if that is "
-    "right, remove the old one: ssh-keygen -R {host}",
-    "Could not resolve hostname": "no such name: {host}; write its address, or put it into "
+    "REMOTE HOST IDENTIFICATION HAS CHANGED": "its host key has changed; if that is expected, "
+    "remove the old one: ssh-keygen -R {host}",
+    "Could not resolve hostname": "no such name: {host}; use its address, or add it to "
     "~/.ssh/config",
     "Connection refused": "it answers, but not to ssh; is sshd running on that port?",
     "timed out": "it does not answer; is it on, and is the address right?",
@@ -40,15 +40,15 @@ MEANINGS = {
 
 
 class RemoteError(Exception):
-    """It did not work; one line that a user can act on."""
+    """A script failed; one line that a user can act on."""
 
 
 class Ssh:
-    """Connections that stay open from one script to the next, until `close`."""
+    """Connections that stay open between scripts, until `close`."""
 
     def __init__(self) -> None:
         if shutil.which("ssh") is None:
-            raise RemoteError("there is no ssh on this machine; install openssh-client")
+            raise RemoteError("ssh is not installed on this machine; install openssh-client")
         self._directory = Path(tempfile.mkdtemp(prefix="shoal-ssh-"))
         self._used: dict[str, HostSpec] = {}
 
@@ -60,10 +60,10 @@ class Ssh:
         stdin: bytes = b"",
         timeout_s: float = 60.0,
     ) -> str:
-        """What the script printed. It finds its arguments as $1, $2, ..."""
+        """Returns the script's output. Its arguments are $1, $2, ..."""
         self._used[spec.target] = spec
         remote = shlex.join(["sh", "-c", script, "sh", *arguments])
-        # The connection that stays behind keeps stderr open: a pipe would never end.
+        # The connection that stays open keeps stderr open: a pipe would never end.
         with tempfile.TemporaryFile() as said:
             try:
                 done = subprocess.run(
@@ -74,7 +74,7 @@ class Ssh:
                     timeout=timeout_s,
                 )
             except subprocess.TimeoutExpired:
-                raise RemoteError(f"it was not done after {timeout_s:.0f} s") from None
+                raise RemoteError(f"it was not done within {timeout_s:.0f} s") from None
             said.seek(0)
             words = said.read().decode(errors="replace")
         if done.returncode == SSH_FAILED:
@@ -111,7 +111,7 @@ def _meaning(spec: HostSpec, words: str) -> str:
     for sign, meaning in MEANINGS.items():
         if sign in words:
             return meaning.format(said=said, target=spec.target, host=spec.host)
-    return f"ssh: {said}" if said else "ssh could not connect, and does not say why"
+    return f"ssh: {said}" if said else "ssh could not connect and gave no reason"
 
 
 def _last_line(words: str) -> str:

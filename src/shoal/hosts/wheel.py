@@ -1,4 +1,4 @@
-"""A wheel of the Shoal that is running, however it was installed, so that hosts get the same."""
+"""Builds a wheel of the running Shoal, however it was installed, so that hosts get the same."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from importlib import metadata
 from pathlib import Path
 from typing import NamedTuple
 
-# The same files make the same bytes, whenever it is made: the digest says what is in it.
+# The same files always make the same bytes, so that the digest identifies the content.
 THEN = (1980, 1, 1, 0, 0, 0)
 LEFT_OUT = ("__pycache__",)
 
@@ -45,7 +45,7 @@ def _package() -> list[tuple[str, bytes]]:
 
 
 def _metadata(version: str) -> bytes:
-    """With what it needs, and the extras. An editable install may be of an older version."""
+    """With dependencies and extras. An editable install's metadata may be of an older version."""
     told = metadata.metadata("shoal")
     kept = [
         f"{name}: {value}"

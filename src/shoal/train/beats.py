@@ -1,4 +1,4 @@
-"""Tells the node's agent how the run goes: small datagrams that may get lost and never disturb."""
+"""Reports the run's progress to the node's agent: small datagrams that never block the run."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ NAME_LENGTH_MAX = 64
 
 
 class Beats:
-    """Without Shoal around it, says nothing to nobody."""
+    """Does nothing in a process that Shoal did not start."""
 
     def __init__(self) -> None:
         name, self._ref = os.environ.get(BEATS_ENV, ""), os.environ.get(REF_ENV, "")
@@ -30,7 +30,7 @@ class Beats:
             with contextlib.suppress(OSError):
                 self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
                 self._socket.setblocking(False)
-        self.due_ns = 0 if self._socket else 1 << 62  # what the loop compares the clock with
+        self.due_ns = 0 if self._socket else 1 << 62  # when the loop sends the next beat
         self._lock = threading.Lock()
         self._values = Values()
         self._last = Beat(ref=self._ref)
@@ -40,12 +40,12 @@ class Beats:
             self._values.take(metrics)
 
     def hurry(self) -> None:
-        """With the next step."""
+        """Send the next beat after the current step."""
         if self._socket is not None:
             self.due_ns = 0
 
     def send(self, **numbers: int | bool) -> None:
-        """All that is known now. A full or missing socket is the agent's affair, not the run's."""
+        """Send what is known now. A full or missing socket does not concern the run."""
         if self._socket is None:
             return
         self.due_ns = time.perf_counter_ns() + BEAT_EVERY_NS
@@ -59,8 +59,8 @@ class Beats:
 
 
 class Values:
-    """The newest loss and metrics. A value on a GPU is read when it has got here by itself:
-    asking for it would make the loop wait for the GPU."""
+    """The newest loss and metrics. A value on a GPU is copied without waiting and read when it has
+    arrived; reading it directly would make the loop wait for the GPU."""
 
     def __init__(self) -> None:
         self._newest: dict[str, Any] = {}
@@ -86,7 +86,7 @@ class Values:
 
     def _keep(self, values: dict[str, Any]) -> None:
         for name, value in values.items():
-            with contextlib.suppress(TypeError, ValueError, RuntimeError):  # not one number
+            with contextlib.suppress(TypeError, ValueError, RuntimeError):  # not a single number
                 number = float(value)
                 known = name == "loss" or name in self._known or len(self._known) < METRICS_MAX
                 if known and math.isfinite(number):

@@ -1,12 +1,12 @@
-"""Where checkpoints lie: what makes one whole, how it is checked, and which are kept.
+"""The checkpoint directory: what makes a checkpoint whole, how it is verified, which are kept.
 
     DIRECTORY/checkpoint-000007-step-1200-3fa9/
         __0_0.distcp, __1_0.distcp, ...   the members' shards, by torch.distributed.checkpoint
         .metadata                         its index
-        manifest.json                     written last, at once: the sums of all files, the position
+        manifest.json                     written last and atomically: checksums and the position
 
-A checkpoint without a manifest is torn and does not count. The number in front grows with each
-save, so the newest is known even where steps were done again.
+A checkpoint without a manifest is incomplete and does not count. The first number grows with each
+save, so the newest checkpoint is known even if steps were repeated.
 """
 
 from __future__ import annotations
@@ -34,7 +34,8 @@ READERS_MAX = 8
 
 
 class FileSum(msgspec.Struct, frozen=True):
-    """The sum of a file is that of the sums of its parts, so that many hands can check it."""
+    """A file's checksum is computed from those of its parts, so they can be verified in
+    parallel."""
 
     size: int
     sha256: str
@@ -45,12 +46,12 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True):
     """Makes a checkpoint whole."""
 
     format: int = FORMAT
-    step: int  # the step to go on with
+    step: int  # the step to continue with
     position: int  # in the stream of samples
     seed: int
     stretch: Stretch | None = None
     world: int
-    trained_s: float = 0.0  # over all attempts, for the observed rate of failures
+    trained_s: float = 0.0  # over all attempts, for the observed failure rate
     restarts: int = 0
     files: dict[str, FileSum]
 
@@ -65,10 +66,10 @@ class Found(NamedTuple):
 
 
 class Damage(Exception):
-    """A checkpoint that may not be used, with the reason."""
+    """A checkpoint that must not be used, with the reason."""
 
 
-class Vault:
+class CheckpointStore:
     def __init__(self, url: str) -> None:
         try:
             from fsspec.core import url_to_fs
@@ -85,12 +86,12 @@ class Vault:
         return "/".join((self._root, *parts))
 
     def address(self, name: str) -> str:
-        """As torch.distributed.checkpoint wants it."""
+        """The path in the form that torch.distributed.checkpoint wants."""
         return f"{self.url}/{name}"
 
     def probe(self) -> str:
-        """Finds out now, not after an hour, that nothing can be written here. Returns the name of
-        a file that every member should see."""
+        """Fails at once if nothing can be written here, not after an hour. Returns the name of a
+        file that every member should see."""
         name = f".probe-{secrets.token_hex(4)}"
         try:
             self.fs.makedirs(self._root, exist_ok=True)
@@ -134,7 +135,7 @@ class Vault:
     def write_manifest(self, name: str, manifest: Manifest) -> None:
         data = msgspec.json.format(msgspec.json.encode(manifest), indent=1)
         if not self.local:
-            self.fs.pipe_file(self.path(name, MANIFEST), data)  # an object appears whole
+            self.fs.pipe_file(self.path(name, MANIFEST), data)  # an object store writes atomically
             return
         folder = self.path(name)
         with open(f"{folder}/{MANIFEST}.new", "wb") as file:
@@ -142,7 +143,7 @@ class Vault:
             file.flush()
             os.fsync(file.fileno())
         os.replace(f"{folder}/{MANIFEST}.new", f"{folder}/{MANIFEST}")
-        for directory in (folder, self._root):  # and the names of what was written
+        for directory in (folder, self._root):  # and the new directory entries
             handle = os.open(directory, os.O_RDONLY)
             try:
                 os.fsync(handle)
@@ -162,8 +163,8 @@ class Vault:
         return manifest
 
     def verify(self, name: str, files: dict[str, FileSum]) -> None:
-        """Every byte, against the sums in the manifest, several parts at a time: a restart waits
-        for this."""
+        """Compares every byte with the checksums in the manifest. Parts are read in parallel,
+        because a restart waits for this."""
         with ThreadPoolExecutor(min(READERS_MAX, os.cpu_count() or 1)) as readers:
             for file, expected in files.items():
                 path = self.path(name, file)
@@ -182,14 +183,14 @@ class Vault:
         return hashlib.sha256(self.fs.read_block(path, start, length)).digest()
 
     def set_aside(self, name: str) -> None:
-        """A damaged one stays for whoever wants to look, but counts no more."""
+        """A damaged checkpoint no longer counts, but is kept for inspection."""
         with contextlib.suppress(Exception):
             self.fs.mv(self.path(name, MANIFEST), self.path(name, DAMAGED))
 
     # -- which are kept --------------------------------------------------------------------
 
     def prune(self, keep: int) -> None:
-        """The newest `keep` whole ones stay, and what is newer than the newest of them."""
+        """Keeps the newest `keep` whole checkpoints, and anything newer than the newest of them."""
         found = self.find()
         whole = [one for one in found if one.whole]
         if not whole:
@@ -200,7 +201,7 @@ class Vault:
                 self.remove(one.name)
 
     def remove(self, name: str) -> None:
-        """The manifest first: what is half removed must not look whole."""
+        """Removes the manifest first: a half-removed checkpoint must not look whole."""
         with contextlib.suppress(Exception):
             if self.fs.exists(self.path(name, MANIFEST)):
                 self.fs.rm_file(self.path(name, MANIFEST))
@@ -208,7 +209,7 @@ class Vault:
 
 
 def reason(error: BaseException) -> str:
-    """An error in a few words, without its type where it explains itself."""
+    """An error in a few words, without its type if the text is clear by itself."""
     if isinstance(error, OSError) and error.strerror:
         return error.strerror
     text = str(error).strip().splitlines()

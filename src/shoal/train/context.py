@@ -1,4 +1,4 @@
-"""The context of a run: its steps, its saves, and what it tells of itself."""
+"""The context of a run: its steps, its saves and its reports."""
 
 from __future__ import annotations
 
@@ -9,16 +9,15 @@ import sys
 from collections.abc import Iterable, Iterator
 from typing import Any, Literal
 
-from shoal.train import interval, loading
-from shoal.train import shuffle as order
+from shoal.train import interval, loading, shuffle
 from shoal.train.beats import Beats
-from shoal.train.checkpoints import Manifest, Vault
+from shoal.train.checkpoints import CheckpointStore, Manifest
 from shoal.train.errors import TrainError, end_in_one_line, say
 from shoal.train.group import Group
 from shoal.train.saver import END_AFTER_ERROR_S, END_WAIT_S, Saver
 from shoal.train.shuffle import Stretch
 from shoal.train.state import State, check
-from shoal.train.step_times import Meter, clock_ns
+from shoal.train.step_times import StepTimes, clock_ns
 from shoal.train.stop import STOPPED_CODE, Stop
 
 CHECKPOINTS_ENV = "SHOAL_CHECKPOINT_DIR"
@@ -29,10 +28,10 @@ Every = int | Literal["auto"] | None
 
 
 def init(*, checkpoint: str | None = None, keep: int = KEEP, seed: int = 0) -> Context:
-    """Joins the group that `shoal run` or `torchrun` started, or works alone.
+    """Joins the group that `shoal run` or `torchrun` started, or runs alone.
 
-    `checkpoint`: where saves go, a directory or s3://bucket/path; SHOAL_CHECKPOINT_DIR if not
-    given. `keep`: how many are kept. `seed`: of the order of the samples.
+    `checkpoint`: where to save, a directory or s3://bucket/path; default: $SHOAL_CHECKPOINT_DIR.
+    `keep`: the number of checkpoints to keep. `seed`: for the order of the samples.
     """
     end_in_one_line()
     try:
@@ -45,29 +44,29 @@ def init(*, checkpoint: str | None = None, keep: int = KEEP, seed: int = 0) -> C
 
 
 class Context:
-    """Made by `init`. `step` and `position` say where the run is."""
+    """Made by `init`. `step` and `position` are the run's progress."""
 
     def __init__(self, checkpoint: str, keep: int, seed: int) -> None:
         from shoal.train import waits
 
-        self._meter = Meter()
+        self._times = StepTimes()
         self._group = Group()
-        waits.watch(self._meter)
+        waits.watch(self._times)
         self._beats = Beats()
         self._stop = Stop(self._group)
         self._saver: Saver | None = None
         if checkpoint:
-            self._saver = Saver(Vault(checkpoint), self._group, keep, self._meter)
+            self._saver = Saver(CheckpointStore(checkpoint), self._group, keep, self._times)
         self.rank, self.world = self._group.rank, self._group.world
         self.local_rank, self.device = self._group.local_rank, self._group.device
-        self.step = 0  # so many are done, over all attempts
-        self.position = 0  # so many samples are used, over all attempts and members
-        self.weight = 1.0  # of this member's part of the batch: see `order.weight`
+        self.step = 0  # steps done, over all attempts
+        self.position = 0  # samples used, over all attempts and members
+        self.weight = 1.0  # of this member's part of the batch: see `shuffle.weight`
         self._seed = seed
-        self._claimed = 0  # what calls of `steps` cover, in samples and in epochs
+        self._claimed = 0  # samples and epochs covered by calls of `steps`
         self._claimed_epochs = 0
         self._stretch: Stretch | None = None
-        self._after: tuple[int, int] | None = None  # step and position once this step is done
+        self._after: tuple[int, int] | None = None  # step and position after this step
         self._steps_total = 0
         self._state: State | None = None
         self._restored: Manifest | None = None
@@ -82,10 +81,10 @@ class Context:
     def steps(
         self, loader: Iterable[Any], *, epochs: int | None = None, steps: int | None = None
     ) -> Iterator[tuple[int, Any]]:
-        """The batches of the next `epochs` passes over the loader (1 if nothing is said), or until
-        the run has done `steps` steps; on from where a restored run was."""
+        """The batches of the next `epochs` passes over the loader (default 1), or until the run has
+        done `steps` steps. A restored run continues where it was."""
         feed = self._feed(loader, epochs, steps)
-        meter, beats, stop = self._meter, self._beats, self._stop
+        times, beats, stop = self._times, self._beats, self._stop
         self._beat()
         try:
             while not self._steps_total or self.step < self._steps_total:
@@ -102,7 +101,7 @@ class Context:
                 ended = clock_ns()
                 self.step, self.position = self._after
                 self._after = None
-                meter.step(ready - began, ended - ready, samples)
+                times.step(ready - began, ended - ready, samples)
                 if ended >= beats.due_ns:
                     self._beat()
             self._stop_if_due()
@@ -111,13 +110,13 @@ class Context:
             self._beat(busy=True)
 
     def log(self, **metrics: Any) -> None:
-        """The loss and any other number of this step. Nothing is waited for."""
+        """Report the loss and other numbers of this step, without waiting."""
         self._beats.log(metrics)
 
     def _feed(
         self, loader: Iterable[Any], epochs: int | None, steps: int | None
     ) -> Iterator[tuple[Any, int, int]]:
-        """Batches, the position after each, and the samples of this member in it."""
+        """Batches, the position after each, and the number of this member's samples in it."""
         for name, value in (("epochs", epochs), ("steps", steps)):
             if value is not None and value < 0:
                 raise TrainError(f"{name}={value} of ctx.steps is negative")
@@ -125,7 +124,7 @@ class Context:
             self._steps_total = steps or 0
             return self._as_it_comes(loader, 1 if epochs is None and steps is None else epochs)
         if epochs is None:
-            # Until so many steps are done; a run has fewer epochs than samples to draw.
+            # With `steps`, the number of epochs is in effect unbounded.
             epochs = 1 if steps is None else 1 << 31
         stretch = loading.stretch_of(loader, self._claimed, self._claimed_epochs, epochs)
         loading.check_parts(stretch, self.world)
@@ -135,7 +134,7 @@ class Context:
         total = self.step + stretch.batches_from(self.position)
         self._steps_total = total if steps is None else min(total, steps)
         if self.position >= stretch.end:
-            return iter(())  # an earlier attempt has done all of it
+            return iter(())  # an earlier attempt did all of it
         self._stretch = stretch
         return self._ordered(loader, stretch)
 
@@ -145,8 +144,8 @@ class Context:
         for batch in batches:
             samples = min(stretch.batch, stretch.end - position)
             position += samples
-            self.weight = order.weight(samples, self.world, self.rank)
-            yield batch, position, order.part(samples, self.world, self.rank)[1]
+            self.weight = shuffle.weight(samples, self.world, self.rank)
+            yield batch, position, shuffle.part(samples, self.world, self.rank)[1]
 
     def _as_it_comes(
         self, loader: Iterable[Any], epochs: int | None
@@ -167,26 +166,26 @@ class Context:
             )
 
     def _beat(self, *, busy: bool = False) -> None:
-        """`busy`: no step is to be expected for a while, and that is well."""
+        """`busy`: the next step may take a while, and that is not a hang."""
         self._beats.send(
             busy=busy,
             step=self.step,
             steps_total=self._steps_total,
             saved_step=self._saved_step,
             saves=self._saves,
-            **self._meter.numbers(),
+            **self._times.numbers(),
         )
 
     def _stop_if_due(self) -> None:
-        if not self._stop.due(self.step, self._meter.fastest_ns / 1e9):
+        if not self._stop.due(self.step, self._times.fastest_ns / 1e9):
             return
         if self._saver is None or self._state is None:
-            self._tell(f"stopped by SIGTERM before step {self.step}; ctx.save was never called")
+            self._say(f"stopped by SIGTERM before step {self.step}; ctx.save was never called")
         else:
             self.save(self._state)
             with self._saving():
                 self._saver.finish()
-            self._tell(f"stopped by SIGTERM before step {self.step}, which is saved")
+            self._say(f"stopped by SIGTERM before step {self.step}, which is saved")
         self._beat()
         raise SystemExit(STOPPED_CODE)
 
@@ -194,19 +193,19 @@ class Context:
 
     @property
     def can_save(self) -> bool:
-        """Whether there is a directory to save to."""
+        """Whether a checkpoint directory is set."""
         return self._saver is not None
 
     def save(self, state: State, every: Every = None) -> bool:
-        """Begins a checkpoint of `state`, after this step's work; every member calls it alike.
+        """Starts a checkpoint of `state` after this step's work. Every member must call it.
 
-        `every`: only in every so many steps, or "auto": as often as failures and the cost of a
-        save make it worth while. The last step is always saved. Returns whether a save began.
+        `every`: the number of steps between saves, or "auto": as often as failures and the cost of
+        a save make worthwhile. The last step is always saved. Returns whether a save started.
         """
         self._state = check(state)
         if self._saver is None:
             raise TrainError(
-                f"there is nowhere to save to: set {CHECKPOINTS_ENV}, or init(checkpoint=...)"
+                f"no checkpoint directory: set {CHECKPOINTS_ENV}, or init(checkpoint=...)"
             )
         step, position = self._after or (self.step, self.position)
         if every is not None and not self._is_due(step, every):
@@ -221,8 +220,8 @@ class Context:
         return True
 
     def restore(self, state: State) -> bool:
-        """Puts the newest whole checkpoint into `state`, and the run where it was. Returns whether
-        there was one. Every member calls it, before the first step."""
+        """Loads the newest whole checkpoint into `state` and continues from its step. Returns
+        whether there was one. Every member must call it, before the first step."""
         self._state = check(state)
         if self._saver is None:
             return False
@@ -234,20 +233,20 @@ class Context:
         self.step, self.position = manifest.step, manifest.position
         self._saved_step = manifest.step
         self._next_save = self.step + interval.FIRST_SAVE_STEPS
-        self._beat(busy=True)  # until the first step: who restored has more to set up
+        self._beat(busy=True)  # until the first step: a restored run has more to set up
         return True
 
     @contextlib.contextmanager
     def _saving(self) -> Iterator[None]:
-        """The loop is blocked: that is booked, and no reason to think that it hangs."""
+        """Counts the time that the loop is blocked, and reports that it does not hang."""
         self._beat(busy=True)
-        with self._meter.saving(in_body=self._after is not None):
+        with self._times.saving(in_body=self._after is not None):
             yield
         self._beat()
 
     def _is_due(self, step: int, every: int | Literal["auto"]) -> bool:
         if isinstance(every, int) and every < 1:
-            raise TrainError(f"every={every} of ctx.save: a number of steps from 1 on, or 'auto'")
+            raise TrainError(f"every={every} of ctx.save: must be at least 1, or 'auto'")
         last = step == self._steps_total
         return last or (step >= self._next_save if every == "auto" else step % every == 0)
 
@@ -265,33 +264,33 @@ class Context:
         )
 
     def _whole(self, manifest: Manifest) -> None:
-        """From the saver's thread."""
+        """Called in the saver's thread."""
         self._saved_step, self._saves = manifest.step, self._saves + 1
         self._beats.hurry()
 
     def _plan(self, blocked_s: float, now: Manifest) -> None:
-        """When to save next. Rank 0 decides: its clock is not the others'."""
+        """Decides when to save next. Rank 0 decides, because clocks differ."""
         assert self._saver is not None
-        told = _seconds(os.environ.get(MTBF_ENV))
-        between = interval.mtbf_s(self._group.nodes, now.trained_s, now.restarts, told)
+        given = _seconds(os.environ.get(MTBF_ENV))
+        between = interval.mtbf_s(self._group.nodes, now.trained_s, now.restarts, given)
         seconds = interval.interval_s(blocked_s, self._saver.written_s, between)
         gap = interval.interval_steps(seconds, self._step_s(), self._save_gap)
         self._save_gap = self._group.agree(gap)
         self._next_save = now.step + self._save_gap
 
     def _step_s(self) -> float:
-        """The mean time of a step of this process."""
-        meter = self._meter
-        return (meter.body_ns + meter.data_ns) / 1e9 / max(1, meter.steps)
+        """The mean duration of a step in this process."""
+        times = self._times
+        return (times.body_ns + times.data_ns) / 1e9 / max(1, times.steps)
 
-    def _tell(self, text: str) -> None:
+    def _say(self, text: str) -> None:
         if self.rank == 0:
             say(text)
 
     # -- the end ---------------------------------------------------------------------------
 
     def close(self) -> None:
-        """Waits for the last save and leaves the group. Called by itself when the script ends."""
+        """Waits for the last save and leaves the group. Called automatically at exit."""
         if self._closed:
             return
         self._closed = True
@@ -305,7 +304,7 @@ class Context:
         self._group.leave()
 
     def _at_exit(self) -> None:
-        """An error here would be told, but the exit code would still be 0."""
+        """Without `os._exit`, an error here would be printed but the exit code would still be 0."""
         try:
             self.close()
         except TrainError as error:

@@ -1,4 +1,4 @@
-"""What goes wrong in a run, in one line that its user can act on."""
+"""Errors of a run, each in one line that its user can act on."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ def say(text: str) -> None:
 
 
 def end_in_one_line() -> None:
-    """From now on an uncaught TrainError is told in a line; all else as it was."""
+    """From now on an uncaught TrainError prints one line; other exceptions are unchanged."""
     before = sys.excepthook
 
     def hook(

@@ -1,4 +1,4 @@
-"""Joins the processes of a run: who am I, on which device, and how do we agree."""
+"""The process group of a run: rank, device, and how members agree on values."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ STOP_KEY = "shoal/stop"
 
 
 class Group:
-    """The members of a run. Alone, without a process group, everything here is trivial."""
+    """The members of a run. With one member there is no process group."""
 
     def __init__(self) -> None:
         import torch
@@ -30,12 +30,12 @@ class Group:
         self.joined = dist.is_initialized()
         self.rank = dist.get_rank() if self.joined else 0
         self.world = dist.get_world_size() if self.joined else 1
-        # For checkpoints: they go on beside the training's own collectives, so on paths of their
-        # own, and between CPUs, so that the GPUs' ones are left alone.
+        # For checkpoints, which run beside the training's own collectives. They need a group of
+        # their own, and one between CPUs, so that they do not disturb the GPUs.
         self.side: Any = dist.new_group(backend="gloo") if self.world > 1 else None
         self._store: Any = None
         if self.world > 1:
-            with contextlib.suppress(Exception):  # no store of its own: a stop is not agreed on
+            with contextlib.suppress(Exception):  # without a store a stop cannot be agreed on
                 self._store = dist.distributed_c10d._get_default_store().clone()
         if self.device.type == "cuda":
             torch.cuda.set_device(self.device)
@@ -45,7 +45,7 @@ class Group:
         return max(1, self.world // max(1, _number("LOCAL_WORLD_SIZE", 1)))
 
     def agree(self, value: T) -> T:
-        """What rank 0 has, on every rank."""
+        """Rank 0's value, on every rank."""
         if self.side is None:
             return value
         import torch.distributed as dist
@@ -55,7 +55,7 @@ class Group:
         return box[0]
 
     def gather(self, value: T) -> list[T]:
-        """What each rank has, on every rank."""
+        """Every rank's value, on every rank."""
         if self.side is None:
             return [value]
         import torch.distributed as dist
@@ -64,10 +64,10 @@ class Group:
         dist.all_gather_object(values, value, group=self.side)
         return values
 
-    # -- a stop that one member was asked for ----------------------------------------------
+    # -- a stop that one member was asked to make ------------------------------------------
 
     def propose_stop(self, step: int) -> int:
-        """The step before which all will stop: the first proposal counts."""
+        """The step before which all members stop; the first proposal counts."""
         if self._store is None:
             return step
         try:
@@ -81,15 +81,15 @@ class Group:
         try:
             return int(self._store.get(STOP_KEY)) if self._store.check([STOP_KEY]) else None
         except (RuntimeError, ValueError):
-            return None  # the store went with rank 0: what follows is told by the collectives
+            return None  # the store ended with rank 0; the collectives will report it
 
     def leave(self) -> None:
         import torch.distributed as dist
 
         self._store = None
         if dist.is_initialized():
-            # A thread of gloo may want the interpreter to put its last work away, while the end of
-            # the group waits for that thread with the interpreter held (seen with torch 2.13).
+            # A Gloo thread may need the GIL to free its last work, while the group's destructor
+            # holds the GIL and waits for that thread (seen with torch 2.13).
             threading.Event().wait(LEAVE_S)
             with contextlib.suppress(Exception):
                 dist.destroy_process_group()
@@ -122,7 +122,7 @@ def _device(local_rank: int) -> Any:
 
     if not torch.cuda.is_available():
         return torch.device("cpu")
-    # One visible GPU per process is as common as all of them visible to each.
+    # Some launchers show each process one GPU, others show it all of them.
     return torch.device("cuda", local_rank % torch.cuda.device_count())
 
 

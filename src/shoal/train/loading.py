@@ -1,4 +1,4 @@
-"""A loader in the order of the run: the user's own, but for which samples come when."""
+"""Makes the user's loader follow the run's order of samples."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from shoal.train.shuffle import Stretch
 
 
 def is_ordered(loader: object) -> bool:
-    """A DataLoader over a data set with numbered samples; anything else is used as it comes."""
+    """Whether it is a DataLoader over numbered samples; any other loader keeps its own order."""
     from torch.utils.data import DataLoader, IterableDataset
 
     return isinstance(loader, DataLoader) and not isinstance(loader.dataset, IterableDataset)
 
 
 def stretch_of(loader: Any, start: int, epoch: int, epochs: int) -> Stretch:
-    """What a loader covers. Its batch size is that of all members together."""
+    """The part of the run that a loader covers. Its batch size is for all members together."""
     if loader.batch_size is None:
         raise TrainError(
             "the loader has no batch_size: make it with DataLoader(dataset, batch_size=B), B being "
@@ -31,7 +31,7 @@ def stretch_of(loader: Any, start: int, epoch: int, epochs: int) -> Stretch:
 
 
 def check_parts(stretch: Stretch, world: int) -> None:
-    """Fewer samples than members would leave some without work in every step."""
+    """With fewer samples than members, some would have no work in any step."""
     if stretch.batch < world:
         raise TrainError(
             f"a batch of {stretch.batch} samples cannot be divided among {world} members: use a "
@@ -42,7 +42,7 @@ def check_parts(stretch: Stretch, world: int) -> None:
 def in_order(
     loader: Any, stretch: Stretch, position: int, world: int, rank: int, seed: int
 ) -> Iterator[Any]:
-    """The loader again, with our choice of samples for this member."""
+    """The same loader, with our choice of samples for this member."""
     from torch.utils.data import DataLoader
 
     chosen = order.batches(stretch, position, world, rank, seed if _shuffles(loader) else None)
@@ -57,13 +57,13 @@ def in_order(
         multiprocessing_context=loader.multiprocessing_context,
         generator=loader.generator,
         prefetch_factor=loader.prefetch_factor,
-        persistent_workers=False,  # one pass over it is the whole run
+        persistent_workers=False,  # one pass covers the whole run
     )
     return iter(again)
 
 
 class Batches:
-    """As DataLoader wants them: something to iterate over, once."""
+    """A batch sampler for DataLoader: iterable once."""
 
     def __init__(self, chosen: Iterable[list[int]]) -> None:
         self._chosen = chosen

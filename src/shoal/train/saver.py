@@ -1,4 +1,4 @@
-"""Saves beside the training: the loop is blocked while the state is copied, not longer."""
+"""Saves checkpoints beside the training: the loop waits only while the state is copied."""
 
 from __future__ import annotations
 
@@ -8,53 +8,53 @@ from typing import Any, NamedTuple, TypeVar, cast
 
 import msgspec
 
-from shoal.train.checkpoints import Damage, Found, Manifest, Vault, reason
+from shoal.train.checkpoints import CheckpointStore, Damage, Found, Manifest, reason
 from shoal.train.errors import TrainError, say
 from shoal.train.group import Group
 from shoal.train.state import State, collect, frozen, put_back
-from shoal.train.step_times import Meter, clock_ns
+from shoal.train.step_times import StepTimes, clock_ns
 from shoal.train.writing import read, write
 
 T = TypeVar("T")
 
-END_WAIT_S = 3600.0  # for the last save when the script is done
-END_AFTER_ERROR_S = 5.0  # and when it failed: its peers may be gone
+END_WAIT_S = 3600.0  # for the last save, at the end of the script
+END_AFTER_ERROR_S = 5.0  # after an error: the other members may be gone
 
 
 class Copy(NamedTuple):
-    """A state at one step, and the name it will have."""
+    """A copied state and the name of its checkpoint."""
 
     name: str
     staged: Any
 
 
 class Saver:
-    """One save at a time. An error of the writing is raised by the next call."""
+    """One save at a time. The next call raises an error that occurred while writing."""
 
-    def __init__(self, vault: Vault, group: Group, keep: int, meter: Meter) -> None:
-        self._vault, self._group, self._keep, self._meter = vault, group, keep, meter
+    def __init__(self, store: CheckpointStore, group: Group, keep: int, times: StepTimes) -> None:
+        self._store, self._group, self._keep, self._times = store, group, keep, times
         self._thread: threading.Thread | None = None
         self._error = ""
         self._stager: Any = None
-        self.looked = False  # whether what was saved before has been looked at
-        self.written_s = 0.0  # how long the last save took in all
+        self.looked = False  # whether earlier checkpoints have been looked at
+        self.written_s = 0.0  # total duration of the last save
         self._prepare()
 
     def copy(self, state: State, step: int) -> Copy:
-        """What blocks the loop: the save before must be done, and the state is copied."""
+        """The part that blocks the loop: waits for the previous save and copies the state."""
         self.finish()
         if not self.looked:
             self._together(self._refuse_to_overwrite)
             self.looked = True
-        name = self._together(lambda: self._vault.new_name(step))
+        name = self._together(lambda: self._store.new_name(step))
         return Copy(name, self._stage(frozen(collect(state))))
 
     def write(self, copy: Copy, manifest: Manifest, saved: Callable[[Manifest], None]) -> None:
-        """Goes on in a thread; there `saved` is called when the checkpoint is whole."""
+        """Writes in a thread, and calls `saved` there when the checkpoint is whole."""
         began = clock_ns()
 
         def work() -> None:
-            self._meter.leave_out_this_thread()
+            self._times.leave_out_this_thread()
             try:
                 whole = self._write(copy, manifest)
                 self.written_s = (clock_ns() - began) / 1e9
@@ -68,7 +68,7 @@ class Saver:
         self._thread.start()
 
     def finish(self, timeout_s: float | None = None) -> None:
-        """Waits for the save that is under way."""
+        """Waits for the current save."""
         if self._thread is not None:
             self._thread.join(timeout_s)
             if not self._thread.is_alive():
@@ -78,17 +78,17 @@ class Saver:
             raise TrainError(error)
 
     def restore(self, state: State, seed: int) -> Manifest | None:
-        """From the newest checkpoint that is whole and undamaged, on every member the same."""
+        """Loads the newest checkpoint that is whole and undamaged, the same on every member."""
         self.finish()
         self.looked = True
-        found = [one for one in self._together(self._vault.find) if one.whole]
+        found = [one for one in self._together(self._store.find) if one.whole]
         for one in found:
             try:
                 manifest = self._verified(one)
             except Damage as damage:
-                self._tell(f"{one.name} is damaged and is not used: {damage}")
+                self._say(f"{one.name} is damaged and will not be used: {damage}")
                 if self._group.rank == 0:
-                    self._vault.set_aside(one.name)
+                    self._store.set_aside(one.name)
                 continue
             if manifest.seed != seed:
                 raise TrainError(
@@ -96,32 +96,32 @@ class Saver:
                     "the order of the samples would change"
                 )
             collected = collect(state)
-            read(collected, self._vault, one.name, self._group.side)
+            read(collected, self._store, one.name, self._group.side)
             put_back(state, collected)
-            self._tell(f"goes on with step {manifest.step} from {one.name}")
+            self._say(f"continues with step {manifest.step} from {one.name}")
             return msgspec.structs.replace(manifest, restarts=manifest.restarts + 1)
         if found:
             raise TrainError(
-                f"all {len(found)} checkpoints in {self._vault.url} are damaged; "
-                "nothing was removed: to start over, choose another directory"
+                f"all {len(found)} checkpoints in {self._store.url} are damaged; "
+                "nothing was removed; to start over, choose another directory"
             )
         return None
 
     # -- helpers, in call order ------------------------------------------------------------
 
     def _prepare(self) -> None:
-        probe = self._together(self._vault.probe)
-        seen = self._group.gather(self._vault.sees(probe))
+        probe = self._together(self._store.probe)
+        seen = self._group.gather(self._store.sees(probe))
         if self._group.rank == 0:
-            self._vault.remove_probe(probe)
+            self._store.remove_probe(probe)
         if not all(seen):
             raise TrainError(
-                f"checkpoint directory {self._vault.url} is not the same for member "
+                f"checkpoint directory {self._store.url} is not the same for member "
                 f"{seen.index(False)} as for member 0: use a shared directory or s3://..."
             )
 
     def _together(self, work: Callable[[], T]) -> T:
-        """Done by rank 0. What it finds wrong ends every member with the same line."""
+        """Runs `work` on rank 0. An error there ends every member with the same line."""
         result: T | None = None
         error = ""
         if self._group.rank == 0:
@@ -130,16 +130,16 @@ class Saver:
             except TrainError as problem:
                 error = str(problem)
             except Exception as problem:
-                error = f"checkpoint directory {self._vault.url}: {reason(problem)}"
+                error = f"checkpoint directory {self._store.url}: {reason(problem)}"
         result, error = self._group.agree((result, error))
         if error:
             raise TrainError(error)
         return cast(T, result)
 
     def _refuse_to_overwrite(self) -> None:
-        if any(one.whole for one in self._vault.find()):
+        if any(one.whole for one in self._store.find()):
             raise TrainError(
-                f"{self._vault.url} holds checkpoints already: call ctx.restore(state) before the "
+                f"{self._store.url} already has checkpoints: call ctx.restore(state) before the "
                 "first ctx.save(state), or choose another directory"
             )
 
@@ -147,19 +147,19 @@ class Saver:
         from torch.distributed.checkpoint.staging import BlockingAsyncStager
 
         if self._stager is None:
-            # On a GPU: into the same pinned memory each time, which is several times as fast.
+            # On a GPU, reusing pinned memory makes the copy several times as fast.
             on_gpu = self._group.device.type == "cuda"
             self._stager = BlockingAsyncStager(cache_staged_state_dict=on_gpu)
         return self._stager.stage(collected)
 
     def _write(self, copy: Copy, manifest: Manifest) -> Manifest:
-        """In the saver's thread, on every member at the same time."""
-        group, vault = self._group, self._vault
+        """Runs in the saver's thread, on every member at the same time."""
+        group, store = self._group, self._store
         try:
-            sums = write(copy.staged, vault, copy.name, group.side)
+            sums = write(copy.staged, store, copy.name, group.side)
         except TrainError:
             if group.rank == 0:
-                vault.remove(copy.name)  # it would only take up room
+                store.remove(copy.name)  # an incomplete checkpoint only takes up space
             raise
         parts = group.gather((manifest.step, sums))
         steps = {step for step, _ in parts}
@@ -171,17 +171,17 @@ class Saver:
         error = ""
         if group.rank == 0:
             try:
-                vault.write_manifest(copy.name, whole)
-                vault.prune(self._keep)
+                store.write_manifest(copy.name, whole)
+                store.prune(self._keep)
             except Exception as problem:
-                error = f"cannot save into {vault.url}: {reason(problem)}"
+                error = f"cannot save into {store.url}: {reason(problem)}"
         error = group.agree(error)
         if error:
             raise TrainError(error)
         return whole
 
     def _verified(self, one: Found) -> Manifest:
-        """Each member checks its share of the files; all hear of any damage."""
+        """Each member verifies its share of the files; all learn of any damage."""
         group = self._group
         damage = error = ""
         manifest, damage = self._together(lambda: self._manifest(one))
@@ -189,11 +189,11 @@ class Saver:
             raise Damage(damage)
         names = sorted(manifest.files)[group.rank :: group.world]
         try:
-            self._vault.verify(one.name, {name: manifest.files[name] for name in names})
+            self._store.verify(one.name, {name: manifest.files[name] for name in names})
         except Damage as problem:
             damage = str(problem)
         except Exception as problem:
-            error = f"{self._vault.address(one.name)} cannot be read: {reason(problem)}"
+            error = f"{self._store.address(one.name)} cannot be read: {reason(problem)}"
         heard = group.gather((damage, error))
         for _, text in heard:
             if text:
@@ -205,10 +205,10 @@ class Saver:
 
     def _manifest(self, one: Found) -> tuple[Manifest | None, str]:
         try:
-            return self._vault.manifest(one.name), ""
+            return self._store.manifest(one.name), ""
         except Damage as damage:
             return None, str(damage)
 
-    def _tell(self, text: str) -> None:
+    def _say(self, text: str) -> None:
         if self._group.rank == 0:
             say(text)

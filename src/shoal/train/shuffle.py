@@ -1,11 +1,12 @@
-"""The order in which a run uses its samples: fixed by the seed alone, whatever happens to the run.
+"""The order in which a run uses its samples: it depends only on the seed.
 
-The stream of a run is the concatenation of the shuffled epochs. A position in it is counted in
-samples, so it means the same for every world size: a run that goes on at its position uses every
-sample of every epoch exactly once.
+A run's stream is the concatenation of its shuffled epochs. A position in it is counted in samples,
+so it means the same for every world size: a run that continues at its position uses every sample of
+every epoch exactly once.
 
-An epoch's shuffle is computed, not stored: a Feistel network over the next power of four, walked
-until it falls inside. So a run goes on anywhere at once, and a billion samples need no memory.
+An epoch's shuffle is computed, not stored: a Feistel network over the next power of four, repeated
+until the result is in range. So a run can continue anywhere at once, and a billion samples need no
+memory.
 """
 
 from __future__ import annotations
@@ -16,8 +17,8 @@ from typing import Any
 import msgspec
 
 ROUNDS = 4
-BLOCK_SAMPLES = 8192  # computed at once: the cost per sample is that of the tensor's arithmetic
-# Odd constants with well spread bits; any would do, but they may never change.
+BLOCK_SAMPLES = 8192  # samples computed at a time, so that tensor arithmetic dominates the cost
+# Odd constants with well-spread bits. Any would do, but they must never change.
 KEY_STEP = 0x9E3779B97F4A7C15
 MIX = 0x2545F4914F6CDD1D
 WORD = (1 << 64) - 1
@@ -30,8 +31,8 @@ class Stretch(msgspec.Struct, frozen=True):
     epoch: int  # the number of its first epoch in the run
     epochs: int
     size: int
-    batch: int  # of all members together
-    drop_last: bool = False  # leave out what does not fill a batch at the very end
+    batch: int  # samples per step, over all members
+    drop_last: bool = False  # leave out a last batch that is not full
 
     @property
     def end(self) -> int:
@@ -51,10 +52,10 @@ def part(samples: int, world: int, rank: int) -> tuple[int, int]:
 def batches(
     stretch: Stretch, position: int, world: int, rank: int, seed: int | None
 ) -> Iterator[list[int]]:
-    """The samples of one member, batch by batch; no seed: in the order of the data set.
+    """The samples of one member, batch by batch; without a seed, in the order of the data set.
 
-    A member whose part is empty (only in a last, short batch) is given the batch's first sample,
-    that its collectives have something to work on: see `weight`.
+    A member whose part is empty, which happens only in a short last batch, gets the batch's first
+    sample, so that its collectives have something to work on: see `weight`.
     """
     import torch
 
@@ -78,13 +79,13 @@ def batches(
 
 
 def weight(samples: int, world: int, rank: int) -> float:
-    """What to multiply a member's mean loss with, so that the mean of the members' gradients is
-    the gradient of the batch's mean. 1 where the parts are even, 0 where a part is empty."""
+    """The factor for a member's mean loss that makes the mean of the members' gradients the
+    gradient of the batch's mean: 1 if the parts are equal, 0 if a part is empty."""
     return part(samples, world, rank)[1] * world / samples
 
 
 def _shuffled(places: Any, stretch: Stretch, seed: int | None) -> Any:
-    """Places in the stretch become samples of the data set, epoch by epoch."""
+    """Maps positions in the stretch to samples of the data set, epoch by epoch."""
     epochs, within = places // stretch.size, places % stretch.size
     if seed is None:
         return within
@@ -95,7 +96,7 @@ def _shuffled(places: Any, stretch: Stretch, seed: int | None) -> Any:
 
 
 def permute(places: Any, size: int, seed: int, epoch: int) -> Any:
-    """Where each place of an epoch's order points: a bijection of range(size), in a tensor."""
+    """The sample at each position of an epoch's order: a bijection of range(size), as a tensor."""
     half = max(1, ((size - 1).bit_length() + 1) // 2)
     keys = _keys(seed, epoch)
     result = _rounds(places, half, keys)
@@ -110,14 +111,14 @@ def _rounds(places: Any, half: int, keys: list[int]) -> Any:
     mask = (1 << half) - 1
     left, right = places >> half, places & mask
     for key in keys:
-        mixed = ((right ^ key) + (key >> 7)) * MIX  # wraps around, as 64 bits do everywhere
+        mixed = ((right ^ key) + (key >> 7)) * MIX  # 64-bit overflow wraps around
         mixed = (mixed ^ (mixed >> 29)) * MIX
         left, right = right, left ^ ((mixed >> 33) & mask)
     return (left << half) | right
 
 
 def _keys(seed: int, epoch: int) -> list[int]:
-    """Numbers of 63 bits, one for each round."""
+    """63-bit numbers, one for each round."""
     keys = []
     state = (seed * MIX + epoch * KEY_STEP + 1) & WORD
     for _ in range(ROUNDS):

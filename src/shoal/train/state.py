@@ -1,6 +1,6 @@
-"""A run's state as torch.distributed.checkpoint wants it: names of parameters, not of wrappers.
+"""Turns a run's state into what torch.distributed.checkpoint wants: parameter names, no wrappers.
 
-So a state that DDP saved with 4 members is restored by FSDP2 with 3.
+So a state that DDP saved with 4 members can be restored by FSDP2 with 3.
 """
 
 from __future__ import annotations
@@ -14,8 +14,8 @@ State = dict[str, Any]
 
 
 def collect(state: State) -> State:
-    """The present values: models and optimizers by torch's own naming, other objects by their
-    `state_dict`, tensors and plain values as they are."""
+    """The current values: models and optimizers under torch's own names, other objects through
+    their `state_dict`, tensors and plain values as they are."""
     from torch import nn, optim
     from torch.distributed.checkpoint import state_dict as by_name
 
@@ -33,7 +33,7 @@ def collect(state: State) -> State:
 
 
 def put_back(state: State, collected: State) -> None:
-    """The opposite of `collect`: into the same objects; plain values into the dict itself."""
+    """The reverse of `collect`: into the same objects; plain values go into the dict itself."""
     from torch import Tensor, nn, optim
     from torch.distributed.checkpoint import state_dict as by_name
 
@@ -45,13 +45,12 @@ def put_back(state: State, collected: State) -> None:
             by_name.set_optimizer_state_dict(model, value, collected[name])
         elif hasattr(value, "load_state_dict"):
             value.load_state_dict(collected[name])
-        elif not isinstance(value, Tensor):  # a tensor was filled in place
+        elif not isinstance(value, Tensor):  # a tensor is filled in place
             state[name] = collected[name]
 
 
 def frozen(value: Any) -> Any:
-    """Plain values are copied now, so that the loop may go on changing them; tensors are left to
-    the stager."""
+    """Copies plain values now, so that the loop may change them. The stager copies tensors."""
     from torch import Tensor
 
     if isinstance(value, Tensor):
@@ -64,7 +63,7 @@ def frozen(value: Any) -> Any:
 
 
 def model_of(optimizer: Any, state: State, name: str) -> Any:
-    """The model whose parameters an optimizer changes: its state is named after them."""
+    """The model whose parameters an optimizer changes: the optimizer's state uses their names."""
     from torch import nn
 
     changed = {id(p) for group in optimizer.param_groups for p in group["params"]}

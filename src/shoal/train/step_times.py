@@ -1,4 +1,4 @@
-"""Where the time of the steps went, in numbers that only grow."""
+"""Measures where the time of the steps went, in numbers that only grow."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from contextlib import contextmanager
 clock_ns = time.perf_counter_ns
 
 
-class Meter:
-    """`compute` is what is left of the loop's body when waits and saves are taken away."""
+class StepTimes:
+    """`compute` is the time in the loop's body without waits and saves."""
 
     def __init__(self) -> None:
         self.steps = 0
@@ -23,13 +23,13 @@ class Meter:
         self.save_ns = 0
         self._save_in_body_ns = 0
         self._compute_ns = 0
-        # Waits that end later than they are asked for: on a GPU, or in another thread.
+        # Each returns waits that have ended since: on a GPU, or in another thread.
         self.settle: list[Callable[[], int]] = []
         self._aside = threading.local()
         self._saving = False
 
     def waited(self, nanoseconds: int) -> None:
-        """Called by whoever waited for peers; not counted while saving, nor for the saver."""
+        """Counts a wait for peers, except during a save and in the saver's thread."""
         if not self._saving and not getattr(self._aside, "on", False):
             self.wait_ns += nanoseconds
 
@@ -44,7 +44,7 @@ class Meter:
 
     @property
     def compute_ns(self) -> int:
-        """Never less than it was, although waits on a GPU become known late."""
+        """Never decreases, although waits on a GPU become known late."""
         now = self.body_ns - self.wait_ns - self._save_in_body_ns
         self._compute_ns = max(self._compute_ns, now)
         return self._compute_ns
@@ -66,7 +66,7 @@ class Meter:
         self._aside.on = True
 
     def numbers(self) -> dict[str, int]:
-        """As a beat has them."""
+        """The fields of a beat."""
         return {
             "steps": self.steps,
             "samples": self.samples,

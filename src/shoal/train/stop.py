@@ -1,8 +1,8 @@
-"""SIGTERM: all members finish the same step, save, and go.
+"""SIGTERM: all members finish the same step, save, and exit.
 
-Members get the signal at slightly different moments. Who gets it first proposes a step that lies
-far enough ahead for everyone to hear of it in time; all others look for such a proposal now and
-then, in a thread, so that the loop itself only compares two numbers.
+Members get the signal at slightly different moments. The first one proposes a step that is far
+enough ahead for all members to learn of it in time. The others poll for a proposal in a thread, so
+that the loop itself only compares two numbers.
 """
 
 from __future__ import annotations
@@ -16,9 +16,9 @@ from shoal.train.group import Group
 STOPPED_CODE = 128 + signal.SIGTERM
 NEVER = 1 << 62
 POLL_S = 0.1
-POLLS_PER_S_MAX = 1000  # of all members together: the store is one process
-# By the fastest step so far, not the mean: the first steps are slow, and who does not hear of the
-# stop in time goes on without the others.
+POLLS_PER_S_MAX = 1000  # over all members, because the store is one process
+# Uses the fastest step so far, not the mean: the first steps are slow, and a member that learns of
+# the stop too late would continue without the others.
 AHEAD_POLLS = 10
 AHEAD_STEPS_MAX = 100_000
 
@@ -28,12 +28,12 @@ class Stop:
         self._group = group
         self.asked = False
         self._proposed = False
-        self.before_step = NEVER  # all members stop before they begin this step
+        self.before_step = NEVER  # all members stop before this step
         self._over = threading.Event()
         self._poll_s = max(POLL_S, group.world / POLLS_PER_S_MAX)
         self._thread: threading.Thread | None = None
         if threading.current_thread() is not threading.main_thread():
-            return  # signals are the main thread's affair, and so is stopping
+            return  # only the main thread gets signals, so only it can stop
         if signal.getsignal(signal.SIGTERM) is signal.SIG_DFL:
             signal.signal(signal.SIGTERM, self._signalled)
         if group.world > 1:
@@ -41,7 +41,7 @@ class Stop:
             self._thread.start()
 
     def due(self, step: int, fastest_s: float) -> bool:
-        """Asked before each step begins."""
+        """Called before each step."""
         if self.asked and not self._proposed:
             self._proposed = True
             ahead = 0

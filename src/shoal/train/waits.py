@@ -1,9 +1,9 @@
-"""Tells waiting for peers from computing, without touching the training script.
+"""Separates waiting for peers from computing, without changing the training script.
 
-Three places are watched. `Work.wait` is where Python waits for a collective: FSDP2 and whatever a
-script calls itself. DDP averages gradients from C++: a communication hook notes when the last
-bucket was ready here, and when the last one came back. On GPUs nothing waits in Python, so events
-on the stream take the times, and are read when they have passed.
+It watches three places. `Work.wait` is where Python waits for a collective, in FSDP2 or in the
+script itself. DDP averages gradients in C++, so a communication hook records when the last bucket
+was ready and when the last one came back. On GPUs Python does not wait, so events on the stream
+take the times and are read after they have passed.
 """
 
 from __future__ import annotations
@@ -12,32 +12,32 @@ import functools
 from collections import deque
 from typing import Any
 
-from shoal.train.step_times import Meter, clock_ns
+from shoal.train.step_times import StepTimes, clock_ns
 
-EVENTS_MAX = 4096  # pairs not read yet; beyond that the oldest are forgotten
+EVENTS_MAX = 4096  # pairs not read yet; the oldest are dropped beyond this
 
 
-def watch(meter: Meter) -> None:
-    """For the rest of the process."""
+def watch(times: StepTimes) -> None:
+    """Lasts for the rest of the process."""
     import torch
     import torch.distributed as dist
 
-    gpu = GpuWaits(meter) if torch.cuda.is_available() else None
-    _watch_waits(dist.Work, meter, gpu)
-    _watch_ddp(torch.nn.parallel.DistributedDataParallel, meter, gpu)
+    gpu = GpuWaits(times) if torch.cuda.is_available() else None
+    _watch_waits(dist.Work, times, gpu)
+    _watch_ddp(torch.nn.parallel.DistributedDataParallel, times, gpu)
     if gpu is not None:
         _watch_fsdp(gpu)
 
 
 class GpuWaits:
-    """Pairs of events around what a stream waits for."""
+    """Pairs of events around the waits of a stream."""
 
-    def __init__(self, meter: Meter) -> None:
+    def __init__(self, times: StepTimes) -> None:
         import torch
 
         self._event = functools.partial(torch.cuda.Event, enable_timing=True)
         self._pairs: deque[tuple[Any, Any]] = deque(maxlen=EVENTS_MAX)
-        meter.settle.append(self.settle)
+        times.settle.append(self.settle)
 
     def mark(self) -> Any:
         event = self._event()
@@ -55,18 +55,18 @@ class GpuWaits:
         return total
 
 
-def _watch_waits(work: Any, meter: Meter, gpu: GpuWaits | None) -> None:
+def _watch_waits(work: Any, times: StepTimes, gpu: GpuWaits | None) -> None:
     original = work.wait
 
     @functools.wraps(original)
     def wait(self: Any, *args: Any, **kwargs: Any) -> Any:
-        # A wait for NCCL only makes the stream wait, and costs nothing here.
+        # A wait for NCCL only blocks the stream, and costs no time here.
         before = gpu.mark() if gpu is not None else None
         began = clock_ns()
         try:
             return original(self, *args, **kwargs)
         finally:
-            meter.waited(clock_ns() - began)
+            times.waited(clock_ns() - began)
             if gpu is not None:
                 gpu.pair(before, gpu.mark())
 
@@ -74,11 +74,11 @@ def _watch_waits(work: Any, meter: Meter, gpu: GpuWaits | None) -> None:
 
 
 def _watch_fsdp(gpu: GpuWaits) -> None:
-    """FSDP2 lets the computing stream wait for its gathering and reducing streams."""
+    """In FSDP2 the compute stream waits for the gather and reduce streams."""
     try:
         from torch.distributed.fsdp._fully_shard._fsdp_param_group import FSDPParamGroup
     except ImportError:
-        return  # an older or newer torch: its waits count as computing, as the guide says
+        return  # another version of torch: its waits count as computing
     for name in ("wait_for_unshard", "finalize_backward"):
         original = getattr(FSDPParamGroup, name, None)
         if original is not None:
@@ -100,9 +100,9 @@ def _between_marks(original: Any, gpu: GpuWaits) -> Any:
 # -- DDP -----------------------------------------------------------------------------------
 
 
-def _watch_ddp(kind: Any, meter: Meter, gpu: GpuWaits | None) -> None:
-    """A model gets its hook at its first forward, unless the script has given it one: that one
-    is timed instead."""
+def _watch_ddp(kind: Any, times: StepTimes, gpu: GpuWaits | None) -> None:
+    """A model gets its hook at its first forward pass. If the script has set one, that one is timed
+    instead."""
     make, register = kind.__init__, kind.register_comm_hook
 
     @functools.wraps(make)
@@ -112,24 +112,24 @@ def _watch_ddp(kind: Any, meter: Meter, gpu: GpuWaits | None) -> None:
         def first_forward(model: Any, _: Any) -> None:
             handle.remove()
             if not model._comm_hooks:
-                register(model, model.process_group, _bare(Buckets(average, meter, gpu)))
+                register(model, model.process_group, _bare(Buckets(average, times, gpu)))
 
         handle = self.register_forward_pre_hook(first_forward)
 
     @functools.wraps(register)
     def register_comm_hook(self: Any, state: object, hook: Any) -> None:
-        register(self, state, functools.wraps(hook)(_bare(Buckets(hook, meter, gpu))))
+        register(self, state, functools.wraps(hook)(_bare(Buckets(hook, times, gpu))))
 
     kind.__init__, kind.register_comm_hook = init, register_comm_hook
 
 
 def _bare(buckets: Buckets) -> Any:
-    """DDP refuses a hook whose arguments are annotated with other types than its own."""
+    """DDP refuses a hook whose annotations are not its own types, so this one has none."""
     return lambda state, bucket: buckets.hook(state, bucket)
 
 
 def average(group: Any, bucket: Any) -> Any:
-    """What DDP does by itself."""
+    """What DDP does without a hook."""
     import torch.distributed as dist
 
     buffer = bucket.buffer().div_(group.size())
@@ -138,16 +138,16 @@ def average(group: Any, bucket: Any) -> Any:
 
 
 class Buckets:
-    """Times one model's buckets: between the last that is ready and the last that is back, the
-    backward pass has nothing to do but wait."""
+    """Times one model's buckets: the backward pass waits from when the last bucket is ready until
+    the last one is back."""
 
-    def __init__(self, inner: Any, meter: Meter, gpu: GpuWaits | None) -> None:
+    def __init__(self, inner: Any, times: StepTimes, gpu: GpuWaits | None) -> None:
         self._inner = inner
         self._gpu = gpu
         self._ready_ns = 0
         self._done_ns = 0
-        self._marks: tuple[Any, Any] | None = None
-        meter.settle.append(self.settle)
+
+        times.settle.append(self.settle)
         self._settled_ns = 0
 
     def hook(self, state: object, bucket: Any) -> Any:

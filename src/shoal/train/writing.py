@@ -1,4 +1,4 @@
-"""torch.distributed.checkpoint over fsspec, with the sums of what is written."""
+"""Runs torch.distributed.checkpoint over fsspec and computes checksums while writing."""
 
 from __future__ import annotations
 
@@ -10,46 +10,46 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from shoal.train.checkpoints import PART_BYTES, FileSum, Vault, reason
+from shoal.train.checkpoints import PART_BYTES, CheckpointStore, FileSum, reason
 from shoal.train.errors import TrainError
 
-# Said of each save of a run that is alone, where it is meant so.
+# A warning at each save of a run with one member, where it is intended.
 warnings.filterwarnings("ignore", message="torch.distributed is disabled, unavailable")
 
 
-def write(state: Any, vault: Vault, name: str, side: Any) -> dict[str, FileSum]:
-    """This member's part; returns the sums of its files. Every member calls it."""
+def write(state: Any, store: CheckpointStore, name: str, side: Any) -> dict[str, FileSum]:
+    """Writes this member's part; returns the checksums of its files. Every member calls it."""
     import torch.distributed.checkpoint as dcp
     from torch.distributed.checkpoint._fsspec_filesystem import FsspecWriter
 
-    # An object store has nothing to sync; asking for it would sync the whole machine.
-    writer = FsspecWriter(vault.address(name), sync_files=vault.local)
+    # An object store has nothing to sync; `sync_files` would sync the whole machine.
+    writer = FsspecWriter(store.address(name), sync_files=store.local)
     disk = _summing_disk(writer.fs.fs)
     writer.fs = disk
     try:
         dcp.save(state, storage_writer=writer, process_group=side, no_dist=side is None)
     except dcp.api.CheckpointException as error:
-        raise TrainError(f"cannot save into {vault.url}: {_first(error)}") from None
+        raise TrainError(f"cannot save into {store.url}: {_first(error)}") from None
     sums: dict[str, FileSum] = disk.sums
     return sums
 
 
-def read(state: Any, vault: Vault, name: str, side: Any) -> None:
+def read(state: Any, store: CheckpointStore, name: str, side: Any) -> None:
     """Fills the tensors and values of `state`. Every member calls it."""
     import torch.distributed.checkpoint as dcp
     from torch.distributed.checkpoint._fsspec_filesystem import FsspecReader
 
-    reader = FsspecReader(vault.address(name))
+    reader = FsspecReader(store.address(name))
     try:
         dcp.load(state, storage_reader=reader, process_group=side, no_dist=side is None)
     except dcp.api.CheckpointException as error:
         raise TrainError(
-            f"{vault.address(name)} does not fit the state to restore: {_first(error)}"
+            f"{store.address(name)} does not fit the state to restore: {_first(error)}"
         ) from None
 
 
 def _first(error: Any) -> str:
-    """Why it failed on the first member that did."""
+    """The reason on the first member that failed."""
     for rank, (cause, _) in sorted(error.failures.items()):
         while isinstance(cause, RuntimeError) and cause.__cause__ is not None:
             cause = cause.__cause__
@@ -58,7 +58,7 @@ def _first(error: Any) -> str:
 
 
 class Summing(io.IOBase):
-    """A file that is only written to the end, and summed on its way."""
+    """A write-only file that computes checksums as it is written."""
 
     def __init__(self, raw: Any) -> None:
         self._raw = raw
@@ -93,7 +93,7 @@ class Summing(io.IOBase):
         self._raw.flush()
 
     def fileno(self) -> int:
-        """Asked for only to sync the file: so nothing may be left in a buffer."""
+        """Used only to sync the file, so the buffer is flushed first."""
         self._raw.flush()
         return int(self._raw.fileno())
 
@@ -104,7 +104,7 @@ class Summing(io.IOBase):
 
 
 def _summing_disk(fs: Any) -> Any:
-    """Made here, for the class it builds on is torch's."""
+    """Made in a function, because its base class is torch's, which is imported late."""
     from torch.distributed.checkpoint._fsspec_filesystem import FileSystem
 
     class SummingDisk(FileSystem):  # type: ignore[misc]
