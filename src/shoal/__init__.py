@@ -6,15 +6,24 @@ __version__ = "0.2.0"
 
 TYPE_CHECKING = False  # as type checkers read it; `typing` itself takes longer than all of this
 if TYPE_CHECKING:
+    from shoal.client import ShoalError
+    from shoal.forms.client import Client
     from shoal.tasks import Executor, map  # noqa: A004
 
-__all__ = ["Executor", "__version__", "map"]
+__all__ = ["Client", "Executor", "ShoalError", "__version__", "map"]
+
+_MODULES = {
+    "Client": "shoal.forms.client",
+    "Executor": "shoal.tasks",
+    "ShoalError": "shoal.client",
+    "map": "shoal.tasks",
+}
 
 
 def __getattr__(name: str) -> object:
     """Loaded when used, so that `import shoal` stays light."""
-    if name in ("map", "Executor"):
-        import shoal.tasks
+    if name not in _MODULES:
+        raise AttributeError(f"module 'shoal' has no attribute {name!r}")
+    import importlib
 
-        return getattr(shoal.tasks, name)
-    raise AttributeError(f"module 'shoal' has no attribute {name!r}")
+    return getattr(importlib.import_module(_MODULES[name]), name)

@@ -9,8 +9,7 @@ import socket
 import struct
 import time
 from pathlib import Path
-from types import TracebackType
-from typing import IO, TypeVar
+from typing import IO, Any, Self, TypeVar
 from urllib.parse import quote, urlencode, urlsplit
 
 import msgspec
@@ -42,6 +41,8 @@ from shoal.model.views import (
 )
 
 Answer = TypeVar("Answer")
+Body = bytes | IO[bytes] | None
+Headers = dict[str, str] | None
 
 SOCKET_NAME = "controller.sock"
 CREDENTIALS = struct.Struct("3i")  # process, user, group
@@ -67,8 +68,8 @@ class Unreachable(ShoalError):
 
 
 class Address(msgspec.Struct, frozen=True):
-    """Where a running controller is found; it writes this into its home when it is ready. `socket`
-    is for the user's own programs on this machine, `url` for browsers and other machines."""
+    """Where a running controller answers; it writes this to its home when it is ready. `socket` is
+    for the user's own programs on this machine, `url` is for browsers and other machines."""
 
     url: str
     pid: int
@@ -83,8 +84,30 @@ def default_home() -> Path:
     return Path(os.environ.get("SHOAL_HOME") or Path.home() / ".shoal").absolute()
 
 
+def _located(home: Path) -> tuple[str, str, Path]:
+    """URL, token and socket file of the cluster in this home."""
+    try:
+        require_own(home)
+        address = msgspec.json.decode(read_own(home / "controller.json"), type=Address)
+        token = read_own(home / "token").decode().strip()
+    except FileNotFoundError:
+        message = f"no cluster is up in {home}; start one with: shoal up"
+        raise Unreachable(message) from None
+    except PermissionError as error:
+        raise Unreachable(f"cannot use {error.filename}: {error.strerror}") from None
+    except (msgspec.DecodeError, UnicodeDecodeError):
+        message = f"{home}/controller.json is damaged; mend it with: shoal up"
+        raise Unreachable(message) from None
+    if not token:
+        raise Unreachable(f"{home}/token is empty; mend it with: shoal down, then shoal up")
+    if not address.socket:
+        message = f"the cluster in {home} was started by another version of shoal"
+        raise Unreachable(f"{message}; start it again with: shoal down, then shoal up")
+    return address.url, token, home / SOCKET_NAME  # beside the token, wherever the home is by now
+
+
 class _Local(http.client.HTTPConnection):
-    """To the socket file of a home, if it is ours or root's process that listens there."""
+    """A connection to the socket file of a home, if this user or root listens there."""
 
     def __init__(self, path: Path, timeout_s: float) -> None:
         super().__init__("localhost", timeout=timeout_s)
@@ -102,124 +125,104 @@ class _Local(http.client.HTTPConnection):
             raise
 
     def _refuse_strangers(self) -> None:
-        told = self.sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, CREDENTIALS.size)
-        owner = CREDENTIALS.unpack(told)[1]
+        peer = self.sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, CREDENTIALS.size)
+        owner = CREDENTIALS.unpack(peer)[1]
         if owner not in (0, os.geteuid()):
             raise Unreachable(f"{self._path} is held by another user (uid {owner})")
 
 
 class Client:
-    """`patience_s`: how long to try again while the controller cannot be reached, for calls that
-    are safe to repeat. All are: a submission carries a key."""
+    """Without `url`, the cluster of this user on this machine, as `shoal up` left its address and
+    token in `home`. While the controller cannot be reached, a call is repeated for `patience_s`.
+    That is safe for every call: a submission carries a key."""
 
-    def __init__(self, url: str, token: str, *, timeout_s: float = 60, patience_s: float = 0):
+    def __init__(
+        self,
+        url: str = "",
+        token: str = "",
+        *,
+        home: Path | str | None = None,
+        timeout_s: float = 60,
+        patience_s: float = 3,
+    ) -> None:
+        # At home a socket file is used: a port may be anyone's while no controller listens.
+        self._socket: Path | None = None
+        if not url:
+            url, token, self._socket = _located(Path(home) if home else default_home())
         parts = urlsplit(url)
         if parts.scheme != "http" or not parts.hostname:
             raise ShoalError(f"{url!r} is not an address like http://127.0.0.1:7700")
         self.url = url
         self._host, self._port = parts.hostname, parts.port or 80
-        self._socket: Path | None = None  # a port may be anybody's while no controller listens
         self._headers = {"Authorization": f"Bearer {token}"}
         self._timeout_s = timeout_s
         self._patience_s = patience_s
         self._connection: http.client.HTTPConnection | None = None
 
     @classmethod
-    def at_home(cls, home: Path | None = None, *, patience_s: float = 3) -> Client:
-        """The cluster of this user on this machine, as `shoal up` left its address and token."""
-        home = home or default_home()
-        try:
-            require_own(home)
-            address = msgspec.json.decode(read_own(home / "controller.json"), type=Address)
-            token = read_own(home / "token").decode().strip()
-        except FileNotFoundError:
-            message = f"no cluster is up in {home}; start one with: shoal up"
-            raise Unreachable(message) from None
-        except PermissionError as error:
-            raise Unreachable(f"cannot use {error.filename}: {error.strerror}") from None
-        except (msgspec.DecodeError, UnicodeDecodeError):
-            message = f"{home}/controller.json is damaged; mend it with: shoal up"
-            raise Unreachable(message) from None
-        if not token:
-            raise Unreachable(f"{home}/token is empty; mend it with: shoal down, then shoal up")
-        if not address.socket:
-            message = f"the cluster in {home} was started by another version of shoal"
-            raise Unreachable(f"{message}; start it again with: shoal down, then shoal up")
-        client = cls(address.url, token, patience_s=patience_s)
-        client._socket = home / SOCKET_NAME  # beside the token, wherever the home is by now
-        return client
+    def at_home(cls, home: Path | None = None, *, patience_s: float = 3) -> Self:
+        return cls(home=home, patience_s=patience_s)
 
     def close(self) -> None:
         if self._connection is not None:
             self._connection.close()
             self._connection = None
 
-    def __enter__(self) -> Client:
+    def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     # -- the verbs ------------------------------------------------------------------------
 
     def status(self) -> StatusView:
-        return self._call("GET", "/v1/status", StatusView)
+        return self._call("GET", StatusView, "status")
 
     def nodes(self) -> list[NodeView]:
-        return self._call("GET", "/v1/nodes", list[NodeView])
+        return self._call("GET", list[NodeView], "nodes")
 
     def set_intent(self, node: str, intent: NodeIntent) -> Done:
         """OPEN, CORDONED or DRAINING."""
         verb = {"open": "uncordon", "cordoned": "cordon", "draining": "drain"}[intent.value]
-        return self._call("POST", f"/v1/nodes/{quote(node, safe='')}/{verb}", Done)
+        return self._call("POST", Done, "nodes", node, verb)
 
-    def serve(self, spec: ServiceSpec) -> ServiceView:
-        """Serve it so: started, or rolled out over what it was, without a failed request."""
-        return self._call(
-            "PUT",
-            f"/v1/services/{quote(spec.name, safe='')}",
-            ServiceView,
-            msgspec.json.encode(spec),
-        )
+    def submit_service(self, spec: ServiceSpec) -> ServiceView:
+        """Starts the service, or rolls the new version out without a failed request."""
+        return self._call("PUT", ServiceView, "services", spec.name, body=msgspec.json.encode(spec))
 
     def services(self) -> list[ServiceView]:
-        return self._call("GET", "/v1/services", list[ServiceView])
+        return self._call("GET", list[ServiceView], "services")
 
     def service(self, name: str) -> ServiceView:
-        return self._call("GET", f"/v1/services/{quote(name, safe='')}", ServiceView)
+        return self._call("GET", ServiceView, "services", name)
 
     def stop_service(self, name: str) -> Done:
-        """Replicas finish what they have; returns at once."""
-        return self._call("POST", f"/v1/services/{quote(name, safe='')}/stop", Done)
+        """Returns at once; the replicas finish their requests first."""
+        return self._call("POST", Done, "services", name, "stop")
 
     def check(self, node: str) -> CheckView:
-        """Have the node measured; ask `check_result` for the answer."""
-        return self._call("POST", f"/v1/nodes/{quote(node, safe='')}/check", CheckView)
+        """Starts measuring the node; `check_result` gives the verdict."""
+        return self._call("POST", CheckView, "nodes", node, "check")
 
     def check_result(self, node: str, check: str, *, wait_s: float = 0) -> CheckView:
-        """The answer comes when there is a verdict, or when `wait_s` (30 at most) has passed."""
-        query = urlencode({"wait_s": wait_s})
-        path = f"/v1/nodes/{quote(node, safe='')}/checks/{quote(check, safe='')}?{query}"
-        return self._call("GET", path, CheckView)
+        """Returns when there is a verdict, or after `wait_s` (30 at most)."""
+        return self._call("GET", CheckView, "nodes", node, "checks", check, wait_s=wait_s)
 
     def policy(self) -> Policy:
-        return self._call("GET", "/v1/policy", Policy)
+        return self._call("GET", Policy, "policy")
 
     def set_policy(self, policy: Policy) -> Policy:
-        return self._call("PUT", "/v1/policy", Policy, msgspec.json.encode(policy))
+        return self._call("PUT", Policy, "policy", body=msgspec.json.encode(policy))
 
     def submit(self, spec: JobSpec, key: str = "") -> JobView:
+        """The same key again is the same job."""
         body = msgspec.json.encode(Submission(spec=spec, key=key or secrets.token_hex(16)))
-        return self._call("POST", "/v1/jobs", JobView, body)
+        return self._call("POST", JobView, "jobs", body=body)
 
     def has_package(self, package: str) -> bool:
         try:
-            self._call("GET", f"/v1/packages/{quote(package, safe='')}", PackageView)
+            self._call("GET", PackageView, "packages", package)
         except ShoalError as error:
             if error.status == NOT_FOUND:
                 return False
@@ -227,56 +230,49 @@ class Client:
         return True
 
     def send_package(self, package: str, size: int, file: IO[bytes]) -> None:
-        """A packed working directory, if the controller has not got it yet."""
+        """Sends a packed working directory, unless the controller has it already."""
         if not self.has_package(package):
             file.seek(0)
             headers = {"Content-Type": "application/x-tar", "Content-Length": str(size)}
-            path = f"/v1/packages/{quote(package, safe='')}"
-            self._call("PUT", path, PackageView, file, headers)
+            self._call("PUT", PackageView, "packages", package, body=file, headers=headers)
 
     def jobs(self, *, finished: bool = False, limit: int = 100) -> list[JobRow]:
-        """Live jobs in the order of the queue; with `finished`, those too, newest first, after."""
-        query = {"finished": str(finished).lower(), "limit": limit}
-        return self._call("GET", f"/v1/jobs?{urlencode(query)}", list[JobRow])
+        """Live jobs in the order of the queue; with `finished`, then the others, newest first."""
+        return self._call("GET", list[JobRow], "jobs", finished=str(finished).lower(), limit=limit)
 
     def job(self, job_id: str, *, wait_for: str = "", wait_s: float = 0) -> JobView:
-        """With `wait_for` ("running" or "finished") the answer comes when that is so, or when
-        `wait_s` (30 at most) has passed: look at the state that it tells."""
-        query = {"wait_for": wait_for, "wait_s": wait_s} if wait_for else {}
-        path = f"/v1/jobs/{quote(job_id, safe='')}"
-        return self._call("GET", f"{path}?{urlencode(query)}" if query else path, JobView)
+        """With `wait_for` ("running" or "finished") it returns when the job has got that far, or
+        after `wait_s` (30 at most): look at the state."""
+        query: dict[str, Any] = {"wait_for": wait_for, "wait_s": wait_s} if wait_for else {}
+        return self._call("GET", JobView, "jobs", job_id, **query)
 
     def cancel(self, job_id: str) -> Done:
-        return self._call("POST", f"/v1/jobs/{quote(job_id, safe='')}/cancel", Done)
+        return self._call("POST", Done, "jobs", job_id, "cancel")
 
     def requeue(self, job_id: str, key: str = "") -> Done:
-        """Have it stopped and run again; one that has ended is submitted again, as a new job, and
-        only once for one key."""
-        query = urlencode({"key": key or secrets.token_hex(16)})
-        return self._call("POST", f"/v1/jobs/{quote(job_id, safe='')}/requeue?{query}", Done)
+        """Stops the job and runs it again. A job that has ended is submitted again, as a new job
+        and once for each key."""
+        return self._call("POST", Done, "jobs", job_id, "requeue", key=key or secrets.token_hex(16))
 
     def page_link(self) -> str:
         """The page's address, with a code that signs in once within two minutes."""
-        code = self._call("POST", "/v1/session/code", PageCode).code
-        return f"{self.url}/#code={code}"
+        return f"{self.url}/#code={self._call('POST', PageCode, 'session', 'code').code}"
 
     def why(self, job_id: str) -> WhyView:
-        return self._call("GET", f"/v1/jobs/{quote(job_id, safe='')}/why", WhyView)
+        return self._call("GET", WhyView, "jobs", job_id, "why")
 
     def logs(
-        self,
-        job_id: str,
-        *,
-        member: int = 0,
-        attempt: int = 0,
-        offset: int = 0,
-        wait_s: float = 0,
+        self, job_id: str, *, member: int = 0, attempt: int = 0, offset: int = 0, wait_s: float = 0
     ) -> LogView:
-        """Output from `offset` on (a negative one counts from the end); attempt 0 is the newest.
-        Waits up to `wait_s` for more to be written, if there is nothing there."""
-        query = {"member": member, "attempt": attempt, "offset": offset, "wait_s": wait_s}
-        path = f"/v1/jobs/{quote(job_id, safe='')}/logs?{urlencode(query)}"
-        return self._call("GET", path, LogView)
+        """Output from `offset` on; a negative one counts from the end. Attempt 0 is the newest.
+        If there is nothing yet, it waits up to `wait_s` for more."""
+        query: dict[str, Any] = {
+            "member": member,
+            "attempt": attempt,
+            "offset": offset,
+            "wait_s": wait_s,
+        }
+        return self._call("GET", LogView, "jobs", job_id, "logs", **query)
 
     def events(
         self,
@@ -289,57 +285,62 @@ class Client:
         wait_s: float = 0,
     ) -> EventsView:
         """Events after a sequence number, oldest first; a negative `after` gives the last ones.
-        `notable` leaves out what comes often: submissions, exits of members, checkpoints."""
-        query = {"after": after, "limit": limit, "job": job, "node": node, "wait_s": wait_s}
-        if notable:
-            query["notable"] = "true"
-        return self._call("GET", f"/v1/events?{urlencode(query)}", EventsView)
+        `notable` leaves out frequent ones: submissions, exits of members, checkpoints."""
+        query: dict[str, Any] = {
+            "after": after,
+            "limit": limit,
+            "job": job,
+            "node": node,
+            "wait_s": wait_s,
+        }
+        query["notable"] = str(notable).lower()
+        return self._call("GET", EventsView, "events", **query)
 
     def explanation(self, job_id: str) -> Explanation:
-        """What happened to it: attempts, causes, the last lines of who failed first, the cost."""
-        return self._call("GET", f"/v1/jobs/{quote(job_id, safe='')}/explanation", Explanation)
+        """What happened to the job: attempts, causes, the last lines of the first failure, cost."""
+        return self._call("GET", Explanation, "jobs", job_id, "explanation")
 
     def job_series(self, job_id: str, *, since_ms: int = 0) -> JobSeries:
-        """Its curves; `since_ms` leaves out the points that are known already."""
-        path = f"/v1/jobs/{quote(job_id, safe='')}/series?since_ms={since_ms}"
-        return self._call("GET", path, JobSeries)
+        """The job's curves; `since_ms` leaves out older points."""
+        return self._call("GET", JobSeries, "jobs", job_id, "series", since_ms=since_ms)
 
     def samples(self) -> dict[str, NodeSample]:
-        """How busy each node and its GPUs were a moment ago, where they tell."""
-        return self._call("GET", "/v1/samples", dict[str, NodeSample])
+        """How busy each node and its GPUs were a moment ago, where that is known."""
+        return self._call("GET", dict[str, NodeSample], "samples")
 
     def node_series(self, node: str, *, since_ms: int = 0) -> NodeSeries:
-        path = f"/v1/nodes/{quote(node, safe='')}/series?since_ms={since_ms}"
-        return self._call("GET", path, NodeSeries)
+        return self._call("GET", NodeSeries, "nodes", node, "series", since_ms=since_ms)
 
     def service_series(self, name: str, *, since_ms: int = 0) -> ServiceSeries:
-        path = f"/v1/services/{quote(name, safe='')}/series?since_ms={since_ms}"
-        return self._call("GET", path, ServiceSeries)
+        return self._call("GET", ServiceSeries, "services", name, "series", since_ms=since_ms)
 
     def ledger(self, *, by: By = By.ACCOUNT, from_ms: int = 0, to_ms: int = 0) -> LedgerView:
         """Where GPU time went; `to_ms` 0 is now."""
-        query = {"by": by.value, "from_ms": from_ms, "to_ms": to_ms}
-        return self._call("GET", f"/v1/ledger?{urlencode(query)}", LedgerView)
+        return self._call("GET", LedgerView, "ledger", by=by.value, from_ms=from_ms, to_ms=to_ms)
 
     def cost(self, job_id: str) -> CostView:
-        return self._call("GET", f"/v1/jobs/{quote(job_id, safe='')}/cost", CostView)
+        return self._call("GET", CostView, "jobs", job_id, "cost")
 
     def prices(self) -> PriceList:
-        return self._call("GET", "/v1/prices", PriceList)
+        return self._call("GET", PriceList, "prices")
 
     def set_prices(self, prices: PriceList) -> PriceList:
-        return self._call("PUT", "/v1/prices", PriceList, msgspec.json.encode(prices))
+        return self._call("PUT", PriceList, "prices", body=msgspec.json.encode(prices))
 
     # -- how ------------------------------------------------------------------------------
 
     def _call(
         self,
         method: str,
-        path: str,
         kind: type[Answer],
-        body: bytes | IO[bytes] | None = None,
-        headers: dict[str, str] | None = None,
+        *parts: str,
+        body: Body = None,
+        headers: Headers = None,
+        **query: Any,
     ) -> Answer:
+        path = "/v1/" + "/".join(quote(part, safe="") for part in parts)
+        if query:
+            path += f"?{urlencode(query)}"
         deadline = time.monotonic() + self._patience_s
         while True:
             kept = self._connection is not None
@@ -350,7 +351,7 @@ class Client:
                 break
             except (OSError, http.client.HTTPException) as error:
                 self.close()
-                if kept:  # it may have died unnoticed, long ago: a fresh one tells
+                if kept:  # it may have ended long ago: try a new one
                     continue
                 if time.monotonic() >= deadline:
                     where = self._socket or self.url
@@ -362,16 +363,10 @@ class Client:
         try:
             return msgspec.json.decode(data, type=kind)
         except msgspec.DecodeError as error:
-            message = f"{self.url} does not speak the language of this version of shoal: {error}"
+            message = f"{self.url} runs another version of shoal, or is not shoal: {error}"
             raise ShoalError(message) from None
 
-    def _exchange(
-        self,
-        method: str,
-        path: str,
-        body: bytes | IO[bytes] | None,
-        more: dict[str, str] | None,
-    ) -> tuple[int, bytes]:
+    def _exchange(self, method: str, path: str, body: Body, more: Headers) -> tuple[int, bytes]:
         if self._connection is None:
             if self._socket is not None:
                 connection: http.client.HTTPConnection = _Local(self._socket, self._timeout_s)

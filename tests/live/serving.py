@@ -77,7 +77,7 @@ class Serving:
             probe=probe or Probe(),
             route=route,
         )
-        return self.live.client.serve(spec)
+        return self.live.client.submit_service(spec)
 
     def view(self) -> ServiceView:
         return self.live.client.service(self.name)

@@ -216,7 +216,7 @@ def test_what_cannot_be_served_is_refused(
 ) -> None:
     fields = {"name": "bad", "replica": {"command": ["true"]}, **change}
     with pytest.raises(ShoalError) as refusal:
-        cluster.client.serve(msgspec.convert(fields, ServiceSpec))
+        cluster.client.submit_service(msgspec.convert(fields, ServiceSpec))
     assert refusal.value.field == field
     assert "bad" not in [view.name for view in cluster.client.services()]
 

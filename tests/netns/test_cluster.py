@@ -165,7 +165,7 @@ def test_replicas_on_three_hosts_answer_at_one_url(cluster: Cluster) -> None:
         probe=Probe(path="/"),
         route=Route(service="where"),
     )
-    cluster.ask(lambda client: client.serve(spec))
+    cluster.ask(lambda client: client.submit_service(spec))
     cluster.until(lambda: view(cluster).ready == 3, "not all replicas are ready")
     seen: set[str] = set()
     cluster.until(lambda: seen.add(get(cluster)) or seen == {*NAMES[1:]}, "not all answer")  # type: ignore[func-returns-value]

@@ -51,7 +51,7 @@ def fill(live: Live) -> dict[str, str]:
             "train-a", *WORK, "train", "3000", "2", members=4, gpus=3, tenant="research"
         ),
     }
-    served = live.client.serve(demo_plan.service(env, folder))
+    served = live.client.submit_service(demo_plan.service(env, folder))
     submit("ask", *WORK, "ask", served.url, "600", tenant="product")
     submit("map", *WORK, "map", tenant="product")
     for number in range(1, 9):

@@ -145,7 +145,7 @@ def test_a_node_is_drained_and_opened_and_a_job_requeued_after_a_question(
 @pytest.mark.outside("a real Chromium draws when it gets the time")
 def test_a_service_is_scaled_from_the_page(visit: Visit, live: Live) -> None:
     replica = JobSpec(command=(sys.executable, "-c", "import time; time.sleep(600)"), cpu_milli=100)
-    live.client.serve(
+    live.client.submit_service(
         ServiceSpec(name="chat", replica=replica, scale=Scale(least=1, most=1), probe=Probe())
     )
     visit.go("services")

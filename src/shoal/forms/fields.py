@@ -79,7 +79,7 @@ JOB = _table({
         Field("gpu_memory", "SIZE", "", memory(GPU_MEMORY_MB_MAX, "40G or 80G"), "gpu_memory_mb",
               "Use only GPUs with at least this much memory, e.g. 40G."),
         Field("gpu_model", "MODEL...", "", readers.models, "gpu_models",
-              "Use only GPUs of this model, e.g. H100. Repeat it to allow several."),
+              "Use only GPUs of this model, e.g. H100. Several may be given."),
         Field("cpus", "C", "1", readers.cpus, "cpu_milli",
               "CPUs per process, e.g. 4 or 0.5."),
         Field("memory", "SIZE", "", memory(1_000_000_000, "512M or 4G"), "memory_mb",
@@ -123,7 +123,7 @@ JOB = _table({
     ],
     "Its environment": [
         Field("env", "K=V...", "", readers.environment, "env",
-              "Set a variable. K alone copies its value from here."),
+              "Variables of the job. K alone copies its value from here."),
         Field("workdir", "DIR", "the current directory", readers.folder, "workdir",
               "The folder to run in."),
         Field("requirements", "FILE", "", readers.requirements, "requirements",

@@ -110,7 +110,7 @@ def _perform(board: Board, screen: Screen, home: Home) -> int:
         env, workdir = carried(os.environ), str(home.path.parent)
         specs = demo_plan.jobs(env, workdir)
         if _can_serve():
-            served = client.serve(demo_plan.service(env, workdir))
+            served = client.submit_service(demo_plan.service(env, workdir))
             specs.append(demo_plan.asker(served.url, env, workdir))
         screen.caption(f"submitting {len(specs)} jobs to {shape}")
         for spec in specs:

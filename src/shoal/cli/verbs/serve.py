@@ -92,7 +92,7 @@ def _ask(spec: ServiceSpec, pack: bool | None, home: Path, *, quiet: bool) -> Se
 
     with reach.connect(home) as client:
         replica = packed(client, spec.replica, pack, None if quiet else show.note)
-        return client.serve(msgspec.structs.replace(spec, replica=replica))
+        return client.submit_service(msgspec.structs.replace(spec, replica=replica))
 
 
 def _from_words(words: list[str]) -> dict[str, Any]:
