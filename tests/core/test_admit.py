@@ -147,7 +147,9 @@ def test_an_ordinary_command_has_no_problem() -> None:
     assert spec_problem(spec) is None
 
 
-@pytest.mark.parametrize("name", ["SHOAL_SERVICE", "SHOAL_REF", "RANK", "MASTER_PORT"])
+@pytest.mark.parametrize(
+    "name", ["SHOAL_SERVICE", "SHOAL_REF", "RANK", "MASTER_PORT", "CUDA_VISIBLE_DEVICES"]
+)
 def test_names_that_shoal_gives_a_meaning_are_refused(name: str) -> None:
     refused = reserved({"MINE": "1", name: "x"}, replica=False)
     assert refused is not None

@@ -33,6 +33,7 @@ RENDEZVOUS = frozenset(
         "PET_NODE_RANK",
     )
 )
+GPUS = "CUDA_VISIBLE_DEVICES"  # the GPUs that a member was given, and no others
 # Defaults of torchrun's flags, which a job may set otherwise.
 FLAGS = frozenset(("PET_NPROC_PER_NODE", "PET_MASTER_ADDR", "PET_MASTER_PORT"))
 
@@ -45,7 +46,7 @@ def reserved(env: Mapping[str, str], *, replica: bool) -> Refused | None:
             return Refused(
                 "env", f"{name} is set by Shoal itself; leave it out (a job may set {may})"
             )
-        if name in RENDEZVOUS or (replica and name == "PORT"):
+        if name in RENDEZVOUS or name == GPUS or (replica and name == "PORT"):
             return Refused(
                 "env",
                 f"{name} is set by Shoal for each member; leave it out, or set it for one program "
