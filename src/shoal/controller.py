@@ -266,6 +266,8 @@ async def _retire(loop: ControlLoop, config: ClusterConfig) -> None:
     if config.engine != "local":
         return
     wanted = {spec.id for spec in config.nodes}
-    for node in list(loop.state.order):
-        if node.id not in wanted and node.intent is not NodeIntent.REMOVED:
-            await loop.request(SetIntent(node.id, NodeIntent.REMOVED, "the new configuration"))
+    await loop.settled()
+    known = [node.id for node in loop.state.order if node.intent is not NodeIntent.REMOVED]
+    for node in known:
+        if node not in wanted:
+            await loop.request(SetIntent(node, NodeIntent.REMOVED, "the new configuration"))

@@ -80,7 +80,7 @@ def test_a_page_that_comes_back_is_told_what_it_missed_if_that_is_known(rig: Rig
         assert kind == "change"
         assert change["jobs"][0]["id"] == "j1"
         for _ in range(KEPT_MAX + 1):
-            rig.loop.last_seq += 1
+            rig.loop.tick.last_seq += 1
             feed.advance()
         for last in (seen, "other-1", f"{seen.partition('-')[0]}-999999", "nonsense", "-", "1-²"):
             assert told(await feed.open(last).pieces.get())[1] == "snapshot"
@@ -94,7 +94,7 @@ def test_a_slow_page_is_let_go_and_the_others_are_not(rig: Rig) -> None:
         feed = Feed(rig.loop)
         slow, quick = feed.open(), feed.open()
         for _ in range(2 * BEHIND_MAX):
-            rig.loop.last_seq += 1
+            rig.loop.tick.last_seq += 1
             piece = feed.advance()
             assert piece is not None
             feed.send(piece)

@@ -14,6 +14,7 @@ import pytest
 from shoal.control import loop as control_loop
 from shoal.control.history.store import HistoryFile
 from shoal.control.home import Home
+from shoal.control.logs import LogStore
 from shoal.control.store.marks import JOBS_AHEAD, Numbers
 from shoal.control.store.salvage import salvage
 from shoal.control.store.sqlite import SqliteStore
@@ -24,6 +25,7 @@ from shoal.ledger.store import LedgerStore
 from shoal.model.events import ControllerStarted
 from shoal.model.job import JobSpec
 from shoal.model.ledger import By
+from shoal.model.policy import Policy
 from shoal.model.report import Accepted, Answer, Nothing, Report, Submit
 from shoal.ports import StoreDamaged, StoreError
 from tests.control.test_loop import Rig
@@ -150,11 +152,13 @@ def submitted(home: Path) -> str:
             super().__init__(path, Numbers(home / "marks.json", (home / "logs",)))
 
     rig = Rig(home)
-    rig.loop.store.close()  # type: ignore[attr-defined]
-    rig.loop.store = Kept(home / "db")
-    rig.loop.state, rig.loop.last_seq = rig.loop.store.load()
+    rig.store.close()
+    store = Kept(home / "db")
+    rig.loop = control_loop.ControlLoop(
+        store, rig.engine, HandClock(), Policy(), LogStore(home / "logs")
+    )
     answer: Answer = rig.run(rig.loop.request(Submit(SPEC)))
-    rig.loop.store.close()
+    store.close()
     assert isinstance(answer, Accepted)
     return answer.id
 

@@ -33,7 +33,7 @@ def test_the_loop_answers_while_long_lists_are_read(
     rig = Rig(tmp_path)
     for done in history(30)[1]:
         rig.store.commit(done.events, done.finished)
-    rig.loop.state, rig.loop.last_seq = rig.store.load()
+    rig.loop.tick.load()
     go_on, real = threading.Event(), SqliteStore.finished
 
     def slow(store: SqliteStore, limit: int, *more: int) -> list[Job]:

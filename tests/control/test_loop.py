@@ -18,7 +18,7 @@ from shoal.model.events import Event, JobPlaced, JobRunning
 from shoal.model.job import Job, JobSpec, MemberRef
 from shoal.model.node import NodeSpec
 from shoal.model.policy import Policy
-from shoal.model.report import Accepted, LogChunk, NodeReport, Refused, Submit
+from shoal.model.report import Accepted, LogChunk, Refused, Submit
 from shoal.ports import Inbox, StoreError
 
 Result = TypeVar("Result")
@@ -130,7 +130,7 @@ def test_a_request_that_breaks_a_step_harms_nobody_else(
             raise RuntimeError("a mistake in the core")
         return done
 
-    monkeypatch.setattr("shoal.control.loop.step", breaking)
+    monkeypatch.setattr("shoal.tick.step", breaking)
 
     async def work() -> None:
         assert await rig.loop.request(Submit(SPEC, "good")) == Accepted("j1")
@@ -149,7 +149,7 @@ def test_a_key_is_remembered_after_its_job_has_finished(rig: Rig) -> None:
             await rig.loop.changed("j1", 1)
         rig.engine.book.exited(MemberRef("j1", 1, 0), 0)
         rig.loop.heard(rig.engine.book.report())
-        while "j1" in rig.loop.state.jobs or "j1" in rig.loop.finishing:
+        while "j1" in rig.loop.state.jobs:
             await rig.loop.changed("j1", 1)
         answer = await rig.loop.request(Submit(SPEC, "k"))
         assert isinstance(answer, Accepted)
@@ -172,9 +172,8 @@ def test_only_the_newest_inventory_of_a_node_waits_to_be_looked_at(rig: Rig) -> 
     reports = [rig.engine.book.report() for _ in range(5)]
     for report in reports:
         rig.loop.heard(report)
-    drained, _ = rig.loop._drain()
-    assert drained.nodes == (reports[-1],)
-    assert isinstance(drained.nodes[0], NodeReport)
+    rig.loop.tick.begin(1)
+    assert rig.loop.tick.decide(1).report.nodes == (reports[-1],)
 
 
 def test_output_is_kept_once_however_often_it_comes(tmp_path: Path) -> None:

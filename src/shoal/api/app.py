@@ -49,7 +49,7 @@ from shoal.api.reading import ROWS_AT_ONCE, aside, encoded, json_list, respond
 from shoal.api.series import Series
 from shoal.control import tryout
 from shoal.control.history.history import History
-from shoal.control.loop import Busy, ControlLoop
+from shoal.control.loop import Busy, ControlLoop, Unreadable
 from shoal.control.plugins import problem
 from shoal.ledger.live import LiveLedger
 from shoal.model.job import Job, MemberRef, Phase
@@ -199,6 +199,7 @@ class Services(Controller):
             raise Refusal(422, message, "port")
         refuse_unknown_package(loop, data.replica.package)
         accepted(await loop.request(SetService(data)))
+        await loop.settled()
         return service_view(loop, _service(loop, name), entry)
 
     @post("/{name:str}/stop", status_code=200)
@@ -216,6 +217,7 @@ class Jobs(Controller):
             raise Refusal(422, "is longer than 128 characters", "key")
         refuse_unknown_package(loop, data.spec.package)
         answer = accepted(await loop.request(Submit(data.spec, data.key)))
+        await loop.settled()
         return job_view(loop, _job(loop, answer.id))
 
     @get()
@@ -225,13 +227,14 @@ class Jobs(Controller):
         finished: bool = False,
         limit: Annotated[int, Parameter(ge=1, le=JOBS_MAX)] = 100,
     ) -> Response[list[JobRow]]:
-        living = [*loop.state.jobs.values(), *loop.finishing.values()]
-        live = sorted(living, key=_queue_order)[:limit]
+        live = [job.id for job in sorted(loop.state.jobs.values(), key=_queue_order)[:limit]]
         parts = []
         for start in range(0, len(live), ROWS_AT_ONCE):
-            parts.append(encoded([job_row(loop, job) for job in live[start:][:ROWS_AT_ONCE]]))
+            jobs = (find_job(loop, job_id) for job_id in live[start:][:ROWS_AT_ONCE])
+            parts.append(encoded([job_row(loop, job) for job in jobs if job is not None]))
             await asyncio.sleep(0)
-        seen, left = {job.id for job in live}, limit - len(live)
+            await loop.settled()
+        seen, left = set(live), limit - len(live)
 
         def ended() -> bytes:
             """What has ended changes no more, so any thread may look at it."""
@@ -250,7 +253,6 @@ class Jobs(Controller):
         wait_for: Literal["", "running", "finished"] = "",
         wait_s: WaitS = 0,
     ) -> JobView:
-        await loop.stored(job_id)
         job = _job(loop, job_id)
         if wait_for and wait_s:
             deadline_ms = loop.clock.now_ms() + int(wait_s * 1000)
@@ -259,7 +261,6 @@ class Jobs(Controller):
                 if left_s <= 0:
                     break
                 await loop.changed(job_id, left_s)
-                await loop.stored(job_id)
                 job = _job(loop, job_id)
         return job_view(loop, job)
 
@@ -295,8 +296,8 @@ class Jobs(Controller):
 
     @get("/{job_id:str}/why")
     async def why(self, loop: ControlLoop, job_id: str) -> WhyView:
-        await loop.stored(job_id)
         told = await aside(lambda: loop.store.history(job_id, HISTORY_MAX))
+        await loop.settled()
         return why_view(loop, _job(loop, job_id), told)
 
     @get("/{job_id:str}/logs")
@@ -341,7 +342,12 @@ def build(
     def provide_history() -> History:
         return kept
 
-    def provide_loop() -> ControlLoop:
+    def provide_nothing() -> None:
+        """`loop` depends on it, so that it is provided alone and after all others."""
+
+    async def provide_loop(before: None) -> ControlLoop:  # noqa: ARG001
+        """Handlers begin with the state as it is stored."""
+        await loop.settled()
         return loop
 
     def provide_entry() -> Entry:
@@ -362,7 +368,8 @@ def build(
         guards=[access.guard],
         state=State({"feed": feed}),
         dependencies={
-            "loop": Provide(provide_loop, sync_to_thread=False),
+            "before": Provide(provide_nothing, sync_to_thread=False),
+            "loop": Provide(provide_loop),
             "entry": Provide(provide_entry, sync_to_thread=False),
             "live_ledger": Provide(provide_ledger, sync_to_thread=False),
             "history": Provide(provide_history, sync_to_thread=False),
@@ -371,6 +378,7 @@ def build(
         exception_handlers={
             Refusal: on_refusal,
             Busy: on_busy,
+            Unreadable: on_busy,
             StoreError: on_store_error,
             HTTPException: on_http_error,
             RecursionError: on_recursion,
@@ -393,7 +401,7 @@ def build(
 
 async def _ended(loop: ControlLoop, job_id: str) -> Job:
     """One that has just left the state, from where it is kept."""
-    await loop.stored(job_id)
+    await loop.settled()
     return _job(loop, job_id)
 
 

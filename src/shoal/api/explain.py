@@ -40,11 +40,12 @@ class Stories(Controller):
     @get("/{job_id:str}/explanation")
     async def explanation(self, loop: ControlLoop, job_id: str) -> Explanation:
         """Its attempts, how each ended and why, the last lines of who failed first."""
-        await loop.stored(job_id)
+        read = await aside(lambda: _read(loop, job_id))
+        await loop.settled()
         job = find_job(loop, job_id)
         if job is None:
             raise Refusal(404, f"there is no job {job_id[:64]!r}; see: shoal ps -a", "job")
-        return story_of(loop, job, await aside(lambda: _read(loop, job_id)))
+        return story_of(loop, job, read)
 
 
 def why_view(loop: ControlLoop, job: Job, told: list[Recorded] | None = None) -> WhyView:

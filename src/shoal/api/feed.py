@@ -194,7 +194,9 @@ class Feed:
         self._pages = {page for page in self._pages if page.offer(piece)}
 
     def beat(self) -> bytes:
-        """The time of now: a page that hears none for long knows that it is not told the truth."""
+        """The time of now. A page that hears none for long knows that what it shows is old."""
+        if not self._loop.readable:
+            return b": the state is being stored or loaded\n\n"
         return b'event: beat\ndata: {"now_ms":%d}\n\n' % self._loop.clock.now_ms()
 
     def _piece(self, kind: str, told: object) -> bytes:

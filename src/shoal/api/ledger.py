@@ -75,6 +75,7 @@ class Ledger(Controller):
 async def _budgets(loop: ControlLoop, live_ledger: LiveLedger) -> list[str]:
     """How much of its budget each tenant has used, a line each."""
     spendings = await live_ledger.spendings(loop.policy)
+    await loop.settled()
     lines = []
     for tenant in loop.policy.tenants:
         if tenant.has_budget:

@@ -48,11 +48,17 @@ NODE_STATES = (
 @get("/metrics", media_type=CONTENT_TYPE)
 async def metrics(loop: ControlLoop, history: History) -> Response[bytes]:
     """For Prometheus, which sends the token as `authorization: credentials_file` says."""
-    parts = []
-    for part in collect(loop, history):
-        parts.append(part)
-        await asyncio.sleep(0)  # a large cluster's answer is long, and others want their turn
-    return Response("".join(parts).encode(), media_type=CONTENT_TYPE)
+    parts: list[str] = []
+    while True:
+        parts, state = [], loop.state
+        for part in collect(loop, history):
+            parts.append(part)
+            await asyncio.sleep(0)  # a large cluster's answer is long, and others want their turn
+            await loop.settled()
+            if loop.state is not state:
+                break  # it was loaded again: what was collected may never have been stored
+        else:
+            return Response("".join(parts).encode(), media_type=CONTENT_TYPE)
 
 
 def collect(loop: ControlLoop, history: History) -> Iterator[str]:

@@ -22,9 +22,14 @@ def provided(
     loop: ControlLoop, access: Access, feed: Feed, home: Path | None
 ) -> dict[str, Provide]:
     simulator, foresight = Simulator(loop, home), Foresight()
+
+    async def provide_feed() -> Feed:
+        await loop.settled()
+        return feed
+
     return {
         "access": Provide(lambda: access, sync_to_thread=False),
-        "feed": Provide(lambda: feed, sync_to_thread=False),
+        "feed": Provide(provide_feed),
         "foresight": Provide(lambda: foresight, sync_to_thread=False),
         "simulator": Provide(lambda: simulator, sync_to_thread=False),
     }

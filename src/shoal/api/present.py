@@ -32,7 +32,7 @@ DRAINED = "drained"  # nothing runs there any more: it may be taken away
 
 def find_job(loop: ControlLoop, job_id: str) -> Job | None:
     """Live, just ending, or long finished."""
-    return loop.state.jobs.get(job_id) or loop.finishing.get(job_id) or loop.store.job(job_id)
+    return loop.state.jobs.get(job_id) or loop.store.job(job_id)
 
 
 def job_row(loop: ControlLoop, job: Job) -> JobRow:

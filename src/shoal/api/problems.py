@@ -9,7 +9,7 @@ from typing import Any
 from litestar import MediaType, Request, Response
 from litestar.exceptions import HTTPException, ValidationException
 
-from shoal.control.loop import Busy
+from shoal.control.loop import Busy, Unreadable
 from shoal.model.report import Answer, Refused
 from shoal.model.views import Problem
 from shoal.ports import StoreError
@@ -37,7 +37,7 @@ def on_refusal(_: AnyRequest, error: Refusal) -> Response[Problem]:
     return _respond(error.status, error.problem)
 
 
-def on_busy(_: AnyRequest, error: Busy) -> Response[Problem]:
+def on_busy(_: AnyRequest, error: Busy | Unreadable) -> Response[Problem]:
     return _respond(503, Problem(message=str(error)))
 
 

@@ -15,7 +15,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import msgspec
 
-from shoal.control.loop import ControlLoop
+from shoal.control.loop import ControlLoop, Unreadable
 from shoal.core.state.state import State
 from shoal.model.job import Job, Phase
 from shoal.model.service import (
@@ -75,19 +75,21 @@ class GatewayLink:
     async def run(self) -> None:
         while True:
             try:
+                await self._loop.settled()
                 if self._loop.state.services or not self._idle:
                     await self._look()
-            except asyncio.CancelledError:
-                raise
+            except Unreadable:
+                pass  # the gateway goes on with the replicas it has
             except Exception:
                 log.exception("a look at the gateway failed")
             await asyncio.sleep(LOOK_S)
 
     async def _look(self) -> None:
-        state = self._loop.state
-        self._probe(state)
-        wanted = wanted_of(state, self._entry())
+        self._probe(self._loop.state)
+        wanted = wanted_of(self._loop.state, self._entry())
         loads = await asyncio.get_running_loop().run_in_executor(self._thread, self._tick, wanted)
+        await self._loop.settled()
+        state = self._loop.state
         ready = [
             job_id for job_id, attempt in self._probed.items() if _lives(state, job_id, attempt)
         ]
@@ -132,28 +134,30 @@ class GatewayLink:
                     continue
                 if len(self._probing) >= PROBES_MAX:
                     return
+                probe = service.spec.probe
                 if self._probed.get(job_id) != job.attempt:
-                    self._probing[job_id] = asyncio.create_task(self._greet(service, job))
-                elif self._pulse(service, job).due_s <= now_s:
-                    self._probing[job_id] = asyncio.create_task(self._feel(service, job))
+                    work = self._greet(probe, job_id, job.attempt, job.master)
+                elif (pulse := self._pulse(probe, job)).due_s <= now_s:
+                    work = self._feel(probe, pulse, job.master)
+                else:
+                    continue
+                self._probing[job_id] = asyncio.create_task(work)
 
-    def _pulse(self, service: Service, job: Job) -> Pulse:
+    def _pulse(self, probe: Probe, job: Job) -> Pulse:
         pulse = self._pulses.get(job.id)
         if pulse is None or pulse.attempt != job.attempt:
-            due_s = time.monotonic() + service.spec.probe.every_ms / 1000
+            due_s = time.monotonic() + probe.every_ms / 1000
             pulse = self._pulses[job.id] = Pulse(job.attempt, due_s)
         return pulse
 
-    async def _greet(self, service: Service, job: Job) -> None:
-        attempt = job.attempt
-        status = await ask(job.master, service.spec.probe)
+    async def _greet(self, probe: Probe, job_id: str, attempt: int, master: str) -> None:
+        status = await ask(master, probe)
         if status is not None and 0 < status < 500:
-            self._probed[job.id] = attempt
+            self._probed[job_id] = attempt
 
-    async def _feel(self, service: Service, job: Job) -> None:
-        pulse = self._pulse(service, job)
-        status = await ask(job.master, service.spec.probe)
-        pulse.due_s = time.monotonic() + service.spec.probe.every_ms / 1000
+    async def _feel(self, probe: Probe, pulse: Pulse, master: str) -> None:
+        status = await ask(master, probe)
+        pulse.due_s = time.monotonic() + probe.every_ms / 1000
         if status is not None:
             pulse.unanswered = 0 if status else pulse.unanswered + 1
 

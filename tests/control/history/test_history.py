@@ -33,9 +33,11 @@ class Stage:
         self.now_ms = 1_000_000
         self.clock = SimpleNamespace(now_ms=lambda: self.now_ms)
         self.state = SimpleNamespace(watches={}, jobs={}, nodes={}, loads={}, services={})
-        self.finishing: dict[str, Any] = {}
+        self.readable = True
         self.samples: dict[str, NodeSample] = {}
         self.history = self.fresh()
+
+    async def settled(self) -> None: ...
 
     def fresh(self) -> History:
         return History(cast(ControlLoop, self), self.path)

@@ -92,8 +92,10 @@ class History:
             await asyncio.sleep(LOOK_S)
             looks += 1
             try:
+                await self._loop.settled()
                 for _ in self.looks():
                     await asyncio.sleep(0)
+                    await self._loop.settled()
                 if looks % FLUSH_EVERY == 0:
                     await self.flush()
                 if asyncio.get_running_loop().time() >= whole_at:
@@ -230,13 +232,12 @@ class History:
 
     async def flush(self) -> None:
         """What is new goes to the tail; jobs that have ended are written whole, and leave."""
-        state, finishing = self._loop.state, self._loop.finishing
         now_ms = self._loop.clock.now_ms()
+        # Not readable: the controller ends while a step is being stored.
+        living = self._loop.state.jobs if self._loop.readable else self._jobs
         # Whose last words were not looked at yet is not done with.
         ended = [
-            job_id
-            for job_id in self._jobs
-            if job_id not in state.jobs and job_id not in finishing and job_id not in self._watches
+            job_id for job_id in self._jobs if job_id not in living and job_id not in self._watches
         ]
         wholes: list[Whole] = [(f"j/{one}", now_ms, self._jobs[one].body()) for one in ended]
         fresh, self._fresh = self._fresh, []
@@ -269,6 +270,7 @@ class History:
 
     async def _tidy(self) -> None:
         """Nodes and services that are no more leave; so does the oldest of what is too much."""
+        await self._loop.settled()
         state = self._loop.state
         gone = [f"n/{one}" for one in self._nodes if one not in state.nodes]
         gone += [f"s/{one}" for one in self._services if one not in state.services]

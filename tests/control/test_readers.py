@@ -1,0 +1,186 @@
+"""Readers see what is stored, and nothing of a step that is on its way to the store."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Sequence
+from pathlib import Path
+
+import httpx
+import pytest
+from litestar import Litestar
+
+from shoal.api.app import build
+from shoal.api.feed import Feed
+from shoal.control.gateway_link import GatewayLink
+from shoal.control.logs import LogStore
+from shoal.control.loop import ControlLoop, Unreadable
+from shoal.control.store.sqlite import SqliteStore
+from shoal.core.state.state import State
+from shoal.model.events import Event, JobPlaced
+from shoal.model.job import Job
+from shoal.model.policy import Policy
+from shoal.model.report import SetService
+from shoal.model.service import Entry, Scale, ServiceLoad, ServiceSpec, Wanted
+from shoal.ports import StoreError
+from tests.control.test_loop import SPEC, BookEngine, HandClock, Rig
+
+SERVICE = ServiceSpec(name="web", replica=SPEC, scale=Scale(least=1, most=1))
+PATHS = ("jobs", "services", "nodes", "status", "jobs/j1", "queue", "events?job=j1")
+WRONG_S = 0.3  # long enough for a reader that does not wait to show what it saw
+TOKEN = "t" * 32
+# Litestar 3 will want another way to write parameters and dependencies.
+pytestmark = pytest.mark.filterwarnings("ignore::litestar.exceptions.LitestarDeprecationWarning")
+
+
+class HeldStore(SqliteStore):
+    """The commit of a placement waits until it is released."""
+
+    fails = False
+    loads_fail = False
+
+    def __init__(self, path: Path) -> None:
+        super().__init__(path)
+        self.reached, self.released = threading.Event(), threading.Event()
+
+    def commit(self, events: Sequence[Event], finished: Sequence[Job]) -> int:
+        if any(isinstance(event, JobPlaced) for event in events):
+            self.reached.set()
+            assert self.released.wait(60)
+            if self.fails:
+                raise StoreError("the disk is full")
+        return super().commit(events, finished)
+
+    def load(self) -> tuple[State, int]:
+        if self.loads_fail:
+            raise StoreError("the file is locked")
+        return super().load()
+
+
+class HeldRig(Rig):
+    def __init__(self, path: Path) -> None:
+        self.held = HeldStore(path / "db")
+        self.engine = BookEngine()
+        self.loop = ControlLoop(
+            self.held, self.engine, HandClock(), Policy(), LogStore(path / "logs")
+        )
+        self.app: Litestar = build(self.loop, TOKEN)
+
+    async def read(self, path: str) -> httpx.Response:
+        transport = httpx.ASGITransport(app=self.app)  # type: ignore[arg-type]
+        headers = {"authorization": f"Bearer {TOKEN}", "host": "localhost"}
+        async with httpx.AsyncClient(transport=transport, base_url="http://localhost") as client:
+            return await client.get(f"/v1/{path}", headers=headers)
+
+    async def hold(self) -> asyncio.Task[object]:
+        """A service is asked for; its first step is decided, and its commit has begun."""
+        asked: asyncio.Task[object] = asyncio.create_task(self.loop.request(SetService(SERVICE)))
+        assert await asyncio.to_thread(self.held.reached.wait, 60)
+        return asked
+
+
+class RecordingBalancer:
+    def __init__(self) -> None:
+        self.seen = threading.Event()
+
+    def look(self, wanted: Wanted) -> dict[str, ServiceLoad]:
+        if wanted.services:
+            self.seen.set()
+        return {}
+
+
+@pytest.fixture
+def rig(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> HeldRig:
+    monkeypatch.setattr("shoal.control.loop.RECOVERY_PAUSE_S", 0.01)
+    monkeypatch.setattr("shoal.control.gateway_link.LOOK_S", 0.01)
+    return HeldRig(tmp_path)
+
+
+def test_a_step_is_seen_by_nobody_before_it_is_stored_and_by_all_after(rig: HeldRig) -> None:
+    async def work() -> None:
+        await rig.loop.changed("", 5)
+        balancer, feed = RecordingBalancer(), Feed(rig.loop)
+        page = feed.open()
+        await page.pieces.get()  # the cluster as it was
+        link = asyncio.create_task(GatewayLink(rig.loop, balancer, Entry).run())
+        asked = await rig.hold()
+        reads = {path: asyncio.create_task(rig.read(path)) for path in PATHS}
+        news = asyncio.create_task(page.pieces.get())
+        early, _ = await asyncio.wait(reads.values(), timeout=WRONG_S)
+        for read in early:
+            assert "j1" not in read.result().text, read.result().url
+            assert "web" not in read.result().text, read.result().url
+        assert not news.done(), "the page was sent a step that is not stored"
+        assert not balancer.seen.is_set(), "the gateway was given a service that is not stored"
+        assert not asked.done()
+        rig.held.released.set()
+        await asked
+        await asyncio.wait(reads.values())
+        assert reads["jobs/j1"].result().json()["state"] in ("starting", "running")
+        assert reads["jobs"].result().json()[0]["id"] == "j1"
+        assert reads["services"].result().json()[0]["name"] == "web"
+        assert b"j1" in (await news or b"")
+        assert await asyncio.to_thread(balancer.seen.wait, 20)
+        link.cancel()
+        feed.end()
+
+    rig.run(work())
+
+
+def test_after_a_failed_commit_readers_get_what_is_stored(rig: HeldRig) -> None:
+    async def work() -> None:
+        asked = await rig.hold()
+        reads = [asyncio.create_task(rig.read(path)) for path in PATHS]
+        rig.held.fails = True
+        rig.held.released.set()
+        with pytest.raises(StoreError, match="disk is full"):
+            await asked
+        for read in reads:
+            answer = await read
+            assert answer.status_code == (404 if answer.url.path.endswith("j1") else 200)
+            assert "web" not in answer.text
+
+    rig.run(work())
+
+
+def test_when_the_store_cannot_be_read_either_readers_get_the_reason_and_not_the_step(
+    rig: HeldRig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("shoal.control.loop.READ_WAIT_S", WRONG_S)
+
+    async def work() -> None:
+        asked = await rig.hold()
+        late = await rig.read("status")
+        assert late.status_code == 503
+        assert "the store has not answered for 0.3 s" in late.text
+        rig.held.fails = rig.held.loads_fail = True
+        rig.held.released.set()
+        with pytest.raises(StoreError, match="disk is full"):
+            await asked
+        for path in ("status", "jobs", "jobs/j1", "nodes"):
+            refused = await rig.read(path)
+            assert refused.status_code == 503
+            assert "the file is locked" in refused.json()["message"]
+        with pytest.raises(Unreadable, match="the file is locked"):
+            _ = rig.loop.state
+        assert rig.loop.alarms.texts == ("nothing can be stored: the file is locked",)
+        rig.held.fails = rig.held.loads_fail = False
+        while (answer := await rig.read("status")).status_code == 503:
+            continue
+        assert answer.json()["submitted"] == 0
+
+    rig.run(work())
+
+
+def test_every_handler_is_given_the_loop_last(rig: HeldRig) -> None:
+    """If another dependency came after it, a step could be decided before the handler runs."""
+    handlers = 0
+    for route in rig.app.routes:
+        models = [model for _, model in getattr(route, "route_handler_map", {}).values()]
+        for batches in (model.dependency_batches for model in models):
+            names = [{dependency.key for dependency in batch} for batch in batches]
+            if any("loop" in keys for keys in names):
+                handlers += 1
+                assert names[-1] == {"loop"}, (route.path, names)
+    assert handlers > 20
