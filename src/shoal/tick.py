@@ -11,7 +11,7 @@ start a thread or wait; the only call that blocks is `commit`.
 from __future__ import annotations
 
 import enum
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Protocol
 
 import msgspec
@@ -23,7 +23,8 @@ from shoal.core.state.state import State
 from shoal.core.step import Step, step
 from shoal.model.budget import Spending
 from shoal.model.commands import Command, Envelope
-from shoal.model.events import ControllerStarted
+from shoal.model.events import ControllerStarted, Event
+from shoal.model.job import Job
 from shoal.model.policy import Policy
 from shoal.model.report import Accepted, Answer, NodeGone, NodeReport, Report, Request, Submit
 from shoal.model.service import ServiceLoad
@@ -76,6 +77,29 @@ def verify_all(state: State, policy: Policy, done: Step, now_ms: int) -> None:
 
 def verify_nothing(*_: object) -> None:
     """For a storm in which only the witness looks."""
+
+
+class NoLog:
+    """Numbers events and keeps none: for worlds in which no controller starts twice."""
+
+    def __init__(self) -> None:
+        self._seq = 0
+
+    def used(self, next_job: int, epoch: int) -> tuple[int, int]:
+        return next_job, epoch
+
+    def load(self) -> tuple[State, int]:
+        return State(), self._seq
+
+    def commit(self, events: Sequence[Event], _: Sequence[Job]) -> int:
+        self._seq += len(events)
+        return self._seq
+
+    def snapshot(self, _: int, __: bytes) -> list[str]:
+        return []
+
+    def keyed(self, _: str) -> str | None:
+        return None
 
 
 class Tick:
@@ -243,12 +267,16 @@ class Tick:
         for reply, answer in zip(decision.replies, decision.step.answers, strict=True):
             if not reply.done():
                 reply.set_result(answer)
+        self.send(decision.step.commands)
+
+    def send(self, commands: Sequence[Command]) -> None:
+        """One envelope for each node. A node refuses one whose number was overtaken."""
         by_node: dict[str, list[Command]] = {}
-        for command in decision.step.commands:
+        for command in commands:
             by_node.setdefault(command.node, []).append(command)
-        for node, commands in by_node.items():
+        for node, of_node in by_node.items():
             self._envelopes += 1
-            self._send(node, Envelope(self.state.epoch, self._envelopes, tuple(commands)))
+            self._send(node, Envelope(self.state.epoch, self._envelopes, tuple(of_node)))
 
     def snapshot(self) -> tuple[int, bytes]:
         """For `EventLog.snapshot`: the newest stored event, and the state after it."""

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from concurrent.futures import Future
 from typing import Any
 
 import msgspec
 from hypothesis import settings
 
 from shoal.core.nodebook import NodeBook, Order
-from shoal.core.state.invariants import verify, verify_touched
 from shoal.core.state.state import Node, State
-from shoal.core.step import Step, step
+from shoal.core.step import Step
+from shoal.model.budget import Spending
 from shoal.model.commands import Command, Envelope
 from shoal.model.events import Event
 from shoal.model.job import Job, JobSpec, MemberRef
@@ -23,11 +24,12 @@ from shoal.model.report import (
     Cancel,
     NodeGone,
     NodeReport,
-    Report,
     Request,
     SetIntent,
     Submit,
 )
+from shoal.model.service import ServiceLoad
+from shoal.tick import NoLog, Tick, verify_all
 
 # The same examples each time, and no clock: a slow machine is no reason to fail.
 examples = settings(max_examples=150, deadline=None, derandomize=True)
@@ -54,28 +56,79 @@ def job_spec(**fields: Any) -> JobSpec:
     return msgspec.convert({"command": ("work",), **fields}, JobSpec)
 
 
+class Kept(NoLog):
+    def __init__(self) -> None:
+        super().__init__()
+        self.log: list[Event] = []
+        self.finished: dict[str, Job] = {}
+
+    def commit(self, events: Sequence[Event], finished: Sequence[Job]) -> int:
+        self.log += events
+        self.finished.update({job.id: job for job in finished})
+        return super().commit(events, finished)
+
+    def keyed(self, key: str) -> str | None:
+        return next((job.id for job in self.finished.values() if job.key == key), None)
+
+
 class Cluster:
     """Nothing is sent by itself: `deliver` hands the last step's commands to the nodes' books,
     `hear` lets nodes report, and time passes only by `wait`."""
 
     def __init__(self, policy: Policy = POLICY) -> None:
-        self.policy = policy
-        self.state = State()
         self.now_ms = 1_000
         self.books: dict[str, NodeBook] = {}
-        self.log: list[Event] = []
-        self.finished: dict[str, Job] = {}
+        kept = Kept()
+        self.log, self.finished = kept.log, kept.finished
         self.last = Step([], [], [], [], None)
-        self._number = 0
+        self._outbox: dict[str, Envelope] = {}  # of the last step
+        self._tick = Tick(kept, policy, self._outbox.__setitem__, verify=verify_all)
+        self._tick.load()
+        self._tick.begin(self.now_ms)
 
     # -- the controller's side -------------------------------------------------------------
 
-    def step(self, **report: Any) -> Step:
-        self.last = step(self.state, Report(**report), self.policy, self.now_ms)
-        verify(self.state, self.policy, self.now_ms, settled=self.last.wake_ms != self.now_ms)
-        verify_touched(self.state, self.last.events)
-        self.log += self.last.events
-        self.finished.update({job.id: job for job in self.last.finished})
+    @property
+    def state(self) -> State:
+        return self._tick.state
+
+    @state.setter
+    def state(self, state: State) -> None:
+        self._tick.state = state
+
+    @property
+    def policy(self) -> Policy:
+        return self._tick.policy
+
+    @policy.setter
+    def policy(self, policy: Policy) -> None:
+        self._tick.policy = policy
+
+    def step(
+        self,
+        requests: Sequence[Request] = (),
+        nodes: Sequence[NodeReport] = (),
+        gone: Sequence[NodeGone] = (),
+        services: Sequence[ServiceLoad] = (),
+        spendings: tuple[Spending, ...] = (),
+        drift_ms: int | None = None,
+        fences: bool = False,
+    ) -> Step:
+        tick = self._tick
+        for request in requests:
+            tick.ask(request, Future())
+        for report in nodes:
+            tick.hear(report)
+        for one in gone:
+            tick.gone(one)
+        for load in services:
+            tick.served(load)
+        tick.spent(spendings)
+        if drift_ms is not None:
+            tick.drifted(drift_ms)
+        tick.fences = fences
+        self._outbox.clear()
+        self.last = tick.run(self.now_ms).step
         return self.last
 
     def ask(self, request: Request) -> Answer:
@@ -127,18 +180,12 @@ class Cluster:
 
     def deliver(self, *names: str) -> list[Order]:
         """The commands of the last step reach these nodes, or all; returns what they do."""
-        by_node: dict[str, list[Command]] = {}
-        for command in self.last.commands:
-            by_node.setdefault(command.node, []).append(command)
-        done: list[Order] = []
-        for name, commands in by_node.items():
-            if name in (names or self.books):
-                done += self.send(name, commands)
-        return done
+        reached = [name for name in self._outbox if name in (names or self.books)]
+        return [order for name in reached for order in self.books[name].take(self._outbox[name])]
 
     def send(self, name: str, commands: Sequence[Command]) -> list[Order]:
-        self._number += 1
-        return self.books[name].take(Envelope(1, self._number, tuple(commands)))
+        self._tick.send(commands)
+        return self.deliver(name)
 
     def run(self, **fields: Any) -> str:
         """Submit a job that fits, and see it alive on all its nodes."""
