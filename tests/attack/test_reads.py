@@ -12,7 +12,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from shoal.api.app import Jobs
+from shoal.api.jobs import Jobs
 from shoal.api.present import status_view
 from shoal.api.simulate import BOUND, FOLDER, Simulator
 from shoal.control.store.sqlite import SqliteStore

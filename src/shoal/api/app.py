@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated, Literal
@@ -18,18 +17,15 @@ from litestar.params import Parameter
 
 from shoal import __version__
 from shoal.api.access import Access
-from shoal.api.explain import HISTORY_MAX, Stories, why_view
+from shoal.api.explain import Stories
 from shoal.api.feed import Feed
+from shoal.api.jobs import NUMBER_MAX, Jobs, WaitS
 from shoal.api.ledger import Ledger
 from shoal.api.metrics import metrics
 from shoal.api.packages import Packages, refuse_unknown_package
 from shoal.api.page import HANDLERS, provided
 from shoal.api.present import (
     check_view,
-    find_job,
-    job_row,
-    job_state,
-    job_view,
     known_nodes,
     node_view,
     service_view,
@@ -45,52 +41,36 @@ from shoal.api.problems import (
     on_store_error,
     on_unexpected,
 )
-from shoal.api.reading import ROWS_AT_ONCE, aside, encoded, json_list, respond
+from shoal.api.reading import aside, encoded, respond
 from shoal.api.series import Series
 from shoal.control import tryout
 from shoal.control.history.history import History
 from shoal.control.loop import Busy, ControlLoop, Unreadable
 from shoal.control.plugins import problem
 from shoal.ledger.live import LiveLedger
-from shoal.model.job import Job, MemberRef, Phase
 from shoal.model.node import NodeIntent
 from shoal.model.policy import Policy
 from shoal.model.report import (
-    Cancel,
     CheckNode,
-    Refused,
-    Requeue,
     SetIntent,
     SetService,
     StopService,
-    Submit,
 )
 from shoal.model.service import Entry, Service, ServiceSpec
 from shoal.model.views import (
     CheckView,
     Done,
     EventsView,
-    JobRow,
-    JobView,
-    LogView,
     NodeView,
     ServiceView,
     StatusView,
-    Submission,
-    WhyView,
 )
 from shoal.ports import StoreError
 
 BODY_BYTES_MAX = 4 * 1024 * 1024
-WAIT_S_MAX = 30.0
 EVENTS_MAX = 10_000
-JOBS_MAX = 10_000
-NUMBER_MAX = 2**53 - 1  # what JSON readers agree on
 
-Key = Annotated[str, Parameter(max_length=128)]
-WaitS = Annotated[float, Parameter(ge=0, le=WAIT_S_MAX)]
 Name = Annotated[str, Parameter(max_length=64)]
-Index = Annotated[int, Parameter(ge=0, le=NUMBER_MAX)]
 INTENTS = {
     "cordon": NodeIntent.CORDONED,
     "drain": NodeIntent.DRAINING,
@@ -208,122 +188,6 @@ class Services(Controller):
         return Done(id=answer.id, note=answer.note)
 
 
-class Jobs(Controller):
-    path = "/v1/jobs"
-
-    @post()
-    async def submit(self, loop: ControlLoop, data: Submission) -> JobView:
-        if len(data.key) > 128:
-            raise Refusal(422, "is longer than 128 characters", "key")
-        refuse_unknown_package(loop, data.spec.package)
-        answer = accepted(await loop.request(Submit(data.spec, data.key)))
-        await loop.settled()
-        return job_view(loop, _job(loop, answer.id))
-
-    @get()
-    async def listing(
-        self,
-        loop: ControlLoop,
-        finished: bool = False,
-        limit: Annotated[int, Parameter(ge=1, le=JOBS_MAX)] = 100,
-    ) -> Response[list[JobRow]]:
-        live = [job.id for job in sorted(loop.state.jobs.values(), key=_queue_order)[:limit]]
-        parts = []
-        for start in range(0, len(live), ROWS_AT_ONCE):
-            jobs = (find_job(loop, job_id) for job_id in live[start:][:ROWS_AT_ONCE])
-            parts.append(encoded([job_row(loop, job) for job in jobs if job is not None]))
-            await asyncio.sleep(0)
-            await loop.settled()
-        seen, left = set(live), limit - len(live)
-
-        def ended() -> bytes:
-            """What has ended changes no more, so any thread may look at it."""
-            rows = loop.store.finished(left)
-            return encoded([job_row(loop, job) for job in rows if job.id not in seen])
-
-        if finished and left:
-            parts.append(await aside(ended, left))
-        return respond(json_list(parts))
-
-    @get("/{job_id:str}")
-    async def one(
-        self,
-        loop: ControlLoop,
-        job_id: str,
-        wait_for: Literal["", "running", "finished"] = "",
-        wait_s: WaitS = 0,
-    ) -> JobView:
-        job = _job(loop, job_id)
-        if wait_for and wait_s:
-            deadline_ms = loop.clock.now_ms() + int(wait_s * 1000)
-            while not _reached(job, wait_for):
-                left_s = (deadline_ms - loop.clock.now_ms()) / 1000
-                if left_s <= 0:
-                    break
-                await loop.changed(job_id, left_s)
-                job = _job(loop, job_id)
-        return job_view(loop, job)
-
-    @post("/{job_id:str}/cancel", status_code=200)
-    async def cancel(self, loop: ControlLoop, job_id: str) -> Done:
-        job = _job(loop, job_id)
-        if job.phase is Phase.FINISHED:
-            return Done(id=job.id, note=f"it has already ended: {job_state(job)}")
-        said = await loop.request(Cancel(job_id))
-        if isinstance(said, Refused) and said.missing:  # it has ended since we looked
-            job = await _ended(loop, job_id)
-            return Done(id=job.id, note=f"it has already ended: {job_state(job)}")
-        answer = accepted(said)
-        return Done(id=answer.id, note=answer.note)
-
-    @post("/{job_id:str}/requeue", status_code=200)
-    async def requeue(self, loop: ControlLoop, job_id: str, key: Key = "") -> Done:
-        """Run again from its last checkpoint. One that has ended: once for one key."""
-        job = _job(loop, job_id)
-        if job.phase is not Phase.FINISHED:
-            said = await loop.request(Requeue(job_id))
-            if not (isinstance(said, Refused) and said.missing):
-                answer = accepted(said)
-                return Done(id=answer.id, note=answer.note)
-            job = await _ended(loop, job_id)  # since we looked
-        if job.spec.service:
-            raise Refusal(
-                422, f"was a replica of {job.spec.service}, which replaces its own", "job"
-            )
-        refuse_unknown_package(loop, job.spec.package)
-        answer = accepted(await loop.request(Submit(job.spec, key)))
-        return Done(id=answer.id, note=f"submitted again, for {job_id} has ended")
-
-    @get("/{job_id:str}/why")
-    async def why(self, loop: ControlLoop, job_id: str) -> WhyView:
-        told = await aside(lambda: loop.store.history(job_id, HISTORY_MAX))
-        await loop.settled()
-        return why_view(loop, _job(loop, job_id), told)
-
-    @get("/{job_id:str}/logs")
-    async def logs(
-        self,
-        loop: ControlLoop,
-        job_id: str,
-        member: Index = 0,
-        attempt: Index = 0,
-        offset: Annotated[int, Parameter(ge=-NUMBER_MAX, le=NUMBER_MAX)] = 0,
-        wait_s: WaitS = 0,
-    ) -> LogView:
-        job = _job(loop, job_id)
-        last = max(job.spec.members, job.spec.members_max) - 1
-        if member > last:
-            raise Refusal(422, f"{job.id} has members 0 to {last}", "member")
-        if attempt > job.attempt:
-            raise Refusal(422, f"{job.id} has had {job.attempt} attempts", "attempt")
-        view = _log(loop, job, attempt or job.attempt, member, offset)
-        if not view.data and not view.ended and wait_s:
-            await loop.changed(job_id, wait_s)
-            job = _job(loop, job_id)
-            view = _log(loop, job, attempt or job.attempt, member, offset)
-        return view
-
-
 def build(
     loop: ControlLoop,
     token: str,
@@ -399,58 +263,8 @@ def build(
     )
 
 
-async def _ended(loop: ControlLoop, job_id: str) -> Job:
-    """One that has just left the state, from where it is kept."""
-    await loop.settled()
-    return _job(loop, job_id)
-
-
-def _job(loop: ControlLoop, job_id: str) -> Job:
-    job = find_job(loop, job_id)
-    if job is None:
-        raise Refusal(404, f"there is no job {job_id[:64]!r}; see: shoal ps -a", "job")
-    return job
-
-
 def _service(loop: ControlLoop, name: str) -> Service:
     service = loop.state.services.get(name)
     if service is None:
         raise Refusal(404, f"there is no service {name[:64]!r}; see: shoal services", "service")
     return service
-
-
-def _queue_order(job: Job) -> tuple[bool, int, int]:
-    """What runs first, then what waits, as the scheduler will try it."""
-    return job.phase is Phase.WAITING, -job.spec.priority, job.number
-
-
-def _reached(job: Job, goal: str) -> bool:
-    """A job that has ended has also been as far as it will ever get."""
-    if job.phase is Phase.FINISHED:
-        return True
-    return goal == "running" and job.phase is Phase.RUNNING
-
-
-def _member_over(job: Job, member: int) -> bool:
-    """An elastic gang may be smaller now than the member's number."""
-    return member >= len(job.members) or job.members[member].over
-
-
-def _log(loop: ControlLoop, job: Job, attempt: int, member: int, offset: int) -> LogView:
-    # Whether more can come is asked before reading, so that nothing falls between.
-    over = (
-        job.phase is Phase.FINISHED
-        or attempt < job.attempt
-        or (job.phase is Phase.WAITING and attempt > 0)
-        or (attempt == job.attempt and bool(job.members) and _member_over(job, member))
-    )
-    ref = MemberRef(job.id, attempt, member)
-    read = loop.logs.read(ref, offset)
-    return LogView(
-        attempt=attempt,
-        member=member,
-        offset=read.start,
-        next_offset=read.next,
-        ended=over and read.next >= read.size,
-        data=read.data,
-    )

@@ -32,7 +32,8 @@ class Stage:
         self.path = path
         self.now_ms = 1_000_000
         self.clock = SimpleNamespace(now_ms=lambda: self.now_ms)
-        self.state = SimpleNamespace(watches={}, jobs={}, nodes={}, loads={}, services={})
+        heard = SimpleNamespace(watches={}, loads={})
+        self.state = SimpleNamespace(heard=heard, jobs={}, nodes={}, services={})
         self.readable = True
         self.samples: dict[str, NodeSample] = {}
         self.history = self.fresh()
