@@ -10,10 +10,8 @@ import shoal
 from tests.live.cluster import Live
 
 
-def test_a_program_submits_a_job_with_the_fields_of_a_job_file(
-    cluster: Live, tmp_path: Path
-) -> None:
-    with shoal.Client(home=cluster.home.path) as client:
+def test_a_program_submits_a_job_with_the_fields_of_a_job_file(live: Live, tmp_path: Path) -> None:
+    with shoal.Client(home=live.home.path) as client:
         job = client.run(
             ["sh", "-c", "echo $SEED; pwd"],
             name="from-python",
@@ -24,13 +22,13 @@ def test_a_program_submits_a_job_with_the_fields_of_a_job_file(
             gpus=None,
         )
     assert (job.spec.memory_mb, job.spec.time_limit_ms, job.spec.gpus) == (16, 600_000, 0)
-    assert cluster.wait(job.id) == "succeeded"
-    assert cluster.output(job.id) == f"7\n{tmp_path}\n"
+    assert live.wait(job.id) == "succeeded"
+    assert live.output(job.id) == f"7\n{tmp_path}\n"
 
 
-def test_what_the_controller_refuses_is_the_same_error(cluster: Live) -> None:
+def test_what_the_controller_refuses_is_the_same_error(live: Live) -> None:
     with (
-        shoal.Client(home=cluster.home.path) as client,
+        shoal.Client(home=live.home.path) as client,
         pytest.raises(shoal.ShoalError, match="CUDA_VISIBLE_DEVICES is set by Shoal") as caught,
     ):
         client.run("true", env={"CUDA_VISIBLE_DEVICES": "0"})
