@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import json
+import urllib.request
 from collections.abc import Iterator
 from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, given, settings
 
+from shoal.forms.fields import JOB, SERVICE
 from shoal.model.policy import Policy
 from tests.live.cluster import Live, live_cluster
 
@@ -44,6 +47,15 @@ def test_no_request_makes_the_controller_fail(target: Live) -> None:
         hold()
     target.client.set_policy(Policy())  # one that was accepted may keep all nodes as spares
     assert target.wait(target.run("true", cpu_milli=0)) == "succeeded", "it still works"
+
+
+def test_the_schema_describes_the_fields_of_jobs_and_services(target: Live) -> None:
+    with urllib.request.urlopen(f"{target.client.url}/schema/openapi.json") as answer:
+        schemas = json.load(answer)["components"]["schemas"]
+    described = schemas["JobSpec"]["properties"]["time_limit_ms"]["description"]
+    assert described == f"`time_limit` in a file: {JOB['time_limit'].help}"
+    described = schemas["Scale"]["properties"]["idle_ms"]["description"]
+    assert described == f"`idle` in a file: {SERVICE['idle'].help}"
 
 
 def test_nothing_is_answered_without_the_token(target: Live) -> None:

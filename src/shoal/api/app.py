@@ -11,7 +11,6 @@ from litestar.datastructures import State
 from litestar.di import Provide
 from litestar.exceptions import HTTPException
 from litestar.openapi.config import OpenAPIConfig
-from litestar.openapi.plugins import JsonRenderPlugin
 from litestar.openapi.spec import Components, SecurityScheme
 from litestar.params import Parameter
 
@@ -42,6 +41,7 @@ from shoal.api.problems import (
     on_unexpected,
 )
 from shoal.api.reading import aside, encoded, respond
+from shoal.api.schema import DescribedSchema
 from shoal.api.series import Series
 from shoal.control import tryout
 from shoal.control.history.history import History
@@ -254,7 +254,7 @@ def build(
             title="Shoal",
             version=__version__,
             # The pages that draw a schema load scripts from other hosts; we serve the facts.
-            render_plugins=[JsonRenderPlugin(path=["/", "/openapi.json"])],
+            render_plugins=[DescribedSchema(path=["/", "/openapi.json"])],
             security=[{"token": []}],
             components=Components(
                 security_schemes={"token": SecurityScheme(type="http", scheme="bearer")}
