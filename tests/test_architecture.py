@@ -10,6 +10,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.state_writes import writes
+
 ROOT = Path(__file__).parent.parent
 SOURCE = ROOT / "src" / "shoal"
 FILES = sorted(SOURCE.rglob("*.py"))
@@ -194,6 +196,122 @@ def fractions(tree: ast.Module) -> Iterator[ast.AST]:
         broken = isinstance(node, ast.Constant) and isinstance(node.value, float)
         if (divides or broken) and id(node) not in shown:
             yield node
+
+
+# -- the state -----------------------------------------------------------------------------
+
+
+def test_only_apply_changes_facts_and_indexes() -> None:
+    """All else goes through an event, or belongs into `heard`, `agenda` or `caches` (ADR 23)."""
+    allowed = {*(SOURCE / "core" / "state").glob("apply*.py"), SOURCE / "core/state/load.py"}
+    assert places([path for path in FILES if path not in allowed], writes) == []
+    for path in allowed:
+        assert list(writes(tree_of(path))) or path.name == "apply_fault.py", f"{path} needs no pass"
+
+
+IMPORTS = """
+from shoal.core.health.failures import failed
+from shoal.core.state.room import Room
+from shoal.core.state.state import Node, State
+from shoal.model.job import Job, Member
+from heapq import heappush
+"""
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        "state.next_job += 1",
+        "round_.state.epoch = 3",
+        "self._state.jobs['j1'] = 1",
+        "del state.claims['j1']",
+        "state.jobs.pop('j1')",
+        "state.queue.remove(job, 0)",
+        "state.queue.lanes.clear()",
+        "state.accounts.change('lab', 1, 1, 1, 1)",
+        "state.foresight.saw(task)",
+        "heappush(state.limits, (1, 'j1', 1))",
+        "failed(state.failures, 'j1', failure)",
+        "job.why = 'x'",
+        "job.members.append(1)",
+        "job.members[0].status = 1",
+        "for one in job.members:\n        one.code = 1",
+        "for ref, other in list(state.placed['n1'].items()):\n        other.elder = True",
+        "jobs, now_ms = state.jobs, 1\n    jobs['j1'] = 1",
+        "first = next(iter(state.jobs.values()))\n    first.phase = 1",
+        "waiting = [job for job in state.jobs.values()]\n    waiting[0].phase = 1",
+        "found = sorted(state.jobs.values())\n    for one in found:\n        one.phase = 1",
+        "one = state.job_numbered(1)\n    one.attempt += 1",
+        "room.change(slice_, -1)",
+        "state.rooms[0].change(slice_, -1)",
+        "if (one := state.jobs.get('j1')) is not None:\n        one.why = 'x'",
+        "self._job = job\n    self._job.attempt = 2",
+        "node.record, x = 1, 2",
+    ],
+)
+def test_the_search_for_writes_finds_them(body: str) -> None:
+    text = f"{IMPORTS}def f(self, state: State, job: Job, node: Node, room: Room):\n    {body}\n"
+    assert list(writes(ast.parse(text)))
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        "state.heard.contacts['n1'] = 1",
+        "state.agenda.attention.clear()",
+        "state.agenda.look_ms = 0",
+        "waiting = [job for job in state.jobs.values()]\n    waiting.append(job)",
+        "names = sorted(state.jobs)\n    names.pop()",
+        "copied = state.rooms[0].copy()\n    copied.change(slice_, -1)",
+        "apply(state, event)",
+        "found = {}\n    found[job.id] = job",
+        "self.job = job",
+        "book = Book()\n    failed(book, job.id, failure)",
+    ],
+)
+def test_the_search_for_writes_finds_nothing_else(body: str) -> None:
+    text = f"{IMPORTS}def f(self, state: State, job: Job, node: Node, room: Room):\n    {body}\n"
+    assert list(writes(ast.parse(text))) == []
+
+
+def test_the_invariants_share_nothing_with_what_they_verify() -> None:
+    """They read fields. They call no method of the state and no code of the scheduler."""
+    tree = tree_of(SOURCE / "core/state/invariants.py")
+    assert list(shared(tree)) == []
+    for wrong in (
+        "from shoal.core.state.room import Domain",
+        "import shoal.core.scheduling.fit",
+        "state.job_numbered(3)",
+        "state.queue.first()",
+        "held_by('lab')",
+    ):
+        assert list(shared(ast.parse(wrong))), wrong
+
+
+# Methods of lists, dicts, sets and texts, and functions of the language.
+PLAIN = {"add", "append", "count", "get", "items", "startswith", "update", "values"}
+BUILTIN = {"all", "any", "dict", "enumerate", "getattr", "isinstance", "len", "list", "max", "set"}
+BUILTIN |= {"fromkeys", "sorted", "sum", "tuple", "Counter"}
+
+
+def shared(tree: ast.Module) -> Iterator[ast.AST]:
+    for_types = [
+        inner
+        for node in tree.body
+        if isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING"
+        for inner in node.body
+    ]
+    own = {node.name for node in tree.body if isinstance(node, (ast.FunctionDef, ast.ClassDef))}
+    for node in ast.walk(tree):
+        if isinstance(node, (ast.Import, ast.ImportFrom)) and node not in for_types:
+            name = node.module if isinstance(node, ast.ImportFrom) else node.names[0].name
+            if (name or "").startswith("shoal.") and not (name or "").startswith("shoal.model."):
+                yield node
+        elif isinstance(node, ast.Call):
+            name = getattr(node.func, "id", getattr(node.func, "attr", ""))
+            plain = PLAIN if isinstance(node.func, ast.Attribute) else own | {"Slice"}
+            if name not in plain | BUILTIN:
+                yield node
 
 
 # -- all of it -----------------------------------------------------------------------------

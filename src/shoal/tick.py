@@ -16,6 +16,7 @@ from typing import Protocol
 
 import msgspec
 
+from shoal.core.answers.why import verify_reasons
 from shoal.core.phases.timekeeping import JUMP_MS
 from shoal.core.state.apply import apply
 from shoal.core.state.invariants import verify, verify_touched
@@ -70,9 +71,10 @@ def verify_step(state: State, _: Policy, done: Step, __: int) -> None:
 def verify_all(state: State, policy: Policy, done: Step, now_ms: int) -> None:
     """Looks at the whole state. A look at the queue that is due now comes with the next step."""
     due_ms = state.agenda.look_ms
-    settled = done.wake_ms != now_ms and (due_ms is None or due_ms > now_ms)
-    verify(state, policy, now_ms, settled=settled)
+    verify(state)
     verify_touched(state, done.events)
+    if done.wake_ms != now_ms and (due_ms is None or due_ms > now_ms):
+        verify_reasons(state, policy, now_ms)
 
 
 def verify_nothing(*_: object) -> None:

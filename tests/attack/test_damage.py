@@ -203,7 +203,7 @@ def test_whichever_event_is_lost_the_rest_is_saved_and_holds_together(tmp_path: 
             lines = saved(home)
             store = SqliteStore(home.database)
             state, _ = store.load()
-            verify(state, state.policy, 0, settled=False)
+            verify(state)
             assert {job.id for job in store.finished(10)} == records
             assert not records & set(state.jobs), "what has ended does not run again"
             assert state.next_job >= 4, "and nobody gets its number"
@@ -234,7 +234,7 @@ def test_a_file_with_pages_overwritten_gives_what_is_on_the_others(tmp_path: Pat
     lines = saved(home)
     reopened = SqliteStore(home.database)
     state, _ = reopened.load()
-    verify(state, state.policy, 0, settled=False)
+    verify(state)
     kept = len(reopened.events(0, 10_000))
     assert 0 < kept <= last
     assert lines[0].startswith("kept: ")

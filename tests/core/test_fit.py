@@ -19,7 +19,6 @@ from shoal.core.state.state import State
 from shoal.model.events import JobPlaced, JobSubmitted, NodeJoined, NodeReady
 from shoal.model.job import JobSpec, Within
 from shoal.model.node import NodeSpec
-from shoal.model.policy import Policy
 from shoal.model.resources import Demand, Slice
 from tests.core.build import POLICY, Cluster, examples, job_spec, node_spec
 
@@ -128,7 +127,7 @@ def test_a_gang_gets_what_it_asked_for_whole_and_within_every_node(
     assert len(given_) == job.members
     apply(state, JobSubmitted(at_ms=1, job="j", spec=job))
     apply(state, JobPlaced(at_ms=1, job="j", attempt=1, slices=given_, master="m:2", why=""))
-    verify(state, Policy(), 1, settled=False)  # no GPU beyond 1000, nothing below zero
+    verify(state)  # no GPU beyond 1000, nothing below zero
     seats = [state.nodes[slice_.node].index for slice_ in given_]
     assert allowed(state, gang_of_spec(job), seats, avoid)
 

@@ -7,6 +7,7 @@ from collections.abc import Callable
 import msgspec
 import pytest
 
+from shoal.core.answers.why import verify_reasons
 from shoal.core.state.apply import apply
 from shoal.core.state.invariants import Violation, verify, verify_touched
 from shoal.core.state.state import State
@@ -163,22 +164,22 @@ SPOILS: list[Spoil] = [
 
 
 def test_a_healthy_state_passes(cluster: Cluster) -> None:
-    verify(cluster.state, cluster.policy, cluster.now_ms)
+    verify(cluster.state)
 
 
 @pytest.mark.parametrize("spoil", SPOILS, ids=lambda spoil: spoil.__name__)
-def test_the_check_notices_a_state_that(spoil: Spoil, cluster: Cluster) -> None:
+def test_the_invariants_notice_a_state_that(spoil: Spoil, cluster: Cluster) -> None:
     spoil(cluster.state)
     with pytest.raises(Violation):
-        verify(cluster.state, cluster.policy, cluster.now_ms)
+        verify(cluster.state)
 
 
 def test_a_job_that_could_start_may_not_be_left_waiting(cluster: Cluster) -> None:
     submitted = JobSubmitted(at_ms=cluster.now_ms, job="j4", spec=job_spec())
     apply(cluster.state, submitted)
-    verify(cluster.state, cluster.policy, cluster.now_ms, settled=False)
+    verify(cluster.state)
     with pytest.raises(Violation, match="j4 waits without a reason"):
-        verify(cluster.state, cluster.policy, cluster.now_ms)
+        verify_reasons(cluster.state, cluster.policy, cluster.now_ms)
 
 
 def test_after_a_step_only_what_it_touched_is_looked_at(cluster: Cluster) -> None:

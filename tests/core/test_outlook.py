@@ -115,17 +115,17 @@ def test_a_reservation_for_what_is_late_is_not_made_again_and_again() -> None:
 def test_no_answer_denies_itself_in_any_state_of_the_storm(
     first: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from shoal import tick
+    from shoal.sim.storm import controller
 
     looks = 0
 
-    def look(state: State, policy: Policy, now_ms: int, **_: object) -> None:
+    def look(state: State, policy: Policy, _: object, now_ms: int) -> None:
         nonlocal looks
         for job_id in state.jobs:
             looks += 1
             assert_agrees(state, job_id, policy, now_ms)
 
-    monkeypatch.setattr(tick, "verify", look)
+    monkeypatch.setattr(controller, "verify_all", look)
     for seed in range(first, first + 10):
         Run(seed, msgspec.structs.replace(Size(), services_part=0)).finish()
     assert looks > 1000

@@ -179,11 +179,11 @@ def test_no_more_than_a_share_is_quarantined_and_nodes_that_left_do_not_count(
 
 def test_the_checks_notice_a_quarantined_node_that_is_offered(cluster: Training) -> None:
     cluster.quarantine("a")
-    verify(cluster.state, cluster.policy, cluster.now_ms)
+    verify(cluster.state)
     node = cluster.node("a")
     cluster.state.cluster.add(node.index, cluster.state.rooms[node.index])
     with pytest.raises(Violation, match="free index"):
-        verify(cluster.state, cluster.policy, cluster.now_ms)
+        verify(cluster.state)
 
 
 # -- asked by hand -------------------------------------------------------------------------

@@ -315,7 +315,7 @@ class ControlLoop:
         """Now and then, so that the next start is quick. One that fails is only tried again."""
         if self.last_seq - max(self._snapshot_tried, self.store.snapshot_seq) < EVENTS_PER_SNAPSHOT:
             return
-        verify(self.state, self.policy, self.clock.now_ms(), settled=False)
+        verify(self.state)
         seq, body = self.tick.snapshot()
         self._snapshot_tried = seq
         try:

@@ -42,7 +42,7 @@ def _failure(policy: Policy, image: bytes, now_ms: int) -> str | None:
         if image:
             state = restore(msgspec.json.decode(image, type=Snapshot))
             done = step(state, Report(), policy, now_ms)
-            verify(state, policy, now_ms, settled=False)
+            verify(state)
             msgspec.json.encode(done.events)
     except Exception as error:  # a user's function may fail in any way
         return f"{type(error).__name__}: {error}"[:300]
@@ -58,7 +58,7 @@ def _on_a_small_cluster(policy: Policy) -> None:
         requests = tuple(Submit(spec) for spec in _specs(turn, policy))
         reports = tuple(book.report() for book in books.values())
         done = step(state, Report(requests=requests, nodes=reports), policy, now_ms)
-        verify(state, policy, now_ms, settled=False)
+        verify(state)
         msgspec.json.decode(msgspec.json.encode(state.snapshot()), type=Snapshot)
         by_node: dict[str, list[Command]] = {}
         for command in done.commands:

@@ -27,7 +27,7 @@ from shoal.control.store.rows import (
 from shoal.control.store.sqlite import INSERT_EVENT, INSERT_JOB, SqliteStore
 from shoal.core.state.apply import apply
 from shoal.core.state.invariants import Violation, verify
-from shoal.core.state.load import restore
+from shoal.core.state.load import raise_attempt, raise_numbers, restore
 from shoal.core.state.state import Snapshot, State
 from shoal.model.events import (
     ControllerStarted,
@@ -174,7 +174,7 @@ def _replay(
         if seq in strange or seq >= given_up.get(getattr(event, "job", ""), seq + 1):
             continue
         if isinstance(event, JobSubmitted):  # the one before it may be what is missing
-            state.next_job = max(state.next_job, number_of(event.job))
+            raise_numbers(state, number_of(event.job))
         try:
             apply(state, event)
         except Exception:
@@ -241,11 +241,10 @@ def write(path: Path, found: Found, saved: Saved, numbers: Numbers) -> None:
     epochs = [e.epoch for e in found.events.values() if isinstance(e, ControllerStarted)]
     named = [number_of(one) + 1 for one in (*map(_job, found.events.values()), *found.jobs)]
     floor = numbers.floor(max([state.next_job, *named]), max([state.epoch, *epochs]))
-    state.next_job, state.epoch = max(floor.job, numbers.written.job), floor.epoch
+    raise_numbers(state, max(floor.job, numbers.written.job), floor.epoch)
     for event in found.events.values():
-        job = state.jobs.get(_job(event))
-        if isinstance(event, JobPlaced) and job is not None and job.phase is Phase.WAITING:
-            job.attempt = max(job.attempt, event.attempt)  # no attempt is begun twice
+        if isinstance(event, JobPlaced):
+            raise_attempt(state, event.job, event.attempt)
     body, seq = encode(state.snapshot()), found.top + 1
     ends = {_job(e): one for one, e in found.events.items() if isinstance(e, JobFinished)}
     store = SqliteStore(path)
@@ -278,7 +277,7 @@ def salvage(database: Path, new: Path, numbers: Numbers) -> list[str]:
     store = SqliteStore(new)
     try:
         state, _ = store.load()
-        verify(state, state.policy, 0, settled=False)
+        verify(state)
     except Violation as error:
         raise StoreError(f"what can be read of {database} contradicts itself: {error}") from None
     finally:

@@ -12,6 +12,7 @@ from shoal.core.scheduling.backfill import GAP_TRIES_MAX, SAFE, delayed_by, node
 from shoal.core.scheduling.expect import run_ms
 from shoal.core.scheduling.fit import fit, shortage
 from shoal.core.scheduling.order import ORDERINGS, place_in_line, takes_turns
+from shoal.core.state.invariants import Violation
 from shoal.core.state.queue import Gang, gang_of
 from shoal.core.state.room import UNLIMITED, Level
 from shoal.core.state.state import Node, State
@@ -70,6 +71,13 @@ def waiting_reason(state: State, job: Job, policy: Policy, now_ms: int) -> str:
     """Empty if nothing keeps the job from starting: after a step that may not happen."""
     reason = reason_of(state, job, policy, now_ms)
     return reason.text if reason is not None else ""
+
+
+def verify_reasons(state: State, policy: Policy, now_ms: int) -> None:
+    """Every job that waits has a reason, after a step that left no work over."""
+    for job in state.jobs.values():
+        if job.phase is Phase.WAITING and not waiting_reason(state, job, policy, now_ms):
+            raise Violation(f"{job.id} waits without a reason")
 
 
 def reason_of(state: State, job: Job, policy: Policy, now_ms: int) -> Reason | None:

@@ -271,6 +271,9 @@ class Foresight:
 
     def _refresh(self) -> None:
         self._counts = dict(self.mix.counts)
+        self.drop_cache()
+
+    def drop_cache(self) -> None:
         self._outlooks: dict[str, Outlook] = {}
         self._by_kinds: dict[tuple[Task, ...], Outlook] = {}
         self._values: dict[tuple[int, tuple[int, ...], str], int] = {}

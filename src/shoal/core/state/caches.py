@@ -6,10 +6,17 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from shoal.core.phases.reconcile import GangView
+    from shoal.core.state.state import State
 
 
 class Caches:
-    """Caches inside `Estimates` and `Foresight` are theirs; `drop_caches` empties all of them."""
+    """`Estimates` and `Foresight` keep caches of their own; `drop_caches` empties all of them."""
 
     def __init__(self) -> None:
         self.gang_views: dict[str, GangView] = {}  # the environment of large gangs that start
+
+
+def drop_caches(state: State) -> None:
+    state.caches = Caches()
+    state.estimates.drop_cache()
+    state.foresight.drop_cache()

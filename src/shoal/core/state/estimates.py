@@ -51,7 +51,7 @@ class Group(msgspec.Struct, kw_only=True):
     view_version: int = 0
 
 
-class Known:
+class _Known:
     """What was worked out of a group's counts, good for as long as these do not change."""
 
     __slots__ = ("chances", "checked", "quantiles", "remaining", "version")
@@ -70,7 +70,7 @@ class Estimates:
     def __init__(self, groups: dict[str, Group] | None = None) -> None:
         # The least recently told first: beyond GROUPS_MAX those are forgotten.
         self.groups = groups or {}
-        self._known: dict[str, Known] = {}
+        self._known: dict[str, _Known] = {}
         self._told = 1  # times that something was told
         # What was answered of jobs that have not run yet, since something was last told.
         self._expected: dict[tuple[Key, int], int | None] = {}
@@ -148,7 +148,14 @@ class Estimates:
             self._expected[asked] = known
         return self._expected[asked]
 
-    def _know(self, key: Key) -> Known:
+    def drop_cache(self) -> None:
+        """Not the chances in `_known`: these stand until a group has learned enough."""
+        self._expected.clear()
+        for known in self._known.values():
+            known.remaining.clear()
+            known.quantiles.clear()
+
+    def _know(self, key: Key) -> _Known:
         """A group's own counts and its enclosing groups' views decide."""
         names = _names(key)
         known = self._known.get(names[-1])
@@ -165,7 +172,7 @@ class Estimates:
             if len(self._known) > GROUPS_MAX:
                 self._known.clear()
             chances = _drawn(group, view, len(key)) if group is not None else view
-            known = self._known[names[-1]] = Known(version, chances)
+            known = self._known[names[-1]] = _Known(version, chances)
         known.checked = self._told
         return known
 

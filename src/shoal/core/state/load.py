@@ -8,6 +8,7 @@ from shoal.core.state.apply_queue import add_job, adopt_policy, claim
 from shoal.core.state.apply_room import add_node
 from shoal.core.state.estimates import Estimates
 from shoal.core.state.state import Snapshot, State
+from shoal.model.job import Phase
 
 
 def restore(snapshot: Snapshot) -> State:
@@ -31,3 +32,15 @@ def restore(snapshot: Snapshot) -> State:
     for job_id, slices in snapshot.claims.items():
         claim(state, state.jobs[job_id], slices)
     return state
+
+
+def raise_numbers(state: State, next_job: int, epoch: int = 0) -> None:
+    """For a log with holes: no job number and no epoch is given out twice."""
+    state.next_job, state.epoch = max(state.next_job, next_job), max(state.epoch, epoch)
+
+
+def raise_attempt(state: State, job_id: str, attempt: int) -> None:
+    """For a log with holes: no attempt of a job that waits begins twice."""
+    job = state.jobs.get(job_id)
+    if job is not None and job.phase is Phase.WAITING:
+        job.attempt = max(job.attempt, attempt)

@@ -13,7 +13,7 @@ from typing import Any
 
 import msgspec
 
-from shoal.core.answers.why import waiting_reason
+from shoal.core.answers.why import verify_reasons, waiting_reason
 from shoal.core.phases.admit import impossible
 from shoal.core.scheduling.order import ORDERINGS
 from shoal.core.scheduling.predict import predict
@@ -126,8 +126,9 @@ class Replay:
             done = self._step(self._report())
             steps += 1
             if check_every and steps % check_every == 0:
-                settled = done.wake_ms is None or done.wake_ms > self.now_ms
-                verify(self.state, self.policy, self.now_ms, settled=settled)
+                verify(self.state)
+                if done.wake_ms is None or done.wake_ms > self.now_ms:
+                    verify_reasons(self.state, self.policy, self.now_ms)
             if progress is not None and steps % PROGRESS_STEPS == 0:
                 progress(len(self.outcome.records), self.now_ms)
         self.outcome.ledger = self.ledger.view(self.now_ms)
