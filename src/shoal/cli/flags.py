@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 from shoal.cli.command import Option, number
@@ -10,6 +11,15 @@ from shoal.forms.fields import Field, Table
 
 def flags_of(table: Table) -> list[Option]:
     return [_flag(field) for field in table.values() if field.heading]
+
+
+def given_of(flags: Mapping[str, Any]) -> dict[str, Any]:
+    """Only the flags that were given; 0 is a value, too."""
+    return {
+        name: value
+        for name, value in flags.items()
+        if value is not None and value is not False and value != ()
+    }
 
 
 def _flag(field: Field) -> Option:

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
+from shoal.cli.flags import given_of
 from shoal.forms import datafile, units
 from shoal.forms.failure import REFUSED, USAGE, BadField, Failure
 from shoal.forms.request import Form, Request, Spec, complete, read_fields, resolved
@@ -22,12 +23,8 @@ def assemble(
     flags: Mapping[str, Any],
     from_words: Callable[[list[str]], dict[str, Any]] = _as_command,
 ) -> Request[Spec]:
-    """`flags` that are None, False or empty were not given; `words` may name a file."""
-    given = {
-        name: value
-        for name, value in flags.items()
-        if name in form.fields and value is not None and value is not False and value != ()
-    }
+    """`words` are a command, or the name of a file."""
+    given = given_of(flags)
     path = Path(words[0]) if datafile.is_job_file(words[0]) else None
     try:
         if "env" in given:
@@ -47,7 +44,7 @@ def _read_file(form: Form[Any], path: Path, more: list[str]) -> dict[str, Any]:
     return resolved(form, read_fields(form, text, path.suffix.lower()), path.parent)
 
 
-def parse_env(texts: list[str], environ: Mapping[str, str]) -> dict[str, str]:
+def parse_env(texts: Iterable[str], environ: Mapping[str, str]) -> dict[str, str]:
     found = {}
     for text in texts:
         name, equals, value = text.partition("=")

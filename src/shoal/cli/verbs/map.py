@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 from shoal.cli.command import Argument, Option, flag, number, verb
+from shoal.cli.flags import flags_of, given_of
 from shoal.forms.failure import REFUSED, USAGE, Failure
+from shoal.forms.fields import JOB
+from shoal.forms.readers import Count
 
 if TYPE_CHECKING:
     from shoal.tasks.cluster import Cluster
@@ -18,6 +21,14 @@ if TYPE_CHECKING:
 
 TRACEBACKS_MAX = 10
 CLUSTER = "On the cluster"
+# A worker has these fields of a job.
+WORKER = {
+    name: JOB[name]._replace(heading=CLUSTER)
+    for name in ("gpus", "cpus", "env", "requirements", "pack")
+}
+WORKER["gpus"] = WORKER["gpus"]._replace(
+    read=Count(0, 256, "GPUs per worker"), help="Whole GPUs per worker."
+)
 LINES_S = 10.0  # between two lines of progress if there is no terminal
 
 
@@ -60,35 +71,7 @@ LINES_S = 10.0  # between two lines of progress if there is no terminal
         help="Try a failed task again this often. [2]",
     ),
     flag("--cluster", help="Run the workers on the cluster.", heading=CLUSTER),
-    Option(
-        "--gpus",
-        "-g",
-        metavar="G",
-        type=number(0, 256),
-        default=0,
-        help="GPUs per worker. [0]",
-        heading=CLUSTER,
-    ),
-    Option("--cpus", metavar="C", help="CPUs per worker. [1]", heading=CLUSTER),
-    Option(
-        "--env",
-        metavar="K=V",
-        multiple=True,
-        help="Set an environment variable for the workers.",
-        heading=CLUSTER,
-    ),
-    Option(
-        "--requirements",
-        metavar="FILE",
-        help="pip requirements file to install for the workers.",
-        heading=CLUSTER,
-    ),
-    Option(
-        "--pack/--no-pack",
-        default=None,
-        help="Send the folder to the nodes. [if nodes are other machines]",
-        heading=CLUSTER,
-    ),
+    *flags_of(WORKER),
 )
 def map(  # noqa: A001 - the verb's name
     function: str,
@@ -99,13 +82,9 @@ def map(  # noqa: A001 - the verb's name
     on_error: str,
     retries: int,
     cluster: bool,
-    gpus: int,
-    cpus: str | None,
-    env: tuple[str, ...],
-    requirements: str | None,
-    pack: bool | None,
     json: bool,
     home: Path,
+    **flags: Any,
 ) -> None:
     """Run a function over the lines of a file, on all cores.
 
@@ -138,10 +117,11 @@ def map(  # noqa: A001 - the verb's name
     from shoal.tasks.journal import Journal, JournalError
     from shoal.tasks.progress import Progress
 
-    asked = _Asked(gpus, cpus, list(env), requirements, pack)
-    if not cluster:
-        _refuse_without_cluster(asked)
-    where = _cluster(asked, home, function) if cluster else None
+    given = given_of(flags)
+    if given and not cluster:
+        flag_given = WORKER[next(iter(given))].flag
+        raise Failure(f"{flag_given}: is for workers on the cluster; add --cluster", USAGE)
+    where = _cluster(given, home, function) if cluster else None
     request = _request(function, inputs, output, workers, init, on_error, retries, where)
     identity = identify(request)
     try:
@@ -198,35 +178,15 @@ def _request(
     return MapRequest(file, name, init, inputs, output, count, retries, on_error, where)  # type: ignore[arg-type]
 
 
-class _Asked(NamedTuple):
-    """The flags for workers on the cluster."""
-
-    gpus: int
-    cpus: str | None
-    env: list[str]
-    requirements: str | None
-    pack: bool | None
-
-
-def _refuse_without_cluster(asked: _Asked) -> None:
-    given = [f"--{name}" for name, value in asked._asdict().items() if value not in (0, None, [])]
-    if given:
-        raise Failure(f"{given[0]}: is for workers on the cluster; add --cluster", USAGE)
-
-
-def _cluster(asked: _Asked, home: Path, function: str) -> Cluster:
+def _cluster(given: dict[str, Any], home: Path, function: str) -> Cluster:
     from shoal.cli.request import parse_env
     from shoal.forms.failure import BadField
     from shoal.forms.job import to_spec
     from shoal.tasks.cluster import Cluster
 
-    fields: dict[str, object] = {"command": "map", "gpus": asked.gpus}
-    if asked.cpus is not None:
-        fields["cpus"] = asked.cpus
-    if asked.requirements is not None:
-        fields["requirements"] = asked.requirements
     try:
-        spec = to_spec({**fields, "env": parse_env(asked.env, os.environ)})
+        given["env"] = parse_env(given.get("env", ()), os.environ)
+        spec = to_spec({"command": "map", **given})
     except BadField as error:
         raise Failure(str(error), USAGE) from None
     name = "map-" + "".join(c for c in function.rpartition(":")[2] if c.isascii() and c.isalnum())
@@ -235,7 +195,7 @@ def _cluster(asked: _Asked, home: Path, function: str) -> Cluster:
         cpus=spec.cpu_milli / 1000,
         env=dict(spec.env),
         requirements=spec.requirements,
-        pack=asked.pack,
+        pack=given.get("pack"),
         home=home,
         name=name[:63],
     )
