@@ -252,7 +252,7 @@ def test_a_client_that_is_killed_takes_its_job_along_and_goes_on_later(
     assert eventually(lambda: not live.client.jobs(), 60), "the job lingers"
     result = run(words, project, live)
     assert result.code == 0, result.err
-    assert "going on" in result.err
+    assert "continuing" in result.err
     lines = [json.loads(line) for line in (project.parent / "out.jsonl").read_text().splitlines()]
     assert [(line["value"], line["doubled"]) for line in lines] == [
         (number, 2 * number) for number in range(300)
