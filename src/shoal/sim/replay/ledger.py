@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -32,6 +33,7 @@ class ReplayLedger:
         self._offset_ms = began_ms // HOUR_MS * HOUR_MS
         self._book = Book()
         self._store = LedgerStore(IN_MEMORY)
+        weakref.finalize(self, self._store.close)  # a replay may end anywhere
         self._spent = Spent()
         self._steps = 0
         self.next_ms = 0 if wants_spendings(policy) else NEVER_MS  # when spendings are due

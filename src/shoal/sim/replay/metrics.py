@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from array import array
 from collections import Counter
 from collections.abc import Callable, Sequence
@@ -387,8 +388,8 @@ def fairness(records: Records) -> float:
         work[tenant] += amount * work_ms
         time[tenant] += amount * (records.finished_ms[index] - records.submit_ms[index])
     service = [w / t for w, t in zip(work, time, strict=True) if t]
-    squares = sum(x * x for x in service)
-    return sum(service) ** 2 / (len(service) * squares) if squares else 1.0
+    squares = math.fsum(x * x for x in service)
+    return math.fsum(service) ** 2 / (len(service) * squares) if squares else 1.0
 
 
 def _goodput(accounts: Sequence[AccountSum]) -> float | None:
