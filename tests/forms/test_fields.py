@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import textwrap
 from pathlib import Path
 from typing import Any, get_args
 
@@ -15,14 +16,16 @@ from shoal.cli.verbs.run import run
 from shoal.cli.verbs.serve import serve
 from shoal.forms.failure import BadField
 from shoal.forms.fields import JOB, SERVICE, Field, Table
+from shoal.forms.policy import to_text
 from shoal.forms.readers import Count
 from shoal.forms.request import JOB as JOB_FORM
 from shoal.forms.request import read_fields
 from shoal.model.job import JobSpec, Restart, Within
+from shoal.model.policy import Policy
 from shoal.model.service import Route, Routing, ServiceSpec
 from tests.cli.conftest import Shoal
 
-PAGE = Path(__file__).parents[2] / "docs" / "job-files.md"
+DOCS = Path(__file__).parents[2] / "docs"
 # What a job has beyond its fields: who sent it and what was packed, and what replicas belong to.
 NOT_FIELDS = {"package", "user", "service", "version"}
 ALL = [*JOB.values(), *[field for name, field in SERVICE.items() if JOB.get(name) != field]]
@@ -32,7 +35,7 @@ def markdown(table: Table) -> str:
     """The rows of the page, under the headings of the help."""
     lines = []
     for heading in dict.fromkeys(field.heading for field in table.values()):
-        lines += ["", f"### {heading}" if heading else "### The command", ""]
+        lines += ["", f"### {heading}" if heading else "### Required", ""]
         lines += ["| field | default | meaning |", "| --- | --- | --- |"]
         for field in table.values():
             if field.heading == heading:
@@ -42,19 +45,25 @@ def markdown(table: Table) -> str:
     return "\n".join(lines) + "\n"
 
 
-def page(text: str) -> str:
-    """The page with the tables as they should be."""
-    for name, table in (("job", JOB), ("service", SERVICE)):
-        before, begin, rest = text.partition(f"<!-- {name} fields -->\n")
-        _, end, after = rest.partition(f"<!-- end of {name} fields -->")
-        assert begin and end
-        text = before + begin + markdown(table) + "\n" + end + after
-    return text
+PARTS = {
+    "job": ("job-files.md", markdown(JOB)),
+    "service": ("job-files.md", markdown(SERVICE)),
+    "policy": ("scheduling.md", "\n" + textwrap.indent(to_text(Policy()), "    ")),
+}
 
 
-def test_the_page_of_fields_is_up_to_date() -> None:
-    text = PAGE.read_text()
-    assert page(text) == text, "run: python -m tests.forms.test_fields"
+def with_fields(text: str, what: str) -> str:
+    """The page with the part as it should be."""
+    before, begin, rest = text.partition(f"<!-- {what} fields -->\n")
+    _, end, after = rest.partition(f"<!-- end of {what} fields -->")
+    assert begin and end
+    return before + begin + PARTS[what][1] + "\n" + end + after
+
+
+@pytest.mark.parametrize("what", PARTS)
+def test_the_documentation_of_fields_is_up_to_date(what: str) -> None:
+    text = (DOCS / PARTS[what][0]).read_text()
+    assert with_fields(text, what) == text, "run: python -m tests.forms.test_fields"
 
 
 @pytest.mark.parametrize(("verb", "table"), [(run, JOB), (serve, SERVICE)])
@@ -179,4 +188,5 @@ def test_the_help_of_the_client_lists_every_field() -> None:
 
 
 if __name__ == "__main__":
-    PAGE.write_text(page(PAGE.read_text()))
+    for what, (name, _) in PARTS.items():
+        (DOCS / name).write_text(with_fields((DOCS / name).read_text(), what))

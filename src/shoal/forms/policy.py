@@ -46,7 +46,7 @@ ABOUT = {
     "retest": "check a node in quarantine again after this long, then after twice as long",
     "tenants": "shares by weight; quotas are guaranteed; budgets per month or in total",
     "budget_stops": "also stop running jobs whose budget is used up",
-    "suspect_after": "a node is suspect after this long without a report",
+    "suspect_after": "a node counts as silent after this long without a report",
     "grace": "and lost after this long",
     "losses_max": "give a job up after it has lost this many nodes",
     "backoff_max": "the longest pause before a retry",
