@@ -132,6 +132,7 @@ class Tick:
         self._stored_seq = 0
         self._asked: list[tuple[Request, Reply]] = []
         self._reports: dict[str, NodeReport] = {}
+        self._newest: dict[str, tuple[int, int]] = {}  # incarnation and sequence, by node
         self._gone: dict[tuple[str, int], NodeGone] = {}
         self._loads: dict[str, ServiceLoad] = {}
         self._spendings: tuple[Spending, ...] = ()
@@ -162,7 +163,11 @@ class Tick:
         self._asked.append((request, reply))
 
     def hear(self, report: NodeReport) -> None:
-        self._reports[report.spec.id] = report
+        """A late report is dropped here, because the state forgets at a load what was heard."""
+        node, number = report.spec.id, (report.incarnation, report.sequence)
+        if number >= self._newest.get(node, number):
+            self._newest[node] = number
+            self._reports[node] = report
 
     def gone(self, gone: NodeGone) -> None:
         self._gone[gone.node, gone.incarnation] = gone

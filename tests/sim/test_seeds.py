@@ -13,6 +13,7 @@ import pytest
 from shoal.model.events import BudgetEvent, EventBase, JobEvent, NodeEvent, ServiceEvent
 from shoal.model.job import StopCause
 from shoal.sim.storm.controller import Moment
+from shoal.sim.storm.disk import Fault
 from shoal.sim.storm.fuzz import Size, run_seed
 
 SEEDS = 600
@@ -98,6 +99,9 @@ EXPECTED_FAULTS = (
         for message in ("report", "command")
         for fate in ("lost", "repeated", "late", "very late")
     ),
+    *(f"{write} failed {fault.value}" for write in ("commit", "snapshot") for fault in Fault),
+    "load failed",
+    "client left",
     "clock set",
     "death notice late",
     "death notice very late",

@@ -28,9 +28,10 @@ from shoal.model.events import JobCheckpointed, JobPlaced
 from shoal.model.health import HealthRule
 from shoal.model.job import Job, JobSpec, Member, Outcome, StopCause
 from shoal.model.node import NodeHealth, NodeIntent
-from shoal.model.report import Answer, Submit
+from shoal.model.report import Answer, NodeReport, Submit
 from shoal.model.resources import Demand, Slice
 from shoal.sim.storm.fuzz import SeedFailed, Size, run_seed
+from shoal.tick import Reply, Stage, Tick
 
 SEEDS_MAX = 200
 # Healthy histories settle long before; a stuck one need not be watched for longer.
@@ -75,7 +76,11 @@ def run_again_while_a_member_lives(patch: pytest.MonkeyPatch) -> None:
 
 
 def believe_old_reports(patch: pytest.MonkeyPatch) -> None:
+    def hear(self: Tick, report: NodeReport) -> None:
+        self._reports[report.spec.id] = report
+
     patch.setattr(observe, "_stale", lambda *_: False)
+    patch.setattr(Tick, "hear", hear)
 
 
 def skip_some_jobs_for_ever(patch: pytest.MonkeyPatch) -> None:
@@ -251,6 +256,65 @@ def restart_who_never_may(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(JobSpec, "resizes", property(lambda spec: spec.elastic))
 
 
+def answer_before_storing(patch: pytest.MonkeyPatch) -> None:
+    commit = Tick.commit
+
+    def hasty(self: Tick) -> None:
+        assert self._decision is not None
+        answers = self._decision.step.answers
+        for reply, answer in zip(self._decision.replies, answers, strict=True):
+            reply.set_result(answer)
+        commit(self)
+
+    patch.setattr(Tick, "commit", hasty)
+
+
+def use_an_epoch_that_is_not_stored(patch: pytest.MonkeyPatch) -> None:
+    def begin(self: Tick, _: int) -> None:
+        self.state.epoch += 1
+        self._envelopes = 0
+        self.stage = Stage.READY
+
+    patch.setattr(Tick, "begin", begin)
+
+
+def go_on_after_a_failed_commit(patch: pytest.MonkeyPatch) -> None:
+    load = Tick.load
+
+    def keep(self: Tick) -> None:
+        if self.last_seq:
+            self.stage = Stage.LOADED
+        else:
+            load(self)
+
+    patch.setattr(Tick, "load", keep)
+
+
+def serve_clients_that_have_left(patch: pytest.MonkeyPatch) -> None:
+    known = Tick._is_new
+
+    class Waiting:
+        def __init__(self, reply: Reply) -> None:
+            self.set_result, self.set_exception = reply.set_result, reply.set_exception
+
+        def done(self) -> bool:
+            return False
+
+    patch.setattr(
+        Tick, "_is_new", lambda self, request, reply: known(self, request, Waiting(reply))
+    )
+
+
+def believe_late_reports_after_a_load(patch: pytest.MonkeyPatch) -> None:
+    load = Tick.load
+
+    def forget(self: Tick) -> None:
+        self._newest = {}
+        load(self)
+
+    patch.setattr(Tick, "load", forget)
+
+
 CAUGHT_BY_THE_INVARIANTS: list[tuple[Mutate, str]] = [
     (ignore_what_is_held, "not what it asked for|more than it has|what is held|kept as spares"),
     (place_part_of_a_gang, "runs with . of . members"),
@@ -263,6 +327,8 @@ CAUGHT_BY_THE_INVARIANTS: list[tuple[Mutate, str]] = [
     (start_before_the_others_have_let_go, "is held|given away more"),
     (place_on_nodes_in_quarantine, "free index"),
     (start_who_has_no_budget_left, "but the budget is used up|though the budget of"),
+    (use_an_epoch_that_is_not_stored, "is not the state that was lost|not 0"),
+    (go_on_after_a_failed_commit, "does not lead to the state that was loaded"),
 ]
 
 CAUGHT_BY_WHAT_HAPPENED: list[tuple[Mutate, str]] = [
@@ -296,6 +362,11 @@ CAUGHT_BY_WHAT_HAPPENED: list[tuple[Mutate, str]] = [
     (hold_who_has_spent_little, "of its budget, but BudgetHeld"),
     (run_again_what_is_done, "has done its work in attempt"),
     (restart_who_never_may, "runs again after attempt"),
+    (answer_before_storing, "was accepted, but it is not in the log"),
+    (use_an_epoch_that_is_not_stored, "commands were sent in epoch"),
+    (go_on_after_a_failed_commit, "began after epoch|not in the log|was submitted twice"),
+    (serve_clients_that_have_left, "by a client that had left"),
+    (believe_late_reports_after_a_load, "is said to be lost, but"),
 ]
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import enum
 from collections.abc import Callable
 
@@ -186,7 +187,8 @@ class Controller:
         self._image = None
 
     def keep_snapshot(self) -> None:
-        self._disk.snapshot(*self._tick.snapshot())
+        with contextlib.suppress(StoreError):  # as in life, it is only tried again
+            self._disk.snapshot(*self._tick.snapshot())
 
     def crash(self, image: bytes | None = None) -> None:
         """What is not on the disk is lost; messages on their way to the nodes are not."""

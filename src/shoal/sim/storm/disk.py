@@ -23,25 +23,30 @@ _snapshot_decoder = msgspec.json.Decoder(Snapshot)
 
 
 class Fault(enum.StrEnum):
-    """How a call of the store fails."""
+    """How a write fails. The caller cannot tell one from the other."""
 
-    REFUSED = "before anything was stored"
+    REFUSED = "before it was stored"
     UNCERTAIN = "after it was stored"
 
 
 class Disk:
     """The log of events, and at most one snapshot with its position in the log.
 
-    `commit_faults`, `load_faults` and `snapshot_faults` say how the next calls fail."""
+    The faults are those of the next commits, snapshots and loads, one call each."""
 
     def __init__(self, witness: Witness | None = None) -> None:
         self.log: list[bytes] = []
         self.commit_faults: deque[Fault] = deque()
-        self.load_faults = 0
         self.snapshot_faults: deque[Fault] = deque()
+        self.load_faults = 0
         self._witness = witness or Witness()
         self._keys: dict[str, str] = {}  # submission key -> finished job
         self._snapshot: tuple[int, bytes] | None = None
+
+    def mend(self) -> None:
+        self.commit_faults.clear()
+        self.snapshot_faults.clear()
+        self.load_faults = 0
 
     def used(self, next_job: int, epoch: int) -> tuple[int, int]:
         return next_job, epoch

@@ -13,11 +13,13 @@ import msgspec
 from shoal.model.node import NodeIntent, NodeSpec
 from shoal.model.report import CheckNode, SetIntent
 from shoal.sim.storm.controller import Moment
+from shoal.sim.storm.disk import Fault
 from shoal.sim.storm.network import Network
 from shoal.sim.storm.node import Machine
 from shoal.sim.storm.world import World
 
 SHORTEST_MS = 50
+STORE_PART = 0.3  # of the histories have a store that fails
 SICK_PART = 0.35  # of the histories have nodes that can start nothing
 SLOW_ON_MS = 20_000  # slow nodes are mended later than the rest, for it takes long to find them
 
@@ -136,6 +138,30 @@ class Faults:
             self._world.agenda.at(at_ms, partial(self._do, partial(self._set, node, what, True)))
             self._world.agenda.at(at_ms + long_ms, partial(self._set, node, what, False))
 
+    def plan_store(self, rng: random.Random, until_ms: int) -> None:
+        """In some histories the controller's store fails now and then. Drawn apart, too."""
+        if rng.random() > STORE_PART:
+            return
+        for _ in range(rng.randrange(1, 7)):
+            kind = rng.choice((self._fail_commits, self._fail_commits, self._fail_snapshot))
+            faults = [rng.choice(list(Fault)) for _ in range(rng.choice((1, 1, 1, 2, 4)))]
+            loads = rng.choice((0, 0, 0, 1, 3))
+            harm = partial(kind, faults, loads)
+            self._world.agenda.at(rng.randrange(until_ms), partial(self._do, harm))
+
+    def _fail_commits(self, faults: list[Fault], loads: int) -> None:
+        """The next commits fail, and then the next loads, too."""
+        self._world.disk.commit_faults.extend(faults)
+        self._world.disk.load_faults += loads
+        self._counts["load failed"] += loads
+        for fault in faults:
+            self._counts[f"commit failed {fault.value}"] += 1
+
+    def _fail_snapshot(self, faults: list[Fault], _: int) -> None:
+        self._world.disk.snapshot_faults.append(faults[0])
+        self._counts[f"snapshot failed {faults[0].value}"] += 1
+        self._keep_snapshot()
+
     def plan_clock(self, rng: random.Random, until_ms: int) -> None:
         """In some histories somebody sets the controller's clock. Drawn apart, too."""
         for _ in range(rng.choice((0, 0, 0, 1, 2))):
@@ -161,6 +187,7 @@ class Faults:
             machine.broken = machine.sick = machine.bare = False
         self._world.agenda.after(SLOW_ON_MS, self._mend_slow)
         self._world.controller.crash_at = None
+        self._world.disk.mend()
         self._world.start_controller()
         # Nobody takes away a node and switches it on in the same instant.
         self._world.agenda.after(SHORTEST_MS, self._mend_nodes)

@@ -145,9 +145,11 @@ class Run:
     def _storm(self) -> None:
         size, rng = self.size, self._rng("sizes")
         self.users.plan(rng.randrange(size.jobs) + 1, size.storm_ms)
+        self.users.plan_leaving(self._rng("leaving"), size.storm_ms)
         self.faults.plan(rng.randrange(size.faults + 1), size.storm_ms)
         self.faults.plan_sickness(self._rng("sickness"), size.storm_ms)
         self.faults.plan_clock(self._rng("clock"), size.storm_ms)
+        self.faults.plan_store(self._rng("store"), size.storm_ms)
         if rng.random() < size.services_part:
             self.services.plan(size.storm_ms)
         if any(tenant.has_budget for tenant in self.policy.tenants):

@@ -69,7 +69,7 @@ class Truth(Witness):
         self._keys: dict[str, str] = {}
         self._cancels: dict[str, None] = {}
         self._asked_keys: Counter[str] = Counter()
-        self._withdrawn: set[str] = set()  # keys that were asked for once, and not long enough
+        self._withdrawn: set[str] = set()  # keys whose only client left before a step saw them
         self._epoch = 0
         self._on: dict[str, int] = {}  # node -> its incarnation, for those that are on
         self._specs: dict[str, NodeSpec] = {}
@@ -131,6 +131,7 @@ class Truth(Witness):
             self._cancels[request.job] = None
         if isinstance(request, Submit):
             self._asked_keys[request.key] += 1
+            self._withdrawn.discard(request.key)
         self.services.asked(request)
 
     def withdrawn(self, request: Request) -> None:

@@ -24,6 +24,7 @@ from shoal.sim.storm.world import World
 MANY = 1_000_000
 ASK_AGAIN_MS = 1_500
 ENDLESS = ("endless", SERVES, MUTE)
+LEAVING_PART = 0.3  # of the histories have clients that leave
 SETTLED_MS = 200  # by then what was asked before is in the log
 PROGRAMS = (
     *("works", "works", "works", "works", "fails", "fails-once", "flaky", "flaky"),
@@ -93,6 +94,7 @@ class Users:
         self._nodes = nodes
         self._other_policy = other_policy
         self._crowded = rng.random() < 0.35  # more want GPUs, for longer, and may be stopped
+        self._patience: random.Random | None = None  # None: clients wait for their answers
         self._too_large: dict[str, None] = {}  # keys of jobs accepted before a node was known
 
     def plan(self, jobs: int, until_ms: int) -> None:
@@ -113,8 +115,27 @@ class Users:
         for _ in range(rng.choice((0, 0, 1, 2))):
             agenda.at(rng.randrange(until_ms), self._change_policy)
 
+    def plan_leaving(self, rng: random.Random, until_ms: int) -> None:
+        """In some histories clients leave before they are answered. Most ask again with the same
+        key; some never do. Drawn apart from the rest, which stays as it is."""
+        if rng.random() > LEAVING_PART:
+            return
+        self._patience = rng
+        for number in range(rng.randrange(1, 5)):
+            submit = Submit(JobSpec(command=("works", "30")), f"left-{number}")
+            leave = partial(self._world.ask, submit, lambda _: None, self._patience_ms())
+            self._world.agenda.at(rng.randrange(until_ms), leave)
+
+    def _patience_ms(self) -> int | None:
+        if self._patience is None:
+            return None
+        patience_ms = self._patience.choice((None, None, 0, 1, 10, 30))
+        self._counts["client left"] += patience_ms is not None
+        return patience_ms
+
     def calm_down(self) -> None:
         """Every node is opened again, and nobody waits for what the cluster does not have."""
+        self._patience = None
         self._world.agenda.after(SETTLED_MS, self._open_all)
         for key in self._too_large:
             self._cancel(key)
@@ -209,7 +230,7 @@ class Users:
 
         def ask() -> None:
             if submit.key in self.open_questions:
-                self._world.ask(submit, answered)
+                self._world.ask(submit, answered, self._patience_ms())
                 self._world.agenda.after(ASK_AGAIN_MS, ask)
 
         ask()
