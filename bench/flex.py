@@ -25,22 +25,21 @@ import msgspec
 from bench.figures import machine, table
 from bench.llm_load import Fleet, LoadError, Request, read_azure, read_day, work_over_time
 from shoal.core.policies import SHIPPED
+from shoal.core.state.state import State
 from shoal.model.events import (
     JobFinished,
-    JobPlaced,
     JobRequeued,
     JobStopping,
-    JobSubmitted,
     ReplicaDraining,
     ReplicaReady,
 )
 from shoal.model.job import Job, JobSpec, Phase, StopCause
-from shoal.model.report import Report, SetService
+from shoal.model.report import Request as AnyRequest
+from shoal.model.report import SetService
 from shoal.model.service import ReplicaLoad, Scale, ServiceLoad, ServiceSpec
 from shoal.sim.replay.clusters import NEVER_MS, Conditions, alike
 from shoal.sim.replay.replay import Replay
 from shoal.sim.replay.traces import Arrival, Trace, in_order
-from shoal.sim.replay.world import Truth
 
 NAME = "llm"
 CONCURRENCY = 8
@@ -157,76 +156,27 @@ def play(
     return Flex(trace, nodes, requests, scale).day()
 
 
-class Flex(Replay):
-    """A replay in which one user has a service, whose replicas are jobs too."""
+class FleetGateway:
+    """The gateway of the one service: its replicas answer the day's requests."""
 
-    def __init__(
-        self, trace: Trace, nodes: int, requests: Sequence[Request], scale: Scale | None
-    ) -> None:
-        specs = alike(nodes, gpus=GPUS_PER_NODE)
-        super().__init__(trace, specs, SHIPPED["fair"], WORLD, "flex", 0)
+    def __init__(self, requests: Sequence[Request], scale: Scale | None) -> None:
         self.fleet = Fleet(requests, CONCURRENCY)
         self.service = service(scale) if scale is not None else None
-        self.replica_ms = 0
-        self.training_ms = 0
-        self.causes: Counter[str] = Counter()
-        self._placed_ms: dict[str, int] = {}
-        self._replicas: dict[str, Arrival] = {}
-        self._look_ms = 0
-        for kind, handler in (
-            (JobStopping, self._job_stopping),
-            (ReplicaReady, self._replica_ready),
-            (ReplicaDraining, self._replica_draining),
-        ):
-            self._handlers[kind] = handler
+        self.next_ms = 0
+        self.until_ms = DAY_MS
 
-    def day(self) -> Result:
-        while self.now_ms < DAY_MS:
-            arrivals = self.trace.arrivals
-            next_ms = min(self.wake_ms, self.world.next_ms(), self._look_ms, DAY_MS)
-            if self.next_arrival < len(arrivals):
-                next_ms = min(next_ms, arrivals[self.next_arrival].submit_ms)
-            self.now_ms = max(next_ms, self.now_ms)
-            self.levels.advance(self.now_ms)
-            self.fleet.advance(self.now_ms)
-            self._step(self._report())
-        for job in list(self.state.jobs.values()):
-            self._count_replica(job.id)
-        self._count_training()
-        return Result(
-            training_gpu_hours=round(self.training_ms / 3_600_000, 1),
-            serving_gpu_hours=round(self.replica_ms / 3_600_000, 1),
-            began_in_2s=round(self.fleet.kept(2_000), 5),
-            shrunk=self.causes["shrinks"],
-            grown=self.causes["grows"],
-            preempted=self.causes["is preempted"],
-        )
+    def requests(self, now_ms: int) -> list[AnyRequest]:
+        self.fleet.advance(now_ms)
+        asked = self.service is not None and now_ms == 0 and self.next_ms == 0
+        return [SetService(self.service)] if asked and self.service is not None else []
 
-    def _count_training(self) -> None:
-        """Work that was done and kept, including running jobs at the end."""
-        self.world.now_ms = self.now_ms
-        for attempt in self.world.attempts.values():
-            if attempt.job not in self._replicas:
-                self.world._halt(attempt)
-        live = {truth.arrival.row: truth.done_ms for truth in self.truths.values()}
-        for arrival in self.trace.arrivals[: self._told]:
-            done_ms = live.get(arrival.row, arrival.work_ms)
-            self.training_ms += done_ms * arrival.spec.members
+    def loads(self, state: State, now_ms: int) -> list[ServiceLoad]:
+        if now_ms < self.next_ms:
+            return []
+        self.next_ms = now_ms + LOOK_MS if self.service is not None else NEVER_MS
+        return [self._load(state, now_ms)] if NAME in state.services else []
 
-    def _report(self) -> Report:
-        report = super()._report()
-        requests = report.requests
-        loads: tuple[ServiceLoad, ...] = ()
-        if self.service is not None and NAME not in self.state.services:
-            requests = (SetService(self.service), *requests)
-        if self.service is not None and self.now_ms >= self._look_ms:
-            self._look_ms = self.now_ms + LOOK_MS
-            loads = (self._load(),) if NAME in self.state.services else ()
-        elif self.now_ms >= self._look_ms:
-            self._look_ms = NEVER_MS
-        return msgspec.structs.replace(report, requests=requests, services=loads)
-
-    def _load(self) -> ServiceLoad:
+    def _load(self, state: State, now_ms: int) -> ServiceLoad:
         fleet = self.fleet
         serving = any(not replica.draining for replica in fleet.replicas.values())
         return ServiceLoad(
@@ -240,31 +190,62 @@ class Flex(Replay):
             },
             ready=tuple(
                 job_id
-                for job_id in self.state.replicas.get(NAME, {})
-                if _answers(self.state.jobs[job_id], self.now_ms)
+                for job_id in state.replicas.get(NAME, {})
+                if _answers(state.jobs[job_id], now_ms)
             ),
         )
 
-    # -- accounts --------------------------------------------------------------------------
 
-    def _job_submitted(self, event: JobSubmitted) -> None:
-        if not event.spec.service:
-            super()._job_submitted(event)
-            return
-        arrival = Arrival(submit_ms=self.now_ms, work_ms=NEVER_MS, spec=event.spec, row=-1)
-        self._replicas[event.job] = arrival
-        self.truths[event.job] = truth = Truth(arrival, self.levels.asked(arrival.spec))
-        self.levels.waiting += truth.need
-        self.levels.live += 1
+class Flex(Replay):
+    """A replay of one day in which one of the users has a service."""
 
-    def _job_placed(self, event: JobPlaced) -> None:
-        super()._job_placed(event)
-        if event.job in self._replicas:
-            self._placed_ms[event.job] = self.now_ms
+    def __init__(
+        self, trace: Trace, nodes: int, requests: Sequence[Request], scale: Scale | None
+    ) -> None:
+        gateway = FleetGateway(requests, scale)
+        specs = alike(nodes, gpus=GPUS_PER_NODE)
+        super().__init__(trace, specs, SHIPPED["fair"], WORLD, "flex", 0, gateway=gateway)
+        self.fleet = gateway.fleet
+        self.replica_ms = 0
+        self.training_ms = 0
+        self.causes: Counter[str] = Counter()
+        for kind, handler in (
+            (JobStopping, self._job_stopping),
+            (ReplicaReady, self._replica_ready),
+            (ReplicaDraining, self._replica_draining),
+        ):
+            self._handlers[kind] = handler
+
+    def day(self) -> Result:
+        while self.now_ms < DAY_MS:
+            self.now_ms = min(DAY_MS, self._next_time())
+            self._step()
+        for job_id in list(self.jobs):
+            self._count_replica(job_id)
+        self._count_training()
+        return Result(
+            training_gpu_hours=round(self.training_ms / 3_600_000, 1),
+            serving_gpu_hours=round(self.replica_ms / 3_600_000, 1),
+            began_in_2s=round(self.fleet.kept(2_000), 5),
+            shrunk=self.causes["shrinks"],
+            grown=self.causes["grows"],
+            preempted=self.causes["is preempted"],
+        )
+
+    def _count_training(self) -> None:
+        """Work that was done and kept; of what runs at the end, what it has done so far."""
+        self.cluster.now_ms = self.now_ms
+        for attempt in self.cluster.attempts.values():
+            if attempt.sim_job.arrival.row >= 0:
+                self.cluster._halt(attempt)
+        live = {job.arrival.row: job.done_ms for job in self.jobs.values()}
+        for arrival in self.trace.arrivals[: self._accepted]:
+            done_ms = live.get(arrival.row, arrival.work_ms)
+            self.training_ms += done_ms * arrival.spec.members
 
     def _job_requeued(self, event: JobRequeued) -> None:
-        super()._job_requeued(event)
         self._count_replica(event.job)
+        super()._job_requeued(event)
 
     def _job_stopping(self, event: JobStopping) -> None:
         if event.cause in (StopCause.RESIZE, StopCause.PREEMPT):
@@ -274,13 +255,13 @@ class Flex(Replay):
             self.fleet.remove(event.job)
 
     def _job_finished(self, event: JobFinished) -> None:
-        super()._job_finished(event)
         self._count_replica(event.job)
+        super()._job_finished(event)
 
     def _count_replica(self, job_id: str) -> None:
-        placed_ms = self._placed_ms.pop(job_id, None)
-        if placed_ms is not None:
-            self.replica_ms += self.now_ms - placed_ms
+        attempt = self.cluster.attempts.get(job_id)
+        if attempt is not None and attempt.sim_job.arrival.row < 0:
+            self.replica_ms += self.now_ms - attempt.placed_ms
         if job_id in self.fleet.replicas:
             self.fleet.remove(job_id)
 
@@ -289,13 +270,6 @@ class Flex(Replay):
 
     def _replica_draining(self, event: ReplicaDraining) -> None:
         self.fleet.drain(event.job)
-
-    def _keep(self, job: Job) -> None:
-        if job.id in self._replicas:
-            truth = self.truths.pop(job.id)
-            self.levels.waiting -= truth.need if truth.waiting else 0
-        else:
-            super()._keep(job)
 
 
 def service(scale: Scale) -> ServiceSpec:

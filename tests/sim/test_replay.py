@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Sequence
 from pathlib import Path
 
 import msgspec
@@ -11,11 +12,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from shoal.core.policies import SHIPPED
-from shoal.core.step import Step
-from shoal.model.events import Recorded
-from shoal.model.job import JobSpec
+from shoal.model.events import Event, Recorded
+from shoal.model.job import Job, JobSpec
 from shoal.model.policy import Policy
-from shoal.model.report import Report
 from shoal.sim.replay.clusters import (
     NEVER_MS,
     Cause,
@@ -108,6 +107,7 @@ def test_a_gang_is_as_slow_as_its_slowest_member() -> None:
     conditions = msgspec.structs.replace(PLAIN, slow_nodes=Slowness(0.5, 0.5))
     outcome = replay(trace_of((0, 100, 16)), alike(2, gpus=8), Policy(), conditions, check_every=1)
     assert times(outcome) == {2: (0, 200)}
+    assert accounts(outcome)["straggler"] == 8 * 100_000
     assert_accounts_add_up(outcome)
 
 
@@ -128,12 +128,12 @@ class FailAt(Replay):
     """The node n1 fails at a given time, by the given cause."""
 
     def fail_at(self, time_ms: int, cause: Cause) -> FailAt:
-        world = self.world
-        world.conditions = msgspec.structs.replace(
-            world.conditions, failures=Failures(0.0, repair_ms=1000_000, causes=(cause,))
+        cluster = self.cluster
+        cluster.conditions = msgspec.structs.replace(
+            cluster.conditions, failures=Failures(0.0, repair_ms=1000_000, causes=(cause,))
         )
-        world.order = world.order[:1]
-        world._at(time_ms, world._fail, None)
+        cluster.order = cluster.order[:1]
+        cluster._at(time_ms, cluster._fail, None)
         return self
 
 
@@ -154,6 +154,7 @@ def test_work_since_the_last_checkpoint_is_lost_with_a_node(
     outcome = failing(checkpoint_ms)
     assert times(outcome) == {2: (0, 65 + 7 + 35 + lost_s)}
     assert accounts(outcome).get("recompute", 0) == 8 * lost_s * 1000
+    assert accounts(outcome)["startup"] == 8 * 7000
     assert outcome.requeues == {"node-loss": 1}
     assert outcome.failures == {"bad luck": 1}
     assert_accounts_add_up(outcome)
@@ -204,7 +205,7 @@ def test_what_can_be_said_about_failures_in_the_world_is_said_by_cause() -> None
 JOB = st.tuples(st.integers(0, 500), st.integers(0, 300), st.integers(0, 24))
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=20, deadline=None)
 @given(
     jobs=st.lists(JOB, min_size=1, max_size=25),
     rate=st.sampled_from([0.0, 50_000.0, 1_000_000.0]),
@@ -308,10 +309,10 @@ class Recorder(Replay):
         self.log: list[Recorded] = []
         return super().run(check_every, progress)
 
-    def _step(self, report: Report) -> Step:
-        done = super()._step(report)
-        self.log += [Recorded(len(self.log) + n, e) for n, e in enumerate(done.events, 1)]
-        return done
+    def commit(self, events: Sequence[Event], finished: Sequence[Job]) -> int:
+        if hasattr(self, "log"):
+            self.log += [Recorded(len(self.log) + n, e) for n, e in enumerate(events, 1)]
+        return super().commit(events, finished)
 
 
 @pytest.mark.parametrize("name", ["fifo", "backfill", "fair"])

@@ -17,11 +17,11 @@ from shoal.model.ledger import By, LedgerView
 from shoal.model.policy import Policy
 from shoal.model.prices import PriceList
 from shoal.model.report import Report
+from shoal.sim.replay.clusters import NEVER_MS
 
 IN_MEMORY = Path(":memory:")
 WRITE_STEPS = 2048  # between two writes of the book to the store
 SPENT_MS = 300_000  # between two looks at what tenants have spent
-NEVER_MS = 1 << 60
 
 
 class ReplayLedger:

@@ -1,8 +1,8 @@
-"""The replay: the whole `core.step` on virtual time, over a world that follows from its seed.
+"""The replay: the controller's own tick on virtual time, over a cluster that follows from its seed.
 
-All that happens in one instant is reported in one step; the step's commands go back to the
-world, and its events into the books. Nothing grows with the jobs that have finished, but for
-some integers each.
+Everything that happens in one instant is reported in one step. The step's events go to the
+ledger and the records, its commands to the simulated cluster. A finished job leaves only a few
+integers and its sums in the ledger.
 """
 
 from __future__ import annotations
@@ -13,37 +13,43 @@ from typing import Any
 
 import msgspec
 
-from shoal.core.answers.why import verify_reasons, waiting_reason
+from shoal.core.answers.why import waiting_reason
+from shoal.core.health.quarantine import wants_check
 from shoal.core.phases.admit import impossible
 from shoal.core.scheduling.order import ORDERINGS
 from shoal.core.scheduling.predict import predict
 from shoal.core.state.apply_room import add_node
-from shoal.core.state.invariants import verify
 from shoal.core.state.state import Node, State
-from shoal.core.step import Step, step
+from shoal.core.step import Step
+from shoal.model.budget import BudgetLevel, BudgetPeriod
 from shoal.model.events import (
+    Event,
     JobFinished,
     JobPlaced,
     JobRequeued,
     JobSubmitted,
     MemberExited,
     MemberLost,
+    NodeJudged,
     NodeLost,
 )
+from shoal.model.health import Standing
 from shoal.model.job import Job, JobSpec, Phase
 from shoal.model.job import Outcome as JobOutcome
 from shoal.model.node import NodeSpec
 from shoal.model.policy import Policy
 from shoal.model.prices import PriceList
-from shoal.model.report import Refused, Report, Submit
+from shoal.model.report import Answer, Refused, Submit
 from shoal.sim.replay.clusters import NEVER_MS, Conditions
+from shoal.sim.replay.gateway import Gateway, RecordedGateway
 from shoal.sim.replay.ledger import ReplayLedger
 from shoal.sim.replay.metrics import Levels, Outcome
+from shoal.sim.replay.simulated import Attempt, Key, SimCluster, SimJob, SimNode
 from shoal.sim.replay.traces import Arrival, Trace, TraceError
-from shoal.sim.replay.world import Attempt, Key, SimNode, Truth, World
+from shoal.tick import Tick, verify_all
 
-ASKED = 1000  # about so many jobs ask when they will start, if they all have to wait
-PROGRESS_STEPS = 256  # how often the caller hears how far it is
+ASKED = 1000  # about this many jobs ask when they will start, if they all have to wait
+PROGRESS_STEPS = 256  # between two calls of `progress`
 
 Progress = Callable[[int, int], None]  # jobs done, virtual time in ms
 
@@ -60,7 +66,7 @@ def replay(
     progress: Progress | None = None,
     prices: PriceList | None = None,
 ) -> Outcome:
-    """Play the trace to its end. `check_every` so many steps the invariants are checked, too."""
+    """Play the trace to its end. Every `check_every` steps the invariants are verified, too."""
     replay_ = Replay(trace, nodes, policy, conditions or Conditions(), name, seed, prices)
     return replay_.run(check_every, progress)
 
@@ -82,7 +88,26 @@ def too_large(trace: Trace, nodes: Sequence[NodeSpec]) -> dict[int, str]:
     return rows
 
 
+class ReplayReply:
+    """Where the answer to a request goes: a job that is refused ends the replay."""
+
+    def __init__(self, where: str) -> None:
+        self._where = where
+
+    def done(self) -> bool:
+        return False
+
+    def set_result(self, answer: Answer) -> None:
+        if isinstance(answer, Refused):
+            raise TraceError(f"{self._where}: {answer.field} {answer.message}")
+
+    def set_exception(self, error: Exception) -> None:
+        raise error
+
+
 class Replay:
+    """Also the tick's log of events: it keeps none, but reads each of them once."""
+
     def __init__(
         self,
         trace: Trace,
@@ -92,22 +117,26 @@ class Replay:
         name: str,
         seed: int,
         prices: PriceList | None = None,
+        gateway: Gateway | None = None,
     ) -> None:
         self.trace = trace
-        # Nodes speak when they have something to say: no silence means anything in this world.
+        # Nodes and members report when they have news: here, silence means nothing.
         self.policy = msgspec.structs.replace(
-            policy, suspect_after_ms=NEVER_MS, grace_ms=2 * NEVER_MS
+            policy, suspect_after_ms=NEVER_MS, grace_ms=2 * NEVER_MS, hang_after_ms=NEVER_MS
         )
-        self.state = State()
         self.levels = Levels(nodes)
-        self.world = World(nodes, conditions, self.levels, seed)
+        marks = (policy.idle_warn_ms, policy.idle_reclaim_ms)
+        self.cluster = SimCluster(nodes, conditions, self.levels, seed, marks)
+        self.gateway = gateway or RecordedGateway(trace.services)
         self.ledger = ReplayLedger(prices or PriceList(), trace.began_ms, self.policy)
-        self.outcome = Outcome(name, self.levels, self.world.failures)
-        self.truths: dict[str, Truth] = {}
+        self.outcome = Outcome(name, self.levels, self.cluster.failures)
+        self.jobs: dict[str, SimJob] = {}  # that are not finished; replicas are among them
+        self.waited_for = 0  # of these, jobs of the trace
         self.now_ms = 0
         self.wake_ms = NEVER_MS
         self.next_arrival = 0
-        self._told = 0  # arrivals whose acceptance was seen
+        self._accepted = 0  # arrivals
+        self._check_every = 0
         self._handlers: dict[type, Callable[[Any], None]] = {
             JobSubmitted: self._job_submitted,
             JobPlaced: self._job_placed,
@@ -116,155 +145,226 @@ class Replay:
             MemberExited: self._member_over,
             MemberLost: self._member_over,
             NodeLost: self._node_lost,
+            NodeJudged: self._node_judged,
         }
+        self.tick = Tick(self, self.policy, self.cluster.take, verify=self._verify)
+        self.tick.load()
+        self.tick.begin(0)
+
+    @property
+    def state(self) -> State:
+        return self.tick.state
 
     def run(self, check_every: int = 0, progress: Progress | None = None) -> Outcome:
-        total, steps = len(self.trace.arrivals), 0
-        while self.next_arrival < total or self.truths:
+        self._check_every = check_every
+        while not self._is_over():
             self.now_ms = self._next_time()
-            self.levels.advance(self.now_ms)
-            done = self._step(self._report())
-            steps += 1
-            if check_every and steps % check_every == 0:
-                verify(self.state)
-                if done.wake_ms is None or done.wake_ms > self.now_ms:
-                    verify_reasons(self.state, self.policy, self.now_ms)
-            if progress is not None and steps % PROGRESS_STEPS == 0:
+            self._step()
+            if progress is not None and len(self.outcome.step_ns) % PROGRESS_STEPS == 0:
                 progress(len(self.outcome.records), self.now_ms)
+        for node in self.cluster.order:
+            for key in list(node.holding):
+                self._draw(node, node.holding[key], key)
         self.outcome.ledger = self.ledger.view(self.now_ms)
         return self.outcome
 
+    def _is_over(self) -> bool:
+        left = self.waited_for or self.next_arrival < len(self.trace.arrivals)
+        return not left and self.now_ms >= self.gateway.until_ms
+
     def _next_time(self) -> int:
-        next_ms = min(self.wake_ms, self.world.next_ms(), self.ledger.next_ms)
+        next_ms = min(self.wake_ms, self.cluster.next_ms(), self.gateway.next_ms)
         if self.next_arrival < len(self.trace.arrivals):
             next_ms = min(next_ms, self.trace.arrivals[self.next_arrival].submit_ms)
-        elif not self.world.attempts and not self.world.broken and self.wake_ms >= NEVER_MS:
+        elif self.now_ms >= self.gateway.until_ms and not (
+            self.cluster.attempts or self.cluster.broken or self.wake_ms < NEVER_MS
+        ):
             next_ms = NEVER_MS  # only failures are left to come, and they help nobody
-        if next_ms >= NEVER_MS:
+        if next_ms >= NEVER_MS and not self._budgets_renew():
             raise self._stuck()
-        return max(next_ms, self.now_ms)
+        return max(min(next_ms, self.ledger.next_ms), self.now_ms)
+
+    def _budgets_renew(self) -> bool:
+        """Will a tenant that is held get a new budget with the next month?"""
+        levels = self.state.accounts.budgets
+        return any(
+            levels.get(one.name) is BudgetLevel.HELD and one.budget_period is BudgetPeriod.MONTH
+            for one in self.policy.tenants
+        )
 
     def _stuck(self) -> TraceError:
-        job = self.state.jobs[next(iter(self.truths))]
+        job = next(self.state.jobs[one] for one, job in self.jobs.items() if job.arrival.row >= 0)
         reason = waiting_reason(self.state, job, self.policy, self.now_ms)
-        row = self.truths[job.id].arrival.row
+        row = self.jobs[job.id].arrival.row
         return TraceError(f"{self.trace.name}: row {row}: the job waits for ever: {reason}")
 
-    def _report(self) -> Report:
-        nodes, gone = self.world.look(self.now_ms)
-        arrivals, first = self.trace.arrivals, self.next_arrival
-        end = len(arrivals)
+    # -- one step -------------------------------------------------------------------------
+
+    def _step(self) -> None:
+        self.levels.advance(self.now_ms)
+        self._collect()
+        tick, begin_ns = self.tick, time.perf_counter_ns()
+        decision = tick.decide(self.now_ms)
+        self.outcome.step_ns.append(time.perf_counter_ns() - begin_ns)
+        self.ledger.stepped(decision.report, decision.step.events, self.now_ms)
+        tick.commit()
+        self._predict(decision.step)
+        tick.finish()
+        wake_ms = decision.step.wake_ms
+        self.wake_ms = NEVER_MS if wake_ms is None else wake_ms
+        self.levels.sample()
+        for node_id in self.state.troubled:
+            if wants_check(self.state.nodes[node_id].record):
+                self.cluster.ask(node_id)
+
+    def _collect(self) -> None:
+        """Put everything that reaches a controller by now into the tick's inbox."""
+        tick = self.tick
+        reports, gone = self.cluster.look(self.now_ms)
+        for report in reports:
+            tick.hear(report)
+        for one in gone:
+            tick.gone(one)
+        for request in self.gateway.requests(self.now_ms):
+            tick.ask(request, ReplayReply(self.trace.name))
+        for load in self.gateway.loads(self.state, self.now_ms):
+            tick.served(load)
+        tick.spent(self.ledger.spendings(self.now_ms))
+        arrivals, end = self.trace.arrivals, len(self.trace.arrivals)
         while self.next_arrival < end and arrivals[self.next_arrival].submit_ms <= self.now_ms:
+            arrival = arrivals[self.next_arrival]
+            reply = ReplayReply(f"{self.trace.name}: row {arrival.row}")
+            tick.ask(Submit(self._spec(arrival)), reply)
             self.next_arrival += 1
-        requests = [Submit(self._spec(arrival)) for arrival in arrivals[first : self.next_arrival]]
-        spendings = self.ledger.spendings(self.now_ms)
-        return Report(requests=tuple(requests), nodes=nodes, gone=gone, spendings=spendings)
+
+    def _verify(self, state: State, policy: Policy, done: Step, now_ms: int) -> None:
+        if self._check_every and len(self.outcome.step_ns) % self._check_every == 0:
+            verify_all(state, policy, done, now_ms)
 
     def _spec(self, arrival: Arrival) -> JobSpec:
         """A policy that needs to know how long jobs take is told the truth; where jobs save their
         work, they are willing to be stopped."""
+        spec = arrival.spec
+        estimate_ms = arrival.work_ms if ORDERINGS[self.policy.order].clairvoyant else 0
+        if arrival.lived:
+            return msgspec.structs.replace(spec, estimate_ms=estimate_ms)
         every_ms = arrival.checkpoint_ms
         if every_ms is None:
-            every_ms = self.world.conditions.checkpoint_ms
+            every_ms = self.cluster.conditions.checkpoint_ms
         saves = every_ms < NEVER_MS
         return msgspec.structs.replace(
-            arrival.spec,
-            preemptible=arrival.spec.preemptible or (saves and not arrival.lived),
+            spec,
+            preemptible=spec.preemptible or saves,
             checkpoint_ms=max(1, every_ms) if saves else 0,
-            estimate_ms=arrival.work_ms if ORDERINGS[self.policy.order].clairvoyant else 0,
+            estimate_ms=estimate_ms,
         )
 
-    def _step(self, report: Report) -> Step:
-        begin_ns = time.perf_counter_ns()
-        done = step(self.state, report, self.policy, self.now_ms)
-        self.outcome.step_ns.append(time.perf_counter_ns() - begin_ns)
-        for offset, answer in enumerate(done.answers):
-            if isinstance(answer, Refused):
-                row = self.trace.arrivals[self._told + offset].row
-                raise TraceError(f"{self.trace.name}: row {row}: {answer.field} {answer.message}")
-        self.ledger.stepped(report, done.events, self.now_ms)
-        handlers = self._handlers
-        for event in done.events:
-            handler = handlers.get(type(event))
-            if handler is not None:
-                handler(event)
-        for job in done.finished:
-            self._keep(job)
-        self._foretell(done)
-        self.outcome.events += len(done.events)
-        self.world.obey(done.commands)
-        self.wake_ms = NEVER_MS if done.wake_ms is None else done.wake_ms
-        self.levels.sample()
-        return done
-
-    def _foretell(self, done: Step) -> None:
-        """Some of those that have to wait ask at once when they will start."""
+    def _predict(self, done: Step) -> None:
+        """Some of the jobs that have to wait ask at once when they will start."""
         every = 1 + len(self.trace.arrivals) // ASKED
         for event in done.events:
             if type(event) is JobSubmitted:
                 job = self.state.jobs.get(event.job)
                 if job is not None and job.phase is Phase.WAITING and not job.number % every:
-                    self.truths[event.job].predicted = predict(self.state, job, self.now_ms)
+                    self.jobs[event.job].predicted = predict(self.state, job, self.now_ms)
 
-    # -- the books ------------------------------------------------------------------------
+    # -- the log of events ----------------------------------------------------------------
+
+    def used(self, next_job: int, epoch: int) -> tuple[int, int]:
+        return next_job, epoch
+
+    def load(self) -> tuple[State, int]:
+        return State(), 0
+
+    def commit(self, events: Sequence[Event], finished: Sequence[Job]) -> int:
+        handlers = self._handlers
+        for event in events:
+            handler = handlers.get(type(event))
+            if handler is not None:
+                handler(event)
+        for job in finished:
+            self._record(job)
+        self.outcome.events += len(events)
+        return self.outcome.events
+
+    def snapshot(self, seq: int, body: bytes) -> list[str]:
+        raise NotImplementedError(f"a replay is never loaded again: {seq}, {len(body)} bytes")
+
+    def keyed(self, key: str) -> str | None:
+        raise NotImplementedError(f"a replay submits nothing twice: {key}")
+
+    # -- what events change ---------------------------------------------------------------
 
     def _job_submitted(self, event: JobSubmitted) -> None:
-        arrival = self.trace.arrivals[self._told]
-        self._told += 1
-        self.truths[event.job] = truth = Truth(arrival, self.levels.asked(arrival.spec))
-        self.levels.waiting += truth.need
-        self.levels.live += 1
+        if event.spec.service:
+            arrival = Arrival(self.now_ms, NEVER_MS, event.spec, row=-1)
+        else:
+            arrival = self.trace.arrivals[self._accepted]
+            self._accepted += 1
+            self.waited_for += 1
+            self.levels.live += 1
+        self.jobs[event.job] = job = SimJob(arrival, self.levels.asked(arrival.spec))
+        self.levels.waiting += job.amount
 
     def _job_placed(self, event: JobPlaced) -> None:
-        truth, levels = self.truths[event.job], self.levels
-        if truth.placed_ms < 0:
-            truth.placed_ms = self.now_ms
-        truth.attempts += 1
-        truth.waiting = False
-        levels.waiting -= truth.need
-        attempt = Attempt(event.job, event.attempt, truth, event.slices, self.now_ms)
-        self.world.attempts[event.job] = attempt
+        job, levels = self.jobs[event.job], self.levels
+        if job.placed_ms < 0:
+            job.placed_ms = self.now_ms
+        job.attempts += 1
+        job.waiting = False
+        levels.waiting -= job.amount
+        attempt = Attempt(event.job, event.attempt, job, event.slices, self.now_ms)
+        self.cluster.attempts[event.job] = attempt
         for number, slice_ in enumerate(event.slices):
-            self.world.nodes[slice_.node].placed[event.job, event.attempt, number] = attempt
+            self.cluster.nodes[slice_.node].holding[event.job, event.attempt, number] = attempt
             levels.held += levels.amount(slice_)
 
     def _job_requeued(self, event: JobRequeued) -> None:
-        truth = self.truths[event.job]
-        truth.waiting = True
-        self.levels.waiting += truth.need
+        job = self.jobs[event.job]
+        job.waiting = True
+        self.levels.waiting += job.amount
         self.outcome.requeues[event.cause.value] += 1
-        del self.world.attempts[event.job]
+        del self.cluster.attempts[event.job]
 
     def _job_finished(self, event: JobFinished) -> None:
-        self.world.attempts.pop(event.job, None)
-        self.levels.live -= 1
+        self.cluster.attempts.pop(event.job, None)
 
     def _member_over(self, event: MemberExited | MemberLost) -> None:
-        self._release(self.world.nodes[event.node], (event.job, event.attempt, event.member))
+        self._release(self.cluster.nodes[event.node], (event.job, event.attempt, event.member))
 
     def _node_lost(self, event: NodeLost) -> None:
-        node = self.world.nodes[event.node]
-        for key in list(node.placed):
+        node = self.cluster.nodes[event.node]
+        for key in list(node.holding):
             self._release(node, key)
 
+    def _node_judged(self, event: NodeJudged) -> None:
+        if event.record.standing is Standing.QUARANTINED:
+            self.cluster.mend(event.node)
+
     def _release(self, node: SimNode, key: Key) -> None:
-        attempt = node.placed.pop(key)
-        slice_ = attempt.slices[key[2]]
-        self.levels.held -= self.levels.amount(slice_)
-        row = attempt.truth.arrival.row
+        attempt = node.holding.pop(key)
+        self.levels.held -= self.levels.amount(attempt.slices[key[2]])
+        self._draw(node, attempt, key)
+
+    def _draw(self, node: SimNode, attempt: Attempt, key: Key) -> None:
+        row, slice_ = attempt.sim_job.arrival.row, attempt.slices[key[2]]
         self.outcome.segments.add(node.index, slice_, attempt.placed_ms, self.now_ms, row)
 
-    def _keep(self, job: Job) -> None:
-        """A job is over: all that is left of it is an entry in the records."""
-        truth = self.truths.pop(job.id)
-        if truth.waiting:
-            self.levels.waiting -= truth.need
+    def _record(self, finished: Job) -> None:
+        """A job is over: what is left of it is an entry in the records."""
+        job = self.jobs.pop(finished.id)
+        if job.waiting:
+            self.levels.waiting -= job.amount
+        if finished.spec.service:
+            return
+        self.waited_for -= 1
+        self.levels.live -= 1
         self.outcome.records.add(
-            truth.arrival,
-            placed_ms=truth.placed_ms,
+            job.arrival,
+            placed_ms=job.placed_ms,
             finished_ms=self.now_ms,
-            amount=truth.need,
-            attempts=truth.attempts,
-            succeeded=job.outcome is JobOutcome.SUCCEEDED,
-            predicted=truth.predicted,
+            amount=job.amount,
+            attempts=job.attempts,
+            succeeded=finished.outcome is JobOutcome.SUCCEEDED,
+            predicted=job.predicted,
         )

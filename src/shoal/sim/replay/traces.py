@@ -14,6 +14,7 @@ from typing import Any
 import msgspec
 
 from shoal.model.job import JobSpec
+from shoal.model.service import ServiceSpec
 
 
 class TraceError(Exception):
@@ -34,6 +35,8 @@ class Arrival(msgspec.Struct, frozen=True, gc=False):
     # What really happened, where that is known: after so long it was placed, and was over.
     waited_ms: int = -1
     took_ms: int = -1
+    beats: bool = False  # its members reported their steps
+    idle_ms: tuple[tuple[int, int], ...] = ()  # from when to when of its run it used no GPU
 
     @property
     def lived(self) -> bool:
@@ -108,6 +111,16 @@ class Gangs:
         )
 
 
+class RecordedService(msgspec.Struct, frozen=True, kw_only=True):
+    """One service of a history. A change to None stops it."""
+
+    name: str
+    changes: tuple[tuple[int, ServiceSpec | None], ...]
+    work: tuple[tuple[int, int], ...] = ()  # requests in flight or waiting, from then on
+    ready_ms: int = 0  # from when a replica ran until its probe answered
+    until_ms: int = 0  # the end of what is known of it
+
+
 class Trace(msgspec.Struct, frozen=True):
     """Arrivals in the order of submission, the first at time 0."""
 
@@ -115,6 +128,7 @@ class Trace(msgspec.Struct, frozen=True):
     arrivals: Sequence[Arrival]
     skipped: int = 0  # rows that are no job that could be replayed, e.g. one that never ran
     began_ms: int = 0  # when the first arrived, where the trace says so
+    services: tuple[RecordedService, ...] = ()
 
 
 def in_order(name: str, arrivals: Iterable[Arrival], skipped: int = 0) -> Trace:

@@ -1,0 +1,89 @@
+"""The gateway of a replay: services come, change and go, and have requests, as a history tells."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Protocol
+
+from shoal.core.state.state import State
+from shoal.model.job import Phase
+from shoal.model.report import Request, SetService, StopService
+from shoal.model.service import ReplicaLoad, Service, ServiceLoad
+from shoal.sim.replay.clusters import NEVER_MS
+from shoal.sim.replay.traces import RecordedService
+
+LOOK_MS = 30_000  # between two looks at services that live
+
+
+class Gateway(Protocol):
+    """What a replay asks of the gateway."""
+
+    next_ms: int  # when it has something to say
+    until_ms: int  # a replay goes on until then, even without jobs
+
+    def requests(self, now_ms: int) -> Sequence[Request]: ...
+
+    def loads(self, state: State, now_ms: int) -> Sequence[ServiceLoad]: ...
+
+
+class RecordedGateway:
+    """Looks at services when their load changes, when a replica gets ready, and regularly."""
+
+    def __init__(self, services: Sequence[RecordedService]) -> None:
+        self._services = {one.name: one for one in services}
+        self._changes = sorted(
+            ((at_ms, one.name, spec) for one in services for at_ms, spec in one.changes),
+            key=lambda change: change[0],
+        )
+        self._turns = sorted({at_ms for one in services for at_ms, _ in one.work})
+        self.until_ms = max((one.until_ms for one in services), default=0)
+        self.next_ms = self._changes[0][0] if self._changes else NEVER_MS
+
+    def requests(self, now_ms: int) -> list[Request]:
+        due: list[Request] = []
+        while self._changes and self._changes[0][0] <= now_ms:
+            _, name, spec = self._changes.pop(0)
+            due.append(StopService(name) if spec is None else SetService(spec))
+        return due
+
+    def loads(self, state: State, now_ms: int) -> list[ServiceLoad]:
+        """Called once for each step, before it."""
+        if now_ms < self.next_ms:
+            return []
+        while self._turns and self._turns[0] <= now_ms:
+            del self._turns[0]
+        times = [at_ms for at_ms, _, _ in self._changes[:1]]
+        if state.services:
+            times += [now_ms + LOOK_MS, *self._turns[:1]]
+        elif times == []:
+            times.append(now_ms + LOOK_MS if now_ms < self.until_ms else NEVER_MS)
+        loads = [self._load(state, service, now_ms, times) for service in state.services.values()]
+        self.next_ms = min(times)
+        return loads
+
+    def _load(self, state: State, service: Service, now_ms: int, times: list[int]) -> ServiceLoad:
+        recorded = self._services[service.spec.name]
+        ready = []
+        for job_id in state.replicas.get(recorded.name, {}):
+            job = state.jobs[job_id]
+            if job.phase is Phase.RUNNING and job.running_ms is not None:
+                ready_ms = job.running_ms + recorded.ready_ms
+                if ready_ms <= now_ms:
+                    ready.append(job_id)
+                else:
+                    times.append(ready_ms)
+        serving = [job_id for job_id in service.ready if job_id not in service.draining]
+        work = next((work for at_ms, work in reversed(recorded.work) if at_ms <= now_ms), 0)
+        replicas = {
+            job_id: ReplicaLoad(
+                up=True, in_flight=work // len(serving) + (place < work % len(serving))
+            )
+            for place, job_id in enumerate(serving)
+        }
+        return ServiceLoad(
+            service=recorded.name,
+            in_flight=work if serving else 0,
+            held=0 if serving else work,
+            replicas=replicas,
+            ready=tuple(ready),
+        )

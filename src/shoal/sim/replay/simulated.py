@@ -1,0 +1,397 @@
+"""The simulated cluster of a replay: nodes that keep the agent's own book, and what members do.
+
+Messages are neither lost nor late here, because a replay measures what a policy comes to.
+`sim.storm` loses and delays them, to find faults of the controller.
+
+A member sends beats only where they say more than silence does: in a gang whose members are not
+equally fast, and in a job of a history that reported its steps. Every other job is taken at its
+word, `checkpoint_ms`, by the scheduler and the ledger alike.
+"""
+
+from __future__ import annotations
+
+import heapq
+import math
+import random
+from collections import Counter
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from shoal.core.nodebook import NodeBook
+from shoal.core.scheduling.predict import Prediction
+from shoal.model.commands import Check, Envelope, Launch, Stop
+from shoal.model.health import CheckResult
+from shoal.model.job import MemberRef
+from shoal.model.node import NodeSpec
+from shoal.model.progress import Beat, Progress
+from shoal.model.report import Idle, NodeGone, NodeReport
+from shoal.model.resources import Slice
+from shoal.sim.replay.clusters import DAY_MS, NEVER_MS, Conditions, speeds
+from shoal.sim.replay.metrics import Levels
+from shoal.sim.replay.traces import Arrival
+
+STOPPED_CODE = 143  # as a shell reports the end by SIGTERM
+STEP_MS = 1_000  # a training step at full speed
+EARLY_BEATS, EARLY_BEAT_MS = 12, 10_000  # enough for the scheduler to find the slow member
+BEAT_MS_MAX = 1_800_000  # between two later beats: the ledger takes an hour's silence for idling
+IDLE_REPORT_MS = 60_000  # the ledger books a member as idle after this time
+MATMUL_GFLOPS = 100_000  # what a check measures on a node at full speed
+
+Key = tuple[str, int, int]  # equal to a MemberRef, but cheaper to make
+
+
+class SimJob:
+    """One live job: its work, and how much of it no failure can take away any more."""
+
+    __slots__ = ("amount", "arrival", "attempts", "done_ms", "placed_ms", "predicted", "waiting")
+
+    def __init__(self, arrival: Arrival, amount: int) -> None:
+        self.arrival = arrival
+        self.amount = amount  # what it asks for, in thousandths of GPUs
+        self.done_ms = 0
+        self.attempts = 0
+        self.placed_ms = -1
+        self.predicted: Prediction | None = None  # as a user who asked would have read it
+        self.waiting = True
+
+
+class Attempt:
+    """One attempt of a job: it begins when all members have started, and halts once."""
+
+    __slots__ = (
+        "beats",
+        "begin_ms",
+        "every_ms",
+        "from_step",
+        "halt_ms",
+        "job",
+        "missing",
+        "needed_ms",
+        "number",
+        "own_speeds",
+        "placed_ms",
+        "scale",
+        "sim_job",
+        "slices",
+        "speed",
+    )
+
+    def __init__(
+        self, job: str, number: int, sim_job: SimJob, slices: tuple[Slice, ...], now_ms: int
+    ) -> None:
+        self.job = job
+        self.number = number
+        self.sim_job = sim_job
+        self.slices = slices
+        self.missing = len(slices)  # members whose command to start has not come yet
+        self.placed_ms = now_ms
+        self.begin_ms = -1
+        self.halt_ms = -1
+        self.needed_ms = 0  # at full speed of these members
+        self.every_ms = 0  # between two checkpoints; 0: nothing is ever lost
+        self.scale = len(slices) / sim_job.arrival.spec.members  # an elastic gang may be smaller
+        self.speed = 1.0
+        self.own_speeds: list[float] = []  # by member; all wait for the slowest
+        self.from_step = 0
+        self.beats = -1  # sent so far; -1: it sends none
+
+    def came_ms(self, now_ms: int) -> int:
+        """How much of its work it has done, by time at full speed."""
+        return min(self.needed_ms, int((now_ms - self.begin_ms) * self.speed))
+
+    def kept_ms(self, came_ms: int) -> int:
+        """How much of that the newest checkpoint holds."""
+        return came_ms - came_ms % self.every_ms if self.every_ms else came_ms
+
+    def refs(self) -> list[tuple[str, MemberRef]]:
+        """Its members and their nodes."""
+        return [
+            (slice_.node, MemberRef(self.job, self.number, number))
+            for number, slice_ in enumerate(self.slices)
+        ]
+
+
+class SimNode:
+    """A node and its side of the protocol, which is the agent's own book."""
+
+    __slots__ = ("book", "holding", "idle", "index", "progress", "speed", "up")
+
+    def __init__(self, spec: NodeSpec, index: int, speed: float) -> None:
+        self.book = NodeBook(spec, 1)
+        self.index = index
+        self.speed = speed
+        self.up = True
+        self.idle: dict[MemberRef, int] = {}  # members that use nothing, and since when
+        self.progress: list[Progress] = []  # beats that no report carried yet
+        self.holding: dict[Key, Attempt] = {}  # what the controller holds slices for
+
+    @property
+    def spec(self) -> NodeSpec:
+        return self.book.spec
+
+    def report(self, now_ms: int) -> NodeReport:
+        progress, self.progress = self.progress, []
+        idle = [Idle(ref, now_ms - since_ms) for ref, since_ms in self.idle.items()]
+        return self.book.report(tuple(progress), idle=tuple(idle))
+
+    def exited(self, ref: MemberRef, code: int) -> None:
+        self.idle.pop(ref, None)
+        self.book.exited(ref, code)
+
+    def vanish(self, ref: MemberRef) -> None:
+        """The process is gone, and the book knows nothing of it."""
+        self.idle.pop(ref, None)
+        self.book.alive.pop(ref)
+        self.book.stopping.pop(ref, None)
+
+    def break_down(self) -> None:
+        self.up = False
+        self.book = NodeBook(self.spec, self.book.incarnation + 1)
+        self.idle, self.progress = {}, []
+
+
+class SimCluster:
+    """What will happen is in a heap of (time, sequence), so that runs are repeatable."""
+
+    def __init__(
+        self,
+        nodes: Sequence[NodeSpec],
+        conditions: Conditions,
+        levels: Levels,
+        seed: int,
+        idle_marks: Sequence[int] = (),
+    ) -> None:
+        self.conditions = conditions
+        self.levels = levels
+        self.rng = random.Random(f"replay {seed}")
+        factors = speeds(len(nodes), conditions.slow_nodes, random.Random(f"slow {seed}"))
+        self.order = [SimNode(spec, index, factors[index]) for index, spec in enumerate(nodes)]
+        self.nodes = {node.spec.id: node for node in self.order}
+        self.attempts: dict[str, Attempt] = {}  # by job: there is one at most
+        self.failures: Counter[str] = Counter()  # by cause
+        self.broken = 0  # nodes
+        self.now_ms = 0
+        self._idle_marks = (IDLE_REPORT_MS, *(mark_ms for mark_ms in idle_marks if mark_ms))
+        self._heap: list[tuple[int, int, Callable[[Any], None], Any]] = []
+        self._pushed = 0
+        self._news: dict[str, SimNode] = dict(self.nodes)  # nodes that have something to report
+        self._gone: list[NodeGone] = []
+        self._asked: set[str] = set()  # nodes that report in a second anyway
+        self._plan_failure()
+
+    def next_ms(self) -> int:
+        """When something happens next, if the controller does nothing."""
+        if self._news or self._gone:
+            return self.now_ms
+        return self._heap[0][0] if self._heap else NEVER_MS
+
+    def look(self, now_ms: int) -> tuple[list[NodeReport], list[NodeGone]]:
+        """Let everything happen that happens until now, and report what there is to see."""
+        self.now_ms, heap = now_ms, self._heap
+        while heap and heap[0][0] <= now_ms:
+            _, _, happen, subject = heapq.heappop(heap)
+            happen(subject)
+        news, self._news = self._news, {}
+        gone, self._gone = self._gone, []
+        return [node.report(now_ms) for node in news.values() if node.up], gone
+
+    def take(self, node_id: str, envelope: Envelope) -> None:
+        """Commands of the controller for one node."""
+        node = self.nodes[node_id]
+        if not node.up:
+            return
+        for command in node.book.take(envelope):
+            if type(command) is Launch:
+                self._launch(node, command.ref)
+            elif type(command) is Stop:
+                self._halt(self.attempts[command.ref.job])
+                self._at(self.now_ms + self.conditions.stop_ms, self._stopped, (node, command.ref))
+            elif type(command) is Check:
+                node.book.measured(_measured(node, command.id))
+                self._news[node_id] = node
+        if node.book.exits and any(type(command) is Stop for command in envelope.commands):
+            self._news[node_id] = node  # what never started has ended by that
+
+    def ask(self, node_id: str) -> None:
+        """Have a node report in a second, as a live node does anyway."""
+        if node_id not in self._asked:
+            self._asked.add(node_id)
+            self._at(self.now_ms + 1_000, self._reports, node_id)
+
+    def _reports(self, node_id: str) -> None:
+        self._asked.discard(node_id)
+        self._news[node_id] = self.nodes[node_id]
+
+    def mend(self, node_id: str) -> None:
+        """A node that was found slow runs at full speed once it is repaired."""
+        self._at(self.now_ms + self.conditions.failures.repair_ms, self._mended, node_id)
+
+    def _mended(self, node_id: str) -> None:
+        self.nodes[node_id].speed = 1.0
+
+    def _at(self, time_ms: int, happen: Callable[[Any], None], subject: Any) -> None:
+        self._pushed += 1
+        heapq.heappush(self._heap, (time_ms, self._pushed, happen, subject))
+
+    # -- the life of an attempt -----------------------------------------------------------
+
+    def _launch(self, node: SimNode, ref: MemberRef) -> None:
+        attempt = self.attempts[ref.job]
+        node.book.gets(ref, "starts up")
+        attempt.missing -= 1
+        if not attempt.missing:
+            own_ms = attempt.sim_job.arrival.start_up_ms
+            start_up_ms = self.conditions.start_up_ms if own_ms is None else own_ms
+            if attempt.number > 1:
+                start_up_ms += self.conditions.restart_cost_ms
+            self._at(self.now_ms + start_up_ms, self._begin, attempt)
+
+    def _begin(self, attempt: Attempt) -> None:
+        if attempt.halt_ms >= 0:
+            return
+        conditions, job = self.conditions, attempt.sim_job
+        arrival = job.arrival
+        attempt.begin_ms = self.now_ms
+        for node_id, ref in attempt.refs():
+            node = self._news[node_id] = self.nodes[node_id]
+            node.book.begins(ref)
+            attempt.own_speeds.append(node.speed)
+        if conditions.stragglers.share and self.rng.random() < conditions.stragglers.share:
+            attempt.own_speeds[0] = min(attempt.own_speeds[0], conditions.stragglers.speed)
+        attempt.speed = min(attempt.own_speeds)
+        every_ms = arrival.checkpoint_ms
+        attempt.every_ms = conditions.checkpoint_ms if every_ms is None else every_ms
+        attempt.needed_ms = math.ceil((arrival.work_ms - job.done_ms) / attempt.scale)
+        attempt.from_step = job.done_ms // STEP_MS
+        run_ms = math.ceil(attempt.needed_ms / attempt.speed)
+        if arrival.work_ms < NEVER_MS:
+            self._at(self.now_ms + run_ms, self._end, attempt)
+        uneven = max(attempt.own_speeds) > attempt.speed
+        if uneven or arrival.beats:
+            attempt.beats = 0 if uneven else EARLY_BEATS
+            self._plan_beat(attempt)
+        for from_ms, until_ms in arrival.idle_ms:
+            self._at(self.now_ms + from_ms, self._idles, attempt)
+            self._at(self.now_ms + until_ms, self._works, attempt)
+
+    def _end(self, attempt: Attempt) -> None:
+        if attempt.halt_ms >= 0:
+            return
+        if attempt.beats >= 0:
+            self._send_beats(attempt, attempt.needed_ms)
+        self._halt(attempt, complete=True)
+        code = attempt.sim_job.arrival.exit_code
+        for node_id, ref in attempt.refs():
+            node = self._news[node_id] = self.nodes[node_id]
+            node.exited(ref, code)
+
+    def _stopped(self, member: tuple[SimNode, MemberRef]) -> None:
+        node, ref = member
+        if node.up and ref in node.book.alive:  # else the node broke first
+            node.exited(ref, STOPPED_CODE)
+            self._news[node.spec.id] = node
+
+    def _halt(self, attempt: Attempt, *, complete: bool = False) -> None:
+        """No member works any more: what of the work so far is kept."""
+        if attempt.halt_ms >= 0:
+            return
+        attempt.halt_ms = self.now_ms
+        if attempt.begin_ms >= 0:
+            job, came_ms = attempt.sim_job, attempt.needed_ms
+            kept_ms = came_ms if complete else attempt.kept_ms(attempt.came_ms(self.now_ms))
+            job.done_ms = min(job.done_ms + int(kept_ms * attempt.scale), job.arrival.work_ms)
+
+    # -- what members report of their work ------------------------------------------------
+
+    def _plan_beat(self, attempt: Attempt) -> None:
+        """A few early beats show which member is slow; then one with every checkpoint."""
+        if attempt.beats < EARLY_BEATS:
+            next_ms = self.now_ms + EARLY_BEAT_MS
+        elif 0 < attempt.every_ms <= BEAT_MS_MAX:
+            saves = attempt.came_ms(self.now_ms) // attempt.every_ms + 1
+            next_ms = attempt.begin_ms + math.ceil(saves * attempt.every_ms / attempt.speed)
+        else:
+            next_ms = self.now_ms + BEAT_MS_MAX
+        self._at(next_ms, self._beat, attempt)
+
+    def _beat(self, attempt: Attempt) -> None:
+        if attempt.halt_ms >= 0:
+            return
+        self._send_beats(attempt, attempt.came_ms(self.now_ms))
+        attempt.beats += 1
+        self._plan_beat(attempt)
+
+    def _send_beats(self, attempt: Attempt, came_ms: int) -> None:
+        steps = came_ms // STEP_MS
+        if not steps:
+            return
+        saved_ms = attempt.kept_ms(came_ms)
+        whole_us = int(steps * STEP_MS * 1000 / attempt.speed)
+        for (node_id, ref), speed in zip(attempt.refs(), attempt.own_speeds, strict=True):
+            own_us = min(whole_us, int(steps * STEP_MS * 1000 / speed))
+            beat = Beat(
+                ref=str(ref),
+                step=attempt.from_step + int(came_ms * attempt.scale) // STEP_MS,
+                steps=steps,
+                compute_us=own_us,
+                wait_us=whole_us - own_us,
+                saved_step=attempt.from_step + int(saved_ms * attempt.scale) // STEP_MS,
+            )
+            node = self._news[node_id] = self.nodes[node_id]
+            node.progress.append(Progress(ref, beat, 0))
+
+    def _idles(self, attempt: Attempt) -> None:
+        if attempt.halt_ms < 0:
+            for node_id, ref in attempt.refs():
+                self.nodes[node_id].idle[ref] = self.now_ms
+                for mark_ms in self._idle_marks:
+                    self._at(self.now_ms + mark_ms, self._reports, node_id)
+
+    def _works(self, attempt: Attempt) -> None:
+        if attempt.halt_ms < 0:
+            for node_id, ref in attempt.refs():
+                self.nodes[node_id].idle.pop(ref, None)
+                self._reports(node_id)
+
+    # -- failures -------------------------------------------------------------------------
+
+    def _plan_failure(self) -> None:
+        rate = self.conditions.failures.per_1000_node_days * len(self.order) / (1000 * DAY_MS)
+        if rate > 0:
+            self._at(self.now_ms + 1 + int(self.rng.expovariate(rate)), self._fail, None)
+
+    def _fail(self, _: None) -> None:
+        failures = self.conditions.failures
+        node = self.order[self.rng.randrange(len(self.order))]
+        weights = [cause.weight for cause in failures.causes]
+        cause = self.rng.choices(failures.causes, weights)[0]
+        self._plan_failure()
+        if not node.up:
+            return
+        self.failures[cause.name] += 1
+        refs = list(node.book.alive)
+        if cause.breaks_node:
+            for ref in refs:
+                self._halt(self.attempts[ref.job])
+            self._gone.append(NodeGone(node.spec.id, node.book.incarnation, cause.name))
+            node.break_down()
+            self.levels.resize(self.now_ms, -self.levels.size(node.spec))
+            self.broken += 1
+            self._at(self.now_ms + failures.repair_ms, self._repair, node)
+            return
+        for ref in refs:
+            if ref not in node.book.getting:  # what only starts comes up afterwards
+                self._halt(self.attempts[ref.job])
+                node.vanish(ref)
+                self._news[node.spec.id] = node
+
+    def _repair(self, node: SimNode) -> None:
+        node.up = True
+        self.levels.resize(self.now_ms, self.levels.size(node.spec))
+        self.broken -= 1
+        self._news[node.spec.id] = node
+
+
+def _measured(node: SimNode, id_: str) -> CheckResult:
+    figures = {"matmul_gflops": int(MATMUL_GFLOPS * node.speed)}
+    return CheckResult(id=id_, busy=bool(node.book.alive), figures=figures)
