@@ -26,7 +26,7 @@ MEMORY_MB_PER_NODE = 1_024_000
 SUBMIT_BATCH = 500
 
 # Little clock time passes in a benchmark, so no node must become silent for missing heartbeats.
-POLICY = Policy(suspect_after_ms=3_600_000, grace_ms=7_200_000)
+POLICY = Policy(silent_after_ms=3_600_000, grace_ms=7_200_000)
 
 # (weight, members, GPUs, CPUs) of a member: most jobs are small, most GPUs belong to large gangs.
 SHAPES = (

@@ -44,7 +44,7 @@ SHAPES = (
     + [(32, 8)] * 1
 )
 POLICY: Policy = msgspec.structs.replace(
-    SHIPPED["fair"], grace_ms=10**12, suspect_after_ms=10**11, placements_per_step_max=200
+    SHIPPED["fair"], grace_ms=10**12, silent_after_ms=10**11, placements_per_step_max=200
 )
 NOW_MS = 1_000
 

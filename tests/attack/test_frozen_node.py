@@ -41,7 +41,7 @@ def test_the_next_attempt_begins_when_nothing_of_the_last_is_left(
     with live_cluster(nodes=2, gpus=1) as live:
         policy = live.client.policy()
         live.client.set_policy(
-            msgspec.structs.replace(policy, suspect_after_ms=1_500, grace_ms=3_000)
+            msgspec.structs.replace(policy, silent_after_ms=1_500, grace_ms=3_000)
         )
         diary = tmp_path / "diary"
         job = live.client.submit(live.spec("sh", "-c", DIARY, str(diary), gpus=1)).id

@@ -97,7 +97,7 @@ def listed(cluster: Training, capsys: pytest.CaptureFixture[str]) -> dict[str, s
 
 
 def test_a_node_in_quarantine_and_a_suspect_say_why(capsys: pytest.CaptureFixture[str]) -> None:
-    cluster = Training(policy(suspect_after_ms=60_000), "abcd", gpus=1)
+    cluster = Training(policy(silent_after_ms=60_000), "abcd", gpus=1)
     job_id = cluster.run(gpus=1, members=3)
     (idle,) = {*"abcd"} - {*cluster.nodes_of(job_id)}
     cluster.walk(job_id, 8)

@@ -342,7 +342,7 @@ def test_what_somebody_should_look_at_is_told_with_where_to_look() -> None:
         status(restarts=2, up_since_ms=NOW_MS - 5_000),
         [
             node("n1", state="lost", why="its agent died"),
-            *[node(f"n{n}", state="suspect") for n in range(2, 9)],
+            *[node(f"n{n}", state="silent") for n in range(2, 9)],
             node("n9"),
         ],
         [service("chat", state="failing", ready=0, why="it exited 2"), service("ok")],

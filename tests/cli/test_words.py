@@ -37,7 +37,7 @@ from shoal.model.events import (
     NodeJudged,
     NodeLost,
     NodeReady,
-    NodeSuspected,
+    NodeSilent,
     PolicyChanged,
     ReplicaDraining,
     ReplicaReady,
@@ -199,7 +199,7 @@ SENTENCES: list[tuple[Event, str]] = [
         "n1 joined at b1/r1: new",
     ),
     (NodeReady(at_ms=0, node="n1", why="clean"), "n1 is ready: clean"),
-    (NodeSuspected(at_ms=0, node="n1", why="no report for 5 s"), "n1 is silent: no report for 5 s"),
+    (NodeSilent(at_ms=0, node="n1", why="no report for 5 s"), "n1 is silent: no report for 5 s"),
     (NodeLost(at_ms=0, node="n1", incarnation=1, dead=True, why="gone"), "n1 died: gone"),
     (NodeLost(at_ms=0, node="n1", incarnation=1, dead=False, why=""), "n1 was given up"),
     (

@@ -82,7 +82,7 @@ def test_functions_of_users_that_work_pass(module: Path) -> None:
         ({"order": "mine_of_a_test:raises"}, "order: mine_of_a_test:raises fails"),
         ({"placement": "mine_of_a_test:leaves"}, "policy: the process that tried it out ended"),
         ({"placement": "mine_of_a_test:exits"}, "policy: the process that tried it out"),
-        ({"suspect_after_ms": 0}, "suspect_after_ms: every node would be suspect"),
+        ({"silent_after_ms": 0}, "silent_after_ms: every node would be silent"),
         ({"port_first": 65_000, "port_count": 1_000}, "port_count: ports end at 65535"),
     ],
 )

@@ -34,7 +34,7 @@ from shoal.tick import NoLog, Tick, verify_all
 # The same examples each time, and no clock: a slow machine is no reason to fail.
 examples = settings(max_examples=150, deadline=None, derandomize=True)
 
-POLICY = Policy(suspect_after_ms=5_000, grace_ms=60_000)
+POLICY = Policy(silent_after_ms=5_000, grace_ms=60_000)
 
 
 def node_spec(

@@ -40,7 +40,7 @@ class Clockwork(Cluster):
     ) -> None:
         """`tick_ms`: a step is taken so often even if nothing happens, as heartbeats do."""
         super().__init__(
-            msgspec.structs.replace(policy, suspect_after_ms=NEVER_MS, grace_ms=NEVER_MS)
+            msgspec.structs.replace(policy, silent_after_ms=NEVER_MS, grace_ms=NEVER_MS)
         )
         self.stop_ms = stop_ms
         self.tick_ms = tick_ms

@@ -184,7 +184,7 @@ def test_a_node_on_which_jobs_fail_that_run_well_elsewhere_is_quarantined() -> N
 
 # -- a gang leaves a node in quarantine ----------------------------------------------------
 
-MOVES = policy(suspect_after_ms=60_000, move_cost_ms=20_000)
+MOVES = policy(silent_after_ms=60_000, move_cost_ms=20_000)
 
 
 def slowed(cluster: Training, steps_total: int, **fields: object) -> tuple[str, str]:
@@ -246,7 +246,7 @@ def test_a_gang_that_found_no_room_leaves_when_there_is_some() -> None:
 
 
 def test_a_gang_does_not_leave_while_a_node_of_it_is_out_of_contact() -> None:
-    cluster = Training(policy(suspect_after_ms=5_000, move_cost_ms=20_000), "abcd", gpus=1)
+    cluster = Training(policy(silent_after_ms=5_000, move_cost_ms=20_000), "abcd", gpus=1)
     job_id, slow = slowed(cluster, steps_total=10_000)
     silent = cluster.nodes_of(job_id)[2]
     heard = [name for name in "abcd" if name != silent]

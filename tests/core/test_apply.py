@@ -14,7 +14,9 @@ from shoal.core.state.invariants import verify
 from shoal.core.state.load import restore
 from shoal.core.state.room import Level
 from shoal.core.state.state import Snapshot, State
-from shoal.model.events import ControllerStarted, Event
+from shoal.model.events import ControllerStarted, Event, NodeSilent
+from shoal.model.node import NodeHealth
+from shoal.model.policy import Policy
 from shoal.model.resources import Kind
 from shoal.sim.storm.fuzz import run_seed
 from tests.core.build import Cluster, eventful, examples
@@ -101,3 +103,12 @@ def test_a_gpu_cannot_be_given_twice_even_by_a_log_that_says_so() -> None:
     wrong = msgspec.structs.replace(placed, job=job_id)
     with pytest.raises(AssertionError, match="is held"):
         apply(cluster.state, wrong)
+
+
+def test_a_silent_node_of_an_old_snapshot_and_of_an_old_log_is_read() -> None:
+    """Before 0.2 the word was suspect."""
+    event = _log.decode(b'{"event":"NodeSuspected","at_ms":5,"node":"a"}')
+    assert isinstance(event, NodeSilent)
+    assert msgspec.json.decode(b'"suspect"', type=NodeHealth) is NodeHealth.SILENT
+    policy = msgspec.json.decode(b'{"suspect_after_ms":7000}', type=Policy)
+    assert policy.silent_after_ms == 7_000

@@ -20,7 +20,7 @@ POLICY = Policy(
     preempt=Preempt.NEVER,
     reservations=1,
     patience_ms=10**9,
-    suspect_after_ms=10**9,
+    silent_after_ms=10**9,
     grace_ms=10**9,
 )
 

@@ -14,7 +14,7 @@ from tests.core.build import Cluster
 from tests.core.clockwork import random_history, random_policy
 from tests.core.test_preempt import let_stop, stopped
 
-POLICY = Policy(run_ms_min=60_000, move_cost_ms=10**9, suspect_after_ms=10**9, grace_ms=10**9)
+POLICY = Policy(run_ms_min=60_000, move_cost_ms=10**9, silent_after_ms=10**9, grace_ms=10**9)
 ELASTIC: dict[str, Any] = {
     "gpus": 1,
     "cpu_milli": 0,

@@ -104,7 +104,7 @@ def test_a_job_that_outlived_what_the_user_said_goes_on_as_others_did() -> None:
 
 
 def test_what_runs_and_what_fails_shows_that_jobs_are_not_shorter_and_only_success_an_end() -> None:
-    cluster = Cluster(Policy(suspect_after_ms=10**9, grace_ms=10**9))
+    cluster = Cluster(Policy(silent_after_ms=10**9, grace_ms=10**9))
     cluster.join("a")
     failed = cluster.run()
     cluster.wait(50_000)

@@ -23,7 +23,7 @@ def silent_cluster(*, fences: bool) -> tuple[Cluster, str]:
 def test_a_job_waits_until_its_silent_node_is_known_to_be_gone() -> None:
     cluster, job_id = silent_cluster(fences=True)
     assert cluster.last.commands == [Fence(node="a", incarnation=1)]
-    assert cluster.state.nodes["a"].health is NodeHealth.SUSPECT
+    assert cluster.state.nodes["a"].health is NodeHealth.SILENT
     assert cluster.job(job_id).phase is Phase.RUNNING
     cluster.learn_gone("a")
     assert cluster.state.nodes["a"].dead

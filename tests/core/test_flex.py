@@ -10,7 +10,7 @@ from shoal.model.job import StopCause
 from shoal.model.policy import Policy
 from tests.core.serving import LOOK_MS, Serving
 
-POLICY = Policy(run_ms_min=2_000, move_cost_ms=10**9, suspect_after_ms=10**9, grace_ms=10**9)
+POLICY = Policy(run_ms_min=2_000, move_cost_ms=10**9, silent_after_ms=10**9, grace_ms=10**9)
 SERVICE: dict[str, Any] = {
     "scale": {"least": 1, "most": 3, "target": 2, "down_after_ms": 5_000},
     "replica": {"gpus": 1, "cpu_milli": 0, "priority": 100},

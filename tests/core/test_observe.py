@@ -144,14 +144,14 @@ def test_news_of_a_death_that_is_out_of_date_changes_nothing() -> None:
 # -- silence and death ---------------------------------------------------------------------
 
 
-def test_a_silent_node_is_suspected_and_keeps_its_jobs_until_the_grace_time_is_over() -> None:
-    cluster = Cluster(Policy(suspect_after_ms=5_000, grace_ms=60_000))
+def test_a_silent_node_keeps_its_jobs_until_the_grace_time_is_over() -> None:
+    cluster = Cluster(Policy(silent_after_ms=5_000, grace_ms=60_000))
     cluster.join("a")
     job_id = cluster.run()
     cluster.wait(4_999)
     assert cluster.step().events == []
     cluster.wait(1)
-    assert kinds(cluster.step().events) == ["NodeSuspected"]
+    assert kinds(cluster.step().events) == ["NodeSilent"]
     assert not cluster.node("a").schedulable
     cluster.wait(54_999)
     assert cluster.step().events == []
@@ -160,7 +160,7 @@ def test_a_silent_node_is_suspected_and_keeps_its_jobs_until_the_grace_time_is_o
     assert kinds(cluster.step().events) == ["NodeLost", "JobRequeued"]
 
 
-def test_a_suspected_node_that_is_heard_again_goes_on_as_if_nothing_had_been() -> None:
+def test_a_silent_node_that_is_heard_again_goes_on_as_if_nothing_had_been() -> None:
     cluster = Cluster()
     cluster.join("a")
     job_id = cluster.run()
@@ -202,13 +202,13 @@ def test_a_node_may_come_back_with_other_hardware() -> None:
 
 
 def test_a_restarted_controller_gives_every_node_its_full_time_to_be_heard() -> None:
-    cluster = Cluster(Policy(suspect_after_ms=5_000, grace_ms=60_000))
+    cluster = Cluster(Policy(silent_after_ms=5_000, grace_ms=60_000))
     cluster.join("a")
     cluster.wait(100_000)
     apply(cluster.state, ControllerStarted(at_ms=cluster.now_ms, epoch=2))
     assert cluster.step().events == []
     cluster.wait(5_000)
-    assert kinds(cluster.step().events) == ["NodeSuspected"]
+    assert kinds(cluster.step().events) == ["NodeSilent"]
 
 
 def test_a_member_that_vanishes_from_the_inventory_is_lost() -> None:

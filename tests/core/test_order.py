@@ -85,7 +85,7 @@ def test_a_delayed_job_takes_its_old_place_when_its_time_has_come() -> None:
 
 def blocked_cluster(patience_ms: int) -> tuple[Cluster, str]:
     """One of two GPUs is busy; a job that needs both is first in the queue."""
-    cluster = Cluster(Policy(patience_ms=patience_ms, suspect_after_ms=10**9, grace_ms=10**9))
+    cluster = Cluster(Policy(patience_ms=patience_ms, silent_after_ms=10**9, grace_ms=10**9))
     cluster.join("a", gpus=2)
     cluster.run(gpus=1)
     return cluster, cluster.submit(gpus=2)
@@ -140,7 +140,7 @@ def test_who_takes_turns_goes_by_what_is_learned_of_its_kind() -> None:
 
 
 def test_who_waited_for_too_long_comes_first_one_at_a_time_and_until_it_has_ended() -> None:
-    policy = Policy(elder_ms=1_000, suspect_after_ms=10**9, grace_ms=10**9)
+    policy = Policy(elder_ms=1_000, silent_after_ms=10**9, grace_ms=10**9)
     cluster = Cluster(policy)
     cluster.join("a", gpus=1)
     hog = cluster.run(gpus=1)
@@ -161,7 +161,7 @@ def test_who_waited_for_too_long_comes_first_one_at_a_time_and_until_it_has_ende
 
 
 def test_in_a_cluster_where_everybody_waits_nobody_is_an_exception() -> None:
-    cluster = Cluster(Policy(elder_ms=1_000, suspect_after_ms=10**9, grace_ms=10**9))
+    cluster = Cluster(Policy(elder_ms=1_000, silent_after_ms=10**9, grace_ms=10**9))
     cluster.join("a", gpus=1)
     cluster.run(gpus=1)
     for _ in range(5):

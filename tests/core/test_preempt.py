@@ -16,7 +16,7 @@ from shoal.model.policy import Policy, Preempt, Tenant
 from tests.core.build import Cluster, kinds, node_spec
 from tests.core.clockwork import Clockwork, claims, random_history, random_policy
 
-POLICY = Policy(run_ms_min=0, move_cost_ms=10**9, suspect_after_ms=10**9, grace_ms=10**9)
+POLICY = Policy(run_ms_min=0, move_cost_ms=10**9, silent_after_ms=10**9, grace_ms=10**9)
 WILLING: dict[str, Any] = {"preemptible": True, "cpu_milli": 0}
 
 

@@ -454,7 +454,7 @@ def test_one_that_answers_requests_or_is_on_a_silent_node_is_not_said_to_hang() 
     cluster.answers_per_ks = {}
     node = cluster.job(job_id).members[0].slice.node
     book = cluster.books.pop(node)
-    cluster.wait(cluster.policy.suspect_after_ms)
+    cluster.wait(cluster.policy.silent_after_ms)
     cluster.tick(2)
     assert cluster.ready() == [job_id]
     cluster.books[node] = book

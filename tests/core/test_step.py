@@ -90,7 +90,7 @@ def test_a_step_that_places_as_many_as_it_may_asks_to_be_called_again_at_once() 
 
 
 def test_the_next_step_is_due_when_a_retry_a_limit_or_a_silence_is() -> None:
-    cluster = Cluster(Policy(suspect_after_ms=50_000, grace_ms=90_000))
+    cluster = Cluster(Policy(silent_after_ms=50_000, grace_ms=90_000))
     assert cluster.step().wake_ms is None
     cluster.join("a")
     assert cluster.last.wake_ms == cluster.now_ms + 50_000
@@ -107,8 +107,8 @@ def test_the_next_step_is_due_when_a_retry_a_limit_or_a_silence_is() -> None:
     assert cluster.job(retried).phase is Phase.STARTING
 
 
-def test_a_suspected_node_is_looked_at_again_when_its_grace_time_ends() -> None:
-    cluster = Cluster(Policy(suspect_after_ms=5_000, grace_ms=60_000))
+def test_a_silent_node_is_looked_at_again_when_its_grace_time_ends() -> None:
+    cluster = Cluster(Policy(silent_after_ms=5_000, grace_ms=60_000))
     cluster.join("a")
     heard_ms = cluster.now_ms
     cluster.wait(5_000)

@@ -14,7 +14,7 @@ from shoal.model.node import NodeIntent
 from shoal.model.report import Accepted, CheckNode, Refused
 from tests.core.training import Training, policy
 
-RULES = policy(suspect_after_ms=10_000, hang_after_ms=30_000, retest_ms=60_000)
+RULES = policy(silent_after_ms=10_000, hang_after_ms=30_000, retest_ms=60_000)
 SLOW_FOR = 30  # so many steps are enough to be sure of it
 
 
@@ -272,7 +272,7 @@ def test_while_a_node_is_out_of_contact_nothing_is_called_a_hang(cluster: Traini
 
 
 def test_each_hang_is_waited_for_longer_and_the_third_is_the_last() -> None:
-    cluster = Training(policy(suspect_after_ms=10_000, hang_after_ms=5_000, hangs_max=3), "a")
+    cluster = Training(policy(silent_after_ms=10_000, hang_after_ms=5_000, hangs_max=3), "a")
     job_id = cluster.run()
     bounds = []
     while job_id not in cluster.finished:

@@ -130,7 +130,7 @@ REFUSED = [
     ("patience: [1m]", "patience: must be an amount, e.g. 90s"),
     ("patience: true", "patience: must be an amount, e.g. 90s"),
     ("patience: 99999999d", "patience: '99999999d' is too much"),
-    ("patience: 1m\npatience_ms: 1", "patience: is given twice"),
+    ("patience: 1m\npatience_ms: 1", "patience_ms: is given twice"),
     ("patience_ms: x", "patience: expected int, got str"),
     ("half_life: 0s", "half_life: expected int >= 1"),
     ("reservations: 65", "reservations: expected int <= 64"),
@@ -215,3 +215,13 @@ def test_what_is_shown_is_plain_yaml() -> None:
     shown = yaml.safe_load(to_text(Policy(tenants=(Tenant(name="true"), Tenant(name="7")))))
     assert shown["patience"] == "1h"
     assert list(shown["tenants"]) == ["true", "7"]
+
+
+def test_the_old_name_of_silent_after_means_the_same() -> None:
+    assert parse("suspect_after: 7s", ".yaml").silent_after_ms == 7_000
+    assert parse('{"suspect_after_ms": 7000}', ".json").silent_after_ms == 7_000
+    assert "silent_after: 7s" in to_text(parse("silent_after: 7s", ".yaml"))
+    with pytest.raises(BadField, match="suspect_after: is given twice"):
+        parse("silent_after: 7s\nsuspect_after: 7s", ".yaml")
+    with pytest.raises(BadField, match="silent_after"):
+        parse("silent_after: soon", ".yaml")

@@ -288,7 +288,7 @@ def test_room_that_is_claimed_or_set_aside_is_reserved() -> None:
     assert story.seconds() == {"reserved": 15, "free": 5}
 
 
-def test_nodes_that_are_closed_suspect_or_lost() -> None:
+def test_nodes_that_are_closed_silent_or_lost() -> None:
     story = started(gpus=1)
     story.tell(ev.NodeIntended(at_ms=story.now_ms, node="n1", intent=NodeIntent.CORDONED))
     story.after(3)
@@ -302,7 +302,7 @@ def test_nodes_that_are_closed_suspect_or_lost() -> None:
     story.after(3)
     story.tell(ev.NodeJudged(at_ms=3000, node="n1", record=Record(standing=Standing.QUARANTINED)))
     story.after(2)
-    story.tell(ev.NodeSuspected(at_ms=5000, node="n1"))
+    story.tell(ev.NodeSilent(at_ms=5000, node="n1"))
     story.after(4)
     assert story.seconds() == {"closed": 6, "quarantined": 4, "lost": 8}
 
@@ -310,7 +310,7 @@ def test_nodes_that_are_closed_suspect_or_lost() -> None:
 def test_members_of_a_node_that_is_given_up_did_nothing_since_it_fell_silent() -> None:
     story = started()
     story.after(10)
-    story.tell(ev.NodeSuspected(at_ms=story.now_ms, node="n1"))
+    story.tell(ev.NodeSilent(at_ms=story.now_ms, node="n1"))
     story.after(60)
     story.tell(ev.NodeLost(at_ms=story.now_ms, node="n1", incarnation=1, dead=False))
     story.requeue(StopCause.NODE_LOSS)

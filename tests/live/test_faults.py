@@ -101,7 +101,7 @@ def test_members_die_even_if_agent_and_keeper_are_killed_together(pair: Live) ->
     assert eventually(lambda: not old & set(pair.member_processes()))
 
 
-def test_a_stopped_agent_is_suspect_and_its_jobs_are_left_alone(pair: Live) -> None:
+def test_a_stopped_agent_is_silent_and_its_jobs_are_left_alone(pair: Live) -> None:
     job = pair.run("echo up; while test ! -e go; do sleep 0.05; done", gpus=2)
     assert pair.wait(job, "running") == "running"
     node = pair.client.job(job).nodes[0]
@@ -110,10 +110,10 @@ def test_a_stopped_agent_is_suspect_and_its_jobs_are_left_alone(pair: Live) -> N
     os.kill(agent, signal.SIGSTOP)
     try:
 
-        def suspect() -> bool:
-            return any(view.id == node and view.state == "suspect" for view in pair.client.nodes())
+        def silent() -> bool:
+            return any(view.id == node and view.state == "silent" for view in pair.client.nodes())
 
-        assert eventually(suspect)
+        assert eventually(silent)
         assert pair.client.job(job).state == "running"
         other = pair.run("true", gpus=2)
         assert pair.wait(other) == "succeeded"

@@ -24,7 +24,7 @@ T = TypeVar("T")
 WAIT_S = 120.0
 SHOAL = (sys.executable, "-m", "shoal.main")
 # Quick to give a silent node up, so that the tests need not wait for a minute.
-POLICY = Policy(suspect_after_ms=3_000, grace_ms=8_000)
+POLICY = Policy(silent_after_ms=3_000, grace_ms=8_000)
 
 
 class Cluster:

@@ -96,7 +96,7 @@ def skip_some_jobs_for_ever(patch: pytest.MonkeyPatch) -> None:
 def give_nodes_up_too_soon(patch: pytest.MonkeyPatch) -> None:
     def expire(round_: Round, *, fences: bool) -> None:
         for node_id, heard_ms in list(round_.state.heard.contacts.items()):
-            if round_.now_ms - heard_ms >= round_.policy.suspect_after_ms:
+            if round_.now_ms - heard_ms >= round_.policy.silent_after_ms:
                 observe.lose(round_, round_.state.nodes[node_id], dead=False, why="silent")
 
     patch.setattr(observe, "_expire_silent", expire)

@@ -20,7 +20,7 @@ from shoal.sim.storm.node import Fate
 from shoal.sim.storm.truth import Truth
 from shoal.sim.storm.world import World
 
-POLICY = Policy(suspect_after_ms=3_000, grace_ms=10_000)
+POLICY = Policy(silent_after_ms=3_000, grace_ms=10_000)
 
 
 def lasting(launch: Launch) -> Fate:

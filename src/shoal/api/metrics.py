@@ -36,7 +36,7 @@ JOBS_TOLD_MAX = 200
 NODE_STATES = (
     "ready",
     "joining",
-    "suspect",
+    "silent",
     "lost",
     "cordoned",
     "draining",

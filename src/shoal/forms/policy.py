@@ -23,6 +23,9 @@ NUMBER_MAX = 10**12  # more than any count or time in a policy may be
 
 # Times are written with their unit, so the friendly names have none: `patience: 10m`.
 FIELDS = {field.name.replace("_ms", ""): field.name for field in msgspec.structs.fields(Policy)}
+STORED = {field.name: field.encode_name for field in msgspec.structs.fields(Policy)}
+# Names before 0.2, which files may still have.
+RENAMED = {"suspect_after": "silent_after", "suspect_after_ms": "silent_after_ms"}
 TENANT_FIELDS = tuple(field.name for field in msgspec.structs.fields(Tenant))[1:]
 
 ABOUT = {
@@ -46,7 +49,7 @@ ABOUT = {
     "retest": "check a node in quarantine again after this long, then after twice as long",
     "tenants": "shares by weight; quotas are guaranteed; budgets per month or in total",
     "budget_stops": "also stop running jobs whose budget is used up",
-    "suspect_after": "a node counts as silent after this long without a report",
+    "silent_after": "a node is silent after this long without a report",
     "grace": "and lost after this long",
     "losses_max": "give a job up after it has lost this many nodes",
     "backoff_max": "the longest pause before a retry",
@@ -83,13 +86,14 @@ def parse(text: str, ending: str, name: str = "mine") -> Policy:
     written = datafile.load(text, ending, "base: fair")
     base = _base(written.pop("base", "fair"))
     changes: dict[str, Any] = {"name": name}
-    for field, value in written.items():
+    for given, value in written.items():
+        field = RENAMED.get(given, given)
         target = FIELDS.get(field, field if field in FIELDS.values() else "")
         if not target:
             raise unknown(field, ("base", *FIELDS), "`shoal policy show` lists them")
-        if target != field and target in written:
-            raise BadField(str(field), f"is given twice; leave out {target}")
-        changes[target] = _value(field, target, value)
+        if STORED[target] in changes and target != "name":
+            raise BadField(str(given), f"is given twice; leave out {given}")
+        changes[STORED[target]] = _value(field, target, value)
     try:
         return msgspec.convert({**msgspec.to_builtins(base), **changes}, Policy)
     except msgspec.ValidationError as error:
@@ -174,6 +178,7 @@ def _tenant(name: str, about: Any) -> dict[str, Any]:
 
 def _where(path: str, changes: dict[str, Any]) -> str:
     """The field, as people write it, at a path in the struct."""
+    path = RENAMED.get(path, path)
     match = re.match(r"tenants\[(\d+)\]\.?(\w*)", path)
     if match is None:
         return next((field for field, name in FIELDS.items() if name == path), path)

@@ -39,8 +39,8 @@ def events_of(state: State, now_ms: int) -> Iterator[ev.Event]:
             name = service.spec.name
             yield ev.ReplicaReady(at_ms=now_ms, service=name, job=job_id)
     for node in state.order:  # last, for no job is placed on a node that is lost
-        if node.health is NodeHealth.SUSPECT:
-            yield ev.NodeSuspected(at_ms=now_ms, node=node.id)
+        if node.health is NodeHealth.SILENT:
+            yield ev.NodeSilent(at_ms=now_ms, node=node.id)
         elif node.health is NodeHealth.LOST:
             dead, life = node.dead, node.incarnation
             yield ev.NodeLost(at_ms=now_ms, node=node.id, incarnation=life, dead=dead)

@@ -89,7 +89,7 @@ class Member(msgspec.Struct, kw_only=True):
     mark_ms: int
     account: Account | None = Account.STARTUP
     running_ms: int = -1
-    suspect_ms: int = -1
+    silent_ms: int = msgspec.field(default=-1, name="suspect_ms")  # its name before 0.2
     told: Told | None = None
 
 

@@ -88,15 +88,15 @@ def _ready(pages: Pages, event: ev.NodeReady) -> None:
     node.health = "ready"
     _judge_away(node)
     for job_id, number in _members_of(node):
-        pages.mirror.jobs[job_id].members[number].suspect_ms = -1
+        pages.mirror.jobs[job_id].members[number].silent_ms = -1
 
 
-def _suspected(pages: Pages, event: ev.NodeSuspected) -> None:
+def _silent(pages: Pages, event: ev.NodeSilent) -> None:
     node = _changing(pages, event.node)
-    node.health = "suspect"
+    node.health = "silent"
     _judge_away(node)
     for job_id, number in _members_of(node):
-        pages.mirror.jobs[job_id].members[number].suspect_ms = pages.mirror.now_ms
+        pages.mirror.jobs[job_id].members[number].silent_ms = pages.mirror.now_ms
 
 
 def _lost(pages: Pages, event: ev.NodeLost) -> None:
@@ -108,8 +108,8 @@ def _lost(pages: Pages, event: ev.NodeLost) -> None:
     for job_id, number in _members_of(node):
         job = pages.mirror.jobs[job_id]
         member = job.members[number]
-        if member.suspect_ms >= 0:
-            members.finish_step(pages, job_id, job, member, member.suspect_ms, StopCause.NODE_LOSS)
+        if member.silent_ms >= 0:
+            members.finish_step(pages, job_id, job, member, member.silent_ms, StopCause.NODE_LOSS)
             member.account = Account.LOST
         members.release(pages, job_id, job, number, StopCause.NODE_LOSS)
 
@@ -189,7 +189,7 @@ ROOMS: Handlers = {
     ev.JobUnclaimed: _unclaimed,
     ev.NodeJoined: _joined,
     ev.NodeReady: _ready,
-    ev.NodeSuspected: _suspected,
+    ev.NodeSilent: _silent,
     ev.NodeLost: _lost,
     ev.NodeIntended: _intended,
     ev.NodeJudged: _judged,

@@ -168,8 +168,8 @@ class NodeReady(NodeEvent, frozen=True, kw_only=True):
     pass
 
 
-class NodeSuspected(NodeEvent, frozen=True, kw_only=True):
-    pass
+class NodeSilent(NodeEvent, frozen=True, kw_only=True, tag="NodeSuspected"):
+    """It is out of contact. The tag is its name before 0.2, so that old logs can be read."""
 
 
 class NodeLost(NodeEvent, frozen=True, kw_only=True):
@@ -294,7 +294,7 @@ Event = (
     | JobFinished
     | NodeJoined
     | NodeReady
-    | NodeSuspected
+    | NodeSilent
     | NodeLost
     | NodeIntended
     | NodeChecked

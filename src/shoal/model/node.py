@@ -45,8 +45,12 @@ class NodeHealth(enum.StrEnum):
 
     JOINING = "joining"  # reported, but something that must not run is still alive on it
     READY = "ready"
-    SUSPECT = "suspect"  # out of contact, not yet given up: its jobs are left alone
+    SILENT = "silent"  # out of contact, not yet given up: its jobs are left alone
     LOST = "lost"
+
+    @classmethod
+    def _missing_(cls, value: object) -> NodeHealth | None:
+        return cls.SILENT if value == "suspect" else None  # its name before 0.2
 
 
 class NodeIntent(enum.StrEnum):

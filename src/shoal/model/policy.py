@@ -14,7 +14,7 @@ Count = Annotated[int, msgspec.Meta(ge=0, le=1_000_000_000_000)]
 Span = Annotated[int, msgspec.Meta(ge=1, le=1_000_000_000_000)]  # in ms, about 30 years at most
 FunctionName = Annotated[str, msgspec.Meta(max_length=200)]
 PORTS_END = 65_536
-SUSPECT_AFTER_MS_MIN = 1_500  # nodes report every second
+SILENT_AFTER_MS_MIN = 1_500  # nodes report every second
 TENANTS_MAX = 10_000
 
 
@@ -79,7 +79,8 @@ class Policy(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     tenants: Annotated[tuple[Tenant, ...], msgspec.Meta(max_length=TENANTS_MAX)] = ()
     budget_stops: bool = False  # whose budget is used up is stopped, too, and waits
 
-    suspect_after_ms: Count = 5_000
+    # Stored under its name before 0.2.
+    silent_after_ms: Count = msgspec.field(default=5_000, name="suspect_after_ms")
     grace_ms: Count = 60_000
     # Node losses do not use up a job's retries, but nothing is retried without a bound.
     losses_max: Count = 100
@@ -110,9 +111,9 @@ def problem_with(policy: Policy) -> str | None:
     if policy.port_first + policy.port_count > PORTS_END:
         most = PORTS_END - policy.port_first
         return f"port_count: ports end at 65535, so from {policy.port_first} on there are {most}"
-    if policy.suspect_after_ms < SUSPECT_AFTER_MS_MIN:
-        why = f"nodes report every second; ask for at least {SUSPECT_AFTER_MS_MIN} ms"
-        return f"suspect_after_ms: every node would be suspect, because {why}"
+    if policy.silent_after_ms < SILENT_AFTER_MS_MIN:
+        why = f"nodes report every second; ask for at least {SILENT_AFTER_MS_MIN} ms"
+        return f"silent_after_ms: every node would be silent, because {why}"
     names: set[str] = set()
     for tenant in policy.tenants:
         if tenant.name in names:

@@ -76,7 +76,7 @@ export const percent = (share, digits = 0) => `${(100 * share).toFixed(digits)} 
 const LOOKS = {
   running: ["live", "▶"], ready: ["ok", "●"], succeeded: ["ok", "✓"], waiting: ["", "◔"], starting: ["live", "◌"],
   stopping: ["warn", "■"], failed: ["bad", "✕"], "timed-out": ["bad", "⏱"], cancelled: ["", "⊘"], lost: ["bad", "✕"],
-  suspect: ["warn", "?"], quarantined: ["bad", "!"], draining: ["warn", "↓"], drained: ["warn", "⏏"], cordoned: ["warn", "–"], joining: ["", "…"],
+  silent: ["warn", "?"], suspect: ["warn", "?"], quarantined: ["bad", "!"], draining: ["warn", "↓"], drained: ["warn", "⏏"], cordoned: ["warn", "–"], joining: ["", "…"],
   rolling: ["live", "↻"], failing: ["bad", "!"], idle: ["", "○"], down: ["bad", "✕"],
 };
 export const glyphOf = (state) => LOOKS[state]?.[1] ?? "•";

@@ -7,7 +7,7 @@ import { layout } from "./layout.js";
 import { cluster, jobOf } from "./live.js";
 
 const WELL = new Set(["ready"]);
-const TONES = { lost: "--bad", quarantined: "--bad", suspect: "--warn", draining: "--warn", drained: "--warn", cordoned: "--warn", joining: "--ink-3" };
+const TONES = { lost: "--bad", quarantined: "--bad", silent: "--warn", suspect: "--warn", draining: "--warn", drained: "--warn", cordoned: "--warn", joining: "--ink-3" };
 
 /** What runs on each GPU of a node: a list of `{job, member, milli}`. */
 export function cellsOf(node) {
@@ -127,7 +127,7 @@ export class ClusterMap {
     if (!well || this.chosen === node.id || this.found === node.id) {
       pen.strokeStyle = this.chosen === node.id || this.found === node.id ? look.accent : tone;
       pen.lineWidth = named ? 1.5 : 1.2;
-      pen.setLineDash(state === "lost" ? [3, 2] : state === "suspect" ? [1, 2] : []);
+      pen.setLineDash(state === "lost" ? [3, 2] : state === "silent" || state === "suspect" ? [1, 2] : []);
       pen.strokeRect(tile.x + 0.5, tile.y + 0.5, tile.width - 1, tile.height - 1);
       pen.setLineDash([]);
     }

@@ -11,7 +11,7 @@ import { describe as describeEvent } from "./words.js";
 
 const LEGEND_MAX = 14;
 const LATELY_MAX = 14;
-const TROUBLE = ["lost", "quarantined", "suspect", "draining", "drained", "cordoned", "joining"];
+const TROUBLE = ["lost", "quarantined", "silent", "draining", "drained", "cordoned", "joining"];
 
 export function mount(root) {
   let by = "job";

@@ -28,7 +28,7 @@ def alarms(
     found = [Alarm(text, "controller.log in SHOAL_HOME") for text in status.alarms]
     for state, word in (
         ("lost", "is lost"),
-        ("suspect", "does not answer"),
+        ("silent", "does not answer"),
         ("quarantined", "is in quarantine"),
     ):
         some = [node for node in nodes if node.state == state]

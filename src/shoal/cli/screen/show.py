@@ -24,6 +24,7 @@ STATE_STYLES = {
     "timed-out": "red",
     "ready": "green",
     "joining": "cyan",
+    "silent": "yellow",
     "suspect": "yellow",
     "lost": "red bold",
     "cordoned": "yellow",

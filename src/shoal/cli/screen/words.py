@@ -40,7 +40,7 @@ from shoal.model.events import (
     NodeJudged,
     NodeLost,
     NodeReady,
-    NodeSuspected,
+    NodeSilent,
     PolicyChanged,
     ReplicaDraining,
     ReplicaReady,
@@ -185,7 +185,7 @@ JobHappening = (
     | JobFinished
 )
 NodeHappening = (
-    NodeJoined | NodeReady | NodeSuspected | NodeLost | NodeIntended | NodeChecked | NodeJudged
+    NodeJoined | NodeReady | NodeSilent | NodeLost | NodeIntended | NodeChecked | NodeJudged
 )
 
 
@@ -243,7 +243,7 @@ def _about_node(event: NodeHappening) -> str:
             return f"joined{place}{_because(event.why)}"
         case NodeReady():
             return f"is ready{_because(event.why)}"
-        case NodeSuspected():
+        case NodeSilent():
             return f"is silent{_because(event.why)}"
         case NodeLost():
             return f"{'died' if event.dead else 'was given up'}{_because(event.why)}"

@@ -107,7 +107,7 @@ def event_style(event: Event) -> str:
     match event.__class__.__name__:
         case "NodeLost" | "MemberLost":
             return "red"
-        case "NodeSuspected" | "JobRequeued" | "JobStopping" | "NodeIntended" | "ServiceStopping":
+        case "NodeSilent" | "JobRequeued" | "JobStopping" | "NodeIntended" | "ServiceStopping":
             return "yellow"
         case "JobRunning" | "NodeReady" | "JobAdopted" | "ReplicaReady":
             return "green"

@@ -17,7 +17,7 @@ from shoal.model.events import (
     NodeJoined,
     NodeLost,
     NodeReady,
-    NodeSuspected,
+    NodeSilent,
 )
 from shoal.model.job import Job, MemberRef, MemberStatus, Phase
 from shoal.model.node import NodeHealth, kind_text
@@ -57,7 +57,7 @@ def _hear(round_: Round, inventory: NodeReport) -> bool:
     _take_exits(round_, node, inventory.exits)
     _take_vanished(round_, node, inventory)
     if node.health is not NodeHealth.READY and not _strangers(state, inventory):
-        why = "heard again" if node.health is NodeHealth.SUSPECT else "its inventory is clean"
+        why = "heard again" if node.health is NodeHealth.SILENT else "its inventory is clean"
         round_.emit(NodeReady(at_ms=round_.now_ms, node=node_id, why=why))
     note_leaving(round_, node, inventory)
     return True
@@ -275,17 +275,17 @@ def _expire_silent(round_: Round, *, fences: bool) -> None:
     overdue = []
     for node_id, heard_ms in state.heard.contacts.items():
         silent_ms = now_ms - heard_ms
-        if silent_ms < policy.suspect_after_ms:
+        if silent_ms < policy.silent_after_ms:
             break
         overdue.append((state.nodes[node_id], silent_ms))
     for node, silent_ms in overdue:
         if silent_ms >= policy.grace_ms + (FENCE_MS if fences else 0):
             why = f"silent for {duration_text(silent_ms)}, longer than the grace time"
             lose(round_, node, dead=False, why=why)
-        elif node.health is not NodeHealth.SUSPECT:
+        elif node.health is not NodeHealth.SILENT:
             grace = duration_text(max(0, policy.grace_ms - silent_ms))
             why = f"silent for {duration_text(silent_ms)}; its jobs are left alone for {grace}"
-            round_.emit(NodeSuspected(at_ms=now_ms, node=node.id, why=why))
+            round_.emit(NodeSilent(at_ms=now_ms, node=node.id, why=why))
 
 
 def lose(round_: Round, node: Node, *, dead: bool, why: str) -> None:

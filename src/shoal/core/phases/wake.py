@@ -20,10 +20,10 @@ def next_wake(round_: Round) -> int | None:
         times.append(state.queue.delayed[0][0])
     if state.limits:
         times.append(state.limits[0][0])
-    for node_id, heard_ms in state.heard.contacts.items():  # longest unheard first: suspects lead
-        suspect = state.nodes[node_id].health is NodeHealth.SUSPECT
-        due_ms = heard_ms + (policy.grace_ms if suspect else policy.suspect_after_ms)
+    for node_id, heard_ms in state.heard.contacts.items():  # silent ones lead
+        silent = state.nodes[node_id].health is NodeHealth.SILENT
+        due_ms = heard_ms + (policy.grace_ms if silent else policy.silent_after_ms)
         times.append(due_ms if due_ms > now_ms else due_ms + FENCE_MS)
-        if not suspect:
+        if not silent:
             break
     return max(now_ms + 1, min(times)) if times else None

@@ -218,7 +218,7 @@ def _find_hangs(round_: Round) -> None:
 def _heard_of(round_: Round, node_id: str) -> bool:
     """A node that cannot be reached tells no steps: that is no hang."""
     heard_ms = round_.state.heard.contacts.get(node_id, 0)
-    return round_.now_ms - heard_ms < round_.policy.suspect_after_ms
+    return round_.now_ms - heard_ms < round_.policy.silent_after_ms
 
 
 def _pass_time(round_: Round) -> None:

@@ -18,7 +18,7 @@ from shoal.model.events import (
     NodeJudged,
     NodeLost,
     NodeReady,
-    NodeSuspected,
+    NodeSilent,
 )
 from shoal.model.health import Standing
 from shoal.model.job import MemberStatus
@@ -43,8 +43,8 @@ def _node_ready(state: State, event: NodeReady) -> None:
     _set_health(state, state.nodes[event.node], NodeHealth.READY, event)
 
 
-def _node_suspected(state: State, event: NodeSuspected) -> None:
-    _set_health(state, state.nodes[event.node], NodeHealth.SUSPECT, event)
+def _node_silent(state: State, event: NodeSilent) -> None:
+    _set_health(state, state.nodes[event.node], NodeHealth.SILENT, event)
 
 
 def _node_lost(state: State, event: NodeLost) -> None:
@@ -93,7 +93,7 @@ def _set_health(
     state: State,
     node: Node,
     health: NodeHealth,
-    event: NodeJoined | NodeReady | NodeSuspected | NodeLost,
+    event: NodeJoined | NodeReady | NodeSilent | NodeLost,
 ) -> None:
     close(state, node)
     node.health = health
@@ -105,7 +105,7 @@ def _set_health(
 APPLY_NODE: dict[type[EventBase], Callable[[State, Any], None]] = {
     NodeJoined: _node_joined,
     NodeReady: _node_ready,
-    NodeSuspected: _node_suspected,
+    NodeSilent: _node_silent,
     NodeLost: _node_lost,
     NodeIntended: _node_intended,
     NodeChecked: _node_checked,

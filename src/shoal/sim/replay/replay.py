@@ -122,7 +122,7 @@ class Replay:
         self.trace = trace
         # Nodes and members report when they have news: here, silence means nothing.
         self.policy = msgspec.structs.replace(
-            policy, suspect_after_ms=NEVER_MS, grace_ms=2 * NEVER_MS, hang_after_ms=NEVER_MS
+            policy, silent_after_ms=NEVER_MS, grace_ms=2 * NEVER_MS, hang_after_ms=NEVER_MS
         )
         self.levels = Levels(nodes)
         marks = (policy.idle_warn_ms, policy.idle_reclaim_ms)

@@ -208,7 +208,7 @@ def _draw_policy(rng: random.Random) -> Policy:
     """Short times, so that little virtual time holds many of them."""
     return msgspec.structs.replace(
         _other_policy(rng, Policy()),
-        suspect_after_ms=rng.choice((1_500, 2_500)),
+        silent_after_ms=rng.choice((1_500, 2_500)),
         grace_ms=rng.choice((4_000, 6_000)),
         losses_max=rng.choice((0, 1, 100, 100)),
         hang_after_ms=rng.choice((1_000, 3_000)),

@@ -38,7 +38,7 @@ from shoal.model.events import (
     NodeJudged,
     NodeLost,
     NodeReady,
-    NodeSuspected,
+    NodeSilent,
     PolicyChanged,
 )
 from shoal.model.job import Fault, MemberRef, Outcome, StopCause
@@ -306,7 +306,7 @@ class Truth(Witness):
     def _node_ready(self, event: NodeReady) -> None:
         self.health.node_is(event.node, known=True, ready=True)
 
-    def _node_suspected(self, event: NodeSuspected) -> None:
+    def _node_silent(self, event: NodeSilent) -> None:
         self.health.node_is(event.node, known=True, ready=False)
 
     def _node_judged(self, event: NodeJudged) -> None:
@@ -366,7 +366,7 @@ JUDGES: dict[type[EventBase], Callable[[Truth, Any], None]] = {
     JobCheckpointed: Truth._job_checkpointed,
     NodeJudged: Truth._node_judged,
     NodeReady: Truth._node_ready,
-    NodeSuspected: Truth._node_suspected,
+    NodeSilent: Truth._node_silent,
     NodeJoined: Truth._node_joined,
     NodeLost: Truth._node_lost,
     NodeIntended: Truth._node_intended,
