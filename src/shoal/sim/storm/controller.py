@@ -109,7 +109,6 @@ class Controller:
 
     def hear(self, report: NodeReport) -> None:
         self._witness.heard(report)
-        self._unseen.append(report)
         self._tick.hear(report)
         self._poke()
 
@@ -147,6 +146,7 @@ class Controller:
         assert not self.up, "a controller is running already"
         self.up = True
         self.life += 1
+        self._witness.started_over()
         self._tick = self._new_tick()
         self._begin(self.life)
 
@@ -154,7 +154,6 @@ class Controller:
         verify = verify_all if self._checked else verify_nothing
         tick = Tick(self._disk, self.policy, self._deliver, fences=self.fences, verify=verify)
         tick.drifted(self._drift_ms)
-        self._unseen: list[NodeReport] = []  # reports that no step has seen
         self._poked = False
         self._wake_ms: int | None = None
         self._sends_left: int | None = None
@@ -172,8 +171,6 @@ class Controller:
             self._tick.refuse(error)
             self._agenda.after(RECOVERY_MS, lambda: self._begin(life))
             return
-        for report in self._unseen:  # they count in the new epoch, too
-            self._witness.heard(report)
         self._round()
         self._begun()
 
@@ -230,7 +227,6 @@ class Controller:
         tick.fences, tick.policy = self.fences, self.policy
         before = image_of(tick.state) if crash_at is Moment.DECIDED else None
         self.steps += 1
-        self._unseen = []
         decision = tick.decide(self._agenda.now_ms)
         for asked in decision.replies:
             assert isinstance(asked, Asked)

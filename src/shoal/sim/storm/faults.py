@@ -268,7 +268,8 @@ class Faults:
         if victim is not None:
             self._counts["node removed"] += 1
             self._world.power_off(victim.spec.id, known=False)
-            self._world.ask(SetIntent(victim.spec.id, NodeIntent.REMOVED), lambda _: None)
+            remove = SetIntent(victim.spec.id, NodeIntent.REMOVED)
+            self._world.ask(remove, lambda _: None, patience_ms=SHORTEST_MS)  # off until then
             self._later(lambda: self._boot(victim))
 
     def _cut(self) -> None:

@@ -147,6 +147,10 @@ class Truth(Witness):
         if envelope.epoch != self._epoch:
             raise Untruth(f"commands were sent in epoch {envelope.epoch}, not {self._epoch}")
 
+    def started_over(self) -> None:
+        self._heard = {}
+        self._news = set()
+
     def heard(self, report: NodeReport) -> None:
         node, said = report.spec.id, (report.incarnation, report.sequence)
         if said > self._heard.get(node, (0, 0, 0))[:2]:
@@ -165,7 +169,8 @@ class Truth(Witness):
             if judge is not None:
                 judge(self, event)
             self.services.see(event)
-        self._news = set()
+        if not any(isinstance(event, ControllerStarted) for event in events):
+            self._news = set()  # an epoch is stored before the inbox is looked at
         self._entitlements.done()
 
     # -- what the log says -----------------------------------------------------------------
@@ -175,7 +180,6 @@ class Truth(Witness):
             raise Untruth(f"epoch {event.epoch} began after epoch {self._epoch}")
         self._epoch = event.epoch
         self._listening_ms = event.at_ms
-        self._heard = {}
 
     def _job_submitted(self, event: JobSubmitted) -> None:
         if event.job in self.jobs or (event.key and event.key in self._keys):

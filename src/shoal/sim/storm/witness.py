@@ -49,6 +49,9 @@ class Witness:
 
     def sent(self, envelope: Envelope) -> None: ...
 
+    def started_over(self) -> None:
+        """Another controller listens, which has heard nothing yet."""
+
     def heard(self, report: NodeReport) -> None:
         """The controller got this report, which it has yet to look at."""
 
