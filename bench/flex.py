@@ -165,10 +165,10 @@ class FleetGateway:
         self.next_ms = 0
         self.until_ms = DAY_MS
 
-    def requests(self, now_ms: int) -> list[AnyRequest]:
+    def requests(self, state: State, now_ms: int) -> list[AnyRequest]:
         self.fleet.advance(now_ms)
-        asked = self.service is not None and now_ms == 0 and self.next_ms == 0
-        return [SetService(self.service)] if asked and self.service is not None else []
+        wanted = self.service is not None and NAME not in state.services
+        return [SetService(self.service)] if wanted and self.service is not None else []
 
     def loads(self, state: State, now_ms: int) -> list[ServiceLoad]:
         if now_ms < self.next_ms:

@@ -21,7 +21,7 @@ class Gateway(Protocol):
     next_ms: int  # when it has something to say
     until_ms: int  # a replay goes on until then, even without jobs
 
-    def requests(self, now_ms: int) -> Sequence[Request]: ...
+    def requests(self, state: State, now_ms: int) -> Sequence[Request]: ...
 
     def loads(self, state: State, now_ms: int) -> Sequence[ServiceLoad]: ...
 
@@ -39,10 +39,14 @@ class RecordedGateway:
         self.until_ms = max((one.until_ms for one in services), default=0)
         self.next_ms = self._changes[0][0] if self._changes else NEVER_MS
 
-    def requests(self, now_ms: int) -> list[Request]:
+    def requests(self, state: State, now_ms: int) -> list[Request]:
         due: list[Request] = []
         while self._changes and self._changes[0][0] <= now_ms:
-            _, name, spec = self._changes.pop(0)
+            _, name, spec = self._changes[0]
+            known = state.services.get(name)
+            if known is not None and known.stopping:
+                break  # it can be set again when it is gone
+            del self._changes[0]
             due.append(StopService(name) if spec is None else SetService(spec))
         return due
 
@@ -52,11 +56,9 @@ class RecordedGateway:
             return []
         while self._turns and self._turns[0] <= now_ms:
             del self._turns[0]
-        times = [at_ms for at_ms, _, _ in self._changes[:1]]
-        if state.services:
-            times += [now_ms + LOOK_MS, *self._turns[:1]]
-        elif times == []:
-            times.append(now_ms + LOOK_MS if now_ms < self.until_ms else NEVER_MS)
+        times = [max(at_ms, now_ms + 1_000) for at_ms, _, _ in self._changes[:1]]
+        times += self._turns[:1]
+        times.append(now_ms + LOOK_MS if state.services or now_ms < self.until_ms else NEVER_MS)
         loads = [self._load(state, service, now_ms, times) for service in state.services.values()]
         self.next_ms = min(times)
         return loads

@@ -225,7 +225,7 @@ class Replay:
             tick.hear(report)
         for one in gone:
             tick.gone(one)
-        for request in self.gateway.requests(self.now_ms):
+        for request in self.gateway.requests(self.state, self.now_ms):
             tick.ask(request, ReplayReply(self.trace.name))
         for load in self.gateway.loads(self.state, self.now_ms):
             tick.served(load)

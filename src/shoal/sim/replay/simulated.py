@@ -272,7 +272,8 @@ class SimCluster:
             self._plan_beat(attempt)
         for from_ms, until_ms in arrival.idle_ms:
             self._at(self.now_ms + from_ms, self._idles, attempt)
-            self._at(self.now_ms + until_ms, self._works, attempt)
+            if until_ms < NEVER_MS:
+                self._at(self.now_ms + until_ms, self._works, attempt)
 
     def _end(self, attempt: Attempt) -> None:
         if attempt.halt_ms >= 0:

@@ -120,6 +120,15 @@ class RecordedService(msgspec.Struct, frozen=True, kw_only=True):
     ready_ms: int = 0  # from when a replica ran until its probe answered
     until_ms: int = 0  # the end of what is known of it
 
+    def moved(self, by_ms: int) -> RecordedService:
+        """The same, earlier by this time."""
+        return msgspec.structs.replace(
+            self,
+            changes=tuple((at_ms - by_ms, spec) for at_ms, spec in self.changes),
+            work=tuple((at_ms - by_ms, work) for at_ms, work in self.work),
+            until_ms=self.until_ms - by_ms,
+        )
+
 
 class Trace(msgspec.Struct, frozen=True):
     """Arrivals in the order of submission, the first at time 0."""
@@ -131,18 +140,24 @@ class Trace(msgspec.Struct, frozen=True):
     services: tuple[RecordedService, ...] = ()
 
 
-def in_order(name: str, arrivals: Iterable[Arrival], skipped: int = 0) -> Trace:
+def in_order(
+    name: str,
+    arrivals: Iterable[Arrival],
+    skipped: int = 0,
+    services: Sequence[RecordedService] = (),
+) -> Trace:
     """Sorted, and moved so that the first arrives at 0; equal times keep the order of rows."""
     ordered = sorted(arrivals, key=lambda arrival: arrival.submit_ms)
     if not ordered:
         raise TraceError(f"{name}: holds no job")
-    begin_ms = ordered[0].submit_ms
+    firsts = [one.changes[0][0] for one in services if one.changes]
+    begin_ms = min(ordered[0].submit_ms, *firsts) if firsts else ordered[0].submit_ms
     if begin_ms:
         ordered = [
             msgspec.structs.replace(arrival, submit_ms=arrival.submit_ms - begin_ms)
             for arrival in ordered
         ]
-    return Trace(name, ordered, skipped, begin_ms)
+    return Trace(name, ordered, skipped, begin_ms, tuple(one.moved(begin_ms) for one in services))
 
 
 def open_text(path: Path) -> Iterator[str]:

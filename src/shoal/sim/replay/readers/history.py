@@ -1,4 +1,4 @@
-"""Shoal's own log of events: what a cluster was asked for, how long it ran, and on which nodes."""
+"""Shoal's own log of events: the jobs and services of a cluster, and the nodes they ran on."""
 
 from __future__ import annotations
 
@@ -10,40 +10,60 @@ from shoal.model.events import (
     Event,
     JobCheckpointed,
     JobFinished,
+    JobIdled,
     JobPlaced,
     JobRequeued,
     JobRunning,
     JobSubmitted,
+    JobUsed,
     NodeIntended,
     NodeJoined,
     Recorded,
+    ReplicaReady,
+    ServiceEvent,
+    ServiceScaled,
+    ServiceSet,
+    ServiceStopped,
+    ServiceStopping,
 )
 from shoal.model.job import JobSpec, Outcome, StopCause
 from shoal.model.node import NodeIntent, NodeSpec
+from shoal.model.service import ServiceSpec
 from shoal.sim.replay.clusters import NEVER_MS
-from shoal.sim.replay.traces import Arrival, Gangs, Trace, TraceError, in_order
+from shoal.sim.replay.traces import (
+    Arrival,
+    Gangs,
+    RecordedService,
+    Trace,
+    TraceError,
+    in_order,
+)
 
 PAGE = 10_000
 DAY_MS = 86_400_000
 
-Events = Callable[[int, int], list[Recorded]]  # those after this one, so many at most
+Events = Callable[[int, int], list[Recorded]]  # after this event, at most this many
 
 
-# Who is stopped by these and saves its work goes on from there: what it did is not done again.
+# A job that saves its work and is stopped for one of these goes on from there.
 KEEPS = (StopCause.RESIZE, StopCause.PREEMPT, StopCause.MOVE, StopCause.DRAIN, StopCause.BUDGET)
 
 
 class _Lived:
-    """One job as the log tells it."""
+    """One job as the log shows it."""
 
     __slots__ = (
         "begun_ms",
         "code",
         "ended_ms",
         "event",
+        "first_save_ms",
+        "idle",
         "kept_ms",
+        "last_save_ms",
         "placed_ms",
         "running_ms",
+        "saved",
         "saves",
         "seq",
         "size",
@@ -62,15 +82,41 @@ class _Lived:
         self.saves = event.spec.checkpoint_ms > 0
         self.kept_ms = 0  # work of attempts before the newest
         self.code = 0
+        self.saved = 0  # checkpoints that its members reported
+        self.first_save_ms = self.last_save_ms = 0
+        self.idle: list[tuple[int, int]] = []  # of its newest attempt, since that ran
 
     def placed(self, event: JobPlaced) -> None:
         self.begun_ms = event.at_ms if self.begun_ms is None else self.begun_ms
         self.placed_ms, self.size = event.at_ms, len(event.slices)
 
     def runs(self, at_ms: int) -> None:
-        self.running_ms, self.ended_ms = at_ms, None
+        self.running_ms, self.ended_ms, self.idle = at_ms, None, []
         if self.start_up_ms is None and self.placed_ms is not None:
             self.start_up_ms = at_ms - self.placed_ms
+
+    def checkpointed(self, at_ms: int) -> None:
+        self.saves = True
+        self.first_save_ms = at_ms if not self.saved else self.first_save_ms
+        self.last_save_ms = at_ms
+        self.saved += 1
+
+    def idled(self, since_ms: int) -> None:
+        if self.running_ms is not None:
+            self.idle.append((max(0, since_ms - self.running_ms), NEVER_MS))
+
+    def used(self, at_ms: int) -> None:
+        if self.idle and self.running_ms is not None:
+            self.idle[-1] = (self.idle[-1][0], at_ms - self.running_ms)
+
+    @property
+    def checkpoint_ms(self) -> int:
+        """As it said, or as it was seen to save."""
+        if self.saved > 1:
+            return max(1, (self.last_save_ms - self.first_save_ms) // (self.saved - 1))
+        if self.saved and self.running_ms is not None:
+            return max(1, self.last_save_ms - self.running_ms)
+        return self.event.spec.checkpoint_ms or NEVER_MS
 
     def requeued(self, event: JobRequeued) -> None:
         if self.saves and event.cause in KEEPS and self.ended_ms is None:
@@ -86,12 +132,54 @@ class _Lived:
         return self.kept_ms + ran_ms * self.size // max(1, self.event.spec.members)
 
 
-class History:
-    """What a log tells. The nodes are as they last were.
+class _Service:
+    """One service as the log shows it."""
 
-    A job's work is the run time of its last attempt, and of those before that it was stopped in by
-    us and had saved; each counts by its size. One that still runs counts with its time so far.
-    Left out is what never ran, and what was submitted before the log begins.
+    def __init__(self) -> None:
+        self.changes: list[tuple[int, ServiceSpec | None]] = []
+        self.wanted: list[tuple[int, int]] = []
+        self.ready_ms: list[int] = []
+        self.until_ms: int | None = None
+
+    @property
+    def last_wanted(self) -> int:
+        return self.wanted[-1][1] if self.wanted else 0
+
+    def recorded(self, name: str, gangs: Gangs, since_ms: int, last_ms: int) -> RecordedService:
+        """The log holds no requests: taken is the least work that explains its replicas."""
+        work: list[tuple[int, int]] = []
+        changes = [
+            (max(at_ms, since_ms), _lean_service(spec, gangs)) for at_ms, spec in self.changes
+        ]
+        earlier = [one for one in self.changes if one[0] < since_ms]
+        changes = changes[max(0, len(earlier) - 1) :]
+        for at_ms, wanted in self.wanted:
+            spec = next(one for at, one in reversed(self.changes) if at <= at_ms and one)
+            scale = spec.scale
+            if work and wanted < work[-1][1]:  # the work fell before the replicas did
+                at_ms -= scale.down_after_ms if wanted else scale.idle_ms
+            at_ms = max(at_ms, work[-1][0] + 1 if work else since_ms)
+            work.append((at_ms, wanted))
+        targets = [(at_ms, spec.scale.target) for at_ms, spec in self.changes if spec]
+        return RecordedService(
+            name=name,
+            changes=tuple(changes),
+            work=tuple(
+                (at_ms, (wanted - 1) * _at(targets, at_ms) + 1 if wanted else 0)
+                for at_ms, wanted in work
+            ),
+            ready_ms=sorted(self.ready_ms)[len(self.ready_ms) // 2] if self.ready_ms else 0,
+            until_ms=last_ms if self.until_ms is None else self.until_ms,
+        )
+
+
+class History:
+    """What a log shows. The nodes are as they last were.
+
+    A job's work is the run time of its last attempt, and of earlier attempts that the cluster
+    stopped after they had saved; each counts by its size. A job that still runs counts with its
+    time so far. Jobs that never ran, or were submitted before the log begins, are left out. A
+    replica belongs to its service, which is replayed as a service.
     """
 
     def __init__(self, name: str) -> None:
@@ -99,6 +187,8 @@ class History:
         self.last_ms = 0
         self._jobs: dict[str, _Lived] = {}
         self._nodes: dict[str, NodeSpec] = {}
+        self._services: dict[str, _Service] = {}
+        self._replicas: dict[str, int] = {}  # when each began to run
 
     @property
     def nodes(self) -> list[NodeSpec]:
@@ -118,20 +208,37 @@ class History:
             when = f" in its last {days} days" if days else ""
             raise TraceError(f"{self.name}: the log holds no job that ran{when}")
         arrivals = [_arrival(lived, gangs, self.last_ms) for lived in ran]
-        return in_order(self.name, arrivals, skipped=len(self._jobs) - len(arrivals))
+        services = [
+            one.recorded(name, gangs, since_ms, self.last_ms)
+            for name, one in self._services.items()
+            if one.until_ms is None or one.until_ms > since_ms
+        ]
+        skipped = len(self._jobs) - len(arrivals)
+        return in_order(self.name, arrivals, skipped, services)
 
     def take(self, seq: int, event: Event) -> None:
         jobs = self._jobs
         self.last_ms = event.at_ms
+        if isinstance(event, ServiceEvent):
+            self._take_service(event)
+            return
         match event:
+            case JobSubmitted() if event.spec.service in self._services:
+                pass  # its service starts it again
             case JobSubmitted():
                 jobs[event.job] = _Lived(seq, event)
+            case JobRunning() if event.job not in jobs:
+                self._replicas[event.job] = event.at_ms
             case JobPlaced() if event.job in jobs:
                 jobs[event.job].placed(event)
             case JobRunning() if event.job in jobs:
                 jobs[event.job].runs(event.at_ms)
             case JobCheckpointed() if event.job in jobs:
-                jobs[event.job].saves = True
+                jobs[event.job].checkpointed(event.at_ms)
+            case JobIdled() if event.job in jobs:
+                jobs[event.job].idled(event.since_ms)
+            case JobUsed() if event.job in jobs:
+                jobs[event.job].used(event.at_ms)
             case JobRequeued() if event.job in jobs:
                 jobs[event.job].requeued(event)
             case JobFinished() if event.job in jobs:
@@ -141,6 +248,29 @@ class History:
                 self._nodes[event.node] = event.spec
             case NodeIntended() if event.intent is NodeIntent.REMOVED:
                 self._nodes.pop(event.node, None)
+
+    def _take_service(self, event: ServiceEvent) -> None:
+        service = self._services.get(event.service)
+        if isinstance(event, ServiceSet):
+            service = self._services.setdefault(event.service, _Service())
+            if not event.back:
+                service.changes.append((event.at_ms, event.spec))
+            service.wanted.append((event.at_ms, max(service.last_wanted, event.spec.scale.least)))
+            service.until_ms = None
+        elif service is None:
+            return
+        match event:
+            case ServiceScaled():
+                service.wanted.append((event.at_ms, event.wanted))
+            case ReplicaReady():
+                began_ms = self._replicas.pop(event.job, None)
+                if began_ms is not None:
+                    service.ready_ms.append(event.at_ms - began_ms)
+            case ServiceStopping():
+                service.changes.append((event.at_ms, None))
+                service.wanted.append((event.at_ms, 0))
+            case ServiceStopped():
+                service.until_ms = event.at_ms
 
 
 def read_history(events: Events, name: str) -> History:
@@ -162,7 +292,9 @@ def _arrival(lived: _Lived, gangs: Gangs, last_ms: int) -> Arrival:
         row=lived.seq,
         tenant=getattr(spec, "tenant", ""),
         exit_code=lived.code,
-        checkpoint_ms=spec.checkpoint_ms or NEVER_MS,
+        checkpoint_ms=lived.checkpoint_ms,
+        beats=lived.saved > 0,
+        idle_ms=tuple(lived.idle),
         start_up_ms=lived.start_up_ms,
         waited_ms=-1 if lived.begun_ms is None else lived.begun_ms - came_ms,
         took_ms=lived.ended_ms - came_ms if over and lived.ended_ms is not None else -1,
@@ -170,8 +302,18 @@ def _arrival(lived: _Lived, gangs: Gangs, last_ms: int) -> Arrival:
 
 
 def _lean(spec: JobSpec) -> JobSpec:
-    """What a replay needs of it: a month of jobs must fit into memory. A replica counts as the job
-    it was, for no service stands behind it here."""
+    """What a replay needs of it: a month of jobs must fit into memory."""
     return msgspec.structs.replace(
         spec, command=("replayed",), env={}, workdir="", service="", version=0
     )
+
+
+def _lean_service(spec: ServiceSpec | None, gangs: Gangs) -> ServiceSpec | None:
+    if spec is None:
+        return None
+    return msgspec.structs.replace(spec, replica=gangs.uncounted(_lean(spec.replica)))
+
+
+def _at(values: list[tuple[int, int]], at_ms: int) -> int:
+    """The newest value at that time, or the first of all."""
+    return next((value for when, value in reversed(values) if when <= at_ms), values[0][1])
