@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from shoal.core.phases.admit import spec_problem
 from shoal.core.phases.reserved import reserved
+from shoal.core.phases.spec_problem import spec_problem
 from shoal.model.job import ARGUMENT_BYTES_MAX, JobSpec
 from shoal.model.node import NodeHealth, NodeIntent
 from shoal.model.report import Accepted, Refused, Submit

@@ -7,7 +7,7 @@ from typing import Any
 
 import msgspec
 
-from shoal.core.phases.admit import spec_problem
+from shoal.core.phases.spec_problem import spec_problem
 from shoal.forms.datafile import invalid
 from shoal.forms.failure import BadField
 from shoal.forms.fields import JOB, read_all

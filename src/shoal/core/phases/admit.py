@@ -9,21 +9,13 @@ from shoal.core.phases.observe import lose
 from shoal.core.phases.reserved import reserved
 from shoal.core.phases.round import Round
 from shoal.core.phases.serve import set_service, stop_service
+from shoal.core.phases.spec_problem import shape_problem, spec_problem
 from shoal.core.state.queue import gang_of_spec
 from shoal.core.state.room import UNLIMITED
 from shoal.core.state.state import State
 from shoal.model.events import JobSubmitted, NodeIntended, NodeJudged
 from shoal.model.health import Standing
-from shoal.model.job import (
-    ARGUMENT_BYTES_MAX,
-    COMMAND_BYTES_MAX,
-    ENV_BYTES_MAX,
-    REQUIREMENTS_BYTES_MAX,
-    JobSpec,
-    Phase,
-    StopCause,
-    Within,
-)
+from shoal.model.job import JobSpec, Phase, StopCause, Within
 from shoal.model.node import NodeHealth, NodeIntent
 from shoal.model.report import (
     Accepted,
@@ -39,7 +31,7 @@ from shoal.model.report import (
     StopService,
     Submit,
 )
-from shoal.model.resources import WHOLE_GPU_MILLI, cpus_text, plural
+from shoal.model.resources import cpus_text, plural
 
 
 def admit(round_: Round, requests: tuple[Request, ...]) -> list[Answer]:
@@ -105,56 +97,6 @@ def _submit(round_: Round, request: Submit) -> Answer:
     job_id = f"j{state.next_job}"
     round_.emit(JobSubmitted(at_ms=round_.now_ms, job=job_id, spec=request.spec, key=request.key))
     return Accepted(job_id)
-
-
-def spec_problem(spec: JobSpec) -> Refused | None:
-    """What the types cannot say: bytes that no process can be given."""
-    if any("\0" in word for word in spec.command):
-        return Refused("command", "holds a NUL byte, which no process can be given; remove it")
-    if not spec.command[0].strip():
-        return Refused("command", "begins with an empty word; name a program, e.g. python train.py")
-    if spec.package and (spec.workdir.startswith("/") or ".." in spec.workdir.split("/")):
-        return Refused("workdir", "must be a folder of the package: relative, and without '..'")
-    if len(spec.requirements.encode("utf-8", "surrogatepass")) > REQUIREMENTS_BYTES_MAX:
-        return Refused("requirements", f"is longer than {REQUIREMENTS_BYTES_MAX // 1024} KiB")
-    absolute = spec.workdir.startswith("/") or not spec.workdir or spec.package
-    if "\0" in spec.workdir or not absolute:
-        return Refused(
-            "workdir", "must be an absolute path without NUL bytes, e.g. /home/me/project"
-        )
-    if any("\0" in value for value in spec.env.values()):
-        return Refused("env", "holds a NUL byte, which no process can be given; remove it")
-    sizes = [len(word.encode("utf-8", "surrogatepass")) for word in spec.command]
-    if max(sizes) > ARGUMENT_BYTES_MAX or sum(sizes) > COMMAND_BYTES_MAX:
-        limit = (
-            f"{COMMAND_BYTES_MAX // 1024} KiB in all and {ARGUMENT_BYTES_MAX // 1024} KiB a word"
-        )
-        return Refused("command", f"is longer than {limit}; put long input into a file")
-    sizes = [
-        len(f"{name}={value}".encode("utf-8", "surrogatepass")) for name, value in spec.env.items()
-    ]
-    if sizes and (max(sizes) > ARGUMENT_BYTES_MAX or sum(sizes) > ENV_BYTES_MAX):
-        limit = (
-            f"{ENV_BYTES_MAX // 1024} KiB in all and {ARGUMENT_BYTES_MAX // 1024} KiB a variable"
-        )
-        return Refused("env", f"is larger than {limit}; put large values into a file")
-    return None
-
-
-def shape_problem(spec: JobSpec) -> Refused | None:
-    """Wishes that contradict each other, whatever the cluster."""
-    if spec.gpus and spec.gpu_milli == 0 and not spec.gpu_memory_mb:
-        return Refused("gpu_memory_mb", "says how much of a GPU is meant; ask for at least 1")
-    if spec.gpus > 1 and spec.gpu_milli < WHOLE_GPU_MILLI:
-        return Refused("gpus", "are whole if there are several; ask for at most 1 to get a part")
-    if spec.members_per_node and spec.members % spec.members_per_node:
-        return Refused(
-            "members",
-            f"asks for {spec.members}, which is no multiple of {spec.members_per_node} per node",
-        )
-    if 0 < spec.members_max < spec.members:
-        return Refused("members_max", f"is less than its {spec.members} members")
-    return None
 
 
 def impossible(state: State, spec: JobSpec) -> Refused | None:

@@ -1,0 +1,63 @@
+"""What is wrong with the spec of a job, as far as that is known without the cluster."""
+
+from __future__ import annotations
+
+from shoal.model.job import (
+    ARGUMENT_BYTES_MAX,
+    COMMAND_BYTES_MAX,
+    ENV_BYTES_MAX,
+    REQUIREMENTS_BYTES_MAX,
+    JobSpec,
+)
+from shoal.model.report import Refused
+from shoal.model.resources import WHOLE_GPU_MILLI
+
+
+def spec_problem(spec: JobSpec) -> Refused | None:
+    """What the types cannot say: bytes that no process can be given."""
+    if any("\0" in word for word in spec.command):
+        return Refused("command", "holds a NUL byte, which no process can be given; remove it")
+    if not spec.command[0].strip():
+        return Refused("command", "begins with an empty word; name a program, e.g. python train.py")
+    if spec.package and (spec.workdir.startswith("/") or ".." in spec.workdir.split("/")):
+        return Refused("workdir", "must be a folder of the package: relative, and without '..'")
+    if len(spec.requirements.encode("utf-8", "surrogatepass")) > REQUIREMENTS_BYTES_MAX:
+        return Refused("requirements", f"is longer than {REQUIREMENTS_BYTES_MAX // 1024} KiB")
+    absolute = spec.workdir.startswith("/") or not spec.workdir or spec.package
+    if "\0" in spec.workdir or not absolute:
+        return Refused(
+            "workdir", "must be an absolute path without NUL bytes, e.g. /home/me/project"
+        )
+    if any("\0" in value for value in spec.env.values()):
+        return Refused("env", "holds a NUL byte, which no process can be given; remove it")
+    sizes = [len(word.encode("utf-8", "surrogatepass")) for word in spec.command]
+    if max(sizes) > ARGUMENT_BYTES_MAX or sum(sizes) > COMMAND_BYTES_MAX:
+        limit = (
+            f"{COMMAND_BYTES_MAX // 1024} KiB in all and {ARGUMENT_BYTES_MAX // 1024} KiB a word"
+        )
+        return Refused("command", f"is longer than {limit}; put long input into a file")
+    sizes = [
+        len(f"{name}={value}".encode("utf-8", "surrogatepass")) for name, value in spec.env.items()
+    ]
+    if sizes and (max(sizes) > ARGUMENT_BYTES_MAX or sum(sizes) > ENV_BYTES_MAX):
+        limit = (
+            f"{ENV_BYTES_MAX // 1024} KiB in all and {ARGUMENT_BYTES_MAX // 1024} KiB a variable"
+        )
+        return Refused("env", f"is larger than {limit}; put large values into a file")
+    return None
+
+
+def shape_problem(spec: JobSpec) -> Refused | None:
+    """Wishes that contradict each other, whatever the cluster."""
+    if spec.gpus and spec.gpu_milli == 0 and not spec.gpu_memory_mb:
+        return Refused("gpu_memory_mb", "says how much of a GPU is meant; ask for at least 1")
+    if spec.gpus > 1 and spec.gpu_milli < WHOLE_GPU_MILLI:
+        return Refused("gpus", "are whole if there are several; ask for at most 1 to get a part")
+    if spec.members_per_node and spec.members % spec.members_per_node:
+        return Refused(
+            "members",
+            f"asks for {spec.members}, which is no multiple of {spec.members_per_node} per node",
+        )
+    if 0 < spec.members_max < spec.members:
+        return Refused("members_max", f"is less than its {spec.members} members")
+    return None
