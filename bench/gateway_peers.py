@@ -19,7 +19,7 @@ import psutil
 
 from shoal.gateway.binary import GatewayError, find_binary
 from shoal.gateway.gateway import Gateway
-from shoal.model.service import Entry, Replica, Route, Served, Wanted
+from shoal.model.service import GatewayEntry, Replica, Route, Served, Wanted
 
 START_TIMEOUT_S = 60.0
 TICK_S = 1.0
@@ -47,7 +47,7 @@ def shoal(ports: Sequence[int], concurrency: int) -> Iterator[tuple[int, str]]:
         route = Route(service="bench", concurrency=concurrency, queue_max=100_000)
         served = Served(route=route, replicas=replicas)
         with pinned(PROXY_CPUS):
-            gateway.apply(Wanted(entry=Entry(port=port, threads=1), services=(served,)))
+            gateway.apply(Wanted(entry=GatewayEntry(port=port, threads=1), services=(served,)))
         move_log_keeper(directory)
         end = threading.Event()
 

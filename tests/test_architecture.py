@@ -266,7 +266,7 @@ def test_the_search_for_writes_finds_them(body: str) -> None:
         "apply(state, event)",
         "found = {}\n    found[job.id] = job",
         "self.job = job",
-        "book = Book()\n    failed(book, job.id, failure)",
+        "book = FailureBook()\n    failed(book, job.id, failure)",
     ],
 )
 def test_the_search_for_writes_finds_nothing_else(body: str) -> None:

@@ -38,7 +38,7 @@ from shoal.kernel import Usual, claim, prepare_for_service
 from shoal.ledger.live import LiveLedger
 from shoal.model.node import NodeIntent
 from shoal.model.report import SetIntent
-from shoal.model.service import Entry, ServiceLoad, Wanted
+from shoal.model.service import GatewayEntry, ServiceLoad, Wanted
 from shoal.ports import Balancer, Engine, EngineError, StoreDamaged, StoreError
 
 if TYPE_CHECKING:
@@ -192,9 +192,9 @@ def _balancer(home: Home) -> Balancer:
     return _LazyBalancer(home)
 
 
-def _entry(home: Home, config: ClusterConfig) -> Entry:
+def _entry(home: Home, config: ClusterConfig) -> GatewayEntry:
     """Where services are found: the first free port from 8080 on, and that one ever after."""
-    entry = Entry(address=config.host, domain=config.domain)
+    entry = GatewayEntry(address=config.host, domain=config.domain)
     if home.gateway_port.exists():
         with contextlib.suppress(ValueError):
             return msgspec.structs.replace(entry, port=int(home.gateway_port.read_text()))
@@ -222,7 +222,7 @@ def _spare_the_collector() -> None:
 def _api_server(
     loop: ControlLoop,
     home: Home,
-    entry: Callable[[], Entry],
+    entry: Callable[[], GatewayEntry],
     history: History,
     ledger: LiveLedger,
     host: str,

@@ -22,7 +22,7 @@ from shoal.model.events import Event, JobPlaced
 from shoal.model.job import Job
 from shoal.model.policy import Policy
 from shoal.model.report import SetService
-from shoal.model.service import Entry, Scale, ServiceLoad, ServiceSpec, Wanted
+from shoal.model.service import GatewayEntry, Scale, ServiceLoad, ServiceSpec, Wanted
 from shoal.ports import StoreError
 from tests.control.test_loop import SPEC, BookEngine, HandClock, Rig
 
@@ -103,7 +103,7 @@ def test_a_step_is_seen_by_nobody_before_it_is_stored_and_by_all_after(rig: Held
         balancer, feed = RecordingBalancer(), Feed(rig.loop)
         page = feed.open()
         await page.pieces.get()  # the cluster as it was
-        link = asyncio.create_task(GatewayLink(rig.loop, balancer, Entry).run())
+        link = asyncio.create_task(GatewayLink(rig.loop, balancer, GatewayEntry).run())
         asked = await rig.hold()
         reads = {path: asyncio.create_task(rig.read(path)) for path in PATHS}
         news = asyncio.create_task(page.pieces.get())

@@ -9,7 +9,7 @@ from typing import Any
 import msgspec
 from hypothesis import settings
 
-from shoal.core.nodebook import NodeBook, Order
+from shoal.core.nodebook import Action, NodeBook
 from shoal.core.state.state import Node, State
 from shoal.core.step import Step
 from shoal.model.budget import Spending
@@ -178,12 +178,12 @@ class Cluster:
         exits = tuple(book.exits.values())
         return self.step(gone=(NodeGone(name, book.incarnation, "its agent died", exits),))
 
-    def deliver(self, *names: str) -> list[Order]:
+    def deliver(self, *names: str) -> list[Action]:
         """The commands of the last step reach these nodes, or all; returns what they do."""
         reached = [name for name in self._outbox if name in (names or self.books)]
         return [order for name in reached for order in self.books[name].take(self._outbox[name])]
 
-    def send(self, name: str, commands: Sequence[Command]) -> list[Order]:
+    def send(self, name: str, commands: Sequence[Command]) -> list[Action]:
         self._tick.send(commands)
         return self.deliver(name)
 

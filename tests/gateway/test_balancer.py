@@ -5,14 +5,14 @@ from __future__ import annotations
 import socket
 
 from shoal.gateway.balancer import HaproxyBalancer
-from shoal.model.service import Entry, Route, Served, Wanted
+from shoal.model.service import GatewayEntry, Route, Served, Wanted
 from tests.gateway.world import World, get, until
 
 
 def test_what_cannot_be_served_is_told_and_all_else_is(world: World) -> None:
     one, two = world.start("one", "two")
     balancer = HaproxyBalancer(world.directory)
-    entry = Entry(port=world.port)
+    entry = GatewayEntry(port=world.port)
 
     def look(*services: Served) -> dict[str, str]:
         loads = balancer.look(Wanted(entry=entry, services=services))

@@ -17,7 +17,7 @@ from shoal.gateway import process
 from shoal.gateway.binary import CHOICE, GatewayError, find_binary
 from shoal.gateway.gateway import Gateway
 from shoal.gateway.presence import holders
-from shoal.model.service import Entry, Route, Served, Wanted
+from shoal.model.service import GatewayEntry, Route, Served, Wanted
 from tests.gateway.world import ROOT, Clients, World, free_port, raw, until
 
 CHAT = Route(service="chat", concurrency=8)
@@ -135,14 +135,14 @@ def test_a_port_that_is_taken_is_refused_in_one_line_and_the_rest_goes_on(world:
         other.bind(("127.0.0.1", 0))
         other.listen()
         taken = other.getsockname()[1]
-        entry = Wanted(entry=Entry(port=taken))
+        entry = Wanted(entry=GatewayEntry(port=taken))
         with pytest.raises(GatewayError, match=rf"^gateway: cannot listen .* port {taken}: .*"):
             world.gateway.apply(entry)
         assert world.gateway.pid() is None
         world.serve(CHAT, one)
         own = Route(service="own", port=taken)
         wanted = Wanted(
-            entry=Entry(port=world.port),
+            entry=GatewayEntry(port=world.port),
             services=(Served(route=CHAT, replicas=(one,)), Served(route=own)),
         )
         for gateway in (world.gateway, Gateway(world.directory)):
@@ -164,7 +164,7 @@ def test_other_bad_wishes_are_refused_in_one_line(world: World) -> None:
         world.gateway.apply(double)
     deep = Path("/tmp") / ("x" * 100)
     with pytest.raises(GatewayError, match="too long a path"):
-        Gateway(deep, binary=find_binary()).apply(Wanted(entry=Entry(port=free_port())))
+        Gateway(deep, binary=find_binary()).apply(Wanted(entry=GatewayEntry(port=free_port())))
 
 
 def test_a_missing_or_strange_binary_is_told_in_one_line(

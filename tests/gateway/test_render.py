@@ -16,7 +16,7 @@ import pytest
 from shoal.gateway.binary import GatewayError, find_binary
 from shoal.gateway.render import Place, digest, render
 from shoal.model.service import (
-    Entry,
+    GatewayEntry,
     Replica,
     ReplicaState,
     Route,
@@ -40,7 +40,7 @@ CASES = {
         services=(Served(route=Route(service="chat", concurrency=8), replicas=replicas(1, 2)),)
     ),
     "all": Wanted(
-        entry=Entry(address="::", port=443, certificate="/etc/gateway.pem", threads=2),
+        entry=GatewayEntry(address="::", port=443, certificate="/etc/gateway.pem", threads=2),
         services=(
             Served(
                 route=Route(service="p2c", routing=Routing.P2C, rate_per_s=10, rate_header="x-key"),

@@ -16,7 +16,7 @@ import pytest
 
 from shoal.api.access import Access
 from shoal.gateway.binary import GatewayError
-from shoal.model.service import Entry, Route, Routing, Served, Wanted
+from shoal.model.service import GatewayEntry, Route, Routing, Served, Wanted
 from tests.gateway.world import Clients, World, free_port, get, raw, read_until, until
 
 
@@ -31,7 +31,7 @@ def test_a_service_is_found_by_path_by_host_and_by_its_own_port(world: World) ->
     own = free_port()
     world.gateway.apply(
         Wanted(
-            entry=Entry(port=world.port),
+            entry=GatewayEntry(port=world.port),
             services=(
                 Served(route=Route(service="chat", host="ai.example.com"), replicas=(one,)),
                 Served(route=Route(service="other", port=own, path="/x/y"), replicas=(two,)),
@@ -60,7 +60,7 @@ def test_no_service_gets_requests_that_were_sent_to_an_address_or_to_another_nam
     greedy = Route(service="127", host="chat.localhost")  # as an old log may still have it
     world.gateway.apply(
         Wanted(
-            entry=Entry(port=world.port, domain="localhost"),
+            entry=GatewayEntry(port=world.port, domain="localhost"),
             services=(
                 Served(route=greedy, replicas=(one,)),
                 Served(route=Route(service="chat"), replicas=(two,)),
@@ -297,7 +297,7 @@ def test_a_certificate_makes_it_https_and_one_that_does_not_match_is_refused(
     (one,) = world.start("one")
     served = (Served(route=Route(service="chat"), replicas=(one,)),)
     world.gateway.apply(
-        Wanted(entry=Entry(port=world.port, certificate=str(good)), services=served)
+        Wanted(entry=GatewayEntry(port=world.port, certificate=str(good)), services=served)
     )
     context = ssl.create_default_context(cadata=public.decode())
     with (
@@ -313,6 +313,6 @@ def test_a_certificate_makes_it_https_and_one_that_does_not_match_is_refused(
     ):
         with pytest.raises(GatewayError, match=text) as told:
             world.gateway.apply(
-                Wanted(entry=Entry(port=world.port, certificate=str(file)), services=served)
+                Wanted(entry=GatewayEntry(port=world.port, certificate=str(file)), services=served)
             )
         assert str(file) in str(told.value) and "\n" not in str(told.value)

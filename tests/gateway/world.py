@@ -19,7 +19,7 @@ import msgspec
 
 from shoal.files import held
 from shoal.gateway.gateway import Gateway
-from shoal.model.service import Entry, Replica, ReplicaState, Route, Served, Wanted
+from shoal.model.service import GatewayEntry, Replica, ReplicaState, Route, Served, Wanted
 
 WAIT_S = 20.0
 ROOT = Path(__file__).parent.parent.parent
@@ -75,7 +75,7 @@ class World:
 
     def wanted(self, route: Route, *replicas: Replica) -> Wanted:
         return Wanted(
-            entry=Entry(port=self.port), services=(Served(route=route, replicas=replicas),)
+            entry=GatewayEntry(port=self.port), services=(Served(route=route, replicas=replicas),)
         )
 
     def serve(self, route: Route, *replicas: Replica) -> None:

@@ -10,7 +10,7 @@ import msgspec
 import pytest
 
 from shoal.core.health import quarantine
-from shoal.core.nodebook import NodeBook, Order
+from shoal.core.nodebook import Action, NodeBook
 from shoal.core.phases import admit, budget, heal, observe, reconcile, watch
 from shoal.core.phases import reclaim as idle
 from shoal.core.phases.ending import stop
@@ -105,7 +105,7 @@ def give_nodes_up_too_soon(patch: pytest.MonkeyPatch) -> None:
 def obey_old_orders(patch: pytest.MonkeyPatch) -> None:
     take = NodeBook.take
 
-    def obey(self: NodeBook, envelope: Envelope) -> list[Order]:
+    def obey(self: NodeBook, envelope: Envelope) -> list[Action]:
         self._newest = (0, 0)
         return take(self, envelope)
 

@@ -16,7 +16,7 @@ from shoal.agent.members import Members
 from shoal.agent.sampling import Sampler
 from shoal.agent.shipping import Shipping
 from shoal.agent.supplies import Supplies
-from shoal.core.nodebook import NodeBook, Order
+from shoal.core.nodebook import Action, NodeBook
 from shoal.enduring import enduring
 from shoal.exits import MEMBERS, read_exits
 from shoal.files import write_private
@@ -128,13 +128,13 @@ class Agent:
                 self.members.acknowledged(command.ref)
         self._report_soon()
 
-    def _queue_up(self, actions: list[Order]) -> None:
+    def _queue_up(self, actions: list[Action]) -> None:
         """A member is not reported as alive before its turn to start has come."""
         for action in actions:
             if isinstance(action, Launch):
                 self._book.gets(action.ref, "starts other members first")
 
-    def _carry_out(self, action: Order) -> None:
+    def _carry_out(self, action: Action) -> None:
         match action:
             case Launch():
                 self._book.begins(action.ref)

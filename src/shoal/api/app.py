@@ -56,7 +56,7 @@ from shoal.model.report import (
     SetService,
     StopService,
 )
-from shoal.model.service import Entry, Service, ServiceSpec
+from shoal.model.service import GatewayEntry, Service, ServiceSpec
 from shoal.model.views import (
     CheckView,
     Done,
@@ -159,16 +159,16 @@ class Services(Controller):
     path = "/v1/services"
 
     @get(sync_to_thread=False)
-    def listing(self, loop: ControlLoop, entry: Entry) -> list[ServiceView]:
+    def listing(self, loop: ControlLoop, entry: GatewayEntry) -> list[ServiceView]:
         return [service_view(loop, service, entry) for service in loop.state.services.values()]
 
     @get("/{name:str}", sync_to_thread=False)
-    def one(self, loop: ControlLoop, entry: Entry, name: str) -> ServiceView:
+    def one(self, loop: ControlLoop, entry: GatewayEntry, name: str) -> ServiceView:
         return service_view(loop, _service(loop, name), entry)
 
     @put("/{name:str}")
     async def serve(
-        self, loop: ControlLoop, entry: Entry, name: str, data: ServiceSpec
+        self, loop: ControlLoop, entry: GatewayEntry, name: str, data: ServiceSpec
     ) -> ServiceView:
         if data.name != name:
             raise Refusal(422, f"is {data.name!r}, but the address says {name[:64]!r}", "name")
@@ -191,7 +191,7 @@ class Services(Controller):
 def build(
     loop: ControlLoop,
     token: str,
-    entry: Callable[[], Entry] = lambda: Entry(),
+    entry: Callable[[], GatewayEntry] = lambda: GatewayEntry(),
     history: History | None = None,
     live_ledger: LiveLedger | None = None,
     home: Path | None = None,
@@ -214,7 +214,7 @@ def build(
         await loop.settled()
         return loop
 
-    def provide_entry() -> Entry:
+    def provide_entry() -> GatewayEntry:
         return entry()
 
     return Litestar(

@@ -13,7 +13,7 @@ from shoal.core.state.state import Node
 from shoal.model.health import Standing
 from shoal.model.job import Job, Phase
 from shoal.model.node import NodeHealth, NodeIntent
-from shoal.model.service import Entry, Service, ServiceLoad
+from shoal.model.service import GatewayEntry, Service, ServiceLoad
 from shoal.model.views import (
     CheckView,
     JobRow,
@@ -167,7 +167,7 @@ def progress_view(loop: ControlLoop, job: Job) -> ProgressView | None:
     )
 
 
-def service_view(loop: ControlLoop, service: Service, entry: Entry) -> ServiceView:
+def service_view(loop: ControlLoop, service: Service, entry: GatewayEntry) -> ServiceView:
     state, name = loop.state, service.spec.name
     load = state.heard.loads.get(name, ServiceLoad(service=name))
     replicas = [
@@ -234,7 +234,7 @@ def replica_view(loop: ControlLoop, service: Service, load: ServiceLoad, job: Jo
     )
 
 
-def _url(service: Service, entry: Entry) -> str:
+def _url(service: Service, entry: GatewayEntry) -> str:
     route = service.spec.way
     host = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(entry.address, entry.address)
     host = f"[{host}]" if ":" in host else host

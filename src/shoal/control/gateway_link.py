@@ -19,7 +19,7 @@ from shoal.control.loop import ControlLoop, Unreadable
 from shoal.core.state.state import State
 from shoal.model.job import Job, Phase
 from shoal.model.service import (
-    Entry,
+    GatewayEntry,
     Probe,
     Replica,
     ReplicaState,
@@ -60,7 +60,9 @@ class Pulse(msgspec.Struct):
 
 
 class GatewayLink:
-    def __init__(self, loop: ControlLoop, balancer: Balancer, entry: Callable[[], Entry]) -> None:
+    def __init__(
+        self, loop: ControlLoop, balancer: Balancer, entry: Callable[[], GatewayEntry]
+    ) -> None:
         self._loop = loop
         self._balancer = balancer
         self._entry = entry
@@ -162,7 +164,7 @@ class GatewayLink:
             pulse.unanswered = 0 if status else pulse.unanswered + 1
 
 
-def wanted_of(state: State, entry: Entry) -> Wanted:
+def wanted_of(state: State, entry: GatewayEntry) -> Wanted:
     """What the gateway should be, by the state."""
     return Wanted(
         entry=entry,

@@ -1,4 +1,4 @@
-"""The node's side of the protocol: which members live here, which ended, which orders are old.
+"""The node's side of the protocol: which members live here, which ended, which commands are old.
 
 Pure, so that the agent and the simulated world keep their books with the same code.
 """
@@ -16,24 +16,25 @@ from shoal.model.samples import NodeSample
 
 STOPPED_BEFORE_START_CODE = 143
 PREPARED_MAX = 2  # a warm interpreter takes memory
-CHECKS_KEPT = 4  # told in every report until newer ones take their place
+CHECKS_KEPT = 4  # in every report, until newer ones take their place
 
-Order = Launch | Stop | Check | Prepare | Dismiss
+# What an agent has to do for a command; an acknowledgement needs the book only.
+Action = Launch | Stop | Check | Prepare | Dismiss
 
 
 class NodeBook:
-    """An agent opens a new book, with a higher incarnation, each time it starts. `exits` are those
-    of its earlier lives that nobody has acknowledged."""
+    """An agent opens a new book, with a higher incarnation, each time it starts. `exits`: those of
+    its earlier lives that the controller has not acknowledged."""
 
     def __init__(
         self, spec: NodeSpec, incarnation: int, exits: tuple[MemberExit, ...] = ()
     ) -> None:
         self.spec = spec
         self.incarnation = incarnation
-        self.alive: dict[MemberRef, Launch] = {}  # those that are getting ready included
+        self.alive: dict[MemberRef, Launch] = {}  # with those that are getting ready
         self.getting: dict[MemberRef, str] = {}
         self.stopping: dict[MemberRef, None] = {}
-        self.ended: dict[MemberRef, None] = {}  # before they were told to stop
+        self.ended: dict[MemberRef, None] = {}  # before a command to stop came
         self.exits: dict[MemberRef, MemberExit] = {exit_.ref: exit_ for exit_ in exits}
         self.checks: dict[str, CheckResult] = {}
         self.prepared: dict[str, Prepare] = {}
@@ -41,13 +42,13 @@ class NodeBook:
         self._sequence = 0
         self._newest = (0, 0)
 
-    def take(self, envelope: Envelope) -> list[Order]:
-        """What to start, stop and measure. Orders from the past, or for a past life, do nothing."""
+    def take(self, envelope: Envelope) -> list[Action]:
+        """What to start, stop and measure. Commands that are old or for an old life do nothing."""
         stamp = (envelope.epoch, envelope.number)
         if stamp <= self._newest:
             return []
         self._newest = stamp
-        todo: list[Order] = []
+        todo: list[Action] = []
         for command in envelope.commands:
             if command.incarnation != self.incarnation or isinstance(command, Fence):
                 continue
@@ -70,13 +71,13 @@ class NodeBook:
         while len(self.prepared) > PREPARED_MAX:
             del self.prepared[next(iter(self.prepared))]
 
-    def _take_one(self, command: Launch | Stop | Acknowledge, todo: list[Order]) -> None:
+    def _take_one(self, command: Launch | Stop | Acknowledge, todo: list[Action]) -> None:
         ref = command.ref
         known = ref in self.alive or ref in self.exits
         match command:
             case Launch():
                 # A node that was given up may still run what the controller has written off. Its
-                # GPUs are taken until it ended; the order comes again with the next report.
+                # GPUs are taken until that ends; the command comes again with the next report.
                 if not known and self._gpus_free(command):
                     self.alive[ref] = command
                     todo.append(command)
@@ -106,12 +107,12 @@ class NodeBook:
             self.getting[ref] = what
 
     def begins(self, ref: MemberRef) -> None:
-        """It has all that it needs."""
+        """It has everything that it needs."""
         self.getting.pop(ref, None)
 
     def ends(self, ref: MemberRef) -> None:
-        """Its process is over, its output is not yet stored. An order to stop that comes now is
-        too late to be the reason."""
+        """Its process has ended, but its output is not stored yet. A command to stop it that comes
+        now is too late to be the reason."""
         if ref in self.alive and ref not in self.stopping:
             self.ended[ref] = None
 

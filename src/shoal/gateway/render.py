@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping
 
 import msgspec
 
-from shoal.model.service import Entry, Replica, ReplicaState, Route, Routing, Served, Wanted
+from shoal.model.service import GatewayEntry, Replica, ReplicaState, Route, Routing, Served, Wanted
 
 ENTRY = "_entry"  # not a valid service name, so it cannot clash
 NOWHERE = "_nowhere"
@@ -207,7 +207,7 @@ def _entry(wanted: Wanted, place: Place) -> Iterator[str]:
     yield f"    default_backend {NOWHERE}"
 
 
-def _own_port(entry: Entry, route: Route, place: Place) -> Iterator[str]:
+def _own_port(entry: GatewayEntry, route: Route, place: Place) -> Iterator[str]:
     yield f"frontend _port-{route.service}"
     yield f"    bind {_bind(entry.address, route.port, route.certificate)}"
     yield f"    timeout client {route.client_timeout_ms}ms"
@@ -248,7 +248,7 @@ def _withhold_sessions() -> Iterator[str]:
     yield "    http-request del-header Cookie if { req.fhdr(cookie) -m len 0 }"
 
 
-def _by_name(entry: Entry, route: Route) -> str:
+def _by_name(entry: GatewayEntry, route: Route) -> str:
     return _by_host(f"{route.service}.{entry.domain}")
 
 
@@ -257,7 +257,7 @@ def _by_host(name: str) -> str:
     return f"{{ req.hdr(host),host_only -m str -i {name} }}"
 
 
-def _backend(entry: Entry, served: Served, place: Place, weights: Weights) -> Iterator[str]:
+def _backend(entry: GatewayEntry, served: Served, place: Place, weights: Weights) -> Iterator[str]:
     route = served.route
     yield f"backend {route.service}"
     yield from _balance(route)
@@ -379,7 +379,7 @@ PREFIX_PARTS = (
 )
 
 
-def _strip(entry: Entry, route: Route) -> Iterator[str]:
+def _strip(entry: GatewayEntry, route: Route) -> Iterator[str]:
     """Removes the prefix from requests that matched by path, not by host name or port."""
     shared = f" {{ fe_name {ENTRY} }}" if route.port else ""
     named = f"!{_by_name(entry, route)}"

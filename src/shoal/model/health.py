@@ -67,7 +67,7 @@ class Suspicion(msgspec.Struct, frozen=True, kw_only=True):
     proven: bool = False
 
 
-class Entry(msgspec.Struct, frozen=True):
+class StandingChange(msgspec.Struct, frozen=True):
     at_ms: int
     standing: Standing
     why: str
@@ -84,7 +84,7 @@ class Record(msgspec.Struct, frozen=True, kw_only=True):
     retest_ms: int = 0  # when to check a quarantined node again
     check_since_ms: int = -1  # a check is wanted since then; -1: none
     faulty: bool = False  # in quarantine because it cannot start or keep anything
-    history: tuple[Entry, ...] = ()
+    history: tuple[StandingChange, ...] = ()
 
 
 class HealthRule(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

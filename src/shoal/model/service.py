@@ -106,7 +106,7 @@ class Served(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     replicas: tuple[Replica, ...] = ()
 
 
-class Entry(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class GatewayEntry(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """The port that all services share."""
 
     address: Plain = "127.0.0.1"
@@ -119,7 +119,7 @@ class Entry(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
 class Wanted(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """All that a gateway is told. It makes the world so."""
 
-    entry: Entry = Entry()
+    entry: GatewayEntry = GatewayEntry()
     services: tuple[Served, ...] = ()
 
 

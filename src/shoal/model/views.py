@@ -6,7 +6,7 @@ import msgspec
 
 from shoal.model.events import Recorded
 from shoal.model.explanation import AttemptRecord
-from shoal.model.health import Entry, Verdict
+from shoal.model.health import StandingChange, Verdict
 from shoal.model.job import JobSpec
 from shoal.model.service import ServiceSpec
 
@@ -81,7 +81,7 @@ class NodeView(msgspec.Struct, kw_only=True):
     why: str
     since_ms: int
     standing: str  # what is thought of its work: ok, suspect, quarantined
-    history: list[Entry]  # how that changed, the newest last
+    history: list[StandingChange]  # how that changed, the newest last
     place: str
     address: str
     checkpoints: str = ""  # names its root for checkpoints: the same name is the same place

@@ -10,8 +10,8 @@ from shoal.core.health.failures import (
     FAILURES_PER_JOB_MAX,
     JOBS_MAX,
     REMEMBERED_MS,
-    Book,
     Failure,
+    FailureBook,
     blame,
     failed,
     forget,
@@ -25,7 +25,7 @@ def failure(node: str, at_ms: int = 0, code: int = 1, step: int | None = None) -
 
 
 def test_two_jobs_that_fail_on_a_node_and_run_well_elsewhere_speak_against_it() -> None:
-    book = Book()
+    book = FailureBook()
     for job in ("j1", "j2"):
         failed(book, job, failure("bad"))
         assert blame(book, "bad", 1) is None  # the jobs themselves may be at fault
@@ -38,7 +38,7 @@ def test_two_jobs_that_fail_on_a_node_and_run_well_elsewhere_speak_against_it() 
 
 
 def test_a_job_that_fails_twice_only_there_is_enough() -> None:
-    book = Book()
+    book = FailureBook()
     failed(book, "j1", failure("bad"))
     ran_well(book, "j1", ("good", "fine"))
     assert blame(book, "bad", 1) is None
@@ -50,7 +50,7 @@ def test_a_job_that_fails_twice_only_there_is_enough() -> None:
 
 
 def test_a_job_that_fails_everywhere_speaks_against_no_node() -> None:
-    book = Book()
+    book = FailureBook()
     for node in ("a", "b", "a", "b", "a"):
         failed(book, "j1", failure(node))
     assert blame(book, "a", 1) is None
@@ -59,7 +59,7 @@ def test_a_job_that_fails_everywhere_speaks_against_no_node() -> None:
 
 
 def test_a_job_that_runs_well_on_the_node_after_all_clears_it() -> None:
-    book = Book()
+    book = FailureBook()
     for job in ("j1", "j2"):
         failed(book, job, failure("a"))
         ran_well(book, job, ("b",))
@@ -68,7 +68,7 @@ def test_a_job_that_runs_well_on_the_node_after_all_clears_it() -> None:
 
 
 def test_what_was_long_ago_is_forgotten() -> None:
-    book = Book()
+    book = FailureBook()
     for job in ("j1", "j2"):
         failed(book, job, failure("bad"))
         ran_well(book, job, ("good",))
@@ -77,7 +77,7 @@ def test_what_was_long_ago_is_forgotten() -> None:
 
 
 def test_a_job_that_fails_three_times_the_same_way_is_stopped_with_the_reason() -> None:
-    book = Book()
+    book = FailureBook()
     for node in ("a", "b", "a"):
         assert same_way(book, "j1") is None
         failed(book, "j1", failure(node, code=7, step=1200))
@@ -86,21 +86,21 @@ def test_a_job_that_fails_three_times_the_same_way_is_stopped_with_the_reason() 
 
 def test_other_codes_other_steps_and_unknown_steps_are_not_the_same_way() -> None:
     for steps, codes in (((5, 5, 6), (1, 1, 1)), ((5, 5, 5), (1, 2, 1)), ((None,) * 3, (1, 1, 1))):
-        book = Book()
+        book = FailureBook()
         for step, code in zip(steps, codes, strict=True):
             failed(book, "j1", failure("a", code=code, step=step))
         assert same_way(book, "j1") is None
 
 
 def test_a_job_that_got_further_in_between_begins_to_count_anew() -> None:
-    book = Book()
+    book = FailureBook()
     for step in (5, 5, 9, 5):
         failed(book, "j1", failure("a", step=step))
     assert same_way(book, "j1") is None
 
 
 def test_a_finished_job_is_remembered_only_where_it_tells_of_a_node() -> None:
-    book = Book()
+    book = FailureBook()
     failed(book, "j1", failure("a"))
     forget(book, "j1")
     assert book.jobs == {}
@@ -120,7 +120,7 @@ def test_a_finished_job_is_remembered_only_where_it_tells_of_a_node() -> None:
 def test_no_node_is_blamed_by_jobs_that_ran_well_nowhere(
     said: list[tuple[int, str, bool, int]],
 ) -> None:
-    book, well = Book(), set()
+    book, well = FailureBook(), set()
     for job, node, ran, code in said:
         if ran:
             ran_well(book, f"j{job}", (node,))
@@ -131,11 +131,11 @@ def test_no_node_is_blamed_by_jobs_that_ran_well_nowhere(
         found = blame(book, node, 1)
         assert found is None or set(found.jobs) <= well
     assert all(0 < len(kept) <= FAILURES_PER_JOB_MAX for kept in book.jobs.values())
-    assert msgspec.json.decode(msgspec.json.encode(book), type=Book) == book
+    assert msgspec.json.decode(msgspec.json.encode(book), type=FailureBook) == book
 
 
 def test_the_book_is_bounded() -> None:
-    book = Book()
+    book = FailureBook()
     for number in range(JOBS_MAX + 5):
         failed(book, f"j{number}", failure("a"))
     assert len(book.jobs) == JOBS_MAX

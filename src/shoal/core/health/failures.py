@@ -29,7 +29,7 @@ class Failure(msgspec.Struct, frozen=True, kw_only=True):
     elsewhere: bool = False
 
 
-class Book(msgspec.Struct):
+class FailureBook(msgspec.Struct):
     """Changed in place, by events only; bounded."""
 
     jobs: dict[str, list[Failure]] = {}
@@ -44,14 +44,14 @@ class Blame(msgspec.Struct, frozen=True):
     why: str
 
 
-def failed(book: Book, job: str, failure: Failure) -> None:
+def failed(book: FailureBook, job: str, failure: Failure) -> None:
     kept = book.jobs.pop(job, [])
     book.jobs[job] = [*kept, failure][-FAILURES_PER_JOB_MAX:]  # the latest to fail stands last
     while len(book.jobs) > JOBS_MAX:
         del book.jobs[next(iter(book.jobs))]
 
 
-def ran_well(book: Book, job: str, nodes: tuple[str, ...]) -> None:
+def ran_well(book: FailureBook, job: str, nodes: tuple[str, ...]) -> None:
     """The job succeeded on these nodes, or got well past the step at which it had failed. That
     clears them of its failures, and speaks against those it left."""
     kept = book.jobs.get(job)
@@ -66,7 +66,7 @@ def ran_well(book: Book, job: str, nodes: tuple[str, ...]) -> None:
         del book.jobs[job]
 
 
-def blame(book: Book, node: str, now_ms: int) -> Blame | None:
+def blame(book: FailureBook, node: str, now_ms: int) -> Blame | None:
     """Is this node what they have in common? Jobs that never ran well elsewhere prove nothing."""
     counts: dict[str, int] = {}
     only_here = []
@@ -88,7 +88,7 @@ def blame(book: Book, node: str, now_ms: int) -> Blame | None:
     return Blame(node, jobs, sum(counts[job] for job in jobs), why)
 
 
-def same_way(book: Book, job: str) -> str | None:
+def same_way(book: FailureBook, job: str) -> str | None:
     """The reason to stop a job that fails the same way each time; None if it may be tried again.
     Never for jobs that count no steps: their failures cannot be told apart."""
     last = book.jobs.get(job, [])[-SAME_WAY_MAX:]
@@ -101,7 +101,7 @@ def same_way(book: Book, job: str) -> str | None:
     return f"failed {SAME_WAY_MAX} times with code {last[0].code} at step {last[0].step}, {where}"
 
 
-def forget(book: Book, job: str) -> None:
+def forget(book: FailureBook, job: str) -> None:
     """A finished job's failures still speak against nodes, but only if it ran well elsewhere."""
     kept = [failure for failure in book.jobs.get(job, []) if failure.elsewhere]
     if kept:

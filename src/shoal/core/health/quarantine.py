@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import msgspec
 
-from shoal.model.health import Entry, HealthRule, Record, Standing, Suspicion
+from shoal.model.health import HealthRule, Record, Standing, StandingChange, Suspicion
 
 HISTORY_MAX = 16
 SUSPICIONS_MAX = 4
@@ -123,7 +123,7 @@ def _quarantine(record: Record, now_ms: int, why: str, rule: HealthRule) -> Reco
 def _enter(
     record: Record, standing: Standing, now_ms: int, why: str, check_since_ms: int = -1
 ) -> Record:
-    entry = Entry(now_ms, standing, why)
+    entry = StandingChange(now_ms, standing, why)
     return msgspec.structs.replace(
         record,
         standing=standing,

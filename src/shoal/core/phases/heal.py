@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from shoal.core.health.failures import Book, Failure, blame, failed, same_way
+from shoal.core.health.failures import Failure, FailureBook, blame, failed, same_way
 from shoal.core.phases.ending import CANCELLED_CODE, is_served, stop
 from shoal.core.phases.round import Round
 from shoal.core.phases.watch import suspect
@@ -172,7 +172,7 @@ def _backoff_ms(round_: Round, job: Job) -> int:
 
 def _same_way(round_: Round, job: Job) -> str | None:
     """Would one more failure be the third of the same kind at the same step?"""
-    book = Book(jobs={job.id: list(round_.state.failures.jobs.get(job.id, []))})
+    book = FailureBook(jobs={job.id: list(round_.state.failures.jobs.get(job.id, []))})
     failed(
         book,
         job.id,

@@ -26,7 +26,7 @@ def reconcile(round_: Round, inventories: list[NodeReport]) -> list[Command]:
     A command that gets lost is derived again from the next inventory of its node.
     """
     state = round_.state
-    orders: dict[MemberRef, Command] = {}
+    commands: dict[MemberRef, Command] = {}
     for event in round_.events:
         if type(event) is JobPlaced or type(event) is JobStopping:
             job = state.jobs.get(event.job)
@@ -34,17 +34,17 @@ def reconcile(round_: Round, inventories: list[NodeReport]) -> list[Command]:
                 for number, member in enumerate(job.members):
                     if not member.over:
                         ref = MemberRef(job.id, job.attempt, number)
-                        orders[ref] = _order(state, job, ref)
+                        commands[ref] = _command(state, job, ref)
     acknowledgements: list[Command] = []
     for inventory in inventories:
-        _compare(state, inventory, orders, acknowledgements)
-    return [*orders.values(), *acknowledgements]
+        _compare(state, inventory, commands, acknowledgements)
+    return [*commands.values(), *acknowledgements]
 
 
 def _compare(
     state: State,
     inventory: NodeReport,
-    orders: dict[MemberRef, Command],
+    commands: dict[MemberRef, Command],
     acknowledgements: list[Command],
 ) -> None:
     node_id = inventory.spec.id
@@ -54,13 +54,13 @@ def _compare(
             acknowledgements.append(
                 Acknowledge(node=node_id, incarnation=inventory.incarnation, ref=exit_.ref)
             )
-    # One that is getting ready was ordered, and is here like one that is alive.
+    # A member that is getting ready has its command already, like one that is alive.
     alive = dict.fromkeys((*inventory.alive, *(one.ref for one in inventory.getting)))
     told = set(inventory.stopping)
     strangers = [ref for ref in alive if ref not in placed]
     for ref in strangers:
         if ref not in told:
-            orders[ref] = Stop(
+            commands[ref] = Stop(
                 node=node_id,
                 incarnation=inventory.incarnation,
                 ref=ref,
@@ -75,10 +75,10 @@ def _compare(
             pending = job.members[ref.member].status is MemberStatus.PENDING
             missing = pending and ref not in alive and not strangers
         if missing:
-            orders[ref] = _order(state, job, ref)
+            commands[ref] = _command(state, job, ref)
 
 
-def _order(state: State, job: Job, ref: MemberRef) -> Command:
+def _command(state: State, job: Job, ref: MemberRef) -> Command:
     slice_ = job.members[ref.member].slice
     node = state.nodes[slice_.node]
     if job.phase is Phase.STOPPING:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import msgspec
 
 from shoal.core.health.baseline import Fleet
-from shoal.core.health.failures import Book
+from shoal.core.health.failures import FailureBook
 from shoal.core.scheduling.fragments import Mix, Task
 from shoal.core.state.accounts import Account, Accounts
 from shoal.core.state.estimates import Estimates, Group
@@ -64,7 +64,7 @@ class Snapshot(msgspec.Struct, frozen=True, kw_only=True):
     reservations: dict[str, Reservation] = {}
     claims: dict[str, tuple[Slice, ...]] = {}
     mix: list[tuple[Task, int]] = []
-    failures: Book = msgspec.field(default_factory=Book)
+    failures: FailureBook = msgspec.field(default_factory=FailureBook)
     fleet: Fleet = msgspec.field(default_factory=Fleet)
     services: list[Service] = []
     budgets: dict[str, BudgetLevel] = {}
@@ -89,7 +89,7 @@ class Facts:
         self.ages = Ages()
         self.wear = Wear()
         self.mix = Mix()  # the kinds of jobs that were submitted
-        self.failures = Book()  # failures by a job's own error: they tell bad nodes from bad jobs
+        self.failures = FailureBook()  # by a job's own error: tells bad nodes from bad jobs
         self.fleet = Fleet()  # what nodes usually measure
         self.reservations: dict[str, Reservation] = {}  # of blocked jobs
         self.claims: dict[str, tuple[Slice, ...]] = {}  # of jobs that others are stopped for
