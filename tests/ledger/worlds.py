@@ -72,7 +72,8 @@ def kept(seed: int, size: Size | None = None) -> Iterator[tuple[Run, Books]]:
         committed(events)
         if events:
             books.stepped(events)
-            same_as(books.book.mirror, run.world.controller.state)
+            # The tick is inside its commit, so its state is what is now stored.
+            same_as(books.book.mirror, run.world.controller._tick.state)
 
     def on_hear(report: NodeReport) -> None:
         heard(report)
