@@ -68,8 +68,10 @@ types: setup
 layers: setup
 	@told=$$($(BIN)/lint-imports --no-cache) || { echo "$$told"; exit 1; }
 
+# More workers than cores: half of the time, tests wait for real processes. A file stays with one
+# worker, which starts what its tests share once.
 unit: setup $(TRAINED) $(SYSTEM_READY)
-	@$(BIN)/python -m pytest -n 2 --dist worksteal
+	@$(BIN)/python -m pytest -n 4 --dist loadfile --no-loadscope-reorder
 
 soak: setup $(TRAINED) $(SYSTEM_READY)
 	@$(BIN)/python -m pytest -n 2 --dist worksteal -m soak

@@ -21,9 +21,34 @@ sys.dont_write_bytecode = False
 # DeepSpeed compiles a part of itself when it is first used: `make test` does that while it sets up.
 os.environ.setdefault("TORCH_EXTENSIONS_DIR", str(Path(sys.prefix) / "torch_extensions"))
 
+# The longest files run first, so that no worker is left alone with one at the end. Those that start
+# Ray are apart from each other.
+LONGEST = (
+    "tests/live/test_launchers.py",
+    "tests/netns/test_cluster.py",
+    "tests/sim/test_seeds.py",
+    "tests/live/test_services.py",
+    "tests/engines/test_ray.py",
+    "tests/train/test_examples.py",
+    "tests/web/test_page.py",
+    "tests/sim/test_replay.py",
+    "tests/engines/ray/test_live.py",
+    "tests/api/test_fuzz.py",
+    "tests/live/test_training_bad_input.py",
+    "tests/serve/test_server.py",
+    "tests/netns/test_up_hosts.py",
+    "tests/live/test_end_to_end.py",
+    "tests/live/test_faults.py",
+    "tests/live/test_training_chaos.py",
+    "tests/tasks/test_cluster.py",
+    "tests/train/test_survive.py",
+)
+
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """A test marked `outside` is tried once more if it fails. Both tries are printed."""
+    places = {config.rootpath / name: place for place, name in enumerate(LONGEST)}
+    items.sort(key=lambda item: places.get(item.path, len(LONGEST)))
     for item in items:
         mark = item.get_closest_marker("outside")
         if mark is None:

@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator, Sequence
 from functools import cache
 from pathlib import Path
 
+import conftest
 import pytest
 
 from tests.state_writes import writes
@@ -389,3 +390,7 @@ def test_tests_and_benchmarks_do_not_import_each_other(folder: str, strangers: s
     files = sorted((ROOT / folder).rglob("*.py"))
     assert files
     assert [f"{path}: {names}" for path in files if (names := imported(path) & strangers)] == []
+
+
+def test_the_longest_files_are_where_the_list_says() -> None:
+    assert [name for name in conftest.LONGEST if not (ROOT / name).exists()] == []

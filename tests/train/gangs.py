@@ -198,6 +198,8 @@ def clean_environment() -> dict[str, str]:
     """Ours, without what a cluster around the tests would have set."""
     left_out = ("SHOAL_", "RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_", "LOCAL_WORLD_SIZE")
     env = {name: value for name, value in os.environ.items() if not name.startswith(left_out)}
+    # The environment's own `ninja` first: with another one DeepSpeed compiles everything again.
+    env["PATH"] = f"{Path(sys.executable).parent}:{env.get('PATH', os.defpath)}"
     # Two small processes on few cores: threads of each would only be in each other's way.
     return env | {"OMP_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1"}
 
