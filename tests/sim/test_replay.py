@@ -283,9 +283,6 @@ def test_a_policy_that_must_know_run_times_is_told_the_truth() -> None:
     [
         ("philly-pollux/jobs.csv.gz", 100, 8, {}),
         ("microsoft-itp/jobs.csv.gz", 64, 8, {"cluster": "cluster02"}),
-        ("muri-philly/trace4.csv.gz", 8, 8, {}),
-        ("shockwave-nsdi23/jobs_120.csv.gz", 4, 8, {}),
-        ("pollux-osdi21/workloads.csv.gz", 16, 4, {"load": "1.0", "workload": "6"}),
         ("microsoft-itp/philly_103959.csv.gz", 32, 8, {}),
     ],
 )

@@ -152,8 +152,9 @@ def test_the_services_of_a_log_are_replayed_as_services_with_their_load() -> Non
     assert [spec is None for _, spec in found.changes] == [False, True]
     assert 20_000 <= found.ready_ms <= 50_000  # seen at the next look
     was, now = one.hours(), played(again, Policy(), nodes=2).hours()
-    for account in ("serving", "useful"):
-        assert abs(now[account] - was[account]) < 0.1 * was[account], account
+    # Work that was lost and done again is part of a log, and counts as work in its replay.
+    for account, part in (("serving", 0.1), ("useful", 0.2)):
+        assert abs(now[account] - was[account]) < part * was[account], account
 
 
 def test_a_job_whose_members_reported_checkpoints_reports_them_again() -> None:

@@ -44,20 +44,6 @@ EXPECTED = {
         (60_000, 3_600_000, 2, 8, "vision"),
         (660_000, 600_000, 1, 1, "text"),
     ],
-    "muri.csv": [(0, 110_635, 1, 1, ""), (6_000, 99_470, 2, 8, "")],
-    "elasticflow.csv": [(0, 976_000, 1, 1, "vgg16"), (219_000, 1_792_000, 1, 4, "vgg16")],
-    "shockwave.csv": [(0, 1_418_000, 1, 1, "LM"), (55_000, 3_338_000, 1, 2, "ResNet-18")],
-    "openb.csv": [
-        (0, 1_190_000, 1, 1, "LS"),
-        (30_000, 60_000, 1, 1, "BE"),
-        (40_000, 100_000, 1, 0, "BE"),
-    ],
-    # 1000 iterations of 1 s; 200 iterations of a batch done in two parts of 8 per GPU
-    "pollux/workloads.csv": [
-        (0, 1_000_000, 1, 1, "toy"),
-        (10_000, 380_000, 1, 4, "toy"),
-        (20_000, 1_000_000, 1, 1, "toy"),
-    ],
 }
 
 
@@ -96,14 +82,6 @@ def test_slurm_jobs_come_without_steps_and_without_those_that_never_ran() -> Non
     assert eval_.spec.memory_mb == 64_000
     assert [a.spec.time_limit_ms for a in trace.arrivals] == [1_800_000, 86_400_000, 7_200_000]
     assert [a.exit_code for a in trace.arrivals] == [0, 0, 1]
-
-
-def test_cpus_and_memory_count_only_where_nodes_say_what_they_have() -> None:
-    counted = read_trace(GOLDEN / "openb.csv", gangs_for(read_nodes(GOLDEN / "openb_nodes.csv")))
-    assert [a.spec.cpu_milli for a in counted.arrivals] == [12_000, 6_000, 8_000]
-    assert [a.spec.memory_mb for a in counted.arrivals] == [16_384, 12_288, 30_517]
-    uncounted = read_trace(GOLDEN / "openb.csv", Gangs(8))
-    assert {(a.spec.cpu_milli, a.spec.memory_mb) for a in uncounted.arrivals} == {(0, 0)}
 
 
 def test_rows_can_be_chosen_by_a_column() -> None:

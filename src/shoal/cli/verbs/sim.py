@@ -131,8 +131,8 @@ def sim(
     The replay uses the real scheduler. Only the machines are simulated:
     start-up times, checkpoints, failures and slow nodes. The same command gives
     the same figures again. A plain trace is a CSV file with the columns
-    submit_s, duration_s and gpus. The output of sacct and public traces are
-    recognized by their columns. docs/simulate.md explains each figure.
+    submit_s, duration_s and gpus. The output of sacct is recognized by its
+    columns. docs/simulate.md explains each figure.
 
     Examples:
       shoal sim jobs.csv --nodes 8 --gpus 8

@@ -1,24 +1,31 @@
-"""One small file per trace format; the format of a file is known by the columns it names."""
+"""One small file per trace format; a file's format follows from the columns it names."""
 
 from __future__ import annotations
 
-import importlib
 from collections.abc import Mapping
 from pathlib import Path
 from types import ModuleType
 
+from shoal.sim.replay.readers import plain, sacct
 from shoal.sim.replay.readers.rows import Rows
 from shoal.sim.replay.traces import Gangs, Trace, TraceError, in_order
 
-# The plain one is last: what looks like another is that.
-FORMATS = ("muri", "elasticflow", "shockwave", "pollux", "openb", "sacct", "plain")
+# The plain one is last, because its columns are also in others.
+READERS: Mapping[str, ModuleType] = {"sacct": sacct, "plain": plain}
 
 
 def read_trace(
-    path: Path, gangs: Gangs, *, form: str = "", where: Mapping[str, str] | None = None
+    path: Path,
+    gangs: Gangs,
+    *,
+    form: str = "",
+    where: Mapping[str, str] | None = None,
+    readers: Mapping[str, ModuleType] = READERS,
 ) -> Trace:
     rows = Rows(path, where)
-    reader = _reader(form) if form else _detect(rows)
+    if form and form not in readers:
+        raise TraceError(f"there is no trace format {form}; there are {', '.join(readers)}")
+    reader = readers[form] if form else _detect(rows, readers)
     read = 0
     arrivals = []
     for arrival in reader.read(rows, gangs):
@@ -31,16 +38,9 @@ def read_trace(
     return in_order(str(path), arrivals, skipped=read - len(arrivals))
 
 
-def _reader(form: str) -> ModuleType:
-    if form not in FORMATS:
-        raise TraceError(f"there is no trace format {form}; there are {', '.join(FORMATS)}")
-    return importlib.import_module(f"shoal.sim.replay.readers.{form}")
-
-
-def _detect(rows: Rows) -> ModuleType:
+def _detect(rows: Rows, readers: Mapping[str, ModuleType]) -> ModuleType:
     columns = frozenset(rows.columns)
-    for form in FORMATS:
-        reader = _reader(form)
+    for reader in readers.values():
         if reader.fits(columns):
             return reader
     have = ", ".join(rows.columns[:20])
