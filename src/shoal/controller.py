@@ -45,15 +45,15 @@ if TYPE_CHECKING:
     import uvicorn
 
 FILES_MAX = 16_384
-FILES_RESERVED = 256  # for agents, the store and logs; who connects shares the rest
+FILES_RESERVED = 256  # for agents, the store and logs; connections share the rest
 GATEWAY_PORTS = range(8080, 9080)
 SUPERVISOR_LOOK_S = 3.0
-CLAIMS: list[socket.socket] = []  # ports chosen in this process' life
+CLAIMS: list[socket.socket] = []  # of the ports that this process chose
 
 
 def run_controller(home_path: str, network: int, local: int) -> int:
-    """Until it is told to end. It listens on the two descriptors that the supervisor holds. What it
-    prints is its log; a line that begins with "shoal: " is its last, and means that starting it
+    """Run until a signal ends it. It listens on the two descriptors that the supervisor holds. Its
+    output is its log. A line that begins with "shoal: " is its last, and means that starting it
     again would not help."""
     usual = prepare_for_service(FILES_MAX)
     logging.basicConfig(format="%(asctime)s %(name)s: %(message)s", level=logging.INFO)
@@ -97,67 +97,67 @@ async def _serve(home: Home, doors: Doors, usual: Usual) -> None:
         lambda text: loop.alarms.raise_("ledger", text),
     )
     loop.followers += [ledger, Tidy(home.checkpoints)]
-    booking = asyncio.create_task(
+    ledger_task = asyncio.create_task(
         enduring("the ledger", lambda: ledger.run(lambda: loop.policy, loop.spent))
     )
-    telling = asyncio.create_task(
-        enduring("the look at the clock", lambda: watch(clock, loop.alarms, loop.drifted))
+    clock_task = asyncio.create_task(
+        enduring("the watch on the clock", lambda: watch(clock, loop.alarms, loop.drifted))
     )
-    guarding = asyncio.create_task(
-        enduring("the look at the supervisor", lambda: _watch_supervisor(home, loop.alarms))
+    supervisor_task = asyncio.create_task(
+        enduring("the watch on the supervisor", lambda: _watch_supervisor(home, loop.alarms))
     )
     _spare_the_collector()
-    ticking = asyncio.create_task(loop.run())
+    loop_task = asyncio.create_task(loop.run())
     await asyncio.sleep(0)  # the agents start while the API is still being imported
     gateway_link = GatewayLink(loop, _balancer(home), lambda: _entry(home, config))
-    porting = asyncio.create_task(enduring("the gateway_link", gateway_link.run))
+    link_task = asyncio.create_task(enduring("the gateway link", gateway_link.run))
     history = History(loop, home.history)
-    keeping = asyncio.create_task(enduring("the history", history.run))
+    history_task = asyncio.create_task(enduring("the history", history.run))
     server = _api_server(loop, home, lambda: _entry(home, config), history, ledger, config.host)
-    serving = asyncio.create_task(server.serve(sockets=[*doors]))
-    retiring = asyncio.create_task(
-        enduring("the farewell of nodes that are configured no more", lambda: _retire(loop, config))
+    api_task = asyncio.create_task(server.serve(sockets=[*doors]))
+    retiring_task = asyncio.create_task(
+        enduring(
+            "the removal of nodes that are no longer configured", lambda: _retire(loop, config)
+        )
     )
     for number in (signal.SIGTERM, signal.SIGINT):
         asyncio.get_running_loop().add_signal_handler(number, _ask_to_end, server)
     write_private(home.address, msgspec.json.encode(address(home, doors)))
-    await asyncio.wait([ticking, serving], return_when=asyncio.FIRST_COMPLETED)
+    await asyncio.wait([loop_task, api_task], return_when=asyncio.FIRST_COMPLETED)
     _ask_to_end(server)
-    await asyncio.wait([serving])
+    await asyncio.wait([api_task])
     await engine.close()
-    retiring.cancel()
-    porting.cancel()
-    keeping.cancel()
-    booking.cancel()
-    telling.cancel()
-    guarding.cancel()
-    ticking.cancel()
+    tasks = (retiring_task, link_task, history_task, ledger_task, clock_task, supervisor_task)
+    for task in (*tasks, loop_task):
+        task.cancel()
     with contextlib.suppress(asyncio.CancelledError):
-        await ticking
+        await loop_task
     await history.close()
     ledger.close()
     store.close()
 
 
 async def _watch_supervisor(home: Home, alarms: Alarms) -> None:
-    """Without one nobody starts the next controller, and nobody keeps its port from strangers."""
+    """Without it, nothing starts the next controller or holds its port for it."""
     while True:
         if held(home.supervisor_lock):
             alarms.clear("supervisor")
         else:
-            text = "the supervisor has died: if the controller dies too, nobody starts it again"
+            text = "the supervisor has died: if the controller dies too, nothing starts it again"
             alarms.raise_("supervisor", f"{text}; mend it with: shoal up")
         await asyncio.sleep(SUPERVISOR_LOOK_S)
 
 
 def _store(home: Home) -> SqliteStore:
     if not home.database.exists() and home.salvaged.exists():
-        home.salvaged.replace(home.database)  # a salvage that was interrupted at its very end
+        home.salvaged.replace(home.database)  # a salvage that was interrupted at the very end
     numbers = Numbers(home.marks, (home.logs, home.checkpoints))
     lost = not home.database.exists() and (numbers.left > 1 or numbers.written.epoch)
     store = SqliteStore(home.database, numbers, home.spare)
     if lost:
-        text = f"{home.database} was missing, so no earlier job is known; ids go on where they were"
+        text = (
+            f"{home.database} was missing, so earlier jobs are not known; ids go on where they were"
+        )
         store.alarms.raise_("store missing", text)
     if home.salvage_report.exists():
         text = f"the store was damaged: what was lost is in {home.salvage_report}"
@@ -174,7 +174,7 @@ def _engine(home: Home, config: ClusterConfig, usual: Usual) -> Engine:
 
 
 class _LazyBalancer:
-    """Nobody pays for the gateway's code before there is a service."""
+    """Loads the gateway's code with the first service, and not before."""
 
     def __init__(self, home: Home) -> None:
         self._home = home
@@ -193,15 +193,15 @@ def _balancer(home: Home) -> Balancer:
 
 
 def _entry(home: Home, config: ClusterConfig) -> GatewayEntry:
-    """Where services are found: the first free port from 8080 on, and that one ever after."""
+    """Where services are found: the first free port from 8080 on, and the same one ever after."""
     entry = GatewayEntry(address=config.host, domain=config.domain)
     if home.gateway_port.exists():
         with contextlib.suppress(ValueError):
             return msgspec.structs.replace(entry, port=int(home.gateway_port.read_text()))
     for port in GATEWAY_PORTS:
         with contextlib.suppress(OSError):
-            # The proxy shares its port with whoever asks for it, so another cluster of this machine
-            # that chooses at the same moment must see that this one is spoken for.
+            # The proxy shares its port with any process that asks for it, so another cluster that
+            # chooses at the same moment must see that this port is taken.
             claimed = claim(f"port-{port}")
             if claimed is None:
                 continue
@@ -213,8 +213,8 @@ def _entry(home: Home, config: ClusterConfig) -> GatewayEntry:
 
 
 def _spare_the_collector() -> None:
-    """The state is large, lives long and has no cycles: looking through it again and again would
-    be the longest pause of a large cluster's controller (90 ms and more with 12,500 nodes)."""
+    """The state is large, lives long and has no cycles. Scanning it again and again would be the
+    longest pause of a large cluster's controller (90 ms and more with 12,500 nodes)."""
     gc.freeze()
     gc.set_threshold(50_000, 20, 100)
 
@@ -237,7 +237,7 @@ def _api_server(
     class Server(uvicorn.Server):
         @contextlib.contextmanager
         def capture_signals(self) -> Iterator[None]:
-            yield  # signals are the controller's business
+            yield  # the controller handles signals itself
 
     return Server(
         uvicorn.Config(
@@ -261,8 +261,8 @@ def _ask_to_end(server: uvicorn.Server) -> None:
 
 
 async def _retire(loop: ControlLoop, config: ClusterConfig) -> None:
-    """Nodes that an earlier configuration had and this one has not leave the cluster. Machines that
-    join by themselves leave by themselves."""
+    """Remove the nodes that an earlier configuration had and this one does not. Machines that join
+    by themselves also leave by themselves."""
     if config.engine != "local":
         return
     wanted = {spec.id for spec in config.nodes}

@@ -1,4 +1,4 @@
-"""Tasks that must not end: when one fails it is said, and it begins again after a pause."""
+"""Tasks that must not end: when one fails, that is logged, and it begins again after a pause."""
 
 from __future__ import annotations
 
@@ -11,15 +11,15 @@ log = logging.getLogger("shoal")
 
 PAUSE_FIRST_S = 0.5
 PAUSE_MAX_S = 30.0
-# Work that went well for so long has recovered: the next pause is the shortest again.
+# Work that ran this long without a failure has recovered: the next pause is short again.
 WELL_AFTER_S = 60.0
 
 
 async def enduring(what: str, work: Callable[[], Awaitable[None]]) -> None:
     """Do the work until it returns or is cancelled; an exception only makes it begin again.
 
-    A task of asyncio that dies is noticed by nobody until it is collected. Whatever a cluster
-    cannot do without runs in here.
+    Nobody notices an asyncio task that dies, until it is collected. All tasks that a cluster
+    cannot do without run in here.
     """
     pause_s = PAUSE_FIRST_S
     while True:
@@ -30,7 +30,7 @@ async def enduring(what: str, work: Callable[[], Awaitable[None]]) -> None:
         except Exception as error:
             if time.monotonic() - since > WELL_AFTER_S:
                 pause_s = PAUSE_FIRST_S
-            if isinstance(error, OSError):  # the machine is at fault: its own words say enough
+            if isinstance(error, OSError):  # the machine is at fault: its message says enough
                 log.error("%s failed: %s; again in %g s", what, error, pause_s)
             else:
                 log.exception("%s failed; again in %g s", what, pause_s)

@@ -39,7 +39,7 @@ class Clock(Protocol):
 
 
 class Inbox(Protocol):
-    """Where an engine puts what it sees; may be called at any time on the loop's thread."""
+    """Where an engine puts its messages; may be called at any time on the loop's thread."""
 
     def heard(self, report: NodeReport) -> None: ...
 
@@ -49,37 +49,37 @@ class Inbox(Protocol):
         """Keep a piece of a member's output; returns how many bytes are kept so far."""
 
     def piece(self, package: str, offset: int) -> PackagePiece:
-        """What an agent needs of a package: the answer to `wire.Need`."""
+        """The part of a package that an agent asked for: the answer to `wire.Need`."""
 
 
 class Engine(Protocol):
     """Where processes run. `send` may lose commands; they are derived again from reports.
-    `fences`: it can end a node that does not answer, when it is sent a `Fence`."""
+    `fences`: it can end a node that does not answer, when it gets a `Fence`."""
 
     fences: bool
 
     async def start(self, inbox: Inbox) -> None:
-        """Reach or start the nodes, and tell the inbox what each of them holds."""
+        """Reach or start the nodes, and report to the inbox what each of them holds."""
 
     def send(self, node: str, envelope: Envelope) -> None: ...
 
     async def resend(self) -> None:
-        """Have every node report its whole inventory again, and known deaths too."""
+        """Have every node report its whole inventory again; report known deaths again, too."""
 
     async def close(self) -> None:
         """Let go of the nodes without disturbing what runs on them."""
 
 
 class Balancer(Protocol):
-    """Spreads requests over replicas. `look` makes it so, about once a second, and tells what it
-    sees; it may block, and is called by one thread at a time."""
+    """Spreads requests over replicas. `look` is called about once a second. It applies what is
+    wanted and reports what it sees. It may block; one thread at a time calls it."""
 
     def look(self, wanted: Wanted) -> dict[str, ServiceLoad]: ...
 
 
 class Follower(Protocol):
-    """Is told of every step when it is stored: what was heard, and the events that came of it, of
-    which the last has the number `seq`. Events that no step made are found in the log."""
+    """Follows the log. After each step is stored, it gets the step's report and its events; the
+    last of them has the number `seq`. Events that no step made are found in the log."""
 
     def stepped(self, report: Report, events: Sequence[Event], seq: int) -> None: ...
 
@@ -98,7 +98,7 @@ class EventLog(Protocol):
         """Append durably, all or nothing; returns the last sequence number."""
 
     def snapshot(self, seq: int, body: bytes) -> list[str]:
-        """Let the next load start at this event, and drop what is past its keeping; returns the
+        """Let the next load start at this event, and drop history beyond its bounds; returns the
         finished jobs that were dropped."""
 
     def keyed(self, key: str) -> str | None:
@@ -113,7 +113,7 @@ class Store(EventLog, Protocol):
 
     @property
     def tight(self) -> bool:
-        """The disk is full, and what is left is for ends: nothing new is taken."""
+        """The disk is full. The room that is left is for jobs that end: nothing new is taken."""
 
     def events(
         self, after: int, limit: int, job: str = "", node: str = "", notable: bool = False
@@ -121,11 +121,11 @@ class Store(EventLog, Protocol):
         """A negative `after` counts from the end; `notable` leaves out the kinds in `QUIET`."""
 
     def history(self, job: str, limit: int) -> list[Recorded]:
-        """A job's newest events, oldest first. Of checkpoints with nothing between them only the
-        last is there, and none counts towards `limit`."""
+        """A job's newest events, oldest first. Of several checkpoints in a row only the last is
+        there, and checkpoints do not count towards `limit`."""
 
     def job(self, job_id: str) -> Job | None:
         """A finished job."""
 
     def finished(self, limit: int, after: int = -1) -> list[Job]:
-        """Finished jobs, the last to end first; `after`: whose end is a later event than this."""
+        """Finished jobs, the last to end first; `after`: only those that ended after this event."""

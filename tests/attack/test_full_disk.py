@@ -92,6 +92,6 @@ def test_on_a_full_disk_cancel_and_drain_work_and_submissions_are_refused(
 def test_a_home_that_cannot_be_written_is_told_in_one_line(small_disk: Path) -> None:
     SqliteStore(small_disk / "db").close()
     subprocess.run(["mount", "-o", "remount,ro", str(small_disk)], check=True)
-    with pytest.raises(StoreError, match="check who owns it and the disk") as told:
+    with pytest.raises(StoreError, match="check its owner and the disk") as told:
         SqliteStore(small_disk / "db", Numbers(small_disk / "marks"), small_disk / "spare")
     assert "\n" not in str(told.value)

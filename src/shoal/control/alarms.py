@@ -6,7 +6,7 @@ import logging
 
 log = logging.getLogger("shoal.control")
 
-ALARMS_MAX = 32  # each has a cause of its own; more than a screen of them helps nobody
+ALARMS_MAX = 32  # more than a screen of them helps nobody
 
 
 class Alarms:

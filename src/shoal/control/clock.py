@@ -1,8 +1,8 @@
-"""Time for the live controller: it passes as it really does, whatever the clock is set to.
+"""Time for the live controller: it passes at the real pace, whatever the wall clock is set to.
 
-The wall clock is looked at once after the machine has started. From then on time is that moment
-and what the monotonic clock says has passed since, also for controllers that come later:
-`clock.json` in the home keeps the distance between the two.
+The wall clock is read once after the machine has started. From then on time is that moment plus
+the time that has passed on the monotonic clock, for later controllers too: `clock.json` in the home
+keeps the distance between the two clocks.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ log = logging.getLogger("shoal.control")
 
 BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 LOOK_S = 5.0
-TOLD_MS = 60_000  # a clock that is as wrong as that is an alarm
+ALARM_MS = 60_000  # a clock that is wrong by this much is an alarm
 
 
 class Machine:
@@ -35,7 +35,7 @@ class Machine:
         return time.monotonic_ns() // 1_000_000
 
     def boot(self) -> str:
-        """Names this life of the machine; the monotonic clock goes on for as long."""
+        """Names one run of the machine, for which the monotonic clock counts."""
         try:
             return BOOT_ID.read_text().strip()
         except OSError:
@@ -43,15 +43,15 @@ class Machine:
 
 
 class Anchor(msgspec.Struct, frozen=True):
-    """Our time minus the monotonic clock's, for as long as the machine runs."""
+    """The cluster's time minus the monotonic clock, for as long as the machine runs."""
 
     boot: str
     offset_ms: int
 
 
 class SystemClock:
-    """Never before `not_before_ms`, the newest time that is stored: if the clock was a day ahead
-    and was put right, time goes on from there at its usual pace and does not stand still."""
+    """Never before `not_before_ms`, the newest time that is stored. If the clock was a day ahead
+    and was corrected, time goes on from there at its usual pace instead of standing still."""
 
     def __init__(
         self, not_before_ms: int = 0, anchor: Path | None = None, machine: Machine | None = None
@@ -68,28 +68,28 @@ class SystemClock:
         if anchor is not None and found != kept:
             try:
                 write_private(anchor, msgspec.json.encode(found) + b"\n")
-            except OSError as error:  # the next controller asks the wall clock again
+            except OSError as error:  # the next controller reads the wall clock again
                 log.error("%s cannot be written: %s", anchor, error)
 
     def now_ms(self) -> int:
         return self._offset_ms + self._machine.monotonic_ms()
 
     def drift_ms(self) -> int:
-        """How far the machine's clock is ahead of ours."""
+        """How far the machine's clock is ahead of the cluster's time."""
         return self._machine.wall_ms() - self.now_ms()
 
 
-async def watch(clock: SystemClock, alarms: Alarms, tell: Callable[[int], None]) -> None:
-    """Have the loop told how far the machine's clock is off, so that a jump is an event."""
+async def watch(clock: SystemClock, alarms: Alarms, report: Callable[[int], None]) -> None:
+    """Report how far the machine's clock is off, so that a jump becomes an event."""
     while True:
         drift_ms = clock.drift_ms()
-        tell(drift_ms)
-        if abs(drift_ms) >= TOLD_MS:
+        report(drift_ms)
+        if abs(drift_ms) >= ALARM_MS:
             way = "ahead of" if drift_ms > 0 else "behind"
             alarms.raise_(
                 "clock",
                 f"the machine's clock is {abs(drift_ms) // 60_000} min {way} the cluster's time; "
-                "durations are right, dates are the machine's again after its next start",
+                "durations are right; dates follow the machine's clock again after its next start",
             )
         else:
             alarms.clear("clock")

@@ -1,4 +1,4 @@
-"""What the control loop counts of its own work, for those who watch it."""
+"""Figures of the control loop's own work, for monitoring."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from collections.abc import Sequence
 from shoal.core.state.state import State
 from shoal.model.events import Event, JobFinished, JobPlaced, JobStopping
 
-# Upper bounds in seconds: of a step or a commit, and of a job's wait for its first start.
+# Upper bounds in seconds: for a step or a commit, and for a job's wait for its first start.
 WORK_BOUNDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5)
 WAIT_BOUNDS = (1.0, 10.0, 60.0, 300.0, 900.0, 3600.0, 4 * 3600.0, 86_400.0, 7 * 86_400.0)
 TENANTS_MAX = 100
-OTHERS = "(others)"  # no tenant can be called so
+OTHERS = "(others)"  # not a valid name of a tenant
 
 
 class Histogram:
@@ -27,7 +27,7 @@ class Histogram:
 
 
 class Counters:
-    """Since this controller began; whoever reads them looks at how they grow."""
+    """Counted since this controller began; readers look at how they grow."""
 
     def __init__(self) -> None:
         self.steps = Histogram(WORK_BOUNDS)
@@ -41,7 +41,7 @@ class Counters:
         self._tenants: dict[str, None] = {}
 
     def happened(self, state: State, events: Sequence[Event], tenants: dict[str, str]) -> None:
-        """`tenants`: of the jobs that have just left the state."""
+        """`tenants`: by job, for jobs that have just left the state."""
         for event in events:
             kind = type(event).__name__
             self.events[kind] = self.events.get(kind, 0) + 1
@@ -60,7 +60,7 @@ class Counters:
                 self.ends[key] = self.ends.get(key, 0) + 1
 
     def _tenant(self, tenant: str) -> str:
-        """The first so many have a name of their own."""
+        """The first `TENANTS_MAX` are counted by name."""
         if tenant not in self._tenants:
             if len(self._tenants) >= TENANTS_MAX:
                 return OTHERS

@@ -1,7 +1,7 @@
-"""The gateway link: gives the gateway its replicas, and the state what the gateway sees.
+"""The gateway link: gives the gateway its replicas, and the loop what the gateway sees.
 
-Runs beside the control loop, about once a second and whenever something changed. The gateway is a
-process of its own that outlives the controller; without any service there is none.
+It runs beside the control loop and looks twice a second. The gateway is a separate process that
+outlives the controller; it starts with the first service.
 """
 
 from __future__ import annotations
@@ -35,8 +35,8 @@ log = logging.getLogger("shoal.gateway_link")
 LOOK_S = 0.5
 PROBES_MAX = 256  # at once
 TICK_S = 0.1
-LATE_S = 0.5  # if this process was held up for so long, an answer may only have been read late
-# What goes wrong on this side of a connection says nothing of the other.
+LATE_S = 0.5  # if this process was held up this long, it may have read an answer too late
+# Errors on this side of a connection say nothing about the other side.
 OUR_OWN_ERRORS = frozenset(
     (
         errno.EMFILE,
@@ -52,7 +52,7 @@ OUR_OWN_ERRORS = frozenset(
 
 
 class Pulse(msgspec.Struct):
-    """What the probes of a replica that was ready have told."""
+    """What the probes of a replica that was ready have shown."""
 
     attempt: int
     due_s: float
@@ -67,7 +67,7 @@ class GatewayLink:
         self._balancer = balancer
         self._entry = entry
         self._idle = True
-        # The balancer is not for several threads, and its sockets may make it wait.
+        # One thread at a time may call the balancer, and its sockets may block.
         self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="gateway")
         self._probed: dict[str, int] = {}  # job -> the attempt whose probe answered
         self._probing: dict[str, asyncio.Task[None]] = {}
@@ -111,7 +111,7 @@ class GatewayLink:
             )
 
     def _tick(self, wanted: Wanted) -> dict[str, ServiceLoad]:
-        """In the balancer's own thread."""
+        """Runs in the balancer's own thread."""
         try:
             loads = self._balancer.look(wanted)
         except ServingError as error:
@@ -124,8 +124,8 @@ class GatewayLink:
         return loads
 
     def _probe(self, state: State) -> None:
-        """Ask those that have not answered yet, and those that have now and then. Nobody waits for
-        one that hangs."""
+        """Probe replicas that have not answered yet, and from time to time those that have. Each
+        probe is a task of its own, so one that hangs holds up no other."""
         now_s = time.monotonic()
         for job_id in [one for one, task in self._probing.items() if task.done()]:
             del self._probing[job_id]
@@ -165,7 +165,7 @@ class GatewayLink:
 
 
 def wanted_of(state: State, entry: GatewayEntry) -> Wanted:
-    """What the gateway should be, by the state."""
+    """What the gateway should serve, by the state."""
     return Wanted(
         entry=entry,
         services=tuple(
@@ -192,8 +192,8 @@ def _lives(state: State, job_id: str, attempt: int) -> bool:
 
 
 async def ask(master: str, probe: Probe) -> int | None:
-    """The status it answers with; 0 if it does not answer; None if that cannot be told, because
-    this process could not ask or was itself too late to hear."""
+    """The HTTP status of its answer; 0 if it does not answer; None if that is not known, because
+    this process could not ask or was itself too late to read the answer."""
     host, _, port = master.rpartition(":")
     asked = asyncio.create_task(_status(host, int(port), probe.path))
     end_s, late_s = time.monotonic() + probe.timeout_ms / 1000, 0.0
@@ -214,7 +214,7 @@ async def ask(master: str, probe: Probe) -> int | None:
 
 
 async def _status(host: str, port: int, path: str) -> int:
-    """The status of one GET, and nothing more of the answer."""
+    """The status of one GET; the rest of the answer is not read."""
     reader, writer = await asyncio.open_connection(host, port)
     try:
         name = f"[{host}]" if ":" in host else host

@@ -16,8 +16,8 @@ DEFAULT_PORT = 7700
 
 
 class ClusterConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What `shoal up` was asked for. Port 0: any free one. `engine` names who reaches the nodes,
-    and `reach` is where: the address of Ray's head."""
+    """What `shoal up` was asked for. Port 0: any free one. `engine` says how nodes are reached, and
+    `reach` where: the address of Ray's head."""
 
     nodes: tuple[NodeSpec, ...]
     host: str = "127.0.0.1"
@@ -38,11 +38,9 @@ class Home:
         self.token = self.path / "token"
         self.database = self.path / "shoal.db"
         self.marks = self.path / "marks.json"  # job numbers and epochs that were ever given out
-        self.clock = self.path / "clock.json"  # what this machine's clocks mean to the cluster
-        self.spare = self.path / "spare"  # room that is given up when the disk is full
-        self.salvaged = (
-            self.path / "shoal.db.salvaged"
-        )  # what a salvage saved, until it is in place
+        self.clock = self.path / "clock.json"  # the cluster's time by this machine's clocks
+        self.spare = self.path / "spare"  # room that is freed when the disk is full
+        self.salvaged = self.path / "shoal.db.salvaged"  # until a salvage has put it in place
         self.salvage_report = self.path / "salvage.txt"  # an alarm is raised while it is there
         self.ledger = self.path / "ledger.db"
         self.prices = self.path / "prices.json"
@@ -63,7 +61,7 @@ class Home:
         return self.nodes / node_id
 
     def create(self) -> None:
-        """Made if need be, and closed to everybody else. PermissionError if it is not ours."""
+        """Create it if needed, and close it to other users. PermissionError if it is not ours."""
         require_own(self.path)
         self.path.mkdir(mode=0o700, parents=True, exist_ok=True)
         require_own(self.path)  # somebody may have made it meanwhile
@@ -74,7 +72,7 @@ class Home:
             write_private(self.token, secrets.token_urlsafe(32).encode() + b"\n")
 
     def read_token(self) -> str:
-        """Empty is none: nobody may come in by saying nothing."""
+        """An empty file is not a token: an empty token would let everybody in."""
         return read_own(self.token).decode().strip()
 
     def read_config(self) -> ClusterConfig | None:

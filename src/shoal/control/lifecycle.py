@@ -1,4 +1,4 @@
-"""Bringing a cluster up and taking it down, from outside of it."""
+"""Brings a cluster up and takes it down, from outside."""
 
 from __future__ import annotations
 
@@ -45,8 +45,8 @@ def is_up(home: Home) -> bool:
 def bring_up(home: Home, config: ClusterConfig | None, progress: Progress) -> Up:
     """Start the controller and the nodes, and return when all of them are ready.
 
-    Without a config, the one of last time is used. On a cluster that is up, an equal config (or
-    none) changes nothing and another one is refused.
+    Without a config, the last one is used. On a cluster that is up, an equal config (or none)
+    changes nothing and another one is refused.
     """
     try:
         home.create()
@@ -58,19 +58,19 @@ def bring_up(home: Home, config: ClusterConfig | None, progress: Progress) -> Up
     already = is_up(home)
     if already and config is not None and config != before:
         raise LifecycleError(
-            f"a cluster of another make is already up in {home.path}; "
+            f"a cluster with another configuration is already up in {home.path}; "
             "take it down first with: shoal down"
         )
     config = config or before
     if config is None:
-        raise LifecycleError("this is the first start, so say which nodes there are")
+        raise LifecycleError("this is the first start: say which nodes the cluster has")
     log_start = home.controller_log.stat().st_size if home.controller_log.exists() else 0
     if not already:
         home.write_config(config)
         _start(home)
     elif not held(home.supervisor_lock):
-        # Nobody would start the controller again, and nobody else holds its sockets. Its jobs do
-        # not mind: they are the agents'.
+        # Nothing would start the controller again, and nothing else holds its sockets. Jobs go on:
+        # they belong to the agents.
         progress("the supervisor is gone; starting it again, with a new controller")
         _end(home.controller_lock, _controller_pid(home))
         _start(home)
@@ -82,9 +82,9 @@ def bring_up(home: Home, config: ClusterConfig | None, progress: Progress) -> Up
 def take_down(home: Home, progress: Progress, note: Progress = lambda _: None) -> int:
     """Stop the controller, then the nodes with all that runs on them; returns how many processes
     (controller and nodes) were stopped. Jobs stay in the store and go on at the next `up`. `note`
-    is told what could not be removed: on a sick disk, processes still have to end."""
+    gets what could not be removed: even on a sick disk, processes have to end."""
     try:
-        require_own(home.path)  # it says which processes to end
+        require_own(home.path)  # its files say which processes to end
     except PermissionError as error:
         raise LifecycleError(f"cannot use {error.filename}: {error.strerror}") from None
     stopped = 0
@@ -128,12 +128,12 @@ def take_down(home: Home, progress: Progress, note: Progress = lambda _: None) -
 
 
 def _is_same(one: Path, other: Path) -> bool:
-    """By whatever link they are reached."""
+    """The same directory, perhaps by different links."""
     return one.resolve() == other.resolve()
 
 
 def end_agent(directory: Path) -> None:
-    """An agent, and all that runs on its node; members get a moment to end well."""
+    """End an agent and all that runs on its node; members get a moment to end well."""
     _end(directory / "agent.lock", _agent_pid(directory))
 
 
@@ -168,7 +168,7 @@ def _wait_for_controller(home: Home, log_start: int, progress: Progress) -> Addr
 
 
 def _wait_for_nodes(home: Home, config: ClusterConfig, progress: Progress) -> None:
-    """Nodes that stay away are not fatal: the cluster works, and `shoal nodes` shows them."""
+    """Wait until every node is ready. Missing nodes are an error, but the cluster works."""
     timeout_s = UP_TIMEOUT_S if config.engine == "local" else RAY_TIMEOUT_S
     deadline = time.monotonic() + timeout_s
     wanted = {spec.id for spec in config.nodes}
@@ -183,11 +183,11 @@ def _wait_for_nodes(home: Home, config: ClusterConfig, progress: Progress) -> No
                 return
             time.sleep(POLL_S)
     missing = ", ".join(sorted(wanted - ready))
-    raise LifecycleError(f"{missing} did not get ready; see agent.log in {home.nodes}")
+    raise LifecycleError(f"{missing} did not become ready; see agent.log in {home.nodes}")
 
 
 def _is_ready(home: Home, node: NodeView) -> bool:
-    """A controller that just started believes its log; the node's agent must be a living one."""
+    """A controller that has just started believes its log, so look at the node's agent, too."""
     directory = home.node(node.id)
     return (
         node.health == "ready"
@@ -204,7 +204,7 @@ def _read_address(home: Home) -> Address | None:
 
 
 def _said_hopeless(home: Home, log_start: int) -> bool:
-    """The controller gave up in words; no need to wait for the rest of the time."""
+    """The controller said why it gave up; there is no need to wait longer."""
     with contextlib.suppress(OSError):
         return b"\nshoal: " in b"\n" + home.controller_log.read_bytes()[log_start:]
     return False
@@ -218,7 +218,7 @@ def _last_words(path: Path) -> str:
 
 
 def _end(lock_file: Path, pid: int) -> None:
-    """SIGTERM, then SIGKILL, until nobody holds the lock."""
+    """SIGTERM, then SIGKILL, until no process holds the lock."""
     if not held(lock_file):
         return
     _signal(pid, signal.SIGTERM)
@@ -227,7 +227,7 @@ def _end(lock_file: Path, pid: int) -> None:
     while held(lock_file):
         if time.monotonic() > deadline:
             if killed:
-                raise LifecycleError(f"process {pid} does not end; look at it with: ps -fp {pid}")
+                raise LifecycleError(f"process {pid} does not end; inspect it with: ps -fp {pid}")
             _signal(pid, signal.SIGKILL)
             killed, deadline = True, time.monotonic() + DOWN_TIMEOUT_S
         time.sleep(POLL_S)

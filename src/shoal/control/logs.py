@@ -1,7 +1,7 @@
 """The members' output as the controller keeps it, so that logs outlive nodes.
 
-One file for each member, in which every byte stands where the member wrote it. What is not kept is
-a hole in that file: whatever its node had to drop, and of a very long output the middle.
+There is one file for each member, and every byte in it is where the member wrote it. Output that is
+not kept is a hole in that file: bytes that the node had to drop, or the middle of long output.
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ from shoal.model.report import LogChunk
 # was meant to happen, and the end how it ended.
 HEAD_BYTES = 128 * 1024 * 1024
 TAIL_BYTES = 128 * 1024 * 1024
-CUT_BYTES = 8 * 1024 * 1024  # the middle is cut when so much more has come
+CUT_BYTES = 8 * 1024 * 1024  # the middle is cut each time this much has been added
 READ_BYTES_MAX = 256 * 1024
 
 
 class Read(NamedTuple):
-    """`data` stands from `start` to `next` of the output, which has `size` bytes by now. Where
-    nothing is kept, `data` says so in a line."""
+    """`data` is the output from `start` to `next`, of `size` bytes so far. Where nothing is kept,
+    `data` is a line that says so."""
 
     start: int
     data: bytes
@@ -38,7 +38,7 @@ class LogStore:
         self._root = root
 
     def append(self, chunk: LogChunk) -> int:
-        """Returns how far the output is kept; a piece beyond that leaves a gap and is not taken."""
+        """Returns how far the output is kept; a piece that would leave a gap is not taken."""
         path = self._path(chunk.ref)
         size = path.stat().st_size if path.exists() else 0
         end = chunk.offset + len(chunk.data)
@@ -88,7 +88,7 @@ class LogStore:
 
 
 def _write(handle: int, data: bytes, offset: int) -> None:
-    """All of it: a disk that is nearly full takes a part and says nothing."""
+    """Write all of it: a disk that is nearly full takes only a part, without an error."""
     rest = memoryview(data)
     while rest:
         count = os.pwrite(handle, rest, offset)

@@ -1,4 +1,4 @@
-"""The live control loop: feeds the tick, stores each step in a thread, and wakes those who wait."""
+"""The live control loop: feeds the tick, commits in a thread, and wakes waiting readers."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Packages as the controller keeps them: working directories that were sent, by their content."""
+"""Packages as the controller keeps them: working directories, named by their content."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ from shoal.model.job import PACKAGE_BYTES_MAX, PACKAGE_PATTERN
 from shoal.model.report import PackagePiece
 from shoal.wire import PIECE_BYTES
 
-# What nobody uses stays for the next job that is like the last, as long as there is room.
+# Packages that no job uses stay for the next job, as long as there is room.
 STORE_BYTES_MAX = 20 * (1 << 30)
 SPARE_BYTES = 256 << 20  # the log of events must always find room on the same disk
 UPLOADS_MAX = 8  # at a time
 
 
 class PackageError(Exception):
-    """Why a package cannot be kept; `status` as HTTP has it."""
+    """Why a package cannot be kept; `status` is an HTTP status."""
 
     def __init__(self, status: int, message: str) -> None:
         super().__init__(message)
@@ -39,7 +39,7 @@ class PackageStore:
                 left.unlink(missing_ok=True)
 
     def size(self, package: str) -> int | None:
-        """None if it is not here. Who asks will use it, so it counts as used now."""
+        """None if it is not here. A package that is asked for counts as used now."""
         if not package or not re.fullmatch(PACKAGE_PATTERN[1:-1], package):
             return None
         path = self._root / package
@@ -65,12 +65,12 @@ class PackageStore:
             return PackagePiece(package, offset, problem=problem)
 
     def begin(self, package: str, size: int, used: set[str]) -> Upload:
-        """`used` packages stay, others make room for it."""
+        """`used` packages stay; others make room for this one."""
         if not re.fullmatch(PACKAGE_PATTERN[1:-1], package) or not package:
-            raise PackageError(422, "is no SHA-256 in small hexadecimal digits")
+            raise PackageError(422, "is not a SHA-256 in lowercase hexadecimal digits")
         if not 0 < size <= PACKAGE_BYTES_MAX:
             bound = f"{PACKAGE_BYTES_MAX >> 20} MiB"
-            raise PackageError(413, f"must have from 1 byte to {bound}, and say how many")
+            raise PackageError(413, f"must have from 1 byte to {bound}, and a Content-Length")
         if self._uploads >= UPLOADS_MAX:
             raise PackageError(503, "too many packages are being sent; try again in a moment")
         try:
@@ -91,7 +91,7 @@ class PackageStore:
         self._uploads -= 1
 
     def _trim(self, more: int, used: set[str]) -> None:
-        """Those not used for longest go first."""
+        """Drop the least recently used ones first."""
         found = []
         for path in self._root.iterdir():
             with contextlib.suppress(FileNotFoundError):
@@ -107,7 +107,7 @@ class PackageStore:
 
 
 class Upload:
-    """One package on its way in: nobody sees it before it is whole and has its name's content."""
+    """One package on its way in. It is hidden until its content is whole and matches its name."""
 
     def __init__(self, store: PackageStore, package: str, size: int, path: Path) -> None:
         self._store = store
@@ -133,7 +133,7 @@ class Upload:
         if self._got != self._size:
             raise PackageError(400, f"ended after {self._got} of {self._size} bytes")
         if self._digest.hexdigest() != self._package:
-            raise PackageError(422, "is not what was sent: its SHA-256 is another")
+            raise PackageError(422, "does not have the SHA-256 that is its name")
         try:
             self._file.flush()
             os.fsync(self._file.fileno())

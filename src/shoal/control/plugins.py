@@ -1,4 +1,4 @@
-"""Finds the functions of users that a policy names as `module:name`."""
+"""Finds users' functions that a policy names as `module:name`."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from shoal.model.policy import Policy, problem_with
 
 
 def enable() -> None:
-    """From now on policies may name functions of modules that Python can import here."""
+    """Let policies name functions of modules that Python can import here."""
     ORDERINGS.find = _find_ordering
     PLACEMENTS.find = _find
 
 
 def problem(policy: Policy) -> str | None:
-    """What keeps this policy from being obeyed, in one line."""
+    """Why this policy cannot be obeyed, in one line."""
     try:
         ORDERINGS.load(policy.order)
     except UnknownFunction as error:
@@ -31,7 +31,7 @@ def problem(policy: Policy) -> str | None:
 
 
 def alarm(policy: Policy) -> str:
-    """What of the policy in force is not obeyed, and why; empty if all of it is."""
+    """Which part of the policy in force is not obeyed, and why; empty if all of it is."""
     lost = []
     for field, registry in (("order", ORDERINGS), ("placement", PLACEMENTS)):
         name = getattr(policy, field)
@@ -40,12 +40,12 @@ def alarm(policy: Policy) -> str:
             lost.append(f"{field} {name} is replaced by {registry.fallback}: {why}")
     if not lost:
         return ""
-    return f"the policy {policy.name}: {'; '.join(lost)}; mend it, then: shoal policy set"
+    return f"the policy {policy.name}: {'; '.join(lost)}; fix it, then run: shoal policy set"
 
 
 def distrust(error: Exception) -> bool:
-    """Something failed, and users' functions may be why: do without them. False if there are
-    none (left)."""
+    """Something failed, and users' functions may be the cause: do without them. False if none are
+    left."""
     why = f"{type(error).__name__}: {error}"[:300]
     found = False
     for registry in (ORDERINGS, PLACEMENTS):

@@ -1,7 +1,7 @@
 """Where a cluster listens: a TCP port for pages and other machines, a socket file for its user.
 
-The supervisor opens both and holds them for as long as the cluster is up, so that nobody else on
-this machine can take their place while one controller has died and the next has not begun.
+The supervisor opens both and holds them for as long as the cluster is up. No other process on this
+machine can take them between the end of one controller and the start of the next.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ from shoal.files import short_path
 from shoal.ports import EngineError
 
 BACKLOG = 1024
-# Below those that the kernel gives to outgoing connections: one of these could take the port
-# while the cluster is down, even a client that is trying to reach it.
+# Below the ports that the kernel gives to outgoing connections. One of those could take the port
+# while the cluster is down, even a client that tries to reach it.
 FREE_PORTS = range(10_000, 20_000)
 
 
@@ -32,7 +32,7 @@ class Doors(NamedTuple):
 
     @classmethod
     def inherited(cls, network: int, local: int) -> Doors:
-        """Those that whoever started this process holds, by their descriptors."""
+        """The sockets that the parent process holds, by their descriptors."""
         doors = cls(socket.socket(fileno=network), socket.socket(fileno=local))
         for door in doors:
             door.set_inheritable(False)
@@ -44,11 +44,11 @@ class Doors(NamedTuple):
 
 
 def open_doors(home: Home) -> Doors:
-    """Only for who holds the supervisor's lock: a socket file of before is replaced."""
+    """The caller holds the supervisor's lock, because an old socket file is replaced."""
     try:
         config = home.read_config()
     except msgspec.DecodeError as error:
-        raise EngineError(f"{home.config} is damaged ({error}); mend or remove it") from None
+        raise EngineError(f"{home.config} is damaged ({error}); fix or remove it") from None
     if config is None:
         raise EngineError(f"{home.config} is missing; start with: shoal up")
     network = _listen(home, config)
@@ -73,7 +73,7 @@ def bind(host: str, port: int) -> socket.socket:
 
 
 def address(home: Home, doors: Doors) -> Address:
-    """As this process, the controller, answers there."""
+    """Where this process, the controller, answers."""
     host, port = doors.network.getsockname()[:2]
     host = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)
     url = f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
@@ -81,7 +81,7 @@ def address(home: Home, doors: Doors) -> Address:
 
 
 def _listen(home: Home, config: ClusterConfig) -> socket.socket:
-    """A cluster that comes back listens where it did, so that bookmarks and scrapers find it."""
+    """A cluster that comes back listens on the same port, so bookmarks and scrapers find it."""
     port = config.port
     if port == 0 and home.address.exists():
         with contextlib.suppress(msgspec.DecodeError, ValueError):

@@ -1,5 +1,5 @@
 """Keeps a controller running: starts it again when it dies, until it ends on purpose. It holds the
-sockets that controllers listen on, so that they outlive each of them."""
+sockets that controllers listen on, so that the sockets outlive each controller."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ from shoal.control.sockets import Doors, open_doors
 from shoal.files import lock
 from shoal.ports import EngineError
 
-# A controller that exits with this has said why, and starting it again would not help.
+# A controller that exits with this code has said why, and starting it again would not help.
 HOPELESS_CODE = 3
-DAMAGED_CODE = 4  # the same, and it will not help later either: somebody must act
-RESTARTS_ENV = "SHOAL_CONTROLLER_RESTARTS"  # tells a controller how many have died before it
+DAMAGED_CODE = 4  # the same, and waiting does not help either: a person must act
+RESTARTS_ENV = "SHOAL_CONTROLLER_RESTARTS"  # how many controllers have died before this one
 PAUSE_FIRST_S = 0.05
 PAUSE_MAX_S = 5.0
 HEALTHY_AFTER_S = 1.0
@@ -31,10 +31,10 @@ class Supervisor:
     def __init__(self, home: Home, doors: Doors) -> None:
         numbers = [str(number) for number in doors.descriptors]
         self._command = [sys.executable, "-m", "shoal.main", "controller", str(home.path), *numbers]
-        self._doors = doors  # for as long as this process lives, whatever happens to controllers
+        self._doors = doors  # held for as long as this process lives
         self._stopping = False
         self._restarts = 0
-        self._worked = False  # once it did, nothing is hopeless: a port or a disk comes free
+        self._worked = False  # once one did, a failure may pass: a port or a disk becomes free
         self._controller: subprocess.Popen[bytes] | None = None
 
     def run(self) -> int:
@@ -50,7 +50,7 @@ class Supervisor:
                     pass_fds=self._doors.descriptors,
                 )
                 code: int | str = self._controller.wait()
-            except OSError as error:  # no memory or no process to be had: that passes
+            except OSError as error:  # no memory or no process available: that passes
                 code = str(error)
             lived = time.monotonic() - started > HEALTHY_AFTER_S
             if code in (0, DAMAGED_CODE) or (code == HOPELESS_CODE and not self._worked):
@@ -79,7 +79,7 @@ class Supervisor:
 
 
 def say(line: str) -> None:
-    """Into the log, if there is room: a full disk is no reason to leave the cluster alone."""
+    """Write to the log, if there is room. A full disk must not end the supervisor."""
     with contextlib.suppress(OSError):
         os.write(sys.stderr.fileno(), f"{line}\n".encode(errors="replace"))
 
@@ -87,16 +87,15 @@ def say(line: str) -> None:
 def main() -> int:
     home = Home(Path(sys.argv[1]))
     if os.fork():
-        return 0  # whoever started us need not wait for our end
+        return 0  # the process that started us need not wait for our end
     os.setsid()
     handle = lock(home.supervisor_lock)
     if handle is None:
-        say(f"a controller is already kept running in {home.path}")
+        say(f"another supervisor already runs in {home.path}")
         return HOPELESS_CODE
     try:
-        os.pwrite(
-            handle, f"{os.getpid():<20}".encode(), 0
-        )  # over the last one: a full disk has room
+        # The same length as the last one, so that it fits on a full disk.
+        os.pwrite(handle, f"{os.getpid():<20}".encode(), 0)
         doors = open_doors(home)
     except (EngineError, OSError) as error:
         say(f"shoal: {error}")

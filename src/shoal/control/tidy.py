@@ -1,4 +1,4 @@
-"""Takes away what a finished job was given and did not use: its empty place for checkpoints."""
+"""Removes the checkpoint directory of a finished job that saved nothing."""
 
 from __future__ import annotations
 
@@ -12,8 +12,7 @@ from shoal.model.report import Report
 
 
 class Tidy:
-    """A follower of the loop. No member of a finished job can be about to write there; while it
-    lives, only the controller could know that."""
+    """A follower of the loop: only the controller knows that no member can still write there."""
 
     def __init__(self, checkpoints: Path) -> None:
         self._checkpoints = checkpoints
@@ -21,5 +20,5 @@ class Tidy:
     def stepped(self, report: Report, events: Sequence[Event], seq: int) -> None:  # noqa: ARG002
         for event in events:
             if isinstance(event, JobFinished):
-                with contextlib.suppress(OSError):  # what was saved stays
+                with contextlib.suppress(OSError):  # not empty: what was saved stays
                     os.rmdir(self._checkpoints / event.job)

@@ -1,4 +1,4 @@
-"""Tries a policy out in a process of its own: users' functions may hang, exit or eat memory."""
+"""Tries a policy out in a separate process: users' functions may hang, exit or eat memory."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ TRYOUT_S_MAX = 60.0  # it takes half a second on an idle machine
 
 
 class Trial(msgspec.Struct, frozen=True):
-    """What the process reads; it answers with the problem, or with nothing."""
+    """The input of the process; it answers with the problem, or with nothing."""
 
     policy: Policy
     image: bytes
@@ -24,7 +24,7 @@ class Trial(msgspec.Struct, frozen=True):
 
 
 async def problem(policy: Policy, state: State, now_ms: int) -> str | None:
-    """What keeps this policy from being obeyed, as `field: sentence`."""
+    """Why this policy cannot be obeyed, as `field: sentence`."""
     trial = Trial(policy, msgspec.json.encode(state.snapshot()), now_ms)
     process = await asyncio.create_subprocess_exec(
         sys.executable,
@@ -38,7 +38,7 @@ async def problem(policy: Policy, state: State, now_ms: int) -> str | None:
         async with asyncio.timeout(TRYOUT_S_MAX):
             said, _ = await process.communicate(msgspec.msgpack.encode(trial))
     except TimeoutError:
-        return f"policy: it was tried out for {TRYOUT_S_MAX:g} s and did not come to an end"
+        return f"policy: it was tried out for {TRYOUT_S_MAX:g} s and did not finish"
     finally:
         if process.returncode is None:
             process.kill()
@@ -46,7 +46,7 @@ async def problem(policy: Policy, state: State, now_ms: int) -> str | None:
     answer = said.splitlines()
     if process.returncode or not answer:  # a user's function may end the process, with any code
         return f"policy: the process that tried it out ended with {process.returncode}"
-    # What users' modules print comes first; the answer is the last line.
+    # Users' modules may print; the answer is the last line.
     return msgspec.json.decode(answer[-1], type=str) or None
 
 

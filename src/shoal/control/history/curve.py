@@ -17,7 +17,7 @@ GAP_WIDTHS = 4
 
 
 class Merge(enum.Enum):
-    """What becomes of two values when two points become one."""
+    """How two values become one when two points are merged."""
 
     MEAN = "mean"
     LAST = "last"
@@ -38,7 +38,7 @@ class Shape:
         if self._whole:
             whole = [0xFFFF if v is None else min(0xFFFE, max(0, round(v))) for v in values]
             return self._row.pack(at_ms, *whole)
-        # A value beyond what a float of four bytes holds is no value.
+        # A value that a float of four bytes cannot hold counts as missing.
         kept = [math.nan if v is None or not abs(v) < 3e38 else v for v in values]
         return self._row.pack(at_ms, *kept)
 
@@ -62,7 +62,7 @@ class Shape:
 
 
 def short(value: Value) -> Value:
-    """As many figures as four bytes hold: what is beyond them is noise."""
+    """Round to the digits that four bytes hold: the rest is noise."""
     return None if value is None else float(f"{value:.7g}")
 
 
@@ -107,7 +107,7 @@ class Curve:
         return Kept(self.width_ms, [bytes(self._data)])
 
     def cut(self, latest_ms: int) -> None:
-        """Leave out what is said to be later than this."""
+        """Drop points that are later than this."""
         self._data = cut(self.shape, self._data, latest_ms)
         self.last_ms = last_of(self.shape, self._data)
 
@@ -122,8 +122,8 @@ class Curve:
 
 
 class Fading:
-    """The newest points as they came; older ones are merged two by two, again and again, so that
-    what is twice as long ago is told half as finely. The oldest of the last level is dropped."""
+    """The newest points as they came. Older ones are merged in pairs, level by level, so that
+    points twice as old are half as dense. The oldest points of the last level are dropped."""
 
     def __init__(
         self, shape: Shape, most: int, levels: int, width_ms: int, kept: Kept | None = None
@@ -178,7 +178,7 @@ class Fading:
 
 
 def cut(shape: Shape, data: bytearray, latest_ms: int) -> bytearray:
-    kept = sum(at_ms <= latest_ms for at_ms, _ in shape.rows(data))  # they are in order
+    kept = sum(at_ms <= latest_ms for at_ms, _ in shape.rows(data))  # they are sorted by time
     return data[: kept * shape.size]
 
 

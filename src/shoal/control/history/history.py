@@ -1,4 +1,4 @@
-"""Looks at the state about once a second and keeps what it sees: of jobs, nodes and services."""
+"""Samples jobs, nodes and services about once a second, and keeps the samples."""
 
 from __future__ import annotations
 
@@ -36,14 +36,14 @@ log = logging.getLogger("shoal.history")
 LOOK_S = 1.0
 LOOKS_AT_ONCE = 20  # then the loop gets its turn
 FLUSH_EVERY = 3  # looks
-WHOLE_EVERY_S = 300  # whole series are written so often; the tail has what came since
+WHOLE_EVERY_S = 300  # between two writes of whole series; the tail has what came since
 WHOLE_AT_ONCE = 100  # then the loop gets its turn
 LOAD_WIDTH_MS = 2000
 # With 64 points to a level and 14 levels: two minutes at full rate, four weeks in all.
 LOAD_POINTS = 64
 LOAD_LEVELS = 14
 
-# Ended jobs that cannot be written are let go beyond so many.
+# More ended jobs than this that cannot be written are dropped.
 ENDED_HELD_MAX = 2_000
 
 Sample = JobSample | NodePoint | ServicePoint
@@ -62,14 +62,14 @@ class History:
         self._nodes: dict[str, Fading] = {}
         self._services: dict[str, Fading] = {}
         self._changed: dict[str, None] = {}  # keys of nodes and services
-        self.newest: dict[str, NodeSample] = {}  # of each node, for who looks at this moment only
+        self.newest: dict[str, NodeSample] = {}  # of each node, for views of this moment only
         self._fresh: list[Sample] = []
         self._trouble = ""
 
     # -- what others ask -------------------------------------------------------------------
 
     async def job(self, job: str, since_ms: int = 0) -> JobSeries:
-        """Of a job that lives or has ended; without points if it never told of any steps."""
+        """Of a job that lives or has ended; without points if it never reported a step."""
         known = self._jobs.get(job)
         if known is not None:
             return known.series(since_ms)
@@ -141,12 +141,12 @@ class History:
             known.cut(latest_ms)
 
     def look(self) -> None:
-        """One look at everything that may have something new to tell."""
+        """One look at everything that may have changed."""
         for _ in self.looks():
             pass
 
     def looks(self) -> Iterator[None]:
-        """The same in pieces: whoever has the loop in between may change the state."""
+        """The same in pieces; the state may change between two of them."""
         now_ms = self._loop.clock.now_ms()
         samples, self._loop.samples = self._loop.samples, {}
         self.newest.update(samples)
@@ -177,7 +177,7 @@ class History:
             self._look_at_job(history, watch, now_ms)
 
     def _look_at_ended(self, job_id: str, now_ms: int) -> None:
-        """An attempt that is over said its last after the last look at it, perhaps."""
+        """An attempt that is over may have reported after the last look at it."""
         if job_id not in self._loop.state.heard.watches:
             self._look_at_job(self._jobs[job_id], self._watches.pop(job_id), now_ms)
 
@@ -219,7 +219,7 @@ class History:
             case NodePoint():
                 shape = node_shape(sample.gpus)
                 known = self._nodes.get(sample.node)
-                if known is None or known.shape.size != shape.size:  # its GPUs are others now
+                if known is None or known.shape.size != shape.size:  # it has other GPUs now
                     known = self._nodes[sample.node] = _fading(shape)
                 known.add(sample.at_ms, sample.values)
                 self._changed[f"n/{sample.node}"] = None
@@ -235,7 +235,7 @@ class History:
         now_ms = self._loop.clock.now_ms()
         # Not readable: the controller ends while a step is being stored.
         living = self._loop.state.jobs if self._loop.readable else self._jobs
-        # Whose last words were not looked at yet is not done with.
+        # A job whose last reports were not looked at yet has not ended here.
         ended = [
             job_id for job_id in self._jobs if job_id not in living and job_id not in self._watches
         ]
@@ -249,7 +249,7 @@ class History:
                 del self._jobs[job_id]
 
     async def write_whole(self) -> None:
-        """All that changed, so that the tail can begin anew."""
+        """Write all series that changed, so that the tail can begin again."""
         await self.flush()
         forget_to = self.file.newest
         jobs = [history for history in self._jobs.values() if history.changed]
@@ -269,7 +269,7 @@ class History:
         await self._tidy()
 
     async def _tidy(self) -> None:
-        """Nodes and services that are no more leave; so does the oldest of what is too much."""
+        """Drop nodes and services that are gone, and the oldest series beyond the bounds."""
         await self._loop.settled()
         state = self._loop.state
         gone = [f"n/{one}" for one in self._nodes if one not in state.nodes]
@@ -304,7 +304,7 @@ class History:
             self._nodes[name] = _fading(shape, kept)
 
     async def _write(self, tail: bytes, wholes: Iterable[Whole], forget_to: int = 0) -> bool:
-        """A disk that is full costs samples and nothing else."""
+        """A full disk costs samples and nothing else."""
         try:
             await self._in_thread(lambda: self.file.write(tail, wholes, forget_to))
         except sqlite3.DatabaseError as error:
@@ -327,7 +327,7 @@ class History:
             return None
 
     def _say(self, error: Exception) -> None:
-        """Once, not every few seconds."""
+        """Log it once, not every few seconds."""
         if str(error) != self._trouble:
             self._trouble = str(error)
             log.error("samples cannot be kept: %s", error)
@@ -341,4 +341,4 @@ def _restored_job(job: str, body: bytes | None) -> JobHistory:
     try:
         return JobHistory(job, body)
     except msgspec.DecodeError:
-        return JobHistory(job)  # written by another version: its curve begins anew
+        return JobHistory(job)  # written by another version: its curve begins again

@@ -1,4 +1,4 @@
-"""One job's curves: what its members' beats tell, over all its attempts, in bounded size."""
+"""One job's curves, from its members' beats, over all its attempts, in bounded size."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ POINTS_OF_MEMBER_MAX = 128
 POINTS_OF_MEMBER_MIN = 16
 ATTEMPTS_KEPT = 8
 ALL_POINTS_MAX = 4 * MEMBER_POINTS_MAX  # the newest attempts; always the last of them
-# So many members tell how long a step takes; more would say the same.
+# This many members show how long a step takes; more would show the same.
 MEMBERS_ASKED_MAX = 16
 
 JOB_SHAPE = Shape((Merge.LAST, Merge.MEAN, Merge.MEAN), "d")  # step, loss, step_ms
@@ -29,7 +29,7 @@ Beats = Mapping[int, Beat]
 
 
 class JobSample(msgspec.Struct, frozen=True, tag="j", array_like=True):
-    """What one look at a job told. `members` is flat, FIELDS values for each, or empty."""
+    """One look at a job. `members` is flat, FIELDS values for each, or empty."""
 
     job: str
     at_ms: int
@@ -110,10 +110,10 @@ class JobHistory:
     def sample(
         self, attempt: int, nodes: Sequence[str], beats: Beats, now_ms: int
     ) -> JobSample | None:
-        """What the beats tell since the last look; None if no step was done since."""
+        """What the beats say since the last look; None if no step was made since."""
         if attempt != self._attempt:
             self._attempt, self._nodes = attempt, tuple(nodes)
-            # An attempt that was looked at before this controller began goes on from here.
+            # An attempt that an earlier controller looked at goes on from here.
             old = any(one.number == attempt and len(one.sheet) for one in self._attempts)
             self._told = self._members_told = dict(beats) if old else {}
         asked = {n: beats[n] for n in sorted(beats)[:MEMBERS_ASKED_MAX]}
@@ -207,8 +207,8 @@ class JobHistory:
 
 
 def shares(before: Beat | None, beat: Beat) -> list[Value]:
-    """Since the beat before: what a step took, and which shares of that were waiting for peers, for
-    data, and for saves. A process that has begun anew is measured from its beginning."""
+    """Since the last beat: the time of a step, and the shares of it spent waiting for peers, data
+    and saves. A process that has started again is measured from its start."""
     if before is not None and before.steps > beat.steps:
         before = None
     wait_us = beat.wait_us - (before.wait_us if before else 0)

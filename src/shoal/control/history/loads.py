@@ -1,4 +1,4 @@
-"""Samples of nodes and services as rows of a series, and back as the API tells them."""
+"""Samples of nodes and services as rows of a series, and back in the API's form."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def node_point(node: str, at_ms: int, sample: NodeSample) -> NodePoint:
 
 def service_point(service: Service, load: ServiceLoad, at_ms: int) -> ServicePoint:
     asked = bool(load.answers_per_ks)
-    told: dict[str, Value] = {
+    values: dict[str, Value] = {
         "requests_per_s": load.answers_per_ks / 1000,
         "failed_per_s": load.failures_per_ks / 1000,
         "response_ms": load.response_ms if asked else None,
@@ -73,7 +73,7 @@ def service_point(service: Service, load: ServiceLoad, at_ms: int) -> ServicePoi
         "ready": len(service.ready) - len(service.draining),
         "wanted": service.wanted,
     }
-    return ServicePoint(service.spec.name, at_ms, [told[name] for name in SERVICE_MERGES])
+    return ServicePoint(service.spec.name, at_ms, [values[name] for name in SERVICE_MERGES])
 
 
 def node_series(node: str, known: Fading | None, since_ms: int) -> NodeSeries:

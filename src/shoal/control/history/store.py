@@ -1,7 +1,7 @@
 """The file that samples are kept in: whole series now and then, and what came since as it comes.
 
-Losing some of it harms nobody, so it is not synced at every write, and a file that cannot be read
-is put aside and begun anew. A process that is killed loses what was not handed over yet: seconds.
+Losing some samples does no harm, so a write is not synced, and a file that cannot be read is put
+aside for another one. A process that is killed loses the samples of the last seconds.
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ from pathlib import Path
 log = logging.getLogger("shoal.history")
 
 SCHEMA_VERSION = 1
-# As many as the log of events keeps, and no more bytes than this; the oldest go first.
+# As many series as the log of events keeps jobs, within these bytes; the oldest go first.
 ENDED_KEPT = 100_000
 BYTES_MAX = 1 << 30
 ENDED_DROPPED_AT_ONCE = 500
 PAGES_CHECKED_MAX = 16_384  # 64 MiB
-COMPRESSION = 1  # the quickest: what is kept for long is small anyway
+COMPRESSION = 1  # the quickest: series that are kept for long are small anyway
 
 _SCHEMA = """
 CREATE TABLE IF NOT EXISTS series (
@@ -117,7 +117,7 @@ class HistoryFile:
         return [body for (packed,) in rows if (body := _opened(packed)) is not None]
 
     def trim(self) -> None:
-        """Drop the oldest of what has ended beyond the number and the bytes that are kept."""
+        """Drop the oldest ended series beyond the number and the bytes that are kept."""
         with self._lock:
             ended = self._count("SELECT count(*) FROM series WHERE ended_ms IS NOT NULL")
             while ended and (ended > ENDED_KEPT or self._bytes_used() > self._bytes_max):

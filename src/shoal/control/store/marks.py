@@ -1,7 +1,7 @@
-"""What was ever given out in a home, kept outside of the database: job numbers and epochs.
+"""The job numbers and epochs that were ever given out in a home, kept outside of the database.
 
-A job's number names its logs and its checkpoints, and an epoch decides whose orders nodes obey. If
-the database is lost or an old copy is put back, neither may be given out a second time.
+A job's number names its logs and its checkpoints, and an epoch decides whose commands nodes obey.
+If the database is lost or an old copy is put back, neither may be given out a second time.
 """
 
 from __future__ import annotations
@@ -38,8 +38,8 @@ class Numbers:
         self.left = 1 + max((_highest(folder) for folder in folders), default=0)
 
     def floor(self, next_job: int, epoch: int) -> Marks:
-        """Where a controller goes on whose database says this. A database that is as new as the
-        marks is believed; one that is older than the last block, or empty, is not."""
+        """Where a controller with this database goes on. A database as new as the marks is
+        believed; one that is older than the last block, or empty, is not."""
         job = max(next_job, self.left)
         if next_job == 1 or next_job + JOBS_AHEAD < self.written.job:
             job = max(job, self.written.job)
@@ -68,7 +68,7 @@ class Numbers:
                 write_private(self._path, msgspec.json.encode(marks) + b"\n")
             except OSError as error:
                 reason = f"{self._path} cannot be written ({error.strerror})"
-                raise StoreError(f"{reason}: free some space, and check who owns it") from None
+                raise StoreError(f"{reason}: free some space, and check its owner") from None
         self.written = marks
 
     def _read(self) -> Marks:

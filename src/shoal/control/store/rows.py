@@ -1,4 +1,4 @@
-"""Rows of the store: written with a checksum, and never believed when it does not match."""
+"""Rows of the store: written with a checksum, and refused when it does not match."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _snapshot = msgspec.json.Decoder(Snapshot).decode
 
 
 class Unreadable(Exception):
-    """A row is not what was written; the message says how that shows."""
+    """A row is not what was written; the message says what is wrong."""
 
 
 EventRow = tuple[int, str | None, str | None, bytes, int, str]
@@ -26,7 +26,7 @@ JobRow = tuple[int, str, str | None, bytes, int]
 
 
 def checksum(number: int, body: bytes) -> int:
-    """The row's number goes in, so that a body in another's place does not match either."""
+    """It covers the row's number, so that a body in another row does not match either."""
     return zlib.crc32(body, number & 0xFFFFFFFF)
 
 
@@ -67,7 +67,7 @@ def snapshot_of(seq: int, body: bytes, crc: int | None) -> Snapshot:
 
 
 def _verify(number: int, body: bytes, crc: int | None) -> None:
-    """Rows of the first format have no checksum: they are believed if they can be decoded."""
+    """Rows of the first format have no checksum: they count if they can be decoded."""
     if not isinstance(body, bytes):
         raise Unreadable("it is no row of ours")
     if crc is not None and crc != checksum(number, body):

@@ -1,4 +1,4 @@
-"""Saves what can be read of a damaged store, and says in numbers what is lost.
+"""Saves what can be read of a damaged store, and counts what is lost.
 
 Events behind the damage are replayed as far as they fit: one that cannot be read, and what can only
 be understood with it, is left out. A job's record that says how it ended is believed over the log.
@@ -41,12 +41,12 @@ from shoal.model.events import (
 from shoal.model.job import Job, Outcome, Phase
 from shoal.ports import StoreError
 
-TRIES_MAX = 200  # jobs that are given up one by one; then only what is before the damage counts
+TRIES_MAX = 200  # jobs that are given up one by one; then only events before the damage count
 JOBS_NAMED_MAX = 20
 
 
 class Found(msgspec.Struct):
-    """What of a store can be read. `lost_rows` are those that are there, but not readable."""
+    """The readable part of a store. `lost_rows` are there, but cannot be read."""
 
     snapshots: list[tuple[int, Snapshot]] = []
     events: dict[int, Event] = {}
@@ -56,14 +56,14 @@ class Found(msgspec.Struct):
 
 
 class Saved(msgspec.Struct):
-    """The state that was saved, and the jobs of which only a part, or nothing, is known."""
+    """The state that was saved, and the jobs that are known only in part or not at all."""
 
     state: State
     replayed: int
     left_out: int
     jobs_lost: list[str] = []
-    jobs_cut: list[str] = []  # they live, but something that happened to them is not known
-    records_lost: list[str] = []  # they have ended, and that is all that is known
+    jobs_cut: list[str] = []  # they live, but some of their events are lost
+    records_lost: list[str] = []  # they have ended; nothing else is known
 
 
 def read(path: Path) -> Found:
@@ -99,7 +99,7 @@ def read(path: Path) -> Found:
 def _rows(
     source: sqlite3.Connection, table: str, key: str, found: Found
 ) -> Iterator[tuple[int, bytes, int | None]]:
-    """From both ends, for a page that cannot be read ends a walk."""
+    """Read from both ends, because a page that cannot be read ends a walk."""
     crc = "crc" if _has_checksums(source, table) else "NULL"
     seen: set[int] = set()
     for order in ("", "DESC"):
@@ -125,8 +125,8 @@ def _has_checksums(source: sqlite3.Connection, table: str) -> bool:
 
 
 def rebuild(found: Found) -> Saved:
-    """The newest state that what was found leads to, and that holds together."""
-    given_up: dict[str, int] = {}  # job -> the event from which on nothing of it is believed
+    """The newest consistent state that the readable events lead to."""
+    given_up: dict[str, int] = {}  # job -> its events are not believed from this one on
     strange: set[int] = set()
     for _ in range(TRIES_MAX):
         state, start = _start(found)
@@ -235,7 +235,7 @@ def _job(event: Event) -> str:
 
 
 def write(path: Path, found: Found, saved: Saved, numbers: Numbers) -> None:
-    """A store with all that was saved; its log goes on behind everything that was ever in it."""
+    """A store with all that was saved; its log goes on after the highest number ever used."""
     path.unlink(missing_ok=True)
     state = saved.state
     epochs = [e.epoch for e in found.events.values() if isinstance(e, ControllerStarted)]
@@ -265,7 +265,7 @@ def write(path: Path, found: Found, saved: Saved, numbers: Numbers) -> None:
 
 def salvage(database: Path, new: Path, numbers: Numbers) -> list[str]:
     """Put what can be saved in the place of a damaged store, which is kept under another name.
-    Returns what to tell, a line each."""
+    Returns the report, line by line."""
     if not database.exists():
         raise StoreError(f"there is no {database}: nothing to save; start with: shoal up")
     try:

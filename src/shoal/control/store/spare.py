@@ -1,4 +1,4 @@
-"""Spare room on the disk of the log: given up when the disk is full, so that cancel still works."""
+"""Spare room on the log's disk: freed when the disk is full, so that cancel still works."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from pathlib import Path
 log = logging.getLogger("shoal.control")
 
 SPARE_BYTES = 16 * 1024 * 1024
-SHARE_OF_DISK = 8  # on a small one no more than this part of it
-AGAIN_FACTOR = 3  # it is taken back when there is so many times as much
+SHARE_OF_DISK = 8  # at most one part in this many of a small disk
+AGAIN_FACTOR = 3  # it is taken back when this many times its size is free
 
 
 class Spare:
-    """A file that holds nothing but room. While it is given up the store is `tight`."""
+    """A file that only holds room. While that room is freed, the store is `tight`."""
 
     def __init__(self, path: Path | None) -> None:
         self._path = path
@@ -23,7 +23,7 @@ class Spare:
             self.take()
 
     def give_up(self) -> bool:
-        """False if there is nothing left to give."""
+        """Free the room; False if there is none left."""
         if self._path is None or not self._taken():
             return False
         os.truncate(self._path, 0)
@@ -31,7 +31,7 @@ class Spare:
         return True
 
     def take(self) -> bool:
-        """If the disk has room enough for it."""
+        """Take the room back, if the disk has enough."""
         if self._path is None:
             return False
         try:

@@ -34,16 +34,16 @@ from shoal.ports import StoreDamaged, StoreError, StoreFull
 log = logging.getLogger("shoal.control")
 
 SCHEMA_VERSION = 3
-# History beyond these is dropped when a snapshot is taken; what lives is never dropped.
+# History beyond these is dropped with a snapshot; live jobs are never dropped.
 EVENTS_KEPT = 1_000_000
 FINISHED_JOBS_KEPT = 100_000
-SNAPSHOTS_KEPT = 2  # should the newest be damaged, the one before it loses nothing
+SNAPSHOTS_KEPT = 2  # if the newest is damaged, the one before it loses nothing
 # Another program may hold the file for a moment (a backup, say); longer is an error.
 BUSY_TIMEOUT_S = 2.0
 TIGHT_PAGES, USUAL_PAGES = 16, 1_000  # of the journal, before they are put into the file
-NEWEST_EVENTS = 1_000  # among so many, the newest time is looked for
+NEWEST_EVENTS = 1_000  # the newest time is looked for among this many events
 
-# A long run saves thousands of times: whoever looks for what else happened must not read all that.
+# A long run saves thousands of times: a search for other events must not read all of those.
 # The conditions below are those of partial indexes, so a query uses the very same words.
 _SAVED = "kind = 'JobCheckpointed'"
 _BETWEEN = "kind != 'JobCheckpointed'"
@@ -202,7 +202,7 @@ class SqliteStore:
             if not self.spare.give_up():
                 raise
             self.alarms.raise_("full", f"{error}; new jobs are refused until then")
-            # The journal is written over again and again, and does not use up what was given.
+            # The journal is overwritten again and again, and does not use up the freed room.
             self._writer.execute(f"PRAGMA wal_autocheckpoint = {TIGHT_PAGES}")
             self._append(rows, jobs)
         if self.spare.tight and self.spare.take():
@@ -245,7 +245,7 @@ class SqliteStore:
     def events(
         self, after: int, limit: int, job: str = "", node: str = "", notable: bool = False
     ) -> list[Recorded]:
-        """A negative `after` counts from the end. What cannot be read is left out."""
+        """A negative `after` counts from the end. Rows that cannot be read are left out."""
         where, values = ["seq > ?"], [after]
         if notable:
             where.append(_NOTABLE)
@@ -265,13 +265,13 @@ class SqliteStore:
 
     def history(self, job: str, limit: int) -> list[Recorded]:
         query = f"""
-            WITH told AS (SELECT seq FROM events WHERE job = ?1 AND {_BETWEEN}
+            WITH shown AS (SELECT seq FROM events WHERE job = ?1 AND {_BETWEEN}
                           ORDER BY seq DESC LIMIT ?2),
-            marks AS (SELECT seq FROM told UNION SELECT ?3),
+            marks AS (SELECT seq FROM shown UNION SELECT ?3),
             saved AS (SELECT DISTINCT (SELECT max(seq) FROM events
                           WHERE job = ?1 AND {_SAVED} AND seq < marks.seq) AS seq FROM marks)
             SELECT seq, body, crc FROM events
-            WHERE seq IN (SELECT seq FROM told UNION SELECT seq FROM saved) ORDER BY seq"""
+            WHERE seq IN (SELECT seq FROM shown UNION SELECT seq FROM saved) ORDER BY seq"""
         return self._recorded(self._read(query, (job, limit, 2**63 - 1)))
 
     def _recorded(self, rows: list[tuple[Any, ...]]) -> list[Recorded]:
@@ -312,7 +312,7 @@ class SqliteStore:
             return reader.execute(query, values).fetchall()
 
     def _left_out(self, what: str, error: Exception) -> None:
-        """It is history: nothing that lives depends on it."""
+        """Leave it out: it is history, and no live job depends on it."""
         self.alarms.raise_("history", f"{self._path}: {what} is damaged ({error}) and left out")
 
     def close(self) -> None:
@@ -351,5 +351,5 @@ class SqliteStore:
         if "locked" in message or "busy" in message:
             return f"{self._path} is locked by another program: end it, then try again"
         if "readonly" in message or "unable to open" in message:
-            return f"{self._path} cannot be written ({message}): check who owns it and the disk"
+            return f"{self._path} cannot be written ({message}): check its owner and the disk"
         return f"{self._path}: {message}"

@@ -11,11 +11,11 @@ from shoal.sim.storm.budgettruth import BudgetTruth
 from shoal.sim.storm.world import World
 
 TENANTS = ("red", "blue", "default")
-TOLD_EVERY_MS = 700
+REPORT_EVERY_MS = 700
 
 
 class Budgets:
-    """Spends in leaps, so that lines are crossed in every order; now and then a month ends."""
+    """Spends in leaps, so that limits are crossed in every order; sometimes a month ends."""
 
     def __init__(
         self, world: World, truth: BudgetTruth, rng: random.Random, counts: Counter[str]
@@ -29,35 +29,35 @@ class Budgets:
 
     def plan(self, until_ms: int) -> None:
         self._planned = True
-        for at_ms in range(TOLD_EVERY_MS, until_ms, TOLD_EVERY_MS):
-            self._world.agenda.at(at_ms, self._tell)
+        for at_ms in range(REPORT_EVERY_MS, until_ms, REPORT_EVERY_MS):
+            self._world.agenda.at(at_ms, self._spend)
 
     def calm_down(self) -> None:
-        """A new month: nobody is held any more. Told until a controller is there to hear it."""
+        """A new month: no tenant is held any more. Reported until a controller hears it."""
         self._spent = dict.fromkeys(TENANTS, 0)
         agenda = self._world.agenda
         if not self._planned:
             return
         for late_ms in range(0, 120_000, 1_000):
-            agenda.at(agenda.now_ms + late_ms, self._say)
+            agenda.at(agenda.now_ms + late_ms, self._report)
 
-    def _tell(self) -> None:
+    def _spend(self) -> None:
         tenant = self._rng.choice(TENANTS)
         leap = self._rng.choice((0, 0, 1, 1, 2, 5))
         self._spent[tenant] += leap * GPU_US_PER_GPU_HOUR
         if self._rng.random() < 0.05:
             self._spent = dict.fromkeys(TENANTS, 0)
             self._counts["a month ended"] += 1
-        self._say()
+        self._report()
 
-    def _say(self) -> None:
+    def _report(self) -> None:
         if self._world.controller.up:
             spendings = [
                 _spending(tenant, period, spent)
                 for tenant, spent in self._spent.items()
                 for period in BudgetPeriod
             ]
-            self._truth.told(tuple(spendings))
+            self._truth.reported(tuple(spendings))
             self._world.controller.spent(tuple(spendings))
 
 

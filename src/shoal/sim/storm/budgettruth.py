@@ -1,4 +1,4 @@
-"""What is true of budgets: who has really spent too much, and that nobody else is held."""
+"""The truth about budgets: only tenants that have really spent too much are held."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from shoal.sim.storm.lives import Untruth
 class BudgetTruth:
     def __init__(self, policy: Policy) -> None:
         self.policy = policy
-        self._told: tuple[Spending, ...] = ()
+        self._reported: tuple[Spending, ...] = ()
         self._held: dict[str, None] = {}
         self._moving: dict[str, bool] = {}
 
-    def told(self, spendings: tuple[Spending, ...]) -> None:
-        self._told = spendings
+    def reported(self, spendings: tuple[Spending, ...]) -> None:
+        self._reported = spendings
 
     def see(self, event: BudgetEvent) -> None:
         tenant = self.policy.tenant(event.tenant)
@@ -36,7 +36,7 @@ class BudgetTruth:
             raise Untruth(f"{event.tenant} has used {used:.2f} of its budget, but {event}")
 
     def placed(self, job: str, spec: JobSpec) -> None:
-        """One that only moves, or changes its size, ran before: it goes on."""
+        """A job that only moves or changes its size ran before, so it goes on."""
         moved = self._moving.pop(job, False)
         if not moved and self._holder(spec.tenant):
             raise Untruth(f"{job} starts, though the budget of {self._holder(spec.tenant)} is gone")
@@ -48,7 +48,7 @@ class BudgetTruth:
             return
         asked = self.policy.budget_stops and self._holder(spec.tenant)
         if not asked or spec.restart is Restart.NEVER:
-            raise Untruth(f"{event.job} is stopped for a budget that is no reason: {event.why}")
+            raise Untruth(f"{event.job} is stopped for a budget without a reason: {event.why}")
 
     def unclaimed(self, job: str) -> None:
         self._moving.pop(job, None)
@@ -65,7 +65,7 @@ class BudgetTruth:
     def _of(self, tenant: Tenant) -> list[Spending]:
         return [
             one
-            for one in self._told
+            for one in self._reported
             if one.period is tenant.budget_period and self._is_under(one.tenant, tenant.name)
         ]
 

@@ -1,4 +1,4 @@
-"""What really was given to whom: nobody more entitled is stopped, and wishes are kept."""
+"""What each job really got: no job is stopped for a less entitled one, and wishes are kept."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from shoal.sim.storm.lives import Untruth
 
 
 def wishes_kept(event: JobPlaced, spec: JobSpec, nodes: Mapping[str, NodeSpec]) -> None:
-    """By what is known of the nodes: the right GPUs, so many on each node, and near enough."""
+    """It got the right GPUs, the right number of members on each node, and near enough nodes."""
     used = [slice_.node for slice_ in event.slices]
     for slice_ in event.slices:
         node = nodes[slice_.node]
@@ -40,7 +40,7 @@ def _suits(spec: JobSpec, slice_: Slice, node: NodeSpec) -> bool:
 
 
 def stands_alone(event: JobPlaced, spec: JobSpec, jobs: Iterable[JobTruth]) -> None:
-    """Whoever wants whole nodes has them; a slice of nothing disturbs nobody."""
+    """A job that wants whole nodes has them alone; an empty slice does not count."""
     mine = {slice_.node for slice_ in event.slices}
     takes = any(map(_takes, event.slices))
     for other in jobs:
@@ -55,14 +55,14 @@ def _takes(slice_: Slice) -> bool:
 
 
 class Entitlements:
-    """Follows who is stopped for whom. A victim is never more entitled than its beneficiary:
+    """Follows which job is stopped for which. A victim is never more entitled than its beneficiary:
     what is within a quota is not stopped for what is beyond one, nor among the same what has a
     higher priority."""
 
     def __init__(self, policy: Policy, jobs: Mapping[str, JobTruth]) -> None:
         self.policy = policy
         self._jobs = jobs
-        self._claims: dict[str, tuple[Slice, ...]] = {}  # of those who hold nothing
+        self._claims: dict[str, tuple[Slice, ...]] = {}  # of jobs that hold nothing yet
         self._victims: list[str] = []
 
     def done(self) -> None:
@@ -82,7 +82,7 @@ class Entitlements:
         job = self._jobs[event.job]
         if event.job in self._victims:
             if len(event.slices) > len(job.held):
-                self._victims.remove(event.job)  # it grows of its own will
+                self._victims.remove(event.job)  # it stops in order to grow
             return
         for number, victim in enumerate(self._victims):
             self._judge(job, self._jobs[victim], [self._jobs[v] for v in self._victims[:number]])
@@ -95,7 +95,7 @@ class Entitlements:
 
     def _judge(self, job: JobTruth, victim: JobTruth, before: list[JobTruth]) -> None:
         if any(other.spec.gpus and not other.spec.gpu_milli for other in self._jobs.values()):
-            return  # how much a share by memory counts is for the controller to say
+            return  # only the controller knows how much a share by memory counts
         spec = job.spec
         more = spec.gpus * spec.members * spec.gpu_milli
         within = self._within(spec.tenant, more, claims=True, less=())
@@ -103,7 +103,7 @@ class Entitlements:
             raise Untruth(f"{victim.id} was stopped within its quota for {job.id} beyond its own")
         over = not self._within(victim.spec.tenant, 0, claims=False, less=())
         if within and over:
-            return  # what was borrowed is taken back, whatever its priority
+            return  # borrowed GPUs are taken back, whatever the priority
         equal = victim.spec.priority == spec.priority and self.policy.preempt is Preempt.RANK
         if victim.spec.priority >= spec.priority and not equal:
             raise Untruth(f"{victim.id} was stopped for {job.id} of no higher priority")

@@ -21,11 +21,11 @@ from shoal.sim.storm.world import World
 SHORTEST_MS = 50
 STORE_PART = 0.3  # of the histories have a store that fails
 SICK_PART = 0.35  # of the histories have nodes that can start nothing
-SLOW_ON_MS = 20_000  # slow nodes are mended later than the rest, for it takes long to find them
+SLOW_ON_MS = 20_000  # slow nodes are mended later, because it takes long to find them
 
 
 class Cut(enum.Flag):
-    """Which way nothing gets through."""
+    """The direction in which nothing gets through."""
 
     NONE = 0
     REPORTS = enum.auto()
@@ -34,7 +34,7 @@ class Cut(enum.Flag):
 
 
 class BadNetwork(Network):
-    """Loses, repeats, delays and so reorders messages; each seed has its own kind of weather."""
+    """Loses, repeats and delays messages, and so reorders them; how often depends on the seed."""
 
     def __init__(self, rng: random.Random, counts: Counter[str], slowest_ms: int) -> None:
         self.calm = False
@@ -81,7 +81,7 @@ class BadNetwork(Network):
 
 
 class Faults:
-    """Does harm as planned; `stop` then ends it all and mends what was broken.
+    """Does harm as planned; `stop` ends it and mends what was broken.
 
     Outages are drawn to be shorter or longer than the grace time, and about as long."""
 
@@ -120,15 +120,15 @@ class Faults:
             self._slow_down,
             self._break,
         )
-        # Few kinds at a time reach deeper than a little of everything.
+        # A few kinds at a time reach deeper than a little of everything.
         kinds = tuple(self._rng.sample(kinds, self._rng.randrange(1, len(kinds) + 1)))
         for _ in range(count):
             fault = self._rng.choice(kinds)
             self._world.agenda.at(self._rng.randrange(until_ms), partial(self._do, fault))
 
     def plan_sickness(self, rng: random.Random, until_ms: int) -> None:
-        """In some histories nodes fall sick: nothing can be started there, or what jobs want is
-        missing. Drawn apart from the rest, which stays as it is."""
+        """In some histories nodes fall sick: nothing can be started there, or programs are missing.
+        Drawn from a stream of its own, so that the rest of the history stays the same."""
         if rng.random() > SICK_PART:
             return
         for _ in range(rng.randrange(1, 5)):
@@ -139,7 +139,7 @@ class Faults:
             self._world.agenda.at(at_ms + long_ms, partial(self._set, node, what, False))
 
     def plan_store(self, rng: random.Random, until_ms: int) -> None:
-        """In some histories the controller's store fails now and then. Drawn apart, too."""
+        """In some histories the controller's store fails at times. It has its own stream, too."""
         if rng.random() > STORE_PART:
             return
         for _ in range(rng.randrange(1, 7)):
@@ -163,7 +163,7 @@ class Faults:
         self._keep_snapshot()
 
     def plan_clock(self, rng: random.Random, until_ms: int) -> None:
-        """In some histories somebody sets the controller's clock. Drawn apart, too."""
+        """In some histories the controller's clock is set. It has its own stream, too."""
         for _ in range(rng.choice((0, 0, 0, 1, 2))):
             drift_ms = rng.choice((-86_400_000, 3_600_000, 86_400_000, 0))
             jump = partial(self._set_clock, drift_ms)
@@ -180,7 +180,7 @@ class Faults:
             setattr(machine, what, value)
 
     def stop(self) -> None:
-        """Faults stop, links heal, nodes and the controller come back, as they once were."""
+        """Faults stop, links heal, and nodes and the controller come back as they were."""
         self._stopped = True
         self._network.calm = True
         for machine in self._world.machines.values():
@@ -189,7 +189,7 @@ class Faults:
         self._world.controller.crash_at = None
         self._world.disk.mend()
         self._world.start_controller()
-        # Nobody takes away a node and switches it on in the same instant.
+        # An operator does not remove a node and switch it on in the same instant.
         self._world.agenda.after(SHORTEST_MS, self._mend_nodes)
 
     def _mend_slow(self) -> None:
@@ -244,7 +244,7 @@ class Faults:
             self._world.boot(machine.spec.id)
 
     def _reboot(self) -> None:
-        """Faster than any timeout, and nobody is told."""
+        """Faster than any timeout, and without a report of its death."""
         victim = self._victim()
         if victim is not None:
             self._counts["node rebooted"] += 1
@@ -263,13 +263,15 @@ class Faults:
             self._world.boot(spec.id, less)
 
     def _remove(self) -> None:
-        """An operator takes away a node that is off; it may well join again one day."""
+        """An operator removes a node that is off; it may join again one day."""
         victim = self._victim()
         if victim is not None:
             self._counts["node removed"] += 1
             self._world.power_off(victim.spec.id, known=False)
             remove = SetIntent(victim.spec.id, NodeIntent.REMOVED)
-            self._world.ask(remove, lambda _: None, patience_ms=SHORTEST_MS)  # off until then
+            self._world.ask(
+                remove, lambda _: None, patience_ms=SHORTEST_MS
+            )  # it stays off until then
             self._later(lambda: self._boot(victim))
 
     def _cut(self) -> None:
@@ -299,7 +301,7 @@ class Faults:
             self._world.lose_trace(victim.spec.id, self._rng.choice(list(victim.processes)))
 
     def _slow_down(self) -> None:
-        """It takes a while to be sure of that, so some stay slow until all is mended."""
+        """It takes long to be sure that a node is slow, so some stay slow until all is mended."""
         busy = [machine for machine in self._world.machines.values() if machine.trains]
         victim = self._rng.choice(busy) if busy else self._victim()
         if victim is not None:

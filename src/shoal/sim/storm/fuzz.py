@@ -1,5 +1,5 @@
 """One seed, one history: a storm of faults in which nothing may go wrong, then a calm in which
-everything must go right. `python -m shoal.sim.storm.fuzz 17` tells the story of seed 17."""
+everything must go right. `python -m shoal.sim.storm.fuzz 17` prints the history of seed 17."""
 
 from __future__ import annotations
 
@@ -31,13 +31,13 @@ GPU_KINDS: tuple[dict[str, Any], ...] = (
     {"gpu_model": "small", "gpu_memory_mb": 40},
     {"gpu_model": "large", "gpu_memory_mb": 80},
 )
-# Heartbeats and all that happens make about a tenth of this.
+# Heartbeats and all other messages make about a tenth of this.
 STEPS_PER_SECOND_MAX = 100
 FENCED_PART = 0.3  # of the histories have an engine that can end silent nodes
 
 
 class Size(msgspec.Struct, frozen=True, kw_only=True):
-    """How much happens in one history; the numbers are the most that are drawn."""
+    """How much happens in one history; the numbers are upper bounds."""
 
     nodes: int = 5
     jobs: int = 18
@@ -49,7 +49,7 @@ class Size(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class History(msgspec.Struct, frozen=True):
-    """What is left of a run: its log, and how often each thing happened."""
+    """The result of a run: its log, and how often each thing happened."""
 
     log: list[bytes]
     counts: Counter[str]
@@ -62,11 +62,11 @@ class History(msgspec.Struct, frozen=True):
 
 
 class SeedFailed(AssertionError):
-    """Names the seed, so that whoever reads it can run that history again."""
+    """Names the seed, so that the reader can run that history again."""
 
 
 def run_seed(seed: int, size: Size | None = None, *, checked: bool = True) -> History:
-    """`checked` False runs the same history without looking at the state after every step."""
+    """`checked` False runs the same history without verifying the state after every step."""
     return Run(seed, size or Size(), checked=checked).finish()
 
 
@@ -170,7 +170,7 @@ class Run:
         self._settle(self._unsettled)
         steps, seconds = self.world.controller.steps, agenda.now_ms // 1000
         if steps > STEPS_PER_SECOND_MAX * seconds:
-            raise Untruth(f"{steps} steps in {seconds} s: messages that answer each other for ever")
+            raise Untruth(f"{steps} steps in {seconds} s: messages answer each other for ever")
 
     def _settle(self, unsettled: Callable[[], str]) -> None:
         agenda = self.world.agenda
@@ -222,7 +222,7 @@ def _draw_policy(rng: random.Random) -> Policy:
 
 
 def _other_policy(rng: random.Random, policy: Policy) -> Policy:
-    """Other rules for who comes first; what is promised about nodes and retries stays."""
+    """Other rules for the order of the queue; promises about nodes and retries stay."""
     shipped = rng.choice(list(SHIPPED.values()))
     tenants = rng.choice(
         (
@@ -275,7 +275,7 @@ def _draw_nodes(rng: random.Random, size: Size) -> list[NodeSpec]:
     ]
 
 
-def _tell(seed: int) -> None:
+def _print_history(seed: int) -> None:
     run = Run(seed, Size())
     try:
         history = run.finish()
@@ -288,4 +288,4 @@ def _tell(seed: int) -> None:
 
 
 if __name__ == "__main__":
-    _tell(int(sys.argv[1]))
+    _print_history(int(sys.argv[1]))

@@ -1,4 +1,4 @@
-"""What really ails nodes and jobs that train, against what the log makes of it."""
+"""Which nodes and jobs are really slow, stuck or broken, against what the log says."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ SHARE_MILLI = HealthRule().quarantined_milli_max
 
 
 class HealthTruth:
-    """Knows who really hangs, what was told of steps, and what the log thinks of each node."""
+    """Knows which jobs really hang, which steps were reported, and how the log judges each node."""
 
     def __init__(self, jobs: Mapping[str, JobTruth], policy: Policy) -> None:
         self.policy = policy
@@ -32,8 +32,8 @@ class HealthTruth:
         self.hung: set[tuple[str, int]] = set()  # jobs and attempts
         self.saved: Mapping[str, int] = {}  # what is on the disk, by job
         self._jobs = jobs
-        self._told: dict[tuple[str, int, int], tuple[int, int]] = {}  # steps, saved step by member
-        self._moved_ms: dict[tuple[str, int], int] = {}  # the newest step that was told
+        self._steps: dict[tuple[str, int, int], tuple[int, int]] = {}  # steps, saved step by member
+        self._moved_ms: dict[tuple[str, int], int] = {}  # when the newest reported step was made
         self._checkpoints: dict[str, int] = {}
         self._known: dict[str, None] = {}  # neither lost nor taken away
         self._ready: dict[str, bool] = {}
@@ -46,7 +46,7 @@ class HealthTruth:
     def heard(self, report: NodeReport, now_ms: int) -> None:
         for progress in report.progress:
             ref, beat = progress.ref, progress.beat
-            steps, saved = self._told.get(ref, (0, 0))
+            steps, saved = self._steps.get(ref, (0, 0))
             at_ms = -1
             if beat.steps > steps:
                 at_ms = now_ms - progress.quiet_ms
@@ -54,7 +54,7 @@ class HealthTruth:
                 at_ms = now_ms
             key = ref.job, ref.attempt
             self._moved_ms[key] = max(self._moved_ms.get(key, -1), at_ms)
-            self._told[ref] = beat.steps, beat.saved_step
+            self._steps[ref] = beat.steps, beat.saved_step
 
     # -- jobs --------------------------------------------------------------------------------
 
@@ -97,7 +97,7 @@ class HealthTruth:
         self._beside_spares(event)
 
     def _beside_spares(self, event: JobPlaced | JobClaimed) -> None:
-        """Where a job that never ran goes, and may not be stopped, so many nodes are left."""
+        """A job that never ran, and may not be stopped, must leave the spare nodes free."""
         job = self._jobs[event.job]
         if job.spec.yields or job.attempt > isinstance(event, JobPlaced):
             return
@@ -138,7 +138,7 @@ class HealthTruth:
 
     def judged(self, event: NodeJudged) -> None:
         new = event.record.standing
-        guessed = not event.record.faulty  # what a node says of itself is no guess
+        guessed = not event.record.faulty  # what a node reports about itself is not a guess
         if new is Standing.QUARANTINED and guessed and not self._in_quarantine(event.node):
             others = sum(map(self._in_quarantine, self._known))
             if others >= max(1, len(self._known) * SHARE_MILLI // 1000):

@@ -42,7 +42,7 @@ class JobTruth:
 
     @property
     def held(self) -> list[Slice]:
-        """Of its members that are not over."""
+        """Slices of its members that are not over."""
         return [self._placements[ref.attempt - 1][ref.member] for ref in self._held]
 
     def held_on(self, node: str) -> list[MemberRef]:
@@ -131,7 +131,7 @@ class JobTruth:
             self._lost.add(ref.attempt)
 
     def must_not_be_done(self, lives: Sequence[Life | None]) -> None:
-        """If all its members ended well by themselves, and that was told, its work is done."""
+        """If all its members ended well by themselves, and that was reported, its work is done."""
         lost = any(life is None or life.ref.attempt in self._lost for life in lives)
         if not self.spec.service and not lost and all(life and life.done for life in lives):
             raise Untruth(f"{self.id} has done its work in attempt {self.attempt}")
@@ -162,7 +162,7 @@ class JobTruth:
                 allowed, justified = not never, event.attempt in self._drained
             case StopCause.IDLE:
                 allowed = justified = not never and event.attempt in self.stopped_for_idleness
-            case StopCause.BUDGET:  # that there was reason to stop it was seen then
+            case StopCause.BUDGET:  # the reason was verified when it was stopped
                 allowed = justified = not never
             case _:
                 allowed = justified = False

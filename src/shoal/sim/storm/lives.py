@@ -10,13 +10,13 @@ from shoal.sim.storm.witness import End
 
 
 class Untruth(AssertionError):
-    """The controller did or said what the design rules out."""
+    """The controller did or reported something that the design rules out."""
 
 
 class Life:
-    """One virtual process, from its start for ever."""
+    """One virtual process; its record outlives it."""
 
-    __slots__ = ("code", "gpu_milli", "gpus", "how", "node", "ref", "started_ms", "told")
+    __slots__ = ("code", "gpu_milli", "gpus", "how", "node", "ref", "started_ms", "stopped")
 
     def __init__(self, ref: MemberRef, node: str, gpus: tuple[int, ...], started_ms: int) -> None:
         self.ref = ref
@@ -26,11 +26,11 @@ class Life:
         self.started_ms = started_ms
         self.code: int | None = None
         self.how: End | None = None  # None: it lives
-        self.told = False  # to stop, while it lived
+        self.stopped = False  # it got a command to stop while it lived
 
     @property
     def done(self) -> bool:
-        return self.how is End.OWN and self.code == 0 and not self.told
+        return self.how is End.OWN and self.code == 0 and not self.stopped
 
     def __str__(self) -> str:
         if self.how is None:
@@ -58,7 +58,7 @@ class Lives:
     def start(self, node: str, launch: Launch, given_up: Container[MemberRef], now_ms: int) -> None:
         ref = launch.ref
         before = self.all.get(ref)
-        # A node that lost all trace of a process cannot know that it ran already.
+        # A node that lost all trace of a process cannot know that it already ran.
         if before is not None and before.how is not End.VANISHED:
             raise Untruth(f"{ref} was started a second time: {before}")
         for gpu in launch.gpus:

@@ -15,5 +15,5 @@ class Network:
         return (USUAL_DELAY_MS,)
 
     def death_notice(self) -> int:
-        """How long the engine takes to tell that a node is certainly gone."""
+        """How long the engine takes to report that a node is certainly gone."""
         return USUAL_DELAY_MS

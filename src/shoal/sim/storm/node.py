@@ -19,19 +19,19 @@ from shoal.sim.storm.witness import End, Witness
 KILLED_CODE = 137
 TERMINATED_CODE = 143
 CANNOT_START_CODE = 127
-IDLE_TOLD_MS = 300
+IDLE_REPORT_MS = 300
 
 
 class Fate(NamedTuple):
-    """What a virtual process does with its life, unless somebody interferes."""
+    """What a virtual process does, unless it is stopped."""
 
     duration_ms: int | None  # None: until it is stopped
     code: int = 0
-    # From SIGTERM to its end; None: it does not care and has to be killed.
+    # From SIGTERM to its end; None: it ignores SIGTERM and has to be killed.
     stopping_ms: int | None = 0
     stopped_code: int = TERMINATED_CODE
-    training: Plan | None = None  # None: it tells nothing of its work
-    rests_ms: int = 0  # it uses what it has for a moment, and then for so long not; 0: always
+    training: Plan | None = None  # None: it reports no steps
+    rests_ms: int = 0  # it uses its GPUs for a moment and then rests this long; 0: it never rests
     getting_ms: int = 0  # before it can start, for its package or environment
     shipping_ms: int = 0  # from its end until its output is stored
 
@@ -96,7 +96,7 @@ class Machine:
         self._beat(self.incarnation)
 
     def power_off(self) -> None:
-        if self.book is not None:  # what was written before it was told is on the disk, too
+        if self.book is not None:  # exits that were not reported yet are on the disk, too
             self.exits = (*self.book.exits.values(), *self._unshipped.values())
         self._unshipped = {}
         self.book = None
@@ -106,22 +106,22 @@ class Machine:
             self._witness.ended(ref, None, End.NODE_DIED)
 
     def take(self, envelope: Envelope) -> None:
-        """As the agent does, it answers orders with its inventory, even where nothing changed:
-        so orders that are repeated for ever show as a storm of messages."""
+        """As the agent does, it answers commands with its inventory, even if nothing changed. So
+        commands that are repeated for ever show as a storm of messages."""
         if self.book is None:
             return
-        for order in self.book.take(envelope):
-            match order:
+        for command in self.book.take(envelope):
+            match command:
                 case Launch():
-                    self._start(order)
+                    self._start(command)
                 case Stop():
-                    self._stop(order)
+                    self._stop(command)
                 case Check():
-                    self.book.measured(self._measure(order.id))
+                    self.book.measured(self._measure(command.id))
                 case Prepare():
                     pass  # its processes take no time to start
                 case Dismiss():
-                    pass  # its machines go without asking
+                    pass  # simulated machines leave without asking
         self.report()
 
     def _measure(self, id_: str) -> CheckResult:
@@ -139,7 +139,7 @@ class Machine:
                 Idle(ref, (now_ms - process.started_ms) % process.fate.rests_ms)
                 for ref, process in self.processes.items()
                 if process.fate.rests_ms
-                and (now_ms - process.started_ms) % process.fate.rests_ms >= IDLE_TOLD_MS
+                and (now_ms - process.started_ms) % process.fate.rests_ms >= IDLE_REPORT_MS
             )
             self._out(self.book.report(tuple(self._progress()), idle=idle))
 
@@ -153,7 +153,7 @@ class Machine:
 
     @slow.setter
     def slow(self, slow: bool) -> None:
-        list(self._progress())  # so far it was not
+        list(self._progress())  # bring steps up to date at the old pace
         self._slow = slow
 
     def _progress(self) -> Iterator[Progress]:
@@ -167,7 +167,7 @@ class Machine:
                 yield trainer.progress(now_ms)
 
     def lose_trace(self, ref: MemberRef) -> None:
-        """The process is gone and the book knows nothing of it: no exit code, no inventory."""
+        """The process is gone without a trace: no exit code, and not in the inventory."""
         assert self.book is not None
         del self.processes[ref]
         self.book.alive.pop(ref)
@@ -191,7 +191,7 @@ class Machine:
             self._begin(launch, fate)
 
     def _got(self, book: NodeBook, launch: Launch, fate: Fate) -> None:
-        """Unless it was stopped meanwhile, or the node has another life by now."""
+        """Unless it was stopped meanwhile, or the node has restarted."""
         if self.book is book and launch.ref in book.getting:
             book.begins(launch.ref)
             self._begin(launch, fate)
@@ -212,18 +212,18 @@ class Machine:
         if fate.duration_ms is not None:
             self._plan_end(process, fate.duration_ms, fate.code, End.OWN)
 
-    def _stop(self, order: Stop) -> None:
+    def _stop(self, command: Stop) -> None:
         assert self.book is not None
-        if order.ref in self.book.getting:
-            self.book.exited(order.ref, STOPPED_BEFORE_START_CODE, "stopped before it started")
+        if command.ref in self.book.getting:
+            self.book.exited(command.ref, STOPPED_BEFORE_START_CODE, "stopped before it started")
             return
-        process = self.processes[order.ref]
+        process = self.processes[command.ref]
         fate = process.fate
-        self._witness.told(order.ref)
-        if fate.stopping_ms is not None and fate.stopping_ms < order.grace_ms:
+        self._witness.stop_arrived(command.ref)
+        if fate.stopping_ms is not None and fate.stopping_ms < command.grace_ms:
             self._plan_end(process, fate.stopping_ms, fate.stopped_code, End.STOPPED)
         else:
-            self._plan_end(process, order.grace_ms, KILLED_CODE, End.STOPPED)
+            self._plan_end(process, command.grace_ms, KILLED_CODE, End.STOPPED)
 
     def _plan_end(self, process: Process, delay_ms: int, code: int, how: End) -> None:
         self._agenda.after(delay_ms, lambda: self._end(process, code, how))
@@ -242,7 +242,7 @@ class Machine:
                 self._shipped(self.book, ref, code)
 
     def _shipped(self, book: NodeBook, ref: MemberRef, code: int) -> None:
-        """Unless the node has another life by now."""
+        """Unless the node has restarted."""
         if self.book is book:
             del self._unshipped[ref]
             book.exited(ref, code)

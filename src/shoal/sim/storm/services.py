@@ -1,5 +1,5 @@
-"""Seeded services: who sets, changes and stops them, what their servers do, and what a gateway
-sees of them: late, not at all, or wrong for a while."""
+"""Seeded services: requests that set, change and stop them, what their servers do, and what the
+gateway sees of them: late, not at all, or wrong for a while."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ from shoal.sim.storm.faults import BadNetwork
 from shoal.sim.storm.lives import Life, Lives
 from shoal.sim.storm.world import World
 
-PRIORITY = 100  # as services have it
+PRIORITY = 100  # the priority of services
 ASK_AGAIN_MS = 1_500
 LOOK_MS = 1_000
-LATEST_MS = 900  # a look that takes longer is followed by the next, and is not heard
+LATEST_MS = 900  # a look that takes longer is overtaken by the next
 SERVES, MUTE, CRASHES = "serves", "serves-mute", "serves-crashes"
 PROGRAMS = (SERVES, SERVES, SERVES, SERVES, MUTE, CRASHES)
 WORK_LEVELS = (0, 0, 1, 3, 8, 20)
@@ -41,7 +41,7 @@ def ready_at_ms(spec: JobSpec, life: Life) -> int | None:
 
 
 class Services:
-    """All services of one history, their users and the gateway_link beside the controller."""
+    """All services of one history, their users, and the gateway link beside the controller."""
 
     def __init__(
         self,
@@ -87,12 +87,12 @@ class Services:
         self._calm = True
 
     def unsettled(self) -> str:
-        """What is not yet as it was asked for, in words."""
+        """The first thing that is not yet as it was asked for, in words."""
         if not self._world.controller.readable:
             return "the controller recovers"
         state = self._world.controller.state
         for service in state.services.values():
-            # What never gets ready, and has nothing to go back to, is left alone.
+            # A version that never gets ready, and has none to go back to, is left alone.
             settles = service.stopping or is_good(service.spec) or service.before is not None
             if settles and (text := _unsettled(state, service)):
                 return text
@@ -155,7 +155,7 @@ class Services:
         self._ask(name, StopService(name))
 
     def _ask(self, name: str, request: SetService | StopService) -> None:
-        """Until it is answered, or something else is wanted."""
+        """Ask until it is answered, or something else is wanted."""
         self._wishes += 1
         wish = self._asked[name] = self._wishes
 
@@ -172,10 +172,10 @@ class Services:
 
         ask()
 
-    # -- the gateway_link and its gateway --------------------------------------------------------
+    # -- the gateway link and its gateway --------------------------------------------------
 
     def _look(self) -> None:
-        """Reads the controller's state as the gateway_link does, which lives and dies with it."""
+        """Reads the controller's state as the gateway link does, and stops and starts with it."""
         controller, rng = self._world.controller, self._rng
         if controller.readable:
             for name, service in controller.state.services.items():
@@ -195,7 +195,7 @@ class Services:
         self._world.agenda.after(LOOK_MS, self._look)
 
     def _hear(self, life: int, load: ServiceLoad, attempts: dict[str, int]) -> None:
-        """Who is ready is looked up when the gateway has answered, however long that took."""
+        """Which replicas are ready is looked up when the gateway has answered."""
         controller = self._world.controller
         if not controller.readable or controller.life != life:
             return
@@ -247,7 +247,7 @@ class Services:
         return load, {job_id: state.jobs[job_id].attempt for job_id in ready}
 
     def _feel(self, job: Job, *, answers: bool) -> None:
-        """The probes of one that was ready; now and then one hangs for good."""
+        """Probes of a replica that was ready; sometimes one hangs for good."""
         key = job.id, job.attempt
         if not self._calm and self._rng.random() < 0.05:
             self._counts["replica hangs"] += key not in self._hung
@@ -256,11 +256,11 @@ class Services:
         self._unanswered[key] = self._unanswered.get(key, 0) + 1 if hangs else 0
 
     def hangs(self, job_id: str, attempt: int) -> bool:
-        """It answers nothing, or could not be reached when it was last asked."""
+        """It does not answer, or could not be reached at the last probe."""
         return self._unanswered.get((job_id, attempt), 0) > 0
 
     def has_work(self, job_id: str) -> bool:
-        """Of one that drains: what it has takes a drawn time, and nothing comes after it."""
+        """Whether a replica that drains has requests left; they take a drawn time."""
         return self._world.agenda.now_ms < self._drained_ms.get(job_id, 0)
 
     def _reached(self, job: Job) -> Life | None:

@@ -1,4 +1,4 @@
-"""What the log says of services, against what was asked for and what the design promises."""
+"""What the log says about services, against the requests and the design's promises."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ class ServiceTruth:
             if seen.failed < TRIES_MAX or seen.version in seen.proven:
                 raise Untruth(f"{event.service} goes back after {seen.failed} failures")
         elif not any(isinstance(a, SetService) and a.spec == event.spec for a in self._asked):
-            raise Untruth(f"{event.service} was set to what nobody asked for")
+            raise Untruth(f"{event.service} was set to a spec that nobody asked for")
         elif event.version != seen.newest + 1 and (
             event.version != seen.version or before is None or before.replica != event.spec.replica
         ):

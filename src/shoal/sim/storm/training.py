@@ -1,4 +1,4 @@
-"""Virtual members that train: steps on virtual time, told in beats, saved now and then."""
+"""Virtual members that train: steps on virtual time, reported in beats, saved from time to time."""
 
 from __future__ import annotations
 
@@ -7,17 +7,17 @@ from typing import NamedTuple
 from shoal.model.job import MemberRef
 from shoal.model.progress import Beat, Progress
 
-SLOW_FACTOR = 3  # what a slow node makes of the time that a member needs for itself
-OWN_SHARE = 4  # of a step; the rest is waiting for peers, so one that is slow is just in time
+SLOW_FACTOR = 3  # a slow node takes this many times as long for a member's own work
+OWN_SHARE = 4  # one part in this many of a step; the rest is waiting for peers
 
 
 class Plan(NamedTuple):
-    """What a member that trains does with its life. All of a gang have the same steps."""
+    """What a member that trains does. All members of a gang make the same steps."""
 
     step_ms: int
     saves_every: int = 0  # steps; 0: never
-    hangs_at: int = 0  # after so many steps nobody of the gang goes on; 0: never
-    stuck: bool = False  # it is the one that the others wait for
+    hangs_at: int = 0  # after this many steps the whole gang stands still; 0: never
+    stuck: bool = False  # this member is the one that the others wait for
 
 
 class Trainer:
@@ -37,7 +37,7 @@ class Trainer:
         return 0 < self.plan.hangs_at <= self.steps
 
     def go_on(self, now_ms: int, *, slow: bool) -> None:
-        """What it did since it was last looked at."""
+        """What it did since the last look."""
         plan = self.plan
         steps = (now_ms - self._began_ms) // plan.step_ms
         if plan.hangs_at:

@@ -102,7 +102,7 @@ class Truth(Witness):
         self._fits(node)
 
     def _fits(self, node: str) -> None:
-        """What a node that was given up still runs, unseen, cannot be counted by anybody."""
+        """Members that still run on a node that was given up do not count."""
         spec = self._specs[node]
         cpu_milli = memory_mb = 0
         for life in self.lives.on_node(node):
@@ -120,8 +120,8 @@ class Truth(Witness):
     def could_not_start(self, ref: MemberRef, fault: Fault) -> None:
         self._refused[ref] = fault
 
-    def told(self, ref: MemberRef) -> None:
-        self.lives.all[ref].told = True
+    def stop_arrived(self, ref: MemberRef) -> None:
+        self.lives.all[ref].stopped = True
 
     def hangs(self, ref: MemberRef) -> None:
         self.health.hung.add((ref.job, ref.attempt))
@@ -218,7 +218,7 @@ class Truth(Witness):
             job.found_broken(event.attempt)
 
     def _must_be_idle(self, event: JobStopping, job: JobTruth) -> None:
-        """All of the gang has held its GPUs for nothing, for as long as the policy allows."""
+        """The whole gang has held unused GPUs for as long as the policy allows."""
         latest_ms = event.at_ms - self._policy.idle_reclaim_ms
         lives = [self.lives.all.get(ref) for ref in job.refs(event.attempt)]
         late = any(life is None or life.started_ms > latest_ms for life in lives)
@@ -294,14 +294,14 @@ class Truth(Witness):
         self.jobs[event.job].finished(event, lives, self._policy, cancel_asked=asked)
 
     def _must_be_over(self, job_id: str, attempt: int) -> None:
-        """An attempt is over when none of it lives, but where its node was given up."""
+        """An attempt is over when no member lives, except on nodes that were given up."""
         job = self.jobs[job_id]
         for ref, life in self.lives.of_job(job_id):
             if ref.attempt == attempt and ref not in job.given_up:
                 raise Untruth(f"attempt {attempt} of {job_id} is said to be over, but {life}")
 
     def _node_joined(self, event: NodeJoined) -> None:
-        """It takes a word that was not heard before to call a node back."""
+        """Only a report that was not heard before may bring a node back."""
         if (event.node, event.incarnation) not in self._news:
             raise Untruth(f"{event.node} is said to be heard again, but only old news came")
         self._known[event.node] = event.spec

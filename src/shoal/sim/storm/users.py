@@ -62,7 +62,7 @@ class SeededFates:
         )
 
     def _training(self, launch: Launch, program: str) -> Plan | None:
-        """The same for all members of an attempt, but for who is stuck."""
+        """The same for all members of an attempt, except for the one that is stuck."""
         if program not in ("trains", "hangs", "hangs-once", "flaky"):
             return None
         rng = random.Random(f"{self._seed}/{launch.ref.job}/{launch.ref.attempt}")
@@ -76,7 +76,7 @@ class SeededFates:
 
 
 class Users:
-    """Ask until they are answered, and are sure that a key names one job."""
+    """Ask until they are answered, and expect that a key names one job."""
 
     def __init__(
         self,
@@ -93,7 +93,7 @@ class Users:
         self._counts = counts
         self._nodes = nodes
         self._other_policy = other_policy
-        self._crowded = rng.random() < 0.35  # more want GPUs, for longer, and may be stopped
+        self._crowded = rng.random() < 0.35  # more jobs want GPUs, for longer, and may be stopped
         self._patience: random.Random | None = None  # None: clients wait for their answers
         self._too_large: dict[str, None] = {}  # keys of jobs accepted before a node was known
 
@@ -106,7 +106,7 @@ class Users:
             if rng.random() < 0.1:  # an impatient client, or a proxy that repeats
                 agenda.at(at_ms, partial(self._submit, submit))
             if rng.random() < 0.25:
-                # One who cancels and one who has no answer yet may speak at the same moment.
+                # A cancel and a repeated submission may come at the same moment.
                 repeated = submit if number % 3 == 0 else None
                 cancel = partial(self._cancel, submit.key, repeated)
                 agenda.at(at_ms + rng.randrange(10_000), cancel)
@@ -117,7 +117,7 @@ class Users:
 
     def plan_leaving(self, rng: random.Random, until_ms: int) -> None:
         """In some histories clients leave before they are answered. Most ask again with the same
-        key; some never do. Drawn apart from the rest, which stays as it is."""
+        key; some never do. Drawn from a stream of its own, so that the rest stays the same."""
         if rng.random() > LEAVING_PART:
             return
         self._patience = rng
@@ -134,7 +134,7 @@ class Users:
         return patience_ms
 
     def calm_down(self) -> None:
-        """Every node is opened again, and nobody waits for what the cluster does not have."""
+        """Every node is opened again, and jobs that the cluster cannot hold are cancelled."""
         self._patience = None
         self._world.agenda.after(SETTLED_MS, self._open_all)
         for key in self._too_large:
@@ -143,7 +143,7 @@ class Users:
         controller.obey(msgspec.structs.replace(controller.policy, spares=0))
 
     def _open_all(self) -> None:
-        """Only those that were closed: an operator's word would end a quarantine too."""
+        """Only those that were closed: opening a node would end its quarantine, too."""
         if not self._world.controller.readable:
             self._world.agenda.after(SETTLED_MS, self._open_all)
             return
@@ -184,7 +184,7 @@ class Users:
         )
 
     def _draw_wishes(self, members: int, gpus: int) -> dict[str, Any]:
-        """What not every job asks for."""
+        """Fields that only some jobs set."""
         rng = self._rng
         wishes: dict[str, Any] = {"tenant": rng.choice(("default", "red", "blue"))}
         if rng.random() < (0.8 if self._crowded else 0.5):
@@ -236,7 +236,7 @@ class Users:
         ask()
 
     def _possible(self, spec: JobSpec) -> bool:
-        """Before any node has joined, a controller accepts whatever may be possible one day."""
+        """Before any node has joined, a controller accepts jobs of any size."""
         depth = {Within.BLOCK: 1, Within.RACK: 2}.get(spec.within, 0)
         near = spec.within_required and spec.within is not Within.ANYWHERE
         groups: dict[str, int] = {}

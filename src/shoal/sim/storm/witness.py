@@ -1,4 +1,4 @@
-"""What the world shows of itself: the seam for whoever checks, counts or draws a run."""
+"""What the world shows of itself: the seam for code that verifies, counts or draws a run."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ class End(enum.StrEnum):
     """How a virtual process came to its end."""
 
     OWN = "on its own"
-    STOPPED = "by an order to stop"
+    STOPPED = "by a command to stop"
     NODE_DIED = "with its node"
     VANISHED = "without a trace"
 
 
 class Witness:
-    """Told of everything as it happens; this one looks away."""
+    """Sees everything as it happens; this one ignores it."""
 
     def booted(self, spec: NodeSpec, incarnation: int) -> None: ...
 
@@ -34,11 +34,11 @@ class Witness:
 
     def could_not_start(self, ref: MemberRef, fault: Fault) -> None: ...
 
-    def told(self, ref: MemberRef) -> None:
-        """An order to stop reached it while it lived."""
+    def stop_arrived(self, ref: MemberRef) -> None:
+        """A command to stop reached it while it lived."""
 
     def hangs(self, ref: MemberRef) -> None:
-        """It makes no step any more, and never will; told more than once."""
+        """It makes no more steps, and never will; called more than once."""
 
     def asked(self, request: Request) -> None: ...
 
@@ -53,7 +53,7 @@ class Witness:
         """Another controller listens, which has heard nothing yet."""
 
     def heard(self, report: NodeReport) -> None:
-        """The controller got this report, which it has yet to look at."""
+        """The controller got this report, but no step has seen it yet."""
 
     def committed(self, events: Sequence[Event]) -> None:
-        """These are in the log now; what follows from them has not been sent yet."""
+        """These are in the log now; their commands have not been sent yet."""

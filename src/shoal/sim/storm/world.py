@@ -1,7 +1,7 @@
 """A cluster on virtual time: simulated nodes and a controller, with a network between them.
 
-The world itself is perfect. What goes wrong in it is done to it from outside, through the
-methods here and through the network that it is given.
+The world itself is perfect. Faults come from outside: through the methods here and through the
+network that it is given.
 """
 
 from __future__ import annotations
@@ -77,7 +77,7 @@ class World:
         self.machines[node].boot(spec)
 
     def power_off(self, node: str, *, known: bool) -> None:
-        """`known`: the engine can tell for certain, so that nobody has to wait out a silence."""
+        """`known`: the engine knows it for certain, so nothing has to wait out a silence."""
         machine = self.machines[node]
         machine.power_off()
         if known:
@@ -86,7 +86,7 @@ class World:
             self._notify(gone)
 
     def _fence(self, command: Fence) -> None:
-        """As the engine of one machine does it, which needs no network; it starts another."""
+        """As the local engine does, which needs no network; it then starts the node again."""
         machine = self.machines[command.node]
 
         def boot() -> None:
@@ -146,7 +146,7 @@ class World:
         self._to_controller(delay_ms, lambda: self.controller.gone(gone))
 
     def _to_controller(self, delay_ms: int, deliver: Callable[[], None]) -> None:
-        """Connections die with a controller: what was on its way to it reaches no other."""
+        """Connections die with a controller: messages on their way to it reach no other."""
         life = self.controller.life
 
         def arrive() -> None:
