@@ -42,8 +42,12 @@ def test_before_any_node_is_known_every_size_may_be_possible() -> None:
         ({"cpu_milli": 99_000}, "cpus", "ask for at most 32"),
         ({"memory_mb": 9_999}, "memory", "ask for at most 4000"),
         ({"gpus": 4, "members": 4}, "members", "ask for at most 2"),
-        ({"gpus": 8, "memory_mb": 4_000}, "gpus", "the rest together fit on no node"),
-        ({"cpu_milli": 32_000, "memory_mb": 4_000}, "cpus", "the rest together fit on no node"),
+        ({"gpus": 8, "memory_mb": 4_000}, "gpus", "the rest do not fit together on any node"),
+        (
+            {"cpu_milli": 32_000, "memory_mb": 4_000},
+            "cpus",
+            "the rest do not fit together on any node",
+        ),
     ],
 )
 def test_what_can_never_start_is_refused_with_what_could(

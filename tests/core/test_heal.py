@@ -250,7 +250,7 @@ def test_a_job_that_is_requeued_stops_and_runs_again_at_no_cost_to_its_retries(
     )
     again = cluster.ask(Requeue(job_id))
     assert isinstance(again, Accepted)
-    assert again.note == "it is stopping already"
+    assert again.note == "it is already stopping"
     cluster.end(job_id, code=143)
     assert (cluster.job(job_id).attempt, cluster.job(job_id).failures) == (2, 0)
 

@@ -116,7 +116,7 @@ def test_less_work_is_believed_only_after_a_while() -> None:
     assert counters.look(80) == 10
     assert counters.look(8, 119) == 10
     assert counters.look(8, 8) == 1
-    assert counters.why == "1 would have done for the last 1m"
+    assert counters.why == "1 replica would have been enough for the last 1m"
 
 
 def test_growth_is_met_before_it_comes_and_believed_within_reason() -> None:

@@ -240,7 +240,7 @@ def test_stopping_drains_first_and_leaves_nothing() -> None:
     assert isinstance(cluster.stop(), Accepted)
     again = cluster.serve(version=2)
     assert isinstance(again, Refused)
-    assert "is being stopped" in again.message
+    assert "is stopping" in again.message
     cluster.tick(10)
     assert [job.id for job in cluster.replicas()] == [busy]
     cluster.work = {}

@@ -85,7 +85,7 @@ def _submit(round_: Round, request: Submit) -> Answer:
         return Accepted(known, "this submission was already accepted")
     spec = request.spec
     if spec.service or spec.version:
-        return Refused("service", "is given by Shoal itself; use: shoal serve")
+        return Refused("service", "is set by Shoal itself; use: shoal serve")
     problem = (
         reserved(spec.env, replica=False)
         or spec_problem(spec)
@@ -101,7 +101,7 @@ def _submit(round_: Round, request: Submit) -> Answer:
 
 def impossible(state: State, spec: JobSpec) -> Refused | None:
     """Would the job never start even if every known node were up and empty? Lost and cordoned
-    nodes count, for they may come back; before any node is known, everything may be possible."""
+    nodes count because they may come back. Before any node is known, everything is possible."""
     kinds = [kind for kind, count in state.capacity.items() if count]
     if not kinds:
         return None
@@ -129,7 +129,7 @@ def impossible(state: State, spec: JobSpec) -> Refused | None:
         largest = max(kinds)
         return Refused(
             "gpus" if demand.gpus else "cpus",
-            f"and the rest together fit on no node: a member needs {demand}; "
+            f"and the rest do not fit together on any node: a member needs {demand}; "
             f"the largest node has {largest}",
         )
     if spec.members > fits and fits < UNLIMITED:
@@ -160,7 +160,7 @@ def _requeue(round_: Round, request: Requeue) -> Answer:
     if job.spec.service:
         return Refused("job", f"is a replica of {job.spec.service}; cancel it to get another")
     if not job.active or job.phase is Phase.STOPPING:
-        return Accepted(job.id, f"it is {job.phase.value} already")
+        return Accepted(job.id, f"it is already {job.phase.value}")
     stop(round_, job, StopCause.MOVE, f"requeued by {request.who}")
     return Accepted(job.id)
 

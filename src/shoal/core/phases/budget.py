@@ -1,5 +1,5 @@
-"""Budgets: warn at 80 %, hold at 100 %. What was spent is told from outside; that a line was
-crossed is an event, so a replay needs no ledger."""
+"""Budgets: warn at 80 %, hold at 100 %. The ledger reports what was spent; crossing a line is an
+event, so a replay of the log needs no ledger."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ GPU_US_PER_GPU_HOUR = 3_600_000_000
 
 
 def budget(round_: Round, spendings: tuple[Spending, ...]) -> None:
-    """`spendings` are complete: a tenant that is not among them has spent nothing. Empty: nothing
-    was told, and all stays as it is."""
+    """`spendings` are complete: a tenant that is not among them has spent nothing. If they are
+    empty, nothing was reported and nothing changes."""
     state = round_.state
     for name in list(state.accounts.budgets):
         if not round_.policy.tenant(name).has_budget:
-            _free(round_, name, "the policy sets it no budget any more")
+            _free(round_, name, "the policy no longer sets a budget for it")
     if not spendings:
         return
     for tenant in round_.policy.tenants:
@@ -40,10 +40,10 @@ def _judge(round_: Round, tenant: Tenant, spendings: tuple[Spending, ...]) -> No
     before = state.accounts.budgets.get(tenant.name)
     if milli >= HELD_MILLI:
         if before is not BudgetLevel.HELD:
-            why = f"{text}: its jobs wait until there is more"
+            why = f"{text}: its jobs wait until there is more budget"
             round_.emit(BudgetHeld(at_ms=now_ms, tenant=tenant.name, why=why))
         return
-    warned = milli >= WARNED_MILLI or unpriced  # a budget that cannot see all of it says so
+    warned = milli >= WARNED_MILLI or unpriced  # a budget that cannot count all of it warns
     if before is BudgetLevel.HELD or (before is not None and not warned):
         _free(round_, tenant.name, text)
     if warned and tenant.name not in state.accounts.budgets:
@@ -55,8 +55,8 @@ def _free(round_: Round, tenant: str, why: str) -> None:
 
 
 class Used(NamedTuple):
-    """The part of its budget that a tenant and its branches have used, in thousandths, and in
-    words. `unpriced`: its budget is in money, and some of its time has no price."""
+    """The part of its budget that a tenant and its sub-tenants have used, in thousandths and in
+    words. `unpriced`: the budget is in money, and some of the time has no price."""
 
     milli: int
     text: str
@@ -64,7 +64,7 @@ class Used(NamedTuple):
 
 
 def used(state: State, tenant: Tenant, spendings: tuple[Spending, ...]) -> Used:
-    """Time without a price costs nothing here, which is why it is always told."""
+    """Time without a price costs nothing here, so the text always mentions it."""
     mine = [
         spending
         for spending in spendings
@@ -97,7 +97,8 @@ def _unpriced(unpriced_us: int) -> str:
 
 
 def _stop_held(round_: Round) -> None:
-    """The policy wants it: who is held does not go on either, but for who must not run twice."""
+    """If the policy says so, running jobs of a tenant on hold are stopped too, except jobs that
+    must not run twice."""
     for job in list(round_.state.jobs.values()):
         if (
             job.phase in (Phase.STARTING, Phase.RUNNING)

@@ -1,4 +1,4 @@
-"""How a job is told to end: at once if it waits, by stopping its members if it has any."""
+"""How a job is ended: at once if it waits, by stopping its members if it has any."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ CANCELLED_CODE = 130  # what a shell reports for a command ended by Ctrl-C
 
 
 def is_served(state: State, job: Job) -> bool:
-    """Requests go to it, so it ends when they have gone elsewhere: `serve` sees to that."""
+    """Requests go to it, so `serve` ends it when they go elsewhere."""
     service = state.services.get(job.spec.service)
     return service is not None and job.id in service.ready
 
@@ -23,7 +23,7 @@ def stop(round_: Round, job: Job, cause: StopCause, why: str) -> None:
 
 
 def cancel(round_: Round, job: Job, why: str, cause: StopCause = StopCause.CANCEL) -> None:
-    """`cause` is for the members, if it has any; one that waits is over."""
+    """`cause` is for the members, if there are any; a job that waits ends at once."""
     if job.phase is not Phase.WAITING:
         stop(round_, job, cause, why)
         return

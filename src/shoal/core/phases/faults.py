@@ -1,4 +1,4 @@
-"""Exits that are not the job's doing: the node could not run it. It goes elsewhere, at no cost."""
+"""Exits caused by the node, which could not run the job. It runs elsewhere; no retry is used."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from shoal.model.events import MemberLost, NodeJudged
 from shoal.model.job import Fault, Job, MemberStatus, Phase
 from shoal.model.report import MemberExit
 
-# A job that ran and failed where the disk was full may have filled it: it does not get to do so on
-# every node of the cluster.
+# A job that failed on a full disk may have filled the disk itself: it must not do so on every node
+# of the cluster.
 SICK_MAX = 3
 UNSTARTED = (Fault.START, Fault.MISSING)
 
 
 def take_faults(round_: Round, node: Node, exits: tuple[MemberExit, ...]) -> None:
-    """What the node itself is to blame for, before exits are taken for what they look like."""
+    """Exits that the node itself is to blame for, before the others are counted as failures."""
     for exit_ in exits:
         job = round_.state.placed[node.id].get(exit_.ref)
         if job is None or not exit_.fault or exit_.stopped:
@@ -59,8 +59,8 @@ def _is_nodes(state: State, job: Job, node: Node, exit_: MemberExit) -> bool:
 
 
 def _may_be_elsewhere(state: State, job: Job, node: Node) -> bool:
-    """One node alone cannot tell whether a program is missing here or everywhere. What has run
-    somewhere is there; what has not gets one more try, on another node, if there is one."""
+    """One node cannot know whether a program is missing here or everywhere. If the job has run
+    somewhere, it exists; if not, the job gets one more try on another node, if there is one."""
     ran = job.told >= 0 or any(
         member.status is MemberStatus.ALIVE or member.started for member in job.members
     )

@@ -1,4 +1,4 @@
-"""What becomes of jobs that something happened to: retry, requeue, move, or give up."""
+"""Decide about jobs that something happened to: retry, requeue, move, or give up."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ from shoal.model.node import NodeIntent
 from shoal.model.resources import plural
 
 TIMED_OUT_CODE = 124  # as timeout(1) reports it
-HANG_CODE = 124  # it ran out of the time for a step
-BROKEN_CODE = 1  # it ended by no error of its own, but it did not do its work
-NODE_LOST_CODE = 143  # as if ended by SIGTERM: it did not end by an error of its own
-# Stops of ours: it runs again, at no cost to its retries.
+HANG_CODE = 124  # like a timeout: a step took too long
+BROKEN_CODE = 1  # it reported no error, but did not do its work
+NODE_LOST_CODE = 143  # as if ended by SIGTERM: the error was not its own
+# Stopped by us: it runs again, and no retry is used up.
 AGAIN = (
     StopCause.DRAIN,
     StopCause.PREEMPT,
@@ -29,12 +29,12 @@ AGAIN = (
     StopCause.IDLE,
 )
 IDLE_STOPS_MAX = 3
-GOOD_WHILE = 60  # times the backoff: it does not crash in circles
+GOOD_WHILE = 60  # times the backoff: a job that ran this long does not crash in a loop
 BACKOFF_DOUBLINGS_MAX = 20  # by then any backoff has reached its ceiling
 
 
 def heal(round_: Round) -> None:
-    """Look once at every job whose members or nodes changed, and at those out of time."""
+    """Look once at every job whose members or nodes changed, or whose time limit is over."""
     _enforce_limits(round_)
     touched, round_.state.agenda.attention = round_.state.agenda.attention, {}
     for job_id in touched:
@@ -49,7 +49,7 @@ def heal(round_: Round) -> None:
                 stop(round_, job, *cause)
             else:
                 leave(round_, job)
-    # Stopping a job touches it again, but there is nothing more to decide until a member ends.
+    # Stopping a job puts it here again, but nothing is left to decide until a member ends.
     round_.state.agenda.attention = {}
 
 
@@ -62,7 +62,7 @@ def _enforce_limits(round_: Round) -> None:
 
 
 def _cause_to_stop(round_: Round, job: Job) -> tuple[StopCause, str] | None:
-    """Why the rest of the gang cannot go on, if it cannot."""
+    """Why the rest of the gang cannot go on; None if it can."""
     lost = [m.slice.node for m in job.members if m.status is MemberStatus.LOST]
     if lost and job.fault:
         return StopCause.NODE_LOSS, job.fault
@@ -80,11 +80,11 @@ def _cause_to_stop(round_: Round, job: Job) -> tuple[StopCause, str] | None:
 
 
 def _settle(round_: Round, job: Job) -> None:
-    """Every member is over: decide what the attempt comes to."""
+    """Every member has ended: decide what follows."""
     cause = job.stop_cause
     lost = sorted({m.slice.node for m in job.members if m.status is MemberStatus.LOST})
     if not job.spec.service and all(member.done for member in job.members):
-        # Whatever it was to be stopped for came too late. A server, though, is never done.
+        # The reason to stop it came too late. A server, though, is never done.
         late = f" before it was stopped: {job.why}" if cause is not None else ""
         _finish(round_, job, Outcome.SUCCEEDED, 0, f"every member exited 0{late}")
     elif cause is StopCause.CANCEL:
@@ -92,7 +92,7 @@ def _settle(round_: Round, job: Job) -> None:
     elif cause is StopCause.TIME_LIMIT:
         _finish(round_, job, Outcome.TIMED_OUT, TIMED_OUT_CODE, job.why)
     elif lost or cause is StopCause.NODE_LOSS:
-        # Peers of a lost member often fail before the loss is known: that is the node's failure.
+        # Peers of a lost member often fail before the loss is known: the node is to blame.
         _settle_loss(round_, job, lost)
     elif cause is StopCause.HANG:
         _settle_hang(round_, job)
@@ -102,27 +102,27 @@ def _settle(round_: Round, job: Job) -> None:
         _requeue(round_, job, cause, round_.now_ms, f"stopped to run again: {job.why}")
     elif job.first_bad_code is not None:
         _settle_failure(round_, job)
-    elif cause is StopCause.FAILURE:  # a replica that was found broken, and ended in good order
+    elif cause is StopCause.FAILURE:  # a broken replica that exited 0 when it was stopped
         _finish(round_, job, Outcome.FAILED, BROKEN_CODE, job.why)
     else:
         _finish(round_, job, Outcome.SUCCEEDED, 0, "every member exited 0")
 
 
 def _idle_for_good(round_: Round, job: Job) -> bool:
-    """One that takes GPUs again and again and does nothing with them is not tried for ever."""
+    """A job that keeps taking GPUs without using them is not started for ever."""
     never = job.spec.restart is Restart.NEVER
     return round_.policy.idle_ends or never or job.idle_stops + 1 >= IDLE_STOPS_MAX
 
 
 def _settle_loss(round_: Round, job: Job, lost: list[str]) -> None:
     how = job.fault or f"lost with {', '.join(lost) or 'its node'}"
-    # What never started did not run, and may be placed again whatever its rule.
+    # A job that never started may be placed again, whatever its restart rule is.
     ran = not job.fault or any(member.started for member in job.members)
     if job.spec.restart is Restart.NEVER and ran:
         why = f"{how}, and its restart rule is never"
         _finish(round_, job, Outcome.FAILED, NODE_LOST_CODE, why)
     elif job.losses >= round_.policy.losses_max:
-        why = f"{how}, its loss number {job.losses + 1}: the policy allows no more"
+        why = f"{how}; it lost a node {job.losses + 1} times, the policy allows no more"
         _finish(round_, job, Outcome.FAILED, NODE_LOST_CODE, why)
     else:
         why = f"{how}; runs again elsewhere (costs no retry)"
@@ -130,7 +130,7 @@ def _settle_loss(round_: Round, job: Job, lost: list[str]) -> None:
 
 
 def _settle_hang(round_: Round, job: Job) -> None:
-    """It may be the node's fault or the job's own: it is tried again, but not for ever."""
+    """The node or the job may be at fault: the job is tried again, but not for ever."""
     if job.spec.restart is Restart.NEVER:
         why = f"{job.why}; its restart rule is never"
         _finish(round_, job, Outcome.FAILED, HANG_CODE, why)
@@ -161,7 +161,7 @@ def _settle_failure(round_: Round, job: Job) -> None:
 
 
 def _backoff_ms(round_: Round, job: Job) -> int:
-    """Who got somewhere is tried again at once: it made steps, or ran for a good while."""
+    """A job that made progress is tried again at once: it took steps, or ran for long enough."""
     watch = round_.state.heard.watches.get(job.id)
     ran_ms = round_.now_ms - (job.running_ms if job.running_ms is not None else round_.now_ms)
     if (watch is not None and watch.pace.steps) or ran_ms > GOOD_WHILE * job.spec.backoff_ms:
@@ -188,7 +188,7 @@ def _same_way(round_: Round, job: Job) -> str | None:
 
 
 def _failure_text(job: Job) -> str:
-    """`job.why` is at this point what the node said about the first bad exit."""
+    """`job.why` is at this point what the node reported about the first bad exit."""
     code = job.first_bad_code or 0
     number = job.first_bad_member
     who = f"member {number} on {job.members[number].slice.node}" if len(job.members) > 1 else "it"
@@ -234,7 +234,7 @@ def _finish(round_: Round, job: Job, outcome: Outcome, code: int, why: str) -> N
             why=why,
         )
     )
-    for node_id in sorted(failed_on):  # if it has run well elsewhere, that speaks against these
+    for node_id in sorted(failed_on):  # if it ran well elsewhere, these nodes are suspect
         found = blame(state.failures, node_id, round_.now_ms)
         if found is not None:
             news = Suspicion(at_ms=round_.now_ms, why=found.why, job=job.id, proven=True)

@@ -1,4 +1,4 @@
-"""Nodes that want to leave: emptied like drained ones, then removed and let go."""
+"""Nodes that ask to leave: drained, then removed, then dismissed."""
 
 from __future__ import annotations
 
@@ -11,24 +11,24 @@ from shoal.model.report import NodeReport
 
 
 def note_leaving(round_: Round, node: Node, inventory: NodeReport) -> None:
-    """Take in what the node wants. It is removed when nothing runs there and no exit is untold."""
+    """Note what the node asks for. It is removed when nothing runs there and all exits are in."""
     if inventory.leaving and not node.leaving:
         _intend(round_, node, NodeIntent.DRAINING, "it wants to leave the cluster")
     elif not inventory.leaving and node.leaving:
-        _intend(round_, node, NodeIntent.OPEN, "it stays after all")
+        _intend(round_, node, NodeIntent.OPEN, "it no longer wants to leave")
     empty = not (inventory.alive or inventory.exits or round_.state.placed[node.id])
     if inventory.leaving and empty and node.intent is NodeIntent.DRAINING:
         _intend(round_, node, NodeIntent.REMOVED, "it has left the cluster")
 
 
 def note_left(round_: Round, node: Node) -> None:
-    """Who wanted to leave and is gone did leave, in however much of a hurry."""
+    """A node that wanted to leave and is gone has left, even if jobs still ran on it."""
     if node.leaving and node.intent is not NodeIntent.REMOVED:
-        _intend(round_, node, NodeIntent.REMOVED, "it has left the cluster, with jobs on it")
+        _intend(round_, node, NodeIntent.REMOVED, "it has left the cluster while jobs ran on it")
 
 
 def dismissals(state: State, inventories: list[NodeReport]) -> list[Command]:
-    """Told with each report until it is gone."""
+    """Sent after each report until the node is gone."""
     return [
         Dismiss(node=inventory.spec.id, incarnation=inventory.incarnation)
         for inventory in inventories

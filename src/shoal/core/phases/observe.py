@@ -1,4 +1,4 @@
-"""The passive half of a step: what do the nodes' inventories tell that the state does not know?"""
+"""The passive half of a step: what do the nodes' inventories report that is new to the state?"""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from shoal.model.job import Job, MemberRef, MemberStatus, Phase
 from shoal.model.node import NodeHealth, kind_text
 from shoal.model.report import MemberExit, NodeReport, Report
 
-FENCE_MS = 10_000  # for a node to be ended by its engine
+FENCE_MS = 10_000  # time for the engine to end a node
 
 
 def observe(round_: Round, report: Report) -> list[NodeReport]:
@@ -31,7 +31,7 @@ def observe(round_: Round, report: Report) -> list[NodeReport]:
     for gone in report.gone:
         node = round_.state.nodes.get(gone.node)
         if node is not None and node.incarnation == gone.incarnation and not node.dead:
-            why = "its agent has ended, as it was told" if node.leaving else gone.why
+            why = "its agent has stopped, as it was asked to" if node.leaving else gone.why
             _take_ends(round_, node, gone.exits)
             lose(round_, node, dead=True, why=why)
     fresh = [inventory for inventory in report.nodes if _hear(round_, inventory)]
@@ -57,7 +57,7 @@ def _hear(round_: Round, inventory: NodeReport) -> bool:
     _take_exits(round_, node, inventory.exits)
     _take_vanished(round_, node, inventory)
     if node.health is not NodeHealth.READY and not _strangers(state, inventory):
-        why = "heard again" if node.health is NodeHealth.SILENT else "its inventory is clean"
+        why = "heard again" if node.health is NodeHealth.SILENT else "no unknown process runs there"
         round_.emit(NodeReady(at_ms=round_.now_ms, node=node_id, why=why))
     note_leaving(round_, node, inventory)
     return True
@@ -74,7 +74,7 @@ def _stale(state: State, inventory: NodeReport) -> bool:
 
 
 def _meet(round_: Round, inventory: NodeReport) -> None:
-    """A node that is new, has a new life, or was given up joins (again)."""
+    """A node that is new, that restarted, or that was given up joins (again)."""
     state, now_ms = round_.state, round_.now_ms
     node = state.nodes.get(inventory.spec.id)
     same = node is None or node.spec == inventory.spec
@@ -84,7 +84,7 @@ def _meet(round_: Round, inventory: NodeReport) -> None:
         why = "restarted"
         if node.health is not NodeHealth.LOST:
             _take_ends(round_, node, inventory.exits)
-            lose(round_, node, dead=True, why="it restarted and runs nothing of its last life")
+            lose(round_, node, dead=True, why="it restarted; nothing from before the restart runs")
     elif node.health is NodeHealth.LOST:
         why = f"heard again {duration_text(now_ms - node.since_ms)} after it was given up"
     else:
@@ -98,21 +98,21 @@ def _meet(round_: Round, inventory: NodeReport) -> None:
             why=why,
         )
     )
-    if same:  # else what was given up may not even fit it now
+    if same:  # otherwise the jobs that were given up may not even fit it now
         _adopt(round_, state.nodes[inventory.spec.id], inventory)
 
 
 def _take_ends(round_: Round, node: Node, exits: tuple[MemberExit, ...]) -> None:
-    """Before a life of a node is written off: what ended in it has ended, and is not lost."""
+    """Before a life of a node is written off: members that ended in it are not lost."""
     take_faults(round_, node, exits)
     _take_starts(round_, node, _ran(exits))
     _take_exits(round_, node, exits)
 
 
 def _adopt(round_: Round, node: Node, inventory: NodeReport) -> None:
-    """A job given up with this node and still waiting goes on as it was, if it is here whole.
+    """A job that was given up with this node and still waits goes on, if all of it is here.
 
-    Not one that was told to stop: its processes end by our own order, which is no result."""
+    Not if it was asked to stop: its processes end by our own command, which is not a result."""
     own = (one.ref for one in inventory.exits if not one.stopped and not one.fault)
     here = {*inventory.alive, *own}
     here.difference_update(inventory.stopping)
@@ -140,12 +140,12 @@ def _adopt(round_: Round, node: Node, inventory: NodeReport) -> None:
 
 def _adoption(node: Node, job: Job, inventory: NodeReport) -> str:
     if any(ref.job == job.id for ref in inventory.alive):
-        return f"{node.id} was only out of contact: attempt {job.attempt} is alive there"
-    return f"{node.id} is back, and attempt {job.attempt} had ended there before it was given up"
+        return f"{node.id} was only out of contact: attempt {job.attempt} still runs there"
+    return f"{node.id} is back; attempt {job.attempt} had ended there before the node was given up"
 
 
 def _still_free(state: State, node: Node, job: Job) -> bool:
-    """A late order may have started what was given up where something else was placed since."""
+    """A late command may have started the job where something else was placed since."""
     room = state.rooms[node.index].copy()
     for member in job.members:
         room.change(member.slice, -1)
@@ -153,7 +153,7 @@ def _still_free(state: State, node: Node, job: Job) -> bool:
 
 
 def _ran(exits: tuple[MemberExit, ...]) -> list[MemberRef]:
-    """One that has exited did start, too, unless its node says that it could not."""
+    """A member that exited did start, unless its node reports that it could not."""
     return [exit_.ref for exit_ in exits if exit_.fault not in UNSTARTED]
 
 
@@ -181,8 +181,8 @@ def _take_starts(round_: Round, node: Node, seen: list[MemberRef]) -> None:
 
 
 def _completes(job: Job, numbers: list[int]) -> bool:
-    """Nobody is awaited any more; a gang that lost a member, or of which one could not start, will
-    never be whole."""
+    """All members have started. A gang that lost a member, or in which one could not start, never
+    becomes whole."""
     awaited = 0
     for member in job.members:
         awaited += member.status is MemberStatus.PENDING
@@ -199,7 +199,7 @@ def _take_exits(round_: Round, node: Node, exits: tuple[MemberExit, ...]) -> Non
         if job is None:
             continue
         if exit_.stopped and job.phase is not Phase.STOPPING:
-            why = f"member {exit_.ref.member} was stopped on {node.id} by an order out of date"
+            why = f"member {exit_.ref.member} was stopped on {node.id} by an outdated command"
             _lose_member(round_, exit_.ref, node, why)
         else:
             round_.emit(
@@ -218,7 +218,7 @@ def _take_exits(round_: Round, node: Node, exits: tuple[MemberExit, ...]) -> Non
 
 
 def _step_of(state: State, exit_: MemberExit) -> int | None:
-    """The step it was in, if it has told of any. Its node may have heard a later beat than we."""
+    """The step it was in, if it reports steps. Its node may have heard a later beat than we."""
     if exit_.step is not None:
         return exit_.step
     ref = exit_.ref
@@ -250,15 +250,15 @@ def _lose_member(round_: Round, ref: MemberRef, node: Node, why: str) -> None:
 
 
 def _strangers(state: State, inventory: NodeReport) -> bool:
-    """Is anything there that should not be? Until it is gone its GPUs are not free."""
+    """Does anything run there that should not? Until it is gone, its GPUs are not free."""
     placed = state.placed[inventory.spec.id]
     refs = (*inventory.alive, *(one.ref for one in inventory.getting))
     return any(ref not in placed for ref in refs)
 
 
 def fences_wanted(round_: Round) -> list[Command]:
-    """Nodes that are silent beyond the grace time, where the engine can end them: only when they
-    are gone, or cannot be ended, do their jobs run elsewhere."""
+    """Nodes that are silent beyond the grace time, where the engine can end them. Their jobs run
+    elsewhere only when the nodes are gone, or cannot be ended."""
     state, latest_ms = round_.state, round_.now_ms - round_.policy.grace_ms
     wanted: list[Command] = []
     for node_id, heard_ms in state.heard.contacts.items():  # longest unheard first
@@ -269,8 +269,8 @@ def fences_wanted(round_: Round) -> list[Command]:
 
 
 def _expire_silent(round_: Round, *, fences: bool) -> None:
-    """Suspect nodes unheard for a while; give them up only after the policy's grace time, and
-    where they can be ended only after a moment more, for that to be done."""
+    """A node without a report for a while is silent. It is given up only after the policy's grace
+    time; where the engine can end it, 10 s later, so that there is time to end it."""
     state, policy, now_ms = round_.state, round_.policy, round_.now_ms
     overdue = []
     for node_id, heard_ms in state.heard.contacts.items():

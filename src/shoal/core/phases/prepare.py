@@ -1,4 +1,4 @@
-"""Which nodes should be warm for a gang before they are needed, so that a spare starts no later."""
+"""Which nodes should be warm for a gang before they are needed, so that a spare starts quickly."""
 
 from __future__ import annotations
 
@@ -14,16 +14,16 @@ from shoal.model.job import Job, Phase, Restart
 from shoal.model.report import NodeReport
 from shoal.model.resources import Kind
 
-# So many for each gang that counts its steps: more than one node is seldom lost at once, and a
-# warm interpreter takes memory.
+# For each gang that reports its steps: more than one node is seldom lost at once, and a warm
+# interpreter takes memory.
 WARM_NODES = 2
-# A node that was not heard naming the job for so long is not counted on.
+# A node that has not named the job for this long does not count.
 HEARD_MS = 10_000
 
 
 def prepares_wanted(state: State, inventories: list[NodeReport], now_ms: int) -> list[Command]:
-    """For nodes that reported and could take a member's place. Told again until the report names
-    the job; heard, not logged, like the beats that it depends on."""
+    """For nodes that reported and could take a member's place. Sent again until the report names
+    the job; not logged, like the beats that it depends on."""
     wanted: list[Command] = []
     lacking: dict[Gang, list[tuple[int, Job]]] | None = None
     fits: dict[tuple[Gang, Kind, Level], bool] = {}
@@ -39,8 +39,8 @@ def prepares_wanted(state: State, inventories: list[NodeReport], now_ms: int) ->
             continue
         if lacking is None:
             lacking = _lacking(state, now_ms)
-        # Most nodes of a full cluster have room for nobody: that is known by a look at each shape
-        # of gang, and not at each gang.
+        # Most nodes of a full cluster have no room: a look at each shape of gang shows that, and
+        # not every gang has to be looked at.
         some = [jobs for gang, jobs in lacking.items() if _room_for(state, node, gang, fits)]
         for _, job in heapq.merge(*some, key=_place):
             if len(named) >= PREPARED_MAX:

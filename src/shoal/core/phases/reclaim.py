@@ -1,4 +1,4 @@
-"""GPUs that are held and not used: the job is warned, and then has to give them back."""
+"""GPUs that are held but not used: the job is warned, then has to give them back."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from shoal.model.report import NodeReport
 
 
 def reclaim(round_: Round, inventories: list[NodeReport]) -> None:
-    """By what nodes say of their members. A gang is idle when all of it is, for as long as the
-    last of them; replicas that wait for requests are the business of their service."""
+    """By what nodes report of their members. A gang is idle when all its members are, since the
+    last of them became idle. Replicas that wait for requests are left to their service."""
     state, policy = round_.state, round_.policy
     if not policy.idle_warn_ms and not policy.idle_reclaim_ms:
         state.heard.idles.clear()

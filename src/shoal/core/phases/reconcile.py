@@ -12,11 +12,11 @@ from shoal.model.job import Job, MemberRef, MemberStatus, Phase, StopCause
 from shoal.model.report import NodeReport
 from shoal.model.resources import WHOLE_GPU_MILLI
 
-# What runs without being known to the state has no spec to ask; it gets a moment to end well.
+# A member that the state does not know has no spec; it gets a moment to end well.
 STRANGER_GRACE_MS = 2_000
-# What a handler of SIGTERM needs to write a line; the whole gang waits for it.
+# Enough for a SIGTERM handler to write a line; the whole gang waits for it.
 PEERLESS_GRACE_MS = 100
-LARGE_GANG = 16  # members; the environment of a smaller one is put together each time
+LARGE_GANG = 16  # members; the environment of a smaller gang is built each time
 GANG_VIEWS_MAX = 64
 
 
@@ -120,8 +120,8 @@ def _view_of(state: State, job: Job) -> GangView:
 
 
 def _grace_ms(state: State, job: Job) -> int:
-    """Who hangs, and who trains in step with a peer that is gone, has nothing to save and would
-    use up all the time it has."""
+    """A job that hangs, or that trains in step with a peer that is gone, has nothing to save and
+    would only use up its grace time."""
     if job.stop_cause is StopCause.HANG:
         return min(job.spec.stop_grace_ms, STRANGER_GRACE_MS)
     if job.stop_cause in (StopCause.FAILURE, StopCause.NODE_LOSS) and job.id in state.heard.watches:
@@ -135,7 +135,7 @@ def _is_stuck(state: State, job: Job, number: int) -> bool:
 
 
 class Seat(NamedTuple):
-    """Where a member sits in its gang, in torchrun's terms; a group is its part of one node."""
+    """The place of a member in its gang, in torchrun's terms; a group is the part on one node."""
 
     local_rank: int
     local_size: int
@@ -159,11 +159,11 @@ def seating(job: Job) -> list[Seat]:
 
 
 class GangView:
-    """What the members of a gang find in their environment: the user's variables, torchrun's, and
-    ours. What all of them find is put together once.
+    """The environment of a gang's members: the user's variables, torchrun's, and ours. The part
+    that all of them share is built once.
 
-    A process that is alone is not told of a gang: scripts take RANK for a sign that they should
-    join one. An elastic gang may be of one, and is a gang all the same.
+    A process that is alone gets no variables of a gang: scripts take RANK for a sign that they
+    should join one. An elastic gang is a gang even with one member.
     """
 
     def __init__(self, state: State, job: Job) -> None:
@@ -176,7 +176,7 @@ class GangView:
         self._alone = len(job.members) == 1 and not job.spec.elastic
         between_ms = state.wear.between_ms(self._seats[0].groups)
         self._shared = {
-            "SHOAL_MTBF_S": str(between_ms // 1000),  # how often to save; the user may know better
+            "SHOAL_MTBF_S": str(between_ms // 1000),  # for how often to save; the user may set it
             **({} if job.spec.service else _for_torchrun(job, address, port)),
             **job.spec.env,
             **({} if self._alone else _of_gang(job, self._seats[0].groups, address, port)),
@@ -209,9 +209,8 @@ class GangView:
 
 
 def _of_gang(job: Job, groups: int, address: str, port: str) -> dict[str, str]:
-    """What torchrun gives all the processes that it starts. A run's id makes libraries believe the
-    ranks that they find (Lightning); its store is rank 0's own, since there is no launcher that
-    could hold it."""
+    """What torchrun sets for all processes that it starts. With a run id, libraries believe the
+    ranks they find (Lightning). Rank 0 holds the store, because there is no launcher to hold it."""
     members = str(len(job.members))
     return {
         "WORLD_SIZE": members,
@@ -228,9 +227,9 @@ def _of_gang(job: Job, groups: int, address: str, port: str) -> dict[str, str]:
 
 
 def _for_torchrun(job: Job, address: str, port: str) -> dict[str, str]:
-    """Defaults of torchrun's flags: what each of its own would be wrong for here. One launcher for
-    each member makes one world of them all, with a process for each GPU of a member; alone, it
-    does not take the port that every other torchrun of the machine takes."""
+    """Defaults for torchrun's flags, where its own would be wrong here. Members that run torchrun
+    form one world with a process for each GPU. A torchrun that is alone does not use the port
+    that every other torchrun of the machine uses."""
     slice_ = job.members[0].slice
     return {
         "PET_NPROC_PER_NODE": str(max(1, len(slice_.gpus))),
@@ -240,9 +239,9 @@ def _for_torchrun(job: Job, address: str, port: str) -> dict[str, str]:
 
 
 def _visible(job: Job) -> dict[str, str]:
-    """The GPUs of a node that its members share as torchrun's processes do: each sees them all,
-    and its own is the one with the number of its local rank. That is what a gang asks for that
-    says how many members a node takes and gives each of them one GPU."""
+    """The GPUs that the members on a node share as torchrun's processes do: each sees all of them
+    and uses the one with the number of its local rank. A gang gets this if it sets the members per
+    node and gives each of them one GPU."""
     slices = [member.slice for member in job.members]
     if not job.spec.members_per_node or any(
         len(slice_.gpus) != 1 or slice_.gpu_milli != WHOLE_GPU_MILLI for slice_ in slices
@@ -255,8 +254,8 @@ def _visible(job: Job) -> dict[str, str]:
 
 
 def _of_service(job: Job, address: str, port: str) -> dict[str, str]:
-    """A replica has no peers to meet: the port is its own to answer on, and the address that of its
-    node, where the gateway looks for it. One that listens on all addresses is found as well."""
+    """A replica has no peers to meet: it answers on this port, at the address of its node, where
+    the gateway looks for it. A replica that listens on all addresses is found as well."""
     if not job.spec.service:
         return {}
     return {

@@ -30,9 +30,9 @@ class Round:
         self.now_ms = now_ms
         self.events: list[Event] = []
         self.finished: list[Job] = []
-        self.finished_keys: dict[str, str] = {}  # their submission keys: not in the store yet
+        self.finished_keys: dict[str, str] = {}  # submission keys that are not in the store yet
         self.quotas = any(tenant.quota_gpus for tenant in policy.tenants)
-        self.judged = False  # were all running jobs ranked since anybody was stopped?
+        self.judged = False  # were all running jobs ranked since a job was last stopped?
         self.more = False  # work is left that another step should take up at once
 
     def look_again(self, at_ms: int) -> None:

@@ -1,9 +1,9 @@
-"""How many replicas a service should have: fast up, slow down, none when nobody asks.
+"""How many replicas a service should have: fast up, slow down, none without requests.
 
 The signal is work: requests in flight at replicas, queued in the gateway, and held because there
-is no replica. A long stream is work for as long as it lasts. What is wanted is enough replicas for
-the work that there will be when one that is started now is ready, if it goes on growing as it did;
-never fewer than would have done at any time of the last `down_after_ms`.
+is no replica. A long stream is work for as long as it lasts. There should be enough replicas for
+the work to expect when a replica started now is ready, if the work keeps growing as it did; never
+fewer than were needed at any time in the last `down_after_ms`.
 """
 
 from __future__ import annotations
@@ -13,24 +13,25 @@ import math
 import msgspec
 
 from shoal.model.durations import duration_text
+from shoal.model.resources import plural
 from shoal.model.service import Scale, ServiceLoad
 
-# Growth is looked at over this long, and believed for at most this much of what there is.
+# Growth is measured over this long, and at most this much of the present work is expected.
 TREND_MS = 60_000
 TREND_PERCENT_MAX = 150
 CHANCE = 2  # standard deviations
 TREND_MAX = 256  # looks that are kept; they come about twice a second
-SLOTS = 32  # the time that is looked back on is told apart in so many parts
-START_MS = 10_000  # what a replica is taken to need until it is ready, before that is known
+SLOTS = 32  # the time that is looked back on has this many parts
+START_MS = 10_000  # assumed time until a replica is ready, before one was measured
 
 
 class RecentWork(msgspec.Struct):
-    """What was seen of a service's work lately: heard, not logged."""
+    """The work of a service in the last minutes: heard, not logged."""
 
-    peaks: list[tuple[int, int]] = []  # (when, replicas that would have done), falling
+    peaks: list[tuple[int, int]] = []  # (when, replicas that were needed), falling
     trend: list[tuple[int, int]] = []  # (when, work)
     asked_ms: int = -1  # when there was last any work
-    start_ms: int = START_MS  # what the last replica needed to be ready
+    start_ms: int = START_MS  # how long the last replica took to be ready
 
 
 class Wish(msgspec.Struct, frozen=True):
@@ -43,7 +44,7 @@ def wish(
 ) -> Wish:
     """`start_ms`: how long a replica usually takes to be ready."""
     work = load.work
-    if recent.asked_ms < 0:  # what there is counts as needed: nothing is known of the time before
+    if recent.asked_ms < 0:  # the present replicas count as needed: the time before is unknown
         recent.peaks = [(now_ms, wanted)]
     if recent.asked_ms < 0 or work or load.answers_per_ks:
         recent.asked_ms = now_ms
@@ -56,20 +57,20 @@ def wish(
     _note(recent, need, scale.down_after_ms, now_ms)
     if need > wanted:
         more = f", {ahead} expected by the time a new one is ready" if ahead > work else ""
-        return Wish(need, f"{work} requests in flight or waiting{more}, {scale.target} a replica")
+        return Wish(need, f"{work} requests in flight or waiting{more}, {scale.target} per replica")
     done = max(need, recent.peaks[0][1])
     if done < wanted:
         if done == 0:
             return Wish(0, f"no request for {duration_text(now_ms - recent.asked_ms)}")
         since = duration_text(scale.down_after_ms)
-        return Wish(done, f"{done} would have done for the last {since}")
+        return Wish(done, f"{plural(done, 'replica')} would have been enough for the last {since}")
     return Wish(wanted, "")
 
 
 def _ahead(recent: RecentWork, work: int, start_ms: int, now_ms: int) -> int:
-    """Work by the time that a replica started now is ready. Growth is that of the window's later
-    half over its earlier one, and believed only if it is more than chance: what comes by chance is
-    spread by about its square root. Without that, noise alone cost two thirds more replicas."""
+    """Work to expect when a replica started now is ready. Growth is that of the window's later half
+    over its earlier half. It counts only if it is more than chance, and chance varies by about the
+    square root. Without that rule, noise alone cost two thirds more replicas."""
     trend = recent.trend
     trend.append((now_ms, work))
     while trend[0][0] < now_ms - TREND_MS:
@@ -96,7 +97,7 @@ def _note(recent: RecentWork, need: int, down_after_ms: int, now_ms: int) -> Non
         peaks.pop()
     slot_ms = max(1, down_after_ms // SLOTS)
     if peaks and peaks[-1][0] // slot_ms == now_ms // slot_ms:
-        peaks[-1] = (now_ms, peaks[-1][1])  # so they are few, and none is forgotten too early
+        peaks[-1] = (now_ms, peaks[-1][1])  # keeps them few and forgets none too early
     else:
         peaks.append((now_ms, need))
     while peaks[0][0] < now_ms - down_after_ms:

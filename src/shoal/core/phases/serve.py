@@ -1,8 +1,8 @@
-"""Services: as many ready replicas as wanted, of the version wanted, and no request is lost.
+"""Services: as many ready replicas as wanted, of the wanted version, without losing a request.
 
 Each replica is a job. A roll-out starts replicas of the new version beside the old ones; for each
-that is ready an old one is drained, which ends when it has answered what it has. A version that
-does not get ready goes back by itself to the one before.
+that is ready an old one is drained, and it ends when it has answered its requests. If a new version
+does not get ready, the service goes back to the version before.
 """
 
 from __future__ import annotations
@@ -28,15 +28,15 @@ from shoal.model.node import NodeHealth, NodeIntent
 from shoal.model.report import Accepted, Answer, Refused, SetService, StopService
 from shoal.model.service import Service, ServiceLoad, ServiceSpec, problem_with_service
 
-TRIES_MAX = 3  # a version that never got ready is given up after so many
-DOWN_MS = 30_000  # a replica that the gateway cannot reach for so long is replaced
-SURGE_PART = 4  # of what is wanted, so many more (one at least) may run during a roll-out
+TRIES_MAX = 3  # a version that never got ready is given up after this many failures
+DOWN_MS = 30_000  # a replica that the gateway cannot reach for this long is replaced
+SURGE_PART = 4  # a quarter more replicas (one at least) may run during a roll-out
 LOOK_MS = 1_000
 
 
 def serve(round_: Round, loads: tuple[ServiceLoad, ...]) -> None:
-    """`loads`: what was heard since the last step. What was heard before it proves nothing: the
-    controller may have been away, or the gateway silent."""
+    """`loads`: reports since the last step. Older ones prove nothing: the controller may have been
+    down, or the gateway silent."""
     state = round_.state
     state.agenda.serve_ms = None
     fresh = {load.service: load for load in loads if load.service in state.services}
@@ -46,7 +46,7 @@ def serve(round_: Round, loads: tuple[ServiceLoad, ...]) -> None:
 
 
 def set_service(round_: Round, request: SetService, problem: Refused | None) -> Answer:
-    """`problem`: what admission says of a replica as a job."""
+    """`problem`: why a replica would be refused as a job."""
     state, spec = round_.state, request.spec
     wrong = problem_with_service(spec)
     if wrong is not None:
@@ -55,17 +55,17 @@ def set_service(round_: Round, request: SetService, problem: Refused | None) -> 
         return problem
     known = state.services.get(spec.name)
     if known is not None and known.stopping:
-        return Refused("name", f"{spec.name} is being stopped; wait until it is gone")
+        return Refused("name", f"{spec.name} is stopping; wait until it is gone")
     if known is not None and known.spec == spec:
-        return Accepted(spec.name, "it is served so already")
+        return Accepted(spec.name, "nothing changed")
     taken = _taken(state, spec)
     if taken is not None:
         return taken
     version = known.newest + 1 if known is not None else 1
-    why = f"version {version} asked for by {request.who}"
+    why = f"version {version} set by {request.who}"
     if known is not None and known.spec.replica == spec.replica:
         version = known.version  # what runs can stay
-        why = f"changed by {request.who}, its replicas stay"
+        why = f"changed by {request.who}; its replicas stay"
     round_.emit(
         ServiceSet(
             at_ms=round_.now_ms,
@@ -79,8 +79,8 @@ def set_service(round_: Round, request: SetService, problem: Refused | None) -> 
 
 
 def _taken(state: State, spec: ServiceSpec) -> Refused | None:
-    """Two services under one address would be a gateway that serves neither. A service that may
-    yet go back to what it was keeps the address it had."""
+    """With two services at one address, the gateway could serve neither. A service that may still
+    go back to its version before keeps that address too."""
     for other in state.services.values():
         if other.spec.name == spec.name:
             continue
@@ -97,7 +97,7 @@ def stop_service(round_: Round, request: StopService) -> Answer:
     if service is None:
         return Refused("service", f"there is no service {request.service}", missing=True)
     if service.stopping:
-        return Accepted(request.service, "it is already being stopped")
+        return Accepted(request.service, "it is already stopping")
     why = f"stopped by {request.who}"
     round_.emit(ServiceStopping(at_ms=round_.now_ms, service=request.service, why=why))
     return Accepted(request.service)
@@ -107,7 +107,7 @@ def stop_service(round_: Round, request: StopService) -> Answer:
 
 
 def _tend(round_: Round, name: str, service: Service, load: ServiceLoad | None) -> None:
-    """`load`: None if nothing was heard of it."""
+    """`load`: None if nothing was reported of it."""
     state = round_.state
     jobs = [state.jobs[job_id] for job_id in state.replicas.get(name, {})]
     if load is not None:
@@ -136,7 +136,7 @@ def _greet(round_: Round, service: Service, jobs: list[Job], load: ServiceLoad) 
 
 
 def _replace_late(round_: Round, service: Service, jobs: list[Job]) -> None:
-    """Who does not get ready in time is stopped."""
+    """A replica that does not get ready in time is stopped."""
     start_ms = service.spec.probe.start_ms
     for job in jobs:
         if job.phase is not Phase.RUNNING or job.running_ms is None or job.id in service.ready:
@@ -150,7 +150,7 @@ def _replace_late(round_: Round, service: Service, jobs: list[Job]) -> None:
 
 
 def _replace_unreached(round_: Round, service: Service, jobs: list[Job], load: ServiceLoad) -> None:
-    """Who the gateway has not reached for long is stopped; who drains is about to end anyway."""
+    """A replica that the gateway cannot reach for 30 s is stopped, unless it drains anyway."""
     down_ms, now_ms = round_.state.heard.down_ms, round_.now_ms
     for job in jobs:
         seen = load.replicas.get(job.id)
@@ -163,10 +163,10 @@ def _replace_unreached(round_: Round, service: Service, jobs: list[Job], load: S
 
 
 def _replace_hung(round_: Round, service: Service, jobs: list[Job], load: ServiceLoad) -> None:
-    """Who was ready and does not answer any more is stopped: one at a time, and the next only when
-    all others are ready again. Where no replica gets ready, the fault is elsewhere, and to stop
-    more would help nobody. Who answers requests lives, whatever its probe says, and a node that
-    is out of contact is no reason to think that its servers hang."""
+    """A replica that was ready and no longer answers is stopped: one at a time, and the next only
+    when all others are ready again. If no replica gets ready, the fault is elsewhere and stopping
+    more would not help. A replica that answers requests is alive, whatever its probe says, and the
+    replicas of a silent node are not taken to hang."""
     probe, state = service.spec.probe, round_.state
     staying = [job for job in jobs if job.id not in service.draining]
     if any(job.id not in service.ready for job in staying):
@@ -186,7 +186,7 @@ def _replace_hung(round_: Round, service: Service, jobs: list[Job], load: Servic
 
 
 def _go_back(round_: Round, service: Service) -> None:
-    """A version that never got ready makes room for the one before it."""
+    """Replace a version that never got ready with the one before it."""
     if service.proven or service.before is None or service.failures < TRIES_MAX:
         return
     round_.emit(
@@ -197,7 +197,7 @@ def _go_back(round_: Round, service: Service) -> None:
             version=service.before_version,
             back=True,
             why=f"version {service.version} failed {service.failures} times before it was ready; "
-            f"back to what was before: {service.why}",
+            f"back to version {service.before_version}: {service.why}",
         )
     )
 
@@ -208,9 +208,9 @@ def _scale(round_: Round, service: Service, load: ServiceLoad) -> None:
     recent = state.heard.recent_work.setdefault(name, RecentWork())
     wished = wish(recent, scale, load, service.wanted, recent.start_ms, now_ms)
     if wished.wanted == 0 and not service.proven and service.failures < TRIES_MAX:
-        # Nobody has asked yet: one replica shows that it works, then it may sleep.
+        # No request yet: one replica shows that the version works, then it may scale to zero.
         recent.asked_ms = now_ms
-        wished = Wish(1, "the first replica shows that it works")
+        wished = Wish(1, "the first replica shows that the version works")
     if wished.wanted != service.wanted:
         _scaled(round_, name, wished.wanted, wished.why)
 
@@ -220,8 +220,8 @@ def _scaled(round_: Round, name: str, wanted: int, why: str) -> None:
 
 
 def _size(round_: Round, service: Service, jobs: list[Job]) -> None:
-    """Start what is missing, drain what is too much: first old versions and those on nodes that
-    are to be empty, then who is not ready."""
+    """Start missing replicas and drain surplus ones: first old versions and replicas on nodes that
+    drain, then those that are not ready."""
     now_ms = round_.now_ms
     wanted = 0 if service.stopping else service.wanted
     staying = [job for job in jobs if job.id not in service.draining and not _ends(job)]
@@ -237,7 +237,7 @@ def _size(round_: Round, service: Service, jobs: list[Job]) -> None:
             _start(round_, service)
     ready_new = [job for job in new if job.id in service.ready]
     ready_old = [job for job in old if job.id in service.ready]
-    # An old one that answers stays until as many new ones do.
+    # An old replica that answers stays until a new one answers in its place.
     for job in [job for job in old if job.id not in service.ready]:
         _drain(round_, service, job, leaving[job.id])
     for job in ready_old[: max(0, len(ready_new) + len(ready_old) - wanted)]:
@@ -251,7 +251,7 @@ def _size(round_: Round, service: Service, jobs: list[Job]) -> None:
 
 
 def _leaving(state: State, service: Service, job: Job) -> str:
-    """Why another takes this one's place; empty if none does."""
+    """Why another replica replaces this one; empty if none does."""
     if job.spec.version != service.version:
         return f"version {job.spec.version} is replaced"
     node = _drained_node(state, job)
@@ -266,8 +266,8 @@ def _drained_node(state: State, job: Job) -> str:
 
 
 def _empty_nodes(round_: Round, service: Service, old: list[Job], new: list[Job]) -> None:
-    """Who answers on a node that is to be empty stays until another does; but not for ever, if
-    there is no room for another, or none gets ready."""
+    """A replica that answers on a node that drains stays until another one answers; but it is
+    stopped if there is no room for another, or none gets ready."""
     staying = [job for job in old if job.id not in service.draining and not _ends(job)]
     here = [job for job in staying if _drained_node(round_.state, job)]
     if not here:
@@ -276,7 +276,7 @@ def _empty_nodes(round_: Round, service: Service, old: list[Job], new: list[Job]
     if not waits and service.failures < TRIES_MAX:
         _look_at(round_, round_.now_ms + LOOK_MS)
         return
-    reason = f"{waits[0].id} waits for room" if waits else "no other got ready"
+    reason = f"{waits[0].id} waits for room" if waits else "no other replica got ready"
     for job in here:
         node = _drained_node(round_.state, job)
         _stop(round_, job, StopCause.DRAIN, f"{node} is being drained, and {reason}")
@@ -309,8 +309,8 @@ def _drain(round_: Round, service: Service, job: Job, why: str) -> None:
 def _let_drained_go(
     round_: Round, service: Service, jobs: list[Job], load: ServiceLoad | None
 ) -> None:
-    """When the gateway says that nothing is in flight there, or its time is over. A replica that
-    was lost meanwhile has nothing left to finish."""
+    """Stop replicas that drain when the gateway reports nothing in flight there, or their time is
+    over. A replica that was lost meanwhile has nothing left to finish."""
     now_ms = round_.now_ms
     known = load is not None and load.tells
     for job in jobs:

@@ -1,11 +1,11 @@
-"""Jumps of the machine's clock: noticed and told. Nothing is decided by that clock."""
+"""Jumps of the machine's clock: noticed and logged. No decision uses that clock."""
 
 from __future__ import annotations
 
 from shoal.core.phases.round import Round
 from shoal.model.events import ClockJumped
 
-# Clocks that are kept in step by small steps are no news.
+# Small corrections, as NTP makes them, are not worth an event.
 JUMP_MS = 5_000
 
 
@@ -17,6 +17,6 @@ def note_clock(round_: Round, drift_ms: int | None) -> None:
     way = "ahead" if jumped_ms > 0 else "back"
     why = (
         f"the machine's clock was set {abs(jumped_ms) / 1000:.0f} s {way}; time limits, retries "
-        "and the ledger count the time that really passes"
+        "and the ledger are not affected"
     )
     round_.emit(ClockJumped(at_ms=round_.now_ms, drift_ms=drift_ms, why=why))

@@ -1,4 +1,4 @@
-"""What members' beats and nodes' checks tell: saved work, slow members, hangs, bad nodes."""
+"""What members' beats and nodes' checks show: saved work, slow members, hangs, bad nodes."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ from shoal.model.policy import Policy
 from shoal.model.progress import Progress
 from shoal.model.report import NodeReport
 
-# A gang that has to stay on a node in quarantine, for there is no room elsewhere, is looked at
-# again so often.
+# A gang that has to stay on a node in quarantine, because there is no room elsewhere, is looked
+# at again after this long.
 STILL_THERE_MS = 30_000
 
 
@@ -27,7 +27,7 @@ def rule_of(policy: Policy) -> HealthRule:
 
 
 def watch(round_: Round, inventories: list[NodeReport]) -> None:
-    """Take in what was said, and what time alone tells."""
+    """Take in what was reported, and what the time alone shows."""
     for inventory in inventories:
         node = round_.state.nodes[inventory.spec.id]
         for progress in inventory.progress:
@@ -44,7 +44,7 @@ def watch(round_: Round, inventories: list[NodeReport]) -> None:
 
 
 def _let_go(round_: Round) -> None:
-    """The others of a gang are no longer measured beside members that have ended."""
+    """Members that go on are no longer compared with members that have ended."""
     for event in round_.events:
         if type(event) is MemberExited:
             watch_ = round_.state.heard.watches.get(event.job)
@@ -55,12 +55,12 @@ def _let_go(round_: Round) -> None:
 
 
 def check_id(record: Record) -> str:
-    """Of the check that the record wants: the same until it is answered or given up."""
+    """The id of the check that the record wants: the same until it is answered or given up."""
     return f"h{record.check_since_ms}"
 
 
 def checks_wanted(state: State, inventories: list[NodeReport]) -> list[Command]:
-    """For nodes that reported and have not answered yet; told again with every report."""
+    """For nodes that reported and have not answered yet; sent again after every report."""
     wanted: list[Command] = []
     for inventory in inventories:
         node = state.nodes[inventory.spec.id]
@@ -77,7 +77,7 @@ def checks_wanted(state: State, inventories: list[NodeReport]) -> list[Command]:
 
 
 def next_look_ms(state: State, policy: Policy) -> int | None:
-    """When time alone will have something to say."""
+    """When something is due even if nothing is reported."""
     times = [] if state.agenda.watch_ms is None else [state.agenda.watch_ms]
     rule = rule_of(policy)
     for node_id in state.troubled:
@@ -106,7 +106,7 @@ def _room(round_: Round, rule: HealthRule) -> bool:
         for node_id in state.troubled
         if node_id in state.heard.contacts
     )
-    # Who is lost or was taken away counts on neither side.
+    # Nodes that are lost or removed are not counted on either side.
     return quarantine.room_for(quarantined, len(state.heard.contacts), rule)
 
 
@@ -172,11 +172,11 @@ def _take_check(round_: Round, node: Node, result: CheckResult) -> None:
         )
     )
     rule = rule_of(round_.policy)
-    # A probe that cannot run speaks neither against a node nor for one in quarantine.
+    # A probe that cannot run says nothing against a node, and nothing for one in quarantine.
     in_quarantine = node.record.standing is Standing.QUARANTINED
     passed = verdict.passed and not (result.error and in_quarantine)
     if in_quarantine and not passed and not wanted:
-        return  # who looks often does not make it stay longer
+        return  # checking it by hand does not make it stay longer
     record = quarantine.checked(
         node.record, passed, verdict.why, now_ms, rule, room=_room(round_, rule)
     )
@@ -184,7 +184,7 @@ def _take_check(round_: Round, node: Node, result: CheckResult) -> None:
 
 
 def _find_hangs(round_: Round) -> None:
-    """Looks at all watched jobs, but only when one of them may be due."""
+    """Look at all watched jobs, but only when one of them may be due."""
     state, now_ms = round_.state, round_.now_ms
     if state.agenda.watch_ms is None or now_ms < state.agenda.watch_ms:
         return
@@ -216,7 +216,7 @@ def _find_hangs(round_: Round) -> None:
 
 
 def _heard_of(round_: Round, node_id: str) -> bool:
-    """A node that cannot be reached tells no steps: that is no hang."""
+    """A node out of contact reports no steps: that is not a hang."""
     heard_ms = round_.state.heard.contacts.get(node_id, 0)
     return round_.now_ms - heard_ms < round_.policy.silent_after_ms
 
