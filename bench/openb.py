@@ -10,7 +10,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import NamedTuple, TextIO, TypeVar
 
-from shoal.core.scheduling.fragments import WHOLE, Room, Task
+from shoal.core.scheduling.vacancy import WHOLE, Footprint, Vacancy
 
 NODE_FIELDS = ("sn", "cpu_milli", "memory_mib", "gpu", "model")
 POD_FIELDS = ("name", "cpu_milli", "memory_mib", "num_gpu", "gpu_milli")
@@ -24,12 +24,12 @@ class BadList(Exception):
 
 class Node(NamedTuple):
     name: str
-    room: Room  # when it is empty
+    room: Vacancy  # when it is empty
 
 
 class Pod(NamedTuple):
     name: str
-    task: Task
+    task: Footprint
 
 
 def read_nodes(path: Path) -> list[Node]:
@@ -55,7 +55,7 @@ def capacity_milli(nodes: list[Node]) -> int:
     return sum(sum(node.room.gpus) for node in nodes)
 
 
-def arrivals(pods: list[Pod], capacity: int, arrived: float, seed: int) -> list[Task]:
+def arrivals(pods: list[Pod], capacity: int, arrived: float, seed: int) -> list[Footprint]:
     """Each pod once in random order, then drawn with replacement, until the demand is reached.
 
     A list that asks for more is cut by random removal, so that its mix is kept.
@@ -129,7 +129,7 @@ class _Row(NamedTuple):
 
 def _node(row: _Row) -> Node:
     gpus = row.integer("gpu", most=1024)
-    room = Room(
+    room = Vacancy(
         cpu_milli=row.integer("cpu_milli"),
         memory_mb=row.integer("memory_mib"),
         gpus=(WHOLE,) * gpus,
@@ -146,7 +146,7 @@ def _pod(row: _Row) -> Pod:
     if gpus > 1 and gpu_milli < WHOLE:
         raise row.bad("gpu_milli", f"must be {WHOLE} where num_gpu is above 1, not {gpu_milli}")
     models = {name.strip() for name in (row.fields.get("gpu_spec") or "").split("|")} - {""}
-    task = Task(
+    task = Footprint(
         cpu_milli=row.integer("cpu_milli"),
         memory_mb=row.integer("memory_mib"),
         gpus=gpus,

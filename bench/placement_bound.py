@@ -18,7 +18,7 @@ from importlib.util import find_spec
 from operator import mul
 from typing import Any, NamedTuple
 
-from shoal.core.scheduling.fragments import WHOLE, Room, Task, fits
+from shoal.core.scheduling.vacancy import WHOLE, Footprint, Vacancy, fits
 
 ROUNDS_MAX = 60
 GAP = 1e-4  # of one GPU per GPU: where no pattern gains more, the optimum is close enough
@@ -33,7 +33,7 @@ class Kind(NamedTuple):
     models: tuple[str, ...]
 
 
-def upper_bound(nodes: Sequence[Room], arrivals: Sequence[Task]) -> float | None:
+def upper_bound(nodes: Sequence[Vacancy], arrivals: Sequence[Footprint]) -> float | None:
     """The share of all GPU-milli that could be allocated at most; None without scipy."""
     if find_spec("scipy") is None:
         return None
@@ -56,7 +56,7 @@ def upper_bound(nodes: Sequence[Room], arrivals: Sequence[Task]) -> float | None
     return bound / capacity
 
 
-def forced(nodes: Sequence[Room], arrivals: Sequence[Task]) -> list[bool]:
+def forced(nodes: Sequence[Vacancy], arrivals: Sequence[Footprint]) -> list[bool]:
     """Whether each task would have found room however its predecessors were placed.
 
     To keep a task off a node, its predecessors must leave too little CPU or memory there, or
@@ -72,7 +72,7 @@ def forced(nodes: Sequence[Room], arrivals: Sequence[Task]) -> list[bool]:
         sum(len(room.gpus) for room in nodes),
     )
     used = [0, 0, 0, 0]
-    closing: dict[Task, list[float]] = {}
+    closing: dict[Footprint, list[float]] = {}
     result = []
     for task in arrivals:
         if task not in closing:
@@ -95,8 +95,8 @@ PRICES = [
 
 
 def _closing(
-    kinds: Counter[Room],
-    task: Task,
+    kinds: Counter[Vacancy],
+    task: Footprint,
     totals: tuple[int, int, int, int],
     prices: tuple[float, float, float, float],
 ) -> float:
@@ -120,7 +120,7 @@ def _closing(
 class _Program:
     """The restricted master program; its columns are tasks on node kinds and shared GPUs."""
 
-    def __init__(self, nodes: Sequence[Room], arrivals: Sequence[Task]) -> None:
+    def __init__(self, nodes: Sequence[Vacancy], arrivals: Sequence[Footprint]) -> None:
         rooms = Counter(room._replace(memory_mb=0) for room in nodes)
         self.rooms = list(rooms)
         self.gpus = [rooms[room] * len(room.gpus) for room in self.rooms]
@@ -187,9 +187,9 @@ class _Program:
         ]
         return -float(answer.fun), prices
 
-    def _task(self, number: int) -> Task:
+    def _task(self, number: int) -> Footprint:
         kind = self.kinds[number]
-        return Task(kind.cpu_milli, 0, kind.gpus, kind.gpu_milli, kind.models)
+        return Footprint(kind.cpu_milli, 0, kind.gpus, kind.gpu_milli, kind.models)
 
     def _gpus_of(self, tasks: dict[int, int]) -> int:
         shared = any(0 < self.kinds[kind].gpu_milli < WHOLE for kind in tasks)
@@ -235,5 +235,5 @@ class _Program:
         return dict(tasks)
 
 
-def _kind(task: Task) -> Kind:
+def _kind(task: Footprint) -> Kind:
     return Kind(task.cpu_milli, task.gpus, task.gpu_milli, task.models)

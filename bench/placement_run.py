@@ -8,30 +8,26 @@ from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 from bench.openb import Node
-from shoal.core.scheduling.fragments import (
-    Foresight,
-    Room,
-    Task,
+from shoal.core.scheduling.classic import (
     best_fit,
-    choices,
     clustering,
     dot_product,
     fgd,
-    fits,
     packing,
     rescaled,
-    take,
     task_class,
     typical,
     unusable,
 )
+from shoal.core.scheduling.foresight import Foresight
+from shoal.core.scheduling.vacancy import Footprint, Vacancy, choices, fits, take
 
 
 class Spot(NamedTuple):
     """A room that fits, how good it is and which of its GPUs to take."""
 
     score: int
-    room: Room
+    room: Vacancy
     place: int
 
 
@@ -39,13 +35,13 @@ class Cluster:
     """Nodes grouped by their room: nodes with the same room get the same score."""
 
     def __init__(self, nodes: Sequence[Node]) -> None:
-        self.groups: dict[Room, list[int]] = {}
-        self._open: dict[Room, None] = {}  # rooms with some GPU left, in order of appearance
-        self._hopeless: set[Task] = set()  # nothing departs, so what fits nowhere never will
+        self.groups: dict[Vacancy, list[int]] = {}
+        self._open: dict[Vacancy, None] = {}  # rooms with some GPU left, in order of appearance
+        self._hopeless: set[Footprint] = set()  # nothing departs, so what fits nowhere never will
         for index, node in enumerate(nodes):
             self._enter(index, node.room)
 
-    def fitting(self, task: Task) -> list[Room]:
+    def fitting(self, task: Footprint) -> list[Vacancy]:
         if task in self._hopeless:
             return []
         cpu_milli, memory_mb = task.cpu_milli, task.memory_mb
@@ -58,7 +54,7 @@ class Cluster:
             self._hopeless.add(task)
         return rooms
 
-    def move(self, index: int, before: Room, after: Room) -> None:
+    def move(self, index: int, before: Vacancy, after: Vacancy) -> None:
         nodes = self.groups[before]
         nodes.remove(index)
         if not nodes:
@@ -66,7 +62,7 @@ class Cluster:
             self._open.pop(before, None)
         self._enter(index, after)
 
-    def _enter(self, index: int, room: Room) -> None:
+    def _enter(self, index: int, room: Vacancy) -> None:
         insort(self.groups.setdefault(room, []), index)
         if room.gpus and room.gpus[0]:
             self._open[room] = None
@@ -77,19 +73,22 @@ class Policy:
 
     keeps_classes = False
 
-    def __init__(self, nodes: Sequence[Node], tasks: Sequence[Task]) -> None:
+    def __init__(self, nodes: Sequence[Node], tasks: Sequence[Footprint]) -> None:
         """`tasks` is the whole list in advance: only FGD may look at it."""
 
-    def saw(self, task: Task) -> None:
+    def saw(self, task: Footprint) -> None:
         """The task arrived; called before it is placed."""
 
-    def spots(self, rooms: list[Room], task: Task) -> list[Spot]:
+    def look(self, cluster: Cluster, free_milli: int, all_milli: int) -> None:
+        """See what is free; called before a task is placed."""
+
+    def spots(self, rooms: list[Vacancy], task: Footprint) -> list[Spot]:
         return [Spot(self.score(room, task), room, self.place(room, task)) for room in rooms]
 
-    def score(self, room: Room, task: Task) -> int:  # noqa: ARG002
+    def score(self, room: Vacancy, task: Footprint) -> int:  # noqa: ARG002
         return 0
 
-    def place(self, room: Room, task: Task) -> int:
+    def place(self, room: Vacancy, task: Footprint) -> int:
         return choices(room, task)[-1]
 
 
@@ -102,42 +101,42 @@ class Random(Policy):
 
 
 class DotProduct(Policy):
-    def score(self, room: Room, task: Task) -> int:
+    def score(self, room: Vacancy, task: Footprint) -> int:
         return dot_product(room, task)
 
 
 class BestFit(Policy):
-    def spots(self, rooms: list[Room], task: Task) -> list[Spot]:
+    def spots(self, rooms: list[Vacancy], task: Footprint) -> list[Spot]:
         spots = super().spots(rooms, task)
         lowest, highest = min(spots).score, max(spots).score
         return [spot._replace(score=rescaled(spot.score, lowest, highest)) for spot in spots]
 
-    def score(self, room: Room, task: Task) -> int:
+    def score(self, room: Vacancy, task: Footprint) -> int:
         return best_fit(room, task)
 
 
 class Packing(Policy):
-    def score(self, room: Room, task: Task) -> int:
+    def score(self, room: Vacancy, task: Footprint) -> int:
         return packing(room, task)
 
 
 class Clustering(Policy):
     keeps_classes = True
 
-    def score(self, room: Room, task: Task) -> int:
+    def score(self, room: Vacancy, task: Footprint) -> int:
         return clustering(room, task)
 
 
 class Fgd(Policy):
     """Published FGD: it knows the mix of the whole list in advance."""
 
-    def __init__(self, nodes: Sequence[Node], tasks: Sequence[Task]) -> None:  # noqa: ARG002
+    def __init__(self, nodes: Sequence[Node], tasks: Sequence[Footprint]) -> None:  # noqa: ARG002
         self._mix = typical(tasks)
         self._weight = sum(self._mix.values())
-        self._unusable: dict[Room, int] = {}
-        self._best: dict[tuple[Room, Task], tuple[int, int]] = {}
+        self._unusable: dict[Vacancy, int] = {}
+        self._best: dict[tuple[Vacancy, Footprint], tuple[int, int]] = {}
 
-    def spots(self, rooms: list[Room], task: Task) -> list[Spot]:
+    def spots(self, rooms: list[Vacancy], task: Footprint) -> list[Spot]:
         task = task._replace(memory_mb=0)
         result = []
         for room in rooms:
@@ -148,14 +147,14 @@ class Fgd(Policy):
             result.append(Spot(score, room, -place))
         return result
 
-    def _score(self, room: Room, task: Task) -> tuple[int, int]:
+    def _score(self, room: Vacancy, task: Footprint) -> tuple[int, int]:
         before = self._fragments(room)
         return max(
             (fgd(before, self._fragments(take(room, task, place)), self._weight), -place)
             for place in choices(room, task)
         )
 
-    def _fragments(self, room: Room) -> int:
+    def _fragments(self, room: Vacancy) -> int:
         known = self._unusable.get(room)
         if known is None:
             known = self._unusable[room] = unusable(room, self._mix)
@@ -165,13 +164,18 @@ class Fgd(Policy):
 class ShoalDefault(Policy):
     """Shoal's own policy: it knows only the tasks that have arrived."""
 
-    def __init__(self, nodes: Sequence[Node], tasks: Sequence[Task]) -> None:  # noqa: ARG002
+    def __init__(self, nodes: Sequence[Node], tasks: Sequence[Footprint]) -> None:  # noqa: ARG002
         self._foresight = Foresight(max(node.room.cpu_milli for node in nodes if node.room.gpus))
 
-    def saw(self, task: Task) -> None:
+    def saw(self, task: Footprint) -> None:
         self._foresight.saw(task)
 
-    def spots(self, rooms: list[Room], task: Task) -> list[Spot]:
+    def look(self, cluster: Cluster, free_milli: int, all_milli: int) -> None:
+        if self._foresight.outdated(free_milli, all_milli):
+            vacancies = ((room, len(nodes)) for room, nodes in cluster.groups.items())
+            self._foresight.look(vacancies, free_milli)
+
+    def spots(self, rooms: list[Vacancy], task: Footprint) -> list[Spot]:
         result = []
         for room in rooms:
             loss, place = self._foresight.loss(room, task)
@@ -179,7 +183,7 @@ class ShoalDefault(Policy):
         return result
 
 
-POLICIES: dict[str, Callable[[Sequence[Node], Sequence[Task]], Policy]] = {
+POLICIES: dict[str, Callable[[Sequence[Node], Sequence[Footprint]], Policy]] = {
     "random": Random,
     "first-fit": FirstFit,
     "dot-product": DotProduct,
@@ -194,8 +198,8 @@ POLICIES: dict[str, Callable[[Sequence[Node], Sequence[Task]], Policy]] = {
 def replay(
     policy: str,
     nodes: Sequence[Node],
-    tasks: Sequence[Task],
-    arrivals: Sequence[Task],
+    tasks: Sequence[Footprint],
+    arrivals: Sequence[Footprint],
     ties: str,
     seed: int,
 ) -> dict[int, float]:
@@ -215,6 +219,7 @@ def replay(
         chooser.saw(task)
         rooms = cluster.fitting(task)
         if rooms:
+            chooser.look(cluster, capacity - allocated, capacity)
             put(cluster, chooser, rooms, task, generator, by_name=ties == "name")
             allocated += task.milli
         total = sums.setdefault(round(100 * arrived / capacity), [0, 0])
@@ -226,8 +231,8 @@ def replay(
 def put(
     cluster: Cluster,
     chooser: Policy,
-    rooms: list[Room],
-    task: Task,
+    rooms: list[Vacancy],
+    task: Footprint,
     generator: random.Random,
     *,
     by_name: bool,

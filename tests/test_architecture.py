@@ -169,7 +169,9 @@ def test_the_search_for_unordered_walks_finds_them() -> None:
 # Who comes first and what is cheaper may be a ratio: it is compared, never counted with.
 RATIOS = {
     "core/state/accounts.py",
-    "core/scheduling/fragments.py",
+    "core/scheduling/classic.py",
+    "core/scheduling/filling.py",
+    "core/scheduling/foresight.py",
     "core/scheduling/preempt.py",
     "core/scheduling/score.py",
 }

@@ -14,7 +14,7 @@ from bench import placement
 from bench.openb import BadList, Node, Pod, arrivals, read_nodes, read_pods
 from bench.placement_bound import forced, upper_bound
 from bench.placement_run import POLICIES, Cluster, put, replay
-from shoal.core.scheduling.fragments import WHOLE, Room, Task, fits
+from shoal.core.scheduling.vacancy import WHOLE, Footprint, Vacancy, fits
 
 NODES = "sn,cpu_milli,memory_mib,gpu,model\nb,8000,1000,2,T4\na,4000,1000,1,P100\n"
 PODS = "name,cpu_milli,memory_mib,num_gpu,gpu_milli,gpu_spec\n"
@@ -34,18 +34,18 @@ def write(tmp_path: Path):  # type: ignore[no-untyped-def]
 
 
 def _node(name: str, cpus: int = 8, gpus: tuple[int, ...] = (WHOLE,), model: str = "T4") -> Node:
-    return Node(name, Room(1000 * cpus, 10_000, gpus, model))
+    return Node(name, Vacancy(1000 * cpus, 10_000, gpus, model))
 
 
-def _mixed(count: int, seed: int) -> list[Task]:
+def _mixed(count: int, seed: int) -> list[Footprint]:
     generator = random.Random(seed)
     kinds = [
-        Task(2_000, 10, 1, 300),
-        Task(1_000, 10, 1, 810),
-        Task(4_000, 10, 1, WHOLE),
-        Task(8_000, 10, 2, WHOLE),
-        Task(3_000, 10, 0, 0),
-        Task(1_000, 10, 1, 500, ("T4",)),
+        Footprint(2_000, 10, 1, 300),
+        Footprint(1_000, 10, 1, 810),
+        Footprint(4_000, 10, 1, WHOLE),
+        Footprint(8_000, 10, 2, WHOLE),
+        Footprint(3_000, 10, 0, 0),
+        Footprint(1_000, 10, 1, 500, ("T4",)),
     ]
     return [generator.choice(kinds) for _ in range(count)]
 
@@ -60,20 +60,20 @@ SMALL = [
 def test_lists_are_read_by_name_and_gzip_is_unpacked(write, tmp_path) -> None:  # type: ignore[no-untyped-def]
     nodes = read_nodes(write("nodes.csv", NODES))
     assert nodes == [
-        Node("a", Room(4000, 1000, (WHOLE,), "P100")),
-        Node("b", Room(8000, 1000, (WHOLE, WHOLE), "T4")),
+        Node("a", Vacancy(4000, 1000, (WHOLE,), "P100")),
+        Node("b", Vacancy(8000, 1000, (WHOLE, WHOLE), "T4")),
     ]
     packed = tmp_path / "pods.csv.gz"
     packed.write_bytes(gzip.compress((PODS + "q,1,2,0,0,\np,1,2,1,500,T4|P100|T4\n").encode()))
     assert read_pods(packed) == [
-        Pod("p", Task(1, 2, 1, 500, ("P100", "T4"))),
-        Pod("q", Task(1, 2, 0, 0)),
+        Pod("p", Footprint(1, 2, 1, 500, ("P100", "T4"))),
+        Pod("q", Footprint(1, 2, 0, 0)),
     ]
 
 
 def test_a_pod_list_without_the_model_column_is_open_to_any_model(write) -> None:  # type: ignore[no-untyped-def]
     path = write("pods.csv", "name,cpu_milli,memory_mib,num_gpu,gpu_milli\np,1,2,8,1000\n")
-    assert read_pods(path) == [Pod("p", Task(1, 2, 8, WHOLE))]
+    assert read_pods(path) == [Pod("p", Footprint(1, 2, 8, WHOLE))]
 
 
 @pytest.mark.parametrize(
@@ -111,7 +111,7 @@ def test_bad_nodes_are_refused(write, tmp_path) -> None:  # type: ignore[no-unty
 
 
 def test_each_pod_arrives_once_before_any_arrives_again() -> None:
-    pods = [Pod(f"p{number}", Task(number, 0, 1, WHOLE)) for number in range(10)]
+    pods = [Pod(f"p{number}", Footprint(number, 0, 1, WHOLE)) for number in range(10)]
     order = arrivals(pods, capacity=10 * WHOLE, arrived=1.3, seed=1)
     assert len(order) == 13
     assert sorted(order[:10]) == [pod.task for pod in pods]
@@ -121,7 +121,7 @@ def test_each_pod_arrives_once_before_any_arrives_again() -> None:
 
 
 def test_a_list_that_asks_for_too_much_is_cut() -> None:
-    pods = [Pod(f"p{number}", Task(number, 0, 1, WHOLE)) for number in range(100)]
+    pods = [Pod(f"p{number}", Footprint(number, 0, 1, WHOLE)) for number in range(100)]
     order = arrivals(pods, capacity=10 * WHOLE, arrived=1.3, seed=1)
     assert len(order) == len(set(order)) == 13
 
@@ -153,7 +153,7 @@ def test_every_policy_places_only_what_fits_and_gives_the_same_result_again(
 
 def test_ties_go_to_the_smallest_name_or_to_any() -> None:
     nodes = [_node(f"n{number}") for number in range(6)]
-    task = Task(1_000, 10, 1, WHOLE)
+    task = Footprint(1_000, 10, 1, WHOLE)
     chosen = {True: set(), False: set()}  # type: dict[bool, set[int]]
     for by_name in (True, False):
         for seed in range(40):
@@ -167,17 +167,23 @@ def test_ties_go_to_the_smallest_name_or_to_any() -> None:
 
 def test_allocation_is_counted_by_what_has_arrived() -> None:
     nodes = [_node("n", gpus=(WHOLE, WHOLE))]
-    order = [Task(1_000, 10, 1, WHOLE), Task(1_000, 10, 1, 500), Task(1_000, 10, 1, 600)]
+    order = [
+        Footprint(1_000, 10, 1, WHOLE),
+        Footprint(1_000, 10, 1, 500),
+        Footprint(1_000, 10, 1, 600),
+    ]
     assert replay("first-fit", nodes, order, order, "name", seed=0) == {50: 50, 75: 75, 105: 75}
 
 
 def test_the_bound_is_exact_where_nothing_was_relaxed() -> None:
     pytest.importorskip("scipy", reason="scipy is not installed")
     rooms = [_node("n", gpus=(WHOLE, WHOLE)).room]
-    assert upper_bound(rooms, [Task(0, 0, 1, 810)] * 5) == pytest.approx(0.81, abs=1e-3)
-    assert upper_bound(rooms, [Task(0, 0, 1, 600), Task(0, 0, 1, 400)]) == pytest.approx(0.5)
-    assert upper_bound(rooms, [Task(8_000, 0, 1, WHOLE)] * 2) == pytest.approx(0.5)
-    assert upper_bound(rooms, [Task(0, 0, 1, WHOLE, ("P100",))] * 2) == pytest.approx(0)
+    assert upper_bound(rooms, [Footprint(0, 0, 1, 810)] * 5) == pytest.approx(0.81, abs=1e-3)
+    assert upper_bound(rooms, [Footprint(0, 0, 1, 600), Footprint(0, 0, 1, 400)]) == pytest.approx(
+        0.5
+    )
+    assert upper_bound(rooms, [Footprint(8_000, 0, 1, WHOLE)] * 2) == pytest.approx(0.5)
+    assert upper_bound(rooms, [Footprint(0, 0, 1, WHOLE, ("P100",))] * 2) == pytest.approx(0)
 
 
 def test_no_policy_passes_the_bound() -> None:
@@ -193,9 +199,9 @@ def test_no_policy_passes_the_bound() -> None:
 
 def test_a_task_is_forced_while_nothing_could_have_closed_every_node() -> None:
     rooms = [_node("a").room, _node("b").room]
-    whole = Task(1_000, 10, 1, WHOLE)
+    whole = Footprint(1_000, 10, 1, WHOLE)
     assert forced(rooms, [whole] * 4) == [True, True, False, False]
-    assert forced(rooms, [Task(4_000, 10, 0, 0)] * 5)[:2] == [True, True]
+    assert forced(rooms, [Footprint(4_000, 10, 0, 0)] * 5)[:2] == [True, True]
     assert forced(rooms, [whole._replace(models=("P100",))]) == [False]
 
 
@@ -227,3 +233,16 @@ def test_on_the_default_list_the_rules_are_the_published_ones_and_shoal_is_bette
     assert best_fit is not None and shoal is not None
     assert best_fit.at_end == pytest.approx(published["best-fit"][1], abs=0.5)
     assert shoal.at_end > published["fgd"][1] + 0.5
+
+
+@pytest.mark.skipif(not OPENB.is_dir(), reason=f"the openb lists are not in {OPENB}")
+@pytest.mark.parametrize("name", ["gpuspec25", "multigpu40"])
+def test_when_demand_equals_capacity_shoal_allocates_more_than_published_fgd(name: str) -> None:
+    """Tasks bound to GPU models, and tasks for whole nodes, must still find their places."""
+    pods = f"openb_pod_list_{name}.csv.gz"
+    published = placement.read_published(OPENB / placement.PUBLISHED, Path(pods))
+    nodes = read_nodes(OPENB / "openb_node_list_gpu_node.csv")
+    run = placement.Run("shoal-default", "name", 42)
+    shoal = placement.figure_of(run, nodes, read_pods(OPENB / "pods" / pods), 1.01)
+    assert shoal is not None and shoal.at_100 is not None
+    assert shoal.at_100 > published["fgd"][0]

@@ -12,6 +12,7 @@ from shoal.core.scheduling.fit import Plan, fit, slices
 from shoal.core.scheduling.order import ORDERINGS, Rank, Walk, place_in_line
 from shoal.core.scheduling.preempt import preempt
 from shoal.core.scheduling.roots import blind_nodes, starts_over
+from shoal.core.scheduling.score import look_ahead
 from shoal.core.scheduling.spread import spread
 from shoal.core.state.apply_queue import wake_delayed
 from shoal.core.state.queue import Lane
@@ -160,6 +161,7 @@ def _place_one(round_: Round, lane: Lane, ahead: list[str]) -> bool:
         return False
     if ahead and state.agenda.stuck.get(lane) == tuple(ahead):
         return False
+    look_ahead(state)
     plan = fit(state, lane.gang)
     if plan is None:
         state.agenda.hopeless.add(lane.gang)

@@ -6,9 +6,9 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 from zlib import crc32
 
-from shoal.core.scheduling import fragments
-from shoal.core.scheduling.fragments import Room, Task, unusable
+from shoal.core.scheduling import classic
 from shoal.core.scheduling.registry import Registry
+from shoal.core.scheduling.vacancy import Footprint, Vacancy
 from shoal.core.state.room import Level
 from shoal.model.job import JobSpec
 from shoal.model.resources import WHOLE_GPU_MILLI, Kind
@@ -20,23 +20,19 @@ if TYPE_CHECKING:
 Score = Callable[["State", Kind, Level, Level], tuple[float, ...]]
 
 
-def gpu_milli(level: Level) -> int:
-    return level.gpus * WHOLE_GPU_MILLI + sum(level.shares)
-
-
 def _first_fit(_state: State, _kind: Kind, _before: Level, _after: Level) -> tuple[float, ...]:
     return ()
 
 
 def _best_fit(_state: State, kind: Kind, before: Level, after: Level) -> tuple[float, ...]:
-    return (-fragments.best_fit(_room(before, kind.gpu_model), _request(before, after)),)
+    return (-classic.best_fit(_vacancy(before, kind.gpu_model), _request(before, after)),)
 
 
 def _packing(_state: State, kind: Kind, before: Level, after: Level) -> tuple[float, ...]:
     idle = (0,) * (kind.gpus - before.gpus - len(before.shares))
-    room = _room(before, kind.gpu_model)
-    room = room._replace(gpus=room.gpus + idle)
-    return (-fragments.packing(room, _request(before, after)), before.gpus)
+    vacancy = _vacancy(before, kind.gpu_model)
+    vacancy = vacancy._replace(gpus=vacancy.gpus + idle)
+    return (-classic.packing(vacancy, _request(before, after)), before.gpus)
 
 
 def _clustering(_state: State, kind: Kind, before: Level, after: Level) -> tuple[float, ...]:
@@ -50,14 +46,15 @@ def _clustering(_state: State, kind: Kind, before: Level, after: Level) -> tuple
 
 
 def _dot_product(_state: State, kind: Kind, before: Level, after: Level) -> tuple[float, ...]:
-    return (-fragments.dot_product(_room(before, kind.gpu_model), _request(before, after)),)
+    return (-classic.dot_product(_vacancy(before, kind.gpu_model), _request(before, after)),)
 
 
 def _fgd(state: State, kind: Kind, before: Level, after: Level) -> tuple[float, ...]:
     """Fragmentation gradient: where the least becomes unusable for jobs like those seen."""
     mix = state.foresight.mix.counts
     model = kind.gpu_model
-    return (unusable(_room(after, model), mix) - unusable(_room(before, model), mix),)
+    unusable = classic.unusable
+    return (unusable(_vacancy(after, model), mix) - unusable(_vacancy(before, model), mix),)
 
 
 def _random(state: State, kind: Kind, before: Level, _after: Level) -> tuple[float, ...]:
@@ -65,12 +62,12 @@ def _random(state: State, kind: Kind, before: Level, _after: Level) -> tuple[flo
     return (crc32(repr((state.next_port, kind, before)).encode()),)
 
 
-def _request(before: Level, after: Level) -> Task:
+def _request(before: Level, after: Level) -> Footprint:
     """What a gang takes of a node, as one task."""
-    milli = gpu_milli(before) - gpu_milli(after)
+    milli = before.gpu_milli - after.gpu_milli
     gpus, share = (1, milli) if 0 < milli < WHOLE_GPU_MILLI else (milli // WHOLE_GPU_MILLI, 1000)
     cpu_milli = before.cpu_milli - after.cpu_milli
-    return Task(cpu_milli, before.memory_mb - after.memory_mb, gpus, share if gpus else 0)
+    return Footprint(cpu_milli, before.memory_mb - after.memory_mb, gpus, share if gpus else 0)
 
 
 def _foresight(state: State, kind: Kind, before: Level, after: Level) -> tuple[float, ...]:
@@ -78,20 +75,33 @@ def _foresight(state: State, kind: Kind, before: Level, after: Level) -> tuple[f
     fewest free GPUs and then the least left of the rest: large holes stay whole."""
     value = state.foresight.value
     model = kind.gpu_model
-    loss = value(_room(before, model)) - value(_room(after, model)) if kind.gpus else 0
-    return (loss, gpu_milli(after), after.cpu_milli, after.memory_mb)
+    loss = value(_vacancy(before, model)) - value(_vacancy(after, model)) if kind.gpus else 0
+    return (loss, after.gpu_milli, after.cpu_milli, after.memory_mb)
 
 
-def task_of(spec: JobSpec) -> Task:
+def look_ahead(state: State) -> None:
+    """Foresight knows which jobs run short of places: counted again when much has changed."""
+    foresight, free = state.foresight, state.cluster
+    if foresight.outdated(free.gpu_milli, state.totals.gpus * WHOLE_GPU_MILLI):
+        vacancies = [
+            (_vacancy(level, kind.gpu_model), len(index.nodes[level]))
+            for kind, index in free.free.items()
+            if kind.gpus
+            for level in index.levels
+        ]
+        foresight.look(vacancies, free.gpu_milli)
+
+
+def task_of(spec: JobSpec) -> Footprint:
     """A member of the job, as foresight counts it; a share by memory counts as half a GPU."""
     share = spec.gpu_milli or WHOLE_GPU_MILLI // 2
     models = tuple(sorted(spec.gpu_models))
-    return Task(spec.cpu_milli, spec.memory_mb, spec.gpus, share if spec.gpus else 0, models)
+    return Footprint(spec.cpu_milli, spec.memory_mb, spec.gpus, share if spec.gpus else 0, models)
 
 
-def _room(level: Level, model: str) -> Room:
+def _vacancy(level: Level, model: str) -> Vacancy:
     gpus = (WHOLE_GPU_MILLI,) * level.gpus + level.shares[::-1]
-    return Room(level.cpu_milli, level.memory_mb, gpus, model)
+    return Vacancy(level.cpu_milli, level.memory_mb, gpus, model)
 
 
 PLACEMENTS: Registry[Score] = Registry(

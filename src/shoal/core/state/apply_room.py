@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Self
 
-from shoal.core.scheduling.fragments import Foresight
+from shoal.core.scheduling.foresight import Foresight
 from shoal.core.state.room import Room
 from shoal.core.state.state import Node, State
 from shoal.model.health import Standing

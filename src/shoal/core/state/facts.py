@@ -6,7 +6,8 @@ import msgspec
 
 from shoal.core.health.baseline import Fleet
 from shoal.core.health.failures import FailureBook
-from shoal.core.scheduling.fragments import Mix, Task
+from shoal.core.scheduling.foresight import Mix
+from shoal.core.scheduling.vacancy import Footprint
 from shoal.core.state.accounts import Account, Accounts
 from shoal.core.state.estimates import Estimates, Group
 from shoal.core.state.records import Ages, Reservation, Wear
@@ -63,7 +64,7 @@ class Snapshot(msgspec.Struct, frozen=True, kw_only=True):
     wear: Wear = msgspec.field(default_factory=Wear)
     reservations: dict[str, Reservation] = {}
     claims: dict[str, tuple[Slice, ...]] = {}
-    mix: list[tuple[Task, int]] = []
+    mix: list[tuple[Footprint, int]] = []
     failures: FailureBook = msgspec.field(default_factory=FailureBook)
     fleet: Fleet = msgspec.field(default_factory=Fleet)
     services: list[Service] = []

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from shoal.core.scheduling.fragments import Foresight
+from shoal.core.scheduling.foresight import Foresight
 from shoal.core.state.facts import Facts, Node
 from shoal.core.state.queue import Queue
 from shoal.core.state.room import Division, Domain, Room

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from shoal.core.scheduling.fragments import Foresight, Mix
+from shoal.core.scheduling.foresight import Foresight, Mix
 from shoal.core.state.accounts import Accounts
 from shoal.core.state.apply_queue import add_job, adopt_policy, claim
 from shoal.core.state.apply_room import add_node

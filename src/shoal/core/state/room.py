@@ -19,6 +19,10 @@ class Level(NamedTuple):
     memory_mb: int
     shares: tuple[int, ...] = ()  # what is left of GPUs that are partly held, the least first
 
+    @property
+    def gpu_milli(self) -> int:
+        return self.gpus * WHOLE_GPU_MILLI + sum(self.shares)
+
     def holds(self, demand: Demand, share_milli: int) -> int:
         """How many members with this demand fit, if each takes so much of its GPUs."""
         count = UNLIMITED
@@ -189,13 +193,14 @@ class FreeIndex:
 
 
 class Domain:
-    """A rack or block: its schedulable nodes, and how many GPUs are wholly free in it."""
+    """A rack, a block or the cluster: its schedulable nodes, and what is free of their GPUs."""
 
-    __slots__ = ("free", "gpus", "nodes")
+    __slots__ = ("free", "gpu_milli", "gpus", "nodes")
 
     def __init__(self) -> None:
         self.free: dict[Kind, FreeIndex] = {}
-        self.gpus = 0
+        self.gpus = 0  # wholly free
+        self.gpu_milli = 0  # free, parts of GPUs included
         self.nodes = 0
 
     def add(self, index: int, room: Room) -> None:
@@ -203,11 +208,13 @@ class Domain:
             self.free[room.kind] = FreeIndex()
         self.free[room.kind].add(index, room.level)
         self.gpus += room.level.gpus
+        self.gpu_milli += room.level.gpu_milli
         self.nodes += 1
 
     def remove(self, index: int, room: Room) -> None:
         self.free[room.kind].remove(index, room.level)
         self.gpus -= room.level.gpus
+        self.gpu_milli -= room.level.gpu_milli
         self.nodes -= 1
 
     def move(self, index: int, kind: Kind, before: Level, after: Level) -> None:
@@ -216,6 +223,7 @@ class Domain:
         free.remove(index, before)
         free.add(index, after)
         self.gpus += after.gpus - before.gpus
+        self.gpu_milli += after.gpu_milli - before.gpu_milli
 
 
 class Division:
