@@ -9,7 +9,7 @@ import msgspec
 import pytest
 
 from shoal.core.policies import SHIPPED
-from shoal.model.events import JobReserved
+from shoal.model.events import JobPlaced, JobReserved
 from shoal.model.job import Phase
 from shoal.model.policy import Policy, Preempt
 from tests.core.build import Cluster, node_spec
@@ -132,3 +132,21 @@ def test_with_exact_times_the_first_in_line_starts_no_later_than_it_was_promised
         overtaken += numbers != sorted(numbers)
     assert promised > 100
     assert overtaken > 10
+
+
+def test_one_step_places_no_more_than_the_policy_allows_when_a_promised_job_starts() -> None:
+    cluster = Cluster(msgspec.structs.replace(POLICY, placements_per_step_max=2))
+    cluster.join("a", gpus=4)
+    cluster.join("b", gpus=1, gpu_model="T4")
+    first = cluster.run(gpus=4, estimate_ms=10_000)
+    cluster.run(gpus=1, gpu_models=("T4",), estimate_ms=10**6)
+    cluster.submit(gpus=2, estimate_ms=10_000)  # room is set aside for it
+    for _ in range(2):
+        cluster.submit(gpus=1, estimate_ms=10_000)
+    # Its lane stays known to fit nowhere, so the next walk covers only a part of the queue.
+    cluster.submit(gpus=1, gpu_models=("T4",))
+    cluster.wait(5_000)  # earlier than promised: no look at the whole queue is due
+    before = len(cluster.log)
+    cluster.end(first)
+    placed = [event for event in cluster.log[before:] if isinstance(event, JobPlaced)]
+    assert [event.job for event in placed] == ["j3", "j4"]

@@ -39,7 +39,7 @@ def schedule(round_: Round) -> None:
     _promote(round_)
     lanes = _lanes_to_try(round_)
     if lanes:
-        _walk(round_, lanes)
+        _walk(round_, lanes, round_.policy.placements_per_step_max)
     if state.queue.size == len(state.queue.held):
         grow(round_)
 
@@ -78,11 +78,11 @@ def _lanes_to_try(round_: Round) -> list[Lane]:
     return list(lanes)
 
 
-def _walk(round_: Round, lanes: list[Lane]) -> None:
+def _walk(round_: Round, lanes: list[Lane], budget: int) -> None:
+    """Place up to `budget` jobs."""
     state, policy, now_ms = round_.state, round_.policy, round_.now_ms
     whole = len(lanes) == len(state.queue.lanes)
     walk = Walk(state, now_ms, lanes)
-    budget = policy.placements_per_step_max
     ahead: list[str] = []  # blocked jobs for which room is set aside
     # Those that a walk over parts of the queue does not come by.
     apart = [] if whole else _set_aside(state, now_ms)
@@ -97,9 +97,14 @@ def _walk(round_: Round, lanes: list[Lane]) -> None:
                     return
         reserved = len(state.reservations)
         if _place_one(round_, lane, ahead):
+            budget -= 1
+            if not budget:
+                round_.more = True
+                round_.look_again(now_ms)
+                return
             if not whole and len(state.reservations) < reserved:
-                # The next in line takes its place before anybody fills a gap.
-                _walk(round_, list(state.queue.lanes))
+                # The next job in line is promised room before any other job fills a gap.
+                _walk(round_, list(state.queue.lanes), budget)
                 return
             walk.again(lane)
             if _falls_back(state, lane.tenant, ahead):
@@ -108,11 +113,6 @@ def _walk(round_: Round, lanes: list[Lane]) -> None:
             if state.policy.spares and (tried or not whole):
                 round_.more = True  # another node is the spare now: who was kept from it may fit
                 round_.look_again(now_ms)
-            budget -= 1
-            if not budget:
-                round_.more = True
-                round_.look_again(now_ms)
-                return
             continue
         tried += 1
         if tried <= PREEMPTORS_MAX and _make_room(round_, job, tried):
