@@ -359,7 +359,7 @@ def test_an_unreadable_job_file_is_refused(shoal: Shoal, tmp_path: Path) -> None
 def test_without_a_cluster_there_is_a_line_that_says_so(
     args: list[str], shoal: Shoal, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("shoal.cli.reach.STEADY_S", 0)
+    monkeypatch.setattr("shoal.cli.cluster.RETRY_S", 0)
     result = shoal(*args)
     assert_one_clear_line(result)
     assert result.code in (1, 2, 3)

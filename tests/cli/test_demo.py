@@ -12,9 +12,9 @@ from pathlib import Path
 import pytest
 
 from shoal.cli.demo import plan as demo_plan
-from shoal.cli.demo.board import Board
-from shoal.cli.demo.report import numbers, promises, report
+from shoal.cli.demo.result import numbers, promises, result_of
 from shoal.cli.demo.screen import Picture, Plain
+from shoal.cli.demo.state import DemoState
 from shoal.model.events import (
     Event,
     JobFinished,
@@ -58,8 +58,8 @@ def lost_job(at_ms: int) -> list[Event]:
     ]
 
 
-def board_after(*events: Event) -> Board:
-    board = Board()
+def board_after(*events: Event) -> DemoState:
+    board = DemoState()
     for event in (*joined("n1"), *joined("n2"), JobSubmitted(at_ms=0, job="j1", spec=SPEC)):
         board.take(event)
     for event in placed("n1", 1, 10):
@@ -90,13 +90,13 @@ def test_the_board_follows_the_events() -> None:
     for event in (*placed("n2", 2, 600), FINISHED):
         board.take(event)
     assert board.nodes["n2"].cells == [""] * 4
-    assert board.all_over(1)
+    assert board.all_finished(1)
 
 
 def test_kept_promises_are_told_with_their_times() -> None:
     healed = [*lost_job(150), *placed("n2", 2, 600), FAILED_ONCE, *placed("n2", 3, 800), FINISHED]
     board = board_after(*healed, *joined("n1", 2100))
-    result = report(board, submitted=1, took_ms=3000, left_behind="")
+    result = result_of(board, submitted=1, took_ms=3000, left_behind="")
     assert result.kept
     assert (result.noticed_ms, result.healed_ms, result.back_ms, result.hit) == (50, 500, 2000, 1)
     assert numbers(result)[1:] == [
@@ -106,13 +106,13 @@ def test_kept_promises_are_told_with_their_times() -> None:
 
 
 def test_a_broken_promise_is_told() -> None:
-    result = report(board_after(*lost_job(150)), submitted=2, took_ms=1, left_behind="")
+    result = result_of(board_after(*lost_job(150)), submitted=2, took_ms=1, left_behind="")
     broken = [text for text, kept in promises(result) if not kept]
     assert not result.kept
     assert any("every job submitted has finished" in text for text in broken)
     assert any("but not train" in text for text in broken)
     assert any("the node came back" in text for text in broken)
-    assert not report(Board(), 0, 0, "a process is left").kept
+    assert not result_of(DemoState(), 0, 0, "a process is left").kept
 
 
 def test_the_jobs_fit_the_nodes() -> None:

@@ -76,28 +76,28 @@ def test_a_gang_that_loses_a_node_and_then_runs_out_of_memory() -> None:
 GANG = """
 j1 (big) has failed: member 1 on {new} exited 1
 submitted 2026-09-21 14:13:20 for research, 2 members: python train.py
-waited 0ms for its first start; 16m 40s from submission on, 2 attempts
+waited 0ms for its first start; 16m 40s since submission, 2 attempts
 
 Attempt 1, 2026-09-21 14:13:20, on {kept}, {lost}: ran 6m 40s, node lost
     lost with {lost}; runs again elsewhere (costs no retry); 6m 39s of its work on 16 GPUs
       are done again
-    member 1 on {lost} was first: no exit code
-    it went from step 0 to 400, saved up to 380: 20 steps of work lost
+    member 1 on {lost} failed first: no exit code
+    it ran from step 0 to 400, saved up to 380: 20 steps of work lost
 
 Attempt 2, 2026-09-21 14:20:00, on {kept}, {new}: ran 10m, out of memory (probably)
     member 1 on {new} exited 1
     because it said 'cuda out of memory'
-    member 1 on {new} was first: exit code 1 in step 512
-    the last that it wrote:
+    member 1 on {new} failed first: exit code 1 in step 512
+    its last lines:
     | Traceback
     |   loss.backward()
     | torch.OutOfMemoryError: CUDA out of memory.
-    all of it: shoal logs j1 --attempt 2 --member 1
-    it went from step 380 to 512, and saved nothing: 132 steps of work lost
-    a smaller batch, or GPUs or a --memory that are larger, would help
+    full log: shoal logs j1 --attempt 2 --member 1
+    it ran from step 380 to 512, saved nothing: 132 steps of work lost
+    try a smaller batch, GPUs with more memory, or a larger --memory
 
 What it cost
-    not known: no ledger is kept here
+    unknown: this cluster keeps no ledger
 """
 
 
@@ -116,7 +116,7 @@ def test_a_job_that_is_refused_again_and_again_is_told_in_short() -> None:
     told = text(story(cluster, job, tails))
     assert "(13 more like these)" in told
     assert told.count("no such file: data.bin") == 1
-    assert told.count("its last lines were the same as before") == 6
+    assert told.count("its last lines were the same as in the previous attempt") == 6
     assert "Attempt 21" in told and "still going" in told
     assert len(told.splitlines()) < 60, "one page"
 
@@ -129,7 +129,7 @@ def test_a_job_that_never_started_has_a_page_too() -> None:
     cluster.wait(5_000)
     told = text(story(cluster, waiting, {}))
     assert "waited 5s for its first start" in told
-    assert told.endswith("not known: no ledger is kept here")
+    assert told.endswith("unknown: this cluster keeps no ledger")
     cluster.cancel(waiting)
     assert "was cancelled" in text(story(cluster, waiting, {}))
     assert job != waiting
@@ -140,7 +140,7 @@ def test_what_is_known_of_a_straggler_is_on_the_page() -> None:
     job = cluster.run(members=4, gpus=1)
     cluster.walk(job, 60, slow={2: 3})
     told = text(story(cluster, job, {}))
-    assert "What was learned of its nodes" in told
+    assert "What was learned about its nodes" in told
     assert "became suspect because of this job: member 2 of j1" in " ".join(told.split())
 
 
@@ -182,7 +182,7 @@ def test_what_the_ledger_knows_is_told_too() -> None:
     )
     lines = page(story(cluster, job, {}), datetime.UTC, cost)
     assert lines[-4:] == [
-        "    1.02 GPU-hours in all",
+        "    1.02 GPU-hours in total",
         "      1.00 GPU-hours (98 %) useful work",
         "      72 GPU-seconds (2 %) start-up",
         "    2.50 EUR, 0.7 kWh, 0.25 kg of CO2",

@@ -84,7 +84,7 @@ def test_a_service_from_its_start_to_its_end(at_home: Shoal, serving_home: Live)
     for args in (["service", "chat"], ["service", "chat", "--stop"], ["logs", "chat"]):
         result = at_home(*args)
         assert_one_clear_line(result)
-        assert "there is no service chat; none is served" in result.err
+        assert "there is no service chat; there are no services yet" in result.err
 
 
 def test_a_version_that_fails_is_told_and_the_old_one_stays(
@@ -129,7 +129,7 @@ def test_an_interrupt_leaves_the_service_alone(serving_home: Live) -> None:
         process.send_signal(signal.SIGINT)
         _, err = process.communicate(timeout=60)
     assert process.returncode == 130
-    assert err.splitlines()[-1] == "[slow goes on; see: shoal service slow]"
+    assert err.splitlines()[-1] == "[slow keeps running; see: shoal service slow]"
     assert serving_home.client.service("slow").state == "starting"
     stop(serving_home, "slow")
 

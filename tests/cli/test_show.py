@@ -74,7 +74,7 @@ def test_a_bar_is_empty_at_nothing_and_full_at_everything(used: int, total: int,
 
 
 def test_progress_tells_each_step_once(capsys: pytest.CaptureFixture[str]) -> None:
-    with show.Progress() as progress:
+    with show.Spinner() as progress:
         for text in ("one", "one", "two"):
             progress(text)
     assert capsys.readouterr().err == "one\ntwo\n"

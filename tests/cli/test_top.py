@@ -10,8 +10,8 @@ import pytest
 from shoal.cli.screen import show
 from shoal.cli.screen.alarms import alarms
 from shoal.cli.screen.keys import name_of
-from shoal.cli.screen.lastline import Above, LastLine, line_text
-from shoal.cli.screen.sink import Sink
+from shoal.cli.screen.output import TextOutput
+from shoal.cli.screen.status_line import OutputAbove, StatusLine, line_text
 from shoal.cli.screen.top_board import TITLES, Board, Seen, detail, spark
 from shoal.cli.screen.top_screen import draw
 from shoal.model.job import JobSpec
@@ -302,8 +302,10 @@ def test_the_line_is_never_in_the_way_of_the_output() -> None:
         def write(self, data: Any) -> int:
             return screen.write(bytes(data).decode())
 
-    with LastLine(screen) as line:
-        above = Above(Sink(prefixed=False, terminal=True, out=Bytes()), line, prefixed=False)
+    with StatusLine(screen) as line:
+        above = OutputAbove(
+            TextOutput(prefixed=False, terminal=True, out=Bytes()), line, prefixed=False
+        )
         line.set("step 1")
         above.write(1, 0, b"one\n")
         above.write(1, 0, b"half a li")
@@ -352,9 +354,9 @@ def test_what_somebody_should_look_at_is_told_with_where_to_look() -> None:
         "n1 is lost: its agent died",
         "n2, n3, n4, n5 and 3 more do not answer",
         "service chat has 0 of 2 replicas: it exited 2",
-        "j1: a member holds the others up",
-        "j2: 2 members hold the others up",
-        "the controller died and was started again, 2 times since `shoal up`",
+        "j1: a slow member delays the others",
+        "j2: 2 slow members delay the others",
+        "the controller died and was restarted, 2 times since `shoal up`",
     ]
     assert found[0].see == "shoal events --node n1"
     assert alarms(status(), [node("n9")], [service("ok")], [job(3)]) == []

@@ -36,7 +36,7 @@ def test_the_rank_that_failed_first_is_found_and_quoted(observed: Observed) -> N
     assert f"{job} has failed" in said.stdout
     assert "member 1 on" in said.stdout and "exit code 9" in said.stdout
     assert "| hello from the one that fails" in said.stdout
-    assert "GPU-seconds in all" in said.stdout
+    assert "GPU-seconds in total" in said.stdout
     assert ") lost to failures, done again" in said.stdout
     told = json.loads(shoal(observed, "explain", job, "--json").stdout)
     assert told["attempts"][0]["cause"] == "own error"

@@ -9,7 +9,7 @@ from typing import Any, NoReturn
 import click
 
 from shoal.cli.command import Option, home_option, write_verbatim
-from shoal.cli.guard import guarded
+from shoal.cli.errors import exit_code_of
 from shoal.forms.failure import USAGE, Failure
 
 # The summaries are here so that `shoal --help` imports no verb; a test compares them with the
@@ -141,13 +141,13 @@ shoal = Verbs(
 
 
 def call(args: list[str]) -> int:
-    """Run one command line and return its exit code; never raises."""
+    """Run one command line; returns its exit code and never raises."""
 
     def act() -> Any:
         with shoal.make_context("shoal", list(args)) as context:
             return shoal.invoke(context)
 
-    return guarded(act)
+    return exit_code_of(act)
 
 
 def run(args: list[str] | None = None) -> NoReturn:

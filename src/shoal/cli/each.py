@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from shoal.cli.guard import complain
+from shoal.cli.errors import print_error
 from shoal.cli.screen import show
 from shoal.client import ShoalError, Unreachable
 from shoal.forms.failure import REFUSED, Failure
@@ -20,7 +20,7 @@ def each(ids: list[str], act: Callable[[str], Done], done_text: str, json: bool)
         except Unreachable:
             raise
         except (ShoalError, Failure) as error:
-            complain(str(error))
+            print_error(str(error))
             refused = REFUSED
             continue
         if not json:

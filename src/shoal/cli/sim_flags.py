@@ -1,4 +1,4 @@
-"""From the flags of `shoal sim` to a cluster and the conditions it lives under."""
+"""Makes the simulated cluster and its conditions from the flags of `shoal sim`."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from shoal.sim.replay.traces import TraceError
 
 
 def cluster_of(nodes: str, gpus: int, cpus: str, memory: str) -> list[NodeSpec]:
-    """From a number, or from a list in a file, which then says all about them."""
+    """From a number, or from a file that describes each node."""
     if not re.fullmatch(r"[0-9]{1,9}", nodes):
         if not Path(nodes).exists():
             raise Failure(f"--nodes: {nodes} is neither a number nor a file", USAGE)

@@ -1,1 +1,1 @@
-"""`shoal demo`: a small cluster that comes up, loses a node, heals, and leaves nothing behind."""
+"""The parts of `shoal demo`: its plan, its work, what happened, and how it is shown."""

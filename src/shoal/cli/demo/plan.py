@@ -1,11 +1,11 @@
-"""What the demo asks of its cluster: the nodes, and a queue of mixed jobs."""
+"""The nodes and jobs of the demo."""
 
 from __future__ import annotations
 
 import sys
 
-from shoal.cli.layout import virtual_nodes
-from shoal.cli.machine import Gpus, Machine
+from shoal.cli.up.hardware import Gpus, Hardware
+from shoal.cli.up.node_specs import virtual_nodes
 from shoal.model.job import JobSpec, Restart
 from shoal.model.node import NodeSpec
 from shoal.model.service import Probe, Scale, ServiceSpec
@@ -15,21 +15,21 @@ GPUS = 8
 
 _STEPS = "for step in $(seq {count}); do echo member $SHOAL_MEMBER step $step; sleep 0.5; done"
 _WORK = (sys.executable, "-m", "shoal.cli.demo.work")
-ASK_S = 10  # so long the service is asked
+ASK_S = 10  # how long the service gets requests
 TRAIN_STEPS = 80
 
 
 def nodes() -> tuple[NodeSpec, ...]:
-    """The same on every machine: the demo's jobs hardly use what they ask for."""
-    machine = Machine("demo", cpus=2 * GPUS, memory_mb=NODES * 64 * 1024, gpus=Gpus(0))
+    """The same on every machine: the demo's jobs use little of what they request."""
+    machine = Hardware("demo", cpus=2 * GPUS, memory_mb=NODES * 64 * 1024, gpus=Gpus(0))
     return virtual_nodes(
         machine, nodes=NODES, gpus=GPUS, cpu_milli=None, memory_mb=None, topology="2x2"
     )
 
 
 def jobs(env: dict[str, str], workdir: str) -> list[JobSpec]:
-    """A training run, gangs that need whole nodes, gangs that share them, single GPUs, one that
-    fails at first, and a map that needs no GPU; mixed, as people submit them."""
+    """A mix: a training run, gangs on whole and on shared nodes, jobs with one GPU, a job that
+    fails at first, and a map without GPUs."""
 
     def job(name: str, members: int, gpus: int, seconds: float) -> JobSpec:
         steps = _STEPS.format(count=int(seconds * 2))
@@ -83,5 +83,5 @@ def service(env: dict[str, str], workdir: str) -> ServiceSpec:
 
 
 def asker(url: str, env: dict[str, str], workdir: str) -> JobSpec:
-    """Puts the service under load."""
+    """The job that sends requests to the service."""
     return JobSpec(command=(*_WORK, "ask", url, str(ASK_S)), name="ask", env=env, workdir=workdir)

@@ -1,4 +1,4 @@
-"""The demo as people see it: a live picture on a terminal, plain lines otherwise."""
+"""Shows the demo: a live picture on a terminal, else plain lines."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections import deque
 from types import TracebackType
 from typing import TYPE_CHECKING, Protocol
 
-from shoal.cli.demo.board import Board, DemoNode
+from shoal.cli.demo.state import DemoNode, DemoState
 from shoal.cli.screen.show import STATE_STYLES, bar, console
 from shoal.cli.screen.words import sentence
 from shoal.model.events import (
@@ -34,16 +34,16 @@ EVENTS_SHOWN = 9
 QUEUE_SHOWN = 6
 PROGRESS_WIDTH = 24
 PROGRESS_LINES_S = 2.0
-# Backgrounds that black digits can be read on.
+# Backgrounds on which black digits are readable.
 COLOURS = (39, 208, 118, 213, 226, 81, 203, 156, 177, 220, 44, 216)
 
 
 class Screen(Protocol):
     def caption(self, text: str) -> None:
-        """What is going on now."""
+        """What happens now."""
 
     def page(self, link: str) -> None:
-        """Where the same is seen in a browser."""
+        """The link to the page."""
 
     def happened(self, event: Event) -> None: ...
 
@@ -82,10 +82,10 @@ class Quiet:
 
 
 class Plain(Quiet):
-    """Lines with the time since the start; only what tells the story."""
+    """Lines with the time since the start, only for the main events."""
 
-    def __init__(self, board: Board) -> None:
-        self._board = board
+    def __init__(self, state: DemoState) -> None:
+        self._state = state
         self._begun = time.monotonic()
         self._progress_due = 0.0
         self._progress = ""
@@ -100,7 +100,7 @@ class Plain(Quiet):
         match event:
             case NodeLost() | JobRequeued():
                 self.caption(sentence(event))
-            case NodeReady() if self._board.killed_node:
+            case NodeReady() if self._state.killed_node:
                 self.caption(sentence(event))
             case JobRunning() if event.attempt > 1:
                 self.caption(sentence(event))
@@ -111,17 +111,17 @@ class Plain(Quiet):
 
     def refresh(self) -> None:
         now = time.monotonic()
-        text = ", ".join(f"{count} {state}" for state, count in self._board.counts().items())
-        if now >= self._progress_due and text != self._progress and self._board.jobs:
+        text = ", ".join(f"{count} {state}" for state, count in self._state.counts().items())
+        if now >= self._progress_due and text != self._progress and self._state.jobs:
             self.caption(f"jobs: {text}")
             self._progress, self._progress_due = text, now + PROGRESS_LINES_S
 
 
 class Picture(Quiet):
-    """Nodes with a cell for each GPU, coloured by job; the queue; what happened last."""
+    """Nodes with a cell per GPU, coloured by job; the queue; the last events."""
 
-    def __init__(self, board: Board) -> None:
-        self._board = board
+    def __init__(self, state: DemoState) -> None:
+        self._state = state
         self._begun = time.monotonic()
         self._caption = ""
         self._page = ""
@@ -164,7 +164,7 @@ class Picture(Quiet):
         clock = f"{time.monotonic() - self._begun:5.1f} s"
         head = Text.assemble(("Shoal demo ", "bold"), (clock, "dim"), "  ", (self._caption, "cyan"))
         page = Text.assemble(("see it in a browser: ", "dim"), self._page) if self._page else Text()
-        page.no_wrap, page.overflow = True, "ignore"  # it is there to be copied
+        page.no_wrap, page.overflow = True, "ignore"  # so that it can be copied
         return Group(
             head, page, Text(), self._nodes(), Text(), self._queue(), Text(), self._events()
         )
@@ -174,7 +174,7 @@ class Picture(Quiet):
         from rich.text import Text
 
         grid = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), show_header=False)
-        for node_id, node in sorted(self._board.nodes.items()):
+        for node_id, node in sorted(self._state.nodes.items()):
             state = Text(node.state, style=STATE_STYLES.get(node.state, ""))
             name = Text(node_id, style="bold")
             grid.add_row(name, state, gpu_cells(node), Text(node.place, style="dim"))
@@ -183,14 +183,14 @@ class Picture(Quiet):
     def _queue(self) -> Text:
         from rich.text import Text
 
-        counts = self._board.counts()
+        counts = self._state.counts()
         total = sum(counts.values())
         numbers = ", ".join(f"{count} {state}" for state, count in counts.items())
         text = Text.assemble(
             (bar(counts["finished"], total, PROGRESS_WIDTH), "green"),
             f"  {total} jobs: {numbers}\n",
         )
-        jobs = self._board.jobs.items()
+        jobs = self._state.jobs.items()
         waiting = [f"{number} {job.name}" for number, job in jobs if job.state == "waiting"]
         more = f" and {len(waiting) - QUEUE_SHOWN} more" if len(waiting) > QUEUE_SHOWN else ""
         queue = ", ".join(waiting[:QUEUE_SHOWN]) + more
@@ -215,7 +215,7 @@ class Picture(Quiet):
 
 
 def gpu_cells(node: DemoNode) -> Text:
-    """One cell for each GPU, with its job's number on its job's colour."""
+    """One cell per GPU, with the number of its job on that job's colour."""
     from rich.text import Text
 
     text = Text()
@@ -232,7 +232,7 @@ def gpu_cells(node: DemoNode) -> Text:
     return text
 
 
-def choose(board: Board, *, quiet: bool, terminal: bool) -> Screen:
+def choose(state: DemoState, *, quiet: bool, terminal: bool) -> Screen:
     if quiet:
         return Quiet()
-    return Picture(board) if terminal else Plain(board)
+    return Picture(state) if terminal else Plain(state)

@@ -1,8 +1,8 @@
-"""What the demo's processes do: a small training run, a server, somebody who asks it, a map.
+"""The work of the demo's processes: a small training run, a server, its clients, a map.
 
     python -m shoal.cli.demo.work train STEPS [SLOW] | serve | ask URL SECONDS | map
 
-They are real work in plain Python, so that the demo needs nothing but Shoal itself.
+It is real work in plain Python, so the demo needs nothing but Shoal.
 """
 
 from __future__ import annotations
@@ -23,15 +23,15 @@ from urllib.parse import urlsplit
 FEATURES = 8
 BATCH = 16
 STEP_S = 0.1
-SLOWNESS = 1.6  # of a member that is slow
+SLOWNESS = 1.6  # how many times longer a slow member takes
 SAVE_EVERY = 10
 LEARNING_RATE = 0.02
-THINK_S = 0.05  # what the server takes for an answer
+THINK_S = 0.05  # how long the server takes to answer
 ASKERS = 6
 
 
 def train(steps: int, slow: int = -1) -> None:
-    """A line is fitted to noisy points; weights are saved, and an attempt goes on from there. The
+    """Fits a line to noisy points and saves the weights, so that the next attempt continues. The
     member `slow`, if there is one, takes longer for each step, and the others wait for it."""
     from shoal.train.beats import Beats
 
@@ -48,7 +48,7 @@ def train(steps: int, slow: int = -1) -> None:
     for step in range(first, steps):
         began = time.perf_counter()
         loss = _descend(weights, truth, chance)
-        # The members differ a little, as real ones do, and wait for the slowest of them.
+        # The members differ a little, as real ones do, and wait for the slowest.
         whole_s = STEP_S * (SLOWNESS if slow >= 0 else 1)
         own_s = whole_s if rank == slow else STEP_S * (0.82 + 0.04 * rank + 0.06 * chance.random())
         time.sleep(max(0.0, whole_s - (time.perf_counter() - began)))
@@ -93,7 +93,7 @@ def _save(file: Path, step: int, weights: list[float]) -> None:
 
 
 def serve() -> None:
-    """Answers after a moment's thought, until it is told to end."""
+    """Answers after a short delay, until SIGTERM."""
 
     class Thinker(BaseHTTPRequestHandler):
         protocol_version = "HTTP/1.1"
@@ -118,7 +118,7 @@ def serve() -> None:
 
 
 def ask(url: str, seconds: float) -> None:
-    """A few clients at once, each with its next question when it has its answer."""
+    """Several clients at once; each sends its next request after an answer."""
     parts, end = urlsplit(url), time.monotonic() + seconds
     answered, failed = [0] * ASKERS, [0] * ASKERS
 

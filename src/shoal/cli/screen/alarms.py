@@ -1,15 +1,14 @@
-"""What somebody should look at, most urgent first, with the command that tells more."""
+"""Problems to look at, most urgent first, each with a command that shows more."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from shoal.model.resources import plural
 from shoal.model.views import JobRow, NodeView, ServiceView, StatusView
 
 NODES_NAMED_MAX = 4
-# After so long it is no news any more that a controller had to be started again.
+# After this time a restart of the controller is no longer news.
 YOUNG_MS = 600_000
 
 
@@ -24,7 +23,7 @@ def alarms(
     services: Sequence[ServiceView],
     jobs: Sequence[JobRow],
 ) -> list[Alarm]:
-    """Of `nodes` only those that are not well matter, so others may be left out."""
+    """`nodes` may leave out healthy nodes."""
     found = [Alarm(text, "controller.log in SHOAL_HOME") for text in status.alarms]
     for state, word in (
         ("lost", "is lost"),
@@ -42,11 +41,11 @@ def alarms(
     for job in jobs:
         if job.progress is not None and job.progress.slow:
             slow = len(job.progress.slow)
-            who = "a member holds" if slow == 1 else f"{plural(slow, 'member')} hold"
-            found.append(Alarm(f"{job.id}: {who} the others up", f"shoal why {job.id}"))
+            who = "a slow member delays" if slow == 1 else f"{slow} slow members delay"
+            found.append(Alarm(f"{job.id}: {who} the others", f"shoal why {job.id}"))
     if status.restarts and status.now_ms - status.up_since_ms < YOUNG_MS:
         times = "" if status.restarts == 1 else f", {status.restarts} times since `shoal up`"
-        text = f"the controller died and was started again{times}"
+        text = f"the controller died and was restarted{times}"
         found.append(Alarm(text, "controller.log in SHOAL_HOME"))
     return found
 

@@ -21,23 +21,23 @@ from shoal.model.resources import plural
 
 WIDTH = 88
 INDENT = 4
-ATTEMPTS_FIRST, ATTEMPTS_LAST = 3, 5  # of a long explanation, its beginning and its end
+ATTEMPTS_FIRST, ATTEMPTS_LAST = 3, 5  # shown of a job with many attempts
 LEARNED_MAX = 8
 NODES_NAMED_MAX = 6
 GPU_HOUR_US = 3_600_000_000
 
-# What would help, where that is known in general.
+# Advice for causes that have a usual remedy.
 ADVICE = {
-    Cause.OUT_OF_MEMORY: "a smaller batch, or GPUs or a --memory that are larger, would help",
-    Cause.TIME_LIMIT: "a larger --time-limit, or checkpoints to go on from, would help",
-    Cause.HANG: "its log has the stacks of those who stood still: shoal logs",
+    Cause.OUT_OF_MEMORY: "try a smaller batch, GPUs with more memory, or a larger --memory",
+    Cause.TIME_LIMIT: "try a larger --time-limit, or save checkpoints to continue from",
+    Cause.HANG: "its log has the stacks of the members that hung: shoal logs",
 }
 
 
 def page(
     explanation: Explanation, zone: datetime.tzinfo | None = None, cost: CostView | None = None
 ) -> list[str]:
-    """Lines of at most WIDTH characters, but for what the job itself printed."""
+    """Lines of at most WIDTH characters, except the job's own output."""
     lines = [*_head(explanation, zone), ""]
     said: list[str] = []
     for attempt in _chosen(explanation.attempts):
@@ -50,7 +50,7 @@ def page(
             lines += [*_attempt(explanation, attempt, said, zone), ""]
             said = attempt.first.lines if attempt.first is not None else []
     if explanation.learned:
-        lines += ["What was learned of its nodes", *_learned(explanation.learned, zone), ""]
+        lines += ["What was learned about its nodes", *_learned(explanation.learned, zone), ""]
     lines += ["What it cost", *_cost(cost), *_money(cost)]
     return lines
 
@@ -69,9 +69,9 @@ def _head(explanation: Explanation, zone: datetime.tzinfo | None) -> list[str]:
     waited = duration_text((first if first is not None else end_ms) - explanation.submitted_ms)
     whole = duration_text(end_ms - explanation.submitted_ms)
     tries = plural(len(explanation.attempts), "attempt")
-    lines.append(f"waited {waited} for its first start; {whole} from submission on, {tries}")
+    lines.append(f"waited {waited} for its first start; {whole} since submission, {tries}")
     if not explanation.complete:
-        lines.append("its first events are no longer kept, so this begins in the middle")
+        lines.append("its first events are no longer kept, so the beginning is missing")
     return lines
 
 
@@ -84,13 +84,13 @@ def _chosen(attempts: list[AttemptRecord]) -> list[AttemptRecord | None]:
 def _attempt(
     explanation: Explanation, one: AttemptRecord, said: list[str], zone: datetime.tzinfo | None
 ) -> list[str]:
-    """`said`: the last lines of the attempt before, which need not be told again."""
+    """`said`: the last lines of the previous attempt, which are not repeated."""
     nodes = ", ".join(one.nodes[:NODES_NAMED_MAX])
     if len(one.nodes) > NODES_NAMED_MAX:
         nodes += f" and {len(one.nodes) - NODES_NAMED_MAX} more"
     ended_ms = one.ended_ms if one.ended_ms is not None else explanation.now_ms
     if one.running_ms is None:
-        ran = f"never got to run, {duration_text(ended_ms - one.placed_ms)}"
+        ran = f"never ran, {duration_text(ended_ms - one.placed_ms)}"
     else:
         ran = f"ran {duration_text(ended_ms - one.running_ms)}"
     cause = one.cause.value if one.sure else f"{one.cause.value} (probably)"
@@ -115,15 +115,15 @@ def _first(
     at = f" in step {first.step}" if first.step is not None else ""
     lines = []
     if one.members > 1 or first.code is not None:
-        lines = _wrapped(f"member {first.member} on {first.node} was first: {how}{at}", INDENT)
+        lines = _wrapped(f"member {first.member} on {first.node} failed first: {how}{at}", INDENT)
     if first.lines and first.lines == said:
-        lines.append(" " * INDENT + "its last lines were the same as before")
+        lines.append(" " * INDENT + "its last lines were the same as in the previous attempt")
     elif first.lines:
-        lines.append(" " * INDENT + "the last that it wrote:")
+        lines.append(" " * INDENT + "its last lines:")
         lines += [" " * INDENT + f"| {printable(shortened(line, 200))}" for line in first.lines]
         member = f" --member {first.member}" if explanation.members > 1 else ""
         lines.append(
-            " " * INDENT + f"all of it: shoal logs {explanation.id} --attempt {one.attempt}{member}"
+            " " * INDENT + f"full log: shoal logs {explanation.id} --attempt {one.attempt}{member}"
         )
     return lines
 
@@ -131,13 +131,13 @@ def _first(
 def _steps(one: AttemptRecord) -> list[str]:
     if one.to_step is None and one.saved_step is None:
         return []
-    text = f"it went from step {one.from_step} to {one.to_step or one.saved_step}"
+    text = f"it ran from step {one.from_step} to {one.to_step or one.saved_step}"
     if one.saved_step is not None:
         text += f", saved up to {one.saved_step}"
     elif one.cause is not Cause.SUCCEEDED:
-        text += ", and saved nothing"
+        text += ", saved nothing"
     again = (one.to_step or 0) - (one.saved_step if one.saved_step is not None else one.from_step)
-    if one.cause in FAILURES and again > 0:  # who is asked to stop may save on its way out
+    if one.cause in FAILURES and again > 0:  # a job that is asked to stop may still save
         text += f": {plural(again, 'step')} of work lost"
     return _wrapped(text, INDENT)
 
@@ -153,12 +153,12 @@ def _learned(learned: list[Learned], zone: datetime.tzinfo | None) -> list[str]:
 
 
 def _cost(cost: CostView | None) -> list[str]:
-    """The ledger's own sums, in the words of `shoal report`."""
+    """The ledger's sums, with the account names of `shoal report`."""
     if cost is None:
-        return [" " * INDENT + "not known: no ledger is kept here"]
+        return [" " * INDENT + "unknown: this cluster keeps no ledger"]
     if not cost.gpu_us:
         return [" " * INDENT + "no GPU time"]
-    lines = [f"{_gpu_time(cost.gpu_us)} in all"]
+    lines = [f"{_gpu_time(cost.gpu_us)} in total"]
     if len(cost.accounts) > 1 or any(one.group != "used" for one in cost.accounts):
         for one in sorted(cost.accounts, key=lambda one: -one.gpu_us):
             share = 100 * one.gpu_us / cost.gpu_us
@@ -167,7 +167,7 @@ def _cost(cost: CostView | None) -> list[str]:
 
 
 def _money(cost: CostView | None) -> list[str]:
-    """By the ledger's price list, if there is one."""
+    """From the price list, if there is one."""
     if cost is None:
         return []
     parts = []

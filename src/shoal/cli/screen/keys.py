@@ -1,4 +1,4 @@
-"""Keys as they are pressed, one name each, without an Enter and without an echo."""
+"""Reads single keys from the terminal, without Enter and without echo."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ NAMES = {
 
 
 class Keys:
-    """Gives the terminal back as it was. Without one on stdin there are no keys."""
+    """Restores the terminal at the end. If stdin is not a terminal there are no keys."""
 
     def __init__(self) -> None:
         self._handle = sys.stdin.fileno() if sys.stdin.isatty() else -1
@@ -44,7 +44,7 @@ class Keys:
             termios.tcsetattr(self._handle, termios.TCSADRAIN, self._before)  # type: ignore[arg-type]
 
     def wait(self, seconds: float) -> str:
-        """The next key, or "" when the time is over."""
+        """The next key, or "" after `seconds`."""
         if self._handle < 0:
             time.sleep(seconds)
             return ""
@@ -52,13 +52,13 @@ class Keys:
         if not ready:
             return ""
         data = os.read(self._handle, 16)
-        if not data:  # nobody can press anything any more
+        if not data:  # the terminal is closed
             return "q"
         return name_of(data)
 
 
 def name_of(data: bytes) -> str:
-    """Of several that were pressed at once the last counts."""
+    """If several keys arrive at once, the last one."""
     for sequence, name in NAMES.items():
         if data.endswith(sequence):
             return name

@@ -1,4 +1,4 @@
-"""Output: tables and colours for a person at a terminal, plain aligned lines for a pipe."""
+"""Output: tables and colours on a terminal, plain aligned lines in a pipe."""
 
 from __future__ import annotations
 
@@ -40,12 +40,12 @@ STATE_STYLES = {
 
 
 GAP = 2  # between two columns
-SHORTENED_MIN, WRAPPED_MIN = 8, 24  # a column narrower than this says nothing any more
+SHORTENED_MIN, WRAPPED_MIN = 8, 24  # a narrower column is useless
 
 
 class Column(NamedTuple):
-    """What a terminal has no room for: a column is cut, one that `wraps` grows down, one that is
-    `firm` stays whole as long as there is room for the firm ones. A pipe gets everything."""
+    """On a narrow terminal a column is cut. If it `wraps`, its lines wrap; if it is `firm`, it is
+    cut last. A pipe gets everything."""
 
     title: str
     right: bool = False
@@ -55,7 +55,7 @@ class Column(NamedTuple):
 
 
 class Cell(NamedTuple):
-    """`text` is what a pipe gets; `pretty` stands in for it on a terminal."""
+    """A pipe gets `text`; a terminal gets `pretty` if there is one."""
 
     text: str
     style: str = ""
@@ -63,7 +63,7 @@ class Cell(NamedTuple):
 
 
 def printable(text: str) -> str:
-    """Control characters, line ends among them, become visible escapes."""
+    """Control characters and line ends become visible escapes."""
     if text.isprintable():
         return text
     return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
@@ -93,7 +93,7 @@ def table(columns: Sequence[Column], rows: Sequence[Sequence[str | Cell]]) -> No
 
 
 def plain_lines(rows: Sequence[Sequence[Cell]], columns: Sequence[Column]) -> list[str]:
-    """Aligned with spaces; an empty cell is a dash, so that every line has as many words."""
+    """Aligned with spaces. An empty cell is a dash, so every line has the same number of words."""
     texts = [[printable(cell.text) or "-" for cell in row] for row in rows]
     widths = [max(len(row[i]) for row in texts) for i in range(len(columns))]
     lines = []
@@ -127,9 +127,9 @@ def _rich_table(columns: Sequence[Column], rows: Sequence[Sequence[Cell]]) -> No
 
 
 def widths(columns: Sequence[Column], rows: Sequence[Sequence[Cell]], terminal: int) -> list[int]:
-    """How wide each column is; 0: there is no room for it. What is not firm gives way, the widest
-    first; then whole columns go, from the right, the firm ones last. The first, by which a row is
-    known, is always there."""
+    """The width of each column; 0 if there is no room for it. Columns that are not firm shrink, the
+    widest first. Then whole columns go, from the right, the firm ones last. The first column always
+    stays."""
     full = [
         max([len(column.title), *(len(rich_text(row[number]).plain) for row in rows)])
         for number, column in enumerate(columns)
@@ -148,7 +148,7 @@ def widths(columns: Sequence[Column], rows: Sequence[Sequence[Cell]], terminal: 
         if over() > 0:
             room[number] = 0
     room[0] = min(room[0], max(1, terminal))
-    for number, column in enumerate(columns):  # what a dropped column left is given back
+    for number, column in enumerate(columns):  # use the room of dropped columns
         if room[number] and (column.flexible or column.wraps):
             room[number] = min(full[number], room[number] + max(0, -over()))
     return room
@@ -159,7 +159,7 @@ def _least(column: Column) -> int:
 
 
 def fitted(text: str) -> str:
-    """One line of the terminal, and no more, cut between words; a pipe gets all of it."""
+    """Cut to one line of the terminal, between words; a pipe gets all of it."""
     if not at_terminal():
         return text
     columns = shutil.get_terminal_size().columns
@@ -177,7 +177,7 @@ def rich_text(cell: Cell) -> Text:
 
 
 def line(text: str, style: str = "") -> None:
-    """On stdout; a terminal gets the style, and what is long wrapped between words."""
+    """On stdout; a terminal gets the style, and long lines wrapped between words."""
     if not at_terminal():
         print(printable(text))
         return
@@ -191,7 +191,7 @@ def line(text: str, style: str = "") -> None:
 
 
 def wrapped(text: str, columns: int) -> list[str]:
-    """Lines of so many characters, each indented as the first; no word is broken."""
+    """Lines of at most `columns` characters, each indented as the first; no word is broken."""
     if len(text) <= columns:
         return [text]
     indent = text[: len(text) - len(text.lstrip())]
@@ -206,20 +206,20 @@ def wrapped(text: str, columns: int) -> list[str]:
     )
 
 
-# Whoever keeps a line at the bottom of the terminal takes it away before a note is printed.
+# Erases the status line, if there is one, before a note is printed.
 before_note: Callable[[], None] | None = None
 
 
 def note(text: str) -> None:
-    """One line for the person watching, on stderr, so that stdout stays clean for scripts."""
+    """One line on stderr, so that stdout stays clean for scripts."""
     if before_note is not None:
         before_note()
     print(printable(text), file=sys.stderr, flush=True)
 
 
-class Progress:
-    """Steps of something that takes a moment: one line that changes on a terminal, lines on
-    stderr otherwise, and nothing when `quiet`."""
+class Spinner:
+    """What the command is doing now: one line that changes on a terminal, else lines on stderr.
+    Nothing when `quiet`."""
 
     def __init__(self, quiet: bool = False) -> None:
         self._quiet = quiet
@@ -235,7 +235,7 @@ class Progress:
         else:
             note(text)
 
-    def __enter__(self) -> Progress:
+    def __enter__(self) -> Spinner:
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -244,7 +244,7 @@ class Progress:
 
 
 def as_json(value: Any, *, lines: bool = False) -> None:
-    """`lines`: one object per line, for output that goes on."""
+    """`lines`: one object per line, for output that continues."""
     import msgspec
 
     data = msgspec.json.encode(value)
@@ -252,7 +252,7 @@ def as_json(value: Any, *, lines: bool = False) -> None:
 
 
 def bar(used: float, total: float, width: int) -> str:
-    """A bar that is empty only at nothing and full only at everything."""
+    """A bar that is empty only at 0 and full only at `total`."""
     if total <= 0:
         return ""
     filled = round(width * used / total)

@@ -1,4 +1,4 @@
-"""What `shoal top` shows: rows of each view, their order, and what the keys do."""
+"""The state of `shoal top`: the rows of each view, their order, and what the keys do."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ SPARKS = "▁▂▃▄▅▆▇█"
 
 
 class Seen(msgspec.Struct, kw_only=True):
-    """One look at the cluster; only what the view needs is asked for."""
+    """One look at the cluster, with only what the view needs."""
 
     status: StatusView
     jobs: list[JobRow] = []
@@ -33,7 +33,7 @@ class Seen(msgspec.Struct, kw_only=True):
 class Row(NamedTuple):
     key: str
     cells: list[Cell]
-    order: list[float | str]  # what each column is sorted by
+    order: list[float | str]  # the sort key of each column
     why: str
 
 
@@ -84,7 +84,7 @@ TITLES: dict[str, tuple[Title, ...]] = {
 
 
 class Board:
-    """`sort` is a column, or None for the order in which the cluster tells them."""
+    """`sort` is a column, or None for the cluster's own order."""
 
     def __init__(self) -> None:
         self.view = "jobs"
@@ -94,7 +94,7 @@ class Board:
         self.over = False
 
     def press(self, key: str) -> bool:
-        """Whether the view changed, so that other things must be asked for."""
+        """Returns whether the view changed, so that other data is needed."""
         moves = {"up": -1, "down": 1, "page-up": -PAGE, "page-down": PAGE}
         columns = len(TITLES[self.view])
         sort = self.sort[self.view]
@@ -116,7 +116,7 @@ class Board:
         return False
 
     def rows(self, seen: Seen) -> list[Row]:
-        """In the order that was asked for; the cursor is on one of them, if there are any."""
+        """The sorted rows; moves the cursor onto one of them if there are any."""
         rows = ROWS[self.view](seen)
         column = self.sort[self.view]
         if column is not None:
@@ -249,7 +249,7 @@ ROWS: dict[str, Callable[[Seen], list[Row]]] = {
 
 
 def detail(series: JobSeries | NodeSeries | ServiceSeries | None, width: int) -> str:
-    """The curve that tells most of what the cursor is on, in one line."""
+    """The most useful curve of the selected row, in one line."""
     room = max(8, width - 40)
     match series:
         case JobSeries(points=points) if points:
@@ -278,7 +278,7 @@ def detail(series: JobSeries | NodeSeries | ServiceSeries | None, width: int) ->
 
 
 def spark(values: Sequence[float], width: int, most: float | None = None) -> str:
-    """The whole of it in so many characters; each the mean of its part."""
+    """All values in `width` characters; each is the mean of its part."""
     if not values:
         return ""
     width = min(width, len(values))

@@ -1,4 +1,4 @@
-"""`shoal top` as lines of text that fill a terminal exactly, whatever its size."""
+"""Draws `shoal top` as lines that fill the terminal exactly."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from shoal.forms.units import duration_text
 if TYPE_CHECKING:
     from rich.text import Text
 
-HEAD_LINES = 4  # the cluster, GPUs, jobs; an empty one
-FOOT_LINES = 4  # an empty one, the why, the curve, the keys
+HEAD_LINES = 4  # cluster, GPUs, jobs, an empty line
+FOOT_LINES = 4  # position, reason, curve, keys
 NAME_WIDTH_MAX = 20
 KEYS = "q quit  j jobs  n nodes  s services  up/down move  < > sort  r reverse"
 
@@ -21,7 +21,7 @@ KEYS = "q quit  j jobs  n nodes  s services  up/down move  < > sort  r reverse"
 def draw(
     board: Board, seen: Seen, trouble: str, detail: str, size: tuple[int, int], url: str
 ) -> list[Text]:
-    """As many lines as the terminal has, none wider than it is."""
+    """One line per line of the terminal, none wider than it."""
     from rich.text import Text
 
     width, height = size

@@ -1,4 +1,4 @@
-"""`shoal cancel` and `shoal requeue`: stopping jobs, for good or to run again."""
+"""`shoal cancel` and `shoal requeue`: stop jobs for good, or run them again."""
 
 from __future__ import annotations
 
@@ -28,11 +28,11 @@ def cancel(jobs: tuple[str, ...], json: bool, home: Path) -> int:
       shoal cancel j7 j8 j9
       shoal ps --json | jq -r '.[].id' | xargs shoal cancel
     """
-    from shoal.cli import reach
+    from shoal.cli import cluster
     from shoal.cli.each import each
 
-    asked = list(dict.fromkeys(reach.job_id(text) for text in jobs))
-    with reach.connect(home) as client:
+    asked = list(dict.fromkeys(cluster.job_id(text) for text in jobs))
+    with cluster.connect(home) as client:
         return each(asked, lambda job: _cancel(client, job), "cancelled", json)
 
 
@@ -48,21 +48,21 @@ def requeue(jobs: tuple[str, ...], json: bool, home: Path) -> int:
       shoal requeue j7
       shoal requeue j7 j8 --json | jq -r '.[].id'
     """
-    from shoal.cli import reach
+    from shoal.cli import cluster
     from shoal.cli.each import each
 
-    asked = list(dict.fromkeys(reach.job_id(text) for text in jobs))
-    with reach.connect(home) as client:
+    asked = list(dict.fromkeys(cluster.job_id(text) for text in jobs))
+    with cluster.connect(home) as client:
         return each(
             asked,
-            lambda job: reach.found(client, job, lambda c: c.requeue(job)),
+            lambda job: cluster.on_job(client, job, lambda c: c.requeue(job)),
             "will run again",
             json,
         )
 
 
 def _cancel(client: Client, job: str) -> Done:
-    from shoal.cli.reach import NOT_FOUND, found
+    from shoal.cli.cluster import NOT_FOUND, on_job
     from shoal.client import ShoalError
     from shoal.model.views import Done
 
@@ -71,5 +71,5 @@ def _cancel(client: Client, job: str) -> Done:
     except ShoalError as error:
         if error.status != NOT_FOUND:
             raise
-    finished = found(client, job, lambda c: c.job(job))
+    finished = on_job(client, job, lambda c: c.job(job))
     return Done(id=job, note=f"already finished: {finished.state}")

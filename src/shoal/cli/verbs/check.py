@@ -60,7 +60,7 @@ def _check_here(json: bool) -> int:
     from shoal.model.views import CheckView
 
     command = [sys.executable, "-m", "shoal.probes.probe", "--id", "here"]
-    with show.Progress(quiet=json) as progress:
+    with show.Spinner(quiet=json) as progress:
         progress("measuring this machine; this takes a few seconds")
         try:
             run = subprocess.run(command, capture_output=True, timeout=PROBE_S_MAX, check=False)
@@ -83,15 +83,15 @@ def _check_here(json: bool) -> int:
 
 def _check_nodes(texts: tuple[str, ...], json: bool, home: Path) -> int:
     """Ask all nodes first, so that they measure at the same time."""
-    from shoal.cli import reach
+    from shoal.cli import cluster
     from shoal.cli.screen import show
 
-    asked = list(dict.fromkeys(reach.node_id(text) for text in texts))
-    with reach.connect(home) as client, show.Progress(quiet=json) as progress:
+    asked = list(dict.fromkeys(cluster.node_id(text) for text in texts))
+    with cluster.connect(home) as client, show.Spinner(quiet=json) as progress:
         names = asked or [node.id for node in client.nodes() if node.health == "ready"]
         if not names:
-            show.note("no node is ready to be measured")
-        begun = [_ask(client, name) for name in names]
+            show.note("no node is ready")
+        begun = [_begin(client, name) for name in names]
         views = []
         for number, view in enumerate(begun):
             progress(f"measuring: {number} of {len(begun)} done")
@@ -106,16 +106,10 @@ def _check_nodes(texts: tuple[str, ...], json: bool, home: Path) -> int:
     return 0 if all(view.verdict is not None and view.verdict.passed for view in views) else 1
 
 
-def _ask(client: Client, node: str) -> CheckView:
-    from shoal.cli.reach import NOT_FOUND, no_such_node
-    from shoal.client import ShoalError
+def _begin(client: Client, node: str) -> CheckView:
+    from shoal.cli.cluster import on_node
 
-    try:
-        return client.check(node)
-    except ShoalError as error:
-        if error.status == NOT_FOUND and all(known.id != node for known in client.nodes()):
-            raise no_such_node(client, node) from None
-        raise
+    return on_node(client, node, lambda c: c.check(node))
 
 
 def _answer(client: Client, view: CheckView) -> CheckView:

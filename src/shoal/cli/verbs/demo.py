@@ -14,9 +14,9 @@ from typing import TYPE_CHECKING
 from shoal.cli.command import verb
 
 if TYPE_CHECKING:
-    from shoal.cli.demo.board import Board
-    from shoal.cli.demo.report import Report
+    from shoal.cli.demo.result import DemoResult
     from shoal.cli.demo.screen import Screen
+    from shoal.cli.demo.state import DemoState
     from shoal.client import Client
     from shoal.control.home import Home
     from shoal.model.events import Recorded
@@ -52,20 +52,20 @@ def demo(json: bool) -> int:
       shoal demo | cat            plain lines
       shoal demo --json | jq .promises
     """
-    from shoal.cli.demo.board import Board
-    from shoal.cli.demo.report import report
+    from shoal.cli.demo.result import result_of
     from shoal.cli.demo.screen import choose
+    from shoal.cli.demo.state import DemoState
     from shoal.cli.screen import show
     from shoal.forms.failure import REFUSED
 
-    board, begun = Board(), time.monotonic()
+    state, begun = DemoState(), time.monotonic()
     try:
-        with choose(board, quiet=json, terminal=show.at_terminal()) as screen, _ends_cleanly():
-            submitted, left_behind = _play(board, screen)
+        with choose(state, quiet=json, terminal=show.at_terminal()) as screen, _ends_cleanly():
+            submitted, left_behind = _play(state, screen)
     except KeyboardInterrupt:
         show.note("interrupted; everything was stopped and removed")
         raise
-    result = report(board, submitted, int((time.monotonic() - begun) * 1000), left_behind)
+    result = result_of(state, submitted, int((time.monotonic() - begun) * 1000), left_behind)
     if json:
         show.as_json(result)
     else:
@@ -73,7 +73,7 @@ def demo(json: bool) -> int:
     return 0 if result.kept else REFUSED
 
 
-def _play(board: Board, screen: Screen) -> tuple[int, str]:
+def _play(state: DemoState, screen: Screen) -> tuple[int, str]:
     """Run the demo; returns the number of jobs, and what could not be removed."""
     import shutil
     import tempfile
@@ -84,7 +84,7 @@ def _play(board: Board, screen: Screen) -> tuple[int, str]:
     home = Home(folder / "home")
     submitted = 0
     try:
-        submitted = _perform(board, screen, home)
+        submitted = _perform(state, screen, home)
     finally:
         with _uninterrupted():
             screen.caption("stopping everything")
@@ -93,9 +93,9 @@ def _play(board: Board, screen: Screen) -> tuple[int, str]:
     return submitted, left_behind or (f"{folder} is still there" if folder.exists() else "")
 
 
-def _perform(board: Board, screen: Screen, home: Home) -> int:
+def _perform(state: DemoState, screen: Screen, home: Home) -> int:
+    from shoal.cli.cluster import connect
     from shoal.cli.demo import plan as demo_plan
-    from shoal.cli.reach import connect
     from shoal.control.home import ClusterConfig
     from shoal.control.lifecycle import bring_up
     from shoal.forms.request import carried
@@ -118,7 +118,7 @@ def _perform(board: Board, screen: Screen, home: Home) -> int:
         screen.caption(
             f"{len(specs)} jobs submitted; a node will be killed in {KILL_AFTER_S:.0f} s"
         )
-        _watch(client, board, screen, home, len(specs))
+        _watch(client, state, screen, home, len(specs))
     return len(specs)
 
 
@@ -133,35 +133,35 @@ def _can_serve() -> bool:
     return True
 
 
-def _watch(client: Client, board: Board, screen: Screen, home: Home, submitted: int) -> None:
+def _watch(client: Client, state: DemoState, screen: Screen, home: Home, submitted: int) -> None:
     begun, seen = time.monotonic(), 0
     while time.monotonic() - begun < LIMIT_S:
         view = client.events(after=seen, wait_s=FRAME_S)
         seen = view.next_after
-        _take(board, screen, view.events)
-        if not board.killed_node and time.monotonic() - begun > KILL_AFTER_S:
-            _kill_node(board, screen, home)
-        if board.all_over(submitted) and (board.back_ms is not None or not board.killed_node):
+        _take(state, screen, view.events)
+        if not state.killed_node and time.monotonic() - begun > KILL_AFTER_S:
+            _kill_node(state, screen, home)
+        if state.all_finished(submitted) and (state.back_ms is not None or not state.killed_node):
             return
         screen.refresh()
 
 
-def _take(board: Board, screen: Screen, records: list[Recorded]) -> None:
-    was_back = board.back_ms is not None
+def _take(state: DemoState, screen: Screen, records: list[Recorded]) -> None:
+    was_back = state.back_ms is not None
     for record in records:
-        board.take(record.event)
+        state.take(record.event)
         screen.happened(record.event)
-    if board.back_ms is not None and not was_back:
-        screen.caption(f"{board.killed_node} is back; the remaining jobs run")
+    if state.back_ms is not None and not was_back:
+        screen.caption(f"{state.killed_node} is back; the remaining jobs run")
 
 
-def _kill_node(board: Board, screen: Screen, home: Home) -> None:
+def _kill_node(state: DemoState, screen: Screen, home: Home) -> None:
     """Kill the node's agent with SIGKILL, without any warning."""
     import msgspec
 
-    victim = board.victim()
+    victim = state.victim()
     pid = int(msgspec.json.decode((home.node(victim) / "agent.json").read_bytes())["pid"])
-    board.kill(victim, int(time.time() * 1000))
+    state.kill(victim, int(time.time() * 1000))
     os.kill(pid, signal.SIGKILL)
     screen.caption(f"{victim} was killed (SIGKILL); its jobs must run again on other nodes")
 
@@ -192,8 +192,8 @@ def _survivors(folder: Path) -> list[int]:
     return found
 
 
-def _print_summary(result: Report) -> None:
-    from shoal.cli.demo.report import numbers, promises
+def _print_summary(result: DemoResult) -> None:
+    from shoal.cli.demo.result import numbers, promises
     from shoal.cli.screen.show import line
 
     for text in numbers(result):

@@ -1,4 +1,4 @@
-"""`shoal events`: the log of the cluster as sentences, and as it grows."""
+"""`shoal events`: the cluster's log as sentences."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from shoal.cli.command import Option, flag, number, verb
 
 if TYPE_CHECKING:
-    from shoal.cli.reach import Steady
+    from shoal.cli.cluster import Retry
     from shoal.model.events import Event, Recorded
     from shoal.model.views import EventsView
 
@@ -43,15 +43,15 @@ def events(follow: bool, last: int, job: str, node: str, json: bool, home: Path)
       shoal events --job j7 -n 1000
       shoal events -f --json | jq -c 'select(.event.event == "NodeLost")'
     """
-    from shoal.cli import reach
+    from shoal.cli import cluster
 
-    job = reach.job_id(job) if job else ""
-    node = reach.node_id(node) if node else ""
-    with reach.Steady(home, steady_s=reach.STEADY_S if follow else 0) as steady:
-        _expect(steady, job, node)
-        after = -last if last else steady(lambda client: client.status()).last_seq
+    job = cluster.job_id(job) if job else ""
+    node = cluster.node_id(node) if node else ""
+    with cluster.Retry(home, retry_s=cluster.RETRY_S if follow else 0) as retry:
+        _require(retry, job, node)
+        after = -last if last else retry(lambda client: client.status()).last_seq
         while True:
-            view = _page(steady, after, max(PAGE, last), job, node, follow)
+            view = _page(retry, after, max(PAGE, last), job, node, follow)
             for record in view.events:
                 print_event(record, json)
             if not follow:
@@ -59,25 +59,25 @@ def events(follow: bool, last: int, job: str, node: str, json: bool, home: Path)
             after = view.next_after
 
 
-def _expect(steady: Steady, job: str, node: str) -> None:
-    """Whoever asks for what is not there would wait for ever."""
-    from shoal.cli.reach import found, no_such_node
+def _require(retry: Retry, job: str, node: str) -> None:
+    """Events of a job or node that does not exist would never come."""
+    from shoal.cli.cluster import on_job, require_node
 
     if job:
-        steady(lambda client: found(client, job, lambda c: c.job(job)))
-    if node and node not in [view.id for view in steady(lambda client: client.nodes())]:
-        raise steady(lambda client: no_such_node(client, node))
+        retry(lambda client: on_job(client, job, lambda c: c.job(job)))
+    if node:
+        retry(lambda client: require_node(client, node))
 
 
-def _page(steady: Steady, after: int, limit: int, job: str, node: str, follow: bool) -> EventsView:
+def _page(retry: Retry, after: int, limit: int, job: str, node: str, follow: bool) -> EventsView:
     wait_s = FOLLOW_WAIT_S if follow else 0
-    return steady(
+    return retry(
         lambda client: client.events(after=after, limit=limit, job=job, node=node, wait_s=wait_s)
     )
 
 
 def print_event(record: Recorded, json: bool, fit: bool = False) -> None:
-    """`fit`: one line of the terminal, whatever has to go."""
+    """`fit`: cut it to one line of the terminal."""
     from shoal.cli.screen import show
     from shoal.cli.screen.words import sentence
 
@@ -103,7 +103,7 @@ def _print_styled(record: Recorded, clock: str, fit: bool) -> None:
 
 
 def event_style(event: Event) -> str:
-    """Red for what was lost, green for what is well, yellow for what needs healing."""
+    """Red for a loss, green for a success, yellow for what needs attention."""
     match event.__class__.__name__:
         case "NodeLost" | "MemberLost":
             return "red"

@@ -1,4 +1,4 @@
-"""`shoal explain`: what happened to a job, on one page, also long after."""
+"""`shoal explain`: what happened to a job, on one page."""
 
 from __future__ import annotations
 
@@ -30,12 +30,12 @@ def explain(job: str, json: bool, home: Path) -> None:
       shoal explain j7
       shoal explain j7 --json | jq '.attempts[] | {cause, evidence}'
     """
-    from shoal.cli import reach
+    from shoal.cli import cluster
     from shoal.cli.screen import show
 
-    asked = reach.job_id(job)
-    with reach.connect(home) as client:
-        explanation = reach.found(client, asked, lambda c: c.explanation(asked))
+    asked = cluster.job_id(job)
+    with cluster.connect(home) as client:
+        explanation = cluster.on_job(client, asked, lambda c: c.explanation(asked))
         cost = _cost(client, asked)
     if json:
         import msgspec
@@ -49,7 +49,7 @@ def explain(job: str, json: bool, home: Path) -> None:
 
 
 def _cost(client: Client, job: str) -> CostView | None:
-    """None where no ledger is kept."""
+    """None if the cluster keeps no ledger."""
     from shoal.client import ShoalError
 
     try:

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from shoal.engines.ray.render import RayNode
     from shoal.model.node import NodeSpec
 
-Progress = Callable[[str], None]
+Notify = Callable[[str], None]
 
 JOIN_TIMEOUT_S = 180.0
 LEAVE_TIMEOUT_S = 600.0
@@ -67,26 +67,26 @@ def join(
       shoal join 10.0.0.1:7701 --name gpu7 --place b1/r2
       SHOAL_JOIN_TOKEN=... shoal join head:7701
     """
-    from shoal.cli import rayup
     from shoal.cli.screen import show
+    from shoal.cli.up import ray as ray_up
     from shoal.cli.verbs.up import Shape
     from shoal.control.home import Home
     from shoal.engines.ray import machine
 
     machine.require_ray()
     place_ = Home(home)
-    host, port = rayup.split_address("HOST:PORT", head)
+    host, port = ray_up.split_address("HOST:PORT", head)
     shape = Shape(None, gpus, None, None, cpus, memory, None)
     already = _already(place_, host, port)
     if already is None:
-        token = rayup.given_token(token_file)
-        with show.Progress(quiet=json) as progress:
+        token = ray_up.given_token(token_file)
+        with show.Spinner(quiet=json) as progress:
             found = _join(
                 place_,
                 (host, port),
                 token,
-                lambda ip: rayup.machine_spec(shape, ip, name, place, spec),
-                rayup.checked_ip(node_ip),
+                lambda ip: ray_up.machine_spec(shape, ip, name, place, spec),
+                ray_up.checked_ip(node_ip),
                 progress,
             )
     else:
@@ -135,7 +135,7 @@ def leave(now: bool, timeout: str | None, json: bool, home: Path) -> None:
     if node.leads:
         raise Failure("this machine is the head of the cluster; stop the cluster with: shoal down")
     timeout_s = 0.0 if now else _seconds(timeout)
-    with show.Progress(quiet=json) as progress:
+    with show.Spinner(quiet=json) as progress:
         ended = _leave(place, node, timeout_s, progress)
     what = f"; {plural(ended, 'member')} stopped" if ended else ""
     _print_left(json, node.node, f"{node.node} left the cluster at {node.head}{what}")
@@ -176,7 +176,7 @@ def _join(
     token: str,
     describe: Callable[[str], NodeSpec],
     node_ip: str,
-    progress: Progress,
+    progress: Notify,
 ) -> NodeSpec:
     from shoal.engines.agentlink import last_incarnation, write_spec
     from shoal.engines.ray import admission, machine, messages
@@ -212,7 +212,7 @@ def _join(
     return spec
 
 
-def _wait_for_contact(home: Home, spec: NodeSpec, begun_ns: int, progress: Progress) -> None:
+def _wait_for_contact(home: Home, spec: NodeSpec, begun_ns: int, progress: Notify) -> None:
     """Wait until the controller has contacted the agent. On failure, clean up."""
     from shoal.control.lifecycle import take_down
     from shoal.files import held
@@ -238,7 +238,7 @@ def _wait_for_contact(home: Home, spec: NodeSpec, begun_ns: int, progress: Progr
     )
 
 
-def _leave(home: Home, node: RayNode, timeout_s: float, progress: Progress) -> int:
+def _leave(home: Home, node: RayNode, timeout_s: float, progress: Notify) -> int:
     """Ask to leave, wait, and stop what is left; returns the number of members stopped."""
     from shoal.control.lifecycle import end_agent, take_down
     from shoal.files import held, write_private

@@ -1,4 +1,4 @@
-"""`shoal logs`: what a job wrote, and what it is writing."""
+"""`shoal logs`: the output of a job."""
 
 from __future__ import annotations
 
@@ -8,8 +8,9 @@ from typing import TYPE_CHECKING
 from shoal.cli.command import Argument, Option, flag, number, verb
 
 if TYPE_CHECKING:
-    from shoal.cli.reach import Steady
-    from shoal.cli.screen.follow import Output, Reader
+    from shoal.cli.cluster import Retry
+    from shoal.cli.screen.follow import Reader
+    from shoal.cli.screen.output import Output
     from shoal.model.views import JobView
 
 TAIL_MAX = 1_000_000
@@ -51,38 +52,38 @@ def logs(
       shoal logs j7 --attempt 1 > first-try.log
       shoal logs -f chat
     """
-    from shoal.cli import reach
+    from shoal.cli import cluster
     from shoal.cli.screen.follow import pick_members
 
-    asked = "" if reach.is_service(job) else reach.job_id(job)
-    with reach.Steady(home, steady_s=reach.STEADY_S if follow else 0) as steady:
-        asked = asked or steady(lambda client: reach.replica_of(client, job.strip()))
-        view = steady(lambda client: reach.found(client, asked, lambda c: c.job(asked)))
+    asked = "" if cluster.is_service(job) else cluster.job_id(job)
+    with cluster.Retry(home, retry_s=cluster.RETRY_S if follow else 0) as retry:
+        asked = asked or retry(lambda client: cluster.replica_of(client, job.strip()))
+        view = retry(lambda client: cluster.on_job(client, asked, lambda c: c.job(asked)))
         if attempt is not None and attempt > view.attempt:
             _refuse_attempt(view)
         members = pick_members(member, max(view.members, view.members_max))
         out = make_output(prefixed=len(members) > 1, json=json)
         if follow and attempt is None:
-            _follow(steady, asked, members, out, tail)
+            _follow(retry, asked, members, out, tail)
         else:
-            _read(steady, view, attempt or view.attempt, members, out, tail, follow)
+            _read(retry, view, attempt or view.attempt, members, out, tail, follow)
 
 
 def make_output(*, prefixed: bool, json: bool) -> Output:
+    from shoal.cli.screen.output import JsonOutput, TextOutput
     from shoal.cli.screen.show import at_terminal
-    from shoal.cli.screen.sink import JsonSink, Sink
 
-    return JsonSink() if json else Sink(prefixed=prefixed, terminal=at_terminal())
+    return JsonOutput() if json else TextOutput(prefixed=prefixed, terminal=at_terminal())
 
 
-def _follow(steady: Steady, job: str, members: list[int], out: Output, tail: int | None) -> None:
+def _follow(retry: Retry, job: str, members: list[int], out: Output, tail: int | None) -> None:
     from shoal.cli.screen.follow import follow
 
-    follow(steady, job, members, out, tail=tail)
+    follow(retry, job, members, out, tail=tail)
 
 
 def _read(
-    steady: Steady,
+    retry: Retry,
     view: JobView,
     attempt: int,
     members: list[int],
@@ -96,11 +97,11 @@ def _read(
     if not attempt:
         note(f"{view.id} has not started: {view.why}")
         return
-    reader: Reader = Reader(steady, view.id, attempt, members, out)
+    reader: Reader = Reader(retry, view.id, attempt, members, out)
     if tail is not None:
         reader.skip_to_tail(tail)
     if follow:
-        follow_attempt(reader, steady, view.id, out)
+        follow_attempt(reader, retry, view.id, out)
     else:
         reader.read_in_turn()
         out.end()

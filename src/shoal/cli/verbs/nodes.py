@@ -1,4 +1,4 @@
-"""`shoal nodes`, and the operator's wishes for them: cordon, drain, uncordon."""
+"""`shoal nodes`, and what an operator can do with them: cordon, drain, uncordon."""
 
 from __future__ import annotations
 
@@ -10,9 +10,7 @@ from shoal.cli.command import Argument, verb
 
 if TYPE_CHECKING:
     from shoal.cli.screen.show import Cell
-    from shoal.client import Client
-    from shoal.model.node import NodeIntent
-    from shoal.model.views import Done, NodeView
+    from shoal.model.views import NodeView
 
 NODES = Argument("nodes", "NODE...", "Node ids, e.g. n1 n2.", nargs=-1, required=True)
 GPU_CELLS_MAX = 16
@@ -30,10 +28,10 @@ def nodes(json: bool, home: Path) -> None:
       shoal nodes
       shoal nodes --json | jq '[.[] | .gpus_free] | add'
     """
-    from shoal.cli import reach
+    from shoal.cli import cluster
     from shoal.cli.screen import show
 
-    with reach.connect(home) as client:
+    with cluster.connect(home) as client:
         views = sorted(client.nodes(), key=natural)
     if json:
         show.as_json(views)
@@ -85,27 +83,19 @@ def uncordon(nodes: tuple[str, ...], json: bool, home: Path) -> int:
 
 
 def _intend(texts: tuple[str, ...], intent: str, json: bool, home: Path) -> int:
-    from shoal.cli import reach
+    from shoal.cli import cluster
     from shoal.cli.each import each
     from shoal.model.node import NodeIntent
 
-    asked = list(dict.fromkeys(reach.node_id(text) for text in texts))
-    with reach.connect(home) as client:
+    asked = list(dict.fromkeys(cluster.node_id(text) for text in texts))
+    wish = NodeIntent(intent)
+    with cluster.connect(home) as client:
         return each(
-            asked, lambda node: _set(client, node, NodeIntent(intent)), f"is {intent}", json
+            asked,
+            lambda node: cluster.on_node(client, node, lambda c: c.set_intent(node, wish)),
+            f"is {intent}",
+            json,
         )
-
-
-def _set(client: Client, node: str, intent: NodeIntent) -> Done:
-    from shoal.cli.reach import NOT_FOUND, no_such_node
-    from shoal.client import ShoalError
-
-    try:
-        return client.set_intent(node, intent)
-    except ShoalError as error:
-        if error.status == NOT_FOUND:
-            raise no_such_node(client, node) from None
-        raise
 
 
 def natural(view: NodeView) -> list[tuple[int, str]]:

@@ -1,4 +1,4 @@
-"""`shoal page`: the way into the page, without typing the token."""
+"""`shoal page`: a link that signs the user in to the page."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ def page(json: bool, home: Path) -> None:
       shoal page
       shoal page --json | jq -r .url
     """
-    from shoal.cli import reach
+    from shoal.cli import cluster
     from shoal.cli.screen import show
 
-    with reach.connect(home) as client:
+    with cluster.connect(home) as client:
         link = client.page_link()
     if json:
         show.as_json({"url": link})
@@ -36,7 +36,7 @@ def page(json: bool, home: Path) -> None:
 
 
 def _has_desktop() -> bool:
-    """A browser inside the terminal would be a surprise."""
+    """Without a desktop, a text browser might open in the terminal."""
     return sys.platform == "darwin" or bool(
         os.environ.get("DISPLAY") or os.environ.get("WAYLAND_DISPLAY")
     )

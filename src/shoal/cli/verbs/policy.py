@@ -99,9 +99,9 @@ def _named(word: str, *, load: bool) -> Policy:
 
 
 def _in_force(home: Path) -> Policy:
-    from shoal.cli import reach
+    from shoal.cli import cluster
 
-    with reach.connect(home) as client:
+    with cluster.connect(home) as client:
         return client.policy()
 
 
@@ -152,11 +152,11 @@ def _diff(one: Policy, other: Policy, left: str, right: str, json: bool) -> None
 
 
 def _set(wanted: Policy, home: Path, json: bool) -> None:
-    from shoal.cli import reach
+    from shoal.cli import cluster
     from shoal.cli.screen import show
     from shoal.forms.policy import differences
 
-    with reach.connect(home) as client:
+    with cluster.connect(home) as client:
         before = client.policy()
         now = client.set_policy(wanted)
     if json:

@@ -41,7 +41,7 @@ def prices(action: str, file: str | None, json: bool, home: Path) -> None:
       shoal prices check prices.yaml
       shoal prices set prices.yaml
     """
-    from shoal.cli import reach
+    from shoal.cli import cluster
     from shoal.cli.screen import show
     from shoal.forms import units
     from shoal.forms.prices import read, to_text
@@ -54,7 +54,7 @@ def prices(action: str, file: str | None, json: bool, home: Path) -> None:
         raise Failure(f"{action}: {'needs a file' if not file else 'takes no file'}; {fix}", USAGE)
     wanted = read(file) if file else None
     if action != "check":
-        with reach.connect(home) as client:
+        with cluster.connect(home) as client:
             wanted = client.prices() if wanted is None else client.set_prices(wanted)
     assert wanted is not None, "it was read from the file or the cluster"
     if json:

@@ -1,4 +1,4 @@
-"""`shoal ps`: the jobs, those that wait in the order of the queue."""
+"""`shoal ps`: the list of jobs."""
 
 from __future__ import annotations
 
@@ -30,21 +30,21 @@ WHOLE = 1000  # thousandths of a GPU
 def ps(all_: bool, limit: int, json: bool, home: Path) -> None:
     """List the jobs.
 
-    Live jobs come in the order of the queue. TIME is how long a job has been
-    running, or waiting, or took; TRY counts its attempts; SHAPE is members x
-    GPUs of each, as in 4x8, 1x0.5 of one, 1x20G of its memory, or 3/2..8x1
-    of an elastic gang that has 3 members now. PROGRESS is there if a job
-    tells of its steps.
+    Waiting jobs are in the order of the queue. TIME is how long a job has been
+    running or waiting, or how long it ran. TRY counts its attempts. SHAPE is
+    members x GPUs per member: 4x8, 1x0.5 (half a GPU), 1x20G (20 GB of a GPU's
+    memory), or 3/2..8x1 (an elastic gang with 3 members now). PROGRESS is shown
+    if a job reports its steps.
 
     Examples:
-      shoal ps                  what runs and what waits
-      shoal ps -a -n 20         the last ones that finished, too
+      shoal ps                  running and waiting jobs
+      shoal ps -a -n 20         also the last jobs that finished
       shoal ps --json | jq -r '.[] | select(.state == "waiting") | .id'
     """
-    from shoal.cli import reach
+    from shoal.cli import cluster
     from shoal.cli.screen import show
 
-    with reach.connect(home) as client:
+    with cluster.connect(home) as client:
         rows = client.jobs(finished=all_, limit=limit)
     if json:
         show.as_json(rows)
@@ -53,16 +53,16 @@ def ps(all_: bool, limit: int, json: bool, home: Path) -> None:
         show.note(
             "no jobs yet; try: shoal run -- echo hello"
             if all_
-            else "no live jobs; finished ones: shoal ps -a"
+            else "no live jobs; to list finished jobs: shoal ps -a"
         )
         return
     print_jobs(rows, int(time.time() * 1000))
     if len(rows) == limit:
-        show.note(f"only {limit} are shown; see more with -n {limit * 10}")
+        show.note(f"only {limit} jobs are shown; see more with -n {limit * 10}")
 
 
 def print_jobs(rows: list[JobRow], now_ms: int, waits: int = 1) -> None:
-    """`waits`: of so many that wait the reason is told below, on a terminal."""
+    """`waits`: on a terminal, print the reasons of this many waiting jobs below the table."""
     from shoal.cli.screen.show import Column, at_terminal, fitted, line, table
     from shoal.model.job import DEFAULT_TENANT
 
@@ -115,7 +115,7 @@ def _cells(row: JobRow, now_ms: int, tenants: bool, progress: bool) -> list[str 
 
 
 def shape_text(row: JobRow) -> str:
-    """Members x GPUs of each: '4x8', '2x0.5', '1x20G', '3/2..8x1' of an elastic gang of 3 now."""
+    """Members x GPUs per member: '4x8', '2x0.5', '1x20G', '3/2..8x1' (elastic, 3 members now)."""
     members = str(row.members)
     if row.members_max > row.members:
         members = f"{row.size}/" if row.size else ""
@@ -132,12 +132,12 @@ def gpus_text(row: JobRow) -> str:
 
 
 def nodes_text(nodes: list[str]) -> str:
-    """All of the few, or the first and how many more: one word either way."""
+    """Up to four names, else three and the number of the others; always one word."""
     return ",".join(nodes) if len(nodes) <= 4 else f"{','.join(nodes[:3])}+{len(nodes) - 3}"
 
 
 def elapsed_ms(row: JobRow, now_ms: int) -> int:
-    """Of what the job is doing: it ran, it runs, or it waits."""
+    """How long the job ran, has been running, or has been waiting."""
     ran = row.running_ms is not None and row.state != "waiting"
     begin = row.running_ms if ran and row.running_ms is not None else row.submitted_ms
     return max((row.finished_ms or now_ms) - begin, 0)

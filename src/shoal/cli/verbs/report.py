@@ -48,14 +48,14 @@ def report(since: str, until: str, by: str, csv: Path | None, json: bool, home: 
       shoal report --by job --from 24h
       shoal report --by day --csv november.csv
     """
-    from shoal.cli import reach
+    from shoal.cli import cluster
     from shoal.cli.screen import show
     from shoal.forms import units
     from shoal.model.ledger import By
 
     if by not in BY:
         raise Failure(f"--by: must be one of {', '.join(BY)}, not {units.quoted(by)}", USAGE)
-    with reach.connect(home) as client:
+    with cluster.connect(home) as client:
         now_ms = client.status().now_ms
         from_ms, to_ms = moment_ms("--from", since, now_ms), moment_ms("--to", until, now_ms)
         if to_ms <= from_ms:
@@ -254,7 +254,7 @@ def _plus(one: float | None, other: float | None) -> float | None:
 def key_text(view: LedgerView, key: str) -> str:
     if view.by in ("day", "hour"):
         return moment_text(int(key))[: 10 if view.by == "day" else 16]
-    return key or "(nobody)"
+    return key or "(none)"
 
 
 def percents(amounts: list[int]) -> list[str]:

@@ -11,7 +11,7 @@ from shoal.forms.fields import JOB
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from shoal.cli.reach import Steady
+    from shoal.cli.cluster import Retry
     from shoal.model.views import JobView, NodeView
 
 SECOND_INTERRUPT_S = 2.0
@@ -70,14 +70,14 @@ def run(words: tuple[str, ...], wait: bool, json: bool, home: Path, **flags: Any
       shoal run job.yaml -g 4
       id=$(shoal run -- make test); shoal logs -f $id
     """
-    from shoal.cli import reach
+    from shoal.cli import cluster
     from shoal.cli.request import assemble
     from shoal.cli.screen import show
     from shoal.forms import request
     from shoal.forms.pack import packed
 
     spec, pack = assemble(request.JOB, list(words), flags)
-    with reach.connect(home) as client:
+    with cluster.connect(home) as client:
         spec = packed(client, spec, pack, None if json else show.note)
         view = client.submit(spec)
         if spec.checkpoint_ms and not json:
@@ -125,7 +125,7 @@ def _print_submitted(view: JobView, json: bool) -> None:
 
 def _wait(view: JobView, home: Path, json: bool) -> int:
     """The exit code of the job, when it has ended."""
-    from shoal.cli.reach import Steady
+    from shoal.cli.cluster import Retry
     from shoal.cli.screen import show
     from shoal.cli.screen.follow import wait_for_end
     from shoal.cli.screen.words import shape_text, state_text
@@ -133,13 +133,13 @@ def _wait(view: JobView, home: Path, json: bool) -> int:
     if not json:
         show.note(f"[{view.id} submitted: {shape_text(view.spec)}]")
     try:
-        with Steady(home) as steady:
+        with Retry(home) as retry:
             if json:
-                end = wait_for_end(steady, view.id)
+                end = wait_for_end(retry, view.id)
                 show.as_json(end)
             else:
                 members = list(range(max(view.members, view.members_max)))
-                end = _follow(steady, view.id, members, home)
+                end = _follow(retry, view.id, members, home)
     except KeyboardInterrupt:
         return _detach(view.id, home)
     if end.state != "succeeded" and not json:
@@ -148,24 +148,24 @@ def _wait(view: JobView, home: Path, json: bool) -> int:
     return exit_code(end)
 
 
-def _follow(steady: Steady, job: str, members: list[int], home: Path) -> JobView:
+def _follow(retry: Retry, job: str, members: list[int], home: Path) -> JobView:
     """Shows the output until the job ends; at a terminal, with a line of progress below it."""
-    from shoal.cli import reach
-    from shoal.cli.screen import lastline
+    from shoal.cli import cluster
+    from shoal.cli.screen import status_line
     from shoal.cli.screen.follow import follow
     from shoal.cli.verbs.logs import make_output
 
     prefixed = len(members) > 1
     out = make_output(prefixed=prefixed, json=False)
-    if not lastline.wanted():
-        return follow(steady, job, members, out, from_attempt=1)
+    if not status_line.supported():
+        return follow(retry, job, members, out, from_attempt=1)
     with (
-        reach.connect(home) as client,
-        lastline.LastLine() as line,
-        lastline.Watcher(line, lambda: client.job(job)),
+        cluster.connect(home) as client,
+        status_line.StatusLine() as line,
+        status_line.StatusUpdater(line, lambda: client.job(job)),
     ):
-        above = lastline.Above(out, line, prefixed)
-        return follow(steady, job, members, above, from_attempt=1)
+        above = status_line.OutputAbove(out, line, prefixed)
+        return follow(retry, job, members, above, from_attempt=1)
 
 
 def _detach(job: str, home: Path) -> int:
@@ -173,19 +173,19 @@ def _detach(job: str, home: Path) -> int:
     import sys
     import time
 
-    from shoal.cli import reach
-    from shoal.cli.guard import INTERRUPTED
+    from shoal.cli import cluster
+    from shoal.cli.errors import INTERRUPTED
     from shoal.cli.screen import show
 
     try:
         if sys.stderr.isatty():
             show.note("")  # the terminal shows ^C on the line before
         show.note(
-            f"[{job} goes on; watch it again with: shoal logs -f {job} (Ctrl-C again cancels it)]"
+            f"[{job} keeps running; watch it with: shoal logs -f {job} (Ctrl-C again cancels it)]"
         )
         time.sleep(SECOND_INTERRUPT_S)
     except KeyboardInterrupt:
-        with reach.connect(home) as client:
+        with cluster.connect(home) as client:
             done = client.cancel(job)
         show.note(f"[{job}: {done.note}]" if done.note else f"[{job} cancelled]")
     return INTERRUPTED

@@ -12,8 +12,8 @@ from shoal.forms.fields import SERVICE
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from shoal.cli.reach import Steady
-    from shoal.cli.screen.show import Progress
+    from shoal.cli.cluster import Retry
+    from shoal.cli.screen.show import Spinner
     from shoal.model.service import ServiceSpec
     from shoal.model.views import ServiceView
 
@@ -63,7 +63,7 @@ def serve(words: tuple[str, ...], no_wait: bool, json: bool, home: Path, **flags
       shoal serve service.yaml --replicas 2
       curl $(shoal serve chat -- python server.py)v1/models
     """
-    from shoal.cli import reach
+    from shoal.cli import cluster
     from shoal.cli.request import assemble
     from shoal.forms import request
 
@@ -71,13 +71,13 @@ def serve(words: tuple[str, ...], no_wait: bool, json: bool, home: Path, **flags
     view = _ask(spec, pack, home, quiet=json)
     try:
         if not no_wait:
-            with reach.Steady(home) as steady:
-                view = _wait(steady, view, quiet=json)
+            with cluster.Retry(home) as retry:
+                view = _wait(retry, view, quiet=json)
     except KeyboardInterrupt:
-        from shoal.cli.guard import INTERRUPTED
+        from shoal.cli.errors import INTERRUPTED
         from shoal.cli.screen import show
 
-        show.note(f"[{view.name} goes on; see: shoal service {view.name}]")
+        show.note(f"[{view.name} keeps running; see: shoal service {view.name}]")
         return INTERRUPTED
     _print(view, json)
     return 0
@@ -86,11 +86,11 @@ def serve(words: tuple[str, ...], no_wait: bool, json: bool, home: Path, **flags
 def _ask(spec: ServiceSpec, pack: bool | None, home: Path, *, quiet: bool) -> ServiceView:
     import msgspec
 
-    from shoal.cli import reach
+    from shoal.cli import cluster
     from shoal.cli.screen import show
     from shoal.forms.pack import packed
 
-    with reach.connect(home) as client:
+    with cluster.connect(home) as client:
         replica = packed(client, spec.replica, pack, None if quiet else show.note)
         return client.submit_service(msgspec.structs.replace(spec, replica=replica))
 
@@ -105,16 +105,16 @@ def _from_words(words: list[str]) -> dict[str, Any]:
     return {"name": words[0], "command": words[1:]}
 
 
-def _wait(steady: Steady, view: ServiceView, quiet: bool) -> ServiceView:
+def _wait(retry: Retry, view: ServiceView, quiet: bool) -> ServiceView:
     """Returns when the service is ready; fails when this version will not be."""
     from shoal.cli.screen import show
 
     name, doubt = view.name, Doubt(view.version)
-    with show.Progress(quiet) as progress:
+    with show.Spinner(quiet) as progress:
         while not _settled(view, doubt):
             _show(progress, view)
             time.sleep(POLL_S)
-            view = steady(lambda client: client.service(name))
+            view = retry(lambda client: client.service(name))
     return view
 
 
@@ -155,7 +155,7 @@ def _settled(view: ServiceView, doubt: Doubt) -> bool:
     return view.state in ("ready", "idle")
 
 
-def _show(progress: Progress, view: ServiceView) -> None:
+def _show(progress: Spinner, view: ServiceView) -> None:
     why = f": {view.why}" if view.why else ""
     progress(f"{view.name} is {view.state}, {view.ready} of {view.wanted} ready{why}")
 

@@ -1,4 +1,4 @@
-"""`shoal services` and `shoal service`: how what is served does, and its end."""
+"""`shoal services` and `shoal service`: list, show and stop services."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from shoal.model.events import Recorded
     from shoal.model.views import ReplicaView, ServiceView
 
-EVENTS_READ = 1000  # as many of the newest are searched for those about the service
+EVENTS_READ = 1000  # this many of the newest events are searched for the service's own
 EVENTS_SHOWN = 12
 
 
@@ -30,15 +30,15 @@ def services(json: bool, home: Path) -> None:
       shoal services
       shoal services --json | jq -r '.[] | select(.state != "ready") | .why'
     """
-    from shoal.cli import reach
+    from shoal.cli import cluster
     from shoal.cli.screen import show
 
-    with reach.connect(home) as client:
+    with cluster.connect(home) as client:
         views = sorted(client.services(), key=lambda view: view.name)
     if json:
         show.as_json(views)
     elif not views:
-        show.note("nothing is served; start with: shoal serve NAME -- COMMAND")
+        show.note("there are no services; start one with: shoal serve NAME -- COMMAND")
     else:
         print_services(views)
 
@@ -59,9 +59,9 @@ def service(name: str, stop: bool, json: bool, home: Path) -> None:
       shoal service chat --json | jq '.replicas[] | {job, state, in_flight}'
       shoal service chat --stop
     """
-    from shoal.cli import reach
+    from shoal.cli import cluster
 
-    asked = reach.service_name(name)
+    asked = cluster.service_name(name)
     if stop:
         _stop(asked, home, json)
     else:
@@ -69,12 +69,12 @@ def service(name: str, stop: bool, json: bool, home: Path) -> None:
 
 
 def show_service(name: str, home: Path, json: bool) -> None:
-    from shoal.cli import reach
+    from shoal.cli import cluster
     from shoal.cli.screen import show
 
-    with reach.connect(home) as client:
-        view = reach.found_service(client, name, lambda c: c.service(name))
-        records = [] if json else _happenings(client, view)
+    with cluster.connect(home) as client:
+        view = cluster.on_service(client, name, lambda c: c.service(name))
+        records = [] if json else _last_events(client, view)
     if json:
         show.as_json(view)
     else:
@@ -82,19 +82,19 @@ def show_service(name: str, home: Path, json: bool) -> None:
 
 
 def _stop(name: str, home: Path, json: bool) -> None:
-    from shoal.cli import reach
+    from shoal.cli import cluster
     from shoal.cli.screen import show
 
-    with reach.connect(home) as client:
-        done = reach.found_service(client, name, lambda c: c.stop_service(name))
+    with cluster.connect(home) as client:
+        done = cluster.on_service(client, name, lambda c: c.stop_service(name))
     if json:
         show.as_json(done)
     else:
         show.line(f"{name}: {done.note}" if done.note else f"{name} is being stopped")
 
 
-def _happenings(client: Client, view: ServiceView) -> list[Recorded]:
-    """The newest events about the service, and what its replicas of now went through."""
+def _last_events(client: Client, view: ServiceView) -> list[Recorded]:
+    """The newest events of the service and of its present replicas."""
     from shoal.model.events import JobEvent, ServiceEvent
 
     jobs = {replica.job for replica in view.replicas}
@@ -141,17 +141,17 @@ def print_services(views: list[ServiceView]) -> None:
     table(columns, rows)
     for view in views:
         if view.state not in ("ready", "idle") and view.why:
-            _tell(view.name, view.why)
+            _print_why(view.name, view.why)
 
 
-def _tell(name: str, why: str) -> None:
+def _print_why(name: str, why: str) -> None:
     from shoal.cli.screen.show import line
 
     line(f"{name}: {why}", "dim")
 
 
 def latency_text(response_ms: int, requests_per_s: float) -> str:
-    """Nothing is told of a speed that nobody measured."""
+    """A dash if there were no requests to measure."""
     return f"{response_ms}ms" if response_ms or requests_per_s else "-"
 
 
@@ -178,7 +178,7 @@ def _print_whole(view: ServiceView, records: list[Recorded], now_ms: int) -> Non
         _print_replicas(view.replicas)
     if records:
         line("")
-        _print_happenings(records, now_ms)
+        _print_events(records, now_ms)
 
 
 def _print_replicas(replicas: list[ReplicaView]) -> None:
@@ -212,7 +212,7 @@ def _print_replicas(replicas: list[ReplicaView]) -> None:
     table(columns, rows)
 
 
-def _print_happenings(records: list[Recorded], now_ms: int) -> None:
+def _print_events(records: list[Recorded], now_ms: int) -> None:
     from shoal.cli.screen.show import Cell, Column, table
     from shoal.cli.screen.words import sentence
     from shoal.forms.units import duration_text

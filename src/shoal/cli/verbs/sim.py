@@ -12,7 +12,7 @@ from shoal.forms.failure import REFUSED, USAGE, Failure
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from shoal.cli.screen.show import Progress
+    from shoal.cli.screen.show import Spinner
     from shoal.model.node import NodeSpec
     from shoal.model.policy import Policy
     from shoal.model.prices import PriceList
@@ -168,7 +168,7 @@ def sim(
         played = _fitting(played, cluster, skip_too_large)
         outcomes = []
         for name, one in chosen:
-            with show.Progress(quiet=json) as progress:
+            with show.Spinner(quiet=json) as progress:
                 watch = _watcher(progress, name, len(played.arrivals))
                 outcomes.append(
                     _replay(played, cluster, one, conditions, name, seed, check, watch, paid)
@@ -312,7 +312,7 @@ def _fitting(played: Trace, cluster: list[NodeSpec], skip: bool) -> Trace:
     return msgspec.structs.replace(played, arrivals=kept)
 
 
-def _watcher(progress: Progress, name: str, total: int) -> Callable[[int, int], None]:
+def _watcher(progress: Spinner, name: str, total: int) -> Callable[[int, int], None]:
     """A bar on a terminal, else a line every LINE_S; nothing for a short replay."""
     import sys
 

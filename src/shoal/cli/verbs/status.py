@@ -32,24 +32,24 @@ def status(json: bool, home: Path) -> None:
       shoal status --json | jq .gpus_held
       watch -n 1 shoal status
     """
-    from shoal.cli import reach
+    from shoal.cli import cluster
     from shoal.cli.screen import show
 
-    with reach.connect(home) as client:
+    with cluster.connect(home) as client:
         view = client.status()
         if json:
             show.as_json(view)
             return
         jobs = client.jobs(limit=JOBS_SHOWN)
         services = client.services()
-        well = set(view.nodes) <= {"ready", "cordoned", "draining", "drained", "joining"}
-        nodes = [] if well else client.nodes()
+        healthy = set(view.nodes) <= {"ready", "cordoned", "draining", "drained", "joining"}
+        nodes = [] if healthy else client.nodes()
         last = client.events(after=-EVENTS_SHOWN, limit=EVENTS_SHOWN, notable=True).events
         url = client.url
     _print_summary(view, url)
-    told = _print_alarms(view, nodes, services, jobs)
+    printed = _print_alarms(view, nodes, services, jobs)
     _print_services(services)
-    _print_queue(view, jobs[: _room_for_jobs(len(services), told + len(view.waits))])
+    _print_queue(view, jobs[: _room_for_jobs(len(services), printed + len(view.waits))])
     if last:
         from shoal.cli.verbs.events import print_event
 
@@ -59,7 +59,7 @@ def status(json: bool, home: Path) -> None:
 
 
 def _room_for_jobs(services: int, alarms: int) -> int:
-    """What is left of the terminal's lines when the rest has its own."""
+    """The lines of the terminal that the other parts leave for jobs."""
     import shutil
 
     lines = shutil.get_terminal_size(fallback=(80, 24)).lines
@@ -70,10 +70,10 @@ def _room_for_jobs(services: int, alarms: int) -> int:
 def _print_summary(view: StatusView, url: str) -> None:
     from shoal.cli.screen.show import fitted, line
     from shoal.forms.units import duration_text
-    from shoal.model.resources import cpus_text
+    from shoal.model.resources import cpus_text, plural
 
     up = duration_text(view.now_ms - view.up_since_ms)
-    starts = f", started again {view.restarts} times" if view.restarts else ""
+    starts = f", {plural(view.restarts, 'restart')}" if view.restarts else ""
     line(fitted(f"Shoal {view.version} at {url}, up {up}{starts}; the page: shoal page"), "bold")
     line(fitted(f"nodes  {_counts(view.nodes) or 'none yet'}"))
     gpus = _share(view.gpus_held, view.gpus, str(view.gpus_held), str(view.gpus))
@@ -81,14 +81,14 @@ def _print_summary(view: StatusView, url: str) -> None:
     line(f"GPUs   {gpus}, {view.gpus_free} free{unusable}")
     held, cpus = view.cpu_milli_held, view.cpu_milli
     line(f"CPUs   {_share(held, cpus, cpus_text(held), cpus_text(cpus))}")
-    totals = f"{view.submitted} submitted, {view.finished} finished since the beginning"
+    totals = f"{view.submitted} submitted, {view.finished} finished in total"
     line(fitted(f"jobs   {_counts(view.jobs) or 'none live'}; {totals}"))
 
 
 def _print_alarms(
     view: StatusView, nodes: list[NodeView], services: list[ServiceView], jobs: list[JobRow]
 ) -> int:
-    """Returns how many lines it took."""
+    """Returns the number of lines printed."""
     from shoal.cli.screen.alarms import alarms
     from shoal.cli.screen.show import fitted, line
 

@@ -1,4 +1,4 @@
-"""`shoal top`: the cluster at a glance, live, with keys."""
+"""`shoal top`: the cluster live, with keys."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def top(view: str, json: bool, home: Path) -> None:
       shoal top --view nodes | sort -k 3
       shoal top --json | jq '.status.gpus_free'
     """
-    from shoal.cli import reach
+    from shoal.cli import cluster
     from shoal.cli.screen import show
     from shoal.cli.screen.top_board import TITLES, Board
     from shoal.forms.failure import USAGE, Failure
@@ -40,9 +40,9 @@ def top(view: str, json: bool, home: Path) -> None:
 
     board = Board()
     if view not in TITLES:
-        raise Failure(f"--view: {quoted(view)} is none of {', '.join(TITLES)}", USAGE)
+        raise Failure(f"--view: {quoted(view)} is not one of {', '.join(TITLES)}", USAGE)
     board.view = view
-    with reach.connect(home) as client:
+    with cluster.connect(home) as client:
         seen = look(client, board)
         if json:
             show.as_json(seen)
@@ -108,7 +108,7 @@ def _watch(client: Client, board: Board, seen: Seen) -> None:
 def _curve(
     client: Client, board: Board, seen: Seen
 ) -> JobSeries | NodeSeries | ServiceSeries | None:
-    """Of what the cursor is on."""
+    """The curve of the selected row."""
     rows = board.rows(seen)
     if not rows:
         return None

@@ -11,7 +11,7 @@ from shoal.cli.command import Option, flag, number, verb
 from shoal.forms.failure import REFUSED
 
 if TYPE_CHECKING:
-    from shoal.cli.rayup import Wish
+    from shoal.cli.up.ray import RayPlan
     from shoal.control.home import ClusterConfig, Home
     from shoal.control.lifecycle import Up
     from shoal.model.node import NodeSpec
@@ -94,34 +94,34 @@ def up(
       shoal up --hosts hosts.yaml                these servers, over ssh
       shoal up --home ~/try --port 0             a second, separate cluster
     """
-    from shoal.cli import rayup
-    from shoal.cli.hosts import Bringing
     from shoal.cli.screen import show
+    from shoal.cli.up import ray as ray_up
+    from shoal.cli.up.hosts import HostsFile
     from shoal.control.home import Home
     from shoal.control.lifecycle import bring_up, is_up
 
     place = Home(home)
-    bringing = None if hosts is None else Bringing(place, hosts, engine)
-    engine = "ray" if bringing is not None else engine
+    listed = None if hosts is None else HostsFile(place, hosts, engine)
+    engine = "ray" if listed is not None else engine
     shape = Shape(nodes, gpus, gpu_model, gpu_memory, cpus, memory, topology or None)
     last = _last_config(place)
-    ray = rayup.wish(place, last, engine, address, node_ip, token_file)
+    ray = ray_up.plan(place, last, engine, address, node_ip, token_file)
     config = _config(last, shape, this_machine, host, port, domain, ray)
     _warn_if_open(config.host)
-    with show.Progress(quiet=json) as progress:
+    with show.Spinner(quiet=json) as progress:
         if ray is not None and (config == last or not is_up(place)):
-            rayup.start_ray(place, config, ray, progress)
+            ray_up.start_ray(place, config, ray, progress)
         answer = bring_up(place, config, progress)
-    outcomes = [] if bringing is None else bringing.bring(config.reach, quiet=json)
+    outcomes = [] if listed is None else listed.bring(config.reach, quiet=json)
     if json:
         more = {"reach": config.reach} if ray is not None else {}
-        _print_json(config, answer, place, more | ({"hosts": outcomes} if bringing else {}))
+        _print_json(config, answer, place, more | ({"hosts": outcomes} if listed else {}))
     else:
         _print_up(config, answer, home)
-        if bringing is not None:
-            bringing.show(outcomes)
+        if listed is not None:
+            listed.show(outcomes)
         elif ray is not None:
-            rayup.tell_how_to_join(place, config)
+            ray_up.print_how_to_join(place, config)
     return REFUSED if any(outcome.state == "failed" for outcome in outcomes) else 0
 
 
@@ -138,13 +138,13 @@ def down(json: bool, home: Path) -> None:
       shoal down
       shoal down --home ~/try
     """
-    from shoal.cli import rayup
     from shoal.cli.screen import show
+    from shoal.cli.up import ray as ray_up
     from shoal.control.home import Home
     from shoal.control.lifecycle import take_down
 
-    others = rayup.others(Home(home))
-    with show.Progress(quiet=json) as progress:
+    others = ray_up.joined_nodes(Home(home))
+    with show.Spinner(quiet=json) as progress:
         stopped = take_down(Home(home), progress, show.note)
     if json:
         show.as_json({"stopped": stopped})
@@ -179,7 +179,7 @@ def _config(
     host: str | None,
     port: int | None,
     domain: str | None,
-    ray: Wish | None,
+    ray: RayPlan | None,
 ) -> ClusterConfig:
     """The flags, then the configuration of the last time, then the defaults."""
     import re
@@ -225,14 +225,14 @@ def _last_config(home: Home) -> ClusterConfig | None:
 
 
 def _nodes(shape: Shape) -> tuple[NodeSpec, ...]:
-    from shoal.cli import layout, machine
+    from shoal.cli.up import hardware, node_specs
     from shoal.forms import units
 
     if all(part is None for part in shape):
-        return layout.this_machine(machine.detect())
+        return node_specs.this_machine(hardware.detect())
     gpu_memory_mb = amount("--gpu-memory", shape.gpu_memory, units.memory_mb)
-    return layout.virtual_nodes(
-        machine.detect(),
+    return node_specs.virtual_nodes(
+        hardware.detect(),
         nodes=1 if shape.nodes is None else shape.nodes,
         gpus=shape.gpus or 0,
         cpu_milli=amount("--cpus", shape.cpus, units.cpu_milli),

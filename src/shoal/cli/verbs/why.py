@@ -1,4 +1,4 @@
-"""`shoal why`: the reason of this moment, and the decisions that led to it."""
+"""`shoal why`: why a job or service is in its present state, and its history."""
 
 from __future__ import annotations
 
@@ -25,17 +25,17 @@ def why(job: str, json: bool, home: Path) -> None:
       shoal why j7 --json | jq -r .why
       shoal why chat
     """
-    from shoal.cli import reach
+    from shoal.cli import cluster
     from shoal.cli.screen import show
 
-    if reach.is_service(job):
+    if cluster.is_service(job):
         from shoal.cli.verbs.services import show_service
 
         show_service(job.strip(), home, json)
         return
-    asked = reach.job_id(job)
-    with reach.connect(home) as client:
-        view = reach.found(client, asked, lambda c: c.why(asked))
+    asked = cluster.job_id(job)
+    with cluster.connect(home) as client:
+        view = cluster.on_job(client, asked, lambda c: c.why(asked))
     if json:
         show.as_json(view)
     else:

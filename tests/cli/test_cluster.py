@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from shoal.cli import reach
+from shoal.cli import cluster
 from shoal.client import Client, ShoalError, Unreachable
 from shoal.forms.failure import Failure
 
@@ -31,8 +31,8 @@ class Answers:
 @pytest.fixture
 def fake(monkeypatch: pytest.MonkeyPatch) -> Answers:
     answers = Answers(Unreachable("gone"), Unreachable("gone"), "here", ShoalError("no"))
-    monkeypatch.setattr(reach, "connect", lambda home: answers)
-    monkeypatch.setattr("shoal.cli.reach.time.sleep", lambda seconds: None)
+    monkeypatch.setattr(cluster, "connect", lambda home: answers)
+    monkeypatch.setattr("shoal.cli.cluster.time.sleep", lambda seconds: None)
     return answers
 
 
@@ -43,24 +43,24 @@ def ask(client: Client) -> object:
 def test_a_call_is_made_again_until_the_controller_is_back(
     fake: Answers, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    with reach.Steady(Path("/x")) as steady:
-        assert steady(ask) == "here"
+    with cluster.Retry(Path("/x")) as retry:
+        assert retry(ask) == "here"
         assert capsys.readouterr().err.splitlines() == [
-            "the controller does not answer; trying again ...",
+            "the controller does not answer; retrying",
             "the controller is back",
         ]
         with pytest.raises(ShoalError, match="no"):
-            steady(ask)
+            retry(ask)
     assert fake.closed == 3
 
 
 def test_patience_has_an_end(fake: Answers) -> None:
-    with reach.Steady(Path("/x"), steady_s=0) as steady, pytest.raises(Unreachable):
-        steady(ask)
+    with cluster.Retry(Path("/x"), retry_s=0) as retry, pytest.raises(Unreachable):
+        retry(ask)
 
 
 def test_white_space_around_an_id_is_forgiven() -> None:
-    assert reach.job_id(" j7\n") == "j7"
-    assert reach.node_id("\tn1 ") == "n1"
-    with pytest.raises(Failure, match="is no job id like j7"):
-        reach.job_id("7")
+    assert cluster.job_id(" j7\n") == "j7"
+    assert cluster.node_id("\tn1 ") == "n1"
+    with pytest.raises(Failure, match="is not a job id like j7"):
+        cluster.job_id("7")

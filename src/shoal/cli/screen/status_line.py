@@ -1,7 +1,7 @@
-"""One line at the bottom of a terminal that tells how far a job is, and is never in the way.
+"""One line at the bottom of a terminal that shows how far a job is.
 
-It stands on stderr, below the job's output: before anything else is written it is taken away, and
-it comes back only where a line begins. Pipes and files get nothing of it.
+It is on stderr, below the job's output. It is erased before anything else is written, and drawn
+again only where a line begins. Pipes and files never get it.
 """
 
 from __future__ import annotations
@@ -15,37 +15,38 @@ from collections.abc import Callable
 from typing import TextIO
 
 from shoal.cli.screen import show
-from shoal.cli.screen.follow import OUTCOMES, Output
+from shoal.cli.screen.follow import OUTCOMES
+from shoal.cli.screen.output import Output
 from shoal.cli.screen.show import printable
 from shoal.cli.screen.words import progress_text
 from shoal.client import ShoalError, Unreachable
 from shoal.forms.units import duration_text
 from shoal.model.views import JobView
 
-# What is over sooner needs no line.
+# A shorter job needs no line.
 PATIENCE_S = 2.0
 LOOK_S = 1.0
 BAR_WIDTH = 20
 
 
-class LastLine:
-    """For several threads: who writes takes it away first, and holds it off meanwhile."""
+class StatusLine:
+    """Safe for several threads: a writer erases the line first, and blocks it meanwhile."""
 
     def __init__(self, out: TextIO | None = None) -> None:
         self._out = out or sys.stderr
         self._lock = threading.RLock()
         self._text = ""
         self._drawn = False
-        self._free = True  # the cursor is where a line begins
+        self._free = True  # the cursor is at the start of a line
 
-    def __enter__(self) -> LastLine:
-        show.before_note = self.take_away
+    def __enter__(self) -> StatusLine:
+        show.before_note = self.erase
         return self
 
     def __exit__(self, *_: object) -> None:
         show.before_note = None
         with self._lock:
-            self.take_away()
+            self.erase()
             self._text = ""
 
     def set(self, text: str) -> None:
@@ -53,7 +54,7 @@ class LastLine:
             self._text = text
             self.draw()
 
-    def take_away(self) -> None:
+    def erase(self) -> None:
         with self._lock:
             if self._drawn:
                 self._out.write("\r\x1b[K")
@@ -72,39 +73,39 @@ class LastLine:
 
     def written(self, write: Callable[[], None], at_line_start: bool) -> None:
         with self._lock:
-            self.take_away()
+            self.erase()
             write()
             self._free = at_line_start
             self.draw()
 
 
-class Above:
+class OutputAbove:
     """Writes a job's output above the line."""
 
-    def __init__(self, out: Output, line: LastLine, prefixed: bool) -> None:
+    def __init__(self, out: Output, line: StatusLine, prefixed: bool) -> None:
         self._out = out
         self._line = line
-        self._prefixed = prefixed  # then only whole lines come out
+        self._prefixed = prefixed  # then only whole lines are written
 
     def write(self, attempt: int, member: int, data: bytes) -> None:
         whole = self._prefixed or data.endswith(b"\n")
-        # A job that draws a line of its own, and comes back to its beginning, keeps it.
+        # A line that the job itself redraws, such as a progress bar, stays.
         self._line.written(lambda: self._out.write(attempt, member, data), whole)
 
     def end(self) -> None:
         self._line.written(self._out.end, True)
 
 
-class Watcher:
-    """Asks about the job once a second, in a thread of its own, until it is told to stop."""
+class StatusUpdater:
+    """Asks for the job once a second, in a thread of its own."""
 
-    def __init__(self, line: LastLine, look: Callable[[], JobView]) -> None:
+    def __init__(self, line: StatusLine, look: Callable[[], JobView]) -> None:
         self._line = line
         self._look = look
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._run, name="progress", daemon=True)
 
-    def __enter__(self) -> Watcher:
+    def __enter__(self) -> StatusUpdater:
         self._thread.start()
         return self
 
@@ -119,7 +120,7 @@ class Watcher:
             try:
                 view = self._look()
             except (ShoalError, Unreachable):
-                self._line.set("the controller does not answer; trying again")
+                self._line.set("the controller does not answer; retrying")
                 continue
             if not self._stop.is_set():
                 self._line.set(line_text(view, int(time.time() * 1000)))
@@ -143,5 +144,5 @@ def line_text(view: JobView, now_ms: int) -> str:
     return f"{view.id} {text}"
 
 
-def wanted() -> bool:
+def supported() -> bool:
     return sys.stderr.isatty() and os.environ.get("TERM") != "dumb"

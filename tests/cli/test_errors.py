@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from shoal.cli import guard
+from shoal.cli import errors
 from shoal.client import ShoalError, Unreachable
 from shoal.control.lifecycle import LifecycleError
 from shoal.forms import failure
@@ -33,7 +33,7 @@ def test_what_is_raised_is_told(
     def fail() -> None:
         raise error
 
-    assert guard.guarded(fail) == code
+    assert errors.exit_code_of(fail) == code
     assert capsys.readouterr().err == line + "\n"
 
 
@@ -41,7 +41,7 @@ def test_an_interrupt_is_silent(capsys: pytest.CaptureFixture[str]) -> None:
     def interrupt() -> None:
         raise KeyboardInterrupt
 
-    assert guard.guarded(interrupt) == 130
+    assert errors.exit_code_of(interrupt) == 130
     assert capsys.readouterr().err == ""
 
 
@@ -54,7 +54,7 @@ def test_the_unexpected_leaves_its_trace_in_the_home(
     def fail() -> None:
         raise ZeroDivisionError("division by zero")
 
-    assert guard.guarded(fail) == 1
+    assert errors.exit_code_of(fail) == 1
     err = capsys.readouterr().err
     assert err.count("\n") == 1
     (crash,) = tmp_path.glob("crash-*.txt")
@@ -71,17 +71,17 @@ def test_debugging_shows_the_trace(
     def fail() -> None:
         raise failure.Failure("no")
 
-    assert guard.guarded(fail) == 1
+    assert errors.exit_code_of(fail) == 1
     assert "Traceback" in capsys.readouterr().err
 
 
 def test_a_reader_that_leaves_is_no_error() -> None:
     script = (
-        "from shoal.cli.guard import guarded\n"
+        "from shoal.cli.errors import exit_code_of\n"
         "import sys\n"
         "def act():\n"
         "    for number in range(100_000): print(number)\n"
-        "sys.exit(guarded(act))\n"
+        "sys.exit(exit_code_of(act))\n"
     )
     reader, writer = os.pipe()
     with subprocess.Popen(
@@ -91,7 +91,7 @@ def test_a_reader_that_leaves_is_no_error() -> None:
         os.read(reader, 10)
         os.close(reader)
         _, err = process.communicate(timeout=30)
-    assert process.returncode == guard.PIPE_CLOSED
+    assert process.returncode == errors.PIPE_CLOSED
     assert err == b""
 
 

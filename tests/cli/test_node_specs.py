@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import pytest
 
-from shoal.cli.layout import places, this_machine, virtual_nodes
-from shoal.cli.machine import Gpus, Machine, detect, node_name, parse_listing
+from shoal.cli.up.hardware import Gpus, Hardware, detect, node_name, parse_listing
+from shoal.cli.up.node_specs import places, this_machine, virtual_nodes
 from shoal.forms.failure import Failure
 from shoal.model.node import NodeSpec
 
-MACHINE = Machine("box", cpus=12, memory_mb=64_000, gpus=Gpus(2, "NVIDIA H200", 143_771))
+MACHINE = Hardware("box", cpus=12, memory_mb=64_000, gpus=Gpus(2, "NVIDIA H200", 143_771))
 
 
 def nodes(count: int, gpus: int, topology: str = "") -> tuple[NodeSpec, ...]:

@@ -1,4 +1,4 @@
-"""`shoal up --engine ray`: what is different when the cluster may grow beyond this machine."""
+"""`shoal up --engine ray`: a cluster that other machines can join."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ if TYPE_CHECKING:
     from shoal.model.node import NodeSpec
 
 TOKEN_VARIABLE = "SHOAL_JOIN_TOKEN"
-LOOPBACK = "127.0.0.1"  # a node's address unless somebody says more
-Progress = Callable[[str], None]
+LOOPBACK = "127.0.0.1"  # a node's default address
+Notify = Callable[[str], None]
 
 
-class Wish(NamedTuple):
-    """What the flags say of Ray: where its head answers, and which address is this machine's."""
+class RayPlan(NamedTuple):
+    """Where Ray's head answers, this machine's address, and whether this machine is the head."""
 
     reach: str
     ip: str
@@ -27,27 +27,27 @@ class Wish(NamedTuple):
     token: str
 
     def nodes(self, shape: Shape) -> tuple[NodeSpec, ...]:
-        """This machine, or nothing if it only leads."""
+        """This machine, or nothing if it is only the head."""
         from shoal.forms.failure import USAGE, Failure
 
         if shape.topology is not None:
-            message = "is for virtual nodes; here a machine says --place when it joins"
+            message = "is for virtual nodes; with --engine ray use --place when a machine joins"
             raise Failure(f"--topology: {message}", USAGE)
         if shape.nodes is not None and shape.nodes not in (0, 1):
-            message = "must be 1 or 0 with --engine ray: this machine is a node, or only leads"
-            raise Failure(f"--nodes: {message}; others come by: shoal join", USAGE)
+            message = "must be 1 or 0 with --engine ray: this machine is a node, or only the head"
+            raise Failure(f"--nodes: {message}; add others with: shoal join", USAGE)
         return () if shape.nodes == 0 else (machine_spec(shape, self.ip),)
 
 
-def wish(
+def plan(
     home: Home,
     last: ClusterConfig | None,
     engine: str | None,
     address: str | None,
     node_ip: str | None,
     token_file: Path | None,
-) -> Wish | None:
-    """None: the nodes are of this machine alone."""
+) -> RayPlan | None:
+    """None without Ray: all nodes are on this machine."""
     from shoal.engines.ray import machine
     from shoal.forms.failure import USAGE, Failure
 
@@ -67,32 +67,32 @@ def wish(
         address = last.reach
     token = given_token(token_file)
     if address is not None:
-        return Wish(address, ip, leads=False, token=token)
-    return Wish(machine.head_of(home.path, ip, "").head, ip, leads=True, token=token)
+        return RayPlan(address, ip, leads=False, token=token)
+    return RayPlan(machine.head_of(home.path, ip, "").head, ip, leads=True, token=token)
 
 
 def machine_spec(
     shape: Shape, ip: str, name: str = "", place: str = "", file: Path | None = None
 ) -> NodeSpec:
-    """This machine as a node: what was found, unless the file or the flags say otherwise."""
+    """This machine as a node: the detected hardware, changed by the file and the flags."""
     import re
 
     import msgspec
 
-    from shoal.cli import layout, machine
+    from shoal.cli.up import hardware, node_specs
     from shoal.cli.verbs.up import amount
     from shoal.forms import units
     from shoal.forms.failure import USAGE, Failure
     from shoal.model.node import GPUS_PER_NODE_MAX, NODE_ID_PATTERN
 
-    found = layout.this_machine(machine.detect())[0]
+    found = node_specs.this_machine(hardware.detect())[0]
     if file is not None:
         found = described(found, file)
         ip = ip if found.address == LOOPBACK else found.address
     if shape.gpus is not None and not 0 <= shape.gpus <= GPUS_PER_NODE_MAX:
         raise Failure(f"--gpus: must be from 0 to {GPUS_PER_NODE_MAX}, not {shape.gpus}", USAGE)
     if name and not re.fullmatch(NODE_ID_PATTERN, name):
-        raise Failure(f"--name: '{name[:70]}' is no name; use a-z, 0-9, dots and dashes", USAGE)
+        raise Failure(f"--name: '{name[:70]}' is not a name; use a-z, 0-9, dots and dashes", USAGE)
     if place and not re.fullmatch(r"[a-zA-Z0-9._-]{1,63}(/[a-zA-Z0-9._-]{1,63}){0,3}", place):
         raise Failure("--place: write block/rack, e.g. b1/r2", USAGE)
     changes = {
@@ -111,7 +111,7 @@ def machine_spec(
 
 
 def described(found: NodeSpec, file: Path) -> NodeSpec:
-    """The node with what a file says of it."""
+    """The node with the fields of a file."""
     import msgspec
 
     from shoal.forms import datafile
@@ -127,8 +127,8 @@ def described(found: NodeSpec, file: Path) -> NodeSpec:
         raise Failure(f"--spec: {file}: {error}") from None
 
 
-def start_ray(home: Home, config: ClusterConfig, ray: Wish, progress: Progress) -> None:
-    """This machine's part of Ray: the head, or a node of the Ray that is led elsewhere."""
+def start_ray(home: Home, config: ClusterConfig, plan: RayPlan, progress: Notify) -> None:
+    """Start this machine's part of Ray: the head, or a node of a Ray whose head is elsewhere."""
     from shoal.engines.agentlink import write_spec
     from shoal.engines.ray import admission, machine
     from shoal.engines.ray.render import token_path
@@ -136,18 +136,18 @@ def start_ray(home: Home, config: ClusterConfig, ray: Wish, progress: Progress) 
 
     home.create()
     name = config.nodes[0].id if config.nodes else ""
-    if ray.token:
-        machine.keep_token(home.path, ray.token)
-    if ray.leads:
+    if plan.token:
+        machine.keep_token(home.path, plan.token)
+    if plan.leads:
         machine.make_token(home.path)
-        node = machine.head_of(home.path, ray.ip, name)
+        node = machine.head_of(home.path, plan.ip, name)
     else:
-        host, port = split_address("--address", ray.reach)
+        host, port = split_address("--address", plan.reach)
         head = f"{admission.resolve(host, port)}:{port}"
         if not token_path(home.path).exists():
             raise Failure(f"a token is needed: {admission.TOKEN_ADVICE}, or set {TOKEN_VARIABLE}")
         admission.ask_ray(home.path, head, 0)
-        node = machine.member_of(home.path, head, ray.ip, name)
+        node = machine.member_of(home.path, head, plan.ip, name)
     for spec in config.nodes:
         write_spec(home.node(spec.id), spec)
     machine.write_node(home.path, node)
@@ -156,7 +156,7 @@ def start_ray(home: Home, config: ClusterConfig, ray: Wish, progress: Progress) 
 
 
 def given_token(token_file: Path | None) -> str:
-    """From a file or the environment; never from the command line, where others can read it."""
+    """From a file or the environment; other users could read it on the command line."""
     from shoal.forms.failure import USAGE, Failure
 
     if token_file is not None:
@@ -170,7 +170,7 @@ def given_token(token_file: Path | None) -> str:
         if not text:
             return ""
     if not 16 <= len(text) <= 4096 or not text.isascii() or not text.isprintable() or " " in text:
-        raise Failure(f"{where} holds no token; copy ray/token of the head's home", USAGE)
+        raise Failure(f"{where} is not a token; copy ray/token from the head's home", USAGE)
     return text
 
 
@@ -191,11 +191,11 @@ def checked_ip(text: str | None) -> str:
     try:
         return str(ipaddress.ip_address(text.strip()))
     except ValueError:
-        raise Failure(f"--node-ip: '{text[:80]}' is no address, e.g. 10.0.0.7", USAGE) from None
+        raise Failure(f"--node-ip: '{text[:80]}' is not an address like 10.0.0.7", USAGE) from None
 
 
-def others(home: Home) -> list[str]:
-    """The machines that have joined the cluster led here, as far as its controller tells."""
+def joined_nodes(home: Home) -> list[str]:
+    """The machines that joined this cluster, as far as the controller knows."""
     import msgspec
 
     from shoal.client import Client, ShoalError
@@ -211,9 +211,9 @@ def others(home: Home) -> list[str]:
         return []
 
 
-def tell_how_to_join(home: Home, config: ClusterConfig) -> None:
+def print_how_to_join(home: Home, config: ClusterConfig) -> None:
     from shoal.cli.screen.show import line
 
-    line("on each further machine, with the same Shoal, Ray and Python:")
+    line("to add a machine that has the same Shoal, Ray and Python, run there:")
     line(f"  shoal join {config.reach} --token-file token")
-    line(f"where `token` is a copy of {home.ray / 'token'} (or have its text in {TOKEN_VARIABLE})")
+    line(f"`token` is a copy of {home.ray / 'token'}; or put its text in {TOKEN_VARIABLE}")

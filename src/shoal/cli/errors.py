@@ -1,4 +1,4 @@
-"""The one place where anything that goes wrong becomes one line and an exit code."""
+"""Turns every error into one line and an exit code."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from shoal.forms.failure import REFUSED, Failure
 NO_CLUSTER = 3
 INTERRUPTED = 130  # 128 + SIGINT
 PATH_SHOWN = 200
-PIPE_CLOSED = 141  # 128 + SIGPIPE, as for any tool whose reader left
+PIPE_CLOSED = 141  # 128 + SIGPIPE, as for any tool whose reader exits
 
 
-def guarded(act: Callable[[], Any]) -> int:
-    """The exit code of `act`; whatever it raises has been told in one line on stderr."""
+def exit_code_of(act: Callable[[], Any]) -> int:
+    """The exit code of `act`. Any error it raises becomes one line on stderr."""
     debug = bool(os.environ.get("SHOAL_DEBUG"))
     for stream in (sys.stdout, sys.stderr):
         if hasattr(stream, "reconfigure"):
@@ -38,50 +38,50 @@ def guarded(act: Callable[[], Any]) -> int:
     except KeyboardInterrupt:
         return INTERRUPTED
     except BrokenPipeError:
-        return _reader_left()
+        return _drop_output()
     except Exception as error:
-        return _tell(error)
+        return _print(error)
 
 
-def complain(message: str) -> None:
-    """One line on stderr, whatever the message holds."""
+def print_error(message: str) -> None:
+    """One line on stderr, whatever the message contains."""
     from shoal.cli.screen.show import printable
 
     print(f"error: {printable(message)}", file=sys.stderr)
 
 
-def _tell(error: Exception) -> int:
+def _print(error: Exception) -> int:
     code = getattr(error, "exit_code", None)
     if isinstance(error, Failure):
-        complain(error.message)
+        print_error(error.message)
         return error.code
     if isinstance(code, int):  # Click's own: a usage error, or an early end as of --help
         if hasattr(error, "format_message"):
-            complain(_usage_message(error))
+            print_error(_usage_message(error))
         return code
     if isinstance(error, OSError):
-        return _tell_os_error(error)
-    return _tell_ours(error)
+        return _print_os_error(error)
+    return _print_ours(error)
 
 
-def _tell_ours(error: Exception) -> int:
+def _print_ours(error: Exception) -> int:
     from shoal.client import ShoalError, Unreachable
     from shoal.control.lifecycle import LifecycleError
     from shoal.ports import EngineError
 
     if isinstance(error, Unreachable):
-        complain(str(error))
+        print_error(str(error))
         return NO_CLUSTER
     if isinstance(error, ShoalError | LifecycleError | EngineError):
-        complain(str(error))
+        print_error(str(error))
         return REFUSED
     where = _write_traceback(error)
-    complain(f"this should not happen: {type(error).__name__}: {error} (details in {where})")
+    print_error(f"this should not happen: {type(error).__name__}: {error} (details in {where})")
     return REFUSED
 
 
 def _usage_message(error: Any) -> str:
-    """Click's sentence in our form: the flag, what is wrong, where to read on."""
+    """Click's message in our form: the flag, the problem, the help page."""
     parameter, context = getattr(error, "param", None), getattr(error, "ctx", None)
     close = getattr(error, "possibilities", None)
     if close:
@@ -97,23 +97,23 @@ def _usage_message(error: Any) -> str:
 
 
 def _plain(sentence: str) -> str:
-    """As a part of a longer sentence."""
+    """The sentence without capital letter and full stop."""
     sentence = sentence.strip().rstrip(".")
     return sentence[:1].lower() + sentence[1:]
 
 
-def _tell_os_error(error: OSError) -> int:
+def _print_os_error(error: OSError) -> int:
     reason = error.strerror or str(error)
     if error.errno == errno.ENOSPC and error.filename is None:
         reason = "cannot write the output: no space left on device"
     name = str(error.filename or "")
     short = name if len(name) <= PATH_SHOWN else f"{name[: PATH_SHOWN // 2]}...{name[-20:]}"
-    complain(f"{short}: {reason}" if name else reason)
+    print_error(f"{short}: {reason}" if name else reason)
     return REFUSED
 
 
-def _reader_left() -> int:
-    """As `head` does: nothing is wrong. What is still buffered must not fail again at the exit."""
+def _drop_output() -> int:
+    """The reader of a pipe exited, as `head` does. Buffered output must not fail again at exit."""
     try:
         sink = os.open(os.devnull, os.O_WRONLY)
         os.dup2(sink, sys.stdout.fileno())
@@ -134,7 +134,7 @@ def _write_traceback(error: Exception) -> str:
     for folder in (home, Path(tempfile.gettempdir())):
         path = folder / f"crash-{time.strftime('%Y%m%d-%H%M%S')}-{os.getpid()}.txt"
         try:
-            # Somebody else may have guessed the name and put a link there.
+            # Another user may have guessed the name and put a link there.
             with path.open("x", errors="backslashreplace") as file:
                 file.write(text)
         except OSError:

@@ -1,32 +1,32 @@
-"""From the flags of `shoal up` to the nodes of a cluster: pure, given what the machine has."""
+"""Makes the nodes of a cluster from the flags of `shoal up` and the detected hardware. Pure."""
 
 from __future__ import annotations
 
 import re
 
-from shoal.cli.machine import Machine
+from shoal.cli.up.hardware import Hardware
 from shoal.forms.failure import USAGE, Failure
 from shoal.model.node import GPUS_PER_NODE_MAX, NodeSpec
 
-# Each is a process of its own on this machine.
+# Each virtual node is a process on this machine.
 VIRTUAL_NODES_MAX = 256
 
 
-def this_machine(machine: Machine) -> tuple[NodeSpec, ...]:
+def this_machine(hardware: Hardware) -> tuple[NodeSpec, ...]:
     return (
         NodeSpec(
-            id=machine.name,
-            cpu_milli=machine.cpus * 1000,
-            memory_mb=machine.memory_mb,
-            gpus=machine.gpus.number,
-            gpu_model=machine.gpus.model,
-            gpu_memory_mb=machine.gpus.memory_mb,
+            id=hardware.name,
+            cpu_milli=hardware.cpus * 1000,
+            memory_mb=hardware.memory_mb,
+            gpus=hardware.gpus.number,
+            gpu_model=hardware.gpus.model,
+            gpu_memory_mb=hardware.gpus.memory_mb,
         ),
     )
 
 
 def virtual_nodes(
-    machine: Machine,
+    hardware: Hardware,
     *,
     nodes: int,
     gpus: int,
@@ -36,7 +36,7 @@ def virtual_nodes(
     gpu_model: str = "",
     gpu_memory_mb: int = 0,
 ) -> tuple[NodeSpec, ...]:
-    """n1..nN, alike. CPUs are many by default, so that GPUs are what runs out first."""
+    """Equal nodes n1..nN. By default they have many CPUs, so that GPUs run out first."""
     if not 1 <= nodes <= VIRTUAL_NODES_MAX:
         raise Failure(f"--nodes: must be from 1 to {VIRTUAL_NODES_MAX}, not {nodes}", USAGE)
     if not 0 <= gpus <= GPUS_PER_NODE_MAX:
@@ -46,9 +46,9 @@ def virtual_nodes(
         raise Failure(f"{flag}: has no effect without GPUs; add e.g. --gpus 8", USAGE)
     where = places(topology, nodes) if topology else [""] * nodes
     if cpu_milli is None:
-        cpu_milli = 1000 * max(machine.cpus, 2 * gpus, 4)
+        cpu_milli = 1000 * max(hardware.cpus, 2 * gpus, 4)
     if memory_mb is None:
-        memory_mb = machine.memory_mb // nodes
+        memory_mb = hardware.memory_mb // nodes
     return tuple(
         NodeSpec(
             id=f"n{number + 1}",
@@ -64,7 +64,7 @@ def virtual_nodes(
 
 
 def places(topology: str, nodes: int) -> list[str]:
-    """'2x2' for 8 nodes: two each in b1/r1, b1/r2, b2/r1, b2/r2. Neighbours share a rack."""
+    """'2x2' for 8 nodes puts two each in b1/r1, b1/r2, b2/r1, b2/r2. Neighbours share a rack."""
     match = re.fullmatch(r"\s*([0-9]{1,4})\s*[xX]\s*([0-9]{1,4})\s*", topology)
     if match is None or not int(match[1]) or not int(match[2]):
         message = "--topology: write BLOCKSxRACKS, e.g. 2x4 for two blocks of four racks each"

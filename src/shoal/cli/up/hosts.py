@@ -1,4 +1,4 @@
-"""`shoal up --hosts`: the hosts of a file, and a line for each while they are brought up."""
+"""`shoal up --hosts`: joins the hosts of a file, and shows a line for each meanwhile."""
 
 from __future__ import annotations
 
@@ -19,22 +19,22 @@ if TYPE_CHECKING:
 STYLES = {"joined": "green", "unchanged": "dim", "left": "dim", "failed": "red"}
 
 
-class Bringing:
-    """The file is read and checked before anything is started."""
+class HostsFile:
+    """The file is read and checked before anything starts."""
 
     def __init__(self, home: Home, path: Path, engine: str | None) -> None:
         from shoal.forms.failure import USAGE, Failure
         from shoal.forms.hosts import read_hosts
 
         if engine not in (None, "ray"):
-            raise Failure("--hosts: other machines join by --engine ray; leave out --engine", USAGE)
+            raise Failure("--hosts: needs --engine ray; leave out --engine", USAGE)
         self._home = home
         self._wanted = read_hosts(path)
-        self._record = Record(home.path)
-        self._unwanted = self._record.unwanted(self._wanted)
+        self._joined = JoinedHosts(home.path)
+        self._unwanted = self._joined.unwanted(self._wanted)
 
     def bring(self, address: str, *, quiet: bool) -> list[Outcome]:
-        """Have all of them joined to the cluster that is led at `address`."""
+        """Join all hosts to the cluster at `address`."""
         from shoal.forms.failure import Failure
         from shoal.hosts import wheel
         from shoal.hosts.bring import Task, bring
@@ -44,17 +44,17 @@ class Bringing:
             ssh = Ssh()
         except RemoteError as error:
             raise Failure(f"--hosts: {error}") from None
-        board = Board([spec.node for spec in (*self._wanted, *self._unwanted)], quiet)
+        lines = HostLines([spec.node for spec in (*self._wanted, *self._unwanted)], quiet)
         try:
-            with board:
+            with lines:
                 software = _software()
                 task = Task(
-                    Led(self._home, address), software, wheel.build(software.shoal), board.tell
+                    Head(self._home, address), software, wheel.build(software.shoal), lines.show
                 )
                 outcomes = bring(task, self._wanted, self._unwanted, ssh)
         finally:
             ssh.close()
-        self._record.update(self._wanted, outcomes)
+        self._joined.update(self._wanted, outcomes)
         return outcomes
 
     def show(self, outcomes: list[Outcome]) -> None:
@@ -78,8 +78,8 @@ class Bringing:
         show.table(columns, rows)
 
 
-class Led:
-    """The cluster of this machine, as those who join it must know it."""
+class Head:
+    """What a host must know of the cluster to join it."""
 
     def __init__(self, home: Home, address: str) -> None:
         self.address = address
@@ -107,8 +107,8 @@ def _software() -> Software:
     return Software(__version__, version("ray"), python)
 
 
-class Board:
-    """What is done on each host: lines that change on a terminal, else a line for each change."""
+class HostLines:
+    """What happens on each host: lines that change on a terminal, else a line per change."""
 
     def __init__(self, nodes: list[str], quiet: bool) -> None:
         self._words = dict.fromkeys(nodes, "waiting")
@@ -120,7 +120,7 @@ class Board:
 
             self._live = Live(console=show.console(stderr=True), transient=True)
 
-    def tell(self, node: str, words: str) -> None:
+    def show(self, node: str, words: str) -> None:
         with self._lock:
             self._words[node] = words
             if self._live is not None:
@@ -128,7 +128,7 @@ class Board:
             elif not self._quiet:
                 show.note(f"{node}: {words}")
 
-    def __enter__(self) -> Board:
+    def __enter__(self) -> HostLines:
         if self._live is not None:
             self._live.start()
         return self
@@ -148,8 +148,8 @@ class Board:
         return grid
 
 
-class Record:
-    """Which hosts were brought here by a file, so that those no longer in it can be let go."""
+class JoinedHosts:
+    """The hosts that joined through a file, so that those no longer in it can leave."""
 
     def __init__(self, home: Path) -> None:
         self._path = home / "hosts.json"
@@ -172,19 +172,19 @@ class Record:
         return [spec for spec in self.read() if spec.target not in targets]
 
     def update(self, wanted: list[HostSpec], outcomes: list[Outcome]) -> None:
-        """Who has left is forgotten; who was never reached is nobody to let go."""
+        """Forget hosts that left, and hosts that were never reached."""
         import msgspec
 
         from shoal.files import write_private
 
-        told = {outcome.host: outcome for outcome in outcomes}
+        results = {outcome.host: outcome for outcome in outcomes}
         specs = {spec.target: spec for spec in (*self.read(), *wanted)}
         before = {spec.target for spec in self.read()}
         kept = [
             spec
             for target, spec in specs.items()
-            if target in told
-            and told[target].state != "left"
-            and (target in before or told[target].did or told[target].state == "unchanged")
+            if target in results
+            and results[target].state != "left"
+            and (target in before or results[target].did or results[target].state == "unchanged")
         ]
         write_private(self._path, msgspec.json.format(msgspec.json.encode(kept)) + b"\n")

@@ -8,12 +8,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from shoal.cli.screen.sink import LINE_BYTES_MAX, Sink, TerminalText
+from shoal.cli.screen.output import LINE_BYTES_MAX, TerminalText, TextOutput
 
 
 def written(chunks: list[tuple[int, bytes]], *, prefixed: bool, terminal: bool) -> bytes:
     out = io.BytesIO()
-    sink = Sink(prefixed=prefixed, terminal=terminal, out=out)
+    sink = TextOutput(prefixed=prefixed, terminal=terminal, out=out)
     for member, data in chunks:
         sink.write(1, member, data)
     sink.end()
@@ -32,7 +32,7 @@ def test_members_are_told_apart_by_whole_lines() -> None:
 
 def test_a_line_without_end_is_let_go_in_pieces() -> None:
     out = io.BytesIO()
-    sink = Sink(prefixed=True, terminal=False, out=out)
+    sink = TextOutput(prefixed=True, terminal=False, out=out)
     sink.write(1, 0, b"x" * (LINE_BYTES_MAX + 1))
     assert len(out.getvalue()) > LINE_BYTES_MAX
 

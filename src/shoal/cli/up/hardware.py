@@ -1,4 +1,4 @@
-"""What this machine has: CPUs, memory and GPUs, by the best means there are."""
+"""Detects the CPUs, memory and GPUs of this machine."""
 
 from __future__ import annotations
 
@@ -16,31 +16,31 @@ CGROUP_MEMORY = Path("/sys/fs/cgroup/memory.max")
 
 
 class Gpus(NamedTuple):
-    """Of different GPUs in one machine the first names the model, the smallest the memory."""
+    """If the GPUs differ, the model is that of the first, the memory that of the smallest."""
 
     number: int
     model: str = ""
-    memory_mb: int = 0  # 0: not known
+    memory_mb: int = 0  # 0: unknown
 
 
-class Machine(NamedTuple):
+class Hardware(NamedTuple):
     name: str
     cpus: int
     memory_mb: int
     gpus: Gpus
 
 
-def detect() -> Machine:
-    return Machine(node_name(platform.node()), cpus(), memory_mb(), gpus())
+def detect() -> Hardware:
+    return Hardware(node_name(platform.node()), cpus(), memory_mb(), gpus())
 
 
 def cpus() -> int:
-    """Those that this process may use, which in a container are fewer than there are."""
+    """The CPUs that this process may use; in a container these can be fewer than there are."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def memory_mb() -> int:
-    """What is built in, or less where a container is limited."""
+    """The installed memory, or the limit of the container if that is smaller."""
     import psutil
 
     total: int = psutil.virtual_memory().total
@@ -50,7 +50,7 @@ def memory_mb() -> int:
 
 
 def gpus() -> Gpus:
-    """The driver's library, then its tool, then its device files."""
+    """Asks the driver's library, then its tool, then counts its device files."""
     for look in (_by_library, _by_tool):
         found = look()
         if found is not None:
@@ -69,7 +69,7 @@ def _by_library() -> Gpus | None:
         import pynvml
 
         pynvml.nvmlInit()
-    except Exception:  # not there, or there is no driver: NVML raises its own kinds for each
+    except Exception:  # not installed, or no driver: NVML has its own exceptions for each
         return None
     try:
         handles = [
@@ -100,8 +100,8 @@ def _by_tool() -> Gpus | None:
 
 
 def parse_listing(text: str) -> Gpus:
-    """A line like '143771, NVIDIA H200' for each; of a few devices the tool says '[N/A]' for the
-    memory."""
+    """The tool prints a line like '143771, NVIDIA H200' per GPU. For a few devices the memory is
+    '[N/A]'."""
     found = re.findall(r"^\s*([0-9]+|\[[^\]]*\]), (.+?)\s*$", text, flags=re.MULTILINE)
     sizes = [int(size) for size, _ in found if size.isdigit()]
     known = len(sizes) == len(found)

@@ -1,4 +1,4 @@
-"""What the demo knows of its cluster, kept from the events alone."""
+"""What the demo knows of its cluster, from the events alone."""
 
 from __future__ import annotations
 
@@ -27,28 +27,28 @@ class DemoJob(msgspec.Struct):
     attempt: int = 0
     slices: tuple[Slice, ...] = ()
     outcome: Outcome | None = None
-    hit: bool = False  # it lost a member with the killed node
-    healed_ms: int | None = None  # when it ran again after that
+    hit: bool = False  # it lost a member on the killed node
+    healed_ms: int | None = None  # when it ran again
     wants_gpus: bool = False
-    replica: bool = False  # of a service: nobody submitted it, and it ends with the service
+    replica: bool = False  # of a service: it ends with the service
 
 
 class DemoNode(msgspec.Struct):
-    """`cells` holds the job on each GPU, or nothing."""
+    """`cells` holds the job on each GPU, or an empty string."""
 
     state: str
     place: str
     cells: list[str]
 
 
-class Board(msgspec.Struct):
+class DemoState(msgspec.Struct):
     nodes: dict[str, DemoNode] = {}
     jobs: dict[str, DemoJob] = {}
     killed_node: str = ""
     killed_ms: int | None = None
     noticed_ms: int | None = None
     back_ms: int | None = None
-    retried: int = 0  # attempts made because a job failed
+    retried: int = 0  # attempts after a failure
 
     def kill(self, node: str, now_ms: int) -> None:
         self.killed_node, self.killed_ms = node, now_ms
@@ -104,17 +104,17 @@ class Board(msgspec.Struct):
         return [job for job in self.jobs.values() if not job.replica]
 
     def counts(self) -> dict[str, int]:
-        """How many jobs run, wait and are over."""
+        """How many jobs run, wait and are finished."""
         states = [job.state for job in self.submitted]
         over = sum(job.outcome is not None for job in self.submitted)
         waiting = states.count("waiting")
         return {"running": len(states) - over - waiting, "waiting": waiting, "finished": over}
 
-    def all_over(self, submitted: int) -> bool:
+    def all_finished(self, submitted: int) -> bool:
         return self.counts()["finished"] == submitted
 
     def victim(self) -> str:
-        """The node whose loss is felt most: it runs a part of a wider gang, and many jobs."""
+        """The node whose loss hits most: it runs a part of a wide gang, and many jobs."""
         wider, many = dict.fromkeys(self.nodes, False), dict.fromkeys(self.nodes, 0)
         for job in self.jobs.values():
             if job.state == "running":

@@ -1,17 +1,17 @@
-"""Where a job's output goes: bytes as they are into a pipe, harmless text onto a terminal."""
+"""Writes a job's output: unchanged bytes to a pipe, safe text to a terminal, or JSON."""
 
 from __future__ import annotations
 
 import codecs
 import re
 import sys
-from typing import BinaryIO
+from typing import BinaryIO, Protocol
 
-# A line that never ends is let go in pieces of this size.
+# A longer line is written in pieces of this size.
 LINE_BYTES_MAX = 64 * 1024
 
-# Colours may pass. Whatever moves the cursor, sets the title or talks back to the terminal is
-# dropped: a job's log must not be able to change what the user sees elsewhere.
+# Colours may pass. Sequences that move the cursor, set the title or make the terminal answer are
+# dropped: a job's log must not change what the user sees elsewhere.
 _COLOUR = re.compile(r"\x1b\[[0-9;:]*m")
 _ESCAPE = re.compile(
     r"\x1b\[[0-?]*[ -/]*[@-~]"  # CSI
@@ -23,8 +23,15 @@ _CONTROLS = re.compile(r"[\x00-\x07\x0b\x0c\x0e-\x1f\x7f-\x9f]")
 _RESET = "\x1b[0m"
 
 
+class Output(Protocol):
+    def write(self, attempt: int, member: int, data: bytes) -> None: ...
+
+    def end(self) -> None:
+        """An attempt is over: write what was held back."""
+
+
 class TerminalText:
-    """Bytes in, text out that a terminal can be given; split sequences are put together."""
+    """Turns bytes into text that is safe on a terminal. A sequence may be split over two calls."""
 
     def __init__(self) -> None:
         self._decoder = codecs.getincrementaldecoder("utf-8")(errors="replace")
@@ -43,13 +50,13 @@ class TerminalText:
             return text
         self.coloured = self.coloured or bool(_COLOUR.search(text))
         kept = _ESCAPE.sub(lambda m: m[0] if _COLOUR.fullmatch(m[0]) else "", text)
-        # What is left of ESC now begins a colour or is a stray.
+        # An ESC that is left now begins a colour or is stray.
         kept = re.sub(r"\x1b(?!\[[0-9;:]*m)", "", kept)
         return _CONTROLS.sub(lambda m: m[0] if m[0] == "\x1b" else "\ufffd", kept)
 
 
-class Sink:
-    """The output of all members of a job. With `prefixed`, whole lines go out as '[3] ...'."""
+class TextOutput:
+    """The output of all members of a job. With `prefixed`, whole lines are written as '[3] ...'."""
 
     def __init__(self, *, prefixed: bool, terminal: bool, out: BinaryIO | None = None) -> None:
         self._prefixed = prefixed
@@ -71,7 +78,7 @@ class Sink:
         self._out.flush()
 
     def end(self) -> None:
-        """An attempt is over: let go of what is held back, and give the terminal's colours back."""
+        """An attempt is over: write what was held back, and reset the terminal's colours."""
         for member, rest in sorted(self._partial.items()):
             if rest:
                 self._emit_line(member, rest)
@@ -103,7 +110,7 @@ class Sink:
         self._out.write(text.encode("utf-8", "replace"))
 
 
-class JsonSink:
+class JsonOutput:
     """One object per line of output, for scripts."""
 
     def __init__(self) -> None:
