@@ -12,7 +12,7 @@ from shoal.cli.screen.alarms import alarms
 from shoal.cli.screen.keys import name_of
 from shoal.cli.screen.output import TextOutput
 from shoal.cli.screen.status_line import OutputAbove, StatusLine, line_text
-from shoal.cli.screen.top_board import TITLES, Board, Seen, detail, spark
+from shoal.cli.screen.top_board import COLUMNS, Board, Seen, detail, spark
 from shoal.cli.screen.top_screen import draw
 from shoal.model.job import JobSpec
 from shoal.model.samples import GpuSample, NodeSample
@@ -169,7 +169,7 @@ def seen(count: int = 60) -> Seen:
 
 
 @pytest.mark.parametrize("size", [(80, 24), (140, 40), (200, 60), (60, 15), (30, 11)])
-@pytest.mark.parametrize("view", TITLES)
+@pytest.mark.parametrize("view", COLUMNS)
 @pytest.mark.parametrize("count", [0, 3, 60])
 def test_the_picture_fills_the_terminal_exactly(
     size: tuple[int, int], view: str, count: int
@@ -228,7 +228,7 @@ def test_the_keys_move_sort_turn_and_choose() -> None:
 
 
 def test_every_column_can_be_sorted_by() -> None:
-    for view, titles in TITLES.items():
+    for view, titles in COLUMNS.items():
         board = Board()
         board.view = view
         for _ in titles:

@@ -26,7 +26,7 @@ THEMES = {
         "requeue": "Stop jobs and run them again.",
     },
     "Services": {
-        "serve": "Serve a command behind one URL, or change how.",
+        "serve": "Serve a command behind one URL, or change a service.",
         "services": "List the services and their load.",
         "service": "Show one service with its replicas, or stop it.",
     },
@@ -137,6 +137,7 @@ shoal = Verbs(
     ],
     invoke_without_command=True,
     subcommand_metavar="VERB ...",
+    context_settings={"max_content_width": 100},
 )
 
 

@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 import msgspec
 
-from shoal.cli.screen.show import Cell, state_cell
+from shoal.cli.screen.show import Cell, Column, state_cell
 from shoal.cli.verbs.ps import elapsed_ms, nodes_text, shape_text
 from shoal.forms.units import duration_text, memory_text
 from shoal.model.resources import cpus_text
@@ -37,48 +37,42 @@ class Row(NamedTuple):
     why: str
 
 
-class Title(NamedTuple):
-    text: str
-    right: bool = False
-    flexible: bool = False
-
-
-TITLES: dict[str, tuple[Title, ...]] = {
+COLUMNS: dict[str, tuple[Column, ...]] = {
     "jobs": (
-        Title("JOB"),
-        Title("NAME"),
-        Title("STATE"),
-        Title("TENANT"),
-        Title("SHAPE", right=True),
-        Title("TIME", right=True),
-        Title("STEP", right=True),
-        Title("LOSS", right=True),
-        Title("LEFT", right=True),
-        Title("NODES", flexible=True),
+        Column("JOB", firm=True),
+        Column("NAME"),
+        Column("STATE", firm=True),
+        Column("TENANT"),
+        Column("SHAPE", right=True, firm=True),
+        Column("TIME", right=True, firm=True),
+        Column("STEP", right=True, firm=True),
+        Column("LOSS", right=True, firm=True),
+        Column("LEFT", right=True, firm=True),
+        Column("NODES", flexible=True),
     ),
     "nodes": (
-        Title("NODE"),
-        Title("STATE"),
-        Title("GPUS", right=True),
-        Title("BUSY", right=True),
-        Title("POWER", right=True),
-        Title("HEAT", right=True),
-        Title("CPU", right=True),
-        Title("MEMORY", right=True),
-        Title("PLACE"),
-        Title("JOBS", flexible=True),
+        Column("NODE", firm=True),
+        Column("STATE", firm=True),
+        Column("GPUS", right=True, firm=True),
+        Column("BUSY", right=True, firm=True),
+        Column("POWER", right=True, firm=True),
+        Column("TEMP", right=True, firm=True),
+        Column("CPU", right=True, firm=True),
+        Column("MEMORY", right=True, firm=True),
+        Column("PLACE"),
+        Column("JOBS", flexible=True),
     ),
     "services": (
-        Title("SERVICE"),
-        Title("STATE"),
-        Title("READY", right=True),
-        Title("RPS", right=True),
-        Title("FAILED", right=True),
-        Title("MEAN MS", right=True),
-        Title("FLIGHT", right=True),
-        Title("QUEUED", right=True),
-        Title("VERSION", right=True),
-        Title("URL", flexible=True),
+        Column("SERVICE", firm=True),
+        Column("STATE", firm=True),
+        Column("READY", right=True, firm=True),
+        Column("RPS", right=True, firm=True),
+        Column("FAILED", right=True, firm=True),
+        Column("MEAN-MS", right=True, firm=True),
+        Column("IN-FLIGHT", right=True, firm=True),
+        Column("QUEUED", right=True, firm=True),
+        Column("VERSION", right=True, firm=True),
+        Column("URL", flexible=True),
     ),
 }
 
@@ -88,15 +82,15 @@ class Board:
 
     def __init__(self) -> None:
         self.view = "jobs"
-        self.sort: dict[str, int | None] = dict.fromkeys(TITLES)
-        self.down: dict[str, bool] = dict.fromkeys(TITLES, False)
+        self.sort: dict[str, int | None] = dict.fromkeys(COLUMNS)
+        self.down: dict[str, bool] = dict.fromkeys(COLUMNS, False)
         self.cursor = 0
         self.over = False
 
     def press(self, key: str) -> bool:
         """Returns whether the view changed, so that other data is needed."""
         moves = {"up": -1, "down": 1, "page-up": -PAGE, "page-down": PAGE}
-        columns = len(TITLES[self.view])
+        columns = len(COLUMNS[self.view])
         sort = self.sort[self.view]
         if key in ("q", "ctrl-c"):
             self.over = True

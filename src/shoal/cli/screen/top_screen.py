@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from shoal.cli.screen.show import Cell, bar, printable
-from shoal.cli.screen.top_board import TITLES, Board, Row, Seen, Title
+from shoal.cli.screen.show import Cell, Column, bar, printable, widths
+from shoal.cli.screen.top_board import COLUMNS, Board, Seen
 from shoal.forms.units import duration_text
 
 if TYPE_CHECKING:
@@ -14,7 +14,6 @@ if TYPE_CHECKING:
 
 HEAD_LINES = 4  # cluster, GPUs, jobs, an empty line
 FOOT_LINES = 4  # position, reason, curve, keys
-NAME_WIDTH_MAX = 20
 KEYS = "q quit  j jobs  n nodes  s services  up/down move  < > sort  r reverse"
 
 
@@ -29,11 +28,13 @@ def draw(
     room = max(1, height - HEAD_LINES - FOOT_LINES - 1)
     first = max(0, min(board.cursor - room // 2, len(rows) - room))
     shown = rows[first : first + room]
-    widths = column_widths(TITLES[board.view], rows, width)
+    columns = _columns(board)
+    fitting = widths(columns, [row.cells for row in rows], width)
     lines = [*_head(seen, trouble, width, url), Text()]
-    lines.append(_titles(board, widths))
+    titles = [Cell(column.title, "bold dim") for column in columns]
+    lines.append(_line(titles, columns, fitting, chosen=False))
     for number, row in enumerate(shown, first):
-        lines.append(_line(row.cells, TITLES[board.view], widths, number == board.cursor))
+        lines.append(_line(row.cells, columns, fitting, number == board.cursor))
     if not rows:
         lines.append(Text(f"no {board.view}", style="dim"))
     lines = lines[: HEAD_LINES + 1 + room]
@@ -75,50 +76,27 @@ def _head(seen: Seen, trouble: str, width: int, url: str) -> list[Text]:
     return [title, gpus, Text(f"nodes {nodes or 'none'}; jobs {jobs or 'none'}")]
 
 
-def column_widths(titles: Sequence[Title], rows: Sequence[Row], width: int) -> list[int]:
-    """What each column needs; what is too much is taken from the last, then from right to left,
-    so that the first columns can always be read."""
-    needs = []
-    for number, title in enumerate(titles):
-        longest = max((len(row.cells[number].text) for row in rows), default=0)
-        most = longest if title.flexible else min(longest, NAME_WIDTH_MAX)
-        needs.append(max(len(title.text) + 1, most))  # the arrow of a sort is a character
-    over = sum(needs) + 2 * (len(needs) - 1) - width
-    for number in range(len(needs) - 1, 0, -1):
-        if over <= 0:
-            break
-        least = 0 if over > needs[number] else 4
-        cut = min(over, needs[number] - least)
-        if needs[number] - cut < 4:
-            over -= needs[number] + 2  # too narrow to say anything: left out
-            needs[number] = 0
-        else:
-            needs[number] -= cut
-            over -= cut
-    return needs
+def _columns(board: Board) -> list[Column]:
+    """The columns of the view; an arrow marks the one that sorts the rows."""
+    columns = list(COLUMNS[board.view])
+    number = board.sort[board.view]
+    if number is not None:
+        arrow = "↑" if board.down[board.view] else "↓"
+        columns[number] = columns[number]._replace(title=columns[number].title + arrow)
+    return columns
 
 
-def _titles(board: Board, widths: list[int]) -> Text:
-    cells = []
-    for number, title in enumerate(TITLES[board.view]):
-        mark = ""
-        if board.sort[board.view] == number:
-            mark = "↑" if board.down[board.view] else "↓"
-        cells.append(Cell(title.text + mark, "bold" if mark else "bold dim"))
-    return _line(cells, TITLES[board.view], widths, chosen=False)
-
-
-def _line(cells: list[Cell], titles: Sequence[Title], widths: list[int], chosen: bool) -> Text:
+def _line(cells: list[Cell], columns: Sequence[Column], room: list[int], chosen: bool) -> Text:
     from rich.text import Text
 
     line = Text()
-    for cell, title, width in zip(cells, titles, widths, strict=True):
+    for cell, column, width in zip(cells, columns, room, strict=True):
         if not width:
             continue
         text = printable(cell.text) if cell.text else ""
         if len(text) > width:
             text = text[: width - 1] + "…"
-        text = text.rjust(width) if title.right else text.ljust(width)
+        text = text.rjust(width) if column.right else text.ljust(width)
         line.append("  " if line else "")
         line.append(text, style=cell.style or "")
     if chosen:

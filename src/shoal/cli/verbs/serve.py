@@ -37,7 +37,7 @@ HOPELESS_S = 10.0  # longer than the pauses between the first few attempts
     cls=ServeVerb,
 )
 def serve(words: tuple[str, ...], no_wait: bool, json: bool, home: Path, **flags: Any) -> int:
-    """Serve a command behind one URL, or change how.
+    """Serve a command behind one URL, or change a service.
 
     Each replica is a job that runs any HTTP server which listens on $PORT, a variable
     of its environment. It gets requests when its probe answers. Within the range of

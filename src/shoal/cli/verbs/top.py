@@ -34,13 +34,13 @@ def top(view: str, json: bool, home: Path) -> None:
     """
     from shoal.cli import cluster
     from shoal.cli.screen import show
-    from shoal.cli.screen.top_board import TITLES, Board
+    from shoal.cli.screen.top_board import COLUMNS, Board
     from shoal.forms.failure import USAGE, Failure
     from shoal.forms.units import quoted
 
     board = Board()
-    if view not in TITLES:
-        raise Failure(f"--view: {quoted(view)} is not one of {', '.join(TITLES)}", USAGE)
+    if view not in COLUMNS:
+        raise Failure(f"--view: {quoted(view)} is not one of {', '.join(COLUMNS)}", USAGE)
     board.view = view
     with cluster.connect(home) as client:
         seen = look(client, board)
@@ -64,11 +64,10 @@ def look(client: Client, board: Board) -> Seen:
 
 
 def _print(board: Board, seen: Seen) -> None:
-    from shoal.cli.screen.show import Column, table
-    from shoal.cli.screen.top_board import TITLES
+    from shoal.cli.screen.show import table
+    from shoal.cli.screen.top_board import COLUMNS
 
-    columns = [Column(title.text.replace(" ", "-"), title.right) for title in TITLES[board.view]]
-    table(columns, [row.cells for row in board.rows(seen)[:ROWS_PRINTED]])
+    table(COLUMNS[board.view], [row.cells for row in board.rows(seen)[:ROWS_PRINTED]])
 
 
 def _watch(client: Client, board: Board, seen: Seen) -> None:
