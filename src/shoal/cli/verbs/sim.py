@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -16,8 +17,7 @@ if TYPE_CHECKING:
     from shoal.model.node import NodeSpec
     from shoal.model.policy import Policy
     from shoal.model.prices import PriceList
-    from shoal.sim.replay.clusters import Conditions
-    from shoal.sim.replay.metrics import AsItWas, Outcome, Summary
+    from shoal.sim.replay.metrics import Summary
     from shoal.sim.replay.traces import Trace
 
 QUIET_S = 2.0  # a shorter replay needs no progress bar
@@ -142,9 +142,11 @@ def sim(
       shoal sim jobs.csv.gz --nodes 64 --where vc=6214e9 --json | jq .policies[0].wait
     """
     from shoal.cli.screen import show
+    from shoal.cli.screen.sim_tables import print_figures
     from shoal.cli.sim_flags import conditions_of, factor
     from shoal.sim.replay.metrics import as_it_was, summarize
-    from shoal.sim.replay.traces import TraceError
+    from shoal.sim.replay.replay import replay
+    from shoal.sim.replay.traces import TraceError, stretch
 
     chosen = [(name, policy_named(name)) for name in dict.fromkeys(policy or ("fair",))]
     conditions = conditions_of(
@@ -152,6 +154,7 @@ def sim(
     )
     factors = factor(load, "--load"), factor(scale, "--scale")
     paid = _prices(prices, home, history)
+    play = partial(replay, conditions=conditions, seed=seed, check_every=check, prices=paid)
     if html is not None:
         _need_plots()
     try:
@@ -164,25 +167,25 @@ def sim(
                 raise Failure("--days: works only with --history", USAGE)
             cluster, played = _trace(trace, nodes, gpus, cpus, memory, form, where)
         lived = as_it_was(played.arrivals) if not jobs and factors == (1, 1) else None
-        played = _stretched(played, jobs, *factors, seed)
+        played = stretch(played, jobs=jobs, load=factors[0], scale=factors[1], seed=seed)
         played = _fitting(played, cluster, skip_too_large)
         outcomes = []
         for name, one in chosen:
             with show.Spinner(quiet=json) as progress:
                 watch = _watcher(progress, name, len(played.arrivals))
-                outcomes.append(
-                    _replay(played, cluster, one, conditions, name, seed, check, watch, paid)
-                )
+                outcomes.append(play(played, cluster, one, name=name, progress=watch))
     except TraceError as error:
         raise Failure(str(error), REFUSED) from error
     summaries = [summarize(outcome) for outcome in outcomes]
     if html is not None:
-        _write_page(html, played, cluster, outcomes, summaries)
+        from shoal.sim.replay.report import page
+
+        html.write_text(page(played, cluster, outcomes, summaries), encoding="utf-8")
     if json:
         was = {"as_it_was": lived} if lived is not None else {}
         show.as_json({**_document(played, cluster, seed, summaries), **was})
         return
-    _print(played, cluster, summaries, lived)
+    print_figures(played, cluster, summaries, lived)
     if html is not None:
         show.note(f"wrote {html}")
 
@@ -204,32 +207,6 @@ def _prices(word: str, home: Path, history: bool) -> PriceList:
     if word:
         return read(word)
     return read_prices(Home(home).prices) if history else PriceList()
-
-
-def _replay(
-    played: Trace,
-    cluster: list[NodeSpec],
-    policy: Policy,
-    conditions: Conditions,
-    name: str,
-    seed: int,
-    check: int,
-    watch: Callable[[int, int], None],
-    prices: PriceList,
-) -> Outcome:
-    from shoal.sim.replay.replay import replay
-
-    return replay(
-        played,
-        cluster,
-        policy,
-        conditions,
-        name=name,
-        seed=seed,
-        check_every=check,
-        progress=watch,
-        prices=prices,
-    )
 
 
 def _trace(
@@ -281,12 +258,6 @@ def _history(
         raise Failure(str(error), REFUSED) from error
     cluster = cluster_of(nodes, gpus, cpus, memory) if nodes else lived.nodes
     return cluster, lived.trace(gangs_for(cluster), days)
-
-
-def _stretched(played: Trace, jobs: int, load: float, scale: float, seed: int) -> Trace:
-    from shoal.sim.replay.traces import stretch
-
-    return stretch(played, jobs=jobs, load=load, scale=scale, seed=seed)
 
 
 def _fitting(played: Trace, cluster: list[NodeSpec], skip: bool) -> Trace:
@@ -344,18 +315,6 @@ def _need_plots() -> None:
         raise Failure("--html: needs plotly; install it with: pip install 'shoal[sim]'")
 
 
-def _write_page(
-    path: Path,
-    played: Trace,
-    cluster: list[NodeSpec],
-    outcomes: list[Outcome],
-    summaries: list[Summary],
-) -> None:
-    from shoal.sim.replay.report import page
-
-    path.write_text(page(played, cluster, outcomes, summaries), encoding="utf-8")
-
-
 def _document(
     played: Trace, cluster: list[NodeSpec], seed: int, summaries: list[Summary]
 ) -> dict[str, object]:
@@ -367,68 +326,3 @@ def _document(
         "seed": seed,
         "policies": summaries,
     }
-
-
-def _print(
-    played: Trace, cluster: list[NodeSpec], summaries: list[Summary], lived: AsItWas | None
-) -> None:
-    from shoal.cli.screen.show import Cell, Column, note, table
-    from shoal.sim.replay.metrics import FIGURES, best, time_text
-    from shoal.sim.replay.traces import sums
-
-    asked = sums(played)
-    gpus = sum(node.gpus for node in cluster)
-    note(
-        f"{asked['jobs']:,} jobs over {time_text(asked['span_ms'] / 1000)}, "
-        f"{asked['gpu_ms'] / 3_600_000:,.0f} GPU-hours of work; "
-        f"{len(cluster):,} nodes with {gpus:,} GPUs"
-    )
-    was = [Column("as it was", right=True)] if lived is not None else []
-    columns = [Column("FIGURE"), *was]
-    columns += [Column(summary.policy, right=True) for summary in summaries]
-    rows: list[list[str | Cell]] = []
-    for figure in FIGURES:
-        leaders = best(figure, summaries)
-        rows.append(
-            [figure.title, *([lived.shown(figure)] if lived is not None else [])]
-            + [
-                Cell(figure.shown(summary), "green" if index in leaders else "")
-                for index, summary in enumerate(summaries)
-            ]
-        )
-    table(columns, rows)
-    _print_accounts(summaries)
-
-
-def _print_accounts(summaries: list[Summary]) -> None:
-    """Where the GPU time went under each policy, by the ledger."""
-    from shoal.cli.screen.show import Cell, Column, line, note, table
-    from shoal.ledger.accounts import Account
-    from shoal.sim.replay.metrics import account_text, cost_text
-
-    titles = {one.account: one.title for summary in summaries for one in summary.accounts}
-    if not titles:
-        return  # no node has GPUs
-    line("")
-    columns = [Column("WHERE GPU TIME WENT")]
-    columns += [Column(summary.policy, right=True) for summary in summaries]
-    rows: list[list[str | Cell]] = []
-    for account in (one for one in Account if one in titles):
-        found = [
-            next((one for one in summary.accounts if one.account == account), None)
-            for summary in summaries
-        ]
-        cells = [
-            account_text(one, summary.currency)
-            for one, summary in zip(found, summaries, strict=True)
-        ]
-        rows.append([titles[account], *cells])
-    rows.append(["all", *[f"{summary.gpu_hours:,.1f} h" for summary in summaries]])
-    if any(summary.currency for summary in summaries):
-        rows.append(["cost", *[cost_text(summary) or "not known" for summary in summaries]])
-    table(columns, rows)
-    if not any(summary.currency for summary in summaries):
-        note("note: --prices FILE shows what this costs; see: shoal prices --help")
-        return
-    for text in dict.fromkeys(text for summary in summaries for text in summary.notes):
-        note(f"note: {text}")
