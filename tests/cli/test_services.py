@@ -53,7 +53,7 @@ def test_a_service_from_its_start_to_its_end(at_home: Shoal, serving_home: Live)
     assert at_home("services") == (
         0,
         "",
-        "nothing is served; start with: shoal serve NAME -- COMMAND\n",
+        "there are no services; start one with: shoal serve NAME -- COMMAND\n",
     )
     result = serve(at_home, "chat", f"echo hello; {REPLICA} v1", "--replicas", "2", "--gpus", "1")
     assert result.code == 0, result.err

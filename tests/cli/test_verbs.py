@@ -212,7 +212,7 @@ def test_why_tells_the_reason_and_the_history(live_shoal: Shoal, cluster: Live) 
     cluster.wait(job)
     out = live_shoal("why", job).out
     assert out.startswith(f"{job} has failed\n  ")
-    assert f"ago  {job} submitted" in out
+    assert f"ago  {job} was submitted" in out
     assert "exit code 5" in out
     assert json.loads(live_shoal("why", job, "--json").out)["state"] == "failed"
 
@@ -334,7 +334,7 @@ def test_events_are_followed_as_they_happen(cluster: Live) -> None:
             line = process.stdout.readline()
             assert line, "it ended by itself"
             seen += line
-        assert f"{job} submitted" in seen
+        assert f"{job} was submitted" in seen
         process.send_signal(signal.SIGINT)
         assert process.wait(30) == 130
 

@@ -171,8 +171,8 @@ def _money(cost: CostView | None) -> list[str]:
     if cost is None:
         return []
     parts = []
-    if cost.cost is not None:
-        parts.append(f"{cost.cost:,.2f} {cost.currency}".strip())
+    if cost.cost is not None and cost.currency:
+        parts.append(f"{cost.cost:,.2f} {cost.currency}")
     if cost.energy_wh:
         parts.append(f"{cost.energy_wh / 1000:.3g} kWh")
     if cost.co2_g:
