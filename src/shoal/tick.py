@@ -24,8 +24,7 @@ from shoal.core.state.state import State
 from shoal.core.step import Step, step
 from shoal.model.budget import Spending
 from shoal.model.commands import Command, Envelope
-from shoal.model.events import ControllerStarted, Event
-from shoal.model.job import Job
+from shoal.model.events import ControllerStarted
 from shoal.model.policy import Policy
 from shoal.model.report import Accepted, Answer, NodeGone, NodeReport, Report, Request, Submit
 from shoal.model.service import ServiceLoad
@@ -79,29 +78,6 @@ def verify_all(state: State, policy: Policy, done: Step, now_ms: int) -> None:
 
 def verify_nothing(*_: object) -> None:
     """For a storm in which only the witness looks."""
-
-
-class NoLog:
-    """Numbers events and keeps none: for worlds in which no controller starts twice."""
-
-    def __init__(self) -> None:
-        self._seq = 0
-
-    def used(self, next_job: int, epoch: int) -> tuple[int, int]:
-        return next_job, epoch
-
-    def load(self) -> tuple[State, int]:
-        return State(), self._seq
-
-    def commit(self, events: Sequence[Event], _: Sequence[Job]) -> int:
-        self._seq += len(events)
-        return self._seq
-
-    def snapshot(self, _: int, __: bytes) -> list[str]:
-        return []
-
-    def keyed(self, _: str) -> str | None:
-        return None
 
 
 class Tick:

@@ -29,7 +29,7 @@ from shoal.model.report import (
     Submit,
 )
 from shoal.model.service import ServiceLoad
-from shoal.tick import NoLog, Tick, verify_all
+from shoal.tick import Tick, verify_all
 
 # The same examples each time, and no clock: a slow machine is no reason to fail.
 examples = settings(max_examples=150, deadline=None, derandomize=True)
@@ -56,16 +56,26 @@ def job_spec(**fields: Any) -> JobSpec:
     return msgspec.convert({"command": ("work",), **fields}, JobSpec)
 
 
-class Kept(NoLog):
+class Kept:
+    """An event log in memory, for a controller that starts once."""
+
     def __init__(self) -> None:
-        super().__init__()
         self.log: list[Event] = []
         self.finished: dict[str, Job] = {}
+
+    def used(self, next_job: int, epoch: int) -> tuple[int, int]:
+        return next_job, epoch
+
+    def load(self) -> tuple[State, int]:
+        return State(), 0
 
     def commit(self, events: Sequence[Event], finished: Sequence[Job]) -> int:
         self.log += events
         self.finished.update({job.id: job for job in finished})
-        return super().commit(events, finished)
+        return len(self.log)
+
+    def snapshot(self, _seq: int, _body: bytes) -> list[str]:
+        return []
 
     def keyed(self, key: str) -> str | None:
         return next((job.id for job in self.finished.values() if job.key == key), None)
