@@ -66,7 +66,7 @@ def test_a_policy_is_set_and_the_change_is_an_event(live_shoal: Shoal, restored:
     assert result.code == 0, result.err
     assert "the policy is now 'labs': order fair" in result.out
     assert "  half_life: 7d -> 3d" in result.out
-    assert "the policy is 'labs' now" in live_shoal("events", "-n", "5").out
+    assert "the policy is now 'labs'" in live_shoal("events", "-n", "5").out
     assert "vision: {parent: research, quota_gpus: 8}" in live_shoal("policy").out
     assert restored.client.policy().tenant("vision").parent == "research"
     assert "nothing changed" in live_shoal("policy", "set", str(EXAMPLES / "labs.toml")).out
