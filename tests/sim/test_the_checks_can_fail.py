@@ -319,7 +319,7 @@ CAUGHT_BY_THE_INVARIANTS: list[tuple[Mutate, str]] = [
     (ignore_what_is_held, "not what it asked for|more than it has|what is held|kept as spares"),
     (place_part_of_a_gang, "runs with . of . members"),
     (forget_to_requeue, "goes on as a partial gang|nothing left to stop"),
-    (run_again_while_a_member_lives, "waits but holds|nodes hold does not match|knows nothing of"),
+    (run_again_while_a_member_lives, "waits but holds|nodes hold does not match|does not know"),
     (skip_some_jobs_for_ever, "waits without a reason"),
     (change_the_state_without_an_event, "is not the state that was lost"),
     (place_others_beside_those_who_want_to_be_alone, "what is free does|wants it for itself"),

@@ -29,7 +29,7 @@ from shoal.model.report import Answer, Report
 class Step(msgspec.Struct, frozen=True):
     """`events` are already applied to the state, and must be stored before `commands` are sent
     and `answers` (one per request, in order) are given. `finished` holds the whole records of
-    the jobs that left the state. Nothing happens by itself before `wake_ms`."""
+    the jobs that left the state. Without a report, no step is needed before `wake_ms`."""
 
     events: list[Event]
     commands: list[Command]
@@ -44,18 +44,18 @@ def step(state: State, report: Report, policy: Policy, now_ms: int) -> Step:
         round_.emit(PolicyChanged(at_ms=now_ms, policy=policy))
     note_clock(round_, report.drift_ms)
     fresh = observe(round_, report)  # what happened on the nodes
-    watch(round_, fresh)  # what members say of their work
-    reclaim(round_, fresh)  # who holds GPUs and does not use them
+    watch(round_, fresh)  # what members report of their work
+    reclaim(round_, fresh)  # jobs that hold GPUs and do not use them
     answers = admit(round_, report.requests)  # what users want
-    budget(round_, report.spendings)  # who has used up what it may spend
+    budget(round_, report.spendings)  # tenants that have used up their budget
     heal(round_)  # retry, requeue, give up
     serve(round_, report.services)  # as many replicas as services want
     schedule(round_)  # order the queue and place what fits
     commands = reconcile(round_, fresh)  # what should run minus what runs
     commands += checks_wanted(state, fresh)  # which nodes should be measured
-    commands += prepares_wanted(state, fresh, now_ms)  # which should be warm for a gang
-    commands += dismissals(state, fresh)  # who wanted to leave and may
+    commands += prepares_wanted(state, fresh, now_ms)  # which nodes should be warm for a gang
+    commands += dismissals(state, fresh)  # which nodes may leave, as they asked
     if report.fences:
-        commands += fences_wanted(round_)  # who does not answer and shall not go on
+        commands += fences_wanted(round_)  # which silent nodes the engine should end
     wake_ms = next_wake(round_)
     return Step(round_.events, commands, answers, round_.finished, wake_ms)

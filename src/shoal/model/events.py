@@ -158,7 +158,7 @@ class JobFinished(JobEvent, frozen=True, kw_only=True):
 
 
 class NodeJoined(NodeEvent, frozen=True, kw_only=True):
-    """`incarnation` grows each time the node's agent starts anew."""
+    """`incarnation` grows each time the node's agent starts."""
 
     spec: NodeSpec
     incarnation: int
@@ -173,28 +173,28 @@ class NodeSilent(NodeEvent, frozen=True, kw_only=True, tag="NodeSuspected"):
 
 
 class NodeLost(NodeEvent, frozen=True, kw_only=True):
-    """`dead`: known to be gone, so this incarnation can never speak again; else only silent."""
+    """`dead`: known to be gone, so this incarnation can never report again; else only silent."""
 
     incarnation: int
     dead: bool
 
 
 class NodeIntended(NodeEvent, frozen=True, kw_only=True):
-    """`leaving`: by the node's own wish, not an operator's."""
+    """`leaving`: the node itself asked for it, not an operator."""
 
     intent: NodeIntent
     leaving: bool = False
 
 
 class NodeChecked(NodeEvent, frozen=True, kw_only=True):
-    """The node was measured, and the figures held beside what is usual."""
+    """The node was measured, and its figures were compared with what is usual."""
 
     result: CheckResult
     passed: bool
 
 
 class NodeJudged(NodeEvent, frozen=True, kw_only=True):
-    """What is thought of the node's work has changed: suspect, in quarantine, or well again."""
+    """The judgement of the node has changed: suspect, in quarantine, or ok again."""
 
     record: Record
 

@@ -100,7 +100,7 @@ class JobSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
 
     @property
     def yields(self) -> bool:
-        """It may be stopped for others, or moved: it runs again, so it must be allowed to."""
+        """It may be stopped for others, or moved, because its restart rule lets it run again."""
         return self.preemptible and self.restart is not Restart.NEVER
 
     @property
@@ -110,7 +110,7 @@ class JobSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
 
 
 class MemberRef(NamedTuple):
-    """Names one incarnation of one member, everywhere and for ever."""
+    """Names one member of one attempt, everywhere and for ever."""
 
     job: str
     attempt: int
@@ -128,12 +128,12 @@ class MemberStatus(enum.StrEnum):
 
 
 class Fault(enum.StrEnum):
-    """Why an exit may not be the job's own doing, by what its node saw."""
+    """Why an exit may be the node's fault, by what the node saw."""
 
     NONE = ""
-    START = "start"  # the node could start nothing: no room, no inodes, no processes
-    SICK = "sick"  # it ran and failed, and the node's disk takes nothing
-    MISSING = "missing"  # its program or folder is not there; elsewhere it may be
+    START = "start"  # the node could not start it: no disk space, inodes or processes left
+    SICK = "sick"  # it ran and failed, and nothing can be written to the node's disk
+    MISSING = "missing"  # its program or folder is not there; another node may have it
 
 
 class Member(msgspec.Struct):
@@ -143,11 +143,11 @@ class Member(msgspec.Struct):
     status: MemberStatus = MemberStatus.PENDING
     code: int | None = None
     started: bool = False  # it was seen to have run
-    stopped: bool = False  # it ended after it was told to stop
+    stopped: bool = False  # it ended after a command to stop
 
     @property
     def done(self) -> bool:
-        """It did its work: it ended well, and not because it had to."""
+        """It did its work: it exited 0, and not because it was stopped."""
         return self.status is MemberStatus.EXITED and self.code == 0 and not self.stopped
 
     @property
@@ -187,7 +187,7 @@ class StopCause(enum.StrEnum):
 
 
 class Job(msgspec.Struct, kw_only=True):
-    """A job's whole record, changed by `apply` alone. `attempt` counts placements, from 1."""
+    """A job's whole record. Only `apply` changes it. `attempt` counts placements, from 1."""
 
     id: str
     number: int
@@ -201,7 +201,7 @@ class Job(msgspec.Struct, kw_only=True):
     not_before_ms: int = 0
     attained_ms: int = 0  # run time of earlier attempts that was not lost
     kept_ms: int = 0  # how much of that the last attempt left
-    borrowed: bool = False  # with its newest placement its tenant held more than its quota
+    borrowed: bool = False  # its newest placement put its tenant above the quota
     share: int = 0  # of the cluster, per member, in billionths, as it was placed
     placed_ms: int | None = None
     running_ms: int | None = None
@@ -209,20 +209,20 @@ class Job(msgspec.Struct, kw_only=True):
     stop_cause: StopCause | None = None
     failures: int = 0  # ends by its own error: these use up `retries`
     preemptions: int = 0
-    elder: bool = False  # it has waited for too long and comes first until it has ended
-    told: int = -1  # the span of its run time that was last learned from
+    elder: bool = False  # it waited too long and comes first until it ends
+    told: int = -1  # the last span of its run time that was learned from
     losses: int = 0  # ends by the loss of a node: these do not
     hangs: int = 0
     first_bad_code: int | None = None
     first_bad_member: int = 0
     first_bad_step: int | None = None
-    saved_step: int = 0  # the newest checkpoint that it told of goes on from here
+    saved_step: int = 0  # its newest reported checkpoint continues from this step
     saved_ms: int | None = None  # when this attempt last saved
-    faults: int = 0  # ends by the fault of a node that could not run it
+    faults: int = 0  # ends because a node could not run it
     fault: str = ""  # the one that ended this attempt
-    missing_on: tuple[str, ...] = ()  # nodes that have not what it needs
+    missing_on: tuple[str, ...] = ()  # nodes that lack what it needs
     idle_stops: int = 0  # ends because its GPUs were not used
-    idle_since_ms: int | None = None  # it was warned that it uses nothing of its GPUs
+    idle_since_ms: int | None = None  # it was warned that it does not use its GPUs
     outcome: Outcome | None = None
     code: int | None = None
     why: str = ""  # the newest decision about it

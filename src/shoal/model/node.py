@@ -1,4 +1,4 @@
-"""A node: a server, or a virtual one, with its resources and its place in the topology."""
+"""A node: a server, real or virtual, with its resources and its place in the topology."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class NodeSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     gpu_memory_mb: Annotated[int, msgspec.Meta(ge=0)] = 0
     place: str = ""
     address: str = "127.0.0.1"
-    checkpoints: str = ""  # names its root for checkpoints: the same name is the same place
+    checkpoints: str = ""  # names its checkpoint storage: nodes with the same name share it
 
     @property
     def kind(self) -> Kind:
@@ -43,7 +43,7 @@ class NodeSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
 class NodeHealth(enum.StrEnum):
     """What the controller believes about a node."""
 
-    JOINING = "joining"  # reported, but something that must not run is still alive on it
+    JOINING = "joining"  # it reported, but something that must not run is still alive there
     READY = "ready"
     SILENT = "silent"  # out of contact, not yet given up: its jobs are left alone
     LOST = "lost"
@@ -58,7 +58,7 @@ class NodeIntent(enum.StrEnum):
 
     OPEN = "open"
     CORDONED = "cordoned"  # nothing new
-    DRAINING = "draining"  # nothing new, and what may be restarted moves elsewhere
+    DRAINING = "draining"  # nothing new; jobs that may be restarted move elsewhere
     REMOVED = "removed"  # no longer part of the cluster, unless it joins again
 
 

@@ -1,4 +1,4 @@
-"""Who has used how much: decayed usage of each tenant, kept as jobs take and give back."""
+"""How much each tenant has used: a decaying sum, kept as jobs take and give back resources."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ class Accounts:
         self.obey(policy)
 
     def obey(self, policy: Policy) -> None:
-        """Another policy may have another tree or half-life; what was used stays used."""
+        """A new policy may have another tree or half-life; past usage stays."""
         self._half_life_ms = policy.half_life_ms
         self._policy = policy
         self._lineages = {name: policy.lineage(name) for name in self._lineages}
@@ -77,7 +77,7 @@ class Accounts:
         return ""
 
     def change(self, tenant: str, share: int, gpu_milli: int, now_ms: int, penalty: int) -> None:
-        """So much more is held (less, if negative) from now on."""
+        """The tenant holds this much more from now on (less, if negative)."""
         accounts = [self.own.setdefault(tenant, Account())]
         for ancestor in self.lineage(tenant):
             accounts.append(self.sums.setdefault(ancestor.name, Account()))
@@ -88,8 +88,8 @@ class Accounts:
             account.usage += penalty
 
     def standing(self, tenant: str, now_ms: int) -> tuple[float, ...]:
-        """The lower comes first: who holds less than its quota, and then, at each generation of
-        the tree, usage by weight among siblings."""
+        """The lower comes first: tenants below their quota, and then, at each level of the tree,
+        usage by weight among siblings."""
         sums, half_life_ms = self.sums, self._half_life_ms
         usages = [
             sums[ancestor.name].usage_at(now_ms, half_life_ms) / ancestor.weight
@@ -100,8 +100,8 @@ class Accounts:
         return (float(not self.within_quota(tenant, 1)), *usages)
 
     def within_quota(self, tenant: str, gpu_milli: int) -> bool:
-        """With so much more, would it hold no more than it is guaranteed? Without a quota all is
-        borrowed."""
+        """With this much more, would it stay within its guaranteed GPUs? Without a quota everything
+        is borrowed."""
         guarantor = self.guarantor(tenant)
         if guarantor is None:
             return False
@@ -110,7 +110,7 @@ class Accounts:
         return held + gpu_milli <= guarantor.quota_gpus * WHOLE_GPU_MILLI
 
     def guarantor(self, tenant: str) -> Tenant | None:
-        """Whose quota it lives by: the nearest of the tenant and its ancestors that has one."""
+        """The tenant whose quota applies: the nearest of itself and its ancestors that has one."""
         for ancestor in reversed(self.lineage(tenant)):
             if ancestor.quota_gpus:
                 return ancestor

@@ -1,4 +1,4 @@
-"""What events of budgets, idle jobs and the clock change: who may start, and who was warned."""
+"""What events of budgets, idle jobs and the clock do; a part of `apply`."""
 
 from __future__ import annotations
 

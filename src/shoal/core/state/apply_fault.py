@@ -11,8 +11,8 @@ MISSING_CODE = 127  # as a shell reports a command that is not there
 
 
 def note_fault(state: State, job: Job, event: MemberLost) -> None:
-    """A program that is missing counts as a failure on this node: should the job run well
-    elsewhere, that speaks against the node."""
+    """A missing program counts as a failure on this node: if the job runs well elsewhere, the node
+    is to blame."""
     if not event.fault:
         return
     job.fault, job.faults = event.why, job.faults + 1

@@ -70,7 +70,7 @@ def _service_stopped(state: State, event: ServiceStopped) -> None:
 
 
 def not_served(state: State, job: Job) -> None:
-    """The replica gets no requests any more."""
+    """The replica gets no more requests."""
     service = state.services.get(job.spec.service)
     if service is not None:
         service.ready.pop(job.id, None)
@@ -78,8 +78,8 @@ def not_served(state: State, job: Job) -> None:
 
 
 def replica_over(state: State, job: Job, event: JobFinished) -> None:
-    """A server that ends by itself has failed, whatever its code; the next waits a little longer
-    each time."""
+    """A server that ends by itself has failed, whatever its exit code. The next one starts a little
+    later each time."""
     service = state.services.get(job.spec.service)
     if service is None:
         return
@@ -87,7 +87,7 @@ def replica_over(state: State, job: Job, event: JobFinished) -> None:
     if drained or event.outcome is Outcome.CANCELLED or job.spec.version != service.version:
         return
     service.failures += 1
-    # What it was stopped for says more than how it took that.
+    # The reason for stopping it says more than its exit code.
     why = job.why if job.stop_cause is StopCause.FAILURE else event.why
     service.why = f"{job.id}: {why}"
     wait_ms = min(REPLICA_RETRY_MS << min(service.failures - 1, 6), REPLICA_RETRY_MS_MAX)

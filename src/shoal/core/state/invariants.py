@@ -101,7 +101,7 @@ def _verify_nodes(state: State, node_ids: Iterable[str]) -> None:
         for ref, job in state.placed[node_id].items():
             member = job.members[ref.member]
             if (job.attempt, job.id, member.slice.node) != (ref.attempt, ref.job, node_id):
-                raise Violation(f"{node_id} holds {ref}, which the job knows nothing of")
+                raise Violation(f"{node_id} holds {ref}, which its job does not know")
             held.add(member.slice, job)
         if held.gpus and (max(held.gpus) > 1000 or len(held.gpus) != node.spec.gpus):
             raise Violation(f"a GPU of {node_id} is held twice or does not exist: {held.gpus}")
@@ -133,13 +133,13 @@ class _Sum:
 
     def add(self, slice_: Slice, job: Job) -> None:
         for gpu in slice_.gpus:
-            self.gpus += [0] * (gpu + 1 - len(self.gpus))  # one that is not there shows by this
+            self.gpus += [0] * (gpu + 1 - len(self.gpus))  # a GPU that does not exist shows by this
             self.gpus[gpu] += slice_.gpu_milli
         self.cpu_milli += slice_.cpu_milli
         self.memory_mb += slice_.memory_mb
         self.exclusive += job.spec.whole_nodes
         if job.spec.whole_nodes or slice_ != Slice(slice_.node, gpu_milli=slice_.gpu_milli):
-            self.users.add(job.id)  # who takes nothing disturbs nobody
+            self.users.add(job.id)  # a member that takes nothing disturbs no other
 
 
 def _verify_counts(state: State) -> None:

@@ -1,4 +1,4 @@
-"""Waiting jobs: lanes of jobs that are alike to the scheduler, and those whose time is not yet."""
+"""Waiting jobs: lanes of jobs that are alike to the scheduler, and jobs that are delayed."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ Kin = tuple[str | int, ...]
 
 
 class Lane(NamedTuple):
-    """Jobs that differ in nothing but who comes first. `kin` is what the policy's order tells them
-    apart by; the elder has a lane of its own."""
+    """Jobs that differ only in which comes first. `kin` is what the policy's order distinguishes
+    them by; the elder has a lane of its own."""
 
     tenant: str
     priority: int
@@ -64,7 +64,7 @@ class Queue:
         self.lane: dict[int, Lane] = {}  # job number -> the lane it stands in
         self.delayed: list[tuple[int, int]] = []  # heap of (not_before_ms, job number)
         self.oldest: list[int] = []  # heap of job numbers; the first one stands in a lane
-        self.held: dict[int, None] = {}  # numbers of those whose budget is used up
+        self.held: dict[int, None] = {}  # numbers of jobs whose budget is used up
 
     @property
     def size(self) -> int:

@@ -10,7 +10,7 @@ NODE_BELIEF_MS = 30 * 24 * 3600 * 1000  # before anything was seen: one loss a m
 
 
 class Reservation(msgspec.Struct, frozen=True):
-    """Nodes, by index in ascending order, that are set aside for a job at the front."""
+    """Nodes, by index in ascending order, that are reserved for a job at the front."""
 
     start_ms: int | None
     nodes: tuple[int, ...]
@@ -19,7 +19,7 @@ class Reservation(msgspec.Struct, frozen=True):
 
 
 class Wear(msgspec.Struct):
-    """How often machines cut attempts short, of late: losses in so much time of nodes at work."""
+    """How often nodes were lost lately: losses, and the working time of nodes they happened in."""
 
     node_ms: int = 0
     losses: int = 0
@@ -32,12 +32,12 @@ class Wear(msgspec.Struct):
             self.losses //= 2
 
     def between_ms(self, nodes: int) -> int:
-        """The mean time between losses of a gang over so many nodes."""
+        """The mean time between losses for a gang on this many nodes."""
         return (NODE_BELIEF_MS + self.node_ms) // (1 + self.losses) // max(1, nodes)
 
 
 class Ages(msgspec.Struct):
-    """How old jobs were when they ended, of late."""
+    """How old jobs were when they ended, lately."""
 
     total_ms: int = 0
     jobs: int = 0

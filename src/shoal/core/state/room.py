@@ -12,7 +12,7 @@ UNLIMITED = 1 << 30  # a demand of nothing fits any number of times
 
 
 class Level(NamedTuple):
-    """All that is free on a node. Nodes of one kind on one level are alike to the scheduler."""
+    """Everything that is free on a node. The scheduler treats nodes of one kind and level alike."""
 
     gpus: int  # wholly free
     cpu_milli: int
@@ -24,7 +24,7 @@ class Level(NamedTuple):
         return self.gpus * WHOLE_GPU_MILLI + sum(self.shares)
 
     def holds(self, demand: Demand, share_milli: int) -> int:
-        """How many members with this demand fit, if each takes so much of its GPUs."""
+        """How many members with this demand fit, if each takes this share of its GPUs."""
         count = UNLIMITED
         if demand.gpus:
             if share_milli == WHOLE_GPU_MILLI:
@@ -40,7 +40,7 @@ class Level(NamedTuple):
         return count
 
     def minus(self, demand: Demand, share_milli: int, members: int) -> Level:
-        """What is left when so many members have taken their part, as `Room.pick` would."""
+        """What is left when this many members have taken their part, as `Room.pick` would."""
         gpus, shares = self.gpus, self.shares
         if demand.gpus and share_milli == WHOLE_GPU_MILLI:
             gpus -= demand.gpus * members
@@ -78,7 +78,7 @@ class Room:
         self.gpu_milli = [WHOLE_GPU_MILLI] * spec.gpus
         self.cpu_milli = spec.cpu_milli
         self.memory_mb = spec.memory_mb
-        self.exclusive = 0  # slices of jobs that want nothing beside them
+        self.exclusive = 0  # slices of jobs that want the node for themselves
         self.level = NOTHING
         self.settle()
 
@@ -112,7 +112,7 @@ class Room:
 
     @property
     def awaited(self) -> bool:
-        """Has a claim taken what somebody still holds?"""
+        """Has a claim taken what another job still holds?"""
         return self.cpu_milli < 0 or self.memory_mb < 0 or any(left < 0 for left in self.gpu_milli)
 
     @property
@@ -152,7 +152,7 @@ class Room:
 
 class FreeIndex:
     """Schedulable nodes of one kind by level. Many nodes share few levels, most of all when the
-    cluster is full, so whoever walks the levels need not look at every node."""
+    cluster is full, so a walk over the levels is shorter than one over the nodes."""
 
     __slots__ = ("levels", "nodes")
 
@@ -178,7 +178,7 @@ class FreeIndex:
             del self.levels[bisect_left(self.levels, level)]
 
     def fitting(self, demand: Demand, share_milli: int, members: int = 1) -> list[Level]:
-        """The levels that hold so many members, the fullest nodes first."""
+        """The levels that hold this many members, the fullest nodes first."""
         gpus = demand.gpus * members if share_milli == WHOLE_GPU_MILLI else 0
         cpu_milli, memory_mb = demand.cpu_milli * members, demand.memory_mb * members
         start = bisect_left(self.levels, (gpus, cpu_milli if gpus else 0))
@@ -257,7 +257,7 @@ class Division:
         self._settle(name, gpus, domain.gpus)
 
     def with_gpus(self, least: int) -> list[str]:
-        """The names of those with at least so many free GPUs, the tightest first."""
+        """The names of those with at least this many free GPUs, the tightest first."""
         return [name for _, name in self.tightest[bisect_left(self.tightest, (least, "")) :]]
 
     def _settle(self, name: str, before: int, after: int) -> None:
