@@ -178,8 +178,7 @@ def test_the_whole_demo_is_as_promised(tmp_path: Path) -> None:
 def test_an_interrupted_demo_leaves_nothing_behind(number: signal.Signals, tmp_path: Path) -> None:
     with demo(tmp_path) as process:
         assert process.stdout is not None
-        while "jobs are submitted" not in process.stdout.readline():
-            pass
+        assert any("jobs submitted" in line for line in iter(process.stdout.readline, ""))
         process.send_signal(number)
         _, err = process.communicate(timeout=60)
     assert process.returncode == 130
