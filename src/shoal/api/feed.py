@@ -26,7 +26,7 @@ from shoal.api.lines import (
     service_line,
 )
 from shoal.api.present import find_job, known_nodes, status_view
-from shoal.control.loop import ControlLoop
+from shoal.control.loop import ControlLoop, Unreadable
 from shoal.core.state.heard import Watch
 from shoal.core.state.state import State
 from shoal.enduring import enduring
@@ -174,7 +174,10 @@ class Feed:
 
     async def _watch(self) -> None:
         while self._pages:
-            await self._loop.changed("", QUIET_S)
+            try:
+                await self._loop.changed("", QUIET_S)
+            except Unreadable:
+                continue  # without beats, pages know that what they show is old
             began = time.monotonic()
             piece = self.advance()
             if piece is not None:

@@ -26,7 +26,7 @@ from shoal.control.history.loads import (
     service_shape,
 )
 from shoal.control.history.store import HistoryFile, Whole
-from shoal.control.loop import ControlLoop
+from shoal.control.loop import ControlLoop, Unreadable
 from shoal.core.state.heard import Watch
 from shoal.model.samples import NodeSample
 from shoal.model.series import JobSeries, NodeSeries, ServiceSeries
@@ -101,6 +101,8 @@ class History:
                 if asyncio.get_running_loop().time() >= whole_at:
                     await self.write_whole()
                     whole_at = asyncio.get_running_loop().time() + WHOLE_EVERY_S
+            except Unreadable:
+                continue  # the store has an alarm already
             except Exception:  # a look that fails must not be the last one
                 log.exception("a look at the samples failed")
 
