@@ -10,7 +10,7 @@ import msgspec
 from hypothesis import given
 from hypothesis import strategies as st
 
-from shoal.core.scheduling.fit import Plan, fit, room_for, shortage, slices
+from shoal.core.scheduling.fit import GangFit, fit, room_for, shortage, slices
 from shoal.core.state.apply import apply
 from shoal.core.state.apply_room import change
 from shoal.core.state.invariants import verify
@@ -64,7 +64,7 @@ def gang_of(**wishes: Any) -> Gang:
     return gang_of_spec(job_spec(**{"cpu_milli": 0, **wishes}))
 
 
-def nodes_of(plan: Plan | None) -> list[tuple[int, int]] | None:
+def nodes_of(plan: GangFit | None) -> list[tuple[int, int]] | None:
     return None if plan is None else plan.nodes
 
 
@@ -243,7 +243,7 @@ def test_nothing_fits_where_there_is_no_node() -> None:
 def test_a_member_gets_the_lowest_free_gpus() -> None:
     state = state_of([node(4)])
     change(state, Slice("n0", (1,)), -1)
-    given_ = slices(state, Plan([(0, 3)], ""), Demand(1, 0, 0))
+    given_ = slices(state, GangFit([(0, 3)], ""), Demand(1, 0, 0))
     assert [slice_.gpus for slice_ in given_] == [(0,), (2,), (3,)]
 
 
@@ -255,7 +255,7 @@ def test_a_share_goes_to_the_fullest_gpu_that_has_room_for_it() -> None:
     change(state, Slice("n0", (1,), gpu_milli=300), -1)
     change(state, Slice("n0", (2,), gpu_milli=600), -1)
     change(state, Slice("n0", (3,), gpu_milli=900), -1)
-    given_ = slices(state, Plan([(0, 4)], ""), Demand(1, 0, 0, 400))
+    given_ = slices(state, GangFit([(0, 4)], ""), Demand(1, 0, 0, 400))
     assert [slice_.gpus for slice_ in given_] == [(2,), (1,), (0,), (0,)]
 
 

@@ -107,7 +107,7 @@ def test_a_job_of_higher_priority_takes_the_room_and_the_other_runs_again(live: 
 def test_a_job_that_must_not_restart_is_stopped_for_nobody(live: Live) -> None:
     never = runs(live, members=3, gpus=2, restart="never", **WILLING)
     high = live.run(ENDLESS, gpus=2, priority=10)
-    assert "there is room for none now" in live.client.why(high).why
+    assert "no node has " in live.client.why(high).why
     assert (live.client.job(never).state, live.client.job(never).attempt) == ("running", 1)
 
 

@@ -16,7 +16,7 @@ from shoal.core.phases import reclaim as idle
 from shoal.core.phases.ending import stop
 from shoal.core.phases.round import Round
 from shoal.core.scheduling import cycle, elastic, fit, preempt
-from shoal.core.scheduling.fit import Plan
+from shoal.core.scheduling.fit import GangFit
 from shoal.core.scheduling.order import Rank, Walk
 from shoal.core.state import queue
 from shoal.core.state.accounts import Accounts
@@ -41,10 +41,10 @@ Mutate = Callable[[pytest.MonkeyPatch], None]
 
 
 def ignore_what_is_held(patch: pytest.MonkeyPatch) -> None:
-    def blind(state: State, gang: Gang, avoid: Collection[int] = ()) -> Plan | None:
+    def blind(state: State, gang: Gang, avoid: Collection[int] = ()) -> GangFit | None:
         for node in state.order:
             if node.schedulable and node.spec.gpus >= gang.members * gang.demand.gpus:
-                return Plan([(node.index, gang.members)], "there are GPUs")
+                return GangFit([(node.index, gang.members)], "there are GPUs")
         return None
 
     patch.setattr(cycle, "fit", blind)
@@ -53,7 +53,7 @@ def ignore_what_is_held(patch: pytest.MonkeyPatch) -> None:
 def place_part_of_a_gang(patch: pytest.MonkeyPatch) -> None:
     whole = fit.slices
 
-    def part(state: State, plan: Plan, demand: Demand) -> tuple[Slice, ...]:
+    def part(state: State, plan: GangFit, demand: Demand) -> tuple[Slice, ...]:
         given = whole(state, plan, demand)
         return given[:-1] if len(given) > 1 else given
 
@@ -174,7 +174,7 @@ def place_others_beside_those_who_want_to_be_alone(patch: pytest.MonkeyPatch) ->
 def grow_without_end(patch: pytest.MonkeyPatch) -> None:
     widest = elastic.widest
 
-    def wider(state: State, job: Job, gang: Gang, avoid: Collection[int]) -> Plan | None:
+    def wider(state: State, job: Job, gang: Gang, avoid: Collection[int]) -> GangFit | None:
         spec = msgspec.structs.replace(job.spec, members_max=job.spec.members + 9)
         return widest(state, msgspec.structs.replace(job, spec=spec), gang, avoid)
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Collection, Iterable
 
-from shoal.core.scheduling.fit import Plan, fit, members_here, slices
+from shoal.core.scheduling.fit import GangFit, fit, members_here, slices
 from shoal.core.state.apply_room import Overlay
 from shoal.core.state.queue import Gang
 from shoal.core.state.room import Room
@@ -47,7 +47,7 @@ def again(
     return tuple(kept[number] for number in range(total)), why
 
 
-def _on_warm_nodes(state: State, job: Job, gang: Gang, avoid: Collection[int]) -> Plan | None:
+def _on_warm_nodes(state: State, job: Job, gang: Gang, avoid: Collection[int]) -> GangFit | None:
     """Nodes that were told of the job have loaded what its members would wait for."""
     given: list[tuple[int, int]] = []
     missing = gang.members
@@ -59,7 +59,7 @@ def _on_warm_nodes(state: State, job: Job, gang: Gang, avoid: Collection[int]) -
             if here:
                 given.append((node.index, min(here, missing)))
                 missing -= given[-1][1]
-    return Plan(given, "nodes that are warm") if not missing else None
+    return GangFit(given, "nodes that are warm") if not missing else None
 
 
 def _kept(state: State, job: Job, gang: Gang, avoid: Collection[int]) -> list[int]:

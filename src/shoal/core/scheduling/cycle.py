@@ -8,7 +8,7 @@ from shoal.core.scheduling.again import again, spares_beside, spares_kept_from
 from shoal.core.scheduling.backfill import GAP_TRIES_MAX, delayed_by, nodes_of, reserve
 from shoal.core.scheduling.defragment import defragment
 from shoal.core.scheduling.elastic import grow, widest
-from shoal.core.scheduling.fit import Plan, fit, slices
+from shoal.core.scheduling.fit import GangFit, fit, slices
 from shoal.core.scheduling.order import ORDERINGS, Rank, Walk, place_in_line
 from shoal.core.scheduling.preempt import preempt
 from shoal.core.scheduling.roots import blind_nodes, starts_over
@@ -190,7 +190,7 @@ def _place_one(round_: Round, lane: Lane, ahead: list[str]) -> bool:
     return False
 
 
-def _start(round_: Round, job: Job, lane: Lane, avoid: set[int], apart: Plan) -> None:
+def _start(round_: Round, job: Job, lane: Lane, avoid: set[int], apart: GangFit) -> None:
     """Where its checkpoints are seen, if it has some and there is room."""
     state, gang = round_.state, lane.gang
     blind = blind_nodes(state, job) - avoid
@@ -205,13 +205,17 @@ def _start(round_: Round, job: Job, lane: Lane, avoid: set[int], apart: Plan) ->
     _place(round_, job, lane, wider or spread(state, job, gang, avoid) or apart)
 
 
-def _place(round_: Round, job: Job, lane: Lane, plan: Plan) -> None:
+def _place(round_: Round, job: Job, lane: Lane, plan: GangFit) -> None:
     given = slices(round_.state, plan, lane.gang.demand)
-    _give(round_, job, given, _plan_text(round_.state, plan, lane))
+    _give(round_, job, given, _plan_text(round_.state, plan))
 
 
 def _give(round_: Round, job: Job, given: tuple[Slice, ...], where: str) -> None:
-    waited = duration_text(round_.now_ms - job.submitted_ms)
+    waited_ms = round_.now_ms - job.submitted_ms
+    if job.attempt:
+        when = f"{duration_text(waited_ms)} after submission"
+    else:
+        when = f"waited {duration_text(waited_ms)}" if waited_ms >= 1000 else "started at once"
     promise = round_.state.reservations.get(job.id)
     round_.emit(
         JobPlaced(
@@ -221,7 +225,7 @@ def _give(round_: Round, job: Job, given: tuple[Slice, ...], where: str) -> None
             attempt=job.attempt + 1,
             slices=given,
             master=_master(round_.state, round_.policy, given[0].node),
-            why=f"{where}; {waited} after submission{starts_over(round_.state, job, given)}",
+            why=f"{where}; {when}{starts_over(round_.state, job, given)}",
         )
     )
 
@@ -263,13 +267,13 @@ def _short(room: Room, slice_: Slice) -> bool:
     )
 
 
-def _plan_text(state: State, plan: Plan, lane: Lane) -> str:
+def _plan_text(state: State, plan: GangFit) -> str:
     names = ", ".join(state.order[index].id for index, _ in plan.nodes[:8])
     more = f" and {len(plan.nodes) - 8} more" if len(plan.nodes) > 8 else ""
     members = sum(count for _, count in plan.nodes)
-    each = " each" if members > 1 else ""
-    gang = f"{plural(members, 'member')} with {lane.gang.demand}{each}"
-    return f"{gang} on {names}{more}: {plan.rule}"
+    if len(plan.nodes) == 1:
+        return f"{plan.rule} on {names}"
+    return f"{plural(members, 'member')} on {names}{more}: {plan.rule}"
 
 
 def _master(state: State, policy: Policy, node_id: str) -> str:

@@ -6,7 +6,7 @@ from collections.abc import Collection
 
 from shoal.core.phases.round import Round
 from shoal.core.scheduling.again import spares_beside
-from shoal.core.scheduling.fit import Plan, fit, room_for, slices
+from shoal.core.scheduling.fit import GangFit, fit, room_for, slices
 from shoal.core.state.queue import Gang, gang_of
 from shoal.core.state.saving import unsaved_ms
 from shoal.core.state.state import State
@@ -20,7 +20,7 @@ UNSAVED_PART = 8
 UNSAVED_MS = 1_000
 
 
-def widest(state: State, job: Job, gang: Gang, avoid: Collection[int]) -> Plan | None:
+def widest(state: State, job: Job, gang: Gang, avoid: Collection[int]) -> GangFit | None:
     """As many members as fit, between its least and its most; None if only the least do."""
     if not job.spec.elastic:
         return None

@@ -19,14 +19,14 @@ DOMAINS_TRIED_MAX = 16
 SPARSE_MAX = 128
 
 
-class Plan(NamedTuple):
+class GangFit(NamedTuple):
     """Pairs of (node index, members placed there), and in words why there."""
 
     nodes: list[tuple[int, int]]
     rule: str
 
 
-def fit(state: State, gang: Gang, avoid: Collection[int] = ()) -> Plan | None:
+def fit(state: State, gang: Gang, avoid: Collection[int] = ()) -> GangFit | None:
     """The whole gang or None. On one node if one holds it, else in one rack, else in one block,
     else anywhere; how far it may spread is the gang's to say."""
     score = PLACEMENTS[state.policy.placement]
@@ -46,7 +46,7 @@ def fit(state: State, gang: Gang, avoid: Collection[int] = ()) -> Plan | None:
     return None
 
 
-def slices(state: State, plan: Plan, demand: Demand) -> tuple[Slice, ...]:
+def slices(state: State, plan: GangFit, demand: Demand) -> tuple[Slice, ...]:
     """The plan in concrete GPUs."""
     return tuple(
         Slice(state.order[index].id, gpus, demand.cpu_milli, demand.memory_mb, share)
@@ -85,7 +85,7 @@ def members_here(gang: Gang, kind: Kind, level: Level) -> int:
 
 def _on_one_node(
     state: State, domain: Domain, gang: Gang, score: Score, avoid: Collection[int]
-) -> Plan | None:
+) -> GangFit | None:
     """The node that the policy's placement scores best; equals go by join order."""
     demand, members = gang.demand, gang.members
     best: tuple[tuple[float, ...], int] | None = None
@@ -102,7 +102,9 @@ def _on_one_node(
                 best = found
     if best is None:
         return None
-    return Plan([(best[1], members)], f"best by {state.policy.placement}")
+    placement = state.policy.placement
+    rule = "best fit" if placement == "shoal" else f"chosen by {placement}"
+    return GangFit([(best[1], members)], rule)
 
 
 def _first(nodes: list[int], avoid: Collection[int]) -> int | None:
@@ -132,7 +134,7 @@ def _in_one_domain(
     name: str,
     avoid: Collection[int],
     sparse: list[tuple[int, int]] | None,
-) -> Plan | None:
+) -> GangFit | None:
     """The tightest rack or block with room for all of it."""
     division = state.divisions[depth - 1]
     need = gang.members * gang.demand.gpus * (gang.demand.gpu_milli == 1000)
@@ -155,7 +157,7 @@ def _in_one_domain(
     return None
 
 
-def _over_many(domain: Domain, gang: Gang, avoid: Collection[int], rule: str) -> Plan | None:
+def _over_many(domain: Domain, gang: Gang, avoid: Collection[int], rule: str) -> GangFit | None:
     """The emptiest nodes first, so that the gang touches as few as it can; a gang without GPUs
     the other way round, so that it does not strand those of empty nodes."""
     if room_for(domain, gang, gang.members) < gang.members:
@@ -175,7 +177,7 @@ def _over_many(domain: Domain, gang: Gang, avoid: Collection[int], rule: str) ->
             plan.append((node, count))
             missing -= count
             if not missing:
-                return Plan(plan, rule)
+                return GangFit(plan, rule)
     return None
 
 
@@ -202,7 +204,9 @@ def shortage(state: State, gang: Gang) -> str:
         return ""
     if room:
         return f"{need}; there is room for {room} now"
-    return f"{need}; there is room for none now{_best_node(state, gang)}"
+    if members == 1:
+        return f"no node has {gang.demand} free{_best_node(state, gang)}"
+    return f"{need}; no node has room for one{_best_node(state, gang)}"
 
 
 def _shortage_within(state: State, gang: Gang, need: str) -> str:
@@ -229,4 +233,4 @@ def _best_node(state: State, gang: Gang) -> str:
     if not levels:
         return ""
     best = max(levels)
-    return f" (the emptiest node has {Demand(best.gpus, best.cpu_milli, best.memory_mb)} free)"
+    return f": the emptiest has {Demand(best.gpus, best.cpu_milli, best.memory_mb)}"

@@ -18,7 +18,7 @@ from typing import NamedTuple
 
 from shoal.core.phases.round import Round
 from shoal.core.scheduling.again import spares_kept_from
-from shoal.core.scheduling.fit import Plan, fit, slices
+from shoal.core.scheduling.fit import GangFit, fit, slices
 from shoal.core.scheduling.order import ORDERINGS, Rank, gpu_milli_of
 from shoal.core.state.apply_room import Overlay
 from shoal.core.state.queue import Gang, gang_of
@@ -172,7 +172,7 @@ def _resizing(state: State) -> list[Victim]:
 
 def _try_out(
     round_: Round, job: Job, gang: Gang, candidates: list[Victim]
-) -> tuple[list[Victim], Plan] | None:
+) -> tuple[list[Victim], GangFit] | None:
     """Take victims away in turn until the gang fits, then put back, in reverse, those that were
     not needed after all. The state is as it was when this returns."""
     state, now_ms = round_.state, round_.now_ms
@@ -281,7 +281,7 @@ def _kept(held: tuple[Slice, ...], victim: Victim) -> tuple[Slice, ...]:
 
 
 def _slices_without(
-    state: State, victims: list[Victim], plan: Plan, gang: Gang
+    state: State, victims: list[Victim], plan: GangFit, gang: Gang
 ) -> tuple[Slice, ...]:
     """The plan's concrete GPUs, as they will be when the victims are gone."""
     with WithoutVictims(state) as overlay:

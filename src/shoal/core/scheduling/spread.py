@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Collection
 
-from shoal.core.scheduling.fit import Plan, fit
+from shoal.core.scheduling.fit import GangFit, fit
 from shoal.core.state.queue import Gang
 from shoal.core.state.state import State
 from shoal.model.job import Job
@@ -13,7 +13,7 @@ from shoal.model.job import Job
 TRIES_MAX = 8  # beyond this many on every node it hardly matters which
 
 
-def spread(state: State, job: Job, gang: Gang, avoid: Collection[int]) -> Plan | None:
+def spread(state: State, job: Job, gang: Gang, avoid: Collection[int]) -> GangFit | None:
     """A node with as few replicas of the same service as can be, and among those the one that the
     policy prefers; None if it is no replica, or the first."""
     here = Counter(
