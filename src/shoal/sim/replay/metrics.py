@@ -33,8 +33,7 @@ class Levels:
     def __init__(self, nodes: Sequence[NodeSpec]) -> None:
         self.in_gpus = any(node.gpus for node in nodes)
         self.total = self.up = sum(map(self.size, nodes))
-        self.held = 0
-        self.waiting = 0  # what the waiting jobs ask for
+        self.held = self.waiting = 0  # what jobs hold, and what the waiting ones ask for
         self.live = 0  # jobs
         self.now_ms = 0
         self.sums: Counter[str] = Counter()
@@ -47,9 +46,8 @@ class Levels:
         return MILLI * node.gpus if self.in_gpus else node.cpu_milli
 
     def asked(self, spec: JobSpec) -> int:
-        return spec.members * (
-            spec.gpus * (spec.gpu_milli or MILLI) if self.in_gpus else spec.cpu_milli
-        )
+        each = spec.gpus * (spec.gpu_milli or MILLI) if self.in_gpus else spec.cpu_milli
+        return spec.members * each
 
     def amount(self, slice_: Slice) -> int:
         return slice_.gpu_milli * len(slice_.gpus) if self.in_gpus else slice_.cpu_milli
