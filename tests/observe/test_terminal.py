@@ -145,7 +145,7 @@ def test_without_a_terminal_top_prints_once(observed: Observed, job: str) -> Non
         [*command, "--view", "moon"], capture_output=True, text=True, timeout=60, check=False
     )
     assert wrong.returncode == 2
-    assert wrong.stderr == "error: --view: 'moon' is none of jobs, nodes, services\n"
+    assert wrong.stderr == "error: --view: 'moon' is not one of jobs, nodes, services\n"
 
 
 @pytest.mark.outside("a real terminal is drawn by the clock")
