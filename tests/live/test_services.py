@@ -140,7 +140,7 @@ def test_a_stop_lets_a_stream_end(serving: Serving) -> None:
     assert eventually(lambda: serving.view().in_flight == 1, WAIT_S)
     serving.live.client.stop_service(serving.name)
     assert serving.view().state == "stopping"
-    with pytest.raises(ShoalError, match="being stopped"):
+    with pytest.raises(ShoalError, match="is stopping"):
         serving.put(serving.replica("v2"))
     reader.join(WAIT_S)
     assert answers[0].body.count("data: v1") == 40

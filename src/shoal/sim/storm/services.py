@@ -160,7 +160,7 @@ class Services:
         wish = self._asked[name] = self._wishes
 
         def answered(answer: Answer) -> None:
-            waits = isinstance(answer, Refused) and "being stopped" in answer.message
+            waits = isinstance(answer, Refused) and "is stopping" in answer.message
             if self._asked.get(name) == wish and not waits:
                 del self._asked[name]
                 self._counts["service accepted"] += isinstance(answer, Accepted)
