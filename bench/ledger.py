@@ -84,13 +84,13 @@ def measure(nodes: int, jobs: int) -> dict[str, float]:
             if seq % EVENTS_PER_WRITE == 0:
                 at = time.process_time()
                 book.settle()
-                store.put(book.drain(), msgspec.msgpack.encode(book.mirror), seq)
+                store.put(book.drain(), msgspec.msgpack.encode(book.cluster), seq)
                 writing += time.process_time() - at
                 written += 1
         booked_s = time.process_time() - began - writing
-        mirror_bytes = len(msgspec.msgpack.encode(book.mirror))
-        store.put(book.drain(), msgspec.msgpack.encode(book.mirror), len(events))
-        hours = book.mirror.now_ms // HOUR_MS + 1
+        state_bytes = len(msgspec.msgpack.encode(book.cluster))
+        store.put(book.drain(), msgspec.msgpack.encode(book.cluster), len(events))
+        hours = book.cluster.now_ms // HOUR_MS + 1
         at = time.perf_counter()
         tariff = Tariff(PriceList(), store.machines())
         sums = store.sums(By.TENANT, 0, hours, tariff.of_machine)
@@ -117,7 +117,7 @@ def measure(nodes: int, jobs: int) -> dict[str, float]:
         "events_per_s": round(len(events) / booked_s),
         "write_ms": round(writing * 1000 / max(1, written), 1),
         "bytes_per_job": round(size / jobs),
-        "memory_bytes_after": mirror_bytes,
+        "memory_bytes_after": state_bytes,
         "report_ms": round(report_s * 1000, 1),
         "beats_per_s": round(beats_per_s()),
     }

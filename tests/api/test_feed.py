@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from shoal.api.feed import BEHIND_MAX, KEPT_MAX, PAGES_MAX, Feed, Page, TooMany
-from shoal.api.lines import job_line
+from shoal.api.feed_rows import job_line
 from shoal.api.stream import pieces
 from shoal.core.health.hang import Pace
 from shoal.core.state.heard import Watch

@@ -13,8 +13,8 @@ import msgspec
 import pytest
 
 from shoal.api.jobs import Jobs
-from shoal.api.present import status_view
 from shoal.api.simulate import BOUND, FOLDER, Simulator
+from shoal.api.views import status_view
 from shoal.control.store.sqlite import SqliteStore
 from shoal.model.job import Job
 from shoal.model.report import Nothing, Submit

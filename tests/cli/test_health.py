@@ -10,7 +10,7 @@ from typing import Any, cast
 
 import pytest
 
-from shoal.api.present import node_view
+from shoal.api.views import node_view
 from shoal.cli.screen.words import progress_text
 from shoal.cli.verbs.nodes import print_nodes
 from shoal.control.loop import ControlLoop

@@ -347,10 +347,10 @@ def test_a_silent_job_whose_node_says_that_it_uses_nothing_is_idle_since_then() 
     story = started()
     story.after(100)
     story.book.advance(story.now_ms)
-    members.hear_idle(story.book.pages, "n1", [Idle(MemberRef("j1", 1, 0), 70 * S)])
+    members.hear_idle(story.book.postings, "n1", [Idle(MemberRef("j1", 1, 0), 70 * S)])
     story.after(10)
     assert story.seconds() == {"startup": 8, "useful": 60, "idle": 160}
-    members.hear_idle(story.book.pages, "n1", [])
+    members.hear_idle(story.book.postings, "n1", [])
     story.after(5)
     assert story.seconds() == {"startup": 8, "useful": 70, "idle": 160}
 
@@ -372,7 +372,7 @@ def test_a_tenant_that_is_held_does_not_wait_for_gpus() -> None:
 
 
 def gaps(story: Explanation) -> Iterable[tuple[int, bool]]:
-    return [(gap.ms, gap.booked) for gap in story.book.mirror.gaps]
+    return [(gap.ms, gap.booked) for gap in story.book.cluster.gaps]
 
 
 def test_a_clock_that_goes_back_counts_nothing_twice() -> None:

@@ -11,8 +11,8 @@ import pytest
 
 from shoal.cli.screen.explanation import _cost, _gpu_time
 from shoal.ledger.accounts import Account
-from shoal.ledger.mirror import Machine, Owner
-from shoal.ledger.pages import Adds
+from shoal.ledger.book_state import Hardware, Owner
+from shoal.ledger.postings import Addition
 from shoal.ledger.report import Tariff, cost_view, rows
 from shoal.ledger.store import LedgerStore
 from shoal.model.events import NodeJoined
@@ -55,9 +55,9 @@ def test_a_jobs_page_says_what_the_report_says(seed: int, tmp_path: Path) -> Non
         run.finish()
     amounts = books.close(run.world.agenda.now_ms)
     store = LedgerStore(tmp_path / "ledger.db")
-    nodes = {e.node: Machine("", 1) for e in books.events if isinstance(e, NodeJoined)}
+    nodes = {e.node: Hardware("", 1) for e in books.events if isinstance(e, NodeJoined)}
     owners = {place.job: Owner("t", "u", "") for place in amounts if place.job}
-    store.put([Adds(amounts=amounts, machines=nodes, owners=owners)], b"", 1)
+    store.put([Addition(amounts=amounts, machines=nodes, owners=owners)], b"", 1)
     tariff = Tariff(PriceList(), store.machines())
     by_job = rows(tariff, store.sums(By.JOB, 0, 1 << 40, tariff.of_machine), By.JOB, 1 << 20)
     for job in owners:
@@ -88,8 +88,8 @@ def test_a_ledger_killed_at_any_time_goes_on_as_if_nothing_had_happened(
         killed.stepped([event])
         if rng.random() < 0.1:  # written, with the place in the log
             killed.book.settle()
-            mirror = msgspec.msgpack.encode(killed.book.mirror)
-            store.put(killed.book.drain(), mirror, seq)
+            state = msgspec.msgpack.encode(killed.book.cluster)
+            store.put(killed.book.drain(), state, seq)
             stored_seq = seq
         if rng.random() < 0.05 and stored_seq:  # killed
             store.close()
@@ -98,12 +98,12 @@ def test_a_ledger_killed_at_any_time_goes_on_as_if_nothing_had_happened(
             assert found is not None
             assert found[1] == stored_seq
             killed = Books()
-            killed.book.pages.mirror = found[0]
+            killed.book.postings.cluster = found[0]
             for missed in books.events[stored_seq:seq]:
                 killed.stepped([missed])
     killed.book.advance(end_ms)
     killed.book.settle()
-    store.put(killed.book.drain(), msgspec.msgpack.encode(killed.book.mirror), len(books.events))
+    store.put(killed.book.drain(), msgspec.msgpack.encode(killed.book.cluster), len(books.events))
     amounts = whole.close(end_ms)
     rates = Tariff(PriceList(), store.machines()).of_machine
     for by, of_place in ((By.NODE, "node"), (By.JOB, "job")):

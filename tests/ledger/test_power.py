@@ -49,17 +49,17 @@ def test_samples_of_all_gpus_become_energy_in_the_report(tmp_path: Path) -> None
     for at_ms in range(0, 3_600_000, 2_000):
         book.advance(at_ms)
         gpus = (GpuSample(power_w=100), GpuSample(power_w=300))
-        hear_power(book.pages, "n1", NodeSample(at_ms=at_ms, gpus=gpus))
-        hear_power(book.pages, "n1", NodeSample(at_ms=at_ms, gpus=gpus[:1]))  # a half
+        hear_power(book.postings, "n1", NodeSample(at_ms=at_ms, gpus=gpus))
+        hear_power(book.postings, "n1", NodeSample(at_ms=at_ms, gpus=gpus[:1]))  # a half
     book.advance(3_600_000 - 2_000)
     book.settle()
     store = LedgerStore(tmp_path / "ledger.db")
-    store.put(book.drain(), msgspec.msgpack.encode(book.mirror), 2)
+    store.put(book.drain(), msgspec.msgpack.encode(book.cluster), 2)
     prices = PriceList(gpus={"X": Price(idle_watts=10, busy_watts=20)}, pue=2)
     tariff = Tariff(prices, store.machines(), store.drawn(0, 10))
     sums = store.sums(By.ACCOUNT, 0, 10, tariff.of_machine)
     (free,) = account_sums(tariff, sums, store.capacity(0, 10))
     assert free.account == "free"
     assert free.energy_wh == pytest.approx(400 * 2 * (3598 / 3600))
-    assert any("as measured" in note for note in tariff.notes())
+    assert any("is measured" in note for note in tariff.notes())
     store.close()

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from shoal.ledger.accounts import GPU_US_PER_GPU_HOUR, Account, Place
-from shoal.ledger.mirror import Machine, Owner
-from shoal.ledger.pages import Adds
+from shoal.ledger.book_state import Hardware, Owner
+from shoal.ledger.postings import Addition
 from shoal.ledger.prices import NOTHING, Money, money, per_hour, rate_of
 from shoal.ledger.report import Tariff
 from shoal.ledger.spending import Spent, spendings
@@ -18,7 +18,7 @@ from shoal.model.budget import BudgetPeriod
 from shoal.model.policy import Policy, Tenant
 from shoal.model.prices import Price, PriceList
 
-H100 = Machine("H100", 8)
+H100 = Hardware("H100", 8)
 
 
 def test_rented_owned_and_by_the_node() -> None:
@@ -33,8 +33,8 @@ def test_rented_owned_and_by_the_node() -> None:
     assert rate_of(prices, "rack1-1", H100).per_hour == Fraction(3, 10)
     assert rate_of(prices, "rack1-9", H100).per_hour == Fraction(2, 10)
     assert rate_of(prices, "other", H100).per_hour == Fraction(1, 10)
-    assert rate_of(prices, "other", Machine("T4", 1)).per_hour is None
-    assert rate_of(prices, "rack1-1", Machine("T4", 1)).per_hour == Fraction(16, 10)
+    assert rate_of(prices, "other", Hardware("T4", 1)).per_hour is None
+    assert rate_of(prices, "rack1-1", Hardware("T4", 1)).per_hour == Fraction(16, 10)
 
 
 def test_energy_follows_the_account_the_pue_and_the_grid() -> None:
@@ -51,8 +51,8 @@ def test_energy_follows_the_account_the_pue_and_the_grid() -> None:
 
 def test_a_known_model_has_power_and_an_unknown_one_has_none() -> None:
     watts = (Fraction(70), Fraction(700))
-    assert rate_of(PriceList(), "n1", Machine("NVIDIA H100 80GB HBM3", 8)).watts == watts
-    assert rate_of(PriceList(), "n1", Machine("frobnicator", 8)).watts is None
+    assert rate_of(PriceList(), "n1", Hardware("NVIDIA H100 80GB HBM3", 8)).watts == watts
+    assert rate_of(PriceList(), "n1", Hardware("frobnicator", 8)).watts is None
 
 
 @pytest.mark.parametrize("field", range(3))
@@ -65,8 +65,8 @@ def test_a_part_is_not_the_sum(field: int) -> None:
 def _store(path: Path, nodes: dict[str, str]) -> LedgerStore:
     """An hour of red's on a GPU of each node, in hour 0."""
     store = LedgerStore(path / "ledger.db")
-    adds = Adds(
-        machines={node: Machine(model, 1) for node, model in nodes.items()},
+    adds = Addition(
+        machines={node: Hardware(model, 1) for node, model in nodes.items()},
         owners={"j1": Owner("red", "me", "")},
         amounts={Place(0, node, "j1", Account.USEFUL): GPU_US_PER_GPU_HOUR for node in nodes},
     )

@@ -12,9 +12,9 @@ import pytest
 from shoal.control.store.sqlite import SqliteStore
 from shoal.core.step import step
 from shoal.ledger.accounts import HOUR_MS, Account, Move, Place
+from shoal.ledger.book_state import BookState, Hardware, Owner
 from shoal.ledger.live import LiveLedger
-from shoal.ledger.mirror import Machine, Mirror, Owner
-from shoal.ledger.pages import Adds, Entry
+from shoal.ledger.postings import Addition, Posting
 from shoal.ledger.report import Tariff
 from shoal.ledger.store import HOURS_KEPT, JOBS_KEPT_HOURS, OLDER_JOBS, LedgerStore
 from shoal.model.ledger import By
@@ -23,14 +23,14 @@ from shoal.model.report import NodeReport, Report, Submit
 from shoal.ports import StoreError
 from tests.core.build import job_spec, node_spec
 
-MIRROR = msgspec.msgpack.encode(Mirror())
+MIRROR = msgspec.msgpack.encode(BookState())
 
 
 def opened(path: Path) -> LedgerStore:
     store = LedgerStore(path / "ledger.db")
     owners = {"j1": Owner("red", "ann", "one"), "j2": Owner("red", "ann", "two")}
-    machines = {"n1": Machine("H100", 8)}
-    store.put([Adds(owners=owners, machines=machines)], MIRROR, 1)
+    machines = {"n1": Hardware("H100", 8)}
+    store.put([Addition(owners=owners, machines=machines)], MIRROR, 1)
     return store
 
 
@@ -39,15 +39,15 @@ def sums(store: LedgerStore, by: By) -> dict[tuple[str | int, str], int]:
     return {(one.key, one.account.value): one.gpu_us for one in store.sums(by, 0, 1 << 40, rates)}
 
 
-def adds(hour: int, job: str, amount: int, account: Account = Account.USEFUL) -> Adds:
+def adds(hour: int, job: str, amount: int, account: Account = Account.USEFUL) -> Addition:
     place = Place(hour, "n1", job, account)
-    return Adds(amounts={place: amount}, capacity={(hour, "n1"): amount})
+    return Addition(amounts={place: amount}, capacity={(hour, "n1"): amount})
 
 
 def test_moves_take_what_came_before_them_and_leave_what_is_firm(tmp_path: Path) -> None:
     store = opened(tmp_path)
     move = Move("j1", "n1", 5, 30, Account.RECOMPUTE)
-    entries: list[Entry] = [
+    entries: list[Posting] = [
         adds(4, "j1", 7),
         adds(5, "j1", 100),
         adds(6, "j1", 50),
@@ -83,12 +83,12 @@ def test_old_hours_become_days_and_old_jobs_are_forgotten_but_their_time_is_not(
 
 def test_what_could_not_be_written_leaves_nothing_behind(tmp_path: Path) -> None:
     store = opened(tmp_path)
-    wrong = Adds(amounts={Place(1, "nowhere", "j1", Account.USEFUL): 5})
-    new = Adds(machines={"n2": Machine("T4", 1)}, owners={"j9": Owner("blue", "", "")})
+    wrong = Addition(amounts={Place(1, "nowhere", "j1", Account.USEFUL): 5})
+    new = Addition(machines={"n2": Hardware("T4", 1)}, owners={"j9": Owner("blue", "", "")})
     with pytest.raises(KeyError):
         store.put([new, adds(1, "j1", 5), wrong], MIRROR, 2)
     assert sums(store, By.JOB) == {}
-    store.put([new, Adds(amounts={Place(1, "n2", "j9", Account.IDLE): 3})], MIRROR, 2)
+    store.put([new, Addition(amounts={Place(1, "n2", "j9", Account.IDLE): 3})], MIRROR, 2)
     assert sums(store, By.TENANT) == {("blue", "idle"): 3}
 
 

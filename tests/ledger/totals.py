@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from shoal.ledger.accounts import Account, Move, Place
-from shoal.ledger.mirror import Machine, Owner
-from shoal.ledger.pages import Entry
+from shoal.ledger.book_state import Hardware, Owner
+from shoal.ledger.postings import Posting
 
 
 class Totals:
@@ -14,9 +14,9 @@ class Totals:
         self.amounts: dict[Place, int] = {}
         self.capacity: dict[tuple[int, str], int] = {}
         self.owners: dict[str, Owner] = {}
-        self.machines: dict[str, Machine] = {}
+        self.machines: dict[str, Hardware] = {}
 
-    def put(self, entries: Iterable[Entry]) -> None:
+    def put(self, entries: Iterable[Posting]) -> None:
         for entry in entries:
             if isinstance(entry, Move):
                 self._move(entry)

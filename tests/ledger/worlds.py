@@ -13,7 +13,7 @@ from shoal.core.state.state import State
 from shoal.ledger import members
 from shoal.ledger.accounts import HOUR_MS, Place
 from shoal.ledger.book import Book
-from shoal.ledger.mirror import Mirror
+from shoal.ledger.book_state import BookState
 from shoal.model.events import Event, NodeIntended, NodeJoined
 from shoal.model.node import NodeIntent
 from shoal.model.report import NodeReport, Report
@@ -53,12 +53,12 @@ class Books:
     def crash(self) -> None:
         """Go on from what is stored: as a controller that was killed."""
         self.totals.put(self.book.drain())
-        self.book = Book(again(self.book.mirror))
+        self.book = Book(again(self.book.cluster))
         self.heard, self.loads = [], []
 
 
-def again(mirror: Mirror) -> Mirror:
-    return msgspec.msgpack.decode(msgspec.msgpack.encode(mirror), type=Mirror)
+def again(booked: BookState) -> BookState:
+    return msgspec.msgpack.decode(msgspec.msgpack.encode(booked), type=BookState)
 
 
 @contextlib.contextmanager
@@ -73,7 +73,7 @@ def kept(seed: int, size: Size | None = None) -> Iterator[tuple[Run, Books]]:
         if events:
             books.stepped(events)
             # The tick is inside its commit, so its state is what is now stored.
-            same_as(books.book.mirror, run.world.controller._tick.state)
+            same_as(books.book.cluster, run.world.controller._tick.state)
 
     def on_hear(report: NodeReport) -> None:
         heard(report)
@@ -92,11 +92,11 @@ def kept(seed: int, size: Size | None = None) -> Iterator[tuple[Run, Books]]:
         yield run, books
 
 
-def same_as(mirror: Mirror, state: State) -> None:
+def same_as(booked: BookState, state: State) -> None:
     """What the book thinks of the cluster is what the controller thinks of it."""
     reserved = {index for one in state.reservations.values() for index in one.nodes}
     for node in state.order:
-        mine, room = mirror.nodes[node.id], state.rooms[node.index]
+        mine, room = booked.nodes[node.id], state.rooms[node.index]
         free = [
             1000 - held - claimed for held, claimed in zip(mine.held, mine.claimed, strict=True)
         ]
@@ -105,8 +105,8 @@ def same_as(mirror: Mirror, state: State) -> None:
         assert bool(mine.reserved) == (node.index in reserved), node.id
     standing = {job.id for job in map(state.job_numbered, state.queue.lane) if job.spec.gpus}
     held = {job.id for job in map(state.job_numbered, state.queue.held) if job.spec.gpus}
-    assert {job_id for job_id, job in mirror.jobs.items() if job.queued} == standing | held
-    assert set(mirror.jobs) == set(state.jobs)
+    assert {job_id for job_id, job in booked.jobs.items() if job.queued} == standing | held
+    assert set(booked.jobs) == set(state.jobs)
 
 
 def capacity(events: Iterable[Event], end_ms: int) -> dict[tuple[int, str], int]:

@@ -23,13 +23,6 @@ from shoal.api.ledger import Ledger
 from shoal.api.metrics import metrics
 from shoal.api.packages import Packages, refuse_unknown_package
 from shoal.api.page import HANDLERS, provided
-from shoal.api.present import (
-    check_view,
-    known_nodes,
-    node_view,
-    service_view,
-    status_view,
-)
 from shoal.api.problems import (
     Refusal,
     accepted,
@@ -40,9 +33,16 @@ from shoal.api.problems import (
     on_store_error,
     on_unexpected,
 )
-from shoal.api.reading import aside, encoded, respond
+from shoal.api.read_threads import aside, encoded, respond
 from shoal.api.schema import DescribedSchema
 from shoal.api.series import Series
+from shoal.api.views import (
+    check_view,
+    known_nodes,
+    node_view,
+    service_view,
+    status_view,
+)
 from shoal.control import tryout
 from shoal.control.history.history import History
 from shoal.control.loop import Busy, ControlLoop, Unreadable

@@ -6,9 +6,9 @@ import shlex
 
 from litestar import Controller, get
 
-from shoal.api.present import find_job, job_state, progress_view
 from shoal.api.problems import Refusal
-from shoal.api.reading import aside
+from shoal.api.read_threads import aside
+from shoal.api.views import find_job, job_state, progress_view
 from shoal.control.loop import ControlLoop
 from shoal.core.answers.explain import attempts_of, learned_of, no_tail
 from shoal.core.answers.outlook import outlook

@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 
 import msgspec
 
-from shoal.api.lines import (
+from shoal.api.feed_rows import (
     JobLine,
     NodeLine,
     ServiceLine,
@@ -25,7 +25,7 @@ from shoal.api.lines import (
     rounded,
     service_line,
 )
-from shoal.api.present import find_job, known_nodes, status_view
+from shoal.api.views import find_job, known_nodes, status_view
 from shoal.control.loop import ControlLoop, Unreadable
 from shoal.core.state.heard import Watch
 from shoal.core.state.state import State

@@ -10,9 +10,9 @@ from litestar.params import Parameter
 
 from shoal.api.explain import HISTORY_MAX, why_view
 from shoal.api.packages import refuse_unknown_package
-from shoal.api.present import find_job, job_row, job_state, job_view
 from shoal.api.problems import Refusal, accepted
-from shoal.api.reading import ROWS_AT_ONCE, aside, encoded, json_list, respond
+from shoal.api.read_threads import ROWS_AT_ONCE, aside, encoded, json_list, respond
+from shoal.api.views import find_job, job_row, job_state, job_view
 from shoal.control.loop import ControlLoop
 from shoal.model.job import Job, MemberRef, Phase
 from shoal.model.report import Cancel, Refused, Requeue, Submit

@@ -8,8 +8,8 @@ import msgspec
 from litestar import Controller, get, put
 from litestar.params import Parameter
 
-from shoal.api.present import find_job
 from shoal.api.problems import Refusal
+from shoal.api.views import find_job
 from shoal.control.loop import ControlLoop
 from shoal.core.phases.budget import used
 from shoal.ledger.accounts import HOUR_MS
@@ -38,7 +38,7 @@ class Ledger(Controller):
         if to_ms and to_ms <= from_ms:
             raise Refusal(422, "must be later than from_ms", "to_ms")
         books = _kept(live_ledger)
-        begin_ms = max(from_ms, books.book.mirror.began_ms)
+        begin_ms = max(from_ms, books.book.cluster.began_ms)
         hours = ((to_ms or loop.clock.now_ms()) - begin_ms) // HOUR_MS
         if by is By.HOUR and hours > TIMES_MAX:
             raise Refusal(422, f"has {hours} hours, the most is {TIMES_MAX}; use by=day", "by")

@@ -22,7 +22,7 @@ from shoal.api.exposition import (
     large_family,
     simple,
 )
-from shoal.api.present import DRAINED, gpu_counts, known_nodes, node_state, progress_view
+from shoal.api.views import DRAINED, gpu_counts, known_nodes, node_state, progress_view
 from shoal.control.counters import OTHERS, TENANTS_MAX
 from shoal.control.history.history import History
 from shoal.control.loop import ControlLoop

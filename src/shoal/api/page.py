@@ -1,4 +1,4 @@
-"""All that the page needs of the API, in one place: its handlers, and what they are given."""
+"""Everything that the page needs of the API: its handlers and their dependencies."""
 
 from __future__ import annotations
 

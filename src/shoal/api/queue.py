@@ -10,7 +10,7 @@ import msgspec
 from litestar import Controller, get
 from litestar.params import Parameter
 
-from shoal.api.present import job_row
+from shoal.api.views import job_row
 from shoal.control.loop import ControlLoop
 from shoal.core.answers.advice import advise
 from shoal.core.answers.outlook import outlook

@@ -7,8 +7,8 @@ from typing import Annotated
 from litestar import Controller, get
 from litestar.params import Parameter
 
-from shoal.api.present import find_job
 from shoal.api.problems import Refusal
+from shoal.api.views import find_job
 from shoal.control.history.history import History
 from shoal.control.loop import ControlLoop
 from shoal.model.node import NodeIntent

@@ -63,7 +63,7 @@ GPU_US_PER_GPU_HOUR = HOUR_MS * GPU_US_PER_GPU_MS
 
 
 class Place(NamedTuple):
-    """Where an amount is booked; `job` is empty for what nobody holds."""
+    """Where an amount is booked; `job` is empty for time that no job holds."""
 
     hour: int
     node: str

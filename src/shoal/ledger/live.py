@@ -11,9 +11,9 @@ import msgspec
 
 from shoal.files import write_private
 from shoal.ledger.accounts import HOUR_MS, Place
-from shoal.ledger.adopt import events_of
 from shoal.ledger.book import Book
-from shoal.ledger.mirror import Mirror
+from shoal.ledger.book_state import BookState
+from shoal.ledger.opening import events_of
 from shoal.ledger.prices import read_prices
 from shoal.ledger.report import Tariff, cost_view, gap_notes, moment, open_sums, view
 from shoal.ledger.spending import Spent, since_hour, spendings, wants_spendings
@@ -102,7 +102,7 @@ class LiveLedger:
         if self._rebook:
             return  # from the first event on, with the first step
         # A ledger that is new, or does not know this log: it begins with how things stand.
-        began = Mirror(gaps=found[0].gaps) if found is not None else Mirror()
+        began = BookState(gaps=found[0].gaps) if found is not None else BookState()
         self.book, self.seq = Book(began), last
         for event in events_of(state, self._clock.now_ms()):
             self.book.take(event)
@@ -181,13 +181,13 @@ class LiveLedger:
         book = self.book
         book.settle()
         entries, open_ = book.drain(), book.open()
-        mirror, seq = msgspec.msgpack.encode(book.mirror), self.seq
-        day = book.mirror.now_ms // HOUR_MS // HOURS_PER_DAY
-        live = [job_id for job_id, job in book.mirror.jobs.items() if job.gpus]
+        state, seq = msgspec.msgpack.encode(book.cluster), self.seq
+        day = book.cluster.now_ms // HOUR_MS // HOURS_PER_DAY
+        live = [job_id for job_id, job in book.cluster.jobs.items() if job.gpus]
         try:
-            await asyncio.to_thread(store.put, entries, mirror, seq)
+            await asyncio.to_thread(store.put, entries, state, seq)
         except BaseException:
-            book.pages.give_back(entries)
+            book.postings.give_back(entries)
             raise
         if day != self._rolled:
             # What is put is put: trouble with making days of hours must not book it again.
@@ -204,8 +204,8 @@ class LiveLedger:
         if store is not None:
             try:
                 self.book.settle()
-                mirror = msgspec.msgpack.encode(self.book.mirror)
-                store.put(self.book.drain(), mirror, self.seq)
+                state = msgspec.msgpack.encode(self.book.cluster)
+                store.put(self.book.drain(), state, self.seq)
             except StoreError as error:
                 log.error("%s", error)
             store.close()
@@ -218,11 +218,11 @@ class LiveLedger:
             store = self._well()
             now_ms = self._clock.now_ms()
             self.book.advance(now_ms)
-            mirror = self.book.mirror
+            cluster = self.book.cluster
             to_ms = min(to_ms or now_ms, now_ms)
             since, until = max(0, from_ms) // HOUR_MS, -(-to_ms // HOUR_MS)
-            gaps, began_ms = list(mirror.gaps), mirror.began_ms
-            gpus = sum(node.gpus for node in mirror.nodes.values() if node.known)
+            gaps, began_ms = list(cluster.gaps), cluster.began_ms
+            gpus = sum(node.gpus for node in cluster.nodes.values() if node.known)
             open_ = await self._write()
             drawn = await asyncio.to_thread(store.drawn, since, until)
             tariff = Tariff(self.prices, store.machines(), drawn)

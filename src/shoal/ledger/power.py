@@ -1,4 +1,4 @@
-"""Measured power: where drivers tell what GPUs draw, a node's model of energy is fitted to it."""
+"""Measured power: where drivers report it, a node's model of energy is fitted to it."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from fractions import Fraction
 from typing import NamedTuple
 
 from shoal.ledger.accounts import ABOUT, HOUR_MS, Account
-from shoal.ledger.pages import Pages
+from shoal.ledger.postings import Postings
 from shoal.ledger.prices import Rate
 from shoal.model.resources import WHOLE_GPU_MILLI
 from shoal.model.samples import NodeSample
@@ -24,19 +24,19 @@ class Drawn(NamedTuple):
     accounts: dict[Account, int]
 
 
-def hear_power(pages: Pages, node_id: str, sample: NodeSample) -> None:
-    """Counts if every GPU of the node tells: a part says nothing of the whole."""
-    node = pages.mirror.nodes.get(node_id)
+def hear_power(postings: Postings, node_id: str, sample: NodeSample) -> None:
+    """Counts only if every GPU of the node reports: a part says nothing of the whole."""
+    node = postings.cluster.nodes.get(node_id)
     watts = [gpu.power_w for gpu in sample.gpus if gpu.power_w is not None]
     if node is None or not node.gpus or len(watts) != node.gpus:
         return
-    now_ms, since_ms = pages.mirror.now_ms, node.power_ms
+    now_ms, since_ms = postings.cluster.now_ms, node.power_ms
     node.power_ms = now_ms
     if since_ms >= 0 and 0 < now_ms - since_ms <= APART_MS_MAX:
         key = (since_ms // HOUR_MS, node_id)
-        drawn, covered = pages.adds.power.get(key, (0, 0))
+        drawn, covered = postings.adds.power.get(key, (0, 0))
         passed_ms = now_ms - since_ms
-        pages.adds.power[key] = (
+        postings.adds.power[key] = (
             drawn + sum(watts) * passed_ms,
             covered + node.gpus * WHOLE_GPU_MILLI * passed_ms,
         )

@@ -11,7 +11,7 @@ from typing import NamedTuple
 import msgspec
 
 from shoal.ledger.accounts import ABOUT, GPU_US_PER_GPU_HOUR, Account
-from shoal.ledger.mirror import Machine
+from shoal.ledger.book_state import Hardware
 from shoal.model.prices import ANY, HOURS_PER_YEAR, MONTHS_PER_YEAR, Price, PriceList
 
 log = logging.getLogger("shoal.ledger")
@@ -68,7 +68,7 @@ class Money(NamedTuple):
 NOTHING = Money(Fraction(0), Fraction(0), Fraction(0))
 
 
-def rate_of(prices: PriceList, node: str, machine: Machine) -> Rate:
+def rate_of(prices: PriceList, node: str, machine: Hardware) -> Rate:
     gpu = _named(prices.gpus, machine.model)
     whole = _matching(prices.nodes, node)
     parts = []

@@ -1,4 +1,4 @@
-"""Sums of the ledger as they are told: by key and account, with money and energy, and notes."""
+"""Sums of the ledger as a report shows them: by key and account, with money, energy and notes."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from fractions import Fraction
 
 from shoal.ledger.accounts import ABOUT, GPU_US_PER_GPU_MS, HOUR_MS, Account, Place
 from shoal.ledger.book import Book
-from shoal.ledger.mirror import Gap, Machine
+from shoal.ledger.book_state import Gap, Hardware
 from shoal.ledger.power import Drawn, fitted
 from shoal.ledger.prices import NOTHING, Money, Rate, money, rate_of
 from shoal.ledger.store import HOURS_PER_DAY, LedgerStore, Sum
@@ -25,7 +25,7 @@ class Tariff:
     def __init__(
         self,
         prices: PriceList,
-        machines: Iterable[tuple[int, str, Machine]],
+        machines: Iterable[tuple[int, str, Hardware]],
         drawn: Mapping[int, Drawn] | None = None,
     ) -> None:
         self.prices = prices
@@ -55,7 +55,7 @@ class Tariff:
         return money(self.prices, self.rates[rate], account, gpu_us)
 
     def notes(self) -> list[str]:
-        """What is missing in the price list; nothing at all is nothing to complain about."""
+        """What is missing in the price list."""
         notes = []
         if self._unpriced and self.prices.currency:
             notes.append(
@@ -63,14 +63,16 @@ class Tariff:
                 "out; add it to the price list under gpus, and: shoal prices set FILE"
             )
         elif self._unpriced:
-            notes.append("no price list is set, so nothing is said of money: shoal prices --help")
+            notes.append("no price list is set, so no costs are shown: shoal prices --help")
         if self._unpowered:
             notes.append(
                 f"no power is known for {_models(self._unpowered)}: energy that would include it "
                 "is left out; give idle_watts and busy_watts in the price list"
             )
         if self.measured:
-            notes.append("energy is as measured where GPUs tell their power, else by a model")
+            notes.append(
+                "energy is measured where GPUs report their power, else it follows a model"
+            )
         return notes
 
 
@@ -87,7 +89,7 @@ def open_sums(
     sums = []
     for place, amount in amounts.items():
         if since <= place.hour < until:
-            job = book.mirror.jobs.get(place.job)
+            job = book.cluster.jobs.get(place.job)
             owner = job.owner if job is not None else store.owner(place.job)
             tenant, user, name = (owner.tenant, owner.user, owner.name) if owner else ("",) * 3
             keys: dict[By, str | int] = {
@@ -133,7 +135,7 @@ def account_sums(tariff: Tariff, sums: Iterable[Sum], capacity: int) -> list[Acc
 
 
 def rows(tariff: Tariff, sums: list[Sum], by: By, keys_max: int) -> list[LedgerRow]:
-    """The largest keys first (times in their order); what is beyond `keys_max` is one of others."""
+    """The largest keys first (times in their order); those beyond `keys_max` are one: others."""
     sizes: dict[str | int, int] = {}
     for one in sums:
         sizes[one.key] = sizes.get(one.key, 0) + one.gpu_us

@@ -14,7 +14,7 @@ from shoal.model.budget import BudgetPeriod, Spending
 from shoal.model.ledger import By
 from shoal.model.policy import Policy
 
-# What is booked later than this lands in hours that are summed up anew once an hour.
+# Later bookings in older hours are seen when these are summed up again, once an hour.
 OPEN_HOURS = 2
 
 
@@ -31,7 +31,7 @@ def since_hour(period: BudgetPeriod, now_ms: int) -> int:
 
 
 class _Key(NamedTuple):
-    """What sums were added up for: with other prices other machines share a rate."""
+    """The range and rates that sums were added up for."""
 
     since: int
     until: int

@@ -1,7 +1,7 @@
 """The ledger's file: amounts by hour, node, owner and account, and how far the log is booked.
 
-Entries, the book's memory and the place in the log are written in one transaction, so whoever is
-killed goes on from the log as if nothing had happened.
+Amounts, the book's state and the place in the log are written in one transaction, so a ledger that
+is killed goes on from the log as if nothing had happened.
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ from typing import NamedTuple
 import msgspec
 
 from shoal.ledger.accounts import Account, Move
-from shoal.ledger.mirror import Machine, Mirror, Owner
-from shoal.ledger.pages import Adds, Entry
+from shoal.ledger.book_state import BookState, Hardware, Owner
+from shoal.ledger.postings import Addition, Posting
 from shoal.ledger.power import Drawn, by_machine
 from shoal.model.ledger import By
 from shoal.ports import StoreDamaged, StoreError
@@ -69,7 +69,7 @@ KEYS = {
 
 
 class Sum(NamedTuple):
-    """So much of a key's time is in an account, on machines that cost the same."""
+    """A key's time in one account, on machines that cost the same."""
 
     key: str | int
     label: str
@@ -102,37 +102,37 @@ class LedgerStore:
             self._db.execute(f"PRAGMA user_version = {SCHEMA_VERSION}")
             self._owners[""] = self._owner("", Owner("", "", ""))
 
-    def load(self) -> tuple[Mirror, int] | None:
+    def load(self) -> tuple[BookState, int] | None:
         with self._clear_errors():
             row = self._db.execute("SELECT seq, mirror FROM book").fetchone()
         if row is None:
             return None
         try:
-            mirror = msgspec.msgpack.decode(row[1], type=Mirror)
-            for node_id, node in mirror.nodes.items():
-                machine = Machine(mirror.kinds[node.kind].model, node.gpus)
+            state = msgspec.msgpack.decode(row[1], type=BookState)
+            for node_id, node in state.nodes.items():
+                machine = Hardware(state.kinds[node.kind].model, node.gpus)
                 self._machines[node_id] = self._machine(node_id, machine)
         except (ValueError, TypeError, KeyError) as error:
             raise StoreDamaged(f"{self._path} is damaged ({error!r})") from None
-        return mirror, row[0]
+        return state, row[0]
 
     def close(self) -> None:
         self._db.close()
 
     # -- writing ---------------------------------------------------------------------------
 
-    def put(self, entries: Iterable[Entry], mirror: bytes, seq: int) -> None:
+    def put(self, entries: Iterable[Posting], state: bytes, seq: int) -> None:
         """All of it or nothing."""
         if len(self._owners) > OWNERS_REMEMBERED:
             self._owners = {"": self._owners[""]}
         known = dict(self._machines)
         try:
-            self._put(entries, mirror, seq)
+            self._put(entries, state, seq)
         except BaseException:  # ids that were given in it are gone with it
             self._machines, self._owners = known, {"": self._owners[""]}
             raise
 
-    def _put(self, entries: Iterable[Entry], mirror: bytes, seq: int) -> None:
+    def _put(self, entries: Iterable[Posting], state: bytes, seq: int) -> None:
         with self._clear_errors(), self._db:
             self._db.execute("BEGIN IMMEDIATE")
             for entry in entries:
@@ -140,9 +140,9 @@ class LedgerStore:
                     self._move(entry)
                 else:
                     self._add(entry)
-            self._db.execute("INSERT OR REPLACE INTO book VALUES (1, ?, ?)", (seq, mirror))
+            self._db.execute("INSERT OR REPLACE INTO book VALUES (1, ?, ?)", (seq, state))
 
-    def _add(self, adds: Adds) -> None:
+    def _add(self, adds: Addition) -> None:
         for node_id, machine in adds.machines.items():
             self._machines[node_id] = self._machine(node_id, machine)
         for job_id, owner in adds.owners.items():
@@ -244,10 +244,10 @@ class LedgerStore:
 
     # -- reading ---------------------------------------------------------------------------
 
-    def machines(self) -> list[tuple[int, str, Machine]]:
+    def machines(self) -> list[tuple[int, str, Hardware]]:
         with self._clear_errors():
             rows = self._db.execute("SELECT id, node, model, gpus FROM machines").fetchall()
-        return [(id_, node, Machine(model, gpus)) for id_, node, model, gpus in rows]
+        return [(id_, node, Hardware(model, gpus)) for id_, node, model, gpus in rows]
 
     def sums(
         self, by: By, since: int, until: int, rates: dict[int, int], job: str = ""
@@ -274,7 +274,7 @@ class LedgerStore:
         return row[0] or 0
 
     def drawn(self, since: int, until: int) -> dict[int, Drawn]:
-        """Of machines whose GPUs told what they draw; nobody else is looked at."""
+        """Of machines whose GPUs reported their power; others are left out."""
         when = "hour >= ? AND hour < ?"
         with self._clear_errors():
             powers = self._db.execute(
@@ -310,7 +310,7 @@ class LedgerStore:
         self._db.execute("DELETE FROM rates")
         self._db.executemany("INSERT INTO rates VALUES (?, ?)", rates.items())
 
-    def _machine(self, node_id: str, machine: Machine) -> int:
+    def _machine(self, node_id: str, machine: Hardware) -> int:
         values = (node_id, machine.model, machine.gpus)
         self._db.execute("INSERT OR IGNORE INTO machines VALUES (NULL, ?, ?, ?)", values)
         query = "SELECT id FROM machines WHERE node = ? AND model = ? AND gpus = ?"

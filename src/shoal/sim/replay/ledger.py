@@ -48,8 +48,8 @@ class ReplayLedger:
     def _advance(self, now_ms: int) -> None:
         """In strides: the book takes a long time without a step for one that nobody saw."""
         book = self._book
-        while now_ms - book.mirror.now_ms > DAY_MS:
-            book.advance(book.mirror.now_ms + DAY_MS)
+        while now_ms - book.cluster.now_ms > DAY_MS:
+            book.advance(book.cluster.now_ms + DAY_MS)
         book.advance(now_ms)
 
     def _write(self) -> None:
@@ -90,7 +90,7 @@ class ReplayLedger:
             to_ms=now_ms,
             began_ms=0,
             capacity=self._store.capacity(0, until),
-            gpus=sum(node.gpus for node in self._book.mirror.nodes.values()),
+            gpus=sum(node.gpus for node in self._book.cluster.nodes.values()),
             keys_max=1,
             notes=[],
         )

@@ -1,7 +1,7 @@
-"""Reads of the past happen beside the loop: nobody's question waits for another's long list.
+"""Threads that read the past, so that the loop never waits for a long list.
 
-A long list is read and turned into JSON in one thread, one after the other; what is short has
-threads of its own. The loop only hands out the bytes.
+One thread reads long lists and turns them into JSON, one after the other; short answers have
+threads of their own. The loop only sends the bytes.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""A state told as events, for a ledger that begins in the middle of a cluster's life."""
+"""Opening events: a cluster's state as events, for a ledger that begins in its midst."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from shoal.model.node import NodeHealth
 
 
 def events_of(state: State, now_ms: int) -> Iterator[ev.Event]:
-    """How things stand, as if all of it happened now."""
+    """The present state, as if all of it happened now."""
     yield ev.PolicyChanged(at_ms=now_ms, policy=state.policy)
     for tenant, level in state.accounts.budgets.items():
         if level is BudgetLevel.HELD:
@@ -38,7 +38,7 @@ def events_of(state: State, now_ms: int) -> Iterator[ev.Event]:
         for job_id in service.ready:
             name = service.spec.name
             yield ev.ReplicaReady(at_ms=now_ms, service=name, job=job_id)
-    for node in state.order:  # last, for no job is placed on a node that is lost
+    for node in state.order:  # last, because no job is placed on a lost node
         if node.health is NodeHealth.SILENT:
             yield ev.NodeSilent(at_ms=now_ms, node=node.id)
         elif node.health is NodeHealth.LOST:

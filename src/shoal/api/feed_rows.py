@@ -1,10 +1,10 @@
-"""What the live page is told of a node, a job and a service: little, so that it can be often."""
+"""What the page's feed says of a node, a job and a service: little, because it comes often."""
 
 from __future__ import annotations
 
 import msgspec
 
-from shoal.api.present import job_state, node_state, replica_view, service_state
+from shoal.api.views import job_state, node_state, replica_view, service_state
 from shoal.control.loop import ControlLoop
 from shoal.core.state.state import Node
 from shoal.model.health import Standing

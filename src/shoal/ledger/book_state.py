@@ -1,4 +1,4 @@
-"""What the ledger has to remember of the cluster between two events: nodes, live jobs, members."""
+"""What the book remembers of the cluster between two events: nodes, live jobs, members."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from shoal.model.resources import Slice
 
 
 class Owner(msgspec.Struct, frozen=True):
-    """Whose time it is."""
+    """The owner of a job's time."""
 
     tenant: str
     user: str
@@ -18,15 +18,15 @@ class Owner(msgspec.Struct, frozen=True):
     service: str = ""
 
 
-class Machine(msgspec.Struct, frozen=True):
+class Hardware(msgspec.Struct, frozen=True):
     """What a node was when its time was booked."""
 
     model: str
     gpus: int
 
 
-class Kind(msgspec.Struct):
-    """Nodes with GPUs of one model and size: for how long something waited that suits them."""
+class GpuKind(msgspec.Struct):
+    """GPUs of one model and size, and how long a job waited that they would suit."""
 
     model: str
     memory_mb: int
@@ -51,12 +51,12 @@ class Node(msgspec.Struct, kw_only=True):
     reserved: int = 0  # blocked jobs that it is set aside for
     known: bool = True
     power_ms: int = -1  # when its GPUs last told what they draw
-    idle: list[tuple[str, int]] = []  # those of its members that use nothing
-    members: dict[str, list[int]] = {}  # job -> those of its members that hold something here
+    idle: list[tuple[str, int]] = []  # its members that use nothing
+    members: dict[str, list[int]] = {}  # job -> its members that hold GPUs here
 
 
 class Tally(msgspec.Struct):
-    """A job's useful time on a node: in the newest hour, and since when it is not saved."""
+    """A job's useful time on a node in the newest hour, and since which hour it is not saved."""
 
     hour: int
     useful: int = 0
@@ -64,8 +64,8 @@ class Tally(msgspec.Struct):
     firm: int = 0
 
 
-class Told(msgspec.Struct):
-    """The newest beat of a member that was booked; all in microseconds since it started."""
+class LastBeat(msgspec.Struct):
+    """The newest beat of a member that was booked; times in microseconds since it started."""
 
     steps: int = 0
     step: int = 0
@@ -75,12 +75,12 @@ class Told(msgspec.Struct):
     data: int = 0
     save: int = 0
     busy: bool = False
-    gap_ms: int = 0  # the longest between two beats that told something
+    gap_ms: int = 0  # the longest between two beats with news
 
 
 class Member(msgspec.Struct, kw_only=True):
-    """One that holds GPUs. `account` is where its time goes at once; None: it runs, and where the
-    time went is told by its beats, or by its end."""
+    """A member that holds GPUs. `account` is where its time goes at once; None: it runs, and its
+    beats or its end will show where the time went."""
 
     node: str
     milli: int
@@ -90,7 +90,7 @@ class Member(msgspec.Struct, kw_only=True):
     account: Account | None = Account.STARTUP
     running_ms: int = -1
     silent_ms: int = msgspec.field(default=-1, name="suspect_ms")  # its name before 0.2
-    told: Told | None = None
+    told: LastBeat | None = None
 
 
 class Job(msgspec.Struct, kw_only=True):
@@ -113,12 +113,12 @@ class Job(msgspec.Struct, kw_only=True):
     claimed: tuple[Slice, ...] = ()
     wait_us: int = 0  # what the least waiting member waits in a step: not for a straggler
     wait_ms: int = 0  # when that was looked at
-    wait_of: int = 0  # over so many members
-    tellers: int = 0  # members that tell of steps
+    wait_of: int = 0  # the number of members that were looked at
+    tellers: int = 0  # members that report steps
 
 
 class Want(msgspec.Struct):
-    """So many jobs of a tenant wait for GPUs like these."""
+    """How many jobs of a tenant wait for GPUs like these."""
 
     tenant: str
     models: tuple[str, ...]
@@ -127,20 +127,20 @@ class Want(msgspec.Struct):
 
 
 class Gap(msgspec.Struct, frozen=True):
-    """Time that is not as it seems: the clock jumped, or nobody looked for long."""
+    """Time that is not as it seems: the clock jumped, or no controller ran."""
 
     at_ms: int
     ms: int  # negative: it went back
     booked: bool
 
 
-class Mirror(msgspec.Struct, kw_only=True):
-    """All of it, as it is stored beside the numbers."""
+class BookState(msgspec.Struct, kw_only=True):
+    """All of it, as it is stored beside the amounts."""
 
     now_ms: int = 0
     began_ms: int = -1
     nodes: dict[str, Node] = {}
-    kinds: dict[str, Kind] = {}
+    kinds: dict[str, GpuKind] = {}
     jobs: dict[str, Job] = {}
     wants: dict[str, Want] = {}
     delayed: list[tuple[int, str]] = []  # heap of (not before, job)

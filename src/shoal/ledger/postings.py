@@ -1,4 +1,4 @@
-"""The pages of the book: amounts by hour, node, job and account, ready to be put on a shelf."""
+"""Postings: amounts by hour, node, job and account, on their way from the book to the store."""
 
 from __future__ import annotations
 
@@ -7,46 +7,46 @@ from collections.abc import Iterable
 import msgspec
 
 from shoal.ledger.accounts import HOUR_MS, Account, Move, Place
-from shoal.ledger.mirror import Job, Machine, Member, Mirror, Owner, Tally
+from shoal.ledger.book_state import BookState, Hardware, Job, Member, Owner, Tally
 
 Part = tuple[Account, int, bool]  # account, ms, and whether the work in it is saved
 
 
-class Adds(msgspec.Struct):
-    """Amounts to add, in GPU-microseconds. `owners` and `machines` are those not told before."""
+class Addition(msgspec.Struct):
+    """Amounts to add, in GPU-microseconds. `owners` and `machines` are those that are new."""
 
     amounts: dict[Place, int] = {}
     capacity: dict[tuple[int, str], int] = {}
     owners: dict[str, Owner] = {}
-    machines: dict[str, Machine] = {}
-    power: dict[tuple[int, str], tuple[int, int]] = {}  # watt-ms, of so much GPU time
+    machines: dict[str, Hardware] = {}
+    power: dict[tuple[int, str], tuple[int, int]] = {}  # watt-ms, and the GPU time they cover
 
     def __bool__(self) -> bool:
         return bool(self.amounts or self.capacity or self.owners or self.machines or self.power)
 
 
-Entry = Adds | Move
+Posting = Addition | Move
 
 
-class Pages:
-    """`entries` are to be put on a shelf in their order, each once."""
+class Postings:
+    """Collects postings, to be stored in their order, each once."""
 
-    def __init__(self, mirror: Mirror | None = None) -> None:
-        self.mirror = mirror or Mirror()
-        self._entries: list[Entry] = []
-        self.adds = Adds()
+    def __init__(self, cluster: BookState | None = None) -> None:
+        self.cluster = cluster or BookState()
+        self._entries: list[Posting] = []
+        self.adds = Addition()
 
     # -- what comes out --------------------------------------------------------------------
 
-    def drain(self) -> list[Entry]:
-        """All that is certain by now and was not yet taken."""
+    def drain(self) -> list[Posting]:
+        """Everything that is certain by now and was not taken before."""
         entries = self._entries
         if self.adds:
             entries.append(self.adds)
-        self._entries, self.adds = [], Adds()
+        self._entries, self.adds = [], Addition()
         return entries
 
-    def give_back(self, entries: list[Entry]) -> None:
+    def give_back(self, entries: list[Posting]) -> None:
         """They could not be stored; they are the first to be drained again."""
         self._entries = entries + self._entries
 
@@ -57,15 +57,15 @@ class Pages:
             amounts[place] = amounts.get(place, 0) + amount
 
     def move(self, move: Move) -> None:
-        """It takes what was added before, and not what will be."""
+        """It moves what was added before, and nothing that is added later."""
         self.turn()
         self._entries.append(move)
 
     def turn(self) -> None:
-        """What comes now comes after what was."""
+        """Later amounts go into a new addition."""
         if self.adds:
             self._entries.append(self.adds)
-            self.adds = Adds()
+            self.adds = Addition()
 
     # -- members ---------------------------------------------------------------------------
 
@@ -84,7 +84,7 @@ class Pages:
 
     def saved(self, job: Job) -> None:
         """All its work up to now survives."""
-        hour = self.mirror.now_ms // HOUR_MS
+        hour = self.cluster.now_ms // HOUR_MS
         job.saved = True
         for tally in job.tallies.values():
             tally.firm = tally.useful if tally.hour == hour else 0
@@ -93,7 +93,7 @@ class Pages:
 
     def undone(self, job_id: str, job: Job, to: Account) -> None:
         """The work since it last saved is lost."""
-        hour = self.mirror.now_ms // HOUR_MS
+        hour = self.cluster.now_ms // HOUR_MS
         for node_id, tally in job.tallies.items():
             self.move(Move(job_id, node_id, tally.since, tally.firm, to))
             tally.firm = tally.firm if tally.since == hour else 0

@@ -1,0 +1,201 @@
+"""Events of nodes, of GPUs that are set aside, and of tenants that are held by a budget."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from shoal.ledger import members
+from shoal.ledger.accounts import Account
+from shoal.ledger.book_state import Job, Node
+from shoal.ledger.free_time import is_held, judge_wants, leaves, new_node, settle_node, stands
+from shoal.ledger.postings import Postings
+from shoal.model import events as ev
+from shoal.model.health import Standing
+from shoal.model.job import StopCause
+from shoal.model.resources import Slice
+
+Handlers = dict[type[ev.EventBase], Callable[[Postings, Any], None]]
+
+
+# -- room that is set aside -----------------------------------------------------------------
+
+
+def _claimed(postings: Postings, event: ev.JobClaimed) -> None:
+    job = postings.cluster.jobs[event.job]
+    unclaim(postings, job)
+    leaves(postings.cluster, job)
+    job.claimed = event.slices
+    _change_claim(postings, event.slices, 1)
+
+
+def _unclaimed(postings: Postings, event: ev.JobUnclaimed) -> None:
+    _let_claim_go(postings, postings.cluster.jobs[event.job])
+
+
+def _let_claim_go(postings: Postings, job: Job) -> None:
+    unclaim(postings, job)
+    if job.waiting and job.not_before_ms <= postings.cluster.now_ms:
+        stands(postings.cluster, job)
+
+
+def unclaim(postings: Postings, job: Job) -> None:
+    _change_claim(postings, job.claimed, -1)
+    job.claimed = ()
+
+
+def _change_claim(postings: Postings, slices: tuple[Slice, ...], sign: int) -> None:
+    for slice_ in slices:
+        node = postings.cluster.nodes[slice_.node]
+        settle_node(postings, slice_.node, node)
+        for gpu in slice_.gpus:
+            node.claimed[gpu] += sign * slice_.gpu_milli
+
+
+def _reserved(postings: Postings, event: ev.JobReserved) -> None:
+    job = postings.cluster.jobs[event.job]
+    unreserve(postings, job)
+    job.reserved = event.nodes
+    _change_reserved(postings, event.nodes, 1)
+
+
+def unreserve(postings: Postings, job: Job) -> None:
+    _change_reserved(postings, job.reserved, -1)
+    job.reserved = ()
+
+
+def _change_reserved(postings: Postings, nodes: tuple[str, ...], change: int) -> None:
+    for node_id in nodes:
+        node = postings.cluster.nodes[node_id]
+        settle_node(postings, node_id, node)
+        node.reserved += change
+
+
+# -- nodes ----------------------------------------------------------------------------------
+
+
+def _joined(postings: Postings, event: ev.NodeJoined) -> None:
+    before = postings.cluster.nodes.get(event.node)
+    if before is not None:
+        settle_node(postings, event.node, before)
+    spec = event.spec
+    node = new_node(postings, event.node, spec.gpu_model, spec.gpus, spec.gpu_memory_mb)
+    _judge_away(node)
+
+
+def _ready(postings: Postings, event: ev.NodeReady) -> None:
+    node = _changing(postings, event.node)
+    node.health = "ready"
+    _judge_away(node)
+    for job_id, number in _members_of(node):
+        postings.cluster.jobs[job_id].members[number].silent_ms = -1
+
+
+def _silent(postings: Postings, event: ev.NodeSilent) -> None:
+    node = _changing(postings, event.node)
+    node.health = "silent"
+    _judge_away(node)
+    for job_id, number in _members_of(node):
+        postings.cluster.jobs[job_id].members[number].silent_ms = postings.cluster.now_ms
+
+
+def _lost(postings: Postings, event: ev.NodeLost) -> None:
+    """What its members did after it fell silent is not known."""
+    node = _changing(postings, event.node)
+    node.health = "lost"
+    _judge_away(node)
+    _drop_claims(postings, event.node)
+    for job_id, number in _members_of(node):
+        job = postings.cluster.jobs[job_id]
+        member = job.members[number]
+        if member.silent_ms >= 0:
+            members.finish_step(
+                postings, job_id, job, member, member.silent_ms, StopCause.NODE_LOSS
+            )
+            member.account = Account.LOST
+        members.release(postings, job_id, job, number, StopCause.NODE_LOSS)
+
+
+def _intended(postings: Postings, event: ev.NodeIntended) -> None:
+    node = _changing(postings, event.node)
+    node.intent = event.intent.value
+    node.known = node.intent != "removed"
+    _judge_away(node)
+
+
+def _judged(postings: Postings, event: ev.NodeJudged) -> None:
+    node = _changing(postings, event.node)
+    node.quarantined = event.record.standing is Standing.QUARANTINED
+    _judge_away(node)
+    if node.quarantined:
+        _drop_claims(postings, event.node)
+
+
+def _changing(postings: Postings, node_id: str) -> Node:
+    node = postings.cluster.nodes[node_id]
+    settle_node(postings, node_id, node)
+    return node
+
+
+def _judge_away(node: Node) -> None:
+    """The first reason that holds why its free GPUs cannot be used; None if they can."""
+    if node.health != "ready":
+        node.away = Account.LOST
+    elif node.quarantined:
+        node.away = Account.QUARANTINED
+    else:
+        node.away = None if node.intent == "open" else Account.CLOSED
+
+
+def _members_of(node: Node) -> list[tuple[str, int]]:
+    return [(job_id, number) for job_id, numbers in node.members.items() for number in numbers]
+
+
+def _drop_claims(postings: Postings, node_id: str) -> None:
+    for job in postings.cluster.jobs.values():
+        if any(slice_.node == node_id for slice_ in job.claimed):
+            _let_claim_go(postings, job)
+
+
+# -- budgets --------------------------------------------------------------------------------
+
+
+def _policy(postings: Postings, event: ev.PolicyChanged) -> None:
+    postings.cluster.parents = {one.name: one.parent for one in event.policy.tenants if one.parent}
+    _drop_held(postings)
+
+
+def _budget_held(postings: Postings, event: ev.BudgetHeld) -> None:
+    postings.cluster.held.append(event.tenant)
+    _drop_held(postings)
+
+
+def _budget_freed(postings: Postings, event: ev.BudgetFreed) -> None:
+    if event.tenant in postings.cluster.held:  # else it was only warned
+        postings.cluster.held.remove(event.tenant)
+        judge_wants(postings.cluster)
+
+
+def _drop_held(postings: Postings) -> None:
+    """Nothing is set aside for a tenant that is held."""
+    for job in postings.cluster.jobs.values() if postings.cluster.held else ():
+        if job.waiting and is_held(postings.cluster, job.owner.tenant):
+            _let_claim_go(postings, job)
+            unreserve(postings, job)
+    judge_wants(postings.cluster)
+
+
+NODE_HANDLERS: Handlers = {
+    ev.JobReserved: _reserved,
+    ev.JobClaimed: _claimed,
+    ev.JobUnclaimed: _unclaimed,
+    ev.NodeJoined: _joined,
+    ev.NodeReady: _ready,
+    ev.NodeSilent: _silent,
+    ev.NodeLost: _lost,
+    ev.NodeIntended: _intended,
+    ev.NodeJudged: _judged,
+    ev.PolicyChanged: _policy,
+    ev.BudgetHeld: _budget_held,
+    ev.BudgetFreed: _budget_freed,
+}
