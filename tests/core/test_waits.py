@@ -24,7 +24,7 @@ def test_those_behind_a_reservation_are_one_line() -> None:
         cluster.submit(gpus=1, estimate_ms=9_000_000, cpu_milli=0)
     assert told(cluster) == [
         f"30 jobs wait for {big}, which is ahead of them",
-        "1 job waits for room: each needs 1 member with 8 GPUs",
+        "1 job waits for room: no node has 8 GPUs free",
     ]
 
 

@@ -51,6 +51,6 @@ def _what(reason: Reason | None) -> str:
     if reason.kind is Waits.TURN:
         return f"for {reason.whom}, which is ahead of them"
     if reason.kind in (Waits.ROOM, Waits.CLOSED):
-        need = reason.text.partition(";")[0]
-        return f"{reason.kind.value}: each {need}"
+        need = reason.text.partition(";")[0].partition(": the emptiest")[0]
+        return f"{reason.kind.value}: {'' if need.startswith('no node') else 'each '}{need}"
     return reason.kind.value
