@@ -65,7 +65,7 @@ def test_a_full_disk_is_told(tmp_path: Path) -> None:
         (("up", "--address", "h:1"), "--address: has no effect without --engine ray"),
         (("up", "--engine", "ray", "--nodes", "3"), "--nodes: must be 1 or 0"),
         (("up", "--engine", "ray", "--topology", "2x2"), "--topology: is for virtual nodes"),
-        (("up", "--engine", "ray", "--node-ip", "me"), "--node-ip: 'me' is no address"),
+        (("up", "--engine", "ray", "--node-ip", "me"), "--node-ip: 'me' is not an address"),
     ],
 )
 def test_bad_input_is_one_clear_line(shoal: Shoal, args: tuple[str, ...], words: str) -> None:
