@@ -87,7 +87,7 @@ def test_the_queue_says_why_and_what_would_help(visit: Visit, live: Live) -> Non
     job = live.run("true", gpus=4, name="late")
     visit.go("queue")
     row = visit.page.locator(f"section[aria-label=Waiting] tr[data-job={job}]")
-    row.get_by_text("needs 1 member with 4 GPUs").wait_for()
+    row.get_by_text("no node has 4 GPUs").wait_for()
     row.get_by_text("with 1 GPU per member instead of 4 it would start now").wait_for()
     live.client.cancel(holders[0])
     visit.page.locator(f"section[aria-label=Ended] tr[data-job={job}]").wait_for()
