@@ -23,9 +23,9 @@ BAD = {
     "no column": ("submit_s,gpus\n1,2\n", "no known format"),
     "negative time": (HEAD + "0,1,1\n-5,1,1\n", "row 3: submit_s: must be at least 0, not -5"),
     "negative work": (HEAD + "0,-1,1\n", "row 2: duration_s: must be at least 0"),
-    "no number": (HEAD + "0,ten,1\n", "row 2: duration_s: ten is no number"),
-    "not a number": (HEAD + "0,nan,1\n", "row 2: duration_s: nan is no number"),
-    "infinite": (HEAD + "0,inf,1\n", "row 2: duration_s: inf is no number"),
+    "no number": (HEAD + "0,ten,1\n", "row 2: duration_s: ten is not a number"),
+    "not a number": (HEAD + "0,nan,1\n", "row 2: duration_s: nan is not a number"),
+    "infinite": (HEAD + "0,inf,1\n", "row 2: duration_s: inf is not a number"),
     "too long": (HEAD + "0,1e15,1\n", "row 2: duration_s: must be at most"),
     "half a GPU": (HEAD + "0,1,0.5\n", "row 2: gpus: must be a whole number, not 0.5"),
     "empty field": (HEAD + "0,,1\n", "row 2: duration_s: is empty"),
@@ -36,18 +36,18 @@ BAD = {
         "submit_s,duration_s,gpus,members\n0,1,7,2\n",
         "row 2: members: 7 GPUs cannot be split evenly over 2 members",
     ),
-    "slurm moment": (SACCT + "1|soon|x|x|5||1|COMPLETED|\n", "row 2: Submit: 'soon' is no time"),
+    "slurm moment": (SACCT + "1|soon|x|x|5||1|COMPLETED|\n", "row 2: Submit: 'soon' is not a time"),
     "slurm GPUs": (
         SACCT + "1|2025-01-01T00:00:00|x|x|5|gres/gpu=two|1|COMPLETED|\n",
-        "row 2: TRES: gres/gpu=two is no number of GPUs",
+        "row 2: TRES: gres/gpu=two is not a number of GPUs",
     ),
     "slurm memory": (
         SACCT + "1|2025-01-01T00:00:00|x|x|5|mem=lots|1|COMPLETED|\n",
-        "row 2: TRES: 'lots' is no amount like 64G",
+        "row 2: TRES: 'lots' is not an amount like 64G",
     ),
     "slurm limit": (
         SACCT + "1|2025-01-01T00:00:00|x|x|5||1|COMPLETED|1h\n",
-        "row 2: Timelimit: '1h' is no time",
+        "row 2: Timelimit: '1h' is not a time",
     ),
     "slurm nothing ran": (
         SACCT + "1|2025-01-01T00:00:00|Unknown|Unknown|0||1|PENDING|\n",
@@ -78,7 +78,7 @@ def test_a_gzip_that_is_cut_off_is_told(tmp_path: Path) -> None:
 def test_bytes_that_are_no_text_are_told(tmp_path: Path) -> None:
     path = tmp_path / "trace.csv"
     path.write_bytes(HEAD.encode() + b"\xff\xfe\x00\n")
-    with pytest.raises(TraceError, match="is no text"):
+    with pytest.raises(TraceError, match="is not text"):
         read_trace(path, Gangs(8))
 
 

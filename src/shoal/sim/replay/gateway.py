@@ -1,4 +1,4 @@
-"""The gateway of a replay: services come, change and go, and have requests, as a history tells."""
+"""The gateway of a replay: its services and their load, as the history recorded them."""
 
 from __future__ import annotations
 

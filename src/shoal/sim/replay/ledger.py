@@ -46,7 +46,7 @@ class ReplayLedger:
             self._write()
 
     def _advance(self, now_ms: int) -> None:
-        """In strides: the book takes a long time without a step for one that nobody saw."""
+        """In strides, because the book does not count a week in which no controller ran."""
         book = self._book
         while now_ms - book.cluster.now_ms > DAY_MS:
             book.advance(book.cluster.now_ms + DAY_MS)

@@ -247,7 +247,7 @@ def summarize(outcome: Outcome) -> Summary:
 
 
 class AsItWas(msgspec.Struct, frozen=True):
-    """What a log tells of the jobs that it saw end, to hold a replay to."""
+    """What a log shows of the jobs that ended in it, beside which a replay is compared."""
 
     jobs: int
     wait: Spread
@@ -271,7 +271,7 @@ HELD = ("used", "overhead", "wasted")  # groups of the accounts of time that job
 
 class Figure(NamedTuple):
     """One line of a comparison. `better`: 1 when more is better, -1 when less is, 0 when neither.
-    Figures that are alike to the eye are not told apart: `value` is compared as it is shown."""
+    Figures that look alike count as equal: `value` is compared as it is shown."""
 
     title: str
     value: Callable[[Summary], float | None]

@@ -179,7 +179,7 @@ class Replay:
         elif self.now_ms >= self.gateway.until_ms and not (
             self.cluster.attempts or self.cluster.broken or self.wake_ms < NEVER_MS
         ):
-            next_ms = NEVER_MS  # only failures are left to come, and they help nobody
+            next_ms = NEVER_MS  # only failures are left to come, and they help no job
         if next_ms >= NEVER_MS and not self._budgets_renew():
             raise self._stuck()
         return max(min(next_ms, self.ledger.next_ms), self.now_ms)
@@ -242,8 +242,8 @@ class Replay:
             verify_all(state, policy, done, now_ms)
 
     def _spec(self, arrival: Arrival) -> JobSpec:
-        """A policy that needs to know how long jobs take is told the truth; where jobs save their
-        work, they are willing to be stopped."""
+        """A policy that needs run times gets the true ones. A job that saves its work is willing to
+        be stopped."""
         spec = arrival.spec
         estimate_ms = arrival.work_ms if ORDERINGS[self.policy.order].clairvoyant else 0
         if arrival.lived:

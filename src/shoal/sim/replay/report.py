@@ -143,7 +143,7 @@ def _costs(rows: Sequence[Summary]) -> str:
 
 
 def binned(levels: Levels, series: Sequence[int], bins: int = BINS) -> list[float]:
-    """The mean level in each of so many equal spans of the whole time, exactly weighted."""
+    """The mean level in each of `bins` equal spans of the whole time, exactly weighted."""
     if not levels.now_ms or not len(series):
         return [0.0] * bins
     width = levels.now_ms / bins

@@ -32,7 +32,7 @@ class Arrival(msgspec.Struct, frozen=True, gc=False):
     exit_code: int = 0
     checkpoint_ms: int | None = None  # None: as the world has it
     start_up_ms: int | None = None  # None: as the world has it
-    # What really happened, where that is known: after so long it was placed, and was over.
+    # What really happened, where that is known: the time until it was placed, and until it ended.
     waited_ms: int = -1
     took_ms: int = -1
     beats: bool = False  # its members reported their steps
@@ -161,7 +161,7 @@ def in_order(
 
 
 def open_text(path: Path) -> Iterator[str]:
-    """The lines of a file, unpacked if it is gzip; what cannot be read is told in one line."""
+    """The lines of a file, unpacked if it is gzip; an unreadable file is an error of one line."""
     try:
         with path.open("rb") as raw:
             packed = raw.read(2) == b"\x1f\x8b"
@@ -172,7 +172,7 @@ def open_text(path: Path) -> Iterator[str]:
     except (EOFError, zlib.error, gzip.BadGzipFile) as error:
         raise TraceError(f"{path}: the gzip file is cut off or damaged: {error}") from error
     except UnicodeDecodeError as error:
-        raise TraceError(f"{path}: is no text: {error.reason} at byte {error.start}") from error
+        raise TraceError(f"{path}: is not text: {error.reason} at byte {error.start}") from error
 
 
 def stretch(
@@ -182,7 +182,7 @@ def stretch(
 
     `scale` is for a cluster that much larger: every job comes that many times, the copies at
     random between its own arrival and the next one's. `load` is for the same cluster, busier: the
-    arrivals come that much closer together. `jobs` takes the first so many; a trace that has
+    arrivals come that much closer together. `jobs` takes the first of that number; a trace that has
     fewer is played again from the start.
     """
     arrivals = trace.arrivals

@@ -108,9 +108,9 @@ class Row:
         try:
             value = float(text)
         except ValueError:
-            raise self.problem(f"{column}: {self._shown(column)} is no number") from None
+            raise self.problem(f"{column}: {self._shown(column)} is not a number") from None
         if not math.isfinite(value):
-            raise self.problem(f"{column}: {self._shown(column)} is no number")
+            raise self.problem(f"{column}: {self._shown(column)} is not a number")
         if value < least:
             raise self.problem(f"{column}: must be at least {least:g}, not {self._shown(column)}")
         if value > most:

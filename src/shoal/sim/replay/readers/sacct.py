@@ -89,7 +89,9 @@ def _moment_ms(row: Row, column: str) -> int:
     try:
         moment = datetime.fromisoformat(text)
     except ValueError:
-        raise row.problem(f"{column}: '{text[:40]}' is no time like 2025-01-31T12:00:00") from None
+        raise row.problem(
+            f"{column}: '{text[:40]}' is not a time like 2025-01-31T12:00:00"
+        ) from None
     return round(moment.replace(tzinfo=UTC).timestamp() * 1000)
 
 
@@ -97,7 +99,7 @@ def _clock_ms(row: Row, column: str) -> int:
     """[days-][hours:]minutes:seconds"""
     match = _CLOCK.fullmatch(row.text(column))
     if match is None:
-        raise row.problem(f"{column}: '{row.text(column)[:40]}' is no time like 1-02:03:04")
+        raise row.problem(f"{column}: '{row.text(column)[:40]}' is not a time like 1-02:03:04")
     days, hours, minutes, seconds = (int(part or 0) for part in match.groups())
     return (((days * 24 + hours) * 60 + minutes) * 60 + seconds) * 1000
 
@@ -126,7 +128,7 @@ def _gpus(row: Row, tres: dict[str, str]) -> int:
 
 def _count(row: Row, text: str) -> int:
     if not text.isdigit():
-        raise row.problem(f"TRES: gres/gpu={text[:40]} is no number of GPUs")
+        raise row.problem(f"TRES: gres/gpu={text[:40]} is not a number of GPUs")
     return int(text)
 
 
@@ -137,4 +139,4 @@ def _amount(row: Row, text: str) -> float:
             return float(match[1]) * MEGABYTES.get(match[2], 1.0)
     except ValueError:
         pass
-    raise row.problem(f"TRES: '{text[:40]}' is no amount like 64G")
+    raise row.problem(f"TRES: '{text[:40]}' is not an amount like 64G")
