@@ -85,7 +85,8 @@ def test_cancelling_a_running_job_ends_even_one_that_ignores_sigterm(live: Live)
 def test_cancelling_a_waiting_job_ends_it_at_once(live: Live) -> None:
     blocker = live.run("sleep 600", members=4, gpus=8)
     waiting = live.run("true", gpus=1)
-    assert "no node has " in live.client.why(waiting).why
+    why = live.client.why(waiting).why
+    assert "no node has " in why and "GPUs are held by j" in why
     live.client.cancel(waiting)
     assert live.wait(waiting) == "cancelled"
     live.client.cancel(blocker)

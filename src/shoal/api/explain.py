@@ -11,8 +11,9 @@ from shoal.api.read_threads import aside
 from shoal.api.views import find_job, job_state, progress_view
 from shoal.control.loop import ControlLoop
 from shoal.core.answers.explain import attempts_of, learned_of, no_tail
+from shoal.core.answers.holders import holders_text
 from shoal.core.answers.outlook import outlook
-from shoal.core.answers.why import explain
+from shoal.core.answers.why import Waits, explain, reason_of
 from shoal.model.events import (
     JobPlaced,
     JobSubmitted,
@@ -22,7 +23,7 @@ from shoal.model.events import (
     Recorded,
 )
 from shoal.model.explanation import Explanation
-from shoal.model.job import Job, MemberRef
+from shoal.model.job import Job, MemberRef, Phase
 from shoal.model.views import WhyView
 
 HISTORY_MAX = 20_000  # events of a job that are looked through
@@ -59,11 +60,20 @@ def why_view(loop: ControlLoop, job: Job, told: list[Recorded] | None = None) ->
         early_ms=seen.early_ms,
         late_ms=seen.late_ms,
         start=seen.start,
-        why=seen.why,
+        why=_with_holders(loop, job, seen.why, now_ms),
         progress=progress_view(loop, job),
         events=told[-WHY_EVENTS_MAX:],
         attempts=attempts_of((one.event for one in told), no_tail),
     )
+
+
+def _with_holders(loop: ControlLoop, job: Job, why: str, now_ms: int) -> str:
+    """A job that waits for room names the jobs that hold it."""
+    if job.phase is not Phase.WAITING:
+        return why
+    reason = reason_of(loop.state, job, loop.policy, now_ms)
+    held = holders_text(loop.state, job) if reason and reason.kind is Waits.ROOM else ""
+    return f"{why}; {held}" if held else why
 
 
 def _read(loop: ControlLoop, job_id: str) -> tuple[list[Recorded], list[Recorded]]:

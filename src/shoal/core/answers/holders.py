@@ -1,0 +1,42 @@
+"""Which jobs hold the GPUs that a waiting job could use."""
+
+from __future__ import annotations
+
+from shoal.core.state.state import State
+from shoal.model.job import Job, Phase
+from shoal.model.resources import plural
+
+NAMED_MAX = 4  # jobs, or runs of jobs with consecutive numbers
+
+
+def holders_text(state: State, job: Job) -> str:
+    """For instance "32 of 32 GPUs are held by j265-j268". Empty if the job does not wait, needs no
+    GPU, or no GPU that it could use is held. Looks at every member: ask for one job, not all."""
+    demand = job.spec.demand
+    if job.phase is not Phase.WAITING or not demand.gpus:
+        return ""
+    suited = [node for node in state.order if node.schedulable and demand.suits(node.spec.kind)]
+    held: set[tuple[str, int]] = set()
+    owners: set[int] = set()
+    for node in suited:
+        for ref in state.placed[node.id]:
+            owner = state.jobs[ref.job]
+            gpus = owner.members[ref.member].slice.gpus
+            held |= {(node.id, gpu) for gpu in gpus}
+            owners |= {owner.number} if gpus else set()
+    if not held:
+        return ""
+    total = sum(node.spec.gpus for node in suited)
+    return f"{len(held)} of {plural(total, 'GPU')} are held by {_ranges(sorted(owners))}"
+
+
+def _ranges(numbers: list[int]) -> str:
+    runs: list[list[int]] = []
+    for number in numbers:
+        if runs and number == runs[-1][-1] + 1:
+            runs[-1].append(number)
+        else:
+            runs.append([number])
+    names = [f"j{run[0]}-j{run[-1]}" if len(run) > 1 else f"j{run[0]}" for run in runs]
+    more = sum(len(run) for run in runs[NAMED_MAX:])
+    return ", ".join(names[:NAMED_MAX]) + (f" and {plural(more, 'other job')}" if more else "")
