@@ -51,7 +51,7 @@ NOT_FOUND = 404
 
 
 class ShoalError(Exception):
-    """A refusal or failure with a message that a user can act on."""
+    """A refusal or failure, with a message that a user can act on."""
 
     def __init__(self, message: str, field: str = "", status: int = 0) -> None:
         super().__init__(message)
@@ -64,7 +64,7 @@ class ShoalError(Exception):
 
 
 class Unreachable(ShoalError):
-    """No controller answers there."""
+    """No controller answers at this address."""
 
 
 class Address(msgspec.Struct, frozen=True):
@@ -96,14 +96,14 @@ def _located(home: Path) -> tuple[str, str, Path]:
     except PermissionError as error:
         raise Unreachable(f"cannot use {error.filename}: {error.strerror}") from None
     except (msgspec.DecodeError, UnicodeDecodeError):
-        message = f"{home}/controller.json is damaged; mend it with: shoal up"
+        message = f"{home}/controller.json is damaged; repair it with: shoal up"
         raise Unreachable(message) from None
     if not token:
-        raise Unreachable(f"{home}/token is empty; mend it with: shoal down, then shoal up")
+        raise Unreachable(f"{home}/token is empty; repair it with: shoal down, then shoal up")
     if not address.socket:
         message = f"the cluster in {home} was started by another version of shoal"
         raise Unreachable(f"{message}; start it again with: shoal down, then shoal up")
-    return address.url, token, home / SOCKET_NAME  # beside the token, wherever the home is by now
+    return address.url, token, home / SOCKET_NAME  # beside the token, even if the home was moved
 
 
 class _Local(http.client.HTTPConnection):
@@ -128,7 +128,7 @@ class _Local(http.client.HTTPConnection):
         peer = self.sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, CREDENTIALS.size)
         owner = CREDENTIALS.unpack(peer)[1]
         if owner not in (0, os.geteuid()):
-            raise Unreachable(f"{self._path} is held by another user (uid {owner})")
+            raise Unreachable(f"{self._path} belongs to another user (uid {owner})")
 
 
 class Client:
@@ -145,7 +145,7 @@ class Client:
         timeout_s: float = 60,
         patience_s: float = 3,
     ) -> None:
-        # At home a socket file is used: a port may be anyone's while no controller listens.
+        # In a home the socket file is used: any user can take a port while no controller listens.
         self._socket: Path | None = None
         if not url:
             url, token, self._socket = _located(Path(home) if home else default_home())
@@ -202,7 +202,7 @@ class Client:
         return self._call("POST", Done, "services", name, "stop")
 
     def check(self, node: str) -> CheckView:
-        """Starts measuring the node; `check_result` gives the verdict."""
+        """Starts measuring the node; `check_result` returns the verdict."""
         return self._call("POST", CheckView, "nodes", node, "check")
 
     def check_result(self, node: str, check: str, *, wait_s: float = 0) -> CheckView:
@@ -216,7 +216,7 @@ class Client:
         return self._call("PUT", Policy, "policy", body=msgspec.json.encode(policy))
 
     def submit(self, spec: JobSpec, key: str = "") -> JobView:
-        """The same key again is the same job."""
+        """The same key again returns the same job."""
         body = msgspec.json.encode(Submission(spec=spec, key=key or secrets.token_hex(16)))
         return self._call("POST", JobView, "jobs", body=body)
 
@@ -241,8 +241,8 @@ class Client:
         return self._call("GET", list[JobRow], "jobs", finished=str(finished).lower(), limit=limit)
 
     def job(self, job_id: str, *, wait_for: str = "", wait_s: float = 0) -> JobView:
-        """With `wait_for` ("running" or "finished") it returns when the job has got that far, or
-        after `wait_s` (30 at most): look at the state."""
+        """With `wait_for` ("running" or "finished") it returns when the job has reached that state,
+        or after `wait_s` (30 at most): look at the state."""
         query: dict[str, Any] = {"wait_for": wait_for, "wait_s": wait_s} if wait_for else {}
         return self._call("GET", JobView, "jobs", job_id, **query)
 
@@ -351,7 +351,7 @@ class Client:
                 break
             except (OSError, http.client.HTTPException) as error:
                 self.close()
-                if kept:  # it may have ended long ago: try a new one
+                if kept:  # it may have been closed long ago: try a new one
                     continue
                 if time.monotonic() >= deadline:
                     where = self._socket or self.url

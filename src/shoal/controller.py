@@ -48,13 +48,12 @@ FILES_MAX = 16_384
 FILES_RESERVED = 256  # for agents, the store and logs; connections share the rest
 GATEWAY_PORTS = range(8080, 9080)
 SUPERVISOR_LOOK_S = 3.0
-CLAIMS: list[socket.socket] = []  # of the ports that this process chose
+CLAIMS: list[socket.socket] = []  # sockets on the ports that this process chose
 
 
 def run_controller(home_path: str, network: int, local: int) -> int:
     """Run until a signal ends it. It listens on the two descriptors that the supervisor holds. Its
-    output is its log. A line that begins with "shoal: " is its last, and means that starting it
-    again would not help."""
+    output is its log. A last line beginning with "shoal: " means that a restart would not help."""
     usual = prepare_for_service(FILES_MAX)
     logging.basicConfig(format="%(asctime)s %(name)s: %(message)s", level=logging.INFO)
     plugins.enable()
@@ -138,13 +137,13 @@ async def _serve(home: Home, doors: Doors, usual: Usual) -> None:
 
 
 async def _watch_supervisor(home: Home, alarms: Alarms) -> None:
-    """Without it, nothing starts the next controller or holds its port for it."""
+    """Without a supervisor, nothing starts the next controller or holds its port."""
     while True:
         if held(home.supervisor_lock):
             alarms.clear("supervisor")
         else:
             text = "the supervisor has died: if the controller dies too, nothing starts it again"
-            alarms.raise_("supervisor", f"{text}; mend it with: shoal up")
+            alarms.raise_("supervisor", f"{text}; repair it with: shoal up")
         await asyncio.sleep(SUPERVISOR_LOOK_S)
 
 
@@ -155,13 +154,11 @@ def _store(home: Home) -> SqliteStore:
     lost = not home.database.exists() and (numbers.left > 1 or numbers.written.epoch)
     store = SqliteStore(home.database, numbers, home.spare)
     if lost:
-        text = (
-            f"{home.database} was missing, so earlier jobs are not known; ids go on where they were"
-        )
+        text = f"{home.database} was missing, so earlier jobs are unknown; job ids continue"
         store.alarms.raise_("store missing", text)
     if home.salvage_report.exists():
         text = f"the store was damaged: what was lost is in {home.salvage_report}"
-        store.alarms.raise_("salvage", f"{text}; remove that file when you have read it")
+        store.alarms.raise_("salvage", f"{text}; remove that file after reading it")
     return store
 
 
@@ -174,7 +171,7 @@ def _engine(home: Home, config: ClusterConfig, usual: Usual) -> Engine:
 
 
 class _LazyBalancer:
-    """Loads the gateway's code with the first service, and not before."""
+    """Loads the gateway's code only with the first service."""
 
     def __init__(self, home: Home) -> None:
         self._home = home
@@ -193,15 +190,15 @@ def _balancer(home: Home) -> Balancer:
 
 
 def _entry(home: Home, config: ClusterConfig) -> GatewayEntry:
-    """Where services are found: the first free port from 8080 on, and the same one ever after."""
+    """The services' shared port: the first free one from 8080 on; it stays the same afterwards."""
     entry = GatewayEntry(address=config.host, domain=config.domain)
     if home.gateway_port.exists():
         with contextlib.suppress(ValueError):
             return msgspec.structs.replace(entry, port=int(home.gateway_port.read_text()))
     for port in GATEWAY_PORTS:
         with contextlib.suppress(OSError):
-            # The proxy shares its port with any process that asks for it, so another cluster that
-            # chooses at the same moment must see that this port is taken.
+            # The proxy lets other processes share its port, so this claim shows another cluster
+            # that chooses at the same moment that the port is taken.
             claimed = claim(f"port-{port}")
             if claimed is None:
                 continue
@@ -213,8 +210,8 @@ def _entry(home: Home, config: ClusterConfig) -> GatewayEntry:
 
 
 def _spare_the_collector() -> None:
-    """The state is large, lives long and has no cycles. Scanning it again and again would be the
-    longest pause of a large cluster's controller (90 ms and more with 12,500 nodes)."""
+    """The state is large, long-lived and has no cycles. Scanning it repeatedly would be the longest
+    pause of a large cluster's controller (90 ms and more with 12,500 nodes)."""
     gc.freeze()
     gc.set_threshold(50_000, 20, 100)
 

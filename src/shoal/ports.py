@@ -39,7 +39,7 @@ class Clock(Protocol):
 
 
 class Inbox(Protocol):
-    """Where an engine puts its messages; may be called at any time on the loop's thread."""
+    """Where an engine delivers its messages; may be called at any time on the loop's thread."""
 
     def heard(self, report: NodeReport) -> None: ...
 
@@ -67,7 +67,7 @@ class Engine(Protocol):
         """Have every node report its whole inventory again; report known deaths again, too."""
 
     async def close(self) -> None:
-        """Let go of the nodes without disturbing what runs on them."""
+        """Disconnect from the nodes without disturbing what runs on them."""
 
 
 class Balancer(Protocol):
@@ -85,11 +85,11 @@ class Follower(Protocol):
 
 
 class EventLog(Protocol):
-    """Keeps events so that the state can be built again: all that a tick needs of a store."""
+    """Keeps events so that the state can be rebuilt: everything that a tick needs of a store."""
 
     def used(self, next_job: int, epoch: int) -> tuple[int, int]:
-        """The next job number and the newest epoch of this home: these, or more if others were
-        given out that the log does not know of."""
+        """The next job number and the newest epoch of this home: these, or higher ones if the home
+        has used numbers that the log does not show."""
 
     def load(self) -> tuple[State, int]:
         """The state, and the sequence number of the last event in it."""
@@ -113,7 +113,7 @@ class Store(EventLog, Protocol):
 
     @property
     def tight(self) -> bool:
-        """The disk is full. The room that is left is for jobs that end: nothing new is taken."""
+        """The disk is full. The remaining room is for jobs that end: no new ones are accepted."""
 
     def events(
         self, after: int, limit: int, job: str = "", node: str = "", notable: bool = False

@@ -46,7 +46,7 @@ class Reply(Protocol):
 
 
 class Stage(enum.Enum):
-    """What `Tick.state` is worth. Only the first and the last differ from what is stored."""
+    """Whether `Tick.state` is what is stored. In the first and the last stage it may not be."""
 
     UNLOADED = "nothing was loaded, or a step or its commit failed: only `load` helps"
     LOADED = "as it is stored, but no epoch was stored for this controller yet"
@@ -55,7 +55,7 @@ class Stage(enum.Enum):
 
 
 class Decision(msgspec.Struct, frozen=True):
-    """A step on its way to the store, what it was made of, and where its answers go."""
+    """A step on its way to the store, its input, and where its answers go."""
 
     report: Report
     step: Step
@@ -68,7 +68,7 @@ def verify_step(state: State, _: Policy, done: Step, __: int) -> None:
 
 
 def verify_all(state: State, policy: Policy, done: Step, now_ms: int) -> None:
-    """Looks at the whole state. A look at the queue that is due now comes with the next step."""
+    """Looks at the whole state. A look at the queue that is due now is left to the next step."""
     due_ms = state.agenda.look_ms
     verify(state)
     verify_touched(state, done.events)
@@ -77,7 +77,7 @@ def verify_all(state: State, policy: Policy, done: Step, now_ms: int) -> None:
 
 
 def verify_nothing(*_: object) -> None:
-    """For a storm in which only the witness looks."""
+    """For a storm in which only the witness checks."""
 
 
 class Tick:
@@ -139,7 +139,7 @@ class Tick:
         self._asked.append((request, reply))
 
     def hear(self, report: NodeReport) -> None:
-        """A late report is dropped here, because the state forgets at a load what was heard."""
+        """A late report is dropped here, because a load makes the state forget what it heard."""
         node, number = report.spec.id, (report.incarnation, report.sequence)
         if number >= self._newest.get(node, number):
             self._newest[node] = number
@@ -177,8 +177,8 @@ class Tick:
         self.stage = Stage.LOADED
 
     def begin(self, now_ms: int, first_port: int = 0) -> None:
-        """Store a new epoch before it is used: else another controller could use the same one.
-        `first_port`: where a cluster that is new begins to give out ports."""
+        """Store a new epoch before using it: otherwise another controller could use the same one.
+        `first_port`: where a new cluster starts to hand out ports."""
         assert self.stage is Stage.LOADED, self.stage
         first_job, epoch = self._log.used(self.state.next_job, self.state.epoch)
         event = ControllerStarted(
@@ -190,7 +190,7 @@ class Tick:
         try:
             self.last_seq = self._log.commit([event], [])
         except Exception:
-            self.stage = Stage.UNLOADED  # it may be stored nevertheless
+            self.stage = Stage.UNLOADED  # it may have been stored anyway
             raise
         apply(self.state, event)
         self._envelopes = 0
@@ -253,7 +253,7 @@ class Tick:
         self.send(decision.step.commands)
 
     def send(self, commands: Sequence[Command]) -> None:
-        """One envelope for each node. A node refuses one whose number was overtaken."""
+        """One envelope for each node. A node refuses one that is older than its last."""
         by_node: dict[str, list[Command]] = {}
         for command in commands:
             by_node.setdefault(command.node, []).append(command)
@@ -284,7 +284,7 @@ class Tick:
 
     def _is_new(self, request: Request, reply: Reply) -> bool:
         """The state knows the keys of jobs that live, the store those of jobs that have ended."""
-        if reply.done():  # a client that went away wants nothing any more
+        if reply.done():  # the client went away
             return False
         if not isinstance(request, Submit) or not request.key or request.key in self.state.keys:
             return True

@@ -45,7 +45,7 @@ def test_one_replay_runs_at_a_time_and_can_be_cancelled(rig: Rig, tmp_path: Path
     async def ask() -> None:
         simulator = Simulator(rig.loop, tmp_path)
         simulator.start(Ask(policies=("current", "fifo")))
-        with pytest.raises(Refusal, match="runs already"):
+        with pytest.raises(Refusal, match="already running"):
             simulator.start(Ask(policies=("fifo",)))
         await asyncio.sleep(0)
         await simulator.cancel()

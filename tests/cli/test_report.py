@@ -71,7 +71,7 @@ def test_prices_are_set_and_used(live_shoal: Shoal, tmp_path: Path) -> None:
     told = live_shoal("report", "--json")
     view = json.loads(told.out)
     assert view["cost"] is None  # a part of a sum is not passed off as the sum
-    assert any("no price for GPUs of no model" in note for note in view["notes"])
+    assert any("no price for GPUs without a model" in note for note in view["notes"])
 
 
 def test_a_range_without_data_is_told(live_shoal: Shoal) -> None:
@@ -112,7 +112,7 @@ def test_wrong_usage_is_one_line(args: list[str], live_shoal: Shoal) -> None:
         ("gpus: {H100: {per_hours: 2}}", "did you mean 'per_hour'?"),
         ("gpus: {H100: 2}", "gpus.H100: must be a table"),
         ("gpus: [1]", "gpus: must be names with prices"),
-        ("gpus: {H100: {}}\ncurrency: EUR", "gpus.H100: says nothing"),
+        ("gpus: {H100: {}}\ncurrency: EUR", "gpus.H100: is empty"),
         ("gpus: {H100: {purchase: 9}}\ncurrency: EUR", "life_years: is missing"),
         ("gpus: {H100: {idle_watts: 9}}", "busy_watts: is missing"),
         ("gpus: {H100: {idle_watts: 9, busy_watts: 3}}", "less than idle_watts"),

@@ -190,7 +190,7 @@ def test_a_node_is_drained_without_a_failed_request(cluster: Live, serving: Serv
 def test_the_gateways_own_port_is_no_services(serving: Serving) -> None:
     serving.serve("v1")
     route = Route(service=serving.name, port=serving.port)
-    with pytest.raises(ShoalError, match=f"port: {serving.port} is where services without a port"):
+    with pytest.raises(ShoalError, match=f"port: {serving.port} is the port that all"):
         serving.put(serving.replica("v1"), route=route)
 
 

@@ -1,4 +1,4 @@
-"""Who may call the API: scripts with the token, browsers with a session that began with it."""
+"""Access to the API: scripts use the token, browsers a session that began with it."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ from shoal.api.problems import Refusal
 
 SESSION_MS = 12 * 3600 * 1000
 CODE_MS = 120_000
-CODES_MAX = 16  # links that wait to be opened
-ENDED_MAX = 10_000  # sessions that were signed out before their time
+CODES_MAX = 16  # sign-in links not opened yet
+ENDED_MAX = 10_000  # sessions that were signed out before they expired
 TRIES_MAX = 10  # wrong tokens or codes ...
-TRIES_MS = 60_000  # ... in such a time, from one address
+TRIES_MS = 60_000  # ... allowed within this time from one address
 ADDRESSES_MAX = 1_000
 CSRF_HEADER = "x-shoal-csrf"
 SAFE_METHODS = ("GET", "HEAD", "OPTIONS")
@@ -35,7 +35,7 @@ Connection = ASGIConnection[Any, Any, Any, Any]
 
 
 class Session(msgspec.Struct, frozen=True):
-    """A signed note that the browser keeps: it outlives a controller that is started again."""
+    """A signed cookie: it stays valid when the controller restarts."""
 
     name: str
     until_ms: int
@@ -44,15 +44,15 @@ class Session(msgspec.Struct, frozen=True):
 class Access:
     def __init__(self, token: str, now_ms: Callable[[], int], host: str = "") -> None:
         if not token:
-            raise ValueError("an empty token would let everybody in")
+            raise ValueError("an empty token would let anyone in")
         self._token = token.encode()
         self._now_ms = now_ms
-        # Cookies know hosts, not ports: two clusters on one machine must not share one.
+        # A cookie belongs to a host, not a port: two clusters on one machine must not share one.
         self.cookie = f"shoal-{self._sign('cookie')[:8]}"
-        # By these names we are called; a request for another came by a name that somebody else
-        # pointed here, to have a browser take their page for ours.
+        # Our own names. Another name may have been pointed at this host by an attacker (DNS
+        # rebinding), so that a browser takes their page for ours.
         self._names = {"localhost", host.lower(), socket.gethostname().lower()}
-        self._codes: dict[str, int] = {}  # -> until when
+        self._codes: dict[str, int] = {}  # -> expiry
         self._ended: dict[str, int] = {}
         self._tries: dict[str, deque[int]] = {}
 
@@ -72,7 +72,7 @@ class Access:
             message = f"{name!r} is not a name of this controller; use its address, or localhost"
             raise Refusal(421, message, "host")
         if handler.opt.get("open") or connection.scope["path"].startswith("/schema"):
-            return  # what can be asked is no secret
+            return  # the list of requests is not secret
         if self.bears_token(connection):
             _proven(connection)
             return
@@ -88,7 +88,7 @@ class Access:
         return hmac.compare_digest(given.encode(), b"Bearer " + self._token)
 
     def session(self, connection: Connection) -> Session | None:
-        """The one whose cookie this request carries, if it is ours and still holds."""
+        """The session in this request's cookie, if it is ours and still valid."""
         name, _, rest = connection.cookies.get(self.cookie, "").partition(".")
         until, _, signature = rest.partition(".")
         signed = self._sign("session", name, until, connection.headers.get("host", ""))
@@ -99,7 +99,7 @@ class Access:
         return None if over else session
 
     def refuse_forgery(self, connection: Connection, session: Session) -> None:
-        """Another site can send a browser's cookie along, but cannot read what we told the page."""
+        """Another site can make a browser send its cookie, but cannot read our CSRF token."""
         if not same_origin(connection):
             raise Refusal(403, "this request comes from another site; use the page itself")
         given = connection.headers.get(CSRF_HEADER, "")
@@ -110,16 +110,16 @@ class Access:
         return self._sign("csrf", session.name)
 
     def sign_in(self, connection: Connection, token: str, code: str) -> tuple[Session, str]:
-        """The new session and its cookie, for the token or for a code that was asked for."""
+        """The new session and its cookie, for the token or for the code of a link."""
         if "origin" in connection.headers and not same_origin(connection):
             raise Refusal(403, "this request comes from another site; use the page itself")
         address = connection.client.host if connection.client else ""
         known = hmac.compare_digest(token.encode(), self._token) or self._redeem(code)
         if not known:
-            # Only now: many share an address, and one who guesses must not keep the others out.
+            # Only after a failure: one guesser must not lock out others at the same address.
             self._refuse_guessing(address)
             self._tries.setdefault(address, deque(maxlen=TRIES_MAX)).append(self._now_ms())
-            wrong = WRONG if token else "this link was used or is too old; get another: shoal page"
+            wrong = WRONG if token else "this link was used or has expired; get another: shoal page"
             raise NotAuthorizedException(wrong)
         session = Session(secrets.token_hex(16), self._now_ms() + SESSION_MS)
         until = str(session.until_ms)
@@ -134,7 +134,7 @@ class Access:
         self._ended[session.name] = session.until_ms
 
     def new_code(self) -> tuple[str, int]:
-        """For a link that signs in once, soon."""
+        """A code for a link that signs in once and expires soon."""
         while len(self._codes) >= CODES_MAX:
             del self._codes[next(iter(self._codes))]
         code, until_ms = secrets.token_urlsafe(24), self._now_ms() + CODE_MS
@@ -162,7 +162,7 @@ def same_origin(connection: Connection) -> bool:
 
 
 def _host_name(connection: Connection) -> str:
-    """As the Host header has it, without the port."""
+    """The name in the Host header, without the port."""
     try:
         return (urlsplit(f"//{connection.headers.get('host', '')}").hostname or "").rstrip(".")
     except ValueError:
@@ -170,7 +170,7 @@ def _host_name(connection: Connection) -> str:
 
 
 def _proven(connection: Connection) -> None:
-    """Those who bear the token stay connected when there are too many who do not."""
+    """With too many connections, those that have shown the token are kept."""
     told = connection.scope.get(PROVEN)
     if told is not None:
         told()  # type: ignore[operator]

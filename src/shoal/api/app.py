@@ -1,4 +1,4 @@
-"""The HTTP API: who may call it and what it answers."""
+"""The HTTP API: its routes, its dependencies and access to it."""
 
 from __future__ import annotations
 
@@ -105,7 +105,7 @@ class Cluster(Controller):
     async def check_result(
         self, loop: ControlLoop, node: str, check: str, wait_s: WaitS = 0
     ) -> CheckView:
-        """Answered when there is a verdict, or when the time is over."""
+        """Answers when there is a verdict, or after `wait_s`."""
         deadline_ms = loop.clock.now_ms() + int(wait_s * 1000)
         while (view := check_view(loop, node, check)) is not None and view.verdict is None:
             left_s = (deadline_ms - loop.clock.now_ms()) / 1000
@@ -122,7 +122,7 @@ class Cluster(Controller):
 
     @put("/policy")
     async def set_policy(self, loop: ControlLoop, data: Policy) -> Policy:
-        """In force when this is answer; a change is an event. It is tried out before."""
+        """Tries the policy out, then sets it: in force when this answers. A change is an event."""
         wrong = problem(data) or await tryout.problem(data, loop.state, loop.clock.now_ms())
         if wrong is not None:
             field, _, message = wrong.partition(": ")
@@ -141,7 +141,7 @@ class Cluster(Controller):
         notable: bool = False,
         wait_s: WaitS = 0,
     ) -> Response[EventsView]:
-        """`notable` leaves out what comes so often that it would hide the rest."""
+        """`notable` leaves out frequent events that would hide the rest."""
 
         def read() -> tuple[bool, bytes]:
             found = loop.store.events(after, limit, job, node, notable)
@@ -171,11 +171,9 @@ class Services(Controller):
         self, loop: ControlLoop, entry: GatewayEntry, name: str, data: ServiceSpec
     ) -> ServiceView:
         if data.name != name:
-            raise Refusal(422, f"is {data.name!r}, but the address says {name[:64]!r}", "name")
+            raise Refusal(422, f"is {data.name!r}, but the URL has {name[:64]!r}", "name")
         if data.route is not None and data.route.port == entry.port:
-            message = (
-                f"{entry.port} is where services without a port of their own are; take another"
-            )
+            message = f"{entry.port} is the port that all services share; choose another"
             raise Refusal(422, message, "port")
         refuse_unknown_package(loop, data.replica.package)
         accepted(await loop.request(SetService(data)))
@@ -207,10 +205,10 @@ def build(
         return kept
 
     def provide_nothing() -> None:
-        """`loop` depends on it, so that it is provided alone and after all others."""
+        """`loop` depends on this, so that it is provided last and by itself."""
 
     async def provide_loop(before: None) -> ControlLoop:  # noqa: ARG001
-        """Handlers begin with the state as it is stored."""
+        """Handlers start from the stored state."""
         await loop.settled()
         return loop
 
@@ -253,7 +251,7 @@ def build(
         openapi_config=OpenAPIConfig(
             title="Shoal",
             version=__version__,
-            # The pages that draw a schema load scripts from other hosts; we serve the facts.
+            # Only the JSON: the pages that render a schema load scripts from other hosts.
             render_plugins=[DescribedSchema(path=["/", "/openapi.json"])],
             security=[{"token": []}],
             components=Components(

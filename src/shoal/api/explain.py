@@ -1,4 +1,4 @@
-"""The API's account of what happened to a job: from the log of events, also long after its end."""
+"""Explains what happened to a job, from the log of events, even long after its end."""
 
 from __future__ import annotations
 
@@ -26,13 +26,13 @@ from shoal.model.explanation import Explanation
 from shoal.model.job import Job, MemberRef, Phase
 from shoal.model.views import WhyView
 
-HISTORY_MAX = 20_000  # events of a job that are looked through
-WHY_EVENTS_MAX = 200  # of these, so many are shown
-NODES_MAX = 64  # whose events are looked through
-NODE_EVENTS_MAX = 500  # of each
+HISTORY_MAX = 20_000  # events of a job that are read
+WHY_EVENTS_MAX = 200  # of these, how many are shown
+NODES_MAX = 64  # nodes whose events are read
+NODE_EVENTS_MAX = 500  # events of each node
 TAIL_BYTES = 16 * 1024
 COMMAND_CHARACTERS_MAX = 500
-AFTER_END_MS = 3_600_000  # what is learned of its nodes so much later has other causes
+AFTER_END_MS = 3_600_000  # what happens to its nodes later than this has other causes
 
 
 class Stories(Controller):
@@ -40,7 +40,7 @@ class Stories(Controller):
 
     @get("/{job_id:str}/explanation")
     async def explanation(self, loop: ControlLoop, job_id: str) -> Explanation:
-        """Its attempts, how each ended and why, the last lines of who failed first."""
+        """The job's attempts, how and why each ended, and the last lines of the first failure."""
         read = await aside(lambda: _read(loop, job_id))
         await loop.settled()
         job = find_job(loop, job_id)
@@ -50,7 +50,7 @@ class Stories(Controller):
 
 
 def why_view(loop: ControlLoop, job: Job, told: list[Recorded] | None = None) -> WhyView:
-    """`told` is the job's history, where it was read already."""
+    """`told` is the job's history, if it was already read."""
     now_ms = loop.clock.now_ms()
     seen = outlook(loop.state, job, loop.policy, now_ms)
     told = loop.store.history(job.id, HISTORY_MAX) if told is None else told
@@ -115,7 +115,7 @@ def story_of(
 
 
 def _with_nodes(loop: ControlLoop, own: list[Recorded]) -> list[Recorded]:
-    """The job's events, and what happened to its nodes since each was first given to it."""
+    """The job's events, and those of its nodes since the job was first placed on them."""
     first: dict[str, int] = {}
     for recorded in own:
         if isinstance(recorded.event, JobPlaced):

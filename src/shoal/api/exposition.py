@@ -1,7 +1,7 @@
-"""Metrics as Prometheus reads them: text, version 0.0.4.
+"""Metrics in the text format of Prometheus, version 0.0.4.
 
-Written by hand because it is a page of code, and because with 16,000 GPUs the client library takes
-half a second of the controller's time for what takes a tenth of it here (bench/observe.py)."""
+Written by hand because it is one page of code, and because with 16,000 GPUs the client library
+takes half a second of the controller's time and this takes a tenth of that (bench/observe.py)."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from shoal.control.counters import Histogram
 
-PIECE = 4000  # samples that are written without a pause for others
+PIECE = 4000  # samples written before other work gets a turn
 CONTENT_TYPE = "text/plain; version=0.0.4"  # the server adds the charset
 
 _ESCAPES = str.maketrans({"\\": r"\\", "\n": r"\n", '"': r"\""})
@@ -18,7 +18,7 @@ _ESCAPES = str.maketrans({"\\": r"\\", "\n": r"\n", '"': r"\""})
 def family(
     name: str, kind: str, text: str, samples: Iterable[tuple[Mapping[str, str], float | None]]
 ) -> str:
-    """One metric with all its samples; none at all if nothing is known."""
+    """One metric with all its samples; nothing if there are none."""
     lines = [f"{name}{labels(own)} {number(value)}" for own, value in samples if value is not None]
     return _headed(name, kind, text, lines)
 
@@ -26,8 +26,8 @@ def family(
 def large_family(
     name: str, kind: str, text: str, marks: Sequence[str], values: Sequence[float | None]
 ) -> Iterator[str]:
-    """The same in pieces, with labels that are text already: for a metric of thousands of samples,
-    which would else take a pause of the controller's."""
+    """The same in pieces, with labels that are already text: for a metric of thousands of samples,
+    which would otherwise block the controller."""
     begun = False
     for start in range(0, len(marks), PIECE):
         lines = [

@@ -1,7 +1,7 @@
-"""What changed in the cluster since a moment ago: found once, for all pages that are open.
+"""Finds what changed in the cluster, once for all open pages.
 
-A step changes little, so each look compares cheap marks of nodes and jobs with those of the look
-before, and only what differs is put into words.
+A step changes little, so each look compares cheap marks of nodes and jobs with the previous ones
+and builds lines only for those that differ.
 """
 
 from __future__ import annotations
@@ -35,13 +35,13 @@ from shoal.model.progress import Beat
 from shoal.model.samples import NodeSample
 from shoal.model.views import StatusView
 
-PAUSE_S = 0.25  # between two looks at least
-PAUSE_FACTOR = 20  # ... and so many times what a look takes: at most 5 % of the controller's time
-QUIET_S = 1.0  # steps and loads are not events: looked at so often anyway
-WAITING_MAX = 500  # jobs of the queue that are told of; the rest is a number
+PAUSE_S = 0.25  # least time between two looks
+PAUSE_FACTOR = 20  # ... and this many times a look's duration: at most 5 % of the time
+QUIET_S = 1.0  # steps and loads are not events: look at them this often
+WAITING_MAX = 500  # waiting jobs that are sent; of the rest only the number
 ENDED_MAX = 100  # finished jobs in a snapshot
-KEPT_MAX = 256  # changes that a page that comes back can still be told
-BEHIND_MAX = 64  # changes that wait for one slow page
+KEPT_MAX = 256  # changes kept for pages that reconnect
+BEHIND_MAX = 64  # changes queued for one slow page
 PAGES_MAX = 200
 
 
@@ -51,11 +51,11 @@ class Snapshot(msgspec.Struct, kw_only=True):
     jobs: list[JobLine]
     services: list[ServiceLine]
     ended: list[JobLine]
-    busy: dict[str, tuple[int, ...]]  # of the GPUs of nodes that measure it, in per cent
+    busy: dict[str, tuple[int, ...]]  # per cent, of each GPU of nodes that measure it
 
 
 class Change(msgspec.Struct, kw_only=True, omit_defaults=True):
-    """`ended` are no longer among the jobs; `gone_*` are no longer there at all."""
+    """`ended`: jobs that have finished; `gone_*`: things that no longer exist."""
 
     status: StatusView | None = None
     nodes: list[NodeLine] = []
@@ -69,24 +69,24 @@ class Change(msgspec.Struct, kw_only=True, omit_defaults=True):
 
 
 class Line(NamedTuple):
-    """An encoded line, and the mark that it was made from."""
+    """A line, and the mark that it was made from."""
 
     mark: Any
     line: Any
 
 
 class TooMany(Exception):
-    """So many pages are open that one more would be a burden."""
+    """No more pages may be open."""
 
 
 class Page:
-    """One open page: what it was not sent yet."""
+    """One open page: the pieces not yet sent to it."""
 
     def __init__(self) -> None:
         self.pieces: asyncio.Queue[bytes | None] = asyncio.Queue(BEHIND_MAX)
 
     def offer(self, piece: bytes) -> bool:
-        """False if it is too far behind: it is let go, and comes back when it can."""
+        """False if it is too far behind: it is disconnected, and reconnects when it can."""
         if self.pieces.qsize() >= BEHIND_MAX - 1:
             self.pieces.put_nowait(None)
             return False
@@ -95,7 +95,7 @@ class Page:
 
 
 class Feed:
-    """`samples`: the newest of each node that measures its GPUs, kept by somebody else."""
+    """`samples`: returns the newest sample of each node that measures its GPUs."""
 
     def __init__(
         self, loop: ControlLoop, samples: Callable[[], Mapping[str, NodeSample]] = dict
@@ -104,13 +104,13 @@ class Feed:
         self._samples = samples
         self._sampled: dict[str, NodeSample] = {}
         self._busy: dict[str, tuple[int, ...]] = {}
-        self._run = secrets.token_hex(4)  # numbers of another controller mean nothing here
+        self._run = secrets.token_hex(4)  # numbers of another controller are not valid here
         self._number = 0
         self._nodes: dict[str, Line] = {}
         self._jobs: dict[str, Line] = {}
         self._services: dict[str, Line] = {}
         self._seen: tuple[int, State | None] = (-1, None)
-        self._ended_seq = loop.last_seq  # ends up to this event were told, or stood in a snapshot
+        self._ended_seq = loop.last_seq  # ends up to this event were sent, or were in a snapshot
         self._told: dict[str, tuple[int, dict[int, Beat]]] = {}  # job -> attempt, beats
         self._heats: dict[str, tuple[int, ...]] = {}
         self._kept: deque[tuple[int, bytes]] = deque(maxlen=KEPT_MAX)
@@ -119,11 +119,11 @@ class Feed:
         self._snapshot: tuple[int, bytes] = (-1, b"")
 
     def open(self, last_id: str = "") -> Page:
-        """A page that has seen `last_id` is sent what it missed, if that is still known."""
+        """A page that has seen `last_id` gets what it missed, if that is still kept."""
         if len(self._pages) >= PAGES_MAX:
             raise TooMany(f"{PAGES_MAX} pages are open already; close some")
         if self._looking is None or self._looking.done():
-            self.advance()  # nobody looked for a while: what is told must be of now
+            self.advance()  # no look for a while: the snapshot must be current
             self._looking = asyncio.create_task(enduring("the page's feed", self._watch))
         page = Page()
         missed = self._missed(last_id)
@@ -152,7 +152,7 @@ class Feed:
     def look(self) -> Change | None:
         """What changed since the last look; None if nothing did."""
         change = Change()
-        # Whatever changes nodes and jobs is an event; only steps and loads are heard without one.
+        # Every change of nodes and jobs is an event; only steps and loads change without one.
         seen = (self._loop.last_seq, self._loop.state)
         moved, self._seen = seen != self._seen, seen
         if moved:
@@ -177,7 +177,7 @@ class Feed:
             try:
                 await self._loop.changed("", QUIET_S)
             except Unreadable:
-                continue  # without beats, pages know that what they show is old
+                continue  # without beats, pages know that they are out of date
             began = time.monotonic()
             piece = self.advance()
             if piece is not None:
@@ -197,7 +197,7 @@ class Feed:
         self._pages = {page for page in self._pages if page.offer(piece)}
 
     def beat(self) -> bytes:
-        """The time of now. A page that hears none for long knows that what it shows is old."""
+        """The current time. A page that gets no beat for long knows that it is out of date."""
         if not self._loop.readable:
             return b": the state is being stored or loaded\n\n"
         return b'event: beat\ndata: {"now_ms":%d}\n\n' % self._loop.clock.now_ms()
@@ -256,7 +256,7 @@ class Feed:
         self._look_at_ends(change)
 
     def _look_at_ends(self, change: Change) -> None:
-        """A job may come and go between two looks, or wait so far back that no page knew it."""
+        """A job may come and go between two looks, or wait too far back to be on any page."""
         after, self._ended_seq = self._ended_seq, self._loop.last_seq
         told = {line.id for line in change.ended}
         for job in self._loop.store.finished(ENDED_MAX, after):
@@ -264,7 +264,7 @@ class Feed:
                 change.ended.append(job_line(self._loop, job))
 
     def _look_at_steps(self, change: Change) -> None:
-        """Of jobs that tell of them; all else is as it was."""
+        """Only jobs that report steps can have changed."""
         for job_id in self._loop.state.heard.watches:
             if job_id in self._jobs:
                 self._jobs[job_id] = self._job(self._loop.state.jobs[job_id], change)
@@ -341,7 +341,7 @@ class Feed:
                 self._busy[node] = change.busy[node] = busy
 
     def end(self) -> None:
-        """Pages are let go: they come back to the next controller."""
+        """Disconnect the pages: they reconnect to the next controller."""
         for page in self._pages:
             with contextlib.suppress(asyncio.QueueFull):
                 page.pieces.put_nowait(None)

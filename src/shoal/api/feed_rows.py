@@ -1,4 +1,4 @@
-"""What the page's feed says of a node, a job and a service: little, because it comes often."""
+"""Lines of the page's feed for a node, a job and a service: short, because they are frequent."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from shoal.model.job import Job, Phase
 from shoal.model.node import NodeHealth
 from shoal.model.service import Service, ServiceLoad
 
-HEAT_STEP = 5  # per cent: what is finer is noise, and would be sent again and again
+HEAT_STEP = 5  # per cent: smaller changes are noise and would be sent constantly
 
 
 class Held(msgspec.Struct, frozen=True, array_like=True):
-    """A member's part of a node: `milli` is how much of each of its GPUs."""
+    """A member's part of a node: `milli` is the share of each of its GPUs."""
 
     job: str
     member: int
@@ -33,11 +33,11 @@ class NodeLine(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     held: tuple[Held, ...] = ()
     why: str = ""
     since_ms: int = 0
-    standing: str = ""  # unless it is ok
+    standing: str = ""  # empty if it is ok
 
 
 class JobLine(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """`heat`: how much of the time each member works, in per cent; -1 if it does not tell."""
+    """`heat`: how much of the time each member works, in per cent; -1 if it does not report."""
 
     id: str
     state: str
@@ -57,7 +57,7 @@ class JobLine(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     step: int = 0
     steps: int = 0
     step_us: int = 0
-    moved_ms: int = 0  # the last sign of work, of a job that tells of its steps
+    moved_ms: int = 0  # the last sign of work, if the job reports steps
     loss: float | None = None
     heat: tuple[int, ...] = ()
     slow: tuple[int, ...] = ()
@@ -181,7 +181,7 @@ def service_line(loop: ControlLoop, service: Service) -> ServiceLine:
 
 
 def rounded(part: int, whole: int) -> int:
-    """A share in per cent, in steps; -1 if nothing was told."""
+    """A share in per cent, rounded to `HEAT_STEP`; -1 if nothing was reported."""
     if whole <= 0:
         return -1
     return min(100, max(0, round(100 * part / whole / HEAT_STEP) * HEAT_STEP))

@@ -20,7 +20,7 @@ from shoal.model.views import Done, JobRow, JobView, LogView, Submission, WhyVie
 
 JOBS_MAX = 10_000
 WAIT_S_MAX = 30.0
-NUMBER_MAX = 2**53 - 1  # what JSON readers agree on
+NUMBER_MAX = 2**53 - 1  # the largest number that all JSON readers handle
 
 Key = Annotated[str, Parameter(max_length=128)]
 WaitS = Annotated[float, Parameter(ge=0, le=WAIT_S_MAX)]
@@ -56,7 +56,7 @@ class Jobs(Controller):
         seen, left = set(live), limit - len(live)
 
         def ended() -> bytes:
-            """What has ended changes no more, so any thread may look at it."""
+            """A finished job no longer changes, so any thread may read it."""
             rows = loop.store.finished(left)
             return encoded([job_row(loop, job) for job in rows if job.id not in seen])
 
@@ -97,7 +97,7 @@ class Jobs(Controller):
 
     @post("/{job_id:str}/requeue", status_code=200)
     async def requeue(self, loop: ControlLoop, job_id: str, key: Key = "") -> Done:
-        """Run again from its last checkpoint. One that has ended: once for one key."""
+        """Run the job again from its last checkpoint. A finished job: once for each key."""
         job = _job(loop, job_id)
         if job.phase is not Phase.FINISHED:
             said = await loop.request(Requeue(job_id))
@@ -107,11 +107,11 @@ class Jobs(Controller):
             job = await _ended(loop, job_id)  # since we looked
         if job.spec.service:
             raise Refusal(
-                422, f"was a replica of {job.spec.service}, which replaces its own", "job"
+                422, f"was a replica of {job.spec.service}; the service replaces it", "job"
             )
         refuse_unknown_package(loop, job.spec.package)
         answer = accepted(await loop.request(Submit(job.spec, key)))
-        return Done(id=answer.id, note=f"submitted again, for {job_id} has ended")
+        return Done(id=answer.id, note=f"submitted again, because {job_id} has ended")
 
     @get("/{job_id:str}/why")
     async def why(self, loop: ControlLoop, job_id: str) -> WhyView:
@@ -144,7 +144,7 @@ class Jobs(Controller):
 
 
 async def _ended(loop: ControlLoop, job_id: str) -> Job:
-    """One that has just left the state, from where it is kept."""
+    """A job that has just left the state, from the store."""
     await loop.settled()
     return _job(loop, job_id)
 
@@ -157,24 +157,24 @@ def _job(loop: ControlLoop, job_id: str) -> Job:
 
 
 def _queue_order(job: Job) -> tuple[bool, int, int]:
-    """What runs first, then what waits, as the scheduler will try it."""
+    """Running jobs first, then waiting ones in the scheduler's order."""
     return job.phase is Phase.WAITING, -job.spec.priority, job.number
 
 
 def _reached(job: Job, goal: str) -> bool:
-    """A job that has ended has also been as far as it will ever get."""
+    """A finished job counts as having reached any phase."""
     if job.phase is Phase.FINISHED:
         return True
     return goal == "running" and job.phase is Phase.RUNNING
 
 
 def _member_over(job: Job, member: int) -> bool:
-    """An elastic gang may be smaller now than the member's number."""
+    """An elastic gang may have shrunk below this member's number."""
     return member >= len(job.members) or job.members[member].over
 
 
 def _log(loop: ControlLoop, job: Job, attempt: int, member: int, offset: int) -> LogView:
-    # Whether more can come is asked before reading, so that nothing falls between.
+    # Look whether more can come before reading, so that nothing is missed in between.
     over = (
         job.phase is Phase.FINISHED
         or attempt < job.attempt

@@ -34,7 +34,7 @@ class Ledger(Controller):
         to_ms: Moment = 0,
     ) -> LedgerView:
         """Whole hours (UTC) that the range touches; `to_ms` 0 is now, `from_ms` 0 the beginning.
-        Rows by job, node, user or tenant are the 1,000 largest and one of others."""
+        By job, node, user or tenant: the 1,000 largest rows, and one for all others."""
         if to_ms and to_ms <= from_ms:
             raise Refusal(422, "must be later than from_ms", "to_ms")
         books = _kept(live_ledger)
@@ -62,7 +62,7 @@ class Ledger(Controller):
 
     @put("/prices", sync_to_thread=False)
     def set_prices(self, live_ledger: LiveLedger | None, data: PriceList) -> PriceList:
-        """In force at once, for all of the past too."""
+        """Sets the prices at once, for the past too."""
         wrong = problem_with(data)
         if wrong is not None:
             field, _, message = wrong.partition(": ")
@@ -73,7 +73,7 @@ class Ledger(Controller):
 
 
 async def _budgets(loop: ControlLoop, live_ledger: LiveLedger) -> list[str]:
-    """How much of its budget each tenant has used, a line each."""
+    """How much of its budget each tenant has used, one line each."""
     spendings = await live_ledger.spendings(loop.policy)
     await loop.settled()
     lines = []
@@ -86,5 +86,5 @@ async def _budgets(loop: ControlLoop, live_ledger: LiveLedger) -> list[str]:
 
 def _kept(live_ledger: LiveLedger | None) -> LiveLedger:
     if live_ledger is None:
-        raise Refusal(404, "no ledger is kept here", "ledger")
+        raise Refusal(404, "this cluster has no ledger", "ledger")
     return live_ledger

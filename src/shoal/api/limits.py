@@ -1,8 +1,8 @@
-"""What a connection may cost before it has shown a token: bytes, time, and its place among others.
+"""Limits what a connection can cost before it has shown a token: bytes, time and connections.
 
-Whoever can reach the port can connect, so everything before the token is bounded here, where bytes
-become requests. Without that, one header could grow without end, and as the parser copies the whole
-for each piece that is added, a few slow senders of large headers kept the controller busy copying.
+Anyone who can reach the port can connect, so everything before the token is bounded here, where
+bytes become requests. Otherwise a header could grow without end, and because the parser copies all
+of it for each new piece, a few slow senders of large headers could keep the controller busy.
 """
 
 from __future__ import annotations
@@ -17,15 +17,15 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 from shoal.model.views import Problem
 
 ADDRESS_BYTES_MAX = 8 * 1024
-HEAD_BYTES_MAX = 32 * 1024  # of the request line and the headers, or of trailers
+HEAD_BYTES_MAX = 32 * 1024  # request line and headers, or trailers
 HEADERS_MAX = 100
-PIPELINE_MAX = 16  # requests that were sent before the one at work is answered
-PIECE_BYTES = 16 * 1024  # given to the parser at a time, so that it never holds much more
+PIPELINE_MAX = 16  # requests sent before the current one is answered
+PIECE_BYTES = 16 * 1024  # fed to the parser at a time, so that it never holds much more
 HEAD_S = 10.0
-BODY_S = 30.0  # and beyond that ...
-BODY_BYTES_PER_S = 16 * 1024  # ... so fast, on average
-STALL_S = 60.0  # for a reader that takes nothing of its answer
-LINGER_S = 2.0  # for who still sends when the answer is given
+BODY_S = 30.0  # for a body, and beyond that ...
+BODY_BYTES_PER_S = 16 * 1024  # ... the least average speed
+STALL_S = 60.0  # for a client that does not read its answer
+LINGER_S = 2.0  # for a client that still sends after the answer
 LINGER_BYTES = 1024 * 1024
 CONNECTIONS_MAX = 1000
 CONNECTIONS_LEAST = 16
@@ -33,9 +33,9 @@ PROVEN = "shoal.proven"  # in a request's scope: called when its token or sessio
 
 
 class Gate:
-    """Who is connected. Over the network so many at most, and half of them from one address; when
-    that is too many, those leave first that came first and have shown no token. Connections by the
-    socket file are counted apart: only the user can make them, and nobody takes their place."""
+    """The open connections. Over the network: at most `most`, and half of them from one address;
+    beyond that, the oldest without a token is closed. Connections through the socket file are
+    counted separately: only the user can make them, and no other connection displaces them."""
 
     def __init__(self, most: int = CONNECTIONS_MAX) -> None:
         self.most = max(CONNECTIONS_LEAST, min(CONNECTIONS_MAX, most))
@@ -80,19 +80,19 @@ class Gate:
 
 
 class Guard(HttpToolsProtocol):
-    """uvicorn's protocol, with bounds. A class of its own for each server: see `guarded`."""
+    """uvicorn's protocol, with bounds. Each server has its own subclass: see `guarded`."""
 
     gate: Gate
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self.address = ""
-        self._silent = 0  # bytes since the parser last gave us something whole
-        self._received = 0  # of the body
+        self._silent = 0  # bytes since the parser last returned something complete
+        self._received = 0  # bytes of the body
         self._began = 0.0
-        self._whole = True  # the request that came last
+        self._whole = True  # the last request is complete
         self._refusal: tuple[int, str] | None = None
-        self._lingering = 0  # bytes that are still thrown away
+        self._lingering = 0  # bytes that may still be discarded
         self._closing = False
         self._timer: asyncio.TimerHandle | None = None
         self._stall: asyncio.TimerHandle | None = None
@@ -132,9 +132,9 @@ class Guard(HttpToolsProtocol):
                 if self._closing or self.transport.is_closing():
                     return
         except httptools.HttpParserUpgrade:
-            pass  # we speak nothing else, and answer as if it had not been asked
+            pass  # an upgrade that we do not support is ignored
         except (httptools.HttpParserError, _Refused):
-            self._refuse(*(self._refusal or (400, "this is no HTTP request")))
+            self._refuse(*(self._refusal or (400, "this is not an HTTP request")))
 
     def pause_writing(self) -> None:
         super().pause_writing()
@@ -209,7 +209,7 @@ class Guard(HttpToolsProtocol):
         )
 
     def _look_at_body(self) -> None:
-        """While we take nothing ourselves, as when the disk is slow, the sender is not to blame."""
+        """The sender's time stops while we do not read, for example because the disk is slow."""
         now = self.loop.time()
         if self.flow.read_paused:
             self._began, self._received = now, 0
@@ -223,12 +223,12 @@ class Guard(HttpToolsProtocol):
         self._refuse(408, "the request took too long to arrive")
 
     def _too_large(self, what: str, most: int, status: int = 431) -> None:
-        self._refusal = status, f"the {what} of a request may have {most // 1024} KiB at most"
+        self._refusal = status, f"the {what} of a request may have at most {most // 1024} KiB"
         raise _Refused
 
     def _refuse(self, status: int, message: str) -> None:
-        """Answered in one line, and over. What is still sent is thrown away for a moment: the
-        kernel would take our answer back if we closed the connection on it."""
+        """Answer in one line and close. Data still arriving is discarded for a moment: if we closed
+        at once, the kernel would reset the connection and the client would lose the answer."""
         if self.transport.is_closing():
             return
         self._closing = True
@@ -242,9 +242,9 @@ class Guard(HttpToolsProtocol):
         self.transport.write(head.encode() + b"connection: close\r\n\r\n" + body)
         self.gate.leave(self)
         if self.cycle is not None and not self._answered():
-            self.cycle.disconnected = True  # whoever works on it must not answer as well
+            self.cycle.disconnected = True  # its handler must not answer as well
             self.cycle.message_event.set()
-        if status == 503:  # there is no room, so none to wait in
+        if status == 503:  # no room to keep it open
             self.transport.close()
             return
         self.transport.write_eof()
@@ -270,7 +270,7 @@ class Guard(HttpToolsProtocol):
 
 
 class _Refused(Exception):
-    """The parser is to stop; `_refusal` says why."""
+    """Stops the parser; `_refusal` says why."""
 
 
 REASONS = {

@@ -1,7 +1,7 @@
-"""What Prometheus is told at /metrics: the control plane, nodes, GPUs, jobs and services.
+"""Metrics for Prometheus at /metrics: the control plane, nodes, GPUs, jobs and services.
 
-Labels are few and bounded: tenants (100, the rest together), nodes, GPUs, services, and of single
-jobs only those that train, the largest 200 of them. docs/monitoring.md lists them all.
+Labels are few and bounded: tenants (100, the others as one), nodes, GPUs, services, and the 200
+largest jobs that train. docs/monitoring.md lists them all.
 """
 
 from __future__ import annotations
@@ -47,16 +47,16 @@ NODE_STATES = (
 
 @get("/metrics", media_type=CONTENT_TYPE)
 async def metrics(loop: ControlLoop, history: History) -> Response[bytes]:
-    """For Prometheus, which sends the token as `authorization: credentials_file` says."""
+    """For Prometheus, which sends the token from its `authorization: credentials_file`."""
     parts: list[str] = []
     while True:
         parts, state = [], loop.state
         for part in collect(loop, history):
             parts.append(part)
-            await asyncio.sleep(0)  # a large cluster's answer is long, and others want their turn
+            await asyncio.sleep(0)  # a large cluster's answer is long: give other work a turn
             await loop.settled()
             if loop.state is not state:
-                break  # it was loaded again: what was collected may never have been stored
+                break  # the state was reloaded: what was collected may not be stored
         else:
             return Response("".join(parts).encode(), media_type=CONTENT_TYPE)
 
@@ -71,12 +71,10 @@ def collect(loop: ControlLoop, history: History) -> Iterator[str]:
 def _controller(loop: ControlLoop, history: History) -> Iterator[str]:
     counters, started = loop.counters, loop.started_ms / 1000
     yield family(
-        "shoal_build_info", "gauge", "The version that runs.", [({"version": __version__}, 1)]
+        "shoal_build_info", "gauge", "The running version.", [({"version": __version__}, 1)]
     )
-    yield simple("shoal_controller_start_time_seconds", "gauge", "When it started.", started)
-    yield simple(
-        "shoal_controller_starts_total", "counter", "Starts of a controller.", loop.state.epoch
-    )
+    yield simple("shoal_controller_start_time_seconds", "gauge", "Time of its start.", started)
+    yield simple("shoal_controller_starts_total", "counter", "Controller starts.", loop.state.epoch)
     yield histogram("shoal_step_duration_seconds", "Time of one scheduling step.", counters.steps)
     yield histogram("shoal_commit_duration_seconds", "Time to store a step.", counters.commits)
     yield histogram(
@@ -92,13 +90,13 @@ def _controller(loop: ControlLoop, history: History) -> Iterator[str]:
     yield family(
         "shoal_job_placements_total",
         "counter",
-        "Attempts that were given their place.",
+        "Attempts that were placed.",
         [({"tenant": tenant}, count) for tenant, count in sorted(counters.placements.items())],
     )
     yield family(
         "shoal_job_stops_total",
         "counter",
-        "Attempts that were told to stop, by cause.",
+        "Attempts that were stopped, by cause.",
         [({"cause": cause}, count) for cause, count in sorted(counters.stops.items())],
     )
     yield family(
@@ -107,7 +105,7 @@ def _controller(loop: ControlLoop, history: History) -> Iterator[str]:
         "Jobs that ended.",
         [({"outcome": o, "tenant": t}, count) for (o, t), count in sorted(counters.ends.items())],
     )
-    yield simple("shoal_requests_waiting", "gauge", "Requests not yet looked at.", loop.waiting)
+    yield simple("shoal_requests_waiting", "gauge", "Requests not yet handled.", loop.waiting)
     yield simple("shoal_history_size_bytes", "gauge", "File of samples.", history.file.size_bytes)
     yield from _process()
 
@@ -115,7 +113,7 @@ def _controller(loop: ControlLoop, history: History) -> Iterator[str]:
 def _process() -> Iterator[str]:
     times = os.times()
     yield simple(
-        "process_cpu_seconds_total", "counter", "Of the controller.", times.user + times.system
+        "process_cpu_seconds_total", "counter", "CPU of the controller.", times.user + times.system
     )
     try:
         with open("/proc/self/statm") as file:
@@ -123,7 +121,7 @@ def _process() -> Iterator[str]:
     except (OSError, ValueError, IndexError):
         return
     resident = pages * os.sysconf("SC_PAGE_SIZE")
-    yield simple("process_resident_memory_bytes", "gauge", "Of the controller.", resident)
+    yield simple("process_resident_memory_bytes", "gauge", "Memory of the controller.", resident)
 
 
 def _nodes(loop: ControlLoop, history: History) -> Iterator[str]:
@@ -156,7 +154,7 @@ def _nodes(loop: ControlLoop, history: History) -> Iterator[str]:
     for name, text, read in NODE_RATIOS:
         yield from large_family(name, "gauge", text, marks, [read(one) for _, one in samples])
     gpus = [one for _, sample in samples for one in sample.gpus]
-    yield ""  # a moment for others
+    yield ""  # give other work a turn
     marks = [
         f'{{node="{escaped(node.id)}",gpu="{gpu}"}}'
         for node, sample in samples
@@ -171,14 +169,14 @@ def _ratio(milli: int | None) -> float | None:
 
 
 NODE_RATIOS: tuple[tuple[str, str, Callable[[NodeSample], float | None]], ...] = (
-    ("shoal_node_cpu_busy_ratio", "Of all its cores.", lambda s: _ratio(s.cpu_milli)),
-    ("shoal_node_memory_used_ratio", "Of its memory.", lambda s: _ratio(s.memory_milli)),
+    ("shoal_node_cpu_busy_ratio", "Busy share of its cores.", lambda s: _ratio(s.cpu_milli)),
+    ("shoal_node_memory_used_ratio", "Used share of its memory.", lambda s: _ratio(s.memory_milli)),
 )
 GPU_VALUES: tuple[tuple[str, str, Callable[[GpuSample], float | None]], ...] = (
     ("shoal_gpu_busy_ratio", "Share of the time in use.", lambda g: _ratio(g.busy_milli)),
-    ("shoal_gpu_memory_used_ratio", "Of its memory.", lambda g: _ratio(g.memory_milli)),
+    ("shoal_gpu_memory_used_ratio", "Used share of its memory.", lambda g: _ratio(g.memory_milli)),
     ("shoal_gpu_power_watts", "Drawn now.", lambda g: g.power_w),
-    ("shoal_gpu_temperature_celsius", "Of the chip.", lambda g: g.temperature_c),
+    ("shoal_gpu_temperature_celsius", "Temperature of the chip.", lambda g: g.temperature_c),
 )
 
 
@@ -206,7 +204,7 @@ def _jobs(loop: ControlLoop) -> Iterator[str]:
             "gauge",
             text,
             [
-                # Prometheus calls its own configuration's name `job`.
+                # Prometheus uses the label `job` for its own scrape configuration.
                 ({"job_id": job.id, "tenant": job.spec.tenant}, read(view))
                 for job, view in training
             ],
@@ -221,10 +219,10 @@ def _largest(loop: ControlLoop) -> list[Job]:
 
 
 JOB_VALUES: tuple[tuple[str, str, Callable[[ProgressView], float | None]], ...] = (
-    ("shoal_job_step", "The step it is at.", lambda v: v.step),
-    ("shoal_job_saved_step", "What its newest checkpoint continues with.", lambda v: v.saved_step),
-    ("shoal_job_step_duration_seconds", "Of a usual step.", lambda v: v.step_us / 1e6 or None),
-    ("shoal_job_loss", "As it tells it.", lambda v: v.loss),
+    ("shoal_job_step", "The current step.", lambda v: v.step),
+    ("shoal_job_saved_step", "The step after its newest checkpoint.", lambda v: v.saved_step),
+    ("shoal_job_step_duration_seconds", "Usual time of a step.", lambda v: v.step_us / 1e6 or None),
+    ("shoal_job_loss", "The loss it reports.", lambda v: v.loss),
     ("shoal_job_slow_members", "Members that hold the others up.", lambda v: len(v.slow)),
 )
 
@@ -244,7 +242,7 @@ def _services(loop: ControlLoop) -> Iterator[str]:
     yield family(
         "shoal_service_response_seconds",
         "gauge",
-        "Until an answer began, over the last 15 seconds.",
+        "Time until an answer began, over the last 15 seconds.",
         [
             ({"service": name, "percentile": share}, value / 1000)
             for name, load in told
@@ -266,7 +264,7 @@ SERVICE_LOADS: tuple[tuple[str, str, Callable[[ServiceLoad], float]], ...] = (
         lambda s: s.failures_per_ks / 1000,
     ),
     ("shoal_service_in_flight_requests", "At replicas.", lambda s: s.in_flight),
-    ("shoal_service_queued_requests", "Waiting in the gateway.", lambda s: s.queued + s.held),
+    ("shoal_service_queued_requests", "Queued in the gateway.", lambda s: s.queued + s.held),
 )
 SERVICE_COUNTS: tuple[tuple[str, str, Callable[[Service], float]], ...] = (
     (
@@ -274,5 +272,5 @@ SERVICE_COUNTS: tuple[tuple[str, str, Callable[[Service], float]], ...] = (
         "Replicas that get requests.",
         lambda s: len(s.ready) - len(s.draining),
     ),
-    ("shoal_service_replicas_wanted", "Replicas that there should be.", lambda s: s.wanted),
+    ("shoal_service_replicas_wanted", "Replicas wanted.", lambda s: s.wanted),
 )

@@ -1,4 +1,4 @@
-"""Working directories on their way to the nodes: kept once, whatever is sent how often."""
+"""Working directories for the nodes; each is kept once, however often it is sent."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class Packages(Controller):
 
     @get("/{package:str}", sync_to_thread=False)
     def one(self, loop: ControlLoop, package: str) -> PackageView:
-        """Is it here? Then it need not be sent."""
+        """Whether the package is here, so that a client need not send it."""
         size = _store(loop).size(package)
         if size is None:
             raise Refusal(404, f"there is no package {package[:64]!r}", "package")
@@ -31,7 +31,7 @@ class Packages(Controller):
     async def send(
         self, request: Request[Any, Any, Any], loop: ControlLoop, package: str
     ) -> PackageView:
-        """The body is the archive, its SHA-256 the name; streamed to the disk, not held."""
+        """The body is the archive, its SHA-256 the name; streamed to disk, not held in memory."""
         store = _store(loop)
         size = store.size(package)
         if size is not None:

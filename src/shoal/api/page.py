@@ -1,4 +1,4 @@
-"""Everything that the page needs of the API: its handlers and their dependencies."""
+"""The handlers that the page needs, and their dependencies."""
 
 from __future__ import annotations
 

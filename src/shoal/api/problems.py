@@ -1,4 +1,4 @@
-"""Every refusal of the API in one form: a sentence, and the field at fault."""
+"""All refusals of the API have one form: a sentence, and the field at fault."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class Refusal(Exception):
 
 
 def accepted(answer: Answer) -> Any:
-    """The answer if it is a yes; a Refusal if not."""
+    """The answer if the request was accepted; raises a Refusal if not."""
     if isinstance(answer, Refused):
         raise Refusal(404 if answer.missing else 422, answer.message, answer.field)
     return answer
@@ -52,14 +52,14 @@ def on_http_error(_: AnyRequest, error: HTTPException) -> Response[Problem]:
 
 
 def on_recursion(request: AnyRequest, error: RecursionError) -> Response[Problem]:
-    if "deserializing" in str(error):  # theirs, by what they sent; any other is our own
+    if "deserializing" in str(error):  # caused by the client's data; any other is our own
         return _respond(400, Problem(message="the JSON is nested too deeply"))
     return on_unexpected(request, error)
 
 
 def on_unexpected(request: AnyRequest, error: Exception) -> Response[Problem]:
     log.exception("%s %s failed", request.method, request.url.path, exc_info=error)
-    message = "the controller made a mistake; its log (controller.log) has the details"
+    message = "the controller failed; its log (controller.log) has the details"
     return _respond(500, Problem(message=message))
 
 

@@ -1,4 +1,4 @@
-"""`GET /v1/queue`: who waits, in the scheduler's order, why, until when, and what would help."""
+"""`GET /v1/queue`: waiting jobs in the scheduler's order, why they wait and what would help."""
 
 from __future__ import annotations
 
@@ -19,33 +19,33 @@ from shoal.model.job import Job
 from shoal.model.views import JobRow
 
 ROWS_MAX = 500
-FORESEEN_MAX = 50  # a start that is so far off says little, and costs as much
+FORESEEN_MAX = 50  # predictions further back say little and cost as much
 # With thousands of nodes one prediction takes a tenth of a second, and the loop waits for it.
-LOOK_S = 0.02  # so long a request may look into the future, or for one job at least
-PAUSE_FACTOR = 20  # ... and then nobody for so many times what that took
+LOOK_S = 0.02  # a request predicts for this long, but at least one job
+PAUSE_FACTOR = 20  # ... then no request does for this many times as long
 FRESH_S = 5.0
 
 
 class Outlook(NamedTuple):
-    """When a job will probably start, and what would help it, as it was when we looked."""
+    """When a job will probably start and what would help it, predicted at `seen_s`."""
 
     seen_s: float
     early_ms: int | None
     late_ms: int | None
-    start: str  # the same in words; empty: `why` says all there is to say
+    start: str  # the same in words; empty: `why` says it all
     help: list[str]
 
 
 class Foresight:
-    """Outlooks of the first in line, remembered for a while, so that all who ask together take a
-    twentieth of the controller's time at most."""
+    """Cached outlooks of the first in line, so that all requests together take at most a twentieth
+    of the controller's time."""
 
     def __init__(self) -> None:
         self._known: dict[str, Outlook] = {}
         self._next_s = 0.0
 
     def of(self, loop: ControlLoop, jobs: list[Job]) -> dict[str, Outlook]:
-        """Of those that were looked at so far, the front of the line first."""
+        """The outlooks known so far, the front of the line first."""
         self._known = {job.id: self._known[job.id] for job in jobs if job.id in self._known}
         began = monotonic()
         if began < self._next_s:
@@ -70,11 +70,11 @@ def _outlook(loop: ControlLoop, job: Job, seen_s: float) -> Outlook:
 
 class QueueRow(JobRow, kw_only=True):
     position: int
-    early_ms: int | None  # it will probably start between these two moments
+    early_ms: int | None  # it will probably start between these two times
     late_ms: int | None
-    start: str  # the same in words; empty: `why` says all there is to say
+    start: str  # the same in words; empty: `why` says it all
     help: list[str]  # what would let it start sooner
-    foreseen: bool  # else nobody has looked yet: the three above say nothing
+    foreseen: bool  # False: not predicted yet, so the fields above are empty
 
 
 class QueueView(msgspec.Struct, kw_only=True):
@@ -108,9 +108,9 @@ class Waiting(Controller):
 
 
 def first_in_line(loop: ControlLoop, limit: int) -> list[Job]:
-    """Those whom the scheduler tries first; then those whose time is not yet."""
+    """The jobs that the scheduler tries first, then those that may not start yet."""
     state, now_ms = loop.state, loop.clock.now_ms()
-    # Of jobs that are alike only the first can be among the first.
+    # Each lane holds jobs that are alike, so its first `limit` are enough.
     numbers = [number for line in state.queue.lanes.values() for _, number in line[:limit]]
     numbers += [number for _, number in heapq.nsmallest(limit, state.queue.delayed)]
     claimed = [state.jobs[job_id] for job_id in state.claims]

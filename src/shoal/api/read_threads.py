@@ -1,7 +1,7 @@
 """Threads that read the past, so that the loop never waits for a long list.
 
-One thread reads long lists and turns them into JSON, one after the other; short answers have
-threads of their own. The loop only sends the bytes.
+One thread reads long lists and encodes them as JSON, one after the other; short answers have their
+own threads. The loop only sends the bytes.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ from litestar import MediaType, Response
 
 Result = TypeVar("Result")
 
-LONG_ROWS = 500  # a list of more than so many is long
-ROWS_AT_ONCE = 100  # of what lives; then the loop gets its turn
+LONG_ROWS = 500  # a longer list counts as long
+ROWS_AT_ONCE = 100  # live jobs per piece; then the loop gets a turn
 
 _short = ThreadPoolExecutor(max_workers=2, thread_name_prefix="reading")
 _long = ThreadPoolExecutor(max_workers=1, thread_name_prefix="reading-long")
@@ -25,7 +25,7 @@ _encode = msgspec.json.Encoder().encode
 
 
 async def aside(work: Callable[[], Result], rows: int = 0) -> Result:
-    """The work must not touch what only the loop may, above all not the state."""
+    """The work must not touch what belongs to the loop, above all the state."""
     pool = _long if rows > LONG_ROWS else _short
     return await asyncio.get_running_loop().run_in_executor(pool, work)
 

@@ -1,4 +1,4 @@
-"""The API's schema (OpenAPI): the parts of a job and a service are described as in their files."""
+"""The API's schema (OpenAPI): describes the fields of jobs and services as their files do."""
 
 from __future__ import annotations
 

@@ -19,7 +19,7 @@ SinceMs = Annotated[int, Parameter(ge=0, le=2**53 - 1)]
 
 
 class Series(Controller):
-    """`since_ms`: only points after it, for who has the ones before."""
+    """`since_ms`: only points after it, for a client that has the earlier ones."""
 
     path = "/v1"
 
@@ -33,7 +33,7 @@ class Series(Controller):
 
     @get("/samples", sync_to_thread=False)
     def samples(self, history: History) -> dict[str, NodeSample]:
-        """The newest of each node that tells its load."""
+        """The newest sample of each node that reports its load."""
         return history.newest
 
     @get("/nodes/{node:str}/series", sync_to_thread=False)

@@ -1,4 +1,4 @@
-"""Replays of the cluster's own history under other policies, one at a time, for the page."""
+"""Replays the cluster's own history under other policies for the page, one at a time."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ LIMIT_S = 300.0
 ANSWER_BYTES_MAX = 4 * 1024 * 1024
 NICENESS = 10  # the cluster comes first
 CURRENT = "current"
-FOLDER = "replays"  # in the home; what is in it when a controller starts is nobody's
-# A replay dies with its controller, however that ends, and also if that was just before.
+FOLDER = "replays"  # in the home; emptied when a controller starts
+# A replay dies with its controller, however that ends, even if it ended just before this ran.
 BOUND = """
 import os, sys
 from shoal.kernel import die_with_parent
@@ -37,7 +37,7 @@ run()
 
 
 class Ask(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """`current` is the policy in force; `days` of 0 is all that the log holds."""
+    """`current` is the policy in force; `days` 0 is the whole log."""
 
     policies: Annotated[tuple[str, ...], msgspec.Meta(min_length=1, max_length=8)]
     days: Annotated[int, msgspec.Meta(ge=0, le=3660)] = 0
@@ -53,12 +53,12 @@ class SimulationView(msgspec.Struct, kw_only=True):
     ended_ms: int = 0
     problem: str = ""
     result: msgspec.Raw | None = None
-    policies: list[str] = []  # that can be asked for
+    policies: list[str] = []  # that can be simulated
     current: str = ""
 
 
 class Simulator:
-    """Starts `shoal sim` on the log of this home, and ends it when it takes too long."""
+    """Runs `shoal sim` on the log of this home, and ends it if it takes too long."""
 
     def __init__(self, loop: ControlLoop, home: Path | None) -> None:
         self._loop = loop
@@ -78,7 +78,7 @@ class Simulator:
         if self._home is None:
             raise Refusal(422, "this controller has no home with a log of events")
         if self._task is not None and not self._task.done():
-            raise Refusal(409, "a simulation runs already; wait for it or cancel it")
+            raise Refusal(409, "a simulation is already running; wait for it or cancel it")
         for name in ask.policies:
             if name not in SHIPPED and name != CURRENT:
                 known = ", ".join([CURRENT, *SHIPPED])
@@ -97,7 +97,7 @@ class Simulator:
             self._failed("cancelled", "cancelled")
 
     async def ended(self) -> None:
-        """Returns when nothing runs any more."""
+        """Returns when no simulation runs."""
         if self._task is not None:
             await asyncio.wait([self._task])
 
@@ -144,7 +144,7 @@ class Simulations(Controller):
 
 
 async def _replay(home: Path, ask: Ask, policy: Policy) -> tuple[int, bytes, bytes]:
-    """The code it ended with, and what it printed; whoever cancels this ends it."""
+    """Its exit code and output; cancelling this ends the process."""
     place = home / FOLDER
     place.mkdir(mode=0o700, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=place) as folder:

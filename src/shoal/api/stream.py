@@ -12,7 +12,7 @@ from litestar.response import Stream
 from shoal.api.feed import Feed, Page, TooMany
 from shoal.api.problems import Refusal
 
-BEAT_S = 2.0  # at least so often a page hears something
+BEAT_S = 2.0  # a page gets something at least this often
 
 
 class Live(Controller):
@@ -33,7 +33,7 @@ class Live(Controller):
 
 
 async def pieces(feed: Feed, page: Page) -> AsyncGenerator[bytes, None]:
-    """Until the page goes away, or is too slow, or the controller ends."""
+    """Runs until the page closes, is too slow, or the controller ends."""
     try:
         yield b"retry: 1000\n\n"
         while True:

@@ -1,4 +1,4 @@
-"""Turns the state into what people and scripts see. Reads only."""
+"""Turns the state into what people and scripts see; changes nothing."""
 
 from __future__ import annotations
 
@@ -27,11 +27,11 @@ from shoal.model.views import (
 )
 
 COMMAND_CHARACTERS_MAX = 200
-DRAINED = "drained"  # nothing runs there any more: it may be taken away
+DRAINED = "drained"  # nothing runs there any more: it can be removed
 
 
 def find_job(loop: ControlLoop, job_id: str) -> Job | None:
-    """Live, just ending, or long finished."""
+    """The job, whether live, just ending or long finished."""
     return loop.state.jobs.get(job_id) or loop.store.job(job_id)
 
 
@@ -129,7 +129,7 @@ def node_view(loop: ControlLoop, node: Node) -> NodeView:
 
 
 def check_view(loop: ControlLoop, node: str, check: str) -> CheckView | None:
-    """None if nobody asked for it, or it was too long ago."""
+    """None if there was no such check, or it was too long ago."""
     known = loop.state.heard.verdicts.get(node)
     if known is not None and known[0] == check:
         _, result, verdict = known
@@ -147,7 +147,7 @@ def check_view(loop: ControlLoop, node: str, check: str) -> CheckView | None:
 
 
 def progress_view(loop: ControlLoop, job: Job) -> ProgressView | None:
-    """Of a job whose members tell of their steps: the furthest member's word."""
+    """The furthest member's progress, if the job's members report steps."""
     watch = loop.state.heard.watches.get(job.id)
     if watch is None or not watch.beats:
         return None
@@ -208,7 +208,7 @@ def service_state(service: Service, load: ServiceLoad, replicas: list[ReplicaVie
         return "failing"
     if len(ready) > len(new):
         return "rolling"
-    # More may be wanted of a service that has what it cannot do without: that is no trouble.
+    # A service with its minimum of replicas is ready, even if more are wanted.
     return "ready" if len(new) >= max(1, service.spec.scale.least) else "starting"
 
 
@@ -258,7 +258,7 @@ def known_nodes(loop: ControlLoop) -> list[Node]:
 
 
 def gpu_counts(loop: ControlLoop) -> dict[str, int]:
-    """Every GPU is held, free or unusable because of its node; the three add up to all."""
+    """Every GPU is held, free or unusable because of its node; the three add up to the total."""
     held = free = unusable = 0
     for node in known_nodes(loop):
         lost = node.health is NodeHealth.LOST

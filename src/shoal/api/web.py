@@ -22,7 +22,7 @@ TYPES = {
     ".svg": "image/svg+xml",
 }
 HEADERS = {
-    # Nothing from elsewhere, nothing inline, and no other site may frame it or get its address.
+    # Nothing from other hosts, nothing inline; no other site may frame the page or get its address.
     "content-security-policy": (
         "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; "
         "connect-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
@@ -32,10 +32,10 @@ HEADERS = {
     "referrer-policy": "no-referrer",
     "cross-origin-opener-policy": "same-origin",
     "cross-origin-resource-policy": "same-origin",
-    "cache-control": "no-cache",  # kept, but asked about each time: an update is seen at once
+    "cache-control": "no-cache",  # cached but revalidated each time: an update is seen at once
 }
 Secret = Annotated[str, msgspec.Meta(max_length=512)]
-SIGN_IN_BYTES_MAX = 16 * 1024  # nobody has shown a token yet
+SIGN_IN_BYTES_MAX = 16 * 1024  # the client has not shown a token yet
 AnyRequest = Request[Any, Any, Any]
 
 
@@ -47,7 +47,7 @@ class SignIn(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
 
 
 class SessionView(msgspec.Struct, kw_only=True):
-    """`csrf` belongs into the header x-shoal-csrf of whatever changes something."""
+    """`csrf` goes into the header x-shoal-csrf of every request that changes something."""
 
     csrf: str
     until_ms: int
@@ -90,7 +90,7 @@ class Sessions(Controller):
 
     @get(opt={"open": True}, sync_to_thread=False)
     def session(self, request: AnyRequest, access: Access) -> SessionView:
-        """Empty for whoever is not signed in: that is an answer, not an error."""
+        """Empty if the browser is not signed in: that is an answer, not an error."""
         session = access.session(request)
         if session is None:
             return SessionView(csrf="", until_ms=0)
@@ -106,13 +106,13 @@ class Sessions(Controller):
     @post("/code", status_code=200)
     async def code(self, request: AnyRequest, access: Access) -> CodeView:
         if not access.bears_token(request):
-            raise Refusal(403, "a link is given for the token alone; use: shoal page")
+            raise Refusal(403, "a link needs the token, not a session; use: shoal page")
         code, until_ms = access.new_code()
         return CodeView(code=code, until_ms=until_ms)
 
 
 def _cookie(access: Access, value: str, seconds: int) -> Cookie:
-    """For this host alone, and for the API alone: no other path of ours has a use for it."""
+    """The cookie is for this host and the API only: no other path needs it."""
     return Cookie(
         key=access.cookie,
         value=value,
@@ -124,9 +124,9 @@ def _cookie(access: Access, value: str, seconds: int) -> Cookie:
 
 
 def served(name: str, request: AnyRequest) -> Response[bytes]:
-    """A file of the page, or nothing new if the browser has it already."""
+    """A file of the page, or 304 if the browser already has it."""
     path = FOLDER / name
-    # The name is one that the folder holds, so it cannot lead out of it.
+    # The name is one that the folder lists, so it cannot lead out of it.
     if path.suffix not in TYPES or name not in {file.name for file in FOLDER.iterdir()}:
         raise Refusal(404, f"there is no file {name[:64]!r}; the page is at /")
     body = path.read_bytes()

@@ -1,4 +1,4 @@
-"""Tries a policy out before it is obeyed, on a small cluster and on a copy of the real one."""
+"""Tries a policy on a small cluster and on a copy of the real one before it takes effect."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ SHIPPED = Policy()
 
 
 def problem(policy: Policy, image: bytes, now_ms: int) -> str | None:
-    """What goes wrong when it is obeyed, as `field: sentence`. `image` is a snapshot of
+    """What goes wrong under the policy, as `field: sentence`. `image` is a snapshot of
     the state, as JSON; it may be empty."""
     wrong = _failure(policy, image, now_ms)
     if wrong is None:
@@ -50,7 +50,7 @@ def _failure(policy: Policy, image: bytes, now_ms: int) -> str | None:
 
 
 def _on_a_small_cluster(policy: Policy) -> None:
-    """Gangs, shares, priorities and tenants come and go; nothing may fail, and all must hold."""
+    """Gangs, shares, priorities and tenants come and go; no step may fail or break an invariant."""
     state, now_ms = State(), ROUND_MS
     books = {f"n{number}": _book(number) for number in range(1, NODES + 1)}
     numbers = dict.fromkeys(books, 0)
@@ -85,7 +85,7 @@ def _book(number: int) -> NodeBook:
 
 
 def _specs(turn: int, policy: Policy) -> list[JobSpec]:
-    """A little more than fits, of every kind."""
+    """Jobs of every kind, a few more than fit."""
     if turn >= ROUNDS // 2:
         return []
     tenants = [tenant.name for tenant in policy.tenants[:8]] or ["default"]
@@ -109,7 +109,7 @@ def _specs(turn: int, policy: Policy) -> list[JobSpec]:
 
 
 def _end_some(book: NodeBook, turn: int) -> None:
-    """What was told to stop stops; of the rest every third ends by itself."""
+    """Members that are being stopped end; of the others every third ends by itself."""
     ending: list[MemberRef] = list(book.stopping)
     running = [ref for ref in book.alive if ref not in book.stopping]
     ending += [ref for ref in running if (int(ref.job[1:]) + turn) % 3 == 0]

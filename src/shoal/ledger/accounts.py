@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 
 class Account(enum.StrEnum):
-    """docs/ledger.md says, second by second, what goes where."""
+    """docs/ledger.md says, second by second, what goes into which account."""
 
     USEFUL = "useful"
     SERVING = "serving"
@@ -27,8 +27,8 @@ class Account(enum.StrEnum):
 
 
 class About(NamedTuple):
-    """`load`: how much of the way from idle to busy a GPU's power is in this account, in
-    thousandths, where nothing was measured; None: it is taken to be off."""
+    """`load`: where a GPU's power lies between idle and busy in this account, in thousandths, if it
+    was not measured; None: the GPU counts as off."""
 
     title: str
     group: str
@@ -56,8 +56,8 @@ ABOUT: dict[Account, About] = {
 HOUR_MS = 3_600_000
 DAY_MS = 24 * HOUR_MS
 
-# One GPU-thousandth for one millisecond is one GPU-microsecond: the unit in which all is counted,
-# in whole numbers, so that sums are exact.
+# One GPU-thousandth for one millisecond is one GPU-microsecond: the unit of all amounts. They are
+# whole numbers, so that sums are exact.
 GPU_US_PER_GPU_MS = 1000
 GPU_US_PER_GPU_HOUR = HOUR_MS * GPU_US_PER_GPU_MS
 
@@ -72,7 +72,7 @@ class Place(NamedTuple):
 
 
 class Move(NamedTuple):
-    """What a job's node has in `useful` since hour `since`, but for `firm` of that hour, belongs
+    """A job's amount in `useful` on a node since hour `since`, except `firm` of that hour, belongs
     to another account: the work turned out to be lost."""
 
     job: str

@@ -1,4 +1,4 @@
-"""The book: events and beats in, amounts out. No millisecond is lost, and none counts twice.
+"""The book turns events and beats into amounts. No millisecond is lost or counted twice.
 Pure: the amounts follow from the events and beats alone."""
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ class Book:
         return self.postings.cluster
 
     def take(self, event: ev.Event) -> None:
-        """One event, in the order of the log."""
+        """Take one event, in the order of the log."""
         clock.advance(self.postings, event.at_ms)
         handler = HANDLERS.get(type(event))
         if handler is not None:
@@ -40,7 +40,7 @@ class Book:
         clock.advance(self.postings, now_ms)
 
     def stepped(self, report: Report, events: Sequence[ev.Event], now_ms: int) -> None:
-        """One step: what it heard explains the time before its events."""
+        """Take one step: what it heard explains the time before its events."""
         self.advance(now_ms)
         for inventory in report.nodes:
             self.hear(inventory.progress)
@@ -52,14 +52,14 @@ class Book:
             self.take(event)
 
     def hear(self, progress: Iterable[Progress], loads: Iterable[ServiceLoad] = ()) -> None:
-        """What members and the gateway say; to be heard before the events of the same step."""
+        """Take what members and the gateway report, before the events of the same step."""
         for one in progress:
             members.hear(self.postings, one)
         for load in loads:
             hear_load(self.postings, load)
 
     def settle(self) -> None:
-        """Book all that is certain by now."""
+        """Book everything that is certain by now."""
         settle_nodes(self.postings)
 
     def drain(self) -> list[Posting]:

@@ -1,4 +1,4 @@
-"""What the book remembers of the cluster between two events: nodes, live jobs, members."""
+"""What the book remembers about the cluster between events: nodes, live jobs, members."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ class Owner(msgspec.Struct, frozen=True):
 
 
 class Hardware(msgspec.Struct, frozen=True):
-    """What a node was when its time was booked."""
+    """A node's hardware when its time was booked."""
 
     model: str
     gpus: int
 
 
 class GpuKind(msgspec.Struct):
-    """GPUs of one model and size, and how long a job waited that they would suit."""
+    """GPUs of one model and size, and how long jobs waited that could use them."""
 
     model: str
     memory_mb: int
@@ -35,28 +35,28 @@ class GpuKind(msgspec.Struct):
 
 
 class Node(msgspec.Struct, kw_only=True):
-    """`held` and `claimed` are thousandths of each GPU. `mark_ms`: booked up to then."""
+    """`held` and `claimed` are thousandths of each GPU. Booked up to `mark_ms`."""
 
     gpus: int
     kind: str
     mark_ms: int
-    wanted_at: int = 0  # of its kind's clock, at the mark
+    wanted_at: int = 0  # its kind's `wanted_ms` at the mark
     held: list[int]
     claimed: list[int]
-    whole: int = 0  # members that want the node for themselves
-    away: Account | None = Account.LOST  # why what is free on it cannot be used
+    whole: int = 0  # members that hold the whole node
+    away: Account | None = Account.LOST  # why its free GPUs cannot be used
     health: str = "joining"
     intent: str = "open"
     quarantined: bool = False
-    reserved: int = 0  # blocked jobs that it is set aside for
+    reserved: int = 0  # number of blocked jobs that it is set aside for
     known: bool = True
-    power_ms: int = -1  # when its GPUs last told what they draw
-    idle: list[tuple[str, int]] = []  # its members that use nothing
+    power_ms: int = -1  # when its GPUs last reported their power
+    idle: list[tuple[str, int]] = []  # its members that do not use their GPUs
     members: dict[str, list[int]] = {}  # job -> its members that hold GPUs here
 
 
 class Tally(msgspec.Struct):
-    """A job's useful time on a node in the newest hour, and since which hour it is not saved."""
+    """A job's useful time on a node in the newest hour, and the hour since which it is unsaved."""
 
     hour: int
     useful: int = 0
@@ -65,7 +65,7 @@ class Tally(msgspec.Struct):
 
 
 class LastBeat(msgspec.Struct):
-    """The newest beat of a member that was booked; times in microseconds since it started."""
+    """The newest booked beat of a member; times in microseconds since the member started."""
 
     steps: int = 0
     step: int = 0
@@ -75,7 +75,7 @@ class LastBeat(msgspec.Struct):
     data: int = 0
     save: int = 0
     busy: bool = False
-    gap_ms: int = 0  # the longest between two beats with news
+    gap_ms: int = 0  # the longest time between two beats with news
 
 
 class Member(msgspec.Struct, kw_only=True):
@@ -85,7 +85,7 @@ class Member(msgspec.Struct, kw_only=True):
     node: str
     milli: int
     gpus: tuple[int, ...]
-    share: int  # of each GPU
+    share: int  # thousandths of each GPU
     mark_ms: int
     account: Account | None = Account.STARTUP
     running_ms: int = -1
@@ -102,7 +102,7 @@ class Job(msgspec.Struct, kw_only=True):
     whole_nodes: bool = False
     attempt: int = 0
     waiting: bool = True
-    queued: bool = False  # counted among those that want room
+    queued: bool = False  # counted among the jobs that want room
     not_before_ms: int = 0
     saved: bool = False  # in this attempt
     cause: StopCause | None = None
@@ -111,14 +111,14 @@ class Job(msgspec.Struct, kw_only=True):
     tallies: dict[str, Tally] = {}
     reserved: tuple[str, ...] = ()  # nodes that are set aside for it
     claimed: tuple[Slice, ...] = ()
-    wait_us: int = 0  # what the least waiting member waits in a step: not for a straggler
-    wait_ms: int = 0  # when that was looked at
-    wait_of: int = 0  # the number of members that were looked at
+    wait_us: int = 0  # wait per step of the member that waits least: not for a straggler
+    wait_ms: int = 0  # when `wait_us` was computed
+    wait_of: int = 0  # the number of members that it was computed from
     tellers: int = 0  # members that report steps
 
 
 class Want(msgspec.Struct):
-    """How many jobs of a tenant wait for GPUs like these."""
+    """How many jobs of a tenant wait for GPUs of this kind."""
 
     tenant: str
     models: tuple[str, ...]
@@ -127,15 +127,15 @@ class Want(msgspec.Struct):
 
 
 class Gap(msgspec.Struct, frozen=True):
-    """Time that is not as it seems: the clock jumped, or no controller ran."""
+    """A gap in the record: the clock jumped, or no controller ran."""
 
     at_ms: int
-    ms: int  # negative: it went back
+    ms: int  # negative: the clock went back
     booked: bool
 
 
 class BookState(msgspec.Struct, kw_only=True):
-    """All of it, as it is stored beside the amounts."""
+    """The whole state, as it is stored beside the amounts."""
 
     now_ms: int = 0
     began_ms: int = -1
@@ -144,7 +144,7 @@ class BookState(msgspec.Struct, kw_only=True):
     jobs: dict[str, Job] = {}
     wants: dict[str, Want] = {}
     delayed: list[tuple[int, str]] = []  # heap of (not before, job)
-    parents: dict[str, str] = {}  # of tenants
+    parents: dict[str, str] = {}  # tenant -> parent
     held: list[str] = []  # tenants whose budget is used up
     gaps: list[Gap] = []
     back_ms: int = 0  # how far the clock is behind the book

@@ -10,16 +10,16 @@ from shoal.ledger.free_time import settle_nodes, stands
 from shoal.ledger.members import settle, settle_hour
 from shoal.ledger.postings import Postings
 
-# After a longer time without a controller nothing is known of that time, and nothing booked.
+# After a longer time without a controller, that time is unknown and is not booked.
 UNSEEN_MS_MAX = 7 * 24 * HOUR_MS
-# A shorter pause or step back of the clock is not noted.
+# Shorter pauses or steps back of the clock are not noted.
 NOTED_GAP_MS = 600_000
 NOTED_BACK_MS = 1_000
 GAPS_KEPT = 100
 
 
 def advance(postings: Postings, now_ms: int) -> None:
-    """Time has passed, and nothing else has changed meanwhile."""
+    """Time has passed, and nothing else has changed."""
     cluster = postings.cluster
     if cluster.began_ms < 0:
         cluster.now_ms = cluster.began_ms = now_ms

@@ -1,4 +1,4 @@
-"""GPU time that no job holds: free, wanted in vain, set aside or out of reach."""
+"""GPU time that no job holds: free, wanted but unusable, set aside or out of reach."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ def settle_nodes(postings: Postings) -> None:
 
 
 def settle_node(postings: Postings, node_id: str, node: Node) -> None:
-    """Book its free time and its capacity up to now. That is within one hour, because all nodes
-    are settled when an hour ends."""
+    """Book the node's free time and capacity up to now. This never spans two hours, because all
+    nodes are settled when an hour ends."""
     now_ms = postings.cluster.now_ms
     passed_ms = now_ms - node.mark_ms
     kind = postings.cluster.kinds[node.kind]
@@ -41,7 +41,7 @@ def settle_node(postings: Postings, node_id: str, node: Node) -> None:
 
 
 def new_node(postings: Postings, node_id: str, model: str, gpus: int, memory_mb: int) -> Node:
-    """A node, or a node's next life; its time is booked from now on."""
+    """A node, or its next life, joins; its time is booked from now on."""
     cluster = postings.cluster
     key = f"{model}/{memory_mb}"
     if key not in cluster.kinds:
@@ -60,14 +60,14 @@ def new_node(postings: Postings, node_id: str, model: str, gpus: int, memory_mb:
         node.quarantined, node.reserved = before.quarantined, before.reserved
         node.intent = "open" if before.intent == "removed" else before.intent
     cluster.nodes[node_id] = node
-    postings.turn()  # what it had before belongs to what it was
+    postings.turn()  # its time so far belongs to its old hardware
     postings.adds.machines[node_id] = Hardware(model, gpus)
     return node
 
 
 def room_of(node: Node) -> tuple[int, int]:
-    """What no job holds of its GPUs, in thousandths: free, and claimed for a job."""
-    if not any(node.claimed):  # nearly always, and much cheaper
+    """The thousandths of its GPUs that no job holds: free, and claimed for a job."""
+    if not any(node.claimed):  # nearly always true, and much cheaper
         return node.gpus * WHOLE_GPU_MILLI - sum(node.held), 0
     free = claimed = 0
     for held, wanted in zip(node.held, node.claimed, strict=True):
@@ -105,7 +105,7 @@ def _want(cluster: BookState, job: Job, change: int) -> None:
 
 
 def is_held(cluster: BookState, tenant: str) -> bool:
-    """Is its budget, or that of a tenant above it, used up?"""
+    """Whether its budget, or that of a tenant above it, is used up."""
     for _ in range(len(cluster.parents) + 1):
         if tenant in cluster.held:
             return True
@@ -114,7 +114,7 @@ def is_held(cluster: BookState, tenant: str) -> bool:
 
 
 def judge_wants(cluster: BookState) -> None:
-    """For which kinds of GPUs does a job wait that may start?"""
+    """Update which kinds of GPUs are wanted by a job that may start."""
     wants = [w for w in cluster.wants.values() if not is_held(cluster, w.tenant)]
     for kind in cluster.kinds.values():
         kind.wanted = any(

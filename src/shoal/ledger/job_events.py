@@ -1,4 +1,4 @@
-"""Events of jobs and replicas: which members hold GPUs, and what becomes of their work."""
+"""Events of jobs and replicas: which members hold GPUs, and what happens to their work."""
 
 from __future__ import annotations
 
@@ -99,7 +99,7 @@ def _stopping(postings: Postings, event: ev.JobStopping) -> None:
 
 
 def _stop_account(job: Job, cause: StopCause) -> Account:
-    """The account of the time that a job takes to end."""
+    """The account for the time that a job takes to end."""
     if job.owner.service:
         return Account.WARM
     if cause in members.FAULTS:
@@ -129,7 +129,7 @@ def _requeued(postings: Postings, event: ev.JobRequeued) -> None:
 
 
 def _end_attempt(postings: Postings, job_id: str, job: Job, cause: StopCause | None) -> None:
-    """A job that was asked to stop has saved its work, if it ever does; a failure loses it."""
+    """A job that saves has saved its work if it was asked to stop; a failure loses the work."""
     for number in list(job.members):
         members.release(postings, job_id, job, number, cause)
     if cause in members.FAULTS:

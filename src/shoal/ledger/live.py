@@ -1,4 +1,4 @@
-"""Keeps the books of a live cluster: they grow with the log and are written every few seconds."""
+"""Keeps the ledger of a live cluster: it follows the log and is written every few seconds."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from shoal.ports import Clock, Store, StoreDamaged, StoreError
 log = logging.getLogger("shoal.ledger")
 
 WRITE_S = 15.0
-SPENT_S = 5.0  # the same, where budgets want to know
+SPENT_S = 5.0  # the same, if the policy sets budgets
 EVENTS_AT_ONCE = 5_000
 EVENTS_REBOOKED_MAX = 100_000  # a few seconds
 KEYS_MAX = 1_000
@@ -40,8 +40,8 @@ Spend = Callable[[tuple[Spending, ...]], None]
 
 
 class LiveLedger:
-    """Called by the loop after every step. Trouble with its file never stops a cluster: what was
-    not booked is in the log, and is booked when the file is well again."""
+    """Called by the loop after every step. Trouble with its file never stops a cluster: the events
+    are in the log, and are booked when the file works again."""
 
     def __init__(
         self,
@@ -75,7 +75,7 @@ class LiveLedger:
             self._give_up(error)
 
     def _set_aside(self, error: StoreDamaged) -> None:
-        """What the log still tells is booked again; older sums are in the damaged file."""
+        """What is still in the log is booked again; older sums are in the damaged file."""
         if self._store is not None:
             self._store.close()
             self._store = None
@@ -87,7 +87,7 @@ class LiveLedger:
             if old.exists():
                 old.replace(aside.with_name(aside.name + ending))
         self._rebook = self._whole_log()
-        again = "is booked again from the log" if self._rebook else "begins with this moment"
+        again = "is booked again from the log" if self._rebook else "starts again from now"
         self._alarm(f"{error}: it is kept as {aside.name}, and the ledger {again}")
 
     def _open(self) -> None:
@@ -100,21 +100,21 @@ class LiveLedger:
         if state is None:
             state, last = self._log.load()
         if self._rebook:
-            return  # from the first event on, with the first step
-        # A ledger that is new, or does not know this log: it begins with how things stand.
+            return  # the first step books from the first event on
+        # A ledger that is new, or does not match this log, begins with the present state.
         began = BookState(gaps=found[0].gaps) if found is not None else BookState()
         self.book, self.seq = Book(began), last
         for event in events_of(state, self._clock.now_ms()):
             self.book.take(event)
 
     def _whole_log(self) -> bool:
-        """Does the log tell everything, in few enough events to book them at once?"""
+        """Whether the log is complete and short enough to book all of it at once."""
         first, newest = self._log.events(0, 1), self._log.events(-1, 1)
         whole = bool(first) and first[0].seq == 1 and not self._log.unbroken_from
         return whole and newest[0].seq <= EVENTS_REBOOKED_MAX
 
     def _follows(self, seq: int) -> bool:
-        """Does the log still have what comes after this?"""
+        """Whether the log still has the events after this one."""
         if seq < self._log.unbroken_from:
             return False
         newest = self._log.events(-1, 1)
@@ -126,7 +126,7 @@ class LiveLedger:
     # -- booking ---------------------------------------------------------------------------
 
     def stepped(self, report: Report, events: Sequence[Event], seq: int) -> None:
-        """A step is stored: these are its events, the last of them number `seq` of the log."""
+        """A step is stored: these are its events; the last is number `seq` of the log."""
         if self._store is None:
             return
         try:
@@ -135,7 +135,7 @@ class LiveLedger:
             self.book.stepped(report, events, now_ms)
             self.seq = seq
         except Exception as error:
-            log.exception("the ledger does not understand an event; it stops here")
+            log.exception("the ledger cannot book an event and stops")
             self._give_up(error)
 
     def _catch_up(self, until: int) -> None:
@@ -155,7 +155,7 @@ class LiveLedger:
     # -- writing ---------------------------------------------------------------------------
 
     async def run(self, policy: Callable[[], Policy], spent: Spend) -> None:
-        """Write now and then; where the policy sets budgets, `spent` is told what they want."""
+        """Write at intervals; if the policy sets budgets, pass `spent` what tenants have spent."""
         while True:
             budgets = wants_spendings(policy())
             await asyncio.sleep(SPENT_S if budgets else WRITE_S)
@@ -167,12 +167,12 @@ class LiveLedger:
                 else:
                     await self.write()
             except StoreDamaged as error:
-                self._give_up(StoreError(f"{error}; the next controller begins it again"))
+                self._give_up(StoreError(f"{error}; the next controller rebuilds it"))
             except StoreError as error:
-                log.error("the ledger could not be written, and will be: %s", error)
+                log.error("the ledger could not be written; it will be tried again: %s", error)
 
     async def write(self) -> dict[Place, int]:
-        """Everything that is certain goes to the file; returns what is open at that moment."""
+        """Write everything that is certain to the file; returns what is still open."""
         async with self._lock:
             return await self._write()
 
@@ -190,12 +190,12 @@ class LiveLedger:
             book.postings.give_back(entries)
             raise
         if day != self._rolled:
-            # What is put is put: trouble with making days of hours must not book it again.
+            # The entries are stored: an error in making days of hours must not book them again.
             try:
                 await asyncio.to_thread(store.roll, day * HOURS_PER_DAY, live)
                 self._rolled = day
             except StoreError as error:
-                log.error("old hours stay hours for now: %s", error)
+                log.error("old hours could not be rolled up into days: %s", error)
         return open_
 
     def close(self) -> None:
@@ -231,11 +231,11 @@ class LiveLedger:
             sums += open_sums(store, tariff, self.book, open_, by, since, until)
         notes = gap_notes(gaps, since * HOUR_MS, until * HOUR_MS)
         if not capacity:
-            known = f"the ledger begins {moment(began_ms)}" if began_ms >= 0 else "it is empty yet"
+            known = f"the ledger begins {moment(began_ms)}" if began_ms >= 0 else "it is empty"
             notes.append(
                 f"nothing is booked in this range; {known}"
                 if gpus
-                else "no node has GPUs: there is no GPU time to book"
+                else "no node has GPUs, so there is no GPU time to book"
             )
         return view(
             tariff,

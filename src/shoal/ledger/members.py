@@ -1,4 +1,4 @@
-"""Where the time of a member goes: by its beats if it sends any, else by its end."""
+"""Where a member's time goes: by its beats if it sends any, otherwise by its end."""
 
 from __future__ import annotations
 
@@ -12,19 +12,19 @@ from shoal.model.job import StopCause
 from shoal.model.progress import Beat, Progress
 from shoal.model.report import Idle
 
-# Reports come every second, so a beat may be this old when it is heard: time that it does not
+# Reports come every second, so a beat may be this old when it arrives: time that it does not
 # explain is left for the next one.
 SLACK_MS = 3_000
-# A member without a step by then is taken for one that never reports steps.
+# A member without a step by then counts as one that never reports steps.
 FIRST_BEAT_MS = 30 * 60_000
 # A member that reported steps and is silent for this time has stopped using its GPUs.
 SILENT_MS = 60 * 60_000
-# A member that used nothing for this time, by its node, is idle, and was from then on.
+# A member that, by its node, used nothing for this time counts as idle from the start of it.
 IDLE_MS = 60_000
-# Time between two comparisons of a gang's members, to see which waiting is no member's fault.
+# Time between two comparisons of a gang's members, to find the wait that no member causes.
 COMPARE_MS = 5_000
 
-# Stops by the cluster: a job that saves its work loses nothing. The others are failures.
+# Stops by the cluster, in which a job that saves loses nothing. The others are failures.
 OURS = (
     StopCause.PREEMPT,
     StopCause.RESIZE,
@@ -36,7 +36,7 @@ FAULTS = (StopCause.FAILURE, StopCause.NODE_LOSS, StopCause.HANG)
 
 
 def pending_parts(job: Job, member: Member, until_ms: int) -> list[Part]:
-    """How its time since the mark is booked if nothing more becomes known."""
+    """How its time since the mark is booked if no more information arrives."""
     ms = until_ms - member.mark_ms
     if ms <= 0:
         return []
@@ -57,12 +57,12 @@ def pending_parts(job: Job, member: Member, until_ms: int) -> list[Part]:
 
 
 def settle(postings: Postings, job_id: str, job: Job, member: Member, until_ms: int) -> None:
-    """Nothing more will become known of its time up to then."""
+    """Book its time up to then: no more information about it will arrive."""
     postings.book_member(job_id, job, member, pending_parts(job, member, until_ms))
 
 
 def settle_hour(postings: Postings, job_id: str, job: Job) -> None:
-    """At the end of an hour: book what need not wait for a beat any more."""
+    """At the end of an hour, book what no longer has to wait for a beat."""
     now_ms = postings.cluster.now_ms
     for member in job.members.values():
         told = member.told
@@ -77,7 +77,7 @@ def settle_hour(postings: Postings, job_id: str, job: Job) -> None:
 
 
 def hear(postings: Postings, progress: Progress) -> None:
-    """A member says where its time went. A beat that comes twice or late changes nothing."""
+    """A member reports where its time went. A repeated or late beat changes nothing."""
     ref, beat = progress.ref, progress.beat
     job = postings.cluster.jobs.get(ref.job)
     member = job.members.get(ref.member) if job is not None and job.attempt == ref.attempt else None
@@ -88,7 +88,7 @@ def hear(postings: Postings, progress: Progress) -> None:
         told = member.told = LastBeat()
     if not beat.steps and not told.steps:
         told.busy = beat.busy
-        return  # it is still starting: all that goes before the first step is start-up
+        return  # still starting: everything before the first step is start-up
     news = (
         beat.compute_us - told.compute,
         beat.wait_us - told.wait,
@@ -98,7 +98,7 @@ def hear(postings: Postings, progress: Progress) -> None:
     if min(news) >= 0 and sum(news) >= 1000:
         _book_news(postings, ref.job, job, member, beat, news)
     elif min(news) < 0:
-        _remember(told, beat)  # it began again within itself, or an old report came late
+        _remember(told, beat)  # it restarted its own count, or an old report came late
     told.busy = beat.busy
     if beat.saved_step >= beat.step > 0 and beat.saved_step > told.saved_step:
         told.saved_step = beat.saved_step
@@ -106,7 +106,7 @@ def hear(postings: Postings, progress: Progress) -> None:
 
 
 def hear_idle(postings: Postings, node_id: str, idle: Iterable[Idle]) -> None:
-    """Only of members that send no beats: those say more."""
+    """Only for members that send no beats: beats say more."""
     node = postings.cluster.nodes.get(node_id)
     if node is None:
         return
@@ -176,8 +176,8 @@ def _remember(told: LastBeat, beat: Beat) -> None:
 
 
 def _blameless_us(postings: Postings, job: Job, beat: Beat, steps: int) -> int:
-    """A collective takes its time even when all come at once: what the member that waits least
-    waits in a step is nobody's fault."""
+    """A collective takes time even if all members arrive at once: no member causes the wait that
+    even the least waiting member has in a step."""
     now_ms = postings.cluster.now_ms
     if now_ms - job.wait_ms >= COMPARE_MS or job.tellers >= 2 * job.wait_of:
         job.wait_ms, job.wait_of = now_ms, max(1, job.tellers)
@@ -197,8 +197,8 @@ def finish_step(
     until_ms: int,
     cause: StopCause | None,
 ) -> None:
-    """Its beats will not explain the time up to then any more. In a gang that hangs or fails,
-    silence is the failure's."""
+    """No beat will explain its time up to then. In a gang that hangs or fails, silence counts as
+    part of the failure."""
     parts = pending_parts(job, member, until_ms)
     if cause in FAULTS and member.account is None:
         swap = {Account.IDLE: Account.RECOMPUTE}

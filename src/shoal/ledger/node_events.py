@@ -1,4 +1,4 @@
-"""Events of nodes, of GPUs that are set aside, and of tenants that are held by a budget."""
+"""Events of nodes, of GPUs that are set aside, and of tenants without budget left."""
 
 from __future__ import annotations
 
@@ -100,7 +100,7 @@ def _silent(postings: Postings, event: ev.NodeSilent) -> None:
 
 
 def _lost(postings: Postings, event: ev.NodeLost) -> None:
-    """What its members did after it fell silent is not known."""
+    """What its members did after it fell silent is unknown."""
     node = _changing(postings, event.node)
     node.health = "lost"
     _judge_away(node)
@@ -138,7 +138,7 @@ def _changing(postings: Postings, node_id: str) -> Node:
 
 
 def _judge_away(node: Node) -> None:
-    """The first reason that holds why its free GPUs cannot be used; None if they can."""
+    """The first reason why its free GPUs cannot be used; None if they can."""
     if node.health != "ready":
         node.away = Account.LOST
     elif node.quarantined:
@@ -171,7 +171,7 @@ def _budget_held(postings: Postings, event: ev.BudgetHeld) -> None:
 
 
 def _budget_freed(postings: Postings, event: ev.BudgetFreed) -> None:
-    if event.tenant in postings.cluster.held:  # else it was only warned
+    if event.tenant in postings.cluster.held:  # otherwise it was only warned
         postings.cluster.held.remove(event.tenant)
         judge_wants(postings.cluster)
 

@@ -1,4 +1,4 @@
-"""Opening events: a cluster's state as events, for a ledger that begins in its midst."""
+"""A running cluster's state as events, for a ledger that begins with it."""
 
 from __future__ import annotations
 

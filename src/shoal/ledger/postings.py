@@ -13,7 +13,7 @@ Part = tuple[Account, int, bool]  # account, ms, and whether the work in it is s
 
 
 class Addition(msgspec.Struct):
-    """Amounts to add, in GPU-microseconds. `owners` and `machines` are those that are new."""
+    """Amounts to add, in GPU-microseconds. `owners` and `machines` are the new ones."""
 
     amounts: dict[Place, int] = {}
     capacity: dict[tuple[int, str], int] = {}
@@ -29,7 +29,7 @@ Posting = Addition | Move
 
 
 class Postings:
-    """Collects postings, to be stored in their order, each once."""
+    """Collects postings, to be stored once each and in order."""
 
     def __init__(self, cluster: BookState | None = None) -> None:
         self.cluster = cluster or BookState()
@@ -47,7 +47,7 @@ class Postings:
         return entries
 
     def give_back(self, entries: list[Posting]) -> None:
-        """They could not be stored; they are the first to be drained again."""
+        """These could not be stored; they are the first to be drained again."""
         self._entries = entries + self._entries
 
     def add(self, hour: int, node: str, job: str, account: Account, amount: int) -> None:
@@ -57,7 +57,7 @@ class Postings:
             amounts[place] = amounts.get(place, 0) + amount
 
     def move(self, move: Move) -> None:
-        """It moves what was added before, and nothing that is added later."""
+        """Moves what was added before, and nothing that is added later."""
         self.turn()
         self._entries.append(move)
 
@@ -70,7 +70,7 @@ class Postings:
     # -- members ---------------------------------------------------------------------------
 
     def book_member(self, job_id: str, job: Job, member: Member, parts: Iterable[Part]) -> None:
-        """These parts of its time, one after the other: (account, ms, whether it is saved)."""
+        """Book these consecutive parts of its time: (account, ms, whether the work is saved)."""
         for account, ms, firm in parts:
             end_ms = member.mark_ms + ms
             while member.mark_ms < end_ms:
@@ -83,7 +83,7 @@ class Postings:
                 member.mark_ms = until_ms
 
     def saved(self, job: Job) -> None:
-        """All its work up to now survives."""
+        """All its work up to now is saved."""
         hour = self.cluster.now_ms // HOUR_MS
         job.saved = True
         for tally in job.tallies.values():

@@ -1,4 +1,4 @@
-"""Measured power: where drivers report it, a node's model of energy is fitted to it."""
+"""Measured power: if drivers report it, a node's energy model is fitted to it."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from shoal.ledger.prices import Rate
 from shoal.model.resources import WHOLE_GPU_MILLI
 from shoal.model.samples import NodeSample
 
-# Samples come every few seconds; what lies between two that are further apart is not measured.
+# Samples come every few seconds; the time between two that are further apart is not measured.
 APART_MS_MAX = 15_000
 
 
 class Drawn(NamedTuple):
-    """What a machine was seen to draw in a range, for how much of its GPU time, and of how much."""
+    """The power that a machine drew in a range, for how much of its GPU time, and of how much."""
 
     watt_ms: int
     covered_us: int
@@ -25,7 +25,7 @@ class Drawn(NamedTuple):
 
 
 def hear_power(postings: Postings, node_id: str, sample: NodeSample) -> None:
-    """Counts only if every GPU of the node reports: a part says nothing of the whole."""
+    """Counts only if every GPU of the node reports: a part says nothing about the whole."""
     node = postings.cluster.nodes.get(node_id)
     watts = [gpu.power_w for gpu in sample.gpus if gpu.power_w is not None]
     if node is None or not node.gpus or len(watts) != node.gpus:
@@ -43,12 +43,12 @@ def hear_power(postings: Postings, node_id: str, sample: NodeSample) -> None:
 
 
 def fitted(rate: Rate, drawn: Drawn) -> Rate:
-    """The rate with watts that make the model's energy what was measured; for the time that was
-    not measured the model stands as it is. Without a model all accounts draw the same."""
+    """The rate with watts fitted so that the model's energy equals the measured one; for unmeasured
+    time the model stays as it is. Without a model all accounts draw the same."""
     total_us = sum(drawn.accounts.values())
     if not drawn.covered_us or not total_us:
         return rate
-    measured = Fraction(drawn.watt_ms * 1000, drawn.covered_us)  # watts of a GPU
+    measured = Fraction(drawn.watt_ms * 1000, drawn.covered_us)  # watts per GPU
     if rate.watts is None:
         whole = drawn.covered_us * 10 >= total_us * 9
         return rate._replace(watts=(measured, measured)) if whole else rate

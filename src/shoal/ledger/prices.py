@@ -1,4 +1,4 @@
-"""What an hour of a GPU costs, and what power it draws, by a price list."""
+"""What a GPU-hour costs and how much power it draws, by a price list."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ from shoal.model.prices import ANY, HOURS_PER_YEAR, MONTHS_PER_YEAR, Price, Pric
 
 log = logging.getLogger("shoal.ledger")
 
-# Idle and busy watts of a GPU's board, where the price list says nothing: about what an idle one
-# draws, and the board's power limit as its vendor states it. Measured power is better than this.
+# Idle and busy watts of a GPU's board, for models without watts in the price list: about what an
+# idle one draws, and the vendor's power limit. Measured power is better than this.
 WATTS = {
     "b200": (140, 1000),
     "h200": (75, 700),
@@ -35,7 +35,7 @@ WATTS = {
 
 
 def read_prices(path: Path) -> PriceList:
-    """The prices that a cluster has set; none if there is no such file, or it is damaged."""
+    """The prices set in a cluster; none if the file is missing or damaged."""
     try:
         return msgspec.json.decode(path.read_bytes(), type=PriceList)
     except FileNotFoundError:
@@ -53,14 +53,14 @@ class Rate(NamedTuple):
 
 
 class Money(NamedTuple):
-    """What an amount of GPU time comes to."""
+    """The cost and energy of an amount of GPU time."""
 
     cost: Fraction | None
     energy_wh: Fraction | None
     co2_g: Fraction | None
 
     def plus(self, other: Money) -> Money:
-        """Unknown and known is unknown: a part is not the sum."""
+        """Known plus unknown is unknown: a part is not the sum."""
         pairs = zip(self, other, strict=True)
         return Money(*[None if a is None or b is None else a + b for a, b in pairs])
 
@@ -80,7 +80,7 @@ def rate_of(prices: PriceList, node: str, machine: Hardware) -> Rate:
 
 
 def per_hour(price: Price) -> Fraction:
-    """Rented and owned alike: what it costs whether it is used or not."""
+    """What it costs, rented or owned, whether it is used or not."""
     total = Fraction(0)
     if price.per_hour is not None:
         total += _exactly(price.per_hour)
@@ -97,7 +97,7 @@ def money(prices: PriceList, rate: Rate, account: Account, gpu_us: int) -> Money
     load = ABOUT[account].load
     energy = None
     if load is None:
-        energy = Fraction(0)  # it is out of reach, and taken to be off
+        energy = Fraction(0)  # out of reach, so it counts as off
     elif rate.watts is not None:
         idle, busy = rate.watts
         energy = (idle + (busy - idle) * load / 1000) * hours * _exactly(prices.pue)
@@ -108,7 +108,7 @@ def money(prices: PriceList, rate: Rate, account: Account, gpu_us: int) -> Money
 
 
 def _exactly(number: float) -> Fraction:
-    """0.1 means a tenth, not the double next to it."""
+    """0.1 means exactly a tenth, not the nearest float."""
     return Fraction(str(number))
 
 

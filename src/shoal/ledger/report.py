@@ -1,4 +1,4 @@
-"""Sums of the ledger as a report shows them: by key and account, with money, energy and notes."""
+"""Sums of the ledger for reports: by key and account, with money, energy and notes."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from shoal.model.ledger import AccountSum, By, CostView, LedgerRow, LedgerView
 from shoal.model.prices import PriceList
 
 OTHERS = "others"
-NAMED_MAX = 20  # in a note
+NAMED_MAX = 20  # models named in a note
 
 
 class Tariff:
-    """Machines that cost the same share a rate."""
+    """Groups machines by cost: those that cost the same share a rate."""
 
     def __init__(
         self,
@@ -55,7 +55,7 @@ class Tariff:
         return money(self.prices, self.rates[rate], account, gpu_us)
 
     def notes(self) -> list[str]:
-        """What is missing in the price list."""
+        """Notes on what is missing in the price list."""
         notes = []
         if self._unpriced and self.prices.currency:
             notes.append(
@@ -85,7 +85,7 @@ def open_sums(
     since: int,
     until: int,
 ) -> list[Sum]:
-    """The `book.open()` amounts of these hours, as the store sums up what it holds."""
+    """The `book.open()` amounts of these hours, summed up as the store does it."""
     sums = []
     for place, amount in amounts.items():
         if since <= place.hour < until:
@@ -135,7 +135,7 @@ def account_sums(tariff: Tariff, sums: Iterable[Sum], capacity: int) -> list[Acc
 
 
 def rows(tariff: Tariff, sums: list[Sum], by: By, keys_max: int) -> list[LedgerRow]:
-    """The largest keys first (times in their order); those beyond `keys_max` are one: others."""
+    """The largest keys first (times in order); those beyond `keys_max` become one: others."""
     sizes: dict[str | int, int] = {}
     for one in sums:
         sizes[one.key] = sizes.get(one.key, 0) + one.gpu_us
@@ -226,7 +226,7 @@ def cost_view(tariff: Tariff, job: str, sums: list[Sum]) -> CostView:
 
 
 def gap_notes(gaps: Iterable[Gap], from_ms: int, to_ms: int) -> list[str]:
-    """Of the clock and of silence within the range, the newest last."""
+    """Notes on gaps within the range, the newest last."""
     notes = []
     for gap in gaps:
         if from_ms <= gap.at_ms < to_ms or from_ms <= gap.at_ms + gap.ms < to_ms:
@@ -234,18 +234,18 @@ def gap_notes(gaps: Iterable[Gap], from_ms: int, to_ms: int) -> list[str]:
             when = moment(gap.at_ms)
             if gap.ms < 0:
                 notes.append(
-                    f"the clock went back by {minutes:.1f} min at {when}: no time counts twice, "
+                    f"the clock went back by {minutes:.1f} min at {when}: to count no time twice, "
                     "the ledger waited until the clock had caught up"
                 )
             elif gap.booked:
                 notes.append(
-                    f"nobody looked for {minutes:.0f} min from {when} (no controller, or the clock "
-                    "jumped): booked as it was before, corrected by what members told later"
+                    f"nothing was seen for {minutes:.0f} min from {when} (no controller, or a "
+                    "clock jump): booked as it was before, corrected by what members reported later"
                 )
             else:
                 notes.append(
-                    f"nothing is known of {minutes / 1440:.1f} days from {when} (no controller, or "
-                    "the clock jumped): they are in no account and not in the capacity"
+                    f"nothing is known about {minutes / 1440:.1f} days from {when} (no controller, "
+                    "or a clock jump): they are in no account and not in the capacity"
                 )
     return notes
 
@@ -270,7 +270,7 @@ def _key(key: str | int, by: By, account: Account) -> str:
 
 
 def _models(models: Iterable[str]) -> str:
-    named = [repr(model) if model else "GPUs of no model" for model in models]
+    named = [repr(model) if model else "GPUs without a model" for model in models]
     more = f" and {len(named) - NAMED_MAX} more" if len(named) > NAMED_MAX else ""
     return ", ".join(named[:NAMED_MAX]) + more
 

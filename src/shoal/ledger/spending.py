@@ -1,4 +1,4 @@
-"""What each tenant has spent in a month and in all, for the budgets of the policy."""
+"""What each tenant has spent this month and in total, for the policy's budgets."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from shoal.model.budget import BudgetPeriod, Spending
 from shoal.model.ledger import By
 from shoal.model.policy import Policy
 
-# Later bookings in older hours are seen when these are summed up again, once an hour.
+# Late bookings in older hours show up when these are summed up again, once an hour.
 OPEN_HOURS = 2
 
 
@@ -31,7 +31,7 @@ def since_hour(period: BudgetPeriod, now_ms: int) -> int:
 
 
 class _Key(NamedTuple):
-    """The range and rates that sums were added up for."""
+    """The range and rates of cached sums."""
 
     since: int
     until: int
@@ -39,7 +39,7 @@ class _Key(NamedTuple):
 
 
 class Spent:
-    """Hours long past are added up once an hour, the newest every time."""
+    """Old hours are summed up once an hour, the newest every time."""
 
     def __init__(self) -> None:
         self._closed: dict[BudgetPeriod, tuple[_Key, list[Sum]]] = {}
@@ -52,7 +52,7 @@ class Spent:
         since: int,
         until: int,
     ) -> list[Sum]:
-        """From hour `since` until before `until`, which is the hour after the current one."""
+        """From hour `since` up to, but not including, `until`: the hour after the current one."""
         split = max(since, until - 1 - OPEN_HOURS)
         key = _Key(since, split, dict(rates))
         known, closed = self._closed.get(period, (None, []))
@@ -65,7 +65,7 @@ class Spent:
 def spendings(
     policy: Policy, tariff: Tariff, sums: Mapping[BudgetPeriod, Iterable[Sum]]
 ) -> tuple[Spending, ...]:
-    """Of all tenants; those of the policy even if they have spent nothing."""
+    """For all tenants; those of the policy even if they have spent nothing."""
     told = []
     for period, found in sums.items():
         amounts = {tenant.name: 0 for tenant in policy.tenants}

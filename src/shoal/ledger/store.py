@@ -1,7 +1,7 @@
 """The ledger's file: amounts by hour, node, owner and account, and how far the log is booked.
 
 Amounts, the book's state and the place in the log are written in one transaction, so a ledger that
-is killed goes on from the log as if nothing had happened.
+is killed continues from the log as if nothing had happened.
 """
 
 from __future__ import annotations
@@ -23,16 +23,16 @@ from shoal.ports import StoreDamaged, StoreError
 
 SCHEMA_VERSION = 1
 BUSY_TIMEOUT_S = 5.0
-PAGES_CHECKED_MAX = 16_384  # at the start; of a larger file damage shows when it is used
+PAGES_CHECKED_MAX = 16_384  # checked at the start; damage in a larger file shows when it is read
 HOURS_PER_DAY = 24
-# Hours become days after this, and jobs "older jobs" of their tenant and user after that: what
-# is kept of a job that ended long ago is a share of a sum.
+# Hours become days after this, and later jobs become the "older jobs" of their tenant and user: a
+# job that ended long ago is only part of a sum.
 HOURS_KEPT = 40 * HOURS_PER_DAY
 JOBS_KEPT_HOURS = 400 * HOURS_PER_DAY
 OLDER_JOBS = "older"
 OWNERS_REMEMBERED = 20_000
 
-ACCOUNTS = list(Account)  # an account is stored by its place here: new ones go to the end
+ACCOUNTS = list(Account)  # stored by its position here: add new accounts at the end
 NUMBER = {account: number for number, account in enumerate(ACCOUNTS)}
 
 _SCHEMA = """
@@ -81,14 +81,14 @@ class Sum(NamedTuple):
 class LedgerStore:
     def __init__(self, path: Path) -> None:
         self._path = path
-        self._machines: dict[str, int] = {}  # of nodes as they are now
+        self._machines: dict[str, int] = {}  # node -> id of its present machine
         self._owners: dict[str, int] = {}
         with self._clear_errors():
             self._db = sqlite3.connect(
                 path, timeout=BUSY_TIMEOUT_S, isolation_level=None, check_same_thread=False
             )
             self._db.execute("PRAGMA journal_mode = WAL")
-            # What a power cut takes from this file is booked again from the log.
+            # What a power cut loses from this file is booked again from the log.
             self._db.execute("PRAGMA synchronous = NORMAL")
             version = self._db.execute("PRAGMA user_version").fetchone()[0]
             if version not in (0, SCHEMA_VERSION):
@@ -122,13 +122,13 @@ class LedgerStore:
     # -- writing ---------------------------------------------------------------------------
 
     def put(self, entries: Iterable[Posting], state: bytes, seq: int) -> None:
-        """All of it or nothing."""
+        """All of it is stored, or nothing."""
         if len(self._owners) > OWNERS_REMEMBERED:
             self._owners = {"": self._owners[""]}
         known = dict(self._machines)
         try:
             self._put(entries, state, seq)
-        except BaseException:  # ids that were given in it are gone with it
+        except BaseException:  # ids created in this transaction are gone with it
             self._machines, self._owners = known, {"": self._owners[""]}
             raise
 
@@ -185,8 +185,8 @@ class LedgerStore:
             )
 
     def roll(self, now_hour: int, live: Iterable[str]) -> None:
-        """Make days of old hours and one of old jobs; the sums stay what they are. Jobs that live
-        are left alone, since what they did may still turn out to be lost."""
+        """Merge old hours into days, and old jobs into one; the sums stay the same. Live jobs are
+        left alone, since their work may still turn out to be lost."""
         with self._clear_errors(), self._db:
             self._db.execute("BEGIN IMMEDIATE")
             self._db.execute("CREATE TEMP TABLE IF NOT EXISTS live (owner INTEGER PRIMARY KEY)")
@@ -252,7 +252,7 @@ class LedgerStore:
     def sums(
         self, by: By, since: int, until: int, rates: dict[int, int], job: str = ""
     ) -> list[Sum]:
-        """From hour `since` until before `until`; `rates` tells machines that cost the same."""
+        """From hour `since` up to, but not including, `until`; `rates` groups machines by cost."""
         with self._clear_errors():
             self._take_rates(rates)
             query = (
@@ -274,7 +274,7 @@ class LedgerStore:
         return row[0] or 0
 
     def drawn(self, since: int, until: int) -> dict[int, Drawn]:
-        """Of machines whose GPUs reported their power; others are left out."""
+        """Power of machines whose GPUs reported it; others are left out."""
         when = "hour >= ? AND hour < ?"
         with self._clear_errors():
             powers = self._db.execute(

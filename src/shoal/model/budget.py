@@ -1,4 +1,4 @@
-"""Budgets: what a tenant may spend, and what the ledger says that it has spent."""
+"""Budgets: how much a tenant may spend, and how much it has spent according to the ledger."""
 
 from __future__ import annotations
 
@@ -11,24 +11,24 @@ Amount = Annotated[int, msgspec.Meta(ge=0, le=1_000_000_000_000)]
 
 
 class BudgetPeriod(enum.StrEnum):
-    """What a budget is for."""
+    """The period that a budget covers."""
 
-    MONTH = "month"  # by the calendar, in UTC
+    MONTH = "month"  # calendar month, UTC
     TOTAL = "total"
 
 
 class BudgetLevel(enum.StrEnum):
-    """How much of its budget a tenant has used; below, nothing is said."""
+    """How much of its budget a tenant has used; under 80 % there is no level."""
 
     WARNED = "warned"  # 80 %
-    HELD = "held"  # all of it: what waits goes on waiting
+    HELD = "held"  # all of it: waiting jobs keep waiting
 
 
 class Spending(msgspec.Struct, frozen=True, kw_only=True):
-    """What the jobs of a tenant, without those of its branches, took in a period so far."""
+    """What a tenant's own jobs, without those of its branches, have used in a period so far."""
 
     tenant: str
     period: BudgetPeriod
     gpu_us: int  # GPU-microseconds
-    money_milli: int = 0  # thousandths of the currency, for what has a price
-    unpriced_us: int = 0  # of `gpu_us`, what has none
+    money_milli: int = 0  # thousandths of the currency, for time that has a price
+    unpriced_us: int = 0  # the part of `gpu_us` that has no price

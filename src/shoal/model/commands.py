@@ -1,4 +1,4 @@
-"""What the controller tells nodes to do. Every command may be sent again without harm."""
+"""Commands from the controller to nodes. Each of them can safely be sent again."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from shoal.model.job import MemberRef
 
 
 class CommandBase(msgspec.Struct, frozen=True, kw_only=True, tag_field="command", tag=True):
-    """`incarnation` is the life of the node it is meant for; a later life ignores it."""
+    """`incarnation` is the life of the node it is for; a later life ignores it."""
 
     node: str
     incarnation: int
@@ -24,13 +24,13 @@ class Launch(CommandBase, frozen=True, kw_only=True):
     stop_grace_ms: int
     gpus: tuple[int, ...] = ()
     gpu_milli: int = 1000
-    package: str = ""  # the node asks for it if it has it not; `workdir` is inside it
+    package: str = ""  # the node fetches it if needed; `workdir` is inside it
     requirements: str = ""
 
 
 class Stop(CommandBase, frozen=True, kw_only=True):
-    """SIGTERM, then SIGKILL after the grace time. One never started counts as ended by it. With
-    `dump` the stacks of its processes are saved first, for it is stopped because it hangs."""
+    """SIGTERM, then SIGKILL after the grace time. A member that never started counts as ended.
+    With `dump`, the stacks of its processes are saved first, because it hangs."""
 
     grace_ms: int
     why: str = ""
@@ -42,8 +42,8 @@ class Acknowledge(CommandBase, frozen=True, kw_only=True):
 
 
 class Check(msgspec.Struct, frozen=True, kw_only=True, tag_field="command", tag=True):
-    """Measure the node, unless this `id` was measured already; the result is in its reports. Told
-    again until it is there. One at a time: a later id takes the place of one not yet begun."""
+    """Measure the node, unless it already ran the check with this `id`. Sent again until a report
+    has the result. One check runs at a time: a later id replaces one that has not begun."""
 
     node: str
     incarnation: int
@@ -51,8 +51,8 @@ class Check(msgspec.Struct, frozen=True, kw_only=True, tag_field="command", tag=
 
 
 class Prepare(msgspec.Struct, frozen=True, kw_only=True, tag_field="command", tag=True):
-    """Keep an interpreter warm for members of this job: the node may have to take one over. The
-    node's reports name the job for some minutes; who still wants it then tells it again."""
+    """Keep an interpreter warm for members of this job, in case one moves to this node. The node's
+    reports name the job for some minutes; after that the command has to be sent again."""
 
     node: str
     incarnation: int
@@ -65,15 +65,15 @@ class Prepare(msgspec.Struct, frozen=True, kw_only=True, tag_field="command", ta
 
 
 class Dismiss(msgspec.Struct, frozen=True, kw_only=True, tag_field="command", tag=True):
-    """The node wanted to leave, and nothing is expected of it any more: its agent may end."""
+    """The node asked to leave and is no longer needed: its agent may end."""
 
     node: str
     incarnation: int
 
 
 class Fence(msgspec.Struct, frozen=True, kw_only=True, tag_field="command", tag=True):
-    """For the engine, not the agent: the node is silent beyond the grace time, so end this life of
-    it, with all that it runs, and say that it is gone. Told again until it is."""
+    """For the engine, not the agent: the node was silent longer than the grace time, so end this
+    life of it and everything it runs, and report it dead. Sent again until that is done."""
 
     node: str
     incarnation: int

@@ -1,4 +1,4 @@
-"""How long something takes, as people read it: the one place that makes words of milliseconds."""
+"""Formats milliseconds as text for people; the only place that does."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ UNITS = (("d", DAY_MS), ("h", HOUR_MS), ("m", MINUTE_MS), ("s", SECOND_MS))
 
 
 def duration_text(ms: int) -> str:
-    """The two leading units, as much as anybody reads: '350ms', '4.2s', '3m 20s', '2h', '2d 4h'."""
+    """The two largest units: '350ms', '4.2s', '3m 20s', '2h', '2d 4h'."""
     if ms < SECOND_MS:
         return f"{max(ms, 0)}ms"
     if ms < 10 * SECOND_MS:
@@ -27,7 +27,7 @@ def duration_text(ms: int) -> str:
 
 
 def about(ms: int) -> str:
-    """One unit, for what nobody knows better: 'a moment', '40s', '12m', '3h', '2d'."""
+    """One unit, for estimates: 'a moment', '40s', '12m', '3h', '2d'."""
     if ms < 2 * SECOND_MS:
         return "a moment"
     unit, size = next((unit, size) for unit, size in UNITS if ms >= 2 * size or size == SECOND_MS)
@@ -35,7 +35,7 @@ def about(ms: int) -> str:
 
 
 def span_text(early_ms: int, late_ms: int) -> str:
-    """From now on: 'any moment', 'within 20s', 'in about 10m', 'in 3m to 23h'."""
+    """Time from now: 'any moment', 'within 20s', 'in about 10m', 'in 3m to 23h'."""
     if late_ms < 2 * SECOND_MS:
         return "any moment"
     early, late = about(early_ms), about(late_ms)

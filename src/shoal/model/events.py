@@ -48,7 +48,7 @@ class JobPlaced(JobEvent, frozen=True, kw_only=True):
 
 class JobReserved(JobEvent, frozen=True, kw_only=True):
     """The job is blocked at the front of the queue; these nodes are set aside for it from about
-    `start_ms` on. None: it is not known when what runs will end."""
+    `start_ms` on. None: the end of the jobs running there is not known."""
 
     start_ms: int | None
     nodes: tuple[str, ...]
@@ -56,8 +56,8 @@ class JobReserved(JobEvent, frozen=True, kw_only=True):
 
 
 class JobClaimed(JobEvent, frozen=True, kw_only=True):
-    """Room is being made for the job: it starts on these slices when those who hold them, and
-    are being stopped, have let go."""
+    """Room is being made for the job: it starts on these slices when the jobs that hold them,
+    which are being stopped, have ended."""
 
     slices: tuple[Slice, ...]
     why: str
@@ -68,13 +68,13 @@ class JobUnclaimed(JobEvent, frozen=True, kw_only=True):
 
 
 class JobPromoted(JobEvent, frozen=True, kw_only=True):
-    """The job is the elder: it comes first among its priority until it has ended."""
+    """The job has waited too long: it comes first within its priority until it has ended."""
 
     why: str
 
 
 class MembersStarted(JobEvent, frozen=True, kw_only=True):
-    """Some members are alive, others are still awaited."""
+    """Some members are alive; others have not been seen yet."""
 
     attempt: int
     members: tuple[int, ...]
@@ -92,13 +92,13 @@ class MemberExited(JobEvent, frozen=True, kw_only=True):
     node: str
     code: int
     why: str = ""
-    step: int | None = None  # the one it was in, if it counts steps
-    stopped: bool = False  # by our order, so a code of 0 does not mean that its work is done
+    step: int | None = None  # the step it was in, if it counts steps
+    stopped: bool = False  # by our command, so a code of 0 does not mean that its work is done
 
 
 class MemberLost(JobEvent, frozen=True, kw_only=True):
     """A member is gone and left no exit code of its own: it vanished from its node's inventory, or
-    was stopped there by an order out of date. With a `fault` its node could not run it."""
+    an outdated command stopped it there. With a `fault`, its node could not run it."""
 
     attempt: int
     member: int
@@ -108,14 +108,14 @@ class MemberLost(JobEvent, frozen=True, kw_only=True):
 
 
 class JobCheckpointed(JobEvent, frozen=True, kw_only=True):
-    """The job has saved all its work up to `step`: a restart goes on from there."""
+    """The job has saved all its work up to `step`: a restart continues from there."""
 
     attempt: int
     step: int
 
 
 class JobIdled(JobEvent, frozen=True, kw_only=True):
-    """It holds GPUs and has used nothing since then; it will have to give them back."""
+    """The job holds GPUs but has not used them since `since_ms`; it will have to give them back."""
 
     attempt: int
     since_ms: int
@@ -123,7 +123,7 @@ class JobIdled(JobEvent, frozen=True, kw_only=True):
 
 
 class JobUsed(JobEvent, frozen=True, kw_only=True):
-    """It uses its GPUs again."""
+    """The job uses its GPUs again."""
 
     attempt: int
     why: str
@@ -143,7 +143,7 @@ class JobRequeued(JobEvent, frozen=True, kw_only=True):
 
 
 class JobAdopted(JobEvent, frozen=True, kw_only=True):
-    """A job that was given up with a silent node turned out to be alive there, whole."""
+    """A job that was given up with a silent node turned out to be alive there, complete."""
 
     attempt: int
     node: str
@@ -169,32 +169,32 @@ class NodeReady(NodeEvent, frozen=True, kw_only=True):
 
 
 class NodeSilent(NodeEvent, frozen=True, kw_only=True, tag="NodeSuspected"):
-    """It is out of contact. The tag is its name before 0.2, so that old logs can be read."""
+    """The node is out of contact. The tag is the name before 0.2, so that old logs can be read."""
 
 
 class NodeLost(NodeEvent, frozen=True, kw_only=True):
-    """`dead`: known to be gone, so this incarnation can never report again; else only silent."""
+    """`dead`: known to be gone, so this incarnation can never report again; otherwise silent."""
 
     incarnation: int
     dead: bool
 
 
 class NodeIntended(NodeEvent, frozen=True, kw_only=True):
-    """`leaving`: the node itself asked for it, not an operator."""
+    """`leaving`: the node itself asked to leave; no operator did."""
 
     intent: NodeIntent
     leaving: bool = False
 
 
 class NodeChecked(NodeEvent, frozen=True, kw_only=True):
-    """The node was measured, and its figures were compared with what is usual."""
+    """The node was measured, and its figures were compared with the usual ones."""
 
     result: CheckResult
     passed: bool
 
 
 class NodeJudged(NodeEvent, frozen=True, kw_only=True):
-    """The judgement of the node has changed: suspect, in quarantine, or ok again."""
+    """The node's standing has changed: suspect, in quarantine, or ok again."""
 
     record: Record
 
@@ -205,7 +205,7 @@ class ServiceEvent(EventBase, frozen=True, kw_only=True):
 
 
 class ServiceSet(ServiceEvent, frozen=True, kw_only=True):
-    """The service is to be so from now on; `back`: this is what it was before."""
+    """The service's spec from now on; `back`: a return to the spec before."""
 
     spec: ServiceSpec
     version: int
@@ -217,13 +217,13 @@ class ServiceScaled(ServiceEvent, frozen=True, kw_only=True):
 
 
 class ReplicaReady(ServiceEvent, frozen=True, kw_only=True):
-    """Its probe has answered: it gets requests from now on."""
+    """The replica's probe was answered: it gets requests from now on."""
 
     job: str
 
 
 class ReplicaDraining(ServiceEvent, frozen=True, kw_only=True):
-    """It gets no new requests, and ends when it has answered those it has."""
+    """The replica gets no new requests, and ends when it has answered those it has."""
 
     job: str
 
@@ -233,7 +233,7 @@ class ServiceStopping(ServiceEvent, frozen=True, kw_only=True):
 
 
 class ServiceStopped(ServiceEvent, frozen=True, kw_only=True):
-    """No replica is left; nothing of it is in the state any more."""
+    """No replica is left, and the service is no longer in the state."""
 
 
 class BudgetEvent(EventBase, frozen=True, kw_only=True):
@@ -242,19 +242,19 @@ class BudgetEvent(EventBase, frozen=True, kw_only=True):
 
 
 class BudgetWarned(BudgetEvent, frozen=True, kw_only=True):
-    """It has used 80 % of its budget."""
+    """The tenant has used 80 % of its budget."""
 
 
 class BudgetHeld(BudgetEvent, frozen=True, kw_only=True):
-    """It has used all of it: its jobs, and those of its branches, go on waiting."""
+    """The tenant has used all of its budget: its jobs, and those of its branches, keep waiting."""
 
 
 class BudgetFreed(BudgetEvent, frozen=True, kw_only=True):
-    """There is some left again, or it has none any more."""
+    """The tenant has budget left again, or no longer has a budget."""
 
 
 class ClockJumped(EventBase, frozen=True, kw_only=True):
-    """The machine's clock was set: it is so far ahead of the cluster's time, which goes on."""
+    """The machine's clock was set and is `drift_ms` ahead of the cluster's time, which runs on."""
 
     drift_ms: int
     why: str
@@ -266,8 +266,8 @@ class PolicyChanged(EventBase, frozen=True, kw_only=True):
 
 class ControllerStarted(EventBase, frozen=True, kw_only=True):
     """`epoch` fences the commands of controllers before this one. Rendezvous ports are taken in
-    turn; `first_port` is where a new cluster begins, so that two on one machine seldom meet. Job
-    numbers below `first_job` were given out before, though this log may not know it."""
+    turn; `first_port` is where a new cluster begins, so that two on one machine rarely collide.
+    Job numbers below `first_job` are already in use, even if this log does not show it."""
 
     epoch: int
     first_port: int = 0
@@ -314,8 +314,8 @@ Event = (
 )
 
 
-# Kinds that come so often that a short list of what happened would hold nothing else. The store has
-# an index of the others by these very names: whoever changes the list must drop that index.
+# Kinds so frequent that they would fill any short list of events. The store indexes all the others
+# by these names: drop that index when you change this list.
 QUIET = ("JobSubmitted", "JobReserved", "MembersStarted", "MemberExited", "JobCheckpointed")
 
 

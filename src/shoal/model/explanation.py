@@ -27,26 +27,26 @@ class Cause(enum.StrEnum):
     UNKNOWN = "unknown"
 
 
-# These are failures; the others are decisions of somebody.
+# These are failures; the others are decisions.
 FAILURES = frozenset(
     (Cause.OWN_ERROR, Cause.OUT_OF_MEMORY, Cause.HARDWARE, Cause.NODE_LOST, Cause.HANG)
 )
 
 
 class FirstFailure(msgspec.Struct, kw_only=True):
-    """The member whose end came first, and with it that of the others."""
+    """The member that ended first and took the others with it."""
 
     member: int
     node: str
     at_ms: int
-    code: int | None  # None: it left none
+    code: int | None  # None: it left no exit code
     step: int | None
-    said: str  # what its node said of the end
-    lines: list[str]  # the last of its output
+    said: str  # what its node reported about the end
+    lines: list[str]  # the last lines of its output
 
 
 class AttemptRecord(msgspec.Struct, kw_only=True):
-    """`sure`: the cause is known; else it is the likeliest."""
+    """`sure`: the cause is known; otherwise it is the most likely one."""
 
     attempt: int
     nodes: list[str]
@@ -54,20 +54,20 @@ class AttemptRecord(msgspec.Struct, kw_only=True):
     gpu_milli: int  # of all members together, in thousandths of a GPU
     placed_ms: int
     running_ms: int | None = None
-    stopping_ms: int | None = None  # when it was told to stop
+    stopping_ms: int | None = None  # when it was asked to stop
     ended_ms: int | None = None
     cause: Cause = Cause.NONE
     sure: bool = True
-    evidence: str = ""  # what makes a likely cause likely
+    evidence: str = ""  # for a likely cause: what points to it
     why: str = ""
     first: FirstFailure | None = None
     from_step: int = 0
     to_step: int | None = None  # as far as is known
-    saved_step: int | None = None  # of its newest checkpoint
+    saved_step: int | None = None  # step of its newest checkpoint
 
 
 class Learned(msgspec.Struct, kw_only=True):
-    """What the cluster has thought of one of the job's nodes since."""
+    """How the cluster has judged one of the job's nodes since."""
 
     at_ms: int
     node: str
@@ -88,6 +88,6 @@ class Explanation(msgspec.Struct, kw_only=True):
     finished_ms: int | None
     now_ms: int
     code: int | None
-    complete: bool  # False: its first events are no longer kept
+    complete: bool  # False: its first events have been dropped
     attempts: list[AttemptRecord]
     learned: list[Learned]

@@ -1,4 +1,4 @@
-"""What is known of a node's health: figures of a check, their verdict, the numbers that judge."""
+"""A node's health: the figures of a check, the verdict on them, and the thresholds."""
 
 from __future__ import annotations
 
@@ -16,40 +16,40 @@ Milli = Annotated[int, msgspec.Meta(ge=1, le=1000)]
 
 
 class Standing(enum.StrEnum):
-    """What is thought of a node's work, apart from whether it can be reached."""
+    """How well a node works, apart from whether it can be reached."""
 
     OK = "ok"
-    SUSPECT = "suspect"  # a check of it is wanted; its jobs go on
-    QUARANTINED = "quarantined"  # nothing new, and gangs leave it; retested now and then
+    SUSPECT = "suspect"  # to be checked; its jobs keep running
+    QUARANTINED = "quarantined"  # gets no new jobs, gangs leave it; retested from time to time
 
 
 class CheckResult(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """What the probe measured. Figures are whole numbers with their unit last in the name; those
-    of GPUs begin with `gpuN_`. A fault needs no baseline: it fails the check by itself."""
+    """What the probe measured. Figures are whole numbers, named with their unit last; those of GPUs
+    begin with `gpuN_`. A fault fails the check by itself, without a baseline."""
 
     id: str
-    busy: bool = False  # members ran on the node meanwhile: comparable with busy nodes only
+    busy: bool = False  # members ran during the check: compare with busy nodes only
     figures: Annotated[dict[str, int], msgspec.Meta(max_length=FIGURES_MAX)] = {}
     faults: Annotated[tuple[str, ...], msgspec.Meta(max_length=FAULTS_MAX)] = ()
     notes: tuple[str, ...] = ()  # what could not be measured, and why
     took_ms: int = 0
-    error: str = ""  # the probe itself failed: says nothing of the node
+    error: str = ""  # the probe itself failed: says nothing about the node
 
 
 class Stand(msgspec.Struct, frozen=True, kw_only=True):
-    """One figure beside what is usual. `usual` is None where nothing is known to compare with."""
+    """One figure and its usual value; `usual` is None if there is nothing to compare with."""
 
     figure: str
     value: int
     usual: int | None = None
     limit: int | None = None
-    of: int = 0  # so many nodes, or earlier checks of this one, make up the usual
+    of: int = 0  # how many nodes, or earlier checks of this node, `usual` is based on
     own: bool = False
     low: bool = False
 
 
 class Verdict(msgspec.Struct, frozen=True, kw_only=True):
-    """What a check says of a node: every figure beside the usual one, and the reason in short."""
+    """The result of a node's check: each figure beside its usual value, and the reason in short."""
 
     passed: bool
     why: str
@@ -57,7 +57,7 @@ class Verdict(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Suspicion(msgspec.Struct, frozen=True, kw_only=True):
-    """`proven`: it is known to follow the node, so a passed check need not be asked twice."""
+    """`proven`: the trouble is known to follow the node, so no second suspicion is needed."""
 
     at_ms: int
     why: str
@@ -74,50 +74,50 @@ class StandingChange(msgspec.Struct, frozen=True):
 
 
 class Record(msgspec.Struct, frozen=True, kw_only=True):
-    """All that is remembered of a node's health."""
+    """Everything remembered about a node's health."""
 
     standing: Standing = Standing.OK
     since_ms: int = 0
     why: str = ""
     suspicions: tuple[Suspicion, ...] = ()
-    strikes: int = 0  # quarantines and failed retests since it was forgiven
+    strikes: int = 0  # quarantines and failed retests since the count was last reset
     retest_ms: int = 0  # when to check a quarantined node again
-    check_since_ms: int = -1  # a check is wanted since then; -1: none
-    faulty: bool = False  # in quarantine because it cannot start or keep anything
+    check_since_ms: int = -1  # a check is due since this time; -1: none is
+    faulty: bool = False  # in quarantine because it cannot start or run members
     history: tuple[StandingChange, ...] = ()
 
 
 class HealthRule(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """The numbers by which slow, hung and failing nodes are told; docs/health.md says why."""
+    """The thresholds for slow, hung and failing nodes; docs/health.md says why they are so."""
 
-    # A member is slow while the gang's median own time per step, over its own, stays below this;
-    # it has recovered when it is above the other again.
+    # A member is slow while the gang's median own time per step, divided by its own, stays below
+    # `slow_milli`; it has recovered when the ratio is above `well_milli` again.
     slow_milli: Milli = 850
     well_milli: Milli = 900
-    # A window has at least so many steps of every member, and lasts at least so long.
+    # A window's minimum number of steps of every member, and its minimum length.
     window_steps: Annotated[int, msgspec.Meta(ge=1, le=100_000)] = 4
     window_ms: Count = 3_000
     windows_in_a_row: Annotated[int, msgspec.Meta(ge=1, le=100)] = 3
     # The first steps of a process compile, connect and fill caches.
     warm_steps: Count = 5
-    # A slow member is also this many times further from the median than windows usually scatter.
+    # A slow member is also this many times further from the median than windows usually vary.
     noise_factor: Annotated[int, msgspec.Meta(ge=1, le=100)] = 4
 
-    # No step for the largest of these is a hang: the floor, so many usual steps, twice the longest
-    # pause seen. Before the first steps, and while a member says that it is busy, the patient one.
+    # A gang hangs if it makes no step for the largest of: the floor, `hang_steps` usual steps,
+    # twice the longest pause seen; before the first steps and while a member is busy: patient.
     hang_floor_ms: Count = 60_000
     hang_steps: Annotated[int, msgspec.Meta(ge=2, le=1_000_000)] = 20
     hang_patient_ms: Count = 1_800_000
 
     # A second, independent suspicion within this time quarantines a node.
     suspicion_ms: Count = 24 * 3_600_000
-    # A check not answered by then is given up, and the suspicion stays on the book.
+    # A check without an answer by then is given up, and the suspicion stays on record.
     check_wait_ms: Count = 120_000
     retest_ms: Annotated[int, msgspec.Meta(ge=1)] = 600_000
     retest_ms_max: Count = 24 * 3_600_000
-    # After so long without trouble, the wait before a retest begins at the shortest again.
+    # After this time without trouble, the wait before a retest is back at the shortest.
     forgive_ms: Count = 7 * 24 * 3_600_000
-    # No more than this share of the nodes, but always one: more at once is not the nodes' fault.
+    # At most this share of the nodes, but always one: more at once is not the nodes' fault.
     quarantined_milli_max: Annotated[int, msgspec.Meta(ge=0, le=1000)] = 250
-    # A move must gain so many times what it costs, since the remaining time is a guess.
+    # A move must gain this many times its cost, since the remaining time is a guess.
     move_margin_milli: Annotated[int, msgspec.Meta(ge=1000, le=1_000_000)] = 2000

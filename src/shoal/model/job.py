@@ -17,7 +17,7 @@ COMMAND_BYTES_MAX = 512 * 1024
 ENV_BYTES_MAX = 512 * 1024
 MEMBERS_MAX = 16_384
 REQUIREMENTS_BYTES_MAX = 64 * 1024
-PACKAGE_BYTES_MAX = 1 << 30  # code travels; data should lie where the nodes reach it
+PACKAGE_BYTES_MAX = 1 << 30  # for code; keep data where the nodes can reach it
 PACKAGE_FILES_MAX = 100_000
 PACKAGE_PATTERN = r"^([0-9a-f]{64})?(?!\n)$"
 TIME_MS_MAX = 366 * 24 * 3600 * 1000
@@ -56,27 +56,27 @@ class JobSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     cpu_milli: Annotated[int, msgspec.Meta(ge=0, le=10_000_000)] = 1000
     memory_mb: Annotated[int, msgspec.Meta(ge=0, le=1_000_000_000)] = 0
     env: dict[Annotated[str, msgspec.Meta(max_length=256, pattern=ENV_NAME_PATTERN)], Text] = {}
-    workdir: Annotated[str, msgspec.Meta(max_length=4096)] = ""  # in a package: a part of it
-    # The working directory as it was sent, by the SHA-256 of its archive; "": it is there already.
+    workdir: Annotated[str, msgspec.Meta(max_length=4096)] = ""  # with a package: a path inside it
+    # SHA-256 of the archive of the working directory that was sent; "": none was.
     package: Annotated[str, msgspec.Meta(pattern=PACKAGE_PATTERN, max_length=64)] = ""
-    # What pip shall install for it, as a requirements file says it.
+    # pip requirements to install for the job, as the text of a requirements file.
     requirements: Annotated[str, msgspec.Meta(max_length=REQUIREMENTS_BYTES_MAX)] = ""
     priority: Annotated[int, msgspec.Meta(ge=-1000, le=1000)] = 0
     tenant: Annotated[str, msgspec.Meta(max_length=63, pattern=JOB_NAME_PATTERN)] = DEFAULT_TENANT
-    user: Annotated[str, msgspec.Meta(max_length=63)] = ""  # who submitted it, for the ledger
+    user: Annotated[str, msgspec.Meta(max_length=63)] = ""  # its submitter, for the ledger
     members_max: Annotated[int, msgspec.Meta(ge=0, le=MEMBERS_MAX)] = 0  # 0: not elastic
     gpu_milli: Annotated[int, msgspec.Meta(ge=0, le=1000)] = 1000  # 0: by `gpu_memory_mb`
     gpu_memory_mb: Annotated[int, msgspec.Meta(ge=0, le=10_000_000)] = 0
     gpu_models: Annotated[tuple[Text, ...], msgspec.Meta(max_length=64)] = ()
-    members_per_node: Annotated[int, msgspec.Meta(ge=0, le=MEMBERS_MAX)] = 0  # 0: as it comes
-    whole_nodes: bool = False  # nothing else beside it
+    members_per_node: Annotated[int, msgspec.Meta(ge=0, le=MEMBERS_MAX)] = 0  # 0: any number
+    whole_nodes: bool = False  # no other job on its nodes
     within: Within = Within.ANYWHERE
     within_required: bool = False
-    preemptible: bool = False  # may be stopped for others, and moved; it checkpoints
-    checkpoint_ms: Milliseconds = 0  # how often it does; 0: it starts over
-    estimate_ms: Milliseconds = 0  # how long it will run, if the user knows
-    service: Annotated[str, msgspec.Meta(max_length=63)] = ""  # it is a replica of this one
-    version: Annotated[int, msgspec.Meta(ge=0, le=1_000_000_000)] = 0  # ... of this version
+    preemptible: bool = False  # may be stopped for other jobs, and moved; it checkpoints
+    checkpoint_ms: Milliseconds = 0  # time between its checkpoints; 0: it starts over
+    estimate_ms: Milliseconds = 0  # expected run time, if the user knows it
+    service: Annotated[str, msgspec.Meta(max_length=63)] = ""  # it is a replica of this service
+    version: Annotated[int, msgspec.Meta(ge=0, le=1_000_000_000)] = 0  # ... in this version
     restart: Restart = Restart.ON_NODE_LOSS
     retries: Annotated[int, msgspec.Meta(ge=0, le=1000)] = 0
     backoff_ms: Milliseconds = 1000
@@ -100,7 +100,7 @@ class JobSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
 
     @property
     def yields(self) -> bool:
-        """It may be stopped for others, or moved, because its restart rule lets it run again."""
+        """Whether other jobs may stop or move it: its restart rule lets it run again."""
         return self.preemptible and self.restart is not Restart.NEVER
 
     @property
@@ -110,7 +110,7 @@ class JobSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
 
 
 class MemberRef(NamedTuple):
-    """Names one member of one attempt, everywhere and for ever."""
+    """The permanent, cluster-wide name of one member of one attempt."""
 
     job: str
     attempt: int
@@ -128,12 +128,12 @@ class MemberStatus(enum.StrEnum):
 
 
 class Fault(enum.StrEnum):
-    """Why an exit may be the node's fault, by what the node saw."""
+    """Why an exit may be the node's fault, as the node saw it."""
 
     NONE = ""
     START = "start"  # the node could not start it: no disk space, inodes or processes left
     SICK = "sick"  # it ran and failed, and nothing can be written to the node's disk
-    MISSING = "missing"  # its program or folder is not there; another node may have it
+    MISSING = "missing"  # its program or folder is missing; another node may have it
 
 
 class Member(msgspec.Struct):
@@ -142,12 +142,12 @@ class Member(msgspec.Struct):
     slice: Slice
     status: MemberStatus = MemberStatus.PENDING
     code: int | None = None
-    started: bool = False  # it was seen to have run
-    stopped: bool = False  # it ended after a command to stop
+    started: bool = False  # it was seen running
+    stopped: bool = False  # it ended after a stop command
 
     @property
     def done(self) -> bool:
-        """It did its work: it exited 0, and not because it was stopped."""
+        """It finished its work: it exited with 0, and not because it was stopped."""
         return self.status is MemberStatus.EXITED and self.code == 0 and not self.stopped
 
     @property
@@ -171,7 +171,7 @@ class Outcome(enum.StrEnum):
 
 
 class StopCause(enum.StrEnum):
-    """Why an attempt is being stopped; it decides what comes after."""
+    """Why an attempt is being stopped; this decides what happens next."""
 
     CANCEL = "cancel"
     TIME_LIMIT = "time-limit"
@@ -199,19 +199,19 @@ class Job(msgspec.Struct, kw_only=True):
     master: str = ""  # rendezvous point of the attempt, "address:port"
     submitted_ms: int = 0
     not_before_ms: int = 0
-    attained_ms: int = 0  # run time of earlier attempts that was not lost
-    kept_ms: int = 0  # how much of that the last attempt left
+    attained_ms: int = 0  # run time of earlier attempts whose work was kept
+    kept_ms: int = 0  # the last attempt's part of it
     borrowed: bool = False  # its newest placement put its tenant above the quota
-    share: int = 0  # of the cluster, per member, in billionths, as it was placed
+    share: int = 0  # of the cluster, per member, in billionths, when it was placed
     placed_ms: int | None = None
     running_ms: int | None = None
     finished_ms: int | None = None
     stop_cause: StopCause | None = None
-    failures: int = 0  # ends by its own error: these use up `retries`
+    failures: int = 0  # ends by its own error; these use up `retries`
     preemptions: int = 0
-    elder: bool = False  # it waited too long and comes first until it ends
-    told: int = -1  # the last span of its run time that was learned from
-    losses: int = 0  # ends by the loss of a node: these do not
+    elder: bool = False  # it waited too long, so it comes first until it ends
+    told: int = -1  # the last span of its run time used for estimates
+    losses: int = 0  # ends by the loss of a node; these do not use up `retries`
     hangs: int = 0
     first_bad_code: int | None = None
     first_bad_member: int = 0
@@ -219,10 +219,10 @@ class Job(msgspec.Struct, kw_only=True):
     saved_step: int = 0  # its newest reported checkpoint continues from this step
     saved_ms: int | None = None  # when this attempt last saved
     faults: int = 0  # ends because a node could not run it
-    fault: str = ""  # the one that ended this attempt
+    fault: str = ""  # the fault that ended this attempt
     missing_on: tuple[str, ...] = ()  # nodes that lack what it needs
     idle_stops: int = 0  # ends because its GPUs were not used
-    idle_since_ms: int | None = None  # it was warned that it does not use its GPUs
+    idle_since_ms: int | None = None  # unused GPUs: idle since then, and warned
     outcome: Outcome | None = None
     code: int | None = None
     why: str = ""  # the newest decision about it

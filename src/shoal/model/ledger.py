@@ -1,4 +1,4 @@
-"""What the ledger tells: where GPU time went, and what it cost."""
+"""Reports of the ledger: where GPU time went, and what it cost."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import msgspec
 
 
 class By(enum.StrEnum):
-    """What a report has a row for."""
+    """What the rows of a report stand for."""
 
     ACCOUNT = "account"
     TENANT = "tenant"
@@ -20,10 +20,10 @@ class By(enum.StrEnum):
 
 
 class LedgerRow(msgspec.Struct, frozen=True, kw_only=True):
-    """An amount in one account. `cost` and `energy_wh` are None where a price or a power is not
-    known for all of it: a part of a sum is never passed off as the sum."""
+    """An amount in one account. `cost` and `energy_wh` are None unless the price or power is known
+    for all of it: a partial sum is never shown as the sum."""
 
-    key: str  # a tenant, user, job or node; the start in ms of a day or hour; "" is nobody's
+    key: str  # a tenant, user, job or node; the start in ms of a day or hour; "": no owner
     account: str
     gpu_us: int  # GPU-microseconds: exact
     gpu_ms: float
@@ -59,16 +59,16 @@ class LedgerView(msgspec.Struct, frozen=True, kw_only=True):
     rows: list[LedgerRow]
     accounts: list[AccountSum]
     gpus: int = 0  # known now
-    began_ms: int = 0  # the ledger knows nothing before
+    began_ms: int = 0  # the ledger has nothing from before
     currency: str = ""
     cost: float | None = None
     energy_wh: float | None = None
     co2_g: float | None = None
-    notes: list[str] = []  # what a reader should know, a line each
+    notes: list[str] = []  # remarks for the reader, one line each
 
 
 class CostView(msgspec.Struct, frozen=True, kw_only=True):
-    """What one job has taken so far."""
+    """What one job has used so far."""
 
     job: str
     gpu_us: int

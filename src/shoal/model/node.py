@@ -43,9 +43,9 @@ class NodeSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
 class NodeHealth(enum.StrEnum):
     """What the controller believes about a node."""
 
-    JOINING = "joining"  # it reported, but something that must not run is still alive there
+    JOINING = "joining"  # it reported, but members that must not run are still alive there
     READY = "ready"
-    SILENT = "silent"  # out of contact, not yet given up: its jobs are left alone
+    SILENT = "silent"  # out of contact but not given up yet: its jobs are left alone
     LOST = "lost"
 
     @classmethod
@@ -57,8 +57,8 @@ class NodeIntent(enum.StrEnum):
     """What the operator wants of a node."""
 
     OPEN = "open"
-    CORDONED = "cordoned"  # nothing new
-    DRAINING = "draining"  # nothing new; jobs that may be restarted move elsewhere
+    CORDONED = "cordoned"  # no new jobs
+    DRAINING = "draining"  # no new jobs; jobs that may be restarted move elsewhere
     REMOVED = "removed"  # no longer part of the cluster, unless it joins again
 
 

@@ -1,4 +1,4 @@
-"""A policy: frozen data that names pure functions and the numbers they obey."""
+"""A policy: frozen data that names pure functions and their parameters."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ TENANTS_MAX = 10_000
 
 
 class Tenant(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Who submits. Its quota is guaranteed; what is idle beyond it may be borrowed and is given
-    back when its owner wants it. Siblings share what their parent has by weight."""
+    """A tenant submits jobs. Its quota is guaranteed; idle GPUs beyond it may be borrowed and go
+    back when their owner wants them. Siblings share their parent's GPUs by weight."""
 
     name: Annotated[str, msgspec.Meta(max_length=63, pattern=JOB_NAME_PATTERN)]
     parent: Annotated[str, msgspec.Meta(max_length=63)] = ""
     weight: Annotated[int, msgspec.Meta(ge=1, le=1_000_000)] = 1
     quota_gpus: Count = 0
-    # What it and its branches may use in a period; 0: as much as they get.
+    # What the tenant and its branches may use in a period; 0: no limit.
     budget_gpu_hours: Count = 0
     budget_money: Count = 0  # in the currency of the price list
     budget_period: BudgetPeriod = BudgetPeriod.MONTH
@@ -37,11 +37,11 @@ class Tenant(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
 
 
 class Preempt(enum.StrEnum):
-    """For whose sake running, preemptible jobs may be stopped."""
+    """Which waiting jobs may stop running, preemptible ones."""
 
     NEVER = "never"
-    PRIORITY = "priority"  # for higher priority, and for tenants within their quota
-    RANK = "rank"  # also for whoever comes before them in the policy's order
+    PRIORITY = "priority"  # jobs of higher priority, and of tenants within their quota
+    RANK = "rank"  # also jobs that come before them in the policy's order
 
 
 class Policy(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -51,38 +51,38 @@ class Policy(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     order: FunctionName = "fair"
     placement: FunctionName = "shoal"
     preempt: Preempt = Preempt.RANK
-    # Blocked jobs, from the front of the queue, for which room is set aside in time.
+    # How many blocked jobs, from the front of the queue, have room set aside for them.
     reservations: Annotated[int, msgspec.Meta(ge=0, le=64)] = 2
-    # A blocked job at the front may be overtaken for this long, from when it came there or from
-    # when it was promised to start; then the queue is held for it.
+    # A blocked job may be overtaken for this long after it reached the front or after its promised
+    # start; then the queue is held for it.
     patience_ms: Count = 3_600_000
-    # In `fair`: who has waited longer than this, and than 16 times the mean age of the jobs here,
+    # In `fair`, a job that has waited longer than this, and than 16 times the mean age of the jobs,
     # comes first, one job at a time.
     elder_ms: Count = 24 * 3_600_000
-    # Usage of an hour ago counts half of usage now, by default of a week's half-life.
+    # Usage from this long ago counts half as much as usage now.
     half_life_ms: Span = 7 * 24 * 3_600_000
-    # What a start counts at once, so that a burst cannot outrun the accounts.
+    # Usage charged at each start, so that a burst cannot outrun the accounts.
     entry_penalty_ms: Count = 60_000
-    run_ms_min: Count = 300_000  # nobody is preempted before it ran this long
-    # What moving a job elsewhere costs, beside the work since its last checkpoint.
+    run_ms_min: Count = 300_000  # no job is preempted before it has run this long
+    # The cost of moving a job, besides the work since its last checkpoint.
     move_cost_ms: Count = 60_000
-    # So many nodes are kept for gangs that lose one; only preemptible jobs may use them meanwhile.
+    # Nodes kept for gangs that lose one; until then only preemptible jobs may use them.
     spares: Annotated[int, msgspec.Meta(ge=0, le=10_000)] = 0
-    # A gang that counts steps hangs when it makes none for this long, and for 20 usual ones.
+    # A gang that counts steps hangs if it makes none for this time and for 20 usual steps.
     hang_after_ms: Count = 60_000
-    hangs_max: Count = 3  # a job that hung so often is given up
-    # A job whose GPUs are all unused for so long is warned, then gives them back; 0: never.
+    hangs_max: Count = 3  # a job that hung this often is given up
+    # A job whose GPUs are all unused for this time is warned, then gives them back; 0: never.
     idle_warn_ms: Count = 0
     idle_reclaim_ms: Count = 0
-    idle_ends: bool = True  # it is over then; else it waits, to run again
-    retest_ms: Span = 600_000  # of a node in quarantine, at first
+    idle_ends: bool = True  # it ends then; if False, it waits to run again
+    retest_ms: Span = 600_000  # first wait before a node in quarantine is checked again
     tenants: Annotated[tuple[Tenant, ...], msgspec.Meta(max_length=TENANTS_MAX)] = ()
-    budget_stops: bool = False  # whose budget is used up is stopped, too, and waits
+    budget_stops: bool = False  # running jobs of a tenant without budget stop and wait, too
 
     # Stored under its name before 0.2.
     silent_after_ms: Count = msgspec.field(default=5_000, name="suspect_after_ms")
     grace_ms: Count = 60_000
-    # Node losses do not use up a job's retries, but nothing is retried without a bound.
+    # Node losses do not use up a job's retries, but every retry has a bound.
     losses_max: Count = 100
     backoff_ms_max: Count = 300_000
     # Rendezvous ports lie below the range that Linux hands out to outgoing connections.
@@ -92,14 +92,14 @@ class Policy(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     placements_per_step_max: Annotated[int, msgspec.Meta(ge=1, le=100_000)] = 200
 
     def tenant(self, name: str) -> Tenant:
-        """One that the policy does not name stands by itself, with nothing guaranteed."""
+        """A tenant that the policy does not name has no parent and no guarantee."""
         for tenant in self.tenants:
             if tenant.name == name:
                 return tenant
         return Tenant(name=name)
 
     def lineage(self, name: str) -> tuple[Tenant, ...]:
-        """From the root of the tree down to the tenant; a policy that was checked has no cycle."""
+        """The path from the root of the tree to the tenant; a checked policy has no cycle."""
         chain = [self.tenant(name)]
         while chain[-1].parent and len(chain) <= len(self.tenants):
             chain.append(self.tenant(chain[-1].parent))
@@ -107,7 +107,7 @@ class Policy(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
 
 
 def problem_with(policy: Policy) -> str | None:
-    """What the types cannot say about the tree of tenants, in one sentence; None if it is sound."""
+    """What is wrong beyond what the types refuse, in one sentence; None if nothing is."""
     if policy.port_first + policy.port_count > PORTS_END:
         most = PORTS_END - policy.port_first
         return f"port_count: ports end at 65535, so from {policy.port_first} on there are {most}"
@@ -129,7 +129,7 @@ def problem_with(policy: Policy) -> str | None:
 
 
 def _own_ancestors(parents: dict[str, str]) -> list[str]:
-    """Those from whom no way up ends. Each tenant is looked at once."""
+    """Tenants whose path up never reaches a root. Each tenant is visited once."""
     rooted: set[str] = {""}
     for start in parents:
         way: list[str] = []

@@ -15,8 +15,7 @@ MONTHS_PER_YEAR = 12
 
 
 class Price(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Rented: `per_hour`. Owned: `purchase` over `life_years`, and what it costs `per_month`
-    besides. They add up."""
+    """Rented: `per_hour`. Owned: `purchase` over `life_years`, and `per_month`. They add up."""
 
     per_hour: Amount | None = None
     purchase: Amount | None = None
@@ -31,8 +30,8 @@ class Price(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
 
 
 class PriceList(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """`gpus` are priced each, by model; `nodes` whole, by name or a pattern like `rack1-*`. What
-    a node costs is the sum of both. `*` is any model or node that is not named."""
+    """`gpus` are priced each, by model; `nodes` whole, by name or a pattern like `rack1-*`. A node
+    costs the sum of both. `*` is any model or node that is not named."""
 
     currency: Annotated[str, msgspec.Meta(max_length=12)] = ""
     pue: Annotated[float, msgspec.Meta(ge=1, le=10)] = 1
@@ -42,22 +41,22 @@ class PriceList(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
 
 
 def problem_with(prices: PriceList) -> str | None:
-    """What the types cannot say, as `field: sentence`; None if it is sound."""
+    """What is wrong beyond what the types refuse, as `field: sentence`; None if nothing is."""
     for table, entries in (("gpus", prices.gpus), ("nodes", prices.nodes)):
         for name, price in entries.items():
             where = f"{table}.{name}"
             if (price.purchase is None) != (price.life_years is None):
                 missing = "life_years" if price.life_years is None else "purchase"
-                return f"{where}.{missing}: is missing; what is owned has a purchase and life_years"
+                return f"{where}.{missing}: is missing; give purchase and life_years, or neither"
             if (price.idle_watts is None) != (price.busy_watts is None):
                 missing = "busy_watts" if price.busy_watts is None else "idle_watts"
                 return f"{where}.{missing}: is missing; give idle_watts and busy_watts, or neither"
             if table == "nodes" and price.idle_watts is not None:
-                return f"{where}.idle_watts: belongs to a GPU; write it under gpus"
+                return f"{where}.idle_watts: is for GPUs; write it under gpus"
             if price.busy_watts is not None and price.busy_watts < (price.idle_watts or 0):
                 return f"{where}.busy_watts: is less than idle_watts"
             if price == Price():
-                return f"{where}: says nothing; give it per_hour, or purchase and life_years"
+                return f"{where}: is empty; set per_hour, or purchase and life_years"
     if (prices.gpus or prices.nodes) and not prices.currency:
         named = [*prices.gpus.values(), *prices.nodes.values()]
         if any(price.priced for price in named):

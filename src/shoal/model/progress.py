@@ -1,8 +1,8 @@
-"""What a member says of itself while it runs: steps, where the time went, losses, checkpoints.
+"""What a member reports while it runs: steps, where the time went, losses, checkpoints.
 
-A member sends `Beat`s to its node's agent as datagrams to the abstract Unix socket that is named
-in SHOAL_BEATS, in msgpack. All numbers count from the start of the process, so a beat that gets
-lost costs nothing: the next one says it all. Who never beats is not watched for steps.
+A member sends `Beat`s to its node's agent, in msgpack, as datagrams to the abstract Unix socket
+named in SHOAL_BEATS. All numbers count from the start of the process, so a lost beat does no harm:
+the next one has everything. A member that never sends a beat is not watched for steps.
 """
 
 from __future__ import annotations
@@ -24,23 +24,23 @@ class Beat(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """Sent after a step, several times a second at most, and around checkpoints."""
 
     ref: str  # SHOAL_REF, as the agent gave it
-    step: Count = 0  # the number of the next step: so many are done, over all attempts
+    step: Count = 0  # the number of the next step: the steps done so far, over all attempts
     steps: Count = 0  # steps done by this process
-    compute_us: Count = 0  # in its own work
-    wait_us: Count = 0  # in collectives, for its peers
-    data_us: Count = 0  # for the next batch
+    compute_us: Count = 0  # spent on its own work
+    wait_us: Count = 0  # waiting for its peers, in collectives
+    data_us: Count = 0  # waiting for the next batch
     save_us: Count = 0  # blocked by saves and restores
     samples: Count = 0
-    steps_total: Count = 0  # how many steps the run will have; 0: not known
-    saved_step: Count = 0  # the step that the newest whole checkpoint continues with
+    steps_total: Count = 0  # steps of the whole run; 0: not known
+    saved_step: Count = 0  # the step that the newest complete checkpoint continues with
     saves: Count = 0
-    busy: bool = False  # between steps on purpose: saving, restoring, evaluating, winding up
+    busy: bool = False  # between steps on purpose: saving, restoring, evaluating, finishing
     loss: float | None = None
     metrics: Annotated[dict[str, float], msgspec.Meta(max_length=METRICS_MAX)] = {}
 
 
 class Progress(msgspec.Struct, frozen=True):
-    """The newest beat of a member, and how long ago its last step was done when this was said."""
+    """The newest beat of a member, and how long before the report its last step was done."""
 
     ref: MemberRef
     beat: Beat

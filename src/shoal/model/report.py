@@ -1,4 +1,4 @@
-"""What reaches a step from outside: inventories of nodes, known deaths, and users' requests."""
+"""The input of a step: inventories of nodes, known deaths, and users' requests."""
 
 from __future__ import annotations
 
@@ -14,25 +14,25 @@ from shoal.model.service import ServiceLoad, ServiceSpec
 
 
 class MemberExit(msgspec.Struct, frozen=True):
-    """A code of 128 + n means signal n, as a shell would say it."""
+    """A code of 128 + n means signal n, as in a shell."""
 
     ref: MemberRef
     code: int
     why: str = ""
-    stopped: bool = False  # it had been told to stop, so the code says little about the job
-    step: int | None = None  # by its last beat, if it counts steps
+    stopped: bool = False  # it had been asked to stop, so the code says little about the job
+    step: int | None = None  # from its last beat, if it counts steps
     fault: Fault = Fault.NONE
 
 
 class Getting(msgspec.Struct, frozen=True):
-    """A member that was ordered but cannot start yet: `what` says what is brought or built."""
+    """A member that cannot start yet; `what` says what is being fetched or built."""
 
     ref: MemberRef
     what: str
 
 
 class Idle(msgspec.Struct, frozen=True):
-    """A member that holds GPUs and has used nothing for so long."""
+    """A member that holds GPUs, and how long it has not used them."""
 
     ref: MemberRef
     idle_ms: int
@@ -40,14 +40,12 @@ class Idle(msgspec.Struct, frozen=True):
 
 class NodeReport(msgspec.Struct, frozen=True, kw_only=True):
     """A node's complete inventory, not a difference: alive members and unacknowledged exits.
-    `stopping` are those alive that have been told to stop and need not be told again. `progress`
-    is what living members say of their work, where they do. `checks` are the results of the last
-    checks, the newest last; they are told in every report, so that none gets lost. `prepared`
-    are the jobs that the node was told to be ready for, with an interpreter that is warm.
-    `sample` is the node's load, now and then: no decision needs it. Those `getting` are not alive
-    yet, but hold what they were given. Those `ended` count as alive until their output is stored,
-    but their processes are over, and not because they were told to stop. A node that is `leaving`
-    wants to go as soon as nothing runs on it any more."""
+    `stopping`: alive members that are already being stopped. `progress`: what members report of
+    their work. `checks`: results of the last checks, the newest last, in every report so that none
+    gets lost. `prepared`: jobs for which an interpreter is kept warm. `sample`: the node's load,
+    from time to time; no decision needs it. `getting`: members that are not alive yet but hold
+    their slices. `ended`: members whose processes ended without a stop command; they count as
+    alive until their output is stored. `leaving`: the node leaves as soon as nothing runs on it."""
 
     spec: NodeSpec
     incarnation: int
@@ -66,8 +64,8 @@ class NodeReport(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class NodeGone(msgspec.Struct, frozen=True):
-    """The engine knows, and does not merely suspect, that this life of the node has ended. `exits`
-    are those it left on its disk, stored nowhere else yet."""
+    """The engine knows for certain that this life of the node has ended. `exits` are those found on
+    its disk and stored nowhere else yet."""
 
     node: str
     incarnation: int
@@ -86,8 +84,7 @@ class LogChunk(msgspec.Struct, frozen=True):
 
 
 class PackagePiece(msgspec.Struct, frozen=True):
-    """`data` belongs at `offset` of the package, which is `size` bytes long. With a `problem` it
-    cannot be had."""
+    """`data` belongs at `offset` of the package of `size` bytes. `problem`: why there is none."""
 
     package: str
     offset: int
@@ -97,7 +94,7 @@ class PackagePiece(msgspec.Struct, frozen=True):
 
 
 class Submit(msgspec.Struct, frozen=True):
-    """`key` makes it safe to send again: one key, one job."""
+    """`key` makes it safe to send this again: one key, one job."""
 
     spec: JobSpec
     key: str = ""
@@ -122,28 +119,28 @@ class SetIntent(msgspec.Struct, frozen=True):
 
 
 class CheckNode(msgspec.Struct, frozen=True):
-    """Have the node measured; the answer's id is the check's."""
+    """Measure the node; the answer's id is the check's."""
 
     node: str
     who: str = "a user"
 
 
 class SetService(msgspec.Struct, frozen=True):
-    """Serve it so; the answer's id is its name."""
+    """Start or change the service; the answer's id is its name."""
 
     spec: ServiceSpec
     who: str = "a user"
 
 
 class StopService(msgspec.Struct, frozen=True):
-    """Let its replicas finish what they have, and end it."""
+    """Let the replicas finish their requests, then end the service."""
 
     service: str
     who: str = "a user"
 
 
 class Nothing(msgspec.Struct, frozen=True):
-    """Wants to be answered when the next step is stored."""
+    """Answered when the next step is stored."""
 
 
 Request = Submit | Cancel | Requeue | SetIntent | CheckNode | SetService | StopService | Nothing
@@ -172,6 +169,6 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
     nodes: tuple[NodeReport, ...] = ()
     gone: tuple[NodeGone, ...] = ()
     services: tuple[ServiceLoad, ...] = ()
-    spendings: tuple[Spending, ...] = ()  # of all tenants, or nothing was told
-    drift_ms: int | None = None  # how far the machine's clock is ahead of `now`, if somebody looked
+    spendings: tuple[Spending, ...] = ()  # of all tenants; empty: nothing new
+    drift_ms: int | None = None  # how far the machine's clock is ahead of `now`, if it was read
     fences: bool = False  # the engine can end a node that does not answer

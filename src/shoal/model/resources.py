@@ -1,4 +1,4 @@
-"""Amounts of CPUs, memory and GPUs: what a member asks for and what it is given."""
+"""Amounts of CPUs, memory and GPUs: what a member asks for and what it gets."""
 
 from __future__ import annotations
 
@@ -28,8 +28,8 @@ class Kind(NamedTuple):
 class Demand(NamedTuple):
     """What one member of a gang needs of the node it runs on.
 
-    `gpu_milli` is the share of each GPU in thousandths; 0 means as much of one GPU as
-    `gpu_memory_mb` of its memory is, which differs from kind to kind of node.
+    `gpu_milli` is the share of each GPU in thousandths; 0 means the share of one GPU that
+    `gpu_memory_mb` is of its memory, which depends on the kind of node.
     """
 
     gpus: int
@@ -40,7 +40,7 @@ class Demand(NamedTuple):
     gpu_models: tuple[str, ...] = ()
 
     def suits(self, kind: Kind) -> bool:
-        """Are the GPUs of such a node of a model and size that this may use?"""
+        """Whether this may use GPUs of this kind's model and size."""
         if not self.gpus:
             return True
         return kind.gpu_memory_mb >= self.gpu_memory_mb and (
@@ -50,7 +50,7 @@ class Demand(NamedTuple):
         )
 
     def share_milli(self, kind: Kind) -> int:
-        """How much of each GPU of such a node it takes."""
+        """How much of each GPU it takes on a node of this kind."""
         if self.gpu_milli or not self.gpus:
             return self.gpu_milli
         return -(-self.gpu_memory_mb * WHOLE_GPU_MILLI // kind.gpu_memory_mb)
@@ -79,19 +79,19 @@ class Demand(NamedTuple):
 
 
 class Slice(msgspec.Struct, frozen=True):
-    """Part of one node, held by one member from its placement until it is over."""
+    """Part of one node, held by one member from its placement until its end."""
 
     node: str
     gpus: tuple[int, ...] = ()
     cpu_milli: int = 0
     memory_mb: int = 0
-    gpu_milli: int = WHOLE_GPU_MILLI  # of each of its GPUs
+    gpu_milli: int = WHOLE_GPU_MILLI  # share of each of its GPUs
 
 
 @lru_cache(maxsize=4096)
 def is_called(model: str, name: str) -> bool:
-    """Is a GPU of this model meant by this name? "H100" and "h100 80gb" mean what its driver calls
-    "NVIDIA H100 80GB HBM3": the words of the name are among the model's."""
+    """Whether the name means this GPU model: all its words are in the model's name. "H100" and
+    "h100 80gb" both mean "NVIDIA H100 80GB HBM3", as the driver calls it."""
     words = _words(name)
     return bool(words) and words <= _words(model)
 

@@ -1,4 +1,4 @@
-"""What a node says of its load now and then: samples, which may be lost and are never events."""
+"""Samples of a node's load, sent from time to time; they may be lost and are never events."""
 
 from __future__ import annotations
 
@@ -13,18 +13,18 @@ Small = Annotated[int, msgspec.Meta(ge=0, le=65_000)]
 
 
 class GpuSample(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """One GPU by its driver. None: it does not tell."""
+    """One GPU as its driver reports it. None: not reported."""
 
-    busy_milli: Milli | None = None  # of the time since the last sample, something ran on it
-    memory_milli: Milli | None = None  # of its memory is in use
+    busy_milli: Milli | None = None  # share of the time since the last sample that it was in use
+    memory_milli: Milli | None = None  # share of its memory in use
     power_w: Small | None = None
     temperature_c: Small | None = None
 
 
 class NodeSample(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """The machine's load. `at_ms` is the node's own clock: it only tells samples apart."""
+    """The machine's load. `at_ms` is the node's own clock: it only distinguishes samples."""
 
     at_ms: int
-    cpu_milli: Milli | None = None  # of all its cores are busy
+    cpu_milli: Milli | None = None  # busy share of all its cores
     memory_milli: Milli | None = None
     gpus: Annotated[tuple[GpuSample, ...], msgspec.Meta(max_length=GPUS_PER_NODE_MAX)] = ()

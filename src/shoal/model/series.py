@@ -1,4 +1,4 @@
-"""Curves as the API tells them: columns of equal length, oldest first; None: not known then."""
+"""Curves as the API returns them: columns of equal length, oldest first; None: not known."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ class JobPoint(msgspec.Struct, kw_only=True):
     at_ms: int
     step: int
     loss: float | None
-    step_ms: float | None  # what a step took since the point before
+    step_ms: float | None  # time per step since the previous point
 
 
 class MetricSeries(msgspec.Struct, kw_only=True):
@@ -19,7 +19,7 @@ class MetricSeries(msgspec.Struct, kw_only=True):
 
 
 class MemberSeries(msgspec.Struct, kw_only=True):
-    """Where one member's time went. Shares are of its step time; what is left is its own work. All
+    """Where one member's time went. Shares are of its step time; the rest is its own work. All
     members of an attempt have the same `at_ms`."""
 
     attempt: int
@@ -27,13 +27,13 @@ class MemberSeries(msgspec.Struct, kw_only=True):
     node: str
     at_ms: list[int]
     step_ms: list[float | None]
-    wait_share: list[float | None]  # for its peers
-    data_share: list[float | None]  # for its next batch
-    save_share: list[float | None]  # for checkpoints
+    wait_share: list[float | None]  # waiting for its peers
+    data_share: list[float | None]  # waiting for its next batch
+    save_share: list[float | None]  # blocked by checkpoints
 
 
 class JobSeries(msgspec.Struct, kw_only=True):
-    """`width_ms` is how far apart points are: it doubles as the job gets older."""
+    """`width_ms` is the time between points; it doubles as the job gets older."""
 
     id: str
     width_ms: int
@@ -51,7 +51,7 @@ class GpuSeries(msgspec.Struct, kw_only=True):
 
 
 class NodeSeries(msgspec.Struct, kw_only=True):
-    """The newest points are 2 s apart, and the older the further."""
+    """The newest points are 2 s apart, older ones further."""
 
     id: str
     at_ms: list[int] = []
@@ -65,11 +65,11 @@ class ServiceSeries(msgspec.Struct, kw_only=True):
     at_ms: list[int] = []
     requests_per_s: list[float | None] = []
     failed_per_s: list[float | None] = []
-    response_ms: list[float | None] = []  # until an answer began, the mean
+    response_ms: list[float | None] = []  # mean time until an answer began
     p50_ms: list[float | None] = []
     p95_ms: list[float | None] = []
     p99_ms: list[float | None] = []
     in_flight: list[float | None] = []
     queued: list[float | None] = []
-    ready: list[float | None] = []  # replicas
+    ready: list[float | None] = []  # replicas that are ready
     wanted: list[float | None] = []

@@ -1,4 +1,4 @@
-"""A service: replicas of a server behind the gateway, and what the gateway is told of them."""
+"""A service: replicas of a server behind the gateway, and its routes."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from shoal.model.job import JobSpec
 SERVICE_NAME_PATTERN = r"^[a-z0-9]([a-z0-9-]*[a-z0-9])?(?!\n)$"
 REPLICA_ID_PATTERN = r"^[A-Za-z0-9][A-Za-z0-9._-]*(?!\n)$"
 HEADER_NAME_PATTERN = r"^([A-Za-z0-9!#$&'*+.^_`|~-]*)(?!\n)$"
-# What HAProxy would read as more than one word, or as a variable, is refused.
+# Refuses text that HAProxy would read as more than one word, or as a variable.
 PLAIN_PATTERN = r"^[A-Za-z0-9._:/@+,=-]*(?!\n)$"
 
-# Its last part has a letter first, so no address can ever lie under it.
+# The last label starts with a letter, so that no IP address can be inside the domain.
 DOMAIN_PATTERN = r"\A([a-z0-9-]+\.)*[a-z][a-z0-9-]*\Z"
 
 Domain = Annotated[str, msgspec.Meta(max_length=190, pattern=DOMAIN_PATTERN)]
@@ -24,23 +24,23 @@ ServiceName = Annotated[str, msgspec.Meta(max_length=63, pattern=SERVICE_NAME_PA
 ReplicaId = Annotated[str, msgspec.Meta(max_length=100, pattern=REPLICA_ID_PATTERN)]
 HeaderName = Annotated[str, msgspec.Meta(max_length=64, pattern=HEADER_NAME_PATTERN)]
 Plain = Annotated[str, msgspec.Meta(max_length=255, pattern=PLAIN_PATTERN)]
-# The proxy resolves no names for replicas that come while it runs.
+# The proxy does not resolve names of replicas that are added while it runs.
 IpAddress = Annotated[str, msgspec.Meta(max_length=45, pattern=r"^[0-9a-fA-F.:]+(?!\n)$")]
 Port = Annotated[int, msgspec.Meta(ge=1, le=65_535)]
 PortOrNone = Annotated[int, msgspec.Meta(ge=0, le=65_535)]
 Milliseconds = Annotated[int, msgspec.Meta(ge=1, le=86_400_000)]
 Amount = Annotated[int, msgspec.Meta(ge=0, le=1_000_000)]
 
-HEADER_BYTES_LIMIT = 60_000  # what fits the proxy's buffer beside its own additions
+HEADER_BYTES_LIMIT = 60_000  # fits the proxy's buffer along with the headers it adds
 
 
 class Routing(enum.StrEnum):
-    """How a request finds its replica."""
+    """How the replica for a request is chosen."""
 
-    LEAST_LOADED = "least-loaded"  # the fewest in flight for its speed
-    P2C = "p2c"  # the better of two drawn by chance
-    PREFIX = "prefix"  # where the conversation's first part is cached, within a bound on load
-    STICKY = "sticky"  # the same one for the same header or cookie
+    LEAST_LOADED = "least-loaded"  # fewest requests in flight for its speed
+    P2C = "p2c"  # the less loaded of two random replicas
+    PREFIX = "prefix"  # where the start of the conversation is cached, unless too loaded
+    STICKY = "sticky"  # the same replica for the same header or cookie value
 
 
 class Route(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -50,18 +50,18 @@ class Route(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     routing: Routing = Routing.LEAST_LOADED
     sticky_header: HeaderName = ""
     sticky_cookie: HeaderName = ""
-    concurrency: Amount = 0  # requests that one replica works on at a time
+    concurrency: Amount = 0  # requests that one replica handles at a time
     queue_max: Annotated[int, msgspec.Meta(ge=1, le=100_000)] = 1_000
     queue_timeout_ms: Milliseconds = 60_000
     connect_timeout_ms: Milliseconds = 1_000
-    response_timeout_ms: Milliseconds = 600_000  # silence of a replica that has a request
-    client_timeout_ms: Milliseconds = 60_000  # silence of a client that should send or read
-    tunnel_timeout_ms: Milliseconds = 3_600_000  # silence on a WebSocket
+    response_timeout_ms: Milliseconds = 600_000  # longest silence of a replica that has a request
+    client_timeout_ms: Milliseconds = 60_000  # longest silence of a client that should send or read
+    tunnel_timeout_ms: Milliseconds = 3_600_000  # longest silence on a WebSocket
     body_bytes_max: Annotated[int, msgspec.Meta(ge=0, le=1 << 40)] = 64 << 20
-    # 0: whatever fits the proxy's buffer, about 15 KiB.
+    # 0: as large as the proxy's buffer, about 15 KiB.
     header_bytes_max: Annotated[int, msgspec.Meta(ge=0, le=HEADER_BYTES_LIMIT)] = 0
-    rate_per_s: Amount = 0  # requests that one tenant may begin in a second
-    rate_header: HeaderName = "authorization"  # tells tenants apart; without it, the address does
+    rate_per_s: Amount = 0  # new requests per second for one tenant
+    rate_header: HeaderName = "authorization"  # identifies the tenant; without it, the address does
     retries: Annotated[int, msgspec.Meta(ge=0, le=10)] = 3
     host: Plain = ""  # a host name of its own, besides NAME.DOMAIN
     path: Plain = ""  # a path of its own instead of /NAME
@@ -70,12 +70,12 @@ class Route(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
 
     @property
     def prefix(self) -> str:
-        """The path under which the service is found on the shared port; it is stripped."""
+        """The service's path on the shared port; it is stripped from requests."""
         return self.path.rstrip("/") or f"/{self.service}"
 
     @property
     def claims(self) -> dict[str, str]:
-        """What no other service may have, by field."""
+        """What no other service may use, by field."""
         found = {"path": f"path {self.prefix}"}
         if self.host:
             found["host"] = f"host {self.host.lower()}"
@@ -86,7 +86,7 @@ class Route(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
 
 class ReplicaState(enum.StrEnum):
     READY = "ready"
-    DRAINING = "draining"  # finishes what it has and is given nothing new
+    DRAINING = "draining"  # finishes its requests and gets no new ones
 
 
 class Replica(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -100,7 +100,7 @@ class Replica(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
 
 
 class Served(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """A route and the replicas behind it, none at all included."""
+    """A route and the replicas behind it, possibly none."""
 
     route: Route
     replicas: tuple[Replica, ...] = ()
@@ -112,20 +112,20 @@ class GatewayEntry(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     address: Plain = "127.0.0.1"
     port: Port = 8080
     certificate: Plain = ""
-    domain: Domain = "localhost"  # a service is also found under NAME.DOMAIN
+    domain: Domain = "localhost"  # a service is also at NAME.DOMAIN
     threads: Annotated[int, msgspec.Meta(ge=0, le=64)] = 0  # 0: one for each core
 
 
 class Wanted(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """All that a gateway is told. It makes the world so."""
+    """The full configuration that the gateway has to put in place."""
 
     entry: GatewayEntry = GatewayEntry()
     services: tuple[Served, ...] = ()
 
 
 class Probe(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """A replica is ready when this path answers with less than 500. From then on it is asked every
-    `every_ms`; after `failures` times without any answer, whatever its status, it is replaced."""
+    """A replica is ready when this path answers with a status below 500. From then on it is probed
+    every `every_ms`; after `failures` probes in a row without an answer, it is replaced."""
 
     path: Plain = "/"
     timeout_ms: Milliseconds = 2_000
@@ -135,25 +135,25 @@ class Probe(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
 
 
 class Scale(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """As many replicas as keep `target` requests in flight or waiting at each."""
+    """Run enough replicas that each has about `target` requests in flight or waiting."""
 
     least: Annotated[int, msgspec.Meta(ge=0, le=10_000)] = 1
     most: Annotated[int, msgspec.Meta(ge=1, le=10_000)] = 1
     target: Annotated[int, msgspec.Meta(ge=1, le=100_000)] = 8
-    down_after_ms: Milliseconds = 60_000  # fewer only when fewer would have done for so long
-    idle_ms: Milliseconds = 300_000  # none at all, if `least` is 0, after so long without a request
+    down_after_ms: Milliseconds = 60_000  # scale down after fewer were enough for this long
+    idle_ms: Milliseconds = 300_000  # if `least` is 0: to zero after this long without requests
 
 
 class ServiceSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What a user asks for. Each replica is a job like `replica`, given PORT; the same spec again
-    changes nothing, another one is rolled out."""
+    """What a user asks for. Each replica is a job like `replica`, with PORT set. Sending the same
+    spec again changes nothing; another one is rolled out."""
 
     name: ServiceName
     replica: JobSpec
     scale: Scale = Scale()
     probe: Probe = Probe()
-    route: Route | None = None  # None: as usual
-    drain_ms: Milliseconds = 60_000  # what is in flight at a replica that ends gets so long
+    route: Route | None = None  # None: the default route
+    drain_ms: Milliseconds = 60_000  # time for a replica that ends to finish its requests
 
     @property
     def way(self) -> Route:
@@ -165,22 +165,22 @@ class ReplicaLoad(msgspec.Struct, frozen=True):
 
     up: bool
     in_flight: int
-    answers_per_ks: int = 0  # in a thousand seconds
+    answers_per_ks: int = 0  # per thousand seconds
     response_ms: int = 0
 
 
 class ServiceLoad(msgspec.Struct, frozen=True, kw_only=True):
-    """What the gateway sees of a service, about once a second. `ready`: jobs whose probe answered;
-    `trouble`: why it cannot be served at all."""
+    """What the gateway sees of a service, about once a second. `ready`: jobs whose probe was
+    answered; `trouble`: why the service cannot be served at all."""
 
     service: str
     in_flight: int = 0
     queued: int = 0
-    held: int = 0  # they wait because there is no replica
-    answers_per_ks: int = 0  # in a thousand seconds
+    held: int = 0  # requests that wait because there is no replica
+    answers_per_ks: int = 0  # per thousand seconds
     failures_per_ks: int = 0
     response_ms: int = 0
-    p50_ms: int = 0  # until an answer began, of the requests of the last seconds
+    p50_ms: int = 0  # time until an answer began, over the last seconds
     p95_ms: int = 0
     p99_ms: int = 0
     replicas: dict[str, ReplicaLoad] = {}
@@ -191,7 +191,7 @@ class ServiceLoad(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def tells(self) -> bool:
-        """Else its figures mean nothing, which is not the same as idle."""
+        """Whether the figures mean anything; if not, that is not the same as idle."""
         return self.seen and not self.trouble
 
     @property
@@ -200,7 +200,7 @@ class ServiceLoad(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Service(msgspec.Struct, kw_only=True):
-    """A service's whole record, changed by `apply` alone."""
+    """A service's whole record. Only `apply` changes it."""
 
     spec: ServiceSpec
     version: int = 1
@@ -208,10 +208,10 @@ class Service(msgspec.Struct, kw_only=True):
     since_ms: int = 0
     stopping: bool = False
     proven: bool = False  # this version has been ready
-    before: ServiceSpec | None = None  # the last that was, to go back to
+    before: ServiceSpec | None = None  # the last version that was ready, to go back to
     before_version: int = 0
-    newest: int = 1  # versions are never numbered twice
-    failures: int = 0  # of this version in a row
+    newest: int = 1  # version numbers are never used twice
+    failures: int = 0  # failures of this version in a row
     retry_ms: int = 0  # no new replica before then
     ready: dict[str, int] = {}  # job -> since when
     draining: dict[str, int] = {}
@@ -219,14 +219,14 @@ class Service(msgspec.Struct, kw_only=True):
 
 
 def problem_with_service(spec: ServiceSpec) -> tuple[str, str] | None:
-    """What the types cannot say: the field, and what would work."""
+    """What is wrong beyond what the types refuse: the field, and what would work."""
     if _is_number(spec.name):
         return (
             "name",
-            f"{spec.name!r} could be an address; put a letter first, such as s{spec.name}",
+            f"{spec.name!r} could be an IP address; put a letter first, such as s{spec.name}",
         )
     if spec.scale.least > spec.scale.most:
-        return "replicas", f"{spec.scale.least}..{spec.scale.most} is upside down"
+        return "replicas", f"{spec.scale.least}..{spec.scale.most} has its ends the wrong way round"
     if spec.replica.members != 1 or spec.replica.elastic:
         return "members", "a replica is one process; scale with replicas"
     if spec.way.service != spec.name:
@@ -241,7 +241,7 @@ def problem_with_service(spec: ServiceSpec) -> tuple[str, str] | None:
 
 
 def problem_with_services(wanted: Wanted) -> str | None:
-    """What the types cannot say, in one sentence; None if it is sound."""
+    """What is wrong beyond what the types refuse, in one sentence; None if nothing is."""
     taken: dict[str, str] = {f"port {wanted.entry.port}": "the gateway itself"}
     for served in wanted.services:
         route = served.route
@@ -271,14 +271,14 @@ def _problem_with_route(route: Route) -> str | None:
 
 
 def _is_everybodys(host: str) -> bool:
-    """An address, or this machine's usual name: a host wins over a path, so whoever had it would
-    get what is meant for others."""
+    """An address, or this machine's usual name: a host wins over a path, so a service with such a
+    host would get requests meant for others."""
     bare = host.lower().rstrip(".")
     return bare == "localhost" or ":" in bare or _is_number(bare.rpartition(".")[2])
 
 
 def _is_number(word: str) -> bool:
-    """What a resolver may take for an address: 127, 0x7f."""
+    """Text that a resolver may take for an address: 127, 0x7f."""
     return word.isdigit() or (word.startswith("0x") and set(word[2:]) <= set("0123456789abcdef"))
 
 

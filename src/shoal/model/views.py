@@ -1,4 +1,4 @@
-"""What the API answers with: the state as a person or a script wants to see it."""
+"""The API's answers: the state as a person or a script wants to see it."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from shoal.model.service import ServiceSpec
 
 
 class ProgressView(msgspec.Struct, kw_only=True):
-    """How far a job is, by its own word. `slow`: members that hold the others up."""
+    """How far a job is, as it reports. `slow`: members that hold the others up."""
 
     step: int
     steps_total: int  # 0: not known
-    step_us: int  # what a step usually takes; 0: not known
+    step_us: int  # usual time of a step; 0: not known
     left_ms: int | None
     saved_step: int
     loss: float | None
@@ -33,9 +33,9 @@ class JobRow(msgspec.Struct, kw_only=True):
     tenant: str
     members: int
     members_max: int  # 0: not elastic
-    size: int  # members of the attempt that lives now, else 0
+    size: int  # members of the live attempt, else 0
     gpus: int  # per member
-    gpu_milli: int  # of each, in thousandths; 0: as much as `gpu_memory_mb` of its memory is
+    gpu_milli: int  # of each GPU, in thousandths; 0: the share that `gpu_memory_mb` is
     gpu_memory_mb: int
     priority: int
     attempt: int
@@ -46,8 +46,8 @@ class JobRow(msgspec.Struct, kw_only=True):
     code: int | None
     command: str
     why: str
-    progress: ProgressView | None  # of one whose members tell of their steps
-    idle_since_ms: int | None = None  # it was warned that it uses nothing of its GPUs
+    progress: ProgressView | None  # if its members report steps
+    idle_since_ms: int | None = None  # unused GPUs: idle since then, and warned
 
 
 class MemberView(msgspec.Struct, kw_only=True):
@@ -59,7 +59,7 @@ class MemberView(msgspec.Struct, kw_only=True):
 
 
 class JobView(JobRow, kw_only=True):
-    """One job, whole."""
+    """One job in full."""
 
     spec: JobSpec
     gang: list[MemberView]
@@ -72,7 +72,7 @@ class JobView(JobRow, kw_only=True):
 
 
 class NodeView(msgspec.Struct, kw_only=True):
-    """`state` is one word: what matters most of its health and the operator's intent."""
+    """`state` is one word: the most important of its health and the operator's intent."""
 
     id: str
     state: str
@@ -80,17 +80,17 @@ class NodeView(msgspec.Struct, kw_only=True):
     intent: str
     why: str
     since_ms: int
-    standing: str  # what is thought of its work: ok, suspect, quarantined
-    history: list[StandingChange]  # how that changed, the newest last
+    standing: str  # ok, suspect or quarantined
+    history: list[StandingChange]  # changes of the standing, newest last
     place: str
     address: str
-    checkpoints: str = ""  # names its root for checkpoints: the same name is the same place
+    checkpoints: str = ""  # names its checkpoint storage: nodes with the same name share it
     incarnation: int
     gpu_model: str
     gpu_memory_mb: int  # of each GPU; 0: not known
     gpus: int
-    gpus_free: int  # wholly
-    gpu_milli_free: int  # with what is left of shared ones
+    gpus_free: int  # whole GPUs
+    gpu_milli_free: int  # including the free shares of shared ones
     cpu_milli: int
     cpu_milli_free: int
     memory_mb: int
@@ -107,34 +107,34 @@ class PackageView(msgspec.Struct, kw_only=True):
 
 class StatusView(msgspec.Struct, kw_only=True):
     version: str
-    engine: str = "local"  # who runs processes; other than "local": code has to travel
-    epoch: int  # how often a controller has started
-    restarts: int = 0  # how often since `shoal up` one had to take the place of one that died
+    engine: str = "local"  # what runs the processes; unless "local", code has to be sent
+    epoch: int  # number of controller starts
+    restarts: int = 0  # controllers that died and were replaced since `shoal up`
     now_ms: int
     up_since_ms: int
-    nodes: dict[str, int]  # state -> how many
+    nodes: dict[str, int]  # state -> number of nodes
     gpus: int  # of the nodes that are not lost
     gpus_held: int
     gpus_free: int  # on nodes that take jobs
-    gpus_unusable: int  # free, but their node is closed or in quarantine; and those of lost nodes
+    gpus_unusable: int  # free on a closed or quarantined node, or on a lost node
     cpu_milli: int
     cpu_milli_held: int
-    jobs: dict[str, int]  # phase -> how many live jobs
+    jobs: dict[str, int]  # phase -> number of live jobs
     submitted: int
     finished: int
     last_seq: int  # newest event
-    waits: list[str] = []  # what those who wait wait for, in counts, most first
+    waits: list[str] = []  # what waiting jobs wait for, with counts, most frequent first
     alarms: tuple[str, ...] = ()  # what is wrong with the controller itself
 
 
 class WhyView(msgspec.Struct, kw_only=True):
-    """`why` is the truth of this moment; `events` is how it came to it, oldest first: the newest of
-    them, and of checkpoints in a row the last. `attempts` are all of the job's."""
+    """`why` is true now; `events` show how it came about: the newest ones, oldest first, and of
+    several checkpoints in a row only the last. `attempts` are all of the job's."""
 
     id: str
     state: str
     why: str
-    early_ms: int | None  # a waiting job will probably start between these two moments
+    early_ms: int | None  # a waiting job will probably start between these two times
     late_ms: int | None
     start: str = ""  # the same in words; empty: `why` says all there is to say
     progress: ProgressView | None
@@ -143,14 +143,14 @@ class WhyView(msgspec.Struct, kw_only=True):
 
 
 class EventsView(msgspec.Struct, kw_only=True):
-    """`next_after` is what to pass as `after` to go on from here."""
+    """Pass `next_after` as `after` to continue from here."""
 
     events: list[Recorded]
     next_after: int
 
 
 class LogView(msgspec.Struct, kw_only=True):
-    """A piece of one member's output. `ended`: this attempt writes no more, and this was all."""
+    """A piece of one member's output. `ended`: this was the last of this attempt's output."""
 
     attempt: int
     member: int
@@ -172,21 +172,21 @@ class CheckView(msgspec.Struct, kw_only=True):
 
     node: str
     id: str
-    busy: bool = False  # members ran there meanwhile
+    busy: bool = False  # members ran there during the check
     took_ms: int = 0
     verdict: Verdict | None = None
     notes: tuple[str, ...] = ()
 
 
 class Problem(msgspec.Struct, kw_only=True):
-    """Every refusal of the API: one sentence, and the field at fault if there is one."""
+    """A refusal by the API: one sentence, and the field at fault if there is one."""
 
     message: str
     field: str = ""
 
 
 class Submission(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
-    """`key` is chosen by the client: sending it again is safe and gives the same job."""
+    """`key` is chosen by the client: sending it again is safe and returns the same job."""
 
     spec: JobSpec
     key: str = ""
@@ -205,8 +205,8 @@ class ReplicaView(msgspec.Struct, kw_only=True):
 
 
 class ServiceView(msgspec.Struct, kw_only=True):
-    """`state` is one word: ready, rolling, starting, idle (no replica, one comes with the first
-    request), stopping or failing."""
+    """`state` is one word: ready, rolling, starting, idle (no replica until the first request),
+    stopping or failing."""
 
     name: str
     state: str
@@ -217,7 +217,7 @@ class ServiceView(msgspec.Struct, kw_only=True):
     wanted: int
     ready: int
     in_flight: int
-    queued: int  # in the gateway, with those held for want of a replica
+    queued: int  # in the gateway, including those held until there is a replica
     requests_per_s: float
     failed_per_s: float
     response_ms: int
