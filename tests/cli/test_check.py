@@ -20,12 +20,12 @@ from tests.cli.conftest import Shoal, assert_one_clear_line
 VERDICTS = {
     "n1": Verdict(
         passed=True,
-        why="1 figures in line",
+        why="1 figures as expected",
         stands=(Stand(figure="memory_mbs", value=990, usual=1000, limit=700, of=3),),
     ),
     "n2": Verdict(
         passed=False,
-        why="memory_mbs is 200, where 3 others of its kind have 1000",
+        why="memory_mbs is 200; 3 others of its kind measured 1000",
         stands=(Stand(figure="memory_mbs", value=200, usual=1000, limit=700, of=3, low=True),),
     ),
 }
@@ -86,7 +86,7 @@ def test_a_healthy_node_is_compared_with_similar_nodes(shoal: Shoal, home: Path)
     result = shoal("check", "n1", home=home)
     assert result.code == 0
     lines = result.out.splitlines()
-    assert lines[0] == "n1: ok, 1 figures in line (2.5 s, while jobs ran)"
+    assert lines[0] == "n1: ok, 1 figures as expected (2.5 s, while jobs ran)"
     assert lines[1].split() == ["FIGURE", "HERE", "USUAL", "LIMIT", "COMPARED-WITH"]
     assert lines[2].split() == ["memory_mbs", "990", "1000", "700", "3", "similar", "nodes"]
 

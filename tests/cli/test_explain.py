@@ -86,7 +86,7 @@ Attempt 1, 2026-09-21 14:13:20, on {kept}, {lost}: ran 6m 40s, node lost
 
 Attempt 2, 2026-09-21 14:20:00, on {kept}, {new}: ran 10m, out of memory (probably)
     member 1 on {new} exited 1
-    because it said 'cuda out of memory'
+    because it printed 'cuda out of memory'
     member 1 on {new} failed first: exit code 1 in step 512
     its last lines:
     | Traceback

@@ -38,7 +38,7 @@ def test_a_job_restarts_where_it_was() -> None:
     job = cluster.job(job_id)
     assert job.attempt == 2
     assert [member.slice for member in job.members] == before
-    assert job.why.startswith("where it was before")
+    assert job.why.startswith("same nodes as before")
 
 
 def test_when_one_node_is_gone_the_others_stay_by_number() -> None:
@@ -51,7 +51,7 @@ def test_when_one_node_is_gone_the_others_stay_by_number() -> None:
     cluster.restart(job_id)
     expected = [spare if node == lost else node for node in before]
     assert cluster.nodes_of(job_id) == expected
-    assert f"3 members where they were, 1 on {spare}" in cluster.job(job_id).why
+    assert f"3 members in place, 1 on {spare}" in cluster.job(job_id).why
 
 
 def test_members_that_share_a_node_by_number_stay_or_go_together() -> None:
@@ -60,13 +60,13 @@ def test_members_that_share_a_node_by_number_stay_or_go_together() -> None:
     before = cluster.nodes_of(job_id)
     fail(cluster, job_id)
     assert cluster.nodes_of(job_id) == before
-    assert cluster.job(job_id).why.startswith("where it was before")
+    assert cluster.job(job_id).why.startswith("same nodes as before")
     lost, spare = before[2], next(n for n in "abcd" if n not in before)
     cluster.learn_gone(lost)
     del cluster.books[lost]
     cluster.restart(job_id)
     assert cluster.nodes_of(job_id) == [spare if node == lost else node for node in before]
-    assert f"4 members where they were, 2 on {spare}" in cluster.job(job_id).why
+    assert f"4 members in place, 2 on {spare}" in cluster.job(job_id).why
 
 
 def test_the_why_says_what_a_restart_costs() -> None:

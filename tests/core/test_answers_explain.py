@@ -60,11 +60,11 @@ def test_the_member_that_failed_first_is_named_and_not_those_that_followed() -> 
 @pytest.mark.parametrize(
     ("said", "code", "text", "cause", "evidence"),
     [
-        ("", 1, "torch.OutOfMemoryError: CUDA out of memory. Tried", "out of memory", "it said"),
+        ("", 1, "torch.OutOfMemoryError: CUDA out of memory. Tried", "out of memory", "it printed"),
         ("MemoryError", 1, "MemoryError", "out of memory", "'memoryerror'"),
         ("killed, and the kernel ran out of memory at that moment", 137, "", "out of memory",
-         "the kernel ended processes"),
-        ("", 137, "step 5", "own error", "not seen to run out of memory"),
+         "the kernel killed processes"),
+        ("", 137, "step 5", "own error", "did not report running out of memory"),
         ("", 1, "CUDA error: uncorrectable ECC error encountered", "hardware", "ecc"),
         ("", 3, "I forgot my memory", "own error", ""),
     ],

@@ -36,7 +36,7 @@ def assert_agrees(state: State, job_id: str, policy: Policy, now_ms: int) -> Non
     found = outlook(state, job, policy, now_ms)
     both = f"{found.why} | {found.start}"
     assert not RAW_SECONDS.search(both), both
-    assert both.count("probably start") + both.count("no start can be foretold") <= 1, both
+    assert both.count("probably start") + both.count("its start cannot be predicted") <= 1, both
     assert (found.early_ms is None) == (found.late_ms is None)
     assert (found.early_ms is not None) == ("probably start" in found.start), both
     if job.phase is not Phase.WAITING:
@@ -71,7 +71,7 @@ def test_what_no_open_node_holds_has_no_start() -> None:
     cluster.run(gpus=2, estimate_ms=HOUR_MS)
     cluster.intend("b", NodeIntent.CORDONED)
     found = told(cluster, cluster.submit(gpus=2, members=2))
-    assert "the nodes that are open hold 1 even when empty" in found.why
+    assert "even when empty, the open nodes hold only 1" in found.why
     assert found.start == ""
 
 
@@ -92,7 +92,7 @@ def test_nobody_knows_is_said_once_and_with_what_would_help() -> None:
     cluster.deliver()
     found = told(cluster, cluster.submit(gpus=4, cpu_milli=0))
     assert found.early_ms is None
-    assert found.start.startswith("no start can be foretold: jobs ahead of it have no --time-limit")
+    assert found.start.startswith("its start cannot be predicted: jobs ahead have no --time-limit")
 
 
 def test_a_reservation_for_what_is_late_is_not_made_again_and_again() -> None:

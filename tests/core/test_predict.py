@@ -44,7 +44,7 @@ def test_who_has_others_ahead_waits_for_its_turn_at_most() -> None:
     assert said(cluster, waits[2]) == (HOUR_MS, 5 * HOUR_MS)
 
 
-def test_jobs_without_gpus_are_foretold_by_cpus() -> None:
+def test_jobs_without_gpus_are_predicted_by_cpus() -> None:
     cluster = Cluster(SHIPPED["backfill"])
     cluster.join("a", cpus=4)
     cluster.run(cpu_milli=4000, estimate_ms=HOUR_MS)
@@ -95,7 +95,7 @@ def test_who_others_were_stopped_for_starts_within_their_grace_time() -> None:
     assert said(cluster, job_id) == (0, 7_000)
 
 
-def test_who_runs_is_not_foretold() -> None:
+def test_no_start_is_predicted_for_a_running_job() -> None:
     cluster = one_node()
     job_id = cluster.run(gpus=1, **NO_CPU)
     assert predict(cluster.state, cluster.job(job_id), cluster.now_ms) is None

@@ -45,7 +45,9 @@ def test_it_says_that_it_starts_over_where_nobody_else_sees_them() -> None:
     first = cluster.job(job).members[0].slice.node
     placed = lose(cluster, job)
     other = {"a": "b", "b": "a"}[first]
-    assert f"what it saved is on {first}, and {other} cannot see it: it starts over" in placed.why
+    assert (
+        f"its checkpoints are on {first}, and {other} cannot see them: it starts over" in placed.why
+    )
 
 
 def test_nothing_is_said_of_who_saves_nothing_or_keeps_its_own_place() -> None:

@@ -44,7 +44,7 @@ def test_the_nodes_that_could_hold_it_are_closed() -> None:
     cluster.intend("a", NodeIntent.CORDONED)
     cluster.learn_gone("b")
     assert why(cluster, cluster.submit(gpus=2, members=3)) == (
-        "needs 3 members with 2 GPUs, 1 CPU each; the nodes that are open hold 1 even when empty"
+        "needs 3 members with 2 GPUs, 1 CPU each; even when empty, the open nodes hold only 1"
         "; a is cordoned, b is lost"
     )
 

@@ -74,7 +74,7 @@ def test_what_the_kernel_killed_for_want_of_memory_is_told_as_such(
     assert observed.wait(job) == "failed"
     (one,) = observed.client.explanation(job).attempts
     assert (one.cause.value, one.sure) == ("out of memory", False)
-    assert "the kernel ended processes there" in one.evidence
+    assert "the kernel killed processes there" in one.evidence
     assert one.first is not None and one.first.code == 137
     other = observed.run("kill -9 $$", gpus=1)  # the kernel's kill was a moment ago, perhaps
     observed.wait(other)

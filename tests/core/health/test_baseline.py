@@ -44,7 +44,7 @@ def test_a_node_that_is_clearly_slower_than_its_kind_fails() -> None:
     fleet = fleet_of(5, cpu_one_mbs=1000)
     found = verdict(fleet, cpu_one_mbs=400)
     assert not found.passed
-    assert found.why == "cpu_one_mbs is 400, where 5 others of its kind have 1000"
+    assert found.why == "cpu_one_mbs is 400; 5 others of its kind measured 1000"
     assert (found.stands[0].usual, found.stands[0].limit) == (1000, 500)
     assert verdict(fleet, cpu_one_mbs=510).passed
     assert verdict(fleet, cpu_one_mbs=5000).passed
@@ -72,7 +72,7 @@ def test_with_few_nodes_a_nodes_own_history_is_the_measure() -> None:
         learn(fleet, "n0", KIND, result(cpu_one_mbs=1000))
     found = verdict_of(fleet, "n0", cpu_one_mbs=100)
     assert not found.passed
-    assert "its own earlier checks have 1000" in found.why
+    assert "its own earlier checks measured 1000" in found.why
     assert verdict_of(fleet, "n1", cpu_one_mbs=100).passed
 
 
@@ -88,7 +88,7 @@ def test_a_gpu_is_compared_with_its_siblings() -> None:
     assert verdict(Fleet(), **figures).passed
     found = verdict(Fleet(), **{**figures, "gpu3_matmul_gflops": 350_000})
     assert not found.passed
-    assert found.why.startswith("gpu3_matmul_gflops is 350000, where 7 others")
+    assert found.why.startswith("gpu3_matmul_gflops is 350000; 7 others")
 
 
 def test_loads_fail_above_and_never_below_their_floor() -> None:

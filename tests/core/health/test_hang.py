@@ -41,7 +41,7 @@ def test_a_gang_that_stops_stepping_hangs_after_the_floor_when_its_steps_are_sho
     assert found.bound_ms == RULE.hang_floor_ms
     assert found.step_us == 200_000
     assert found.why == (
-        "no step for 1m at step 100, where one takes 0.2s; one of 4 members is stuck"
+        "no step for 1m at step 100 (usually 0.2s a step); one of 4 members is stuck"
     )
     assert wake_ms(pace, RULE) == now + RULE.hang_floor_ms + 1
 

@@ -1,4 +1,4 @@
-"""What would let a waiting job start now: its request changed a little, tried on the true state."""
+"""What would let a waiting job start now: small changes to its request, tried on the real state."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ def advise(state: State, job: Job, now_ms: int) -> list[str]:
     if state.accounts.held_by(job.spec.tenant):
         return []  # no smaller request gets past its budget
     if not shortage(state, gang_of_spec(job.spec)):
-        return []  # it is the queue that holds it, and why it does says enough
+        return []  # the queue holds it, and its reason says enough
     return [*_smaller(state, job.spec), *_closed(state, job)]
 
 
 def _smaller(state: State, spec: JobSpec) -> Iterator[str]:
-    """Of each kind of change the least that would do."""
+    """The smallest sufficient change of each kind."""
     for changes in (_freer(spec), _fewer_members(spec), _fewer_gpus(spec)):
         for text, changed in changes:
             if fit(state, gang_of_spec(changed)) is not None:
@@ -44,9 +44,9 @@ def _freer(spec: JobSpec) -> Iterator[tuple[str, JobSpec]]:
     if spec.gpu_models:
         yield "with any model of GPU", replace(spec, gpu_models=())
     if spec.whole_nodes:
-        yield "if others may be beside it", replace(spec, whole_nodes=False)
+        yield "without --whole-nodes", replace(spec, whole_nodes=False)
     if spec.members_per_node:
-        yield "spread over nodes as it comes", replace(spec, members_per_node=0)
+        yield "without a fixed number of members per node", replace(spec, members_per_node=0)
 
 
 def _fewer_members(spec: JobSpec) -> Iterator[tuple[str, JobSpec]]:
@@ -69,7 +69,7 @@ def _halves(number: int) -> Iterator[int]:
 
 
 def _closed(state: State, job: Job) -> list[str]:
-    """Nodes that stand open for nothing because somebody said so."""
+    """Cordoned nodes that would have room."""
     closed = [
         node.id
         for node in state.order

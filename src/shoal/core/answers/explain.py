@@ -1,5 +1,5 @@
-"""What happened to a job, told from events: its attempts and how each ended. What that cost is in
-the ledger, and nowhere else."""
+"""What happened to a job, from its events: its attempts and how each ended. The ledger has
+costs."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from shoal.model.job import Outcome, StopCause
 from shoal.model.resources import Slice
 
 KILLED_CODE = 137
-# A check that fails so soon after a job did speaks of the same trouble.
+# A check that fails this soon after a job failed points to the same cause.
 CHECK_AFTER_MS = 3_600_000
 
 CAUSES = {
@@ -46,8 +46,8 @@ OUTCOMES = {
     Outcome.CANCELLED: Cause.CANCELLED,
     Outcome.TIMED_OUT: Cause.TIME_LIMIT,
 }
-# In the last lines of a member, without regard to case: what programs say when memory is short,
-# and when a GPU or its link is broken.
+# In the last lines of a member, ignoring case: what programs print when memory is short, and when a
+# GPU or its link is broken.
 MEMORY_WORDS = (
     "cuda out of memory",
     "outofmemoryerror",
@@ -73,7 +73,7 @@ Tail = Callable[[int, int], str]  # attempt, member -> the end of its output
 
 
 def no_tail(attempt: int, member: int) -> str:  # noqa: ARG001
-    """For whoever need not know what members said last."""
+    """For callers that do not need the last output of members."""
     return ""
 
 
@@ -117,7 +117,7 @@ def attempts_of(events: Iterable[Event], tail: Tail) -> list[AttemptRecord]:
 
 
 def learned_of(events: Iterable[Event], job: str) -> list[Learned]:
-    """Changes of what is thought of nodes, those that this job gave cause to first of all."""
+    """Changes of nodes' standing, those caused by this job first."""
     found: list[Learned] = []
     last: dict[str, str] = {}
     for event in events:
@@ -164,7 +164,7 @@ def _take(attempt: _Attempt, event: Event) -> None:
         case JobRequeued():
             told.cause, told.why = CAUSES.get(event.cause.value, Cause.UNKNOWN), event.why
             told.ended_ms = event.at_ms
-        case JobAdopted():  # it was not lost after all, and its members had never been over
+        case JobAdopted():  # it was not lost after all, and its members never ended
             told.cause, told.why = Cause.NONE, ""
             told.stopping_ms = told.ended_ms = None
             attempt.over_ms.clear()
@@ -195,7 +195,7 @@ def _first(
 
 
 def _lose(attempt: _Attempt, event: NodeLost) -> None:
-    """With a node go all members on it that are not over."""
+    """A lost node takes all its live members with it."""
     if attempt.told.ended_ms is not None:
         return
     for member, slice_ in enumerate(attempt.slices):
@@ -215,7 +215,7 @@ def _lose(attempt: _Attempt, event: NodeLost) -> None:
 
 
 def _judge(attempt: _Attempt, checks: Sequence[NodeChecked], tail: Tail) -> None:
-    """Choose the member that speaks for the attempt, and look for a better name of the cause."""
+    """Choose the member that stands for the attempt, and look for a more exact cause."""
     told = attempt.told
     if told.cause is Cause.NODE_LOST:
         lost = [one for one in attempt.firsts if one.code is None]
@@ -242,14 +242,14 @@ def _name_error(
     broken = next((word for word in HARDWARE_WORDS if word in words), "")
     if memory:
         told.cause, told.sure = Cause.OUT_OF_MEMORY, False
-        told.evidence = f"it said {memory!r}"
+        told.evidence = f"it printed {memory!r}"
         if memory == MEMORY_WORDS[-1]:
-            told.evidence = "the kernel ended processes there for want of memory at that moment"
+            told.evidence = "the kernel killed processes there at that moment: memory ran out"
     elif broken:
-        told.cause, told.sure, told.evidence = Cause.HARDWARE, False, f"it said {broken!r}"
+        told.cause, told.sure, told.evidence = Cause.HARDWARE, False, f"it printed {broken!r}"
     elif first.code == KILLED_CODE:
         told.sure = False
-        told.evidence = "somebody sent it SIGKILL, and the kernel was not seen to run out of memory"
+        told.evidence = "it got SIGKILL, and the kernel did not report running out of memory"
     _name_hardware(told, first, checks)
 
 
@@ -269,7 +269,7 @@ def _gpu_milli(slice_: Slice) -> int:
 
 
 def last_lines(text: str, most: int = 8, width: int = 300) -> list[str]:
-    # A progress bar writes over itself: of such a line the last state counts.
+    # A progress bar overwrites itself: only its last state counts.
     lines = [line.rstrip().rpartition("\r")[2] for line in text.split("\n")]
     lines = [line for line in lines if line.strip()][-most:]
     return [line if len(line) <= width else line[: width - 3] + "..." for line in lines]

@@ -1,5 +1,4 @@
-"""When a waiting job starts, beside why it waits: both from one look, so that neither denies the
-other."""
+"""When a waiting job starts and why it waits, from one look at the state, so that they agree."""
 
 from __future__ import annotations
 
@@ -12,13 +11,13 @@ from shoal.model.durations import span_text
 from shoal.model.job import Job, Phase
 from shoal.model.policy import Policy
 
-# No running job ends these waits, so no time is named; the reason says what does.
+# No running job ends these waits, so no time is given; the reason says what ends them.
 NO_TIME = frozenset((Waits.BUDGET, Waits.NO_NODES, Waits.CLOSED))
 
 
 class Outlook(NamedTuple):
-    """`start` is a sentence about when, empty where `why` says all there is to say. It will
-    probably start between the two moments; None: no time is told."""
+    """`start` is a sentence about when, empty if `why` says enough. The job will probably start
+    between the two moments; None if no time is given."""
 
     why: str
     start: str = ""
@@ -41,5 +40,5 @@ def outlook(state: State, job: Job, policy: Policy, now_ms: int) -> Outlook:
     if reason is not None and reason.kind is Waits.RETRY:
         return Outlook(why)
     return Outlook(
-        why, "no start can be foretold: jobs ahead of it have no --time-limit, --estimate or past"
+        why, "its start cannot be predicted: jobs ahead have no --time-limit, --estimate or history"
     )

@@ -1,4 +1,4 @@
-"""What those who wait wait for, in counts: a queue of thousands in a few lines."""
+"""What the waiting jobs wait for, in counts: a queue of thousands in a few lines."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from shoal.core.state.state import State
 from shoal.model.policy import Policy
 from shoal.model.resources import plural
 
-# Jobs of one lane are alike and wait for the same; so many lanes are looked at, the longest first.
+# Jobs of one lane wait for the same reason. At most this many lanes are read, the longest first.
 LANES_LOOKED = 24
 LINES_MAX = 6
 
@@ -47,7 +47,7 @@ def waits_of(state: State, policy: Policy, now_ms: int) -> list[str]:
 
 def _what(reason: Reason | None) -> str:
     if reason is None:
-        return "for the scheduler, which is at work"
+        return "for the next scheduling cycle"
     if reason.kind is Waits.TURN:
         return f"for {reason.whom}, which is ahead of them"
     if reason.kind in (Waits.ROOM, Waits.CLOSED):

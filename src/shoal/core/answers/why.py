@@ -1,4 +1,4 @@
-"""Why a job waits: the truth of this moment, computed when somebody asks."""
+"""Why a job waits: the truth of this moment, computed on request."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from shoal.model.resources import Kind, plural
 
 
 class Waits(enum.StrEnum):
-    """What a job waits for; the value says it of several at once."""
+    """What a job waits for; the value is worded for several jobs at once."""
 
     RETRY = "before a retry"
     CLAIM = "for room that is being made for them"
@@ -37,7 +37,7 @@ class Waits(enum.StrEnum):
 
 
 class Reason(NamedTuple):
-    """`whom` names the tenant or job that it waits for, if it is one."""
+    """`whom` names the tenant or job that it waits for, if there is one."""
 
     kind: Waits
     text: str
@@ -45,16 +45,16 @@ class Reason(NamedTuple):
 
 
 def explain(state: State, job: Job, policy: Policy, now_ms: int) -> str:
-    """A sentence for people. For a waiting job it is never empty, or the scheduler is wrong."""
+    """A sentence for people. For a waiting job, an empty one means a bug."""
     if job.phase is Phase.STARTING:
         return _getting(state, job) or job.why
     if job.phase is not Phase.WAITING:
         return job.why
-    return waiting_reason(state, job, policy, now_ms) or "it is next: the scheduler is at work"
+    return waiting_reason(state, job, policy, now_ms) or "it is next in line to start"
 
 
 def _getting(state: State, job: Job) -> str:
-    """What members of a gang that starts still wait for, by the word of their nodes."""
+    """What members of a starting gang still wait for, as their nodes report it."""
     whats = []
     for number, member in enumerate(job.members if state.heard.getting else ()):
         here = state.heard.getting.get(member.slice.node, {})
@@ -68,7 +68,7 @@ def _getting(state: State, job: Job) -> str:
 
 
 def waiting_reason(state: State, job: Job, policy: Policy, now_ms: int) -> str:
-    """Empty if nothing keeps the job from starting: after a step that may not happen."""
+    """Empty if nothing keeps the job from starting, which must not happen after a step."""
     reason = reason_of(state, job, policy, now_ms)
     return reason.text if reason is not None else ""
 
@@ -104,14 +104,14 @@ def _spared(state: State, job: Job) -> Reason | None:
     spares = spares_kept_from(state, job)
     position = _position(state, job)
     if position >= GAP_TRIES_MAX and (state.policy.spares or _shun_in_front(state, job)):
-        text = f"number {position + 1} of jobs like it, of which some wait for other nodes"
+        text = f"number {position + 1} among jobs like it, some of which wait for other nodes"
         return Reason(Waits.SPARES, text)
     if not spares or fit(state, gang_of(job), spares) is not None:
         return None
     names = ", ".join(state.order[index].id for index in sorted(spares)[:5])
     text = f"it fits only on {names}, kept as spares by the policy for gangs that lose a node"
     if spares <= shunned(state, job):
-        text = f"it fits only on {names}, where what it runs is missing"
+        text = f"it fits only on {names}, where its program or folder is missing"
     return Reason(Waits.SPARES, text)
 
 
@@ -121,7 +121,7 @@ def _shun_in_front(state: State, job: Job) -> bool:
 
 
 def held_by_nodes(kinds: Mapping[Kind, int], gang: Gang) -> int:
-    """How many members of the gang the nodes of these kinds hold when empty."""
+    """How many members of the gang fit on empty nodes of these kinds."""
     total = 0
     demand = gang.demand
     for kind, count in kinds.items():
@@ -137,8 +137,8 @@ def held_by_nodes(kinds: Mapping[Kind, int], gang: Gang) -> int:
 def held_when_empty(
     state: State, gang: Gang, *, open_only: bool, avoid: Collection[int] = ()
 ) -> int:
-    """How many members of the gang the known nodes, or only the open ones, hold when empty; where
-    it has to stay within a node, rack or block, the best of these."""
+    """How many members of the gang fit on the known nodes, or only the open ones, when empty; on
+    the best node, rack or block if it has to stay within one."""
     if not gang.required or gang.within is Within.ANYWHERE:
         kinds = dict(state.open_capacity if open_only else state.capacity)
         for index in avoid:
@@ -160,21 +160,21 @@ def held_when_empty(
 
 
 def holds_queue(state: State, job: Job, policy: Policy, now_ms: int) -> bool:
-    """Has this job been blocked at the front of the queue for so long, or is so much later than
-    it was promised, that nobody may overtake it any more? Only if the nodes that are open could
-    hold it: a job that waits for a node to return holds up nobody."""
+    """Is this job blocked at the front of the queue, or late on its promised start, for longer than
+    the policy's patience, so that no job may overtake it? Only if the open nodes could hold it: a
+    job that waits for a node to return holds up no other."""
     held = state.reservations.get(job.id)
     if held is None:
         return False
     if ORDERINGS[policy.order].elders and takes_turns(job) and not job.elder:
         return False  # its turn will come
     if policy.patience_ms and now_ms - held.promised_ms < policy.patience_ms:
-        return False  # without any patience nobody overtakes, not even into a gap
+        return False  # without patience no job overtakes, not even into a gap
     return could_ever(state, job)
 
 
 def could_ever(state: State, job: Job) -> bool:
-    """Would the open nodes hold the gang if they were empty, but for those kept from it?"""
+    """Would the gang fit on the open nodes if they were empty, except those kept from it?"""
     gang = gang_of(job)
     avoid = spares_when_empty(state, job)
     return held_when_empty(state, gang, open_only=True, avoid=avoid) >= gang.members
@@ -189,7 +189,7 @@ def _no_room(state: State, job: Job) -> Reason | None:
     if open_ >= gang.members:
         return Reason(Waits.ROOM, short)
     need = short.partition(";")[0]
-    text = f"{need}; the nodes that are open hold {open_} even when empty{_closed(state)}"
+    text = f"{need}; even when empty, the open nodes hold only {open_}{_closed(state)}"
     return Reason(Waits.CLOSED, text)
 
 
@@ -233,7 +233,7 @@ def _queue_held(state: State, job: Job, policy: Policy, now_ms: int) -> Reason |
 
 
 def _set_aside(state: State, job: Job, now_ms: int) -> Reason | None:
-    """The job fits, but only where it would delay one ahead of it."""
+    """The job fits, but only where it would delay a job ahead of it."""
     mine = place_in_line(state, job, now_ms)
     ahead = [
         other
@@ -246,7 +246,7 @@ def _set_aside(state: State, job: Job, now_ms: int) -> Reason | None:
     names = ", ".join(ahead[:3])
     position = _position(state, job)
     if ahead and position >= GAP_TRIES_MAX:
-        text = f"number {position + 1} of jobs like it; room is set aside for {names}"
+        text = f"number {position + 1} among jobs like it; room is set aside for {names}"
         return Reason(Waits.TURN, text, ahead[0])
     if not avoid or fit(state, gang_of(job), avoid) is not None:
         return None
@@ -254,11 +254,11 @@ def _set_aside(state: State, job: Job, now_ms: int) -> Reason | None:
     own = "it has no --time-limit or --estimate"
     if expected is not None:
         own = f"it may take {duration_text(expected - job.attained_ms)}"
-    text = f"it fits only on nodes set aside for {names}, whom it might delay: {own}"
+    text = f"it fits only on nodes set aside for {names} and might delay them: {own}"
     return Reason(Waits.TURN, text, ahead[0])
 
 
 def _position(state: State, job: Job) -> int:
-    """How many of its lane stand before it."""
+    """How many jobs of its lane are before it."""
     line = state.queue.lanes[state.queue.lane[job.number]]
     return bisect_left(line, (ORDERINGS[state.policy.order].job(job), job.number))

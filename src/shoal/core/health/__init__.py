@@ -1,1 +1,1 @@
-"""Who is slow, hung or failing, and what follows: pure, from what members and checks say."""
+"""Which nodes and jobs are slow, hung or failing, and what follows: pure, from beats and checks."""

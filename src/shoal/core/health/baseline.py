@@ -1,8 +1,8 @@
-"""What nodes of a kind usually measure, and how a node's figures stand beside that.
+"""What nodes of a kind usually measure, and how a node's figures compare.
 
 Busy nodes are compared with busy ones and idle with idle ones: a probe beside a running job
-measures less, and that is nobody's fault. A GPU is compared with its siblings too. Where fewer than
-three others are known, the node's own history is the measure.
+measures less, and that is not a fault. A GPU is compared with its siblings, too. With fewer than
+three others known, a node is compared with its own history.
 """
 
 from __future__ import annotations
@@ -32,17 +32,17 @@ class Sense(enum.StrEnum):
 
 
 class Measure(msgspec.Struct, frozen=True):
-    """`tolerance_milli`: as far from the median may a node always be. `floor`: a load below it is
-    never too much."""
+    """`tolerance_milli`: how far from the median a node may always be. `floor`: a load below it is
+    never too high."""
 
     sense: Sense
     tolerance_milli: int = 0
     floor: int = 0
 
 
-# By the ending of a figure's name, the first that fits. The tolerances are wider than the scatter
-# of healthy machines of one kind: a busy sibling thread alone halves what a core does, and disks
-# are shared. What is worth a quarantine is further off.
+# By the ending of a figure's name; the first match counts. The tolerances are wider than the
+# scatter of healthy machines of one kind: a busy sibling thread alone halves a core's figure, and
+# disks are shared. A node worth a quarantine is further off.
 MEASURES: tuple[tuple[str, Measure], ...] = (
     ("matmul_gflops", Measure(Sense.RATE, 100)),
     ("copy_up_mbs", Measure(Sense.RATE, 250)),
@@ -75,7 +75,7 @@ def key_of(kind: Kind, busy: bool) -> str:
 
 
 def learn(fleet: Fleet, node: str, kind: Kind, result: CheckResult) -> None:
-    """Only from checks that passed: else a slow fleet becomes the measure."""
+    """Learn only from checks that passed; otherwise a slow fleet would become the norm."""
     key = key_of(kind, result.busy)
     figures = dict(list(result.figures.items())[:FIGURES_PER_NODE_MAX])
     nodes = fleet.kinds.pop(key, {})
@@ -93,8 +93,8 @@ def learn(fleet: Fleet, node: str, kind: Kind, result: CheckResult) -> None:
 
 
 def judge(fleet: Fleet, node: str, kind: Kind, result: CheckResult) -> Verdict:
-    """A fault fails the check, and so does a figure out of line. A probe that failed says nothing
-    of the node, so it fails nothing."""
+    """A fault or a figure out of range fails the check. A probe that failed says nothing about the
+    node, so it does not fail the check."""
     if result.error:
         return Verdict(passed=True, why=f"nothing measured: {result.error}")
     others = fleet.kinds.get(key_of(kind, result.busy), {})
@@ -118,7 +118,7 @@ def judge(fleet: Fleet, node: str, kind: Kind, result: CheckResult) -> Verdict:
     compared = sum(stand.usual is not None for stand in stands)
     if not compared:
         return Verdict(passed=True, why="no fault found; nothing to compare with", stands=stands)
-    return Verdict(passed=True, why=f"{compared} figures in line", stands=stands)
+    return Verdict(passed=True, why=f"{compared} figures as expected", stands=stands)
 
 
 def forget(fleet: Fleet, node: str) -> None:
@@ -169,7 +169,7 @@ def _stand(figure: str, value: int, others: list[int], own: list[int]) -> Stand:
 
 def _tell(stand: Stand) -> str:
     of = "its own earlier checks" if stand.own else f"{stand.of} others of its kind"
-    return f"{stand.figure} is {stand.value}, where {of} have {stand.usual}"
+    return f"{stand.figure} is {stand.value}; {of} measured {stand.usual}"
 
 
 def _trim(table: dict[str, Value], most: int) -> None:

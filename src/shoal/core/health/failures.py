@@ -1,8 +1,8 @@
 """Failures that follow a node, and failures that follow the job wherever it runs.
 
 The book holds only failures by a member's own error, each with the node of the member that failed
-first: its peers mostly fail because of it. Losses of nodes, preemption and cancellation do not
-belong here.
+first: its peers mostly fail because of it. Node losses, preemptions and cancellations are not
+recorded here.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ REMEMBERED_MS = 24 * 3_600_000
 
 
 class Failure(msgspec.Struct, frozen=True, kw_only=True):
-    """`step`: the one it failed in, None for a job that counts none. `elsewhere`: the job has since
-    run well without this node."""
+    """`step`: where it failed; None if the job counts no steps. `elsewhere`: the job has since run
+    well without this node."""
 
     at_ms: int
     node: str
@@ -53,7 +53,7 @@ def failed(book: FailureBook, job: str, failure: Failure) -> None:
 
 def ran_well(book: FailureBook, job: str, nodes: tuple[str, ...]) -> None:
     """The job succeeded on these nodes, or got well past the step at which it had failed. That
-    clears them of its failures, and speaks against those it left."""
+    clears these nodes of its failures and counts against the nodes it left."""
     kept = book.jobs.get(job)
     if kept is None:
         return
@@ -67,7 +67,7 @@ def ran_well(book: FailureBook, job: str, nodes: tuple[str, ...]) -> None:
 
 
 def blame(book: FailureBook, node: str, now_ms: int) -> Blame | None:
-    """Is this node what they have in common? Jobs that never ran well elsewhere prove nothing."""
+    """Do the failures share this node? Jobs that never ran well elsewhere prove nothing."""
     counts: dict[str, int] = {}
     only_here = []
     for job, failures in book.jobs.items():
@@ -102,7 +102,7 @@ def same_way(book: FailureBook, job: str) -> str | None:
 
 
 def forget(book: FailureBook, job: str) -> None:
-    """A finished job's failures still speak against nodes, but only if it ran well elsewhere."""
+    """A finished job's failures still count against nodes, but only if it ran well elsewhere."""
     kept = [failure for failure in book.jobs.get(job, []) if failure.elsewhere]
     if kept:
         book.jobs[job] = kept

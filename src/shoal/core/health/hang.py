@@ -1,4 +1,4 @@
-"""Hangs: a gang that lives but makes no step, told by its own pace, and which rank is stuck."""
+"""Hangs: a live gang that makes no steps, judged by its own pace, and which rank is stuck."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from shoal.model.health import HealthRule
 from shoal.model.progress import Beat
 
 PACES_KEPT = 25
-# Each hang that a job had before makes the next wait so many times longer: if it was a long
-# evaluation and no hang, the job gets through it.
+# Each earlier hang of a job makes the next wait this many times longer: if it was a long evaluation
+# and not a hang, the job gets through it.
 HANGS_FACTOR = 4
 HANGS_COUNTED_MAX = 4
 
 
 class Mark(msgspec.Struct):
-    """What a member last said."""
+    """What a member last reported."""
 
     step: int
     steps: int
@@ -26,27 +26,27 @@ class Mark(msgspec.Struct):
     saves: int
     saved_step: int
     busy: bool
-    wait_us_then: int = 0  # when it did its last step
-    step_ms: int = 0  # when that was; 0: not known
+    wait_us_then: int = 0  # at its last step
+    step_ms: int = 0  # time of its last step; 0: unknown
 
 
 class Pace(msgspec.Struct):
-    """One attempt's. `moved_ms` is the last sign of work by anybody."""
+    """The pace of one attempt. `moved_ms` is the last sign of work by any member."""
 
-    began_ms: int  # when the last of its members to speak was first heard
+    began_ms: int  # when the last of its members was first heard
     moved_ms: int = -1
     longest_ms: int = 0  # between two signs of work
-    step: int = 0  # the furthest
+    step: int = 0  # the highest of all members
     steps: int = 0  # the most that one process has done
     steps_total: int = 0
-    busy: int = 0  # members that say so
+    busy: int = 0  # members that report being busy
     paces_us: list[int] = []  # per step, newest last
-    told_us: int = 0  # per step, as a member counts it: for who has just begun to listen
+    told_us: int = 0  # per step, as a member counts it: for a controller that just started
     members: dict[int, Mark] = {}
 
 
 class Hang(msgspec.Struct, frozen=True, kw_only=True):
-    """`stuck` are the members to look at first; all of them if nothing tells them apart."""
+    """`stuck` are the members to look at first; all of them if they do not differ."""
 
     quiet_ms: int
     bound_ms: int
@@ -68,16 +68,16 @@ def hear(pace: Pace, member: int, beat: Beat, quiet_ms: int, now_ms: int) -> Non
     pace.busy += said.busy - (mark.busy if mark is not None else False)
     pace.steps = max(pace.steps, beat.steps)
     pace.steps_total = beat.steps_total
-    if stepped and not pace.paces_us:  # the least: who waits for a stuck peer counts that too
+    if stepped and not pace.paces_us:  # the least: waiting for a stuck peer counts, too
         spent_us = (beat.compute_us + beat.wait_us + beat.data_us + beat.save_us) // beat.steps
         pace.told_us = min(pace.told_us or spent_us, spent_us)
     saved = mark is not None and _saves(said) != _saves(mark)
     if stepped or saved or (mark is not None and said.busy != mark.busy):
         _moved(pace, now_ms - quiet_ms if stepped and not saved else now_ms, was_busy)
-    if mark is None:  # what it did and saved before it was heard may be newer than what others say
+    if mark is None:  # its work before this report may be newer than others' reports
         pace.began_ms = max(pace.began_ms, now_ms)
     elif beat.step > pace.step and mark.step_ms and said.step_ms > mark.step_ms:
-        # By its own steps: beside a peer, who spoke at another time, it would seem too fast.
+        # By its own steps: compared with a peer's older report it would seem too fast.
         took_us = (said.step_ms - mark.step_ms) * 1000
         keep(pace.paces_us, took_us // (beat.step - mark.step), PACES_KEPT)
     pace.step = max(pace.step, beat.step)
@@ -90,7 +90,7 @@ def leave(pace: Pace, member: int) -> None:
 
 
 def bound_ms(pace: Pace, rule: HealthRule, hangs: int = 0) -> int:
-    """How long this gang may be without a sign of work; `hangs`: how many the job had before."""
+    """How long this gang may go without a sign of work; `hangs`: how many the job had before."""
     over = 0 < pace.steps_total <= pace.step
     step_us = usual_us(pace)
     if pace.busy or over or pace.steps < rule.warm_steps or not step_us:
@@ -101,13 +101,13 @@ def bound_ms(pace: Pace, rule: HealthRule, hangs: int = 0) -> int:
 
 
 def usual_us(pace: Pace) -> int:
-    """What a step usually takes; 0 if nothing tells."""
+    """What a step usually takes; 0 if unknown."""
     return upper_median(pace.paces_us) if pace.paces_us else pace.told_us
 
 
 def hang(pace: Pace, now_ms: int, rule: HealthRule, hangs: int = 0) -> Hang | None:
-    """Ask only while all members are alive: an end has a better reason. Whoever never beat is not
-    watched."""
+    """Ask only while all members are alive: an end has a better reason. A gang that never sent a
+    beat is not watched."""
     if not pace.members:
         return None
     quiet_ms = now_ms - max(pace.moved_ms, pace.began_ms)
@@ -117,7 +117,7 @@ def hang(pace: Pace, now_ms: int, rule: HealthRule, hangs: int = 0) -> Hang | No
     if quiet_ms <= bound:
         return None
     step_us = usual_us(pace)
-    usual = f", where one takes {step_us / 1_000_000:.3g}s" if step_us else ""
+    usual = f" (usually {step_us / 1_000_000:.3g}s a step)" if step_us else ""
     members = stuck(pace)
     first = f"member {members[0]}" if len(members) == 1 else f"one of {len(members)} members"
     return Hang(
@@ -130,12 +130,12 @@ def hang(pace: Pace, now_ms: int, rule: HealthRule, hangs: int = 0) -> Hang | No
 
 
 def wake_ms(pace: Pace, rule: HealthRule, hangs: int = 0) -> int:
-    """When to ask again, if nothing is heard until then."""
+    """When to ask again if nothing is reported before."""
     return max(pace.moved_ms, pace.began_ms) + bound_ms(pace, rule, hangs) + 1
 
 
 def stuck(pace: Pace) -> tuple[int, ...]:
-    """Those furthest behind; of these, the ones that do not wait for peers while others do."""
+    """The members furthest behind; among these, the ones not waiting for peers if others are."""
     least = min(mark.step for mark in pace.members.values())
     behind = [number for number, mark in sorted(pace.members.items()) if mark.step == least]
     idle = [n for n in behind if pace.members[n].wait_us <= pace.members[n].wait_us_then]
@@ -145,7 +145,7 @@ def stuck(pace: Pace) -> tuple[int, ...]:
 def _moved(pace: Pace, at_ms: int, was_busy: bool) -> None:
     if at_ms <= pace.moved_ms:
         return
-    if pace.moved_ms >= 0 and not was_busy:  # a pause that was announced tells nothing of steps
+    if pace.moved_ms >= 0 and not was_busy:  # an announced pause says nothing about steps
         pace.longest_ms = max(pace.longest_ms, at_ms - pace.moved_ms)
     pace.moved_ms = at_ms
 

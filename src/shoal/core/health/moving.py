@@ -9,7 +9,7 @@ from shoal.model.health import HealthRule
 
 
 class Move(msgspec.Struct, frozen=True, kw_only=True):
-    """In GPU-milliseconds; of a gang without GPUs its members are counted."""
+    """In GPU-milliseconds; for a gang without GPUs, in member-milliseconds."""
 
     worth: bool
     gain: int
@@ -53,7 +53,7 @@ def consider(
 def remaining_ms(
     *, step: int, steps_total: int, step_us: int, ran_ms: int, expected_ms: int | None
 ) -> int:
-    """By the steps left, else by what such jobs take, else as long again as it has run."""
+    """By the steps left, else by what such jobs take, else as long as it has run so far."""
     if steps_total > 0:
         return max(steps_total - step, 0) * step_us // 1000
     if expected_ms is not None and expected_ms > ran_ms:

@@ -1,4 +1,4 @@
-"""Middle values of whole numbers, with the side named on which an even count falls."""
+"""Medians of whole numbers that name the side chosen for an even count."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Iterable
 
 
 def lower_median(values: Iterable[int]) -> int:
-    """Of four the second smallest: when half of a gang is slow, the fast half is the measure."""
+    """The second smallest of four: if half of a gang is slow, the fast half is the norm."""
     ranked = sorted(values)
     return ranked[(len(ranked) - 1) // 2]
 

@@ -31,7 +31,7 @@ def suspected(record: Record, news: Suspicion, rule: HealthRule, *, room: bool) 
     recent = [s for s in record.suspicions if news.at_ms - s.at_ms <= rule.suspicion_ms]
     second = news.proven or any(independent(news, old) for old in recent)
     if record.standing is Standing.SUSPECT and not second:
-        return record  # the check that will tell is under way
+        return record  # the check that decides is under way
     known = any(not independent(news, old) for old in recent)
     noted = msgspec.structs.replace(record, suspicions=(*recent, news)[-SUSPICIONS_MAX:])
     if second and room:
@@ -43,8 +43,8 @@ def suspected(record: Record, news: Suspicion, rule: HealthRule, *, room: bool) 
 
 
 def faulted(record: Record, why: str, now_ms: int, rule: HealthRule) -> Record:
-    """It said so itself, so this is no guess: however many others are in quarantine, one more is
-    no loss. A full disk is often mended within minutes, and so the retest is soon."""
+    """The node itself reported it, so it is certain: it counts even if many others are in
+    quarantine. A full disk is often fixed within minutes, so the retest comes soon."""
     if record.standing is Standing.QUARANTINED:
         return record
     return _quarantine(msgspec.structs.replace(record, faulty=True), now_ms, why, rule)
@@ -53,7 +53,7 @@ def faulted(record: Record, why: str, now_ms: int, rule: HealthRule) -> Record:
 def checked(
     record: Record, passed: bool, why: str, now_ms: int, rule: HealthRule, *, room: bool
 ) -> Record:
-    """The answer to a check, whether it was wanted here or asked for by hand."""
+    """The result of a check, requested here or by a user."""
     if record.standing is Standing.QUARANTINED:
         if passed:
             return _enter(record, Standing.OK, now_ms, f"retest passed: {why}")
@@ -68,7 +68,7 @@ def checked(
 
 
 def passed_by(record: Record, now_ms: int, rule: HealthRule) -> Record:
-    """What time alone changes: retests fall due, unanswered checks are given up."""
+    """What time alone changes: retests become due, unanswered checks are given up."""
     wanted = record.check_since_ms >= 0
     if wanted and now_ms - record.check_since_ms > rule.check_wait_ms:
         if record.standing is Standing.QUARANTINED:
@@ -80,7 +80,7 @@ def passed_by(record: Record, now_ms: int, rule: HealthRule) -> Record:
 
 
 def released(record: Record, who: str, now_ms: int) -> Record:
-    """An operator's word ends it, and the suspicions of before count no more."""
+    """An operator ends the quarantine, and earlier suspicions no longer count."""
     if record.standing is Standing.OK:
         return record
     cleared = msgspec.structs.replace(record, suspicions=())
@@ -92,15 +92,15 @@ def wants_check(record: Record) -> bool:
 
 
 def wake_ms(record: Record, rule: HealthRule) -> int | None:
-    """When `passed_by` will have something to say."""
+    """When `passed_by` next changes something."""
     if record.check_since_ms >= 0:
         return record.check_since_ms + rule.check_wait_ms + 1
     return record.retest_ms if record.standing is Standing.QUARANTINED else None
 
 
 def independent(one: Suspicion, other: Suspicion) -> bool:
-    """Not the same rank of the same job, which may have more to do than others, and not another
-    rank in the same attempt, which may wait for that one."""
+    """Not the same rank of the same job, which may have more work than others, nor another rank of
+    the same attempt, which may be waiting for that one."""
     if not one.job or not other.job or one.job != other.job:
         return True
     return one.attempt != other.attempt and one.member != other.member

@@ -1,15 +1,15 @@
-"""Scores of a gang's members from their own step times: who holds the others up.
+"""Scores of a gang's members from their own step times: which member holds up the others.
 
 A *window* closes when every member that beats has done enough steps since it opened. In it, a
 member's ratio is the gang's lower median of own time per step over its own; its score is the median
-ratio of its last windows. Own time is computing and waiting for data, never waiting for peers: in
-a gang that steps together all have the same step time, and only this tells who causes it.
+ratio of its last windows. Own time is computing and waiting for data, never waiting for peers: in a
+gang that steps together all have the same step time, and only own time shows the cause.
 
-How much windows scatter is learned from how the ratios change from one to the next, which a
-steadily slow member does not influence. A job that scatters much gets longer windows.
+The scatter of windows is learned from how the ratios change from one to the next; a steadily slow
+member does not affect it. A job that scatters much gets longer windows.
 
-What is kept is heard, not decided, so it is changed in place and never logged: `Gang` is one
-attempt's, its size is bounded by the gang's, and a beat costs O(1) but for the window's end.
+This is heard, not decided, so it is changed in place and never logged. A `Gang` belongs to one
+attempt, its size is bounded by the gang's, and a beat costs O(1) except at a window's end.
 """
 
 from __future__ import annotations
@@ -26,13 +26,13 @@ RATIOS_KEPT = 5  # a single odd window (an evaluation on one rank) does not move
 NOISES_KEPT = 9
 JUDGED_FROM = 3  # windows before the first score
 RATIO_MILLI_MAX = 4000
-# Windows that scatter more than this are made longer, up to so many times.
+# Windows that scatter more than this are made longer, up to the factor below.
 NOISE_MILLI_GOAL = 50
 FACTOR_MAX = 64
 
 
 class Change(msgspec.Struct, frozen=True, kw_only=True):
-    """A member became slow, or well again, with the numbers that say so."""
+    """A member became slow or recovered, with the numbers that show it."""
 
     member: int
     slow: bool
@@ -52,12 +52,12 @@ class Member(msgspec.Struct):
     from_us: int = 0
     there: bool = False  # has done its steps of this window, or of the warm-up before the first
     ratios: list[int] = []
-    streak: int = 0  # windows in a row that speak against its present standing
+    streak: int = 0  # windows in a row that contradict its standing
     slow: bool = False
 
 
 class Gang(msgspec.Struct):
-    """One attempt's members that beat, by number."""
+    """The members of one attempt that send beats, by number."""
 
     members: dict[int, Member] = {}
     there: int = 0
@@ -68,11 +68,11 @@ class Gang(msgspec.Struct):
 
 
 def hear(gang: Gang, member: int, beat: Beat, now_ms: int, rule: HealthRule) -> list[Change]:
-    """Take in a beat; tell who became slow or well by it."""
+    """Take in a beat; return the members that became slow or recovered."""
     own_us = beat.compute_us + beat.data_us
     known = gang.members.get(member)
     if known is None or beat.steps < known.steps or own_us < known.own_us:
-        # Somebody new, or a process that began anew: what was measured no longer compares.
+        # A new member or a restarted process: earlier measurements no longer compare.
         gang.members[member] = Member(steps=beat.steps, own_us=own_us)
         _begin_again(gang, rule)
         known = gang.members[member]
@@ -90,13 +90,13 @@ def hear(gang: Gang, member: int, beat: Beat, now_ms: int, rule: HealthRule) -> 
 
 
 def leave(gang: Gang, member: int, rule: HealthRule) -> None:
-    """It has ended while others go on; they must not wait for it."""
+    """It has ended while others go on; windows must not wait for it."""
     if gang.members.pop(member, None) is not None:
         _begin_again(gang, rule)
 
 
 def scores(gang: Gang) -> dict[int, int]:
-    """In thousandths, by member; only of those that have one."""
+    """In thousandths, by member; members without a score are left out."""
     return {
         number: lower_median(member.ratios)
         for number, member in gang.members.items()
@@ -162,7 +162,7 @@ def _close(gang: Gang, rule: HealthRule) -> Iterator[Change]:
 
 
 def _turns(member: Member, score: int, noise: int, rule: HealthRule) -> bool:
-    """Does its standing change now? Only after enough windows in a row that say so."""
+    """Does its standing change now? Only after enough windows in a row."""
     if member.slow:
         against = score >= rule.well_milli
     else:

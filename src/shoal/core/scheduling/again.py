@@ -1,8 +1,8 @@
-"""Where a job that ran before goes: where it was, with others only for what is gone.
+"""Where a job that ran before starts again: on its old nodes, replacing only those that are gone.
 
-The ladder, cheapest first. All its nodes are there: it restarts in place, where interpreters are
-warm and files are cached. Some are gone: others take their places and the rest stays. If that
-cannot be, it is placed like any other job, an elastic one as large as there is room for, or waits.
+The options, cheapest first. If all its nodes are there, it restarts in place, where interpreters
+are warm and files are cached. If some are gone, other nodes replace them and the rest stays.
+Otherwise it is placed like any other job, an elastic one as large as possible, or waits.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from shoal.model.resources import Slice, plural
 def again(
     state: State, job: Job, gang: Gang, avoid: Collection[int]
 ) -> tuple[tuple[Slice, ...], str] | None:
-    """Slices for the whole gang, by member, and why these; None if the ladder ends here."""
+    """Slices for the whole gang, by member, and the reason for them; None if neither works."""
     if not job.attempt or not job.members:
         return None
     if gang.required and gang.within is not Within.ANYWHERE:
@@ -33,7 +33,7 @@ def again(
     if not kept:
         return None
     if not missing:
-        return tuple(kept[number] for number in range(total)), "where it was before"
+        return tuple(kept[number] for number in range(total)), "same nodes as before"
     with taken(state, job, tuple(kept.values())):
         rest = gang._replace(members=len(missing))
         avoid = beside(state, gang, kept.values(), avoid)
@@ -43,12 +43,12 @@ def again(
         return None
     kept.update(zip(missing, found, strict=True))
     names = ", ".join(dict.fromkeys(slice_.node for slice_ in found))
-    why = f"{plural(total - len(missing), 'member')} where they were, {len(missing)} on {names}"
+    why = f"{plural(total - len(missing), 'member')} in place, {len(missing)} on {names}"
     return tuple(kept[number] for number in range(total)), why
 
 
 def _on_warm_nodes(state: State, job: Job, gang: Gang, avoid: Collection[int]) -> GangFit | None:
-    """Nodes that were told of the job have loaded what its members would wait for."""
+    """Nodes that prepared for the job have already loaded what its members need to start."""
     given: list[tuple[int, int]] = []
     missing = gang.members
     for node_id in state.heard.warm.get(job.id, ()):
@@ -59,11 +59,11 @@ def _on_warm_nodes(state: State, job: Job, gang: Gang, avoid: Collection[int]) -
             if here:
                 given.append((node.index, min(here, missing)))
                 missing -= given[-1][1]
-    return GangFit(given, "nodes that are warm") if not missing else None
+    return GangFit(given, "nodes prepared for it") if not missing else None
 
 
 def _kept(state: State, job: Job, gang: Gang, avoid: Collection[int]) -> list[int]:
-    """Members whose very slices are free now."""
+    """Members whose old slices are free now."""
     rooms = {}
     found = []
     for number, member in enumerate(job.members):
@@ -87,7 +87,7 @@ def _kept(state: State, job: Job, gang: Gang, avoid: Collection[int]) -> list[in
 
 
 def _whole_groups(job: Job, gang: Gang, kept: list[int]) -> list[int]:
-    """Where a node takes so many members or none, those of one node stay or go together."""
+    """If the job fixes the number of members per node, those of one node stay or move together."""
     sizes = Counter(job.members[number].slice.node for number in kept)
     return [n for n in kept if sizes[job.members[n].slice.node] == gang.per_node]
 
@@ -95,7 +95,7 @@ def _whole_groups(job: Job, gang: Gang, kept: list[int]) -> list[int]:
 def beside(
     state: State, gang: Gang, kept: Iterable[Slice], avoid: Collection[int]
 ) -> Collection[int]:
-    """Where the rest of the gang may not go: a node that has its number of members is full."""
+    """Nodes closed to the rest of the gang: a node with its fixed number of members is full."""
     if not gang.per_node:
         return avoid
     return {*avoid, *(state.nodes[slice_.node].index for slice_ in kept)}
@@ -111,9 +111,9 @@ def _still_suits(room: Room, slice_: Slice, gang: Gang) -> bool:
 
 
 def spares_kept_from(state: State, job: Job) -> set[int]:
-    """Nodes that a policy keeps for gangs that lose one: the last ones that nobody holds who could
-    not be stopped. A job that runs again may use them, and so may preemptible ones meanwhile. Kept
-    from a job, too, are nodes that have not what it needs."""
+    """Nodes that a policy keeps for gangs that lose a node: the last ones in join order that are
+    free or hold only preemptible jobs. Restarted and preemptible jobs may use them. Nodes that lack
+    what the job needs are kept from it, too."""
     return shunned(state, job) | (set() if job.attempt else spares_beside(state, job))
 
 
@@ -123,7 +123,7 @@ def shunned(state: State, job: Job) -> set[int]:
 
 
 def spares_beside(state: State, job: Job) -> set[int]:
-    """Those that it may not grow into either, whether it ran before or not."""
+    """Nodes that it may not grow into either, whether it ran before or not."""
     wanted = state.policy.spares
     if not wanted or job.spec.yields:
         return set()
@@ -137,7 +137,7 @@ def spares_beside(state: State, job: Job) -> set[int]:
 
 
 def spares_when_empty(state: State, job: Job) -> set[int]:
-    """Those that would be kept from it if nobody ran."""
+    """Nodes that would be kept from it if no job ran."""
     wanted = state.policy.spares
     if not wanted or job.attempt or job.spec.yields:
         return shunned(state, job)
@@ -145,7 +145,7 @@ def spares_when_empty(state: State, job: Job) -> set[int]:
 
 
 class taken(Overlay):  # noqa: N801
-    """These slices are held while a plan is made."""
+    """Treat these slices as held while a plan is made."""
 
     def __init__(self, state: State, job: Job, given: tuple[Slice, ...]) -> None:
         super().__init__(state)

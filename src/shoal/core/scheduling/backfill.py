@@ -1,4 +1,4 @@
-"""Room set aside in time for blocked jobs, so that those behind them fill gaps and delay nobody."""
+"""Reservations for blocked jobs, so that jobs behind them fill gaps without delaying them."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ from shoal.model.events import JobReserved
 from shoal.model.job import Job, Within
 from shoal.model.policy import Preempt
 
-TYPICAL = 50  # percent of jobs that are done by then: for the most likely time
-SAFE = 90  # for the time by which it will almost surely be so
-# In a very large cluster an opening is sought among this many nodes, and one for each member: it
-# may not be the very first then, but looking takes no longer than placing.
+TYPICAL = 50  # percent of jobs done by then: gives the most likely time
+SAFE = 90  # gives a time by which the job is almost surely done
+# In a very large cluster the search for an opening covers this many nodes, plus one per member. It
+# may miss the earliest opening, but it takes no longer than placing.
 NODES_MAX = 1024
-# So many jobs of one lane are looked at for a gap that they fit into.
+# At most this many jobs of one lane are tried for a gap.
 GAP_TRIES_MAX = 10
-# A reservation that has come to nothing is made anew, but looking at every node takes time.
+# A reservation that failed is made again, but not at once: looking at every node takes time.
 RENEW_AFTER_MS = 10_000
 
 
@@ -36,8 +36,8 @@ class Opening(NamedTuple):
 
 
 def reserve(round_: Round, job: Job) -> None:
-    """Keep the reservation of a job at the front, or make one, or make it anew if it came to
-    nothing. If nobody knows when what runs will end, it says at least since when it is in front."""
+    """Keep the reservation of a job at the front, make one, or replace one that failed. If the end
+    of the running jobs is unknown, it only records since when the job is in front."""
     state, now_ms = round_.state, round_.now_ms
     held = state.reservations.get(job.id)
     if held is not None and held.start_ms is not None and now_ms < held.start_ms:
@@ -53,12 +53,12 @@ def reserve(round_: Round, job: Job) -> None:
         return
     again_ms = now_ms + RENEW_AFTER_MS
     if held is not None and held.nodes == opening.nodes and opening.start_ms < again_ms:
-        round_.look_again(again_ms)  # what runs there is late, and the reservation holds as it is
+        round_.look_again(again_ms)  # the jobs there are late; the reservation stays as it is
         return
     names = tuple(state.order[index].id for index in opening.nodes)
     shown = ", ".join(names[:5]) + (f" and {len(names) - 5} more" if len(names) > 5 else "")
     round_.look_again(max(now_ms + 1, opening.start_ms))
-    why = f"on {shown}, when what runs there ends"
+    why = f"on {shown}, when the jobs there end"
     _emit(round_, job, opening.start_ms, names, why)
 
 
@@ -69,8 +69,8 @@ def _emit(round_: Round, job: Job, start_ms: int | None, nodes: tuple[str, ...],
 
 
 def delayed_by(state: State, job: Job, ahead: Iterable[str], now_ms: int) -> tuple[str, ...]:
-    """Those of the jobs ahead whose reservations begin while this one would still be running. Who
-    saves its work and may be stopped for them delays nobody."""
+    """The jobs ahead whose reservations begin while this one would still be running. A job that
+    saves its work and may be stopped for them delays none."""
     if state.policy.preempt is Preempt.RANK and takes_turns(job):
         return ()
     expected = run_ms(state, job, SAFE)
@@ -85,7 +85,7 @@ def delayed_by(state: State, job: Job, ahead: Iterable[str], now_ms: int) -> tup
 
 
 def nodes_of(state: State, delayed: Iterable[str]) -> set[int]:
-    """The nodes that are set aside for these jobs."""
+    """The nodes reserved for these jobs."""
     return {index for other in delayed for index in state.reservations[other].nodes}
 
 
@@ -116,7 +116,7 @@ def _domains(state: State, within: Within, avoid: Collection[int]) -> list[list[
             domains = state.rooms[node.index].domains
             if depth is not None and len(domains) >= depth:
                 groups.setdefault(domains[depth - 1], []).append(node.index)
-            else:  # a node is near to itself, wherever it is
+            else:  # a node without a place is its own domain
                 groups[f"/{node.id}"] = [node.index]
     return list(groups.values())
 
@@ -140,7 +140,7 @@ def _opening_among(
 def _gains(
     state: State, index: int, gang: Gang, now_ms: int, percent: int
 ) -> list[tuple[int, int, int]]:
-    """When, as its members end, the node holds more members of the gang, and how many more."""
+    """When the node gets room for more members of the gang as its jobs end, and for how many."""
     room = state.rooms[index]
     if not gang.demand.suits(room.kind):
         return []

@@ -1,4 +1,4 @@
-"""The scores of the published placement rules, for comparison. The higher score is better."""
+"""The scores of published placement rules, for comparison. A higher score is better."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def best_fit(vacancy: Vacancy, task: Footprint) -> int:
 
 
 def rescaled(score: int, lowest: int, highest: int) -> int:
-    """The score between 0 and 100 among those of all nodes that fit."""
+    """The score scaled to 0..100 among the nodes that fit."""
     return 100 * (score - lowest) // (highest - lowest) if highest > lowest else 0
 
 
@@ -47,7 +47,7 @@ def packing(vacancy: Vacancy, task: Footprint) -> int:
 
 
 def clustering(vacancy: Vacancy, task: Footprint) -> int:
-    """Tasks of one class together. Needs `vacancy.held`."""
+    """Keeps tasks of one class together. Needs `vacancy.held`."""
     if not task.gpus:
         return 0
     base = 25 * (GPU_SCALE - sum(vacancy.gpus)) // GPU_SCALE
@@ -62,7 +62,7 @@ def task_class(task: Footprint) -> int:
 
 
 def typical(tasks: Iterable[Footprint], percent: int = 95) -> dict[Footprint, int]:
-    """The most frequent tasks, memory aside, until so many percent of all tasks are covered."""
+    """The most frequent tasks, ignoring memory, until this percentage of all tasks is covered."""
     counts = Counter(task._replace(memory_mb=0) for task in tasks)
     wanted = percent * counts.total()
     result: dict[Footprint, int] = {}
@@ -76,7 +76,7 @@ def typical(tasks: Iterable[Footprint], percent: int = 95) -> dict[Footprint, in
 
 
 def unusable(vacancy: Vacancy, mix: Mapping[Footprint, int]) -> int:
-    """GPU-milli that a task of the mix cannot use here, summed over the mix by its weights."""
+    """GPU-milli here that tasks of the mix cannot use, summed by their weights."""
     everything = sum(vacancy.gpus)
     result = 0
     for task, weight in mix.items():
@@ -89,5 +89,5 @@ def unusable(vacancy: Vacancy, mix: Mapping[Footprint, int]) -> int:
 
 def fgd(before: int, after: int, weight: int) -> int:
     """Fragmentation gradient descent (Weng et al., USENIX ATC'23): the published score of a change
-    in `unusable` under a mix of that total weight."""
+    in `unusable`, for a mix with this total weight."""
     return int(100 / (1 + math.exp((after - before) / weight / WHOLE)))

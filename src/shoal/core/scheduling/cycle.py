@@ -24,15 +24,15 @@ from shoal.model.job import Job, Phase
 from shoal.model.policy import Policy
 from shoal.model.resources import Slice, plural
 
-# Jobs from the front of the queue for whose sake others may be stopped in one cycle.
+# At most this many jobs at the front of the queue may have others stopped for them in one cycle.
 PREEMPTORS_MAX = 8
-# So many cycles may look only at where something changed before one looks at the whole queue.
+# After this many cycles that look only at changes, one looks at the whole queue.
 PARTIAL_MAX = 16
-PORTS_APART = 61  # for each second between the starts of two agents
+PORTS_APART = 61  # per second between the starts of two agents
 
 
 def schedule(round_: Round) -> None:
-    """A job that does not fit is passed over, until it has been passed over for too long."""
+    """Jobs that do not fit are passed over, but not for longer than the policy's patience."""
     state = round_.state
     start_claimed(round_)
     wake_delayed(state, round_.now_ms)
@@ -45,7 +45,7 @@ def schedule(round_: Round) -> None:
 
 
 def _promote(round_: Round) -> None:
-    """Name the elder, where the policy has one and the oldest has waited for too long."""
+    """Name the elder, if the policy has one and the oldest job has waited for too long."""
     state, now_ms = round_.state, round_.now_ms
     number = state.queue.first()
     if number is None or state.elder is not None or not ORDERINGS[state.policy.order].elders:
@@ -54,16 +54,13 @@ def _promote(round_: Round) -> None:
     patience_ms = state.patience_ms(now_ms)
     if now_ms - job.submitted_ms > patience_ms:
         old_ms = now_ms - job.submitted_ms
-        why = (
-            f"is {old_ms / 3_600_000:.1f} h old, more than {patience_ms / 3_600_000:.1f} h: "
-            "it comes first from now on"
-        )
+        why = f"submitted {old_ms / 3_600_000:.1f} h ago, more than {patience_ms / 3_600_000:.1f} h"
         round_.emit(JobPromoted(at_ms=now_ms, job=job.id, why=why))
 
 
 def _lanes_to_try(round_: Round) -> list[Lane]:
-    """All of them now and then and when that was asked for; else those that somebody joined, and
-    those that are not known to find no room."""
+    """All lanes now and then or on request; otherwise lanes that a job joined, and lanes that are
+    not known to lack room."""
     queue, agenda = round_.state.queue, round_.state.agenda
     lanes, agenda.fresh = agenda.fresh, {}
     due_ms = agenda.look_ms
@@ -83,8 +80,8 @@ def _walk(round_: Round, lanes: list[Lane], budget: int) -> None:
     state, policy, now_ms = round_.state, round_.policy, round_.now_ms
     whole = len(lanes) == len(state.queue.lanes)
     walk = Walk(state, now_ms, lanes)
-    ahead: list[str] = []  # blocked jobs for which room is set aside
-    # Those that a walk over parts of the queue does not come by.
+    ahead: list[str] = []  # blocked jobs with reservations
+    # Reservations of jobs that a walk over parts of the queue does not reach.
     apart = [] if whole else _set_aside(state, now_ms)
     tried = 0
     while (head := walk.next()) is not None:
@@ -103,20 +100,20 @@ def _walk(round_: Round, lanes: list[Lane], budget: int) -> None:
                 round_.look_again(now_ms)
                 return
             if not whole and len(state.reservations) < reserved:
-                # The next job in line is promised room before any other job fills a gap.
+                # The next job in line gets its reservation before any other job fills a gap.
                 _walk(round_, list(state.queue.lanes), budget)
                 return
             walk.again(lane)
             if _falls_back(state, lane.tenant, ahead):
-                round_.more = True  # who avoided their nodes may be ahead of them by now
+                round_.more = True  # jobs that avoided their nodes may be ahead of them by now
                 round_.look_again(now_ms)
             if state.policy.spares and (tried or not whole):
-                round_.more = True  # another node is the spare now: who was kept from it may fit
+                round_.more = True  # the spare is another node now: a job kept from it may fit
                 round_.look_again(now_ms)
             continue
         tried += 1
         if tried <= PREEMPTORS_MAX and _make_room(round_, job, tried):
-            walk.again(lane)  # who shrinks for this one can shrink for the next at the same price
+            walk.again(lane)  # a gang that shrinks for this job can shrink further for the next
             continue
         in_front = job.id not in ahead and len(ahead) < policy.reservations
         if in_front and could_ever(state, job):
@@ -127,7 +124,7 @@ def _walk(round_: Round, lanes: list[Lane], budget: int) -> None:
 
 
 def _set_aside(state: State, now_ms: int) -> list[tuple[Rank, str]]:
-    """For whom room is set aside, with their places, the first of them last."""
+    """Jobs with reservations and their places in the order, the first of them last."""
     return sorted(
         (
             (place_in_line(state, state.jobs[job_id], now_ms), job_id)
@@ -139,7 +136,7 @@ def _set_aside(state: State, now_ms: int) -> list[tuple[Rank, str]]:
 
 
 def _falls_back(state: State, tenant: str, ahead: list[str]) -> bool:
-    """Does what the tenant was given put any of those behind for whom room is set aside?"""
+    """May this placement have moved a job with a reservation back in the order?"""
     if not ahead or not ORDERINGS[state.policy.order].weighs_tenants:
         return False
     branch = state.accounts.lineage(tenant)[0].name
@@ -149,13 +146,13 @@ def _falls_back(state: State, tenant: str, ahead: list[str]) -> bool:
 
 
 def _make_room(round_: Round, job: Job, tried: int) -> bool:
-    """Others are stopped or moved for it; it has a claim now and starts when they are gone."""
+    """Stop or move others for it; it then has a claim and starts when they are gone."""
     return preempt(round_, job) or (tried == 1 and defragment(round_, job))
 
 
 def _place_one(round_: Round, lane: Lane, ahead: list[str]) -> bool:
-    """The first of the lane, or, where room is set aside for others, the first that is done in
-    time to delay nobody: jobs of one lane differ in how long they run."""
+    """The first job of the lane or, beside reservations, the first one short enough to delay none:
+    jobs of one lane differ in how long they run."""
     state = round_.state
     if lane.gang in state.agenda.hopeless:
         return False
@@ -180,18 +177,18 @@ def _place_one(round_: Round, lane: Lane, ahead: list[str]) -> bool:
             _start(round_, job, lane, avoid, apart)
             return True
         if spares:
-            spared = True  # which nodes these are changes with every job: that is not kept
+            spared = True  # these nodes change with every job, so the result is not kept
         else:
             state.agenda.no_gap.add((lane.gang, delayed))
         if not beside and not job.missing_on:
-            break  # those behind it differ in nothing
+            break  # the jobs behind it are the same
     if not spared:
         state.agenda.stuck[lane] = tuple(ahead)
     return False
 
 
 def _start(round_: Round, job: Job, lane: Lane, avoid: set[int], apart: GangFit) -> None:
-    """Where its checkpoints are seen, if it has some and there is room."""
+    """Place it, preferably on nodes that see its checkpoints."""
     state, gang = round_.state, lane.gang
     blind = blind_nodes(state, job) - avoid
     near = fit(state, gang, avoid | blind) if blind else None
@@ -213,7 +210,7 @@ def _place(round_: Round, job: Job, lane: Lane, plan: GangFit) -> None:
 def _give(round_: Round, job: Job, given: tuple[Slice, ...], where: str) -> None:
     waited_ms = round_.now_ms - job.submitted_ms
     if job.attempt:
-        when = f"{duration_text(waited_ms)} after submission"
+        when = f"restarted {duration_text(waited_ms)} after submission"
     else:
         when = f"waited {duration_text(waited_ms)}" if waited_ms >= 1000 else "started at once"
     promise = round_.state.reservations.get(job.id)
@@ -231,8 +228,8 @@ def _give(round_: Round, job: Job, given: tuple[Slice, ...], where: str) -> None
 
 
 def start_claimed(round_: Round) -> None:
-    """Jobs that others were stopped for start when these have let go; if a node of theirs was
-    closed meanwhile, or nobody lets go any more, they stand in the queue again."""
+    """Start jobs with claims once their room is free. If one of their nodes was closed, or no job
+    is being stopped for them any more, they go back to the queue."""
     state = round_.state
     for job_id, given in list(state.claims.items()):
         job = state.jobs[job_id]
@@ -244,15 +241,15 @@ def start_claimed(round_: Round) -> None:
             for other in state.placed[node.id].values()
         )
         if not all(node.schedulable for node in nodes):
-            _unclaim(round_, job_id, "a node that room was being made on was closed")
+            _unclaim(round_, job_id, "a node with room for it was closed")
         elif job.phase is not Phase.WAITING:
-            continue  # it grows or shrinks, and has not stopped yet
+            continue  # it is being resized and has not stopped yet
         elif not any(map(_short, rooms, given)) and not (
             stopping if job.spec.whole_nodes else any(room.exclusive for room in rooms)
         ):
-            _give(round_, job, given, "the room that was made for it is free")
+            _give(round_, job, given, "in the room made for it")
         elif not stopping:
-            _unclaim(round_, job_id, "nobody is being stopped for it any more")
+            _unclaim(round_, job_id, "no job is being stopped for it any more")
 
 
 def _unclaim(round_: Round, job_id: str, why: str) -> None:
@@ -277,8 +274,8 @@ def _plan_text(state: State, plan: GangFit) -> str:
 
 
 def _master(state: State, policy: Policy, node_id: str) -> str:
-    """A rendezvous point that no live job uses. Clusters that share a machine begin elsewhere, for
-    their agents did not all start at the same time."""
+    """A rendezvous point that no live job uses. Clusters on one machine begin at different ports,
+    because their agents started at different times."""
     node = state.nodes[node_id]
     address, first = node.spec.address, state.next_port + PORTS_APART * node.incarnation
     for offset in range(policy.port_count):

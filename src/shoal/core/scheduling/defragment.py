@@ -1,4 +1,4 @@
-"""Moving a willing job so that a waiting gang fits, where that costs less than the gang's wait."""
+"""Move a willing job so that a waiting gang fits, if that costs less than the gang's wait."""
 
 from __future__ import annotations
 
@@ -23,19 +23,19 @@ from shoal.model.resources import Slice
 TRIES_MAX = 8  # the cheapest to move first
 
 
-# Looking for somebody to move takes long; who could not be helped is looked at again after this.
+# Looking for a job to move is slow. A gang that could not be helped is tried again after this.
 MOVES_EVERY_MS = 60_000
 
 
 def defragment(round_: Round, job: Job) -> bool:
-    """Both get a claim: the waiting gang on the room that the move frees, the moved job on its
-    new place, so that moving cannot lose it one."""
+    """Both get a claim: the waiting gang on the room that the move frees, and the moved job on its
+    new place, so that it cannot lose it by moving."""
     state, now_ms = round_.state, round_.now_ms
     if not state.preemptible or state.policy.preempt is Preempt.NEVER:
         return False
     gang = gang_of(job)
     if state.cluster.gpus < gang.members * gang.demand.gpus:
-        return False  # there is too little room, however it lies
+        return False  # too little is free in the whole cluster
     spares = spares_kept_from(state, job)
     if now_ms - state.agenda.moves_ms.get(job.id, now_ms - MOVES_EVERY_MS) < MOVES_EVERY_MS:
         return False
@@ -53,7 +53,7 @@ def defragment(round_: Round, job: Job) -> bool:
 
 
 def _wait_ms(state: State, job: Job, gang: Gang, spares: Collection[int], now_ms: int) -> int:
-    """How long it would wait: as it was promised, or else until the first opening."""
+    """How long it would wait: until its promised start, or else until the first opening."""
     held = state.reservations.get(job.id)
     start_ms = held.start_ms if held is not None else None
     if held is None or (start_ms is not None and start_ms <= now_ms):
@@ -63,8 +63,8 @@ def _wait_ms(state: State, job: Job, gang: Gang, spares: Collection[int], now_ms
 
 
 def _willing(state: State, gang: Gang, now_ms: int) -> list[Victim]:
-    """Jobs that checkpoint and have run for a while and without which one of their nodes would
-    have the GPUs for a member of the gang, the cheapest to move first."""
+    """Jobs that checkpoint, have run for a while, and leave enough GPUs on a node for a member of
+    the gang if they move; the cheapest to move first."""
     found = []
     for job_id in state.preemptible:
         job = state.jobs[job_id]
@@ -94,7 +94,7 @@ def _helps(state: State, job: Job, gang: Gang) -> bool:
 def _try_move(
     state: State, gang: Gang, victim: Victim, spares: Collection[int]
 ) -> tuple[tuple[Slice, ...], tuple[Slice, ...]] | None:
-    """Where the gang and the moved job would go; None if one of them finds no place."""
+    """Where the gang and the moved job would go; None if either does not fit."""
     with WithoutVictims(state) as overlay:
         overlay.give_back(victim)
         plan = fit(state, gang, spares)
@@ -122,8 +122,8 @@ def _commit(
 ) -> None:
     moved, now_ms = victim.job, round_.now_ms
     names = ", ".join(sorted({slice_.node for slice_ in new}))
-    wait = f"{duration_text(wait_ms)} more" if wait_ms < UNLIMITED else "nobody knows how long"
-    why = f"moves to {names} so that {job.label} fits, which would wait {wait}"
+    wait = f"{duration_text(wait_ms)} more" if wait_ms < UNLIMITED else "an unknown time"
+    why = f"moves to {names} so that {job.label} fits, which would otherwise wait {wait}"
     round_.emit(
         JobStopping(
             at_ms=now_ms, job=moved.id, attempt=moved.attempt, cause=StopCause.MOVE, why=why

@@ -1,4 +1,4 @@
-"""Elastic gangs: as large as there is room for when they start, larger when nobody waits."""
+"""Elastic gangs: as large as there is room for when they start, larger when no job waits."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from shoal.model.events import JobClaimed, JobStopping
 from shoal.model.job import Job, Phase, StopCause, Within
 
 LATE_LOOK_MS = 1_000
-# Growing may lose an eighth of the time between two checkpoints, or a second: less than the restart
-# itself takes is not worth waiting for.
+# Growing may lose an eighth of the time between two checkpoints, or one second: it is not worth
+# waiting to save less than the restart itself takes.
 UNSAVED_PART = 8
 UNSAVED_MS = 1_000
 
 
 def widest(state: State, job: Job, gang: Gang, avoid: Collection[int]) -> GangFit | None:
-    """As many members as fit, between its least and its most; None if only the least do."""
+    """As many members as fit, up to its most; None if only the least do."""
     if not job.spec.elastic:
         return None
     room = room_for(state.cluster, gang, job.spec.members_max)
@@ -34,8 +34,8 @@ def widest(state: State, job: Job, gang: Gang, avoid: Collection[int]) -> GangFi
 
 
 def grow(round_: Round) -> None:
-    """Nobody waits: one elastic gang takes in idle room, at the price of a restart. It keeps what
-    it has by a claim, so growing cannot lose it its place."""
+    """While no job waits, one elastic gang restarts with idle room added. A claim keeps what it
+    has, so growing cannot lose its place."""
     state, now_ms = round_.state, round_.now_ms
     for job_id in state.elastic:
         job = state.jobs[job_id]
@@ -54,7 +54,7 @@ def grow(round_: Round) -> None:
             continue
         held = tuple(member.slice for member in job.members)
         wanted = held + slices(state, plan, gang.demand)
-        why = f"grows from {len(held)} to {len(wanted)} members into room that nobody wants"
+        why = f"grows from {len(held)} to {len(wanted)} members: no job waits for this room"
         round_.emit(
             JobStopping(
                 at_ms=now_ms, job=job.id, attempt=job.attempt, cause=StopCause.RESIZE, why=why
@@ -65,8 +65,8 @@ def grow(round_: Round) -> None:
 
 
 def _worth_a_restart(round_: Round, job: Job) -> bool:
-    """It saves its work, has run for a while at this size, and has not reached its most. What
-    is free may be neither near enough nor enough per node for a gang that insists on these."""
+    """It saves its work, has run for a while at this size, and has not reached its most. A gang
+    tied to a rack or to a number of members per node may not fit the free room."""
     insists = job.spec.within_required and job.spec.within is not Within.ANYWHERE
     if (
         insists
@@ -78,7 +78,7 @@ def _worth_a_restart(round_: Round, job: Job) -> bool:
     ):
         return False
     ripe_ms = job.running_ms + round_.policy.run_ms_min
-    # Growing is nobody's need: it waits until little work would be done twice.
+    # No job needs the growth, so it waits until little work would be done twice.
     unsaved = unsaved_ms(job, round_.now_ms)
     if unsaved > max(job.spec.checkpoint_ms // UNSAVED_PART, UNSAVED_MS):
         # One that is late with its checkpoint is looked at again now and then, not at once.

@@ -1,4 +1,4 @@
-"""When running jobs are expected to end: by the user's word, else by what was learned."""
+"""When running jobs are expected to end: by the user's estimate, else by what was learned."""
 
 from __future__ import annotations
 
@@ -7,9 +7,8 @@ from shoal.model.job import Job
 
 
 def run_ms(state: State, job: Job, percent: int, ran_ms: int = 0) -> int | None:
-    """How long the job runs in all, such that so many of a hundred like it, and that ran for
-    `ran_ms`, are done by then. None if nobody knows. A time limit is an upper bound of whatever is
-    expected."""
+    """The total run time by which `percent` of the jobs like it that ran for `ran_ms` are done.
+    None if unknown. A time limit is an upper bound."""
     spec = job.spec
     expected: int | None = spec.estimate_ms
     if not expected or expected <= ran_ms:
@@ -20,7 +19,7 @@ def run_ms(state: State, job: Job, percent: int, ran_ms: int = 0) -> int | None:
 
 
 def left_ms(state: State, job: Job, now_ms: int, percent: int) -> int | None:
-    """How long it will go on from now."""
+    """How much longer it will run."""
     ran_ms = job.attained_ms + (now_ms - job.running_ms if job.running_ms is not None else 0)
     total = run_ms(state, job, percent, ran_ms)
     return None if total is None else max(1, total - ran_ms)

@@ -11,11 +11,11 @@ CPU_STEPS = 64  # of the largest node's CPUs; finer steps placed no better
 CPU_STEP_MIN = 250
 GPU_STEP = 10
 
-# A rest counts on tasks that come within about 2^5 arrivals. With fewer it is given up too early,
-# with more it waits for tasks that never come.
+# Free room counts on tasks that come within about 2^5 arrivals. With a smaller horizon it is given
+# up too early; with a larger one it waits for tasks that never come.
 HORIZON_LOG2 = 5
 
-# A GPU in use is not filled by chance alone: the scheduler sends it the best of about 2^3 tasks.
+# A GPU in use is not filled at random: the scheduler picks the best of about 2^3 tasks for it.
 BEST_OF_LOG2 = 3
 
 
@@ -129,12 +129,12 @@ def _used_at(
 
 
 def _chance(weight: float) -> float:
-    """That a task with this share of the mix comes within the horizon."""
+    """The chance that a task with this share of the mix comes within the horizon."""
     return 1 - _power(max(0.0, 1 - weight), HORIZON_LOG2)
 
 
 def _power(base: float, log2: int) -> float:
-    """By squaring: the same on every machine."""
+    """By repeated squaring: gives the same result on every machine."""
     for _ in range(log2):
         base *= base
     return base

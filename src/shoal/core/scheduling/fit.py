@@ -1,4 +1,4 @@
-"""Where a gang fits: all of its members or none, near each other, on nodes the policy prefers."""
+"""Where a gang fits: all of its members or none, close together, on nodes the policy prefers."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ from shoal.core.state.state import State
 from shoal.model.job import Within
 from shoal.model.resources import Demand, Kind, Slice, plural
 
-# A gang over several nodes goes to the tightest rack (block) that holds it, of at most so many
-# that may; where it has to stay within one, all are tried.
+# A gang over several nodes goes to the tightest rack (block) that holds it. At most this many are
+# tried, or all of them if it has to stay within one.
 DOMAINS_TRIED_MAX = 16
-# So few nodes with room are counted by rack (block); of more, the tightest domains are tried out.
+# Up to this many nodes with room are counted by rack (block); above it, the tightest are tried.
 SPARSE_MAX = 128
 
 
 class GangFit(NamedTuple):
-    """Pairs of (node index, members placed there), and in words why there."""
+    """Pairs of (node index, members placed there), and the rule that chose them."""
 
     nodes: list[tuple[int, int]]
     rule: str
@@ -28,7 +28,7 @@ class GangFit(NamedTuple):
 
 def fit(state: State, gang: Gang, avoid: Collection[int] = ()) -> GangFit | None:
     """The whole gang or None. On one node if one holds it, else in one rack, else in one block,
-    else anywhere; how far it may spread is the gang's to say."""
+    else anywhere, within the limit that the gang sets."""
     score = PLACEMENTS[state.policy.placement]
     if not gang.per_node or gang.per_node == gang.members:
         plan = _on_one_node(state, state.cluster, gang, score, avoid)
@@ -56,7 +56,7 @@ def slices(state: State, plan: GangFit, demand: Demand) -> tuple[Slice, ...]:
 
 
 def room_for(domain: Domain, gang: Gang, limit: int) -> int:
-    """How many members of the gang the domain holds now, counted up to `limit`."""
+    """How many members of the gang fit into the domain now, counted up to `limit`."""
     total = 0
     for kind, index in _suitable(domain, gang.demand):
         for level in index.fitting(gang.demand, gang.demand.share_milli(kind)):
@@ -86,7 +86,7 @@ def members_here(gang: Gang, kind: Kind, level: Level) -> int:
 def _on_one_node(
     state: State, domain: Domain, gang: Gang, score: Score, avoid: Collection[int]
 ) -> GangFit | None:
-    """The node that the policy's placement scores best; equals go by join order."""
+    """The node that the policy's placement scores best; ties go by join order."""
     demand, members = gang.demand, gang.members
     best: tuple[tuple[float, ...], int] | None = None
     for kind, index in _suitable(domain, demand):
@@ -114,7 +114,7 @@ def _first(nodes: list[int], avoid: Collection[int]) -> int | None:
 
 
 def _sparse(state: State, gang: Gang) -> list[tuple[int, int]] | None:
-    """The nodes with room, and for how many members each; None if they are too many to count."""
+    """The nodes with room and how many members each holds; None if there are too many to count."""
     found: list[tuple[int, int]] = []
     for kind, index in _suitable(state.cluster, gang.demand):
         for level in index.fitting(gang.demand, gang.demand.share_milli(kind)):
@@ -158,8 +158,8 @@ def _in_one_domain(
 
 
 def _over_many(domain: Domain, gang: Gang, avoid: Collection[int], rule: str) -> GangFit | None:
-    """The emptiest nodes first, so that the gang touches as few as it can; a gang without GPUs
-    the other way round, so that it does not strand those of empty nodes."""
+    """The emptiest nodes first, so that the gang uses as few as possible. A gang without GPUs takes
+    the fullest first, so that it does not strand the GPUs of empty nodes."""
     if room_for(domain, gang, gang.members) < gang.members:
         return None
     plan: list[tuple[int, int]] = []
@@ -173,7 +173,7 @@ def _over_many(domain: Domain, gang: Gang, avoid: Collection[int], rule: str) ->
                 continue
             count = min(missing, each)
             if gang.per_node and count < gang.per_node:
-                return None  # its size is no multiple of what it wants on a node
+                return None  # its size is not a multiple of its members per node
             plan.append((node, count))
             missing -= count
             if not missing:

@@ -1,4 +1,4 @@
-"""Shoal's own placement score: what a placement takes away from the tasks that come later."""
+"""Shoal's own placement score: how much a placement takes from the tasks that come later."""
 
 from __future__ import annotations
 
@@ -41,10 +41,10 @@ class Foresight:
     """Places a task where it costs later tasks the least.
 
     A vacancy is worth the GPU-milli that tasks like those seen are expected to fill in it
-    (`Filling`), and a little more where tasks fit that run short of places (`Scarcity`). The loss
-    of a placement is the worth before less the worth after. It is about the task's own milli where
-    nothing is wasted. It is more where GPUs are left without CPUs, where a rest is left that no
-    task wants, or where a task that runs short loses a place.
+    (`Filling`), and a little more if it has places for tasks that run short of them (`Scarcity`).
+    The loss of a placement is the worth before less the worth after. It is about the task's own
+    milli if nothing is wasted. It is more if GPUs are left without CPUs, if the rest fits no common
+    task, or if a task that runs short loses a place.
     """
 
     def __init__(self, largest_cpu_milli: int, mix: Mix | None = None) -> None:
@@ -132,13 +132,13 @@ class Foresight:
 
 
 class Scarcity:
-    """How much of a vacancy the tasks need that run short of places.
+    """How much of a vacancy is needed by tasks that run short of places.
 
-    A place for a task is where the free GPUs hold one more like it. Before the cluster is full a
-    number of such tasks is expected, by their part in the mix. That number over the places they
-    have left is the chance that a place is needed: tasks that take any GPU have many places, tasks
-    that are bound to a GPU model or want a whole node have few. A vacancy counts the milli of
-    every task that it has a place for, times that chance. CPUs are left to `Filling`.
+    A place for a task is where the free GPUs hold one more like it. The mix says how many such
+    tasks are expected before the cluster is full. That number divided by the places they have left
+    is the chance that a place is needed: tasks that take any GPU have many places; tasks bound to a
+    GPU model or to a whole node have few. A vacancy counts the milli of every task that it has a
+    place for, times that chance. CPUs are left to `Filling`.
     """
 
     def __init__(

@@ -1,4 +1,4 @@
-"""A gang leaves a node in quarantine, where that saves more than the restart costs."""
+"""A gang leaves a node in quarantine if that saves more than the restart costs."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from shoal.model.resources import Slice
 
 
 def leave(round_: Round, job: Job) -> None:
-    """It gets a claim on its new place, and on what it keeps, so that moving cannot lose it one."""
+    """It gets a claim on its new place and on what it keeps, so that it cannot lose them."""
     state = round_.state
     if job.phase is not Phase.RUNNING or job.spec.restart is Restart.NEVER:
         return
@@ -37,7 +37,7 @@ def leave(round_: Round, job: Job) -> None:
     if not bad or any(
         state.nodes[member.slice.node].health is not NodeHealth.READY for member in job.members
     ):
-        return  # one that is out of contact would keep it from stopping
+        return  # a silent node would keep it from stopping
     move = _weigh(round_, job, bad)
     if not move.worth:
         return
@@ -55,8 +55,8 @@ def leave(round_: Round, job: Job) -> None:
 
 
 def _weigh(round_: Round, job: Job, bad: list[int]) -> Move:
-    """By the slowest of its members there. A node that failed a check, or on which jobs fail, may
-    slow nobody down now; it is left if little is at stake."""
+    """Judged by the slowest of its members there. A node that failed a check, or on which jobs
+    fail, may not slow the gang now; it is left if the restart costs little."""
     state, now_ms, policy = round_.state, round_.now_ms, round_.policy
     watch = state.heard.watches.get(job.id)
     cost_ms = policy.move_cost_ms + unsaved_ms(job, now_ms)
@@ -90,8 +90,7 @@ def _weigh(round_: Round, job: Job, bad: list[int]) -> Move:
 
 
 def _elsewhere(round_: Round, job: Job) -> tuple[Slice, ...] | None:
-    """The slices of all members, with others for those on nodes that
-    nothing may go to any more; None if there is no room."""
+    """The slices of all members, new ones for members on closed nodes; None without room."""
     state = round_.state
     gang = gang_of(job)
     alone = gang.required and gang.within is not Within.ANYWHERE

@@ -1,4 +1,4 @@
-"""In which order jobs are tried: the policies' orders, and a walk over the queue by one of them."""
+"""The order in which jobs are tried: the policies' orders, and a walk over the queue by one."""
 
 from __future__ import annotations
 
@@ -35,19 +35,19 @@ def _never(_job: Job, _now_ms: int) -> int | None:
 
 
 class Ordering(NamedTuple):
-    """Priority comes first, then what the order says of the tenant, then of the job, then
-    submission; the lower comes first. `rank` is of a waiting or running job, as of now; waiting
-    jobs of one tenant, priority, gang and `kin` have the same, or else one that rises with `job`,
-    which is fixed while a job waits. A tenant's may fall back whenever it is given something."""
+    """Jobs compare by priority, then by the tenant's rank, then by the job's, then by submission;
+    the lower comes first. `rank` is for a waiting or running job, as of now. Waiting jobs of one
+    tenant, priority, gang and `kin` share a rank, or have ranks that rise with `job`, which is
+    fixed while a job waits. A tenant's rank may fall back with every placement."""
 
     job: Callable[[Job], int] = by_submission
     rank: Callable[[State, Job, int], Rank] = _no_rank
     kin: Callable[[State, Job], Kin] = _no_kin
-    # When the rank of a running job will change next by its running on.
+    # When the rank of a running job next changes just because it keeps running.
     changes_ms: Callable[[Job, int], int | None] = _never
     tenant: Callable[[State, str, int], Rank] = _all_alike
-    clairvoyant: bool = False  # it needs to know how long jobs will run
-    elders: bool = False  # one job at a time, the oldest that has waited for too long, comes first
+    clairvoyant: bool = False  # it needs the true run times
+    elders: bool = False  # the oldest job that has waited for too long comes first, one at a time
 
     @property
     def weighs_tenants(self) -> bool:
@@ -55,7 +55,7 @@ class Ordering(NamedTuple):
 
 
 def ran_ms(job: Job, now_ms: int) -> int:
-    """How long it has run, in this attempt and in what is kept of earlier ones."""
+    """How long it has run: in this attempt, and in the saved parts of earlier ones."""
     if job.running_ms is None or not job.active:
         return job.attained_ms
     return job.attained_ms + now_ms - job.running_ms
@@ -94,17 +94,17 @@ def _tiresias_changes_ms(job: Job, now_ms: int) -> int | None:
     return now_ms + -(-left[0] // gpus) if left else None
 
 
-# A running job counts as so many octaves better than it is: it gives way only to a job that seems
-# at least four times as near its end, to the octave. Every change of hands costs a restart.
+# A running job counts as this many octaves better than it is: it gives way only to a job that seems
+# at least four times as near its end, to the octave. Every preemption costs a restart.
 HOLD_OCTAVES = 2
 
 
-# Where those stand who take no turns: among those that seem two GPU-hours from their end.
+# The rank of jobs that take no turns: among those that seem two GPU-hours from their end.
 NO_TURNS_OCTAVES = (7_200_000).bit_length()
 
 
 def takes_turns(job: Job) -> bool:
-    """May it be stopped for others and go on later? Else it runs once, in the order of
+    """May it be stopped for others and go on later? If not, it runs once, in order of
     submission."""
     return job.spec.yields and bool(job.spec.checkpoint_ms)
 
@@ -116,12 +116,12 @@ def _fair_kin(state: State, job: Job) -> Kin:
 
 
 def _fair_rank(state: State, job: Job, now_ms: int) -> Rank:
-    """Of those that take turns, the least learned remaining service first, in octaves. What the
-    user says counts only as an upper bound: who could gain by saying little would."""
+    """Among jobs that take turns, the least remaining service as learned first, in octaves. A
+    user's figure counts only as an upper bound, so understating it gains nothing."""
     if not takes_turns(job):
         return (NO_TURNS_OCTAVES, 0)
     attained_ms = ran_ms(job, now_ms)
-    lane = state.queue.lane.get(job.number)  # who stands in one lane goes by what is said of all
+    lane = state.queue.lane.get(job.number)  # jobs of one lane share its group
     key = tuple(map(str, lane.kin[:-1])) if lane is not None else state.estimates.key_for(job)
     left_ms = state.estimates.remaining_ms(key, attained_ms)
     if job.spec.time_limit_ms:
@@ -170,7 +170,7 @@ ORDERINGS: Registry[Ordering] = Registry(
 
 
 def place_in_line(state: State, job: Job, now_ms: int) -> Rank:
-    """Where the job stands among all."""
+    """The job's place among all jobs."""
     ordering = ORDERINGS[state.policy.order]
     tenant = ordering.tenant(state, job.spec.tenant, now_ms)
     rank = ordering.rank(state, job, now_ms)
@@ -180,10 +180,10 @@ def place_in_line(state: State, job: Job, now_ms: int) -> Rank:
 class Walk:
     """From the front of the queue to its end, one lane at a time.
 
-    Ideally every waiting job is tried in turn. Jobs of one lane are alike, so once one of them
-    does not fit the others need no try: the walk costs in proportion to lanes and placements,
-    not to the length of the queue. Lanes of one tenant and priority keep their order during a
-    walk, so only the tenants are compared anew.
+    Ideally every waiting job is tried in turn. Jobs of one lane are alike, so if one of them does
+    not fit, the others are not tried: the walk costs in proportion to lanes and placements, not to
+    the length of the queue. Lanes of one tenant and priority keep their order during a walk, so
+    only the tenants are compared again.
     """
 
     def __init__(self, state: State, now_ms: int, lanes: Iterable[Lane]) -> None:
@@ -202,8 +202,7 @@ class Walk:
         self._current: Branch | None = None
 
     def next(self) -> tuple[Rank, Job, Lane] | None:
-        """The next job to try, with its place. A group that fell back since it was compared is
-        put back."""
+        """The next job to try, with its place. A group that fell back since then is put back."""
         self._put_back()
         while self._front:
             key, group = heapq.heappop(self._front)
@@ -217,8 +216,8 @@ class Walk:
         return None
 
     def again(self, lane: Lane) -> None:
-        """A job of this lane was placed: the next of its kind is in turn."""
-        self._standings.clear()  # what one is given changes how its whole branch stands
+        """A job of this lane was placed: the next of the lane may be tried."""
+        self._standings.clear()  # a placement changes the standing of the tenant's whole branch
         if lane in self._state.queue.lanes:
             branch = (lane.priority, lane.elder, lane.tenant)
             heapq.heappush(self._groups[branch], self._head(lane))

@@ -1,8 +1,8 @@
-"""When a waiting job will probably start, with a range: from what runs and what is ahead of it.
+"""When a waiting job will probably start, as a range: from running jobs and the jobs ahead of it.
 
-Three ways to look, and the truth is probably between them. The first opening: when a place is free
-for it, were it alone. Its turn: when all that is ahead of it has been started one after the other,
-each as soon as there are enough GPUs, wherever they lie. A claim: others were stopped for it.
+There are three ways to look, and the truth is probably between them. The first opening: when it
+would fit if it waited alone. Its turn: when all jobs ahead of it have started one after the other,
+each as soon as enough GPUs are free anywhere. A claim: others were stopped for it.
 """
 
 from __future__ import annotations
@@ -22,22 +22,22 @@ from shoal.model.job import Job, Phase
 from shoal.model.policy import Preempt
 from shoal.model.resources import WHOLE_GPU_MILLI, Slice
 
-# When many jobs follow each other, hardly all of them take as long as nine of ten do.
+# When many jobs follow each other, hardly all of them take as long as the 90th percentile.
 LONG = 70
-TELLING_MS = 60_000  # who has run for less than this says nothing of its end by having run
+TELLING_MS = 60_000  # a shorter run says nothing about the job's end
 AHEAD_LOOKED = 16
-AHEAD_MAX = 1000  # who is further back than this gets the range of the one who is not
+AHEAD_MAX = 1000  # a job further back gets the range of the job at this place
 
 
 class Prediction(NamedTuple):
-    """Probably between these two moments."""
+    """The start is probably between these two moments."""
 
     early_ms: int
     late_ms: int
 
 
 def predict(state: State, job: Job, now_ms: int) -> Prediction | None:
-    """None if it is not known how long the jobs run that it waits for."""
+    """None if the run times of the jobs it waits for are unknown."""
     if job.phase is not Phase.WAITING or state.accounts.held_by(job.spec.tenant):
         return None
     if job.id in state.claims:
@@ -48,17 +48,17 @@ def predict(state: State, job: Job, now_ms: int) -> Prediction | None:
     early, late = (None if opening is None else opening.start_ms for opening in openings)
     least_ms = max(now_ms, job.not_before_ms)
     if state.policy.preempt is Preempt.RANK and takes_turns(job):
-        # Others who run may have to wait for it as soon as it is its turn; or they end first.
+        # Running jobs may be stopped for it as soon as it is its turn; or they end first.
         return None if late is None else Prediction(least_ms, max(least_ms, late))
     ahead = _ahead(state, job, now_ms)
     turns = [_turn_ms(state, job, ahead, now_ms, percent) for percent in (TYPICAL, LONG)]
     held = state.reservations.get(job.id)
     times = [*turns, late, held.start_ms if held is not None else None]
-    for other in ahead[:AHEAD_LOOKED]:  # it may slip in beside one of these
+    for other in ahead[:AHEAD_LOOKED]:  # it may fill a gap beside one of these
         reserved = state.reservations.get(other.id)
         times.append(reserved.start_ms if reserved is not None else None)
     if early is not None and early > now_ms:
-        times.append(early)  # else it would have started
+        times.append(early)  # otherwise it would have started
     known = [time_ms for time_ms in times if time_ms is not None and time_ms > now_ms]
     if not known:
         return None
@@ -66,7 +66,7 @@ def predict(state: State, job: Job, now_ms: int) -> Prediction | None:
 
 
 def _when_let_go(state: State, job: Job, now_ms: int) -> Prediction:
-    """Those on its place were told to stop and have their grace time for that."""
+    """The jobs in its place are stopping, within their grace time."""
     names = {slice_.node for slice_ in state.claims[job.id]}
     graces = [
         other.spec.stop_grace_ms
@@ -78,7 +78,7 @@ def _when_let_go(state: State, job: Job, now_ms: int) -> Prediction:
 
 
 def _ahead(state: State, job: Job, now_ms: int) -> list[Job]:
-    """Who comes before it, the first in line first."""
+    """The jobs before it, the first in line first."""
     mine = place_in_line(state, job, now_ms)
     found: list[tuple[Rank, Job]] = []
     for line in state.queue.lanes.values():
@@ -92,8 +92,8 @@ def _ahead(state: State, job: Job, now_ms: int) -> list[Job]:
 
 
 def _turn_ms(state: State, job: Job, ahead: list[Job], now_ms: int, percent: int) -> int | None:
-    """When its turn comes if all ahead start in order, with all GPUs in one heap (or CPUs, if it
-    needs no GPU). Of a large cluster a part is looked at, and that part of the queue."""
+    """When its turn comes if all jobs ahead start in order, with all GPUs pooled (or CPUs, if it
+    needs no GPU). In a large cluster this looks at a part of it, and the same part of the queue."""
     counts = _gpus if job.spec.gpus else _cpus
     nodes = [node for node in state.order if node.schedulable]
     seen = nodes[:NODES_MAX]
@@ -117,7 +117,7 @@ def _turn_ms(state: State, job: Job, ahead: list[Job], now_ms: int, percent: int
 def _ends(
     state: State, nodes: list[Node], counts: Counts, now_ms: int, percent: int
 ) -> list[tuple[int, int]]:
-    """When how much will be free again, as a heap."""
+    """How much becomes free and when, as a heap."""
     found: list[tuple[int, int]] = []
     left: dict[str, int | None] = {}
     for node in nodes:
@@ -132,9 +132,9 @@ def _ends(
 
 
 def _left_ms(state: State, job: Job, now_ms: int, percent: int) -> int | None:
-    """What has outlived all of its kind goes on about as long as it has run: half of such jobs end
-    within that time, nine of ten within nine times as much. None: nothing is known of its kind,
-    and it has not run for long enough to tell."""
+    """A job that has outlived all of its kind goes on about as long as it has run: half of such
+    jobs end within that time, nine of ten within nine times as much. None if nothing is known of
+    its kind and it has not run for long enough."""
     expected = left_ms(state, job, now_ms, percent)
     if expected is not None:
         return expected
@@ -145,7 +145,7 @@ def _left_ms(state: State, job: Job, now_ms: int, percent: int) -> int | None:
 
 
 class Counts(NamedTuple):
-    """What is counted: of a level, of a job that waits, of a slice that is held."""
+    """The pooled quantity: of a level, of a waiting job, of a held slice."""
 
     free: Callable[[Level], int]
     asked: Callable[[Job], int]

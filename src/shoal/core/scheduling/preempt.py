@@ -1,12 +1,12 @@
-"""Stopping some jobs for the sake of others: fewest first, tried out before anything is done.
+"""Stop jobs to make room for others: as few as possible, tried out before anything is done.
 
 No ping-pong. Every job has an entitlement, (borrowed, -priority) with `borrowed` false for what a
 tenant holds within its quota, and under the `rank` rule the job's own rank after that. A victim's
-is strictly worse than that of the job it makes room for. A job that started within the quota
-stays within it while it runs, and no more is taken from a tenant than it has borrowed: so a
-victim is no more entitled when it waits than it was when it ran, unless others of its tenant end
-meanwhile, and cannot preempt the job that preempted it. Each victim has also run for the policy's
-minimum, so even a chain of ever more entitled jobs lets everybody work in between.
+is strictly worse than that of the job it makes room for. A job that started within the quota stays
+within it while it runs, and no more is taken from a tenant than it has borrowed. So a victim is not
+more entitled when it waits than when it ran (unless other jobs of its tenant end), and cannot
+preempt the job that preempted it. Each victim has also run for the policy's minimum, so every job
+gets work done even in a chain of ever more entitled jobs.
 """
 
 from __future__ import annotations
@@ -64,14 +64,14 @@ def preempt(round_: Round, job: Job) -> bool:
 
 
 def _candidates(round_: Round, job: Job, gang: Gang) -> list[Victim]:
-    """Who may be stopped for this job, the cheapest first: what is borrowed, then what only has
-    to shrink, then the least work lost since a checkpoint per GPU that it frees."""
+    """Jobs that may be stopped for this one, the cheapest first: jobs on borrowed GPUs, then those
+    that only have to shrink, then by work lost since a checkpoint per GPU freed."""
     state, now_ms = round_.state, round_.now_ms
     mine = _entitlement(state, job, now_ms, holding=False)
     found = []
     for theirs, other in _stoppable(round_, mine):
         if theirs[:2] == mine[:2] and not other.spec.checkpoint_ms:
-            continue  # who starts over each time would take turns for ever and get nowhere
+            continue  # jobs that start over would take turns for ever and get nowhere
         if not _of_use(state, other, gang):
             continue
         victim = victim_of(other, now_ms)
@@ -100,7 +100,7 @@ def _stoppable(round_: Round, mine: Rank) -> list[tuple[Rank, Job]]:
     if next_ms is not None:
         round_.look_again(next_ms)
     if round_.quotas and not round_.judged:
-        # What is borrowed changes with all that a tenant is given.
+        # What is borrowed changes with every placement of the tenant.
         round_.judged = True
         for job_id in state.preemptible:
             if line.holds(job_id):
@@ -110,7 +110,7 @@ def _stoppable(round_: Round, mine: Rank) -> list[tuple[Rank, Job]]:
         job = state.jobs[job_id]
         theirs = _entitlement(state, job, now_ms, holding=True)
         running = job.phase is Phase.RUNNING and not any(member.over for member in job.members)
-        if theirs > mine and running:  # else it is about to end anyway
+        if theirs > mine and running:  # otherwise it is about to end anyway
             found.append((theirs, job))
     return found
 
@@ -118,7 +118,7 @@ def _stoppable(round_: Round, mine: Rank) -> list[tuple[Rank, Job]]:
 def _entitlement(
     state: State, job: Job, now_ms: int, *, holding: bool, freed_milli: int = 0
 ) -> tuple[float, ...]:
-    """`freed_milli`: so much of what its tenant holds is as good as taken from it."""
+    """`freed_milli`: how much of what its tenant holds is already going to be taken."""
     if holding:
         borrowed = job.borrowed and not state.accounts.within_quota(job.spec.tenant, -freed_milli)
     else:
@@ -126,13 +126,13 @@ def _entitlement(
         borrowed = not state.accounts.within_quota(job.spec.tenant, more)
     if state.policy.preempt is not Preempt.RANK:
         return (borrowed, -job.spec.priority)
-    # Not the tenant's standing: that changes by the minute, and two would take turns for ever.
+    # Not the tenant's standing: it changes by the minute, and two jobs would take turns for ever.
     rank = ORDERINGS[state.policy.order].rank(state, job, now_ms)
     return (borrowed, -job.spec.priority, not job.elder, *rank)
 
 
 def _claimed_milli(state: State, tenant: str) -> int:
-    """What others who live by the same quota will hold as soon as it is free."""
+    """What other jobs under the same quota have claimed and will hold as soon as it is free."""
     guarantor = state.accounts.guarantor(tenant)
     return sum(
         len(slice_.gpus) * slice_.gpu_milli
@@ -152,7 +152,7 @@ def _of_use(state: State, victim: Job, gang: Gang) -> bool:
 
 
 def victim_of(job: Job, now_ms: int, *, whole: bool = False) -> Victim:
-    """An elastic gang only has to shrink, unless it is wanted `whole`."""
+    """An elastic gang only has to shrink, unless `whole` is set."""
     shrinks = len(job.members) > job.spec.members and not whole
     least = job.spec.members if shrinks else 0
     given_up = tuple(member.slice for member in job.members[least:])
@@ -160,7 +160,7 @@ def victim_of(job: Job, now_ms: int, *, whole: bool = False) -> Victim:
 
 
 def _resizing(state: State) -> list[Victim]:
-    """Who is stopped already, to go on with another size: a smaller one costs no restart more."""
+    """Jobs already stopping to change their size: a smaller size costs no further restart."""
     found = []
     for job_id, given in state.claims.items():
         job = state.jobs[job_id]
@@ -173,12 +173,12 @@ def _resizing(state: State) -> list[Victim]:
 def _try_out(
     round_: Round, job: Job, gang: Gang, candidates: list[Victim]
 ) -> tuple[list[Victim], GangFit] | None:
-    """Take victims away in turn until the gang fits, then put back, in reverse, those that were
-    not needed after all. The state is as it was when this returns."""
+    """Remove victims one by one until the gang fits, then put back, in reverse, those that were not
+    needed. The state is unchanged when this returns."""
     state, now_ms = round_.state, round_.now_ms
     mine = _entitlement(state, job, now_ms, holding=False)
     spares = spares_kept_from(state, job)
-    freed_milli: dict[str, int] = {}  # by whose quota it is
+    freed_milli: dict[str, int] = {}  # by the tenant whose quota it is
     with WithoutVictims(state) as overlay:
         taken: list[Victim] = []
         for victim in candidates:
@@ -186,7 +186,7 @@ def _try_out(
             if guarantor is not None:
                 freed = freed_milli.get(guarantor.name, 0)
                 if mine >= _entitlement(state, victim.job, now_ms, holding=True, freed_milli=freed):
-                    continue  # what is left to its tenant is within the quota
+                    continue  # the rest of what its tenant holds is within the quota
                 freed_milli[guarantor.name] = freed + sum(
                     len(slice_.gpus) * slice_.gpu_milli for slice_ in victim.given_up
                 )
@@ -214,7 +214,7 @@ def _try_out(
 
 
 class WithoutVictims(Overlay):
-    """What would be free if these jobs gave up what is asked of them."""
+    """The room that would be free if these jobs gave up the given slices."""
 
     def give_back(self, victim: Victim) -> None:
         self._give_up(victim, +1)
@@ -223,8 +223,8 @@ class WithoutVictims(Overlay):
         self._give_up(victim, -1)
 
     def spare(self, victim: Victim, fits: Callable[[], bool]) -> Victim:
-        """Let it keep as many of its members as it can: a gang that shrinks further than it must
-        would have to restart once more to grow again."""
+        """Keep as many of its members as possible: a gang that shrinks too far would need another
+        restart to grow again."""
 
         def try_without(given_up: list[tuple[Slice, ...]]) -> bool:
             nonlocal victim
@@ -246,7 +246,7 @@ class WithoutVictims(Overlay):
                 continue
             if len(part) == 1:
                 needed += part
-            else:  # the last of a gang are given up first
+            else:  # the last members of a gang go first
                 parts += [part[len(part) // 2 :], part[: len(part) // 2]]
         return victim
 
@@ -254,12 +254,12 @@ class WithoutVictims(Overlay):
         held = Counter(m.slice for m in victim.job.members if not m.over) if victim.claimed else ()
         for slice_ in victim.given_up:
             self.change(slice_, sign, exclusive=victim.job.spec.whole_nodes)
-            if slice_ in held:  # it is taken twice: by who holds it, and by who claims it
+            if slice_ in held:  # taken twice: by the holder and by the claim
                 self.change(slice_, sign, exclusive=victim.job.spec.whole_nodes)
 
 
 def _units(victim: Victim) -> list[tuple[Slice, ...]]:
-    """What it gives up together: one member, or all on one node where a node takes so many."""
+    """What it gives up together: one member, or all on a node if members per node are fixed."""
     if not victim.job.spec.members_per_node:
         return [(slice_,) for slice_ in victim.given_up]
     by_node: dict[str, list[Slice]] = {}
@@ -269,7 +269,7 @@ def _units(victim: Victim) -> list[tuple[Slice, ...]]:
 
 
 def _kept(held: tuple[Slice, ...], victim: Victim) -> tuple[Slice, ...]:
-    """What it goes on with. Slices that are equal stand for each other."""
+    """The slices it keeps. Equal slices are interchangeable."""
     left = Counter(victim.given_up)
     kept = []
     for slice_ in reversed(held):
@@ -314,7 +314,7 @@ def _stop(round_: Round, job: Job, victim: Victim) -> None:
     kept = _kept(held, victim)
     size = plural(len(kept), "member")
     if not victim.claimed:
-        lost = f"{duration_text(victim.lost_ms)} of work since its last checkpoint are at stake"
+        lost = f"{duration_text(victim.lost_ms)} of work since its last checkpoint may be lost"
         deed = f"shrinks to {size}" if victim.shrinks else "is preempted"
         round_.emit(
             JobStopping(
@@ -327,7 +327,7 @@ def _stop(round_: Round, job: Job, victim: Victim) -> None:
             )
         )
     if victim.shrinks:
-        why = f"goes on with {size} when it has stopped"
+        why = f"restarts with {size} when it has stopped"
         if victim.claimed:
             why += f", so that there is room for {job.label} too"
         round_.emit(JobClaimed(at_ms=now_ms, job=other.id, slices=kept, why=why))

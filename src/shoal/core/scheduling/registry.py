@@ -1,4 +1,4 @@
-"""Functions by name, so that a policy can be data; those of users are found by module path."""
+"""Functions by name, so that a policy can be data; users' own are found by module path."""
 
 from __future__ import annotations
 
@@ -9,19 +9,19 @@ Function = TypeVar("Function")
 
 
 class UnknownFunction(KeyError):
-    """The policy names something that is not there; the message says what is."""
+    """The policy names an unknown function; the message lists the known ones."""
 
     def __str__(self) -> str:
         return str(self.args[0])
 
 
 class Registry(dict[str, Function], Generic[Function]):
-    """A dict that can be taught to find `module:name`. Importing is not the core's business, so
-    whoever runs it says how.
+    """A dict that can also find `module:name`. The core does not import modules, so its caller
+    provides the import.
 
-    A look-up never fails: a policy that was accepted may name what is no longer there, and a
-    cluster without an order would be worse than one in another order. What is missing, or was
-    found to fail, is in `lost` with the reason, and `fallback` takes its place."""
+    A look-up never fails: an accepted policy may name a function that is gone, and a cluster
+    without an order is worse than one with another order. A missing or failing function is in
+    `lost` with the reason, and `fallback` takes its place."""
 
     def __init__(self, kind: str, functions: dict[str, Function], fallback: str) -> None:
         super().__init__(functions)
@@ -31,7 +31,7 @@ class Registry(dict[str, Function], Generic[Function]):
         self.find: Callable[[str], Function] | None = None
 
     def load(self, name: str) -> Function:
-        """The function of this name, or UnknownFunction; what was lost is looked for again."""
+        """The function of this name, or UnknownFunction; a lost one is looked for again."""
         if name in self and name not in self.lost:
             return self[name]
         if ":" in name and self.find is not None:

@@ -1,4 +1,4 @@
-"""Who sees a job's checkpoints: nodes whose root for them is the same place."""
+"""Which nodes see a job's checkpoints: those whose checkpoint root is the same place."""
 
 from __future__ import annotations
 
@@ -6,12 +6,12 @@ from shoal.core.state.state import State
 from shoal.model.job import Job
 from shoal.model.resources import Slice
 
-CHECKPOINT_DIR = "SHOAL_CHECKPOINT_DIR"  # of a job that keeps its own place
+CHECKPOINT_DIR = "SHOAL_CHECKPOINT_DIR"  # set by a job with its own checkpoint folder
 NAMED_MAX = 3
 
 
 def blind_nodes(state: State, job: Job) -> set[int]:
-    """Nodes on which a job that ran before would not find what it saved, as far as is known."""
+    """Nodes on which a job that ran before would not find its checkpoints, as far as is known."""
     roots = _roots(state, job)
     return {
         node.index
@@ -21,15 +21,15 @@ def blind_nodes(state: State, job: Job) -> set[int]:
 
 
 def starts_over(state: State, job: Job, given: tuple[Slice, ...]) -> str:
-    """What to say of a place that does not see the job's checkpoints; empty if it does."""
+    """A warning if these nodes do not see the job's checkpoints; empty if they do."""
     blind = blind_nodes(state, job)
     here = dict.fromkeys(s.node for s in given if state.nodes[s.node].index in blind)
     if not here:
         return ""
     there = list(dict.fromkeys(member.slice.node for member in job.members))
     return (
-        f"; what it saved is on {_named(there)}, and {_named(list(here))} cannot see it: it starts "
-        "over there; set SHOAL_CHECKPOINT_ROOT to a place that all nodes see"
+        f"; its checkpoints are on {_named(there)}, and {_named(list(here))} cannot see them: it "
+        "starts over; set SHOAL_CHECKPOINT_ROOT to a folder that all nodes share"
     )
 
 

@@ -1,4 +1,4 @@
-"""Which of the nodes that fit a policy prefers: placements as small pure scores."""
+"""Which of the fitting nodes a policy prefers: placements as small pure scores."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from shoal.model.resources import WHOLE_GPU_MILLI, Kind
 if TYPE_CHECKING:
     from shoal.core.state.state import State
 
-# The lower is better. `before` and `after` are what is free on the node without and with the gang.
+# Lower is better. `before` and `after` are what is free on the node without and with the gang.
 Score = Callable[["State", Kind, Level, Level], tuple[float, ...]]
 
 
@@ -36,8 +36,8 @@ def _packing(_state: State, kind: Kind, before: Level, after: Level) -> tuple[fl
 
 
 def _clustering(_state: State, kind: Kind, before: Level, after: Level) -> tuple[float, ...]:
-    """Like beside like, as far as what is free tells: parts of GPUs where GPUs are shared, whole
-    ones where none is, and what wants none where there are none; among equals the fullest."""
+    """Like beside like, judged by what is free: shares of GPUs on nodes that share GPUs, whole GPUs
+    on nodes that do not, and jobs without GPUs on nodes without; ties go to the fullest."""
     request = _request(before, after)
     shared = len(before.shares)
     if not request.gpus:
@@ -58,7 +58,7 @@ def _fgd(state: State, kind: Kind, before: Level, after: Level) -> tuple[float, 
 
 
 def _random(state: State, kind: Kind, before: Level, _after: Level) -> tuple[float, ...]:
-    """Chance that is the same whenever the same history is told again."""
+    """Random, but the same in every replay of one history."""
     return (crc32(repr((state.next_port, kind, before)).encode()),)
 
 
@@ -71,8 +71,8 @@ def _request(before: Level, after: Level) -> Footprint:
 
 
 def _foresight(state: State, kind: Kind, before: Level, after: Level) -> tuple[float, ...]:
-    """What later jobs like those seen would have filled here and now cannot; among equals, the
-    fewest free GPUs and then the least left of the rest: large holes stay whole."""
+    """What later jobs like those seen would have filled here and now cannot. Ties go to the fewest
+    free GPUs, then to the least of the rest, so that large gaps stay whole."""
     value = state.foresight.value
     model = kind.gpu_model
     loss = value(_vacancy(before, model)) - value(_vacancy(after, model)) if kind.gpus else 0
@@ -80,7 +80,7 @@ def _foresight(state: State, kind: Kind, before: Level, after: Level) -> tuple[f
 
 
 def look_ahead(state: State) -> None:
-    """Foresight knows which jobs run short of places: counted again when much has changed."""
+    """Foresight knows which jobs run short of places; it counts again when much has changed."""
     foresight, free = state.foresight, state.cluster
     if foresight.outdated(free.gpu_milli, state.totals.gpus * WHOLE_GPU_MILLI):
         vacancies = [

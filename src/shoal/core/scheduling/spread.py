@@ -1,4 +1,4 @@
-"""Replicas of one service go to different nodes, so that a node that dies takes few of them."""
+"""Replicas of one service go to different nodes, so that a lost node takes few of them."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ TRIES_MAX = 8  # beyond this many on every node it hardly matters which
 
 
 def spread(state: State, job: Job, gang: Gang, avoid: Collection[int]) -> GangFit | None:
-    """A node with as few replicas of the same service as can be, and among those the one that the
-    policy prefers; None if it is no replica, or the first."""
+    """A node with as few replicas of the same service as possible, and among those the one that the
+    policy prefers; None if the job is not a replica, or is the first."""
     here = Counter(
         state.nodes[member.slice.node].index
         for other in state.replicas.get(job.spec.service, ())
@@ -26,5 +26,5 @@ def spread(state: State, job: Job, gang: Gang, avoid: Collection[int]) -> GangFi
         crowded = {index for index, replicas in here.items() if replicas >= most}
         plan = fit(state, gang, crowded.union(avoid))
         if plan is not None:
-            return plan._replace(rule=f"{plan.rule}, of the nodes with the fewest replicas")
+            return plan._replace(rule=f"{plan.rule} among the nodes with the fewest replicas")
     return None

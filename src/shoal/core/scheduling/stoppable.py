@@ -9,16 +9,16 @@ from collections.abc import Callable, Iterator, Mapping
 from shoal.model.job import Job, Phase
 
 Entitlement = tuple[float, ...]
-# Of a job that may be stopped now: how entitled it is, and when that changes by its running on.
+# For a job that may be stopped now: its entitlement, and when that changes as it runs on.
 Judge = Callable[[Job], tuple[Entitlement, int | None]]
-# What is learned meanwhile changes ranks, too: after so long a job is ranked again in any case.
+# Learning changes ranks, too: after this time a job is ranked again in any case.
 RENEW_MS = 1_800_000
 
 
 class Stoppable:
-    """To rank every running job in each step would cost in proportion to the cluster. A job is
-    ranked when it has run for long enough, and again when its rank is due to change; whoever is
-    about to stop one ranks it once more."""
+    """Ranking every running job in each step would cost in proportion to the cluster. A job is
+    ranked when it has run for long enough, and again when its rank is due to change; the caller
+    ranks it once more before stopping it."""
 
     def __init__(self) -> None:
         self._line: list[tuple[Entitlement, int, str]] = []  # (entitlement, number, job)
@@ -28,11 +28,11 @@ class Stoppable:
         self._turn: dict[str, int] = {}  # the same by job
 
     def watch(self, job: Job, at_ms: int) -> None:
-        """It runs, and is to be ranked then."""
+        """It runs; rank it at this time."""
         heapq.heappush(self._due, (at_ms, job.id, job.attempt))
 
     def joins(self, job: Job, run_ms_min: int) -> None:
-        """If it runs, it may be stopped when it has done so for this long."""
+        """If it runs, it may be stopped once it has run for this long."""
         if job.phase is not Phase.RUNNING or not job.spec.yields or job.running_ms is None:
             return
         at_ms = job.running_ms + run_ms_min
@@ -48,8 +48,7 @@ class Stoppable:
         self._take_out(job_id)
 
     def catch_up(self, now_ms: int, jobs: Mapping[str, Job], judge: Judge) -> int | None:
-        """Rank those that are due; the answer is when the next rank changes or job may be
-        stopped."""
+        """Rank the jobs that are due; returns when a rank changes next or a job may be stopped."""
         while self._due and self._due[0][0] <= now_ms:
             _, job_id, attempt = heapq.heappop(self._due)
             job = jobs.get(job_id)
@@ -77,8 +76,8 @@ class Stoppable:
             heapq.heappush(self._turns, (turn_ms, job.id))
 
     def beyond(self, entitlement: Entitlement) -> Iterator[str]:
-        """Those that seemed less entitled than this when they were last ranked, the least so
-        first, and of equals the youngest."""
+        """Jobs that were less entitled than this when last ranked: the least entitled first, and
+        the youngest first among equals."""
         for theirs, _, job_id in reversed(self._line):
             if theirs <= entitlement:
                 return

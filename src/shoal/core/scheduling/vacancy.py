@@ -1,4 +1,4 @@
-"""What a task takes of a node, what is free on a node, and what is left when they meet.
+"""What a task takes from a node, what is free on a node, and what is left after placement.
 
 GPUs are counted in thousandths (`WHOLE` is one GPU), because tasks may share one.
 """
@@ -13,7 +13,7 @@ WHOLE = 1000
 
 
 class Footprint(NamedTuple):
-    """What a task takes of a node. `models` are the GPU models it accepts; none means any."""
+    """What a task takes from a node. `models` are the GPU models it accepts; none means any."""
 
     cpu_milli: int
     memory_mb: int
@@ -31,7 +31,7 @@ class Footprint(NamedTuple):
 
 
 class Vacancy(NamedTuple):
-    """What is free on a node. Nodes with equal vacancies are alike to every score."""
+    """What is free on a node. Nodes with equal vacancies get equal scores."""
 
     cpu_milli: int
     memory_mb: int
@@ -56,8 +56,8 @@ def accepts(task: Footprint, model: str) -> bool:
 
 
 def choices(vacancy: Vacancy, task: Footprint) -> list[int]:
-    """Places in `vacancy.gpus` that differ for a task that fits, the tightest last. Whole GPUs
-    have one."""
+    """Distinct places in `vacancy.gpus` for a fitting task, the tightest last; one for whole
+    GPUs."""
     if not task.shared:
         return [0]
     gpus, needed = vacancy.gpus, task.gpu_milli
@@ -69,7 +69,7 @@ def choices(vacancy: Vacancy, task: Footprint) -> list[int]:
 
 
 def take(vacancy: Vacancy, task: Footprint, place: int = 0) -> Vacancy:
-    """What is left once the task is on the GPU at `place`, or on whole free GPUs."""
+    """What is left after the task takes the GPU at `place`, or whole free GPUs."""
     gpus = list(vacancy.gpus)
     for index in range(place, place + task.gpus):
         gpus[index] -= task.gpu_milli

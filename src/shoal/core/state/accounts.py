@@ -40,7 +40,7 @@ class Accounts:
 
     def __init__(self, policy: Policy, own: dict[str, Account] | None = None) -> None:
         self.own: dict[str, Account] = own or {}
-        self.budgets: dict[str, BudgetLevel] = {}  # of tenants that have used most of theirs
+        self.budgets: dict[str, BudgetLevel] = {}  # tenants that have used most of their budget
         self._lineages: dict[str, tuple[Tenant, ...]] = {}  # of tenants with jobs
         self.obey(policy)
 
@@ -60,7 +60,7 @@ class Accounts:
                 total.gpu_milli += account.gpu_milli
 
     def meet(self, tenant: str) -> None:
-        """A tenant with jobs: its lineage is asked for often."""
+        """Remember the lineage of a tenant with jobs: it is needed often."""
         if tenant not in self._lineages:
             self._lineages[tenant] = self._policy.lineage(tenant)
 
@@ -69,7 +69,7 @@ class Accounts:
         return self._lineages.get(tenant) or self._policy.lineage(tenant)
 
     def held_by(self, tenant: str) -> str:
-        """The tenant or ancestor whose budget is used up; empty if there is none."""
+        """The tenant or ancestor whose budget is used up; empty if none is."""
         if self.budgets:
             for ancestor in self.lineage(tenant):
                 if self.budgets.get(ancestor.name) is BudgetLevel.HELD:
@@ -88,8 +88,8 @@ class Accounts:
             account.usage += penalty
 
     def standing(self, tenant: str, now_ms: int) -> tuple[float, ...]:
-        """The lower comes first: tenants below their quota, and then, at each level of the tree,
-        usage by weight among siblings."""
+        """Lower comes first: tenants below their quota, and then, at each level of the tree, usage
+        by weight among siblings."""
         sums, half_life_ms = self.sums, self._half_life_ms
         usages = [
             sums[ancestor.name].usage_at(now_ms, half_life_ms) / ancestor.weight
@@ -100,7 +100,7 @@ class Accounts:
         return (float(not self.within_quota(tenant, 1)), *usages)
 
     def within_quota(self, tenant: str, gpu_milli: int) -> bool:
-        """With this much more, would it stay within its guaranteed GPUs? Without a quota everything
+        """Would it stay within its guaranteed GPUs with this much more? Without a quota everything
         is borrowed."""
         guarantor = self.guarantor(tenant)
         if guarantor is None:
@@ -110,7 +110,7 @@ class Accounts:
         return held + gpu_milli <= guarantor.quota_gpus * WHOLE_GPU_MILLI
 
     def guarantor(self, tenant: str) -> Tenant | None:
-        """The tenant whose quota applies: the nearest of itself and its ancestors that has one."""
+        """The tenant whose quota applies: itself or its nearest ancestor that has one."""
         for ancestor in reversed(self.lineage(tenant)):
             if ancestor.quota_gpus:
                 return ancestor
@@ -118,7 +118,7 @@ class Accounts:
 
 
 def share_of(demand: Demand, share_milli: int, totals: Kind) -> int:
-    """The dominant share of one member: the largest part it takes of any resource there is."""
+    """The dominant share of one member: the largest part it takes of any resource."""
     parts = (
         (demand.gpus * share_milli, totals.gpus * WHOLE_GPU_MILLI),
         (demand.cpu_milli, totals.cpu_milli),

@@ -1,4 +1,4 @@
-"""What the next steps still have to look at, and when they last tried: it paces the step."""
+"""What the next steps still have to look at, and when they last tried. It paces the step."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from shoal.core.state.queue import Gang, Lane
 
 class Agenda:
     """Any phase may write here; nothing of it is stored. A new agenda looks at everything: that
-    costs time and may decide something earlier, but it is never wrong."""
+    costs time and may decide something earlier, but is never wrong."""
 
     def __init__(self) -> None:
         self.attention: dict[str, None] = {}  # jobs that `heal` must look at
@@ -26,7 +26,7 @@ class Agenda:
         self.serve_ms: int | None = None  # when to look at the services again
 
     def look_again(self, at_ms: int) -> None:
-        """Look at the whole queue then: something may be possible that is too early now."""
+        """Look at the whole queue at that time: a job may be able to start then."""
         if self.look_ms is None or at_ms < self.look_ms:
             self.look_ms = at_ms
 
@@ -40,6 +40,6 @@ class Agenda:
             self.fresh.pop(lane, None)
 
     def other_gaps(self) -> None:
-        """What is reserved has changed: there may be room beside it where there was none."""
+        """Reservations have changed: there may now be room beside them."""
         self.no_gap.clear()
         self.stuck.clear()

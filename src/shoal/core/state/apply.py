@@ -37,7 +37,7 @@ def _controller_started(state: State, event: ControllerStarted) -> None:
     state.epoch = event.epoch
     state.next_port += event.first_port
     state.next_job = max(state.next_job, event.first_job)
-    # Nobody could be heard while no controller listened, so silence counts from now.
+    # No report could arrive while no controller ran, so silence counts from now.
     state.heard.contacts = {
         node.id: event.at_ms for node in state.order if node.health is not NodeHealth.LOST
     }

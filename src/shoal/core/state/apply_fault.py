@@ -1,4 +1,4 @@
-"""What is kept of a member that its node could not run."""
+"""What is recorded about a member that its node could not run."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ MISSING_CODE = 127  # as a shell reports a command that is not there
 
 def note_fault(state: State, job: Job, event: MemberLost) -> None:
     """A missing program counts as a failure on this node: if the job runs well elsewhere, the node
-    is to blame."""
+    is blamed."""
     if not event.fault:
         return
     job.fault, job.faults = event.why, job.faults + 1

@@ -142,7 +142,7 @@ def _member_exited(state: State, event: MemberExited) -> None:
     if event.code and job.first_bad_code is None:
         job.first_bad_code = event.code
         job.first_bad_member, job.first_bad_step = event.member, event.step
-        if job.phase is not Phase.STOPPING:  # else the reason for stopping it says more
+        if job.phase is not Phase.STOPPING:  # otherwise the reason for stopping it says more
             job.why = event.why
     member_over(state, job, event.member, event.at_ms)
 
@@ -155,7 +155,7 @@ def _member_lost(state: State, event: MemberLost) -> None:
 
 
 def member_over(state: State, job: Job, number: int, at_ms: int) -> None:
-    """A member holds nothing any more; `heal` decides what that means for its job."""
+    """A member no longer holds anything; `heal` decides what that means for its job."""
     release(state, job, number)
     _account(state, job, -1, at_ms)
     state.agenda.attention[job.id] = None
@@ -249,7 +249,7 @@ def _job_adopted(state: State, event: JobAdopted) -> None:
         job.running_ms = event.at_ms
     job.why = event.why
     runs_on(state, job)
-    state.agenda.attention[job.id] = None  # its node may drain by now
+    state.agenda.attention[job.id] = None  # its node may be draining by now
 
 
 def _job_finished(state: State, event: JobFinished) -> None:

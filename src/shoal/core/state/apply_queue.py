@@ -16,7 +16,7 @@ from shoal.model.resources import Slice
 
 
 def adopt_policy(state: State, policy: Policy) -> None:
-    """The queue is put into the policy's order if that is another."""
+    """Reorder the queue if the policy's order has changed."""
     reorders = policy.order != state.policy.order
     state.policy = policy
     state.accounts.obey(policy)
@@ -34,7 +34,7 @@ def adopt_policy(state: State, policy: Policy) -> None:
 
 
 def _reorder(state: State) -> None:
-    """Every job that waits takes a new place."""
+    """Every waiting job gets a new place."""
     queue = state.queue
     numbers = [*queue.lane, *queue.held]
     queue.lanes, queue.of_gang, queue.lane, queue.oldest, queue.held = {}, {}, {}, [], {}
@@ -74,7 +74,7 @@ def wake_delayed(state: State, now_ms: int) -> None:
 
 
 def judge_holds(state: State) -> None:
-    """A job on hold neither stands in the queue nor has room reserved for it."""
+    """A job on hold is not in the queue and has no reservation."""
     queue = state.queue
     if not state.accounts.budgets and not queue.held:
         return
@@ -131,8 +131,8 @@ def drop_job(state: State, job: Job) -> None:
 
 
 def claim(state: State, job: Job, slices: tuple[Slice, ...]) -> None:
-    """Take what is promised, though some of it is still held, so that no other job does. A job
-    with a claim does not stand in the queue; one being resized may claim less later."""
+    """Take the promised room, though some of it is still held, so that no other job gets it. A job
+    with a claim is not in the queue; one being resized may claim less later."""
     if job.id in state.claims:
         unclaim(state, job)
     state.claims[job.id] = slices
@@ -150,13 +150,13 @@ def unclaim(state: State, job: Job) -> None:
 
 
 def unclaim_on(state: State, node_id: str) -> None:
-    """No claim outlives the node that it is on."""
+    """No claim outlives its node."""
     for job_id in [j for j, given in state.claims.items() if any(s.node == node_id for s in given)]:
         unclaim(state, state.jobs[job_id])
 
 
 def leave_waiting(state: State, job: Job) -> None:
-    """It starts: it has no claim, place in the queue or reservation any more."""
+    """It starts: drop its claim, its place in the queue and its reservation."""
     if job.id in state.claims:
         unclaim(state, job)
     leave_queue(state, job)
@@ -173,7 +173,7 @@ def forget_reservation(state: State, job: Job) -> None:
 
 
 def let_go(state: State, job: Job) -> None:
-    """The attempt is over; nothing of it is held any more."""
+    """The attempt is over; it holds nothing any more."""
     state.agenda.stoppable.drop(job.id)
     state.masters.discard(job.master)
     state.heard.watches.pop(job.id, None)
@@ -182,7 +182,8 @@ def let_go(state: State, job: Job) -> None:
 
 
 def runs_on(state: State, job: Job) -> None:
-    """From now on, if it runs: its time limit, its age, and when it may be stopped for others."""
+    """Start a running job's clocks: its time limit, its age, and when it may be stopped for
+    others."""
     if job.phase is not Phase.RUNNING or job.running_ms is None:
         return
     if job.spec.time_limit_ms:
@@ -193,7 +194,7 @@ def runs_on(state: State, job: Job) -> None:
 
 
 def runs_no_more(state: State) -> None:
-    """The first of the time limits is always that of a job that runs."""
+    """The first time limit always belongs to a running job."""
     while state.limits and not _running(state, *state.limits[0][1:]):
         heapq.heappop(state.limits)
 
@@ -218,13 +219,13 @@ def _watch_age(state: State, job: Job, running_ms: int) -> None:
     """A running job enters one span of run time after another: see `grow_older`."""
     known_ms = max(job.attained_ms, begin_ms(max(0, job.told)))
     if span(known_ms) < SPANS - 4:
-        # Once an octave; the spans that it entered meanwhile are learned then.
+        # Once an octave; the spans entered since the last time are learned then.
         when_ms = running_ms + (4096 << octave(known_ms)) - job.attained_ms
         state.aging = _pushed(state, state.aging, (when_ms, job.id, job.attempt))
 
 
 def grow_older(state: State, now_ms: int) -> None:
-    """Learn from running jobs what they have shown by now: that they are not shorter."""
+    """Learn from running jobs that they are not shorter than their time so far."""
     while state.aging and state.aging[0][0] <= now_ms:
         _, job_id, attempt = heapq.heappop(state.aging)
         if _running(state, job_id, attempt):
@@ -235,7 +236,7 @@ def grow_older(state: State, now_ms: int) -> None:
 
 
 def learn_run(state: State, job: Job, ran_ms: int) -> None:
-    """It has run for `ran_ms` over all attempts; no span is learned twice."""
+    """It has run for `ran_ms` over all attempts; each span is learned once."""
     now, before = span(ran_ms), job.told
     if before < now:
         state.agenda.stuck.clear()  # a job that seemed too long for a gap may seem shorter now

@@ -61,7 +61,7 @@ def _count_known(state: State, node: Node, change: int) -> None:
 
 
 def open_up(state: State, node: Node) -> None:
-    """Offer the node to the scheduler if it may be offered."""
+    """Offer the node to the scheduler if it is schedulable."""
     if node.schedulable:
         room = state.rooms[node.index]
         state.cluster.add(node.index, room)
@@ -82,10 +82,10 @@ def close(state: State, node: Node) -> None:
 
 
 def _gained(state: State, room: Room) -> None:
-    """A node has more room than before: shapes whose members fit on it are worth a try."""
+    """A node has more room than before: gangs whose members fit on it are worth a try."""
     agenda = state.agenda
     if state.preemptible and state.policy.preempt is not Preempt.NEVER:
-        agenda.look_ms = 0  # fewer need to be stopped for the jobs in front
+        agenda.look_ms = 0  # fewer jobs need to be stopped for those in front
     if not agenda.hopeless and not agenda.no_gap and not agenda.stuck:
         return
     known = {lane.gang for lane in agenda.stuck} | {gang for gang, _ in agenda.no_gap}
@@ -143,7 +143,7 @@ def _shift(state: State, slice_: Slice, sign: int, *, exclusive: bool) -> Room:
 
 class Overlay:
     """Tentative changes to what is free, to see what would fit; all undone at the end. The agenda
-    does not notice: what is known to fit nowhere stays known."""
+    stays as it is: a gang known to fit nowhere stays known."""
 
     def __init__(self, state: State) -> None:
         self._state = state

@@ -1,12 +1,12 @@
-"""What finished and running jobs tell about how long others will run, in bounded memory.
+"""What finished and running jobs show about how long others will run, in bounded memory.
 
 Jobs belong to nested groups: all, those of one shape, of one tenant, of one name. Each group
 counts, per span of run time, how many of its jobs have entered that span and how many have ended
-in it. That counts a job that still runs, or was stopped, for what it has shown: that it is
-not shorter. (Who learns from finished jobs alone believes all jobs to be short, for the short ones
-finish first.) The chance to end within a span is then that of the counts, drawn towards the
-enclosing group's as long as the group has seen little, and in the end towards a prior. Integers
-only: every machine gets the same answer.
+in it. So a job that still runs, or was stopped, counts as not shorter than its time so far.
+(Learning from finished jobs alone would make all jobs look short, because short ones finish first.)
+The chance to end within a span is the ratio of the counts, drawn towards that of the enclosing
+group while the group has seen little, and finally towards a prior. All integers, so that every
+machine gets the same answer.
 """
 
 from __future__ import annotations
@@ -17,20 +17,20 @@ import msgspec
 
 from shoal.model.job import TIME_MS_MAX, Job
 
-# Run times are told apart by spans of a quarter octave; all below 4.096 s is the first.
+# A span of run time is a quarter octave; everything below 4.096 s is the first span.
 SPANS = 1 + 4 * 23  # the last octave begins after 198 days
 ONE = 1 << 20  # a chance of 1 in fixed point
-# So many jobs of a group count as much as what its enclosing group says, in halves of a job: for
-# the whole cluster, for a shape, for a tenant, and for a name, whose jobs are much alike.
+# The weight of the enclosing group in halves of a job: for the whole cluster, a shape, a tenant,
+# and a name, whose jobs are much alike.
 WEIGHT_HALVES = (4, 8, 8, 1)
-ENOUGH = 3  # a group in which fewer have ended is not asked: its enclosing one is
-# Counts are halved beyond this, so that what is learned follows a changing cluster.
+ENOUGH = 3  # with fewer ended jobs, the enclosing group answers
+# Counts are halved beyond this, so that estimates follow a changing cluster.
 ENDED_MAX = 1024
 GROUPS_MAX = 4096
-# An enclosing group looks at its counts anew when it was told something as often as a quarter of
-# its jobs; between, its view stands still, so that one job's end does not change everybody's rank.
+# An enclosing group refreshes its view after as many updates as a quarter of its jobs. In between
+# the view is fixed, so that one job's end does not change the rank of all others.
 VIEW_SHIFT = 2
-# What was worked out of a group's own counts stands until it was told so much more.
+# Results from a group's own counts stay valid for this many updates.
 FRESH_SHIFT = 5
 
 NO_DIGITS = str.maketrans("", "", "0123456789")
@@ -39,26 +39,26 @@ Key = tuple[str, ...]  # names of nested groups, from the widest to the narrowes
 
 
 class Group(msgspec.Struct, kw_only=True):
-    """`view` is what the group tells those inside it: the chance to end, by span."""
+    """`view` is what inner groups see of this group: the chance to end, by span."""
 
     entered: list[int]
     ended: list[int]
     ends: int = 0  # the sum of `ended`
     version: int = 0
-    fresh: int = 0  # told since what was worked out of it went stale
+    fresh: int = 0  # updates since its results went stale
     news: int = 0
     view: list[int]
     view_version: int = 0
 
 
 class _Known:
-    """What was worked out of a group's counts, good for as long as these do not change."""
+    """Results from a group's counts, valid as long as these do not change."""
 
     __slots__ = ("chances", "checked", "quantiles", "remaining", "version")
 
     def __init__(self, version: tuple[int, int], chances: list[int]) -> None:
         self.version = version
-        self.checked = 0  # how much had been told when the version was last looked at
+        self.checked = 0  # the number of updates when the version was last compared
         self.chances = chances
         self.remaining: dict[int, int] = {}  # by span attained
         self.quantiles: dict[int, int] = {}  # by percent, of jobs that have not run yet
@@ -68,35 +68,35 @@ class Estimates:
     """Learns how long jobs run. The same calls in the same order give the same answers."""
 
     def __init__(self, groups: dict[str, Group] | None = None) -> None:
-        # The least recently told first: beyond GROUPS_MAX those are forgotten.
+        # The least recently updated first: beyond GROUPS_MAX those are forgotten.
         self.groups = groups or {}
         self._known: dict[str, _Known] = {}
-        self._told = 1  # times that something was told
-        # What was answered of jobs that have not run yet, since something was last told.
+        self._told = 1  # number of updates
+        # Answers for jobs that have not run yet, since the last update.
         self._expected: dict[tuple[Key, int], int | None] = {}
 
     def began(self, key: Key) -> None:
-        """A job of this group was started for the first time, or will be."""
+        """A job of this group starts for the first time."""
         self._tell(key, first=0, last=0)
 
     def survived(self, key: Key, before_ms: int, now_ms: int) -> None:
-        """It had run for `before_ms` when last told of, and now for `now_ms`."""
+        """It had run for `before_ms` at the last update, and now for `now_ms`."""
         first, last = span(before_ms) + 1, span(now_ms)
         if first <= last:
             self._tell(key, first=first, last=last)
 
     def ended(self, key: Key, duration_ms: int) -> None:
-        """It has run to its end; `survived` was told up to here."""
+        """It has run to its end; `survived` was called up to here."""
         self._tell(key, first=1, last=0, end=span(duration_ms))
 
     def observe(self, key: Key, duration_ms: int) -> None:
-        """A whole run at once, where nothing was told while it ran."""
+        """A whole run at once, without updates while it ran."""
         self.began(key)
         self.survived(key, 0, duration_ms)
         self.ended(key, duration_ms)
 
     def key_for(self, job: Job) -> Key:
-        """The narrowest of its groups that has seen enough; its shape's in any case."""
+        """The narrowest of its groups that has seen enough; at least that of its shape."""
         key = key_of(job)
         names = _names(key)
         for depth in range(len(key), 1, -1):
@@ -107,12 +107,12 @@ class Estimates:
 
     @property
     def silent(self) -> bool:
-        """Has it seen too little to say anything about anybody?"""
+        """Has it seen too little to predict any job?"""
         everybody = self.groups.get("")
         return everybody is None or everybody.ends < ENOUGH
 
     def remaining_ms(self, key: Key, attained_ms: int) -> int:
-        """Time to spend per job ended, if spent as wisely as possible (Gittins' index, inverted).
+        """The least time to spend per job ended (Gittins' index, inverted).
 
         The smallest over all horizons of E[time spent until the horizon or the end] divided by
         P[end before the horizon], for a job that has run for `attained_ms`.
@@ -124,7 +124,7 @@ class Estimates:
         return found
 
     def quantile(self, key: Key, percent: int, at_least_ms: int = 0) -> int:
-        """So long will `percent` of such jobs run at most, of those that run for `at_least_ms`."""
+        """The time by which `percent` of such jobs end, of those that run for `at_least_ms`."""
         known = self._know(key)
         if at_least_ms:
             return _quantile_ms(known.chances, percent, at_least_ms)
@@ -134,12 +134,12 @@ class Estimates:
         return found
 
     def chances(self, key: Key) -> list[int]:
-        """The chance to end in each span once it is entered, in parts of ONE."""
+        """The chance to end in each span once it is entered, in units of 1/ONE."""
         return self._know(key).chances
 
     def expect(self, job: Job, percent: int, ran_ms: int) -> int | None:
-        """So many of a hundred jobs like it that ran for `ran_ms` were done after this long in all;
-        None if nobody knows."""
+        """The total time after which `percent` of jobs like it that ran for `ran_ms` were done;
+        None if unknown."""
         if ran_ms:
             return None if self.silent else self.quantile(self.key_for(job), percent, ran_ms)
         asked = (key_of(job), percent)
@@ -149,14 +149,14 @@ class Estimates:
         return self._expected[asked]
 
     def drop_cache(self) -> None:
-        """Not the chances in `_known`: these stand until a group has learned enough."""
+        """Keeps the chances in `_known`: they stay valid until a group has learned enough."""
         self._expected.clear()
         for known in self._known.values():
             known.remaining.clear()
             known.quantiles.clear()
 
     def _know(self, key: Key) -> _Known:
-        """A group's own counts and its enclosing groups' views decide."""
+        """Computed from a group's own counts and its enclosing groups' views."""
         names = _names(key)
         known = self._known.get(names[-1])
         if known is not None and known.checked == self._told:
@@ -210,8 +210,8 @@ class Estimates:
 
 
 def key_of(job: Job) -> Key:
-    """From the widest to the narrowest: its shape, its tenant, its name without any numbers, for
-    sweeps and versions are numbered."""
+    """From the widest to the narrowest: its shape, its tenant, and its name without numbers,
+    because sweeps and versions are numbered."""
     spec = job.spec
     return _key(spec.members, spec.gpus, spec.tenant, spec.name)
 
@@ -242,7 +242,7 @@ def begin_ms(at: int) -> int:
 
 @lru_cache(maxsize=GROUPS_MAX)
 def _names(key: Key) -> tuple[str, ...]:
-    """The names of its groups, from that of all jobs to the narrowest."""
+    """The names of its groups, from the group of all jobs to the narrowest."""
     names = [""]
     for part in key:
         names.append(f"{names[-1]}/{part}" if names[-1] else part)
@@ -250,7 +250,7 @@ def _names(key: Key) -> tuple[str, ...]:
 
 
 def _drawn(group: Group, view: list[int], depth: int) -> list[int]:
-    """The group's own counts, drawn towards what the enclosing group says."""
+    """The group's own counts, drawn towards the view of the enclosing group."""
     weight = WEIGHT_HALVES[min(depth, len(WEIGHT_HALVES) - 1)]
     return [
         (2 * ended * ONE + weight * outer) // (2 * max(entered, ended) + weight)
@@ -270,7 +270,7 @@ def _gittins_ms(chances: list[int], at: int) -> int:
     for horizon in range(at, SPANS):
         length_ms = LENGTHS_MS[horizon]
         chance = chances[horizon]
-        # Who ends within a span is taken to end in its middle.
+        # A job that ends within a span is taken to end in its middle.
         spent_ms += alive * length_ms // ONE * (2 * ONE - chance) // (2 * ONE)
         alive = alive * (ONE - chance) // ONE
         if alive < ONE:
@@ -286,7 +286,7 @@ def _quantile_ms(chances: list[int], percent: int, at_least_ms: int) -> int:
     for at in range(first, SPANS):
         end_ms = ENDS_MS[at]
         chance = chances[at]
-        if at == first:  # it is partly over: the part that is left
+        if at == first:  # partly over: count the rest of it
             chance = chance * max(0, end_ms - start_ms) // LENGTHS_MS[at]
         after = alive * (ONE - chance) // ONE
         if after <= floor:
@@ -297,8 +297,8 @@ def _quantile_ms(chances: list[int], percent: int, at_least_ms: int) -> int:
 
 
 def _prior() -> list[int]:
-    """Nothing known: a span ends 4 % of the jobs that enter it (an octave 15 %), which makes short
-    jobs likely and long ones possible; beyond four hours more and more, up to 16 % (half)."""
+    """The prior: 4 % of the jobs that enter a span end in it (15 % per octave), which makes short
+    jobs likely and long ones possible. Beyond four hours this rises to 16 % (half per octave)."""
     knee = span(4 * 3600 * 1000)
     return [ONE * min(32, 8 + max(0, at - knee)) // 200 for at in range(SPANS)]
 

@@ -31,7 +31,7 @@ class Node(msgspec.Struct, kw_only=True):
     dead: bool = False  # lost for certain: this incarnation can never report again
     since_ms: int = 0
     why: str = ""
-    record: Record = Record()  # what is thought of its work
+    record: Record = Record()  # its standing and the reasons for it
     leaving: bool = False  # the node itself asked to leave
 
     @property
@@ -73,7 +73,7 @@ class Snapshot(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Facts:
-    """Only `apply` changes these; tests/test_architecture.py holds that."""
+    """Only `apply` changes these; tests/test_architecture.py verifies that."""
 
     def __init__(self) -> None:
         self.epoch = 0
@@ -90,7 +90,7 @@ class Facts:
         self.ages = Ages()
         self.wear = Wear()
         self.mix = Mix()  # the kinds of jobs that were submitted
-        self.failures = FailureBook()  # by a job's own error: tells bad nodes from bad jobs
+        self.failures = FailureBook()  # by a job's own error: separates bad nodes from bad jobs
         self.fleet = Fleet()  # what nodes usually measure
         self.reservations: dict[str, Reservation] = {}  # of blocked jobs
         self.claims: dict[str, tuple[Slice, ...]] = {}  # of jobs that others are stopped for

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 class Violation(AssertionError):
-    """The state is not what the design promises. Nothing may be sent or stored after this."""
+    """The state breaks a promise of the design. Nothing may be sent or stored after this."""
 
 
 def verify(state: State) -> None:
@@ -33,7 +33,7 @@ def verify(state: State) -> None:
 
 
 def verify_touched(state: State, events: Iterable[Event]) -> None:
-    """The same for what one step touched alone: cheap enough to run live after every step."""
+    """The same for only what one step touched: cheap enough to run live after every step."""
     jobs: dict[str, None] = {}
     nodes: dict[str, None] = {}
     for event in events:
@@ -76,7 +76,7 @@ def _verify_job(job: Job) -> None:
 def _verify_drained(state: State, job: Job) -> None:
     service = state.services.get(job.spec.service)
     if service is not None and job.id in service.ready:
-        return  # it answers until another does
+        return  # it serves until another replica does
     if job.phase in (Phase.STARTING, Phase.RUNNING) and job.spec.restart is not Restart.NEVER:
         for member in job.members:
             node = state.nodes[member.slice.node]
@@ -87,14 +87,14 @@ def _verify_drained(state: State, job: Job) -> None:
 def _verify_slice(job: Job, member: Member) -> None:
     asked, given = job.spec, member.slice
     got = (len(set(given.gpus)), given.cpu_milli, given.memory_mb)
-    share = asked.gpu_milli or given.gpu_milli  # by memory, it depends on the node
+    share = asked.gpu_milli or given.gpu_milli  # a share by memory depends on the node
     if (*got, given.gpu_milli) != (asked.gpus, asked.cpu_milli, asked.memory_mb, share):
         raise Violation(f"{job.id} was given {given} and not what it asked for")
 
 
 def _verify_nodes(state: State, node_ids: Iterable[str]) -> None:
-    """No GPU twice, no CPU or megabyte more than there is, nothing held on a lost node; and what
-    is free is what is neither held nor claimed."""
+    """No GPU is held twice, no node gives more CPU or memory than it has, a lost node holds
+    nothing, and free means neither held nor claimed."""
     for node_id in node_ids:
         node, room = state.nodes[node_id], state.rooms[state.nodes[node_id].index]
         held = _Sum(node.spec.gpus)
@@ -133,19 +133,19 @@ class _Sum:
 
     def add(self, slice_: Slice, job: Job) -> None:
         for gpu in slice_.gpus:
-            self.gpus += [0] * (gpu + 1 - len(self.gpus))  # a GPU that does not exist shows by this
+            self.gpus += [0] * (gpu + 1 - len(self.gpus))  # a GPU that does not exist shows up here
             self.gpus[gpu] += slice_.gpu_milli
         self.cpu_milli += slice_.cpu_milli
         self.memory_mb += slice_.memory_mb
         self.exclusive += job.spec.whole_nodes
         if job.spec.whole_nodes or slice_ != Slice(slice_.node, gpu_milli=slice_.gpu_milli):
-            self.users.add(job.id)  # a member that takes nothing disturbs no other
+            self.users.add(job.id)  # a member that takes nothing does not count
 
 
 def _verify_counts(state: State) -> None:
     if state.submitted != state.finished + len(state.jobs):
         raise Violation(
-            f"{state.submitted} jobs came, {state.finished} ended, {len(state.jobs)} are left"
+            f"{state.submitted} jobs submitted, {state.finished} ended, {len(state.jobs)} left"
         )
 
 

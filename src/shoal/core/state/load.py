@@ -1,4 +1,4 @@
-"""A stored snapshot becomes a state: the facts are taken over, the indexes built from them."""
+"""Turns a stored snapshot into a state: takes over the facts and builds the indexes from them."""
 
 from __future__ import annotations
 
@@ -35,12 +35,12 @@ def restore(snapshot: Snapshot) -> State:
 
 
 def raise_numbers(state: State, next_job: int, epoch: int = 0) -> None:
-    """For a log with holes: no job number and no epoch is given out twice."""
+    """For a log with gaps: no job number or epoch is given out twice."""
     state.next_job, state.epoch = max(state.next_job, next_job), max(state.epoch, epoch)
 
 
 def raise_attempt(state: State, job_id: str, attempt: int) -> None:
-    """For a log with holes: no attempt of a job that waits begins twice."""
+    """For a log with gaps: no attempt of a waiting job begins twice."""
     job = state.jobs.get(job_id)
     if job is not None and job.phase is Phase.WAITING:
         job.attempt = max(job.attempt, attempt)

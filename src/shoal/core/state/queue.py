@@ -25,8 +25,8 @@ Kin = tuple[str | int, ...]
 
 
 class Lane(NamedTuple):
-    """Jobs that differ only in which comes first. `kin` is what the policy's order distinguishes
-    them by; the elder has a lane of its own."""
+    """Jobs that differ only in their order. `kin` is what the policy's order distinguishes them by;
+    the elder has a lane of its own."""
 
     tenant: str
     priority: int
@@ -55,15 +55,15 @@ def by_submission(job: Job) -> int:  # noqa: ARG001
 
 
 class Queue:
-    """Inside a lane jobs stand by the policy's key, which is fixed while a job waits, and then by
-    submission. Which lane's head comes first is decided again in every cycle."""
+    """Inside a lane jobs are sorted by the policy's key, which is fixed while a job waits, then by
+    submission. Every cycle compares the heads of the lanes again."""
 
     def __init__(self) -> None:
         self.lanes: dict[Lane, list[tuple[int, int]]] = {}  # (inner key, job number)
         self.of_gang: dict[Gang, dict[Lane, None]] = {}
-        self.lane: dict[int, Lane] = {}  # job number -> the lane it stands in
+        self.lane: dict[int, Lane] = {}  # job number -> its lane
         self.delayed: list[tuple[int, int]] = []  # heap of (not_before_ms, job number)
-        self.oldest: list[int] = []  # heap of job numbers; the first one stands in a lane
+        self.oldest: list[int] = []  # heap of job numbers; the first one is in a lane
         self.held: dict[int, None] = {}  # numbers of jobs whose budget is used up
 
     @property
@@ -89,7 +89,7 @@ class Queue:
         self.held[job.number] = None
 
     def remove(self, job: Job, inner: int) -> Lane | None:
-        """The lane that it stood in, if it stood in one."""
+        """Its former lane, if it was in one."""
         lane = self.lane.pop(job.number, None)
         if lane is not None:
             line = self.lanes[lane]
@@ -110,7 +110,7 @@ class Queue:
         return lane
 
     def take_due(self, now_ms: int) -> list[int]:
-        """The delayed jobs whose time has come; they are delayed no more."""
+        """Remove and return the delayed jobs whose time has come."""
         due = []
         while self.delayed and self.delayed[0][0] <= now_ms:
             due.append(heapq.heappop(self.delayed)[1])

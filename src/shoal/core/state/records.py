@@ -6,7 +6,7 @@ import msgspec
 
 AGES_MAX = 1024
 WEAR_MAX = 256
-NODE_BELIEF_MS = 30 * 24 * 3600 * 1000  # before anything was seen: one loss a month on each node
+NODE_BELIEF_MS = 30 * 24 * 3600 * 1000  # the prior: one loss a month on each node
 
 
 class Reservation(msgspec.Struct, frozen=True):
@@ -15,11 +15,11 @@ class Reservation(msgspec.Struct, frozen=True):
     start_ms: int | None
     nodes: tuple[int, ...]
     made_ms: int
-    promised_ms: int  # its first start time, or when it came to the front if none was known
+    promised_ms: int  # its first start time, or when it came to the front if unknown
 
 
 class Wear(msgspec.Struct):
-    """How often nodes were lost lately: losses, and the working time of nodes they happened in."""
+    """How often nodes were lost recently: losses, and the node time in which they happened."""
 
     node_ms: int = 0
     losses: int = 0
@@ -37,7 +37,7 @@ class Wear(msgspec.Struct):
 
 
 class Ages(msgspec.Struct):
-    """How old jobs were when they ended, lately."""
+    """How old recent jobs were when they ended."""
 
     total_ms: int = 0
     jobs: int = 0

@@ -17,7 +17,7 @@ class Level(NamedTuple):
     gpus: int  # wholly free
     cpu_milli: int
     memory_mb: int
-    shares: tuple[int, ...] = ()  # what is left of GPUs that are partly held, the least first
+    shares: tuple[int, ...] = ()  # what is left of partly held GPUs, the least first
 
     @property
     def gpu_milli(self) -> int:
@@ -40,7 +40,7 @@ class Level(NamedTuple):
         return count
 
     def minus(self, demand: Demand, share_milli: int, members: int) -> Level:
-        """What is left when this many members have taken their part, as `Room.pick` would."""
+        """What is left after this many members have taken their part, as `Room.pick` would."""
         gpus, shares = self.gpus, self.shares
         if demand.gpus and share_milli == WHOLE_GPU_MILLI:
             gpus -= demand.gpus * members
@@ -68,7 +68,7 @@ NOTHING = Level(0, 0, 0)
 
 class Room:
     """One node's free resources. `gpu_milli[i]` is what is left of GPU i. A claim may take more
-    than there is: what is below zero is awaited from those that are being stopped for it."""
+    than is free: a negative amount is still held by jobs that are being stopped for it."""
 
     __slots__ = ("cpu_milli", "domains", "exclusive", "gpu_milli", "kind", "level", "memory_mb")
 
@@ -78,7 +78,7 @@ class Room:
         self.gpu_milli = [WHOLE_GPU_MILLI] * spec.gpus
         self.cpu_milli = spec.cpu_milli
         self.memory_mb = spec.memory_mb
-        self.exclusive = 0  # slices of jobs that want the node for themselves
+        self.exclusive = 0  # slices of jobs that use whole nodes
         self.level = NOTHING
         self.settle()
 
@@ -131,8 +131,8 @@ class Room:
         return self.level.holds(demand, demand.share_milli(self.kind))
 
     def pick(self, demand: Demand, members: int) -> list[tuple[tuple[int, ...], int]]:
-        """The GPUs of each member and the share it takes: whole ones from the lowest index, a
-        share from the fullest GPU that has it."""
+        """The GPUs of each member and the share it takes: whole GPUs from the lowest index, a share
+        from the fullest GPU that has it."""
         share = demand.share_milli(self.kind)
         if not demand.gpus:
             return [((), share)] * members
@@ -151,8 +151,8 @@ class Room:
 
 
 class FreeIndex:
-    """Schedulable nodes of one kind by level. Many nodes share few levels, most of all when the
-    cluster is full, so a walk over the levels is shorter than one over the nodes."""
+    """Schedulable nodes of one kind by level. Many nodes share few levels, especially in a full
+    cluster, so walking the levels is shorter than walking the nodes."""
 
     __slots__ = ("levels", "nodes")
 
@@ -178,7 +178,7 @@ class FreeIndex:
             del self.levels[bisect_left(self.levels, level)]
 
     def fitting(self, demand: Demand, share_milli: int, members: int = 1) -> list[Level]:
-        """The levels that hold this many members, the fullest nodes first."""
+        """The levels with room for this many members, the fullest nodes first."""
         gpus = demand.gpus * members if share_milli == WHOLE_GPU_MILLI else 0
         cpu_milli, memory_mb = demand.cpu_milli * members, demand.memory_mb * members
         start = bisect_left(self.levels, (gpus, cpu_milli if gpus else 0))
@@ -218,7 +218,7 @@ class Domain:
         self.nodes -= 1
 
     def move(self, index: int, kind: Kind, before: Level, after: Level) -> None:
-        """The node has another level from now on."""
+        """The node's level has changed."""
         free = self.free[kind]
         free.remove(index, before)
         free.add(index, after)
@@ -257,7 +257,7 @@ class Division:
         self._settle(name, gpus, domain.gpus)
 
     def with_gpus(self, least: int) -> list[str]:
-        """The names of those with at least this many free GPUs, the tightest first."""
+        """The names of domains with at least this many free GPUs, the tightest first."""
         return [name for _, name in self.tightest[bisect_left(self.tightest, (least, "")) :]]
 
     def _settle(self, name: str, before: int, after: int) -> None:

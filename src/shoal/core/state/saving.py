@@ -6,8 +6,8 @@ from shoal.model.job import Job, StopCause
 
 
 def kept_ms(job: Job, cause: StopCause, at_ms: int) -> int:
-    """How much of the attempt's run time survives it. A job that was asked to stop has saved its
-    work; one that lost a node goes back to its last checkpoint."""
+    """How much of the attempt's run time is kept. A job that was asked to stop has saved its work;
+    one that lost a node goes back to its last checkpoint."""
     if job.running_ms is None or (job.spec.checkpoint_ms == 0 and job.saved_ms is None):
         return 0
     ran_ms = at_ms - job.running_ms
@@ -17,8 +17,8 @@ def kept_ms(job: Job, cause: StopCause, at_ms: int) -> int:
 
 
 def unsaved_ms(job: Job, now_ms: int) -> int:
-    """What a running job would lose if it fell back to its last checkpoint: by what it told, else
-    by how often it says that it saves."""
+    """What a running job would lose by going back to its last checkpoint: from its beats, else from
+    its stated checkpoint interval."""
     if job.running_ms is None:
         return 0
     if job.saved_ms is not None:

@@ -27,8 +27,8 @@ class State(Indexes):
         return self.jobs[self.numbers[number]]
 
     def patience_ms(self, now_ms: int) -> int:
-        """How long a job waits before it may come first: in proportion to the usual age of jobs,
-        so that in an overloaded cluster not every job is an exception."""
+        """How long a job waits before it may come first: in proportion to the usual age of jobs, so
+        that an overloaded cluster does not turn every job into an exception."""
         ages_ms = self.ages.total_ms + len(self.jobs) * now_ms - self.births_ms
         mean_ms = ages_ms // max(1, self.ages.jobs + len(self.jobs))
         return max(self.policy.elder_ms, ELDER_FACTOR * mean_ms)
