@@ -90,7 +90,7 @@ class SimRig(Rig):
         self._witness = Starts()
         self._world = World(Policy(), _fate, witness=self._witness)
         self._ear = Ear(
-            self._world.agenda,
+            self._world.timeline,
             self._world.disk,
             Policy(),
             self._world._send,
@@ -125,7 +125,7 @@ class SimRig(Rig):
         self._let_pass(fate.duration_ms)
 
     def _let_pass(self, duration_ms: int) -> None:
-        self._world.agenda.run(self._world.agenda.now_ms + duration_ms)
+        self._world.timeline.run(self._world.timeline.now_ms + duration_ms)
 
 
 def _fate(launch: Launch) -> Fate:

@@ -27,7 +27,7 @@ SEEDS = range(40)
 def test_accounts_add_up_to_the_capacity_of_every_node_and_hour(seed: int) -> None:
     with kept(seed) as (run, books):
         run.finish()
-        end_ms = run.world.agenda.now_ms
+        end_ms = run.world.timeline.now_ms
     amounts = books.close(end_ms)
     expected = capacity(books.events, end_ms)
     assert by_node(amounts) == expected
@@ -42,7 +42,7 @@ def test_the_histories_are_hard_enough_to_use_every_account() -> None:
     for seed in range(40, 120):
         with kept(seed) as (run, books):
             run.finish()
-        for place, amount in books.close(run.world.agenda.now_ms).items():
+        for place, amount in books.close(run.world.timeline.now_ms).items():
             seen[place.account] += amount
     missing = set(Account) - set(seen) - {Account.CHECKPOINT}
     assert not missing
@@ -53,7 +53,7 @@ def test_a_jobs_page_says_what_the_report_says(seed: int, tmp_path: Path) -> Non
     """`shoal explain` and `shoal report --by job`: the same accounts, to the GPU-microsecond."""
     with kept(seed) as (run, books):
         run.finish()
-    amounts = books.close(run.world.agenda.now_ms)
+    amounts = books.close(run.world.timeline.now_ms)
     store = LedgerStore(tmp_path / "ledger.db")
     nodes = {e.node: Hardware("", 1) for e in books.events if isinstance(e, NodeJoined)}
     owners = {place.job: Owner("t", "u", "") for place in amounts if place.job}
@@ -79,7 +79,7 @@ def test_a_ledger_killed_at_any_time_goes_on_as_if_nothing_had_happened(
     """What is in memory is lost; the log and the file together give it back, and no more."""
     with kept(seed) as (run, books):
         run.finish()
-    end_ms = run.world.agenda.now_ms
+    end_ms = run.world.timeline.now_ms
     whole, killed = Books(), Books()
     store = LedgerStore(tmp_path / "ledger.db")
     stored_seq, rng = 0, random.Random(seed)

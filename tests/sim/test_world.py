@@ -13,10 +13,10 @@ from shoal.model.job import JobSpec
 from shoal.model.node import NodeSpec
 from shoal.model.policy import Policy
 from shoal.model.report import Accepted, Answer, Cancel, Submit
-from shoal.sim.storm.agenda import Agenda
 from shoal.sim.storm.controller import Moment
 from shoal.sim.storm.network import Network
 from shoal.sim.storm.node import Fate
+from shoal.sim.storm.timeline import Timeline
 from shoal.sim.storm.truth import Truth
 from shoal.sim.storm.world import World
 
@@ -29,19 +29,21 @@ def lasting(launch: Launch) -> Fate:
 
 
 def new_world(*, nodes: int = 1, network: Network | None = None, fates: Any = lasting) -> World:
-    agenda = Agenda()
-    world = World(POLICY, fates, agenda=agenda, network=network, witness=Truth(agenda, POLICY))
+    timeline = Timeline()
+    world = World(
+        POLICY, fates, timeline=timeline, network=network, witness=Truth(timeline, POLICY)
+    )
     world.start_controller()
     for number in range(nodes):
         world.add_node(NodeSpec(id=f"n{number}", gpus=1, cpu_milli=4_000, memory_mb=100))
-    world.agenda.run(10)
+    world.timeline.run(10)
     return world
 
 
 def submit(world: World, run_ms: int, **fields: Any) -> list[Answer]:
     answers: list[Answer] = []
     spec = msgspec.convert({"command": ["work", str(run_ms)], "gpus": 1, **fields}, JobSpec)
-    world.ask(Submit(spec, f"key-{world.agenda.now_ms}"), answers.append)
+    world.ask(Submit(spec, f"key-{world.timeline.now_ms}"), answers.append)
     return answers
 
 
@@ -52,20 +54,20 @@ def story(world: World) -> list[tuple[int, str]]:
 
 
 def test_actions_of_one_instant_happen_in_the_order_in_which_they_were_planned() -> None:
-    agenda, done = Agenda(), []
+    timeline, done = Timeline(), []
     for name in "abc":
-        agenda.after(5, lambda name=name: done.append(name))  # type: ignore[misc]
-    agenda.after(1, lambda: agenda.after(4, lambda: done.append("d")))
-    agenda.run(5)
+        timeline.after(5, lambda name=name: done.append(name))  # type: ignore[misc]
+    timeline.after(1, lambda: timeline.after(4, lambda: done.append("d")))
+    timeline.run(5)
     assert done == ["a", "b", "c", "d"]
-    assert agenda.now_ms == 5
+    assert timeline.now_ms == 5
 
 
 def test_without_faults_a_history_is_known_to_the_millisecond() -> None:
     world = new_world()
     submit(world, run_ms=500)
     submit(world, run_ms=500)
-    world.agenda.run(3_000)
+    world.timeline.run(3_000)
     # A message takes 1 ms: Launch, the report that it lives, later the report that it ended.
     assert story(world) == [
         (10, "JobSubmitted"),
@@ -79,10 +81,10 @@ def test_without_faults_a_history_is_known_to_the_millisecond() -> None:
 def test_one_key_is_one_job_however_often_it_is_sent() -> None:
     world = new_world()
     first, second = submit(world, 100), submit(world, 100)
-    world.agenda.run(1_000)
+    world.timeline.run(1_000)
     third: list[Answer] = []
     world.ask(Submit(JobSpec(command=("work", "100")), "key-10"), third.append)
-    world.agenda.run(1_100)
+    world.timeline.run(1_100)
     answers = [*first, *second, *third]
     assert [answer.id for answer in answers if isinstance(answer, Accepted)] == ["j1"] * 3
 
@@ -91,9 +93,9 @@ def test_one_key_is_one_job_however_often_it_is_sent() -> None:
 def test_a_controller_may_die_at_any_moment_and_no_job_notices(moment: Moment) -> None:
     world = new_world(nodes=2)
     submit(world, run_ms=2_000, members=2)
-    world.agenda.run(1_000)
+    world.timeline.run(1_000)
     world.crash_controller(moment, down_ms=300)
-    world.agenda.run(10_000)
+    world.timeline.run(10_000)
     assert story(world)[-3:] == [
         (2_012, "MemberExited"),
         (2_012, "MemberExited"),
@@ -105,10 +107,10 @@ def test_what_was_not_stored_when_the_controller_died_is_asked_again_and_happens
     world = new_world()
     world.crash_controller(Moment.DECIDED, down_ms=100)
     lost = submit(world, run_ms=100)
-    world.agenda.run(200)
+    world.timeline.run(200)
     assert (lost, story(world)) == ([], [])
     submit(world, run_ms=100)
-    world.agenda.run(1_000)
+    world.timeline.run(1_000)
     assert [name for _, name in story(world)].count("JobFinished") == 1
 
 
@@ -116,11 +118,11 @@ def test_a_job_outlives_a_link_that_is_cut_for_less_than_the_grace_time() -> Non
     network = CutNetwork()
     world = new_world(nodes=2, network=network)
     submit(world, run_ms=8_000)
-    world.agenda.run(1_000)
+    world.timeline.run(1_000)
     network.cut = "n0"
-    world.agenda.run(9_500)
+    world.timeline.run(9_500)
     network.cut = ""
-    world.agenda.run(12_000)
+    world.timeline.run(12_000)
     assert [name for _, name in story(world)] == [
         "JobSubmitted",
         "JobPlaced",
@@ -134,13 +136,13 @@ def test_a_job_that_moved_because_its_link_was_cut_too_long_is_ended_where_it_wa
     network = CutNetwork()
     world = new_world(nodes=2, network=network)
     submit(world, run_ms=60_000)
-    world.agenda.run(1_000)
+    world.timeline.run(1_000)
     network.cut = "n0"
-    world.agenda.run(15_000)
+    world.timeline.run(15_000)
     alive = {name: list(machine.processes) for name, machine in world.machines.items()}
     assert alive == {"n0": [("j1", 1, 0)], "n1": [("j1", 2, 0)]}
     network.cut = ""
-    world.agenda.run(20_000)
+    world.timeline.run(20_000)
     assert list(world.machines["n0"].processes) == []
     assert [name for _, name in story(world)].count("JobPlaced") == 2
 
@@ -151,13 +153,13 @@ def test_a_process_that_takes_its_time_to_stop_causes_no_storm_of_messages() -> 
 
     world = new_world(fates=stubborn)
     submit(world, run_ms=0, stop_grace_ms=20_000)
-    world.agenda.run(1_000)
+    world.timeline.run(1_000)
     steps = world.controller.steps
     world.ask(Cancel("j1"), lambda _: None)
-    world.agenda.run(20_900)
+    world.timeline.run(20_900)
     heartbeats = 20
     assert world.controller.steps - steps <= heartbeats + 5
-    world.agenda.run(22_000)
+    world.timeline.run(22_000)
     assert story(world)[-1][1] == "JobFinished"
 
 

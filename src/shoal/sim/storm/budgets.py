@@ -30,16 +30,16 @@ class Budgets:
     def plan(self, until_ms: int) -> None:
         self._planned = True
         for at_ms in range(REPORT_EVERY_MS, until_ms, REPORT_EVERY_MS):
-            self._world.agenda.at(at_ms, self._spend)
+            self._world.timeline.at(at_ms, self._spend)
 
     def calm_down(self) -> None:
         """A new month: no tenant is held any more. Reported until a controller hears it."""
         self._spent = dict.fromkeys(TENANTS, 0)
-        agenda = self._world.agenda
+        timeline = self._world.timeline
         if not self._planned:
             return
         for late_ms in range(0, 120_000, 1_000):
-            agenda.at(agenda.now_ms + late_ms, self._report)
+            timeline.at(timeline.now_ms + late_ms, self._report)
 
     def _spend(self) -> None:
         tenant = self._rng.choice(TENANTS)

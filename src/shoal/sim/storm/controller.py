@@ -14,8 +14,8 @@ from shoal.model.policy import Policy
 from shoal.model.report import Answer, NodeGone, NodeReport, Request
 from shoal.model.service import ServiceLoad
 from shoal.ports import StoreError
-from shoal.sim.storm.agenda import Agenda
 from shoal.sim.storm.disk import Disk, image_of
+from shoal.sim.storm.timeline import Timeline
 from shoal.sim.storm.witness import Witness
 from shoal.tick import Send, Stage, Tick, verify_all, verify_nothing
 
@@ -68,7 +68,7 @@ class Controller:
 
     def __init__(
         self,
-        agenda: Agenda,
+        timeline: Timeline,
         disk: Disk,
         policy: Policy,
         send: Send,
@@ -85,7 +85,7 @@ class Controller:
         self.policy = policy
         self.crash_at: Moment | None = None
         self.crashed: Callable[[], None] = lambda: None
-        self._agenda = agenda
+        self._timeline = timeline
         self._disk = disk
         self._send = send
         self._witness = witness
@@ -166,10 +166,10 @@ class Controller:
         try:
             self._tick.load()
             self._compare()
-            self._tick.begin(self._agenda.now_ms)
+            self._tick.begin(self._timeline.now_ms)
         except StoreError as error:
             self._tick.refuse(error)
-            self._agenda.after(RECOVERY_MS, lambda: self._begin(life))
+            self._timeline.after(RECOVERY_MS, lambda: self._begin(life))
             return
         self._round()
         self._begun()
@@ -202,7 +202,7 @@ class Controller:
         if not self._poked:
             self._poked = True
             life = self.life
-            self._agenda.after(self._batch_ms, lambda: self._take_up(life))
+            self._timeline.after(self._batch_ms, lambda: self._take_up(life))
 
     def _take_up(self, life: int) -> None:
         if self.up and self.life == life and self._poked:
@@ -212,7 +212,7 @@ class Controller:
         self._wake_ms = wake_ms
         if wake_ms is not None:
             life = self.life
-            self._agenda.at(wake_ms, lambda: self._wake(life, wake_ms))
+            self._timeline.at(wake_ms, lambda: self._wake(life, wake_ms))
 
     def _wake(self, life: int, wake_ms: int) -> None:
         if self.up and self.life == life and self._wake_ms == wake_ms:
@@ -227,7 +227,7 @@ class Controller:
         tick.fences, tick.policy = self.fences, self.policy
         before = image_of(tick.state) if crash_at is Moment.DECIDED else None
         self.steps += 1
-        decision = tick.decide(self._agenda.now_ms)
+        decision = tick.decide(self._timeline.now_ms)
         for asked in decision.replies:
             assert isinstance(asked, Asked)
             asked.taken = True
@@ -239,7 +239,7 @@ class Controller:
         except StoreError as error:
             tick.fail(error)
             life = self.life
-            self._agenda.after(RECOVERY_MS, lambda: self._begin(life))
+            self._timeline.after(RECOVERY_MS, lambda: self._begin(life))
             return
         if not decision.step.events:
             self._witness.committed([])

@@ -124,7 +124,7 @@ class Faults:
         kinds = tuple(self._rng.sample(kinds, self._rng.randrange(1, len(kinds) + 1)))
         for _ in range(count):
             fault = self._rng.choice(kinds)
-            self._world.agenda.at(self._rng.randrange(until_ms), partial(self._do, fault))
+            self._world.timeline.at(self._rng.randrange(until_ms), partial(self._do, fault))
 
     def plan_sickness(self, rng: random.Random, until_ms: int) -> None:
         """In some histories nodes fall sick: nothing can be started there, or programs are missing.
@@ -135,8 +135,8 @@ class Faults:
             what = rng.choice(("sick", "sick", "bare"))
             at_ms, node = rng.randrange(until_ms), rng.choice(list(self._whole))
             long_ms = rng.randrange(SHORTEST_MS, until_ms)
-            self._world.agenda.at(at_ms, partial(self._do, partial(self._set, node, what, True)))
-            self._world.agenda.at(at_ms + long_ms, partial(self._set, node, what, False))
+            self._world.timeline.at(at_ms, partial(self._do, partial(self._set, node, what, True)))
+            self._world.timeline.at(at_ms + long_ms, partial(self._set, node, what, False))
 
     def plan_store(self, rng: random.Random, until_ms: int) -> None:
         """In some histories the controller's store fails at times. It has its own stream, too."""
@@ -147,7 +147,7 @@ class Faults:
             faults = [rng.choice(list(Fault)) for _ in range(rng.choice((1, 1, 1, 2, 4)))]
             loads = rng.choice((0, 0, 0, 1, 3))
             harm = partial(kind, faults, loads)
-            self._world.agenda.at(rng.randrange(until_ms), partial(self._do, harm))
+            self._world.timeline.at(rng.randrange(until_ms), partial(self._do, harm))
 
     def _fail_commits(self, faults: list[Fault], loads: int) -> None:
         """The next commits fail, and then the next loads, too."""
@@ -167,7 +167,7 @@ class Faults:
         for _ in range(rng.choice((0, 0, 0, 1, 2))):
             drift_ms = rng.choice((-86_400_000, 3_600_000, 86_400_000, 0))
             jump = partial(self._set_clock, drift_ms)
-            self._world.agenda.at(rng.randrange(until_ms), partial(self._do, jump))
+            self._world.timeline.at(rng.randrange(until_ms), partial(self._do, jump))
 
     def _set_clock(self, drift_ms: int) -> None:
         self._counts["clock set"] += 1
@@ -185,12 +185,12 @@ class Faults:
         self._network.calm = True
         for machine in self._world.machines.values():
             machine.broken = machine.sick = machine.bare = False
-        self._world.agenda.after(SLOW_ON_MS, self._mend_slow)
+        self._world.timeline.after(SLOW_ON_MS, self._mend_slow)
         self._world.controller.crash_at = None
         self._world.disk.mend()
         self._world.start_controller()
         # An operator does not remove a node and switch it on in the same instant.
-        self._world.agenda.after(SHORTEST_MS, self._mend_nodes)
+        self._world.timeline.after(SHORTEST_MS, self._mend_nodes)
 
     def _mend_slow(self) -> None:
         for machine in self._world.machines.values():
@@ -210,7 +210,7 @@ class Faults:
     def _later(self, action: Callable[[], None]) -> None:
         """After an outage of some length, unless everything has been mended by then."""
         outage_ms = self._rng.randrange(*self._rng.choice(self._ranges_ms()))
-        self._world.agenda.after(outage_ms, lambda: self._do(action))
+        self._world.timeline.after(outage_ms, lambda: self._do(action))
 
     def _ranges_ms(self) -> list[tuple[int, int]]:
         short, half, grace, long = self._outages_ms

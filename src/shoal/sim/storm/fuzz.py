@@ -18,11 +18,11 @@ from shoal.core.scheduling.score import PLACEMENTS
 from shoal.model.health import Standing
 from shoal.model.node import NodeHealth, NodeIntent, NodeSpec
 from shoal.model.policy import Policy, Tenant
-from shoal.sim.storm.agenda import Agenda
 from shoal.sim.storm.budgets import Budgets
 from shoal.sim.storm.faults import BadNetwork, Faults
 from shoal.sim.storm.lives import Untruth
 from shoal.sim.storm.services import Services
+from shoal.sim.storm.timeline import Timeline
 from shoal.sim.storm.truth import Truth
 from shoal.sim.storm.users import SeededFates, Users
 from shoal.sim.storm.world import World
@@ -80,12 +80,12 @@ class Run:
         nodes = _draw_nodes(rng, size)
         slowest_ms = 2 * self.policy.grace_ms
         self.network = BadNetwork(self._rng("network"), self.counts, slowest_ms)
-        agenda = Agenda()
-        self.truth = Truth(agenda, self.policy)
+        timeline = Timeline()
+        self.truth = Truth(timeline, self.policy)
         self.world = World(
             self.policy,
             SeededFates(f"{seed}/fates"),
-            agenda=agenda,
+            timeline=timeline,
             witness=self.truth,
             network=self.network,
             heartbeat_ms=rng.choice((500, 1_000)),
@@ -100,7 +100,7 @@ class Run:
             nodes,
             self._rng("users"),
             self.counts,
-            lambda now: _other_policy(self._rng(f"policy at {agenda.now_ms}"), now),
+            lambda now: _other_policy(self._rng(f"policy at {timeline.now_ms}"), now),
         )
         self.faults = Faults(
             self.world,
@@ -124,19 +124,21 @@ class Run:
         self.truth.services.hangs = self.services.hangs
         for spec in nodes:
             late_ms = rng.choice((0, 0, 0, rng.randrange(size.storm_ms)))
-            self.world.agenda.at(late_ms, partial(self.world.add_node, spec))
+            self.world.timeline.at(late_ms, partial(self.world.add_node, spec))
 
     def finish(self) -> History:
-        agenda = self.world.agenda
+        timeline = self.world.timeline
         try:
             self._storm()
             self._calm()
         except AssertionError as error:
             raise SeedFailed(
-                f"seed {self.seed} at {agenda.now_ms} ms: {error}; "
+                f"seed {self.seed} at {timeline.now_ms} ms: {error}; "
                 f"to see it again: python -m shoal.sim.storm.fuzz {self.seed}"
             ) from error
-        return History(self.world.disk.log, self.counts, self.world.controller.steps, agenda.now_ms)
+        return History(
+            self.world.disk.log, self.counts, self.world.controller.steps, timeline.now_ms
+        )
 
     def _rng(self, purpose: str) -> random.Random:
         """One stream for each purpose, so that more of one thing does not change another."""
@@ -155,26 +157,26 @@ class Run:
         if any(tenant.has_budget for tenant in self.policy.tenants):
             self.budgets.plan(size.storm_ms)
         self.world.start_controller()
-        self.world.agenda.run(size.storm_ms)
+        self.world.timeline.run(size.storm_ms)
 
     def _calm(self) -> None:
         """Bounded: what does not settle in `calm_ms` is stuck."""
         self.faults.stop()
-        self.truth.health.calm_ms = self.world.agenda.now_ms
+        self.truth.health.calm_ms = self.world.timeline.now_ms
         self.users.calm_down()
         self.budgets.calm_down()
         self.services.calm_down()
-        agenda = self.world.agenda
+        timeline = self.world.timeline
         self._settle(self.services.unsettled)
         self.services.stop_all()
         self._settle(self._unsettled)
-        steps, seconds = self.world.controller.steps, agenda.now_ms // 1000
+        steps, seconds = self.world.controller.steps, timeline.now_ms // 1000
         if steps > STEPS_PER_SECOND_MAX * seconds:
             raise Untruth(f"{steps} steps in {seconds} s: messages answer each other for ever")
 
     def _settle(self, unsettled: Callable[[], str]) -> None:
-        agenda = self.world.agenda
-        agenda.run(agenda.now_ms + self.size.calm_ms, done=lambda: not unsettled())
+        timeline = self.world.timeline
+        timeline.run(timeline.now_ms + self.size.calm_ms, done=lambda: not unsettled())
         if left := unsettled():
             raise Untruth(f"stuck: {left}")
 

@@ -12,7 +12,7 @@ from shoal.model.job import Fault, MemberRef
 from shoal.model.node import NodeSpec
 from shoal.model.progress import Progress
 from shoal.model.report import Idle, MemberExit, NodeReport
-from shoal.sim.storm.agenda import Agenda
+from shoal.sim.storm.timeline import Timeline
 from shoal.sim.storm.training import Plan, Trainer
 from shoal.sim.storm.witness import End, Witness
 
@@ -58,7 +58,7 @@ class Machine:
         self,
         spec: NodeSpec,
         *,
-        agenda: Agenda,
+        timeline: Timeline,
         fates: Fates,
         witness: Witness,
         heartbeat_ms: int,
@@ -69,7 +69,7 @@ class Machine:
         self.incarnation = 0
         self.book: NodeBook | None = None  # None: it is off
         self.processes: dict[MemberRef, Process] = {}
-        self._agenda = agenda
+        self._timeline = timeline
         self._fates = fates
         self._witness = witness
         self._heartbeat_ms = heartbeat_ms
@@ -134,7 +134,7 @@ class Machine:
 
     def report(self) -> None:
         if self.book is not None:
-            now_ms = self._agenda.now_ms
+            now_ms = self._timeline.now_ms
             idle = tuple(
                 Idle(ref, (now_ms - process.started_ms) % process.fate.rests_ms)
                 for ref, process in self.processes.items()
@@ -157,7 +157,7 @@ class Machine:
         self._slow = slow
 
     def _progress(self) -> Iterator[Progress]:
-        now_ms = self._agenda.now_ms
+        now_ms = self._timeline.now_ms
         for ref, process in self.processes.items():
             trainer = process.trainer
             if trainer is not None:
@@ -178,7 +178,7 @@ class Machine:
     def _beat(self, incarnation: int) -> None:
         if self.up and self.incarnation == incarnation:
             self.report()
-            self._agenda.after(self._heartbeat_ms, lambda: self._beat(incarnation))
+            self._timeline.after(self._heartbeat_ms, lambda: self._beat(incarnation))
 
     def _start(self, launch: Launch) -> None:
         fate = self._fates(launch)
@@ -186,7 +186,7 @@ class Machine:
             assert self.book is not None
             self.book.gets(launch.ref, "brings its package")
             book = self.book
-            self._agenda.after(fate.getting_ms, lambda: self._got(book, launch, fate))
+            self._timeline.after(fate.getting_ms, lambda: self._got(book, launch, fate))
         else:
             self._begin(launch, fate)
 
@@ -204,7 +204,7 @@ class Machine:
             self._witness.could_not_start(launch.ref, fault)
             self.book.exited(launch.ref, CANNOT_START_CODE, "cannot start", fault=fault)
             return
-        plan, now_ms = fate.training, self._agenda.now_ms
+        plan, now_ms = fate.training, self._timeline.now_ms
         trainer = Trainer(launch.ref, plan, self._saved, now_ms) if plan is not None else None
         process = Process(launch, fate, trainer, now_ms)
         self.processes[launch.ref] = process
@@ -226,7 +226,7 @@ class Machine:
             self._plan_end(process, command.grace_ms, KILLED_CODE, End.STOPPED)
 
     def _plan_end(self, process: Process, delay_ms: int, code: int, how: End) -> None:
-        self._agenda.after(delay_ms, lambda: self._end(process, code, how))
+        self._timeline.after(delay_ms, lambda: self._end(process, code, how))
 
     def _end(self, process: Process, code: int, how: End) -> None:
         ref = process.launch.ref
@@ -237,7 +237,9 @@ class Machine:
             self._unshipped[ref] = MemberExit(ref, code, "", ref in self.book.stopping)
             if process.fate.shipping_ms:
                 book = self.book
-                self._agenda.after(process.fate.shipping_ms, lambda: self._shipped(book, ref, code))
+                self._timeline.after(
+                    process.fate.shipping_ms, lambda: self._shipped(book, ref, code)
+                )
             else:
                 self._shipped(self.book, ref, code)
 

@@ -70,18 +70,18 @@ class Services:
         self._drained_ms: dict[str, int] = {}  # job -> when what it has in flight is answered
 
     def plan(self, until_ms: int) -> None:
-        rng, agenda = self._rng, self._world.agenda
+        rng, timeline = self._rng, self._world.timeline
         for name in self._names:
             at_ms = rng.randrange(until_ms // 2)
             spec = self._draw_spec(name)
-            agenda.at(at_ms, partial(self._set, spec))
+            timeline.at(at_ms, partial(self._set, spec))
             for _ in range(rng.randrange(4)):
                 at_ms += rng.randrange(until_ms // 2)
                 spec = self._draw_change(spec)
-                agenda.at(at_ms, partial(self._set, spec))
+                timeline.at(at_ms, partial(self._set, spec))
             if rng.random() < 0.3:
-                agenda.at(rng.randrange(until_ms), partial(self._stop, name))
-        agenda.after(LOOK_MS, self._look)
+                timeline.at(rng.randrange(until_ms), partial(self._stop, name))
+        timeline.after(LOOK_MS, self._look)
 
     def calm_down(self) -> None:
         self._calm = True
@@ -168,7 +168,7 @@ class Services:
         def ask() -> None:
             if self._asked.get(name) == wish:
                 self._world.ask(request, answered)
-                self._world.agenda.after(ASK_AGAIN_MS, ask)
+                self._world.timeline.after(ASK_AGAIN_MS, ask)
 
         ask()
 
@@ -191,8 +191,8 @@ class Services:
                     self._counts["gateway in trouble"] += 1
                     load = ServiceLoad(service=name, ready=load.ready, trouble="out of reach")
                 hear = partial(self._hear, controller.life, load, attempts)
-                self._world.agenda.after(late_ms, hear)
-        self._world.agenda.after(LOOK_MS, self._look)
+                self._world.timeline.after(late_ms, hear)
+        self._world.timeline.after(LOOK_MS, self._look)
 
     def _hear(self, life: int, load: ServiceLoad, attempts: dict[str, int]) -> None:
         """Which replicas are ready is looked up when the gateway has answered."""
@@ -210,7 +210,7 @@ class Services:
         controller.served(msgspec.structs.replace(load, ready=ready))
 
     def _see(self, state: State, service: Service) -> tuple[ServiceLoad, dict[str, int]]:
-        name, now_ms = service.spec.name, self._world.agenda.now_ms
+        name, now_ms = service.spec.name, self._world.timeline.now_ms
         ready = []
         for job_id in state.replicas.get(name, {}):
             life = self._reached(state.jobs[job_id])
@@ -261,7 +261,7 @@ class Services:
 
     def has_work(self, job_id: str) -> bool:
         """Whether a replica that drains has requests left; they take a drawn time."""
-        return self._world.agenda.now_ms < self._drained_ms.get(job_id, 0)
+        return self._world.timeline.now_ms < self._drained_ms.get(job_id, 0)
 
     def _reached(self, job: Job) -> Life | None:
         """Its living process, if the way to its node is open."""

@@ -45,26 +45,26 @@ from shoal.model.job import Fault, MemberRef, Outcome, StopCause
 from shoal.model.node import NodeIntent, NodeSpec
 from shoal.model.policy import Policy
 from shoal.model.report import Accepted, Answer, Cancel, NodeReport, Request, Submit
-from shoal.sim.storm.agenda import Agenda
 from shoal.sim.storm.budgettruth import BudgetTruth
 from shoal.sim.storm.fairness import Entitlements, stands_alone, wishes_kept
 from shoal.sim.storm.healthtruth import HealthTruth
 from shoal.sim.storm.jobtruth import JobTruth
 from shoal.sim.storm.lives import Lives, Untruth
 from shoal.sim.storm.servicetruth import ServiceTruth
+from shoal.sim.storm.timeline import Timeline
 from shoal.sim.storm.witness import End, Witness
 
 
 class Truth(Witness):
     """Raises `Untruth` at the moment a promise is broken."""
 
-    def __init__(self, agenda: Agenda, policy: Policy) -> None:
+    def __init__(self, timeline: Timeline, policy: Policy) -> None:
         self.lives = Lives()
         self.services = ServiceTruth(self.lives)
         self.budgets = BudgetTruth(policy)
         self.jobs: dict[str, JobTruth] = {}
         self.unfinished: dict[str, None] = {}
-        self._agenda = agenda
+        self._timeline = timeline
         self._policy = policy
         self._keys: dict[str, str] = {}
         self._cancels: dict[str, None] = {}
@@ -98,7 +98,7 @@ class Truth(Witness):
         if job is None:
             raise Untruth(f"{launch.ref} was started, but its job is not in the log")
         job.member_may_start(node, launch)
-        self.lives.start(node, launch, job.given_up, self._agenda.now_ms)
+        self.lives.start(node, launch, job.given_up, self._timeline.now_ms)
         self._fits(node)
 
     def _fits(self, node: str) -> None:
@@ -154,9 +154,9 @@ class Truth(Witness):
     def heard(self, report: NodeReport) -> None:
         node, said = report.spec.id, (report.incarnation, report.sequence)
         if said > self._heard.get(node, (0, 0, 0))[:2]:
-            self._heard[node] = (*said, self._agenda.now_ms)
+            self._heard[node] = (*said, self._timeline.now_ms)
             self._news.add((node, report.incarnation))
-            self.health.heard(report, self._agenda.now_ms)
+            self.health.heard(report, self._timeline.now_ms)
 
     def committed(self, events: Sequence[Event]) -> None:
         self._removed = {  # an operator took them away: nobody has looked at their disks

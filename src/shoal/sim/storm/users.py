@@ -98,22 +98,22 @@ class Users:
         self._too_large: dict[str, None] = {}  # keys of jobs accepted before a node was known
 
     def plan(self, jobs: int, until_ms: int) -> None:
-        rng, agenda = self._rng, self._world.agenda
+        rng, timeline = self._rng, self._world.timeline
         for number in range(jobs):
             submit = Submit(self._draw_spec(), f"key-{number}")
             at_ms = rng.randrange(until_ms)
-            agenda.at(at_ms, partial(self._submit, submit))
+            timeline.at(at_ms, partial(self._submit, submit))
             if rng.random() < 0.1:  # an impatient client, or a proxy that repeats
-                agenda.at(at_ms, partial(self._submit, submit))
+                timeline.at(at_ms, partial(self._submit, submit))
             if rng.random() < 0.25:
                 # A cancel and a repeated submission may come at the same moment.
                 repeated = submit if number % 3 == 0 else None
                 cancel = partial(self._cancel, submit.key, repeated)
-                agenda.at(at_ms + rng.randrange(10_000), cancel)
+                timeline.at(at_ms + rng.randrange(10_000), cancel)
         for _ in range(rng.randrange(4)):
-            agenda.at(rng.randrange(until_ms), self._operate)
+            timeline.at(rng.randrange(until_ms), self._operate)
         for _ in range(rng.choice((0, 0, 1, 2))):
-            agenda.at(rng.randrange(until_ms), self._change_policy)
+            timeline.at(rng.randrange(until_ms), self._change_policy)
 
     def plan_leaving(self, rng: random.Random, until_ms: int) -> None:
         """In some histories clients leave before they are answered. Most ask again with the same
@@ -124,7 +124,7 @@ class Users:
         for number in range(rng.randrange(1, 5)):
             submit = Submit(JobSpec(command=("works", "30")), f"left-{number}")
             leave = partial(self._world.ask, submit, lambda _: None, self._patience_ms())
-            self._world.agenda.at(rng.randrange(until_ms), leave)
+            self._world.timeline.at(rng.randrange(until_ms), leave)
 
     def _patience_ms(self) -> int | None:
         if self._patience is None:
@@ -136,7 +136,7 @@ class Users:
     def calm_down(self) -> None:
         """Every node is opened again, and jobs that the cluster cannot hold are cancelled."""
         self._patience = None
-        self._world.agenda.after(SETTLED_MS, self._open_all)
+        self._world.timeline.after(SETTLED_MS, self._open_all)
         for key in self._too_large:
             self._cancel(key)
         controller = self._world.controller  # a job that needs every node would wait for ever
@@ -145,7 +145,7 @@ class Users:
     def _open_all(self) -> None:
         """Only those that were closed: opening a node would end its quarantine, too."""
         if not self._world.controller.readable:
-            self._world.agenda.after(SETTLED_MS, self._open_all)
+            self._world.timeline.after(SETTLED_MS, self._open_all)
             return
         for name in self._world.machines:
             node = self._world.controller.state.nodes.get(name)
@@ -231,7 +231,7 @@ class Users:
         def ask() -> None:
             if submit.key in self.open_questions:
                 self._world.ask(submit, answered, self._patience_ms())
-                self._world.agenda.after(ASK_AGAIN_MS, ask)
+                self._world.timeline.after(ASK_AGAIN_MS, ask)
 
         ask()
 
@@ -263,7 +263,7 @@ class Users:
         self._counts[f"node {intent.value}"] += 1
         self._set_intent(node, intent)
         again_ms = rng.randrange(20_000)
-        self._world.agenda.after(again_ms, lambda: self._set_intent(node, NodeIntent.OPEN))
+        self._world.timeline.after(again_ms, lambda: self._set_intent(node, NodeIntent.OPEN))
 
     def _change_policy(self) -> None:
         self._counts["policy changed"] += 1

@@ -13,11 +13,11 @@ from shoal.model.job import MemberRef
 from shoal.model.node import NodeSpec
 from shoal.model.policy import Policy
 from shoal.model.report import NodeGone, NodeReport, Request
-from shoal.sim.storm.agenda import Agenda
 from shoal.sim.storm.controller import Asked, Controller, Moment, Reply
 from shoal.sim.storm.disk import Disk
 from shoal.sim.storm.network import Network
 from shoal.sim.storm.node import Fates, Machine
+from shoal.sim.storm.timeline import Timeline
 from shoal.sim.storm.witness import Witness
 
 FENCING_MS = 20
@@ -30,14 +30,14 @@ class World:
         policy: Policy,
         fates: Fates,
         *,
-        agenda: Agenda | None = None,
+        timeline: Timeline | None = None,
         network: Network | None = None,
         witness: Witness | None = None,
         heartbeat_ms: int = 1_000,
         batch_ms: int = 0,
         checked: bool = True,
     ) -> None:
-        self.agenda = agenda or Agenda()
+        self.timeline = timeline or Timeline()
         self.machines: dict[str, Machine] = {}
         self.saved: dict[str, int] = {}  # the newest step that each job has saved
         self._fates = fates
@@ -47,7 +47,7 @@ class World:
         self._heartbeat_ms = heartbeat_ms
         self._deaths: dict[str, NodeGone] = {}  # those known for certain, by node
         self.controller = Controller(
-            self.agenda,
+            self.timeline,
             self.disk,
             policy,
             self._send,
@@ -63,7 +63,7 @@ class World:
         """A new server, already on."""
         machine = self.machines[spec.id] = Machine(
             spec,
-            agenda=self.agenda,
+            timeline=self.timeline,
             fates=self._fates,
             witness=self._witness,
             heartbeat_ms=self._heartbeat_ms,
@@ -96,9 +96,9 @@ class World:
         def end() -> None:
             if machine.up and machine.incarnation == command.incarnation:
                 self.power_off(command.node, known=True)
-                self.agenda.after(RESTART_MS, boot)
+                self.timeline.after(RESTART_MS, boot)
 
-        self.agenda.after(FENCING_MS, end)
+        self.timeline.after(FENCING_MS, end)
 
     def lose_trace(self, node: str, ref: MemberRef) -> None:
         self.machines[node].lose_trace(ref)
@@ -119,7 +119,7 @@ class World:
     def crash_controller(self, moment: Moment, down_ms: int) -> None:
         """It dies at the next such moment, and is started again after `down_ms`."""
         controller = self.controller
-        controller.crashed = lambda: self.agenda.after(down_ms, self.start_controller)
+        controller.crashed = lambda: self.timeline.after(down_ms, self.start_controller)
         if moment is Moment.IDLE:
             controller.crash()
         else:
@@ -133,7 +133,7 @@ class World:
             self._witness.asked(request)
             self.controller.ask(asked, request)
             if patience_ms is not None:
-                self.agenda.after(patience_ms, asked.leave)
+                self.timeline.after(patience_ms, asked.leave)
 
     # -- messages --------------------------------------------------------------------------
 
@@ -154,11 +154,11 @@ class World:
                 deliver()
 
         if self.controller.up:
-            self.agenda.after(delay_ms, arrive)
+            self.timeline.after(delay_ms, arrive)
 
     def _send(self, node: str, envelope: Envelope) -> None:
         for command in envelope.commands:
             if isinstance(command, Fence):
                 self._fence(command)
         for delay_ms in self._network.to_node(node):
-            self.agenda.after(delay_ms, lambda: self.machines[node].take(envelope))
+            self.timeline.after(delay_ms, lambda: self.machines[node].take(envelope))

@@ -8,7 +8,7 @@ from collections.abc import Callable
 Action = Callable[[], None]
 
 
-class Agenda:
+class Timeline:
     """Actions of one instant happen in the order in which they were planned."""
 
     def __init__(self) -> None:
