@@ -142,7 +142,7 @@ async def _watch_supervisor(home: Home, alarms: Alarms) -> None:
         if held(home.supervisor_lock):
             alarms.clear("supervisor")
         else:
-            text = "the supervisor has died: if the controller dies too, nothing starts it again"
+            text = "the supervisor has died: if the controller dies too, nothing will restart it"
             alarms.raise_("supervisor", f"{text}; repair it with: shoal up")
         await asyncio.sleep(SUPERVISOR_LOOK_S)
 

@@ -79,7 +79,7 @@ def test_what_is_not_what_it_is_called_is_not_kept(live: Live) -> None:
 
 
 def test_a_job_of_a_package_that_is_not_there_is_refused(live: Live) -> None:
-    with pytest.raises(ShoalError, match="package: is not here"):
+    with pytest.raises(ShoalError, match="package: is not stored here"):
         live.client.submit(live.spec("true", package="1" * 64))
     live.client.send_package(NAME, len(DATA), io.BytesIO(DATA))
     with pytest.raises(ShoalError, match="workdir: must be a folder of the package"):

@@ -164,7 +164,7 @@ class Guard(HttpToolsProtocol):
     def on_header(self, name: bytes, value: bytes) -> None:
         super().on_header(name, value)
         if len(self.headers) > HEADERS_MAX:
-            self._refusal = 431, f"a request has at most {HEADERS_MAX} headers"
+            self._refusal = 431, f"a request may have at most {HEADERS_MAX} headers"
             raise _Refused
 
     def on_headers_complete(self) -> None:

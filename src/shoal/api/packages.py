@@ -60,11 +60,11 @@ class Packages(Controller):
 
 def refuse_unknown_package(loop: ControlLoop, package: str) -> None:
     if package and (loop.packages is None or loop.packages.size(package) is None):
-        message = "is not here: send it first, with PUT /v1/packages/SHA256"
+        message = "is not stored here; send it first with PUT /v1/packages/SHA256"
         raise Refusal(422, message, "package")
 
 
 def _store(loop: ControlLoop) -> PackageStore:
     if loop.packages is None:
-        raise HTTPException("this controller keeps no packages", status_code=404)
+        raise HTTPException("this controller does not store packages", status_code=404)
     return loop.packages

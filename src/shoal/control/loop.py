@@ -228,7 +228,7 @@ class ControlLoop:
 
     def piece(self, package: str, offset: int) -> PackagePiece:
         if self.packages is None:
-            return PackagePiece(package, offset, problem="this controller keeps no packages")
+            return PackagePiece(package, offset, problem="this controller does not store packages")
         return self.packages.piece(package, offset)
 
     # -- the tick --------------------------------------------------------------------------

@@ -167,7 +167,7 @@ class LiveLedger:
                 else:
                     await self.write()
             except StoreDamaged as error:
-                self._give_up(StoreError(f"{error}; the next controller rebuilds it"))
+                self._give_up(StoreError(f"{error}; the next controller starts it again"))
             except StoreError as error:
                 log.error("the ledger could not be written; it will be tried again: %s", error)
 

@@ -60,10 +60,10 @@ class Tariff:
         if self._unpriced and self.prices.currency:
             notes.append(
                 f"no price for {_models(self._unpriced)}: costs that would include it are left "
-                "out; add it to the price list under gpus, and: shoal prices set FILE"
+                "out; add it to the price list under gpus, then: shoal prices set FILE"
             )
         elif self._unpriced:
-            notes.append("no price list is set, so no costs are shown: shoal prices --help")
+            notes.append("no price list is set, so no costs are shown; see: shoal prices --help")
         if self._unpowered:
             notes.append(
                 f"no power is known for {_models(self._unpowered)}: energy that would include it "
@@ -71,7 +71,7 @@ class Tariff:
             )
         if self.measured:
             notes.append(
-                "energy is measured where GPUs report their power, else it follows a model"
+                "energy is measured if GPUs report their power, otherwise estimated by a model"
             )
         return notes
 

@@ -83,7 +83,7 @@ Command = Launch | Stop | Acknowledge | Check | Prepare | Dismiss | Fence
 
 
 class Envelope(msgspec.Struct, frozen=True):
-    """Commands of one round for one node. A node refuses an envelope not newer than its last."""
+    """Commands of one round for one node. A node refuses all but newer envelopes."""
 
     epoch: int
     number: int

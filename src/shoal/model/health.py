@@ -88,7 +88,7 @@ class Record(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class HealthRule(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """The thresholds for slow, hung and failing nodes; docs/health.md says why they are so."""
+    """The thresholds for slow, hung and failing nodes; docs/health.md explains them."""
 
     # A member is slow while the gang's median own time per step, divided by its own, stays below
     # `slow_milli`; it has recovered when the ratio is above `well_milli` again.
@@ -104,7 +104,7 @@ class HealthRule(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     noise_factor: Annotated[int, msgspec.Meta(ge=1, le=100)] = 4
 
     # A gang hangs if it makes no step for the largest of: the floor, `hang_steps` usual steps,
-    # twice the longest pause seen; before the first steps and while a member is busy: patient.
+    # twice the longest pause. Before the first steps, or while a member is busy: `hang_patient_ms`.
     hang_floor_ms: Count = 60_000
     hang_steps: Annotated[int, msgspec.Meta(ge=2, le=1_000_000)] = 20
     hang_patient_ms: Count = 1_800_000

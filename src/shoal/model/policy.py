@@ -37,7 +37,7 @@ class Tenant(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
 
 
 class Preempt(enum.StrEnum):
-    """Which waiting jobs may stop running, preemptible ones."""
+    """Which waiting jobs may preempt running ones."""
 
     NEVER = "never"
     PRIORITY = "priority"  # jobs of higher priority, and of tenants within their quota
@@ -82,7 +82,7 @@ class Policy(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     # Stored under its name before 0.2.
     silent_after_ms: Count = msgspec.field(default=5_000, name="suspect_after_ms")
     grace_ms: Count = 60_000
-    # Node losses do not use up a job's retries, but every retry has a bound.
+    # Node losses do not use up a job's retries, but retries are always bounded.
     losses_max: Count = 100
     backoff_ms_max: Count = 300_000
     # Rendezvous ports lie below the range that Linux hands out to outgoing connections.

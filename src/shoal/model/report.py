@@ -106,7 +106,7 @@ class Cancel(msgspec.Struct, frozen=True):
 
 
 class Requeue(msgspec.Struct, frozen=True):
-    """Stop it and let it run again from its last checkpoint, at no cost to its retries."""
+    """Stop the job and run it again from its last checkpoint, without using up a retry."""
 
     job: str
     who: str = "a user"

@@ -25,7 +25,7 @@ class ProgressView(msgspec.Struct, kw_only=True):
 
 
 class JobRow(msgspec.Struct, kw_only=True):
-    """A job in a list. `state` is its phase while it lives and its outcome afterwards."""
+    """A job in a list. `state` is its phase while it is live and its outcome afterwards."""
 
     id: str
     name: str
@@ -47,7 +47,7 @@ class JobRow(msgspec.Struct, kw_only=True):
     command: str
     why: str
     progress: ProgressView | None  # if its members report steps
-    idle_since_ms: int | None = None  # unused GPUs: idle since then, and warned
+    idle_since_ms: int | None = None  # its GPUs are unused since then; it was warned
 
 
 class MemberView(msgspec.Struct, kw_only=True):
