@@ -35,7 +35,7 @@ def test_what_cannot_be_replayed_is_told_in_one_line(rig: Rig, tmp_path: Path) -
         simulator.start(Ask(policies=("fifo",), days=3))
         await simulator.ended()
         assert state(simulator) == "failed"
-        assert simulator.view.problem.endswith("holds no job that ran in its last 3 days")
+        assert simulator.view.problem.endswith("has no job that ran in its last 3 days")
         ticking.cancel()
 
     asyncio.run(asyncio.wait_for(ask(), 90))

@@ -18,7 +18,7 @@ SACCT = "JobID|Submit|Start|End|ElapsedRaw|AllocTRES|NNodes|State|Timelimit\n"
 BAD = {
     "empty": ("", "is empty"),
     "blank": ("\n\n", "is empty"),
-    "header only": (HEAD, "holds no job: it has a header only"),
+    "header only": (HEAD, "has no jobs: it has a header only"),
     "unknown columns": ("a,b,c\n1,2,3\n", "no known format (a, b, c); a plain CSV needs"),
     "no column": ("submit_s,gpus\n1,2\n", "no known format"),
     "negative time": (HEAD + "0,1,1\n-5,1,1\n", "row 3: submit_s: must be at least 0, not -5"),
@@ -51,7 +51,7 @@ BAD = {
     ),
     "slurm nothing ran": (
         SACCT + "1|2025-01-01T00:00:00|Unknown|Unknown|0||1|PENDING|\n",
-        "holds no job",
+        "has no jobs",
     ),
 }
 
@@ -109,8 +109,8 @@ def test_choosing_by_a_column_that_is_not_there_is_told(tmp_path: Path) -> None:
     ("text", "message"),
     [
         ("node,cpus\nn1,4\n", "has no column gpus"),
-        ("node,gpus\n", "holds no node"),
-        ("node,gpus\nn1,4\nn1,4\n", "row 3: there are two nodes n1"),
+        ("node,gpus\n", "has no nodes"),
+        ("node,gpus\nn1,4\nn1,4\n", "row 3: two nodes are named n1"),
         ("node,gpus\nn 1,4\n", "row 2:"),
         ("node,gpus\nn1,900\n", "row 2: gpus: must be at most 256"),
     ],

@@ -90,7 +90,7 @@ def blame(book: FailureBook, node: str, now_ms: int) -> Blame | None:
 
 def same_way(book: FailureBook, job: str) -> str | None:
     """The reason to stop a job that fails the same way each time; None if it may be tried again.
-    Never for jobs that count no steps: their failures cannot be told apart."""
+    Never for jobs that count no steps: their failures cannot be distinguished."""
     last = book.jobs.get(job, [])[-SAME_WAY_MAX:]
     if len(last) < SAME_WAY_MAX or last[0].step is None:
         return None

@@ -26,7 +26,7 @@ RATIOS_KEPT = 5  # a single odd window (an evaluation on one rank) does not move
 NOISES_KEPT = 9
 JUDGED_FROM = 3  # windows before the first score
 RATIO_MILLI_MAX = 4000
-# Windows that scatter more than this are made longer, up to the factor below.
+# Windows that scatter more than this are made longer, up to `FACTOR_MAX` times.
 NOISE_MILLI_GOAL = 50
 FACTOR_MAX = 64
 

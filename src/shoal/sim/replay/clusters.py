@@ -1,4 +1,4 @@
-"""The cluster of a replay: its nodes, and the world's conditions they live under."""
+"""The cluster of a replay: its nodes and the conditions they run under."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ NODES_MAX = 200_000
 
 # The table of causes counts what happened to 2,048 nodes in 54 days.
 CAUSES_NODE_DAYS = 2_048 * 54
-# These end what runs on the node and leave the node itself sound; all others break it.
+# These end the jobs on the node but do not break it; all others do.
 SOFTWARE_CATEGORIES = ("Dependency", "Unknown")
 
 # Columns of a nodes CSV, by the names that public lists use for them.
@@ -31,7 +31,7 @@ NODE_COUNT = "count"
 
 
 class Cause(msgspec.Struct, frozen=True):
-    """Why something fails, how often among others, and whether the node must be repaired."""
+    """A cause of failure, its count in the table, and whether the node must be repaired."""
 
     name: str
     weight: int
@@ -39,7 +39,7 @@ class Cause(msgspec.Struct, frozen=True):
 
 
 class Failures(msgspec.Struct, frozen=True):
-    """Each node fails at random, so often in a thousand days; then it is out for the repair."""
+    """Each node fails at random, this often in a thousand days, and is then out for the repair."""
 
     per_1000_node_days: float = 0.0
     repair_ms: int = 4 * 3_600_000
@@ -47,21 +47,21 @@ class Failures(msgspec.Struct, frozen=True):
 
 
 class Slowness(msgspec.Struct, frozen=True):
-    """This share of them runs at this speed, 1 being full speed."""
+    """This share of nodes or attempts runs at this speed; 1 is full speed."""
 
     share: float = 0.0
     speed: float = 1.0
 
 
 class Conditions(msgspec.Struct, frozen=True, kw_only=True):
-    """What the world is like, beyond what the trace says."""
+    """The conditions that the trace does not contain."""
 
-    start_up_ms: int = 10_000  # from the order to start until all members work
-    stop_ms: int = 1_000  # from the order to stop until the members are over
+    start_up_ms: int = 10_000  # from the launch command until all members work
+    stop_ms: int = 1_000  # from the stop command until the members have ended
     checkpoint_ms: int = 600_000  # 0: nothing is ever lost
     restart_cost_ms: int = 30_000  # to load the checkpoint in every attempt but the first
     failures: Failures = Failures()
-    slow_nodes: Slowness = Slowness()  # for good
+    slow_nodes: Slowness = Slowness()  # permanently
     stragglers: Slowness = Slowness()  # one attempt of a job, whatever the reason
 
 
@@ -83,10 +83,10 @@ def read_nodes(path: Path) -> list[NodeSpec]:
     for row in rows:
         for spec in _nodes_of(row, rows, gpus, len(nodes)):
             if spec.id in nodes:
-                raise row.problem(f"there are two nodes {spec.id}")
+                raise row.problem(f"two nodes are named {spec.id}")
             nodes[spec.id] = spec
     if not nodes:
-        raise TraceError(f"{path}: holds no node: it has a header only")
+        raise TraceError(f"{path}: has no nodes, only a header")
     return list(nodes.values())
 
 
@@ -139,13 +139,13 @@ def read_causes(path: Path, repair_ms: int) -> Failures:
 
 
 def speeds(count: int, slow: Slowness, rng: random.Random) -> list[float]:
-    """How fast each node is: the share that is slow is exact, which ones is chance."""
+    """How fast each node is: the share of slow nodes is exact, the choice is random."""
     chosen = set(rng.sample(range(count), round(count * slow.share)))
     return [slow.speed if index in chosen else 1.0 for index in range(count)]
 
 
 def gangs_for(nodes: Sequence[NodeSpec]) -> Gangs:
-    """Jobs as these nodes can take them; what no node says it has does not count."""
+    """Jobs as these nodes can take them: a resource that no node lists does not count."""
     return Gangs(
         max(node.gpus for node in nodes),
         cpus_count=any(node.cpu_milli for node in nodes),

@@ -12,13 +12,13 @@ from shoal.model.service import ReplicaLoad, Service, ServiceLoad
 from shoal.sim.replay.clusters import NEVER_MS
 from shoal.sim.replay.traces import RecordedService
 
-LOOK_MS = 30_000  # between two looks at services that live
+LOOK_MS = 30_000  # between two looks at live services
 
 
 class Gateway(Protocol):
     """What a replay asks of the gateway."""
 
-    next_ms: int  # when it has something to say
+    next_ms: int  # when it next has news
     until_ms: int  # a replay goes on until then, even without jobs
 
     def requests(self, state: State, now_ms: int) -> Sequence[Request]: ...
@@ -45,7 +45,7 @@ class RecordedGateway:
             _, name, spec = self._changes[0]
             known = state.services.get(name)
             if known is not None and known.stopping:
-                break  # it can be set again when it is gone
+                break  # it can be set again once it is gone
             del self._changes[0]
             due.append(StopService(name) if spec is None else SetService(spec))
         return due

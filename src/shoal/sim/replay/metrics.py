@@ -1,4 +1,4 @@
-"""What a replay comes to: the figures people compare, and the ledger's accounts."""
+"""The results of a replay: the figures people compare, and the ledger's accounts."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ class Levels:
         self.up += change
 
     def advance(self, now_ms: int) -> None:
-        """Book the time since the last call at the levels that held since."""
+        """Book the time since the last call at the levels since then."""
         passed_ms = now_ms - self.now_ms
         if not passed_ms:
             return
@@ -75,7 +75,7 @@ class Levels:
         self.now_ms = now_ms
 
     def sample(self) -> None:
-        """Remember the levels of now, for plots."""
+        """Record the current levels, for plots."""
         if self.times and self.times[-1] == self.now_ms:
             self.held_over_time[-1] = self.held
             self.waiting_over_time[-1] = self.waiting
@@ -185,7 +185,7 @@ class Summary(msgspec.Struct, frozen=True, kw_only=True):
     accounts: list[AccountSum]  # where they went; they add up
     currency: str
     cost: float | None
-    notes: list[str]  # what the price list does not say
+    notes: list[str]  # what the price list leaves out
     events: int
     steps: int
     step_mean_ms: float
@@ -193,7 +193,7 @@ class Summary(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Outcome:
-    """All that one replay leaves behind."""
+    """Everything that one replay leaves behind."""
 
     def __init__(self, policy: str, levels: Levels, failures: Counter[str]) -> None:
         self.policy = policy
@@ -254,7 +254,7 @@ class AsItWas(msgspec.Struct, frozen=True):
     completion: Spread
 
     def shown(self, figure: Figure) -> str:
-        """Of a figure that needs no more than these; else nothing."""
+        """For a figure that needs only these; otherwise nothing."""
         return figure.shown(cast(Summary, self)) if figure.title in AS_IT_WAS else ""
 
 
@@ -347,7 +347,7 @@ FIGURES = (
 
 
 def best(figure: Figure, summaries: Sequence[Summary]) -> set[int]:
-    """Which of the policies are best at this, if it makes a difference."""
+    """Which policies are best at this figure, if they differ."""
     shown = [figure.shown(summary) for summary in summaries]
     if not figure.better or len(set(shown)) < 2 or "" in shown:
         return set()

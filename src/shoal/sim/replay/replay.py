@@ -196,7 +196,7 @@ class Replay:
         job = next(self.state.jobs[one] for one, job in self.jobs.items() if job.arrival.row >= 0)
         reason = waiting_reason(self.state, job, self.policy, self.now_ms)
         row = self.jobs[job.id].arrival.row
-        return TraceError(f"{self.trace.name}: row {row}: the job waits for ever: {reason}")
+        return TraceError(f"{self.trace.name}: row {row}: the job would wait for ever: {reason}")
 
     # -- one step -------------------------------------------------------------------------
 
@@ -218,7 +218,7 @@ class Replay:
                 self.cluster.ask(node_id)
 
     def _collect(self) -> None:
-        """Put everything that reaches a controller by now into the tick's inbox."""
+        """Put everything that has reached the controller by now into the tick's inbox."""
         tick = self.tick
         reports, gone = self.cluster.look(self.now_ms)
         for report in reports:
@@ -351,7 +351,7 @@ class Replay:
         self.outcome.segments.add(node.index, slice_, attempt.placed_ms, self.now_ms, row)
 
     def _record(self, finished: Job) -> None:
-        """A job is over: what is left of it is an entry in the records."""
+        """A job is over: only an entry in the records is left of it."""
         job = self.jobs.pop(finished.id)
         if job.waiting:
             self.levels.waiting -= job.amount

@@ -81,7 +81,7 @@ TEMPLATE = """\
 </section>
 <section>
   <h2>Cluster timeline</h2>
-  <p>Each row is a @UNIT@, each colour a job. Of a large cluster some nodes are shown.</p>
+  <p>Each row is a @UNIT@, each colour a job. A large cluster shows some of its nodes.</p>
   @TIMELINES@
 </section>
 <footer>Made by <code>shoal sim</code>.</footer>

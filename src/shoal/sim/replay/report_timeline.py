@@ -23,7 +23,7 @@ def timeline(
     shown, offsets, height = _sampled(nodes)
     segments = outcome.segments
     picked = [index for index, node in enumerate(segments.node) if node in offsets]
-    # The longest are what can be seen at all.
+    # Only the longest are visible at all.
     picked.sort(key=lambda index: segments.begin_ms[index] - segments.end_ms[index])
     bars: dict[int, dict[str, list[Any]]] = {}
     for index in picked[:RECTANGLES_MAX]:

@@ -1,11 +1,11 @@
 """The simulated cluster of a replay: nodes that keep the agent's own book, and what members do.
 
-Messages are neither lost nor late here, because a replay measures what a policy comes to.
+Messages are neither lost nor late here, because a replay measures the effect of a policy.
 `sim.storm` loses and delays them, to find faults of the controller.
 
 A member sends beats only where they say more than silence does: in a gang whose members are not
-equally fast, and in a job of a history that reported its steps. Every other job is taken at its
-word, `checkpoint_ms`, by the scheduler and the ledger alike.
+equally fast, and in a job of a history that reported its steps. For every other job the scheduler
+and the ledger rely on its `checkpoint_ms`.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ class SimJob:
         self.done_ms = 0
         self.attempts = 0
         self.placed_ms = -1
-        self.predicted: Prediction | None = None  # as a user who asked would have read it
+        self.predicted: Prediction | None = None  # as a user would have read it
         self.waiting = True
 
 
@@ -139,7 +139,7 @@ class SimNode:
         self.book.exited(ref, code)
 
     def vanish(self, ref: MemberRef) -> None:
-        """The process is gone, and the book knows nothing of it."""
+        """The process is gone, and the book has lost it."""
         self.idle.pop(ref, None)
         self.book.alive.pop(ref)
         self.book.stopping.pop(ref, None)
@@ -186,7 +186,7 @@ class SimCluster:
         return self._heap[0][0] if self._heap else NEVER_MS
 
     def look(self, now_ms: int) -> tuple[list[NodeReport], list[NodeGone]]:
-        """Let everything happen that happens until now, and report what there is to see."""
+        """Run everything due by now, and report the news."""
         self.now_ms, heap = now_ms, self._heap
         while heap and heap[0][0] <= now_ms:
             _, _, happen, subject = heapq.heappop(heap)
@@ -210,10 +210,10 @@ class SimCluster:
                 node.book.measured(_measured(node, command.id))
                 self._news[node_id] = node
         if node.book.exits and any(type(command) is Stop for command in envelope.commands):
-            self._news[node_id] = node  # what never started has ended by that
+            self._news[node_id] = node  # a member that never started has ended
 
     def ask(self, node_id: str) -> None:
-        """Have a node report in a second, as a live node does anyway."""
+        """Have a node report within a second, as a live node does anyway."""
         if node_id not in self._asked:
             self._asked.add(node_id)
             self._at(self.now_ms + 1_000, self._reports, node_id)
@@ -293,7 +293,7 @@ class SimCluster:
             self._news[node.spec.id] = node
 
     def _halt(self, attempt: Attempt, *, complete: bool = False) -> None:
-        """No member works any more: what of the work so far is kept."""
+        """No member works any more: decide how much of the work is kept."""
         if attempt.halt_ms >= 0:
             return
         attempt.halt_ms = self.now_ms
@@ -381,7 +381,7 @@ class SimCluster:
             self._at(self.now_ms + failures.repair_ms, self._repair, node)
             return
         for ref in refs:
-            if ref not in node.book.getting:  # what only starts comes up afterwards
+            if ref not in node.book.getting:  # a starting member comes up afterwards
                 self._halt(self.attempts[ref.job])
                 node.vanish(ref)
                 self._news[node.spec.id] = node

@@ -18,7 +18,7 @@ from shoal.model.service import ServiceSpec
 
 
 class TraceError(Exception):
-    """A trace cannot be used; the message names the row or the field, and what would work."""
+    """A trace cannot be used; the message names the row or the field, and the fix."""
 
 
 class Arrival(msgspec.Struct, frozen=True, gc=False):
@@ -27,7 +27,7 @@ class Arrival(msgspec.Struct, frozen=True, gc=False):
     submit_ms: int
     work_ms: int
     spec: JobSpec
-    row: int = 0  # where it stands in the trace, for messages
+    row: int = 0  # its row in the trace, for messages
     tenant: str = ""
     exit_code: int = 0
     checkpoint_ms: int | None = None  # None: as the world has it
@@ -40,7 +40,7 @@ class Arrival(msgspec.Struct, frozen=True, gc=False):
 
     @property
     def lived(self) -> bool:
-        """It is of a log, and its spec says what it was willing to."""
+        """It comes from a log, and its spec says whether it may be stopped."""
         return self.waited_ms >= 0
 
 
@@ -56,7 +56,7 @@ class Gangs:
         self, gpus_per_node: int, *, cpus_count: bool = False, memory_counts: bool = False
     ) -> None:
         self._gpus_per_node = gpus_per_node
-        self._cpus_count = cpus_count  # else they never stand in the way
+        self._cpus_count = cpus_count  # otherwise CPUs never limit a job
         self._memory_counts = memory_counts
         self._specs: dict[tuple[Any, ...], JobSpec] = {}
 
@@ -101,7 +101,7 @@ class Gangs:
         return spec
 
     def uncounted(self, spec: JobSpec) -> JobSpec:
-        """The same spec without what does not count on these nodes."""
+        """The same spec without resources that do not count on these nodes."""
         if (self._cpus_count or not spec.cpu_milli) and (self._memory_counts or not spec.memory_mb):
             return spec
         return msgspec.structs.replace(
@@ -135,7 +135,7 @@ class Trace(msgspec.Struct, frozen=True):
 
     name: str
     arrivals: Sequence[Arrival]
-    skipped: int = 0  # rows that are no job that could be replayed, e.g. one that never ran
+    skipped: int = 0  # rows without a job to replay, e.g. one that never ran
     began_ms: int = 0  # when the first arrived, where the trace says so
     services: tuple[RecordedService, ...] = ()
 
@@ -146,10 +146,10 @@ def in_order(
     skipped: int = 0,
     services: Sequence[RecordedService] = (),
 ) -> Trace:
-    """Sorted, and moved so that the first arrives at 0; equal times keep the order of rows."""
+    """Sorted and shifted so that the first arrives at 0; equal times keep the order of rows."""
     ordered = sorted(arrivals, key=lambda arrival: arrival.submit_ms)
     if not ordered:
-        raise TraceError(f"{name}: holds no job")
+        raise TraceError(f"{name}: has no jobs")
     firsts = [one.changes[0][0] for one in services if one.changes]
     begin_ms = min(ordered[0].submit_ms, *firsts) if firsts else ordered[0].submit_ms
     if begin_ms:

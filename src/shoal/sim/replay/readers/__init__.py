@@ -34,7 +34,7 @@ def read_trace(
             arrivals.append(arrival)
     if not read:
         what = f"no row has {_where_text(rows.where)}" if rows.where else "it has a header only"
-        raise TraceError(f"{path}: holds no job: {what}")
+        raise TraceError(f"{path}: has no jobs: {what}")
     return in_order(str(path), arrivals, skipped=read - len(arrivals))
 
 

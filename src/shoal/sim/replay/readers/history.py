@@ -206,7 +206,7 @@ class History:
         ]
         if not ran:
             when = f" in its last {days} days" if days else ""
-            raise TraceError(f"{self.name}: the log holds no job that ran{when}")
+            raise TraceError(f"{self.name}: the log has no job that ran{when}")
         arrivals = [_arrival(lived, gangs, self.last_ms) for lived in ran]
         services = [
             one.recorded(name, gangs, since_ms, self.last_ms)
