@@ -236,9 +236,11 @@ def test_every_gpu_millisecond_is_in_one_account_whatever_happens(
     assert_accounts_add_up(outcome)
     assert sorted(outcome.records.row) == [arrival.row for arrival in trace.arrivals]
     if all(outcome.records.succeeded):
-        # All the work was done, once: what was lost and done again is in no account of use.
-        work = sum(a.work_ms * a.spec.members * a.spec.gpus * 1000 for a in trace.arrivals)
-        assert accounts(outcome).get("useful", 0) * 1000 >= work
+        # All the work was done. After a failure the ledger counts the work since the newest save
+        # that was reported as lost, though a job may have saved more than it reported.
+        work = sum(a.work_ms * a.spec.members * a.spec.gpus for a in trace.arrivals)
+        done = accounts(outcome)
+        assert done.get("useful", 0) + (done.get("recompute", 0) if rate else 0) >= work
 
 
 def test_the_same_seed_gives_the_same_replay_and_another_seed_another() -> None:
@@ -283,7 +285,6 @@ def test_a_policy_that_must_know_run_times_is_told_the_truth() -> None:
     [
         ("philly-pollux/jobs.csv.gz", 100, 8, {}),
         ("microsoft-itp/jobs.csv.gz", 64, 8, {"cluster": "cluster02"}),
-        ("microsoft-itp/philly_103959.csv.gz", 32, 8, {}),
     ],
 )
 def test_a_public_trace_is_replayed(

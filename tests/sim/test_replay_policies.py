@@ -23,10 +23,13 @@ from shoal.model.health import Standing
 from shoal.model.job import Job, JobSpec, StopCause
 from shoal.model.policy import Policy, Tenant
 from shoal.model.prices import Price, PriceList
+from shoal.model.resources import Slice
 from shoal.model.service import Scale, ServiceSpec
 from shoal.sim.replay.clusters import Conditions, Failures, Slowness, alike, gangs_for
+from shoal.sim.replay.metrics import Levels
 from shoal.sim.replay.readers.history import read_history
 from shoal.sim.replay.replay import Replay
+from shoal.sim.replay.simulated import Attempt, SimCluster, SimJob
 from shoal.sim.replay.traces import Arrival, Gangs, RecordedService, Trace
 
 HOUR_MS = 3_600_000
@@ -166,3 +169,18 @@ def test_a_job_whose_members_reported_checkpoints_reports_them_again() -> None:
     history = read_history(lambda after, limit: log[after : after + limit], "log")
     (found,) = history.trace(gangs_for(alike(1, gpus=8))).arrivals
     assert (found.beats, found.checkpoint_ms) == (True, 600_000)
+
+
+def test_beats_at_checkpoints_go_on_where_rounding_lies_before_the_save() -> None:
+    """At speed 0.7, 17 intervals of 7 s end at a moment in which 118.999 s of work are done. The
+    next beat was planned for that same moment, for ever."""
+    cluster = SimCluster(alike(1, gpus=1), QUICK, Levels(alike(1, gpus=1)), 0)
+    job = SimJob(jobs((0, 1.0, 1)).arrivals[0], 1000)
+    attempt = Attempt("j1", 1, job, (Slice("n1", (0,)),), 0)
+    attempt.begin_ms, attempt.speed, attempt.every_ms = 0, 0.7, 7_000
+    attempt.needed_ms, attempt.beats = HOUR_MS, 99
+    for _ in range(600):
+        cluster._plan_beat(attempt)
+        due_ms = cluster._heap.pop()[0]
+        assert due_ms > cluster.now_ms
+        cluster.now_ms = due_ms

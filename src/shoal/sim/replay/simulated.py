@@ -278,8 +278,6 @@ class SimCluster:
     def _end(self, attempt: Attempt) -> None:
         if attempt.halt_ms >= 0:
             return
-        if attempt.beats >= 0:
-            self._send_beats(attempt, attempt.needed_ms)
         self._halt(attempt, complete=True)
         code = attempt.sim_job.arrival.exit_code
         for node_id, ref in attempt.refs():
@@ -298,11 +296,12 @@ class SimCluster:
             return
         attempt.halt_ms = self.now_ms
         if attempt.begin_ms >= 0:
-            job, came_ms = attempt.sim_job, attempt.needed_ms
-            kept_ms = came_ms if complete else attempt.kept_ms(attempt.came_ms(self.now_ms))
-            job.done_ms = min(job.done_ms + int(kept_ms * attempt.scale), job.arrival.work_ms)
-
-    # -- what members report of their work ------------------------------------------------
+            job, came_ms = attempt.sim_job, attempt.came_ms(self.now_ms)
+            came_ms = attempt.needed_ms if complete else came_ms
+            if attempt.beats >= 0:
+                self._send_beats(attempt, came_ms)
+            kept_ms = int((came_ms if complete else attempt.kept_ms(came_ms)) * attempt.scale)
+            job.done_ms = min(job.done_ms + kept_ms, job.arrival.work_ms)
 
     def _plan_beat(self, attempt: Attempt) -> None:
         """A few early beats show which member is slow; then one with every checkpoint."""
@@ -310,7 +309,8 @@ class SimCluster:
             next_ms = self.now_ms + EARLY_BEAT_MS
         elif 0 < attempt.every_ms <= BEAT_MS_MAX:
             saves = attempt.came_ms(self.now_ms) // attempt.every_ms + 1
-            next_ms = attempt.begin_ms + math.ceil(saves * attempt.every_ms / attempt.speed)
+            due_ms = attempt.begin_ms + math.ceil(saves * attempt.every_ms / attempt.speed)
+            next_ms = max(self.now_ms + 1, due_ms)  # rounding may leave a save a hair away
         else:
             next_ms = self.now_ms + BEAT_MS_MAX
         self._at(next_ms, self._beat, attempt)
@@ -337,6 +337,7 @@ class SimCluster:
                 compute_us=own_us,
                 wait_us=whole_us - own_us,
                 saved_step=attempt.from_step + int(saved_ms * attempt.scale) // STEP_MS,
+                busy=True,  # it works until the next beat, which may be long in coming
             )
             node = self._news[node_id] = self.nodes[node_id]
             node.progress.append(Progress(ref, beat, 0))
