@@ -254,7 +254,9 @@ def test_when_the_warm_interpreter_dies_the_next_start_is_cold(
 ) -> None:
     """The last test here: it takes what the others need."""
     made, _ = warm
-    zygote = int(made.node.log().partition("is being made: process ")[2].split(",")[0])
+    zygote = int(
+        made.node.log().partition("starting a warm interpreter: process ")[2].split(",")[0]
+    )
     os.kill(zygote, signal.SIGKILL)
     ref = made.script("print('well')")
     assert made.node.exit(ref).code == 0
