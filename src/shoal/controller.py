@@ -92,7 +92,7 @@ async def _serve(home: Home, doors: Doors, usual: Usual) -> None:
         home.ledger,
         home.prices,
         store,
-        loop.clock,
+        loop,
         lambda text: loop.alarms.raise_("ledger", text),
     )
     loop.followers += [ledger, Tidy(home.checkpoints)]

@@ -184,3 +184,22 @@ def test_every_handler_is_given_the_loop_last(rig: HeldRig) -> None:
                 handlers += 1
                 assert names[-1] == {"loop"}, (route.path, names)
     assert handlers > 20
+
+
+def test_the_ledgers_time_waits_for_a_step_that_is_on_its_way(rig: HeldRig) -> None:
+    """A report asked for during a commit put the book past the events that it was about to get:
+    a node that joined in them lost the difference of its capacity."""
+
+    async def work() -> None:
+        await rig.loop.changed("", 5)
+        asked = await rig.hold()
+        clock = rig.loop.clock
+        assert isinstance(clock, HandClock)
+        decided_ms = clock.now_ms()
+        clock.ms += 31
+        assert rig.loop.now_ms() == decided_ms
+        rig.held.released.set()
+        await asked
+        assert rig.loop.now_ms() == clock.now_ms() > decided_ms
+
+    rig.run(work())

@@ -91,6 +91,7 @@ class ControlLoop:
         self._trouble = ""  # why the state cannot be read
         self._wake = asyncio.Event()
         self._gate = asyncio.Event()  # set when the state is what is stored again
+        self._decided_ms = 0  # the time of the newest step
         self._watchers: dict[str, set[asyncio.Future[None]]] = {}
 
     # -- readers ---------------------------------------------------------------------------
@@ -108,6 +109,12 @@ class ControlLoop:
     @property
     def last_seq(self) -> int:
         return self.tick.last_seq
+
+    def now_ms(self) -> int:
+        """The time, but not beyond a step on its way to the store: the ledger must not run ahead
+        of events that it has yet to get."""
+        on_its_way = self.tick.stage is Stage.DECIDED
+        return self._decided_ms if on_its_way else self.clock.now_ms()
 
     async def settled(self) -> None:
         """Return when the state is what is stored: at once, unless a commit is on its way or has
@@ -271,7 +278,8 @@ class ControlLoop:
 
     async def _run_tick(self) -> int | None:
         began = time.perf_counter()
-        decision = self.tick.decide(self.clock.now_ms())
+        self._decided_ms = self.clock.now_ms()
+        decision = self.tick.decide(self._decided_ms)
         self.counters.steps.add(time.perf_counter() - began)
         self.counters.reports += len(decision.report.nodes)
         if decision.step.events:
