@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from shoal.api.explain import story_of, why_view
+from shoal.api.explain import explanation_of, why_view
 from shoal.model.events import JobCheckpointed, JobRunning
 from shoal.model.report import Submit
 from tests.control.test_loop import SPEC, Rig
@@ -29,6 +29,6 @@ def test_thousands_of_checkpoints_hide_no_attempt(tmp_path: Path) -> None:
     assert [r.event for r in after.events] == [*(r.event for r in before.events), saves[-1]]
     (attempt,) = after.attempts
     assert (attempt.attempt, attempt.nodes, attempt.saved_step) == (1, ["n1"], 25_000)
-    story = story_of(rig.loop, rig.loop.state.jobs["j1"])
+    story = explanation_of(rig.loop, rig.loop.state.jobs["j1"])
     assert story.complete
     assert [one.saved_step for one in story.attempts] == [25_000]

@@ -9,7 +9,7 @@ from typing import TypeVar
 
 import pytest
 
-from shoal.control.clock import Machine, SystemClock
+from shoal.control.clock import Clocks, SystemClock
 from shoal.control.logs import LogStore
 from shoal.control.loop import ControlLoop
 from shoal.control.store.sqlite import SqliteStore
@@ -31,7 +31,7 @@ DAY_MS = 86_400_000
 NOON_MS = 1_800_000_000_000
 
 
-class HandMachine(Machine):
+class HandMachine(Clocks):
     def __init__(self) -> None:
         self.wall, self.passed, self.life = NOON_MS, 50_000, "first"
 

@@ -16,7 +16,7 @@ from litestar.params import Parameter
 
 from shoal import __version__
 from shoal.api.access import Access
-from shoal.api.explain import Stories
+from shoal.api.explain import Explanations
 from shoal.api.feed import Feed
 from shoal.api.jobs import NUMBER_MAX, Jobs, WaitS
 from shoal.api.ledger import Ledger
@@ -223,7 +223,7 @@ def build(
             Series,
             Ledger,
             Packages,
-            Stories,
+            Explanations,
             metrics,
             *HANDLERS,
         ],

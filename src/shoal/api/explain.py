@@ -35,7 +35,7 @@ COMMAND_CHARACTERS_MAX = 500
 AFTER_END_MS = 3_600_000  # what happens to its nodes later than this has other causes
 
 
-class Stories(Controller):
+class Explanations(Controller):
     path = "/v1/jobs"
 
     @get("/{job_id:str}/explanation")
@@ -46,7 +46,7 @@ class Stories(Controller):
         job = find_job(loop, job_id)
         if job is None:
             raise Refusal(404, f"there is no job {job_id[:64]!r}; see: shoal ps -a", "job")
-        return story_of(loop, job, read)
+        return explanation_of(loop, job, read)
 
 
 def why_view(loop: ControlLoop, job: Job, told: list[Recorded] | None = None) -> WhyView:
@@ -81,7 +81,7 @@ def _read(loop: ControlLoop, job_id: str) -> tuple[list[Recorded], list[Recorded
     return own, _with_nodes(loop, own)
 
 
-def story_of(
+def explanation_of(
     loop: ControlLoop, job: Job, read: tuple[list[Recorded], list[Recorded]] | None = None
 ) -> Explanation:
     own, around = read or _read(loop, job.id)

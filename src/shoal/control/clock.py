@@ -25,7 +25,7 @@ LOOK_S = 5.0
 ALARM_MS = 60_000  # a clock that is wrong by this much is an alarm
 
 
-class Machine:
+class Clocks:
     """The clocks of this machine."""
 
     def wall_ms(self) -> int:
@@ -54,9 +54,12 @@ class SystemClock:
     and was corrected, time goes on from there at its usual pace instead of standing still."""
 
     def __init__(
-        self, not_before_ms: int = 0, anchor: Path | None = None, machine: Machine | None = None
+        self,
+        not_before_ms: int = 0,
+        anchor: Path | None = None,
+        machine: Clocks | None = None,
     ) -> None:
-        self._machine = machine or Machine()
+        self._machine = machine or Clocks()
         now_ms, boot = self._machine.monotonic_ms(), self._machine.boot()
         kept = _read(anchor)
         if kept is not None and boot and kept.boot == boot:

@@ -15,7 +15,7 @@ from shoal.model.report import CheckNode, SetIntent
 from shoal.sim.storm.controller import Moment
 from shoal.sim.storm.disk import Fault
 from shoal.sim.storm.network import Network
-from shoal.sim.storm.node import Machine
+from shoal.sim.storm.node import StormNode
 from shoal.sim.storm.world import World
 
 SHORTEST_MS = 50
@@ -222,7 +222,7 @@ class Faults:
             (grace, long),
         ]
 
-    def _victim(self) -> Machine | None:
+    def _victim(self) -> StormNode | None:
         up = [machine for machine in self._world.machines.values() if machine.up]
         return self._rng.choice(up) if up else None
 
@@ -239,7 +239,7 @@ class Faults:
             self._world.power_off(victim.spec.id, known=known)
             self._later(lambda: self._boot(victim))
 
-    def _boot(self, machine: Machine) -> None:
+    def _boot(self, machine: StormNode) -> None:
         if not machine.up:
             self._world.boot(machine.spec.id)
 

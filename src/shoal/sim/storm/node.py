@@ -13,7 +13,7 @@ from shoal.model.node import NodeSpec
 from shoal.model.progress import Progress
 from shoal.model.report import Idle, MemberExit, NodeReport
 from shoal.sim.storm.timeline import Timeline
-from shoal.sim.storm.training import Plan, Trainer
+from shoal.sim.storm.training import Trainer, Training
 from shoal.sim.storm.witness import End, Witness
 
 KILLED_CODE = 137
@@ -30,7 +30,7 @@ class Fate(NamedTuple):
     # From SIGTERM to its end; None: it ignores SIGTERM and has to be killed.
     stopping_ms: int | None = 0
     stopped_code: int = TERMINATED_CODE
-    training: Plan | None = None  # None: it reports no steps
+    training: Training | None = None  # None: it reports no steps
     rests_ms: int = 0  # it uses its GPUs for a moment and then rests this long; 0: it never rests
     getting_ms: int = 0  # before it can start, for its package or environment
     shipping_ms: int = 0  # from its end until its output is stored
@@ -51,7 +51,7 @@ class Process:
         self.trainer = trainer
 
 
-class Machine:
+class StormNode:
     """Reports its whole inventory when it changes, and every `heartbeat_ms` anyway."""
 
     def __init__(

@@ -11,7 +11,7 @@ SLOW_FACTOR = 3  # a slow node takes this many times as long for a member's own 
 OWN_SHARE = 4  # one part in this many of a step; the rest is waiting for peers
 
 
-class Plan(NamedTuple):
+class Training(NamedTuple):
     """What a member that trains does. All members of a gang make the same steps."""
 
     step_ms: int
@@ -23,7 +23,7 @@ class Plan(NamedTuple):
 class Trainer:
     """`saved` holds the newest checkpoint of every job, as a disk that all nodes share."""
 
-    def __init__(self, ref: MemberRef, plan: Plan, saved: dict[str, int], now_ms: int) -> None:
+    def __init__(self, ref: MemberRef, plan: Training, saved: dict[str, int], now_ms: int) -> None:
         self.ref = ref
         self.plan = plan
         self.steps = 0

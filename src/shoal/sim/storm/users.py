@@ -18,7 +18,7 @@ from shoal.model.report import Accepted, Answer, Cancel, SetIntent, Submit
 from shoal.sim.storm.lives import Untruth
 from shoal.sim.storm.node import Fate
 from shoal.sim.storm.services import CRASHES, MUTE, SERVES
-from shoal.sim.storm.training import Plan
+from shoal.sim.storm.training import Training
 from shoal.sim.storm.world import World
 
 MANY = 1_000_000
@@ -61,13 +61,13 @@ class SeededFates:
             shipping_ms=rng.choice((0, 0, 0, 30, 700, 6_000)),
         )
 
-    def _training(self, launch: Launch, program: str) -> Plan | None:
+    def _training(self, launch: Launch, program: str) -> Training | None:
         """The same for all members of an attempt, except for the one that is stuck."""
         if program not in ("trains", "hangs", "hangs-once", "flaky"):
             return None
         rng = random.Random(f"{self._seed}/{launch.ref.job}/{launch.ref.attempt}")
         hangs = program == "hangs" or (program == "hangs-once" and launch.ref.attempt == 1)
-        return Plan(
+        return Training(
             step_ms=rng.choice((100, 250)),
             saves_every=rng.choice((0, 5, 20)),
             hangs_at=rng.randrange(HANGS_FROM, 40) if hangs else 0,

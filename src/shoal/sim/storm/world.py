@@ -16,7 +16,7 @@ from shoal.model.report import NodeGone, NodeReport, Request
 from shoal.sim.storm.controller import Asked, Controller, Moment, Reply
 from shoal.sim.storm.disk import Disk
 from shoal.sim.storm.network import Network
-from shoal.sim.storm.node import Fates, Machine
+from shoal.sim.storm.node import Fates, StormNode
 from shoal.sim.storm.timeline import Timeline
 from shoal.sim.storm.witness import Witness
 
@@ -38,7 +38,7 @@ class World:
         checked: bool = True,
     ) -> None:
         self.timeline = timeline or Timeline()
-        self.machines: dict[str, Machine] = {}
+        self.machines: dict[str, StormNode] = {}
         self.saved: dict[str, int] = {}  # the newest step that each job has saved
         self._fates = fates
         self._network = network or Network()
@@ -61,7 +61,7 @@ class World:
 
     def add_node(self, spec: NodeSpec) -> None:
         """A new server, already on."""
-        machine = self.machines[spec.id] = Machine(
+        machine = self.machines[spec.id] = StormNode(
             spec,
             timeline=self.timeline,
             fates=self._fates,
