@@ -64,7 +64,8 @@ def main() -> None:
         optimizer.step()
         now = torch.zeros_like(used)
         if ctx.weight > 0:
-            now[number] = 1
+            # A batch over the end of an epoch may hold a sample twice.
+            now.index_add_(0, number, torch.ones_like(number))
         if ctx.world > 1:
             dist.all_reduce(now)
         used += now
