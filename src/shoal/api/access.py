@@ -18,7 +18,9 @@ from litestar.exceptions import NotAuthorizedException
 from litestar.handlers import BaseRouteHandler
 
 from shoal.api.limits import PROVEN
+from shoal.api.principal import SCOPE, THE_OPERATOR, Needs, Principal
 from shoal.api.problems import Refusal
+from shoal.model.identity import Identity
 
 SESSION_MS = 12 * 3600 * 1000
 CODE_MS = 120_000
@@ -29,6 +31,8 @@ TRIES_MS = 60_000  # ... allowed within this time from one address
 ADDRESSES_MAX = 1_000
 CSRF_HEADER = "x-shoal-csrf"
 SAFE_METHODS = ("GET", "HEAD", "OPTIONS")
+TOKEN_PREFIX = "shoal"
+NO_HASH = "0" * 64
 WRONG = "the token is missing or wrong; see the file token in SHOAL_HOME"
 
 Connection = ASGIConnection[Any, Any, Any, Any]
@@ -42,11 +46,20 @@ class Session(msgspec.Struct, frozen=True):
 
 
 class Access:
-    def __init__(self, token: str, now_ms: Callable[[], int], host: str = "") -> None:
+    """`identity` gives the users and tokens as they are stored now."""
+
+    def __init__(
+        self,
+        token: str,
+        now_ms: Callable[[], int],
+        host: str = "",
+        identity: Callable[[], Identity] = Identity,
+    ) -> None:
         if not token:
             raise ValueError("an empty token would let anyone in")
         self._token = token.encode()
         self._now_ms = now_ms
+        self._identity = identity
         # A cookie belongs to a host, not a port: two clusters on one machine must not share one.
         self.cookie = f"shoal-{self._sign('cookie')[:8]}"
         # Our own names. Another name may have been pointed at this host by an attacker (DNS
@@ -71,17 +84,42 @@ class Access:
             name = _host_name(connection)[:64]
             message = f"{name!r} is not a name of this controller; use its address, or localhost"
             raise Refusal(421, message, "host")
-        if handler.opt.get("open") or connection.scope["path"].startswith("/schema"):
+        needs = handler.opt.get("needs", Needs.ADMIN)
+        if needs is Needs.OPEN or connection.scope["path"].startswith("/schema"):
             return  # the list of requests is not secret
-        if self.bears_token(connection):
-            _proven(connection)
-            return
-        session = self.session(connection)
-        if session is None:
-            raise NotAuthorizedException(WRONG)
+        who, session = self.principal(connection), None
+        if who is None:
+            session = self.session(connection)
+            if session is None:
+                raise NotAuthorizedException(WRONG)
+            who = THE_OPERATOR
         _proven(connection)
-        if connection.scope.get("method") not in SAFE_METHODS:
+        connection.scope[SCOPE] = who  # type: ignore[literal-required]
+        if session is not None and connection.scope.get("method") not in SAFE_METHODS:
             self.refuse_forgery(connection, session)
+        if not who.may(needs):
+            raise Refusal(403, f"this needs more than the role {who.role.value}; ask an admin")
+
+    def principal(self, connection: Connection) -> Principal | None:
+        """The sender, by the token in the request."""
+        if self.bears_token(connection):
+            return THE_OPERATOR
+        scheme, _, given = connection.headers.get("authorization", "").partition(" ")
+        return self.bearer(given) if scheme == "Bearer" else None
+
+    def bearer(self, given: str) -> Principal | None:
+        """`shoal_ID_SECRET`, of which only a hash is stored."""
+        prefix, _, rest = given.partition("_")
+        token_id, _, secret = rest.partition("_")
+        identity = self._identity()
+        token = identity.tokens.get(token_id) if prefix == TOKEN_PREFIX else None
+        right = hmac.compare_digest(token_hash(secret), token.hash if token else NO_HASH)
+        if token is None or not right or 0 < token.until_ms <= self._now_ms():
+            return None
+        role = identity.role(token)
+        if role is None:
+            return None
+        return Principal(user=token.user, tenant=token.tenant, role=role, token=token.id)
 
     def bears_token(self, connection: Connection) -> bool:
         given = connection.headers.get("authorization", "")
@@ -154,6 +192,17 @@ class Access:
 
     def _sign(self, *words: str) -> str:
         return hmac.new(self._token, "\n".join(words).encode(), hashlib.sha256).hexdigest()
+
+
+def token_hash(secret: str) -> str:
+    """Tokens are random and long, so that one round is enough: there is nothing to guess from."""
+    return hashlib.sha256(secret.encode("utf-8", "surrogatepass")).hexdigest()
+
+
+def new_token() -> tuple[str, str, str]:
+    """A token's id, the token as its user gets it, and the hash to store."""
+    token_id, secret = secrets.token_hex(4), secrets.token_urlsafe(32)
+    return token_id, f"{TOKEN_PREFIX}_{token_id}_{secret}", token_hash(secret)
 
 
 def same_origin(connection: Connection) -> bool:

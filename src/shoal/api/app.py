@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
-from litestar import Controller, Litestar, Response, get, post, put
+from litestar import Controller, Litestar, Request, Response, get, post, put
 from litestar.datastructures import State
 from litestar.di import Provide
 from litestar.exceptions import HTTPException
@@ -23,6 +23,7 @@ from shoal.api.ledger import Ledger
 from shoal.api.metrics import metrics
 from shoal.api.packages import Packages, refuse_unknown_package
 from shoal.api.page import HANDLERS, provided
+from shoal.api.principal import SCOPE, Principal
 from shoal.api.problems import (
     Refusal,
     accepted,
@@ -196,7 +197,10 @@ def build(
     host: str = "",
 ) -> Litestar:
     kept = history or History(loop)
-    access, feed = Access(token, loop.clock.now_ms, host), Feed(loop, lambda: kept.newest)
+    access, feed = (
+        Access(token, loop.clock.now_ms, host, lambda: loop.state.identity),
+        Feed(loop, lambda: kept.newest),
+    )
 
     def provide_ledger() -> LiveLedger | None:
         return live_ledger
@@ -211,6 +215,10 @@ def build(
         """Handlers start from the stored state."""
         await loop.settled()
         return loop
+
+    def provide_principal(request: Request[Any, Any, Any]) -> Principal:
+        found: Principal = request.scope[SCOPE]  # type: ignore[literal-required]
+        return found
 
     def provide_entry() -> GatewayEntry:
         return entry()
@@ -232,6 +240,7 @@ def build(
         dependencies={
             "before": Provide(provide_nothing, sync_to_thread=False),
             "loop": Provide(provide_loop),
+            "who": Provide(provide_principal, sync_to_thread=False),
             "entry": Provide(provide_entry, sync_to_thread=False),
             "live_ledger": Provide(provide_ledger, sync_to_thread=False),
             "history": Provide(provide_history, sync_to_thread=False),

@@ -12,6 +12,7 @@ from litestar.datastructures import Cookie
 from litestar.response import Redirect
 
 from shoal.api.access import SESSION_MS, Access
+from shoal.api.principal import Needs
 from shoal.api.problems import Refusal
 
 FOLDER = Path(__file__).parent.parent / "web"
@@ -59,7 +60,7 @@ class CodeView(msgspec.Struct, kw_only=True):
 
 
 class Files(Controller):
-    opt = {"open": True}
+    opt = Needs.OPEN.opt
     include_in_schema = False
 
     @get("/", sync_to_thread=False)
@@ -78,7 +79,7 @@ class Files(Controller):
 class Sessions(Controller):
     path = "/v1/session"
 
-    @post(opt={"open": True}, status_code=200, request_max_body_size=SIGN_IN_BYTES_MAX)
+    @post(opt=Needs.OPEN.opt, status_code=200, request_max_body_size=SIGN_IN_BYTES_MAX)
     async def sign_in(
         self, request: AnyRequest, access: Access, data: SignIn
     ) -> Response[SessionView]:
@@ -88,7 +89,7 @@ class Sessions(Controller):
             cookies=[_cookie(access, cookie, SESSION_MS // 1000)],
         )
 
-    @get(opt={"open": True}, sync_to_thread=False)
+    @get(opt=Needs.OPEN.opt, sync_to_thread=False)
     def session(self, request: AnyRequest, access: Access) -> SessionView:
         """Empty if the browser is not signed in: that is an answer, not an error."""
         session = access.session(request)

@@ -124,6 +124,10 @@ JOB = _table({
     "Its environment": [
         Field("env", "K=V...", "", readers.environment, "env",
               "Variables of the job. K alone copies its value from here."),
+        Field("secret", "NAME[=VARIABLE]...", "", readers.secrets, "secrets",
+              "A secret of the tenant: as a file in $SHOAL_SECRETS, or in a variable."),
+        Field("image", "IMAGE", "", readers.image, "image",
+              "Run it in a container of this image."),
         Field("workdir", "DIR", "the current directory", readers.folder, "workdir",
               "The folder to run in."),
         Field("requirements", "FILE", "", readers.requirements, "requirements",
@@ -136,7 +140,7 @@ JOB = _table({
 # A replica is one process that runs until it is stopped: the other fields of a job do not apply.
 REPLICA = (
     "gpus", "gpu_memory", "gpu_model", "cpus", "memory", "tenant", "priority", "stop_grace", "env",
-    "workdir", "requirements", "pack",
+    "secret", "image", "workdir", "requirements", "pack",
 )
 SERVICE_PRIORITY = 100  # a request should wait less than a training run
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from enum import StrEnum
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,7 @@ from shoal.forms import datafile, readers, units
 from shoal.forms.datafile import is_job_file, unknown
 from shoal.forms.failure import REFUSED, USAGE, BadField, Failure
 from shoal.model.job import JOB_NAME_PATTERN
-from shoal.model.policy import Policy, Preempt, Tenant
+from shoal.model.policy import GpuOver, Others, Policy, Preempt, Tenant
 
 NAME_CHARACTERS_MAX = 63
 NUMBER_MAX = 10**12  # more than any count or time in a policy may be
@@ -49,6 +50,10 @@ ABOUT = {
     "retest": "check a node in quarantine again after this long, then after twice as long",
     "tenants": "shares by weight; quotas are guaranteed; budgets per month or in total",
     "budget_stops": "also stop running jobs whose budget is used up",
+    "others": "what a tenant sees of others' jobs: nothing, or the tenants that use the nodes",
+    "processes_max": "processes and threads of a member; 0: no limit",
+    "cpu_hard": "true: a member never gets more CPU than it asked for, even if some is idle",
+    "gpu_over": "a member that uses more of a shared GPU than it asked for: end it, or warn",
     "silent_after": "a node is silent after this long without a report",
     "grace": "and lost after this long",
     "losses_max": "give a job up after it has lost this many nodes",
@@ -58,6 +63,7 @@ ABOUT = {
     "placements_per_step_max": "jobs placed in one step",
 }
 COMMENT_COLUMN = 32
+CHOICES: dict[str, type[StrEnum]] = {"preempt": Preempt, "others": Others, "gpu_over": GpuOver}
 
 _read_time = readers.amount(units.duration_ms, NUMBER_MAX, "90s, 10m or 7d")
 
@@ -134,8 +140,8 @@ def _value(field: str, target: str, value: Any) -> Any:
         return _read_time(field, value)
     if field == "tenants":
         return _tenants(value)
-    if field == "preempt":
-        return readers.choice(*Preempt)(field, value)
+    if field in CHOICES:
+        return readers.choice(*CHOICES[field])(field, value)
     if field == "name":
         return readers.name(field, value)
     if isinstance(value, str) and (not value.isprintable() or len(value) > 256):

@@ -22,6 +22,9 @@ Reader = Callable[[str, Any], Any]
 EACH_GPU = 0  # `procs_per_node: gpu`
 GPU_MEMORY_MB_MAX = 10_000_000
 MODELS_MAX = 64
+IMAGE_CHARACTERS_MAX = 512
+SECRETS_MAX = 64
+SECRET_PATTERN = r"[A-Za-z][A-Za-z0-9._-]{0,62}(=[A-Za-z_][A-Za-z0-9_]{0,127})?"
 YEAR_MS = 366 * 24 * 3_600_000
 GPU_FORMS = (
     "write 1 or 2 for whole GPUs, 0.5 for half of one, or 20G for a share with 20 GB of its memory"
@@ -202,6 +205,27 @@ def service_name(field: str, value: Any) -> str:
     found: str = _service_name(field, value)
     if re.fullmatch(r"j[0-9]+", found):
         raise BadField(field, f"{found} looks like a job id; choose another name, e.g. chat")
+    return found
+
+
+def image(field: str, value: Any) -> str:
+    found = text(field, value)
+    if not found or len(found) > IMAGE_CHARACTERS_MAX or not re.fullmatch(r"[!-~]+", found):
+        problem = "is not the name of an image, e.g. docker.io/pytorch/pytorch:2.4"
+        raise BadField(field, f"{units.quoted(found)} {problem}")
+    return found
+
+
+def secrets(field: str, value: Any) -> tuple[str, ...]:
+    found = tuple(
+        text(field, one) for one in (value if isinstance(value, list | tuple) else [value])
+    )
+    for one in found:
+        if not re.fullmatch(SECRET_PATTERN, one):
+            problem = "is not a secret's name, or NAME=VARIABLE; see: shoal secret list"
+            raise BadField(field, f"{units.quoted(one)} {problem}")
+    if len(found) > SECRETS_MAX:
+        raise BadField(field, f"names more than {SECRETS_MAX} secrets")
     return found
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import msgspec
 
 from shoal.model.job import MemberRef
+from shoal.model.policy import GpuOver
 
 
 class CommandBase(msgspec.Struct, frozen=True, kw_only=True, tag_field="command", tag=True):
@@ -13,6 +14,14 @@ class CommandBase(msgspec.Struct, frozen=True, kw_only=True, tag_field="command"
     node: str
     incarnation: int
     ref: MemberRef
+
+
+class Limits(msgspec.Struct, frozen=True):
+    """What the policy says about every member."""
+
+    processes: int = 0  # processes and threads; 0: no limit
+    cpu_hard: bool = False  # it never gets more CPU than it asked for, even if some is idle
+    gpu_over: GpuOver = GpuOver.END
 
 
 class Launch(CommandBase, frozen=True, kw_only=True):
@@ -26,6 +35,16 @@ class Launch(CommandBase, frozen=True, kw_only=True):
     gpu_milli: int = 1000
     package: str = ""  # the node fetches it if needed; `workdir` is inside it
     requirements: str = ""
+    tenant: str = ""
+    uid: int = (
+        0  # the Unix user to run it as; 0: the agent's own, because the tenant is not kept apart
+    )
+    cpu_milli: int = 0
+    memory_mb: int = 0  # 0: no limit
+    gpu_memory_mb: int = 0  # of a GPU that it shares; 0: in proportion to `gpu_milli`
+    limits: Limits = Limits()
+    image: str = ""
+    secrets: tuple[str, ...] = ()  # names only; the node asks for the values
 
 
 class Stop(CommandBase, frozen=True, kw_only=True):

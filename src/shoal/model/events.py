@@ -7,6 +7,7 @@ from typing import Annotated, ClassVar
 import msgspec
 
 from shoal.model.health import CheckResult, Record
+from shoal.model.identity import TenantRecord, Token, User
 from shoal.model.job import Fault, JobSpec, Outcome, StopCause
 from shoal.model.node import NodeIntent, NodeSpec
 from shoal.model.policy import Policy
@@ -260,6 +261,44 @@ class ClockJumped(EventBase, frozen=True, kw_only=True):
     why: str
 
 
+class IdentityEvent(EventBase, frozen=True, kw_only=True):
+    """Only admins are shown these."""
+
+    who: str = ""
+
+
+class TenantAdded(IdentityEvent, frozen=True, kw_only=True):
+    tenant: TenantRecord
+
+
+class TenantRemoved(IdentityEvent, frozen=True, kw_only=True):
+    """Its tokens go with it, and its users' roles in it."""
+
+    tenant: str
+
+
+class UserSet(IdentityEvent, frozen=True, kw_only=True):
+    """Added, or with other roles than before."""
+
+    user: User
+
+
+class UserRemoved(IdentityEvent, frozen=True, kw_only=True):
+    """The user's tokens go as well; the user's jobs continue."""
+
+    user: str
+
+
+class TokenSet(IdentityEvent, frozen=True, kw_only=True):
+    """Added, or given another secret (rotated)."""
+
+    token: Token
+
+
+class TokenRemoved(IdentityEvent, frozen=True, kw_only=True):
+    token: str
+
+
 class PolicyChanged(EventBase, frozen=True, kw_only=True):
     policy: Policy
 
@@ -309,6 +348,12 @@ Event = (
     | BudgetHeld
     | BudgetFreed
     | ClockJumped
+    | TenantAdded
+    | TenantRemoved
+    | UserSet
+    | UserRemoved
+    | TokenSet
+    | TokenRemoved
     | PolicyChanged
     | ControllerStarted
 )

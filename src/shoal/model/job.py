@@ -24,6 +24,9 @@ TIME_MS_MAX = 366 * 24 * 3600 * 1000
 JOB_NAME_PATTERN = r"^[A-Za-z0-9][A-Za-z0-9._-]*(?!\n)$"
 DEFAULT_TENANT = "default"
 ENV_NAME_PATTERN = r"^[A-Za-z_][A-Za-z0-9_]*(?!\n)$"
+# NAME, or NAME=VARIABLE to get it in a variable instead of a file.
+SECRET_PATTERN = r"^[A-Za-z][A-Za-z0-9._-]{0,62}(=[A-Za-z_][A-Za-z0-9_]{0,127})?(?!\n)$"
+SECRETS_MAX = 64  # of one job
 
 Text = Annotated[str, msgspec.Meta(max_length=ARGUMENT_BYTES_MAX)]
 Milliseconds = Annotated[int, msgspec.Meta(ge=0, le=TIME_MS_MAX)]
@@ -61,6 +64,12 @@ class JobSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     package: Annotated[str, msgspec.Meta(pattern=PACKAGE_PATTERN, max_length=64)] = ""
     # pip requirements to install for the job, as the text of a requirements file.
     requirements: Annotated[str, msgspec.Meta(max_length=REQUIREMENTS_BYTES_MAX)] = ""
+    image: Annotated[str, msgspec.Meta(max_length=512)] = ""  # the container image to run it in
+    # Names of the tenant's secrets; a member gets each as a file, or NAME=VARIABLE.
+    secrets: Annotated[
+        tuple[Annotated[str, msgspec.Meta(pattern=SECRET_PATTERN, max_length=192)], ...],
+        msgspec.Meta(max_length=SECRETS_MAX),
+    ] = ()
     priority: Annotated[int, msgspec.Meta(ge=-1000, le=1000)] = 0
     tenant: Annotated[str, msgspec.Meta(max_length=63, pattern=JOB_NAME_PATTERN)] = DEFAULT_TENANT
     user: Annotated[str, msgspec.Meta(max_length=63)] = ""  # its submitter, for the ledger

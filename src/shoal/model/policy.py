@@ -30,6 +30,9 @@ class Tenant(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     budget_gpu_hours: Count = 0
     budget_money: Count = 0  # in the currency of the price list
     budget_period: BudgetPeriod = BudgetPeriod.MONTH
+    # Jobs that it may have at a time, and of these waiting; 0: no limit of its own.
+    jobs_max: Count = 0
+    waiting_max: Count = 0
 
     @property
     def has_budget(self) -> bool:
@@ -42,6 +45,20 @@ class Preempt(enum.StrEnum):
     NEVER = "never"
     PRIORITY = "priority"  # jobs of higher priority, and of tenants within their quota
     RANK = "rank"  # also jobs that come before them in the policy's order
+
+
+class GpuOver(enum.StrEnum):
+    """What happens to a member that uses more of a shared GPU than it asked for."""
+
+    END = "end"
+    WARN = "warn"
+
+
+class Others(enum.StrEnum):
+    """What a tenant sees of the jobs of others."""
+
+    NOTHING = "nothing"  # only that resources are taken
+    TENANTS = "tenants"  # and by which tenant
 
 
 class Policy(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -78,6 +95,11 @@ class Policy(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     retest_ms: Span = 600_000  # first wait before a node in quarantine is checked again
     tenants: Annotated[tuple[Tenant, ...], msgspec.Meta(max_length=TENANTS_MAX)] = ()
     budget_stops: bool = False  # running jobs of a tenant without budget stop and wait, too
+    others: Others = Others.NOTHING
+    # Processes and threads of a member; 0: no limit.
+    processes_max: Annotated[int, msgspec.Meta(ge=0, le=4_194_304)] = 16_384
+    cpu_hard: bool = False  # a member gets no more CPU than it asked for, even if some is idle
+    gpu_over: GpuOver = GpuOver.END
 
     # Stored under its name before 0.2.
     silent_after_ms: Count = msgspec.field(default=5_000, name="suspect_after_ms")

@@ -6,6 +6,7 @@ import msgspec
 
 from shoal.model.budget import Spending
 from shoal.model.health import CheckResult
+from shoal.model.identity import Token, User
 from shoal.model.job import Fault, JobSpec, MemberRef
 from shoal.model.node import NodeIntent, NodeSpec
 from shoal.model.progress import Progress
@@ -139,11 +140,61 @@ class StopService(msgspec.Struct, frozen=True):
     who: str = "a user"
 
 
+class AddTenant(msgspec.Struct, frozen=True):
+    """`uid` 0: the first free one."""
+
+    tenant: str
+    uid: int = 0
+    who: str = "a user"
+
+
+class RemoveTenant(msgspec.Struct, frozen=True):
+    tenant: str
+    who: str = "a user"
+
+
+class SetUser(msgspec.Struct, frozen=True):
+    """Add the user, or change the user's roles; `add` refuses a user that exists."""
+
+    user: User
+    add: bool = False
+    who: str = "a user"
+
+
+class RemoveUser(msgspec.Struct, frozen=True):
+    user: str
+    who: str = "a user"
+
+
+class SetToken(msgspec.Struct, frozen=True):
+    """`rotate`: the token must exist, and gets another secret; otherwise it must not."""
+
+    token: Token
+    rotate: bool = False
+    who: str = "a user"
+
+
+class RemoveToken(msgspec.Struct, frozen=True):
+    token: str
+    who: str = "a user"
+
+
 class Nothing(msgspec.Struct, frozen=True):
     """Answered when the next step is stored."""
 
 
-Request = Submit | Cancel | Requeue | SetIntent | CheckNode | SetService | StopService | Nothing
+IdentityRequest = AddTenant | RemoveTenant | SetUser | RemoveUser | SetToken | RemoveToken
+Request = (
+    Submit
+    | Cancel
+    | Requeue
+    | SetIntent
+    | CheckNode
+    | SetService
+    | StopService
+    | IdentityRequest
+    | Nothing
+)
 
 
 class Accepted(msgspec.Struct, frozen=True):

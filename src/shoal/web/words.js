@@ -39,6 +39,12 @@ const OTHERS = {
   ServiceStopped: (e) => `service ${e.service} has stopped`,
   PolicyChanged: (e) => `the policy is ${e.policy?.name}`,
   ClockJumped: (e) => e.why,
+  TenantAdded: (e) => `tenant ${e.tenant?.name} was added`,
+  TenantRemoved: (e) => `tenant ${e.tenant} was removed`,
+  UserSet: (e) => `user ${e.user?.name} was set`,
+  UserRemoved: (e) => `user ${e.user} was removed`,
+  TokenSet: (e) => `token ${e.token?.id} of ${e.token?.user} was set`,
+  TokenRemoved: (e) => `token ${e.token} was removed`,
   ControllerStarted: (e) => `controller start ${e.epoch}`,
 };
 

@@ -15,6 +15,7 @@ from shoal.model.events import (
     ClockJumped,
     ControllerStarted,
     Event,
+    IdentityEvent,
     JobAdopted,
     JobCheckpointed,
     JobClaimed,
@@ -49,6 +50,12 @@ from shoal.model.events import (
     ServiceSet,
     ServiceStopped,
     ServiceStopping,
+    TenantAdded,
+    TenantRemoved,
+    TokenRemoved,
+    TokenSet,
+    UserRemoved,
+    UserSet,
 )
 from shoal.model.health import Standing
 from shoal.model.job import JobSpec, Outcome, StopCause
@@ -108,6 +115,8 @@ def sentence(event: Event) -> str:
         text = f"{event.node} {_about_node(event)}"
     elif isinstance(event, BudgetEvent):
         text = f"tenant {event.tenant} {_about_budget(event)}"
+    elif isinstance(event, IdentityEvent):
+        text = _about_identity(event) + (f" by {event.who}" if event.who else "")
     else:
         text = _about_cluster(event)
     return printable(text)
@@ -311,6 +320,25 @@ def _about_cluster(event: ControllerStarted | PolicyChanged | ClockJumped) -> st
             )
         case _:
             assert_never(event)
+
+
+def _about_identity(event: IdentityEvent) -> str:
+    match event:
+        case TenantAdded():
+            return f"tenant {event.tenant.name} was added (Unix user {event.tenant.uid})"
+        case TenantRemoved():
+            return f"tenant {event.tenant} was removed"
+        case UserSet():
+            roles = ", ".join(f"{role} of {name}" for name, role in event.user.roles.items())
+            return f"user {event.user.name} was set: {roles.replace('*', 'every tenant')}"
+        case UserRemoved():
+            return f"user {event.user} was removed"
+        case TokenSet():
+            return f"token {event.token.id} of {event.token.user} was set"
+        case TokenRemoved():
+            return f"token {event.token} was removed"
+        case _:
+            raise TypeError(f"no words for {type(event).__name__}")
 
 
 def _because(why: str) -> str:

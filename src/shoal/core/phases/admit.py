@@ -5,6 +5,7 @@ from __future__ import annotations
 from shoal.core.answers.why import held_when_empty
 from shoal.core.health.quarantine import released
 from shoal.core.phases.ending import cancel, stop
+from shoal.core.phases.identity import change_identity
 from shoal.core.phases.observe import lose
 from shoal.core.phases.reserved import reserved
 from shoal.core.phases.round import Round
@@ -19,15 +20,21 @@ from shoal.model.job import JobSpec, Phase, StopCause, Within
 from shoal.model.node import NodeHealth, NodeIntent
 from shoal.model.report import (
     Accepted,
+    AddTenant,
     Answer,
     Cancel,
     CheckNode,
     Nothing,
     Refused,
+    RemoveTenant,
+    RemoveToken,
+    RemoveUser,
     Request,
     Requeue,
     SetIntent,
     SetService,
+    SetToken,
+    SetUser,
     StopService,
     Submit,
 )
@@ -54,6 +61,8 @@ def _admit_one(round_: Round, request: Request) -> Answer:
             return set_service(round_, request, _replica_problem(round_, request))
         case StopService():
             return stop_service(round_, request)
+        case AddTenant() | RemoveTenant() | SetUser() | RemoveUser() | SetToken() | RemoveToken():
+            return change_identity(round_, request)
         case Nothing():
             return Accepted("")
 

@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 from shoal.core.phases.round import Round
 from shoal.core.state.state import State
-from shoal.model.commands import Acknowledge, Command, Launch, Stop
+from shoal.model.commands import Acknowledge, Command, Launch, Limits, Stop
 from shoal.model.events import JobPlaced, JobStopping
 from shoal.model.job import Job, MemberRef, MemberStatus, Phase, StopCause
 from shoal.model.report import NodeReport
@@ -102,7 +102,22 @@ def _command(state: State, job: Job, ref: MemberRef) -> Command:
         gpu_milli=slice_.gpu_milli,
         package=job.spec.package,
         requirements=job.spec.requirements,
+        tenant=job.spec.tenant,
+        uid=_uid(state, job.spec.tenant),
+        cpu_milli=job.spec.cpu_milli,
+        memory_mb=job.spec.memory_mb,
+        gpu_memory_mb=job.spec.gpu_memory_mb if slice_.gpu_milli < WHOLE_GPU_MILLI else 0,
+        limits=Limits(state.policy.processes_max, state.policy.cpu_hard, state.policy.gpu_over),
+        image=job.spec.image,
+        secrets=job.spec.secrets,
     )
+
+
+def _uid(state: State, tenant: str) -> int:
+    """Tenants that the operator has added are kept apart. Others are the operator under another
+    name, for shares and reports."""
+    record = state.identity.tenants.get(tenant)
+    return record.uid if record is not None else 0
 
 
 def _view_of(state: State, job: Job) -> GangView:

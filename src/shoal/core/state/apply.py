@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 from shoal.core.state.apply_budget import APPLY_BUDGET
+from shoal.core.state.apply_identity import APPLY_IDENTITY
 from shoal.core.state.apply_job import APPLY_JOB
 from shoal.core.state.apply_node import APPLY_NODE
 from shoal.core.state.apply_queue import adopt_policy, grow_older, judge_holds
@@ -48,6 +49,7 @@ APPLY: dict[type[EventBase], Callable[[State, Any], None]] = {
     PolicyChanged: _policy_changed,
     ControllerStarted: _controller_started,
     **APPLY_BUDGET,
+    **APPLY_IDENTITY,
     **APPLY_JOB,
     **APPLY_NODE,
     **APPLY_SERVICE,

@@ -13,6 +13,7 @@ from shoal.core.state.estimates import Estimates, Group
 from shoal.core.state.records import Ages, Reservation, Wear
 from shoal.model.budget import BudgetLevel
 from shoal.model.health import Record, Standing
+from shoal.model.identity import Identity
 from shoal.model.job import Job
 from shoal.model.node import NodeHealth, NodeIntent, NodeSpec
 from shoal.model.policy import Policy
@@ -70,6 +71,7 @@ class Snapshot(msgspec.Struct, frozen=True, kw_only=True):
     services: list[Service] = []
     budgets: dict[str, BudgetLevel] = {}
     drift_ms: int = 0
+    identity: Identity = msgspec.field(default_factory=Identity)
 
 
 class Facts:
@@ -86,6 +88,7 @@ class Facts:
         self.nodes: dict[str, Node] = {}
         self.services: dict[str, Service] = {}
         self.accounts = Accounts(self.policy)
+        self.identity = Identity()  # tenants, users and tokens
         self.estimates = Estimates()
         self.ages = Ages()
         self.wear = Wear()
@@ -117,4 +120,5 @@ class Facts:
             services=list(self.services.values()),
             budgets=self.accounts.budgets,
             drift_ms=self.drift_ms,
+            identity=self.identity,
         )

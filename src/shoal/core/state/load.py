@@ -22,6 +22,7 @@ def restore(snapshot: Snapshot) -> State:
     state.ages, state.wear, state.fleet = snapshot.ages, snapshot.wear, snapshot.fleet
     state.failures, state.reservations = snapshot.failures, snapshot.reservations
     state.services = {service.spec.name: service for service in snapshot.services}
+    state.identity = snapshot.identity
     state.mix = Mix(dict(snapshot.mix))
     state.foresight = Foresight(1000, state.mix)
     adopt_policy(state, snapshot.policy)

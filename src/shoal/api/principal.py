@@ -1,0 +1,61 @@
+"""Who sends a request, and what a route needs of them."""
+
+from __future__ import annotations
+
+import enum
+from typing import Any
+
+import msgspec
+
+from shoal.model.identity import EVERY_TENANT, OPERATOR, Role
+
+SCOPE = "shoal.principal"  # in a request's scope, once its sender is known
+
+
+class Needs(enum.Enum):
+    """What a route needs: each declares it with `opt=Needs....opt`, and a test walks them all."""
+
+    OPEN = "open"  # nothing: before a sign-in
+    SIGNED_IN = "signed in"  # about the sender alone
+    READ = "read"  # a role in a tenant; the answer shows that tenant alone
+    READ_ALL = "read all"  # the whole cluster, with all tenants
+    WRITE = "write"  # member; changes that tenant alone
+    ADMIN = "admin"
+
+    @property
+    def opt(self) -> dict[str, Any]:
+        return {"needs": self}
+
+
+class Principal(msgspec.Struct, frozen=True, kw_only=True):
+    """`token` is the id of the token, empty for the operator's own."""
+
+    user: str
+    tenant: str
+    role: Role
+    token: str = ""
+
+    @property
+    def admin(self) -> bool:
+        return self.role is Role.ADMIN
+
+    @property
+    def sees_all(self) -> bool:
+        return self.tenant == EVERY_TENANT
+
+    def sees(self, tenant: str) -> bool:
+        return self.tenant in (EVERY_TENANT, tenant)
+
+    def may(self, needs: Needs) -> bool:
+        match needs:
+            case Needs.OPEN | Needs.SIGNED_IN | Needs.READ:
+                return True
+            case Needs.READ_ALL:
+                return self.sees_all
+            case Needs.WRITE:
+                return self.role is not Role.VIEWER
+            case Needs.ADMIN:
+                return self.admin
+
+
+THE_OPERATOR = Principal(user=OPERATOR, tenant=EVERY_TENANT, role=Role.ADMIN)

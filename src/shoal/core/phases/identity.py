@@ -1,0 +1,167 @@
+"""Requests that change tenants, users and tokens. Who may make them is decided by the API."""
+
+from __future__ import annotations
+
+import msgspec
+
+from shoal.core.phases.round import Round
+from shoal.model.events import (
+    TenantAdded,
+    TenantRemoved,
+    TokenRemoved,
+    TokenSet,
+    UserRemoved,
+    UserSet,
+)
+from shoal.model.identity import (
+    EVERY_TENANT,
+    OPERATOR,
+    TENANT_UIDS,
+    TENANTS_MAX,
+    TOKENS_MAX,
+    TOKENS_PER_USER_MAX,
+    USERS_MAX,
+    Role,
+    TenantRecord,
+    User,
+    role_in,
+)
+from shoal.model.job import DEFAULT_TENANT
+from shoal.model.report import (
+    Accepted,
+    AddTenant,
+    Answer,
+    IdentityRequest,
+    Refused,
+    RemoveTenant,
+    RemoveToken,
+    RemoveUser,
+    SetToken,
+    SetUser,
+)
+
+
+def change_identity(round_: Round, request: IdentityRequest) -> Answer:
+    match request:
+        case AddTenant():
+            return _add_tenant(round_, request)
+        case RemoveTenant():
+            return _remove_tenant(round_, request)
+        case SetUser():
+            return _set_user(round_, request)
+        case RemoveUser():
+            return _remove_user(round_, request)
+        case SetToken():
+            return _set_token(round_, request)
+        case RemoveToken():
+            return _remove_token(round_, request)
+
+
+def _add_tenant(round_: Round, request: AddTenant) -> Answer:
+    known = round_.state.identity.tenants
+    if request.tenant in (DEFAULT_TENANT, EVERY_TENANT):
+        return Refused("tenant", f"{request.tenant!r} is the operator's own; choose another name")
+    if request.tenant in known:
+        return Refused("tenant", f"there is a tenant {request.tenant} already")
+    if len(known) >= TENANTS_MAX:
+        return Refused("tenant", f"there are {TENANTS_MAX} tenants, which is the most; remove one")
+    owners = {record.uid: record.name for record in known.values()}
+    if request.uid in owners:
+        return Refused("uid", f"{request.uid} is the Unix user of {owners[request.uid]}")
+    uid = request.uid or next((uid for uid in TENANT_UIDS if uid not in owners), 0)
+    record = TenantRecord(name=request.tenant, uid=uid, since_ms=round_.now_ms)
+    round_.emit(TenantAdded(at_ms=round_.now_ms, tenant=record, who=request.who))
+    return Accepted(record.name)
+
+
+def _remove_tenant(round_: Round, request: RemoveTenant) -> Answer:
+    """Not while something of it is left: without its record, its jobs would run as the agent."""
+    state = round_.state
+    if request.tenant not in state.identity.tenants:
+        return _no("tenant", request.tenant)
+    for service in state.services.values():
+        if service.spec.replica.tenant == request.tenant:
+            return Refused("tenant", f"has the service {service.spec.name}; stop it first")
+    for job in state.jobs.values():
+        if job.spec.tenant == request.tenant:
+            return Refused("tenant", f"has the job {job.id}; cancel it, or wait for its end")
+    round_.emit(TenantRemoved(at_ms=round_.now_ms, tenant=request.tenant, who=request.who))
+    return Accepted(request.tenant)
+
+
+def _set_user(round_: Round, request: SetUser) -> Answer:
+    identity, user = round_.state.identity, request.user
+    before = identity.users.get(user.name)
+    if user.name == OPERATOR:
+        return Refused("user", "is the person who started the cluster; choose another name")
+    if before is not None and request.add:
+        return Refused("user", f"there is a user {user.name} already")
+    if before is None and not request.add:
+        return _no("user", user.name)
+    if before is None and len(identity.users) >= USERS_MAX:
+        return Refused("user", f"there are {USERS_MAX} users, which is the most; remove one")
+    problem = _role_problem(round_, user)
+    if problem is not None:
+        return problem
+    since_ms = before.since_ms if before is not None else round_.now_ms
+    user = msgspec.structs.replace(user, since_ms=since_ms)
+    if user != before:
+        round_.emit(UserSet(at_ms=round_.now_ms, user=user, who=request.who))
+    return Accepted(user.name)
+
+
+def _role_problem(round_: Round, user: User) -> Refused | None:
+    for tenant, role in user.roles.items():
+        if role is Role.ADMIN and tenant != EVERY_TENANT:
+            return Refused("role", "an admin is one for every tenant: leave the tenant out")
+        if role is Role.MEMBER and tenant == EVERY_TENANT:
+            return Refused("role", "a member belongs to a tenant; name it, e.g. --tenant lab")
+        if tenant != EVERY_TENANT and tenant not in round_.state.identity.tenants:
+            return _no("tenant", tenant)
+    return None
+
+
+def _remove_user(round_: Round, request: RemoveUser) -> Answer:
+    if request.user not in round_.state.identity.users:
+        return _no("user", request.user)
+    round_.emit(UserRemoved(at_ms=round_.now_ms, user=request.user, who=request.who))
+    return Accepted(request.user)
+
+
+def _set_token(round_: Round, request: SetToken) -> Answer:
+    identity, token = round_.state.identity, request.token
+    before = identity.tokens.get(token.id)
+    if request.rotate:
+        if before is None:
+            return _no("token", token.id)
+        token = msgspec.structs.replace(before, hash=token.hash, until_ms=token.until_ms)
+    else:
+        if before is not None:
+            return Refused("token", f"there is a token {token.id} already")
+        user = identity.users.get(token.user)
+        if user is None:
+            return _no("user", token.user)
+        role = role_in(user, token.tenant)
+        if role is None or role.rank < token.role.rank:
+            has = f"is {role.value}" if role else "has no role"
+            where = "every tenant" if token.tenant == EVERY_TENANT else token.tenant
+            return Refused("role", f"{user.name} {has} in {where}, so not {token.role.value}")
+        own = sum(other.user == user.name for other in identity.tokens.values())
+        if own >= TOKENS_PER_USER_MAX or len(identity.tokens) >= TOKENS_MAX:
+            return Refused("token", f"{user.name} has {own} tokens; remove one that is not in use")
+        token = msgspec.structs.replace(token, since_ms=round_.now_ms)
+    if token.until_ms and token.until_ms <= round_.now_ms:
+        return Refused("expires", "is in the past")
+    round_.emit(TokenSet(at_ms=round_.now_ms, token=token, who=request.who))
+    return Accepted(token.id)
+
+
+def _remove_token(round_: Round, request: RemoveToken) -> Answer:
+    if request.token not in round_.state.identity.tokens:
+        return _no("token", request.token)
+    round_.emit(TokenRemoved(at_ms=round_.now_ms, token=request.token, who=request.who))
+    return Accepted(request.token)
+
+
+def _no(field: str, name: str) -> Refused:
+    return Refused(field, f"there is no {field} {name}; see: shoal {field} list", missing=True)

@@ -1,0 +1,63 @@
+"""What events do to tenants, users and tokens; a part of `apply`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import msgspec
+
+from shoal.core.state.state import State
+from shoal.model.events import (
+    EventBase,
+    TenantAdded,
+    TenantRemoved,
+    TokenRemoved,
+    TokenSet,
+    UserRemoved,
+    UserSet,
+)
+
+
+def _tenant_added(state: State, event: TenantAdded) -> None:
+    state.identity.tenants[event.tenant.name] = event.tenant
+
+
+def _tenant_removed(state: State, event: TenantRemoved) -> None:
+    identity = state.identity
+    del identity.tenants[event.tenant]
+    for token in [token for token in identity.tokens.values() if token.tenant == event.tenant]:
+        del identity.tokens[token.id]
+    for user in list(identity.users.values()):
+        if event.tenant in user.roles:
+            roles = {name: role for name, role in user.roles.items() if name != event.tenant}
+            identity.users[user.name] = msgspec.structs.replace(user, roles=roles)
+
+
+def _user_set(state: State, event: UserSet) -> None:
+    state.identity.users[event.user.name] = event.user
+
+
+def _user_removed(state: State, event: UserRemoved) -> None:
+    identity = state.identity
+    del identity.users[event.user]
+    for token in [token for token in identity.tokens.values() if token.user == event.user]:
+        del identity.tokens[token.id]
+
+
+def _token_set(state: State, event: TokenSet) -> None:
+    state.identity.tokens[event.token.id] = event.token
+
+
+def _token_removed(state: State, event: TokenRemoved) -> None:
+    del state.identity.tokens[event.token]
+
+
+APPLY_IDENTITY: dict[type[EventBase], Callable[[State, Any], None]] = {
+    TenantAdded: _tenant_added,
+    TenantRemoved: _tenant_removed,
+    UserSet: _user_set,
+    UserRemoved: _user_removed,
+    TokenSet: _token_set,
+    TokenRemoved: _token_removed,
+}

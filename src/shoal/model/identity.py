@@ -1,0 +1,103 @@
+"""Who may do what: tenants, users and tokens. A cluster without any belongs to its operator alone.
+
+A user has a role in each tenant that the user may act for. A token acts for one user in one tenant,
+with that role or a lesser one. The operator, who started the cluster, needs no record.
+"""
+
+from __future__ import annotations
+
+import enum
+from typing import Annotated
+
+import msgspec
+
+from shoal.model.job import JOB_NAME_PATTERN
+
+EVERY_TENANT = "*"  # in place of a tenant: all of them
+OPERATOR = "operator"  # who started the cluster; no user can have this name
+TENANT_UIDS = range(
+    61_000, 65_000
+)  # Unix users of tenants, unless given; no distribution uses them
+TENANTS_MAX = 1_000
+USERS_MAX = 10_000
+TOKENS_MAX = 20_000
+TOKENS_PER_USER_MAX = 50
+
+Name = Annotated[str, msgspec.Meta(max_length=63, pattern=JOB_NAME_PATTERN)]
+UserName = Annotated[
+    str, msgspec.Meta(min_length=1, max_length=63, pattern=r"^[A-Za-z0-9][A-Za-z0-9._@+-]*(?!\n)$")
+]
+TenantOrAll = Annotated[
+    str, msgspec.Meta(max_length=63, pattern=r"^(\*|[A-Za-z0-9][A-Za-z0-9._-]*)(?!\n)$")
+]
+
+
+class Role(enum.StrEnum):
+    """Each may do what those before it may."""
+
+    VIEWER = "viewer"  # look
+    MEMBER = "member"  # and run jobs and services
+    ADMIN = "admin"  # everything, for every tenant
+
+    @property
+    def rank(self) -> int:
+        return RANKS[self]
+
+
+RANKS = {role: rank for rank, role in enumerate(Role)}
+
+
+class TenantRecord(msgspec.Struct, frozen=True, kw_only=True):
+    """A tenant whose jobs are kept apart from the operator's and other tenants': where agents are
+    root, they run as the Unix user `uid`. Shares, quotas and budgets are the policy's."""
+
+    name: Name
+    uid: Annotated[int, msgspec.Meta(ge=1, le=2**31 - 2)]
+    since_ms: int = 0
+
+
+class User(msgspec.Struct, frozen=True, kw_only=True):
+    """Roles by tenant: an admin has `{"*": "admin"}`; `{"*": "viewer"}` sees the whole cluster."""
+
+    name: UserName
+    roles: Annotated[dict[TenantOrAll, Role], msgspec.Meta(max_length=TENANTS_MAX)] = {}
+    since_ms: int = 0
+
+
+class Token(msgspec.Struct, frozen=True, kw_only=True):
+    """`hash` is the SHA-256 of the secret part, in hex: the token itself is stored nowhere. A
+    token that ends at `until_ms` (0: never) or whose user lost the role in its tenant is void."""
+
+    id: Annotated[str, msgspec.Meta(pattern=r"^[a-z0-9]{8,16}(?!\n)$")]
+    user: UserName
+    tenant: TenantOrAll
+    role: Role
+    hash: Annotated[str, msgspec.Meta(pattern=r"^[0-9a-f]{64}(?!\n)$")]
+    until_ms: int = 0
+    since_ms: int = 0
+    note: Annotated[str, msgspec.Meta(max_length=200)] = ""
+
+
+class Identity(msgspec.Struct):
+    """A part of the facts: only `apply` changes it."""
+
+    tenants: dict[str, TenantRecord] = {}
+    users: dict[str, User] = {}
+    tokens: dict[str, Token] = {}
+
+    def role(self, token: Token) -> Role | None:
+        """What the token may do now, whatever it could when it was made."""
+        user = self.users.get(token.user)
+        if user is None:
+            return None
+        return lesser(token.role, role_in(user, token.tenant))
+
+
+def role_in(user: User, tenant: str) -> Role | None:
+    """The user's role in a tenant: the greater of the one there and the one in every tenant."""
+    found = [role for name in (tenant, EVERY_TENANT) if (role := user.roles.get(name))]
+    return max(found, key=lambda role: role.rank, default=None)
+
+
+def lesser(one: Role, other: Role | None) -> Role | None:
+    return None if other is None else min(one, other, key=lambda role: role.rank)
