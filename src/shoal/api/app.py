@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
-from litestar import Controller, Litestar, Request, Response, get, post, put
+from litestar import Controller, Litestar, Response, get, post, put
 from litestar.datastructures import State
 from litestar.di import Provide
 from litestar.exceptions import HTTPException
@@ -23,7 +23,7 @@ from shoal.api.ledger import Ledger
 from shoal.api.metrics import metrics
 from shoal.api.packages import Packages, refuse_unknown_package
 from shoal.api.page import HANDLERS, provided
-from shoal.api.principal import SCOPE, Principal
+from shoal.api.principal import principal_of
 from shoal.api.problems import (
     Refusal,
     accepted,
@@ -216,10 +216,6 @@ def build(
         await loop.settled()
         return loop
 
-    def provide_principal(request: Request[Any, Any, Any]) -> Principal:
-        found: Principal = request.scope[SCOPE]  # type: ignore[literal-required]
-        return found
-
     def provide_entry() -> GatewayEntry:
         return entry()
 
@@ -240,7 +236,7 @@ def build(
         dependencies={
             "before": Provide(provide_nothing, sync_to_thread=False),
             "loop": Provide(provide_loop),
-            "who": Provide(provide_principal, sync_to_thread=False),
+            "who": Provide(principal_of, sync_to_thread=False),
             "entry": Provide(provide_entry, sync_to_thread=False),
             "live_ledger": Provide(provide_ledger, sync_to_thread=False),
             "history": Provide(provide_history, sync_to_thread=False),

@@ -6,6 +6,7 @@ import enum
 from typing import Any
 
 import msgspec
+from litestar import Request
 
 from shoal.model.identity import EVERY_TENANT, OPERATOR, Role
 
@@ -59,3 +60,9 @@ class Principal(msgspec.Struct, frozen=True, kw_only=True):
 
 
 THE_OPERATOR = Principal(user=OPERATOR, tenant=EVERY_TENANT, role=Role.ADMIN)
+
+
+def principal_of(request: Request[Any, Any, Any]) -> Principal:
+    """Handlers get this as `who`."""
+    found: Principal = request.scope[SCOPE]  # type: ignore[literal-required]
+    return found
