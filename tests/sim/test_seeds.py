@@ -10,7 +10,14 @@ from collections import Counter
 
 import pytest
 
-from shoal.model.events import BudgetEvent, EventBase, JobEvent, NodeEvent, ServiceEvent
+from shoal.model.events import (
+    BudgetEvent,
+    EventBase,
+    IdentityEvent,
+    JobEvent,
+    NodeEvent,
+    ServiceEvent,
+)
 from shoal.model.job import StopCause
 from shoal.sim.storm.controller import Moment
 from shoal.sim.storm.disk import Fault
@@ -80,7 +87,7 @@ def test_every_kind_of_fault_and_every_kind_of_event_happens() -> None:
     assert causes["resize"] >= 3  # seldom: a gang grows only when it has just saved
     assert {"ok", "suspect", "quarantined"} == standings
     assert {name for name in EXPECTED_FAULTS if not faults[name]} == set()
-    bases = (EventBase, JobEvent, NodeEvent, ServiceEvent, BudgetEvent)
+    bases = (EventBase, JobEvent, NodeEvent, ServiceEvent, BudgetEvent, IdentityEvent)
     # By the name in the log, which stays when an event is renamed.
     known = {kind for base in bases for kind in base.__subclasses__()} - set(bases)
     kinds = {str(kind.__struct_config__.tag) for kind in known}
@@ -129,4 +136,10 @@ EXPECTED_FAULTS = (
     "look at a service lost",
     "service accepted",
     "service stop asked",
+    *(
+        f"{request} {answer}"
+        for request in ("AddTenant", "RemoveTenant", "SetUser", "RemoveUser", "SetToken")
+        for answer in ("accepted", "refused")
+    ),
+    "RemoveToken accepted",
 )

@@ -11,7 +11,7 @@ import pytest
 
 from shoal.core.health import quarantine
 from shoal.core.nodebook import Action, NodeBook
-from shoal.core.phases import admit, budget, heal, observe, reconcile, watch
+from shoal.core.phases import admit, budget, heal, identity, observe, reconcile, watch
 from shoal.core.phases import reclaim as idle
 from shoal.core.phases.ending import stop
 from shoal.core.phases.round import Round
@@ -20,15 +20,16 @@ from shoal.core.scheduling.fit import GangFit
 from shoal.core.scheduling.order import Rank, Walk
 from shoal.core.state import queue
 from shoal.core.state.accounts import Accounts
+from shoal.core.state.apply import APPLY
 from shoal.core.state.queue import Gang, Lane
 from shoal.core.state.room import Room
 from shoal.core.state.state import Node, State
 from shoal.model.commands import Envelope
-from shoal.model.events import JobCheckpointed, JobPlaced
+from shoal.model.events import JobCheckpointed, JobPlaced, TenantRemoved, UserRemoved
 from shoal.model.health import HealthRule
 from shoal.model.job import Job, JobSpec, Member, Outcome, StopCause
 from shoal.model.node import NodeHealth, NodeIntent
-from shoal.model.report import Answer, NodeReport, Submit
+from shoal.model.report import Accepted, Answer, NodeReport, RemoveTenant, Submit
 from shoal.model.resources import Demand, Slice
 from shoal.sim.storm.fuzz import SeedFailed, Size, run_seed
 from shoal.tick import Reply, Stage, Tick
@@ -315,6 +316,31 @@ def believe_late_reports_after_a_load(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(Tick, "load", forget)
 
 
+def leave_the_tokens_of_a_removed_user(patch: pytest.MonkeyPatch) -> None:
+    def removed(state: State, event: UserRemoved) -> None:
+        del state.identity.users[event.user]
+
+    table: dict[Any, Any] = APPLY
+    patch.setitem(table, UserRemoved, removed)
+
+
+def accept_and_remove_no_token(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(identity, "_remove_token", lambda _, request: Accepted(request.token))
+
+
+def run_every_tenant_as_the_agent(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(reconcile, "_uid", lambda *_: 0)
+
+
+def remove_tenants_with_jobs(patch: pytest.MonkeyPatch) -> None:
+    def remove(round_: Round, request: RemoveTenant) -> Answer:
+        if request.tenant in round_.state.identity.tenants:
+            round_.emit(TenantRemoved(at_ms=round_.now_ms, tenant=request.tenant))
+        return Accepted(request.tenant)
+
+    patch.setattr(identity, "_remove_tenant", remove)
+
+
 CAUGHT_BY_THE_INVARIANTS: list[tuple[Mutate, str]] = [
     (ignore_what_is_held, "not what it asked for|more than it has|what is held|kept as spares"),
     (place_part_of_a_gang, "runs with . of . members"),
@@ -329,6 +355,7 @@ CAUGHT_BY_THE_INVARIANTS: list[tuple[Mutate, str]] = [
     (start_who_has_no_budget_left, "but the budget is used up|though the budget of"),
     (use_an_epoch_that_is_not_stored, "is not the state that was lost|not 0"),
     (go_on_after_a_failed_commit, "does not lead to the state that was loaded"),
+    (leave_the_tokens_of_a_removed_user, "has outlived its user"),
 ]
 
 CAUGHT_BY_WHAT_HAPPENED: list[tuple[Mutate, str]] = [
@@ -367,6 +394,9 @@ CAUGHT_BY_WHAT_HAPPENED: list[tuple[Mutate, str]] = [
     (go_on_after_a_failed_commit, "began after epoch|not in the log|was submitted twice"),
     (serve_clients_that_have_left, "by a client that had left"),
     (believe_late_reports_after_a_load, "is said to be lost, but"),
+    (accept_and_remove_no_token, "an admin was told"),
+    (run_every_tenant_as_the_agent, "was started as user 0"),
+    (remove_tenants_with_jobs, "was removed, but .* has not ended"),
 ]
 
 

@@ -79,11 +79,13 @@ class Token(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Identity(msgspec.Struct):
-    """A part of the facts: only `apply` changes it."""
+    """A part of the facts: only `apply` changes it. `next_uid`: the Unix users before it were given
+    out, perhaps to a tenant that is gone and whose files are still there."""
 
     tenants: dict[str, TenantRecord] = {}
     users: dict[str, User] = {}
     tokens: dict[str, Token] = {}
+    next_uid: int = TENANT_UIDS.start
 
     def role(self, token: Token) -> Role | None:
         """What the token may do now, whatever it could when it was made."""

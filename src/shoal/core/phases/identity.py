@@ -21,6 +21,7 @@ from shoal.model.identity import (
     TOKENS_MAX,
     TOKENS_PER_USER_MAX,
     USERS_MAX,
+    Identity,
     Role,
     TenantRecord,
     User,
@@ -68,10 +69,19 @@ def _add_tenant(round_: Round, request: AddTenant) -> Answer:
     owners = {record.uid: record.name for record in known.values()}
     if request.uid in owners:
         return Refused("uid", f"{request.uid} is the Unix user of {owners[request.uid]}")
-    uid = request.uid or next((uid for uid in TENANT_UIDS if uid not in owners), 0)
+    uid = request.uid or _free_uid(round_.state.identity, owners)
+    if not uid:
+        return Refused("uid", f"{TENANT_UIDS.start} to {TENANT_UIDS.stop - 1} are taken; name one")
     record = TenantRecord(name=request.tenant, uid=uid, since_ms=round_.now_ms)
     round_.emit(TenantAdded(at_ms=round_.now_ms, tenant=record, who=request.who))
     return Accepted(record.name)
+
+
+def _free_uid(identity: Identity, owners: dict[int, str]) -> int:
+    """One that was never given out, as long as there is one: the files of a tenant that was removed
+    must not become another's."""
+    later = range(identity.next_uid, TENANT_UIDS.stop)
+    return next((uid for uid in (*later, *TENANT_UIDS) if uid not in owners), 0)
 
 
 def _remove_tenant(round_: Round, request: RemoveTenant) -> Answer:

@@ -17,10 +17,14 @@ from shoal.model.events import (
     UserRemoved,
     UserSet,
 )
+from shoal.model.identity import TENANT_UIDS
 
 
 def _tenant_added(state: State, event: TenantAdded) -> None:
-    state.identity.tenants[event.tenant.name] = event.tenant
+    identity = state.identity
+    identity.tenants[event.tenant.name] = event.tenant
+    if event.tenant.uid in TENANT_UIDS:
+        identity.next_uid = max(identity.next_uid, event.tenant.uid + 1)
 
 
 def _tenant_removed(state: State, event: TenantRemoved) -> None:

@@ -30,6 +30,7 @@ def verify(state: State) -> None:
     _verify_nodes(state, state.nodes)
     _verify_counts(state)
     _verify_indexes(state)
+    _verify_identity(state)
 
 
 def verify_touched(state: State, events: Iterable[Event]) -> None:
@@ -147,6 +148,19 @@ def _verify_counts(state: State) -> None:
         raise Violation(
             f"{state.submitted} jobs submitted, {state.finished} ended, {len(state.jobs)} left"
         )
+
+
+def _verify_identity(state: State) -> None:
+    """What is gone leaves nothing behind that could come to life with a new one of its name."""
+    identity = state.identity
+    if len({record.uid for record in identity.tenants.values()}) != len(identity.tenants):
+        raise Violation("two tenants have the same Unix user")
+    for user in identity.users.values():
+        if missing := set(user.roles) - {*identity.tenants, "*"}:
+            raise Violation(f"{user.name} has a role in {sorted(missing)[0]}, which does not exist")
+    for token in identity.tokens.values():
+        if token.user not in identity.users or token.tenant not in (*identity.tenants, "*"):
+            raise Violation(f"the token {token.id} has outlived its user or its tenant")
 
 
 def _verify_indexes(state: State) -> None:

@@ -21,6 +21,7 @@ from shoal.model.policy import Policy, Tenant
 from shoal.sim.storm.budgets import Budgets
 from shoal.sim.storm.faults import BadNetwork, Faults
 from shoal.sim.storm.lives import Untruth
+from shoal.sim.storm.people import People
 from shoal.sim.storm.services import Services
 from shoal.sim.storm.timeline import Timeline
 from shoal.sim.storm.truth import Truth
@@ -120,6 +121,7 @@ class Run:
             self.counts,
         )
         self.budgets = Budgets(self.world, self.truth.budgets, self._rng("budgets"), self.counts)
+        self.people = People(self.world, self._rng("people"), self.counts)
         self.truth.services.has_work = self.services.has_work
         self.truth.services.hangs = self.services.hangs
         for spec in nodes:
@@ -156,6 +158,7 @@ class Run:
             self.services.plan(size.storm_ms)
         if any(tenant.has_budget for tenant in self.policy.tenants):
             self.budgets.plan(size.storm_ms)
+        self.people.plan(size.storm_ms)
         self.world.start_controller()
         self.world.timeline.run(size.storm_ms)
 
@@ -170,6 +173,7 @@ class Run:
         self._settle(self.services.unsettled)
         self.services.stop_all()
         self._settle(self._unsettled)
+        self.people.verify()
         steps, seconds = self.world.controller.steps, timeline.now_ms // 1000
         if steps > STEPS_PER_SECOND_MAX * seconds:
             raise Untruth(f"{steps} steps in {seconds} s: messages answer each other for ever")
@@ -184,6 +188,8 @@ class Run:
         """The first thing that has not come to its end, in words; empty when all is well."""
         if self.users.open_questions:
             return f"unanswered: {list(self.users.open_questions)}"
+        if self.people.open_questions:
+            return f"{self.people.open_questions} questions of an admin are unanswered"
         if self.truth.unfinished:
             return f"unfinished: {list(self.truth.unfinished)}"
         if self.truth.lives.living:

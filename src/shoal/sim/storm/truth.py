@@ -40,6 +40,8 @@ from shoal.model.events import (
     NodeReady,
     NodeSilent,
     PolicyChanged,
+    TenantAdded,
+    TenantRemoved,
 )
 from shoal.model.job import Fault, MemberRef, Outcome, StopCause
 from shoal.model.node import NodeIntent, NodeSpec
@@ -70,6 +72,8 @@ class Truth(Witness):
         self._cancels: dict[str, None] = {}
         self._asked_keys: Counter[str] = Counter()
         self._withdrawn: set[str] = set()  # keys whose only client left before a step saw them
+        self._uids: dict[str, int] = {}  # of tenants that were added
+        self._apart: dict[str, int] = {}  # job -> the Unix user it must run as
         self._epoch = 0
         self._on: dict[str, int] = {}  # node -> its incarnation, for those that are on
         self._specs: dict[str, NodeSpec] = {}
@@ -98,6 +102,8 @@ class Truth(Witness):
         if job is None:
             raise Untruth(f"{launch.ref} was started, but its job is not in the log")
         job.member_may_start(node, launch)
+        if launch.uid != self._apart.get(launch.ref.job, launch.uid):
+            raise Untruth(f"{launch.ref} of {launch.tenant} was started as user {launch.uid}")
         self.lives.start(node, launch, job.given_up, self._timeline.now_ms)
         self._fits(node)
 
@@ -189,6 +195,17 @@ class Truth(Witness):
         self._keys[event.key] = event.job
         self.jobs[event.job] = JobTruth(event.job, event.spec)
         self.unfinished[event.job] = None
+        if event.spec.tenant in self._uids:
+            self._apart[event.job] = self._uids[event.spec.tenant]
+
+    def _tenant_added(self, event: TenantAdded) -> None:
+        self._uids[event.tenant.name] = event.tenant.uid
+
+    def _tenant_removed(self, event: TenantRemoved) -> None:
+        del self._uids[event.tenant]
+        for job_id in self.unfinished:
+            if self.jobs[job_id].spec.tenant == event.tenant:
+                raise Untruth(f"{event.tenant} was removed, but {job_id} has not ended")
 
     def _budget(self, event: BudgetEvent) -> None:
         self.budgets.see(event)
@@ -355,6 +372,8 @@ JUDGES: dict[type[EventBase], Callable[[Truth, Any], None]] = {
     BudgetHeld: Truth._budget,
     BudgetFreed: Truth._budget,
     PolicyChanged: Truth._policy_changed,
+    TenantAdded: Truth._tenant_added,
+    TenantRemoved: Truth._tenant_removed,
     ControllerStarted: Truth._controller_started,
     JobSubmitted: Truth._job_submitted,
     JobPlaced: Truth._job_placed,

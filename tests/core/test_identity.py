@@ -1,0 +1,254 @@
+"""Tenants, users and tokens: who may be added, what a token may do, and what a removal takes."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+import pytest
+
+from shoal.core.state.apply import replay
+from shoal.core.state.invariants import Violation, verify
+from shoal.core.state.load import restore
+from shoal.core.state.state import Snapshot, State
+from shoal.model.commands import Launch
+from shoal.model.identity import (
+    TENANT_UIDS,
+    TENANTS_MAX,
+    TOKENS_PER_USER_MAX,
+    USERS_MAX,
+    Identity,
+    Role,
+    TenantRecord,
+    Token,
+    User,
+)
+from shoal.model.report import (
+    Accepted,
+    AddTenant,
+    Answer,
+    Refused,
+    RemoveTenant,
+    RemoveToken,
+    RemoveUser,
+    Request,
+    SetToken,
+    SetUser,
+)
+from tests.core.build import Cluster
+
+HASH, OTHER_HASH = "a" * 64, "b" * 64
+
+
+def token(**fields: Any) -> Token:
+    given = {"id": "abcd1234", "user": "ann", "tenant": "lab", "role": "member", "hash": HASH}
+    return msgspec.convert({**given, **fields}, Token)
+
+
+def user(name: str = "ann", **roles: str) -> User:
+    return msgspec.convert({"name": name, "roles": roles}, User)
+
+
+ANN = SetUser(user(lab="member"), add=True)
+ADMIN = SetUser(User(name="root", roles={"*": Role.ADMIN}), add=True)
+
+
+def peopled(*more: Request) -> Cluster:
+    cluster = Cluster()
+    for request in (AddTenant("lab"), ANN, SetToken(token()), *more):
+        answer = cluster.ask(request)
+        assert isinstance(answer, Accepted), answer
+    return cluster
+
+
+def identity(cluster: Cluster) -> Identity:
+    return cluster.state.identity
+
+
+def refusal(answer: Answer) -> Refused:
+    assert isinstance(answer, Refused), answer
+    return answer
+
+
+def test_tenants_get_unix_users_of_their_own_and_a_removed_ones_is_not_given_again() -> None:
+    cluster = Cluster()
+    for name in ("a", "b"):
+        cluster.ask(AddTenant(name))
+    assert [record.uid for record in identity(cluster).tenants.values()] == [61_000, 61_001]
+    cluster.ask(RemoveTenant("b"))
+    cluster.state = restored(cluster)
+    cluster.ask(AddTenant("c"))
+    assert identity(cluster).tenants["c"].uid == 61_002
+
+
+def test_a_unix_user_is_given_again_only_when_all_others_were() -> None:
+    cluster = Cluster()
+    cluster.ask(AddTenant("first"))
+    cluster.ask(AddTenant("last", uid=TENANT_UIDS[-1]))
+    cluster.ask(AddTenant("next"))
+    assert identity(cluster).tenants["next"].uid == TENANT_UIDS[1]
+
+
+def test_a_unix_user_can_be_named() -> None:
+    cluster = Cluster()
+    cluster.ask(AddTenant("lab", uid=1500))
+    assert identity(cluster).tenants["lab"].uid == 1500
+    refused = refusal(cluster.ask(AddTenant("other", uid=1500)))
+    assert (refused.field, refused.message) == ("uid", "1500 is the Unix user of lab")
+
+
+REFUSALS = [
+    (AddTenant("default"), "tenant", "is the operator's own"),
+    (AddTenant("*"), "tenant", "is the operator's own"),
+    (AddTenant("lab"), "tenant", "there is a tenant lab already"),
+    (RemoveTenant("none"), "tenant", "there is no tenant none"),
+    (SetUser(user("operator"), add=True), "user", "the person who started the cluster"),
+    (ANN, "user", "there is a user ann already"),
+    (SetUser(user("bob")), "user", "there is no user bob"),
+    (SetUser(user("bob", lab="admin"), add=True), "role", "an admin is one for every tenant"),
+    (SetUser(user("bob", **{"*": "member"}), add=True), "role", "a member belongs to a tenant"),
+    (SetUser(user("bob", none="member"), add=True), "tenant", "there is no tenant none"),
+    (RemoveUser("bob"), "user", "there is no user bob"),
+    (SetToken(token()), "token", "there is a token abcd1234 already"),
+    (SetToken(token(id="efgh5678", user="bob")), "user", "there is no user bob"),
+    (SetToken(token(id="efgh5678", role="admin")), "role", "ann is member in lab, so not admin"),
+    (SetToken(token(id="efgh5678", tenant="x")), "role", "ann has no role in x, so not member"),
+    (SetToken(token(id="efgh5678", tenant="*")), "role", "ann has no role in every tenant"),
+    (SetToken(token(id="efgh5678", until_ms=1)), "expires", "is in the past"),
+    (SetToken(token(id="efgh5678"), rotate=True), "token", "there is no token efgh5678"),
+    (SetToken(token(until_ms=1), rotate=True), "expires", "is in the past"),
+    (RemoveToken("efgh5678"), "token", "there is no token efgh5678"),
+]
+
+
+@pytest.mark.parametrize(("request_", "field", "words"), REFUSALS)
+def test_a_request_that_cannot_be_is_refused_and_changes_nothing(
+    request_: Request, field: str, words: str
+) -> None:
+    cluster = peopled()
+    before = msgspec.json.encode(cluster.state.snapshot())
+    refused = refusal(cluster.ask(request_))
+    assert (refused.field, words in refused.message) == (field, True), refused
+    assert refused.missing == ("there is no" in words)
+    assert msgspec.json.encode(cluster.state.snapshot()) == before
+    assert cluster.last.events == []
+
+
+def test_the_numbers_of_tenants_users_and_tokens_are_bounded() -> None:
+    cluster = peopled()
+    for number in range(TOKENS_PER_USER_MAX - 1):
+        assert isinstance(cluster.ask(SetToken(token(id=f"tok{number:05}"))), Accepted)
+    assert "remove one" in refusal(cluster.ask(SetToken(token(id="onemore1")))).message
+    people = identity(cluster)
+    for number in range(TENANTS_MAX - 1):
+        people.tenants[f"t{number}"] = TenantRecord(name=f"t{number}", uid=100_000 + number)
+    for number in range(USERS_MAX - 1):
+        people.users[f"u{number}"] = user(f"u{number}")
+    assert "which is the most" in refusal(cluster.ask(AddTenant("more"))).message
+    assert "which is the most" in refusal(cluster.ask(SetUser(user("more"), add=True))).message
+
+
+def test_a_token_may_do_what_its_user_may_at_that_moment() -> None:
+    cluster = peopled()
+
+    def role() -> Role | None:
+        return identity(cluster).role(identity(cluster).tokens["abcd1234"])
+
+    assert role() is Role.MEMBER
+    cluster.ask(SetUser(user(lab="viewer")))
+    assert role() is Role.VIEWER
+    cluster.ask(SetUser(user()))
+    assert role() is None
+    cluster.ask(SetUser(User(name="ann", roles={"*": Role.ADMIN})))
+    assert role() is Role.MEMBER  # what the token was made for is the most it ever gets
+
+
+def test_a_role_in_every_tenant_is_one_in_each() -> None:
+    cluster = peopled(SetUser(User(name="ann", roles={"*": Role.ADMIN, "lab": Role.VIEWER})))
+    made = cluster.ask(SetToken(token(id="efgh5678", tenant="lab", role="admin")))
+    assert isinstance(made, Accepted)
+    assert identity(cluster).role(identity(cluster).tokens["efgh5678"]) is Role.ADMIN
+
+
+def test_a_rotated_token_keeps_all_but_its_secret_and_its_end() -> None:
+    cluster = peopled()
+    changed = token(hash=OTHER_HASH, user="eve", tenant="*", role="admin", until_ms=9_000)
+    cluster.ask(SetToken(changed, rotate=True))
+    now = identity(cluster).tokens["abcd1234"]
+    assert now == token(hash=OTHER_HASH, until_ms=9_000, since_ms=1_000)
+
+
+def test_a_removed_user_leaves_no_token_behind_for_a_new_user_of_the_same_name() -> None:
+    cluster = peopled(RemoveUser("ann"), ANN)
+    assert identity(cluster).tokens == {}
+
+
+def test_a_removed_tenant_takes_its_tokens_and_roles_and_leaves_those_of_others() -> None:
+    cluster = peopled(
+        AddTenant("art"),
+        SetUser(user(lab="member", art="viewer")),
+        SetToken(token(id="efgh5678", tenant="art", role="viewer")),
+        RemoveTenant("lab"),
+        AddTenant("lab"),
+    )
+    assert list(identity(cluster).tokens) == ["efgh5678"]
+    assert identity(cluster).users["ann"].roles == {"art": Role.VIEWER}
+
+
+def test_a_tenant_is_not_removed_while_it_has_jobs() -> None:
+    cluster = peopled()
+    cluster.join("n1", gpus=1)
+    job = cluster.run(tenant="lab")
+    assert f"has the job {job}" in refusal(cluster.ask(RemoveTenant("lab"))).message
+    cluster.end(job)
+    assert isinstance(cluster.ask(RemoveTenant("lab")), Accepted)
+
+
+def test_members_of_an_added_tenant_run_as_its_unix_user_and_others_as_the_agent() -> None:
+    cluster = peopled()
+    cluster.join("n1", gpus=4)
+    uids = {}
+    for tenant in ("lab", "default", "named-in-a-policy"):
+        cluster.submit(tenant=tenant)
+        (launch,) = [one for one in cluster.last.commands if isinstance(one, Launch)]
+        uids[launch.tenant] = launch.uid
+    assert uids == {"lab": 61_000, "default": 0, "named-in-a-policy": 0}
+
+
+def test_an_unchanged_user_is_no_event() -> None:
+    cluster = peopled()
+    assert isinstance(cluster.ask(SetUser(user(lab="member"))), Accepted)
+    assert cluster.last.events == []
+
+
+def restored(cluster: Cluster) -> State:
+    body = msgspec.json.encode(cluster.state.snapshot())
+    return restore(msgspec.json.decode(body, type=Snapshot))
+
+
+def test_the_log_and_a_snapshot_hold_all_of_it() -> None:
+    cluster = peopled(ADMIN, AddTenant("art"), SetToken(token(hash=OTHER_HASH), rotate=True))
+    cluster.ask(RemoveTenant("art"))
+    assert replay(State(), cluster.log).identity == identity(cluster)
+    assert restored(cluster).identity == identity(cluster)
+
+
+def test_a_snapshot_from_before_there_were_users_is_read() -> None:
+    stored = msgspec.json.decode(msgspec.json.encode(Cluster().state.snapshot()))
+    del stored["identity"]
+    assert restore(msgspec.convert(stored, Snapshot)).identity == Identity()
+
+
+@pytest.mark.parametrize("spoiled", ["uid", "role", "user", "tenant"])
+def test_what_is_left_of_something_removed_is_noticed(spoiled: str) -> None:
+    cluster = peopled()
+    people = identity(cluster)
+    verify(cluster.state)
+    if spoiled == "uid":
+        people.tenants["art"] = TenantRecord(name="art", uid=61_000)
+    elif spoiled == "role":
+        people.users["eve"] = user("eve", gone="member")
+    else:
+        people.tokens["efgh5678"] = token(id="efgh5678", **{spoiled: "gone"})
+    with pytest.raises(Violation):
+        verify(cluster.state)
