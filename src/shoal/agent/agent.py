@@ -14,6 +14,8 @@ from shoal.agent.checkpoint_root import root_name
 from shoal.agent.checks import Checks
 from shoal.agent.members import Members
 from shoal.agent.sampling import Sampler
+from shoal.agent.shares.mps import MpsDaemons
+from shoal.agent.shares.shares import Shares
 from shoal.agent.shipping import Shipping
 from shoal.agent.supplies import Supplies
 from shoal.core.nodebook import Action, NodeBook
@@ -56,13 +58,18 @@ class Agent:
         spec = msgspec.structs.replace(spec, checkpoints=root_name(root))
         self._book = NodeBook(spec, incarnation, read_exits(directory / MEMBERS))
         self._checks = Checks(directory, spec, self._measured)
-        self._supplies = Supplies(directory, self._book, self._need)
+        self._sampler = Sampler(spec.gpus)
+        shares = Shares(MpsDaemons(directory), spec.gpu_memory_mb)
+        self._supplies = Supplies(directory, self._book, self._need, shares)
         self._shipping = Shipping(self._send_log)
         self.members = Members(
             directory, self._book, self._supplies, self._shipping, self._report_soon
         )
-        self.members.processes.helpers = (self._checks, self._supplies.environments)
-        self._sampler = Sampler(spec.gpus)
+        self.members.processes.helpers = (
+            self._checks,
+            self._supplies.environments,
+            shares.daemons,
+        )
         self._link: Link | None = None
         self._met = False  # the controller has spoken on this connection
         self._report_due = False
@@ -185,6 +192,10 @@ class Agent:
                 self._checks.tend()
                 self._supplies.packages.ask_again(all_of_them=False)
                 self.members.memory.look()
+                self._sampler.shared = self._supplies.shares.gpus
+                self._supplies.shares.keep(
+                    self._sampler.processes, self.members.processes.owner, self.members.overused
+                )
                 self._book.leaving = (self._directory / LEAVING).exists()
                 self.members.audit()
                 self._report()

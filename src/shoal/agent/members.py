@@ -115,6 +115,7 @@ class Members:
         member.become(State.RUNNING)
         self.beats.expect(member.ref)
         self.idle.expect(command)
+        self._supplies.shares.expect(command)
 
     def _cannot_start(self, member: Member, error: Exception) -> None:
         if not isinstance(error, CannotStart | OSError):
@@ -216,6 +217,17 @@ class Members:
             command.grace_ms / 1000, self.processes.signal, member.ref, signal.SIGKILL
         )
 
+    def overused(self, ref: MemberRef, why: str, *, end: bool) -> None:
+        """It uses more than it asked for, and others pay for that: end it, or only say so."""
+        member = self._members.get(ref)
+        if member is not None and member.state is State.RUNNING:
+            said = f"\nshoal: {why}{'' if end else '; this is only a warning'}\n"
+            with contextlib.suppress(OSError):
+                _append(self._directory / str(ref) / "output", said.encode())
+            if end:
+                member.why = why
+                self.processes.signal(ref, signal.SIGKILL)
+
     def audit(self) -> None:
         """Every member that the book calls alive has a process, or is on its way to one or to its
         exit. A member that has neither would hold its GPUs for ever, so it ends here."""
@@ -239,6 +251,7 @@ class Members:
             member = self._members[ref]
             step = self.beats.step(ref)
             self.beats.forget(ref)
+            self._supplies.shares.forget(ref)
             self._remove_empty_checkpoints(ref)
             try:
                 why, fault = self._cause(member, code, starved)
@@ -364,6 +377,7 @@ class Members:
                 while self.processes:
                     self._reaped.clear()
                     await self._reaped.wait()
+        self._supplies.shares.daemons.close()
 
 
 def _append(path: Path, data: bytes) -> None:

@@ -169,6 +169,13 @@ class Processes:
         They must not use the GPUs that this life gives to others."""
         return kill_marked(NODE_MARK, self._node_mark.__eq__)
 
+    def owner(self, pid: int) -> MemberRef | None:
+        """The member that a process of this machine belongs to, if that is certain."""
+        if pid in self._pids:
+            return self._pids[pid].ref
+        owners = self._ownership.owners(pid)
+        return next(iter(owners)) if len(owners) == 1 else None
+
     def pid(self, ref: MemberRef) -> int | None:
         process = self._processes.get(ref)
         return process.pid if process else None

@@ -18,6 +18,8 @@ class Sampler:
     def __init__(self, gpus: int) -> None:
         self._gpus = gpus
         self._newest: NodeSample | None = None
+        self.shared: set[int] = set()  # GPUs whose processes are wanted
+        self.processes: dict[int, dict[int, int]] = {}  # of these: by GPU and process, in MB
         self._stopped = threading.Event()
 
     def start(self) -> None:
@@ -42,6 +44,8 @@ class Sampler:
                 memory_milli=memory_milli(),
                 gpus=driver.gpus(self._gpus) if driver else (),
             )
+            if driver is not None:
+                self.processes = {gpu: driver.processes(gpu) for gpu in sorted(self.shared)}
             before = now
 
 
@@ -60,6 +64,16 @@ class Driver:
             self._nvml = pynvml
         except Exception:  # not installed, or no driver: NVML has an exception for each
             self._handles = []
+
+    def processes(self, gpu: int) -> dict[int, int]:
+        """The memory of each process on this GPU, in MB. Nothing where the driver does not say."""
+        if gpu >= len(self._handles):
+            return {}
+        try:
+            found = self._nvml.nvmlDeviceGetComputeRunningProcesses(self._handles[gpu])
+            return {int(one.pid): int(one.usedGpuMemory or 0) >> 20 for one in found}
+        except Exception:  # NVML has an exception for each of its errors
+            return {}
 
     def gpus(self, most: int) -> tuple[GpuSample, ...]:
         return tuple(self._one(handle) for handle in self._handles[:most])

@@ -13,6 +13,7 @@ import msgspec
 
 from shoal.agent.environments import Environments, key_of
 from shoal.agent.packages import Packages
+from shoal.agent.shares.shares import Shares
 from shoal.core.nodebook import NodeBook
 from shoal.model.commands import Launch, Prepare
 
@@ -24,8 +25,15 @@ Order = TypeVar("Order", Launch, Prepare)
 
 
 class Supplies:
-    def __init__(self, directory: Path, book: NodeBook, need: Callable[[str, int], None]) -> None:
+    def __init__(
+        self,
+        directory: Path,
+        book: NodeBook,
+        need: Callable[[str, int], None],
+        shares: Shares,
+    ) -> None:
         self._book = book
+        self.shares = shares
         self.packages = Packages(directory / "packages", need, self._packages_used)
         self.environments = Environments(directory, self._environments_used)
 
@@ -35,12 +43,15 @@ class Supplies:
         environment = self.environments.here(order.requirements) if order.requirements else None
         if (order.package and package is None) or (order.requirements and environment is None):
             return None
-        return _placed(order, package, environment)
+        placed = _placed(order, package, environment)
+        return self.shares.here(placed)
 
     def lacks(self, order: Launch | Prepare) -> str:
         """What is missing, in words that follow the name of the node."""
         if order.package and self.packages.here(order.package) is None:
             return self.packages.progress(order.package)
+        if not order.requirements or self.environments.here(order.requirements) is not None:
+            return "is preparing its share of a GPU"
         return "is building its environment: see its log"
 
     async def get(self, order: Order, output: Path, tell: Callable[[str], None]) -> Order:
@@ -51,7 +62,8 @@ class Supplies:
             environment = None
             if order.requirements:
                 environment = await self.environments.get(order.requirements, output)
-            return _placed(order, package, environment)
+            placed = _placed(order, package, environment)
+            return await self.shares.get(placed)
         finally:
             telling.cancel()
 

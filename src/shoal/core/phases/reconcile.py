@@ -106,7 +106,7 @@ def _command(state: State, job: Job, ref: MemberRef) -> Command:
         uid=_uid(state, job.spec.tenant),
         cpu_milli=job.spec.cpu_milli,
         memory_mb=job.spec.memory_mb,
-        gpu_memory_mb=job.spec.gpu_memory_mb if slice_.gpu_milli < WHOLE_GPU_MILLI else 0,
+        gpu_memory_mb=job.spec.gpu_memory_mb if job.spec.gpu_milli == 0 else 0,
         limits=Limits(state.policy.processes_max, state.policy.cpu_hard, state.policy.gpu_over),
         image=job.spec.image,
         secrets=job.spec.secrets,
