@@ -199,9 +199,10 @@ def token_hash(secret: str) -> str:
     return hashlib.sha256(secret.encode("utf-8", "surrogatepass")).hexdigest()
 
 
-def new_token() -> tuple[str, str, str]:
-    """A token's id, the token as its user gets it, and the hash to store."""
-    token_id, secret = secrets.token_hex(4), secrets.token_urlsafe(32)
+def new_token(token_id: str = "") -> tuple[str, str, str]:
+    """A token's id, the token as its user gets it, and the hash to store. With an id: another
+    secret for that token."""
+    token_id, secret = token_id or secrets.token_hex(4), secrets.token_urlsafe(32)
     return token_id, f"{TOKEN_PREFIX}_{token_id}_{secret}", token_hash(secret)
 
 

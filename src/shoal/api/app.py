@@ -13,11 +13,13 @@ from litestar.exceptions import HTTPException
 from litestar.openapi.config import OpenAPIConfig
 from litestar.openapi.spec import Components, SecurityScheme
 from litestar.params import Parameter
+from litestar.types import ControllerRouterHandler
 
 from shoal import __version__
 from shoal.api.access import Access
 from shoal.api.explain import Explanations
 from shoal.api.feed import Feed
+from shoal.api.identity import Me, Tenants, Tokens, Users, without_hash
 from shoal.api.jobs import NUMBER_MAX, Jobs, WaitS
 from shoal.api.ledger import Ledger
 from shoal.api.metrics import metrics
@@ -145,7 +147,8 @@ class Cluster(Controller):
         """`notable` leaves out frequent events that would hide the rest."""
 
         def read() -> tuple[bool, bytes]:
-            found = loop.store.events(after, limit, job, node, notable)
+            stored = loop.store.events(after, limit, job, node, notable)
+            found = [without_hash(one) for one in stored]
             next_after = found[-1].seq if found else max(after, 0)
             return bool(found), encoded(EventsView(events=found, next_after=next_after))
 
@@ -187,6 +190,23 @@ class Services(Controller):
         return Done(id=answer.id, note=answer.note)
 
 
+ROUTES: list[ControllerRouterHandler] = [
+    Cluster,
+    Jobs,
+    Services,
+    Series,
+    Ledger,
+    Packages,
+    Explanations,
+    Me,
+    Tenants,
+    Users,
+    Tokens,
+    metrics,
+    *HANDLERS,
+]
+
+
 def build(
     loop: ControlLoop,
     token: str,
@@ -220,17 +240,7 @@ def build(
         return entry()
 
     return Litestar(
-        route_handlers=[
-            Cluster,
-            Jobs,
-            Services,
-            Series,
-            Ledger,
-            Packages,
-            Explanations,
-            metrics,
-            *HANDLERS,
-        ],
+        route_handlers=ROUTES,
         guards=[access.guard],
         state=State({"feed": feed}),
         dependencies={

@@ -1,0 +1,287 @@
+"""The API of tenants, users and tokens. Admins manage all; others only their own tokens."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import msgspec
+from litestar import Controller, delete, get, post, put
+from litestar.params import Parameter
+
+from shoal.api.access import NO_HASH, new_token
+from shoal.api.principal import Needs, Principal
+from shoal.api.problems import Refusal, accepted
+from shoal.control.loop import ControlLoop
+from shoal.model.events import Recorded, TokenSet
+from shoal.model.identity import EVERY_TENANT, Identity, Role, Token, User, role_in
+from shoal.model.people import (
+    MeView,
+    NewTenant,
+    NewToken,
+    NewUser,
+    Roles,
+    Rotation,
+    SecretTokenView,
+    TenantView,
+    TokenView,
+    UserView,
+)
+from shoal.model.report import (
+    AddTenant,
+    RemoveTenant,
+    RemoveToken,
+    RemoveUser,
+    SetToken,
+    SetUser,
+)
+from shoal.model.views import Done
+
+Word = Annotated[str, Parameter(max_length=64)]
+
+
+class Me(Controller):
+    path = "/v1/me"
+
+    @get(opt=Needs.SIGNED_IN.opt, sync_to_thread=False)
+    def me(self, loop: ControlLoop, who: Principal) -> MeView:
+        token = loop.state.identity.tokens.get(who.token)
+        until_ms = token.until_ms if token is not None else 0
+        return MeView(
+            user=who.user, tenant=who.tenant, role=who.role, token=who.token, until_ms=until_ms
+        )
+
+
+class Tenants(Controller):
+    path = "/v1/tenants"
+    opt = Needs.ADMIN.opt
+
+    @get(sync_to_thread=False)
+    def listing(self, loop: ControlLoop) -> list[TenantView]:
+        return [_tenant_view(loop, name) for name in sorted(loop.state.identity.tenants)]
+
+    @post()
+    async def add(self, loop: ControlLoop, who: Principal, data: NewTenant) -> TenantView:
+        answer = accepted(await loop.request(AddTenant(data.name, data.uid, who.user)))
+        await loop.settled()
+        return _tenant_view(loop, answer.id)
+
+    @delete("/{name:str}", status_code=200)
+    async def remove(self, loop: ControlLoop, who: Principal, name: Word) -> Done:
+        return Done(id=accepted(await loop.request(RemoveTenant(name, who.user))).id)
+
+
+class Users(Controller):
+    path = "/v1/users"
+    opt = Needs.ADMIN.opt
+
+    @get(sync_to_thread=False)
+    def listing(self, loop: ControlLoop) -> list[UserView]:
+        return [_user_view(loop, name) for name in sorted(loop.state.identity.users)]
+
+    @post()
+    async def add(self, loop: ControlLoop, who: Principal, data: NewUser) -> UserView:
+        user = User(name=data.name, roles=data.roles)
+        answer = accepted(await loop.request(SetUser(user, add=True, who=who.user)))
+        await loop.settled()
+        return _user_view(loop, answer.id)
+
+    @put("/{name:str}")
+    async def change(self, loop: ControlLoop, who: Principal, name: Word, data: Roles) -> UserView:
+        """Replaces all of the user's roles."""
+        user = User(name=name, roles=data.roles)
+        answer = accepted(await loop.request(SetUser(user, who=who.user)))
+        await loop.settled()
+        return _user_view(loop, answer.id)
+
+    @delete("/{name:str}", status_code=200)
+    async def remove(self, loop: ControlLoop, who: Principal, name: Word) -> Done:
+        """The user's tokens go as well. The user's jobs continue."""
+        return Done(id=accepted(await loop.request(RemoveUser(name, who.user))).id)
+
+
+class Tokens(Controller):
+    """Whoever is not an admin has only tokens of their own, in the tenant of the token they use."""
+
+    path = "/v1/tokens"
+    opt = Needs.SIGNED_IN.opt
+
+    @get(sync_to_thread=False)
+    def listing(self, loop: ControlLoop, who: Principal) -> list[TokenView]:
+        tokens = loop.state.identity.tokens.values()
+        seen = [_token_view(loop, token) for token in tokens if _may_see(who, token)]
+        return sorted(seen, key=lambda view: (view.user, view.since_ms, view.id))
+
+    @post()
+    async def add(self, loop: ControlLoop, who: Principal, data: NewToken) -> SecretTokenView:
+        identity = loop.state.identity
+        user = identity.users.get(data.user or who.user)
+        if user is None or not (who.admin or user.name == who.user):
+            raise Refusal(404, _no_user(data.user, who), "user")
+        tenant = _tenant(who, user, data)
+        role = data.role or role_in(user, tenant) or Role.VIEWER
+        if not who.admin:
+            role = _bounded_role(who, tenant, role, data.role)
+        token_id, secret, hash_ = new_token()
+        token = Token(
+            id=token_id,
+            user=user.name,
+            tenant=tenant,
+            role=role,
+            hash=hash_,
+            until_ms=_until_ms(loop, who, data.lifetime_ms),
+            note=data.note,
+        )
+        accepted(await loop.request(SetToken(token, who=who.user)))
+        return await _shown_once(loop, token_id, secret)
+
+    @post("/{token_id:str}/rotate", status_code=200)
+    async def rotate(
+        self, loop: ControlLoop, who: Principal, token_id: Word, data: Rotation
+    ) -> SecretTokenView:
+        """Another secret for the token; the one before is void at once."""
+        before = _own(loop, who, token_id)
+        if not who.admin and before.role.rank > who.role.rank:
+            raise Refusal(403, f"is for the role {before.role.value}; ask an admin", "token")
+        until_ms = before.until_ms
+        if data.lifetime_ms is not None:
+            until_ms = _until_ms(loop, who, data.lifetime_ms)
+        elif not who.admin:
+            until_ms = _earlier(until_ms, _ends_ms(loop, who))
+        _, secret, hash_ = new_token(token_id)
+        token = msgspec.structs.replace(before, hash=hash_, until_ms=until_ms)
+        accepted(await loop.request(SetToken(token, rotate=True, who=who.user)))
+        return await _shown_once(loop, token_id, secret)
+
+    @delete("/{token_id:str}", status_code=200)
+    async def remove(self, loop: ControlLoop, who: Principal, token_id: Word) -> Done:
+        """The token is void from the next request on."""
+        token = _own(loop, who, token_id)
+        return Done(id=accepted(await loop.request(RemoveToken(token.id, who.user))).id)
+
+
+def without_hash(recorded: Recorded) -> Recorded:
+    """An event as the API shows it: the hash of a token stays in the store."""
+    event = recorded.event
+    if not isinstance(event, TokenSet):
+        return recorded
+    token = msgspec.structs.replace(event.token, hash=NO_HASH)
+    return msgspec.structs.replace(recorded, event=msgspec.structs.replace(event, token=token))
+
+
+async def _shown_once(loop: ControlLoop, token_id: str, secret: str) -> SecretTokenView:
+    await loop.settled()
+    token = loop.state.identity.tokens.get(token_id)
+    if token is None:  # an admin was quicker
+        raise Refusal(404, _no_token(token_id), "token")
+    return SecretTokenView(token=_token_view(loop, token), secret=secret)
+
+
+def _may_see(who: Principal, token: Token) -> bool:
+    return who.admin or (token.user == who.user and who.sees(token.tenant))
+
+
+def _own(loop: ControlLoop, who: Principal, token_id: str) -> Token:
+    token = loop.state.identity.tokens.get(token_id)
+    if token is None or not _may_see(who, token):
+        raise Refusal(404, _no_token(token_id), "token")
+    return token
+
+
+def _no_token(token_id: str) -> str:
+    return f"there is no token {token_id[:64]}; see: shoal token list"
+
+
+def _no_user(named: str | None, who: Principal) -> str:
+    if named is None:
+        return f"{who.user} is not a user; name one, e.g. shoal token add ann"
+    return f"there is no user {named}; see: shoal user list"
+
+
+def _tenant(who: Principal, user: User, data: NewToken) -> str:
+    """A token that acts for one tenant gives access to no other."""
+    if not who.admin and not who.sees_all:
+        if data.tenant not in (None, who.tenant):
+            raise Refusal(403, f"your token is for {who.tenant}; ask an admin", "tenant")
+        return who.tenant
+    if data.tenant is not None:
+        return data.tenant
+    if not user.roles:
+        message = f"{user.name} has no role yet; add one with: shoal user set {user.name}"
+        raise Refusal(422, f"{message} --tenant TENANT", "tenant")
+    if len(user.roles) > 1 and EVERY_TENANT not in user.roles:
+        names = ", ".join(sorted(user.roles))
+        raise Refusal(422, f"{user.name} has roles in {names}; name one of them", "tenant")
+    return EVERY_TENANT if EVERY_TENANT in user.roles else next(iter(user.roles))
+
+
+def _bounded_role(who: Principal, tenant: str, role: Role, named: Role | None) -> Role:
+    if role.rank <= who.role.rank:
+        return role
+    if named is None:
+        return who.role
+    where = "every tenant" if tenant == EVERY_TENANT else tenant
+    raise Refusal(403, f"your token is for the role {who.role.value} in {where}", "role")
+
+
+def _until_ms(loop: ControlLoop, who: Principal, lifetime_ms: int) -> int:
+    until_ms = loop.clock.now_ms() + lifetime_ms if lifetime_ms else 0
+    return until_ms if who.admin else _earlier(until_ms, _ends_ms(loop, who))
+
+
+def _ends_ms(loop: ControlLoop, who: Principal) -> int:
+    """Otherwise whoever finds a token that is about to expire could make one that does not."""
+    token = loop.state.identity.tokens.get(who.token)
+    return token.until_ms if token is not None else 0
+
+
+def _earlier(one_ms: int, other_ms: int) -> int:
+    """0 is never."""
+    return min(one_ms, other_ms) if one_ms and other_ms else one_ms or other_ms
+
+
+def _tenant_view(loop: ControlLoop, name: str) -> TenantView:
+    identity = loop.state.identity
+    record = identity.tenants.get(name)
+    if record is None:  # added, and removed since
+        raise Refusal(404, f"there is no tenant {name}; see: shoal tenant list", "tenant")
+    return TenantView(
+        name=record.name,
+        uid=record.uid,
+        since_ms=record.since_ms,
+        users=sum(name in user.roles for user in identity.users.values()),
+        jobs=sum(job.spec.tenant == name for job in loop.state.jobs.values()),
+    )
+
+
+def _user_view(loop: ControlLoop, name: str) -> UserView:
+    identity = loop.state.identity
+    user = identity.users.get(name)
+    if user is None:
+        raise Refusal(404, f"there is no user {name}; see: shoal user list", "user")
+    return UserView(
+        name=user.name,
+        roles=user.roles,
+        since_ms=user.since_ms,
+        tokens=sum(token.user == name for token in identity.tokens.values()),
+    )
+
+
+def _token_view(loop: ControlLoop, token: Token) -> TokenView:
+    return TokenView(
+        id=token.id,
+        user=token.user,
+        tenant=token.tenant,
+        role=token.role,
+        since_ms=token.since_ms,
+        until_ms=token.until_ms,
+        note=token.note,
+        void=_void(loop.state.identity, token, loop.clock.now_ms()),
+    )
+
+
+def _void(identity: Identity, token: Token, now_ms: int) -> str:
+    if 0 < token.until_ms <= now_ms:
+        return "expired"
+    if identity.role(token) is None:
+        return f"{token.user} has no role in {token.tenant}"
+    return ""
