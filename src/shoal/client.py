@@ -15,6 +15,7 @@ from urllib.parse import quote, urlencode, urlsplit
 import msgspec
 
 from shoal.client_identity import IdentityCalls
+from shoal.client_secrets import SecretCalls
 from shoal.files import read_own, require_own, short_path
 from shoal.model.explanation import Explanation
 from shoal.model.job import JobSpec
@@ -132,7 +133,7 @@ class _Local(http.client.HTTPConnection):
             raise Unreachable(f"{self._path} belongs to another user (uid {owner})")
 
 
-class Client(IdentityCalls):
+class Client(IdentityCalls, SecretCalls):
     """Without `url`, the cluster of this user on this machine, as `shoal up` left its address and
     token in `home`. While the controller cannot be reached, a call is repeated for `patience_s`.
     That is safe for every call: a submission carries a key."""

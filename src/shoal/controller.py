@@ -26,6 +26,7 @@ from shoal.control.home import ClusterConfig, Home
 from shoal.control.logs import LogStore
 from shoal.control.loop import ControlLoop
 from shoal.control.packages import PackageStore
+from shoal.control.secretstore import SecretStore
 from shoal.control.sockets import Doors, address, bind
 from shoal.control.store.marks import Numbers
 from shoal.control.store.sqlite import SqliteStore
@@ -95,7 +96,8 @@ async def _serve(home: Home, doors: Doors, usual: Usual) -> None:
         loop,
         lambda text: loop.alarms.raise_("ledger", text),
     )
-    loop.followers += [ledger, Tidy(home.checkpoints)]
+    loop.secrets = SecretStore(home.secrets, loop.alarms)
+    loop.followers += [ledger, Tidy(home.checkpoints), loop.secrets]
     ledger_task = asyncio.create_task(
         enduring("the ledger", lambda: ledger.run(lambda: loop.policy, loop.spent))
     )

@@ -13,6 +13,7 @@ import msgspec
 from shoal.model.commands import Envelope
 from shoal.model.job import MemberRef
 from shoal.model.report import LogChunk, NodeReport, PackagePiece
+from shoal.model.secret import SecretsOf
 
 log = logging.getLogger("shoal.wire")
 
@@ -43,6 +44,14 @@ class Need(msgspec.Struct, frozen=True, tag=True):
     offset: int
 
 
+class Wants(msgspec.Struct, frozen=True, tag=True):
+    """Agent to controller: send the secrets of this member, which I am to start. The controller
+    sends them only to the life of the node on which it has placed the member."""
+
+    ref: MemberRef
+    incarnation: int
+
+
 class Commands(msgspec.Struct, frozen=True, tag=True):
     """Controller to agent."""
 
@@ -66,8 +75,14 @@ class Piece(msgspec.Struct, frozen=True, tag=True):
     piece: PackagePiece
 
 
-FromAgent = Heard | Log | Need
-ToAgent = Commands | Kept | Ask | Piece
+class Handed(msgspec.Struct, frozen=True, tag=True):
+    """Controller to agent: the secrets of a member, or why it cannot have them."""
+
+    secrets: SecretsOf
+
+
+FromAgent = Heard | Log | Need | Wants
+ToAgent = Commands | Kept | Ask | Piece | Handed
 
 _LENGTH = struct.Struct("!I")
 encode = msgspec.msgpack.Encoder().encode

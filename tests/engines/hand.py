@@ -18,6 +18,7 @@ from shoal.control.packages import PackageStore
 from shoal.model.commands import Acknowledge, Command, Envelope, Launch, Stop
 from shoal.model.job import MemberRef
 from shoal.model.report import LogChunk, MemberExit, NodeGone, NodeReport, PackagePiece
+from shoal.model.secret import SecretsOf
 from shoal.ports import Engine
 from shoal.sim.storm.node import Fate
 
@@ -134,6 +135,9 @@ class Ears:
 
     def piece(self, package: str, offset: int) -> PackagePiece:
         return self._packages.piece(package, offset)
+
+    def secrets_of(self, node: str, incarnation: int, ref: MemberRef) -> SecretsOf | None:
+        return SecretsOf(ref)
 
 
 class Hand:

@@ -38,6 +38,7 @@ from shoal.api.problems import (
 )
 from shoal.api.read_threads import aside, encoded, respond
 from shoal.api.schema import DescribedSchema
+from shoal.api.secrets import Secrets, refuse_unknown_secrets
 from shoal.api.series import Series
 from shoal.api.views import (
     check_view,
@@ -180,6 +181,7 @@ class Services(Controller):
             message = f"{entry.port} is the port that all services share; choose another"
             raise Refusal(422, message, "port")
         refuse_unknown_package(loop, data.replica.package)
+        refuse_unknown_secrets(loop, data.replica)
         accepted(await loop.request(SetService(data)))
         await loop.settled()
         return service_view(loop, _service(loop, name), entry)
@@ -197,6 +199,7 @@ ROUTES: list[ControllerRouterHandler] = [
     Series,
     Ledger,
     Packages,
+    Secrets,
     Explanations,
     Me,
     Tenants,

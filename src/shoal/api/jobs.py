@@ -12,6 +12,7 @@ from shoal.api.explain import HISTORY_MAX, why_view
 from shoal.api.packages import refuse_unknown_package
 from shoal.api.problems import Refusal, accepted
 from shoal.api.read_threads import ROWS_AT_ONCE, aside, encoded, json_list, respond
+from shoal.api.secrets import refuse_unknown_secrets
 from shoal.api.views import find_job, job_row, job_state, job_view
 from shoal.control.loop import ControlLoop
 from shoal.model.job import Job, MemberRef, Phase
@@ -35,6 +36,7 @@ class Jobs(Controller):
         if len(data.key) > 128:
             raise Refusal(422, "is longer than 128 characters", "key")
         refuse_unknown_package(loop, data.spec.package)
+        refuse_unknown_secrets(loop, data.spec)
         answer = accepted(await loop.request(Submit(data.spec, data.key)))
         await loop.settled()
         return job_view(loop, _job(loop, answer.id))
@@ -110,6 +112,7 @@ class Jobs(Controller):
                 422, f"was a replica of {job.spec.service}; the service replaces it", "job"
             )
         refuse_unknown_package(loop, job.spec.package)
+        refuse_unknown_secrets(loop, job.spec)
         answer = accepted(await loop.request(Submit(job.spec, key)))
         return Done(id=answer.id, note=f"submitted again, because {job_id} has ended")
 

@@ -24,6 +24,7 @@ THEMES = {
         "explain": "Show what happened to a job, on one page.",
         "cancel": "Stop jobs for good.",
         "requeue": "Stop jobs and run them again.",
+        "secret": "Set, list or remove the secrets of your jobs.",
     },
     "Services": {
         "serve": "Serve a command behind one URL, or change a service.",

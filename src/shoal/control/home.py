@@ -55,6 +55,7 @@ class Home:
         self.ray = self.path / "ray"  # this machine's part of Ray: its token, ports and log
         self.starter_lock = self.ray / "starter.lock"
         self.packages = self.path / "packages"  # working directories that were sent
+        self.secrets = self.path / "secrets"  # encrypted; the key is beside it
         self.checkpoints = self.path / "checkpoints"  # a directory for each job
 
     def node(self, node_id: str) -> Path:

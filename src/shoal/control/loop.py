@@ -13,13 +13,16 @@ from collections.abc import Iterable
 from shoal.control import plugins
 from shoal.control.alarms import Alarms
 from shoal.control.counters import Counters
+from shoal.control.handing import hand_over
 from shoal.control.logs import LogStore
 from shoal.control.packages import PackageStore
+from shoal.control.secretstore import SecretStore
 from shoal.core.state.invariants import verify
 from shoal.core.state.state import State
 from shoal.model.budget import Spending
 from shoal.model.commands import Envelope
 from shoal.model.events import JobEvent
+from shoal.model.job import MemberRef
 from shoal.model.policy import Policy
 from shoal.model.report import (
     Answer,
@@ -33,6 +36,7 @@ from shoal.model.report import (
     Submit,
 )
 from shoal.model.samples import NodeSample
+from shoal.model.secret import SecretsOf
 from shoal.model.service import ServiceLoad
 from shoal.ports import Clock, Engine, Follower, Store, StoreDamaged, StoreError, StoreFull
 from shoal.tick import Decision, Stage, Tick
@@ -74,6 +78,7 @@ class ControlLoop:
         self.clock = clock
         self.logs = logs
         self.packages = packages
+        self.secrets: SecretStore | None = None
         self.engine_kind = engine_kind
         self.store = store
         self.tick = Tick(store, policy, self._send, fences=engine.fences)
@@ -237,6 +242,11 @@ class ControlLoop:
         if self.packages is None:
             return PackagePiece(package, offset, problem="this controller does not store packages")
         return self.packages.piece(package, offset)
+
+    def secrets_of(self, node: str, incarnation: int, ref: MemberRef) -> SecretsOf | None:
+        if self.tick.stage is Stage.UNLOADED:
+            return None
+        return hand_over(self.secrets, self.tick.state, node, incarnation, ref)
 
     # -- the tick --------------------------------------------------------------------------
 

@@ -15,7 +15,18 @@ from shoal.model.commands import Envelope, Fence
 from shoal.model.node import NodeSpec
 from shoal.model.report import NodeGone
 from shoal.ports import Inbox
-from shoal.wire import CHECKPOINT_ROOT, Commands, FromAgent, Heard, Kept, Log, Need, Piece
+from shoal.wire import (
+    CHECKPOINT_ROOT,
+    Commands,
+    FromAgent,
+    Handed,
+    Heard,
+    Kept,
+    Log,
+    Need,
+    Piece,
+    Wants,
+)
 
 
 class LocalEngine:
@@ -86,6 +97,10 @@ class LocalNode:
                 self.link.send(Kept(chunk.ref, self.inbox.log(chunk)))
             case Need(package, offset):
                 self.link.send(Piece(self.inbox.piece(package, offset)))
+            case Wants(ref, incarnation):
+                found = self.inbox.secrets_of(self._spec.id, incarnation, ref)
+                if found is not None:
+                    self.link.send(Handed(found))
 
     def died(self, gone: NodeGone) -> None:
         self.inbox.gone(gone)

@@ -24,7 +24,20 @@ from shoal.engines.ray.render import environment, without_ray
 from shoal.model.commands import Envelope
 from shoal.model.report import NodeGone
 from shoal.ports import Inbox
-from shoal.wire import Ask, Commands, Heard, Kept, Link, Log, Need, Piece, ToAgent, encode
+from shoal.wire import (
+    Ask,
+    Commands,
+    Handed,
+    Heard,
+    Kept,
+    Link,
+    Log,
+    Need,
+    Piece,
+    ToAgent,
+    Wants,
+    encode,
+)
 
 log = logging.getLogger("shoal.ray")
 
@@ -158,6 +171,10 @@ class RayEngine:
                 # Many nodes may want it at once; a node without an answer asks again.
                 if self._link is not None and self._link.backlog_bytes < PIECES_BYTES_MAX:
                     self._tell(brought.node, Piece(self._inbox.piece(package, offset)))
+            case Wants(ref, incarnation):
+                found = self._inbox.secrets_of(brought.node, incarnation, ref)
+                if found is not None:
+                    self._tell(brought.node, Handed(found))
             case Died(gone):
                 self._deaths[brought.node] = gone
                 self._inbox.gone(gone)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import msgspec
 
 from shoal.model.report import NodeGone
-from shoal.wire import Heard, Log, Need
+from shoal.wire import Heard, Log, Need, Wants
 
 FACTS_KEY = b"shoal-facts"
 
@@ -16,7 +16,7 @@ class Died(msgspec.Struct, frozen=True, tag=True):
     gone: NodeGone
 
 
-FromPost = Heard | Log | Need | Died
+FromPost = Heard | Log | Need | Wants | Died
 
 
 class ToNode(msgspec.Struct, frozen=True, tag=True):

@@ -1,0 +1,214 @@
+"""The secrets of all tenants, encrypted: a file each, and one key for all of them.
+
+Tenant, name and version are authenticated with the value, so that no file can take another's place.
+A damaged file is one secret that has to be set again; nothing else depends on it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import os
+import re
+import secrets
+import shutil
+import threading
+from collections.abc import Sequence
+from pathlib import Path
+
+import msgspec
+
+from shoal.control.alarms import Alarms
+from shoal.files import read_own, write_private
+from shoal.model.events import Event, TenantRemoved
+from shoal.model.report import Report
+from shoal.model.secret import SECRETS_OF_TENANT_MAX
+
+KEY_PATH = "SHOAL_SECRETS_KEY"  # the operator may keep the key elsewhere than beside the secrets
+KEY_BYTES = 32
+NONCE_BYTES = 12
+ALARM = "secrets"
+_KEY = re.compile(rb"[0-9a-f]{64}\s*")
+
+
+class SecretError(Exception):
+    """Why a secret cannot be kept or read; never with its value."""
+
+
+class Sealed(msgspec.Struct, frozen=True, kw_only=True):
+    """A secret as it lies on disk. `since_ms` is the tenant's own: a tenant that is removed and
+    added again does not get the secrets of the earlier one. `key` tells keys apart."""
+
+    tenant: str
+    since_ms: int
+    name: str
+    version: int
+    set_ms: int
+    by: str
+    key: str
+    box: bytes
+
+    @property
+    def bound(self) -> bytes:
+        """What is authenticated with the value."""
+        return msgspec.json.encode((self.tenant, self.since_ms, self.name, self.version))
+
+
+class SecretStore:
+    """Any thread may call it. `since_ms` is when the tenant was added; 0: it has no record."""
+
+    def __init__(self, root: Path, alarms: Alarms | None = None, key: Path | None = None) -> None:
+        self._root = root
+        named = os.environ.get(KEY_PATH)
+        self._key_path = key or (Path(named) if named else root.with_name(root.name + ".key"))
+        self._alarms = alarms or Alarms()
+        self._lock = threading.Lock()
+        self._sealed: dict[str, dict[str, Sealed]] = {}  # by tenant and name
+        self._load()
+
+    def listing(self, tenant: str, since_ms: int) -> list[Sealed]:
+        with self._lock:
+            found = list(self._sealed.get(tenant, {}).values())
+        return sorted((one for one in found if one.since_ms == since_ms), key=lambda one: one.name)
+
+    def find(self, tenant: str, since_ms: int, name: str) -> Sealed | None:
+        one = self._sealed.get(tenant, {}).get(name)
+        return one if one is not None and one.since_ms == since_ms else None
+
+    def put(
+        self, tenant: str, since_ms: int, name: str, value: bytes, *, by: str, now_ms: int
+    ) -> Sealed:
+        """When this returns, the value survives a loss of power."""
+        with self._lock:
+            old = self._sealed.get(tenant, {}).get(name)
+            many = sum(one.since_ms == since_ms for one in self._sealed.get(tenant, {}).values())
+            if old is None and many >= SECRETS_OF_TENANT_MAX:
+                bound = f"{tenant} has {SECRETS_OF_TENANT_MAX} secrets, and may not have more"
+                raise SecretError(f"{bound}; remove one first")
+            key = self._read_key() or self._make_key()
+            sealed = Sealed(
+                tenant=tenant,
+                since_ms=since_ms,
+                name=name,
+                version=old.version + 1 if old is not None and old.since_ms == since_ms else 1,
+                set_ms=now_ms,
+                by=by,
+                key=_name_of(key),
+                box=b"",
+            )
+            sealed = msgspec.structs.replace(sealed, box=_seal(key, value, sealed.bound))
+            folder = self._root / tenant
+            for place in (self._root, folder):
+                place.mkdir(mode=0o700, exist_ok=True)
+            write_private(folder / name, msgspec.json.encode(sealed))
+            for place in (folder, self._root):
+                _sync(place)
+            self._sealed.setdefault(tenant, {})[name] = sealed
+        return sealed
+
+    def remove(self, tenant: str, since_ms: int, name: str) -> bool:
+        with self._lock:
+            if self.find(tenant, since_ms, name) is None:
+                return False
+            (self._root / tenant / name).unlink(missing_ok=True)
+            _sync(self._root / tenant)
+            del self._sealed[tenant][name]
+        return True
+
+    def value(self, tenant: str, since_ms: int, name: str) -> bytes:
+        sealed = self.find(tenant, since_ms, name)
+        if sealed is None:
+            raise SecretError(f"{tenant} has no secret {name}; set it with: shoal secret set")
+        key = self._read_key()
+        if key is None:
+            raise SecretError(f"the key {self._key_path} is missing; put it back from a backup")
+        if _name_of(key) != sealed.key:
+            raise SecretError(
+                f"{name} was encrypted with another key than {self._key_path}; set it again"
+            )
+        value = _open(key, sealed)
+        if value is None:
+            raise SecretError(f"the file of the secret {name} is damaged; set it again")
+        return value
+
+    def problem(self, sealed: Sealed) -> str:
+        try:
+            self.value(sealed.tenant, sealed.since_ms, sealed.name)
+        except SecretError as error:
+            return str(error)
+        return ""
+
+    def stepped(self, report: Report, events: Sequence[Event], seq: int) -> None:  # noqa: ARG002
+        """A follower of the loop: a tenant's secrets go with the tenant."""
+        for event in events:
+            if isinstance(event, TenantRemoved):
+                with self._lock:
+                    self._sealed.pop(event.tenant, None)
+                    shutil.rmtree(self._root / event.tenant, ignore_errors=True)
+
+    # -- files -----------------------------------------------------------------------------
+
+    def _load(self) -> None:
+        damaged = []
+        paths = self._root.glob("*/*") if self._root.is_dir() else ()
+        for path in sorted(path for path in paths if not path.name.startswith(".")):
+            try:
+                sealed = msgspec.json.decode(read_own(path), type=Sealed)
+                if (sealed.tenant, sealed.name) != (path.parent.name, path.name):
+                    raise ValueError("it belongs elsewhere")
+            except (OSError, ValueError, msgspec.DecodeError):
+                damaged.append(f"{path.parent.name}/{path.name}")
+                continue
+            self._sealed.setdefault(sealed.tenant, {})[sealed.name] = sealed
+        if damaged:
+            text = f"unreadable files in {self._root}: {', '.join(damaged[:4])}"
+            self._alarms.raise_(ALARM, f"{text}; remove them, and set these secrets again")
+
+    def _read_key(self) -> bytes | None:
+        try:
+            text = read_own(self._key_path)
+        except FileNotFoundError:
+            return None
+        except OSError as error:
+            raise SecretError(f"cannot read the key {self._key_path}: {error.strerror}") from None
+        if not _KEY.fullmatch(text):
+            raise SecretError(f"{self._key_path} is not a key: it must hold 64 hexadecimal digits")
+        return bytes.fromhex(text.decode().strip())
+
+    def _make_key(self) -> bytes:
+        key = secrets.token_bytes(KEY_BYTES)
+        try:
+            write_private(self._key_path, key.hex().encode() + b"\n")
+            _sync(self._key_path.parent)
+        except OSError as error:
+            raise SecretError(f"cannot write the key {self._key_path}: {error.strerror}") from None
+        return key
+
+
+def _name_of(key: bytes) -> str:
+    return hashlib.sha256(b"shoal secrets " + key).hexdigest()[:16]
+
+
+def _seal(key: bytes, value: bytes, bound: bytes) -> bytes:
+    from cryptography.hazmat.primitives.ciphers.aead import AESGCM
+
+    nonce = secrets.token_bytes(NONCE_BYTES)
+    return nonce + AESGCM(key).encrypt(nonce, value, bound)
+
+
+def _open(key: bytes, sealed: Sealed) -> bytes | None:
+    from cryptography.exceptions import InvalidTag
+    from cryptography.hazmat.primitives.ciphers.aead import AESGCM
+
+    with contextlib.suppress(InvalidTag, ValueError):
+        nonce, box = sealed.box[:NONCE_BYTES], sealed.box[NONCE_BYTES:]
+        return AESGCM(key).decrypt(nonce, box, sealed.bound)
+    return None
+
+
+def _sync(folder: Path) -> None:
+    handle = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
