@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from shoal.core.answers.why import explain
 from shoal.core.phases.reserved import reserved
 from shoal.core.phases.spec_problem import spec_problem
 from shoal.model.job import ARGUMENT_BYTES_MAX, JobSpec
@@ -244,3 +245,52 @@ def test_what_no_rack_or_no_such_gpu_ever_holds_is_refused(
     assert refused.field == "members"
     assert f"ask for at most {most}" in refused.message
     assert cluster.submit(**wish, members=most)
+
+
+def test_an_image_is_refused_where_no_node_can_run_one() -> None:
+    cluster = Cluster()
+    cluster.join("a", gpus=2)
+    refused = refusal(cluster, image="work:1")
+    assert refused.field == "image"
+    assert "install podman, docker or apptainer" in refused.message
+    cluster.join("b", containers="podman")
+    job = cluster.submit(image="work:1")
+    assert [member.slice.node for member in cluster.job(job).members] == ["b"]
+    assert refusal(cluster, image="work:1", requirements="numpy").field == "requirements"
+    assert "can run images" in refusal(cluster, image="work:1", gpus=1).message
+
+
+def test_a_job_with_an_image_waits_for_a_node_that_can_run_it() -> None:
+    cluster = Cluster()
+    cluster.join("a")
+    cluster.join("b", containers="podman")
+    cluster.intend("b", NodeIntent.CORDONED)
+    job = cluster.job(cluster.submit(image="work:1"))
+    why = explain(cluster.state, job, cluster.policy, cluster.now_ms)
+    assert "no node can run images" in why
+    assert "b is cordoned" in why
+    cluster.intend("b", NodeIntent.OPEN)
+    assert [member.slice.node for member in job.members] == ["b"]
+
+
+@pytest.mark.parametrize(
+    ("name", "good"),
+    [
+        ("work", True),
+        ("docker.io/pytorch/pytorch:2.4.0-cuda12.4-cudnn9-runtime", True),
+        ("registry.lab:5000/team/train@sha256:" + "0" * 64, True),
+        ("/images/train.sif", True),
+        ("--privileged", False),
+        ("dir:work", False),
+        ("oci-archive:/root/x.tar", False),
+        ("work\n", False),
+        ("a b", False),
+        ("../work", False),
+    ],
+)
+def test_an_image_has_a_plain_name(name: str, good: bool) -> None:
+    if good:
+        assert job_spec(image=name).image == name
+    else:
+        with pytest.raises(msgspec.ValidationError):
+            job_spec(image=name)

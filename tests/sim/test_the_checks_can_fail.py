@@ -30,7 +30,7 @@ from shoal.model.health import HealthRule
 from shoal.model.job import Job, JobSpec, Member, Outcome, StopCause
 from shoal.model.node import NodeHealth, NodeIntent
 from shoal.model.report import Accepted, Answer, NodeReport, RemoveTenant, Submit
-from shoal.model.resources import Demand, Slice
+from shoal.model.resources import Demand, Kind, Slice
 from shoal.sim.storm.fuzz import SeedFailed, Size, run_seed
 from shoal.tick import Reply, Stage, Tick
 
@@ -151,7 +151,10 @@ def forget_submission_keys(patch: pytest.MonkeyPatch) -> None:
 
 
 def give_any_gpu(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(Demand, "suits", lambda demand, kind: kind.gpu_memory_mb > 0)
+    def suits(demand: Demand, kind: Kind) -> bool:
+        return kind.gpu_memory_mb > 0 and kind.containers >= demand.image
+
+    patch.setattr(Demand, "suits", suits)
 
 
 def forget_what_a_gang_insists_on(patch: pytest.MonkeyPatch) -> None:
@@ -329,7 +332,7 @@ def accept_and_remove_no_token(patch: pytest.MonkeyPatch) -> None:
 
 
 def run_every_tenant_as_the_agent(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(reconcile, "_uid", lambda *_: 0)
+    patch.setattr(reconcile, "uid_of", lambda *_: 0)
 
 
 def remove_tenants_with_jobs(patch: pytest.MonkeyPatch) -> None:
@@ -339,6 +342,15 @@ def remove_tenants_with_jobs(patch: pytest.MonkeyPatch) -> None:
         return Accepted(request.tenant)
 
     patch.setattr(identity, "_remove_tenant", remove)
+
+
+def run_images_anywhere(patch: pytest.MonkeyPatch) -> None:
+    suits = Demand.suits
+
+    def anywhere(self: Demand, kind: Kind) -> bool:
+        return suits(self._replace(image=False), kind)
+
+    patch.setattr(Demand, "suits", anywhere)
 
 
 CAUGHT_BY_THE_INVARIANTS: list[tuple[Mutate, str]] = [
@@ -397,6 +409,7 @@ CAUGHT_BY_WHAT_HAPPENED: list[tuple[Mutate, str]] = [
     (accept_and_remove_no_token, "an admin was told"),
     (run_every_tenant_as_the_agent, "was started as user 0"),
     (remove_tenants_with_jobs, "was removed, but .* has not ended"),
+    (run_images_anywhere, "runs in an image, which n. cannot run"),
 ]
 
 

@@ -114,6 +114,7 @@ def node_view(loop: ControlLoop, node: Node) -> NodeView:
         place=node.spec.place,
         address=node.spec.address,
         checkpoints=node.spec.checkpoints,
+        containers=node.spec.containers,
         incarnation=node.incarnation,
         gpu_model=node.spec.gpu_model,
         gpu_memory_mb=node.spec.gpu_memory_mb,

@@ -209,8 +209,10 @@ def service_name(field: str, value: Any) -> str:
 
 
 def image(field: str, value: Any) -> str:
+    from shoal.model.job import IMAGE_PATTERN
+
     found = text(field, value)
-    if not found or len(found) > IMAGE_CHARACTERS_MAX or not re.fullmatch(r"[!-~]+", found):
+    if not found or len(found) > IMAGE_CHARACTERS_MAX or not re.fullmatch(IMAGE_PATTERN, found):
         problem = "is not the name of an image, e.g. docker.io/pytorch/pytorch:2.4"
         raise BadField(field, f"{units.quoted(found)} {problem}")
     return found

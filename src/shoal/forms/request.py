@@ -64,7 +64,8 @@ def complete(
     """`given` overrides the fields of the file. Relative paths in it count from here."""
     file = file or {}
     whole = {**file, **resolved(form, given, Path())}
-    environment = carried(os.environ)
+    # What this shell has says nothing about the inside of an image.
+    environment = {} if whole.get("image") else carried(os.environ)
     for source in (file, given):
         environment |= readers.environment("env", source.get("env", {}))
     whole["env"] = environment

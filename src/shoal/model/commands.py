@@ -81,6 +81,9 @@ class Prepare(msgspec.Struct, frozen=True, kw_only=True, tag_field="command", ta
     workdir: str
     package: str = ""
     requirements: str = ""
+    tenant: str = ""
+    uid: int = 0
+    image: str = ""  # only fetched: no interpreter is kept warm for it
 
 
 class Dismiss(msgspec.Struct, frozen=True, kw_only=True, tag_field="command", tag=True):

@@ -27,6 +27,15 @@ ENV_NAME_PATTERN = r"^[A-Za-z_][A-Za-z0-9_]*(?!\n)$"
 # NAME, or NAME=VARIABLE to get it in a variable instead of a file.
 SECRET_PATTERN = r"^[A-Za-z][A-Za-z0-9._-]{0,62}(=[A-Za-z_][A-Za-z0-9_]{0,127})?(?!\n)$"
 SECRETS_MAX = 64  # of one job
+# host:port/path/name:tag@sha256:digest, of which only the name is needed, or the path of a .sif
+# file. Nothing that a runtime would take for a flag, or for a way to read other files ("oci:...").
+IMAGE_PATTERN = (
+    r"^(?:(?!(?:containers-storage|dir|docker|docker-archive|docker-daemon|oci|oci-archive|ostree"
+    r"|sif|tarball):)"
+    r"(?:[A-Za-z0-9][A-Za-z0-9.-]*(?::[0-9]{1,5})?/)?[a-z0-9][a-z0-9._-]*(?:/[a-z0-9][a-z0-9._-]*)*"
+    r"(?::[A-Za-z0-9_][A-Za-z0-9._-]{0,127})?(?:@sha256:[0-9a-f]{64})?"
+    r"|/[A-Za-z0-9._/+-]+[.]sif)?(?!\n)$"
+)
 
 Text = Annotated[str, msgspec.Meta(max_length=ARGUMENT_BYTES_MAX)]
 Milliseconds = Annotated[int, msgspec.Meta(ge=0, le=TIME_MS_MAX)]
@@ -64,7 +73,8 @@ class JobSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     package: Annotated[str, msgspec.Meta(pattern=PACKAGE_PATTERN, max_length=64)] = ""
     # pip requirements to install for the job, as the text of a requirements file.
     requirements: Annotated[str, msgspec.Meta(max_length=REQUIREMENTS_BYTES_MAX)] = ""
-    image: Annotated[str, msgspec.Meta(max_length=512)] = ""  # the container image to run it in
+    # The container image to run it in.
+    image: Annotated[str, msgspec.Meta(pattern=IMAGE_PATTERN, max_length=512)] = ""
     # Names of the tenant's secrets; a member gets each as a file, or NAME=VARIABLE.
     secrets: Annotated[
         tuple[Annotated[str, msgspec.Meta(pattern=SECRET_PATTERN, max_length=192)], ...],
@@ -101,6 +111,7 @@ class JobSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
             self.gpu_milli,
             self.gpu_memory_mb,
             self.gpu_models,
+            bool(self.image),
         )
 
     @property

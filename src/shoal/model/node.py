@@ -28,10 +28,18 @@ class NodeSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     place: str = ""
     address: str = "127.0.0.1"
     checkpoints: str = ""  # names its checkpoint storage: nodes with the same name share it
+    containers: str = ""  # what runs images here: podman, docker or apptainer
 
     @property
     def kind(self) -> Kind:
-        return Kind(self.gpus, self.cpu_milli, self.memory_mb, self.gpu_model, self.gpu_memory_mb)
+        return Kind(
+            self.gpus,
+            self.cpu_milli,
+            self.memory_mb,
+            self.gpu_model,
+            self.gpu_memory_mb,
+            bool(self.containers),
+        )
 
     @property
     def domains(self) -> tuple[str, ...]:

@@ -18,6 +18,7 @@ class Kind(NamedTuple):
     memory_mb: int
     gpu_model: str = ""
     gpu_memory_mb: int = 0
+    containers: bool = False  # can run images
 
     def __str__(self) -> str:
         return str(Demand(self.gpus, self.cpu_milli, self.memory_mb)) + (
@@ -38,9 +39,13 @@ class Demand(NamedTuple):
     gpu_milli: int = WHOLE_GPU_MILLI
     gpu_memory_mb: int = 0
     gpu_models: tuple[str, ...] = ()
+    image: bool = False  # it runs in a container
 
     def suits(self, kind: Kind) -> bool:
-        """Whether this may use GPUs of this kind's model and size."""
+        """Whether nodes of this kind have what it needs, whatever the amount: GPUs of the right
+        model and size, and something that runs images."""
+        if self.image and not kind.containers:
+            return False
         if not self.gpus:
             return True
         return kind.gpu_memory_mb >= self.gpu_memory_mb and (

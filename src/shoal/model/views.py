@@ -85,6 +85,7 @@ class NodeView(msgspec.Struct, kw_only=True):
     place: str
     address: str
     checkpoints: str = ""  # names its checkpoint storage: nodes with the same name share it
+    containers: str = ""  # what runs images there; empty: nothing does
     incarnation: int
     gpu_model: str
     gpu_memory_mb: int  # of each GPU; 0: not known

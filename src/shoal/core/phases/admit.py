@@ -11,6 +11,7 @@ from shoal.core.phases.reserved import reserved
 from shoal.core.phases.round import Round
 from shoal.core.phases.serve import set_service, stop_service
 from shoal.core.phases.spec_problem import shape_problem, spec_problem
+from shoal.core.scheduling.fit import NO_CONTAINERS
 from shoal.core.state.queue import gang_of_spec
 from shoal.core.state.room import UNLIMITED
 from shoal.core.state.state import State
@@ -115,6 +116,12 @@ def impossible(state: State, spec: JobSpec) -> Refused | None:
     if not kinds:
         return None
     demand = spec.demand
+    where = ""
+    if demand.image:
+        kinds = [kind for kind in kinds if kind.containers]
+        if not kinds:
+            return Refused("image", NO_CONTAINERS)
+        where = " that can run images"
     for field, asked, best, unit in (
         ("gpus", demand.gpus, max(kind.gpus for kind in kinds), "GPUs"),
         ("cpus", demand.cpu_milli, max(kind.cpu_milli for kind in kinds), "CPUs"),
@@ -126,13 +133,14 @@ def impossible(state: State, spec: JobSpec) -> Refused | None:
             )
             return Refused(
                 field,
-                f"asks for {want} {unit} per member, but no node has more than {have}; "
+                f"asks for {want} {unit} per member, but no node{where} has more than {have}; "
                 f"ask for at most {have}" + (" and use more members" if best else ""),
             )
     if not any(demand.suits(kind) for kind in kinds):
         models = ", ".join(sorted({kind.gpu_model or "unnamed" for kind in kinds if kind.gpus}))
         field = "gpu_models" if demand.gpu_models else "gpu_memory"
-        return Refused(field, f"no node has such GPUs ({demand}); there are: {models or 'none'}")
+        problem = f"no node{where} has such GPUs ({demand}); there are: {models or 'none'}"
+        return Refused(field, problem)
     fits = held_when_empty(state, gang_of_spec(spec), open_only=False)
     if fits == 0:
         largest = max(kinds)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import heapq
 
 from shoal.core.nodebook import PREPARED_MAX
+from shoal.core.phases.reconcile import uid_of
 from shoal.core.scheduling.fit import members_here
 from shoal.core.state.queue import Gang, gang_of
 from shoal.core.state.room import Level
@@ -48,7 +49,7 @@ def prepares_wanted(state: State, inventories: list[NodeReport], now_ms: int) ->
             if job.id not in named and _lacks(state, job, now_ms) and _may_take(state, node, job):
                 named.append(job.id)
                 state.heard.warm.setdefault(job.id, {})[node.id] = now_ms
-                wanted.append(_prepare(node, inventory.incarnation, job))
+                wanted.append(_prepare(state, node, inventory.incarnation, job))
     return wanted
 
 
@@ -100,7 +101,7 @@ def _may_take(state: State, node: Node, job: Job) -> bool:
     )
 
 
-def _prepare(node: Node, incarnation: int, job: Job) -> Prepare:
+def _prepare(state: State, node: Node, incarnation: int, job: Job) -> Prepare:
     return Prepare(
         node=node.id,
         incarnation=incarnation,
@@ -110,4 +111,7 @@ def _prepare(node: Node, incarnation: int, job: Job) -> Prepare:
         workdir=job.spec.workdir,
         package=job.spec.package,
         requirements=job.spec.requirements,
+        tenant=job.spec.tenant,
+        uid=uid_of(state, job.spec.tenant),
+        image=job.spec.image,
     )

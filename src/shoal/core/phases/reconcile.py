@@ -103,7 +103,7 @@ def _command(state: State, job: Job, ref: MemberRef) -> Command:
         package=job.spec.package,
         requirements=job.spec.requirements,
         tenant=job.spec.tenant,
-        uid=_uid(state, job.spec.tenant),
+        uid=uid_of(state, job.spec.tenant),
         cpu_milli=job.spec.cpu_milli,
         memory_mb=job.spec.memory_mb,
         gpu_memory_mb=job.spec.gpu_memory_mb if job.spec.gpu_milli == 0 else 0,
@@ -113,7 +113,7 @@ def _command(state: State, job: Job, ref: MemberRef) -> Command:
     )
 
 
-def _uid(state: State, tenant: str) -> int:
+def uid_of(state: State, tenant: str) -> int:
     """Tenants that the operator has added are kept apart. Others are the operator under another
     name, for shares and reports."""
     record = state.identity.tenants.get(tenant)

@@ -21,6 +21,8 @@ def spec_problem(spec: JobSpec) -> Refused | None:
         return Refused("command", "begins with an empty word; name a program, e.g. python train.py")
     if spec.package and (spec.workdir.startswith("/") or ".." in spec.workdir.split("/")):
         return Refused("workdir", "must be a folder of the package: relative, and without '..'")
+    if spec.image and spec.requirements:
+        return Refused("requirements", "cannot be installed in an image; build them into the image")
     if len(spec.requirements.encode("utf-8", "surrogatepass")) > REQUIREMENTS_BYTES_MAX:
         return Refused("requirements", f"is longer than {REQUIREMENTS_BYTES_MAX // 1024} KiB")
     absolute = spec.workdir.startswith("/") or not spec.workdir or spec.package

@@ -17,6 +17,7 @@ from shoal.model.resources import Demand, Kind, Slice, plural
 DOMAINS_TRIED_MAX = 16
 # Up to this many nodes with room are counted by rack (block); above it, the tightest are tried.
 SPARSE_MAX = 128
+NO_CONTAINERS = "no node can run images: install podman, docker or apptainer"
 
 
 class GangFit(NamedTuple):
@@ -231,6 +232,7 @@ def _best_node(state: State, gang: Gang) -> str:
         level for _, index in _suitable(state.cluster, gang.demand) for level in index.levels[-1:]
     ]
     if not levels:
-        return ""
+        can = any(kind.containers and index.levels for kind, index in state.cluster.free.items())
+        return f": {NO_CONTAINERS}" if gang.demand.image and not can else ""
     best = max(levels)
     return f": the emptiest has {Demand(best.gpus, best.cpu_milli, best.memory_mb)}"

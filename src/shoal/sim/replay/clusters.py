@@ -112,6 +112,7 @@ def _nodes_of(row: Row, rows: Rows, gpus: str, known: int) -> list[NodeSpec]:
             "memory_mb": memory_mb,
             "gpu_model": row.text(column(NODE_MODEL)),
             "place": row.text("place"),
+            "containers": "podman",  # a table of nodes does not say what it can run
         }
         try:
             specs.append(msgspec.convert(fields, NodeSpec))

@@ -18,6 +18,8 @@ def wishes_kept(event: JobPlaced, spec: JobSpec, nodes: Mapping[str, NodeSpec]) 
     used = [slice_.node for slice_ in event.slices]
     for slice_ in event.slices:
         node = nodes[slice_.node]
+        if spec.image and not node.containers:
+            raise Untruth(f"{event.job} runs in an image, which {slice_.node} cannot run")
         if slice_.gpus and not _suits(spec, slice_, node):
             raise Untruth(f"{event.job} was given GPUs that it did not ask for: {slice_} of {node}")
     if spec.members_per_node and any(used.count(n) != spec.members_per_node for n in used):

@@ -278,6 +278,7 @@ def _draw_nodes(rng: random.Random, size: Size) -> list[NodeSpec]:
             place=rng.choice((f"b{number % 2}/r{number % 3}", "b0/r0", "b1")),
             address=f"10.0.0.{number}",
             checkpoints=f"root {number % 2}" if number < 4 else "",
+            containers="podman" if number % 3 else "",
         )
         for number in range(1, 1 + rng.randint(1, rng.choice((2, size.nodes))))
     ]

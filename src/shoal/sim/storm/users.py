@@ -24,6 +24,7 @@ from shoal.sim.storm.world import World
 MANY = 1_000_000
 ASK_AGAIN_MS = 1_500
 ENDLESS = ("endless", SERVES, MUTE)
+IMAGE_EVERY = 5  # jobs; some nodes cannot run images
 LEAVING_PART = 0.3  # of the histories have clients that leave
 SETTLED_MS = 200  # by then what was asked before is in the log
 PROGRAMS = (
@@ -100,7 +101,10 @@ class Users:
     def plan(self, jobs: int, until_ms: int) -> None:
         rng, timeline = self._rng, self._world.timeline
         for number in range(jobs):
-            submit = Submit(self._draw_spec(), f"key-{number}")
+            spec = self._draw_spec()
+            if number % IMAGE_EVERY == 0:
+                spec = msgspec.structs.replace(spec, image="work:1")
+            submit = Submit(spec, f"key-{number}")
             at_ms = rng.randrange(until_ms)
             timeline.at(at_ms, partial(self._submit, submit))
             if rng.random() < 0.1:  # an impatient client, or a proxy that repeats
@@ -277,6 +281,8 @@ def _held_by(node: NodeSpec, spec: JobSpec) -> int:
     """How many members the node holds when it is empty."""
     cpus = node.cpu_milli // spec.cpu_milli if spec.cpu_milli else MANY
     memory = node.memory_mb // spec.memory_mb if spec.memory_mb else MANY
+    if spec.image and not node.containers:
+        return 0
     gpus = MANY
     if spec.gpus:
         share = spec.gpu_milli or -(-1000 * spec.gpu_memory_mb // node.gpu_memory_mb)
