@@ -50,6 +50,12 @@ THEMES = {
         "report": "Show where GPU time and money went.",
         "prices": "Show, check or change the price list.",
     },
+    "People": {
+        "tenant": "List, add or remove the tenants whose jobs are kept apart.",
+        "user": "List, add, change or remove users.",
+        "token": "List, add, rotate or remove the tokens with which users sign in.",
+        "whoami": "Show who you are to the cluster: user, tenant, role and token.",
+    },
     "Try it": {
         "sim": "Replay a trace or your own history under other policies.",
         "demo": "Watch a small cluster lose a node and recover, in half a minute.",
@@ -66,6 +72,8 @@ MODULES = {
     "cordon": "nodes",
     "drain": "nodes",
     "uncordon": "nodes",
+    "user": "tenant",
+    "whoami": "tenant",
 }
 
 EPILOG = """\

@@ -1,0 +1,288 @@
+"""`shoal tenant`, `shoal user` and `shoal whoami`: who shares the cluster, and what they may do."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from shoal.cli.command import Argument, Option, number, verb
+from shoal.forms.failure import USAGE, Failure
+
+if TYPE_CHECKING:
+    from shoal.cli.screen.show import Cell
+    from shoal.client import Client
+    from shoal.model.identity import Role
+
+# Whether each action takes a name.
+TENANT_ACTIONS = {"list": False, "add": True, "remove": True}
+USER_ACTIONS = {"list": False, "add": True, "set": True, "remove": True}
+UID_MAX = 2**31 - 2
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._@+-]{0,62}")
+NONE = "none"  # as a role: takes it away
+
+
+@verb(
+    Argument("action", "[list|add|remove]", "What to do. [list]", required=False, default="list"),
+    Argument("name", "[NAME]", "The tenant, e.g. lab.", required=False),
+    Option(
+        "--uid",
+        metavar="UID",
+        type=number(1, UID_MAX),
+        default=None,
+        help="With add: the Unix user that its jobs run as. [the next free one from 61000]",
+    ),
+)
+def tenant(action: str, name: str | None, uid: int | None, json: bool, home: Path) -> None:
+    """List, add or remove the tenants whose jobs are kept apart.
+
+    A tenant is a team, a project or a customer. Its users see only its own jobs,
+    services and secrets. Where the agents run as root, its jobs run as a Unix user
+    of its own. Shares, quotas and budgets are the policy's: see shoal policy.
+
+    A tenant with jobs or services cannot be removed. Its tokens, and its users'
+    roles in it, are removed with it.
+
+    Examples:
+      shoal tenant add lab
+      shoal tenant list
+      shoal tenant remove lab
+    """
+    from shoal.cli import cluster
+    from shoal.cli.screen import show
+
+    wanted = checked("tenant", TENANT_ACTIONS, action, name)
+    if uid is not None and action != "add":
+        raise Failure(f"--uid: only with add; write: shoal tenant {action} {wanted}".strip(), USAGE)
+    with cluster.connect(home) as client:
+        if action == "list":
+            _list_tenants(client, json)
+            return
+        if action == "add":
+            made = client.add_tenant(wanted, uid=uid or 0)
+            text = f"added the tenant {wanted}; its jobs run as the Unix user {made.uid}"
+            if json:
+                show.as_json(made)
+        else:
+            done = client.remove_tenant(wanted)
+            text = f"removed the tenant {wanted}"
+            if json:
+                show.as_json(done)
+    if not json:
+        show.line(text, "green")
+        if action == "add":
+            show.note(f"next: shoal user add NAME --tenant {wanted}")
+
+
+@verb(
+    Argument(
+        "action", "[list|add|set|remove]", "What to do. [list]", required=False, default="list"
+    ),
+    Argument("name", "[NAME]", "The user, e.g. ann or ann@example.com.", required=False),
+    Option("--tenant", "-t", metavar="NAME", help="The tenant that the role is in; '*' is all."),
+    Option(
+        "--role",
+        metavar="ROLE",
+        help="viewer, member or admin; with set also none. [member, with add]",
+    ),
+)
+def user(
+    action: str, name: str | None, tenant: str | None, role: str | None, json: bool, home: Path
+) -> None:
+    """List, add, change or remove users.
+
+    A viewer looks, a member also runs jobs and services, and an admin may do
+    everything, for every tenant. A user may have roles in several tenants: set
+    adds or changes one of them, and --role none takes it away.
+
+    A user signs in with a token: see shoal token. A user who is removed loses all
+    tokens at once; the user's jobs continue.
+
+    Examples:
+      shoal user add ann --tenant lab
+      shoal user add bob --tenant lab --role viewer
+      shoal user add carl --role admin
+      shoal user set ann --tenant art --role viewer
+      shoal user set ann --tenant lab --role none
+      shoal user remove bob
+    """
+    from shoal.cli import cluster
+    from shoal.cli.screen import show
+
+    wanted = checked("user", USER_ACTIONS, action, name)
+    if action in ("list", "remove") and (tenant or role):
+        raise Failure(f"{action}: takes no --tenant and no --role; see: shoal user --help", USAGE)
+    if action in ("add", "set"):
+        where, what = _role(action, wanted, tenant, role)
+    with cluster.connect(home) as client:
+        if action == "list":
+            _list_users(client, json)
+            return
+        if action == "remove":
+            done = client.remove_user(wanted)
+            if json:
+                show.as_json(done)
+            else:
+                show.line(f"removed the user {wanted} and all tokens of {wanted}", "green")
+            return
+        if action == "add":
+            assert what is not None, "it was checked above"
+            made = client.add_user(wanted, {where: what})
+        else:
+            known = {one.name: one.roles for one in client.users()}
+            roles = {k: v for k, v in known.get(wanted, {}).items() if k != where}
+            made = client.set_user(wanted, {**roles, where: what} if what else roles)
+    if json:
+        show.as_json(made)
+        return
+    show.line(f"{wanted}: {roles_text(made.roles) or 'no role'}", "green")
+    if action == "add":
+        show.note(f"next: shoal token add {wanted}")
+
+
+@verb()
+def whoami(json: bool, home: Path) -> None:
+    """Show who you are to the cluster: user, tenant, role and token.
+
+    Examples:
+      shoal whoami
+      shoal whoami --json | jq -r .tenant
+    """
+    from shoal.cli import cluster
+    from shoal.cli.screen import show
+
+    with cluster.connect(home) as client:
+        me = client.me()
+        now_ms = client.status().now_ms if me.until_ms else 0
+    if json:
+        show.as_json(me)
+        return
+    where = "every tenant" if me.tenant == "*" else me.tenant
+    token = f", token {me.token}" if me.token else ""
+    ends = f", which expires in {left_text(me.until_ms - now_ms)}" if me.until_ms else ""
+    show.line(f"{me.user}: {me.role.value} in {where}{token}{ends}")
+
+
+def checked(noun: str, actions: dict[str, bool], action: str, name: str | None) -> str:
+    """The name, if the action is one, and has a name exactly when it needs one."""
+    from shoal.forms import units
+
+    if action not in actions:
+        message = f"there is no 'shoal {noun} {units.quoted(action)[1:-1]}'"
+        raise Failure(f"{message}; use one of {', '.join(actions)}", USAGE)
+    if actions[action] and not name:
+        raise Failure(f"{action}: needs a name; see: shoal {noun} --help", USAGE)
+    if name and not actions[action]:
+        raise Failure(f"{action}: takes no name; write: shoal {noun} {action}", USAGE)
+    given = (name or "").strip()
+    if given and not _NAME.fullmatch(given):
+        allowed = "letters, digits and . _ -" + (" @ +" if noun == "user" else "")
+        message = f"NAME: {units.quoted(given)} is not the name of a {noun}"
+        raise Failure(f"{message}; use at most 63 {allowed}", USAGE)
+    return given
+
+
+def role_of(text: str) -> Role:
+    from shoal.forms import units
+    from shoal.model.identity import Role
+
+    try:
+        return Role(text)
+    except ValueError:
+        message = f"--role: {units.quoted(text)} is not a role"
+        raise Failure(f"{message}; use viewer, member or admin", USAGE) from None
+
+
+def _role(action: str, name: str, tenant: str | None, role: str | None) -> tuple[str, Role | None]:
+    """Where, and which; None takes it away."""
+    from shoal.model.identity import EVERY_TENANT, Role
+
+    if action == "set" and role is None:
+        raise Failure("set: needs --role viewer, member, admin or none", USAGE)
+    if action == "set" and role == NONE:
+        if tenant is None:
+            raise Failure(f"--tenant: where does {name} lose the role? '*' is all tenants", USAGE)
+        return tenant, None
+    wanted = role_of(role or Role.MEMBER.value)
+    if tenant is None and wanted is not Role.ADMIN:
+        example = f"shoal user {action} {name} --tenant lab"
+        raise Failure(f"--tenant: a {wanted.value} needs one; write e.g. {example}", USAGE)
+    return tenant or EVERY_TENANT, wanted
+
+
+def roles_text(roles: dict[str, Role]) -> str:
+    named = sorted(roles.items(), key=lambda item: (item[0] != "*", item[0]))
+    return ", ".join(
+        f"{role.value} in {'every tenant' if name == '*' else name}" for name, role in named
+    )
+
+
+def left_text(ms: int) -> str:
+    """One unit: nobody plans a token's end by the minute."""
+    from shoal.model.durations import about
+
+    return about(ms)
+
+
+def _list_tenants(client: Client, json: bool) -> None:
+    from shoal.cli.screen import show
+
+    views = client.tenants()
+    if json:
+        show.as_json(views)
+        return
+    if not views:
+        show.note("there are no tenants: the cluster is yours alone; see: shoal tenant --help")
+        return
+    columns = [
+        show.Column("TENANT"),
+        show.Column("UNIX USER", right=True),
+        show.Column("USERS", right=True),
+        show.Column("JOBS", right=True),
+        show.Column("ADDED"),
+    ]
+    rows: list[list[str | Cell]] = [
+        [
+            show.Cell(view.name, "bold"),
+            str(view.uid),
+            str(view.users),
+            str(view.jobs),
+            day_text(view.since_ms),
+        ]
+        for view in views
+    ]
+    show.table(columns, rows)
+
+
+def _list_users(client: Client, json: bool) -> None:
+    from shoal.cli.screen import show
+
+    views = client.users()
+    if json:
+        show.as_json(views)
+        return
+    if not views:
+        show.note("there are no users yet; add one with: shoal user add NAME --tenant TENANT")
+        return
+    columns = [
+        show.Column("USER"),
+        show.Column("ROLES", wraps=True),
+        show.Column("TOKENS", right=True),
+        show.Column("ADDED"),
+    ]
+    rows: list[list[str | Cell]] = [
+        [
+            show.Cell(view.name, "bold"),
+            roles_text(view.roles),
+            str(view.tokens),
+            day_text(view.since_ms),
+        ]
+        for view in views
+    ]
+    show.table(columns, rows)
+
+
+def day_text(ms: int) -> str:
+    import datetime
+
+    return f"{datetime.datetime.fromtimestamp(ms / 1000).astimezone():%Y-%m-%d}"

@@ -1,0 +1,209 @@
+"""`shoal token`: the tokens with which users sign in."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from shoal.cli.command import Argument, Option, verb
+from shoal.forms.failure import USAGE, Failure
+
+if TYPE_CHECKING:
+    from shoal.cli.screen.show import Cell
+    from shoal.client import Client
+    from shoal.model.people import SecretTokenView, TokenView
+
+ACTIONS = ("list", "add", "rotate", "remove")
+LIFETIME = "90d"
+NEVER = "never"
+
+
+@verb(
+    Argument(
+        "action", "[list|add|rotate|remove]", "What to do. [list]", required=False, default="list"
+    ),
+    Argument("name", "[USER|ID]", "With add a user [you], else a token's id.", required=False),
+    Option(
+        "--expires",
+        metavar="TIME",
+        help=f"When it ends: 8h, 30d or never. [{LIFETIME}; rotate: as before]",
+    ),
+    Option("--tenant", "-t", metavar="NAME", help="With add: the tenant. [the user's only one]"),
+    Option("--role", metavar="ROLE", help="With add: viewer, member or admin. [the user's]"),
+    Option("--note", metavar="TEXT", default="", help="With add: what it is for."),
+)
+def token(
+    action: str,
+    name: str | None,
+    expires: str | None,
+    tenant: str | None,
+    role: str | None,
+    note: str,
+    json: bool,
+    home: Path,
+) -> None:
+    """List, add, rotate or remove the tokens with which users sign in.
+
+    A token acts for one user in one tenant. It is printed once and stored only as
+    a hash. rotate gives a token another secret: the one before is void at once.
+    Admins manage all tokens; you manage your own.
+
+    Examples:
+      shoal token add ann
+      shoal token add ann --expires 8h --role viewer --note "the wall screen"
+      shoal token add > ci.token
+      shoal token list
+      shoal token rotate 3f9a1c20
+      shoal token remove 3f9a1c20
+    """
+    from shoal.cli import cluster
+
+    _check_usage(action, name, bool(tenant or role or note), expires)
+    lifetime_ms = _lifetime_ms(expires or (LIFETIME if action == "add" else None))
+    with cluster.connect(home) as client:
+        match action:
+            case "list":
+                _list(client, json)
+            case "add":
+                _add(client, name, lifetime_ms or 0, tenant, role, note, json)
+            case "rotate":
+                made = client.rotate_token(_id(name or ""), lifetime_ms=lifetime_ms)
+                _show_secret(made, client, json)
+            case _:
+                _remove(client, _id(name or ""), json)
+
+
+def _check_usage(action: str, name: str | None, described: bool, expires: str | None) -> None:
+    from shoal.forms import units
+
+    if action not in ACTIONS:
+        message = f"there is no 'shoal token {units.quoted(action)[1:-1]}'"
+        raise Failure(f"{message}; use one of {', '.join(ACTIONS)}", USAGE)
+    if action in ("rotate", "remove") and not name:
+        raise Failure(f"{action}: needs the id of a token; see: shoal token list", USAGE)
+    if action == "list" and name:
+        raise Failure("list: takes no name; write: shoal token list", USAGE)
+    if described and action != "add":
+        raise Failure("--tenant, --role and --note: only with add", USAGE)
+    if expires and action in ("list", "remove"):
+        raise Failure("--expires: only with add and rotate", USAGE)
+
+
+def _id(text: str) -> str:
+    """Whoever found a token may paste all of it: the secret part is not sent."""
+    from shoal.forms import units
+
+    found = text.strip()
+    if found.startswith("shoal_"):
+        found = found.split("_")[1]
+    if not (found.isascii() and found.isalnum()):
+        raise Failure(
+            f"ID: {units.quoted(found)} is not a token's id; see: shoal token list", USAGE
+        )
+    return found
+
+
+def _lifetime_ms(text: str | None) -> int | None:
+    """0: it never ends. None: as it was."""
+    from shoal.forms import units
+    from shoal.model.people import LIFETIME_MS_MAX
+
+    if text is None:
+        return None
+    if text.strip().lower() == NEVER:
+        return 0
+    try:
+        lifetime_ms = units.duration_ms(text)
+    except units.BadAmount as error:
+        raise Failure(f"--expires: {error}; or never", USAGE) from None
+    if not 0 < lifetime_ms <= LIFETIME_MS_MAX:
+        raise Failure("--expires: must be between 1ms and 3650d, or never", USAGE)
+    return lifetime_ms
+
+
+def _add(
+    client: Client,
+    user: str | None,
+    lifetime_ms: int,
+    tenant: str | None,
+    role: str | None,
+    note: str,
+    json: bool,
+) -> None:
+    from shoal.cli.verbs.tenant import role_of
+    from shoal.model.people import NewToken
+
+    wanted = NewToken(
+        user=user,
+        tenant=tenant,
+        role=role_of(role) if role else None,
+        lifetime_ms=lifetime_ms,
+        note=note,
+    )
+    _show_secret(client.add_token(wanted), client, json)
+
+
+def _show_secret(made: SecretTokenView, client: Client, json: bool) -> None:
+    """The token alone on stdout, so that a script can keep it; the rest on stderr."""
+    from shoal.cli.screen import show
+
+    if json:
+        show.as_json(made)
+        return
+    print(made.secret)
+    show.note(f"this is the only time that the token is shown: {_gist(made.token, client)}")
+    show.note(f"next, on {made.token.user}'s machine: {login_line(client)}")
+
+
+def login_line(client: Client) -> str:
+    """What a user types to sign in; asks for the token."""
+    return f"shoal login {client.url}"
+
+
+def _gist(view: TokenView, client: Client) -> str:
+    from shoal.cli.verbs.tenant import left_text
+
+    where = "every tenant" if view.tenant == "*" else view.tenant
+    left = view.until_ms - client.status().now_ms
+    ends = f"expires in {left_text(left)}" if view.until_ms else "does not expire"
+    return f"{view.user}, {view.role.value} in {where}, {ends}"
+
+
+def _remove(client: Client, token_id: str, json: bool) -> None:
+    from shoal.cli.screen import show
+
+    done = client.remove_token(token_id)
+    if json:
+        show.as_json(done)
+    else:
+        show.line(f"removed the token {token_id}; it lets nobody in any more", "green")
+
+
+def _list(client: Client, json: bool) -> None:
+    from shoal.cli.screen import show
+    from shoal.cli.verbs.tenant import day_text, left_text
+
+    views = client.tokens()
+    if json:
+        show.as_json(views)
+        return
+    if not views:
+        show.note("there are no tokens; add one with: shoal token add USER")
+        return
+    now_ms = client.status().now_ms
+    rows: list[list[str | Cell]] = []
+    for view in views:
+        ends = f"in {left_text(view.until_ms - now_ms)}" if view.until_ms else NEVER
+        rows.append(
+            [
+                show.Cell(view.id, "bold"),
+                view.user,
+                "every tenant" if view.tenant == "*" else view.tenant,
+                view.role.value,
+                day_text(view.since_ms),
+                show.Cell(f"void: {view.void}", "red") if view.void else ends,
+                view.note,
+            ]
+        )
+    titles = ("TOKEN", "USER", "TENANT", "ROLE", "ADDED", "EXPIRES", "NOTE")
+    show.table([show.Column(title, flexible=title == "NOTE") for title in titles], rows)
