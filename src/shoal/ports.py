@@ -132,5 +132,6 @@ class Store(EventLog, Protocol):
     def job(self, job_id: str) -> Job | None:
         """A finished job."""
 
-    def finished(self, limit: int, after: int = -1) -> list[Job]:
-        """Finished jobs, the last to end first; `after`: only those that ended after this event."""
+    def finished(self, limit: int, after: int = -1, tenant: str = "") -> list[Job]:
+        """Finished jobs, the last to end first; `after`: only those that ended after this event;
+        `tenant`: only its own."""

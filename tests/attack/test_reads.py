@@ -13,6 +13,8 @@ import msgspec
 import pytest
 
 from shoal.api.jobs import Jobs
+from shoal.api.principal import THE_OPERATOR
+from shoal.api.reach import Reach
 from shoal.api.simulate import BOUND, FOLDER, Simulator
 from shoal.api.views import status_view
 from shoal.control.store.sqlite import SqliteStore
@@ -36,16 +38,16 @@ def test_the_loop_answers_while_long_lists_are_read(
     rig.loop.tick.load()
     go_on, real = threading.Event(), SqliteStore.finished
 
-    def slow(store: SqliteStore, limit: int, *more: int) -> list[Job]:
+    def slow(store: SqliteStore, limit: int, after: int = -1, tenant: str = "") -> list[Job]:
         assert go_on.wait(60)
-        return real(store, limit, *more)
+        return real(store, limit, after, tenant)
 
     monkeypatch.setattr(SqliteStore, "finished", slow)
 
     async def work() -> None:
-        ask = Jobs.listing.fn
+        ask, reach = Jobs.listing.fn, Reach(rig.loop, THE_OPERATOR)
         lists: list[asyncio.Future[Any]] = [
-            asyncio.ensure_future(ask(None, rig.loop, finished=True, limit=10_000))
+            asyncio.ensure_future(ask(None, reach, finished=True, limit=10_000))
             for _ in range(CLIENTS)
         ]
         await rig.loop.request(Submit(SPEC))

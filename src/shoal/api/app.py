@@ -6,6 +6,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated, Literal
 
+import msgspec
 from litestar import Controller, Litestar, Response, get, post, put
 from litestar.datastructures import State
 from litestar.di import Provide
@@ -25,7 +26,7 @@ from shoal.api.ledger import Ledger
 from shoal.api.metrics import metrics
 from shoal.api.packages import Packages, refuse_unknown_package
 from shoal.api.page import HANDLERS, provided
-from shoal.api.principal import principal_of
+from shoal.api.principal import Needs, Principal, principal_of
 from shoal.api.problems import (
     Refusal,
     accepted,
@@ -36,6 +37,7 @@ from shoal.api.problems import (
     on_store_error,
     on_unexpected,
 )
+from shoal.api.reach import Reach
 from shoal.api.read_threads import aside, encoded, respond
 from shoal.api.schema import DescribedSchema
 from shoal.api.secrets import Secrets, refuse_unknown_secrets
@@ -60,7 +62,7 @@ from shoal.model.report import (
     SetService,
     StopService,
 )
-from shoal.model.service import GatewayEntry, Service, ServiceSpec
+from shoal.model.service import GatewayEntry, ServiceSpec
 from shoal.model.views import (
     CheckView,
     Done,
@@ -84,6 +86,7 @@ INTENTS = {
 
 class Cluster(Controller):
     path = "/v1"
+    opt = Needs.READ.opt
 
     @get("/status", sync_to_thread=False)
     def status(self, loop: ControlLoop) -> StatusView:
@@ -93,14 +96,15 @@ class Cluster(Controller):
     def nodes(self, loop: ControlLoop) -> list[NodeView]:
         return [node_view(loop, node) for node in known_nodes(loop)]
 
-    @post("/nodes/{node:str}/{verb:str}", status_code=200)
+    @post("/nodes/{node:str}/{verb:str}", status_code=200, opt=Needs.ADMIN.opt)
     async def set_intent(
-        self, loop: ControlLoop, node: str, verb: Literal["cordon", "drain", "uncordon"]
+        self, reach: Reach, node: str, verb: Literal["cordon", "drain", "uncordon"]
     ) -> Done:
-        answer = accepted(await loop.request(SetIntent(node, INTENTS[verb])))
+        request = SetIntent(node, INTENTS[verb], reach.name)
+        answer = accepted(await reach.loop.request(request))
         return Done(id=answer.id, note=answer.note)
 
-    @post("/nodes/{node:str}/check", status_code=200)
+    @post("/nodes/{node:str}/check", status_code=200, opt=Needs.ADMIN.opt)
     async def check(self, loop: ControlLoop, node: str) -> CheckView:
         answer = accepted(await loop.request(CheckNode(node)))
         return CheckView(node=node, id=answer.id)
@@ -124,7 +128,7 @@ class Cluster(Controller):
     def policy(self, loop: ControlLoop) -> Policy:
         return loop.policy
 
-    @put("/policy")
+    @put("/policy", opt=Needs.ADMIN.opt)
     async def set_policy(self, loop: ControlLoop, data: Policy) -> Policy:
         """Tries the policy out, then sets it: in force when this answers. A change is an event."""
         wrong = problem(data) or await tryout.problem(data, loop.state, loop.clock.now_ms())
@@ -162,33 +166,37 @@ class Cluster(Controller):
 
 class Services(Controller):
     path = "/v1/services"
+    opt = Needs.READ.opt
 
     @get(sync_to_thread=False)
-    def listing(self, loop: ControlLoop, entry: GatewayEntry) -> list[ServiceView]:
-        return [service_view(loop, service, entry) for service in loop.state.services.values()]
+    def listing(self, reach: Reach, entry: GatewayEntry) -> list[ServiceView]:
+        return [service_view(reach.loop, service, entry) for service in reach.services()]
 
     @get("/{name:str}", sync_to_thread=False)
-    def one(self, loop: ControlLoop, entry: GatewayEntry, name: str) -> ServiceView:
-        return service_view(loop, _service(loop, name), entry)
+    def one(self, reach: Reach, entry: GatewayEntry, name: str) -> ServiceView:
+        return service_view(reach.loop, reach.service(name), entry)
 
-    @put("/{name:str}")
+    @put("/{name:str}", opt=Needs.WRITE.opt)
     async def serve(
-        self, loop: ControlLoop, entry: GatewayEntry, name: str, data: ServiceSpec
+        self, reach: Reach, entry: GatewayEntry, name: str, data: ServiceSpec
     ) -> ServiceView:
         if data.name != name:
             raise Refusal(422, f"is {data.name!r}, but the URL has {name[:64]!r}", "name")
         if data.route is not None and data.route.port == entry.port:
             message = f"{entry.port} is the port that all services share; choose another"
             raise Refusal(422, message, "port")
-        refuse_unknown_package(loop, data.replica.package)
-        refuse_unknown_secrets(loop, data.replica)
-        accepted(await loop.request(SetService(data)))
-        await loop.settled()
-        return service_view(loop, _service(loop, name), entry)
+        spec = msgspec.structs.replace(data, replica=reach.spec(data.replica))
+        refuse_unknown_package(reach, spec.replica.package)
+        refuse_unknown_secrets(reach.loop, spec.replica)
+        accepted(await reach.loop.request(SetService(spec, reach.name, reach.tenant)))
+        await reach.loop.settled()
+        return service_view(reach.loop, reach.service(name), entry)
 
-    @post("/{name:str}/stop", status_code=200)
-    async def stop(self, loop: ControlLoop, name: str) -> Done:
-        answer = accepted(await loop.request(StopService(name)))
+    @post("/{name:str}/stop", status_code=200, opt=Needs.WRITE.opt)
+    async def stop(self, reach: Reach, name: str) -> Done:
+        reach.service(name)
+        request = StopService(name, reach.name, reach.tenant)
+        answer = accepted(await reach.loop.request(request))
         return Done(id=answer.id, note=answer.note)
 
 
@@ -239,6 +247,9 @@ def build(
         await loop.settled()
         return loop
 
+    def provide_reach(loop: ControlLoop, who: Principal) -> Reach:
+        return Reach(loop, who)
+
     def provide_entry() -> GatewayEntry:
         return entry()
 
@@ -250,6 +261,7 @@ def build(
             "before": Provide(provide_nothing, sync_to_thread=False),
             "loop": Provide(provide_loop),
             "who": Provide(principal_of, sync_to_thread=False),
+            "reach": Provide(provide_reach, sync_to_thread=False),
             "entry": Provide(provide_entry, sync_to_thread=False),
             "live_ledger": Provide(provide_ledger, sync_to_thread=False),
             "history": Provide(provide_history, sync_to_thread=False),
@@ -277,10 +289,3 @@ def build(
             ),
         ),
     )
-
-
-def _service(loop: ControlLoop, name: str) -> Service:
-    service = loop.state.services.get(name)
-    if service is None:
-        raise Refusal(404, f"there is no service {name[:64]!r}; see: shoal services", "service")
-    return service

@@ -6,9 +6,10 @@ import shlex
 
 from litestar import Controller, get
 
-from shoal.api.problems import Refusal
+from shoal.api.principal import Needs
+from shoal.api.reach import Reach
 from shoal.api.read_threads import aside
-from shoal.api.views import find_job, job_state, progress_view
+from shoal.api.views import job_state, progress_view
 from shoal.control.loop import ControlLoop
 from shoal.core.answers.explain import attempts_of, learned_of, no_tail
 from shoal.core.answers.holders import holders_text
@@ -37,16 +38,16 @@ AFTER_END_MS = 3_600_000  # what happens to its nodes later than this has other 
 
 class Explanations(Controller):
     path = "/v1/jobs"
+    opt = Needs.READ.opt
 
     @get("/{job_id:str}/explanation")
-    async def explanation(self, loop: ControlLoop, job_id: str) -> Explanation:
+    async def explanation(self, reach: Reach, job_id: str) -> Explanation:
         """The job's attempts, how and why each ended, and the last lines of the first failure."""
+        loop = reach.loop
+        reach.job(job_id)
         read = await aside(lambda: _read(loop, job_id))
         await loop.settled()
-        job = find_job(loop, job_id)
-        if job is None:
-            raise Refusal(404, f"there is no job {job_id[:64]!r}; see: shoal ps -a", "job")
-        return explanation_of(loop, job, read)
+        return explanation_of(loop, reach.job(job_id), read)
 
 
 def why_view(loop: ControlLoop, job: Job, told: list[Recorded] | None = None) -> WhyView:

@@ -10,10 +10,12 @@ from litestar.params import Parameter
 
 from shoal.api.explain import HISTORY_MAX, why_view
 from shoal.api.packages import refuse_unknown_package
+from shoal.api.principal import Needs
 from shoal.api.problems import Refusal, accepted
+from shoal.api.reach import Reach, scoped_key
 from shoal.api.read_threads import ROWS_AT_ONCE, aside, encoded, json_list, respond
 from shoal.api.secrets import refuse_unknown_secrets
-from shoal.api.views import find_job, job_row, job_state, job_view
+from shoal.api.views import job_row, job_state, job_view
 from shoal.control.loop import ControlLoop
 from shoal.model.job import Job, MemberRef, Phase
 from shoal.model.report import Cancel, Refused, Requeue, Submit
@@ -30,28 +32,32 @@ Index = Annotated[int, Parameter(ge=0, le=NUMBER_MAX)]
 
 class Jobs(Controller):
     path = "/v1/jobs"
+    opt = Needs.READ.opt
 
-    @post()
-    async def submit(self, loop: ControlLoop, data: Submission) -> JobView:
+    @post(opt=Needs.WRITE.opt)
+    async def submit(self, reach: Reach, data: Submission) -> JobView:
         if len(data.key) > 128:
             raise Refusal(422, "is longer than 128 characters", "key")
-        refuse_unknown_package(loop, data.spec.package)
-        refuse_unknown_secrets(loop, data.spec)
-        answer = accepted(await loop.request(Submit(data.spec, data.key)))
-        await loop.settled()
-        return job_view(loop, _job(loop, answer.id))
+        spec = reach.spec(data.spec)
+        refuse_unknown_package(reach, spec.package)
+        refuse_unknown_secrets(reach.loop, spec)
+        request = Submit(spec, scoped_key(spec, data.key), reach.tenant)
+        answer = accepted(await reach.loop.request(request))
+        await reach.loop.settled()
+        return job_view(reach.loop, reach.job(answer.id))
 
     @get()
     async def listing(
         self,
-        loop: ControlLoop,
+        reach: Reach,
         finished: bool = False,
         limit: Annotated[int, Parameter(ge=1, le=JOBS_MAX)] = 100,
     ) -> Response[list[JobRow]]:
-        live = [job.id for job in sorted(loop.state.jobs.values(), key=_queue_order)[:limit]]
+        loop, who = reach.loop, reach.who
+        live = [job.id for job in sorted(reach.jobs(), key=_queue_order)[:limit]]
         parts = []
         for start in range(0, len(live), ROWS_AT_ONCE):
-            jobs = (find_job(loop, job_id) for job_id in live[start:][:ROWS_AT_ONCE])
+            jobs = (reach.find(job_id) for job_id in live[start:][:ROWS_AT_ONCE])
             parts.append(encoded([job_row(loop, job) for job in jobs if job is not None]))
             await asyncio.sleep(0)
             await loop.settled()
@@ -59,7 +65,7 @@ class Jobs(Controller):
 
         def ended() -> bytes:
             """A finished job no longer changes, so any thread may read it."""
-            rows = loop.store.finished(left)
+            rows = loop.store.finished(left, tenant="" if who.sees_all else who.tenant)
             return encoded([job_row(loop, job) for job in rows if job.id not in seen])
 
         if finished and left:
@@ -69,12 +75,12 @@ class Jobs(Controller):
     @get("/{job_id:str}")
     async def one(
         self,
-        loop: ControlLoop,
+        reach: Reach,
         job_id: str,
         wait_for: Literal["", "running", "finished"] = "",
         wait_s: WaitS = 0,
     ) -> JobView:
-        job = _job(loop, job_id)
+        loop, job = reach.loop, reach.job(job_id)
         if wait_for and wait_s:
             deadline_ms = loop.clock.now_ms() + int(wait_s * 1000)
             while not _reached(job, wait_for):
@@ -82,57 +88,61 @@ class Jobs(Controller):
                 if left_s <= 0:
                     break
                 await loop.changed(job_id, left_s)
-                job = _job(loop, job_id)
+                job = reach.job(job_id)
         return job_view(loop, job)
 
-    @post("/{job_id:str}/cancel", status_code=200)
-    async def cancel(self, loop: ControlLoop, job_id: str) -> Done:
-        job = _job(loop, job_id)
+    @post("/{job_id:str}/cancel", status_code=200, opt=Needs.WRITE.opt)
+    async def cancel(self, reach: Reach, job_id: str) -> Done:
+        job = reach.job(job_id)
         if job.phase is Phase.FINISHED:
             return Done(id=job.id, note=f"it has already ended: {job_state(job)}")
-        said = await loop.request(Cancel(job_id))
+        said = await reach.loop.request(Cancel(job_id, reach.name))
         if isinstance(said, Refused) and said.missing:  # it has ended since we looked
-            job = await _ended(loop, job_id)
+            job = await _ended(reach, job_id)
             return Done(id=job.id, note=f"it has already ended: {job_state(job)}")
         answer = accepted(said)
         return Done(id=answer.id, note=answer.note)
 
-    @post("/{job_id:str}/requeue", status_code=200)
-    async def requeue(self, loop: ControlLoop, job_id: str, key: Key = "") -> Done:
+    @post("/{job_id:str}/requeue", status_code=200, opt=Needs.WRITE.opt)
+    async def requeue(self, reach: Reach, job_id: str, key: Key = "") -> Done:
         """Run the job again from its last checkpoint. A finished job: once for each key."""
-        job = _job(loop, job_id)
+        job = reach.job(job_id)
         if job.phase is not Phase.FINISHED:
-            said = await loop.request(Requeue(job_id))
+            said = await reach.loop.request(Requeue(job_id, reach.name))
             if not (isinstance(said, Refused) and said.missing):
                 answer = accepted(said)
                 return Done(id=answer.id, note=answer.note)
-            job = await _ended(loop, job_id)  # since we looked
+            job = await _ended(reach, job_id)  # since we looked
         if job.spec.service:
             raise Refusal(
                 422, f"was a replica of {job.spec.service}; the service replaces it", "job"
             )
-        refuse_unknown_package(loop, job.spec.package)
-        refuse_unknown_secrets(loop, job.spec)
-        answer = accepted(await loop.request(Submit(job.spec, key)))
+        spec = reach.spec(job.spec)
+        refuse_unknown_package(reach, spec.package)
+        refuse_unknown_secrets(reach.loop, spec)
+        request = Submit(spec, scoped_key(spec, key), reach.tenant)
+        answer = accepted(await reach.loop.request(request))
         return Done(id=answer.id, note=f"submitted again, because {job_id} has ended")
 
     @get("/{job_id:str}/why")
-    async def why(self, loop: ControlLoop, job_id: str) -> WhyView:
+    async def why(self, reach: Reach, job_id: str) -> WhyView:
+        loop = reach.loop
+        reach.job(job_id)
         told = await aside(lambda: loop.store.history(job_id, HISTORY_MAX))
         await loop.settled()
-        return why_view(loop, _job(loop, job_id), told)
+        return why_view(loop, reach.job(job_id), told)
 
     @get("/{job_id:str}/logs")
     async def logs(
         self,
-        loop: ControlLoop,
+        reach: Reach,
         job_id: str,
         member: Index = 0,
         attempt: Index = 0,
         offset: Annotated[int, Parameter(ge=-NUMBER_MAX, le=NUMBER_MAX)] = 0,
         wait_s: WaitS = 0,
     ) -> LogView:
-        job = _job(loop, job_id)
+        loop, job = reach.loop, reach.job(job_id)
         last = max(job.spec.members, job.spec.members_max) - 1
         if member > last:
             raise Refusal(422, f"{job.id} has members 0 to {last}", "member")
@@ -141,22 +151,15 @@ class Jobs(Controller):
         view = _log(loop, job, attempt or job.attempt, member, offset)
         if not view.data and not view.ended and wait_s:
             await loop.changed(job_id, wait_s)
-            job = _job(loop, job_id)
+            job = reach.job(job_id)
             view = _log(loop, job, attempt or job.attempt, member, offset)
         return view
 
 
-async def _ended(loop: ControlLoop, job_id: str) -> Job:
+async def _ended(reach: Reach, job_id: str) -> Job:
     """A job that has just left the state, from the store."""
-    await loop.settled()
-    return _job(loop, job_id)
-
-
-def _job(loop: ControlLoop, job_id: str) -> Job:
-    job = find_job(loop, job_id)
-    if job is None:
-        raise Refusal(404, f"there is no job {job_id[:64]!r}; see: shoal ps -a", "job")
-    return job
+    await reach.loop.settled()
+    return reach.job(job_id)
 
 
 def _queue_order(job: Job) -> tuple[bool, int, int]:

@@ -8,8 +8,9 @@ import msgspec
 from litestar import Controller, get, put
 from litestar.params import Parameter
 
+from shoal.api.principal import Needs
 from shoal.api.problems import Refusal
-from shoal.api.views import find_job
+from shoal.api.reach import Reach
 from shoal.control.loop import ControlLoop
 from shoal.core.phases.budget import used
 from shoal.ledger.accounts import HOUR_MS
@@ -23,6 +24,7 @@ Moment = Annotated[int, Parameter(ge=0, le=2**53 - 1)]
 
 class Ledger(Controller):
     path = "/v1"
+    opt = Needs.READ.opt
 
     @get("/ledger")
     async def ledger(
@@ -49,18 +51,15 @@ class Ledger(Controller):
         return view
 
     @get("/jobs/{job_id:str}/cost")
-    async def cost(
-        self, loop: ControlLoop, live_ledger: LiveLedger | None, job_id: str
-    ) -> CostView:
-        if find_job(loop, job_id) is None:
-            raise Refusal(404, f"there is no job {job_id[:64]!r}; see: shoal ps -a", "job")
+    async def cost(self, reach: Reach, live_ledger: LiveLedger | None, job_id: str) -> CostView:
+        reach.job(job_id)
         return await _kept(live_ledger).cost(job_id)
 
     @get("/prices", sync_to_thread=False)
     def prices(self, live_ledger: LiveLedger | None) -> PriceList:
         return _kept(live_ledger).prices
 
-    @put("/prices", sync_to_thread=False)
+    @put("/prices", sync_to_thread=False, opt=Needs.ADMIN.opt)
     def set_prices(self, live_ledger: LiveLedger | None, data: PriceList) -> PriceList:
         """Sets the prices at once, for the past too."""
         wrong = problem_with(data)

@@ -22,6 +22,7 @@ from shoal.api.exposition import (
     large_family,
     simple,
 )
+from shoal.api.principal import Needs
 from shoal.api.views import DRAINED, gpu_counts, known_nodes, node_state, progress_view
 from shoal.control.counters import OTHERS, TENANTS_MAX
 from shoal.control.history.history import History
@@ -45,7 +46,7 @@ NODE_STATES = (
 )
 
 
-@get("/metrics", media_type=CONTENT_TYPE)
+@get("/metrics", media_type=CONTENT_TYPE, opt=Needs.READ_ALL.opt)
 async def metrics(loop: ControlLoop, history: History) -> Response[bytes]:
     """For Prometheus, which sends the token from its `authorization: credentials_file`."""
     parts: list[str] = []

@@ -8,7 +8,9 @@ from typing import Any
 from litestar import Controller, Request, get, put
 from litestar.exceptions import HTTPException
 
+from shoal.api.principal import Needs
 from shoal.api.problems import Refusal
+from shoal.api.reach import Reach
 from shoal.control.loop import ControlLoop
 from shoal.control.packages import PackageError, PackageStore
 from shoal.model.views import PackageView
@@ -18,6 +20,7 @@ WRITE_BYTES = 1 << 20
 
 class Packages(Controller):
     path = "/v1/packages"
+    opt = Needs.READ.opt
 
     @get("/{package:str}", sync_to_thread=False)
     def one(self, loop: ControlLoop, package: str) -> PackageView:
@@ -27,7 +30,7 @@ class Packages(Controller):
             raise Refusal(404, f"there is no package {package[:64]!r}", "package")
         return PackageView(package=package, size=size)
 
-    @put("/{package:str}", request_max_body_size=None)
+    @put("/{package:str}", request_max_body_size=None, opt=Needs.WRITE.opt)
     async def send(
         self, request: Request[Any, Any, Any], loop: ControlLoop, package: str
     ) -> PackageView:
@@ -58,8 +61,9 @@ class Packages(Controller):
         return PackageView(package=package, size=length)
 
 
-def refuse_unknown_package(loop: ControlLoop, package: str) -> None:
-    if package and (loop.packages is None or loop.packages.size(package) is None):
+def refuse_unknown_package(reach: Reach, package: str) -> None:
+    store = reach.loop.packages
+    if package and (store is None or store.size(package) is None):
         message = "is not stored here; send it first with PUT /v1/packages/SHA256"
         raise Refusal(422, message, "package")
 

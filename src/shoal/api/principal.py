@@ -42,10 +42,10 @@ class Principal(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def sees_all(self) -> bool:
-        return self.tenant == EVERY_TENANT
+        return self.admin or self.tenant == EVERY_TENANT
 
     def sees(self, tenant: str) -> bool:
-        return self.tenant in (EVERY_TENANT, tenant)
+        return self.sees_all or self.tenant == tenant
 
     def may(self, needs: Needs) -> bool:
         match needs:

@@ -10,6 +10,7 @@ import msgspec
 from litestar import Controller, get
 from litestar.params import Parameter
 
+from shoal.api.principal import Needs
 from shoal.api.views import job_row
 from shoal.control.loop import ControlLoop
 from shoal.core.answers.advice import advise
@@ -86,6 +87,7 @@ class QueueView(msgspec.Struct, kw_only=True):
 
 class Waiting(Controller):
     path = "/v1/queue"
+    opt = Needs.READ.opt
 
     @get(sync_to_thread=False)
     def listing(

@@ -7,8 +7,9 @@ from typing import Annotated
 from litestar import Controller, get
 from litestar.params import Parameter
 
+from shoal.api.principal import Needs
 from shoal.api.problems import Refusal
-from shoal.api.views import find_job
+from shoal.api.reach import Reach
 from shoal.control.history.history import History
 from shoal.control.loop import ControlLoop
 from shoal.model.node import NodeIntent
@@ -22,13 +23,13 @@ class Series(Controller):
     """`since_ms`: only points after it, for a client that has the earlier ones."""
 
     path = "/v1"
+    opt = Needs.READ.opt
 
     @get("/jobs/{job_id:str}/series")
     async def job(
-        self, loop: ControlLoop, history: History, job_id: str, since_ms: SinceMs = 0
+        self, reach: Reach, history: History, job_id: str, since_ms: SinceMs = 0
     ) -> JobSeries:
-        if find_job(loop, job_id) is None:
-            raise Refusal(404, f"there is no job {job_id[:64]!r}; see: shoal ps -a", "job")
+        reach.job(job_id)
         return await history.job(job_id, since_ms)
 
     @get("/samples", sync_to_thread=False)
@@ -47,8 +48,8 @@ class Series(Controller):
 
     @get("/services/{name:str}/series", sync_to_thread=False)
     def service(
-        self, loop: ControlLoop, history: History, name: str, since_ms: SinceMs = 0
+        self, reach: Reach, history: History, name: str, since_ms: SinceMs = 0
     ) -> ServiceSeries:
-        if name not in loop.state.services:
-            raise Refusal(404, f"there is no service {name[:64]!r}; see: shoal services", "service")
-        return history.service(name, since_ms)
+        # The name may have been another tenant's before.
+        began_ms = reach.service(name).since_ms
+        return history.service(name, max(since_ms, began_ms))

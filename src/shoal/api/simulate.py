@@ -14,6 +14,7 @@ from typing import Annotated, Any, Literal
 import msgspec
 from litestar import Controller, get, post
 
+from shoal.api.principal import Needs
 from shoal.api.problems import Refusal
 from shoal.control.loop import ControlLoop
 from shoal.core.policies import SHIPPED
@@ -127,6 +128,7 @@ class Simulator:
 
 class Simulations(Controller):
     path = "/v1/simulation"
+    opt = Needs.ADMIN.opt  # it replays everybody's jobs
 
     @get(sync_to_thread=False)
     def newest(self, simulator: Simulator) -> SimulationView:

@@ -10,6 +10,7 @@ from litestar import Controller, Request, get
 from litestar.response import Stream
 
 from shoal.api.feed import Feed, Page, TooMany
+from shoal.api.principal import Needs
 from shoal.api.problems import Refusal
 
 BEAT_S = 2.0  # a page gets something at least this often
@@ -17,6 +18,7 @@ BEAT_S = 2.0  # a page gets something at least this often
 
 class Live(Controller):
     path = "/v1/stream"
+    opt = Needs.READ.opt
     include_in_schema = False  # it never ends
 
     @get()

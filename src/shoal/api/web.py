@@ -97,14 +97,14 @@ class Sessions(Controller):
             return SessionView(csrf="", until_ms=0)
         return SessionView(csrf=access.csrf(session), until_ms=session.until_ms)
 
-    @post("/end", status_code=200)
+    @post("/end", status_code=200, opt=Needs.SIGNED_IN.opt)
     async def sign_out(self, request: AnyRequest, access: Access) -> Response[None]:
         session = access.session(request)
         if session is not None:
             access.end(session)
         return Response(None, cookies=[_cookie(access, "", 0)])
 
-    @post("/code", status_code=200)
+    @post("/code", status_code=200, opt=Needs.SIGNED_IN.opt)
     async def code(self, request: AnyRequest, access: Access) -> CodeView:
         if not access.bears_token(request):
             raise Refusal(403, "a link needs the token, not a session; use: shoal page")

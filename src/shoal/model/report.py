@@ -6,7 +6,7 @@ import msgspec
 
 from shoal.model.budget import Spending
 from shoal.model.health import CheckResult
-from shoal.model.identity import Token, User
+from shoal.model.identity import EVERY_TENANT, Token, User
 from shoal.model.job import Fault, JobSpec, MemberRef
 from shoal.model.node import NodeIntent, NodeSpec
 from shoal.model.progress import Progress
@@ -95,10 +95,12 @@ class PackagePiece(msgspec.Struct, frozen=True):
 
 
 class Submit(msgspec.Struct, frozen=True):
-    """`key` makes it safe to send this again: one key, one job."""
+    """`key` makes it safe to send this again: one key, one job. `scope`: the only tenant that the
+    sender may act for, which must still be there; "*": any."""
 
     spec: JobSpec
     key: str = ""
+    scope: str = EVERY_TENANT
 
 
 class Cancel(msgspec.Struct, frozen=True):
@@ -127,10 +129,11 @@ class CheckNode(msgspec.Struct, frozen=True):
 
 
 class SetService(msgspec.Struct, frozen=True):
-    """Start or change the service; the answer's id is its name."""
+    """Start or change the service; the answer's id is its name. `scope`: as for a job."""
 
     spec: ServiceSpec
     who: str = "a user"
+    scope: str = EVERY_TENANT
 
 
 class StopService(msgspec.Struct, frozen=True):
@@ -138,6 +141,7 @@ class StopService(msgspec.Struct, frozen=True):
 
     service: str
     who: str = "a user"
+    scope: str = EVERY_TENANT
 
 
 class AddTenant(msgspec.Struct, frozen=True):

@@ -17,6 +17,7 @@ from shoal.control.store.marks import Numbers
 from shoal.control.store.rows import (
     Unreadable,
     checksum,
+    encode,
     event_of,
     event_row,
     job_of,
@@ -287,9 +288,15 @@ class SqliteStore:
         found = self._jobs("WHERE id = ?", (job_id,))
         return found[0] if found else None
 
-    def finished(self, limit: int, after: int = -1) -> list[Job]:
-        where = "WHERE ended > ? ORDER BY ended DESC, number DESC LIMIT ?"
-        return self._jobs(where, (after, limit))
+    def finished(self, limit: int, after: int = -1, tenant: str = "") -> list[Job]:
+        where, values = "ended > ?", [after]
+        if tenant:  # cheaper than to decode every job; other fields may hold these bytes, too
+            where += " AND instr(body, ?)"
+            values.append(b'"tenant":%s' % encode(tenant))  # type: ignore[arg-type]
+        found = self._jobs(
+            f"WHERE {where} ORDER BY ended DESC, number DESC LIMIT ?", (*values, limit)
+        )
+        return [job for job in found if tenant in ("", job.spec.tenant)]
 
     def keyed(self, key: str) -> str | None:
         rows = self._read("SELECT id FROM jobs WHERE key = ?", (key,))

@@ -17,6 +17,7 @@ from shoal.core.state.room import UNLIMITED
 from shoal.core.state.state import State
 from shoal.model.events import JobSubmitted, NodeIntended, NodeJudged
 from shoal.model.health import Standing
+from shoal.model.identity import EVERY_TENANT
 from shoal.model.job import JobSpec, Phase, StopCause, Within
 from shoal.model.node import NodeHealth, NodeIntent
 from shoal.model.report import (
@@ -71,7 +72,8 @@ def _admit_one(round_: Round, request: Request) -> Answer:
 def _replica_problem(round_: Round, request: SetService) -> Refused | None:
     spec = request.spec.replica
     return (
-        reserved(spec.env, replica=True)
+        out_of_scope(round_.state, request.scope, spec)
+        or reserved(spec.env, replica=True)
         or spec_problem(spec)
         or shape_problem(spec)
         or impossible(round_.state, spec)
@@ -94,6 +96,9 @@ def _submit(round_: Round, request: Submit) -> Answer:
     if request.key and known:
         return Accepted(known, "this submission was already accepted")
     spec = request.spec
+    foreign = out_of_scope(state, request.scope, spec)
+    if foreign is not None:
+        return foreign
     if spec.service or spec.version:
         return Refused("service", "is set by Shoal itself; use: shoal serve")
     problem = (
@@ -107,6 +112,14 @@ def _submit(round_: Round, request: Submit) -> Answer:
     job_id = f"j{state.next_job}"
     round_.emit(JobSubmitted(at_ms=round_.now_ms, job=job_id, spec=request.spec, key=request.key))
     return Accepted(job_id)
+
+
+def out_of_scope(state: State, scope: str, spec: JobSpec) -> Refused | None:
+    """A tenant that was removed while the request was on its way has no Unix user any more: its
+    jobs would run as the agent's."""
+    if scope == EVERY_TENANT or (spec.tenant == scope and scope in state.identity.tenants):
+        return None
+    return Refused("tenant", "is not yours, or was removed; ask an admin")
 
 
 def impossible(state: State, spec: JobSpec) -> Refused | None:

@@ -23,6 +23,7 @@ from shoal.model.events import (
     ServiceStopped,
     ServiceStopping,
 )
+from shoal.model.identity import EVERY_TENANT
 from shoal.model.job import Job, JobSpec, Phase, Restart, StopCause
 from shoal.model.node import NodeHealth, NodeIntent
 from shoal.model.report import Accepted, Answer, Refused, SetService, StopService
@@ -54,11 +55,13 @@ def set_service(round_: Round, request: SetService, problem: Refused | None) -> 
     if problem is not None:
         return problem
     known = state.services.get(spec.name)
+    if known is not None and not _within(request.scope, known):
+        return Refused("name", f"{spec.name} is taken in this cluster; choose another name")
     if known is not None and known.stopping:
         return Refused("name", f"{spec.name} is stopping; wait until it is gone")
     if known is not None and known.spec == spec:
         return Accepted(spec.name, "nothing changed")
-    taken = _taken(state, spec)
+    taken = _taken(state, spec, request.scope)
     if taken is not None:
         return taken
     version = known.newest + 1 if known is not None else 1
@@ -78,7 +81,11 @@ def set_service(round_: Round, request: SetService, problem: Refused | None) -> 
     return Accepted(spec.name)
 
 
-def _taken(state: State, spec: ServiceSpec) -> Refused | None:
+def _within(scope: str, service: Service) -> bool:
+    return scope in (EVERY_TENANT, service.spec.replica.tenant)
+
+
+def _taken(state: State, spec: ServiceSpec, scope: str) -> Refused | None:
     """With two services at one address, the gateway could serve neither. A service that may still
     go back to its version before keeps that address too."""
     for other in state.services.values():
@@ -88,13 +95,18 @@ def _taken(state: State, spec: ServiceSpec) -> Refused | None:
             theirs = known.way.claims if known is not None else {}
             for field, claim in spec.way.claims.items():
                 if theirs.get(field) == claim:
-                    return Refused(field, f"{claim} is already used by service {other.spec.name}")
+                    name = (
+                        f" service {other.spec.name}"
+                        if _within(scope, other)
+                        else " another tenant"
+                    )
+                    return Refused(field, f"{claim} is already used by{name}")
     return None
 
 
 def stop_service(round_: Round, request: StopService) -> Answer:
     service = round_.state.services.get(request.service)
-    if service is None:
+    if service is None or not _within(request.scope, service):
         return Refused("service", f"there is no service {request.service}", missing=True)
     if service.stopping:
         return Accepted(request.service, "it is already stopping")
