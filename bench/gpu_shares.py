@@ -89,8 +89,8 @@ class Cluster:
         return subprocess.run(command, env=self._env, capture_output=True, text=True, timeout=300)
 
     def submit(self, share: str, *command: str) -> str:
-        root = str(Path(__file__).parent.parent)
-        words = ("run", "-g", share, "--env", f"PYTHONPATH={root}", "--json", "--")
+        path = f"{Path(__file__).parent.parent}:{os.environ.get('PYTHONPATH', '')}"
+        words = ("run", "-g", share, "--env", f"PYTHONPATH={path}", "--json", "--")
         told = self.shoal(*words, sys.executable, *command)
         if told.returncode:
             raise RuntimeError(told.stderr)
