@@ -131,6 +131,7 @@ EXPECTED_FAULTS = (
     "a month ended",
     "answer: accepted",
     "answer: refused",
+    "answer: too many jobs",
     "cancel asked",
     "gateway in trouble",
     "look at a service lost",

@@ -24,6 +24,7 @@ from shoal.core.state.apply import APPLY
 from shoal.core.state.queue import Gang, Lane
 from shoal.core.state.room import Room
 from shoal.core.state.state import Node, State
+from shoal.core.state.tally import Tally
 from shoal.model.commands import Envelope
 from shoal.model.events import JobCheckpointed, JobPlaced, TenantRemoved, UserRemoved
 from shoal.model.health import HealthRule
@@ -247,6 +248,14 @@ def start_who_has_no_budget_left(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(Accounts, "held_by", lambda *_: "")
 
 
+def ignore_the_caps(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(admit, "too_many", lambda *_, **__: None)
+
+
+def miscount_jobs_that_wait_again(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(Tally, "wait", lambda *_: None)
+
+
 def hold_who_has_spent_little(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(budget, "HELD_MILLI", 500)
 
@@ -365,6 +374,7 @@ CAUGHT_BY_THE_INVARIANTS: list[tuple[Mutate, str]] = [
     (start_before_the_others_have_let_go, "is held|given away more"),
     (place_on_nodes_in_quarantine, "free index"),
     (start_who_has_no_budget_left, "but the budget is used up|though the budget of"),
+    (miscount_jobs_that_wait_again, "number of jobs by tenant does not match"),
     (use_an_epoch_that_is_not_stored, "is not the state that was lost|not 0"),
     (go_on_after_a_failed_commit, "does not lead to the state that was loaded"),
     (leave_the_tokens_of_a_removed_user, "has outlived its user"),
@@ -397,6 +407,7 @@ CAUGHT_BY_WHAT_HAPPENED: list[tuple[Mutate, str]] = [
     (give_spares_away, "kept as spares"),
     (forget_what_was_saved, "goes back from step"),
     (start_who_has_no_budget_left, "starts, though the budget of .* is gone"),
+    (ignore_the_caps, "too many by its cap"),
     (call_anybody_idle, "is said to be idle"),
     (hold_who_has_spent_little, "of its budget, but BudgetHeld"),
     (run_again_what_is_done, "has done its work in attempt"),

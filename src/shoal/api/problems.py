@@ -10,7 +10,7 @@ from litestar import MediaType, Request, Response
 from litestar.exceptions import HTTPException, ValidationException
 
 from shoal.control.loop import Busy, Unreadable
-from shoal.model.report import Answer, Refused
+from shoal.model.report import Answer, Full, Refused
 from shoal.model.views import Problem
 from shoal.ports import StoreError
 
@@ -18,27 +18,37 @@ log = logging.getLogger("shoal.api")
 
 AnyRequest = Request[Any, Any, Any]
 
+FULL = {Full.TENANT: 429, Full.CLUSTER: 503}
+FULL_RETRY_S = 30  # when it ends is not known: longer than a client waits by itself
+BUSY_RETRY_S = 1
+
 
 class Refusal(Exception):
-    def __init__(self, status: int, message: str, field: str = "") -> None:
+    """`retry_s`: when it is worth another try; the answer has it as Retry-After."""
+
+    def __init__(self, status: int, message: str, field: str = "", retry_s: int = 0) -> None:
         super().__init__(message)
         self.status = status
+        self.retry_s = retry_s
         self.problem = Problem(message=message, field=field)
 
 
 def accepted(answer: Answer) -> Any:
     """The answer if the request was accepted; raises a Refusal if not."""
     if isinstance(answer, Refused):
+        if answer.full is not None:
+            raise Refusal(FULL[answer.full], answer.message, answer.field, FULL_RETRY_S)
         raise Refusal(404 if answer.missing else 422, answer.message, answer.field)
     return answer
 
 
 def on_refusal(_: AnyRequest, error: Refusal) -> Response[Problem]:
-    return _respond(error.status, error.problem)
+    return _respond(error.status, error.problem, error.retry_s)
 
 
 def on_busy(_: AnyRequest, error: Busy | Unreadable) -> Response[Problem]:
-    return _respond(503, Problem(message=str(error)))
+    retry_s = BUSY_RETRY_S if isinstance(error, Busy) else 0  # nobody knows when
+    return _respond(503, Problem(message=str(error)), retry_s)
 
 
 def on_store_error(_: AnyRequest, error: StoreError) -> Response[Problem]:
@@ -73,5 +83,6 @@ def _validation_problem(error: ValidationException) -> Problem:
     return Problem(message=error.detail, field=field_at.group(1) if field_at else "")
 
 
-def _respond(status: int, problem: Problem) -> Response[Problem]:
-    return Response(problem, status_code=status, media_type=MediaType.JSON)
+def _respond(status: int, problem: Problem, retry_s: int = 0) -> Response[Problem]:
+    headers = {"retry-after": str(retry_s)} if retry_s else None
+    return Response(problem, status_code=status, media_type=MediaType.JSON, headers=headers)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import enum
+
 import msgspec
 
 from shoal.model.budget import Spending
@@ -208,12 +210,20 @@ class Accepted(msgspec.Struct, frozen=True):
     note: str = ""
 
 
+class Full(enum.StrEnum):
+    """Whose limit on jobs is reached: the same request may be accepted later."""
+
+    TENANT = "tenant"
+    CLUSTER = "cluster"
+
+
 class Refused(msgspec.Struct, frozen=True):
     """`field` names what is wrong; `message` says what would work."""
 
     field: str
     message: str
     missing: bool = False  # the job or node does not exist
+    full: Full | None = None
 
 
 Answer = Accepted | Refused

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from shoal.core.answers.why import held_when_empty
 from shoal.core.health.quarantine import released
+from shoal.core.phases.caps import too_many, too_many_replicas
 from shoal.core.phases.ending import cancel, stop
 from shoal.core.phases.identity import change_identity
 from shoal.core.phases.observe import lose
@@ -77,6 +78,7 @@ def _replica_problem(round_: Round, request: SetService) -> Refused | None:
         or spec_problem(spec)
         or shape_problem(spec)
         or impossible(round_.state, spec)
+        or too_many_replicas(round_.state, request.spec)
     )
 
 
@@ -106,6 +108,7 @@ def _submit(round_: Round, request: Submit) -> Answer:
         or spec_problem(spec)
         or shape_problem(spec)
         or impossible(state, spec)
+        or too_many(state, spec.tenant, 1, waiting=1)
     )
     if problem is not None:
         return problem

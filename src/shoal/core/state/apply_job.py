@@ -193,6 +193,7 @@ def _job_requeued(state: State, event: JobRequeued) -> None:
     job.kept_ms = kept_ms(job, event.cause, event.at_ms)
     job.attained_ms += job.kept_ms
     job.phase = Phase.WAITING
+    state.tally.wait(state.accounts, job, 1)
     job.not_before_ms = event.not_before_ms
     job.stop_cause = None
     if event.cause is StopCause.FAILURE:
@@ -274,6 +275,7 @@ def _job_finished(state: State, event: JobFinished) -> None:
     state.ages.add(event.at_ms - job.submitted_ms)
     not_served(state, job)
     replica_over(state, job, event)
+    state.tally.job(state.accounts, job, -1)
     job.phase = Phase.FINISHED
     job.outcome = event.outcome
     job.code = event.code

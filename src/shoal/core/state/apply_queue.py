@@ -10,6 +10,7 @@ from shoal.core.state.apply_room import change, hold
 from shoal.core.state.estimates import SPANS, begin_ms, key_of, octave, span
 from shoal.core.state.queue import Lane, gang_of
 from shoal.core.state.state import State
+from shoal.core.state.tally import Tally
 from shoal.model.job import Job, Phase
 from shoal.model.policy import Policy
 from shoal.model.resources import Slice
@@ -20,8 +21,12 @@ def adopt_policy(state: State, policy: Policy) -> None:
     reorders = policy.order != state.policy.order
     state.policy = policy
     state.accounts.obey(policy)
+    state.tally = Tally()  # another tree has other branches
     for job in state.jobs.values():
         job.borrowed = job.active and not state.accounts.within_quota(job.spec.tenant, 0)
+        state.tally.job(state.accounts, job, 1)
+    for service in state.services.values():
+        state.tally.service(state.accounts, service.spec, 1)
     if reorders:
         _reorder(state)
     agenda = state.agenda
@@ -97,6 +102,7 @@ def add_job(state: State, job: Job) -> None:
     state.numbers[job.number] = job.id
     state.births_ms += job.submitted_ms
     state.accounts.meet(job.spec.tenant)
+    state.tally.job(state.accounts, job, 1)
     if job.spec.service:
         state.replicas.setdefault(job.spec.service, {})[job.id] = None
     if job.elder:
@@ -160,6 +166,7 @@ def leave_waiting(state: State, job: Job) -> None:
     if job.id in state.claims:
         unclaim(state, job)
     leave_queue(state, job)
+    state.tally.wait(state.accounts, job, -1)
     forget_reservation(state, job)
 
 

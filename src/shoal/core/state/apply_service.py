@@ -26,6 +26,7 @@ REPLICA_RETRY_MS_MAX = 60_000
 
 def _service_set(state: State, event: ServiceSet) -> None:
     service = state.services.get(event.service)
+    known = service is not None
     if service is None:
         service = Service(spec=event.spec, since_ms=event.at_ms, wanted=event.spec.scale.least)
         state.services[event.service] = service
@@ -34,6 +35,9 @@ def _service_set(state: State, event: ServiceSet) -> None:
     elif service.proven and event.version != service.version:
         service.before, service.before_version = service.spec, service.version
         service.proven = False
+    if known:
+        state.tally.service(state.accounts, service.spec, -1)
+    state.tally.service(state.accounts, event.spec, 1)
     service.spec, service.version, service.why = event.spec, event.version, event.why
     service.newest = max(service.newest, event.version)
     service.failures, service.retry_ms = 0, 0
@@ -64,7 +68,8 @@ def _service_stopping(state: State, event: ServiceStopping) -> None:
 
 
 def _service_stopped(state: State, event: ServiceStopped) -> None:
-    del state.services[event.service]
+    service = state.services.pop(event.service)
+    state.tally.service(state.accounts, service.spec, -1)
     state.heard.loads.pop(event.service, None)
     state.heard.recent_work.pop(event.service, None)
 

@@ -6,6 +6,7 @@ from shoal.core.scheduling.foresight import Foresight
 from shoal.core.state.facts import Facts, Node
 from shoal.core.state.queue import Queue
 from shoal.core.state.room import Division, Domain, Room
+from shoal.core.state.tally import Tally
 from shoal.model.job import Job, MemberRef
 from shoal.model.resources import Kind
 
@@ -26,6 +27,7 @@ class Indexes(Facts):
         self.troubled: dict[str, None] = {}  # nodes that are suspect or in quarantine
         self.foresight = Foresight(1000, self.mix)  # for the largest node
         self.queue = Queue()
+        self.tally = Tally()  # jobs by tenant
         self.numbers: dict[int, str] = {}  # job number -> id
         self.keys: dict[str, str] = {}  # submission key -> job id
         self.masters: set[str] = set()  # rendezvous points in use, "address:port"

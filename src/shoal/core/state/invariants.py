@@ -207,15 +207,36 @@ def _verify_indexes(state: State) -> None:
             raise Violation(f"{state.numbers[number]} is held, but there is some budget left")
     if sorted(queued) != waiting:
         raise Violation("the queue does not match the waiting jobs")
+    _verify_tally(state)
+
+
+def _verify_tally(state: State) -> None:
+    live: Counter[str] = Counter()
+    waiting: Counter[str] = Counter()
+    for job in state.jobs.values():
+        if not job.spec.service:
+            names = ["", *_lineage(state, job.spec.tenant)]
+            live.update(names)
+            waiting.update(names if job.phase is Phase.WAITING else ())
+    for service in state.services.values():
+        for name in ["", *_lineage(state, service.spec.replica.tenant)]:
+            live[name] += service.spec.scale.most
+    if (live, waiting) != (state.tally.live, state.tally.waiting):
+        raise Violation("the number of jobs by tenant does not match the jobs")
 
 
 def _held(state: State, job: Job) -> bool:
+    names = _lineage(state, job.spec.tenant)
+    return any(state.accounts.budgets.get(name) is BudgetLevel.HELD for name in names)
+
+
+def _lineage(state: State, name: str) -> list[str]:
     parents = {tenant.name: tenant.parent for tenant in state.policy.tenants}
-    names, name = [], job.spec.tenant
+    names: list[str] = []
     while name and name not in names:
         names.append(name)
         name = parents.get(name, "")
-    return any(state.accounts.budgets.get(name) is BudgetLevel.HELD for name in names)
+    return names
 
 
 def _verify_domain(name: str, state: State, domain: Domain, nodes: list[Node]) -> None:

@@ -19,6 +19,7 @@ from shoal.model.health import Standing
 from shoal.model.node import NodeHealth, NodeIntent, NodeSpec
 from shoal.model.policy import Policy, Tenant
 from shoal.sim.storm.budgets import Budgets
+from shoal.sim.storm.captruth import capped
 from shoal.sim.storm.faults import BadNetwork, Faults
 from shoal.sim.storm.lives import Untruth
 from shoal.sim.storm.people import People
@@ -77,7 +78,7 @@ class Run:
         self.size = size
         self.counts: Counter[str] = Counter()
         rng = self._rng("cluster")
-        self.policy = _draw_policy(rng)
+        self.policy = capped(self._rng("caps"), _draw_policy(rng))
         nodes = _draw_nodes(rng, size)
         slowest_ms = 2 * self.policy.grace_ms
         self.network = BadNetwork(self._rng("network"), self.counts, slowest_ms)
@@ -101,7 +102,7 @@ class Run:
             nodes,
             self._rng("users"),
             self.counts,
-            lambda now: _other_policy(self._rng(f"policy at {timeline.now_ms}"), now),
+            self._other_policy,
         )
         self.faults = Faults(
             self.world,
@@ -145,6 +146,11 @@ class Run:
     def _rng(self, purpose: str) -> random.Random:
         """One stream for each purpose, so that more of one thing does not change another."""
         return random.Random(f"{self.seed}/{purpose}")
+
+    def _other_policy(self, now: Policy) -> Policy:
+        at_ms = self.world.timeline.now_ms
+        other = _other_policy(self._rng(f"policy at {at_ms}"), now)
+        return capped(self._rng(f"caps at {at_ms}"), other)
 
     def _storm(self) -> None:
         size, rng = self.size, self._rng("sizes")

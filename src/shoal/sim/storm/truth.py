@@ -48,6 +48,7 @@ from shoal.model.node import NodeIntent, NodeSpec
 from shoal.model.policy import Policy
 from shoal.model.report import Accepted, Answer, Cancel, NodeReport, Request, Submit
 from shoal.sim.storm.budgettruth import BudgetTruth
+from shoal.sim.storm.captruth import CapTruth
 from shoal.sim.storm.fairness import Entitlements, stands_alone, wishes_kept
 from shoal.sim.storm.healthtruth import HealthTruth
 from shoal.sim.storm.jobtruth import JobTruth
@@ -64,6 +65,7 @@ class Truth(Witness):
         self.lives = Lives()
         self.services = ServiceTruth(self.lives)
         self.budgets = BudgetTruth(policy)
+        self._caps = CapTruth(policy)
         self.jobs: dict[str, JobTruth] = {}
         self.unfinished: dict[str, None] = {}
         self._timeline = timeline
@@ -175,6 +177,7 @@ class Truth(Witness):
             if judge is not None:
                 judge(self, event)
             self.services.see(event)
+            self._caps.see(event)
         if not any(isinstance(event, ControllerStarted) for event in events):
             self._news = set()  # an epoch is stored before the inbox is looked at
         self._entitlements.done()

@@ -14,7 +14,7 @@ from shoal.model.commands import Launch
 from shoal.model.job import JobSpec, Restart, Within
 from shoal.model.node import NodeIntent, NodeSpec
 from shoal.model.policy import Policy
-from shoal.model.report import Accepted, Answer, Cancel, SetIntent, Submit
+from shoal.model.report import Accepted, Answer, Cancel, Refused, SetIntent, Submit
 from shoal.sim.storm.lives import Untruth
 from shoal.sim.storm.node import Fate
 from shoal.sim.storm.services import CRASHES, MUTE, SERVES
@@ -230,7 +230,8 @@ class Users:
                     self._too_large[submit.key] = None
                     self._cancel(submit.key)
             else:
-                self._counts["answer: refused"] += 1
+                full = isinstance(answer, Refused) and answer.full
+                self._counts["answer: too many jobs" if full else "answer: refused"] += 1
 
         def ask() -> None:
             if submit.key in self.open_questions:

@@ -1,0 +1,41 @@
+"""Caps on the jobs that a tenant, or the whole cluster, may have at a time."""
+
+from __future__ import annotations
+
+from shoal.core.state.state import State
+from shoal.core.state.tally import EVERYONE
+from shoal.model.report import Full, Refused
+from shoal.model.service import ServiceSpec
+
+# A live job takes a few kilobytes of the controller's memory, in the state and in its indexes.
+CLUSTER_JOBS_MAX = 200_000
+
+
+def too_many(state: State, tenant: str, more: int, *, waiting: int = 0) -> Refused | None:
+    """Would this many more jobs be too many for the tenant, an ancestor of it, or the cluster?"""
+    live, waiting_now = state.tally.live, state.tally.waiting
+    if live.get(EVERYONE, 0) + more > CLUSTER_JOBS_MAX:
+        text = f"the cluster takes at most {CLUSTER_JOBS_MAX:,} live jobs"
+        return Refused("job", f"{text}; try again when some have ended", full=Full.CLUSTER)
+    for one in state.accounts.lineage(tenant):
+        for counts, change, most, what in (
+            (live, more, one.jobs_max, "live jobs (jobs_max"),
+            (waiting_now, waiting, one.waiting_max, "waiting jobs (waiting_max"),
+        ):
+            have = counts.get(one.name, 0)
+            if change > 0 and most and have + change > most:
+                text = f"{one.name} has {have} of at most {most} {what} in the policy)"
+                return Refused(
+                    "tenant", f"{text}; try again when some have ended", full=Full.TENANT
+                )
+    return None
+
+
+def too_many_replicas(state: State, spec: ServiceSpec) -> Refused | None:
+    """A service counts as the most replicas that it may have; one that is known counts already."""
+    known = state.services.get(spec.name)
+    tenant = spec.replica.tenant
+    same = known is not None and known.spec.replica.tenant == tenant
+    before = known.spec.scale.most if known is not None and same else 0
+    more = spec.scale.most - before
+    return too_many(state, tenant, more) if more > 0 else None

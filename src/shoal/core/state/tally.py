@@ -1,0 +1,48 @@
+"""How many jobs each tenant has, for the caps of a policy: kept by `apply`, one look per request.
+
+A tenant's numbers include those of its branches. A service counts as the most replicas that it may
+have, from when it is set until it is gone, whatever it runs at the moment. So its replicas never
+have to be counted again: a cap cannot stop a service from healing, scaling or rolling out.
+"""
+
+from __future__ import annotations
+
+import msgspec
+
+from shoal.core.state.accounts import Accounts
+from shoal.model.job import Job, Phase
+from shoal.model.service import ServiceSpec
+
+EVERYONE = ""  # in place of a tenant: the whole cluster
+
+
+class Tally(msgspec.Struct):
+    """`live` counts jobs that have not ended and replicas that services may have; `waiting` counts
+    the jobs among them that wait, without replicas."""
+
+    live: dict[str, int] = {}
+    waiting: dict[str, int] = {}
+
+    def job(self, accounts: Accounts, job: Job, change: int) -> None:
+        """The job comes into the state (1) or leaves it (-1)."""
+        if not job.spec.service:
+            _add(self.live, accounts, job.spec.tenant, change)
+            if job.phase is Phase.WAITING:
+                _add(self.waiting, accounts, job.spec.tenant, change)
+
+    def wait(self, accounts: Accounts, job: Job, change: int) -> None:
+        """A live job begins (1) or ends (-1) to wait."""
+        if not job.spec.service:
+            _add(self.waiting, accounts, job.spec.tenant, change)
+
+    def service(self, accounts: Accounts, spec: ServiceSpec, change: int) -> None:
+        _add(self.live, accounts, spec.replica.tenant, change * spec.scale.most)
+
+
+def _add(counts: dict[str, int], accounts: Accounts, tenant: str, change: int) -> None:
+    for name in (EVERYONE, *(one.name for one in accounts.lineage(tenant))):
+        count = counts.get(name, 0) + change
+        if count:
+            counts[name] = count
+        else:
+            counts.pop(name, None)

@@ -1,0 +1,144 @@
+"""Caps: how many jobs a tenant may have at a time; nothing that runs is ever stopped for one."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from shoal.core.phases import caps
+from shoal.core.state.load import restore
+from shoal.model.job import Phase
+from shoal.model.policy import Policy, Tenant
+from shoal.model.report import Accepted, Answer, Full, Refused, SetService, StopService, Submit
+from shoal.model.service import Scale, ServiceSpec
+from tests.core.build import Cluster, job_spec
+
+TENANTS = (
+    Tenant(name="lab", jobs_max=4),
+    Tenant(name="red", parent="lab", jobs_max=3, waiting_max=2),
+    Tenant(name="blue", parent="lab"),
+)
+
+
+def cluster(*tenants: Tenant, gpus: int = 1) -> Cluster:
+    made = Cluster(Policy(tenants=tenants or TENANTS))
+    made.join("a", gpus=gpus)
+    return made
+
+
+def ask(made: Cluster, tenant: str, **fields: Any) -> Answer:
+    return made.ask(Submit(job_spec(tenant=tenant, gpus=1, **fields)))
+
+
+def service(name: str, tenant: str, most: int) -> ServiceSpec:
+    replica = job_spec(tenant=tenant, gpus=1)
+    return ServiceSpec(name=name, replica=replica, scale=Scale(least=1, most=most))
+
+
+def full(answer: Answer) -> str:
+    assert isinstance(answer, Refused), answer
+    assert answer.full is Full.TENANT, answer
+    return answer.message
+
+
+def test_a_tenant_has_no_more_jobs_than_its_cap_and_gets_the_next_when_one_ends() -> None:
+    made = cluster()
+    first = made.submit(tenant="red", gpus=1)
+    second = made.submit(tenant="red", gpus=1)
+    made.submit(tenant="red", gpus=1)
+    said = full(ask(made, "red"))
+    assert said.startswith("red has 3 of at most 3 live jobs (jobs_max in the policy); try again")
+    made.cancel(second)
+    assert isinstance(ask(made, "red"), Accepted)
+    assert made.job(first).phase is Phase.STARTING
+
+
+def test_the_cap_on_waiting_jobs_does_not_count_those_that_run() -> None:
+    made = cluster(Tenant(name="red", waiting_max=2))
+    made.run(tenant="red", gpus=1)
+    for _ in range(2):
+        assert isinstance(ask(made, "red"), Accepted)
+    assert "2 of at most 2 waiting jobs (waiting_max" in full(ask(made, "red"))
+    assert isinstance(ask(made, "other"), Accepted)
+
+
+def test_the_cap_of_a_parent_covers_its_branches() -> None:
+    made = cluster()
+    for tenant in ("blue", "blue", "blue", "red"):
+        assert isinstance(ask(made, tenant), Accepted)
+    assert full(ask(made, "red")).startswith("lab has 4 of at most 4 live jobs")
+    assert full(ask(made, "blue")).startswith("lab has 4 of at most 4 live jobs")
+
+
+def test_a_submission_that_was_accepted_is_accepted_again_at_the_cap() -> None:
+    made = cluster(Tenant(name="red", jobs_max=1))
+    again = Submit(job_spec(tenant="red"), "key")
+    first, second = made.ask(again), made.ask(again)
+    assert isinstance(first, Accepted)
+    assert isinstance(second, Accepted)
+    assert first.id == second.id
+
+
+def test_requests_of_one_step_are_counted_one_by_one() -> None:
+    made = cluster(Tenant(name="red", jobs_max=2))
+    wanted = [Submit(job_spec(tenant="red")) for _ in range(5)]
+    answers = made.step(requests=wanted).answers
+    assert [isinstance(answer, Accepted) for answer in answers] == [True, True, False, False, False]
+
+
+def test_jobs_that_wait_again_may_be_more_than_the_cap_and_are_not_touched() -> None:
+    made = cluster(Tenant(name="red", waiting_max=1), gpus=2)
+    one, two = made.run(tenant="red", gpus=1), made.run(tenant="red", gpus=1)
+    made.learn_gone("a")
+    assert [made.job(job).phase for job in (one, two)] == [Phase.WAITING, Phase.WAITING]
+    assert "2 of at most 1 waiting" in full(ask(made, "red"))
+
+
+def test_a_service_counts_as_its_most_replicas_and_heals_at_the_cap() -> None:
+    made = cluster(Tenant(name="red", jobs_max=3), gpus=4)
+    assert "0 of at most 3" in full(made.ask(SetService(service("big", "red", most=4))))
+    assert isinstance(made.ask(SetService(service("web", "red", most=2))), Accepted)
+    assert "2 of at most 3" in full(made.ask(SetService(service("next", "red", most=2))))
+    assert isinstance(ask(made, "red"), Accepted)
+    assert "3 of at most 3" in full(ask(made, "red"))
+    replica = next(iter(made.state.replicas["web"]))
+    made.cancel(replica)
+    made.wait(120_000)
+    made.step()
+    healed = next(iter(made.state.replicas["web"]))
+    assert healed != replica, "the cap does not keep a service from healing"
+    assert "3 of at most 3" in full(made.ask(SetService(service("web", "red", most=3))))
+    assert isinstance(made.ask(SetService(service("web", "red", most=1))), Accepted)
+    assert isinstance(ask(made, "red"), Accepted)
+    made.ask(StopService("web"))
+    for job in list(made.state.replicas.get("web", ())):
+        made.cancel(job)
+    made.step()
+    assert made.state.tally.live["red"] == 2
+
+
+def test_a_new_policy_and_a_restart_count_the_same_jobs() -> None:
+    made = cluster()
+    for tenant in ("blue", "red", "red"):
+        made.submit(tenant=tenant, gpus=1)
+    made.ask(SetService(service("web", "blue", most=1)))
+    before = (made.state.tally.live, made.state.tally.waiting)
+    assert before[0] == {"": 4, "lab": 4, "red": 2, "blue": 2}
+    restored = restore(made.state.snapshot())
+    assert (restored.tally.live, restored.tally.waiting) == before
+    made.policy = Policy(tenants=(Tenant(name="red", jobs_max=2),))
+    made.step()
+    assert made.state.tally.live == {"": 4, "red": 2, "blue": 2}
+    assert full(ask(made, "red")).startswith("red has 2 of at most 2")
+
+
+def test_the_cluster_has_a_bound_for_all_jobs(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(caps, "CLUSTER_JOBS_MAX", 2)
+    made = cluster(Tenant(name="red"))
+    made.submit()
+    made.submit(tenant="red")
+    answer = ask(made, "blue")
+    assert isinstance(answer, Refused)
+    assert answer.full is Full.CLUSTER
+    assert answer.message.startswith("the cluster takes at most 2 live jobs; try again")
