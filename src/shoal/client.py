@@ -14,6 +14,7 @@ from urllib.parse import quote, urlencode, urlsplit
 
 import msgspec
 
+from shoal.busy import Patience, retry_s
 from shoal.client_identity import IdentityCalls
 from shoal.client_secrets import SecretCalls
 from shoal.files import read_own, require_own, short_path
@@ -343,14 +344,15 @@ class Client(IdentityCalls, SecretCalls):
         path = "/v1/" + "/".join(quote(part, safe="") for part in parts)
         if query:
             path += f"?{urlencode(query)}"
-        deadline = time.monotonic() + self._patience_s
+        deadline, patience = time.monotonic() + self._patience_s, Patience(self._patience_s)
         while True:
             kept = self._connection is not None
             try:
                 if body is not None and not isinstance(body, bytes):
                     body.seek(0)
-                status, data = self._exchange(method, path, body, headers)
-                break
+                status, data, again_s = self._exchange(method, path, body, headers)
+                if not patience.wait(again_s, data):
+                    break
             except (OSError, http.client.HTTPException) as error:
                 self.close()
                 if kept:  # it may have been closed long ago: try a new one
@@ -368,7 +370,9 @@ class Client(IdentityCalls, SecretCalls):
             message = f"{self.url} runs another version of shoal, or is not shoal: {error}"
             raise ShoalError(message) from None
 
-    def _exchange(self, method: str, path: str, body: Body, more: Headers) -> tuple[int, bytes]:
+    def _exchange(
+        self, method: str, path: str, body: Body, more: Headers
+    ) -> tuple[int, bytes, int]:
         if self._connection is None:
             if self._socket is not None:
                 connection: http.client.HTTPConnection = _Local(self._socket, self._timeout_s)
@@ -381,7 +385,7 @@ class Client(IdentityCalls, SecretCalls):
             headers = {**headers, "Content-Type": "application/json", **(more or {})}
         self._connection.request(method, path, body, headers)
         with self._connection.getresponse() as response:
-            return response.status, response.read()
+            return response.status, response.read(), retry_s(response)
 
     @staticmethod
     def _problem(status: int, data: bytes) -> ShoalError:

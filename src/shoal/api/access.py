@@ -20,6 +20,8 @@ from litestar.handlers import BaseRouteHandler
 from shoal.api.limits import PROVEN
 from shoal.api.principal import SCOPE, THE_OPERATOR, Needs, Principal
 from shoal.api.problems import Refusal
+from shoal.api.quotas import Quotas
+from shoal.api.tickets import enter
 from shoal.model.identity import Identity
 
 SESSION_MS = 12 * 3600 * 1000
@@ -60,6 +62,7 @@ class Access:
         self._token = token.encode()
         self._now_ms = now_ms
         self._identity = identity
+        self.quotas = Quotas()
         # A cookie belongs to a host, not a port: two clusters on one machine must not share one.
         self.cookie = f"shoal-{self._sign('cookie')[:8]}"
         # Our own names. Another name may have been pointed at this host by an attacker (DNS
@@ -86,6 +89,7 @@ class Access:
             raise Refusal(421, message, "host")
         needs = handler.opt.get("needs", Needs.ADMIN)
         if needs is Needs.OPEN or connection.scope["path"].startswith("/schema"):
+            enter(self.quotas, connection, handler, None)
             return  # the list of requests is not secret
         who, session = self.principal(connection), None
         if who is None:
@@ -95,6 +99,7 @@ class Access:
             who = THE_OPERATOR
         _proven(connection)
         connection.scope[SCOPE] = who  # type: ignore[literal-required]
+        enter(self.quotas, connection, handler, who, session.name if session else "")
         if session is not None and connection.scope.get("method") not in SAFE_METHODS:
             self.refuse_forgery(connection, session)
         if not who.may(needs):

@@ -42,6 +42,7 @@ from shoal.api.read_threads import aside, encoded, respond
 from shoal.api.schema import DescribedSchema
 from shoal.api.secrets import Secrets, refuse_unknown_secrets
 from shoal.api.series import Series
+from shoal.api.tickets import tickets
 from shoal.api.views import (
     check_view,
     known_nodes,
@@ -256,6 +257,7 @@ def build(
     return Litestar(
         route_handlers=ROUTES,
         guards=[access.guard],
+        middleware=[tickets],
         state=State({"feed": feed}),
         dependencies={
             "before": Provide(provide_nothing, sync_to_thread=False),

@@ -12,13 +12,15 @@ from litestar.response import Stream
 from shoal.api.feed import Feed, Page, TooMany
 from shoal.api.principal import Needs
 from shoal.api.problems import Refusal
+from shoal.api.quotas import STREAM_RETRY_S
+from shoal.api.tickets import STREAM
 
 BEAT_S = 2.0  # a page gets something at least this often
 
 
 class Live(Controller):
     path = "/v1/stream"
-    opt = Needs.READ.opt
+    opt = {**Needs.READ.opt, STREAM: True}
     include_in_schema = False  # it never ends
 
     @get()
@@ -26,7 +28,7 @@ class Live(Controller):
         try:
             page = feed.open(request.headers.get("last-event-id", ""))
         except TooMany as error:
-            raise Refusal(503, str(error)) from None
+            raise Refusal(503, str(error), retry_s=STREAM_RETRY_S) from None
         return Stream(
             pieces(feed, page),
             media_type="text/event-stream",

@@ -1,0 +1,68 @@
+"""Gives each request a ticket, and closes it when the request is over, however it ends."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from litestar.connection import ASGIConnection
+from litestar.enums import ScopeType
+from litestar.handlers import BaseRouteHandler
+from litestar.types import ASGIApp, Receive, Scope, Send
+
+from shoal.api.principal import Principal
+from shoal.api.quotas import STREAMED_BODY_BYTES, UNKNOWN_BODY_BYTES, Ask, Quotas, Ticket
+
+TICKET = "shoal.ticket"  # in a request's scope
+LENGTH_DIGITS = 20
+STREAM = "stream"  # in a route's `opt`: it answers for as long as the client listens
+
+Connection = ASGIConnection[Any, Any, Any, Any]
+
+
+def tickets(app: ASGIApp) -> ASGIApp:
+    async def counted(scope: Scope, receive: Receive, send: Send) -> None:
+        ticket = Ticket()
+        scope[TICKET] = ticket  # type: ignore[literal-required]
+        try:
+            await app(scope, receive, send)
+        finally:
+            ticket.close()
+
+    return counted
+
+
+def enter(
+    quotas: Quotas,
+    connection: Connection,
+    handler: BaseRouteHandler,
+    who: Principal | None,
+    session: str = "",
+) -> None:
+    """`who` is None before a sign-in."""
+    ticket = connection.scope.get(TICKET)
+    if not isinstance(ticket, Ticket):
+        return  # only its schema is asked for, without a route
+    ask = Ask(_body_bytes(connection, handler), _is_stream(connection, handler))
+    local = connection.client is None
+    if who is not None:
+        quotas.enter(ticket, ask, who, session=session, local=local)
+    elif not local:
+        quotas.enter_stranger(ticket, ask, connection.client.host if connection.client else "")
+
+
+def _is_stream(connection: Connection, handler: BaseRouteHandler) -> bool:
+    if handler.opt.get(STREAM) or connection.scope["type"] is ScopeType.WEBSOCKET:
+        return True
+    if b"wait_s=" not in connection.scope.get("query_string", b""):
+        return False
+    return connection.query_params.get("wait_s", "0") not in ("0", "0.0", "")
+
+
+def _body_bytes(connection: Connection, handler: BaseRouteHandler) -> int:
+    given = connection.headers.get("content-length", "")
+    if not given and "transfer-encoding" not in connection.headers:
+        return 0
+    known = given.isascii() and given.isdigit() and len(given) < LENGTH_DIGITS
+    bytes_ = int(given) if known else UNKNOWN_BODY_BYTES
+    streamed = getattr(handler, "request_max_body_size", 0) is None
+    return min(bytes_, STREAMED_BODY_BYTES if streamed else UNKNOWN_BODY_BYTES)

@@ -1,0 +1,140 @@
+"""The real API over real sockets, in a thread of the test: users and tokens without `shoal up`."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import http.client
+import socket
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import msgspec
+import uvicorn
+
+from shoal.api.access import new_token
+from shoal.api.app import build
+from shoal.api.limits import Gate, guarded
+from shoal.control.home import Home
+from shoal.control.logs import LogStore
+from shoal.control.loop import ControlLoop
+from shoal.control.packages import PackageStore
+from shoal.control.store.sqlite import SqliteStore
+from shoal.model.identity import Role, Token, User
+from shoal.model.policy import Policy
+from shoal.model.report import Accepted, AddTenant, Request, SetToken, SetUser
+from tests.control.test_loop import BookEngine, HandClock
+
+OPERATORS = "o" * 32
+
+
+class Reply(NamedTuple):
+    status: int
+    headers: dict[str, str]
+    body: bytes
+
+    @property
+    def message(self) -> str:
+        return str(msgspec.json.decode(self.body)["message"])
+
+
+class Server:
+    def __init__(self, path: Path, policy: Policy, gate: Gate | None = None) -> None:
+        self.home = Home(path)
+        path.mkdir(exist_ok=True)
+        self.policy = policy
+        self.gate = gate or Gate()
+        self.port = 0
+        self._ready = threading.Event()
+        self._thread = threading.Thread(target=lambda: asyncio.run(self._serve()), daemon=True)
+
+    async def _serve(self) -> None:
+        self.asyncio = asyncio.get_running_loop()
+        self.engine = BookEngine()
+        self.store = SqliteStore(self.home.database)
+        self.loop = ControlLoop(
+            self.store,
+            self.engine,
+            HandClock(),
+            self.policy,
+            LogStore(self.home.logs),
+            PackageStore(self.home.packages),
+        )
+        app = build(self.loop, OPERATORS)
+        config = uvicorn.Config(
+            app, log_level="warning", lifespan="off", http=guarded(self.gate), ws="none"
+        )
+        self.server = uvicorn.Server(config)
+        door = socket.create_server(("127.0.0.1", 0))
+        self.port = door.getsockname()[1]
+        ticking = asyncio.create_task(self.loop.run())
+        serving = asyncio.create_task(self.server.serve(sockets=[door]))
+        await self.loop.changed("", 30)  # the node has joined
+        self._ready.set()  # the socket listens since it was made
+        await serving
+        ticking.cancel()
+        self.store.close()
+
+    def start(self) -> None:
+        self._thread.start()
+        assert self._ready.wait(30)
+
+    def stop(self) -> None:
+        self.server.config.app.state.feed.end()  # type: ignore[union-attr]
+        self.server.should_exit = self.server.force_exit = True
+        self._thread.join(30)
+
+    def ask(self, request: Request) -> None:
+        future = asyncio.run_coroutine_threadsafe(self.loop.request(request), self.asyncio)
+        answer = future.result(30)
+        assert isinstance(answer, Accepted), answer
+
+    def tenant(self, name: str) -> None:
+        self.ask(AddTenant(name))
+
+    def token(self, user: str, tenant: str, role: Role = Role.MEMBER) -> str:
+        """A new token of a user, who is made as needed."""
+        if user not in self.loop.tick.state.identity.users:
+            self.ask(SetUser(User(name=user, roles={tenant: role}), add=True))
+        token_id, token, hash_ = new_token()
+        self.ask(SetToken(Token(id=token_id, user=user, tenant=tenant, role=role, hash=hash_)))
+        return token
+
+    def connect(self) -> http.client.HTTPConnection:
+        return http.client.HTTPConnection("127.0.0.1", self.port, timeout=60)
+
+    def call(self, token: str, method: str, path: str, body: Any = None, **more: str) -> Reply:
+        connection = self.connect()
+        try:
+            return exchange(connection, token, method, path, body, **more)
+        finally:
+            connection.close()
+
+
+def exchange(
+    connection: http.client.HTTPConnection,
+    token: str,
+    method: str,
+    path: str,
+    body: Any = None,
+    **more: str,
+) -> Reply:
+    data = body if body is None or isinstance(body, bytes) else msgspec.json.encode(body)
+    headers = {"Authorization": f"Bearer {token}", **more}
+    if data is not None:
+        headers["Content-Type"] = "application/json"
+    connection.request(method, path, data, headers)
+    answer = connection.getresponse()
+    return Reply(answer.status, {k.lower(): v for k, v in answer.getheaders()}, answer.read())
+
+
+@contextlib.contextmanager
+def serving(path: Path, policy: Policy | None = None, gate: Gate | None = None) -> Iterator[Server]:
+    server = Server(path, policy or Policy(), gate)
+    server.start()
+    try:
+        yield server
+    finally:
+        server.stop()
