@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import errno
+import hashlib
 import os
 import resource
 import signal
@@ -113,6 +114,21 @@ def punch_hole(handle: int, begin: int, end: int) -> None:
     rest = os.pread(handle, os.fstat(handle).st_size - end, end)
     os.ftruncate(handle, begin)
     os.pwrite(handle, rest, end)
+
+
+def memory_folder(directory: Path) -> Path | None:
+    """The folder for what this node keeps in memory and on no disk; None if there is no file
+    system in memory that this user may write to. Nothing is made."""
+    own = os.environ.get("XDG_RUNTIME_DIR")
+    kinds = {}  # of several mounts in one place, the last is seen
+    for line in Path("/proc/self/mounts").read_text().splitlines():
+        _, place, kind, *_ = line.split(" ")
+        kinds[place] = kind
+    name = hashlib.sha256(os.fsencode(directory.resolve())).hexdigest()[:16]
+    for place in ("/dev/shm", "/run/shm", *([own] if own else [])):
+        if kinds.get(place) in ("tmpfs", "ramfs") and os.access(place, os.W_OK | os.X_OK):
+            return Path(place) / f"shoal-{name}"
+    return None
 
 
 def _prctl(option: int, value: int) -> None:

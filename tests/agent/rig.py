@@ -21,18 +21,21 @@ from shoal.model.commands import Command, Envelope, Launch, Stop
 from shoal.model.job import MemberRef
 from shoal.model.node import NodeSpec
 from shoal.model.report import LogChunk, MemberExit, NodeReport, PackagePiece
+from shoal.model.secret import SecretsOf
 from shoal.wire import (
     CHECKPOINT_ROOT,
     PIECE_BYTES,
     Ask,
     Commands,
     FromAgent,
+    Handed,
     Heard,
     Kept,
     Log,
     Need,
     Piece,
     ToAgent,
+    Wants,
 )
 
 LENGTH = struct.Struct("!I")
@@ -54,6 +57,8 @@ class Rig:
         self.output: dict[MemberRef, bytes] = {}
         self.packages: dict[str, bytes] = {}
         self.needs: list[Need] = []
+        self.secrets: dict[MemberRef, SecretsOf] = {}
+        self.wants: list[MemberRef] = []
         self.pieces_left = 1_000_000  # so many are sent; the rest is left unanswered
         self._socket = self._connect()
 
@@ -111,6 +116,8 @@ class Rig:
         workdir: str = "",
         package: str = "",
         requirements: str = "",
+        secrets: tuple[str, ...] = (),
+        uid: int = 0,
     ) -> None:
         assert self.report is not None or self.until(lambda: self.report is not None)
         self.order(
@@ -124,6 +131,8 @@ class Rig:
                 stop_grace_ms=1_000,
                 package=package,
                 requirements=requirements,
+                secrets=secrets,
+                uid=uid,
             )
         )
 
@@ -169,11 +178,15 @@ class Rig:
                     self._keep(chunk)
                 case Need():
                     self._give(message)
+                case Wants(ref):
+                    self.wants.append(ref)
+                    if ref in self.secrets:
+                        self.send(Handed(self.secrets[ref]))
 
     def _keep(self, chunk: LogChunk) -> None:
         kept = self.output.setdefault(chunk.ref, b"")
-        if chunk.offset == len(kept):
-            self.output[chunk.ref] = kept + chunk.data
+        if chunk.offset - chunk.dropped == len(kept):
+            self.output[chunk.ref] = kept + bytes(chunk.dropped) + chunk.data
         self.send(Kept(chunk.ref, len(self.output[chunk.ref])))
 
     def _give(self, need: Need) -> None:

@@ -195,12 +195,12 @@ def test_a_node_that_cannot_write_its_sign_of_contact_obeys_all_the_same() -> No
 
 
 def test_what_the_operator_has_in_the_shell_does_not_reach_a_job() -> None:
-    secrets = {"SHOAL_JOIN_TOKEN": "secret", "AWS_SECRET_ACCESS_KEY": "secret"}
+    secrets = {"SHOAL_JOIN_TOKEN": "canary-7", "AWS_SECRET_ACCESS_KEY": "canary-7"}
     with rig(**secrets, NCCL_SOCKET_IFNAME="eth7", LC_NUMERIC="C") as node:
         node.launch(GOOD, "env", env={"MINE": "1", "AWS_PROFILE": "mine"})
         assert node.exit(GOOD).code == 0
         seen = dict(line.split("=", 1) for line in node.text(GOOD).splitlines() if "=" in line)
-        assert "secret" not in node.text(GOOD)
+        assert "canary-7" not in node.text(GOOD)
         assert (seen["MINE"], seen["AWS_PROFILE"], seen["PATH"]) == (
             "1",
             "mine",

@@ -14,6 +14,7 @@ from shoal.agent.checkpoint_root import root_name
 from shoal.agent.checks import Checks
 from shoal.agent.members import Members
 from shoal.agent.sampling import Sampler
+from shoal.agent.secrets import Secrets
 from shoal.agent.shares.mps import MpsDaemons
 from shoal.agent.shares.shares import Shares
 from shoal.agent.shipping import Shipping
@@ -24,6 +25,7 @@ from shoal.exits import MEMBERS, read_exits
 from shoal.files import write_private
 from shoal.model.commands import Acknowledge, Check, Dismiss, Envelope, Launch, Prepare, Stop
 from shoal.model.health import CheckResult
+from shoal.model.job import MemberRef
 from shoal.model.node import NodeSpec
 from shoal.model.report import LogChunk
 from shoal.wire import (
@@ -31,6 +33,7 @@ from shoal.wire import (
     Ask,
     Commands,
     FromAgent,
+    Handed,
     Heard,
     Kept,
     Link,
@@ -38,6 +41,7 @@ from shoal.wire import (
     Need,
     Piece,
     ToAgent,
+    Wants,
 )
 
 log = logging.getLogger("shoal.agent")
@@ -60,8 +64,9 @@ class Agent:
         self._checks = Checks(directory, spec, self._measured)
         self._sampler = Sampler(spec.gpus)
         shares = Shares(MpsDaemons(directory), spec.gpu_memory_mb)
-        self._supplies = Supplies(directory, self._book, self._need, shares)
         self._shipping = Shipping(self._send_log)
+        secrets = Secrets(directory, directory / MEMBERS, self._want, self._shipping.hide)
+        self._supplies = Supplies(directory, self._book, self._need, shares, secrets)
         self.members = Members(
             directory, self._book, self._supplies, self._shipping, self._report_soon
         )
@@ -86,6 +91,7 @@ class Agent:
         self._met = False
         self._shipping.reconnected()
         self._supplies.packages.ask_again(all_of_them=True)
+        self._supplies.secrets.ask_again()
         self._report()
 
     def _closed(self, link: Link) -> None:
@@ -108,6 +114,8 @@ class Agent:
                 self._report()
             case Piece(piece):
                 self._supplies.packages.take(piece)
+            case Handed(secrets):
+                self._supplies.secrets.take(secrets)
 
     def _note_contact(self) -> None:
         """`shoal join` waits for this file. If it cannot be written, commands are obeyed anyway."""
@@ -175,6 +183,12 @@ class Agent:
         if self._link is not None:
             self._link.send(Need(package, offset))
 
+    def _want(self, ref: MemberRef) -> bool:
+        if self._link is None:
+            return False
+        self._link.send(Wants(ref, self._book.incarnation))
+        return True
+
     def _send_log(self, chunk: LogChunk) -> None:
         if self._link is not None:
             self._link.send(Log(chunk))
@@ -191,6 +205,7 @@ class Agent:
                     self._book.prepared.pop(job, None)
                 self._checks.tend()
                 self._supplies.packages.ask_again(all_of_them=False)
+                self._supplies.secrets.ask_again()
                 self.members.memory.look()
                 self._sampler.shared = self._supplies.shares.gpus
                 self._supplies.shares.keep(

@@ -108,7 +108,8 @@ class Members:
             extra = {BEATS_ENV: self.beats.name, **self._checkpoint_dir(command)}
             if command.package:
                 extra[SCRATCH] = str(directory)
-            self.processes.start(command, directory, extra)
+            private = self._supplies.secrets.variables(member.ref)
+            self.processes.start(command, directory, extra, private)
         except Exception as error:
             self._cannot_start(member, error)
             return
@@ -270,7 +271,8 @@ class Members:
             return member.why, Fault.NONE
         why = ""
         if 0 < code < SIGNALS_FROM:
-            why = last_words(self._directory / str(member.ref) / "output")
+            mask = self._supplies.secrets.mask(member.ref)
+            why = last_words(self._directory / str(member.ref) / "output", mask)
         elif code == KILLED_CODE and starved:
             why = OUT_OF_MEMORY
         if code and (problem := disk_problem(self._directory)):
@@ -286,6 +288,7 @@ class Members:
         fault: Fault = Fault.NONE,
     ) -> None:
         stopped = member.ref in self._book.stopping
+        why = self._supplies.secrets.ended(member.ref, why)
         exit_ = member.end(code, why, step, fault, stopped=stopped)
         self._book.ends(member.ref)
         if code not in FROM_OUTSIDE:
@@ -342,6 +345,7 @@ class Members:
             return
         self._members.pop(ref, None)
         self._shipping.forget(ref)
+        self._supplies.secrets.forget(ref)
         shutil.rmtree(self._directory / str(ref), ignore_errors=True)
 
     # -- this life of the node, and the one before -----------------------------------------
@@ -357,6 +361,7 @@ class Members:
                 continue  # not ours
             try:
                 self._shipping.watch(ref, directory / "output", fresh=False)
+                self._supplies.secrets.recall(ref)
             except OSError as error:  # an unreadable file must not keep the node away
                 log.warning("the output of %s is left where it is: %s", ref, error)
                 continue
@@ -377,6 +382,7 @@ class Members:
                 while self.processes:
                     self._reaped.clear()
                     await self._reaped.wait()
+        self._supplies.secrets.close()
         self._supplies.shares.daemons.close()
 
 

@@ -83,9 +83,16 @@ class Processes:
         setpriv = shutil.which("setpriv")
         self._prefix = [setpriv, "--pdeathsig", "KILL", "--"] if setpriv else []
 
-    def start(self, launch: Launch, directory: Path, extra: dict[str, str]) -> None:
+    def start(
+        self,
+        launch: Launch,
+        directory: Path,
+        extra: dict[str, str],
+        private: dict[str, str],
+    ) -> None:
         """The member writes its output to a file by itself, so nothing can slow it down. The user's
-        own variables replace those in `extra`."""
+        own variables replace those in `extra`. Nothing but the member itself gets the `private`
+        ones: no warm interpreter is made with them."""
         env = {**inherited_env(), **extra, **launch.env, MARK: str(launch.ref)}
         env[NODE_MARK] = self._node_mark
         workdir = launch.workdir or str(directory)
@@ -93,6 +100,7 @@ class Processes:
             _check_port(launch.env.get("PORT", ""))
         program = _find(launch.argv[0], workdir, env.get("PATH", os.defpath))
         found = recipe(program, launch.argv, env, workdir)
+        env |= private
         handle = os.open(directory / "output", os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
         try:
             pid = self.warm.fork(found, env, workdir, handle) if found else None

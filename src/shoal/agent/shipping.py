@@ -14,6 +14,7 @@ import time
 from collections.abc import Callable, Collection
 from pathlib import Path
 
+from shoal.agent.masking import Mask
 from shoal.kernel import punch_hole
 from shoal.model.job import MemberRef
 from shoal.model.report import LogChunk
@@ -34,6 +35,8 @@ AHEAD_BYTES_LEAST = 4 * 1024 * 1024
 AHEAD_BYTES_ALL = 1024 * 1024 * 1024
 # An exit waits this long for the member's output to arrive; the rest of the output comes later.
 EXIT_S_MAX = 10.0
+# Hiding secrets takes time that the agent needs for other things: at most this much in one turn.
+HIDING_S_MAX = 0.05
 AGAIN_S = 0.5  # pause before output that could not be kept is sent again
 
 
@@ -41,7 +44,20 @@ class Output:
     """One member's output file: how many bytes are sent, and how many the controller has kept.
     `hole`: a part that was given back to the disk before it was sent."""
 
-    __slots__ = ("again_at", "freed", "handle", "hole", "kept", "seen", "sent", "skipped", "unsure")
+    __slots__ = (
+        "again_at",
+        "freed",
+        "handle",
+        "hole",
+        "kept",
+        "mask",
+        "over",
+        "seen",
+        "sent",
+        "skipped",
+        "unsure",
+        "withheld",
+    )
 
     def __init__(self, handle: int) -> None:
         self.handle = handle
@@ -53,6 +69,9 @@ class Output:
         self.skipped = (0, 0)  # where the last hole ended, and its length
         self.unsure = False  # there may be holes that this life does not know of
         self.again_at = 0.0  # send nothing before this time
+        self.mask: Mask | None = None  # its secrets
+        self.withheld = False  # it had secrets that are no longer known, so the rest stays here
+        self.over = False  # nothing more will be written
 
     @property
     def size(self) -> int:
@@ -90,6 +109,22 @@ class Output:
                 most = min(most, begin - start)
         return start, os.pread(self.handle, most, start)
 
+    def hidden(self, start: int, data: bytes) -> bytes:
+        """These bytes without the member's secrets. The end is left out if it may be the beginning
+        of one: what follows decides. Zeros are what a hole reads as, so output is missing there."""
+        if self.mask is None or not data:
+            return data
+        reach = self.mask.reach
+        before = os.pread(self.handle, min(reach, start), max(0, start - reach))
+        after = os.pread(self.handle, reach, start + len(data))
+        lead, follow = before.rpartition(b"\0")[2], after.partition(b"\0")[0]
+        cut_before = len(lead) < len(before)
+        cut_after = len(follow) < len(after) or (self.over and len(after) < reach)
+        whole = lead + data + follow
+        shown = self.mask.hide(whole, cut_before=cut_before, cut_after=cut_after)
+        held = 0 if cut_after or len(after) == reach else self.mask.begun(whole) - len(follow)
+        return shown[len(lead) :][: len(data) - max(0, held)]
+
     def mend(self) -> None:
         """`echo problem > /dev/stderr` truncates the member's output file. Later output is moved
         behind what was sent, or it would never be recognised as new."""
@@ -126,6 +161,7 @@ class Shipping:
         self._send = send
         self._outputs: dict[MemberRef, Output] = {}  # the most recently served is last
         self._connected_at: float | None = None
+        self._hiding_s = 0.0  # spent in this turn
 
     def watch(self, ref: MemberRef, path: Path, *, fresh: bool) -> None:
         """`fresh`: the file is new, so the controller can have none of it yet."""
@@ -136,6 +172,12 @@ class Shipping:
         else:
             output.unsure = True
             self._send(LogChunk(ref, 0, b""))
+
+    def hide(self, ref: MemberRef, mask: Mask | None) -> None:
+        """From now on. None: it has secrets, but they are no longer known."""
+        output = self._outputs.get(ref)
+        if output is not None:
+            output.mask, output.withheld = mask or None, mask is None
 
     def reconnected(self) -> None:
         """Output sent before may be lost: ask again for every member."""
@@ -169,6 +211,7 @@ class Shipping:
         some = {ref: self._outputs[ref] for ref in only if ref in self._outputs}
         outputs = some if only else self._outputs
         waiting = [ref for ref, o in outputs.items() if o.kept >= 0 and o.again_at <= now]
+        self._hiding_s = 0.0
         while waiting and window > 0:
             more = []
             for ref in waiting:
@@ -182,7 +225,13 @@ class Shipping:
     def _ship(self, ref: MemberRef, most: int) -> int:
         output = self._outputs[ref]
         try:
-            start, data = output.next(most)
+            start, data = (output.size, b"") if output.withheld else output.next(most)
+            if output.mask is not None:
+                if self._hiding_s > HIDING_S_MAX:
+                    return 0
+                began = time.monotonic()
+                data = output.hidden(start, data)
+                self._hiding_s += time.monotonic() - began
         except OSError:  # retried later; the others go on
             return 0
         dropped = start - output.sent
@@ -195,10 +244,11 @@ class Shipping:
         return max(1, len(data))
 
     def complete(self, ref: MemberRef) -> bool:
-        """Has the controller kept everything that was written?"""
+        """Has the controller kept everything that was written by a member that has ended?"""
         output = self._outputs.get(ref)
         if output is None:
             return True
+        output.over = True
         with contextlib.suppress(OSError):
             output.mend()
         return output.size <= output.kept
@@ -236,12 +286,15 @@ def _hole_after(handle: int, offset: int) -> tuple[int, int] | None:
         return None
 
 
-def last_words(path: Path) -> str:
+def last_words(path: Path, mask: Mask | None = None) -> str:
     """The last line that a member wrote: usually the reason why it ended, as Python prints it."""
     try:
         with path.open("rb") as file:
             file.seek(max(0, os.fstat(file.fileno()).st_size - LAST_BYTES))
-            text = file.read().decode(errors="replace")
+            data = file.read()
+            if mask is not None:
+                data = mask.hide(data, cut_before=True, cut_after=True)
+            text = data.decode(errors="replace")
     except OSError:
         return ""
     lines = [line.strip() for line in text.splitlines() if line.strip()]

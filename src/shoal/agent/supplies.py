@@ -1,4 +1,4 @@
-"""What members need before they can start: their package and their environment."""
+"""What members need before they can start: package, environment, share of a GPU, secrets."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ import msgspec
 
 from shoal.agent.environments import Environments, key_of
 from shoal.agent.packages import Packages
+from shoal.agent.secrets import WAITING, Secrets
 from shoal.agent.shares.shares import Shares
 from shoal.core.nodebook import NodeBook
 from shoal.model.commands import Launch, Prepare
@@ -31,9 +32,11 @@ class Supplies:
         book: NodeBook,
         need: Callable[[str, int], None],
         shares: Shares,
+        secrets: Secrets,
     ) -> None:
         self._book = book
         self.shares = shares
+        self.secrets = secrets
         self.packages = Packages(directory / "packages", need, self._packages_used)
         self.environments = Environments(directory, self._environments_used)
 
@@ -43,6 +46,8 @@ class Supplies:
         environment = self.environments.here(order.requirements) if order.requirements else None
         if (order.package and package is None) or (order.requirements and environment is None):
             return None
+        if self.secrets.needed(order):
+            return None
         placed = _placed(order, package, environment)
         return self.shares.here(placed)
 
@@ -51,6 +56,8 @@ class Supplies:
         if order.package and self.packages.here(order.package) is None:
             return self.packages.progress(order.package)
         if not order.requirements or self.environments.here(order.requirements) is not None:
+            if self.secrets.needed(order):
+                return WAITING
             return "is preparing its share of a GPU"
         return "is building its environment: see its log"
 
@@ -62,7 +69,7 @@ class Supplies:
             environment = None
             if order.requirements:
                 environment = await self.environments.get(order.requirements, output)
-            placed = _placed(order, package, environment)
+            placed = await self.secrets.get(_placed(order, package, environment))
             return await self.shares.get(placed)
         finally:
             telling.cancel()

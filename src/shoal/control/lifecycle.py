@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -16,7 +17,7 @@ import msgspec
 from shoal.client import Address, Client, ShoalError
 from shoal.control.home import ClusterConfig, Home
 from shoal.files import held, require_own
-from shoal.kernel import AGENT_MARK, NODE_MARK, RAY_MARK, kill_marked
+from shoal.kernel import AGENT_MARK, NODE_MARK, RAY_MARK, kill_marked, memory_folder
 from shoal.model.views import NodeView
 
 Progress = Callable[[str], None]
@@ -124,6 +125,9 @@ def take_down(home: Home, progress: Progress, note: Progress = lambda _: None) -
     for mark in (AGENT_MARK, NODE_MARK):
         kill_marked(mark, lambda value: _is_same(Path(value).parent, home.nodes))
     kill_marked(RAY_MARK, lambda value: _is_same(Path(value), home.path))
+    for directory in home.nodes.iterdir() if home.nodes.is_dir() else ():
+        if (folder := memory_folder(directory)) is not None:  # of an agent that was killed
+            shutil.rmtree(folder, ignore_errors=True)
     return stopped
 
 

@@ -1,0 +1,236 @@
+"""The secrets of this node's members: requested when one starts, in memory only, gone with it.
+
+The files are in a file system in memory, in a folder of the node that has one for each member. The
+agent keeps the values there, too, for itself, until the member's output is shipped: a next life of
+the agent must hide them as well. On disk there are only names.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import os
+import shutil
+import stat
+from collections.abc import Callable
+from pathlib import Path
+from typing import TypeVar
+
+import msgspec
+
+from shoal.agent.faults import CannotStart
+from shoal.agent.masking import Mask
+from shoal.exits import member_ref
+from shoal.kernel import memory_folder
+from shoal.model.commands import Launch, Prepare
+from shoal.model.job import MemberRef
+from shoal.model.secret import SecretsOf, SecretValue
+
+log = logging.getLogger("shoal.agent")
+
+SECRETS = "SHOAL_SECRETS"
+NAMES = "secrets"  # in a member's folder on disk: it has secrets, and these are their names
+VALUES = ".values"  # of all members, for the agent alone
+ASKS_MAX = 60  # once a second, while a controller is connected
+WAITING = "is waiting for its secrets"
+
+_encode = msgspec.msgpack.Encoder().encode
+_decode = msgspec.msgpack.Decoder(tuple[SecretValue, ...]).decode
+
+
+Order = TypeVar("Order", Launch, Prepare)
+
+
+class Waiting:
+    def __init__(self) -> None:
+        self.asks = 0
+        self.done: asyncio.Future[SecretsOf] = asyncio.get_running_loop().create_future()
+
+
+class Secrets:
+    """`want` sends a request, which may get lost; it returns whether a controller is there. `hide`
+    gets what to hide in a member's output; None: it is no longer known, so nothing is shipped."""
+
+    def __init__(
+        self,
+        directory: Path,
+        members: Path,
+        want: Callable[[MemberRef], bool],
+        hide: Callable[[MemberRef, Mask | None], None],
+    ) -> None:
+        self._directory = directory
+        self._members = members
+        self._want = want
+        self._hide = hide
+        self._root: Path | None = None
+        self._waiting: dict[MemberRef, Waiting] = {}
+        self._given: dict[MemberRef, SecretsOf] = {}
+        self._masks: dict[MemberRef, Mask] = {}
+        self._clear_up()
+
+    def needed(self, order: Launch | Prepare) -> bool:
+        """An image may need credentials for its registry."""
+        if isinstance(order, Prepare):
+            return False
+        return bool(order.secrets or order.image) and order.ref not in self._given
+
+    async def get(self, order: Order) -> Order:
+        """Returns the command when the member's secrets are here; raises CannotStart."""
+        if isinstance(order, Prepare):
+            return order
+        ref = order.ref
+        if self.needed(order):
+            handed = await self._ask(ref)
+            if handed.problem:
+                raise CannotStart(f"cannot get its secrets: {handed.problem}")
+            if handed.values:
+                self._keep(order, handed.values)
+            self._given[ref] = handed
+        given = self._given.get(ref)
+        if given is None or all(one.variable for one in given.values):
+            return order
+        folder = str(self._folder() / str(ref))
+        return msgspec.structs.replace(order, env={**order.env, SECRETS: folder})
+
+    def variables(self, ref: MemberRef) -> dict[str, str]:
+        """For the environment of this member's own process. A line end at the end is left out, as
+        a shell does in $(cat FILE)."""
+        given = self._given.get(ref)
+        return {
+            one.variable: os.fsdecode(one.value.rstrip(b"\r\n"))
+            for one in (given.values if given else ())
+            if one.variable
+        }
+
+    def registry(self, ref: MemberRef) -> str:
+        """`USER:PASSWORD` for the registry of the member's image, or nothing."""
+        given = self._given.get(ref)
+        return os.fsdecode(given.registry.strip()) if given else ""
+
+    def take(self, handed: SecretsOf) -> None:
+        waiting = self._waiting.get(handed.ref)
+        if waiting is not None and not waiting.done.done():
+            waiting.done.set_result(handed)
+
+    def ask_again(self) -> None:
+        """Called once a second and after a new connection. Without a controller it takes as long
+        as it takes: nobody could be told that the member failed."""
+        for ref, waiting in self._waiting.items():
+            if waiting.asks >= ASKS_MAX and not waiting.done.done():
+                problem = f"the controller has not sent them within {ASKS_MAX} s"
+                waiting.done.set_result(SecretsOf(ref, problem=problem))
+            waiting.asks += self._want(ref)
+
+    def ended(self, ref: MemberRef, why: str) -> str:
+        """Its processes are gone, or never were. Returns the reason, without its secrets."""
+        given, mask = self._given.pop(ref, None), self._masks.get(ref)
+        if self._root is not None and (given is not None or mask is not None):
+            shutil.rmtree(self._root / str(ref), ignore_errors=True)
+        return mask.hide_text(why) if mask is not None else why
+
+    def mask(self, ref: MemberRef) -> Mask | None:
+        return self._masks.get(ref)
+
+    def forget(self, ref: MemberRef) -> None:
+        """Its output is shipped, so that nothing has to be hidden any more."""
+        if self._masks.pop(ref, None) is not None and self._root is not None:
+            with contextlib.suppress(OSError):
+                (self._root / VALUES / str(ref)).unlink()
+
+    def recall(self, ref: MemberRef) -> None:
+        """A member of an earlier life, whose output is still to be shipped."""
+        if not (self._members / str(ref) / NAMES).exists():
+            return
+        mask = None
+        try:
+            values = _decode((self._folder() / VALUES / str(ref)).read_bytes())
+            mask = self._masks[ref] = Mask(one.value for one in values)
+        except (OSError, CannotStart, msgspec.DecodeError):  # the machine was restarted, perhaps
+            log.warning("the rest of the output of %s is withheld: it may hold its secrets", ref)
+        self._hide(ref, mask)
+
+    def close(self) -> None:
+        """The node goes down, and nothing of them may stay in memory."""
+        if self._root is not None:
+            shutil.rmtree(self._root, ignore_errors=True)
+
+    # -- how -------------------------------------------------------------------------------
+
+    async def _ask(self, ref: MemberRef) -> SecretsOf:
+        waiting = self._waiting[ref] = Waiting()
+        try:
+            waiting.asks += self._want(ref)
+            return await waiting.done
+        finally:
+            del self._waiting[ref]
+
+    def _keep(self, launch: Launch, values: tuple[SecretValue, ...]) -> None:
+        """Before the member can write a byte, the agent is ready to hide them, in this life and the
+        next one."""
+        for one in values:
+            if one.variable and b"\0" in one.value:
+                problem = f"{one.name} holds a NUL byte, which no variable can hold"
+                raise CannotStart(f"secrets: {problem}; use it as a file: --secret {one.name}")
+        ref = launch.ref
+        try:
+            names = "".join(f"{one.name}\n" for one in values)
+            (self._members / str(ref) / NAMES).write_text(names)
+            root = self._folder()
+            _write(root / VALUES / str(ref), _encode(values), 0o600, 0)
+            mask = self._masks[ref] = Mask(one.value for one in values)
+            self._hide(ref, mask)
+            folder = root / str(ref)
+            shutil.rmtree(folder, ignore_errors=True)
+            folder.mkdir(mode=0o700)
+            owner = launch.uid if os.geteuid() == 0 else 0
+            for one in values:
+                if not one.variable:
+                    _write(folder / one.name, one.value, 0o400, owner)
+            if owner:  # last: until now nobody else could put anything there
+                os.chown(folder, owner, -1)
+        except OSError as error:
+            raise CannotStart(f"cannot keep its secrets in memory: {error.strerror}") from None
+
+    def _folder(self) -> Path:
+        """Of this node, in memory. Others may look up a name in it, but not list it."""
+        if self._root is None:
+            root = memory_folder(self._directory)
+            if root is None:
+                problem = "this node has no file system in memory (tmpfs) that we may write to"
+                raise CannotStart(f"secrets: {problem}, such as /dev/shm")
+            with contextlib.suppress(FileExistsError):
+                root.mkdir(mode=0o700)
+            info = root.lstat()
+            if not stat.S_ISDIR(info.st_mode) or info.st_uid != os.geteuid():
+                raise CannotStart(f"secrets: {root} belongs to another user; remove it")
+            root.chmod(0o711 if os.geteuid() == 0 else 0o700)
+            (root / VALUES).mkdir(mode=0o700, exist_ok=True)
+            self._root = root
+        return self._root
+
+    def _clear_up(self) -> None:
+        """An earlier life that was killed left its members' files. The values stay of those whose
+        output is still here."""
+        with contextlib.suppress(OSError, CannotStart):
+            root = self._folder()
+            for path in root.iterdir():
+                if path.name != VALUES:
+                    shutil.rmtree(path, ignore_errors=True)
+            for path in (root / VALUES).iterdir():
+                if member_ref(path.name) is None or not (self._members / path.name).exists():
+                    path.unlink()
+
+
+def _write(path: Path, data: bytes, mode: int, owner: int) -> None:
+    path.unlink(missing_ok=True)
+    handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o600)
+    try:
+        rest = memoryview(data)
+        while rest:
+            rest = rest[os.write(handle, rest) :]
+        if owner:
+            os.fchown(handle, owner, -1)
+        os.fchmod(handle, mode)
+    finally:
+        os.close(handle)
