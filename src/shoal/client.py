@@ -5,19 +5,17 @@ from __future__ import annotations
 import http.client
 import os
 import secrets
-import socket
-import struct
 import time
 from pathlib import Path
 from typing import IO, Any, Self, TypeVar
-from urllib.parse import quote, urlencode, urlsplit
+from urllib.parse import quote, urlencode
 
 import msgspec
 
+from shoal import contexts, transport
 from shoal.busy import Patience, retry_s
 from shoal.client_identity import IdentityCalls
 from shoal.client_secrets import SecretCalls
-from shoal.files import read_own, require_own, short_path
 from shoal.model.explanation import Explanation
 from shoal.model.job import JobSpec
 from shoal.model.ledger import By, CostView, LedgerView
@@ -42,41 +40,16 @@ from shoal.model.views import (
     Submission,
     WhyView,
 )
+from shoal.transport import SOCKET_NAME, Address, Endpoint, ShoalError, Unreachable
+
+__all__ = ["SOCKET_NAME", "Address", "Client", "ShoalError", "Unreachable", "default_home"]
 
 Answer = TypeVar("Answer")
 Body = bytes | IO[bytes] | None
 Headers = dict[str, str] | None
 
-SOCKET_NAME = "controller.sock"
-CREDENTIALS = struct.Struct("3i")  # process, user, group
 RETRY_PAUSE_S = 0.1
 NOT_FOUND = 404
-
-
-class ShoalError(Exception):
-    """A refusal or failure, with a message that a user can act on."""
-
-    def __init__(self, message: str, field: str = "", status: int = 0) -> None:
-        super().__init__(message)
-        self.message = message
-        self.field = field
-        self.status = status
-
-    def __str__(self) -> str:
-        return f"{self.field}: {self.message}" if self.field else self.message
-
-
-class Unreachable(ShoalError):
-    """No controller answers at this address."""
-
-
-class Address(msgspec.Struct, frozen=True):
-    """Where a running controller answers; it writes this to its home when it is ready. `socket` is
-    for the user's own programs on this machine, `url` is for browsers and other machines."""
-
-    url: str
-    pid: int
-    socket: str = ""
 
 
 class PageCode(msgspec.Struct, frozen=True):
@@ -87,57 +60,17 @@ def default_home() -> Path:
     return Path(os.environ.get("SHOAL_HOME") or Path.home() / ".shoal").absolute()
 
 
-def _located(home: Path) -> tuple[str, str, Path]:
-    """URL, token and socket file of the cluster in this home."""
-    try:
-        require_own(home)
-        address = msgspec.json.decode(read_own(home / "controller.json"), type=Address)
-        token = read_own(home / "token").decode().strip()
-    except FileNotFoundError:
-        message = f"no cluster is up in {home}; start one with: shoal up"
-        raise Unreachable(message) from None
-    except PermissionError as error:
-        raise Unreachable(f"cannot use {error.filename}: {error.strerror}") from None
-    except (msgspec.DecodeError, UnicodeDecodeError):
-        message = f"{home}/controller.json is damaged; repair it with: shoal up"
-        raise Unreachable(message) from None
-    if not token:
-        raise Unreachable(f"{home}/token is empty; repair it with: shoal down, then shoal up")
-    if not address.socket:
-        message = f"the cluster in {home} was started by another version of shoal"
-        raise Unreachable(f"{message}; start it again with: shoal down, then shoal up")
-    return address.url, token, home / SOCKET_NAME  # beside the token, even if the home was moved
-
-
-class _Local(http.client.HTTPConnection):
-    """A connection to the socket file of a home, if this user or root listens there."""
-
-    def __init__(self, path: Path, timeout_s: float) -> None:
-        super().__init__("localhost", timeout=timeout_s)
-        self._path = path
-
-    def connect(self) -> None:
-        self.sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-        try:
-            self.sock.settimeout(self.timeout)
-            with short_path(self._path) as path:
-                self.sock.connect(path)
-            self._refuse_strangers()
-        except BaseException:
-            self.close()
-            raise
-
-    def _refuse_strangers(self) -> None:
-        peer = self.sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, CREDENTIALS.size)
-        owner = CREDENTIALS.unpack(peer)[1]
-        if owner not in (0, os.geteuid()):
-            raise Unreachable(f"{self._path} belongs to another user (uid {owner})")
+def _endpoint(context: str) -> Endpoint:
+    variables = (os.environ.get(name, "") for name in ("SHOAL_CONTEXT", "SHOAL_HOME"))
+    name = context or contexts.choose(*variables).name
+    return transport.at_home(default_home()) if name == contexts.LOCAL else contexts.endpoint(name)
 
 
 class Client(IdentityCalls, SecretCalls):
-    """Without `url`, the cluster of this user on this machine, as `shoal up` left its address and
-    token in `home`. While the controller cannot be reached, a call is repeated for `patience_s`.
-    That is safe for every call: a submission carries a key."""
+    """A cluster: by `url` and `token` (and `certificate`, if the system does not trust it), by the
+    `home` of a cluster on this machine, or by a `context` that `shoal login` made. Without any, the
+    cluster that the `shoal` command would use. While the controller cannot be reached, a call is
+    repeated for `patience_s`. That is safe for every call: a submission carries a key."""
 
     def __init__(
         self,
@@ -145,26 +78,26 @@ class Client(IdentityCalls, SecretCalls):
         token: str = "",
         *,
         home: Path | str | None = None,
+        context: str = "",
+        certificate: str = "",
         timeout_s: float = 60,
         patience_s: float = 3,
     ) -> None:
-        # In a home the socket file is used: any user can take a port while no controller listens.
-        self._socket: Path | None = None
-        if not url:
-            url, token, self._socket = _located(Path(home) if home else default_home())
-        parts = urlsplit(url)
-        if parts.scheme != "http" or not parts.hostname:
-            raise ShoalError(f"{url!r} is not an address like http://127.0.0.1:7700")
-        self.url = url
-        self._host, self._port = parts.hostname, parts.port or 80
-        self._headers = {"Authorization": f"Bearer {token}"}
+        if url:
+            self.endpoint = transport.at(url, token, certificate)
+        elif home is not None:
+            self.endpoint = transport.at_home(Path(home))
+        else:
+            self.endpoint = _endpoint(context)
+        self.url = self.endpoint.url
+        self._headers = {"Authorization": f"Bearer {self.endpoint.token}"}
         self._timeout_s = timeout_s
         self._patience_s = patience_s
         self._connection: http.client.HTTPConnection | None = None
 
     @classmethod
     def at_home(cls, home: Path | None = None, *, patience_s: float = 3) -> Self:
-        return cls(home=home, patience_s=patience_s)
+        return cls(home=home or default_home(), patience_s=patience_s)
 
     def close(self) -> None:
         if self._connection is not None:
@@ -358,9 +291,7 @@ class Client(IdentityCalls, SecretCalls):
                 if kept:  # it may have been closed long ago: try a new one
                     continue
                 if time.monotonic() >= deadline:
-                    where = self._socket or self.url
-                    message = f"no controller answers at {where} ({error}); try: shoal up"
-                    raise Unreachable(message) from None
+                    raise Unreachable(self._silence(error)) from None
                 time.sleep(RETRY_PAUSE_S)
         if status >= 300:
             raise self._problem(status, data)
@@ -374,10 +305,7 @@ class Client(IdentityCalls, SecretCalls):
         self, method: str, path: str, body: Body, more: Headers
     ) -> tuple[int, bytes, int]:
         if self._connection is None:
-            if self._socket is not None:
-                connection: http.client.HTTPConnection = _Local(self._socket, self._timeout_s)
-            else:
-                connection = http.client.HTTPConnection(self._host, self._port, self._timeout_s)
+            connection = transport.connection_to(self.endpoint, self._timeout_s)
             connection.connect()
             self._connection = connection
         headers = self._headers
@@ -386,6 +314,11 @@ class Client(IdentityCalls, SecretCalls):
         self._connection.request(method, path, body, headers)
         with self._connection.getresponse() as response:
             return response.status, response.read(), retry_s(response)
+
+    def _silence(self, error: Exception) -> str:
+        where = self.endpoint.socket or self.url
+        advice = "shoal up, on the head" if self.endpoint.context else "shoal up"
+        return f"no controller answers at {where} ({error}); try: {advice}"
 
     @staticmethod
     def _problem(status: int, data: bytes) -> ShoalError:

@@ -7,10 +7,9 @@ import contextlib
 import gc
 import logging
 import os
-import resource
 import signal
 import socket
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -43,10 +42,10 @@ from shoal.model.service import GatewayEntry, ServiceLoad, Wanted
 from shoal.ports import Balancer, Engine, EngineError, StoreDamaged, StoreError
 
 if TYPE_CHECKING:
-    import uvicorn
+    from shoal.api.server import ApiServer
+    from shoal.control.encryption import Encryption
 
 FILES_MAX = 16_384
-FILES_RESERVED = 256  # for agents, the store and logs; connections share the rest
 GATEWAY_PORTS = range(8080, 9080)
 SUPERVISOR_LOOK_S = 3.0
 CLAIMS: list[socket.socket] = []  # sockets on the ports that this process chose
@@ -75,6 +74,7 @@ async def _serve(home: Home, doors: Doors, usual: Usual) -> None:
     config = home.read_config()
     if config is None:
         raise EngineError(f"{home.config} is missing; start with: shoal up")
+    encryption = _encryption(home, config)
     store = _store(home)
     engine = _engine(home, config, usual)
     clock = SystemClock(store.newest_ms(), home.clock)
@@ -114,18 +114,19 @@ async def _serve(home: Home, doors: Doors, usual: Usual) -> None:
     link_task = asyncio.create_task(enduring("the gateway link", gateway_link.run))
     history = History(loop, home.history)
     history_task = asyncio.create_task(enduring("the history", history.run))
-    server = _api_server(loop, home, lambda: _entry(home, config), history, ledger, config.host)
-    api_task = asyncio.create_task(server.serve(sockets=[*doors]))
+    server = _api_server(
+        loop, home, lambda: _entry(home, config), history, ledger, doors, encryption
+    )
+    api_task = asyncio.create_task(server.run())
     retiring_task = asyncio.create_task(
         enduring(
             "the removal of nodes that are no longer configured", lambda: _retire(loop, config)
         )
     )
     for number in (signal.SIGTERM, signal.SIGINT):
-        asyncio.get_running_loop().add_signal_handler(number, _ask_to_end, server)
-    write_private(home.address, msgspec.json.encode(address(home, doors)))
+        asyncio.get_running_loop().add_signal_handler(number, server.end)
     await asyncio.wait([loop_task, api_task], return_when=asyncio.FIRST_COMPLETED)
-    _ask_to_end(server)
+    server.end()
     await asyncio.wait([api_task])
     await engine.close()
     tasks = (retiring_task, link_task, history_task, ledger_task, clock_task, supervisor_task)
@@ -218,45 +219,36 @@ def _spare_the_collector() -> None:
     gc.set_threshold(50_000, 20, 100)
 
 
+def _encryption(home: Home, config: ClusterConfig) -> Encryption | None:
+    if not config.encrypted:
+        return None
+    from shoal.control.encryption import Encryption
+
+    return Encryption(home, config)
+
+
 def _api_server(
     loop: ControlLoop,
     home: Home,
     entry: Callable[[], GatewayEntry],
     history: History,
     ledger: LiveLedger,
-    host: str,
-) -> uvicorn.Server:
-    import uvicorn
-
+    doors: Doors,
+    encryption: Encryption | None,
+) -> ApiServer:
+    """It leaves its address in the home."""
     from shoal.api.app import build
-    from shoal.api.limits import Gate, guarded
+    from shoal.api.server import ApiServer
 
-    files = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+    def show_address() -> None:
+        shown = (encryption.host, encryption.fingerprint) if encryption else ()
+        write_private(home.address, msgspec.json.encode(address(home, doors, *shown)))
 
-    class Server(uvicorn.Server):
-        @contextlib.contextmanager
-        def capture_signals(self) -> Iterator[None]:
-            yield  # the controller handles signals itself
-
-    return Server(
-        uvicorn.Config(
-            build(loop, home.read_token(), entry, history, ledger, home.path, host),
-            log_level="warning",
-            access_log=False,
-            lifespan="off",
-            proxy_headers=False,
-            server_header=False,
-            date_header=False,
-            http=guarded(Gate((files - FILES_RESERVED) // 2)),
-            ws="none",
-            timeout_graceful_shutdown=1,
-        )
-    )
-
-
-def _ask_to_end(server: uvicorn.Server) -> None:
-    server.should_exit = True
-    server.config.app.state.feed.end()  # type: ignore[union-attr]  # open pages would keep it
+    names = encryption.served.names if encryption else ()
+    app = build(loop, home.read_token(), entry, history, ledger, home.path, names)
+    server = ApiServer(app, doors, encryption, loop.alarms, show_address)
+    show_address()
+    return server
 
 
 async def _retire(loop: ControlLoop, config: ClusterConfig) -> None:

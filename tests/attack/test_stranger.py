@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from urllib.parse import urlsplit
 
+import msgspec
 import pytest
 
 from shoal.client import Client, ShoalError, Unreachable
@@ -177,7 +178,7 @@ def test_a_home_so_deep_that_no_socket_name_would_fit_works(tmp_path: Path) -> N
     try:
         assert (home.path / SOCKET_NAME).stat().st_mode & 0o777 == 0o600
         with Client("http://127.0.0.1:1", "t", timeout_s=0.2) as client:
-            client._socket = home.socket
+            client.endpoint = msgspec.structs.replace(client.endpoint, socket=home.socket)
             with pytest.raises(Unreachable, match="timed out"):  # it was heard, but not answered
                 client.status()
     finally:

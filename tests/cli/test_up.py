@@ -40,11 +40,11 @@ def test_this_machine_is_one_node(shoal: Shoal) -> None:
         shoal("down")
 
 
-def test_an_open_address_is_warned_about(shoal: Shoal) -> None:
+def test_an_open_address_is_encrypted_and_says_how_to_log_in(shoal: Shoal) -> None:
     try:
         result = shoal("up", "--nodes", "1", "--host", "0.0.0.0", "--port", "0")
         assert result.code == 0, result.err
-        assert "warning: other machines can reach 0.0.0.0" in result.err
+        assert "shoal login https://" in result.out
         assert shoal("status").code == 0
     finally:
         shoal("down")

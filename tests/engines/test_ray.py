@@ -20,6 +20,7 @@ from shoal.engines.ray import machine
 from shoal.engines.ray.engine import RayEngine
 from shoal.engines.ray.render import OFFSETS
 from shoal.files import held
+from shoal.kernel import own_address
 from shoal.model.node import NodeSpec
 from shoal.ports import Engine
 from tests.engines.contract import ProcessContract
@@ -44,7 +45,7 @@ class RayRig(Rig):
             write_spec(
                 home.node(node), NodeSpec(id=node, cpu_milli=16_000, memory_mb=4_000, gpus=4)
             )
-        address = machine.own_address()
+        address = own_address()
         machine.make_token(self._head)
         leader = machine.head_of(self._head, address, "n1")
         machine.write_node(self._head, leader)

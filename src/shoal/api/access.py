@@ -8,7 +8,7 @@ import ipaddress
 import secrets
 import socket
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -54,7 +54,7 @@ class Access:
         self,
         token: str,
         now_ms: Callable[[], int],
-        host: str = "",
+        names: Collection[str] = (),
         identity: Callable[[], Identity] = Identity,
     ) -> None:
         if not token:
@@ -67,7 +67,7 @@ class Access:
         self.cookie = f"shoal-{self._sign('cookie')[:8]}"
         # Our own names. Another name may have been pointed at this host by an attacker (DNS
         # rebinding), so that a browser takes their page for ours.
-        self._names = {"localhost", host.lower(), socket.gethostname().lower()}
+        self._names = {"localhost", socket.gethostname().lower(), *names}
         self._codes: dict[str, int] = {}  # -> expiry
         self._ended: dict[str, int] = {}
         self._tries: dict[str, deque[int]] = {}
@@ -76,6 +76,8 @@ class Access:
         name = _host_name(connection)
         here = connection.scope.get("server")
         if not name or name in self._names or (here and name == here[0]):
+            return False
+        if f"*.{name.partition('.')[2]}" in self._names:
             return False
         try:
             return not ipaddress.ip_address(name).is_loopback

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -226,11 +226,11 @@ def build(
     history: History | None = None,
     live_ledger: LiveLedger | None = None,
     home: Path | None = None,
-    host: str = "",
+    names: Collection[str] = (),
 ) -> Litestar:
     kept = history or History(loop)
     access, feed = (
-        Access(token, loop.clock.now_ms, host, lambda: loop.state.identity),
+        Access(token, loop.clock.now_ms, names, lambda: loop.state.identity),
         Feed(loop, lambda: kept.newest),
     )
 

@@ -8,7 +8,7 @@ of it for each new piece, a few slow senders of large headers could keep the con
 from __future__ import annotations
 
 import asyncio
-from typing import Any
+from typing import Any, Protocol
 
 import httptools
 import msgspec
@@ -32,6 +32,14 @@ CONNECTIONS_LEAST = 16
 PROVEN = "shoal.proven"  # in a request's scope: called when its token or session is right
 
 
+class Guest(Protocol):
+    """A connection, from the moment it is accepted."""
+
+    address: str  # empty: through the socket file
+
+    def dismiss(self) -> None: ...
+
+
 class Gate:
     """The open connections. Over the network: at most `most`, and half of them from one address;
     beyond that, the oldest without a token is closed. Connections through the socket file are
@@ -40,13 +48,13 @@ class Gate:
     def __init__(self, most: int = CONNECTIONS_MAX) -> None:
         self.most = max(CONNECTIONS_LEAST, min(CONNECTIONS_MAX, most))
         self._from: dict[str, int] = {}
-        self._guests: dict[Guard, None] = {}
-        self._unproven: dict[Guard, None] = {}
+        self._guests: dict[Guest, None] = {}
+        self._unproven: dict[Guest, None] = {}
 
     def __len__(self) -> int:
         return len(self._guests)
 
-    def enter(self, guest: Guard) -> bool:
+    def enter(self, guest: Guest) -> bool:
         share = self.most if guest.address == "" else self.most // 2
         if self._from.get(guest.address, 0) >= share and not self._dismiss(guest.address):
             return False
@@ -59,10 +67,10 @@ class Gate:
             self._unproven[guest] = None
         return True
 
-    def prove(self, guest: Guard) -> None:
+    def prove(self, guest: Guest) -> None:
         self._unproven.pop(guest, None)
 
-    def leave(self, guest: Guard) -> None:
+    def leave(self, guest: Guest) -> None:
         self._unproven.pop(guest, None)
         if guest in self._guests:
             del self._guests[guest]
@@ -74,7 +82,7 @@ class Gate:
         for guest in self._unproven:
             if address is None or guest.address == address:
                 self.leave(guest)
-                guest.transport.abort()
+                guest.dismiss()
                 return True
         return False
 
@@ -87,6 +95,7 @@ class Guard(HttpToolsProtocol):
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self.address = ""
+        self.arrival: Guest | None = None  # what held its place during the TLS handshake
         self._silent = 0  # bytes since the parser last returned something complete
         self._received = 0  # bytes of the body
         self._began = 0.0
@@ -103,6 +112,8 @@ class Guard(HttpToolsProtocol):
         super().connection_made(transport)
         peer = transport.get_extra_info("peername")
         self.address = str(peer[0]) if isinstance(peer, tuple) and peer else ""
+        if self.arrival is not None:
+            self.gate.leave(self.arrival)
         if self.gate.enter(self):
             self._arm(HEAD_S, self._late)
         else:
@@ -113,6 +124,9 @@ class Guard(HttpToolsProtocol):
         self._disarm()
         self.resume_writing()
         super().connection_lost(exc)
+
+    def dismiss(self) -> None:
+        self.transport.abort()
 
     def data_received(self, data: bytes) -> None:
         if self._closing:
@@ -247,7 +261,8 @@ class Guard(HttpToolsProtocol):
         if status == 503:  # no room to keep it open
             self.transport.close()
             return
-        self.transport.write_eof()
+        if self.transport.can_write_eof():  # TLS cannot
+            self.transport.write_eof()
         self._lingering = LINGER_BYTES
         self._arm(LINGER_S, self.transport.abort)
 

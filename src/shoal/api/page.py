@@ -8,6 +8,7 @@ from litestar import Controller
 from litestar.di import Provide
 
 from shoal.api.access import Access
+from shoal.api.certificate import Certificate
 from shoal.api.feed import Feed
 from shoal.api.queue import Foresight, Waiting
 from shoal.api.simulate import Simulations, Simulator
@@ -15,7 +16,7 @@ from shoal.api.stream import Live
 from shoal.api.web import Files, Sessions
 from shoal.control.loop import ControlLoop
 
-HANDLERS: tuple[type[Controller], ...] = (Files, Sessions, Live, Waiting, Simulations)
+HANDLERS: tuple[type[Controller], ...] = (Files, Sessions, Live, Waiting, Simulations, Certificate)
 
 
 def provided(

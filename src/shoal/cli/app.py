@@ -8,7 +8,7 @@ from typing import Any, NoReturn
 
 import click
 
-from shoal.cli.command import Option, home_option, write_verbatim
+from shoal.cli.command import Option, context_option, home_option, write_verbatim
 from shoal.cli.errors import exit_code_of
 from shoal.forms.failure import USAGE, Failure
 
@@ -56,6 +56,11 @@ THEMES = {
         "token": "List, add, rotate or remove the tokens with which users sign in.",
         "whoami": "Show who you are to the cluster: user, tenant, role and token.",
     },
+    "From other machines": {
+        "login": "Log in to a cluster whose head is another machine.",
+        "logout": "Forget the token of a cluster.",
+        "context": "List the clusters you know, or choose which one commands use.",
+    },
     "Try it": {
         "sim": "Replay a trace or your own history under other policies.",
         "demo": "Watch a small cluster lose a node and recover, in half a minute.",
@@ -69,6 +74,7 @@ MODULES = {
     "service": "services",
     "down": "up",
     "leave": "join",
+    "logout": "login",
     "cordon": "nodes",
     "drain": "nodes",
     "uncordon": "nodes",
@@ -136,6 +142,7 @@ shoal = Verbs(
     help=_start.__doc__,
     params=[
         home_option(),
+        context_option(),
         Option(
             "--version",
             help="Print the version.",

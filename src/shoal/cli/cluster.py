@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import os
 import re
 import time
 from collections.abc import Callable
@@ -28,7 +29,9 @@ Answer = TypeVar("Answer")
 
 
 def connect(home: Path) -> Client:
-    return Client.at_home(home)
+    """The cluster that the verb uses: a context, or the one in this home."""
+    context = os.environ.get("SHOAL_CONTEXT", "")  # as `settle` left it
+    return Client(context=context) if context else Client.at_home(home)
 
 
 def job_id(text: str) -> str:

@@ -8,11 +8,14 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import click
+from click.core import ParameterSource
 
 if TYPE_CHECKING:
     from pathlib import Path  # slow to import, and `shoal --help` has no use for it
 
 EXAMPLES = "\nExamples:\n"
+CONTEXT_NAME = "shoal.context.name"  # in Click's `meta`: what --context or SHOAL_CONTEXT named
+CHOSEN = "shoal.chosen"  # the cluster that the verb uses, and why
 NUMBER_DIGITS_MAX = 16  # more than any number here needs; Python itself refuses thousands
 
 
@@ -68,14 +71,14 @@ def home_option() -> Option:
     return Option(
         "--home",
         metavar="DIR",
-        help="The cluster's folder. [$SHOAL_HOME or ~/.shoal]",
+        help="Folder of a cluster on this machine. [$SHOAL_HOME or ~/.shoal]",
         envvar="SHOAL_HOME",
         default="~/.shoal",
         callback=_settle_home,
     )
 
 
-def _settle_home(context: click.Context, option: click.Parameter, path: str) -> Path:  # noqa: ARG001
+def _settle_home(context: click.Context, option: click.Parameter, path: str) -> Path:
     from pathlib import Path
 
     from shoal.files import require_own
@@ -84,12 +87,76 @@ def _settle_home(context: click.Context, option: click.Parameter, path: str) -> 
         raise click.BadParameter("a path cannot contain a NUL byte")
     settled = Path(path).expanduser().absolute()
     require_own(settled)
+    _note_source(context, option)
     os.environ["SHOAL_HOME"] = str(settled)
     return settled
 
 
+def context_option() -> Option:
+    """The other machines' clusters: `settle_context` sees which one a verb uses."""
+    return Option(
+        "--context",
+        metavar="NAME",
+        help="A cluster from `shoal context list`. [$SHOAL_CONTEXT]",
+        envvar="SHOAL_CONTEXT",
+        expose_value=False,
+        callback=_note_context,
+    )
+
+
+def _note_context(context: click.Context, option: click.Parameter, name: str | None) -> None:
+    if _note_source(context, option) and name:
+        context.meta[CONTEXT_NAME] = name
+
+
+def _note_source(context: click.Context, option: click.Parameter) -> bool:
+    """Remembers whether a flag, a variable or nothing gave the value. The group and the verb have
+    the same options, and the first changes the variables: it counts, unless the verb has a flag."""
+    key, source = f"shoal.{option.name}", context.get_parameter_source(option.name or "")
+    if key in context.meta and source is not ParameterSource.COMMANDLINE:
+        return False
+    context.meta[key] = source
+    return True
+
+
+def settle(context: click.Context, *, on_head: bool) -> None:
+    """Decides which cluster a verb uses, for this process and every process it starts: by a flag,
+    then by a variable, then the context in use. A verb for the head takes a home alone."""
+    from shoal import contexts
+    from shoal.forms.failure import USAGE, Failure
+
+    home, source = context.meta.get("shoal.home"), context.meta.get("shoal.context")
+    name = context.meta.get(CONTEXT_NAME, "")
+    if ParameterSource.COMMANDLINE is home is source:
+        raise Failure("--context: cannot be combined with --home; give one of them", USAGE)
+    if source is ParameterSource.COMMANDLINE:
+        chosen = contexts.Chosen(name, "--context names it")
+    elif home is ParameterSource.COMMANDLINE:
+        chosen = contexts.Chosen(contexts.LOCAL, "--home names its home")
+    elif on_head and not name:
+        chosen = contexts.Chosen(contexts.LOCAL, "")
+    else:
+        by_variable = home is ParameterSource.ENVIRONMENT
+        chosen = contexts.choose(name, os.environ["SHOAL_HOME"] if by_variable else "")
+    if on_head and not chosen.is_local:
+        verb = context.command_path
+        message = f"{verb} is for the cluster of this machine, not for the context {name[:64]}"
+        raise Failure(f"{message}; run it on the head, or without the context", USAGE)
+    context.meta[CHOSEN] = chosen
+    os.environ.pop("SHOAL_CONTEXT", None)  # SHOAL_HOME is set
+    if not chosen.is_local:
+        os.environ["SHOAL_CONTEXT"] = chosen.name
+
+
 class Verb(click.Command):
     """The function's docstring is the help text, printed as written. The examples come last."""
+
+    on_head = False
+
+    def invoke(self, ctx: click.Context) -> object:
+        if any(one.name == "home" for one in self.params):
+            settle(ctx, on_head=self.on_head)
+        return super().invoke(ctx)
 
     def format_help(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         text, _, examples = (self.help or "").partition(EXAMPLES)
@@ -115,21 +182,25 @@ class Verb(click.Command):
 
 
 def verb(
-    *parameters: click.Parameter, cls: type[Verb] = Verb, home: bool = True
+    *parameters: click.Parameter, cls: type[Verb] = Verb, home: bool = True, on_head: bool = False
 ) -> Callable[[Callable[..., int | None]], Verb]:
-    """Makes a verb of a function. Every verb has `--json`, and `--home` unless it has no cluster.
-    The function may return an exit code."""
+    """Makes a verb of a function. Every verb has `--json`, `--home` unless it has no cluster, and
+    `--context` unless it works only on the head. The function may return an exit code."""
     shared = [flag("--json", help="Print JSON, for scripts.")]
     if home:
         shared.append(home_option())
+        if not on_head:
+            shared.append(context_option())
 
     def make(function: Callable[..., int | None]) -> Verb:
-        return cls(
+        made = cls(
             name=function.__name__,
             callback=function,
             params=[*parameters, *shared],
             help=inspect.cleandoc(function.__doc__ or ""),
         )
+        made.on_head = on_head
+        return made
 
     return make
 

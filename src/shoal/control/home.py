@@ -8,6 +8,7 @@ from pathlib import Path
 import msgspec
 
 from shoal.client import SOCKET_NAME
+from shoal.control.reach import is_loopback
 from shoal.files import read_own, require_own, tighten, write_private
 from shoal.model.node import NodeSpec
 from shoal.model.service import Domain
@@ -25,6 +26,13 @@ class ClusterConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     engine: str = "local"
     reach: str = ""
     domain: Domain = "localhost"  # services are found under NAME.DOMAIN
+    certificate: str = ""  # file that the operator brought; without one we make our own
+    key: str = ""
+
+    @property
+    def encrypted(self) -> bool:
+        """Does the port speak TLS? The socket file never does."""
+        return bool(self.certificate) or not is_loopback(self.host)
 
 
 class Home:
@@ -36,6 +44,7 @@ class Home:
         self.address = self.path / "controller.json"
         self.socket = self.path / SOCKET_NAME
         self.token = self.path / "token"
+        self.tls = self.path / "tls"  # our own CA, and the certificate that it made
         self.database = self.path / "shoal.db"
         self.marks = self.path / "marks.json"  # job numbers and epochs that were ever given out
         self.clock = self.path / "clock.json"  # the cluster's time by this machine's clocks

@@ -72,12 +72,12 @@ def bind(host: str, port: int) -> socket.socket:
     return listener
 
 
-def address(home: Home, doors: Doors) -> Address:
-    """Where this process, the controller, answers."""
+def address(home: Home, doors: Doors, shown: str = "", fingerprint: str = "") -> Address:
+    """Where this process, the controller, answers; with TLS if others are shown another host."""
     host, port = doors.network.getsockname()[:2]
-    host = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)
-    url = f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
-    return Address(url=url, pid=os.getpid(), socket=str(home.socket))
+    host, scheme = (shown, "https") if shown else (host, "http")
+    url = f"{scheme}://[{host}]:{port}" if ":" in host else f"{scheme}://{host}:{port}"
+    return Address(url=url, pid=os.getpid(), socket=str(home.socket), fingerprint=fingerprint)
 
 
 def _listen(home: Home, config: ClusterConfig) -> socket.socket:

@@ -50,6 +50,7 @@ def plan(
     """None without Ray: all nodes are on this machine."""
     from shoal.engines.ray import machine
     from shoal.forms.failure import USAGE, Failure
+    from shoal.kernel import own_address
 
     was_ray = last is not None and last.engine == "ray"
     if engine not in (None, "local", "ray"):
@@ -62,7 +63,7 @@ def plan(
     machine.require_ray()
     before = machine.read_node(home.path)
     host = split_address("--address", address)[0] if address else ""
-    ip = checked_ip(node_ip) or (before.ip if before else "") or machine.own_address(host)
+    ip = checked_ip(node_ip) or (before.ip if before else "") or own_address(host)
     if address is None and was_ray and last is not None and before is not None and not before.leads:
         address = last.reach
     token = given_token(token_file)

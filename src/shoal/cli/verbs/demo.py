@@ -94,8 +94,8 @@ def _play(state: DemoState, screen: Screen) -> tuple[int, str]:
 
 
 def _perform(state: DemoState, screen: Screen, home: Home) -> int:
-    from shoal.cli.cluster import connect
     from shoal.cli.demo import plan as demo_plan
+    from shoal.client import Client
     from shoal.control.home import ClusterConfig
     from shoal.control.lifecycle import bring_up
     from shoal.forms.request import carried
@@ -105,7 +105,7 @@ def _perform(state: DemoState, screen: Screen, home: Home) -> int:
     # If torch is installed a node may keep it warm, and torch creates a folder of its own.
     os.environ["TORCHINDUCTOR_CACHE_DIR"] = str(home.path / "torch")
     bring_up(home, ClusterConfig(nodes=demo_plan.nodes(), port=0), lambda _: None)
-    with connect(home.path) as client:
+    with Client.at_home(home.path) as client:
         screen.page(client.page_link())
         env, workdir = carried(os.environ), str(home.path.parent)
         specs = demo_plan.jobs(env, workdir)

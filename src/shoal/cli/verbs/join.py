@@ -37,6 +37,7 @@ POLL_S = 0.1
         type=Path,
         help="File with the head's token. [$SHOAL_JOIN_TOKEN]",
     ),
+    on_head=True,
 )
 def join(
     head: str,
@@ -107,6 +108,7 @@ def join(
         metavar="T",
         help="Wait at most this long, then stop the remaining jobs. [10m]",
     ),
+    on_head=True,
 )
 def leave(now: bool, timeout: str | None, json: bool, home: Path) -> None:
     """Remove this machine from the cluster it joined.
@@ -182,11 +184,12 @@ def _join(
     from shoal.engines.ray import admission, machine, messages
     from shoal.engines.ray.render import token_path
     from shoal.forms.failure import Failure
+    from shoal.kernel import own_address
 
     progress(f"looking for the head at {head[0]}:{head[1]}")
     address = admission.resolve(*head)
     reach = f"{address}:{head[1]}"
-    spec = describe(node_ip or machine.own_address(address))
+    spec = describe(node_ip or own_address(address))
     home.create()
     lack = admission.lack_of_disk(home.path)
     if lack:

@@ -7,7 +7,7 @@ from pathlib import Path
 from shoal.cli.command import verb
 
 
-@verb()
+@verb(on_head=True)
 def salvage(json: bool, home: Path) -> None:
     """Recover what is readable from a damaged store.
 

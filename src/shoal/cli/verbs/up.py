@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ipaddress
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -11,12 +10,13 @@ from shoal.cli.command import Option, flag, number, verb
 from shoal.forms.failure import REFUSED
 
 if TYPE_CHECKING:
+    from shoal.cli.up.hosts import HostsFile
+    from shoal.cli.up.listening import Where
     from shoal.cli.up.ray import RayPlan
     from shoal.control.home import ClusterConfig, Home
     from shoal.control.lifecycle import Up
+    from shoal.hosts.spec import Outcome
     from shoal.model.node import NodeSpec
-
-PORT_MAX = 65_535
 
 
 @verb(
@@ -38,6 +38,9 @@ PORT_MAX = 65_535
         "--port", metavar="P", type=number(), help="Listen on this port; 0 is any free port. [7700]"
     ),
     Option("--domain", metavar="D", help="Also serve services at NAME.DOMAIN. [localhost]"),
+    Option("--certificate", metavar="PEM", type=Path, help="Your own certificate and its chain."),
+    Option("--key", metavar="PEM", type=Path, help="Its key. [in the same file]"),
+    on_head=True,
 )
 def up(
     nodes: int | None,
@@ -56,6 +59,8 @@ def up(
     host: str | None,
     port: int | None,
     domain: str | None,
+    certificate: Path | None,
+    key: Path | None,
     json: bool,
     home: Path,
 ) -> int:
@@ -81,6 +86,11 @@ def up(
     longer in the file leaves. If some hosts fail, the others still join, and
     the exit code is 1.
 
+    Only this machine reaches the cluster, unless --host names another address,
+    such as 0.0.0.0 for all. The port then speaks TLS, with a certificate from a
+    small CA that the cluster makes, or with yours (--certificate). The command
+    prints the line with which you log in on other machines.
+
     Without flags a cluster that was up before comes back with its jobs. If a
     cluster is up, the same flags change nothing; to use other flags, run
     `shoal down` first.
@@ -93,8 +103,10 @@ def up(
       shoal up --engine ray                      several machines, see `shoal join`
       shoal up --hosts hosts.yaml                these servers, over ssh
       shoal up --home ~/try --port 0             a second, separate cluster
+      shoal up --host 0.0.0.0                    others can log in, see `shoal login`
     """
     from shoal.cli.screen import show
+    from shoal.cli.up import listening
     from shoal.cli.up import ray as ray_up
     from shoal.cli.up.hosts import HostsFile
     from shoal.control.home import Home
@@ -106,26 +118,19 @@ def up(
     shape = Shape(nodes, gpus, gpu_model, gpu_memory, cpus, memory, topology or None)
     last = _last_config(place)
     ray = ray_up.plan(place, last, engine, address, node_ip, token_file)
-    config = _config(last, shape, this_machine, host, port, domain, ray)
-    _warn_if_open(config.host)
+    where = listening.Where(host, port, domain, certificate, key)
+    config = _config(last, shape, this_machine, where, ray)
+    listening.check(config)
     with show.Spinner(quiet=json) as progress:
         if ray is not None and (config == last or not is_up(place)):
             ray_up.start_ray(place, config, ray, progress)
         answer = bring_up(place, config, progress)
     outcomes = [] if listed is None else listed.bring(config.reach, quiet=json)
-    if json:
-        more = {"reach": config.reach} if ray is not None else {}
-        _print_json(config, answer, place, more | ({"hosts": outcomes} if listed else {}))
-    else:
-        _print_up(config, answer, home)
-        if listed is not None:
-            listed.show(outcomes)
-        elif ray is not None:
-            ray_up.print_how_to_join(place, config)
+    _report(place, config, answer, listed, outcomes, json)
     return REFUSED if any(outcome.state == "failed" for outcome in outcomes) else 0
 
 
-@verb()
+@verb(on_head=True)
 def down(json: bool, home: Path) -> None:
     """Stop the cluster and everything that runs on it.
 
@@ -176,24 +181,17 @@ def _config(
     last: ClusterConfig | None,
     shape: Shape,
     this_machine: bool,
-    host: str | None,
-    port: int | None,
-    domain: str | None,
+    where: Where,
     ray: RayPlan | None,
 ) -> ClusterConfig:
     """The flags, then the configuration of the last time, then the defaults."""
-    import re
-
     import msgspec
 
     from shoal.control.home import ClusterConfig
     from shoal.forms.failure import USAGE, Failure
-    from shoal.model.service import DOMAIN_PATTERN
 
     if this_machine and any(part is not None for part in shape):
         raise Failure("--this-machine: cannot be combined with --nodes, --gpus and the like", USAGE)
-    if port is not None and not 0 <= port <= PORT_MAX:
-        raise Failure(f"--port: must be from 0 to {PORT_MAX}, not {port}", USAGE)
     engine = "local" if ray is None else "ray"
     as_before = last is not None and last.engine == engine and not this_machine
     if last is not None and as_before and all(part is None for part in shape):
@@ -202,14 +200,7 @@ def _config(
         nodes = _nodes(shape) if ray is None else ray.nodes(shape)
     changes: dict[str, object] = {"nodes": nodes, "engine": engine}
     changes["reach"] = "" if ray is None else ray.reach
-    if host is not None:
-        changes["host"] = host
-    if port is not None:
-        changes["port"] = port
-    if domain is not None:
-        if not re.search(DOMAIN_PATTERN, domain):
-            raise Failure(f"--domain: {domain!r} is not a name such as ai.example.com", USAGE)
-        changes["domain"] = domain
+    changes |= where.changes()
     return msgspec.structs.replace(last or ClusterConfig(nodes=nodes), **changes)
 
 
@@ -253,18 +244,27 @@ def amount(flag: str, text: str | None, parse: Callable[[str], int]) -> int | No
         raise Failure(f"{flag}: {error}", USAGE) from None
 
 
-def _warn_if_open(host: str) -> None:
-    from shoal.cli.screen.show import note
+def _report(
+    place: Home,
+    config: ClusterConfig,
+    answer: Up,
+    listed: HostsFile | None,
+    outcomes: list[Outcome],
+    json: bool,
+) -> None:
+    from shoal.cli.up import listening
+    from shoal.cli.up import ray as ray_up
 
-    try:
-        private = ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        private = host == "localhost"
-    if not private:
-        note(
-            f"warning: other machines can reach {host}; anyone who has the token can run "
-            "anything as you, and nothing is encrypted"
-        )
+    if json:
+        more = {"reach": config.reach} if config.engine == "ray" else {}
+        _print_json(config, answer, place, more | ({"hosts": outcomes} if listed else {}))
+        return
+    _print_up(config, answer, place.path)
+    listening.print_login(answer.address)
+    if listed is not None:
+        listed.show(outcomes)
+    elif config.engine == "ray":
+        ray_up.print_how_to_join(place, config)
 
 
 def _print_json(config: ClusterConfig, answer: Up, home: Home, more: dict[str, Any]) -> None:
@@ -273,6 +273,7 @@ def _print_json(config: ClusterConfig, answer: Up, home: Home, more: dict[str, A
     as_json(
         {
             "url": answer.address.url,
+            "fingerprint": answer.address.fingerprint,
             "pid": answer.address.pid,
             "already": answer.already,
             "home": str(home.path),

@@ -110,19 +110,6 @@ def _is_free(port: int) -> bool:
     return True
 
 
-def own_address(towards: str = "") -> str:
-    """The address of this machine that others reach: the one it would use itself to reach them. No
-    packet is sent."""
-    towards = towards or "192.0.2.1"  # reserved for documentation: stands for any other machine
-    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
-        try:
-            probe.connect((towards, 9))
-            address: str = probe.getsockname()[0]
-        except OSError:
-            return "127.0.0.1"
-    return address
-
-
 def start_keeper(home: Path) -> None:
     if held(home / "ray" / "starter.lock"):
         return

@@ -1,0 +1,279 @@
+"""`shoal login` and `shoal logout`: clusters whose head is another machine."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from shoal.cli.command import CONTEXT_NAME, Argument, Option, flag, verb
+
+if TYPE_CHECKING:
+    from shoal.contexts import Context
+    from shoal.transport import Endpoint
+
+TOKEN_BYTES_MAX = 4096
+
+
+@verb(
+    Argument("url", "[URL]", "The head's address, e.g. https://head:7700.", required=False),
+    Option("--fingerprint", metavar="F", help="The fingerprint that the head shows."),
+    Option("--token-file", metavar="FILE", type=Path, help="File with your token; - is stdin."),
+    flag("--show", help="On the head: print the line for other machines."),
+)
+def login(
+    url: str | None,
+    fingerprint: str | None,
+    token_file: Path | None,
+    show: bool,
+    json: bool,
+    home: Path,
+) -> None:
+    """Log in to a cluster whose head is another machine.
+
+    `shoal up --host ADDRESS` prints the whole line, with the fingerprint of the
+    cluster's certificate; `shoal login --show` prints it again. If the certificate
+    is not one that this system trusts anyway, the fingerprint decides: a head
+    with another one is refused. Without --fingerprint you are asked to compare.
+
+    The token is asked for, read from --token-file, or read from stdin. An admin
+    makes one with `shoal token add`; the operator's own is the file token in the
+    head's home.
+
+    The cluster is kept as a context, and commands use it from then on. Its name
+    is the first part of the host's name, or what --context says. Without URL you
+    log in again to a context that you have, for example with a new token.
+
+    Examples:
+      shoal login https://head:7700 --fingerprint sha256:4f1c...
+      shoal login https://head:7700 --fingerprint sha256:4f1c... --context lab
+      shoal login https://gpu.example.com --token-file ~/token
+      shoal login --context lab < new-token
+      shoal login --show
+    """
+    import click
+
+    from shoal import contexts
+    from shoal.cli.screen import show as screen
+    from shoal.forms.failure import USAGE, Failure
+
+    if show:
+        _show(home, json)
+        return
+    given = str(click.get_current_context().meta.get(CONTEXT_NAME, ""))
+    if url is None:
+        name = given or contexts.choose("", "").name
+        if name == contexts.LOCAL:
+            raise Failure("URL: say which cluster, e.g. shoal login https://head:7700", USAGE)
+        known = contexts.find(name)
+        accepted = _accepted(known.url, fingerprint, known.certificate)
+    else:
+        accepted = _accepted(url, fingerprint, "")
+        name = contexts.checked_name(given or _name_of(accepted.url))
+        _refuse_other(name, accepted.url)
+    token = _token(token_file, accepted.url)
+    context = contexts.Context(url=accepted.url, token=token, certificate=accepted.certificate)
+    user = _check(context)
+    with contexts.changing() as kept:
+        kept.contexts[name] = context
+        kept.current = name
+    if json:
+        screen.as_json({"context": name, "url": context.url, "user": user})
+        return
+    screen.line(f"logged in to {context.url} as {user}; the context is {name}", "green")
+    screen.line("commands use it from now on; to use another: shoal context use NAME")
+
+
+@verb()
+def logout(json: bool, home: Path) -> None:  # noqa: ARG001
+    """Forget the token of a cluster.
+
+    The context stays, so that you can log in again without the fingerprint; to
+    forget it as a whole use `shoal context remove`. The token itself stays valid:
+    an admin ends it with `shoal token remove`.
+
+    Examples:
+      shoal logout
+      shoal logout --context lab
+    """
+    import click
+    import msgspec
+
+    from shoal import contexts
+    from shoal.cli.command import CHOSEN
+    from shoal.cli.screen import show
+    from shoal.forms.failure import Failure
+
+    name = click.get_current_context().meta[CHOSEN].name
+    if name == contexts.LOCAL:
+        raise Failure("this machine's own cluster needs no login; see: shoal context list")
+    contexts.find(name)
+    with contexts.changing() as kept:
+        known = kept.contexts.get(name)
+        if known is not None:
+            kept.contexts[name] = msgspec.structs.replace(known, token="")
+    if json:
+        show.as_json({"context": name})
+    else:
+        show.line(f"logged out of {name}; to log in again: shoal login --context {name}")
+
+
+def _show(home: Path, json: bool) -> None:
+    import msgspec
+
+    from shoal.cli.screen import show
+    from shoal.cli.up.listening import login_line
+    from shoal.files import read_own
+    from shoal.forms.failure import Failure
+    from shoal.transport import Address, at_home
+
+    at_home(home)  # says what is wrong if no cluster is up
+    address = msgspec.json.decode(read_own(home / "controller.json"), type=Address)
+    if not address.url.startswith("https://"):
+        message = f"only this machine reaches the cluster in {home}"
+        raise Failure(f"{message}; open it with: shoal down, then shoal up --host 0.0.0.0")
+    if json:
+        show.as_json({"url": address.url, "fingerprint": address.fingerprint})
+    else:
+        show.line(login_line(address))
+
+
+def _name_of(url: str) -> str:
+    """The host's first part, or its whole address."""
+    import ipaddress
+
+    from shoal.transport import at
+
+    host = at(url, "").host
+    try:
+        return str(ipaddress.ip_address(host)).replace(":", "-").strip("-")
+    except ValueError:
+        return host.partition(".")[0]
+
+
+def _refuse_other(name: str, url: str) -> None:
+    from shoal import contexts
+    from shoal.forms.failure import Failure
+
+    known = contexts.load().contexts.get(name)
+    if known is not None and known.url != url:
+        message = f"the context {name} is {known.url}"
+        raise Failure(f"--context: {message}; give this one another name, or remove that one")
+
+
+def _accepted(url: str, fingerprint: str | None, pinned: str) -> Context:
+    """The address, and the certificate that the user accepts. `pinned` was accepted before."""
+    import http.client
+    import ssl
+
+    from shoal import contexts, transport
+    from shoal.forms.failure import USAGE, Failure
+
+    where = transport.at(url if "://" in url else f"https://{url}", "")
+    if where.url.startswith("http://"):
+        _refuse_plain(where.host)
+        return contexts.Context(url=where.url)
+    wanted = ""
+    if fingerprint is not None:
+        try:
+            wanted = transport.read_fingerprint(fingerprint)
+        except ValueError as error:
+            raise Failure(f"--fingerprint: {error}", USAGE) from None
+    if not wanted and (pinned or _is_trusted(where)):
+        return contexts.Context(url=where.url, certificate=pinned)
+    try:
+        found = transport.presented(where)
+    except ssl.SSLError as error:
+        raise transport.Unreachable(f"{where.url} does not speak TLS ({error.reason})") from None
+    except (OSError, http.client.HTTPException) as error:
+        raise transport.Unreachable(f"nobody answers at {where.url} ({error})") from None
+    for certificate in (found.anchor, found.leaf):
+        if transport.fingerprint(certificate) == wanted:
+            return contexts.Context(url=where.url, certificate=certificate)
+    offered = transport.fingerprint(found.anchor)
+    if wanted:
+        message = f"{where.url} has another certificate: expected {wanted}, found {offered}"
+        advice = "compare with `shoal login --show` on the head; if they differ, someone is between"
+        raise transport.WrongCertificate(f"{message}; {advice}")
+    _ask(where.url, offered)
+    return contexts.Context(url=where.url, certificate=found.anchor)
+
+
+def _refuse_plain(host: str) -> None:
+    import ipaddress
+
+    from shoal.forms.failure import USAGE, Failure
+
+    try:
+        near = ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        near = host == "localhost"
+    if not near:  # a tunnel ends on this machine
+        raise Failure("URL: http:// would send your token for all to read; use https://", USAGE)
+
+
+def _is_trusted(where: Endpoint) -> bool:
+    """Without a fingerprint: does this system trust the certificate for this name?"""
+    from shoal import transport
+
+    connection = transport.connection_to(where, 10)
+    try:
+        connection.connect()
+    except transport.WrongCertificate:
+        return False
+    except OSError as error:
+        raise transport.Unreachable(f"nobody answers at {where.url} ({error})") from None
+    finally:
+        connection.close()
+    return True
+
+
+def _ask(url: str, offered: str) -> None:
+    import sys
+
+    from shoal.cli.screen import show
+    from shoal.forms.failure import Failure
+
+    message = f"{url} has a certificate that this system does not know: {offered}"
+    advice = "compare it with the head's (there: shoal login --show)"
+    if not sys.stdin.isatty() or not sys.stderr.isatty():
+        raise Failure(f"{message}; {advice} and give it with --fingerprint")
+    show.note(message)
+    show.note(f"{advice}; if they differ, someone is in between")
+    print("is it the same? [yes/no] ", end="", file=sys.stderr, flush=True)
+    if sys.stdin.readline().strip().lower() not in ("y", "yes"):
+        raise Failure("not logged in")
+
+
+def _token(file: Path | None, url: str) -> str:
+    """Never an argument: other users see those."""
+    import sys
+
+    from shoal.forms.failure import USAGE, Failure
+
+    if file is not None and str(file) != "-":
+        try:
+            with file.expanduser().open("rb") as opened:
+                data = opened.read(TOKEN_BYTES_MAX + 1)
+        except OSError as error:
+            message = f"cannot read {file}: {error.strerror}"
+            raise Failure(f"--token-file: {message}", USAGE) from None
+    elif sys.stdin.isatty():
+        from getpass import getpass
+
+        data = getpass(f"token for {url}: ").encode(errors="replace")
+    else:
+        data = sys.stdin.buffer.read(TOKEN_BYTES_MAX + 1)
+    text = data.decode("ascii", errors="replace").strip()
+    if not text:
+        raise Failure("a token is needed: give it with --token-file or on stdin", USAGE)
+    if len(data) > TOKEN_BYTES_MAX or not text.isascii() or not text.isprintable() or " " in text:
+        raise Failure("this is not a token; copy it again", USAGE)
+    return text
+
+
+def _check(context: Context) -> str:
+    """Who the token's user is; ShoalError if the cluster does not accept it."""
+    from shoal.client import Client
+
+    with Client(context.url, context.token, certificate=context.certificate) as client:
+        return client.me().user
