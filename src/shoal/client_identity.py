@@ -6,6 +6,7 @@ from typing import Any, TypeVar
 
 import msgspec
 
+from shoal.model.audit import AuditView
 from shoal.model.identity import Role
 from shoal.model.people import (
     MeView,
@@ -32,6 +33,13 @@ class IdentityCalls:
 
     def me(self) -> MeView:
         return self._call("GET", MeView, "me")
+
+    def audit(
+        self, *, user: str = "", tenant: str = "", verb: str = "", limit: int = 100
+    ) -> AuditView:
+        """The audit log, the newest entries first."""
+        query = {"user": user, "tenant": tenant, "verb": verb, "limit": limit}
+        return self._call("GET", AuditView, "audit", **query)
 
     def tenants(self) -> list[TenantView]:
         return self._call("GET", list[TenantView], "tenants")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import threading
 from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
@@ -190,3 +191,24 @@ def test_what_is_asked_wrongly_is_refused_with_the_field(live: Live) -> None:
         assert (found, words in message) == (status, True), message
     for tenant in ("lab", "art"):
         assert tenant in {view.name for view in client.tenants()}
+
+
+def test_a_token_is_known_also_while_a_step_is_being_stored(
+    live: Live, sign: Callable[..., Signed]
+) -> None:
+    ann, over = sign("ann", "lab"), threading.Event()
+
+    def change() -> None:
+        with Client.at_home(live.home.path) as admin:
+            while not over.is_set():
+                for role in (Role.VIEWER, Role.MEMBER):
+                    admin.set_user("bob", {"lab": role})
+
+    changing = threading.Thread(target=change)
+    changing.start()
+    try:
+        assert {ann.client.me().user for _ in range(150)} == {"ann"}
+    finally:
+        over.set()
+        changing.join()
+    live.client.set_user("bob", {"lab": Role.VIEWER})

@@ -8,7 +8,7 @@ import ipaddress
 import secrets
 import socket
 from collections import deque
-from collections.abc import Callable, Collection
+from collections.abc import Awaitable, Callable, Collection
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -47,8 +47,11 @@ class Session(msgspec.Struct, frozen=True):
     until_ms: int
 
 
+async def _at_once() -> None: ...
+
+
 class Access:
-    """`identity` gives the users and tokens as they are stored now."""
+    """`identity` gives the users and tokens as they are stored, once `settled` has returned."""
 
     def __init__(
         self,
@@ -56,12 +59,14 @@ class Access:
         now_ms: Callable[[], int],
         names: Collection[str] = (),
         identity: Callable[[], Identity] = Identity,
+        settled: Callable[[], Awaitable[None]] = _at_once,
     ) -> None:
         if not token:
             raise ValueError("an empty token would let anyone in")
         self._token = token.encode()
         self._now_ms = now_ms
         self._identity = identity
+        self._settled = settled
         self.quotas = Quotas()
         # A cookie belongs to a host, not a port: two clusters on one machine must not share one.
         self.cookie = f"shoal-{self._sign('cookie')[:8]}"
@@ -93,6 +98,8 @@ class Access:
         if needs is Needs.OPEN or connection.scope["path"].startswith("/schema"):
             enter(self.quotas, connection, handler, None)
             return  # the list of requests is not secret
+        if not self.bears_token(connection):
+            await self._settled()
         who, session = self.principal(connection), None
         if who is None:
             session = self.session(connection)

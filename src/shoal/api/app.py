@@ -18,6 +18,7 @@ from litestar.types import ControllerRouterHandler
 
 from shoal import __version__
 from shoal.api.access import Access
+from shoal.api.audit import Audit, audited
 from shoal.api.explain import Explanations
 from shoal.api.feed import Feed
 from shoal.api.identity import Me, Tenants, Tokens, Users, without_hash
@@ -214,6 +215,7 @@ ROUTES: list[ControllerRouterHandler] = [
     Tenants,
     Users,
     Tokens,
+    Audit,
     metrics,
     *HANDLERS,
 ]
@@ -229,8 +231,9 @@ def build(
     names: Collection[str] = (),
 ) -> Litestar:
     kept = history or History(loop)
+    auditor = audited(home, loop)
     access, feed = (
-        Access(token, loop.clock.now_ms, names, lambda: loop.state.identity),
+        Access(token, loop.clock.now_ms, names, lambda: loop.state.identity, loop.settled),
         Feed(loop, lambda: kept.newest),
     )
 
@@ -256,7 +259,8 @@ def build(
 
     return Litestar(
         route_handlers=ROUTES,
-        guards=[access.guard],
+        guards=[access.guard, *([auditor.guard] if auditor else [])],
+        before_send=[auditor.before_send] if auditor else [],
         middleware=[tickets],
         state=State({"feed": feed}),
         dependencies={
@@ -267,6 +271,7 @@ def build(
             "entry": Provide(provide_entry, sync_to_thread=False),
             "live_ledger": Provide(provide_ledger, sync_to_thread=False),
             "history": Provide(provide_history, sync_to_thread=False),
+            "auditor": Provide(lambda: auditor, sync_to_thread=False),
             **provided(loop, access, feed, home),
         },
         exception_handlers={

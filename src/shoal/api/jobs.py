@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
-from litestar import Controller, Response, get, post
+from litestar import Controller, Request, Response, get, post
 from litestar.params import Parameter
 
+from shoal.api.audit import note
 from shoal.api.explain import HISTORY_MAX, why_view
 from shoal.api.packages import refuse_unknown_package
 from shoal.api.principal import Needs
@@ -35,14 +36,17 @@ class Jobs(Controller):
     opt = Needs.READ.opt
 
     @post(opt=Needs.WRITE.opt)
-    async def submit(self, reach: Reach, data: Submission) -> JobView:
+    async def submit(
+        self, request: Request[Any, Any, Any], reach: Reach, data: Submission
+    ) -> JobView:
         if len(data.key) > 128:
             raise Refusal(422, "is longer than 128 characters", "key")
         spec = reach.spec(data.spec)
         refuse_unknown_package(reach, spec.package)
         refuse_unknown_secrets(reach.loop, spec)
-        request = Submit(spec, scoped_key(spec, data.key), reach.tenant)
-        answer = accepted(await reach.loop.request(request))
+        wanted = Submit(spec, scoped_key(spec, data.key), reach.tenant)
+        answer = accepted(await reach.loop.request(wanted))
+        note(request.scope, on=answer.id)
         await reach.loop.settled()
         return job_view(reach.loop, reach.job(answer.id))
 

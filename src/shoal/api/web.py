@@ -12,8 +12,10 @@ from litestar.datastructures import Cookie
 from litestar.response import Redirect
 
 from shoal.api.access import SESSION_MS, Access
+from shoal.api.audit import note
 from shoal.api.principal import Needs
 from shoal.api.problems import Refusal
+from shoal.model.identity import OPERATOR
 
 FOLDER = Path(__file__).parent.parent / "web"
 TYPES = {
@@ -84,6 +86,7 @@ class Sessions(Controller):
         self, request: AnyRequest, access: Access, data: SignIn
     ) -> Response[SessionView]:
         session, cookie = access.sign_in(request, data.token, data.code)
+        note(request.scope, who=OPERATOR)
         return Response(
             SessionView(csrf=access.csrf(session), until_ms=session.until_ms),
             cookies=[_cookie(access, cookie, SESSION_MS // 1000)],

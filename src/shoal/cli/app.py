@@ -54,6 +54,7 @@ THEMES = {
         "tenant": "List, add or remove the tenants whose jobs are kept apart.",
         "user": "List, add, change or remove users.",
         "token": "List, add, rotate or remove the tokens with which users sign in.",
+        "audit": "Show who did what, or verify that the audit log is unchanged.",
         "whoami": "Show who you are to the cluster: user, tenant, role and token.",
     },
     "From other machines": {

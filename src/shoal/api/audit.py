@@ -1,0 +1,165 @@
+"""What the audit log notes of requests: each that changes something, signs in or is refused."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable
+from itertools import islice
+from pathlib import Path
+from typing import Annotated, Any
+
+from litestar import Controller, get
+from litestar.connection import ASGIConnection
+from litestar.handlers import BaseRouteHandler
+from litestar.params import Parameter
+from litestar.types import Message, Scope
+
+from shoal.api.principal import SCOPE, Needs, Principal
+from shoal.api.problems import Refusal
+from shoal.api.read_threads import aside
+from shoal.control.audit import AUDIT_NAME, AuditLog, newest_first
+from shoal.control.audit_lines import without_secret
+from shoal.control.loop import ControlLoop
+from shoal.model.audit import AuditEntry, AuditView
+
+NOTE = "shoal.audit"  # in a request's scope: what a handler adds to its line
+SAFE_METHODS = ("GET", "HEAD", "OPTIONS")
+REFUSED = (401, 403, 404, 421, 429)
+ENTRIES_MAX = 10_000
+WORD_MAX = 200
+# Refused requests must not push the rest out of the log.
+REFUSED_MAX = 30  # lines per sender ...
+REFUSED_MS = 60_000  # ... within this time
+SENDERS_MAX = 1_000
+
+Connection = ASGIConnection[Any, Any, Any, Any]
+Word = Annotated[str, Parameter(max_length=64)]
+
+
+def note(scope: Any, **fields: str) -> None:
+    """What only the handler knows: the user who signs in, or the new job's id."""
+    scope.setdefault(NOTE, {}).update(fields)
+
+
+class Auditor:
+    """Called with every message that the API sends, before it is sent."""
+
+    def __init__(self, log: AuditLog, now_ms: Callable[[], int]) -> None:
+        self.log = log
+        self._now_ms = now_ms
+        self._refused: dict[str, deque[int]] = {}
+        self._skipped = 0
+
+    async def before_send(self, message: Message, scope: Scope) -> None:
+        kind = message["type"]
+        if kind == "http.response.start":
+            status = int(message["status"])  # type: ignore[typeddict-item]
+        elif kind == "websocket.accept":
+            status = 101
+        else:
+            return
+        entry = self._entry(scope, status)
+        if entry is not None:
+            await self.log.write(entry)
+
+    async def guard(self, connection: Connection, _: BaseRouteHandler) -> None:
+        """While no line can be written, nobody but the operator may change something: whoever holds
+        the machine could change the log itself."""
+        who: Principal | None = connection.scope.get(SCOPE)  # type: ignore[assignment]
+        safe = connection.scope.get("method", "GET") in SAFE_METHODS
+        if self.log.stuck and not safe and who is not None and who.token:
+            message = "the audit log cannot be written, so nothing can be changed; tell an admin"
+            raise Refusal(507, message, "audit")
+
+    def _entry(self, scope: Scope, status: int) -> AuditEntry | None:
+        handler: Any = scope.get("route_handler")
+        if handler is None:
+            return None  # there is no such route: nothing was asked for
+        who: Principal | None = scope.get(SCOPE)  # type: ignore[assignment]
+        told: dict[str, str] = scope.get(NOTE, {})  # type: ignore[assignment]
+        changes = status == 101 or scope.get("method", "GET") not in SAFE_METHODS
+        refused = status in REFUSED and (who is None or not who.admin)
+        if not (changes or told or refused):
+            return None
+        source = _source(scope)
+        if status in REFUSED and not self._room(f"{source} {who.token if who else ''}"):
+            self._skipped += 1
+            return None
+        skipped, self._skipped = self._skipped, 0
+        fields = {
+            "who": who.user if who else "",
+            "tenant": who.tenant if who else "",
+            "token": who.token if who else "",
+            "on": without_secret(" ".join(map(str, scope.get("path_params", {}).values()))),
+            **told,
+        }
+        return AuditEntry(
+            seq=0,
+            at_ms=self._now_ms(),
+            verb=_verb(handler),
+            status=status,
+            source=source,
+            skipped=skipped,
+            **{name: text[:WORD_MAX] for name, text in fields.items()},
+        )
+
+    def _room(self, sender: str) -> bool:
+        now_ms = self._now_ms()
+        if len(self._refused) >= SENDERS_MAX:
+            oldest = next(iter(self._refused))
+            del self._refused[oldest]
+        times = self._refused.setdefault(sender, deque(maxlen=REFUSED_MAX))
+        if len(times) == REFUSED_MAX and times[0] > now_ms - REFUSED_MS:
+            return False
+        times.append(now_ms)
+        return True
+
+
+def audited(home: Path | None, loop: ControlLoop) -> Auditor | None:
+    """Without a home, as in some tests, there is no log."""
+    if home is None:
+        return None
+    return Auditor(AuditLog(home / AUDIT_NAME, loop.alarms), loop.clock.now_ms)
+
+
+def _verb(handler: Any) -> str:
+    """As `jobs.cancel`: the group of routes and the function."""
+    function = getattr(handler, "fn", None)
+    name = getattr(function, "__qualname__", "") or type(handler).__name__
+    return str(name).lower().removeprefix("<locals>.")[:WORD_MAX]
+
+
+def _source(scope: Scope) -> str:
+    client = scope.get("client")
+    return client[0] if client and client[0] else "socket"
+
+
+class Audit(Controller):
+    path = "/v1/audit"
+    opt = Needs.ADMIN.opt
+
+    @get()
+    async def audit(
+        self,
+        auditor: Auditor | None,
+        user: Word = "",
+        tenant: Word = "",
+        verb: Word = "",
+        limit: Annotated[int, Parameter(ge=1, le=ENTRIES_MAX)] = 100,
+    ) -> AuditView:
+        """The newest first. `verb` is one as in an entry, or the part of it before the dot."""
+        if auditor is None:
+            return AuditView(entries=[], head="")
+        path, head = auditor.log.path, auditor.log.head
+
+        def fits(entry: AuditEntry) -> bool:
+            return (
+                (not user or entry.who == user)
+                and (not tenant or entry.tenant == tenant)
+                and (not verb or entry.verb == verb or entry.verb.startswith(f"{verb}."))
+            )
+
+        def read() -> list[AuditEntry]:
+            return list(islice(filter(fits, newest_first(path)), limit))
+
+        return AuditView(entries=await aside(read, limit), head=head)
