@@ -239,7 +239,7 @@ class Flex(Replay):
             if attempt.sim_job.arrival.row >= 0:
                 self.cluster._halt(attempt)
         live = {job.arrival.row: job.done_ms for job in self.jobs.values()}
-        for arrival in self.trace.arrivals[: self._accepted]:
+        for arrival in self.trace.arrivals[: self.next_arrival]:
             done_ms = live.get(arrival.row, arrival.work_ms)
             self.training_ms += done_ms * arrival.spec.members
 

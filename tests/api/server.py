@@ -45,7 +45,7 @@ class Server:
         self.home = Home(path)
         path.mkdir(exist_ok=True)
         self.policy = policy
-        self.gate = gate or Gate()
+        self.gate = Gate() if gate is None else gate
         self.port = 0
         self._ready = threading.Event()
         self._thread = threading.Thread(target=lambda: asyncio.run(self._serve()), daemon=True)

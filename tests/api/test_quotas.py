@@ -7,9 +7,11 @@ import threading
 from collections.abc import Iterator
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from shoal.api import quotas as books
+from shoal.api.limits import SILENT_S, Gate, Guard
 from shoal.api.principal import THE_OPERATOR, Principal
 from shoal.api.problems import Refusal
 from shoal.api.quotas import Ask, Limits, Quotas, Ticket
@@ -267,3 +269,52 @@ def _status(client: Client) -> int:
     except ShoalError as error:
         return error.status
     return 200
+
+
+def test_a_tenant_may_hold_only_a_part_of_the_connections(tmp_path: Path) -> None:
+    with serving(tmp_path / "home", gate=Gate(16)) as server:
+        server.tenant("red")
+        loud, calm = server.token("ann", "red"), server.token("bob", "*", Role.ADMIN)
+        links = [server.connect() for _ in range(6)]
+        replies = [exchange(link, loud, "GET", "/v1/jobs") for link in links]
+        assert [reply.status for reply in replies] == [200] * 4 + [429] * 2
+        assert replies[-1].message.startswith("tenant red has too many connections open")
+        assert server.call(calm, "GET", "/v1/status").status == 200
+        for link in links:
+            link.close()
+        assert eventually(lambda: server.call(loud, "GET", "/v1/jobs").status == 200)
+
+
+def test_wrong_tokens_are_counted_for_their_address(
+    server: Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(books, "ADDRESS", books.ADDRESS._replace(per_s=1, burst=5))
+    guesses = [server.call("guess", "GET", "/v1/jobs").status for _ in range(7)]
+    assert guesses == [401] * 5 + [429] * 2
+    assert server.call(OPERATORS, "GET", "/v1/jobs").status == 200, "a right one is not refused"
+
+
+def test_status_and_queue_show_the_caps_of_tenants_that_the_sender_sees(server: Server) -> None:
+    for path in ("/v1/status", "/v1/queue"):
+        seen = msgspec.json.decode(server.call(OPERATORS, "GET", path).body)["caps"]
+        assert seen == ["red: 0 of at most 2 live jobs, 0 of at most 1 waiting jobs"]
+        own = server.token(f"red-{path[4:]}", "red"), server.token(f"blue-{path[4:]}", "blue")
+        red, blue = (msgspec.json.decode(server.call(one, "GET", path).body) for one in own)
+        assert (red["caps"], blue["caps"]) == (seen, [])
+
+
+def test_a_connection_whose_link_is_cut_ends(server: Server) -> None:
+    """The kernel ends it: after a minute without an answer to what was sent, or to its probes."""
+    link = server.connect()
+    exchange(link, OPERATORS, "GET", "/v1/status")
+    (guest,) = server.gate.guests
+    assert isinstance(guest, Guard)
+    kept = guest.transport.get_extra_info("socket")
+    level = socket.IPPROTO_TCP
+    assert kept.getsockopt(level, socket.TCP_USER_TIMEOUT) == 1000 * SILENT_S
+    probes = kept.getsockopt(level, socket.TCP_KEEPINTVL) * kept.getsockopt(
+        level, socket.TCP_KEEPCNT
+    )
+    assert kept.getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE)
+    assert kept.getsockopt(level, socket.TCP_KEEPIDLE) + probes <= SILENT_S
+    link.close()

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from shoal.core.policies import SHIPPED
 from shoal.model.events import Event, Recorded
 from shoal.model.job import Job, JobSpec
-from shoal.model.policy import Policy
+from shoal.model.policy import Policy, Tenant
 from shoal.sim.replay.clusters import (
     NEVER_MS,
     Cause,
@@ -350,3 +350,23 @@ def test_the_replay_of_a_history_under_its_own_policy_is_as_it_was(
     found = summarize(replay(again, nodes, policy, name=name))
     assert found.completion.mean_s == pytest.approx(was.completion.mean_s, rel=0.05)
     assert found.wait.mean_s == pytest.approx(was.wait.mean_s, rel=0.05, abs=1)
+
+
+def test_a_job_over_its_tenants_cap_is_submitted_again_when_there_is_room() -> None:
+    """Its user waits from the moment that the trace has."""
+    gangs = Gangs(8)
+    jobs = [(0, 10, "red"), (0, 10, "red"), (1, 10, "red"), (1, 10, "blue")]
+    arrivals = [
+        Arrival(
+            submit * 1000,
+            work * 1000,
+            msgspec.structs.replace(gangs.spec(1), tenant=tenant),
+            row,
+            tenant,
+        )
+        for row, (submit, work, tenant) in enumerate(jobs, 2)
+    ]
+    capped = Policy(tenants=(Tenant(name="red", jobs_max=1),))
+    outcome = replay(Trace("made up", arrivals), alike(1, gpus=8), capped, PLAIN, check_every=1)
+    assert times(outcome) == {2: (0, 10), 3: (10, 20), 4: (20, 30), 5: (1, 11)}
+    assert_accounts_add_up(outcome)

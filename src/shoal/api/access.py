@@ -22,7 +22,7 @@ from shoal.api.principal import SCOPE, THE_OPERATOR, Needs, Principal
 from shoal.api.problems import Refusal
 from shoal.api.quotas import Quotas
 from shoal.api.tickets import enter
-from shoal.model.identity import Identity
+from shoal.model.identity import OPERATOR, Identity
 
 SESSION_MS = 12 * 3600 * 1000
 CODE_MS = 120_000
@@ -34,6 +34,7 @@ ADDRESSES_MAX = 1_000
 CSRF_HEADER = "x-shoal-csrf"
 SAFE_METHODS = ("GET", "HEAD", "OPTIONS")
 TOKEN_PREFIX = "shoal"
+CONNECTION_RETRY_S = 5  # a connection without a request is closed after this long
 NO_HASH = "0" * 64
 WRONG = "the token is missing or wrong; see the file token in SHOAL_HOME"
 
@@ -104,9 +105,10 @@ class Access:
         if who is None:
             session = self.session(connection)
             if session is None:
+                enter(self.quotas, connection, handler, None)
                 raise NotAuthorizedException(WRONG)
             who = THE_OPERATOR
-        _proven(connection)
+        _proven(connection, who)
         connection.scope[SCOPE] = who  # type: ignore[literal-required]
         enter(self.quotas, connection, handler, who, session.name if session else "")
         if session is not None and connection.scope.get("method") not in SAFE_METHODS:
@@ -233,8 +235,11 @@ def _host_name(connection: Connection) -> str:
         return "?"
 
 
-def _proven(connection: Connection) -> None:
-    """With too many connections, those that have shown the token are kept."""
+def _proven(connection: Connection, who: Principal) -> None:
+    """With too many connections, those that have shown a token are kept, but not too many of one
+    tenant."""
     told = connection.scope.get(PROVEN)
-    if told is not None:
-        told()  # type: ignore[operator]
+    owner = "" if who.user == OPERATOR and not who.token else who.tenant
+    if told is not None and not told(owner):  # type: ignore[operator]
+        message = f"tenant {owner} has too many connections open; close some, or try again in 5 s"
+        raise Refusal(429, message, retry_s=CONNECTION_RETRY_S)

@@ -55,6 +55,7 @@ from shoal.control import tryout
 from shoal.control.history.history import History
 from shoal.control.loop import Busy, ControlLoop, Unreadable
 from shoal.control.plugins import problem
+from shoal.core.answers.caps import caps_of
 from shoal.ledger.live import LiveLedger
 from shoal.model.node import NodeIntent
 from shoal.model.policy import Policy
@@ -91,8 +92,10 @@ class Cluster(Controller):
     opt = Needs.READ.opt
 
     @get("/status", sync_to_thread=False)
-    def status(self, loop: ControlLoop) -> StatusView:
-        return status_view(loop)
+    def status(self, loop: ControlLoop, who: Principal) -> StatusView:
+        view = status_view(loop)
+        view.caps = caps_of(loop.state, who.sees)
+        return view
 
     @get("/nodes", sync_to_thread=False)
     def nodes(self, loop: ControlLoop) -> list[NodeView]:

@@ -8,6 +8,8 @@ of it for each new piece, a few slow senders of large headers could keep the con
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import socket
 from typing import Any, Protocol
 
 import httptools
@@ -29,6 +31,8 @@ LINGER_S = 2.0  # for a client that still sends after the answer
 LINGER_BYTES = 1024 * 1024
 CONNECTIONS_MAX = 1000
 CONNECTIONS_LEAST = 16
+TENANT_PART = 4  # a quarter of the connections may be one tenant's
+SILENT_S = 60  # for a client whose machine or link has gone without a word
 PROVEN = "shoal.proven"  # in a request's scope: called when its token or session is right
 
 
@@ -48,32 +52,53 @@ class Gate:
     def __init__(self, most: int = CONNECTIONS_MAX) -> None:
         self.most = max(CONNECTIONS_LEAST, min(CONNECTIONS_MAX, most))
         self._from: dict[str, int] = {}
-        self._guests: dict[Guest, None] = {}
+        self.guests: dict[Guest, None] = {}
         self._unproven: dict[Guest, None] = {}
+        self._owners: dict[Guest, str] = {}  # tenants of connections that have shown a token
+        self._of: dict[str, int] = {}  # tenant -> its connections
 
     def __len__(self) -> int:
-        return len(self._guests)
+        return len(self.guests)
 
     def enter(self, guest: Guest) -> bool:
         share = self.most if guest.address == "" else self.most // 2
         if self._from.get(guest.address, 0) >= share and not self._dismiss(guest.address):
             return False
-        network = len(self._guests) - self._from.get("", 0)
+        network = len(self.guests) - self._from.get("", 0)
         if guest.address and network >= self.most and not self._dismiss(None):
             return False
-        self._guests[guest] = None
+        self.guests[guest] = None
         self._from[guest.address] = self._from.get(guest.address, 0) + 1
         if guest.address:
             self._unproven[guest] = None
         return True
 
-    def prove(self, guest: Guest) -> None:
+    def prove(self, guest: Guest, owner: str) -> bool:
+        """It has shown a token of this tenant ("": the operator's own, who may have any number).
+        False: the tenant has too many."""
+        if self._owners.get(guest) == owner or guest not in self.guests:
+            return True
+        self._disown(guest)
+        if owner and self._of.get(owner, 0) >= self.most // TENANT_PART:
+            self._unproven[guest] = None
+            return False
         self._unproven.pop(guest, None)
+        self._owners[guest] = owner
+        self._of[owner] = self._of.get(owner, 0) + 1
+        return True
+
+    def _disown(self, guest: Guest) -> None:
+        owner = self._owners.pop(guest, None)
+        if owner is not None:
+            self._of[owner] -= 1
+            if not self._of[owner]:
+                del self._of[owner]
 
     def leave(self, guest: Guest) -> None:
         self._unproven.pop(guest, None)
-        if guest in self._guests:
-            del self._guests[guest]
+        self._disown(guest)
+        if guest in self.guests:
+            del self.guests[guest]
             self._from[guest.address] -= 1
             if not self._from[guest.address]:
                 del self._from[guest.address]
@@ -114,6 +139,8 @@ class Guard(HttpToolsProtocol):
         self.address = str(peer[0]) if isinstance(peer, tuple) and peer else ""
         if self.arrival is not None:
             self.gate.leave(self.arrival)
+        if self.address:
+            _notice_silence(transport.get_extra_info("socket"))
         if self.gate.enter(self):
             self._arm(HEAD_S, self._late)
         else:
@@ -213,8 +240,8 @@ class Guard(HttpToolsProtocol):
 
     # -- bounds --------------------------------------------------------------------------------
 
-    def _prove(self) -> None:
-        self.gate.prove(self)
+    def _prove(self, owner: str) -> bool:
+        return self.gate.prove(self, owner)
 
     def _await_next(self) -> None:
         self._unset_keepalive_if_required()
@@ -282,6 +309,18 @@ class Guard(HttpToolsProtocol):
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
+
+
+def _notice_silence(link: socket.socket | None) -> None:
+    """Otherwise a cut link would hold a stream for a quarter of an hour, or for ever."""
+    if link is None:
+        return
+    with contextlib.suppress(OSError):  # it has gone already
+        link.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+        link.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, SILENT_S // 2)
+        link.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, SILENT_S // 6)
+        link.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPCNT, 3)
+        link.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, SILENT_S * 1000)
 
 
 class _Refused(Exception):

@@ -10,10 +10,11 @@ import msgspec
 from litestar import Controller, get
 from litestar.params import Parameter
 
-from shoal.api.principal import Needs
+from shoal.api.principal import Needs, Principal
 from shoal.api.views import job_row
 from shoal.control.loop import ControlLoop
 from shoal.core.answers.advice import advise
+from shoal.core.answers.caps import caps_of
 from shoal.core.answers.outlook import outlook
 from shoal.core.scheduling.order import place_in_line
 from shoal.model.job import Job
@@ -82,6 +83,7 @@ class QueueView(msgspec.Struct, kw_only=True):
     waiting: int
     now_ms: int
     policy: str
+    caps: list[str]  # tenants that may have only so many jobs, the fullest first
     rows: list[QueueRow]
 
 
@@ -94,6 +96,7 @@ class Waiting(Controller):
         self,
         loop: ControlLoop,
         foresight: Foresight,
+        who: Principal,
         limit: Annotated[int, Parameter(ge=1, le=ROWS_MAX)] = 100,
     ) -> QueueView:
         front = first_in_line(loop, limit)
@@ -102,6 +105,7 @@ class Waiting(Controller):
             waiting=loop.state.queue.size,
             now_ms=loop.clock.now_ms(),
             policy=loop.policy.name,
+            caps=caps_of(loop.state, who.sees),
             rows=[
                 _row(loop, job, position, outlooks.get(job.id))
                 for position, job in enumerate(front, 1)

@@ -48,7 +48,7 @@ ABOUT = {
     "idle_reclaim": "take the GPUs back after this long; 0: never",
     "idle_ends": "true: the job ends then; false: it waits and runs again",
     "retest": "check a node in quarantine again after this long, then after twice as long",
-    "tenants": "shares by weight; quotas are guaranteed; budgets per month or in total",
+    "tenants": "shares by weight; quotas are guaranteed; budgets; caps on jobs",
     "budget_stops": "also stop running jobs whose budget is used up",
     "others": "what a tenant sees of others' jobs: nothing, or the tenants that use the nodes",
     "processes_max": "processes and threads of a member; 0: no limit",

@@ -125,6 +125,7 @@ class StatusView(msgspec.Struct, kw_only=True):
     finished: int
     last_seq: int  # newest event
     waits: list[str] = []  # what waiting jobs wait for, with counts, most frequent first
+    caps: list[str] = []  # tenants that may have only so many jobs, the fullest first
     alarms: tuple[str, ...] = ()  # what is wrong with the controller itself
 
 

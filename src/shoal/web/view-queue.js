@@ -42,7 +42,8 @@ function waitingPart(queue, problem) {
   if (problem) return [h("h2", {}, "Waiting"), h("p", { class: "problem" }, problem)];
   if (!queue) return [h("h2", {}, "Waiting"), h("p", { class: "dim" }, "loading")];
   const head = h("div", { class: "row" }, h("h2", {}, "Waiting"), h("span", { class: "dim" }, queue.waiting ? `${plural(queue.waiting, "job")}, ordered by policy ` : "", queue.waiting ? h("b", {}, queue.policy) : null));
-  if (!queue.rows.length) return [head, empty("No jobs are waiting. To submit one:", "shoal run -g 1 -- python train.py")];
+  const caps = (queue.caps ?? []).length ? h("p", { class: "dim small", "data-name": "caps" }, `Limits: ${queue.caps.join("; ")}`) : null;
+  if (!queue.rows.length) return [head, caps, empty("No jobs are waiting. To submit one:", "shoal run -g 1 -- python train.py")];
   const latest = Math.max(...queue.rows.map((row) => (row.late_ms ?? 0) - queue.now_ms), 1);
   const rows = queue.rows.map((row) => h("tr", { "data-key": row.id, "data-job": row.id },
     h("td", { class: "num", "data-name": "place" }, String(row.position)),
@@ -52,7 +53,7 @@ function waitingPart(queue, problem) {
     h("td", { class: "num", "data-name": "waits" }, span(queue.now_ms - row.submitted_ms)),
     h("td", {}, h("div", { class: "row" }, jobActions(row)))));
   const more = queue.waiting - queue.rows.length;
-  return [head, table(["num:#", "Job", "Why it waits and what would help", "Predicted start", "num:Waits", ""], rows), more > 0 ? h("p", { class: "dim small" }, `and ${whole(more)} more`) : null];
+  return [head, caps, table(["num:#", "Job", "Why it waits and what would help", "Predicted start", "num:Waits", ""], rows), more > 0 ? h("p", { class: "dim small" }, `and ${whole(more)} more`) : null];
 }
 
 function starts(row, at, latest) {

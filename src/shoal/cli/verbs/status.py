@@ -49,7 +49,9 @@ def status(json: bool, home: Path) -> None:
     _print_summary(view, url)
     printed = _print_alarms(view, nodes, services, jobs)
     _print_services(services)
-    _print_queue(view, jobs[: _room_for_jobs(len(services), printed + len(view.waits))])
+    _print_queue(
+        view, jobs[: _room_for_jobs(len(services), printed + len(view.waits) + bool(view.caps))]
+    )
     if last:
         from shoal.cli.verbs.events import print_event
 
@@ -83,6 +85,8 @@ def _print_summary(view: StatusView, url: str) -> None:
     line(f"CPUs   {_share(held, cpus, cpus_text(held), cpus_text(cpus))}")
     totals = f"{view.submitted} submitted, {view.finished} finished in total"
     line(fitted(f"jobs   {_counts(view.jobs) or 'none live'}; {totals}"))
+    if view.caps:
+        line(fitted(f"limits {'; '.join(view.caps)}"))
 
 
 def _print_alarms(

@@ -108,7 +108,7 @@ def _submit(round_: Round, request: Submit) -> Answer:
         or spec_problem(spec)
         or shape_problem(spec)
         or impossible(state, spec)
-        or too_many(state, spec.tenant, 1, waiting=1)
+        or too_many(state.tally, state.accounts, spec.tenant, 1, waiting=1)
     )
     if problem is not None:
         return problem

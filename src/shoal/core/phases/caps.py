@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from shoal.core.state.accounts import Accounts
 from shoal.core.state.state import State
-from shoal.core.state.tally import EVERYONE
+from shoal.core.state.tally import EVERYONE, Tally
 from shoal.model.report import Full, Refused
 from shoal.model.service import ServiceSpec
 
@@ -11,13 +12,15 @@ from shoal.model.service import ServiceSpec
 CLUSTER_JOBS_MAX = 200_000
 
 
-def too_many(state: State, tenant: str, more: int, *, waiting: int = 0) -> Refused | None:
+def too_many(
+    tally: Tally, accounts: Accounts, tenant: str, more: int, *, waiting: int = 0
+) -> Refused | None:
     """Would this many more jobs be too many for the tenant, an ancestor of it, or the cluster?"""
-    live, waiting_now = state.tally.live, state.tally.waiting
+    live, waiting_now = tally.live, tally.waiting
     if live.get(EVERYONE, 0) + more > CLUSTER_JOBS_MAX:
         text = f"the cluster takes at most {CLUSTER_JOBS_MAX:,} live jobs"
         return Refused("job", f"{text}; try again when some have ended", full=Full.CLUSTER)
-    for one in state.accounts.lineage(tenant):
+    for one in accounts.lineage(tenant):
         for counts, change, most, what in (
             (live, more, one.jobs_max, "live jobs (jobs_max"),
             (waiting_now, waiting, one.waiting_max, "waiting jobs (waiting_max"),
@@ -38,4 +41,4 @@ def too_many_replicas(state: State, spec: ServiceSpec) -> Refused | None:
     same = known is not None and known.spec.replica.tenant == tenant
     before = known.spec.scale.most if known is not None and same else 0
     more = spec.scale.most - before
-    return too_many(state, tenant, more) if more > 0 else None
+    return too_many(state.tally, state.accounts, tenant, more) if more > 0 else None

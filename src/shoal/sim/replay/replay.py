@@ -8,6 +8,7 @@ integers and its sums in the ledger.
 from __future__ import annotations
 
 import time
+from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -44,6 +45,7 @@ from shoal.sim.replay.clusters import NEVER_MS, Conditions
 from shoal.sim.replay.gateway import Gateway, RecordedGateway
 from shoal.sim.replay.ledger import ReplayLedger
 from shoal.sim.replay.metrics import Levels, Outcome
+from shoal.sim.replay.outside import Outside
 from shoal.sim.replay.simulated import Attempt, Key, SimCluster, SimJob, SimNode
 from shoal.sim.replay.traces import Arrival, Trace, TraceError
 from shoal.tick import Tick, verify_all
@@ -135,7 +137,8 @@ class Replay:
         self.now_ms = 0
         self.wake_ms = NEVER_MS
         self.next_arrival = 0
-        self._accepted = 0  # arrivals
+        self._entering: deque[Arrival] = deque()  # submitted, and accepted by the next step
+        self._outside = Outside(self.policy)
         self._check_every = 0
         self._handlers: dict[type, Callable[[Any], None]] = {
             JobSubmitted: self._job_submitted,
@@ -169,7 +172,7 @@ class Replay:
         return self.outcome
 
     def _is_over(self) -> bool:
-        left = self.waited_for or self.next_arrival < len(self.trace.arrivals)
+        left = self.waited_for or self.next_arrival < len(self.trace.arrivals) or self._outside
         return not left and self.now_ms >= self.gateway.until_ms
 
     def _next_time(self) -> int:
@@ -193,6 +196,9 @@ class Replay:
         )
 
     def _stuck(self) -> TraceError:
+        if not self.waited_for and (kept := self._outside.first()):
+            where = f"{self.trace.name}: row {kept.row}"
+            return TraceError(f"{where}: services take all jobs that {kept.spec.tenant} may have")
         job = next(self.state.jobs[one] for one, job in self.jobs.items() if job.arrival.row >= 0)
         reason = waiting_reason(self.state, job, self.policy, self.now_ms)
         row = self.jobs[job.id].arrival.row
@@ -212,6 +218,8 @@ class Replay:
         tick.finish()
         wake_ms = decision.step.wake_ms
         self.wake_ms = NEVER_MS if wake_ms is None else wake_ms
+        if self._outside and self._outside.has_room(self.state):
+            self.wake_ms = self.now_ms
         self.levels.sample()
         for node_id in self.state.troubled:
             if wants_check(self.state.nodes[node_id].record):
@@ -231,11 +239,13 @@ class Replay:
             tick.served(load)
         tick.spent(self.ledger.spendings(self.now_ms))
         arrivals, end = self.trace.arrivals, len(self.trace.arrivals)
+        first = self.next_arrival
         while self.next_arrival < end and arrivals[self.next_arrival].submit_ms <= self.now_ms:
-            arrival = arrivals[self.next_arrival]
+            self.next_arrival += 1
+        for arrival in self._outside.let_in(self.state, arrivals[first : self.next_arrival]):
             reply = ReplayReply(f"{self.trace.name}: row {arrival.row}")
             tick.ask(Submit(self._spec(arrival)), reply)
-            self.next_arrival += 1
+            self._entering.append(arrival)
 
     def _verify(self, state: State, policy: Policy, done: Step, now_ms: int) -> None:
         if self._check_every and len(self.outcome.step_ns) % self._check_every == 0:
@@ -299,8 +309,7 @@ class Replay:
         if event.spec.service:
             arrival = Arrival(self.now_ms, NEVER_MS, event.spec, row=-1)
         else:
-            arrival = self.trace.arrivals[self._accepted]
-            self._accepted += 1
+            arrival = self._entering.popleft()
             self.waited_for += 1
             self.levels.live += 1
         self.jobs[event.job] = job = SimJob(arrival, self.levels.asked(arrival.spec))
