@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 import re
+import shutil
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
@@ -34,7 +36,7 @@ def test_from_a_tenant_to_a_token_each_step_names_the_next(
     made = live_shoal("token", "add", "ann", "--expires", "30d")
     assert re.fullmatch(r"shoal_[0-9a-f]{8}_[\w-]{43}\n", made.out)
     assert "the only time that the token is shown: ann, member in lab, expires in 30d" in made.err
-    assert "next, on ann's machine: shoal login " in made.err
+    assert "only this machine reaches the cluster; open it to others with: shoal down" in made.err
     with Client(cluster.client.url, made.out.strip()) as client:
         assert client.me().user == "ann"
 
@@ -104,7 +106,37 @@ def test_every_answer_is_json_on_request(live_shoal: Shoal) -> None:
         assert json.loads(live_shoal(noun, "remove", name, "--json").out)["id"] == name
 
 
+def test_the_audit_log_shows_who_did_what_and_is_verified(live_shoal: Shoal) -> None:
+    live_shoal("tenant", "add", "lab")
+    assert_one_clear_line(live_shoal("tenant", "add", "lab"))
+    again, added = live_shoal("audit", "-n", "2").out.splitlines()[1:]
+    assert re.search(r"operator +every tenant +tenants.add +- +done \(201\) +socket$", added)
+    assert re.search(r"operator +every tenant +tenants.add +- +refused \(422\) +socket$", again)
+    shown = json.loads(live_shoal("audit", "--verb", "tenants.add", "--json").out)
+    assert {entry["verb"] for entry in shown["entries"]} == {"tenants.add"}
+    assert "has no such entry" in live_shoal("audit", "--user", "nobody").err
+    assert re.search(
+        r"unchanged: [\d,]+ lines\nnewest: number \d+, hash [0-9a-f]{64}\n",
+        live_shoal("audit", "verify").out,
+    )
+
+
+def test_an_audit_log_that_was_changed_is_one_clear_line(
+    shoal: Shoal, cluster: Live, tmp_path: Path
+) -> None:
+    for name in ("audit.log", "audit.mark"):
+        shutil.copy(cluster.home.path / name, tmp_path / name)
+    tmp_path.chmod(0o700)
+    path = tmp_path / "audit.log"
+    path.write_bytes(path.read_bytes().replace(b"operator", b"somebody", 1))
+    assert_one_clear_line(result := shoal("audit", "verify", home=tmp_path))
+    assert "not as it was written: line 1 of audit.log (number 1) was changed" in result.err
+
+
 WRONG = [
+    (["audit", "show", "--last", "0"], "--last: must be at least 1"),
+    (["audit", "check"], "there is no 'shoal audit check'; use one of show, verify"),
+    (["audit", "verify", "--user", "ann"], "verify: takes no filter"),
     (["tenant", "ad", "lab"], "there is no 'shoal tenant ad'; use one of list, add, remove"),
     (["tenant", "add"], "add: needs a name"),
     (["tenant", "list", "lab"], "list: takes no name"),

@@ -54,8 +54,10 @@ class AuditLog:
         loop = asyncio.get_running_loop()
         done: asyncio.Future[None] = loop.create_future()
         if len(self._waiting) >= WAITING_MAX:
-            self._waiting.pop(0)
+            _, dropped = self._waiting.pop(0)
             self._dropped += 1
+            if not dropped.done():
+                dropped.set_result(None)
         self._waiting.append((entry, done))
         if self.stuck:
             return  # a timer tries again
@@ -67,8 +69,10 @@ class AuditLog:
         self._flush()
         if self._flushing is not None:
             self._flushing.cancel()
-        if self._syncing is not None:
-            await self._syncing
+        for _ in range(2):  # one that is under way, and one for what came meanwhile
+            self._sync()
+            if self._syncing is not None:
+                await self._syncing
         if self._handle >= 0:
             os.close(self._handle)
             self._handle = -1
@@ -144,7 +148,7 @@ class AuditLog:
         self._handle = fresh
 
     def _sync(self) -> None:
-        if self._syncing is None or self._syncing.done():
+        if self._handle >= 0 and (self._syncing is None or self._syncing.done()):
             self._syncing = asyncio.get_running_loop().create_task(self._sync_all())
 
     async def _sync_all(self) -> None:
@@ -155,7 +159,8 @@ class AuditLog:
                 await asyncio.to_thread(_force, handle, self.path, mark)
             except OSError as error:
                 log.warning("the audit log's mark cannot be written: %s", error.strerror)
-                return  # the next line tries again
+                asyncio.get_running_loop().call_later(RETRY_S, self._sync)
+                return
             self._mark = mark
 
 

@@ -65,10 +65,10 @@ def token(
             case "list":
                 _list(client, json)
             case "add":
-                _add(client, name, lifetime_ms or 0, tenant, role, note, json)
+                _add(client, name, lifetime_ms or 0, tenant, role, note, json, home)
             case "rotate":
                 made = client.rotate_token(_id(name or ""), lifetime_ms=lifetime_ms)
-                _show_secret(made, client, json)
+                _show_secret(made, client, json, home)
             case _:
                 _remove(client, _id(name or ""), json)
 
@@ -129,6 +129,7 @@ def _add(
     role: str | None,
     note: str,
     json: bool,
+    home: Path,
 ) -> None:
     from shoal.cli.verbs.tenant import role_of
     from shoal.model.people import NewToken
@@ -140,10 +141,10 @@ def _add(
         lifetime_ms=lifetime_ms,
         note=note,
     )
-    _show_secret(client.add_token(wanted), client, json)
+    _show_secret(client.add_token(wanted), client, json, home)
 
 
-def _show_secret(made: SecretTokenView, client: Client, json: bool) -> None:
+def _show_secret(made: SecretTokenView, client: Client, json: bool, home: Path) -> None:
     """The token alone on stdout, so that a script can keep it; the rest on stderr."""
     from shoal.cli.screen import show
 
@@ -152,12 +153,31 @@ def _show_secret(made: SecretTokenView, client: Client, json: bool) -> None:
         return
     print(made.secret)
     show.note(f"this is the only time that the token is shown: {_gist(made.token, client)}")
-    show.note(f"next, on {made.token.user}'s machine: {login_line(client)}")
+    show.note(_next_step(made.token.user, home))
 
 
-def login_line(client: Client) -> str:
-    """What a user types to sign in; asks for the token."""
-    return f"shoal login {client.url}"
+def _next_step(user: str, home: Path) -> str:
+    """What the token's user types to sign in, which asks for the token."""
+    import os
+
+    import msgspec
+
+    from shoal import contexts, transport
+    from shoal.cli.up.listening import login_line
+    from shoal.files import read_own
+
+    name = os.environ.get("SHOAL_CONTEXT", "")
+    if name:
+        context = contexts.find(name)
+        shown = transport.fingerprint(context.certificate) if context.certificate else ""
+        address = transport.Address(url=context.url, pid=0, fingerprint=shown)
+    else:
+        found = read_own(home / "controller.json")
+        address = msgspec.json.decode(found, type=transport.Address)
+    if not address.url.startswith("https://"):
+        reason = "only this machine reaches the cluster"
+        return f"{reason}; open it to others with: shoal down, then shoal up --host 0.0.0.0"
+    return f"next, on {user}'s machine: {login_line(address)}"
 
 
 def _gist(view: TokenView, client: Client) -> str:
