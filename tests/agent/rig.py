@@ -14,6 +14,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import msgspec
 
@@ -118,6 +119,7 @@ class Rig:
         requirements: str = "",
         secrets: tuple[str, ...] = (),
         uid: int = 0,
+        **more: Any,
     ) -> None:
         assert self.report is not None or self.until(lambda: self.report is not None)
         self.order(
@@ -133,6 +135,7 @@ class Rig:
                 requirements=requirements,
                 secrets=secrets,
                 uid=uid,
+                **more,
             )
         )
 

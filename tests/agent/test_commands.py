@@ -11,7 +11,10 @@ import pytest
 
 from shoal.agent.agent import Agent
 from shoal.agent.member import EDGES, Member, State
+from shoal.agent.processes import Ended
 from shoal.agent.shipping import Output
+from shoal.cgroups.groups import Cgroups
+from shoal.cgroups.values import Ceiling, Used
 from shoal.exits import MEMBERS
 from shoal.model.commands import Acknowledge, Envelope, Launch, Stop
 from shoal.model.job import Fault, MemberRef
@@ -80,6 +83,8 @@ class _Silent(asyncio.Transport):
 
 def _agent(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[Agent, _Silent]:
     """In this very process, whose children are not the agent's to look at."""
+    none = Cgroups("", {}, {}, unified=False)
+    monkeypatch.setattr(Cgroups, "open", lambda *_: none)
     spec = NodeSpec(id="n1", gpus=0, cpu_milli=16_000, memory_mb=4_000)
     agent, transport = Agent(tmp_path, spec, 1), _Silent()
     for name in ("reap", "notice", "kill_leftovers"):
@@ -159,7 +164,8 @@ def test_members_that_end_one_by_one_cost_a_look_each(
         agent._obey(Envelope(1, 1, _launches(refs)))
         for ref in refs:
             (tmp_path / MEMBERS / str(ref) / "output").write_text("bye")
-            monkeypatch.setattr(agent.members.processes, "reap", lambda ref=ref: [(ref, 0)])
+            ended = Ended(ref, 0, Ceiling(), Used())
+            monkeypatch.setattr(agent.members.processes, "reap", lambda ended=ended: [ended])
             agent.members.reap()
             agent._received(Kept(ref, 3))
         await asyncio.gather(*agent.members._writing)

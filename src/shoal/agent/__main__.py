@@ -42,6 +42,9 @@ def main() -> int:
     signal.signal(signal.SIGTERM, forward)
     signal.signal(signal.SIGINT, forward)
     status = _wait_for(agent)
+    from shoal.cgroups.groups import end_groups  # only now: it is not needed before
+
+    end_groups(directory)
     _sweep()
     return os.waitstatus_to_exitcode(status)
 

@@ -15,11 +15,12 @@ from shoal.agent.beats import Beats
 from shoal.agent.faults import CannotStart, disk_problem, fault_of, must_have_room
 from shoal.agent.idle import IdleWatch
 from shoal.agent.member import Member, State
-from shoal.agent.memory import OUT_OF_MEMORY, MemoryWatch
-from shoal.agent.processes import CANNOT_START_CODE, MARK, Processes
+from shoal.agent.memory import OUT_OF_MEMORY, MemoryWatch, refusal
+from shoal.agent.processes import CANNOT_START_CODE, MARK, Ended, Processes
 from shoal.agent.shipping import Shipping, last_words
 from shoal.agent.stacks import stacks
 from shoal.agent.supplies import Supplies
+from shoal.cgroups.groups import Cgroups
 from shoal.core.nodebook import STOPPED_BEFORE_START_CODE, NodeBook
 from shoal.exits import FROM_OUTSIDE, MEMBERS, member_ref, remove_exit, write_exit
 from shoal.model.commands import Launch, Prepare, Stop
@@ -57,7 +58,7 @@ class Members:
         self._supplies = supplies
         self._shipping = shipping
         self._changed = changed
-        self.processes = Processes(directory)
+        self.processes = Processes(directory, Cgroups.open(directory, book.spec.cpu_milli))
         self.beats = Beats(changed)
         self.idle = IdleWatch(self.processes, self.beats)
         self.memory = MemoryWatch()
@@ -247,32 +248,36 @@ class Members:
             return
         if ended:
             self.beats.take()  # their last beats
-        starved = any(code == KILLED_CODE for _, code in ended) and self.memory.killed()
-        for ref, code in ended:
+        starved = any(one.code == KILLED_CODE for one in ended) and self.memory.killed()
+        for one in ended:
+            ref, code = one.ref, one.code
             member = self._members[ref]
             step = self.beats.step(ref)
             self.beats.forget(ref)
             self._supplies.shares.forget(ref)
             self._remove_empty_checkpoints(ref)
             try:
-                why, fault = self._cause(member, code, starved)
+                why, fault = self._cause(member, one, starved)
             except Exception:  # the code counts more than the reason
                 log.exception("nothing is known about why %s ended", ref)
                 why, fault = "", Fault.NONE
             self._ended(member, code, why, step, fault)
         self._reaped.set()
         if ended:  # they end one by one: to look at all of them each time would be quadratic
-            self._shipping.pump([ref for ref, _ in ended])
+            self._shipping.pump([one.ref for one in ended])
 
-    def _cause(self, member: Member, code: int, starved: bool) -> tuple[str, Fault]:
+    def _cause(self, member: Member, ended: Ended, starved: bool) -> tuple[str, Fault]:
         """Why it ended, and whether that is the node's fault. A member that was told to stop needs
         no reason but what it was doing."""
         if member.why or member.ref in self._book.stopping:
             return member.why, Fault.NONE
-        why = ""
+        code, output = ended.code, self._directory / str(member.ref) / "output"
+        why = refusal(ended.used, ended.ceiling) if code else ""
+        if why:
+            _append(output, f"\n[shoal: {why}]\n".encode())
+            return why, Fault.NONE
         if 0 < code < SIGNALS_FROM:
-            mask = self._supplies.secrets.mask(member.ref)
-            why = last_words(self._directory / str(member.ref) / "output", mask)
+            why = last_words(output, self._supplies.secrets.mask(member.ref))
         elif code == KILLED_CODE and starved:
             why = OUT_OF_MEMORY
         if code and (problem := disk_problem(self._directory)):
@@ -384,6 +389,7 @@ class Members:
                     await self._reaped.wait()
         self._supplies.secrets.close()
         self._supplies.shares.daemons.close()
+        self.processes.groups.close()
 
 
 def _append(path: Path, data: bytes) -> None:

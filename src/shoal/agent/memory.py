@@ -1,12 +1,25 @@
-"""Has the kernel killed processes of this machine because memory ran out?"""
+"""Did a member end because it, or this machine, ran out of memory or processes?"""
 
 from __future__ import annotations
 
 import time
 from pathlib import Path
 
+from shoal.cgroups.values import Ceiling, Used
+
 RECENT_S = 5.0
 OUT_OF_MEMORY = "killed, and the kernel ran out of memory at that moment"
+
+
+def refusal(used: Used, ceiling: Ceiling) -> str:
+    """What the kernel refused the member, in words; empty if nothing."""
+    if used.killed and used.filled and ceiling.memory_mb:
+        return f"it used more than its {ceiling.memory_mb} MB of memory and was ended (memory)"
+    if used.killed:
+        return OUT_OF_MEMORY
+    if used.refused:
+        return f"it wanted more than its {ceiling.processes} processes and threads (processes)"
+    return ""
 
 
 class MemoryWatch:

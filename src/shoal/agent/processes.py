@@ -12,13 +12,15 @@ import subprocess
 import time
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 from shoal.agent.faults import CannotStart
 from shoal.agent.inherited import inherited_env
 from shoal.agent.ownership import Ownership
 from shoal.agent.warm.pool import ZYGOTES_MAX, WarmPool
 from shoal.agent.warm.rules import Recipe, default_modules, recipe, wanted_modules
+from shoal.cgroups.groups import Cgroups, Group
+from shoal.cgroups.values import Ceiling, Used
 from shoal.exits import MEMBERS
 from shoal.kernel import NODE_MARK, children, kill_marked
 from shoal.model.commands import Launch, Prepare
@@ -36,6 +38,9 @@ LOOK_S_MAX = 60.0
 LOOK_AROUND_S = 1.0  # ancestry is read at most this often,
 LOOK_AROUND_REST = 50  # and takes at most 1/50 of the time
 PREPARED_S = 300.0  # a Prepare command is valid this long
+# Join the groups, then become the program.
+JOIN = 'while [ "$1" != -- ]; do echo 0 > "$1" || exit 126; shift; done; shift; exec "$@"'
+OF_THE_SHELL = ("PWD", "OLDPWD", "SHLVL")  # it sets these, and the program must not see that
 SETTLED_S = 2.0  # a process that has loaded nothing new for this long has finished its imports
 
 
@@ -47,18 +52,46 @@ class Helper(Protocol):
     def ended(self, pid: int, code: int) -> bool: ...
 
 
+class Ended(NamedTuple):
+    """A member that has ended: its exit code as a shell reports it, and what it was refused."""
+
+    ref: MemberRef
+    code: int
+    ceiling: Ceiling
+    used: Used
+
+
 class Process:
     """A member as a process; `recipe`: how to start it warm the next time."""
 
-    __slots__ = ("look_at", "look_s", "modules", "pid", "popen", "recipe", "ref", "seen")
+    __slots__ = (
+        "ceiling",
+        "group",
+        "look_at",
+        "look_s",
+        "modules",
+        "pid",
+        "popen",
+        "recipe",
+        "ref",
+        "seen",
+    )
 
     def __init__(
-        self, ref: MemberRef, pid: int, found: Recipe | None, popen: subprocess.Popen[bytes] | None
+        self,
+        ref: MemberRef,
+        pid: int,
+        found: Recipe | None,
+        popen: subprocess.Popen[bytes] | None,
+        ceiling: Ceiling,
+        group: Group | None,
     ) -> None:
         self.ref = ref
         self.pid = pid
         self.recipe = found
         self.popen = popen
+        self.ceiling = ceiling
+        self.group = group
         self.modules: tuple[str, ...] = ()  # what to preload for it, once known
         self.seen: tuple[str, ...] = ()
         self.look_s = FIRST_LOOK_S
@@ -68,8 +101,9 @@ class Process:
 class Processes:
     """The living processes of one node, each leader of its own session and process group."""
 
-    def __init__(self, node_directory: Path) -> None:
+    def __init__(self, node_directory: Path, groups: Cgroups) -> None:
         self._node_mark = str(node_directory)
+        self.groups = groups
         self._pids: dict[int, Process] = {}
         self._processes: dict[MemberRef, Process] = {}
         self.warm = WarmPool(self._node_mark)
@@ -101,15 +135,17 @@ class Processes:
         program = _find(launch.argv[0], workdir, env.get("PATH", os.defpath))
         found = recipe(program, launch.argv, env, workdir)
         env |= private
+        ceiling = ceiling_of(launch)
+        group = self._group(launch.ref, ceiling)
         handle = os.open(directory / "output", os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
         try:
-            pid = self.warm.fork(found, env, workdir, handle) if found else None
+            pid = self.warm.fork(found, env, workdir, handle, group) if found else None
             if pid is not None:
                 log.info("%s starts warm: process %d", launch.ref, pid)
-                self._add(Process(launch.ref, pid, found, None))
+                self._add(Process(launch.ref, pid, found, None, ceiling, group))
                 return
             popen = subprocess.Popen(
-                [*self._prefix, program, *launch.argv[1:]],
+                [*_joining(group, env), *self._prefix, program, *launch.argv[1:]],
                 cwd=workdir,
                 env=env,
                 stdin=subprocess.DEVNULL,
@@ -118,10 +154,18 @@ class Processes:
                 start_new_session=True,
             )
         except OSError as error:
+            if group is not None:
+                self.groups.discard(group)
             raise CannotStart(f"cannot start {launch.argv[0]}: {error.strerror}") from None
         finally:
             os.close(handle)
-        self._add(Process(launch.ref, popen.pid, found, popen))
+        self._add(Process(launch.ref, popen.pid, found, popen, ceiling, group))
+
+    def _group(self, ref: MemberRef, ceiling: Ceiling) -> Group | None:
+        try:
+            return self.groups.make(str(ref), ceiling)
+        except OSError as error:
+            raise CannotStart(f"cannot limit what it may use: {error.strerror}") from error
 
     def _add(self, process: Process) -> None:
         self._pids[process.pid] = process
@@ -158,6 +202,7 @@ class Processes:
             if process.modules:
                 self.warm.want(process.recipe, process.modules)
         self.warm.tend()
+        self.groups.tend()
         return over
 
     def _look_at(self, process: Process, now: float) -> None:
@@ -175,7 +220,7 @@ class Processes:
     def kill_leftovers(self) -> int:
         """If keeper and agent of an earlier life were killed together, processes may have survived.
         They must not use the GPUs that this life gives to others."""
-        return kill_marked(NODE_MARK, self._node_mark.__eq__)
+        return kill_marked(NODE_MARK, self._node_mark.__eq__) + self.groups.clear()
 
     def owner(self, pid: int) -> MemberRef | None:
         """The member that a process of this machine belongs to, if that is certain."""
@@ -194,8 +239,8 @@ class Processes:
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(process.pid, number)
 
-    def reap(self) -> list[tuple[MemberRef, int]]:
-        """Members that have ended since the last call, with exit codes as a shell reports them."""
+    def reap(self) -> list[Ended]:
+        """Members that have ended since the last call."""
         ended = []
         gone: dict[int, MemberRef] = {}
         while True:
@@ -216,7 +261,12 @@ class Processes:
                 process.popen.returncode = code  # it was reaped here, so Popen must not wait for it
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(pid, signal.SIGKILL)
-            ended.append((process.ref, code if code >= 0 else 128 - code))
+            used = Used()
+            if process.group is not None:
+                used = process.group.used()
+                self.groups.discard(process.group)
+            code = code if code >= 0 else 128 - code
+            ended.append(Ended(process.ref, code, process.ceiling, used))
             gone[pid] = process.ref
         try:
             self._kill_strays(gone)
@@ -260,6 +310,19 @@ class Processes:
 
     def __len__(self) -> int:
         return len(self._processes)
+
+
+def ceiling_of(launch: Launch) -> Ceiling:
+    limits = launch.limits
+    return Ceiling(launch.memory_mb, launch.cpu_milli, limits.cpu_hard, limits.processes)
+
+
+def _joining(group: Group | None, env: dict[str, str]) -> list[str]:
+    """A process joins before it becomes the program, so that nothing of it is outside."""
+    if group is None:
+        return []
+    unset = " ".join(name for name in OF_THE_SHELL if name not in env)
+    return ["/bin/sh", "-c", f"unset {unset}; {JOIN}", "sh", *group.entrances, "--"]
 
 
 def _check_port(text: str) -> None:

@@ -14,6 +14,7 @@ from pathlib import Path
 
 import msgspec
 
+from shoal.cgroups.groups import end_groups
 from shoal.client import Address, Client, ShoalError
 from shoal.control.home import ClusterConfig, Home
 from shoal.files import held, require_own
@@ -128,6 +129,7 @@ def take_down(home: Home, progress: Progress, note: Progress = lambda _: None) -
     for directory in home.nodes.iterdir() if home.nodes.is_dir() else ():
         if (folder := memory_folder(directory)) is not None:  # of an agent that was killed
             shutil.rmtree(folder, ignore_errors=True)
+        end_groups(directory)  # of an agent that died with its keeper
     return stopped
 
 

@@ -17,6 +17,7 @@ from typing import Protocol
 
 import msgspec
 
+from shoal.cgroups.groups import end_groups
 from shoal.exits import MEMBERS, read_exits
 from shoal.files import held, short_path, write_private
 from shoal.kernel import AGENT_MARK, NODE_MARK, Usual, kill_marked, variable
@@ -181,6 +182,7 @@ def end_by_force(directory: Path, incarnation: int) -> None:
     while held(directory / "agent.lock") and time.monotonic() < deadline:
         time.sleep(DEATH_POLL_S)
     if held(directory / "agent.lock"):
+        end_groups(directory)
         deadline = time.monotonic() + SWEEP_S
         while kill_marked(NODE_MARK, str(directory).__eq__) and time.monotonic() < deadline:
             time.sleep(DEATH_POLL_S)

@@ -15,6 +15,7 @@ import msgspec
 
 from shoal.agent.warm import zygote as zygote_program
 from shoal.agent.warm.rules import Recipe, shadowed
+from shoal.cgroups.groups import Group
 from shoal.kernel import NODE_MARK
 
 log = logging.getLogger("shoal.agent")
@@ -60,8 +61,16 @@ class WarmPool:
         self._failures: dict[str, int] = {}
         self._harmful: set[str] = set()  # modules that a zygote cannot hold
 
-    def fork(self, recipe: Recipe, env: dict[str, str], workdir: str, output: int) -> int | None:
-        """A member's process id, or None if it has to start cold."""
+    def fork(
+        self,
+        recipe: Recipe,
+        env: dict[str, str],
+        workdir: str,
+        output: int,
+        group: Group | None = None,
+    ) -> int | None:
+        """A member's process id, or None if it has to start cold. It waits until it is in the
+        group."""
         zygote = self._zygotes.get(recipe.key)
         if zygote is None:
             return None
@@ -80,7 +89,7 @@ class WarmPool:
             "workdir": workdir,
             "env": env,
         }
-        answer = _ask(zygote.control, msgspec.json.encode(order), output)
+        answer = _ask(zygote.control, msgspec.json.encode(order), output, group)
         if not answer.pid:
             log.warning("a warm interpreter is stopped: %s", answer.why)
             self._end(zygote)
@@ -223,7 +232,7 @@ def available_memory_mb() -> int:
     return available
 
 
-def _ask(control: socket.socket, order: bytes, output: int) -> Answer:
+def _ask(control: socket.socket, order: bytes, output: int, group: Group | None) -> Answer:
     """If no answer comes, the pipe is closed and a member that was forked all the same ends before
     it has done anything. So nothing is ever started twice."""
     content = os.memfd_create("order", os.MFD_CLOEXEC)
@@ -238,6 +247,8 @@ def _ask(control: socket.socket, order: bytes, output: int) -> Answer:
         if answer.pid:
             # Raises if it is not our child; does not reap it if it has ended.
             os.waitid(os.P_PID, answer.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+            if group is not None:
+                group.add(answer.pid)
             os.write(go, b"g")
         return answer
     except (OSError, msgspec.DecodeError) as error:

@@ -1,0 +1,317 @@
+"""A group of the kernel for each member: memory, CPU, processes and devices, of version 1 or 2.
+
+All groups of a node are in one folder per hierarchy, so that the next life finds what is left.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import hashlib
+import logging
+import os
+import signal
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+from shoal.cgroups.values import (
+    CONTROLLERS,
+    Ceiling,
+    Mount,
+    Setting,
+    Used,
+    mounts,
+    place,
+    settings,
+    weight,
+)
+
+log = logging.getLogger("shoal.agent")
+
+UNIFIED = ""  # version 2 has one hierarchy for all controllers
+PROCESSES = "cgroup.procs"
+NO_GROUPS_LINKS = 2  # of a folder without folders in it
+CHARGE_BYTES_MAX = 4 << 20  # the kernel charges in batches, so a limit is not reached exactly
+CLOSE_S_MAX = 2.0
+CLOSE_POLL_S = 0.005
+KILL_ROUNDS_MAX = 100  # without a bound on forks, until nothing is found
+
+
+def end_groups(directory: Path) -> None:
+    """Kill what a dead agent of this directory has left, even if it hides."""
+    with contextlib.suppress(OSError):
+        Cgroups.open(directory, 0).close()
+
+
+class Group:
+    """One member's groups, by controller. A hierarchy can hold several controllers."""
+
+    def __init__(self, name: str, folders: dict[str, Path], *, unified: bool) -> None:
+        self.name = name  # its path below the top of each hierarchy
+        self._folders = folders
+        self._unified = unified
+
+    @property
+    def entrances(self) -> list[str]:
+        """Files: a process that writes its id, or 0, is in the group from then on."""
+        return [str(folder / PROCESSES) for folder in dict.fromkeys(self._folders.values())]
+
+    def add(self, pid: int) -> None:
+        for entrance in self.entrances:
+            _write(entrance, str(pid))
+
+    def kill(self) -> None:
+        """Everything in the group, however it hides. Nothing new can start meanwhile."""
+        if self.empty or (self._unified and self._kill_all_at_once()):
+            return
+        with contextlib.suppress(OSError, KeyError):
+            _write(str(self._folders["pids"] / "pids.max"), "0")
+        for _ in range(KILL_ROUNDS_MAX):
+            found = list(self.pids())
+            for pid in found:
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGKILL)
+            if not found or "pids" in self._folders:
+                return
+
+    def _kill_all_at_once(self) -> bool:
+        """Kernels from 5.14 can do this."""
+        try:
+            for folder in set(self._folders.values()):
+                _write(str(folder / "cgroup.kill"), "1")
+        except OSError:
+            return False
+        return True
+
+    def pids(self) -> Iterator[int]:
+        """Of groups inside this one as well, because a container makes its own."""
+        for inner in _tree(next(iter(self._folders.values()))):
+            for word in _text(inner / PROCESSES).split():
+                if word != "0":  # a process of another namespace
+                    yield int(word)
+
+    @property
+    def empty(self) -> bool:
+        return next(self.pids(), None) is None
+
+    def used(self) -> Used:
+        memory, pids = self._folders.get("memory"), self._folders.get("pids")
+        killed, filled, refused = 0, False, 0
+        if memory is not None and self._unified:
+            events = _numbers(memory / "memory.events")
+            killed, filled = events.get("oom_kill", 0), events.get("oom", 0) > 0
+        elif memory is not None:
+            killed = _numbers(memory / "memory.oom_control").get("oom_kill", 0)
+            # The counter of failures stays at 0 on newer kernels.
+            most = int(_text(memory / "memory.max_usage_in_bytes") or 0)
+            limit = int(_text(memory / "memory.limit_in_bytes") or sys.maxsize)
+            filled = most + CHARGE_BYTES_MAX >= limit
+        if pids is not None:
+            refused = _numbers(pids / "pids.events").get("max", 0)
+        return Used(killed, filled, refused)
+
+    def remove(self) -> bool:
+        """False while a process is still in it; then it has to be tried again."""
+        gone = True
+        for folder in set(self._folders.values()):
+            gone = _remove(folder) and gone
+        return gone
+
+
+class Cgroups:
+    """The groups of one node. `missing` says which controllers cannot be used here, and why."""
+
+    def __init__(
+        self, name: str, folders: dict[str, Path], missing: dict[str, str], *, unified: bool
+    ) -> None:
+        self.name = name
+        self.missing = missing
+        self.unified = unified
+        self._folders = folders
+        self._leaving: list[Group] = []
+
+    @classmethod
+    def open(cls, directory: Path, cpu_milli: int) -> Cgroups:
+        """Find out what this agent may use. Members together weigh as much as the node's CPUs."""
+        name = f"shoal-{hashlib.sha256(str(directory).encode()).hexdigest()[:12]}"
+        found = mounts(_text(Path("/proc/self/mountinfo")), _text(Path("/proc/self/cgroup")))
+        second = next((mount for mount in found if not mount.controllers), None)
+        folders: dict[str, Path] = {}
+        missing = {}
+        for controller in CONTROLLERS:
+            mount = next((one for one in found if controller in one.controllers), None)
+            if mount is None:
+                continue
+            try:
+                folders[controller] = _folder(Path(f"{mount.top}{place(found)}/{name}"))
+            except OSError as error:
+                missing[controller] = _reason(error)
+        unified = not folders and second is not None
+        if not folders and second is not None:
+            folders, missing = _in_unified(second, name)
+            inside = str(folders.get(UNIFIED, "")).removeprefix(second.top)
+        else:
+            inside = f"{place(found)}/{name}"
+        for controller in CONTROLLERS:
+            if controller not in folders:
+                missing.setdefault(controller, "this machine has no such cgroup")
+        groups = cls(inside, folders, missing, unified=unified)
+        if "cpu" in folders and cpu_milli:
+            groups._set(folders["cpu"], weight(cpu_milli, unified=unified))
+        return groups
+
+    def __bool__(self) -> bool:
+        return bool(self._folders)
+
+    def make(self, ref: str, ceiling: Ceiling) -> Group | None:
+        """None if this agent cannot make groups. OSError if it usually can."""
+        if not self._folders:
+            return None
+        group = self._group(ref)
+        for folder in set(group._folders.values()):
+            folder.mkdir(parents=True, exist_ok=True)
+        for setting in settings(ceiling, unified=self.unified):
+            folder_ = group._folders.get(setting.controller)
+            if folder_ is not None:
+                self._set(folder_, setting)
+        return group
+
+    def discard(self, group: Group) -> None:
+        """Kill what is in it, and remove it as soon as that is gone."""
+        group.kill()
+        if not group.remove():
+            self._leaving.append(group)
+
+    def tend(self) -> None:
+        for group in self._leaving:
+            group.kill()
+        self._leaving = [group for group in self._leaving if not group.remove()]
+
+    def clear(self) -> int:
+        """Kill and remove what an earlier life has left; returns how many groups had processes."""
+        names = {
+            entry.name
+            for folder in self._folders.values()
+            for entry in os.scandir(folder)
+            if entry.is_dir()
+        }
+        alive = 0
+        for name in sorted(names):
+            group = self._group(name)
+            alive += not group.empty
+            self.discard(group)
+        return alive
+
+    def close(self) -> None:
+        """The node's own folders go, too, if everything in them ends soon."""
+        deadline = time.monotonic() + CLOSE_S_MAX
+        self.clear()
+        while self._leaving and time.monotonic() < deadline:
+            time.sleep(CLOSE_POLL_S)
+            self.tend()
+        for folder in set(self._folders.values()):
+            _remove(folder)
+
+    def _group(self, ref: str) -> Group:
+        folders = {controller: folder / ref for controller, folder in self._folders.items()}
+        return Group(f"{self.name}/{ref}", folders, unified=self.unified)
+
+    def _set(self, folder: Path, setting: Setting) -> None:
+        try:
+            _write(str(folder / setting.file), setting.value)
+        except OSError as error:
+            if setting.needed:
+                raise OSError(error.errno, f"{setting.file}: {error.strerror}") from error
+
+
+def _in_unified(mount: Mount, name: str) -> tuple[dict[str, Path], dict[str, str]]:
+    """Controllers reach the groups of a folder only if no process is in the folder itself, so the
+    agent's own group will rarely do. The nearest one above it does."""
+    wanted = {"memory", "cpu", "pids"}
+    own, why = Path(f"{mount.top}{mount.own}"), ""
+    while True:
+        base = own / name
+        try:
+            with contextlib.suppress(OSError):
+                enable(own, wanted)
+            _folder(base)
+            with contextlib.suppress(OSError):
+                enable(base, wanted)
+            here = wanted & set(_text(base / "cgroup.subtree_control").split())
+            if {"memory", "pids"} <= here:
+                missing = dict.fromkeys(wanted - here, "the group above this agent's lacks it")
+                return {UNIFIED: base, **dict.fromkeys(here, base)}, missing
+            why = why or "no group above this agent's passes it on"
+            base.rmdir()
+        except OSError as error:
+            why = why or _reason(error)
+        if str(own) == mount.top or own == own.parent:
+            return {}, dict.fromkeys(wanted, why)
+        own = own.parent
+
+
+def enable(folder: Path, controllers: set[str]) -> None:
+    """Pass controllers on to the groups in a folder, one by one: some may not be there."""
+    for controller in sorted(controllers):
+        with contextlib.suppress(OSError):
+            _write(str(folder / "cgroup.subtree_control"), f"+{controller}")
+
+
+def _folder(path: Path) -> Path:
+    path.mkdir(exist_ok=True)
+    if not os.access(path / PROCESSES, os.W_OK):
+        raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(path))
+    return path
+
+
+def _reason(error: OSError) -> str:
+    denied = error.errno in (errno.EACCES, errno.EPERM, errno.EROFS)
+    return "no writable cgroup" if denied else f"its cgroup: {error.strerror}"
+
+
+def _remove(folder: Path) -> bool:
+    """With the groups inside it, which have to be empty, too."""
+    for inner in reversed(_tree(folder)):
+        try:
+            os.rmdir(inner)
+        except FileNotFoundError:
+            pass
+        except OSError:
+            return False
+    return True
+
+
+def _tree(folder: Path) -> list[Path]:
+    """A group and those in it, itself first. A group has many files, so few are listed."""
+    found = [folder]
+    for one in found:
+        with contextlib.suppress(OSError):
+            if os.stat(one).st_nlink > NO_GROUPS_LINKS:
+                found.extend(Path(entry.path) for entry in os.scandir(one) if entry.is_dir())
+    return found
+
+
+def _write(path: str, text: str) -> None:
+    handle = os.open(path, os.O_WRONLY)
+    try:
+        os.write(handle, text.encode())
+    finally:
+        os.close(handle)
+
+
+def _text(path: Path) -> str:
+    try:
+        return path.read_text()
+    except OSError:
+        return ""
+
+
+def _numbers(path: Path) -> dict[str, int]:
+    found = {}
+    for line in _text(path).splitlines():
+        name, _, number = line.partition(" ")
+        if number.isdecimal():
+            found[name] = int(number)
+    return found
