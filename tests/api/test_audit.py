@@ -93,7 +93,7 @@ def test_sign_ins_are_noted_whether_they_work_or_not(live: Live) -> None:
         assert connection.getresponse().status == status
         connection.close()
     wrong, right = newest(live, 2)
-    assert line(right) == ("operator", "", "sessions.sign_in", "", 200, "127.0.0.1")
+    assert line(right) == ("operator", "*", "sessions.sign_in", "", 200, "127.0.0.1")
     assert line(wrong) == ("", "", "sessions.sign_in", "", 401, "127.0.0.1")
 
 

@@ -9,6 +9,8 @@ from urllib.parse import urlsplit
 import pytest
 
 from shoal.api.access import SESSION_MS, TRIES_MAX, TRIES_MS
+from shoal.model.identity import Role
+from shoal.model.people import NewToken
 from tests.live.cluster import Live
 
 Headers = dict[str, str]
@@ -222,3 +224,44 @@ class _Connection:
         self.host = host
         self.cookies = cookies or {}
         self.headers: Headers = {}
+
+
+def test_a_user_signs_in_with_their_own_token_and_is_nobody_else(live: Live) -> None:
+    live.client.add_tenant("lab")
+    live.client.add_user("ann", {"lab": Role.MEMBER})
+    made = live.client.add_token(NewToken(user="ann", lifetime_ms=60_000))
+
+    def begin(**body: str) -> Headers:
+        answer = call(live, "POST", "/v1/session", body=body)
+        assert answer.status == 200, answer.message
+        assert json.loads(answer.body)["until_ms"] <= made.token.until_ms
+        cookie = (answer.headers["set-cookie"] or "").partition(";")[0]
+        csrf = json.loads(answer.body)["csrf"]
+        return {"cookie": cookie, "x-shoal-csrf": csrf, "origin": live.client.url}
+
+    def me(headers: Headers) -> object:
+        answer = call(live, "GET", "/v1/me", headers)
+        return json.loads(answer.body).get("user", answer.status)
+
+    bearer = {"authorization": f"Bearer {made.secret}"}
+    code = json.loads(call(live, "POST", "/v1/session/code", bearer).body)["code"]
+    sessions = [begin(token=made.secret), begin(code=code)]
+    assert [me(session) for session in sessions] == ["ann", "ann"]
+    for session in sessions:
+        assert call(live, "GET", "/v1/users", session).status == 403
+        assert call(live, "POST", "/v1/nodes/n1/drain", session).status == 403
+        name, _, value = session["cookie"].partition("=")
+        session_name, until, token_id, signature = value.split(".")
+        assert token_id == made.token.id
+        for forged in (
+            f"{session_name}.{until}..{signature}",  # the operator
+            f"{session_name}.{until}.zzzzzzzz.{signature}",  # another token
+            f"{session_name}.{int(until) + 1}.{token_id}.{signature}",  # longer
+            f"{session_name}.{until}.{signature}",  # as before there were users
+        ):
+            assert call(live, "GET", "/v1/me", {"cookie": f"{name}={forged}"}).status == 401
+    live.client.rotate_token(made.token.id)
+    assert [call(live, "GET", "/v1/me", session).status for session in sessions] == [401, 401]
+    assert json.loads(call(live, "GET", "/v1/session", sessions[0]).body)["csrf"] == ""
+    live.client.remove_user("ann")
+    live.client.remove_tenant("lab")

@@ -22,7 +22,7 @@ from shoal.api.principal import SCOPE, THE_OPERATOR, Needs, Principal
 from shoal.api.problems import Refusal
 from shoal.api.quotas import Quotas
 from shoal.api.tickets import enter
-from shoal.model.identity import OPERATOR, Identity
+from shoal.model.identity import OPERATOR, Identity, Token
 
 SESSION_MS = 12 * 3600 * 1000
 CODE_MS = 120_000
@@ -42,10 +42,12 @@ Connection = ASGIConnection[Any, Any, Any, Any]
 
 
 class Session(msgspec.Struct, frozen=True):
-    """A signed cookie: it stays valid when the controller restarts."""
+    """A signed cookie: it stays valid when the controller restarts. It acts for a token (empty: the
+    operator's own), and ends with it or with the token's secret."""
 
     name: str
     until_ms: int
+    token: str = ""
 
 
 async def _at_once() -> None: ...
@@ -67,14 +69,14 @@ class Access:
         self._token = token.encode()
         self._now_ms = now_ms
         self._identity = identity
-        self._settled = settled
+        self.settled = settled
         self.quotas = Quotas()
         # A cookie belongs to a host, not a port: two clusters on one machine must not share one.
         self.cookie = f"shoal-{self._sign('cookie')[:8]}"
         # Our own names. Another name may have been pointed at this host by an attacker (DNS
         # rebinding), so that a browser takes their page for ours.
         self._names = {"localhost", socket.gethostname().lower(), *names}
-        self._codes: dict[str, int] = {}  # -> expiry
+        self._codes: dict[str, tuple[int, str]] = {}  # -> expiry, token
         self._ended: dict[str, int] = {}
         self._tries: dict[str, deque[int]] = {}
 
@@ -100,14 +102,14 @@ class Access:
             enter(self.quotas, connection, handler, None)
             return  # the list of requests is not secret
         if not self.bears_token(connection):
-            await self._settled()
+            await self.settled()
         who, session = self.principal(connection), None
         if who is None:
             session = self.session(connection)
-            if session is None:
+            who = self.of_session(session)
+            if who is None:
                 enter(self.quotas, connection, handler, None)
                 raise NotAuthorizedException(WRONG)
-            who = THE_OPERATOR
         _proven(connection, who)
         connection.scope[SCOPE] = who  # type: ignore[literal-required]
         enter(self.quotas, connection, handler, who, session.name if session else "")
@@ -130,12 +132,22 @@ class Access:
         identity = self._identity()
         token = identity.tokens.get(token_id) if prefix == TOKEN_PREFIX else None
         right = hmac.compare_digest(token_hash(secret), token.hash if token else NO_HASH)
-        if token is None or not right or 0 < token.until_ms <= self._now_ms():
+        return self._of_token(token) if right else None
+
+    def _of_token(self, token: Token | None) -> Principal | None:
+        if token is None or 0 < token.until_ms <= self._now_ms():
             return None
-        role = identity.role(token)
+        role = self._identity().role(token)
         if role is None:
             return None
         return Principal(user=token.user, tenant=token.tenant, role=role, token=token.id)
+
+    def of_session(self, session: Session | None) -> Principal | None:
+        if session is None:
+            return None
+        if not session.token:
+            return THE_OPERATOR
+        return self._of_token(self._identity().tokens.get(session.token))
 
     def bears_token(self, connection: Connection) -> bool:
         given = connection.headers.get("authorization", "")
@@ -144,11 +156,12 @@ class Access:
     def session(self, connection: Connection) -> Session | None:
         """The session in this request's cookie, if it is ours and still valid."""
         name, _, rest = connection.cookies.get(self.cookie, "").partition(".")
-        until, _, signature = rest.partition(".")
-        signed = self._sign("session", name, until, connection.headers.get("host", ""))
+        until, _, rest = rest.partition(".")
+        token, _, signature = rest.partition(".")
+        signed = self._signature(connection, name, until, token)
         if not hmac.compare_digest(signature.encode(), signed.encode()):
             return None
-        session = Session(name, int(until))
+        session = Session(name, int(until), token)
         over = session.until_ms <= self._now_ms() or name in self._ended
         return None if over else session
 
@@ -168,17 +181,32 @@ class Access:
         if "origin" in connection.headers and not same_origin(connection):
             raise Refusal(403, "this request comes from another site; use the page itself")
         address = connection.client.host if connection.client else ""
-        known = hmac.compare_digest(token.encode(), self._token) or self._redeem(code)
-        if not known:
+        who = THE_OPERATOR if hmac.compare_digest(token.encode(), self._token) else None
+        who = who or self.bearer(token) or self._redeem(code)
+        if who is None:
             # Only after a failure: one guesser must not lock out others at the same address.
             self._refuse_guessing(address)
             self._tries.setdefault(address, deque(maxlen=TRIES_MAX)).append(self._now_ms())
             wrong = WRONG if token else "this link was used or has expired; get another: shoal page"
             raise NotAuthorizedException(wrong)
-        session = Session(secrets.token_hex(16), self._now_ms() + SESSION_MS)
-        until = str(session.until_ms)
-        signature = self._sign("session", session.name, until, connection.headers.get("host", ""))
-        return session, f"{session.name}.{until}.{signature}"
+        return self.begin(connection, who)
+
+    def begin(self, connection: Connection, who: Principal) -> tuple[Session, str]:
+        """A new session and its cookie, for a sender who has shown who they are."""
+        token = self._identity().tokens.get(who.token) if who.token else None
+        until_ms = self._now_ms() + SESSION_MS
+        if token is not None and token.until_ms:
+            until_ms = min(until_ms, token.until_ms)
+        session, until = Session(secrets.token_hex(16), until_ms, who.token), str(until_ms)
+        signature = self._signature(connection, session.name, until, session.token)
+        return session, f"{session.name}.{until}.{session.token}.{signature}"
+
+    def _signature(self, connection: Connection, name: str, until: str, token_id: str) -> str:
+        """The token's hash is a part of it: another secret ends the sessions, too."""
+        token = self._identity().tokens.get(token_id) if token_id else None
+        secret = token.hash if token is not None else ""
+        host = connection.headers.get("host", "")
+        return self._sign("session", name, until, token_id, secret, host)
 
     def end(self, session: Session) -> None:
         now_ms = self._now_ms()
@@ -187,16 +215,19 @@ class Access:
             self._ended.pop(next(iter(self._ended), ""), None)
         self._ended[session.name] = session.until_ms
 
-    def new_code(self) -> tuple[str, int]:
-        """A code for a link that signs in once and expires soon."""
+    def new_code(self, who: Principal) -> tuple[str, int]:
+        """A code for a link that signs its sender in once and expires soon."""
         while len(self._codes) >= CODES_MAX:
             del self._codes[next(iter(self._codes))]
         code, until_ms = secrets.token_urlsafe(24), self._now_ms() + CODE_MS
-        self._codes[code] = until_ms
+        self._codes[code] = (until_ms, who.token)
         return code, until_ms
 
-    def _redeem(self, code: str) -> bool:
-        return self._codes.pop(code, 0) > self._now_ms()
+    def _redeem(self, code: str) -> Principal | None:
+        until_ms, token = self._codes.pop(code, (0, ""))
+        if until_ms <= self._now_ms():
+            return None
+        return self._of_token(self._identity().tokens.get(token)) if token else THE_OPERATOR
 
     def _refuse_guessing(self, address: str) -> None:
         now_ms = self._now_ms()

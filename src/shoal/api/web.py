@@ -13,9 +13,8 @@ from litestar.response import Redirect
 
 from shoal.api.access import SESSION_MS, Access
 from shoal.api.audit import note
-from shoal.api.principal import Needs
+from shoal.api.principal import Needs, Principal
 from shoal.api.problems import Refusal
-from shoal.model.identity import OPERATOR
 
 FOLDER = Path(__file__).parent.parent / "web"
 TYPES = {
@@ -85,18 +84,22 @@ class Sessions(Controller):
     async def sign_in(
         self, request: AnyRequest, access: Access, data: SignIn
     ) -> Response[SessionView]:
+        await access.settled()
         session, cookie = access.sign_in(request, data.token, data.code)
-        note(request.scope, who=OPERATOR)
+        who = access.of_session(session)
+        if who is not None:
+            note(request.scope, who=who.user, tenant=who.tenant, token=who.token)
         return Response(
             SessionView(csrf=access.csrf(session), until_ms=session.until_ms),
             cookies=[_cookie(access, cookie, SESSION_MS // 1000)],
         )
 
-    @get(opt=Needs.OPEN.opt, sync_to_thread=False)
-    def session(self, request: AnyRequest, access: Access) -> SessionView:
+    @get(opt=Needs.OPEN.opt)
+    async def session(self, request: AnyRequest, access: Access) -> SessionView:
         """Empty if the browser is not signed in: that is an answer, not an error."""
+        await access.settled()
         session = access.session(request)
-        if session is None:
+        if session is None or access.of_session(session) is None:
             return SessionView(csrf="", until_ms=0)
         return SessionView(csrf=access.csrf(session), until_ms=session.until_ms)
 
@@ -108,10 +111,11 @@ class Sessions(Controller):
         return Response(None, cookies=[_cookie(access, "", 0)])
 
     @post("/code", status_code=200, opt=Needs.SIGNED_IN.opt)
-    async def code(self, request: AnyRequest, access: Access) -> CodeView:
-        if not access.bears_token(request):
+    async def code(self, request: AnyRequest, access: Access, who: Principal) -> CodeView:
+        await access.settled()
+        if access.principal(request) is None:
             raise Refusal(403, "a link needs the token, not a session; use: shoal page")
-        code, until_ms = access.new_code()
+        code, until_ms = access.new_code(who)
         return CodeView(code=code, until_ms=until_ms)
 
 
