@@ -1,70 +1,60 @@
 """Which variables of the agent's own environment reach a job: a short list.
 
 The operator who starts a cluster has tokens and keys in the shell. A job gets what makes programs,
-GPUs and the network work on this machine, and its own `env`. See docs/code-travels.md.
+GPUs and the network work on this machine, and its own `env`. A tenant that is kept apart gets
+nothing that leads into the operator's home. See docs/environment.md.
 """
 
 from __future__ import annotations
 
 import os
+import re
 
-KEPT = frozenset(
+# What this machine is like: for every job.
+MACHINE = frozenset(
     (
-        "PATH",
-        "HOME",
-        "USER",
-        "LOGNAME",
-        "SHELL",
-        "LANG",
-        "LANGUAGE",
-        "TZ",
-        "TMPDIR",
-        "VIRTUAL_ENV",
-        "CONDA_PREFIX",
-        "PYTHONPATH",
-        "LD_LIBRARY_PATH",
-        "LD_PRELOAD",
-        "TORCH_HOME",
-        "TORCHINDUCTOR_CACHE_DIR",
-        "TRITON_CACHE_DIR",
-        "HF_HOME",
-        "SSL_CERT_FILE",
-        "SSL_CERT_DIR",
-        "REQUESTS_CA_BUNDLE",
-        "CURL_CA_BUNDLE",
-        "http_proxy",
-        "https_proxy",
-        "no_proxy",
-        "all_proxy",
-        "HTTP_PROXY",
-        "HTTPS_PROXY",
-        "NO_PROXY",
-        "ALL_PROXY",
+        *("PATH", "LD_LIBRARY_PATH", "TZ", "LANG", "LANGUAGE"),
+        *(  # not LC_*: any of those gets through ssh, so people carry tokens in them
+            f"LC_{what}"
+            for what in (
+                *("ALL", "CTYPE", "NUMERIC", "TIME", "COLLATE", "MONETARY", "MESSAGES"),
+                *("PAPER", "NAME", "ADDRESS", "TELEPHONE", "MEASUREMENT", "IDENTIFICATION"),
+            )
+        ),
+        *("SSL_CERT_FILE", "SSL_CERT_DIR", "REQUESTS_CA_BUNDLE", "CURL_CA_BUNDLE"),
+        *("CUDA_HOME", "CUDA_PATH", "CUDA_ROOT", "CUDA_DEVICE_ORDER", "CUDA_MODULE_LOADING"),
+        *("CUDA_DEVICE_MAX_CONNECTIONS", "CUDA_CACHE_DISABLE", "CUDA_CACHE_MAXSIZE"),
+        *("NVIDIA_DRIVER_CAPABILITIES", "NVIDIA_TF32_OVERRIDE", "ROCM_PATH", "ROCM_HOME"),
     )
 )
-# Settings of this machine's GPUs and network, which the operator knows and a user does not.
-KEPT_PREFIXES = (
-    "LC_",
-    "XDG_",
-    "CUDA_",
-    "NVIDIA_",
-    "NCCL_",
-    "GLOO_",
-    "UCX_",
-    "FI_",
-    "ROCM_",
-    "HIP_",
-    "OMP_",
-    "MKL_",
+# Settings of its network and its processors, which the operator knows and a user does not.
+MACHINE_PREFIXES = ("NCCL_", "GLOO_", "UCX_", "FI_", "HIP_", "OMP_", "MKL_")
+# What the operator's own programs are like: for the operator's own jobs.
+OWN = frozenset(
+    (
+        *("HOME", "USER", "LOGNAME", "SHELL", "TMPDIR"),
+        *("XDG_CACHE_HOME", "XDG_CONFIG_HOME", "XDG_DATA_HOME", "XDG_STATE_HOME"),
+        *("XDG_CONFIG_DIRS", "XDG_DATA_DIRS"),
+        *("VIRTUAL_ENV", "CONDA_PREFIX", "PYTHONPATH", "LD_PRELOAD", "CUDA_CACHE_PATH"),
+        *("TORCH_HOME", "TORCHINDUCTOR_CACHE_DIR", "TRITON_CACHE_DIR", "HF_HOME"),
+    )
 )
+PROXIES = frozenset(("http_proxy", "https_proxy", "all_proxy", "no_proxy"))  # and in capitals
+# A variable with a harmless prefix may be a key all the same.
+SECRET = re.compile(r"TOKEN|SECRET|PASSW|CREDENTIAL|KEY$|_KEY_", re.IGNORECASE)
+LOGIN = re.compile(r"^((?:[a-z0-9+.-]+:)?//)?[^/]*@", re.IGNORECASE)
 
 
-def inherited_env(*more: str) -> dict[str, str]:
+def inherited_env(*more: str, apart: bool = False) -> dict[str, str]:
     """The environment all members start from; their own `env` comes on top. Variables that begin
-    with one of `more` are kept as well."""
-    kept = {
-        name: value
-        for name, value in os.environ.items()
-        if name in KEPT or name.startswith((*KEPT_PREFIXES, *more))
-    }
-    return {"PYTHONUNBUFFERED": "1", **kept}
+    with one of `more` are kept as well. `apart`: for a tenant that is kept apart."""
+    kept = {"PYTHONUNBUFFERED": "1"}
+    prefixes = (*MACHINE_PREFIXES, *more)
+    for name, value in os.environ.items():
+        if name.lower() in PROXIES:
+            kept[name] = LOGIN.sub(r"\1", value)  # a password for the proxy is the operator's
+            continue
+        tuned = name.startswith(prefixes) and not SECRET.search(name)
+        if tuned or name in MACHINE or (name in OWN and not apart):
+            kept[name] = value
+    return kept

@@ -127,7 +127,10 @@ class Processes:
         """The member writes its output to a file by itself, so nothing can slow it down. The user's
         own variables replace those in `extra`. Nothing but the member itself gets the `private`
         ones: no warm interpreter is made with them."""
-        env = {**inherited_env(), **extra, **launch.env, MARK: str(launch.ref)}
+        base = inherited_env(apart=bool(launch.uid))
+        if launch.uid:
+            base["HOME"] = str(directory)
+        env = {**base, **extra, **launch.env, MARK: str(launch.ref)}
         env[NODE_MARK] = self._node_mark
         workdir = launch.workdir or str(directory)
         if SERVICE in launch.env:

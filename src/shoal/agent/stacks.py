@@ -11,6 +11,8 @@ import sysconfig
 import time
 from pathlib import Path
 
+from shoal.agent.inherited import inherited_env
+
 DUMP_S_MAX = 5.0
 DUMP_BYTES_MAX = 16 * 1024
 PROCESSES_MAX = 8
@@ -102,7 +104,7 @@ def _py_spy(program: str, pid: int, mark: dict[str, str], deadline: float) -> st
         with contextlib.suppress(OSError, subprocess.SubprocessError):
             text = subprocess.run(
                 [program, "dump", "--nonblocking", "--pid", str(pid)],
-                env={**os.environ, **mark},
+                env={**inherited_env(), **mark},
                 stdin=subprocess.DEVNULL,
                 capture_output=True,
                 timeout=left_s,
