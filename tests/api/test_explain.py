@@ -5,6 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 
 from shoal.api.explain import explanation_of, why_view
+from shoal.api.principal import THE_OPERATOR
+from shoal.api.reach import Reach
 from shoal.model.events import JobCheckpointed, JobRunning
 from shoal.model.report import Submit
 from tests.control.test_loop import SPEC, Rig
@@ -19,16 +21,17 @@ def test_thousands_of_checkpoints_hide_no_attempt(tmp_path: Path) -> None:
             await rig.loop.changed("j1", 1)
 
     rig.run(begin())
-    before = why_view(rig.loop, rig.loop.state.jobs["j1"])
+    reach = Reach(rig.loop, THE_OPERATOR)
+    before = why_view(reach, rig.loop.state.jobs["j1"])
     saves = [
         JobCheckpointed(at_ms=2_000_000 + step, job="j1", attempt=1, step=step)
         for step in range(1, 25_001)
     ]
     rig.store.commit(saves, [])
-    after = why_view(rig.loop, rig.loop.state.jobs["j1"])
+    after = why_view(reach, rig.loop.state.jobs["j1"])
     assert [r.event for r in after.events] == [*(r.event for r in before.events), saves[-1]]
     (attempt,) = after.attempts
     assert (attempt.attempt, attempt.nodes, attempt.saved_step) == (1, ["n1"], 25_000)
-    story = explanation_of(rig.loop, rig.loop.state.jobs["j1"])
+    story = explanation_of(reach, rig.loop.state.jobs["j1"])
     assert story.complete
     assert [one.saved_step for one in story.attempts] == [25_000]

@@ -52,7 +52,7 @@ def test_the_loop_answers_while_long_lists_are_read(
         ]
         await rig.loop.request(Submit(SPEC))
         await rig.loop.request(Nothing())
-        assert status_view(rig.loop).submitted == 32
+        assert status_view(reach).submitted == 32
         assert not any(one.done() for one in lists), "they are still being read"
         go_on.set()
         for one in lists:

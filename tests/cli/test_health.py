@@ -10,6 +10,8 @@ from typing import Any, cast
 
 import pytest
 
+from shoal.api.principal import THE_OPERATOR
+from shoal.api.reach import Reach
 from shoal.api.views import node_view
 from shoal.cli.screen.words import progress_text
 from shoal.cli.verbs.nodes import print_nodes
@@ -91,7 +93,7 @@ def test_progress_in_words(fields: dict[str, Any], text: str) -> None:
 
 def listed(cluster: Training, capsys: pytest.CaptureFixture[str]) -> dict[str, str]:
     loop = cast(ControlLoop, SimpleNamespace(state=cluster.state))
-    print_nodes([node_view(loop, node) for node in cluster.state.order])
+    print_nodes([node_view(Reach(loop, THE_OPERATOR), node) for node in cluster.state.order])
     lines = capsys.readouterr().out.splitlines()[1:]
     return {line.split()[0]: " ".join(line.split()[1:]) for line in lines}
 

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Annotated, Literal
 
 import msgspec
-from litestar import Controller, Litestar, Response, get, post, put
+from litestar import Controller, Litestar, get, post, put
 from litestar.datastructures import State
 from litestar.di import Provide
 from litestar.exceptions import HTTPException
@@ -19,10 +19,11 @@ from litestar.types import ControllerRouterHandler
 from shoal import __version__
 from shoal.api.access import Access
 from shoal.api.audit import Audit, audited
+from shoal.api.events import Events
 from shoal.api.explain import Explanations
 from shoal.api.feed import Feed
-from shoal.api.identity import Me, Tenants, Tokens, Users, without_hash
-from shoal.api.jobs import NUMBER_MAX, Jobs, WaitS
+from shoal.api.identity import Me, Tenants, Tokens, Users
+from shoal.api.jobs import Jobs, WaitS
 from shoal.api.ledger import Ledger
 from shoal.api.metrics import metrics
 from shoal.api.packages import Packages, refuse_unknown_package
@@ -39,7 +40,6 @@ from shoal.api.problems import (
     on_unexpected,
 )
 from shoal.api.reach import Reach
-from shoal.api.read_threads import aside, encoded, respond
 from shoal.api.schema import DescribedSchema
 from shoal.api.secrets import Secrets, refuse_unknown_secrets
 from shoal.api.series import Series
@@ -69,7 +69,6 @@ from shoal.model.service import GatewayEntry, ServiceSpec
 from shoal.model.views import (
     CheckView,
     Done,
-    EventsView,
     NodeView,
     ServiceView,
     StatusView,
@@ -77,7 +76,6 @@ from shoal.model.views import (
 from shoal.ports import StoreError
 
 BODY_BYTES_MAX = 4 * 1024 * 1024
-EVENTS_MAX = 10_000
 
 Name = Annotated[str, Parameter(max_length=64)]
 INTENTS = {
@@ -92,14 +90,14 @@ class Cluster(Controller):
     opt = Needs.READ.opt
 
     @get("/status", sync_to_thread=False)
-    def status(self, loop: ControlLoop, who: Principal) -> StatusView:
-        view = status_view(loop)
-        view.caps = caps_of(loop.state, who.sees)
+    def status(self, reach: Reach) -> StatusView:
+        view = status_view(reach)
+        view.caps = caps_of(reach.loop.state, reach.who.sees)
         return view
 
     @get("/nodes", sync_to_thread=False)
-    def nodes(self, loop: ControlLoop) -> list[NodeView]:
-        return [node_view(loop, node) for node in known_nodes(loop)]
+    def nodes(self, reach: Reach) -> list[NodeView]:
+        return [node_view(reach, node) for node in known_nodes(reach.loop)]
 
     @post("/nodes/{node:str}/{verb:str}", status_code=200, opt=Needs.ADMIN.opt)
     async def set_intent(
@@ -130,8 +128,8 @@ class Cluster(Controller):
         return view
 
     @get("/policy", sync_to_thread=False)
-    def policy(self, loop: ControlLoop) -> Policy:
-        return loop.policy
+    def policy(self, reach: Reach) -> Policy:
+        return reach.policy()
 
     @put("/policy", opt=Needs.ADMIN.opt)
     async def set_policy(self, loop: ControlLoop, data: Policy) -> Policy:
@@ -143,31 +141,6 @@ class Cluster(Controller):
         await loop.set_policy(data)
         return loop.policy
 
-    @get("/events")
-    async def events(
-        self,
-        loop: ControlLoop,
-        after: Annotated[int, Parameter(ge=-EVENTS_MAX, le=NUMBER_MAX)] = 0,
-        limit: Annotated[int, Parameter(ge=1, le=EVENTS_MAX)] = 1000,
-        job: Name = "",
-        node: Name = "",
-        notable: bool = False,
-        wait_s: WaitS = 0,
-    ) -> Response[EventsView]:
-        """`notable` leaves out frequent events that would hide the rest."""
-
-        def read() -> tuple[bool, bytes]:
-            stored = loop.store.events(after, limit, job, node, notable)
-            found = [without_hash(one) for one in stored]
-            next_after = found[-1].seq if found else max(after, 0)
-            return bool(found), encoded(EventsView(events=found, next_after=next_after))
-
-        any_, body = await aside(read, limit)
-        if not any_ and wait_s:
-            await loop.changed(job, wait_s)
-            _, body = await aside(read, limit)
-        return respond(body)
-
 
 class Services(Controller):
     path = "/v1/services"
@@ -175,11 +148,11 @@ class Services(Controller):
 
     @get(sync_to_thread=False)
     def listing(self, reach: Reach, entry: GatewayEntry) -> list[ServiceView]:
-        return [service_view(reach.loop, service, entry) for service in reach.services()]
+        return [service_view(reach, service, entry) for service in reach.services()]
 
     @get("/{name:str}", sync_to_thread=False)
     def one(self, reach: Reach, entry: GatewayEntry, name: str) -> ServiceView:
-        return service_view(reach.loop, reach.service(name), entry)
+        return service_view(reach, reach.service(name), entry)
 
     @put("/{name:str}", opt=Needs.WRITE.opt)
     async def serve(
@@ -195,7 +168,7 @@ class Services(Controller):
         refuse_unknown_secrets(reach.loop, spec.replica)
         accepted(await reach.loop.request(SetService(spec, reach.name, reach.tenant)))
         await reach.loop.settled()
-        return service_view(reach.loop, reach.service(name), entry)
+        return service_view(reach, reach.service(name), entry)
 
     @post("/{name:str}/stop", status_code=200, opt=Needs.WRITE.opt)
     async def stop(self, reach: Reach, name: str) -> Done:
@@ -207,6 +180,7 @@ class Services(Controller):
 
 ROUTES: list[ControllerRouterHandler] = [
     Cluster,
+    Events,
     Jobs,
     Services,
     Series,

@@ -9,10 +9,10 @@ from litestar import Controller, get
 from shoal.api.principal import Needs
 from shoal.api.reach import Reach
 from shoal.api.read_threads import aside
+from shoal.api.seen import seen_events
 from shoal.api.views import job_state, progress_view
 from shoal.control.loop import ControlLoop
 from shoal.core.answers.explain import attempts_of, learned_of, no_tail
-from shoal.core.answers.holders import holders_text
 from shoal.core.answers.outlook import outlook
 from shoal.core.answers.why import Waits, explain, reason_of
 from shoal.model.events import (
@@ -47,33 +47,35 @@ class Explanations(Controller):
         reach.job(job_id)
         read = await aside(lambda: _read(loop, job_id))
         await loop.settled()
-        return explanation_of(loop, reach.job(job_id), read)
+        return explanation_of(reach, reach.job(job_id), read)
 
 
-def why_view(loop: ControlLoop, job: Job, told: list[Recorded] | None = None) -> WhyView:
+def why_view(reach: Reach, job: Job, told: list[Recorded] | None = None) -> WhyView:
     """`told` is the job's history, if it was already read."""
+    loop = reach.loop
     now_ms = loop.clock.now_ms()
     seen = outlook(loop.state, job, loop.policy, now_ms)
     told = loop.store.history(job.id, HISTORY_MAX) if told is None else told
+    told = seen_events(reach, told, {job.id: job.spec.tenant})
     return WhyView(
         id=job.id,
         state=job_state(job),
         early_ms=seen.early_ms,
         late_ms=seen.late_ms,
         start=seen.start,
-        why=_with_holders(loop, job, seen.why, now_ms),
+        why=_with_holders(reach, job, reach.text(seen.why), now_ms),
         progress=progress_view(loop, job),
         events=told[-WHY_EVENTS_MAX:],
         attempts=attempts_of((one.event for one in told), no_tail),
     )
 
 
-def _with_holders(loop: ControlLoop, job: Job, why: str, now_ms: int) -> str:
+def _with_holders(reach: Reach, job: Job, why: str, now_ms: int) -> str:
     """A job that waits for room names the jobs that hold it."""
     if job.phase is not Phase.WAITING:
         return why
-    reason = reason_of(loop.state, job, loop.policy, now_ms)
-    held = holders_text(loop.state, job) if reason and reason.kind is Waits.ROOM else ""
+    reason = reason_of(reach.loop.state, job, reach.loop.policy, now_ms)
+    held = reach.holders(job) if reason and reason.kind is Waits.ROOM else ""
     return f"{why}; {held}" if held else why
 
 
@@ -83,10 +85,12 @@ def _read(loop: ControlLoop, job_id: str) -> tuple[list[Recorded], list[Recorded
 
 
 def explanation_of(
-    loop: ControlLoop, job: Job, read: tuple[list[Recorded], list[Recorded]] | None = None
+    reach: Reach, job: Job, read: tuple[list[Recorded], list[Recorded]] | None = None
 ) -> Explanation:
+    loop = reach.loop
     own, around = read or _read(loop, job.id)
-    events = [recorded.event for recorded in around]
+    seen = seen_events(reach, around, {job.id: job.spec.tenant})
+    events = [recorded.event for recorded in seen]
     now_ms = loop.clock.now_ms()
     until_ms = (job.finished_ms if job.finished_ms is not None else now_ms) + AFTER_END_MS
     events = [event for event in events if event.at_ms <= until_ms]
@@ -102,7 +106,7 @@ def explanation_of(
         name=job.spec.name or "",
         tenant=job.spec.tenant,
         state=job_state(job),
-        why=explain(loop.state, job, loop.policy, now_ms),
+        why=reach.text(explain(loop.state, job, loop.policy, now_ms)),
         command=command[:COMMAND_CHARACTERS_MAX],
         members=job.spec.members,
         submitted_ms=job.submitted_ms,

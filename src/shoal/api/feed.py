@@ -16,16 +16,18 @@ from typing import Any, NamedTuple
 
 import msgspec
 
+from shoal.api.feed_own import Gone, Own
 from shoal.api.feed_rows import (
-    JobLine,
-    NodeLine,
-    ServiceLine,
+    Change,
+    Snapshot,
     job_line,
     node_line,
     rounded,
     service_line,
 )
-from shoal.api.views import find_job, known_nodes, status_view
+from shoal.api.principal import THE_OPERATOR
+from shoal.api.reach import Reach
+from shoal.api.views import known_nodes, status_view
 from shoal.control.loop import ControlLoop, Unreadable
 from shoal.core.state.heard import Watch
 from shoal.core.state.state import State
@@ -33,39 +35,16 @@ from shoal.enduring import enduring
 from shoal.model.job import Job, Phase
 from shoal.model.progress import Beat
 from shoal.model.samples import NodeSample
-from shoal.model.views import StatusView
 
 PAUSE_S = 0.25  # least time between two looks
 PAUSE_FACTOR = 20  # ... and this many times a look's duration: at most 5 % of the time
 QUIET_S = 1.0  # steps and loads are not events: look at them this often
 WAITING_MAX = 500  # waiting jobs that are sent; of the rest only the number
 ENDED_MAX = 100  # finished jobs in a snapshot
+ENDED_LOOK = 50_000  # events that are searched for those of one tenant
 KEPT_MAX = 256  # changes kept for pages that reconnect
 BEHIND_MAX = 64  # changes queued for one slow page
 PAGES_MAX = 200
-
-
-class Snapshot(msgspec.Struct, kw_only=True):
-    status: StatusView
-    nodes: list[NodeLine]
-    jobs: list[JobLine]
-    services: list[ServiceLine]
-    ended: list[JobLine]
-    busy: dict[str, tuple[int, ...]]  # per cent, of each GPU of nodes that measure it
-
-
-class Change(msgspec.Struct, kw_only=True, omit_defaults=True):
-    """`ended`: jobs that have finished; `gone_*`: things that no longer exist."""
-
-    status: StatusView | None = None
-    nodes: list[NodeLine] = []
-    jobs: list[JobLine] = []
-    services: list[ServiceLine] = []
-    ended: list[JobLine] = []
-    gone_nodes: list[str] = []
-    gone_jobs: list[str] = []
-    gone_services: list[str] = []
-    busy: dict[str, tuple[int, ...]] = {}
 
 
 class Line(NamedTuple):
@@ -80,9 +59,10 @@ class TooMany(Exception):
 
 
 class Page:
-    """One open page: the pieces not yet sent to it."""
+    """One open page: the pieces not yet sent to it. `tenant`: the only one it shows; "": all."""
 
-    def __init__(self) -> None:
+    def __init__(self, tenant: str = "") -> None:
+        self.tenant = tenant
         self.pieces: asyncio.Queue[bytes | None] = asyncio.Queue(BEHIND_MAX)
 
     def offer(self, piece: bytes) -> bool:
@@ -101,6 +81,7 @@ class Feed:
         self, loop: ControlLoop, samples: Callable[[], Mapping[str, NodeSample]] = dict
     ) -> None:
         self._loop = loop
+        self._reach = Reach(loop, THE_OPERATOR)
         self._samples = samples
         self._sampled: dict[str, NodeSample] = {}
         self._busy: dict[str, tuple[int, ...]] = {}
@@ -116,18 +97,21 @@ class Feed:
         self._kept: deque[tuple[int, bytes]] = deque(maxlen=KEPT_MAX)
         self._pages: set[Page] = set()
         self._looking: asyncio.Task[None] | None = None
-        self._snapshot: tuple[int, bytes] = (-1, b"")
+        self._snapshots: dict[str, bytes] = {}  # of this number, by tenant
+        self._gone = Gone()
+        self._others = loop.policy.others
 
-    def open(self, last_id: str = "") -> Page:
-        """A page that has seen `last_id` gets what it missed, if that is still kept."""
+    def open(self, last_id: str = "", tenant: str = "") -> Page:
+        """A page that has seen `last_id` gets what it missed, if that is still kept. A page of one
+        `tenant` gets everything again: changes are kept as those who see all get them."""
         if len(self._pages) >= PAGES_MAX:
             raise TooMany(f"{PAGES_MAX} pages are open already; close some")
         if self._looking is None or self._looking.done():
             self.advance()  # no look for a while: the snapshot must be current
             self._looking = asyncio.create_task(enduring("the page's feed", self._watch))
-        page = Page()
-        missed = self._missed(last_id)
-        for piece in [self.snapshot()] if missed is None else missed:
+        page = Page(tenant)
+        missed = None if tenant else self._missed(last_id)
+        for piece in [self.snapshot(tenant)] if missed is None else missed:
             page.offer(piece)
         self._pages.add(page)
         return page
@@ -135,23 +119,25 @@ class Feed:
     def close(self, page: Page) -> None:
         self._pages.discard(page)
 
-    def snapshot(self) -> bytes:
-        if self._snapshot[0] != self._number:
-            ended = self._loop.store.finished(ENDED_MAX)
+    def snapshot(self, tenant: str = "") -> bytes:
+        if tenant not in self._snapshots:
+            since = max(-1, self._loop.last_seq - ENDED_LOOK) if tenant else -1
+            ended = self._loop.store.finished(ENDED_MAX, since, tenant)
             told = Snapshot(
-                status=status_view(self._loop),
+                status=status_view(self._reach),
                 nodes=[known.line for known in self._nodes.values()],
                 jobs=[known.line for known in self._jobs.values()],
                 services=[known.line for known in self._services.values()],
                 ended=[job_line(self._loop, job) for job in ended],
                 busy=self._busy,
             )
-            self._snapshot = self._number, self._piece("snapshot", told)
-        return self._snapshot[1]
+            told = Own(self._loop, tenant).snapshot(told) if tenant else told
+            self._snapshots[tenant] = self._piece("snapshot", told)
+        return self._snapshots[tenant]
 
     def look(self) -> Change | None:
         """What changed since the last look; None if nothing did."""
-        change = Change()
+        change, self._gone = Change(), Gone()
         # Every change of nodes and jobs is an event; only steps and loads change without one.
         seen = (self._loop.last_seq, self._loop.state)
         moved, self._seen = seen != self._seen, seen
@@ -168,8 +154,9 @@ class Feed:
         )  # fmt: skip
         if not moved and not full:
             return None
-        change.status = status_view(self._loop)
+        change.status = status_view(self._reach)
         self._number += 1
+        self._snapshots = {}
         return change
 
     async def _watch(self) -> None:
@@ -179,22 +166,37 @@ class Feed:
             except Unreadable:
                 continue  # without beats, pages know that they are out of date
             began = time.monotonic()
-            piece = self.advance()
-            if piece is not None:
-                self.send(piece)
+            change = self.look()
+            if change is not None:
+                self.send(self._keep(change))
+                self._send_own(change)
             await asyncio.sleep(max(PAUSE_S, PAUSE_FACTOR * (time.monotonic() - began)))
 
     def advance(self) -> bytes | None:
         """The next change, encoded and kept; None if there is none."""
         change = self.look()
-        if change is None:
-            return None
+        return None if change is None else self._keep(change)
+
+    def _keep(self, change: Change) -> bytes:
         piece = self._piece("change", change)
         self._kept.append((self._number, piece))
         return piece
 
-    def send(self, piece: bytes) -> None:
-        self._pages = {page for page in self._pages if page.offer(piece)}
+    def send(self, piece: bytes, tenant: str = "") -> None:
+        self._pages = {page for page in self._pages if page.tenant != tenant or page.offer(piece)}
+
+    def _send_own(self, change: Change) -> None:
+        """To the pages of one tenant each: what was found is cut to size, not looked for again."""
+        others, self._others = self._others, self._loop.policy.others
+        for tenant in sorted(self._tenants()):
+            if others is not self._others:  # all lines may have changed
+                self.send(self.snapshot(tenant), tenant)
+            else:
+                own = Own(self._loop, tenant).change(change, self._gone)
+                self.send(self._piece("change", own), tenant)
+
+    def _tenants(self) -> set[str]:
+        return {page.tenant for page in self._pages if page.tenant}
 
     def beat(self) -> bytes:
         """The current time. A page that gets no beat for long knows that it is out of date."""
@@ -243,15 +245,20 @@ class Feed:
 
     def _look_at_jobs(self, change: Change) -> None:
         before, now, waiting = self._jobs, dict[str, Line](), 0
+        own = dict.fromkeys(self._tenants(), 0)  # beyond the first: those of open pages
         for job in self._loop.state.jobs.values():
             if job.phase is Phase.WAITING:
                 waiting += 1
+                tenant = job.spec.tenant
                 if waiting > WAITING_MAX:
-                    continue
+                    if own.get(tenant, WAITING_MAX) >= WAITING_MAX:
+                        continue
+                    own[tenant] += 1
             now[job.id] = self._job(job, change)
         self._jobs = now
         for job_id in before:
             if job_id not in now:
+                self._gone.jobs[job_id] = before[job_id].line.tenant
                 self._leave(job_id, change)
         self._look_at_ends(change)
 
@@ -283,7 +290,7 @@ class Feed:
     def _leave(self, job_id: str, change: Change) -> None:
         self._told.pop(job_id, None)
         self._heats.pop(job_id, None)
-        job = None if job_id in self._loop.state.jobs else find_job(self._loop, job_id)
+        job = None if job_id in self._loop.state.jobs else self._reach.find(job_id)
         if job is None:
             change.gone_jobs.append(job_id)
         else:
@@ -321,13 +328,14 @@ class Feed:
     def _look_at_services(self, change: Change) -> None:
         before, now = self._services, {}
         for name, service in self._loop.state.services.items():
-            line = service_line(self._loop, service)
+            line = service_line(self._reach, service)
             known = before.get(name)
             if known is None or known.line != line:
                 known = Line(None, line)
                 change.services.append(line)
             now[name] = known
         change.gone_services = [name for name in before if name not in now]
+        self._gone.services = {name: before[name].line.tenant for name in change.gone_services}
         self._services = now
 
     def _look_at_gpus(self, change: Change) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import msgspec
 
+from shoal.api.reach import Reach
 from shoal.api.views import job_state, node_state, replica_view, service_state
 from shoal.control.loop import ControlLoop
 from shoal.core.state.state import Node
@@ -11,6 +12,7 @@ from shoal.model.health import Standing
 from shoal.model.job import Job, Phase
 from shoal.model.node import NodeHealth
 from shoal.model.service import Service, ServiceLoad
+from shoal.model.views import StatusView
 
 HEAT_STEP = 5  # per cent: smaller changes are noise and would be sent constantly
 
@@ -76,6 +78,7 @@ class ReplicaLine(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True)
 class ServiceLine(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     name: str
     state: str
+    tenant: str = ""
     version: int = 1
     least: int = 0
     most: int = 0
@@ -89,6 +92,29 @@ class ServiceLine(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True)
     response_ms: int = 0
     why: str = ""
     replicas: tuple[ReplicaLine, ...] = ()
+
+
+class Snapshot(msgspec.Struct, kw_only=True):
+    status: StatusView
+    nodes: list[NodeLine]
+    jobs: list[JobLine]
+    services: list[ServiceLine]
+    ended: list[JobLine]
+    busy: dict[str, tuple[int, ...]]  # per cent, of each GPU of nodes that measure it
+
+
+class Change(msgspec.Struct, kw_only=True, omit_defaults=True):
+    """`ended`: jobs that have finished; `gone_*`: things that no longer exist."""
+
+    status: StatusView | None = None
+    nodes: list[NodeLine] = []
+    jobs: list[JobLine] = []
+    services: list[ServiceLine] = []
+    ended: list[JobLine] = []
+    gone_nodes: list[str] = []
+    gone_jobs: list[str] = []
+    gone_services: list[str] = []
+    busy: dict[str, tuple[int, ...]] = {}
 
 
 def node_line(loop: ControlLoop, node: Node) -> NodeLine:
@@ -142,11 +168,11 @@ def job_line(loop: ControlLoop, job: Job, heat: tuple[int, ...] = ()) -> JobLine
     )
 
 
-def service_line(loop: ControlLoop, service: Service) -> ServiceLine:
-    name = service.spec.name
+def service_line(reach: Reach, service: Service) -> ServiceLine:
+    loop, name = reach.loop, service.spec.name
     load = loop.state.heard.loads.get(name, ServiceLoad(service=name))
     views = [
-        replica_view(loop, service, load, loop.state.jobs[job_id])
+        replica_view(reach, service, load, loop.state.jobs[job_id])
         for job_id in loop.state.replicas.get(name, {})
     ]
     replicas = tuple(
@@ -164,6 +190,7 @@ def service_line(loop: ControlLoop, service: Service) -> ServiceLine:
     return ServiceLine(
         name=name,
         state=service_state(service, load, views),
+        tenant=service.spec.replica.tenant,
         version=service.version,
         least=service.spec.scale.least,
         most=service.spec.scale.most,

@@ -10,7 +10,7 @@ from litestar.params import Parameter
 
 from shoal.api.audit import note
 from shoal.api.explain import HISTORY_MAX, why_view
-from shoal.api.packages import refuse_unknown_package
+from shoal.api.packages import note_package, refuse_unknown_package
 from shoal.api.principal import Needs
 from shoal.api.problems import Refusal, accepted
 from shoal.api.reach import Reach, scoped_key
@@ -48,7 +48,8 @@ class Jobs(Controller):
         answer = accepted(await reach.loop.request(wanted))
         note(request.scope, on=answer.id)
         await reach.loop.settled()
-        return job_view(reach.loop, reach.job(answer.id))
+        note_package(reach, spec.package, spec.tenant)
+        return job_view(reach, reach.job(answer.id))
 
     @get()
     async def listing(
@@ -62,7 +63,7 @@ class Jobs(Controller):
         parts = []
         for start in range(0, len(live), ROWS_AT_ONCE):
             jobs = (reach.find(job_id) for job_id in live[start:][:ROWS_AT_ONCE])
-            parts.append(encoded([job_row(loop, job) for job in jobs if job is not None]))
+            parts.append(encoded([job_row(reach, job) for job in jobs if job is not None]))
             await asyncio.sleep(0)
             await loop.settled()
         seen, left = set(live), limit - len(live)
@@ -70,7 +71,7 @@ class Jobs(Controller):
         def ended() -> bytes:
             """A finished job no longer changes, so any thread may read it."""
             rows = loop.store.finished(left, tenant="" if who.sees_all else who.tenant)
-            return encoded([job_row(loop, job) for job in rows if job.id not in seen])
+            return encoded([job_row(reach, job) for job in rows if job.id not in seen])
 
         if finished and left:
             parts.append(await aside(ended, left))
@@ -93,7 +94,7 @@ class Jobs(Controller):
                     break
                 await loop.changed(job_id, left_s)
                 job = reach.job(job_id)
-        return job_view(loop, job)
+        return job_view(reach, job)
 
     @post("/{job_id:str}/cancel", status_code=200, opt=Needs.WRITE.opt)
     async def cancel(self, reach: Reach, job_id: str) -> Done:
@@ -134,7 +135,7 @@ class Jobs(Controller):
         reach.job(job_id)
         told = await aside(lambda: loop.store.history(job_id, HISTORY_MAX))
         await loop.settled()
-        return why_view(loop, reach.job(job_id), told)
+        return why_view(reach, reach.job(job_id), told)
 
     @get("/{job_id:str}/logs")
     async def logs(

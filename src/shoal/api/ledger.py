@@ -11,7 +11,6 @@ from litestar.params import Parameter
 from shoal.api.principal import Needs
 from shoal.api.problems import Refusal
 from shoal.api.reach import Reach
-from shoal.control.loop import ControlLoop
 from shoal.core.phases.budget import used
 from shoal.ledger.accounts import HOUR_MS
 from shoal.ledger.live import TIMES_MAX, LiveLedger
@@ -30,13 +29,15 @@ class Ledger(Controller):
     async def ledger(
         self,
         live_ledger: LiveLedger | None,
-        loop: ControlLoop,
+        reach: Reach,
         by: By = By.ACCOUNT,
         from_ms: Moment = 0,
         to_ms: Moment = 0,
     ) -> LedgerView:
         """Whole hours (UTC) that the range touches; `to_ms` 0 is now, `from_ms` 0 the beginning.
-        By job, node, user or tenant: the 1,000 largest rows, and one for all others."""
+        By job, node, user or tenant: the 1,000 largest rows, and one for all others. A sender who
+        sees one tenant gets what that tenant's jobs used."""
+        loop, who = reach.loop, reach.who
         if to_ms and to_ms <= from_ms:
             raise Refusal(422, "must be later than from_ms", "to_ms")
         books = _kept(live_ledger)
@@ -44,9 +45,9 @@ class Ledger(Controller):
         hours = ((to_ms or loop.clock.now_ms()) - begin_ms) // HOUR_MS
         if by is By.HOUR and hours > TIMES_MAX:
             raise Refusal(422, f"has {hours} hours, the most is {TIMES_MAX}; use by=day", "by")
-        view = await books.view(by, from_ms, to_ms)
+        view = await books.view(by, from_ms, to_ms, "" if who.sees_all else who.tenant)
         if by is By.TENANT and wants_spendings(loop.policy):
-            notes = await _budgets(loop, books)
+            notes = await _budgets(reach, books)
             view = msgspec.structs.replace(view, notes=[*view.notes, *notes])
         return view
 
@@ -71,12 +72,13 @@ class Ledger(Controller):
         return books.prices
 
 
-async def _budgets(loop: ControlLoop, live_ledger: LiveLedger) -> list[str]:
+async def _budgets(reach: Reach, live_ledger: LiveLedger) -> list[str]:
     """How much of its budget each tenant has used, one line each."""
+    loop = reach.loop
     spendings = await live_ledger.spendings(loop.policy)
     await loop.settled()
     lines = []
-    for tenant in loop.policy.tenants:
+    for tenant in reach.policy().tenants:
         if tenant.has_budget:
             told = used(loop.state, tenant, spendings)
             lines.append(f"{told.milli / 10:.0f} %: {told.text}")

@@ -13,6 +13,7 @@ from shoal.api.problems import Refusal
 from shoal.api.reach import Reach
 from shoal.control.loop import ControlLoop
 from shoal.control.packages import PackageError, PackageStore
+from shoal.model.identity import EVERY_TENANT
 from shoal.model.views import PackageView
 
 WRITE_BYTES = 1 << 20
@@ -23,20 +24,20 @@ class Packages(Controller):
     opt = Needs.READ.opt
 
     @get("/{package:str}", sync_to_thread=False)
-    def one(self, loop: ControlLoop, package: str) -> PackageView:
+    def one(self, reach: Reach, package: str) -> PackageView:
         """Whether the package is here, so that a client need not send it."""
-        size = _store(loop).size(package)
+        size = _size(reach, package)
         if size is None:
             raise Refusal(404, f"there is no package {package[:64]!r}", "package")
         return PackageView(package=package, size=size)
 
     @put("/{package:str}", request_max_body_size=None, opt=Needs.WRITE.opt)
     async def send(
-        self, request: Request[Any, Any, Any], loop: ControlLoop, package: str
+        self, request: Request[Any, Any, Any], reach: Reach, package: str
     ) -> PackageView:
         """The body is the archive, its SHA-256 the name; streamed to disk, not held in memory."""
-        store = _store(loop)
-        size = store.size(package)
+        loop, store = reach.loop, _store(reach.loop)
+        size = _size(reach, package)
         if size is not None:
             return PackageView(package=package, size=size)
         try:
@@ -58,14 +59,34 @@ class Packages(Controller):
                 upload.close()
         except PackageError as error:
             raise Refusal(error.status, str(error), "package") from None
+        await loop.settled()
+        note_package(reach, package, reach.tenant)
         return PackageView(package=package, size=length)
 
 
 def refuse_unknown_package(reach: Reach, package: str) -> None:
-    store = reach.loop.packages
-    if package and (store is None or store.size(package) is None):
+    if package and (reach.loop.packages is None or _size(reach, package) is None):
         message = "is not stored here; send it first with PUT /v1/packages/SHA256"
         raise Refusal(422, message, "package")
+
+
+def note_package(reach: Reach, package: str, tenant: str) -> None:
+    """The tenant has the package now: it was sent by, or for, one of its members."""
+    apart = tenant in reach.loop.state.identity.tenants
+    if package and reach.loop.packages is not None and apart:
+        try:
+            reach.loop.packages.note(package, tenant)
+        except OSError as error:
+            raise Refusal(507, f"cannot be kept: {error.strerror}", "package") from None
+
+
+def _size(reach: Reach, package: str) -> int | None:
+    """None if it is not here, or the sender's tenant never sent it: whoever knows the hash of a
+    package does not have the package."""
+    store, tenant = _store(reach.loop), reach.tenant
+    if tenant != EVERY_TENANT and not store.noted(package, tenant):
+        return None
+    return store.size(package)
 
 
 def _store(loop: ControlLoop) -> PackageStore:

@@ -10,7 +10,8 @@ import msgspec
 from litestar import Controller, get
 from litestar.params import Parameter
 
-from shoal.api.principal import Needs, Principal
+from shoal.api.principal import Needs
+from shoal.api.reach import Reach
 from shoal.api.views import job_row
 from shoal.control.loop import ControlLoop
 from shoal.core.answers.advice import advise
@@ -26,6 +27,7 @@ FORESEEN_MAX = 50  # predictions further back say little and cost as much
 LOOK_S = 0.02  # a request predicts for this long, but at least one job
 PAUSE_FACTOR = 20  # ... then no request does for this many times as long
 FRESH_S = 5.0
+KNOWN_MAX = 1_000  # predictions kept: several tenants may ask in turn
 
 
 class Outlook(NamedTuple):
@@ -48,7 +50,8 @@ class Foresight:
 
     def of(self, loop: ControlLoop, jobs: list[Job]) -> dict[str, Outlook]:
         """The outlooks known so far, the front of the line first."""
-        self._known = {job.id: self._known[job.id] for job in jobs if job.id in self._known}
+        if len(self._known) > KNOWN_MAX:
+            self._known = {job.id: self._known[job.id] for job in jobs if job.id in self._known}
         began = monotonic()
         if began < self._next_s:
             return self._known
@@ -71,7 +74,7 @@ def _outlook(loop: ControlLoop, job: Job, seen_s: float) -> Outlook:
 
 
 class QueueRow(JobRow, kw_only=True):
-    position: int
+    position: int  # among all waiting jobs; beyond the first 500, at least that
     early_ms: int | None  # it will probably start between these two times
     late_ms: int | None
     start: str  # the same in words; empty: `why` says it all
@@ -94,33 +97,50 @@ class Waiting(Controller):
     @get(sync_to_thread=False)
     def listing(
         self,
-        loop: ControlLoop,
+        reach: Reach,
         foresight: Foresight,
-        who: Principal,
         limit: Annotated[int, Parameter(ge=1, le=ROWS_MAX)] = 100,
     ) -> QueueView:
-        front = first_in_line(loop, limit)
-        outlooks = foresight.of(loop, front[:FORESEEN_MAX])
+        loop = reach.loop
+        front = own_in_line(reach, limit)
+        outlooks = foresight.of(loop, [job for _, job in front[:FORESEEN_MAX]])
         return QueueView(
             waiting=loop.state.queue.size,
             now_ms=loop.clock.now_ms(),
             policy=loop.policy.name,
-            caps=caps_of(loop.state, who.sees),
-            rows=[
-                _row(loop, job, position, outlooks.get(job.id))
-                for position, job in enumerate(front, 1)
-            ],
+            caps=caps_of(loop.state, reach.who.sees),
+            rows=[_row(reach, job, position, outlooks.get(job.id)) for position, job in front],
         )
 
 
-def first_in_line(loop: ControlLoop, limit: int) -> list[Job]:
-    """The jobs that the scheduler tries first, then those that may not start yet."""
+def own_in_line(reach: Reach, limit: int) -> list[tuple[int, Job]]:
+    """The first of the waiting jobs that the sender may see, with their positions among all."""
+    if reach.who.sees_all:
+        return list(enumerate(first_in_line(reach.loop, limit), 1))
+    front = list(enumerate(first_in_line(reach.loop, ROWS_MAX), 1))
+    seen = [(position, job) for position, job in front if reach.sees(job)]
+    known = {job.id for _, job in seen}
+    later = first_in_line(reach.loop, limit, reach.who.tenant)
+    behind = (job for job in later if job.id not in known)
+    return [*seen, *enumerate(behind, len(front) + 1)][:limit]
+
+
+def first_in_line(loop: ControlLoop, limit: int, tenant: str = "") -> list[Job]:
+    """The jobs that the scheduler tries first, then those that may not start yet; `tenant`: its
+    own only."""
     state, now_ms = loop.state, loop.clock.now_ms()
     # Each lane holds jobs that are alike, so its first `limit` are enough.
-    numbers = [number for line in state.queue.lanes.values() for _, number in line[:limit]]
-    numbers += [number for _, number in heapq.nsmallest(limit, state.queue.delayed)]
+    lanes = state.queue.lanes.items()
+    numbers = [
+        number for lane, line in lanes if tenant in ("", lane.tenant) for _, number in line[:limit]
+    ]
+    delayed = state.queue.delayed
+    most = len(delayed) if tenant else limit
+    numbers += [number for _, number in heapq.nsmallest(most, delayed)]
     claimed = [state.jobs[job_id] for job_id in state.claims]
     jobs = [*claimed, *(state.job_numbered(number) for number in numbers)]
+    if tenant:
+        jobs = [job for job in jobs if job.spec.tenant == tenant]
 
     def place(job: Job) -> Any:
         return job.not_before_ms > now_ms, place_in_line(state, job, now_ms)
@@ -128,13 +148,13 @@ def first_in_line(loop: ControlLoop, limit: int) -> list[Job]:
     return heapq.nsmallest(limit, jobs, key=place)
 
 
-def _row(loop: ControlLoop, job: Job, position: int, seen: Outlook | None) -> QueueRow:
+def _row(reach: Reach, job: Job, position: int, seen: Outlook | None) -> QueueRow:
     return QueueRow(
-        **msgspec.structs.asdict(job_row(loop, job)),
+        **msgspec.structs.asdict(job_row(reach, job)),
         position=position,
         early_ms=seen.early_ms if seen else None,
         late_ms=seen.late_ms if seen else None,
         start=seen.start if seen else "",
-        help=seen.help if seen else [],
+        help=[reach.text(line) for line in seen.help] if seen else [],
         foreseen=seen is not None,
     )

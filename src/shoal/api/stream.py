@@ -10,7 +10,7 @@ from litestar import Controller, Request, get
 from litestar.response import Stream
 
 from shoal.api.feed import Feed, Page, TooMany
-from shoal.api.principal import Needs
+from shoal.api.principal import Needs, Principal
 from shoal.api.problems import Refusal
 from shoal.api.quotas import STREAM_RETRY_S
 from shoal.api.tickets import STREAM
@@ -24,9 +24,10 @@ class Live(Controller):
     include_in_schema = False  # it never ends
 
     @get()
-    async def stream(self, feed: Feed, request: Request[Any, Any, Any]) -> Stream:
+    async def stream(self, feed: Feed, request: Request[Any, Any, Any], who: Principal) -> Stream:
         try:
-            page = feed.open(request.headers.get("last-event-id", ""))
+            tenant = "" if who.sees_all else who.tenant
+            page = feed.open(request.headers.get("last-event-id", ""), tenant)
         except TooMany as error:
             raise Refusal(503, str(error), retry_s=STREAM_RETRY_S) from None
         return Stream(

@@ -6,8 +6,8 @@ import shlex
 from typing import Any
 
 from shoal import __version__
+from shoal.api.reach import Reach
 from shoal.control.loop import ControlLoop
-from shoal.core.answers.waits import waits_of
 from shoal.core.answers.why import explain
 from shoal.core.state.state import Node
 from shoal.model.health import Standing
@@ -27,19 +27,15 @@ from shoal.model.views import (
 )
 
 COMMAND_CHARACTERS_MAX = 200
+STANDING_HIDDEN = "admins can see why"
 DRAINED = "drained"  # nothing runs there any more: it can be removed
 
 
-def find_job(loop: ControlLoop, job_id: str) -> Job | None:
-    """The job, whether live, just ending or long finished."""
-    return loop.state.jobs.get(job_id) or loop.store.job(job_id)
+def job_row(reach: Reach, job: Job) -> JobRow:
+    return JobRow(**_row_fields(reach, job))
 
 
-def job_row(loop: ControlLoop, job: Job) -> JobRow:
-    return JobRow(**_row_fields(loop, job))
-
-
-def job_view(loop: ControlLoop, job: Job) -> JobView:
+def job_view(reach: Reach, job: Job) -> JobView:
     gang = [
         MemberView(
             member=number,
@@ -51,7 +47,7 @@ def job_view(loop: ControlLoop, job: Job) -> JobView:
         for number, member in enumerate(job.members)
     ]
     return JobView(
-        **_row_fields(loop, job),
+        **_row_fields(reach, job),
         spec=job.spec,
         gang=gang,
         placed_ms=job.placed_ms,
@@ -67,7 +63,8 @@ def job_state(job: Job) -> str:
     return job.outcome.value if job.outcome is not None else job.phase.value
 
 
-def _row_fields(loop: ControlLoop, job: Job) -> dict[str, Any]:
+def _row_fields(reach: Reach, job: Job) -> dict[str, Any]:
+    loop = reach.loop
     command = shlex.join(job.spec.command)
     if len(command) > COMMAND_CHARACTERS_MAX:
         command = command[: COMMAND_CHARACTERS_MAX - 3] + "..."
@@ -91,26 +88,28 @@ def _row_fields(loop: ControlLoop, job: Job) -> dict[str, Any]:
         "finished_ms": job.finished_ms,
         "code": job.code,
         "command": command,
-        "why": explain(loop.state, job, loop.policy, loop.clock.now_ms()),
+        "why": reach.text(explain(loop.state, job, loop.policy, loop.clock.now_ms())),
         "progress": progress_view(loop, job),
         "idle_since_ms": job.idle_since_ms if job.phase is Phase.RUNNING else None,
     }
 
 
-def node_view(loop: ControlLoop, node: Node) -> NodeView:
+def node_view(reach: Reach, node: Node) -> NodeView:
+    """What led to a node's standing may quote anybody's jobs: only those who see all get it."""
+    loop = reach.loop
     room = loop.state.rooms[node.index]
-    jobs = dict.fromkeys(ref.job for ref in loop.state.placed[node.id])
+    placed = loop.state.placed[node.id].items()
+    jobs = dict.fromkeys(ref.job for ref, job in placed if reach.sees(job))
     lost = node.health is NodeHealth.LOST
-    ailing = node.health is NodeHealth.READY and node.record.standing is not Standing.OK
     return NodeView(
         id=node.id,
         state=node_state(loop, node),
         health=node.health.value,
         intent=node.intent.value,
-        why=node.record.why if ailing else node.why,
+        why=node_why(reach, node),
         since_ms=node.since_ms,
         standing=node.record.standing.value,
-        history=list(node.record.history),
+        history=list(node.record.history) if reach.who.sees_all else [],
         place=node.spec.place,
         address=node.spec.address,
         checkpoints=node.spec.checkpoints,
@@ -127,6 +126,12 @@ def node_view(loop: ControlLoop, node: Node) -> NodeView:
         memory_mb_free=0 if lost else room.memory_mb,
         jobs=list(jobs),
     )
+
+
+def node_why(reach: Reach, node: Node) -> str:
+    if node.health is not NodeHealth.READY or node.record.standing is Standing.OK:
+        return node.why
+    return node.record.why if reach.who.sees_all else STANDING_HIDDEN
 
 
 def check_view(loop: ControlLoop, node: str, check: str) -> CheckView | None:
@@ -168,11 +173,11 @@ def progress_view(loop: ControlLoop, job: Job) -> ProgressView | None:
     )
 
 
-def service_view(loop: ControlLoop, service: Service, entry: GatewayEntry) -> ServiceView:
-    state, name = loop.state, service.spec.name
+def service_view(reach: Reach, service: Service, entry: GatewayEntry) -> ServiceView:
+    state, name = reach.loop.state, service.spec.name
     load = state.heard.loads.get(name, ServiceLoad(service=name))
     replicas = [
-        replica_view(loop, service, load, state.jobs[job_id])
+        replica_view(reach, service, load, state.jobs[job_id])
         for job_id in state.replicas.get(name, {})
     ]
     scale = service.spec.scale
@@ -190,7 +195,7 @@ def service_view(loop: ControlLoop, service: Service, entry: GatewayEntry) -> Se
         requests_per_s=load.answers_per_ks / 1000,
         failed_per_s=load.failures_per_ks / 1000,
         response_ms=load.response_ms,
-        why=load.trouble or service.why,
+        why=load.trouble or reach.text(service.why),
         replicas=replicas,
         spec=service.spec,
     )
@@ -213,7 +218,8 @@ def service_state(service: Service, load: ServiceLoad, replicas: list[ReplicaVie
     return "ready" if len(new) >= max(1, service.spec.scale.least) else "starting"
 
 
-def replica_view(loop: ControlLoop, service: Service, load: ServiceLoad, job: Job) -> ReplicaView:
+def replica_view(reach: Reach, service: Service, load: ServiceLoad, job: Job) -> ReplicaView:
+    loop = reach.loop
     seen = load.replicas.get(job.id)
     word = job.phase.value
     if job.id in service.draining:
@@ -231,7 +237,7 @@ def replica_view(loop: ControlLoop, service: Service, load: ServiceLoad, job: Jo
         in_flight=seen.in_flight if seen else 0,
         requests_per_s=seen.answers_per_ks / 1000 if seen else 0.0,
         response_ms=seen.response_ms if seen else 0,
-        why=explain(loop.state, job, loop.policy, loop.clock.now_ms()),
+        why=reach.text(explain(loop.state, job, loop.policy, loop.clock.now_ms())),
     )
 
 
@@ -270,7 +276,9 @@ def gpu_counts(loop: ControlLoop) -> dict[str, int]:
     return {"held": held, "free": free, "unusable": unusable}
 
 
-def status_view(loop: ControlLoop) -> StatusView:
+def status_view(reach: Reach) -> StatusView:
+    """Machines are everybody's; jobs are counted if the sender may see them."""
+    loop = reach.loop
     state = loop.state
     nodes: dict[str, int] = {}
     gpus = cpu_milli = cpu_milli_held = 0
@@ -284,7 +292,7 @@ def status_view(loop: ControlLoop) -> StatusView:
             cpu_milli_held += node.spec.cpu_milli - room.cpu_milli
     counts = gpu_counts(loop)
     jobs: dict[str, int] = {}
-    for job in state.jobs.values():
+    for job in reach.jobs():
         jobs[job.phase.value] = jobs.get(job.phase.value, 0) + 1
     return StatusView(
         engine=loop.engine_kind,
@@ -304,6 +312,6 @@ def status_view(loop: ControlLoop) -> StatusView:
         submitted=state.submitted,
         finished=state.finished,
         last_seq=loop.last_seq,
-        waits=waits_of(state, loop.policy, loop.clock.now_ms()),
-        alarms=loop.alarms.texts,
+        waits=reach.waits(),
+        alarms=loop.alarms.texts if reach.who.sees_all else (),
     )

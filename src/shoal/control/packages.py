@@ -12,6 +12,8 @@ import shutil
 from pathlib import Path
 from typing import IO
 
+from shoal.files import write_private
+from shoal.model.identity import TENANTS_MAX
 from shoal.model.job import PACKAGE_BYTES_MAX, PACKAGE_PATTERN
 from shoal.model.report import PackagePiece
 from shoal.wire import PIECE_BYTES
@@ -40,7 +42,7 @@ class PackageStore:
 
     def size(self, package: str) -> int | None:
         """None if it is not here. A package that is asked for counts as used now."""
-        if not package or not re.fullmatch(PACKAGE_PATTERN[1:-1], package):
+        if not _valid(package):
             return None
         path = self._root / package
         try:
@@ -48,6 +50,23 @@ class PackageStore:
             return path.stat().st_size
         except FileNotFoundError:
             return None
+
+    def noted(self, package: str, tenant: str) -> bool:
+        """Whether this tenant has sent it."""
+        try:
+            return _valid(package) and tenant in self._senders(package).read_text().split()
+        except FileNotFoundError:
+            return False
+
+    def note(self, package: str, tenant: str) -> None:
+        """A tenant has sent it: there are at most as many lines as there ever were tenants."""
+        if self.size(package) is not None and not self.noted(package, tenant):
+            path = self._senders(package)
+            before = path.read_text().split() if path.exists() else []
+            write_private(path, "\n".join([*before, tenant][-TENANTS_MAX:]).encode())
+
+    def _senders(self, package: str) -> Path:
+        return self._root / f".{package}.tenants"
 
     def piece(self, package: str, offset: int) -> PackagePiece:
         size = self.size(package)
@@ -66,7 +85,7 @@ class PackageStore:
 
     def begin(self, package: str, size: int, used: set[str]) -> Upload:
         """`used` packages stay; others make room for this one."""
-        if not re.fullmatch(PACKAGE_PATTERN[1:-1], package) or not package:
+        if not _valid(package):
             raise PackageError(422, "is not a SHA-256 in lowercase hexadecimal digits")
         if not 0 < size <= PACKAGE_BYTES_MAX:
             bound = f"{PACKAGE_BYTES_MAX >> 20} MiB"
@@ -103,7 +122,12 @@ class PackageStore:
                 return
             if path.name not in used and not path.name.startswith("."):
                 path.unlink(missing_ok=True)
+                self._senders(path.name).unlink(missing_ok=True)
                 total -= size
+
+
+def _valid(package: str) -> bool:
+    return bool(package) and re.fullmatch(PACKAGE_PATTERN[1:-1], package) is not None
 
 
 class Upload:

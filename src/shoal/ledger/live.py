@@ -212,8 +212,9 @@ class LiveLedger:
 
     # -- reading ---------------------------------------------------------------------------
 
-    async def view(self, by: By, from_ms: int, to_ms: int) -> LedgerView:
-        """Whole hours; `to_ms` 0 is now."""
+    async def view(self, by: By, from_ms: int, to_ms: int, tenant: str = "") -> LedgerView:
+        """Whole hours; `to_ms` 0 is now. `tenant`: only what its jobs used, which is then all of
+        the capacity."""
         async with self._lock:
             store = self._well()
             now_ms = self._clock.now_ms()
@@ -226,9 +227,12 @@ class LiveLedger:
             open_ = await self._write()
             drawn = await asyncio.to_thread(store.drawn, since, until)
             tariff = Tariff(self.prices, store.machines(), drawn)
-            sums = await asyncio.to_thread(store.sums, by, since, until, tariff.of_machine)
+            rates = tariff.of_machine
+            sums = await asyncio.to_thread(store.sums, by, since, until, rates, tenant=tenant)
             capacity = await asyncio.to_thread(store.capacity, since, until)
-            sums += open_sums(store, tariff, self.book, open_, by, since, until)
+            sums += open_sums(store, tariff, self.book, open_, by, since, until, tenant)
+        if tenant:
+            capacity = sum(one.gpu_us for one in sums)
         notes = gap_notes(gaps, since * HOUR_MS, until * HOUR_MS)
         if not capacity:
             known = f"the ledger begins {moment(began_ms)}" if began_ms >= 0 else "it is empty"

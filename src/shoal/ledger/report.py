@@ -84,14 +84,18 @@ def open_sums(
     by: By,
     since: int,
     until: int,
+    only: str = "",
 ) -> list[Sum]:
-    """The `book.open()` amounts of these hours, summed up as the store does it."""
+    """The `book.open()` amounts of these hours, summed up as the store does it; `only`: of this
+    tenant."""
     sums = []
     for place, amount in amounts.items():
         if since <= place.hour < until:
             job = book.cluster.jobs.get(place.job)
             owner = job.owner if job is not None else store.owner(place.job)
             tenant, user, name = (owner.tenant, owner.user, owner.name) if owner else ("",) * 3
+            if only not in ("", tenant):
+                continue
             keys: dict[By, str | int] = {
                 By.ACCOUNT: "",
                 By.TENANT: tenant,

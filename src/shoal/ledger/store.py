@@ -250,19 +250,27 @@ class LedgerStore:
         return [(id_, node, Hardware(model, gpus)) for id_, node, model, gpus in rows]
 
     def sums(
-        self, by: By, since: int, until: int, rates: dict[int, int], job: str = ""
+        self,
+        by: By,
+        since: int,
+        until: int,
+        rates: dict[int, int],
+        job: str = "",
+        tenant: str = "",
     ) -> list[Sum]:
-        """From hour `since` up to, but not including, `until`; `rates` groups machines by cost."""
+        """From hour `since` up to, but not including, `until`; `rates` groups machines by cost.
+        `job`, `tenant`: only what is theirs."""
+        own = [(column, value) for column, value in (("job", job), ("tenant", tenant)) if value]
         with self._clear_errors():
             self._take_rates(rates)
             query = (
                 f"SELECT {KEYS[by]}, max(owners.name), rate, account, sum(gpu_us) FROM amounts "
                 "JOIN owners ON owner = owners.id JOIN machines ON amounts.machine = machines.id "
                 "JOIN rates ON rates.machine = amounts.machine WHERE hour >= ? AND hour < ? "
-                + ("AND owners.job = ? " if job else "")
+                + "".join(f"AND owners.{column} = ? " for column, _ in own)
                 + "GROUP BY 1, 3, 4 HAVING sum(gpu_us) != 0"
             )
-            rows = self._db.execute(query, (since, until, *([job] if job else []))).fetchall()
+            rows = self._db.execute(query, (since, until, *(value for _, value in own))).fetchall()
         named = by is By.JOB
         return [Sum(k, n if named else "", r, ACCOUNTS[a], us) for k, n, r, a, us in rows]
 

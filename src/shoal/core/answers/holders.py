@@ -2,32 +2,49 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from shoal.core.state.state import State
 from shoal.model.job import Job, Phase
+from shoal.model.policy import Others
 from shoal.model.resources import plural
 
 NAMED_MAX = 4  # jobs, or runs of jobs with consecutive numbers
 
 
-def holders_text(state: State, job: Job) -> str:
+def holders_text(
+    state: State, job: Job, sees: Callable[[Job], bool], others: Others = Others.NOTHING
+) -> str:
     """For instance "32 of 32 GPUs are held by j265-j268". Empty if the job does not wait, needs no
-    GPU, or no GPU that it could use is held. Looks at every member: ask for one job, not all."""
+    GPU, or no GPU that it could use is held. Looks at every member: ask for one job, not all.
+    Jobs that the reader may not see are only counted, or named by tenant if `others` says so."""
     demand = job.spec.demand
     if job.phase is not Phase.WAITING or not demand.gpus:
         return ""
     suited = [node for node in state.order if node.schedulable and demand.suits(node.spec.kind)]
     held: set[tuple[str, int]] = set()
     owners: set[int] = set()
+    foreign: dict[str, str] = {}  # job -> tenant
     for node in suited:
         for ref in state.placed[node.id]:
             owner = state.jobs[ref.job]
             gpus = owner.members[ref.member].slice.gpus
             held |= {(node.id, gpu) for gpu in gpus}
-            owners |= {owner.number} if gpus else set()
+            if gpus and sees(owner):
+                owners.add(owner.number)
+            elif gpus:
+                foreign[owner.id] = owner.spec.tenant
     if not held:
         return ""
     total = sum(node.spec.gpus for node in suited)
-    return f"{len(held)} of {plural(total, 'GPU')} are held by {_ranges(sorted(owners))}"
+    names = [_ranges(sorted(owners))] if owners else []
+    if foreign and others is Others.TENANTS:
+        tenants = sorted(set(foreign.values()))
+        more = f" and {len(tenants) - NAMED_MAX} more" if len(tenants) > NAMED_MAX else ""
+        names.append(f"jobs of {', '.join(tenants[:NAMED_MAX])}{more}")
+    elif foreign:
+        names.append("jobs of other tenants")
+    return f"{len(held)} of {plural(total, 'GPU')} are held by {' and '.join(names)}"
 
 
 def _ranges(numbers: list[int]) -> str:

@@ -14,20 +14,25 @@ LANES_LOOKED = 24
 LINES_MAX = 6
 
 
-def waits_of(state: State, policy: Policy, now_ms: int) -> list[str]:
-    """'412 jobs wait for j43, which is ahead of them', most jobs first."""
+def waits_of(state: State, policy: Policy, now_ms: int, tenant: str = "") -> list[str]:
+    """'412 jobs wait for j43, which is ahead of them', most jobs first; `tenant`: its own only."""
+    queue, of_number = state.queue, state.job_numbered
     counts: Counter[str] = Counter()
     budgets = Counter(
-        state.accounts.held_by(state.job_numbered(number).spec.tenant)
-        for number in state.queue.held
+        state.accounts.held_by(job.spec.tenant)
+        for job in map(of_number, queue.held)
+        if tenant in ("", job.spec.tenant)
     )
-    for tenant, count in budgets.items():
-        counts[f"for the budget of {tenant}"] += count
-    if state.queue.delayed:
-        counts[Waits.RETRY.value] += len(state.queue.delayed)
-    if state.claims:
-        counts[Waits.CLAIM.value] += len(state.claims)
-    lanes = sorted(state.queue.lanes.values(), key=len, reverse=True)
+    for payer, count in budgets.items():
+        counts[f"for the budget of {payer}"] += count
+    delayed, claims = len(queue.delayed), len(state.claims)
+    if tenant:
+        delayed = sum(of_number(number).spec.tenant == tenant for _, number in queue.delayed)
+        claims = sum(state.jobs[job_id].spec.tenant == tenant for job_id in state.claims)
+    counts[Waits.RETRY.value] += delayed
+    counts[Waits.CLAIM.value] += claims
+    own = [line for lane, line in queue.lanes.items() if tenant in ("", lane.tenant)]
+    lanes = sorted(own, key=len, reverse=True)
     for line in lanes[:LANES_LOOKED]:
         job = state.job_numbered(line[0][1])
         reason = reason_of(state, job, policy, now_ms)

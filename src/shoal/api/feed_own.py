@@ -1,0 +1,86 @@
+"""The page's feed as one tenant may see it: cut out of what was found once for all pages."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import msgspec
+
+from shoal.api.feed_rows import Change, Held, JobLine, NodeLine, ServiceLine, Snapshot
+from shoal.api.principal import Principal
+from shoal.api.reach import Reach
+from shoal.api.views import STANDING_HIDDEN, status_view
+from shoal.control.loop import ControlLoop
+from shoal.model.identity import Role
+from shoal.model.policy import Others
+
+
+class Gone(msgspec.Struct):
+    """Tenants of jobs and services that no longer exist: their lines are gone, too."""
+
+    jobs: dict[str, str] = {}
+    services: dict[str, str] = {}
+
+
+class Own:
+    """Made for one change: it reads the state as it is then."""
+
+    def __init__(self, loop: ControlLoop, tenant: str) -> None:
+        self.tenant = tenant
+        self._reach = Reach(loop, Principal(user="", tenant=tenant, role=Role.VIEWER))
+
+    def snapshot(self, whole: Snapshot) -> Snapshot:
+        return Snapshot(
+            status=status_view(self._reach),
+            nodes=self._nodes(whole.nodes),
+            jobs=self._jobs(whole.jobs),
+            services=self._services(whole.services),
+            ended=self._jobs(whole.ended),
+            busy=whole.busy,
+        )
+
+    def change(self, whole: Change, gone: Gone) -> Change:
+        return Change(
+            status=status_view(self._reach),
+            nodes=self._nodes(whole.nodes),
+            jobs=self._jobs(whole.jobs),
+            services=self._services(whole.services),
+            ended=self._jobs(whole.ended),
+            gone_nodes=whole.gone_nodes,
+            gone_jobs=[job for job in whole.gone_jobs if gone.jobs.get(job) == self.tenant],
+            gone_services=[
+                name for name in whole.gone_services if gone.services.get(name) == self.tenant
+            ],
+            busy=whole.busy,
+        )
+
+    def _jobs(self, lines: Iterable[JobLine]) -> list[JobLine]:
+        own = [line for line in lines if line.tenant == self.tenant]
+        return [
+            msgspec.structs.replace(line, why=self._reach.text(line.why)) if line.why else line
+            for line in own
+        ]
+
+    def _services(self, lines: Iterable[ServiceLine]) -> list[ServiceLine]:
+        own = [line for line in lines if line.tenant == self.tenant]
+        return [msgspec.structs.replace(line, why=self._reach.text(line.why)) for line in own]
+
+    def _nodes(self, lines: Iterable[NodeLine]) -> list[NodeLine]:
+        return [
+            msgspec.structs.replace(
+                line,
+                held=tuple(map(self._held, line.held)),
+                why=STANDING_HIDDEN if line.standing else line.why,
+            )
+            for line in lines
+        ]
+
+    def _held(self, held: Held) -> Held:
+        """The GPUs of others are taken; their job has no id here, at most its tenant as @TENANT."""
+        loop = self._reach.loop
+        job = loop.state.jobs.get(held.job)
+        if job is not None and job.spec.tenant == self.tenant:
+            return held
+        named = job is not None and loop.policy.others is Others.TENANTS
+        name = f"@{job.spec.tenant}" if named and job is not None else ""
+        return Held(name, 0, held.gpus, held.milli)
