@@ -251,17 +251,21 @@ def _wrong(endpoint: Endpoint, error: ssl.SSLCertVerificationError) -> WrongCert
     if error.verify_code == NOT_YET_VALID:
         message = f"the certificate at {endpoint.url} is not valid yet"
         return WrongCertificate(f"{message}; set this machine's clock")
+    expected = fingerprint(endpoint.certificate) if endpoint.certificate else ""
     try:
-        found = fingerprint(presented(endpoint).anchor)
+        shown = presented(endpoint)
+        # Anyone can offer the right CA; that they cannot use it shows in their own certificate.
+        offered = fingerprint(shown.anchor)
+        found = offered if offered != expected else fingerprint(shown.leaf)
     except (OSError, http.client.HTTPException, ValueError):
         found = "none"
     # A command with the fingerprint that was found would be too easy to paste.
-    if not endpoint.certificate:
+    if not expected:
         message = f"this system does not trust the certificate at {endpoint.url} (it is {found})"
         advice = "log in with the line that the head prints for: shoal login --show"
         return WrongCertificate(f"{message}; {advice}")
     message = f"the certificate at {endpoint.url} is not the one you logged in with"
-    message += f" (expected {fingerprint(endpoint.certificate)}, found {found})"
+    message += f" (expected {expected}, found {found})"
     advice = "was the head set up again? then log in again with the line that it prints for: "
     advice += "shoal login --show; otherwise someone is in between, and nothing was sent to them"
     return WrongCertificate(f"{message}; {advice}")
