@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import importlib.util
 import os
+import shutil
 import tempfile
 from pathlib import Path
 
@@ -21,6 +22,13 @@ def need(package: str) -> None:
             allow_module_level=True,
         )
 
+
+def need_program(name: str) -> None:
+    if shutil.which(name) is None:
+        pytest.skip(f"{name} is not installed: apt-get install {PACKAGES.get(name, name)}")
+
+
+PACKAGES = {"busybox": "busybox-static"}
 
 HOW = {
     "ray": "pip install 'shoal[ray]'",

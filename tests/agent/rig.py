@@ -122,6 +122,8 @@ class Rig:
         **more: Any,
     ) -> None:
         assert self.report is not None or self.until(lambda: self.report is not None)
+        if "image" in more:  # its registry may want a password
+            self.secrets.setdefault(ref, SecretsOf(ref))
         self.order(
             Launch(
                 node="n1",

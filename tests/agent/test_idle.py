@@ -24,7 +24,7 @@ class Members:
     def __init__(self, pid: int) -> None:
         self.found: int | None = pid
 
-    def pid(self, ref: MemberRef) -> int | None:
+    def leader(self, ref: MemberRef) -> int | None:
         return self.found
 
 

@@ -16,6 +16,7 @@ import time
 from pathlib import Path
 from types import FrameType
 
+from shoal.agent.images.sweeping import sweep
 from shoal.files import lock
 from shoal.kernel import children, die_with_parent, reap_orphans
 
@@ -46,6 +47,7 @@ def main() -> int:
 
     end_groups(directory)
     _sweep()
+    sweep(directory)
     return os.waitstatus_to_exitcode(status)
 
 

@@ -12,6 +12,7 @@ import msgspec
 
 from shoal.agent.checkpoint_root import root_name
 from shoal.agent.checks import Checks
+from shoal.agent.images.runtimes import find
 from shoal.agent.members import Members
 from shoal.agent.sampling import Sampler
 from shoal.agent.secrets import Secrets
@@ -59,7 +60,10 @@ class Agent:
     def __init__(self, directory: Path, spec: NodeSpec, incarnation: int) -> None:
         self._directory = directory
         root = os.environ.get(CHECKPOINT_ROOT) or str(directory / "checkpoints")
-        spec = msgspec.structs.replace(spec, checkpoints=root_name(root))
+        runtime = find()
+        spec = msgspec.structs.replace(
+            spec, checkpoints=root_name(root), containers=runtime.name if runtime else ""
+        )
         self._book = NodeBook(spec, incarnation, read_exits(directory / MEMBERS))
         self._checks = Checks(directory, spec, self._measured)
         self._sampler = Sampler(spec.gpus)
@@ -73,6 +77,7 @@ class Agent:
         self.members.processes.helpers = (
             self._checks,
             self._supplies.environments,
+            self._supplies.runs,
             shares.daemons,
         )
         self._link: Link | None = None

@@ -63,7 +63,7 @@ class IdleWatch:
     def _look(self, now: float) -> None:
         spent = session_cpu_s()
         for ref in list(self._gpus):
-            session, step = self._processes.pid(ref), self._beats.step(ref) or 0
+            session, step = self._processes.leader(ref), self._beats.step(ref) or 0
             if session is None:  # it is over
                 del self._gpus[ref]
                 self._seen.pop(ref, None)

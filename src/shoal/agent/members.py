@@ -14,10 +14,11 @@ from pathlib import Path
 from shoal.agent.beats import Beats
 from shoal.agent.faults import CannotStart, disk_problem, fault_of, must_have_room
 from shoal.agent.idle import IdleWatch
+from shoal.agent.images.reasons import not_started
 from shoal.agent.member import Member, State
 from shoal.agent.memory import OUT_OF_MEMORY, MemoryWatch, refusal
-from shoal.agent.processes import CANNOT_START_CODE, MARK, Ended, Processes
-from shoal.agent.shipping import Shipping, last_words
+from shoal.agent.processes import CANNOT_START_CODE, KILLED_CODE, MARK, Ended, Processes
+from shoal.agent.shipping import Shipping, append, last_words
 from shoal.agent.stacks import stacks
 from shoal.agent.supplies import Supplies
 from shoal.cgroups.groups import Cgroups
@@ -37,7 +38,6 @@ SCRATCH = "SHOAL_SCRATCH"  # a directory that goes with the member: packages are
 # On `shoal down` members get this long after SIGTERM, whatever they asked for.
 SHUTDOWN_GRACE_S = 5.0
 WRITE_S_MAX = 5.0  # an exit waits no longer than this for the disk
-KILLED_CODE = 128 + signal.SIGKILL
 SIGNALS_FROM = 128  # higher codes mean a signal, which the last line of output does not explain
 
 
@@ -186,7 +186,7 @@ class Members:
             self._ended(member, STOPPED_BEFORE_START_CODE, "stopped before it started")
             self.settle()
         elif member.state is State.RUNNING:
-            pid = self.processes.pid(command.ref)
+            pid = self.processes.leader(command.ref)
             if pid is None:
                 self.audit()
             elif command.dump:
@@ -203,7 +203,7 @@ class Members:
             if member.state is State.DUMPING:
                 member.why = why
                 said = f"\n--- stopped by Shoal ({command.why}); its stacks:\n{text}\n---\n"
-                _append(self._directory / str(ref) / "output", said.encode())
+                append(self._directory / str(ref) / "output", said.encode())
         except OSError as error:
             log.warning("the stacks of %s could not be saved: %s", ref, error)
         finally:
@@ -225,7 +225,7 @@ class Members:
         if member is not None and member.state is State.RUNNING:
             said = f"\nshoal: {why}{'' if end else '; this is only a warning'}\n"
             with contextlib.suppress(OSError):
-                _append(self._directory / str(ref) / "output", said.encode())
+                append(self._directory / str(ref) / "output", said.encode())
             if end:
                 member.why = why
                 self.processes.signal(ref, signal.SIGKILL)
@@ -274,8 +274,12 @@ class Members:
         code, output = ended.code, self._directory / str(member.ref) / "output"
         why = refusal(ended.used, ended.ceiling) if code else ""
         if why:
-            _append(output, f"\n[shoal: {why}]\n".encode())
+            append(output, f"\n[shoal: {why}]\n".encode())
             return why, Fault.NONE
+        if not ended.started:
+            launch = self._book.alive[member.ref]
+            self._supplies.images.forget(launch.image)  # it may be gone from this node
+            return not_started(last_words(output), launch.argv[0])
         if 0 < code < SIGNALS_FROM:
             why = last_words(output, self._supplies.secrets.mask(member.ref))
         elif code == KILLED_CODE and starved:
@@ -358,6 +362,7 @@ class Members:
     def clear_up(self) -> None:
         """An earlier life of this node may have left processes, and output it could not ship."""
         killed = self.processes.kill_leftovers()
+        self.processes.containers.clear()
         if killed:
             log.warning("killed %d processes that an earlier life had left", killed)
         for directory in sorted(self._directory.iterdir()):
@@ -387,14 +392,7 @@ class Members:
                 while self.processes:
                     self._reaped.clear()
                     await self._reaped.wait()
+        await self.processes.containers.close()
         self._supplies.secrets.close()
         self._supplies.shares.daemons.close()
         self.processes.groups.close()
-
-
-def _append(path: Path, data: bytes) -> None:
-    handle = os.open(path, os.O_WRONLY | os.O_APPEND)
-    try:
-        os.write(handle, data)
-    finally:
-        os.close(handle)

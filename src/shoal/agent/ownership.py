@@ -24,6 +24,7 @@ class Seen(NamedTuple):
     parent: int
     session: int
     started: int  # pid and start time together are unique
+    state: str  # a letter, as `ps` shows it
 
 
 class Ownership:
@@ -78,14 +79,14 @@ class Ownership:
         return self._owners.get(self._key(pid), NOBODY)
 
     def _key(self, pid: int) -> tuple[int, int]:
-        one = _read(pid)
+        one = read_process(pid)
         return pid, one.started if one is not None else 0
 
 
 def processes() -> dict[int, Seen]:
     found = {}
     for name in os.listdir("/proc"):
-        if name.isdigit() and (one := _read(int(name))) is not None:
+        if name.isdigit() and (one := read_process(int(name))) is not None:
             found[int(name)] = one
     return found
 
@@ -103,9 +104,9 @@ def _uses(pid: int, folders: str) -> str:
     return ""
 
 
-def _read(pid: int) -> Seen | None:
+def read_process(pid: int) -> Seen | None:
     try:
         fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-        return Seen(int(fields[1]), int(fields[3]), int(fields[19]))
+        return Seen(int(fields[1]), int(fields[3]), int(fields[19]), fields[0])
     except (OSError, ValueError, IndexError):
         return None  # it has ended in the meantime

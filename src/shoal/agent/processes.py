@@ -7,7 +7,6 @@ import logging
 import os
 import shutil
 import signal
-import socket
 import subprocess
 import time
 from collections.abc import Sequence
@@ -15,8 +14,11 @@ from pathlib import Path
 from typing import NamedTuple, Protocol
 
 from shoal.agent.faults import CannotStart
+from shoal.agent.images.containers import Containers
+from shoal.agent.images.runs import Runs
 from shoal.agent.inherited import inherited_env
 from shoal.agent.ownership import Ownership
+from shoal.agent.programs import check_port, find_program
 from shoal.agent.warm.pool import ZYGOTES_MAX, WarmPool
 from shoal.agent.warm.rules import Recipe, default_modules, recipe, wanted_modules
 from shoal.cgroups.groups import Cgroups, Group
@@ -24,13 +26,13 @@ from shoal.cgroups.values import Ceiling, Used
 from shoal.exits import MEMBERS
 from shoal.kernel import NODE_MARK, children, kill_marked
 from shoal.model.commands import Launch, Prepare
-from shoal.model.job import Fault, MemberRef
+from shoal.model.job import MemberRef
 
 log = logging.getLogger("shoal.agent")
 
+KILLED_CODE = 128 + signal.SIGKILL
 CANNOT_START_CODE = 127  # as a shell reports a command that is not there
 SERVICE = "SHOAL_SERVICE"  # in the environment of a replica
-PORT_MAX = 65_535
 MARK = "SHOAL_REF"  # in the environment of everything a member starts
 # By then most scripts have imported what they need; slower ones are looked at again, ever later.
 FIRST_LOOK_S = 3.0
@@ -59,6 +61,7 @@ class Ended(NamedTuple):
     code: int
     ceiling: Ceiling
     used: Used
+    started: bool = True  # False: its container did not run its command
 
 
 class Process:
@@ -112,6 +115,8 @@ class Processes:
         ] = {}  # for jobs that may come, and until when
         self._ownership = Ownership(MARK, str(node_directory / MEMBERS))
         self._look_around_at = 0.0
+        self.runs = Runs(self._node_mark)
+        self.containers = Containers(node_directory, self.runs)
         self.helpers: Sequence[Helper] = ()  # whose processes are our children too
         # If keeper and agent are killed together, at least the members themselves die with them.
         setpriv = shutil.which("setpriv")
@@ -127,6 +132,9 @@ class Processes:
         """The member writes its output to a file by itself, so nothing can slow it down. The user's
         own variables replace those in `extra`. Nothing but the member itself gets the `private`
         ones: no warm interpreter is made with them."""
+        if launch.image:
+            self._start_contained(launch, directory, extra, private)
+            return
         base = inherited_env(apart=bool(launch.uid))
         if launch.uid:
             base["HOME"] = str(directory)
@@ -134,8 +142,8 @@ class Processes:
         env[NODE_MARK] = self._node_mark
         workdir = launch.workdir or str(directory)
         if SERVICE in launch.env:
-            _check_port(launch.env.get("PORT", ""))
-        program = _find(launch.argv[0], workdir, env.get("PATH", os.defpath))
+            check_port(launch.env.get("PORT", ""))
+        program = find_program(launch.argv[0], workdir, env.get("PATH", os.defpath))
         found = recipe(program, launch.argv, env, workdir)
         env |= private
         ceiling = ceiling_of(launch)
@@ -147,15 +155,8 @@ class Processes:
                 log.info("%s starts warm: process %d", launch.ref, pid)
                 self._add(Process(launch.ref, pid, found, None, ceiling, group))
                 return
-            popen = subprocess.Popen(
-                [*_joining(group, env), *self._prefix, program, *launch.argv[1:]],
-                cwd=workdir,
-                env=env,
-                stdin=subprocess.DEVNULL,
-                stdout=handle,
-                stderr=handle,
-                start_new_session=True,
-            )
+            words = [*_joining(group, env), *self._prefix, program, *launch.argv[1:]]
+            popen = _popen(words, workdir, env, handle)
         except OSError as error:
             if group is not None:
                 self.groups.discard(group)
@@ -170,15 +171,40 @@ class Processes:
         except OSError as error:
             raise CannotStart(f"cannot limit what it may use: {error.strerror}") from error
 
+    def _start_contained(
+        self, launch: Launch, directory: Path, extra: dict[str, str], private: dict[str, str]
+    ) -> None:
+        """In an image nothing of this node's Python exists, so it always starts cold."""
+        if SERVICE in launch.env:
+            check_port(launch.env.get("PORT", ""))
+        ceiling = ceiling_of(launch)
+        group = self._group(launch.ref, ceiling)
+        client = self.containers.client(launch, directory, extra, private, group)
+        joining = [] if client.joins else _joining(group, client.env)
+        handle = os.open(directory / "output", os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+        try:
+            words = [*joining, *self._prefix, *client.words]
+            popen = _popen(words, str(directory), client.env, handle, client.handles)
+        except OSError as error:
+            if group is not None:
+                self.groups.discard(group)
+            raise CannotStart(f"cannot start {client.words[0]}: {error.strerror}") from None
+        finally:
+            for one in (handle, *client.handles):
+                os.close(one)
+        self._add(Process(launch.ref, popen.pid, None, popen, ceiling, group))
+
     def _add(self, process: Process) -> None:
         self._pids[process.pid] = process
         self._processes[process.ref] = process
 
     def prepare(self, order: Prepare) -> None:
         """A member of this job may come here. Have a warm interpreter ready by then."""
+        if order.image:
+            return  # it is here now, and nothing in it can be kept warm
         env = {**inherited_env(), **order.env}
         with contextlib.suppress(CannotStart):
-            program = _find(order.argv[0], order.workdir or "/", env.get("PATH", os.defpath))
+            program = find_program(order.argv[0], order.workdir or "/", env.get("PATH", os.defpath))
             found = recipe(program, order.argv, env, order.workdir or "/")
             if found is not None:
                 self._prepared[order.job] = found, time.monotonic() + PREPARED_S
@@ -206,6 +232,7 @@ class Processes:
                 self.warm.want(process.recipe, process.modules)
         self.warm.tend()
         self.groups.tend()
+        self.containers.watch({ref: process.pid for ref, process in self._processes.items()})
         return over
 
     def _look_at(self, process: Process, now: float) -> None:
@@ -236,9 +263,13 @@ class Processes:
         process = self._processes.get(ref)
         return process.pid if process else None
 
+    def leader(self, ref: MemberRef) -> int | None:
+        """The first process of the member's own command: in a container, that is not our child."""
+        return self.containers.first(ref) or self.pid(ref)
+
     def signal(self, ref: MemberRef, number: int) -> None:
         process = self._processes.get(ref)
-        if process is not None:
+        if process is not None and not self.containers.signal(ref, number):
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(process.pid, number)
 
@@ -256,7 +287,7 @@ class Processes:
             code = os.waitstatus_to_exitcode(status)
             process = self._pids.pop(pid, None)
             if process is None:
-                if not any(helper.ended(pid, code) for helper in self.helpers):
+                if not any(helper.ended(pid, code) for helper in (self.runs, *self.helpers)):
                     self.warm.ended(pid, code)
                 continue
             del self._processes[process.ref]
@@ -264,12 +295,15 @@ class Processes:
                 process.popen.returncode = code  # it was reaped here, so Popen must not wait for it
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(pid, signal.SIGKILL)
+            contained = process.ref in self.containers
+            code, started = self.containers.ended(process.ref, code if code >= 0 else 128 - code)
             used = Used()
             if process.group is not None:
                 used = process.group.used()
                 self.groups.discard(process.group)
-            code = code if code >= 0 else 128 - code
-            ended.append(Ended(process.ref, code, process.ceiling, used))
+            if contained and used.filled and code == KILLED_CODE:
+                used = used._replace(killed=1)  # version 1 counts it in a group that is gone
+            ended.append(Ended(process.ref, code, process.ceiling, used, started))
             gone[pid] = process.ref
         try:
             self._kill_strays(gone)
@@ -301,18 +335,34 @@ class Processes:
     def _look_around(self, gone: dict[int, MemberRef]) -> None:
         began = time.monotonic()
         living = {pid: process.ref for pid, process in self._pids.items()}
+        living |= self.containers.roots()
         self._ownership.look(living, self._helping(), gone)
         now = time.monotonic()
         self._look_around_at = now + max(LOOK_AROUND_S, (now - began) * LOOK_AROUND_REST)
 
     def _helping(self) -> set[int]:
         found = set(self.warm.pids())
-        for helper in self.helpers:
+        for helper in (self.runs, *self.helpers):
             found |= helper.pids()
         return found
 
     def __len__(self) -> int:
         return len(self._processes)
+
+
+def _popen(
+    words: list[str], workdir: str, env: dict[str, str], output: int, more: Sequence[int] = ()
+) -> subprocess.Popen[bytes]:
+    return subprocess.Popen(
+        words,
+        cwd=workdir,
+        env=env,
+        stdin=subprocess.DEVNULL,
+        stdout=output,
+        stderr=output,
+        pass_fds=more,
+        start_new_session=True,
+    )
 
 
 def ceiling_of(launch: Launch) -> Ceiling:
@@ -326,32 +376,3 @@ def _joining(group: Group | None, env: dict[str, str]) -> list[str]:
         return []
     unset = " ".join(name for name in OF_THE_SHELL if name not in env)
     return ["/bin/sh", "-c", f"unset {unset}; {JOIN}", "sh", *group.entrances, "--"]
-
-
-def _check_port(text: str) -> None:
-    """If another process held the port, it would answer the probe and get the requests."""
-    if not text.isdecimal() or int(text) > PORT_MAX:
-        raise CannotStart(f"PORT={text!r} is not a port that a replica can listen on")
-    port = int(text)
-    with socket.socket() as probe:
-        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        try:
-            probe.bind(("", port))
-        except OSError as error:
-            raise CannotStart(f"port {port} is not free on this node: {error.strerror}") from None
-
-
-def _find(program: str, workdir: str, path: str) -> str:
-    if not os.path.isdir(workdir):
-        raise CannotStart(f"workdir {workdir} is not a directory on this node", Fault.MISSING)
-    if "/" in program:
-        found = os.path.join(workdir, program)
-        if not os.path.exists(found):
-            raise CannotStart(f"{found} does not exist on this node", Fault.MISSING)
-        if os.path.isdir(found) or not os.access(found, os.X_OK):
-            raise CannotStart(f"{found} cannot be executed: is it a program, with chmod +x?")
-        return found
-    found_in_path = shutil.which(program, path=path)
-    if found_in_path is None:
-        raise CannotStart(f"no program {program!r} in PATH on this node", Fault.MISSING)
-    return found_in_path

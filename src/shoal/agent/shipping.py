@@ -300,3 +300,11 @@ def last_words(path: Path, mask: Mask | None = None) -> str:
     lines = [line.strip() for line in text.splitlines() if line.strip()]
     said = "".join(c for c in lines[-1] if c.isprintable()) if lines else ""
     return said if len(said) <= LAST_CHARACTERS else said[: LAST_CHARACTERS - 3] + "..."
+
+
+def append(path: Path, data: bytes) -> None:
+    handle = os.open(path, os.O_WRONLY | os.O_APPEND)
+    try:
+        os.write(handle, data)
+    finally:
+        os.close(handle)

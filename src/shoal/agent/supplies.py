@@ -1,4 +1,4 @@
-"""What members need before they can start: package, environment, share of a GPU, secrets."""
+"""What members need before they can start: package, environment, image, secrets, part of a GPU."""
 
 from __future__ import annotations
 
@@ -12,6 +12,8 @@ from typing import TypeVar
 import msgspec
 
 from shoal.agent.environments import Environments, key_of
+from shoal.agent.images.pull import Images
+from shoal.agent.images.runs import Runs
 from shoal.agent.packages import Packages
 from shoal.agent.secrets import WAITING, Secrets
 from shoal.agent.shares.shares import Shares
@@ -39,6 +41,8 @@ class Supplies:
         self.secrets = secrets
         self.packages = Packages(directory / "packages", need, self._packages_used)
         self.environments = Environments(directory, self._environments_used)
+        self.runs = Runs(str(directory))
+        self.images = Images(directory, self.runs, self._images_used)
 
     def here(self, order: Order) -> Order | None:
         """The command with this node's paths, or None if something is still missing."""
@@ -46,9 +50,9 @@ class Supplies:
         environment = self.environments.here(order.requirements) if order.requirements else None
         if (order.package and package is None) or (order.requirements and environment is None):
             return None
-        if self.secrets.needed(order):
+        if self.secrets.needed(order) or (order.image and not self.images.here(order)):
             return None
-        placed = _placed(order, package, environment)
+        placed = self._placed(order, package, environment)
         return self.shares.here(placed)
 
     def lacks(self, order: Launch | Prepare) -> str:
@@ -58,6 +62,8 @@ class Supplies:
         if not order.requirements or self.environments.here(order.requirements) is not None:
             if self.secrets.needed(order):
                 return WAITING
+            if order.image and not self.images.here(order):
+                return self.images.progress(order)
             return "is preparing its share of a GPU"
         return "is building its environment: see its log"
 
@@ -69,7 +75,10 @@ class Supplies:
             environment = None
             if order.requirements:
                 environment = await self.environments.get(order.requirements, output)
-            placed = await self.secrets.get(_placed(order, package, environment))
+            placed = await self.secrets.get(self._placed(order, package, environment))
+            if order.image:
+                login = self.secrets.registry(order.ref) if isinstance(order, Launch) else ""
+                await self.images.get(order, login)
             return await self.shares.get(placed)
         finally:
             telling.cancel()
@@ -78,6 +87,19 @@ class Supplies:
         while True:
             tell(self.lacks(order))
             await asyncio.sleep(TELL_S)
+
+    def _placed(self, order: Order, package: Path | None, environment: Path | None) -> Order:
+        if not order.image:
+            return _placed(order, package, environment)
+        env, workdir = dict(order.env), order.workdir
+        if package is not None:
+            workdir = os.path.normpath(package / order.workdir)
+            env[PACKAGE] = str(package)
+        image = self.images.name(order.image)
+        return msgspec.structs.replace(order, workdir=workdir, env=env, image=image)
+
+    def _images_used(self) -> set[str]:
+        return {order.image for order in self._orders() if order.image}
 
     def _packages_used(self) -> set[str]:
         return {order.package for order in self._orders()}

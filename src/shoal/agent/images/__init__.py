@@ -1,0 +1,1 @@
+"""Members in containers: what runs images on this node, how it is called, and what it leaves."""

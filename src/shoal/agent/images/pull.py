@@ -1,0 +1,195 @@
+"""Images of a node: each is pulled once, whoever waits for it, and a failure says what to do."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import logging
+import re
+from collections.abc import Callable, Set
+from pathlib import Path
+
+from shoal.agent.faults import CannotStart
+from shoal.agent.images.login import credentials
+from shoal.agent.images.reasons import last_line, problem_in
+from shoal.agent.images.runs import Runs
+from shoal.agent.images.runtimes import Runtime, find
+from shoal.model.commands import Launch, Prepare
+from shoal.model.job import Fault
+
+log = logging.getLogger("shoal.agent")
+
+TRIES_MAX = 3  # only where the network is at fault
+AGAIN_S = 2.0
+PULL_S_MAX = 3600.0
+LOOK_S_MAX = 60.0
+KEPT_MAX = 16  # image files of apptainer; podman and docker have stores of their own
+LOCAL = "localhost/"  # made on the node: no registry has it
+SIF = ".sif"
+UNITS = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30, "T": 1 << 40}
+# "Copying blob 0a1b2c3d4e5f [====>---] 12.3MiB / 50.0MiB", or "0a1b...: Downloading 12.3MB/50MB"
+PART = re.compile(
+    r"([0-9a-f]{12})\b[^\n]*?([0-9.]+) ?([KMGT]?)i?B ?/ ?([0-9.]+) ?([KMGT]?)i?B", re.IGNORECASE
+)
+DONE = re.compile(r"([0-9a-f]{12})\b:? (?:done|Pull complete|Already exists)", re.IGNORECASE)
+
+
+class Progress:
+    """How much of an image is here, as far as its parts are known."""
+
+    def __init__(self) -> None:
+        self._parts: dict[str, tuple[float, float]] = {}
+
+    def take(self, text: str) -> None:
+        for part, done, unit, whole, whole_unit in PART.findall(text):
+            size = float(whole) * UNITS[whole_unit.upper()]
+            self._parts[part] = float(done) * UNITS[unit.upper()], size
+        for part in DONE.findall(text):
+            if part in self._parts:
+                self._parts[part] = (self._parts[part][1],) * 2
+
+    def __str__(self) -> str:
+        whole = sum(size for _, size in self._parts.values())
+        done = sum(done for done, _ in self._parts.values())
+        return f": {100 * done / whole:.0f} %" if whole else ""
+
+
+class Images:
+    def __init__(self, directory: Path, runs: Runs, in_use: Callable[[], Set[str]]) -> None:
+        self._directory = directory
+        self._files = directory / "images"
+        self._runs = runs
+        self._in_use = in_use
+        self._here: set[tuple[str, str]] = set()  # images, and for whom they were found
+        self._pulls: dict[tuple[str, str], asyncio.Task[None]] = {}
+        self._progress: dict[tuple[str, str], Progress] = {}
+        self._waiting: dict[tuple[str, str], int] = {}
+
+    def here(self, order: Launch | Prepare) -> bool:
+        return _key(order) in self._here
+
+    def forget(self, image: str) -> None:
+        """It is gone: somebody has tidied up the node."""
+        self._here = {key for key in self._here if key[0] != image}
+
+    def progress(self, order: Launch | Prepare) -> str:
+        """In words that follow the name of the node."""
+        return f"is pulling {order.image}{self._progress.get(_key(order), '')}"
+
+    def name(self, image: str) -> str:
+        """What the runtime knows it by."""
+        runtime = find()
+        if runtime is None or runtime.name != "apptainer" or image.startswith("/"):
+            return image
+        return str(self._file(image))
+
+    async def get(self, order: Launch | Prepare, login: str) -> None:
+        """Returns when it is here; raises CannotStart. Members that need the same image wait for
+        the same pull, which ends when nobody waits for it any more. `login`: USER:PASSWORD."""
+        key = _key(order)
+        if key in self._here:
+            return
+        pull = self._pulls.get(key)
+        if pull is None:
+            pull = self._pulls[key] = asyncio.create_task(self._pull(key, login))
+            pull.add_done_callback(lambda done: self._over(key, done))
+        self._waiting[key] = self._waiting.get(key, 0) + 1
+        try:
+            await asyncio.shield(pull)
+        finally:
+            self._waiting[key] -= 1
+            if not self._waiting[key]:
+                del self._waiting[key]
+                pull.cancel()
+                self._over(key, pull)  # whoever comes now starts another
+
+    def _over(self, key: tuple[str, str], pull: asyncio.Task[None]) -> None:
+        if self._pulls.get(key) is pull:
+            del self._pulls[key]
+            self._progress.pop(key, None)
+
+    async def _pull(self, key: tuple[str, str], login: str) -> None:
+        image, tenant = key
+        runtime = find()
+        if runtime is None:
+            raise CannotStart("nothing on this node can run images", Fault.MISSING)
+        if image.startswith("/"):
+            self._must_be_file(runtime, image, tenant)
+        elif await self._exists(runtime, image) and (not tenant or image.startswith(LOCAL)):
+            pass
+        elif image.startswith(LOCAL):
+            raise CannotStart(f"there is no image {image} on this node", Fault.MISSING)
+        else:
+            await self._fetch(runtime, key, login)
+        self._here.add(key)
+
+    def _must_be_file(self, runtime: Runtime, image: str, tenant: str) -> None:
+        if tenant:
+            raise CannotStart("image: a tenant that is kept apart names an image of a registry")
+        if runtime.name != "apptainer":
+            raise CannotStart(f"only apptainer runs files like {image}; this node has another")
+        if not Path(image).is_file():
+            raise CannotStart(f"{image} does not exist on this node", Fault.MISSING)
+
+    async def _exists(self, runtime: Runtime, image: str) -> bool:
+        if runtime.name == "apptainer":
+            return self._file(image).exists()
+        ask = ("image", "exists") if runtime.name == "podman" else ("image", "inspect")
+        code, _ = await self._runs.run((*runtime.command, *ask, image), seconds=LOOK_S_MAX)
+        return code == 0
+
+    async def _fetch(self, runtime: Runtime, key: tuple[str, str], login: str) -> None:
+        """A tenant that is kept apart asks the registry even for an image that is here: another
+        tenant may have pulled it with a password."""
+        image, _ = key
+        progress = self._progress[key] = Progress()
+        log.info("pulling %s", image)
+        for number in range(TRIES_MAX):
+            if number:
+                await asyncio.sleep(AGAIN_S * number)
+            words = [*runtime.command, *self._words(runtime, image)]
+            with credentials(self._directory, registry(image), login) as env:
+                code, text = await self._runs.run(
+                    words, seconds=PULL_S_MAX, env=env, said=progress.take
+                )
+            if code == 0:
+                return
+            problem = problem_in(text)
+            if not problem.again:
+                break
+        log.warning("cannot pull %s: %s", image, text)
+        secret = f"registry-{registry(image)}"
+        why = problem.why.format(secret=secret)
+        raise CannotStart(f"cannot pull {image}: {why} ({last_line(text)})", problem.fault)
+
+    def _words(self, runtime: Runtime, image: str) -> list[str]:
+        match runtime.name:
+            case "podman":  # the scheme keeps it from taking the name for something else
+                return ["pull", f"docker://{image}"]
+            case "docker":
+                return ["pull", image]
+        self._files.mkdir(mode=0o700, exist_ok=True)
+        self._trim()
+        return ["pull", "--force", str(self._file(image)), f"docker://{image}"]
+
+    def _file(self, image: str) -> Path:
+        return self._files / f"{hashlib.sha256(image.encode()).hexdigest()[:32]}{SIF}"
+
+    def _trim(self) -> None:
+        """The oldest files go first; those in use stay."""
+        used = {self._file(image) for image in self._in_use() | {key[0] for key in self._pulls}}
+        found = sorted((file.stat().st_mtime_ns, file) for file in self._files.glob(f"*{SIF}"))
+        for _, file in found[: max(0, len(found) - KEPT_MAX + 1)]:
+            if file not in used:
+                file.unlink(missing_ok=True)
+                self._here = {key for key in self._here if self._file(key[0]) != file}
+
+
+def registry(image: str) -> str:
+    """The host of an image's registry, as docker finds it."""
+    first, slash, _ = image.partition("/")
+    return first if slash and ("." in first or ":" in first) else "docker.io"
+
+
+def _key(order: Launch | Prepare) -> tuple[str, str]:
+    return order.image, order.tenant if order.uid else ""

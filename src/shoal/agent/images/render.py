@@ -1,0 +1,203 @@
+"""A container's command line, for each runtime. Pure: the same launch gives the same words.
+
+Values of variables are never among the words, because every user of a machine can read those: they
+are in a file in memory (`variables`), or in the environment of the command.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
+
+import msgspec
+
+from shoal.agent.faults import CannotStart
+from shoal.agent.images.runtimes import Facts, Gpus, Runtime
+from shoal.agent.shares.rules import PIPES
+from shoal.model.commands import Launch
+from shoal.model.job import Fault
+from shoal.model.resources import WHOLE_GPU_MILLI
+
+LABEL = "shoal.node"  # on every container of a node: which node
+VARIABLES = "{variables}"  # stands for the path of the file with the variables
+GPUS_ENV = "CUDA_VISIBLE_DEVICES"
+UNLIMITED = -1
+NOT_APART = "apptainer cannot keep tenants apart: install podman or docker on this node"
+NO_CDI = (
+    "containers cannot get this node's GPUs: install nvidia-container-toolkit and run "
+    "`nvidia-ctk cdi generate --output=/etc/cdi/nvidia.yaml`"
+)
+
+
+class Mount(NamedTuple):
+    """A folder of the node, at the same path in the container."""
+
+    path: str
+    writable: bool
+
+
+class Box(msgspec.Struct, frozen=True, kw_only=True):
+    """A container to be: its name, the node's mark, what it sees, and where its ids are written."""
+
+    name: str
+    node: str
+    env: Mapping[str, str]
+    workdir: str
+    mounts: Sequence[Mount]
+    folder: str
+    image: str  # as the runtime knows it
+    group: str = ""  # the cgroup to be in, if the agent has made one
+
+
+class Rendered(NamedTuple):
+    """`words` may hold VARIABLES; `env` comes on top of the agent's own."""
+
+    words: list[str]
+    env: dict[str, str]
+    variables: str
+
+
+def render(runtime: Runtime, facts: Facts, launch: Launch, box: Box) -> Rendered:
+    if runtime.name == "apptainer":
+        return _apptainer(runtime, facts, launch, box)
+    gpus = _visible(launch, box.env) if facts.gpus is not Gpus.NONE else []
+    env = {**box.env}
+    if gpus:  # the container has no others, so they count from 0
+        env[GPUS_ENV] = ",".join(str(number) for number in range(len(gpus)))
+    apart = launch.uid > 0
+    variables, lines = _variables(env, apart=apart)
+    podman = runtime.name == "podman"
+    words = [
+        *runtime.command,
+        *(["--cgroup-manager=cgroupfs"] if box.group else []),
+        "run",
+        "--rm",
+        "--pull=never",
+        f"--name={box.name}",
+        f"--label={LABEL}={box.node}",
+        "--network=host",
+        "--no-healthcheck",
+        "--security-opt=label=disable",
+        *(_podman_only(box) if podman else [f"--cidfile={box.folder}/id"]),
+        f"--user={_user(podman, facts, launch)}",
+        *(["--cap-drop=ALL", "--security-opt=no-new-privileges"] if apart else []),
+        *_shared_memory(facts, launch),
+        f"--ulimit=nofile={_range(facts.files)}",
+        f"--ulimit=nproc={_range(facts.processes)}",
+        *_limits(facts, launch, box),
+        *(_podman_gpus(facts, gpus) if podman else _docker_gpus(gpus)),
+        *(f"--mount={_mount(mount)}" for mount in box.mounts),
+        f"--workdir={box.workdir}",
+        f"--env-file={VARIABLES}",
+        *(f"--env={name}" for name in lines),
+        "--entrypoint=",  # the command is run as it is written, as it is without an image
+        box.image,
+        *launch.argv,
+    ]
+    return Rendered(words, lines, variables)
+
+
+def _podman_only(box: Box) -> list[str]:
+    """The container writes to the member's output itself, so nothing stands between them."""
+    return [
+        "--log-driver=passthrough",
+        f"--pidfile={box.folder}/pid",
+        f"--conmon-pidfile={box.folder}/conmon",
+    ]
+
+
+def _user(podman: bool, facts: Facts, launch: Launch) -> str:
+    """The user that it would be without an image. An ordinary user who runs podman is root in its
+    containers, which is nobody but that user outside."""
+    if facts.user == 0:
+        return f"{launch.uid}:{launch.uid}"
+    return "0:0" if podman else f"{facts.user}:{facts.group}"
+
+
+def _shared_memory(facts: Facts, launch: Launch) -> list[str]:
+    """Members of a gang exchange data through /dev/shm; a tenant that is kept apart has its own."""
+    if not launch.uid or PIPES in launch.env:
+        return ["--ipc=host"]
+    return [f"--shm-size={launch.memory_mb or facts.memory_mb // 2}m"]
+
+
+def _limits(facts: Facts, launch: Launch, box: Box) -> list[str]:
+    if box.group:  # it has the limits
+        return [f"--cgroup-parent={box.group}", f"--pids-limit={UNLIMITED}"]
+    if not facts.limits:
+        return []
+    found = [f"--pids-limit={launch.limits.processes or UNLIMITED}"]
+    if launch.memory_mb:
+        found += [f"--memory={launch.memory_mb}m", f"--memory-swap={launch.memory_mb}m"]
+    if launch.cpu_milli and launch.limits.cpu_hard:
+        found.append(f"--cpus={launch.cpu_milli / 1000:g}")
+    elif launch.cpu_milli:
+        found.append(f"--cpu-shares={max(2, launch.cpu_milli * 1024 // 1000)}")
+    return found
+
+
+def _visible(launch: Launch, env: Mapping[str, str]) -> list[str]:
+    """The GPUs that it may see; those of other members of its gang on this node can be among them.
+    Names and numbers come from the controller, never from the user."""
+    if launch.gpu_milli < WHOLE_GPU_MILLI:
+        return [str(gpu) for gpu in launch.gpus]  # its limit may have given it another number
+    named = [word for word in env.get(GPUS_ENV, "").split(",") if word.isdecimal()]
+    return named if launch.gpus else []
+
+
+def _podman_gpus(facts: Facts, gpus: Sequence[str]) -> list[str]:
+    if gpus and facts.gpus is not Gpus.NAMED:
+        raise CannotStart(NO_CDI, Fault.MISSING)
+    return [f"--device=nvidia.com/gpu={gpu}" for gpu in gpus]
+
+
+def _docker_gpus(gpus: Sequence[str]) -> list[str]:
+    return [f'--gpus="device={",".join(gpus)}"'] if gpus else []
+
+
+def _mount(mount: Mount) -> str:
+    """Comma-separated values, in which a field can be quoted."""
+    fields = ["type=bind", f"source={mount.path}", f"target={mount.path}"]
+    fields += [] if mount.writable else ["readonly"]
+    return ",".join(
+        '"' + field.replace('"', '""') + '"' if set(field) & set(',"\n') else field
+        for field in fields
+    )
+
+
+def _variables(env: Mapping[str, str], *, apart: bool) -> tuple[str, dict[str, str]]:
+    """The file's text, and variables of several lines, which no such file can hold. Those go
+    through the command's own environment, where a stranger's variables could change what the
+    command does, so a tenant that is kept apart cannot have them."""
+    several = {name: value for name, value in env.items() if "\n" in value}
+    if several and (apart or any(map(_steers, several))):
+        names = ", ".join(sorted(several))
+        raise CannotStart(f"env: {names} has several lines, which a container cannot be given")
+    plain = [f"{name}={value}\n" for name, value in env.items() if name not in several]
+    return "".join(plain), several
+
+
+def _steers(name: str) -> bool:
+    """Would the runtime itself obey this variable?"""
+    prefixes = ("LD_", "XDG_", "CONTAINER", "DOCKER", "REGISTRY_", "STORAGE_", "GO", "_", "PODMAN")
+    return name in ("PATH", "HOME", "TMPDIR") or name.startswith(prefixes)
+
+
+def _apptainer(runtime: Runtime, facts: Facts, launch: Launch, box: Box) -> Rendered:
+    """Its containers are ordinary processes of the user who starts them. All devices are visible,
+    so the GPUs keep their numbers."""
+    if launch.uid and facts.user == 0:
+        raise CannotStart(NOT_APART, Fault.MISSING)
+    words = [*runtime.command, "exec", "--cleanenv", "--no-home"]
+    if facts.gpus is not Gpus.NONE and launch.gpus:
+        words.append("--nv")
+    for mount in box.mounts:
+        if set(mount.path) & set(":,"):
+            raise CannotStart(f"apptainer cannot mount a path with : or , in it: {mount.path}")
+        words.append(f"--bind={mount.path}:{mount.path}:{'rw' if mount.writable else 'ro'}")
+    words += [f"--pwd={box.workdir}", box.image, *launch.argv]
+    return Rendered(words, {f"APPTAINERENV_{name}": text for name, text in box.env.items()}, "")
+
+
+def _range(limits: tuple[int, int]) -> str:
+    return ":".join(str(limit) for limit in limits)
