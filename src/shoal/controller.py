@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 import msgspec
 import uvloop
 
-from shoal.control import plugins
+from shoal.control import log_room, plugins
 from shoal.control.alarms import Alarms
 from shoal.control.clock import SystemClock, watch
 from shoal.control.gateway_link import GatewayLink
@@ -107,6 +107,9 @@ async def _serve(home: Home, doors: Doors, usual: Usual) -> None:
     supervisor_task = asyncio.create_task(
         enduring("the watch on the supervisor", lambda: _watch_supervisor(home, loop.alarms))
     )
+    room_task = asyncio.create_task(
+        enduring("the watch on the log store", lambda: log_room.watch(loop))
+    )
     _spare_the_collector()
     loop_task = asyncio.create_task(loop.run())
     await asyncio.sleep(0)  # the agents start while the API is still being imported
@@ -130,7 +133,7 @@ async def _serve(home: Home, doors: Doors, usual: Usual) -> None:
     await asyncio.wait([api_task])
     await engine.close()
     tasks = (retiring_task, link_task, history_task, ledger_task, clock_task, supervisor_task)
-    for task in (*tasks, loop_task):
+    for task in (*tasks, room_task, loop_task):
         task.cancel()
     with contextlib.suppress(asyncio.CancelledError):
         await loop_task

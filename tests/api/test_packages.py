@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import http.client
 import io
+import os
 from collections.abc import Iterator
 from pathlib import Path
 from urllib.parse import urlsplit
@@ -107,3 +108,56 @@ def test_a_full_disk_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
     monkeypatch.setattr("shoal.control.packages.shutil.disk_usage", lambda path: usage)
     with pytest.raises(PackageError, match="do not fit the controller's disk, which has 9 MiB"):
         PackageStore(tmp_path).begin(NAME, 50 << 20, set())
+
+
+def send(store: PackageStore, data: bytes, tenant: str, used: frozenset[str] = frozenset()) -> str:
+    name = hashlib.sha256(data).hexdigest()
+    upload = store.begin(name, len(data), set(used), tenant)
+    try:
+        upload.write(data)
+        upload.finish()
+    finally:
+        upload.close()
+    return name
+
+
+def test_a_tenant_uses_only_what_it_has_sent_itself(tmp_path: Path) -> None:
+    store = PackageStore(tmp_path)
+    name = send(store, b"secret code", "red")
+    assert store.size(name, "red") == store.size(name) == 11
+    assert store.size(name, "blue") is None, "to know the name is not enough"
+    inode = (tmp_path / name).stat().st_ino
+    send(store, b"secret code", "blue")
+    assert store.size(name, "blue") == 11
+    assert (tmp_path / name).stat().st_ino == inode, "it is stored once"
+    assert sorted(path.name for path in tmp_path.iterdir()) == sorted([name, "of"])
+
+
+def test_a_tenant_has_a_part_of_the_store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("shoal.control.packages.TENANT_BYTES_MAX", 25)
+    store = PackageStore(tmp_path)
+    other = send(store, b"0123456789", "blue")
+    first, second = (send(store, text * 10, "red") for text in (b"a", b"b"))
+    os.utime(tmp_path / first, (1, 1))
+    shared = send(store, b"0123456789", "red")  # red's oldest makes room
+    assert [store.size(one, "red") for one in (first, second, shared)] == [None, 10, 10]
+    assert store.size(first) is None, "nobody else had it"
+    used = frozenset({second, shared})
+    with pytest.raises(PackageError, match=r"red has .* of packages in use, the most") as caught:
+        send(store, b"c" * 10, "red", used)
+    assert caught.value.status == 429
+    send(store, b"d" * 20, "red", frozenset())
+    assert store.size(other, "blue") == 10, "what blue has is blue's"
+
+
+def test_a_tenant_sends_only_so_many_packages_at_a_time(tmp_path: Path) -> None:
+    store = PackageStore(tmp_path)
+    names = [hashlib.sha256(bytes([n])).hexdigest() for n in range(6)]
+    uploads = [store.begin(name, 1, set(), "red") for name in names[:4]]
+    with pytest.raises(PackageError, match="red sends 4 packages already"):
+        store.begin(names[4], 1, set(), "red")
+    store.begin(names[5], 1, set(), "blue").close()
+    uploads.pop().close()
+    store.begin(names[4], 1, set(), "red").close()
+    for upload in uploads:
+        upload.close()

@@ -12,11 +12,12 @@ from shoal.api.principal import Needs
 from shoal.api.problems import Refusal
 from shoal.api.reach import Reach
 from shoal.control.loop import ControlLoop
-from shoal.control.packages import PackageError, PackageStore
+from shoal.control.packages import EVERYBODY, PackageError, PackageStore
 from shoal.model.identity import EVERY_TENANT
 from shoal.model.views import PackageView
 
 WRITE_BYTES = 1 << 20
+RETRY_S = 2
 
 
 class Packages(Controller):
@@ -37,6 +38,7 @@ class Packages(Controller):
     ) -> PackageView:
         """The body is the archive, its SHA-256 the name; streamed to disk, not held in memory."""
         loop, store = reach.loop, _store(reach.loop)
+        owner = EVERYBODY if reach.tenant == EVERY_TENANT else reach.tenant
         size = _size(reach, package)
         if size is not None:
             return PackageView(package=package, size=size)
@@ -45,7 +47,7 @@ class Packages(Controller):
         except ValueError:
             length = 0
         try:
-            upload = store.begin(package, length, loop.packages_in_use())
+            upload = store.begin(package, length, loop.packages_in_use(), owner)
             try:
                 waiting = bytearray()
                 async for data in request.stream():
@@ -58,9 +60,8 @@ class Packages(Controller):
             finally:
                 upload.close()
         except PackageError as error:
-            raise Refusal(error.status, str(error), "package") from None
-        await loop.settled()
-        note_package(reach, package, reach.tenant)
+            retry_s = RETRY_S if error.status in (429, 503) else 0
+            raise Refusal(error.status, str(error), "package", retry_s) from None
         return PackageView(package=package, size=length)
 
 

@@ -6,8 +6,10 @@ not kept is a hole in that file: bytes that the node had to drop, or the middle 
 
 from __future__ import annotations
 
+import contextlib
 import os
 import shutil
+from collections.abc import Container
 from pathlib import Path
 from typing import NamedTuple
 
@@ -21,6 +23,7 @@ HEAD_BYTES = 128 * 1024 * 1024
 TAIL_BYTES = 128 * 1024 * 1024
 CUT_BYTES = 8 * 1024 * 1024  # the middle is cut each time this much has been added
 READ_BYTES_MAX = 256 * 1024
+REMOVED = ".removed"
 
 
 class Read(NamedTuple):
@@ -35,7 +38,10 @@ class Read(NamedTuple):
 
 class LogStore:
     def __init__(self, root: Path) -> None:
-        self._root = root
+        self.root = root
+        self.short: Container[str] = ()  # jobs whose logs are kept short, to save room
+        with contextlib.suppress(OSError):
+            shutil.rmtree(root / REMOVED)  # of a controller that was killed
 
     def append(self, chunk: LogChunk) -> int:
         """Returns how far the output is kept; a piece that would leave a gap is not taken."""
@@ -50,10 +56,12 @@ class LogStore:
             _write(handle, chunk.data, chunk.offset)
             if end > size and not chunk.data:
                 os.ftruncate(handle, end)
-            if end > HEAD_BYTES + TAIL_BYTES and end // CUT_BYTES > size // CUT_BYTES:
-                cut = (end - TAIL_BYTES) // CUT_BYTES * CUT_BYTES
-                if cut > HEAD_BYTES:
-                    punch_hole(handle, HEAD_BYTES, cut)
+            short = chunk.ref.job in self.short
+            head, tail = (CUT_BYTES, CUT_BYTES) if short else (HEAD_BYTES, TAIL_BYTES)
+            if end > head + tail and end // CUT_BYTES > size // CUT_BYTES:
+                cut = (end - tail) // CUT_BYTES * CUT_BYTES
+                if cut > head:
+                    punch_hole(handle, head, cut)
         finally:
             os.close(handle)
         return max(size, end)
@@ -81,10 +89,22 @@ class LogStore:
             os.close(handle)
 
     def drop(self, job_id: str) -> None:
-        shutil.rmtree(self._root / job_id, ignore_errors=True)
+        """A reader sees the whole log or none, also if the controller dies in between."""
+        folder = self.folder(job_id)
+        if not folder.exists():
+            return
+        try:
+            (self.root / REMOVED).mkdir(exist_ok=True)
+            folder = folder.rename(self.root / REMOVED / job_id)
+        except OSError:
+            pass  # a full disk may have no room for the new folder, but has for less
+        shutil.rmtree(folder, ignore_errors=True)
+
+    def folder(self, job_id: str) -> Path:
+        return self.root / job_id
 
     def _path(self, ref: MemberRef) -> Path:
-        return self._root / ref.job / f"{ref.attempt}.{ref.member}.log"
+        return self.root / ref.job / f"{ref.attempt}.{ref.member}.log"
 
 
 def _write(handle: int, data: bytes, offset: int) -> None:

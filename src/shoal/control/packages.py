@@ -12,16 +12,18 @@ import shutil
 from pathlib import Path
 from typing import IO
 
-from shoal.files import write_private
-from shoal.model.identity import TENANTS_MAX
 from shoal.model.job import PACKAGE_BYTES_MAX, PACKAGE_PATTERN
 from shoal.model.report import PackagePiece
 from shoal.wire import PIECE_BYTES
 
 # Packages that no job uses stay for the next job, as long as there is room.
 STORE_BYTES_MAX = 20 * (1 << 30)
+TENANT_BYTES_MAX = STORE_BYTES_MAX // 4
 SPARE_BYTES = 256 << 20  # the log of events must always find room on the same disk
 UPLOADS_MAX = 8  # at a time
+TENANT_UPLOADS_MAX = 4
+OWNERS = "of"  # beside the packages: `of/TENANT/SHA256`, a second name of the same file
+EVERYBODY = ""  # in place of a tenant: who may use every package
 
 
 class PackageError(Exception):
@@ -33,40 +35,37 @@ class PackageError(Exception):
 
 
 class PackageStore:
+    """A package is stored once, however many tenants send it. A tenant may use those that it has
+    sent itself, whole: knowing a name is not enough, and nobody learns what others have."""
+
     def __init__(self, root: Path) -> None:
         self._root = root
-        self._uploads = 0
+        self._uploads: dict[str, int] = {}  # by tenant
         with contextlib.suppress(FileNotFoundError):
             for left in root.glob(".*.part"):  # of a controller that was killed
                 left.unlink(missing_ok=True)
 
-    def size(self, package: str) -> int | None:
+    def size(self, package: str, tenant: str = EVERYBODY) -> int | None:
         """None if it is not here. A package that is asked for counts as used now."""
         if not _valid(package):
             return None
-        path = self._root / package
+        path = self._root / OWNERS / tenant / package if tenant else self._root / package
         try:
             os.utime(path)
             return path.stat().st_size
-        except FileNotFoundError:
+        except (FileNotFoundError, NotADirectoryError):
             return None
 
     def noted(self, package: str, tenant: str) -> bool:
         """Whether this tenant has sent it."""
-        try:
-            return _valid(package) and tenant in self._senders(package).read_text().split()
-        except FileNotFoundError:
-            return False
+        return self.size(package, tenant) is not None
 
     def note(self, package: str, tenant: str) -> None:
-        """A tenant has sent it: there are at most as many lines as there ever were tenants."""
-        if self.size(package) is not None and not self.noted(package, tenant):
-            path = self._senders(package)
-            before = path.read_text().split() if path.exists() else []
-            write_private(path, "\n".join([*before, tenant][-TENANTS_MAX:]).encode())
-
-    def _senders(self, package: str) -> Path:
-        return self._root / f".{package}.tenants"
+        """A tenant has sent it, whole."""
+        folder = self._root / OWNERS / tenant
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        with contextlib.suppress(FileExistsError, FileNotFoundError):
+            os.link(self._root / package, folder / package)
 
     def piece(self, package: str, offset: int) -> PackagePiece:
         size = self.size(package)
@@ -83,47 +82,77 @@ class PackageStore:
             problem = f"the controller cannot read the package: {error.strerror}"
             return PackagePiece(package, offset, problem=problem)
 
-    def begin(self, package: str, size: int, used: set[str]) -> Upload:
+    def begin(self, package: str, size: int, used: set[str], tenant: str = EVERYBODY) -> Upload:
         """`used` packages stay; others make room for this one."""
         if not _valid(package):
             raise PackageError(422, "is not a SHA-256 in lowercase hexadecimal digits")
         if not 0 < size <= PACKAGE_BYTES_MAX:
             bound = f"{PACKAGE_BYTES_MAX >> 20} MiB"
             raise PackageError(413, f"must have from 1 byte to {bound}, and a Content-Length")
-        if self._uploads >= UPLOADS_MAX:
+        if sum(self._uploads.values()) >= UPLOADS_MAX:
             raise PackageError(503, "too many packages are being sent; try again in a moment")
+        if tenant and self._uploads.get(tenant, 0) >= TENANT_UPLOADS_MAX:
+            what = f"{tenant} sends {TENANT_UPLOADS_MAX} packages already"
+            raise PackageError(429, f"{what}; try again in a moment")
         try:
             self._root.mkdir(mode=0o700, exist_ok=True)
-            self._trim(size, used | {package})
-            free = shutil.disk_usage(self._root).free
-            if free < size + SPARE_BYTES:
-                what = f"{size >> 20} MiB do not fit the controller's disk, which has "
-                raise PackageError(507, f"{what}{free >> 20} MiB left")
+            self._make_room(size, used | {package}, tenant)
             path = self._root / f".{package}.{secrets.token_hex(4)}.part"
-            upload = Upload(self, package, size, path)
+            upload = Upload(self, package, size, path, tenant)
         except OSError as error:
             raise PackageError(507, f"cannot be kept: {error.strerror}") from None
-        self._uploads += 1
+        self._uploads[tenant] = self._uploads.get(tenant, 0) + 1
         return upload
 
-    def ended(self) -> None:
-        self._uploads -= 1
+    def ended(self, tenant: str) -> None:
+        self._uploads[tenant] -= 1
+        if not self._uploads[tenant]:
+            del self._uploads[tenant]
 
-    def _trim(self, more: int, used: set[str]) -> None:
-        """Drop the least recently used ones first."""
+    def _make_room(self, size: int, used: set[str], tenant: str) -> None:
+        if tenant:
+            kept = self._trim(self._root / OWNERS / tenant, TENANT_BYTES_MAX - size, used)
+            if kept + size > TENANT_BYTES_MAX:
+                most = f"{TENANT_BYTES_MAX >> 30} GiB"
+                raise PackageError(429, f"{tenant} has {most} of packages in use, the most it may")
+        kept = self._trim(self._root, STORE_BYTES_MAX - size, used)
+        if kept + size > STORE_BYTES_MAX:
+            most = f"{STORE_BYTES_MAX >> 30} GiB"
+            raise PackageError(507, f"live jobs use {most} of packages, the most there may be")
+        free = shutil.disk_usage(self._root).free
+        if free < size + SPARE_BYTES:
+            what = f"{size >> 20} MiB do not fit the controller's disk, which has "
+            raise PackageError(507, f"{what}{free >> 20} MiB left")
+
+    def _trim(self, folder: Path, most: int, used: set[str]) -> int:
+        """Drop the least recently used ones first; returns how many bytes stay."""
         found = []
-        for path in self._root.iterdir():
-            with contextlib.suppress(FileNotFoundError):
-                status = path.stat()
-                found.append((status.st_mtime_ns, status.st_size, path))
-        total = sum(size for _, size, _ in found) + more
+        with contextlib.suppress(FileNotFoundError):
+            for path in folder.iterdir():
+                with contextlib.suppress(FileNotFoundError):
+                    status = path.stat()
+                    if path.is_file():
+                        found.append((status.st_mtime_ns, status.st_size, path))
+        total = sum(size for _, size, _ in found)
         for _, size, path in sorted(found):
-            if total <= STORE_BYTES_MAX:
-                return
+            if total <= most:
+                break
             if path.name not in used and not path.name.startswith("."):
-                path.unlink(missing_ok=True)
-                self._senders(path.name).unlink(missing_ok=True)
+                self._drop(path)
                 total -= size
+        return total
+
+    def _drop(self, path: Path) -> None:
+        """One tenant's name for it, and the package with the last of them; or all of them."""
+        whole = self._root / path.name
+        path.unlink(missing_ok=True)
+        if path == whole:
+            for name in (self._root / OWNERS).glob(f"*/{path.name}"):
+                name.unlink(missing_ok=True)
+        else:
+            with contextlib.suppress(FileNotFoundError):
+                if whole.stat().st_nlink == 1:
+                    whole.unlink()
 
 
 def _valid(package: str) -> bool:
@@ -133,8 +162,11 @@ def _valid(package: str) -> bool:
 class Upload:
     """One package on its way in. It is hidden until its content is whole and matches its name."""
 
-    def __init__(self, store: PackageStore, package: str, size: int, path: Path) -> None:
+    def __init__(
+        self, store: PackageStore, package: str, size: int, path: Path, tenant: str
+    ) -> None:
         self._store = store
+        self._tenant = tenant
         self._package = package
         self._size = size
         self._path = path
@@ -161,11 +193,15 @@ class Upload:
         try:
             self._file.flush()
             os.fsync(self._file.fileno())
-            self._path.replace(self._path.parent / self._package)
+            whole = self._path.parent / self._package
+            if not whole.exists():  # else the names that tenants have for it would be of another
+                self._path.replace(whole)
+            if self._tenant:
+                self._store.note(self._package, self._tenant)
         except OSError as error:
             raise PackageError(507, f"cannot be kept: {error.strerror}") from None
 
     def close(self) -> None:
         self._file.close()
         self._path.unlink(missing_ok=True)
-        self._store.ended()
+        self._store.ended(self._tenant)
