@@ -99,6 +99,11 @@ class Client(IdentityCalls, SecretCalls):
     def at_home(cls, home: Path | None = None, *, patience_s: float = 3) -> Self:
         return cls(home=home or default_home(), patience_s=patience_s)
 
+    @property
+    def remote(self) -> bool:
+        """Whether the head may be another machine, so that paths here mean nothing there."""
+        return self.endpoint.socket is None
+
     def close(self) -> None:
         if self._connection is not None:
             self._connection.close()

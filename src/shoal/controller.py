@@ -12,6 +12,7 @@ import socket
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
+from urllib.parse import urlsplit
 
 import msgspec
 import uvloop
@@ -118,7 +119,7 @@ async def _serve(home: Home, doors: Doors, usual: Usual) -> None:
     history = History(loop, home.history)
     history_task = asyncio.create_task(enduring("the history", history.run))
     server = _api_server(
-        loop, home, lambda: _entry(home, config), history, ledger, doors, encryption
+        loop, home, lambda: _entry(home, config), history, ledger, doors, encryption, config.reach
     )
     api_task = asyncio.create_task(server.run())
     retiring_task = asyncio.create_task(
@@ -238,6 +239,7 @@ def _api_server(
     ledger: LiveLedger,
     doors: Doors,
     encryption: Encryption | None,
+    reach: str,
 ) -> ApiServer:
     """It leaves its address in the home."""
     from shoal.api.app import build
@@ -248,7 +250,8 @@ def _api_server(
         write_private(home.address, msgspec.json.encode(address(home, doors, *shown)))
 
     names = encryption.served.names if encryption else ()
-    app = build(loop, home.read_token(), entry, history, ledger, home.path, names)
+    nodes_address = urlsplit(f"//{reach}").hostname or ""
+    app = build(loop, home.read_token(), entry, history, ledger, home.path, names, nodes_address)
     server = ApiServer(app, doors, encryption, loop.alarms, show_address)
     show_address()
     return server

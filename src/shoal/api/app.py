@@ -25,6 +25,7 @@ from shoal.api.feed import Feed
 from shoal.api.identity import Me, Tenants, Tokens, Users
 from shoal.api.jobs import Jobs, WaitS
 from shoal.api.ledger import Ledger
+from shoal.api.meeting import Meeting, Meetings, urls_of
 from shoal.api.metrics import metrics
 from shoal.api.packages import Packages, refuse_unknown_package
 from shoal.api.page import HANDLERS, provided
@@ -193,6 +194,7 @@ ROUTES: list[ControllerRouterHandler] = [
     Users,
     Tokens,
     Audit,
+    Meeting,
     metrics,
     *HANDLERS,
 ]
@@ -206,13 +208,16 @@ def build(
     live_ledger: LiveLedger | None = None,
     home: Path | None = None,
     names: Collection[str] = (),
+    nodes_address: str = "",
 ) -> Litestar:
+    """`nodes_address` is where nodes on other machines reach the head."""
     kept = history or History(loop)
     auditor = audited(home, loop)
     access, feed = (
         Access(token, loop.clock.now_ms, names, lambda: loop.state.identity, loop.settled),
         Feed(loop, lambda: kept.newest),
     )
+    meetings = Meetings(access, urls_of(nodes_address))
 
     def provide_ledger() -> LiveLedger | None:
         return live_ledger
@@ -248,6 +253,7 @@ def build(
             "entry": Provide(provide_entry, sync_to_thread=False),
             "live_ledger": Provide(provide_ledger, sync_to_thread=False),
             "history": Provide(provide_history, sync_to_thread=False),
+            "meetings": Provide(lambda: meetings, sync_to_thread=False),
             "auditor": Provide(lambda: auditor, sync_to_thread=False),
             **provided(loop, access, feed, home),
         },

@@ -173,7 +173,8 @@ class Guard(HttpToolsProtocol):
                 if self._closing or self.transport.is_closing():
                     return
         except httptools.HttpParserUpgrade:
-            pass  # an upgrade that we do not support is ignored
+            if self._should_upgrade():  # any other upgrade is ignored
+                self._upgrade()
         except (httptools.HttpParserError, _Refused):
             self._refuse(*(self._refusal or (400, "this is not an HTTP request")))
 
@@ -212,11 +213,16 @@ class Guard(HttpToolsProtocol):
         if len(self.pipeline) >= PIPELINE_MAX:
             self._refusal = 503, f"at most {PIPELINE_MAX} requests may wait on one connection"
             raise _Refused
+        if self._upgrades() and self.cycle is not None and not self._answered():
+            self._refusal = 400, "wait for the answer before you ask for a websocket"
+            raise _Refused
         super().on_headers_complete()
         self._began = self.loop.time()
         self._arm(BODY_S, self._look_at_body)
 
     def on_body(self, body: bytes) -> None:
+        if self._upgrades():
+            return
         self._silent = 0
         self._received += len(body)
         if self.cycle.response_complete:
@@ -227,6 +233,8 @@ class Guard(HttpToolsProtocol):
         self._silent = 0
         self._whole = True
         self._disarm()
+        if self._upgrades():
+            return
         super().on_message_complete()
         if self.cycle.response_complete and not self.transport.is_closing():
             self._await_next()
@@ -237,6 +245,29 @@ class Guard(HttpToolsProtocol):
             self._unset_keepalive_if_required()
             self._lingering = LINGER_BYTES
             self._arm(LINGER_S, self.transport.abort)
+
+    # -- websockets ----------------------------------------------------------------------------
+
+    def _upgrades(self) -> bool:
+        return bool(self.parser.should_upgrade()) and self._should_upgrade()
+
+    def _upgrade(self) -> None:
+        """The connection goes on as a websocket, and counts as one connection as before."""
+        from shoal.api.upgraded import Upgraded  # most controllers never need it
+
+        self._disarm()
+        self._unset_keepalive_if_required()
+        self.connections.discard(self)
+        head = [self.scope["method"].encode(), b" ", self.url, b" HTTP/1.1\r\n"]
+        for name, value in self.headers:
+            head += [name, b": ", value, b"\r\n"]
+        next_ = Upgraded(self.config, self.server_state, self.app_state)
+        next_.begin({PROVEN: self._prove}, lambda: self.gate.leave(self))
+        next_.connection_made(self.transport)
+        self.transport.set_protocol(next_)
+        next_.data_received(b"".join([*head, b"\r\n"]))
+        if not next_.begun and not self.transport.is_closing():
+            self._refuse(400, "this is not a request for a websocket")
 
     # -- bounds --------------------------------------------------------------------------------
 

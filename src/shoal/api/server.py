@@ -50,7 +50,7 @@ class ApiServer:
                 server_header=False,
                 date_header=False,
                 http=guarded(gate),
-                ws="none",
+                ws=asyncio.Protocol,  # any: `guarded` knows which, and loads it with the first one
                 timeout_graceful_shutdown=1,
             )
         )

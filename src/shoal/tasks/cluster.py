@@ -12,28 +12,33 @@ import sys
 import threading
 import time
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import msgspec
 
 from shoal.client import Client, ShoalError, Unreachable
+from shoal.keepalive import keep_alive
 from shoal.model.job import JobSpec, Restart
 from shoal.model.views import JobView
 from shoal.packing import PackError, pack
 from shoal.tasks import frames
 from shoal.tasks.errors import InitFailed
 from shoal.tasks.frames import parcel
-from shoal.tasks.host import SECRET
+from shoal.tasks.host import INVITATION, MEETING, SECRET
 from shoal.tasks.pool import START_FAILURES_MAX, WORKERS_MAX, Pool
 from shoal.tasks.process import SOURCE, THREADS
 from shoal.tasks.remote import Remote
-from shoal.tasks.stream import HandshakeFailed, greet, keep_alive
+from shoal.tasks.stream import HandshakeFailed, greet
+
+if TYPE_CHECKING:
+    from shoal.meeting import Host, Way
 
 log = logging.getLogger("shoal.tasks")
 
-# As in `shoal run`: the same Python and the same imports there as here.
+# As in `shoal run`: the same Python and the same imports there as here, if it is the same machine.
 CARRIED = ("PATH", "VIRTUAL_ENV", "CONDA_PREFIX", "PYTHONPATH", "LANG")
 HANDSHAKES_MAX = 32  # at a time
+MEETING_HANDSHAKES_MAX = 256  # as many as one meeting has guests
 BACKLOG = 1024
 LOOK_S = 2.0
 WARN_AFTER_S = 5.0  # if there are no workers yet
@@ -50,8 +55,8 @@ _START_THERE = 'exec "$SHOAL_PYTHON" -m shoal.tasks.host "$@"'
 
 
 class Cluster(NamedTuple):
-    """What each worker gets. `home`: the cluster's home; None: this user's default. `pack`: send
-    the working directory to the nodes; None: only if they are other machines."""
+    """What each worker gets. `home` or `context`: as for `shoal.Client`. `pack`: send the working
+    directory to the nodes; None: only if they are other machines."""
 
     gpus: int = 0
     cpus: float = 1
@@ -61,6 +66,7 @@ class Cluster(NamedTuple):
     pack: bool | None = None
     home: Path | None = None
     name: str = "map"
+    context: str = ""
 
 
 def default_cluster_workers(cluster: Cluster) -> int:
@@ -75,7 +81,7 @@ def default_cluster_workers(cluster: Cluster) -> int:
 
 
 def _connect(cluster: Cluster) -> Client:
-    return Client.at_home(cluster.home, patience_s=10)
+    return Client(home=cluster.home, context=cluster.context, patience_s=10)
 
 
 class ClusterPool(Pool):
@@ -87,6 +93,8 @@ class ClusterPool(Pool):
         self._secret = secrets.token_bytes(32)
         self._root = ""  # the packed directory
         self._listener: socket.socket | None = None
+        self._meeting: Host | None = None  # if workers come through the head
+        self._places = threading.Semaphore(HANDSHAKES_MAX)
         self._job_thread: threading.Thread | None = None
         self._ending = threading.Event()
         self.joined = 0
@@ -103,7 +111,9 @@ class ClusterPool(Pool):
     def _full(self) -> bool:
         return bool(self._busy)
 
-    def _join(self, connection: socket.socket, about: dict[str, Any]) -> None:
+    def _join(
+        self, connection: socket.socket, about: dict[str, Any], way: Way | None = None
+    ) -> None:
         here = list(sys.version_info[:2])
         if self._closing or self.broken is not None:
             connection.close()
@@ -114,7 +124,7 @@ class ClusterPool(Pool):
             connection.close()
             self._break(InitFailed(f"{message}: functions cannot be sent between them"))
             return
-        worker = Remote(connection, about)
+        worker = Remote(connection, about, way)
         self.joined += 1
         self._add(worker)
         body = pickle.dumps((sys.path, self._script, self._init, self._root))
@@ -128,6 +138,8 @@ class ClusterPool(Pool):
                 self._listener.shutdown(socket.SHUT_RDWR)  # wakes the thread in accept
             self._listener.close()
         super()._end()
+        if self._meeting is not None:
+            self._meeting.close()
 
     def join(self, timeout_s: float | None) -> None:
         super().join(timeout_s)
@@ -148,29 +160,44 @@ class ClusterPool(Pool):
 
     def _accept(self) -> None:
         assert self._listener is not None
-        places = threading.Semaphore(HANDSHAKES_MAX)
         with self._listener as listener:  # the map may already be over
             while not self._ending.is_set():
-                places.acquire()
+                self._places.acquire()
                 try:
                     connection, _ = listener.accept()
                 except OSError:
                     return
-                greeting = threading.Thread(
-                    target=self._greet, args=(connection, places), daemon=True
-                )
-                greeting.start()
+                self._welcome(connection, None)
 
-    def _greet(self, connection: socket.socket, places: threading.Semaphore) -> None:
+    def _meet(self, client: Client) -> str:
+        """Workers come through the head; what they have to know for that."""
+        from shoal.meeting import Host
+
+        self._places = threading.Semaphore(MEETING_HANDSHAKES_MAX)
+        self._meeting = Host(client.endpoint, self._admit)
+        return msgspec.json.encode(self._meeting.open()).decode()
+
+    def _admit(self, connection: socket.socket, way: Way) -> None:
+        if self._places.acquire(blocking=False):
+            self._welcome(connection, way)
+        else:
+            connection.close()  # its host tries again
+
+    def _welcome(self, connection: socket.socket, way: Way | None) -> None:
+        greeting = threading.Thread(target=self._greet, args=(connection, way), daemon=True)
+        greeting.start()
+
+    def _greet(self, connection: socket.socket, way: Way | None) -> None:
         try:
-            keep_alive(connection)
+            if way is None:
+                keep_alive(connection)
             about = greet(connection, self._secret)
-            self._call(lambda: self._join(connection, about))
+            self._call(lambda: self._join(connection, about, way))
         except (OSError, HandshakeFailed, ValueError, RuntimeError) as error:
             log.debug("refused a connection: %s", error)
             connection.close()
         finally:
-            places.release()
+            self._places.release()
 
     # -- the job's thread ----------------------------------------------------------------------
 
@@ -191,12 +218,16 @@ class ClusterPool(Pool):
 
     def _job(self, client: Client) -> JobSpec:
         cluster, local = self._cluster, client.status().engine == "local"
-        address = "127.0.0.1" if local else _own_address(client)
-        port = self._listen(address)
         env = {name: os.environ[name] for name in CARRIED if os.environ.get(name)}
+        where: tuple[str, ...] = (MEETING,)
+        if client.remote:
+            env = {INVITATION: self._meet(client)}
+        else:
+            address = "127.0.0.1" if local else _own_address(client)
+            where = (address, str(self._listen(address)))
         env |= dict.fromkeys(THREADS, str(max(1, int(cluster.cpus)))) | cluster.env
         words, workdir, package = [sys.executable, "-c", _START, SOURCE], os.getcwd(), ""
-        if (not local) if cluster.pack is None else cluster.pack:
+        if (client.remote or not local) if cluster.pack is None else cluster.pack:
             made = pack(Path(workdir))
             if made.ignored is not None:
                 log.warning("%s", made.ignored.text)
@@ -207,7 +238,7 @@ class ClusterPool(Pool):
             env.pop("PYTHONPATH", None)  # the worker gets the client's whole sys.path instead
         env[SECRET] = self._secret.hex()
         return JobSpec(
-            command=(*words, address, str(port)),
+            command=(*words, *where),
             name=cluster.name,
             members=1,
             members_max=self.size if self.size > 1 else 0,

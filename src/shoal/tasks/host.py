@@ -14,9 +14,11 @@ import signal
 import socket
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 from types import FrameType
 
+from shoal.keepalive import keep_alive
 from shoal.tasks import frames
 from shoal.tasks.frames import Frame, parcel
 from shoal.tasks.functions import CLIENT_ROOT, NODE_ROOT
@@ -28,15 +30,19 @@ from shoal.tasks.stream import (
     Incoming,
     Outgoing,
     introduce,
-    keep_alive,
 )
 
 SECRET = "SHOAL_TASKS_SECRET"
+INVITATION = "SHOAL_TASKS_INVITATION"  # to a meeting at the head
+MEETING = "meeting"  # in place of an address: the client is met there
 REFUSED_MAX = 3  # in a row: the client no longer listens
 HANDSHAKES_FAILED_MAX = 3
 REACH_S_MAX = 30.0
+MEETING_S_MAX = 90.0  # longer than the head keeps a meeting whose host is away
 PAUSE_S = 0.3
 LAST_SEND_S_MAX = 5.0
+
+Reach = Callable[[bool], "socket.socket | None"]  # None if the client is gone
 
 
 class Leaving(BaseException):
@@ -44,7 +50,7 @@ class Leaving(BaseException):
 
 
 def main(arguments: list[str]) -> int:
-    address, port = arguments[0], int(arguments[1])
+    reach = _through_head() if arguments[0] == MEETING else _direct(arguments[0], int(arguments[1]))
     secret = bytes.fromhex(os.environ.pop(SECRET))  # tasks must not see it
 
     def leave(number: int, frame: FrameType | None) -> None:  # noqa: ARG001
@@ -52,18 +58,18 @@ def main(arguments: list[str]) -> int:
 
     signal.signal(signal.SIGTERM, leave)
     try:
-        return _work(address, port, secret)
+        return _work(reach, secret)
     except Leaving:
         return 128 + signal.SIGTERM
     except (OSError, HandshakeFailed) as error:
-        print(f"cannot reach the map's client at {address}:{port}: {error}", flush=True)
+        print(f"cannot reach the map's client at {' '.join(arguments)}: {error}", flush=True)
         return 1
 
 
-def _work(address: str, port: int, secret: bytes) -> int:
+def _work(reach: Reach, secret: bytes) -> int:
     """Runs one worker after another until the client is gone."""
     reached, failed = False, 0
-    while (connection := _connect(address, port, reached)) is not None:
+    while (connection := reach(reached)) is not None:
         with connection:
             try:
                 introduce(connection, secret, _about())
@@ -89,6 +95,37 @@ def _about() -> dict[str, object]:
         "python": sys.version_info[:2],
         "pid": os.getpid(),
     }
+
+
+def _direct(address: str, port: int) -> Reach:
+    return lambda reached: _connect(address, port, reached)
+
+
+def _through_head() -> Reach:
+    """After a restart of the head, its next controller does not know the meeting until the client
+    has opened it again."""
+    import msgspec
+
+    from shoal.meeting import Guest, Invitation, NotAdmitted
+
+    guest = Guest(msgspec.json.decode(os.environ.pop(INVITATION), type=Invitation))
+
+    def reach(reached: bool) -> socket.socket | None:
+        deadline = time.monotonic() + MEETING_S_MAX
+        while True:
+            try:
+                return guest.enter()
+            except NotAdmitted:
+                if time.monotonic() > deadline:
+                    return None
+            except (OSError, TimeoutError):
+                if time.monotonic() > deadline:
+                    if reached:
+                        return None
+                    raise
+            time.sleep(PAUSE_S)
+
+    return reach
 
 
 def _connect(address: str, port: int, reached: bool) -> socket.socket | None:

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import contextlib
 import socket
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from shoal.tasks import frames
 from shoal.tasks.frames import Frame, Parcel, parcel
 from shoal.tasks.stream import Incoming, Outgoing
 from shoal.tasks.worker import NOT_BEGUN
+
+if TYPE_CHECKING:
+    from shoal.meeting import Way
 
 INNOCENT = 1  # in a DIED frame: it was stopped on request
 
@@ -19,7 +22,9 @@ class Remote:
 
     pidfd: int | None = None
 
-    def __init__(self, connection: socket.socket, about: dict[str, Any]) -> None:
+    def __init__(
+        self, connection: socket.socket, about: dict[str, Any], way: Way | None = None
+    ) -> None:
         connection.setblocking(False)
         self.socket = connection
         self.pid = int(about.get("pid", 0))
@@ -31,6 +36,7 @@ class Remote:
         self._position: int | None = None
         self._reported = False  # its host reported its death
         self._innocent = False
+        self._way = way  # if it came through the head
         self._outgoing = Outgoing()
         self._incoming = Incoming()
 
@@ -40,8 +46,11 @@ class Remote:
 
     @property
     def innocent(self) -> bool:
-        """A worker that vanished before it was ready is not to blame either."""
-        return self._innocent or (not self.ready and not self._reported and self.failure is None)
+        """Neither is a worker to blame that vanished before it was ready, nor one that was cut off
+        because the head restarted or this machine was away."""
+        if self._innocent or (self._way is not None and self._way.broken and not self._reported):
+            return True
+        return not self.ready and not self._reported and self.failure is None
 
     def begin(self) -> None:
         pass  # its host knows the current task

@@ -24,26 +24,12 @@ NONCE_BYTES = 32
 DIGEST_BYTES = 32
 INFO_BYTES_MAX = 4096
 HANDSHAKE_S_MAX = 10.0
-# A peer whose machine vanished is noticed after about 30 seconds.
-KEEPALIVE_IDLE_S = 10
-KEEPALIVE_PAUSE_S = 5
-KEEPALIVE_TRIES = 4
 
 _LENGTH = struct.Struct("!I")
 
 
 class HandshakeFailed(Exception):
     """The other end does not know the secret, or speaks another protocol."""
-
-
-def keep_alive(connection: socket.socket) -> None:
-    connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-    connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-    connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, KEEPALIVE_IDLE_S)
-    connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, KEEPALIVE_PAUSE_S)
-    connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPCNT, KEEPALIVE_TRIES)
-    silence_ms = 1000 * (KEEPALIVE_IDLE_S + KEEPALIVE_PAUSE_S * KEEPALIVE_TRIES)
-    connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, silence_ms)
 
 
 def greet(connection: socket.socket, secret: bytes) -> dict[str, Any]:

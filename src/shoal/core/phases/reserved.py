@@ -9,9 +9,8 @@ from shoal.model.report import Refused
 PREFIX = "SHOAL_"
 # Of those that begin so, a job may set these: where it saves, how often its nodes fail, which
 # cluster its own calls of `shoal` mean, and how its tasks are told from another's.
-OPEN = frozenset(
-    ("SHOAL_CHECKPOINT_DIR", "SHOAL_MTBF_S", "SHOAL_HOME", "SHOAL_DEBUG", "SHOAL_TASKS_SECRET")
-)
+OPEN = frozenset(("SHOAL_CHECKPOINT_DIR", "SHOAL_MTBF_S", "SHOAL_HOME", "SHOAL_DEBUG"))
+TASKS = frozenset(("SHOAL_TASKS_SECRET", "SHOAL_TASKS_INVITATION"))
 # How the members of a gang find each other, in torchrun's names.
 RENDEZVOUS = frozenset(
     (
@@ -41,8 +40,8 @@ FLAGS = frozenset(("PET_NPROC_PER_NODE", "PET_MASTER_ADDR", "PET_MASTER_PORT"))
 def reserved(env: Mapping[str, str], *, replica: bool) -> Refused | None:
     """`replica`: it answers requests, on a port that Shoal chooses."""
     for name in env:
-        if name.startswith(PREFIX) and name not in OPEN:
-            may = ", ".join(sorted(OPEN - {"SHOAL_TASKS_SECRET"}))
+        if name.startswith(PREFIX) and name not in OPEN | TASKS:
+            may = ", ".join(sorted(OPEN))
             return Refused(
                 "env", f"{name} is set by Shoal itself; leave it out (a job may set {may})"
             )

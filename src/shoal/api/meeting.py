@@ -1,0 +1,254 @@
+"""Meetings: two ends that cannot reach each other are connected through the head (ADR 33).
+
+A host opens a meeting with its token; guests enter it with its key. Of the bytes that pass, each
+direction of a connection holds one message here, so that a slow reader slows its own sender down.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import hmac
+import itertools
+from collections.abc import Callable
+from typing import Annotated, Any
+
+import msgspec
+from litestar import Controller, WebSocket, websocket
+from litestar.exceptions import WebSocketException
+from litestar.params import Parameter
+
+from shoal.api.access import NO_HASH, Access
+from shoal.api.limits import PROVEN
+from shoal.api.principal import SCOPE, Needs, Principal
+from shoal.api.tickets import TICKET
+from shoal.meeting import DONE, KEY_HEADER, PARTNER_GONE, Announced, Opening, key_hash
+
+MEETINGS_MAX = 256
+MEETINGS_PER_TENANT_MAX = 64
+GUESTS_MAX = 512  # in all meetings, as each holds memory and two connections
+GUESTS_PER_MEETING_MAX = 256
+AWAY_S_MAX = 60.0  # without its host; then the meeting ends
+PICKED_UP_S_MAX = 30.0  # a guest that its host does not receive
+LOOK_S = 10.0  # how often it is checked that the host's token is still valid
+REFUSED = 4403
+FULL = 4429
+
+AnySocket = WebSocket[Any, Any, Any]
+MeetingId = Annotated[str, Parameter(pattern=r"^[0-9a-f]{32}$")]
+
+
+class _Guest:
+    def __init__(self, end: AnySocket) -> None:
+        self.end = end
+        self.host: asyncio.Future[AnySocket] = asyncio.get_running_loop().create_future()
+
+
+class _Meeting:
+    def __init__(self, who: Principal, hash_: str) -> None:
+        self.tenant, self.hash = who.tenant, hash_
+        self.owner = who.tenant if who.token else ""  # who its guests' connections count for
+        self.guests: dict[int, _Guest] = {}
+        self.announcements: asyncio.Queue[int] = asyncio.Queue()
+        self.host = 0  # the number of the connection of its present host; 0: it is away
+        self.ending: asyncio.TimerHandle | None = None
+
+
+class Meetings:
+    """They are in memory: after a restart of the head, hosts open them again under their names."""
+
+    def __init__(self, access: Access, urls: Callable[[AnySocket], tuple[str, ...]]) -> None:
+        self._access = access
+        self._urls = urls
+        self._meetings: dict[str, _Meeting] = {}
+        self._numbers = itertools.count(1)
+
+    # -- the host ------------------------------------------------------------------------------
+
+    async def hold(self, end: AnySocket, name: str) -> None:
+        meeting = self._opened(end, name)
+        number = meeting.host = next(self._numbers)
+        if meeting.ending is not None:
+            meeting.ending.cancel()
+            meeting.ending = None
+        await end.accept()
+        await _say(end, Opening(self._urls(end)))
+        for waiting, guest in meeting.guests.items():
+            if not guest.host.done():
+                meeting.announcements.put_nowait(waiting)
+        announcing = asyncio.create_task(self._announce(end, meeting, number))
+        code = await _last_code(end)
+        announcing.cancel()
+        if meeting.host != number:
+            return  # its host has opened it again
+        meeting.host = 0
+        if code == DONE:
+            self._end(name)
+        else:
+            loop = asyncio.get_running_loop()
+            meeting.ending = loop.call_later(AWAY_S_MAX, self._end, name)
+
+    def _opened(self, end: AnySocket, name: str) -> _Meeting:
+        who: Principal = end.scope[SCOPE]  # type: ignore[literal-required]
+        hash_ = end.headers.get(KEY_HEADER, "")
+        if len(hash_) != len(NO_HASH):
+            raise WebSocketException(
+                detail="the header with the key's hash is missing", code=REFUSED
+            )
+        meeting = self._meetings.get(name)
+        if meeting is not None:
+            if meeting.tenant != who.tenant or not hmac.compare_digest(meeting.hash, hash_):
+                raise WebSocketException(detail="there is no such meeting", code=REFUSED)
+            return meeting
+        alike = sum(1 for one in self._meetings.values() if one.tenant == who.tenant)
+        if alike >= MEETINGS_PER_TENANT_MAX or len(self._meetings) >= MEETINGS_MAX:
+            raise WebSocketException(detail="too many meetings", code=FULL)
+        meeting = self._meetings[name] = _Meeting(who, hash_)
+        return meeting
+
+    async def _announce(self, end: AnySocket, meeting: _Meeting, number: int) -> None:
+        while meeting.host == number:
+            try:
+                guest = await asyncio.wait_for(meeting.announcements.get(), LOOK_S)
+            except TimeoutError:
+                if self._access.principal(end) is None:  # its token was removed or has expired
+                    await end.close(code=REFUSED)
+                    return
+                continue
+            if guest in meeting.guests:
+                await _say(end, Announced(guest))
+
+    def _end(self, name: str) -> None:
+        meeting = self._meetings.pop(name, None)
+        if meeting is not None:
+            for guest in meeting.guests.values():
+                guest.host.cancel()
+
+    async def receive(self, end: AnySocket, name: str, number: int) -> None:
+        """The host's end of the connection to one guest."""
+        who: Principal = end.scope[SCOPE]  # type: ignore[literal-required]
+        meeting = self._meetings.get(name)
+        guest = meeting.guests.get(number) if meeting and meeting.tenant == who.tenant else None
+        if guest is None or guest.host.done():
+            raise WebSocketException(detail="there is no such guest", code=REFUSED)
+        _count_here(end)
+        await end.accept()
+        if guest.host.done():
+            await end.close(code=PARTNER_GONE)
+            return
+        guest.host.set_result(end)
+        await _pass_on(end, guest.end)
+
+    # -- a guest -------------------------------------------------------------------------------
+
+    async def enter(self, end: AnySocket, name: str) -> None:
+        meeting = self._meetings.get(name)
+        given = key_hash(end.headers.get(KEY_HEADER, ""))
+        right = hmac.compare_digest(given, meeting.hash if meeting else NO_HASH)
+        if meeting is None or not right:
+            raise WebSocketException(detail="there is no such meeting", code=REFUSED)
+        proven: Any = end.scope.get(PROVEN)
+        present = sum(len(one.guests) for one in self._meetings.values())
+        full = len(meeting.guests) >= GUESTS_PER_MEETING_MAX or present >= GUESTS_MAX
+        if full or (proven is not None and not proven(meeting.owner)):
+            raise WebSocketException(detail="too many guests", code=FULL)
+        _count_here(end)
+        number, guest = next(self._numbers), _Guest(end)
+        meeting.guests[number] = guest
+        try:
+            await end.accept()
+            meeting.announcements.put_nowait(number)
+            await _pass_on_once(guest)
+        finally:
+            meeting.guests.pop(number, None)
+            guest.host.cancel()
+
+
+def _count_here(end: AnySocket) -> None:
+    """Connections of a meeting have bounds of their own, and count neither as streams nor as
+    requests under way."""
+    ticket: Any = end.scope.get(TICKET)
+    if ticket is not None:
+        ticket.close()
+
+
+async def _pass_on_once(guest: _Guest) -> None:
+    """Waits for the host, then passes on what the guest sends."""
+    try:
+        host = await asyncio.wait_for(asyncio.shield(guest.host), PICKED_UP_S_MAX)
+    except (TimeoutError, asyncio.CancelledError):
+        guest.host.cancel()
+        await _close(guest.end, PARTNER_GONE)
+        return
+    await _pass_on(guest.end, host)
+
+
+async def _pass_on(one: AnySocket, other: AnySocket) -> None:
+    """Bytes from one to the other, until one is closed; then the other is closed, too."""
+    code = PARTNER_GONE
+    try:
+        while True:
+            message: Any = await one.receive()
+            if message["type"] == "websocket.disconnect":
+                code = DONE if message.get("code") == DONE else PARTNER_GONE
+                return
+            data = message.get("bytes")
+            if data:
+                await other.send({"type": "websocket.send", "bytes": data, "text": None})
+    except Exception:  # the other is gone, however that shows
+        pass
+    finally:
+        await _close(other, code)
+        await _close(one, PARTNER_GONE)
+
+
+async def _last_code(end: AnySocket) -> int:
+    """The code with which it was closed. Whatever it says before that is ignored."""
+    while True:
+        message: Any = await end.receive()
+        if message["type"] == "websocket.disconnect":
+            return int(message.get("code") or 0)
+
+
+async def _say(end: AnySocket, what: msgspec.Struct) -> None:
+    with contextlib.suppress(Exception):  # it is gone, which its reader notices
+        await end.send_text(msgspec.json.encode(what).decode())
+
+
+async def _close(end: AnySocket, code: int) -> None:
+    with contextlib.suppress(Exception):  # it may be closed already
+        await end.send({"type": "websocket.close", "code": code, "reason": ""})
+
+
+class Meeting(Controller):
+    path = "/v1/meetings/{meeting:str}"
+
+    @websocket("/host", opt=Needs.WRITE.opt)
+    async def hold(self, socket: AnySocket, meetings: Meetings, meeting: MeetingId) -> None:
+        await meetings.hold(socket, meeting)
+
+    @websocket("/guests/{guest:int}", opt=Needs.WRITE.opt)
+    async def receive(
+        self, socket: AnySocket, meetings: Meetings, meeting: MeetingId, guest: int
+    ) -> None:
+        await meetings.receive(socket, meeting, guest)
+
+    @websocket("/enter", opt=Needs.OPEN.opt)
+    async def enter(self, socket: AnySocket, meetings: Meetings, meeting: MeetingId) -> None:
+        await meetings.enter(socket, meeting)
+
+
+def urls_of(reach: str) -> Callable[[AnySocket], tuple[str, ...]]:
+    """Where nodes may reach this head: `reach` is its address for them, if it has one of its own;
+    otherwise they use the one that the host has used."""
+
+    def urls(end: AnySocket) -> tuple[str, ...]:
+        here = end.scope.get("server")
+        if not here or not here[1]:
+            return ()
+        scheme = "https" if end.scope.get("scheme") == "wss" else "http"
+        hosts = [reach, str(here[0])] if reach else [str(here[0])]
+        named = (f"[{host}]" if ":" in host else host for host in hosts)
+        return tuple(dict.fromkeys(f"{scheme}://{host}:{here[1]}" for host in named))
+
+    return urls
