@@ -21,7 +21,7 @@ from pathlib import Path
 
 import msgspec
 
-from bench import slurm, step_cost
+from bench import control_tls, slurm, step_cost
 from bench.figures import machine, percentile, ratio, spread, table
 from shoal.client import Address, Client
 from shoal.control.home import ClusterConfig, Home
@@ -53,6 +53,7 @@ def main() -> None:
         figures["jobs"] = measure_jobs(home, jobs)
         figures["controller_killed_to_answer_s"] = measure_controller_kills(home)
         figures["node_killed_to_noticed_ms"] = measure_node_kills(home)
+    figures["tls"] = control_tls.measure(quick)
     figures["step"] = {} if quick else step_cost.measure()
     reason = "left out by --quick" if quick else slurm.available()
     figures["slurm"] = slurm.measure(jobs) if reason is None else {"absent": reason}
@@ -177,6 +178,7 @@ def report(figures: dict[str, object]) -> None:
     help_ms = get(figures["help_ms"], dict[str, float])
     latency = get(figures["submit_to_running_ms"], dict[str, float])
     jobs = get(figures["jobs"], dict[str, float])
+    tls = get(figures["tls"], dict[str, float])
     rows: list[tuple[object, ...]] = [
         ("shoal --help, median ms", help_ms["median"], f"{help_ms['ratio']} x bare python"),
         ("shoal up to 4 ready nodes, s", figures["up_s"], ""),
@@ -185,8 +187,13 @@ def report(figures: dict[str, object]) -> None:
         (f"{jobs['count']:.0f} jobs of `true`, jobs/s", jobs["jobs_per_s"], _beside_slurm(figures)),
         ("controller killed, answers again, s", figures["controller_killed_to_answer_s"], ""),
         ("node killed, noticed, ms", figures["node_killed_to_noticed_ms"], ""),
+        ("shoal ps over TLS, median ms", tls["ps_tls_ms"], _more(tls)),
     ]
     print(table(("control plane", "figure", "beside"), rows))
+
+
+def _more(tls: dict[str, float]) -> str:
+    return f"{tls['ps_more_ms']} ms more than the socket file, {tls['ps_ratio']} x"
 
 
 def _beside_slurm(figures: dict[str, object]) -> str:
