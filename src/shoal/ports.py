@@ -8,9 +8,9 @@ from typing import Protocol
 from shoal.core.state.state import State
 from shoal.model.commands import Envelope
 from shoal.model.events import Event, Recorded
-from shoal.model.job import Job, MemberRef
+from shoal.model.job import Job
 from shoal.model.report import LogChunk, NodeGone, NodeReport, PackagePiece, Report
-from shoal.model.secret import SecretsOf
+from shoal.model.secret import SealedSecrets, SecretsWanted
 from shoal.model.service import ServiceLoad, Wanted
 
 
@@ -52,9 +52,9 @@ class Inbox(Protocol):
     def piece(self, package: str, offset: int) -> PackagePiece:
         """The part of a package that an agent asked for: the answer to `wire.Need`."""
 
-    def secrets_of(self, node: str, incarnation: int, ref: MemberRef) -> SecretsOf | None:
-        """The secrets of a member that this life of the node is to start: the answer to
-        `wire.Wants`. None: it cannot be said now, and the node asks again."""
+    def secrets_of(self, node: str, wanted: SecretsWanted) -> SealedSecrets | None:
+        """The secrets of a member that this life of the node is to start. None: it cannot be said
+        now, and the node asks again."""
 
 
 class Engine(Protocol):

@@ -13,7 +13,7 @@ import msgspec
 from shoal.model.commands import Envelope
 from shoal.model.job import MemberRef
 from shoal.model.report import LogChunk, NodeReport, PackagePiece
-from shoal.model.secret import SecretsOf
+from shoal.model.secret import SealedSecrets, SecretsWanted
 
 log = logging.getLogger("shoal.wire")
 
@@ -48,8 +48,7 @@ class Wants(msgspec.Struct, frozen=True, tag=True):
     """Agent to controller: send the secrets of this member, which I am to start. The controller
     sends them only to the life of the node on which it has placed the member."""
 
-    ref: MemberRef
-    incarnation: int
+    wanted: SecretsWanted
 
 
 class Commands(msgspec.Struct, frozen=True, tag=True):
@@ -78,7 +77,7 @@ class Piece(msgspec.Struct, frozen=True, tag=True):
 class Handed(msgspec.Struct, frozen=True, tag=True):
     """Controller to agent: the secrets of a member, or why it cannot have them."""
 
-    secrets: SecretsOf
+    secrets: SealedSecrets
 
 
 FromAgent = Heard | Log | Need | Wants

@@ -23,6 +23,7 @@ from shoal.model.job import MemberRef
 from shoal.model.node import NodeSpec
 from shoal.model.report import LogChunk, MemberExit, NodeReport, PackagePiece
 from shoal.model.secret import SecretsOf
+from shoal.sealing import seal
 from shoal.wire import (
     CHECKPOINT_ROOT,
     PIECE_BYTES,
@@ -183,10 +184,12 @@ class Rig:
                     self._keep(chunk)
                 case Need():
                     self._give(message)
-                case Wants(ref):
-                    self.wants.append(ref)
-                    if ref in self.secrets:
-                        self.send(Handed(self.secrets[ref]))
+                case Wants(wanted):
+                    self.wants.append(wanted.ref)
+                    if wanted.ref in self.secrets:
+                        sealed = seal(self.secrets[wanted.ref], wanted.public)
+                        assert sealed is not None
+                        self.send(Handed(sealed))
 
     def _keep(self, chunk: LogChunk) -> None:
         kept = self.output.setdefault(chunk.ref, b"")

@@ -17,6 +17,7 @@ from shoal.kernel import memory_folder
 from shoal.model.commands import Acknowledge, Launch
 from shoal.model.job import MemberRef
 from shoal.model.secret import SecretsOf, SecretValue
+from shoal.sealing import Opener, seal
 from shoal.wire import Handed
 from tests.agent.rig import Rig, rig
 
@@ -110,7 +111,9 @@ def test_a_member_that_waits_for_its_secrets_can_be_stopped() -> None:
         node.until(lambda: bool(node.wants))
         node.stop(ONE)
         assert "stopped before it started" in node.exit(ONE).why
-        node.send(Handed(SecretsOf(ONE, (SecretValue("never", VALUE.encode()),))))
+        late = seal(SecretsOf(ONE, (SecretValue("never", VALUE.encode()),)), Opener().public)
+        assert late is not None
+        node.send(Handed(late))
         assert node.ask().alive == ()
         assert in_memory(node) == {}
 
@@ -240,11 +243,11 @@ def test_a_folder_that_another_user_made_is_not_used(
     squat.mkdir()
     os.chown(squat, 12345, -1)
     monkeypatch.setattr(module, "memory_folder", lambda _: squat)
-    made = module.Secrets(tmp_path, tmp_path, lambda _: True, lambda *_: None)
+    made = module.Secrets(tmp_path, tmp_path, lambda *_: True, lambda *_: None)
     with pytest.raises(CannotStart, match="belongs to another user"):
         made._folder()
     monkeypatch.setattr(module, "memory_folder", lambda _: None)
-    made = module.Secrets(tmp_path, tmp_path, lambda _: True, lambda *_: None)
+    made = module.Secrets(tmp_path, tmp_path, lambda *_: True, lambda *_: None)
     with pytest.raises(CannotStart, match="no file system in memory"):
         made._folder()
 
@@ -253,7 +256,7 @@ def test_the_wait_for_a_controller_that_does_not_answer_is_bounded(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(module, "memory_folder", lambda _: tmp_path / "memory")
-    made = module.Secrets(tmp_path, tmp_path, lambda _: True, lambda *_: None)
+    made = module.Secrets(tmp_path, tmp_path, lambda *_: True, lambda *_: None)
     launch = Launch(
         node="n1",
         incarnation=1,

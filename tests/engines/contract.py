@@ -14,6 +14,7 @@ import msgspec
 
 from shoal.model.commands import Check, Launch, Stop
 from shoal.model.job import MemberRef
+from shoal.model.secret import SecretsOf, SecretValue
 from shoal.packing import pack
 from tests.engines.hand import (
     CRASHES,
@@ -444,6 +445,27 @@ class ProcessContract(Contract):
         async def after(hand: Hand) -> None:
             assert (await hand.exit(node, refs[0])).code == 0
             assert hand.output(refs[0]) == b"from afar\n"
+
+        play_two(rig, before, after)
+
+    def test_secrets_reach_the_node_though_the_controller_dies_before_it_answers(
+        self, rig: Rig
+    ) -> None:
+        node, refs = rig.nodes[1], [MemberRef("j", 0, 0)]
+
+        async def before(hand: Hand) -> None:
+            refs[0] = hand.new_ref()
+            order = hand.launch_order(node, refs[0], ("sh", "-c", "wc -c < $SHOAL_SECRETS/token"))
+            order = msgspec.structs.replace(order, secrets=("token",))
+            await hand.insist(node, order, lambda: bool(hand.ears.wanted))
+
+        async def after(hand: Hand) -> None:
+            value = SecretValue("token", b"canary" * 1000)
+            hand.ears.secrets[refs[0]] = SecretsOf(refs[0], (value,))
+            assert (await hand.exit(node, refs[0])).code == 0
+            assert hand.output(refs[0]).split() == [b"6000"]
+            life = hand.ears.newest[node].incarnation
+            assert set(hand.ears.wanted) == {(node, life, refs[0])}
 
         play_two(rig, before, after)
 

@@ -18,8 +18,9 @@ from shoal.control.packages import PackageStore
 from shoal.model.commands import Acknowledge, Command, Envelope, Launch, Stop
 from shoal.model.job import MemberRef
 from shoal.model.report import LogChunk, MemberExit, NodeGone, NodeReport, PackagePiece
-from shoal.model.secret import SecretsOf
+from shoal.model.secret import SealedSecrets, SecretsOf, SecretsWanted
 from shoal.ports import Engine
+from shoal.sealing import seal
 from shoal.sim.storm.node import Fate
 
 WAIT_S = 90.0
@@ -120,6 +121,8 @@ class Ears:
         self.deaths: list[NodeGone] = []
         self._logs = logs
         self._packages = packages
+        self.secrets: dict[MemberRef, SecretsOf] = {}
+        self.wanted: list[tuple[str, int, MemberRef]] = []
 
     def heard(self, report: NodeReport) -> None:
         last = self.newest.get(report.spec.id)
@@ -136,8 +139,10 @@ class Ears:
     def piece(self, package: str, offset: int) -> PackagePiece:
         return self._packages.piece(package, offset)
 
-    def secrets_of(self, node: str, incarnation: int, ref: MemberRef) -> SecretsOf | None:
-        return SecretsOf(ref)
+    def secrets_of(self, node: str, wanted: SecretsWanted) -> SealedSecrets | None:
+        self.wanted.append((node, wanted.incarnation, wanted.ref))
+        found = self.secrets.get(wanted.ref)
+        return None if found is None else seal(found, wanted.public)
 
 
 class Hand:

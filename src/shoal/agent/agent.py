@@ -29,6 +29,7 @@ from shoal.model.health import CheckResult
 from shoal.model.job import MemberRef
 from shoal.model.node import NodeSpec
 from shoal.model.report import LogChunk
+from shoal.model.secret import SecretsWanted
 from shoal.wire import (
     CHECKPOINT_ROOT,
     Ask,
@@ -188,10 +189,10 @@ class Agent:
         if self._link is not None:
             self._link.send(Need(package, offset))
 
-    def _want(self, ref: MemberRef) -> bool:
+    def _want(self, ref: MemberRef, public: bytes) -> bool:
         if self._link is None:
             return False
-        self._link.send(Wants(ref, self._book.incarnation))
+        self._link.send(Wants(SecretsWanted(ref, self._book.incarnation, public)))
         return True
 
     def _send_log(self, chunk: LogChunk) -> None:

@@ -25,7 +25,8 @@ from shoal.exits import member_ref
 from shoal.kernel import memory_folder
 from shoal.model.commands import Launch, Prepare
 from shoal.model.job import MemberRef
-from shoal.model.secret import SecretsOf, SecretValue
+from shoal.model.secret import SealedSecrets, SecretsOf, SecretValue
+from shoal.sealing import Opener
 
 log = logging.getLogger("shoal.agent")
 
@@ -45,6 +46,7 @@ Order = TypeVar("Order", Launch, Prepare)
 class Waiting:
     def __init__(self) -> None:
         self.asks = 0
+        self.opener = Opener()
         self.done: asyncio.Future[SecretsOf] = asyncio.get_running_loop().create_future()
 
 
@@ -56,7 +58,7 @@ class Secrets:
         self,
         directory: Path,
         members: Path,
-        want: Callable[[MemberRef], bool],
+        want: Callable[[MemberRef, bytes], bool],
         hide: Callable[[MemberRef, Mask | None], None],
     ) -> None:
         self._directory = directory
@@ -108,9 +110,10 @@ class Secrets:
         given = self._given.get(ref)
         return os.fsdecode(given.registry.strip()) if given else ""
 
-    def take(self, handed: SecretsOf) -> None:
-        waiting = self._waiting.get(handed.ref)
-        if waiting is not None and not waiting.done.done():
+    def take(self, sealed: SealedSecrets) -> None:
+        waiting = self._waiting.get(sealed.ref)
+        handed = waiting.opener.open(sealed) if waiting is not None else None
+        if waiting is not None and handed is not None and not waiting.done.done():
             waiting.done.set_result(handed)
 
     def ask_again(self) -> None:
@@ -120,7 +123,7 @@ class Secrets:
             if waiting.asks >= ASKS_MAX and not waiting.done.done():
                 problem = f"the controller has not sent them within {ASKS_MAX} s"
                 waiting.done.set_result(SecretsOf(ref, problem=problem))
-            waiting.asks += self._want(ref)
+            waiting.asks += self._want(ref, waiting.opener.public)
 
     def ended(self, ref: MemberRef, why: str) -> str:
         """Its processes are gone, or never were. Returns the reason, without its secrets."""
@@ -160,7 +163,7 @@ class Secrets:
     async def _ask(self, ref: MemberRef) -> SecretsOf:
         waiting = self._waiting[ref] = Waiting()
         try:
-            waiting.asks += self._want(ref)
+            waiting.asks += self._want(ref, waiting.opener.public)
             return await waiting.done
         finally:
             del self._waiting[ref]

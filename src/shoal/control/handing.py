@@ -6,7 +6,15 @@ from shoal.control.secretstore import SecretError, SecretStore
 from shoal.core.state.state import State
 from shoal.model.identity import Identity
 from shoal.model.job import Job, MemberRef, Phase
-from shoal.model.secret import SecretsOf, SecretValue, registry_secret, split
+from shoal.model.secret import (
+    SealedSecrets,
+    SecretsOf,
+    SecretsWanted,
+    SecretValue,
+    registry_secret,
+    split,
+)
+from shoal.sealing import seal
 
 REFUSED = "the controller has not placed it there"
 
@@ -18,6 +26,12 @@ def tenant_since_ms(identity: Identity, tenant: str) -> int:
 
 
 def hand_over(
+    store: SecretStore | None, state: State, node: str, wanted: SecretsWanted
+) -> SealedSecrets | None:
+    return seal(choose(store, state, node, wanted.incarnation, wanted.ref), wanted.public)
+
+
+def choose(
     store: SecretStore | None, state: State, node: str, incarnation: int, ref: MemberRef
 ) -> SecretsOf:
     """An agent that asks for another's member, for one that has ended, or for an earlier life of

@@ -22,7 +22,6 @@ from shoal.core.state.state import State
 from shoal.model.budget import Spending
 from shoal.model.commands import Envelope
 from shoal.model.events import JobEvent
-from shoal.model.job import MemberRef
 from shoal.model.policy import Policy
 from shoal.model.report import (
     Answer,
@@ -36,7 +35,7 @@ from shoal.model.report import (
     Submit,
 )
 from shoal.model.samples import NodeSample
-from shoal.model.secret import SecretsOf
+from shoal.model.secret import SealedSecrets, SecretsWanted
 from shoal.model.service import ServiceLoad
 from shoal.ports import Clock, Engine, Follower, Store, StoreDamaged, StoreError, StoreFull
 from shoal.tick import Decision, Stage, Tick
@@ -243,10 +242,10 @@ class ControlLoop:
             return PackagePiece(package, offset, problem="this controller does not store packages")
         return self.packages.piece(package, offset)
 
-    def secrets_of(self, node: str, incarnation: int, ref: MemberRef) -> SecretsOf | None:
+    def secrets_of(self, node: str, wanted: SecretsWanted) -> SealedSecrets | None:
         if self.tick.stage is Stage.UNLOADED:
             return None
-        return hand_over(self.secrets, self.tick.state, node, incarnation, ref)
+        return hand_over(self.secrets, self.tick.state, node, wanted)
 
     # -- the tick --------------------------------------------------------------------------
 

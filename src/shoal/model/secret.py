@@ -58,6 +58,22 @@ class SecretsOf(msgspec.Struct, frozen=True):
         return f"SecretsOf({self.ref}, {[one.name for one in self.values]})"
 
 
+class SecretsWanted(msgspec.Struct, frozen=True):
+    """An agent, in this life, is to start the member; its secrets are encrypted for this key."""
+
+    ref: MemberRef
+    incarnation: int
+    public: bytes
+
+
+class SealedSecrets(msgspec.Struct, frozen=True):
+    """`SecretsOf`, encrypted for the agent that asked (shoal/sealing.py)."""
+
+    ref: MemberRef
+    public: bytes
+    box: bytes
+
+
 def split(wanted: str) -> tuple[str, str]:
     """The name and the variable of NAME[=VARIABLE]."""
     name, _, variable = wanted.partition("=")

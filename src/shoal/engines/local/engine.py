@@ -97,8 +97,8 @@ class LocalNode:
                 self.link.send(Kept(chunk.ref, self.inbox.log(chunk)))
             case Need(package, offset):
                 self.link.send(Piece(self.inbox.piece(package, offset)))
-            case Wants(ref, incarnation):
-                found = self.inbox.secrets_of(self._spec.id, incarnation, ref)
+            case Wants(wanted):
+                found = self.inbox.secrets_of(self._spec.id, wanted)
                 if found is not None:
                     self.link.send(Handed(found))
 

@@ -171,8 +171,8 @@ class RayEngine:
                 # Many nodes may want it at once; a node without an answer asks again.
                 if self._link is not None and self._link.backlog_bytes < PIECES_BYTES_MAX:
                     self._tell(brought.node, Piece(self._inbox.piece(package, offset)))
-            case Wants(ref, incarnation):
-                found = self._inbox.secrets_of(brought.node, incarnation, ref)
+            case Wants(wanted):
+                found = self._inbox.secrets_of(brought.node, wanted)
                 if found is not None:
                     self._tell(brought.node, Handed(found))
             case Died(gone):
