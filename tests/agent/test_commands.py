@@ -11,7 +11,7 @@ import pytest
 
 from shoal.agent.agent import Agent
 from shoal.agent.member import EDGES, Member, State
-from shoal.agent.processes import Ended
+from shoal.agent.process import Ended
 from shoal.agent.shipping import Output
 from shoal.cgroups.groups import Cgroups
 from shoal.cgroups.values import Ceiling, Used

@@ -75,6 +75,7 @@ class Agent:
         self.members = Members(
             directory, self._book, self._supplies, self._shipping, self._report_soon
         )
+        self._supplies.environments.apart = self.members.processes.apart
         self.members.processes.helpers = (
             self._checks,
             self._supplies.environments,

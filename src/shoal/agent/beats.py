@@ -20,6 +20,7 @@ TAKEN_AT_ONCE_MAX = 64
 # Bound on the metrics in one report; beats beyond it are reported without their metrics.
 METRICS_BYTES_MAX = 256 * 1024
 
+NOBODY = -1
 _CREDENTIALS = struct.Struct("3i")  # process, user, group; vouched for by the kernel
 # Room for the credentials only: file descriptors that a sender attaches are dropped.
 _EXTRA_BYTES = socket.CMSG_SPACE(_CREDENTIALS.size)
@@ -39,7 +40,7 @@ class Heartbeat:
 class Beats:
     def __init__(self, on_saved: Callable[[], None]) -> None:
         self._on_saved = on_saved
-        self._living: dict[str, MemberRef] = {}
+        self._living: dict[str, tuple[MemberRef, int]] = {}  # and the user that it runs as
         self._newest: dict[MemberRef, Heartbeat] = {}
         self._decode = msgspec.msgpack.Decoder(Beat).decode
         self.refused = 0
@@ -55,8 +56,8 @@ class Beats:
     def close(self) -> None:
         self._socket.close()
 
-    def expect(self, ref: MemberRef) -> None:
-        self._living[str(ref)] = ref
+    def expect(self, ref: MemberRef, user: int | None = None) -> None:
+        self._living[str(ref)] = ref, os.geteuid() if user is None else user
 
     def forget(self, ref: MemberRef) -> None:
         self._living.pop(str(ref), None)
@@ -77,7 +78,7 @@ class Beats:
                 self.refused += 1
                 continue
             whole = not flags & socket.MSG_TRUNC
-            if not (whole and _is_ours(extra) and self._heard(data)):
+            if not (whole and self._heard(data, _sender(extra))):
                 self.refused += 1
 
     def progress(self) -> tuple[Progress, ...]:
@@ -92,13 +93,13 @@ class Beats:
             told.append(Progress(ref, beat, int((now - newest.advanced_at) * 1000)))
         return tuple(told)
 
-    def _heard(self, data: bytes) -> bool:
+    def _heard(self, data: bytes, sender: int) -> bool:
         try:
             beat = self._decode(data)
         except (msgspec.DecodeError, RecursionError):
             return False
-        ref = self._living.get(beat.ref)
-        if ref is None:
+        ref, user = self._living.get(beat.ref, (None, NOBODY))
+        if ref is None or sender != user:
             return False
         now = time.monotonic()
         last = self._newest.get(ref)
@@ -116,12 +117,12 @@ class Beats:
         return True
 
 
-def _is_ours(extra: list[tuple[int, int, bytes]]) -> bool:
-    """Was it sent by the user whose members run here?"""
+def _sender(extra: list[tuple[int, int, bytes]]) -> int:
+    """The user that sent it, as the kernel vouches."""
     for level, kind, content in extra:
         if (level, kind) == (socket.SOL_SOCKET, socket.SCM_CREDENTIALS):
             if len(content) < _CREDENTIALS.size:
-                return False
+                return NOBODY
             _, user, _ = _CREDENTIALS.unpack_from(content)
-            return bool(user == os.geteuid())
-    return False
+            return int(user)
+    return NOBODY

@@ -17,11 +17,15 @@ import sys
 import sysconfig
 from collections.abc import Callable
 from pathlib import Path
+from typing import BinaryIO
 
+from shoal.agent.confine.tenant import Apart
 from shoal.agent.faults import CannotStart
-from shoal.agent.inherited import inherited_env
+from shoal.agent.inherited import build_env, inherited_env
 from shoal.agent.shipping import last_words
+from shoal.cgroups.groups import Group
 from shoal.kernel import NODE_MARK
+from shoal.model.commands import Launch, Prepare
 
 log = logging.getLogger("shoal.agent")
 
@@ -53,16 +57,23 @@ shift 5
 
 
 class Build:
-    def __init__(self, process: subprocess.Popen[bytes], output: Path) -> None:
-        self.process = process
+    def __init__(
+        self, pid: int, popen: subprocess.Popen[bytes] | None, group: Group | None, output: Path
+    ) -> None:
+        self.pid = pid
+        self.popen = popen
+        self.group = group
         self.output = output
         self.ended: asyncio.Future[int] = asyncio.get_running_loop().create_future()
 
 
 class Environments:
-    """The environments of one agent. `in_use` returns those that members run in."""
+    """The environments of one agent. `in_use` returns those that members run in. Packages run code
+    of their own while they are installed, so a tenant that is kept apart has environments of its
+    own, which its user builds."""
 
     def __init__(self, node: Path, in_use: Callable[[], set[str]]) -> None:
+        self.apart: Apart | None = None
         self._node = node
         self._root = node / "environments"
         self._in_use = in_use
@@ -70,36 +81,40 @@ class Environments:
         self._turn = asyncio.Lock()  # one at a time: a build uses the whole disk and network
         self._waiting: dict[str, int] = {}
 
-    def here(self, requirements: str) -> Path | None:
+    def key(self, order: Launch | Prepare) -> str:
+        held = self.apart is not None and self.apart.holds(order)
+        return key_of(order.requirements, order.uid if held else 0)
+
+    def here(self, order: Launch | Prepare) -> Path | None:
         """The environment if it is built. This counts as a use."""
-        path = self._root / key_of(requirements)
+        path = self._root / self.key(order)
         try:
-            os.utime(path / READY)
+            os.utime(path / READY, follow_symlinks=False)
         except OSError:
             return None
         return path
 
-    async def get(self, requirements: str, output: Path) -> Path:
+    async def get(self, order: Launch | Prepare, output: Path) -> Path:
         """Returns when it is built. pip's output is copied to `output` as it is written."""
-        key = key_of(requirements)
+        key = self.key(order)
         self._waiting[key] = self._waiting.get(key, 0) + 1
         try:
-            return await self._get(key, requirements, output)
+            return await self._get(key, order, output)
         finally:
             self._waiting[key] -= 1
             if not self._waiting[key]:
                 del self._waiting[key]
                 self._stop(key)  # no member waits for it any more
 
-    async def _get(self, key: str, requirements: str, output: Path) -> Path:
+    async def _get(self, key: str, order: Launch | Prepare, output: Path) -> Path:
         path = self._root / key
         build = self._builds.get(key)
         if build is None:
             async with self._turn:
-                found = self.here(requirements)
+                found = self.here(order)
                 if found is not None:
                     return found
-                build = self._builds.get(key) or self._begin(key, requirements)
+                build = self._builds.get(key) or self._begin(key, order)
                 await self._follow(key, build, output)
         else:
             await self._follow(key, build, output)
@@ -109,20 +124,23 @@ class Environments:
         return path
 
     def pids(self) -> set[int]:
-        return {build.process.pid for build in self._builds.values()}
+        return {build.pid for build in self._builds.values()}
 
     def ended(self, pid: int, code: int) -> bool:
         """The process is no more and was waited for; was it ours?"""
         for key, build in list(self._builds.items()):
-            if build.process.pid == pid:
-                build.process.returncode = code
+            if build.pid == pid:
+                if build.popen is not None:
+                    build.popen.returncode = code
+                if self.apart is not None and build.group is not None:
+                    self.apart.groups.discard(build.group)
                 del self._builds[key]
                 if not build.ended.done():
                     build.ended.set_result(code)
                 return True
         return False
 
-    def _begin(self, key: str, requirements: str) -> Build:
+    def _begin(self, key: str, order: Launch | Prepare) -> Build:
         path = self._root / key
         output = self._root / f"{key}.log"
         try:
@@ -130,24 +148,38 @@ class Environments:
             self._trim()
             shutil.rmtree(path, ignore_errors=True)  # one that was not finished
             path.mkdir()
-            (path / "requirements.txt").write_text(requirements)
-            own = repr(sysconfig.get_path("purelib"))
-            words = [sys.executable, str(path), own, SEEN, READY]
+            (path / "requirements.txt").write_text(order.requirements)
+            node_packages = repr(sysconfig.get_path("purelib"))
+            words = [sys.executable, str(path), node_packages, SEEN, READY]
             with output.open("wb") as file:
-                process = subprocess.Popen(
-                    ["sh", "-c", _BUILD, "sh", *words],
-                    cwd=path,
-                    env=_build_env() | {NODE_MARK: str(self._node)},
-                    stdin=subprocess.DEVNULL,
-                    stdout=file,
-                    stderr=file,
-                    start_new_session=True,
-                )
+                build = self._start(order, ("sh", "-c", _BUILD, "sh", *words), path, output, file)
         except OSError as error:
             raise CannotStart(f"cannot build the environment: {error.strerror}") from None
         log.info("building environment %s", key[:12])
-        build = self._builds[key] = Build(process, output)
+        self._builds[key] = build
         return build
+
+    def _start(
+        self,
+        order: Launch | Prepare,
+        argv: tuple[str, ...],
+        path: Path,
+        output: Path,
+        file: BinaryIO,
+    ) -> Build:
+        if self.apart is not None and self.apart.holds(order):
+            pid, group = self.apart.build(order, argv, path, file.fileno())
+            return Build(pid, None, group, output)
+        popen = subprocess.Popen(
+            argv,
+            cwd=path,
+            env=build_env(inherited_env("PIP_")) | {NODE_MARK: str(self._node)},
+            stdin=subprocess.DEVNULL,
+            stdout=file,
+            stderr=file,
+            start_new_session=True,
+        )
+        return Build(popen.pid, popen, None, output)
 
     async def _follow(self, key: str, build: Build, output: Path) -> None:
         """Copy the build's output to the member's until the build ends, however it ends."""
@@ -167,16 +199,15 @@ class Environments:
         build = self._builds.get(key)
         if build is not None:
             with contextlib.suppress(ProcessLookupError):
-                os.killpg(build.process.pid, signal.SIGKILL)
+                os.killpg(build.pid, signal.SIGKILL)
 
     def _trim(self) -> None:
         """The least recently used go first; those in use stay."""
         used = self._in_use() | set(self._waiting)
         found = []
         for path in self._root.iterdir():
-            if path.is_dir():
-                ready = path / READY
-                found.append((ready.stat().st_mtime_ns if ready.exists() else 0, path))
+            if path.is_dir() and not path.is_symlink():
+                found.append((_used_at(path), path))
         excess = len(found) - KEPT_MAX + 1
         for _, path in sorted(found):
             if excess > 0 and path.name not in used:
@@ -185,17 +216,18 @@ class Environments:
                 excess -= 1
 
 
-def key_of(requirements: str) -> str:
+def _used_at(path: Path) -> int:
+    with contextlib.suppress(OSError):
+        return (path / READY).lstat().st_mtime_ns
+    return 0
+
+
+def key_of(requirements: str, uid: int = 0) -> str:
     """The same requirements for another Python make another environment."""
     made_of = f"{sys.version}\0{sys.executable}\0{requirements}"
+    if uid:
+        made_of += f"\0{uid}"
     return hashlib.sha256(made_of.encode()).hexdigest()[:32]
-
-
-def _build_env() -> dict[str, str]:
-    """No variable that would make pip install elsewhere, and no secret: a package can run code of
-    its own while it is built."""
-    odd = ("PYTHONPATH", "PYTHONHOME", "VIRTUAL_ENV", "PIP_TARGET", "PIP_PREFIX", "PIP_USER")
-    return {name: value for name, value in inherited_env("PIP_").items() if name not in odd}
 
 
 def _copy(source: Path, start: int, target: Path) -> int:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import os
 import re
+from collections.abc import Callable, Mapping
 
 # What this machine is like: for every job.
 MACHINE = frozenset(
@@ -58,3 +59,35 @@ def inherited_env(*more: str, apart: bool = False) -> dict[str, str]:
         if tuned or name in MACHINE or (name in OWN and not apart):
             kept[name] = value
     return kept
+
+
+# Lists of paths, from which those are removed that a tenant's user cannot reach.
+PATHS = frozenset(
+    (
+        *("PATH", "LD_LIBRARY_PATH", "CUDA_HOME", "CUDA_PATH", "CUDA_ROOT", "ROCM_PATH"),
+        *("SSL_CERT_FILE", "SSL_CERT_DIR", "REQUESTS_CA_BUNDLE", "CURL_CA_BUNDLE", "ROCM_HOME"),
+    )
+)
+
+
+def for_tenant(
+    env: Mapping[str, str], home: str, user: str, usable: Callable[[str], bool]
+) -> dict[str, str]:
+    """The environment that members of a tenant start from, who have a Unix user of their own."""
+    kept = {"HOME": home, "USER": user, "LOGNAME": user, "SHELL": "/bin/sh"}
+    for name, value in env.items():
+        kept[name] = usable_paths(value, usable) if name in PATHS else value
+        if not kept[name]:
+            del kept[name]
+    return kept
+
+
+def usable_paths(value: str, usable: Callable[[str], bool]) -> str:
+    return ":".join(part for part in value.split(":") if part and usable(part))
+
+
+def build_env(env: Mapping[str, str]) -> dict[str, str]:
+    """No variable that would make pip install elsewhere, and no secret: a package can run code of
+    its own while it is built."""
+    odd = ("PYTHONPATH", "PYTHONHOME", "VIRTUAL_ENV", "PIP_TARGET", "PIP_PREFIX", "PIP_USER")
+    return {name: value for name, value in env.items() if name not in odd}

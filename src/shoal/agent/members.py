@@ -17,10 +17,12 @@ from shoal.agent.idle import IdleWatch
 from shoal.agent.images.reasons import not_started
 from shoal.agent.member import Member, State
 from shoal.agent.memory import OUT_OF_MEMORY, MemoryWatch, refusal
-from shoal.agent.processes import CANNOT_START_CODE, KILLED_CODE, MARK, Ended, Processes
+from shoal.agent.process import Ended
+from shoal.agent.processes import CANNOT_START_CODE, KILLED_CODE, MARK, Processes
 from shoal.agent.shipping import Shipping, append, last_words
 from shoal.agent.stacks import stacks
 from shoal.agent.supplies import Supplies
+from shoal.agent.surroundings import Surroundings
 from shoal.cgroups.groups import Cgroups
 from shoal.core.nodebook import STOPPED_BEFORE_START_CODE, NodeBook
 from shoal.exits import FROM_OUTSIDE, MEMBERS, member_ref, remove_exit, write_exit
@@ -28,12 +30,8 @@ from shoal.model.commands import Launch, Prepare, Stop
 from shoal.model.job import Fault, MemberRef
 from shoal.model.progress import BEATS_ENV
 from shoal.model.report import MemberExit
-from shoal.wire import CHECKPOINT_ROOT
 
 log = logging.getLogger("shoal.agent")
-
-CHECKPOINT_DIR = "SHOAL_CHECKPOINT_DIR"
-SCRATCH = "SHOAL_SCRATCH"  # a directory that goes with the member: packages are read-only
 
 # On `shoal down` members get this long after SIGTERM, whatever they asked for.
 SHUTDOWN_GRACE_S = 5.0
@@ -59,10 +57,10 @@ class Members:
         self._shipping = shipping
         self._changed = changed
         self.processes = Processes(directory, Cgroups.open(directory, book.spec.cpu_milli))
+        self._surroundings = Surroundings(directory, supplies, self.processes.apart)
         self.beats = Beats(changed)
         self.idle = IdleWatch(self.processes, self.beats)
         self.memory = MemoryWatch()
-        self._checkpoints = os.environ.get(CHECKPOINT_ROOT) or str(directory / "checkpoints")
         self._members: dict[MemberRef, Member] = {}
         self._preparing_jobs: dict[str, asyncio.Task[None]] = {}  # jobs that may come here
         self._writing: set[asyncio.Task[None]] = set()
@@ -106,16 +104,13 @@ class Members:
 
     def _begin(self, member: Member, command: Launch, directory: Path) -> None:
         try:
-            extra = {BEATS_ENV: self.beats.name, **self._checkpoint_dir(command)}
-            if command.package:
-                extra[SCRATCH] = str(directory)
-            private = self._supplies.secrets.variables(member.ref)
-            self.processes.start(command, directory, extra, private)
+            found = self._surroundings.of(command, directory, {BEATS_ENV: self.beats.name})
+            self.processes.start(command, directory, found)
         except Exception as error:
             self._cannot_start(member, error)
             return
         member.become(State.RUNNING)
-        self.beats.expect(member.ref)
+        self.beats.expect(member.ref, self.processes.user(command))
         self.idle.expect(command)
         self._supplies.shares.expect(command)
 
@@ -146,33 +141,6 @@ class Members:
             log.warning("cannot prepare for %s: %s", command.job, error)
         finally:
             del self._preparing_jobs[command.job]
-
-    def _checkpoint_dir(self, command: Launch) -> dict[str, str]:
-        """A directory of the job's own that outlives its attempts. It may also be an address
-        (s3://...), where nothing has to be made."""
-        if command.env.get(CHECKPOINT_DIR):
-            return {}
-        path = self._checkpoint_path(command.ref)
-        if "://" not in path:
-            try:
-                os.makedirs(path, mode=0o700, exist_ok=True)
-            except OSError as error:
-                raise CannotStart(
-                    f"cannot make the checkpoint directory {path}: {error.strerror}; "
-                    f"set {CHECKPOINT_DIR} in the job's env to a directory it may write to"
-                ) from None
-        return {CHECKPOINT_DIR: path}
-
-    def _remove_empty_checkpoints(self, ref: MemberRef) -> None:
-        """Most jobs save nothing. An empty directory goes, unless another member may be about to
-        write to it."""
-        command = self._book.alive.get(ref)
-        if command is not None and command.env.get("SHOAL_MEMBERS") == "1":
-            with contextlib.suppress(OSError):
-                os.rmdir(self._checkpoint_path(ref))
-
-    def _checkpoint_path(self, ref: MemberRef) -> str:
-        return f"{self._checkpoints.rstrip('/')}/{ref.job}"
 
     # -- the end ---------------------------------------------------------------------------
 
@@ -255,7 +223,7 @@ class Members:
             step = self.beats.step(ref)
             self.beats.forget(ref)
             self._supplies.shares.forget(ref)
-            self._remove_empty_checkpoints(ref)
+            self._surroundings.remove_empty_checkpoints(self._book.alive.get(ref))
             try:
                 why, fault = self._cause(member, one, starved)
             except Exception:  # the code counts more than the reason

@@ -11,14 +11,17 @@ import subprocess
 import time
 from collections.abc import Sequence
 from pathlib import Path
-from typing import NamedTuple, Protocol
+from typing import Protocol
 
+from shoal.agent.confine.tenant import TMP_FOLDER, Apart, Task
 from shoal.agent.faults import CannotStart
 from shoal.agent.images.containers import Containers
 from shoal.agent.images.runs import Runs
 from shoal.agent.inherited import inherited_env
 from shoal.agent.ownership import Ownership
+from shoal.agent.process import Ended, Process
 from shoal.agent.programs import check_port, find_program
+from shoal.agent.surroundings import Found
 from shoal.agent.warm.pool import ZYGOTES_MAX, WarmPool
 from shoal.agent.warm.rules import Recipe, default_modules, recipe, wanted_modules
 from shoal.cgroups.groups import Cgroups, Group
@@ -34,8 +37,6 @@ KILLED_CODE = 128 + signal.SIGKILL
 CANNOT_START_CODE = 127  # as a shell reports a command that is not there
 SERVICE = "SHOAL_SERVICE"  # in the environment of a replica
 MARK = "SHOAL_REF"  # in the environment of everything a member starts
-# By then most scripts have imported what they need; slower ones are looked at again, ever later.
-FIRST_LOOK_S = 3.0
 LOOK_S_MAX = 60.0
 LOOK_AROUND_S = 1.0  # ancestry is read at most this often,
 LOOK_AROUND_REST = 50  # and takes at most 1/50 of the time
@@ -54,59 +55,13 @@ class Helper(Protocol):
     def ended(self, pid: int, code: int) -> bool: ...
 
 
-class Ended(NamedTuple):
-    """A member that has ended: its exit code as a shell reports it, and what it was refused."""
-
-    ref: MemberRef
-    code: int
-    ceiling: Ceiling
-    used: Used
-    started: bool = True  # False: its container did not run its command
-
-
-class Process:
-    """A member as a process; `recipe`: how to start it warm the next time."""
-
-    __slots__ = (
-        "ceiling",
-        "group",
-        "look_at",
-        "look_s",
-        "modules",
-        "pid",
-        "popen",
-        "recipe",
-        "ref",
-        "seen",
-    )
-
-    def __init__(
-        self,
-        ref: MemberRef,
-        pid: int,
-        found: Recipe | None,
-        popen: subprocess.Popen[bytes] | None,
-        ceiling: Ceiling,
-        group: Group | None,
-    ) -> None:
-        self.ref = ref
-        self.pid = pid
-        self.recipe = found
-        self.popen = popen
-        self.ceiling = ceiling
-        self.group = group
-        self.modules: tuple[str, ...] = ()  # what to preload for it, once known
-        self.seen: tuple[str, ...] = ()
-        self.look_s = FIRST_LOOK_S
-        self.look_at = time.monotonic() + FIRST_LOOK_S
-
-
 class Processes:
     """The living processes of one node, each leader of its own session and process group."""
 
     def __init__(self, node_directory: Path, groups: Cgroups) -> None:
         self._node_mark = str(node_directory)
         self.groups = groups
+        self.apart = Apart(node_directory, groups)
         self._pids: dict[int, Process] = {}
         self._processes: dict[MemberRef, Process] = {}
         self.warm = WarmPool(self._node_mark)
@@ -122,48 +77,72 @@ class Processes:
         setpriv = shutil.which("setpriv")
         self._prefix = [setpriv, "--pdeathsig", "KILL", "--"] if setpriv else []
 
-    def start(
-        self,
-        launch: Launch,
-        directory: Path,
-        extra: dict[str, str],
-        private: dict[str, str],
-    ) -> None:
-        """The member writes its output to a file by itself, so nothing can slow it down. The user's
-        own variables replace those in `extra`. Nothing but the member itself gets the `private`
-        ones: no warm interpreter is made with them."""
+    def start(self, launch: Launch, directory: Path, found: Found) -> None:
+        """The member writes its output to a file by itself, so nothing can slow it down. Nothing
+        but the member itself gets its private variables: no warm interpreter is made with them."""
         if launch.image:
-            self._start_contained(launch, directory, extra, private)
+            self._start_contained(launch, directory, found)
             return
-        base = inherited_env(apart=bool(launch.uid))
-        if launch.uid:
-            base["HOME"] = str(directory)
-        env = {**base, **extra, **launch.env, MARK: str(launch.ref)}
-        env[NODE_MARK] = self._node_mark
-        workdir = launch.workdir or str(directory)
+        env = {
+            **found.base,
+            **found.extra,
+            **launch.env,
+            MARK: str(launch.ref),
+            NODE_MARK: self._node_mark,
+        }
+        workdir = launch.workdir or found.folder
         if SERVICE in launch.env:
             check_port(launch.env.get("PORT", ""))
+        apart = self.apart.holds(launch)
+        if apart:
+            self.apart.check(launch, workdir, found.folders)
+            self.apart.tidy_path(launch, env, found.folders)
         program = find_program(launch.argv[0], workdir, env.get("PATH", os.defpath))
-        found = recipe(program, launch.argv, env, workdir)
-        env |= private
+        # A warm interpreter imports what the job wants, which root must not do for a tenant.
+        how = None if apart else recipe(program, launch.argv, env, workdir)
+        env |= found.private
         ceiling = ceiling_of(launch)
         group = self._group(launch.ref, ceiling)
         handle = os.open(directory / "output", os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+        popen = None
         try:
-            pid = self.warm.fork(found, env, workdir, handle, group) if found else None
-            if pid is not None:
-                log.info("%s starts warm: process %d", launch.ref, pid)
-                self._add(Process(launch.ref, pid, found, None, ceiling, group))
-                return
-            words = [*_joining(group, env), *self._prefix, program, *launch.argv[1:]]
-            popen = _popen(words, workdir, env, handle)
-        except OSError as error:
+            if apart:
+                tmp = f"{os.path.realpath(directory)}/{TMP_FOLDER}"
+                task = Task(launch.uid, launch.argv, program, env, workdir, found.folders, tmp)
+                pid = self.apart.start(task, handle, group)
+            else:
+                pid, popen = self._start(launch, how, program, env, workdir, handle, group)
+        except (OSError, CannotStart) as error:
             if group is not None:
                 self.groups.discard(group)
+            if isinstance(error, CannotStart):
+                raise
             raise CannotStart(f"cannot start {launch.argv[0]}: {error.strerror}") from None
         finally:
             os.close(handle)
-        self._add(Process(launch.ref, popen.pid, found, popen, ceiling, group))
+        self._add(Process(launch.ref, pid, how, popen, ceiling, group))
+
+    def _start(
+        self,
+        launch: Launch,
+        how: Recipe | None,
+        program: str,
+        env: dict[str, str],
+        workdir: str,
+        output: int,
+        group: Group | None,
+    ) -> tuple[int, subprocess.Popen[bytes] | None]:
+        pid = self.warm.fork(how, env, workdir, output, group) if how else None
+        if pid is not None:
+            log.info("%s starts warm: process %d", launch.ref, pid)
+            return pid, None
+        words = [*_joining(group, env), *self._prefix, program, *launch.argv[1:]]
+        popen = _popen(words, workdir, env, output)
+        return popen.pid, popen
+
+    def user(self, launch: Launch) -> int:
+        """The Unix user that the member runs as."""
+        return launch.uid if self.apart.holds(launch) else os.geteuid()
 
     def _group(self, ref: MemberRef, ceiling: Ceiling) -> Group | None:
         try:
@@ -171,15 +150,14 @@ class Processes:
         except OSError as error:
             raise CannotStart(f"cannot limit what it may use: {error.strerror}") from error
 
-    def _start_contained(
-        self, launch: Launch, directory: Path, extra: dict[str, str], private: dict[str, str]
-    ) -> None:
+    def _start_contained(self, launch: Launch, directory: Path, found: Found) -> None:
         """In an image nothing of this node's Python exists, so it always starts cold."""
         if SERVICE in launch.env:
             check_port(launch.env.get("PORT", ""))
         ceiling = ceiling_of(launch)
         group = self._group(launch.ref, ceiling)
-        client = self.containers.client(launch, directory, extra, private, group)
+        own = Path(found.folder)
+        client = self.containers.client(launch, own, found.extra, found.private, group)
         joining = [] if client.joins else _joining(group, client.env)
         handle = os.open(directory / "output", os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
         try:
@@ -202,6 +180,9 @@ class Processes:
         """A member of this job may come here. Have a warm interpreter ready by then."""
         if order.image:
             return  # it is here now, and nothing in it can be kept warm
+        if self.apart.holds(order):
+            self.apart.launcher.warm_up()
+            return
         env = {**inherited_env(), **order.env}
         with contextlib.suppress(CannotStart):
             program = find_program(order.argv[0], order.workdir or "/", env.get("PATH", os.defpath))
@@ -287,7 +268,7 @@ class Processes:
             code = os.waitstatus_to_exitcode(status)
             process = self._pids.pop(pid, None)
             if process is None:
-                if not any(helper.ended(pid, code) for helper in (self.runs, *self.helpers)):
+                if not any(helper.ended(pid, code) for helper in self._helpers()):
                     self.warm.ended(pid, code)
                 continue
             del self._processes[process.ref]
@@ -340,9 +321,12 @@ class Processes:
         now = time.monotonic()
         self._look_around_at = now + max(LOOK_AROUND_S, (now - began) * LOOK_AROUND_REST)
 
+    def _helpers(self) -> tuple[Helper, ...]:
+        return (self.runs, self.apart.launcher, *self.helpers)
+
     def _helping(self) -> set[int]:
         found = set(self.warm.pids())
-        for helper in (self.runs, *self.helpers):
+        for helper in self._helpers():
             found |= helper.pids()
         return found
 

@@ -89,10 +89,9 @@ class Secrets:
             if handed.values:
                 self._keep(order, handed.values)
             self._given[ref] = handed
-        given = self._given.get(ref)
-        if given is None or all(one.variable for one in given.values):
+        folder = self.folder(ref)
+        if not folder:
             return order
-        folder = str(self._folder() / str(ref))
         return msgspec.structs.replace(order, env={**order.env, SECRETS: folder})
 
     def variables(self, ref: MemberRef) -> dict[str, str]:
@@ -104,6 +103,13 @@ class Secrets:
             for one in (given.values if given else ())
             if one.variable
         }
+
+    def folder(self, ref: MemberRef) -> str:
+        """Where its secrets are files; empty if it has none."""
+        given = self._given.get(ref)
+        if given is None or all(one.variable for one in given.values):
+            return ""
+        return str(self._folder() / str(ref))
 
     def registry(self, ref: MemberRef) -> str:
         """`USER:PASSWORD` for the registry of the member's image, or nothing."""

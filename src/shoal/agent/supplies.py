@@ -11,7 +11,7 @@ from typing import TypeVar
 
 import msgspec
 
-from shoal.agent.environments import Environments, key_of
+from shoal.agent.environments import Environments
 from shoal.agent.images.pull import Images
 from shoal.agent.images.runs import Runs
 from shoal.agent.packages import Packages
@@ -47,7 +47,7 @@ class Supplies:
     def here(self, order: Order) -> Order | None:
         """The command with this node's paths, or None if something is still missing."""
         package = self.packages.here(order.package) if order.package else None
-        environment = self.environments.here(order.requirements) if order.requirements else None
+        environment = self.environments.here(order) if order.requirements else None
         if (order.package and package is None) or (order.requirements and environment is None):
             return None
         if self.secrets.needed(order) or (order.image and not self.images.here(order)):
@@ -59,7 +59,7 @@ class Supplies:
         """What is missing, in words that follow the name of the node."""
         if order.package and self.packages.here(order.package) is None:
             return self.packages.progress(order.package)
-        if not order.requirements or self.environments.here(order.requirements) is not None:
+        if not order.requirements or self.environments.here(order) is not None:
             if self.secrets.needed(order):
                 return WAITING
             if order.image and not self.images.here(order):
@@ -74,7 +74,7 @@ class Supplies:
             package = await self.packages.get(order.package) if order.package else None
             environment = None
             if order.requirements:
-                environment = await self.environments.get(order.requirements, output)
+                environment = await self.environments.get(order, output)
             placed = await self.secrets.get(self._placed(order, package, environment))
             if order.image:
                 login = self.secrets.registry(order.ref) if isinstance(order, Launch) else ""
@@ -105,7 +105,7 @@ class Supplies:
         return {order.package for order in self._orders()}
 
     def _environments_used(self) -> set[str]:
-        return {key_of(order.requirements) for order in self._orders() if order.requirements}
+        return {self.environments.key(order) for order in self._orders() if order.requirements}
 
     def _orders(self) -> list[Launch | Prepare]:
         return [*self._book.alive.values(), *self._book.prepared.values()]

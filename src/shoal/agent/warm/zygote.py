@@ -109,7 +109,7 @@ def _preload(control: socket.socket, modules: list[str]) -> dict[str, tuple[int,
             importlib.import_module(module)
         harm = _harm()
         if harm:
-            _say(control, {"module": module, "why": harm})
+            say(control, {"module": module, "why": harm})
             os._exit(1)
     files = {}
     for loaded in list(sys.modules.values()):
@@ -119,7 +119,7 @@ def _preload(control: socket.socket, modules: list[str]) -> dict[str, tuple[int,
                 files[path] = _version(path)
     names = sorted({name.partition(".")[0] for name in sys.modules} - {"__main__"})
     seconds = round(time.monotonic() - began, 3)
-    _say(control, {"names": names, "seconds": seconds, "modules": len(sys.modules)})
+    say(control, {"names": names, "seconds": seconds, "modules": len(sys.modules)})
     return files
 
 
@@ -157,15 +157,15 @@ def _serve(control: socket.socket, files: dict[str, tuple[int, int]]) -> dict[st
             os._exit(0)  # the agent is gone
         changed = _changed(files)
         if changed:
-            _say(control, {"why": changed + " has changed"})
+            say(control, {"why": changed + " has changed"})
             os._exit(0)
-        pid = _fork()
+        pid = fork_twice()
         if pid == 0:
             control.close()
             return _take(*handles)
         for handle in handles:
             os.close(handle)
-        _say(control, {"pid": pid} if pid > 0 else {"why": "cannot fork"})
+        say(control, {"pid": pid} if pid > 0 else {"why": "cannot fork"})
 
 
 def _changed(files: dict[str, tuple[int, int]]) -> str:
@@ -178,7 +178,7 @@ def _changed(files: dict[str, tuple[int, int]]) -> str:
     return ""
 
 
-def _fork() -> int:
+def fork_twice() -> int:
     """The member's process id; 0 in the member, -1 if the fork failed. It forks twice, so that the
     process in between ends at once and the agent, which adopts orphans, becomes the member's
     parent. By then the member leads a session, so its group can be signalled by its id."""
@@ -204,7 +204,7 @@ def _fork() -> int:
     return int(said) if said else -1
 
 
-def _say(control: socket.socket, answer: dict[str, Any]) -> None:
+def say(control: socket.socket, answer: dict[str, Any]) -> None:
     try:
         control.send(json.dumps(answer).encode())
     except OSError:

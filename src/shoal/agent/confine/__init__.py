@@ -1,0 +1,1 @@
+"""Members of tenants that are kept apart: their Unix user, their mounts, their own folders."""

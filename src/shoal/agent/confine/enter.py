@@ -1,0 +1,189 @@
+"""The launcher: a small process of the agent that starts members of tenants, confined.
+
+It is root, holds nothing and has one thread, so that its forks are quick and safe, which forks of
+the agent are not. Over the control socket the agent sends four descriptors (the order as JSON, the
+output, a pipe that says when to go, a pipe for errors) and gets the process id. The new process
+makes its mounts and waits until the agent has put it into its cgroup. Then it gives up every right.
+"""
+
+from __future__ import annotations
+
+import array
+import contextlib
+import ctypes
+import json
+import os
+import platform
+import resource
+import signal
+import socket
+import sys
+from typing import Any
+
+from shoal.agent.warm.zygote import fork_twice, say
+
+CLONE_NEWNS = 0x00020000
+MS_RDONLY, MS_NOSUID, MS_NODEV = 1, 2, 4
+MS_REMOUNT, MS_BIND, MS_REC, MS_SLAVE = 32, 4096, 16384, 1 << 19
+PR_SET_PDEATHSIG, PR_SET_NO_NEW_PRIVS = 1, 38
+KEYCTL = {"x86_64": 250, "aarch64": 219}.get(platform.machine(), 0)
+KEYCTL_JOIN_SESSION_KEYRING = 1
+COVER = "mode=755,size=1m,nr_inodes=4k"
+UMASK = 0o077
+HANDLES = 4
+FIRST_FREE = 4  # 0, 1 and 2, and 3 for errors
+
+libc = ctypes.CDLL(None, use_errno=True)
+libc.mount.argtypes = (
+    ctypes.c_char_p,
+    ctypes.c_char_p,
+    ctypes.c_char_p,
+    ctypes.c_ulong,
+    ctypes.c_char_p,
+)
+
+
+class Failure(Exception):
+    """In words that follow "cannot start PROGRAM: "."""
+
+
+def main() -> None:
+    agent, control = int(sys.argv[1]), socket.socket(fileno=int(sys.argv[2]))
+    libc.prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+    if os.getppid() != agent:
+        return
+    size = array.array("i").itemsize * HANDLES
+    while True:
+        data, extra, _, _ = control.recvmsg(16, socket.CMSG_SPACE(size))
+        handles = array.array("i")
+        for _, kind, content in extra:
+            if kind == socket.SCM_RIGHTS:
+                handles.frombytes(content)
+        if not data or len(handles) != HANDLES:
+            return  # the agent is gone
+        pid = fork_twice()
+        if pid == 0:
+            control.close()
+            _become(agent, *handles)
+        for handle in handles:
+            os.close(handle)
+        say(control, {"pid": pid} if pid > 0 else {"why": "cannot fork"})
+
+
+def _become(agent: int, content: int, output: int, go: int, errors: int) -> None:
+    """Never returns: becomes the program, or says why not."""
+    try:
+        with open(content, "rb") as file:
+            file.seek(0)
+            order = json.load(file)
+        _mount(order["mounts"])
+        if os.read(go, 1) != b"g":  # the agent gave up
+            os._exit(1)
+        os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
+        os.dup2(output, 1)
+        os.dup2(output, 2)
+        if errors != FIRST_FREE - 1:
+            os.dup2(errors, FIRST_FREE - 1, inheritable=False)
+        os.closerange(FIRST_FREE, _files_max())
+        errors = FIRST_FREE - 1
+        _drop(order["uid"], order["files"], agent)
+        _exec(order)
+    except Failure as failure:
+        why = str(failure)
+    except OSError as error:
+        why = f"{error.strerror}{f': {error.filename}' if error.filename else ''}"
+    except BaseException as error:
+        why = repr(error)
+    with contextlib.suppress(OSError):
+        os.write(errors, why.encode())
+    os._exit(1)
+
+
+def _mount(mounts: dict[str, Any]) -> None:
+    """In a mount namespace of its own. Mounts that the machine makes later still appear."""
+    if not any(mounts.values()):
+        return
+    _check(libc.unshare(CLONE_NEWNS), "no mount namespace")
+    _call("", "/", "", MS_REC | MS_SLAVE)
+    private, bound = mounts["private"], mounts["bound"]
+    sources = {one[0]: _open(one[0]) for one in (*private, *bound)}
+    for source, path, *_ in private:
+        _call(_name(sources[source]), path, "", MS_BIND | MS_NOSUID | MS_NODEV)
+        _call("", path, "", MS_REMOUNT | MS_BIND | MS_NOSUID | MS_NODEV)
+    for (path,) in mounts["covered"]:
+        _call("shoal", path, "tmpfs", MS_NOSUID | MS_NODEV, COVER)
+    for source, path, writable, file in bound:
+        target = _open(path) if file else _made(path)
+        _call(_name(sources[source]), _name(target), "", MS_BIND)
+        flags = MS_REMOUNT | MS_BIND | MS_NOSUID | (0 if file else MS_NODEV)
+        _call("", path, "", flags if writable else flags | MS_RDONLY)
+        os.close(target)
+    for (path,) in mounts["covered"]:
+        _call("", path, "", MS_REMOUNT | MS_NOSUID | MS_NODEV | MS_RDONLY, COVER)
+
+
+def _open(path: str) -> int:
+    return os.open(path, os.O_PATH | os.O_NOFOLLOW)
+
+
+def _name(handle: int) -> str:
+    return f"/proc/self/fd/{handle}"
+
+
+def _made(path: str) -> int:
+    """A folder, made with those around it. No link is followed: a member that runs already may
+    have put one there."""
+    here = os.open("/", os.O_PATH | os.O_DIRECTORY)
+    for name in path.strip("/").split("/"):
+        with contextlib.suppress(FileExistsError, OSError):
+            os.mkdir(name, 0o755, dir_fd=here)
+        inner = os.open(name, os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW, dir_fd=here)
+        os.close(here)
+        here = inner
+    return here
+
+
+def _call(source: str, target: str, kind: str, flags: int, data: str = "") -> None:
+    words = (os.fsencode(word) if word else None for word in (source, target, kind))
+    one, two, three = words
+    _check(libc.mount(one, two, three, flags, data.encode() or None), f"cannot mount {target}")
+
+
+def _drop(uid: int, files: int, agent: int) -> None:
+    """Bounded, alone in its keyring, and without any right that its user does not have."""
+    resource.setrlimit(resource.RLIMIT_NOFILE, (min(files, resource.getrlimit(7)[0]), files))
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    os.umask(UMASK)
+    if KEYCTL:
+        libc.syscall(KEYCTL, KEYCTL_JOIN_SESSION_KEYRING, None)
+    os.setgroups([])
+    os.setresgid(uid, uid, uid)
+    os.setresuid(uid, uid, uid)
+    _check(libc.prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0), "no_new_privs")
+    _check(libc.prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0), "parent death signal")
+    if os.getppid() != agent:
+        os._exit(1)
+
+
+def _exec(order: dict[str, Any]) -> None:
+    for number in (signal.SIGPIPE, signal.SIGXFSZ, signal.SIGINT):
+        signal.signal(number, signal.SIG_DFL)
+    try:
+        os.chdir(order["workdir"])
+    except OSError as error:
+        user = f"the tenant's user {order['uid']}"
+        raise Failure(f"{user} cannot enter {order['workdir']}: {error.strerror}") from None
+    os.execve(order["program"], order["argv"], order["env"])
+
+
+def _check(result: int, what: str) -> None:
+    if result != 0:
+        raise Failure(f"{what}: {os.strerror(ctypes.get_errno())}")
+
+
+def _files_max() -> int:
+    return resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+
+
+if __name__ == "__main__":
+    main()

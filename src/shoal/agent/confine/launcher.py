@@ -1,0 +1,138 @@
+"""The agent's side of the launcher (enter.py): starts it, and has it start confined processes."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import select
+import signal
+import socket
+import subprocess
+import sys
+import time
+
+import msgspec
+
+from shoal.agent.confine.plan import Order
+from shoal.agent.faults import CannotStart
+from shoal.agent.warm.pool import ANSWER_BYTES_MAX, Answer
+from shoal.cgroups.groups import Group
+from shoal.kernel import NODE_MARK
+from shoal.model.job import Fault
+
+log = logging.getLogger("shoal.agent")
+
+START_S_MAX = 20.0  # a loaded machine may take long to fork; a disk may take long to answer
+WHY_BYTES_MAX = 4096
+
+
+class Launcher:
+    """One process, started with the first member that needs it, and again if it ends."""
+
+    def __init__(self, node_mark: str) -> None:
+        self._node_mark = node_mark
+        self._process: subprocess.Popen[bytes] | None = None
+        self._control: socket.socket | None = None
+
+    def pids(self) -> set[int]:
+        return {self._process.pid} if self._process is not None else set()
+
+    def ended(self, pid: int, code: int) -> bool:
+        if self._process is None or self._process.pid != pid:
+            return False
+        self._process.returncode = code
+        self.close()
+        return True
+
+    def close(self) -> None:
+        if self._control is not None:
+            self._control.close()  # it ends when it reads that
+        self._process = self._control = None
+
+    def warm_up(self) -> None:
+        """Have it ready before a member waits for it."""
+        if self._process is None:
+            self._begin()
+
+    def start(self, order: Order, output: int, group: Group | None) -> int:
+        """The id of the process, which has become the program. CannotStart says why it has not."""
+        for last in (False, True):
+            try:
+                return self._start(order, output, group)
+            except (OSError, msgspec.DecodeError) as error:
+                log.warning("the launcher is started again: %s", error)
+                self.close()
+                if last:
+                    raise CannotStart(f"cannot confine it: {error}", Fault.START) from error
+        raise AssertionError
+
+    def _start(self, order: Order, output: int, group: Group | None) -> int:
+        self.warm_up()
+        assert self._control is not None
+        content = os.memfd_create("order", os.MFD_CLOEXEC)
+        wait, go = os.pipe()
+        errors, tell = os.pipe()
+        handles = {content, wait, go, errors, tell}
+        try:
+            with open(content, "wb", closefd=False) as file:
+                file.write(msgspec.json.encode(order))
+            self._control.settimeout(START_S_MAX)
+            socket.send_fds(self._control, [b"start"], [content, output, wait, tell])
+            answer = msgspec.json.decode(self._control.recv(ANSWER_BYTES_MAX), type=Answer)
+            if not answer.pid:
+                raise OSError(answer.why or "no answer")
+            for handle in (wait, tell):
+                os.close(handle)
+                handles.discard(handle)
+            _let_go(answer.pid, go, group)
+            why = _until_started(errors)
+        finally:
+            for handle in handles:
+                os.close(handle)
+        if why:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(answer.pid, signal.SIGKILL)
+            raise CannotStart(f"cannot start {order.argv[0]}: {why}")
+        return answer.pid
+
+    def _begin(self) -> None:
+        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        words = [str(os.getpid()), str(theirs.fileno())]
+        try:
+            self._process = subprocess.Popen(
+                [sys.executable, "-m", "shoal.agent.confine.enter", *words],
+                cwd="/",
+                env={**os.environ, NODE_MARK: self._node_mark},
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.DEVNULL,
+                start_new_session=True,
+                pass_fds=[theirs.fileno()],
+            )
+        finally:
+            theirs.close()
+        self._control = ours
+
+
+def _let_go(pid: int, go: int, group: Group | None) -> None:
+    """Raises if it is not our child; does not reap it if it has ended."""
+    os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+    if group is not None:
+        group.add(pid)
+    with contextlib.suppress(BrokenPipeError):  # it has failed, and says why
+        os.write(go, b"g")
+
+
+def _until_started(errors: int) -> str:
+    """The pipe is closed when the process becomes the program."""
+    deadline = time.monotonic() + START_S_MAX
+    said = b""
+    while len(said) < WHY_BYTES_MAX:
+        ready, _, _ = select.select([errors], [], [], max(0.0, deadline - time.monotonic()))
+        if not ready:
+            return f"it was not started in {START_S_MAX:.0f} s"
+        data = os.read(errors, WHY_BYTES_MAX)
+        if not data:
+            break
+        said += data
+    return said.decode(errors="replace")

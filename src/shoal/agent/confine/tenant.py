@@ -1,0 +1,221 @@
+"""Keeps members of tenants apart, where the agent is root: folders, environment, what they see."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import resource
+import shutil
+import stat
+import sys
+from collections.abc import Callable, Iterable, Mapping
+from pathlib import Path
+from typing import NamedTuple
+
+from shoal.agent.confine.launcher import Launcher
+from shoal.agent.confine.plan import PRIVATE, Order, Shown, mounts, within
+from shoal.agent.faults import CannotStart
+from shoal.agent.inherited import build_env, for_tenant, inherited_env, usable_paths
+from shoal.cgroups.groups import Cgroups, Group
+from shoal.cgroups.values import Ceiling
+from shoal.kernel import NODE_MARK
+from shoal.model.commands import Launch, Prepare
+from shoal.model.job import Fault
+
+FILES_MAX = 65_536  # open files of a process
+TENANTS = "tenants"  # in a node's folder: a home for each tenant
+SCRATCH_FOLDER, TMP_FOLDER = "scratch", "tmp"  # in a member's folder
+# CAP_CHOWN, CAP_DAC_OVERRIDE, CAP_SETGID, CAP_SETUID, CAP_SYS_ADMIN
+CAPABILITIES = (0, 1, 6, 7, 21)
+BUILD_PROCESSES_MAX = 4_096
+NOT_ROOT = "tenants are not kept apart: the agent is not root"
+
+
+class Task(NamedTuple):
+    """A program of a tenant. `folders`: what it may see of the cluster's home, and whether to write
+    there. `tmp` is its /tmp."""
+
+    uid: int
+    argv: tuple[str, ...]
+    program: str
+    env: dict[str, str]
+    workdir: str
+    folders: Mapping[str, bool]
+    tmp: str
+
+
+class Apart:
+    """`problem` says why this agent cannot keep tenants apart; empty if it can."""
+
+    def __init__(self, node: Path, groups: Cgroups) -> None:
+        self._node = Path(os.path.realpath(node))
+        self.groups = groups
+        self.launcher = Launcher(str(node))
+        self.problem = _problem()
+        self._python = _python()
+
+    def holds(self, order: Launch | Prepare) -> bool:
+        """Is the member to run as its tenant's own user? An agent that is not root cannot do that,
+        and says so. Root could, and never runs a tenant's program as itself."""
+        return order.uid > 0 and os.geteuid() == 0
+
+    def must_work(self) -> None:
+        if self.problem:
+            raise CannotStart(f"{self.problem}, so it cannot run here", Fault.MISSING)
+
+    def _home(self, uid: int) -> None:
+        home = self._node / TENANTS
+        home.mkdir(mode=0o700, exist_ok=True)
+        own(home / str(uid), uid)
+
+    def _account(self, order: Launch | Prepare) -> tuple[str, str]:
+        return str(self._node / TENANTS / str(order.uid)), order.tenant or str(order.uid)
+
+    def folders(self, launch: Launch, directory: Path) -> Path:
+        """Made for the member; returns its scratch folder. The folder around them stays ours, so
+        that no file we write there can be replaced by a link."""
+        self.must_work()
+        self._home(launch.uid)
+        for folder in (directory / SCRATCH_FOLDER, directory / TMP_FOLDER):
+            own(folder, launch.uid)
+        os.chown(directory / "output", launch.uid, launch.uid, follow_symlinks=False)
+        return Path(os.path.realpath(directory)) / SCRATCH_FOLDER
+
+    def environment(self, order: Launch | Prepare, shown: Iterable[str]) -> dict[str, str]:
+        """Where the environment of a tenant's member begins: nothing of the operator's own."""
+        usable = self._usable(order.uid, shown)
+        return for_tenant(inherited_env(apart=True), *self._account(order), usable)
+
+    def check(self, order: Launch, workdir: str, shown: Iterable[str]) -> None:
+        """A folder that the tenant's user may not enter would be found empty, because it is
+        covered, and one in /tmp would not be found."""
+        real = os.path.realpath(workdir)
+        if any(within(real, one) for one in shown):
+            return
+        advice = "send the directory with the job: shoal run --pack"
+        wall = barrier(real, order.uid)
+        if wall:
+            who = f"the user {order.uid} of tenant {order.tenant}"
+            raise CannotStart(f"{who} may not enter {wall}, so not {workdir}; {advice}")
+        if any(within(real, os.path.realpath(place)) for place in PRIVATE):
+            raise CannotStart(f"{workdir} is not there, as tenants have their own /tmp; {advice}")
+
+    def tidy_path(self, order: Launch, env: dict[str, str], shown: Iterable[str]) -> None:
+        """Programs are looked up where the tenant's user can find them, too."""
+        path = env.get("PATH", os.defpath)
+        env["PATH"] = usable_paths(path, self._usable(order.uid, shown)) or os.defpath
+
+    def _usable(self, uid: int, shown: Iterable[str]) -> Callable[[str], bool]:
+        seen = [*shown, *(one.path for one in self._python)]
+        return lambda path: any(within(path, one) for one in seen) or not barrier(path, uid)
+
+    def start(self, task: Task, output: int, group: Group | None) -> int:
+        """The id of its process, confined."""
+        home = str(self._node / TENANTS / str(task.uid))
+        folders = {**task.folders, home: True}
+        shown = [show(path, task.uid, writable=writable) for path, writable in folders.items()]
+        private = {os.path.realpath(place): task.tmp for place in PRIVATE[:2]}
+        if os.path.isdir(PRIVATE[2]):
+            private[PRIVATE[2]] = shared_memory(task.uid)
+        order = Order(
+            task.program,
+            task.argv,
+            task.env,
+            task.workdir,
+            task.uid,
+            min(FILES_MAX, resource.getrlimit(resource.RLIMIT_NOFILE)[1]),
+            mounts([*self._python, *shown], private, {}),
+        )
+        return self.launcher.start(order, output, group)
+
+    def build(
+        self, order: Launch | Prepare, argv: tuple[str, ...], path: Path, output: int
+    ) -> tuple[int, Group | None]:
+        """Build an environment as the tenant's user, who owns it from then on."""
+        self.must_work()
+        self._home(order.uid)
+        own(path, order.uid)
+        own(path / TMP_FOLDER, order.uid)
+        place = os.path.realpath(path)
+        env = for_tenant(
+            inherited_env("PIP_", apart=True), *self._account(order), self._usable(order.uid, ())
+        )
+        env = build_env(env) | {NODE_MARK: str(self._node)}
+        program = shutil.which(argv[0], path=env.get("PATH", os.defpath)) or f"/bin/{argv[0]}"
+        tmp = f"{place}/{TMP_FOLDER}"
+        task = Task(order.uid, argv, program, env, place, {place: True}, tmp)
+        group = self.groups.make(f"build-{path.name}", Ceiling(processes=BUILD_PROCESSES_MAX))
+        return self.start(task, output, group), group
+
+
+def own(folder: Path, uid: int) -> None:
+    """A folder of the tenant's user alone. One that exists has to be that already."""
+    with contextlib.suppress(FileExistsError):
+        os.mkdir(folder, 0o700)
+    handle = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
+    try:
+        owner = os.fstat(handle).st_uid
+        if owner == os.geteuid():
+            os.fchown(handle, uid, uid)
+        elif owner != uid:
+            raise CannotStart(f"{folder} belongs to another user (uid {owner})")
+    finally:
+        os.close(handle)
+
+
+def shared_memory(uid: int) -> str:
+    """Members of one tenant can share memory, as the processes of a gang do."""
+    folder = Path(PRIVATE[2]) / f"shoal-{uid}"
+    own(folder, uid)
+    return str(folder)
+
+
+def show(path: str, uid: int, *, writable: bool) -> Shown:
+    """At its own path, if links above the first barrier are followed."""
+    wall = barrier(path, uid)
+    source = os.path.realpath(path)
+    if not wall:
+        return Shown(source, source, "", writable)
+    real = os.path.realpath(wall)
+    return Shown(real + path[len(wall) :], source, real, writable)
+
+
+def barrier(path: str, uid: int) -> str:
+    """The first folder on the way to the path that the user may not enter, or nothing."""
+    parts = os.path.dirname(os.path.abspath(path)).split("/")
+    for end in range(1, len(parts) + 1):
+        folder = "/".join(parts[:end]) or "/"
+        try:
+            info = os.stat(folder)
+        except OSError:
+            return ""
+        needed = stat.S_IXUSR if info.st_uid == uid else stat.S_IXOTH
+        if not info.st_mode & needed:
+            return folder
+    return ""
+
+
+def _python() -> list[Shown]:
+    """The interpreter that runs Shoal, and Shoal itself, for users that may not enter where they
+    are, such as root's home. An interpreter is often reached by several links."""
+    found = {sys.prefix, sys.base_prefix, str(Path(__file__).absolute().parents[2])}
+    link = sys.executable
+    for _ in range(10):
+        if not os.path.islink(link):
+            break
+        link = os.path.normpath(os.path.join(os.path.dirname(link), os.readlink(link)))
+        found.add(os.path.dirname(os.path.dirname(link)))
+    nobody = 2**31 - 2
+    return [show(path, nobody, writable=False) for path in sorted(found - {"/", "/usr"})]
+
+
+def _problem() -> str:
+    if os.geteuid() != 0:
+        return NOT_ROOT
+    with contextlib.suppress(OSError, ValueError):
+        for line in Path("/proc/self/status").read_text().splitlines():
+            if line.startswith("CapEff:"):
+                held = int(line.split()[1], 16)
+                if not all(held >> one & 1 for one in CAPABILITIES):
+                    return "tenants cannot run: the agent may not make mounts (CAP_SYS_ADMIN)"
+    return ""

@@ -1,0 +1,62 @@
+"""One process of a member, and how it ended."""
+
+from __future__ import annotations
+
+import subprocess
+import time
+from typing import NamedTuple
+
+from shoal.agent.warm.rules import Recipe
+from shoal.cgroups.groups import Group
+from shoal.cgroups.values import Ceiling, Used
+from shoal.model.job import MemberRef
+
+# By then most scripts have imported what they need; slower ones are looked at again, ever later.
+FIRST_LOOK_S = 3.0
+
+
+class Ended(NamedTuple):
+    """A member that has ended: its exit code as a shell reports it, and what it was refused."""
+
+    ref: MemberRef
+    code: int
+    ceiling: Ceiling
+    used: Used
+    started: bool = True  # False: its container did not run its command
+
+
+class Process:
+    """A member as a process; `recipe`: how to start it warm the next time."""
+
+    __slots__ = (
+        "ceiling",
+        "group",
+        "look_at",
+        "look_s",
+        "modules",
+        "pid",
+        "popen",
+        "recipe",
+        "ref",
+        "seen",
+    )
+
+    def __init__(
+        self,
+        ref: MemberRef,
+        pid: int,
+        found: Recipe | None,
+        popen: subprocess.Popen[bytes] | None,
+        ceiling: Ceiling,
+        group: Group | None,
+    ) -> None:
+        self.ref = ref
+        self.pid = pid
+        self.recipe = found
+        self.popen = popen
+        self.ceiling = ceiling
+        self.group = group
+        self.modules: tuple[str, ...] = ()  # what to preload for it, once known
+        self.seen: tuple[str, ...] = ()
+        self.look_s = FIRST_LOOK_S
+        self.look_at = time.monotonic() + FIRST_LOOK_S

@@ -1,0 +1,94 @@
+"""What a member finds when it starts: its folders and the variables that name them."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from pathlib import Path
+from typing import NamedTuple
+
+from shoal.agent.confine.tenant import Apart, own
+from shoal.agent.faults import CannotStart
+from shoal.agent.inherited import inherited_env
+from shoal.agent.supplies import PACKAGE, Supplies
+from shoal.model.commands import Launch
+from shoal.model.job import MemberRef
+from shoal.wire import CHECKPOINT_ROOT
+
+CHECKPOINT_DIR = "SHOAL_CHECKPOINT_DIR"
+SCRATCH = "SHOAL_SCRATCH"  # a directory that goes with the member: packages are read-only
+
+
+class Found(NamedTuple):
+    """`base`: where a member's environment begins. `extra`: what the agent adds; the member's own
+    variables come on top. `private`: variables that nothing but the member itself gets. `folders`:
+    what a tenant's member may see inside the cluster's home, and whether it may write there."""
+
+    base: dict[str, str]
+    extra: dict[str, str]
+    private: dict[str, str]
+    folder: str  # its working directory, if it asked for none
+    folders: dict[str, bool]
+
+
+class Surroundings:
+    def __init__(self, directory: Path, supplies: Supplies, apart: Apart) -> None:
+        self._root = os.environ.get(CHECKPOINT_ROOT) or str(directory / "checkpoints")
+        self._supplies = supplies
+        self._apart = apart
+
+    def of(self, launch: Launch, directory: Path, extra: dict[str, str]) -> Found:
+        """`directory` is the member's own, with its output. A tenant's member gets folders inside
+        it, because it must not write where the agent does."""
+        apart = self._apart.holds(launch)
+        scratch = self._apart.folders(launch, directory) if apart else directory
+        env = {**extra, **self._checkpoint_dir(launch, apart=apart)}
+        if launch.package or apart:
+            env[SCRATCH] = str(scratch)
+        folders = self._folders(launch, scratch, env) if apart else {}
+        base = self._apart.environment(launch, folders) if apart else inherited_env()
+        private = self._supplies.secrets.variables(launch.ref)
+        return Found(base, env, private, str(scratch), folders)
+
+    def _folders(self, launch: Launch, scratch: Path, env: dict[str, str]) -> dict[str, bool]:
+        """Only paths that we chose: a job must not name a folder to be shown."""
+        found = {str(scratch): True}
+        saved = env.get(CHECKPOINT_DIR, "")
+        if saved and "://" not in saved:
+            found[saved] = True
+        if launch.package:
+            found[launch.env[PACKAGE]] = False
+        if launch.requirements:
+            found[launch.env["VIRTUAL_ENV"]] = False
+        secrets = self._supplies.secrets.folder(launch.ref)
+        if secrets:
+            found[secrets] = False
+        return found
+
+    def _checkpoint_dir(self, launch: Launch, *, apart: bool) -> dict[str, str]:
+        """A directory of the job's own that outlives its attempts. It may also be an address
+        (s3://...), where nothing has to be made."""
+        if launch.env.get(CHECKPOINT_DIR):
+            return {}
+        path = self.checkpoint_path(launch.ref)
+        if "://" not in path:
+            try:
+                os.makedirs(path, mode=0o700, exist_ok=True)
+                if apart:
+                    own(Path(path), launch.uid)
+            except OSError as error:
+                raise CannotStart(
+                    f"cannot make the checkpoint directory {path}: {error.strerror}; "
+                    f"set {CHECKPOINT_DIR} in the job's env to a directory it may write to"
+                ) from None
+        return {CHECKPOINT_DIR: path}
+
+    def remove_empty_checkpoints(self, launch: Launch | None) -> None:
+        """Most jobs save nothing. An empty directory goes, unless another member may be about to
+        write to it."""
+        if launch is not None and launch.env.get("SHOAL_MEMBERS") == "1":
+            with contextlib.suppress(OSError):
+                os.rmdir(self.checkpoint_path(launch.ref))
+
+    def checkpoint_path(self, ref: MemberRef) -> str:
+        return f"{self._root.rstrip('/')}/{ref.job}"

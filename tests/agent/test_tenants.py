@@ -1,0 +1,132 @@
+"""Members of tenants that are kept apart, on a node whose agent is root."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from collections.abc import Iterator
+
+import pytest
+
+from shoal.agent.confine.plan import Bound, Covered, Mounts, Shown, mounts
+from shoal.agent.inherited import for_tenant
+from shoal.model.job import MemberRef
+from tests.agent.rig import Rig, rig
+from tests.needs import need_root
+
+UID = 61_901
+ME = MemberRef("j1", 1, 0)
+LOOK = """
+import json, os, resource
+status = dict(line.split(":", 1) for line in open("/proc/self/status"))
+print(json.dumps({
+    "ids": [os.getuid(), os.geteuid(), os.getgid(), os.getgroups()],
+    "privileges": int(status["NoNewPrivs"]), "caps": int(status["CapEff"], 16),
+    "files": sorted(os.listdir("/proc/self/fd")), "tmp": os.listdir("/tmp"),
+    "cwd": os.getcwd(), "env": dict(os.environ),
+    "limits": [resource.getrlimit(which) for which in (4, 7)],
+    "home": [os.stat(os.environ["HOME"]).st_uid, oct(os.stat(os.environ["HOME"]).st_mode)],
+}))
+open("/tmp/mine", "w"); open(os.environ["SHOAL_SCRATCH"] + "/mine", "w")
+open(os.environ["SHOAL_CHECKPOINT_DIR"] + "/mine", "w"); open("/dev/stderr", "a").write("said")
+"""
+
+
+def test_the_first_folder_that_the_user_may_not_enter_is_covered() -> None:
+    shown = [
+        Shown("/root/.shoal/nodes/n1/members/j1/scratch", "/x/scratch", "/root", writable=True),
+        Shown("/root/.pyenv/3.11", "/root/.pyenv/3.11.7", "/root"),
+        Shown("/usr/lib/python3", "/usr/lib/python3"),
+        Shown("/tmp/home/packages/a", "/tmp/home/packages/a", "/tmp/home"),
+        Shown("/tmp/home/packages/a/src", "/tmp/home/packages/a/src", "/tmp/home"),
+    ]
+    assert mounts(shown, {"/tmp": "/x/tmp"}, {"/dev/gpu1": "/x/none"}) == Mounts(
+        (Bound("/x/tmp", "/tmp"),),
+        (Covered("/root"),),
+        (
+            Bound("/root/.pyenv/3.11.7", "/root/.pyenv/3.11", writable=False),
+            Bound("/x/scratch", "/root/.shoal/nodes/n1/members/j1/scratch"),
+            Bound("/tmp/home/packages/a", "/tmp/home/packages/a", writable=False),
+            Bound("/x/none", "/dev/gpu1", file=True),
+        ),
+    )
+
+
+def test_of_two_barriers_on_one_way_the_outer_one_is_covered() -> None:
+    shown = [Shown("/a/b/c/d", "/a/b/c/d", "/a/b"), Shown("/a/e", "/a/e", "/a")]
+    assert mounts(shown, {}, {}).covered == (Covered("/a"),)
+
+
+def test_the_operators_account_does_not_reach_a_tenant() -> None:
+    env = {
+        "PATH": "/root/bin:/usr/bin",
+        "LD_LIBRARY_PATH": "/root/lib",
+        "https_proxy": "http://proxy:3128",
+        "NCCL_DEBUG": "INFO",
+    }
+    assert for_tenant(env, "/home/a", "a", lambda path: not path.startswith("/root")) == {
+        "HOME": "/home/a",
+        "USER": "a",
+        "LOGNAME": "a",
+        "SHELL": "/bin/sh",
+        "PATH": "/usr/bin",
+        "https_proxy": "http://proxy:3128",
+        "NCCL_DEBUG": "INFO",
+    }
+
+
+@pytest.fixture(scope="module")
+def node() -> Iterator[Rig]:
+    need_root()
+    with rig() as made:
+        yield made
+
+
+def test_a_member_runs_as_its_tenants_user_with_folders_of_its_own(node: Rig) -> None:
+    node.launch(ME, sys.executable, "-c", LOOK, uid=UID, tenant="physics")
+    exit_ = node.exit(ME)
+    assert exit_.code == 0, node.text(ME)
+    line, _, rest = node.text(ME).partition("\n")
+    seen = json.loads(line)
+    assert seen["ids"] == [UID, UID, UID, []]
+    assert seen["privileges"] == 1 and seen["caps"] == 0
+    assert seen["files"] == ["0", "1", "2", "3"], "3 is the folder that it lists"
+    assert seen["tmp"] == [] or all(name.startswith("shoal-agent-") for name in seen["tmp"])
+    assert seen["limits"][0] == [0, 0] and seen["limits"][1][1] <= 65_536
+    assert seen["home"] == [UID, "0o40700"]
+    assert seen["env"]["USER"] == "physics" and "XDG_CACHE_HOME" not in seen["env"]
+    assert rest == "said"
+    kept = node.directory / "kept" / "j1"
+    assert os.stat(kept).st_uid == os.stat(kept / "mine").st_uid == UID
+    assert os.stat(kept).st_mode & 0o777 == 0o700
+    assert not os.path.exists("/tmp/mine")
+
+
+@pytest.mark.parametrize(
+    ("workdir", "why"),
+    [
+        ("/root/work", f"the user {UID} of tenant a may not enter /root, so not /root/work"),
+        ("/tmp", "/tmp is not there, as tenants have their own /tmp"),
+    ],
+)
+def test_a_folder_that_the_tenants_user_cannot_reach_is_named(
+    node: Rig, workdir: str, why: str
+) -> None:
+    ref = MemberRef(f"j{len(workdir)}", 1, 0)
+    node.launch(ref, "true", uid=UID, tenant="a", workdir=workdir)
+    assert node.exit(ref).why == f"{why}; send the directory with the job: shoal run --pack"
+
+
+def test_an_environment_is_built_by_the_tenants_own_user(
+    node: Rig, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    """A package can run code while it is installed: root must not run it."""
+    script = "import os, sys; print(sys.prefix, os.stat(sys.prefix).st_uid, 'read-only')"
+    for job in ("j50", "j51"):
+        ref = MemberRef(job, 1, 0)
+        node.launch(ref, "python", "-c", script, uid=UID, tenant="a", requirements="--no-index\n")
+        assert node.exit(ref).code == 0, node.text(ref)
+        assert "/environments/" in node.text(ref)
+        assert node.text(ref).endswith(f" {UID} read-only\n")
+    assert "building the environment" not in node.text(ref)
