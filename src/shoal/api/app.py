@@ -31,6 +31,7 @@ from shoal.api.packages import Packages, refuse_unknown_package
 from shoal.api.page import HANDLERS, provided
 from shoal.api.principal import Needs, Principal, principal_of
 from shoal.api.problems import (
+    SAFE_HEADERS,
     Refusal,
     accepted,
     on_busy,
@@ -244,6 +245,7 @@ def build(
         guards=[access.guard, *([auditor.guard] if auditor else [])],
         before_send=[auditor.before_send] if auditor else [],
         middleware=[tickets],
+        response_headers=SAFE_HEADERS,
         state=State({"feed": feed}),
         dependencies={
             "before": Provide(provide_nothing, sync_to_thread=False),

@@ -33,6 +33,7 @@ CONNECTIONS_MAX = 1000
 CONNECTIONS_LEAST = 16
 TENANT_PART = 4  # a quarter of the connections may be one tenant's
 SILENT_S = 60  # for a client whose machine or link has gone without a word
+SOLE = (b"host", b"authorization", b"cookie", b"origin", b"content-type", b"x-shoal-csrf")
 PROVEN = "shoal.proven"  # in a request's scope: called when its token or session is right
 
 
@@ -216,6 +217,7 @@ class Guard(HttpToolsProtocol):
         if self._upgrades() and self.cycle is not None and not self._answered():
             self._refusal = 400, "wait for the answer before you ask for a websocket"
             raise _Refused
+        self._refuse_doubt()
         super().on_headers_complete()
         self._began = self.loop.time()
         self._arm(BODY_S, self._look_at_body)
@@ -268,6 +270,18 @@ class Guard(HttpToolsProtocol):
         next_.data_received(b"".join([*head, b"\r\n"]))
         if not next_.begun and not self.transport.is_closing():
             self._refuse(400, "this is not a request for a websocket")
+
+    def _refuse_doubt(self) -> None:
+        """Two of these, or an address with another host in it, would mean one thing to us and
+        another to whoever passed the request on."""
+        names = [name for name, _ in self.headers if name in SOLE]
+        for name in names:
+            if names.count(name) > 1:
+                self._refusal = 400, f"the header {name.decode()} may be sent only once"
+                raise _Refused
+        if not self.url.startswith((b"/", b"*")):
+            self._refusal = 400, "this is not a proxy: the address must begin with a slash"
+            raise _Refused
 
     # -- bounds --------------------------------------------------------------------------------
 

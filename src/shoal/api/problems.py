@@ -18,6 +18,12 @@ log = logging.getLogger("shoal.api")
 
 AnyRequest = Request[Any, Any, Any]
 
+# Answers are for their sender alone, and data: a browser must neither keep nor run nor frame them.
+SAFE_HEADERS = {
+    "cache-control": "no-store",
+    "x-content-type-options": "nosniff",
+    "x-frame-options": "DENY",
+}
 FULL = {Full.TENANT: 429, Full.CLUSTER: 503}
 FULL_RETRY_S = 30  # when it ends is not known: longer than a client waits by itself
 BUSY_RETRY_S = 1
@@ -84,5 +90,5 @@ def _validation_problem(error: ValidationException) -> Problem:
 
 
 def _respond(status: int, problem: Problem, retry_s: int = 0) -> Response[Problem]:
-    headers = {"retry-after": str(retry_s)} if retry_s else None
+    headers = {**SAFE_HEADERS, **({"retry-after": str(retry_s)} if retry_s else {})}
     return Response(problem, status_code=status, media_type=MediaType.JSON, headers=headers)

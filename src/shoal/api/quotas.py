@@ -38,10 +38,12 @@ class Limits(NamedTuple):
 
 TOKEN = Limits(200, 1_000, 64, 64 * MIB, 64)
 TENANT = Limits(400, 2_000, 128, 128 * MIB, 100)
-SERVER = Limits(1_000, 5_000, 512, 256 * MIB, 400)
+SERVER = Limits(1_000, 5_000, 512, 256 * MIB, 800)
 OPERATOR_LIMITS = Limits(2_000, 20_000, 512, 256 * MIB, 400)  # over the network, all together
 SOCKET = Limits(100_000, 100_000, 4_096, 1_024 * MIB, 4_096)  # the socket file in the home
-ADDRESS = Limits(100, 500, 64, 4 * MIB, 16)  # before a sign-in
+ADDRESS = Limits(
+    100, 500, 64, 4 * MIB, 400
+)  # before a sign-in; workers of one machine meet at the head
 
 
 class Ask(NamedTuple):
