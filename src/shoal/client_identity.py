@@ -8,6 +8,7 @@ import msgspec
 
 from shoal.model.audit import AuditView
 from shoal.model.identity import Role
+from shoal.model.oidc import DeviceAnswer, DeviceView, OidcConfig, OidcView
 from shoal.model.people import (
     MeView,
     NewTenant,
@@ -40,6 +41,22 @@ class IdentityCalls:
         """The audit log, the newest entries first."""
         query = {"user": user, "tenant": tenant, "verb": verb, "limit": limit}
         return self._call("GET", AuditView, "audit", **query)
+
+    def oidc(self) -> OidcView:
+        return self._call("GET", OidcView, "oidc")
+
+    def set_oidc(self, config: OidcConfig) -> OidcView:
+        return self._call("PUT", OidcView, "oidc", body=msgspec.json.encode(config))
+
+    def remove_oidc(self) -> Done:
+        return self._call("DELETE", Done, "oidc")
+
+    def begin_device(self, tenant: str = "") -> DeviceView:
+        """Needs no token: it is how a person gets one."""
+        return self._call("POST", DeviceView, "oidc", "device", tenant=tenant)
+
+    def poll_device(self, handle: str) -> DeviceAnswer:
+        return self._call("POST", DeviceAnswer, "oidc", "device", handle)
 
     def tenants(self) -> list[TenantView]:
         return self._call("GET", list[TenantView], "tenants")

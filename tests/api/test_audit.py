@@ -116,7 +116,7 @@ def test_no_secret_and_no_body_ever_gets_into_it(live: Live, sign: Callable[[str
         ann.submit(live.spec("true", env={"PASSWORD": "hunter2"}))
         ann.remove_token(made.token.id)
     told = (live.home.path / "audit.log").read_text()
-    assert secret.rpartition("_")[2] not in told
+    assert secret.split("_", 2)[2] not in told
     assert f"shoal_{made.token.id}_..." in told
     for word in ("hunter2", "a note of", live.home.token.read_text().strip()):
         assert word not in told

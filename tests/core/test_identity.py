@@ -215,6 +215,26 @@ def test_members_of_an_added_tenant_run_as_its_unix_user_and_others_as_the_agent
     assert uids == {"lab": 61_000, "default": 0, "named-in-a-policy": 0}
 
 
+def test_expired_tokens_make_room_for_the_next() -> None:
+    cluster = peopled(SetToken(token(id="efgh5678", until_ms=5_000)))
+    cluster.wait(10_000)
+    cluster.ask(SetToken(token(id="ijkl9012")))
+    assert list(identity(cluster).tokens) == ["abcd1234", "ijkl9012"]
+
+
+def test_a_user_of_an_openid_provider_is_one_person_for_ever() -> None:
+    cluster = peopled()
+    person = User(name="tim", subject="https://id.test#1")
+    cluster.ask(SetUser(person, add=True))
+    stranger = SetUser(msgspec.structs.replace(person, subject="https://id.test#2"))
+    assert "is somebody else" in refusal(cluster.ask(stranger)).message
+    local = SetUser(user("ann"))
+    taken = SetUser(msgspec.structs.replace(local.user, subject="https://id.test#1"))
+    assert "is somebody else" in refusal(cluster.ask(taken)).message
+    cluster.ask(SetUser(user("tim", lab="viewer")))  # an admin sets a role
+    assert identity(cluster).users["tim"].subject == "https://id.test#1"
+
+
 def test_an_unchanged_user_is_no_event() -> None:
     cluster = peopled()
     assert isinstance(cluster.ask(SetUser(user(lab="member"))), Accepted)

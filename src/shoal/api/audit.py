@@ -23,6 +23,7 @@ from shoal.control.loop import ControlLoop
 from shoal.model.audit import AuditEntry, AuditView
 
 NOTE = "shoal.audit"  # in a request's scope: what a handler adds to its line
+QUIET = "shoal.audit.quiet"
 SAFE_METHODS = ("GET", "HEAD", "OPTIONS")
 REFUSED = (401, 403, 404, 421, 429)
 ENTRIES_MAX = 10_000
@@ -39,6 +40,11 @@ Word = Annotated[str, Parameter(max_length=64)]
 def note(scope: Any, **fields: str) -> None:
     """What only the handler knows: the user who signs in, or the new job's id."""
     scope.setdefault(NOTE, {}).update(fields)
+
+
+def quiet(scope: Any) -> None:
+    """Nothing happened that is worth a line."""
+    scope[QUIET] = True
 
 
 class Auditor:
@@ -79,7 +85,7 @@ class Auditor:
         told: dict[str, str] = scope.get(NOTE, {})  # type: ignore[assignment]
         changes = status == 101 or scope.get("method", "GET") not in SAFE_METHODS
         refused = status in REFUSED and (who is None or not who.admin)
-        if not (changes or told or refused):
+        if not (changes or told or refused) or scope.get(QUIET):
             return None
         source = _source(scope)
         if status in REFUSED and not self._room(f"{source} {who.token if who else ''}"):

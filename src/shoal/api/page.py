@@ -10,19 +10,29 @@ from litestar.di import Provide
 from shoal.api.access import Access
 from shoal.api.certificate import Certificate
 from shoal.api.feed import Feed
+from shoal.api.oidc import OpenId, SignIns
 from shoal.api.queue import Foresight, Waiting
 from shoal.api.simulate import Simulations, Simulator
 from shoal.api.stream import Live
 from shoal.api.web import Files, Sessions
 from shoal.control.loop import ControlLoop
 
-HANDLERS: tuple[type[Controller], ...] = (Files, Sessions, Live, Waiting, Simulations, Certificate)
+HANDLERS: tuple[type[Controller], ...] = (
+    Files,
+    Sessions,
+    OpenId,
+    Live,
+    Waiting,
+    Simulations,
+    Certificate,
+)
 
 
 def provided(
     loop: ControlLoop, access: Access, feed: Feed, home: Path | None
 ) -> dict[str, Provide]:
     simulator, foresight = Simulator(loop, home), Foresight()
+    sign_ins = SignIns(home, loop.clock.now_ms)
 
     async def provide_feed() -> Feed:
         await loop.settled()
@@ -32,5 +42,7 @@ def provided(
         "access": Provide(lambda: access, sync_to_thread=False),
         "feed": Provide(provide_feed),
         "foresight": Provide(lambda: foresight, sync_to_thread=False),
+        "sign_ins": Provide(lambda: sign_ins, sync_to_thread=False),
+        "openid_on": Provide(lambda: sign_ins.on, sync_to_thread=False),
         "simulator": Provide(lambda: simulator, sync_to_thread=False),
     }

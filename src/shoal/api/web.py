@@ -49,10 +49,12 @@ class SignIn(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
 
 
 class SessionView(msgspec.Struct, kw_only=True):
-    """`csrf` goes into the header x-shoal-csrf of every request that changes something."""
+    """`csrf` goes into the header x-shoal-csrf of every request that changes something. `openid`:
+    the page can offer a sign-in at /v1/oidc/begin."""
 
     csrf: str
     until_ms: int
+    openid: bool = False
 
 
 class CodeView(msgspec.Struct, kw_only=True):
@@ -91,16 +93,16 @@ class Sessions(Controller):
             note(request.scope, who=who.user, tenant=who.tenant, token=who.token)
         return Response(
             SessionView(csrf=access.csrf(session), until_ms=session.until_ms),
-            cookies=[_cookie(access, cookie, SESSION_MS // 1000)],
+            cookies=[session_cookie(request, access, cookie, SESSION_MS // 1000)],
         )
 
     @get(opt=Needs.OPEN.opt)
-    async def session(self, request: AnyRequest, access: Access) -> SessionView:
+    async def session(self, request: AnyRequest, access: Access, openid_on: bool) -> SessionView:
         """Empty if the browser is not signed in: that is an answer, not an error."""
         await access.settled()
         session = access.session(request)
         if session is None or access.of_session(session) is None:
-            return SessionView(csrf="", until_ms=0)
+            return SessionView(csrf="", until_ms=0, openid=openid_on)
         return SessionView(csrf=access.csrf(session), until_ms=session.until_ms)
 
     @post("/end", status_code=200, opt=Needs.SIGNED_IN.opt)
@@ -108,7 +110,7 @@ class Sessions(Controller):
         session = access.session(request)
         if session is not None:
             access.end(session)
-        return Response(None, cookies=[_cookie(access, "", 0)])
+        return Response(None, cookies=[session_cookie(request, access, "", 0)])
 
     @post("/code", status_code=200, opt=Needs.SIGNED_IN.opt)
     async def code(self, request: AnyRequest, access: Access, who: Principal) -> CodeView:
@@ -119,7 +121,7 @@ class Sessions(Controller):
         return CodeView(code=code, until_ms=until_ms)
 
 
-def _cookie(access: Access, value: str, seconds: int) -> Cookie:
+def session_cookie(request: AnyRequest, access: Access, value: str, seconds: int) -> Cookie:
     """The cookie is for this host and the API only: no other path needs it."""
     return Cookie(
         key=access.cookie,
@@ -127,6 +129,7 @@ def _cookie(access: Access, value: str, seconds: int) -> Cookie:
         max_age=seconds,
         path="/v1",
         httponly=True,
+        secure=request.url.scheme == "https",
         samesite="strict",
     )
 

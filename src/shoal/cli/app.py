@@ -55,6 +55,7 @@ THEMES = {
         "user": "List, add, change or remove users.",
         "token": "List, add, rotate or remove the tokens with which users sign in.",
         "audit": "Show who did what, or verify that the audit log is unchanged.",
+        "oidc": "Show, set or remove the sign-in by OpenID Connect.",
         "whoami": "Show who you are to the cluster: user, tenant, role and token.",
     },
     "From other machines": {

@@ -57,11 +57,13 @@ class TenantRecord(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class User(msgspec.Struct, frozen=True, kw_only=True):
-    """Roles by tenant: an admin has `{"*": "admin"}`; `{"*": "viewer"}` sees the whole cluster."""
+    """Roles by tenant: an admin has `{"*": "admin"}`; `{"*": "viewer"}` sees the whole cluster.
+    `subject` names the person at an OpenID provider, for users who sign in there."""
 
     name: UserName
     roles: Annotated[dict[TenantOrAll, Role], msgspec.Meta(max_length=TENANTS_MAX)] = {}
     since_ms: int = 0
+    subject: Annotated[str, msgspec.Meta(max_length=1000)] = ""
 
 
 class Token(msgspec.Struct, frozen=True, kw_only=True):

@@ -113,8 +113,11 @@ def _set_user(round_: Round, request: SetUser) -> Answer:
     problem = _role_problem(round_, user)
     if problem is not None:
         return problem
+    if before is not None and user.subject not in ("", before.subject):
+        return Refused("user", f"{user.name} is somebody else; ask an admin for another name")
     since_ms = before.since_ms if before is not None else round_.now_ms
-    user = msgspec.structs.replace(user, since_ms=since_ms)
+    subject = before.subject if before is not None else user.subject
+    user = msgspec.structs.replace(user, since_ms=since_ms, subject=subject)
     if user != before:
         round_.emit(UserSet(at_ms=round_.now_ms, user=user, who=request.who))
     return Accepted(user.name)
@@ -156,6 +159,7 @@ def _set_token(round_: Round, request: SetToken) -> Answer:
             has = f"is {role.value}" if role else "has no role"
             where = "every tenant" if token.tenant == EVERY_TENANT else token.tenant
             return Refused("role", f"{user.name} {has} in {where}, so not {token.role.value}")
+        _drop_expired(round_, user.name)
         own = sum(other.user == user.name for other in identity.tokens.values())
         if own >= TOKENS_PER_USER_MAX or len(identity.tokens) >= TOKENS_MAX:
             return Refused("token", f"{user.name} has {own} tokens; remove one that is not in use")
@@ -164,6 +168,14 @@ def _set_token(round_: Round, request: SetToken) -> Answer:
         return Refused("expires", "is in the past")
     round_.emit(TokenSet(at_ms=round_.now_ms, token=token, who=request.who))
     return Accepted(token.id)
+
+
+def _drop_expired(round_: Round, user: str) -> None:
+    """Whoever signs in every day would run into the bound."""
+    for token in list(round_.state.identity.tokens.values()):
+        if token.user == user and 0 < token.until_ms <= round_.now_ms:
+            why = "the clock: it has expired"
+            round_.emit(TokenRemoved(at_ms=round_.now_ms, token=token.id, who=why))
 
 
 def _remove_token(round_: Round, request: RemoveToken) -> Answer:

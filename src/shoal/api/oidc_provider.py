@@ -1,0 +1,246 @@
+"""An OpenID provider, as its client sees it: discovery, keys, codes, and what to believe."""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import http.client
+import ssl
+import time
+from typing import Any
+from urllib.parse import urlencode, urlsplit
+
+import msgspec
+
+from shoal.api.problems import Refusal
+from shoal.model.oidc import OidcConfig
+
+TIMEOUT_S = 10.0
+ANSWER_BYTES_MAX = 1024 * 1024
+KNOWN_S = 3600.0  # how long discovery and keys are believed
+KEYS_AGAIN_S = 60.0  # an unknown key asks for the keys again, but not more often
+LEEWAY_S = 60
+# By public keys only. With a shared key, whoever knows the client's secret could write a token.
+ALGORITHMS = ["RS256", "RS384", "RS512", "PS256", "PS384", "PS512", "ES256", "ES384", "EdDSA"]
+SCOPE = "openid profile email groups"
+DEVICE_GRANT = "urn:ietf:params:oauth:grant-type:device_code"
+
+
+class Discovery(msgspec.Struct, kw_only=True):
+    issuer: str
+    authorization_endpoint: str
+    token_endpoint: str
+    jwks_uri: str
+    device_authorization_endpoint: str = ""
+    scopes_supported: list[str] = []
+
+
+class Claims(msgspec.Struct, kw_only=True):
+    """What is believed of a person."""
+
+    subject: str
+    name: str
+    groups: list[str]
+
+
+class Provider:
+    """All methods block: they are called in a thread."""
+
+    def __init__(self, config: OidcConfig) -> None:
+        self.config = config
+        self._known: tuple[float, Discovery] | None = None
+        self._keys: tuple[float, dict[str, Any]] | None = None
+
+    def discovery(self) -> Discovery:
+        if self._known is not None and time.monotonic() - self._known[0] < KNOWN_S:
+            return self._known[1]
+        where = f"{self.config.issuer.rstrip('/')}/.well-known/openid-configuration"
+        status, body = _fetch(where)
+        try:
+            found = msgspec.convert(body, Discovery)
+        except msgspec.ValidationError as error:
+            raise Refusal(502, f"{where} is not that of a provider: {error}", "issuer") from None
+        if status != 200 or found.issuer != self.config.issuer:
+            message = f"{where} speaks for {found.issuer[:200]}, not {self.config.issuer}"
+            raise Refusal(502, message, "issuer")
+        self._known = (time.monotonic(), found)
+        return found
+
+    def way_to_sign_in(self, redirect: str, state: str, nonce: str, verifier: str) -> str:
+        """Where the browser goes. The code that comes back needs `verifier`."""
+        found = self.discovery()
+        digest = hashlib.sha256(verifier.encode()).digest()
+        query = {
+            "response_type": "code",
+            "client_id": self.config.client_id,
+            "redirect_uri": redirect,
+            "scope": self._scope(found),
+            "state": state,
+            "nonce": nonce,
+            "code_challenge": base64.urlsafe_b64encode(digest).rstrip(b"=").decode(),
+            "code_challenge_method": "S256",
+        }
+        glue = "&" if "?" in found.authorization_endpoint else "?"
+        return f"{found.authorization_endpoint}{glue}{urlencode(query)}"
+
+    def redeem(self, code: str, redirect: str, verifier: str, nonce: str) -> Claims:
+        form = {
+            "grant_type": "authorization_code",
+            "code": code,
+            "redirect_uri": redirect,
+            "code_verifier": verifier,
+        }
+        status, body = self._ask(self.discovery().token_endpoint, form)
+        if status != 200 or "id_token" not in body:
+            raise Refusal(401, f"the provider refused the code: {_reason(body)}")
+        return self.believe(str(body["id_token"]), nonce)
+
+    def begin_device(self) -> dict[str, Any]:
+        found = self.discovery()
+        if not found.device_authorization_endpoint:
+            message = f"{self.config.issuer} has no sign-in for devices; use a token instead"
+            raise Refusal(501, message)
+        form = {"scope": self._scope(found)}
+        status, body = self._ask(found.device_authorization_endpoint, form)
+        if status != 200 or "device_code" not in body:
+            raise Refusal(502, f"the provider refused: {_reason(body)}")
+        return body
+
+    def poll_device(self, device_code: str) -> Claims | str:
+        """The person, or how it stands: `authorization_pending` or `slow_down`."""
+        form = {"grant_type": DEVICE_GRANT, "device_code": device_code}
+        status, body = self._ask(self.discovery().token_endpoint, form)
+        if status == 200 and "id_token" in body:
+            return self.believe(str(body["id_token"]), None)
+        error = str(body.get("error", ""))
+        if error in ("authorization_pending", "slow_down"):
+            return error
+        raise Refusal(401, f"the provider refused: {_reason(body)}")
+
+    def believe(self, id_token: str, nonce: str | None) -> Claims:
+        """The claims of an ID token, if this provider signed it, for us, now, for this sign-in."""
+        jwt = _library()
+        try:
+            header = jwt.get_unverified_header(id_token)
+            key = self._key(str(header.get("kid", "")), str(header.get("alg", "")))
+            claims = jwt.decode(
+                id_token,
+                key,
+                algorithms=ALGORITHMS,
+                audience=self.config.client_id,
+                issuer=self.config.issuer,
+                leeway=LEEWAY_S,
+                options={"require": ["exp", "iat", "iss", "aud", "sub"]},
+            )
+        except jwt.PyJWTError as error:
+            raise Refusal(401, f"the provider's token is not valid: {error}") from None
+        azp = claims.get("azp")
+        if azp is not None and azp != self.config.client_id:
+            raise Refusal(401, "the provider's token is for another program")
+        if nonce is not None and claims.get("nonce") != nonce:
+            raise Refusal(401, "the provider's token belongs to another sign-in")
+        name = claims.get(self.config.user_claim)
+        if not isinstance(name, str) or not name:
+            message = f"the provider's token has no {self.config.user_claim}"
+            raise Refusal(403, f"{message}; set another user_claim: shoal oidc --help")
+        groups = claims.get(self.config.groups_claim, [])
+        if isinstance(groups, str):
+            groups = [groups]
+        return Claims(
+            subject=f"{self.config.issuer}#{claims['sub']}",
+            name=name,
+            groups=[str(group) for group in groups] if isinstance(groups, list) else [],
+        )
+
+    def _key(self, kid: str, alg: str) -> Any:
+        jwt = _library()
+        if alg not in ALGORITHMS:
+            raise jwt.InvalidAlgorithmError(f"it is signed by {alg[:20] or 'nothing'}")
+        keys = self._known_keys(KNOWN_S)
+        if kid not in keys:
+            keys = self._known_keys(KEYS_AGAIN_S)
+        if kid not in keys:
+            raise jwt.InvalidKeyError("it is signed by a key that the provider does not name")
+        key = keys[kid]
+        if key.algorithm_name != alg:
+            raise jwt.InvalidAlgorithmError(f"the key is for {key.algorithm_name}, not {alg}")
+        return key.key
+
+    def _known_keys(self, believed_s: float) -> dict[str, Any]:
+        if self._keys is not None and time.monotonic() - self._keys[0] < believed_s:
+            return self._keys[1]
+        _, body = _fetch(self.discovery().jwks_uri)
+        jwt = _library()
+        found: dict[str, Any] = {}
+        listed = body.get("keys")
+        for data in listed if isinstance(listed, list) else []:
+            if isinstance(data, dict) and data.get("use", "sig") == "sig":
+                try:
+                    found[str(data.get("kid", ""))] = jwt.PyJWK.from_dict(data)
+                except jwt.PyJWTError:
+                    continue  # of a kind that we do not know
+        self._keys = (time.monotonic(), found)
+        return found
+
+    def _ask(self, url: str, form: dict[str, str]) -> tuple[int, dict[str, Any]]:
+        """As the client that the provider knows."""
+        form = {**form, "client_id": self.config.client_id}
+        if self.config.client_secret:
+            form["client_secret"] = self.config.client_secret
+        return _fetch(url, form)
+
+    def _scope(self, found: Discovery) -> str:
+        """Some providers refuse a scope that they do not know."""
+        known = found.scopes_supported or ["openid", "profile", "email"]
+        return " ".join(scope for scope in SCOPE.split() if scope == "openid" or scope in known)
+
+
+def _library() -> Any:
+    try:
+        import jwt
+    except ImportError:
+        message = "sign-in by OpenID Connect needs another package on the head"
+        raise Refusal(501, f"{message}; install it with: pip install 'shoal[oidc]'") from None
+    return jwt
+
+
+def _fetch(url: str, form: dict[str, str] | None = None) -> tuple[int, dict[str, Any]]:
+    """No redirects, no proxies, a bounded answer, within a bounded time."""
+    parts = urlsplit(url)
+    host = parts.hostname or ""
+    connection: http.client.HTTPConnection
+    if parts.scheme == "https":
+        context = ssl.create_default_context()
+        connection = http.client.HTTPSConnection(
+            host, parts.port, timeout=TIMEOUT_S, context=context
+        )
+    elif parts.scheme == "http" and host in ("127.0.0.1", "localhost", "::1"):
+        connection = http.client.HTTPConnection(host, parts.port, timeout=TIMEOUT_S)
+    else:
+        raise Refusal(502, f"{url[:200]} is not a safe address for a provider", "issuer")
+    path = (parts.path or "/") + (f"?{parts.query}" if parts.query else "")
+    headers = {"Accept": "application/json"}
+    try:
+        if form is None:
+            connection.request("GET", path, headers=headers)
+        else:
+            headers["Content-Type"] = "application/x-www-form-urlencoded"
+            connection.request("POST", path, urlencode(form), headers)
+        with connection.getresponse() as answer:
+            data = answer.read(ANSWER_BYTES_MAX + 1)
+            status = answer.status
+    except (OSError, http.client.HTTPException) as error:
+        raise Refusal(502, f"the provider does not answer at {url[:200]} ({error})") from None
+    finally:
+        connection.close()
+    try:
+        body = msgspec.json.decode(data) if len(data) <= ANSWER_BYTES_MAX else None
+    except msgspec.DecodeError:
+        body = None
+    if not isinstance(body, dict):
+        raise Refusal(502, f"the provider's answer at {url[:200]} is not JSON ({status})")
+    return status, body
+
+
+def _reason(body: dict[str, Any]) -> str:
+    return str(body.get("error_description") or body.get("error") or "no reason given")[:200]

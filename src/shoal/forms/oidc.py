@@ -1,0 +1,50 @@
+"""The file that `shoal oidc set` reads."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import msgspec
+
+from shoal.forms import datafile, units
+from shoal.forms.datafile import check_names, is_job_file
+from shoal.forms.failure import REFUSED, USAGE, BadField, Failure
+from shoal.model.oidc import GroupRule, OidcConfig, problem_with
+
+NAMES = tuple(field.name for field in msgspec.structs.fields(OidcConfig))
+RULE_NAMES = tuple(field.name for field in msgspec.structs.fields(GroupRule))
+
+
+def read(word: str) -> OidcConfig:
+    if not is_job_file(word):
+        message = f"{units.quoted(word)} is not a file of settings"
+        raise Failure(f"{message}; name a .yaml, .toml or .json file", USAGE)
+    path = Path(word)
+    text = datafile.read_text(path, "file of settings")
+    try:
+        return parse(text, path.suffix.lower())
+    except ValueError as error:
+        raise Failure(f"{path}: {error}", REFUSED) from None
+
+
+def parse(text: str, ending: str) -> OidcConfig:
+    """ValueError names the field and the fix."""
+    written = datafile.load(text, ending, "issuer: https://login.example.com")
+    check_names(written, NAMES, f"there are {', '.join(NAMES)}")
+    groups = written.get("groups", {})
+    if not isinstance(groups, dict):
+        raise BadField("groups", "must be names with roles, e.g. {lab-team: {tenant: lab}}")
+    for name, rule in groups.items():
+        where = f"groups.{units.shortened(str(name), 60)}"
+        if not isinstance(rule, dict):
+            raise BadField(where, "must be a table, e.g. {tenant: lab, role: member}")
+        check_names(rule, RULE_NAMES, f"there are {', '.join(RULE_NAMES)}", where)
+    written["groups"] = {str(name): rule for name, rule in groups.items()}
+    try:
+        config = msgspec.convert(written, OidcConfig)
+    except msgspec.ValidationError as error:
+        raise datafile.invalid(error) from None
+    problem = problem_with(config)
+    if problem is not None:
+        raise BadField("", problem)
+    return config
