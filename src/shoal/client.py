@@ -49,7 +49,7 @@ Body = bytes | IO[bytes] | None
 Headers = dict[str, str] | None
 
 RETRY_PAUSE_S = 0.1
-NOT_FOUND = 404
+NO_TOKEN, NOT_FOUND = 401, 404
 
 
 class PageCode(msgspec.Struct, frozen=True):
@@ -325,8 +325,12 @@ class Client(IdentityCalls, SecretCalls):
         advice = "shoal up, on the head" if self.endpoint.context else "shoal up"
         return f"no controller answers at {where} ({error}); try: {advice}"
 
-    @staticmethod
-    def _problem(status: int, data: bytes) -> ShoalError:
+    def _problem(self, status: int, data: bytes) -> ShoalError:
+        if status == NO_TOKEN and self.endpoint.context:
+            name = self.endpoint.context
+            message = f"{name} does not accept your token: it was removed, or it has expired"
+            message += f"; get another, then: shoal login --context {name}"
+            return ShoalError(message, status=status)
         try:
             problem = msgspec.json.decode(data, type=Problem)
         except msgspec.DecodeError:

@@ -101,6 +101,8 @@ def load() -> Contexts:
         return msgspec.json.decode(read_own(path), type=Contexts)
     except FileNotFoundError:
         return Contexts()
+    except OSError as error:
+        raise ShoalError(f"cannot use {error.filename or path}: {error.strerror}") from None
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
         message = f"{path} is damaged ({error}); repair it, or remove it and log in again"
         raise ShoalError(message) from None

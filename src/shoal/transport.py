@@ -92,7 +92,9 @@ def at(url: str, token: str, certificate: str = "", context: str = "") -> Endpoi
         good = False
     if not good:
         raise ShoalError(f"{url[:200]!r} is not an address like https://head:7700")
-    return Endpoint(url=url.rstrip("/"), token=token, certificate=certificate, context=context)
+    # In one form: whether it is secure is read off the URL, and "HTTPS://" is.
+    plain = f"{parts.scheme}://{parts.netloc.lower()}"
+    return Endpoint(url=plain, token=token, certificate=certificate, context=context)
 
 
 def at_home(home: Path) -> Endpoint:
@@ -213,7 +215,8 @@ def presented(endpoint: Endpoint, timeout_s: float = 10) -> Presented:
         der = connection.sock.getpeercert(binary_form=True)
         leaf = ssl.DER_cert_to_PEM_cert(der or b"")
         try:
-            connection.request("GET", "/v1/certificate")
+            # Under this name it answers, even if it does not know the address that we used.
+            connection.request("GET", "/v1/certificate", headers={"Host": "localhost"})
             with connection.getresponse() as response:
                 text = response.read(PEM_BYTES_MAX).decode("ascii")
             fingerprint(text)

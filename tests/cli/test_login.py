@@ -162,6 +162,29 @@ def test_what_is_wrong_is_said_in_one_line(
     assert complaint in result.err
 
 
+@pytest.mark.parametrize("url", ["HTTPS://HEAD:7700", "https://head:7700/", "httpS://Head:7700"])
+def test_an_address_is_secure_however_it_is_written(url: str) -> None:
+    where = transport.at(url, "secret")
+    assert (where.url, where.secure) == ("https://head:7700", True)
+
+
+def test_who_starts_a_cluster_hears_that_commands_use_another(
+    laptop: Shoal, far: Live, tmp_path: Path
+) -> None:
+    log_in(laptop, far, "--context", "lab")
+    told = laptop("up", "--home", str(far.home.path))
+    assert "shoal context use local" in told.err, told.err
+
+
+def test_a_token_that_ended_is_said_with_the_way_to_log_in_again(laptop: Shoal, far: Live) -> None:
+    log_in(laptop, far, "--context", "lab")
+    with contexts.changing() as kept:
+        kept.contexts["lab"] = msgspec.structs.replace(kept.contexts["lab"], token="ended")
+    result = laptop("ps")
+    assert_one_clear_line(result)
+    assert "shoal login --context lab" in result.err
+
+
 def test_a_token_that_is_wrong_is_not_kept(laptop: Shoal, far: Live, tmp_path: Path) -> None:
     (tmp_path / "token").write_text("shoal_00000000_wrong")
     result = laptop(*line_of(far), "--token-file", str(tmp_path / "token"))

@@ -131,7 +131,11 @@ def own(folder: Path, names: Iterable[str]) -> Served:
     path = folder / "server.pem"
     leaf = _read_leaf(path)
     if leaf is None or not _is_good(leaf, authority, wanted):
-        leaf = _sign(path, authority, key, wanted)
+        try:
+            leaf = _sign(path, authority, key, wanted)
+        except OSError:  # the disk is full; one that still works is better than none
+            if leaf is None or not _is_issued(leaf, authority):
+                raise
     return _served(path, path, leaf, authority)
 
 
@@ -199,13 +203,18 @@ def _sign(
 
 
 def _is_good(leaf: x509.Certificate, authority: x509.Certificate, names: list[str]) -> bool:
+    late = leaf.not_valid_after_utc - timedelta(days=RENEW_DAYS) <= datetime.now(UTC)
+    early = leaf.not_valid_before_utc > datetime.now(UTC)
+    named = set(names) <= set(_names(leaf))
+    return named and not late and not early and _is_issued(leaf, authority)
+
+
+def _is_issued(leaf: x509.Certificate, authority: x509.Certificate) -> bool:
     try:
         leaf.verify_directly_issued_by(authority)
     except Exception:  # any of several: damaged, of another CA, of another kind
         return False
-    late = leaf.not_valid_after_utc - timedelta(days=RENEW_DAYS) <= datetime.now(UTC)
-    early = leaf.not_valid_before_utc > datetime.now(UTC)
-    return not late and not early and set(names) <= set(_names(leaf))
+    return True
 
 
 def _read_leaf(path: Path) -> x509.Certificate | None:

@@ -38,7 +38,11 @@ class Encryption:
         if self._config.certificate:
             chain = Path(self._config.certificate)
             return certificates.brought(chain, Path(self._config.key or chain))
-        return certificates.own(self._home.tls, reach.names_of(self._config.host))
+        try:
+            return certificates.own(self._home.tls, reach.names_of(self._config.host))
+        except OSError as error:
+            where = error.filename or self._home.tls
+            raise EngineError(f"cannot make a certificate: {where}: {error.strerror}") from None
 
     def use(self, found: certificates.Served) -> bool:
         """True if it is another one. Connections that begin from now on see it."""
@@ -55,7 +59,7 @@ class Encryption:
                 if self.use(await asyncio.to_thread(self.find)):
                     changed()
                 alarms.clear("certificate")
-            except (EngineError, OSError) as error:
+            except EngineError as error:
                 alarms.raise_("certificate", f"the certificate cannot be renewed: {error}")
             left = self.served.until - datetime.now(UTC)
             if left < timedelta(days=WARN_DAYS):

@@ -18,8 +18,8 @@ class Where(NamedTuple):
     host: str | None
     port: int | None
     domain: str | None
-    certificate: Path | None
-    key: Path | None
+    certificate: str | None
+    key: str | None
 
     def changes(self) -> dict[str, object]:
         """What they change in the configuration of the last time."""
@@ -40,12 +40,15 @@ class Where(NamedTuple):
                 message = f"{self.domain!r} is not a name such as ai.example.com"
                 raise Failure(f"--domain: {message}", USAGE)
             found["domain"] = self.domain
-        if self.key is not None and self.certificate is None:
+        if self.key and not self.certificate:
             raise Failure("--key: has no effect without --certificate", USAGE)
         if self.certificate is not None:
-            found["certificate"] = str(self.certificate.expanduser().absolute())
-            found["key"] = str(self.key.expanduser().absolute()) if self.key else ""
+            found["certificate"], found["key"] = _full(self.certificate), _full(self.key or "")
         return found
+
+
+def _full(path: str) -> str:
+    return str(Path(path).expanduser().absolute()) if path else ""
 
 
 def check(config: ClusterConfig) -> None:
@@ -63,6 +66,16 @@ def print_login(address: Address) -> None:
 
         line("to use it from another machine, log in there:")
         line(f"  {login_line(address)}")
+
+
+def note_context() -> None:
+    """Whoever starts a cluster expects that commands use it."""
+    from shoal import contexts
+    from shoal.cli.screen.show import note
+
+    current = contexts.load().current
+    if current:
+        note(f"commands use the context {current}; to use this cluster: shoal context use local")
 
 
 def login_line(address: Address) -> str:

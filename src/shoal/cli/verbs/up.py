@@ -38,8 +38,8 @@ if TYPE_CHECKING:
         "--port", metavar="P", type=number(), help="Listen on this port; 0 is any free port. [7700]"
     ),
     Option("--domain", metavar="D", help="Also serve services at NAME.DOMAIN. [localhost]"),
-    Option("--certificate", metavar="PEM", type=Path, help="Your own certificate and its chain."),
-    Option("--key", metavar="PEM", type=Path, help="Its key. [in the same file]"),
+    Option("--certificate", metavar="PEM", help="Your own certificate and its chain; '' for none."),
+    Option("--key", metavar="PEM", help="Its key. [in the same file]"),
     on_head=True,
 )
 def up(
@@ -59,8 +59,8 @@ def up(
     host: str | None,
     port: int | None,
     domain: str | None,
-    certificate: Path | None,
-    key: Path | None,
+    certificate: str | None,
+    key: str | None,
     json: bool,
     home: Path,
 ) -> int:
@@ -261,6 +261,7 @@ def _report(
         return
     _print_up(config, answer, place.path)
     listening.print_login(answer.address)
+    listening.note_context()
     if listed is not None:
         listed.show(outcomes)
     elif config.engine == "ray":
