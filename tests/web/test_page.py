@@ -10,7 +10,9 @@ import pytest
 from harness.browser import WAIT_MS, Visit
 
 from shoal.model.job import JobSpec
+from shoal.model.oidc import GroupRule, OidcConfig
 from shoal.model.service import Probe, Scale, ServiceSpec
+from tests.api.openid import SECRET, fake_provider
 from tests.live.cluster import Live, eventually
 
 if TYPE_CHECKING:
@@ -240,3 +242,24 @@ def test_a_link_signs_in_once(browser: Browser, live: Live) -> None:
     # What the page had asked for when it was signed out is refused, and a browser tells.
     visit.complaints[:] = [text for text in visit.complaints if "(Unauthorized)" not in text]
     visit.close()
+
+
+@pytest.mark.outside("a real Chromium draws when it gets the time")
+def test_a_person_signs_in_through_their_organisation(browser: Browser, live: Live) -> None:
+    live.client.add_tenant("lab")
+    with fake_provider() as provider:
+        groups = {"team": GroupRule(tenant="lab")}
+        live.client.set_oidc(
+            OidcConfig(
+                issuer=provider.issuer, client_id="shoal", client_secret=SECRET, groups=groups
+            )
+        )
+        visit = Visit(browser, live.client.url, "", 1200, "light")
+        visit.page.goto(live.client.url)
+        visit.page.get_by_role("link", name="Sign in through your organisation").click()
+        visit.page.wait_for_selector(".link-state[data-state=live]")
+        assert visit.page.evaluate("fetch('/v1/me').then(r => r.json())")["user"] == "ann"
+        assert all(url.startswith(provider.issuer) for url in visit.strangers)
+        visit.strangers.clear()
+        visit.close()
+    live.client.remove_oidc()

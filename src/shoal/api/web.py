@@ -103,7 +103,7 @@ class Sessions(Controller):
         session = access.session(request)
         if session is None or access.of_session(session) is None:
             return SessionView(csrf="", until_ms=0, openid=openid_on)
-        return SessionView(csrf=access.csrf(session), until_ms=session.until_ms)
+        return SessionView(csrf=access.csrf(session), until_ms=session.until_ms, openid=openid_on)
 
     @post("/end", status_code=200, opt=Needs.SIGNED_IN.opt)
     async def sign_out(self, request: AnyRequest, access: Access) -> Response[None]:

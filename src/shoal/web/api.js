@@ -54,9 +54,12 @@ export async function maybe(path, options) {
   }
 }
 
+/** Whether people can sign in at an OpenID provider. */
+export let openid = false;
 export async function resume() {
   const session = await get("/v1/session");
   csrf = session.csrf;
+  openid = session.openid;
   return csrf !== "";
 }
 export async function signIn(secret) {

@@ -1,6 +1,6 @@
 // The frame of the page: signing in, tabs and the current view.
 
-import { onSignedOut, resume, signIn, signOut } from "./api.js";
+import { onSignedOut, openid, resume, signIn, signOut } from "./api.js";
 import { clock, h, throttled } from "./dom.js";
 import { begin, cluster, end, listen } from "./live.js";
 import * as clusterView from "./view-cluster.js";
@@ -83,8 +83,9 @@ function ask(problem) {
   const input = h("input", { type: "password", name: "token", autocomplete: "current-password", required: true, "aria-label": "Token", placeholder: "Token" });
   const form = h("form", {},
     h("img", { src: "/web/icon.svg", alt: "" }), h("h1", {}, "Sign in to Shoal"),
-    h("p", { class: "dim" }, "Enter the cluster's token, from the file ", h("code", {}, "token"), " in its home directory, or run ", h("code", {}, "shoal page"), " for a link that signs you in."),
-    input, message, h("button", { class: "primary" }, "Sign in"));
+    h("p", { class: "dim" }, "Enter your token. An admin gives you one; the operator's is in the file ", h("code", {}, "token"), " in the cluster's home directory. ", h("code", {}, "shoal page"), " prints a link that signs you in."),
+    input, message, h("button", { class: "primary" }, "Sign in"),
+    openid ? h("p", {}, h("a", { href: "/v1/oidc/begin" }, "Sign in through your organisation")) : null);
   form.addEventListener("submit", async (event) => {
     event.preventDefault();
     try { await signIn({ token: input.value.trim() }); start(); } catch (error) { message.hidden = false; message.textContent = error.message; input.select(); }

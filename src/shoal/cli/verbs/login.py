@@ -18,12 +18,16 @@ TOKEN_BYTES_MAX = 4096
     Argument("url", "[URL]", "The head's address, e.g. https://head:7700.", required=False),
     Option("--fingerprint", metavar="F", help="The fingerprint that the head shows."),
     Option("--token-file", metavar="FILE", type=Path, help="File with your token; - is stdin."),
+    flag("--oidc", help="Sign in through your organisation, in a browser on any machine."),
+    Option("--tenant", "-t", metavar="NAME", default="", help="With --oidc: which of yours."),
     flag("--show", help="On the head: print the line for other machines."),
 )
 def login(
     url: str | None,
     fingerprint: str | None,
     token_file: Path | None,
+    oidc: bool,
+    tenant: str,
     show: bool,
     json: bool,
     home: Path,
@@ -39,6 +43,9 @@ def login(
     makes one with `shoal token add`; the operator's own is the file token in the
     head's home.
 
+    With --oidc it prints an address and a code instead. You open the address in a
+    browser anywhere and enter the code; the sign-in lasts 8 hours.
+
     The cluster is kept as a context, and commands use it from then on. Its name
     is the first part of the host's name, or what --context says. Without URL you
     log in again to a context that you have, for example with a new token.
@@ -48,6 +55,7 @@ def login(
       shoal login https://head:7700 --fingerprint sha256:4f1c... --context lab
       shoal login https://gpu.example.com --token-file ~/token
       shoal login --context lab < new-token
+      shoal login --context lab --oidc
       shoal login --show
     """
     import click
@@ -70,7 +78,11 @@ def login(
         accepted = _accepted(url, fingerprint, "")
         name = contexts.checked_name(given or _name_of(accepted.url))
         _refuse_other(name, accepted.url)
-    token = _token(token_file, accepted.url)
+    if oidc and token_file is not None:
+        raise Failure("--oidc: gives you a token; leave --token-file out", USAGE)
+    if tenant and not oidc:
+        raise Failure("--tenant: has no effect without --oidc; a token has its tenant", USAGE)
+    token = _by_oidc(accepted, tenant) if oidc else _token(token_file, accepted.url)
     context = contexts.Context(url=accepted.url, token=token, certificate=accepted.certificate)
     user = _check(context)
     with contexts.changing() as kept:
@@ -269,6 +281,31 @@ def _token(file: Path | None, url: str) -> str:
     if len(data) > TOKEN_BYTES_MAX or not text.isascii() or not text.isprintable() or " " in text:
         raise Failure("this is not a token; copy it again", USAGE)
     return text
+
+
+def _by_oidc(context: Context, tenant: str) -> str:
+    """The token that the head gives when the person has agreed at the provider."""
+    import time
+
+    from shoal.cli.screen import show
+    from shoal.client import Client
+    from shoal.forms.failure import Failure
+    from shoal.model.durations import duration_text
+
+    with Client(context.url, "", certificate=context.certificate) as client:
+        begun = client.begin_device(tenant)
+        show.note(f"open {begun.url} in a browser, and enter the code {begun.user_code}")
+        if begun.url_complete:
+            show.note(f"or open {begun.url_complete}")
+        deadline = time.monotonic() + begun.expires_ms / 1000
+        pause_ms = begun.interval_ms
+        while time.monotonic() < deadline:
+            time.sleep(pause_ms / 1000)
+            answer = client.poll_device(begun.handle)
+            if answer.secret:
+                return answer.secret
+            pause_ms = max(answer.interval_ms, 100)
+    raise Failure(f"nobody entered the code within {duration_text(begun.expires_ms)}; try again")
 
 
 def _check(context: Context) -> str:
