@@ -49,16 +49,29 @@ class Leaving(BaseException):
     """Shoal asked this member to stop."""
 
 
+class Leave:
+    """The handler of SIGTERM. While a worker is served it only rings a bell: an exception in the
+    middle of sending would send the same bytes again."""
+
+    def __init__(self) -> None:
+        self.asked = False
+        self.serving = False
+        self.bell = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
+
+    def __call__(self, number: int, frame: FrameType | None) -> None:  # noqa: ARG002
+        self.asked = True
+        os.eventfd_write(self.bell, 1)
+        if not self.serving:
+            raise Leaving
+
+
 def main(arguments: list[str]) -> int:
     reach = _through_head() if arguments[0] == MEETING else _direct(arguments[0], int(arguments[1]))
     secret = bytes.fromhex(os.environ.pop(SECRET))  # tasks must not see it
-
-    def leave(number: int, frame: FrameType | None) -> None:  # noqa: ARG001
-        raise Leaving
-
+    leave = Leave()
     signal.signal(signal.SIGTERM, leave)
     try:
-        return _work(reach, secret)
+        return _work(reach, secret, leave)
     except Leaving:
         return 128 + signal.SIGTERM
     except (OSError, HandshakeFailed) as error:
@@ -66,7 +79,7 @@ def main(arguments: list[str]) -> int:
         return 1
 
 
-def _work(reach: Reach, secret: bytes) -> int:
+def _work(reach: Reach, secret: bytes, leave: Leave) -> int:
     """Runs one worker after another until the client is gone."""
     reached, failed = False, 0
     while (connection := reach(reached)) is not None:
@@ -83,7 +96,7 @@ def _work(reach: Reach, secret: bytes) -> int:
                 continue
             reached, failed = True, 0
             with contextlib.suppress(OSError):
-                if _Host(connection).serve():
+                if _Host(connection, leave).serve():
                     return 0
     return 0
 
@@ -152,8 +165,9 @@ def _connect(address: str, port: int, reached: bool) -> socket.socket | None:
 class _Host:
     """One connection, one worker."""
 
-    def __init__(self, connection: socket.socket) -> None:
+    def __init__(self, connection: socket.socket, leave: Leave) -> None:
         connection.setblocking(False)
+        self._leave = leave
         self._connection = connection
         self._incoming = Incoming()
         self._outgoing = Outgoing()
@@ -161,9 +175,11 @@ class _Host:
         self._dismissed = False
         self._selector = selectors.DefaultSelector()
         self._selector.register(connection, selectors.EVENT_READ)
+        self._selector.register(leave.bell, selectors.EVENT_READ)
 
     def serve(self) -> bool:
         """Runs until either end is gone; True if the map has ended."""
+        self._leave.serving = True
         try:
             while self._attend():
                 self._watch()
@@ -178,11 +194,16 @@ class _Host:
             self._incoming.close()
             self._outgoing.clear()
             self._selector.close()
+            self._leave.serving = False
+            if self._leave.asked:
+                raise Leaving
 
     def _attend(self) -> bool:
         """False when either end is gone."""
         for key, _ in self._selector.select():
             worker = self._worker
+            if key.fd == self._leave.bell:
+                raise Leaving
             if key.fileobj is self._connection:
                 heard = self._heard()
                 if heard is None:
@@ -197,9 +218,6 @@ class _Host:
                 for frame in arrived or ():
                     self._pass_on(frame)
                 if arrived is None or key.fd == worker.pidfd:
-                    while more := worker.receive():  # what it sent before it died
-                        for frame in more:
-                            self._pass_on(frame)
                     self._report_death(0)
                     return False
         return True
@@ -241,9 +259,13 @@ class _Host:
         if worker is None:
             return
         self._worker = None
-        position = worker.position
         if number == INNOCENT:
             worker.kill()
+            worker.popen.wait()
+        while more := worker.receive():  # what it sent before it died
+            for frame in more:
+                self._pass_on(frame)
+        position = worker.position
         how = worker.reap()
         if number == INNOCENT:
             how = "was stopped by Shoal"

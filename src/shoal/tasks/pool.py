@@ -268,9 +268,10 @@ class Pool:
 
     def _attend(self, process: Worker, descriptor: int) -> None:
         if descriptor == process.pidfd:
-            while arrived := process.receive():  # what it sent before it died
-                self._hear(process, arrived)
-            self._lost(process)
+            while process in self._all and (arrived := process.receive()):
+                self._hear(process, arrived)  # what it sent before it died
+            if process in self._all:
+                self._lost(process)
             return
         self._watch(process)
         heard = process.receive()
@@ -282,6 +283,8 @@ class Pool:
 
     def _hear(self, process: Worker, heard: list[Frame]) -> None:
         for frame in heard:
+            if process not in self._all:
+                return
             if frame.kind == frames.READY:
                 process.ready = True
                 self._start_failures = 0
@@ -294,7 +297,11 @@ class Pool:
                 self._report(process, frame)
 
     def _report(self, process: Worker, frame: Frame) -> None:
-        works = self._busy[process]
+        works = self._busy.get(process)
+        if not works or works[0].number != frame.number:
+            process.kill()  # what it says is not about its work, so nothing more is believed
+            self._lost(process)
+            return
         work = works.popleft()
         if not works:
             del self._busy[process]
