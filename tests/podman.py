@@ -33,6 +33,7 @@ class Podman:
             *("--storage-driver", "vfs", "--root", str(folder / "store")),
             *("--runroot", str(folder / "run"), "--tmpdir", str(folder / "tmp")),
         ]
+        self.layer = b""  # the file system of the image, as a tar archive
         self.env = {CONTAINERS: shlex.join(self.command)}
 
     def run(self, *words: str, data: bytes | None = None) -> str:
@@ -53,15 +54,16 @@ def podman() -> Iterator[Podman]:
     folder = Path(tempfile.mkdtemp(prefix="shoal-podman-"))
     try:
         made = Podman(folder)
-        made.run("import", "-", IMAGE, data=root_file_system(folder / "root"))
+        made.layer = root_file_system(folder / "root")
+        made.run("import", "-", IMAGE, data=made.layer)
         yield made
         assert not made.containers(), "containers were left behind"
     finally:
         shutil.rmtree(folder, ignore_errors=True)
         for group in Path("/sys/fs/cgroup").glob("*/libpod_parent"):
-            with contextlib.suppress(OSError):  # another test still uses it
-                for inner in (group / "conmon", group):
-                    inner.rmdir()
+            for folder in (group / "conmon", group):
+                with contextlib.suppress(OSError):  # another test still uses it
+                    folder.rmdir()
 
 
 def root_file_system(root: Path) -> bytes:

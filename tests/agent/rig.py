@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import shutil
 import signal
@@ -75,10 +76,13 @@ class Rig:
                 env={**os.environ, CHECKPOINT_ROOT: str(self.directory / "kept"), **self._env},
             )
 
+    def agent_pid(self) -> int:
+        return int(msgspec.json.decode((self.directory / "agent.json").read_bytes())["pid"])
+
     def restart(self, number: int = signal.SIGTERM) -> None:
         """Another life of the node."""
-        agent = int(msgspec.json.decode((self.directory / "agent.json").read_bytes())["pid"])
-        os.kill(agent, number)
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(self.agent_pid(), number)
         self.keeper.wait(WAIT_S)
         self.report = None
         self.keeper = self._start()

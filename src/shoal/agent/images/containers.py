@@ -38,7 +38,7 @@ from shoal.model.job import Fault, MemberRef
 log = logging.getLogger("shoal.agent")
 
 ALONE_S = 0.05  # how often a container that is to stop is looked at
-CLIENT_S_MAX = 5.0  # a client that outlives its container by this much is killed
+CLIENT_S_MAX = 120.0  # a client may take long to remove a large container, but not for ever
 TERMINATED_CODE = 128 + signal.SIGTERM
 RUNTIME_CODE = 125  # the runtime itself has failed
 OWN_CODES = range(RUNTIME_CODE, 128)  # and so have these, unless the command ended with one
@@ -195,8 +195,8 @@ class Containers:
             asyncio.get_running_loop().call_later(ALONE_S, self._end_if_alone, container)
 
     def watch(self, clients: Mapping[MemberRef, int]) -> None:
-        """Called about once a second. A client can wait for ever if what stands between it and the
-        container was killed."""
+        """Called about once a second. A client would wait for ever for a container whose monitor
+        was killed, and nobody else would notice the end of it."""
         now = time.monotonic()
         for ref, container in self._containers.items():
             first = self._first(container)
@@ -204,13 +204,14 @@ class Containers:
                 self._ask(container)
                 continue
             conmon = _number(container.folder / "conmon")
-            if first is not None and conmon and read_process(conmon) is None:
+            lost = first is not None and conmon and read_process(conmon) is None
+            if lost and first is not None:
                 log.warning("%s has lost its monitor, so it is ended", container.name)
                 os.kill(first, signal.SIGKILL)
-            if first is None and container.over_at is None:
+            elif first is None and container.over_at is None:
                 container.over_at = now
-            if container.over_at is not None and now - container.over_at > CLIENT_S_MAX:
-                log.warning("the client of %s outlives it, so it is killed", container.name)
+            late = container.over_at is not None and now - container.over_at > CLIENT_S_MAX
+            if lost or late:
                 with contextlib.suppress(ProcessLookupError):
                     os.killpg(clients[ref], signal.SIGKILL)
 
@@ -240,6 +241,7 @@ class Containers:
         if container is None:
             return code, True
         first = self._first(container)
+        written = _number(container.folder / "pid") > 0
         own = OWN_CODES if container.runtime.name == "podman" else (RUNTIME_CODE,)
         if first is not None:
             with contextlib.suppress(ProcessLookupError, PermissionError):
@@ -249,7 +251,7 @@ class Containers:
             self._start(self._remove(container))
         else:  # the client has removed it
             shutil.rmtree(container.folder, ignore_errors=True)
-        started = bool(container.first) or code not in own
+        started = written or code not in own
         return TERMINATED_CODE if container.terminated else code, started
 
     async def _remove(self, container: Container) -> None:

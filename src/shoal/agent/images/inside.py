@@ -6,6 +6,8 @@ import contextlib
 import os
 from pathlib import Path
 
+from shoal.agent.ownership import read_process
+
 
 def is_apart(pid: int) -> bool:
     """Is it in a process namespace other than ours?"""
@@ -15,7 +17,7 @@ def is_apart(pid: int) -> bool:
 
 
 def inside(first: int) -> list[int]:
-    """All processes in the same namespace as this one, itself first."""
+    """All living processes in the same namespace as this one, itself first."""
     try:
         space = os.stat(f"/proc/{first}/ns/pid").st_ino
     except OSError:
@@ -24,7 +26,9 @@ def inside(first: int) -> list[int]:
     for name in os.listdir("/proc"):
         if name.isdigit() and int(name) != first:
             with contextlib.suppress(OSError):
-                if os.stat(f"/proc/{name}/ns/pid").st_ino == space:
+                seen = read_process(int(name))
+                same = os.stat(f"/proc/{name}/ns/pid").st_ino == space
+                if same and seen is not None and seen.state != "Z":
                     found.append(int(name))
     return found
 

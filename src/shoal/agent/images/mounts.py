@@ -34,10 +34,10 @@ def named_by_user(field: str, path: str, uid: int) -> Mount | None:
         if sticky and seen.st_uid == uid:
             problem = "is in a folder that everyone can write to; use a package or another folder"
             raise CannotStart(f"{field} {path} {problem}")
-        if _may(seen, uid, stat.S_IWOTH):
-            if not seen.st_mode & stat.S_ISVTX:
-                break
-            sticky = True
+        writable = _may(seen, uid, stat.S_IWOTH)
+        sticky = writable and bool(seen.st_mode & stat.S_ISVTX)
+        if writable and not sticky:
+            break
     return Mount(at, writable=True)
 
 

@@ -16,10 +16,11 @@ from shoal.agent.images.runs import Runs
 from shoal.agent.images.runtimes import Runtime, find
 from shoal.model.commands import Launch, Prepare
 from shoal.model.job import Fault
+from shoal.model.secret import registry_secret
 
 log = logging.getLogger("shoal.agent")
 
-TRIES_MAX = 3  # only where the network is at fault
+TRIES_MAX = 3  # only where the network is at fault; podman has tried as often by itself
 AGAIN_S = 2.0
 PULL_S_MAX = 3600.0
 LOOK_S_MAX = 60.0
@@ -80,7 +81,7 @@ class Images:
         """What the runtime knows it by."""
         runtime = find()
         if runtime is None or runtime.name != "apptainer" or image.startswith("/"):
-            return image
+            return untagged(image)
         return str(self._file(image))
 
     async def get(self, order: Launch | Prepare, login: str) -> None:
@@ -135,7 +136,9 @@ class Images:
         if runtime.name == "apptainer":
             return self._file(image).exists()
         ask = ("image", "exists") if runtime.name == "podman" else ("image", "inspect")
-        code, _ = await self._runs.run((*runtime.command, *ask, image), seconds=LOOK_S_MAX)
+        code, _ = await self._runs.run(
+            (*runtime.command, *ask, untagged(image)), seconds=LOOK_S_MAX
+        )
         return code == 0
 
     async def _fetch(self, runtime: Runtime, key: tuple[str, str], login: str) -> None:
@@ -144,7 +147,7 @@ class Images:
         image, _ = key
         progress = self._progress[key] = Progress()
         log.info("pulling %s", image)
-        for number in range(TRIES_MAX):
+        for number in range(1 if runtime.name == "podman" else TRIES_MAX):
             if number:
                 await asyncio.sleep(AGAIN_S * number)
             words = [*runtime.command, *self._words(runtime, image)]
@@ -158,19 +161,18 @@ class Images:
             if not problem.again:
                 break
         log.warning("cannot pull %s: %s", image, text)
-        secret = f"registry-{registry(image)}"
-        why = problem.why.format(secret=secret)
+        why = problem.why.format(secret=registry_secret(image))
         raise CannotStart(f"cannot pull {image}: {why} ({last_line(text)})", problem.fault)
 
     def _words(self, runtime: Runtime, image: str) -> list[str]:
         match runtime.name:
             case "podman":  # the scheme keeps it from taking the name for something else
-                return ["pull", f"docker://{image}"]
+                return ["pull", f"docker://{untagged(image)}"]
             case "docker":
-                return ["pull", image]
+                return ["pull", untagged(image)]
         self._files.mkdir(mode=0o700, exist_ok=True)
         self._trim()
-        return ["pull", "--force", str(self._file(image)), f"docker://{image}"]
+        return ["pull", "--force", str(self._file(image)), f"docker://{untagged(image)}"]
 
     def _file(self, image: str) -> Path:
         return self._files / f"{hashlib.sha256(image.encode()).hexdigest()[:32]}{SIF}"
@@ -183,6 +185,11 @@ class Images:
             if file not in used:
                 file.unlink(missing_ok=True)
                 self._here = {key for key in self._here if self._file(key[0]) != file}
+
+
+def untagged(image: str) -> str:
+    """With a digest, the tag says nothing, and podman takes only one of them."""
+    return re.sub(r":[^:/@]+@", "@", image)
 
 
 def registry(image: str) -> str:
