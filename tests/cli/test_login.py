@@ -69,7 +69,7 @@ def kept(path: Path) -> Path:
 
 
 def test_who_logs_in_uses_the_cluster_from_then_on(
-    laptop: Shoal, far: Live, tmp_path: Path
+    laptop: Shoal, far: Live, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     result = log_in(laptop, far, "--context", "lab")
     assert (result.code, "as operator; the context is lab" in result.out) == (0, True), result.err
@@ -83,6 +83,10 @@ def test_who_logs_in_uses_the_cluster_from_then_on(
     assert link.startswith(line_of(far)[1]), link
     with package.Client(context="lab") as client:
         assert client.run("true").id
+    for name in ("SHOAL_HOME", "SHOAL_CONTEXT"):
+        monkeypatch.setenv(name, "")
+    with package.Client() as client:
+        assert client.url == line_of(far)[1], "the cluster that the command uses"
 
 
 def test_which_cluster_a_command_uses(laptop: Shoal, far: Live, tmp_path: Path) -> None:

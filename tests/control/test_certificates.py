@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import http.client
 import socket
 import ssl
 import threading
+from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
@@ -17,6 +19,7 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import NameOID
 
 from shoal.control import certificates, reach
+from shoal.control.alarms import Alarms
 from shoal.control.encryption import Encryption
 from shoal.control.home import ClusterConfig, Home
 from shoal.ports import EngineError
@@ -253,3 +256,30 @@ def test_others_are_shown_a_name_that_the_certificate_has(
     host: str, names: list[str], shown: str
 ) -> None:
     assert reach.shown_host(host, names) == shown
+
+
+def test_a_controller_keeps_its_certificate_valid_and_says_if_it_cannot(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    chain, key = write_certificate(tmp_path)
+    config = ClusterConfig(nodes=(), certificate=str(chain), key=str(key))
+    encryption = Encryption(Home(tmp_path / "home"), config)
+    alarms, changes = Alarms(), asyncio.Event()
+    monkeypatch.setattr("shoal.control.encryption.LOOK_S", 0.01)
+
+    async def until(fact: Callable[[], bool]) -> None:
+        async with asyncio.timeout(60):
+            while not fact():  # noqa: ASYNC110
+                await asyncio.sleep(0.01)
+
+    async def watch() -> None:
+        running = asyncio.create_task(encryption.run(alarms, changes.set))
+        await until(lambda: any("replace the file" in text for text in alarms.texts))
+        chain.write_text("nonsense")
+        await until(lambda: any("cannot be renewed" in text for text in alarms.texts))
+        write_certificate(tmp_path, ends=100 * DAY)
+        await until(lambda: changes.is_set() and not alarms.texts)
+        running.cancel()
+
+    asyncio.run(watch())
+    assert encryption.fingerprint == fingerprint(chain.read_text())
