@@ -120,6 +120,9 @@ class Store(EventLog, Protocol):
     def tight(self) -> bool:
         """The disk is full. The remaining room is for jobs that end: no new ones are accepted."""
 
+    def relax(self) -> None:
+        """No longer tight, if the disk has room again. Not while a commit is on its way."""
+
     def events(
         self, after: int, limit: int, job: str = "", node: str = "", notable: bool = False
     ) -> list[Recorded]:

@@ -7,9 +7,9 @@ import contextlib
 import http.client
 import socket
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import msgspec
 import uvicorn
@@ -21,6 +21,7 @@ from shoal.control.home import Home
 from shoal.control.logs import LogStore
 from shoal.control.loop import ControlLoop
 from shoal.control.packages import PackageStore
+from shoal.control.store.marks import Numbers
 from shoal.control.store.sqlite import SqliteStore
 from shoal.model.identity import Role, Token, User
 from shoal.model.policy import Policy
@@ -28,6 +29,7 @@ from shoal.model.report import Accepted, AddTenant, Request, SetToken, SetUser
 from tests.control.test_loop import BookEngine, HandClock
 
 OPERATORS = "o" * 32
+Result = TypeVar("Result")
 
 
 class Reply(NamedTuple):
@@ -53,7 +55,8 @@ class Server:
     async def _serve(self) -> None:
         self.asyncio = asyncio.get_running_loop()
         self.engine = BookEngine()
-        self.store = SqliteStore(self.home.database)
+        numbers = Numbers(self.home.marks, (self.home.logs,))
+        self.store = SqliteStore(self.home.database, numbers, self.home.spare)
         self.loop = ControlLoop(
             self.store,
             self.engine,
@@ -61,8 +64,9 @@ class Server:
             self.policy,
             LogStore(self.home.logs),
             PackageStore(self.home.packages),
+            alarms=self.store.alarms,
         )
-        app = build(self.loop, OPERATORS)
+        app = build(self.loop, OPERATORS, home=self.home.path)
         config = uvicorn.Config(
             app, log_level="warning", lifespan="off", http=guarded(self.gate), ws="none"
         )
@@ -90,6 +94,14 @@ class Server:
         future = asyncio.run_coroutine_threadsafe(self.loop.request(request), self.asyncio)
         answer = future.result(30)
         assert isinstance(answer, Accepted), answer
+
+    def run(self, act: Callable[[], Result]) -> Result:
+        """What it returns, done in the server's own thread."""
+
+        async def done() -> Result:
+            return act()
+
+        return asyncio.run_coroutine_threadsafe(done(), self.asyncio).result(30)
 
     def tenant(self, name: str) -> None:
         self.ask(AddTenant(name))

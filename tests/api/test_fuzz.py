@@ -11,22 +11,41 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 
 from shoal.forms.fields import JOB, SERVICE
+from shoal.model.identity import Role
+from shoal.model.people import NewToken
 from shoal.model.policy import Policy
 from tests.live.cluster import Live, live_cluster
+
+CANARY = "canary-of-blue"  # what only blue may see
+ROLES = {"viewer": Role.VIEWER, "member": Role.MEMBER, "admin": Role.ADMIN}
+EXAMPLES = {"operator": 10, "admin": 4, "member": 6, "viewer": 4}
+OWN = ("/v1/me", "/v1/tokens", "/v1/session")  # a viewer's own tokens and sessions
 
 
 @pytest.fixture(scope="module")
 def target() -> Iterator[Live]:
     with live_cluster(nodes=2, gpus=2) as live:
+        for tenant in ("red", "blue"):
+            live.client.add_tenant(tenant)
+        live.run(f"echo {CANARY}; exit 3", name=CANARY, tenant="blue", env={"CANARY": CANARY})
         yield live
 
 
-def test_no_request_makes_the_controller_fail(target: Live) -> None:
+def bearer(target: Live, who: str) -> str:
+    if who == "operator":
+        return target.home.read_token()
+    tenant = "*" if who == "admin" else "red"
+    target.client.add_user(who, {tenant: ROLES[who]})
+    return target.client.add_token(NewToken(user=who, tenant=tenant)).secret
+
+
+@pytest.mark.parametrize("who", EXAMPLES)
+def test_no_request_makes_the_controller_fail_or_talk(target: Live, who: str) -> None:
+    """Nor does a viewer change anything, or another tenant's job show in any answer."""
     import schemathesis  # it takes seconds
     from schemathesis.checks import not_a_server_error
 
-    token = target.home.token.read_text().strip()
-    headers = {"Authorization": f"Bearer {token}"}
+    headers = {"Authorization": f"Bearer {bearer(target, who)}"}
     schema = schemathesis.openapi.from_url(f"{target.client.url}/schema/openapi.json")
     operations = [result.ok() for result in schema.get_all_operations()]  # type: ignore[union-attr]
     assert len(operations) >= 9
@@ -34,7 +53,7 @@ def test_no_request_makes_the_controller_fail(target: Live) -> None:
 
         @given(case=operation.as_strategy())
         @settings(
-            max_examples=15,
+            max_examples=EXAMPLES[who],
             deadline=None,
             database=None,
             suppress_health_check=list(HealthCheck),
@@ -42,11 +61,16 @@ def test_no_request_makes_the_controller_fail(target: Live) -> None:
         def hold(case: Any) -> None:
             if case.query and "wait_s" in case.query:
                 case.query["wait_s"] = 0  # it is tested elsewhere that waiting ends
-            case.call_and_validate(headers=headers, checks=[not_a_server_error])
+            answer = case.call_and_validate(headers=headers, checks=[not_a_server_error])
+            if who in ("viewer", "member"):
+                assert CANARY not in answer.text
+            if who == "viewer" and case.method != "GET" and not case.path.startswith(OWN):
+                assert answer.status_code >= 400, (case.method, case.path)
 
         hold()
     target.client.set_policy(Policy())  # one that was accepted may keep all nodes as spares
     assert target.wait(target.run("true", cpu_milli=0)) == "succeeded", "it still works"
+    assert CANARY in {row.name for row in target.client.jobs(finished=True, limit=1000)}
 
 
 def test_the_schema_describes_the_fields_of_jobs_and_services(target: Live) -> None:

@@ -2,23 +2,28 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 
+import msgspec
 import pytest
 
+from shoal.control import audit
 from shoal.control.logs import LogStore
 from shoal.control.loop import ControlLoop
 from shoal.control.store.marks import Numbers
 from shoal.control.store.sqlite import SqliteStore
-from shoal.model.job import JobSpec
+from shoal.model.job import JobSpec, MemberRef
 from shoal.model.node import NodeIntent
 from shoal.model.policy import Policy
-from shoal.model.report import Accepted, Cancel, Nothing, SetIntent, Submit
+from shoal.model.report import Accepted, Cancel, LogChunk, Nothing, SetIntent, Submit
 from shoal.ports import StoreError, StoreFull
+from tests.api.server import OPERATORS, Server, serving
 from tests.control.test_loop import BookEngine, HandClock, Rig
+from tests.live.cluster import eventually
 
 SPEC = JobSpec(command=("true",), env={"FILL": "x" * 5000})
 
@@ -95,3 +100,59 @@ def test_a_home_that_cannot_be_written_is_told_in_one_line(small_disk: Path) -> 
     with pytest.raises(StoreError, match="check its owner and the disk") as told:
         SqliteStore(small_disk / "db", Numbers(small_disk / "marks"), small_disk / "spare")
     assert "\n" not in str(told.value)
+
+
+@pytest.mark.filterwarnings("ignore::litestar.exceptions.LitestarDeprecationWarning")
+def test_at_the_api_a_full_disk_is_507_loses_nothing_and_ends_by_itself(
+    small_disk: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """During an upload, a log, an audit line, a token and a submission."""
+    monkeypatch.setattr("shoal.control.packages.SPARE_BYTES", 0)
+    monkeypatch.setattr("shoal.control.loop.RECOVERY_PAUSE_S", 0.01)
+    monkeypatch.setattr("shoal.control.audit.RETRY_S", 0.05)
+    home = small_disk / "home"
+    with serving(home) as server:
+        server.tenant("red")
+        ann = server.token("ann", "red")
+        junk = small_disk / "junk"
+        accepted = [_submit(server, OPERATORS, number) for number in range(20)]
+        assert all(accepted)
+        data = os.urandom(1 << 20)
+        package = f"/v1/packages/{hashlib.sha256(data).hexdigest()}"
+        fill(junk)
+        reply = server.call(OPERATORS, "PUT", package, data)
+        assert (reply.status, "disk" in reply.message or "No space" in reply.message) == (507, True)
+        assert not list(home.glob("packages/.*.part")), "nothing of it is left"
+        for number in range(20, 2_000):
+            accepted.append(_submit(server, OPERATORS, number))
+            if not accepted[-1]:
+                break
+        refused = server.call(OPERATORS, "POST", "/v1/jobs", {"spec": {"command": ["true"]}})
+        assert (refused.status, "free some space" in refused.message) == (507, True)
+        made = server.call(OPERATORS, "POST", "/v1/tokens", {"user": "ann", "tenant": "red"})
+        assert made.status in (201, 507), made.body
+        chunk = LogChunk(MemberRef("j1", 1, 0), 0, b"x" * 100_000)
+        kept = server.run(lambda: server.loop.log(chunk))
+        assert kept == 0, "its node keeps it"
+        assert server.call(ann, "GET", "/v1/jobs").status == 200, "whoever reads is answered"
+        junk.unlink()
+        assert eventually(lambda: bool(_submit(server, ann, 5_000)), 60), "by itself"
+        assert server.call(OPERATORS, "PUT", package, data).status == 200
+        assert server.run(lambda: server.loop.log(chunk)) == 100_000
+        assert eventually(lambda: server.loop.alarms.texts == (), 60)
+        if made.status == 201:
+            token = msgspec.json.decode(made.body)["secret"]
+            assert server.call(token, "GET", "/v1/jobs").status == 200, "a token that was shown"
+        stored = {job.id for job in server.loop.tick.state.jobs.values()}
+    assert {job for job in accepted if job} <= stored | {"j1"}
+    assert set(SqliteStore(home / "shoal.db").load()[0].jobs) >= {job for job in accepted if job}
+    audit.verify(home / audit.AUDIT_NAME)
+
+
+def _submit(server: Server, token: str, number: int) -> str:
+    """The job's id, or nothing if it was refused."""
+    spec = {"command": ["true"], "gpus": 4, "env": {"FILL": "x" * 5000}}
+    body = {"spec": spec, "key": f"k{number}"}
+    reply = server.call(token, "POST", "/v1/jobs", body)
+    assert reply.status in (201, 503, 507), reply.body
+    return str(msgspec.json.decode(reply.body)["id"]) if reply.status == 201 else ""

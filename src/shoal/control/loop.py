@@ -167,12 +167,17 @@ class ControlLoop:
         """Answered when its effect is stored."""
         if self.tick.waiting >= REQUESTS_WAITING_MAX:
             raise Busy("too many requests are waiting; try again in a moment")
-        if self.store.tight and isinstance(request, Submit | SetService):
+        if self._tight() and isinstance(request, Submit | SetService):
             raise StoreFull("the controller's disk is full: nothing new is taken; free some space")
         future: asyncio.Future[Answer] = asyncio.get_running_loop().create_future()
         self.tick.ask(request, future)
         self._wake.set()
         return await future
+
+    def _tight(self) -> bool:
+        if self.store.tight and self.tick.settled:
+            self.store.relax()  # otherwise a cluster where nothing happens would stay tight
+        return self.store.tight
 
     async def set_policy(self, policy: Policy) -> None:
         """Obeyed from the next step on; returns when the change is stored."""
@@ -218,7 +223,7 @@ class ControlLoop:
 
     def log(self, chunk: LogChunk) -> int:
         try:
-            if self.store.tight:  # the room that is left is for the log of events
+            if self._tight():  # the room that is left is for the log of events
                 raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
             kept = self.logs.append(chunk)
         except OSError as error:

@@ -206,11 +206,14 @@ class SqliteStore:
             # The journal is overwritten again and again, and does not use up the freed room.
             self._writer.execute(f"PRAGMA wal_autocheckpoint = {TIGHT_PAGES}")
             self._append(rows, jobs)
+        self.relax()
+        self._last = last
+        return last
+
+    def relax(self) -> None:
         if self.spare.tight and self.spare.take():
             self._writer.execute(f"PRAGMA wal_autocheckpoint = {USUAL_PAGES}")
             self.alarms.clear("full")
-        self._last = last
-        return last
 
     @property
     def tight(self) -> bool:
