@@ -21,8 +21,10 @@ from shoal.control.home import Home
 from shoal.control.logs import LogStore
 from shoal.control.loop import ControlLoop
 from shoal.control.packages import PackageStore
+from shoal.control.secretstore import SecretStore
 from shoal.control.store.marks import Numbers
 from shoal.control.store.sqlite import SqliteStore
+from shoal.ledger.live import LiveLedger
 from shoal.model.identity import Role, Token, User
 from shoal.model.policy import Policy
 from shoal.model.report import Accepted, AddTenant, Request, SetToken, SetUser
@@ -66,7 +68,10 @@ class Server:
             PackageStore(self.home.packages),
             alarms=self.store.alarms,
         )
-        app = build(self.loop, OPERATORS, home=self.home.path)
+        self.loop.secrets = SecretStore(self.home.secrets)
+        books = LiveLedger(self.home.ledger, self.home.prices, self.store, self.loop.clock)
+        self.loop.followers.append(books)
+        self.app = app = build(self.loop, OPERATORS, live_ledger=books, home=self.home.path)
         config = uvicorn.Config(
             app, log_level="warning", lifespan="off", http=guarded(self.gate), ws="none"
         )

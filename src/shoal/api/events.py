@@ -23,6 +23,7 @@ READ_AT_ONCE = 2_000  # of the log, to find events of one tenant in it
 READ_MAX = 100_000  # ... in one request; the next one continues from there
 
 Name = Annotated[str, Parameter(max_length=64)]
+Page = tuple[list[Recorded], int]  # and where to continue
 Read = Callable[[int, int], list[Recorded]]
 
 
@@ -49,7 +50,11 @@ class Events(Controller):
 
         deadline_ms = loop.clock.now_ms() + int(wait_s * 1000)
         while True:
-            found, after = await _page(reach, read, after, limit)
+            if job and not reach.who.admin and reach.find(job) is None:
+                page: Page = ([], max(after, 0))  # as for a job that never was
+            else:
+                page = await _page(reach, read, after, limit)
+            found, after = page
             left_s = (deadline_ms - loop.clock.now_ms()) / 1000
             if found or left_s <= 0:
                 break
@@ -58,7 +63,7 @@ class Events(Controller):
         return respond(body)
 
 
-async def _page(reach: Reach, read: Read, after: int, limit: int) -> tuple[list[Recorded], int]:
+async def _page(reach: Reach, read: Read, after: int, limit: int) -> Page:
     """Events that the sender may see, and where to continue."""
     if reach.who.admin:
         found = await aside(lambda: read(after, limit), limit)

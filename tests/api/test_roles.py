@@ -1,0 +1,228 @@
+"""Every route x every kind of sender x what is theirs and what is another tenant's: who is let in,
+and that no byte of the other tenant's is in any answer. A route that is not in the table fails."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any, NamedTuple
+
+import msgspec
+import pytest
+from litestar.routes import HTTPRoute
+
+from shoal.api.principal import Needs
+from tests.api.server import Reply, serving
+from tests.api.world import OURS, POLICY, World, leaks
+
+pytestmark = pytest.mark.filterwarnings("ignore::litestar.exceptions.LitestarDeprecationWarning")
+
+STRANGERS = ("nobody", "wrong", "expired", "revoked")
+LIMITED = ("viewer", "member")  # they see one tenant
+ALL_SEEING = ("viewer of all", "admin", "operator")  # in this order: the last may change anything
+SENDERS = (*STRANGERS, *LIMITED, *ALL_SEEING)
+WRITERS = ("member", "admin", "operator")
+ADMINS = ("admin", "operator")
+JOB = {"command": ["true"], "cpu_milli": 100}
+SERVICE = {"replica": JOB}
+
+
+class Ask(NamedTuple):
+    """A path with names of `World` in it, such as {job}: first ours, then theirs, then one that
+    never was. `same`: for theirs and for none, the answer is the same."""
+
+    path: str
+    body: Any = None
+    none: str = "j99999"
+    same: bool = True
+
+
+TABLE: dict[tuple[str, str], tuple[Ask, ...]] = {
+    ("GET", "/v1/status"): (Ask("/v1/status"),),
+    ("GET", "/v1/nodes"): (Ask("/v1/nodes"),),
+    ("POST", "/v1/nodes/{node:str}/{verb:str}"): (Ask("/v1/nodes/n1/uncordon"),),
+    ("POST", "/v1/nodes/{node:str}/check"): (Ask("/v1/nodes/n1/check"),),
+    ("GET", "/v1/nodes/{node:str}/checks/{check:str}"): (Ask("/v1/nodes/n1/checks/m1"),),
+    ("GET", "/v1/nodes/{node:str}/series"): (Ask("/v1/nodes/n1/series"),),
+    ("GET", "/v1/samples"): (Ask("/v1/samples"),),
+    ("GET", "/v1/policy"): (Ask("/v1/policy"),),
+    ("PUT", "/v1/policy"): (Ask("/v1/policy", msgspec.to_builtins(POLICY)),),
+    ("GET", "/v1/events"): (
+        Ask("/v1/events?limit=10000"),
+        Ask("/v1/events?after=-50"),
+        Ask("/v1/events?notable=true"),
+        Ask("/v1/events?node=n1"),
+        Ask("/v1/events?job={job}"),
+        Ask("/v1/events?job={done}"),
+    ),
+    ("POST", "/v1/jobs"): (Ask("/v1/jobs", {"spec": JOB, "key": "one"}),),
+    ("GET", "/v1/jobs"): (Ask("/v1/jobs?finished=true&limit=1000"),),
+    ("GET", "/v1/jobs/{job_id:str}"): (
+        Ask("/v1/jobs/{job}"),
+        Ask("/v1/jobs/{done}"),
+        Ask("/v1/jobs/{waiting}"),
+    ),
+    ("POST", "/v1/jobs/{job_id:str}/cancel"): (Ask("/v1/jobs/{job}/cancel"),),
+    ("POST", "/v1/jobs/{job_id:str}/requeue"): (
+        Ask("/v1/jobs/{done}/requeue?key=again"),
+        Ask("/v1/jobs/{waiting}/requeue"),
+    ),
+    ("GET", "/v1/jobs/{job_id:str}/why"): (
+        Ask("/v1/jobs/{job}/why"),
+        Ask("/v1/jobs/{waiting}/why"),
+    ),
+    ("GET", "/v1/jobs/{job_id:str}/logs"): (Ask("/v1/jobs/{job}/logs"),),
+    ("GET", "/v1/jobs/{job_id:str}/series"): (Ask("/v1/jobs/{job}/series"),),
+    ("GET", "/v1/jobs/{job_id:str}/cost"): (Ask("/v1/jobs/{job}/cost"),),
+    ("GET", "/v1/jobs/{job_id:str}/explanation"): (
+        Ask("/v1/jobs/{job}/explanation"),
+        Ask("/v1/jobs/{waiting}/explanation"),
+    ),
+    ("GET", "/v1/services"): (Ask("/v1/services"),),
+    ("GET", "/v1/services/{name:str}"): (Ask("/v1/services/{service}"),),
+    ("GET", "/v1/services/{name:str}/series"): (Ask("/v1/services/{service}/series"),),
+    # Names of services are addresses, which all tenants share: that one is taken can be seen.
+    ("PUT", "/v1/services/{name:str}"): (Ask("/v1/services/{service}", SERVICE, same=False),),
+    ("POST", "/v1/services/{name:str}/stop"): (Ask("/v1/services/{service}/stop"),),
+    ("GET", "/v1/ledger"): tuple(
+        Ask(f"/v1/ledger?by={by}")
+        for by in ("account", "tenant", "user", "job", "node", "day", "hour")
+    ),
+    ("GET", "/v1/prices"): (Ask("/v1/prices"),),
+    ("PUT", "/v1/prices"): (Ask("/v1/prices", {"currency": "EUR"}),),
+    ("GET", "/v1/packages/{package:str}"): (Ask("/v1/packages/{package}", none="0" * 64),),
+    ("PUT", "/v1/packages/{package:str}"): (
+        Ask("/v1/packages/{package}", b"something else", none="0" * 64),
+    ),
+    ("GET", "/v1/secrets"): (Ask("/v1/secrets"),),
+    ("PUT", "/v1/secrets/{name:str}"): (Ask("/v1/secrets/new", b"value"),),
+    ("DELETE", "/v1/secrets/{name:str}"): (Ask("/v1/secrets/{secret}"),),
+    ("GET", "/v1/me"): (Ask("/v1/me"),),
+    ("GET", "/v1/tenants"): (Ask("/v1/tenants"),),
+    ("POST", "/v1/tenants"): (Ask("/v1/tenants", {"name": "third"}),),
+    ("DELETE", "/v1/tenants/{name:str}"): (Ask("/v1/tenants/third"),),
+    ("GET", "/v1/users"): (Ask("/v1/users"),),
+    ("POST", "/v1/users"): (Ask("/v1/users", {"name": "dora"}),),
+    ("PUT", "/v1/users/{name:str}"): (Ask("/v1/users/dora", {"roles": {OURS: "viewer"}}),),
+    ("DELETE", "/v1/users/{name:str}"): (Ask("/v1/users/dora"),),
+    ("GET", "/v1/tokens"): (Ask("/v1/tokens"),),
+    ("POST", "/v1/tokens"): (Ask("/v1/tokens", {"note": "another"}),),
+    ("POST", "/v1/tokens/{token_id:str}/rotate"): (
+        Ask("/v1/tokens/{token}/rotate", {}, none="aaaaaaaa"),
+    ),
+    ("DELETE", "/v1/tokens/{token_id:str}"): (Ask("/v1/tokens/{token}", none="aaaaaaaa"),),
+    ("GET", "/v1/audit"): (Ask("/v1/audit"),),
+    ("GET", "/metrics"): (Ask("/metrics"),),
+    ("GET", "/v1/queue"): (Ask("/v1/queue?limit=500"),),
+    ("GET", "/v1/stream"): (Ask("/v1/stream"),),
+    ("GET", "/v1/simulation"): (Ask("/v1/simulation"),),
+    ("POST", "/v1/simulation"): (Ask("/v1/simulation", {"policies": ["no such policy"]}),),
+    ("POST", "/v1/simulation/cancel"): (Ask("/v1/simulation/cancel"),),
+    ("GET", "/v1/session"): (Ask("/v1/session"),),
+    ("POST", "/v1/session"): (Ask("/v1/session", {"code": "wrong"}),),
+    ("POST", "/v1/session/end"): (Ask("/v1/session/end"),),
+    ("POST", "/v1/session/code"): (Ask("/v1/session/code"),),
+    ("GET", "/v1/certificate"): (Ask("/v1/certificate"),),
+    ("GET", "/"): (Ask("/"),),
+    ("GET", "/favicon.ico"): (Ask("/favicon.ico"),),
+    ("GET", "/web/{name:str}"): (Ask("/web/app.js"),),
+    ("GET", "/schema"): (Ask("/schema"),),
+    ("GET", "/schema/openapi.json"): (Ask("/schema/openapi.json"),),
+    ("GET", "/schema/{path:str}"): (Ask("/schema/other"),),
+}
+# A sign-in that fails is refused, like anything else that a stranger may try.
+REFUSES_ALL = {("POST", "/v1/session")}
+
+
+@pytest.fixture(scope="module")
+def world(tmp_path_factory: pytest.TempPathFactory) -> Iterator[World]:
+    with serving(tmp_path_factory.mktemp("roles") / "home", POLICY) as server:
+        yield World(server)
+
+
+def routes(world: World) -> Iterator[tuple[str, str, Needs | None]]:
+    for route in world.server.app.routes:
+        assert isinstance(route, HTTPRoute), f"{route.path}: the test has to learn this kind"
+        for handler in route.route_handlers:
+            for method in handler.http_methods:
+                if method != "OPTIONS":
+                    yield method, route.path, handler.opt.get("needs")
+
+
+def test_every_route_says_what_it_needs_and_is_in_the_table(world: World) -> None:
+    known = list(routes(world))
+    undeclared = [f"{method} {path}" for method, path, needs in known if needs is None]
+    assert [path for path in undeclared if "/schema" not in path] == []
+    assert {(method, path) for method, path, _ in known} == set(TABLE)
+
+
+def send(world: World, who: str, method: str, ask: Ask, ids: dict[str, str]) -> Reply:
+    path = ask.path.format(**ids)
+    body = ask.body
+    if method == "PUT" and path.startswith("/v1/services/"):
+        body = {**SERVICE, "name": path.rpartition("/")[2]}
+    if path == "/v1/stream":
+        return first_piece(world, who)
+    return world.server.call(world.tokens[who], method, path, body)
+
+
+def first_piece(world: World, who: str) -> Reply:
+    connection = world.server.connect()
+    try:
+        headers = {"Authorization": f"Bearer {world.tokens[who]}"}
+        connection.request("GET", "/v1/stream", headers=headers)
+        answer = connection.getresponse()
+        if answer.status != 200:
+            return Reply(answer.status, {}, answer.read())
+        got = b""
+        while b"event: snapshot" not in got or not got.endswith(b"\n\n"):
+            got += answer.read1()
+        return Reply(200, {k.lower(): v for k, v in answer.getheaders()}, got)
+    finally:
+        connection.close()
+
+
+def may(who: str, needs: Needs) -> bool:
+    if who in STRANGERS:
+        return needs is Needs.OPEN
+    return {
+        Needs.READ_ALL: who in ALL_SEEING,
+        Needs.WRITE: who in WRITERS,
+        Needs.ADMIN: who in ADMINS,
+    }.get(needs, True)
+
+
+def holds(world: World, who: str, method: str, path: str, needs: Needs, ask: Ask) -> None:
+    """Asks for ours, and for theirs where a name is asked for; looks at everything that comes."""
+    ours = send(world, who, method, ask, world.ours)
+    where = f"{who}: {method} {ask.path}"
+    answers = [(ours, "")]
+    if not may(who, needs):
+        assert ours.status == (401 if who in STRANGERS else 403), where
+    elif (method, path) not in REFUSES_ALL:
+        assert ours.status not in (401, 403), (where, ours)
+    name = ask.path.partition("{")[2].partition("}")[0]
+    if name and who not in ADMINS:
+        asked = world.theirs[name]
+        theirs = send(world, who, method, ask, world.theirs)
+        answers.append((theirs, asked))
+        if may(who, needs) and who in LIMITED and ask.same:
+            never = send(world, who, method, ask, {**world.theirs, name: ask.none})
+            assert theirs.status == never.status, where
+            assert theirs.body.replace(asked.encode(), ask.none.encode()) == never.body, where
+            if "?job=" not in ask.path and method != "PUT":
+                assert theirs.status == 404, (where, theirs)
+    if who not in ALL_SEEING:
+        for reply, asked in answers:
+            assert not leaks(reply.body + repr(reply.headers).encode(), asked), (where, reply)
+
+
+def test_nobody_gets_more_than_their_role_and_tenant_allow(world: World) -> None:
+    """Readers first: what later senders change, earlier ones have seen whole."""
+    known = sorted(routes(world), key=lambda route: route[0] != "GET")
+    for changes in (False, True):
+        for who in SENDERS:
+            for method, path, needs in known:
+                if (method != "GET") is changes:
+                    for ask in TABLE[method, path]:
+                        holds(world, who, method, path, needs or Needs.OPEN, ask)
+    assert world.server.call(world.tokens["them"], "GET", "/v1/me").status == 200
