@@ -24,6 +24,8 @@ LOG = b"zebralog 4711 of the other tenant\n"
 PACKAGE, OUR_PACKAGE = b"zebrapackage", b"our package"
 POLICY = Policy(
     run_ms_min=0,
+    silent_after_ms=3_600_000,  # the clock is moved by hand
+    reservations=0,  # small jobs start beside one that waits for the whole node
     tenants=(
         Tenant(name=OURS, budget_gpu_hours=100),
         Tenant(name=THEIRS, quota_gpus=2, budget_gpu_hours=100),

@@ -118,6 +118,11 @@ class Access:
         if not who.may(needs):
             raise Refusal(403, f"this needs more than the role {who.role.value}; ask an admin")
 
+    def still(self, connection: Connection, who: Principal) -> bool:
+        """Whether the sender of a long request would still be let in."""
+        now = self.principal(connection) or self.of_session(self.session(connection))
+        return now is not None and (now.user, now.tenant) == (who.user, who.tenant)
+
     def principal(self, connection: Connection) -> Principal | None:
         """The sender, by the token in the request."""
         if self.bears_token(connection):

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 import msgspec
-from litestar import Controller, Litestar, get, post, put
+from litestar import Controller, Litestar, Request, get, post, put
 from litestar.datastructures import State
 from litestar.di import Provide
 from litestar.exceptions import HTTPException
@@ -116,15 +116,16 @@ class Cluster(Controller):
 
     @get("/nodes/{node:str}/checks/{check:str}")
     async def check_result(
-        self, loop: ControlLoop, node: str, check: str, wait_s: WaitS = 0
+        self, reach: Reach, node: str, check: str, wait_s: WaitS = 0
     ) -> CheckView:
         """Answers when there is a verdict, or after `wait_s`."""
+        loop = reach.loop
         deadline_ms = loop.clock.now_ms() + int(wait_s * 1000)
         while (view := check_view(loop, node, check)) is not None and view.verdict is None:
             left_s = (deadline_ms - loop.clock.now_ms()) / 1000
             if left_s <= 0:
                 break
-            await loop.changed("", left_s)
+            await reach.changed("", left_s)
         if view is None:
             raise Refusal(404, f"there is no check {check[:64]!r} of {node[:64]!r}", "check")
         return view
@@ -234,8 +235,8 @@ def build(
         await loop.settled()
         return loop
 
-    def provide_reach(loop: ControlLoop, who: Principal) -> Reach:
-        return Reach(loop, who)
+    def provide_reach(loop: ControlLoop, who: Principal, request: Request[Any, Any, Any]) -> Reach:
+        return Reach(loop, who, lambda: access.still(request, who))
 
     def provide_entry() -> GatewayEntry:
         return entry()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterable
 from typing import Annotated
 
@@ -48,17 +49,17 @@ class Events(Controller):
         def read(start: int, most: int) -> list[Recorded]:
             return list(map(without_hash, loop.store.events(start, most, job, node, notable)))
 
-        deadline_ms = loop.clock.now_ms() + int(wait_s * 1000)
+        deadline_s = time.monotonic() + wait_s
         while True:
             if job and not reach.who.admin and reach.find(job) is None:
                 page: Page = ([], max(after, 0))  # as for a job that never was
             else:
                 page = await _page(reach, read, after, limit)
             found, after = page
-            left_s = (deadline_ms - loop.clock.now_ms()) / 1000
+            left_s = deadline_s - time.monotonic()
             if found or left_s <= 0:
                 break
-            await loop.changed(job, left_s)
+            await reach.changed(job, left_s)
         body = await aside(lambda: encoded(EventsView(events=found, next_after=after)), limit)
         return respond(body)
 

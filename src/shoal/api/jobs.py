@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from typing import Annotated, Any, Literal
 
 from litestar import Controller, Request, Response, get, post
@@ -92,7 +93,7 @@ class Jobs(Controller):
                 left_s = (deadline_ms - loop.clock.now_ms()) / 1000
                 if left_s <= 0:
                     break
-                await loop.changed(job_id, left_s)
+                await reach.changed(job_id, left_s)
                 job = reach.job(job_id)
         return job_view(reach, job)
 
@@ -154,8 +155,9 @@ class Jobs(Controller):
         if attempt > job.attempt:
             raise Refusal(422, f"{job.id} has had {job.attempt} attempts", "attempt")
         view = _log(loop, job, attempt or job.attempt, member, offset)
-        if not view.data and not view.ended and wait_s:
-            await loop.changed(job_id, wait_s)
+        deadline_s = time.monotonic() + wait_s
+        while not view.data and not view.ended and (left_s := deadline_s - time.monotonic()) > 0:
+            await reach.changed(job_id, left_s)
             job = reach.job(job_id)
             view = _log(loop, job, attempt or job.attempt, member, offset)
         return view
