@@ -60,12 +60,15 @@ class Board:
         self.state, self.policy, self.finishing = cluster.state, POLICY, dict[str, Any]()
         self.clock = SimpleNamespace(now_ms=lambda: int(time.time() * 1000))
         self.store = SimpleNamespace(
-            finished=lambda _limit: [], job=lambda _id: None, events=lambda *_: []
+            finished=lambda *_: [], job=lambda _id: None, events=lambda *_: []
         )
         self.started_ms, self.last_seq = self.clock.now_ms(), 0
-        self.engine_kind, self.restarts = "memory", 0
+        self.engine_kind, self.restarts, self.readable = "memory", 0, True
+        self.alarms = SimpleNamespace(texts=())
         self.moved = asyncio.Event()
         self._dice = random.Random(5)
+
+    async def settled(self) -> None: ...
 
     async def changed(self, _job: str, timeout_s: float) -> None:
         try:

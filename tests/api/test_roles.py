@@ -121,6 +121,13 @@ TABLE: dict[tuple[str, str], tuple[Ask, ...]] = {
     ("POST", "/v1/session"): (Ask("/v1/session", {"code": "wrong"}),),
     ("POST", "/v1/session/end"): (Ask("/v1/session/end"),),
     ("POST", "/v1/session/code"): (Ask("/v1/session/code"),),
+    ("GET", "/v1/oidc"): (Ask("/v1/oidc"),),
+    ("PUT", "/v1/oidc"): (Ask("/v1/oidc", {}),),
+    ("DELETE", "/v1/oidc"): (Ask("/v1/oidc"),),
+    ("GET", "/v1/oidc/begin"): (Ask("/v1/oidc/begin"),),
+    ("GET", "/v1/oidc/callback"): (Ask("/v1/oidc/callback?code=c&state=s"),),
+    ("POST", "/v1/oidc/device"): (Ask("/v1/oidc/device"),),
+    ("POST", "/v1/oidc/device/{handle:str}"): (Ask("/v1/oidc/device/unknown"),),
     ("GET", "/v1/certificate"): (Ask("/v1/certificate"),),
     ("WEBSOCKET", "/v1/meetings/{meeting:str}/enter"): (),
     ("WEBSOCKET", "/v1/meetings/{meeting:str}/host"): (),
@@ -133,7 +140,7 @@ TABLE: dict[tuple[str, str], tuple[Ask, ...]] = {
     ("GET", "/schema/{path:str}"): (Ask("/schema/other"),),
 }
 # A sign-in that fails is refused, like anything else that a stranger may try.
-REFUSES_ALL = {("POST", "/v1/session")}
+REFUSES_ALL = {("POST", "/v1/session"), ("GET", "/v1/oidc/callback")}
 
 
 @pytest.fixture(scope="module")

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 import msgspec
-from litestar import Controller, Litestar, Request, get, post, put
+from litestar import Controller, Litestar, get, post, put
 from litestar.datastructures import State
 from litestar.di import Provide
 from litestar.exceptions import HTTPException
@@ -29,7 +29,7 @@ from shoal.api.meeting import Meeting, Meetings, urls_of
 from shoal.api.metrics import metrics
 from shoal.api.packages import Packages, refuse_unknown_package
 from shoal.api.page import HANDLERS, provided
-from shoal.api.principal import Needs, Principal, principal_of
+from shoal.api.principal import Needs
 from shoal.api.problems import (
     SAFE_HEADERS,
     Refusal,
@@ -235,9 +235,6 @@ def build(
         await loop.settled()
         return loop
 
-    def provide_reach(loop: ControlLoop, who: Principal, request: Request[Any, Any, Any]) -> Reach:
-        return Reach(loop, who, lambda: access.still(request, who))
-
     def provide_entry() -> GatewayEntry:
         return entry()
 
@@ -251,8 +248,6 @@ def build(
         dependencies={
             "before": Provide(provide_nothing, sync_to_thread=False),
             "loop": Provide(provide_loop),
-            "who": Provide(principal_of, sync_to_thread=False),
-            "reach": Provide(provide_reach, sync_to_thread=False),
             "entry": Provide(provide_entry, sync_to_thread=False),
             "live_ledger": Provide(provide_ledger, sync_to_thread=False),
             "history": Provide(provide_history, sync_to_thread=False),

@@ -13,7 +13,7 @@ from typing import Annotated, Any, TypeVar
 import msgspec
 from litestar import Controller, Request, Response, delete, get, post, put
 from litestar.datastructures import Cookie
-from litestar.params import Parameter
+from litestar.params import Parameter, QueryParameter
 from litestar.response import Redirect
 
 from shoal.api.access import Access, new_token
@@ -211,7 +211,7 @@ class OpenId(Controller):
         loop: ControlLoop,
         sign_ins: SignIns,
         code: Word = "",
-        given: Annotated[str, Parameter(query="state", max_length=4000)] = "",
+        given: Annotated[str, QueryParameter(name="state", max_length=4000)] = "",
         error: Word = "",
     ) -> Response[bytes]:
         """The provider sends the browser back to here."""

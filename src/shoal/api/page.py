@@ -1,17 +1,20 @@
-"""The handlers that the page needs, and their dependencies."""
+"""The handlers that the page needs, and the dependencies that they share with all others."""
 
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
-from litestar import Controller
+from litestar import Controller, Request
 from litestar.di import Provide
 
 from shoal.api.access import Access
 from shoal.api.certificate import Certificate
 from shoal.api.feed import Feed
 from shoal.api.oidc import OpenId, SignIns
+from shoal.api.principal import Principal, principal_of
 from shoal.api.queue import Foresight, Waiting
+from shoal.api.reach import Reach
 from shoal.api.simulate import Simulations, Simulator
 from shoal.api.stream import Live
 from shoal.api.web import Files, Sessions
@@ -38,7 +41,14 @@ def provided(
         await loop.settled()
         return feed
 
+    async def provide_reach(request: Request[Any, Any, Any], who: Principal) -> Reach:
+        """Needs `who`, so that it is provided last: handlers start from the stored state."""
+        await loop.settled()
+        return Reach(loop, who, lambda: access.still(request, who))
+
     return {
+        "who": Provide(principal_of, sync_to_thread=False),
+        "reach": Provide(provide_reach),
         "access": Provide(lambda: access, sync_to_thread=False),
         "feed": Provide(provide_feed),
         "foresight": Provide(lambda: foresight, sync_to_thread=False),
