@@ -23,6 +23,8 @@ RAY_MARK = "SHOAL_RAY_DIR"  # in the environment of all that Ray runs for a home
 PR_SET_PDEATHSIG = 1
 PR_SET_CHILD_SUBREAPER = 36
 FALLOC_FL_KEEP_SIZE = 1
+CORES = [resource.getrlimit(resource.RLIMIT_CORE)]  # before we lowered our own
+NO_CORE = 1  # 0 would still feed a dump to a program that core_pattern names; 1 does not
 FALLOC_FL_PUNCH_HOLE = 2
 
 
@@ -56,16 +58,33 @@ class Usual(NamedTuple):
 
     umask: int
     files: tuple[int, int]
+    cores: tuple[int, int]
 
 
 def prepare_for_service(files_most: int) -> Usual:
-    """Files we make are private, and we may open as many as the system allows."""
+    """Files we make are private, we may open as many as the system allows, and secrets that are in
+    our memory do not get into a core dump."""
     files = resource.getrlimit(resource.RLIMIT_NOFILE)
     soft, hard = files
     wanted = files_most if hard == resource.RLIM_INFINITY else min(files_most, hard)
     if soft != resource.RLIM_INFINITY and soft < wanted:
         resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
-    return Usual(os.umask(0o077), files)
+    return Usual(os.umask(0o077), files, without_cores())
+
+
+def without_cores() -> tuple[int, int]:
+    """This process has secrets in its memory, so it leaves no core dump. Its children inherit that:
+    `CORES` has the limits to give back to them."""
+    before = CORES[0] = resource.getrlimit(resource.RLIMIT_CORE)
+    if before[1] != 0:
+        limit_cores(os.getpid(), (NO_CORE, before[1]))
+    return before
+
+
+def limit_cores(pid: int, limits: tuple[int, int]) -> None:
+    """Of a process that we have just started."""
+    with contextlib.suppress(OSError, ValueError):
+        resource.prlimit(pid, resource.RLIMIT_CORE, limits)
 
 
 def die_with_parent() -> None:

@@ -62,3 +62,13 @@ def test_a_tenant_that_is_kept_apart_gets_nothing_that_leads_into_the_operators_
     apart = inherited_env(apart=True)
     assert "/root/own" not in apart.values()
     assert list(apart.values()).count("machine") == 3
+
+
+def test_a_tenants_build_does_not_get_the_password_of_an_index(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("PIP_EXTRA_INDEX_URL", f"https://me:{CANARY}@a/s https://b/s http://x@c/")
+    own = inherited_env("PIP_")
+    assert CANARY in own["PIP_EXTRA_INDEX_URL"], "the operator's own builds need it"
+    apart = inherited_env("PIP_", apart=True)
+    assert apart["PIP_EXTRA_INDEX_URL"] == "https://a/s https://b/s http://c/"

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import os
+import resource
 import signal
 import stat
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from shoal.agent import secrets as module
@@ -285,3 +287,26 @@ def test_output_of_a_member_without_secrets_is_shipped_as_it_was_read(tmp_path: 
     data = os.pread(handle, 5000, 0)
     assert Output(handle).hidden(0, data) is data
     os.close(handle)
+
+
+def test_a_member_with_secrets_leaves_no_core_dump_and_others_as_always() -> None:
+    limit = "sleep 0.5; ulimit -S -c; ulimit -H -c"
+    with rig() as node:
+        wanted = give(node, ONE, SecretValue("token", VALUE.encode()))
+        node.launch(
+            ONE,
+            "bash",
+            "-c",
+            "until [ $(ulimit -H -c) != unlimited ]; do :; done; kill -SEGV $$",
+            secrets=wanted,
+            workdir=str(node.directory),
+        )
+        node.launch(TWO, "bash", "-c", limit)
+        assert node.exit(ONE).code == 128 + signal.SIGSEGV
+        assert not list(node.directory.glob("core*"))
+        assert node.exit(TWO).code == 0
+        ours = [resource.getrlimit(resource.RLIMIT_CORE)[i] for i in (0, 1)]
+        seen = [-1 if word == "unlimited" else int(word) * 1024 for word in node.text(TWO).split()]
+        assert seen == ours
+        agent = int(msgspec.json.decode((node.directory / "agent.json").read_bytes())["pid"])
+        assert resource.prlimit(agent, resource.RLIMIT_CORE)[0] == 1

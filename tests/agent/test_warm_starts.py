@@ -16,7 +16,8 @@ from typing import Any
 import pytest
 
 from shoal.model.job import MemberRef
-from tests.agent.rig import Rig, rig
+from shoal.model.secret import SecretsOf, SecretValue
+from tests.agent.rig import Rig, marked, rig
 
 pytestmark = pytest.mark.skipif(
     importlib.util.find_spec("torch") is None, reason="torch is not installed"
@@ -89,11 +90,25 @@ class Warm:
         self.work = work
         self.count = 0
 
-    def start(self, *argv: str, rank: int = 1, env: dict[str, str] | None = None) -> MemberRef:
+    def start(
+        self,
+        *argv: str,
+        rank: int = 1,
+        env: dict[str, str] | None = None,
+        secrets: tuple[SecretValue, ...] = (),
+    ) -> MemberRef:
         self.count += 1
         ref = MemberRef("j1", self.count, rank)
         variables = {"RANK": str(rank), "PATH": os.environ["PATH"], **(env or {})}
-        self.node.launch(ref, sys.executable, *argv, env=variables, workdir=str(self.work))
+        self.node.secrets[ref] = SecretsOf(ref, secrets)
+        self.node.launch(
+            ref,
+            sys.executable,
+            *argv,
+            env=variables,
+            workdir=str(self.work),
+            secrets=tuple(f"{one.name}={one.variable}" for one in secrets),
+        )
         return ref
 
     def script(self, text: str, *args: str, name: str = "script.py") -> MemberRef:
@@ -164,6 +179,34 @@ def test_ends_and_errors_are_those_of_a_cold_start(warm: tuple[Warm, list[Any]])
         ended, expected = made.node.exit(ref), made.node.exit(other)
         assert made.was_warm(ref) and not made.was_warm(other), text
         assert (ended.code, made.node.text(ref)) == (expected.code, made.node.text(other)), text
+
+
+def test_no_warm_interpreter_gets_or_keeps_a_secret(warm: tuple[Warm, list[Any]]) -> None:
+    made, _ = warm
+    (made.work / "secret.py").write_text("import os; print(len(os.environ['TOKEN']))")
+    ref = made.start("secret.py", secrets=(SecretValue("token", b"canary-4471", "TOKEN"),))
+    assert made.node.exit(ref).code == 0
+    assert made.was_warm(ref)
+    assert made.node.text(ref) == "11\n"
+    zygotes = [pid for pid in marked(made.node.directory) if b"zygote.py" in read(pid, "cmdline")]
+    assert zygotes
+    assert all(b"canary-4471" not in memory(pid) + read(pid, "environ") for pid in zygotes)
+
+
+def read(pid: int, name: str) -> bytes:
+    return Path(f"/proc/{pid}/{name}").read_bytes()
+
+
+def memory(pid: int) -> bytes:
+    """The heap and the stack of a process, as far as they can be read."""
+    found = b""
+    with Path(f"/proc/{pid}/mem").open("rb", buffering=0) as file:
+        for line in read(pid, "maps").decode().splitlines():
+            if "[heap]" in line or "[stack]" in line:
+                begin, end = (int(part, 16) for part in line.split()[0].split("-"))
+                file.seek(begin)
+                found += file.read(end - begin)
+    return found
 
 
 def test_modules_run_warm_too(warm: tuple[Warm, list[Any]]) -> None:

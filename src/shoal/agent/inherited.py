@@ -43,6 +43,7 @@ OWN = frozenset(
 PROXIES = frozenset(("http_proxy", "https_proxy", "all_proxy", "no_proxy"))  # and in capitals
 # A variable with a harmless prefix may be a key all the same.
 SECRET = re.compile(r"TOKEN|SECRET|PASSW|CREDENTIAL|KEY$|_KEY_", re.IGNORECASE)
+URL_LOGIN = re.compile(r"(://)[^/\s@]*@")
 LOGIN = re.compile(r"^((?:[a-z0-9+.-]+:)?//)?[^/]*@", re.IGNORECASE)
 
 
@@ -55,6 +56,8 @@ def inherited_env(*more: str, apart: bool = False) -> dict[str, str]:
         if name.lower() in PROXIES:
             kept[name] = LOGIN.sub(r"\1", value)  # a password for the proxy is the operator's
             continue
+        if apart and more and name.startswith(more):  # a tenant builds with the operator's settings
+            value = URL_LOGIN.sub(r"\1", value)
         tuned = name.startswith(prefixes) and not SECRET.search(name)
         if tuned or name in MACHINE or (name in OWN and not apart):
             kept[name] = value

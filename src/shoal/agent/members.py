@@ -106,6 +106,7 @@ class Members:
         try:
             found = self._surroundings.of(command, directory, {BEATS_ENV: self.beats.name})
             self.processes.start(command, directory, found)
+            self._supplies.secrets.started(command, self.processes.pid(member.ref))
         except Exception as error:
             self._cannot_start(member, error)
             return

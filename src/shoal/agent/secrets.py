@@ -22,7 +22,7 @@ import msgspec
 from shoal.agent.faults import CannotStart
 from shoal.agent.masking import Mask
 from shoal.exits import member_ref
-from shoal.kernel import memory_folder
+from shoal.kernel import CORES, NO_CORE, limit_cores, memory_folder
 from shoal.model.commands import Launch, Prepare
 from shoal.model.job import MemberRef
 from shoal.model.secret import SealedSecrets, SecretsOf, SecretValue
@@ -110,6 +110,14 @@ class Secrets:
         if given is None or all(one.variable for one in given.values):
             return ""
         return str(self._folder() / str(ref))
+
+    def started(self, launch: Launch, pid: int | None) -> None:
+        """A member with secrets leaves no core dump. Others have the limits they would have had; a
+        tenant's have got theirs already."""
+        if pid is not None and launch.ref in self._masks:
+            limit_cores(pid, (NO_CORE, NO_CORE))
+        elif pid is not None and not launch.uid:
+            limit_cores(pid, CORES[0])
 
     def registry(self, ref: MemberRef) -> str:
         """`USER:PASSWORD` for the registry of the member's image, or nothing."""

@@ -14,7 +14,7 @@ import msgspec
 
 from shoal.agent.agent import Agent
 from shoal.files import short_path, write_private
-from shoal.kernel import reap_orphans
+from shoal.kernel import reap_orphans, without_cores
 from shoal.model.node import NodeSpec
 
 log = logging.getLogger("shoal.agent")
@@ -32,6 +32,7 @@ def run(directory: Path, keeper: int) -> int:
     """The agent's whole life; returns its exit code."""
     logging.basicConfig(format="%(asctime)s %(message)s", level=logging.INFO, stream=sys.stderr)
     reap_orphans()
+    without_cores()
     return asyncio.run(_run(directory, keeper))
 
 

@@ -20,7 +20,7 @@ import msgspec
 from shoal.cgroups.groups import end_groups
 from shoal.exits import MEMBERS, read_exits
 from shoal.files import held, short_path, write_private
-from shoal.kernel import AGENT_MARK, NODE_MARK, Usual, kill_marked, variable
+from shoal.kernel import AGENT_MARK, NODE_MARK, Usual, kill_marked, limit_cores, variable
 from shoal.model.node import NodeSpec
 from shoal.model.report import NodeGone
 from shoal.wire import Ask, FromAgent, Heard, Link, ToAgent
@@ -223,6 +223,7 @@ def start_agent(
     if usual is not None:
         with contextlib.suppress(OSError):
             resource.prlimit(process.pid, resource.RLIMIT_NOFILE, usual.files)
+        limit_cores(process.pid, usual.cores)
     return process
 
 

@@ -84,6 +84,7 @@ def render(runtime: Runtime, facts: Facts, launch: Launch, box: Box) -> Rendered
         *_shared_memory(facts, launch),
         f"--ulimit=nofile={_range(facts.files)}",
         f"--ulimit=nproc={_range(facts.processes)}",
+        *(["--ulimit=core=1:1"] if launch.secrets else []),
         *_limits(facts, launch, box),
         *(_podman_gpus(facts, gpus) if podman else _docker_gpus(gpus)),
         *(f"--mount={_mount(mount)}" for mount in box.mounts),

@@ -16,7 +16,7 @@ import msgspec
 from shoal.agent.warm import zygote as zygote_program
 from shoal.agent.warm.rules import Recipe, shadowed
 from shoal.cgroups.groups import Group
-from shoal.kernel import NODE_MARK
+from shoal.kernel import CORES, NODE_MARK, limit_cores
 
 log = logging.getLogger("shoal.agent")
 
@@ -167,6 +167,7 @@ class WarmPool:
             return
         finally:
             theirs.close()
+        limit_cores(process.pid, CORES[0])
         ours.setblocking(False)
         self._zygotes[recipe.key] = Zygote(recipe, process, ours)
         log.info("starting a warm interpreter: process %d, %s", process.pid, " ".join(modules))
