@@ -68,10 +68,11 @@ def test_the_documentation_of_fields_is_up_to_date(what: str) -> None:
 
 @pytest.mark.parametrize(("verb", "table"), [(run, JOB), (serve, SERVICE)])
 def test_the_flags_are_the_fields(verb: click.Command, table: Table) -> None:
+    shared = ("wait", "no_wait", "json", "home", "context")
     options = {
         option.name: option
         for option in verb.params
-        if isinstance(option, Option) and option.name not in ("wait", "no_wait", "json", "home")
+        if isinstance(option, Option) and option.name not in shared
     }
     flags = {name: field for name, field in table.items() if field.heading}
     assert list(options) == list(flags)

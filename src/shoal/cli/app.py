@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import os
 import sys
 from typing import Any, NoReturn
 
@@ -62,6 +63,7 @@ THEMES = {
         "login": "Log in to a cluster whose head is another machine.",
         "logout": "Forget the token of a cluster.",
         "context": "List the clusters you know, or choose which one commands use.",
+        "completion": "Print what your shell needs to complete verbs and names.",
     },
     "Try it": {
         "sim": "Replay a trace or your own history under other policies.",
@@ -113,6 +115,14 @@ class Verbs(click.Group):
         module = importlib.import_module(f"shoal.cli.verbs.{MODULES.get(cmd_name, cmd_name)}")
         command: click.Command = getattr(module, cmd_name)
         return command
+
+    def shell_complete(self, ctx: click.Context, incomplete: str) -> list[Any]:
+        """Without importing a verb."""
+        from click.shell_completion import CompletionItem
+
+        verbs = {name: text for name, text in VERBS.items() if name.startswith(incomplete)}
+        found = [CompletionItem(name, help=text) for name, text in verbs.items()]
+        return [*found, *click.Command.shell_complete(self, ctx, incomplete)]
 
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         width = max(map(len, VERBS))
@@ -170,4 +180,9 @@ def call(args: list[str]) -> int:
 
 
 def run(args: list[str] | None = None) -> NoReturn:
+    asked = os.environ.pop("_SHOAL_COMPLETE", "")
+    if asked and args is None:
+        from shoal.cli.completion import answer
+
+        sys.exit(answer(shoal, asked))
     sys.exit(call(sys.argv[1:] if args is None else args))

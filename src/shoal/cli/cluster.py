@@ -30,8 +30,13 @@ Answer = TypeVar("Answer")
 
 def connect(home: Path) -> Client:
     """The cluster that the verb uses: a context, or the one in this home."""
-    context = os.environ.get("SHOAL_CONTEXT", "")  # as `settle` left it
+    context = context_in_use()
     return Client(context=context) if context else Client.at_home(home)
+
+
+def context_in_use() -> str:
+    """As `settle` left it; empty: the cluster is the one in the home."""
+    return os.environ.get("SHOAL_CONTEXT", "")
 
 
 def job_id(text: str) -> str:

@@ -19,7 +19,16 @@ CHOSEN = "shoal.chosen"  # the cluster that the verb uses, and why
 NUMBER_DIGITS_MAX = 16  # more than any number here needs; Python itself refuses thousands
 
 
-class Argument(click.Argument):
+class _Suggested(click.Parameter):
+    """Its values are completed in a shell."""
+
+    def shell_complete(self, ctx: click.Context, incomplete: str) -> list[Any]:
+        from shoal.cli.completion import suggest
+
+        return suggest(ctx, self, incomplete)
+
+
+class Argument(_Suggested, click.Argument):
     """`name` is the function's parameter, `metavar` is what the help page calls it."""
 
     heading = "Arguments"
@@ -29,7 +38,7 @@ class Argument(click.Argument):
         self.help = help
 
 
-class Option(click.Option):
+class Option(_Suggested, click.Option):
     """The help page lists it under `heading`. Defaults are part of the help text."""
 
     def __init__(

@@ -5,12 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-import msgspec
-
 from shoal import client
 from shoal.client import ShoalError
 from shoal.forms.failure import BadField
-from shoal.forms.pack import packed
+from shoal.forms.pack import packed, packed_service
 from shoal.forms.request import JOB, SERVICE, Form, Request, Spec, complete
 from shoal.model.views import JobView, ServiceView
 
@@ -18,7 +16,9 @@ Command = str | Sequence[str]
 
 
 class Client(client.Client):
-    """A cluster. `Client()` is the cluster of this user on this machine."""
+    """A cluster. `Client()` is the one that the `shoal` command uses: of this user on this machine,
+    or the context in use. `Client(context="lab")` is a cluster that you logged in to; the folder
+    of a job then travels with it."""
 
     def run(self, command: Command, **fields: Any) -> JobView:
         """Submits a job and returns at once. The keywords are the fields of a job file:"""
@@ -29,8 +29,7 @@ class Client(client.Client):
         """Starts or changes a service and returns at once. The keywords are the fields of a
         service file:"""
         spec, pack = _request(SERVICE, {"name": name, "command": command, **fields})
-        replica = packed(self, spec.replica, pack)
-        return self.submit_service(msgspec.structs.replace(spec, replica=replica))
+        return self.submit_service(packed_service(self, spec, pack))
 
 
 for _method, _form in ((Client.run, JOB), (Client.serve, SERVICE)):  # for help(shoal.Client)

@@ -13,22 +13,26 @@ from shoal.model.job import JobSpec
 
 if TYPE_CHECKING:
     from shoal.client import Client
+    from shoal.model.service import ServiceSpec
     from shoal.packing import Package
 
 LEFT_SHOWN = 5
+PLACES = ("PATH", "VIRTUAL_ENV", "CONDA_PREFIX")
+
+Note = Callable[[str], object]
 
 
-def packed(
-    client: Client, spec: JobSpec, wanted: bool | None, note: Callable[[str], object] | None = None
-) -> JobSpec:
+def packed(client: Client, spec: JobSpec, wanted: bool | None, note: Note | None = None) -> JobSpec:
     """The job in a form that can run on any node, or as it is if it runs in place. If `wanted` is
     None it runs in place only where all nodes are on this machine. `note` gets one line about
     each thing that the user may expect on the node but will not find there."""
     note = note or str  # which does nothing with it
+    if client.remote:
+        spec = msgspec.structs.replace(spec, env=_without_places(spec.env))
     if hidden := hidden_environment(spec):
         note(hidden)
     if wanted is None:
-        wanted = client.status().engine != "local"
+        wanted = client.remote or client.status().engine != "local"
     if not wanted:
         return spec
     from shoal.client import ShoalError
@@ -50,8 +54,44 @@ def packed(
             note(package.ignored.text)
         client.send_package(package.sha256, package.size, file)
     return msgspec.structs.replace(
-        spec, package=package.sha256, workdir=package.folder, env=_moved(spec, package)
+        spec,
+        package=package.sha256,
+        workdir=package.folder,
+        env=_moved(spec, package, client.remote),
     )
+
+
+def packed_service(
+    client: Client, spec: ServiceSpec, wanted: bool | None, note: Note | None = None
+) -> ServiceSpec:
+    """The service with its replicas in a form that can run on any node."""
+    from shoal.client import ShoalError
+
+    certificate = spec.way.certificate
+    if certificate and client.remote:
+        message = "names a file on the head, which this machine does not have; run it on the head"
+        raise ShoalError(f"{message}: shoal serve {spec.name} --certificate ...", "certificate")
+    require_certificate(spec)
+    replica = packed(client, spec.replica, wanted, note)
+    return msgspec.structs.replace(spec, replica=replica)
+
+
+def require_certificate(spec: ServiceSpec) -> None:
+    """On the head, where it is read."""
+    from shoal.client import ShoalError
+
+    certificate = spec.way.certificate
+    if certificate and not Path(certificate).is_file():
+        raise ShoalError(f"{certificate}: there is no such file", "certificate")
+
+
+def _without_places(env: dict[str, str]) -> dict[str, str]:
+    """Without what only says where things are on this machine: a node has its own programs."""
+    return {
+        name: value
+        for name, value in env.items()
+        if os.environ.get(name) != value or name not in PLACES
+    }
 
 
 def hidden_environment(spec: JobSpec) -> str:
@@ -67,14 +107,19 @@ def hidden_environment(spec: JobSpec) -> str:
     )
 
 
-def _moved(spec: JobSpec, package: Package) -> dict[str, str]:
-    """Paths of PYTHONPATH that are in the package become relative to the folder of the job."""
+def _moved(spec: JobSpec, package: Package, remote: bool) -> dict[str, str]:
+    """Paths of PYTHONPATH that are in the package become relative to the folder of the job. From
+    another machine, no others are valid."""
     env = dict(spec.env)
     parts = env.get("PYTHONPATH", "").split(":")
     here = package.root / package.folder
     for number, part in enumerate(parts):
         if part.startswith("/") and Path(part).resolve().is_relative_to(package.root):
             parts[number] = os.path.relpath(Path(part).resolve(), here)
+        elif part.startswith("/") and remote:
+            parts[number] = ""
     if "PYTHONPATH" in env:
-        env["PYTHONPATH"] = ":".join(parts)
+        env["PYTHONPATH"] = ":".join(filter(None, parts) if remote else parts)
+    if remote and not env.get("PYTHONPATH"):
+        env.pop("PYTHONPATH", None)
     return env

@@ -16,7 +16,6 @@ from shoal.forms.fields import Table
 from shoal.forms.job import to_spec
 from shoal.forms.service import to_service
 from shoal.model.job import JobSpec
-from shoal.model.service import ServiceSpec
 
 # With these, `python` and its imports mean the same in the job as in the shell that sent it.
 CARRIED = ("PATH", "VIRTUAL_ENV", "CONDA_PREFIX", "PYTHONPATH", "LANG")
@@ -46,16 +45,8 @@ def _own_job(given: Mapping[str, Any]) -> JobSpec:
     return msgspec.structs.replace(to_spec(given), user=user())
 
 
-def _own_service(given: Mapping[str, Any]) -> ServiceSpec:
-    spec = to_service(given)
-    certificate = spec.way.certificate
-    if certificate and not Path(certificate).is_file():
-        raise BadField("certificate", f"{certificate}: there is no such file")
-    return spec
-
-
 JOB = Form("job", fields.JOB, _own_job)
-SERVICE = Form("service", fields.SERVICE, _own_service)
+SERVICE = Form("service", fields.SERVICE, to_service)
 
 
 def complete(

@@ -99,8 +99,8 @@ def map(  # noqa: A001 - the verb's name
 
     With --cluster the workers are members of one elastic job: as many as fit,
     up to --workers (by default as many as the cluster holds). Inputs and
-    results go directly between this command and the workers, not through the
-    controller. The job ends when this command ends.
+    results go directly between this command and the workers; from another
+    machine, through the head. The job ends when this command ends.
 
     Examples:
       shoal map score.py:score inputs.jsonl -o scores.jsonl
@@ -179,6 +179,7 @@ def _request(
 
 
 def _cluster(given: dict[str, Any], home: Path, function: str) -> Cluster:
+    from shoal.cli.cluster import context_in_use
     from shoal.cli.request import parse_env
     from shoal.forms.failure import BadField
     from shoal.forms.job import to_spec
@@ -196,8 +197,9 @@ def _cluster(given: dict[str, Any], home: Path, function: str) -> Cluster:
         env=dict(spec.env),
         requirements=spec.requirements,
         pack=given.get("pack"),
-        home=home,
+        home=None if context_in_use() else home,
         name=name[:63],
+        context=context_in_use(),
     )
 
 

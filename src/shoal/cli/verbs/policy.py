@@ -128,13 +128,18 @@ def _print_shipped(json: bool) -> None:
 
 
 def _check(word: str, json: bool) -> None:
+    from shoal.cli.cluster import context_in_use
     from shoal.cli.screen import show
 
-    one = _named(word, load=True)
+    away = bool(context_in_use())
+    one = _named(word, load=not away)
     if json:
         show.as_json(one)
-    else:
-        show.line(f"{word} is fine: {gist(one)}", "green")
+        return
+    show.line(f"{word} is fine: {gist(one)}", "green")
+    own = [name for name in (one.order, one.placement) if ":" in name]
+    if away and own:
+        show.note(f"{' and '.join(own)} will be looked up on the head when you set the policy")
 
 
 def _diff(one: Policy, other: Policy, left: str, right: str, json: bool) -> None:

@@ -48,8 +48,9 @@ def run(words: tuple[str, ...], wait: bool, json: bool, home: Path, **flags: Any
     have the names of the flags (command, members, gpus, ..., checkpoint_every). Flags
     override the file. A relative path in it counts from the file's folder.
 
-    Where nodes are other machines, the folder is sent along: the git repository that
-    it is in, without ignored files, once to each node and read-only there (--pack).
+    Where nodes are other machines, or you are not on the head, the folder is sent
+    along: the git repository that it is in, without ignored files, once to each node
+    and read-only there (--pack). From another machine, PATH and VIRTUAL_ENV stay there.
     Write results to $SHOAL_CHECKPOINT_DIR, or to $SHOAL_SCRATCH, which is removed when
     the job ends. The packages of --requirements are installed once on each node.
 

@@ -84,15 +84,16 @@ def serve(words: tuple[str, ...], no_wait: bool, json: bool, home: Path, **flags
 
 
 def _ask(spec: ServiceSpec, pack: bool | None, home: Path, *, quiet: bool) -> ServiceView:
-    import msgspec
-
     from shoal.cli import cluster
     from shoal.cli.screen import show
-    from shoal.forms.pack import packed
+    from shoal.forms.pack import packed_service, require_certificate
 
+    if not cluster.context_in_use():
+        require_certificate(spec)  # before anything else fails
     with cluster.connect(home) as client:
-        replica = packed(client, spec.replica, pack, None if quiet else show.note)
-        return client.submit_service(msgspec.structs.replace(spec, replica=replica))
+        return client.submit_service(
+            packed_service(client, spec, pack, None if quiet else show.note)
+        )
 
 
 def _from_words(words: list[str]) -> dict[str, Any]:

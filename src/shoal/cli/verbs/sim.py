@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from shoal.model.policy import Policy
     from shoal.model.prices import PriceList
     from shoal.sim.replay.metrics import Summary
+    from shoal.sim.replay.readers.history import History
     from shoal.sim.replay.traces import Trace
 
 QUIET_S = 2.0  # a shorter replay needs no progress bar
@@ -161,7 +162,7 @@ def sim(
         if history:
             if trace is not None:
                 raise Failure("--history: takes no TRACE; leave one of them out", USAGE)
-            cluster, played = _history(home, nodes, gpus, cpus, memory, days)
+            cluster, played = _history(home, nodes, gpus, cpus, memory, days, json)
         else:
             if days:
                 raise Failure("--days: works only with --history", USAGE)
@@ -199,6 +200,7 @@ def policy_named(name: str) -> Policy:
 
 def _prices(word: str, home: Path, history: bool) -> PriceList:
     """The file that was named; else, for a history, the prices that the cluster has set."""
+    from shoal.cli.cluster import connect, context_in_use
     from shoal.control.home import Home
     from shoal.forms.prices import read
     from shoal.ledger.prices import read_prices
@@ -206,6 +208,9 @@ def _prices(word: str, home: Path, history: bool) -> PriceList:
 
     if word:
         return read(word)
+    if history and context_in_use():
+        with connect(home) as client:
+            return client.prices()
     return read_prices(Home(home).prices) if history else PriceList()
 
 
@@ -235,14 +240,46 @@ def _trace(
 
 
 def _history(
-    home: Path, nodes: str, gpus: int, cpus: str, memory: str, days: int
+    home: Path, nodes: str, gpus: int, cpus: str, memory: str, days: int, quiet: bool
 ) -> tuple[list[NodeSpec], Trace]:
-    """The jobs that the cluster of this home ran, from its log of events."""
+    """The jobs that the cluster ran, from its log of events."""
+    from shoal.cli.cluster import context_in_use
     from shoal.cli.sim_flags import cluster_of
+    from shoal.sim.replay.clusters import gangs_for
+
+    lived = _from_head(home, quiet) if context_in_use() else _from_home(home)
+    cluster = cluster_of(nodes, gpus, cpus, memory) if nodes else lived.nodes
+    return cluster, lived.trace(gangs_for(cluster), days)
+
+
+def _from_head(home: Path, quiet: bool) -> History:
+    """In pages, as much of it as the user may see."""
+    from shoal.cli.cluster import Retry
+    from shoal.cli.screen.show import Spinner
+    from shoal.model.events import Recorded
+    from shoal.sim.replay.readers.history import read_history
+
+    begun, read = time.monotonic(), 0
+    with Retry(home) as retry, Spinner(quiet) as progress:
+
+        def page(after: int, limit: int) -> list[Recorded]:
+            nonlocal read
+            while True:
+                view = retry(lambda client: client.events(after=after, limit=limit))  # noqa: B023
+                read += len(view.events)
+                if time.monotonic() - begun > QUIET_S:
+                    progress(f"reading the history: {read:,} events")
+                if view.events or view.next_after <= after:
+                    return view.events
+                after = view.next_after  # none of those between is ours to see
+
+        return read_history(page, "history")
+
+
+def _from_home(home: Path) -> History:
     from shoal.control.home import Home
     from shoal.control.store.sqlite import SqliteStore
     from shoal.ports import StoreError
-    from shoal.sim.replay.clusters import gangs_for
     from shoal.sim.replay.readers.history import read_history
 
     path = Home(home).database
@@ -251,13 +288,11 @@ def _history(
     try:
         store = SqliteStore(path)
         try:
-            lived = read_history(store.events, str(path))
+            return read_history(store.events, str(path))
         finally:
             store.close()
     except StoreError as error:
         raise Failure(str(error), REFUSED) from error
-    cluster = cluster_of(nodes, gpus, cpus, memory) if nodes else lived.nodes
-    return cluster, lived.trace(gangs_for(cluster), days)
 
 
 def _fitting(played: Trace, cluster: list[NodeSpec], skip: bool) -> Trace:

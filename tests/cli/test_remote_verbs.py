@@ -1,0 +1,202 @@
+"""Every verb from a machine that shares no disk with the head: an address and a token are all."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pytest
+
+from shoal import contexts
+from shoal.cli.app import VERBS
+from tests.cli.conftest import Result
+from tests.live.cluster import Live, live_cluster
+
+SECONDS = 120
+
+
+class Try(NamedTuple):
+    """A verb's arguments, and what its output must contain. `code` 2 is a refusal in one line."""
+
+    args: tuple[str, ...]
+    shows: str = ""
+    code: int = 0
+    stdin: str = ""
+
+
+ON_HEAD = "is for the cluster of this machine"
+# {job} is one that has finished, {live} one that runs, {service} one that serves.
+TRIES: dict[str, list[Try]] = {
+    "run": [
+        Try(("--wait", "--", "cat", "data.txt"), "from the laptop"),
+        Try(("job.yaml", "--wait"), "from a job file"),
+        Try(("--wait", "--", "sh", "-c", "echo $PATH"), "bin"),
+    ],
+    "map": [
+        Try(
+            ("double.py:double", "lines.jsonl", "-o", "out.jsonl", "--cluster", "-n", "1"),
+            "3 lines",
+        )
+    ],
+    "ps": [Try(("-a",), "{job}")],
+    "logs": [Try(("{job}",), "from the laptop"), Try(("-f", "{job}"), "from the laptop")],
+    "why": [Try(("{job}",), "{job}")],
+    "explain": [Try(("{job}",), "{job}")],
+    "cancel": [Try(("{live}",), "{live}")],
+    "requeue": [Try(("{job}",))],
+    "secret": [Try(("set", "KEY"), stdin="value\n"), Try(("list",), "KEY")],
+    "serve": [
+        Try(("site", "--no-wait", "--", "sh", "-c", "exec python -m http.server $PORT"), "site"),
+        Try(
+            ("tls", "--port", "9443", "--certificate", "mine.pem", "--", "true"),
+            "certificate: names a file on the head",
+            1,
+        ),
+    ],
+    "services": [Try((), "site")],
+    "service": [Try(("site", "--stop"), "site")],
+    "up": [Try((), ON_HEAD, 2)],
+    "down": [Try((), ON_HEAD, 2)],
+    "join": [Try(("head:6379",), ON_HEAD, 2)],
+    "leave": [Try((), ON_HEAD, 2)],
+    "salvage": [Try((), ON_HEAD, 2)],
+    "status": [Try((), "2 ready"), Try(("--json",), '"nodes"')],
+    "page": [Try((), "/#code=")],
+    "top": [Try(("--json",), '"ready": 2')],
+    "nodes": [Try((), "n1")],
+    "cordon": [Try(("n1",), "n1")],
+    "drain": [Try(("n1",), "n1")],
+    "uncordon": [Try(("n1",), "n1")],
+    "check": [Try(("n1", "--json"), "n1")],
+    "policy": [
+        Try(("show",), "order"),
+        Try(("check", "own.yaml"), "ours:order will be looked up on the head"),
+        Try(("set", "mine.yaml"), "mine"),
+        Try(("set", "own.yaml"), "order", 1),
+    ],
+    "events": [Try(("--job", "{job}"), "{job}")],
+    "report": [Try(("--csv", "report.csv"), "")],
+    "prices": [Try((), ""), Try(("set", "prices.yaml"), "")],
+    "tenant": [Try(("add", "lab"), "lab"), Try(("list",), "lab")],
+    "user": [Try(("add", "ann", "--tenant", "lab"), "ann"), Try(("list",), "ann")],
+    "token": [Try(("add", "ann"), "shoal_"), Try(("list",), "ann")],
+    "audit": [Try((), "tenant")],
+    "whoami": [Try((), "operator")],
+    "login": [Try(("--help",), "log in")],  # test_login.py logs in
+    "logout": [Try(("--help",), "token")],
+    "context": [Try(("list",), "far")],
+    "completion": [Try(("bash",), "complete")],
+    "sim": [Try(("--history",), "fair"), Try(("--history", "--json"), '"policies"')],
+    "demo": [Try(("--help",), "cluster")],  # brings up a cluster of its own
+}
+# Those that need what others made come after them.
+ORDER = ["run", "tenant", "user", "token", *VERBS]
+
+
+@pytest.fixture(scope="module")
+def live() -> Iterator[Live]:
+    with live_cluster(nodes=2, gpus=1) as cluster:
+        yield cluster
+
+
+@pytest.fixture(scope="module")
+def laptop(live: Live, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with a project; beside it a home with nothing but a context."""
+    root = tmp_path_factory.mktemp("laptop")
+    project, home = root / "project", root / "home"
+    project.mkdir()
+    home.mkdir()
+    for name, text in {
+        "data.txt": "from the laptop\n",
+        "job.yaml": "command: cat beside/file.txt\nname: filed\n",
+        "beside/file.txt": "from a job file\n",
+        "double.py": "def double(x): return 2 * x\n",
+        "lines.jsonl": "1\n2\n3\n",
+        "mine.yaml": "base: fair\nname: mine\n",
+        "own.yaml": "base: fair\nname: own\norder: ours:order\n",
+        "prices.yaml": "currency: EUR\ngpus: {H100: {per_hour: 2}}\n",
+        "mine.pem": "",
+    }.items():
+        (project / name).parent.mkdir(exist_ok=True)
+        (project / name).write_text(text)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("XDG_CONFIG_HOME", str(home / ".config"))
+        with contexts.changing() as known:
+            token = live.home.token.read_text().strip()
+            known.contexts["far"] = contexts.Context(url=live.client.url, token=token)
+    return root
+
+
+def shoal(laptop: Path, *args: str, stdin: str = "", start: tuple[str, ...] = ()) -> Result:
+    env = {
+        "PATH": os.environ["PATH"],
+        "HOME": str(laptop / "home"),
+        "SHOAL_CONTEXT": "far",
+        "XDG_CONFIG_HOME": str(laptop / "home" / ".config"),
+    }
+    done = subprocess.run(
+        [sys.executable, *(start or ("-m", "shoal.main")), *args],
+        cwd=laptop / "project",
+        env=env,
+        input=stdin,
+        capture_output=True,
+        text=True,
+        timeout=SECONDS,
+        check=False,
+    )
+    return Result(done.returncode, done.stdout, done.stderr)
+
+
+def test_every_verb_has_an_entry() -> None:
+    """Whoever adds a verb says here how it is used from another machine."""
+    assert set(TRIES) == set(VERBS)
+
+
+def attempt(laptop: Path, live: Live, verb: str, start: tuple[str, ...] = ()) -> None:
+    for one in TRIES[verb]:
+        if any("{live}" in word for word in one.args):
+            names = {"live": live.run("sleep 600")}
+        else:
+            names = {"job": "j1"}
+        args = [word.format(**names) if "{" in word else word for word in one.args]
+        result = shoal(laptop, verb, *args, stdin=one.stdin, start=start)
+        said = f"shoal {verb} {' '.join(args)}\n{result.out}\n{result.err}"
+        assert result.code == one.code, said
+        shows = one.shows.format(**names) if one.shows.startswith("{") else one.shows
+        assert shows in result.out + result.err, said
+        assert "Traceback" not in result.err and "should not happen" not in result.err, said
+
+
+@pytest.mark.parametrize("verb", list(dict.fromkeys(ORDER)))
+def test_each_verb_works_by_address_and_token_alone(laptop: Path, live: Live, verb: str) -> None:
+    attempt(laptop, live, verb)
+    home = laptop / "home"
+    assert sorted(path.name for path in home.iterdir()) == [".config"], "it made a home here"
+
+
+def test_what_was_made_here_is_written_here(laptop: Path, live: Live) -> None:
+    found = (laptop / "project" / "out.jsonl").read_text().split()
+    assert found == ["2", "4", "6"]
+    assert (laptop / "project" / "report.csv").read_text()
+
+
+def _figures(answer: dict[str, Any]) -> list[Any]:
+    """Without how long its steps took."""
+    return [
+        {k: v for k, v in one.items() if not k.startswith("step_")} for one in answer["policies"]
+    ]
+
+
+def test_the_history_of_the_head_is_that_of_its_home(laptop: Path, live: Live) -> None:
+    far = json.loads(shoal(laptop, "sim", "--history", "--json").out)
+    env = {**os.environ, "SHOAL_HOME": str(live.home.path)}
+    words = [sys.executable, "-m", "shoal.main", "sim", "--history", "--json"]
+    near = json.loads(subprocess.run(words, env=env, capture_output=True, check=True).stdout)
+    for one, other in zip(_figures(far), _figures(near), strict=True):
+        assert {k: (v, other[k]) for k, v in one.items() if v != other[k]} == {}
+    assert far["nodes"] == near["nodes"] == 2
