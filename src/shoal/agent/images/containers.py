@@ -121,7 +121,9 @@ class Containers:
             self._containers[launch.ref] = container
         handle = os.memfd_create("variables", 0)
         os.write(handle, rendered.variables.encode("utf-8", "surrogateescape"))
-        words = [word.replace(VARIABLES, f"/proc/self/fd/{handle}") for word in rendered.words]
+        words = list(rendered.words)
+        if VARIABLES in words:
+            words[words.index(VARIABLES)] = f"{VARIABLES}=/proc/self/fd/{handle}"
         own = {name: value for name, value in os.environ.items() if not name.startswith("SHOAL_")}
         marks = {NODE_MARK: str(self._directory), **rendered.env}
         return Client(words, {**own, **marks}, (handle,), joins=bool(box.group))
@@ -132,9 +134,13 @@ class Containers:
         shutil.rmtree(folder, ignore_errors=True)
         folder.mkdir(mode=0o700)
         command = shlex.join(runtime.command)
+        # A monitor that has survived removes its container at the same time; both can fail then.
         script = (
+            "for try in 1 2 3 4 5; do\n"
             f"found=$({command} ps --all --quiet --filter label={LABEL}={self._node}) || exit 1\n"
-            f'[ -z "$found" ] || {command} rm --force $found\n'
+            '[ -n "$found" ] || exit 0\n'
+            f"{command} rm --force $found\n"
+            "sleep 0.2\ndone\nexit 1\n"
         )
         sweep = self._root / SWEEP
         if not sweep.exists() or sweep.read_text() != script:

@@ -19,7 +19,7 @@ from shoal.model.job import Fault
 from shoal.model.resources import WHOLE_GPU_MILLI
 
 LABEL = "shoal.node"  # on every container of a node: which node
-VARIABLES = "{variables}"  # stands for the path of the file with the variables
+VARIABLES = "--env-file"  # this word is to be completed with the path of the file
 GPUS_ENV = "CUDA_VISIBLE_DEVICES"
 UNLIMITED = -1
 NOT_APART = "apptainer cannot keep tenants apart: install podman or docker on this node"
@@ -50,7 +50,7 @@ class Box(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Rendered(NamedTuple):
-    """`words` may hold VARIABLES; `env` comes on top of the agent's own."""
+    """One of the `words` may be VARIABLES; `env` comes on top of the agent's own."""
 
     words: list[str]
     env: dict[str, str]
@@ -85,11 +85,11 @@ def render(runtime: Runtime, facts: Facts, launch: Launch, box: Box) -> Rendered
         f"--ulimit=nofile={_range(facts.files)}",
         f"--ulimit=nproc={_range(facts.processes)}",
         *(["--ulimit=core=1:1"] if launch.secrets else []),
-        *_limits(facts, launch, box),
+        *_limits(facts.limits or not podman, launch, box),
         *(_podman_gpus(facts, gpus) if podman else _docker_gpus(gpus)),
         *(f"--mount={_mount(mount)}" for mount in box.mounts),
         f"--workdir={box.workdir}",
-        f"--env-file={VARIABLES}",
+        VARIABLES,
         *(f"--env={name}" for name in lines),
         "--entrypoint=",  # the command is run as it is written, as it is without an image
         box.image,
@@ -122,10 +122,10 @@ def _shared_memory(facts: Facts, launch: Launch) -> list[str]:
     return [f"--shm-size={launch.memory_mb or facts.memory_mb // 2}m"]
 
 
-def _limits(facts: Facts, launch: Launch, box: Box) -> list[str]:
+def _limits(possible: bool, launch: Launch, box: Box) -> list[str]:
     if box.group:  # it has the limits
         return [f"--cgroup-parent={box.group}", f"--pids-limit={UNLIMITED}"]
-    if not facts.limits:
+    if not possible:
         return []
     found = [f"--pids-limit={launch.limits.processes or UNLIMITED}"]
     if launch.memory_mb:

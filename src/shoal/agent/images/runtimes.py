@@ -44,7 +44,7 @@ class Facts(msgspec.Struct, frozen=True):
     files: tuple[int, int]  # how many a process may open: usually, and at most
     processes: tuple[int, int]
     memory_mb: int
-    limits: bool  # may its containers be limited by the runtime?
+    limits: bool  # may podman limit the containers of this user?
 
 
 def find(environ: Mapping[str, str] = os.environ) -> Runtime | None:
