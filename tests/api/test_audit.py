@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import http.client
+import os
+import signal
 from collections.abc import Callable, Iterator
 from urllib.parse import urlsplit
 
@@ -14,7 +16,7 @@ from shoal.control.audit import verify
 from shoal.model.audit import AuditEntry
 from shoal.model.identity import Role
 from shoal.model.people import NewToken
-from tests.live.cluster import Live, live_cluster
+from tests.live.cluster import Live, eventually, live_cluster
 
 
 @pytest.fixture(scope="module")
@@ -131,3 +133,26 @@ def test_the_log_survives_a_controller_that_is_killed(live: Live) -> None:
     assert [entry.seq for entry in entries] == list(range(entries[0].seq, entries[-1].seq - 1, -1))
     assert entries[0].seq >= before + 2
     verify(live.home.path / "audit.log")
+
+
+def test_while_the_log_cannot_be_written_only_the_operator_changes_something(
+    live: Live, sign: Callable[[str], Client]
+) -> None:
+    ann, path = sign("ann"), live.home.path / "audit.log"
+    aside = path.with_name("aside")
+    os.kill(live.controller_pid(), signal.SIGSTOP)  # it writes nothing meanwhile
+    path.rename(aside)
+    path.mkdir()
+    pid = live.kill_controller()
+    assert eventually(lambda: live.controller_pid() != pid, 60)
+    live.client.set_user("bob", {"art": Role.MEMBER})
+    assert any("audit.log cannot be written" in text for text in live.client.status().alarms)
+    assert refused(lambda: ann.submit(live.spec("true"))) == 507
+    assert ann.me().user == "ann"  # to look is allowed
+    path.rmdir()
+    aside.rename(path)
+    assert eventually(lambda: not any("cannot" in t for t in live.client.status().alarms), 60)
+    assert ann.submit(live.spec("true")).id
+    told = [entry.verb for entry in newest(live, 3)]
+    assert told == ["jobs.submit", "jobs.submit", "users.change"]  # the refused one, too
+    verify(path)

@@ -215,3 +215,12 @@ def test_a_token_is_known_also_while_a_step_is_being_stored(
         over.set()
         changing.join()
     live.client.set_user("bob", {"lab": Role.VIEWER})
+
+
+def test_reasons_name_the_user_who_acted(live: Live, sign: Callable[..., Signed]) -> None:
+    ann = sign("ann", "lab").client
+    job = ann.submit(live.spec("sleep", "600")).id
+    ann.cancel(job)
+    assert eventually(lambda: ann.job(job).state == "cancelled")
+    assert "by ann" in ann.job(job).why
+    assert any("by ann" in str(record.event) for record in ann.events(job=job).events)

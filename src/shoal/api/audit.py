@@ -28,8 +28,9 @@ SAFE_METHODS = ("GET", "HEAD", "OPTIONS")
 REFUSED = (401, 403, 404, 421, 429)
 ENTRIES_MAX = 10_000
 WORD_MAX = 200
-# Refused requests must not push the rest out of the log.
+# Refused requests, and strangers, must not push the rest out of the log.
 REFUSED_MAX = 30  # lines per sender ...
+STRANGERS_MAX = 300  # ... and for all who have not signed in ...
 REFUSED_MS = 60_000  # ... within this time
 SENDERS_MAX = 1_000
 
@@ -87,8 +88,11 @@ class Auditor:
         refused = status in REFUSED and (who is None or not who.admin)
         if not (changes or told or refused) or scope.get(QUIET):
             return None
-        source = _source(scope)
-        if status in REFUSED and not self._room(f"{source} {who.token if who else ''}"):
+        source, known = _source(scope), who is not None or "who" in told
+        if (status in REFUSED or not known) and not (
+            self._room(f"{source} {who.token if who else ''}", REFUSED_MAX)
+            and (known or self._room("", STRANGERS_MAX))
+        ):
             self._skipped += 1
             return None
         skipped, self._skipped = self._skipped, 0
@@ -109,13 +113,13 @@ class Auditor:
             **{name: text[:WORD_MAX] for name, text in fields.items()},
         )
 
-    def _room(self, sender: str) -> bool:
+    def _room(self, sender: str, most: int) -> bool:
         now_ms = self._now_ms()
         if len(self._refused) >= SENDERS_MAX:
             oldest = next(iter(self._refused))
             del self._refused[oldest]
-        times = self._refused.setdefault(sender, deque(maxlen=REFUSED_MAX))
-        if len(times) == REFUSED_MAX and times[0] > now_ms - REFUSED_MS:
+        times = self._refused.setdefault(sender, deque(maxlen=most))
+        if len(times) == most and times[0] > now_ms - REFUSED_MS:
             return False
         times.append(now_ms)
         return True

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from typing import Annotated
 
 import msgspec
@@ -13,7 +14,7 @@ from shoal.api.principal import Needs, Principal
 from shoal.api.problems import Refusal, accepted
 from shoal.control.loop import ControlLoop
 from shoal.model.events import Recorded, TokenSet
-from shoal.model.identity import EVERY_TENANT, Identity, Role, Token, User, role_in
+from shoal.model.identity import EVERY_TENANT, Identity, Role, TenantRecord, Token, User, role_in
 from shoal.model.people import (
     MeView,
     NewTenant,
@@ -57,13 +58,22 @@ class Tenants(Controller):
 
     @get(sync_to_thread=False)
     def listing(self, loop: ControlLoop) -> list[TenantView]:
-        return [_tenant_view(loop, name) for name in sorted(loop.state.identity.tenants)]
+        identity = loop.state.identity
+        users = Counter(name for user in identity.users.values() for name in user.roles)
+        jobs = Counter(job.spec.tenant for job in loop.state.jobs.values())
+        return [
+            _tenant_view(record, users[name], jobs[name])
+            for name, record in sorted(identity.tenants.items())
+        ]
 
     @post()
     async def add(self, loop: ControlLoop, who: Principal, data: NewTenant) -> TenantView:
         answer = accepted(await loop.request(AddTenant(data.name, data.uid, who.user)))
         await loop.settled()
-        return _tenant_view(loop, answer.id)
+        record = loop.state.identity.tenants.get(answer.id)
+        if record is None:  # removed since
+            raise Refusal(404, f"there is no tenant {answer.id}; see: shoal tenant list", "tenant")
+        return _tenant_view(record, 0, 0)
 
     @delete("/{name:str}", status_code=200)
     async def remove(self, loop: ControlLoop, who: Principal, name: Word) -> Done:
@@ -76,14 +86,16 @@ class Users(Controller):
 
     @get(sync_to_thread=False)
     def listing(self, loop: ControlLoop) -> list[UserView]:
-        return [_user_view(loop, name) for name in sorted(loop.state.identity.users)]
+        identity = loop.state.identity
+        tokens = Counter(token.user for token in identity.tokens.values())
+        return [_user_view(user, tokens[name]) for name, user in sorted(identity.users.items())]
 
     @post()
     async def add(self, loop: ControlLoop, who: Principal, data: NewUser) -> UserView:
         user = User(name=data.name, roles=data.roles)
         answer = accepted(await loop.request(SetUser(user, add=True, who=who.user)))
         await loop.settled()
-        return _user_view(loop, answer.id)
+        return _one_user(loop, answer.id)
 
     @put("/{name:str}")
     async def change(self, loop: ControlLoop, who: Principal, name: Word, data: Roles) -> UserView:
@@ -91,7 +103,7 @@ class Users(Controller):
         user = User(name=name, roles=data.roles)
         answer = accepted(await loop.request(SetUser(user, who=who.user)))
         await loop.settled()
-        return _user_view(loop, answer.id)
+        return _one_user(loop, answer.id)
 
     @delete("/{name:str}", status_code=200)
     async def remove(self, loop: ControlLoop, who: Principal, name: Word) -> Done:
@@ -239,31 +251,22 @@ def _earlier(one_ms: int, other_ms: int) -> int:
     return min(one_ms, other_ms) if one_ms and other_ms else one_ms or other_ms
 
 
-def _tenant_view(loop: ControlLoop, name: str) -> TenantView:
-    identity = loop.state.identity
-    record = identity.tenants.get(name)
-    if record is None:  # added, and removed since
-        raise Refusal(404, f"there is no tenant {name}; see: shoal tenant list", "tenant")
+def _tenant_view(record: TenantRecord, users: int, jobs: int) -> TenantView:
     return TenantView(
-        name=record.name,
-        uid=record.uid,
-        since_ms=record.since_ms,
-        users=sum(name in user.roles for user in identity.users.values()),
-        jobs=sum(job.spec.tenant == name for job in loop.state.jobs.values()),
+        name=record.name, uid=record.uid, since_ms=record.since_ms, users=users, jobs=jobs
     )
 
 
-def _user_view(loop: ControlLoop, name: str) -> UserView:
+def _user_view(user: User, tokens: int) -> UserView:
+    return UserView(name=user.name, roles=user.roles, since_ms=user.since_ms, tokens=tokens)
+
+
+def _one_user(loop: ControlLoop, name: str) -> UserView:
     identity = loop.state.identity
     user = identity.users.get(name)
-    if user is None:
+    if user is None:  # removed since
         raise Refusal(404, f"there is no user {name}; see: shoal user list", "user")
-    return UserView(
-        name=user.name,
-        roles=user.roles,
-        since_ms=user.since_ms,
-        tokens=sum(token.user == name for token in identity.tokens.values()),
-    )
+    return _user_view(user, sum(token.user == name for token in identity.tokens.values()))
 
 
 def _token_view(loop: ControlLoop, token: Token) -> TokenView:

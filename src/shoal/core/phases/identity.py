@@ -165,7 +165,7 @@ def _set_token(round_: Round, request: SetToken) -> Answer:
             return Refused("token", f"{user.name} has {own} tokens; remove one that is not in use")
         token = msgspec.structs.replace(token, since_ms=round_.now_ms)
     if token.until_ms and token.until_ms <= round_.now_ms:
-        return Refused("expires", "is in the past")
+        return Refused("expires", "is in the past; say when it ends, e.g. --expires 30d")
     round_.emit(TokenSet(at_ms=round_.now_ms, token=token, who=request.who))
     return Accepted(token.id)
 
