@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import resource
+import shutil
 import signal
 import stat
+import tempfile
 from pathlib import Path
 
 import msgspec
@@ -22,6 +25,7 @@ from shoal.model.secret import SecretsOf, SecretValue
 from shoal.sealing import Opener, seal
 from shoal.wire import Handed
 from tests.agent.rig import Rig, rig
+from tests.needs import need_root
 
 ONE, TWO = MemberRef("j1", 1, 0), MemberRef("j1", 1, 1)
 VALUE = "canary-3fa9c2"
@@ -51,6 +55,20 @@ def on_disk(node: Rig, value: str = VALUE) -> list[str]:
         for path in node.directory.rglob("*")
         if path.is_file() and path.name != "output" and value.encode() in path.read_bytes()
     ]
+
+
+def launch_of(ref: MemberRef, uid: int = 0) -> Launch:
+    return Launch(
+        node="n1",
+        incarnation=1,
+        ref=ref,
+        argv=("true",),
+        env={},
+        workdir="",
+        stop_grace_ms=0,
+        secrets=("token",),
+        uid=uid,
+    )
 
 
 def acknowledge(node: Rig, ref: MemberRef) -> None:
@@ -221,8 +239,7 @@ def test_output_whose_secrets_are_no_longer_known_is_withheld() -> None:
 
 
 def test_a_tenants_member_owns_its_files() -> None:
-    if os.geteuid() != 0:
-        pytest.skip("the agent must be root to run members as other users")
+    need_root()
     with rig() as node:
         wanted = give(node, ONE, SecretValue("token", VALUE.encode()))
         node.launch(ONE, "sleep", "600", secrets=wanted, uid=61_234)
@@ -239,8 +256,7 @@ def test_a_tenants_member_owns_its_files() -> None:
 def test_a_folder_that_another_user_made_is_not_used(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    if os.geteuid() != 0:
-        pytest.skip("this test must be root to give a folder away")
+    need_root()
     squat = tmp_path / "squat"
     squat.mkdir()
     os.chown(squat, 12345, -1)
@@ -259,19 +275,9 @@ def test_the_wait_for_a_controller_that_does_not_answer_is_bounded(
 ) -> None:
     monkeypatch.setattr(module, "memory_folder", lambda _: tmp_path / "memory")
     made = module.Secrets(tmp_path, tmp_path, lambda *_: True, lambda *_: None)
-    launch = Launch(
-        node="n1",
-        incarnation=1,
-        ref=ONE,
-        argv=("true",),
-        env={},
-        workdir="",
-        stop_grace_ms=0,
-        secrets=("token",),
-    )
 
     async def wait() -> None:
-        task = asyncio.create_task(made.get(launch))
+        task = asyncio.create_task(made.get(launch_of(ONE)))
         await asyncio.sleep(0)
         for _ in range(module.ASKS_MAX):
             made.ask_again()
@@ -310,3 +316,41 @@ def test_a_member_with_secrets_leaves_no_core_dump_and_others_as_always() -> Non
         assert seen == ours
         agent = int(msgspec.json.decode((node.directory / "agent.json").read_bytes())["pid"])
         assert resource.prlimit(agent, resource.RLIMIT_CORE)[0] == 1
+
+
+def test_an_ordinary_users_agent_keeps_them_from_everybody_else(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """It cannot give files away: its members are the same user."""
+    need_root()
+    place = Path(tempfile.mkdtemp(dir="/dev/shm"))
+    monkeypatch.setattr(module, "memory_folder", lambda _: place / "own")
+    members = place / "members"
+    (members / str(ONE)).mkdir(parents=True)
+    for folder in (place, members, members / str(ONE)):
+        os.chown(folder, 61_999, 61_999)
+    pid = os.fork()
+    if pid == 0:
+        code = 1
+        with contextlib.suppress(BaseException):
+            os.setgid(61_999)
+            os.setuid(61_999)
+            made = module.Secrets(members, members, lambda *_: True, lambda *_: None)
+            made._keep(launch_of(ONE, uid=61_000), (SecretValue("token", VALUE.encode()),))
+            code = 0
+        os._exit(code)
+    try:
+        assert os.waitpid(pid, 0)[1] == 0
+        modes = {
+            str(path.relative_to(place)): (path.stat().st_uid, oct(path.stat().st_mode & 0o777))
+            for path in (place / "own", *(place / "own").rglob("*"))
+        }
+        assert modes == {
+            "own": (61_999, "0o700"),
+            "own/.values": (61_999, "0o700"),
+            f"own/.values/{ONE}": (61_999, "0o600"),
+            f"own/{ONE}": (61_999, "0o700"),
+            f"own/{ONE}/token": (61_999, "0o400"),
+        }
+    finally:
+        shutil.rmtree(place)

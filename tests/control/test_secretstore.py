@@ -15,6 +15,7 @@ from shoal.control.secretstore import SecretError, SecretStore
 from shoal.model.events import TenantRemoved
 from shoal.model.report import Report
 from shoal.model.secret import registry_secret
+from tests.needs import need_root
 
 VALUE = b"hunter2-canary\0\xff"
 
@@ -156,8 +157,7 @@ def test_it_can_be_set_and_read_at_the_same_time(tmp_path: Path) -> None:
 
 
 def test_a_key_of_another_user_is_refused(tmp_path: Path) -> None:
-    if os.geteuid() != 0:
-        pytest.skip("this test must be root to give a file away")
+    need_root()
     root = tmp_path / "secrets"
     put(SecretStore(root), "token")
     os.chown(tmp_path / "secrets.key", 12345, 12345)

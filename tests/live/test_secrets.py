@@ -12,9 +12,12 @@ from urllib.request import Request, urlopen
 
 import pytest
 
-from shoal.client import ShoalError
+from shoal.client import Client, ShoalError
 from shoal.kernel import memory_folder
+from shoal.model.identity import Role
+from shoal.model.people import NewToken
 from tests.live.cluster import Live, all_pids, eventually, live_cluster
+from tests.needs import need_root
 
 VALUE = "canary-of-ada-93c1"
 OTHER = "canary-of-bob-77d0"
@@ -193,3 +196,52 @@ def test_down_leaves_nothing_in_memory_even_if_the_agent_was_killed() -> None:
         live.kill_agent("n1")
         os.kill(live.controller_pid(), 9)
     assert not root.exists()
+
+
+def client_of(live: Live, tenant: str, role: Role) -> Client:
+    """Of a new user with this role."""
+    user = f"{tenant}-{role.value}"
+    live.client.add_user(user, {tenant: role})
+    made = live.client.add_token(NewToken(user=user, tenant=tenant, role=role))
+    return Client(live.client.url, made.secret, patience_s=60)
+
+
+def test_each_tenant_has_its_own_and_another_cannot_reach_them(live: Live) -> None:
+    need_root()
+    tenants = [live.client.add_tenant(name) for name in ("ada", "bob")]
+    ada, bob = (client_of(live, one.name, Role.MEMBER) for one in tenants)
+    viewer = client_of(live, "ada", Role.VIEWER)
+    with ada, bob, viewer:
+        ada.set_secret("key", VALUE.encode())
+        assert bob.secrets() == []
+        for call in (viewer.secrets, lambda: viewer.set_secret("key", b"mine")):
+            with pytest.raises(ShoalError, match="this needs more than the role viewer"):
+                call()
+        for refused in (
+            lambda: bob.secrets(tenant="ada"),
+            lambda: bob.set_secret("key", b"other", tenant="ada"),
+            lambda: bob.remove_secret("key", tenant="ada"),
+        ):
+            with pytest.raises(ShoalError, match="your token is for the tenant bob"):
+                refused()
+        with pytest.raises(ShoalError, match="bob has no secret key"):
+            bob.submit(live.spec("true", secrets=("key",)))
+        (seen,) = live.client.secrets(tenant="ada")
+        assert (seen.name, seen.by, seen.version) == ("key", "ada-member", 1)
+        script = "id -u; stat -c '%u %a' $SHOAL_SECRETS/key; wc -c < $SHOAL_SECRETS/key; sleep 600"
+        job = ada.submit(live.spec("sh", "-c", script, secrets=("key",))).id
+        assert eventually(lambda: len(live.output(job).split()) == 4, 60), live.client.why(job)
+        uid = str(tenants[0].uid)
+        assert live.output(job).split() == [uid, uid, "400", str(len(VALUE))]
+        roots = [str(memory_folder(node)) for node in live.home.nodes.iterdir()]
+        paths = " ".join(f"{root}/{job}.1.0/key {root}/.values/{job}.1.0" for root in roots)
+        look = f"cat {paths} /dev/shm/*/*/key; ls {' '.join(roots)}; cat /proc/*/environ; true"
+        thief = bob.submit(live.spec("sh", "-c", look)).id
+        assert live.wait(thief) == "succeeded"
+        said = live.output(thief)
+        assert VALUE not in said and "key" not in said.replace("/key", "")
+        live.client.cancel(job)
+        live.wait(job)
+    live.client.remove_tenant("ada")
+    live.client.add_tenant("ada")
+    assert live.client.secrets(tenant="ada") == []
