@@ -110,8 +110,8 @@ def test_the_audit_log_shows_who_did_what_and_is_verified(live_shoal: Shoal) -> 
     live_shoal("tenant", "add", "lab")
     assert_one_clear_line(live_shoal("tenant", "add", "lab"))
     again, added = live_shoal("audit", "-n", "2").out.splitlines()[1:]
-    assert re.search(r"operator +every tenant +tenants.add +- +done \(201\) +socket$", added)
-    assert re.search(r"operator +every tenant +tenants.add +- +refused \(422\) +socket$", again)
+    assert re.search(r"operator +every tenant +tenants.add +lab +done \(201\) +socket$", added)
+    assert re.search(r"operator +every tenant +tenants.add +lab +refused \(422\) +socket$", again)
     shown = json.loads(live_shoal("audit", "--verb", "tenants.add", "--json").out)
     assert {entry["verb"] for entry in shown["entries"]} == {"tenants.add"}
     assert "has no such entry" in live_shoal("audit", "--user", "nobody").err

@@ -268,7 +268,7 @@ SENTENCES: list[tuple[Event, str]] = [
     (ClockJumped(at_ms=0, drift_ms=9000, why="the clock was set"), "the clock was set"),
     (
         TenantAdded(at_ms=0, tenant=TenantRecord(name="lab", uid=61000), who="ann"),
-        "tenant lab was added (Unix user 61000) by ann",
+        "tenant lab was added by ann (Unix user 61000)",
     ),
     (TenantRemoved(at_ms=0, tenant="lab", who="ann"), "tenant lab was removed by ann"),
     (

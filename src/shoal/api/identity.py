@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections import Counter
-from typing import Annotated
+from typing import Annotated, Any
 
 import msgspec
-from litestar import Controller, delete, get, post, put
+from litestar import Controller, Request, delete, get, post, put
 from litestar.params import Parameter
 
 from shoal.api.access import NO_HASH, new_token
+from shoal.api.audit import note
 from shoal.api.principal import Needs, Principal
 from shoal.api.problems import Refusal, accepted
 from shoal.control.loop import ControlLoop
@@ -37,6 +38,7 @@ from shoal.model.report import (
 )
 from shoal.model.views import Done
 
+AnyRequest = Request[Any, Any, Any]
 Word = Annotated[str, Parameter(max_length=64)]
 
 
@@ -67,7 +69,10 @@ class Tenants(Controller):
         ]
 
     @post()
-    async def add(self, loop: ControlLoop, who: Principal, data: NewTenant) -> TenantView:
+    async def add(
+        self, request: AnyRequest, loop: ControlLoop, who: Principal, data: NewTenant
+    ) -> TenantView:
+        note(request.scope, on=data.name)
         answer = accepted(await loop.request(AddTenant(data.name, data.uid, who.user)))
         await loop.settled()
         record = loop.state.identity.tenants.get(answer.id)
@@ -91,7 +96,10 @@ class Users(Controller):
         return [_user_view(user, tokens[name]) for name, user in sorted(identity.users.items())]
 
     @post()
-    async def add(self, loop: ControlLoop, who: Principal, data: NewUser) -> UserView:
+    async def add(
+        self, request: AnyRequest, loop: ControlLoop, who: Principal, data: NewUser
+    ) -> UserView:
+        note(request.scope, on=data.name)
         user = User(name=data.name, roles=data.roles)
         answer = accepted(await loop.request(SetUser(user, add=True, who=who.user)))
         await loop.settled()
@@ -124,7 +132,9 @@ class Tokens(Controller):
         return sorted(seen, key=lambda view: (view.user, view.since_ms, view.id))
 
     @post()
-    async def add(self, loop: ControlLoop, who: Principal, data: NewToken) -> SecretTokenView:
+    async def add(
+        self, request: AnyRequest, loop: ControlLoop, who: Principal, data: NewToken
+    ) -> SecretTokenView:
         identity = loop.state.identity
         user = identity.users.get(data.user or who.user)
         if user is None or not (who.admin or user.name == who.user):
@@ -143,6 +153,7 @@ class Tokens(Controller):
             until_ms=_until_ms(loop, who, data.lifetime_ms),
             note=data.note,
         )
+        note(request.scope, on=f"{token_id} of {user.name}")
         accepted(await loop.request(SetToken(token, who=who.user)))
         return await _shown_once(loop, token_id, secret)
 

@@ -116,7 +116,7 @@ def sentence(event: Event) -> str:
     elif isinstance(event, BudgetEvent):
         text = f"tenant {event.tenant} {_about_budget(event)}"
     elif isinstance(event, IdentityEvent):
-        text = _about_identity(event) + (f" by {event.who}" if event.who else "")
+        text = _about_identity(event)
     else:
         text = _about_cluster(event)
     return printable(text)
@@ -323,20 +323,22 @@ def _about_cluster(event: ControllerStarted | PolicyChanged | ClockJumped) -> st
 
 
 def _about_identity(event: IdentityEvent) -> str:
+    by = f" by {event.who}" if event.who else ""
     match event:
         case TenantAdded():
-            return f"tenant {event.tenant.name} was added (Unix user {event.tenant.uid})"
+            return f"tenant {event.tenant.name} was added{by} (Unix user {event.tenant.uid})"
         case TenantRemoved():
-            return f"tenant {event.tenant} was removed"
+            return f"tenant {event.tenant} was removed{by}"
         case UserSet():
             roles = ", ".join(f"{role} of {name}" for name, role in event.user.roles.items())
-            return f"user {event.user.name} was set: {roles.replace('*', 'every tenant')}"
+            shown = roles.replace("*", "every tenant") or "no role"
+            return f"user {event.user.name} was set{by}: {shown}"
         case UserRemoved():
-            return f"user {event.user} was removed"
+            return f"user {event.user} was removed{by}"
         case TokenSet():
-            return f"token {event.token.id} of {event.token.user} was set"
+            return f"token {event.token.id} of {event.token.user} was set{by}"
         case TokenRemoved():
-            return f"token {event.token} was removed"
+            return f"token {event.token} was removed{by}"
         case _:
             raise TypeError(f"no words for {type(event).__name__}")
 

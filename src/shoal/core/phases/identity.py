@@ -174,8 +174,8 @@ def _drop_expired(round_: Round, user: str) -> None:
     """Whoever signs in every day would run into the bound."""
     for token in list(round_.state.identity.tokens.values()):
         if token.user == user and 0 < token.until_ms <= round_.now_ms:
-            why = "the clock: it has expired"
-            round_.emit(TokenRemoved(at_ms=round_.now_ms, token=token.id, who=why))
+            who = "shoal, because it has expired"
+            round_.emit(TokenRemoved(at_ms=round_.now_ms, token=token.id, who=who))
 
 
 def _remove_token(round_: Round, request: RemoveToken) -> Answer:
