@@ -57,12 +57,19 @@ def assert_well(live: Live) -> None:
 
 
 def test_who_never_finishes_the_handshake_is_let_go(live: Live) -> None:
-    with connect(live) as silent, connect(live) as half, connect(live) as slow:
+    context = transport.trust_in((live.home.tls / "ca.pem").read_text())
+    with (
+        connect(live) as silent,
+        connect(live) as half,
+        connect(live) as slow,
+        context.wrap_socket(connect(live), server_hostname="localhost") as idle,
+    ):
         half.sendall(HELLO)
         slow.sendall(HELLO[:1])
         for link in (silent, half, slow):
             with contextlib.suppress(ConnectionResetError):
                 assert link.recv(100) == b""
+        assert idle.recv(4096).startswith(b"HTTP/1.1 408 "), "after the handshake, too"
 
 
 @pytest.mark.outside("hundreds of real connections at once")
