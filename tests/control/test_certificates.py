@@ -9,7 +9,7 @@ import socket
 import ssl
 import threading
 from collections.abc import Callable
-from datetime import UTC, datetime, timedelta
+from datetime import UTC, datetime, timedelta, tzinfo
 from pathlib import Path
 
 import pytest
@@ -131,6 +131,23 @@ def test_a_damaged_ca_is_never_replaced_silently(tmp_path: Path, name: str) -> N
     with pytest.raises(EngineError, match="everyone logs in again") as caught:
         certificates.own(tmp_path / "tls", NAMES)
     assert "\n" not in str(caught.value)
+
+
+def test_a_clock_that_is_wrong_costs_nobody_the_login(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    before = certificates.own(tmp_path / "tls", NAMES)
+
+    class Future(datetime):
+        @classmethod
+        def now(cls, tz: tzinfo | None = None) -> datetime:  # type: ignore[override]
+            return datetime.now(tz) + timedelta(days=certificates.CA_DAYS + 1)
+
+    monkeypatch.setattr(certificates, "datetime", Future)
+    with pytest.raises(EngineError, match="set the clock"):
+        certificates.own(tmp_path / "tls", NAMES)
+    monkeypatch.undo()
+    assert certificates.own(tmp_path / "tls", NAMES) == before
 
 
 def test_a_certificate_is_renewed_before_it_ends_and_streams_go_on(

@@ -154,8 +154,13 @@ def _authority(folder: Path) -> tuple[x509.Certificate, ec.EllipticCurvePrivateK
         certificate.public_key()
     ):
         raise EngineError(f"{key_path} is not the key of {certificate_path}; {advice}")
-    if certificate.not_valid_after_utc <= datetime.now(UTC) + timedelta(days=RENEW_DAYS):
-        return _make_authority(certificate_path, key_path)
+    if certificate.not_valid_after_utc <= datetime.now(UTC):
+        # Not replaced by itself: a clock that is wrong would make everyone log in again.
+        ended = _day(certificate.not_valid_after_utc)
+        advice = (
+            f"set the clock, or remove {folder} to make a new one (then everyone logs in again)"
+        )
+        raise EngineError(f"the cluster's CA {certificate_path} ended on {ended}; {advice}")
     return certificate, key
 
 
