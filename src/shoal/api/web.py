@@ -11,7 +11,7 @@ from litestar import Controller, Request, Response, get, post
 from litestar.datastructures import Cookie
 from litestar.response import Redirect
 
-from shoal.api.access import SESSION_MS, Access
+from shoal.api.access import SESSION_MS, Access, Session
 from shoal.api.audit import note
 from shoal.api.principal import Needs, Principal
 from shoal.api.problems import Refusal
@@ -55,6 +55,10 @@ class SessionView(msgspec.Struct, kw_only=True):
     csrf: str
     until_ms: int
     openid: bool = False
+    user: str = ""
+    tenant: str = ""  # "*": all of them
+    role: str = ""
+    token: str = ""  # its id; empty: the operator's own
 
 
 class CodeView(msgspec.Struct, kw_only=True):
@@ -92,7 +96,7 @@ class Sessions(Controller):
         if who is not None:
             note(request.scope, who=who.user, tenant=who.tenant, token=who.token)
         return Response(
-            SessionView(csrf=access.csrf(session), until_ms=session.until_ms),
+            _session_view(access, session, who),
             cookies=[session_cookie(request, access, cookie, SESSION_MS // 1000)],
         )
 
@@ -101,9 +105,9 @@ class Sessions(Controller):
         """Empty if the browser is not signed in: that is an answer, not an error."""
         await access.settled()
         session = access.session(request)
-        if session is None or access.of_session(session) is None:
-            return SessionView(csrf="", until_ms=0, openid=openid_on)
-        return SessionView(csrf=access.csrf(session), until_ms=session.until_ms, openid=openid_on)
+        view = _session_view(access, session, access.of_session(session))
+        view.openid = openid_on
+        return view
 
     @post("/end", status_code=200, opt=Needs.SIGNED_IN.opt)
     async def sign_out(self, request: AnyRequest, access: Access) -> Response[None]:
@@ -119,6 +123,19 @@ class Sessions(Controller):
             raise Refusal(403, "a link needs the token, not a session; use: shoal page")
         code, until_ms = access.new_code(who)
         return CodeView(code=code, until_ms=until_ms)
+
+
+def _session_view(access: Access, session: Session | None, who: Principal | None) -> SessionView:
+    if session is None or who is None:
+        return SessionView(csrf="", until_ms=0)
+    return SessionView(
+        csrf=access.csrf(session),
+        until_ms=session.until_ms,
+        user=who.user,
+        tenant=who.tenant,
+        role=who.role.value,
+        token=who.token,
+    )
 
 
 def session_cookie(request: AnyRequest, access: Access, value: str, seconds: int) -> Cookie:

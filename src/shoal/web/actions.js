@@ -1,12 +1,13 @@
-// The actions on a job, a node or a service. Each asks for confirmation.
+// The actions on a job, a node or a service, as far as the role allows. Each asks for confirmation.
 
-import { get, post, put } from "./api.js";
+import { get, isAdmin, mayChange, post, put } from "./api.js";
 import { confirm } from "./dialog.js";
 import { h, jobName } from "./dom.js";
 
 const button = (label, act, tone = "") => h("button", { class: tone, "data-key": label, onclick: (event) => { event.stopPropagation(); act(); } }, label);
 
 export function jobActions(job) {
+  if (!mayChange()) return [];
   const over = job.finished_ms > 0;
   const path = `/v1/jobs/${encodeURIComponent(job.id)}`;
   const cancel = button("Cancel", () => confirm({
@@ -28,6 +29,7 @@ export function jobActions(job) {
 }
 
 export function nodeActions(node) {
+  if (!isAdmin()) return [];
   const path = `/v1/nodes/${encodeURIComponent(node.id)}`;
   const closed = ["draining", "drained", "cordoned", "quarantined"].includes(node.state) || node.standing;
   const open = button("Uncordon", () => confirm({
@@ -42,6 +44,7 @@ export function nodeActions(node) {
 }
 
 export function serviceActions(service) {
+  if (!mayChange()) return [];
   const path = `/v1/services/${encodeURIComponent(service.name)}`;
   const scale = button("Scale", () => confirm({
     title: `Scale ${service.name}`, verb: "Scale the service",

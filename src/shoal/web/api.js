@@ -56,14 +56,19 @@ export async function maybe(path, options) {
 
 /** Whether people can sign in at an OpenID provider. */
 export let openid = false;
+/** Who is signed in: user, tenant ("*": all), role, and the id of the token ("": the operator's own). */
+export let me = { user: "", tenant: "", role: "viewer", token: "" };
+export const mayChange = () => me.role !== "viewer";
+export const isAdmin = () => me.role === "admin";
+function take(session) {
+  csrf = session.csrf;
+  me = { user: session.user, tenant: session.tenant, role: session.role, token: session.token };
+}
 export async function resume() {
   const session = await get("/v1/session");
-  csrf = session.csrf;
+  take(session);
   openid = session.openid;
   return csrf !== "";
 }
-export async function signIn(secret) {
-  const session = await call("POST", "/v1/session", secret, { quiet: true });
-  csrf = session.csrf;
-}
+export async function signIn(secret) { take(await call("POST", "/v1/session", secret, { quiet: true })); }
 export const signOut = () => post("/v1/session/end");

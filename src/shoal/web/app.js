@@ -1,6 +1,6 @@
 // The frame of the page: signing in, tabs and the current view.
 
-import { onSignedOut, openid, resume, signIn, signOut } from "./api.js";
+import { isAdmin, me, onSignedOut, openid, resume, signIn, signOut } from "./api.js";
 import { clock, h, throttled } from "./dom.js";
 import { begin, cluster, end, listen } from "./live.js";
 import * as clusterView from "./view-cluster.js";
@@ -17,7 +17,7 @@ let shown = null, main = null, frame = null;
 
 function route() {
   const [name, ...rest] = location.hash.replace(/^#\/?/, "").split("/").map((part) => { try { return decodeURIComponent(part); } catch { return part; } });
-  return { name: VIEWS[name] ? name : "cluster", argument: rest.join("/") };
+  return { name: VIEWS[name] && (name !== "simulate" || isAdmin()) ? name : "cluster", argument: rest.join("/") };
 }
 
 function show() {
@@ -43,17 +43,24 @@ function theme() {
   window.dispatchEvent(new Event("shoal-theme"));
 }
 
+/** Nothing for the operator, whose cluster it is. */
+function identity() {
+  if (!me.token) return null;
+  const tenant = me.tenant === "*" ? "all tenants" : me.tenant;
+  return h("span", { class: "me dim small", title: `Signed in as ${me.user}, ${me.role} of ${tenant}` }, `${me.user} · ${tenant} · ${me.role}`);
+}
+
 function build() {
   const waiting = h("span", { class: "count", hidden: true });
   const words = h("span", { class: "words" }, "connecting");
   const state = h("span", { class: "link-state", role: "status", "data-state": "lost" }, h("i", {}), words);
-  const tabs = TABS.map(([name, label]) => h("a", { href: `#/${name}`, "data-view": name }, label, name === "queue" ? waiting : null));
+  const tabs = TABS.filter(([name]) => name !== "simulate" || isAdmin()).map(([name, label]) => h("a", { href: `#/${name}`, "data-view": name }, label, name === "queue" ? waiting : null));
   main = h("main", { id: "main", tabindex: "-1" });
   frame = h("div", {},
     h("header", { class: "top" },
       h("a", { class: "brand", href: "#/cluster" }, h("img", { src: "/web/icon.svg", alt: "" }), "Shoal"),
       h("nav", { class: "tabs", "aria-label": "Views" }, tabs),
-      h("span", { class: "space" }), state,
+      h("span", { class: "space" }), state, identity(),
       h("button", { class: "quiet", onclick: theme, "aria-label": "Switch between light and dark", title: "Light or dark" }, "◐"),
       h("button", { class: "quiet", onclick: leave }, "Sign out")),
     main);

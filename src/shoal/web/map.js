@@ -16,6 +16,8 @@ export function cellsOf(node) {
   return cells;
 }
 
+export const tenantOf = (id) => jobOf(id)?.tenant ?? (id.startsWith("@") ? id.slice(1) : "others");
+
 export class ClusterMap {
   constructor({ onHover, onChoose, onSay }) {
     this.by = "job";
@@ -70,7 +72,7 @@ export class ClusterMap {
 
   colourOf(cell, dark) {
     const job = jobOf(cell.job);
-    if (this.by === "tenant") return this.tenantColour(job?.tenant ?? "?", dark);
+    if (this.by === "tenant") return this.tenantColour(tenantOf(cell.job), dark);
     if (this.by === "heat") { const share = this.heatOf(cell, job); return share < 0 ? "" : heatColour(share, dark); }
     return jobColour(cell.job, dark);
   }

@@ -6,7 +6,7 @@ import { lineChart } from "./charts.js";
 import { heatColour, hue, jobColour } from "./colours.js";
 import { chip, clock, css, empty, glyphOf, h, jobName, natural, percent, plural, replace, shape, short, span, throttled, whole } from "./dom.js";
 import { cluster, jobOf, listen, now } from "./live.js";
-import { ClusterMap, cellsOf } from "./map.js";
+import { ClusterMap, cellsOf, tenantOf } from "./map.js";
 import { describe as describeEvent } from "./words.js";
 
 const LEGEND_MAX = 14;
@@ -152,12 +152,12 @@ function colours(element, map) {
   }
   const sums = new Map();
   for (const node of cluster.nodes.values()) for (const [id, , gpus] of node.held ?? []) {
-    const key = map.by === "tenant" ? jobOf(id)?.tenant ?? "?" : id;
+    const key = map.by === "tenant" ? tenantOf(id) : id;
     sums.set(key, (sums.get(key) ?? 0) + gpus.length);
   }
   const top = [...sums].sort((a, b) => b[1] - a[1] || natural(a[0], b[0])).slice(0, LEGEND_MAX);
-  const entry = ([key, count]) => (map.by === "tenant"
-    ? h("span", { class: "key" }, h("i", { class: "dot", style: { background: map.tenantColour(key) } }), key, h("span", { class: "dim" }, ` ${count}`))
+  const entry = ([key, count]) => (map.by === "tenant" || foreign(key)
+    ? h("span", { class: "key" }, h("i", { class: "dot", style: { background: map.by === "tenant" ? map.tenantColour(key) : jobColour(key) } }), map.by === "tenant" ? key : owner(key), h("span", { class: "dim" }, ` ${count}`))
     : h("a", { class: "key", href: `#/job/${key}`, "data-key": key, onpointerenter: () => map.light(key), onpointerleave: () => map.light("") }, h("i", { class: "dot", style: { background: jobColour(key) } }), jobOf(key)?.name || key, h("span", { class: "dim" }, ` ${count}`)));
   replace(element, top.map(entry), sums.size > top.length ? h("span", { class: "dim" }, `and ${sums.size - top.length} more`) : null, top.length ? null : h("span", { class: "dim" }, "all GPUs are free; try: ", h("code", {}, "shoal run -g 1 -- sleep 60")));
 }
@@ -168,6 +168,10 @@ function troubles(element, choose) {
   replace(element, ill.slice(0, 6).map((node) => h("button", { class: "chip-button", "data-key": node.id, onclick: () => choose(node.id) }, chip(node.standing || node.state, `${node.id} ${node.standing || node.state}`))), ill.length > 6 ? h("span", { class: "dim small" }, `and ${ill.length - 6} more`) : null);
 }
 
+/** A job of another tenant has no id here: at most its tenant is named, as @TENANT. */
+const foreign = (id) => id === "" || id.startsWith("@");
+const owner = (id) => (id === "" ? "another tenant's job" : id.startsWith("@") ? `a job of tenant ${id.slice(1)}` : id);
+
 function describe(id, gpu) {
   const node = cluster.nodes.get(id);
   if (!node) return [];
@@ -175,7 +179,7 @@ function describe(id, gpu) {
   const inside = gpu >= 0 ? cellsOf(node)[gpu] ?? [] : [];
   const lines = inside.map((cell) => {
     const job = jobOf(cell.job);
-    if (!job) return h("div", {}, cell.job);
+    if (!job) return h("div", {}, owner(cell.job));
     const work = job.steps ? `step ${whole(job.step)} of ${whole(job.steps)}` : job.step ? `step ${whole(job.step)}` : "";
     const since = job.running_ms ? `for ${span(now() - job.running_ms)}` : "";
     return h("div", {}, h("i", { class: "dot", style: { background: jobColour(job.id) } }), ` ${jobName(job)} `, h("span", { class: "dim" }, [`member ${cell.member} of ${job.size || job.members || 1}`, job.tenant, `${job.state} ${since}`.trim(), work, job.slow?.includes(cell.member) ? "slows down its gang" : ""].filter(Boolean).join(" · ")));
