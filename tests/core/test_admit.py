@@ -294,3 +294,19 @@ def test_an_image_has_a_plain_name(name: str, good: bool) -> None:
     else:
         with pytest.raises(msgspec.ValidationError):
             job_spec(image=name)
+
+
+@pytest.mark.parametrize(
+    "variable", ["SHOAL_REF", "SHOAL_NODE_DIR", "RANK", "CUDA_VISIBLE_DEVICES"]
+)
+def test_a_secret_cannot_take_the_place_of_what_shoal_sets(variable: str) -> None:
+    refused = refusal(Cluster(), secrets=(f"token={variable}",))
+    assert refused == Refused("secrets", f"token cannot be in {variable}: Shoal sets it itself")
+
+
+@pytest.mark.parametrize(
+    "fields", [{"env": {"A": "1"}, "secrets": ("x=A",)}, {"secrets": ("y", "y=A", "x=A")}]
+)
+def test_a_variable_is_set_once(fields: dict[str, object]) -> None:
+    refused = refusal(Cluster(), **fields)
+    assert refused == Refused("secrets", "x is to be in A, which is already set")

@@ -53,7 +53,9 @@ class Mask:
         return longest if longest >= least else 0
 
     def hide_text(self, text: str) -> str:
-        return self.hide(text.encode("utf-8", "surrogatepass")).decode("utf-8", "replace")
+        """A short text, which may have been cut."""
+        data = text.encode("utf-8", "surrogatepass")
+        return self.hide(data, cut_before=True, cut_after=True).decode("utf-8", "replace")
 
 
 class Piece:

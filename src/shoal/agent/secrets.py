@@ -144,6 +144,9 @@ class Secrets:
         given, mask = self._given.pop(ref, None), self._masks.get(ref)
         if self._root is not None and (given is not None or mask is not None):
             shutil.rmtree(self._root / str(ref), ignore_errors=True)
+        if given is not None and given.registry:  # a runtime may have said it when a pull failed
+            _, _, password = given.registry.partition(b":")
+            why = Mask([given.registry, password]).hide_text(why)
         return mask.hide_text(why) if mask is not None else why
 
     def mask(self, ref: MemberRef) -> Mask | None:
@@ -194,9 +197,9 @@ class Secrets:
             names = "".join(f"{one.name}\n" for one in values)
             (self._members / str(ref) / NAMES).write_text(names)
             root = self._folder()
-            _write(root / VALUES / str(ref), _encode(values), 0o600, 0)
             mask = self._masks[ref] = Mask(one.value for one in values)
             self._hide(ref, mask)
+            _write(root / VALUES / str(ref), _encode(values), 0o600, 0)
             folder = root / str(ref)
             shutil.rmtree(folder, ignore_errors=True)
             folder.mkdir(mode=0o700)

@@ -8,7 +8,7 @@ from shoal.core.phases.caps import too_many, too_many_replicas
 from shoal.core.phases.ending import cancel, stop
 from shoal.core.phases.identity import change_identity
 from shoal.core.phases.observe import lose
-from shoal.core.phases.reserved import reserved
+from shoal.core.phases.reserved import reserved, reserved_secrets
 from shoal.core.phases.round import Round
 from shoal.core.phases.serve import set_service, stop_service
 from shoal.core.phases.spec_problem import shape_problem, spec_problem
@@ -75,6 +75,7 @@ def _replica_problem(round_: Round, request: SetService) -> Refused | None:
     return (
         out_of_scope(round_.state, request.scope, spec)
         or reserved(spec.env, replica=True)
+        or reserved_secrets(spec, replica=True)
         or spec_problem(spec)
         or shape_problem(spec)
         or impossible(round_.state, spec)
@@ -105,6 +106,7 @@ def _submit(round_: Round, request: Submit) -> Answer:
         return Refused("service", "is set by Shoal itself; use: shoal serve")
     problem = (
         reserved(spec.env, replica=False)
+        or reserved_secrets(spec, replica=False)
         or spec_problem(spec)
         or shape_problem(spec)
         or impossible(state, spec)

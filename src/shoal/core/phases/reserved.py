@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from shoal.model.job import JobSpec
 from shoal.model.report import Refused
+from shoal.model.secret import split
 
 PREFIX = "SHOAL_"
 # Of those that begin so, a job may set these: where it saves, how often its nodes fail, which
@@ -51,4 +53,19 @@ def reserved(env: Mapping[str, str], *, replica: bool) -> Refused | None:
                 f"{name} is set by Shoal for each member; leave it out, or set it for one program "
                 f"alone with the command: env {name}=... PROGRAM",
             )
+    return None
+
+
+def reserved_secrets(spec: JobSpec, *, replica: bool) -> Refused | None:
+    """A secret may not be in a variable that is Shoal's to set, or that something else sets."""
+    seen = dict(spec.env)
+    for wanted in spec.secrets:
+        name, variable = split(wanted)
+        if variable and variable in seen:
+            return Refused("secrets", f"{name} is to be in {variable}, which is already set")
+        if variable:
+            seen[variable] = ""
+            wrong = reserved({variable: ""}, replica=replica)
+            if wrong is not None:
+                return Refused("secrets", f"{name} cannot be in {variable}: Shoal sets it itself")
     return None
