@@ -46,8 +46,14 @@ WAIT_S = 60.0
 
 
 class Rig:
-    def __init__(self, directory: Path, env: dict[str, str]) -> None:
+    def __init__(self, directory: Path, env: dict[str, str], user: int = 0) -> None:
         self.directory = directory
+        self._prefix = []
+        if user:  # who may read where Python is, if that is in root's home
+            os.chown(directory, user, user)
+            right = "+dac_read_search"
+            self._prefix = ["setpriv", f"--reuid={user}", f"--regid={user}", "--clear-groups"]
+            self._prefix += [f"--inh-caps={right}", f"--ambient-caps={right}"]
         spec = NodeSpec(id="n1", gpus=0, cpu_milli=16_000, memory_mb=4_000)
         (directory / "spec.json").write_bytes(msgspec.json.encode(spec))
         self.log_path = directory / "agent.log"
@@ -68,7 +74,7 @@ class Rig:
     def _start(self) -> subprocess.Popen[bytes]:
         with self.log_path.open("ab") as output:
             return subprocess.Popen(
-                [sys.executable, "-m", "shoal.agent", str(self.directory)],
+                [*self._prefix, sys.executable, "-m", "shoal.agent", str(self.directory)],
                 stdin=subprocess.DEVNULL,
                 stdout=output,
                 stderr=output,
@@ -266,10 +272,17 @@ class Rig:
 @contextmanager
 def rig(**env: str) -> Iterator[Rig]:
     """A node that comes up and goes down; nothing of it may stay."""
+    with rig_of(0, env) as made:
+        yield made
+
+
+@contextmanager
+def rig_of(user: int, env: dict[str, str]) -> Iterator[Rig]:
+    """As another user; 0: as this one."""
     path = Path(tempfile.mkdtemp(prefix="shoal-agent-"))
     made = None
     try:
-        made = Rig(path, env)
+        made = Rig(path, env, user)
         made.until(lambda: made is not None and made.report is not None)
         yield made
     finally:

@@ -9,10 +9,12 @@ from collections.abc import Iterator
 
 import pytest
 
+from shoal.agent.confine.devices import renumbered
 from shoal.agent.confine.plan import Bound, Covered, Mounts, Shown, mounts
 from shoal.agent.inherited import for_tenant
 from shoal.model.job import MemberRef
-from tests.agent.rig import Rig, rig
+from shoal.model.node import unenforced_lines
+from tests.agent.rig import Rig, rig, rig_of
 from tests.needs import need_root
 
 UID = 61_901
@@ -118,9 +120,7 @@ def test_a_folder_that_the_tenants_user_cannot_reach_is_named(
     assert node.exit(ref).why == f"{why}; send the directory with the job: shoal run --pack"
 
 
-def test_an_environment_is_built_by_the_tenants_own_user(
-    node: Rig, tmp_path_factory: pytest.TempPathFactory
-) -> None:
+def test_an_environment_is_built_by_the_tenants_own_user(node: Rig) -> None:
     """A package can run code while it is installed: root must not run it."""
     script = "import os, sys; print(sys.prefix, os.stat(sys.prefix).st_uid, 'read-only')"
     for job in ("j50", "j51"):
@@ -130,3 +130,29 @@ def test_an_environment_is_built_by_the_tenants_own_user(
         assert "/environments/" in node.text(ref)
         assert node.text(ref).endswith(f" {UID} read-only\n")
     assert "building the environment" not in node.text(ref)
+
+
+def test_cuda_counts_only_the_gpus_that_a_member_can_open() -> None:
+    assert renumbered("2,3", range(4), (0, 1)) == "0,1"
+    assert renumbered("3", range(4), (0, 1)) == "1"
+    assert renumbered("", range(4), range(4)) == ""
+
+
+def test_nodes_that_are_alike_share_a_line() -> None:
+    lacks = ("memory (no writable cgroup)", "tenants (the agent is not root)")
+    assert unenforced_lines({"n1": (), "n2": ()}) == []
+    assert unenforced_lines({"n1": lacks, "n2": lacks}) == [f"on all nodes: {'; '.join(lacks)}"]
+    found = unenforced_lines({"n1": (), **{f"n{number}": lacks[:1] for number in range(2, 9)}})
+    assert found == ["on n2, n3, n4, n5 and 3 more: memory (no writable cgroup)"]
+
+
+def test_an_ordinary_user_runs_tenants_jobs_as_itself_and_says_so() -> None:
+    need_root()  # to become an ordinary user
+    with rig_of(65_534, {}) as node:
+        assert node.report is not None
+        what = node.report.spec.unenforced
+        assert what[0] == "memory, CPUs, processes (no writable cgroup)"
+        assert what[-1] == "tenants apart from each other (the agent is not root)"
+        node.launch(ME, "sh", "-c", "id -u; touch $SHOAL_CHECKPOINT_DIR/a", uid=UID, memory_mb=64)
+        assert node.exit(ME).code == 0, node.text(ME)
+        assert node.text(ME) == "65534\n"

@@ -12,6 +12,7 @@ import msgspec
 
 from shoal.agent.checkpoint_root import root_name
 from shoal.agent.checks import Checks
+from shoal.agent.confine.limits import unenforced
 from shoal.agent.images.runtimes import find
 from shoal.agent.members import Members
 from shoal.agent.sampling import Sampler
@@ -76,6 +77,9 @@ class Agent:
             directory, self._book, self._supplies, self._shipping, self._report_soon
         )
         self._supplies.environments.apart = self.members.processes.apart
+        processes = self.members.processes
+        missing = unenforced(processes.groups, spec.gpus, processes.apart.problem)
+        self._book.spec = msgspec.structs.replace(spec, unenforced=missing)
         self.members.processes.helpers = (
             self._checks,
             self._supplies.environments,

@@ -39,6 +39,7 @@ class Process:
         "recipe",
         "ref",
         "seen",
+        "uid",
     )
 
     def __init__(
@@ -49,6 +50,7 @@ class Process:
         popen: subprocess.Popen[bytes] | None,
         ceiling: Ceiling,
         group: Group | None,
+        uid: int = 0,
     ) -> None:
         self.ref = ref
         self.pid = pid
@@ -56,6 +58,7 @@ class Process:
         self.popen = popen
         self.ceiling = ceiling
         self.group = group
+        self.uid = uid  # of a tenant that is kept apart
         self.modules: tuple[str, ...] = ()  # what to preload for it, once known
         self.seen: tuple[str, ...] = ()
         self.look_s = FIRST_LOOK_S

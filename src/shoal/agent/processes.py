@@ -9,10 +9,12 @@ import shutil
 import signal
 import subprocess
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Protocol
 
+from shoal.agent.confine.devices import VISIBLE, Device, devices, renumbered, withheld
+from shoal.agent.confine.limits import ceiling_of, joining
 from shoal.agent.confine.tenant import TMP_FOLDER, Apart, Task
 from shoal.agent.faults import CannotStart
 from shoal.agent.images.containers import Containers
@@ -21,6 +23,7 @@ from shoal.agent.inherited import inherited_env
 from shoal.agent.ownership import Ownership
 from shoal.agent.process import Ended, Process
 from shoal.agent.programs import check_port, find_program
+from shoal.agent.shares.rules import PIPES
 from shoal.agent.surroundings import Found
 from shoal.agent.warm.pool import ZYGOTES_MAX, WarmPool
 from shoal.agent.warm.rules import Recipe, default_modules, recipe, wanted_modules
@@ -41,9 +44,6 @@ LOOK_S_MAX = 60.0
 LOOK_AROUND_S = 1.0  # ancestry is read at most this often,
 LOOK_AROUND_REST = 50  # and takes at most 1/50 of the time
 PREPARED_S = 300.0  # a Prepare command is valid this long
-# Join the groups, then become the program.
-JOIN = 'while [ "$1" != -- ]; do echo 0 > "$1" || exit 126; shift; done; shift; exec "$@"'
-OF_THE_SHELL = ("PWD", "OLDPWD", "SHLVL")  # it sets these, and the program must not see that
 SETTLED_S = 2.0  # a process that has loaded nothing new for this long has finished its imports
 
 
@@ -101,26 +101,50 @@ class Processes:
         # A warm interpreter imports what the job wants, which root must not do for a tenant.
         how = None if apart else recipe(program, launch.argv, env, workdir)
         env |= found.private
-        ceiling = ceiling_of(launch)
+        gone = self._withhold(launch, env)
+        ceiling = ceiling_of(launch, gone.values())
         group = self._group(launch.ref, ceiling)
         handle = os.open(directory / "output", os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
         popen = None
         try:
             if apart:
-                tmp = f"{os.path.realpath(directory)}/{TMP_FOLDER}"
-                task = Task(launch.uid, launch.argv, program, env, workdir, found.folders, tmp)
+                task = self._task(launch, directory, program, env, workdir, found, gone.values())
                 pid = self.apart.start(task, handle, group)
             else:
                 pid, popen = self._start(launch, how, program, env, workdir, handle, group)
         except (OSError, CannotStart) as error:
             if group is not None:
                 self.groups.discard(group)
+            self.apart.leave(launch.uid if apart else 0)
             if isinstance(error, CannotStart):
                 raise
             raise CannotStart(f"cannot start {launch.argv[0]}: {error.strerror}") from None
         finally:
             os.close(handle)
-        self._add(Process(launch.ref, pid, how, popen, ceiling, group))
+        user = launch.uid if apart else 0
+        self._add(Process(launch.ref, pid, how, popen, ceiling, group, user))
+
+    def _task(
+        self,
+        launch: Launch,
+        directory: Path,
+        program: str,
+        env: dict[str, str],
+        workdir: str,
+        found: Found,
+        gone: Iterable[Device],
+    ) -> Task:
+        return Task(
+            uid=launch.uid,
+            argv=launch.argv,
+            program=program,
+            env=env,
+            workdir=workdir,
+            folders=found.folders,
+            tmp=f"{os.path.realpath(directory)}/{TMP_FOLDER}",
+            shm=self.apart.enter(launch.uid),
+            withheld=() if self.groups.holds_devices else tuple(one.path for one in gone),
+        )
 
     def _start(
         self,
@@ -136,9 +160,19 @@ class Processes:
         if pid is not None:
             log.info("%s starts warm: process %d", launch.ref, pid)
             return pid, None
-        words = [*_joining(group, env), *self._prefix, program, *launch.argv[1:]]
+        words = [*joining(group, env), *self._prefix, program, *launch.argv[1:]]
         popen = _popen(words, workdir, env, output)
         return popen.pid, popen
+
+    def _withhold(self, launch: Launch, env: dict[str, str]) -> dict[int, Device]:
+        """GPUs that the member was not given. CUDA does not count those."""
+        if not (self.groups.holds_devices or self.apart.holds(launch)):
+            return {}
+        found = devices()
+        gone = withheld(launch, found)
+        if gone and VISIBLE in env and PIPES not in launch.env:
+            env[VISIBLE] = renumbered(env[VISIBLE], found, gone)
+        return gone
 
     def user(self, launch: Launch) -> int:
         """The Unix user that the member runs as."""
@@ -158,10 +192,10 @@ class Processes:
         group = self._group(launch.ref, ceiling)
         own = Path(found.folder)
         client = self.containers.client(launch, own, found.extra, found.private, group)
-        joining = [] if client.joins else _joining(group, client.env)
+        words = [] if client.joins else joining(group, client.env)
         handle = os.open(directory / "output", os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
         try:
-            words = [*joining, *self._prefix, *client.words]
+            words += [*self._prefix, *client.words]
             popen = _popen(words, str(directory), client.env, handle, client.handles)
         except OSError as error:
             if group is not None:
@@ -282,6 +316,7 @@ class Processes:
             if process.group is not None:
                 used = process.group.used()
                 self.groups.discard(process.group)
+            self.apart.leave(process.uid)
             if contained and used.filled and code == KILLED_CODE:
                 used = used._replace(killed=1)  # version 1 counts it in a group that is gone
             ended.append(Ended(process.ref, code, process.ceiling, used, started))
@@ -347,16 +382,3 @@ def _popen(
         pass_fds=more,
         start_new_session=True,
     )
-
-
-def ceiling_of(launch: Launch) -> Ceiling:
-    limits = launch.limits
-    return Ceiling(launch.memory_mb, launch.cpu_milli, limits.cpu_hard, limits.processes)
-
-
-def _joining(group: Group | None, env: dict[str, str]) -> list[str]:
-    """A process joins before it becomes the program, so that nothing of it is outside."""
-    if group is None:
-        return []
-    unset = " ".join(name for name in OF_THE_SHELL if name not in env)
-    return ["/bin/sh", "-c", f"unset {unset}; {JOIN}", "sh", *group.entrances, "--"]

@@ -59,7 +59,7 @@ from shoal.control.loop import Busy, ControlLoop, Unreadable
 from shoal.control.plugins import problem
 from shoal.core.answers.caps import caps_of
 from shoal.ledger.live import LiveLedger
-from shoal.model.node import NodeIntent
+from shoal.model.node import NodeHealth, NodeIntent, unenforced_lines
 from shoal.model.policy import Policy
 from shoal.model.report import (
     CheckNode,
@@ -95,6 +95,11 @@ class Cluster(Controller):
     def status(self, reach: Reach) -> StatusView:
         view = status_view(reach)
         view.caps = caps_of(reach.loop.state, reach.who.sees)
+        nodes = reach.loop.state.nodes.values()
+        there = {
+            node.id: node.spec.unenforced for node in nodes if node.health is not NodeHealth.LOST
+        }
+        view.unenforced = unenforced_lines(there)
         return view
 
     @get("/nodes", sync_to_thread=False)

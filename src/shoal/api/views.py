@@ -114,6 +114,7 @@ def node_view(reach: Reach, node: Node) -> NodeView:
         address=node.spec.address,
         checkpoints=node.spec.checkpoints,
         containers=node.spec.containers,
+        unenforced=list(node.spec.unenforced),
         incarnation=node.incarnation,
         gpu_model=node.spec.gpu_model,
         gpu_memory_mb=node.spec.gpu_memory_mb,

@@ -162,6 +162,10 @@ class Cgroups:
             groups._set(folders["cpu"], weight(cpu_milli, unified=unified))
         return groups
 
+    @property
+    def holds_devices(self) -> bool:
+        return "devices" in self._folders
+
     def __bool__(self) -> bool:
         return bool(self._folders)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import enum
+from collections.abc import Mapping, Sequence
 from typing import Annotated
 
 import msgspec
@@ -14,6 +15,7 @@ NODE_ID_PATTERN = r"^[a-z0-9][a-z0-9.-]{0,62}(?!\n)$"
 NodeId = Annotated[str, msgspec.Meta(pattern=NODE_ID_PATTERN, max_length=63)]
 
 GPUS_PER_NODE_MAX = 256
+NODES_NAMED_MAX = 4  # in a line about several of them
 
 
 class NodeSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -29,6 +31,7 @@ class NodeSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     address: str = "127.0.0.1"
     checkpoints: str = ""  # names its checkpoint storage: nodes with the same name share it
     containers: str = ""  # what runs images here: podman, docker or apptainer
+    unenforced: tuple[str, ...] = ()  # what members are not held to here, and why
 
     @property
     def kind(self) -> Kind:
@@ -73,3 +76,19 @@ class NodeIntent(enum.StrEnum):
 def kind_text(spec: NodeSpec) -> str:
     gpu = f"{plural(spec.gpus, 'GPU')}{' ' + spec.gpu_model if spec.gpu_model else ''}, "
     return f"{gpu if spec.gpus else ''}{cpus_text(spec.cpu_milli)} CPUs, {spec.memory_mb} MB"
+
+
+def unenforced_lines(found: Mapping[str, Sequence[str]]) -> list[str]:
+    """What members are not held to, by node, in one line for all nodes that are alike."""
+    alike: dict[tuple[str, ...], list[str]] = {}
+    for node, what in found.items():
+        if what:
+            alike.setdefault(tuple(what), []).append(node)
+    return [f"{_nodes_text(ids, len(found))}: {'; '.join(what)}" for what, ids in alike.items()]
+
+
+def _nodes_text(nodes: list[str], all_of_them: int) -> str:
+    if len(nodes) == all_of_them:
+        return "on this node" if all_of_them == 1 else "on all nodes"
+    more = len(nodes) - NODES_NAMED_MAX
+    return f"on {', '.join(nodes[:NODES_NAMED_MAX])}{f' and {more} more' if more > 0 else ''}"

@@ -86,6 +86,7 @@ class NodeView(msgspec.Struct, kw_only=True):
     address: str
     checkpoints: str = ""  # names its checkpoint storage: nodes with the same name share it
     containers: str = ""  # what runs images there; empty: nothing does
+    unenforced: list[str] = []  # what members are not held to there, and why
     incarnation: int
     gpu_model: str
     gpu_memory_mb: int  # of each GPU; 0: not known
@@ -126,6 +127,7 @@ class StatusView(msgspec.Struct, kw_only=True):
     last_seq: int  # newest event
     waits: list[str] = []  # what waiting jobs wait for, with counts, most frequent first
     caps: list[str] = []  # tenants that may have only so many jobs, the fullest first
+    unenforced: list[str] = []  # what members are not held to, and on which nodes
     alarms: tuple[str, ...] = ()  # what is wrong with the controller itself
 
 

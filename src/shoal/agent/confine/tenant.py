@@ -18,7 +18,7 @@ from shoal.agent.faults import CannotStart
 from shoal.agent.inherited import build_env, for_tenant, inherited_env, usable_paths
 from shoal.cgroups.groups import Cgroups, Group
 from shoal.cgroups.values import Ceiling
-from shoal.kernel import NODE_MARK
+from shoal.kernel import NODE_MARK, memory_folder
 from shoal.model.commands import Launch, Prepare
 from shoal.model.job import Fault
 
@@ -28,7 +28,8 @@ SCRATCH_FOLDER, TMP_FOLDER = "scratch", "tmp"  # in a member's folder
 # CAP_CHOWN, CAP_DAC_OVERRIDE, CAP_SETGID, CAP_SETUID, CAP_SYS_ADMIN
 CAPABILITIES = (0, 1, 6, 7, 21)
 BUILD_PROCESSES_MAX = 4_096
-NOT_ROOT = "tenants are not kept apart: the agent is not root"
+NO_MOUNTS = "tenants' jobs, which cannot run (the agent may not make mounts: CAP_SYS_ADMIN)"
+NOT_ROOT = "tenants apart from each other (the agent is not root)"
 
 
 class Task(NamedTuple):
@@ -42,6 +43,8 @@ class Task(NamedTuple):
     workdir: str
     folders: Mapping[str, bool]
     tmp: str
+    shm: str = ""  # its /dev/shm, if not the same
+    withheld: tuple[str, ...] = ()  # files that it must not open
 
 
 class Apart:
@@ -52,6 +55,7 @@ class Apart:
         self.groups = groups
         self.launcher = Launcher(str(node))
         self.problem = _problem()
+        self._living: dict[int, int] = {}  # members of each user
         self._python = _python()
 
     def holds(self, order: Launch | Prepare) -> bool:
@@ -61,7 +65,10 @@ class Apart:
 
     def must_work(self) -> None:
         if self.problem:
-            raise CannotStart(f"{self.problem}, so it cannot run here", Fault.MISSING)
+            why = (
+                "this node's agent may not make mounts (CAP_SYS_ADMIN), so it runs no tenant's job"
+            )
+            raise CannotStart(why, Fault.MISSING)
 
     def _home(self, uid: int) -> None:
         home = self._node / TENANTS
@@ -116,7 +123,7 @@ class Apart:
         shown = [show(path, task.uid, writable=writable) for path, writable in folders.items()]
         private = {os.path.realpath(place): task.tmp for place in PRIVATE[:2]}
         if os.path.isdir(PRIVATE[2]):
-            private[PRIVATE[2]] = shared_memory(task.uid)
+            private[PRIVATE[2]] = task.shm or task.tmp
         order = Order(
             task.program,
             task.argv,
@@ -124,9 +131,35 @@ class Apart:
             task.workdir,
             task.uid,
             min(FILES_MAX, resource.getrlimit(resource.RLIMIT_NOFILE)[1]),
-            mounts([*self._python, *shown], private, {}),
+            mounts([*self._python, *shown], private, self._closed(task.withheld)),
         )
         return self.launcher.start(order, output, group)
+
+    def enter(self, uid: int) -> str:
+        """One more member of this user. All of them share memory, as processes of a gang do."""
+        self._living[uid] = self._living.get(uid, 0) + 1
+        root = memory_folder(self._node)
+        if root is None:
+            return ""
+        with contextlib.suppress(FileExistsError):
+            root.mkdir(mode=0o711)
+        own(root / f"shm-{uid}", uid)
+        return str(root / f"shm-{uid}")
+
+    def leave(self, uid: int) -> None:
+        """A member has ended. Files in memory would stay, so they go with the last one."""
+        left = self._living.get(uid, 0) - 1
+        if left > 0:
+            self._living[uid] = left
+        elif self._living.pop(uid, None) and (root := memory_folder(self._node)) is not None:
+            shutil.rmtree(root / f"shm-{uid}", ignore_errors=True)
+
+    def _closed(self, files: Iterable[str]) -> dict[str, str]:
+        """A file that nobody but root may open takes their place."""
+        closed = self._node / "closed"
+        if files:
+            os.close(os.open(closed, os.O_CREAT | os.O_RDONLY | os.O_NOFOLLOW, 0o000))
+        return dict.fromkeys(files, str(closed))
 
     def build(
         self, order: Launch | Prepare, argv: tuple[str, ...], path: Path, output: int
@@ -161,13 +194,6 @@ def own(folder: Path, uid: int) -> None:
             raise CannotStart(f"{folder} belongs to another user (uid {owner})")
     finally:
         os.close(handle)
-
-
-def shared_memory(uid: int) -> str:
-    """Members of one tenant can share memory, as the processes of a gang do."""
-    folder = Path(PRIVATE[2]) / f"shoal-{uid}"
-    own(folder, uid)
-    return str(folder)
 
 
 def show(path: str, uid: int, *, writable: bool) -> Shown:
@@ -217,5 +243,5 @@ def _problem() -> str:
             if line.startswith("CapEff:"):
                 held = int(line.split()[1], 16)
                 if not all(held >> one & 1 for one in CAPABILITIES):
-                    return "tenants cannot run: the agent may not make mounts (CAP_SYS_ADMIN)"
+                    return NO_MOUNTS
     return ""

@@ -22,7 +22,8 @@ def nodes(json: bool, home: Path) -> None:
 
     GPUS, CPUS and MEMORY show used/total. 1.5 GPUs in use may be half of each
     of three GPUs. A node shows why it is not ready, or why it is suspected to
-    be slow or faulty, or why it is in quarantine.
+    be slow or faulty, or why it is in quarantine. The last line names limits
+    that a node cannot enforce, and why.
 
     Examples:
       shoal nodes
@@ -120,6 +121,16 @@ def print_nodes(views: list[NodeView]) -> None:
     if models:
         columns.insert(4, Column("MODEL"))
     table(columns, [_cells(view, models) for view in views])
+    _print_unenforced(views)
+
+
+def _print_unenforced(views: list[NodeView]) -> None:
+    from shoal.cli.screen.show import line
+    from shoal.model.node import unenforced_lines
+
+    there = {view.id: view.unenforced for view in views if view.health != "lost"}
+    for text in unenforced_lines(there):
+        line(f"not enforced {text}", "dim")
 
 
 def _cells(view: NodeView, models: bool) -> list[str | Cell]:

@@ -50,7 +50,12 @@ def status(json: bool, home: Path) -> None:
     printed = _print_alarms(view, nodes, services, jobs)
     _print_services(services)
     _print_queue(
-        view, jobs[: _room_for_jobs(len(services), printed + len(view.waits) + bool(view.caps))]
+        view,
+        jobs[
+            : _room_for_jobs(
+                len(services), printed + len(view.waits) + bool(view.caps) + len(view.unenforced)
+            )
+        ],
     )
     if last:
         from shoal.cli.verbs.events import print_event
@@ -87,6 +92,8 @@ def _print_summary(view: StatusView, url: str) -> None:
     line(fitted(f"jobs   {_counts(view.jobs) or 'none live'}; {totals}"))
     if view.caps:
         line(fitted(f"limits {'; '.join(view.caps)}"))
+    for text in view.unenforced:
+        line(fitted(f"not enforced {text}"), "dim")
 
 
 def _print_alarms(
