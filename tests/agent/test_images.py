@@ -15,6 +15,7 @@ from shoal.model.commands import Limits
 from shoal.model.job import Fault, MemberRef
 from shoal.model.secret import SecretsOf, SecretValue
 from tests.agent.rig import Rig, rig
+from tests.agent.test_packages import package
 from tests.needs import need_cgroups, need_root
 from tests.podman import IMAGE, Podman, podman
 
@@ -131,6 +132,25 @@ def test_a_container_sees_its_folders_and_no_others(node: Rig, tmp_path: Path) -
     assert node.text(ref) == "a,b\ngood\n"
     assert (tmp_path / "a,b" / "made").exists()
     assert (node.directory / "kept" / ref.job / "saved").exists()
+
+
+def test_a_package_is_read_only_and_scratch_is_not(node: Rig) -> None:
+    sha, data = package()
+    node.packages[sha] = data
+    text = "cat code; touch x || touch $SHOAL_SCRATCH/x && echo; pwd"
+    ref = script(node, text, package=sha, workdir="sub")
+    assert node.exit(ref).code == 0
+    assert "Read-only file system" in node.text(ref)
+    assert node.text(ref).endswith(f"{node.directory}/packages/{sha}/sub\n")
+
+
+def test_a_node_can_be_told_to_run_no_images() -> None:
+    with rig(SHOAL_CONTAINERS="none") as own:
+        assert own.report is not None
+        assert own.report.spec.containers == ""
+        ref = MemberRef("j1", 1, 0)  # the controller would not send it
+        own.launch(ref, "true", image=IMAGE)
+        assert own.exit(ref).why == "nothing on this node can run images"
 
 
 def test_secrets_are_files_and_variables_in_a_container(node: Rig) -> None:

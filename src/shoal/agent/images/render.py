@@ -117,6 +117,8 @@ def _user(podman: bool, facts: Facts, launch: Launch) -> str:
 
 def _shared_memory(facts: Facts, launch: Launch) -> list[str]:
     """Members of a gang exchange data through /dev/shm; a tenant that is kept apart has its own."""
+    if facts.user and not facts.queues:
+        return [f"--mount={_mount(Mount('/dev/shm', writable=True))}"]
     if not launch.uid or PIPES in launch.env:
         return ["--ipc=host"]
     return [f"--shm-size={launch.memory_mb or facts.memory_mb // 2}m"]

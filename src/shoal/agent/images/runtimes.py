@@ -45,6 +45,7 @@ class Facts(msgspec.Struct, frozen=True):
     processes: tuple[int, int]
     memory_mb: int
     limits: bool  # may podman limit the containers of this user?
+    queues: bool = True  # has the machine /dev/mqueue? An ordinary user's podman insists on it
 
 
 def find(environ: Mapping[str, str] = os.environ) -> Runtime | None:
@@ -68,6 +69,7 @@ def facts() -> Facts:
         processes=_within(resource.getrlimit(resource.RLIMIT_NPROC), _pids_max()),
         memory_mb=pages * size >> 20,
         limits=os.geteuid() == 0 or _delegated(),
+        queues=os.path.exists("/dev/mqueue"),
     )
 
 
