@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
-from urllib.parse import parse_qs, urlencode, urlsplit
+from urllib.parse import parse_qs, unquote_plus, urlencode, urlsplit
 
 import jwt
 from cryptography.hazmat.primitives.asymmetric import rsa
@@ -43,6 +43,7 @@ class FakeProvider:
         self.codes: dict[str, dict[str, str]] = {}
         self.asked: list[dict[str, str]] = []  # at the token endpoint
         self.issuer = ""
+        self.methods: list[str] = ["client_secret_basic", "client_secret_post"]
 
     def jwks(self) -> dict[str, Any]:
         public = json.loads(RSAAlgorithm.to_jwk(self.key.public_key()))
@@ -55,6 +56,7 @@ class FakeProvider:
             "token_endpoint": f"{self.issuer}/token",
             "jwks_uri": f"{self.issuer}/jwks",
             "device_authorization_endpoint": f"{self.issuer}/device",
+            "token_endpoint_auth_methods_supported": self.methods,
         }
 
     def id_token(self, nonce: str) -> str:
@@ -72,9 +74,11 @@ class FakeProvider:
         self.codes[code] = query
         return f"{query['redirect_uri']}?{urlencode({'code': code, 'state': query['state']})}"
 
-    def token(self, form: dict[str, str]) -> tuple[int, dict[str, Any]]:
+    def token(self, form: dict[str, str], authorization: str) -> tuple[int, dict[str, Any]]:
         self.asked.append(form)
-        if form.get("client_secret") != SECRET or form.get("client_id") != "shoal":
+        posted = self.methods == ["client_secret_post"]
+        given = form.get("client_secret") if posted else basic_secret(authorization)
+        if given != SECRET or form.get("client_id") != "shoal":
             return 401, {"error": "invalid_client"}
         if form["grant_type"].endswith("device_code"):
             if form["device_code"] != "the-device":
@@ -93,6 +97,11 @@ class FakeProvider:
         ):
             return 400, {"error": "invalid_grant"}
         return 200, {"id_token": self.id_token(asked["nonce"])}
+
+
+def basic_secret(authorization: str) -> str:
+    pair = base64.b64decode(authorization.removeprefix("Basic ")).decode()
+    return unquote_plus(pair.partition(":")[2])
 
 
 class _Handler(BaseHTTPRequestHandler):
@@ -125,7 +134,7 @@ class _Handler(BaseHTTPRequestHandler):
             }
             self._answer(200, answer)
         else:
-            self._answer(*self.provider.token(form))
+            self._answer(*self.provider.token(form, self.headers.get("Authorization", "")))
 
     def _answer(self, status: int, body: dict[str, Any]) -> None:
         data = json.dumps(body).encode()

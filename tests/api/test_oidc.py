@@ -110,6 +110,14 @@ def test_a_person_signs_in_on_the_page_with_the_roles_of_their_groups(
     assert browser.me()["role"] == "viewer"  # what was given before has the new role, too
 
 
+def test_a_provider_that_wants_the_secret_in_the_form_gets_it_there(
+    live: Live, provider: FakeProvider
+) -> None:
+    provider.methods = ["client_secret_post"]
+    live.client.set_oidc(config(provider))
+    assert Browser(live).sign_in() == (302, "/")
+
+
 def test_the_code_is_bound_to_a_verifier_that_only_the_head_knows(
     live: Live, provider: FakeProvider
 ) -> None:

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import http.client
 import json
+import ssl
 import threading
 from collections.abc import Iterator
 from pathlib import Path
+from urllib.parse import parse_qs, urlsplit
 
 import pytest
 
@@ -50,6 +53,15 @@ def test_whoever_signs_in_by_a_code_is_who_they_are_at_the_provider(
     assert f"{provider.issuer} (client shoal with a secret)" in shown
     assert "team      lab           member" in shown
     assert SECRET not in shown + laptop("oidc", "--json").out
+    where = urlsplit(line_of(far)[1])
+    unverified = ssl._create_unverified_context()
+    browser = http.client.HTTPSConnection("127.0.0.1", where.port, context=unverified, timeout=60)
+    browser.request("GET", "/v1/oidc/begin")
+    with browser.getresponse() as answer:
+        back = parse_qs(urlsplit(answer.headers["location"]).query)["redirect_uri"]
+        assert back == [f"https://127.0.0.1:{where.port}/v1/oidc/callback"]
+        assert "Secure" in answer.headers["set-cookie"]
+    browser.close()
 
     def agree() -> None:
         assert eventually(lambda: bool(provider.asked)), "the head asks the provider"

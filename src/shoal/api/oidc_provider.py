@@ -8,7 +8,7 @@ import http.client
 import ssl
 import time
 from typing import Any
-from urllib.parse import urlencode, urlsplit
+from urllib.parse import quote_plus, urlencode, urlsplit
 
 import msgspec
 
@@ -33,6 +33,7 @@ class Discovery(msgspec.Struct, kw_only=True):
     jwks_uri: str
     device_authorization_endpoint: str = ""
     scopes_supported: list[str] = []
+    token_endpoint_auth_methods_supported: tuple[str, ...] = ("client_secret_basic",)
 
 
 class Claims(msgspec.Struct, kw_only=True):
@@ -184,10 +185,14 @@ class Provider:
 
     def _ask(self, url: str, form: dict[str, str]) -> tuple[int, dict[str, Any]]:
         """As the client that the provider knows."""
-        form = {**form, "client_id": self.config.client_id}
-        if self.config.client_secret:
-            form["client_secret"] = self.config.client_secret
-        return _fetch(url, form)
+        config = self.config
+        form = {**form, "client_id": config.client_id}
+        if not config.client_secret:
+            return _fetch(url, form)
+        if "client_secret_basic" in self.discovery().token_endpoint_auth_methods_supported:
+            pair = f"{quote_plus(config.client_id)}:{quote_plus(config.client_secret)}"
+            return _fetch(url, form, f"Basic {base64.b64encode(pair.encode()).decode()}")
+        return _fetch(url, {**form, "client_secret": config.client_secret})
 
     def _scope(self, found: Discovery) -> str:
         """Some providers refuse a scope that they do not know."""
@@ -204,7 +209,9 @@ def _library() -> Any:
     return jwt
 
 
-def _fetch(url: str, form: dict[str, str] | None = None) -> tuple[int, dict[str, Any]]:
+def _fetch(
+    url: str, form: dict[str, str] | None = None, authorization: str = ""
+) -> tuple[int, dict[str, Any]]:
     """No redirects, no proxies, a bounded answer, within a bounded time."""
     parts = urlsplit(url)
     host = parts.hostname or ""
@@ -224,6 +231,8 @@ def _fetch(url: str, form: dict[str, str] | None = None) -> tuple[int, dict[str,
         if form is None:
             connection.request("GET", path, headers=headers)
         else:
+            if authorization:
+                headers["Authorization"] = authorization
             headers["Content-Type"] = "application/x-www-form-urlencoded"
             connection.request("POST", path, urlencode(form), headers)
         with connection.getresponse() as answer:
