@@ -7,6 +7,7 @@ import contextlib
 import http.client
 import socket
 import threading
+import warnings
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
@@ -50,7 +51,7 @@ class Server:
         path.mkdir(exist_ok=True)
         self.policy = policy
         self.gate = Gate() if gate is None else gate
-        self.port = 0
+        self.address, self.port = "127.0.0.1", 0
         self._ready = threading.Event()
         self._thread = threading.Thread(target=lambda: asyncio.run(self._serve()), daemon=True)
 
@@ -71,12 +72,15 @@ class Server:
         self.loop.secrets = SecretStore(self.home.secrets)
         books = LiveLedger(self.home.ledger, self.home.prices, self.store, self.loop.clock)
         self.loop.followers.append(books)
-        self.app = app = build(self.loop, OPERATORS, live_ledger=books, home=self.home.path)
+        with warnings.catch_warnings():  # Litestar 3 will want another way to write parameters
+            warnings.simplefilter("ignore")
+            app = build(self.loop, OPERATORS, live_ledger=books, home=self.home.path)
+        self.app = app
         config = uvicorn.Config(
             app, log_level="warning", lifespan="off", http=guarded(self.gate), ws="none"
         )
         self.server = uvicorn.Server(config)
-        door = socket.create_server(("127.0.0.1", 0))
+        door = socket.create_server((self.address, 0))
         self.port = door.getsockname()[1]
         ticking = asyncio.create_task(self.loop.run())
         serving = asyncio.create_task(self.server.serve(sockets=[door]))

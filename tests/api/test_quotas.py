@@ -22,8 +22,6 @@ from tests.api.server import OPERATORS, Server, exchange, serving
 from tests.core.build import job_spec
 from tests.live.cluster import eventually
 
-pytestmark = pytest.mark.filterwarnings("ignore::litestar.exceptions.LitestarDeprecationWarning")
-
 PLAIN = Ask()
 JOB = {"spec": {"command": ["true"], "gpus": 4}}
 
@@ -317,4 +315,48 @@ def test_a_connection_whose_link_is_cut_ends(server: Server) -> None:
     )
     assert kept.getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE)
     assert kept.getsockopt(level, socket.TCP_KEEPIDLE) + probes <= SILENT_S
+    link.close()
+
+
+def test_slow_senders_take_only_their_own_slots(
+    server: Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A byte now and then: the body never ends, and the bounds of `limits.py` end it much later."""
+    monkeypatch.setattr(books, "TOKEN", books.TOKEN._replace(under_way=3))
+    slow, calm = server.token("ann", "red"), server.token("bob", "blue")
+    head = "POST /v1/jobs HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\n"
+    head += f"authorization: Bearer {slow}\r\ncontent-length: 1000\r\n\r\n{{"
+    links = []
+    for _ in range(3):
+        links.append(socket.create_connection(("127.0.0.1", server.port), timeout=60))
+        links[-1].sendall(head.encode())
+
+    def refused() -> bool:
+        reply = server.call(slow, "GET", "/v1/jobs")
+        return reply.status == 429 and "has 3 requests under way" in reply.message
+
+    assert eventually(refused)
+    for link in links:
+        link.sendall(b" ")
+    assert server.call(calm, "GET", "/v1/jobs").status == 200
+    for link in links:
+        link.close()
+    assert eventually(lambda: server.call(slow, "GET", "/v1/jobs").status == 200), "by itself"
+
+
+def test_a_slow_reader_holds_one_slot_and_little_memory(
+    server: Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What it does not read stays in the kernel's buffers; then the connection is given up."""
+    monkeypatch.setattr("shoal.api.limits.STALL_S", 0.5)
+    monkeypatch.setattr("shoal.api.limits.PIPELINE_MAX", 1000)
+    token = server.token("ann", "*", Role.ADMIN)
+    link = socket.socket()
+    link.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+    link.connect(("127.0.0.1", server.port))
+    head = f"GET /schema/openapi.json HTTP/1.1\r\nhost: localhost\r\nauthorization: Bearer {token}"
+    for _ in range(64):  # more than the kernel buffers
+        link.sendall(f"{head}\r\n\r\n".encode())
+    assert server.call(token, "GET", "/v1/status").status == 200
+    assert eventually(lambda: len(server.gate.guests) == 0, 60), "it never reads: given up"
     link.close()

@@ -102,7 +102,6 @@ def test_a_home_that_cannot_be_written_is_told_in_one_line(small_disk: Path) -> 
     assert "\n" not in str(told.value)
 
 
-@pytest.mark.filterwarnings("ignore::litestar.exceptions.LitestarDeprecationWarning")
 def test_at_the_api_a_full_disk_is_507_loses_nothing_and_ends_by_itself(
     small_disk: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
