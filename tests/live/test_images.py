@@ -45,9 +45,15 @@ def cluster(store: Podman) -> Iterator[Live]:
             yield live
 
 
-def first_process(live: Live, job: str, attempt: int, member: int) -> int:
-    files = list(live.home.path.glob(f"nodes/*/containers/*-{job}.{attempt}.{member}/pid"))
-    return int(files[0].read_text()) if files else 0
+def kill_first_process(live: Live, job: str, attempt: int, member: int) -> None:
+    """Of the member's container, once there is one."""
+    pattern = f"nodes/*/containers/*-{job}.{attempt}.{member}/pid"
+
+    def found() -> list[int]:
+        return [int(file.read_text()) for file in live.home.path.glob(pattern)]
+
+    assert eventually(lambda: bool(found()), WAIT_S)
+    os.kill(found()[0], signal.SIGKILL)
 
 
 def test_a_gang_in_an_image_goes_on_from_its_checkpoint_when_a_member_is_killed(
@@ -65,8 +71,7 @@ def test_a_gang_in_an_image_goes_on_from_its_checkpoint_when_a_member_is_killed(
     )
     assert cluster.wait(job, "running") == "running"
     assert eventually(lambda: "rank 1 of 2" in cluster.output(job, member=1), WAIT_S)
-    victim = first_process(cluster, job, 1, 0)
-    os.kill(victim, signal.SIGKILL)
+    kill_first_process(cluster, job, 1, 0)
     assert cluster.wait(job) == "succeeded"
     assert "rank 0 of 2" in cluster.output(job, member=0, attempt=2)
     assert "goes on" in cluster.output(job, member=1, attempt=2)
@@ -106,7 +111,7 @@ def test_a_replica_in_an_image_answers_behind_the_gateway_and_heals(cluster: Liv
     serving.put(spec, Scale(least=1, most=1), Probe(path="/index.html"))
     (replica,) = serving.settles().replicas
     assert serving.ask("index.html").body == "hello\n"
-    os.kill(first_process(cluster, replica.job, 1, 0), signal.SIGKILL)
+    kill_first_process(cluster, replica.job, 1, 0)
     assert eventually(
         lambda: replica.job not in [one.job for one in serving.view().replicas], WAIT_S
     )

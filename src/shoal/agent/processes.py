@@ -191,19 +191,23 @@ class Processes:
         ceiling = ceiling_of(launch)
         group = self._group(launch.ref, ceiling)
         own = Path(found.folder)
-        client = self.containers.client(launch, own, found.extra, found.private, group)
-        words = [] if client.joins else joining(group, client.env)
-        handle = os.open(directory / "output", os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+        handles = [os.open(directory / "output", os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)]
         try:
+            client = self.containers.client(launch, own, found.extra, found.private, group)
+            handles += client.handles
+            words = [] if client.joins else joining(group, client.env)
             words += [*self._prefix, *client.words]
-            popen = _popen(words, str(directory), client.env, handle, client.handles)
-        except OSError as error:
+            popen = _popen(words, str(directory), client.env, handles[0], client.handles)
+        except (OSError, CannotStart) as error:
+            self.containers.forget(launch.ref)
             if group is not None:
                 self.groups.discard(group)
-            raise CannotStart(f"cannot start {client.words[0]}: {error.strerror}") from None
+            if isinstance(error, CannotStart):
+                raise
+            raise CannotStart(f"cannot start its container: {error.strerror}") from error
         finally:
-            for one in (handle, *client.handles):
-                os.close(one)
+            for handle in handles:
+                os.close(handle)
         self._add(Process(launch.ref, popen.pid, None, popen, ceiling, group))
 
     def _add(self, process: Process) -> None:

@@ -149,6 +149,12 @@ class Containers:
     def __contains__(self, ref: MemberRef) -> bool:
         return ref in self._containers
 
+    def forget(self, ref: MemberRef) -> None:
+        """Its client could not be started, so there is nothing to remove."""
+        container = self._containers.pop(ref, None)
+        if container is not None:
+            shutil.rmtree(container.folder, ignore_errors=True)
+
     # -- while it runs ---------------------------------------------------------------------
 
     def first(self, ref: MemberRef) -> int | None:
