@@ -50,6 +50,7 @@ def main() -> None:
         figures["submit_to_running_ms"] = measure_latency(
             home, LATENCY_JOBS // (10 if quick else 1)
         )
+        figures["isolation"] = measure_isolation(home, LATENCY_JOBS // (10 if quick else 1))
         figures["jobs"] = measure_jobs(home, jobs)
         figures["controller_killed_to_answer_s"] = measure_controller_kills(home)
         figures["node_killed_to_noticed_ms"] = measure_node_kills(home)
@@ -106,6 +107,30 @@ def measure_latency(home: Home, jobs: int) -> dict[str, float]:
             client.job(job.id, wait_for="running", wait_s=10)
             times.append(time.perf_counter_ns() - started)
     return {"p50": spread(times).median_ms, "p99": spread(times).p99_ms}
+
+
+def measure_isolation(home: Home, jobs: int) -> dict[str, float]:
+    """The same for the operator's jobs and for a tenant's, which run as a user of their own with
+    mounts of their own: in turn, so that both see the same machine."""
+    if os.geteuid() != 0:
+        return {}
+    times: dict[str, list[int]] = {"default": [], "bench": []}
+    with Client.at_home(home.path) as client:
+        client.add_tenant("bench")
+        for round_ in range(jobs + 1):
+            for tenant, taken in times.items():
+                spec = msgspec.structs.replace(NOTHING, tenant=tenant)
+                started = time.perf_counter_ns()
+                job = client.submit(spec)
+                client.job(job.id, wait_for="running", wait_s=10)
+                if round_:  # the first starts the launcher
+                    taken.append(time.perf_counter_ns() - started)
+    more = [apart - own for own, apart in zip(times["default"], times["bench"], strict=True)]
+    return {
+        "operator_ms": spread(times["default"]).median_ms,
+        "tenant_ms": spread(times["bench"]).median_ms,
+        "more_ms": spread(more).median_ms,
+    }
 
 
 def measure_jobs(home: Home, jobs: int) -> dict[str, float]:
@@ -179,10 +204,16 @@ def report(figures: dict[str, object]) -> None:
     latency = get(figures["submit_to_running_ms"], dict[str, float])
     jobs = get(figures["jobs"], dict[str, float])
     tls = get(figures["tls"], dict[str, float])
+    isolation = get(figures["isolation"], dict[str, float])
     rows: list[tuple[object, ...]] = [
         ("shoal --help, median ms", help_ms["median"], f"{help_ms['ratio']} x bare python"),
         ("shoal up to 4 ready nodes, s", figures["up_s"], ""),
         ("submit to running p50 / p99, ms", f"{latency['p50']} / {latency['p99']}", ""),
+        (
+            "the same, isolated tenant's job, p50",
+            isolation.get("tenant_ms", "-"),
+            _apart(isolation),
+        ),
         ("API submissions/s", jobs["submissions_per_s"], f"{SUBMITTERS} clients"),
         (f"{jobs['count']:.0f} jobs of `true`, jobs/s", jobs["jobs_per_s"], _beside_slurm(figures)),
         ("controller killed, answers again, s", figures["controller_killed_to_answer_s"], ""),
@@ -190,6 +221,12 @@ def report(figures: dict[str, object]) -> None:
         ("shoal ps over TLS, median ms", tls["ps_tls_ms"], _more(tls)),
     ]
     print(table(("control plane", "figure", "beside"), rows))
+
+
+def _apart(isolation: dict[str, float]) -> str:
+    if not isolation:
+        return "needs root"
+    return f"{isolation['more_ms']} ms more than the operator's, {isolation['operator_ms']}"
 
 
 def _more(tls: dict[str, float]) -> str:

@@ -2,8 +2,9 @@
 
 It is root, holds nothing and has one thread, so that its forks are quick and safe, which forks of
 the agent are not. Over the control socket the agent sends four descriptors (the order as JSON, the
-output, a pipe that says when to go, a pipe for errors) and gets the process id. The new process
-makes its mounts and waits until the agent has put it into its cgroup. Then it gives up every right.
+output, a pipe that the agent holds while it waits, a pipe for errors) and gets the process
+id. The new process joins its cgroup, makes its mounts and gives up every right. It becomes the
+program without another word, because each word between processes takes long on a busy machine.
 """
 
 from __future__ import annotations
@@ -26,7 +27,9 @@ CLONE_NEWNS = 0x00020000
 MS_RDONLY, MS_NOSUID, MS_NODEV = 1, 2, 4
 MS_REMOUNT, MS_BIND, MS_REC, MS_SLAVE = 32, 4096, 16384, 1 << 19
 PR_SET_PDEATHSIG, PR_SET_NO_NEW_PRIVS = 1, 38
+CLONE_PARENT = 0x00008000
 KEYCTL = {"x86_64": 250, "aarch64": 219}.get(platform.machine(), 0)
+CLONE = {"x86_64": 56, "aarch64": 220}.get(platform.machine(), 0)
 KEYCTL_JOIN_SESSION_KEYRING = 1
 COVER = "mode=755,size=1m,nr_inodes=4k"
 UMASK = 0o077
@@ -61,7 +64,7 @@ def main() -> None:
                 handles.frombytes(content)
         if not data or len(handles) != HANDLES:
             return  # the agent is gone
-        pid = fork_twice()
+        pid = _sibling()
         if pid == 0:
             control.close()
             _become(agent, *handles)
@@ -70,15 +73,27 @@ def main() -> None:
         say(control, {"pid": pid} if pid > 0 else {"why": "cannot fork"})
 
 
-def _become(agent: int, content: int, output: int, go: int, errors: int) -> None:
+def _sibling() -> int:
+    """A new process whose parent is the agent; 0 in the process itself, -1 if it failed. Where we
+    do not know how to ask the kernel for that, the agent adopts it."""
+    if not CLONE:
+        return fork_twice()
+    pid = int(libc.syscall(CLONE, CLONE_PARENT | signal.SIGCHLD, 0, 0, 0, 0))
+    if pid == 0:
+        os.setsid()
+    return pid
+
+
+def _become(agent: int, content: int, output: int, waits: int, errors: int) -> None:
     """Never returns: becomes the program, or says why not."""
     try:
         with open(content, "rb") as file:
             file.seek(0)
             order = json.load(file)
+        for entrance in order["entrances"]:
+            _join(entrance)
         _mount(order["mounts"])
-        if os.read(go, 1) != b"g":  # the agent gave up
-            os._exit(1)
+        _must_be_awaited(waits)
         os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
         os.dup2(output, 1)
         os.dup2(output, 2)
@@ -97,6 +112,25 @@ def _become(agent: int, content: int, output: int, go: int, errors: int) -> None
     with contextlib.suppress(OSError):
         os.write(errors, why.encode())
     os._exit(1)
+
+
+def _join(entrance: str) -> None:
+    handle = os.open(entrance, os.O_WRONLY)
+    try:
+        os.write(handle, b"0")
+    except OSError as error:
+        raise Failure(f"cannot join {entrance}: {error.strerror}") from None
+    finally:
+        os.close(handle)
+
+
+def _must_be_awaited(waits: int) -> None:
+    """If the agent has given up, nobody would know this process. It is in its group by now, which
+    the agent ends."""
+    os.set_blocking(waits, False)
+    with contextlib.suppress(BlockingIOError):
+        if not os.read(waits, 1):
+            os._exit(1)
 
 
 def _mount(mounts: dict[str, Any]) -> None:

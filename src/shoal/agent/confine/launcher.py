@@ -17,7 +17,6 @@ import msgspec
 from shoal.agent.confine.plan import Order
 from shoal.agent.faults import CannotStart
 from shoal.agent.warm.pool import ANSWER_BYTES_MAX, Answer
-from shoal.cgroups.groups import Group
 from shoal.kernel import NODE_MARK
 from shoal.model.job import Fault
 
@@ -55,11 +54,11 @@ class Launcher:
         if self._process is None:
             self._begin()
 
-    def start(self, order: Order, output: int, group: Group | None) -> int:
+    def start(self, order: Order, output: int) -> int:
         """The id of the process, which has become the program. CannotStart says why it has not."""
         for last in (False, True):
             try:
-                return self._start(order, output, group)
+                return self._start(order, output)
             except (OSError, msgspec.DecodeError) as error:
                 log.warning("the launcher is started again: %s", error)
                 self.close()
@@ -67,25 +66,25 @@ class Launcher:
                     raise CannotStart(f"cannot confine it: {error}", Fault.START) from error
         raise AssertionError
 
-    def _start(self, order: Order, output: int, group: Group | None) -> int:
+    def _start(self, order: Order, output: int) -> int:
         self.warm_up()
         assert self._control is not None
         content = os.memfd_create("order", os.MFD_CLOEXEC)
-        wait, go = os.pipe()
+        waits, waiting = os.pipe()
         errors, tell = os.pipe()
-        handles = {content, wait, go, errors, tell}
+        handles = {content, waits, waiting, errors, tell}
         try:
             with open(content, "wb", closefd=False) as file:
                 file.write(msgspec.json.encode(order))
             self._control.settimeout(START_S_MAX)
-            socket.send_fds(self._control, [b"start"], [content, output, wait, tell])
+            socket.send_fds(self._control, [b"start"], [content, output, waits, tell])
             answer = msgspec.json.decode(self._control.recv(ANSWER_BYTES_MAX), type=Answer)
             if not answer.pid:
                 raise OSError(answer.why or "no answer")
-            for handle in (wait, tell):
-                os.close(handle)
-                handles.discard(handle)
-            _let_go(answer.pid, go, group)
+            os.close(tell)  # the process has its own, and closes it when it becomes the program
+            handles.discard(tell)
+            # Raises if it is not our child; does not reap it if it has ended.
+            os.waitid(os.P_PID, answer.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT)
             why = _until_started(errors)
         finally:
             for handle in handles:
@@ -112,15 +111,6 @@ class Launcher:
         finally:
             theirs.close()
         self._control = ours
-
-
-def _let_go(pid: int, go: int, group: Group | None) -> None:
-    """Raises if it is not our child; does not reap it if it has ended."""
-    os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT)
-    if group is not None:
-        group.add(pid)
-    with contextlib.suppress(BrokenPipeError):  # it has failed, and says why
-        os.write(go, b"g")
 
 
 def _until_started(errors: int) -> str:

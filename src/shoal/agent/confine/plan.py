@@ -58,6 +58,7 @@ class Order(msgspec.Struct, frozen=True):
     uid: int
     files: int
     mounts: Mounts
+    entrances: tuple[str, ...] = ()  # of its cgroup
 
 
 def mounts(

@@ -132,8 +132,9 @@ class Apart:
             task.uid,
             min(FILES_MAX, resource.getrlimit(resource.RLIMIT_NOFILE)[1]),
             mounts([*self._python, *shown], private, self._closed(task.withheld)),
+            tuple(group.entrances) if group is not None else (),
         )
-        return self.launcher.start(order, output, group)
+        return self.launcher.start(order, output)
 
     def enter(self, uid: int) -> str:
         """One more member of this user. All of them share memory, as processes of a gang do."""
