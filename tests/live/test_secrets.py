@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import hashlib
 import os
 import subprocess
 import sys
@@ -170,6 +171,24 @@ def test_setting_a_secret_again_takes_effect_with_the_next_attempt(live: Live) -
     assert "cannot get its secrets: default has no secret turning; set it with" in why
     with pytest.raises(ShoalError, match="has no secret turning"):
         live.client.requeue(job)
+
+
+def test_a_secret_that_is_set_while_jobs_start_is_whole_in_each_of_them(live: Live) -> None:
+    values = [f"{number:04d}".encode() * 4_000 for number in range(40)]
+    known = {hashlib.sha256(value).hexdigest() for value in values}
+    live.client.set_secret("moving", values[0])
+    read = "sha256sum < $SHOAL_SECRETS/moving"
+    jobs = []
+    with Client.at_home(live.home.path) as other:
+        for number, value in enumerate(values):
+            other.set_secret("moving", value)
+            if number % 4 == 0:
+                jobs.append(live.run(read, secrets=("moving",), members=3))
+    for job in jobs:
+        assert live.wait(job, timeout_s=120) == "succeeded"
+        for member in range(3):
+            assert live.output(job, member).split()[0] in known
+    assert {one.name: one.version for one in live.client.secrets()}["moving"] == 41
 
 
 def test_the_operators_shell_reaches_no_job(live: Live) -> None:

@@ -55,7 +55,8 @@ class Sealed(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class SecretStore:
-    """Any thread may call it. `since_ms` is when the tenant was added; 0: it has no record."""
+    """Any thread may call it, and readers do not wait for the disk. `since_ms` is when the tenant
+    was added; 0: it has no record."""
 
     def __init__(self, root: Path, alarms: Alarms | None = None, key: Path | None = None) -> None:
         self._root = root
@@ -67,8 +68,7 @@ class SecretStore:
         self._load()
 
     def listing(self, tenant: str, since_ms: int) -> list[Sealed]:
-        with self._lock:
-            found = list(self._sealed.get(tenant, {}).values())
+        found = list(self._sealed.get(tenant, {}).values())
         return sorted((one for one in found if one.since_ms == since_ms), key=lambda one: one.name)
 
     def find(self, tenant: str, since_ms: int, name: str) -> Sealed | None:
@@ -139,12 +139,12 @@ class SecretStore:
         return ""
 
     def stepped(self, report: Report, events: Sequence[Event], seq: int) -> None:  # noqa: ARG002
-        """A follower of the loop: a tenant's secrets go with the tenant."""
+        """A follower of the loop: a tenant's secrets go with the tenant. One that is being set at
+        this moment may stay; it is of an earlier tenant, so nobody gets it."""
         for event in events:
             if isinstance(event, TenantRemoved):
-                with self._lock:
-                    self._sealed.pop(event.tenant, None)
-                    shutil.rmtree(self._root / event.tenant, ignore_errors=True)
+                self._sealed.pop(event.tenant, None)
+                shutil.rmtree(self._root / event.tenant, ignore_errors=True)
 
     # -- files -----------------------------------------------------------------------------
 

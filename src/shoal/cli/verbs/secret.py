@@ -16,7 +16,7 @@ ACTIONS = ("set", "list", "remove")
 
 
 @verb(
-    Argument("action", "set|list|remove", "What to do.", required=False, default="list"),
+    Argument("action", "[set|list|remove]", "What to do. [list]", required=False, default="list"),
     Argument("name", "[NAME]", "The secret's name.", required=False),
     Option("--file", metavar="FILE", help="Read the value from this file. [standard input]"),
     Option("--tenant", metavar="NAME", help="Whose secret it is. [your own]", default=""),
@@ -28,7 +28,7 @@ def secret(
 
     The value comes from standard input, from a file, or from a prompt that does not
     show it; never from the command line, which others can see. It is kept encrypted.
-    No command shows it again: jobs get it that ask for it with --secret.
+    No command shows it again. Jobs get it if they ask for it with --secret.
 
     Setting a secret again is a new version. Members that start from then on get it;
     running ones keep what they have.
