@@ -19,7 +19,7 @@ from shoal.control.loop import ControlLoop, Unreadable
 from shoal.control.store.sqlite import SqliteStore
 from shoal.core.state.state import State
 from shoal.model.events import Event, JobPlaced
-from shoal.model.job import Job
+from shoal.model.job import Job, Outcome, Phase
 from shoal.model.policy import Policy
 from shoal.model.report import SetService
 from shoal.model.service import GatewayEntry, Scale, ServiceLoad, ServiceSpec, Wanted
@@ -124,6 +124,37 @@ def test_a_step_is_seen_by_nobody_before_it_is_stored_and_by_all_after(rig: Held
         assert await asyncio.to_thread(balancer.seen.wait, 20)
         link.cancel()
         feed.end()
+
+    rig.run(work())
+
+
+def test_finished_jobs_are_listed_while_a_step_is_being_stored(
+    rig: HeldRig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They are read in a thread, which must not look at the state: a step may begin meanwhile."""
+    reading, go_on = threading.Event(), threading.Event()
+
+    def finished(limit: int, tenant: str = "") -> list[Job]:
+        reading.set()
+        assert go_on.wait(60)
+        over = Job(id="j9", number=9, spec=SPEC, phase=Phase.FINISHED, why="it exited 0")
+        over.outcome = Outcome.SUCCEEDED
+        return [over]
+
+    monkeypatch.setattr(rig.held, "finished", finished)
+
+    async def work() -> None:
+        await rig.loop.changed("", 5)
+        listing = asyncio.create_task(rig.read("jobs?finished=true"))
+        assert await asyncio.to_thread(reading.wait, 60)
+        asked = await rig.hold()
+        go_on.set()
+        await asyncio.wait([listing], timeout=WRONG_S)
+        rig.held.released.set()
+        await asked
+        answer = await listing
+        assert answer.status_code == 200, answer.text
+        assert [(row["id"], row["why"]) for row in answer.json()] == [("j9", "it exited 0")]
 
     rig.run(work())
 

@@ -17,7 +17,7 @@ from shoal.api.problems import Refusal, accepted
 from shoal.api.reach import Reach, scoped_key
 from shoal.api.read_threads import ROWS_AT_ONCE, aside, encoded, json_list, respond
 from shoal.api.secrets import refuse_unknown_secrets
-from shoal.api.views import job_row, job_state, job_view
+from shoal.api.views import ended_row, job_row, job_state, job_view
 from shoal.control.loop import ControlLoop
 from shoal.model.job import Job, MemberRef, Phase
 from shoal.model.report import Cancel, Refused, Requeue, Submit
@@ -69,13 +69,17 @@ class Jobs(Controller):
             await loop.settled()
         seen, left = set(live), limit - len(live)
 
-        def ended() -> bytes:
-            """A finished job no longer changes, so any thread may read it."""
+        def ended() -> list[JobRow]:
             rows = loop.store.finished(left, tenant="" if who.sees_all else who.tenant)
-            return encoded([job_row(reach, job) for job in rows if job.id not in seen])
+            return [ended_row(job) for job in rows if job.id not in seen]
 
-        if finished and left:
-            parts.append(await aside(ended, left))
+        rows = await aside(ended, left) if finished and left else []
+        for start in range(0, len(rows), ROWS_AT_ONCE):
+            await loop.settled()
+            for row in (part := rows[start : start + ROWS_AT_ONCE]):
+                row.why = reach.text(row.why)
+            parts.append(encoded(part))
+            await asyncio.sleep(0)
         return respond(json_list(parts))
 
     @get("/{job_id:str}")

@@ -32,7 +32,12 @@ DRAINED = "drained"  # nothing runs there any more: it can be removed
 
 
 def job_row(reach: Reach, job: Job) -> JobRow:
-    return JobRow(**_row_fields(reach, job))
+    return JobRow(**_row_fields(job), **_now(reach, job))
+
+
+def ended_row(job: Job) -> JobRow:
+    """A finished job no longer changes, so any thread may call this at any moment."""
+    return JobRow(**_row_fields(job), why=job.why, progress=None)
 
 
 def job_view(reach: Reach, job: Job) -> JobView:
@@ -47,7 +52,8 @@ def job_view(reach: Reach, job: Job) -> JobView:
         for number, member in enumerate(job.members)
     ]
     return JobView(
-        **_row_fields(reach, job),
+        **_row_fields(job),
+        **_now(reach, job),
         spec=job.spec,
         gang=gang,
         placed_ms=job.placed_ms,
@@ -63,8 +69,14 @@ def job_state(job: Job) -> str:
     return job.outcome.value if job.outcome is not None else job.phase.value
 
 
-def _row_fields(reach: Reach, job: Job) -> dict[str, Any]:
+def _now(reach: Reach, job: Job) -> dict[str, Any]:
+    """What also depends on the rest of the cluster."""
     loop = reach.loop
+    why = explain(loop.state, job, loop.policy, loop.clock.now_ms())
+    return {"why": reach.text(why), "progress": progress_view(loop, job)}
+
+
+def _row_fields(job: Job) -> dict[str, Any]:
     command = shlex.join(job.spec.command)
     if len(command) > COMMAND_CHARACTERS_MAX:
         command = command[: COMMAND_CHARACTERS_MAX - 3] + "..."
@@ -88,8 +100,6 @@ def _row_fields(reach: Reach, job: Job) -> dict[str, Any]:
         "finished_ms": job.finished_ms,
         "code": job.code,
         "command": command,
-        "why": reach.text(explain(loop.state, job, loop.policy, loop.clock.now_ms())),
-        "progress": progress_view(loop, job),
         "idle_since_ms": job.idle_since_ms if job.phase is Phase.RUNNING else None,
     }
 

@@ -70,13 +70,13 @@ def _checked(text: str, pattern: re.Pattern[str], name: str, kind: str, listing:
 
 
 def on_job(client: Client, job: str, act: Callable[[Client], Answer]) -> Answer:
-    """Act on a job; if it does not exist, the error names the newest job."""
+    """Act on a job; if it does not exist, the error names the newest job that the user can see."""
     try:
         return act(client)
     except ShoalError as error:
         if error.status != NOT_FOUND:
             raise
-    newest = client.status().submitted  # ids are given in order, from j1
+    newest = max((int(row.id[1:]) for row in client.jobs(finished=True)), default=0)
     hint = f"the newest is j{newest}" if newest else "no job was submitted yet"
     raise Failure(f"there is no job {job}; {hint}", REFUSED)
 
