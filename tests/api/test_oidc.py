@@ -16,7 +16,7 @@ from shoal.client import Client, ShoalError
 from shoal.model.identity import Role
 from shoal.model.oidc import GroupRule, OidcConfig
 from tests.api.openid import SECRET, FakeProvider, fake_provider, rsa_key
-from tests.live.cluster import Live, live_cluster
+from tests.live.cluster import Live, eventually, live_cluster
 
 GROUPS = {
     "team": GroupRule(tenant="lab"),
@@ -291,6 +291,11 @@ def test_settings_are_checked_with_the_provider_and_never_show_the_secret(
         assert caught.value.status == status
     live.kill_controller()
     assert live.client.oidc().issuer == provider.issuer  # as it was, in the next controller
+    (live.home.path / "oidc.json").write_bytes(b"{")
+    live.kill_controller()
+    assert eventually(lambda: any("oidc.json" in t for t in live.client.status().alarms), 60)
+    live.client.set_oidc(config(provider))
+    assert live.client.status().alarms == ()
     live.client.remove_oidc()
     with pytest.raises(ShoalError, match="has no sign-in by OpenID Connect"):
         live.client.oidc()

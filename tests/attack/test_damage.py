@@ -9,6 +9,7 @@ import shutil
 import sqlite3
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from shoal.control import loop as control_loop
@@ -22,14 +23,26 @@ from shoal.core.state.invariants import verify
 from shoal.files import write_private
 from shoal.ledger.live import LiveLedger
 from shoal.ledger.store import LedgerStore
-from shoal.model.events import ControllerStarted
+from shoal.model.events import ControllerStarted, IdentityEvent
+from shoal.model.identity import Role, Token, User
 from shoal.model.job import JobSpec
 from shoal.model.ledger import By
 from shoal.model.policy import Policy
-from shoal.model.report import Accepted, Answer, Nothing, Report, Submit
+from shoal.model.report import (
+    Accepted,
+    AddTenant,
+    Answer,
+    Nothing,
+    RemoveToken,
+    Report,
+    SetToken,
+    SetUser,
+    Submit,
+)
 from shoal.ports import StoreDamaged, StoreError
 from tests.control.test_loop import Rig
 from tests.control.test_sqlite_store import as_bytes, history
+from tests.core.build import Cluster
 
 
 class HandClock:
@@ -211,6 +224,38 @@ def test_whichever_event_is_lost_the_rest_is_saved_and_holds_together(tmp_path: 
             assert Path(lines[-1].removeprefix("the damaged file is ")).exists()
             assert store.commit([ControllerStarted(at_ms=1, epoch=9)], []) > last
             store.close()
+
+
+def test_whichever_event_about_people_is_lost_no_removed_token_comes_back(tmp_path: Path) -> None:
+    cluster = Cluster()
+    cluster.join("n1", gpus=1)
+    token = Token(id="abcd1234", user="ann", tenant="lab", role=Role.MEMBER, hash="a" * 64)
+    ann = User(name="ann", roles={"lab": Role.MEMBER})
+    for request in (
+        AddTenant("lab"),
+        SetUser(ann, add=True),
+        SetToken(token),
+        SetToken(msgspec.structs.replace(token, id="efgh5678")),
+        RemoveToken("abcd1234"),
+    ):
+        assert isinstance(cluster.ask(request), Accepted)
+    cluster.submit(tenant="lab", user="ann", gpus=1)
+    people = [n for n, event in enumerate(cluster.log, 1) if isinstance(event, IdentityEvent)]
+    assert len(people) == 5
+    for seq in people:
+        home = Home(tmp_path / str(seq))
+        home.path.mkdir()
+        store = SqliteStore(home.database)
+        store.commit(cluster.log, [])
+        store.close()
+        damage(home.database, "events", "seq", seq)
+        lines = saved(home)
+        state, _ = SqliteStore(home.database).load()
+        verify(state)
+        assert state.identity.tokens == {}
+        none_left = seq == people[3]  # the only one that was not removed
+        assert none_left or any(line.startswith("void: ") for line in lines)
+        assert "lab" in state.identity.tenants, "its jobs do not run as the agent"
 
 
 def test_a_finished_job_whose_record_is_lost_is_named(tmp_path: Path) -> None:

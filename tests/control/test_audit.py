@@ -240,5 +240,18 @@ def test_the_number_of_waiting_lines_is_bounded_and_what_is_dropped_is_counted(
     verify(kept.path)
 
 
+def test_a_damaged_mark_stops_nothing_and_is_reported(kept: Kept) -> None:
+    kept.write(0, 1)
+    (kept.path.parent / "audit.mark").write_bytes(b"nonsense")
+    with pytest.raises(AuditBroken, match=r"audit.mark is missing"):
+        verify(kept.path)
+    kept.write(2)
+    assert "which says where the audit log ends" in kept.alarms.texts[0]
+    (kept.path.parent / "audit.mark").unlink()
+    (kept.path.parent / "audit.mark").symlink_to("/etc/passwd")
+    kept.write(3)
+    assert any("cannot be written" in text for text in kept.alarms.texts)
+
+
 def test_a_token_in_a_path_loses_its_secret() -> None:
     assert without_secret("shoal_ab12cd34_s3cr-et_x rotate") == "shoal_ab12cd34_... rotate"

@@ -22,6 +22,7 @@ from shoal.api.oidc_provider import Claims, Provider
 from shoal.api.principal import Needs, Principal
 from shoal.api.problems import Refusal, accepted
 from shoal.api.web import session_cookie
+from shoal.control.alarms import Alarms
 from shoal.control.loop import ControlLoop
 from shoal.files import read_own, write_private
 from shoal.model.identity import EVERY_TENANT, Role, Token, User, role_in
@@ -73,14 +74,23 @@ class Device(msgspec.Struct):
 class SignIns:
     """The provider, and what has begun and not ended. A restart ends it: people begin again."""
 
-    def __init__(self, home: Path | None, now_ms: Callable[[], int]) -> None:
+    def __init__(self, home: Path | None, now_ms: Callable[[], int], alarms: Alarms) -> None:
         self._path = home / FILE_NAME if home else None
+        self._alarms = alarms
         self._now_ms = now_ms
         self._provider: Provider | None = None
         self._pending: dict[str, Pending] = {}
         self._devices: dict[str, Device] = {}
         if self._path is not None and self._path.exists():
-            self._provider = Provider(msgspec.json.decode(read_own(self._path), type=OidcConfig))
+            self._provider = self._read(self._path)
+
+    def _read(self, path: Path) -> Provider | None:
+        try:
+            return Provider(msgspec.json.decode(read_own(path), type=OidcConfig))
+        except (OSError, msgspec.DecodeError) as error:
+            text = f"{path} cannot be read, so nobody signs in there ({error})"
+            self._alarms.raise_("oidc", f"{text}; set it again with: shoal oidc set FILE")
+            return None
 
     @property
     def on(self) -> bool:
@@ -100,6 +110,7 @@ class SignIns:
             self._path.unlink(missing_ok=True)
         else:
             write_private(self._path, msgspec.json.encode(provider.config))
+        self._alarms.clear("oidc")
         self._provider, self._pending, self._devices = provider, {}, {}
 
     def begin(self, redirect: str, tenant: str) -> tuple[str, Pending]:

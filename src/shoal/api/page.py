@@ -35,7 +35,7 @@ def provided(
     loop: ControlLoop, access: Access, feed: Feed, home: Path | None
 ) -> dict[str, Provide]:
     simulator, foresight = Simulator(loop, home), Foresight()
-    sign_ins = SignIns(home, loop.clock.now_ms)
+    sign_ins = SignIns(home, loop.clock.now_ms, loop.alarms)
 
     async def provide_feed() -> Feed:
         await loop.settled()

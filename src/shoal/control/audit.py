@@ -38,7 +38,7 @@ class AuditLog:
         self.path = path
         self.stuck = False  # lines wait, because the disk takes none
         self._alarms = alarms
-        self._mark = mark_of(path)
+        self._mark: Mark | None = None
         self._waiting: list[tuple[AuditEntry, asyncio.Future[None]]] = []
         self._dropped = 0
         self._flushing: asyncio.TimerHandle | asyncio.Handle | None = None
@@ -123,6 +123,7 @@ class AuditLog:
 
     def _open(self) -> None:
         """Continue the chain where the log ends, or where the mark says that it ended."""
+        self._mark = mark_of(self.path)
         flags = os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW
         self._handle = os.open(self.path, flags, 0o600)
         _drop_torn_line(self._handle)
@@ -182,7 +183,7 @@ def mark_of(path: Path) -> Mark | None:
 def newest_first(path: Path) -> Iterator[AuditEntry]:
     """As far back as there are files; a line that cannot be read is left out."""
     for file in reversed(_files(path)):
-        with contextlib.suppress(FileNotFoundError):
+        with contextlib.suppress(OSError):
             for line in reversed(_lines(file)):
                 with contextlib.suppress(msgspec.DecodeError):
                     yield msgspec.json.decode(line, type=AuditEntry)

@@ -25,6 +25,7 @@ from shoal.control.store.rows import (
     snapshot_of,
 )
 from shoal.control.store.sqlite import INSERT_EVENT, INSERT_JOB, SqliteStore
+from shoal.core.phases.identity import free_uid
 from shoal.core.state.apply import apply
 from shoal.core.state.invariants import Violation, verify
 from shoal.core.state.load import raise_attempt, raise_numbers, restore
@@ -37,8 +38,12 @@ from shoal.model.events import (
     JobPlaced,
     JobSubmitted,
     MemberLost,
+    TenantAdded,
+    TokenRemoved,
 )
-from shoal.model.job import Job, Outcome, Phase
+from shoal.model.identity import EVERY_TENANT, TenantRecord
+from shoal.model.job import DEFAULT_TENANT, Job, Outcome, Phase
+from shoal.model.resources import plural
 from shoal.ports import StoreError
 
 TRIES_MAX = 200  # jobs that are given up one by one; then only events before the damage count
@@ -63,6 +68,7 @@ class Saved(msgspec.Struct):
     left_out: int
     jobs_lost: list[str] = []
     jobs_cut: list[str] = []  # they live, but some of their events are lost
+    tokens_dropped: int = 0
     records_lost: list[str] = []  # they have ended; nothing else is known
 
 
@@ -142,7 +148,25 @@ def rebuild(found: Found) -> Saved:
         state, start = _start(found)
         strange.update(seq for seq in found.events if seq >= _first_hole(found, start))
         _replay(state, start, found, given_up, strange)
-    return _told(state, start, found, given_up, strange)
+    saved = _told(state, start, found, given_up, strange)
+    if strange or _first_hole(found, start) <= found.top:
+        saved.tokens_dropped = _distrust(state)
+    return saved
+
+
+def _distrust(state: State) -> int:
+    """A removal may be among what is lost, so no token is believed; returns how many there were. A
+    tenant may be, too: without a record its jobs would run as the agent's user."""
+    identity, who = state.identity, "shoal salvage"
+    tokens = list(identity.tokens)
+    for token in tokens:
+        apply(state, TokenRemoved(at_ms=0, token=token, who=who))
+    named = {name for user in identity.users.values() for name in user.roles}
+    named |= {j.spec.tenant for j in state.jobs.values() if j.spec.user in identity.users}
+    for name in sorted(named - {*identity.tenants, EVERY_TENANT, DEFAULT_TENANT}):
+        record = TenantRecord(name=name, uid=free_uid(identity))
+        apply(state, TenantAdded(at_ms=0, tenant=record, who=who))
+    return len(tokens)
 
 
 def _start(found: Found) -> tuple[State, int]:
@@ -318,6 +342,10 @@ def _lines(found: Found, saved: Saved, aside: Path) -> list[str]:
         lines.append(f"finished jobs that are no longer listed: {names}")
     if saved.jobs_cut:
         lines.append(f"jobs that go on from an earlier moment: {_names(saved.jobs_cut)}")
+    if saved.tokens_dropped:
+        tokens = plural(saved.tokens_dropped, "token")
+        text = f"void: {tokens}, because it is not known which were removed"
+        lines.append(f"{text}; make new ones with: shoal token add USER")
     lines.append(f"the damaged file is {aside}")
     return lines
 

@@ -69,7 +69,7 @@ def _add_tenant(round_: Round, request: AddTenant) -> Answer:
     owners = {record.uid: record.name for record in known.values()}
     if request.uid in owners:
         return Refused("uid", f"{request.uid} is the Unix user of {owners[request.uid]}")
-    uid = request.uid or _free_uid(round_.state.identity, owners)
+    uid = request.uid or free_uid(round_.state.identity)
     if not uid:
         return Refused("uid", f"{TENANT_UIDS.start} to {TENANT_UIDS.stop - 1} are taken; name one")
     record = TenantRecord(name=request.tenant, uid=uid, since_ms=round_.now_ms)
@@ -77,11 +77,12 @@ def _add_tenant(round_: Round, request: AddTenant) -> Answer:
     return Accepted(record.name)
 
 
-def _free_uid(identity: Identity, owners: dict[int, str]) -> int:
+def free_uid(identity: Identity) -> int:
     """One that was never given out, as long as there is one: the files of a tenant that was removed
     must not become another's."""
+    owned = {record.uid for record in identity.tenants.values()}
     later = range(identity.next_uid, TENANT_UIDS.stop)
-    return next((uid for uid in (*later, *TENANT_UIDS) if uid not in owners), 0)
+    return next((uid for uid in (*later, *TENANT_UIDS) if uid not in owned), 0)
 
 
 def _remove_tenant(round_: Round, request: RemoveTenant) -> Answer:
