@@ -149,12 +149,15 @@ class Host:
             return self._thread.spawn(self._listen(tell))
 
         self._listening = self._thread.call(begin()).result()
+        self._listening.add_done_callback(lambda task: tell(_failure(task)))
         if not first.wait(2 * OPEN_S_MAX):
             found.append(TimeoutError(f"{self._url} opens no meeting"))
         opening = found[0]
         if isinstance(opening, BaseException):
             self.close()
-            raise opening
+            if isinstance(opening, OSError):
+                raise opening
+            raise OSError(f"{self._url} opens no meeting: {opening!r}") from opening
         return Invitation(
             urls=tuple(dict.fromkeys((*opening.urls, self._url))),
             meeting=self._meeting,
@@ -236,6 +239,13 @@ class Guest:
 
     def close(self) -> None:
         self._thread.stop()
+
+
+def _failure(task: asyncio.Task[None]) -> BaseException:
+    """Why it ended, which it does only when it is cancelled or wrong."""
+    if task.cancelled():
+        return TimeoutError("the meeting was closed")
+    return task.exception() or TimeoutError("the meeting has ended")
 
 
 def _ws_error() -> type[Exception]:

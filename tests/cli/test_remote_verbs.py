@@ -38,10 +38,8 @@ TRIES: dict[str, list[Try]] = {
         Try(("--wait", "--", "sh", "-c", "echo $PATH"), "bin"),
     ],
     "map": [
-        Try(
-            ("double.py:double", "lines.jsonl", "-o", "out.jsonl", "--cluster", "-n", "1"),
-            "3 lines",
-        )
+        Try(("double.py:double", "lines.jsonl", "-o", "here.jsonl", "-n", "1"), "3 lines"),
+        Try(("double.py:double", "lines.jsonl", "-o", "out.jsonl", "--cluster", "-n1"), "3 lines"),
     ],
     "ps": [Try(("-a",), "{job}")],
     "logs": [Try(("{job}",), "from the laptop"), Try(("-f", "{job}"), "from the laptop")],
@@ -90,6 +88,7 @@ TRIES: dict[str, list[Try]] = {
     "login": [Try(("--help",), "log in")],  # test_login.py logs in
     "logout": [Try(("--help",), "token")],
     "context": [Try(("list",), "far")],
+    "oidc": [Try((), "has no sign-in by OpenID Connect", 1)],
     "completion": [Try(("bash",), "complete")],
     "sim": [Try(("--history",), "fair"), Try(("--history", "--json"), '"policies"')],
     "demo": [Try(("--help",), "cluster")],  # brings up a cluster of its own
@@ -177,6 +176,29 @@ def test_each_verb_works_by_address_and_token_alone(laptop: Path, live: Live, ve
     attempt(laptop, live, verb)
     home = laptop / "home"
     assert sorted(path.name for path in home.iterdir()) == [".config"], "it made a home here"
+
+
+ON_MACOS = [
+    *("run", "map", "ps", "logs", "why", "explain", "cancel", "requeue", "secret", "serve"),
+    *("services", "service", "status", "page", "top", "nodes", "cordon", "uncordon", "policy"),
+    *("events", "report", "prices", "whoami", "context", "completion", "sim"),
+]
+
+
+@pytest.mark.parametrize("verb", ON_MACOS)
+def test_a_machine_with_macos_can_use_it(laptop: Path, live: Live, verb: str) -> None:
+    """Without what only Linux has, and without the libraries that only a head needs."""
+    for name in ("out.jsonl", "here.jsonl"):
+        (laptop / "project" / name).unlink(missing_ok=True)
+    attempt(laptop, live, verb, start=(str(Path(__file__).with_name("as_macos.py")),))
+
+
+@pytest.mark.parametrize("verb", ["up", "down", "leave", "salvage", "demo"])
+def test_macos_cannot_be_a_part_of_a_cluster_and_is_told_so(laptop: Path, verb: str) -> None:
+    result = shoal(laptop, verb, start=(str(Path(__file__).with_name("as_macos.py")),))
+    assert result.code != 0
+    assert f"shoal {verb} needs Linux" in result.err
+    assert len(result.err.splitlines()) == 1
 
 
 def test_what_was_made_here_is_written_here(laptop: Path, live: Live) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import os
+import sys
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
@@ -157,12 +158,22 @@ def settle(context: click.Context, *, on_head: bool) -> None:
         os.environ["SHOAL_CONTEXT"] = chosen.name
 
 
+def _require_linux(context: click.Context) -> None:
+    from shoal.forms.failure import REFUSED, Failure
+
+    if sys.platform != "linux":
+        message = f"{context.command_path} needs Linux, as every machine of a cluster does"
+        raise Failure(f"{message}; from here, use a cluster elsewhere: shoal login", REFUSED)
+
+
 class Verb(click.Command):
     """The function's docstring is the help text, printed as written. The examples come last."""
 
     on_head = False
 
     def invoke(self, ctx: click.Context) -> object:
+        if self.on_head:
+            _require_linux(ctx)
         if any(one.name == "home" for one in self.params):
             settle(ctx, on_head=self.on_head)
         return super().invoke(ctx)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import logging
 import operator
+import os
 import pickle
 import queue
 import time
@@ -25,11 +26,12 @@ from shoal.tasks.pool import (
     Pool,
     Result,
     Work,
-    default_workers,
     function_of,
 )
+from shoal.tasks.portable import cores
 from shoal.tasks.progress import Progress
 from shoal.tasks.warm import borrow_pool
+from shoal.tasks.worker import WORKER_MARK
 
 if TYPE_CHECKING:
     from shoal.tasks.cluster import Cluster
@@ -100,7 +102,7 @@ def chosen_cluster(wanted: bool | Cluster) -> Cluster | None:
 
 def workers_of(cluster: Cluster | None) -> int:
     if cluster is None:
-        return default_workers()
+        return 1 if os.environ.get(WORKER_MARK) else cores()  # in a worker, they are taken
     from shoal.tasks.cluster import default_cluster_workers
 
     return default_cluster_workers(cluster)

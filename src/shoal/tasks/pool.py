@@ -9,7 +9,6 @@ from __future__ import annotations
 import contextlib
 import functools
 import itertools
-import os
 import pickle
 import selectors
 import socket
@@ -23,8 +22,9 @@ from shoal.tasks import frames
 from shoal.tasks.errors import InitFailed, Unloadable, WorkerDied, restored
 from shoal.tasks.frames import Body, Frame, Parcel, parcel
 from shoal.tasks.functions import main_script, refuse_within_main
+from shoal.tasks.portable import Bell, cores
 from shoal.tasks.process import Process
-from shoal.tasks.worker import NOT_BEGUN, WORKER_MARK
+from shoal.tasks.worker import NOT_BEGUN
 
 WORKERS_MAX = 4096
 START_FAILURES_MAX = 3  # in a row; then starting is given up
@@ -80,11 +80,6 @@ def function_of(data: bytes) -> Function:
     return Function(next(_numbers) & 0xFFFFFFFF, data)
 
 
-def default_workers() -> int:
-    """All cores that this process may use; one inside a worker, because the others are taken."""
-    return 1 if os.environ.get(WORKER_MARK) else len(os.sched_getaffinity(0))
-
-
 class Worker(Protocol):
     """The pool's view of a worker: a process, or the far end of a connection."""
 
@@ -133,8 +128,8 @@ class Pool:
         self._start_failures = 0
         self._closing = False
         self._selector = selectors.DefaultSelector()
-        self._bell = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
-        self._selector.register(self._bell, selectors.EVENT_READ, None)
+        self._bell = Bell()
+        self._selector.register(self._bell.end, selectors.EVENT_READ, None)
         self._thread: threading.Thread | None = None
         self._guard = threading.Lock()
         self._over = False
@@ -172,7 +167,7 @@ class Pool:
                 self._thread = threading.Thread(target=self._serve, name="shoal-tasks", daemon=True)
                 self._thread.start()
             self._calls.append(call)
-            os.eventfd_write(self._bell, 1)
+            self._bell.ring()
 
     # -- the thread ----------------------------------------------------------------------------
 
@@ -194,7 +189,7 @@ class Pool:
             self._end()
 
     def _obey(self) -> None:
-        os.eventfd_read(self._bell)
+        self._bell.hear()
         while self._calls:
             self._calls.popleft()()
 
@@ -230,7 +225,7 @@ class Pool:
                 self._start()
 
     def _start(self) -> None:
-        threads = max(1, len(os.sched_getaffinity(0)) // self.size)
+        threads = max(1, cores() // self.size)
         try:
             process = Process(threads, self._script, self._init)
         except OSError as error:
@@ -382,7 +377,7 @@ class Pool:
                 process.kill()
             self._remove(process)
         self._selector.close()
-        os.close(self._bell)
+        self._bell.close()
 
 
 def _no_start(failure: BaseException | None, how: str, init: bool) -> InitFailed:

@@ -15,6 +15,7 @@ from pathlib import Path
 
 from shoal.tasks import frames
 from shoal.tasks.frames import Frame, Parcel, Reader, parcel
+from shoal.tasks.portable import memory_file, watched
 from shoal.tasks.worker import CURSOR_BYTES, NOT_BEGUN, WORKER_MARK
 
 # Shoal may be importable only because the client changed its path.
@@ -38,7 +39,7 @@ class Process:
         self.failure: BaseException | None = None  # of `init`
         self._outgoing: deque[Parcel] = deque()
         self._reader = Reader()
-        memory = os.memfd_create("shoal-cursor")
+        memory = memory_file("shoal-cursor")
         ours, theirs = socket.socketpair()
         try:
             os.ftruncate(memory, CURSOR_BYTES)
@@ -61,7 +62,7 @@ class Process:
         ours.setblocking(False)
         self.socket = ours
         self.pid = self.popen.pid
-        self.pidfd = _pidfd(self.popen.pid)
+        self.pidfd = watched(self.popen.pid)
         self.send(parcel(frames.HELLO, body=pickle.dumps((path or sys.path, script, init))))
 
     @property
@@ -146,11 +147,3 @@ def _environment(threads: int) -> dict[str, str]:
     for name in THREADS:
         env.setdefault(name, str(threads))
     return env
-
-
-def _pidfd(pid: int) -> int | None:
-    """Shows the end even if a task's own children keep the socket open."""
-    try:
-        return os.pidfd_open(pid)
-    except OSError:  # not allowed here: the end of the socket must do
-        return None

@@ -18,6 +18,7 @@ from collections import deque
 from typing import IO, Any
 
 from shoal.tasks.frames import HEADER, RECEIVE_BYTES, Body, Frame, Parcel, Reader
+from shoal.tasks.portable import send_file
 
 MAGIC = b"shoal-tasks-1\n"
 NONCE_BYTES = 32
@@ -146,7 +147,7 @@ class Outgoing:
                     self._parcels[0] = Parcel(data[sent:], file)
                 elif file is not None and self._sent < (size := os.fstat(file.fileno()).st_size):
                     left = size - self._sent
-                    self._sent += os.sendfile(connection.fileno(), file.fileno(), self._sent, left)
+                    self._sent += send_file(connection, file.fileno(), self._sent, left)
                 else:
                     self._parcels.popleft()
                     self._sent = 0

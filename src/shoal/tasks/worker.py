@@ -39,7 +39,8 @@ def context() -> Any:
 def main(arguments: list[str]) -> None:
     """The worker's entry point. Arguments: socket, cursor, the client's process id."""
     descriptor, cursor_descriptor, client = map(int, arguments)
-    die_with_parent()
+    if sys.platform == "linux":  # elsewhere it ends when its socket is closed
+        die_with_parent()
     if os.getppid() != client:
         os._exit(1)
     # Ctrl-C reaches every process at the terminal; the client decides what it means. A handler

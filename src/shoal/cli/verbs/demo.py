@@ -36,7 +36,7 @@ NEXT = (
 )
 
 
-@verb(home=False)
+@verb(home=False, on_head=True)
 def demo(json: bool) -> int:
     """Watch a small cluster lose a node and recover, in half a minute.
 
