@@ -14,7 +14,7 @@ from shoal.model.job import Phase
 from shoal.model.policy import Others
 from shoal.model.report import RemoveToken
 from tests.api.server import serving
-from tests.api.world import LOG, OURS, PACKAGE, POLICY, THEIRS, World, leaks
+from tests.api.world import LOG, OURS, PACKAGE, POLICY, THEIRS, World
 
 pytestmark = pytest.mark.filterwarnings("ignore::litestar.exceptions.LitestarDeprecationWarning")
 JOB = {"command": ["true"], "cpu_milli": 100}
@@ -95,7 +95,7 @@ def test_a_stream_shows_its_tenants_changes_alone_and_ends_with_its_token(world:
     got = b""
     while f'"id":"{mine}"'.encode() not in got:
         got += answer.read1()
-    assert not leaks(got)
+    assert not world.leaks(got)
     assert f'"{theirs}"'.encode() not in got
     world.server.ask(RemoveToken(token.split("_")[1]))
     deadline = time.monotonic() + 30

@@ -12,7 +12,7 @@ from litestar.routes import HTTPRoute, WebSocketRoute
 
 from shoal.api.principal import Needs
 from tests.api.server import Reply, serving
-from tests.api.world import OURS, POLICY, World, leaks
+from tests.api.world import OURS, POLICY, World
 
 pytestmark = pytest.mark.filterwarnings("ignore::litestar.exceptions.LitestarDeprecationWarning")
 
@@ -226,7 +226,10 @@ def holds(world: World, who: str, method: str, path: str, needs: Needs, ask: Ask
                 assert theirs.status == 404, (where, theirs)
     if who not in ALL_SEEING:
         for reply, asked in answers:
-            assert not leaks(reply.body + repr(reply.headers).encode(), asked), (where, reply)
+            assert not world.leaks(reply.body + repr(reply.headers).encode(), asked), (
+                where,
+                reply,
+            )
 
 
 def test_nobody_gets_more_than_their_role_and_tenant_allow(world: World) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import base64
 import hashlib
+import re
 import time
 from collections.abc import Callable
 from typing import Any, TypeVar
@@ -133,6 +134,16 @@ class World:
             time.sleep(0.01)
         raise AssertionError(f"{job} is not {phase}")
 
+    def leaks(self, data: bytes, asked: str = "") -> bool:
+        """Whether something of theirs is in it, apart from what was asked for by name: a word of
+        theirs, their log, or the id of one of their jobs."""
+        left = data.replace(asked.encode(), b"") if asked else data
+        live = self.server.loop.tick.state.jobs.values()
+        ids = {self.theirs["done"], *(job.id for job in live if job.spec.tenant == THEIRS)}
+        words = (*ids, base64.b64encode(LOG).decode()[:24], self.theirs["package"])
+        found = re.search(rb"\b(%s)\b" % b"|".join(map(str.encode, sorted(words))), left)
+        return MARK in left.lower() or found is not None
+
     def on_loop(self, work: Callable[[], Result]) -> Result:
         async def run() -> Result:
             return work()
@@ -143,10 +154,3 @@ class World:
         engine = self.server.engine
         engine.book.exited(MemberRef(job, 1, 0), code)
         engine.inbox.heard(engine.book.report())
-
-
-def leaks(data: bytes, asked: str = "") -> bool:
-    """Whether something of theirs is in it, apart from what was asked for by name."""
-    left = data.replace(asked.encode(), b"") if asked else data
-    encoded = base64.b64encode(LOG)[:24]
-    return any(mark in left.lower() for mark in (MARK, encoded.lower()))

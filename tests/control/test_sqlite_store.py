@@ -220,3 +220,16 @@ def test_what_is_not_our_database_is_refused_in_words(tmp_path: Path) -> None:
         SqliteStore(tmp_path / "newer")
     with pytest.raises(StoreError, match="cannot be written"):
         SqliteStore(tmp_path / "no" / "such" / "place")
+
+
+def test_the_finished_jobs_of_one_tenant_are_found_whatever_others_write(tmp_path: Path) -> None:
+    store = SqliteStore(tmp_path / "db")
+    _, steps = history(3)
+    jobs = [job for done in steps for job in done.finished]
+    replace = msgspec.structs.replace
+    jobs[0].spec = replace(jobs[0].spec, tenant="lab")
+    jobs[1].spec = replace(jobs[1].spec, tenant="rival", env={"tenant": "lab"})
+    store.commit([event for done in steps for event in done.events], jobs)
+    assert [job.id for job in store.finished(10, tenant="lab")] == ["j1"]
+    assert [job.id for job in store.finished(10, tenant="rival")] == ["j2"]
+    assert store.finished(10, tenant="la") == []

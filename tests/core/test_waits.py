@@ -48,3 +48,21 @@ def test_nobody_waits_nothing_is_said_and_many_reasons_are_bounded() -> None:
     for gpus in range(1, 9):
         cluster.submit(gpus=gpus, cpu_milli=0)
     assert len(told(cluster)) <= LINES_MAX + 1
+
+
+def test_a_tenant_is_told_of_its_own_jobs_alone() -> None:
+    cluster = Cluster()
+    cluster.join("a", gpus=2)
+    cluster.run(gpus=2)
+    for tenant in ("red", "red", "blue"):
+        cluster.submit(gpus=1, tenant=tenant)
+    fails = cluster.run(restart="on-failure", retries=2, backoff_ms=4_000, tenant="red")
+    cluster.end(fails, code=1)
+
+    def own(tenant: str) -> list[str]:
+        return waits_of(cluster.state, cluster.policy, cluster.now_ms, tenant)
+
+    room = "for room: no node has 1 GPU, 1 CPU free"
+    assert own("red") == [f"2 jobs wait {room}", "1 job waits before a retry"]
+    assert own("blue") == [f"1 job waits {room}"]
+    assert own("green") == []

@@ -16,6 +16,7 @@ from shoal.api.problems import Refusal
 from shoal.control.handing import tenant_since_ms
 from shoal.control.loop import ControlLoop
 from shoal.control.secretstore import Sealed, SecretError, SecretStore
+from shoal.model.identity import EVERY_TENANT
 from shoal.model.job import DEFAULT_TENANT, JobSpec
 from shoal.model.secret import SECRET_BYTES_MAX, SecretView, split
 from shoal.model.views import Done
@@ -111,7 +112,7 @@ def refuse_unknown_secrets(loop: ControlLoop, spec: JobSpec) -> None:
 
 def _tenant(who: Principal, asked: str) -> str:
     """An admin may name any tenant, others act for their own."""
-    own = DEFAULT_TENANT if who.sees_all else who.tenant
+    own = DEFAULT_TENANT if who.tenant == EVERY_TENANT else who.tenant
     if not asked or asked == own:
         return own
     if not who.admin:

@@ -13,7 +13,9 @@ export function hue(index, dark = isDark()) {
   return `hsl(${angle.toFixed(0)} ${dark ? 42 : 52}% ${light}%)`;
 }
 const known = new Map(); // cached, because up to 16,000 cells are painted often
+/** Jobs of others, which have no number here, are grey. */
 export function jobColour(id, dark = isDark()) {
+  if (!id || id.startsWith("@")) return dark ? "#5b6770" : "#9aa5ad";
   const key = dark ? `${id}d` : id;
   let colour = known.get(key);
   if (!colour) {

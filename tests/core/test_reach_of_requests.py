@@ -1,0 +1,58 @@
+"""A request reaches only its sender's tenant, whatever happens between the request and its step."""
+
+from __future__ import annotations
+
+from shoal.model.job import JobSpec
+from shoal.model.report import (
+    Accepted,
+    AddTenant,
+    Refused,
+    RemoveTenant,
+    SetService,
+    StopService,
+    Submit,
+)
+from shoal.model.service import Scale, ServiceSpec
+from tests.core.build import Cluster
+
+OWN = JobSpec(command=("true",), tenant="lab")
+
+
+def service(tenant: str, command: str = "serve") -> ServiceSpec:
+    replica = JobSpec(command=(command,), tenant=tenant)
+    return ServiceSpec(name="web", replica=replica, scale=Scale(least=1, most=1))
+
+
+def cluster() -> Cluster:
+    made = Cluster()
+    made.join("a", gpus=1)
+    for tenant in ("lab", "rival"):
+        made.ask(AddTenant(tenant))
+    return made
+
+
+def test_a_tenant_that_was_removed_meanwhile_gets_no_job_of_the_agents_user() -> None:
+    made = cluster()
+    assert isinstance(made.ask(Submit(OWN, scope="lab")), Accepted)
+    made = cluster()
+    _, answer = made.step(requests=(RemoveTenant("lab"), Submit(OWN, scope="lab"))).answers
+    assert answer == Refused("tenant", "is not yours, or was removed; ask an admin")
+    set_ = SetService(service("rival"), scope="rival")
+    _, answer = made.step(requests=(RemoveTenant("rival"), set_)).answers
+    assert isinstance(answer, Refused)
+    assert not made.state.jobs
+
+
+def test_a_job_for_another_tenant_is_refused_by_the_step_too() -> None:
+    assert isinstance(cluster().ask(Submit(OWN, scope="rival")), Refused)
+
+
+def test_a_service_is_changed_and_stopped_by_its_own_tenant_alone() -> None:
+    made = cluster()
+    made.ask(SetService(service("lab"), scope="lab"))
+    answer = made.ask(SetService(service("rival", "steal"), scope="rival"))
+    assert answer == Refused("name", "web is taken in this cluster; choose another name")
+    none = Refused("service", "there is no service web", missing=True)
+    assert made.ask(StopService("web", scope="rival")) == none
+    assert made.state.services["web"].spec == service("lab")
+    assert isinstance(made.ask(StopService("web", scope="lab")), Accepted)
