@@ -83,7 +83,7 @@ class _Silent(asyncio.Transport):
 
 def _agent(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[Agent, _Silent]:
     """In this very process, whose children are not the agent's to look at."""
-    none = Cgroups("", {}, {}, unified=False)
+    none = Cgroups("", {}, {}, (), unified=False)
     monkeypatch.setattr(Cgroups, "open", lambda *_: none)
     spec = NodeSpec(id="n1", gpus=0, cpu_milli=16_000, memory_mb=4_000)
     agent, transport = Agent(tmp_path, spec, 1), _Silent()

@@ -312,3 +312,21 @@ def test_its_stacks_are_those_of_the_container(node: Rig) -> None:
     node.stop(ref, dump=True)
     node.exit(ref)
     assert "sleep 1000" in node.text(ref)
+
+
+def test_a_container_leaves_no_group_in_any_hierarchy(node: Rig) -> None:
+    """Podman makes one in each hierarchy of version 1, and removes only its own."""
+    need_cgroups()
+    ref = script(node, FOREVER)
+    node.says(ref, "up")
+    own = Path(f"/proc/{number_in(node, ref, 'pid')}/cgroup").read_text().splitlines()
+    names = {line.rpartition(":")[2].rpartition("/")[0] for line in own}
+    (name,) = (name for name in names if name.endswith(f"/{ref}"))
+
+    def left() -> list[Path]:
+        return [*Path("/sys/fs/cgroup").glob(f"*{name}"), *Path("/sys/fs/cgroup").glob(name[1:])]
+
+    assert left()
+    node.stop(ref)
+    node.exit(ref)
+    node.wait(lambda: not left())

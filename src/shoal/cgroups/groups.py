@@ -13,7 +13,7 @@ import os
 import signal
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from shoal.cgroups.values import (
@@ -48,9 +48,12 @@ def end_groups(directory: Path) -> None:
 class Group:
     """One member's groups, by controller. A hierarchy can hold several controllers."""
 
-    def __init__(self, name: str, folders: dict[str, Path], *, unified: bool) -> None:
+    def __init__(
+        self, name: str, folders: dict[str, Path], others: Sequence[Path], *, unified: bool
+    ) -> None:
         self.name = name  # its path below the top of each hierarchy
         self._folders = folders
+        self._others = others  # in hierarchies that only container engines use
         self._unified = unified
 
     @property
@@ -115,7 +118,7 @@ class Group:
     def remove(self) -> bool:
         """False while a process is still in it; then it has to be tried again."""
         gone = True
-        for folder in set(self._folders.values()):
+        for folder in {*self._folders.values(), *self._others}:
             gone = _remove(folder) and gone
         return gone
 
@@ -124,9 +127,16 @@ class Cgroups:
     """The groups of one node. `missing` says which controllers cannot be used here, and why."""
 
     def __init__(
-        self, name: str, folders: dict[str, Path], missing: dict[str, str], *, unified: bool
+        self,
+        name: str,
+        folders: dict[str, Path],
+        missing: dict[str, str],
+        others: Sequence[Path],
+        *,
+        unified: bool,
     ) -> None:
         self.name = name
+        self._others = others
         self.missing = missing
         self.unified = unified
         self._folders = folders
@@ -157,7 +167,9 @@ class Cgroups:
         for controller in CONTROLLERS:
             if controller not in folders:
                 missing.setdefault(controller, "this machine has no such cgroup")
-        groups = cls(inside, folders, missing, unified=unified)
+        tops = [] if unified else [Path(f"{mount.top}{inside}") for mount in found]
+        others = [folder for folder in tops if folder not in folders.values()]
+        groups = cls(inside, folders, missing, others, unified=unified)
         if "cpu" in folders and cpu_milli:
             groups._set(folders["cpu"], weight(cpu_milli, unified=unified))
         return groups
@@ -215,12 +227,13 @@ class Cgroups:
         while self._leaving and time.monotonic() < deadline:
             time.sleep(CLOSE_POLL_S)
             self.tend()
-        for folder in set(self._folders.values()):
+        for folder in {*self._folders.values(), *self._others}:
             _remove(folder)
 
     def _group(self, ref: str) -> Group:
         folders = {controller: folder / ref for controller, folder in self._folders.items()}
-        return Group(f"{self.name}/{ref}", folders, unified=self.unified)
+        others = [folder / ref for folder in self._others]
+        return Group(f"{self.name}/{ref}", folders, others, unified=self.unified)
 
     def _set(self, folder: Path, setting: Setting) -> None:
         try:
