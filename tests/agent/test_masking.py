@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import base64
 import json
+import os
+import tempfile
 import time
 from urllib.parse import quote
 
@@ -12,6 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from shoal.agent.masking import PIECE_BYTES, PIECES_MAX, Mask, Piece, pieces_of
+from shoal.agent.shipping import Output
 
 VALUE = b"p4ss/w:rd+x=1"
 
@@ -126,3 +129,33 @@ def test_what_begins_or_ends_at_an_edge_is_found(text: bytes, data: bytes) -> No
     assert Piece(text).begun(data) == max([n for n in counts if data.endswith(text[:n])] or [0])
     rests = [n for n in counts if n >= 4 and data.startswith(text[-n:])]
     assert Piece(text).rest_at(data) == max(rests or [0])
+
+
+@settings(max_examples=150, deadline=None)
+@given(
+    st.lists(few, min_size=1, max_size=2),
+    st.lists(st.lists(st.sampled_from([b"a", b"b", b"\n"]), max_size=20).map(b"".join), max_size=8),
+    st.lists(st.integers(1, 16), min_size=1, max_size=8),
+    st.integers(0, 60),
+)
+def test_output_is_shipped_alike_however_it_is_written_read_and_sent_again(
+    values: list[bytes], written: list[bytes], sizes: list[int], again: int
+) -> None:
+    mask, whole = Mask(values), b"".join(written)
+    with tempfile.TemporaryFile() as file:
+        output = Output(file.fileno())
+        output.kept, output.mask = 0, mask
+        shipped = b""
+        for number, part in enumerate([*written, b""]):
+            os.pwrite(file.fileno(), part, os.fstat(file.fileno()).st_size)
+            output.over = number == len(written)
+            if number == len(written) // 2:  # a controller that has lost the end of its file
+                shipped = shipped[:again]
+                output.sent = output.kept = len(shipped)
+            for size in sizes if not output.over else sizes * 100:
+                start, data = output.next(size)
+                data = output.hidden(start, data)
+                assert start == len(shipped)
+                shipped += data
+                output.sent = len(shipped)
+    assert shipped == mask.hide(whole, cut_after=True)

@@ -104,6 +104,8 @@ def test_without_the_right_key_each_value_says_what_to_do(
     key.unlink()
     with pytest.raises(SecretError, match="is missing; put it back from a backup"):
         SecretStore(root).value("a", 0, "token")
+    with pytest.raises(SecretError, match="remove the secrets that need it"):
+        put(SecretStore(root), "another")
     key.write_bytes(b"0" * 64)
     with pytest.raises(SecretError, match=r"another key than .*; set it again"):
         SecretStore(root).value("a", 0, "token")
@@ -114,6 +116,12 @@ def test_without_the_right_key_each_value_says_what_to_do(
     elsewhere.write_bytes(kept)
     monkeypatch.setenv(secretstore.KEY_PATH, str(elsewhere))
     assert SecretStore(root).value("a", 0, "token") == VALUE
+    monkeypatch.setenv(secretstore.KEY_PATH, "elsewhere")
+    with pytest.raises(SecretError, match="must be an absolute path, not elsewhere"):
+        put(SecretStore(root), "token")
+    SecretStore(root).remove("a", 0, "token")
+    monkeypatch.setenv(secretstore.KEY_PATH, str(tmp_path / "new"))
+    assert put(SecretStore(root), "token") == 1, "nothing needs the old key any more"
 
 
 def test_a_tenant_that_is_added_again_does_not_get_the_earlier_ones_secrets(tmp_path: Path) -> None:

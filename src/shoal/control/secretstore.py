@@ -121,10 +121,11 @@ class SecretStore:
             raise SecretError(f"{tenant} has no secret {name}; set it with: shoal secret set")
         key = self._read_key()
         if key is None:
-            raise SecretError(f"the key {self._key_path} is missing; put it back from a backup")
+            raise SecretError(self._missing)
         if _name_of(key) != sealed.key:
             raise SecretError(
-                f"{name} was encrypted with another key than {self._key_path}; set it again"
+                f"{name} was encrypted with another key than {self._key_path}; set it again, or "
+                f"start the cluster with the right {KEY_PATH}"
             )
         value = _open(key, sealed)
         if value is None:
@@ -164,7 +165,16 @@ class SecretStore:
             text = f"unreadable files in {self._root}: {', '.join(damaged[:4])}"
             self._alarms.raise_(ALARM, f"{text}; remove them, and set these secrets again")
 
+    @property
+    def _missing(self) -> str:
+        return (
+            f"the key {self._key_path} is missing; put it back from a backup, or start the cluster "
+            f"with the right {KEY_PATH}"
+        )
+
     def _read_key(self) -> bytes | None:
+        if not self._key_path.is_absolute():
+            raise SecretError(f"{KEY_PATH} must be an absolute path, not {self._key_path}")
         try:
             text = read_own(self._key_path)
         except FileNotFoundError:
@@ -176,6 +186,9 @@ class SecretStore:
         return bytes.fromhex(text.decode().strip())
 
     def _make_key(self) -> bytes:
+        """With the first secret. Later it would only hide that the key is lost."""
+        if any(self._sealed.values()):
+            raise SecretError(f"{self._missing}. Without it, remove the secrets that need it")
         key = secrets.token_bytes(KEY_BYTES)
         try:
             write_private(self._key_path, key.hex().encode() + b"\n")
