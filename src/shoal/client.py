@@ -316,7 +316,12 @@ class Client(IdentityCalls, SecretCalls):
         headers = self._headers
         if body is not None:
             headers = {**headers, "Content-Type": "application/json", **(more or {})}
-        self._connection.request(method, path, body, headers)
+        try:
+            self._connection.request(method, path, body, headers)
+        except (BrokenPipeError, ConnectionResetError):
+            if body is None:
+                raise
+            # A long body may be refused before all of it is sent: the answer is here already.
         with self._connection.getresponse() as response:
             return response.status, response.read(), retry_s(response)
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import hashlib
+import io
 import socket
 import threading
 from collections.abc import Iterator
@@ -360,3 +362,18 @@ def test_a_slow_reader_holds_one_slot_and_little_memory(
     assert server.call(token, "GET", "/v1/status").status == 200
     assert eventually(lambda: len(server.gate.guests) == 0, 60), "it never reads: given up"
     link.close()
+
+
+def test_a_long_body_that_is_refused_at_once_still_gets_its_line(
+    server: Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The server does not read all of what it does not want."""
+    monkeypatch.setattr("shoal.control.packages.STORE_BYTES_MAX", 10)
+    data = bytes(30 * books.MIB)
+    name = hashlib.sha256(data).hexdigest()
+    with (
+        Client(f"http://127.0.0.1:{server.port}", OPERATORS, patience_s=0) as client,
+        pytest.raises(ShoalError, match="the most there may be") as caught,
+    ):
+        client.send_package(name, len(data), io.BytesIO(data))
+    assert caught.value.status == 507

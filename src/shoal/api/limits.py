@@ -325,6 +325,8 @@ class Guard(HttpToolsProtocol):
         body = msgspec.json.encode(Problem(message=message))
         head = f"HTTP/1.1 {status} {REASONS.get(status, 'Bad Request')}\r\n"
         head += f"content-type: application/json\r\ncontent-length: {len(body)}\r\n"
+        if status == 503:
+            head += "retry-after: 1\r\n"
         self.transport.write(head.encode() + b"connection: close\r\n\r\n" + body)
         self.gate.leave(self)
         if self.cycle is not None and not self._answered():

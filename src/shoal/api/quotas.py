@@ -171,6 +171,10 @@ class Quotas:
 
     def _tidy(self) -> None:
         now_s = self._now_s()
-        self._books = {key: book for key, book in self._books.items() if not book.rests(now_s)}
+        self._books = {
+            key: book
+            for key, book in self._books.items()
+            if book.at_s >= now_s or not book.rests(now_s)  # a new one is about to be used
+        }
         if len(self._books) >= self._most:
             raise Refusal(503, "too many senders at a time; try again in 1 s", "", BUSY_RETRY_S)

@@ -22,6 +22,7 @@ GIB = 1 << 30
 LOGS_BYTES_MAX = 64 * GIB
 TENANT_BYTES_MAX = LOGS_BYTES_MAX // 2
 FREED_PART = 10  # a tenth more than needed is removed, so that not every look removes something
+FIRST_LOOK_S = 5.0  # a start has more urgent things to do
 LOOK_S = 60.0
 LOOK_FACTOR = 50  # a look that takes long is repeated less often
 BATCH = 200  # folders between two pauses, so that the thread never keeps the loop from running
@@ -147,6 +148,7 @@ def _bytes(folder: Path) -> int:
 
 async def watch(loop: ControlLoop) -> None:
     room = LogRoom(loop.logs, lambda job: _tenant(loop, job))
+    await asyncio.sleep(FIRST_LOOK_S)
     while True:
         try:
             await loop.settled()

@@ -45,7 +45,7 @@ def policy(action: str, policies: tuple[str, ...], shipped: bool, json: bool, ho
       patience: 30m            # times as 90s, 10m, 7d
       tenants:
         research: {weight: 2, quota_gpus: 32}
-        vision: {parent: research, quota_gpus: 16}
+        vision: {parent: research, quota_gpus: 16, jobs_max: 100}
 
     order and placement may name your own functions, as module:name. The
     controller looks for the module on the PYTHONPATH that `shoal up` had (use

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Sequence
 
 import msgspec
 
-from shoal.core.phases.caps import too_many
+from shoal.core.phases.caps import CLUSTER_JOBS_MAX, too_many
 from shoal.core.state.accounts import Accounts
 from shoal.core.state.state import State
-from shoal.core.state.tally import Tally
+from shoal.core.state.tally import EVERYONE, Tally
 from shoal.model.job import Job
 from shoal.model.policy import Policy
 from shoal.sim.replay.traces import Arrival
@@ -30,9 +30,10 @@ class Outside:
     def first(self) -> Arrival | None:
         return next((line[0] for line in self._lines.values()), None)
 
-    def let_in(self, state: State, come: Iterable[Arrival]) -> list[Arrival]:
+    def let_in(self, state: State, come: Sequence[Arrival]) -> list[Arrival]:
         """Those that have room now, of those who come and those who are outside already."""
-        if not self._capped:
+        room = CLUSTER_JOBS_MAX - state.tally.live.get(EVERYONE, 0)
+        if not (self._capped or self._lines or len(come) > room):
             return list(come)
         for arrival in come:
             self._lines.setdefault(arrival.spec.tenant, deque()).append(arrival)
