@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import json
 import os
+import stat
+import subprocess
 import sys
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
@@ -132,6 +135,37 @@ def test_an_environment_is_built_by_the_tenants_own_user(node: Rig) -> None:
     assert "building the environment" not in node.text(ref)
 
 
+CLOSED = """
+import os, sys
+from pathlib import Path
+from shoal.agent.confine.tenant import Apart, Task, own
+from shoal.cgroups.groups import Cgroups
+from shoal.kernel import reap_orphans
+reap_orphans()
+node, device, uid = Path(sys.argv[1]), sys.argv[2], int(sys.argv[3])
+apart = Apart(node, Cgroups("", {}, {}, unified=True))
+apart._home(uid)
+own(node / "tmp", uid)
+words = ("sh", "-c", f"head -c 1 {device} | wc -c; head -c 1 /dev/zero | wc -c; ls -l /dev/null")
+task = Task(uid, words, "/bin/sh", {"PATH": "/bin:/usr/bin"}, "/", {}, f"{node}/tmp", "", (device,))
+os.waitpid(apart.start(task, 1, None), 0)
+"""
+
+
+def test_without_a_device_cgroup_a_file_that_cannot_be_opened_covers_a_gpu(tmp_path: Path) -> None:
+    need_root()
+    device = f"/dev/shoal-test-{os.getpid()}-covered"
+    os.mknod(device, stat.S_IFCHR | 0o666, os.makedev(1, 5))
+    try:
+        os.chmod(device, 0o666)
+        words = [sys.executable, "-c", CLOSED, str(tmp_path), device, str(UID)]
+        said = subprocess.run(words, capture_output=True, text=True, check=True, timeout=60)
+    finally:
+        os.unlink(device)
+    refused, *sizes = said.stdout.splitlines()
+    assert refused.endswith("Permission denied") and sizes[:2] == ["0", "1"], said
+
+
 def test_cuda_counts_only_the_gpus_that_a_member_can_open() -> None:
     assert renumbered("2,3", range(4), (0, 1)) == "0,1"
     assert renumbered("3", range(4), (0, 1)) == "1"
@@ -153,6 +187,7 @@ def test_an_ordinary_user_runs_tenants_jobs_as_itself_and_says_so() -> None:
         what = node.report.spec.unenforced
         assert what[0] == "memory, CPUs, processes (no writable cgroup)"
         assert what[-1] == "tenants apart from each other (the agent is not root)"
-        node.launch(ME, "sh", "-c", "id -u; touch $SHOAL_CHECKPOINT_DIR/a", uid=UID, memory_mb=64)
+        script = "id -u; touch $SHOAL_CHECKPOINT_DIR/a; echo $HOME"
+        node.launch(ME, "sh", "-c", script, uid=UID, memory_mb=64)
         assert node.exit(ME).code == 0, node.text(ME)
-        assert node.text(ME) == "65534\n"
+        assert node.text(ME) == f"65534\n{node.directory}/members/{ME}\n"

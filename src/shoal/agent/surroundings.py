@@ -46,7 +46,12 @@ class Surroundings:
         if launch.package or apart:
             env[SCRATCH] = str(scratch)
         folders = self._folders(launch, scratch, env) if apart else {}
-        base = self._apart.environment(launch, folders) if apart else inherited_env()
+        if apart:
+            base = self._apart.environment(launch, folders)
+        else:  # an agent that is not root still keeps the operator's account from tenants
+            base = inherited_env(apart=launch.uid > 0)
+            if launch.uid:
+                base["HOME"] = str(scratch)
         private = self._supplies.secrets.variables(launch.ref)
         return Found(base, env, private, str(scratch), folders)
 
