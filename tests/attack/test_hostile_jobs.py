@@ -7,11 +7,14 @@ attacks over the network are in test_stranger.py, test_connections.py and test_t
 from __future__ import annotations
 
 import ast
+import contextlib
 import json
 import os
+import pty
 import shutil
 import signal
 import stat
+import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -142,6 +145,20 @@ def cmdline(pid: int) -> bytes:
         return Path(f"/proc/{pid}/cmdline").read_bytes()
     except OSError:
         return b""
+
+
+def on_terminal(*words: str) -> bytes:
+    """What a command of ours prints on a terminal."""
+    master, slave = pty.openpty()
+    shoal = str(Path(sys.executable).with_name("shoal"))
+    subprocess.run([shoal, *words], stdout=slave, stderr=slave, check=True, timeout=60)
+    os.close(slave)
+    shown = b""
+    with contextlib.suppress(OSError):  # the terminal's end
+        while data := os.read(master, 65_536):
+            shown += data
+    os.close(master)
+    return shown
 
 
 def only(told: dict[str, str], *allowed: str) -> None:
@@ -437,7 +454,8 @@ def test_a_link_in_shared_memory_does_not_lead_the_launcher_away(
 
 
 def test_escapes_reach_no_terminal_through_names_and_reasons(scene: Scene) -> None:
-    """Stopped by: the pattern of names, and reasons that hold printable characters alone."""
+    """Stopped by: the pattern of names, reasons that hold printable characters alone, and `shoal
+    logs`, which leaves only colours in what it prints on a terminal."""
     named = JobSpec(command=("true",), name="\x1b]0;owned\x07", tenant="evil")
     with pytest.raises(ShoalError, match="name"):
         scene.live.client.submit(named)
@@ -445,6 +463,9 @@ def test_escapes_reach_no_terminal_through_names_and_reasons(scene: Scene) -> No
     assert scene.live.wait(job) == "failed"
     why = scene.view(job)
     assert "bye" in why and all(character.isprintable() for character in why), repr(why)
+    shown = on_terminal("logs", job, "--home", str(scene.live.home.path))
+    assert b"bye" in shown
+    assert not any(escape in shown for escape in (b"\x1b[2J", b"\x1b]52", b"\x9b", b"\x07")), shown
 
 
 def test_the_node_is_well_and_the_victim_lives(scene: Scene) -> None:
