@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
+import signal
 import ssl
 import subprocess
 import sys
@@ -144,6 +146,44 @@ def test_a_token_that_was_removed_or_has_expired_is_refused(site: Site) -> None:
     while site.call(site.bob, *site.login, "--context", "short", stdin=short).returncode == 0:
         assert time.monotonic() < deadline, "it does not expire"
     assert "token" in site.refused(site.bob, *site.login, "--context", "short", stdin=short)
+
+
+SLOWLY = "import time\ndef slowly(x):\n    time.sleep(0.05)\n    return x + 1\n"
+
+
+def test_a_map_from_there_meets_its_workers_at_the_head_whatever_is_cut_off(site: Site) -> None:
+    """Nobody can connect to the laptop. Its cable is pulled in the middle, and the controller is
+    killed; each result is there once."""
+    ann, project = site.ann, site.ann.home / "project"
+    project.mkdir()
+    (project / "work.py").write_text(SLOWLY)
+    (project / "in.jsonl").write_text("".join(f"{number}\n" for number in range(300)))
+    closed = ("-A", "INPUT", "-m", "conntrack", "--ctstate", "NEW", "-j", "DROP")
+    ann._iptables(*closed)
+    words = ("map", "work.py:slowly", "in.jsonl", "-o", "out.jsonl", "--cluster", "-n", "2")
+    start = ("sh", "-c", 'cd "$0" && exec "$@"', str(project), *SHOAL, *words)
+    mapping = ann.start(*start, env={"SHOAL_HOME": ""})
+    done = project / "out.jsonl.part"
+
+    def reach(lines: int) -> None:
+        deadline = time.monotonic() + WAIT_S
+        while not done.exists() or done.read_bytes().count(b"\n") < lines:
+            assert time.monotonic() < deadline, (ann.home.parent / "ann.log").read_text()
+            assert mapping.poll() is None, (ann.home.parent / "ann.log").read_text()
+            time.sleep(0.05)
+
+    reach(20)
+    ann.cut()
+    time.sleep(1.0)  # for packets to be lost
+    ann.mend()
+    ann._iptables(*closed)
+    reach(80)
+    pid = json.loads((site.head.home / ".shoal/controller.json").read_text())["pid"]
+    os.kill(pid, signal.SIGKILL)
+    assert mapping.wait(WAIT_S) == 0, (ann.home.parent / "ann.log").read_text()
+    found = (project / "out.jsonl").read_text().split()
+    assert found == [str(number + 1) for number in range(300)]
+    ann.mend()
 
 
 @contextlib.contextmanager
