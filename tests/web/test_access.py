@@ -170,6 +170,18 @@ def test_guessing_is_slowed_down_and_sessions_end() -> None:
     assert access.session(bearer) is None  # type: ignore[arg-type]
 
 
+def test_links_that_one_sender_asks_for_do_not_void_those_of_another() -> None:
+    from shoal.api.access import Access
+    from shoal.api.principal import THE_OPERATOR, Principal
+
+    access = Access("secret", lambda: 1_000)
+    code, _ = access.new_code(THE_OPERATOR)
+    member = Principal(user="anna", tenant="lab", role=Role.MEMBER, token="abcdefgh")
+    for _ in range(2_000):
+        access.new_code(member)
+    access.sign_in(_Connection("1.1.1.1"), "", code)  # type: ignore[arg-type]
+
+
 @pytest.mark.parametrize(
     ("host", "status"),
     [

@@ -26,7 +26,8 @@ from shoal.model.identity import OPERATOR, Identity, Token
 
 SESSION_MS = 12 * 3600 * 1000
 CODE_MS = 120_000
-CODES_MAX = 16  # sign-in links not opened yet
+CODES_MAX = 1_000  # sign-in links not opened yet ...
+CODES_EACH_MAX = 4  # ... and those of one token
 ENDED_MAX = 10_000  # sessions that were signed out before they expired
 TRIES_MAX = 10  # wrong tokens or codes ...
 TRIES_MS = 60_000  # ... allowed within this time from one address
@@ -222,6 +223,9 @@ class Access:
 
     def new_code(self, who: Principal) -> tuple[str, int]:
         """A code for a link that signs its sender in once and expires soon."""
+        own = [code for code, (_, token) in self._codes.items() if token == who.token]
+        for code in own[: len(own) + 1 - CODES_EACH_MAX]:
+            del self._codes[code]
         while len(self._codes) >= CODES_MAX:
             del self._codes[next(iter(self._codes))]
         code, until_ms = secrets.token_urlsafe(24), self._now_ms() + CODE_MS
