@@ -191,6 +191,23 @@ def test_what_ignores_sigterm_is_killed_after_the_grace_time(node: Rig, store: P
     node.wait(lambda: not store.containers())
 
 
+def test_a_container_that_is_stopped_while_it_is_made_leaves_nothing(
+    node: Rig, store: Podman
+) -> None:
+    """Podman's client ends with 0 then, though the command never ran."""
+    for _ in range(6):
+        ref = script(node, FOREVER)
+        node.until(lambda ref=ref: ref in node.ask().alive)  # type: ignore[misc]
+        node.wait(lambda ref=ref: bool(making(node, ref)))  # type: ignore[misc]
+        node.stop(ref, grace_ms=5_000)
+        assert node.exit(ref).code == 128 + signal.SIGTERM
+    node.wait(lambda: not store.containers())
+
+
+def making(node: Rig, ref: MemberRef) -> list[Path]:
+    return list((node.directory / "containers").glob(f"*-{ref}"))
+
+
 @pytest.mark.parametrize("victim", ["client", "conmon", "pid"])
 def test_whatever_of_a_container_is_killed_the_rest_ends_with_it(
     node: Rig, store: Podman, victim: str

@@ -259,6 +259,8 @@ class Containers:
             with contextlib.suppress(ProcessLookupError, PermissionError):
                 os.kill(first, signal.SIGKILL)
         del self._containers[ref]
+        if container.runtime.name == "podman" and not written and code == 0:
+            code = TERMINATED_CODE  # a client that gets SIGTERM early ends as if all were well
         if first is not None or code >= RUNTIME_CODE:
             self._start(self._remove(container))
         else:  # the client has removed it
