@@ -36,6 +36,15 @@ def give(node: Rig, ref: MemberRef, *values: SecretValue, problem: str = "") -> 
     return tuple(f"{one.name}={one.variable}" if one.variable else one.name for one in values)
 
 
+def test_a_node_without_secrets_makes_nothing_in_memory() -> None:
+    with rig() as node:
+        node.launch(ONE, "true")
+        assert node.exit(ONE).code == 0
+        root = memory_folder(node.directory)
+        assert root is not None
+        assert not root.exists()
+
+
 def in_memory(node: Rig) -> dict[str, bytes]:
     """All files that the node has in memory, by their path in its folder there."""
     root = memory_folder(node.directory)

@@ -88,6 +88,8 @@ class Secrets:
                 raise CannotStart(f"cannot get its secrets: {handed.problem}")
             if handed.values:
                 self._keep(order, handed.values)
+            elif handed.registry:
+                self._folder()  # the credentials are for a moment in a file there
             self._given[ref] = handed
         folder = self.folder(ref)
         if not folder:
@@ -232,6 +234,9 @@ class Secrets:
     def _clear_up(self) -> None:
         """An earlier life that was killed left its members' files. The values stay of those whose
         output is still here."""
+        left = memory_folder(self._directory)
+        if left is None or not left.exists():
+            return
         with contextlib.suppress(OSError, CannotStart):
             root = self._folder()
             for path in root.iterdir():
