@@ -21,6 +21,7 @@ import pytest
 import shoal
 from shoal import contexts
 from shoal.meeting import Guest, Host, Invitation, NotAdmitted, Way
+from shoal.model.events import JobSubmitted
 from shoal.tasks import Cluster
 from shoal.transport import Endpoint, at
 from tests.live.cluster import Live, eventually, live_cluster
@@ -270,6 +271,22 @@ def test_tasks_see_neither_the_key_nor_the_users_token(live: Live, away: Cluster
     assert live.home.token.read_text().strip() not in found
     assert "SHOAL_TASKS_INVITATION" not in found
     assert "SHOAL_TASKS_SECRET" not in found
+
+
+def test_no_view_shows_the_keys_of_a_map(live: Live, away: Cluster) -> None:
+    """Whoever reads jobs could otherwise pose as a worker."""
+    shown = []
+
+    def look() -> None:
+        (job,) = live.client.jobs()
+        shown.append(live.client.job(job.id).spec.env)
+        events = [one.event for one in live.client.events(job=job.id).events]
+        shown.extend(one.spec.env for one in events if isinstance(one, JobSubmitted))
+
+    results = shoal.map(slowly, range(60), cluster=away, workers=1)
+    assert in_the_middle(results, look) == list(range(60))
+    names = ("SHOAL_TASKS_SECRET", "SHOAL_TASKS_INVITATION")
+    assert [[env[name] for name in names] for env in shown] == [["(hidden)"] * 2] * 2
 
 
 def test_an_invitation_says_where_the_head_is(live: Live, party: Party) -> None:

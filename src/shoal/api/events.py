@@ -11,6 +11,7 @@ from litestar.params import Parameter
 
 from shoal.api.identity import without_hash
 from shoal.api.jobs import NUMBER_MAX, WaitS
+from shoal.api.keys import event_without_keys
 from shoal.api.principal import Needs
 from shoal.api.reach import Reach
 from shoal.api.read_threads import aside, encoded, respond
@@ -47,7 +48,8 @@ class Events(Controller):
         loop = reach.loop
 
         def read(start: int, most: int) -> list[Recorded]:
-            return list(map(without_hash, loop.store.events(start, most, job, node, notable)))
+            found = loop.store.events(start, most, job, node, notable)
+            return [event_without_keys(without_hash(one)) for one in found]
 
         deadline_s = time.monotonic() + wait_s
         while True:

@@ -6,6 +6,7 @@ import shlex
 from typing import Any
 
 from shoal import __version__
+from shoal.api.keys import without_keys
 from shoal.api.reach import Reach
 from shoal.control.loop import ControlLoop
 from shoal.core.answers.why import explain
@@ -54,7 +55,7 @@ def job_view(reach: Reach, job: Job) -> JobView:
     return JobView(
         **_row_fields(job),
         **_now(reach, job),
-        spec=job.spec,
+        spec=without_keys(job.spec),
         gang=gang,
         placed_ms=job.placed_ms,
         not_before_ms=job.not_before_ms,
