@@ -13,8 +13,10 @@ from pathlib import Path
 import pytest
 
 from shoal.agent.confine.devices import renumbered
+from shoal.agent.confine.limits import unenforced
 from shoal.agent.confine.plan import Bound, Covered, Mounts, Shown, mounts
 from shoal.agent.inherited import for_tenant
+from shoal.cgroups.groups import Cgroups
 from shoal.model.job import MemberRef
 from shoal.model.node import unenforced_lines
 from tests.agent.rig import Rig, rig, rig_of
@@ -143,7 +145,7 @@ from shoal.cgroups.groups import Cgroups
 from shoal.kernel import reap_orphans
 reap_orphans()
 node, device, uid = Path(sys.argv[1]), sys.argv[2], int(sys.argv[3])
-apart = Apart(node, Cgroups("", {}, {}, unified=True))
+apart = Apart(node, Cgroups("", {}, {}, (), unified=True))
 apart._home(uid)
 own(node / "tmp", uid)
 words = ("sh", "-c", f"head -c 1 {device} | wc -c; head -c 1 /dev/zero | wc -c; ls -l /dev/null")
@@ -178,6 +180,15 @@ def test_nodes_that_are_alike_share_a_line() -> None:
     assert unenforced_lines({"n1": lacks, "n2": lacks}) == [f"on all nodes: {'; '.join(lacks)}"]
     found = unenforced_lines({"n1": (), **{f"n{number}": lacks[:1] for number in range(2, 9)}})
     assert found == ["on n2, n3, n4, n5 and 3 more: memory (no writable cgroup)"]
+
+
+def test_a_node_with_real_gpus_says_whose_jobs_could_open_others() -> None:
+    second = Cgroups("", {}, {"devices": "there is none"}, (), unified=True)
+    assert unenforced(second, False, "") == ()
+    by_whom = "GPUs of others, by the operator's jobs (no device cgroup)"
+    assert unenforced(second, True, "") == (by_whom,)
+    all_of_it = ("GPUs of others (no device cgroup)", "tenants (why)")
+    assert unenforced(second, True, "tenants (why)") == all_of_it
 
 
 def test_an_ordinary_user_runs_tenants_jobs_as_itself_and_says_so() -> None:

@@ -12,6 +12,7 @@ import msgspec
 
 from shoal.agent.checkpoint_root import root_name
 from shoal.agent.checks import Checks
+from shoal.agent.confine.devices import devices
 from shoal.agent.confine.limits import unenforced
 from shoal.agent.images.runtimes import find
 from shoal.agent.members import Members
@@ -78,7 +79,7 @@ class Agent:
         )
         self._supplies.environments.apart = self.members.processes.apart
         processes = self.members.processes
-        missing = unenforced(processes.groups, spec.gpus, processes.apart.problem)
+        missing = unenforced(processes.groups, bool(devices()), processes.apart.problem)
         self._book.spec = msgspec.structs.replace(spec, unenforced=missing)
         self.members.processes.helpers = (
             self._checks,

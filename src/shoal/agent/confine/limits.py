@@ -29,15 +29,17 @@ def joining(group: Group | None, env: dict[str, str]) -> list[str]:
     return ["/bin/sh", "-c", f"unset {unset}; {JOIN}", "sh", *group.entrances, "--"]
 
 
-def unenforced(groups: Cgroups, gpus: int, tenants: str) -> tuple[str, ...]:
-    """What this agent cannot enforce, and why, for people. `tenants`: why they are not apart."""
+def unenforced(groups: Cgroups, gpus: bool, tenants: str) -> tuple[str, ...]:
+    """What this agent cannot enforce, and why, for people. `gpus`: the machine has real ones.
+    `tenants`: why they are not apart; if they are, mounts keep GPUs of others from them."""
     reasons: dict[str, list[str]] = {}
     for name, noun in NAMES.items():
         if name in groups.missing:
             reasons.setdefault(groups.missing[name], []).append(noun)
     found = [f"{', '.join(what)} ({why})" for why, what in reasons.items()]
     if gpus and not groups.holds_devices:
-        found.append("GPUs of others (no device cgroup)")
+        whose = "GPUs of others" if tenants else "GPUs of others, by the operator's jobs"
+        found.append(f"{whose} (no device cgroup)")
     if tenants:
         found.append(tenants)
     return tuple(found)
