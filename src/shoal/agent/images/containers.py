@@ -261,10 +261,7 @@ class Containers:
         del self._containers[ref]
         if container.runtime.name == "podman" and not written and code == 0:
             code = TERMINATED_CODE  # a client that gets SIGTERM early ends as if all were well
-        if first is not None or code >= RUNTIME_CODE:
-            self._start(self._remove(container))
-        else:  # the client has removed it
-            shutil.rmtree(container.folder, ignore_errors=True)
+        self._start(self._remove(container))
         started = written or code not in own
         return TERMINATED_CODE if container.terminated else code, started
 

@@ -71,7 +71,8 @@ def render(runtime: Runtime, facts: Facts, launch: Launch, box: Box) -> Rendered
         *runtime.command,
         *(["--cgroup-manager=cgroupfs"] if box.group else []),
         "run",
-        "--rm",
+        # Podman's own removal can come before its client has read the exit code.
+        *([] if podman else ["--rm"]),
         "--pull=never",
         f"--name={box.name}",
         f"--label={LABEL}={box.node}",
