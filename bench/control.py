@@ -142,7 +142,7 @@ def measure_jobs(home: Home, jobs: int) -> dict[str, float]:
                 client.submit(NOTHING)
 
     with Client.at_home(home.path) as client:
-        goal = client.status().finished + jobs
+        goal = (client.status().finished or 0) + jobs
         threads = [
             threading.Thread(target=submit, args=(jobs // SUBMITTERS,)) for _ in range(SUBMITTERS)
         ]
@@ -152,7 +152,7 @@ def measure_jobs(home: Home, jobs: int) -> dict[str, float]:
         for thread in threads:
             thread.join()
         submitted_s = time.perf_counter() - started
-        while client.status().finished < goal:
+        while (client.status().finished or 0) < goal:
             time.sleep(0.01)
         done_s = time.perf_counter() - started
     return {

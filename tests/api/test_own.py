@@ -61,6 +61,15 @@ def test_whoever_knows_the_hash_of_a_package_does_not_have_the_package(world: Wo
     assert world.ask("member", "POST", "/v1/jobs", {"spec": spec})["spec"]["package"] == name
 
 
+def test_totals_of_all_tenants_are_shown_only_to_those_who_see_all(world: World) -> None:
+    def totals(who: str) -> list[int | None]:
+        status = world.ask(who, "GET", "/v1/status")
+        return [status["submitted"], status["finished"]]
+
+    assert totals("member") == [None, None]
+    assert all(isinstance(total, int) for total in totals("operator") + totals("admin"))
+
+
 def test_a_reason_names_jobs_of_others_only_as_far_as_the_policy_says(world: World) -> None:
     mine = world.submit("member", "ourpreempted", gpus=1, preemptible=True)
     world.until(mine, Phase.RUNNING)

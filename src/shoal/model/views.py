@@ -122,8 +122,8 @@ class StatusView(msgspec.Struct, kw_only=True):
     cpu_milli: int
     cpu_milli_held: int
     jobs: dict[str, int]  # phase -> number of live jobs
-    submitted: int
-    finished: int
+    submitted: int | None  # of all tenants; for those who see only their own: unknown
+    finished: int | None
     last_seq: int  # newest event
     waits: list[str] = []  # what waiting jobs wait for, with counts, most frequent first
     caps: list[str] = []  # tenants that may have only so many jobs, the fullest first

@@ -141,7 +141,7 @@ function figures(element, status) {
     figure("GPUs in use", `${whole(status.gpus_held)} / ${whole(status.gpus)}`, status.gpus ? percent(share) : "none yet", h("div", { class: "bar", role: "img", "aria-label": `${percent(share)} of the GPUs are in use` }, h("i", { style: { width: `${100 * share}%` } }))),
     figure("Nodes ready", `${whole(ready)} / ${whole(all)}`, nodes.filter(([state]) => state !== "ready").map(([state, count]) => `${count} ${state}`).join(", ") || "no problems"),
     figure("Jobs", whole((jobs.running ?? 0) + (jobs.starting ?? 0)), `running, ${whole(jobs.waiting ?? 0)} waiting`),
-    figure("Finished", whole(status.finished), `of ${whole(status.submitted)} submitted`),
+    status.submitted === null ? null : figure("Finished", whole(status.finished), `of ${whole(status.submitted)} submitted`),
     cluster.services.size ? figure("Requests", short(Number(rps.toFixed(1))), `per second, ${plural(cluster.services.size, "service")}`) : null);
 }
 

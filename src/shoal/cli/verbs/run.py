@@ -41,8 +41,8 @@ def run(words: tuple[str, ...], wait: bool, json: bool, home: Path, **flags: Any
     is --preemptible, it gives members up when other jobs need the room. If it saves
     its work (--checkpoint-every), it is restarted larger when no job waits. Neither
     happens in its first five minutes (run_min of the policy). A share of a GPU
-    (-g 0.5, or -g 20G) leaves the rest to other jobs. Shares are counted, not
-    enforced.
+    (-g 0.5, or -g 20G) leaves the rest to other jobs. What enforces it is in
+    docs/gpu-shares.md.
 
     A file that ends in .yaml, .toml or .json can describe the job instead. Its fields
     have the names of the flags (command, members, gpus, ..., checkpoint_every). Flags

@@ -88,8 +88,9 @@ def _print_summary(view: StatusView, url: str) -> None:
     line(f"GPUs   {gpus}, {view.gpus_free} free{unusable}")
     held, cpus = view.cpu_milli_held, view.cpu_milli
     line(f"CPUs   {_share(held, cpus, cpus_text(held), cpus_text(cpus))}")
-    totals = f"{view.submitted} submitted, {view.finished} finished in total"
-    line(fitted(f"jobs   {_counts(view.jobs) or 'none live'}; {totals}"))
+    totals = f"; {view.submitted} submitted, {view.finished} finished in total"
+    known = totals if view.submitted is not None else ""
+    line(fitted(f"jobs   {_counts(view.jobs) or 'none live'}{known}"))
     if view.caps:
         line(fitted(f"limits {'; '.join(view.caps)}"))
     for text in view.unenforced:
