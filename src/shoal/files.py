@@ -37,7 +37,8 @@ def write_private(path: Path, data: bytes) -> None:
 
 def require_own(folder: Path) -> None:
     """Refuse a folder that another user made or could replace, because we would obey what is in it.
-    A folder of ours that others may enter is closed to them. A missing folder is fine."""
+    A folder of ours that others may enter is closed to them, unless all users may write to it. A
+    missing folder is fine."""
     for here, info, last in _way(folder):
         if stat.S_ISLNK(info.st_mode):
             if info.st_uid not in _trusted():
@@ -163,6 +164,9 @@ def _require_private(folder: Path, info: os.stat_result) -> None:
         raise NotADirectoryError(errno.ENOTDIR, "is not a folder", str(folder))
     if info.st_uid != os.geteuid():
         raise _refusal(folder, f"belongs to {_owner(info)}; choose a folder of your own")
+    if info.st_mode & 0o002 or folder == Path("/"):
+        # Not ours to close: others work in it, as in /tmp.
+        raise _refusal(folder, f"is open to all users; choose a folder in it, e.g. {folder}/shoal")
     if info.st_mode & 0o077:
         os.chmod(folder, 0o700)
 

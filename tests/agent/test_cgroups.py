@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import glob
 import os
 import signal
 import sys
@@ -151,4 +152,4 @@ def test_a_dead_agents_groups_and_what_is_in_them_are_cleared(tmp_path: Path) ->
 def _gone(node: Rig) -> None:
     """Its group is gone, which a group with a process in it never is."""
     name = Cgroups.open(node.directory, 0).name
-    assert node.until(lambda: not list(Path("/sys/fs/cgroup").glob(f"**{name}/j1.1.0")))
+    assert node.until(lambda: not glob.glob(f"/sys/fs/cgroup/**{name}/j1.1.0", recursive=True))

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
-import stat
 import tempfile
 from pathlib import Path
 
@@ -34,6 +33,7 @@ DAEMON = """#!/bin/sh
 [ "$1" = -f ] || exit 9
 echo "$CUDA_VISIBLE_DEVICES" > "$CUDA_MPS_PIPE_DIRECTORY/gpu"
 id -u > "$CUDA_MPS_PIPE_DIRECTORY/user"
+env > "$CUDA_MPS_PIPE_DIRECTORY/environment"
 touch "$CUDA_MPS_PIPE_DIRECTORY/control"
 exec sleep 600
 """
@@ -58,7 +58,7 @@ def launch(gpus: tuple[int, ...] = (3,), milli: int = 250, **more: object) -> La
 def program(folder: Path, text: str) -> str:
     path = folder / "daemon"
     path.write_text(text)
-    path.chmod(path.stat().st_mode | stat.S_IXUSR | stat.S_IXGRP | stat.S_IXOTH)
+    path.chmod(0o755)
     return str(path)
 
 
@@ -126,8 +126,9 @@ async def _ready(found: Shares, command: Launch) -> Launch:
 
 @pytest.mark.parametrize("uid", [0, 61_000])
 def test_members_of_one_user_share_a_daemon_and_others_have_their_own(
-    uid: int, tmp_path: Path
+    uid: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setenv("AN_OPERATORS_KEY", "canary")  # the daemon's user can read its environment
     if uid and os.geteuid():
         pytest.skip("only root can start a daemon as another user")
     with tempfile.TemporaryDirectory() as public:  # tmp_path is closed to others
@@ -145,6 +146,7 @@ def _share_and_close(uid: int, tmp_path: Path, path: str) -> None:
         folder = Path(started.env["CUDA_MPS_PIPE_DIRECTORY"])
         assert (folder / "gpu").read_text() == "3\n"
         assert (folder / "user").read_text() == f"{uid or os.geteuid()}\n"
+        assert "canary" not in (folder / "environment").read_text()
         made = os.stat(folder)
         assert (made.st_uid, made.st_mode & 0o777) == (uid or os.geteuid(), 0o700)
         again = found.here(command)

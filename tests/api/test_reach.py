@@ -5,9 +5,11 @@ from __future__ import annotations
 from types import SimpleNamespace
 from typing import Any
 
+import msgspec
 import pytest
 
 from shoal.api.principal import THE_OPERATOR, Principal
+from shoal.api.problems import Refusal
 from shoal.api.reach import Reach
 from shoal.model.health import Record, Standing
 from shoal.model.identity import Role
@@ -67,3 +69,13 @@ def test_an_admin_with_a_token_for_one_tenant_acts_there_unless_another_is_named
     assert (reach(ada).spec(spec).tenant, reach(ada).spec(spec).user) == ("lab", "ada")
     assert reach(ada).tenant == "*"
     assert reach(THE_OPERATOR).spec(spec) == spec
+
+
+def test_members_cannot_ask_for_more_priority_than_their_tenant_has() -> None:
+    """Otherwise any tenant could stop the preemptible jobs of all others."""
+    high = JobSpec(command=("true",), priority=101)
+    with pytest.raises(Refusal, match="is at most 100 for the tenant lab"):
+        reach().spec(high)
+    allowed = msgspec.structs.replace(high, priority=100)
+    assert reach().spec(allowed).priority == 100
+    assert reach(THE_OPERATOR).spec(high) == high

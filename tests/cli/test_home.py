@@ -120,6 +120,20 @@ def test_an_open_home_of_ours_is_closed_with_all_that_is_in_it(tmp_path: Path) -
     assert mode(home.token) == 0o600
 
 
+@pytest.mark.parametrize("verb", [["up", "--nodes", "1", "--port", "0"], ["ps"], ["down"]])
+def test_a_folder_in_which_all_users_work_is_left_as_it_is(
+    verb: list[str], shoal: Shoal, tmp_path: Path
+) -> None:
+    """`--home /tmp` as root must not close /tmp to everybody else."""
+    home = tmp_path / "all"
+    home.mkdir()
+    home.chmod(0o1777)
+    result = shoal(*verb, home=home)
+    assert_one_clear_line(result)
+    assert f"{home}: is open to all users; choose a folder in it" in result.err
+    assert mode(home) == 0o777
+
+
 @pytest.mark.parametrize("empty", ["", "\n", "  \n"])
 def test_an_empty_token_is_no_token(empty: str, tmp_path: Path) -> None:
     home = Home(tmp_path / "home")

@@ -151,7 +151,7 @@ def test_without_a_fingerprint_nothing_is_trusted_silently(laptop: Shoal, far: L
         (["context", "remove", "local"], "local is the home"),
         (["context", "drop"], "no 'shoal context drop'"),
         (["--context", "nowhere", "ps"], "no context 'nowhere'"),
-        (["--context", "nowhere", "--home", "/tmp", "ps"], "cannot be combined"),
+        (["--context", "nowhere", "--home", "/nowhere", "ps"], "cannot be combined"),
         (["--context", "nowhere", "up"], "for the cluster of this machine"),
         (["up", "--key", "x"], "--key"),
         (["up", "--certificate", "/nowhere.pem"], "cannot read /nowhere.pem"),

@@ -35,7 +35,7 @@ REFUSED = 4403
 FULL = 4429
 
 AnySocket = WebSocket[Any, Any, Any]
-MeetingId = Annotated[str, Parameter(pattern=r"^[0-9a-f]{32}$")]
+MeetingId = Annotated[str, Parameter(pattern=r"^[0-9a-f]{32}(?!\n)$")]
 
 
 class _Guest:

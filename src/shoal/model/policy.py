@@ -33,6 +33,8 @@ class Tenant(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     # Jobs that it may have at a time, and of these waiting; 0: no limit of its own.
     jobs_max: Count = 0
     waiting_max: Count = 0
+    # The highest priority that its members may ask for; services ask for 100.
+    priority_max: Annotated[int, msgspec.Meta(ge=-1000, le=1000)] = 100
 
     @property
     def has_budget(self) -> bool:

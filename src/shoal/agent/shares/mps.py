@@ -15,8 +15,10 @@ import os
 import shutil
 import signal
 import subprocess
+import time
 from pathlib import Path
 
+from shoal.agent.inherited import inherited_env
 from shoal.agent.shares.rules import daemon_env
 from shoal.kernel import NODE_MARK
 
@@ -24,7 +26,8 @@ log = logging.getLogger("shoal.agent")
 
 PROGRAM = "nvidia-cuda-mps-control"
 READY = "control"  # the daemon's socket in its folder
-READY_S = 5.0
+READY_S = 30.0
+RETRY_S = 60.0  # after a failure; until then members go without
 LOOK_S = 0.01
 RUN = Path("/run")
 
@@ -49,10 +52,11 @@ class MpsDaemons:
         self._root = RUN / f"shoal-mps-{mark}" if os.access(RUN, os.W_OK) else node / "mps"
         self._daemons: dict[tuple[int, int], Daemon] = {}
         self.failed = "" if self._program else f"{PROGRAM} is not installed"
+        self._retry_at = 0.0
 
     def here(self, gpu: int, uid: int) -> str | None:
         """The folder of the daemon if it is ready; "" if there can be none."""
-        if self.failed:
+        if not self._program or time.monotonic() < self._retry_at:
             return ""
         daemon = self._daemons.get((gpu, uid))
         return str(daemon.folder) if daemon is not None and daemon.ready else None
@@ -71,15 +75,17 @@ class MpsDaemons:
                     await asyncio.sleep(LOOK_S)
         except OSError as error:  # a timeout, too
             self.failed = str(error) or f"it was not ready after {READY_S:.0f} s"
+            self._retry_at = time.monotonic() + RETRY_S
             log.warning("shares of GPUs go without MPS: %s", self.failed)
             self._end(gpu, uid)
             return ""
-        daemon.ready = True
+        daemon.ready, self.failed = True, ""
         return str(daemon.folder)
 
     def _start(self, gpu: int, uid: int) -> Daemon:
         folder = self._root / f"{gpu}-{uid}"
-        self._root.mkdir(mode=0o711, exist_ok=True)
+        self._root.mkdir(exist_ok=True)
+        self._root.chmod(0o711)  # whatever the umask
         shutil.rmtree(folder, ignore_errors=True)  # of an earlier life
         folder.mkdir(mode=0o700)
         who = {"user": uid, "group": uid, "extra_groups": []} if uid else {}
@@ -87,7 +93,8 @@ class MpsDaemons:
             os.chown(folder, uid, uid)
         process = subprocess.Popen(
             [self._program, "-f"],
-            env={**os.environ, **daemon_env(gpu, str(folder)), NODE_MARK: str(self._node)},
+            # As a job's: a daemon's environment can be read by its user.
+            env={**inherited_env(), **daemon_env(gpu, str(folder)), NODE_MARK: str(self._node)},
             stdin=subprocess.DEVNULL,
             stdout=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL,
