@@ -73,13 +73,13 @@ def test_totals_of_all_tenants_are_shown_only_to_those_who_see_all(world: World)
 def test_a_reason_names_jobs_of_others_only_as_far_as_the_policy_says(world: World) -> None:
     mine = world.submit("member", "ourpreempted", gpus=1, preemptible=True)
     world.until(mine, Phase.RUNNING)
-    theirs = world.submit("them", "zebrafirst", gpus=1, priority=200)
+    theirs = world.submit("them", "zebrafirst", gpus=1, priority=100)
     world.until(mine, Phase.STOPPING)
 
     def reason(who: str) -> str:
         return str(world.ask(who, "GET", f"/v1/jobs/{mine}/why")["why"])
 
-    assert f"to make room for {theirs} (zebrafirst) (priority 200, tenant {THEIRS});" in reason(
+    assert f"to make room for {theirs} (zebrafirst) (priority 100, tenant {THEIRS});" in reason(
         "operator"
     )
     assert "is preempted to make room for another tenant's job;" in reason("member")
