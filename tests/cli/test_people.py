@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from shoal.cli.verbs.tenant import added_text
 from shoal.client import Client, ShoalError
 from tests.cli.conftest import Shoal, assert_one_clear_line
 from tests.live.cluster import Live
@@ -24,13 +25,22 @@ def nobody_stays(cluster: Live) -> Iterator[None]:
         cluster.client.remove_tenant(tenant.name)
 
 
+def test_who_adds_a_tenant_learns_where_it_is_not_kept_apart() -> None:
+    apart = "added the tenant lab; its jobs run as the Unix user 7"
+    problem = "tenants apart from each other (the agent is not root)"
+    assert added_text("lab", 7, {"a": [], "b": ["memory (no writable cgroup)"]}) == (apart, "")
+    text, warning = added_text("lab", 7, {"a": [], "b": ["memory (no cgroup)", problem]})
+    assert text == f"{apart} where the agent is root"
+    assert warning == f"not enforced on b: {problem}"
+
+
 def test_from_a_tenant_to_a_token_each_step_names_the_next(
     live_shoal: Shoal, cluster: Live
 ) -> None:
     assert "tenants: the cluster is yours alone" in live_shoal("tenant").err
     added = live_shoal("tenant", "add", "lab")
     assert re.search(r"added the tenant lab; .* Unix user \d+\n", added.out)
-    assert added.err == "next: shoal user add NAME --tenant lab\n"
+    assert added.err.endswith("next: shoal user add NAME --tenant lab\n")
     added = live_shoal("user", "add", "ann", "--tenant", "lab")
     assert (added.out, added.err) == ("ann: member in lab\n", "next: shoal token add ann\n")
     made = live_shoal("token", "add", "ann", "--expires", "30d")

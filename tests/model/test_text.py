@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from shoal.model.job import Job, JobSpec, MemberRef
-from shoal.model.node import NodeSpec, kind_text
+from shoal.model.node import NodeSpec, kind_text, unenforced_of
 from shoal.model.resources import Demand, Kind, cpus_text, plural
 
 
@@ -38,6 +38,13 @@ def test_a_node_is_described_by_what_it_has() -> None:
     assert kind_text(bare) == "8 CPUs, 16 MB"
     full = NodeSpec(id="a", cpu_milli=1500, memory_mb=16, gpus=8, gpu_model="H200")
     assert kind_text(full) == "8 GPUs H200, 1.5 CPUs, 16 MB"
+
+
+def test_whoever_added_no_tenant_reads_nothing_about_tenants() -> None:
+    what = ("memory (no writable cgroup)", "tenants apart from each other (the agent is not root)")
+    spec = NodeSpec(id="a", cpu_milli=1, memory_mb=1, unenforced=what)
+    assert unenforced_of(spec, tenants=True) == list(what)
+    assert unenforced_of(spec, tenants=False) == ["memory (no writable cgroup)"]
 
 
 def test_a_member_and_a_job_have_names_to_be_seen_in_messages() -> None:

@@ -59,7 +59,7 @@ from shoal.control.loop import Busy, ControlLoop, Unreadable
 from shoal.control.plugins import problem
 from shoal.core.answers.caps import caps_of
 from shoal.ledger.live import LiveLedger
-from shoal.model.node import NodeHealth, NodeIntent, unenforced_lines
+from shoal.model.node import NodeHealth, NodeIntent, unenforced_lines, unenforced_of
 from shoal.model.policy import Policy
 from shoal.model.report import (
     CheckNode,
@@ -96,8 +96,11 @@ class Cluster(Controller):
         view = status_view(reach)
         view.caps = caps_of(reach.loop.state, reach.who.sees)
         nodes = reach.loop.state.nodes.values()
+        tenants = bool(reach.loop.state.identity.tenants)
         there = {
-            node.id: node.spec.unenforced for node in nodes if node.health is not NodeHealth.LOST
+            node.id: unenforced_of(node.spec, tenants=tenants)
+            for node in nodes
+            if node.health is not NodeHealth.LOST
         }
         view.unenforced = unenforced_lines(there)
         return view

@@ -13,7 +13,7 @@ from shoal.core.answers.why import explain
 from shoal.core.state.state import Node
 from shoal.model.health import Standing
 from shoal.model.job import Job, Phase
-from shoal.model.node import NodeHealth, NodeIntent
+from shoal.model.node import NodeHealth, NodeIntent, unenforced_of
 from shoal.model.service import GatewayEntry, Service, ServiceLoad
 from shoal.model.views import (
     CheckView,
@@ -125,7 +125,7 @@ def node_view(reach: Reach, node: Node) -> NodeView:
         address=node.spec.address,
         checkpoints=node.spec.checkpoints,
         containers=node.spec.containers,
-        unenforced=list(node.spec.unenforced),
+        unenforced=unenforced_of(node.spec, tenants=bool(loop.state.identity.tenants)),
         incarnation=node.incarnation,
         gpu_model=node.spec.gpu_model,
         gpu_memory_mb=node.spec.gpu_memory_mb,

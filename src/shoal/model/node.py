@@ -15,6 +15,7 @@ NODE_ID_PATTERN = r"^[a-z0-9][a-z0-9.-]{0,62}(?!\n)$"
 NodeId = Annotated[str, msgspec.Meta(pattern=NODE_ID_PATTERN, max_length=63)]
 
 GPUS_PER_NODE_MAX = 256
+OF_TENANTS = "tenants"  # how a line about them begins, in what is not enforced
 NODES_NAMED_MAX = 4  # in a line about several of them
 
 
@@ -76,6 +77,12 @@ class NodeIntent(enum.StrEnum):
 def kind_text(spec: NodeSpec) -> str:
     gpu = f"{plural(spec.gpus, 'GPU')}{' ' + spec.gpu_model if spec.gpu_model else ''}, "
     return f"{gpu if spec.gpus else ''}{cpus_text(spec.cpu_milli)} CPUs, {spec.memory_mb} MB"
+
+
+def unenforced_of(spec: NodeSpec, *, tenants: bool) -> list[str]:
+    """What members are not held to on that node. Whoever has added no tenant has none to keep
+    apart."""
+    return [text for text in spec.unenforced if tenants or not text.startswith(OF_TENANTS)]
 
 
 def unenforced_lines(found: Mapping[str, Sequence[str]]) -> list[str]:

@@ -21,6 +21,7 @@ from shoal.cgroups.values import Ceiling
 from shoal.kernel import NODE_MARK, memory_folder
 from shoal.model.commands import Launch, Prepare
 from shoal.model.job import Fault
+from shoal.model.node import OF_TENANTS
 
 FILES_MAX = 65_536  # open files of a process
 TENANTS = "tenants"  # in a node's folder: a home for each tenant
@@ -28,8 +29,8 @@ SCRATCH_FOLDER, TMP_FOLDER = "scratch", "tmp"  # in a member's folder
 # CAP_CHOWN, CAP_DAC_OVERRIDE, CAP_SETGID, CAP_SETUID, CAP_SYS_ADMIN
 CAPABILITIES = (0, 1, 6, 7, 21)
 BUILD_PROCESSES_MAX = 4_096
-NO_MOUNTS = "tenants' jobs, which cannot run (the agent may not make mounts: CAP_SYS_ADMIN)"
-NOT_ROOT = "tenants apart from each other (the agent is not root)"
+NO_MOUNTS = f"{OF_TENANTS}' jobs, which cannot run (the agent may not make mounts: CAP_SYS_ADMIN)"
+NOT_ROOT = f"{OF_TENANTS} apart from each other (the agent is not root)"
 
 
 class Task(NamedTuple):

@@ -60,7 +60,8 @@ def tenant(action: str, name: str | None, uid: int | None, json: bool, home: Pat
             return
         if action == "add":
             made = client.add_tenant(wanted, uid=uid or 0)
-            text = f"added the tenant {wanted}; its jobs run as the Unix user {made.uid}"
+            there = {node.id: node.unenforced for node in client.nodes() if node.health != "lost"}
+            text, warning = added_text(wanted, made.uid, there)
             if json:
                 show.as_json(made)
         else:
@@ -71,7 +72,23 @@ def tenant(action: str, name: str | None, uid: int | None, json: bool, home: Pat
     if not json:
         show.line(text, "green")
         if action == "add":
+            if warning:
+                show.note(warning)
             show.note(f"next: shoal user add NAME --tenant {wanted}")
+
+
+def added_text(name: str, uid: int, unenforced: dict[str, list[str]]) -> tuple[str, str]:
+    """What was done, and on which nodes the tenant's jobs are not kept apart."""
+    from shoal.model.node import OF_TENANTS, unenforced_lines
+
+    problems = {
+        node: [text for text in found if text.startswith(OF_TENANTS)]
+        for node, found in unenforced.items()
+    }
+    lines = unenforced_lines(problems)
+    where = " where the agent is root" if lines else ""
+    text = f"added the tenant {name}; its jobs run as the Unix user {uid}{where}"
+    return text, f"not enforced {'; '.join(lines)}" if lines else ""
 
 
 @verb(
