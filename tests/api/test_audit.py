@@ -64,6 +64,7 @@ def test_changes_and_refusals_are_noted_with_their_sender(
     ann, bob = sign("ann"), sign("bob")
     job = ann.submit(live.spec("sleep", "600")).id
     assert ann.job(job).id == job  # reading leaves no line
+    assert not ann.has_package("0" * 64)  # nor does the question before each package
     assert refused(lambda: bob.cancel(job)) == 403
     assert refused(lambda: bob.job(job)) == 404
     ann.cancel(job)

@@ -37,7 +37,9 @@ SAFE_METHODS = ("GET", "HEAD", "OPTIONS")
 TOKEN_PREFIX = "shoal"
 CONNECTION_RETRY_S = 5  # a connection without a request is closed after this long
 NO_HASH = "0" * 64
-WRONG = "the token is missing or wrong; see the file token in SHOAL_HOME"
+WRONG = (
+    "the token is missing or wrong; get one from an admin (the operator's: file token in the home)"
+)
 
 Connection = ASGIConnection[Any, Any, Any, Any]
 

@@ -8,6 +8,7 @@ from typing import Any
 from litestar import Controller, Request, get, put
 from litestar.exceptions import HTTPException
 
+from shoal.api.audit import quiet
 from shoal.api.principal import Needs
 from shoal.api.problems import Refusal
 from shoal.api.reach import Reach
@@ -25,10 +26,11 @@ class Packages(Controller):
     opt = Needs.READ.opt
 
     @get("/{package:str}", sync_to_thread=False)
-    def one(self, reach: Reach, package: str) -> PackageView:
+    def one(self, request: Request[Any, Any, Any], reach: Reach, package: str) -> PackageView:
         """Whether the package is here, so that a client need not send it."""
         size = _size(reach, package)
         if size is None:
+            quiet(request.scope)  # every client asks before it sends: nobody was refused anything
             raise Refusal(404, f"there is no package {package[:64]!r}", "package")
         return PackageView(package=package, size=size)
 
