@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import os
 import stat
@@ -12,6 +13,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import IO, NamedTuple
 
+from shoal import contexts
 from shoal.model.job import PACKAGE_BYTES_MAX, PACKAGE_FILES_MAX
 
 # Left out if there is no .gitignore.
@@ -130,11 +132,13 @@ def _git(where: Path, *words: str) -> subprocess.CompletedProcess[bytes] | None:
 
 def _sorted_out(root: Path, in_git: bool) -> tuple[list[PackedFile], list[str]]:
     entries, left_behind = [], []
-    cluster = Path(os.environ.get("SHOAL_HOME") or Path.home() / ".shoal").resolve()
+    default = Path.home() / ".shoal"
+    given = Path(os.environ.get("SHOAL_HOME") or default)
+    private = [folder.resolve() for folder in (given, default, contexts.folder())]
     for name in _names(root, in_git):
         path = root / name
-        if path.is_relative_to(cluster):
-            continue  # the cluster's own token and logs are never part of the code
+        if any(path.is_relative_to(folder) for folder in private):
+            continue  # tokens of clusters, and their logs, are never part of the code
         try:
             status = path.lstat()
         except FileNotFoundError:
@@ -213,6 +217,11 @@ def _stays_inside(root: Path, name: str) -> bool:
     end = os.path.normpath(os.path.join(os.path.dirname(name), target))
     if end == ".." or end.startswith("../"):
         return False
+    try:
+        os.stat(root / name)
+    except OSError as error:
+        if error.errno == errno.ELOOP:
+            return False  # it leads nowhere, and no node unpacks it
     # Through other links it may lead elsewhere than its text says.
     return Path(os.path.realpath(root / name)).is_relative_to(root)
 

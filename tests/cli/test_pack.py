@@ -139,6 +139,22 @@ def test_the_clusters_own_files_do_not_travel(
     assert sorted(content(tmp_path)) == ["code"]
 
 
+def test_tokens_of_logins_do_not_travel(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write(tmp_path / ".config" / "shoal", contexts="secret")
+    write(tmp_path / ".shoal", token="secret")
+    write(tmp_path, train="x")
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.setenv("SHOAL_HOME", str(tmp_path / "elsewhere"))
+    monkeypatch.delenv("XDG_CONFIG_HOME", raising=False)
+    assert list(content(tmp_path)) == ["train"]
+
+
+def test_a_link_to_itself_stays_behind(project: Path) -> None:
+    (project / "loop").symlink_to("loop")
+    assert "loop" not in content(project)
+    assert packed(project).left_behind == ("loop",)
+
+
 def test_a_large_folder_is_one_line_at_the_command_line(live_shoal: Shoal, tmp_path: Path) -> None:
     with (tmp_path / "weights.bin").open("wb") as file:
         file.truncate(5 * 10**9)
