@@ -23,6 +23,7 @@ from shoal.model.identity import (
     Token,
     User,
 )
+from shoal.model.job import JobSpec
 from shoal.model.report import (
     Accepted,
     AddTenant,
@@ -32,9 +33,11 @@ from shoal.model.report import (
     RemoveToken,
     RemoveUser,
     Request,
+    SetService,
     SetToken,
     SetUser,
 )
+from shoal.model.service import ServiceSpec
 from tests.core.build import Cluster
 
 HASH, OTHER_HASH = "a" * 64, "b" * 64
@@ -202,6 +205,13 @@ def test_a_tenant_is_not_removed_while_it_has_jobs() -> None:
     assert f"has the job {job}" in refusal(cluster.ask(RemoveTenant("lab"))).message
     cluster.end(job)
     assert isinstance(cluster.ask(RemoveTenant("lab")), Accepted)
+
+
+def test_a_tenant_is_not_removed_while_it_has_a_service() -> None:
+    cluster = peopled()
+    served = ServiceSpec(name="chat", replica=JobSpec(command=("serve",), tenant="lab"))
+    cluster.ask(SetService(served))
+    assert "shoal service chat --stop" in refusal(cluster.ask(RemoveTenant("lab"))).message
 
 
 def test_members_of_an_added_tenant_run_as_its_unix_user_and_others_as_the_agent() -> None:

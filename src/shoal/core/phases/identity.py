@@ -92,7 +92,8 @@ def _remove_tenant(round_: Round, request: RemoveTenant) -> Answer:
         return _no("tenant", request.tenant)
     for service in state.services.values():
         if service.spec.replica.tenant == request.tenant:
-            return Refused("tenant", f"has the service {service.spec.name}; stop it first")
+            stop = f"shoal service {service.spec.name} --stop"
+            return Refused("tenant", f"has a service; end it first, with: {stop}")
     for job in state.jobs.values():
         if job.spec.tenant == request.tenant:
             return Refused("tenant", f"has the job {job.id}; cancel it, or wait for its end")
