@@ -2,7 +2,7 @@
 
 An agent that is killed can clean nothing up, so its parent does. The keeper is a subreaper:
 whatever the agent leaves behind becomes its child, however deep it was and whatever session it
-made for itself. The keeper imports next to nothing. It holds the node's lock together with the
+made for itself. The keeper imports little. It holds the node's lock together with the
 agent and releases it only when every process of the node is gone: a free lock means a dead node.
 """
 
@@ -17,6 +17,7 @@ from pathlib import Path
 from types import FrameType
 
 from shoal.agent.images.sweeping import sweep
+from shoal.cgroups.groups import end_groups
 from shoal.files import lock
 from shoal.kernel import children, die_with_parent, reap_orphans
 
@@ -43,8 +44,6 @@ def main() -> int:
     signal.signal(signal.SIGTERM, forward)
     signal.signal(signal.SIGINT, forward)
     status = _wait_for(agent)
-    from shoal.cgroups.groups import end_groups  # only now: it is not needed before
-
     end_groups(directory)
     _sweep()
     sweep(directory)

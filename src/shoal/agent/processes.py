@@ -318,7 +318,8 @@ class Processes:
             code, started = self.containers.ended(process.ref, code if code >= 0 else 128 - code)
             used = Used()
             if process.group is not None:
-                used = process.group.used()
+                if code:  # only then somebody asks
+                    used = process.group.used()
                 self.groups.discard(process.group)
             self.apart.leave(process.uid)
             if contained and used.filled and code == KILLED_CODE:

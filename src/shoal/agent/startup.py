@@ -44,6 +44,8 @@ async def _run(directory: Path, keeper: int) -> int:
     loop.add_signal_handler(signal.SIGCHLD, agent.members.reap)
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, agent.stopping.set)
+    # A burst of children that end fills the pipe that wakes the loop. It is awake then anyway.
+    signal.set_wakeup_fd(signal.set_wakeup_fd(-1), warn_on_full_buffer=False)
     agent.members.clear_up()
     agent.listen()
     socket_path = directory / "agent.sock"

@@ -49,7 +49,7 @@ class Group:
     """One member's groups, by controller. A hierarchy can hold several controllers."""
 
     def __init__(
-        self, name: str, folders: dict[str, Path], others: Sequence[Path], *, unified: bool
+        self, name: str, folders: dict[str, str], others: Sequence[str], *, unified: bool
     ) -> None:
         self.name = name  # its path below the top of each hierarchy
         self._folders = folders
@@ -59,7 +59,11 @@ class Group:
     @property
     def entrances(self) -> list[str]:
         """Files: a process that writes its id, or 0, is in the group from then on."""
-        return [str(folder / PROCESSES) for folder in dict.fromkeys(self._folders.values())]
+        return [f"{folder}/{PROCESSES}" for folder in self.folders]
+
+    @property
+    def folders(self) -> list[str]:
+        return list(dict.fromkeys(self._folders.values()))
 
     def add(self, pid: int) -> None:
         for entrance in self.entrances:
@@ -70,7 +74,7 @@ class Group:
         if self.empty or (self._unified and self._kill_all_at_once()):
             return
         with contextlib.suppress(OSError, KeyError):
-            _write(str(self._folders["pids"] / "pids.max"), "0")
+            _write(f"{self._folders['pids']}/pids.max", "0")
         for _ in range(KILL_ROUNDS_MAX):
             found = list(self.pids())
             for pid in found:
@@ -83,7 +87,7 @@ class Group:
         """Kernels from 5.14 can do this."""
         try:
             for folder in set(self._folders.values()):
-                _write(str(folder / "cgroup.kill"), "1")
+                _write(f"{folder}/cgroup.kill", "1")
         except OSError:
             return False
         return True
@@ -91,7 +95,7 @@ class Group:
     def pids(self) -> Iterator[int]:
         """Of groups inside this one as well, because a container makes its own."""
         for inner in _tree(next(iter(self._folders.values()))):
-            for word in _text(inner / PROCESSES).split():
+            for word in _text(f"{inner}/{PROCESSES}").split():
                 if word != "0":  # a process of another namespace
                     yield int(word)
 
@@ -103,22 +107,22 @@ class Group:
         memory, pids = self._folders.get("memory"), self._folders.get("pids")
         killed, filled, refused = 0, False, 0
         if memory is not None and self._unified:
-            events = _numbers(memory / "memory.events")
+            events = _numbers(f"{memory}/memory.events")
             killed, filled = events.get("oom_kill", 0), events.get("oom", 0) > 0
         elif memory is not None:
-            killed = _numbers(memory / "memory.oom_control").get("oom_kill", 0)
+            killed = _numbers(f"{memory}/memory.oom_control").get("oom_kill", 0)
             # The counter of failures stays at 0 on newer kernels.
-            most = int(_text(memory / "memory.max_usage_in_bytes") or 0)
-            limit = int(_text(memory / "memory.limit_in_bytes") or sys.maxsize)
+            most = int(_text(f"{memory}/memory.max_usage_in_bytes") or 0)
+            limit = int(_text(f"{memory}/memory.limit_in_bytes") or sys.maxsize)
             filled = most + CHARGE_BYTES_MAX >= limit
         if pids is not None:
-            refused = _numbers(pids / "pids.events").get("max", 0)
+            refused = _numbers(f"{pids}/pids.events").get("max", 0)
         return Used(killed, filled, refused)
 
     def remove(self) -> bool:
         """False while a process is still in it; then it has to be tried again."""
         gone = True
-        for folder in {*self._folders.values(), *self._others}:
+        for folder in (*self.folders, *self._others):
             gone = _remove(folder) and gone
         return gone
 
@@ -146,7 +150,7 @@ class Cgroups:
     def open(cls, directory: Path, cpu_milli: int) -> Cgroups:
         """Find out what this agent may use. Members together weigh as much as the node's CPUs."""
         name = f"shoal-{hashlib.sha256(str(directory).encode()).hexdigest()[:12]}"
-        found = mounts(_text(Path("/proc/self/mountinfo")), _text(Path("/proc/self/cgroup")))
+        found = mounts(_text("/proc/self/mountinfo"), _text("/proc/self/cgroup"))
         second = next((mount for mount in found if not mount.controllers), None)
         folders: dict[str, Path] = {}
         missing = {}
@@ -171,7 +175,7 @@ class Cgroups:
         others = [folder for folder in tops if folder not in folders.values()]
         groups = cls(inside, folders, missing, others, unified=unified)
         if "cpu" in folders and cpu_milli:
-            groups._set(folders["cpu"], weight(cpu_milli, unified=unified))
+            _set(str(folders["cpu"]), weight(cpu_milli, unified=unified))
         return groups
 
     @property
@@ -186,12 +190,12 @@ class Cgroups:
         if not self._folders:
             return None
         group = self._group(ref)
-        for folder in set(group._folders.values()):
-            folder.mkdir(parents=True, exist_ok=True)
+        for place_ in group.folders:
+            _make(place_)
         for setting in settings(ceiling, unified=self.unified):
             folder_ = group._folders.get(setting.controller)
             if folder_ is not None:
-                self._set(folder_, setting)
+                _set(folder_, setting)
         return group
 
     def discard(self, group: Group) -> None:
@@ -228,19 +232,29 @@ class Cgroups:
             time.sleep(CLOSE_POLL_S)
             self.tend()
         for folder in {*self._folders.values(), *self._others}:
-            _remove(folder)
+            _remove(str(folder))
 
     def _group(self, ref: str) -> Group:
-        folders = {controller: folder / ref for controller, folder in self._folders.items()}
-        others = [folder / ref for folder in self._others]
+        folders = {controller: f"{folder}/{ref}" for controller, folder in self._folders.items()}
+        others = [f"{folder}/{ref}" for folder in self._others]
         return Group(f"{self.name}/{ref}", folders, others, unified=self.unified)
 
-    def _set(self, folder: Path, setting: Setting) -> None:
-        try:
-            _write(str(folder / setting.file), setting.value)
-        except OSError as error:
-            if setting.needed:
-                raise OSError(error.errno, f"{setting.file}: {error.strerror}") from error
+
+def _set(folder: str, setting: Setting) -> None:
+    try:
+        _write(f"{folder}/{setting.file}", setting.value)
+    except OSError as error:
+        if setting.needed:
+            raise OSError(error.errno, f"{setting.file}: {error.strerror}") from error
+
+
+def _make(folder: str) -> None:
+    try:
+        os.mkdir(folder)
+    except FileExistsError:
+        pass
+    except FileNotFoundError:  # somebody removed the node's own
+        os.makedirs(folder, exist_ok=True)
 
 
 def _in_unified(mount: Mount, name: str) -> tuple[dict[str, Path], dict[str, str]]:
@@ -256,7 +270,7 @@ def _in_unified(mount: Mount, name: str) -> tuple[dict[str, Path], dict[str, str
             _folder(base)
             with contextlib.suppress(OSError):
                 enable(base, wanted)
-            here = wanted & set(_text(base / "cgroup.subtree_control").split())
+            here = wanted & set(_text(f"{base}/cgroup.subtree_control").split())
             if {"memory", "pids"} <= here:
                 missing = dict.fromkeys(wanted - here, "the group above this agent's lacks it")
                 return {UNIFIED: base, **dict.fromkeys(here, base)}, missing
@@ -288,8 +302,18 @@ def _reason(error: OSError) -> str:
     return "no writable cgroup" if denied else f"its cgroup: {error.strerror}"
 
 
-def _remove(folder: Path) -> bool:
+def _remove(folder: str) -> bool:
     """With the groups inside it, which have to be empty, too."""
+    try:
+        os.rmdir(folder)
+    except FileNotFoundError:
+        return True
+    except OSError:
+        return _remove_tree(folder)
+    return True
+
+
+def _remove_tree(folder: str) -> bool:
     for inner in reversed(_tree(folder)):
         try:
             os.rmdir(inner)
@@ -300,13 +324,13 @@ def _remove(folder: Path) -> bool:
     return True
 
 
-def _tree(folder: Path) -> list[Path]:
+def _tree(folder: str) -> list[str]:
     """A group and those in it, itself first. A group has many files, so few are listed."""
     found = [folder]
     for one in found:
         with contextlib.suppress(OSError):
             if os.stat(one).st_nlink > NO_GROUPS_LINKS:
-                found.extend(Path(entry.path) for entry in os.scandir(one) if entry.is_dir())
+                found.extend(entry.path for entry in os.scandir(one) if entry.is_dir())
     return found
 
 
@@ -318,14 +342,15 @@ def _write(path: str, text: str) -> None:
         os.close(handle)
 
 
-def _text(path: Path) -> str:
+def _text(path: str) -> str:
     try:
-        return path.read_text()
+        with open(path) as file:
+            return file.read()
     except OSError:
         return ""
 
 
-def _numbers(path: Path) -> dict[str, int]:
+def _numbers(path: str) -> dict[str, int]:
     found = {}
     for line in _text(path).splitlines():
         name, _, number = line.partition(" ")

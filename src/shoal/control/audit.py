@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import logging
 import os
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -22,6 +23,7 @@ AUDIT_NAME = "audit.log"
 FILE_BYTES_MAX = 16 * 1024 * 1024
 FILES_MAX = 8  # then the oldest is removed
 WAITING_MAX = 10_000  # lines in memory while the disk takes none
+SYNC_S = 0.5  # between two times that lines are forced to the disk
 RETRY_S = 1.0
 CAUSE = "audit"
 
@@ -43,6 +45,8 @@ class AuditLog:
         self._dropped = 0
         self._flushing: asyncio.TimerHandle | asyncio.Handle | None = None
         self._syncing: asyncio.Task[None] | None = None
+        self._sync_at = 0.0  # not before this
+        self._closing = asyncio.Event()
         self._handle = -1
         self._seq, self.head = 0, FIRST_HASH
         with contextlib.suppress(OSError):  # the first line tries again, and raises the alarm
@@ -66,6 +70,7 @@ class AuditLog:
         await done
 
     async def close(self) -> None:
+        self._closing.set()
         self._flush()
         if self._flushing is not None:
             self._flushing.cancel()
@@ -155,6 +160,11 @@ class AuditLog:
     async def _sync_all(self) -> None:
         """One thread at a time; lines that come meanwhile are forced in the next round."""
         while self._mark is None or self._mark.seq != self._seq:
+            pause_s = self._sync_at - time.monotonic()
+            if pause_s > 0 and not self._closing.is_set():
+                with contextlib.suppress(TimeoutError):
+                    await asyncio.wait_for(self._closing.wait(), pause_s)
+            self._sync_at = time.monotonic() + SYNC_S
             mark, handle = Mark(self._seq, self.head), os.dup(self._handle)
             try:
                 await asyncio.to_thread(_force, handle, self.path, mark)

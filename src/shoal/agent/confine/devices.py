@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import os
-import re
 import stat
 from collections.abc import Iterable, Mapping
-from pathlib import Path
 from typing import NamedTuple
 
 from shoal.model.commands import Launch
@@ -26,14 +24,21 @@ class Device(NamedTuple):
 def devices(pattern: str = "") -> dict[int, Device]:
     """The GPUs' files by number, as they are now: a driver may make them late."""
     before, _, after = (pattern or os.environ.get(GPU_DEVICES) or DEFAULT).partition("*")
-    name = re.compile(f"{re.escape(before)}([0-9]+){re.escape(after)}")
+    folder, start = os.path.split(before)
     found = {}
-    folder = Path(os.path.dirname(before))
-    for entry in folder.iterdir() if folder.is_dir() else ():
-        match = name.fullmatch(str(entry))
-        if match is not None and stat.S_ISCHR((info := entry.stat()).st_mode):
-            number = info.st_rdev
-            found[int(match[1])] = Device(str(entry), os.major(number), os.minor(number))
+    try:
+        names = os.listdir(folder)
+    except OSError:
+        return {}
+    for name in names:
+        number = name.removeprefix(start).removesuffix(after)
+        if not name.startswith(start) or f"{start}{number}{after}" != name:
+            continue
+        if not (number.isascii() and number.isdecimal()):
+            continue
+        path = f"{folder}/{name}"
+        if stat.S_ISCHR((info := os.stat(path)).st_mode):
+            found[int(number)] = Device(path, os.major(info.st_rdev), os.minor(info.st_rdev))
     return found
 
 
