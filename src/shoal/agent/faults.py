@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import os
 from pathlib import Path
@@ -24,6 +25,7 @@ OF_THE_NODE = frozenset(
 )
 # With less, a job that prints a line fails.
 ROOM_BYTES_MIN = 64 * 1024
+ENTRIES_MAX = 10_000  # of a member's files, which the agent looks at in one turn
 
 
 class CannotStart(Exception):
@@ -68,3 +70,21 @@ def disk_problem(directory: Path) -> str:
     except OSError as error:
         return (error.strerror or str(error)) if error.errno in OF_THE_NODE else ""
     return ""
+
+
+def fills_disk(directory: Path) -> bool:
+    """Does it hold more than half of its disk? Then a member that found the disk full has filled
+    it: its files are removed with it, and it would do the same on the next node."""
+    stats = os.statvfs(directory)
+    left, looked, folders = stats.f_blocks * stats.f_frsize // 2, 0, [str(directory)]
+    while folders:
+        # Not by recursion: how deep its folders are is the member's choice.
+        with contextlib.suppress(OSError), os.scandir(folders.pop()) as entries:
+            for entry in entries:
+                looked += 1
+                if entry.is_dir(follow_symlinks=False):
+                    folders.append(entry.path)
+                left -= entry.stat(follow_symlinks=False).st_blocks * 512
+                if left < 0 or looked > ENTRIES_MAX:
+                    return left < 0
+    return False

@@ -12,7 +12,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from shoal.agent.beats import Beats
-from shoal.agent.faults import CannotStart, disk_problem, fault_of, must_have_room
+from shoal.agent.faults import CannotStart, disk_problem, fault_of, fills_disk, must_have_room
 from shoal.agent.idle import IdleWatch
 from shoal.agent.images.reasons import not_started
 from shoal.agent.member import Member, State
@@ -254,6 +254,8 @@ class Members:
         elif code == KILLED_CODE and starved:
             why = OUT_OF_MEMORY
         if code and (problem := disk_problem(self._directory)):
+            if fills_disk(self._directory / str(member.ref)):
+                return f"{why + '; ' if why else ''}it filled this node's disk", Fault.NONE
             return f"{why + '; ' if why else ''}this node's disk: {problem}", Fault.SICK
         return why, Fault.NONE
 
