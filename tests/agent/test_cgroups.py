@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import glob
 import os
 import signal
+import subprocess
 import sys
 import time
 from collections.abc import Iterator
@@ -36,6 +38,17 @@ for _ in range(3):
         os._exit(0)
     os.wait()
 time.sleep(0.2)
+"""
+THREAD_AND_CHILD = """
+import os, sys, threading, time
+for entrance in sys.argv[1:]:
+    with open(entrance, "w") as file:
+        file.write("0")
+child = os.fork()
+if child == 0:
+    time.sleep(1000)
+threading.Thread(target=time.sleep, args=(1000,)).start()
+print(child, flush=True)
 """
 
 
@@ -99,6 +112,41 @@ def test_an_ordinary_user_gets_reasons_and_no_groups(tmp_path: Path) -> None:
     assert os.read(read, 1000) == b"False None no writable cgroup"
     os.close(read)
     os.close(write)
+
+
+@pytest.mark.parametrize("itself", [True, False], ids=["joins", "is added"])
+def test_a_process_is_in_its_groups_with_all_threads_and_children(
+    tmp_path: Path, itself: bool
+) -> None:
+    need_cgroups()
+    groups = Cgroups.open(tmp_path, 0)
+    group = groups.make("j1.1.0", Ceiling(64))
+    assert group is not None
+    entrances = group.entrances if itself else []
+    process = subprocess.Popen(
+        [sys.executable, "-c", THREAD_AND_CHILD, *entrances],
+        stdout=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    )
+    try:
+        assert process.stdout is not None
+        child = int(process.stdout.readline())
+        inside = [process.pid, child]
+        if not itself:
+            for pid in inside:
+                group.add(pid)
+        threads = sorted(int(name) for pid in inside for name in os.listdir(f"/proc/{pid}/task"))
+        assert len(threads) == 3
+        assert sorted(group.pids()) == sorted(inside)
+        file = "cgroup.threads" if groups.unified else "tasks"
+        for folder in group.folders:
+            assert sorted(map(int, Path(folder, file).read_text().split())) == threads
+    finally:
+        groups.close()
+        with contextlib.suppress(ProcessLookupError):  # both have ended, unless they were outside
+            os.killpg(process.pid, signal.SIGKILL)
+        process.communicate()
 
 
 @pytest.fixture

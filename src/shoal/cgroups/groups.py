@@ -32,6 +32,7 @@ log = logging.getLogger("shoal.agent")
 
 UNIFIED = ""  # version 2 has one hierarchy for all controllers
 PROCESSES = "cgroup.procs"
+THREADS = "tasks"  # of version 1
 NO_GROUPS_LINKS = 2  # of a folder without folders in it
 CHARGE_BYTES_MAX = 4 << 20  # the kernel charges in batches, so a limit is not reached exactly
 CLOSE_S_MAX = 2.0
@@ -58,16 +59,20 @@ class Group:
 
     @property
     def entrances(self) -> list[str]:
-        """Files: a process that writes its id, or 0, is in the group from then on."""
-        return [f"{folder}/{PROCESSES}" for folder in self.folders]
+        """Files: a process of one thread that writes 0 is in the group from then on. The kernel
+        waits for every CPU before it moves a process, up to 17 ms. A thread may move itself at
+        once, but not in version 2."""
+        file = PROCESSES if self._unified else THREADS
+        return [f"{folder}/{file}" for folder in self.folders]
 
     @property
     def folders(self) -> list[str]:
         return list(dict.fromkeys(self._folders.values()))
 
     def add(self, pid: int) -> None:
-        for entrance in self.entrances:
-            _write(entrance, str(pid))
+        """With all its threads."""
+        for folder in self.folders:
+            _write(f"{folder}/{PROCESSES}", str(pid))
 
     def kill(self) -> None:
         """Everything in the group, however it hides. Nothing new can start meanwhile."""
