@@ -77,7 +77,7 @@ class Server:
             app = build(self.loop, OPERATORS, live_ledger=books, home=self.home.path)
         self.app = app
         config = uvicorn.Config(
-            app, log_level="warning", lifespan="off", http=guarded(self.gate), ws="none"
+            app, log_level="warning", lifespan="off", http=guarded(self.gate), ws=asyncio.Protocol
         )
         self.server = uvicorn.Server(config)
         door = socket.create_server((self.address, 0))

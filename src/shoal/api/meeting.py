@@ -108,13 +108,15 @@ class Meetings:
 
     async def _announce(self, end: AnySocket, meeting: _Meeting, number: int) -> None:
         while meeting.host == number:
-            try:
+            guest = 0
+            with contextlib.suppress(TimeoutError):
                 guest = await asyncio.wait_for(meeting.announcements.get(), LOOK_S)
-            except TimeoutError:
-                if self._access.principal(end) is None:  # its token was removed or has expired
-                    await end.close(code=REFUSED)
-                    return
-                continue
+            who = self._access.principal(end)
+            if who is None or not who.may(Needs.WRITE):  # removed, expired, or only a viewer now
+                for one in meeting.guests.values():
+                    await _close(one.end, PARTNER_GONE)
+                await _close(end, REFUSED)
+                return
             if guest in meeting.guests:
                 await _say(end, Announced(guest))
 
