@@ -113,7 +113,7 @@ class Meetings:
                 guest = await asyncio.wait_for(meeting.announcements.get(), LOOK_S)
             who = self._access.principal(end)
             if who is None or not who.may(Needs.WRITE):  # removed, expired, or only a viewer now
-                for one in meeting.guests.values():
+                for one in tuple(meeting.guests.values()):  # they leave meanwhile
                     await _close(one.end, PARTNER_GONE)
                 await _close(end, REFUSED)
                 return
