@@ -119,7 +119,7 @@ def changing() -> Iterator[Contexts]:
     deadline = time.monotonic() + LOCK_S
     while (handle := lock(guard)) is None:
         if time.monotonic() > deadline:
-            raise ShoalError(f"another command changes {path}; try again")
+            raise ShoalError(f"another command is changing {path}; try again")
     try:
         contexts = load()
         yield contexts

@@ -20,6 +20,7 @@ from shoal.files import read_own, require_own, short_path
 
 SOCKET_NAME = "controller.sock"
 CREDENTIALS = struct.Struct("3i")  # process, user, group
+LOOK_S = 10.0  # for a server that a user names for the first time
 PEM_BYTES_MAX = 64 * 1024
 # OpenSSL's numbers for what is wrong with a certificate.
 NOT_YET_VALID, EXPIRED, OTHER_NAME, OTHER_ADDRESS = 9, 10, 62, 64
@@ -202,13 +203,13 @@ class Presented(msgspec.Struct, frozen=True):
     anchor: str
 
 
-def presented(endpoint: Endpoint, timeout_s: float = 10) -> Presented:
+def presented(endpoint: Endpoint) -> Presented:
     """Nothing secret is sent. OSError or HTTPException if nobody speaks TLS there."""
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     context.check_hostname = False
     context.verify_mode = ssl.CERT_NONE
     connection = http.client.HTTPSConnection(
-        endpoint.host, endpoint.port, timeout=timeout_s, context=context
+        endpoint.host, endpoint.port, timeout=LOOK_S, context=context
     )
     try:
         connection.connect()

@@ -13,7 +13,6 @@ import re
 from collections.abc import Iterable
 from urllib.parse import quote, quote_plus
 
-STAR = ord("*")
 LEAST_BYTES = 4  # shorter values would hide half of any output
 LINE_LEAST_BYTES = 8  # of a value with several lines: "true" or "}" alone is not a secret
 ENCODED_LEAST_BYTES = 6

@@ -18,7 +18,7 @@ from litestar.exceptions import NotAuthorizedException
 from litestar.handlers import BaseRouteHandler
 
 from shoal.api.limits import PROVEN
-from shoal.api.principal import SCOPE, THE_OPERATOR, Needs, Principal
+from shoal.api.principal import SAFE_METHODS, SCOPE, THE_OPERATOR, Needs, Principal
 from shoal.api.problems import Refusal
 from shoal.api.quotas import Quotas
 from shoal.api.tickets import enter
@@ -33,7 +33,6 @@ TRIES_MAX = 10  # wrong tokens or codes ...
 TRIES_MS = 60_000  # ... allowed within this time from one address
 ADDRESSES_MAX = 1_000
 CSRF_HEADER = "x-shoal-csrf"
-SAFE_METHODS = ("GET", "HEAD", "OPTIONS")
 TOKEN_PREFIX = "shoal"
 CONNECTION_RETRY_S = 5  # a connection without a request is closed after this long
 NO_HASH = "0" * 64

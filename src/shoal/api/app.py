@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Literal
 
 import msgspec
 from litestar import Controller, Litestar, get, post, put
@@ -13,7 +13,6 @@ from litestar.di import Provide
 from litestar.exceptions import HTTPException
 from litestar.openapi.config import OpenAPIConfig
 from litestar.openapi.spec import Components, SecurityScheme
-from litestar.params import Parameter
 from litestar.types import ControllerRouterHandler
 
 from shoal import __version__
@@ -79,7 +78,6 @@ from shoal.ports import StoreError
 
 BODY_BYTES_MAX = 4 * 1024 * 1024
 
-Name = Annotated[str, Parameter(max_length=64)]
 INTENTS = {
     "cordon": NodeIntent.CORDONED,
     "drain": NodeIntent.DRAINING,

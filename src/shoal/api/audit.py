@@ -14,7 +14,7 @@ from litestar.handlers import BaseRouteHandler
 from litestar.params import Parameter
 from litestar.types import Message, Scope
 
-from shoal.api.principal import SCOPE, Needs, Principal
+from shoal.api.principal import SAFE_METHODS, SCOPE, Needs, Principal
 from shoal.api.problems import Refusal
 from shoal.api.read_threads import aside
 from shoal.control.audit import AUDIT_NAME, AuditLog, newest_first
@@ -24,7 +24,6 @@ from shoal.model.audit import AuditEntry, AuditView
 
 NOTE = "shoal.audit"  # in a request's scope: what a handler adds to its line
 QUIET = "shoal.audit.quiet"
-SAFE_METHODS = ("GET", "HEAD", "OPTIONS")
 REFUSED = (401, 403, 404, 421, 429)
 ENTRIES_MAX = 10_000
 WORD_MAX = 200

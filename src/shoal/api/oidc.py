@@ -185,7 +185,7 @@ class OpenId(Controller):
 
     @put(opt=Needs.ADMIN.opt)
     async def set(self, sign_ins: SignIns, data: OidcConfig) -> OidcView:
-        """In force at once, if the provider answers. Who is signed in stays so."""
+        """In force at once, if the provider answers. People who are signed in stay signed in."""
         wrong = problem_with(data)
         if wrong is not None:
             field, _, message = wrong.partition(": ")

@@ -10,6 +10,7 @@ from litestar import Request
 
 from shoal.model.identity import EVERY_TENANT, OPERATOR, Role
 
+SAFE_METHODS = ("GET", "HEAD", "OPTIONS")  # these change nothing
 SCOPE = "shoal.principal"  # in a request's scope, once its sender is known
 
 

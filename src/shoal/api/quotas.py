@@ -14,14 +14,13 @@ from time import monotonic
 from typing import NamedTuple
 
 from shoal.api.principal import Principal
-from shoal.api.problems import Refusal
+from shoal.api.problems import BUSY_RETRY_S, Refusal
 from shoal.model.identity import OPERATOR
 
 MIB = 1 << 20
 UNKNOWN_BODY_BYTES = 4 * MIB  # a body without a length counts as the longest
 STREAMED_BODY_BYTES = MIB  # a body that goes to the disk as it comes is held up to this
 BOOKS_MAX = 10_000
-BUSY_RETRY_S = 1
 STREAM_RETRY_S = 10  # streams are long; longer than a client waits by itself
 
 

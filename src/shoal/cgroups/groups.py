@@ -8,7 +8,6 @@ from __future__ import annotations
 import contextlib
 import errno
 import hashlib
-import logging
 import os
 import signal
 import sys
@@ -27,8 +26,6 @@ from shoal.cgroups.values import (
     settings,
     weight,
 )
-
-log = logging.getLogger("shoal.agent")
 
 UNIFIED = ""  # version 2 has one hierarchy for all controllers
 PROCESSES = "cgroup.procs"

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
-from shoal.forms.failure import BadField, Failure
+from shoal.forms import units
+from shoal.forms.failure import REFUSED, USAGE, BadField, Failure
 
 if TYPE_CHECKING:
     from pathlib import Path
+
+Content = TypeVar("Content")
 
 TEXT_BYTES_MAX = 4 * 1024 * 1024  # room for the largest command and environment
 ENDINGS = (".yaml", ".yml", ".toml", ".json")
@@ -34,6 +37,21 @@ def read_text(path: Path, what: str) -> str:
         return path.read_bytes().decode("utf-8-sig")
     except UnicodeDecodeError:
         raise Failure(f"{path}: is not text (UTF-8)") from None
+
+
+def read_named(word: str, what: str, parse: Callable[[str, str], Content]) -> Content:
+    """What the file of this name holds. `parse` gets its text and its ending."""
+    from pathlib import Path
+
+    if not is_job_file(word):
+        fix = "name a .yaml, .toml or .json file"
+        raise Failure(f"{units.quoted(word)} is not a {what}; {fix}", USAGE)
+    path = Path(word)
+    text = read_text(path, what)
+    try:
+        return parse(text, path.suffix.lower())
+    except ValueError as error:
+        raise Failure(f"{path}: {error}", REFUSED) from None
 
 
 def load(text: str, ending: str, example: str = "name: mine") -> dict[Any, Any]:

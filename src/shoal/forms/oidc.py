@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import msgspec
 
 from shoal.forms import datafile, units
-from shoal.forms.datafile import check_names, is_job_file
-from shoal.forms.failure import REFUSED, USAGE, BadField, Failure
+from shoal.forms.datafile import check_names
+from shoal.forms.failure import BadField
 from shoal.model.oidc import GroupRule, OidcConfig, problem_with
 
 NAMES = tuple(field.name for field in msgspec.structs.fields(OidcConfig))
@@ -16,15 +14,7 @@ RULE_NAMES = tuple(field.name for field in msgspec.structs.fields(GroupRule))
 
 
 def read(word: str) -> OidcConfig:
-    if not is_job_file(word):
-        message = f"{units.quoted(word)} is not a file of settings"
-        raise Failure(f"{message}; name a .yaml, .toml or .json file", USAGE)
-    path = Path(word)
-    text = datafile.read_text(path, "file of settings")
-    try:
-        return parse(text, path.suffix.lower())
-    except ValueError as error:
-        raise Failure(f"{path}: {error}", REFUSED) from None
+    return datafile.read_named(word, "file of settings", parse)
 
 
 def parse(text: str, ending: str) -> OidcConfig:

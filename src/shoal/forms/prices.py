@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import math
-from pathlib import Path
 from typing import Any
 
 import msgspec
 
 from shoal.forms import datafile, units
-from shoal.forms.datafile import check_names, is_job_file
-from shoal.forms.failure import REFUSED, USAGE, BadField, Failure
+from shoal.forms.datafile import check_names
+from shoal.forms.failure import BadField
 from shoal.model.prices import Price, PriceList, problem_with
 
 NAMES = tuple(field.name for field in msgspec.structs.fields(PriceList))
@@ -18,15 +17,7 @@ PRICE_NAMES = tuple(field.name for field in msgspec.structs.fields(Price))
 
 
 def read(word: str) -> PriceList:
-    if not is_job_file(word):
-        fix = "name a .yaml, .toml or .json file"
-        raise Failure(f"{units.quoted(word)} is not a price list; {fix}", USAGE)
-    path = Path(word)
-    text = datafile.read_text(path, "price list")
-    try:
-        return parse(text, path.suffix.lower())
-    except ValueError as error:
-        raise Failure(f"{path}: {error}", REFUSED) from None
+    return datafile.read_named(word, "price list", parse)
 
 
 def parse(text: str, ending: str) -> PriceList:

@@ -23,7 +23,6 @@ EACH_GPU = 0  # `procs_per_node: gpu`
 GPU_MEMORY_MB_MAX = 10_000_000
 MODELS_MAX = 64
 IMAGE_CHARACTERS_MAX = 512
-SECRETS_MAX = 64
 SECRET_PATTERN = r"[A-Za-z][A-Za-z0-9._-]{0,62}(=[A-Za-z_][A-Za-z0-9_]{0,127})?"
 YEAR_MS = 366 * 24 * 3_600_000
 GPU_FORMS = (
@@ -219,6 +218,8 @@ def image(field: str, value: Any) -> str:
 
 
 def secrets(field: str, value: Any) -> tuple[str, ...]:
+    from shoal.model.job import SECRETS_MAX
+
     found = tuple(
         text(field, one) for one in (value if isinstance(value, list | tuple) else [value])
     )

@@ -14,7 +14,6 @@ import msgspec
 
 CONTAINERS = "SHOAL_CONTAINERS"  # the command to use, with its general flags; "none" for none
 KNOWN = ("podman", "docker", "apptainer")
-NONE = "none"
 CDI_FOLDERS = (Path("/etc/cdi"), Path("/var/run/cdi"))
 CDI_KIND = b"nvidia.com/gpu"
 CDI_BYTES_MAX = 4 << 20

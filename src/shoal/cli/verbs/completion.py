@@ -18,8 +18,8 @@ def completion(shell: str, json: bool) -> None:
 
     Add one line to your shell's configuration, and start a new shell. The Tab key
     then completes verbs, flags, and the names of jobs, nodes, services, contexts,
-    tenants, users and secrets. If the cluster does not answer within half a second,
-    it completes without names. bash needs version 4.4 or later.
+    tenants, users, tokens and secrets. If the cluster does not answer within half a
+    second, it completes without names. bash needs version 4.4 or later.
 
     Examples:
       shoal completion fish > ~/.config/fish/completions/shoal.fish

@@ -38,10 +38,13 @@ def context(action: str, names: tuple[str, ...], json: bool, home: Path) -> None
     import click
 
     from shoal.cli.screen import show
+    from shoal.forms import units
 
     if action not in ACTIONS:
         raise Failure(
-            f"there is no 'shoal context {action[:40]}'; use one of {', '.join(ACTIONS)}", USAGE
+            f"there is no 'shoal context {units.quoted(action)[1:-1]}'; "
+            f"use one of {', '.join(ACTIONS)}",
+            USAGE,
         )
     if len(names) != ACTIONS[action]:
         wants = "takes no name" if not ACTIONS[action] else "needs the name of one context"
@@ -96,7 +99,9 @@ def _remove(name: str) -> None:
     from shoal import contexts
 
     if name == contexts.LOCAL:
-        raise Failure("local is the home on this machine; it is not in the list of contexts")
+        raise Failure(
+            "local is the home on this machine and stays in the list; to end it: shoal down"
+        )
     contexts.find(name)
     with contexts.changing() as kept:
         kept.contexts.pop(name, None)

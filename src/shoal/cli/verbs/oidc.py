@@ -59,7 +59,8 @@ def oidc(action: str, file: str | None, json: bool, home: Path) -> None:
                 show.as_json(done)
             else:
                 show.line(f"nobody can sign in through {done.id} any more", "green")
-                show.line("who is signed in stays so for at most 8 hours; see: shoal token list")
+                left = "people who are signed in stay signed in for at most 8 hours"
+                show.line(f"{left}; see: shoal token list")
             return
         view = client.set_oidc(wanted) if wanted is not None else client.oidc()
     if json:

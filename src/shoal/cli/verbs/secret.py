@@ -80,7 +80,7 @@ def _name(text: str) -> str:
 
     if "=" in text:
         raise Failure(
-            "NAME: give the value on standard input, not as NAME=VALUE; now others can have "
+            "NAME: give the value on standard input, not as NAME=VALUE; others may have "
             "seen it in the list of processes",
             USAGE,
         )

@@ -31,7 +31,7 @@ class Tally(msgspec.Struct):
                 _add(self.waiting, accounts, job.spec.tenant, change)
 
     def wait(self, accounts: Accounts, job: Job, change: int) -> None:
-        """A live job begins (1) or ends (-1) to wait."""
+        """A live job starts (1) or stops (-1) waiting."""
         if not job.spec.service:
             _add(self.waiting, accounts, job.spec.tenant, change)
 
