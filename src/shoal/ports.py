@@ -9,9 +9,11 @@ from shoal.core.state.state import State
 from shoal.model.commands import Envelope
 from shoal.model.events import Event, Recorded
 from shoal.model.job import Job
+from shoal.model.node import NodeSpec
 from shoal.model.report import LogChunk, NodeGone, NodeReport, PackagePiece, Report
 from shoal.model.secret import SealedSecrets, SecretsWanted
 from shoal.model.service import ServiceLoad, Wanted
+from shoal.model.supply import Provision, Release, SupplyReport
 
 
 class StoreError(Exception):
@@ -73,6 +75,31 @@ class Engine(Protocol):
 
     async def close(self) -> None:
         """Disconnect from the nodes without disturbing what runs on them."""
+
+
+class SupplyError(Exception):
+    """A supplier cannot be asked, or refuses; one line that says why and, if anything helps, what
+    to do. `quota`, `permission` and the like are the supplier's own words."""
+
+
+class Supplier(Protocol):
+    """An engine that brings nodes. Each call may take long and may raise `SupplyError`; one runs at
+    a time. It holds no facts: whatever it has to know, it finds at Slurm, Kubernetes or Ray, by the
+    ids of orders in names and labels there. It sees and touches nothing that is not ours."""
+
+    engine: str
+
+    async def look(self) -> SupplyReport:
+        """Every order of this cluster that the engine knows, ended ones for some minutes, too."""
+
+    async def provision(self, command: Provision) -> None: ...
+
+    async def release(self, command: Release) -> None: ...
+
+    async def drain(self, node: NodeSpec, why: str) -> None:
+        """Tell the engine that the machine under this node is sick, where we are allowed to."""
+
+    async def close(self) -> None: ...
 
 
 class Balancer(Protocol):

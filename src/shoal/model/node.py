@@ -15,6 +15,17 @@ NODE_ID_PATTERN = r"^[a-z0-9][a-z0-9.-]{0,62}(?!\n)$"
 NodeId = Annotated[str, msgspec.Meta(pattern=NODE_ID_PATTERN, max_length=63)]
 
 GPUS_PER_NODE_MAX = 256
+JOINED = "joined"  # the origin of a node that joined by itself
+LABELS_MAX = 64  # of one node
+# As in Kubernetes, so that its labels can be taken over.
+LABEL_PATTERN = r"^([A-Za-z0-9]([A-Za-z0-9._/-]{0,251}[A-Za-z0-9])?)(?!\n)$"
+LABEL_VALUE_PATTERN = r"^([A-Za-z0-9]([A-Za-z0-9._-]{0,61}[A-Za-z0-9])?)?(?!\n)$"
+TAINT_PATTERN = r"^[A-Za-z0-9][A-Za-z0-9._/-]{0,252}(=[A-Za-z0-9._-]{0,63})?(?!\n)$"
+
+LabelName = Annotated[str, msgspec.Meta(pattern=LABEL_PATTERN, max_length=253)]
+LabelValue = Annotated[str, msgspec.Meta(pattern=LABEL_VALUE_PATTERN, max_length=63)]
+Labels = Annotated[dict[LabelName, LabelValue], msgspec.Meta(max_length=LABELS_MAX)]
+Taint = Annotated[str, msgspec.Meta(pattern=TAINT_PATTERN, max_length=320)]
 OF_TENANTS = "tenants"  # how a line about them begins, in what is not enforced
 NODES_NAMED_MAX = 4  # in a line about several of them
 
@@ -33,6 +44,12 @@ class NodeSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     checkpoints: str = ""  # names its checkpoint storage: nodes with the same name share it
     containers: str = ""  # what runs images here: podman, docker or apptainer
     unenforced: tuple[str, ...] = ()  # what members are not held to here, and why
+    labels: Labels = {}  # given by people or read from the engine: {"pool": "a100"}
+    taints: tuple[Taint, ...] = ()  # only jobs that tolerate each of them run here
+    # Who can end it: "" is the controller itself, on its own machine; JOINED: nobody but its
+    # owner; otherwise the supply that brought it, with the order `order`.
+    origin: Annotated[str, msgspec.Meta(max_length=63)] = ""
+    order: Annotated[str, msgspec.Meta(max_length=16)] = ""
 
     @property
     def kind(self) -> Kind:

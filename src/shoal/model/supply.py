@@ -1,0 +1,103 @@
+"""Nodes that are brought when they are wanted: what a supply offers, and the orders placed with it.
+
+An *engine* (Slurm, Kubernetes, Ray) brings machines. A *supply* is one kind of node that an engine
+can bring, as the policy describes it. An *order* asks a supply for one lot of such nodes. On every
+node runs the same agent, which dials the controller; so a supplied node is a node like any other,
+whose spec names its order.
+"""
+
+from __future__ import annotations
+
+import enum
+from typing import Annotated
+
+import msgspec
+
+from shoal.model.job import JOB_NAME_PATTERN
+
+SUPPLIES_MAX = 64
+ORDERS_MAX = 10_000  # of all supplies together
+ORDER_PATTERN = r"^o[0-9]{1,12}(?!\n)$"
+REASON_CHARACTERS_MAX = 300
+
+Text = Annotated[str, msgspec.Meta(max_length=1000)]
+Count = Annotated[int, msgspec.Meta(ge=0, le=1_000_000)]
+Amount = Annotated[int, msgspec.Meta(ge=0, le=1_000_000_000_000)]
+
+
+class Supply(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """One kind of node, and how many of them an engine may bring. What the nodes have (`gpus` and
+    so on) is what the scheduler expects before the first of them has reported."""
+
+    name: Annotated[str, msgspec.Meta(max_length=40, pattern=JOB_NAME_PATTERN)]
+    engine: Annotated[str, msgspec.Meta(max_length=40)]
+    gpus: Annotated[int, msgspec.Meta(ge=0, le=256)] = 0  # of each node
+    gpu_model: Annotated[str, msgspec.Meta(max_length=200)] = ""
+    gpu_memory_mb: Amount = 0
+    cpu_milli: Amount = 0
+    memory_mb: Amount = 0
+    containers: bool = False  # they can run images
+    labels: dict[str, str] = {}
+    taints: tuple[str, ...] = ()
+    lot: Annotated[int, msgspec.Meta(ge=1, le=1000)] = 1  # nodes that one order brings
+    least: Count = 0  # nodes to keep, wanted or not
+    most: Count = 1  # nodes at a time
+    idle_ms: Amount = 600_000  # an order whose nodes ran nothing for this long is released
+    lasts_ms: Amount = 0  # how long a node lives, if the supplier limits it; 0: no limit
+    # In millionths of the price list's currency, per node and hour; and what all nodes of this
+    # supply together may cost per hour (0: no ceiling).
+    price: Amount = 0
+    ceiling: Amount = 0
+    # What only its engine understands: a partition, an account, a namespace, an image.
+    options: dict[str, Text] = {}
+
+
+class OrderPhase(enum.StrEnum):
+    """Where an order is, as the supplier sees it."""
+
+    UNKNOWN = "unknown"  # the supplier has nothing under this id: it was not sent, or it is over
+    PENDING = "pending"  # accepted, waiting for machines
+    RUNNING = "running"  # machines were given; agents start there
+    ENDED = "ended"  # over; `reason` says why
+
+
+class OrderStatus(msgspec.Struct, frozen=True, kw_only=True):
+    """One order in a supplier's inventory. `reason` is the supplier's own word, such as Slurm's
+    "Resources" or "PartitionTimeLimit". `failed`: it ended without bringing a node, or against our
+    will (a node failure, a preemption, an admin's kill), so asking again at once is unwise."""
+
+    order: str
+    phase: OrderPhase
+    reason: Annotated[str, msgspec.Meta(max_length=REASON_CHARACTERS_MAX)] = ""
+    failed: bool = False
+    handle: str = ""  # what people look for there: a Slurm job id, a pod's name
+
+
+class SupplyReport(msgspec.Struct, frozen=True, kw_only=True):
+    """Everything that an engine has for us now, not a difference. `problem`: it could not be asked
+    or refuses us ("slurmctld does not answer"); then `orders` says nothing."""
+
+    engine: str
+    orders: tuple[OrderStatus, ...] = ()
+    problem: Annotated[str, msgspec.Meta(max_length=REASON_CHARACTERS_MAX)] = ""
+
+
+class Provision(msgspec.Struct, frozen=True, kw_only=True, tag_field="command", tag=True):
+    """For a supplier: bring one lot of these nodes, unless it has an order with this id. Sent again
+    until a report shows it."""
+
+    order: Annotated[str, msgspec.Meta(pattern=ORDER_PATTERN)]
+    supply: Supply
+    why: str = ""
+
+
+class Release(msgspec.Struct, frozen=True, kw_only=True, tag_field="command", tag=True):
+    """For a supplier: end this order and its machines. Sent again until a report shows that it has
+    ended or is unknown."""
+
+    order: Annotated[str, msgspec.Meta(pattern=ORDER_PATTERN)]
+    engine: str
+    why: str = ""
+
+
+SupplyCommand = Provision | Release
