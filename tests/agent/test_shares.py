@@ -182,6 +182,7 @@ def test_without_mps_a_member_starts_with_what_else_there_is(tmp_path: Path) -> 
     started = asyncio.run(run())
     assert "CUDA_MPS_PIPE_DIRECTORY" not in started.env
     assert daemons.failed
+    daemons.close()
     assert MpsDaemons(tmp_path, "").failed == "nvidia-cuda-mps-control is not installed"
 
 

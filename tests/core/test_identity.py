@@ -24,6 +24,7 @@ from shoal.model.identity import (
     User,
 )
 from shoal.model.job import JobSpec
+from shoal.model.policy import Tenant
 from shoal.model.report import (
     Accepted,
     AddTenant,
@@ -36,6 +37,7 @@ from shoal.model.report import (
     SetService,
     SetToken,
     SetUser,
+    Submit,
 )
 from shoal.model.service import ServiceSpec
 from tests.core.build import Cluster
@@ -217,12 +219,34 @@ def test_a_tenant_is_not_removed_while_it_has_a_service() -> None:
 def test_members_of_an_added_tenant_run_as_its_unix_user_and_others_as_the_agent() -> None:
     cluster = peopled()
     cluster.join("n1", gpus=4)
+    named = (Tenant(name="named-in-a-policy"),)
+    cluster.policy = msgspec.structs.replace(cluster.policy, tenants=named)
+    cluster.step()
     uids = {}
     for tenant in ("lab", "default", "named-in-a-policy"):
         cluster.submit(tenant=tenant)
         (launch,) = [one for one in cluster.last.commands if isinstance(one, Launch)]
         uids[launch.tenant] = launch.uid
     assert uids == {"lab": 61_000, "default": 0, "named-in-a-policy": 0}
+
+
+def test_a_job_for_a_tenant_that_is_not_there_never_runs_as_the_agent() -> None:
+    """Not even one of the operator's: its name may be misspelt, or just removed."""
+    cluster = peopled()
+    misspelt, named = JobSpec(command=("true",), tenant="lba"), Tenant(name="guests")
+    refused = refusal(cluster.ask(Submit(misspelt)))
+    assert refused.field == "tenant"
+    assert "no tenant lba" in refused.message and "shoal tenant add lba" in refused.message
+    service = ServiceSpec(name="web", replica=misspelt)
+    assert refusal(cluster.ask(SetService(service))).field == "tenant"
+    cluster.policy = msgspec.structs.replace(cluster.policy, tenants=(named,))
+    cluster.step()
+    for tenant in ("default", "lab", "guests"):
+        cluster.submit(tenant=tenant)
+
+
+def test_without_added_tenants_any_name_will_do() -> None:
+    Cluster().submit(tenant="anyone")
 
 
 def test_expired_tokens_make_room_for_the_next() -> None:

@@ -19,7 +19,7 @@ from shoal.core.state.state import State
 from shoal.model.events import JobSubmitted, NodeIntended, NodeJudged
 from shoal.model.health import Standing
 from shoal.model.identity import EVERY_TENANT
-from shoal.model.job import JobSpec, Phase, StopCause, Within
+from shoal.model.job import DEFAULT_TENANT, JobSpec, Phase, StopCause, Within
 from shoal.model.node import NodeHealth, NodeIntent
 from shoal.model.report import (
     Accepted,
@@ -120,11 +120,16 @@ def _submit(round_: Round, request: Submit) -> Answer:
 
 
 def out_of_scope(state: State, scope: str, spec: JobSpec) -> Refused | None:
-    """A tenant that was removed while the request was on its way has no Unix user any more: its
-    jobs would run as the agent's."""
-    if scope == EVERY_TENANT or (spec.tenant == scope and scope in state.identity.tenants):
+    """A tenant that was removed, or whose name is misspelt, has no Unix user: its jobs would run as
+    the agent's. A cluster without added tenants keeps none apart, so any name will do there."""
+    tenant, added = spec.tenant, state.identity.tenants
+    if scope != EVERY_TENANT:
+        known = tenant == scope and scope in added
+        return None if known else Refused("tenant", "is not yours, or was removed; ask an admin")
+    if not added or tenant in (DEFAULT_TENANT, *added, *(one.name for one in state.policy.tenants)):
         return None
-    return Refused("tenant", "is not yours, or was removed; ask an admin")
+    fix = f"add it with: shoal tenant add {tenant}, or name it in the policy"
+    return Refused("tenant", f"there is no tenant {tenant}; {fix}")
 
 
 def impossible(state: State, spec: JobSpec) -> Refused | None:
