@@ -38,6 +38,9 @@ from shoal.model.events import (
     NodeLost,
     NodeReady,
     NodeSilent,
+    NodesOrdered,
+    OrderChanged,
+    OrderEnded,
     PolicyChanged,
     ReplicaDraining,
     ReplicaReady,
@@ -59,9 +62,11 @@ from shoal.model.node import NodeIntent, NodeSpec
 from shoal.model.policy import Policy
 from shoal.model.resources import Slice
 from shoal.model.service import ServiceSpec
+from shoal.model.supply import OrderPhase, Supply
 
 SPEC = JobSpec(command=("python", "train.py"), name="big", members=2, gpus=8)
 CHAT = ServiceSpec(name="chat", replica=JobSpec(command=("serve",)))
+GPU = Supply(name="gpu", engine="slurm", gpus=8, most=2, lot=2)
 NODE = NodeSpec(id="n1", cpu_milli=4000, memory_mb=1024, gpus=8, place="b1/r1")
 
 TOKEN = Token(id="0a1b2c3d", user="bob", tenant="lab", role=Role.MEMBER, hash="0" * 64)
@@ -142,6 +147,22 @@ SENTENCES: list[tuple[Event, str]] = [
     (
         BudgetFreed(at_ms=0, tenant="red", why="a new month"),
         "tenant red has budget again: a new month",
+    ),
+    (
+        NodesOrdered(at_ms=0, order="o1", supply=GPU, nodes=("gpu-1", "gpu-2"), why="j1 waits"),
+        "order o1 asks gpu for 2 nodes: j1 waits",
+    ),
+    (
+        OrderChanged(at_ms=0, order="o1", phase=OrderPhase.PENDING, reason="Resources"),
+        "order o1 is pending at its supplier: Resources",
+    ),
+    (
+        OrderChanged(at_ms=0, order="o1", phase=OrderPhase.RUNNING, release="idle for 10 min"),
+        "order o1 is given back: idle for 10 min",
+    ),
+    (
+        OrderEnded(at_ms=0, order="o1", supply="gpu", failed=True, why="NODE_FAIL"),
+        "order o1 of gpu failed: NODE_FAIL",
     ),
     (
         PolicyChanged(at_ms=0, policy=Policy(name="mine", order="fifo")),

@@ -14,6 +14,7 @@ from shoal.model.events import (
     IdentityEvent,
     JobEvent,
     NodeJudged,
+    OrderEvent,
     PolicyChanged,
     Recorded,
     ReplicaDraining,
@@ -60,6 +61,8 @@ def _seen_event(reach: Reach, event: Event, owners: dict[str, str]) -> Event | N
                 and who.sees(service.spec.replica.tenant)
                 and event.at_ms >= service.since_ms
             )
+        case OrderEvent():
+            own = False
         case BudgetEvent():
             own = who.sees(event.tenant)
         case PolicyChanged():

@@ -24,6 +24,7 @@ from shoal.model.events import Event, PolicyChanged
 from shoal.model.job import Job
 from shoal.model.policy import Policy
 from shoal.model.report import Answer, Report
+from shoal.model.supply import SupplyCommand
 
 
 class Step(msgspec.Struct, frozen=True):
@@ -36,6 +37,7 @@ class Step(msgspec.Struct, frozen=True):
     answers: list[Answer]
     finished: list[Job]
     wake_ms: int | None
+    supplies: list[SupplyCommand] = []
 
 
 def step(state: State, report: Report, policy: Policy, now_ms: int) -> Step:

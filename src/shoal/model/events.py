@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Annotated, ClassVar
+from typing import Annotated
 
 import msgspec
 
+from shoal.model.eventbase import EventBase as EventBase
+from shoal.model.eventbase import JobEvent as JobEvent
+from shoal.model.eventbase import NodeEvent as NodeEvent
 from shoal.model.health import CheckResult, Record
 from shoal.model.identity import TenantRecord, Token, User
 from shoal.model.job import Fault, JobSpec, Outcome, StopCause
@@ -13,23 +16,10 @@ from shoal.model.node import NodeIntent, NodeSpec
 from shoal.model.policy import Policy
 from shoal.model.resources import Slice
 from shoal.model.service import ServiceSpec
-
-
-class EventBase(msgspec.Struct, frozen=True, kw_only=True, tag_field="event", tag=True):
-    """All events of one step carry the same `at_ms`."""
-
-    about_job: ClassVar[bool] = False
-    at_ms: int
-
-
-class JobEvent(EventBase, frozen=True, kw_only=True):
-    about_job: ClassVar[bool] = True
-    job: str
-
-
-class NodeEvent(EventBase, frozen=True, kw_only=True):
-    node: str
-    why: str = ""
+from shoal.model.supply_events import NodesOrdered as NodesOrdered
+from shoal.model.supply_events import OrderChanged as OrderChanged
+from shoal.model.supply_events import OrderEnded as OrderEnded
+from shoal.model.supply_events import OrderEvent as OrderEvent
 
 
 class JobSubmitted(JobEvent, frozen=True, kw_only=True):
@@ -347,6 +337,9 @@ Event = (
     | BudgetWarned
     | BudgetHeld
     | BudgetFreed
+    | NodesOrdered
+    | OrderChanged
+    | OrderEnded
     | ClockJumped
     | TenantAdded
     | TenantRemoved

@@ -9,6 +9,7 @@ import msgspec
 
 from shoal.model.budget import BudgetPeriod
 from shoal.model.job import JOB_NAME_PATTERN
+from shoal.model.supply import SUPPLIES_MAX, Supply, problem_with_supplies
 
 Count = Annotated[int, msgspec.Meta(ge=0, le=1_000_000_000_000)]
 Span = Annotated[int, msgspec.Meta(ge=1, le=1_000_000_000_000)]  # in ms, about 30 years at most
@@ -103,6 +104,9 @@ class Policy(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     cpu_hard: bool = False  # a member gets no more CPU than it asked for, even if some is idle
     gpu_over: GpuOver = GpuOver.END
 
+    # Where nodes come from when they are wanted.
+    supply: Annotated[tuple[Supply, ...], msgspec.Meta(max_length=SUPPLIES_MAX)] = ()
+
     # Stored under its name before 0.2.
     silent_after_ms: Count = msgspec.field(default=5_000, name="suspect_after_ms")
     grace_ms: Count = 60_000
@@ -149,7 +153,7 @@ def problem_with(policy: Policy) -> str | None:
             return f"tenants: the parent {tenant.parent!r} of {tenant.name!r} is not named"
     for name in _own_ancestors(parents):
         return f"tenants: {name!r} is its own ancestor"
-    return None
+    return problem_with_supplies(policy.supply)
 
 
 def _own_ancestors(parents: dict[str, str]) -> list[str]:

@@ -14,6 +14,7 @@ from shoal.model.node import NodeIntent, NodeSpec
 from shoal.model.progress import Progress
 from shoal.model.samples import NodeSample
 from shoal.model.service import ServiceLoad, ServiceSpec
+from shoal.model.supply import SupplyReport
 
 
 class MemberExit(msgspec.Struct, frozen=True):
@@ -234,6 +235,7 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
     nodes: tuple[NodeReport, ...] = ()
     gone: tuple[NodeGone, ...] = ()
     services: tuple[ServiceLoad, ...] = ()
+    supplies: tuple[SupplyReport, ...] = ()  # the newest of each engine that brings nodes
     spendings: tuple[Spending, ...] = ()  # of all tenants; empty: nothing new
     drift_ms: int | None = None  # how far the machine's clock is ahead of `now`, if it was read
     fences: bool = False  # the engine can end a node that does not answer

@@ -14,6 +14,8 @@ from typing import Annotated
 import msgspec
 
 from shoal.model.job import JOB_NAME_PATTERN
+from shoal.model.node import NodeSpec
+from shoal.model.resources import Kind
 
 SUPPLIES_MAX = 64
 ORDERS_MAX = 10_000  # of all supplies together
@@ -51,6 +53,17 @@ class Supply(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     # What only its engine understands: a partition, an account, a namespace, an image.
     options: dict[str, Text] = {}
 
+    @property
+    def kind(self) -> Kind:
+        return Kind(
+            self.gpus,
+            self.cpu_milli,
+            self.memory_mb,
+            self.gpu_model,
+            self.gpu_memory_mb,
+            self.containers,
+        )
+
 
 class OrderPhase(enum.StrEnum):
     """Where an order is, as the supplier sees it."""
@@ -73,6 +86,30 @@ class OrderStatus(msgspec.Struct, frozen=True, kw_only=True):
     handle: str = ""  # what people look for there: a Slurm job id, a pod's name
 
 
+class Order(msgspec.Struct, kw_only=True):
+    """A fact of the state: an order that was placed and whose end no supplier has shown yet."""
+
+    id: str
+    supply: Supply  # as it was when the order was placed
+    nodes: tuple[str, ...]  # the names that its nodes get
+    at_ms: int
+    why: str = ""
+    phase: OrderPhase = OrderPhase.UNKNOWN
+    reason: str = ""
+    handle: str = ""
+    since_ms: int = 0  # in this phase
+    release: str = ""  # why it is given back; empty: it is wanted
+    failed: bool = False  # it is given back because it brought no node
+
+
+class Setback(msgspec.Struct, frozen=True, kw_only=True):
+    """How often in a row a supply failed, and why. The next order waits longer each time."""
+
+    failures: int
+    at_ms: int
+    why: str
+
+
 class SupplyReport(msgspec.Struct, frozen=True, kw_only=True):
     """Everything that an engine has for us now, not a difference. `problem`: it could not be asked
     or refuses us ("slurmctld does not answer"); then `orders` says nothing."""
@@ -88,6 +125,9 @@ class Provision(msgspec.Struct, frozen=True, kw_only=True, tag_field="command", 
 
     order: Annotated[str, msgspec.Meta(pattern=ORDER_PATTERN)]
     supply: Supply
+    # What its nodes are called, one name for each. A name is used again after its order has ended,
+    # so that the number of nodes that the cluster has ever known does not grow with orders.
+    nodes: tuple[str, ...]
     why: str = ""
 
 
@@ -100,4 +140,29 @@ class Release(msgspec.Struct, frozen=True, kw_only=True, tag_field="command", ta
     why: str = ""
 
 
-SupplyCommand = Provision | Release
+class DrainMachine(msgspec.Struct, frozen=True, kw_only=True, tag_field="command", tag=True):
+    """For a supplier: the machine under this node is sick. Sent once; nothing depends on it."""
+
+    node: NodeSpec
+    engine: str
+    why: str
+
+
+SupplyCommand = Provision | Release | DrainMachine
+
+
+def problem_with_supplies(supplies: tuple[Supply, ...]) -> str | None:
+    """What is wrong beyond what the types refuse, in one sentence; None if nothing is."""
+    names: set[str] = set()
+    for supply in supplies:
+        where = f"supply: {supply.name!r}"
+        if supply.name in names:
+            return f"{where} is named twice; give each its own name"
+        names.add(supply.name)
+        if supply.least > supply.most:
+            return f"{where}: least is {supply.least}, which is more than most ({supply.most})"
+        if supply.most % supply.lot or supply.least % supply.lot:
+            return f"{where}: least and most must be multiples of lot ({supply.lot})"
+        if supply.ceiling and supply.least * supply.price > supply.ceiling:
+            return f"{where}: {supply.least} nodes (least) cost more per hour than the ceiling"
+    return None

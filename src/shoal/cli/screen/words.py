@@ -5,6 +5,7 @@ from __future__ import annotations
 import shlex
 from typing import assert_never
 
+from shoal.cli.screen.order_words import about_order
 from shoal.cli.screen.show import printable
 from shoal.forms.units import duration_text, shortened
 from shoal.model.events import (
@@ -42,6 +43,7 @@ from shoal.model.events import (
     NodeLost,
     NodeReady,
     NodeSilent,
+    OrderEvent,
     PolicyChanged,
     ReplicaDraining,
     ReplicaReady,
@@ -115,6 +117,8 @@ def sentence(event: Event) -> str:
         text = f"{event.node} {_about_node(event)}"
     elif isinstance(event, BudgetEvent):
         text = f"tenant {event.tenant} {_about_budget(event)}"
+    elif isinstance(event, OrderEvent):
+        text = f"order {event.order} {about_order(event)}"
     elif isinstance(event, IdentityEvent):
         text = _about_identity(event)
     else:

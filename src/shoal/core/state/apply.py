@@ -11,6 +11,7 @@ from shoal.core.state.apply_job import APPLY_JOB
 from shoal.core.state.apply_node import APPLY_NODE
 from shoal.core.state.apply_queue import adopt_policy, grow_older, judge_holds
 from shoal.core.state.apply_service import APPLY_SERVICE
+from shoal.core.state.apply_supply import APPLY_SUPPLY, forget_setbacks
 from shoal.core.state.state import State
 from shoal.model.events import ControllerStarted, Event, EventBase, PolicyChanged
 from shoal.model.node import NodeHealth
@@ -30,6 +31,7 @@ def replay(state: State, events: Iterable[Event]) -> State:
 
 
 def _policy_changed(state: State, event: PolicyChanged) -> None:
+    forget_setbacks(state, event.policy)
     adopt_policy(state, event.policy)
     judge_holds(state)  # another tree: other tenants may be held
 
@@ -53,4 +55,5 @@ APPLY: dict[type[EventBase], Callable[[State, Any], None]] = {
     **APPLY_JOB,
     **APPLY_NODE,
     **APPLY_SERVICE,
+    **APPLY_SUPPLY,
 }

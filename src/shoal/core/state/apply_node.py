@@ -9,6 +9,7 @@ from shoal.core.health.baseline import learn
 from shoal.core.state.apply_job import member_over
 from shoal.core.state.apply_queue import unclaim_on
 from shoal.core.state.apply_room import add_node, close, open_up, replace_node, set_intent
+from shoal.core.state.apply_supply import note_arrival
 from shoal.core.state.state import Node, State
 from shoal.model.events import (
     EventBase,
@@ -36,6 +37,7 @@ def _node_joined(state: State, event: NodeJoined) -> None:
         set_intent(state, node, NodeIntent.OPEN)
         node.leaving = False
     node.dead = False
+    note_arrival(state, node.spec.order)
     _set_health(state, node, NodeHealth.JOINING, event)
 
 

@@ -19,6 +19,7 @@ from shoal.model.node import NodeHealth, NodeIntent, NodeSpec
 from shoal.model.policy import Policy
 from shoal.model.resources import Slice
 from shoal.model.service import Service
+from shoal.model.supply import Order, Setback
 
 
 class Node(msgspec.Struct, kw_only=True):
@@ -72,6 +73,9 @@ class Snapshot(msgspec.Struct, frozen=True, kw_only=True):
     budgets: dict[str, BudgetLevel] = {}
     drift_ms: int = 0
     identity: Identity = msgspec.field(default_factory=Identity)
+    next_order: int = 1
+    orders: list[Order] = []
+    setbacks: dict[str, Setback] = {}
 
 
 class Facts:
@@ -97,6 +101,9 @@ class Facts:
         self.fleet = Fleet()  # what nodes usually measure
         self.reservations: dict[str, Reservation] = {}  # of blocked jobs
         self.claims: dict[str, tuple[Slice, ...]] = {}  # of jobs that others are stopped for
+        self.next_order = 1
+        self.orders: dict[str, Order] = {}  # that have not ended, oldest first
+        self.setbacks: dict[str, Setback] = {}  # of supplies whose last orders failed
 
     def snapshot(self) -> Snapshot:
         return Snapshot(
@@ -121,4 +128,7 @@ class Facts:
             budgets=self.accounts.budgets,
             drift_ms=self.drift_ms,
             identity=self.identity,
+            next_order=self.next_order,
+            orders=list(self.orders.values()),
+            setbacks=self.setbacks,
         )

@@ -23,6 +23,8 @@ def restore(snapshot: Snapshot) -> State:
     state.failures, state.reservations = snapshot.failures, snapshot.reservations
     state.services = {service.spec.name: service for service in snapshot.services}
     state.identity = snapshot.identity
+    state.next_order, state.setbacks = snapshot.next_order, snapshot.setbacks
+    state.orders = {order.id: order for order in snapshot.orders}
     state.mix = Mix(dict(snapshot.mix))
     state.foresight = Foresight(1000, state.mix)
     adopt_policy(state, snapshot.policy)

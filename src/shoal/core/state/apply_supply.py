@@ -1,0 +1,64 @@
+"""What events do to orders of nodes; a part of `apply`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from shoal.core.state.state import State
+from shoal.model.events import EventBase, NodesOrdered, OrderChanged, OrderEnded
+from shoal.model.policy import Policy
+from shoal.model.supply import Order, Setback
+
+FAILURES_MAX = 30  # counted: no wait grows any more after so many
+
+
+def _ordered(state: State, event: NodesOrdered) -> None:
+    state.orders[event.order] = Order(
+        id=event.order,
+        supply=event.supply,
+        nodes=event.nodes,
+        at_ms=event.at_ms,
+        since_ms=event.at_ms,
+        why=event.why,
+    )
+    state.next_order = max(state.next_order, int(event.order[1:]) + 1)
+
+
+def _changed(state: State, event: OrderChanged) -> None:
+    order = state.orders[event.order]
+    if event.phase is not order.phase:
+        order.since_ms = event.at_ms
+    order.phase, order.reason, order.handle = event.phase, event.reason, event.handle
+    order.release = event.release or order.release
+    order.failed = event.failed or order.failed
+
+
+def _ended(state: State, event: OrderEnded) -> None:
+    del state.orders[event.order]
+    if not event.failed:
+        return
+    before = state.setbacks.get(event.supply)
+    failures = min(FAILURES_MAX, before.failures + 1 if before else 1)
+    state.setbacks[event.supply] = Setback(failures=failures, at_ms=event.at_ms, why=event.why)
+
+
+def note_arrival(state: State, order_id: str) -> None:
+    """A node of this order has joined: the supply works."""
+    order = state.orders.get(order_id)
+    if order is not None:
+        state.setbacks.pop(order.supply.name, None)
+
+
+def forget_setbacks(state: State, policy: Policy) -> None:
+    """A supply that was changed is tried at once."""
+    before = {supply.name: supply for supply in state.policy.supply}
+    same = {supply.name for supply in policy.supply if before.get(supply.name) == supply}
+    state.setbacks = {name: one for name, one in state.setbacks.items() if name in same}
+
+
+APPLY_SUPPLY: dict[type[EventBase], Callable[[State, Any], None]] = {
+    NodesOrdered: _ordered,
+    OrderChanged: _changed,
+    OrderEnded: _ended,
+}
