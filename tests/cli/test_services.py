@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from shoal.cli.request import assemble
+from shoal.cli.verbs.serve import _unexpanded
 from shoal.client import ShoalError
 from shoal.forms.request import SERVICE
 from shoal.model.service import Routing
@@ -171,3 +172,19 @@ def test_the_example_is_a_service_file(monkeypatch: pytest.MonkeyPatch, tmp_path
     assert (spec.way.routing, spec.way.concurrency) == (Routing.PREFIX, 4)
     assert spec.replica.workdir == str(file.parent)
     assert spec.replica.env["CHECKPOINT"] == "/x"
+
+
+@pytest.mark.parametrize(
+    ("command", "found"),
+    [
+        (("python", "-m", "http.server", "$PORT"), True),
+        (("vllm", "serve", "--port=${PORT}"), True),
+        (("sh", "-c", "exec python -m http.server $PORT"), False),
+        (("/bin/bash", "-c", "serve $PORT"), False),
+        (("python", "server.py"), False),
+    ],
+)
+def test_a_port_that_no_shell_will_fill_in_is_noticed(
+    command: tuple[str, ...], found: bool
+) -> None:
+    assert _unexpanded(command) is found

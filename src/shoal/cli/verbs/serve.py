@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 POLL_S = 0.2
 # A new version is rolled back after this many failures. A first version is tried for ever, but the
 # user should not have to watch that.
+SHELLS = ("sh", "bash", "dash", "zsh", "fish", "ksh", "env")
 FAILURES_MAX = 3
 HOPELESS_S = 10.0  # longer than the pauses between the first few attempts
 
@@ -90,10 +91,18 @@ def _ask(spec: ServiceSpec, pack: bool | None, home: Path, *, quiet: bool) -> Se
 
     if not cluster.context_in_use():
         require_certificate(spec)  # before anything else fails
+    if not quiet and _unexpanded(spec.replica.command):
+        show.note("[no shell runs the command, so $PORT stays as it is; use: sh -c '... $PORT']")
     with cluster.connect(home) as client:
         return client.submit_service(
             packed_service(client, spec, pack, None if quiet else show.note)
         )
+
+
+def _unexpanded(command: tuple[str, ...]) -> bool:
+    """Whether a word names the port as a shell would, and no shell is there to replace it."""
+    shell = command[0].rpartition("/")[2] in SHELLS
+    return not shell and any("$PORT" in word or "${PORT}" in word for word in command)
 
 
 def _from_words(words: list[str]) -> dict[str, Any]:
