@@ -110,12 +110,23 @@ class Setback(msgspec.Struct, frozen=True, kw_only=True):
     why: str
 
 
+class NodeNote(msgspec.Struct, frozen=True, kw_only=True):
+    """What an engine knows of a node that it brought, and the node itself does not: the labels of
+    the machine under it, and that the machine ends (a spot notice, an eviction)."""
+
+    node: str
+    labels: dict[str, str] = {}
+    ends_in_ms: int | None = None  # None: no end is known
+    ends_why: str = ""
+
+
 class SupplyReport(msgspec.Struct, frozen=True, kw_only=True):
     """Everything that an engine has for us now, not a difference. `problem`: it could not be asked
-    or refuses us ("slurmctld does not answer"); then `orders` says nothing."""
+    or refuses us ("slurmctld does not answer"); then `orders` and `notes` say nothing."""
 
     engine: str
     orders: tuple[OrderStatus, ...] = ()
+    notes: tuple[NodeNote, ...] = ()
     problem: Annotated[str, msgspec.Meta(max_length=REASON_CHARACTERS_MAX)] = ""
 
 
