@@ -123,6 +123,10 @@ class Client(IdentityCalls, SecretCalls):
     def nodes(self) -> list[NodeView]:
         return self._call("GET", list[NodeView], "nodes")
 
+    def drain_in(self, node: str, in_ms: int) -> Done:
+        """Have the node free after this time."""
+        return self._call("POST", Done, "nodes", node, "drain", in_ms=in_ms)
+
     def set_intent(self, node: str, intent: NodeIntent) -> Done:
         """OPEN, CORDONED or DRAINING."""
         verb = {"open": "uncordon", "cordoned": "cordon", "draining": "drain"}[intent.value]

@@ -62,6 +62,7 @@ TRIES: dict[str, list[Try]] = {
     "down": [Try((), ON_HEAD, 2)],
     "join": [Try(("head:6379",), ON_HEAD, 2)],
     "leave": [Try((), ON_HEAD, 2)],
+    "ends": [Try(("--in", "2m"), ON_HEAD, 2)],
     "salvage": [Try((), ON_HEAD, 2)],
     "status": [Try((), "2 ready"), Try(("--json",), '"nodes"')],
     "page": [Try((), "/#code=")],

@@ -32,6 +32,7 @@ from shoal.model.events import (
     MemberLost,
     MembersStarted,
     NodeChecked,
+    NodeEnding,
     NodeIntended,
     NodeJoined,
     NodeJudged,
@@ -58,7 +59,7 @@ from shoal.model.events import (
 from shoal.model.health import CheckResult, Record, Standing
 from shoal.model.identity import Role, TenantRecord, Token, User
 from shoal.model.job import JobSpec, Outcome, StopCause
-from shoal.model.node import NodeIntent, NodeSpec
+from shoal.model.node import End, NodeIntent, NodeSpec
 from shoal.model.policy import Policy
 from shoal.model.resources import Slice
 from shoal.model.service import ServiceSpec
@@ -285,6 +286,14 @@ SENTENCES: list[tuple[Event, str]] = [
     (
         NodeIntended(at_ms=0, node="n1", intent=NodeIntent.CORDONED, why="by hand"),
         "n1 is cordoned: nothing new starts on it: by hand",
+    ),
+    (
+        NodeEnding(at_ms=0, node="n1", end=End(9000), own=True, why="ends in 9s (spot notice)"),
+        "n1 ends in 9s (spot notice)",
+    ),
+    (
+        NodeEnding(at_ms=0, node="n1", end=None, own=False, why="taken back by ann"),
+        "n1 has no end that an operator set: taken back by ann",
     ),
     (ClockJumped(at_ms=0, drift_ms=9000, why="the clock was set"), "the clock was set"),
     (

@@ -23,6 +23,7 @@ from shoal.agent.shares.shares import Shares
 from shoal.agent.shipping import Shipping
 from shoal.agent.supplies import Supplies
 from shoal.core.nodebook import Action, NodeBook
+from shoal.ends import EndFile
 from shoal.enduring import enduring
 from shoal.exits import MEMBERS, read_exits
 from shoal.files import write_private
@@ -87,6 +88,7 @@ class Agent:
             self._supplies.runs,
             shares.daemons,
         )
+        self._end = EndFile(directory)
         self._link: Link | None = None
         self._met = False  # the controller has spoken on this connection
         self._report_due = False
@@ -184,6 +186,7 @@ class Agent:
     def _report(self) -> None:
         self._report_due = False
         if self._link is not None and self._link.backlog_bytes < BACKLOG_BYTES_MAX:
+            self._book.ends_in_ms, self._book.ends_why = self._end.left()
             sample, said = self._sampler.take(), self.members.beats.progress()
             self._link.send(Heard(self._book.report(said, sample, self.members.idle.idle(sample))))
 
@@ -224,6 +227,7 @@ class Agent:
                     self._sampler.processes, self.members.processes.owner, self.members.overused
                 )
                 self._book.leaving = (self._directory / LEAVING).exists()
+                self._end.look()
                 self.members.audit()
                 self._report()
 

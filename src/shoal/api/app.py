@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection
 from pathlib import Path
-from typing import Literal
+from typing import Annotated, Literal
 
 import msgspec
 from litestar import Controller, Litestar, get, post, put
@@ -13,6 +13,7 @@ from litestar.di import Provide
 from litestar.exceptions import HTTPException
 from litestar.openapi.config import OpenAPIConfig
 from litestar.openapi.spec import Components, SecurityScheme
+from litestar.params import Parameter
 from litestar.types import ControllerRouterHandler
 
 from shoal import __version__
@@ -58,10 +59,12 @@ from shoal.control.loop import Busy, ControlLoop, Unreadable
 from shoal.control.plugins import problem
 from shoal.core.answers.caps import caps_of
 from shoal.ledger.live import LiveLedger
+from shoal.model.durations import DAY_MS
 from shoal.model.node import NodeHealth, NodeIntent, unenforced_lines, unenforced_of
 from shoal.model.policy import Policy
 from shoal.model.report import (
     CheckNode,
+    SetEnd,
     SetIntent,
     SetService,
     StopService,
@@ -77,6 +80,8 @@ from shoal.model.views import (
 from shoal.ports import StoreError
 
 BODY_BYTES_MAX = 4 * 1024 * 1024
+
+ENDS_IN_MS_MAX = 366 * DAY_MS
 
 INTENTS = {
     "cordon": NodeIntent.CORDONED,
@@ -109,9 +114,18 @@ class Cluster(Controller):
 
     @post("/nodes/{node:str}/{verb:str}", status_code=200, opt=Needs.ADMIN.opt)
     async def set_intent(
-        self, reach: Reach, node: str, verb: Literal["cordon", "drain", "uncordon"]
+        self,
+        reach: Reach,
+        node: str,
+        verb: Literal["cordon", "drain", "uncordon"],
+        in_ms: Annotated[int | None, Parameter(ge=0, le=ENDS_IN_MS_MAX)] = None,
     ) -> Done:
-        request = SetIntent(node, INTENTS[verb], reach.name)
+        """`in_ms`: drain the node so that it is free after this time."""
+        request: SetIntent | SetEnd = SetIntent(node, INTENTS[verb], reach.name)
+        if in_ms is not None and verb != "drain":
+            raise Refusal(422, "is for drain only", "in_ms")
+        if in_ms:
+            request = SetEnd(node, reach.loop.clock.now_ms() + in_ms, reach.name)
         answer = accepted(await reach.loop.request(request))
         return Done(id=answer.id, note=answer.note)
 

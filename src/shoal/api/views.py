@@ -137,6 +137,8 @@ def node_view(reach: Reach, node: Node) -> NodeView:
         memory_mb=node.spec.memory_mb,
         memory_mb_free=0 if lost else room.memory_mb,
         jobs=list(jobs),
+        ends_ms=node.ends_ms,
+        ends_why=node.ends_why,
     )
 
 

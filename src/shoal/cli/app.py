@@ -37,6 +37,7 @@ THEMES = {
         "down": "Stop the cluster and everything that runs on it.",
         "join": "Add this machine to a cluster as a node.",
         "leave": "Remove this machine from the cluster it joined.",
+        "ends": "Say until when this machine's node lives.",
         "salvage": "Recover what is readable from a damaged store.",
         "status": "Show the whole cluster on one screen.",
         "page": "Print a link that signs you in to the cluster's page.",

@@ -39,6 +39,8 @@ class NodeBook:
         self.checks: dict[str, CheckResult] = {}
         self.prepared: dict[str, Prepare] = {}
         self.leaving = False
+        self.ends_in_ms: int | None = None
+        self.ends_why = ""
         self._sequence = 0
         self._newest = (0, 0)
 
@@ -158,4 +160,6 @@ class NodeBook:
             idle=idle,
             getting=tuple(Getting(ref, what) for ref, what in self.getting.items()),
             ended=tuple(self.ended),
+            ends_in_ms=self.ends_in_ms,
+            ends_why=self.ends_why,
         )

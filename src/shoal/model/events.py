@@ -12,7 +12,7 @@ from shoal.model.eventbase import NodeEvent as NodeEvent
 from shoal.model.health import CheckResult, Record
 from shoal.model.identity import TenantRecord, Token, User
 from shoal.model.job import Fault, JobSpec, Outcome, StopCause
-from shoal.model.node import NodeIntent, NodeSpec
+from shoal.model.node import End, NodeIntent, NodeSpec
 from shoal.model.policy import Policy
 from shoal.model.resources import Slice
 from shoal.model.service import ServiceSpec
@@ -171,10 +171,19 @@ class NodeLost(NodeEvent, frozen=True, kw_only=True):
 
 
 class NodeIntended(NodeEvent, frozen=True, kw_only=True):
-    """`leaving`: the node itself asked to leave; no operator did."""
+    """`leaving`: the node itself asked to leave; no operator did. `ending`: its end is near."""
 
     intent: NodeIntent
     leaving: bool = False
+    ending: bool = False
+
+
+class NodeEnding(NodeEvent, frozen=True, kw_only=True):
+    """Until when the node lives; None: no end is known any more. `own`: the node itself said so;
+    otherwise an operator did. Both may be known, and the earlier one counts."""
+
+    end: End | None
+    own: bool
 
 
 class NodeChecked(NodeEvent, frozen=True, kw_only=True):
@@ -326,6 +335,7 @@ Event = (
     | NodeSilent
     | NodeLost
     | NodeIntended
+    | NodeEnding
     | NodeChecked
     | NodeJudged
     | ServiceSet

@@ -28,6 +28,7 @@ Labels = Annotated[dict[LabelName, LabelValue], msgspec.Meta(max_length=LABELS_M
 Taint = Annotated[str, msgspec.Meta(pattern=TAINT_PATTERN, max_length=320)]
 OF_TENANTS = "tenants"  # how a line about them begins, in what is not enforced
 NODES_NAMED_MAX = 4  # in a line about several of them
+ENDS_WHY_MAX = 200  # characters
 
 
 class NodeSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -89,6 +90,13 @@ class NodeIntent(enum.StrEnum):
     CORDONED = "cordoned"  # no new jobs
     DRAINING = "draining"  # no new jobs; jobs that may be restarted move elsewhere
     REMOVED = "removed"  # no longer part of the cluster, unless it joins again
+
+
+class End(msgspec.Struct, frozen=True):
+    """Until when a node lives, and what ends it then: "Slurm time limit", "spot notice"."""
+
+    at_ms: int
+    why: str = ""
 
 
 def kind_text(spec: NodeSpec) -> str:

@@ -49,7 +49,9 @@ class NodeReport(msgspec.Struct, frozen=True, kw_only=True):
     gets lost. `prepared`: jobs for which an interpreter is kept warm. `sample`: the node's load,
     from time to time; no decision needs it. `getting`: members that are not alive yet but hold
     their slices. `ended`: members whose processes ended without a stop command; they count as
-    alive until their output is stored. `leaving`: the node leaves as soon as nothing runs on it."""
+    alive until their output is stored. `leaving`: the node leaves as soon as nothing runs on it.
+    `ends_in_ms`: how much longer the node lives, as far as it knows (relative, because clocks
+    differ), and what ends it then; None: no end is known."""
 
     spec: NodeSpec
     incarnation: int
@@ -65,6 +67,8 @@ class NodeReport(msgspec.Struct, frozen=True, kw_only=True):
     getting: tuple[Getting, ...] = ()
     leaving: bool = False
     ended: tuple[MemberRef, ...] = ()
+    ends_in_ms: int | None = None
+    ends_why: str = ""
 
 
 class NodeGone(msgspec.Struct, frozen=True):
@@ -121,6 +125,14 @@ class Requeue(msgspec.Struct, frozen=True):
 class SetIntent(msgspec.Struct, frozen=True):
     node: str
     intent: NodeIntent
+    who: str = "a user"
+
+
+class SetEnd(msgspec.Struct, frozen=True):
+    """The node is to be free at this time, for instance for maintenance. None: it is not."""
+
+    node: str
+    at_ms: int | None
     who: str = "a user"
 
 
@@ -196,6 +208,7 @@ Request = (
     | Cancel
     | Requeue
     | SetIntent
+    | SetEnd
     | CheckNode
     | SetService
     | StopService

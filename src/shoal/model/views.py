@@ -98,6 +98,8 @@ class NodeView(msgspec.Struct, kw_only=True):
     memory_mb: int
     memory_mb_free: int
     jobs: list[str]
+    ends_ms: int | None = None  # until when it lives, if that is known
+    ends_why: str = ""
 
 
 class PackageView(msgspec.Struct, kw_only=True):

@@ -36,6 +36,7 @@ from shoal.model.events import (
     MemberLost,
     MembersStarted,
     NodeChecked,
+    NodeEnding,
     NodeEvent,
     NodeIntended,
     NodeJoined,
@@ -198,7 +199,14 @@ JobHappening = (
     | JobFinished
 )
 NodeHappening = (
-    NodeJoined | NodeReady | NodeSilent | NodeLost | NodeIntended | NodeChecked | NodeJudged
+    NodeJoined
+    | NodeReady
+    | NodeSilent
+    | NodeLost
+    | NodeIntended
+    | NodeEnding
+    | NodeChecked
+    | NodeJudged
 )
 
 
@@ -262,6 +270,11 @@ def _about_node(event: NodeHappening) -> str:
             return f"{'died' if event.dead else 'was given up'}{_because(event.why)}"
         case NodeIntended():
             return f"{INTENT_WORDS[event.intent]}{_because(event.why)}"
+        case NodeEnding():
+            if event.end is not None:
+                return event.why
+            whose = "of its own" if event.own else "that an operator set"
+            return f"has no end {whose}{_because(event.why)}"
         case NodeChecked():
             return f"{'passed' if event.passed else 'failed'} a check{_because(event.why)}"
         case NodeJudged():

@@ -107,7 +107,14 @@ def event_style(event: Event) -> str:
     match event.__class__.__name__:
         case "NodeLost" | "MemberLost":
             return "red"
-        case "NodeSilent" | "JobRequeued" | "JobStopping" | "NodeIntended" | "ServiceStopping":
+        case (
+            "NodeSilent"
+            | "JobRequeued"
+            | "JobStopping"
+            | "NodeIntended"
+            | "NodeEnding"
+            | "ServiceStopping"
+        ):
             return "yellow"
         case "JobRunning" | "NodeReady" | "JobAdopted" | "ReplicaReady":
             return "green"

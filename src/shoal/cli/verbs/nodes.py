@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from shoal.cli.command import Argument, verb
+from shoal.cli.moments import AT, IN
 
 if TYPE_CHECKING:
     from shoal.cli.screen.show import Cell
-    from shoal.model.views import NodeView
+    from shoal.client import Client
+    from shoal.model.views import Done, NodeView
 
 NODES = Argument("nodes", "NODE...", "Node ids, e.g. n1 n2.", nargs=-1, required=True)
 GPU_CELLS_MAX = 16
@@ -55,26 +58,39 @@ def cordon(nodes: tuple[str, ...], json: bool, home: Path) -> int:
     return _intend(nodes, "cordoned", json, home)
 
 
-@verb(NODES)
-def drain(nodes: tuple[str, ...], json: bool, home: Path) -> int:
+@verb(NODES, AT, IN)
+def drain(nodes: tuple[str, ...], at: str | None, in_: str | None, json: bool, home: Path) -> int:
     """Move jobs off nodes, and start nothing new on them.
 
     Jobs that may restart are stopped and queued for other nodes. Jobs with
     `restart: never` keep running until they finish. Open the node again with
     `shoal uncordon`.
 
+    With --at or --in, the nodes are free at that time: until then only jobs
+    start there that are expected to be done by then or save their work, and
+    the others move just before. `shoal uncordon` takes it back.
+
     Examples:
       shoal drain n3
-      shoal drain n3 && shoal nodes
+      shoal drain n3 n4 --at 18:30
+      shoal drain n3 --in 8h
     """
-    return _intend(nodes, "draining", json, home)
+    from shoal.cli.moments import ms_from_now
+    from shoal.model.durations import duration_text
+
+    in_ms = ms_from_now(at, in_)
+    if not in_ms:
+        return _intend(nodes, "draining", json, home)
+    done = f"will be drained in {duration_text(in_ms)}"
+    return _on_each(nodes, lambda client, node: client.drain_in(node, in_ms), done, json, home)
 
 
 @verb(NODES)
 def uncordon(nodes: tuple[str, ...], json: bool, home: Path) -> int:
     """Open nodes for jobs again.
 
-    This undoes `shoal cordon` and `shoal drain`, and ends a quarantine.
+    This undoes `shoal cordon` and `shoal drain`, also one that is planned, and
+    ends a quarantine.
 
     Examples:
       shoal uncordon n3
@@ -84,17 +100,29 @@ def uncordon(nodes: tuple[str, ...], json: bool, home: Path) -> int:
 
 
 def _intend(texts: tuple[str, ...], intent: str, json: bool, home: Path) -> int:
-    from shoal.cli import cluster
-    from shoal.cli.each import each
     from shoal.model.node import NodeIntent
 
-    asked = list(dict.fromkeys(cluster.node_id(text) for text in texts))
     wish = NodeIntent(intent)
+    done = f"is {intent}"
+    return _on_each(texts, lambda client, node: client.set_intent(node, wish), done, json, home)
+
+
+def _on_each(
+    texts: tuple[str, ...],
+    act: Callable[[Client, str], Done],
+    done: str,
+    json: bool,
+    home: Path,
+) -> int:
+    from shoal.cli import cluster
+    from shoal.cli.each import each
+
+    asked = list(dict.fromkeys(cluster.node_id(text) for text in texts))
     with cluster.connect(home) as client:
         return each(
             asked,
-            lambda node: cluster.on_node(client, node, lambda c: c.set_intent(node, wish)),
-            f"is {intent}",
+            lambda node: cluster.on_node(client, node, lambda client: act(client, node)),
+            done,
             json,
         )
 

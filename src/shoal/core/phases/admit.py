@@ -6,6 +6,7 @@ from shoal.core.answers.why import held_when_empty
 from shoal.core.health.quarantine import released
 from shoal.core.phases.caps import too_many, too_many_replicas
 from shoal.core.phases.ending import cancel, stop
+from shoal.core.phases.ends import forget_set_end, set_end
 from shoal.core.phases.identity import change_identity
 from shoal.core.phases.observe import lose
 from shoal.core.phases.reserved import reserved, reserved_secrets
@@ -34,6 +35,7 @@ from shoal.model.report import (
     RemoveUser,
     Request,
     Requeue,
+    SetEnd,
     SetIntent,
     SetService,
     SetToken,
@@ -58,6 +60,8 @@ def _admit_one(round_: Round, request: Request) -> Answer:
             return _requeue(round_, request)
         case SetIntent():
             return _set_intent(round_, request)
+        case SetEnd():
+            return set_end(round_, request)
         case CheckNode():
             return _check_node(round_, request)
         case SetService():
@@ -214,6 +218,8 @@ def _set_intent(round_: Round, request: SetIntent) -> Answer:
         round_.emit(NodeJudged(at_ms=round_.now_ms, node=node.id, record=record, why=record.why))
         if node.intent is NodeIntent.OPEN:
             return Accepted(node.id)
+    if request.intent is NodeIntent.OPEN:
+        forget_set_end(round_, node, request.who)
     if node.intent is request.intent:
         return Accepted(node.id, f"it is already {request.intent.value}")
     if request.intent is NodeIntent.REMOVED and node.health is not NodeHealth.LOST:

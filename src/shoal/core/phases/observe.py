@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from shoal.core.phases.ends import note_end
 from shoal.core.phases.faults import UNSTARTED, take_faults
 from shoal.core.phases.leaving import note_leaving, note_left
 from shoal.core.phases.round import Round
@@ -60,6 +61,7 @@ def _hear(round_: Round, inventory: NodeReport) -> bool:
         why = "heard again" if node.health is NodeHealth.SILENT else "no unknown process runs there"
         round_.emit(NodeReady(at_ms=round_.now_ms, node=node_id, why=why))
     note_leaving(round_, node, inventory)
+    note_end(round_, node, inventory)
     return True
 
 

@@ -22,6 +22,7 @@ class Agenda:
         self.looked_ms: dict[str, int] = {}  # blocked job -> when an opening was last sought
         self.moves_ms: dict[str, int] = {}  # blocked job -> when a move was last tried for it
         self.stoppable = Stoppable()  # running jobs that may be stopped, by entitlement
+        self.ends_ms: int | None = 0  # when to look at the nodes that end
         self.watch_ms: int | None = None  # when to look for jobs that hang
         self.serve_ms: int | None = None  # when to look at the services again
 

@@ -8,12 +8,20 @@ from typing import Any
 from shoal.core.health.baseline import learn
 from shoal.core.state.apply_job import member_over
 from shoal.core.state.apply_queue import unclaim_on
-from shoal.core.state.apply_room import add_node, close, open_up, replace_node, set_intent
+from shoal.core.state.apply_room import (
+    add_node,
+    close,
+    open_up,
+    replace_node,
+    set_end,
+    set_intent,
+)
 from shoal.core.state.apply_supply import note_arrival
 from shoal.core.state.state import Node, State
 from shoal.model.events import (
     EventBase,
     NodeChecked,
+    NodeEnding,
     NodeIntended,
     NodeJoined,
     NodeJudged,
@@ -35,7 +43,7 @@ def _node_joined(state: State, event: NodeJoined) -> None:
         replace_node(state, node, event.spec, event.incarnation)
     if node.intent is NodeIntent.REMOVED or node.leaving:
         set_intent(state, node, NodeIntent.OPEN)
-        node.leaving = False
+        node.leaving, node.closed_from = False, None
     node.dead = False
     note_arrival(state, node.spec.order)
     _set_health(state, node, NodeHealth.JOINING, event)
@@ -53,6 +61,8 @@ def _node_lost(state: State, event: NodeLost) -> None:
     node = state.nodes[event.node]
     _set_health(state, node, NodeHealth.LOST, event)
     node.dead = event.dead
+    if node.own_end is not None:
+        set_end(state, node, None, node.set_end)  # its next life says when that ends
     state.heard.contacts.pop(node.id, None)
     unclaim_on(state, node.id)
     for ref, job in list(state.placed[node.id].items()):
@@ -62,13 +72,23 @@ def _node_lost(state: State, event: NodeLost) -> None:
 
 def _node_intended(state: State, event: NodeIntended) -> None:
     node = state.nodes[event.node]
+    before = node.intent
     close(state, node)
     set_intent(state, node, event.intent)
     node.leaving = event.leaving
+    node.closed_from = before if event.ending else None
     open_up(state, node)
+    if event.intent is NodeIntent.REMOVED and node.end is not None:
+        set_end(state, node, None, None)
     if event.intent is NodeIntent.DRAINING:
         for job in state.placed[node.id].values():
             state.agenda.attention[job.id] = None
+
+
+def _node_ending(state: State, event: NodeEnding) -> None:
+    node = state.nodes[event.node]
+    own, wanted = (event.end, node.set_end) if event.own else (node.own_end, event.end)
+    set_end(state, node, own, wanted)
 
 
 def _node_checked(state: State, event: NodeChecked) -> None:
@@ -110,6 +130,7 @@ APPLY_NODE: dict[type[EventBase], Callable[[State, Any], None]] = {
     NodeSilent: _node_silent,
     NodeLost: _node_lost,
     NodeIntended: _node_intended,
+    NodeEnding: _node_ending,
     NodeChecked: _node_checked,
     NodeJudged: _node_judged,
 }

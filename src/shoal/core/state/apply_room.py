@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from bisect import insort
 from typing import Self
 
 from shoal.core.scheduling.foresight import Foresight
@@ -9,7 +10,7 @@ from shoal.core.state.room import Room
 from shoal.core.state.state import Node, State
 from shoal.model.health import Standing
 from shoal.model.job import Job, MemberRef
-from shoal.model.node import NodeIntent, NodeSpec
+from shoal.model.node import End, NodeIntent, NodeSpec
 from shoal.model.policy import Preempt
 from shoal.model.resources import Kind, Slice
 
@@ -24,7 +25,21 @@ def add_node(state: State, node: Node) -> None:
     if node.record.standing is not Standing.OK:
         state.troubled[node.id] = None
     _count_known(state, node, 1)
+    if node.end is not None:
+        insort(state.endings, (node.end.at_ms, node.index))
     open_up(state, node)
+
+
+def set_end(state: State, node: Node, own: End | None, wanted: End | None) -> None:
+    """The ends that the node says and an operator wants. A later end makes room for longer jobs."""
+    close(state, node)
+    if node.end is not None:
+        state.endings.remove((node.end.at_ms, node.index))
+    node.own_end, node.set_end = own, wanted
+    if node.end is not None:
+        insort(state.endings, (node.end.at_ms, node.index))
+    open_up(state, node)
+    state.agenda.ends_ms = 0
 
 
 def replace_node(state: State, node: Node, spec: NodeSpec, incarnation: int) -> None:
@@ -108,6 +123,8 @@ def hold(state: State, job: Job) -> None:
             left = state.rooms[state.nodes[slice_.node].index].gpu_milli
             short = min(left, default=0) < 0 and any(left[gpu] < 0 for gpu in slice_.gpus)
             assert not short, f"{slice_} is held"
+    if state.endings:
+        state.agenda.ends_ms = 0  # it may be on a node that ends
     state.masters.add(job.master)
     if job.spec.yields:
         state.preemptible[job.id] = None

@@ -15,7 +15,7 @@ from shoal.model.budget import BudgetLevel
 from shoal.model.health import Record, Standing
 from shoal.model.identity import Identity
 from shoal.model.job import Job
-from shoal.model.node import NodeHealth, NodeIntent, NodeSpec
+from shoal.model.node import End, NodeHealth, NodeIntent, NodeSpec
 from shoal.model.policy import Policy
 from shoal.model.resources import Slice
 from shoal.model.service import Service
@@ -35,10 +35,29 @@ class Node(msgspec.Struct, kw_only=True):
     why: str = ""
     record: Record = Record()  # its standing and the reasons for it
     leaving: bool = False  # the node itself asked to leave
+    own_end: End | None = None  # as the node itself says
+    set_end: End | None = None  # as an operator wants it
+    # What was intended before it was drained because its end was near; None: it was not.
+    closed_from: NodeIntent | None = None
 
     @property
     def id(self) -> str:
         return self.spec.id
+
+    @property
+    def end(self) -> End | None:
+        """The earlier of its ends."""
+        if self.own_end is None or self.set_end is None:
+            return self.own_end or self.set_end
+        return min(self.own_end, self.set_end, key=lambda end: end.at_ms)
+
+    @property
+    def ends_ms(self) -> int | None:
+        return None if self.end is None else self.end.at_ms
+
+    @property
+    def ends_why(self) -> str:
+        return "" if self.end is None else self.end.why
 
     @property
     def schedulable(self) -> bool:
