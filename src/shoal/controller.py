@@ -9,10 +9,9 @@ import logging
 import os
 import signal
 import socket
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
-from urllib.parse import urlsplit
 
 import msgspec
 import uvloop
@@ -22,7 +21,8 @@ from shoal.control.alarms import Alarms
 from shoal.control.clock import SystemClock, watch
 from shoal.control.gateway_link import GatewayLink
 from shoal.control.history.history import History
-from shoal.control.home import ClusterConfig, Home
+from shoal.control.home import ClusterConfig, Home, node_url
+from shoal.control.jointoken import keep_standing
 from shoal.control.logs import LogStore
 from shoal.control.loop import ControlLoop
 from shoal.control.packages import PackageStore
@@ -99,33 +99,27 @@ async def _serve(home: Home, doors: Doors, usual: Usual) -> None:
     )
     loop.secrets = SecretStore(home.secrets, loop.alarms)
     loop.followers += [ledger, Tidy(home.checkpoints), loop.secrets]
-    ledger_task = asyncio.create_task(
-        enduring("the ledger", lambda: ledger.run(lambda: loop.policy, loop.spent))
-    )
-    clock_task = asyncio.create_task(
-        enduring("the watch on the clock", lambda: watch(clock, loop.alarms, loop.drifted))
-    )
-    supervisor_task = asyncio.create_task(
-        enduring("the watch on the supervisor", lambda: _watch_supervisor(home, loop.alarms))
-    )
-    room_task = asyncio.create_task(
-        enduring("the watch on the log store", lambda: log_room.watch(loop))
+    tasks = _begin(
+        ("the ledger", lambda: ledger.run(lambda: loop.policy, loop.spent)),
+        ("the watch on the clock", lambda: watch(clock, loop.alarms, loop.drifted)),
+        ("the watch on the supervisor", lambda: _watch_supervisor(home, loop.alarms)),
+        ("the watch on the log store", lambda: log_room.watch(loop)),
     )
     _spare_the_collector()
     loop_task = asyncio.create_task(loop.run())
+    fingerprint = encryption.fingerprint if encryption else ""
+    tasks += _begin(("the join token", lambda: keep_standing(loop, home.path, fingerprint)))
     await asyncio.sleep(0)  # the agents start while the API is still being imported
     gateway_link = GatewayLink(loop, _balancer(home), lambda: _entry(home, config))
-    link_task = asyncio.create_task(enduring("the gateway link", gateway_link.run))
     history = History(loop, home.history)
-    history_task = asyncio.create_task(enduring("the history", history.run))
     server = _api_server(
-        loop, home, lambda: _entry(home, config), history, ledger, doors, encryption, config.reach
+        loop, home, lambda: _entry(home, config), history, ledger, doors, encryption, config
     )
     api_task = asyncio.create_task(server.run())
-    retiring_task = asyncio.create_task(
-        enduring(
-            "the removal of nodes that are no longer configured", lambda: _retire(loop, config)
-        )
+    tasks += _begin(
+        ("the gateway link", gateway_link.run),
+        ("the history", history.run),
+        ("the removal of nodes that are no longer configured", lambda: _retire(loop, config)),
     )
     for number in (signal.SIGTERM, signal.SIGINT):
         asyncio.get_running_loop().add_signal_handler(number, server.end)
@@ -133,14 +127,18 @@ async def _serve(home: Home, doors: Doors, usual: Usual) -> None:
     server.end()
     await asyncio.wait([api_task])
     await engine.close()
-    tasks = (retiring_task, link_task, history_task, ledger_task, clock_task, supervisor_task)
-    for task in (*tasks, room_task, loop_task):
+    for task in (*tasks, loop_task):
         task.cancel()
     with contextlib.suppress(asyncio.CancelledError):
         await loop_task
     await history.close()
     ledger.close()
     store.close()
+
+
+def _begin(*works: tuple[str, Callable[[], Awaitable[None]]]) -> list[asyncio.Task[None]]:
+    """Tasks that a cluster cannot do without, each with its name for the log."""
+    return [asyncio.create_task(enduring(name, work)) for name, work in works]
 
 
 async def _watch_supervisor(home: Home, alarms: Alarms) -> None:
@@ -239,10 +237,11 @@ def _api_server(
     ledger: LiveLedger,
     doors: Doors,
     encryption: Encryption | None,
-    reach: str,
+    config: ClusterConfig,
 ) -> ApiServer:
     """It leaves its address in the home."""
     from shoal.api.app import build
+    from shoal.api.joining import FINGERPRINT, NODE_URL
     from shoal.api.server import ApiServer
 
     def show_address() -> None:
@@ -250,8 +249,10 @@ def _api_server(
         write_private(home.address, msgspec.json.encode(address(home, doors, *shown)))
 
     names = encryption.served.names if encryption else ()
-    nodes_address = urlsplit(f"//{reach}").hostname or ""
-    app = build(loop, home.read_token(), entry, history, ledger, home.path, names, nodes_address)
+    reach = config.reach if "://" in config.reach else ""
+    app = build(loop, home.read_token(), entry, history, ledger, home.path, names, reach)
+    app.state[NODE_URL] = lambda: node_url(config, home)
+    app.state[FINGERPRINT] = lambda: encryption.fingerprint if encryption else ""
     server = ApiServer(app, doors, encryption, loop.alarms, show_address)
     show_address()
     return server

@@ -22,6 +22,9 @@ PIECE_BYTES = 512 * 1024  # of a package, at a time
 # In an agent's environment, from its engine: the directory or address that holds a place for the
 # checkpoints of each job. All nodes that a job may run on should see the same one.
 CHECKPOINT_ROOT = "SHOAL_CHECKPOINT_ROOT"
+# A machine may join if it has the same number as the head. It changes when agents and controllers
+# of two versions no longer understand each other; a field with a default does not change it.
+PROTOCOL = 1
 
 
 class Heard(msgspec.Struct, frozen=True, tag=True):
@@ -79,6 +82,19 @@ class Handed(msgspec.Struct, frozen=True, tag=True):
 
     secrets: SealedSecrets
 
+
+class LinkFile(msgspec.Struct, frozen=True, kw_only=True):
+    """`link.json` in the folder of a node on another machine: where its agent dials the head (the
+    first URL that answers), the name that the head's certificate must be for, the certificate that
+    it must be or be signed by (PEM; empty: the system decides), and the node's own key."""
+
+    urls: tuple[str, ...]
+    key: str
+    name: str = ""
+    certificate: str = ""
+
+
+LINK_FILE = "link.json"
 
 FromAgent = Heard | Log | Need | Wants
 ToAgent = Commands | Kept | Ask | Piece | Handed

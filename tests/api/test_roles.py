@@ -110,6 +110,10 @@ TABLE: dict[tuple[str, str], tuple[Ask, ...]] = {
         Ask("/v1/tokens/{token}/rotate", {}, none="aaaaaaaa"),
     ),
     ("DELETE", "/v1/tokens/{token_id:str}"): (Ask("/v1/tokens/{token}", none="aaaaaaaa"),),
+    ("POST", "/v1/join"): (Ask("/v1/join", {}),),
+    ("GET", "/v1/keys"): (Ask("/v1/keys"),),
+    ("POST", "/v1/keys/join"): (Ask("/v1/keys/join"),),
+    ("DELETE", "/v1/keys/{key_id:str}"): (Ask("/v1/keys/aaaaaaaa"),),
     ("GET", "/v1/audit"): (Ask("/v1/audit"),),
     ("GET", "/metrics"): (Ask("/metrics"),),
     ("GET", "/v1/queue"): (Ask("/v1/queue?limit=500"),),
@@ -201,6 +205,7 @@ def may(who: str, needs: Needs) -> bool:
         Needs.READ_ALL: who in ALL_SEEING,
         Needs.WRITE: who in WRITERS,
         Needs.ADMIN: who in ADMINS,
+        Needs.NODE: False,
     }.get(needs, True)
 
 

@@ -28,6 +28,8 @@ from shoal.model.events import (
     JobSubmitted,
     JobUnclaimed,
     JobUsed,
+    KeyRemoved,
+    KeySet,
     MemberExited,
     MemberLost,
     MembersStarted,
@@ -57,7 +59,7 @@ from shoal.model.events import (
     UserSet,
 )
 from shoal.model.health import CheckResult, Record, Standing
-from shoal.model.identity import Role, TenantRecord, Token, User
+from shoal.model.identity import NodeKey, Role, TenantRecord, Token, User
 from shoal.model.job import JobSpec, Outcome, StopCause
 from shoal.model.node import End, NodeIntent, NodeSpec
 from shoal.model.policy import Policy
@@ -71,6 +73,7 @@ GPU = Supply(name="gpu", engine="slurm", gpus=8, most=2, lot=2)
 NODE = NodeSpec(id="n1", cpu_milli=4000, memory_mb=1024, gpus=8, place="b1/r1")
 
 TOKEN = Token(id="0a1b2c3d", user="bob", tenant="lab", role=Role.MEMBER, hash="0" * 64)
+KEY = NodeKey(id="0a1b2c3d", hash="0" * 64, node="n1")
 SENTENCES: list[tuple[Event, str]] = [
     (
         JobSubmitted(at_ms=0, job="j1", spec=SPEC),
@@ -308,6 +311,12 @@ SENTENCES: list[tuple[Event, str]] = [
     (UserRemoved(at_ms=0, user="bob"), "user bob was removed"),
     (TokenSet(at_ms=0, token=TOKEN, who="ann"), "token 0a1b2c3d of bob was set by ann"),
     (TokenRemoved(at_ms=0, token="0a1b2c3d"), "token 0a1b2c3d was removed"),
+    (KeySet(at_ms=0, key=KEY, who="ann"), "the key of n1 was set by ann (0a1b2c3d)"),
+    (
+        KeySet(at_ms=0, key=NodeKey(id="0a1b2c3d", hash="0" * 64)),
+        "a join token was set (0a1b2c3d)",
+    ),
+    (KeyRemoved(at_ms=0, key="0a1b2c3d", why="n1 left"), "key 0a1b2c3d was removed: n1 left"),
     (ControllerStarted(at_ms=0, epoch=1), "the controller started"),
     (ControllerStarted(at_ms=0, epoch=4), "the controller restarted (start 4)"),
 ]

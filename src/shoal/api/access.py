@@ -18,11 +18,11 @@ from litestar.exceptions import NotAuthorizedException
 from litestar.handlers import BaseRouteHandler
 
 from shoal.api.limits import PROVEN
-from shoal.api.principal import SAFE_METHODS, SCOPE, THE_OPERATOR, Needs, Principal
+from shoal.api.principal import SAFE_METHODS, SCOPE, THE_OPERATOR, Needs, Principal, machine
 from shoal.api.problems import Refusal
 from shoal.api.quotas import Quotas
 from shoal.api.tickets import enter
-from shoal.model.identity import OPERATOR, Identity, Token
+from shoal.model.identity import OPERATOR, Identity, NodeKey, Token
 
 SESSION_MS = 12 * 3600 * 1000
 CODE_MS = 120_000
@@ -38,6 +38,9 @@ CONNECTION_RETRY_S = 5  # a connection without a request is closed after this lo
 NO_HASH = "0" * 64
 WRONG = (
     "the token is missing or wrong; get one from an admin (the operator's: file token in the home)"
+)
+WRONG_KEY = (
+    "the join token or key is wrong or was replaced; copy the file join-token of the head's home"
 )
 
 Connection = ASGIConnection[Any, Any, Any, Any]
@@ -111,14 +114,24 @@ class Access:
             who = self.of_session(session)
             if who is None:
                 enter(self.quotas, connection, handler, None)
-                raise NotAuthorizedException(WRONG)
+                raise NotAuthorizedException(self._wrong(connection, needs))
         _proven(connection, who)
         connection.scope[SCOPE] = who  # type: ignore[literal-required]
         enter(self.quotas, connection, handler, who, session.name if session else "")
         if session is not None and connection.scope.get("method") not in SAFE_METHODS:
             self.refuse_forgery(connection, session)
         if not who.may(needs):
-            raise Refusal(403, f"this needs more than the role {who.role.value}; ask an admin")
+            raise Refusal(403, _lacking(who, needs))
+
+    def _wrong(self, connection: Connection, needs: Needs) -> str:
+        if needs is not Needs.NODE:
+            return WRONG
+        given = connection.headers.get("authorization", "").partition(" ")[2]
+        key = self._identity().keys.get(given.partition("_")[2].partition("_")[0])
+        secret = given.partition("_")[2].partition("_")[2]
+        if key is not None and hmac.compare_digest(token_hash(secret), key.hash):
+            return "the join token has expired; get another from an admin"
+        return WRONG_KEY
 
     def still(self, connection: Connection, who: Principal) -> bool:
         """Whether the sender of a long request would still be let in."""
@@ -137,13 +150,16 @@ class Access:
         prefix, _, rest = given.partition("_")
         token_id, _, secret = rest.partition("_")
         identity = self._identity()
-        token = identity.tokens.get(token_id) if prefix == TOKEN_PREFIX else None
+        known = identity.tokens.get(token_id) or identity.keys.get(token_id)
+        token = known if prefix == TOKEN_PREFIX else None
         right = hmac.compare_digest(token_hash(secret), token.hash if token else NO_HASH)
         return self._of_token(token) if right else None
 
-    def _of_token(self, token: Token | None) -> Principal | None:
+    def _of_token(self, token: Token | NodeKey | None) -> Principal | None:
         if token is None or 0 < token.until_ms <= self._now_ms():
             return None
+        if isinstance(token, NodeKey):
+            return machine(token)
         role = self._identity().role(token)
         if role is None:
             return None
@@ -190,7 +206,7 @@ class Access:
         address = connection.client.host if connection.client else ""
         who = THE_OPERATOR if hmac.compare_digest(token.encode(), self._token) else None
         who = who or self.bearer(token) or self._redeem(code)
-        if who is None:
+        if who is None or who.key:
             # Only after a failure: one guesser must not lock out others at the same address.
             self._refuse_guessing(address)
             self._tries.setdefault(address, deque(maxlen=TRIES_MAX)).append(self._now_ms())
@@ -268,6 +284,14 @@ def same_origin(connection: Connection) -> bool:
     return bool(origin.netloc) and origin.netloc == connection.headers.get("host", "")
 
 
+def _lacking(who: Principal, needs: Needs) -> str:
+    if who.key:
+        return "this is the key of a node or a join token: it opens nothing but a node's link"
+    if needs is Needs.NODE:
+        return "this is for nodes alone; show the join token (file join-token in the head's home)"
+    return f"this needs more than the role {who.role.value}; ask an admin"
+
+
 def _host_name(connection: Connection) -> str:
     """The name in the Host header, without the port."""
     try:
@@ -280,7 +304,8 @@ def _proven(connection: Connection, who: Principal) -> None:
     """With too many connections, those that have shown a token are kept, but not too many of one
     tenant."""
     told = connection.scope.get(PROVEN)
-    owner = "" if who.user == OPERATOR and not who.token else who.tenant
+    # Nodes are as few as the operator lets in, and must not be locked out by users.
+    owner = "" if who.key or (who.user == OPERATOR and not who.token) else who.tenant
     if told is not None and not told(owner):  # type: ignore[operator]
         message = f"tenant {owner} has too many connections open; close some, or try again in 5 s"
         raise Refusal(429, message, retry_s=CONNECTION_RETRY_S)

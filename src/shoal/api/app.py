@@ -24,6 +24,7 @@ from shoal.api.explain import Explanations
 from shoal.api.feed import Feed
 from shoal.api.identity import Me, Tenants, Tokens, Users
 from shoal.api.jobs import Jobs, WaitS
+from shoal.api.joining import Join, Keys
 from shoal.api.ledger import Ledger
 from shoal.api.meeting import Meeting, Meetings, urls_of
 from shoal.api.metrics import metrics
@@ -215,6 +216,8 @@ ROUTES: list[ControllerRouterHandler] = [
     Tenants,
     Users,
     Tokens,
+    Join,
+    Keys,
     Audit,
     Meeting,
     metrics,
@@ -230,16 +233,16 @@ def build(
     live_ledger: LiveLedger | None = None,
     home: Path | None = None,
     names: Collection[str] = (),
-    nodes_address: str = "",
+    reach: str = "",
 ) -> Litestar:
-    """`nodes_address` is where nodes on other machines reach the head."""
+    """`reach` is the URL at which nodes reach the head, if it has one for them."""
     kept = history or History(loop)
     auditor = audited(home, loop)
     access, feed = (
         Access(token, loop.clock.now_ms, names, lambda: loop.state.identity, loop.settled),
         Feed(loop, lambda: kept.newest),
     )
-    meetings = Meetings(access, urls_of(nodes_address))
+    meetings = Meetings(access, urls_of(reach))
 
     def provide_ledger() -> LiveLedger | None:
         return live_ledger
@@ -272,6 +275,7 @@ def build(
             "live_ledger": Provide(provide_ledger, sync_to_thread=False),
             "history": Provide(provide_history, sync_to_thread=False),
             "meetings": Provide(lambda: meetings, sync_to_thread=False),
+            "home": Provide(lambda: home, sync_to_thread=False),
             "auditor": Provide(lambda: auditor, sync_to_thread=False),
             **provided(loop, access, feed, home),
         },

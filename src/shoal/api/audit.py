@@ -98,7 +98,7 @@ class Auditor:
         fields = {
             "who": who.user if who else "",
             "tenant": who.tenant if who else "",
-            "token": who.token if who else "",
+            "token": (who.token or who.key) if who else "",
             "on": without_secret(" ".join(map(str, scope.get("path_params", {}).values()))),
             **told,
         }

@@ -14,7 +14,7 @@ from shoal.api.audit import note
 from shoal.api.principal import Needs, Principal
 from shoal.api.problems import Refusal, accepted
 from shoal.control.loop import ControlLoop
-from shoal.model.events import Recorded, TokenSet
+from shoal.model.events import Event, KeySet, Recorded, TokenSet
 from shoal.model.identity import EVERY_TENANT, Identity, Role, TenantRecord, Token, User, role_in
 from shoal.model.people import (
     MeView,
@@ -183,12 +183,19 @@ class Tokens(Controller):
 
 
 def without_hash(recorded: Recorded) -> Recorded:
-    """An event as the API shows it: the hash of a token stays in the store."""
+    """An event as the API shows it: the hash of a token or a key stays in the store."""
     event = recorded.event
-    if not isinstance(event, TokenSet):
-        return recorded
-    token = msgspec.structs.replace(event.token, hash=NO_HASH)
-    return msgspec.structs.replace(recorded, event=msgspec.structs.replace(event, token=token))
+    match event:
+        case TokenSet():
+            token = msgspec.structs.replace(event.token, hash=NO_HASH)
+            shown: Event = msgspec.structs.replace(event, token=token)
+        case KeySet():
+            shown = msgspec.structs.replace(
+                event, key=msgspec.structs.replace(event.key, hash=NO_HASH)
+            )
+        case _:
+            return recorded
+    return msgspec.structs.replace(recorded, event=shown)
 
 
 async def _shown_once(loop: ControlLoop, token_id: str, secret: str) -> SecretTokenView:

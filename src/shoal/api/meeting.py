@@ -241,16 +241,16 @@ class Meeting(Controller):
 
 
 def urls_of(reach: str) -> Callable[[AnySocket], tuple[str, ...]]:
-    """Where nodes may reach this head: `reach` is its address for them, if it has one of its own;
+    """Where nodes may reach this head: `reach` is its URL for them, if it has one of its own;
     otherwise they use the one that the host has used."""
 
     def urls(end: AnySocket) -> tuple[str, ...]:
+        found = [reach] if reach else []
         here = end.scope.get("server")
-        if not here or not here[1]:
-            return ()
-        scheme = "https" if end.scope.get("scheme") == "wss" else "http"
-        hosts = [reach, str(here[0])] if reach else [str(here[0])]
-        named = (f"[{host}]" if ":" in host else host for host in hosts)
-        return tuple(dict.fromkeys(f"{scheme}://{host}:{here[1]}" for host in named))
+        if here and here[1]:
+            scheme = "https" if end.scope.get("scheme") == "wss" else "http"
+            host = f"[{here[0]}]" if ":" in str(here[0]) else str(here[0])
+            found.append(f"{scheme}://{host}:{here[1]}")
+        return tuple(dict.fromkeys(found))
 
     return urls

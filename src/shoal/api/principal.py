@@ -8,9 +8,10 @@ from typing import Any
 import msgspec
 from litestar import Request
 
-from shoal.model.identity import EVERY_TENANT, OPERATOR, Role
+from shoal.model.identity import EVERY_TENANT, OPERATOR, NodeKey, Role
 
 SAFE_METHODS = ("GET", "HEAD", "OPTIONS")  # these change nothing
+JOINING = "a machine that joins"
 SCOPE = "shoal.principal"  # in a request's scope, once its sender is known
 
 
@@ -23,6 +24,7 @@ class Needs(enum.Enum):
     READ_ALL = "read all"  # the whole cluster, with all tenants
     WRITE = "write"  # member; changes that tenant alone
     ADMIN = "admin"
+    NODE = "node"  # a join token or a node's key, which open nothing else
 
     @property
     def opt(self) -> dict[str, Any]:
@@ -30,12 +32,15 @@ class Needs(enum.Enum):
 
 
 class Principal(msgspec.Struct, frozen=True, kw_only=True):
-    """`token` is the id of the token, empty for the operator's own."""
+    """`token` is the id of the token, empty for the operator's own. A machine has a `key` instead,
+    and a `node`, unless the key is a join token."""
 
     user: str
     tenant: str
     role: Role
     token: str = ""
+    key: str = ""
+    node: str = ""
 
     @property
     def admin(self) -> bool:
@@ -49,6 +54,8 @@ class Principal(msgspec.Struct, frozen=True, kw_only=True):
         return self.sees_all or self.tenant == tenant
 
     def may(self, needs: Needs) -> bool:
+        if self.key:
+            return needs in (Needs.OPEN, Needs.NODE)
         match needs:
             case Needs.OPEN | Needs.SIGNED_IN | Needs.READ:
                 return True
@@ -58,6 +65,14 @@ class Principal(msgspec.Struct, frozen=True, kw_only=True):
                 return self.role is not Role.VIEWER
             case Needs.ADMIN:
                 return self.admin
+            case Needs.NODE:
+                return False
+
+
+def machine(key: NodeKey) -> Principal:
+    """The sender of a request with this key."""
+    name = f"node {key.node}" if key.node else JOINING
+    return Principal(user=name, tenant="", role=Role.VIEWER, key=key.id, node=key.node)
 
 
 THE_OPERATOR = Principal(user=OPERATOR, tenant=EVERY_TENANT, role=Role.ADMIN)

@@ -138,6 +138,10 @@ class Quotas:
         if who.user == OPERATOR and not who.token:
             self._count(ticket, ask, [self._socket if local else self._operator])
             return
+        if who.key:
+            own = self._book(f"key {who.key}", f"key {who.key} of {who.user}", TOKEN)
+            self._count(ticket, ask, [own])
+            return
         name = f"session {session[:8]}" if session else f"token {who.token}"
         own = self._book(f"{name}.{session}", f"{name} of {who.user}", TOKEN)
         tenant = self._book(f"tenant {who.tenant}", f"tenant {who.tenant}", TENANT)

@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
+from urllib.parse import urlsplit
 
 from shoal.control import certificates, reach
 from shoal.control.alarms import Alarms
@@ -39,7 +40,10 @@ class Encryption:
             chain = Path(self._config.certificate)
             return certificates.brought(chain, Path(self._config.key or chain))
         try:
-            return certificates.own(self._home.tls, reach.names_of(self._config.host))
+            names = reach.names_of(self._config.host)
+            named = urlsplit(self._config.reach).hostname  # nodes may see the head under another
+            names += [named] if named and named not in names else []
+            return certificates.own(self._home.tls, names)
         except OSError as error:
             where = error.filename or self._home.tls
             raise EngineError(f"cannot make a certificate: {where}: {error.strerror}") from None

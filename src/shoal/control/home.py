@@ -7,7 +7,7 @@ from pathlib import Path
 
 import msgspec
 
-from shoal.client import SOCKET_NAME
+from shoal.client import SOCKET_NAME, Address
 from shoal.control.reach import is_loopback
 from shoal.files import read_own, require_own, tighten, write_private
 from shoal.model.node import NodeSpec
@@ -17,8 +17,8 @@ DEFAULT_PORT = 7700
 
 
 class ClusterConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What `shoal up` was asked for. Port 0: any free one. `engine` says how nodes are reached, and
-    `reach` where: the address of Ray's head."""
+    """What `shoal up` was asked for. Port 0: any free one. `engine` brings nodes when the policy
+    wants them; `reach` is the URL at which nodes reach the head, if it differs from the API's."""
 
     nodes: tuple[NodeSpec, ...]
     host: str = "127.0.0.1"
@@ -93,3 +93,13 @@ class Home:
 
     def write_config(self, config: ClusterConfig) -> None:
         write_private(self.config, msgspec.json.format(msgspec.json.encode(config)) + b"\n")
+
+
+def node_url(config: ClusterConfig, home: Home) -> str:
+    """The URL at which nodes of other machines reach the head; empty before it is up."""
+    if "://" in config.reach:
+        return config.reach
+    try:
+        return msgspec.json.decode(home.address.read_bytes(), type=Address).url
+    except (OSError, msgspec.DecodeError):
+        return ""

@@ -10,7 +10,7 @@ from shoal.model.eventbase import EventBase as EventBase
 from shoal.model.eventbase import JobEvent as JobEvent
 from shoal.model.eventbase import NodeEvent as NodeEvent
 from shoal.model.health import CheckResult, Record
-from shoal.model.identity import TenantRecord, Token, User
+from shoal.model.identity import NodeKey, TenantRecord, Token, User
 from shoal.model.job import Fault, JobSpec, Outcome, StopCause
 from shoal.model.node import End, NodeIntent, NodeSpec
 from shoal.model.policy import Policy
@@ -298,6 +298,17 @@ class TokenRemoved(IdentityEvent, frozen=True, kw_only=True):
     token: str
 
 
+class KeySet(IdentityEvent, frozen=True, kw_only=True):
+    """A join token, or the key of a node that joins."""
+
+    key: NodeKey
+
+
+class KeyRemoved(IdentityEvent, frozen=True, kw_only=True):
+    key: str
+    why: str = ""
+
+
 class PolicyChanged(EventBase, frozen=True, kw_only=True):
     policy: Policy
 
@@ -357,6 +368,8 @@ Event = (
     | UserRemoved
     | TokenSet
     | TokenRemoved
+    | KeySet
+    | KeyRemoved
     | PolicyChanged
     | ControllerStarted
 )

@@ -1,4 +1,5 @@
-"""Who may do what: tenants, users and tokens. A cluster without any belongs to its operator alone.
+"""Who may do what: tenants, users, tokens, and keys of nodes. A cluster without any of the first
+three belongs to its operator alone.
 
 A user has a role in each tenant that the user may act for. A token acts for one user in one tenant,
 with that role or a lesser one. The operator, who started the cluster, needs no record.
@@ -12,6 +13,7 @@ from typing import Annotated
 import msgspec
 
 from shoal.model.job import JOB_NAME_PATTERN
+from shoal.model.node import NODE_ID_PATTERN
 
 EVERY_TENANT = "*"  # in place of a tenant: all of them
 OPERATOR = "operator"  # who started the cluster; no user can have this name
@@ -22,6 +24,8 @@ TENANTS_MAX = 1_000
 USERS_MAX = 10_000
 TOKENS_MAX = 20_000
 TOKENS_PER_USER_MAX = 50
+KEYS_MAX = 20_000  # of nodes
+JOIN_TOKENS_MAX = 100
 
 Name = Annotated[str, msgspec.Meta(max_length=63, pattern=JOB_NAME_PATTERN)]
 UserName = Annotated[
@@ -80,6 +84,19 @@ class Token(msgspec.Struct, frozen=True, kw_only=True):
     note: Annotated[str, msgspec.Meta(max_length=200)] = ""
 
 
+class NodeKey(msgspec.Struct, frozen=True, kw_only=True):
+    """What a machine shows. With a `node`: the key of that node's link, good for nothing else.
+    Without one: a join token, with which any machine may become a node. `hash` and `until_ms` are
+    as for a token."""
+
+    id: Annotated[str, msgspec.Meta(pattern=r"^[a-z0-9]{8,16}(?!\n)$")]
+    hash: Annotated[str, msgspec.Meta(pattern=r"^[0-9a-f]{64}(?!\n)$")]
+    node: Annotated[str, msgspec.Meta(max_length=63, pattern=f"^$|{NODE_ID_PATTERN}")] = ""
+    until_ms: int = 0
+    since_ms: int = 0
+    note: Annotated[str, msgspec.Meta(max_length=200)] = ""
+
+
 class Identity(msgspec.Struct):
     """A part of the facts: only `apply` changes it. `next_uid`: the Unix users before it were given
     out, perhaps to a tenant that is gone and whose files are still there."""
@@ -87,7 +104,12 @@ class Identity(msgspec.Struct):
     tenants: dict[str, TenantRecord] = {}
     users: dict[str, User] = {}
     tokens: dict[str, Token] = {}
+    keys: dict[str, NodeKey] = {}
     next_uid: int = TENANT_UIDS.start
+
+    def keys_of(self, node: str) -> list[NodeKey]:
+        """Never more than one; "" gives the join tokens."""
+        return [key for key in self.keys.values() if key.node == node]
 
     def role(self, token: Token) -> Role | None:
         """What the token may do now, whatever it could when it was made."""

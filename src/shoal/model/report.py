@@ -8,7 +8,7 @@ import msgspec
 
 from shoal.model.budget import Spending
 from shoal.model.health import CheckResult
-from shoal.model.identity import EVERY_TENANT, Token, User
+from shoal.model.identity import EVERY_TENANT, NodeKey, Token, User
 from shoal.model.job import Fault, JobSpec, MemberRef
 from shoal.model.node import NodeIntent, NodeSpec
 from shoal.model.progress import Progress
@@ -198,11 +198,28 @@ class RemoveToken(msgspec.Struct, frozen=True):
     who: str = "a user"
 
 
+class SetKey(msgspec.Struct, frozen=True):
+    """A join token (one with that id is replaced), or the key of a node that joins; every earlier
+    key of the node is void. A machine that was this node before shows it by its last
+    `incarnation` or by the id of the key that it had (`before`, proven by its secret)."""
+
+    key: NodeKey
+    incarnation: int = 0
+    before: str = ""
+    who: str = "a user"
+
+
+class RemoveKey(msgspec.Struct, frozen=True):
+    key: str
+    who: str = "a user"
+
+
 class Nothing(msgspec.Struct, frozen=True):
     """Answered when the next step is stored."""
 
 
-IdentityRequest = AddTenant | RemoveTenant | SetUser | RemoveUser | SetToken | RemoveToken
+PeopleRequest = AddTenant | RemoveTenant | SetUser | RemoveUser | SetToken | RemoveToken
+IdentityRequest = PeopleRequest | SetKey | RemoveKey
 Request = (
     Submit
     | Cancel

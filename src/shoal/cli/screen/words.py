@@ -32,6 +32,8 @@ from shoal.model.events import (
     JobSubmitted,
     JobUnclaimed,
     JobUsed,
+    KeyRemoved,
+    KeySet,
     MemberExited,
     MemberLost,
     MembersStarted,
@@ -356,6 +358,11 @@ def _about_identity(event: IdentityEvent) -> str:
             return f"token {event.token.id} of {event.token.user} was set{by}"
         case TokenRemoved():
             return f"token {event.token} was removed{by}"
+        case KeySet():
+            what = f"the key of {event.key.node}" if event.key.node else "a join token"
+            return f"{what} was set{by} ({event.key.id})"
+        case KeyRemoved():
+            return f"key {event.key} was removed{by}{f': {event.why}' if event.why else ''}"
         case _:
             raise TypeError(f"no words for {type(event).__name__}")
 

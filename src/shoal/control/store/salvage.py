@@ -37,6 +37,7 @@ from shoal.model.events import (
     JobFinished,
     JobPlaced,
     JobSubmitted,
+    KeyRemoved,
     MemberLost,
     TenantAdded,
     TokenRemoved,
@@ -69,6 +70,7 @@ class Saved(msgspec.Struct):
     jobs_lost: list[str] = []
     jobs_cut: list[str] = []  # they live, but some of their events are lost
     tokens_dropped: int = 0
+    keys_dropped: int = 0
     records_lost: list[str] = []  # they have ended; nothing else is known
 
 
@@ -150,23 +152,26 @@ def rebuild(found: Found) -> Saved:
         _replay(state, start, found, given_up, strange)
     saved = _told(state, start, found, given_up, strange)
     if strange or _first_hole(found, start) <= found.top:
-        saved.tokens_dropped = _distrust(state)
+        saved.tokens_dropped, saved.keys_dropped = _distrust(state)
     return saved
 
 
-def _distrust(state: State) -> int:
-    """A removal may be among what is lost, so no token is believed; returns how many there were. A
-    tenant may be, too: without a record its jobs would run as the agent's user."""
+def _distrust(state: State) -> tuple[int, int]:
+    """A removal may be among what is lost, so no token or key is believed; returns how many
+    there were. A tenant may be, too: without a record its jobs would run as the agent's user."""
     identity, who = state.identity, "shoal salvage"
     tokens = list(identity.tokens)
     for token in tokens:
         apply(state, TokenRemoved(at_ms=0, token=token, who=who))
+    keys = list(identity.keys)
+    for key in keys:
+        apply(state, KeyRemoved(at_ms=0, key=key, who=who))
     named = {name for user in identity.users.values() for name in user.roles}
     named |= {j.spec.tenant for j in state.jobs.values() if j.spec.user in identity.users}
     for name in sorted(named - {*identity.tenants, EVERY_TENANT, DEFAULT_TENANT}):
         record = TenantRecord(name=name, uid=free_uid(identity))
         apply(state, TenantAdded(at_ms=0, tenant=record, who=who))
-    return len(tokens)
+    return len(tokens), len(keys)
 
 
 def _start(found: Found) -> tuple[State, int]:
@@ -346,6 +351,10 @@ def _lines(found: Found, saved: Saved, aside: Path) -> list[str]:
         tokens = plural(saved.tokens_dropped, "token")
         text = f"void: {tokens}, because it is not known which were removed"
         lines.append(f"{text}; make new ones with: shoal token add USER")
+    if saved.keys_dropped:
+        keys = plural(saved.keys_dropped, "key")
+        text = f"void: {keys} of nodes, because it is not known which were removed"
+        lines.append(f"{text}; join those machines again with: shoal join")
     lines.append(f"the damaged file is {aside}")
     return lines
 

@@ -8,6 +8,7 @@ from shoal.core.phases.caps import too_many, too_many_replicas
 from shoal.core.phases.ending import cancel, stop
 from shoal.core.phases.ends import forget_set_end, set_end
 from shoal.core.phases.identity import change_identity
+from shoal.core.phases.keys import change_keys, void_keys
 from shoal.core.phases.observe import lose
 from shoal.core.phases.reserved import reserved, reserved_secrets
 from shoal.core.phases.round import Round
@@ -30,6 +31,7 @@ from shoal.model.report import (
     CheckNode,
     Nothing,
     Refused,
+    RemoveKey,
     RemoveTenant,
     RemoveToken,
     RemoveUser,
@@ -37,6 +39,7 @@ from shoal.model.report import (
     Requeue,
     SetEnd,
     SetIntent,
+    SetKey,
     SetService,
     SetToken,
     SetUser,
@@ -70,6 +73,8 @@ def _admit_one(round_: Round, request: Request) -> Answer:
             return stop_service(round_, request)
         case AddTenant() | RemoveTenant() | SetUser() | RemoveUser() | SetToken() | RemoveToken():
             return change_identity(round_, request)
+        case SetKey() | RemoveKey():
+            return change_keys(round_, request)
         case Nothing():
             return Accepted("")
 
@@ -232,4 +237,5 @@ def _set_intent(round_: Round, request: SetIntent) -> Answer:
             why=f"set {request.intent.value} by {request.who}",
         )
     )
+    void_keys(round_, node)
     return Accepted(node.id)

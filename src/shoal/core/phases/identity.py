@@ -32,7 +32,7 @@ from shoal.model.report import (
     Accepted,
     AddTenant,
     Answer,
-    IdentityRequest,
+    PeopleRequest,
     Refused,
     RemoveTenant,
     RemoveToken,
@@ -42,7 +42,7 @@ from shoal.model.report import (
 )
 
 
-def change_identity(round_: Round, request: IdentityRequest) -> Answer:
+def change_identity(round_: Round, request: PeopleRequest) -> Answer:
     match request:
         case AddTenant():
             return _add_tenant(round_, request)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from shoal.core.phases.ends import note_end
 from shoal.core.phases.faults import UNSTARTED, take_faults
+from shoal.core.phases.keys import void_keys
 from shoal.core.phases.leaving import note_leaving, note_left
 from shoal.core.phases.round import Round
 from shoal.core.state.state import Node, State
@@ -301,3 +302,4 @@ def lose(round_: Round, node: Node, *, dead: bool, why: str) -> None:
         )
     )
     note_left(round_, node)
+    void_keys(round_, node)

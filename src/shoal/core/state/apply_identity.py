@@ -1,4 +1,4 @@
-"""What events do to tenants, users and tokens; a part of `apply`."""
+"""What events do to tenants, users, tokens and keys; a part of `apply`."""
 
 from __future__ import annotations
 
@@ -10,6 +10,8 @@ import msgspec
 from shoal.core.state.state import State
 from shoal.model.events import (
     EventBase,
+    KeyRemoved,
+    KeySet,
     TenantAdded,
     TenantRemoved,
     TokenRemoved,
@@ -57,6 +59,14 @@ def _token_removed(state: State, event: TokenRemoved) -> None:
     del state.identity.tokens[event.token]
 
 
+def _key_set(state: State, event: KeySet) -> None:
+    state.identity.keys[event.key.id] = event.key
+
+
+def _key_removed(state: State, event: KeyRemoved) -> None:
+    del state.identity.keys[event.key]
+
+
 APPLY_IDENTITY: dict[type[EventBase], Callable[[State, Any], None]] = {
     TenantAdded: _tenant_added,
     TenantRemoved: _tenant_removed,
@@ -64,4 +74,6 @@ APPLY_IDENTITY: dict[type[EventBase], Callable[[State, Any], None]] = {
     UserRemoved: _user_removed,
     TokenSet: _token_set,
     TokenRemoved: _token_removed,
+    KeySet: _key_set,
+    KeyRemoved: _key_removed,
 }

@@ -161,6 +161,9 @@ def _verify_identity(state: State) -> None:
     for token in identity.tokens.values():
         if token.user not in identity.users or token.tenant not in (*identity.tenants, "*"):
             raise Violation(f"the token {token.id} has outlived its user or its tenant")
+    named = Counter(key.node for key in identity.keys.values() if key.node)
+    if twice := [node for node, count in named.items() if count > 1]:
+        raise Violation(f"{twice[0]} has two keys")
 
 
 def _verify_indexes(state: State) -> None:

@@ -1,0 +1,130 @@
+"""Machines that join: a join token gets a machine its node's own key. Admins manage the keys."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Annotated, Any
+
+from litestar import Controller, Request, delete, get, post
+from litestar.params import Parameter
+
+from shoal import __version__
+from shoal.api.access import Access, new_token
+from shoal.api.audit import note
+from shoal.api.certificate import STATE
+from shoal.api.principal import Needs, Principal
+from shoal.api.problems import Refusal, accepted
+from shoal.control.jointoken import NOTE, standing_id, write_standing
+from shoal.control.loop import ControlLoop
+from shoal.model.identity import NodeKey
+from shoal.model.joining import Joined, Joining, KeyView, SecretKeyView
+from shoal.model.report import RemoveKey, SetKey
+from shoal.model.views import Done
+from shoal.wire import PROTOCOL
+
+AnyRequest = Request[Any, Any, Any]
+Word = Annotated[str, Parameter(max_length=64)]
+# In the app's state: the URL at which nodes reach the head, and the fingerprint of the certificate
+# that they accept there.
+NODE_URL, FINGERPRINT = "node_url", "fingerprint"
+
+
+class Join(Controller):
+    path = "/v1/join"
+    opt = Needs.NODE.opt
+
+    @post(status_code=200)
+    async def join(
+        self,
+        request: AnyRequest,
+        loop: ControlLoop,
+        access: Access,
+        who: Principal,
+        data: Joining,
+    ) -> Joined:
+        """A key for this machine; every key that its node had before is void."""
+        spec = data.spec
+        note(request.scope, on=spec.id)
+        if who.node:
+            raise Refusal(403, "is the key of a node; a machine joins with the join token", "token")
+        if data.protocol != PROTOCOL:
+            raise Refusal(422, _versions(data), "version")
+        if not spec.origin:
+            raise Refusal(422, "says that this is one of the head's own nodes", "origin")
+        key_id, secret, hash_ = new_token()
+        key = NodeKey(id=key_id, hash=hash_, node=spec.id)
+        had = access.bearer(data.key) if data.key else None
+        before = had.key if had is not None and had.node == spec.id else ""
+        accepted(await loop.request(SetKey(key, data.incarnation, before, f"join token {who.key}")))
+        await loop.settled()
+        node = loop.state.nodes.get(spec.id)
+        return Joined(
+            node=spec.id,
+            key=secret,
+            urls=tuple(filter(None, (_from_state(request, NODE_URL),))),
+            certificate=_from_state(request, STATE),
+            incarnation=node.incarnation if node is not None else 0,
+        )
+
+
+class Keys(Controller):
+    path = "/v1/keys"
+    opt = Needs.ADMIN.opt
+
+    @get(sync_to_thread=False)
+    def listing(self, loop: ControlLoop) -> list[KeyView]:
+        """Join tokens first, then the nodes' keys."""
+        keys = sorted(loop.state.identity.keys.values(), key=lambda key: (key.node, key.since_ms))
+        return [_view(loop, key) for key in keys]
+
+    @post("/join")
+    async def rotate(
+        self, request: AnyRequest, loop: ControlLoop, who: Principal, home: Path | None
+    ) -> SecretKeyView:
+        """Another standing join token; the one before is void. Nodes keep their keys."""
+        before = standing_id(home) if home is not None else ""
+        key_id, secret, hash_ = new_token()
+        note(request.scope, on=key_id)
+        key = NodeKey(id=key_id, hash=hash_, note=NOTE)
+        accepted(await loop.request(SetKey(key, who=who.user)))
+        await loop.settled()
+        text = secret
+        if home is not None:
+            text = write_standing(home, secret, _from_state(request, FINGERPRINT))
+        if before in loop.state.identity.keys:
+            accepted(await loop.request(RemoveKey(before, who.user)))
+        return SecretKeyView(key=_view(loop, key), secret=text)
+
+    @delete("/{key_id:str}", status_code=200)
+    async def remove(
+        self, loop: ControlLoop, who: Principal, key_id: Word, home: Path | None
+    ) -> Done:
+        """The key is void: a node's link is closed, or no machine can join with the token."""
+        if home is not None and key_id == standing_id(home):
+            message = "is the cluster's own join token; replace it with: shoal token rotate join"
+            raise Refusal(422, message, "key")
+        return Done(id=accepted(await loop.request(RemoveKey(key_id, who.user))).id)
+
+
+def _from_state(request: AnyRequest, name: str) -> str:
+    found: Callable[[], str] | None = request.app.state.get(name)
+    return str(found()) if found is not None else ""
+
+
+def _view(loop: ControlLoop, key: NodeKey) -> KeyView:
+    over = 0 < key.until_ms <= loop.clock.now_ms()
+    return KeyView(
+        id=key.id,
+        node=key.node,
+        since_ms=key.since_ms,
+        until_ms=key.until_ms,
+        note=key.note,
+        void="expired" if over else "",
+    )
+
+
+def _versions(data: Joining) -> str:
+    older = "head" if data.protocol > PROTOCOL else "machine that joins"
+    here, there = f"{__version__} (protocol {PROTOCOL})", f"{data.shoal} (protocol {data.protocol})"
+    return f"Shoal is {here} on the head and {there} here, which do not fit; update the {older}"

@@ -1,0 +1,1 @@
+"""Nodes on other machines, whose agents dial the head."""
