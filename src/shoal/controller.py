@@ -33,6 +33,8 @@ from shoal.control.store.sqlite import SqliteStore
 from shoal.control.supervise import DAMAGED_CODE, HOPELESS_CODE, RESTARTS_ENV
 from shoal.control.tidy import Tidy
 from shoal.enduring import enduring
+from shoal.engines.everywhere import Everywhere
+from shoal.engines.linked.engine import LinkedEngine
 from shoal.engines.local.engine import LocalEngine
 from shoal.files import held, lock, write_private
 from shoal.kernel import Usual, claim, prepare_for_service
@@ -77,7 +79,8 @@ async def _serve(home: Home, doors: Doors, usual: Usual) -> None:
         raise EngineError(f"{home.config} is missing; start with: shoal up")
     encryption = _encryption(home, config)
     store = _store(home)
-    engine = _engine(home, config, usual)
+    linked = LinkedEngine()
+    engine = _engine(home, config, usual, linked)
     clock = SystemClock(store.newest_ms(), home.clock)
     loop = ControlLoop(
         store,
@@ -112,9 +115,7 @@ async def _serve(home: Home, doors: Doors, usual: Usual) -> None:
     await asyncio.sleep(0)  # the agents start while the API is still being imported
     gateway_link = GatewayLink(loop, _balancer(home), lambda: _entry(home, config))
     history = History(loop, home.history)
-    server = _api_server(
-        loop, home, lambda: _entry(home, config), history, ledger, doors, encryption, config
-    )
+    server = _api_server(loop, home, history, ledger, doors, encryption, config, linked)
     api_task = asyncio.create_task(server.run())
     tasks += _begin(
         ("the gateway link", gateway_link.run),
@@ -167,12 +168,12 @@ def _store(home: Home) -> SqliteStore:
     return store
 
 
-def _engine(home: Home, config: ClusterConfig, usual: Usual) -> Engine:
+def _engine(home: Home, config: ClusterConfig, usual: Usual, linked: LinkedEngine) -> Engine:
     if config.engine == "ray":
         from shoal.engines.ray.engine import RayEngine
 
         return RayEngine(home.path, config.reach)
-    return LocalEngine(config.nodes, home.nodes, home.checkpoints, usual)
+    return Everywhere(LocalEngine(config.nodes, home.nodes, home.checkpoints, usual), linked)
 
 
 class _LazyBalancer:
@@ -232,12 +233,12 @@ def _encryption(home: Home, config: ClusterConfig) -> Encryption | None:
 def _api_server(
     loop: ControlLoop,
     home: Home,
-    entry: Callable[[], GatewayEntry],
     history: History,
     ledger: LiveLedger,
     doors: Doors,
     encryption: Encryption | None,
     config: ClusterConfig,
+    linked: LinkedEngine,
 ) -> ApiServer:
     """It leaves its address in the home."""
     from shoal.api.app import build
@@ -250,7 +251,8 @@ def _api_server(
 
     names = encryption.served.names if encryption else ()
     reach = config.reach if "://" in config.reach else ""
-    app = build(loop, home.read_token(), entry, history, ledger, home.path, names, reach)
+    token, entry = home.read_token(), lambda: _entry(home, config)
+    app = build(loop, token, entry, history, ledger, home.path, names, reach, linked)
     app.state[NODE_URL] = lambda: node_url(config, home)
     app.state[FINGERPRINT] = lambda: encryption.fingerprint if encryption else ""
     server = ApiServer(app, doors, encryption, loop.alarms, show_address)
@@ -260,12 +262,13 @@ def _api_server(
 
 async def _retire(loop: ControlLoop, config: ClusterConfig) -> None:
     """Remove the nodes that an earlier configuration had and this one does not. Machines that join
-    by themselves also leave by themselves."""
-    if config.engine != "local":
+    also leave by themselves."""
+    if config.engine == "ray":
         return
     wanted = {spec.id for spec in config.nodes}
     await loop.settled()
-    known = [node.id for node in loop.state.order if node.intent is not NodeIntent.REMOVED]
+    own = [node for node in loop.state.order if not node.spec.origin]
+    known = [node.id for node in own if node.intent is not NodeIntent.REMOVED]
     for node in known:
         if node not in wanted:
             await loop.request(SetIntent(node, NodeIntent.REMOVED, "the new configuration"))

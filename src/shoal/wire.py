@@ -1,23 +1,28 @@
-"""How a controller and an agent talk: length-prefixed msgpack frames over one stream."""
+"""How a controller and an agent talk: length-prefixed msgpack frames over one stream.
+
+On one machine the stream is a Unix socket, between machines a websocket (`channel.py`)."""
 
 from __future__ import annotations
 
 import asyncio
 import logging
 import struct
+import zlib
 from collections.abc import Callable
-from typing import Any, cast
+from typing import Any, Protocol, cast
 
 import msgspec
 
 from shoal.model.commands import Envelope
 from shoal.model.job import MemberRef
-from shoal.model.report import LogChunk, NodeReport, PackagePiece
+from shoal.model.report import LogChunk, NodeGone, NodeReport, PackagePiece
 from shoal.model.secret import SealedSecrets, SecretsWanted
 
 log = logging.getLogger("shoal.wire")
 
 FRAME_BYTES_MAX = 64 * 1024 * 1024
+COMPRESS_FROM_BYTES = 1024  # a smaller message is sent as it is
+COMPRESSED = 1 << 31  # in the length before a frame
 PIECE_BYTES = 512 * 1024  # of a package, at a time
 # In an agent's environment, from its engine: the directory or address that holds a place for the
 # checkpoints of each job. All nodes that a job may run on should see the same one.
@@ -52,6 +57,12 @@ class Wants(msgspec.Struct, frozen=True, tag=True):
     sends them only to the life of the node on which it has placed the member."""
 
     wanted: SecretsWanted
+
+
+class Died(msgspec.Struct, frozen=True, tag=True):
+    """Starter to controller: the agent's lock is free, and no agent will be started here."""
+
+    gone: NodeGone
 
 
 class Commands(msgspec.Struct, frozen=True, tag=True):
@@ -96,11 +107,21 @@ class LinkFile(msgspec.Struct, frozen=True, kw_only=True):
 
 LINK_FILE = "link.json"
 
-FromAgent = Heard | Log | Need | Wants
+FromAgent = Heard | Log | Need | Wants | Died
 ToAgent = Commands | Kept | Ask | Piece | Handed
 
 _LENGTH = struct.Struct("!I")
 encode = msgspec.msgpack.Encoder().encode
+
+
+class Transport(Protocol):
+    """What a link needs of the stream under it."""
+
+    def write(self, data: bytes, /) -> None: ...
+
+    def get_write_buffer_size(self) -> int: ...
+
+    def abort(self) -> None: ...
 
 
 class Link(asyncio.Protocol):
@@ -115,17 +136,24 @@ class Link(asyncio.Protocol):
         on_open: Callable[[Link], None],
         on_message: Callable[[Any], None],
         on_close: Callable[[Link], None],
+        *,
+        compress: bool = False,
+        most: int = FRAME_BYTES_MAX,
     ) -> None:
+        """`compress`: send large messages compressed; either end understands both. `most`: bytes
+        of one message that this end accepts, also after it was decompressed."""
         self._decode = msgspec.msgpack.Decoder(incoming).decode
+        self._compress = compress
+        self._most = most
         self._on_open = on_open
         self._on_message = on_message
         self._on_close = on_close
         self._buffer = bytearray()
-        self._transport: asyncio.Transport | None = None
+        self._transport: Transport | None = None
 
-    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+    def connection_made(self, transport: asyncio.BaseTransport | Transport) -> None:
         # uvloop has transports of its own that are like asyncio's but not derived from them
-        self._transport = cast(asyncio.Transport, transport)
+        self._transport = cast(Transport, transport)
         try:
             self._on_open(self)
         except Exception:
@@ -136,17 +164,44 @@ class Link(asyncio.Protocol):
         self._buffer += data
         start = 0
         while len(self._buffer) - start >= _LENGTH.size:
-            (length,) = _LENGTH.unpack_from(self._buffer, start)
-            if length > FRAME_BYTES_MAX:
-                self.close()
+            (said,) = _LENGTH.unpack_from(self._buffer, start)
+            length = said & ~COMPRESSED
+            if length > self._most:
+                self._refuse(f"a message of {length} bytes")
                 return
             end = start + _LENGTH.size + length
             if len(self._buffer) < end:
                 break
-            self._take(bytes(memoryview(self._buffer)[start + _LENGTH.size : end]))
+            body = bytes(memoryview(self._buffer)[start + _LENGTH.size : end])
+            if said & COMPRESSED:
+                whole = self._decompressed(body)
+                if whole is None:
+                    return
+                body = whole
+            self._take(body)
+            if self._transport is None:  # its receiver closed the link
+                return
             start = end
         if start:
             del self._buffer[:start]
+
+    def _decompressed(self, body: bytes) -> bytes | None:
+        """None, and the link is closed, if it would be larger than we accept, or is damaged."""
+        unpacker = zlib.decompressobj()
+        try:
+            whole = unpacker.decompress(body, self._most)
+        except zlib.error as error:
+            self._refuse(f"a message that cannot be decompressed ({error})")
+            return None
+        if not unpacker.eof:
+            self._refuse(f"a message of more than {self._most} bytes")
+            return None
+        return whole
+
+    def _refuse(self, what: str) -> None:
+        log.error("a link sends %s, and is closed", what)
+        self._buffer.clear()
+        self.close()
 
     def _take(self, body: bytes) -> None:
         try:
@@ -166,8 +221,13 @@ class Link(asyncio.Protocol):
     def send(self, message: msgspec.Struct) -> None:
         """Dropped if the link is down: whatever matters is sent again when it is up."""
         if self._transport is not None:
-            body = encode(message)
-            self._transport.write(_LENGTH.pack(len(body)) + body)
+            body, flag = encode(message), 0
+            # Packages are archives that were compressed when they were made.
+            if self._compress and len(body) >= COMPRESS_FROM_BYTES and type(message) is not Piece:
+                packed = zlib.compress(body, 1)
+                if len(packed) < len(body):
+                    body, flag = packed, COMPRESSED
+            self._transport.write(_LENGTH.pack(len(body) | flag) + body)
 
     @property
     def backlog_bytes(self) -> int:

@@ -133,6 +133,7 @@ TABLE: dict[tuple[str, str], tuple[Ask, ...]] = {
     ("POST", "/v1/oidc/device"): (Ask("/v1/oidc/device"),),
     ("POST", "/v1/oidc/device/{handle:str}"): (Ask("/v1/oidc/device/unknown"),),
     ("GET", "/v1/certificate"): (Ask("/v1/certificate"),),
+    ("WEBSOCKET", "/v1/link"): (),
     ("WEBSOCKET", "/v1/meetings/{meeting:str}/enter"): (),
     ("WEBSOCKET", "/v1/meetings/{meeting:str}/host"): (),
     ("WEBSOCKET", "/v1/meetings/{meeting:str}/guests/{guest:int}"): (),

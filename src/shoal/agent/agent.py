@@ -92,11 +92,12 @@ class Agent:
         self._link: Link | None = None
         self._met = False  # the controller has spoken on this connection
         self._report_due = False
+        self.compresses = False  # its link leads to another machine
         self.stopping = asyncio.Event()
 
     def connect(self) -> Link:
         """Called for each connection. The agent obeys the newest controller."""
-        return Link(ToAgent, self._opened, self._received, self._closed)
+        return Link(ToAgent, self._opened, self._received, self._closed, compress=self.compresses)
 
     def _opened(self, link: Link) -> None:
         if self._link is not None:

@@ -21,6 +21,7 @@ from shoal.agent.process import Ended
 from shoal.agent.processes import CANNOT_START_CODE, KILLED_CODE, MARK, Processes
 from shoal.agent.shipping import Shipping, append, last_words
 from shoal.agent.stacks import stacks
+from shoal.agent.starter import GRACE
 from shoal.agent.supplies import Supplies
 from shoal.agent.surroundings import Surroundings
 from shoal.cgroups.groups import Cgroups
@@ -348,6 +349,12 @@ class Members:
                 continue
             self._members[ref] = Member(ref, State.LEFTOVER)
 
+    def _grace_s(self) -> float:
+        """A machine that leaves gives its members their own grace time, within a bound."""
+        most = float(os.environ.get(GRACE, "0"))
+        wanted = [launch.stop_grace_ms / 1000 for launch in self._book.alive.values()]
+        return max(SHUTDOWN_GRACE_S, min(most, max(wanted, default=0.0)))
+
     async def end(self) -> None:
         """Members get a moment to end well; the keeper ends what is left."""
         self._closing = True
@@ -359,7 +366,7 @@ class Members:
         for ref in list(self._book.alive):
             self.processes.signal(ref, signal.SIGTERM)
         with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(SHUTDOWN_GRACE_S):
+            async with asyncio.timeout(self._grace_s()):
                 while self.processes:
                     self._reaped.clear()
                     await self._reaped.wait()

@@ -13,9 +13,11 @@ from pathlib import Path
 import msgspec
 
 from shoal.agent.agent import Agent
+from shoal.enduring import enduring
 from shoal.files import short_path, write_private
 from shoal.kernel import reap_orphans, without_cores
 from shoal.model.node import NodeSpec
+from shoal.wire import LINK_FILE
 
 log = logging.getLogger("shoal.agent")
 
@@ -48,17 +50,32 @@ async def _run(directory: Path, keeper: int) -> int:
     signal.set_wakeup_fd(signal.set_wakeup_fd(-1), warn_on_full_buffer=False)
     agent.members.clear_up()
     agent.listen()
-    socket_path = directory / "agent.sock"
-    socket_path.unlink(missing_ok=True)
-    with short_path(socket_path) as path:
-        await loop.create_unix_server(agent.connect, path)
+    linked = await _reachable(agent, directory)
     info = AgentInfo(os.getpid(), keeper, incarnation)
     write_private(directory / "agent.json", msgspec.json.encode(info))
     log.info("%s is up as incarnation %d", spec.id, incarnation)
     await agent.live()
     await agent.members.end()
+    if linked is not None:
+        linked.cancel()
     log.info("%s is down", spec.id)
     return 0
+
+
+async def _reachable(agent: Agent, directory: Path) -> asyncio.Task[None] | None:
+    """On the controller's own machine, the agent listens. Elsewhere it dials, which needs code
+    that the others do without."""
+    socket_path = directory / "agent.sock"
+    socket_path.unlink(missing_ok=True)
+    if not (directory / LINK_FILE).exists():
+        with short_path(socket_path) as path:
+            await asyncio.get_running_loop().create_unix_server(agent.connect, path)
+        return None
+    from shoal.agent.dialling import Dialling
+
+    agent.compresses = True
+    dialling = Dialling(directory, agent.connect)
+    return asyncio.create_task(enduring("the link to the head", dialling.keep))
 
 
 def _next_incarnation(path: Path) -> int:

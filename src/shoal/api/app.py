@@ -26,6 +26,7 @@ from shoal.api.identity import Me, Tenants, Tokens, Users
 from shoal.api.jobs import Jobs, WaitS
 from shoal.api.joining import Join, Keys
 from shoal.api.ledger import Ledger
+from shoal.api.link import NodeLink
 from shoal.api.meeting import Meeting, Meetings, urls_of
 from shoal.api.metrics import metrics
 from shoal.api.packages import Packages, refuse_unknown_package
@@ -59,6 +60,7 @@ from shoal.control.history.history import History
 from shoal.control.loop import Busy, ControlLoop, Unreadable
 from shoal.control.plugins import problem
 from shoal.core.answers.caps import caps_of
+from shoal.engines.linked.engine import LinkedEngine
 from shoal.ledger.live import LiveLedger
 from shoal.model.durations import DAY_MS
 from shoal.model.node import NodeHealth, NodeIntent, unenforced_lines, unenforced_of
@@ -220,6 +222,7 @@ ROUTES: list[ControllerRouterHandler] = [
     Keys,
     Audit,
     Meeting,
+    NodeLink,
     metrics,
     *HANDLERS,
 ]
@@ -234,8 +237,10 @@ def build(
     home: Path | None = None,
     names: Collection[str] = (),
     reach: str = "",
+    linked: LinkedEngine | None = None,
 ) -> Litestar:
-    """`reach` is the URL at which nodes reach the head, if it has one for them."""
+    """`reach` is the URL at which nodes reach the head, if it has one for them. `linked` takes
+    their links."""
     kept = history or History(loop)
     auditor = audited(home, loop)
     access, feed = (
@@ -276,6 +281,7 @@ def build(
             "history": Provide(provide_history, sync_to_thread=False),
             "meetings": Provide(lambda: meetings, sync_to_thread=False),
             "home": Provide(lambda: home, sync_to_thread=False),
+            "linked": Provide(lambda: linked, sync_to_thread=False),
             "auditor": Provide(lambda: auditor, sync_to_thread=False),
             **provided(loop, access, feed, home),
         },

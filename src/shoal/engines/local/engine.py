@@ -44,6 +44,9 @@ class LocalEngine:
         self._nodes = {spec.id: LocalNode(spec, root / spec.id, env, usual) for spec in nodes}
         self._tasks: list[asyncio.Task[None]] = []
 
+    def __contains__(self, node: str) -> bool:
+        return node in self._nodes
+
     async def start(self, inbox: Inbox) -> None:
         for node in self._nodes.values():
             node.inbox = inbox

@@ -1,0 +1,45 @@
+"""The route that agents on other machines dial: one websocket for each node."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from litestar import Controller, WebSocket, websocket
+from litestar.exceptions import WebSocketException
+
+from shoal.api.access import Access
+from shoal.api.principal import SCOPE, Needs, Principal
+from shoal.api.tickets import TICKET
+from shoal.api.upgraded import LINE, Upgraded
+from shoal.control.loop import Unreadable
+from shoal.engines.linked.engine import LinkedEngine
+
+AnySocket = WebSocket[Any, Any, Any]
+REFUSED = 4403
+
+
+class NodeLink(Controller):
+    path = "/v1/link"
+
+    @websocket(opt=Needs.NODE.opt)
+    async def link(self, socket: AnySocket, access: Access, linked: LinkedEngine | None) -> None:
+        """Messages go straight to the engine. What is left here is the end of the connection."""
+        who: Principal = socket.scope[SCOPE]  # type: ignore[literal-required]
+        line: Any = socket.scope.get(LINE)
+        if linked is None or not who.node or not isinstance(line, Upgraded):
+            detail = "this is a join token; a link needs the key of a node: shoal join"
+            raise WebSocketException(detail=detail, code=REFUSED)
+        ticket: Any = socket.scope.get(TICKET)
+        if ticket is not None:
+            ticket.close()  # a link lasts for as long as its node: it is not a request under way
+        await socket.accept()
+
+        def valid() -> bool:
+            try:
+                return access.still(socket, who)
+            except Unreadable:
+                return True
+
+        line.hand_over(linked.accept(who.node, valid))
+        while (await socket.receive())["type"] != "websocket.disconnect":
+            pass

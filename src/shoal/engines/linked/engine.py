@@ -1,0 +1,189 @@
+"""Nodes on other machines: their agents dial the head, and this is the head's end of their links.
+
+It holds nothing that matters: an agent that dials again reports everything again. A lost link is
+only silence. A death is reported by a node's starter alone, which finds the agent's lock free.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Callable
+
+import msgspec
+
+from shoal.enduring import enduring
+from shoal.model.commands import Envelope
+from shoal.model.node import JOINED
+from shoal.model.report import NodeGone, NodeReport
+from shoal.ports import Inbox
+from shoal.wire import (
+    Ask,
+    Commands,
+    Died,
+    FromAgent,
+    Handed,
+    Heard,
+    Kept,
+    Link,
+    Log,
+    Need,
+    Piece,
+    ToAgent,
+    Wants,
+)
+
+log = logging.getLogger("shoal.linked")
+
+MESSAGE_BYTES_MAX = 8 * 1024 * 1024  # of one message from a node
+# A node that does not read is cut off. What it missed is sent again when it is back.
+BACKLOG_BYTES_MAX = 16 * 1024 * 1024
+PIECES_BYTES_MAX = 2 * 1024 * 1024  # of packages on their way, so that commands find room
+SILENT_S = 20.0  # an agent reports every second, and pings every 5
+LOOK_S = 5.0
+
+Valid = Callable[[], bool]
+
+
+class LinkedEngine:
+    fences = False  # a machine that cannot be reached cannot be ended
+
+    def __init__(self) -> None:
+        self.inbox: Inbox | None = None
+        self.deaths: dict[str, NodeGone] = {}
+        self._lines: dict[str, Line] = {}
+        self._task: asyncio.Task[None] | None = None
+
+    async def start(self, inbox: Inbox) -> None:
+        self.inbox = inbox
+        self._task = asyncio.create_task(enduring("the watch on the links", self._watch))
+
+    def accept(self, node: str, valid: Valid = lambda: True) -> Link:
+        """The head's end of a new connection of this node; `valid`: its key still is."""
+        return Line(self, node, valid).link
+
+    def send(self, node: str, envelope: Envelope) -> None:
+        line = self._lines.get(node)
+        if line is not None:
+            line.send(Commands(envelope))
+
+    async def resend(self) -> None:
+        for line in list(self._lines.values()):
+            line.send(Ask())
+        if self.inbox is not None:
+            for gone in list(self.deaths.values()):
+                self.inbox.gone(gone)
+
+    async def close(self) -> None:
+        self.inbox = None
+        if self._task is not None:
+            self._task.cancel()
+            await asyncio.gather(self._task, return_exceptions=True)
+        for line in list(self._lines.values()):
+            line.link.close()
+
+    def __contains__(self, node: str) -> bool:
+        return node in self._lines
+
+    def __len__(self) -> int:
+        return len(self._lines)
+
+    def opened(self, line: Line) -> None:
+        """Of two links of one node, the newer counts: the older is what a broken one left."""
+        before = self._lines.get(line.node)
+        self._lines[line.node] = line
+        if before is not None:
+            before.link.close()
+
+    def closed(self, line: Line) -> None:
+        if self._lines.get(line.node) is line:
+            del self._lines[line.node]
+
+    async def _watch(self) -> None:
+        while True:
+            await asyncio.sleep(LOOK_S)
+            latest = time.monotonic() - SILENT_S
+            for line in list(self._lines.values()):
+                if not line.valid():
+                    log.warning("the key of %s is no longer valid; its link is closed", line.node)
+                    line.link.close()
+                elif line.heard_at < latest:
+                    log.warning("nothing comes from %s; its link is closed", line.node)
+                    line.link.close()
+
+
+class Line:
+    """One connection of one node, which speaks for itself alone."""
+
+    def __init__(self, engine: LinkedEngine, node: str, valid: Valid) -> None:
+        self.node = node
+        self.valid = valid
+        self.heard_at = time.monotonic()
+        self._engine = engine
+        self.link = Link(
+            FromAgent,
+            self._opened,
+            self._received,
+            self._closed,
+            compress=True,
+            most=MESSAGE_BYTES_MAX,
+        )
+
+    def send(self, message: ToAgent) -> None:
+        if self.link.backlog_bytes > BACKLOG_BYTES_MAX:
+            log.error("%s takes no messages; its link is closed", self.node)
+            self.link.close()
+        else:
+            self.link.send(message)
+
+    def _opened(self, link: Link) -> None:
+        if self._engine.inbox is None:
+            link.close()
+            return
+        self._engine.opened(self)
+        self.send(Ask())  # so that the agent knows that a controller answers
+
+    def _closed(self, _: Link) -> None:
+        self._engine.closed(self)
+
+    def _received(self, message: FromAgent) -> None:
+        inbox = self._engine.inbox
+        if inbox is None:
+            return
+        self.heard_at = time.monotonic()
+        match message:
+            case Heard(report):
+                if self._is_own(report.spec.id):
+                    self._heard(inbox, report)
+            case Log(chunk):
+                self.send(Kept(chunk.ref, inbox.log(chunk)))
+            case Need(package, offset):
+                # An agent without an answer asks again.
+                if self.link.backlog_bytes < PIECES_BYTES_MAX:
+                    self.send(Piece(inbox.piece(package, offset)))
+            case Wants(wanted):
+                found = inbox.secrets_of(self.node, wanted)
+                if found is not None:
+                    self.send(Handed(found))
+            case Died(gone):
+                if self._is_own(gone.node):
+                    self._engine.deaths[self.node] = gone
+                    inbox.gone(gone)
+                    self.link.close()  # which tells the starter that it was heard
+
+    def _heard(self, inbox: Inbox, report: NodeReport) -> None:
+        death = self._engine.deaths.get(self.node)
+        if death is not None and death.incarnation < report.incarnation:
+            del self._engine.deaths[self.node]
+        if not report.spec.origin:  # only nodes of the controller's own machine have none
+            spec = msgspec.structs.replace(report.spec, origin=JOINED)
+            report = msgspec.structs.replace(report, spec=spec)
+        inbox.heard(report)
+
+    def _is_own(self, said: str) -> bool:
+        if said == self.node:
+            return True
+        log.error("%s speaks for %r, which it is not; its link is closed", self.node, said[:64])
+        self.link.close()
+        return False

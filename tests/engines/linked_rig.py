@@ -1,0 +1,200 @@
+"""A head that serves links alone, over TLS at a real port, and nodes whose starters are real."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import os
+import signal
+import socket
+import ssl
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import uvicorn
+from litestar import Litestar
+from litestar.connection import ASGIConnection
+from litestar.di import Provide
+from litestar.exceptions import NotAuthorizedException
+from litestar.handlers import BaseRouteHandler
+
+from shoal.api.access import Access
+from shoal.api.limits import Gate, Guard, guarded
+from shoal.api.link import NodeLink
+from shoal.api.principal import SCOPE, Principal
+from shoal.api.tls import TlsListener
+from shoal.control import certificates
+from shoal.engines.linked.engine import LinkedEngine
+from shoal.files import held, write_private
+from shoal.kernel import AGENT_MARK, variable
+from shoal.model.identity import Role
+from shoal.model.node import JOINED, NodeSpec
+from shoal.ports import Inbox
+from shoal.wire import LINK_FILE, LinkFile
+from tests.engines.hand import WAIT_S, Rig
+
+NAME = "127.0.0.1"
+
+
+class Keys(Access):
+    """Stands in for the access rules of the API: which keys are valid, and whose they are."""
+
+    def __init__(self, nodes: tuple[str, ...]) -> None:
+        super().__init__("operator", lambda: 0)
+        self.of = {f"key-of-{node}": node for node in nodes}
+
+    def node(self, connection: ASGIConnection[Any, Any, Any, Any]) -> str | None:
+        given = connection.headers.get("authorization", "").removeprefix("Bearer ")
+        return self.of.get(given)
+
+    def still(self, connection: ASGIConnection[Any, Any, Any, Any], who: Principal) -> bool:
+        return self.node(connection) == who.node
+
+    async def guard(
+        self, connection: ASGIConnection[Any, Any, Any, Any], _: BaseRouteHandler
+    ) -> None:
+        node = self.node(connection)
+        if node is None:
+            raise NotAuthorizedException("no such key")
+        connection.scope[SCOPE] = Principal(  # type: ignore[literal-required]
+            user=f"node {node}", tenant="", role=Role.VIEWER, key="k", node=node
+        )
+
+
+class Head(LinkedEngine):
+    """The engine of one controller, with its port: it listens while the controller lives."""
+
+    def __init__(self, door: socket.socket, context: ssl.SSLContext, keys: Keys) -> None:
+        super().__init__()
+        self.gate = Gate()
+        self._door = door.dup()
+        self._context = context
+        self._app = Litestar(
+            route_handlers=[NodeLink],
+            guards=[keys.guard],
+            dependencies={
+                "linked": Provide(lambda: self, sync_to_thread=False),
+                "access": Provide(lambda: keys, sync_to_thread=False),
+            },
+            openapi_config=None,
+            logging_config=None,
+        )
+        self._tasks: list[asyncio.Task[None]] = []
+        self._serving: set[asyncio.Task[None]] = set()
+
+    async def start(self, inbox: Inbox) -> None:
+        await super().start(inbox)
+        config = uvicorn.Config(
+            self._app,
+            log_level="error",
+            lifespan="off",
+            http=guarded(self.gate),
+            ws=asyncio.Protocol,
+        )
+        server = uvicorn.Server(config)
+        self._serving = server.server_state.tasks
+        config.load()
+
+        def protocol() -> Guard:
+            made = config.http_protocol_class(  # type: ignore[call-arg]
+                config=config, server_state=server.server_state, app_state={}
+            )
+            assert isinstance(made, Guard)
+            return made
+
+        listener = TlsListener(self._door, self._context, self.gate, protocol)
+        self._tasks = [asyncio.create_task(listener.run())]
+
+    async def close(self) -> None:
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await super().close()
+        if self._serving:
+            await asyncio.wait(self._serving, timeout=WAIT_S)
+        self._door.close()
+
+
+class LinkedRig(Rig):
+    nodes = ("n1", "n2")
+    certain = False  # an agent that dies is started again, and shows that by its incarnation
+
+    def __init__(self, scratch: Path) -> None:
+        super().__init__(scratch)
+        self.keys = Keys(self.nodes)
+        self._door = socket.create_server((NAME, 0))
+        self.port = self._door.getsockname()[1]
+        self.served = certificates.own(scratch / "tls", (NAME,))
+        self.context = certificates.context_of(self.served)
+        self._starters: dict[str, subprocess.Popen[bytes]] = {}
+        for node in self.nodes:
+            self.prepare(node, f"https://{NAME}:{self.port}")
+            self.start(node)
+
+    def prepare(self, node: str, *urls: str) -> None:
+        directory = self.directory(node)
+        directory.mkdir(parents=True, exist_ok=True)
+        spec = NodeSpec(id=node, cpu_milli=16_000, memory_mb=4_000, gpus=4, origin=JOINED)
+        write_private(directory / "spec.json", msgspec.json.encode(spec))
+        file = LinkFile(urls=urls, key=f"key-of-{node}", name=NAME, certificate=self.served.anchor)
+        write_private(directory / LINK_FILE, msgspec.json.encode(file))
+
+    def start(self, node: str, *words: str) -> None:
+        output = (self.scratch / f"{node}.starter").open("ab")
+        with output:
+            self._starters[node] = subprocess.Popen(
+                [
+                    *(sys.executable, "-m", "shoal.agent.starter"),
+                    *(str(self.directory(node)), "--foreground", *words),
+                ],
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=output,
+            )
+
+    def engine(self) -> Head:
+        return Head(self._door, self.context, self.keys)
+
+    def directory(self, node: str) -> Path:
+        return self.scratch / "nodes" / node
+
+    def pid(self, node: str, which: str = "pid") -> int:
+        """Of the agent or its keeper; 0 if there is none."""
+        with contextlib.suppress(OSError, ValueError):
+            said = json.loads((self.directory(node) / "agent.json").read_bytes())
+            if variable(int(said["pid"]), AGENT_MARK) == str(self.directory(node)):
+                return int(said[which])
+        return 0
+
+    def kill(self, node: str) -> None:
+        before = self.pid(node)
+        os.kill(before, signal.SIGKILL)
+        lock = self.directory(node) / "agent.lock"
+        until(lambda: not held(lock) or self.pid(node) not in (0, before), f"{node} lives")
+
+    def terminate(self, node: str) -> int:
+        """As Slurm or Kubernetes end it; returns the starter's exit code."""
+        starter = self._starters.pop(node)
+        starter.terminate()
+        return starter.wait(WAIT_S)
+
+    def end(self) -> None:
+        for node in list(self._starters):
+            (self.directory(node) / LINK_FILE).unlink()  # nobody would hear its last report
+            self._starters[node].terminate()
+        for node in list(self._starters):
+            self.terminate(node)
+        self._door.close()
+
+
+def until(fact: Callable[[], bool], complaint: str) -> None:
+    deadline = time.monotonic() + WAIT_S
+    while not fact():
+        assert time.monotonic() < deadline, complaint
+        time.sleep(0.01)
