@@ -1,0 +1,153 @@
+"""Ray as an engine that brings nodes: an agent on machines of an existing Ray.
+
+The controller is not a Ray driver. For each Ray that the supplies name, a small process is
+(`driver.py`); it is asked in lines, and killed if it does not answer.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import time
+from importlib.util import find_spec
+
+import msgspec
+
+from shoal.engines.ray.asking import Where, ask, where
+from shoal.engines.ray.driver import Answer, End, Hold, Look, Request
+from shoal.engines.ray.read import Seen, reading
+from shoal.engines.supplying import SupplyContext
+from shoal.model.node import NodeSpec
+from shoal.model.supply import OrderStatus, Provision, Release, SupplyReport
+from shoal.ports import SupplyError
+
+# Connecting takes two seconds, and each search for living agents starts a process on a machine.
+ANSWER_S = 60.0
+ANSWER_BYTES_MAX = 16 * 1024 * 1024
+# A user's own settings for Ray count for this Ray, too: it is theirs. These make a driver give up
+# sooner on a head that is gone, and accept 3.11.2 beside 3.11.7.
+SETTINGS = {
+    "RAY_gcs_rpc_server_connect_timeout_s": "2",
+    "RAY_py_gcs_connect_timeout_s": "8",
+    "RAY_DEFAULT_PYTHON_VERSION_MATCH_LEVEL": "minor",
+}
+
+
+class RaySupplier:
+    engine = "ray"
+
+    def __init__(self, context: SupplyContext) -> None:
+        self._context = context
+        self._drivers: dict[Where, DriverProcess] = {}
+        self._seen: dict[Where, dict[str, Seen]] = {}
+
+    async def look(self) -> SupplyReport:
+        """One Ray that does not answer is a problem of all: its orders would seem to be gone."""
+        orders: list[OrderStatus] = []
+        places = self._places()
+        for place in [place for place in self._drivers if place not in places]:
+            await self._drivers.pop(place).end()
+        for place in places:
+            facts = (await self._driver(place).ask(Look())).facts
+            assert facts is not None, "a look is answered with facts"
+            seen = self._seen.get(place, {})
+            found = reading(facts, seen, time.time_ns() // 1_000_000)
+            self._seen[place] = found.seen
+            for lost, node in found.again:
+                await self._driver(place).ask(Hold(lost, node))
+            orders += found.orders
+        return SupplyReport(engine=self.engine, orders=tuple(orders))
+
+    async def provision(self, command: Provision) -> None:
+        place = where(command.supply)
+        await self._driver(place).ask(Hold(ask(self._context, command)))
+
+    async def release(self, command: Release) -> None:
+        for place in self._places():
+            self._seen.get(place, {}).pop(command.order, None)
+            await self._driver(place).ask(End(command.order))
+
+    async def drain(self, node: NodeSpec, why: str) -> None:
+        """Ray has no word for a sick machine, other than ending what runs there."""
+
+    async def close(self) -> None:
+        """Nodes stay: they are the cluster's, and the next controller finds them again."""
+        for driver in self._drivers.values():
+            await driver.end()
+        self._drivers.clear()
+
+    def _places(self) -> list[Where]:
+        ours = (supply for supply in self._context.supplies() if supply.engine == self.engine)
+        return list(dict.fromkeys(where(supply) for supply in ours))
+
+    def _driver(self, place: Where) -> DriverProcess:
+        if find_spec("ray") is None:
+            raise SupplyError(
+                "Ray is not installed here; install it with: pip install 'shoal[ray]'"
+            )
+        if place not in self._drivers:
+            self._drivers[place] = DriverProcess(self._context, place)
+        return self._drivers[place]
+
+
+class DriverProcess:
+    """Asks one driver, one request at a time, and starts it when there is none."""
+
+    def __init__(self, context: SupplyContext, place: Where) -> None:
+        self._context = context
+        self._place = place
+        self._process: asyncio.subprocess.Process | None = None
+
+    async def ask(self, request: Request) -> Answer:
+        process = await self._running()
+        assert process.stdin is not None
+        assert process.stdout is not None
+        try:
+            async with asyncio.timeout(ANSWER_S):
+                process.stdin.write(msgspec.json.encode(request) + b"\n")
+                await process.stdin.drain()
+                line = await process.stdout.readline()
+                answer = msgspec.json.decode(line, type=Answer)
+        except (TimeoutError, OSError, ValueError) as error:
+            await self.end()
+            reason = f"within {ANSWER_S:.0f} s" if isinstance(error, TimeoutError) else "any more"
+            raise SupplyError(f"Ray at {self._place.address} does not answer {reason}") from None
+        except BaseException:  # cancelled: its answer must not be read as that of the next request
+            await self.end()
+            raise
+        if answer.error:
+            raise SupplyError(answer.error)
+        return answer
+
+    async def end(self) -> None:
+        process, self._process = self._process, None
+        if process is not None:
+            with contextlib.suppress(ProcessLookupError):
+                process.kill()
+            await process.wait()
+
+    async def _running(self) -> asyncio.subprocess.Process:
+        if self._process is not None and self._process.returncode is None:
+            return self._process
+        folder = self._context.home / "ray"
+        folder.mkdir(mode=0o700, exist_ok=True)
+        with (folder / "driver.log").open("wb") as log:
+            self._process = await asyncio.create_subprocess_exec(
+                *(self._context.python, "-m", "shoal.engines.ray.driver"),
+                *(self._context.cluster, self._place.address),
+                stdin=asyncio.subprocess.PIPE,
+                stdout=asyncio.subprocess.PIPE,
+                stderr=log,
+                cwd="/",
+                env=self._environment(),
+                limit=ANSWER_BYTES_MAX,
+            )
+        return self._process
+
+    def _environment(self) -> dict[str, str]:
+        env = {**os.environ, **SETTINGS}
+        if self._place.token_file:
+            path = os.path.expanduser(self._place.token_file)
+            env |= {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN_PATH": path}
+        return env
