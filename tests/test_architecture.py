@@ -28,6 +28,7 @@ PURE_IMPORTS = {
     "bisect",
     "collections",
     "enum",
+    "fractions",
     "functools",
     "heapq",
     "itertools",

@@ -28,9 +28,11 @@ from shoal.model.events import ControllerStarted
 from shoal.model.policy import Policy
 from shoal.model.report import Accepted, Answer, NodeGone, NodeReport, Report, Request, Submit
 from shoal.model.service import ServiceLoad
+from shoal.model.supply import SupplyCommand, SupplyReport
 from shoal.ports import EventLog, StoreError
 
 Send = Callable[[str, Envelope], None]
+Supply = Callable[[Sequence[SupplyCommand]], None]
 Verify = Callable[[State, Policy, Step, int], None]
 
 
@@ -93,8 +95,10 @@ class Tick:
         *,
         fences: bool = False,
         verify: Verify = verify_step,
+        supply: Supply = verify_nothing,
     ) -> None:
-        """`policy` None: the one in the state that is loaded."""
+        """`policy` None: the one in the state that is loaded. `supply` gets the commands for those
+        who bring nodes."""
         self.state = State()
         self.last_seq = 0  # of the newest event that is stored
         self.stage = Stage.UNLOADED
@@ -102,6 +106,7 @@ class Tick:
         self._log = log
         self._policy = policy
         self._send = send
+        self._supply = supply
         self._verify = verify
         self._envelopes = 0  # sent in this epoch
         self._decision: Decision | None = None
@@ -111,6 +116,7 @@ class Tick:
         self._newest: dict[str, tuple[int, int]] = {}  # incarnation and sequence, by node
         self._gone: dict[tuple[str, int], NodeGone] = {}
         self._loads: dict[str, ServiceLoad] = {}
+        self._supplies: dict[str, SupplyReport] = {}
         self._spendings: tuple[Spending, ...] = ()
         self._drift_ms: int | None = None
 
@@ -152,6 +158,10 @@ class Tick:
         """What the gateway sees of a service; returns whether that is news."""
         self._loads[load.service] = load
         return self.state.heard.loads.get(load.service) != load
+
+    def supplied(self, report: SupplyReport) -> None:
+        """Everything that an engine has for us: its newest report replaces the one before."""
+        self._supplies[report.engine] = report
 
     def spent(self, spendings: tuple[Spending, ...]) -> None:
         """What the ledger says all tenants have spent, where the policy sets budgets."""
@@ -251,6 +261,8 @@ class Tick:
             if not reply.done():
                 reply.set_result(answer)
         self.send(decision.step.commands)
+        if decision.step.supplies:
+            self._supply(decision.step.supplies)
 
     def send(self, commands: Sequence[Command]) -> None:
         """One envelope for each node. A node refuses one that is older than its last."""
@@ -274,12 +286,13 @@ class Tick:
             nodes=tuple(self._reports.values()),
             gone=tuple(self._gone.values()),
             services=tuple(self._loads.values()),
+            supplies=tuple(self._supplies.values()),
             spendings=self._spendings,
             drift_ms=self._drift_ms,
             fences=self.fences,
         )
         self._spendings = ()
-        self._reports, self._gone, self._loads = {}, {}, {}
+        self._reports, self._gone, self._loads, self._supplies = {}, {}, {}, {}
         return report, [reply for _, reply in kept]
 
     def _is_new(self, request: Request, reply: Reply) -> bool:

@@ -29,6 +29,7 @@ from shoal.model.report import (
     Submit,
 )
 from shoal.model.service import ServiceLoad
+from shoal.model.supply import SupplyReport
 from shoal.tick import Tick, verify_all
 
 # The same examples each time, and no clock: a slow machine is no reason to fail.
@@ -123,8 +124,11 @@ class Cluster:
         spendings: tuple[Spending, ...] = (),
         drift_ms: int | None = None,
         fences: bool = False,
+        supplies: Sequence[SupplyReport] = (),
     ) -> Step:
         tick = self._tick
+        for supplied in supplies:
+            tick.supplied(supplied)
         for request in requests:
             tick.ask(request, Future())
         for report in nodes:
@@ -176,6 +180,12 @@ class Cluster:
         old = self.books[name]
         exits = tuple(old.exits.values())
         self.books[name] = NodeBook(spec or old.spec, old.incarnation + 1, exits)
+
+    def bring(self, spec: NodeSpec) -> None:
+        """Another machine under a name that may have been used before."""
+        before = self.state.nodes.get(spec.id)
+        self.books[spec.id] = NodeBook(spec, before.incarnation + 1 if before else 1)
+        self.hear(spec.id)
 
     def hear(self, *names: str) -> Step:
         return self.step(nodes=tuple(self.books[name].report() for name in names))

@@ -9,11 +9,13 @@ from shoal.core.phases.budget import budget
 from shoal.core.phases.heal import heal
 from shoal.core.phases.leaving import dismissals
 from shoal.core.phases.observe import fences_wanted, observe
+from shoal.core.phases.orders import hear_supplies
 from shoal.core.phases.prepare import prepares_wanted
 from shoal.core.phases.reclaim import reclaim
 from shoal.core.phases.reconcile import reconcile
 from shoal.core.phases.round import Round
 from shoal.core.phases.serve import serve
+from shoal.core.phases.supply import supply
 from shoal.core.phases.timekeeping import note_clock
 from shoal.core.phases.wake import next_wake
 from shoal.core.phases.watch import checks_wanted, watch
@@ -30,7 +32,8 @@ from shoal.model.supply import SupplyCommand
 class Step(msgspec.Struct, frozen=True):
     """`events` are already applied to the state, and must be stored before `commands` are sent
     and `answers` (one per request, in order) are given. `finished` holds the whole records of
-    the jobs that left the state. Without a report, no step is needed before `wake_ms`."""
+    the jobs that left the state. Without a report, no step is needed before `wake_ms`. `supplies`
+    are commands for suppliers, sent when the events are stored."""
 
     events: list[Event]
     commands: list[Command]
@@ -46,6 +49,7 @@ def step(state: State, report: Report, policy: Policy, now_ms: int) -> Step:
         round_.emit(PolicyChanged(at_ms=now_ms, policy=policy))
     note_clock(round_, report.drift_ms)
     fresh = observe(round_, report)  # what happened on the nodes
+    hear_supplies(round_, report.supplies)  # what became of ordered nodes
     watch(round_, fresh)  # what members report of their work
     reclaim(round_, fresh)  # jobs that hold GPUs and do not use them
     answers = admit(round_, report.requests)  # what users want
@@ -53,6 +57,7 @@ def step(state: State, report: Report, policy: Policy, now_ms: int) -> Step:
     heal(round_)  # retry, requeue, give up
     serve(round_, report.services)  # as many replicas as services want
     schedule(round_)  # order the queue and place what fits
+    supplies = supply(round_)  # which nodes to order, and which to give back
     commands = reconcile(round_, fresh)  # what should run minus what runs
     commands += checks_wanted(state, fresh)  # which nodes should be measured
     commands += prepares_wanted(state, fresh, now_ms)  # which nodes should be warm for a gang
@@ -60,4 +65,4 @@ def step(state: State, report: Report, policy: Policy, now_ms: int) -> Step:
     if report.fences:
         commands += fences_wanted(round_)  # which silent nodes the engine should end
     wake_ms = next_wake(round_)
-    return Step(round_.events, commands, answers, round_.finished, wake_ms)
+    return Step(round_.events, commands, answers, round_.finished, wake_ms, supplies)

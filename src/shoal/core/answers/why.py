@@ -7,6 +7,7 @@ from bisect import bisect_left
 from collections.abc import Collection, Mapping
 from typing import NamedTuple
 
+from shoal.core.answers.supplies import asked_for
 from shoal.core.scheduling.again import shunned, spares_kept_from, spares_when_empty
 from shoal.core.scheduling.backfill import GAP_TRIES_MAX, SAFE, delayed_by, nodes_of
 from shoal.core.scheduling.expect import run_ms
@@ -22,6 +23,8 @@ from shoal.model.node import NodeHealth, NodeIntent
 from shoal.model.policy import Policy
 from shoal.model.resources import Kind, plural
 
+NO_NODES = "no node has joined the cluster yet"
+
 
 class Waits(enum.StrEnum):
     """What a job waits for; the value is worded for several jobs at once."""
@@ -32,6 +35,7 @@ class Waits(enum.StrEnum):
     NO_NODES = "for a first node"
     CLOSED = "for nodes that are closed or lost"
     ROOM = "for room"
+    SUPPLY = "for nodes that were asked for"
     TURN = "behind"
     SPARES = "beside nodes that are kept as spares"
 
@@ -90,9 +94,9 @@ def reason_of(state: State, job: Job, policy: Policy, now_ms: int) -> Reason | N
         text = f"the budget of {tenant} is used up; see: shoal report --by tenant"
         return Reason(Waits.BUDGET, text, tenant)
     if not state.nodes:
-        return Reason(Waits.NO_NODES, "no node has joined the cluster yet")
+        return _ordered(state, job, now_ms) or Reason(Waits.NO_NODES, NO_NODES)
     return (
-        _no_room(state, job)
+        _no_room(state, job, now_ms)
         or _queue_held(state, job, policy, now_ms)
         or _set_aside(state, job, now_ms)
         or _spared(state, job)
@@ -180,7 +184,30 @@ def could_ever(state: State, job: Job) -> bool:
     return held_when_empty(state, gang, open_only=True, avoid=avoid) >= gang.members
 
 
-def _no_room(state: State, job: Job) -> Reason | None:
+def _ordered(state: State, job: Job, now_ms: int) -> Reason | None:
+    """Nodes that are on their way for such jobs; or why a supply brings none."""
+    if not state.policy.supply:
+        return None
+    coming, text = asked_for(state, gang_of(job), now_ms)
+    if coming:
+        return Reason(Waits.SUPPLY, text)
+    return Reason(Waits.CLOSED, f"no node that could take it is there; {text}") if text else None
+
+
+def _no_room(state: State, job: Job, now_ms: int) -> Reason | None:
+    reason = _shortage(state, job)
+    if reason is None or not state.policy.supply:
+        return reason
+    coming, text = asked_for(state, gang_of(job), now_ms)
+    if not text:
+        return reason
+    if coming:
+        need = reason.text.partition(";")[0]
+        return Reason(Waits.SUPPLY, f"{text}; {need}")
+    return reason._replace(text=f"{reason.text}; {text}")
+
+
+def _shortage(state: State, job: Job) -> Reason | None:
     gang = gang_of(job)
     short = shortage(state, gang)
     if not short:
@@ -221,7 +248,9 @@ def _queue_held(state: State, job: Job, policy: Policy, now_ms: int) -> Reason |
             place_in_line(state, ahead, now_ms) < mine
             and holds_queue(state, ahead, policy, now_ms)
             and (
-                _no_room(state, ahead) or _set_aside(state, ahead, now_ms) or _spared(state, ahead)
+                _no_room(state, ahead, now_ms)
+                or _set_aside(state, ahead, now_ms)
+                or _spared(state, ahead)
             )
         ):
             waited = duration_text(now_ms - ahead.submitted_ms)

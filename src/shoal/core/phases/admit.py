@@ -15,6 +15,7 @@ from shoal.core.phases.round import Round
 from shoal.core.phases.serve import set_service, stop_service
 from shoal.core.phases.spec_problem import shape_problem, spec_problem
 from shoal.core.scheduling.fit import NO_CONTAINERS
+from shoal.core.scheduling.packing import could_bring
 from shoal.core.state.queue import gang_of_spec
 from shoal.core.state.room import UNLIMITED
 from shoal.core.state.state import State
@@ -143,9 +144,10 @@ def out_of_scope(state: State, scope: str, spec: JobSpec) -> Refused | None:
 
 def impossible(state: State, spec: JobSpec) -> Refused | None:
     """Would the job never start even if every known node were up and empty? Lost and cordoned
-    nodes count because they may come back. Before any node is known, everything is possible."""
+    nodes count because they may come back, and so do nodes that a supply may bring. Before any node
+    is known, everything is possible."""
     kinds = [kind for kind, count in state.capacity.items() if count]
-    if not kinds:
+    if not kinds or could_bring(state, gang_of_spec(spec)):
         return None
     demand = spec.demand
     where = ""
@@ -215,7 +217,8 @@ def _requeue(round_: Round, request: Requeue) -> Answer:
 
 
 def _set_intent(round_: Round, request: SetIntent) -> Answer:
-    node = round_.state.nodes.get(request.node)
+    state = round_.state
+    node = state.nodes.get(request.node)
     if node is None:
         return Refused("node", f"there is no node {request.node}", missing=True)
     if request.intent is NodeIntent.OPEN and node.record.standing is not Standing.OK:
@@ -223,6 +226,9 @@ def _set_intent(round_: Round, request: SetIntent) -> Answer:
         round_.emit(NodeJudged(at_ms=round_.now_ms, node=node.id, record=record, why=record.why))
         if node.intent is NodeIntent.OPEN:
             return Accepted(node.id)
+    order = state.orders.get(node.spec.order)
+    if order is not None and order.release and request.intent is NodeIntent.OPEN:
+        return Refused("node", f"{node.id} is being given back: {order.release}")
     if request.intent is NodeIntent.OPEN:
         forget_set_end(round_, node, request.who)
     if node.intent is request.intent:

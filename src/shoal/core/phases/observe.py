@@ -26,6 +26,7 @@ from shoal.model.node import NodeHealth, kind_text
 from shoal.model.report import MemberExit, NodeReport, Report
 
 FENCE_MS = 10_000  # time for the engine to end a node
+SUPPLIER_FENCE_MS = 60_000  # time for whoever brought a node to end its machine
 
 
 def observe(round_: Round, report: Report) -> list[NodeReport]:
@@ -271,6 +272,10 @@ def fences_wanted(round_: Round) -> list[Command]:
     return wanted
 
 
+def fence_ms_of(state: State, node: Node) -> int:
+    return SUPPLIER_FENCE_MS if node.spec.order in state.orders else FENCE_MS
+
+
 def _expire_silent(round_: Round, *, fences: bool) -> None:
     """A node without a report for a while is silent. It is given up only after the policy's grace
     time; where the engine can end it, 10 s later, so that there is time to end it."""
@@ -282,7 +287,8 @@ def _expire_silent(round_: Round, *, fences: bool) -> None:
             break
         overdue.append((state.nodes[node_id], silent_ms))
     for node, silent_ms in overdue:
-        if silent_ms >= policy.grace_ms + (FENCE_MS if fences else 0):
+        fence_ms = fence_ms_of(state, node) if fences or node.spec.order in state.orders else 0
+        if silent_ms >= policy.grace_ms + fence_ms:
             why = f"silent for {duration_text(silent_ms)}, longer than the grace time"
             lose(round_, node, dead=False, why=why)
         elif node.health is not NodeHealth.SILENT:

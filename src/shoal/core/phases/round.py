@@ -7,6 +7,7 @@ from shoal.core.state.state import State
 from shoal.model.events import Event, JobFinished
 from shoal.model.job import Job
 from shoal.model.policy import Policy
+from shoal.model.supply import SupplyCommand
 
 
 class Round:
@@ -22,6 +23,7 @@ class Round:
         "policy",
         "quotas",
         "state",
+        "supplies",
     )
 
     def __init__(self, state: State, policy: Policy, now_ms: int) -> None:
@@ -33,6 +35,7 @@ class Round:
         self.finished_keys: dict[str, str] = {}  # submission keys that are not in the store yet
         self.quotas = any(tenant.quota_gpus for tenant in policy.tenants)
         self.judged = False  # were all running jobs ranked since a job was last stopped?
+        self.supplies: list[SupplyCommand] = []  # for those who bring nodes
         self.more = False  # work is left that another step should take up at once
 
     def look_again(self, at_ms: int) -> None:

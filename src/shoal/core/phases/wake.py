@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from shoal.core.phases.observe import FENCE_MS
+from shoal.core.phases.observe import fence_ms_of
 from shoal.core.phases.round import Round
 from shoal.core.phases.watch import next_look_ms
 from shoal.model.node import NodeHealth
@@ -16,14 +16,17 @@ def next_wake(round_: Round) -> int | None:
         return now_ms
     times = [] if state.agenda.look_ms is None else [state.agenda.look_ms]
     times += [ms for ms in (next_look_ms(state, policy), state.agenda.serve_ms) if ms is not None]
+    if state.agenda.supply_ms is not None and (policy.supply or state.orders):
+        times.append(state.agenda.supply_ms)
     if state.queue.delayed:
         times.append(state.queue.delayed[0][0])
     if state.limits:
         times.append(state.limits[0][0])
     for node_id, heard_ms in state.heard.contacts.items():  # silent ones lead
-        silent = state.nodes[node_id].health is NodeHealth.SILENT
+        node = state.nodes[node_id]
+        silent = node.health is NodeHealth.SILENT
         due_ms = heard_ms + (policy.grace_ms if silent else policy.silent_after_ms)
-        times.append(due_ms if due_ms > now_ms else due_ms + FENCE_MS)
+        times.append(due_ms if due_ms > now_ms else due_ms + fence_ms_of(state, node))
         if not silent:
             break
     return max(now_ms + 1, min(times)) if times else None

@@ -24,6 +24,8 @@ class Agenda:
         self.stoppable = Stoppable()  # running jobs that may be stopped, by entitlement
         self.ends_ms: int | None = 0  # when to look at the nodes that end
         self.watch_ms: int | None = None  # when to look for jobs that hang
+        self.supply_ms: int | None = 0  # when to look at supplies and orders again
+        self.supplied_ms = 0  # when that was last done
         self.serve_ms: int | None = None  # when to look at the services again
 
     def look_again(self, at_ms: int) -> None:

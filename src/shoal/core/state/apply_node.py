@@ -16,7 +16,6 @@ from shoal.core.state.apply_room import (
     set_end,
     set_intent,
 )
-from shoal.core.state.apply_supply import note_arrival
 from shoal.core.state.state import Node, State
 from shoal.model.events import (
     EventBase,
@@ -45,7 +44,6 @@ def _node_joined(state: State, event: NodeJoined) -> None:
         set_intent(state, node, NodeIntent.OPEN)
         node.leaving, node.closed_from = False, None
     node.dead = False
-    note_arrival(state, node.spec.order)
     _set_health(state, node, NodeHealth.JOINING, event)
 
 

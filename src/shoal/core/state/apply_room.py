@@ -22,6 +22,7 @@ def add_node(state: State, node: Node) -> None:
     state.rooms.append(Room(node.spec))
     _foresee(state, node.spec)
     state.placed[node.id] = {}
+    _brings(state, node)
     if node.record.standing is not Standing.OK:
         state.troubled[node.id] = None
     _count_known(state, node, 1)
@@ -46,11 +47,21 @@ def replace_node(state: State, node: Node, spec: NodeSpec, incarnation: int) -> 
     """The node starts a new life, perhaps with other resources; it must be closed and empty."""
     assert not state.placed[node.id], "a node that rejoins holds nothing"
     _count_known(state, node, -1)
+    if node.spec.order != spec.order and node.spec.order:
+        del state.brought[node.spec.order][node.id]
+        if not state.brought[node.spec.order]:
+            del state.brought[node.spec.order]
     node.spec = spec
+    _brings(state, node)
     node.incarnation = incarnation
     _count_known(state, node, 1)
     state.rooms[node.index] = Room(spec)
     _foresee(state, spec)
+
+
+def _brings(state: State, node: Node) -> None:
+    if node.spec.order:
+        state.brought.setdefault(node.spec.order, {})[node.id] = None
 
 
 def _foresee(state: State, spec: NodeSpec) -> None:

@@ -8,9 +8,10 @@ from typing import Any
 from shoal.core.state.state import State
 from shoal.model.events import EventBase, NodesOrdered, OrderChanged, OrderEnded
 from shoal.model.policy import Policy
-from shoal.model.supply import Order, Setback
+from shoal.model.supply import Order, OrderPhase, Setback
 
-FAILURES_MAX = 30  # counted: no wait grows any more after so many
+FAILURES_MAX = 16  # counted: no wait grows any more after so many
+WORKED_MS = 600_000  # an order that lasted this long did not fail at once
 
 
 def _ordered(state: State, event: NodesOrdered) -> None:
@@ -35,19 +36,13 @@ def _changed(state: State, event: OrderChanged) -> None:
 
 
 def _ended(state: State, event: OrderEnded) -> None:
-    del state.orders[event.order]
+    order = state.orders.pop(event.order)
+    before = state.setbacks.pop(event.supply, None)
     if not event.failed:
         return
-    before = state.setbacks.get(event.supply)
-    failures = min(FAILURES_MAX, before.failures + 1 if before else 1)
+    worked = order.phase is OrderPhase.RUNNING and event.at_ms - order.since_ms > WORKED_MS
+    failures = 1 if before is None or worked else min(FAILURES_MAX, before.failures + 1)
     state.setbacks[event.supply] = Setback(failures=failures, at_ms=event.at_ms, why=event.why)
-
-
-def note_arrival(state: State, order_id: str) -> None:
-    """A node of this order has joined: the supply works."""
-    order = state.orders.get(order_id)
-    if order is not None:
-        state.setbacks.pop(order.supply.name, None)
 
 
 def forget_setbacks(state: State, policy: Policy) -> None:

@@ -12,6 +12,7 @@ from shoal.model.health import CheckResult, Verdict
 from shoal.model.job import MemberRef
 from shoal.model.progress import Beat
 from shoal.model.service import ServiceLoad
+from shoal.model.supply import SupplyReport
 
 
 class Watch(msgspec.Struct):
@@ -42,4 +43,8 @@ class Heard:
         self.verdicts: dict[str, tuple[str, CheckResult, Verdict]] = {}  # node -> its last check
         self.loads: dict[str, ServiceLoad] = {}  # what the gateway last reported of each service
         self.recent_work: dict[str, RecentWork] = {}  # of each service
+        self.supplied: dict[str, SupplyReport] = {}  # the newest of each engine that brings nodes
+        self.trouble_ms: dict[str, int] = {}  # engine -> since when it has a problem
+        self.missing_ms: dict[str, int] = {}  # order -> since when its supplier does not show it
+        self.unused_ms: dict[str, int] = {}  # order -> since when no job uses or awaits its nodes
         self.down_ms: dict[str, int] = {}  # replica -> since when the gateway cannot reach it

@@ -20,6 +20,7 @@ class Indexes(Facts):
         self.rooms: list[Room] = []  # by node index
         self.cluster = Domain()  # all schedulable nodes
         self.divisions = (Division(), Division())  # the blocks, the racks
+        self.brought: dict[str, dict[str, None]] = {}  # order -> nodes whose spec names it
         self.placed: dict[str, dict[MemberRef, Job]] = {}  # node -> members that hold slices
         self.capacity: dict[Kind, int] = {}  # kind of node -> how many are known
         self.open_capacity: dict[Kind, int] = {}  # kind of node -> how many are schedulable

@@ -1,0 +1,229 @@
+"""Orders of nodes: what suppliers report of them, and giving them back."""
+
+from __future__ import annotations
+
+from shoal.core.phases.keys import void_keys
+from shoal.core.phases.observe import lose
+from shoal.core.phases.round import Round
+from shoal.core.state.state import Node, State
+from shoal.core.state.supplied import START_MS, nodes_brought
+from shoal.model.durations import duration_text
+from shoal.model.events import NodeIntended, NodeJoined, NodeJudged, NodeLost, OrderChanged
+from shoal.model.events import OrderEnded as Ended
+from shoal.model.health import Record, Standing
+from shoal.model.node import NodeHealth, NodeIntent
+from shoal.model.supply import (
+    DrainMachine,
+    Order,
+    OrderPhase,
+    OrderStatus,
+    Provision,
+    Release,
+    SupplyReport,
+)
+
+MISSING_MS = 15_000  # an order that was seen and is no longer shown for this long is over
+EARLY_MS = 300_000  # a node that is lost so soon after its order began counts as a failure
+
+
+def hear_supplies(round_: Round, reports: tuple[SupplyReport, ...]) -> None:
+    """Take in what suppliers report, and close nodes that must get no job: before the scheduler
+    sees them."""
+    state = round_.state
+    if state.brought:
+        _judge_arrivals(round_)
+        _end_silent(round_)
+    for report in reports:
+        before = state.heard.supplied.get(report.engine)
+        if before is None or before.problem:
+            state.agenda.supply_ms = round_.now_ms  # it may be asked now
+        state.heard.supplied[report.engine] = report
+        if report.problem:
+            state.heard.trouble_ms.setdefault(report.engine, round_.now_ms)
+            continue
+        state.heard.trouble_ms.pop(report.engine, None)
+        shown = {status.order: status for status in report.orders}
+        for order in [one for one in state.orders.values() if one.supply.engine == report.engine]:
+            _hear_order(round_, order, shown.get(order.id))
+        for status in report.orders:
+            if status.order not in state.orders and status.phase not in (
+                OrderPhase.ENDED,
+                OrderPhase.UNKNOWN,
+            ):
+                why = "the cluster has no such order"
+                round_.supplies.append(Release(order=status.order, engine=report.engine, why=why))
+
+
+def _hear_order(round_: Round, order: Order, status: OrderStatus | None) -> None:
+    heard, now_ms = round_.state.heard, round_.now_ms
+    if status is None or status.phase is OrderPhase.UNKNOWN:
+        if order.phase is OrderPhase.UNKNOWN:
+            if order.release:
+                end_order(round_, order, failed=order.failed, why=order.release)
+            elif now_ms - order.at_ms >= START_MS:
+                release(round_, order, "the supplier never showed it", failed=True)
+            else:
+                round_.supplies.append(provision(order))
+        elif now_ms - heard.missing_ms.setdefault(order.id, now_ms) >= MISSING_MS:
+            failed = order.failed or not order.release
+            why = order.release or "the supplier no longer knows it"
+            end_order(round_, order, failed=failed, why=why)
+        return
+    heard.missing_ms.pop(order.id, None)
+    if status.phase is OrderPhase.ENDED:
+        brought = order.phase is OrderPhase.RUNNING and order.id in round_.state.brought
+        failed = order.failed or (not order.release and (status.failed or not brought))
+        why = order.release or status.reason or "it ended"
+        end_order(round_, order, failed=failed, why=why)
+        return
+    if (status.phase, status.reason, status.handle) != (order.phase, order.reason, order.handle):
+        round_.emit(
+            OrderChanged(
+                at_ms=now_ms,
+                order=order.id,
+                phase=status.phase,
+                reason=status.reason,
+                handle=status.handle,
+            )
+        )
+    if order.release:
+        give_back(round_, order)
+
+
+def end_order(round_: Round, order: Order, *, failed: bool, why: str) -> None:
+    """Its supplier shows that nothing is left of it, so its nodes are gone as well."""
+    for node in nodes_brought(round_.state, order.id):
+        if node.health is not NodeHealth.LOST:
+            lose(round_, node, dead=True, why=f"its machine was given back: {why}")
+        if node.intent is not NodeIntent.REMOVED:
+            _intend(round_, node, NodeIntent.REMOVED, f"order {order.id} has ended: {why}")
+    forget(round_.state, order.id)
+    round_.emit(
+        Ended(
+            at_ms=round_.now_ms,
+            order=order.id,
+            supply=order.supply.name,
+            failed=failed,
+            why=why,
+        )
+    )
+
+
+def release(round_: Round, order: Order, why: str, *, failed: bool = False) -> None:
+    """Decide to give the order back: its nodes get nothing new, and go when nothing runs there."""
+    round_.emit(
+        OrderChanged(
+            at_ms=round_.now_ms,
+            order=order.id,
+            phase=order.phase,
+            reason=order.reason,
+            handle=order.handle,
+            release=why,
+            failed=failed,
+        )
+    )
+    give_back(round_, order)
+
+
+def give_back(round_: Round, order: Order) -> None:
+    """Drain what is left of the order. When nothing runs there, have the supplier end it. A node
+    that does not answer cannot be drained: ending its machine makes sure that nothing runs."""
+    state = round_.state
+    for node in nodes_brought(state, order.id):
+        if node.health in (NodeHealth.LOST, NodeHealth.SILENT):
+            continue
+        if node.intent in (NodeIntent.OPEN, NodeIntent.CORDONED):
+            _intend(round_, node, NodeIntent.DRAINING, f"order {order.id}: {order.release}")
+        if state.placed[node.id]:
+            return
+    for node in nodes_brought(state, order.id):
+        if node.health is not NodeHealth.LOST and not state.placed[node.id]:
+            lose(round_, node, dead=True, why=f"its machine is given back: {order.release}")
+        if node.health is NodeHealth.LOST and node.intent is not NodeIntent.REMOVED:
+            _intend(round_, node, NodeIntent.REMOVED, f"order {order.id}: {order.release}")
+    round_.supplies.append(Release(order=order.id, engine=order.supply.engine, why=order.release))
+
+
+def provision(order: Order) -> Provision:
+    return Provision(order=order.id, supply=order.supply, nodes=order.nodes, why=order.why)
+
+
+def forget(state: State, order_id: str) -> None:
+    state.heard.missing_ms.pop(order_id, None)
+    state.heard.unused_ms.pop(order_id, None)
+
+
+def _judge_arrivals(round_: Round) -> None:
+    for event in list(round_.events):
+        if isinstance(event, NodeJoined) and event.spec.order:
+            node = round_.state.nodes[event.node]
+            _judge_arrival(round_, node, round_.state.orders.get(event.spec.order))
+
+
+def judge_nodes(round_: Round) -> None:
+    """Ordered nodes that were lost in this step or found to be sick."""
+    state = round_.state
+    for event in list(round_.events):
+        if not isinstance(event, NodeLost | NodeJudged):
+            continue
+        node = state.nodes[event.node]
+        order = state.orders.get(node.spec.order)
+        if isinstance(event, NodeJudged):
+            if event.record.standing is Standing.QUARANTINED and order is not None:
+                round_.supplies.append(
+                    DrainMachine(node=node.spec, engine=order.supply.engine, why=event.why)
+                )
+        elif order is not None:
+            _judge_loss(round_, node, order)
+        elif node.spec.order and node.intent is not NodeIntent.REMOVED:
+            _intend(round_, node, NodeIntent.REMOVED, "its order has ended")
+
+
+def _judge_arrival(round_: Round, node: Node, order: Order | None) -> None:
+    """A name is used again for other machines, which have done nothing wrong yet."""
+    if node.record.standing is not Standing.OK and node.record.since_ms < (
+        order.at_ms if order is not None else 0
+    ):
+        round_.emit(
+            NodeJudged(
+                at_ms=round_.now_ms, node=node.id, record=Record(), why="it is another machine"
+            )
+        )
+    if order is None or order.release:
+        why = order.release if order is not None else "the cluster has no such order"
+        _intend(round_, node, NodeIntent.DRAINING, f"order {node.spec.order}: {why}")
+
+
+def _judge_loss(round_: Round, node: Node, order: Order) -> None:
+    """An order none of whose nodes is left is given back."""
+    others = nodes_brought(round_.state, order.id)
+    if order.release or any(other.health is not NodeHealth.LOST for other in others):
+        return
+    starting = round_.now_ms - order.since_ms < START_MS
+    if starting and len(others) < len(order.nodes):
+        return  # the rest of the lot is still expected
+    early = round_.now_ms - order.since_ms < EARLY_MS and node.intent is NodeIntent.OPEN
+    release(round_, order, f"{node.id} is lost: {node.why}", failed=early)
+
+
+def _end_silent(round_: Round) -> None:
+    """Nodes beyond the grace time: whoever brought them ends their machine, if nothing else is
+    alive in the same order, so that no job runs twice."""
+    state, latest_ms = round_.state, round_.now_ms - round_.policy.grace_ms
+    for node_id, heard_ms in list(state.heard.contacts.items()):  # longest unheard first
+        if heard_ms > latest_ms:
+            return
+        order = state.orders.get(state.nodes[node_id].spec.order)
+        if order is None or order.release:
+            continue
+        if all(
+            node.health in (NodeHealth.LOST, NodeHealth.SILENT)
+            for node in nodes_brought(state, order.id)
+        ):
+            silent = duration_text(round_.now_ms - heard_ms)
+            release(round_, order, f"{node_id} has been silent for {silent}")
+
+
+def _intend(round_: Round, node: Node, intent: NodeIntent, why: str) -> None:
+    round_.emit(NodeIntended(at_ms=round_.now_ms, node=node.id, intent=intent, why=why))
+    void_keys(round_, node)

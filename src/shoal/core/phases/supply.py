@@ -1,0 +1,337 @@
+"""How many nodes of which supply are wanted: order them for jobs that wait, and give back what
+nobody uses."""
+
+from __future__ import annotations
+
+from collections import Counter
+from fractions import Fraction
+
+from shoal.core.phases.orders import give_back, judge_nodes, provision, release
+from shoal.core.phases.round import Round
+from shoal.core.scheduling.order import Walk
+from shoal.core.scheduling.packing import Bin, Bins, empty_level, fits_empty
+from shoal.core.state.queue import Lane
+from shoal.core.state.state import Node, State
+from shoal.core.state.supplied import (
+    START_MS,
+    headroom,
+    kept_of,
+    kind_of,
+    next_try_ms,
+    nodes_brought,
+    slots_of,
+)
+from shoal.model.durations import duration_text
+from shoal.model.events import JobPlaced, NodesOrdered
+from shoal.model.health import Standing
+from shoal.model.job import Job
+from shoal.model.node import NodeHealth, NodeIntent
+from shoal.model.resources import Kind, plural
+from shoal.model.supply import Order, OrderPhase, Release, Supply, SupplyCommand
+
+LOOK_MS = 1_000  # between two looks at the demand
+UNWANTED_MS = 30_000  # an order that nobody waits for any more is given back after this long
+SOON_MS = 60_000  # a job that will start this soon on a node that is there needs no other
+LANES_MAX = 256  # looked at
+JOBS_MAX = 1_000  # of one lane whose run times are read
+ORDERS_PER_LOOK_MAX = 100
+NEW = "new"  # marks nodes that are ordered in this look
+
+
+def supply(round_: Round) -> list[SupplyCommand]:
+    """Looks at the demand once a second at most, and only if something happened or is due."""
+    state, agenda, now_ms = round_.state, round_.state.agenda, round_.now_ms
+    if not round_.policy.supply and not state.orders and not state.brought:
+        return round_.supplies
+    if round_.events:
+        judge_nodes(round_)
+        _note_use(round_)
+        look_at(state, max(now_ms, agenda.supplied_ms + LOOK_MS))
+    if agenda.supply_ms is None or now_ms < agenda.supply_ms or round_.more:
+        return round_.supplies
+    agenda.supplied_ms, agenda.supply_ms = now_ms, None
+    sent = {command.order for command in round_.supplies if isinstance(command, Release)}
+    for order in list(state.orders.values()):
+        if order.release and order.id not in sent:
+            give_back(round_, order)
+    need = Need(round_)
+    need.look()
+    _give_back_unused(round_, need)
+    taken = {name for order in state.orders.values() for name in order.nodes}
+    for one, why in need.wanted[:ORDERS_PER_LOOK_MAX]:
+        _order(round_, one, why, taken)
+    if len(need.wanted) > ORDERS_PER_LOOK_MAX:
+        look_at(state, now_ms + LOOK_MS)
+    return round_.supplies
+
+
+def _note_use(round_: Round) -> None:
+    """A job may start and end between two looks."""
+    unused_ms = round_.state.heard.unused_ms
+    if not unused_ms:
+        return
+    for event in round_.events:
+        if isinstance(event, JobPlaced):
+            for slice_ in event.slices:
+                unused_ms.pop(round_.state.nodes[slice_.node].spec.order, None)
+
+
+class Need:
+    """One look at the queue: which gangs would start if more nodes came?"""
+
+    def __init__(self, round_: Round) -> None:
+        self._round = round_
+        self._state = state = round_.state
+        self.partial = False  # not the whole queue was looked at
+        self.wanted: list[tuple[Supply, str]] = []  # one entry for each lot, and why
+        self._left: dict[str, int] = {}  # nodes that each supply may still bring
+        self._kinds: dict[str, Kind] = {}
+        for one in round_.policy.supply:
+            self._kinds[one.name] = kind_of(state, one)
+            self._left[one.name] = headroom(state, one) if self._may_ask(one) else 0
+        self.bins = Bins(_bins(state, dict(self._kinds), round_.now_ms))
+
+    def look(self) -> None:
+        """Jobs at the front come first, as they do when nodes have come."""
+        state, now_ms = self._state, self._round.now_ms
+        for one in self._round.policy.supply:
+            short = min(one.least - kept_of(state, one.name), self._left[one.name])
+            if short > 0:
+                self._take(one, -(-short // one.lot), f"least is {one.least}")
+        lanes = self._lanes()
+        if not lanes:
+            return
+        front: dict[Lane, list[str]] = {}  # jobs for which room is reserved
+        for job_id in state.reservations:
+            lane = state.queue.lane.get(state.jobs[job_id].number)
+            if lane is not None:
+                front.setdefault(lane, []).append(job_id)
+        walk = Walk(state, now_ms, lanes)
+        for _ in range(LANES_MAX):
+            head = walk.next()
+            if head is None:
+                return
+            self._serve(head[2], front.get(head[2], []))
+        self.partial = True
+
+    def _lanes(self) -> list[Lane]:
+        """Those whose gangs a supply could take."""
+        if not any(self._left.values()) and not self._state.orders:
+            return []
+        kinds = list(self._kinds.values())
+        return [
+            lane
+            for gang, of_gang in self._state.queue.of_gang.items()
+            if any(fits_empty(gang, kind) for kind in kinds)
+            for lane in of_gang
+        ]
+
+    def _may_ask(self, one: Supply) -> bool:
+        """Only an engine that answers is asked, and not at once after it failed."""
+        heard = self._state.heard.supplied.get(one.engine)
+        if heard is None or heard.problem:
+            return False
+        again_ms = next_try_ms(self._state, one.name)
+        if again_ms > self._round.now_ms:
+            look_at(self._state, again_ms)
+            return False
+        return True
+
+    def _serve(self, lane: Lane, front: list[str]) -> None:
+        """Find room for the jobs of a lane, in what is there or in what may be ordered."""
+        state, gang = self._state, lane.gang
+        reserved = [state.reservations[job_id] for job_id in front]
+        soon_ms = self._round.now_ms + SOON_MS
+        soon = sum(one.start_ms is not None and one.start_ms <= soon_ms for one in reserved)
+        jobs = len(state.queue.lanes[lane]) - soon
+        held = self.bins.holds(gang, jobs * gang.members)
+        while jobs * gang.members > held:
+            choice = self._cheapest(lane, jobs, held)
+            if choice is None:
+                break
+            one, lots = choice
+            first = state.job_numbered(state.queue.lanes[lane][held // gang.members][1])
+            others = jobs - held // gang.members - 1
+            more = f" and {plural(others, 'other job')} like it" if others > 0 else ""
+            self._take(one, lots, f"{first.label}{more} would fit there")
+            held = self.bins.holds(gang, jobs * gang.members)
+        served = min(jobs, held // gang.members)
+        self.bins.take(gang, served * gang.members)
+        if served < jobs:  # what is kept for them is not free for the lanes behind
+            for one_ in reserved:
+                for index in one_.nodes:
+                    self.bins.drop(_bin_of(state, state.order[index]))
+
+    def _cheapest(self, lane: Lane, jobs: int, held: int) -> tuple[Supply, int] | None:
+        """The supply that serves more jobs for the least money each; then the first one named."""
+        gang = lane.gang
+        best: tuple[Fraction, Supply, int] | None = None
+        for one in self._round.policy.supply:
+            each, left = fits_empty(gang, self._kinds[one.name]), self._left[one.name]
+            if not each or not left:
+                continue
+            suited = self._suited(lane, one, jobs)
+            nodes = -(-(suited * gang.members - held) // each)
+            lots = min(-(-nodes // one.lot), left // one.lot)
+            served = min(suited, (held + lots * one.lot * each) // gang.members)
+            served -= held // gang.members
+            if lots <= 0 or served <= 0:
+                continue
+            # Fewer nodes may be enough for as many gangs.
+            nodes = -(-((held // gang.members + served) * gang.members - held) // each)
+            lots = -(-nodes // one.lot)
+            cost = Fraction(lots * one.lot * one.price, served)
+            if best is None or cost < best[0]:
+                best = (cost, one, lots)
+        return None if best is None else best[1:]
+
+    def _suited(self, lane: Lane, one: Supply, jobs: int) -> int:
+        """How many of the lane's jobs would not be cut off by the end of such a node."""
+        if not one.lasts_ms:
+            return jobs
+        line = self._state.queue.lanes[lane][: min(jobs, JOBS_MAX)]
+        return sum(not _outlives(self._state.job_numbered(number), one) for _, number in line)
+
+    def _take(self, one: Supply, lots: int, why: str) -> None:
+        self._left[one.name] -= lots * one.lot
+        kind = self._kinds[one.name]
+        self.bins.add(Bin(kind, empty_level(kind), NEW), lots * one.lot)
+        self.wanted += [(one, why)] * lots
+
+
+def _outlives(job: Job, one: Supply) -> bool:
+    """Would the job be cut off by the end of such a node, and lose its work?"""
+    spec = job.spec
+    longest_ms = spec.estimate_ms or spec.time_limit_ms
+    return bool(one.lasts_ms and longest_ms > one.lasts_ms and not spec.checkpoint_ms)
+
+
+def _bins(state: State, kinds: dict[str, Kind], now_ms: int) -> list[tuple[Bin, int]]:
+    """What is free: on nodes that are there, the supplied ones last; then what is on its way."""
+    counts: Counter[Bin] = Counter()
+    for kind, index in state.cluster.free.items():
+        for level, nodes in index.nodes.items():
+            counts[Bin(kind, level)] += len(nodes)
+    there: list[tuple[Bin, int]] = []
+    coming: list[tuple[Bin, int]] = []
+    for order in state.orders.values():
+        if order.release:
+            continue
+        brought = nodes_brought(state, order.id)
+        idle = not any(state.placed[node.id] for node in brought)
+        for node in brought:
+            if node.schedulable and idle:  # only then does it matter whether they are wanted
+                bin_ = _bin_of(state, node)
+                counts[bin_._replace(order="")] -= 1
+                there.append((bin_, 1))
+            elif node.health is NodeHealth.JOINING and node.intent is NodeIntent.OPEN:
+                coming.append((_bin_of(state, node), 1))
+        missing = expected(state, order, now_ms)
+        if missing:
+            name = order.supply.name
+            kind = kinds[name] = kinds.get(name) or kind_of(state, order.supply)
+            coming.append((Bin(kind, empty_level(kind), order.id), missing))
+    return [*((bin_, count) for bin_, count in counts.items() if count > 0), *there, *coming]
+
+
+def _bin_of(state: State, node: Node) -> Bin:
+    order = node.spec.order if node.spec.order in state.orders else ""
+    return Bin(node.spec.kind, state.rooms[node.index].level, order)
+
+
+def expected(state: State, order: Order, now_ms: int) -> int:
+    """How many nodes of the order have yet to report."""
+    late = order.phase is OrderPhase.RUNNING and now_ms - order.since_ms >= START_MS
+    return 0 if late else len(order.nodes) - len(state.brought.get(order.id, ()))
+
+
+def look_at(state: State, at_ms: int) -> None:
+    agenda = state.agenda
+    agenda.supply_ms = at_ms if agenda.supply_ms is None else min(agenda.supply_ms, at_ms)
+
+
+def _order(round_: Round, one: Supply, why: str, taken: set[str]) -> None:
+    """Names that no order uses, of nodes that are gone."""
+    state = round_.state
+    names: list[str] = []
+    for name in slots_of(one):
+        known = state.nodes.get(name)
+        gone = known is None or (known.spec.origin == one.name and known.health is NodeHealth.LOST)
+        if name not in taken and gone:
+            names.append(name)
+            taken.add(name)
+            if len(names) == one.lot:
+                break
+    order_id = f"o{state.next_order}"
+    round_.emit(
+        NodesOrdered(at_ms=round_.now_ms, order=order_id, supply=one, nodes=tuple(names), why=why)
+    )
+    round_.supplies.append(provision(state.orders[order_id]))
+
+
+def _give_back_unused(round_: Round, need: Need) -> None:
+    """Orders that brought nothing, are not wanted, or have been idle for the supply's time-out."""
+    state = round_.state
+    supplies = {one.name: one for one in round_.policy.supply}
+    awaited = {slice_.node for slices in state.claims.values() for slice_ in slices}
+    awaited |= {state.order[index].id for one in state.reservations.values() for index in one.nodes}
+    kept = Counter({one.name: kept_of(state, one.name) for one in round_.policy.supply})
+    for order in list(state.orders.values()):
+        if order.release:
+            continue
+        one = supplies.get(order.supply.name)
+        nodes = [n for n in nodes_brought(state, order.id) if n.health is not NodeHealth.LOST]
+        if not nodes and _failed(round_, order):
+            continue
+        busy = any(state.placed[node.id] or node.id in awaited for node in nodes)
+        awaits = need.partial or order.id in need.bins.used
+        if busy or (awaits and one is not None):
+            state.heard.unused_ms.pop(order.id, None)
+            continue
+        _judge_unused(round_, order, one, nodes, kept[order.supply.name])
+        if order.release:
+            kept[order.supply.name] -= len(order.nodes)
+
+
+def _judge_unused(
+    round_: Round, order: Order, one: Supply | None, nodes: list[Node], kept: int
+) -> None:
+    """`kept`: how many nodes of its supply there are that are not given back."""
+    state, now_ms = round_.state, round_.now_ms
+    if nodes and all(_useless(node) for node in nodes):
+        release(round_, order, f"{nodes[0].id} gets no jobs any more")
+        return
+    if one is None or kept > one.most:
+        most = "the policy no longer has this supply" if one is None else f"most is {one.most}"
+        release(round_, order, most)
+        return
+    if kept - len(order.nodes) < one.least:
+        state.heard.unused_ms.pop(order.id, None)
+        return
+    since_ms = state.heard.unused_ms.setdefault(order.id, now_ms)
+    allowed_ms = one.idle_ms if nodes else min(one.idle_ms, UNWANTED_MS)
+    if now_ms - since_ms < allowed_ms:
+        look_at(state, since_ms + allowed_ms)
+    elif nodes:
+        release(round_, order, f"nothing ran there for {duration_text(now_ms - since_ms)}")
+    else:
+        release(round_, order, "no job waits for it any more")
+
+
+def _useless(node: Node) -> bool:
+    closed = node.intent in (NodeIntent.DRAINING, NodeIntent.REMOVED)
+    return closed or node.record.standing is Standing.QUARANTINED
+
+
+def _failed(round_: Round, order: Order) -> bool:
+    """Has it brought nothing for too long?"""
+    if order.phase is not OrderPhase.RUNNING:
+        return False
+    due_ms = order.since_ms + START_MS
+    if round_.now_ms < due_ms:
+        look_at(round_.state, due_ms)
+        return False
+    lost = order.id in round_.state.brought
+    why = "its nodes are lost" if lost else f"no node reported within {duration_text(START_MS)}"
+    release(round_, order, why, failed=True)
+    return True
