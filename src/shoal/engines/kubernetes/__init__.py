@@ -1,0 +1,1 @@
+"""Kubernetes brings nodes: pods in which the agent runs (docs/kubernetes.md)."""

@@ -1,0 +1,147 @@
+"""Brings nodes as pods. Every word that a supply says is turned into a request, and every refusal
+into one line that names the word."""
+
+from __future__ import annotations
+
+from shoal.engines.kubernetes import options as words
+from shoal.engines.kubernetes import read
+from shoal.engines.kubernetes.access import find
+from shoal.engines.kubernetes.client import KubeError, Refused
+from shoal.engines.kubernetes.options import Place
+from shoal.engines.kubernetes.site import Site
+from shoal.engines.supplying import SupplyContext
+from shoal.model.node import NodeSpec
+from shoal.model.supply import (
+    REASON_CHARACTERS_MAX,
+    NodeNote,
+    OrderStatus,
+    Provision,
+    Release,
+    Supply,
+    SupplyReport,
+)
+from shoal.ports import SupplyError
+
+ENGINE = "kubernetes"
+
+
+class KubernetesSupplier:
+    """A `ports.Supplier`. It has one site for each API server and namespace that supplies name."""
+
+    engine = ENGINE
+
+    def __init__(self, context: SupplyContext) -> None:
+        self._context = context
+        self._sites: dict[Place, Site] = {}
+
+    async def look(self) -> SupplyReport:
+        orders: list[OrderStatus] = []
+        notes: list[NodeNote] = []
+        supplies = {one.name: one for one in self._context.supplies() if one.engine == ENGINE}
+        for place in {words.place_of(one) for one in supplies.values()} | self._sites.keys():
+            site = await self._site(place)
+            try:
+                orders += await site.look()
+            except KubeError as error:
+                raise SupplyError(explain(error, site)) from error
+            notes += _notes(site, supplies)
+        return SupplyReport(engine=ENGINE, orders=tuple(orders), notes=tuple(notes))
+
+    async def provision(self, command: Provision) -> None:
+        options = words.read(command.supply)
+        site = await self._site(options.place)
+        try:
+            await site.provision(command, options, self._context.join_url, self._context.join_token)
+        except KubeError as error:
+            text = f"supply {command.supply.name}: {explain(error, site)}"
+            raise SupplyError(text[:REASON_CHARACTERS_MAX]) from error
+
+    async def release(self, command: Release) -> None:
+        for site in list(self._sites.values()):
+            try:
+                await site.release(command.order)
+            except KubeError as error:
+                raise SupplyError(explain(error, site)) from error
+
+    async def drain(self, node: NodeSpec, why: str) -> None:
+        for site in list(self._sites.values()):
+            try:
+                if await site.report_sick(node.id, why):
+                    return
+            except KubeError as error:
+                raise SupplyError(explain(error, site)) from error
+
+    async def close(self) -> None:
+        sites, self._sites = self._sites, {}
+        for site in sites.values():
+            await site.close()
+
+    async def _site(self, place: Place) -> Site:
+        """A site that works is kept. Where something is wrong, the kubeconfig is read again: its
+        owner may have logged in again meanwhile."""
+        site = self._sites.get(place)
+        if site is not None and site.pods.problem is None:
+            return site
+        access = find(place)
+        if site is None or access != site.access:
+            if site is not None:
+                await site.close()
+            site = self._sites[place] = Site(access, self._context.cluster)
+        return site
+
+
+def _notes(site: Site, supplies: dict[str, Supply]) -> list[NodeNote]:
+    """Labels are those that the node's supply asks for."""
+    ends = site.ends()
+    found: list[NodeNote] = []
+    for node, supply in site.nodes():
+        labels: dict[str, str] = {}
+        machine = site.machine_under(node)
+        if machine is not None and supply in supplies:
+            labels = read.labels_of(machine, words.labels_wanted(supplies[supply]))
+        in_ms, why = ends.get(node, (None, ""))
+        if labels or in_ms is not None:
+            found.append(NodeNote(node=node, labels=labels, ends_in_ms=in_ms, ends_why=why))
+    return found
+
+
+def explain(error: KubeError, site: Site) -> str:
+    """One line for people: the word of the supply that is about it, what is wrong, what helps."""
+    where, namespace = site.access.source, site.access.namespace
+    if not isinstance(error, Refused):
+        text = f"kubeconfig: {error}"
+    elif error.status == 401:
+        text = (
+            f"context: {site.access.server} does not accept our credentials ({where}); log in again"
+        )
+    elif error.status == 403 and "exceeded quota" in error.message:
+        text = f"namespace {namespace}: {error.message[error.message.index('exceeded quota') :]}"
+    elif error.status == 403:
+        text = f"namespace {namespace}: no permission: {error.message}"
+    elif error.status == 404 and f'namespaces "{namespace}"' in error.message:
+        text = f"namespace: there is no namespace {namespace} at {site.access.server}"
+    elif error.status == 404 and "configmaps" in error.message:
+        text = f"owner: {error.message} in namespace {namespace}"
+    elif error.status == 422:
+        text = f"{_word_of(error.message)}: {error.message}"
+    elif error.status == 429:
+        text = f"{site.access.server} has too many requests; it is asked again later"
+    else:
+        text = f"{site.access.server} answers {error.status}: {error.message}"
+    return " ".join(text.split())[:REASON_CHARACTERS_MAX]
+
+
+def _word_of(message: str) -> str:
+    """The word of a supply that an invalid field of a pod comes from."""
+    for part, word in (
+        (".image", "image"),
+        ("nodeSelector", "selector"),
+        ("tolerations", "tolerations"),
+        ("resources", "gpus, cpus or memory"),
+        ("serviceAccount", "service-account"),
+        ("runtimeClass", "runtime-class"),
+        ("priorityClass", "priority-class"),
+    ):
+        if part in message:
+            return word
+    return "options"

@@ -1,0 +1,75 @@
+"""A supplier under test, and what its orders look like."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+
+from shoal.engines.kubernetes.supplier import KubernetesSupplier
+from shoal.engines.supplying import SupplyContext
+from shoal.model.supply import OrderStatus, Provision, Release, Supply, SupplyReport
+from tests.engines.kubernetes.kube import WAIT_S, Kube
+
+CLUSTER = "1a2b3c4d"
+TOKEN = "shoal_0_secret."
+
+
+def supply_in(kube: Kube, **options: str) -> Supply:
+    words = {
+        "kubeconfig": kube.kubeconfig,
+        "namespace": kube.namespace,
+        "image": "registry.example/shoal:0.4",
+        "owner": "shoal-nodes",
+        **options,
+    }
+    chosen = {word: text for word, text in words.items() if text}
+    return Supply(name="gpu", engine="kubernetes", gpus=2, lot=2, most=8, options=chosen)
+
+
+class Bed:
+    def __init__(self, supply: Supply, cluster: str = CLUSTER) -> None:
+        self.supply = supply
+        self.supplier = KubernetesSupplier(
+            SupplyContext(
+                cluster=cluster,
+                home=Path("/nowhere"),
+                join_url="https://127.0.0.1:1",
+                join_token=TOKEN,
+                python="python3",
+                supplies=lambda: (self.supply,),
+            )
+        )
+
+    async def provision(self, order: str = "o1") -> None:
+        nodes = tuple(f"gpu-{order[1:]}{index}" for index in range(self.supply.lot))
+        command = Provision(order=order, supply=self.supply, nodes=nodes, why="a job waits")
+        await self.supplier.provision(command)
+
+    async def release(self, order: str = "o1") -> None:
+        await self.supplier.release(Release(order=order, engine="kubernetes"))
+
+    async def order(self, order: str = "o1") -> OrderStatus | None:
+        found = {one.order: one for one in (await self.supplier.look()).orders}
+        return found.get(order)
+
+    async def until(self, fact: Callable[[SupplyReport], bool]) -> SupplyReport:
+        """Look until it is so."""
+        deadline = time.monotonic() + WAIT_S
+        while True:
+            report = await self.supplier.look()
+            if fact(report):
+                return report
+            assert time.monotonic() < deadline, report
+            await asyncio.sleep(0.02)
+
+
+def play(bed: Bed, scene: Callable[[Bed], Awaitable[None]]) -> None:
+    async def run() -> None:
+        try:
+            await scene(bed)
+        finally:
+            await bed.supplier.close()
+
+    asyncio.run(run())
