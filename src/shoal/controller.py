@@ -9,6 +9,7 @@ import logging
 import os
 import signal
 import socket
+import sys
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -22,7 +23,7 @@ from shoal.control.clock import SystemClock, watch
 from shoal.control.gateway_link import GatewayLink
 from shoal.control.history.history import History
 from shoal.control.home import ClusterConfig, Home, node_url
-from shoal.control.jointoken import keep_standing
+from shoal.control.jointoken import keep_standing, standing
 from shoal.control.logs import LogStore
 from shoal.control.loop import ControlLoop
 from shoal.control.packages import PackageStore
@@ -31,18 +32,30 @@ from shoal.control.sockets import Doors, address, bind
 from shoal.control.store.marks import Numbers
 from shoal.control.store.sqlite import SqliteStore
 from shoal.control.supervise import DAMAGED_CODE, HOPELESS_CODE, RESTARTS_ENV
+from shoal.control.supplying import Supplying
 from shoal.control.tidy import Tidy
 from shoal.enduring import enduring
 from shoal.engines.everywhere import Everywhere
 from shoal.engines.linked.engine import LinkedEngine
 from shoal.engines.local.engine import LocalEngine
+from shoal.engines.suppliers import build_supplier
+from shoal.engines.supplying import SupplyContext
 from shoal.files import held, lock, write_private
 from shoal.kernel import Usual, claim, prepare_for_service
 from shoal.ledger.live import LiveLedger
 from shoal.model.node import NodeIntent
 from shoal.model.report import SetIntent
 from shoal.model.service import GatewayEntry, ServiceLoad, Wanted
-from shoal.ports import Balancer, Engine, EngineError, StoreDamaged, StoreError
+from shoal.model.supply import Supply
+from shoal.ports import (
+    Balancer,
+    Engine,
+    EngineError,
+    StoreDamaged,
+    StoreError,
+    Supplier,
+    SupplyError,
+)
 
 if TYPE_CHECKING:
     from shoal.api.server import ApiServer
@@ -119,6 +132,7 @@ async def _serve(home: Home, doors: Doors, usual: Usual) -> None:
     api_task = asyncio.create_task(server.run())
     tasks += _begin(
         ("the gateway link", gateway_link.run),
+        ("the supply of nodes", _supplying(home, config, loop).run),
         ("the history", history.run),
         ("the removal of nodes that are no longer configured", lambda: _retire(loop, config)),
     )
@@ -174,6 +188,31 @@ def _engine(home: Home, config: ClusterConfig, usual: Usual, linked: LinkedEngin
 
         return RayEngine(home.path, config.reach)
     return Everywhere(LocalEngine(config.nodes, home.nodes, home.checkpoints, usual), linked)
+
+
+def _supplying(home: Home, config: ClusterConfig, loop: ControlLoop) -> Supplying:
+    def supplies() -> tuple[Supply, ...]:
+        known = [order.supply for order in loop.tick.state.orders.values()]
+        return (*loop.policy.supply, *known)
+
+    def places() -> tuple[str, str]:
+        return node_url(config, home), standing(home.path)
+
+    def build(engine: str) -> Supplier:
+        url, token = places()
+        if not url or not token:
+            raise SupplyError("the controller is still starting")
+        context = SupplyContext(
+            cluster=home.cluster_id(),
+            home=home.path,
+            join_url=url,
+            join_token=token,
+            python=sys.executable,
+            supplies=supplies,
+        )
+        return build_supplier(engine, context)
+
+    return Supplying(loop, build, places)
 
 
 class _LazyBalancer:

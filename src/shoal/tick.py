@@ -95,10 +95,8 @@ class Tick:
         *,
         fences: bool = False,
         verify: Verify = verify_step,
-        supply: Supply = verify_nothing,
     ) -> None:
-        """`policy` None: the one in the state that is loaded. `supply` gets the commands for those
-        who bring nodes."""
+        """`policy` None: the one in the state that is loaded."""
         self.state = State()
         self.last_seq = 0  # of the newest event that is stored
         self.stage = Stage.UNLOADED
@@ -106,7 +104,7 @@ class Tick:
         self._log = log
         self._policy = policy
         self._send = send
-        self._supply = supply
+        self.supply: Supply = verify_nothing  # gets the commands for those who bring nodes
         self._verify = verify
         self._envelopes = 0  # sent in this epoch
         self._decision: Decision | None = None
@@ -262,7 +260,7 @@ class Tick:
                 reply.set_result(answer)
         self.send(decision.step.commands)
         if decision.step.supplies:
-            self._supply(decision.step.supplies)
+            self.supply(decision.step.supplies)
 
     def send(self, commands: Sequence[Command]) -> None:
         """One envelope for each node. A node refuses one that is older than its last."""

@@ -41,6 +41,7 @@ class Home:
     def __init__(self, path: Path) -> None:
         self.path = path.absolute()
         self.config = self.path / "cluster.json"
+        self.id = self.path / "cluster-id"
         self.address = self.path / "controller.json"
         self.socket = self.path / SOCKET_NAME
         self.token = self.path / "token"
@@ -84,6 +85,15 @@ class Home:
     def read_token(self) -> str:
         """An empty file is not a token: an empty token would let everybody in."""
         return read_own(self.token).decode().strip()
+
+    def cluster_id(self) -> str:
+        """8 hex digits that name this cluster where others can see what is ours: in the names of
+        Slurm's jobs or Kubernetes' pods. Never changes."""
+        try:
+            return self.id.read_text().strip()
+        except FileNotFoundError:
+            write_private(self.id, secrets.token_hex(4).encode() + b"\n")
+            return self.id.read_text().strip()
 
     def read_config(self) -> ClusterConfig | None:
         try:

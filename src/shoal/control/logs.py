@@ -66,6 +66,13 @@ class LogStore:
             os.close(handle)
         return max(size, end)
 
+    def kept(self, ref: MemberRef) -> int:
+        """How far the output is kept; 0 if that cannot be read now. It takes no descriptor."""
+        try:
+            return self._path(ref).stat().st_size
+        except OSError:
+            return 0
+
     def read(self, ref: MemberRef, offset: int) -> Read:
         """From `offset` on; negative: from the end."""
         try:

@@ -37,6 +37,7 @@ from shoal.model.report import (
 from shoal.model.samples import NodeSample
 from shoal.model.secret import SealedSecrets, SecretsWanted
 from shoal.model.service import ServiceLoad
+from shoal.model.supply import SupplyReport
 from shoal.ports import Clock, Engine, Follower, Store, StoreDamaged, StoreError, StoreFull
 from shoal.tick import Decision, Stage, Tick
 
@@ -213,6 +214,10 @@ class ControlLoop:
         if self.tick.served(load):
             self._wake.set()
 
+    def supplied(self, report: SupplyReport) -> None:
+        self.tick.supplied(report)
+        self._wake.set()
+
     def spent(self, spendings: tuple[Spending, ...]) -> None:
         self.tick.spent(spendings)
         self._wake.set()
@@ -230,17 +235,11 @@ class ControlLoop:
             # Its node sends it again for as long as it has it. The job may end before that.
             reason = error.strerror or str(error)
             self.alarms.raise_("logs", f"output of jobs cannot be kept yet: {reason}")
-            return self._kept_of(chunk)
+            return self.logs.kept(chunk.ref)
         self.alarms.clear("logs")
         if chunk.data:
             self._notify([chunk.ref.job])
         return kept
-
-    def _kept_of(self, chunk: LogChunk) -> int:
-        try:
-            return self.logs.append(LogChunk(chunk.ref, 0, b""))  # takes no descriptor
-        except OSError:
-            return 0
 
     def piece(self, package: str, offset: int) -> PackagePiece:
         if self.packages is None:
@@ -273,7 +272,7 @@ class ControlLoop:
                 wake_ms = None
 
     def _count_broken_step(self, error: Exception) -> None:
-        """Once may be chance or a request. Twice, and the loop does without users' functions."""
+        """Once may be chance. Twice, and the loop does without users' functions."""
         self._broken_steps += 1
         if self._broken_steps > 1 and plugins.distrust(error):
             self._broken_steps = 0
