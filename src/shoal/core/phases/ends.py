@@ -1,29 +1,42 @@
-"""Until when nodes live: what they say of it, what operators want, and the drain before it."""
+"""Until when nodes live: what they say of it, and what operators want (ADR 38)."""
 
 from __future__ import annotations
 
 from shoal.core.phases.round import Round
-from shoal.core.scheduling.ends import end_text, leaving_times, margin_ms
 from shoal.core.state.state import Node
-from shoal.model.events import NodeEnding, NodeIntended
+from shoal.model.durations import duration_text
+from shoal.model.events import NodeEnding
 from shoal.model.node import ENDS_WHY_MAX, End, NodeIntent
 from shoal.model.report import Accepted, Answer, NodeReport, Refused, SetEnd
+from shoal.model.supply import SupplyReport
 
 # A report that was on its way for long makes the end look later than it is; smaller changes than
 # these are not worth an event.
 SOONER_MS = 1_000
 LATER_MS = 5_000
-OPEN = (NodeIntent.OPEN, NodeIntent.CORDONED)  # jobs may be there
+
+
+def hear_notes(round_: Round, report: SupplyReport) -> None:
+    """An engine sees what a node cannot: a spot notice, an eviction. It counts like the node's own
+    word, with the node's next report."""
+    round_.state.heard.announced[report.engine] = {
+        note.node: _end_in(round_, note.ends_in_ms, note.ends_why)
+        for note in report.notes
+        if note.ends_in_ms is not None
+    }
 
 
 def note_end(round_: Round, node: Node, inventory: NodeReport) -> None:
-    """Note what the node says about its own end."""
-    said_ms, known = inventory.ends_in_ms, node.own_end
-    if said_ms is None or node.intent is NodeIntent.REMOVED:
+    """Note what the node says about its own end, or the engine that brought it."""
+    known = node.own_end
+    said = [ends[node.id] for ends in round_.state.heard.announced.values() if node.id in ends]
+    if inventory.ends_in_ms is not None:
+        said.append(_end_in(round_, inventory.ends_in_ms, inventory.ends_why))
+    if not said or node.intent is NodeIntent.REMOVED:
         if known is not None:
             _emit(round_, node, None, own=True, why="it no longer says that it ends")
         return
-    end = End(round_.now_ms + max(0, said_ms), inventory.ends_why[:ENDS_WHY_MAX])
+    end = min(said, key=lambda end: end.at_ms)
     if known is None or known.why != end.why:
         _emit(round_, node, end, own=True, why=end_text(end, round_.now_ms))
     elif not known.at_ms - SOONER_MS < end.at_ms < known.at_ms + LATER_MS:
@@ -55,45 +68,16 @@ def forget_set_end(round_: Round, node: Node, who: str) -> None:
         _emit(round_, node, None, own=False, why=f"set open by {who}")
 
 
-def close_ending(round_: Round) -> None:
-    """Nodes whose end is near: `heal` and `serve` look at the jobs that have to leave by now, and a
-    node that has only its margin left is drained."""
-    state, now_ms = round_.state, round_.now_ms
-    look_ms = state.agenda.ends_ms
-    if not state.endings or look_ms is None or now_ms < look_ms:
-        return
-    state.agenda.ends_ms = None
-    for at_ms, index in list(state.endings):
-        node = state.order[index]
-        if at_ms - margin_ms(round_.policy) <= now_ms and node.intent in OPEN:
-            assert node.end is not None
-            _intend(round_, node, NodeIntent.DRAINING, end_text(node.end, now_ms), ending=True)
-        for when_ms, job_id in leaving_times(state, node):
-            if when_ms > now_ms:
-                state.agenda.look_at_ends(when_ms)
-            elif job_id:
-                state.agenda.attention[job_id] = None
+def end_text(end: End, now_ms: int) -> str:
+    """For instance "ends in 40m (Slurm time limit)"."""
+    why = f" ({end.why})" if end.why else ""
+    left_ms = end.at_ms - now_ms
+    return f"ends in {duration_text(left_ms)}{why}" if left_ms > 0 else f"ends now{why}"
 
 
-def has_ended(node: Node) -> bool:
-    """It was drained for an end of its own: if it is gone now, it is gone for good."""
-    return node.closed_from is not None and node.own_end is not None and node.own_end is node.end
+def _end_in(round_: Round, in_ms: int, why: str) -> End:
+    return End(round_.now_ms + max(0, in_ms), why[:ENDS_WHY_MAX])
 
 
 def _emit(round_: Round, node: Node, end: End | None, *, own: bool, why: str) -> None:
-    """A node that was drained for its end is open again if that is far away now."""
-    now_ms = round_.now_ms
-    round_.emit(NodeEnding(at_ms=now_ms, node=node.id, end=end, own=own, why=why))
-    before, end = node.closed_from, node.end
-    if before is None or (end is not None and end.at_ms - 2 * margin_ms(round_.policy) < now_ms):
-        return
-    why = end_text(end, now_ms) if end is not None else "it does not end any more"
-    _intend(round_, node, before, why)
-
-
-def _intend(
-    round_: Round, node: Node, intent: NodeIntent, why: str, *, ending: bool = False
-) -> None:
-    round_.emit(
-        NodeIntended(at_ms=round_.now_ms, node=node.id, intent=intent, ending=ending, why=why)
-    )
+    round_.emit(NodeEnding(at_ms=round_.now_ms, node=node.id, end=end, own=own, why=why))

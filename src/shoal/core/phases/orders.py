@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from shoal.core.phases.ends import hear_notes
 from shoal.core.phases.keys import void_keys
 from shoal.core.phases.observe import lose
 from shoal.core.phases.round import Round
@@ -42,6 +43,7 @@ def hear_supplies(round_: Round, reports: tuple[SupplyReport, ...]) -> None:
             state.heard.trouble_ms.setdefault(report.engine, round_.now_ms)
             continue
         state.heard.trouble_ms.pop(report.engine, None)
+        hear_notes(round_, report)
         shown = {status.order: status for status in report.orders}
         for order in [one for one in state.orders.values() if one.supply.engine == report.engine]:
             _hear_order(round_, order, shown.get(order.id))

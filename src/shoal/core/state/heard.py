@@ -10,6 +10,7 @@ from shoal.core.health.scoring import Gang as Scores
 from shoal.core.phases.scale import RecentWork
 from shoal.model.health import CheckResult, Verdict
 from shoal.model.job import MemberRef
+from shoal.model.node import End
 from shoal.model.progress import Beat
 from shoal.model.service import ServiceLoad
 from shoal.model.supply import SupplyReport
@@ -44,6 +45,7 @@ class Heard:
         self.loads: dict[str, ServiceLoad] = {}  # what the gateway last reported of each service
         self.recent_work: dict[str, RecentWork] = {}  # of each service
         self.supplied: dict[str, SupplyReport] = {}  # the newest of each engine that brings nodes
+        self.announced: dict[str, dict[str, End]] = {}  # engine -> ends of nodes that it brought
         self.trouble_ms: dict[str, int] = {}  # engine -> since when it has a problem
         self.missing_ms: dict[str, int] = {}  # order -> since when its supplier does not show it
         self.unused_ms: dict[str, int] = {}  # order -> since when no job uses or awaits its nodes
