@@ -16,6 +16,7 @@ from shoal.agent.confine.devices import devices
 from shoal.agent.confine.limits import unenforced
 from shoal.agent.images.runtimes import find
 from shoal.agent.members import Members
+from shoal.agent.numbers import own_gpus
 from shoal.agent.sampling import Sampler
 from shoal.agent.secrets import Secrets
 from shoal.agent.shares.mps import MpsDaemons
@@ -70,8 +71,8 @@ class Agent:
         )
         self._book = NodeBook(spec, incarnation, read_exits(directory / MEMBERS))
         self._checks = Checks(directory, spec, self._measured)
-        self._sampler = Sampler(spec.gpus)
-        shares = Shares(MpsDaemons(directory), spec.gpu_memory_mb)
+        self._sampler = Sampler(own_gpus(spec))
+        shares = Shares(MpsDaemons(directory, own=own_gpus(spec)), spec.gpu_memory_mb)
         self._shipping = Shipping(self._send_log)
         secrets = Secrets(directory, directory / MEMBERS, self._want, self._shipping.hide)
         self._supplies = Supplies(directory, self._book, self._need, shares, secrets)

@@ -17,6 +17,7 @@ from shoal.agent.idle import IdleWatch
 from shoal.agent.images.reasons import not_started
 from shoal.agent.member import Member, State
 from shoal.agent.memory import OUT_OF_MEMORY, MemoryWatch, refusal
+from shoal.agent.numbers import own_gpus
 from shoal.agent.process import Ended
 from shoal.agent.processes import CANNOT_START_CODE, KILLED_CODE, MARK, Processes
 from shoal.agent.shipping import Shipping, append, last_words
@@ -57,7 +58,8 @@ class Members:
         self._supplies = supplies
         self._shipping = shipping
         self._changed = changed
-        self.processes = Processes(directory, Cgroups.open(directory, book.spec.cpu_milli))
+        groups = Cgroups.open(directory, book.spec.cpu_milli)
+        self.processes = Processes(directory, groups, own_gpus(book.spec))
         self._surroundings = Surroundings(directory, supplies, self.processes.apart)
         self.beats = Beats(changed)
         self.idle = IdleWatch(self.processes, self.beats)

@@ -20,6 +20,7 @@ from shoal.agent.faults import CannotStart
 from shoal.agent.images.containers import Containers
 from shoal.agent.images.runs import Runs
 from shoal.agent.inherited import inherited_env
+from shoal.agent.numbers import renamed
 from shoal.agent.ownership import Ownership
 from shoal.agent.process import Ended, Process
 from shoal.agent.programs import check_port, find_program
@@ -58,9 +59,11 @@ class Helper(Protocol):
 class Processes:
     """The living processes of one node, each leader of its own session and process group."""
 
-    def __init__(self, node_directory: Path, groups: Cgroups) -> None:
+    def __init__(self, node_directory: Path, groups: Cgroups, own: Sequence[int] = ()) -> None:
+        """`own`: the machine's numbers of the node's GPUs."""
         self._node_mark = str(node_directory)
         self.groups = groups
+        self._own = own
         self.apart = Apart(node_directory, groups)
         self._pids: dict[int, Process] = {}
         self._processes: dict[MemberRef, Process] = {}
@@ -80,6 +83,7 @@ class Processes:
     def start(self, launch: Launch, directory: Path, found: Found) -> None:
         """The member writes its output to a file by itself, so nothing can slow it down. Nothing
         but the member itself gets its private variables: no warm interpreter is made with them."""
+        launch = renamed(launch, self._own)
         if launch.image:
             self._start_contained(launch, directory, found)
             return

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,8 @@ SAMPLE_S = 2.0
 class Sampler:
     """A driver that hangs blocks this thread and nothing else."""
 
-    def __init__(self, gpus: int) -> None:
+    def __init__(self, gpus: Sequence[int]) -> None:
+        """`gpus`: the machine's numbers of those to look at."""
         self._gpus = gpus
         self._newest: NodeSample | None = None
         self.shared: set[int] = set()  # GPUs whose processes are wanted
@@ -34,7 +36,7 @@ class Sampler:
         return sample
 
     def _run(self) -> None:
-        driver = Driver() if self._gpus else None
+        driver = Driver(self._gpus) if self._gpus else None
         before = cpu_times()
         while not self._stopped.wait(SAMPLE_S):
             now = cpu_times()
@@ -42,7 +44,7 @@ class Sampler:
                 at_ms=time.time_ns() // 1_000_000,
                 cpu_milli=busy_milli(before, now),
                 memory_milli=memory_milli(),
-                gpus=driver.gpus(self._gpus) if driver else (),
+                gpus=driver.gpus() if driver else (),
             )
             if driver is not None:
                 self.processes = {gpu: driver.processes(gpu) for gpu in sorted(self.shared)}
@@ -50,9 +52,9 @@ class Sampler:
 
 
 class Driver:
-    """NVML, where it is available."""
+    """NVML, where it is available. GPUs are counted as the node counts its own."""
 
-    def __init__(self) -> None:
+    def __init__(self, own: Sequence[int]) -> None:
         self._nvml: Any = None
         self._handles: list[Any] = []
         try:
@@ -60,7 +62,7 @@ class Driver:
 
             pynvml.nvmlInit()
             count = int(pynvml.nvmlDeviceGetCount())
-            self._handles = [pynvml.nvmlDeviceGetHandleByIndex(n) for n in range(count)]
+            self._handles = [pynvml.nvmlDeviceGetHandleByIndex(n) for n in own if n < count]
             self._nvml = pynvml
         except Exception:  # not installed, or no driver: NVML has an exception for each
             self._handles = []
@@ -75,8 +77,8 @@ class Driver:
         except Exception:  # NVML has an exception for each of its errors
             return {}
 
-    def gpus(self, most: int) -> tuple[GpuSample, ...]:
-        return tuple(self._one(handle) for handle in self._handles[:most])
+    def gpus(self) -> tuple[GpuSample, ...]:
+        return tuple(self._one(handle) for handle in self._handles)
 
     def _one(self, handle: Any) -> GpuSample:
         nvml = self._nvml

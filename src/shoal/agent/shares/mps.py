@@ -16,6 +16,7 @@ import shutil
 import signal
 import subprocess
 import time
+from collections.abc import Sequence
 from pathlib import Path
 
 from shoal.agent.inherited import inherited_env
@@ -44,7 +45,9 @@ class Daemon:
 class MpsDaemons:
     """Started when a member needs one. Where none can be, `failed` says why."""
 
-    def __init__(self, node: Path, program: str | None = None) -> None:
+    def __init__(self, node: Path, program: str | None = None, own: Sequence[int] = ()) -> None:
+        """`own`: the machine's numbers of the node's GPUs, if they are not 0, 1, ..."""
+        self._own = own
         self._node = node
         self._program = program if program is not None else shutil.which(PROGRAM) or ""
         # Where tenants may enter, which they may not in the node's folder.
@@ -94,7 +97,11 @@ class MpsDaemons:
         process = subprocess.Popen(
             [self._program, "-f"],
             # As a job's: a daemon's environment can be read by its user.
-            env={**inherited_env(), **daemon_env(gpu, str(folder)), NODE_MARK: str(self._node)},
+            env={
+                **inherited_env(),
+                **daemon_env(self._own[gpu] if self._own else gpu, str(folder)),
+                NODE_MARK: str(self._node),
+            },
             stdin=subprocess.DEVNULL,
             stdout=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL,
