@@ -10,7 +10,7 @@ from shoal.model.commands import Envelope
 from shoal.model.events import Event, Recorded
 from shoal.model.job import Job
 from shoal.model.node import NodeSpec
-from shoal.model.report import LogChunk, NodeGone, NodeReport, PackagePiece, Report
+from shoal.model.report import LogChunk, NodeGone, NodeReport, PackagePiece, Report, Still
 from shoal.model.secret import SealedSecrets, SecretsWanted
 from shoal.model.service import ServiceLoad, Wanted
 from shoal.model.supply import Provision, Release, SupplyReport
@@ -45,6 +45,9 @@ class Inbox(Protocol):
     """Where an engine delivers its messages; may be called at any time on the loop's thread."""
 
     def heard(self, report: NodeReport) -> None: ...
+
+    def still(self, still: Still) -> bool:
+        """False: the node should send a complete report."""
 
     def gone(self, gone: NodeGone) -> None: ...
 

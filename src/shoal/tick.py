@@ -25,8 +25,18 @@ from shoal.core.step import Step, step
 from shoal.model.budget import Spending
 from shoal.model.commands import Command, Envelope
 from shoal.model.events import ControllerStarted
+from shoal.model.node import NodeHealth
 from shoal.model.policy import Policy
-from shoal.model.report import Accepted, Answer, NodeGone, NodeReport, Report, Request, Submit
+from shoal.model.report import (
+    Accepted,
+    Answer,
+    NodeGone,
+    NodeReport,
+    Report,
+    Request,
+    Still,
+    Submit,
+)
 from shoal.model.service import ServiceLoad
 from shoal.model.supply import SupplyCommand, SupplyReport
 from shoal.ports import EventLog, StoreError
@@ -113,6 +123,7 @@ class Tick:
         self._reports: dict[str, NodeReport] = {}
         self._newest: dict[str, tuple[int, int]] = {}  # incarnation and sequence, by node
         self._gone: dict[tuple[str, int], NodeGone] = {}
+        self._still: dict[str, Still] = {}
         self._loads: dict[str, ServiceLoad] = {}
         self._supplies: dict[str, SupplyReport] = {}
         self._spendings: tuple[Spending, ...] = ()
@@ -148,6 +159,20 @@ class Tick:
         if number >= self._newest.get(node, number):
             self._newest[node] = number
             self._reports[node] = report
+
+    def still(self, still: Still) -> bool:
+        """Kept for the next step, which need not come sooner for it. False: the state does not have
+        the report that this one refers to, so the node should report in full."""
+        if still.node in self._reports:
+            return True  # a complete report waits for the same step
+        node = self.state.nodes.get(still.node)
+        said = self.state.heard.said.get(still.node)
+        if node is None or node.health is not NodeHealth.READY:
+            return False
+        if said != (still.incarnation, still.sequence):
+            return False
+        self._still[still.node] = still
+        return True
 
     def gone(self, gone: NodeGone) -> None:
         self._gone[gone.node, gone.incarnation] = gone
@@ -283,6 +308,7 @@ class Tick:
             requests=tuple(request for request, _ in kept),
             nodes=tuple(self._reports.values()),
             gone=tuple(self._gone.values()),
+            still=tuple(self._still.values()),
             services=tuple(self._loads.values()),
             supplies=tuple(self._supplies.values()),
             spendings=self._spendings,
@@ -290,7 +316,8 @@ class Tick:
             fences=self.fences,
         )
         self._spendings = ()
-        self._reports, self._gone, self._loads, self._supplies = {}, {}, {}, {}
+        self._reports, self._gone, self._loads = {}, {}, {}
+        self._supplies, self._still = {}, {}
         return report, [reply for _, reply in kept]
 
     def _is_new(self, request: Request, reply: Reply) -> bool:

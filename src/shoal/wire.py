@@ -15,7 +15,7 @@ import msgspec
 
 from shoal.model.commands import Envelope
 from shoal.model.job import MemberRef
-from shoal.model.report import LogChunk, NodeGone, NodeReport, PackagePiece
+from shoal.model.report import LogChunk, NodeGone, NodeReport, PackagePiece, Still
 from shoal.model.secret import SealedSecrets, SecretsWanted
 
 log = logging.getLogger("shoal.wire")
@@ -36,6 +36,12 @@ class Heard(msgspec.Struct, frozen=True, tag=True):
     """Agent to controller: the node's inventory."""
 
     report: NodeReport
+
+
+class AsBefore(msgspec.Struct, frozen=True, tag=True):
+    """Agent to controller: the inventory is as it was. Answered with `Ask` if it is not known."""
+
+    still: Still
 
 
 class Log(msgspec.Struct, frozen=True, tag=True):
@@ -107,7 +113,7 @@ class LinkFile(msgspec.Struct, frozen=True, kw_only=True):
 
 LINK_FILE = "link.json"
 
-FromAgent = Heard | Log | Need | Wants | Died
+FromAgent = Heard | AsBefore | Log | Need | Wants | Died
 ToAgent = Commands | Kept | Ask | Piece | Handed
 
 _LENGTH = struct.Struct("!I")

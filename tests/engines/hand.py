@@ -17,7 +17,7 @@ from shoal.control.logs import LogStore
 from shoal.control.packages import PackageStore
 from shoal.model.commands import Acknowledge, Command, Envelope, Launch, Stop
 from shoal.model.job import MemberRef
-from shoal.model.report import LogChunk, MemberExit, NodeGone, NodeReport, PackagePiece
+from shoal.model.report import LogChunk, MemberExit, NodeGone, NodeReport, PackagePiece, Still
 from shoal.model.secret import SealedSecrets, SecretsOf, SecretsWanted
 from shoal.ports import Engine
 from shoal.sealing import seal
@@ -129,6 +129,11 @@ class Ears:
         stamp = (report.incarnation, report.sequence)
         if last is None or stamp > (last.incarnation, last.sequence):
             self.newest[report.spec.id] = report
+
+    def still(self, still: Still) -> bool:
+        last = self.newest.get(still.node)
+        number = (still.incarnation, still.sequence)
+        return last is not None and (last.incarnation, last.sequence) == number
 
     def gone(self, gone: NodeGone) -> None:
         self.deaths.append(gone)

@@ -6,6 +6,7 @@ import asyncio
 import logging
 import os
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import msgspec
@@ -32,10 +33,11 @@ from shoal.model.commands import Acknowledge, Check, Dismiss, Envelope, Launch, 
 from shoal.model.health import CheckResult
 from shoal.model.job import MemberRef
 from shoal.model.node import NodeSpec
-from shoal.model.report import LogChunk
+from shoal.model.report import LogChunk, NodeReport, Still
 from shoal.model.secret import SecretsWanted
 from shoal.wire import (
     CHECKPOINT_ROOT,
+    AsBefore,
     Ask,
     Commands,
     FromAgent,
@@ -186,11 +188,16 @@ class Agent:
             asyncio.get_running_loop().call_soon(self._report)
 
     def _report(self) -> None:
+        """A complete report."""
         self._report_due = False
+        self._tell(self._book.report)
+
+    def _tell(self, say: Callable[..., NodeReport | Still]) -> None:
         if self._link is not None and self._link.backlog_bytes < BACKLOG_BYTES_MAX:
             self._book.ends_in_ms, self._book.ends_why = self._end.left()
             sample, said = self._sampler.take(), self.members.beats.progress()
-            self._link.send(Heard(self._book.report(said, sample, self.members.idle.idle(sample))))
+            found = say(said, sample, self.members.idle.idle(sample))
+            self._link.send(AsBefore(found) if isinstance(found, Still) else Heard(found))
 
     def _measured(self, result: CheckResult) -> None:
         self._book.measured(result)
@@ -231,7 +238,7 @@ class Agent:
                 self._book.leaving = (self._directory / LEAVING).exists()
                 self._end.look()
                 self.members.audit()
-                self._report()
+                self._tell(self._book.heartbeat)
 
         async def ship() -> None:
             while True:

@@ -22,6 +22,13 @@ class Alarms:
         if cause in self._texts or len(self._texts) < ALARMS_MAX:
             self._texts[cause] = text
 
+    def show(self, name: str, text: str) -> None:
+        """Raised while there is a text."""
+        if text:
+            self.raise_(name, text)
+        else:
+            self.clear(name)
+
     def clear(self, cause: str) -> None:
         if self._texts.pop(cause, None) is not None:
             log.info("the alarm is over: %s", cause)

@@ -32,6 +32,7 @@ from shoal.model.report import (
     PackagePiece,
     Request,
     SetService,
+    Still,
     Submit,
 )
 from shoal.model.samples import NodeSample
@@ -194,17 +195,19 @@ class ControlLoop:
 
     def _look_at_policy(self) -> None:
         """Functions of users may be missing or fail; then a shipped one takes their place."""
-        wrong = plugins.alarm(self.policy)
-        if wrong:
-            self.alarms.raise_("policy", wrong)
-        else:
-            self.alarms.clear("policy")
+        self.alarms.show("policy", plugins.alarm(self.policy))
 
     def heard(self, report: NodeReport) -> None:
         self.tick.hear(report)
         if report.sample is not None:
             self.samples[report.spec.id] = report.sample
         self._wake.set()
+
+    def still(self, still: Still) -> bool:
+        """The loop sleeps on: a step that is due by its own time takes it in."""
+        if still.sample is not None:
+            self.samples[still.node] = still.sample
+        return self.tick.still(still)
 
     def gone(self, gone: NodeGone) -> None:
         self.tick.gone(gone)

@@ -5,17 +5,20 @@ Pure, so that the agent and the simulated world keep their books with the same c
 
 from __future__ import annotations
 
+import msgspec
+
 from shoal.model.commands import Acknowledge, Check, Dismiss, Envelope, Fence, Launch, Prepare, Stop
 from shoal.model.health import CheckResult
 from shoal.model.job import Fault, MemberRef
 from shoal.model.node import NodeSpec
 from shoal.model.progress import Progress
-from shoal.model.report import Getting, Idle, MemberExit, NodeReport
+from shoal.model.report import Getting, Idle, MemberExit, NodeReport, Still
 from shoal.model.resources import WHOLE_GPU_MILLI
 from shoal.model.samples import NodeSample
 
 STOPPED_BEFORE_START_CODE = 143
 PREPARED_MAX = 2  # a warm interpreter takes memory
+STILLS_MAX = 9  # between two complete reports, so that one comes every 10 s
 CHECKS_KEPT = 4  # in every report, until newer ones take their place
 
 # What an agent has to do for a command; an acknowledgement needs the book only.
@@ -42,6 +45,8 @@ class NodeBook:
         self.ends_in_ms: int | None = None
         self.ends_why = ""
         self._sequence = 0
+        self._reported: NodeReport | None = None  # the last complete report
+        self._stills = 0  # sent since then
         self._newest = (0, 0)
 
     def take(self, envelope: Envelope) -> list[Action]:
@@ -145,6 +150,33 @@ class NodeBook:
         idle: tuple[Idle, ...] = (),
     ) -> NodeReport:
         self._sequence += 1
+        self._stills = 0
+        self._reported = self._inventory(progress, sample, idle)
+        return self._reported
+
+    def heartbeat(
+        self,
+        progress: tuple[Progress, ...] = (),
+        sample: NodeSample | None = None,
+        idle: tuple[Idle, ...] = (),
+    ) -> NodeReport | Still:
+        """A complete report, or that nothing has changed since the last one. The last one must have
+        been sent on the same connection."""
+        moving = progress or idle or self.getting or self.prepared or self.exits
+        if moving or self._stills >= STILLS_MAX or self._reported is None:
+            return self.report(progress, sample, idle)
+        last, now = self._reported, self._inventory((), None, ())
+        alike = msgspec.structs.replace(last, sample=None)
+        if last.ends_in_ms is not None and now.ends_in_ms is not None:  # it only comes nearer
+            alike = msgspec.structs.replace(alike, ends_in_ms=now.ends_in_ms)
+        if now != alike:
+            return self.report(progress, sample, idle)
+        self._stills += 1
+        return Still(self.spec.id, self.incarnation, self._sequence, sample)
+
+    def _inventory(
+        self, progress: tuple[Progress, ...], sample: NodeSample | None, idle: tuple[Idle, ...]
+    ) -> NodeReport:
         return NodeReport(
             spec=self.spec,
             incarnation=self.incarnation,

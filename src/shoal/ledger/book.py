@@ -47,6 +47,9 @@ class Book:
             members.hear_idle(self.postings, inventory.spec.id, inventory.idle)
             if inventory.sample is not None:
                 hear_power(self.postings, inventory.spec.id, inventory.sample)
+        for still in report.still:
+            if still.sample is not None:
+                hear_power(self.postings, still.node, still.sample)
         self.hear((), report.services)
         for event in events:
             self.take(event)

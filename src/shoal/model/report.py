@@ -71,6 +71,16 @@ class NodeReport(msgspec.Struct, frozen=True, kw_only=True):
     ends_why: str = ""
 
 
+class Still(msgspec.Struct, frozen=True, tag=True):
+    """In place of a report: the node's inventory is as in the report with this number. It is too
+    small to cost a step, so a cluster where nothing happens costs its controller little."""
+
+    node: str
+    incarnation: int
+    sequence: int
+    sample: NodeSample | None = None
+
+
 class NodeGone(msgspec.Struct, frozen=True):
     """The engine knows for certain that this life of the node has ended. `exits` are those found on
     its disk and stored nowhere else yet."""
@@ -264,6 +274,7 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
     requests: tuple[Request, ...] = ()
     nodes: tuple[NodeReport, ...] = ()
     gone: tuple[NodeGone, ...] = ()
+    still: tuple[Still, ...] = ()
     services: tuple[ServiceLoad, ...] = ()
     supplies: tuple[SupplyReport, ...] = ()  # the newest of each engine that brings nodes
     spendings: tuple[Spending, ...] = ()  # of all tenants; empty: nothing new

@@ -23,7 +23,7 @@ from shoal.model.events import (
 )
 from shoal.model.job import Job, MemberRef, MemberStatus, Phase
 from shoal.model.node import NodeHealth, kind_text
-from shoal.model.report import MemberExit, NodeReport, Report
+from shoal.model.report import MemberExit, NodeReport, Report, Still
 
 FENCE_MS = 10_000  # time for the engine to end a node
 SUPPLIER_FENCE_MS = 60_000  # time for whoever brought a node to end its machine
@@ -38,6 +38,8 @@ def observe(round_: Round, report: Report) -> list[NodeReport]:
             _take_ends(round_, node, gone.exits)
             lose(round_, node, dead=True, why=why)
     fresh = [inventory for inventory in report.nodes if _hear(round_, inventory)]
+    for still in report.still:
+        _note_contact(round_, still)
     _expire_silent(round_, fences=report.fences)
     return fresh
 
@@ -65,6 +67,17 @@ def _hear(round_: Round, inventory: NodeReport) -> bool:
     note_leaving(round_, node, inventory)
     note_end(round_, node, inventory)
     return True
+
+
+def _note_contact(round_: Round, still: Still) -> None:
+    """The node is there, and nothing has changed since the inventory that we know. Whatever else
+    it means to say, its next complete report does."""
+    heard, node = round_.state.heard, round_.state.nodes.get(still.node)
+    if heard.said.get(still.node) != (still.incarnation, still.sequence):
+        return
+    if node is not None and node.health is NodeHealth.READY and still.node in heard.contacts:
+        del heard.contacts[still.node]
+        heard.contacts[still.node] = round_.now_ms
 
 
 def _stale(state: State, inventory: NodeReport) -> bool:
@@ -261,24 +274,37 @@ def _strangers(state: State, inventory: NodeReport) -> bool:
 
 
 def fences_wanted(round_: Round) -> list[Command]:
-    """Nodes that are silent beyond the grace time, where the engine can end them. Their jobs run
+    """For the engine: nodes of the controller's own machine that should be ended. Their jobs run
     elsewhere only when the nodes are gone, or cannot be ended."""
+    return [
+        Fence(node=node.id, incarnation=node.incarnation)
+        for node in overdue(round_)
+        if not node.spec.origin
+    ]
+
+
+def overdue(round_: Round) -> list[Node]:
+    """Nodes that are silent beyond the grace time, longest unheard first."""
     state, latest_ms = round_.state, round_.now_ms - round_.policy.grace_ms
-    wanted: list[Command] = []
-    for node_id, heard_ms in state.heard.contacts.items():  # longest unheard first
+    found: list[Node] = []
+    for node_id, heard_ms in state.heard.contacts.items():
         if heard_ms > latest_ms:
             break
-        wanted.append(Fence(node=node_id, incarnation=state.nodes[node_id].incarnation))
-    return wanted
+        found.append(state.nodes[node_id])
+    return found
 
 
-def fence_ms_of(state: State, node: Node) -> int:
-    return SUPPLIER_FENCE_MS if node.spec.order in state.orders else FENCE_MS
+def fence_ms_of(state: State, node: Node, *, fences: bool = True) -> int:
+    """How long its end is waited for: by the supply that brought it, or by the controller on its
+    own machine. A machine that joined is its owner's, and is not waited for."""
+    if node.spec.order in state.orders:
+        return SUPPLIER_FENCE_MS
+    return FENCE_MS if fences and not node.spec.origin else 0
 
 
 def _expire_silent(round_: Round, *, fences: bool) -> None:
     """A node without a report for a while is silent. It is given up only after the policy's grace
-    time; where the engine can end it, 10 s later, so that there is time to end it."""
+    time, and if it can be ended, after some time to end it."""
     state, policy, now_ms = round_.state, round_.policy, round_.now_ms
     overdue = []
     for node_id, heard_ms in state.heard.contacts.items():
@@ -287,8 +313,7 @@ def _expire_silent(round_: Round, *, fences: bool) -> None:
             break
         overdue.append((state.nodes[node_id], silent_ms))
     for node, silent_ms in overdue:
-        fence_ms = fence_ms_of(state, node) if fences or node.spec.order in state.orders else 0
-        if silent_ms >= policy.grace_ms + fence_ms:
+        if silent_ms >= policy.grace_ms + fence_ms_of(state, node, fences=fences):
             why = f"silent for {duration_text(silent_ms)}, longer than the grace time"
             lose(round_, node, dead=False, why=why)
         elif node.health is not NodeHealth.SILENT:

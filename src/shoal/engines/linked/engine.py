@@ -19,6 +19,7 @@ from shoal.model.node import JOINED
 from shoal.model.report import NodeGone, NodeReport
 from shoal.ports import Inbox
 from shoal.wire import (
+    AsBefore,
     Ask,
     Commands,
     Died,
@@ -156,6 +157,9 @@ class Line:
             case Heard(report):
                 if self._is_own(report.spec.id):
                     self._heard(inbox, report)
+            case AsBefore(still):
+                if self._is_own(still.node) and not inbox.still(still):
+                    self.send(Ask())
             case Log(chunk):
                 self.send(Kept(chunk.ref, inbox.log(chunk)))
             case Need(package, offset):

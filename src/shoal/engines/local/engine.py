@@ -17,6 +17,8 @@ from shoal.model.report import NodeGone
 from shoal.ports import Inbox
 from shoal.wire import (
     CHECKPOINT_ROOT,
+    AsBefore,
+    Ask,
     Commands,
     FromAgent,
     Handed,
@@ -96,6 +98,9 @@ class LocalNode:
         match message:
             case Heard(report):
                 self.inbox.heard(report)
+            case AsBefore(still):
+                if not self.inbox.still(still):
+                    self.link.send(Ask())
             case Log(chunk):
                 self.link.send(Kept(chunk.ref, self.inbox.log(chunk)))
             case Need(package, offset):

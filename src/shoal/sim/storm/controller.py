@@ -11,7 +11,7 @@ from shoal.core.state.state import State
 from shoal.model.budget import Spending
 from shoal.model.commands import Envelope
 from shoal.model.policy import Policy
-from shoal.model.report import Answer, NodeGone, NodeReport, Request
+from shoal.model.report import Answer, NodeGone, NodeReport, Request, Still
 from shoal.model.service import ServiceLoad
 from shoal.ports import StoreError
 from shoal.sim.storm.disk import Disk, image_of
@@ -111,6 +111,13 @@ class Controller:
         self._witness.heard(report)
         self._tick.hear(report)
         self._poke()
+
+    def still(self, still: Still) -> bool:
+        """It waits for the next step. False: its node should report in full."""
+        known = self._tick.still(still)
+        if known:
+            self._witness.still(still)
+        return known
 
     def gone(self, gone: NodeGone) -> None:
         self._tick.gone(gone)

@@ -16,7 +16,7 @@ import msgspec
 from shoal.core.policies import SHIPPED
 from shoal.core.scheduling.score import PLACEMENTS
 from shoal.model.health import Standing
-from shoal.model.node import NodeHealth, NodeIntent, NodeSpec
+from shoal.model.node import JOINED, NodeHealth, NodeIntent, NodeSpec
 from shoal.model.policy import Policy, Tenant
 from shoal.sim.storm.budgets import Budgets
 from shoal.sim.storm.captruth import capped
@@ -285,6 +285,7 @@ def _draw_nodes(rng: random.Random, size: Size) -> list[NodeSpec]:
             address=f"10.0.0.{number}",
             checkpoints=f"root {number % 2}" if number < 4 else "",
             containers="podman" if number % 3 else "",
+            origin=JOINED if number % 4 == 3 else "",
         )
         for number in range(1, 1 + rng.randint(1, rng.choice((2, size.nodes))))
     ]

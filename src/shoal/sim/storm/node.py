@@ -11,7 +11,7 @@ from shoal.model.health import CheckResult
 from shoal.model.job import Fault, MemberRef
 from shoal.model.node import NodeSpec
 from shoal.model.progress import Progress
-from shoal.model.report import Idle, MemberExit, NodeReport
+from shoal.model.report import Idle, MemberExit, NodeReport, Still
 from shoal.sim.storm.timeline import Timeline
 from shoal.sim.storm.training import Trainer, Training
 from shoal.sim.storm.witness import End, Witness
@@ -62,7 +62,7 @@ class StormNode:
         fates: Fates,
         witness: Witness,
         heartbeat_ms: int,
-        out: Callable[[NodeReport], None],
+        out: Callable[[NodeReport | Still], None],
         saved: dict[str, int],
     ) -> None:
         self.spec = spec
@@ -132,8 +132,10 @@ class StormNode:
             faults=("a fan stands still",) if self.broken or self.sick else (),
         )
 
-    def report(self) -> None:
+    def report(self, *, beat: bool = False) -> None:
+        """`beat`: a word that nothing has changed will do."""
         if self.book is not None:
+            say = self.book.heartbeat if beat else self.book.report
             now_ms = self._timeline.now_ms
             idle = tuple(
                 Idle(ref, (now_ms - process.started_ms) % process.fate.rests_ms)
@@ -141,7 +143,7 @@ class StormNode:
                 if process.fate.rests_ms
                 and (now_ms - process.started_ms) % process.fate.rests_ms >= IDLE_REPORT_MS
             )
-            self._out(self.book.report(tuple(self._progress()), idle=idle))
+            self._out(say(tuple(self._progress()), idle=idle))
 
     @property
     def trains(self) -> bool:
@@ -177,7 +179,7 @@ class StormNode:
 
     def _beat(self, incarnation: int) -> None:
         if self.up and self.incarnation == incarnation:
-            self.report()
+            self.report(beat=True)
             self._timeline.after(self._heartbeat_ms, lambda: self._beat(incarnation))
 
     def _start(self, launch: Launch) -> None:

@@ -46,9 +46,10 @@ from shoal.model.events import (
 from shoal.model.job import Fault, MemberRef, Outcome, StopCause
 from shoal.model.node import NodeIntent, NodeSpec
 from shoal.model.policy import Policy
-from shoal.model.report import Accepted, Answer, Cancel, NodeReport, Request, Submit
+from shoal.model.report import Accepted, Answer, Cancel, NodeReport, Request, Still, Submit
 from shoal.sim.storm.budgettruth import BudgetTruth
 from shoal.sim.storm.captruth import CapTruth
+from shoal.sim.storm.contacts import Contacts
 from shoal.sim.storm.fairness import Entitlements, stands_alone, wishes_kept
 from shoal.sim.storm.healthtruth import HealthTruth
 from shoal.sim.storm.jobtruth import JobTruth
@@ -79,8 +80,7 @@ class Truth(Witness):
         self._epoch = 0
         self._on: dict[str, int] = {}  # node -> its incarnation, for those that are on
         self._specs: dict[str, NodeSpec] = {}
-        self._heard: dict[str, tuple[int, int, int]] = {}  # node -> incarnation, sequence, time
-        self._listening_ms = 0
+        self._contacts = Contacts()
         self._draining: dict[str, bool] = {}
         self._removed: set[str] = set()
         self._known: dict[str, NodeSpec] = {}  # as the nodes joined: what the log knows of them
@@ -88,7 +88,6 @@ class Truth(Witness):
         self.health = HealthTruth(self.jobs, policy)
         self.fences = False  # the engine can end nodes that do not answer
         self._refused: dict[MemberRef, Fault] = {}  # their nodes could not start them
-        self._news: set[tuple[str, int]] = set()  # node, incarnation: heard since the last round
 
     # -- what the world shows --------------------------------------------------------------
 
@@ -156,14 +155,13 @@ class Truth(Witness):
             raise Untruth(f"commands were sent in epoch {envelope.epoch}, not {self._epoch}")
 
     def started_over(self) -> None:
-        self._heard = {}
-        self._news = set()
+        self._contacts.start_over()
+
+    def still(self, still: Still) -> None:
+        self._contacts.still(still, self._timeline.now_ms)
 
     def heard(self, report: NodeReport) -> None:
-        node, said = report.spec.id, (report.incarnation, report.sequence)
-        if said > self._heard.get(node, (0, 0, 0))[:2]:
-            self._heard[node] = (*said, self._timeline.now_ms)
-            self._news.add((node, report.incarnation))
+        if self._contacts.heard(report, self._timeline.now_ms):
             self.health.heard(report, self._timeline.now_ms)
 
     def committed(self, events: Sequence[Event]) -> None:
@@ -179,7 +177,7 @@ class Truth(Witness):
             self.services.see(event)
             self._caps.see(event)
         if not any(isinstance(event, ControllerStarted) for event in events):
-            self._news = set()  # an epoch is stored before the inbox is looked at
+            self._contacts.news = set()  # an epoch is stored before the inbox is looked at
         self._entitlements.done()
 
     # -- what the log says -----------------------------------------------------------------
@@ -188,7 +186,7 @@ class Truth(Witness):
         if event.epoch <= self._epoch:
             raise Untruth(f"epoch {event.epoch} began after epoch {self._epoch}")
         self._epoch = event.epoch
-        self._listening_ms = event.at_ms
+        self._contacts.listening_ms = event.at_ms
 
     def _job_submitted(self, event: JobSubmitted) -> None:
         if event.job in self.jobs or (event.key and event.key in self._keys):
@@ -322,7 +320,7 @@ class Truth(Witness):
 
     def _node_joined(self, event: NodeJoined) -> None:
         """Only a report that was not heard before may bring a node back."""
-        if (event.node, event.incarnation) not in self._news:
+        if (event.node, event.incarnation) not in self._contacts.news:
             raise Untruth(f"{event.node} is said to be heard again, but only old news came")
         self._known[event.node] = event.spec
         self.health.joined(event.node)
@@ -344,9 +342,9 @@ class Truth(Witness):
             if self._on.get(event.node, 0) == event.incarnation:
                 raise Untruth(f"{event.node} is said to be dead, but it is on")
         else:
-            *_, heard_ms = self._heard.get(event.node, (0, 0, self._listening_ms))
-            silent_ms = event.at_ms - max(heard_ms, self._listening_ms)
-            if silent_ms < self._policy.grace_ms + (FENCE_MS if self.fences else 0):
+            silent_ms = self._contacts.silent_ms(event.node, event.at_ms)
+            ended = self.fences and not self._known[event.node].origin
+            if silent_ms < self._policy.grace_ms + (FENCE_MS if ended else 0):
                 raise Untruth(f"{event.node} was given up after only {silent_ms} ms of silence")
         for job_id in self.unfinished:
             if event.dead and event.node not in self._removed:

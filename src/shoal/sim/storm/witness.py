@@ -9,7 +9,7 @@ from shoal.model.commands import Envelope, Launch
 from shoal.model.events import Event
 from shoal.model.job import Fault, MemberRef
 from shoal.model.node import NodeSpec
-from shoal.model.report import Answer, NodeReport, Request
+from shoal.model.report import Answer, NodeReport, Request, Still
 
 
 class End(enum.StrEnum):
@@ -51,6 +51,9 @@ class Witness:
 
     def started_over(self) -> None:
         """Another controller listens, which has heard nothing yet."""
+
+    def still(self, still: Still) -> None:
+        """A node has said that nothing has changed since a report that the controller has."""
 
     def heard(self, report: NodeReport) -> None:
         """The controller got this report, but no step has seen it yet."""

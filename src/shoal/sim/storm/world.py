@@ -12,7 +12,7 @@ from shoal.model.commands import Envelope, Fence
 from shoal.model.job import MemberRef
 from shoal.model.node import NodeSpec
 from shoal.model.policy import Policy
-from shoal.model.report import NodeGone, NodeReport, Request
+from shoal.model.report import NodeGone, NodeReport, Request, Still
 from shoal.sim.storm.controller import Asked, Controller, Moment, Reply
 from shoal.sim.storm.disk import Disk
 from shoal.sim.storm.network import Network
@@ -137,9 +137,17 @@ class World:
 
     # -- messages --------------------------------------------------------------------------
 
-    def _report(self, report: NodeReport) -> None:
-        for delay_ms in self._network.to_controller(report.spec.id):
-            self._to_controller(delay_ms, lambda: self.controller.hear(report))
+    def _report(self, report: NodeReport | Still) -> None:
+        node = report.node if isinstance(report, Still) else report.spec.id
+        for delay_ms in self._network.to_controller(node):
+            self._to_controller(delay_ms, lambda: self._hear(report))
+
+    def _hear(self, report: NodeReport | Still) -> None:
+        if isinstance(report, NodeReport):
+            self.controller.hear(report)
+        elif not self.controller.still(report):
+            for delay_ms in self._network.to_node(report.node):
+                self.timeline.after(delay_ms, self.machines[report.node].report)
 
     def _notify(self, gone: NodeGone) -> None:
         delay_ms = self._network.death_notice()
