@@ -13,7 +13,7 @@ import msgspec
 from shoal.control import plugins
 from shoal.core import tryout
 from shoal.core.policies import SHIPPED
-from shoal.forms import datafile, readers, units
+from shoal.forms import datafile, readers, supply, units
 from shoal.forms.datafile import is_job_file, unknown
 from shoal.forms.failure import REFUSED, USAGE, BadField, Failure
 from shoal.model.job import JOB_NAME_PATTERN
@@ -49,6 +49,7 @@ ABOUT = {
     "idle_ends": "true: the job ends then; false: it waits and runs again",
     "retest": "check a node in quarantine again after this long, then after twice as long",
     "tenants": "shares by weight; quotas are guaranteed; budgets; caps on jobs",
+    "supply": "nodes that Slurm, Kubernetes or Ray brings when they are wanted",
     "budget_stops": "also stop running jobs whose budget is used up",
     "others": "what a tenant sees of others' jobs: nothing, or the tenants that use the nodes",
     "processes_max": "processes and threads of a member; 0: no limit",
@@ -140,6 +141,8 @@ def _value(field: str, target: str, value: Any) -> Any:
         return _read_time(field, value)
     if field == "tenants":
         return _tenants(value)
+    if field == "supply":
+        return supply.supplies(value)
     if field in CHOICES:
         return readers.choice(*CHOICES[field])(field, value)
     if field == "name":
@@ -185,6 +188,8 @@ def _tenant(name: str, about: Any) -> dict[str, Any]:
 def _where(path: str, changes: dict[str, Any]) -> str:
     """The field, as people write it, at a path in the struct."""
     path = RENAMED.get(path, path)
+    if supplied := supply.where_of(path, changes.get("supply", [])):
+        return supplied
     match = re.match(r"tenants\[(\d+)\]\.?(\w*)", path)
     if match is None:
         return next((field for field, name in FIELDS.items() if name == path), path)
@@ -207,6 +212,9 @@ def to_text(policy: Policy) -> str:
         if field.startswith("tenants."):
             lines.append(f"  {_scalar(field.removeprefix('tenants.'))}: {value}")
             continue
+        if field.startswith("supply."):
+            lines.append(f"  - {value}")
+            continue
         line = f"{field}: {value}".rstrip()
         lines.append(f"{line:{COMMENT_COLUMN}}# {ABOUT[field]}" if field in ABOUT else line)
     return "\n".join(lines) + "\n"
@@ -216,19 +224,23 @@ def as_written(policy: Policy) -> dict[str, str]:
     """Every field and every tenant as a file would write it."""
     rows: dict[str, str] = {}
     tenants: dict[str, str] = {}
+    supplies: dict[str, str] = {}
     for field, target in FIELDS.items():
         value = getattr(policy, target)
         if field == "tenants":
             tenants = {f"tenants.{tenant.name}": _about(tenant) for tenant in value}
+        elif field == "supply":
+            supplies = {f"supply.{one.name}": supply.about(one) for one in value}
         else:
             rows[field] = units.duration_exact(value) if field != target else _scalar(value)
+    rows |= {"supply": "" if supplies else "[]", **supplies}
     return {**rows, "tenants": "" if tenants else "{}", **tenants}
 
 
 def differences(before: Policy, after: Policy) -> list[tuple[str, str, str]]:
     """(field, one, other) where they differ."""
     one, other = as_written(before), as_written(after)
-    fields = [field for field in {**one, **other} if field != "tenants"]
+    fields = [field for field in {**one, **other} if field not in ("tenants", "supply")]
     pairs = [(field, one.get(field, ""), other.get(field, "")) for field in fields]
     return [row for row in pairs if row[1] != row[2]]
 
