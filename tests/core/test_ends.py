@@ -2,10 +2,20 @@
 
 from __future__ import annotations
 
-from shoal.model.node import End, NodeIntent
+from typing import Any
+
+import msgspec
+import pytest
+
+from shoal.core.answers.why import explain
+from shoal.core.scheduling import cycle
+from shoal.core.scheduling.fit import fit
+from shoal.model.job import Job, Phase, StopCause
+from shoal.model.node import End, NodeHealth, NodeIntent
 from shoal.model.report import Accepted, Refused, SetEnd
 from shoal.model.supply import NodeNote, SupplyReport
-from tests.core.build import Cluster, kinds
+from tests.core.build import POLICY, Cluster, kinds
+from tests.core.serving import LOOK_MS, Serving
 
 MINUTE = 60_000
 HOUR = 60 * MINUTE
@@ -79,6 +89,408 @@ def test_a_removed_node_has_no_end() -> None:
     cluster.intend("a", NodeIntent.REMOVED)
     assert cluster.state.endings == []
     assert kinds(cluster.hear("a").events) == []
+
+
+# -- what starts there ------------------------------------------------------------------------
+
+
+def where(cluster: Cluster, job_id: str) -> list[str]:
+    """The nodes it is on; none if it waits."""
+    job = cluster.job(job_id)
+    return [member.slice.node for member in job.members] if job.active else []
+
+
+def why(cluster: Cluster, job_id: str) -> str:
+    return explain(cluster.state, cluster.job(job_id), cluster.policy, cluster.now_ms)
+
+
+def one_that_ends(in_ms: int = 40 * MINUTE) -> Cluster:
+    cluster = Cluster()
+    cluster.join("a", gpus=2)
+    ending(cluster, "a", in_ms)
+    return cluster
+
+
+def test_a_job_that_may_run_for_ever_does_not_start_on_a_node_that_ends() -> None:
+    cluster = one_that_ends()
+    job = cluster.submit(gpus=1)
+    assert where(cluster, job) == []
+    assert why(cluster, job) == (
+        "a has room, but ends in 40m (Slurm time limit), and how long this job runs is not known; "
+        "give it a time limit or an estimate, or save its work and make it preemptible"
+    )
+    cluster.join("b", gpus=2)
+    assert where(cluster, job) == ["b"]
+
+
+def test_a_job_that_takes_too_long_waits_and_is_told_how_long_it_takes() -> None:
+    cluster = one_that_ends()
+    job = cluster.submit(gpus=1, estimate_ms=2 * HOUR)
+    assert where(cluster, job) == []
+    assert why(cluster, job) == (
+        "a has room, but ends in 40m (Slurm time limit), and this job is expected to run 2h; "
+        "give it a time limit, or save its work and make it preemptible"
+    )
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"time_limit_ms": 30 * MINUTE},
+        {"estimate_ms": 30 * MINUTE},
+        {"estimate_ms": 2 * HOUR, "time_limit_ms": 30 * MINUTE},
+        {"preemptible": True},
+        {"checkpoint_ms": 10 * MINUTE},
+        {"checkpoint_ms": 10 * MINUTE, "estimate_ms": 5 * HOUR},
+    ],
+)
+def test_a_job_that_is_done_in_time_or_saves_its_work_starts_there(fields: dict[str, Any]) -> None:
+    cluster = one_that_ends()
+    assert where(cluster, cluster.submit(gpus=1, **fields)) == ["a"]
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"time_limit_ms": 40 * MINUTE},
+        {"preemptible": True, "restart": "never"},
+        {"checkpoint_ms": 45 * MINUTE},
+        {"checkpoint_ms": 10 * MINUTE, "restart": "never"},
+    ],
+)
+def test_a_job_that_cannot_be_done_there_or_gains_nothing_waits(fields: dict[str, Any]) -> None:
+    cluster = one_that_ends()
+    job = cluster.submit(gpus=1, **fields)
+    assert where(cluster, job) == []
+    assert "a has room, but ends in 40m" in why(cluster, job)
+
+
+def test_a_job_is_started_by_what_jobs_like_it_took() -> None:
+    cluster = Cluster()
+    cluster.join("a", gpus=1)
+    for _ in range(6):
+        job = cluster.run(gpus=1, name="eval")
+        cluster.wait(5 * MINUTE)
+        cluster.end(job)
+        cluster.deliver()
+    ending(cluster, "a", 40 * MINUTE)
+    assert where(cluster, cluster.submit(gpus=1, name="eval")) == ["a"]
+
+
+def test_a_shorter_job_of_the_same_lane_goes_first_and_the_next_behind_it() -> None:
+    cluster = one_that_ends()
+    long = cluster.submit(gpus=1, estimate_ms=HOUR)
+    short = cluster.submit(gpus=1, estimate_ms=20 * MINUTE)
+    assert (where(cluster, long), where(cluster, short)) == ([], ["a"])
+    other = cluster.submit(gpus=1, estimate_ms=10 * MINUTE)
+    assert where(cluster, other) == ["a"]
+
+
+def test_all_nodes_of_a_gang_must_live_long_enough() -> None:
+    cluster = Cluster()
+    for name in ("a", "b", "c"):
+        cluster.join(name, gpus=1)
+    ending(cluster, "b", HOUR)
+    gang = cluster.submit(gpus=1, members=3, estimate_ms=2 * HOUR)
+    assert where(cluster, gang) == []
+    other = cluster.submit(gpus=1, members=2, estimate_ms=2 * HOUR)
+    assert sorted(where(cluster, other)) == ["a", "c"]
+
+
+def test_a_job_that_saves_its_work_prefers_a_node_that_lives_on() -> None:
+    cluster = one_that_ends(2 * HOUR)
+    cluster.join("b", gpus=2)
+    trained = {"gpus": 1, "checkpoint_ms": MINUTE}
+    assert where(cluster, cluster.submit(**trained)) == ["b"]
+    assert where(cluster, cluster.submit(**trained)) == ["b"]
+    assert where(cluster, cluster.submit(**trained)) == ["a"]
+
+
+@pytest.mark.parametrize("in_ms", [None, 5 * HOUR])
+def test_room_is_gained_when_the_end_is_taken_back_or_moves(in_ms: int | None) -> None:
+    cluster = one_that_ends()
+    job = cluster.submit(gpus=1, estimate_ms=2 * HOUR)
+    cluster.step()
+    ending(cluster, "a", in_ms)
+    assert where(cluster, job) == ["a"]
+
+
+def test_a_job_that_does_not_fit_in_time_is_not_tried_in_every_cycle(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    cluster = one_that_ends()
+    for _ in range(5):
+        cluster.submit(gpus=1, estimate_ms=2 * HOUR)
+    tried = 0
+
+    def counted(*arguments: Any) -> Any:
+        nonlocal tried
+        tried += 1
+        return fit(*arguments)
+
+    monkeypatch.setattr(cycle, "fit", counted)
+    for _ in range(10):
+        cluster.wait(1_000)
+        cluster.books["a"].ends_in_ms = 40 * MINUTE - cluster.now_ms + 1_000
+        cluster.hear("a")
+    assert tried == 0
+
+
+def test_a_reservation_does_not_lie_beyond_a_nodes_end() -> None:
+    cluster = Cluster(msgspec.structs.replace(POLICY, order="fifo", reservations=1))
+    cluster.join("a", gpus=1)
+    cluster.join("b", gpus=1)
+    ending(cluster, "a", HOUR)
+    cluster.run(gpus=1, estimate_ms=30 * MINUTE)  # on a
+    cluster.run(gpus=1, estimate_ms=50 * MINUTE)  # on b
+    waits = cluster.submit(gpus=1, estimate_ms=45 * MINUTE)
+    held = cluster.state.reservations[waits]
+    assert held.nodes == (cluster.node("b").index,)
+    assert held.start_ms == cluster.now_ms + 50 * MINUTE
+    ending(cluster, "b", 80 * MINUTE)  # now neither lives long enough
+    cluster.wait(11_000)
+    cluster.hear("a", "b")
+    assert cluster.job(waits).phase is Phase.WAITING
+
+
+def test_no_job_is_stopped_for_room_on_a_node_that_ends_too_early() -> None:
+    cluster = one_that_ends()
+    cluster.run(gpus=2, preemptible=True, checkpoint_ms=MINUTE)
+    cluster.wait(10 * MINUTE)
+    ending(cluster, "a", 30 * MINUTE)
+    urgent = cluster.submit(gpus=2, priority=9)
+    assert urgent not in cluster.state.claims
+    urgent_and_short = cluster.submit(gpus=2, priority=10, time_limit_ms=20 * MINUTE)
+    assert urgent_and_short in cluster.state.claims
+
+
+def test_a_claim_is_given_up_when_the_node_turns_out_to_end_too_early() -> None:
+    cluster = Cluster()
+    cluster.join("a", gpus=1)
+    cluster.run(gpus=1, preemptible=True, checkpoint_ms=MINUTE)
+    cluster.wait(10 * MINUTE)
+    cluster.hear("a")
+    urgent = cluster.submit(gpus=1, priority=9)
+    assert urgent in cluster.state.claims
+    ending(cluster, "a", 40 * MINUTE)
+    assert urgent not in cluster.state.claims
+    assert where(cluster, urgent) == []
+
+
+def test_an_elastic_gang_does_not_grow_onto_a_node_that_ends_soon() -> None:
+    cluster = Cluster()
+    cluster.join("a", gpus=1)
+    gang = cluster.run(gpus=1, members=1, members_max=2, checkpoint_ms=MINUTE)
+    cluster.join("b", gpus=1)
+    ending(cluster, "b", 2 * MINUTE)
+    cluster.wait(10 * MINUTE)
+    ending(cluster, "b", 2 * MINUTE)
+    cluster.hear("a")
+    assert cluster.job(gang).phase is Phase.RUNNING
+    ending(cluster, "b", None)
+    cluster.hear("a")
+    assert cluster.job(gang).phase is Phase.STOPPING
+
+
+def test_a_job_that_failed_does_not_start_again_on_its_node_if_that_ends_soon() -> None:
+    cluster = Cluster()
+    cluster.join("a", gpus=1)
+    job = cluster.run(gpus=1, restart="on-failure", retries=3, backoff_ms=0)
+    cluster.join("b", gpus=1)
+    ending(cluster, "a", HOUR)
+    cluster.end(job, 1)
+    assert where(cluster, job) == ["b"]
+
+
+def test_a_node_that_ends_soon_is_not_a_spare() -> None:
+    cluster = Cluster(msgspec.structs.replace(POLICY, spares=1))
+    cluster.join("a", gpus=1)
+    cluster.join("b", gpus=1)
+    ending(cluster, "b", MINUTE)
+    job = cluster.submit(gpus=1)
+    assert where(cluster, job) == []
+    assert "a, kept as spares" in why(cluster, job) or "b has room, but ends" in why(cluster, job)
+    ending(cluster, "b", None)
+    assert where(cluster, job) == ["a"]
+
+
+def test_nothing_is_refused_because_of_an_end() -> None:
+    cluster = one_that_ends(MINUTE)
+    assert cluster.submit(gpus=2, estimate_ms=100 * HOUR)
+
+
+# -- before the end ---------------------------------------------------------------------------
+
+
+def run_until(cluster: Cluster, job_id: str, end_ms: int) -> None:
+    """Time passes, and the node that ends reports every second."""
+    node = cluster.job(job_id).members[0].slice.node
+    while cluster.now_ms < end_ms:
+        cluster.wait(min(1_000, end_ms - cluster.now_ms))
+        end = cluster.node(node).own_end
+        cluster.books[node].ends_in_ms = None if end is None else end.at_ms - cluster.now_ms
+        cluster.hear(*cluster.books)
+
+
+def test_a_job_is_stopped_in_time_and_runs_again_elsewhere() -> None:
+    cluster = one_that_ends(10 * MINUTE)
+    job = cluster.run(gpus=1, checkpoint_ms=MINUTE, stop_grace_ms=30_000)
+    cluster.join("b", gpus=1)
+    end_ms = cluster.node("a").ends_ms or 0
+    assert cluster.last.wake_ms is not None
+    run_until(cluster, job, end_ms - 40_000 - 1)
+    assert cluster.job(job).phase is Phase.RUNNING
+    run_until(cluster, job, end_ms - 40_000)
+    assert cluster.job(job).phase is Phase.STOPPING
+    assert cluster.job(job).stop_cause is StopCause.DRAIN
+    assert cluster.job(job).why == "a ends in 40s (Slurm time limit)"
+    cluster.deliver()
+    cluster.end(job, 143)
+    assert where(cluster, job) == ["b"]
+    assert cluster.node("a").intent is NodeIntent.OPEN
+    run_until(cluster, job, end_ms - 10_000)
+    ending(cluster, "a", 10_000)
+    assert cluster.node("a").intent is NodeIntent.DRAINING
+
+
+def test_the_step_wakes_up_for_it_without_a_report() -> None:
+    cluster = one_that_ends(60_000)
+    job = cluster.run(gpus=1, time_limit_ms=20_000, stop_grace_ms=10_000)
+    cluster.wait(1_000)
+    cluster.ask(SetEnd("a", cluster.now_ms + 25_000))  # sooner than it was placed for
+    assert cluster.last.wake_ms is not None and cluster.last.wake_ms <= cluster.now_ms + 5_000
+    cluster.wait(4_000)
+    cluster.hear("a")
+    assert cluster.job(job).phase is Phase.RUNNING
+    cluster.wait(1_000)
+    cluster.step()
+    assert cluster.job(job).phase is Phase.STOPPING
+
+
+def test_a_job_that_may_not_restart_runs_until_the_end() -> None:
+    cluster = one_that_ends(10 * MINUTE)
+    job = cluster.run(gpus=1, restart="never", estimate_ms=5 * MINUTE)
+    end_ms = cluster.node("a").ends_ms or 0
+    run_until(cluster, job, end_ms)
+    assert cluster.node("a").intent is NodeIntent.DRAINING
+    assert cluster.job(job).phase is Phase.RUNNING
+
+
+def test_a_gang_leaves_when_the_first_of_its_nodes_ends() -> None:
+    cluster = Cluster()
+    cluster.join("a", gpus=1)
+    cluster.join("b", gpus=1)
+    gang = cluster.run(gpus=1, members=2, checkpoint_ms=MINUTE)
+    ending(cluster, "b", 15_000, "spot notice")
+    assert cluster.job(gang).phase is Phase.STOPPING
+    assert cluster.job(gang).why == "b ends in 15s (spot notice)"
+
+
+def test_a_drain_that_began_is_undone_when_the_end_moves_away() -> None:
+    cluster = one_that_ends(5_000)
+    assert cluster.node("a").intent is NodeIntent.DRAINING
+    job = cluster.submit(gpus=1, time_limit_ms=MINUTE)
+    ending(cluster, "a", HOUR)
+    assert cluster.node("a").intent is NodeIntent.OPEN
+    assert where(cluster, job) == ["a"]
+
+
+def test_a_cordoned_node_is_cordoned_again_after_a_drain_that_is_undone() -> None:
+    cluster = Cluster()
+    cluster.join("a", gpus=1)
+    cluster.intend("a", NodeIntent.CORDONED)
+    ending(cluster, "a", 5_000)
+    assert cluster.node("a").intent is NodeIntent.DRAINING
+    ending(cluster, "a", None)
+    assert cluster.node("a").intent is NodeIntent.CORDONED
+
+
+def test_a_node_that_ended_as_it_said_is_removed_when_it_is_gone() -> None:
+    cluster = one_that_ends(5_000)
+    cluster.wait(5_000)
+    cluster.learn_gone("a")
+    assert cluster.node("a").intent is NodeIntent.REMOVED
+    cluster.reboot("a")
+    cluster.hear("a")
+    assert cluster.node("a").schedulable
+
+
+def test_a_node_that_dies_long_before_its_end_is_lost_and_not_removed() -> None:
+    cluster = one_that_ends(HOUR)
+    cluster.learn_gone("a")
+    assert cluster.node("a").intent is NodeIntent.OPEN
+    assert cluster.node("a").health is NodeHealth.LOST
+
+
+def test_a_planned_drain_lasts_over_the_maintenance_until_somebody_opens_the_node() -> None:
+    cluster = Cluster()
+    cluster.join("a", gpus=1)
+    cluster.ask(SetEnd("a", cluster.now_ms + 10 * MINUTE, "ann"))
+    job = cluster.run(gpus=1, checkpoint_ms=MINUTE)
+    run_until(cluster, job, cluster.now_ms + 10 * MINUTE)
+    assert cluster.job(job).phase is Phase.STOPPING
+    assert "drain planned by ann" in cluster.job(job).why
+    cluster.deliver()
+    cluster.end(job, 143)
+    cluster.learn_gone("a")
+    assert cluster.node("a").intent is NodeIntent.DRAINING
+    cluster.reboot("a")
+    cluster.hear("a")
+    assert where(cluster, job) == []
+    cluster.intend("a", NodeIntent.OPEN)
+    assert where(cluster, job) == ["a"]
+
+
+def tick_until(cluster: Serving, end_ms: int) -> None:
+    """Everybody speaks twice a second."""
+    while cluster.now_ms < end_ms:
+        for name, book in cluster.books.items():
+            end = cluster.node(name).own_end
+            book.ends_in_ms = None if end is None else end.at_ms - cluster.now_ms - LOOK_MS
+        cluster.tick()
+
+
+def serving() -> tuple[Serving, Job]:
+    cluster = Serving(nodes=1, cpus=1)
+    cluster.served(drain_ms=60_000, probe={"path": "/"})
+    (old,) = cluster.replicas("chat")
+    return cluster, old
+
+
+def test_a_replica_is_replaced_before_its_node_ends() -> None:
+    cluster, old = serving()
+    cluster.join("b", cpus=1)
+    ending(cluster, "a", 10 * MINUTE)
+    end_ms = cluster.node("a").ends_ms or 0
+    tick_until(cluster, end_ms - 90_000)
+    assert cluster.replicas("chat") == [old]
+    tick_until(cluster, end_ms - 75_000)  # a minute to drain, 10 s to stop, and a margin
+    assert cluster.node("a").intent is NodeIntent.OPEN
+    assert [job.members[0].slice.node for job in cluster.replicas("chat")] == ["b"]
+    cluster.tick(10)
+    assert old.id in cluster.finished
+
+
+def test_a_replica_without_a_replacement_serves_for_as_long_as_it_can() -> None:
+    cluster, old = serving()
+    ending(cluster, "a", 10 * MINUTE)
+    end_ms = cluster.node("a").ends_ms or 0
+    tick_until(cluster, end_ms - 21_000)
+    assert [job.phase for job in cluster.replicas("chat")] == [Phase.RUNNING, Phase.WAITING]
+    tick_until(cluster, end_ms - 19_000)
+    assert old.phase is Phase.WAITING
+    assert "a ends in 20s (Slurm time limit), and j2 waits for room" in old.why
+
+
+def test_a_replica_does_not_start_where_it_would_be_replaced_at_once() -> None:
+    cluster, _ = serving()
+    cluster.join("b", cpus=1)
+    ending(cluster, "b", 3 * MINUTE)
+    cluster.serve(drain_ms=60_000, probe={"path": "/"}, scale={"least": 2, "most": 2})
+    cluster.tick(4)
+    waits = cluster.replicas("chat")[-1]
+    assert waits.phase is Phase.WAITING
+    assert "a start pays only if 6m" in why(cluster, waits.id)
 
 
 def test_an_engine_announces_the_end_of_a_node_that_it_brought() -> None:

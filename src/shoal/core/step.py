@@ -6,6 +6,7 @@ import msgspec
 
 from shoal.core.phases.admit import admit
 from shoal.core.phases.budget import budget
+from shoal.core.phases.ends import close_ending
 from shoal.core.phases.heal import heal
 from shoal.core.phases.leaving import dismissals
 from shoal.core.phases.observe import fences_wanted, observe
@@ -54,6 +55,7 @@ def step(state: State, report: Report, policy: Policy, now_ms: int) -> Step:
     reclaim(round_, fresh)  # jobs that hold GPUs and do not use them
     answers = admit(round_, report.requests)  # what users want
     budget(round_, report.spendings)  # tenants that have used up their budget
+    close_ending(round_)  # nodes whose end is near
     heal(round_)  # retry, requeue, give up
     serve(round_, report.services)  # as many replicas as services want
     schedule(round_)  # order the queue and place what fits

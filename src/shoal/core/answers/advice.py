@@ -6,6 +6,7 @@ from collections.abc import Iterator
 
 import msgspec
 
+from shoal.core.scheduling.ends import too_short
 from shoal.core.scheduling.fit import fit, shortage
 from shoal.core.state.queue import gang_of_spec
 from shoal.core.state.state import State
@@ -22,14 +23,15 @@ def advise(state: State, job: Job, now_ms: int) -> list[str]:
         return []  # no smaller request gets past its budget
     if not shortage(state, gang_of_spec(job.spec)):
         return []  # the queue holds it, and its reason says enough
-    return [*_smaller(state, job.spec), *_closed(state, job)]
+    return [*_smaller(state, job, now_ms), *_closed(state, job)]
 
 
-def _smaller(state: State, spec: JobSpec) -> Iterator[str]:
+def _smaller(state: State, job: Job, now_ms: int) -> Iterator[str]:
     """The smallest sufficient change of each kind."""
+    spec, short = job.spec, too_short(state, job, now_ms)
     for changes in (_freer(spec), _fewer_members(spec), _fewer_gpus(spec)):
         for text, changed in changes:
-            if fit(state, gang_of_spec(changed)) is not None:
+            if fit(state, gang_of_spec(changed), short) is not None:
                 yield f"{text} it would start now"
                 break
 

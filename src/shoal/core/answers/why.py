@@ -8,7 +8,8 @@ from collections.abc import Collection, Mapping
 from typing import NamedTuple
 
 from shoal.core.answers.supplies import asked_for
-from shoal.core.scheduling.again import shunned, spares_kept_from, spares_when_empty
+from shoal.core.answers.why_ends import ends_first
+from shoal.core.scheduling.again import kept_from, kept_when_empty, shunned, spares_kept_from
 from shoal.core.scheduling.backfill import GAP_TRIES_MAX, SAFE, delayed_by, nodes_of
 from shoal.core.scheduling.expect import run_ms
 from shoal.core.scheduling.fit import fit, shortage
@@ -38,6 +39,7 @@ class Waits(enum.StrEnum):
     SUPPLY = "for nodes that were asked for"
     TURN = "behind"
     SPARES = "beside nodes that are kept as spares"
+    ENDS = "for nodes that live long enough"
 
 
 class Reason(NamedTuple):
@@ -99,19 +101,23 @@ def reason_of(state: State, job: Job, policy: Policy, now_ms: int) -> Reason | N
         _no_room(state, job, now_ms)
         or _queue_held(state, job, policy, now_ms)
         or _set_aside(state, job, now_ms)
-        or _spared(state, job)
+        or _spared(state, job, now_ms)
     )
 
 
-def _spared(state: State, job: Job) -> Reason | None:
-    """The job fits, but only where the policy keeps nodes for gangs that lose one."""
-    spares = spares_kept_from(state, job)
+def _spared(state: State, job: Job, now_ms: int) -> Reason | None:
+    """The job fits, but only where the policy keeps nodes for gangs that lose one, or on nodes that
+    end too early for it."""
+    spares, avoid = spares_kept_from(state, job, now_ms), kept_from(state, job, now_ms)
     position = _position(state, job)
-    if position >= GAP_TRIES_MAX and (state.policy.spares or _shun_in_front(state, job)):
+    picky = state.policy.spares or state.endings or _shun_in_front(state, job)
+    if position >= GAP_TRIES_MAX and picky:
         text = f"number {position + 1} among jobs like it, some of which wait for other nodes"
         return Reason(Waits.SPARES, text)
-    if not spares or fit(state, gang_of(job), spares) is not None:
+    if not avoid or fit(state, gang_of(job), avoid) is not None:
         return None
+    if text := ends_first(state, job, spares, now_ms):
+        return Reason(Waits.ENDS, text)
     names = ", ".join(state.order[index].id for index in sorted(spares)[:5])
     text = f"it fits only on {names}, kept as spares by the policy for gangs that lose a node"
     if spares <= shunned(state, job):
@@ -174,13 +180,13 @@ def holds_queue(state: State, job: Job, policy: Policy, now_ms: int) -> bool:
         return False  # its turn will come
     if policy.patience_ms and now_ms - held.promised_ms < policy.patience_ms:
         return False  # without patience no job overtakes, not even into a gap
-    return could_ever(state, job)
+    return could_ever(state, job, now_ms)
 
 
-def could_ever(state: State, job: Job) -> bool:
+def could_ever(state: State, job: Job, now_ms: int) -> bool:
     """Would the gang fit on the open nodes if they were empty, except those kept from it?"""
     gang = gang_of(job)
-    avoid = spares_when_empty(state, job)
+    avoid = kept_when_empty(state, job, now_ms)
     return held_when_empty(state, gang, open_only=True, avoid=avoid) >= gang.members
 
 
@@ -250,7 +256,7 @@ def _queue_held(state: State, job: Job, policy: Policy, now_ms: int) -> Reason |
             and (
                 _no_room(state, ahead, now_ms)
                 or _set_aside(state, ahead, now_ms)
-                or _spared(state, ahead)
+                or _spared(state, ahead, now_ms)
             )
         ):
             waited = duration_text(now_ms - ahead.submitted_ms)
@@ -271,7 +277,7 @@ def _set_aside(state: State, job: Job, now_ms: int) -> Reason | None:
     ]
     avoid = nodes_of(state, delayed_by(state, job, ahead, now_ms))
     if avoid:
-        avoid |= spares_kept_from(state, job)
+        avoid |= kept_from(state, job, now_ms)
     names = ", ".join(ahead[:3])
     position = _position(state, job)
     if ahead and position >= GAP_TRIES_MAX:

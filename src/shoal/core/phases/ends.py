@@ -1,11 +1,11 @@
-"""Until when nodes live: what they say of it, and what operators want (ADR 38)."""
+"""Until when nodes live: what they say of it, what operators want, and the drain before it."""
 
 from __future__ import annotations
 
 from shoal.core.phases.round import Round
+from shoal.core.scheduling.ends import end_text, leaving_times, margin_ms
 from shoal.core.state.state import Node
-from shoal.model.durations import duration_text
-from shoal.model.events import NodeEnding
+from shoal.model.events import NodeEnding, NodeIntended
 from shoal.model.node import ENDS_WHY_MAX, End, NodeIntent
 from shoal.model.report import Accepted, Answer, NodeReport, Refused, SetEnd
 from shoal.model.supply import SupplyReport
@@ -14,6 +14,7 @@ from shoal.model.supply import SupplyReport
 # these are not worth an event.
 SOONER_MS = 1_000
 LATER_MS = 5_000
+OPEN = (NodeIntent.OPEN, NodeIntent.CORDONED)  # jobs may be there
 
 
 def hear_notes(round_: Round, report: SupplyReport) -> None:
@@ -68,11 +69,29 @@ def forget_set_end(round_: Round, node: Node, who: str) -> None:
         _emit(round_, node, None, own=False, why=f"set open by {who}")
 
 
-def end_text(end: End, now_ms: int) -> str:
-    """For instance "ends in 40m (Slurm time limit)"."""
-    why = f" ({end.why})" if end.why else ""
-    left_ms = end.at_ms - now_ms
-    return f"ends in {duration_text(left_ms)}{why}" if left_ms > 0 else f"ends now{why}"
+def close_ending(round_: Round) -> None:
+    """Nodes whose end is near: `heal` and `serve` look at the jobs that have to leave by now, and a
+    node that has only its margin left is drained."""
+    state, now_ms = round_.state, round_.now_ms
+    look_ms = state.agenda.ends_ms
+    if not state.endings or look_ms is None or now_ms < look_ms:
+        return
+    state.agenda.ends_ms = None
+    for at_ms, index in list(state.endings):
+        node = state.order[index]
+        if at_ms - margin_ms(round_.policy) <= now_ms and node.intent in OPEN:
+            assert node.end is not None
+            _intend(round_, node, NodeIntent.DRAINING, end_text(node.end, now_ms), ending=True)
+        for when_ms, job_id in leaving_times(state, node):
+            if when_ms > now_ms:
+                state.agenda.look_at_ends(when_ms)
+            elif job_id:
+                state.agenda.attention[job_id] = None
+
+
+def has_ended(node: Node) -> bool:
+    """It was drained for an end of its own: if it is gone now, it is gone for good."""
+    return node.closed_from is not None and node.own_end is not None and node.own_end is node.end
 
 
 def _end_in(round_: Round, in_ms: int, why: str) -> End:
@@ -80,4 +99,19 @@ def _end_in(round_: Round, in_ms: int, why: str) -> End:
 
 
 def _emit(round_: Round, node: Node, end: End | None, *, own: bool, why: str) -> None:
-    round_.emit(NodeEnding(at_ms=round_.now_ms, node=node.id, end=end, own=own, why=why))
+    """A node that was drained for its end is open again if that is far away now."""
+    now_ms = round_.now_ms
+    round_.emit(NodeEnding(at_ms=now_ms, node=node.id, end=end, own=own, why=why))
+    before, end = node.closed_from, node.end
+    if before is None or (end is not None and end.at_ms - 2 * margin_ms(round_.policy) < now_ms):
+        return
+    why = end_text(end, now_ms) if end is not None else "it does not end any more"
+    _intend(round_, node, before, why)
+
+
+def _intend(
+    round_: Round, node: Node, intent: NodeIntent, why: str, *, ending: bool = False
+) -> None:
+    round_.emit(
+        NodeIntended(at_ms=round_.now_ms, node=node.id, intent=intent, ending=ending, why=why)
+    )

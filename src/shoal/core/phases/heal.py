@@ -6,6 +6,7 @@ from shoal.core.health.failures import Failure, FailureBook, blame, failed, same
 from shoal.core.phases.ending import CANCELLED_CODE, is_served, stop
 from shoal.core.phases.round import Round
 from shoal.core.phases.watch import suspect
+from shoal.core.scheduling.ends import end_text, must_leave
 from shoal.core.scheduling.leave import leave
 from shoal.core.state.saving import kept_ms
 from shoal.model.durations import duration_text
@@ -74,7 +75,11 @@ def _cause_to_stop(round_: Round, job: Job) -> tuple[StopCause, str] | None:
     if job.spec.restart is not Restart.NEVER and not is_served(round_.state, job):
         for member in job.members:
             node = round_.state.nodes[member.slice.node]
-            if not member.over and node.intent is NodeIntent.DRAINING:
+            if member.over:
+                continue
+            if node.end is not None and must_leave(round_.state, node, job, round_.now_ms):
+                return StopCause.DRAIN, f"{node.id} {end_text(node.end, round_.now_ms)}"
+            if node.intent is NodeIntent.DRAINING:
                 return StopCause.DRAIN, f"{node.id} is being drained"
     return None
 

@@ -21,9 +21,12 @@ def note_leaving(round_: Round, node: Node, inventory: NodeReport) -> None:
         _intend(round_, node, NodeIntent.REMOVED, "it has left the cluster")
 
 
-def note_left(round_: Round, node: Node) -> None:
-    """A node that wanted to leave and is gone has left, even if jobs still ran on it."""
-    if node.leaving and node.intent is not NodeIntent.REMOVED:
+def note_left(round_: Round, node: Node, *, ended: bool = False) -> None:
+    """A node that wanted to leave and is gone has left, even if jobs still ran on it. So has one
+    that ended when it said it would."""
+    if ended:
+        _intend(round_, node, NodeIntent.REMOVED, "it has ended, as it said it would")
+    elif node.leaving and node.intent is not NodeIntent.REMOVED:
         _intend(round_, node, NodeIntent.REMOVED, "it has left the cluster while jobs ran on it")
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from shoal.core.phases.ends import note_end
+from shoal.core.phases.ends import has_ended, note_end
 from shoal.core.phases.faults import UNSTARTED, take_faults
 from shoal.core.phases.keys import void_keys
 from shoal.core.phases.leaving import note_leaving, note_left
@@ -323,6 +323,7 @@ def _expire_silent(round_: Round, *, fences: bool) -> None:
 
 
 def lose(round_: Round, node: Node, *, dead: bool, why: str) -> None:
+    ended = has_ended(node)
     round_.emit(
         NodeLost(
             at_ms=round_.now_ms,
@@ -332,5 +333,5 @@ def lose(round_: Round, node: Node, *, dead: bool, why: str) -> None:
             why=why,
         )
     )
-    note_left(round_, node)
+    note_left(round_, node, ended=ended)
     void_keys(round_, node)

@@ -6,6 +6,7 @@ import heapq
 
 from shoal.core.nodebook import PREPARED_MAX
 from shoal.core.phases.reconcile import uid_of
+from shoal.core.scheduling.ends import too_short
 from shoal.core.scheduling.fit import members_here
 from shoal.core.state.queue import Gang, gang_of
 from shoal.core.state.room import Level
@@ -32,7 +33,7 @@ def prepares_wanted(state: State, inventories: list[NodeReport], now_ms: int) ->
         node = state.nodes[inventory.spec.id]
         named = [job_id for job_id in inventory.prepared if job_id in state.heard.watches]
         for job_id in named:
-            if _may_take(state, node, state.jobs[job_id]):
+            if _may_take(state, node, state.jobs[job_id], now_ms):
                 state.heard.warm.setdefault(job_id, {})[node.id] = now_ms
             else:
                 state.heard.warm.get(job_id, {}).pop(node.id, None)
@@ -46,7 +47,11 @@ def prepares_wanted(state: State, inventories: list[NodeReport], now_ms: int) ->
         for _, job in heapq.merge(*some, key=_place):
             if len(named) >= PREPARED_MAX:
                 break
-            if job.id not in named and _lacks(state, job, now_ms) and _may_take(state, node, job):
+            if (
+                job.id not in named
+                and _lacks(state, job, now_ms)
+                and _may_take(state, node, job, now_ms)
+            ):
                 named.append(job.id)
                 state.heard.warm.setdefault(job.id, {})[node.id] = now_ms
                 wanted.append(_prepare(state, node, inventory.incarnation, job))
@@ -89,7 +94,7 @@ def _lacks(state: State, job: Job, now_ms: int) -> bool:
     return running and len(warm) < limit
 
 
-def _may_take(state: State, node: Node, job: Job) -> bool:
+def _may_take(state: State, node: Node, job: Job, now_ms: int) -> bool:
     """Room for a member, on a node that has none of this job: those are warm by themselves."""
     gang = gang_of(job)
     room = state.rooms[node.index]
@@ -98,6 +103,7 @@ def _may_take(state: State, node: Node, job: Job) -> bool:
         and gang.demand.suits(room.kind)
         and members_here(gang, room.kind, room.level) > 0
         and all(member.slice.node != node.id for member in job.members)
+        and node.index not in too_short(state, job, now_ms)
     )
 
 

@@ -12,6 +12,7 @@ import msgspec
 from shoal.core.phases.ending import cancel
 from shoal.core.phases.round import Round
 from shoal.core.phases.scale import RecentWork, Wish, wish
+from shoal.core.scheduling.ends import end_text, lead_ms, stop_ms
 from shoal.core.state.state import State
 from shoal.model.durations import duration_text
 from shoal.model.events import (
@@ -144,6 +145,9 @@ def _greet(round_: Round, service: Service, jobs: list[Job], load: ServiceLoad) 
             why = f"its probe answered {duration_text(taken_ms)} after it started"
             recent = round_.state.heard.recent_work.setdefault(service.spec.name, RecentWork())
             recent.start_ms = taken_ms
+            if round_.state.endings:  # replicas need more or less time to leave a node than before
+                round_.state.agenda.other_gaps()
+                round_.state.agenda.ends_ms = 0
             _emit_replica(round_, ReplicaReady, service, job, why)
 
 
@@ -237,7 +241,7 @@ def _size(round_: Round, service: Service, jobs: list[Job]) -> None:
     now_ms = round_.now_ms
     wanted = 0 if service.stopping else service.wanted
     staying = [job for job in jobs if job.id not in service.draining and not _ends(job)]
-    leaving = {job.id: why for job in staying if (why := _leaving(round_.state, service, job))}
+    leaving = {job.id: why for job in staying if (why := _leaving(round_, service, job))}
     new = [job for job in staying if job.id not in leaving]
     old = [job for job in staying if job.id in leaving]
     surge = max(1, wanted // SURGE_PART) if old else 0
@@ -262,26 +266,31 @@ def _size(round_: Round, service: Service, jobs: list[Job]) -> None:
             _drain(round_, service, job, f"{wanted} replicas are wanted")
 
 
-def _leaving(state: State, service: Service, job: Job) -> str:
+def _leaving(round_: Round, service: Service, job: Job) -> str:
     """Why another replica replaces this one; empty if none does."""
     if job.spec.version != service.version:
         return f"version {job.spec.version} is replaced"
-    node = _drained_node(state, job)
-    return f"{node} is being drained" if node else ""
+    return _drained(round_, job, lead_ms(round_.state, job))
 
 
-def _drained_node(state: State, job: Job) -> str:
+def _drained(round_: Round, job: Job, lead: int) -> str:
+    """Why it has to leave its node; empty if it can stay. `lead`: so long before the node's end."""
     for member in job.members if job.active else ():
-        if state.nodes[member.slice.node].intent is NodeIntent.DRAINING:
-            return member.slice.node
+        node = round_.state.nodes[member.slice.node]
+        if node.end is not None and node.end.at_ms - lead <= round_.now_ms:
+            return f"{node.id} {end_text(node.end, round_.now_ms)}"
+        if node.intent is NodeIntent.DRAINING:
+            return f"{node.id} is being drained"
     return ""
 
 
 def _empty_nodes(round_: Round, service: Service, old: list[Job], new: list[Job]) -> None:
     """A replica that answers on a node that drains stays until another one answers; but it is
-    stopped if there is no room for another, or none gets ready."""
+    stopped if there is no room for another, or none gets ready. On a node that ends, it stays for
+    as long as it can."""
     staying = [job for job in old if job.id not in service.draining and not _ends(job)]
-    here = [job for job in staying if _drained_node(round_.state, job)]
+    found = ((job, _drained(round_, job, stop_ms(round_.state, job))) for job in staying)
+    here = [(job, why) for job, why in found if why]
     if not here:
         return
     waits = [j for j in new if j.phase is Phase.WAITING and j.submitted_ms < round_.now_ms]
@@ -289,9 +298,8 @@ def _empty_nodes(round_: Round, service: Service, old: list[Job], new: list[Job]
         _look_at(round_, round_.now_ms + LOOK_MS)
         return
     reason = f"{waits[0].id} waits for room" if waits else "no other replica got ready"
-    for job in here:
-        node = _drained_node(round_.state, job)
-        _stop(round_, job, StopCause.DRAIN, f"{node} is being drained, and {reason}")
+    for job, why in here:
+        _stop(round_, job, StopCause.DRAIN, f"{why}, and {reason}")
 
 
 def _start(round_: Round, service: Service) -> None:

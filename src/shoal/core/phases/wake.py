@@ -18,6 +18,8 @@ def next_wake(round_: Round) -> int | None:
     times += [ms for ms in (next_look_ms(state, policy), state.agenda.serve_ms) if ms is not None]
     if state.agenda.supply_ms is not None and (policy.supply or state.orders):
         times.append(state.agenda.supply_ms)
+    if state.endings and state.agenda.ends_ms is not None:
+        times.append(state.agenda.ends_ms)
     if state.queue.delayed:
         times.append(state.queue.delayed[0][0])
     if state.limits:

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Collection, Iterable
 
+from shoal.core.scheduling.ends import too_short
 from shoal.core.scheduling.fit import GangFit, fit, members_here, slices
 from shoal.core.state.apply_room import Overlay
 from shoal.core.state.queue import Gang
@@ -110,11 +111,16 @@ def _still_suits(room: Room, slice_: Slice, gang: Gang) -> bool:
     )
 
 
-def spares_kept_from(state: State, job: Job) -> set[int]:
+def kept_from(state: State, job: Job, now_ms: int) -> set[int]:
+    """Open nodes that the job may not start on."""
+    return spares_kept_from(state, job, now_ms) | too_short(state, job, now_ms)
+
+
+def spares_kept_from(state: State, job: Job, now_ms: int) -> set[int]:
     """Nodes that a policy keeps for gangs that lose a node: the last ones in join order that are
     free or hold only preemptible jobs. Restarted and preemptible jobs may use them. Nodes that lack
     what the job needs are kept from it, too."""
-    return shunned(state, job) | (set() if job.attempt else spares_beside(state, job))
+    return shunned(state, job) | (set() if job.attempt else spares_beside(state, job, now_ms))
 
 
 def shunned(state: State, job: Job) -> set[int]:
@@ -122,26 +128,31 @@ def shunned(state: State, job: Job) -> set[int]:
     return {state.nodes[node].index for node in job.missing_on if state.nodes[node].schedulable}
 
 
-def spares_beside(state: State, job: Job) -> set[int]:
-    """Nodes that it may not grow into either, whether it ran before or not."""
+def spares_beside(state: State, job: Job, now_ms: int) -> set[int]:
+    """Nodes that it may not grow into either, whether it ran before or not. A node that ends soon
+    is not a spare."""
     wanted = state.policy.spares
     if not wanted or job.spec.yields:
         return set()
     found: set[int] = set()
+    short = too_short(state, job, now_ms)
     for node in reversed(state.order):
         if len(found) == wanted:
             break
-        if node.schedulable and all(other.spec.yields for other in state.placed[node.id].values()):
+        if node.index in short or not node.schedulable:
+            continue
+        if all(other.spec.yields for other in state.placed[node.id].values()):
             found.add(node.index)
     return found
 
 
-def spares_when_empty(state: State, job: Job) -> set[int]:
+def kept_when_empty(state: State, job: Job, now_ms: int) -> set[int]:
     """Nodes that would be kept from it if no job ran."""
-    wanted = state.policy.spares
+    wanted, short = state.policy.spares, too_short(state, job, now_ms)
     if not wanted or job.attempt or job.spec.yields:
-        return shunned(state, job)
-    return {node.index for node in [n for n in state.order if n.schedulable][-wanted:]}
+        return shunned(state, job) | short
+    long = [node for node in state.order if node.schedulable and node.index not in short]
+    return short | {node.index for node in long[-wanted:]}
 
 
 class taken(Overlay):  # noqa: N801

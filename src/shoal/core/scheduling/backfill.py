@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Mapping
 from itertools import islice
 from typing import NamedTuple
 
 from shoal.core.phases.round import Round
-from shoal.core.scheduling.again import spares_kept_from
+from shoal.core.scheduling.again import kept_from
+from shoal.core.scheduling.ends import SAFE as SAFE
+from shoal.core.scheduling.ends import last_starts
 from shoal.core.scheduling.expect import left_ms, run_ms
 from shoal.core.scheduling.fit import members_here
 from shoal.core.scheduling.order import takes_turns
@@ -18,7 +20,6 @@ from shoal.model.job import Job, Within
 from shoal.model.policy import Preempt
 
 TYPICAL = 50  # percent of jobs done by then: gives the most likely time
-SAFE = 90  # gives a time by which the job is almost surely done
 # In a very large cluster the search for an opening covers this many nodes, plus one per member. It
 # may miss the earliest opening, but it takes no longer than placing.
 NODES_MAX = 1024
@@ -41,12 +42,13 @@ def reserve(round_: Round, job: Job) -> None:
     state, now_ms = round_.state, round_.now_ms
     held = state.reservations.get(job.id)
     if held is not None and held.start_ms is not None and now_ms < held.start_ms:
-        return
+        ends = last_starts(state, job)
+        if all(ends.get(index, held.start_ms) >= held.start_ms for index in held.nodes):
+            return
     if now_ms - state.agenda.looked_ms.get(job.id, now_ms - RENEW_AFTER_MS) < RENEW_AFTER_MS:
         return
     state.agenda.looked_ms[job.id] = now_ms
-    avoid = spares_kept_from(state, job)
-    opening = first_opening(state, gang_of(job), now_ms, TYPICAL, avoid)
+    opening = first_opening(state, job, now_ms, TYPICAL)
     if opening is None:
         if held is None:
             _emit(round_, job, None, (), "first in line")
@@ -89,22 +91,23 @@ def nodes_of(state: State, delayed: Iterable[str]) -> set[int]:
     return {index for other in delayed for index in state.reservations[other].nodes}
 
 
-def first_opening(
-    state: State, gang: Gang, now_ms: int, percent: int, avoid: Collection[int] = ()
-) -> Opening | None:
-    """Looks at every open node: what it holds now, and when it will hold more."""
+def first_opening(state: State, job: Job, now_ms: int, percent: int) -> Opening | None:
+    """Looks at every open node that the job may use: what it holds now, and when it will hold
+    more."""
+    gang, avoid = gang_of(job), kept_from(state, job, now_ms)
+    ends = last_starts(state, job)
     if gang.required and gang.within is not Within.ANYWHERE:
         openings = [
             opening
             for nodes in _domains(state, gang.within, avoid)
-            if (opening := _opening_among(state, nodes, gang, now_ms, percent)) is not None
+            if (opening := _opening_among(state, nodes, gang, now_ms, percent, ends)) is not None
         ]
         return min(openings, default=None)
     everywhere = (
         node.index for node in state.order if node.schedulable and node.index not in avoid
     )
     looked_at = list(islice(everywhere, NODES_MAX + gang.members))
-    return _opening_among(state, looked_at, gang, now_ms, percent)
+    return _opening_among(state, looked_at, gang, now_ms, percent, ends)
 
 
 def _domains(state: State, within: Within, avoid: Collection[int]) -> list[list[int]]:
@@ -122,18 +125,29 @@ def _domains(state: State, within: Within, avoid: Collection[int]) -> list[list[
 
 
 def _opening_among(
-    state: State, nodes: list[int], gang: Gang, now_ms: int, percent: int
+    state: State,
+    nodes: list[int],
+    gang: Gang,
+    now_ms: int,
+    percent: int,
+    ends: Mapping[int, int],
 ) -> Opening | None:
+    """`ends`: the last moment at which the gang may start on a node."""
     gains: list[tuple[int, int, int]] = []  # (when, node, members more)
     for index in nodes:
         gains.extend(_gains(state, index, gang, now_ms, percent))
     gains.sort()
-    room, chosen = 0, []
+    room, chosen = 0, dict[int, int]()
     for when_ms, index, more in gains:
+        if ends:  # the gang would start now, so that nodes that end soon do not count any more
+            for late in [node for node in chosen if ends.get(node, when_ms) < when_ms]:
+                room -= chosen.pop(late)
+            if ends.get(index, when_ms) < when_ms:
+                continue
         room += more
-        chosen.append(index)
+        chosen[index] = chosen.get(index, 0) + more
         if room >= gang.members:
-            return Opening(when_ms, tuple(sorted(set(chosen))))
+            return Opening(when_ms, tuple(sorted(chosen)))
     return None
 
 

@@ -8,6 +8,7 @@ from shoal.core.scheduling.again import again, spares_beside, spares_kept_from
 from shoal.core.scheduling.backfill import GAP_TRIES_MAX, delayed_by, nodes_of, reserve
 from shoal.core.scheduling.defragment import defragment
 from shoal.core.scheduling.elastic import grow, widest
+from shoal.core.scheduling.ends import cut_short, margin_ms, must_leave, too_short
 from shoal.core.scheduling.fit import GangFit, fit, slices
 from shoal.core.scheduling.order import ORDERINGS, Rank, Walk, place_in_line
 from shoal.core.scheduling.preempt import preempt
@@ -17,7 +18,7 @@ from shoal.core.scheduling.spread import spread
 from shoal.core.state.apply_queue import wake_delayed
 from shoal.core.state.queue import Lane
 from shoal.core.state.room import Room
-from shoal.core.state.state import State
+from shoal.core.state.state import Node, State
 from shoal.model.durations import duration_text
 from shoal.model.events import JobPlaced, JobPromoted, JobUnclaimed
 from shoal.model.job import Job, Phase
@@ -116,7 +117,7 @@ def _walk(round_: Round, lanes: list[Lane], budget: int) -> None:
             walk.again(lane)  # a gang that shrinks for this job can shrink further for the next
             continue
         in_front = job.id not in ahead and len(ahead) < policy.reservations
-        if in_front and could_ever(state, job):
+        if in_front and could_ever(state, job, now_ms):
             reserve(round_, job)
             ahead.append(job.id)
         if holds_queue(state, job, policy, now_ms):
@@ -151,34 +152,34 @@ def _make_room(round_: Round, job: Job, tried: int) -> bool:
 
 
 def _place_one(round_: Round, lane: Lane, ahead: list[str]) -> bool:
-    """The first job of the lane or, beside reservations, the first one short enough to delay none:
-    jobs of one lane differ in how long they run."""
-    state = round_.state
+    """The first job of the lane or, beside reservations and on nodes that end, the first one that
+    is short enough: jobs of one lane differ in how long they run."""
+    state, now_ms = round_.state, round_.now_ms
     if lane.gang in state.agenda.hopeless:
         return False
-    if ahead and state.agenda.stuck.get(lane) == tuple(ahead):
+    if state.agenda.stuck.get(lane) == tuple(ahead):
         return False
     look_ahead(state)
     plan = fit(state, lane.gang)
     if plan is None:
         state.agenda.hopeless.add(lane.gang)
         return False
-    beside = bool(ahead or state.policy.spares)
+    beside = bool(ahead or state.policy.spares or state.endings)
     spared = False
     for _, number in state.queue.lanes[lane][:GAP_TRIES_MAX]:
         job = state.job_numbered(number)
-        delayed = delayed_by(state, job, ahead, round_.now_ms) if ahead else ()
+        delayed = delayed_by(state, job, ahead, now_ms) if ahead else ()
         if (lane.gang, delayed) in state.agenda.no_gap:
             continue
-        spares = spares_kept_from(state, job)
-        avoid = nodes_of(state, delayed) | spares
+        spares, short = spares_kept_from(state, job, now_ms), too_short(state, job, now_ms)
+        avoid = nodes_of(state, delayed) | spares | short
         apart = fit(state, lane.gang, avoid) if avoid else plan
         if apart is not None:
             _start(round_, job, lane, avoid, apart)
             return True
         if spares:
             spared = True  # these nodes change with every job, so the result is not kept
-        else:
+        elif not short:  # a node's end does not get later: what is stuck stays so
             state.agenda.no_gap.add((lane.gang, delayed))
         if not beside and not job.missing_on:
             break  # the jobs behind it are the same
@@ -188,17 +189,17 @@ def _place_one(round_: Round, lane: Lane, ahead: list[str]) -> bool:
 
 
 def _start(round_: Round, job: Job, lane: Lane, avoid: set[int], apart: GangFit) -> None:
-    """Place it, preferably on nodes that see its checkpoints."""
+    """Place it, preferably on nodes that see its checkpoints and live until it is done."""
     state, gang = round_.state, lane.gang
-    blind = blind_nodes(state, job) - avoid
-    near = fit(state, gang, avoid | blind) if blind else None
-    if near is not None:
-        avoid, apart = avoid | blind, near
+    for worse in (blind_nodes(state, job), cut_short(state, job, round_.now_ms)):
+        better = fit(state, gang, avoid | worse) if worse - avoid else None
+        if better is not None:
+            avoid, apart = avoid | worse, better
     before = again(state, job, gang, avoid)
     if before is not None:
         _give(round_, job, *before)
         return
-    wider = widest(state, job, gang, avoid | spares_beside(state, job))
+    wider = widest(state, job, gang, avoid | spares_beside(state, job, round_.now_ms))
     _place(round_, job, lane, wider or spread(state, job, gang, avoid) or apart)
 
 
@@ -242,6 +243,8 @@ def start_claimed(round_: Round) -> None:
         )
         if not all(node.schedulable for node in nodes):
             _unclaim(round_, job_id, "a node with room for it was closed")
+        elif state.endings and (short := _ends_first(round_, job, nodes)):
+            _unclaim(round_, job_id, f"{short} ends too early for it")
         elif job.phase is not Phase.WAITING:
             continue  # it is being resized and has not stopped yet
         elif not any(map(_short, rooms, given)) and not (
@@ -250,6 +253,18 @@ def start_claimed(round_: Round) -> None:
             _give(round_, job, given, "in the room made for it")
         elif not stopping:
             _unclaim(round_, job_id, "no job is being stopped for it any more")
+
+
+def _ends_first(round_: Round, job: Job, nodes: list[Node]) -> str:
+    """A node with room for it that ends too early. The margin was for what took time since."""
+    state, now_ms = round_.state, round_.now_ms
+    if job.phase is not Phase.WAITING:
+        return ""
+    short = too_short(state, job, now_ms - margin_ms(round_.policy))
+    return next(
+        (node.id for node in nodes if node.index in short or must_leave(state, node, job, now_ms)),
+        "",
+    )
 
 
 def _unclaim(round_: Round, job_id: str, why: str) -> None:

@@ -6,8 +6,9 @@ import heapq
 from collections.abc import Collection
 
 from shoal.core.phases.round import Round
-from shoal.core.scheduling.again import spares_kept_from
+from shoal.core.scheduling.again import kept_from
 from shoal.core.scheduling.backfill import TYPICAL, first_opening
+from shoal.core.scheduling.ends import too_short
 from shoal.core.scheduling.fit import fit, slices
 from shoal.core.scheduling.order import gpus_of
 from shoal.core.scheduling.preempt import Victim, WithoutVictims, victim_of
@@ -36,28 +37,28 @@ def defragment(round_: Round, job: Job) -> bool:
     gang = gang_of(job)
     if state.cluster.gpus < gang.members * gang.demand.gpus:
         return False  # too little is free in the whole cluster
-    spares = spares_kept_from(state, job)
+    spares = kept_from(state, job, now_ms)
     if now_ms - state.agenda.moves_ms.get(job.id, now_ms - MOVES_EVERY_MS) < MOVES_EVERY_MS:
         return False
     state.agenda.moves_ms[job.id] = now_ms
-    wait_ms = _wait_ms(state, job, gang, spares, now_ms)
+    wait_ms = _wait_ms(state, job, now_ms)
     for victim in _willing(state, gang, now_ms):
         cost = (state.policy.move_cost_ms + victim.lost_ms) * gpus_of(victim.job)
         if cost >= wait_ms * gpus_of(job):
             break
-        found = _try_move(state, gang, victim, spares)
+        found = _try_move(state, gang, victim, spares, now_ms)
         if found is not None:
             _commit(round_, job, victim, *found, wait_ms=wait_ms)
             return True
     return False
 
 
-def _wait_ms(state: State, job: Job, gang: Gang, spares: Collection[int], now_ms: int) -> int:
+def _wait_ms(state: State, job: Job, now_ms: int) -> int:
     """How long it would wait: until its promised start, or else until the first opening."""
     held = state.reservations.get(job.id)
     start_ms = held.start_ms if held is not None else None
     if held is None or (start_ms is not None and start_ms <= now_ms):
-        opening = first_opening(state, gang, now_ms, TYPICAL, spares)
+        opening = first_opening(state, job, now_ms, TYPICAL)
         start_ms = opening.start_ms if opening is not None else None
     return UNLIMITED if start_ms is None else start_ms - now_ms
 
@@ -92,7 +93,7 @@ def _helps(state: State, job: Job, gang: Gang) -> bool:
 
 
 def _try_move(
-    state: State, gang: Gang, victim: Victim, spares: Collection[int]
+    state: State, gang: Gang, victim: Victim, spares: Collection[int], now_ms: int
 ) -> tuple[tuple[Slice, ...], tuple[Slice, ...]] | None:
     """Where the gang and the moved job would go; None if either does not fit."""
     with WithoutVictims(state) as overlay:
@@ -104,7 +105,7 @@ def _try_move(
         for slice_ in given:
             overlay.change(slice_, -1, exclusive=gang.whole_nodes)
         moved = gang_of(victim.job)._replace(members=len(victim.job.members))
-        place = fit(state, moved)
+        place = fit(state, moved, too_short(state, victim.job, now_ms))
         new = slices(state, place, moved.demand) if place is not None else None
         for slice_ in given:
             overlay.change(slice_, +1, exclusive=gang.whole_nodes)

@@ -6,6 +6,7 @@ from collections.abc import Collection
 
 from shoal.core.phases.round import Round
 from shoal.core.scheduling.again import spares_beside
+from shoal.core.scheduling.ends import too_short
 from shoal.core.scheduling.fit import GangFit, fit, room_for, slices
 from shoal.core.state.queue import Gang, gang_of
 from shoal.core.state.saving import unsaved_ms
@@ -45,7 +46,10 @@ def grow(round_: Round) -> None:
             continue
         gang = gang_of(job)
         more = room_for(state.cluster, gang, job.spec.members_max - len(job.members))
-        spares = spares_beside(state, job)
+        short = too_short(state, job, now_ms)
+        if any(state.nodes[member.slice.node].index in short for member in job.members):
+            continue  # it has to leave soon
+        spares = spares_beside(state, job, now_ms) | short
         plan = fit(state, gang._replace(members=more), spares) if more else None
         while plan is None and spares and more > 1:
             more //= 2  # the spares are not for growing

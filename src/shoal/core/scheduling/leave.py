@@ -8,6 +8,7 @@ from shoal.core.health.numbers import upper_median
 from shoal.core.phases.round import Round
 from shoal.core.phases.watch import rule_of
 from shoal.core.scheduling.again import beside, taken
+from shoal.core.scheduling.ends import too_short
 from shoal.core.scheduling.expect import run_ms
 from shoal.core.scheduling.fit import fit, slices
 from shoal.core.scheduling.order import gpus_of, ran_ms
@@ -105,7 +106,8 @@ def _elsewhere(round_: Round, job: Job) -> tuple[Slice, ...] | None:
         overlay.give_back(victim_of(job, round_.now_ms, whole=True))
         with taken(state, job, tuple(kept.values())):
             rest = gang._replace(members=len(missing))
-            plan = fit(state, rest, beside(state, gang, kept.values(), ()))
+            short = too_short(state, job, round_.now_ms)
+            plan = fit(state, rest, beside(state, gang, kept.values(), short))
             found = slices(state, plan, gang.demand) if plan is not None else ()
     if len(found) < len(missing):
         return None

@@ -11,11 +11,10 @@ import heapq
 from collections.abc import Callable
 from typing import NamedTuple
 
-from shoal.core.scheduling.again import spares_kept_from
 from shoal.core.scheduling.backfill import NODES_MAX, SAFE, TYPICAL, first_opening
+from shoal.core.scheduling.ends import too_short
 from shoal.core.scheduling.expect import left_ms, run_ms
 from shoal.core.scheduling.order import Rank, gpu_milli_of, place_in_line, takes_turns
-from shoal.core.state.queue import gang_of
 from shoal.core.state.room import Level
 from shoal.core.state.state import Node, State
 from shoal.model.job import Job, Phase
@@ -42,9 +41,7 @@ def predict(state: State, job: Job, now_ms: int) -> Prediction | None:
         return None
     if job.id in state.claims:
         return _when_let_go(state, job, now_ms)
-    gang = gang_of(job)
-    spares = spares_kept_from(state, job)
-    openings = [first_opening(state, gang, now_ms, percent, spares) for percent in (TYPICAL, SAFE)]
+    openings = [first_opening(state, job, now_ms, percent) for percent in (TYPICAL, SAFE)]
     early, late = (None if opening is None else opening.start_ms for opening in openings)
     least_ms = max(now_ms, job.not_before_ms)
     if state.policy.preempt is Preempt.RANK and takes_turns(job):
@@ -95,7 +92,8 @@ def _turn_ms(state: State, job: Job, ahead: list[Job], now_ms: int, percent: int
     """When its turn comes if all jobs ahead start in order, with all GPUs pooled (or CPUs, if it
     needs no GPU). In a large cluster this looks at a part of it, and the same part of the queue."""
     counts = _gpus if job.spec.gpus else _cpus
-    nodes = [node for node in state.order if node.schedulable]
+    short = too_short(state, job, now_ms)
+    nodes = [node for node in state.order if node.schedulable and node.index not in short]
     seen = nodes[:NODES_MAX]
     free = sum(counts.free(state.rooms[node.index].level) for node in seen)
     ends = _ends(state, seen, counts, now_ms, percent)

@@ -12,12 +12,12 @@ gets work done even in a chain of ever more entitled jobs.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from itertools import chain
 from typing import NamedTuple
 
 from shoal.core.phases.round import Round
-from shoal.core.scheduling.again import spares_kept_from
+from shoal.core.scheduling.again import kept_from
 from shoal.core.scheduling.fit import GangFit, fit, slices
 from shoal.core.scheduling.order import ORDERINGS, Rank, gpu_milli_of
 from shoal.core.state.apply_room import Overlay
@@ -50,10 +50,11 @@ def preempt(round_: Round, job: Job) -> bool:
     if not state.preemptible or state.policy.preempt is Preempt.NEVER:
         return False
     gang = gang_of(job)
-    candidates = _candidates(round_, job, gang)
+    avoid = kept_from(state, job, round_.now_ms)
+    candidates = _candidates(round_, job, gang, avoid)
     if not candidates:
         return False
-    found = _try_out(round_, job, gang, candidates)
+    found = _try_out(round_, job, gang, candidates, avoid)
     if found is None:
         return False
     victims, plan = found
@@ -63,7 +64,7 @@ def preempt(round_: Round, job: Job) -> bool:
     return True
 
 
-def _candidates(round_: Round, job: Job, gang: Gang) -> list[Victim]:
+def _candidates(round_: Round, job: Job, gang: Gang, avoid: Collection[int]) -> list[Victim]:
     """Jobs that may be stopped for this one, the cheapest first: jobs on borrowed GPUs, then those
     that only have to shrink, then by work lost since a checkpoint per GPU freed."""
     state, now_ms = round_.state, round_.now_ms
@@ -72,14 +73,14 @@ def _candidates(round_: Round, job: Job, gang: Gang) -> list[Victim]:
     for theirs, other in _stoppable(round_, mine):
         if theirs[:2] == mine[:2] and not other.spec.checkpoint_ms:
             continue  # jobs that start over would take turns for ever and get nowhere
-        if not _of_use(state, other, gang):
+        if not _of_use(state, other, gang, avoid):
             continue
         victim = victim_of(other, now_ms)
         cost = victim.lost_ms / max(1, gpu_milli_of(other))
         found.append(((not theirs[0], not victim.shrinks, cost), victim))
     for victim in _resizing(state):
         theirs = _entitlement(state, victim.job, now_ms, holding=True)
-        if theirs > mine and _of_use(state, victim.job, gang):
+        if theirs > mine and _of_use(state, victim.job, gang, avoid):
             found.append(((not theirs[0], False, -1.0), victim))
     found.sort(key=lambda entry: entry[0])  # of equal cost the least entitled stays first
     return [victim for _, victim in found[:VICTIMS_MAX]]
@@ -143,11 +144,13 @@ def _claimed_milli(state: State, tenant: str) -> int:
     )
 
 
-def _of_use(state: State, victim: Job, gang: Gang) -> bool:
+def _of_use(state: State, victim: Job, gang: Gang, avoid: Collection[int]) -> bool:
+    nodes = (state.nodes[member.slice.node] for member in victim.members)
     return any(
-        gang.demand.suits(state.rooms[state.nodes[member.slice.node].index].kind)
-        and state.nodes[member.slice.node].schedulable
-        for member in victim.members
+        gang.demand.suits(state.rooms[node.index].kind)
+        and node.schedulable
+        and node.index not in avoid
+        for node in nodes
     )
 
 
@@ -171,13 +174,12 @@ def _resizing(state: State) -> list[Victim]:
 
 
 def _try_out(
-    round_: Round, job: Job, gang: Gang, candidates: list[Victim]
+    round_: Round, job: Job, gang: Gang, candidates: list[Victim], spares: Collection[int]
 ) -> tuple[list[Victim], GangFit] | None:
     """Remove victims one by one until the gang fits, then put back, in reverse, those that were not
-    needed. The state is unchanged when this returns."""
+    needed. The state is unchanged when this returns. `spares`: nodes that are kept from it."""
     state, now_ms = round_.state, round_.now_ms
     mine = _entitlement(state, job, now_ms, holding=False)
-    spares = spares_kept_from(state, job)
     freed_milli: dict[str, int] = {}  # by the tenant whose quota it is
     with WithoutVictims(state) as overlay:
         taken: list[Victim] = []

@@ -33,6 +33,10 @@ class Agenda:
         if self.look_ms is None or at_ms < self.look_ms:
             self.look_ms = at_ms
 
+    def look_at_ends(self, at_ms: int) -> None:
+        if self.ends_ms is None or at_ms < self.ends_ms:
+            self.ends_ms = at_ms
+
     def joined(self, lane: Lane) -> None:
         self.fresh[lane] = None
         self.stuck.pop(lane, None)

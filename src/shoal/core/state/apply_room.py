@@ -5,6 +5,7 @@ from __future__ import annotations
 from bisect import insort
 from typing import Self
 
+from shoal.core.scheduling.ends import leaving_times
 from shoal.core.scheduling.foresight import Foresight
 from shoal.core.state.room import Room
 from shoal.core.state.state import Node, State
@@ -40,7 +41,13 @@ def set_end(state: State, node: Node, own: End | None, wanted: End | None) -> No
     if node.end is not None:
         insort(state.endings, (node.end.at_ms, node.index))
     open_up(state, node)
-    state.agenda.ends_ms = 0
+    watch_end(state, node)
+
+
+def watch_end(state: State, node: Node) -> None:
+    """Look at the node in time before its end."""
+    for at_ms, _ in leaving_times(state, node):
+        state.agenda.look_at_ends(at_ms)
 
 
 def replace_node(state: State, node: Node, spec: NodeSpec, incarnation: int) -> None:
@@ -135,7 +142,8 @@ def hold(state: State, job: Job) -> None:
             short = min(left, default=0) < 0 and any(left[gpu] < 0 for gpu in slice_.gpus)
             assert not short, f"{slice_} is held"
     if state.endings:
-        state.agenda.ends_ms = 0  # it may be on a node that ends
+        for name in dict.fromkeys(member.slice.node for member in job.members):
+            watch_end(state, state.nodes[name])
     state.masters.add(job.master)
     if job.spec.yields:
         state.preemptible[job.id] = None

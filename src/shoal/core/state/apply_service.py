@@ -41,6 +41,9 @@ def _service_set(state: State, event: ServiceSet) -> None:
     service.spec, service.version, service.why = event.spec, event.version, event.why
     service.newest = max(service.newest, event.version)
     service.failures, service.retry_ms = 0, 0
+    if state.endings:
+        state.agenda.other_gaps()  # its replicas may need more or less time to leave a node
+        state.agenda.ends_ms = 0
     scale = event.spec.scale
     service.wanted = min(max(service.wanted, scale.least), scale.most)
 

@@ -225,6 +225,7 @@ def _verify_indexes(state: State) -> None:
         free = sorted((domain.gpus, place) for place, domain in division.domains.items())
         if free != division.tightest:
             raise Violation("racks or blocks are not in the order of their free GPUs")
+    _verify_ends(state)
     known = Counter(node.spec.kind for node in state.order if node.intent is not NodeIntent.REMOVED)
     if known != Counter({kind: n for kind, n in state.capacity.items() if n}):
         raise Violation("the capacity does not match the nodes")
@@ -254,6 +255,22 @@ def _verify_indexes(state: State) -> None:
     if sorted(queued) != waiting:
         raise Violation("the queue does not match the waiting jobs")
     _verify_tally(state)
+
+
+def _verify_ends(state: State) -> None:
+    ends = [
+        (
+            sorted(end.at_ms for end in (node.own_end, node.set_end) if end is not None)[0],
+            node.index,
+        )
+        for node in state.order
+        if node.own_end is not None or node.set_end is not None
+    ]
+    if sorted(ends) != state.endings:
+        raise Violation("the nodes that end are not in the order of their ends")
+    for node in state.order:
+        if node.closed_from is not None and node.intent is not NodeIntent.DRAINING:
+            raise Violation(f"{node.spec.id} was drained for its end, but is {node.intent.value}")
 
 
 def _verify_tally(state: State) -> None:

@@ -1,0 +1,115 @@
+"""Nodes that end: which jobs may still start there, and when jobs have to leave (ADR 38).
+
+A job starts on such a node only if it is expected to be done before the end, or if it saves its
+work (or is a replica, which another replaces) and the time is worth a start. A gang's end is the
+earliest end of its nodes: each of them is judged by the same need.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+
+from shoal.core.phases.scale import START_MS
+from shoal.core.scheduling.expect import run_ms
+from shoal.core.state.state import Node, State
+from shoal.model.durations import duration_text
+from shoal.model.job import Job, Phase, Restart
+from shoal.model.node import End
+from shoal.model.policy import Policy
+
+SAFE = 90  # percent of jobs like it are done by then
+
+
+def margin_ms(policy: Policy) -> int:
+    """Before a node's end, for commands and reports that are late: as long as two silences."""
+    return 2 * policy.silent_after_ms
+
+
+def stop_ms(state: State, job: Job) -> int:
+    """So long before the end it must be asked to stop, to end well there."""
+    return margin_ms(state.policy) + job.spec.stop_grace_ms
+
+
+def lead_ms(state: State, job: Job) -> int:
+    """So long before the end it begins to leave: a replica first needs another that is ready, and
+    time to finish its requests."""
+    service = state.services.get(job.spec.service)
+    if service is None:
+        return stop_ms(state, job)
+    recent = state.heard.recent_work.get(job.spec.service)
+    start_ms = recent.start_ms if recent is not None else START_MS
+    return stop_ms(state, job) + start_ms + service.spec.drain_ms
+
+
+def goes_on(job: Job) -> bool:
+    """Little is lost if its node ends: it saves its work, may be stopped at any time by its
+    owner's word, or is a replica."""
+    saves = job.spec.preemptible or job.spec.checkpoint_ms or job.saved_ms is not None
+    return job.spec.restart is not Restart.NEVER and bool(saves or job.spec.service)
+
+
+def left_ms(state: State, job: Job) -> int | None:
+    """How long a job that waits is expected to run; None: nobody knows."""
+    expected = run_ms(state, job, SAFE, job.attained_ms)
+    return None if expected is None else max(1, expected - job.attained_ms)
+
+
+def need_ms(state: State, job: Job) -> int | None:
+    """How much longer a node must live for the job to start there; None: for ever."""
+    left = left_ms(state, job)
+    if goes_on(job):
+        worth_ms = max(1, state.policy.run_ms_min, job.spec.checkpoint_ms)
+        left = worth_ms if left is None else min(left, worth_ms)
+    return None if left is None else left + lead_ms(state, job)
+
+
+def too_short(state: State, job: Job, now_ms: int) -> set[int]:
+    """Open nodes that end too early for it to start there."""
+    return _ending_within(state, now_ms, need_ms(state, job)) if state.endings else set()
+
+
+def cut_short(state: State, job: Job, now_ms: int) -> set[int]:
+    """Open nodes that it would have to leave before it is done."""
+    if not state.endings:
+        return set()
+    left = left_ms(state, job)
+    return _ending_within(state, now_ms, None if left is None else left + lead_ms(state, job))
+
+
+def _ending_within(state: State, now_ms: int, time_ms: int | None) -> set[int]:
+    until = len(state.endings)
+    if time_ms is not None:
+        until = bisect_left(state.endings, (now_ms + time_ms, -1))
+    return {index for _, index in state.endings[:until] if state.order[index].schedulable}
+
+
+def last_starts(state: State, job: Job) -> dict[int, int]:
+    """The last moment at which it may start on each node that ends, for those where it may."""
+    need = need_ms(state, job) if state.endings else None
+    return {} if need is None else {index: at_ms - need for at_ms, index in state.endings}
+
+
+def must_leave(state: State, node: Node, job: Job, now_ms: int) -> bool:
+    """Is the node's end so near that the job has to leave?"""
+    return node.end is not None and node.end.at_ms - lead_ms(state, job) <= now_ms
+
+
+def leaving_times(state: State, node: Node) -> list[tuple[int, str]]:
+    """When something has to happen before the node's end: to one of its jobs, or to all ("")."""
+    if node.end is None:
+        return []
+    at_ms = node.end.at_ms
+    times = [(at_ms - margin_ms(state.policy), "")] if node.closed_from is None else []
+    for job in {job.id: job for job in state.placed[node.id].values()}.values():
+        if job.phase is not Phase.STOPPING and job.spec.restart is not Restart.NEVER:
+            times.append((at_ms - lead_ms(state, job), job.id))
+            if job.spec.service:
+                times.append((at_ms - stop_ms(state, job), job.id))
+    return times
+
+
+def end_text(end: End, now_ms: int) -> str:
+    """For instance "ends in 40m (Slurm time limit)"."""
+    why = f" ({end.why})" if end.why else ""
+    left = end.at_ms - now_ms
+    return f"ends in {duration_text(left)}{why}" if left > 0 else f"ends now{why}"
