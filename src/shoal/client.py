@@ -19,7 +19,7 @@ from shoal.client_secrets import SecretCalls
 from shoal.model.explanation import Explanation
 from shoal.model.job import JobSpec
 from shoal.model.ledger import By, CostView, LedgerView
-from shoal.model.node import NodeIntent
+from shoal.model.node import LabelChange, NodeIntent
 from shoal.model.policy import Policy
 from shoal.model.prices import PriceList
 from shoal.model.samples import NodeSample
@@ -131,6 +131,11 @@ class Client(IdentityCalls, SecretCalls):
         """OPEN, CORDONED or DRAINING."""
         verb = {"open": "uncordon", "cordoned": "cordon", "draining": "drain"}[intent.value]
         return self._call("POST", Done, "nodes", node, verb)
+
+    def set_labels(self, node: str, change: LabelChange) -> Done:
+        """Sets and removes labels and taints of a node."""
+        body = msgspec.json.encode(change)
+        return self._call("POST", Done, "nodes", node, "labels", body=body)
 
     def submit_service(self, spec: ServiceSpec) -> ServiceView:
         """Starts the service, or rolls the new version out without a failed request."""

@@ -40,6 +40,9 @@ TABLE: dict[tuple[str, str], tuple[Ask, ...]] = {
     ("GET", "/v1/status"): (Ask("/v1/status"),),
     ("GET", "/v1/nodes"): (Ask("/v1/nodes"),),
     ("POST", "/v1/nodes/{node:str}/{verb:str}"): (Ask("/v1/nodes/n1/uncordon"),),
+    ("POST", "/v1/nodes/{node:str}/labels"): (
+        Ask("/v1/nodes/n1/labels", {"labels": {"pool": "a"}}),
+    ),
     ("POST", "/v1/nodes/{node:str}/check"): (Ask("/v1/nodes/n1/check"),),
     ("GET", "/v1/nodes/{node:str}/checks/{check:str}"): (Ask("/v1/nodes/n1/checks/m1"),),
     ("GET", "/v1/nodes/{node:str}/series"): (Ask("/v1/nodes/n1/series"),),

@@ -71,6 +71,8 @@ TRIES: dict[str, list[Try]] = {
     "cordon": [Try(("n1",), "n1")],
     "drain": [Try(("n1",), "n1")],
     "uncordon": [Try(("n1",), "n1")],
+    "label": [Try(("n1", "pool=a"), "n1"), Try(("n1", "=a"), "key=value", 2)],
+    "taint": [Try(("n1", "old"), "n1"), Try(("n1", "old-"), "n1")],
     "check": [Try(("n1", "--json"), "n1")],
     "policy": [
         Try(("show",), "order"),
@@ -181,7 +183,19 @@ def test_each_verb_works_by_address_and_token_alone(laptop: Path, live: Live, ve
 
 ON_MACOS = [
     *("run", "map", "ps", "logs", "why", "explain", "cancel", "requeue", "secret", "serve"),
-    *("services", "service", "status", "page", "top", "nodes", "cordon", "uncordon", "policy"),
+    *(
+        "services",
+        "service",
+        "status",
+        "page",
+        "top",
+        "nodes",
+        "cordon",
+        "uncordon",
+        "label",
+        "taint",
+        "policy",
+    ),
     *("events", "report", "prices", "whoami", "context", "completion", "sim"),
 ]
 

@@ -38,6 +38,7 @@ from shoal.model.events import (
     NodeIntended,
     NodeJoined,
     NodeJudged,
+    NodeLabelled,
     NodeLost,
     NodeReady,
     NodeSilent,
@@ -297,6 +298,10 @@ SENTENCES: list[tuple[Event, str]] = [
     (
         NodeEnding(at_ms=0, node="n1", end=None, own=False, why="taken back by ann"),
         "n1 has no end that an operator set: taken back by ann",
+    ),
+    (
+        NodeLabelled(at_ms=0, node="n1", labels={"pool": "a"}, why="labelled pool=a by ann"),
+        "n1 was labelled pool=a by ann",
     ),
     (ClockJumped(at_ms=0, drift_ms=9000, why="the clock was set"), "the clock was set"),
     (

@@ -63,12 +63,13 @@ from shoal.core.answers.caps import caps_of
 from shoal.engines.linked.engine import LinkedEngine
 from shoal.ledger.live import LiveLedger
 from shoal.model.durations import DAY_MS
-from shoal.model.node import NodeHealth, NodeIntent, unenforced_lines, unenforced_of
+from shoal.model.node import LabelChange, NodeHealth, NodeIntent, unenforced_lines, unenforced_of
 from shoal.model.policy import Policy
 from shoal.model.report import (
     CheckNode,
     SetEnd,
     SetIntent,
+    SetLabels,
     SetService,
     StopService,
 )
@@ -130,6 +131,11 @@ class Cluster(Controller):
         if in_ms:
             request = SetEnd(node, reach.loop.clock.now_ms() + in_ms, reach.name)
         answer = accepted(await reach.loop.request(request))
+        return Done(id=answer.id, note=answer.note)
+
+    @post("/nodes/{node:str}/labels", status_code=200, opt=Needs.ADMIN.opt)
+    async def set_labels(self, reach: Reach, node: str, data: LabelChange) -> Done:
+        answer = accepted(await reach.loop.request(SetLabels(node, data, reach.name)))
         return Done(id=answer.id, note=answer.note)
 
     @post("/nodes/{node:str}/check", status_code=200, opt=Needs.ADMIN.opt)

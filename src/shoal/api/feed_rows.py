@@ -10,11 +10,13 @@ from shoal.control.loop import ControlLoop
 from shoal.core.state.state import Node
 from shoal.model.health import Standing
 from shoal.model.job import Job, Phase
+from shoal.model.labels import NODE
 from shoal.model.node import NodeHealth
 from shoal.model.service import Service, ServiceLoad
 from shoal.model.views import StatusView
 
 HEAT_STEP = 5  # per cent: smaller changes are noise and would be sent constantly
+LABELS_CHARACTERS_MAX = 160  # of a node
 
 
 class Held(msgspec.Struct, frozen=True, array_like=True):
@@ -36,6 +38,7 @@ class NodeLine(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     why: str = ""
     since_ms: int = 0
     standing: str = ""  # empty if it is ok
+    labels: str = ""  # and taints, as in `shoal nodes --labels`; the first of them
 
 
 class JobLine(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -134,7 +137,13 @@ def node_line(loop: ControlLoop, node: Node) -> NodeLine:
         why=node.record.why if ailing else node.why,
         since_ms=node.since_ms,
         standing=node.record.standing.value if ailing else "",
+        labels=_labels_text(node) if node.spec.labels or node.labels_set or node.taints else "",
     )
+
+
+def _labels_text(node: Node) -> str:
+    pairs = [f"{key}={value}" for key, value in sorted(node.labels.items()) if key != NODE]
+    return " ".join([*(f"!{taint}" for taint in node.taints), *pairs])[:LABELS_CHARACTERS_MAX]
 
 
 def job_line(loop: ControlLoop, job: Job, heat: tuple[int, ...] = ()) -> JobLine:

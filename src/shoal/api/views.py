@@ -13,6 +13,7 @@ from shoal.core.answers.why import explain
 from shoal.core.state.state import Node
 from shoal.model.health import Standing
 from shoal.model.job import Job, Phase
+from shoal.model.labels import NODE
 from shoal.model.node import NodeHealth, NodeIntent, unenforced_of
 from shoal.model.service import GatewayEntry, Service, ServiceLoad
 from shoal.model.views import (
@@ -126,6 +127,8 @@ def node_view(reach: Reach, node: Node) -> NodeView:
         checkpoints=node.spec.checkpoints,
         containers=node.spec.containers,
         unenforced=unenforced_of(node.spec, tenants=bool(loop.state.identity.tenants)),
+        labels={key: value for key, value in node.labels.items() if key != NODE},
+        taints=list(node.taints),
         incarnation=node.incarnation,
         gpu_model=node.spec.gpu_model,
         gpu_memory_mb=node.spec.gpu_memory_mb,

@@ -46,6 +46,8 @@ THEMES = {
         "cordon": "Start nothing new on nodes; running jobs continue.",
         "drain": "Move jobs off nodes, and start nothing new on them.",
         "uncordon": "Open nodes for jobs again.",
+        "label": "Set or remove labels of nodes.",
+        "taint": "Keep jobs away from nodes, unless they tolerate it.",
         "check": "Measure nodes, and compare them with similar nodes.",
         "policy": "Show, check, compare or change the scheduling policy.",
         "events": "Show what happened, one sentence per event.",
@@ -83,6 +85,7 @@ MODULES = {
     "cordon": "nodes",
     "drain": "nodes",
     "uncordon": "nodes",
+    "taint": "label",
     "user": "tenant",
     "whoami": "tenant",
 }

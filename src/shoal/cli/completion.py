@@ -70,6 +70,19 @@ def _secrets(client: Client) -> Named:
     return [(secret.name, "") for secret in client.secrets()]
 
 
+def _labels(client: Client) -> Named:
+    pairs = {f"{key}={value}" for node in client.nodes() for key, value in node.labels.items()}
+    return [(pair, "") for pair in sorted(pairs)]
+
+
+def _label_names(client: Client) -> Named:
+    return [(key, "") for key in sorted({key for node in client.nodes() for key in node.labels})]
+
+
+def _taints(client: Client) -> Named:
+    return [(taint, "") for taint in sorted({t for node in client.nodes() for t in node.taints})]
+
+
 # By verb and argument; options by their name alone.
 ARGUMENTS: dict[tuple[str, str], Source] = {
     ("logs", "job"): _both,
@@ -83,12 +96,18 @@ ARGUMENTS: dict[tuple[str, str], Source] = {
     ("drain", "nodes"): _nodes,
     ("uncordon", "nodes"): _nodes,
     ("check", "nodes"): _nodes,
+    ("label", "words"): _nodes,
+    ("taint", "words"): _nodes,
     ("tenant", "name"): _tenants,
     ("user", "name"): _users,
     ("token", "name"): _tokens,
     ("secret", "name"): _secrets,
 }
 OPTIONS: dict[str, Source] = {
+    "where": _labels,
+    "spread": _label_names,
+    "together": _label_names,
+    "tolerates": _taints,
     "job": _jobs,
     "node": _nodes,
     "tenant": _tenants,

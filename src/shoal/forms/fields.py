@@ -97,6 +97,16 @@ JOB = _table({
         Field("whole_nodes", "", "", readers.switch, "whole_nodes",
               "Share its nodes with no other job."),
     ],
+    "Which nodes": [
+        Field("where", "CONDITION...", "", readers.conditions, "where",
+              "Conditions on labels: key=value, key=a|b, key!=value, key or !key."),
+        Field("tolerates", "TAINT...", "", readers.tolerations, "tolerates",
+              "Taints that do not keep it away: key, key=value, or * for all."),
+        Field("spread", "LABEL", "", readers.label, "spread",
+              "Spread it as evenly as possible over the values of this label."),
+        Field("together", "LABEL", "", readers.label, "together",
+              "Use only nodes with the same value of this label."),
+    ],
     "When to run it": [
         Field("tenant", "NAME", "default", readers.name, "tenant",
               "The account that it runs on."),
@@ -139,8 +149,8 @@ JOB = _table({
 
 # A replica is one process that runs until it is stopped: the other fields of a job do not apply.
 REPLICA = (
-    "gpus", "gpu_memory", "gpu_model", "cpus", "memory", "tenant", "priority", "stop_grace", "env",
-    "secret", "image", "workdir", "requirements", "pack",
+    "gpus", "gpu_memory", "gpu_model", "cpus", "memory", "where", "tolerates", "spread", "tenant",
+    "priority", "stop_grace", "env", "secret", "image", "workdir", "requirements", "pack",
 )
 SERVICE_PRIORITY = 100  # a request should wait less than a training run
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 import re
 import shlex
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from decimal import Decimal
 from typing import Any
 
@@ -22,6 +22,7 @@ Reader = Callable[[str, Any], Any]
 EACH_GPU = 0  # `procs_per_node: gpu`
 GPU_MEMORY_MB_MAX = 10_000_000
 MODELS_MAX = 64
+CONDITIONS_MAX = 64
 IMAGE_CHARACTERS_MAX = 512
 SECRET_PATTERN = r"[A-Za-z][A-Za-z0-9._-]{0,62}(=[A-Za-z_][A-Za-z0-9_]{0,127})?"
 YEAR_MS = 366 * 24 * 3_600_000
@@ -229,6 +230,68 @@ def secrets(field: str, value: Any) -> tuple[str, ...]:
             raise BadField(field, f"{units.quoted(one)} {problem}")
     if len(found) > SECRETS_MAX:
         raise BadField(field, f"names more than {SECRETS_MAX} secrets")
+    return found
+
+
+CONDITION_FORMS = "write key=value, key=a|b, key!=value, key or !key"
+TOLERATION_FORMS = "write key, key=value, or * for every taint"
+_KEY = r"[A-Za-z0-9](?:[A-Za-z0-9._/-]{0,251}[A-Za-z0-9])?"
+_VALUE = r"(?:[A-Za-z0-9](?:[A-Za-z0-9._-]{0,61}[A-Za-z0-9])?)?"
+
+
+def words(pattern: str, forms: str) -> Reader:
+    """Texts that are separated by commas, or a list of them."""
+
+    def read(field: str, value: Any) -> tuple[str, ...]:
+        given = value if isinstance(value, list | tuple) else [value]
+        found = [part.strip() for one in given for part in text(field, one).split(",")]
+        for one in found:
+            if not re.fullmatch(pattern, one):
+                raise BadField(field, f"{units.quoted(one)} cannot be read; {forms}")
+        if len(found) > CONDITIONS_MAX:
+            raise BadField(field, f"has {len(found)} parts; {CONDITIONS_MAX} is the most")
+        return tuple(dict.fromkeys(found))
+
+    return read
+
+
+conditions = words(rf"!?{_KEY}|{_KEY}!?={_VALUE}(?:\|{_VALUE})*", CONDITION_FORMS)
+tolerations = words(rf"\*|{_KEY}(?:={_VALUE})?", TOLERATION_FORMS)
+
+
+def label(field: str, value: Any) -> str:
+    found = text(field, value).strip()
+    if not re.fullmatch(_KEY, found):
+        raise BadField(field, f"{units.quoted(found)} is not the name of a label, e.g. zone")
+    return found
+
+
+def labels(field: str, value: Sequence[str]) -> dict[str, str]:
+    """`key=value`, several times."""
+    found: dict[str, str] = {}
+    for one in words(rf"{_KEY}={_VALUE}", "write key=value, e.g. pool=a100")(field, list(value)):
+        key, _, found[key] = one.partition("=")
+    return found
+
+
+def taints(field: str, value: Sequence[str]) -> tuple[str, ...]:
+    """`key` or `key=value`, several times."""
+    forms = "write key or key=value, e.g. maintenance"
+    found: tuple[str, ...] = words(rf"{_KEY}(?:={_VALUE})?", forms)(field, list(value))
+    return found
+
+
+def changes(field: str, value: Sequence[str], *, bare: bool) -> dict[str, str | None]:
+    """`key=value` sets, `key-` removes (None); `key` alone sets it without a value if `bare`."""
+    forms = "write key=value to set it, or key- to remove it"
+    if bare:
+        forms = "write key or key=value to set it, or key- to remove it"
+    pattern = rf"{_KEY}-|{_KEY}={_VALUE}" + (rf"|{_KEY}" if bare else "")
+    found: dict[str, str | None] = {}
+    for one in words(pattern, forms)(field, list(value)):
+        key, equals, text_ = one.partition("=")
+        gone = not equals and one.endswith("-")
+        found[one.removesuffix("-") if gone else key] = None if gone else text_
     return found
 
 

@@ -186,6 +186,13 @@ class NodeEnding(NodeEvent, frozen=True, kw_only=True):
     own: bool
 
 
+class NodeLabelled(NodeEvent, frozen=True, kw_only=True):
+    """All that people have changed of the node's labels and taints; None: removed."""
+
+    labels: dict[str, str | None] = {}
+    taints: dict[str, str | None] = {}
+
+
 class NodeChecked(NodeEvent, frozen=True, kw_only=True):
     """The node was measured, and its figures were compared with the usual ones."""
 
@@ -347,6 +354,7 @@ Event = (
     | NodeLost
     | NodeIntended
     | NodeEnding
+    | NodeLabelled
     | NodeChecked
     | NodeJudged
     | ServiceSet

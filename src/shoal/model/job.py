@@ -7,6 +7,7 @@ from typing import Annotated, NamedTuple
 
 import msgspec
 
+from shoal.model.labels import CONDITIONS_MAX, Condition, Key, Toleration, asked_words
 from shoal.model.resources import Demand, Slice
 
 # One limit of Linux shapes two of ours: an argument or environment string of 128 KiB or more
@@ -91,6 +92,11 @@ class JobSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     whole_nodes: bool = False  # no other job on its nodes
     within: Within = Within.ANYWHERE
     within_required: bool = False
+    # Conditions on the labels of its nodes, and the taints that do not keep it away.
+    where: Annotated[tuple[Condition, ...], msgspec.Meta(max_length=CONDITIONS_MAX)] = ()
+    tolerates: Annotated[tuple[Toleration, ...], msgspec.Meta(max_length=CONDITIONS_MAX)] = ()
+    spread: Key = ""  # members (or replicas) as evenly as possible over the values of this label
+    together: Key = ""  # all members on nodes with the same value of this label
     preemptible: bool = False  # may be stopped for other jobs, and moved; it checkpoints
     checkpoint_ms: Milliseconds = 0  # time between its checkpoints; 0: it starts over
     estimate_ms: Milliseconds = 0  # expected run time, if the user knows it
@@ -112,7 +118,17 @@ class JobSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
             self.gpu_memory_mb,
             self.gpu_models,
             bool(self.image),
+            (*self.where, self.together) if self.together else self.where,
+            self.tolerates,
         )
+
+    @property
+    def asked(self) -> tuple[str, ...]:
+        """What of the nodes' labels and taints matters to it."""
+        if not (self.where or self.tolerates or self.spread or self.together):
+            return ()
+        keys = tuple(key for key in (self.spread, self.together) if key)
+        return asked_words(self.where, self.tolerates, keys)
 
     @property
     def elastic(self) -> bool:

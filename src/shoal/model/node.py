@@ -70,6 +70,16 @@ class NodeSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
         return tuple("/".join(parts[: depth + 1]) for depth in range(len(parts)))
 
 
+Changes = Annotated[dict[LabelName, LabelValue | None], msgspec.Meta(max_length=2 * LABELS_MAX)]
+
+
+class LabelChange(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Values to set, or null to remove that label or taint."""
+
+    labels: Changes = {}
+    taints: Changes = {}
+
+
 class NodeHealth(enum.StrEnum):
     """What the controller believes about a node."""
 

@@ -10,7 +10,7 @@ from shoal.model.budget import Spending
 from shoal.model.health import CheckResult
 from shoal.model.identity import EVERY_TENANT, NodeKey, Token, User
 from shoal.model.job import Fault, JobSpec, MemberRef
-from shoal.model.node import NodeIntent, NodeSpec
+from shoal.model.node import LabelChange, NodeIntent, NodeSpec
 from shoal.model.progress import Progress
 from shoal.model.samples import NodeSample
 from shoal.model.service import ServiceLoad, ServiceSpec
@@ -146,6 +146,12 @@ class SetEnd(msgspec.Struct, frozen=True):
     who: str = "a user"
 
 
+class SetLabels(msgspec.Struct, frozen=True):
+    node: str
+    change: LabelChange
+    who: str = "a user"
+
+
 class CheckNode(msgspec.Struct, frozen=True):
     """Measure the node; the answer's id is the check's."""
 
@@ -236,6 +242,7 @@ Request = (
     | Requeue
     | SetIntent
     | SetEnd
+    | SetLabels
     | CheckNode
     | SetService
     | StopService

@@ -7,11 +7,14 @@ from typing import NamedTuple
 
 import msgspec
 
+from shoal.model.labels import admits
+
 WHOLE_GPU_MILLI = 1000
 
 
 class Kind(NamedTuple):
-    """Nodes with equal resources are of one kind."""
+    """Nodes with equal resources are of one kind, if they are also alike in the labels and taints
+    that matter to some job (ADR 39)."""
 
     gpus: int
     cpu_milli: int
@@ -19,6 +22,8 @@ class Kind(NamedTuple):
     gpu_model: str = ""
     gpu_memory_mb: int = 0
     containers: bool = False  # can run images
+    labels: tuple[str, ...] = ()  # as words: `pool` and `pool=a100`; see `labels.words_of`
+    taints: tuple[str, ...] = ()
 
     def __str__(self) -> str:
         return str(Demand(self.gpus, self.cpu_milli, self.memory_mb)) + (
@@ -40,10 +45,16 @@ class Demand(NamedTuple):
     gpu_memory_mb: int = 0
     gpu_models: tuple[str, ...] = ()
     image: bool = False  # it runs in a container
+    where: tuple[str, ...] = ()  # conditions on the node's labels
+    tolerates: tuple[str, ...] = ()  # taints that do not keep it away
 
     def suits(self, kind: Kind) -> bool:
         """Whether nodes of this kind have what it needs, whatever the amount: GPUs of the right
-        model and size, and something that runs images."""
+        model and size, something that runs images, and labels that meet its conditions."""
+        if (self.where or kind.taints) and not admits(
+            self.where, self.tolerates, kind.labels, kind.taints
+        ):
+            return False
         if self.image and not kind.containers:
             return False
         if not self.gpus:

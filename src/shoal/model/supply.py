@@ -14,6 +14,7 @@ from typing import Annotated
 import msgspec
 
 from shoal.model.job import JOB_NAME_PATTERN
+from shoal.model.labels import words_of
 from shoal.model.node import NodeSpec
 from shoal.model.resources import Kind
 
@@ -62,6 +63,8 @@ class Supply(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
             self.gpu_model,
             self.gpu_memory_mb,
             self.containers,
+            words_of(self.labels),
+            self.taints,
         )
 
 

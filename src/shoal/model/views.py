@@ -87,6 +87,8 @@ class NodeView(msgspec.Struct, kw_only=True):
     checkpoints: str = ""  # names its checkpoint storage: nodes with the same name share it
     containers: str = ""  # what runs images there; empty: nothing does
     unenforced: list[str] = []  # what members are not held to there, and why
+    labels: dict[str, str] = {}
+    taints: list[str] = []
     incarnation: int
     gpu_model: str
     gpu_memory_mb: int  # of each GPU; 0: not known

@@ -84,6 +84,7 @@ export function mount(root) {
     replace(panel, h("div", { class: "row" }, h("h2", {}, node.id), chip(node.state), node.standing && node.standing !== node.state ? chip(node.standing) : null,
       h("button", { class: "quiet push", "data-key": "close", "aria-label": "Close", onclick: () => { map.chosen = ""; map.redraw(); panel.hidden = true; map.canvas.focus(); } }, "✕")),
     h("p", { class: "dim small" }, [node.place, plural(node.gpus ?? 0, "GPU"), node.model].filter(Boolean).join(" · ")),
+    node.labels ? h("p", { class: "dim small" }, node.labels) : null,
     node.why ? h("p", { class: node.state === "ready" && !node.standing ? "dim small" : "small" }, `${node.why}${node.since_ms ? `, since ${span(now() - node.since_ms)}` : ""}`) : null,
     h("ul", { class: "plain" }, jobs.length ? jobs.map((job) => h("li", {}, h("i", { class: "dot", style: { background: jobColour(job.id) } }), " ", h("a", { href: `#/job/${job.id}`, "data-key": job.id }, jobName(job)), " ", h("span", { class: "dim small" }, `${shape(job)} ${job.state}`))) : h("li", { class: "dim" }, "no jobs")),
     load.element, h("div", { class: "row" }, nodeActions(node)));

@@ -29,6 +29,7 @@ const OTHERS = {
   NodeSuspected: (e) => `${e.node} is silent`,
   NodeLost: (e) => `${e.node} is lost`,
   NodeIntended: (e) => `${e.node} is ${e.intent}`,
+  NodeLabelled: (e) => `${e.node} was ${e.why || "labelled"}`,
   NodeChecked: (e) => `${e.node} was checked: ${e.passed ? "passed" : "failed"}`,
   NodeJudged: (e) => `${e.node} is ${e.record?.standing}`,
   ServiceSet: (e) => `service ${e.service} is version ${e.version}`,

@@ -43,6 +43,7 @@ from shoal.model.events import (
     NodeIntended,
     NodeJoined,
     NodeJudged,
+    NodeLabelled,
     NodeLost,
     NodeReady,
     NodeSilent,
@@ -200,16 +201,12 @@ JobHappening = (
     | JobAdopted
     | JobFinished
 )
+# fmt: off
 NodeHappening = (
-    NodeJoined
-    | NodeReady
-    | NodeSilent
-    | NodeLost
-    | NodeIntended
-    | NodeEnding
-    | NodeChecked
-    | NodeJudged
+    NodeJoined | NodeReady | NodeSilent | NodeLost | NodeIntended | NodeEnding | NodeLabelled
+    | NodeChecked | NodeJudged
 )
+# fmt: on
 
 
 def _about_job(event: JobHappening) -> str:
@@ -277,6 +274,8 @@ def _about_node(event: NodeHappening) -> str:
                 return event.why
             whose = "of its own" if event.own else "that an operator set"
             return f"has no end {whose}{_because(event.why)}"
+        case NodeLabelled():
+            return f"was {event.why}" if event.why else "has other labels or taints"
         case NodeChecked():
             return f"{'passed' if event.passed else 'failed'} a check{_because(event.why)}"
         case NodeJudged():

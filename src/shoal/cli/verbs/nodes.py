@@ -7,7 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from shoal.cli.command import Argument, verb
+from shoal.cli.command import Argument, Option, flag, verb
 from shoal.cli.moments import AT, IN
 
 if TYPE_CHECKING:
@@ -19,8 +19,16 @@ NODES = Argument("nodes", "NODE...", "Node ids, e.g. n1 n2.", nargs=-1, required
 GPU_CELLS_MAX = 16
 
 
-@verb()
-def nodes(json: bool, home: Path) -> None:
+@verb(
+    Option(
+        "--where",
+        metavar="CONDITION",
+        multiple=True,
+        help="Only nodes whose labels meet this, e.g. pool=a100,zone!=b.",
+    ),
+    flag("--labels", help="Show labels and taints, too. A taint begins with !."),
+)
+def nodes(where: tuple[str, ...], labels: bool, json: bool, home: Path) -> None:
     """List the nodes and what is in use on them.
 
     GPUS, CPUS and MEMORY show used/total. 1.5 GPUs in use may be half of each
@@ -30,19 +38,41 @@ def nodes(json: bool, home: Path) -> None:
 
     Examples:
       shoal nodes
+      shoal nodes --where pool=a100,zone!=b --labels
       shoal nodes --json | jq '[.[] | .gpus_free] | add'
     """
     from shoal.cli import cluster
     from shoal.cli.screen import show
 
+    conditions = _conditions(where)
     with cluster.connect(home) as client:
-        views = sorted(client.nodes(), key=natural)
+        known = sorted(client.nodes(), key=natural)
+    views = [view for view in known if _meets(view, conditions)]
     if json:
         show.as_json(views)
     elif views:
-        print_nodes(views)
+        print_nodes(views, labels)
+    elif known:
+        show.note(f"no node has {' and '.join(conditions)}; see: shoal nodes --labels")
     else:
         show.note("no node has joined yet")
+
+
+def _conditions(where: tuple[str, ...]) -> tuple[str, ...]:
+    from shoal.forms import readers
+    from shoal.forms.failure import USAGE, BadField, Failure
+
+    try:
+        return tuple(readers.conditions("where", list(where))) if where else ()
+    except BadField as error:
+        raise Failure(str(error), USAGE) from None
+
+
+def _meets(view: NodeView, conditions: tuple[str, ...]) -> bool:
+    from shoal.model.labels import NODE, meets, words_of
+
+    words = words_of({**view.labels, NODE: view.id})
+    return all(meets(condition, words) for condition in conditions)
 
 
 @verb(NODES)
@@ -133,7 +163,7 @@ def natural(view: NodeView) -> list[tuple[int, str]]:
     return [(int(part), "") if part.isdigit() else (0, part) for part in parts]
 
 
-def print_nodes(views: list[NodeView]) -> None:
+def print_nodes(views: list[NodeView], labels: bool = False) -> None:
     from shoal.cli.screen.show import Column, table
 
     columns = [
@@ -148,8 +178,19 @@ def print_nodes(views: list[NodeView]) -> None:
     models = any(view.gpu_model for view in views)
     if models:
         columns.insert(4, Column("MODEL"))
-    table(columns, [_cells(view, models) for view in views])
+    rows = [_cells(view, models) for view in views]
+    if labels:
+        columns.insert(-1, Column("LABELS"))
+        for view, cells in zip(views, rows, strict=True):
+            cells.insert(-1, labels_text(view))
+    table(columns, rows)
     _print_unenforced(views)
+
+
+def labels_text(view: NodeView) -> str:
+    """A taint is marked by an exclamation mark."""
+    pairs = [f"{key}={value}" for key, value in sorted(view.labels.items())]
+    return " ".join([*pairs, *(f"!{taint}" for taint in view.taints)])
 
 
 def _print_unenforced(views: list[NodeView]) -> None:

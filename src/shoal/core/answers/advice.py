@@ -43,6 +43,10 @@ def _freer(spec: JobSpec) -> Iterator[tuple[str, JobSpec]]:
             f"if it need not stay in one {spec.within.value}",
             replace(spec, within_required=False),
         )
+    if spec.where:
+        yield f"without --where {','.join(spec.where)}", replace(spec, where=())
+    if spec.together:
+        yield f"if it need not stay in one {spec.together}", replace(spec, together="")
     if spec.gpu_models:
         yield "with any model of GPU", replace(spec, gpu_models=())
     if spec.whole_nodes:

@@ -21,7 +21,8 @@ def holders_text(
     demand = job.spec.demand
     if job.phase is not Phase.WAITING or not demand.gpus:
         return ""
-    suited = [node for node in state.order if node.schedulable and demand.suits(node.spec.kind)]
+    rooms = state.rooms
+    suited = [n for n in state.order if n.schedulable and demand.suits(rooms[n.index].kind)]
     held: set[tuple[str, int]] = set()
     owners: set[int] = set()
     foreign: dict[str, str] = {}  # job -> tenant

@@ -12,7 +12,7 @@ from shoal.model.job import Job, Phase
 from shoal.model.policy import Policy
 
 # No running job ends these waits, so no time is given; the reason says what ends them.
-NO_TIME = frozenset((Waits.BUDGET, Waits.NO_NODES, Waits.CLOSED, Waits.SUPPLY))
+NO_TIME = frozenset((Waits.BUDGET, Waits.NO_NODES, Waits.CLOSED, Waits.LABELS, Waits.SUPPLY))
 
 
 class Outlook(NamedTuple):

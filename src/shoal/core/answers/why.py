@@ -7,19 +7,20 @@ from bisect import bisect_left
 from collections.abc import Collection, Mapping
 from typing import NamedTuple
 
+from shoal.core.answers.labels import label_note
 from shoal.core.answers.supplies import asked_for
 from shoal.core.answers.why_ends import ends_first
 from shoal.core.scheduling.again import kept_from, kept_when_empty, shunned, spares_kept_from
 from shoal.core.scheduling.backfill import GAP_TRIES_MAX, SAFE, delayed_by, nodes_of
 from shoal.core.scheduling.expect import run_ms
-from shoal.core.scheduling.fit import fit, shortage
+from shoal.core.scheduling.fit import area_of, fit, shortage
 from shoal.core.scheduling.order import ORDERINGS, place_in_line, takes_turns
 from shoal.core.state.invariants import Violation
 from shoal.core.state.queue import Gang, gang_of
 from shoal.core.state.room import UNLIMITED, Level
 from shoal.core.state.state import Node, State
 from shoal.model.durations import duration_text
-from shoal.model.job import Job, MemberRef, Phase, Within
+from shoal.model.job import Job, MemberRef, Phase
 from shoal.model.node import NodeHealth, NodeIntent
 from shoal.model.policy import Policy
 from shoal.model.resources import Kind, plural
@@ -35,6 +36,7 @@ class Waits(enum.StrEnum):
     BUDGET = "for the budget of"
     NO_NODES = "for a first node"
     CLOSED = "for nodes that are closed or lost"
+    LABELS = "for nodes with other labels, or without a taint"
     ROOM = "for room"
     SUPPLY = "for nodes that were asked for"
     TURN = "behind"
@@ -145,28 +147,39 @@ def held_by_nodes(kinds: Mapping[Kind, int], gang: Gang) -> int:
 
 
 def held_when_empty(
-    state: State, gang: Gang, *, open_only: bool, avoid: Collection[int] = ()
+    state: State,
+    gang: Gang,
+    *,
+    open_only: bool,
+    avoid: Collection[int] = (),
+    as_if: Mapping[int, Kind] | None = None,
 ) -> int:
-    """How many members of the gang fit on the known nodes, or only the open ones, when empty; on
-    the best node, rack or block if it has to stay within one."""
-    if not gang.required or gang.within is Within.ANYWHERE:
+    """How many members of the gang fit on the known nodes, or only the open ones, when empty; in
+    the best area if it has to stay within one. `as_if`: kinds that these nodes are taken to be."""
+    if not gang.bound:
         kinds = dict(state.open_capacity if open_only else state.capacity)
         for index in avoid:
             kinds[state.rooms[index].kind] -= 1
+        for index, kind in (as_if or {}).items():
+            if _counts(state.order[index], open_only) and index not in avoid:
+                kinds[state.rooms[index].kind] -= 1
+                kinds[kind] = kinds.get(kind, 0) + 1
         return held_by_nodes(kinds, gang)
-    depth = {Within.BLOCK: 1, Within.RACK: 2}.get(gang.within, 0)
-    alone = {kind: held_by_nodes({kind: 1}, gang) for kind in state.capacity}
+    alone: dict[Kind, int] = {}
     near: dict[str, int] = {}
-    best = 0
     for node in state.order:
-        known = node.schedulable if open_only else node.intent is not NodeIntent.REMOVED
-        if known and node.index not in avoid:
-            room = state.rooms[node.index]
-            best = max(best, alone[room.kind])
-            if 0 < depth <= len(room.domains):
-                name = room.domains[depth - 1]
-                near[name] = near.get(name, 0) + alone[room.kind]
-    return min(max(best, *near.values(), 0), UNLIMITED)
+        if _counts(node, open_only) and node.index not in avoid:
+            kind = (as_if or {}).get(node.index) or state.rooms[node.index].kind
+            if kind not in alone:
+                alone[kind] = held_by_nodes({kind: 1}, gang)
+            if alone[kind]:
+                area = area_of(node, gang)
+                near[area] = near.get(area, 0) + alone[kind]
+    return min(max(near.values(), default=0), UNLIMITED)
+
+
+def _counts(node: Node, open_only: bool) -> bool:
+    return node.schedulable if open_only else node.intent is not NodeIntent.REMOVED
 
 
 def holds_queue(state: State, job: Job, policy: Policy, now_ms: int) -> bool:
@@ -219,11 +232,18 @@ def _shortage(state: State, job: Job) -> Reason | None:
     if not short:
         return None
     open_ = held_when_empty(state, gang, open_only=True)
+    note = label_note(state, gang) if gang.demand.where or _tainted(state) else ""
     if open_ >= gang.members:
-        return Reason(Waits.ROOM, short)
+        return Reason(Waits.ROOM, f"{short}; {note}" if note else short)
+    if note:
+        return Reason(Waits.LABELS, note)
     need = short.partition(";")[0]
     text = f"{need}; even when empty, the open nodes hold only {open_}{_closed(state)}"
     return Reason(Waits.CLOSED, text)
+
+
+def _tainted(state: State) -> bool:
+    return any(kind.taints for kind in state.open_capacity)
 
 
 def _closed(state: State) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from shoal.core.answers.labels import kinds_if_asked, no_such_labels, too_many_values
 from shoal.core.answers.why import held_when_empty
 from shoal.core.health.quarantine import released
 from shoal.core.phases.caps import too_many, too_many_replicas
@@ -9,6 +10,7 @@ from shoal.core.phases.ending import cancel, stop
 from shoal.core.phases.ends import forget_set_end, set_end
 from shoal.core.phases.identity import change_identity
 from shoal.core.phases.keys import change_keys, void_keys
+from shoal.core.phases.labels import set_labels
 from shoal.core.phases.observe import lose
 from shoal.core.phases.reserved import reserved, reserved_secrets
 from shoal.core.phases.round import Round
@@ -22,7 +24,8 @@ from shoal.core.state.state import State
 from shoal.model.events import JobSubmitted, NodeIntended, NodeJudged
 from shoal.model.health import Standing
 from shoal.model.identity import EVERY_TENANT
-from shoal.model.job import DEFAULT_TENANT, JobSpec, Phase, StopCause, Within
+from shoal.model.job import DEFAULT_TENANT, JobSpec, Phase, StopCause
+from shoal.model.labels import admits
 from shoal.model.node import NodeHealth, NodeIntent
 from shoal.model.report import (
     Accepted,
@@ -41,6 +44,7 @@ from shoal.model.report import (
     SetEnd,
     SetIntent,
     SetKey,
+    SetLabels,
     SetService,
     SetToken,
     SetUser,
@@ -66,6 +70,8 @@ def _admit_one(round_: Round, request: Request) -> Answer:
             return _set_intent(round_, request)
         case SetEnd():
             return set_end(round_, request)
+        case SetLabels():
+            return set_labels(round_, request)
         case CheckNode():
             return _check_node(round_, request)
         case SetService():
@@ -149,13 +155,19 @@ def impossible(state: State, spec: JobSpec) -> Refused | None:
     kinds = [kind for kind, count in state.capacity.items() if count]
     if not kinds or could_bring(state, gang_of_spec(spec)):
         return None
-    demand = spec.demand
-    where = ""
+    as_if = kinds_if_asked(state, spec)
+    kinds += as_if.values()
+    unmet = too_many_values(state, spec) or no_such_labels(state, spec, kinds)
+    if unmet is not None:
+        return Refused(*unmet)
+    demand = spec.demand._replace(tolerates=("*",))  # taints may go away, like a cordon
+    kinds = [kind for kind in kinds if admits(demand.where, ("*",), kind.labels, ())]
+    where = f" with {' and '.join(demand.where)}" if demand.where else ""
     if demand.image:
         kinds = [kind for kind in kinds if kind.containers]
         if not kinds:
             return Refused("image", NO_CONTAINERS)
-        where = " that can run images"
+        where += " that can run images"
     for field, asked, best, unit in (
         ("gpus", demand.gpus, max(kind.gpus for kind in kinds), "GPUs"),
         ("cpus", demand.cpu_milli, max(kind.cpu_milli for kind in kinds), "CPUs"),
@@ -175,7 +187,8 @@ def impossible(state: State, spec: JobSpec) -> Refused | None:
         field = "gpu_models" if demand.gpu_models else "gpu_memory"
         problem = f"no node{where} has such GPUs ({demand}); there are: {models or 'none'}"
         return Refused(field, problem)
-    fits = held_when_empty(state, gang_of_spec(spec), open_only=False)
+    gang = gang_of_spec(spec)._replace(demand=demand)
+    fits = held_when_empty(state, gang, open_only=False, as_if=as_if)
     if fits == 0:
         largest = max(kinds)
         return Refused(
@@ -184,11 +197,13 @@ def impossible(state: State, spec: JobSpec) -> Refused | None:
             f"the largest node has {largest}",
         )
     if spec.members > fits and fits < UNLIMITED:
-        near = spec.within_required and spec.within is not Within.ANYWHERE
-        where = f"no {spec.within.value} holds more than" if near else "the whole cluster holds"
+        area = spec.together or spec.within.value
+        most = f"no {area}{where} holds more than" if gang.bound else "the whole cluster holds"
+        if where and not gang.bound:
+            most = f"all nodes{where} hold"
         return Refused(
             "members",
-            f"asks for {spec.members} members with {demand} each, but {where} "
+            f"asks for {spec.members} members with {demand} each, but {most} "
             f"{plural(fits, 'such member')}; ask for at most {fits}",
         )
     return None

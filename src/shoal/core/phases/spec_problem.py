@@ -9,6 +9,7 @@ from shoal.model.job import (
     REQUIREMENTS_BYTES_MAX,
     JobSpec,
 )
+from shoal.model.labels import contradiction
 from shoal.model.report import Refused
 from shoal.model.resources import WHOLE_GPU_MILLI
 
@@ -60,6 +61,10 @@ def shape_problem(spec: JobSpec) -> Refused | None:
             "members",
             f"asks for {spec.members}, which is no multiple of {spec.members_per_node} per node",
         )
+    if clash := contradiction(spec.demand.where):
+        return Refused("where", f"no node can have both {clash}; one of several values is key=a|b")
+    if spec.spread and spec.spread == spec.together:
+        return Refused("spread", f"and together contradict each other: both name {spec.spread}")
     if 0 < spec.members_max < spec.members:
         return Refused("members_max", f"is less than its {spec.members} members")
     return None

@@ -236,7 +236,8 @@ def _bins(state: State, kinds: dict[str, Kind], now_ms: int) -> list[tuple[Bin, 
 
 def _bin_of(state: State, node: Node) -> Bin:
     order = node.spec.order if node.spec.order in state.orders else ""
-    return Bin(node.spec.kind, state.rooms[node.index].level, order)
+    room = state.rooms[node.index]
+    return Bin(room.kind, room.level, order)
 
 
 def expected(state: State, order: Order, now_ms: int) -> int:

@@ -16,7 +16,7 @@ from shoal.core.state.apply_room import Overlay
 from shoal.core.state.queue import Gang
 from shoal.core.state.room import Room
 from shoal.core.state.state import State
-from shoal.model.job import Job, Within
+from shoal.model.job import Job
 from shoal.model.resources import Slice, plural
 
 
@@ -26,7 +26,7 @@ def again(
     """Slices for the whole gang, by member, and the reason for them; None if neither works."""
     if not job.attempt or not job.members:
         return None
-    if gang.required and gang.within is not Within.ANYWHERE:
+    if gang.bound:
         return None
     kept = {number: job.members[number].slice for number in _kept(state, job, gang, avoid)}
     total = max(len(job.members), gang.members)
@@ -38,7 +38,7 @@ def again(
     with taken(state, job, tuple(kept.values())):
         rest = gang._replace(members=len(missing))
         avoid = beside(state, gang, kept.values(), avoid)
-        plan = _on_warm_nodes(state, job, rest, avoid) or fit(state, rest, avoid)
+        plan = _on_warm_nodes(state, job, rest, avoid) or fit(state, rest, avoid, kept.values())
         found = slices(state, plan, gang.demand) if plan is not None else ()
     if len(found) < len(missing):
         return None

@@ -11,12 +11,12 @@ from shoal.core.scheduling.again import kept_from
 from shoal.core.scheduling.ends import SAFE as SAFE
 from shoal.core.scheduling.ends import last_starts
 from shoal.core.scheduling.expect import left_ms, run_ms
-from shoal.core.scheduling.fit import members_here
+from shoal.core.scheduling.fit import area_of, members_here
 from shoal.core.scheduling.order import takes_turns
 from shoal.core.state.queue import Gang, gang_of
 from shoal.core.state.state import State
 from shoal.model.events import JobReserved
-from shoal.model.job import Job, Within
+from shoal.model.job import Job
 from shoal.model.policy import Preempt
 
 TYPICAL = 50  # percent of jobs done by then: gives the most likely time
@@ -96,10 +96,10 @@ def first_opening(state: State, job: Job, now_ms: int, percent: int) -> Opening 
     more."""
     gang, avoid = gang_of(job), kept_from(state, job, now_ms)
     ends = last_starts(state, job)
-    if gang.required and gang.within is not Within.ANYWHERE:
+    if gang.bound:
         openings = [
             opening
-            for nodes in _domains(state, gang.within, avoid)
+            for nodes in _areas(state, gang, avoid)
             if (opening := _opening_among(state, nodes, gang, now_ms, percent, ends)) is not None
         ]
         return min(openings, default=None)
@@ -110,17 +110,12 @@ def first_opening(state: State, job: Job, now_ms: int, percent: int) -> Opening 
     return _opening_among(state, looked_at, gang, now_ms, percent, ends)
 
 
-def _domains(state: State, within: Within, avoid: Collection[int]) -> list[list[int]]:
-    """The open nodes of each domain of that size."""
-    depth = {Within.BLOCK: 1, Within.RACK: 2}.get(within)
+def _areas(state: State, gang: Gang, avoid: Collection[int]) -> list[list[int]]:
+    """The open nodes of each area that the gang could stay within."""
     groups: dict[str, list[int]] = {}
     for node in state.order:
         if node.schedulable and node.index not in avoid:
-            domains = state.rooms[node.index].domains
-            if depth is not None and len(domains) >= depth:
-                groups.setdefault(domains[depth - 1], []).append(node.index)
-            else:  # a node without a place is its own domain
-                groups[f"/{node.id}"] = [node.index]
+            groups.setdefault(area_of(node, gang), []).append(node.index)
     return list(groups.values())
 
 

@@ -16,7 +16,7 @@ from shoal.core.scheduling.roots import blind_nodes, starts_over
 from shoal.core.scheduling.score import look_ahead
 from shoal.core.scheduling.spread import spread
 from shoal.core.state.apply_queue import wake_delayed
-from shoal.core.state.queue import Lane
+from shoal.core.state.queue import Lane, gang_of
 from shoal.core.state.room import Room
 from shoal.core.state.state import Node, State
 from shoal.model.durations import duration_text
@@ -245,6 +245,8 @@ def start_claimed(round_: Round) -> None:
             _unclaim(round_, job_id, "a node with room for it was closed")
         elif state.endings and (short := _ends_first(round_, job, nodes)):
             _unclaim(round_, job_id, f"{short} ends too early for it")
+        elif not _as_asked(state, job, nodes):
+            _unclaim(round_, job_id, "a node with room for it has other labels or taints now")
         elif job.phase is not Phase.WAITING:
             continue  # it is being resized and has not stopped yet
         elif not any(map(_short, rooms, given)) and not (
@@ -264,6 +266,14 @@ def _ends_first(round_: Round, job: Job, nodes: list[Node]) -> str:
     return next(
         (node.id for node in nodes if node.index in short or must_leave(state, node, job, now_ms)),
         "",
+    )
+
+
+def _as_asked(state: State, job: Job, nodes: list[Node]) -> bool:
+    """Labels and taints may have changed since these nodes were claimed."""
+    gang = gang_of(job)
+    return all(gang.demand.suits(state.rooms[node.index].kind) for node in nodes) and (
+        not gang.together or len({node.labels.get(gang.together) for node in nodes}) == 1
     )
 
 

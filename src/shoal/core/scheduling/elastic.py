@@ -12,7 +12,8 @@ from shoal.core.state.queue import Gang, gang_of
 from shoal.core.state.saving import unsaved_ms
 from shoal.core.state.state import State
 from shoal.model.events import JobClaimed, JobStopping
-from shoal.model.job import Job, Phase, StopCause, Within
+from shoal.model.job import Job, Phase, StopCause
+from shoal.model.resources import Kind, Slice
 
 LATE_LOOK_MS = 1_000
 # Growing may lose an eighth of the time between two checkpoints, or one second: it is not worth
@@ -50,13 +51,15 @@ def grow(round_: Round) -> None:
         if any(state.nodes[member.slice.node].index in short for member in job.members):
             continue  # it has to leave soon
         spares = spares_beside(state, job, now_ms) | short
-        plan = fit(state, gang._replace(members=more), spares) if more else None
+        held = tuple(member.slice for member in job.members)
+        if not all(gang.demand.suits(_kind_under(state, slice_)) for slice_ in held):
+            continue  # a node's labels have changed: the gang could not start there again
+        plan = fit(state, gang._replace(members=more), spares, held) if more else None
         while plan is None and spares and more > 1:
             more //= 2  # the spares are not for growing
-            plan = fit(state, gang._replace(members=more), spares)
+            plan = fit(state, gang._replace(members=more), spares, held)
         if plan is None:
             continue
-        held = tuple(member.slice for member in job.members)
         wanted = held + slices(state, plan, gang.demand)
         why = f"grows from {len(held)} to {len(wanted)} members: no job waits for this room"
         round_.emit(
@@ -68,12 +71,15 @@ def grow(round_: Round) -> None:
         return
 
 
+def _kind_under(state: State, slice_: Slice) -> Kind:
+    return state.rooms[state.nodes[slice_.node].index].kind
+
+
 def _worth_a_restart(round_: Round, job: Job) -> bool:
     """It saves its work, has run for a while at this size, and has not reached its most. A gang
     tied to a rack or to a number of members per node may not fit the free room."""
-    insists = job.spec.within_required and job.spec.within is not Within.ANYWHERE
     if (
-        insists
+        gang_of(job).bound
         or job.spec.members_per_node
         or not job.spec.checkpoint_ms
         or job.running_ms is None

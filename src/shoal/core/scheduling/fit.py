@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator
+import heapq
+from collections import Counter
+from collections.abc import Collection, Iterable, Iterator
 from typing import NamedTuple
 
 from shoal.core.scheduling.score import PLACEMENTS, Score
 from shoal.core.state.queue import Gang
 from shoal.core.state.room import Domain, FreeIndex, Level
-from shoal.core.state.state import State
+from shoal.core.state.state import Node, State
 from shoal.model.job import Within
 from shoal.model.resources import Demand, Kind, Slice, plural
 
@@ -17,6 +19,7 @@ from shoal.model.resources import Demand, Kind, Slice, plural
 DOMAINS_TRIED_MAX = 16
 # Up to this many nodes with room are counted by rack (block); above it, the tightest are tried.
 SPARSE_MAX = 128
+NAMED_MAX = 8  # values of a label in the reason for a placement
 NO_CONTAINERS = "no node can run images: install podman, docker or apptainer"
 
 
@@ -27,9 +30,21 @@ class GangFit(NamedTuple):
     rule: str
 
 
-def fit(state: State, gang: Gang, avoid: Collection[int] = ()) -> GangFit | None:
+def fit(
+    state: State, gang: Gang, avoid: Collection[int] = (), kept: Iterable[Slice] = ()
+) -> GangFit | None:
     """The whole gang or None. On one node if one holds it, else in one rack, else in one block,
-    else anywhere, within the limit that the gang sets."""
+    else anywhere, within the limit that the gang sets. `kept`: what other members of it hold."""
+    if gang.together:
+        return _with_one_value(state, gang, avoid)
+    if gang.spread and not gang.bound:
+        plan = _evenly(state, gang, avoid, kept)
+        if plan is not None:
+            return plan
+    return _nearby(state, gang, avoid)
+
+
+def _nearby(state: State, gang: Gang, avoid: Collection[int]) -> GangFit | None:
     score = PLACEMENTS[state.policy.placement]
     if not gang.per_node or gang.per_node == gang.members:
         plan = _on_one_node(state, state.cluster, gang, score, avoid)
@@ -45,6 +60,80 @@ def fit(state: State, gang: Gang, avoid: Collection[int] = ()) -> GangFit | None
                 return plan
         return _over_many(state.cluster, gang, avoid, "the emptiest nodes")
     return None
+
+
+def narrowed(gang: Gang, key: str, value: str) -> Gang:
+    """The same gang, on nodes with this value of the label only."""
+    demand = gang.demand._replace(where=(*gang.demand.where, f"{key}={value}"))
+    return gang._replace(demand=demand, spread="" if key == gang.spread else gang.spread)
+
+
+def _with_one_value(state: State, gang: Gang, avoid: Collection[int]) -> GangFit | None:
+    """On nodes with one value of the label: the one whose nodes hold it with the least to spare."""
+    key = gang.together
+    rooms = _room_by_value(state, gang, key, avoid)
+    for room, value in sorted((room, value) for value, room in rooms.items()):
+        if room >= gang.members:
+            plan = fit(state, narrowed(gang, key, value)._replace(together=""), avoid)
+            if plan is not None:
+                return plan._replace(rule=f"{plan.rule}, all with {key}={value}")
+    return None
+
+
+def _evenly(
+    state: State, gang: Gang, avoid: Collection[int], kept: Iterable[Slice]
+) -> GangFit | None:
+    """As evenly as possible over the values of the label. None if the nodes that have the label
+    cannot hold it."""
+    key, unit = gang.spread, gang.per_node or 1
+    rooms = _room_by_value(state, gang, key, avoid)
+    if sum(rooms.values()) < gang.members:
+        return None
+    there = Counter(state.nodes[slice_.node].labels.get(key) for slice_ in kept)
+    line = [(there[value], -room, value) for value, room in rooms.items()]
+    heapq.heapify(line)  # the value with the fewest members first, then the one with the most room
+    counts: dict[str, int] = {}
+    missing = gang.members
+    while missing and line:
+        members, room, value = heapq.heappop(line)
+        if -room >= unit:
+            counts[value] = counts.get(value, 0) + unit
+            missing -= unit
+            heapq.heappush(line, (members + unit, room + unit, value))
+    nodes: list[tuple[int, int]] = []
+    for value, count in sorted(counts.items()):
+        plan = _nearby(state, narrowed(gang, key, value)._replace(members=count), avoid)
+        if plan is None:
+            return None
+        nodes += plan.nodes
+    over = ", ".join(f"{count} in {value}" for value, count in sorted(counts.items())[:NAMED_MAX])
+    return GangFit(nodes, f"spread over {key}: {over}") if not missing else None
+
+
+def _room_by_value(state: State, gang: Gang, key: str, avoid: Collection[int]) -> dict[str, int]:
+    """How many members the nodes with each value of the label hold now."""
+    rooms: dict[str, int] = {}
+    for kind, index in _suitable(state.cluster, gang.demand):
+        value = _value_of(kind, key)
+        if value is None:
+            continue
+        for level in index.fitting(gang.demand, gang.demand.share_milli(kind)):
+            each = min(members_here(gang, kind, level), gang.members)
+            nodes = index.nodes[level]
+            count = sum(node not in avoid for node in nodes) if avoid else len(nodes)
+            rooms[value] = rooms.get(value, 0) + each * count
+    return rooms
+
+
+def values_of(state: State, key: str) -> list[str]:
+    """The values of a label that some job spreads over, on open nodes."""
+    values = {_value_of(kind, key) for kind, index in state.cluster.free.items() if index.levels}
+    return sorted(value for value in values if value is not None)
+
+
+def _value_of(kind: Kind, key: str) -> str | None:
+    start = f"{key}="
+    return next((word[len(start) :] for word in kind.labels if word.startswith(start)), None)
 
 
 def slices(state: State, plan: GangFit, demand: Demand) -> tuple[Slice, ...]:
@@ -192,13 +281,24 @@ def _levels_emptiest_first(domain: Domain, demand: Demand) -> list[tuple[Kind, F
     return found
 
 
+def area_of(node: Node, gang: Gang) -> str:
+    """The node's part of the cluster, for a gang that has to stay within one. A node without a
+    place is its own rack and block."""
+    area = node.labels.get(gang.together, "") if gang.together else ""
+    if gang.required and gang.within is not Within.ANYWHERE:
+        depth = {Within.BLOCK: 1, Within.RACK: 2}.get(gang.within, 0)
+        domains = node.spec.domains
+        return f"{area}|{domains[depth - 1] if 0 < depth <= len(domains) else '/' + node.id}"
+    return area
+
+
 def shortage(state: State, gang: Gang) -> str:
     """What is missing for the gang now, in numbers; empty if it fits."""
     members = gang.members
-    need = f"needs {plural(members, 'member')} with {gang.demand}" + (
-        " each" if members > 1 else ""
-    )
-    if gang.required and gang.within is not Within.ANYWHERE:
+    on = f" on nodes with {' and '.join(gang.demand.where)}" if gang.demand.where else ""
+    each = " each" if members > 1 else ""
+    need = f"needs {plural(members, 'member')} with {gang.demand}{each}{on}"
+    if gang.bound:
         return _shortage_within(state, gang, need)
     room = room_for(state.cluster, gang, members)
     if room >= members:
@@ -206,22 +306,20 @@ def shortage(state: State, gang: Gang) -> str:
     if room:
         return f"{need}; there is room for {room} now"
     if members == 1:
-        return f"no node has {gang.demand} free{_best_node(state, gang)}"
+        return f"no node{on[9:]} has {gang.demand} free{_best_node(state, gang)}"
     return f"{need}; no node has room for one{_best_node(state, gang)}"
 
 
 def _shortage_within(state: State, gang: Gang, need: str) -> str:
     word = gang.within.value
-    best: Callable[[Domain], int] = lambda domain: room_for(domain, gang, gang.members)  # noqa: E731
-    rooms = [
-        members_here(gang, room.kind, room.level)
-        for node, room in zip(state.order, state.rooms, strict=True)
-        if node.schedulable and gang.demand.suits(room.kind)
-    ]
-    if gang.within is not Within.NODE:
-        depth = 2 if gang.within is Within.RACK else 1
-        rooms += [best(domain) for domain in state.divisions[depth - 1].domains.values()]
-    most = max(rooms, default=0)
+    if gang.together:
+        word = gang.together + (f" and {word}" if gang._replace(together="").bound else "")
+    rooms: dict[str, int] = {}
+    for node, room in zip(state.order, state.rooms, strict=True):
+        if node.schedulable and gang.demand.suits(room.kind):
+            area = area_of(node, gang)
+            rooms[area] = rooms.get(area, 0) + members_here(gang, room.kind, room.level)
+    most = max(rooms.values(), default=0)
     if most >= gang.members:
         return ""
     return f"{need} in one {word}; the best {word} has room for {most}"

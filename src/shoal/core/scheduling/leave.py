@@ -13,12 +13,13 @@ from shoal.core.scheduling.expect import run_ms
 from shoal.core.scheduling.fit import fit, slices
 from shoal.core.scheduling.order import gpus_of, ran_ms
 from shoal.core.scheduling.preempt import WithoutVictims, victim_of
-from shoal.core.state.queue import gang_of
+from shoal.core.state.queue import Gang, gang_of
 from shoal.core.state.saving import unsaved_ms
+from shoal.core.state.state import State
 from shoal.model.durations import duration_text
 from shoal.model.events import JobClaimed, JobStopping
 from shoal.model.health import Standing
-from shoal.model.job import Job, Phase, Restart, StopCause, Within
+from shoal.model.job import Job, Phase, Restart, StopCause
 from shoal.model.node import NodeHealth
 from shoal.model.resources import Slice
 
@@ -94,12 +95,11 @@ def _elsewhere(round_: Round, job: Job) -> tuple[Slice, ...] | None:
     """The slices of all members, new ones for members on closed nodes; None without room."""
     state = round_.state
     gang = gang_of(job)
-    alone = gang.required and gang.within is not Within.ANYWHERE
     members = range(len(job.members))
     kept = {
         n: job.members[n].slice
         for n in members
-        if not alone and state.nodes[job.members[n].slice.node].schedulable
+        if not gang.bound and _stays(state, gang, job.members[n].slice.node)
     }
     missing = [number for number in members if number not in kept]
     with WithoutVictims(state) as overlay:
@@ -107,9 +107,15 @@ def _elsewhere(round_: Round, job: Job) -> tuple[Slice, ...] | None:
         with taken(state, job, tuple(kept.values())):
             rest = gang._replace(members=len(missing))
             short = too_short(state, job, round_.now_ms)
-            plan = fit(state, rest, beside(state, gang, kept.values(), short))
+            plan = fit(state, rest, beside(state, gang, kept.values(), short), kept.values())
             found = slices(state, plan, gang.demand) if plan is not None else ()
     if len(found) < len(missing):
         return None
     kept.update(zip(missing, found, strict=True))
     return tuple(kept[number] for number in members)
+
+
+def _stays(state: State, gang: Gang, node_id: str) -> bool:
+    """The node is open, and its labels still meet the job's conditions."""
+    node = state.nodes[node_id]
+    return node.schedulable and gang.demand.suits(state.rooms[node.index].kind)

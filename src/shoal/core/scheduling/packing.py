@@ -58,7 +58,7 @@ def could_bring(state: State, gang: Gang) -> bool:
             own = Counter({kind: count for kind, count in state.capacity.items() if count})
             for order in orders_of(state, one.name):
                 own.subtract(
-                    node.spec.kind
+                    state.rooms[node.index].kind
                     for node in nodes_brought(state, order.id)
                     if node.intent is not NodeIntent.REMOVED
                 )

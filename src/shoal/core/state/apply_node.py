@@ -7,6 +7,7 @@ from typing import Any
 
 from shoal.core.health.baseline import learn
 from shoal.core.state.apply_job import member_over
+from shoal.core.state.apply_labels import node_labelled
 from shoal.core.state.apply_queue import unclaim_on
 from shoal.core.state.apply_room import (
     add_node,
@@ -24,6 +25,7 @@ from shoal.model.events import (
     NodeIntended,
     NodeJoined,
     NodeJudged,
+    NodeLabelled,
     NodeLost,
     NodeReady,
     NodeSilent,
@@ -129,6 +131,7 @@ APPLY_NODE: dict[type[EventBase], Callable[[State, Any], None]] = {
     NodeLost: _node_lost,
     NodeIntended: _node_intended,
     NodeEnding: _node_ending,
+    NodeLabelled: node_labelled,
     NodeChecked: _node_checked,
     NodeJudged: _node_judged,
 }

@@ -6,6 +6,7 @@ import heapq
 
 from shoal.core.scheduling.order import ORDERINGS
 from shoal.core.scheduling.stoppable import Stoppable
+from shoal.core.state.apply_labels import ask, ask_no_more
 from shoal.core.state.apply_room import change, hold
 from shoal.core.state.estimates import SPANS, begin_ms, key_of, octave, span
 from shoal.core.state.queue import Lane, gang_of
@@ -109,6 +110,7 @@ def add_job(state: State, job: Job) -> None:
         state.elder = job.id
     if job.key:
         state.keys[job.key] = job.id
+    ask(state, job)
     if job.phase is Phase.WAITING:
         join_queue(state, job)
     else:
@@ -134,6 +136,7 @@ def drop_job(state: State, job: Job) -> None:
     forget_reservation(state, job)
     if job.key:
         del state.keys[job.key]
+    ask_no_more(state, job)
 
 
 def claim(state: State, job: Job, slices: tuple[Slice, ...]) -> None:

@@ -7,6 +7,7 @@ from typing import Self
 
 from shoal.core.scheduling.ends import leaving_times
 from shoal.core.scheduling.foresight import Foresight
+from shoal.core.state.asked import kind_of
 from shoal.core.state.room import Room
 from shoal.core.state.state import Node, State
 from shoal.model.health import Standing
@@ -20,7 +21,7 @@ def add_node(state: State, node: Node) -> None:
     assert node.index == len(state.order), "nodes are indexed in join order"
     state.nodes[node.id] = node
     state.order.append(node)
-    state.rooms.append(Room(node.spec))
+    state.rooms.append(Room(node.spec, kind_of(state.asked, node)))
     _foresee(state, node.spec)
     state.placed[node.id] = {}
     _brings(state, node)
@@ -61,8 +62,8 @@ def replace_node(state: State, node: Node, spec: NodeSpec, incarnation: int) -> 
     node.spec = spec
     _brings(state, node)
     node.incarnation = incarnation
+    state.rooms[node.index] = Room(spec, kind_of(state.asked, node))
     _count_known(state, node, 1)
-    state.rooms[node.index] = Room(spec)
     _foresee(state, spec)
 
 
@@ -84,8 +85,8 @@ def set_intent(state: State, node: Node, intent: NodeIntent) -> None:
 
 def _count_known(state: State, node: Node, change: int) -> None:
     if node.intent is not NodeIntent.REMOVED:
-        kind, totals = node.spec.kind, state.totals
-        state.capacity[kind] = state.capacity.get(kind, 0) + change
+        kind, totals = state.rooms[node.index].kind, state.totals
+        _count(state.capacity, kind, change)
         state.totals = Kind(
             totals.gpus + change * kind.gpus,
             totals.cpu_milli + change * kind.cpu_milli,
@@ -93,15 +94,37 @@ def _count_known(state: State, node: Node, change: int) -> None:
         )
 
 
+def _count(kinds: dict[Kind, int], kind: Kind, change: int) -> None:
+    count = kinds[kind] = kinds.get(kind, 0) + change
+    if not count and (kind.labels or kind.taints):
+        del kinds[kind]  # such kinds come and go with what jobs ask about
+
+
+def change_kind(state: State, node: Node, kind: Kind, *, closed: bool = False) -> None:
+    """Its labels or taints, or what matters of them, have changed."""
+    if not closed:
+        close(state, node)
+    _count_known(state, node, -1)
+    state.rooms[node.index].kind = kind
+    _count_known(state, node, 1)
+    if not closed:
+        _offer(state, node)
+
+
 def open_up(state: State, node: Node) -> None:
     """Offer the node to the scheduler if it is schedulable."""
+    if _offer(state, node):
+        _gained(state, state.rooms[node.index])
+
+
+def _offer(state: State, node: Node) -> bool:
     if node.schedulable:
         room = state.rooms[node.index]
         state.cluster.add(node.index, room)
         for division, name in zip(state.divisions, room.domains, strict=False):
             division.add(name, node.index, room)
-        state.open_capacity[room.kind] = state.open_capacity.get(room.kind, 0) + 1
-        _gained(state, room)
+        _count(state.open_capacity, room.kind, 1)
+    return node.schedulable
 
 
 def close(state: State, node: Node) -> None:
@@ -111,7 +134,7 @@ def close(state: State, node: Node) -> None:
         state.cluster.remove(node.index, room)
         for division, name in zip(state.divisions, room.domains, strict=False):
             division.remove(name, node.index, room)
-        state.open_capacity[room.kind] -= 1
+        _count(state.open_capacity, room.kind, -1)
 
 
 def _gained(state: State, room: Room) -> None:

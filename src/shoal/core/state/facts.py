@@ -15,6 +15,7 @@ from shoal.model.budget import BudgetLevel
 from shoal.model.health import Record, Standing
 from shoal.model.identity import Identity
 from shoal.model.job import Job
+from shoal.model.labels import NODE, changed, taint_pairs, taint_text
 from shoal.model.node import End, NodeHealth, NodeIntent, NodeSpec
 from shoal.model.policy import Policy
 from shoal.model.resources import Slice
@@ -39,6 +40,20 @@ class Node(msgspec.Struct, kw_only=True):
     set_end: End | None = None  # as an operator wants it
     # What was intended before it was drained because its end was near; None: it was not.
     closed_from: NodeIntent | None = None
+    # What people have changed of the labels and taints that the node reports; None: removed.
+    labels_set: dict[str, str | None] = {}
+    taints_set: dict[str, str | None] = {}
+
+    @property
+    def labels(self) -> dict[str, str]:
+        return changed(self.spec.labels, {**self.labels_set, NODE: self.spec.id})
+
+    @property
+    def taints(self) -> tuple[str, ...]:
+        if not self.taints_set:
+            return self.spec.taints
+        pairs = changed(taint_pairs(self.spec.taints), self.taints_set)
+        return tuple(taint_text(key, value) for key, value in pairs.items())
 
     @property
     def id(self) -> str:
@@ -95,6 +110,7 @@ class Snapshot(msgspec.Struct, frozen=True, kw_only=True):
     next_order: int = 1
     orders: list[Order] = []
     setbacks: dict[str, Setback] = {}
+    asked: list[str] = []
 
 
 class Facts:
@@ -123,6 +139,7 @@ class Facts:
         self.next_order = 1
         self.orders: dict[str, Order] = {}  # that have not ended, oldest first
         self.setbacks: dict[str, Setback] = {}  # of supplies whose last orders failed
+        self.asked: dict[str, None] = {}  # labels and taints that some job asked about
 
     def snapshot(self) -> Snapshot:
         return Snapshot(
@@ -150,4 +167,5 @@ class Facts:
             next_order=self.next_order,
             orders=list(self.orders.values()),
             setbacks=self.setbacks,
+            asked=list(self.asked),
         )

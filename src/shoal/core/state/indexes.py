@@ -26,6 +26,7 @@ class Indexes(Facts):
         self.open_capacity: dict[Kind, int] = {}  # kind of node -> how many are schedulable
         self.totals = Kind(0, 0, 0)  # of all nodes that are known
         self.endings: list[tuple[int, int]] = []  # (end, index) of nodes that end, sorted
+        self.asking: dict[str, int] = {}  # what is asked about -> by how many live jobs
         self.troubled: dict[str, None] = {}  # nodes that are suspect or in quarantine
         self.foresight = Foresight(1000, self.mix)  # for the largest node
         self.queue = Queue()

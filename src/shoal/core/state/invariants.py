@@ -6,8 +6,9 @@ from collections import Counter
 from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
+from shoal.core.state.label_invariants import kinds_problem, placement_problem
 from shoal.model.budget import BudgetLevel
-from shoal.model.events import Event, NodeEvent, NodesOrdered
+from shoal.model.events import Event, JobPlaced, NodeEvent, NodesOrdered
 from shoal.model.health import Standing
 from shoal.model.job import Job, Member, MemberStatus, Phase, Restart
 from shoal.model.node import NodeHealth, NodeIntent
@@ -29,6 +30,8 @@ def verify(state: State) -> None:
         _verify_drained(state, job)
     _verify_nodes(state, state.nodes)
     _verify_counts(state)
+    if problem := kinds_problem(state):
+        raise Violation(problem)
     _verify_indexes(state)
     _verify_identity(state)
     _verify_orders(state)
@@ -43,6 +46,8 @@ def verify_touched(state: State, events: Iterable[Event]) -> None:
             nodes[event.node] = None
         elif (job_id := getattr(event, "job", None)) is not None:
             jobs[job_id] = None
+            if isinstance(event, JobPlaced) and job_id in state.jobs:
+                _verify_placed(state, event)
     for job_id in jobs:
         job = state.jobs.get(job_id)
         if job is not None:
@@ -51,6 +56,12 @@ def verify_touched(state: State, events: Iterable[Event]) -> None:
     _verify_nodes(state, nodes)
     _verify_counts(state)
     _verify_ordered(state, events)
+
+
+def _verify_placed(state: State, event: JobPlaced) -> None:
+    spec, nodes = state.jobs[event.job].spec, (slice_.node for slice_ in event.slices)
+    if problem := placement_problem(state, spec, nodes):
+        raise Violation(f"{event.job} was placed against its wishes: {problem}")
 
 
 def _verify_job(job: Job) -> None:
@@ -226,7 +237,11 @@ def _verify_indexes(state: State) -> None:
         if free != division.tightest:
             raise Violation("racks or blocks are not in the order of their free GPUs")
     _verify_ends(state)
-    known = Counter(node.spec.kind for node in state.order if node.intent is not NodeIntent.REMOVED)
+    known = Counter(
+        state.rooms[node.index].kind
+        for node in state.order
+        if node.intent is not NodeIntent.REMOVED
+    )
     if known != Counter({kind: n for kind, n in state.capacity.items() if n}):
         raise Violation("the capacity does not match the nodes")
     held = {
@@ -320,7 +335,7 @@ def _verify_domain(name: str, state: State, domain: Domain, nodes: list[Node]) -
             tuple(left for left in milli if 0 < left < 1000),
         )
         closed = room.exclusive or room.cpu_milli < 0 or room.memory_mb < 0
-        true[node.index] = (node.spec.kind, (0, 0, 0, ()) if closed else level)
+        true[node.index] = (room.kind, (0, 0, 0, ()) if closed else level)
     ordered = all(
         members == sorted(set(members)) and members
         for index in domain.free.values()

@@ -28,6 +28,7 @@ def restore(snapshot: Snapshot) -> State:
     state.mix = Mix(dict(snapshot.mix))
     state.foresight = Foresight(1000, state.mix)
     adopt_policy(state, snapshot.policy)
+    state.asked = dict.fromkeys(snapshot.asked)
     for node in snapshot.nodes:
         add_node(state, node)
     for job in snapshot.jobs:

@@ -19,6 +19,13 @@ class Gang(NamedTuple):
     whole_nodes: bool = False
     within: Within = Within.ANYWHERE
     required: bool = False
+    spread: str = ""  # over the values of this label
+    together: str = ""  # on nodes with one value of this label
+
+    @property
+    def bound(self) -> bool:
+        """It has to stay in one area: a node, rack or block, or nodes alike in a label."""
+        return bool(self.together) or (self.required and self.within is not Within.ANYWHERE)
 
 
 Kin = tuple[str | int, ...]
@@ -47,6 +54,8 @@ def gang_of_spec(spec: JobSpec) -> Gang:
         spec.whole_nodes,
         spec.within,
         spec.within_required,
+        spec.spread,
+        spec.together,
     )
 
 

@@ -72,8 +72,8 @@ class Room:
 
     __slots__ = ("cpu_milli", "domains", "exclusive", "gpu_milli", "kind", "level", "memory_mb")
 
-    def __init__(self, spec: NodeSpec) -> None:
-        self.kind: Kind = spec.kind
+    def __init__(self, spec: NodeSpec, kind: Kind) -> None:
+        self.kind = kind
         self.domains = spec.domains
         self.gpu_milli = [WHOLE_GPU_MILLI] * spec.gpus
         self.cpu_milli = spec.cpu_milli
@@ -212,7 +212,10 @@ class Domain:
         self.nodes += 1
 
     def remove(self, index: int, room: Room) -> None:
-        self.free[room.kind].remove(index, room.level)
+        free = self.free[room.kind]
+        free.remove(index, room.level)
+        if not free.levels and (room.kind.labels or room.kind.taints):
+            del self.free[room.kind]  # such kinds come and go with what jobs ask about
         self.gpus -= room.level.gpus
         self.gpu_milli -= room.level.gpu_milli
         self.nodes -= 1

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from shoal.core.state.asked import full_kind
 from shoal.core.state.room import UNLIMITED
 from shoal.core.state.state import Node, State
 from shoal.model.node import NodeHealth
@@ -68,7 +69,7 @@ def kind_of(state: State, supply: Supply) -> Kind:
     for order in orders_of(state, supply.name):
         for node in nodes_brought(state, order.id):
             if order.supply == supply and node.health is not NodeHealth.LOST:
-                return node.spec.kind
+                return full_kind(node)
     known = state.nodes.get(next(slots_of(supply)))
     if known is not None and known.spec.origin == supply.name:
         seen = known.spec.kind

@@ -1,0 +1,118 @@
+"""What the labels and taints of nodes have to do with a job that cannot start."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Mapping
+
+from shoal.core.state.apply_labels import concerned
+from shoal.core.state.asked import kind_of, words_of_node
+from shoal.core.state.queue import Gang
+from shoal.core.state.state import Node, State
+from shoal.model.job import JobSpec
+from shoal.model.labels import admits, meets, term_of, tolerated
+from shoal.model.node import NodeIntent
+from shoal.model.resources import Kind, plural
+
+VALUES_NAMED_MAX = 6
+# More values than this would make more kinds of nodes than the scheduler can walk quickly.
+VALUES_MAX = 256
+
+
+def kinds_if_asked(state: State, spec: JobSpec) -> Mapping[int, Kind]:
+    """Nodes, by index, that would be of another kind if this job came. Nothing changes."""
+    fresh = [word for word in spec.asked if word not in state.asked]
+    if not fresh:
+        return {}
+    asked = {**state.asked, **dict.fromkeys(fresh)}
+    return {node.index: kind_of(asked, node) for node in concerned(state, fresh)}
+
+
+def no_such_labels(state: State, spec: JobSpec, kinds: Iterable[Kind]) -> tuple[str, str] | None:
+    """The field at fault and the problem, if no node of these kinds meets its conditions. Taints do
+    not count: like a cordon, they may go away."""
+    where = spec.demand.where
+    if not where or any(admits(where, ("*",), kind.labels, kind.taints) for kind in kinds):
+        return None
+    known = [node for node in state.order if node.intent is not NodeIntent.REMOVED]
+    problem = _unmet(known, where)
+    return ("together" if spec.together and not spec.where else "where"), problem
+
+
+def too_many_values(state: State, spec: JobSpec) -> tuple[str, str] | None:
+    for field, key in (("spread", spec.spread), ("together", spec.together)):
+        if not key:
+            continue
+        values = {node.labels.get(key) for node in state.order} - {None}
+        if field == "spread" and not values and state.order:
+            return field, f"no node has the label {key}; the labels are: {_keys(state.order)}"
+        if len(values) > VALUES_MAX:
+            return field, (
+                f"{key} has {len(values)} values, and {VALUES_MAX} is the most; use a label with "
+                "fewer, such as a zone"
+            )
+    return None
+
+
+def label_note(state: State, gang: Gang) -> str:
+    """Something to add to why a gang waits: no open node meets its conditions, or those that do
+    and have room are tainted."""
+    demand = gang.demand
+    nodes = [node for node in state.order if node.schedulable]
+    if demand.where:
+        nodes = [node for node in nodes if _meets_all(node, demand.where)]
+        if not nodes:
+            known = [node for node in state.order if node.intent is not NodeIntent.REMOVED]
+            return _unmet(known, demand.where)
+    freely = demand._replace(tolerates=("*",))
+    hindered = [
+        node
+        for node in nodes
+        if not all(tolerated(taint, demand.tolerates) for taint in node.taints)
+        and state.rooms[node.index].holds(freely)
+    ]
+    if not hindered:
+        return ""
+    taints = Counter(
+        taint
+        for node in hindered
+        for taint in node.taints
+        if not tolerated(taint, demand.tolerates)
+    )
+    named = [taint for taint, _ in taints.most_common(VALUES_NAMED_MAX)]
+    are = "node with room is" if len(hindered) == 1 else "nodes with room are"
+    return (
+        f"{len(hindered)} {are} tainted {', '.join(named)}; to run there, add "
+        f"--tolerates {','.join(named)}"
+    )
+
+
+def _meets_all(node: Node, where: Iterable[str]) -> bool:
+    words = words_of_node(node)
+    return all(meets(condition, words) for condition in where)
+
+
+def _unmet(nodes: list[Node], where: tuple[str, ...]) -> str:
+    """Which condition no node meets, and what there is instead."""
+    for condition in where:
+        if not any(_meets_all(node, (condition,)) for node in nodes):
+            key = term_of(condition).key
+            values = Counter(node.labels[key] for node in nodes if key in node.labels)
+            if values:
+                named = [
+                    f"{key}={value} ({plural(count, 'node')})"
+                    for value, count in values.most_common(VALUES_NAMED_MAX)
+                ]
+                more = len(values) - len(named)
+                there = f"there are: {', '.join(named)}{f' and {more} more' if more > 0 else ''}"
+            else:
+                there = f"no node has the label {key}; the labels are: {_keys(nodes)}"
+            return f"no node has {condition}; {there}" if values else there
+    return f"no node has all of {', '.join(where)}; each of them is met by some node"
+
+
+def _keys(nodes: Iterable[Node]) -> str:
+    keys = Counter(key for node in nodes for key in node.labels)
+    named = [key for key, _ in keys.most_common(VALUES_NAMED_MAX)]
+    more = len(keys) - len(named)
+    return ", ".join(named) + (f" and {more} more" if more > 0 else "")
