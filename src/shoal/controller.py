@@ -209,10 +209,12 @@ def _supplying(home: Home, config: ClusterConfig, loop: ControlLoop) -> Supplyin
             join_token=token,
             python=sys.executable,
             supplies=supplies,
+            changed=lambda: supplying.look_soon(engine),
         )
         return build_supplier(engine, context)
 
-    return Supplying(loop, build, places)
+    supplying = Supplying(loop, build, places)
+    return supplying
 
 
 class _LazyBalancer:

@@ -503,15 +503,15 @@ def test_an_engine_announces_the_end_of_a_node_that_it_brought() -> None:
 
     ending(cluster, "a", HOUR)
     look(NodeNote(node="a", ends_in_ms=MINUTE, ends_why="spot notice"))
+    assert cluster.node("a").end == End(cluster.now_ms + MINUTE, "spot notice")
     cluster.wait(1_000)
     ending(cluster, "a", HOUR - 1_000)
-    assert cluster.node("a").end == End(cluster.now_ms - 1_000 + MINUTE, "spot notice")
+    look(NodeNote(node="a", ends_in_ms=MINUTE - 1_000, ends_why="spot notice"))
+    assert cluster.last.events == []
     cluster.step(supplies=(SupplyReport(engine="kubernetes", problem="does not answer"),))
-    ending(cluster, "a", HOUR - 1_000)
     assert cluster.node("a").ends_why == "spot notice"
     look()
-    ending(cluster, "a", HOUR - 1_000)
     assert cluster.node("a").ends_why == "Slurm time limit"
-    look(NodeNote(node="a", labels={"zone": "b"}))
+    look(NodeNote(node="a", labels={"zone": "b"}), NodeNote(node="b", ends_in_ms=1))
     ending(cluster, "a", None)
     assert cluster.node("a").end is None

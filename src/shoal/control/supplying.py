@@ -63,6 +63,11 @@ class Supplying:
             if engine in self._engines:
                 self._engines[engine][0].take(command)
 
+    def look_soon(self, engine: str) -> None:
+        """Something has changed there."""
+        if engine in self._engines:
+            self._engines[engine][0].called.set()
+
     async def run(self) -> None:
         try:
             while True:
@@ -115,14 +120,14 @@ class EngineDriver:
         self._supplier: Supplier | None = None
         self._commands: dict[tuple[str, str], SupplyCommand] = {}
         self._refused: dict[str, str] = {}  # order -> why
-        self._called = asyncio.Event()
+        self.called = asyncio.Event()
         self._pause_s = 0.0
 
     def take(self, command: SupplyCommand) -> None:
         what = command.node.id if isinstance(command, DrainMachine) else command.order
         if len(self._commands) < COMMANDS_MAX:
             self._commands[type(command).__name__, what] = command
-            self._called.set()
+            self.called.set()
 
     async def run(self) -> None:
         try:
@@ -216,10 +221,10 @@ class EngineDriver:
             async with asyncio.timeout(wait_s):
                 if self._pause_s:
                     await asyncio.Event().wait()  # commands do not shorten the pause
-                await self._called.wait()
+                await self.called.wait()
         except TimeoutError:
             pass
-        self._called.clear()
+        self.called.clear()
 
     def _expects(self) -> bool:
         """Is an order on its way, or being given back?"""

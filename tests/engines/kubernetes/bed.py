@@ -31,6 +31,7 @@ def supply_in(kube: Kube, **options: str) -> Supply:
 class Bed:
     def __init__(self, supply: Supply, cluster: str = CLUSTER) -> None:
         self.supply = supply
+        self.changes = 0
         self.supplier = KubernetesSupplier(
             SupplyContext(
                 cluster=cluster,
@@ -39,8 +40,12 @@ class Bed:
                 join_token=TOKEN,
                 python="python3",
                 supplies=lambda: (self.supply,),
+                changed=self._changed,
             )
         )
+
+    def _changed(self) -> None:
+        self.changes += 1
 
     async def provision(self, order: str = "o1") -> None:
         nodes = tuple(f"gpu-{order[1:]}{index}" for index in range(self.supply.lot))

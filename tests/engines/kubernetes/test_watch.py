@@ -118,6 +118,16 @@ def test_bookmarks_keep_the_place_fresh(kube: Kube) -> None:
     play(Bed(supply_in(kube)), scene)
 
 
+def test_a_change_is_reported_before_anyone_looks(kube: Kube) -> None:
+    async def scene(bed: Bed) -> None:
+        await bed.supplier.look()
+        await settle(lambda: bed.changes == 1)
+        await bed.provision()  # two pods, reported together
+        await settle(lambda: bed.changes == 2)
+
+    play(Bed(supply_in(kube)), scene)
+
+
 def test_retry_after_is_honoured(kube: Kube) -> None:
     async def scene(bed: Bed) -> None:
         busy = error(429, "TooManyRequests", "too many requests", retry_after="1")
@@ -196,7 +206,7 @@ def test_a_long_list_comes_in_pages_and_a_page_that_is_too_old_begins_again(
 
     async def scene() -> None:
         api = Client(access.find(Place(kubeconfig=kube.kubeconfig)))
-        mirror = Mirror(api, "/api/v1/nodes", dict)
+        mirror = Mirror(api, "/api/v1/nodes", dict, lambda: None)
         first = True
 
         def fault(asked: Asked) -> Reply | None:

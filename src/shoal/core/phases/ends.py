@@ -6,7 +6,7 @@ from shoal.core.phases.round import Round
 from shoal.core.scheduling.ends import end_text, leaving_times, margin_ms
 from shoal.core.state.state import Node
 from shoal.model.events import NodeEnding, NodeIntended
-from shoal.model.node import ENDS_WHY_MAX, End, NodeIntent
+from shoal.model.node import ENDS_WHY_MAX, End, NodeHealth, NodeIntent
 from shoal.model.report import Accepted, Answer, NodeReport, Refused, SetEnd
 from shoal.model.supply import SupplyReport
 
@@ -19,20 +19,36 @@ OPEN = (NodeIntent.OPEN, NodeIntent.CORDONED)  # jobs may be there
 
 def hear_notes(round_: Round, report: SupplyReport) -> None:
     """An engine sees what a node cannot: a spot notice, an eviction. It counts like the node's own
-    word, with the node's next report."""
-    round_.state.heard.announced[report.engine] = {
+    word."""
+    state = round_.state
+    before = state.heard.announced.get(report.engine, {})
+    ends = {
         note.node: _end_in(round_, note.ends_in_ms, note.ends_why)
         for note in report.notes
         if note.ends_in_ms is not None
     }
+    state.heard.announced[report.engine] = ends
+    for name in dict.fromkeys((*before, *ends)):
+        node = state.nodes.get(name)
+        if node is not None and node.health is not NodeHealth.LOST:
+            _note(round_, node)
 
 
 def note_end(round_: Round, node: Node, inventory: NodeReport) -> None:
-    """Note what the node says about its own end, or the engine that brought it."""
-    known = node.own_end
-    said = [ends[node.id] for ends in round_.state.heard.announced.values() if node.id in ends]
+    """Note what the node says about its own end."""
+    said = round_.state.heard.own_ends
+    said.pop(node.id, None)
     if inventory.ends_in_ms is not None:
-        said.append(_end_in(round_, inventory.ends_in_ms, inventory.ends_why))
+        said[node.id] = _end_in(round_, inventory.ends_in_ms, inventory.ends_why)
+    _note(round_, node)
+
+
+def _note(round_: Round, node: Node) -> None:
+    """The earliest of what the node and its engine say."""
+    heard, known = round_.state.heard, node.own_end
+    said = [
+        ends[node.id] for ends in (heard.own_ends, *heard.announced.values()) if node.id in ends
+    ]
     if not said or node.intent is NodeIntent.REMOVED:
         if known is not None:
             _emit(round_, node, None, own=True, why="it no longer says that it ends")

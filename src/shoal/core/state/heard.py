@@ -45,6 +45,7 @@ class Heard:
         self.loads: dict[str, ServiceLoad] = {}  # what the gateway last reported of each service
         self.recent_work: dict[str, RecentWork] = {}  # of each service
         self.supplied: dict[str, SupplyReport] = {}  # the newest of each engine that brings nodes
+        self.own_ends: dict[str, End] = {}  # node -> as it says itself
         self.announced: dict[str, dict[str, End]] = {}  # engine -> ends of nodes that it brought
         self.trouble_ms: dict[str, int] = {}  # engine -> since when it has a problem
         self.missing_ms: dict[str, int] = {}  # order -> since when its supplier does not show it

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import logging
 import time
+from collections.abc import Callable
 from typing import Any
 
 from shoal.engines.kubernetes import read, render
@@ -25,25 +27,41 @@ SWEPT_MAX = 50  # pods deleted in one look
 STARTS_S = 15.0  # a pod that takes longer to start may have events that say why
 EVENTS_ASKED_MAX = 4  # pods whose events are read in one look
 EVENTS_AGE_S = 30.0
+CHANGES_S = 0.3  # changes within this time are reported together
 
 
 class Site:
     """It holds copies and caches only: whatever is lost with it is found again."""
 
-    def __init__(self, access: Access, cluster: str) -> None:
+    def __init__(self, access: Access, cluster: str, changed: Callable[[], None]) -> None:
         self.access = access
         self.cluster = cluster
         self.client = Client(access)
         self._base = f"/api/v1/namespaces/{access.namespace}"
         chosen = render.selector(cluster)
-        self.pods = Mirror(self.client, f"{self._base}/pods", lambda pod: pod, labelSelector=chosen)
-        self.machines = Mirror(self.client, "/api/v1/nodes", read.machine)
+        self._report = changed
+        self._soon: asyncio.TimerHandle | None = None
+        self.pods = Mirror(
+            self.client, f"{self._base}/pods", lambda pod: pod, self._changed, labelSelector=chosen
+        )
+        self.machines = Mirror(self.client, "/api/v1/nodes", read.machine, self._changed)
         self._blind = ""  # why machines cannot be read
         self._noticed: dict[tuple[str, str], float] = {}  # when a notice without a time was seen
         self._events: dict[str, tuple[float, str]] = {}  # of pods that do not start
         self._secrets: set[str] = set()
 
+    def _changed(self) -> None:
+        """Many changes at a time are one."""
+        if self._soon is None:
+            self._soon = asyncio.get_running_loop().call_later(CHANGES_S, self._notify)
+
+    def _notify(self) -> None:
+        self._soon = None
+        self._report()
+
     async def close(self) -> None:
+        if self._soon is not None:
+            self._soon.cancel()
         await self.pods.close()
         await self.machines.close()
         await self.client.close()

@@ -86,7 +86,7 @@ class KubernetesSupplier:
         if site is None or access != site.access:
             if site is not None:
                 await site.close()
-            site = self._sites[place] = Site(access, self._context.cluster)
+            site = self._sites[place] = Site(access, self._context.cluster, self._context.changed)
         return site
 
 

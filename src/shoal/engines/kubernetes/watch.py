@@ -33,15 +33,22 @@ GOOD_S = 10.0  # a watch that broke has this time to be resumed
 
 
 class Mirror:
-    """`items` by name, as `keep` reduces them. `problem`: why the copy is not up to date."""
+    """`items` by name, as `keep` reduces them; `changed` is called when they change. `problem`: why
+    the copy is not up to date."""
 
     def __init__(
-        self, client: Client, path: str, keep: Callable[[Object], Object], **params: str
+        self,
+        client: Client,
+        path: str,
+        keep: Callable[[Object], Object],
+        changed: Callable[[], None],
+        **params: str,
     ) -> None:
         self.items: dict[str, Object] = {}
         self.problem: Exception | None = None
         self.lists = 0
-        self._client, self._path, self._keep, self._params = client, path, keep, params
+        self._client, self._path, self._params = client, path, params
+        self._keep, self._changed = keep, changed
         self._version = ""  # where the next watch begins; empty: list first
         self._proved = 0.0  # when the server last sent something of the list or the watch
         self._task: asyncio.Task[None] | None = None
@@ -123,6 +130,7 @@ class Mirror:
         self.items, self._version = found, str(page["metadata"]["resourceVersion"])
         self._proved = time.monotonic()
         self.lists += 1
+        self._changed()
 
     async def _watch(self) -> None:
         """Until the server ends it; raises if that is not how it ends."""
@@ -148,8 +156,11 @@ class Mirror:
             code = int(found.get("code") or 500)
             raise Refused(code, str(found.get("reason") or ""), str(found.get("message") or kind))
         name = found["metadata"].get("name", "")
+        before = self.items.get(name)
         if kind in ("ADDED", "MODIFIED"):
             self.items[name] = self._keep(found)
         elif kind == "DELETED":
             self.items.pop(name, None)
+        if self.items.get(name) != before:
+            self._changed()
         self._version = str(found["metadata"]["resourceVersion"])
