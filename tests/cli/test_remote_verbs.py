@@ -94,6 +94,7 @@ TRIES: dict[str, list[Try]] = {
     "oidc": [Try((), "has no sign-in by OpenID Connect", 1)],
     "completion": [Try(("bash",), "complete")],
     "sim": [Try(("--history",), "fair"), Try(("--history", "--json"), '"policies"')],
+    "import": [Try(("sacct", "nowhere.txt"), "nowhere.txt", 1)],  # of another system's files
     "demo": [Try(("--help",), "cluster")],  # brings up a cluster of its own
 }
 # Those that need what others made come after them.

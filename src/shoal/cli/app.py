@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import os
 import sys
+from keyword import iskeyword
 from typing import Any, NoReturn
 
 import click
@@ -70,6 +71,7 @@ THEMES = {
     },
     "Try it": {
         "sim": "Replay a trace or your own history under other policies.",
+        "import": "Show where a Slurm site's GPU time went.",
         "demo": "Watch a small cluster lose a node and recover, in half a minute.",
     },
 }
@@ -88,6 +90,7 @@ MODULES = {
     "taint": "label",
     "user": "tenant",
     "whoami": "tenant",
+    "import": "importing",
 }
 
 EPILOG = """\
@@ -117,7 +120,8 @@ class Verbs(click.Group):
             hint = f"did you mean: shoal {close[0]}" if close else "see: shoal --help"
             raise Failure(f"there is no verb '{cmd_name[:40]}'; {hint}", USAGE)
         module = importlib.import_module(f"shoal.cli.verbs.{MODULES.get(cmd_name, cmd_name)}")
-        command: click.Command = getattr(module, cmd_name)
+        name = f"{cmd_name}_" if iskeyword(cmd_name) else cmd_name
+        command: click.Command = getattr(module, name)
         return command
 
     def shell_complete(self, ctx: click.Context, incomplete: str) -> list[Any]:

@@ -214,7 +214,7 @@ def verb(
 
     def make(function: Callable[..., int | None]) -> Verb:
         made = cls(
-            name=function.__name__,
+            name=function.__name__.rstrip("_"),
             callback=function,
             params=[*parameters, *shared],
             help=inspect.cleandoc(function.__doc__ or ""),

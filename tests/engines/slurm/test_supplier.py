@@ -116,7 +116,7 @@ def test_an_order_is_a_job_whose_machines_get_what_the_supply_says(world: World,
     found = (folder / "seen.n1").read_text()
     for wanted in ("SLURM_CPUS_ON_NODE=3", "SLURM_MEM_PER_NODE=600", "CUDA_VISIBLE_DEVICES=0,1"):
         assert wanted in found.splitlines()
-    end = int(re.search(r"SHOAL_SLURM_END=(\d+)", found)[1])  # type: ignore[index]
+    end = int(re.search(r"SLURM_JOB_END_TIME=(\d+)", found)[1])  # type: ignore[index]
     assert 0 < end - time.time() <= 600
     assert str(end) in (folder / f"{id_}.ends").read_text()
     assert "secret" not in found and len(world.look()) == 1

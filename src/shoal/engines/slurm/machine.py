@@ -34,7 +34,7 @@ FEATURE_VALUE = "yes"
 
 LOOK_S = 2.0  # between two looks at the files that say when this ends
 OUTPUT_BYTES_MAX = 256 * 1024
-END = "SHOAL_SLURM_END"  # set by the batch script
+END = "SLURM_JOB_END_TIME"  # set by the batch script where Slurm is older than 23.02
 
 
 def main(argv: list[str]) -> int:

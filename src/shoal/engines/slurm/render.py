@@ -16,7 +16,6 @@ from shoal.ports import SupplyError
 OUTPUT = "%A\t%j\t%u\t%T\t%r\t%e\t%N"  # of squeue; `read.jobs_of_lines` reads it
 NOTICE_S = 120  # how long before the time limit Slurm sends a signal
 COMMENT_CHARACTERS_MAX = 200
-YES, NO = "yes", "no"
 # All that Slurm's commands, and so its jobs, get of the controller's environment. Variables such as
 # SBATCH_PARTITION would change our orders, and SLURM_JOB_ID those of a head in a job of Slurm's.
 KEPT = ("HOME", "LD_LIBRARY_PATH", "LOGNAME", "PATH", "SLURM_CONF", "TZ", "USER")
@@ -33,7 +32,7 @@ OPTIONS: Mapping[str, str] = {
     "nodelist": NODES,
     "exclude": NODES,
     "gres": r"[A-Za-z0-9_.,:/=-]+",  # instead of --gpus-per-node
-    "whole": f"{YES}|{NO}",  # the whole machine, whatever it has
+    "whole": "yes|no|true|false",  # the whole machine, whatever it has
     "python": r"/[^\0\n]*",  # on the machines, if it is not the head's own
     "folder": r"/[^\0\n]*",  # on the machines' own disks
 }
@@ -132,8 +131,9 @@ if ! [ -r "$base.json" ]; then
         "that all machines share (see shoal up --home)"
     exit 1
 fi
-SHOAL_SLURM_END=$(SLURM_TIME_FORMAT=%s squeue --noheader --jobs="$SLURM_JOB_ID" --format=%e)
-export SHOAL_SLURM_END
+: "${{SLURM_JOB_END_TIME:=$(SLURM_TIME_FORMAT=%s squeue --noheader --jobs="$SLURM_JOB_ID" \\
+    --format=%e)}}"
+export SLURM_JOB_END_TIME
 scontrol --oneliner show node "$SLURM_JOB_NODELIST" >"$base.nodes"
 srun --export=ALL --nodes={nodes} --ntasks={nodes} --ntasks-per-node=1 --mem=0 --cpu-bind=none \\
     --no-kill --kill-on-bad-exit=0 --unbuffered \\
@@ -201,7 +201,7 @@ def checked(supply: Supply) -> dict[str, str]:
 def _amounts(supply: Supply, options: Mapping[str, str]) -> list[str]:
     """Exactly what the supply says its nodes have; of a whole machine, everything."""
     argv = []
-    if options.get("whole") == YES:
+    if options.get("whole") in ("yes", "true"):
         argv += ["--exclusive", "--mem=0"]
     else:
         if supply.cpu_milli:

@@ -39,25 +39,25 @@ def read(rows: Rows, gangs: Gangs) -> Iterator[Arrival | None]:
 
 
 def _arrival(row: Row, gangs: Gangs) -> Arrival | None:
-    work_ms = _elapsed_ms(row)
+    work_ms = elapsed_ms(row)
     if work_ms is None:
         return None
-    tres = _tres(row)
+    tres = tres_of(row)
     nodes = max(row.whole("NNodes", 1), 1)
-    gpus = _gpus(row, tres)
+    gpus = gpus_of(row, tres)
     members = nodes if gpus % nodes == 0 else 0
     tenant = row.text("Account") or row.text("User")
     spec = gangs.spec(
         gpus,
         members=members,
-        cpu_milli=round(_amount(row, tres.get("cpu", "1")) * 1000 / max(members, 1)),
-        memory_mb=round(_amount(row, tres.get("mem", "0")) / max(members, 1)),
+        cpu_milli=round(amount_of(row, tres.get("cpu", "1")) * 1000 / max(members, 1)),
+        memory_mb=round(amount_of(row, tres.get("mem", "0")) / max(members, 1)),
         time_limit_ms=_limit_ms(row),
         tenant=tenant,
     )
     state = row.text("State").partition(" ")[0]
     return Arrival(
-        submit_ms=_moment_ms(row, "Submit"),
+        submit_ms=moment_ms(row, "Submit"),
         work_ms=work_ms,
         spec=spec,
         row=row.number,
@@ -66,7 +66,7 @@ def _arrival(row: Row, gangs: Gangs) -> Arrival | None:
     )
 
 
-def _elapsed_ms(row: Row) -> int | None:
+def elapsed_ms(row: Row) -> int | None:
     """How long it ran; None if it never did."""
     if "Start" in row.columns and row.text("Start") in UNKNOWN:
         return None
@@ -76,13 +76,13 @@ def _elapsed_ms(row: Row) -> int | None:
         return _clock_ms(row, "Elapsed")
     if row.text("Start") in UNKNOWN or row.text("End") in UNKNOWN:
         return None
-    work_ms = _moment_ms(row, "End") - _moment_ms(row, "Start")
+    work_ms = moment_ms(row, "End") - moment_ms(row, "Start")
     if work_ms < 0:
         raise row.problem("End: is before Start")
     return work_ms
 
 
-def _moment_ms(row: Row, column: str) -> int:
+def moment_ms(row: Row, column: str) -> int:
     text = row.text(column)
     if text.isdigit():  # SLURM_TIME_FORMAT=%s
         return int(text) * 1000
@@ -114,13 +114,13 @@ def _limit_ms(row: Row) -> int:
     return min(_clock_ms(row, "Timelimit"), TIME_MS_MAX)
 
 
-def _tres(row: Row) -> dict[str, str]:
+def tres_of(row: Row) -> dict[str, str]:
     text = row.text("AllocTRES") or row.text("ReqTRES")
     pairs = (part.partition("=") for part in text.split(",") if part)
     return {name.strip(): value.strip() for name, _, value in pairs}
 
 
-def _gpus(row: Row, tres: dict[str, str]) -> int:
+def gpus_of(row: Row, tres: dict[str, str]) -> int:
     if "gres/gpu" in tres:
         return _count(row, tres["gres/gpu"])
     return sum(_count(row, n) for name, n in tres.items() if name.startswith("gres/gpu:"))
@@ -132,7 +132,7 @@ def _count(row: Row, text: str) -> int:
     return int(text)
 
 
-def _amount(row: Row, text: str) -> float:
+def amount_of(row: Row, text: str) -> float:
     match = _AMOUNT.fullmatch(text.rstrip("nc"))
     try:
         if match is not None:
