@@ -1,103 +1,109 @@
-"""The Ray engine keeps the contract: two homes of one machine are two nodes of a real Ray."""
+"""Agents that a real Ray started keep the contract, over the link."""
 
 from __future__ import annotations
 
-import os
-import shutil
-import signal
+import asyncio
+import sys
 import tempfile
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
-import msgspec
 import pytest
 
-from shoal.control.home import Home
-from shoal.control.lifecycle import take_down
-from shoal.engines.agentlink import write_spec
-from shoal.engines.ray import machine
-from shoal.engines.ray.engine import RayEngine
-from shoal.engines.ray.render import OFFSETS
-from shoal.files import held
-from shoal.kernel import own_address
-from shoal.model.node import NodeSpec
-from shoal.ports import Engine
+from shoal.engines.ray import holder
+from shoal.engines.ray.supplier import RaySupplier
+from shoal.engines.supplying import SupplyContext
+from shoal.model.supply import OrderPhase, Provision, Release, Supply, SupplyReport
+from shoal.wire import LINK_FILE
 from tests.engines.contract import ProcessContract
-from tests.engines.hand import WAIT_S, Rig
+from tests.engines.hand import clean
+from tests.engines.linked_rig import LinkedRig, until
+from tests.engines.ray.real import RealRay, real_ray
 from tests.needs import need
 
 need("ray")
+pytestmark = [
+    pytest.mark.filterwarnings("ignore::litestar.exceptions.LitestarDeprecationWarning"),
+    pytest.mark.outside("Ray starts its processes by its own clocks"),
+]
 
-RAYLET = OFFSETS["--node-manager-port"]
+CLUSTER = "0c0ffee0"
+# The rig has made the nodes' folders, as `shoal join` would, so its place is taken by the starter.
+STARTER = '#!/bin/sh\nexec {python} -m shoal.agent.starter "{nodes}/$7" --foreground\n'
 
 
-class RayRig(Rig):
-    nodes = ("n1", "n2")
-    certain = True  # that an agent has died, on a machine that lives; the rest is silence
+class RayRig(LinkedRig):
+    """The nodes of the linked rig, each started by an actor that holds its GPUs."""
 
-    def __init__(self, scratch: Path) -> None:
+    def __init__(self, scratch: Path, ray: RealRay) -> None:
+        self._wanted: list[str] = []
         super().__init__(scratch)
-        self._homes = {node: Home(scratch / node) for node in self.nodes}
-        self._head = self._homes["n1"].path
-        for node, home in self._homes.items():
-            home.create()
-            write_spec(
-                home.node(node), NodeSpec(id=node, cpu_milli=16_000, memory_mb=4_000, gpus=4)
-            )
-        address = own_address()
-        machine.make_token(self._head)
-        leader = machine.head_of(self._head, address, "n1")
-        machine.write_node(self._head, leader)
-        machine.start_keeper(self._head)
-        machine.wait_for_head(self._head, leader, lambda _: None)
-        self.address = leader.head
-        # Nodes of one machine share its ports: the second may choose when the first has its own.
-        _until(lambda: machine.answers(address, leader.first_port + RAYLET, 1.0), "no raylet")
-        other = self._homes["n2"].path
-        machine.keep_token(other, (self._head / "ray" / "token").read_text())
-        machine.write_node(other, machine.member_of(other, self.address, address, "n2"))
-        machine.start_keeper(other)
-
-    def engine(self) -> Engine:
-        return RayEngine(self._head, self.address)
-
-    def kill(self, node: str) -> None:
-        directory = self._homes[node].node(node)
-        info = msgspec.json.decode((directory / "agent.json").read_bytes())
-        os.kill(int(info["pid"]), signal.SIGKILL)
-        _until(
-            lambda: not held(directory / "agent.lock") or _pid(directory) != int(info["pid"]),
-            f"{node} does not die",
+        program = scratch / "starter"
+        program.write_text(STARTER.format(python=sys.executable, nodes=scratch / "nodes"))
+        program.chmod(0o755)
+        options = {
+            "address": ray.address,
+            "token_file": str(ray.token_file),
+            "python": str(program),
+            "home": str(scratch / "homes"),
+        }
+        self._supply = Supply(name="lent", engine="ray", gpus=4, most=2, options=options)
+        self._context = SupplyContext(
+            cluster=CLUSTER,
+            home=scratch,
+            join_url="",
+            join_token="",
+            python=sys.executable,
+            supplies=lambda: (self._supply,),
         )
+        asyncio.run(self._bring())
+
+    def start(self, node: str, *words: str) -> None:
+        self._wanted.append(node)
+
+    async def _bring(self) -> None:
+        supplier = RaySupplier(self._context)
+        for number, node in enumerate(self._wanted):
+            order = Provision(order=f"o{number}", supply=self._supply, nodes=(node,))
+            await supplier.provision(order)
+        await self._until(supplier, OrderPhase.RUNNING)
+        await supplier.close()
+
+    async def _release(self) -> None:
+        supplier = RaySupplier(self._context)
+        for number in range(len(self._wanted)):
+            await supplier.release(Release(order=f"o{number}", engine="ray"))
+        await self._until(supplier, OrderPhase.ENDED)
+        await supplier.close()
+
+    async def _until(self, supplier: RaySupplier, phase: OrderPhase) -> None:
+        report = SupplyReport(engine="ray")
+        for _ in range(450):
+            report = await supplier.look()
+            if [one.phase for one in report.orders] == [phase] * len(self._wanted):
+                return
+            await asyncio.sleep(0.2)
+        raise AssertionError(report)
 
     def end(self) -> None:
-        for home in reversed(self._homes.values()):
-            take_down(home, lambda _: None)
-
-
-def _until(fact: Callable[[], bool], complaint: str) -> None:
-    deadline = time.monotonic() + WAIT_S
-    while not fact():
-        assert time.monotonic() < deadline, complaint
-        time.sleep(0.01)
-
-
-def _pid(directory: Path) -> int:
-    return int(msgspec.json.decode((directory / "agent.json").read_bytes())["pid"])
+        for node in self.nodes:
+            (self.directory(node) / LINK_FILE).unlink()  # nobody would hear its last report
+        asyncio.run(self._release())
+        until(lambda: not holder.orders_here(CLUSTER), "agents are left")
+        super().end()
 
 
 @pytest.fixture(scope="module")
 def rig() -> Iterator[RayRig]:
     scratch = Path(tempfile.mkdtemp(prefix="shoal-rig-"))
-    made = RayRig(scratch)
-    try:
-        yield made
-    finally:
-        made.end()
-        shutil.rmtree(scratch, ignore_errors=True)
+    with real_ray() as ray:
+        made = RayRig(scratch, ray)
+        try:
+            yield made
+        finally:
+            made.end()
+            clean(scratch)
 
 
-@pytest.mark.outside("Ray starts its processes and gives up on them by its own clocks")
 class TestRay(ProcessContract):
     pass

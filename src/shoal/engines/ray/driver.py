@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import socket
 import sys
 from collections.abc import Iterable
 from importlib import import_module
@@ -293,17 +292,12 @@ def _cause(cause: Any) -> str:
 
 def connect(address: str) -> Any:
     """Ray's own call waits for most of a minute if nobody answers, and says little."""
-    host, _, port = address.rpartition(":")
-    try:
-        socket.create_connection((host.strip("[]"), int(port)), timeout=CONNECT_S).close()
-    except OSError as error:
-        reason = error.strerror or error
-        raise SupplyError(f"nobody answers at {address} ({reason}); is Ray up there?") from None
     try:
         client = import_module("ray._raylet").GcsClient(address=address)
         data = client.internal_kv_get(b"CLUSTER_METADATA", namespace=b"cluster", timeout=CONNECT_S)
-    except import_module("ray.exceptions").AuthenticationError as error:
-        raise SupplyError(_about_token(address, str(error))) from None
+    except import_module("ray.exceptions").AuthenticationError:
+        message = f"the Ray at {address} refuses our token"
+        raise SupplyError(f"{message}; name a file that holds it by token_file") from None
     except Exception as error:
         told = f"{type(error).__name__}: {one_line(str(error))}"
         raise SupplyError(f"what answers at {address} is not the head of a Ray: {told}") from None
@@ -318,12 +312,6 @@ def connect(address: str) -> Any:
     by_value = import_module("ray.cloudpickle")
     by_value.register_pickle_by_value(holder)
     return ray
-
-
-def _about_token(address: str, said: str) -> str:
-    if "cannot be opened" in said or "not found" in said:
-        return f"token_file: {one_line(said).partition('. ')[0]}"
-    return f"the Ray at {address} refuses our token; name a file that holds it by token_file"
 
 
 def versions_differ(metadata: bytes, ray: str, python: tuple[int, int]) -> str:

@@ -11,6 +11,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -28,6 +29,7 @@ READ_WITHIN_S = 30.0
 STARTS_MAX = 5  # of one holder; an agent that keeps ending is an order that has ended
 LOG_TAIL_BYTES = 4_000
 REASON_CHARACTERS_MAX = 250
+STAMP = re.compile(r"^\d{4}-\d\d-\d\d \d\d:\d\d:\d\d ")  # the time, before what a starter says
 # Variables that Ray sets for its workers. An agent's jobs must not find them.
 OF_RAY = ("CUDA_VISIBLE_DEVICES", "OMP_NUM_THREADS", MARK)
 STARTER_WORDS = (b"join", b"shoal.agent.starter")
@@ -253,7 +255,7 @@ def last_line(log: Path) -> str:
     tail = read(str(log))[-LOG_TAIL_BYTES:].decode(errors="replace")
     lines = [line.strip() for line in tail.splitlines() if line.strip()]
     errors = [line for line in lines if line.startswith("error:")]
-    return one_line((errors or lines or [""])[-1])
+    return STAMP.sub("", one_line((errors or lines or [""])[-1]))
 
 
 def one_line(text: str) -> str:

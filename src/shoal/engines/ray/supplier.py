@@ -11,6 +11,7 @@ import contextlib
 import os
 import time
 from importlib.util import find_spec
+from pathlib import Path
 
 import msgspec
 
@@ -23,7 +24,8 @@ from shoal.model.supply import OrderStatus, Provision, Release, SupplyReport
 from shoal.ports import SupplyError
 
 # Connecting takes two seconds, and each search for living agents starts a process on a machine.
-ANSWER_S = 60.0
+ANSWER_S = 30.0
+CONNECT_S = 5.0
 ANSWER_BYTES_MAX = 16 * 1024 * 1024
 # A user's own settings for Ray count for this Ray, too: it is theirs. These make a driver give up
 # sooner on a head that is gone, and accept 3.11.2 beside 3.11.7.
@@ -100,6 +102,7 @@ class DriverProcess:
         self._process: asyncio.subprocess.Process | None = None
 
     async def ask(self, request: Request) -> Answer:
+        await self._knock()
         process = await self._running()
         assert process.stdin is not None
         assert process.stdout is not None
@@ -120,6 +123,21 @@ class DriverProcess:
             raise SupplyError(answer.error)
         return answer
 
+    async def _knock(self) -> None:
+        """Ray's own calls wait most of a minute for a head that is gone, and a head that returns is
+        another, which this driver does not know."""
+        host, _, port = self._place.address.rpartition(":")
+        try:
+            async with asyncio.timeout(CONNECT_S):
+                _, writer = await asyncio.open_connection(host.strip("[]"), int(port))
+            writer.close()
+        except (OSError, TimeoutError) as error:
+            await self.end()
+            number = getattr(error, "errno", None) or 0
+            reason = os.strerror(number) if number > 0 else str(error) or "no answer"
+            message = f"nobody answers at {self._place.address} ({reason}); is Ray up there?"
+            raise SupplyError(message) from None
+
     async def end(self) -> None:
         process, self._process = self._process, None
         if process is not None:
@@ -132,6 +150,7 @@ class DriverProcess:
             return self._process
         folder = self._context.home / "ray"
         folder.mkdir(mode=0o700, exist_ok=True)
+        env = self._environment()
         with (folder / "driver.log").open("wb") as log:
             self._process = await asyncio.create_subprocess_exec(
                 *(self._context.python, "-m", "shoal.engines.ray.driver"),
@@ -140,7 +159,7 @@ class DriverProcess:
                 stdout=asyncio.subprocess.PIPE,
                 stderr=log,
                 cwd="/",
-                env=self._environment(),
+                env=env,
                 limit=ANSWER_BYTES_MAX,
             )
         return self._process
@@ -149,5 +168,10 @@ class DriverProcess:
         env = {**os.environ, **SETTINGS}
         if self._place.token_file:
             path = os.path.expanduser(self._place.token_file)
+            try:
+                Path(path).read_bytes()
+            except OSError as error:
+                message = f"token_file: cannot read {path}: {error.strerror}"
+                raise SupplyError(message) from None
             env |= {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN_PATH": path}
         return env

@@ -1,0 +1,122 @@
+"""A small, real Ray for tests, with a token and without a dashboard; and nothing left of it."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import secrets
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from shoal.kernel import kill_marked, variable
+
+WAIT_S = 90.0
+MARK = "RAY_OF_TEST"  # in the environment of its processes; what holders start has no RAY_*
+QUICK = {
+    "RAY_health_check_initial_delay_ms": "1000",
+    "RAY_health_check_period_ms": "500",
+    "RAY_health_check_timeout_ms": "1000",
+    "RAY_health_check_failure_threshold": "4",
+}
+
+
+class RealRay:
+    """One machine of Ray: its head, which also runs actors."""
+
+    def __init__(self, scratch: Path, cpus: int = 16, gpus: int = 8) -> None:
+        self.scratch = scratch
+        self.token_file = scratch / "token"
+        self.token_file.write_text(secrets.token_hex(32))
+        with socket.socket() as probe:
+            probe.bind(("127.0.0.1", 0))
+            self.port = int(probe.getsockname()[1])
+        self.address = f"127.0.0.1:{self.port}"
+        self._amounts = ("--num-cpus", str(cpus), "--num-gpus", str(gpus))
+        self._process: subprocess.Popen[bytes] | None = None
+
+    def start(self) -> None:
+        env = {
+            **{k: v for k, v in os.environ.items() if not k.startswith("RAY_")},
+            **QUICK,
+            "RAY_AUTH_MODE": "token",
+            "RAY_AUTH_TOKEN_PATH": str(self.token_file),
+            MARK: str(self.scratch),
+        }
+        with (self.scratch / "ray.log").open("ab") as log:
+            self._process = subprocess.Popen(
+                [
+                    *(sys.executable, "-m", "ray.scripts.scripts", "start", "--head", "--block"),
+                    *("--port", str(self.port), "--include-dashboard", "false"),
+                    *("--min-worker-port", "0", "--max-worker-port", "0"),
+                    *("--object-store-memory", "80000000", "--disable-usage-stats"),
+                    *("--include-log-monitor", "false", "--temp-dir", str(self.scratch / "tmp")),
+                    *("--labels", "pool=lent", *self._amounts),
+                ],
+                env=env,
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                start_new_session=True,
+            )
+        deadline = time.monotonic() + WAIT_S
+        sockets = self.scratch / "tmp" / "session_latest" / "sockets"
+        while not (sockets / "raylet").exists():
+            assert self._process.poll() is None, (self.scratch / "ray.log").read_text()[-2000:]
+            assert time.monotonic() < deadline, "Ray does not start"
+            time.sleep(0.05)
+
+    def kill(self, program: str) -> None:
+        """SIGKILL its `gcs_server` or `raylet`; then everything of this Ray ends."""
+        for pid in self._pids():
+            with contextlib.suppress(OSError):
+                words = Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
+                if words[0].endswith(b"/" + program.encode()):
+                    os.kill(pid, signal.SIGKILL)
+        self._wait()
+
+    def holders(self) -> list[int]:
+        return [
+            pid
+            for pid in self._pids()
+            if Path(f"/proc/{pid}/cmdline").read_bytes().startswith(b"ray::Holder")
+        ]
+
+    def end(self) -> None:
+        if self._process is not None:
+            self._process.terminate()
+            self._wait()
+
+    def _wait(self) -> None:
+        assert self._process is not None
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self._process.wait(WAIT_S)
+        deadline = time.monotonic() + WAIT_S
+        while kill_marked(MARK, lambda value: value == str(self.scratch)):
+            assert time.monotonic() < deadline, "processes of Ray do not end"
+            time.sleep(0.05)
+        self._process.wait(WAIT_S)
+        (self.scratch / "tmp" / "session_latest").unlink(missing_ok=True)
+
+    def _pids(self) -> list[int]:
+        numbers = (int(path.name) for path in Path("/proc").glob("[0-9]*"))
+        return [pid for pid in numbers if variable(pid, MARK) == str(self.scratch)]
+
+
+@contextmanager
+def real_ray(cpus: int = 16, gpus: int = 8) -> Iterator[RealRay]:
+    scratch = Path(tempfile.mkdtemp(prefix="sr-", dir="/tmp"))  # short: Ray makes sockets in it
+    ray = RealRay(scratch, cpus, gpus)
+    try:
+        ray.start()
+        yield ray
+    finally:
+        ray.end()
+        shutil.rmtree(scratch, ignore_errors=True)
