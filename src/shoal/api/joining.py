@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated, Any
@@ -19,11 +20,13 @@ from shoal.control.jointoken import NOTE, standing_id, write_standing
 from shoal.control.loop import ControlLoop
 from shoal.model.identity import NodeKey
 from shoal.model.joining import Joined, Joining, KeyView, SecretKeyView
+from shoal.model.node import NodeSpec
 from shoal.model.report import RemoveKey, SetKey
 from shoal.model.views import Done
 from shoal.wire import PROTOCOL
 
 AnyRequest = Request[Any, Any, Any]
+LOOK_S, LOOK_S_MAX = 0.1, 5.0
 Word = Annotated[str, Parameter(max_length=64)]
 # In the app's state: the URL at which nodes reach the head, and the fingerprint of the certificate
 # that they accept there.
@@ -65,6 +68,7 @@ class Join(Controller):
             urls=tuple(filter(None, (_from_state(request, NODE_URL),))),
             certificate=_from_state(request, STATE),
             incarnation=node.incarnation if node is not None else 0,
+            labels=await _labels(loop, spec),
         )
 
 
@@ -110,6 +114,22 @@ class Keys(Controller):
 def _from_state(request: AnyRequest, name: str) -> str:
     found: Callable[[], str] | None = request.app.state.get(name)
     return str(found()) if found is not None else ""
+
+
+async def _labels(loop: ControlLoop, spec: NodeSpec) -> dict[str, str]:
+    """Of the machine, as its engine knows them. A controller that has just started looks first."""
+    order = loop.state.orders.get(spec.order)
+    if order is None:
+        return {}
+    until = asyncio.get_running_loop().time() + LOOK_S_MAX
+    while order.supply.engine not in loop.state.heard.supplied:
+        if asyncio.get_running_loop().time() > until:
+            break
+        await asyncio.sleep(LOOK_S)
+        await loop.settled()
+    report = loop.state.heard.supplied.get(order.supply.engine)
+    notes = report.notes if report is not None else ()
+    return next((note.labels for note in notes if note.node == spec.id), {})
 
 
 def _view(loop: ControlLoop, key: NodeKey) -> KeyView:

@@ -6,7 +6,7 @@ from typing import Annotated
 
 import msgspec
 
-from shoal.model.node import NodeSpec
+from shoal.model.node import Labels, NodeSpec
 
 
 class Joining(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -23,13 +23,15 @@ class Joining(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
 class Joined(msgspec.Struct, frozen=True, kw_only=True):
     """`key` opens the node's link; it is shown in this answer and never again. `urls`: where the
     head says that nodes reach it. `certificate`: what the head offers to those who log in (PEM).
-    The agent's next life has a greater number than `incarnation`."""
+    The agent's next life has a greater number than `incarnation`. `labels`: what the engine that
+    brought the machine knows of it."""
 
     node: str
     key: str
     urls: tuple[str, ...] = ()
     certificate: str = ""
     incarnation: int = 0
+    labels: Labels = {}
 
 
 class KeyView(msgspec.Struct, kw_only=True):

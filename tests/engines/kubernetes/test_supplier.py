@@ -249,7 +249,7 @@ def test_a_namespace_that_is_missing_is_named_and_used_when_it_is_there(kube: Ku
     async def scene(bed: Bed) -> None:
         with pytest.raises(SupplyError) as caught:
             await bed.provision()
-        assert f"supply gpu: namespace: there is no namespace {missing} at" in str(caught.value)
+        assert f"supply.gpu.namespace: there is no namespace {missing} at" in str(caught.value)
         body = {"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": missing}}
         kube.admin("POST", "/api/v1/namespaces", body)
         await bed.provision()
@@ -269,7 +269,7 @@ def test_an_exceeded_quota_is_reported_and_leaves_no_part_of_a_lot(kube: Kube) -
     if kube.real:  # its controller takes a moment to count
         asyncio.run(asyncio.sleep(3))
     text = refused(Bed(supply_in(kube)))
-    assert text.startswith(f"supply gpu: namespace {kube.namespace}: exceeded quota: team")
+    assert text.startswith(f"supply.gpu.namespace {kube.namespace}: exceeded quota: team")
     assert kube.pods() == {}
     kube.admin("DELETE", kube.path("resourcequotas", "team"))
     play(Bed(supply_in(kube)), lambda bed: bed.provision())
@@ -333,10 +333,10 @@ def test_an_expired_certificate_is_named(kube: Kube) -> None:
     kube.certificate = expired
     kube.kubeconfig = kube.write_config("late", ADMIN)
     text = refused(Bed(supply_in(kube)))
-    assert text.startswith("supply gpu: kubeconfig: https://127.0.0.1:")
+    assert text.startswith("supply.gpu.kubeconfig: https://127.0.0.1:")
     assert text.endswith("its certificate has expired")
 
 
 def test_a_name_that_kubernetes_does_not_allow_is_refused_before_it_is_sent(kube: Kube) -> None:
-    text = refused(Bed(supply_in(kube, **{"priority-class": "nope."})))
-    assert text.startswith("supply gpu: priority-class: Kubernetes allows no such name")
+    text = refused(Bed(supply_in(kube, priority_class="nope.")))
+    assert text.startswith("supply.gpu.priority_class: Kubernetes allows no such name")

@@ -146,7 +146,10 @@ def test_overload_that_lasts_is_reported_and_passes(
     came = fail(kube, times, error(429, "TooManyRequests", "too many requests"), "create")
 
     async def scene(bed: Bed) -> None:
-        with pytest.raises(SupplyError, match="has too many requests; it is asked again later"):
+        with pytest.raises(
+            SupplyError,
+            match=r"^supply gpu: https://.* has too many requests; it is asked again later",
+        ):
             await bed.provision()
         assert len(came) == times
         await bed.provision()

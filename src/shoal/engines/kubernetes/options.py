@@ -67,34 +67,36 @@ class Options(msgspec.Struct, frozen=True, kw_only=True):
     whole: bool = False  # no two of our pods on one machine
 
 
+# A word of a supply, and the field here.
 WORDS = {
-    "kubeconfig": "kubeconfig",
-    "context": "context",
-    "namespace": "namespace",
+    "kubeconfig": "place",
+    "context": "place",
+    "namespace": "place",
     "image": "image",
-    "gpu-resource": "gpu_resource",
+    "gpu_resource": "gpu_resource",
     "selector": "selector",
     "tolerations": "tolerations",
     "labels": "labels",
-    "service-account": "service_account",
-    "pull-secret": "pull_secret",
-    "priority-class": "priority_class",
-    "runtime-class": "runtime_class",
+    "service_account": "service_account",
+    "pull_secret": "pull_secret",
+    "priority_class": "priority_class",
+    "runtime_class": "runtime_class",
     "owner": "owner",
     "user": "user",
     "grace": "grace_s",
     "whole": "whole",
 }
+SIMULATED = "sim_"  # how words begin that are for `shoal sim` alone
 
 
 def field(supply: Supply, word: str) -> str:
     """How an error names a field, so that people find it in their policy."""
-    return f"supply {supply.name}: {word}"
+    return f"supply.{supply.name}.{word}"
 
 
 def place_of(supply: Supply) -> Place:
     """Where a supply's pods are, which is known even if the rest of its words is wrong."""
-    words = {word.replace("_", "-"): text for word, text in supply.options.items()}
+    words = supply.options
     return Place(words.get("kubeconfig", ""), words.get("context", ""), words.get("namespace", ""))
 
 
@@ -105,7 +107,11 @@ def labels_wanted(supply: Supply) -> tuple[str, ...]:
 
 def read(supply: Supply) -> Options:
     """Raises `SupplyError`, which names the word that is wrong."""
-    words = {word.replace("_", "-"): text.strip() for word, text in supply.options.items()}
+    words = {
+        word: text.strip()
+        for word, text in supply.options.items()
+        if not word.startswith(SIMULATED)
+    }
     for word in words:
         if word not in WORDS:
             raise SupplyError(f"{field(supply, word)}: is unknown; there are {', '.join(WORDS)}")
@@ -133,18 +139,18 @@ def read(supply: Supply) -> Options:
         whole=_truth(supply, "whole", words.get("whole", "no")),
         **plain,
     )
-    if supply.gpus == 0 and "gpu-resource" in words:
-        raise SupplyError(f"{field(supply, 'gpu-resource')}: is of no use without gpus")
+    if supply.gpus == 0 and "gpu_resource" in words:
+        raise SupplyError(f"{field(supply, 'gpu_resource')}: is of no use without gpus")
     return found
 
 
 IMAGE = re.compile(r"[\w][\w.:/@-]{0,1000}", re.ASCII)
 PATTERNS = {
-    "gpu-resource": RESOURCE,
-    "service-account": DOTTED,
-    "pull-secret": DOTTED,
-    "priority-class": DOTTED,
-    "runtime-class": DOTTED,
+    "gpu_resource": RESOURCE,
+    "service_account": DOTTED,
+    "pull_secret": DOTTED,
+    "priority_class": DOTTED,
+    "runtime_class": DOTTED,
     "owner": DOTTED,
 }
 

@@ -53,8 +53,10 @@ class KubernetesSupplier:
         try:
             await site.provision(command, options, self._context.join_url, self._context.join_token)
         except KubeError as error:
-            text = f"supply {command.supply.name}: {explain(error, site)}"
-            raise SupplyError(text[:REASON_CHARACTERS_MAX]) from error
+            text, name = explain(error, site), command.supply.name
+            named = text.partition(":")[0].partition(" ")[0] in words.WORDS
+            whole = words.field(command.supply, text) if named else f"supply {name}: {text}"
+            raise SupplyError(whole[:REASON_CHARACTERS_MAX]) from error
 
     async def release(self, command: Release) -> None:
         for site in list(self._sites.values()):
@@ -138,9 +140,9 @@ def _word_of(message: str) -> str:
         ("nodeSelector", "selector"),
         ("tolerations", "tolerations"),
         ("resources", "gpus, cpus or memory"),
-        ("serviceAccount", "service-account"),
-        ("runtimeClass", "runtime-class"),
-        ("priorityClass", "priority-class"),
+        ("serviceAccount", "service_account"),
+        ("runtimeClass", "runtime_class"),
+        ("priorityClass", "priority_class"),
     ):
         if part in message:
             return word

@@ -70,7 +70,8 @@ def prepare(home: Path, url: str, token: str, spec: NodeSpec, patience_s: float 
         pause_s = min(PAUSE_MAX_S, pause_s * 2)
     urls = tuple(dict.fromkeys((endpoint.url, *joined.urls)))
     file = LinkFile(urls=urls, key=joined.key, certificate=endpoint.certificate)
-    write_spec(directory, spec)
+    labels = {**joined.labels, **spec.labels}  # ours were given by people
+    write_spec(directory, msgspec.structs.replace(spec, labels=labels))
     if joined.incarnation > last_incarnation(directory):
         # Another machine was this node; ours counts on, even if its clock is behind.
         write_private(directory / "incarnation", str(joined.incarnation).encode())
