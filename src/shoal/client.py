@@ -25,6 +25,7 @@ from shoal.model.prices import PriceList
 from shoal.model.samples import NodeSample
 from shoal.model.series import JobSeries, NodeSeries, ServiceSeries
 from shoal.model.service import ServiceSpec
+from shoal.model.supply_views import SuppliesView
 from shoal.model.views import (
     CheckView,
     Done,
@@ -270,6 +271,9 @@ class Client(IdentityCalls, SecretCalls):
 
     def cost(self, job_id: str) -> CostView:
         return self._call("GET", CostView, "jobs", job_id, "cost")
+
+    def supply(self) -> SuppliesView:
+        return self._call("GET", SuppliesView, "supply")
 
     def prices(self) -> PriceList:
         return self._call("GET", PriceList, "prices")

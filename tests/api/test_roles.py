@@ -90,6 +90,7 @@ TABLE: dict[tuple[str, str], tuple[Ask, ...]] = {
         Ask(f"/v1/ledger?by={by}")
         for by in ("account", "tenant", "user", "job", "node", "day", "hour")
     ),
+    ("GET", "/v1/supply"): (Ask("/v1/supply"),),
     ("GET", "/v1/prices"): (Ask("/v1/prices"),),
     ("PUT", "/v1/prices"): (Ask("/v1/prices", {"currency": "EUR"}),),
     ("GET", "/v1/packages/{package:str}"): (Ask("/v1/packages/{package}", none="0" * 64),),

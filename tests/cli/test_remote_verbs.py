@@ -74,6 +74,7 @@ TRIES: dict[str, list[Try]] = {
     "label": [Try(("n1", "pool=a"), "n1"), Try(("n1", "=a"), "key=value", 2)],
     "taint": [Try(("n1", "old"), "n1"), Try(("n1", "old-"), "n1")],
     "check": [Try(("n1", "--json"), "n1")],
+    "supply": [Try((), ""), Try(("--json",), '"supplies": []')],
     "policy": [
         Try(("show",), "order"),
         Try(("check", "own.yaml"), "ours:order will be looked up on the head"),
@@ -197,7 +198,7 @@ ON_MACOS = [
         "taint",
         "policy",
     ),
-    *("events", "report", "prices", "whoami", "context", "completion", "sim"),
+    *("events", "report", "prices", "supply", "whoami", "context", "completion", "sim"),
 ]
 
 

@@ -77,7 +77,7 @@ def test_differences_between_two_policies_name_the_supply() -> None:
         ("{partition: gpu}", "supply.engine", "must be one of slurm, kubernetes, ray"),
         ("{engine: pbs}", "supply.engine", "'pbs'"),
         ("{engine: slurm, parttion: gpu}", "supply.slurm", "did you mean 'partition'?"),
-        ("{engine: slurm, namespace: lab}", "supply.slurm", "slurm also has partition"),
+        ("{engine: slurm, zone: b}", "supply.slurm", "slurm also has partition"),
         ("{engine: slurm, idle: 10}", "supply.slurm.idle", "10 of what"),
         ("{engine: slurm, memory: lots}", "supply.slurm.memory", "not an amount of memory"),
         ("{engine: slurm, price: cheap}", "supply.slurm.price", "price per hour"),

@@ -9,6 +9,7 @@ from shoal import __version__
 from shoal.api.keys import without_keys
 from shoal.api.reach import Reach
 from shoal.control.loop import ControlLoop
+from shoal.core.answers.supplies import supply_lines
 from shoal.core.answers.why import explain
 from shoal.core.state.state import Node
 from shoal.model.health import Standing
@@ -124,6 +125,8 @@ def node_view(reach: Reach, node: Node) -> NodeView:
         history=list(node.record.history) if reach.who.sees_all else [],
         place=node.spec.place,
         address=node.spec.address,
+        origin=node.spec.origin,
+        order=node.spec.order,
         checkpoints=node.spec.checkpoints,
         containers=node.spec.containers,
         unenforced=unenforced_of(node.spec, tenants=bool(loop.state.identity.tenants)),
@@ -331,4 +334,5 @@ def status_view(reach: Reach) -> StatusView:
         last_seq=loop.last_seq,
         waits=reach.waits(),
         alarms=loop.alarms.texts if reach.who.sees_all else (),
+        supply=supply_lines(state, loop.clock.now_ms()) if reach.who.sees_all else [],
     )

@@ -49,6 +49,7 @@ THEMES = {
         "uncordon": "Open nodes for jobs again.",
         "label": "Set or remove labels of nodes.",
         "taint": "Keep jobs away from nodes, unless they tolerate it.",
+        "supply": "Show where nodes come from, and what was ordered.",
         "check": "Measure nodes, and compare them with similar nodes.",
         "policy": "Show, check, compare or change the scheduling policy.",
         "events": "Show what happened, one sentence per event.",

@@ -84,6 +84,8 @@ class NodeView(msgspec.Struct, kw_only=True):
     history: list[StandingChange]  # changes of the standing, newest last
     place: str
     address: str
+    origin: str = ""  # empty: the head's own; joined; or the supply that brought it
+    order: str = ""  # that brought it
     checkpoints: str = ""  # names its checkpoint storage: nodes with the same name share it
     containers: str = ""  # what runs images there; empty: nothing does
     unenforced: list[str] = []  # what members are not held to there, and why
@@ -130,6 +132,7 @@ class StatusView(msgspec.Struct, kw_only=True):
     finished: int | None
     last_seq: int  # newest event
     waits: list[str] = []  # what waiting jobs wait for, with counts, most frequent first
+    supply: list[str] = []  # what brings nodes and has some, has been asked, or cannot be
     caps: list[str] = []  # tenants that may have only so many jobs, the fullest first
     unenforced: list[str] = []  # what members are not held to, and on which nodes
     alarms: tuple[str, ...] = ()  # what is wrong with the controller itself

@@ -53,7 +53,12 @@ def status(json: bool, home: Path) -> None:
         view,
         jobs[
             : _room_for_jobs(
-                len(services), printed + len(view.waits) + bool(view.caps) + len(view.unenforced)
+                len(services),
+                printed
+                + len(view.waits)
+                + bool(view.caps)
+                + len(view.unenforced)
+                + len(view.supply),
             )
         ],
     )
@@ -91,6 +96,8 @@ def _print_summary(view: StatusView, url: str) -> None:
     totals = f"; {view.submitted} submitted, {view.finished} finished in total"
     known = totals if view.submitted is not None else ""
     line(fitted(f"jobs   {_counts(view.jobs) or 'none live'}{known}"))
+    for text in view.supply:
+        line(fitted(f"supply {text}"))
     if view.caps:
         line(fitted(f"limits {'; '.join(view.caps)}"))
     for text in view.unenforced:

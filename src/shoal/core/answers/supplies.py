@@ -79,3 +79,28 @@ def _bound(state: State, one: Supply) -> str:
     if one.most - count < one.lot:
         return f"most is {one.most}"
     return "its price ceiling is reached"
+
+
+def state_text(state: State, one: Supply, now_ms: int) -> str:
+    """What the supply does now, in a few words."""
+    if not any(known.name == one.name for known in state.policy.supply):
+        return "no longer in the policy: its orders end when they are idle"
+    coming = _coming(state, one, now_ms)
+    if coming:
+        return coming
+    heard = state.heard.supplied.get(one.engine)
+    troubled = heard is None or heard.problem or next_try_ms(state, one.name) > now_ms
+    if troubled or headroom(state, one) < one.lot:
+        return obstacle(state, one, now_ms)
+    return "ready"
+
+
+def supply_lines(state: State, now_ms: int) -> list[str]:
+    """One line for each supply that does something or cannot, for a screen of the cluster."""
+    lines = []
+    for one in state.policy.supply:
+        text = state_text(state, one, now_ms)
+        count = sum(len(state.brought.get(order.id, ())) for order in orders_of(state, one.name))
+        if count or text != "ready":
+            lines.append(f"{one.name}: {plural(count, 'node')} of at most {one.most}; {text}")
+    return lines
