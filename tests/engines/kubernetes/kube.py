@@ -109,12 +109,14 @@ class Kube:
         }
         self.admin("POST", self.path("pods", pod) + "/binding", body)
 
-    def add_machine(self, name: str, labels: dict[str, str] | None = None, **amounts: str) -> None:
+    def add_machine(
+        self, name: str, labels: dict[str, str] | None = None, amounts: dict[str, str] | None = None
+    ) -> None:
         body = _named("Node", name)
         body["metadata"]["labels"] = {"kubernetes.io/hostname": name, **(labels or {})}
         self.admin("POST", "/api/v1/nodes", body)
         self._machines.append(name)
-        room = {"cpu": "16", "memory": "64Gi", "pods": "110", **amounts}
+        room = {"cpu": "16", "memory": "64Gi", "pods": "110", **(amounts or {})}
         self.set_machine(name, room, ready=True)
 
     def set_machine(self, name: str, room: dict[str, str] | None = None, *, ready: bool) -> None:

@@ -82,7 +82,7 @@ class Kubelet:
     def folder_of(self, pod: str) -> Path:
         """Where a pod's home is on this machine."""
         uid = str(self._kube.pods()[pod]["metadata"]["uid"])
-        return self._folder / uid / "home"
+        return self._folder / uid[:8] / "home"
 
     def _run(self) -> None:
         while not self._stopping.wait(LOOK_S):
@@ -200,7 +200,7 @@ class Kubelet:
             text = f'Back-off pulling image "{inside["image"]}"'
             self._wait(name, pod, "ImagePullBackOff", text)
             return
-        folder = self._folder / pod["metadata"]["uid"]
+        folder = self._folder / pod["metadata"]["uid"][:8]  # sockets have short names
         mounts = self._volumes(pod, folder)
         if mounts is None:
             self._wait(name, pod, "ContainerCreating", "")
