@@ -9,6 +9,7 @@ from typing import Any
 import msgspec
 import pytest
 
+import shoal.core.step
 from shoal.core.health import quarantine
 from shoal.core.nodebook import Action, NodeBook
 from shoal.core.phases import admit, budget, heal, identity, observe, reconcile, watch
@@ -18,7 +19,7 @@ from shoal.core.phases.round import Round
 from shoal.core.scheduling import cycle, elastic, fit, preempt
 from shoal.core.scheduling.fit import GangFit
 from shoal.core.scheduling.order import Rank, Walk
-from shoal.core.state import queue
+from shoal.core.state import apply_node, queue
 from shoal.core.state.accounts import Accounts
 from shoal.core.state.apply import APPLY
 from shoal.core.state.queue import Gang, Lane
@@ -29,7 +30,7 @@ from shoal.model.commands import Envelope
 from shoal.model.events import JobCheckpointed, JobPlaced, TenantRemoved, UserRemoved
 from shoal.model.health import HealthRule
 from shoal.model.job import Job, JobSpec, Member, Outcome, StopCause
-from shoal.model.node import NodeHealth, NodeIntent
+from shoal.model.node import End, NodeHealth, NodeIntent
 from shoal.model.report import Accepted, Answer, NodeReport, RemoveTenant, Submit
 from shoal.model.resources import Demand, Kind, Slice
 from shoal.sim.storm.fuzz import SeedFailed, Size, run_seed
@@ -362,6 +363,25 @@ def run_images_anywhere(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(Demand, "suits", anywhere)
 
 
+def start_where_the_time_is_too_short(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(cycle, "too_short", lambda *_: set())
+    patch.setattr(cycle, "cut_short", lambda *_: set())
+
+
+def stay_until_the_node_ends(patch: pytest.MonkeyPatch) -> None:
+    def blind(round_: Round) -> None:
+        round_.state.agenda.ends_ms = None
+
+    patch.setattr(shoal.core.step, "close_ending", blind)
+
+
+def forget_which_nodes_end(patch: pytest.MonkeyPatch) -> None:
+    def only_the_node(_: State, node: Node, own: End | None, wanted: End | None) -> None:
+        node.own_end, node.set_end = own, wanted
+
+    patch.setattr(apply_node, "set_end", only_the_node)
+
+
 CAUGHT_BY_THE_INVARIANTS: list[tuple[Mutate, str]] = [
     (ignore_what_is_held, "not what it asked for|more than it has|what is held|kept as spares"),
     (place_part_of_a_gang, "runs with . of . members"),
@@ -378,6 +398,7 @@ CAUGHT_BY_THE_INVARIANTS: list[tuple[Mutate, str]] = [
     (use_an_epoch_that_is_not_stored, "is not the state that was lost|not 0"),
     (go_on_after_a_failed_commit, "does not lead to the state that was loaded"),
     (leave_the_tokens_of_a_removed_user, "has outlived its user"),
+    (forget_which_nodes_end, "not in the order of their ends"),
 ]
 
 CAUGHT_BY_WHAT_HAPPENED: list[tuple[Mutate, str]] = [
@@ -421,6 +442,8 @@ CAUGHT_BY_WHAT_HAPPENED: list[tuple[Mutate, str]] = [
     (run_every_tenant_as_the_agent, "was started as user 0"),
     (remove_tenants_with_jobs, "was removed, but .* has not ended"),
     (run_images_anywhere, "runs in an image, which n. cannot run"),
+    (start_where_the_time_is_too_short, "needs .* ms; n. lives"),
+    (stay_until_the_node_ends, "goes on on n., which ends|was lost with n."),
 ]
 
 

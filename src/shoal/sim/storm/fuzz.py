@@ -20,6 +20,7 @@ from shoal.model.node import JOINED, NodeHealth, NodeIntent, NodeSpec
 from shoal.model.policy import Policy, Tenant
 from shoal.sim.storm.budgets import Budgets
 from shoal.sim.storm.captruth import capped
+from shoal.sim.storm.ends import Ends
 from shoal.sim.storm.faults import BadNetwork, Faults
 from shoal.sim.storm.lives import Untruth
 from shoal.sim.storm.people import People
@@ -122,6 +123,7 @@ class Run:
             self.counts,
         )
         self.budgets = Budgets(self.world, self.truth.budgets, self._rng("budgets"), self.counts)
+        self.ends = Ends(self.world, self.truth.ends, nodes, self._rng("ends"), self.counts)
         self.people = People(self.world, self._rng("people"), self.counts)
         self.truth.services.has_work = self.services.has_work
         self.truth.services.hangs = self.services.hangs
@@ -165,12 +167,14 @@ class Run:
         if any(tenant.has_budget for tenant in self.policy.tenants):
             self.budgets.plan(size.storm_ms)
         self.people.plan(size.storm_ms)
+        self.ends.plan(size.storm_ms)
         self.world.start_controller()
         self.world.timeline.run(size.storm_ms)
 
     def _calm(self) -> None:
         """Bounded: what does not settle in `calm_ms` is stuck."""
         self.faults.stop()
+        self.ends.stop()
         self.truth.health.calm_ms = self.world.timeline.now_ms
         self.users.calm_down()
         self.budgets.calm_down()

@@ -80,6 +80,7 @@ class StormNode:
         self.exits: tuple[MemberExit, ...] = ()  # on its disk while it is off
         self.sick = False  # its disk is full: nothing can be started
         self.bare = False  # it has none of the programs that jobs want
+        self.end: tuple[int, str] | None = None  # when it ends, as far as it knows, and why
         self._unshipped: dict[MemberRef, MemberExit] = {}  # their output is on the way
 
     @property
@@ -92,6 +93,7 @@ class StormNode:
         self.spec = spec or self.spec
         self.incarnation += 1
         self.book = NodeBook(self.spec, self.incarnation, self.exits)
+        self.end = None
         self._witness.booted(self.spec, self.incarnation)
         self._beat(self.incarnation)
 
@@ -137,6 +139,8 @@ class StormNode:
         if self.book is not None:
             say = self.book.heartbeat if beat else self.book.report
             now_ms = self._timeline.now_ms
+            end_ms, self.book.ends_why = self.end or (None, "")
+            self.book.ends_in_ms = None if end_ms is None else max(0, end_ms - now_ms)
             idle = tuple(
                 Idle(ref, (now_ms - process.started_ms) % process.fate.rests_ms)
                 for ref, process in self.processes.items()

@@ -50,6 +50,7 @@ from shoal.model.report import Accepted, Answer, Cancel, NodeReport, Request, St
 from shoal.sim.storm.budgettruth import BudgetTruth
 from shoal.sim.storm.captruth import CapTruth
 from shoal.sim.storm.contacts import Contacts
+from shoal.sim.storm.endtruth import EndTruth
 from shoal.sim.storm.fairness import Entitlements, stands_alone, wishes_kept
 from shoal.sim.storm.healthtruth import HealthTruth
 from shoal.sim.storm.jobtruth import JobTruth
@@ -86,6 +87,7 @@ class Truth(Witness):
         self._known: dict[str, NodeSpec] = {}  # as the nodes joined: what the log knows of them
         self._entitlements = Entitlements(policy, self.jobs)
         self.health = HealthTruth(self.jobs, policy)
+        self.ends = EndTruth(self.jobs, policy)
         self.fences = False  # the engine can end nodes that do not answer
         self._refused: dict[MemberRef, Fault] = {}  # their nodes could not start them
 
@@ -174,10 +176,11 @@ class Truth(Witness):
             judge = JUDGES.get(type(event))
             if judge is not None:
                 judge(self, event)
-            self.services.see(event)
-            self._caps.see(event)
+            for other in (self.services, self._caps, self.ends):
+                other.see(event)
         if not any(isinstance(event, ControllerStarted) for event in events):
             self._contacts.news = set()  # an epoch is stored before the inbox is looked at
+        self.ends.done(events)
         self._entitlements.done()
 
     # -- what the log says -----------------------------------------------------------------
@@ -325,11 +328,8 @@ class Truth(Witness):
         self._known[event.node] = event.spec
         self.health.joined(event.node)
 
-    def _node_ready(self, event: NodeReady) -> None:
-        self.health.node_is(event.node, known=True, ready=True)
-
-    def _node_silent(self, event: NodeSilent) -> None:
-        self.health.node_is(event.node, known=True, ready=False)
+    def _node_heard(self, event: NodeReady | NodeSilent) -> None:
+        self.health.node_is(event.node, known=True, ready=isinstance(event, NodeReady))
 
     def _node_judged(self, event: NodeJudged) -> None:
         self.health.judged(event)
@@ -389,8 +389,8 @@ JUDGES: dict[type[EventBase], Callable[[Truth, Any], None]] = {
     JobFinished: Truth._job_finished,
     JobCheckpointed: Truth._job_checkpointed,
     NodeJudged: Truth._node_judged,
-    NodeReady: Truth._node_ready,
-    NodeSilent: Truth._node_silent,
+    NodeReady: Truth._node_heard,
+    NodeSilent: Truth._node_heard,
     NodeJoined: Truth._node_joined,
     NodeLost: Truth._node_lost,
     NodeIntended: Truth._node_intended,
