@@ -47,15 +47,17 @@ class EndFile:
         self._end: tuple[float, str] | None = None  # by the monotonic clock
         self.look()
 
-    def look(self) -> None:
+    def look(self) -> bool:
+        """Has it changed?"""
         mark = None
         with contextlib.suppress(OSError):
             info = self._path.stat()
             mark = (info.st_ino, info.st_mtime_ns)
         if mark == self._mark:
-            return
+            return False
         self._mark = mark
         self._end = None if mark is None else self._read()
+        return True
 
     def left(self) -> tuple[int | None, str]:
         """How many milliseconds are left, and what ends the node then."""

@@ -18,6 +18,10 @@ def test_an_agent_reports_an_end_that_is_written_and_forgets_one_that_is_taken_b
         assert node.until(lambda: node.report is not None and node.report.ends_why == "spot notice")
         assert node.report is not None and node.report.ends_in_ms is not None
         assert 3_000_000 < node.report.ends_in_ms <= 3_600_000
+        sequence = node.report.sequence
+        write_end(node.directory, time.time() + 60, "spot notice")  # sooner, for the same reason
+        assert node.until(lambda: node.report is not None and node.report.sequence > sequence)
+        assert node.report.ends_in_ms is not None and node.report.ends_in_ms <= 60_000
         forget_end(node.directory)
         assert node.until(lambda: node.report is not None and node.report.ends_in_ms is None)
 

@@ -13,7 +13,7 @@ from shoal.core.scheduling.fit import fit
 from shoal.model.job import Job, Phase, StopCause
 from shoal.model.node import End, NodeHealth, NodeIntent
 from shoal.model.report import Accepted, Refused, SetEnd
-from shoal.model.supply import NodeNote, SupplyReport
+from shoal.model.supply import NodeNote, OrderPhase, OrderStatus, Supply, SupplyReport
 from tests.core.build import POLICY, Cluster, kinds
 from tests.core.serving import LOOK_MS, Serving
 
@@ -80,6 +80,24 @@ def test_the_end_of_a_life_is_not_the_end_of_the_next_but_a_maintenance_is() -> 
     cluster.hear("a")
     assert cluster.node("a").own_end is None
     assert cluster.node("a").ends_ms == cluster.now_ms + 2 * HOUR
+
+
+def test_a_controller_that_restarts_keeps_what_the_engine_said_until_it_speaks_again() -> None:
+    supply = Supply(name="spot", engine="slurm", least=1)
+    cluster = Cluster(msgspec.structs.replace(POLICY, supply=(supply,)))
+    cluster.step(supplies=(SupplyReport(engine="slurm"),))
+    (order,) = cluster.state.orders.values()
+    cluster.join(order.nodes[0], origin="spot", order=order.id)
+    note = NodeNote(node=order.nodes[0], ends_in_ms=HOUR, ends_why="eviction")
+    shown = OrderStatus(order=order.id, phase=OrderPhase.RUNNING)
+    cluster.step(supplies=(SupplyReport(engine="slurm", orders=(shown,), notes=(note,)),))
+    assert cluster.node(order.nodes[0]).ends_why == "eviction"
+    cluster.state.heard.announced.clear()  # as in a controller that has just started
+    cluster.hear(order.nodes[0])
+    assert cluster.node(order.nodes[0]).ends_why == "eviction"
+    cluster.step(supplies=(SupplyReport(engine="slurm", orders=(shown,)),))
+    cluster.hear(order.nodes[0])
+    assert cluster.node(order.nodes[0]).end is None
 
 
 def test_a_removed_node_has_no_end() -> None:

@@ -236,9 +236,9 @@ class Agent:
                     self._sampler.processes, self.members.processes.owner, self.members.overused
                 )
                 self._book.leaving = (self._directory / LEAVING).exists()
-                self._end.look()
+                changed = self._end.look()
                 self.members.audit()
-                self._tell(self._book.heartbeat)
+                self._tell(self._book.report if changed else self._book.heartbeat)
 
         async def ship() -> None:
             while True:

@@ -49,6 +49,10 @@ def _note(round_: Round, node: Node) -> None:
     said = [
         ends[node.id] for ends in (heard.own_ends, *heard.announced.values()) if node.id in ends
     ]
+    order = round_.state.orders.get(node.spec.order)
+    if order is not None and known is not None and order.supply.engine not in heard.announced:
+        # Since this controller started, the engine has not spoken, and may still know of the end.
+        said.append(known)
     if not said or node.intent is NodeIntent.REMOVED:
         if known is not None:
             _emit(round_, node, None, own=True, why="it no longer says that it ends")
