@@ -32,7 +32,6 @@ LONGEST = (
     "tests/train/test_examples.py",
     "tests/web/test_page.py",
     "tests/sim/test_replay.py",
-    "tests/engines/ray/test_live.py",
     "tests/api/test_fuzz.py",
     "tests/live/test_training_bad_input.py",
     "tests/serve/test_server.py",

@@ -8,6 +8,7 @@ import msgspec
 
 from shoal.model.audit import AuditView
 from shoal.model.identity import Role
+from shoal.model.joining import KeyView, SecretKeyView
 from shoal.model.oidc import DeviceAnswer, DeviceView, OidcConfig, OidcView
 from shoal.model.people import (
     MeView,
@@ -96,3 +97,14 @@ class IdentityCalls:
 
     def remove_token(self, token_id: str) -> Done:
         return self._call("DELETE", Done, "tokens", token_id)
+
+    def keys(self) -> list[KeyView]:
+        """Join tokens, then the keys of nodes."""
+        return self._call("GET", list[KeyView], "keys")
+
+    def rotate_join_token(self) -> SecretKeyView:
+        """The cluster's join token from before is void at once; nodes keep their keys."""
+        return self._call("POST", SecretKeyView, "keys", "join")
+
+    def remove_key(self, key_id: str) -> Done:
+        return self._call("DELETE", Done, "keys", key_id)

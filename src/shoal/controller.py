@@ -27,6 +27,7 @@ from shoal.control.jointoken import keep_standing, standing
 from shoal.control.logs import LogStore
 from shoal.control.loop import ControlLoop
 from shoal.control.packages import PackageStore
+from shoal.control.reach import machine_address
 from shoal.control.secretstore import SecretStore
 from shoal.control.sockets import Doors, address, bind
 from shoal.control.store.marks import Numbers
@@ -183,11 +184,9 @@ def _store(home: Home) -> SqliteStore:
 
 
 def _engine(home: Home, config: ClusterConfig, usual: Usual, linked: LinkedEngine) -> Engine:
-    if config.engine == "ray":
-        from shoal.engines.ray.engine import RayEngine
-
-        return RayEngine(home.path, config.reach)
-    return Everywhere(LocalEngine(config.nodes, home.nodes, home.checkpoints, usual), linked)
+    address = machine_address(config.host)
+    nodes = [msgspec.structs.replace(spec, address=address) for spec in config.nodes]
+    return Everywhere(LocalEngine(nodes, home.nodes, home.checkpoints, usual), linked)
 
 
 def _supplying(home: Home, config: ClusterConfig, loop: ControlLoop) -> Supplying:
@@ -304,8 +303,6 @@ def _api_server(
 async def _retire(loop: ControlLoop, config: ClusterConfig) -> None:
     """Remove the nodes that an earlier configuration had and this one does not. Machines that join
     also leave by themselves."""
-    if config.engine == "ray":
-        return
     wanted = {spec.id for spec in config.nodes}
     await loop.settled()
     own = [node for node in loop.state.order if not node.spec.origin]

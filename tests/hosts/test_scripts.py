@@ -10,6 +10,7 @@ from io import BytesIO
 from pathlib import Path
 
 import msgspec
+import pytest
 
 import shoal
 from shoal.hosts import scripts, wheel
@@ -31,12 +32,24 @@ def test_a_look_at_a_host_that_has_nothing_yet(tmp_path: Path) -> None:
     assert (facts.python, facts.version) == (sys.executable, VERSION)
     assert facts.home == str(tmp_path / "not" / "yet")
     assert facts.shoal and facts.free_mb > 0 and facts.receipt is None
-    none = scripts.read_facts(sh(tmp_path, scripts.LOOK, "9.99", ""))
-    assert none.python == "" and VERSION[:2] in none.found
+    other = scripts.read_facts(sh(tmp_path, scripts.LOOK, "9.99", ""))
+    assert other.python and tuple(map(int, other.version.split("."))) >= (3, 11)
+
+
+def test_an_interpreter_that_is_too_old_is_named_and_not_used(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    old = tmp_path / "bin" / "python3"
+    old.parent.mkdir()
+    old.write_text('#!/bin/sh\ncase "$2" in *print*) echo 3.9 ;; *) exit 1 ;; esac\n')
+    old.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{old.parent}:/usr/bin:/bin")
+    facts = scripts.read_facts(sh(tmp_path, scripts.LOOK, "9.99", ""))
+    assert facts.found.startswith("3.9 (python3)") and facts.python != str(old)
 
 
 def test_a_receipt_is_found_again_and_a_damaged_one_is_none(tmp_path: Path) -> None:
-    receipt = Receipt(Software("0.1.0", "2.60.0", VERSION, "abc"), ("join", "a:1"))
+    receipt = Receipt(Software("0.1.0", "abc"), ("join", "a:1"))
     sh(tmp_path, scripts.NOTE, stdin=msgspec.json.encode(receipt))
     assert (tmp_path / "host.json").stat().st_mode & 0o777 == 0o600
     assert scripts.read_facts(sh(tmp_path, scripts.LOOK, VERSION, "")).receipt == receipt

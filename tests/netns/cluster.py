@@ -1,10 +1,8 @@
-"""A cluster over hosts of their own: one leads, the others have joined it through Ray."""
+"""A cluster over hosts of their own: one is the head, and the others have joined it over TLS."""
 
 from __future__ import annotations
 
-import json
 import os
-import subprocess
 import sys
 import time
 from collections.abc import Callable
@@ -28,26 +26,38 @@ POLICY = Policy(silent_after_ms=3_000, grace_ms=8_000)
 
 
 class Cluster:
-    """Every host is a node with one GPU. Calls are made as on the host that leads."""
+    """Every host is a node with one GPU: n1 on the head, the others under their names. Calls are
+    made as on the head."""
 
-    def __init__(self, net: Net, names: tuple[str, ...]) -> None:
-        self.hosts = {name: net.add(name) for name in names}
-        self.head = self.hosts[names[0]]
+    def __init__(self, net: Net, names: tuple[str, ...], *more: str) -> None:
+        """`more`: flags of `shoal up`."""
+        self.net = net
+        self.head = net.add("head")
+        self.hosts = {"n1": self.head}
         self.shared = net.scratch / "shared"  # members write here what they want us to see
-        self.shared.mkdir()
-        self.shoal(self.head, "up", "--engine", "ray", "--gpus", "1", "--port", "0")
-        self.address = json.loads((self.head.home / ".shoal" / "cluster.json").read_text())["reach"]
-        self.token = (self.head.home / ".shoal" / "ray" / "token").read_text()
+        self.shared.mkdir(exist_ok=True)
+        flags = ("--nodes", "1", "--gpus", "1", "--host", self.head.address, *more)
+        self.shoal(self.head, "up", *flags)
+        self.url = f"https://{self.head.address}:7700"
+        self.token = (self.head.home / ".shoal" / "join-token").read_text().strip()
         self.client = Client.at_home(self.head.home / ".shoal", patience_s=60)
         self.ask(lambda client: client.set_policy(POLICY))
-        joining = [self._start_join(name) for name in names[1:]]
-        for process in joining:
-            assert process.wait(WAIT_S) == 0, "a host cannot join: see its log"
-        self.until(lambda: self.ready() == set(names), "not all of them joined")
+        self.join(*[net.add(name) for name in names])
+        self.until(lambda: self.ready() == {"n1", *names}, "not all of them joined")
 
-    def _start_join(self, name: str) -> subprocess.Popen[bytes]:
-        words = ("join", self.address, "--name", name, "--gpus", "1")
-        return self.hosts[name].start(*SHOAL, *words, env={"SHOAL_JOIN_TOKEN": self.token})
+    def join(
+        self, *hosts: Host, url: str = "", token: str = "", flags: tuple[str, ...] = ()
+    ) -> None:
+        """All at once, as nodes with the hosts' names."""
+        joining = []
+        for host in hosts:
+            self.hosts[host.name] = host
+            words = ("join", url or self.url, "--name", host.name, "--gpus", "1", *flags)
+            env = {"SHOAL_JOIN_TOKEN": token or self.token}
+            joining.append(host.start(*SHOAL, *words, env=env))
+        for host, process in zip(hosts, joining, strict=True):
+            log = self.net.scratch / f"{host.name}.log"
+            assert process.wait(WAIT_S) == 0, f"{host.name} cannot join: {log.read_text()}"
 
     def shoal(self, host: Host, *words: str, env: dict[str, str] | None = None) -> str:
         done = host.run(*SHOAL, *words, env=env, timeout_s=WAIT_S)

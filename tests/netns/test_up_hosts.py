@@ -13,11 +13,7 @@ import pytest
 from harness.hosts import Host, Net
 
 import shoal
-from tests.needs import need
 from tests.netns.sshd import SSHD, make_key, serve_ssh
-
-need("ray")
-
 
 SHOAL = (sys.executable, "-m", "shoal.main")
 SOURCE = Path(shoal.__file__).parent.parent
@@ -71,9 +67,9 @@ def entry(host: Host, **fields: object) -> str:
     return f"- host: {host.address}\n  name: {host.name}\n{more}"
 
 
-@pytest.mark.outside("ssh, pip and Ray on three hosts")
+@pytest.mark.outside("ssh and pip on three hosts")
 def test_bare_servers_become_nodes_and_only_what_differs_is_done_again(site: Site) -> None:
-    bare = entry(site.bare, place="b1/r1", gpus=2)
+    bare = entry(site.bare, place="b1/r1", gpus=2, labels="{pool: a100}")
     equipped = entry(site.equipped, python=sys.executable, gpus=4)
     nobody = "- 10.77.0.99\n"
 
@@ -89,6 +85,8 @@ def test_bare_servers_become_nodes_and_only_what_differs_is_done_again(site: Sit
     assert nodes.keys() == {"bare", "equipped"}
     assert (nodes["bare"]["gpus"], nodes["bare"]["place"]) == (2, "b1/r1")
     assert nodes["bare"]["address"] == site.bare.address
+    spec = site.bare.home / ".shoal" / "nodes" / "bare" / "spec.json"
+    assert json.loads(spec.read_text())["labels"] == {"pool": "a100"}
     wrote = site.head.run(
         *SHOAL, "run", "--wait", "-n", "2", "-g", "2", "--", "sh", "-c", "hostname; exit 0"
     )
@@ -106,7 +104,7 @@ def test_bare_servers_become_nodes_and_only_what_differs_is_done_again(site: Sit
     assert nodes.keys() == {"bare"} and nodes["bare"]["place"] == "b2/r1"
 
     assert "token" not in said
-    token = (site.head.home / ".shoal" / "ray" / "token").read_text().strip()
+    token = (site.head.home / ".shoal" / "join-token").read_text().strip()
     assert token not in said
 
 

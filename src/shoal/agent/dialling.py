@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import math
 import random
 import ssl
 import time
@@ -29,6 +30,7 @@ SPAN_MAX_S = 10.0
 SPAN_REFUSED_S = 60.0  # a key that is refused is seldom accepted a moment later
 SPAN_SHORT_S = 2.0  # after a link that was open, though not for long
 HEALTHY_AFTER_S = 10.0
+LOOK_S = 0.5  # at the file, while a link is not tried
 
 
 class Dialling:
@@ -55,8 +57,21 @@ class Dialling:
                 self._note(problem_text(error))
             if time.monotonic() - since > HEALTHY_AFTER_S:
                 span_s = SPAN_FIRST_S
-            await asyncio.sleep(random.uniform(span_s / 10, span_s))
+            await self._rest(random.uniform(span_s / 10, span_s))
             span_s = min(most_s, span_s * 2)
+
+    async def _rest(self, seconds: float) -> None:
+        """Shorter if the machine joins again meanwhile, which gives it another key."""
+        before = self._changed_ns()
+        for _ in range(math.ceil(seconds / LOOK_S)):
+            await asyncio.sleep(min(LOOK_S, seconds))
+            if self._changed_ns() != before:
+                return
+
+    def _changed_ns(self) -> int:
+        with contextlib.suppress(OSError):
+            return (self._directory / LINK_FILE).stat().st_mtime_ns
+        return 0
 
     async def _reach(self) -> Dialled:
         """By the first URL that answers."""

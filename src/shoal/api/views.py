@@ -15,7 +15,7 @@ from shoal.core.state.state import Node
 from shoal.model.health import Standing
 from shoal.model.job import Job, Phase
 from shoal.model.labels import NODE
-from shoal.model.node import NodeHealth, NodeIntent, unenforced_of
+from shoal.model.node import JOINED, NodeHealth, NodeIntent, unenforced_of
 from shoal.model.service import GatewayEntry, Service, ServiceLoad
 from shoal.model.views import (
     CheckView,
@@ -280,6 +280,9 @@ def node_state(loop: ControlLoop, node: Node) -> str:
     return node.health.value
 
 
+LOCAL = "local"
+
+
 def known_nodes(loop: ControlLoop) -> list[Node]:
     return [node for node in loop.state.order if node.intent is not NodeIntent.REMOVED]
 
@@ -294,6 +297,12 @@ def gpu_counts(loop: ControlLoop) -> dict[str, int]:
         free += idle if node.schedulable else 0
         unusable += node.spec.gpus if lost else 0 if node.schedulable else idle
     return {"held": held, "free": free, "unusable": unusable}
+
+
+def _engine(loop: ControlLoop) -> str:
+    """Machines may join a cluster whose engine brings none."""
+    joined = any(node.spec.origin for node in known_nodes(loop))
+    return JOINED if joined and loop.engine_kind == LOCAL else loop.engine_kind
 
 
 def status_view(reach: Reach) -> StatusView:
@@ -315,7 +324,7 @@ def status_view(reach: Reach) -> StatusView:
     for job in reach.jobs():
         jobs[job.phase.value] = jobs.get(job.phase.value, 0) + 1
     return StatusView(
-        engine=loop.engine_kind,
+        engine=_engine(loop),
         version=__version__,
         epoch=state.epoch,
         restarts=loop.restarts,

@@ -138,9 +138,9 @@ class GatewayLink:
                     return
                 probe = service.spec.probe
                 if self._probed.get(job_id) != job.attempt:
-                    work = self._greet(probe, job_id, job.attempt, job.master)
+                    work = self._greet(probe, job_id, job.attempt, door(state, job))
                 elif (pulse := self._pulse(probe, job)).due_s <= now_s:
-                    work = self._feel(probe, pulse, job.master)
+                    work = self._feel(probe, pulse, door(state, job))
                 else:
                     continue
                 self._probing[job_id] = asyncio.create_task(work)
@@ -179,11 +179,19 @@ def _replicas(state: State, service: Service) -> list[Replica]:
     found = []
     for job_id in service.ready:
         job = state.jobs[job_id]
-        host, _, port = job.master.rpartition(":")
+        host, _, port = door(state, job).rpartition(":")
         drains = job_id in service.draining
         state_ = ReplicaState.DRAINING if drains else ReplicaState.READY
         found.append(Replica(id=job_id, address=host, port=int(port), state=state_))
     return found
+
+
+def door(state: State, job: Job) -> str:
+    """Where the gateway reaches a replica. On the head's own machine it may listen there alone,
+    whatever address others use."""
+    node = state.nodes.get(job.members[0].slice.node)
+    near = node is not None and not node.spec.origin
+    return f"127.0.0.1:{job.master.rpartition(':')[2]}" if near else job.master
 
 
 def _lives(state: State, job_id: str, attempt: int) -> bool:

@@ -62,8 +62,7 @@ class Home:
         self.nodes = self.path / "nodes"
         self.gateway = self.path / "gateway"
         self.gateway_port = self.path / "gateway.port"
-        self.ray = self.path / "ray"  # this machine's part of Ray: its token, ports and log
-        self.starter_lock = self.ray / "starter.lock"
+        self.join_token = self.path / "join-token"  # with it, machines become nodes
         self.packages = self.path / "packages"  # working directories that were sent
         self.secrets = self.path / "secrets"  # encrypted; the key is beside it
         self.checkpoints = self.path / "checkpoints"  # a directory for each job

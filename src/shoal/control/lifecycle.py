@@ -18,14 +18,16 @@ from shoal.cgroups.groups import end_groups
 from shoal.client import Address, Client, ShoalError
 from shoal.control.home import ClusterConfig, Home
 from shoal.files import held, require_own
-from shoal.kernel import AGENT_MARK, NODE_MARK, RAY_MARK, kill_marked, memory_folder
+from shoal.kernel import AGENT_MARK, NODE_MARK, kill_marked, memory_folder
 from shoal.model.views import NodeView
 
 Progress = Callable[[str], None]
 
 UP_TIMEOUT_S = 60.0
-RAY_TIMEOUT_S = 180.0  # it takes 10 s on an idle machine
 DOWN_TIMEOUT_S = 12.0  # longer than an agent gives its members
+NODE_TIMEOUT_S = 60.0  # longer than a starter gives its agent, and takes to report the end
+STARTER_LOCK = "starter.lock"
+LINK_FILE = "link.json"
 POLL_S = 0.02
 
 
@@ -68,7 +70,10 @@ def bring_up(home: Home, config: ClusterConfig | None, progress: Progress) -> Up
         raise LifecycleError("this is the first start: say which nodes the cluster has")
     log_start = home.controller_log.stat().st_size if home.controller_log.exists() else 0
     if not already:
+        _refuse_member(home)
         home.write_config(config)
+        for spec in config.nodes:  # an agent that finds this file dials another head
+            (home.node(spec.id) / LINK_FILE).unlink(missing_ok=True)
         _start(home)
     elif not held(home.supervisor_lock):
         # Nothing would start the controller again, and nothing else holds its sockets. Jobs go on:
@@ -79,6 +84,13 @@ def bring_up(home: Home, config: ClusterConfig | None, progress: Progress) -> Up
     address = _wait_for_controller(home, log_start, progress)
     _wait_for_nodes(home, config, progress)
     return Up(address, already)
+
+
+def _refuse_member(home: Home) -> None:
+    for folder in home.nodes.iterdir():
+        if held(folder / STARTER_LOCK):
+            message = f"this machine is in another cluster as {folder.name} ({home.path})"
+            raise LifecycleError(f"{message}; first: shoal leave, or use another --home")
 
 
 def take_down(home: Home, progress: Progress, note: Progress = lambda _: None) -> int:
@@ -100,15 +112,13 @@ def take_down(home: Home, progress: Progress, note: Progress = lambda _: None) -
             path.unlink(missing_ok=True)
         except OSError as error:
             note(f"cannot remove {path}: {error.strerror or error}")
-    if held(home.starter_lock):  # it would start the agent again
-        progress("stopping Ray")
-        _end(home.starter_lock, _pid_in(home.starter_lock))
-        stopped += 1
-    agents = [
-        directory
-        for directory in (sorted(home.nodes.iterdir()) if home.nodes.is_dir() else [])
-        if held(directory / "agent.lock")
-    ]
+    folders = sorted(home.nodes.iterdir()) if home.nodes.is_dir() else []
+    for directory in folders:
+        if held(directory / STARTER_LOCK):  # it would start the agent again
+            progress(f"stopping {directory.name}")
+            end_node(directory)
+            stopped += 1
+    agents = [directory for directory in folders if held(directory / "agent.lock")]
     for directory in agents:
         _signal(_agent_pid(directory), signal.SIGTERM)
     for directory in agents:
@@ -125,7 +135,6 @@ def take_down(home: Home, progress: Progress, note: Progress = lambda _: None) -
     # An agent that the controller had just started may not hold its lock yet.
     for mark in (AGENT_MARK, NODE_MARK):
         kill_marked(mark, lambda value: _is_same(Path(value).parent, home.nodes))
-    kill_marked(RAY_MARK, lambda value: _is_same(Path(value), home.path))
     for directory in home.nodes.iterdir() if home.nodes.is_dir() else ():
         if (folder := memory_folder(directory)) is not None:  # of an agent that was killed
             shutil.rmtree(folder, ignore_errors=True)
@@ -136,6 +145,12 @@ def take_down(home: Home, progress: Progress, note: Progress = lambda _: None) -
 def _is_same(one: Path, other: Path) -> bool:
     """The same directory, perhaps by different links."""
     return one.resolve() == other.resolve()
+
+
+def end_node(directory: Path) -> None:
+    """End a node that dials its head: its starter ends the agent, and reports that it has."""
+    _end(directory / STARTER_LOCK, _pid_in(directory / STARTER_LOCK), NODE_TIMEOUT_S)
+    end_agent(directory)
 
 
 def end_agent(directory: Path) -> None:
@@ -175,8 +190,7 @@ def _wait_for_controller(home: Home, log_start: int, progress: Progress) -> Addr
 
 def _wait_for_nodes(home: Home, config: ClusterConfig, progress: Progress) -> None:
     """Wait until every node is ready. Missing nodes are an error, but the cluster works."""
-    timeout_s = UP_TIMEOUT_S if config.engine == "local" else RAY_TIMEOUT_S
-    deadline = time.monotonic() + timeout_s
+    deadline = time.monotonic() + UP_TIMEOUT_S
     wanted = {spec.id for spec in config.nodes}
     with Client.at_home(home.path, patience_s=UP_TIMEOUT_S) as client:
         while time.monotonic() < deadline:
@@ -223,12 +237,12 @@ def _last_words(path: Path) -> str:
     return f"see {path}"
 
 
-def _end(lock_file: Path, pid: int) -> None:
-    """SIGTERM, then SIGKILL, until no process holds the lock."""
+def _end(lock_file: Path, pid: int, timeout_s: float = DOWN_TIMEOUT_S) -> None:
+    """SIGTERM, then SIGKILL after `timeout_s`, until no process holds the lock."""
     if not held(lock_file):
         return
     _signal(pid, signal.SIGTERM)
-    deadline = time.monotonic() + DOWN_TIMEOUT_S
+    deadline = time.monotonic() + timeout_s
     killed = False
     while held(lock_file):
         if time.monotonic() > deadline:

@@ -38,6 +38,17 @@ def shown_host(host: str, names: Iterable[str]) -> str:
     return wanted if wanted in known else next(others, wanted)
 
 
+def machine_address(host: str) -> str:
+    """Where members on other machines meet those on this one, if the cluster listens on `host`."""
+    try:
+        if not ipaddress.ip_address(host).is_unspecified:
+            return host
+    except ValueError:
+        if is_loopback(host):
+            return "127.0.0.1"
+    return own_address()
+
+
 def _full_name() -> str:
     found: list[str] = []
     asking = threading.Thread(target=lambda: found.append(socket.getfqdn()), daemon=True)

@@ -13,6 +13,7 @@ from shoal.forms.datafile import read_text, unknown
 from shoal.forms.failure import Failure
 from shoal.forms.yamltext import PlainLoader
 from shoal.hosts.spec import HostSpec
+from shoal.model.node import Labels
 
 HOSTS_MAX = 1_000
 FIELDS = tuple(field.name for field in msgspec.structs.fields(HostSpec))
@@ -24,6 +25,7 @@ HINTS = {
     "name": "up to 63 lower-case letters, digits, '.' and '-', e.g. gpu1",
     "place": "a path such as b1/r2, outermost first",
     "gpus": "a whole number from 0 to 256",
+    "labels": "names with values, e.g. {pool: a100, zone: b}",
     "python": "the path of a Python on the host that has Shoal, e.g. /opt/venv/bin/python",
 }
 
@@ -94,7 +96,9 @@ def _short(node: yaml.ScalarNode, where: str) -> HostSpec:
     return msgspec.convert(given, HostSpec)
 
 
-def _value(name: str, node: yaml.Node, where: str) -> str | int:
+def _value(name: str, node: yaml.Node, where: str) -> str | int | dict[str, str]:
+    if name == "labels":
+        return _labels(node, where)
     if not isinstance(node, yaml.ScalarNode):
         raise _wrong(node, where, f"{name}: must be {HINTS[name]}")
     value: str | int = node.value
@@ -102,6 +106,21 @@ def _value(name: str, node: yaml.Node, where: str) -> str | int:
         value = int(node.value)
     _check(name, value, node, where)
     return value
+
+
+def _labels(node: yaml.Node, where: str) -> dict[str, str]:
+    found: dict[str, str] = {}
+    pairs = node.value if isinstance(node, yaml.MappingNode) else [(node, node)]
+    for key, value in pairs:
+        if not (isinstance(node, yaml.MappingNode) and isinstance(value, yaml.ScalarNode)):
+            raise _wrong(key, where, f"labels: must be {HINTS['labels']}")
+        found[str(key.value)] = value.value
+        try:
+            msgspec.convert({str(key.value): value.value}, Labels)
+        except msgspec.ValidationError:
+            said = units.quoted(f"{key.value}: {value.value}")
+            raise _wrong(key, where, f"labels: must be {HINTS['labels']}, not {said}") from None
+    return found
 
 
 def _check(name: str, value: str | int, node: yaml.ScalarNode, where: str) -> None:

@@ -16,7 +16,7 @@ from shoal.hosts.ssh import RemoteError, Ssh
 from shoal.hosts.wheel import Wheel
 
 AT_ONCE_MAX = 16
-INSTALL_S = 1_200.0  # Ray is large, and a host's connection to a registry may be slow
+INSTALL_S = 1_200.0  # a host's connection to a registry may be slow
 JOIN_S = 180.0
 LEAVE_S = 1_800.0  # its jobs move elsewhere first
 VERIFY_S = 120.0
@@ -28,7 +28,7 @@ Tell = Callable[[str, str], None]  # (node, action)
 class Head(Protocol):
     """The cluster that the hosts join."""
 
-    address: str
+    url: str
     token: str
 
     def state(self, node: str) -> str:
@@ -40,6 +40,7 @@ class Task(NamedTuple):
 
     head: Head
     software: Software
+    python: str  # the version that is preferred on hosts, because functions are sent there
     wheel: Wheel
     tell: Tell
 
@@ -61,13 +62,15 @@ def bring(
         return [*pool.map(join, wanted), *left]
 
 
-def join_words(spec: HostSpec, address: str) -> tuple[str, ...]:
+def join_words(spec: HostSpec, url: str) -> tuple[str, ...]:
     """The arguments of `shoal` on the host; the token is sent through stdin."""
-    words = ["join", address, "--name", spec.node]
+    words = ["join", url, "--name", spec.node]
     if spec.place is not None:
         words += ["--place", spec.place]
     if spec.gpus is not None:
         words += ["--gpus", str(spec.gpus)]
+    for name, value in sorted(spec.labels.items()):
+        words += ["--label", f"{name}={value}"]
     return tuple(words)
 
 
@@ -86,11 +89,11 @@ def _guarded(task: Task, spec: HostSpec, act: Callable[[list[Act]], str]) -> Out
 def _bring_one(task: Task, spec: HostSpec, ssh: Ssh, begun: list[Act]) -> str:
     task.tell(spec.node, "connecting")
     software = task.software
-    answer = ssh.run(spec, scripts.LOOK, software.python, spec.python or "")
+    answer = ssh.run(spec, scripts.LOOK, task.python, spec.python or "")
     facts = scripts.read_facts(answer)
     digest = "" if spec.python else task.wheel.digest
     wanted = Receipt(
-        msgspec.structs.replace(software, digest=digest), join_words(spec, task.head.address)
+        msgspec.structs.replace(software, digest=digest), join_words(spec, task.head.url)
     )
     in_cluster = task.head.state(spec.node) not in ("", "lost")
     acts = plan(spec, wanted, facts, in_cluster=in_cluster)
@@ -101,10 +104,9 @@ def _bring_one(task: Task, spec: HostSpec, ssh: Ssh, begun: list[Act]) -> str:
                 task.tell(spec.node, "leaving: its jobs move elsewhere first")
                 _shoal(ssh, spec, "leave", timeout_s=LEAVE_S)
             case Act.INSTALL:
-                task.tell(spec.node, f"installing Shoal {software.shoal} and Ray {software.ray}")
+                task.tell(spec.node, f"installing Shoal {software.shoal}")
                 name, data, _ = task.wheel
-                words = (facts.python, name, software.ray)
-                ssh.run(spec, scripts.INSTALL, *words, stdin=data, timeout_s=INSTALL_S)
+                ssh.run(spec, scripts.INSTALL, facts.python, name, stdin=data, timeout_s=INSTALL_S)
             case Act.JOIN:
                 task.tell(spec.node, "joining")
                 _shoal(ssh, spec, *wanted.join, token=task.head.token, timeout_s=JOIN_S)

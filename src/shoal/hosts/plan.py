@@ -6,7 +6,8 @@ import enum
 
 from shoal.hosts.spec import Facts, HostSpec, Receipt, Software
 
-FREE_MB_MIN = 2_048  # an environment with Ray takes about half of that
+FREE_MB_MIN = 512  # an environment takes about a third of that
+PYTHON_MIN = "3.11"
 
 
 class Unfit(Exception):
@@ -43,7 +44,7 @@ def _differs(has: Receipt, wanted: Receipt) -> bool:
 
 def _check(spec: HostSpec, wanted: Software, facts: Facts) -> None:
     if not facts.python:
-        raise Unfit(_no_python(spec, wanted, facts))
+        raise Unfit(_no_python(spec, facts))
     if spec.python:
         _check_given(spec.python, wanted, facts)
     elif not facts.shoal and facts.free_mb < FREE_MB_MIN:
@@ -53,33 +54,22 @@ def _check(spec: HostSpec, wanted: Software, facts: Facts) -> None:
         )
 
 
-def _no_python(spec: HostSpec, wanted: Software, facts: Facts) -> str:
+def _no_python(spec: HostSpec, facts: Facts) -> str:
     if spec.python:
         return f"python: {spec.python} is not a working interpreter there"
     found = f"; it has {facts.found}" if facts.found else ""
     return (
-        f"it has no Python {wanted.python}, which this machine runs{found}; install "
-        f"python{wanted.python} and its venv module there, or name one with python: PATH"
+        f"it has no Python {PYTHON_MIN} or newer{found}; install python3 and its venv module "
+        "there, or name one with python: PATH"
     )
 
 
 def _check_given(python: str, wanted: Software, facts: Facts) -> None:
-    if facts.version != wanted.python:
-        raise Unfit(
-            f"python: {python} is Python {facts.version} there, and this machine runs "
-            f"{wanted.python}; they must be the same"
-        )
+    major, _, minor = facts.version.partition(".")
+    if (int(major or 0), int(minor or 0)) < tuple(map(int, PYTHON_MIN.split("."))):
+        raise Unfit(f"python: {python} is Python {facts.version} there; use {PYTHON_MIN} or newer")
     if not facts.shoal:
         raise Unfit(
             f"python: {python} has no Shoal there; install it with: "
-            f"{python} -m pip install 'shoal[ray]=={wanted.shoal}', or leave out python:"
+            f"{python} -m pip install 'shoal=={wanted.shoal}', or leave out python:"
         )
-    for name, has, must in (
-        ("Shoal", facts.shoal, wanted.shoal),
-        ("Ray", facts.ray, wanted.ray),
-    ):
-        if has != must:
-            raise Unfit(
-                f"python: {python} has {name} {has or 'not at all'} there, and this machine has "
-                f"{must}; they must be the same"
-            )

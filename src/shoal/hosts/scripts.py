@@ -10,31 +10,26 @@ from shoal.hosts.spec import Facts, Receipt
 
 HOME = 'home="${SHOAL_HOME:-$HOME/.shoal}"\n'
 
-# $1: the wanted Python version, $2: the interpreter from the hosts file, or empty.
+# $1: the preferred Python version, $2: the interpreter from the hosts file, or empty.
 LOOK = (
     HOME
     + r"""
 echo "home $home"
 version='import sys; print("%d.%d" % sys.version_info[:2])'
-versions='
-from importlib.metadata import version, PackageNotFoundError
-for name in ("shoal", "ray"):
-    try:
-        print(name, version(name))
-    except PackageNotFoundError:
-        pass
-'
+new_enough='import sys; sys.exit(sys.version_info < (3, 11))'
+installed='from importlib.metadata import version; print("shoal", version("shoal"))'
 case "$2" in "~/"*) given="$HOME/${2#??}" ;; *) given="$2" ;; esac
-for python in ${given:-python$1 python3 /usr/local/bin/python3 $HOME/.local/bin/python$1}; do
+names="python$1 python3 python3.14 python3.13 python3.12 python3.11 /usr/local/bin/python3"
+for python in ${given:-$names $HOME/.local/bin/python$1}; do
     found=$("$python" -c "$version" 2>/dev/null) || continue
-    if [ "$found" = "$1" ] || [ -n "$given" ]; then
+    if [ -n "$given" ] || "$python" -c "$new_enough"; then
         echo "python $(command -v "$python")"
         echo "version $found"
         break
     fi
     echo "found $found ($python)"
 done
-"${given:-$home/venv/bin/python}" -c "$versions" 2>/dev/null
+"${given:-$home/venv/bin/python}" -c "$installed" 2>/dev/null
 parent="$home"
 while [ ! -d "$parent" ]; do parent=$(dirname "$parent"); done
 echo "free_kb $(df -Pk "$parent" | awk 'END { print $4 }')"
@@ -42,7 +37,7 @@ echo "free_kb $(df -Pk "$parent" | awk 'END { print $4 }')"
 """
 )
 
-# $1: the interpreter, $2: the wheel's name, $3: the version of Ray. The wheel is on stdin.
+# $1: the interpreter, $2: the wheel's name. The wheel is on stdin.
 INSTALL = (
     HOME
     + r"""
@@ -66,7 +61,7 @@ pip() { "$venv/bin/python" -m pip --quiet --disable-pip-version-check --no-input
 {
     # pip would not replace another build of the same version
     if "$venv/bin/python" -c "import shoal" 2>/dev/null; then pip uninstall --yes shoal; fi
-    pip install "$wheel[ray]" "ray==$3"
+    pip install "$wheel"
 } >"$home/install.log" 2>&1 || {
     echo "pip failed there: $(grep -i error "$home/install.log" | tail -n 1)" \
         "(all of it is in $home/install.log)" >&2
@@ -111,7 +106,6 @@ def read_facts(text: str) -> Facts:
         version=told.get("version", ""),
         found=", ".join(others),
         shoal=told.get("shoal", ""),
-        ray=told.get("ray", ""),
         free_mb=int(told.get("free_kb") or 0) // 1024,
         receipt=_receipt(told.get("receipt", "")),
     )

@@ -6,7 +6,7 @@ from typing import Annotated
 
 import msgspec
 
-from shoal.model.node import GPUS_PER_NODE_MAX, NODE_ID_PATTERN
+from shoal.model.node import GPUS_PER_NODE_MAX, NODE_ID_PATTERN, Labels
 
 HOST_PATTERN = r"^[A-Za-z0-9_][A-Za-z0-9_.:-]*(?!\n)$"  # cannot be taken for an option of ssh
 USER_PATTERN = r"^[A-Za-z_][A-Za-z0-9_.-]*(?!\n)$"
@@ -23,6 +23,7 @@ class HostSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     name: Annotated[str, msgspec.Meta(pattern=NODE_ID_PATTERN, max_length=63)] | None = None
     place: Annotated[str, msgspec.Meta(pattern=PLACE_PATTERN, max_length=200)] | None = None
     gpus: Annotated[int, msgspec.Meta(ge=0, le=GPUS_PER_NODE_MAX)] | None = None
+    labels: Labels = {}
     python: Annotated[str, msgspec.Meta(pattern=PYTHON_PATTERN, max_length=1024)] | None = None
 
     @property
@@ -42,8 +43,6 @@ class Software(msgspec.Struct, frozen=True):
     if the host has an interpreter of its own with Shoal."""
 
     shoal: str
-    ray: str
-    python: str  # 3.11
     digest: str = ""
 
 
@@ -62,7 +61,6 @@ class Facts(msgspec.Struct, frozen=True):
     version: str = ""  # its version, 3.11
     found: str = ""  # unsuitable interpreters
     shoal: str = ""  # the version in the node's interpreter; empty if none
-    ray: str = ""
     free_mb: int = 0
     receipt: Receipt | None = None
 

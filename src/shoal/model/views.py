@@ -115,7 +115,7 @@ class PackageView(msgspec.Struct, kw_only=True):
 
 class StatusView(msgspec.Struct, kw_only=True):
     version: str
-    engine: str = "local"  # what runs the processes; unless "local", code has to be sent
+    engine: str = "local"  # what brings nodes; unless "local", code has to be sent
     epoch: int  # number of controller starts
     restarts: int = 0  # controllers that died and were replaced since `shoal up`
     now_ms: int

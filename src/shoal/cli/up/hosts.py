@@ -13,7 +13,7 @@ from shoal.cli.screen import show
 if TYPE_CHECKING:
     from rich.live import Live
 
-    from shoal.control.home import Home
+    from shoal.control.home import ClusterConfig, Home
     from shoal.hosts.spec import HostSpec, Outcome, Software
 
 STYLES = {"joined": "green", "unchanged": "dim", "left": "dim", "failed": "red"}
@@ -22,19 +22,17 @@ STYLES = {"joined": "green", "unchanged": "dim", "left": "dim", "failed": "red"}
 class HostsFile:
     """The file is read and checked before anything starts."""
 
-    def __init__(self, home: Home, path: Path, engine: str | None) -> None:
-        from shoal.forms.failure import USAGE, Failure
+    def __init__(self, home: Home, path: Path) -> None:
         from shoal.forms.hosts import read_hosts
 
-        if engine not in (None, "ray"):
-            raise Failure("--hosts: needs --engine ray; leave out --engine", USAGE)
         self._home = home
         self._wanted = read_hosts(path)
         self._joined = JoinedHosts(home.path)
         self._unwanted = self._joined.unwanted(self._wanted)
 
-    def bring(self, address: str, *, quiet: bool) -> list[Outcome]:
-        """Join all hosts to the cluster at `address`."""
+    def bring(self, config: ClusterConfig, *, quiet: bool) -> list[Outcome]:
+        """Join all hosts to this cluster."""
+        from shoal.control.home import node_url
         from shoal.forms.failure import Failure
         from shoal.hosts import wheel
         from shoal.hosts.bring import Task, bring
@@ -48,9 +46,9 @@ class HostsFile:
         try:
             with lines:
                 software = _software()
-                task = Task(
-                    Head(self._home, address), software, wheel.build(software.shoal), lines.show
-                )
+                python = f"{sys.version_info.major}.{sys.version_info.minor}"
+                head = Head(self._home, node_url(config, self._home))
+                task = Task(head, software, python, wheel.build(software.shoal), lines.show)
                 outcomes = bring(task, self._wanted, self._unwanted, ssh)
         finally:
             ssh.close()
@@ -81,9 +79,11 @@ class HostsFile:
 class Head:
     """What a host must know of the cluster to join it."""
 
-    def __init__(self, home: Home, address: str) -> None:
-        self.address = address
-        self.token = (home.ray / "token").read_text().strip()
+    def __init__(self, home: Home, url: str) -> None:
+        from shoal.control.jointoken import standing
+
+        self.url = url
+        self.token = standing(home.path)
         self._home = home
         self._lock = threading.Lock()
 
@@ -98,13 +98,10 @@ class Head:
 
 
 def _software() -> Software:
-    from importlib.metadata import version
-
     from shoal import __version__
     from shoal.hosts.spec import Software
 
-    python = f"{sys.version_info.major}.{sys.version_info.minor}"
-    return Software(__version__, version("ray"), python)
+    return Software(__version__)
 
 
 class HostLines:

@@ -20,6 +20,7 @@ class Where(NamedTuple):
     domain: str | None
     certificate: str | None
     key: str | None
+    node_address: str | None = None
 
     def changes(self) -> dict[str, object]:
         """What they change in the configuration of the last time."""
@@ -44,7 +45,46 @@ class Where(NamedTuple):
             raise Failure("--key: has no effect without --certificate", USAGE)
         if self.certificate is not None:
             found["certificate"], found["key"] = _full(self.certificate), _full(self.key or "")
+        if self.node_address is not None:
+            found["reach"] = _reach(self.node_address)
         return found
+
+
+def _reach(text: str) -> str:
+    """As a URL; a name alone is one with the usual port of the API."""
+    from shoal.control.home import DEFAULT_PORT
+    from shoal.forms.failure import USAGE, Failure
+    from shoal.transport import ShoalError, at
+
+    text = text.strip()
+    if not text:
+        return ""
+    try:
+        if "://" not in text:
+            named = at(f"https://{text}", "")
+            bare = text.endswith("]") or ":" not in text
+            return f"{named.url}:{DEFAULT_PORT}" if bare else named.url
+        return at(text, "").url
+    except ShoalError as error:
+        raise Failure(f"--node-address: {error}", USAGE) from None
+
+
+def open_host(flag: str | None, last: ClusterConfig | None) -> str | None:
+    """Whoever lists hosts wants them to reach the head, which then listens everywhere."""
+    from shoal.control.reach import is_loopback
+
+    closed = last is None or (is_loopback(last.host) and not last.reach)
+    return "0.0.0.0" if flag is None and closed else flag
+
+
+def check_reachable(config: ClusterConfig) -> None:
+    """Other machines have to reach the head."""
+    from shoal.control.reach import is_loopback
+    from shoal.forms.failure import USAGE, Failure
+
+    if is_loopback(config.host) and not config.reach:
+        message = "other machines cannot reach the head; add e.g. --host 0.0.0.0"
+        raise Failure(f"--hosts: {message}", USAGE)
 
 
 def _full(path: str) -> str:

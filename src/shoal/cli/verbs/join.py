@@ -3,102 +3,122 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from shoal.cli.command import Argument, Option, flag, number, verb
 
 if TYPE_CHECKING:
+    from shoal.cli.up.machine import Described
+    from shoal.cli.up.membership import Notify
+    from shoal.cli.verbs.up import Shape
     from shoal.control.home import Home
-    from shoal.engines.ray.render import RayNode
     from shoal.model.node import NodeSpec
 
-Notify = Callable[[str], None]
-
-JOIN_TIMEOUT_S = 180.0
+ENGINES = "For engines and scripts"
+PATIENCE_S = 120.0  # in the foreground an engine started us, and the head may be restarting
 LEAVE_TIMEOUT_S = 600.0
-TOLD_TIMEOUT_S = 2.5  # an agent looks once a second whether it should leave
-POLL_S = 0.1
 
 
 @verb(
-    Argument("head", "HOST:PORT", "The head's address, as `shoal up` printed it."),
+    Argument("head", "URL", "The head's address, as `shoal up` printed it."),
     Option("--name", metavar="N", default="", help="The node's name. [the host name]"),
     Option("--place", metavar="B/R", default="", help="Its block and rack, e.g. b1/r2."),
+    Option("--label", metavar="K=V", multiple=True, help="A label, e.g. pool=a100. Repeatable."),
+    Option("--taint", metavar="T", multiple=True, help="Keep away jobs that do not tolerate it."),
     Option("--gpus", metavar="G", type=number(), help="Number of GPUs. [as detected]"),
+    Option("--gpu-model", metavar="MODEL", help="Their model, e.g. A100. [as detected]"),
+    Option("--gpu-memory", metavar="SIZE", help="Memory of each, e.g. 80G. [as detected]"),
     Option("--cpus", metavar="C", help="Number of CPUs, e.g. 16 or 0.5. [as detected]"),
     Option("--memory", metavar="SIZE", help="Memory, e.g. 64G. [as detected]"),
-    Option("--node-ip", metavar="IP", help="The address at which other machines reach this one."),
+    Option("--node-ip", metavar="IP", help="The address at which other nodes reach this one."),
     Option("--spec", metavar="FILE", type=Path, help="YAML or JSON file that describes the node."),
     Option(
         "--token-file",
         metavar="FILE",
         type=Path,
-        help="File with the head's token. [$SHOAL_JOIN_TOKEN]",
+        help="File with the join token. [$SHOAL_JOIN_TOKEN]",
     ),
+    flag("--foreground", heading=ENGINES, help="Stay until the node has left; SIGTERM ends it."),
+    Option("--ends-in", metavar="S", type=number(0), heading=ENGINES, help="It ends in S seconds."),
+    Option("--ends-at", metavar="T", type=number(0), heading=ENGINES, help="... at Unix time T."),
+    Option("--order", metavar="O", default="", heading=ENGINES, help="The order that brings it."),
+    Option("--origin", metavar="S", default="", heading=ENGINES, help="The supply that it is of."),
     on_head=True,
 )
 def join(
     head: str,
     name: str,
     place: str,
+    label: tuple[str, ...],
+    taint: tuple[str, ...],
     gpus: int | None,
+    gpu_model: str | None,
+    gpu_memory: str | None,
     cpus: str | None,
     memory: str | None,
     node_ip: str | None,
     spec: Path | None,
     token_file: Path | None,
+    foreground: bool,
+    ends_in: int | None,
+    ends_at: int | None,
+    order: str,
+    origin: str,
     json: bool,
     home: Path,
 ) -> None:
     """Add this machine to a cluster as a node.
 
-    The cluster's head was started with `shoal up --engine ray`, which printed
-    its address. CPUs, memory and GPUs are detected. The token is a copy of
-    ray/token in the head's home; it is kept here for the next time.
+    `shoal up --host 0.0.0.0` on the head prints the line to run here. The agent
+    of this machine dials the head, so nothing here has to accept connections,
+    and a NAT or a proxy may be in between. CPUs, memory and GPUs are detected.
 
-    A file given with --spec sets fields of the node: id, place, gpus,
-    gpu_model, gpu_memory_mb, cpu_milli, memory_mb, address. Flags override it.
+    The join token is the file join-token in the head's home. With it the machine
+    gets a key of its own, which it keeps: without a token, a machine that was in
+    the cluster before comes back with that key.
 
-    If this machine has already joined, nothing changes.
+    A file given with --spec sets fields of the node: id, place, labels, taints,
+    gpus, gpu_model, gpu_memory_mb, cpu_milli, memory_mb, address. Flags override
+    it. If this machine has already joined, nothing changes.
 
     Examples:
-      shoal join 10.0.0.1:7701 --token-file token
-      shoal join 10.0.0.1:7701 --name gpu7 --place b1/r2
-      SHOAL_JOIN_TOKEN=... shoal join head:7701
+      shoal join https://head:7700 --token-file join-token
+      SHOAL_JOIN_TOKEN=... shoal join head:7700 --name gpu7 --place b1/r2
+      shoal join head:7700 --token-file token --label pool=a100 --taint spot
+      shoal join head:7700 --token-file token --foreground --ends-in 3600
     """
     from shoal.cli.screen import show
-    from shoal.cli.up import ray as ray_up
+    from shoal.cli.up import machine, membership
     from shoal.cli.verbs.up import Shape
     from shoal.control.home import Home
-    from shoal.engines.ray import machine
+    from shoal.engines.linked.joining import at
+    from shoal.forms.failure import USAGE, Failure
 
-    machine.require_ray()
-    place_ = Home(home)
-    host, port = ray_up.split_address("HOST:PORT", head)
-    shape = Shape(None, gpus, None, None, cpus, memory, None)
-    already = _already(place_, host, port)
-    if already is None:
-        token = ray_up.given_token(token_file)
+    if ends_in is not None and ends_at is not None:
+        raise Failure("--ends-at: cannot be combined with --ends-in; give one of them", USAGE)
+    place_, url = Home(home), at(head).url
+    shape = Shape(None, gpus, gpu_model, gpu_memory, cpus, memory, None)
+    ip = machine.checked_ip(node_ip)
+    said = machine.Described(name, place, ip, label, taint, origin, order, spec)
+    already = None if foreground else _already(place_, url, name)
+    said = said._replace(name=name or membership.name_before(place_, url))
+    found = already
+    if found is None:
+        end_s = time.time() + ends_in if ends_in is not None else ends_at
         with show.Spinner(quiet=json) as progress:
-            found = _join(
-                place_,
-                (host, port),
-                token,
-                lambda ip: ray_up.machine_spec(shape, ip, name, place, spec),
-                ray_up.checked_ip(node_ip),
-                progress,
-            )
-    else:
-        found = already
-    if json:
-        show.as_json({"node": found, "head": head, "already": already is not None})
-    else:
-        from shoal.model.node import kind_text
-
-        did = "is already in" if already is not None else "joined"
-        show.line(f"{found.id} {did} the cluster at {head}: {kind_text(found)}", "green")
+            progress(f"looking for the head at {url}")
+            patience_s = PATIENCE_S if foreground else 0.0
+            token = machine.given_token(token_file)
+            found = _prepare(place_, url, token, shape, said, patience_s)
+            folder = place_.node(found.id)
+            _note_end(folder, end_s)
+            if not foreground:
+                _start(folder, progress)
+    if foreground:
+        show.note(f"{found.id} joins the cluster at {url}")
+        membership.become_starter(place_.node(found.id))
+    _print_joined(json, found, url, already is not None)
 
 
 @verb(
@@ -114,8 +134,9 @@ def leave(now: bool, timeout: str | None, json: bool, home: Path) -> None:
     """Remove this machine from the cluster it joined.
 
     Nothing new starts here. Jobs that may restart move to other nodes; the
-    command waits for the other jobs. Then everything that Shoal runs here ends.
-    If this machine is not in a cluster, there is nothing to do (exit 0).
+    command waits for the other jobs. Then everything that Shoal runs here ends,
+    and the machine's key is void. If this machine is not in a cluster, there is
+    nothing to do (exit 0).
 
     Examples:
       shoal leave
@@ -123,163 +144,101 @@ def leave(now: bool, timeout: str | None, json: bool, home: Path) -> None:
       shoal leave --now
     """
     from shoal.cli.screen import show
+    from shoal.cli.up import membership
     from shoal.control.home import Home
-    from shoal.engines.ray import machine
-    from shoal.files import held
+    from shoal.control.lifecycle import is_up
+    from shoal.engines.linked.joining import head_of
     from shoal.forms.failure import Failure
     from shoal.model.resources import plural
 
     place = Home(home)
-    node = machine.read_node(place.path)
-    if node is None or not (held(place.starter_lock) or _agent_runs(place, node)):
-        _print_left(json, "", f"this machine is not in a cluster ({home}); nothing to do")
-        return
-    if node.leads:
+    folders = membership.here(place)
+    if not folders and is_up(place):
         raise Failure("this machine is the head of the cluster; stop the cluster with: shoal down")
+    if not folders:
+        _print_left(json, [], f"this machine is not in a cluster ({home}); nothing to do")
+        return
     timeout_s = 0.0 if now else _seconds(timeout)
-    with show.Spinner(quiet=json) as progress:
-        ended = _leave(place, node, timeout_s, progress)
-    what = f"; {plural(ended, 'member')} stopped" if ended else ""
-    _print_left(json, node.node, f"{node.node} left the cluster at {node.head}{what}")
+    for folder in folders:
+        url = head_of(folder)
+        with show.Spinner(quiet=json) as progress:
+            ended = membership.leave(folder, timeout_s, progress)
+        what = f"; {plural(ended, 'member')} stopped" if ended else ""
+        _print_left(json, [folder.name], f"{folder.name} left the cluster at {url}{what}")
 
 
-def _already(home: Home, host: str, port: int) -> NodeSpec | None:
-    """This machine's node in that cluster, if it has joined."""
-    import socket
-
+def _already(home: Home, url: str, name: str) -> NodeSpec | None:
+    """This machine's node in that cluster, if it has joined and the head accepts its key."""
     import msgspec
 
+    from shoal.cli.up import membership
     from shoal.control.lifecycle import is_up
-    from shoal.engines.ray import machine
-    from shoal.files import held
+    from shoal.engines.linked.joining import head_of
     from shoal.forms.failure import Failure
     from shoal.model.node import NodeSpec
 
     if is_up(home):
         raise Failure(f"a cluster is up in {home.path}; stop it first, or use another --home")
-    node = machine.read_node(home.path)
-    if node is None or not held(home.starter_lock):
-        return None
-    try:
-        asked = f"{socket.gethostbyname(host)}:{port}"
-    except OSError:
-        asked = f"{host}:{port}"
-    if node.head != asked:
-        raise Failure(f"this machine is in the cluster at {node.head}; first: shoal leave")
-    directory = home.node(node.node)
-    if (directory / "leaving").exists():
-        (directory / "leaving").unlink(missing_ok=True)
-    return msgspec.json.decode((directory / "spec.json").read_bytes(), type=NodeSpec)
+    for folder in membership.here(home):
+        if head_of(folder) != url:
+            known = head_of(folder)
+            raise Failure(f"this machine is in the cluster at {known}; first: shoal leave")
+        if name not in ("", folder.name):
+            text = f"this machine is in that cluster as {folder.name}; first: shoal leave"
+            raise Failure(f"{text}, or use another --home for a second node")
+        (folder / membership.LEAVING_FILE).unlink(missing_ok=True)
+        if not membership.refused(folder):
+            return msgspec.json.decode((folder / "spec.json").read_bytes(), type=NodeSpec)
+    return None
 
 
-def _join(
-    home: Home,
-    head: tuple[str, int],
-    token: str,
-    describe: Callable[[str], NodeSpec],
-    node_ip: str,
-    progress: Notify,
+def _prepare(
+    home: Home, url: str, token: str, shape: Shape, said: Described, patience_s: float
 ) -> NodeSpec:
-    from shoal.engines.agentlink import last_incarnation, write_spec
-    from shoal.engines.ray import admission, machine, messages
-    from shoal.engines.ray.render import token_path
-    from shoal.forms.failure import Failure
+    """With a token, this machine gets a key. Without one, it uses the key that it has."""
+    from shoal.cli.up.machine import TOKEN_VARIABLE, machine_spec
+    from shoal.engines.agentlink import write_spec
+    from shoal.engines.linked.joining import ADVICE, at, head_of, prepare
+    from shoal.forms.failure import USAGE, Failure
     from shoal.kernel import own_address
 
-    progress(f"looking for the head at {head[0]}:{head[1]}")
-    address = admission.resolve(*head)
-    reach = f"{address}:{head[1]}"
-    spec = describe(node_ip or own_address(address))
-    home.create()
-    lack = admission.lack_of_disk(home.path)
-    if lack:
-        raise Failure(lack)
+    spec = machine_spec(shape, said.ip or own_address(at(url).host), said)
+    folder = home.node(spec.id)
     if token:
-        machine.keep_token(home.path, token)
-    if not token_path(home.path).exists():
-        raise Failure(f"a token is needed: {admission.TOKEN_ADVICE}, or set SHOAL_JOIN_TOKEN")
-    facts = admission.ask(home.path, reach)
-    incarnation = last_incarnation(home.node(spec.id))
-    refused = admission.refusal(facts, messages.versions(), spec.id, incarnation)
-    if refused:
-        raise Failure(refused)
-    node = machine.member_of(home.path, reach, spec.address, spec.id)
-    write_spec(home.node(spec.id), spec)
-    machine.write_node(home.path, node)
-    (home.node(spec.id) / "leaving").unlink(
-        missing_ok=True
-    )  # left over from an interrupted `shoal leave`
-    begun_ns = time.time_ns()
-    machine.start_keeper(home.path)
-    _wait_for_contact(home, spec, begun_ns, progress)
+        prepare(home.path, url, token, spec, patience_s)
+    elif head_of(folder) == url:
+        write_spec(folder, spec)
+    else:
+        raise Failure(
+            f"a join token is needed: {ADVICE}, and name the copy with --token-file, "
+            f"or set {TOKEN_VARIABLE}",
+            USAGE,
+        )
     return spec
 
 
-def _wait_for_contact(home: Home, spec: NodeSpec, begun_ns: int, progress: Notify) -> None:
-    """Wait until the controller has contacted the agent. On failure, clean up."""
-    from shoal.control.lifecycle import take_down
-    from shoal.files import held
-    from shoal.forms.failure import Failure
+def _note_end(folder: Path, end_s: float | None) -> None:
+    from shoal.ends import forget_end, write_end
 
-    progress(f"starting Ray and the agent of {spec.id}")
-    deadline = time.monotonic() + JOIN_TIMEOUT_S
-    contact = home.node(spec.id) / "contact"
-    try:
-        while time.monotonic() < deadline:
-            if contact.exists() and contact.stat().st_mtime_ns >= begun_ns:
-                return
-            if held(home.node(spec.id) / "agent.lock"):
-                progress("waiting for the controller")
-            time.sleep(POLL_S)
-    except KeyboardInterrupt:
-        take_down(home, lambda _: None)
-        raise
-    take_down(home, lambda _: None)
-    raise Failure(
-        f"the controller did not contact {spec.id} within {JOIN_TIMEOUT_S:.0f} s; "
-        f"see {home.ray / 'ray.log'}"
-    )
-
-
-def _leave(home: Home, node: RayNode, timeout_s: float, progress: Notify) -> int:
-    """Ask to leave, wait, and stop what is left; returns the number of members stopped."""
-    from shoal.control.lifecycle import end_agent, take_down
-    from shoal.files import held, write_private
-    from shoal.model.resources import plural
-
-    directory = home.node(node.node)
-    write_private(directory / "leaving", b"")
-    begun = time.monotonic()
-    while held(directory / "agent.lock"):
-        waited = time.monotonic() - begun
-        members = _members(directory)
-        if waited > max(timeout_s, TOLD_TIMEOUT_S):
-            progress("stopping the remaining jobs")
-            end_agent(directory)
-            break
-        progress(f"waiting for {plural(members, 'member')} of jobs" if members else "leaving")
-        time.sleep(POLL_S)
+    if end_s is None:
+        forget_end(folder)
     else:
-        members = 0
-    progress("stopping Ray")
-    deadline = time.monotonic() + LEAVE_TIMEOUT_S
-    while held(home.starter_lock) and time.monotonic() < deadline:
-        time.sleep(POLL_S)
-    take_down(home, lambda _: None)
-    return members
+        write_end(folder, end_s, "its time limit")
 
 
-def _agent_runs(home: Home, node: RayNode) -> bool:
-    from shoal.files import held
+def _start(folder: Path, progress: Notify) -> None:
+    """Start the node, and wait until the head has spoken to it. On failure, end it again."""
+    from shoal.cli.up import membership
+    from shoal.control.lifecycle import end_node
 
-    return bool(node.node) and held(home.node(node.node) / "agent.lock")
-
-
-def _members(directory: Path) -> int:
+    begun_ns = time.time_ns()
+    progress(f"starting the agent of {folder.name}")
+    membership.start(folder)
     try:
-        return sum(1 for _ in (directory / "members").iterdir())
-    except OSError:
-        return 0
+        membership.wait_for_contact(folder, begun_ns, progress)
+    except BaseException:
+        end_node(folder)
+        raise
 
 
 def _seconds(text: str | None) -> float:
@@ -294,10 +253,21 @@ def _seconds(text: str | None) -> float:
         raise Failure(f"--timeout: {error}", USAGE) from None
 
 
-def _print_left(json: bool, node: str, text: str) -> None:
+def _print_joined(json: bool, spec: NodeSpec, url: str, already: bool) -> None:
+    from shoal.cli.screen import show
+    from shoal.model.node import kind_text
+
+    if json:
+        show.as_json({"node": spec, "head": url, "already": already})
+    else:
+        did = "is already in" if already else "joined"
+        show.line(f"{spec.id} {did} the cluster at {url}: {kind_text(spec)}", "green")
+
+
+def _print_left(json: bool, nodes: list[str], text: str) -> None:
     from shoal.cli.screen import show
 
     if json:
-        show.as_json({"left": node})
+        show.as_json({"left": nodes[0] if nodes else ""})
     else:
         show.line(text)

@@ -7,22 +7,29 @@ from typing import TYPE_CHECKING
 
 from shoal.cli.command import Argument, Option, verb
 from shoal.forms.failure import USAGE, Failure
+from shoal.model.identity import Role
 
 if TYPE_CHECKING:
     from shoal.cli.screen.show import Cell
     from shoal.client import Client
     from shoal.model.people import SecretTokenView, TokenView
 
-ACTIONS = ("list", "add", "rotate", "remove")
+ACTIONS = ("list", "add", "rotate", "remove", "keys")
+JOIN = "join"  # in place of an id: the cluster's join token
 LIFETIME = "90d"
+MISSING = 404
 NEVER = "never"
 
 
 @verb(
     Argument(
-        "action", "[list|add|rotate|remove]", "What to do. [list]", required=False, default="list"
+        "action",
+        "[list|add|rotate|remove|keys]",
+        "What to do. [list]",
+        required=False,
+        default="list",
     ),
-    Argument("name", "[USER|ID]", "With add a user [you], else a token's id.", required=False),
+    Argument("name", "[USER|ID]", "With add a user [you], else an id, or join.", required=False),
     Option(
         "--expires",
         metavar="TIME",
@@ -48,6 +55,10 @@ def token(
     a hash. rotate gives a token another secret: the one before is void at once.
     Admins manage all tokens; you manage your own.
 
+    Machines have keys instead (`shoal join`). keys lists the join tokens and the
+    nodes' keys; rotate join replaces the cluster's join token, and nodes keep
+    their keys; remove takes a key, too, and closes that node's link.
+
     Examples:
       shoal token add ann
       shoal token add ann --expires 8h --role viewer --note "the wall screen"
@@ -55,6 +66,8 @@ def token(
       shoal token list
       shoal token rotate 3f9a1c20
       shoal token remove 3f9a1c20
+      shoal token keys
+      shoal token rotate join
     """
     from shoal.cli import cluster
 
@@ -66,6 +79,10 @@ def token(
                 _list(client, json)
             case "add":
                 _add(client, name, lifetime_ms or 0, tenant, role, note, json, home)
+            case "keys":
+                _keys(client, json)
+            case "rotate" if name == JOIN:
+                _rotate_join(client, json)
             case "rotate":
                 made = client.rotate_token(_id(name or ""), lifetime_ms=lifetime_ms)
                 _show_secret(made, client, json, home)
@@ -81,11 +98,13 @@ def _check_usage(action: str, name: str | None, described: bool, expires: str | 
         raise Failure(f"{message}; use one of {', '.join(ACTIONS)}", USAGE)
     if action in ("rotate", "remove") and not name:
         raise Failure(f"{action}: needs the id of a token; see: shoal token list", USAGE)
-    if action == "list" and name:
-        raise Failure("list: takes no name; write: shoal token list", USAGE)
+    if action in ("list", "keys") and name:
+        raise Failure(f"{action}: takes no name; write: shoal token {action}", USAGE)
+    if name == JOIN and expires:
+        raise Failure("--expires: a cluster's join token does not end; rotate it", USAGE)
     if described and action != "add":
         raise Failure("--tenant, --role and --note: only with add", USAGE)
-    if expires and action in ("list", "remove"):
+    if expires and action not in ("add", "rotate"):
         raise Failure("--expires: only with add and rotate", USAGE)
 
 
@@ -191,12 +210,55 @@ def _gist(view: TokenView, client: Client) -> str:
 
 def _remove(client: Client, token_id: str, json: bool) -> None:
     from shoal.cli.screen import show
+    from shoal.client import ShoalError
 
-    done = client.remove_token(token_id)
+    what = "token"
+    try:
+        done = client.remove_token(token_id)
+    except ShoalError as error:
+        if error.status != MISSING or client.me().role is not Role.ADMIN:
+            raise
+        done, what = client.remove_key(token_id), "key"
     if json:
         show.as_json(done)
     else:
-        show.line(f"removed the token {token_id}; it lets nobody in any more", "green")
+        show.line(f"removed the {what} {token_id}; it lets nobody in any more", "green")
+
+
+def _rotate_join(client: Client, json: bool) -> None:
+    from shoal.cli.screen import show
+
+    made = client.rotate_join_token()
+    if json:
+        show.as_json(made)
+        return
+    print(made.secret)
+    show.note("this is the cluster's join token from now on; the nodes keep their keys")
+
+
+def _keys(client: Client, json: bool) -> None:
+    from shoal.cli.screen import show
+    from shoal.cli.verbs.tenant import day_text, left_text
+
+    views = client.keys()
+    if json:
+        show.as_json(views)
+        return
+    now_ms = client.status().now_ms
+    rows: list[list[str | Cell]] = []
+    for view in views:
+        ends = f"in {left_text(view.until_ms - now_ms)}" if view.until_ms else NEVER
+        rows.append(
+            [
+                show.Cell(view.id, "bold"),
+                view.node or "(join token)",
+                day_text(view.since_ms),
+                show.Cell(f"void: {view.void}", "red") if view.void else ends,
+                view.note,
+            ]
+        )
+    titles = ("KEY", "NODE", "ADDED", "EXPIRES", "NOTE")
+    show.table([show.Column(title, flexible=title == "NOTE") for title in titles], rows)
 
 
 def _list(client: Client, json: bool) -> None:

@@ -12,7 +12,6 @@ from shoal.forms.failure import REFUSED
 if TYPE_CHECKING:
     from shoal.cli.up.hosts import HostsFile
     from shoal.cli.up.listening import Where
-    from shoal.cli.up.ray import RayPlan
     from shoal.control.home import ClusterConfig, Home
     from shoal.control.lifecycle import Up
     from shoal.hosts.spec import Outcome
@@ -28,12 +27,10 @@ if TYPE_CHECKING:
     Option("--memory", metavar="SIZE", help="Memory per virtual node, e.g. 8G."),
     Option("--topology", metavar="BxR", help="B blocks of R racks each, e.g. 2x2."),
     flag("--this-machine", help="One node: this machine as it is."),
-    Option("--engine", metavar="E", help="local, or ray for several machines. [local]"),
-    Option("--address", metavar="HOST:PORT", help="Use the Ray cluster at this address."),
-    Option("--node-ip", metavar="IP", help="The address at which other machines reach this one."),
-    Option("--token-file", metavar="FILE", type=Path, help="Token of the Ray at --address."),
+    Option("--engine", metavar="E", help="What brings nodes: slurm, kubernetes or ray. [none]"),
     Option("--hosts", metavar="FILE", type=Path, help="Join the hosts in this file over ssh."),
     Option("--host", metavar="ADDRESS", help="Listen on this address. [127.0.0.1]"),
+    Option("--node-address", metavar="URL", help="Where nodes reach it. [there]"),
     Option(
         "--port", metavar="P", type=number(), help="Listen on this port; 0 is any free port. [7700]"
     ),
@@ -52,11 +49,9 @@ def up(
     topology: str | None,
     this_machine: bool,
     engine: str | None,
-    address: str | None,
-    node_ip: str | None,
-    token_file: Path | None,
     hosts: Path | None,
     host: str | None,
+    node_address: str | None,
     port: int | None,
     domain: str | None,
     certificate: str | None,
@@ -75,21 +70,21 @@ def up(
     n1 and n2 in b1/r1, n3 and n4 in b1/r2, n5 and n6 in b2/r1, n7 and n8 in
     b2/r2.
 
-    With --engine ray other machines can join; the command prints how. This
-    machine is the head, and also a node unless you give --nodes 0.
+    Only this machine reaches the cluster, unless --host names another address,
+    such as 0.0.0.0 for all. The port then speaks TLS, with a certificate from a
+    small CA that the cluster makes, or with yours (--certificate). The command
+    prints the lines with which you log in on other machines, and add machines
+    as nodes (`shoal join`). If nodes reach the head under another name, behind a
+    proxy or a NAT, give it with --node-address. --nodes 0 makes this machine only
+    the head.
 
     --hosts takes a YAML list of servers and makes them nodes over ssh, several
     at a time, with your own keys and settings. Shoal is installed where it is
     missing. Each entry has a field host, and may have user, port, name, place,
-    gpus, and python (an interpreter there that already has Shoal). Run it
+    labels, gpus, and python (an interpreter there that already has Shoal). Run it
     again with a changed file to apply only the changes; a host that is no
     longer in the file leaves. If some hosts fail, the others still join, and
     the exit code is 1.
-
-    Only this machine reaches the cluster, unless --host names another address,
-    such as 0.0.0.0 for all. The port then speaks TLS, with a certificate from a
-    small CA that the cluster makes, or with yours (--certificate). The command
-    prints the line with which you log in on other machines.
 
     Without flags a cluster that was up before comes back with its jobs. If a
     cluster is up, the same flags change nothing; to use other flags, run
@@ -100,32 +95,30 @@ def up(
       shoal up --nodes 4 --gpus 8                four virtual nodes
       shoal up --nodes 8 --gpus 8 --topology 2x2
       shoal up --nodes 2 --gpus 4 --gpu-model A100 --gpu-memory 80G
-      shoal up --engine ray                      several machines, see `shoal join`
       shoal up --hosts hosts.yaml                these servers, over ssh
       shoal up --home ~/try --port 0             a second, separate cluster
-      shoal up --host 0.0.0.0                    others can log in, see `shoal login`
+      shoal up --host 0.0.0.0                    other machines can log in and join
     """
     from shoal.cli.screen import show
-    from shoal.cli.up import listening
-    from shoal.cli.up import ray as ray_up
+    from shoal.cli.up import engines, listening
     from shoal.cli.up.hosts import HostsFile
     from shoal.control.home import Home
-    from shoal.control.lifecycle import bring_up, is_up
+    from shoal.control.lifecycle import bring_up
 
     place = Home(home)
-    listed = None if hosts is None else HostsFile(place, hosts, engine)
-    engine = "ray" if listed is not None else engine
+    listed = None if hosts is None else HostsFile(place, hosts)
     shape = Shape(nodes, gpus, gpu_model, gpu_memory, cpus, memory, topology or None)
     last = _last_config(place)
-    ray = ray_up.plan(place, last, engine, address, node_ip, token_file)
-    where = listening.Where(host, port, domain, certificate, key)
-    config = _config(last, shape, this_machine, where, ray)
+    if listed is not None:
+        host = listening.open_host(host, last)
+    where = listening.Where(host, port, domain, certificate, key, node_address)
+    config = _config(last, shape, this_machine, where, engines.chosen(engine, last))
     listening.check(config)
+    if listed is not None:
+        listening.check_reachable(config)
     with show.Spinner(quiet=json) as progress:
-        if ray is not None and (config == last or not is_up(place)):
-            ray_up.start_ray(place, config, ray, progress)
         answer = bring_up(place, config, progress)
-    outcomes = [] if listed is None else listed.bring(config.reach, quiet=json)
+    outcomes = [] if listed is None else listed.bring(config, quiet=json)
     _report(place, config, answer, listed, outcomes, json)
     return REFUSED if any(outcome.state == "failed" for outcome in outcomes) else 0
 
@@ -144,11 +137,11 @@ def down(json: bool, home: Path) -> None:
       shoal down --home ~/try
     """
     from shoal.cli.screen import show
-    from shoal.cli.up import ray as ray_up
+    from shoal.cli.up import machine
     from shoal.control.home import Home
     from shoal.control.lifecycle import take_down
 
-    others = ray_up.joined_nodes(Home(home))
+    others = machine.joined_nodes(Home(home))
     with show.Spinner(quiet=json) as progress:
         stopped = take_down(Home(home), progress, show.note)
     if json:
@@ -182,7 +175,7 @@ def _config(
     shape: Shape,
     this_machine: bool,
     where: Where,
-    ray: RayPlan | None,
+    engine: str,
 ) -> ClusterConfig:
     """The flags, then the configuration of the last time, then the defaults."""
     import msgspec
@@ -192,14 +185,12 @@ def _config(
 
     if this_machine and any(part is not None for part in shape):
         raise Failure("--this-machine: cannot be combined with --nodes, --gpus and the like", USAGE)
-    engine = "local" if ray is None else "ray"
     as_before = last is not None and last.engine == engine and not this_machine
     if last is not None and as_before and all(part is None for part in shape):
         nodes = last.nodes
     else:
-        nodes = _nodes(shape) if ray is None else ray.nodes(shape)
+        nodes = _nodes(shape, this_machine or engine == "local")
     changes: dict[str, object] = {"nodes": nodes, "engine": engine}
-    changes["reach"] = "" if ray is None else ray.reach
     changes |= where.changes()
     return msgspec.structs.replace(last or ClusterConfig(nodes=nodes), **changes)
 
@@ -215,10 +206,13 @@ def _last_config(home: Home) -> ClusterConfig | None:
         raise Failure(f"{home.config} is damaged ({error}); repair or remove it") from None
 
 
-def _nodes(shape: Shape) -> tuple[NodeSpec, ...]:
+def _nodes(shape: Shape, own: bool) -> tuple[NodeSpec, ...]:
+    """`own`: without flags, this machine is a node. Where an engine brings nodes it is not."""
     from shoal.cli.up import hardware, node_specs
     from shoal.forms import units
 
+    if shape.nodes == 0 or (shape.nodes is None and not own):
+        return ()
     if all(part is None for part in shape):
         return node_specs.this_machine(hardware.detect())
     gpu_memory_mb = amount("--gpu-memory", shape.gpu_memory, units.memory_mb)
@@ -252,11 +246,11 @@ def _report(
     outcomes: list[Outcome],
     json: bool,
 ) -> None:
-    from shoal.cli.up import listening
-    from shoal.cli.up import ray as ray_up
+    from shoal.cli.up import listening, machine
+    from shoal.control.home import node_url
 
     if json:
-        more = {"reach": config.reach} if config.engine == "ray" else {}
+        more = {"join": node_url(config, place), "join_token": str(place.join_token)}
         _print_json(config, answer, place, more | ({"hosts": outcomes} if listed else {}))
         return
     _print_up(config, answer, place.path)
@@ -264,8 +258,8 @@ def _report(
     listening.note_context()
     if listed is not None:
         listed.show(outcomes)
-    elif config.engine == "ray":
-        ray_up.print_how_to_join(place, config)
+    else:
+        machine.print_how_to_join(place, config)
 
 
 def _print_json(config: ClusterConfig, answer: Up, home: Home, more: dict[str, Any]) -> None:

@@ -1,0 +1,120 @@
+"""This machine's nodes in clusters whose heads are elsewhere: started, waited for, and ended."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from shoal.forms.failure import Failure
+
+if TYPE_CHECKING:
+    from shoal.control.home import Home
+
+Notify = Callable[[str], None]
+
+JOIN_TIMEOUT_S = 120.0
+TOLD_TIMEOUT_S = 2.5  # an agent looks once a second whether it should leave
+REPORT_TIMEOUT_S = 30.0  # for a starter to report the end of its agent
+POLL_S = 0.1
+LINK_FILE, PROBLEM_FILE, CONTACT_FILE = "link.json", "link.problem", "contact"
+LEAVING_FILE, STARTER_LOCK, AGENT_LOCK = "leaving", "starter.lock", "agent.lock"
+
+
+def here(home: Home) -> list[Path]:
+    """The folders of nodes of this machine that dial a head, and run."""
+    from shoal.files import held
+
+    if not home.nodes.is_dir():
+        return []
+    return [
+        folder
+        for folder in sorted(home.nodes.iterdir())
+        if (folder / LINK_FILE).exists()
+        and (held(folder / STARTER_LOCK) or held(folder / AGENT_LOCK))
+    ]
+
+
+def name_before(home: Home, url: str) -> str:
+    """The name that this machine had in that cluster; empty if it had none, or several."""
+    from shoal.engines.linked.joining import head_of
+
+    folders = home.nodes.iterdir() if home.nodes.is_dir() else ()
+    names = [folder.name for folder in folders if head_of(folder) == url]
+    return names[0] if len(names) == 1 else ""
+
+
+def start(folder: Path) -> None:
+    """In the background; a node whose starter runs is left as it is."""
+    command = [sys.executable, "-m", "shoal.agent.starter", str(folder)]
+    subprocess.run(command, stdin=subprocess.DEVNULL, cwd="/", check=True)
+
+
+def become_starter(folder: Path) -> None:
+    """This process goes on as the node's starter, and ends with the node."""
+    os.execv(
+        sys.executable,
+        [sys.executable, "-m", "shoal.agent.starter", str(folder), "--foreground"],
+    )
+
+
+def wait_for_contact(folder: Path, begun_ns: int, progress: Notify) -> None:
+    """Until the head has spoken to the agent. Failure, with the reason, if it does not."""
+    deadline = time.monotonic() + JOIN_TIMEOUT_S
+    contact = folder / CONTACT_FILE
+    while time.monotonic() < deadline:
+        if contact.exists() and contact.stat().st_mtime_ns >= begun_ns:
+            return
+        progress(_problem(folder) or "waiting for the head")
+        time.sleep(POLL_S)
+    reason = _problem(folder) or f"see {folder / 'agent.log'}"
+    raise Failure(f"{folder.name} was not linked within {JOIN_TIMEOUT_S:.0f} s: {reason}")
+
+
+def refused(folder: Path) -> bool:
+    """The head no longer accepts the node's key."""
+    return "join again" in _problem(folder)
+
+
+def _problem(folder: Path) -> str:
+    try:
+        return (folder / PROBLEM_FILE).read_text().strip()
+    except OSError:
+        return ""
+
+
+def leave(folder: Path, timeout_s: float, progress: Notify) -> int:
+    """Ask to leave, wait, and stop what is left; returns the number of members stopped."""
+    from shoal.control.lifecycle import end_node
+    from shoal.files import held, write_private
+    from shoal.model.resources import plural
+
+    write_private(folder / LEAVING_FILE, b"")
+    begun, members = time.monotonic(), 0
+    while held(folder / AGENT_LOCK):
+        members = _members(folder)
+        if time.monotonic() - begun > max(timeout_s, TOLD_TIMEOUT_S):
+            progress("stopping the remaining jobs")
+            break
+        progress(f"waiting for {plural(members, 'member')} of jobs" if members else "leaving")
+        time.sleep(POLL_S)
+    else:
+        members = 0
+        deadline = time.monotonic() + REPORT_TIMEOUT_S
+        while held(folder / STARTER_LOCK) and time.monotonic() < deadline:
+            time.sleep(POLL_S)
+    end_node(folder)
+    for name in (LINK_FILE, LEAVING_FILE, PROBLEM_FILE):
+        (folder / name).unlink(missing_ok=True)
+    return members
+
+
+def _members(folder: Path) -> int:
+    try:
+        return sum(1 for _ in (folder / "members").iterdir())
+    except OSError:
+        return 0
