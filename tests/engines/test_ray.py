@@ -45,7 +45,7 @@ class RayRig(LinkedRig):
             "address": ray.address,
             "token_file": str(ray.token_file),
             "python": str(program),
-            "home": str(scratch / "homes"),
+            "folder": str(scratch / "homes"),
         }
         self._supply = Supply(name="lent", engine="ray", gpus=4, most=2, options=options)
         self._context = SupplyContext(

@@ -38,7 +38,7 @@ SUPPLIES = {
         options={
             "address": "10.0.0.1:6379",
             "python": "/opt/shoal/bin/python",
-            "home": "/scratch/shoal/",
+            "folder": "/scratch/shoal/",
         },
     ),
     "whole": Supply(name="all", engine="ray", options={"address": "head:6379"}),
@@ -67,6 +67,7 @@ def test_a_whole_node_is_asked_for_with_all_that_it_has() -> None:
         ({"options": {}}, "supply pool: address is missing: write HOST:PORT"),
         ({"options": {"address": "ray://h:1"}}, "address 'ray://h:1' is not HOST:PORT"),
         ({"options": {"adress": "h:1"}}, "Ray has no option 'adress'; there are address, "),
+        ({"options": {"address": "h:1", "whole": "8"}}, "whole must be yes or no"),
         ({"options": {"address": "h:1"}, "lot": 2}, "lot must be 1, because Ray brings single"),
     ],
 )

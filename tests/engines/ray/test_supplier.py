@@ -60,7 +60,7 @@ class Site:
                 "address": ray.address,
                 "token_file": str(ray.token_file),
                 "python": str(agent),
-                "home": str(self.nodes),
+                "folder": str(self.nodes),
             },
         )
         self.context = SupplyContext(

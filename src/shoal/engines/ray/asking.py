@@ -12,13 +12,17 @@ from shoal.ports import SupplyError
 
 NAMESPACE = "shoal"
 MEBIBYTE = 1024 * 1024
+# What a supply may say under `options`.
 OPTIONS = {
     "address": "where the head of Ray answers, HOST:PORT",
     "token_file": "a file with Ray's token, on the controller's machine",
+    "whole": "yes: each node is a whole machine of Ray, with all that Ray has there",
     "python": "a Python with Shoal, on Ray's machines; without it, that of Ray's workers",
-    "home": "a folder for nodes, on Ray's machines; without it, ~/.shoal-nodes",
+    "folder": "a folder for nodes, on Ray's machines; without it, ~/.shoal-nodes",
+    "checkpoints": "a folder that all of Ray's machines share; without it, each has its own",
 }
-HOME = "~/.shoal-nodes"
+FOLDER = "~/.shoal-nodes"
+YES, NO = ("yes", "true"), ("no", "false", "")
 ADDRESS = re.compile(r"[A-Za-z0-9._-]{1,253}:[0-9]{1,5}|\[[0-9a-fA-F:]{2,45}\]:[0-9]{1,5}")
 
 
@@ -69,6 +73,8 @@ def where(supply: Supply) -> Where:
     if not ADDRESS.fullmatch(address):
         given = f"'{address[:80]}' is not" if address else "is missing: write"
         raise SupplyError(f"supply {supply.name}: address {given} HOST:PORT, such as 10.0.0.1:6379")
+    if supply.options.get("whole", "") not in (*YES, *NO):
+        raise SupplyError(f"supply {supply.name}: whole must be yes or no")
     if supply.lot != 1:
         raise SupplyError(f"supply {supply.name}: lot must be 1, because Ray brings single nodes")
     return Where(address, supply.options.get("token_file", ""))
@@ -83,7 +89,7 @@ def ask(context: SupplyContext, command: Provision) -> Ask:
         cpus=supply.cpu_milli / 1000,
         gpus=supply.gpus,
         memory_bytes=supply.memory_mb * MEBIBYTE,
-        whole=not supply.gpus and not supply.cpu_milli,
+        whole=is_whole(supply),
         plan=plan(context, command),
     )
 
@@ -91,19 +97,20 @@ def ask(context: SupplyContext, command: Provision) -> Ask:
 def plan(context: SupplyContext, command: Provision) -> Plan:
     supply = command.supply
     (node,) = command.nodes
-    home = supply.options.get("home", HOME).rstrip("/")
+    folder = f"{supply.options.get('folder', FOLDER).rstrip('/')}/{context.cluster}"
+    whole = is_whole(supply)
     amounts = {
-        "--gpus": str(supply.gpus) if supply.gpus else "",
+        "--gpus": "" if whole else str(supply.gpus),
         "--gpu-model": supply.gpu_model,
         "--gpu-memory": f"{supply.gpu_memory_mb}M" if supply.gpu_memory_mb else "",
-        "--cpus": f"{supply.cpu_milli / 1000:g}" if supply.cpu_milli else "",
+        "--cpus": f"{supply.cpu_milli / 1000:g}" if supply.cpu_milli and not whole else "",
         "--memory": f"{supply.memory_mb}M" if supply.memory_mb else "",
     }
     return Plan(
         cluster=context.cluster,
         order=command.order,
         node=node,
-        home=f"{home}/{context.cluster}/{command.order}",
+        home=f"{folder}/{command.order}",
         python=supply.options.get("python", ""),
         arguments=(
             *("-m", "shoal.main", "join", context.join_url, "--foreground", "--name", node),
@@ -111,9 +118,18 @@ def plan(context: SupplyContext, command: Provision) -> Plan:
             *(word for flag, value in amounts.items() if value for word in (flag, value)),
             *(word for taint in supply.taints for word in ("--taint", taint)),
         ),
-        environment={"SHOAL_JOIN_TOKEN": context.join_token},
+        environment={
+            "SHOAL_JOIN_TOKEN": context.join_token,
+            "SHOAL_CHECKPOINT_ROOT": supply.options.get("checkpoints", f"{folder}/checkpoints"),
+        },
         labels=supply.labels,
     )
+
+
+def is_whole(supply: Supply) -> bool:
+    """A supply that says neither is of whole machines, because a node needs one of them."""
+    said = supply.options.get("whole", "") in YES
+    return said or (not supply.gpus and not supply.cpu_milli)
 
 
 def whole_of(ask: Ask, total: dict[str, float]) -> Ask:

@@ -88,7 +88,8 @@ class Holder:
             json.dump(self._ask, f)  # for the next holder, if this one is lost
         python = self._plan["python"] or sys.executable
         argv = [python, *self._plan["arguments"], *label_flags(node_labels(), self._plan["labels"])]
-        env = {**clean_environment(), **self._plan["environment"]}
+        told = {name: os.path.expanduser(text) for name, text in self._plan["environment"].items()}
+        env = {**clean_environment(), **told}
         env[MARK] = self._mark
         env["SHOAL_HOME"] = str(self._home)
         gpus = gpu_ids()
