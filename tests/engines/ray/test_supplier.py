@@ -30,7 +30,7 @@ BOUND_S = 90.0
 AGENT = """#!/bin/bash
 env > "$SHOAL_HOME/env"
 echo "$@" >> "$SHOAL_HOME/../$(basename $SHOAL_HOME).starts"
-trap 'echo "the node leaves"; exit 0' TERM
+trap 'echo "2026-01-01 00:00:00 the head knows that this node has ended"; exit 0' TERM
 while :; do sleep 0.1; done
 """
 
@@ -207,19 +207,29 @@ def test_an_agent_that_ends_ends_its_order(site: Site) -> None:
         os.kill(agent, signal.SIGTERM)
         status = await until(supplier, "o1", ended)
         assert status is not None
-        assert (status.reason, status.failed) == ("the node leaves", False)
+        assert (status.reason, status.failed) == ("the head knows that this node has ended", False)
 
     play(site, scene)
 
 
-def test_an_agent_that_cannot_start_fails_its_order_with_its_own_words(site: Site) -> None:
+def test_an_agent_that_cannot_start_fails_its_order_with_its_own_words(
+    site: Site, tmp_path: Path
+) -> None:
+    bare = tmp_path / "bare"
+    bare.write_text("#!/bin/sh\necho $0: No module named shoal >&2; exit 1\n")
+    bare.chmod(0o755)
+
     async def scene(supplier: RaySupplier) -> None:
-        options = {**site.supply.options, "python": "/no/such/python"}
-        await supplier.provision(site.provision("o1", options=options))
-        status = await until(supplier, "o1", ended)
-        assert status is not None
-        assert "cannot start /no/such/python" in status.reason
-        assert status.failed
+        wrong = {"o1": "/no/such/python", "o2": str(bare)}
+        for order, python in wrong.items():
+            options = {**site.supply.options, "python": python}
+            await supplier.provision(site.provision(order, options=options))
+        words = {"o1": "cannot start /no/such/python", "o2": "No module named shoal"}
+        for order in wrong:
+            status = await until(supplier, order, ended)
+            assert status is not None
+            assert words[order] in status.reason
+            assert status.failed
 
     play(site, scene)
 

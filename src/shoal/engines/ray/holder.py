@@ -29,6 +29,8 @@ READ_WITHIN_S = 30.0
 STARTS_MAX = 5  # of one holder; an agent that keeps ending is an order that has ended
 LOG_TAIL_BYTES = 4_000
 REASON_CHARACTERS_MAX = 250
+# A starter's last words, if it ended in order.
+IN_ORDER = re.compile(rb"the head knows that this node has ended|not reported:")
 STAMP = re.compile(r"^\d{4}-\d\d-\d\d \d\d:\d\d:\d\d ")  # the time, before what a starter says
 # Variables that Ray sets for its workers. An agent's jobs must not find them.
 OF_RAY = ("CUDA_VISIBLE_DEVICES", "OMP_NUM_THREADS", MARK)
@@ -75,8 +77,9 @@ class Holder:
             # it; one that ended in order leaves nothing.
             if not marked(self._mark):
                 break
-        self._reason = last_line(self._home / "join.log")
-        self._failed = self._reason.startswith("error:")
+        log = self._home / "join.log"
+        self._reason = last_line(log)
+        self._failed = not IN_ORDER.search(read(str(log)))
         if not self._failed:
             shutil.rmtree(self._home, ignore_errors=True)
 
