@@ -18,7 +18,6 @@ NODE_MARK = "SHOAL_NODE_DIR"  # in the environment of everything that runs on a 
 
 AGENT_MARK = "SHOAL_AGENT_DIR"  # the same, of agents and keepers as well
 
-RAY_MARK = "SHOAL_RAY_DIR"  # in the environment of all that Ray runs for a home: whose it is
 
 PR_SET_PDEATHSIG = 1
 PR_SET_CHILD_SUBREAPER = 36

@@ -123,7 +123,7 @@ def test_prices_are_shown_as_money() -> None:
 
 def test_every_word_of_an_engine_is_known_to_its_supplier() -> None:
     from shoal.engines.kubernetes.options import WORDS
-    from shoal.engines.ray.asking import OPTIONS as RAY
+    from shoal.engines.ray.render import OPTIONS as RAY
     from shoal.engines.slurm.render import OPTIONS as SLURM
 
     assert set(ENGINE_WORDS["slurm"]) == set(SLURM)

@@ -7,7 +7,6 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from shoal.engines.ray.asking import Ask, ask
 from shoal.engines.ray.driver import no_node_here, versions_differ
 from shoal.engines.ray.read import (
     LOST_MS,
@@ -21,6 +20,7 @@ from shoal.engines.ray.read import (
     choose_whole,
     reading,
 )
+from shoal.engines.ray.render import Ask, ask
 from shoal.engines.supplying import SupplyContext
 from shoal.model.supply import OrderPhase, OrderStatus, Provision, Supply
 

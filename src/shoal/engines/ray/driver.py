@@ -18,8 +18,8 @@ from typing import Any
 import msgspec
 
 from shoal.engines.ray import holder
-from shoal.engines.ray.asking import NAMESPACE, Ask, actor_name
 from shoal.engines.ray.read import Facts, Held, Living, RayActor, RayNode, choose_whole
+from shoal.engines.ray.render import NAMESPACE, Ask, actor_name
 from shoal.kernel import die_with_parent
 from shoal.ports import SupplyError
 

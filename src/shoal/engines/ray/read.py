@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import msgspec
 
-from shoal.engines.ray.asking import Ask, whole_of
+from shoal.engines.ray.render import Ask, whole_of
 from shoal.model.resources import plural
 from shoal.model.supply import REASON_CHARACTERS_MAX, OrderPhase, OrderStatus
 

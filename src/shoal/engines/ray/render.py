@@ -1,116 +1,144 @@
-"""How Ray is started on a machine: its arguments, its environment, its ports. Pure."""
+"""What we ask of a Ray for an order: the options of an actor, and what it starts. Pure."""
 
 from __future__ import annotations
 
-import hashlib
-from pathlib import Path
+import re
 
 import msgspec
 
-from shoal.kernel import RAY_MARK
+from shoal.engines.supplying import SupplyContext
+from shoal.model.supply import Provision, Supply
+from shoal.ports import SupplyError
 
 NAMESPACE = "shoal"
-LABEL_NODE = "shoal-node"  # the Shoal node that a Ray node belongs to
-LABEL_STAMP = "shoal-stamp"  # when it was started: of two with one name the later counts
-MAILBOX_DIR = "SHOAL_RAY_NODE_DIR"  # where the mailbox of a machine finds its agent
-
-# Each machine uses a block of 100 ports, the first free one from here on.
-FIRST_PORTS = range(7701, 9701, 100)
-PORTS_EACH = 99
-OFFSETS = {
-    "--node-manager-port": 1,
-    "--object-manager-port": 2,
-    "--runtime-env-agent-port": 3,
-    "--dashboard-agent-listen-port": 4,
-    "--dashboard-agent-grpc-port": 5,
-    "--metrics-export-port": 6,
+MEBIBYTE = 1024 * 1024
+# What a supply may say under `options`.
+OPTIONS = {
+    "address": "where the head of Ray answers, HOST:PORT",
+    "token_file": "a file with Ray's token, on the controller's machine",
+    "whole": "yes: each node is a whole machine of Ray, with all that Ray has there",
+    "python": "a Python with Shoal, on Ray's machines; without it, that of Ray's workers",
+    "folder": "a folder for nodes, on Ray's machines; without it, ~/.shoal-nodes",
+    "checkpoints": "a folder that all of Ray's machines share; without it, each has its own",
 }
-HEAD_OFFSETS = {"--port": 0, "--dashboard-port": 7}
-WORKER_OFFSETS = (9, 98)
-
-# What Shoal sends is small; Ray's default would be a third of the memory.
-OBJECT_STORE_BYTES = 200_000_000
-# Ray's defaults notice a dead raylet after 15 s and a cut link after 65 s: 2 and 6 s with these.
-HEALTH_CHECKS = {
-    "RAY_health_check_initial_delay_ms": "1000",
-    "RAY_health_check_period_ms": "500",
-    "RAY_health_check_timeout_ms": "1000",
-    "RAY_health_check_failure_threshold": "4",
-    # A link that was cut and is whole again must be noticed, too: without these a connection sleeps
-    # for as long again as the cut took.
-    "RAY_grpc_client_keepalive_time_ms": "5000",
-    "RAY_grpc_client_keepalive_timeout_ms": "3000",
-    "RAY_gcs_grpc_min_reconnect_backoff_ms": "500",
-    "RAY_gcs_grpc_max_reconnect_backoff_ms": "1000",
-}
-# The kernel allows 107 bytes for the name of a socket, and Ray adds some 65 of its own.
-TEMP_DIR_BYTES_MAX = 40
+FOLDER = "~/.shoal-nodes"
+YES, NO = ("yes", "true"), ("no", "false", "")
+ADDRESS = re.compile(r"[A-Za-z0-9._-]{1,253}:[0-9]{1,5}|\[[0-9a-fA-F:]{2,45}\]:[0-9]{1,5}")
 
 
-class RayNode(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What the starter of a machine keeps running; lies in `ray/node.json` of its home. `node` is
-    empty where the machine only leads. `head` is where the head answers, HOST:PORT."""
+class Where(msgspec.Struct, frozen=True):
+    """One Ray, and how it is reached."""
 
-    head: str
-    ip: str
-    first_port: int
-    leads: bool = False
-    node: str = ""
+    address: str
+    token_file: str = ""
 
 
-def arguments(node: RayNode, temp_dir: Path, stamp: str) -> list[str]:
-    """Of `ray start`, which stays in the foreground until one of its processes ends."""
-    offsets = {**OFFSETS, **HEAD_OFFSETS} if node.leads else OFFSETS
-    first, last = (node.first_port + offset for offset in WORKER_OFFSETS)
-    where = ["--head", "--include-dashboard", "false"] if node.leads else ["--address", node.head]
-    labels = {LABEL_STAMP: stamp} | ({LABEL_NODE: node.node} if node.node else {})
-    return [
-        *("start", *where, "--block", "--node-ip-address", node.ip),
-        *(
-            word
-            for flag, offset in offsets.items()
-            for word in (flag, f"{node.first_port + offset}")
+class Ask(msgspec.Struct, frozen=True, kw_only=True):
+    """One actor, as the driver asks Ray for it. `whole`: a Ray node that nobody uses, with all that
+    it has. `again`: for an agent that lives already; if it does not, nothing is started. `plan` is
+    for the holder (`holder.Holder`)."""
+
+    name: str
+    order: str
+    cpus: float
+    gpus: float
+    memory_bytes: int
+    whole: bool = False
+    again: bool = False
+    plan: Plan
+
+
+class Plan(msgspec.Struct, frozen=True, kw_only=True):
+    """What a holder starts, and where. It adds the labels of the Ray node that it is on."""
+
+    cluster: str
+    order: str
+    node: str
+    home: str
+    python: str
+    arguments: tuple[str, ...]
+    environment: dict[str, str]
+    labels: dict[str, str]
+
+
+def where(supply: Supply) -> Where:
+    """Refuses what is not understood: a misspelt option would be ignored otherwise."""
+    for name in supply.options:
+        if name not in OPTIONS:
+            known = ", ".join(OPTIONS)
+            raise SupplyError(
+                f"supply {supply.name}: Ray has no option '{name}'; there are {known}"
+            )
+    address = supply.options.get("address", "")
+    if not ADDRESS.fullmatch(address):
+        given = f"'{address[:80]}' is not" if address else "is missing: write"
+        raise SupplyError(f"supply {supply.name}: address {given} HOST:PORT, such as 10.0.0.1:6379")
+    if supply.options.get("whole", "") not in (*YES, *NO):
+        raise SupplyError(f"supply {supply.name}: whole must be yes or no")
+    if supply.lot != 1:
+        raise SupplyError(f"supply {supply.name}: lot must be 1, because Ray brings single nodes")
+    return Where(address, supply.options.get("token_file", ""))
+
+
+def ask(context: SupplyContext, command: Provision) -> Ask:
+    supply = command.supply
+    where(supply)
+    return Ask(
+        name=actor_name(context.cluster, command.order),
+        order=command.order,
+        cpus=supply.cpu_milli / 1000,
+        gpus=supply.gpus,
+        memory_bytes=supply.memory_mb * MEBIBYTE,
+        whole=is_whole(supply),
+        plan=plan(context, command),
+    )
+
+
+def plan(context: SupplyContext, command: Provision) -> Plan:
+    supply = command.supply
+    (node,) = command.nodes
+    folder = f"{supply.options.get('folder', FOLDER).rstrip('/')}/{context.cluster}"
+    whole = is_whole(supply)
+    amounts = {
+        "--gpus": "" if whole else str(supply.gpus),
+        "--gpu-model": supply.gpu_model,
+        "--gpu-memory": f"{supply.gpu_memory_mb}M" if supply.gpu_memory_mb else "",
+        "--cpus": f"{supply.cpu_milli / 1000:g}" if supply.cpu_milli and not whole else "",
+        "--memory": f"{supply.memory_mb}M" if supply.memory_mb else "",
+    }
+    return Plan(
+        cluster=context.cluster,
+        order=command.order,
+        node=node,
+        home=f"{folder}/{command.order}",
+        python=supply.options.get("python", ""),
+        arguments=(
+            *("-m", "shoal.main", "join", context.join_url, "--foreground", "--name", node),
+            *("--order", command.order, "--origin", supply.name),
+            *(word for flag, value in amounts.items() if value for word in (flag, value)),
+            *(word for taint in supply.taints for word in ("--taint", taint)),
         ),
-        *("--min-worker-port", str(first), "--max-worker-port", str(last)),
-        # Shoal places the jobs: Ray must not think that it has resources to assign.
-        *("--num-cpus", "0", "--num-gpus", "0"),
-        *("--object-store-memory", str(OBJECT_STORE_BYTES)),
-        *("--include-log-monitor", "false", "--disable-usage-stats"),
-        *("--temp-dir", str(temp_dir)),
-        *("--labels", ",".join(f"{name}={value}" for name, value in labels.items())),
-    ]
+        environment={
+            "SHOAL_JOIN_TOKEN": context.join_token,
+            "SHOAL_CHECKPOINT_ROOT": supply.options.get("checkpoints", f"{folder}/checkpoints"),
+        },
+        labels=supply.labels,
+    )
 
 
-def environment(home: Path, node: str = "") -> dict[str, str]:
-    """What every process that talks to Ray needs in its environment."""
-    return {
-        **HEALTH_CHECKS,
-        # Ray would refuse 3.11.2 beside 3.11.7.
-        "RAY_DEFAULT_PYTHON_VERSION_MATCH_LEVEL": "minor",
-        "RAY_AUTH_MODE": "token",
-        "RAY_AUTH_TOKEN_PATH": str(token_path(home)),
-        RAY_MARK: str(home),
-        **({MAILBOX_DIR: str(home / "nodes" / node)} if node else {}),
-    }
+def is_whole(supply: Supply) -> bool:
+    """A supply that says neither is of whole machines, because a node needs one of them."""
+    said = supply.options.get("whole", "") in YES
+    return said or (not supply.gpus and not supply.cpu_milli)
 
 
-def without_ray(env: dict[str, str]) -> dict[str, str]:
-    """A user's own settings for Ray must not reach the Ray that Shoal runs, nor ours their jobs."""
-    return {
-        k: v
-        for k, v in env.items()
-        if not k.startswith("RAY_") and k not in (RAY_MARK, MAILBOX_DIR)
-    }
+def whole_of(ask: Ask, total: dict[str, float]) -> Ask:
+    """The request for a whole Ray node, which has these amounts."""
+    cpus, gpus = total.get("CPU", 0), total.get("GPU", 0)
+    amounts = ("--gpus", f"{gpus:g}", "--cpus", f"{cpus:g}")
+    changed = msgspec.structs.replace(ask.plan, arguments=(*ask.plan.arguments, *amounts))
+    return msgspec.structs.replace(ask, cpus=cpus, gpus=gpus, whole=False, plan=changed)
 
 
-def token_path(home: Path) -> Path:
-    return home / "ray" / "token"
-
-
-def temp_dir(home: Path, fallback: Path) -> Path:
-    """In the home if socket names stay short enough, else in a short directory of its own."""
-    inside = home / "ray" / "tmp"
-    if len(str(inside).encode()) <= TEMP_DIR_BYTES_MAX:
-        return inside
-    digest = hashlib.sha256(str(home).encode()).hexdigest()[:8]
-    return fallback / f"shoal-ray-{digest}"
+def actor_name(cluster: str, order: str) -> str:
+    return f"shoal-{cluster}-{order}"

@@ -15,9 +15,9 @@ from pathlib import Path
 
 import msgspec
 
-from shoal.engines.ray.asking import Where, ask, where
 from shoal.engines.ray.driver import Answer, End, Hold, Look, Request
 from shoal.engines.ray.read import Seen, reading
+from shoal.engines.ray.render import Where, ask, where
 from shoal.engines.supplying import SupplyContext
 from shoal.model.node import NodeSpec
 from shoal.model.supply import OrderStatus, Provision, Release, SupplyReport
