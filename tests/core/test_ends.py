@@ -533,3 +533,52 @@ def test_an_engine_announces_the_end_of_a_node_that_it_brought() -> None:
     look(NodeNote(node="a", labels={"zone": "b"}), NodeNote(node="b", ends_in_ms=1))
     ending(cluster, "a", None)
     assert cluster.node("a").end is None
+
+
+# -- supplies whose nodes end -----------------------------------------------------------------
+
+
+def pool(lasts_ms: int) -> Cluster:
+    """Slurm may bring nodes with one GPU that live for this long."""
+    supply = Supply(
+        name="slurm",
+        engine="slurm",
+        gpus=1,
+        cpu_milli=8_000,
+        memory_mb=1000,
+        lasts_ms=lasts_ms,
+        most=2,
+    )
+    cluster = Cluster(msgspec.structs.replace(POLICY, supply=(supply,)))
+    cluster.step(supplies=(SupplyReport(engine="slurm"),))
+    return cluster
+
+
+def orders_after(cluster: Cluster, **job: Any) -> int:
+    cluster.submit(gpus=1, **job)
+    cluster.wait(2_000)
+    cluster.step()
+    return len(cluster.state.orders)
+
+
+def test_no_node_is_ordered_for_a_job_that_would_not_start_there_and_it_is_told_so() -> None:
+    cluster = pool(HOUR)
+    job = cluster.submit(gpus=1)
+    assert not cluster.state.orders
+    assert why(cluster, job).endswith(
+        "nodes of Slurm live 1h, and how long this job runs is not known; "
+        "give it a time limit or an estimate, or save its work and make it preemptible"
+    )
+    assert orders_after(cluster, time_limit_ms=30 * MINUTE) == 1
+
+
+def test_a_node_that_ends_too_early_does_not_keep_another_from_being_ordered() -> None:
+    cluster = pool(HOUR)
+    assert orders_after(cluster, time_limit_ms=MINUTE) == 1
+    (order,) = cluster.state.orders.values()
+    name = order.nodes[0]
+    cluster.join(name, gpus=1, origin="slurm", order=order.id)
+    cluster.deliver()
+    ending(cluster, name, 20 * MINUTE)
+    cluster.end("j1")
+    assert orders_after(cluster, time_limit_ms=30 * MINUTE) == 2

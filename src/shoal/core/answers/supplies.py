@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from shoal.core.answers.why_ends import too_long
+from shoal.core.scheduling.ends import outlives
 from shoal.core.scheduling.packing import fits_empty
-from shoal.core.state.queue import Gang
+from shoal.core.state.queue import gang_of
 from shoal.core.state.state import State
 from shoal.core.state.supplied import headroom, kind_of, next_try_ms, orders_of
 from shoal.model.durations import duration_text
+from shoal.model.job import Job
 from shoal.model.resources import plural
 from shoal.model.supply import Order, OrderPhase, Supply
 
@@ -20,14 +23,25 @@ def supplier_text(supply: Supply) -> str:
     return engine if supply.name == supply.engine else f"{engine} ({supply.name})"
 
 
-def asked_for(state: State, gang: Gang, now_ms: int) -> tuple[bool, str]:
-    """Whether nodes that suit the gang are on their way; and a clause about that, or about why none
+def asked_for(state: State, job: Job, now_ms: int) -> tuple[bool, str]:
+    """Whether nodes that suit the job are on their way; and a clause about that, or about why none
     are, empty if no supply could bring any."""
+    gang = gang_of(job)
     suiting = [one for one in state.policy.supply if fits_empty(gang, kind_of(state, one))]
-    coming = [text for one in suiting if (text := _coming(state, one, now_ms))]
+    lasting = [one for one in suiting if not outlives(state, job, one)]
+    coming = [text for one in lasting if (text := _coming(state, one, now_ms))]
     if coming:
         return True, "; ".join(coming[:LINES_MAX])
-    return False, "; ".join([obstacle(state, one, now_ms) for one in suiting][:LINES_MAX])
+    texts = [
+        obstacle(state, one, now_ms) if one in lasting else _short_lived(state, job, one)
+        for one in suiting
+    ]
+    return False, "; ".join(texts[:LINES_MAX])
+
+
+def _short_lived(state: State, job: Job, one: Supply) -> str:
+    lives = f"nodes of {supplier_text(one)} live {duration_text(one.lasts_ms)}"
+    return f"{lives}, and {too_long(state, job)}"
 
 
 def _coming(state: State, one: Supply, now_ms: int) -> str:

@@ -119,7 +119,10 @@ def _spared(state: State, job: Job, now_ms: int) -> Reason | None:
     if not avoid or fit(state, gang_of(job), avoid) is not None:
         return None
     if text := ends_first(state, job, spares, now_ms):
-        return Reason(Waits.ENDS, text)
+        coming, more = asked_for(state, job, now_ms)
+        if coming:
+            return Reason(Waits.SUPPLY, f"{more}; {text}")
+        return Reason(Waits.ENDS, f"{text}; {more}" if more else text)
     names = ", ".join(state.order[index].id for index in sorted(spares)[:5])
     text = f"it fits only on {names}, kept as spares by the policy for gangs that lose a node"
     if spares <= shunned(state, job):
@@ -207,7 +210,7 @@ def _ordered(state: State, job: Job, now_ms: int) -> Reason | None:
     """Nodes that are on their way for such jobs; or why a supply brings none."""
     if not state.policy.supply:
         return None
-    coming, text = asked_for(state, gang_of(job), now_ms)
+    coming, text = asked_for(state, job, now_ms)
     if coming:
         return Reason(Waits.SUPPLY, text)
     return Reason(Waits.CLOSED, f"no node that could take it is there; {text}") if text else None
@@ -217,7 +220,7 @@ def _no_room(state: State, job: Job, now_ms: int) -> Reason | None:
     reason = _shortage(state, job)
     if reason is None or not state.policy.supply:
         return reason
-    coming, text = asked_for(state, gang_of(job), now_ms)
+    coming, text = asked_for(state, job, now_ms)
     if not text:
         return reason
     if coming:

@@ -28,10 +28,10 @@ def ends_first(state: State, job: Job, other: Collection[int], now_ms: int) -> s
     end, name = max(ends, key=lambda entry: entry[0].at_ms)
     more = len(ends) - 1
     have = f"{name} and {more} more have room, but {name}" if more else f"{name} has room, but"
-    return f"{have} {end_text(end, now_ms)}, and {_too_long(state, job)}"
+    return f"{have} {end_text(end, now_ms)}, and {too_long(state, job)}"
 
 
-def _too_long(state: State, job: Job) -> str:
+def too_long(state: State, job: Job) -> str:
     left = left_ms(state, job)
     if goes_on(job):
         return f"a start pays only if {duration_text(need_ms(state, job) or 0)} are left"

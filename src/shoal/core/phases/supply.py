@@ -8,9 +8,10 @@ from fractions import Fraction
 
 from shoal.core.phases.orders import give_back, judge_nodes, provision, release
 from shoal.core.phases.round import Round
+from shoal.core.scheduling.ends import lives_ms, need_ms, outlives
 from shoal.core.scheduling.order import Walk
 from shoal.core.scheduling.packing import Bin, Bins, empty_level, fits_empty
-from shoal.core.state.queue import Lane
+from shoal.core.state.queue import Gang, Lane
 from shoal.core.state.state import Node, State
 from shoal.core.state.supplied import (
     START_MS,
@@ -24,7 +25,6 @@ from shoal.core.state.supplied import (
 from shoal.model.durations import duration_text
 from shoal.model.events import JobPlaced, NodesOrdered
 from shoal.model.health import Standing
-from shoal.model.job import Job
 from shoal.model.node import NodeHealth, NodeIntent
 from shoal.model.resources import Kind, plural
 from shoal.model.supply import Order, OrderPhase, Release, Supply, SupplyCommand
@@ -139,38 +139,53 @@ class Need:
 
     def _serve(self, lane: Lane, front: list[str]) -> None:
         """Find room for the jobs of a lane, in what is there or in what may be ordered."""
-        state, gang = self._state, lane.gang
+        state = self._state
         reserved = [state.reservations[job_id] for job_id in front]
         soon_ms = self._round.now_ms + SOON_MS
         soon = sum(one.start_ms is not None and one.start_ms <= soon_ms for one in reserved)
-        jobs = len(state.queue.lanes[lane]) - soon
-        held = self.bins.holds(gang, jobs * gang.members)
-        while jobs * gang.members > held:
-            choice = self._cheapest(lane, jobs, held)
-            if choice is None:
-                break
-            one, lots = choice
-            first = state.job_numbered(state.queue.lanes[lane][held // gang.members][1])
-            others = jobs - held // gang.members - 1
-            more = f" and {plural(others, 'other job')} like it" if others > 0 else ""
-            self._take(one, lots, f"{first.label}{more} would fit there")
-            held = self.bins.holds(gang, jobs * gang.members)
-        served = min(jobs, held // gang.members)
-        self.bins.take(gang, served * gang.members)
-        if served < jobs:  # what is kept for them is not free for the lanes behind
+        numbers = [number for _, number in state.queue.lanes[lane][soon:]]
+        served = [self._serve_part(lane.gang, *part) for part in self._parts(numbers)]
+        if not all(served):  # what is kept for them is not free for the lanes behind
             for one_ in reserved:
                 for index in one_.nodes:
                     self.bins.drop(_bin_of(state, state.order[index]))
 
-    def _cheapest(self, lane: Lane, jobs: int, held: int) -> tuple[Supply, int] | None:
+    def _parts(self, numbers: list[int]) -> list[tuple[list[int], int | None]]:
+        """Jobs, and until when their nodes must live; None: for ever."""
+        if not self._state.endings and not any(one.lasts_ms for one in self._round.policy.supply):
+            return [(numbers, None)]
+        needs = [need_ms(self._state, self._state.job_numbered(n)) for n in numbers[:JOBS_MAX]]
+        known = [number for number, need in zip(numbers, needs, strict=False) if need is not None]
+        longest_ms = max((need for need in needs if need is not None), default=0)
+        unknown = [number for number, need in zip(numbers, needs, strict=False) if need is None]
+        return [(known, self._round.now_ms + longest_ms), (unknown, None)]
+
+    def _serve_part(self, gang: Gang, numbers: list[int], until_ms: int | None) -> bool:
+        """Is there room for all of them, now or in what is ordered?"""
+        jobs = len(numbers)
+        held = self.bins.holds(gang, jobs * gang.members, until_ms)
+        while jobs * gang.members > held:
+            choice = self._cheapest(gang, numbers, held)
+            if choice is None:
+                break
+            one, lots = choice
+            first = self._state.job_numbered(numbers[held // gang.members])
+            others = jobs - held // gang.members - 1
+            more = f" and {plural(others, 'other job')} like it" if others > 0 else ""
+            self._take(one, lots, f"{first.label}{more} would fit there")
+            held = self.bins.holds(gang, jobs * gang.members, until_ms)
+        served = min(jobs, held // gang.members)
+        self.bins.take(gang, served * gang.members, until_ms)
+        return served == jobs
+
+    def _cheapest(self, gang: Gang, numbers: list[int], held: int) -> tuple[Supply, int] | None:
         """The supply that serves more jobs for the least money each; then the first one named."""
-        gang = lane.gang
         best: tuple[Fraction, Supply, int] | None = None
         for one in self._round.policy.supply:
             each, left = fits_empty(gang, self._kinds[one.name]), self._left[one.name]
             if not each or not left:
                 continue
-            suited = self._suited(lane, one, jobs)
+            suited = self._suited(one, numbers)
             nodes = -(-(suited * gang.members - held) // each)
             lots = min(-(-nodes // one.lot), left // one.lot)
             served = min(suited, (held + lots * one.lot * each) // gang.members)
@@ -185,25 +200,19 @@ class Need:
                 best = (cost, one, lots)
         return None if best is None else best[1:]
 
-    def _suited(self, lane: Lane, one: Supply, jobs: int) -> int:
-        """How many of the lane's jobs would not be cut off by the end of such a node."""
+    def _suited(self, one: Supply, numbers: list[int]) -> int:
+        """How many of the jobs would start on such a node, though it may end."""
         if not one.lasts_ms:
-            return jobs
-        line = self._state.queue.lanes[lane][: min(jobs, JOBS_MAX)]
-        return sum(not _outlives(self._state.job_numbered(number), one) for _, number in line)
+            return len(numbers)
+        jobs = map(self._state.job_numbered, numbers[:JOBS_MAX])
+        return sum(not outlives(self._state, job, one) for job in jobs)
 
     def _take(self, one: Supply, lots: int, why: str) -> None:
         self._left[one.name] -= lots * one.lot
         kind = self._kinds[one.name]
-        self.bins.add(Bin(kind, empty_level(kind), NEW), lots * one.lot)
+        ends_ms = self._round.now_ms + lives_ms(one) if one.lasts_ms else 0
+        self.bins.add(Bin(kind, empty_level(kind), NEW, ends_ms), lots * one.lot)
         self.wanted += [(one, why)] * lots
-
-
-def _outlives(job: Job, one: Supply) -> bool:
-    """Would the job be cut off by the end of such a node, and lose its work?"""
-    spec = job.spec
-    longest_ms = spec.estimate_ms or spec.time_limit_ms
-    return bool(one.lasts_ms and longest_ms > one.lasts_ms and not spec.checkpoint_ms)
 
 
 def _bins(state: State, kinds: dict[str, Kind], now_ms: int) -> list[tuple[Bin, int]]:
@@ -212,6 +221,11 @@ def _bins(state: State, kinds: dict[str, Kind], now_ms: int) -> list[tuple[Bin, 
     for kind, index in state.cluster.free.items():
         for level, nodes in index.nodes.items():
             counts[Bin(kind, level)] += len(nodes)
+    for ends_ms, index_ in state.endings:
+        if state.order[index_].schedulable:
+            room = state.rooms[index_]
+            counts[Bin(room.kind, room.level)] -= 1
+            counts[Bin(room.kind, room.level, "", ends_ms)] += 1
     there: list[tuple[Bin, int]] = []
     coming: list[tuple[Bin, int]] = []
     for order in state.orders.values():
@@ -230,14 +244,16 @@ def _bins(state: State, kinds: dict[str, Kind], now_ms: int) -> list[tuple[Bin, 
         if missing:
             name = order.supply.name
             kind = kinds[name] = kinds.get(name) or kind_of(state, order.supply)
-            coming.append((Bin(kind, empty_level(kind), order.id), missing))
+            lives = lives_ms(order.supply)
+            ends_ms = now_ms + lives if lives else 0
+            coming.append((Bin(kind, empty_level(kind), order.id, ends_ms), missing))
     return [*((bin_, count) for bin_, count in counts.items() if count > 0), *there, *coming]
 
 
 def _bin_of(state: State, node: Node) -> Bin:
     order = node.spec.order if node.spec.order in state.orders else ""
     room = state.rooms[node.index]
-    return Bin(room.kind, room.level, order)
+    return Bin(room.kind, room.level, order, node.ends_ms or 0)
 
 
 def expected(state: State, order: Order, now_ms: int) -> int:

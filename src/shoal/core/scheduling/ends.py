@@ -16,8 +16,10 @@ from shoal.model.durations import duration_text
 from shoal.model.job import Job, Phase, Restart
 from shoal.model.node import End
 from shoal.model.policy import Policy
+from shoal.model.supply import Supply
 
 SAFE = 90  # percent of jobs like it are done by then
+STARTS_MS = 60_000  # of a supplied node's life may pass before it reports, or a tenth of it
 
 
 def margin_ms(policy: Policy) -> int:
@@ -61,6 +63,17 @@ def need_ms(state: State, job: Job) -> int | None:
         worth_ms = max(1, state.policy.run_ms_min, job.spec.checkpoint_ms)
         left = worth_ms if left is None else min(left, worth_ms)
     return None if left is None else left + lead_ms(state, job)
+
+
+def lives_ms(supply: Supply) -> int:
+    """How long such a node lives after it has reported; 0: for ever."""
+    return supply.lasts_ms - min(supply.lasts_ms // 10, STARTS_MS)
+
+
+def outlives(state: State, job: Job, supply: Supply) -> bool:
+    """Would the job not start on such a node, because the node does not live long enough?"""
+    need = need_ms(state, job) if supply.lasts_ms else 0
+    return need is None or need > lives_ms(supply)
 
 
 def too_short(state: State, job: Job, now_ms: int) -> set[int]:

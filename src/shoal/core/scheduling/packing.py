@@ -18,11 +18,17 @@ from shoal.model.resources import Kind
 
 
 class Bin(NamedTuple):
-    """Nodes that are alike. `order`: the order that brings or brought them, if it matters."""
+    """Nodes that are alike. `order`: the order that brings or brought them, if it matters.
+    `ends_ms`: when they end; 0: not known to end."""
 
     kind: Kind
     level: Level
     order: str = ""
+    ends_ms: int = 0
+
+    def lives(self, until_ms: int | None) -> bool:
+        """`until_ms`: None is for ever."""
+        return not self.ends_ms or (until_ms is not None and until_ms <= self.ends_ms)
 
 
 def empty_level(kind: Kind) -> Level:
@@ -85,22 +91,22 @@ class Bins:
         if self._counts.get(bin_, 0) > 0:
             self._counts[bin_] -= 1
 
-    def holds(self, gang: Gang, limit: int) -> int:
-        """How many members of such gangs have room, counted up to `limit`."""
+    def holds(self, gang: Gang, limit: int, until_ms: int | None) -> int:
+        """How many members of such gangs have room until then, counted up to `limit`."""
         total = 0
         for bin_, count in self._counts.items():
-            if count and gang.demand.suits(bin_.kind):
+            if count and bin_.lives(until_ms) and gang.demand.suits(bin_.kind):
                 total += count * _each(gang, bin_.kind, bin_.level)
                 if total >= limit:
                     return limit
         return total
 
-    def take(self, gang: Gang, members: int) -> None:
+    def take(self, gang: Gang, members: int, until_ms: int | None) -> None:
         """Put members of such gangs, for which there is room, into the bins."""
         for bin_, count in list(self._counts.items()):
             if members <= 0:
                 return
-            if not count or not gang.demand.suits(bin_.kind):
+            if not count or not bin_.lives(until_ms) or not gang.demand.suits(bin_.kind):
                 continue
             each = _each(gang, bin_.kind, bin_.level)
             if not each:
