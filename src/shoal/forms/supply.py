@@ -24,7 +24,7 @@ ENGINE_WORDS: dict[str, tuple[str, ...]] = {
         *("tolerations", "labels", "service_account", "pull_secret", "priority_class"),
         *("runtime_class", "owner", "user", "grace", "whole"),
     ),
-    "ray": ("address", "token_file", "python", "home"),
+    "ray": ("address", "token_file", "whole", "python", "folder", "checkpoints"),
 }
 # For `shoal sim`, which brings the nodes itself.
 SIM_WORDS = ("sim_delay", "sim_refuse", "sim_loss")
