@@ -99,12 +99,14 @@ class Cluster:
     core that is its whole time, and on a busy one it leaves out what others took. `started`
     holds the specs of the jobs placed since somebody last emptied it."""
 
-    def __init__(self, nodes: int) -> None:
+    def __init__(self, nodes: int, *, labelled: bool = False) -> None:
+        """`labelled`: each node has 20 labels, one of which is its own."""
         self.state = State()
         self.now_ms = 1_000_000
         self.elapsed_ns = 0
         self.started: list[JobSpec] = []
-        self.books = {spec.id: NodeBook(spec, incarnation=1) for spec in map(_node, range(nodes))}
+        specs = (_node(index, labelled=labelled) for index in range(nodes))
+        self.books = {spec.id: NodeBook(spec, incarnation=1) for spec in specs}
         self._envelopes = 0
         self.step(Report(nodes=tuple(book.report() for book in self.books.values())))
 
@@ -183,7 +185,9 @@ def _is_wide(members: int, gpus: int, cpus: int) -> bool:
     return members * gpus > GPUS_PER_NODE or members * cpus * 1000 > CPU_MILLI_PER_NODE
 
 
-def _node(index: int) -> NodeSpec:
+def _node(index: int, *, labelled: bool) -> NodeSpec:
+    labels = {f"feature-{number}": "true" for number in range(18)}
+    labels |= {"host": f"h{index}", "zone": f"z{index % 4}"}
     return NodeSpec(
         id=f"n{index}",
         cpu_milli=CPU_MILLI_PER_NODE,
@@ -192,4 +196,5 @@ def _node(index: int) -> NodeSpec:
         gpu_model="h100",
         place=f"b{index // 512}/r{index // 32}",
         address=f"10.{index >> 16}.{index >> 8 & 255}.{index & 255}",
+        labels=labels if labelled else {},
     )

@@ -9,6 +9,7 @@ import gc
 import random
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from typing import Any
 
 import msgspec
 
@@ -31,6 +32,7 @@ END_GOAL_MS = 1.0
 # Enough GPUs for well over PLACED gangs of the mix, wherever on the cluster they become free.
 GPUS_TO_PLACE = 50 * PLACED
 ENDED_TOGETHER = 200
+ASKS: dict[str, Any] = {"command": ("x",), "gpus": 8, "cpu_milli": 64_000, "priority": -20}
 
 
 class Case(msgspec.Struct, frozen=True):
@@ -91,6 +93,14 @@ def measure_growth() -> dict[str, dict[str, float]]:
         "shapes in the queue": compare(
             {str(len(cluster.state.queue.lanes)): cluster for cluster in (base, diverse)}
         ),
+        "labels": compare(
+            {
+                "none": base,
+                "20 on each node": full_cluster(NODES, QUEUED, labelled=True),
+                "and jobs that ask for a zone": asking(JobSpec(where=("zone=z1",), **ASKS)),
+                "and jobs spread over zones": asking(JobSpec(spread="zone", **ASKS)),
+            }
+        ),
         "finished jobs": compare({"0": base, str(FINISHED): aged}),
         "members of one gang, a report of each of its nodes": {
             str(members): start_of_gang(members) for members in (1_000, 4_000, 16_000)
@@ -102,9 +112,18 @@ def measure_growth() -> dict[str, dict[str, float]]:
     }
 
 
-def full_cluster(nodes: int, queued: int, mix: Mix | None = None) -> Cluster:
+def asking(spec: JobSpec) -> Cluster:
+    """A full cluster of nodes with labels, where jobs that ask about them wait, too."""
+    cluster = full_cluster(NODES, QUEUED, labelled=True)
+    assert cluster.submit([spec] * 100) == 0
+    return cluster
+
+
+def full_cluster(
+    nodes: int, queued: int, mix: Mix | None = None, *, labelled: bool = False
+) -> Cluster:
     """A cluster with no room for any job of the mix, and `queued` such jobs waiting."""
-    cluster = Cluster(nodes)
+    cluster = Cluster(nodes, labelled=labelled)
     cluster.fill(Mix(SEED))
     placed = cluster.submit((mix or Mix(SEED + 1)).specs(queued))
     assert placed == 0, f"{placed} of the jobs meant to wait found room"

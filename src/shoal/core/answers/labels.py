@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Iterable, Mapping
 
 from shoal.core.state.apply_labels import concerned
-from shoal.core.state.asked import kind_of, words_of_node
+from shoal.core.state.asked import kind_of, taken_apart, words_of_node
 from shoal.core.state.queue import Gang
 from shoal.core.state.state import Node, State
 from shoal.model.job import JobSpec
@@ -24,7 +24,7 @@ def kinds_if_asked(state: State, spec: JobSpec) -> Mapping[int, Kind]:
     fresh = [word for word in spec.asked if word not in state.asked]
     if not fresh:
         return {}
-    asked = {**state.asked, **dict.fromkeys(fresh)}
+    asked = taken_apart({**state.asked, **dict.fromkeys(fresh)})
     return {node.index: kind_of(asked, node) for node in concerned(state, fresh)}
 
 
@@ -43,7 +43,7 @@ def too_many_values(state: State, spec: JobSpec) -> tuple[str, str] | None:
     for field, key in (("spread", spec.spread), ("together", spec.together)):
         if not key:
             continue
-        values = {node.labels.get(key) for node in state.order} - {None}
+        values = {node.label(key) for node in state.order} - {None}
         if field == "spread" and not values and state.order:
             return field, f"no node has the label {key}; the labels are: {_keys(state.order)}"
         if len(values) > VALUES_MAX:

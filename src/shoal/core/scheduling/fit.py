@@ -12,7 +12,7 @@ from shoal.core.state.queue import Gang
 from shoal.core.state.room import Domain, FreeIndex, Level
 from shoal.core.state.state import Node, State
 from shoal.model.job import Within
-from shoal.model.resources import Demand, Kind, Slice, plural
+from shoal.model.resources import WHOLE_GPU_MILLI, Demand, Kind, Slice, plural
 
 # A gang over several nodes goes to the tightest rack (block) that holds it. At most this many are
 # tried, or all of them if it has to stay within one.
@@ -158,8 +158,11 @@ def room_for(domain: Domain, gang: Gang, limit: int) -> int:
 
 
 def _suitable(domain: Domain, demand: Demand) -> Iterator[tuple[Kind, FreeIndex]]:
+    """Kinds with a node that may have enough GPUs. Most kinds of a full cluster have none, and
+    there are many kinds if jobs ask about many labels."""
+    gpus = demand.gpus if demand.gpu_milli == WHOLE_GPU_MILLI else 0
     for kind, index in domain.free.items():
-        if index.levels and demand.suits(kind):
+        if index.levels and index.levels[-1][0] >= gpus and demand.suits(kind):
             yield kind, index
 
 
@@ -327,7 +330,10 @@ def _shortage_within(state: State, gang: Gang, need: str) -> str:
 
 def _best_node(state: State, gang: Gang) -> str:
     levels = [
-        level for _, index in _suitable(state.cluster, gang.demand) for level in index.levels[-1:]
+        level
+        for kind, index in state.cluster.free.items()
+        if gang.demand.suits(kind)
+        for level in index.levels[-1:]
     ]
     if not levels:
         can = any(kind.containers and index.levels for kind, index in state.cluster.free.items())

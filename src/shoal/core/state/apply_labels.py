@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from shoal.core.state.apply_room import change_kind, close, open_up
-from shoal.core.state.asked import kind_of
+from shoal.core.state.apply_room import change_kind, gained
+from shoal.core.state.asked import kind_of, taken_apart
 from shoal.core.state.state import Node, State
 from shoal.model.events import NodeLabelled
 from shoal.model.job import Job
@@ -23,7 +23,7 @@ def ask(state: State, job: Job) -> None:
         state.asking[word] = state.asking.get(word, 0) + 1
     fresh = [word for word in words if word not in state.asked]
     if fresh:
-        state.asked.update(dict.fromkeys(fresh))
+        look_at(state, {**state.asked, **dict.fromkeys(fresh)})
         _sort_again(state, concerned(state, fresh))
 
 
@@ -34,8 +34,12 @@ def ask_no_more(state: State, job: Job) -> None:
         if not state.asking[word]:
             del state.asking[word]
     if words and len(state.asked) > 2 * len(state.asking) + STALE_MAX:
-        state.asked = {word: None for word in state.asked if word in state.asking}
+        look_at(state, {word: None for word in state.asked if word in state.asking})
         _sort_again(state, state.order)
+
+
+def look_at(state: State, asked: dict[str, None]) -> None:
+    state.asked, state.looks_at = asked, taken_apart(asked)
 
 
 def concerned(state: State, fresh: list[str]) -> list[Node]:
@@ -45,9 +49,8 @@ def concerned(state: State, fresh: list[str]) -> list[Node]:
     keys = [(key, value) for key, _, value in (word.partition("=") for word in wanted)]
     found = []
     for node in state.order:
-        labels = node.labels
         if (taints and node.taints) or any(
-            key in labels and value in ("", "*", labels[key]) for key, value in keys
+            (has := node.label(key)) is not None and value in ("", "*", has) for key, value in keys
         ):
             found.append(node)
     return found
@@ -55,7 +58,7 @@ def concerned(state: State, fresh: list[str]) -> list[Node]:
 
 def _sort_again(state: State, nodes: Iterable[Node]) -> None:
     for node in nodes:
-        kind = kind_of(state.asked, node)
+        kind = kind_of(state.looks_at, node)
         if kind != state.rooms[node.index].kind:
             change_kind(state, node, kind)
 
@@ -63,7 +66,7 @@ def _sort_again(state: State, nodes: Iterable[Node]) -> None:
 def node_labelled(state: State, event: NodeLabelled) -> None:
     """Running jobs stay where they are; the next placement sees the new labels."""
     node = state.nodes[event.node]
-    close(state, node)
     node.labels_set, node.taints_set = event.labels, event.taints
-    change_kind(state, node, kind_of(state.asked, node), closed=True)
-    open_up(state, node)
+    change_kind(state, node, kind_of(state.looks_at, node))
+    if node.schedulable:
+        gained(state, state.rooms[node.index])

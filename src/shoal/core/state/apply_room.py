@@ -21,7 +21,7 @@ def add_node(state: State, node: Node) -> None:
     assert node.index == len(state.order), "nodes are indexed in join order"
     state.nodes[node.id] = node
     state.order.append(node)
-    state.rooms.append(Room(node.spec, kind_of(state.asked, node)))
+    state.rooms.append(Room(node.spec, kind_of(state.looks_at, node)))
     _foresee(state, node.spec)
     state.placed[node.id] = {}
     _brings(state, node)
@@ -62,7 +62,7 @@ def replace_node(state: State, node: Node, spec: NodeSpec, incarnation: int) -> 
     node.spec = spec
     _brings(state, node)
     node.incarnation = incarnation
-    state.rooms[node.index] = Room(spec, kind_of(state.asked, node))
+    state.rooms[node.index] = Room(spec, kind_of(state.looks_at, node))
     _count_known(state, node, 1)
     _foresee(state, spec)
 
@@ -100,31 +100,30 @@ def _count(kinds: dict[Kind, int], kind: Kind, change: int) -> None:
         del kinds[kind]  # such kinds come and go with what jobs ask about
 
 
-def change_kind(state: State, node: Node, kind: Kind, *, closed: bool = False) -> None:
-    """Its labels or taints, or what matters of them, have changed."""
-    if not closed:
-        close(state, node)
-    _count_known(state, node, -1)
-    state.rooms[node.index].kind = kind
-    _count_known(state, node, 1)
-    if not closed:
-        _offer(state, node)
+def change_kind(state: State, node: Node, kind: Kind) -> None:
+    """Its labels or taints, or what matters of them, have changed; its amounts have not."""
+    room = state.rooms[node.index]
+    before, room.kind = room.kind, kind
+    if node.intent is not NodeIntent.REMOVED:
+        _count(state.capacity, before, -1)
+        _count(state.capacity, kind, 1)
+    if node.schedulable:
+        _count(state.open_capacity, before, -1)
+        _count(state.open_capacity, kind, 1)
+        state.cluster.change_kind(node.index, room.level, before, kind)
+        for division, name in zip(state.divisions, room.domains, strict=False):
+            division.domains[name].change_kind(node.index, room.level, before, kind)
 
 
 def open_up(state: State, node: Node) -> None:
     """Offer the node to the scheduler if it is schedulable."""
-    if _offer(state, node):
-        _gained(state, state.rooms[node.index])
-
-
-def _offer(state: State, node: Node) -> bool:
     if node.schedulable:
         room = state.rooms[node.index]
         state.cluster.add(node.index, room)
         for division, name in zip(state.divisions, room.domains, strict=False):
             division.add(name, node.index, room)
         _count(state.open_capacity, room.kind, 1)
-    return node.schedulable
+        gained(state, room)
 
 
 def close(state: State, node: Node) -> None:
@@ -137,7 +136,7 @@ def close(state: State, node: Node) -> None:
         _count(state.open_capacity, room.kind, -1)
 
 
-def _gained(state: State, room: Room) -> None:
+def gained(state: State, room: Room) -> None:
     """A node has more room than before: gangs whose members fit on it are worth a try."""
     agenda = state.agenda
     if state.preemptible and state.policy.preempt is not Preempt.NEVER:
@@ -185,7 +184,7 @@ def change(state: State, slice_: Slice, sign: int, *, exclusive: bool = False) -
     """A slice is taken (-1) or given back (+1)."""
     room = _shift(state, slice_, sign, exclusive=exclusive)
     if sign > 0 and state.nodes[slice_.node].schedulable:
-        _gained(state, room)
+        gained(state, room)
 
 
 def _shift(state: State, slice_: Slice, sign: int, *, exclusive: bool) -> Room:

@@ -7,31 +7,49 @@ scheduler walks the kinds (ADR 39).
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from shoal.model.labels import NODE, OTHER_TAINT, words_of
+from shoal.model.resources import Kind
 
 if TYPE_CHECKING:
     from shoal.core.state.facts import Node
-    from shoal.model.resources import Kind
 
 
-def kind_of(asked: Mapping[str, None], node: Node) -> Kind:
+class Asked(NamedTuple):
+    """What some job asked about, taken apart."""
+
+    words: Mapping[str, None]
+    keys: tuple[str, ...]  # of labels
+    whole: frozenset[str]  # labels of which every value matters
+
+
+def taken_apart(words: Mapping[str, None]) -> Asked:
+    labels = [word.partition("=") for word in words if not word.startswith("~")]
+    keys = tuple(dict.fromkeys(key for key, _, _ in labels))
+    return Asked(words, keys, frozenset(key for key, _, value in labels if value == "*"))
+
+
+def kind_of(asked: Asked, node: Node) -> Kind:
     """The node's kind, with the labels and taints that some job asked about. All other taints look
     the same: no job tolerates them by name."""
-    kind, taints = node.spec.kind, node.taints
+    kind, taints, keys = node.spec.kind, node.taints, asked.keys
+    if not keys and not taints:
+        return kind
+    words: list[str] = []
+    kept: tuple[str, ...] = ()
+    for key in keys:
+        value = node.label(key)
+        if value is not None:
+            word = f"{key}={value}"
+            if key in asked.words:
+                words.append(key)
+            if word in asked.words or key in asked.whole:
+                words.append(word)
     if taints:
-        kept = {taint if _named(taint, asked) else OTHER_TAINT for taint in taints}
-        kind = kind._replace(taints=tuple(sorted(kept)))
-    if asked:
-        words = [
-            word
-            for key, value in node.labels.items()
-            for word in (key, f"{key}={value}")
-            if word in asked or (word != key and f"{key}=*" in asked)
-        ]
-        kind = kind._replace(labels=tuple(sorted(words)))
-    return kind
+        named = {taint if _named(taint, asked.words) else OTHER_TAINT for taint in taints}
+        kept = tuple(sorted(named))
+    return Kind(*kind[:6], tuple(sorted(words)), kept)
 
 
 def full_kind(node: Node) -> Kind:

@@ -48,6 +48,12 @@ class Node(msgspec.Struct, kw_only=True):
     def labels(self) -> dict[str, str]:
         return changed(self.spec.labels, {**self.labels_set, NODE: self.spec.id})
 
+    def label(self, key: str) -> str | None:
+        """As in `labels`, without making all of them."""
+        if key == NODE:
+            return self.spec.id
+        return self.labels_set[key] if key in self.labels_set else self.spec.labels.get(key)
+
     @property
     def taints(self) -> tuple[str, ...]:
         if not self.taints_set:

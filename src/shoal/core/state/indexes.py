@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from shoal.core.scheduling.foresight import Foresight
+from shoal.core.state.asked import taken_apart
 from shoal.core.state.facts import Facts, Node
 from shoal.core.state.queue import Queue
 from shoal.core.state.room import Division, Domain, Room
@@ -26,6 +27,7 @@ class Indexes(Facts):
         self.open_capacity: dict[Kind, int] = {}  # kind of node -> how many are schedulable
         self.totals = Kind(0, 0, 0)  # of all nodes that are known
         self.endings: list[tuple[int, int]] = []  # (end, index) of nodes that end, sorted
+        self.looks_at = taken_apart({})  # what is asked about, taken apart
         self.asking: dict[str, int] = {}  # what is asked about -> by how many live jobs
         self.troubled: dict[str, None] = {}  # nodes that are suspect or in quarantine
         self.foresight = Foresight(1000, self.mix)  # for the largest node

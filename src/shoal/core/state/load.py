@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from shoal.core.scheduling.foresight import Foresight, Mix
 from shoal.core.state.accounts import Accounts
+from shoal.core.state.apply_labels import look_at
 from shoal.core.state.apply_queue import add_job, adopt_policy, claim
 from shoal.core.state.apply_room import add_node
 from shoal.core.state.estimates import Estimates
@@ -28,7 +29,7 @@ def restore(snapshot: Snapshot) -> State:
     state.mix = Mix(dict(snapshot.mix))
     state.foresight = Foresight(1000, state.mix)
     adopt_policy(state, snapshot.policy)
-    state.asked = dict.fromkeys(snapshot.asked)
+    look_at(state, dict.fromkeys(snapshot.asked))
     for node in snapshot.nodes:
         add_node(state, node)
     for job in snapshot.jobs:

@@ -212,13 +212,20 @@ class Domain:
         self.nodes += 1
 
     def remove(self, index: int, room: Room) -> None:
-        free = self.free[room.kind]
-        free.remove(index, room.level)
-        if not free.levels and (room.kind.labels or room.kind.taints):
-            del self.free[room.kind]  # such kinds come and go with what jobs ask about
+        self._leave(index, room.level, room.kind)
         self.gpus -= room.level.gpus
         self.gpu_milli -= room.level.gpu_milli
         self.nodes -= 1
+
+    def change_kind(self, index: int, level: Level, before: Kind, after: Kind) -> None:
+        self._leave(index, level, before)
+        self.free.setdefault(after, FreeIndex()).add(index, level)
+
+    def _leave(self, index: int, level: Level, kind: Kind) -> None:
+        free = self.free[kind]
+        free.remove(index, level)
+        if not free.levels and (kind.labels or kind.taints):
+            del self.free[kind]  # such kinds come and go with what jobs ask about
 
     def move(self, index: int, kind: Kind, before: Level, after: Level) -> None:
         """The node's level has changed."""
