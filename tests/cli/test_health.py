@@ -92,7 +92,8 @@ def test_progress_in_words(fields: dict[str, Any], text: str) -> None:
 
 
 def listed(cluster: Training, capsys: pytest.CaptureFixture[str]) -> dict[str, str]:
-    loop = cast(ControlLoop, SimpleNamespace(state=cluster.state))
+    clock = SimpleNamespace(now_ms=lambda: cluster.now_ms)
+    loop = cast(ControlLoop, SimpleNamespace(state=cluster.state, clock=clock))
     print_nodes([node_view(Reach(loop, THE_OPERATOR), node) for node in cluster.state.order])
     lines = capsys.readouterr().out.splitlines()[1:]
     return {line.split()[0]: " ".join(line.split()[1:]) for line in lines}
@@ -121,3 +122,13 @@ def test_a_lost_node_in_quarantine_says_why_it_is_lost(
     cluster.learn_gone("a")
     assert listed(cluster, capsys)["a"].endswith("(its agent died)")
     assert cluster.node("a").intent is NodeIntent.OPEN
+
+
+def test_a_node_shows_when_it_ends_and_why(capsys: pytest.CaptureFixture[str]) -> None:
+    cluster = Training(nodes="ab")
+    cluster.books["a"].ends_in_ms = 40 * 60_000
+    cluster.books["a"].ends_why = "Slurm time limit"
+    cluster.hear("a")
+    lines = listed(cluster, capsys)
+    assert lines["a"].endswith("(ends in 40m: Slurm time limit)")
+    assert "ends" not in lines["b"]

@@ -254,6 +254,24 @@ def test_nodes_obey_cordon_drain_and_uncordon(live_shoal: Shoal, cluster: Live) 
     assert json.loads(live_shoal("nodes", "--json").out)[0]["gpus"] == 8
 
 
+def test_a_drain_can_be_planned_shown_and_taken_back(live_shoal: Shoal, cluster: Live) -> None:
+    def line(node: str) -> str:
+        return next(li for li in live_shoal("nodes").out.splitlines() if li.startswith(node))
+
+    try:
+        assert live_shoal("drain", "n2", "--in", "2h").out == "n2 will be drained in 2h\n"
+        assert "(ends in 1h 59m: drain planned by " in line("n2")
+        assert live_shoal("drain", "n3", "--at", "2d").code == 2
+        assert live_shoal("ends", "--node", "n3", "--in", "3h", "--why", "rented").code == 0
+        assert eventually(lambda: "(ends in 2h 59m: rented)" in line("n3"))
+        assert live_shoal("ends", "--node", "nn", "--never").code == 1
+        assert live_shoal("ends", "--never").code == 0
+        assert eventually(lambda: "ends" not in line("n3"))
+    finally:
+        assert live_shoal("uncordon", "n2").code == 0
+    assert "ends" not in line("n2")
+
+
 def test_status_fits_on_one_screen(live_shoal: Shoal) -> None:
     result = live_shoal("status")
     assert "4 ready" in result.out

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import time
 from collections.abc import Iterator
 
 import msgspec
@@ -11,7 +12,9 @@ import pytest
 
 from shoal.control.home import ClusterConfig
 from shoal.control.lifecycle import LifecycleError, bring_up, take_down
-from shoal.model.events import NodeLost
+from shoal.ends import forget_end, write_end
+from shoal.model.events import JobStopping, NodeLost
+from shoal.model.job import StopCause
 from shoal.model.node import NodeIntent
 from tests.live.cluster import Live, eventually, live_cluster, virtual_nodes
 
@@ -183,3 +186,27 @@ def test_a_port_that_is_taken_is_named(pair: Live) -> None:
             bring_up(
                 other.home, ClusterConfig(nodes=virtual_nodes(1, 0), port=port), lambda _: None
             )
+
+
+def test_a_job_leaves_a_node_before_its_end_and_a_long_one_does_not_start_there(pair: Live) -> None:
+    """The margin of 10 s is over at once, so the end is near as soon as it is known."""
+    job = pair.run("sleep 600", gpus=2, stop_grace_ms=500, checkpoint_ms=1_000)
+    assert pair.wait(job, "running") == "running"
+    node = pair.client.job(job).nodes[0]
+    write_end(pair.home.node(node), time.time() + 10, "spot notice")
+    assert eventually(lambda: pair.client.job(job).attempt == 2)
+    events = pair.client.events(job=job)
+    stops = [one.event for one in events.events if isinstance(one.event, JobStopping)]
+    assert [stop.cause for stop in stops] == [StopCause.DRAIN]
+    assert f"{node} ends in " in stops[0].why and "(spot notice)" in stops[0].why
+    assert pair.wait(job, "running") == "running"
+    assert pair.client.job(job).nodes != [node]
+    write_end(pair.home.node(node), time.time() + 3600, "rented")
+    waiting = pair.run("true", gpus=1)
+    assert eventually(lambda: f"{node} has room, but ends in " in pair.client.why(waiting).why)
+    short = pair.run("true", gpus=1, time_limit_ms=60_000)
+    assert pair.wait(short) == "succeeded"
+    forget_end(pair.home.node(node))
+    assert pair.wait(waiting) == "succeeded"
+    pair.client.cancel(job)
+    assert pair.wait(job) == "cancelled"

@@ -232,6 +232,7 @@ class Feed:
                 node.intent,
                 node.record.standing,
                 node.why,
+                node.end,
                 node.spec,
                 tuple(placed[node.id]),
             )

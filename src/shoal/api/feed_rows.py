@@ -38,6 +38,8 @@ class NodeLine(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     why: str = ""
     since_ms: int = 0
     standing: str = ""  # empty if it is ok
+    ends_ms: int = 0  # until when it lives; 0: no end is known
+    ends_why: str = ""
     labels: str = ""  # and taints, as in `shoal nodes --labels`; the first of them
 
 
@@ -137,6 +139,8 @@ def node_line(loop: ControlLoop, node: Node) -> NodeLine:
         why=node.record.why if ailing else node.why,
         since_ms=node.since_ms,
         standing=node.record.standing.value if ailing else "",
+        ends_ms=node.ends_ms or 0,
+        ends_why=node.ends_why,
         labels=_labels_text(node) if node.spec.labels or node.labels_set or node.taints else "",
     )
 

@@ -144,6 +144,7 @@ def node_view(reach: Reach, node: Node) -> NodeView:
         memory_mb_free=0 if lost else room.memory_mb,
         jobs=list(jobs),
         ends_ms=node.ends_ms,
+        ends_in_ms=None if node.ends_ms is None else node.ends_ms - loop.clock.now_ms(),
         ends_why=node.ends_why,
     )
 

@@ -103,6 +103,7 @@ class NodeView(msgspec.Struct, kw_only=True):
     memory_mb_free: int
     jobs: list[str]
     ends_ms: int | None = None  # until when it lives, if that is known
+    ends_in_ms: int | None = None  # the same, from now, because clocks differ
     ends_why: str = ""
 
 

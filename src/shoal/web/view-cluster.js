@@ -85,6 +85,7 @@ export function mount(root) {
       h("button", { class: "quiet push", "data-key": "close", "aria-label": "Close", onclick: () => { map.chosen = ""; map.redraw(); panel.hidden = true; map.canvas.focus(); } }, "✕")),
     h("p", { class: "dim small" }, [node.place, plural(node.gpus ?? 0, "GPU"), node.model].filter(Boolean).join(" · ")),
     node.labels ? h("p", { class: "dim small" }, node.labels) : null,
+    node.ends_ms ? h("p", { class: "small" }, endsText(node)) : null,
     node.why ? h("p", { class: node.state === "ready" && !node.standing ? "dim small" : "small" }, `${node.why}${node.since_ms ? `, since ${span(now() - node.since_ms)}` : ""}`) : null,
     h("ul", { class: "plain" }, jobs.length ? jobs.map((job) => h("li", {}, h("i", { class: "dot", style: { background: jobColour(job.id) } }), " ", h("a", { href: `#/job/${job.id}`, "data-key": job.id }, jobName(job)), " ", h("span", { class: "dim small" }, `${shape(job)} ${job.state}`))) : h("li", { class: "dim" }, "no jobs")),
     load.element, h("div", { class: "row" }, nodeActions(node)));
@@ -173,6 +174,12 @@ function troubles(element, choose) {
 const foreign = (id) => id === "" || id.startsWith("@");
 const owner = (id) => (id === "" ? "another tenant's job" : id.startsWith("@") ? `a job of tenant ${id.slice(1)}` : id);
 
+/** A node that will not be there for ever: a time limit, a spot notice, a planned drain. */
+function endsText(node) {
+  const left = node.ends_ms - now();
+  return `${left > 0 ? `ends in ${span(left)}` : "its end has come"}${node.ends_why ? `: ${node.ends_why}` : ""}`;
+}
+
 function describe(id, gpu) {
   const node = cluster.nodes.get(id);
   if (!node) return [];
@@ -186,6 +193,7 @@ function describe(id, gpu) {
     return h("div", {}, h("i", { class: "dot", style: { background: jobColour(job.id) } }), ` ${jobName(job)} `, h("span", { class: "dim" }, [`member ${cell.member} of ${job.size || job.members || 1}`, job.tenant, `${job.state} ${since}`.trim(), work, job.slow?.includes(cell.member) ? "slows down its gang" : ""].filter(Boolean).join(" · ")));
   });
   if (gpu >= 0 && !inside.length) lines.push(h("div", { class: "dim" }, node.state === "ready" ? "free" : node.why || node.state));
+  if (gpu < 0 && node.ends_ms) lines.push(h("div", {}, endsText(node)));
   if (gpu < 0 && node.why) lines.push(h("div", { class: "dim" }, node.why));
   return [head, ...lines];
 }

@@ -29,6 +29,7 @@ const OTHERS = {
   NodeSuspected: (e) => `${e.node} is silent`,
   NodeLost: (e) => `${e.node} is lost`,
   NodeIntended: (e) => `${e.node} is ${e.intent}`,
+  NodeEnding: (e) => e.end ? `${e.node} ${e.why}` : `${e.node} no longer ends`,
   NodeLabelled: (e) => `${e.node} was ${e.why || "labelled"}`,
   NodeChecked: (e) => `${e.node} was checked: ${e.passed ? "passed" : "failed"}`,
   NodeJudged: (e) => `${e.node} is ${e.record?.standing}`,

@@ -33,8 +33,8 @@ def nodes(where: tuple[str, ...], labels: bool, json: bool, home: Path) -> None:
 
     GPUS, CPUS and MEMORY show used/total. 1.5 GPUs in use may be half of each
     of three GPUs. A node shows why it is not ready, or why it is suspected to
-    be slow or faulty, or why it is in quarantine. The last line names limits
-    that a node cannot enforce, and why.
+    be slow or faulty, or why it is in quarantine; and when it ends, if that is
+    known. The last line names limits that a node cannot enforce, and why.
 
     Examples:
       shoal nodes
@@ -187,6 +187,13 @@ def print_nodes(views: list[NodeView], labels: bool = False) -> None:
     _print_unenforced(views)
 
 
+def ends_text(in_ms: int, why: str) -> str:
+    from shoal.model.durations import duration_text
+
+    when = f"ends in {duration_text(in_ms)}" if in_ms > 0 else "its end has come"
+    return f"{when}: {why}" if why else when
+
+
 def labels_text(view: NodeView) -> str:
     """A taint is marked by an exclamation mark."""
     pairs = [f"{key}={value}" for key, value in sorted(view.labels.items())]
@@ -219,6 +226,8 @@ def _cells(view: NodeView, models: bool) -> list[str | Cell]:
         jobs = f"{jobs} (suspect: {view.why})".strip()
     elif (view.health != "ready" or view.standing != "ok") and view.why:
         jobs = f"{jobs} ({view.why})".strip()
+    if view.ends_in_ms is not None:
+        jobs = f"{jobs} ({ends_text(view.ends_in_ms, view.ends_why)})".strip()
     row: list[str | Cell] = [
         Cell(view.id, "bold"),
         state_cell(view.state),
