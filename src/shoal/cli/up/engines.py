@@ -1,28 +1,106 @@
-"""Which engine brings nodes to a cluster, as `shoal up` was asked."""
+"""Which engine brings nodes to a cluster, and which nodes, as `shoal up` was asked."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
 
-from shoal.forms.failure import USAGE, Failure
+from shoal.forms.failure import USAGE, BadField, Failure
 
 if TYPE_CHECKING:
-    from shoal.control.home import ClusterConfig
+    from shoal.control.home import ClusterConfig, Home
+    from shoal.model.supply import Supply
 
 ENGINES = ("slurm", "kubernetes", "ray")
 LOCAL = "local"
+NO_RAY = (
+    "needs --address HOST:PORT, of a Ray that runs already; to make a cluster of bare machines: "
+    "shoal up --host 0.0.0.0, then shoal join on each"
+)
 
 
-def chosen(flag: str | None, last: ClusterConfig | None) -> str:
-    """The flag, or what the cluster had before."""
-    if last is not None and last.engine == "ray" and last.reach and "://" not in last.reach:
+class Wanted(NamedTuple):
+    """The flags; None means not given."""
+
+    engine: str | None
+    supply: str | None
+    address: str | None
+    namespace: str | None
+
+    def name(self, last: ClusterConfig | None) -> str:
+        """The engine: the flag, or what the cluster had before."""
+        if self.engine is None and last is not None and last.engine == "ray":
+            _refuse_carrying(last)
+        if self.engine is None:
+            return last.engine if last is not None else LOCAL
+        if self.engine not in (LOCAL, *ENGINES):
+            names = f"{', '.join(ENGINES)} or {LOCAL}"
+            raise Failure(f"--engine: must be {names}, not '{self.engine[:40]}'", USAGE)
+        return self.engine
+
+    def supplies(self, engine: str) -> tuple[Supply, ...]:
+        """What the flags describe; empty: the policy is left as it is."""
+        import msgspec
+
+        from shoal.forms.supply import supplies
+        from shoal.model.supply import Supply
+
+        flags = {"address": (self.address, "ray"), "namespace": (self.namespace, "kubernetes")}
+        given: dict[str, Any] = {}
+        for word, (value, wanted) in flags.items():
+            if value is not None and engine != wanted:
+                raise Failure(f"--{word}: has no effect without --engine {wanted}", USAGE)
+            given |= {word: value} if value is not None else {}
+        if self.supply is None and not given:
+            if self.engine == "ray":
+                raise Failure(f"--engine ray: {NO_RAY}", USAGE)
+            return ()
+        if engine == LOCAL:
+            raise Failure("--supply: has no effect without --engine, e.g. --engine slurm", USAGE)
+        try:
+            rows = [{"engine": engine, **row, **given} for row in _rows(self.supply or "")]
+            for row in rows:
+                if row["engine"] != engine:
+                    message = f"is for {row['engine']}, and --engine says {engine}"
+                    raise Failure(f"--supply: {message}", USAGE)
+            return msgspec.convert(tuple(supplies(rows)), tuple[Supply, ...])
+        except (BadField, msgspec.ValidationError) as error:
+            raise Failure(f"--supply: {error}", USAGE) from None
+
+
+def use(home: Home, supplies: tuple[Supply, ...]) -> None:
+    """These replace the policy's supplies of the same names; the others stay."""
+    import msgspec
+
+    from shoal.client import Client
+
+    if not supplies:
+        return
+    with Client.at_home(home.path, patience_s=30) as client:
+        policy = client.policy()
+        named = {one.name: one for one in (*policy.supply, *supplies)}
+        wanted = msgspec.structs.replace(policy, supply=tuple(named.values()))
+        if wanted != policy:
+            client.set_policy(wanted)
+
+
+def _rows(text: str) -> list[dict[str, Any]]:
+    """`partition=gpu,gpus=8,most=16`, or a file with the same words, or with `supply:`."""
+    from shoal.forms import datafile
+    from shoal.forms.supply import from_words
+
+    path = Path(text).expanduser()
+    if "=" in text or not text:
+        return [from_words(text)]
+    ending = path.suffix if path.suffix in (".yaml", ".yml", ".toml", ".json") else ".yaml"
+    found = dict(datafile.load(datafile.read_text(path, "supply file"), ending))
+    listed = found.get("supply", [found])
+    rows = listed if isinstance(listed, list) else [{"name": k, **v} for k, v in listed.items()]
+    return [dict(row) for row in rows]
+
+
+def _refuse_carrying(last: ClusterConfig) -> None:
+    if last.reach and "://" not in last.reach:
         message = "this cluster was started by an earlier version, in which Ray carried messages"
-        if flag is None:
-            advice = "start it with: shoal up --engine local --host 0.0.0.0 --node-address ''"
-            raise Failure(f"{message}; {advice}, then join the other machines again")
-    if flag is None:
-        return last.engine if last is not None else LOCAL
-    if flag not in (LOCAL, *ENGINES):
-        names = f"{', '.join(ENGINES)} or {LOCAL}"
-        raise Failure(f"--engine: must be {names}, not '{flag[:40]}'", USAGE)
-    return flag
+        advice = "start it with: shoal up --engine local --host 0.0.0.0 --node-address ''"
+        raise Failure(f"{message}; {advice}, then join the other machines again")

@@ -27,7 +27,10 @@ if TYPE_CHECKING:
     Option("--memory", metavar="SIZE", help="Memory per virtual node, e.g. 8G."),
     Option("--topology", metavar="BxR", help="B blocks of R racks each, e.g. 2x2."),
     flag("--this-machine", help="One node: this machine as it is."),
-    Option("--engine", metavar="E", help="What brings nodes: slurm, kubernetes or ray. [none]"),
+    Option("--engine", metavar="E", help="What brings nodes: slurm, kubernetes or ray."),
+    Option("--supply", metavar="K=V,...", help="Nodes that it may bring; or a file of them."),
+    Option("--address", metavar="HOST:PORT", help="With --engine ray: the Ray that runs there."),
+    Option("--namespace", metavar="N", help="With --engine kubernetes: where its pods are."),
     Option("--hosts", metavar="FILE", type=Path, help="Join the hosts in this file over ssh."),
     Option("--host", metavar="ADDRESS", help="Listen on this address. [127.0.0.1]"),
     Option("--node-address", metavar="URL", help="Where nodes reach it. [there]"),
@@ -49,6 +52,9 @@ def up(
     topology: str | None,
     this_machine: bool,
     engine: str | None,
+    supply: str | None,
+    address: str | None,
+    namespace: str | None,
     hosts: Path | None,
     host: str | None,
     node_address: str | None,
@@ -78,6 +84,11 @@ def up(
     proxy or a NAT, give it with --node-address. --nodes 0 makes this machine only
     the head.
 
+    With --engine, nodes come and go with the queue (see `shoal policy`): --supply
+    says which and how many, in the words of a policy file. This machine is then
+    only the head, unless --nodes or --this-machine says more. Ray and Kubernetes
+    must run already; to make a cluster of bare machines, use `shoal join`.
+
     --hosts takes a YAML list of servers and makes them nodes over ssh, several
     at a time, with your own keys and settings. Shoal is installed where it is
     missing. Each entry has a field host, and may have user, port, name, place,
@@ -95,6 +106,7 @@ def up(
       shoal up --nodes 4 --gpus 8                four virtual nodes
       shoal up --nodes 8 --gpus 8 --topology 2x2
       shoal up --nodes 2 --gpus 4 --gpu-model A100 --gpu-memory 80G
+      shoal up --engine slurm --supply partition=gpu,gpus=8,most=16
       shoal up --hosts hosts.yaml                these servers, over ssh
       shoal up --home ~/try --port 0             a second, separate cluster
       shoal up --host 0.0.0.0                    other machines can log in and join
@@ -112,12 +124,15 @@ def up(
     if listed is not None:
         host = listening.open_host(host, last)
     where = listening.Where(host, port, domain, certificate, key, node_address)
-    config = _config(last, shape, this_machine, where, engines.chosen(engine, last))
+    wanted = engines.Wanted(engine, supply, address, namespace)
+    config = _config(last, shape, this_machine, where, wanted.name(last))
+    supplies = wanted.supplies(config.engine)
     listening.check(config)
     if listed is not None:
         listening.check_reachable(config)
     with show.Spinner(quiet=json) as progress:
         answer = bring_up(place, config, progress)
+        engines.use(place, supplies)
     outcomes = [] if listed is None else listed.bring(config, quiet=json)
     _report(place, config, answer, listed, outcomes, json)
     return REFUSED if any(outcome.state == "failed" for outcome in outcomes) else 0
