@@ -182,6 +182,9 @@ def _wrong_certificate(endpoint: Endpoint, error: WrongCertificate) -> str:
     what = error.message.partition("; ")[0]
     if " is for " in what:
         return f"{what}; use one of these, or on the head: shoal up --node-address {endpoint.host}"
+    if "you logged in with" in what:
+        what = what.replace("the one you logged in with", "the one of the join token")
+        return f"{what}; {ADVICE} again, or name the certificate of a proxy there after the dot"
     if "does not trust" in what:
         return f"{what}; put the certificate's fingerprint after the join token, with a dot"
     return error.message
