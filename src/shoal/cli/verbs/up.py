@@ -70,11 +70,8 @@ def up(
     Without flags the cluster is one node with the CPUs, memory and GPUs of this
     machine. With --nodes or --gpus it has virtual nodes n1, n2, ... Their GPUs
     are only numbers for the scheduler; their processes are real. Each virtual
-    node gets plenty of CPUs and its share of the memory.
-
-    --topology puts virtual nodes into racks, in order. With 8 nodes, 2x2 puts
-    n1 and n2 in b1/r1, n3 and n4 in b1/r2, n5 and n6 in b2/r1, n7 and n8 in
-    b2/r2.
+    node gets plenty of CPUs and its share of the memory. --topology puts them
+    into racks, in order: 2x2 puts the first quarter of them in b1/r1.
 
     Only this machine reaches the cluster, unless --host names another address,
     such as 0.0.0.0 for all. The port then speaks TLS, with a certificate from a
@@ -90,12 +87,11 @@ def up(
     must run already; to make a cluster of bare machines, use `shoal join`.
 
     --hosts takes a YAML list of servers and makes them nodes over ssh, several
-    at a time, with your own keys and settings. Shoal is installed where it is
-    missing. Each entry has a field host, and may have user, port, name, place,
-    labels, gpus, and python (an interpreter there that already has Shoal). Run it
-    again with a changed file to apply only the changes; a host that is no
-    longer in the file leaves. If some hosts fail, the others still join, and
-    the exit code is 1.
+    at a time. Shoal is installed where it is missing. Each entry has a field
+    host, and may have user, port, name, place, labels, gpus, and python (an
+    interpreter there that has Shoal). Run it again with a changed file to apply
+    only the changes; a host that is no longer in the file leaves. If some hosts
+    fail, the others still join, and the exit code is 1.
 
     Without flags a cluster that was up before comes back with its jobs. If a
     cluster is up, the same flags change nothing; to use other flags, run
