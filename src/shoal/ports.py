@@ -51,8 +51,9 @@ class Inbox(Protocol):
 
     def gone(self, gone: NodeGone) -> None: ...
 
-    def log(self, chunk: LogChunk) -> int:
-        """Keep a piece of a member's output; returns how many bytes are kept so far."""
+    def log(self, chunk: LogChunk, node: str = "") -> int:
+        """Keep a piece of a member's output; returns how many bytes are kept so far. `node`: it
+        comes from another machine, and is kept only if the member was placed there."""
 
     def piece(self, package: str, offset: int) -> PackagePiece:
         """The part of a package that an agent asked for: the answer to `wire.Need`."""

@@ -21,6 +21,7 @@ from shoal.model.secret import SealedSecrets, SecretsWanted
 log = logging.getLogger("shoal.wire")
 
 FRAME_BYTES_MAX = 64 * 1024 * 1024
+UNREADABLE_MAX = 100  # messages that we cannot read, on one link
 COMPRESS_FROM_BYTES = 1024  # a smaller message is sent as it is
 COMPRESSED = 1 << 31  # in the length before a frame
 PIECE_BYTES = 512 * 1024  # of a package, at a time
@@ -155,6 +156,7 @@ class Link(asyncio.Protocol):
         self._on_message = on_message
         self._on_close = on_close
         self._buffer = bytearray()
+        self._unreadable = 0
         self._transport: Transport | None = None
 
     def connection_made(self, transport: asyncio.BaseTransport | Transport) -> None:
@@ -213,7 +215,11 @@ class Link(asyncio.Protocol):
         try:
             message = self._decode(body)
         except (msgspec.DecodeError, UnicodeDecodeError) as error:
-            log.error("a message of %d bytes could not be read: %s", len(body), error)
+            self._unreadable += 1
+            if self._unreadable == 1:
+                log.error("a message of %d bytes could not be read: %s", len(body), error)
+            if self._unreadable > UNREADABLE_MAX:
+                self._refuse("too many messages that cannot be read")
             return
         try:
             self._on_message(message)

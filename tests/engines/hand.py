@@ -138,7 +138,7 @@ class Ears:
     def gone(self, gone: NodeGone) -> None:
         self.deaths.append(gone)
 
-    def log(self, chunk: LogChunk) -> int:
+    def log(self, chunk: LogChunk, node: str = "") -> int:
         return self._logs.append(chunk)
 
     def piece(self, package: str, offset: int) -> PackagePiece:

@@ -11,6 +11,7 @@ import socket
 import ssl
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -121,6 +122,54 @@ class Head(LinkedEngine):
         self._door.close()
 
 
+class Proxy:
+    """Passes bytes on to a port, in threads of its own, and can cut what it passes. `slow`: it
+    passes a little at a time."""
+
+    def __init__(self, port: int) -> None:
+        self._port = port
+        self._door = socket.create_server((NAME, 0))
+        self.port = self._door.getsockname()[1]
+        self._pairs: list[tuple[socket.socket, socket.socket]] = []
+        self.passed = 0
+        self.cut_after = 0  # bytes towards the head; 0: never
+        threading.Thread(target=self._accept, daemon=True).start()
+
+    def _accept(self) -> None:
+        with contextlib.suppress(OSError):
+            while True:
+                near, _ = self._door.accept()
+                far = socket.create_connection((NAME, self._port))
+                self._pairs.append((near, far))
+                for pair in ((near, far, True), (far, near, False)):
+                    threading.Thread(target=self._pass, args=pair, daemon=True).start()
+
+    def _pass(self, source: socket.socket, sink: socket.socket, inward: bool) -> None:
+        with contextlib.suppress(OSError):
+            while data := source.recv(65536):
+                if inward:
+                    self.passed += len(data)
+                    if self.cut_after and self.passed >= self.cut_after:
+                        self.cut_after = 0
+                        self.cut()
+                        return
+                sink.sendall(data)
+        for end in (source, sink):
+            with contextlib.suppress(OSError):
+                end.shutdown(socket.SHUT_RDWR)
+
+    def cut(self) -> None:
+        pairs, self._pairs = self._pairs, []
+        for end in (end for pair in pairs for end in pair):
+            with contextlib.suppress(OSError):
+                end.shutdown(socket.SHUT_RDWR)
+            end.close()
+
+    def close(self) -> None:
+        self._door.close()
+        self.cut()
+
+
 class LinkedRig(Rig):
     nodes = ("n1", "n2")
     certain = False  # an agent that dies is started again, and shows that by its incarnation
@@ -130,11 +179,13 @@ class LinkedRig(Rig):
         self.keys = Keys(self.nodes)
         self._door = socket.create_server((NAME, 0))
         self.port = self._door.getsockname()[1]
+        self.proxy = Proxy(self.port)
         self.served = certificates.own(scratch / "tls", (NAME,))
         self.context = certificates.context_of(self.served)
         self._starters: dict[str, subprocess.Popen[bytes]] = {}
         for node in self.nodes:
-            self.prepare(node, f"https://{NAME}:{self.port}")
+            # The first URL is dead: the second is used, which leads through a proxy.
+            self.prepare(node, f"https://{NAME}:9", f"https://{NAME}:{self.proxy.port}")
             self.start(node)
 
     def prepare(self, node: str, *urls: str) -> None:
@@ -178,19 +229,14 @@ class LinkedRig(Rig):
         lock = self.directory(node) / "agent.lock"
         until(lambda: not held(lock) or self.pid(node) not in (0, before), f"{node} lives")
 
-    def terminate(self, node: str) -> int:
-        """As Slurm or Kubernetes end it; returns the starter's exit code."""
-        starter = self._starters.pop(node)
-        starter.terminate()
-        return starter.wait(WAIT_S)
-
     def end(self) -> None:
         for node in list(self._starters):
             (self.directory(node) / LINK_FILE).unlink()  # nobody would hear its last report
             self._starters[node].terminate()
-        for node in list(self._starters):
-            self.terminate(node)
+        for starter in self._starters.values():
+            starter.wait(WAIT_S)
         self._door.close()
+        self.proxy.close()
 
 
 def until(fact: Callable[[], bool], complaint: str) -> None:

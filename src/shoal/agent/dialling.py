@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-import math
 import random
 import ssl
 import time
@@ -57,14 +56,14 @@ class Dialling:
                 self._note(problem_text(error))
             if time.monotonic() - since > HEALTHY_AFTER_S:
                 span_s = SPAN_FIRST_S
-            await self._rest(random.uniform(span_s / 10, span_s))
-            span_s = min(most_s, span_s * 2)
+            await self._rest(pause_s(span_s))
+            span_s = next_span_s(span_s, most_s)
 
     async def _rest(self, seconds: float) -> None:
         """Shorter if the machine joins again meanwhile, which gives it another key."""
-        before = self._changed_ns()
-        for _ in range(math.ceil(seconds / LOOK_S)):
-            await asyncio.sleep(min(LOOK_S, seconds))
+        before, until = self._changed_ns(), time.monotonic() + seconds
+        while (left_s := until - time.monotonic()) > 0:
+            await asyncio.sleep(min(LOOK_S, left_s))
             if self._changed_ns() != before:
                 return
 
@@ -114,6 +113,14 @@ class Dialling:
                 write_private(path, problem.encode())
             else:
                 path.unlink(missing_ok=True)
+
+
+def pause_s(span_s: float) -> float:
+    return random.uniform(span_s / 10, span_s)
+
+
+def next_span_s(span_s: float, most_s: float) -> float:
+    return min(most_s, span_s * 2)
 
 
 def read_link_file(directory: Path) -> LinkFile:

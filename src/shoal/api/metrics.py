@@ -106,7 +106,7 @@ def _controller(loop: ControlLoop, history: History) -> Iterator[str]:
         "Jobs that ended.",
         [({"outcome": o, "tenant": t}, count) for (o, t), count in sorted(counters.ends.items())],
     )
-    yield simple("shoal_requests_waiting", "gauge", "Requests not yet handled.", loop.waiting)
+    yield simple("shoal_requests_waiting", "gauge", "Requests not yet handled.", loop.tick.waiting)
     yield simple("shoal_history_size_bytes", "gauge", "File of samples.", history.file.size_bytes)
     yield from _process()
 

@@ -14,7 +14,7 @@ from shoal.control import plugins
 from shoal.control.alarms import Alarms
 from shoal.control.counters import Counters
 from shoal.control.handing import hand_over
-from shoal.control.logs import LogStore
+from shoal.control.logs import LogStore, may_log
 from shoal.control.packages import PackageStore
 from shoal.control.secretstore import SecretStore
 from shoal.core.state.invariants import verify
@@ -153,11 +153,6 @@ class ControlLoop:
                 del self._watchers[job_id]
         await self.settled()
 
-    @property
-    def waiting(self) -> int:
-        """Requests that no step has seen yet."""
-        return self.tick.waiting
-
     def packages_in_use(self) -> set[str]:
         """Of jobs and services that live; others may go when room is needed."""
         used = {job.spec.package for job in self.state.jobs.values()}
@@ -229,7 +224,10 @@ class ControlLoop:
         if self.tick.drifted(drift_ms):
             self._wake.set()
 
-    def log(self, chunk: LogChunk) -> int:
+    def log(self, chunk: LogChunk, node: str = "") -> int:
+        job = self.tick.state.jobs.get(chunk.ref.job) if node else None
+        if node and not may_log(job or self.store.job(chunk.ref.job), node, chunk, self.logs):
+            return chunk.offset + len(chunk.data)  # it must not send it again
         try:
             if self._tight():  # the room that is left is for the log of events
                 raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))

@@ -15,7 +15,7 @@ import msgspec
 
 from shoal.enduring import enduring
 from shoal.model.commands import Envelope
-from shoal.model.node import JOINED
+from shoal.model.node import JOINED, NodeSpec
 from shoal.model.report import NodeGone, NodeReport
 from shoal.ports import Inbox
 from shoal.wire import (
@@ -33,11 +33,15 @@ from shoal.wire import (
     Piece,
     ToAgent,
     Wants,
+    encode,
 )
 
 log = logging.getLogger("shoal.linked")
 
-MESSAGE_BYTES_MAX = 8 * 1024 * 1024  # of one message from a node
+MESSAGE_BYTES_MAX = 2 * 1024 * 1024  # of one message from a node
+# A node may be in the hands of somebody else: what it makes the controller store is bounded.
+SPEC_BYTES_MAX = 64 * 1024
+MEMBERS_MAX = 10_000  # in one report
 # A node that does not read is cut off. What it missed is sent again when it is back.
 BACKLOG_BYTES_MAX = 16 * 1024 * 1024
 PIECES_BYTES_MAX = 2 * 1024 * 1024  # of packages on their way, so that commands find room
@@ -122,6 +126,8 @@ class Line:
         self.valid = valid
         self.heard_at = time.monotonic()
         self._engine = engine
+        self._life = 0
+        self._spec: NodeSpec | None = None
         self.link = Link(
             FromAgent,
             self._opened,
@@ -161,7 +167,7 @@ class Line:
                 if self._is_own(still.node) and not inbox.still(still):
                     self.send(Ask())
             case Log(chunk):
-                self.send(Kept(chunk.ref, inbox.log(chunk)))
+                self.send(Kept(chunk.ref, inbox.log(chunk, self.node)))
             case Need(package, offset):
                 # An agent without an answer asks again.
                 if self.link.backlog_bytes < PIECES_BYTES_MAX:
@@ -177,6 +183,10 @@ class Line:
                     self.link.close()  # which tells the starter that it was heard
 
     def _heard(self, inbox: Inbox, report: NodeReport) -> None:
+        wrong = self._wrong(report)
+        if wrong:
+            self._refuse(wrong)
+            return
         death = self._engine.deaths.get(self.node)
         if death is not None and death.incarnation < report.incarnation:
             del self._engine.deaths[self.node]
@@ -188,6 +198,23 @@ class Line:
     def _is_own(self, said: str) -> bool:
         if said == self.node:
             return True
-        log.error("%s speaks for %r, which it is not; its link is closed", self.node, said[:64])
-        self.link.close()
+        self._refuse(f"speaks for {said[:64]!r}")
         return False
+
+    def _wrong(self, report: NodeReport) -> str:
+        """An agent's life has one number, and ends with its link or later."""
+        self._life = self._life or report.incarnation
+        if report.incarnation != self._life:
+            return "changes its incarnation without a new link"
+        members = len(report.alive) + len(report.exits) + len(report.getting)
+        if members > MEMBERS_MAX:
+            return f"reports {members} members"
+        if report.spec != self._spec:
+            if len(encode(report.spec)) > SPEC_BYTES_MAX:
+                return "has a description that is too long"
+            self._spec = report.spec
+        return ""
+
+    def _refuse(self, what: str) -> None:
+        log.error("%s %s; its link is closed", self.node, what)
+        self.link.close()
