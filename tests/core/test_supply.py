@@ -128,7 +128,9 @@ def test_an_idle_order_is_drained_then_removed_and_only_then_released() -> None:
     assert pool.asked == {}
     intents = [e.intent for e in pool.cluster.log if isinstance(e, NodeIntended)]
     assert intents == [NodeIntent.DRAINING, NodeIntent.REMOVED]
-    assert pool.cluster.node("gpu-1").why.startswith("its machine is given back: nothing ran there")
+    assert pool.cluster.node("gpu-1").why.startswith(
+        "its machine was given back: nothing ran there"
+    )
     assert not pool.cluster.state.orders
     assert not pool.cluster.state.setbacks
 

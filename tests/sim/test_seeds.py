@@ -16,6 +16,7 @@ from shoal.model.events import (
     IdentityEvent,
     JobEvent,
     NodeEvent,
+    OrderEvent,
     ServiceEvent,
 )
 from shoal.model.job import StopCause
@@ -28,7 +29,7 @@ CHUNK = 25  # so that several processes can share the work
 
 
 # Each found a defect that the first seeds do not show.
-FOUND = (10582, 12464, 16118, 19568)
+FOUND = (601, 1130, 1944, 10582, 12464, 16118, 19568)
 
 
 @pytest.mark.parametrize("seed", FOUND)
@@ -87,7 +88,7 @@ def test_every_kind_of_fault_and_every_kind_of_event_happens() -> None:
     assert causes["resize"] >= 3  # seldom: a gang grows only when it has just saved
     assert {"ok", "suspect", "quarantined"} == standings
     assert {name for name in EXPECTED_FAULTS if not faults[name]} == set()
-    bases = (EventBase, JobEvent, NodeEvent, ServiceEvent, BudgetEvent, IdentityEvent)
+    bases = (EventBase, JobEvent, NodeEvent, ServiceEvent, BudgetEvent, IdentityEvent, OrderEvent)
     # By the name in the log, which stays when an event is renamed.
     known = {kind for base in bases for kind in base.__subclasses__()} - set(bases)
     kinds = {str(kind.__struct_config__.tag) for kind in known}
@@ -148,4 +149,10 @@ EXPECTED_FAULTS = (
         for answer in ("accepted", "refused")
     ),
     "RemoveToken accepted",
+    "supply command lost",
+    "supply command repeated",
+    "supplier down",
+    "order refused",
+    "order ended by itself",
+    "ordered node died",
 )

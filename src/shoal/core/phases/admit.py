@@ -241,9 +241,11 @@ def _set_intent(round_: Round, request: SetIntent) -> Answer:
         round_.emit(NodeJudged(at_ms=round_.now_ms, node=node.id, record=record, why=record.why))
         if node.intent is NodeIntent.OPEN:
             return Accepted(node.id)
-    order = state.orders.get(node.spec.order)
-    if order is not None and order.release and request.intent is NodeIntent.OPEN:
-        return Refused("node", f"{node.id} is being given back: {order.release}")
+    if request.intent is NodeIntent.OPEN and node.spec.order:
+        order = state.orders.get(node.spec.order)
+        if order is None or order.release:
+            why = order.release if order is not None else f"order {node.spec.order} has ended"
+            return Refused("node", f"{node.id} is being given back: {why}")
     if request.intent is NodeIntent.OPEN:
         forget_set_end(round_, node, request.who)
     if node.intent is request.intent:

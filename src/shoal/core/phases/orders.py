@@ -9,7 +9,14 @@ from shoal.core.phases.round import Round
 from shoal.core.state.state import Node, State
 from shoal.core.state.supplied import START_MS, nodes_brought
 from shoal.model.durations import duration_text
-from shoal.model.events import NodeIntended, NodeJoined, NodeJudged, NodeLost, OrderChanged
+from shoal.model.events import (
+    NodeIntended,
+    NodeJoined,
+    NodeJudged,
+    NodeLost,
+    NodeReady,
+    OrderChanged,
+)
 from shoal.model.events import OrderEnded as Ended
 from shoal.model.health import Record, Standing
 from shoal.model.node import NodeHealth, NodeIntent
@@ -89,6 +96,8 @@ def _hear_order(round_: Round, order: Order, status: OrderStatus | None) -> None
             )
         )
     if order.release:
+        for node in nodes_brought(round_.state, order.id):
+            _drain(round_, order, node)  # before jobs are healed, so that they move
         give_back(round_, order)
 
 
@@ -132,18 +141,20 @@ def give_back(round_: Round, order: Order) -> None:
     that does not answer cannot be drained: ending its machine makes sure that nothing runs."""
     state = round_.state
     for node in nodes_brought(state, order.id):
-        if node.health in (NodeHealth.LOST, NodeHealth.SILENT):
+        if _out_of_reach(round_, node):
             continue
-        if node.intent in (NodeIntent.OPEN, NodeIntent.CORDONED):
-            _intend(round_, node, NodeIntent.DRAINING, f"order {order.id}: {order.release}")
         if state.placed[node.id]:
             return
+        _drain(round_, order, node)
     for node in nodes_brought(state, order.id):
-        if node.health is not NodeHealth.LOST and not state.placed[node.id]:
-            lose(round_, node, dead=True, why=f"its machine is given back: {order.release}")
-        if node.health is NodeHealth.LOST and node.intent is not NodeIntent.REMOVED:
+        if node.intent is not NodeIntent.REMOVED and not state.placed[node.id]:
             _intend(round_, node, NodeIntent.REMOVED, f"order {order.id}: {order.release}")
     round_.supplies.append(Release(order=order.id, engine=order.supply.engine, why=order.release))
+
+
+def _drain(round_: Round, order: Order, node: Node) -> None:
+    if node.intent in (NodeIntent.OPEN, NodeIntent.CORDONED):
+        _intend(round_, node, NodeIntent.DRAINING, f"order {order.id}: {order.release}")
 
 
 def provision(order: Order) -> Provision:
@@ -156,10 +167,12 @@ def forget(state: State, order_id: str) -> None:
 
 
 def _judge_arrivals(round_: Round) -> None:
+    """Nodes that joined, or that were silent and are heard again while they are given back."""
     for event in list(round_.events):
-        if isinstance(event, NodeJoined) and event.spec.order:
+        if isinstance(event, NodeJoined | NodeReady):
             node = round_.state.nodes[event.node]
-            _judge_arrival(round_, node, round_.state.orders.get(event.spec.order))
+            if node.spec.order:
+                _judge_arrival(round_, node, round_.state.orders.get(node.spec.order))
 
 
 def judge_nodes(round_: Round) -> None:
@@ -191,7 +204,7 @@ def _judge_arrival(round_: Round, node: Node, order: Order | None) -> None:
                 at_ms=round_.now_ms, node=node.id, record=Record(), why="it is another machine"
             )
         )
-    if order is None or order.release:
+    if (order is None or order.release) and node.intent is NodeIntent.OPEN:
         why = order.release if order is not None else "the cluster has no such order"
         _intend(round_, node, NodeIntent.DRAINING, f"order {node.spec.order}: {why}")
 
@@ -218,12 +231,17 @@ def _end_silent(round_: Round) -> None:
         order = state.orders.get(state.nodes[node_id].spec.order)
         if order is None or order.release:
             continue
-        if all(
-            node.health in (NodeHealth.LOST, NodeHealth.SILENT)
-            for node in nodes_brought(state, order.id)
-        ):
+        if all(_out_of_reach(round_, node) for node in nodes_brought(state, order.id)):
             silent = duration_text(round_.now_ms - heard_ms)
             release(round_, order, f"{node_id} has been silent for {silent}")
+
+
+def _out_of_reach(round_: Round, node: Node) -> bool:
+    """Lost, or silent for longer than the grace time: nothing of it is waited for."""
+    if node.health is NodeHealth.LOST:
+        return True
+    heard_ms = round_.state.heard.contacts.get(node.id, round_.now_ms)
+    return heard_ms <= round_.now_ms - round_.policy.grace_ms
 
 
 def _intend(round_: Round, node: Node, intent: NodeIntent, why: str) -> None:

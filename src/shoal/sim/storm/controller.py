@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import enum
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from shoal.core.state.invariants import Violation
 from shoal.core.state.state import State
@@ -13,6 +13,7 @@ from shoal.model.commands import Envelope
 from shoal.model.policy import Policy
 from shoal.model.report import Answer, NodeGone, NodeReport, Request, Still
 from shoal.model.service import ServiceLoad
+from shoal.model.supply import SupplyCommand, SupplyReport
 from shoal.ports import StoreError
 from shoal.sim.storm.disk import Disk, image_of
 from shoal.sim.storm.timeline import Timeline
@@ -82,6 +83,7 @@ class Controller:
         self.life = 0  # counts starts: messages to an earlier life are not heard
         self.steps = 0
         self.fences = False  # the engine can end nodes that do not answer
+        self.supply: Callable[[Sequence[SupplyCommand]], None] = verify_nothing
         self.policy = policy
         self.crash_at: Moment | None = None
         self.crashed: Callable[[], None] = lambda: None
@@ -131,6 +133,13 @@ class Controller:
         if self._tick.served(load):
             self._poke()
 
+    def supplied(self, report: SupplyReport) -> None:
+        self._tick.supplied(report)
+        self._poke()
+
+    def _deliver_supplies(self, commands: Sequence[SupplyCommand]) -> None:
+        self.supply(commands)
+
     def spent(self, spendings: tuple[Spending, ...]) -> None:
         self._tick.spent(spendings)
         self._poke()
@@ -160,6 +169,7 @@ class Controller:
     def _new_tick(self) -> Tick:
         verify = verify_all if self._checked else verify_nothing
         tick = Tick(self._disk, self.policy, self._deliver, fences=self.fences, verify=verify)
+        tick.supply = self._deliver_supplies
         tick.drifted(self._drift_ms)
         self._poked = False
         self._wake_ms: int | None = None

@@ -198,6 +198,8 @@ class Faults:
 
     def _mend_nodes(self) -> None:
         for node, machine in self._world.machines.items():
+            if machine.spec.order:
+                continue
             if machine.up and machine.spec != self._whole[node]:
                 self._world.power_off(node, known=False)
             if not machine.up:
@@ -222,8 +224,13 @@ class Faults:
             (grace, long),
         ]
 
-    def _victim(self) -> StormNode | None:
-        up = [machine for machine in self._world.machines.values() if machine.up]
+    def _victim(self, *, ordered: bool = False) -> StormNode | None:
+        """`ordered`: also of the nodes that a supplier brought, which it ends and starts itself."""
+        up = [
+            machine
+            for machine in self._world.machines.values()
+            if machine.up and (ordered or not machine.spec.order)
+        ]
         return self._rng.choice(up) if up else None
 
     def _kill_known(self) -> None:
@@ -275,7 +282,7 @@ class Faults:
             self._later(lambda: self._boot(victim))
 
     def _cut(self) -> None:
-        victim = self._victim()
+        victim = self._victim(ordered=True)
         if victim is not None:
             node = victim.spec.id
             cut = self._rng.choice((Cut.BOTH, Cut.BOTH, Cut.REPORTS, Cut.COMMANDS))

@@ -25,6 +25,7 @@ from shoal.sim.storm.faults import BadNetwork, Faults
 from shoal.sim.storm.lives import Untruth
 from shoal.sim.storm.people import People
 from shoal.sim.storm.services import Services
+from shoal.sim.storm.suppliers import Suppliers, with_supply
 from shoal.sim.storm.timeline import Timeline
 from shoal.sim.storm.truth import Truth
 from shoal.sim.storm.users import SeededFates, Users
@@ -80,6 +81,7 @@ class Run:
         self.counts: Counter[str] = Counter()
         rng = self._rng("cluster")
         self.policy = capped(self._rng("caps"), _draw_policy(rng))
+        self.policy = with_supply(self._rng("supply"), self.policy)
         nodes = _draw_nodes(rng, size)
         slowest_ms = 2 * self.policy.grace_ms
         self.network = BadNetwork(self._rng("network"), self.counts, slowest_ms)
@@ -124,6 +126,9 @@ class Run:
         )
         self.budgets = Budgets(self.world, self.truth.budgets, self._rng("budgets"), self.counts)
         self.ends = Ends(self.world, self.truth.ends, nodes, self._rng("ends"), self.counts)
+        self.suppliers = Suppliers(
+            self.world, self.truth.supply, self.policy, self._rng("suppliers"), self.counts
+        )
         self.people = People(self.world, self._rng("people"), self.counts)
         self.truth.services.has_work = self.services.has_work
         self.truth.services.hangs = self.services.hangs
@@ -168,6 +173,7 @@ class Run:
             self.budgets.plan(size.storm_ms)
         self.people.plan(size.storm_ms)
         self.ends.plan(size.storm_ms)
+        self.suppliers.plan(size.storm_ms)
         self.world.start_controller()
         self.world.timeline.run(size.storm_ms)
 
@@ -179,6 +185,7 @@ class Run:
         self.users.calm_down()
         self.budgets.calm_down()
         self.services.calm_down()
+        self.suppliers.calm_down()
         timeline = self.world.timeline
         self._settle(self.services.unsettled)
         self.services.stop_all()
@@ -208,8 +215,12 @@ class Run:
             return "the controller recovers"
         if services := self.world.controller.state.services:
             return f"still served: {list(services)}"
+        if left := self.suppliers.unsettled():
+            return left
         nodes = self.world.controller.state.nodes
         for name, machine in self.world.machines.items():
+            if machine.spec.order and not machine.up:
+                continue  # its order has ended
             node = nodes.get(name)
             if node is None or node.incarnation != machine.incarnation:
                 return f"{name} is not known as it is"

@@ -56,6 +56,7 @@ from shoal.sim.storm.healthtruth import HealthTruth
 from shoal.sim.storm.jobtruth import JobTruth
 from shoal.sim.storm.lives import Lives, Untruth
 from shoal.sim.storm.servicetruth import ServiceTruth
+from shoal.sim.storm.supplytruth import SupplyTruth
 from shoal.sim.storm.timeline import Timeline
 from shoal.sim.storm.witness import End, Witness
 
@@ -90,6 +91,7 @@ class Truth(Witness):
         self.ends = EndTruth(self.jobs, policy)
         self.fences = False  # the engine can end nodes that do not answer
         self._refused: dict[MemberRef, Fault] = {}  # their nodes could not start them
+        self.supply = SupplyTruth(timeline, policy, self.lives, self.jobs, self._contacts)
 
     # -- what the world shows --------------------------------------------------------------
 
@@ -176,7 +178,7 @@ class Truth(Witness):
             judge = JUDGES.get(type(event))
             if judge is not None:
                 judge(self, event)
-            for other in (self.services, self._caps, self.ends):
+            for other in (self.services, self._caps, self.ends, self.supply):
                 other.see(event)
         if not any(isinstance(event, ControllerStarted) for event in events):
             self._contacts.news = set()  # an epoch is stored before the inbox is looked at
