@@ -22,6 +22,7 @@ from shoal.sim.storm.budgets import Budgets
 from shoal.sim.storm.captruth import capped
 from shoal.sim.storm.ends import Ends
 from shoal.sim.storm.faults import BadNetwork, Faults
+from shoal.sim.storm.labels import Labels
 from shoal.sim.storm.lives import Untruth
 from shoal.sim.storm.people import People
 from shoal.sim.storm.services import Services
@@ -129,6 +130,8 @@ class Run:
         self.suppliers = Suppliers(
             self.world, self.truth.supply, self.policy, self._rng("suppliers"), self.counts
         )
+        self.labels = Labels(self.world, nodes, self._rng("labels"), self.counts)
+        self.users.wish = self.labels.wish
         self.people = People(self.world, self._rng("people"), self.counts)
         self.truth.services.has_work = self.services.has_work
         self.truth.services.hangs = self.services.hangs
@@ -174,6 +177,7 @@ class Run:
         self.people.plan(size.storm_ms)
         self.ends.plan(size.storm_ms)
         self.suppliers.plan(size.storm_ms)
+        self.labels.plan(size.storm_ms)
         self.world.start_controller()
         self.world.timeline.run(size.storm_ms)
 
@@ -181,6 +185,7 @@ class Run:
         """Bounded: what does not settle in `calm_ms` is stuck."""
         self.faults.stop()
         self.ends.stop()
+        self.labels.stop()
         self.truth.health.calm_ms = self.world.timeline.now_ms
         self.users.calm_down()
         self.budgets.calm_down()
@@ -301,6 +306,7 @@ def _draw_nodes(rng: random.Random, size: Size) -> list[NodeSpec]:
             checkpoints=f"root {number % 2}" if number < 4 else "",
             containers="podman" if number % 3 else "",
             origin=JOINED if number % 4 == 3 else "",
+            labels={"zone": f"z{number % 2}"} if number % 5 else {},
         )
         for number in range(1, 1 + rng.randint(1, rng.choice((2, size.nodes))))
     ]

@@ -15,6 +15,7 @@ from shoal.model.job import JobSpec, Restart, Within
 from shoal.model.node import NodeIntent, NodeSpec
 from shoal.model.policy import Policy
 from shoal.model.report import Accepted, Answer, Cancel, Refused, SetIntent, Submit
+from shoal.sim.storm.labels import area_of
 from shoal.sim.storm.lives import Untruth
 from shoal.sim.storm.node import Fate
 from shoal.sim.storm.services import CRASHES, MUTE, SERVES
@@ -96,6 +97,7 @@ class Users:
         self._other_policy = other_policy
         self._crowded = rng.random() < 0.35  # more jobs want GPUs, for longer, and may be stopped
         self._patience: random.Random | None = None  # None: clients wait for their answers
+        self.wish: Callable[[JobSpec], JobSpec] = lambda spec: spec  # what else a job asks for
         self._too_large: dict[str, None] = {}  # keys of jobs accepted before a node was known
 
     def plan(self, jobs: int, until_ms: int) -> None:
@@ -104,7 +106,7 @@ class Users:
             spec = self._draw_spec()
             if number % IMAGE_EVERY == 0:
                 spec = msgspec.structs.replace(spec, image="work:1")
-            submit = Submit(spec, f"key-{number}")
+            submit = Submit(self.wish(spec), f"key-{number}")
             at_ms = rng.randrange(until_ms)
             timeline.at(at_ms, partial(self._submit, submit))
             if rng.random() < 0.1:  # an impatient client, or a proxy that repeats
@@ -246,12 +248,16 @@ class Users:
         near = spec.within_required and spec.within is not Within.ANYWHERE
         groups: dict[str, int] = {}
         for node in self._nodes:
+            area = area_of(node, spec)
+            if area is None:
+                continue
             names = {node.id} if near else {"anywhere"}
             if near and depth and node.place.count("/") >= depth - 1:
                 names.add("/".join(["", *node.place.split("/")[:depth]]))
             for name in names:
-                groups[name] = groups.get(name, 0) + _held_by(node, spec)
-        return max(groups.values()) >= spec.members
+                key = f"{area} {name}"
+                groups[key] = groups.get(key, 0) + _held_by(node, spec)
+        return max(groups.values(), default=0) >= spec.members
 
     def _cancel(self, key: str, repeated: Submit | None = None) -> None:
         if key in self.accepted:
