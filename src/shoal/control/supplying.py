@@ -64,9 +64,11 @@ class Supplying:
                 self._engines[engine][0].take(command)
 
     def look_soon(self, engine: str) -> None:
-        """Something has changed there."""
+        """Something has changed there, or it answers again."""
         if engine in self._engines:
-            self._engines[engine][0].called.set()
+            driver, _ = self._engines[engine]
+            driver.called.set()
+            driver.changed.set()
 
     async def run(self) -> None:
         try:
@@ -121,6 +123,7 @@ class EngineDriver:
         self._commands: dict[tuple[str, str], SupplyCommand] = {}
         self._refused: dict[str, str] = {}  # order -> why
         self.called = asyncio.Event()
+        self.changed = asyncio.Event()
         self._pause_s = 0.0
 
     def take(self, command: SupplyCommand) -> None:
@@ -219,12 +222,12 @@ class EngineDriver:
         wait_s = self._pause_s or (LOOK_SOON_S if self._expects() else LOOK_S)
         try:
             async with asyncio.timeout(wait_s):
-                if self._pause_s:
-                    await asyncio.Event().wait()  # commands do not shorten the pause
-                await self.called.wait()
+                # After a failure, commands do not shorten the pause; the engine itself does.
+                await (self.changed if self._pause_s else self.called).wait()
         except TimeoutError:
             pass
         self.called.clear()
+        self.changed.clear()
 
     def _expects(self) -> bool:
         """Is an order on its way, or being given back?"""

@@ -16,6 +16,7 @@ import subprocess
 import sys
 import threading
 import time
+import traceback
 from pathlib import Path
 from typing import Any
 
@@ -88,8 +89,8 @@ class Kubelet:
         while not self._stopping.wait(LOOK_S):
             try:
                 self._look()
-            except Exception as error:  # the API server may be down
-                self.errors.append(repr(error))
+            except Exception:  # the API server may be down
+                self.errors.append(traceback.format_exc())
 
     def _look(self) -> None:
         machines = {
@@ -212,6 +213,7 @@ class Kubelet:
             return text.replace("$(POD_IP)", "127.0.0.1")
 
         env = {
+            "POD_FOLDER": str(folder),
             "PATH": f"{Path(sys.executable).parent}:{os.environ.get('PATH', os.defpath)}",
             **{one["name"]: here(one["value"]) for one in inside.get("env", ()) if "value" in one},
         }
@@ -231,6 +233,7 @@ class Kubelet:
     def _volumes(self, pod: Object, folder: Path) -> dict[str, Path] | None:
         """Mount paths and their folders; None: a secret is missing."""
         real: dict[str, Path] = {}
+        folder.mkdir(parents=True, exist_ok=True)
         for volume in pod["spec"].get("volumes", ()):
             place = folder / volume["name"]
             place.mkdir(parents=True, exist_ok=True)

@@ -26,10 +26,10 @@ OBJECTS_MAX = 100_000
 WATCH_S = 300  # the server ends a watch after this time, and the next begins where it was
 SILENT_S = WATCH_S + 15.0
 PAUSE_S = 0.2
-PAUSE_S_MAX = 30.0
+PAUSE_S_MAX = 10.0
 LASTED_S = 5.0  # what lasted longer than this was well
 ASKED_PAUSE_S_MAX = 300.0
-GOOD_S = 10.0  # a watch that broke has this time to be resumed
+GOOD_S = 5.0  # a watch that broke has this time to be resumed
 
 
 class Mirror:
@@ -109,7 +109,9 @@ class Mirror:
         self._turn.set()
 
     def _up_to_date(self) -> None:
-        self.problem = None
+        if self.problem is not None:
+            self.problem = None
+            self._changed()
         self._turn.set()
 
     async def _list(self) -> None:
