@@ -71,7 +71,7 @@ def _change(words: tuple[str, ...], json: bool, home: Path, *, taints: bool) -> 
         return each(
             asked,
             lambda node: cluster.on_node(client, node, lambda c: c.set_labels(node, change)),
-            "is tainted as asked" if taints else "has these labels now",
+            "is changed",
             json,
         )
 
