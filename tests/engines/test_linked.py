@@ -30,7 +30,7 @@ pytestmark = pytest.mark.filterwarnings("ignore::litestar.exceptions.LitestarDep
 SAVES = Program(
     "while :; do sleep 0.05; done",
     Fate(None),
-    """trap 'sleep 5.5; touch "$RIG/$SHOAL_REF.saved"; exit 7' TERM""",
+    """trap 'sleep 5.5; touch "$RIG/$SHOAL_REF.saved"; echo saved; exit 7' TERM""",
 )
 
 
@@ -130,6 +130,8 @@ class TestLinked(ProcessContract):
             (gone,) = hand.ears.deaths
             assert (gone.node, gone.incarnation) == (node, life)
             assert (rig.scratch / f"{ref}.saved").exists() and not rig.running(ref)
+            assert hand.output(ref).endswith(b"saved\n")
+            assert hand.report(node).ends_in_ms == 0 and hand.report(node).ends_why
             assert ref not in {one.ref for one in gone.exits}  # its code is no result of its own
             assert starter.wait(WAIT_S) == 0
             rig.start(node)

@@ -59,6 +59,7 @@ LEAVING = "leaving"  # this file exists when the node wants to leave
 
 HEARTBEAT_S = 1.0
 OUTPUT_POLL_S = 0.1
+LAST_OUTPUT_S = 3.0  # to ship what members wrote while they ended
 # A controller that does not read must not make the agent's memory grow.
 BACKLOG_BYTES_MAX = 16 * 1024 * 1024
 
@@ -169,6 +170,8 @@ class Agent:
 
     def _carry_out(self, action: Action) -> None:
         match action:
+            case Launch() if self.stopping.is_set():
+                log.info("%s is not started: this node ends", action.ref)
             case Launch():
                 self._book.begins(action.ref)
                 self.members.launch(action)
@@ -195,6 +198,8 @@ class Agent:
     def _tell(self, say: Callable[..., NodeReport | Still]) -> None:
         if self._link is not None and self._link.backlog_bytes < BACKLOG_BYTES_MAX:
             self._book.ends_in_ms, self._book.ends_why = self._end.left()
+            if self.stopping.is_set() and self._book.alive:
+                self._book.ends_in_ms, self._book.ends_why = 0, "it was told to end"
             sample, said = self._sampler.take(), self.members.beats.progress()
             found = say(said, sample, self.members.idle.idle(sample))
             self._link.send(AsBefore(found) if isinstance(found, Still) else Heard(found))
@@ -251,5 +256,18 @@ class Agent:
             asyncio.create_task(enduring("the shipping of output", ship)),
         ]
         await self.stopping.wait()
+        tasks.pop(0).cancel()
+        tasks.append(asyncio.create_task(self._take_leave()))
+        await self.members.end()
+        for _ in range(int(LAST_OUTPUT_S / OUTPUT_POLL_S)):
+            if self._link is None or self._shipping.done:
+                break
+            await asyncio.sleep(OUTPUT_POLL_S)
         for task in tasks:
             task.cancel()
+
+    async def _take_leave(self) -> None:
+        """While members end: say that this node ends, so that nothing else is started here."""
+        while True:
+            self._tell(self._book.heartbeat)
+            await asyncio.sleep(HEARTBEAT_S)

@@ -253,6 +253,11 @@ class Shipping:
             output.mend()
         return output.size <= output.kept
 
+    @property
+    def done(self) -> bool:
+        """Has the controller kept everything that was written so far?"""
+        return all(output.size <= output.kept for output in self._outputs.values())
+
     def waited(self, since: float) -> bool:
         """Has the output taken so long that the exit should go first? Time without a controller
         does not count, because nobody could take the exit."""

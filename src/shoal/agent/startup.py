@@ -55,7 +55,6 @@ async def _run(directory: Path, keeper: int) -> int:
     write_private(directory / "agent.json", msgspec.json.encode(info))
     log.info("%s is up as incarnation %d", spec.id, incarnation)
     await agent.live()
-    await agent.members.end()
     if linked is not None:
         linked.cancel()
     log.info("%s is down", spec.id)
