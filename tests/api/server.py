@@ -25,6 +25,7 @@ from shoal.control.packages import PackageStore
 from shoal.control.secretstore import SecretStore
 from shoal.control.store.marks import Numbers
 from shoal.control.store.sqlite import SqliteStore
+from shoal.engines.linked.engine import LinkedEngine
 from shoal.ledger.live import LiveLedger
 from shoal.model.identity import Role, Token, User
 from shoal.model.policy import Policy
@@ -46,7 +47,14 @@ class Reply(NamedTuple):
 
 
 class Server:
-    def __init__(self, path: Path, policy: Policy, gate: Gate | None = None) -> None:
+    def __init__(
+        self,
+        path: Path,
+        policy: Policy,
+        gate: Gate | None = None,
+        linked: LinkedEngine | None = None,
+    ) -> None:
+        self.linked = linked
         self.home = Home(path)
         path.mkdir(exist_ok=True)
         self.policy = policy
@@ -74,7 +82,9 @@ class Server:
         self.loop.followers.append(books)
         with warnings.catch_warnings():  # Litestar 3 will want another way to write parameters
             warnings.simplefilter("ignore")
-            app = build(self.loop, OPERATORS, live_ledger=books, home=self.home.path)
+            app = build(
+                self.loop, OPERATORS, live_ledger=books, home=self.home.path, linked=self.linked
+            )
         self.app = app
         config = uvicorn.Config(
             app, log_level="warning", lifespan="off", http=guarded(self.gate), ws=asyncio.Protocol
@@ -152,8 +162,13 @@ def exchange(
 
 
 @contextlib.contextmanager
-def serving(path: Path, policy: Policy | None = None, gate: Gate | None = None) -> Iterator[Server]:
-    server = Server(path, policy or Policy(), gate)
+def serving(
+    path: Path,
+    policy: Policy | None = None,
+    gate: Gate | None = None,
+    linked: LinkedEngine | None = None,
+) -> Iterator[Server]:
+    server = Server(path, policy or Policy(), gate, linked)
     server.start()
     try:
         yield server
