@@ -151,6 +151,12 @@ class Cluster:
             specs, self.started = self.started, []
             self.submit(specs)
 
+    def end_nodes(self, in_ms: int, every: int = 1) -> None:
+        """Every so-manieth node says that it ends in this time."""
+        for book in list(self.books.values())[::every]:
+            book.ends_in_ms, book.ends_why = in_ms, "time limit"
+        self.settle(self.step(Report(nodes=tuple(book.report() for book in self.books.values()))))
+
     def cancel_waiting(self) -> None:
         waiting = [job.id for job in self.state.jobs.values() if job.phase is Phase.WAITING]
         self.settle(self.step(Report(requests=tuple(map(Cancel, waiting)))))

@@ -25,6 +25,7 @@ FINISHED = 20_000
 REPEATS = 300
 PLACE_REPEATS = 60
 SEED = 7
+WEEK_MS = 7 * 86_400_000
 
 PLACE_GOAL_MS = 50.0
 END_GOAL_MS = 1.0
@@ -101,6 +102,13 @@ def measure_growth() -> dict[str, dict[str, float]]:
                 "and jobs spread over zones": asking(JobSpec(spread="zone", **ASKS)),
             }
         ),
+        "nodes that end": compare(
+            {
+                "none": base,
+                "all, after the jobs": ending(WEEK_MS, every=1),
+                "half, before the jobs": ending(WEEK_MS // 14, every=2),
+            }
+        ),
         "finished jobs": compare({"0": base, str(FINISHED): aged}),
         "members of one gang, a report of each of its nodes": {
             str(members): start_of_gang(members) for members in (1_000, 4_000, 16_000)
@@ -110,6 +118,13 @@ def measure_growth() -> dict[str, dict[str, float]]:
             str(10 * QUEUED): place_many(long).spread.median_ms,
         },
     }
+
+
+def ending(in_ms: int, every: int) -> Cluster:
+    """A full cluster in which nodes end, before or after the jobs' time limit of a day."""
+    cluster = full_cluster(NODES, QUEUED)
+    cluster.end_nodes(in_ms, every)
+    return cluster
 
 
 def asking(spec: JobSpec) -> Cluster:

@@ -152,7 +152,7 @@ def kept_when_empty(state: State, job: Job, now_ms: int) -> set[int]:
     if not wanted or job.attempt or job.spec.yields:
         return shunned(state, job) | short
     long = [node for node in state.order if node.schedulable and node.index not in short]
-    return short | {node.index for node in long[-wanted:]}
+    return {*short, *(node.index for node in long[-wanted:])}
 
 
 class taken(Overlay):  # noqa: N801

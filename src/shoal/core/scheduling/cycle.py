@@ -164,14 +164,18 @@ def _place_one(round_: Round, lane: Lane, ahead: list[str]) -> bool:
     if plan is None:
         state.agenda.hopeless.add(lane.gang)
         return False
-    beside = bool(ahead or state.policy.spares or state.endings)
-    spared = False
+    beside = bool(ahead or state.policy.spares or state.open_endings)
+    spared, tried = False, set[tuple[tuple[str, ...], frozenset[int]]]()
     for _, number in state.queue.lanes[lane][:GAP_TRIES_MAX]:
         job = state.job_numbered(number)
         delayed = delayed_by(state, job, ahead, now_ms) if ahead else ()
         if (lane.gang, delayed) in state.agenda.no_gap:
             continue
         spares, short = spares_kept_from(state, job, now_ms), too_short(state, job, now_ms)
+        if not spares:
+            if (delayed, short) in tried:
+                continue  # like one before it
+            tried.add((delayed, short))
         avoid = nodes_of(state, delayed) | spares | short
         apart = fit(state, lane.gang, avoid) if avoid else plan
         if apart is not None:

@@ -19,6 +19,8 @@ from shoal.model.policy import Policy
 from shoal.model.supply import Supply
 
 SAFE = 90  # percent of jobs like it are done by then
+NONE: frozenset[int] = frozenset()
+KEPT_MAX = 64  # sets of nodes
 STARTS_MS = 60_000  # of a supplied node's life may pass before it reports, or a tenth of it
 
 
@@ -76,30 +78,36 @@ def outlives(state: State, job: Job, supply: Supply) -> bool:
     return need is None or need > lives_ms(supply)
 
 
-def too_short(state: State, job: Job, now_ms: int) -> set[int]:
+def too_short(state: State, job: Job, now_ms: int) -> frozenset[int]:
     """Open nodes that end too early for it to start there."""
-    return _ending_within(state, now_ms, need_ms(state, job)) if state.endings else set()
+    return _ending_within(state, now_ms, need_ms(state, job)) if state.open_endings else NONE
 
 
-def cut_short(state: State, job: Job, now_ms: int) -> set[int]:
+def cut_short(state: State, job: Job, now_ms: int) -> frozenset[int]:
     """Open nodes that it would have to leave before it is done."""
-    if not state.endings:
-        return set()
+    if not state.open_endings:
+        return NONE
     left = left_ms(state, job)
     return _ending_within(state, now_ms, None if left is None else left + lead_ms(state, job))
 
 
-def _ending_within(state: State, now_ms: int, time_ms: int | None) -> set[int]:
-    until = len(state.endings)
+def _ending_within(state: State, now_ms: int, time_ms: int | None) -> frozenset[int]:
+    """Many jobs need about the same time, so the sets are kept."""
+    until = len(state.open_endings)
     if time_ms is not None:
-        until = bisect_left(state.endings, (now_ms + time_ms, -1))
-    return {index for _, index in state.endings[:until] if state.order[index].schedulable}
+        until = bisect_left(state.open_endings, (now_ms + time_ms, -1))
+    kept = state.caches.ending
+    if until not in kept:
+        while len(kept) >= KEPT_MAX:
+            del kept[next(iter(kept))]
+        kept[until] = frozenset(index for _, index in state.open_endings[:until])
+    return kept[until]
 
 
 def last_starts(state: State, job: Job) -> dict[int, int]:
     """The last moment at which it may start on each node that ends, for those where it may."""
-    need = need_ms(state, job) if state.endings else None
-    return {} if need is None else {index: at_ms - need for at_ms, index in state.endings}
+    need = need_ms(state, job) if state.open_endings else None
+    return {} if need is None else {index: at_ms - need for at_ms, index in state.open_endings}
 
 
 def must_leave(state: State, node: Node, job: Job, now_ms: int) -> bool:

@@ -123,6 +123,9 @@ def open_up(state: State, node: Node) -> None:
         for division, name in zip(state.divisions, room.domains, strict=False):
             division.add(name, node.index, room)
         _count(state.open_capacity, room.kind, 1)
+        if node.end is not None:
+            insort(state.open_endings, (node.end.at_ms, node.index))
+            state.caches.ending = {}
         gained(state, room)
 
 
@@ -134,6 +137,9 @@ def close(state: State, node: Node) -> None:
         for division, name in zip(state.divisions, room.domains, strict=False):
             division.remove(name, node.index, room)
         _count(state.open_capacity, room.kind, -1)
+        if node.end is not None:
+            state.open_endings.remove((node.end.at_ms, node.index))
+            state.caches.ending = {}
 
 
 def gained(state: State, room: Room) -> None:

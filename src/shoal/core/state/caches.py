@@ -13,6 +13,7 @@ class Caches:
     """`Estimates` and `Foresight` keep caches of their own; `drop_caches` empties all of them."""
 
     def __init__(self) -> None:
+        self.ending: dict[int, frozenset[int]] = {}  # how many -> the open nodes that end first
         self.gang_views: dict[str, GangView] = {}  # the environment of large gangs that start
 
 

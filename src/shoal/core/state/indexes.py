@@ -27,6 +27,7 @@ class Indexes(Facts):
         self.open_capacity: dict[Kind, int] = {}  # kind of node -> how many are schedulable
         self.totals = Kind(0, 0, 0)  # of all nodes that are known
         self.endings: list[tuple[int, int]] = []  # (end, index) of nodes that end, sorted
+        self.open_endings: list[tuple[int, int]] = []  # those of them that are schedulable
         self.looks_at = taken_apart({})  # what is asked about, taken apart
         self.asking: dict[str, int] = {}  # what is asked about -> by how many live jobs
         self.troubled: dict[str, None] = {}  # nodes that are suspect or in quarantine

@@ -281,7 +281,14 @@ def _verify_ends(state: State) -> None:
         for node in state.order
         if node.own_end is not None or node.set_end is not None
     ]
-    if sorted(ends) != state.endings:
+    offered = [
+        (at_ms, index)
+        for at_ms, index in sorted(ends)
+        if state.order[index].health is NodeHealth.READY
+        and state.order[index].intent is NodeIntent.OPEN
+        and state.order[index].record.standing is not Standing.QUARANTINED
+    ]
+    if (sorted(ends), offered) != (state.endings, state.open_endings):
         raise Violation("the nodes that end are not in the order of their ends")
     for node in state.order:
         if node.closed_from is not None and node.intent is not NodeIntent.DRAINING:
