@@ -57,8 +57,12 @@ def machine(
     head: Live, home: Path, shoal: Shoal, monkeypatch: pytest.MonkeyPatch
 ) -> Callable[..., Result]:
     """The command line on the machine that joins; the join token is in its environment."""
-    monkeypatch.setenv("SHOAL_JOIN_TOKEN", token(head))
-    return lambda *words: shoal(*words, home=home)
+
+    def run(*words: str, shown: str | None = None) -> Result:
+        monkeypatch.setenv("SHOAL_JOIN_TOKEN", token(head) if shown is None else shown)
+        return shoal(*words, home=home)
+
+    return run
 
 
 def keys(head: Live) -> list[KeyView]:
@@ -109,13 +113,13 @@ def test_a_machine_comes_back_with_its_own_key_and_another_cannot_take_its_name(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     assert machine("join", url(head), "--name", "m1").code == 0
+    monkeypatch.setenv("SHOAL_JOIN_TOKEN", token(head))
     other = shoal("join", url(head), "--name", "m1", "--json", home=tmp_path / "other")
     assert_one_clear_line(other)
     assert "name: m1 is taken by the machine at 127.0.0.1; choose another with --name" in other.err
     assert machine("down").code == 0  # as a machine that is switched off, and reports it
     assert eventually(lambda: state(head, "m1") == "lost", BOUND_S)
-    monkeypatch.delenv("SHOAL_JOIN_TOKEN")
-    back = machine("join", url(head), "--name", "m1")
+    back = machine("join", url(head), "--name", "m1", shown="")
     assert back.code == 0, back.err
     assert eventually(lambda: state(head, "m1") == "ready", BOUND_S)
     assert machine("leave", "--now").code == 0
@@ -131,6 +135,10 @@ def test_a_node_whose_key_was_removed_is_silent_until_it_joins_again(
     assert eventually(lambda: state(head, "m2") == "silent", BOUND_S)
     problem = home / "nodes" / "m2" / "link.problem"
     assert eventually(lambda: problem.exists() and "join again" in problem.read_text(), BOUND_S)
+    gone = machine("down")
+    assert gone.code == 0, gone.err
+    refused = machine("join", url(head), shown="")
+    assert "the head does not accept this node's key" in refused.err.splitlines()[-1]
     again = machine("join", url(head))
     assert again.code == 0, again.err
     assert eventually(lambda: state(head, "m2") == "ready", BOUND_S)
@@ -230,12 +238,10 @@ TOKENS = [
 def test_what_is_wrong_with_a_join_token_is_one_clear_line(
     head: Live,
     machine: Callable[..., Result],
-    monkeypatch: pytest.MonkeyPatch,
     change: Callable[[str], str],
     text: str,
 ) -> None:
-    monkeypatch.setenv("SHOAL_JOIN_TOKEN", change(token(head)))
-    result = machine("join", url(head), "--name", "odd", "--json")
+    result = machine("join", url(head), "--name", "odd", "--json", shown=change(token(head)))
     assert_one_clear_line(result)
     assert text in result.err
 
@@ -289,8 +295,11 @@ def test_a_key_is_private(head: Live, home: Path, machine: Callable[..., Result]
     path = home / "nodes" / "m5" / LINK_FILE
     key = msgspec.json.decode(path.read_bytes(), type=LinkFile).key.encode()
     assert path.stat().st_mode & 0o077 == 0
-    for pid in pids():
-        assert key not in environment(pid)
+    secret, own = token(head).partition(".")[0].encode(), os.fsencode(path.parent)
+    agents = [environment(pid) for pid in pids() if own in environment(pid)]
+    assert agents, "its keeper and its agent carry the folder"
+    for found in agents:
+        assert key not in found and secret not in found
     log = b"".join(file.read_bytes() for file in path.parent.glob("*.log"))
     assert key not in log and token(head).encode() not in log
     assert key not in head.home.controller_log.read_bytes()

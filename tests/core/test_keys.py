@@ -73,6 +73,14 @@ def test_a_machine_that_was_the_node_gets_another_key_and_its_old_one_is_void(
     assert held(cluster) == ["b" * 8]
 
 
+def test_a_machine_whose_key_was_removed_joins_again_though_its_agent_has_restarted() -> None:
+    cluster = joined()
+    assert isinstance(cluster.ask(SetKey(key("b"), 6)), Refused)  # its key would show who it is
+    cluster.ask(RemoveKey("a" * 8))
+    assert isinstance(cluster.ask(SetKey(key("b"))), Refused)
+    assert isinstance(cluster.ask(SetKey(key("b"), 6)), Accepted)
+
+
 def test_a_key_that_was_never_used_is_replaced() -> None:
     cluster = Cluster()
     for name in ("a", "b"):

@@ -118,13 +118,15 @@ def _from_file(found: NodeSpec, file: Path) -> NodeSpec:
 
 
 def given_token(token_file: Path | None) -> str:
-    """From a file or the environment; other users could read it on the command line."""
+    """From a file or the environment; other users could read it on the command line. Of what this
+    process starts, nothing inherits it: jobs of the agent's own user can read its environment."""
+    given = os.environ.pop(TOKEN_VARIABLE, "").strip()
     if token_file is not None:
         try:
             return token_file.expanduser().read_text().strip()
         except (OSError, UnicodeDecodeError) as error:
             raise Failure(f"--token-file: cannot read {token_file}: {error}", USAGE) from None
-    return os.environ.get(TOKEN_VARIABLE, "").strip()
+    return given
 
 
 def checked_ip(text: str | None) -> str:

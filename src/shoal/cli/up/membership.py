@@ -69,10 +69,12 @@ def wait_for_contact(folder: Path, begun_ns: int, progress: Notify) -> None:
     while time.monotonic() < deadline:
         if contact.exists() and contact.stat().st_mtime_ns >= begun_ns:
             return
+        if refused(folder) and (folder / PROBLEM_FILE).stat().st_mtime_ns >= begun_ns:
+            break  # waiting does not help
         progress(_problem(folder) or "waiting for the head")
         time.sleep(POLL_S)
     reason = _problem(folder) or f"see {folder / 'agent.log'}"
-    raise Failure(f"{folder.name} was not linked within {JOIN_TIMEOUT_S:.0f} s: {reason}")
+    raise Failure(f"{folder.name} could not be linked to the head: {reason}")
 
 
 def refused(folder: Path) -> bool:

@@ -58,6 +58,8 @@ def _taken(round_: Round, request: SetKey) -> Refused | None:
         return None
     own = {known.id for known in state.identity.keys_of(key.node)}
     same = request.incarnation == node.incarnation or request.before in own
+    # Its key was removed, and its agent has begun a life since that we could not hear of.
+    same = same or (not own and request.incarnation > node.incarnation)
     if not node.spec.origin:
         where = "one of the head's own nodes"
     elif same or node.health is NodeHealth.LOST:
