@@ -47,7 +47,7 @@ from shoal.ledger.live import LiveLedger
 from shoal.model.node import NodeIntent
 from shoal.model.report import SetIntent
 from shoal.model.service import GatewayEntry, ServiceLoad, Wanted
-from shoal.model.supply import Supply
+from shoal.model.supply import Supply, for_engine
 from shoal.ports import (
     Balancer,
     Engine,
@@ -192,7 +192,7 @@ def _engine(home: Home, config: ClusterConfig, usual: Usual, linked: LinkedEngin
 def _supplying(home: Home, config: ClusterConfig, loop: ControlLoop) -> Supplying:
     def supplies() -> tuple[Supply, ...]:
         known = [order.supply for order in loop.tick.state.orders.values()]
-        return (*loop.policy.supply, *known)
+        return tuple(for_engine(one) for one in (*loop.policy.supply, *known))
 
     def places() -> tuple[str, str]:
         return node_url(config, home), standing(home.path)

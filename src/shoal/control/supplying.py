@@ -13,6 +13,8 @@ import logging
 from collections.abc import Awaitable, Callable, Sequence
 from typing import TypeVar
 
+import msgspec
+
 from shoal.control.loop import ControlLoop, Unreadable
 from shoal.enduring import enduring
 from shoal.model.supply import (
@@ -24,6 +26,7 @@ from shoal.model.supply import (
     Release,
     SupplyCommand,
     SupplyReport,
+    for_engine,
 )
 from shoal.ports import Supplier, SupplyError
 
@@ -59,7 +62,11 @@ class Supplying:
     def take(self, commands: Sequence[SupplyCommand]) -> None:
         """The commands of a step that is stored."""
         for command in commands:
-            engine = command.supply.engine if isinstance(command, Provision) else command.engine
+            if isinstance(command, Provision):
+                engine = command.supply.engine
+                command = msgspec.structs.replace(command, supply=for_engine(command.supply))
+            else:
+                engine = command.engine
             if engine in self._engines:
                 self._engines[engine][0].take(command)
 

@@ -68,6 +68,15 @@ class Supply(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
         )
 
 
+SIM_PREFIX = "sim_"  # of options that only `shoal sim` understands
+
+
+def for_engine(supply: Supply) -> Supply:
+    """Without what only `shoal sim` understands."""
+    options = {word: text for word, text in supply.options.items() if word[:4] != SIM_PREFIX}
+    return msgspec.structs.replace(supply, options=options)
+
+
 class OrderPhase(enum.StrEnum):
     """Where an order is, as the supplier sees it."""
 

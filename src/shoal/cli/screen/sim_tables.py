@@ -15,6 +15,7 @@ from shoal.sim.replay.metrics import (
     time_text,
 )
 from shoal.sim.replay.traces import Trace, sums
+from shoal.sim.replay.usage import SupplyUse
 
 
 def print_figures(
@@ -42,7 +43,32 @@ def print_figures(
             ]
         )
     table(columns, rows)
+    _print_supplies(summaries)
     _print_accounts(summaries)
+
+
+def _print_supplies(summaries: list[Summary]) -> None:
+    """How many node-hours each supply brought under each policy, and what they cost."""
+    names = dict.fromkeys(use.name for summary in summaries for use in summary.supply)
+    if not names:
+        return
+    line("")
+    columns = [Column("NODES FROM")]
+    columns += [Column(summary.policy, right=True) for summary in summaries]
+    rows: list[list[str | Cell]] = []
+    for name in names:
+        uses = [
+            next((use for use in summary.supply if use.name == name), None) for summary in summaries
+        ]
+        rows.append([f"{name}: node-hours", *[f"{u.node_hours:,.1f}" if u else "" for u in uses]])
+        rows.append([f"{name}: cost", *[f"{u.cost:,.2f}" if u else "" for u in uses]])
+        rows.append([f"{name}: orders", *[_orders_text(use) if use else "" for use in uses]])
+    table(columns, rows)
+
+
+def _orders_text(use: SupplyUse) -> str:
+    failed = [f"{use.refused} refused"] * bool(use.refused) + [f"{use.lost} lost"] * bool(use.lost)
+    return f"{use.orders} ({', '.join(failed)})" if failed else str(use.orders)
 
 
 def _print_accounts(summaries: list[Summary]) -> None:

@@ -169,7 +169,8 @@ def sim(
             cluster, played = _trace(trace, nodes, gpus, cpus, memory, form, where)
         lived = as_it_was(played.arrivals) if not jobs and factors == (1, 1) else None
         played = stretch(played, jobs=jobs, load=factors[0], scale=factors[1], seed=seed)
-        played = _fitting(played, cluster, skip_too_large)
+        for _, one in chosen:
+            played = _fitting(played, cluster, one, skip_too_large)
         outcomes = []
         for name, one in chosen:
             with show.Spinner(quiet=json) as progress:
@@ -295,14 +296,17 @@ def _from_home(home: Path) -> History:
         raise Failure(str(error), REFUSED) from error
 
 
-def _fitting(played: Trace, cluster: list[NodeSpec], skip: bool) -> Trace:
+def _fitting(played: Trace, cluster: list[NodeSpec], policy: Policy, skip: bool) -> Trace:
     """Every job must be able to start, or the figures would describe another trace."""
     import msgspec
 
     from shoal.cli.screen import show
     from shoal.sim.replay.replay import too_large
+    from shoal.sim.replay.usage import check_options
 
-    rows = too_large(played, cluster)
+    for supply in policy.supply:
+        check_options(supply)
+    rows = too_large(played, cluster, policy)
     if not rows:
         return played
     row, why = next(iter(rows.items()))

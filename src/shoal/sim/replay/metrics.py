@@ -17,6 +17,8 @@ from shoal.model.ledger import AccountSum, LedgerView
 from shoal.model.node import NodeSpec
 from shoal.model.resources import Slice
 from shoal.sim.replay.traces import Arrival
+from shoal.sim.replay.usage import SupplyUse
+from shoal.sim.replay.usage import time_text as time_text
 
 MILLI = 1000  # a whole GPU, or a whole CPU
 MASK_BITS = 62  # as many GPUs of a node as a timeline can show
@@ -52,10 +54,11 @@ class Levels:
     def amount(self, slice_: Slice) -> int:
         return slice_.gpu_milli * len(slice_.gpus) if self.in_gpus else slice_.cpu_milli
 
-    def resize(self, now_ms: int, change: int) -> None:
-        """Nodes broke, or came back."""
+    def resize(self, now_ms: int, change: int, *, new: bool = False) -> None:
+        """Nodes broke, or came back; or, if `new`, they were ordered or given back."""
         self.advance(now_ms)
         self.up += change
+        self.total += change if new else 0
 
     def advance(self, now_ms: int) -> None:
         """Book the time since the last call at the levels since then."""
@@ -185,6 +188,7 @@ class Summary(msgspec.Struct, frozen=True, kw_only=True):
     accounts: list[AccountSum]  # where they went; they add up
     currency: str
     cost: float | None
+    supply: list[SupplyUse] = []  # nodes that were ordered, and what they cost
     notes: list[str]  # what the price list leaves out
     events: int
     steps: int
@@ -203,6 +207,7 @@ class Outcome:
         self.segments = Segments()
         self.requeues: Counter[str] = Counter()  # by cause
         self.failures = failures  # by cause
+        self.supply: list[SupplyUse] = []
         self.events = 0
         self.step_ns = array("q")
 
@@ -238,6 +243,7 @@ def summarize(outcome: Outcome) -> Summary:
         accounts=ledger.accounts,
         currency=ledger.currency,
         cost=ledger.cost,
+        supply=outcome.supply,
         notes=ledger.notes,
         events=outcome.events,
         steps=len(steps),
@@ -281,20 +287,6 @@ class Figure(NamedTuple):
     def shown(self, summary: Summary) -> str:
         value = self.value(summary)
         return "" if value is None else self.text(value)
-
-
-def time_text(seconds: float) -> str:
-    """The two leading units: '0.4s', '42s', '3m 20s', '2h 05m', '12d 4h'."""
-    if seconds < 10:
-        return f"{seconds:.1f}s" if seconds else "0s"
-    whole = round(seconds)
-    if whole < 60:
-        return f"{whole}s"
-    if whole < 3600:
-        return f"{whole // 60}m {whole % 60:02}s"
-    if whole < 86_400:
-        return f"{whole // 3600}h {whole % 3600 // 60:02}m"
-    return f"{whole // 86_400}d {whole % 86_400 // 3600}h"
 
 
 def percent_text(share: float) -> str:

@@ -19,6 +19,7 @@ from shoal.core.health.quarantine import wants_check
 from shoal.core.phases.admit import impossible
 from shoal.core.scheduling.order import ORDERINGS
 from shoal.core.scheduling.predict import predict
+from shoal.core.state.apply_queue import adopt_policy
 from shoal.core.state.apply_room import add_node
 from shoal.core.state.state import Node, State
 from shoal.core.step import Step
@@ -47,6 +48,7 @@ from shoal.sim.replay.ledger import ReplayLedger
 from shoal.sim.replay.metrics import Levels, Outcome
 from shoal.sim.replay.outside import Outside
 from shoal.sim.replay.simulated import Attempt, Key, SimCluster, SimJob, SimNode
+from shoal.sim.replay.suppliers import SimSuppliers
 from shoal.sim.replay.traces import Arrival, Trace, TraceError
 from shoal.tick import Tick, verify_all
 
@@ -73,9 +75,13 @@ def replay(
     return replay_.run(check_every, progress)
 
 
-def too_large(trace: Trace, nodes: Sequence[NodeSpec]) -> dict[int, str]:
-    """By row, the jobs that could never start on these nodes, and why."""
+def too_large(
+    trace: Trace, nodes: Sequence[NodeSpec], policy: Policy | None = None
+) -> dict[int, str]:
+    """By row, the jobs that could never start on these nodes, nor on those that the policy may
+    order, and why."""
     state = State()
+    adopt_policy(state, policy or Policy())
     for index, spec in enumerate(nodes):
         add_node(state, Node(spec=spec, index=index, incarnation=1))
     verdicts: dict[int, str] = {}  # by the identity of the spec: equal ones are mostly one
@@ -150,7 +156,9 @@ class Replay:
             NodeLost: self._node_lost,
             NodeJudged: self._node_judged,
         }
+        self.suppliers = SimSuppliers(self.policy, self.cluster, seed)
         self.tick = Tick(self, self.policy, self.cluster.take, verify=self._verify)
+        self.tick.supply = self.suppliers.take
         self.tick.load()
         self.tick.begin(0)
 
@@ -169,6 +177,7 @@ class Replay:
             for key in list(node.holding):
                 self._draw(node, node.holding[key], key)
         self.outcome.ledger = self.ledger.view(self.now_ms)
+        self.outcome.supply = self.suppliers.close(self.now_ms)
         return self.outcome
 
     def _is_over(self) -> bool:
@@ -176,11 +185,14 @@ class Replay:
         return not left and self.now_ms >= self.gateway.until_ms
 
     def _next_time(self) -> int:
-        next_ms = min(self.wake_ms, self.cluster.next_ms(), self.gateway.next_ms)
+        suppliers_ms = self.suppliers.next_ms()
+        next_ms = min(self.wake_ms, self.cluster.next_ms(), self.gateway.next_ms, suppliers_ms)
         if self.next_arrival < len(self.trace.arrivals):
             next_ms = min(next_ms, self.trace.arrivals[self.next_arrival].submit_ms)
         elif self.now_ms >= self.gateway.until_ms and not (
-            self.cluster.attempts or self.cluster.broken or self.wake_ms < NEVER_MS
+            self.cluster.attempts
+            or self.cluster.broken
+            or min(self.wake_ms, suppliers_ms) < NEVER_MS
         ):
             next_ms = NEVER_MS  # only failures are left to come, and they help no job
         if next_ms >= NEVER_MS and not self._budgets_renew():
@@ -228,6 +240,8 @@ class Replay:
     def _collect(self) -> None:
         """Put everything that has reached the controller by now into the tick's inbox."""
         tick = self.tick
+        for supplied in self.suppliers.look(self.state, self.now_ms):
+            tick.supplied(supplied)
         reports, gone = self.cluster.look(self.now_ms)
         for report in reports:
             tick.hear(report)

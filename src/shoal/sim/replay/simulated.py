@@ -18,17 +18,16 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from shoal.core.nodebook import NodeBook
-from shoal.core.scheduling.predict import Prediction
 from shoal.model.commands import Check, Envelope, Launch, Stop
 from shoal.model.health import CheckResult
 from shoal.model.job import MemberRef
 from shoal.model.node import NodeSpec
 from shoal.model.progress import Beat, Progress
 from shoal.model.report import Idle, NodeGone, NodeReport
-from shoal.model.resources import Slice
+from shoal.sim.replay.attempts import Attempt as Attempt
+from shoal.sim.replay.attempts import SimJob as SimJob
 from shoal.sim.replay.clusters import DAY_MS, NEVER_MS, Conditions, speeds
 from shoal.sim.replay.metrics import Levels
-from shoal.sim.replay.traces import Arrival
 
 STOPPED_CODE = 143  # as a shell reports the end by SIGTERM
 STEP_MS = 1_000  # a training step at full speed
@@ -38,77 +37,6 @@ IDLE_REPORT_MS = 60_000  # the ledger books a member as idle after this time
 MATMUL_GFLOPS = 100_000  # what a check measures on a node at full speed
 
 Key = tuple[str, int, int]  # equal to a MemberRef, but cheaper to make
-
-
-class SimJob:
-    """One live job: its work, and how much of it no failure can take away any more."""
-
-    __slots__ = ("amount", "arrival", "attempts", "done_ms", "placed_ms", "predicted", "waiting")
-
-    def __init__(self, arrival: Arrival, amount: int) -> None:
-        self.arrival = arrival
-        self.amount = amount  # what it asks for, in thousandths of GPUs
-        self.done_ms = 0
-        self.attempts = 0
-        self.placed_ms = -1
-        self.predicted: Prediction | None = None  # as a user would have read it
-        self.waiting = True
-
-
-class Attempt:
-    """One attempt of a job: it begins when all members have started, and halts once."""
-
-    __slots__ = (
-        "beats",
-        "begin_ms",
-        "every_ms",
-        "from_step",
-        "halt_ms",
-        "job",
-        "missing",
-        "needed_ms",
-        "number",
-        "own_speeds",
-        "placed_ms",
-        "scale",
-        "sim_job",
-        "slices",
-        "speed",
-    )
-
-    def __init__(
-        self, job: str, number: int, sim_job: SimJob, slices: tuple[Slice, ...], now_ms: int
-    ) -> None:
-        self.job = job
-        self.number = number
-        self.sim_job = sim_job
-        self.slices = slices
-        self.missing = len(slices)  # members whose command to start has not come yet
-        self.placed_ms = now_ms
-        self.begin_ms = -1
-        self.halt_ms = -1
-        self.needed_ms = 0  # at full speed of these members
-        self.every_ms = 0  # between two checkpoints; 0: nothing is ever lost
-        self.scale = len(slices) / sim_job.arrival.spec.members  # an elastic gang may be smaller
-        self.speed = 1.0
-        self.own_speeds: list[float] = []  # by member; all wait for the slowest
-        self.from_step = 0
-        self.beats = -1  # sent so far; -1: it sends none
-
-    def came_ms(self, now_ms: int) -> int:
-        """How much of its work it has done, by time at full speed."""
-        return min(self.needed_ms, int((now_ms - self.begin_ms) * self.speed))
-
-    def kept_ms(self, came_ms: int) -> int:
-        """How much of that the newest checkpoint holds."""
-        return came_ms - came_ms % self.every_ms if self.every_ms else came_ms
-
-    def refs(self) -> list[tuple[str, MemberRef]]:
-        """Its members and their nodes."""
-        return [
-            (slice_.node, MemberRef(self.job, self.number, number))
-            for number, slice_ in enumerate(self.slices)
-        ]
 
 
 class SimNode:
@@ -368,7 +296,7 @@ class SimCluster:
         weights = [cause.weight for cause in failures.causes]
         cause = self.rng.choices(failures.causes, weights)[0]
         self._plan_failure()
-        if not node.up:
+        if not node.up or node.spec.order:  # suppliers lose nodes in their own way
             return
         self.failures[cause.name] += 1
         refs = list(node.book.alive)
@@ -392,6 +320,19 @@ class SimCluster:
         self.levels.resize(self.now_ms, self.levels.size(node.spec))
         self.broken -= 1
         self._news[node.spec.id] = node
+
+    # -- nodes that come and go -------------------------------------------------------------
+
+    def switch_on(self, node: SimNode, now_ms: int) -> None:
+        node.up = True
+        self.levels.resize(now_ms, self.levels.size(node.spec), new=True)
+        self._news[node.spec.id] = node
+
+    def switch_off(self, node: SimNode, now_ms: int) -> None:
+        for ref in node.book.alive:
+            self._halt(self.attempts[ref.job])
+        node.break_down()
+        self.levels.resize(now_ms, -self.levels.size(node.spec), new=True)
 
 
 def _measured(node: SimNode, id_: str) -> CheckResult:
