@@ -10,12 +10,15 @@ import pytest
 
 from shoal.core.answers.advice import advise
 from shoal.core.answers.why import waiting_reason
+from shoal.core.state import queue
+from shoal.core.state.invariants import Violation, verify
 from shoal.core.state.load import restore
 from shoal.core.state.state import Snapshot
 from shoal.model.job import JobSpec, Phase
 from shoal.model.labels import contradiction
 from shoal.model.node import LabelChange, NodeIntent
 from shoal.model.report import Accepted, Answer, Refused, SetLabels, SetService, Submit
+from shoal.model.resources import Demand
 from shoal.model.service import Scale, ServiceSpec
 from shoal.model.supply import Supply
 from tests.core.build import POLICY, Cluster, job_spec
@@ -382,3 +385,39 @@ def test_a_condition_is_possible_if_a_supply_brings_such_nodes() -> None:
     assert refused(cluster, gpus=1, where=["zone=q"]).field == "where"
     assert refused(cluster, gpus=1, where=["zone=z"]).field == "where"  # it does not tolerate spot
     assert cluster.submit(gpus=1, where=["zone=z"], tolerates=["spot"])
+
+
+# -- the invariants can fail ----------------------------------------------------------------------
+
+
+def test_a_placement_against_a_taint_or_a_condition_is_a_violation(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    clusters = [cluster_of(a={"zone": "x"}, b={"zone": "y"}) for _ in range(2)]
+    for cluster in clusters:
+        cluster.submit(gpus=2, where=["zone=y"])
+    change(clusters[0], "a", taints={"old": ""})
+    monkeypatch.setattr(Demand, "suits", lambda *_: True)
+    with pytest.raises(Violation, match="a is tainted old"):
+        clusters[0].submit(gpus=2)
+    with pytest.raises(Violation, match="a does not have zone=y"):
+        clusters[1].submit(gpus=2, where=["zone=y"])
+
+
+def test_a_gang_that_is_not_together_is_a_violation(monkeypatch: pytest.MonkeyPatch) -> None:
+    cluster = zoned()
+    whole = queue.gang_of_spec
+    monkeypatch.setattr(queue, "gang_of_spec", lambda spec: whole(spec)._replace(together=""))
+    cluster.submit(gpus=1, where=["node=a"])
+    cluster.submit(gpus=1, where=["node=c"])
+    with pytest.raises(Violation, match="its nodes differ in zone"):
+        cluster.submit(gpus=1, members=4, together="zone")
+
+
+def test_a_kind_that_hides_what_a_job_asks_about_is_a_violation() -> None:
+    cluster = zoned()
+    cluster.submit(gpus=1, where=["zone=y"])
+    room = cluster.state.rooms[0]
+    room.kind = room.kind._replace(labels=("zone=y",))
+    with pytest.raises(Violation, match="a counts as"):
+        verify(cluster.state)

@@ -266,21 +266,6 @@ def label(field: str, value: Any) -> str:
     return found
 
 
-def labels(field: str, value: Sequence[str]) -> dict[str, str]:
-    """`key=value`, several times."""
-    found: dict[str, str] = {}
-    for one in words(rf"{_KEY}={_VALUE}", "write key=value, e.g. pool=a100")(field, list(value)):
-        key, _, found[key] = one.partition("=")
-    return found
-
-
-def taints(field: str, value: Sequence[str]) -> tuple[str, ...]:
-    """`key` or `key=value`, several times."""
-    forms = "write key or key=value, e.g. maintenance"
-    found: tuple[str, ...] = words(rf"{_KEY}(?:={_VALUE})?", forms)(field, list(value))
-    return found
-
-
 def changes(field: str, value: Sequence[str], *, bare: bool) -> dict[str, str | None]:
     """`key=value` sets, `key-` removes (None); `key` alone sets it without a value if `bare`."""
     forms = "write key=value to set it, or key- to remove it"
