@@ -1,0 +1,1 @@
+"""Templates and scripts for machines that other systems bring."""
