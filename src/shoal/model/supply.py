@@ -15,6 +15,7 @@ import msgspec
 
 from shoal.model.job import JOB_NAME_PATTERN
 from shoal.model.labels import words_of
+from shoal.model.node import LABELS_MAX, Labels, Taint
 from shoal.model.node import NodeSpec
 from shoal.model.resources import Kind
 
@@ -22,8 +23,10 @@ SUPPLIES_MAX = 64
 ORDERS_MAX = 10_000  # of all supplies together
 ORDER_PATTERN = r"^o[0-9]{1,12}(?!\n)$"
 REASON_CHARACTERS_MAX = 300
+OPTIONS_MAX = 64
 
 Text = Annotated[str, msgspec.Meta(max_length=1000)]
+OptionName = Annotated[str, msgspec.Meta(max_length=64)]
 Count = Annotated[int, msgspec.Meta(ge=0, le=1_000_000)]
 Amount = Annotated[int, msgspec.Meta(ge=0, le=1_000_000_000_000)]
 
@@ -40,8 +43,8 @@ class Supply(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     cpu_milli: Amount = 0
     memory_mb: Amount = 0
     containers: bool = False  # they can run images
-    labels: dict[str, str] = {}
-    taints: tuple[str, ...] = ()
+    labels: Labels = {}
+    taints: Annotated[tuple[Taint, ...], msgspec.Meta(max_length=LABELS_MAX)] = ()
     lot: Annotated[int, msgspec.Meta(ge=1, le=1000)] = 1  # nodes that one order brings
     least: Count = 0  # nodes to keep, wanted or not
     most: Count = 1  # nodes at a time
@@ -52,7 +55,7 @@ class Supply(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     price: Amount = 0
     ceiling: Amount = 0
     # What only its engine understands: a partition, an account, a namespace, an image.
-    options: dict[str, Text] = {}
+    options: Annotated[dict[OptionName, Text], msgspec.Meta(max_length=OPTIONS_MAX)] = {}
 
     @property
     def kind(self) -> Kind:
