@@ -15,8 +15,7 @@ import msgspec
 
 from shoal.model.job import JOB_NAME_PATTERN
 from shoal.model.labels import words_of
-from shoal.model.node import LABELS_MAX, Labels, Taint
-from shoal.model.node import NodeSpec
+from shoal.model.node import LABELS_MAX, Labels, NodeSpec, Taint
 from shoal.model.resources import Kind
 
 SUPPLIES_MAX = 64
