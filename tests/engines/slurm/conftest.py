@@ -1,4 +1,4 @@
-"""One real Slurm for all tests that need one."""
+"""A real Slurm for each file of tests: it starts in a second, and a restarted slurmctld is slow."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ CONF = (
 )
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def real() -> Iterator[Slurm]:
     reason = available()
     if reason is not None:

@@ -45,6 +45,7 @@ ENVIRON = {
     "SLURM_TOPOLOGY_ADDR_PATTERN": "switch.switch.node",
     END: "1794827504",
 }
+NOW_S = 1794827000.5
 NODES = """\
 NodeName=gpu06 Arch=x86_64 CPUTot=64 ActiveFeatures=ib RealMemory=1 State=MIXED OS=Linux 6.1 #1 SMP
 NodeName=gpu07 Arch=x86_64 CPUTot=64 AvailableFeatures=ib,h100,x ActiveFeatures=ib,h100,-odd- \
@@ -54,7 +55,7 @@ NODE = node_named(NODES, "gpu07")
 
 
 def test_a_machine_joins_with_what_the_allocation_has_there() -> None:
-    argv = join_argv(TOLD, ENVIRON, NODE, "/tmp/shoal-x")
+    argv = join_argv(TOLD, ENVIRON, NODE, "/tmp/shoal-x", NOW_S)
     command = "/venv/bin/python -m shoal.main join https://head:7700 --foreground"
     assert " ".join(argv[:6]) == command
     rest = argv[6:]
@@ -80,11 +81,12 @@ def test_a_machine_joins_with_what_the_allocation_has_there() -> None:
 
 
 def test_the_token_is_not_on_a_command_line() -> None:
-    assert not any("secret" in word for word in join_argv(TOLD, ENVIRON, NODE, "/tmp/x"))
+    assert not any("secret" in word for word in join_argv(TOLD, ENVIRON, NODE, "/tmp/x", NOW_S))
 
 
 def test_an_allocation_without_a_limit_has_no_end() -> None:
-    assert "--ends-at" not in join_argv(TOLD, ENVIRON | {END: "NONE"}, NODE, "/tmp/x")
+    for end in ("NONE", "", str(int(NOW_S) + 365 * 86_400)):
+        assert "--ends-at" not in join_argv(TOLD, ENVIRON | {END: end}, NODE, "/tmp/x", NOW_S)
 
 
 def test_the_memory_is_the_allocations_and_a_whole_machines_what_slurm_says() -> None:

@@ -11,6 +11,7 @@ from shoal.engines.slurm.read import (
     SlurmJob,
     chosen,
     features,
+    is_over,
     jobs_of_json,
     jobs_of_lines,
     node_named,
@@ -207,7 +208,8 @@ def test_an_order_that_ended_says_how() -> None:
     failed = status(job("FAILED", reason="NonZeroExitCode"), "o12", words)
     assert failed.reason == f"FAILED: NonZeroExitCode: {words}" and failed.failed
     assert status(job("CANCELLED"), "o12", words).reason == "CANCELLED"
-    assert len(status(job("FAILED"), "o12", "x" * 1000).reason) == 300
+    long = status(job("FAILED", reason="NonZeroExitCode"), "o12", "x" * 1000)
+    assert len(long.reason) == 300
 
 
 def test_jobs_of_others_and_of_other_clusters_are_not_seen() -> None:
@@ -285,6 +287,12 @@ def test_a_refusal_names_the_field_of_the_supply(stderr: str, said: str) -> None
 def test_a_slurmctld_that_does_not_answer_refuses_nothing() -> None:
     away = "slurm_load_jobs error: Unable to contact slurm controller (connect failure)"
     assert unreachable(away) and not any(unreachable(stderr) for stderr, _ in REFUSALS)
+
+
+def test_a_job_that_ended_while_it_was_cancelled_is_over() -> None:
+    assert is_over("scancel: error: Kill job error on job id 1: Invalid job id specified")
+    assert is_over("scancel: error: Kill job error: Job/step already completing or completed")
+    assert not is_over("scancel: error: Kill job error: Access/permission denied")
 
 
 def test_a_nodes_line_is_read_though_values_have_spaces() -> None:

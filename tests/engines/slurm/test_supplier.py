@@ -199,37 +199,6 @@ def test_an_order_that_is_preempted_has_ended_and_does_not_come_back(
     world.real.run("scancel", urgent)
 
 
-def test_a_machine_that_loses_its_power_ends_its_order(world: World, id_: str) -> None:
-    there = Supply(name="s", engine="slurm", gpus=8, options={"nodelist": "n3"})
-    world.running(id_, there)
-    world.real.wait("the machine", (world.home / "slurm" / "seen.n3").exists)
-    world.real.kill("n3")
-    try:
-        found = world.ended(id_)
-        assert found.failed and re.match("NODE_FAIL|FAILED: JobLaunchFailure", found.reason)
-    finally:
-        world.real.start("n3")
-        world.real.wait("n3 to be back", lambda: "n3 idle" in _states(world.real))
-
-
-def test_while_slurmctld_is_away_nothing_is_known_and_nothing_is_lost(
-    world: World, id_: str
-) -> None:
-    order = world.running(id_)
-    world.real.stop("slurmctld")
-    try:
-        report = asyncio.run(world.supplier.look())
-        assert report.orders == () and "slurmctld does not answer" in report.problem
-        assert "\n" not in report.problem
-        with pytest.raises(SupplyError, match="slurmctld does not answer"):
-            world.order(f"{id_}1")
-    finally:
-        world.real.start("slurmctld")
-    world.real.wait("slurmctld", lambda: not asyncio.run(world.supplier.look()).problem)
-    assert world.look()[id_] == order
-    assert f"{id_}1" not in world.look()
-
-
 def test_jobs_of_others_are_neither_seen_nor_touched(world: World, id_: str) -> None:
     mine = world.real.sbatch("--job-name=train", script="sleep 600")
     other = world.real.sbatch("--job-name=shoal-99999999-o1", script="sleep 600")
@@ -323,10 +292,6 @@ def test_an_operator_may_drain_a_machine_and_an_ordinary_user_is_told_why_not(
             os._exit(0 if "exclude=n2" in str(error) and "Invalid user id" in str(error) else 2)
         os._exit(1)
     assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
-
-
-def _states(real: Slurm) -> str:
-    return real.run("sinfo", "--noheader", "--Node", "--format=%N %T")
 
 
 def _states_of(real: Slurm, *ids: str) -> set[str]:

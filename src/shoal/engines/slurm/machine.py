@@ -22,7 +22,7 @@ from types import FrameType
 import msgspec
 
 from shoal.ends import EndNote, write_end
-from shoal.engines.slurm.read import features, node_named
+from shoal.engines.slurm.read import features, limited, node_named
 from shoal.engines.slurm.render import NOTICE_S, Settings
 from shoal.model.node import LABEL_PATTERN, LABEL_VALUE_PATTERN, LABELS_MAX
 
@@ -53,7 +53,7 @@ def main(argv: list[str]) -> int:
 
 
 def join_argv(
-    told: Settings, environ: Mapping[str, str], node: Mapping[str, str], home: str
+    told: Settings, environ: Mapping[str, str], node: Mapping[str, str], home: str, now_s: float
 ) -> list[str]:
     """`shoal join` with what this allocation has here. Pure."""
     argv = [told.python, "-m", "shoal.main", "join", told.url, "--foreground", "--home", home]
@@ -77,7 +77,7 @@ def join_argv(
     for taint in told.taints:
         argv += ["--taint", taint]
     end = environ.get(END, "")
-    if end.isdigit():  # NONE: it has no limit
+    if end.isdigit() and limited(int(end), now_s):  # NONE: it has no limit
         argv += ["--ends-at", end]
     return argv
 
@@ -139,7 +139,7 @@ def labels_of(
 
 
 def _run(told: Settings, path: Path, home: Path, node: Mapping[str, str]) -> int:
-    argv = join_argv(told, os.environ, node, str(home))
+    argv = join_argv(told, os.environ, node, str(home), time.time())
     # Saved work must outlive the allocation, so it is where the head keeps it.
     env = os.environ | {"SHOAL_JOIN_TOKEN": told.token, "SHOAL_CHECKPOINT_ROOT": told.checkpoints}
     agent = subprocess.Popen(argv, env=env, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)

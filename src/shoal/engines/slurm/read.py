@@ -21,7 +21,9 @@ FILTERING = (
 )  # from here on, `squeue --json` gives the jobs that were asked for, and no others
 FIELDS = 7  # of `render.OUTPUT`
 FEATURES_MAX = 48  # of a node, as labels
+UNLIMITED_S = 300 * 86_400
 
+EXITED = "NonZeroExitCode"  # a job's script said so itself
 NOTHING = ("", "None", "(null)", "N/A", "NONE", "Unknown")
 
 WAITING = frozenset({"PENDING", "REQUEUED", "REQUEUE_FED", "REQUEUE_HOLD", "SPECIAL_EXIT"})
@@ -210,7 +212,7 @@ def _reason(job: SlurmJob, phase: OrderPhase, last_words: str) -> str:
         plain = job.state == "RUNNING" and not job.flags
         return "" if plain else " ".join((job.state, *job.flags))
     text = job.state if not job.reason else f"{job.state}: {job.reason}"
-    return f"{text}: {last_words}" if job.state == "FAILED" and last_words else text
+    return f"{text}: {last_words}" if job.reason == EXITED and last_words else text
 
 
 def advice(reason: str) -> str:
@@ -252,6 +254,11 @@ def node_named(text: str, name: str) -> dict[str, str]:
 def features(node: dict[str, str]) -> list[str]:
     text = node.get("ActiveFeatures", "")
     return [] if text in NOTHING else text.split(",")[:FEATURES_MAX]
+
+
+def limited(ends_s: int, now_s: float) -> bool:
+    """Slurm says of a job without a time limit that it ends in a year."""
+    return ends_s - now_s < UNLIMITED_S
 
 
 def partition_names(text: str) -> list[str]:
@@ -296,6 +303,11 @@ def _lines(stderr: str) -> Iterator[str]:
         text = text.removeprefix("Batch job submission failed: ")
         if text:
             yield text
+
+
+def is_over(stderr: str) -> bool:
+    """What scancel says of a job that ended meanwhile."""
+    return bool(re.search(r"invalid job id|already complet", stderr, re.IGNORECASE))
 
 
 def unreachable(stderr: str) -> bool:

@@ -10,6 +10,7 @@ import asyncio
 import contextlib
 import os
 import re
+import time
 from collections.abc import Collection, Mapping
 from pathlib import Path
 
@@ -87,7 +88,7 @@ class SlurmSupplier:
         if not ids:
             return
         code, _, err = await self._call(render.scancel(ids))
-        if code:
+        if code and not read.is_over(err):
             raise SupplyError(f"scancel {' '.join(ids)}: {read.refusal(err)}")
 
     async def drain(self, node: NodeSpec, why: str) -> None:
@@ -190,7 +191,7 @@ class SlurmSupplier:
 
     def _note_end(self, order: str, job: read.SlurmJob) -> None:
         """The machines follow this file: administrators may change a time limit."""
-        if job.ends_s is None:
+        if job.ends_s is None or not read.limited(job.ends_s, time.time()):
             return
         told = EndNote(at=job.ends_s, why=f"time limit of Slurm job {job.id}")
         data, path = msgspec.json.encode(told), self._file(order, ENDS)
