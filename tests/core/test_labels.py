@@ -156,6 +156,10 @@ def test_what_no_node_has_is_refused_with_what_there_is() -> None:
     )
     assert "each of them is met" in refused(cluster, where=["zone=x", "node=d"]).message
     assert refused(cluster, spread="pool").field == "spread"
+    everywhere = refused(cluster, where=["zone!=x|y"])
+    assert everywhere.message.startswith("no node has zone!=x|y; there are: zone=x (2 nodes)")
+    many = refused(cluster, where=["zone=" + "|".join(f"z{number}" for number in range(300))])
+    assert "256 is the most" in many.message
     assert refused(cluster, together="pool").field == "together"
     assert refused(cluster, gpus=1, members=5, where=["zone=x"]).field == "members"
     assert refused(cluster, gpus=3, where=["zone=x"]).field == "gpus"

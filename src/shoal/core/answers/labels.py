@@ -28,10 +28,22 @@ def kinds_if_asked(state: State, spec: JobSpec) -> Mapping[int, Kind]:
     return {node.index: kind_of(asked, node) for node in concerned(state, fresh)}
 
 
+def kinds_with(state: State, as_if: Mapping[int, Kind]) -> list[Kind]:
+    """The kinds of all known nodes, if these nodes were of those kinds."""
+    counts = Counter(state.capacity)
+    for index, kind in as_if.items():
+        if state.order[index].intent is not NodeIntent.REMOVED:
+            counts[state.rooms[index].kind] -= 1
+            counts[kind] += 1
+    return [kind for kind, count in counts.items() if count]
+
+
 def no_such_labels(state: State, spec: JobSpec, kinds: Iterable[Kind]) -> tuple[str, str] | None:
-    """The field at fault and the problem, if no node of these kinds meets its conditions. Taints do
-    not count: like a cordon, they may go away."""
+    """The field at fault and the problem, if no node of these kinds meets its conditions or has the
+    label to spread over. Taints do not count: like a cordon, they may go away."""
     where = spec.demand.where
+    if spec.spread and all(node.label(spec.spread) is None for node in state.order):
+        return "spread", f"no node has the label {spec.spread}; there are: {_keys(state.order)}"
     if not where or any(admits(where, ("*",), kind.labels, kind.taints) for kind in kinds):
         return None
     known = [node for node in state.order if node.intent is not NodeIntent.REMOVED]
@@ -44,8 +56,6 @@ def too_many_values(state: State, spec: JobSpec) -> tuple[str, str] | None:
         if not key:
             continue
         values = {node.label(key) for node in state.order} - {None}
-        if field == "spread" and not values and state.order:
-            return field, f"no node has the label {key}; the labels are: {_keys(state.order)}"
         if len(values) > VALUES_MAX:
             return field, (
                 f"{key} has {len(values)} values, and {VALUES_MAX} is the most; use a label with "

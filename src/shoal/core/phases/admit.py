@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from shoal.core.answers.labels import kinds_if_asked, no_such_labels, too_many_values
+from shoal.core.answers.labels import kinds_if_asked, kinds_with, no_such_labels, too_many_values
 from shoal.core.answers.why import held_when_empty
 from shoal.core.health.quarantine import released
 from shoal.core.phases.caps import too_many, too_many_replicas
@@ -152,13 +152,15 @@ def impossible(state: State, spec: JobSpec) -> Refused | None:
     """Would the job never start even if every known node were up and empty? Lost and cordoned
     nodes count because they may come back, and so do nodes that a supply may bring. Before any node
     is known, everything is possible."""
-    kinds = [kind for kind, count in state.capacity.items() if count]
-    if not kinds or could_bring(state, gang_of_spec(spec)):
+    if not any(state.capacity.values()):
+        return None
+    if (many := too_many_values(state, spec)) is not None:
+        return Refused(*many)
+    if could_bring(state, gang_of_spec(spec)):
         return None
     as_if = kinds_if_asked(state, spec)
-    kinds += as_if.values()
-    unmet = too_many_values(state, spec) or no_such_labels(state, spec, kinds)
-    if unmet is not None:
+    kinds = kinds_with(state, as_if)
+    if (unmet := no_such_labels(state, spec, kinds)) is not None:
         return Refused(*unmet)
     demand = spec.demand._replace(tolerates=("*",))  # taints may go away, like a cordon
     kinds = [kind for kind in kinds if admits(demand.where, ("*",), kind.labels, ())]

@@ -13,6 +13,8 @@ from shoal.model.labels import contradiction
 from shoal.model.report import Refused
 from shoal.model.resources import WHOLE_GPU_MILLI
 
+ASKED_MAX = 256  # values of labels, and taints, of one job: each may make nodes differ
+
 
 def spec_problem(spec: JobSpec) -> Refused | None:
     """What the types cannot say: bytes that no process can be given."""
@@ -63,6 +65,9 @@ def shape_problem(spec: JobSpec) -> Refused | None:
         )
     if clash := contradiction(spec.demand.where):
         return Refused("where", f"no node can have both {clash}; one of several values is key=a|b")
+    if len(spec.asked) > ASKED_MAX:
+        many = f"names {len(spec.asked)} labels, values and taints; {ASKED_MAX} is the most"
+        return Refused("where", many)
     if spec.spread and spec.spread == spec.together:
         return Refused("spread", f"and together contradict each other: both name {spec.spread}")
     if 0 < spec.members_max < spec.members:

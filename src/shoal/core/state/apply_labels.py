@@ -9,7 +9,6 @@ from shoal.core.state.asked import kind_of, taken_apart
 from shoal.core.state.state import Node, State
 from shoal.model.events import NodeLabelled
 from shoal.model.job import Job
-from shoal.model.labels import Words
 
 # What no live job asks about any more is forgotten when there is this much more of it than of what
 # some job asks about: jobs that come and go with the same wish should move no node.
@@ -45,15 +44,18 @@ def look_at(state: State, asked: dict[str, None]) -> None:
 def concerned(state: State, fresh: list[str]) -> list[Node]:
     """Nodes that these words may be true of."""
     taints = any(word.startswith("~") for word in fresh)
-    wanted: Words = tuple(word for word in fresh if not word.startswith("~"))
-    keys = [(key, value) for key, _, value in (word.partition("=") for word in wanted)]
-    found = []
-    for node in state.order:
-        if (taints and node.taints) or any(
-            (has := node.label(key)) is not None and value in ("", "*", has) for key, value in keys
-        ):
-            found.append(node)
-    return found
+    wanted: dict[str, set[str]] = {}
+    for key, equals, value in (word.partition("=") for word in fresh if not word.startswith("~")):
+        wanted.setdefault(key, set()).add(value if equals else "*")
+    return [
+        node
+        for node in state.order
+        if (taints and node.taints)
+        or any(
+            (has := node.label(key)) is not None and ("*" in values or has in values)
+            for key, values in wanted.items()
+        )
+    ]
 
 
 def _sort_again(state: State, nodes: Iterable[Node]) -> None:
