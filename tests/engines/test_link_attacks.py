@@ -146,10 +146,29 @@ def test_of_two_links_of_one_node_the_newer_counts(tmp_path: Path) -> None:
         first.send(Heard(report(incarnation=7)))
         await until(lambda: "n1" in scene.ears.newest)
         second = await scene.dial("n1")
-        await until(lambda: first.lost)
         second.send(Heard(report(incarnation=8)))
         await until(lambda: scene.ears.newest["n1"].incarnation == 8)
+        await until(lambda: first.lost)
+        again = await scene.dial("n1")  # the same life, after its link broke
+        again.send(Heard(report(incarnation=8)))
+        await until(lambda: second.lost)
         assert len(scene.head) == 1
+
+    play(tmp_path, act)
+
+
+def test_a_copy_of_a_nodes_folder_does_not_cut_off_the_node(tmp_path: Path) -> None:
+    async def act(scene: Scene) -> None:
+        node = await scene.dial("n1")
+        node.send(Heard(report(incarnation=8)))
+        await until(lambda: "n1" in scene.ears.newest)
+        for _ in range(3):
+            waiting, copy = await scene.dial("n1"), await scene.dial("n1")
+            await until(lambda: waiting.lost)  # noqa: B023
+            copy.send(Heard(report(incarnation=7)))
+            await until(lambda: copy.lost)  # noqa: B023
+        assert not node.lost and scene.ears.newest["n1"].incarnation == 8
+        assert len(scene.head._all()) == 1
 
     play(tmp_path, act)
 

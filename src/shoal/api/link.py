@@ -8,6 +8,7 @@ from litestar import Controller, WebSocket, websocket
 from litestar.exceptions import WebSocketException
 
 from shoal.api.access import Access
+from shoal.api.audit import QUIET
 from shoal.api.principal import SCOPE, Needs, Principal
 from shoal.api.tickets import TICKET
 from shoal.api.upgraded import LINE, Upgraded
@@ -32,6 +33,8 @@ class NodeLink(Controller):
         ticket: Any = socket.scope.get(TICKET)
         if ticket is not None:
             ticket.close()  # a link lasts for as long as its node: it is not a request under way
+        # A thousand links that come back are not a thousand deeds: the join was one.
+        socket.scope[QUIET] = True  # type: ignore[literal-required]
         await socket.accept()
 
         def valid() -> bool:

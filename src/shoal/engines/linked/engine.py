@@ -58,6 +58,7 @@ class LinkedEngine:
         self.inbox: Inbox | None = None
         self.deaths: dict[str, NodeGone] = {}
         self._lines: dict[str, Line] = {}
+        self._new: dict[str, Line] = {}  # beside another link of the node, and not heard yet
         self._task: asyncio.Task[None] | None = None
 
     async def start(self, inbox: Inbox) -> None:
@@ -85,7 +86,7 @@ class LinkedEngine:
         if self._task is not None:
             self._task.cancel()
             await asyncio.gather(self._task, return_exceptions=True)
-        for line in list(self._lines.values()):
+        for line in self._all():
             line.link.close()
 
     def __contains__(self, node: str) -> bool:
@@ -95,21 +96,43 @@ class LinkedEngine:
         return len(self._lines)
 
     def opened(self, line: Line) -> None:
-        """Of two links of one node, the newer counts: the older is what a broken one left."""
-        before = self._lines.get(line.node)
-        self._lines[line.node] = line
+        """Of two links of one node, the newer counts: the older is what a broken one left. Until
+        its agent has spoken, it only waits."""
+        if line.node not in self._lines:
+            self._lines[line.node] = line
+            return
+        before = self._new.get(line.node)
+        self._new[line.node] = line
         if before is not None:
             before.link.close()
 
+    def may_speak(self, line: Line) -> bool:
+        """False: the node's other link is of a later life of its agent. So a copy of the node's
+        folder on another machine does not cut off the node."""
+        current = self._lines.get(line.node)
+        if current is line:
+            return True
+        if current is not None and current.life > line.life:
+            return False
+        self._new.pop(line.node, None)
+        self._lines[line.node] = line
+        if current is not None:
+            current.link.close()
+        return True
+
     def closed(self, line: Line) -> None:
-        if self._lines.get(line.node) is line:
-            del self._lines[line.node]
+        for lines in (self._lines, self._new):
+            if lines.get(line.node) is line:
+                del lines[line.node]
+
+    def _all(self) -> list[Line]:
+        return [*self._lines.values(), *self._new.values()]
 
     async def _watch(self) -> None:
         while True:
             await asyncio.sleep(LOOK_S)
             latest = time.monotonic() - SILENT_S
-            for line in list(self._lines.values()):
+            for line in self._all():
                 if not line.valid():
                     log.warning("the key of %s is no longer valid; its link is closed", line.node)
                     line.link.close()
@@ -126,7 +149,7 @@ class Line:
         self.valid = valid
         self.heard_at = time.monotonic()
         self._engine = engine
-        self._life = 0
+        self.life = 0  # the incarnation of its agent
         self._spec: NodeSpec | None = None
         self.link = Link(
             FromAgent,
@@ -203,9 +226,11 @@ class Line:
 
     def _wrong(self, report: NodeReport) -> str:
         """An agent's life has one number, and ends with its link or later."""
-        self._life = self._life or report.incarnation
-        if report.incarnation != self._life:
+        self.life = self.life or report.incarnation
+        if report.incarnation != self.life:
             return "changes its incarnation without a new link"
+        if not self._engine.may_speak(self):
+            return "was started again elsewhere: is its folder on two machines?"
         members = len(report.alive) + len(report.exits) + len(report.getting)
         if members > MEMBERS_MAX:
             return f"reports {members} members"
