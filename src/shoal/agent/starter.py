@@ -20,7 +20,8 @@ from shoal.files import held, lock
 
 LOCK = "starter.lock"
 LEAVING = "leaving"  # this file exists when the node wants to leave
-GRACE = "SHOAL_END_GRACE_S"  # in an agent's environment: how long its members may take to end
+# How long members may take to end: in an agent's environment, and in ours if an engine limits it.
+GRACE = "SHOAL_END_GRACE_S"
 CHECKPOINT_ROOT = "SHOAL_CHECKPOINT_ROOT"
 AGENT_MARK = "SHOAL_AGENT_DIR"
 GRACE_S = 20.0
@@ -162,7 +163,7 @@ def _say(text: str) -> None:
 def main(words: list[str]) -> int:
     foreground = "--foreground" in words
     words = [word for word in words if word != "--foreground"]
-    grace_s = GRACE_S
+    grace_s = float(os.environ.get(GRACE) or GRACE_S)
     if "--grace" in words:
         at = words.index("--grace")
         grace_s = float(words[at + 1])

@@ -2,20 +2,33 @@
 
 from __future__ import annotations
 
+import os
+import ssl
+import subprocess
+import sys
 import time
+from pathlib import Path
 from typing import Any
 
+import httpx
+import msgspec
 import pytest
 import yaml
 
 from shoal.api.certificate import Certificate
 from shoal.api.principal import Needs
+from shoal.cli.up.engines import Wanted
+from shoal.client import Address, Client
+from shoal.control.home import Home
+from shoal.control.lifecycle import take_down
 from shoal.engines.kubernetes import options, site
+from shoal.files import held
+from shoal.kernel import own_address
 from shoal.model.node import NodeSpec
-from shoal.model.supply import OrderPhase, Supply
+from shoal.model.supply import OrderPhase
 from tests.engines.kubernetes import schema
 from tests.engines.kubernetes.bed import Bed, play, supply_in
-from tests.engines.kubernetes.kube import DEPLOY, Kube, deployed
+from tests.engines.kubernetes.kube import DEPLOY, Kube, deployed, until
 
 KUSTOMIZE: dict[str, Any] = yaml.safe_load((DEPLOY / "kustomization.yaml").read_text())
 OBJECTS = [
@@ -63,13 +76,57 @@ def test_the_probes_ask_for_a_route_that_needs_no_token() -> None:
     assert Certificate.opt == Needs.OPEN.opt
 
 
-def test_the_example_of_a_supply_is_one_that_the_supplier_takes() -> None:
+def given_supplies(folder: Path) -> str:
+    """The file that the controller's pod is given."""
     (found,) = [one for one in deployed("ConfigMap") if one["metadata"]["name"] == "shoal-supply"]
-    (written,) = yaml.safe_load(found["data"]["supply.yaml"])
-    words = {word: str(written[word]) for word in written if word in options.WORDS}
-    options.read(Supply(name=written["name"], engine="kubernetes", gpus=8, options=words))
-    owners = {one["metadata"]["name"] for one in deployed("ConfigMap")}
-    assert words["owner"] in owners
+    path = folder / "supply.yaml"
+    path.write_text(found["data"]["supply.yaml"])
+    return str(path)
+
+
+def test_the_example_of_a_supply_is_one_that_the_supplier_takes(tmp_path: Path) -> None:
+    wanted = Wanted("kubernetes", given_supplies(tmp_path), None, None)
+    (supply,) = wanted.supplies("kubernetes")
+    assert options.read(supply).owner in {one["metadata"]["name"] for one in deployed("ConfigMap")}
+
+
+def test_the_controllers_command_serves_what_the_probes_ask_for(tmp_path: Path) -> None:
+    """It stays in the foreground, shows its log, and ends when it is told to."""
+    (controller,) = deployed("StatefulSet")
+    container = controller["spec"]["template"]["spec"]["containers"][0]
+    shoal, *words = container["command"]
+    probe = container["readinessProbe"]["httpGet"]
+    headers = {one["name"]: one["value"] for one in probe["httpHeaders"]}
+    here = {
+        "--supply=/etc/shoal/supply.yaml": f"--supply={given_supplies(tmp_path)}",
+        "--host=0.0.0.0": f"--host={own_address()}",
+        "--port=7700": "--port=0",
+    }
+    home = Home(tmp_path / "home")
+    env = {**os.environ, "SHOAL_HOME": str(home.path)}
+    process = subprocess.Popen(
+        [str(Path(sys.executable).with_name(shoal)), *(here.get(word, word) for word in words)],
+        env=env,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+    )
+    try:
+        until(lambda: home.address.exists() or process.poll() is not None, "it does not start")
+        address = msgspec.json.decode(home.address.read_bytes(), type=Address)
+        context = ssl.create_default_context()
+        context.check_hostname, context.verify_mode = False, ssl.CERT_NONE  # as a kubelet does
+        answer = httpx.get(f"{address.url}{probe['path']}", verify=context, headers=headers)
+        assert answer.status_code == 200
+        with Client.at_home(home.path, patience_s=60) as client:
+            until(lambda: [one.name for one in client.policy().supply] == ["gpu"], "no supply")
+        process.terminate()
+        printed, _ = process.communicate(timeout=60)
+        assert process.returncode == 0, printed.decode()
+        assert not held(home.supervisor_lock) and not held(home.controller_lock)
+    finally:
+        process.kill()
+        process.communicate()
+        take_down(home, lambda _: None)
 
 
 def test_the_roles_grant_exactly_what_the_supplier_asks_for(

@@ -40,6 +40,7 @@ if TYPE_CHECKING:
     Option("--domain", metavar="D", help="Also serve services at NAME.DOMAIN. [localhost]"),
     Option("--certificate", metavar="PEM", help="Your own certificate and its chain; '' for none."),
     Option("--key", metavar="PEM", help="Its key. [in the same file]"),
+    flag("--foreground", help="Stay, for a container; SIGTERM ends the controller only."),
     on_head=True,
 )
 def up(
@@ -62,6 +63,7 @@ def up(
     domain: str | None,
     certificate: str | None,
     key: str | None,
+    foreground: bool,
     json: bool,
     home: Path,
 ) -> int:
@@ -78,8 +80,7 @@ def up(
     small CA that the cluster makes, or with yours (--certificate). The command
     prints the lines with which you log in on other machines, and add machines
     as nodes (`shoal join`). If nodes reach the head under another name, behind a
-    proxy or a NAT, give it with --node-address. --nodes 0 makes this machine only
-    the head.
+    proxy or a NAT, give it with --node-address. --nodes 0: only the head is here.
 
     With --engine, nodes come and go with the queue (see `shoal policy`): --supply
     says which and how many, in the words of a policy file. This machine is then
@@ -112,6 +113,7 @@ def up(
     from shoal.cli.up.hosts import HostsFile
     from shoal.control.home import Home
     from shoal.control.lifecycle import bring_up
+    from shoal.control.staying import Staying
 
     place = Home(home)
     listed = None if hosts is None else HostsFile(place, hosts)
@@ -126,12 +128,14 @@ def up(
     listening.check(config)
     if listed is not None:
         listening.check_reachable(config)
+    staying = Staying(place) if foreground else None
     with show.Spinner(quiet=json) as progress:
         answer = bring_up(place, config, progress)
         engines.use(place, supplies)
     outcomes = [] if listed is None else listed.bring(config, quiet=json)
     _report(place, config, answer, listed, outcomes, json)
-    return REFUSED if any(outcome.state == "failed" for outcome in outcomes) else 0
+    code = REFUSED if any(outcome.state == "failed" for outcome in outcomes) else 0
+    return staying.run() if staying is not None else code
 
 
 @verb(on_head=True)

@@ -23,6 +23,7 @@ TOKEN_KEY = "join-token"
 TOKEN_FOLDER = "/run/secrets/shoal"
 VOLUME = "/var/lib/shoal"  # belongs to root, and everyone may write there
 HOME = f"{VOLUME}/home"  # made by Shoal, for its user only
+AFTER_S = 15  # after its members have ended, a node sweeps up and reports its end
 TITLE_CHARACTERS_MAX = 1000
 # Cluster autoscalers end the machines of idle pods. An order that nobody needs is released by the
 # controller; until then a job may run there.
@@ -207,6 +208,7 @@ def _container(join_url: str, command: Provision, options: Options, index: int) 
         "env": [
             {"name": "SHOAL_HOME", "value": HOME},
             {"name": "HOME", "value": VOLUME},
+            {"name": "SHOAL_END_GRACE_S", "value": str(max(1, options.grace_s - AFTER_S))},
             {"name": "POD_IP", "valueFrom": {"fieldRef": {"fieldPath": "status.podIP"}}},
         ],
         # Equal requests and limits: the last to be evicted, and what the scheduler was promised.

@@ -1,0 +1,59 @@
+"""`shoal up --foreground`: stays for as long as the cluster's supervisor lives, as containers and
+systemd expect it. It may be the first process of a container, which has to wait for orphans."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import sys
+import time
+
+from shoal.control.home import Home
+from shoal.files import held
+
+LOOK_S = 0.2
+PIECE_BYTES = 64 * 1024
+
+
+class Staying:
+    """From here on, SIGTERM ends the supervisor and its controller; nodes and jobs go on."""
+
+    def __init__(self, home: Home) -> None:
+        self._home = home
+        self._told = False
+        for number in (signal.SIGTERM, signal.SIGINT):
+            signal.signal(number, self._end)
+
+    def run(self) -> int:
+        """Show the controller's log until it ends. 0: it was told to."""
+        self._log = self._home.controller_log.open("rb")
+        self._log.seek(0, os.SEEK_END)
+        if self._told:
+            self._end()
+        while held(self._home.supervisor_lock):
+            self._show()
+            _reap()
+            time.sleep(LOOK_S)
+        self._show()
+        self._log.close()
+        return 0 if self._told else 1
+
+    def _end(self, *_: object) -> None:
+        self._told = True
+        with contextlib.suppress(OSError, ValueError):
+            os.kill(int(self._home.supervisor_lock.read_bytes().split()[0]), signal.SIGTERM)
+
+    def _show(self) -> None:
+        if self._home.controller_log.stat().st_ino != os.fstat(self._log.fileno()).st_ino:
+            self._log.close()
+            self._log = self._home.controller_log.open("rb")
+        while piece := self._log.read(PIECE_BYTES):
+            sys.stdout.buffer.write(piece)
+        sys.stdout.flush()
+
+
+def _reap() -> None:
+    with contextlib.suppress(ChildProcessError):
+        while os.waitpid(-1, os.WNOHANG)[0]:
+            pass
