@@ -46,6 +46,8 @@ class EndFile:
         self._mark: tuple[int, int] | None = None
         self._end: tuple[float, str] | None = None  # by the monotonic clock
         self.look()
+        if self.left()[0] == 0:  # of an earlier life: this machine is up again, or was not ended
+            self._end = None
 
     def look(self) -> bool:
         """Has it changed?"""

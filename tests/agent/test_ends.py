@@ -47,6 +47,17 @@ def test_what_is_not_an_end_is_ignored(tmp_path: Path, text: str) -> None:
 
 
 def test_an_end_in_the_past_is_now_and_a_long_reason_is_cut(tmp_path: Path) -> None:
+    end = EndFile(tmp_path)
     (tmp_path / ENDS).write_text(json.dumps({"at": 1, "why": "x" * 5000}))
-    left_ms, why = EndFile(tmp_path).left()
+    assert end.look()
+    left_ms, why = end.left()
     assert left_ms == 0 and len(why) == 200
+
+
+def test_an_end_that_was_over_when_the_agent_started_is_of_an_earlier_life(tmp_path: Path) -> None:
+    write_end(tmp_path, time.time() - 1, "spot notice")
+    end = EndFile(tmp_path)
+    assert end.left() == (None, "")
+    assert not end.look()
+    write_end(tmp_path, time.time() + 100, "spot notice")
+    assert end.look() and end.left()[1] == "spot notice"

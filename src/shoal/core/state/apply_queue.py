@@ -33,7 +33,7 @@ def adopt_policy(state: State, policy: Policy) -> None:
     agenda = state.agenda
     agenda.hopeless = set()
     agenda.other_gaps()
-    agenda.look_ms = 0
+    agenda.look_ms = agenda.ends_ms = 0
     agenda.stoppable = Stoppable()
     for job in state.jobs.values():
         agenda.stoppable.joins(job, policy.run_ms_min)
