@@ -192,7 +192,7 @@ def test_every_state_has_its_phase(
         ("AssocGrpGRES", "AssocGrpGRES (a quota of the account: "),
         ("JobHeldAdmin", "JobHeldAdmin (an administrator holds the job: scontrol release)"),
         ("ReqNodeNotAvail, UnavailableNodes:n1", "ReqNodeNotAvail, UnavailableNodes:n1 (nodelist"),
-        ("", "PENDING"),
+        ("", ""),
     ],
 )
 def test_a_waiting_order_gives_slurms_reason_and_the_field_to_change(

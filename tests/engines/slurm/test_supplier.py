@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+import uvloop
 from harness.slurm import Slurm
 
 from shoal.engines.slurm.machine import NODE_LABEL
@@ -254,6 +255,22 @@ def test_a_head_without_slurms_commands_says_so(tmp_path: Path) -> None:
     )
     report = asyncio.run(SlurmSupplier(context, {"PATH": "/nowhere"}).look())
     assert "sbatch cannot be started here" in report.problem and "PATH" in report.problem
+
+
+def test_a_command_that_ends_at_once_is_heard_on_the_controllers_own_loop(tmp_path: Path) -> None:
+    for name, says in (("sbatch", "echo slurm 22.05.8"), ("squeue", "exit 0")):
+        (tmp_path / name).write_text(f"#!/bin/sh\n{says}\n")
+        (tmp_path / name).chmod(0o755)
+    context = SupplyContext(
+        cluster=CLUSTER, home=tmp_path, join_url="", join_token="", python="/usr/bin/python3"
+    )
+    supplier = SlurmSupplier(context, {"PATH": f"{tmp_path}:/bin"})
+
+    async def looks() -> set[str]:
+        return {(await supplier.look()).problem for _ in range(30)}
+
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        assert runner.run(looks()) == {""}
 
 
 @pytest.mark.parametrize("text", ["slurm 21.08.8", "slurm 20.11.0"])

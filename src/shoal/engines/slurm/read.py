@@ -204,10 +204,10 @@ def phase_of(job: SlurmJob) -> tuple[OrderPhase, bool]:
 
 def _reason(job: SlurmJob, phase: OrderPhase, last_words: str) -> str:
     if phase is OrderPhase.PENDING:
-        words = job.reason or job.state
+        words = job.reason
         held = HELD.intersection((job.state, *job.flags))
         hint = advice(words) or ("held: scontrol release" if held else "")
-        return f"{words} ({hint})" if hint else words
+        return f"{words} ({hint})".strip() if hint else words
     if phase is OrderPhase.RUNNING:
         plain = job.state == "RUNNING" and not job.flags
         return "" if plain else " ".join((job.state, *job.flags))

@@ -10,6 +10,7 @@ import asyncio
 import contextlib
 import os
 import re
+import tempfile
 import time
 from collections.abc import Collection, Mapping
 from pathlib import Path
@@ -144,22 +145,14 @@ class SlurmSupplier:
         """One command of Slurm's: its status, output and complaints. If slurmctld is away, that is
         not an answer."""
         try:
-            process = await asyncio.create_subprocess_exec(
-                *argv,
-                env=self._env | {"SLURM_TIME_FORMAT": "%s"} if argv[0] == "squeue" else self._env,
-                stdin=asyncio.subprocess.PIPE,
-                stdout=asyncio.subprocess.PIPE,
-                stderr=asyncio.subprocess.PIPE,
-            )
+            process = await self._start(argv, stdin)
         except OSError as error:
             raise SupplyError(
                 f"{argv[0]} cannot be started here ({error.strerror}): run the controller where "
                 "Slurm's commands are, and with them in PATH"
             ) from None
         try:
-            out, err = await asyncio.wait_for(
-                process.communicate(stdin.encode()), COMMAND_TIMEOUT_S
-            )
+            out, err = await asyncio.wait_for(process.communicate(), COMMAND_TIMEOUT_S)
         except TimeoutError:
             raise SupplyError(
                 f"slurmctld does not answer: {argv[0]} took longer than {COMMAND_TIMEOUT_S:.0f} s"
@@ -174,6 +167,20 @@ class SlurmSupplier:
         if code and read.unreachable(complaints):
             raise SupplyError(f"slurmctld does not answer: {read.refusal(complaints)}")
         return code, out, complaints
+
+    async def _start(self, argv: list[str], stdin: str) -> asyncio.subprocess.Process:
+        """Its input is a file: a command that fails at once would break a pipe."""
+        times = {"SLURM_TIME_FORMAT": "%s"} if argv[0] == "squeue" else {}
+        with tempfile.TemporaryFile() as file:
+            file.write(stdin.encode())
+            file.seek(0)
+            return await asyncio.create_subprocess_exec(
+                *argv,
+                env=self._env | times,
+                stdin=file,
+                stdout=asyncio.subprocess.PIPE,
+                stderr=asyncio.subprocess.PIPE,
+            )
 
     # -- files of orders -------------------------------------------------------------------
 
