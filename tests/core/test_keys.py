@@ -150,6 +150,16 @@ def test_there_is_a_bound_on_keys(monkeypatch: pytest.MonkeyPatch) -> None:
     assert isinstance(cluster.ask(SetKey(key("b"), 5)), Accepted)  # it replaces its own
 
 
+def test_when_keys_are_used_up_the_oldest_that_was_never_used_is_void(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(keys_phase, "KEYS_MAX", 3)
+    cluster = joined()
+    for name, node in (("b", "n2"), ("c", "n3"), ("d", "n4")):
+        assert isinstance(cluster.ask(SetKey(key(name, node=node))), Accepted)
+    assert held(cluster) == ["a" * 8, "c" * 8, "d" * 8]
+
+
 def test_keys_survive_a_snapshot_and_two_for_one_node_are_a_violation() -> None:
     cluster = joined()
     data = msgspec.json.encode(cluster.state.snapshot())

@@ -39,6 +39,7 @@ def _set_key(round_: Round, request: SetKey) -> Answer:
         if taken is not None:
             return taken
         _void(round_, key.node, f"{key.node} joined again, and has another key")
+        _void_unused(round_)
         most, what = KEYS_MAX, "keys of nodes"
     else:
         most, what = JOIN_TOKENS_MAX, "join tokens"
@@ -48,6 +49,16 @@ def _set_key(round_: Round, request: SetKey) -> Answer:
     key = msgspec.structs.replace(key, since_ms=round_.now_ms)
     round_.emit(KeySet(at_ms=round_.now_ms, key=key, who=request.who))
     return Accepted(key.id)
+
+
+def _void_unused(round_: Round) -> None:
+    """Whoever has the join token could use up all keys with names that never come."""
+    identity, nodes = round_.state.identity, round_.state.nodes
+    known = [key for key in identity.keys.values() if key.node]
+    if len(known) >= KEYS_MAX:
+        unused = next((key for key in known if key.node not in nodes), None)
+        if unused is not None:
+            _void(round_, unused.node, f"{unused.node} never came, and keys are used up")
 
 
 def _taken(round_: Round, request: SetKey) -> Refused | None:
