@@ -123,14 +123,14 @@ class Head(LinkedEngine):
 
 
 class Proxy:
-    """Passes bytes on to a port, in threads of its own, and can cut what it passes. `slow`: it
-    passes a little at a time."""
+    """Passes bytes on to a port, in threads of its own, and can cut what it passes."""
 
     def __init__(self, port: int) -> None:
         self._port = port
         self._door = socket.create_server((NAME, 0))
         self.port = self._door.getsockname()[1]
         self._pairs: list[tuple[socket.socket, socket.socket]] = []
+        self.blocked = False  # it passes nothing on
         self.passed = 0
         self.cut_after = 0  # bytes towards the head; 0: never
         threading.Thread(target=self._accept, daemon=True).start()
@@ -139,6 +139,9 @@ class Proxy:
         with contextlib.suppress(OSError):
             while True:
                 near, _ = self._door.accept()
+                if self.blocked:
+                    near.close()
+                    continue
                 far = socket.create_connection((NAME, self._port))
                 self._pairs.append((near, far))
                 for pair in ((near, far, True), (far, near, False)):
