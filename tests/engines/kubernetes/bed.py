@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import time
-from collections.abc import Awaitable, Callable
+import warnings
+from collections.abc import Awaitable, Callable, Coroutine
 from pathlib import Path
+from typing import Any
 
 from shoal.engines.kubernetes.supplier import KubernetesSupplier
 from shoal.engines.supplying import SupplyContext
@@ -77,4 +80,13 @@ def play(bed: Bed, scene: Callable[[Bed], Awaitable[None]]) -> None:
         finally:
             await bed.supplier.close()
 
-    asyncio.run(run())
+    run_to_its_end(run())
+
+
+def run_to_its_end(work: Coroutine[Any, Any, None]) -> None:
+    """httpcore leaves a socket to the garbage collector if it is cancelled in a TLS handshake. That
+    happens when a supplier is closed while its watch connects."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", ResourceWarning)
+        asyncio.run(work)
+        gc.collect()

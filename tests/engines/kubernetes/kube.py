@@ -66,6 +66,9 @@ class Kube:
         self.http = httpx.Client(base_url=self.url, verify=context, headers=headers, timeout=30)
         self.admin("POST", "/api/v1/namespaces", _named("Namespace", self.namespace))
         self.admin("POST", self.path("configmaps"), _named("ConfigMap", "shoal-nodes"))
+        if self.real:  # pods are refused until the namespace has it
+            account = self.path("serviceaccounts", "default")
+            until(lambda: self.admin("GET", account, check=False)["kind"] == "ServiceAccount")
 
     def end(self) -> None:
         if self.real:

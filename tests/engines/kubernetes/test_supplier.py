@@ -114,6 +114,31 @@ def test_everything_is_deleted_with_its_owner(kube: Kube) -> None:
     play(Bed(supply_in(kube)), scene)
 
 
+def test_an_owner_that_is_made_again_owns_a_secret_of_its_own(kube: Kube) -> None:
+    """Its pods must not use the old one, which is about to be deleted."""
+
+    async def scene(bed: Bed) -> None:
+        await bed.provision()
+        (before,) = {str(pod["spec"]["volumes"][2]) for pod in kube.pods().values()}
+        kube.admin("DELETE", kube.path("configmaps", "shoal-nodes"))
+        await bed.until(lambda report: not report.orders)
+        owner = {"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": "shoal-nodes"}}
+        kube.admin("POST", kube.path("configmaps"), owner)
+        await bed.provision("o2")
+        (after,) = {str(pod["spec"]["volumes"][2]) for pod in kube.pods().values()}
+        assert before != after
+
+    play(Bed(supply_in(kube)), scene)
+
+
+def test_a_namespace_that_would_be_another_path_is_refused(kube: Kube) -> None:
+    async def scene(bed: Bed) -> None:
+        with pytest.raises(SupplyError, match=r"^namespace: Kubernetes allows no such name"):
+            await bed.supplier.look()
+
+    play(Bed(supply_in(kube, namespace="a/../b")), scene)
+
+
 def test_without_an_owner_in_the_supply_one_is_made(kube: Kube) -> None:
     if not kube.real:
         kube.kubeconfig = kube.write_config("admin", ADMIN)

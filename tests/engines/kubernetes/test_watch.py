@@ -15,7 +15,7 @@ from shoal.engines.kubernetes.watch import Mirror
 from shoal.model.supply import OrderPhase
 from shoal.ports import SupplyError
 from tests.engines.kubernetes.apiserver import Asked, Reply
-from tests.engines.kubernetes.bed import Bed, play, supply_in
+from tests.engines.kubernetes.bed import Bed, play, run_to_its_end, supply_in
 from tests.engines.kubernetes.kube import REAL, Kube
 from tests.engines.kubernetes.store import ApiError
 
@@ -236,7 +236,7 @@ def test_a_long_list_comes_in_pages_and_a_page_that_is_too_old_begins_again(
             await mirror.close()
             await api.close()
 
-    asyncio.run(scene())
+    run_to_its_end(scene())
 
 
 def test_a_token_in_a_file_is_read_again_when_it_is_refused(kube: Kube) -> None:

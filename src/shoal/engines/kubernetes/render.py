@@ -70,10 +70,12 @@ def owned_by(config_map: Object) -> list[Object]:
     return [{"apiVersion": "v1", "kind": "ConfigMap", "name": found["name"], "uid": found["uid"]}]
 
 
-def secret_name(cluster: str, token: str) -> str:
-    """Another token has another name, so a secret is never changed, and the controller needs no
-    right to read or write secrets that exist."""
-    return f"shoal-{cluster}-join-{hashlib.sha256(token.encode()).hexdigest()[:10]}"
+def secret_name(cluster: str, token: str, owners: list[Object]) -> str:
+    """Another token, or another owner, has another name. So a secret is never changed, the
+    controller needs no right to read or write secrets that exist, and what is deleted with an owner
+    that is gone is not in the way."""
+    mark = hashlib.sha256(f"{token} {owners[0]['uid']}".encode()).hexdigest()[:10]
+    return f"shoal-{cluster}-join-{mark}"
 
 
 def secret(cluster: str, token: str, owners: list[Object]) -> Object:
@@ -81,7 +83,7 @@ def secret(cluster: str, token: str, owners: list[Object]) -> Object:
         "apiVersion": "v1",
         "kind": "Secret",
         "metadata": {
-            "name": secret_name(cluster, token),
+            "name": secret_name(cluster, token, owners),
             "labels": common_labels(cluster),
             "ownerReferences": owners,
         },
@@ -105,7 +107,9 @@ def pods(
 ) -> list[Object]:
     """One for each node of the lot."""
     return [
-        _pod(cluster, join_url, command, options, secret_name(cluster, token), owners, index)
+        _pod(
+            cluster, join_url, command, options, secret_name(cluster, token, owners), owners, index
+        )
         for index in range(len(command.nodes))
     ]
 

@@ -42,13 +42,12 @@ class Site:
         self._report = changed
         self._soon: asyncio.TimerHandle | None = None
         self.pods = Mirror(
-            self.client, f"{self._base}/pods", lambda pod: pod, self._changed, labelSelector=chosen
+            self.client, f"{self._base}/pods", read.slim, self._changed, labelSelector=chosen
         )
         self.machines = Mirror(self.client, "/api/v1/nodes", read.machine, self._changed)
         self._blind = ""  # why machines cannot be read
         self._noticed: dict[tuple[str, str], float] = {}  # when a notice without a time was seen
         self._events: dict[str, tuple[float, str]] = {}  # of pods that do not start
-        self._secrets: set[str] = set()
 
     def _changed(self) -> None:
         """Many changes at a time are one."""
@@ -164,7 +163,7 @@ class Site:
     ) -> None:
         """All pods of the lot, or none."""
         owners = render.owned_by(await self._owner(options.owner, join_url))
-        await self._keep_secret(render.secret(self.cluster, token, owners), owners)
+        await self._make(f"{self._base}/secrets", render.secret(self.cluster, token, owners))
         made: list[Object] = []
         try:
             for pod in render.pods(self.cluster, join_url, command, options, token, owners):
@@ -207,12 +206,6 @@ class Site:
                 raise
         made = await self._make(f"{self._base}/configmaps", render.owner(self.cluster, join_url))
         return made or await self.client.request("GET", f"{self._base}/configmaps/{name}")
-
-    async def _keep_secret(self, secret: Object, owners: list[Object]) -> None:
-        known = f"{secret['metadata']['name']} {owners[0]['uid']}"
-        if known not in self._secrets:
-            await self._make(f"{self._base}/secrets", secret)
-            self._secrets = {known}
 
     async def _make(self, path: str, what: Object) -> Object | None:
         """None: it is already there."""

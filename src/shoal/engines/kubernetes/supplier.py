@@ -85,6 +85,8 @@ class KubernetesSupplier:
         if site is not None and site.pods.problem is None:
             return site
         access = find(place)
+        if words.NAME.fullmatch(access.namespace) is None:  # it becomes a part of URLs
+            raise SupplyError(f"namespace: Kubernetes allows no such name: {access.namespace!r}")
         if site is None or access != site.access:
             if site is not None:
                 await site.close()
