@@ -208,6 +208,9 @@ def test_an_order_that_ended_says_how() -> None:
     failed = status(job("FAILED", reason="NonZeroExitCode"), "o12", words)
     assert failed.reason == f"FAILED: NonZeroExitCode: {words}" and failed.failed
     assert status(job("CANCELLED"), "o12", words).reason == "CANCELLED"
+    words = "/usr/bin/python3: No module named 'shoal'"
+    failed = status(job("FAILED", reason="NonZeroExitCode"), "o12", words)
+    assert failed.reason.startswith("python: ") and words in failed.reason
     long = status(job("FAILED", reason="NonZeroExitCode"), "o12", "x" * 1000)
     assert len(long.reason) == 300
 

@@ -288,6 +288,7 @@ def test_a_program_that_is_not_there_is_named_in_the_reason(world: World, id_: s
     world.order(id_, Supply(name="s", engine="slurm", options={"python": "/nowhere/python"}))
     found = world.ended(id_)
     assert found.failed and "/nowhere/python" in found.reason
+    assert found.reason.startswith("python: is not on the machines")
 
 
 def test_an_operator_may_drain_a_machine_and_an_ordinary_user_is_told_why_not(

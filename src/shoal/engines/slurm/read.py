@@ -65,6 +65,12 @@ ADVICE: tuple[tuple[str, str], ...] = (
     ("Licenses", "licenses: none are free"),
 )
 
+# What the machines print if their Python is not the one that we take it for.
+SAID: tuple[tuple[str, str], ...] = (
+    ("No module named", "python: has no Shoal on the machines; name one that has"),
+    ("execve()", "python: is not on the machines; name one that is"),
+)
+
 _SIGNS = re.compile(r"^(?:sbatch|squeue|scontrol|scancel|slurm_\w+): (?:error: |fatal: )?")
 
 
@@ -212,7 +218,12 @@ def _reason(job: SlurmJob, phase: OrderPhase, last_words: str) -> str:
         plain = job.state == "RUNNING" and not job.flags
         return "" if plain else " ".join((job.state, *job.flags))
     text = job.state if not job.reason else f"{job.state}: {job.reason}"
-    return f"{text}: {last_words}" if job.reason == EXITED and last_words else text
+    if job.reason != EXITED or not last_words:
+        return text
+    for sign, hint in SAID:
+        if sign in last_words:
+            return f"{hint} ({last_words})"
+    return f"{text}: {last_words}"
 
 
 def advice(reason: str) -> str:
