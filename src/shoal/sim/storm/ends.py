@@ -68,7 +68,9 @@ class Ends:
 
     def _notice(self) -> None:
         """A machine learns when it ends, perhaps a moment before."""
-        up = [machine for machine in self._world.machines.values() if machine.up]
+        own = {spec.id for spec in self._nodes}  # what a supplier brings is its own to end
+        machines = self._world.machines.values()
+        up = [machine for machine in machines if machine.up and machine.spec.id in own]
         if not up:
             return
         machine = self._rng.choice(up)
