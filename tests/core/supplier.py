@@ -87,7 +87,7 @@ class Pool:
             self.look()
 
     def submit(self, **fields: Any) -> str:
-        self.cluster.wait(1_000)  # the demand is looked at once a second
+        self.cluster.wait(1_100)  # the demand is looked at once a second
         job_id = self.cluster.submit(**fields)
         self.obey()
         return job_id

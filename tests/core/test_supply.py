@@ -251,7 +251,7 @@ def test_a_job_that_only_a_supply_could_run_is_accepted() -> None:
 
 def test_a_command_that_got_lost_is_sent_again_and_one_order_stays_one() -> None:
     pool = Pool(supply())
-    pool.cluster.wait(1_000)
+    pool.cluster.wait(1_100)
     pool.cluster.submit(gpus=8)  # the command gets lost
     assert pool.orders == {}
     pool.look()

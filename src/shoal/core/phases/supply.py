@@ -29,24 +29,26 @@ from shoal.model.node import NodeHealth, NodeIntent
 from shoal.model.resources import Kind, plural
 from shoal.model.supply import Order, OrderPhase, Release, Supply, SupplyCommand
 
-LOOK_MS = 1_000  # between two looks at the demand
+LOOK_MS = 1_000  # between two looks at the demand,
+LANE_MS = 2  # and this much more for each lane: looking at a long queue takes time
 UNWANTED_MS = 30_000  # an order that nobody waits for any more is given back after this long
 SOON_MS = 60_000  # a job that will start this soon on a node that is there needs no other
 LANES_MAX = 256  # looked at
+WORK_MAX = 50_000  # bins looked at
 JOBS_MAX = 1_000  # of one lane whose run times are read
 ORDERS_PER_LOOK_MAX = 100
-NEW = "new"  # marks nodes that are ordered in this look
 
 
 def supply(round_: Round) -> list[SupplyCommand]:
-    """Looks at the demand once a second at most, and only if something happened or is due."""
+    """Looks at the demand once a second at most, and only if something has happened or is due."""
     state, agenda, now_ms = round_.state, round_.state.agenda, round_.now_ms
     if not round_.policy.supply and not state.orders and not state.brought:
         return round_.supplies
     if round_.events:
         judge_nodes(round_)
         _note_use(round_)
-        look_at(state, max(now_ms, agenda.supplied_ms + LOOK_MS))
+        pause_ms = LOOK_MS + LANE_MS * len(state.queue.lanes)
+        look_at(state, max(now_ms, agenda.supplied_ms + pause_ms))
     if agenda.supply_ms is None or now_ms < agenda.supply_ms or round_.more:
         return round_.supplies
     agenda.supplied_ms, agenda.supply_ms = now_ms, None
@@ -89,7 +91,8 @@ class Need:
         for one in round_.policy.supply:
             self._kinds[one.name] = kind_of(state, one)
             self._left[one.name] = headroom(state, one) if self._may_ask(one) else 0
-        self.bins = Bins(_bins(state, dict(self._kinds), round_.now_ms))
+        self._groups: dict[str, list[tuple[str, int]]] = {}  # orders and their nodes, oldest first
+        self.bins = Bins(self._free(dict(self._kinds)))
 
     def look(self) -> None:
         """Jobs at the front come first, as they do when nodes have come."""
@@ -111,8 +114,62 @@ class Need:
             head = walk.next()
             if head is None:
                 return
+            if self.bins.looked > WORK_MAX:
+                break
             self._serve(head[2], front.get(head[2], []))
         self.partial = True
+
+    def awaited(self) -> set[str]:
+        """Orders whose nodes some waiting gang needs: of those that are alike, the oldest."""
+        found: set[str] = set()
+        for group, orders in self._groups.items():
+            left = self.bins.used[group]
+            for order, nodes in orders:
+                if left > 0:
+                    found.add(order)
+                left -= nodes
+        return found
+
+    def _free(self, kinds: dict[str, Kind]) -> list[tuple[Bin, int]]:
+        """What is free: on nodes that are there, the idle ordered ones last; then what comes."""
+        state = self._state
+        counts: Counter[Bin] = Counter()
+        for kind, index in state.cluster.free.items():
+            for level, nodes in index.nodes.items():
+                counts[Bin(kind, level)] += len(nodes)
+        for ends_ms, index_ in state.endings:
+            if state.order[index_].schedulable:
+                room = state.rooms[index_]
+                counts[Bin(room.kind, room.level)] -= 1
+                counts[Bin(room.kind, room.level, ends_ms=ends_ms)] += 1
+        there: Counter[Bin] = Counter()
+        coming: Counter[Bin] = Counter()
+        for order in state.orders.values():
+            if order.release:
+                continue
+            name = order.supply.name
+            brought = nodes_brought(state, order.id)
+            idle = not any(state.placed[node.id] for node in brought)
+            for node in brought:
+                bin_ = _bin_of(state, node)
+                if node.schedulable and idle:  # only then does it matter whether they are wanted
+                    counts[bin_] -= 1
+                    self._grouped(there, bin_, f"{name} there", order.id, 1)
+                elif node.health is NodeHealth.JOINING and node.intent is NodeIntent.OPEN:
+                    self._grouped(coming, bin_, f"{name} joining", order.id, 1)
+            if missing := expected(state, order, self._round.now_ms):
+                kind = kinds[name] = kinds.get(name) or kind_of(state, order.supply)
+                lives = lives_ms(order.supply)
+                ends_ms = self._round.now_ms + lives if lives else 0
+                bin_ = Bin(kind, empty_level(kind), ends_ms=ends_ms)
+                self._grouped(coming, bin_, f"{name} coming", order.id, missing)
+        free = [(bin_, count) for bin_, count in counts.items() if count > 0]
+        return [*free, *there.items(), *coming.items()]
+
+    def _grouped(self, bins: Counter[Bin], bin_: Bin, name: str, order: str, nodes: int) -> None:
+        group = f"{name} {bin_}"
+        bins[bin_._replace(group=group)] += nodes
+        self._groups.setdefault(group, []).append((order, nodes))
 
     def _lanes(self) -> list[Lane]:
         """Those whose gangs a supply could take."""
@@ -211,49 +268,13 @@ class Need:
         self._left[one.name] -= lots * one.lot
         kind = self._kinds[one.name]
         ends_ms = self._round.now_ms + lives_ms(one) if one.lasts_ms else 0
-        self.bins.add(Bin(kind, empty_level(kind), NEW, ends_ms), lots * one.lot)
+        self.bins.add(Bin(kind, empty_level(kind), ends_ms=ends_ms), lots * one.lot)
         self.wanted += [(one, why)] * lots
 
 
-def _bins(state: State, kinds: dict[str, Kind], now_ms: int) -> list[tuple[Bin, int]]:
-    """What is free: on nodes that are there, the supplied ones last; then what is on its way."""
-    counts: Counter[Bin] = Counter()
-    for kind, index in state.cluster.free.items():
-        for level, nodes in index.nodes.items():
-            counts[Bin(kind, level)] += len(nodes)
-    for ends_ms, index_ in state.endings:
-        if state.order[index_].schedulable:
-            room = state.rooms[index_]
-            counts[Bin(room.kind, room.level)] -= 1
-            counts[Bin(room.kind, room.level, "", ends_ms)] += 1
-    there: list[tuple[Bin, int]] = []
-    coming: list[tuple[Bin, int]] = []
-    for order in state.orders.values():
-        if order.release:
-            continue
-        brought = nodes_brought(state, order.id)
-        idle = not any(state.placed[node.id] for node in brought)
-        for node in brought:
-            if node.schedulable and idle:  # only then does it matter whether they are wanted
-                bin_ = _bin_of(state, node)
-                counts[bin_._replace(order="")] -= 1
-                there.append((bin_, 1))
-            elif node.health is NodeHealth.JOINING and node.intent is NodeIntent.OPEN:
-                coming.append((_bin_of(state, node), 1))
-        missing = expected(state, order, now_ms)
-        if missing:
-            name = order.supply.name
-            kind = kinds[name] = kinds.get(name) or kind_of(state, order.supply)
-            lives = lives_ms(order.supply)
-            ends_ms = now_ms + lives if lives else 0
-            coming.append((Bin(kind, empty_level(kind), order.id, ends_ms), missing))
-    return [*((bin_, count) for bin_, count in counts.items() if count > 0), *there, *coming]
-
-
 def _bin_of(state: State, node: Node) -> Bin:
-    order = node.spec.order if node.spec.order in state.orders else ""
     room = state.rooms[node.index]
-    return Bin(room.kind, room.level, order, node.ends_ms or 0)
+    return Bin(room.kind, room.level, ends_ms=node.ends_ms or 0)
 
 
 def expected(state: State, order: Order, now_ms: int) -> int:
@@ -292,6 +313,7 @@ def _give_back_unused(round_: Round, need: Need) -> None:
     supplies = {one.name: one for one in round_.policy.supply}
     awaited = {slice_.node for slices in state.claims.values() for slice_ in slices}
     awaited |= {state.order[index].id for one in state.reservations.values() for index in one.nodes}
+    wanted = need.awaited()
     kept = Counter({one.name: kept_of(state, one.name) for one in round_.policy.supply})
     for order in list(state.orders.values()):
         if order.release:
@@ -301,7 +323,7 @@ def _give_back_unused(round_: Round, need: Need) -> None:
         if not nodes and _failed(round_, order):
             continue
         busy = any(state.placed[node.id] or node.id in awaited for node in nodes)
-        awaits = need.partial or order.id in need.bins.used
+        awaits = need.partial or order.id in wanted
         if busy or (awaits and one is not None):
             state.heard.unused_ms.pop(order.id, None)
             continue

@@ -18,12 +18,12 @@ from shoal.model.resources import Kind
 
 
 class Bin(NamedTuple):
-    """Nodes that are alike. `order`: the order that brings or brought them, if it matters.
+    """Nodes that are alike. `group`: those that were ordered and that nobody uses yet.
     `ends_ms`: when they end; 0: not known to end."""
 
     kind: Kind
     level: Level
-    order: str = ""
+    group: str = ""
     ends_ms: int = 0
 
     def lives(self, until_ms: int | None) -> bool:
@@ -79,7 +79,8 @@ class Bins:
 
     def __init__(self, counts: Iterable[tuple[Bin, int]]) -> None:
         self._counts: dict[Bin, int] = {}
-        self.used: set[str] = set()  # orders whose nodes some gang needs
+        self.used: Counter[str] = Counter()  # nodes of each group that some gang needs
+        self.looked = 0  # how much work that was
         for bin_, count in counts:
             self.add(bin_, count)
 
@@ -94,6 +95,7 @@ class Bins:
     def holds(self, gang: Gang, limit: int, until_ms: int | None) -> int:
         """How many members of such gangs have room until then, counted up to `limit`."""
         total = 0
+        self.looked += len(self._counts)
         for bin_, count in self._counts.items():
             if count and bin_.lives(until_ms) and gang.demand.suits(bin_.kind):
                 total += count * _each(gang, bin_.kind, bin_.level)
@@ -103,6 +105,7 @@ class Bins:
 
     def take(self, gang: Gang, members: int, until_ms: int | None) -> None:
         """Put members of such gangs, for which there is room, into the bins."""
+        self.looked += len(self._counts)
         for bin_, count in list(self._counts.items()):
             if members <= 0:
                 return
@@ -123,8 +126,11 @@ class Bins:
         if not nodes:
             return
         self._counts[bin_] -= nodes
-        if bin_.order:
-            self.used.add(bin_.order)
+        if not self._counts[bin_]:
+            del self._counts[bin_]
+        if bin_.group:
+            self.used[bin_.group] += nodes
         if not gang.whole_nodes:
             share = gang.demand.share_milli(bin_.kind)
-            self.add(bin_._replace(level=bin_.level.minus(gang.demand, share, members)), nodes)
+            level = bin_.level.minus(gang.demand, share, members)
+            self.add(bin_._replace(level=level, group=""), nodes)
