@@ -105,7 +105,7 @@ def print_login(address: Address) -> None:
         from shoal.cli.screen.show import line
 
         line("to use it from another machine, log in there:")
-        line(f"  {login_line(address)}")
+        print(f"  {login_line(address)}")  # a line that is broken cannot be pasted
 
 
 def note_context() -> None:

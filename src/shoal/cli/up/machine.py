@@ -168,4 +168,4 @@ def print_how_to_join(home: Home, config: ClusterConfig) -> None:
         return
     token = standing(home.path) if sys.stdout.isatty() else f"$(cat {home.path / NAME})"
     line("to add a machine, install Shoal there, and run:")
-    line(f"  {TOKEN_VARIABLE}={token} shoal join {url}")
+    print(f"  {TOKEN_VARIABLE}={token} shoal join {url}")  # a line that is broken cannot be pasted
