@@ -1,7 +1,7 @@
 """Launch latency and gangs per second on each engine, beside the system that brings its nodes.
 
 Run with `python -m bench.engines` (about five minutes; `--quick`: two). On each engine a whole
-cluster with two nodes is started (`tests/engines/clusters.py`) and measured. Then the system below
+cluster with two nodes is started (`harness/engines.py`) and measured. Then the system below
 it does the same by itself: one process on each of two nodes. Slurm and Ray are real. Kubernetes is
 the API server and the kubelet of the tests, which look for pods ten times a second: its figures say
 what Shoal adds, not what Kubernetes takes. What is missing here is left out with a line. The last
@@ -21,11 +21,10 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import pytest
+from harness.engines import ENGINES, GPUS, NODES, Missing, On, cluster_on
+from harness.kubernetes.kube import Kube
+from harness.ray import RealRay
 from harness.slurm import Slurm
-from tests.engines.clusters import ENGINES, GPUS, NODES, On, cluster_on
-from tests.engines.kubernetes.kube import Kube
-from tests.engines.ray.real import RealRay
 
 from bench.figures import machine, percentile, ratio, table
 from shoal.client import Client
@@ -49,8 +48,8 @@ def main() -> None:
         try:
             with cluster_on(engine) as on:
                 figures[engine] = measure(on, part)
-        except pytest.skip.Exception as skipped:
-            print(f"{engine}: left out: {skipped}", flush=True)
+        except Missing as missing:
+            print(f"{engine}: left out: {missing}", flush=True)
         except Exception as error:  # the others are worth measuring all the same
             print(f"{engine}: left out: {type(error).__name__}: {str(error)[:300]}", flush=True)
     show(figures)
@@ -58,11 +57,8 @@ def main() -> None:
 
 
 def measure(on: On, part: int) -> dict[str, Any]:
-    live = on.live()
-    try:
-        figures = measure_shoal(live.client, part)
-    finally:
-        live.client.close()
+    with on.client() as client:
+        figures = measure_shoal(client, part)
     figures["node_mb"] = node_mb(on)
     natives: dict[str, Callable[[Any, int], dict[str, Any]]] = {
         "slurm": by_sbatch,

@@ -11,6 +11,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from harness.kubernetes.kube import REAL, Kube, until
+from harness.kubernetes.kubelet import Kubelet
 from litestar import post
 from litestar.connection import ASGIConnection
 from litestar.handlers import BaseRouteHandler
@@ -26,8 +28,6 @@ from shoal.model.supply import Provision, Supply
 from shoal.transport import fingerprint
 from tests.engines.contract import ProcessContract
 from tests.engines.hand import Rig, clean
-from tests.engines.kubernetes.kube import REAL, Kube, until
-from tests.engines.kubernetes.kubelet import Kubelet
 from tests.engines.linked_rig import NAME, Head, Keys, LinkedRig
 
 pytestmark = pytest.mark.filterwarnings("ignore::litestar.exceptions.LitestarDeprecationWarning")

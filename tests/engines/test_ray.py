@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from harness.ray import RealRay, real_ray
 
 from shoal.engines.ray import holder
 from shoal.engines.ray.supplier import RaySupplier
@@ -18,7 +19,6 @@ from shoal.wire import LINK_FILE
 from tests.engines.contract import ProcessContract
 from tests.engines.hand import clean
 from tests.engines.linked_rig import LinkedRig, until
-from tests.engines.ray.real import RealRay, real_ray
 from tests.needs import need
 
 need("ray")

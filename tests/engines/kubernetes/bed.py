@@ -10,10 +10,11 @@ from collections.abc import Awaitable, Callable, Coroutine
 from pathlib import Path
 from typing import Any
 
+from harness.kubernetes.kube import WAIT_S, Kube
+
 from shoal.engines.kubernetes.supplier import KubernetesSupplier
 from shoal.engines.supplying import SupplyContext
 from shoal.model.supply import OrderStatus, Provision, Release, Supply, SupplyReport
-from tests.engines.kubernetes.kube import WAIT_S, Kube
 
 CLUSTER = "1a2b3c4d"
 TOKEN = "shoal_0_secret."

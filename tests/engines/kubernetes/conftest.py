@@ -6,8 +6,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-
-from tests.engines.kubernetes.kube import Kube
+from harness.kubernetes.kube import Kube
 
 
 @pytest.fixture

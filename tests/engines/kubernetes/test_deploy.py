@@ -14,6 +14,8 @@ import httpx
 import msgspec
 import pytest
 import yaml
+from harness.kubernetes import schema
+from harness.kubernetes.kube import DEPLOY, Kube, deployed, until
 
 from shoal.api.certificate import Certificate
 from shoal.api.principal import Needs
@@ -26,9 +28,7 @@ from shoal.files import held
 from shoal.kernel import own_address
 from shoal.model.node import NodeSpec
 from shoal.model.supply import OrderPhase
-from tests.engines.kubernetes import schema
 from tests.engines.kubernetes.bed import Bed, play, supply_in
-from tests.engines.kubernetes.kube import DEPLOY, Kube, deployed, until
 
 KUSTOMIZE: dict[str, Any] = yaml.safe_load((DEPLOY / "kustomization.yaml").read_text())
 OBJECTS = [

@@ -10,13 +10,13 @@ from typing import Any
 
 import msgspec
 import pytest
+from harness.kubernetes.kube import REAL, Kube, until
+from harness.kubernetes.kubelet import Kubelet
 
 from shoal.control.home import ClusterConfig
 from shoal.model.policy import Policy
 from shoal.model.supply import Supply
 from tests.engines.hand import clean
-from tests.engines.kubernetes.kube import REAL, Kube, until
-from tests.engines.kubernetes.kubelet import Kubelet
 from tests.live.cluster import Live, live_cluster
 
 if REAL:

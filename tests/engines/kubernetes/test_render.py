@@ -9,11 +9,11 @@ from typing import Any
 
 import pytest
 import yaml
+from harness.kubernetes import schema
 
 from shoal.engines.kubernetes import options, render
 from shoal.model.supply import Provision, Supply
 from shoal.ports import SupplyError
-from tests.engines.kubernetes import schema
 
 GOLDEN = Path(__file__).parents[2] / "golden" / "kubernetes"
 CLUSTER = "1a2b3c4d"

@@ -7,12 +7,12 @@ import asyncio
 import shutil
 
 import pytest
+from harness.kubernetes.kube import ADMIN, Kube, certificate, deployed_rules, server_tls
 
 from shoal.model.node import NodeSpec
 from shoal.model.supply import OrderPhase
 from shoal.ports import SupplyError
 from tests.engines.kubernetes.bed import CLUSTER, TOKEN, Bed, play, supply_in
-from tests.engines.kubernetes.kube import ADMIN, Kube, certificate, deployed_rules, server_tls
 
 PODS = {f"shoal-{CLUSTER}-o1-0", f"shoal-{CLUSTER}-o1-1"}
 

@@ -7,6 +7,9 @@ import asyncio
 import time
 
 import pytest
+from harness.kubernetes.apiserver import Asked, Reply
+from harness.kubernetes.kube import REAL, Kube
+from harness.kubernetes.store import ApiError
 
 from shoal.engines.kubernetes import access, client, watch
 from shoal.engines.kubernetes.client import Client, Refused
@@ -14,10 +17,7 @@ from shoal.engines.kubernetes.options import Place
 from shoal.engines.kubernetes.watch import Mirror
 from shoal.model.supply import OrderPhase
 from shoal.ports import SupplyError
-from tests.engines.kubernetes.apiserver import Asked, Reply
 from tests.engines.kubernetes.bed import Bed, play, run_to_its_end, supply_in
-from tests.engines.kubernetes.kube import REAL, Kube
-from tests.engines.kubernetes.store import ApiError
 
 if REAL:
     pytest.skip("faults that only the tests' own API server has", allow_module_level=True)

@@ -12,13 +12,13 @@ from pathlib import Path
 
 import msgspec
 import pytest
+from harness.ray import RealRay, real_ray
 
 from shoal.engines.ray import holder
 from shoal.engines.ray.supplier import RaySupplier
 from shoal.engines.supplying import SupplyContext
 from shoal.model.supply import OrderPhase, OrderStatus, Provision, Release, Supply, SupplyReport
 from shoal.ports import SupplyError
-from tests.engines.ray.real import RealRay, real_ray
 from tests.live.cluster import eventually
 from tests.needs import need
 

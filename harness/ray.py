@@ -16,10 +16,13 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+import psutil
+
 from shoal.kernel import kill_marked, variable
 
 WAIT_S = 90.0
 MARK = "RAY_OF_TEST"  # in the environment of its processes; what holders start has no RAY_*
+AGENTS = (b"ray::DashboardAgent", b"ray::RuntimeEnvAgent")
 QUICK = {
     "RAY_health_check_initial_delay_ms": "1000",
     "RAY_health_check_period_ms": "500",
@@ -90,13 +93,10 @@ class RealRay:
         ]
 
     def of_a_node(self) -> list[int]:
-        """What every node of a Ray has: a raylet and its two agents. Its head has more."""
-        names = (b"/raylet/raylet", b"ray::DashboardAgent", b"ray::RuntimeEnvAgent")
-        return [
-            pid
-            for pid in self._pids()
-            if any(name in Path(f"/proc/{pid}/cmdline").read_bytes()[:2000] for name in names)
-        ]
+        """What every node of a Ray has: a raylet and its agents. Its head has more."""
+        raylets = [pid for pid in self._pids() if b"/raylet/raylet\0" in _words(pid)]
+        children = [child.pid for pid in raylets for child in psutil.Process(pid).children()]
+        return raylets + [pid for pid in children if _words(pid).startswith(AGENTS)]
 
     def end(self) -> None:
         if self._process is not None:
@@ -129,3 +129,9 @@ def real_ray(cpus: int = 16, gpus: int = 8) -> Iterator[RealRay]:
     finally:
         ray.end()
         shutil.rmtree(scratch, ignore_errors=True)
+
+
+def _words(pid: int) -> bytes:
+    with contextlib.suppress(OSError):
+        return Path(f"/proc/{pid}/cmdline").read_bytes()
+    return b""

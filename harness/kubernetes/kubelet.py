@@ -22,8 +22,8 @@ from typing import Any
 
 import psutil
 
-from tests.engines.kubernetes.kube import Kube
-from tests.engines.kubernetes.store import seconds, stamp
+from harness.kubernetes.kube import Kube
+from harness.kubernetes.store import seconds, stamp
 
 Object = dict[str, Any]
 LOOK_S = 0.1

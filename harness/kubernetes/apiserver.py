@@ -16,8 +16,8 @@ from collections.abc import Callable
 from typing import Any, NamedTuple
 from urllib.parse import parse_qs, unquote, urlsplit
 
-from tests.engines.kubernetes import schema
-from tests.engines.kubernetes.store import CLUSTER_WIDE, KINDS, ApiError, Object, Store
+from harness.kubernetes import schema
+from harness.kubernetes.store import CLUSTER_WIDE, KINDS, ApiError, Object, Store
 
 BOOKMARK_S = 0.5
 LIST_PARAMETERS = {

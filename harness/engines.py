@@ -11,18 +11,15 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
+from importlib.util import find_spec
 from pathlib import Path
 
-import pytest
+from harness.kubernetes.kube import Kube
+from harness.kubernetes.kubelet import Kubelet
+from harness.ray import real_ray
 from harness.slurm import available, slurm
-
-from shoal.control.home import Home
+from shoal.client import Client
 from shoal.kernel import kill_marked
-from tests.engines.kubernetes.kube import Kube
-from tests.engines.kubernetes.kubelet import Kubelet
-from tests.engines.ray.real import real_ray
-from tests.live.cluster import Live
-from tests.needs import need
 
 ENGINES = ("local", "linked", "slurm", "kubernetes", "ray")
 NODES, GPUS, CPUS, MEMORY = 2, 2, 4, "3G"
@@ -33,6 +30,10 @@ SLURM_CONF = (
     "MaxJobCount=100000",
     "MinJobAge=3600",
 )
+
+
+class Missing(Exception):
+    """What this machine lacks for an engine, in one line."""
 
 
 class On:
@@ -64,8 +65,10 @@ class On:
         here = str(Path(sys.executable).parent)
         return os.pathsep.join((here, self.env.get("PATH", os.environ.get("PATH", os.defpath))))
 
-    def live(self) -> Live:
-        return Live(Home(self.home))
+    @contextmanager
+    def client(self) -> Iterator[Client]:
+        with Client.at_home(self.home, patience_s=120) as made:
+            yield made
 
     def set_supply(self, **words: object) -> None:
         amounts = {"gpus": GPUS, "cpus": CPUS, "memory": MEMORY, "least": NODES, "most": NODES}
@@ -81,25 +84,19 @@ class On:
             time.sleep(0.1)
 
     def until_ready(self) -> None:
-        live = self.live()
-        try:
-            self.until(lambda: [n.state for n in live.client.nodes()] == ["ready"] * NODES, "nodes")
-        finally:
-            live.client.close()
+        with self.client() as client:
+            self.until(lambda: [n.state for n in client.nodes()] == ["ready"] * NODES, "nodes")
 
     def give_back(self) -> None:
         """All that was ordered."""
         self.shoal("policy", "set", "fair")
-        live = self.live()
-        try:
-            self.until(lambda: not live.client.nodes(), "nodes that do not go")
-        finally:
-            live.client.close()
+        with self.client() as client:
+            self.until(lambda: not client.nodes(), "nodes that do not go")
 
 
 @contextmanager
 def cluster_on(engine: str) -> Iterator[On]:
-    """Skips, with a line, if the engine is missing here."""
+    """Raises `Missing`, with a line, if the engine is not here."""
     with ExitStack() as stack:
         scratch = Path(tempfile.mkdtemp(prefix="shoal-on-", dir="/tmp"))
         stack.callback(shutil.rmtree, scratch, ignore_errors=True)
@@ -143,7 +140,7 @@ def _link(on: On, stack: ExitStack) -> None:
 def _slurm(on: On, stack: ExitStack) -> None:
     reason = available()
     if reason is not None:
-        pytest.skip(reason)
+        raise Missing(reason)
     real = stack.enter_context(slurm(SLURM_CONF))
     on.beneath, on.env = real, real.env
     _up(on, stack)
@@ -154,7 +151,7 @@ def _kubernetes(on: On, stack: ExitStack) -> None:
     kube = Kube(on.scratch)
     stack.callback(kube.end)
     if kube.real:
-        pytest.skip("a real API server has kubelets of its own")
+        raise Missing("a real API server has kubelets of its own")
     kubelet = Kubelet(kube, on.scratch / "pods")
     stack.callback(kubelet.end)
     for number in range(1, NODES + 1):
@@ -166,7 +163,8 @@ def _kubernetes(on: On, stack: ExitStack) -> None:
 
 
 def _ray(on: On, stack: ExitStack) -> None:
-    need("ray")
+    if find_spec("ray") is None:
+        raise Missing("ray is not installed: pip install 'shoal[ray]'")
     ray = stack.enter_context(real_ray(gpus=NODES * GPUS))
     on.beneath = ray
     folder = on.scratch / "nodes"

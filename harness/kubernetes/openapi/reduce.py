@@ -1,7 +1,7 @@
 """Writes the part of Kubernetes' OpenAPI definitions that the tests use.
 
     pip install kubernetes-validate
-    python -m tests.engines.kubernetes.openapi.reduce
+    python -m harness.kubernetes.openapi.reduce
 
 That package (Apache-2.0) carries the definitions of kubernetes/kubernetes,
 api/openapi-spec/swagger.json (Apache-2.0, The Kubernetes Authors), as JSON schemas. What is kept is

@@ -22,11 +22,11 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import NameOID
 
+from harness.kubernetes.apiserver import ApiServer, Rule
 from shoal.engines.kubernetes.access import find, tls
 from shoal.engines.kubernetes.options import Place
-from tests.engines.kubernetes.apiserver import ApiServer, Rule
 
-DEPLOY = Path(__file__).parents[3] / "deploy" / "kubernetes"
+DEPLOY = Path(__file__).parents[2] / "deploy" / "kubernetes"
 REAL = os.environ.get("KUBECONFIG", "")
 WAIT_S = 60.0
 ADMIN, SHOAL = "admin-token", "shoal-token"

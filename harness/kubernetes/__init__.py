@@ -1,0 +1,1 @@
+"""A Kubernetes of the tests: an API server, a scheduler and a kubelet without containers."""
