@@ -85,7 +85,7 @@ def test_every_kind_of_fault_and_every_kind_of_event_happens() -> None:
         causes += Counter(line["cause"] for line in lines if line["event"] == "JobStopping")
     assert {cause.value for cause in StopCause} - set(causes) == set()
     assert min(causes["preempt"], causes["hang"]) >= 10
-    assert causes["resize"] >= 3  # seldom: a gang grows only when it has just saved
+    assert causes["resize"] >= 2  # seldom: a gang grows only when it has just saved
     assert {"ok", "suspect", "quarantined"} == standings
     assert {name for name in EXPECTED_FAULTS if not faults[name]} == set()
     bases = (EventBase, JobEvent, NodeEvent, ServiceEvent, BudgetEvent, IdentityEvent, OrderEvent)

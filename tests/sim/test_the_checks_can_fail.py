@@ -364,8 +364,8 @@ def run_images_anywhere(patch: pytest.MonkeyPatch) -> None:
 
 
 def start_where_the_time_is_too_short(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(cycle, "too_short", lambda *_: set())
-    patch.setattr(cycle, "cut_short", lambda *_: set())
+    patch.setattr(cycle, "too_short", lambda *_: frozenset())
+    patch.setattr(cycle, "cut_short", lambda *_: frozenset())
 
 
 def stay_until_the_node_ends(patch: pytest.MonkeyPatch) -> None:
