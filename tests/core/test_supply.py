@@ -12,6 +12,7 @@ from shoal.core.phases.round import Round
 from shoal.core.state.apply import apply
 from shoal.core.state.load import restore
 from shoal.core.state.state import Snapshot
+from shoal.model.commands import Dismiss
 from shoal.model.events import NodeIntended, NodeJudged, NodesOrdered, OrderEnded
 from shoal.model.health import Record, Standing
 from shoal.model.job import Phase
@@ -333,8 +334,10 @@ def test_a_node_of_an_order_that_is_over_gets_no_job() -> None:
     late = msgspec.structs.replace(pool.specs("o1")[0], id="gpu-9", order="o77")
     pool.submit(gpus=8)
     pool.cluster.bring(late)
-    assert pool.cluster.node("gpu-9").intent is NodeIntent.DRAINING
+    assert pool.cluster.node("gpu-9").intent is NodeIntent.REMOVED
     assert not pool.cluster.state.placed["gpu-9"]
+    pool.cluster.hear("gpu-9")
+    assert any(isinstance(one, Dismiss) for one in pool.cluster.last.commands)
     pool.is_("o77", OrderPhase.RUNNING)
     pool.orders["o77"] = Provision(order="o77", supply=supply(), nodes=("gpu-9",))
     pool.look()

@@ -121,7 +121,7 @@ class Agent:
     def _received(self, message: FromAgent | ToAgent) -> None:
         if not self._met:
             self._met = True
-            self._note_contact()
+            self._note(CONTACT)
         match message:
             case Commands(envelope):
                 self._obey(envelope)
@@ -136,12 +136,12 @@ class Agent:
             case Handed(secrets):
                 self._supplies.secrets.take(secrets)
 
-    def _note_contact(self) -> None:
-        """`shoal join` waits for this file. If it cannot be written, commands are obeyed anyway."""
+    def _note(self, name: str) -> None:
+        """`shoal join` and the starter look for such files. If none can be written, we go on."""
         try:
-            write_private(self._directory / CONTACT, str(time.time_ns()).encode())
+            write_private(self._directory / name, str(time.time_ns()).encode())
         except OSError as error:
-            log.error("the contact file could not be written: %s", error)
+            log.error("the file %s could not be written: %s", name, error)
 
     def _obey(self, envelope: Envelope) -> None:
         """Commands for several jobs come together; one that fails does not harm the others."""
@@ -182,6 +182,7 @@ class Agent:
             case Prepare():
                 self.members.prepare(action)
             case Dismiss():
+                self._note(LEAVING)  # so that its starter ends, too
                 self.stopping.set()
 
     def _report_soon(self) -> None:

@@ -63,7 +63,7 @@ class NodeBook:
                 if command.id not in self.checks:
                     todo.append(command)
             elif isinstance(command, Dismiss):
-                if self.leaving and not self.alive and not self.exits:
+                if (self.leaving or self.spec.order) and not self.alive and not self.exits:
                     todo.append(command)
             elif isinstance(command, Prepare):
                 self._prepare(command)

@@ -87,7 +87,7 @@ class Prepare(msgspec.Struct, frozen=True, kw_only=True, tag_field="command", ta
 
 
 class Dismiss(msgspec.Struct, frozen=True, kw_only=True, tag_field="command", tag=True):
-    """The node asked to leave and is no longer needed: its agent may end."""
+    """The node asked to leave, or outlives its order, and is not needed: its agent ends."""
 
     node: str
     incarnation: int

@@ -1,4 +1,4 @@
-"""Nodes that ask to leave: drained, then removed, then dismissed."""
+"""Nodes that ask to leave, or whose order is over: drained, then removed, then dismissed."""
 
 from __future__ import annotations
 
@@ -32,11 +32,17 @@ def note_left(round_: Round, node: Node, *, ended: bool = False) -> None:
 
 def dismissals(state: State, inventories: list[NodeReport]) -> list[Command]:
     """Sent after each report until the node is gone."""
-    return [
-        Dismiss(node=inventory.spec.id, incarnation=inventory.incarnation)
-        for inventory in inventories
-        if inventory.leaving and state.nodes[inventory.spec.id].intent is NodeIntent.REMOVED
-    ]
+    found: list[Command] = []
+    for inventory in inventories:
+        node = state.nodes[inventory.spec.id]
+        if node.intent is NodeIntent.REMOVED and (inventory.leaving or is_stray(state, node)):
+            found.append(Dismiss(node=node.id, incarnation=inventory.incarnation))
+    return found
+
+
+def is_stray(state: State, node: Node) -> bool:
+    """Was it brought by an order that is over? Its supplier knows of nothing to end there."""
+    return bool(node.spec.order) and node.spec.order not in state.orders
 
 
 def _intend(round_: Round, node: Node, intent: NodeIntent, why: str) -> None:

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 from shoal.core.phases.ends import hear_notes
 from shoal.core.phases.keys import void_keys
+from shoal.core.phases.leaving import is_stray
 from shoal.core.phases.observe import lose
 from shoal.core.phases.round import Round
 from shoal.core.state.state import Node, State
 from shoal.core.state.supplied import START_MS, nodes_brought
 from shoal.model.durations import duration_text
 from shoal.model.events import (
+    MemberExited,
+    MemberLost,
     NodeIntended,
     NodeJoined,
     NodeJudged,
@@ -176,9 +179,11 @@ def _judge_arrivals(round_: Round) -> None:
 
 
 def judge_nodes(round_: Round) -> None:
-    """Ordered nodes that were lost in this step or found to be sick."""
+    """Ordered nodes that were lost in this step or found to be sick, and strays that are empty."""
     state = round_.state
     for event in list(round_.events):
+        if isinstance(event, NodeIntended | MemberExited | MemberLost):
+            _dismiss_stray(round_, state.nodes[event.node])
         if not isinstance(event, NodeLost | NodeJudged):
             continue
         node = state.nodes[event.node]
@@ -207,6 +212,14 @@ def _judge_arrival(round_: Round, node: Node, order: Order | None) -> None:
     if (order is None or order.release) and node.intent is NodeIntent.OPEN:
         why = order.release if order is not None else "the cluster has no such order"
         _intend(round_, node, NodeIntent.DRAINING, f"order {node.spec.order}: {why}")
+
+
+def _dismiss_stray(round_: Round, node: Node) -> None:
+    """A machine that outlives its order is dismissed as soon as nothing runs there."""
+    state = round_.state
+    draining = node.intent is NodeIntent.DRAINING and not state.placed[node.id]
+    if draining and node.health is not NodeHealth.LOST and is_stray(state, node):
+        _intend(round_, node, NodeIntent.REMOVED, "its order has ended")
 
 
 def _judge_loss(round_: Round, node: Node, order: Order) -> None:

@@ -123,7 +123,8 @@ class StormNode:
                 case Prepare():
                     pass  # its processes take no time to start
                 case Dismiss():
-                    pass  # simulated machines leave without asking
+                    self.power_off()
+                    return
         self.report()
 
     def _measure(self, id_: str) -> CheckResult:
