@@ -12,7 +12,7 @@ from shoal.core.scheduling import cycle
 from shoal.core.scheduling.fit import fit
 from shoal.model.job import Job, Phase, StopCause
 from shoal.model.node import End, NodeHealth, NodeIntent
-from shoal.model.report import Accepted, Refused, SetEnd
+from shoal.model.report import Accepted, Refused, Requeue, SetEnd
 from shoal.model.supply import NodeNote, OrderPhase, OrderStatus, Supply, SupplyReport
 from tests.core.build import POLICY, Cluster, kinds
 from tests.core.serving import LOOK_MS, Serving
@@ -129,16 +129,35 @@ def one_that_ends(in_ms: int = 40 * MINUTE) -> Cluster:
     return cluster
 
 
-def test_a_job_that_may_run_for_ever_does_not_start_on_a_node_that_ends() -> None:
+def test_a_job_that_may_run_for_ever_does_not_start_on_a_node_that_ends_soon() -> None:
     cluster = one_that_ends()
     job = cluster.submit(gpus=1)
     assert where(cluster, job) == []
     assert why(cluster, job) == (
-        "a has room, but ends in 40m (Slurm time limit), and how long this job runs is not known; "
-        "give it a time limit or an estimate, or save its work and make it preemptible"
+        "a has room, but ends in 40m (Slurm time limit), and how long this job runs is not known, "
+        "so 1h have to be left; give it a time limit or an estimate, "
+        "or save its work and make it preemptible"
     )
     cluster.join("b", gpus=2)
     assert where(cluster, job) == ["b"]
+
+
+def test_a_job_that_nobody_knows_starts_where_an_hour_is_left_and_needs_two_the_next_time() -> None:
+    """Under Slurm every node ends: a newcomer's first job must not wait for ever."""
+    cluster = one_that_ends(90 * MINUTE)
+    never = cluster.submit(gpus=1, restart="never")
+    job = cluster.submit(gpus=1)
+    assert where(cluster, never) == [] and where(cluster, job) == ["a"]
+    cluster.deliver("a")
+    cluster.hear("a")
+    assert isinstance(cluster.ask(Requeue(job)), Accepted)
+    cluster.exit(job, 143)
+    cluster.hear("a")
+    cluster.wait(10_000)
+    cluster.hear("a")
+    assert where(cluster, job) == [] and "2h have to be left" in why(cluster, job)
+    ending(cluster, "a", 3 * HOUR)
+    assert where(cluster, job) == ["a"] and where(cluster, never) == []
 
 
 def test_a_job_that_takes_too_long_waits_and_is_told_how_long_it_takes() -> None:
@@ -566,10 +585,12 @@ def test_no_node_is_ordered_for_a_job_that_would_not_start_there_and_it_is_told_
     job = cluster.submit(gpus=1)
     assert not cluster.state.orders
     assert why(cluster, job).endswith(
-        "nodes of Slurm live 1h, and how long this job runs is not known; "
-        "give it a time limit or an estimate, or save its work and make it preemptible"
+        "nodes of Slurm live 1h, and how long this job runs is not known, "
+        "so 1h have to be left; give it a time limit or an estimate, "
+        "or save its work and make it preemptible"
     )
     assert orders_after(cluster, time_limit_ms=30 * MINUTE) == 1
+    assert orders_after(cluster, estimate_ms=5 * HOUR) == 1
 
 
 def test_a_node_that_ends_too_early_does_not_keep_another_from_being_ordered() -> None:

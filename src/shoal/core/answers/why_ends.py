@@ -40,5 +40,7 @@ def too_long(state: State, job: Job) -> str:
         advice = "give it a time limit"
     advice += ", or save its work and make it preemptible"
     if left is None:
-        return f"how long this job runs is not known; {advice}"
+        needs = need_ms(state, job)
+        only = f", so {duration_text(needs)} have to be left" if needs is not None else ""
+        return f"how long this job runs is not known{only}; {advice}"
     return f"this job is expected to run {duration_text(left)}; {advice}"

@@ -208,14 +208,22 @@ class Need:
                     self.bins.drop(_bin_of(state, state.order[index]))
 
     def _parts(self, numbers: list[int]) -> list[tuple[list[int], int | None]]:
-        """Jobs, and until when their nodes must live; None: for ever."""
-        if not self._state.endings and not any(one.lasts_ms for one in self._round.policy.supply):
+        """Jobs, and until when their nodes must live; None: for ever. Jobs that would start on
+        nodes of the same supplies are one part: a long job must not make a short one look long."""
+        ending = [one for one in self._round.policy.supply if one.lasts_ms]
+        if not self._state.endings and not ending:
             return [(numbers, None)]
-        needs = [need_ms(self._state, self._state.job_numbered(n)) for n in numbers[:JOBS_MAX]]
-        known = [number for number, need in zip(numbers, needs, strict=False) if need is not None]
-        longest_ms = max((need for need in needs if need is not None), default=0)
-        unknown = [number for number, need in zip(numbers, needs, strict=False) if need is None]
-        return [(known, self._round.now_ms + longest_ms), (unknown, None)]
+        parts: dict[tuple[bool, ...], tuple[list[int], int | None]] = {}
+        for number in numbers[:JOBS_MAX]:
+            job = self._state.job_numbered(number)
+            need = need_ms(self._state, job)
+            key = (need is None, *(outlives(self._state, job, one) for one in ending))
+            until_ms = None if need is None else self._round.now_ms + need
+            others, longest_ms = parts.setdefault(key, ([], until_ms))
+            others.append(number)
+            if until_ms is not None and longest_ms is not None:
+                parts[key] = (others, max(until_ms, longest_ms))
+        return list(parts.values())
 
     def _serve_part(self, gang: Gang, numbers: list[int], until_ms: int | None) -> bool:
         """Is there room for all of them, now or in what is ordered?"""

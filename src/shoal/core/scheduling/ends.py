@@ -1,7 +1,8 @@
 """Nodes that end: which jobs may still start there, and when jobs have to leave (ADR 38).
 
 A job starts on such a node only if it is expected to be done before the end, or if it saves its
-work (or is a replica, which another replaces) and the time is worth a start. A gang's end is the
+work (or is a replica, which another replaces) and the time is worth a start. Without any
+expectation, an hour has to be left. A gang's end is the
 earliest end of its nodes: each of them is judged by the same need.
 """
 
@@ -18,6 +19,8 @@ from shoal.model.node import End
 from shoal.model.policy import Policy
 from shoal.model.supply import Supply
 
+GUESS_MS = 3_600_000
+GUESS_DOUBLINGS_MAX = 10
 SAFE = 90  # percent of jobs like it are done by then
 NONE: frozenset[int] = frozenset()
 KEPT_MAX = 64  # sets of nodes
@@ -58,9 +61,19 @@ def left_ms(state: State, job: Job) -> int | None:
     return None if expected is None else max(1, expected - job.attained_ms)
 
 
+def guess_ms(job: Job) -> int | None:
+    """For a job of which nobody knows how long it runs: most are done in an hour. One that was cut
+    off, or failed, gets twice as long the next time. One that could not run again is not risked."""
+    if job.spec.restart is Restart.NEVER:
+        return None
+    return GUESS_MS << min(job.attempt, GUESS_DOUBLINGS_MAX)
+
+
 def need_ms(state: State, job: Job) -> int | None:
     """How much longer a node must live for the job to start there; None: for ever."""
     left = left_ms(state, job)
+    if left is None and not goes_on(job):
+        left = guess_ms(job)
     if goes_on(job):
         worth_ms = max(1, state.policy.run_ms_min, job.spec.checkpoint_ms)
         left = worth_ms if left is None else min(left, worth_ms)
