@@ -7,10 +7,9 @@ import sys
 import time
 from typing import Any
 
+import ray
 from ray.util.placement_group import placement_group, remove_placement_group
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
-
-import ray
 
 GPUS = 2
 AT_ONCE = 4  # gangs; each actor is a process of 80 MB

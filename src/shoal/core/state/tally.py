@@ -40,7 +40,7 @@ class Tally(msgspec.Struct):
 
 
 def _add(counts: dict[str, int], accounts: Accounts, tenant: str, change: int) -> None:
-    for name in (EVERYONE, *(one.name for one in accounts.lineage(tenant))):
+    for name in dict.fromkeys((EVERYONE, *(one.name for one in accounts.lineage(tenant)))):
         count = counts.get(name, 0) + change
         if count:
             counts[name] = count
