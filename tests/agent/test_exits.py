@@ -4,13 +4,19 @@ from __future__ import annotations
 
 import signal
 import sys
+import time
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
+import msgspec
 import pytest
 
+from shoal.agent.members import Members
 from shoal.exits import MEMBERS, read_exits, remove_exit, write_exit
 from shoal.model.commands import Acknowledge
 from shoal.model.job import MemberRef
+from shoal.model.node import NodeSpec
 from shoal.model.report import MemberExit
 from tests.agent.rig import Rig, rig
 
@@ -66,3 +72,32 @@ def test_what_ends_because_the_agent_is_told_to_end_is_no_result() -> None:
         assert node.says(REF, "up")
         node.restart(signal.SIGTERM)
         assert node.report is not None and node.report.exits == ()
+
+
+@pytest.mark.parametrize(
+    ("order", "code", "ago_s", "closing", "expected"),
+    [
+        ("o1", 143, 0.0, False, True),  # its agent may not know yet that the node ends
+        ("o1", 143, 60.0, False, False),  # somebody else ended it
+        ("o1", 143, 60.0, True, True),
+        ("o1", 1, 0.0, True, False),  # it failed by itself
+        ("", 143, 0.0, False, False),  # no engine ends this machine
+    ],
+)
+def test_a_member_that_an_engine_ends_with_its_machine_has_no_result(
+    order: str, code: int, ago_s: float, closing: bool, expected: bool
+) -> None:
+    members: Any = Members.__new__(Members)
+    members._book = SimpleNamespace(spec=NodeSpec(id="n1", cpu_milli=0, memory_mb=0, order=order))
+    members._closing = closing
+    member: Any = SimpleNamespace(ended_at=time.monotonic() - ago_s)
+    assert members._goes_with_the_node(member, MemberExit(REF, code)) is expected
+
+
+def test_a_member_that_somebody_ends_is_reported_on_an_ordered_machine_as_well() -> None:
+    with rig() as node:
+        spec = NodeSpec(id="n1", cpu_milli=16_000, memory_mb=4_000, order="o1")
+        (node.directory / "spec.json").write_bytes(msgspec.json.encode(spec))
+        node.restart(signal.SIGTERM)
+        node.launch(REF, "/bin/sh", "-c", "kill -TERM $$; sleep 600")
+        assert node.exit(REF).code == 143

@@ -8,6 +8,7 @@ import logging
 import os
 import shutil
 import signal
+import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -37,6 +38,7 @@ log = logging.getLogger("shoal.agent")
 
 # On `shoal down` members get this long after SIGTERM, whatever they asked for.
 SHUTDOWN_GRACE_S = 5.0
+ENDING_S = 1.0  # so long after a member was signalled, its agent knows whether the node ends
 WRITE_S_MAX = 5.0  # an exit waits no longer than this for the disk
 SIGNALS_FROM = 128  # higher codes mean a signal, which the last line of output does not explain
 
@@ -307,10 +309,19 @@ class Members:
     def _report_exit(self, member: Member) -> None:
         ref, exit_ = member.ref, member.exit
         late = self._shipping.waited(member.ended_at)
-        if exit_ is not None and (late or self._shipping.complete(ref)):
+        if exit_ is None or self._goes_with_the_node(member, exit_):
+            return
+        if late or self._shipping.complete(ref):
             member.become(State.REPORTED)
             self._book.exited(ref, exit_.code, exit_.why, exit_.step, exit_.fault)
             self._changed()
+
+    def _goes_with_the_node(self, member: Member, exit_: MemberExit) -> bool:
+        """An engine that ends a machine of ours signals all its processes at once, and a member may
+        be gone before the agent knows. For a moment, its exit says nothing about the job."""
+        if not self._book.spec.order or exit_.stopped or exit_.code not in FROM_OUTSIDE:
+            return False
+        return self._closing or time.monotonic() - member.ended_at < ENDING_S
 
     def acknowledged(self, ref: MemberRef) -> None:
         """Its exit is stored. If its output is not, the member stays until it is."""

@@ -71,13 +71,14 @@ def test_nodes_have_what_slurm_gave_and_its_words_as_labels(there: Site) -> None
     assert "ends in 29m" in there.events()
 
 
-def test_a_cancelled_allocation_is_a_node_that_ends_and_its_gang_runs_again(there: Site) -> None:
+def test_a_cancelled_allocation_is_a_node_that_ends_and_costs_no_retry(there: Site) -> None:
     there.supply()
-    gang = there.run(FOR_EVER, "-n", "2", "--retries", "2")
+    gang = there.run(FOR_EVER, "-n", "2", "--retries", "0")
     there.until_job(gang, "running")
     there.real.run("scancel", holders(there, gang)[0])
     there.until("the second attempt", lambda: there.job(gang)["attempt"] == 2)
     there.until_job(gang, "running")
+    assert "costs no retry" in there.events()
 
 
 def test_a_machine_that_loses_its_power_is_replaced(there: Site) -> None:
