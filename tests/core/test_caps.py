@@ -4,11 +4,14 @@ from __future__ import annotations
 
 from typing import Any
 
+import msgspec
 import pytest
 
 from shoal.core.phases import caps
+from shoal.core.state.accounts import Accounts
 from shoal.core.state.load import restore
-from shoal.model.job import Phase
+from shoal.core.state.tally import Tally
+from shoal.model.job import Job, Phase
 from shoal.model.policy import Policy, Tenant
 from shoal.model.report import Accepted, Answer, Full, Refused, SetService, StopService, Submit
 from shoal.model.service import Scale, ServiceSpec
@@ -142,3 +145,11 @@ def test_the_cluster_has_a_bound_for_all_jobs(monkeypatch: pytest.MonkeyPatch) -
     assert isinstance(answer, Refused)
     assert answer.full is Full.CLUSTER
     assert answer.message.startswith("the cluster takes at most 2 live jobs; try again")
+
+
+def test_a_job_of_a_tenant_without_a_name_is_counted_once() -> None:
+    """Traces have such jobs."""
+    tally, accounts = Tally(), Accounts(Policy())
+    job = Job(id="j1", number=1, spec=msgspec.structs.replace(job_spec(), tenant=""))
+    tally.job(accounts, job, 1)
+    assert tally.live == tally.waiting == {"": 1}

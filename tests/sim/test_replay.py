@@ -370,11 +370,3 @@ def test_a_job_over_its_tenants_cap_is_submitted_again_when_there_is_room() -> N
     outcome = replay(Trace("made up", arrivals), alike(1, gpus=8), capped, PLAIN, check_every=1)
     assert times(outcome) == {2: (0, 10), 3: (10, 20), 4: (20, 30), 5: (1, 11)}
     assert_accounts_add_up(outcome)
-
-
-def test_a_trace_without_tenants_passes_the_checks() -> None:
-    arrivals = [
-        msgspec.structs.replace(one, tenant="") for one in trace_of((0, 10, 1), (1, 20, 2)).arrivals
-    ]
-    outcome = replay(Trace("made up", arrivals), alike(1, gpus=8), Policy(), PLAIN, check_every=1)
-    assert times(outcome) == {2: (0, 10), 3: (1, 21)}
