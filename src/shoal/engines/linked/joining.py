@@ -14,14 +14,13 @@ import random
 import re
 import shutil
 import time
-from importlib.metadata import version
 from pathlib import Path
 from typing import NamedTuple
 from urllib.parse import urlsplit
 
 import msgspec
 
-from shoal import transport
+from shoal import __version__, transport
 from shoal.engines.agentlink import last_incarnation, write_spec
 from shoal.files import require_own, tighten, write_private
 from shoal.model.joining import Joined, Joining
@@ -131,7 +130,7 @@ def _ask(
     asked = Joining(
         spec=spec,
         protocol=PROTOCOL,
-        shoal=version("shoal"),
+        shoal=__version__,
         incarnation=last_incarnation(directory),
         key=_key_before(directory),
     )
