@@ -14,13 +14,14 @@ import random
 import re
 import shutil
 import time
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import NamedTuple
 from urllib.parse import urlsplit
 
 import msgspec
 
-from shoal import __version__, transport
+from shoal import transport
 from shoal.engines.agentlink import last_incarnation, write_spec
 from shoal.files import require_own, tighten, write_private
 from shoal.model.joining import Joined, Joining
@@ -130,7 +131,7 @@ def _ask(
     asked = Joining(
         spec=spec,
         protocol=PROTOCOL,
-        shoal=__version__,
+        shoal=_own_version(),
         incarnation=last_incarnation(directory),
         key=_key_before(directory),
     )
@@ -201,3 +202,11 @@ def head_of(directory: Path) -> str:
         file = msgspec.json.decode((directory / LINK_FILE).read_bytes(), type=LinkFile)
         return urlsplit(file.urls[0]).geturl() if file.urls else ""
     return ""
+
+
+def _own_version() -> str:
+    """For people; the protocol's number decides. A Shoal that runs from its source has none."""
+    try:
+        return version("shoal")
+    except PackageNotFoundError:
+        return "source"
