@@ -19,7 +19,6 @@ from shoal.model.report import (
     NodeReport,
     Refused,
     RemoveKey,
-    Request,
     SetIntent,
     SetKey,
 )
@@ -55,7 +54,9 @@ def refused(answer: Answer) -> Refused:
 
 def test_a_name_whose_node_is_there_is_not_given_to_another_machine() -> None:
     cluster = joined()
-    for request in (SetKey(key("b")), SetKey(key("b"), 4), SetKey(key("b"), 0, "bbbbbbbb")):
+    # 5: a machine that tried to join under this name in the same second has the same number.
+    lives = [SetKey(key("b"), life) for life in (0, 4, 5, 6)]
+    for request in (*lives, SetKey(key("b"), 0, "bbbbbbbb")):
         answer = refused(cluster.ask(request))
         assert answer.field == "name"
         assert (
@@ -64,21 +65,21 @@ def test_a_name_whose_node_is_there_is_not_given_to_another_machine() -> None:
     assert held(cluster) == ["a" * 8]
 
 
-@pytest.mark.parametrize("shown", [SetKey(key("b"), 5), SetKey(key("b"), 0, "a" * 8)])
-def test_a_machine_that_was_the_node_gets_another_key_and_its_old_one_is_void(
-    shown: Request,
-) -> None:
+def test_a_machine_that_was_the_node_gets_another_key_and_its_old_one_is_void() -> None:
     cluster = joined()
-    assert isinstance(cluster.ask(shown), Accepted)
+    assert isinstance(cluster.ask(SetKey(key("b"), 0, "a" * 8)), Accepted)
     assert held(cluster) == ["b" * 8]
 
 
-def test_a_machine_whose_key_was_removed_joins_again_though_its_agent_has_restarted() -> None:
+@pytest.mark.parametrize("life", [5, 6])
+def test_a_machine_whose_key_was_removed_joins_again_though_its_agent_has_restarted(
+    life: int,
+) -> None:
     cluster = joined()
     assert isinstance(cluster.ask(SetKey(key("b"), 6)), Refused)  # its key would show who it is
     cluster.ask(RemoveKey("a" * 8))
     assert isinstance(cluster.ask(SetKey(key("b"))), Refused)
-    assert isinstance(cluster.ask(SetKey(key("b"), 6)), Accepted)
+    assert isinstance(cluster.ask(SetKey(key("b"), life)), Accepted)
 
 
 def test_a_key_that_was_never_used_is_replaced() -> None:
@@ -147,7 +148,7 @@ def test_there_is_a_bound_on_keys(monkeypatch: pytest.MonkeyPatch) -> None:
     cluster = joined()
     assert "which is the most" in refused(cluster.ask(SetKey(key("b", node="n2")))).message
     assert "which is the most" in refused(cluster.ask(SetKey(key("t", node="")))).message
-    assert isinstance(cluster.ask(SetKey(key("b"), 5)), Accepted)  # it replaces its own
+    assert isinstance(cluster.ask(SetKey(key("b"), 0, "a" * 8)), Accepted)  # it replaces its own
 
 
 def test_when_keys_are_used_up_the_oldest_that_was_never_used_is_void(

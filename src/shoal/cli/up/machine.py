@@ -76,11 +76,15 @@ def machine_spec(shape: Shape, ip: str, said: Described) -> NodeSpec:
 
 
 def _labels(words: tuple[str, ...]) -> dict[str, str]:
+    from shoal.model.labels import NODE
+
     found: dict[str, str] = {}
     for word in words:
         name, equals, value = word.partition("=")
         if not equals or not name:
             raise Failure(f"--label: write NAME=VALUE, e.g. pool=a100, not '{word[:80]}'", USAGE)
+        if name == NODE:
+            raise Failure(f"--label: {name} is the node's own name; use --name", USAGE)
         found[name] = value
     return found
 

@@ -68,9 +68,9 @@ def _taken(round_: Round, request: SetKey) -> Refused | None:
     if node is None or (node.intent is NodeIntent.REMOVED and node.health is NodeHealth.LOST):
         return None
     own = {known.id for known in state.identity.keys_of(key.node)}
-    same = request.incarnation == node.incarnation or request.before in own
-    # Its key was removed, and its agent has begun a life since that we could not hear of.
-    same = same or (not own and request.incarnation > node.incarnation)
+    # A life's number shows nothing while there is a key: two machines that start in the same second
+    # have the same one. If the key was removed, its agent may have begun a life unheard of since.
+    same = request.before in own or (not own and request.incarnation >= node.incarnation)
     if not node.spec.origin:
         where = "one of the head's own nodes"
     elif same or node.health is NodeHealth.LOST:
