@@ -52,6 +52,7 @@ REFUSALS = [
     ({"supply": "engine=ray,most=1"}, "slurm", "is for ray, and --engine says slurm"),
     ({"supply": "colour=red"}, "slurm", "there is no field 'colour'"),
     ({"supply": "most=many"}, "slurm", "--supply: "),
+    ({"supply": "least=3,most=2"}, "slurm", "--supply: 'slurm': least is 3, which is more than"),
     ({"supply": "nothing.yaml"}, "slurm", "there is no such file"),
 ]
 

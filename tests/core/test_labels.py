@@ -165,6 +165,11 @@ def test_what_no_node_has_is_refused_with_what_there_is() -> None:
     assert refused(cluster, gpus=3, where=["zone=x"]).field == "gpus"
     assert refused(cluster, gpus=1, members=5, together="zone").message.endswith("at most 4")
     assert not cluster.state.asked  # a refusal leaves nothing behind
+    change(cluster, "d", labels={"pool": "b"})
+    cluster.intend("d", NodeIntent.REMOVED)
+    assert refused(cluster, spread="pool").message == (
+        "no node has the label pool; there are: zone, node"
+    )
 
 
 def test_a_taint_does_not_make_a_job_impossible_and_its_reason_names_it() -> None:
@@ -184,7 +189,8 @@ def test_the_reason_names_the_condition_that_no_open_node_meets() -> None:
     for node in "cd":
         cluster.intend(node, NodeIntent.CORDONED)
     job = cluster.submit(gpus=1, where=["zone=y"])
-    assert "c is cordoned" in why(cluster, job) or "no node has" in why(cluster, job)
+    told = "only c, d could run it (zone=y), and the nodes are closed or lost"
+    assert told in why(cluster, job)
     change(cluster, "a", labels={"zone": "y"})
     assert nodes_of(cluster, job) == ["a"]
 

@@ -85,6 +85,7 @@ def test_differences_between_two_policies_name_the_supply() -> None:
         ("{engine: slurm, most: 2, lot: 0}", "supply.slurm.lot", "from 1"),
         ("{name: 'a b', engine: slurm}", "supply.a b.name", ""),
         ("{engine: slurm}, {engine: slurm}", "supply", "two are named 'slurm'"),
+        ("{engine: slurm, labels: pool=a}", "supply.slurm.labels", "must be a table, e.g. {pool"),
         ("7", "supply", "must be tables"),
     ],
 )

@@ -127,6 +127,8 @@ def supply(row: Any) -> dict[str, Any]:
         elif word in ENGINE_WORDS[engine] or word in SIM_WORDS:
             options[word] = text(f"{where}.{word}", value)
         else:
+            if word in FIELDS:
+                raise BadField(f"{where}.{word}", "must be a table, e.g. {pool: a100}, in a file")
             known_words = ("name", "engine", *FIELDS, *ENGINE_WORDS[engine], *SIM_WORDS)
             has = f"{engine} also has {', '.join(ENGINE_WORDS[engine])}"
             raise datafile.unknown(given_word, known_words, has, where)

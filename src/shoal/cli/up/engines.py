@@ -43,7 +43,7 @@ class Wanted(NamedTuple):
         import msgspec
 
         from shoal.forms.supply import supplies
-        from shoal.model.supply import Supply
+        from shoal.model.supply import Supply, problem_with_supplies
 
         flags = {"address": (self.address, "ray"), "namespace": (self.namespace, "kubernetes")}
         given: dict[str, Any] = {}
@@ -63,9 +63,13 @@ class Wanted(NamedTuple):
                 if row["engine"] != engine:
                     message = f"is for {row['engine']}, and --engine says {engine}"
                     raise Failure(f"--supply: {message}", USAGE)
-            return msgspec.convert(tuple(supplies(rows)), tuple[Supply, ...])
+            found = msgspec.convert(tuple(supplies(rows)), tuple[Supply, ...])
         except (BadField, msgspec.ValidationError) as error:
             raise Failure(f"--supply: {error}", USAGE) from None
+        problem = problem_with_supplies(found)  # before anything is started
+        if problem is not None:
+            raise Failure(f"--{problem}", USAGE)
+        return found
 
 
 def use(home: Home, supplies: tuple[Supply, ...]) -> None:

@@ -42,11 +42,11 @@ def no_such_labels(state: State, spec: JobSpec, kinds: Iterable[Kind]) -> tuple[
     """The field at fault and the problem, if no node of these kinds meets its conditions or has the
     label to spread over. Taints do not count: like a cordon, they may go away."""
     where = spec.demand.where
-    if spec.spread and all(node.label(spec.spread) is None for node in state.order):
-        return "spread", f"no node has the label {spec.spread}; there are: {_keys(state.order)}"
+    known = [node for node in state.order if node.intent is not NodeIntent.REMOVED]
+    if spec.spread and all(node.label(spec.spread) is None for node in known):
+        return "spread", f"no node has the label {spec.spread}; there are: {_keys(known)}"
     if not where or any(admits(where, ("*",), kind.labels, kind.taints) for kind in kinds):
         return None
-    known = [node for node in state.order if node.intent is not NodeIntent.REMOVED]
     problem = _unmet(known, where)
     return ("together" if spec.together and not spec.where else "where"), problem
 
@@ -73,7 +73,8 @@ def label_note(state: State, gang: Gang) -> str:
         nodes = [node for node in nodes if _meets_all(node, demand.where)]
         if not nodes:
             known = [node for node in state.order if node.intent is not NodeIntent.REMOVED]
-            return _unmet(known, demand.where)
+            closed = [node for node in known if _meets_all(node, demand.where)]
+            return _closed(closed, demand.where) if closed else _unmet(known, demand.where)
     freely = demand._replace(tolerates=("*",))
     hindered = [
         node
@@ -100,6 +101,13 @@ def label_note(state: State, gang: Gang) -> str:
 def _meets_all(node: Node, where: Iterable[str]) -> bool:
     words = words_of_node(node)
     return all(meets(condition, words) for condition in where)
+
+
+def _closed(nodes: list[Node], where: tuple[str, ...]) -> str:
+    named = ", ".join(node.id for node in nodes[:VALUES_NAMED_MAX])
+    more = f" and {len(nodes) - VALUES_NAMED_MAX} more" if len(nodes) > VALUES_NAMED_MAX else ""
+    are = "node is" if len(nodes) == 1 else "nodes are"
+    return f"only {named}{more} could run it ({', '.join(where)}), and the {are} closed or lost"
 
 
 def _unmet(nodes: list[Node], where: tuple[str, ...]) -> str:
