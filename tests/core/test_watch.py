@@ -177,6 +177,17 @@ def test_no_more_than_a_share_is_quarantined_and_nodes_that_left_do_not_count(
     cluster.quarantine("b")
 
 
+def test_a_node_that_left_in_quarantine_is_not_tested_again(cluster: Training) -> None:
+    cluster.quarantine("a")
+    cluster.intend("a", NodeIntent.REMOVED)
+    judged = len(cluster.events_of(NodeJudged))
+    for _ in range(4):
+        cluster.wait(600_000)
+        cluster.tell("b")
+    assert len(cluster.events_of(NodeJudged)) == judged
+    assert cluster.standing("a") is Standing.QUARANTINED
+
+
 def test_the_checks_notice_a_quarantined_node_that_is_offered(cluster: Training) -> None:
     cluster.quarantine("a")
     verify(cluster.state)

@@ -13,6 +13,7 @@ from shoal.model.commands import Check, Command
 from shoal.model.events import JobCheckpointed, JobStopping, MemberExited, NodeChecked, NodeJudged
 from shoal.model.health import CheckResult, HealthRule, Record, Standing, Suspicion
 from shoal.model.job import Job, Phase, StopCause
+from shoal.model.node import NodeIntent
 from shoal.model.policy import Policy
 from shoal.model.progress import Progress
 from shoal.model.report import NodeReport
@@ -81,8 +82,9 @@ def next_look_ms(state: State, policy: Policy) -> int | None:
     times = [] if state.agenda.watch_ms is None else [state.agenda.watch_ms]
     rule = rule_of(policy)
     for node_id in state.troubled:
-        due_ms = quarantine.wake_ms(state.nodes[node_id].record, rule)
-        if due_ms is not None:
+        node = state.nodes[node_id]
+        due_ms = quarantine.wake_ms(node.record, rule)
+        if due_ms is not None and node.intent is not NodeIntent.REMOVED:
             times.append(due_ms)
     return min(times, default=None)
 
@@ -226,6 +228,8 @@ def _pass_time(round_: Round) -> None:
     rule = rule_of(round_.policy)
     for node_id in list(state.troubled):
         node = state.nodes[node_id]
+        if node.intent is NodeIntent.REMOVED:
+            continue  # nobody answers there; its quarantine waits for it
         _judge(round_, node, quarantine.passed_by(node.record, now_ms, rule))
         if node.record.standing is Standing.QUARANTINED and state.placed[node_id]:
             for job in state.placed[node_id].values():
