@@ -258,5 +258,8 @@ def _out_of_reach(round_: Round, node: Node) -> bool:
 
 
 def _intend(round_: Round, node: Node, intent: NodeIntent, why: str) -> None:
+    """The scheduler may have run already in this step: what was set aside for a job on this node is
+    set aside no longer, so others may start."""
     round_.emit(NodeIntended(at_ms=round_.now_ms, node=node.id, intent=intent, why=why))
+    round_.state.agenda.look_again(round_.now_ms)
     void_keys(round_, node)
