@@ -102,7 +102,6 @@ USAGE = [
     ["policy", "set", "nosuch"],
     ["policy", "set", "fair", "--nosuchoption"],
     ["sim", "trace.csv", "--nodes", "1", "--policy", "nosuch"],
-    ["up", "--nodes", "0"],
     ["up", "--nodes", "-1"],
     ["up", "--nodes", "1000000000"],
     ["up", "--nodes", "x"],

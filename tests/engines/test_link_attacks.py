@@ -140,7 +140,11 @@ def test_an_origin_that_only_the_heads_own_nodes_have_is_not_believed(tmp_path: 
     play(tmp_path, act)
 
 
-def test_of_two_links_of_one_node_the_newer_counts(tmp_path: Path) -> None:
+def test_of_two_links_of_one_node_the_newer_counts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(linked, "ALIVE_S", 0.0)  # the machine of the first lost its power
+
     async def act(scene: Scene) -> None:
         first = await scene.dial("n1")
         first.send(Heard(report(incarnation=7)))
@@ -162,10 +166,11 @@ def test_a_copy_of_a_nodes_folder_does_not_cut_off_the_node(tmp_path: Path) -> N
         node = await scene.dial("n1")
         node.send(Heard(report(incarnation=8)))
         await until(lambda: "n1" in scene.ears.newest)
-        for _ in range(3):
+        for life in (7, 9, 7):  # a copy that was started later does not win either
+            node.send(Heard(report(incarnation=8)))
             waiting, copy = await scene.dial("n1"), await scene.dial("n1")
             await until(lambda: waiting.lost)  # noqa: B023
-            copy.send(Heard(report(incarnation=7)))
+            copy.send(Heard(report(incarnation=life)))
             await until(lambda: copy.lost)  # noqa: B023
         assert not node.lost and scene.ears.newest["n1"].incarnation == 8
         assert len(scene.head._all()) == 1

@@ -236,7 +236,7 @@ def test_many_jobs_and_tenants_do_not_make_many_series(monkeypatch: pytest.Monke
         state=cluster.state,
         counters=Counters(),
         started_ms=0,
-        waiting=0,
+        tick=SimpleNamespace(waiting=0),
         clock=SimpleNamespace(now_ms=lambda: cluster.now_ms),
     )
     sample = NodeSample(at_ms=1, cpu_milli=5, gpus=(GpuSample(busy_milli=999, power_w=700),) * 2)

@@ -441,7 +441,7 @@ CAUGHT_BY_WHAT_HAPPENED: list[tuple[Mutate, str]] = [
     (accept_and_remove_no_token, "an admin was told"),
     (run_every_tenant_as_the_agent, "was started as user 0"),
     (remove_tenants_with_jobs, "was removed, but .* has not ended"),
-    (run_images_anywhere, "runs in an image, which n. cannot run"),
+    (run_images_anywhere, "runs in an image, which .* cannot run"),
     (start_where_the_time_is_too_short, "needs .* ms; n. lives"),
     (stay_until_the_node_ends, "goes on on n., which ends|was lost with n."),
 ]

@@ -45,6 +45,7 @@ MEMBERS_MAX = 10_000  # in one report
 # A node that does not read is cut off. What it missed is sent again when it is back.
 BACKLOG_BYTES_MAX = 16 * 1024 * 1024
 PIECES_BYTES_MAX = 2 * 1024 * 1024  # of packages on their way, so that commands find room
+ALIVE_S = 5.0  # a link that was heard so recently is of an agent that lives
 SILENT_S = 20.0  # an agent reports every second, and pings every 5
 LOOK_S = 5.0
 
@@ -107,13 +108,16 @@ class LinkedEngine:
             before.link.close()
 
     def may_speak(self, line: Line) -> bool:
-        """False: the node's other link is of a later life of its agent. So a copy of the node's
-        folder on another machine does not cut off the node."""
+        """False: the node's other link is of a later life of its agent, or of one that is alive. The
+        end of a life closes its link, so two lives at once are two machines with one folder: the
+        copy must neither cut off the node nor make its jobs run twice."""
         current = self._lines.get(line.node)
         if current is line:
             return True
-        if current is not None and current.life > line.life:
-            return False
+        if current is not None and current.life != line.life:
+            alive = time.monotonic() - current.heard_at < ALIVE_S
+            if alive or current.life > line.life:
+                return False
         self._new.pop(line.node, None)
         self._lines[line.node] = line
         if current is not None:
