@@ -89,7 +89,11 @@ def _walk(round_: Round, lanes: list[Lane], budget: int) -> None:
         place, job, lane = head
         while apart and apart[-1][0] < place:
             other = apart.pop()[1]
-            if other != job.id:
+            later = place_in_line(state, state.jobs[other], now_ms)
+            if later > place:  # jobs of its tenant were placed, and it fell back
+                apart.append((later, other))
+                apart.sort(reverse=True)
+            elif other != job.id:
                 ahead.append(other)
                 if holds_queue(state, state.jobs[other], policy, now_ms):
                     return

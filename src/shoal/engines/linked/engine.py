@@ -108,9 +108,9 @@ class LinkedEngine:
             before.link.close()
 
     def may_speak(self, line: Line) -> bool:
-        """False: the node's other link is of a later life of its agent, or of one that is alive. The
-        end of a life closes its link, so two lives at once are two machines with one folder: the
-        copy must neither cut off the node nor make its jobs run twice."""
+        """False: the node's other link is of a later life of its agent, or of one that is alive.
+        The end of a life closes its link, so two lives at once are two machines with one folder:
+        the copy must neither cut off the node nor make its jobs run twice."""
         current = self._lines.get(line.node)
         if current is line:
             return True
