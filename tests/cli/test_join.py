@@ -16,6 +16,7 @@ import pytest
 
 from shoal.control.home import ClusterConfig, Home
 from shoal.control.lifecycle import take_down
+from shoal.files import held
 from shoal.model.joining import KeyView
 from shoal.model.views import NodeView
 from shoal.wire import LINK_FILE, LinkFile
@@ -94,7 +95,11 @@ def test_a_machine_joins_runs_jobs_and_leaves(
     assert seen is not None and (seen.gpus, seen.place) == (3, "b1/r2")
     job = head.run("echo on $SHOAL_NODE", gpus=3)
     assert (head.wait(job), head.output(job)) == ("succeeded", "on gpu7\n")
+    lock = home / "nodes" / "gpu7" / "starter.lock"
+    os.kill(int(lock.read_text()), signal.SIGKILL)
+    assert eventually(lambda: not held(lock), BOUND_S)
     again = json.loads(machine("join", url(head), "--json").out)
+    assert eventually(lambda: held(lock), BOUND_S), "a starter that was killed is started again"
     assert (again["already"], again["node"]["labels"]) == (True, {"pool": "a100"})
     (key,) = [key for key in keys(head) if key.node == "gpu7"]
     left = machine("leave")

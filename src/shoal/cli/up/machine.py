@@ -170,6 +170,10 @@ def print_how_to_join(home: Home, config: ClusterConfig) -> None:
     url = node_url(config, home)
     if not url.startswith("https://"):
         return
-    token = standing(home.path) if sys.stdout.isatty() else f"$(cat {home.path / NAME})"
+    if not sys.stdout.isatty():
+        line(f"to add a machine, install Shoal there, copy {home.path / NAME} to it, and run:")
+        print(f"  shoal join {url} --token-file {NAME}")
+        return
     line("to add a machine, install Shoal there, and run:")
-    print(f"  {TOKEN_VARIABLE}={token} shoal join {url}")  # a line that is broken cannot be pasted
+    # A line that is broken cannot be pasted.
+    print(f"  {TOKEN_VARIABLE}={standing(home.path)} shoal join {url}")

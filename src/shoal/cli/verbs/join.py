@@ -188,6 +188,7 @@ def _already(home: Home, url: str, name: str) -> NodeSpec | None:
             raise Failure(f"{text}, or use another --home for a second node")
         (folder / membership.LEAVING_FILE).unlink(missing_ok=True)
         if not membership.refused(folder):
+            membership.start(folder)  # its starter may have been killed
             return msgspec.json.decode((folder / "spec.json").read_bytes(), type=NodeSpec)
     return None
 
