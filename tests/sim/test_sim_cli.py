@@ -170,7 +170,7 @@ BAD: dict[str, tuple[list[str], int, str]] = {
     "no nodes": ([PLAIN], 2, "--nodes is missing"),
     "no such file": (["nowhere.csv", "-n", "1"], 1, "nowhere.csv: No such file"),
     "no such nodes": ([PLAIN, "-n", "eight"], 2, "--nodes: eight is neither a number nor a file"),
-    "no nodes at all": ([PLAIN, "-n", "0"], 2, "--nodes: must be from 1"),
+    "no nodes at all": ([PLAIN, "-n", "0"], 2, "--nodes: must be at least 1"),
     "no GPUs": ([PLAIN, "-n", "1", "-g", "0"], 2, "--gpus: nodes without GPUs need --cpus"),
     "no such policy": ([PLAIN, "-n", "2", "-p", "best"], 2, "--policy: there is no policy"),
     "no such format": ([PLAIN, "-n", "2", "--format", "swf"], 1, "no trace format swf"),
@@ -207,3 +207,16 @@ def test_a_trace_that_is_cut_off_is_told_in_one_line(sim: Sim, tmp_path: Path) -
     assert result.code == 1
     assert len(result.err.splitlines()) == 1
     assert "cut off or damaged" in result.err
+
+
+def test_a_pool_without_nodes_of_its_own_is_replayed(sim: Sim, tmp_path: Path) -> None:
+    elastic = tmp_path / "elastic.yaml"
+    elastic.write_text("supply: [{engine: slurm, gpus: 8, most: 2, sim_delay: 30s}]\n")
+    page = tmp_path / "page.html"
+    result = sim(PLAIN, "--nodes", "0", "--policy", str(elastic), "--html", str(page), "--json")
+    assert result.code == 0, result.err
+    (figures,) = json.loads(result.out)["policies"]
+    assert figures["supply"][0]["orders"] and page.exists()
+    for policies in ((), ("--policy", "fair", "--policy", str(elastic))):
+        refused = sim(PLAIN, "--nodes", "0", *policies)
+        assert refused.code and "--nodes" in refused.err and "supply" in refused.err

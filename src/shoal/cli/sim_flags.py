@@ -27,8 +27,8 @@ def cluster_of(nodes: str, gpus: int, cpus: str, memory: str) -> list[NodeSpec]:
         if not Path(nodes).exists():
             raise Failure(f"--nodes: {nodes} is neither a number nor a file", USAGE)
         return read_nodes(Path(nodes))
-    if not 1 <= int(nodes) <= NODES_MAX:
-        raise Failure(f"--nodes: must be from 1 to {NODES_MAX}, not {nodes}", USAGE)
+    if not int(nodes) <= NODES_MAX:
+        raise Failure(f"--nodes: must be at most {NODES_MAX}, not {nodes}", USAGE)
     try:
         milli = cpu_milli(cpus) if cpus else 0
     except BadAmount as error:

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from shoal.model.node import NodeSpec
     from shoal.model.policy import Policy
     from shoal.model.prices import PriceList
+    from shoal.model.supply import Supply
     from shoal.sim.replay.metrics import Summary
     from shoal.sim.replay.readers.history import History
     from shoal.sim.replay.traces import Trace
@@ -153,6 +154,7 @@ def sim(
     conditions = conditions_of(
         start_up, checkpoint, restart_cost, failures, repair, slow, stragglers
     )
+    brought = [supply for _, one in chosen for supply in one.supply]
     factors = factor(load, "--load"), factor(scale, "--scale")
     paid = _prices(prices, home, history)
     play = partial(replay, conditions=conditions, seed=seed, check_every=check, prices=paid)
@@ -162,11 +164,13 @@ def sim(
         if history:
             if trace is not None:
                 raise Failure("--history: takes no TRACE; leave one of them out", USAGE)
-            cluster, played = _history(home, nodes, gpus, cpus, memory, days, json)
+            cluster, played = _history(home, nodes, gpus, cpus, memory, days, json, brought)
         else:
             if days:
                 raise Failure("--days: works only with --history", USAGE)
-            cluster, played = _trace(trace, nodes, gpus, cpus, memory, form, where)
+            cluster, played = _trace(trace, nodes, gpus, cpus, memory, form, where, brought)
+        if not cluster and not all(one.supply for _, one in chosen):
+            raise Failure("--nodes: 0 is possible only if each --policy has a supply", USAGE)
         lived = as_it_was(played.arrivals) if not jobs and factors == (1, 1) else None
         played = stretch(played, jobs=jobs, load=factors[0], scale=factors[1], seed=seed)
         for _, one in chosen:
@@ -223,6 +227,7 @@ def _trace(
     memory: str,
     form: str,
     where: tuple[str, ...],
+    brought: list[Supply],
 ) -> tuple[list[NodeSpec], Trace]:
     from shoal.cli.sim_flags import cluster_of
     from shoal.sim.replay.clusters import gangs_for
@@ -237,11 +242,20 @@ def _trace(
     if any(not equals for _, equals, _ in pairs):
         raise Failure("--where: write COLUMN=VALUE, e.g. --where vc=6214e9", USAGE)
     kept = {column: value for column, _, value in pairs}
-    return cluster, read_trace(trace, gangs_for(cluster), form=form, where=kept)
+    if not cluster and not brought:
+        raise Failure("--nodes: must be at least 1, because the policy has no supply", USAGE)
+    return cluster, read_trace(trace, gangs_for([*cluster, *brought]), form=form, where=kept)
 
 
 def _history(
-    home: Path, nodes: str, gpus: int, cpus: str, memory: str, days: int, quiet: bool
+    home: Path,
+    nodes: str,
+    gpus: int,
+    cpus: str,
+    memory: str,
+    days: int,
+    quiet: bool,
+    brought: list[Supply],
 ) -> tuple[list[NodeSpec], Trace]:
     """The jobs that the cluster ran, from its log of events."""
     from shoal.cli.cluster import context_in_use
@@ -250,7 +264,9 @@ def _history(
 
     lived = _from_head(home, quiet) if context_in_use() else _from_home(home)
     cluster = cluster_of(nodes, gpus, cpus, memory) if nodes else lived.nodes
-    return cluster, lived.trace(gangs_for(cluster), days)
+    if not cluster and not brought:
+        raise Failure("--nodes: must be at least 1, because the policy has no supply", USAGE)
+    return cluster, lived.trace(gangs_for([*cluster, *brought]), days)
 
 
 def _from_head(home: Path, quiet: bool) -> History:

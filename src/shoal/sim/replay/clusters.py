@@ -9,6 +9,7 @@ from pathlib import Path
 import msgspec
 
 from shoal.model.node import GPUS_PER_NODE_MAX, NodeSpec
+from shoal.model.supply import Supply
 from shoal.sim.replay.readers.rows import Row, Rows
 from shoal.sim.replay.traces import Gangs, TraceError
 
@@ -145,8 +146,9 @@ def speeds(count: int, slow: Slowness, rng: random.Random) -> list[float]:
     return [slow.speed if index in chosen else 1.0 for index in range(count)]
 
 
-def gangs_for(nodes: Sequence[NodeSpec]) -> Gangs:
-    """Jobs as these nodes can take them: a resource that no node lists does not count."""
+def gangs_for(nodes: Sequence[NodeSpec | Supply]) -> Gangs:
+    """Jobs as these nodes can take them: a resource that no node lists does not count. Nodes that
+    can be brought count as well."""
     return Gangs(
         max(node.gpus for node in nodes),
         cpus_count=any(node.cpu_milli for node in nodes),

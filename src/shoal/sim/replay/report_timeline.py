@@ -77,14 +77,14 @@ def timeline(
 
 def _sampled(nodes: Sequence[NodeSpec]) -> tuple[list[int], dict[int, int], int]:
     """Nodes evenly over the cluster, as many as have room; where each begins; rows in all."""
-    gpus = max(max(node.gpus for node in nodes), 1)
+    gpus = max((node.gpus for node in nodes), default=0) or 1
     count = min(len(nodes), max(ROWS_MAX // gpus, 1))
     shown = [index * len(nodes) // count for index in range(count)]
     offsets, height = {}, 0
     for index in shown:
         offsets[index] = height
         height += max(nodes[index].gpus, 1) + 1  # and a gap between two nodes
-    return shown, offsets, height - 1
+    return shown, offsets, max(height - 1, 1)
 
 
 def _runs(mask: int) -> list[tuple[int, int]]:
