@@ -135,7 +135,8 @@ def test_a_directory_that_is_not_writable_is_told_at_once(tmp_path: Path) -> Non
 def test_a_directory_that_is_a_file_is_told_at_once(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     codes, out, err = train(tmp_path / "file", world=2)
-    assert codes == [1, 1] and "step" not in out and "Traceback" not in err
+    # Each ends with 1, or is aborted by gloo when its peer has left before it.
+    assert set(codes) <= {1, -6} and "step" not in out and "Traceback" not in err
     assert "cannot be written" in last_line(err)
 
 
