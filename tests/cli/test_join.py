@@ -215,7 +215,10 @@ REFUSALS = [
     (("join", "{url}", "--place", "a b"), "--place: write block/rack"),
     (("join", "{url}", "--node-ip", "here"), "--node-ip: 'here' is not an address"),
     (("join", "{url}", "--ends-in", "5", "--ends-at", "6"), "--ends-at: cannot be combined"),
-    (("join", "{url}", "--token-file", "/no/such"), "--token-file: cannot read /no/such"),
+    (
+        ("join", "{url}", "--token-file", "/no/such"),
+        "--token-file: /no/such: No such file or directory\n",
+    ),
     (("join", "{plain}"), "this port speaks TLS; use https:// instead of http://"),
 ]
 

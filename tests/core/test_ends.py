@@ -65,7 +65,8 @@ def test_the_earlier_end_counts_and_each_is_taken_back_by_whom_it_came_from() ->
     assert cluster.node("a").ends_ms == cluster.now_ms + HOUR
     ending(cluster, "a", None)
     assert cluster.node("a").end == End(at_ms, "drain planned by ann")
-    cluster.intend("a", NodeIntent.OPEN)
+    note = "it was open; no drain is planned for it any more"
+    assert cluster.intend("a", NodeIntent.OPEN) == Accepted("a", note)
     assert cluster.node("a").end is None
     assert cluster.ask(SetEnd("a", None)) == Accepted("a", "no drain is planned for it")
     assert isinstance(cluster.ask(SetEnd("b", at_ms)), Refused)

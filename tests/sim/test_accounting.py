@@ -120,3 +120,5 @@ def test_a_table_of_something_else_is_refused(tmp_path: Path) -> None:
     path.write_text("a,b\n1,2\n")
     done = call("sacct", str(path))
     assert done.returncode == 1 and "has no column JobID or Submit" in done.stderr
+    done = call("sacct", "-", stdin="a,b\n1,2\n")
+    assert done.stderr.startswith("error: standard input: has no column JobID or Submit")

@@ -9,6 +9,7 @@ import pytest
 
 from shoal.engines.slurm.read import (
     SlurmJob,
+    absence,
     chosen,
     features,
     is_over,
@@ -290,6 +291,10 @@ def test_a_refusal_names_the_field_of_the_supply(stderr: str, said: str) -> None
 def test_a_slurmctld_that_does_not_answer_refuses_nothing() -> None:
     away = "slurm_load_jobs error: Unable to contact slurm controller (connect failure)"
     assert unreachable(away) and not any(unreachable(stderr) for stderr, _ in REFUSALS)
+    assert absence(away).startswith("slurmctld does not answer: slurm_load_jobs error: Unable")
+    nowhere = "fetch_config: DNS SRV lookup failed\nCould not establish a configuration source"
+    assert unreachable(nowhere)
+    assert absence(nowhere).startswith("no Slurm is configured on this machine")
 
 
 def test_a_job_that_ended_while_it_was_cancelled_is_over() -> None:

@@ -128,8 +128,10 @@ def given_token(token_file: Path | None) -> str:
     if token_file is not None:
         try:
             return token_file.expanduser().read_text().strip()
-        except (OSError, UnicodeDecodeError) as error:
-            raise Failure(f"--token-file: cannot read {token_file}: {error}", USAGE) from None
+        except OSError as error:
+            raise Failure(f"--token-file: {token_file}: {error.strerror}", USAGE) from None
+        except UnicodeDecodeError:
+            raise Failure(f"--token-file: {token_file}: holds no join token", USAGE) from None
     return given
 
 

@@ -57,7 +57,7 @@ def import_(
             if trace is not None:
                 _write_trace(path, trace)
         except TraceError as error:
-            raise Failure(str(error), REFUSED) from error
+            raise Failure(str(error).removeprefix(f"{folder}/"), REFUSED) from error
     if file is None and gpus is None:
         gpus = gpus_of_nodes(_sinfo()) or None
     idle = idle_s(found, gpus) if gpus and found.unit == "GPU" else None

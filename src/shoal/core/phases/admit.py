@@ -248,8 +248,9 @@ def _set_intent(round_: Round, request: SetIntent) -> Answer:
         if order is None or order.release:
             why = order.release if order is not None else f"order {node.spec.order} has ended"
             return Refused("node", f"{node.id} is being given back: {why}")
-    if request.intent is NodeIntent.OPEN:
-        forget_set_end(round_, node, request.who)
+    opening = request.intent is NodeIntent.OPEN
+    if opening and forget_set_end(round_, node, request.who) and node.intent is NodeIntent.OPEN:
+        return Accepted(node.id, "it was open; no drain is planned for it any more")
     if node.intent is request.intent:
         return Accepted(node.id, f"it is already {request.intent.value}")
     if request.intent is NodeIntent.REMOVED and node.health is not NodeHealth.LOST:

@@ -83,10 +83,12 @@ def set_end(round_: Round, request: SetEnd) -> Answer:
     return Accepted(node.id)
 
 
-def forget_set_end(round_: Round, node: Node, who: str) -> None:
-    """An operator who opens a node wants no drain of it either."""
-    if node.set_end is not None:
-        _emit(round_, node, None, own=False, why=f"set open by {who}")
+def forget_set_end(round_: Round, node: Node, who: str) -> bool:
+    """An operator who opens a node wants no drain of it either. Was one planned?"""
+    if node.set_end is None:
+        return False
+    _emit(round_, node, None, own=False, why=f"set open by {who}")
+    return True
 
 
 def close_ending(round_: Round) -> None:

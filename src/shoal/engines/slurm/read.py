@@ -326,6 +326,14 @@ def unreachable(stderr: str) -> bool:
     return bool(re.search(UNREACHABLE, stderr, re.IGNORECASE))
 
 
+def absence(stderr: str) -> str:
+    """Why nothing is known, in one line."""
+    if re.search("configuration source", stderr, re.IGNORECASE):
+        fix = "run the controller on a machine of the cluster, or set SLURM_CONF"
+        return f"no Slurm is configured on this machine: {fix}"
+    return f"slurmctld does not answer: {refusal(stderr)}"
+
+
 UNREACHABLE = (
     r"unable to contact slurm controller|connect failure|socket timed out|connection refused"
     r"|unable to connect|timed out on send/recv|in standby mode|configuration source"

@@ -165,7 +165,7 @@ class SlurmSupplier:
         complaints = err.decode(errors="replace")
         code = process.returncode or 0
         if code and read.unreachable(complaints):
-            raise SupplyError(f"slurmctld does not answer: {read.refusal(complaints)}")
+            raise SupplyError(read.absence(complaints))
         return code, out, complaints
 
     async def _start(self, argv: list[str], stdin: str) -> asyncio.subprocess.Process:
