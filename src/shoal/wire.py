@@ -112,8 +112,6 @@ class LinkFile(msgspec.Struct, frozen=True, kw_only=True):
     certificate: str = ""
 
 
-LINK_FILE = "link.json"
-
 FromAgent = Heard | AsBefore | Log | Need | Wants | Died
 ToAgent = Commands | Kept | Ask | Piece | Handed
 

@@ -14,12 +14,13 @@ from shoal.api.access import new_token
 from shoal.api.principal import Needs
 from shoal.control.jointoken import keep_standing, standing
 from shoal.engines.linked.joining import prepare
+from shoal.folder import LINK_FILE
 from shoal.model.identity import NodeKey
 from shoal.model.node import JOINED, NodeSpec
 from shoal.model.report import RemoveKey, SetKey
 from shoal.ports import EngineError
 from shoal.transport import ShoalError
-from shoal.wire import LINK_FILE, PROTOCOL, LinkFile
+from shoal.wire import PROTOCOL, LinkFile
 from tests.api.server import OPERATORS, Server, serving
 from tests.api.test_roles import TABLE
 

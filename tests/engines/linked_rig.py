@@ -33,11 +33,12 @@ from shoal.api.tls import TlsListener
 from shoal.control import certificates
 from shoal.engines.linked.engine import LinkedEngine
 from shoal.files import held, write_private
+from shoal.folder import LINK_FILE
 from shoal.kernel import AGENT_MARK, variable
 from shoal.model.identity import Role
 from shoal.model.node import JOINED, NodeSpec
 from shoal.ports import Inbox
-from shoal.wire import LINK_FILE, LinkFile
+from shoal.wire import LinkFile
 from tests.engines.hand import WAIT_S, Rig
 
 NAME = "127.0.0.1"

@@ -12,10 +12,9 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from shoal.agent.dialling import PROBLEM_FILE
-from shoal.agent.starter import LOCK
 from shoal.control import certificates
 from shoal.files import held
+from shoal.folder import LINK_PROBLEM, STARTER_LOCK
 from shoal.model.job import MemberRef
 from shoal.model.report import PackagePiece
 from shoal.packing import pack
@@ -107,7 +106,7 @@ class TestLinked(ProcessContract):
             starter.kill()
             starter.wait()
             rig.start(node)
-            until(lambda: held(rig.directory(node) / LOCK), "no starter")
+            until(lambda: held(rig.directory(node) / STARTER_LOCK), "no starter")
 
         async def after(hand: Hand) -> None:
             assert hand.alive(node, refs[0]) and hand.report(node).incarnation == lives[0]
@@ -143,7 +142,7 @@ class TestLinked(ProcessContract):
         self, rig: LinkedRig, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         node, refs = rig.nodes[0], [MemberRef("j", 0, 0)]
-        problem, log = (rig.directory(node) / name for name in (PROBLEM_FILE, "agent.log"))
+        problem, log = (rig.directory(node) / name for name in (LINK_PROBLEM, "agent.log"))
 
         def show_certificate(days: int) -> None:
             monkeypatch.setattr(certificates, "SERVER_DAYS", days)

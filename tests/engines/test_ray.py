@@ -14,8 +14,8 @@ from harness.ray import RealRay, real_ray
 from shoal.engines.ray import holder
 from shoal.engines.ray.supplier import RaySupplier
 from shoal.engines.supplying import SupplyContext
+from shoal.folder import LINK_FILE
 from shoal.model.supply import OrderPhase, Provision, Release, Supply, SupplyReport
-from shoal.wire import LINK_FILE
 from tests.engines.contract import ProcessContract
 from tests.engines.hand import clean
 from tests.engines.linked_rig import LinkedRig, until

@@ -19,12 +19,13 @@ from types import FrameType
 from shoal.agent.images.sweeping import sweep
 from shoal.cgroups.groups import end_groups
 from shoal.files import lock
+from shoal.folder import AGENT_LOCK
 from shoal.kernel import children, die_with_parent, reap_orphans
 
 
 def main() -> int:
     directory = Path(sys.argv[1])
-    if lock(directory / "agent.lock") is None:
+    if lock(directory / AGENT_LOCK) is None:
         print(f"an agent already runs in {directory}", file=sys.stderr)
         return 4
     reap_orphans()

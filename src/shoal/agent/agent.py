@@ -29,6 +29,7 @@ from shoal.ends import EndFile
 from shoal.enduring import enduring
 from shoal.exits import MEMBERS, read_exits
 from shoal.files import write_private
+from shoal.folder import CONTACT, LEAVING
 from shoal.model.commands import Acknowledge, Check, Dismiss, Envelope, Launch, Prepare, Stop
 from shoal.model.health import CheckResult
 from shoal.model.job import MemberRef
@@ -54,8 +55,6 @@ from shoal.wire import (
 
 log = logging.getLogger("shoal.agent")
 
-CONTACT = "contact"  # written when a controller has spoken to this agent
-LEAVING = "leaving"  # this file exists when the node wants to leave
 
 HEARTBEAT_S = 1.0
 OUTPUT_POLL_S = 0.1

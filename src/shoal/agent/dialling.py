@@ -15,11 +15,11 @@ import msgspec
 
 from shoal.channel import Dialled, Refused, dial
 from shoal.files import write_private
-from shoal.wire import LINK_FILE, Link, LinkFile
+from shoal.folder import LINK_FILE, LINK_PROBLEM
+from shoal.wire import Link, LinkFile
 
 log = logging.getLogger("shoal.agent")
 
-PROBLEM_FILE = "link.problem"  # one line, while the head cannot be reached
 PING_S = 5.0
 SILENT_S = 20.0  # the head answers every ping: without an answer for this long, it is not there
 # Pauses between attempts, each a random part of a span that doubles. When a head comes back, a
@@ -107,7 +107,7 @@ class Dialling:
             return
         self._problem = problem
         log.warning("%s", problem) if problem else log.info("linked to the head")
-        path = self._directory / PROBLEM_FILE
+        path = self._directory / LINK_PROBLEM
         with contextlib.suppress(OSError):
             if problem:
                 write_private(path, problem.encode())

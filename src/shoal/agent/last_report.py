@@ -12,6 +12,7 @@ import msgspec
 from shoal.agent.dialling import problem_text, read_link_file
 from shoal.channel import Refused, dial
 from shoal.exits import MEMBERS, read_exits
+from shoal.folder import SPEC
 from shoal.model.node import NodeSpec
 from shoal.model.report import NodeGone
 from shoal.wire import Died, Link, LinkFile, ToAgent
@@ -23,7 +24,7 @@ PAUSE_S = 1.0
 def report_death(directory: Path) -> str:
     """Empty if the head has heard it, or no longer knows this node; otherwise why not."""
     try:
-        spec = msgspec.json.decode((directory / "spec.json").read_bytes(), type=NodeSpec)
+        spec = msgspec.json.decode((directory / SPEC).read_bytes(), type=NodeSpec)
         incarnation = int((directory / "incarnation").read_text())
         file = read_link_file(directory)
     except FileNotFoundError:

@@ -17,9 +17,8 @@ import time
 from pathlib import Path
 
 from shoal.files import held, lock
+from shoal.folder import AGENT_LOCK, LEAVING, STARTER_LOCK
 
-LOCK = "starter.lock"
-LEAVING = "leaving"  # this file exists when the node wants to leave
 # How long members may take to end: in an agent's environment, and in ours if an engine limits it.
 GRACE = "SHOAL_END_GRACE_S"
 CHECKPOINT_ROOT = "SHOAL_CHECKPOINT_ROOT"
@@ -90,7 +89,7 @@ class Starter:
                 if os.waitpid(self._keeper, os.WNOHANG) == (0, 0):
                     return True
             self._keeper = 0
-        return held(self._directory / "agent.lock")
+        return held(self._directory / AGENT_LOCK)
 
     def _start(self) -> None:
         _say("starting the agent")
@@ -176,7 +175,7 @@ def main(words: list[str]) -> int:
         output = os.open(directory / "starter.log", os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
         for number in (1, 2):
             os.dup2(output, number)
-    handle = lock(directory / LOCK)
+    handle = lock(directory / STARTER_LOCK)
     if handle is None:
         print(f"a starter already runs in {directory}", file=sys.stderr)
         return ALREADY_CODE

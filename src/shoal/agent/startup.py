@@ -15,9 +15,9 @@ import msgspec
 from shoal.agent.agent import Agent
 from shoal.enduring import enduring
 from shoal.files import short_path, write_private
+from shoal.folder import LINK_FILE, SPEC
 from shoal.kernel import reap_orphans, without_cores
 from shoal.model.node import NodeSpec
-from shoal.wire import LINK_FILE
 
 log = logging.getLogger("shoal.agent")
 
@@ -39,7 +39,7 @@ def run(directory: Path, keeper: int) -> int:
 
 
 async def _run(directory: Path, keeper: int) -> int:
-    spec = msgspec.json.decode((directory / "spec.json").read_bytes(), type=NodeSpec)
+    spec = msgspec.json.decode((directory / SPEC).read_bytes(), type=NodeSpec)
     incarnation = _next_incarnation(directory / "incarnation")
     agent = Agent(directory, spec, incarnation)
     loop = asyncio.get_running_loop()

@@ -18,6 +18,7 @@ from shoal.cgroups.groups import end_groups
 from shoal.client import Address, Client, ShoalError
 from shoal.control.home import ClusterConfig, Home
 from shoal.files import held, require_own
+from shoal.folder import AGENT_LOCK, LINK_FILE, STARTER_LOCK
 from shoal.kernel import AGENT_MARK, NODE_MARK, kill_marked, memory_folder
 from shoal.model.views import NodeView
 
@@ -26,8 +27,6 @@ Progress = Callable[[str], None]
 UP_TIMEOUT_S = 60.0
 DOWN_TIMEOUT_S = 12.0  # longer than an agent gives its members
 NODE_TIMEOUT_S = 60.0  # longer than a starter gives its agent, and takes to report the end
-STARTER_LOCK = "starter.lock"
-LINK_FILE = "link.json"
 POLL_S = 0.02
 
 
@@ -118,7 +117,7 @@ def take_down(home: Home, progress: Progress, note: Progress = lambda _: None) -
             progress(f"stopping {directory.name}")
             end_node(directory)
             stopped += 1
-    agents = [directory for directory in folders if held(directory / "agent.lock")]
+    agents = [directory for directory in folders if held(directory / AGENT_LOCK)]
     for directory in agents:
         _signal(_agent_pid(directory), signal.SIGTERM)
     for directory in agents:
@@ -155,7 +154,7 @@ def end_node(directory: Path) -> None:
 
 def end_agent(directory: Path) -> None:
     """End an agent and all that runs on its node; members get a moment to end well."""
-    _end(directory / "agent.lock", _agent_pid(directory))
+    _end(directory / AGENT_LOCK, _agent_pid(directory))
 
 
 def _start(home: Home) -> None:
@@ -211,7 +210,7 @@ def _is_ready(home: Home, node: NodeView) -> bool:
     directory = home.node(node.id)
     return (
         node.health == "ready"
-        and held(directory / "agent.lock")
+        and held(directory / AGENT_LOCK)
         and _agent_info(directory).get("incarnation") == node.incarnation
     )
 

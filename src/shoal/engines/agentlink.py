@@ -20,6 +20,7 @@ import msgspec
 from shoal.cgroups.groups import end_groups
 from shoal.exits import MEMBERS, read_exits
 from shoal.files import held, short_path, write_private
+from shoal.folder import AGENT_LOCK, SPEC
 from shoal.kernel import AGENT_MARK, NODE_MARK, Usual, kill_marked, limit_cores, variable
 from shoal.model.node import NodeSpec
 from shoal.model.report import NodeGone
@@ -105,7 +106,7 @@ class AgentLink:
             self._link.close()
 
     def _held(self) -> bool:
-        return held(self._directory / "agent.lock")
+        return held(self._directory / AGENT_LOCK)
 
     async def _connect(self) -> bool:
         """Returns when connected, or when the agent is gone."""
@@ -179,9 +180,9 @@ def end_by_force(directory: Path, incarnation: int) -> None:
     _signal(agent, signal.SIGKILL, directory)
     _signal(keeper, signal.SIGCONT, directory)
     deadline = time.monotonic() + SWEEP_S
-    while held(directory / "agent.lock") and time.monotonic() < deadline:
+    while held(directory / AGENT_LOCK) and time.monotonic() < deadline:
         time.sleep(DEATH_POLL_S)
-    if held(directory / "agent.lock"):
+    if held(directory / AGENT_LOCK):
         end_groups(directory)
         deadline = time.monotonic() + SWEEP_S
         while kill_marked(NODE_MARK, str(directory).__eq__) and time.monotonic() < deadline:
@@ -200,7 +201,7 @@ def write_spec(directory: Path, spec: NodeSpec) -> None:
     """The agent of this directory reads the file when it starts. An equal file is not written
     again: on a full disk that would keep away a node that could still report its problem."""
     directory.mkdir(mode=0o700, parents=True, exist_ok=True)
-    path, data = directory / "spec.json", msgspec.json.encode(spec)
+    path, data = directory / SPEC, msgspec.json.encode(spec)
     if not path.exists() or path.read_bytes() != data:
         write_private(path, data)
 

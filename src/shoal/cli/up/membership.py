@@ -10,6 +10,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from shoal.folder import AGENT_LOCK, CONTACT, LEAVING, LINK_FILE, LINK_PROBLEM, STARTER_LOCK
 from shoal.forms.failure import Failure
 
 if TYPE_CHECKING:
@@ -21,8 +22,6 @@ JOIN_TIMEOUT_S = 120.0
 TOLD_TIMEOUT_S = 2.5  # an agent looks once a second whether it should leave
 REPORT_TIMEOUT_S = 30.0  # for a starter to report the end of its agent
 POLL_S = 0.1
-LINK_FILE, PROBLEM_FILE, CONTACT_FILE = "link.json", "link.problem", "contact"
-LEAVING_FILE, STARTER_LOCK, AGENT_LOCK = "leaving", "starter.lock", "agent.lock"
 
 
 def here(home: Home) -> list[Path]:
@@ -65,11 +64,11 @@ def become_starter(folder: Path) -> None:
 def wait_for_contact(folder: Path, begun_ns: int, progress: Notify) -> None:
     """Until the head has spoken to the agent. Failure, with the reason, if it does not."""
     deadline = time.monotonic() + JOIN_TIMEOUT_S
-    contact = folder / CONTACT_FILE
+    contact = folder / CONTACT
     while time.monotonic() < deadline:
         if contact.exists() and contact.stat().st_mtime_ns >= begun_ns:
             return
-        if refused(folder) and (folder / PROBLEM_FILE).stat().st_mtime_ns >= begun_ns:
+        if refused(folder) and (folder / LINK_PROBLEM).stat().st_mtime_ns >= begun_ns:
             break  # waiting does not help
         progress(_problem(folder) or "waiting for the head")
         time.sleep(POLL_S)
@@ -84,7 +83,7 @@ def refused(folder: Path) -> bool:
 
 def _problem(folder: Path) -> str:
     try:
-        return (folder / PROBLEM_FILE).read_text().strip()
+        return (folder / LINK_PROBLEM).read_text().strip()
     except OSError:
         return ""
 
@@ -95,7 +94,7 @@ def leave(folder: Path, timeout_s: float, progress: Notify) -> int:
     from shoal.files import held, write_private
     from shoal.model.resources import plural
 
-    write_private(folder / LEAVING_FILE, b"")
+    write_private(folder / LEAVING, b"")
     begun, members = time.monotonic(), 0
     while held(folder / AGENT_LOCK):
         members = _members(folder)
@@ -110,7 +109,7 @@ def leave(folder: Path, timeout_s: float, progress: Notify) -> int:
         while held(folder / STARTER_LOCK) and time.monotonic() < deadline:
             time.sleep(POLL_S)
     end_node(folder)
-    for name in (LINK_FILE, LEAVING_FILE, PROBLEM_FILE):
+    for name in (LINK_FILE, LEAVING, LINK_PROBLEM):
         (folder / name).unlink(missing_ok=True)
     return members
 

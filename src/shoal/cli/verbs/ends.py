@@ -65,9 +65,10 @@ def ends(
 
 
 def _folders(nodes: Path, wanted: str | None) -> list[Path]:
+    from shoal.folder import SPEC
     from shoal.forms.failure import Failure
 
-    found = sorted(path for path in nodes.glob("*") if (path / "spec.json").exists())
+    found = sorted(path for path in nodes.glob("*") if (path / SPEC).exists())
     names = ", ".join(path.name for path in found)
     if not found:
         raise Failure(f"no node of a cluster is on this machine ({nodes}); add one: shoal join")

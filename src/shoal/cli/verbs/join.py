@@ -174,6 +174,7 @@ def _already(home: Home, url: str, name: str) -> NodeSpec | None:
     from shoal.cli.up import membership
     from shoal.control.lifecycle import is_up
     from shoal.engines.linked.joining import head_of
+    from shoal.folder import LEAVING, SPEC
     from shoal.forms.failure import Failure
     from shoal.model.node import NodeSpec
 
@@ -186,10 +187,10 @@ def _already(home: Home, url: str, name: str) -> NodeSpec | None:
         if name not in ("", folder.name):
             text = f"this machine is in that cluster as {folder.name}; first: shoal leave"
             raise Failure(f"{text}, or use another --home for a second node")
-        (folder / membership.LEAVING_FILE).unlink(missing_ok=True)
+        (folder / LEAVING).unlink(missing_ok=True)
         if not membership.refused(folder):
             membership.start(folder)  # its starter may have been killed
-            return msgspec.json.decode((folder / "spec.json").read_bytes(), type=NodeSpec)
+            return msgspec.json.decode((folder / SPEC).read_bytes(), type=NodeSpec)
     return None
 
 

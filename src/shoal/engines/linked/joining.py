@@ -24,18 +24,18 @@ import msgspec
 from shoal import transport
 from shoal.engines.agentlink import last_incarnation, write_spec
 from shoal.files import require_own, tighten, write_private
+from shoal.folder import LEAVING, LINK_FILE
 from shoal.model.joining import Joined, Joining
 from shoal.model.node import NodeSpec
 from shoal.model.views import Problem
 from shoal.ports import EngineError
 from shoal.transport import Endpoint, ShoalError, WrongCertificate
-from shoal.wire import LINK_FILE, PROTOCOL, LinkFile
+from shoal.wire import PROTOCOL, LinkFile
 
 ANSWER_S_MAX = 30.0
 ANSWER_BYTES_MAX = 1024 * 1024
 PAUSE_FIRST_S, PAUSE_MAX_S = 0.5, 10.0
 DISK_MB_MIN = 256  # for the agent's own files; jobs need more
-LEAVING = "leaving"  # in a node's folder: it wants to leave
 TOKEN_PATTERN = r"(shoal_[a-z0-9]{8,16}_[A-Za-z0-9_-]{16,200})(?:\.(.{0,100}))?"
 ADVICE = "copy the file join-token of the head's home"
 
