@@ -9,13 +9,34 @@ import msgspec
 from shoal.model.eventbase import EventBase as EventBase
 from shoal.model.eventbase import JobEvent as JobEvent
 from shoal.model.eventbase import NodeEvent as NodeEvent
-from shoal.model.health import CheckResult, Record
-from shoal.model.identity import NodeKey, TenantRecord, Token, User
+from shoal.model.identity_events import IdentityEvent as IdentityEvent
+from shoal.model.identity_events import KeyRemoved as KeyRemoved
+from shoal.model.identity_events import KeySet as KeySet
+from shoal.model.identity_events import TenantAdded as TenantAdded
+from shoal.model.identity_events import TenantRemoved as TenantRemoved
+from shoal.model.identity_events import TokenRemoved as TokenRemoved
+from shoal.model.identity_events import TokenSet as TokenSet
+from shoal.model.identity_events import UserRemoved as UserRemoved
+from shoal.model.identity_events import UserSet as UserSet
 from shoal.model.job import Fault, JobSpec, Outcome, StopCause
-from shoal.model.node import End, NodeIntent, NodeSpec
+from shoal.model.node_events import NodeChecked as NodeChecked
+from shoal.model.node_events import NodeEnding as NodeEnding
+from shoal.model.node_events import NodeIntended as NodeIntended
+from shoal.model.node_events import NodeJoined as NodeJoined
+from shoal.model.node_events import NodeJudged as NodeJudged
+from shoal.model.node_events import NodeLabelled as NodeLabelled
+from shoal.model.node_events import NodeLost as NodeLost
+from shoal.model.node_events import NodeReady as NodeReady
+from shoal.model.node_events import NodeSilent as NodeSilent
 from shoal.model.policy import Policy
 from shoal.model.resources import Slice
-from shoal.model.service import ServiceSpec
+from shoal.model.service_events import ReplicaDraining as ReplicaDraining
+from shoal.model.service_events import ReplicaReady as ReplicaReady
+from shoal.model.service_events import ServiceEvent as ServiceEvent
+from shoal.model.service_events import ServiceScaled as ServiceScaled
+from shoal.model.service_events import ServiceSet as ServiceSet
+from shoal.model.service_events import ServiceStopped as ServiceStopped
+from shoal.model.service_events import ServiceStopping as ServiceStopping
 from shoal.model.supply_events import NodesOrdered as NodesOrdered
 from shoal.model.supply_events import OrderChanged as OrderChanged
 from shoal.model.supply_events import OrderEnded as OrderEnded
@@ -148,101 +169,6 @@ class JobFinished(JobEvent, frozen=True, kw_only=True):
     why: str
 
 
-class NodeJoined(NodeEvent, frozen=True, kw_only=True):
-    """`incarnation` grows each time the node's agent starts."""
-
-    spec: NodeSpec
-    incarnation: int
-
-
-class NodeReady(NodeEvent, frozen=True, kw_only=True):
-    pass
-
-
-class NodeSilent(NodeEvent, frozen=True, kw_only=True, tag="NodeSuspected"):
-    """The node is out of contact. The tag is the name before 0.2, so that old logs can be read."""
-
-
-class NodeLost(NodeEvent, frozen=True, kw_only=True):
-    """`dead`: known to be gone, so this incarnation can never report again; otherwise silent."""
-
-    incarnation: int
-    dead: bool
-
-
-class NodeIntended(NodeEvent, frozen=True, kw_only=True):
-    """`leaving`: the node itself asked to leave; no operator did. `ending`: its end is near."""
-
-    intent: NodeIntent
-    leaving: bool = False
-    ending: bool = False
-
-
-class NodeEnding(NodeEvent, frozen=True, kw_only=True):
-    """Until when the node lives; None: no end is known any more. `own`: the node itself said so;
-    otherwise an operator did. Both may be known, and the earlier one counts."""
-
-    end: End | None
-    own: bool
-
-
-class NodeLabelled(NodeEvent, frozen=True, kw_only=True):
-    """All that people have changed of the node's labels and taints; None: removed."""
-
-    labels: dict[str, str | None] = {}
-    taints: dict[str, str | None] = {}
-
-
-class NodeChecked(NodeEvent, frozen=True, kw_only=True):
-    """The node was measured, and its figures were compared with the usual ones."""
-
-    result: CheckResult
-    passed: bool
-
-
-class NodeJudged(NodeEvent, frozen=True, kw_only=True):
-    """The node's standing has changed: suspect, in quarantine, or ok again."""
-
-    record: Record
-
-
-class ServiceEvent(EventBase, frozen=True, kw_only=True):
-    service: str
-    why: str = ""
-
-
-class ServiceSet(ServiceEvent, frozen=True, kw_only=True):
-    """The service's spec from now on; `back`: a return to the spec before."""
-
-    spec: ServiceSpec
-    version: int
-    back: bool = False
-
-
-class ServiceScaled(ServiceEvent, frozen=True, kw_only=True):
-    wanted: int
-
-
-class ReplicaReady(ServiceEvent, frozen=True, kw_only=True):
-    """The replica's probe was answered: it gets requests from now on."""
-
-    job: str
-
-
-class ReplicaDraining(ServiceEvent, frozen=True, kw_only=True):
-    """The replica gets no new requests, and ends when it has answered those it has."""
-
-    job: str
-
-
-class ServiceStopping(ServiceEvent, frozen=True, kw_only=True):
-    pass
-
-
-class ServiceStopped(ServiceEvent, frozen=True, kw_only=True):
-    """No replica is left, and the service is no longer in the state."""
-
-
 class BudgetEvent(EventBase, frozen=True, kw_only=True):
     tenant: str
     why: str = ""
@@ -265,55 +191,6 @@ class ClockJumped(EventBase, frozen=True, kw_only=True):
 
     drift_ms: int
     why: str
-
-
-class IdentityEvent(EventBase, frozen=True, kw_only=True):
-    """Only admins are shown these."""
-
-    who: str = ""
-
-
-class TenantAdded(IdentityEvent, frozen=True, kw_only=True):
-    tenant: TenantRecord
-
-
-class TenantRemoved(IdentityEvent, frozen=True, kw_only=True):
-    """Its tokens go with it, and its users' roles in it."""
-
-    tenant: str
-
-
-class UserSet(IdentityEvent, frozen=True, kw_only=True):
-    """Added, or with other roles than before."""
-
-    user: User
-
-
-class UserRemoved(IdentityEvent, frozen=True, kw_only=True):
-    """The user's tokens go as well; the user's jobs continue."""
-
-    user: str
-
-
-class TokenSet(IdentityEvent, frozen=True, kw_only=True):
-    """Added, or given another secret (rotated)."""
-
-    token: Token
-
-
-class TokenRemoved(IdentityEvent, frozen=True, kw_only=True):
-    token: str
-
-
-class KeySet(IdentityEvent, frozen=True, kw_only=True):
-    """A join token, or the key of a node that joins."""
-
-    key: NodeKey
-
-
-class KeyRemoved(IdentityEvent, frozen=True, kw_only=True):
-    key: str
-    why: str = ""
 
 
 class PolicyChanged(EventBase, frozen=True, kw_only=True):
