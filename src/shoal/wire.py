@@ -112,8 +112,14 @@ class LinkFile(msgspec.Struct, frozen=True, kw_only=True):
     certificate: str = ""
 
 
+class Turned(msgspec.Struct, frozen=True, tag=True):
+    """Controller to agent: you may not speak for this node, and why. The link ends."""
+
+    why: str
+
+
 FromAgent = Heard | AsBefore | Log | Need | Wants | Died
-ToAgent = Commands | Kept | Ask | Piece | Handed
+ToAgent = Commands | Kept | Ask | Piece | Handed | Turned
 
 _LENGTH = struct.Struct("!I")
 encode = msgspec.msgpack.Encoder().encode

@@ -25,7 +25,18 @@ from shoal.model.commands import Envelope, Stop
 from shoal.model.job import MemberRef
 from shoal.model.node import JOINED, NodeSpec
 from shoal.model.report import LogChunk, NodeGone, NodeReport, Still
-from shoal.wire import COMPRESSED, AsBefore, Died, Heard, Link, LinkFile, Log, ToAgent, encode
+from shoal.wire import (
+    COMPRESSED,
+    AsBefore,
+    Died,
+    Heard,
+    Link,
+    LinkFile,
+    Log,
+    ToAgent,
+    Turned,
+    encode,
+)
 from tests.engines.hand import WAIT_S, Ears
 from tests.engines.linked_rig import NAME, Head, Keys
 
@@ -172,6 +183,12 @@ def test_a_copy_of_a_nodes_folder_does_not_cut_off_the_node(tmp_path: Path) -> N
             await until(lambda: waiting.lost)  # noqa: B023
             copy.send(Heard(report(incarnation=life)))
             await until(lambda: copy.lost)  # noqa: B023
+            assert [type(word) for word in copy.received] == [Turned]  # the copy knows why
+        node.send(Heard(report(incarnation=8)))
+        ends = await scene.dial("n1")  # nor does the end of the copy end the node
+        ends.send(Died(NodeGone("n1", 9, "its agent has ended")))
+        await until(lambda: ends.lost)
+        assert not scene.ears.deaths
         assert not node.lost and scene.ears.newest["n1"].incarnation == 8
         assert len(scene.head._all()) == 1
 

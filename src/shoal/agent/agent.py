@@ -50,6 +50,7 @@ from shoal.wire import (
     Need,
     Piece,
     ToAgent,
+    Turned,
     Wants,
 )
 
@@ -96,6 +97,7 @@ class Agent:
         self._met = False  # the controller has spoken on this connection
         self._report_due = False
         self.compresses = False  # its link leads to another machine
+        self.turned_away: Callable[[str], None] = log.error  # is told why
         self.stopping = asyncio.Event()
 
     def connect(self) -> Link:
@@ -118,6 +120,9 @@ class Agent:
             self._shipping.disconnected()
 
     def _received(self, message: FromAgent | ToAgent) -> None:
+        if isinstance(message, Turned):
+            self.turned_away(message.why)
+            return
         if not self._met:
             self._met = True
             self._note(CONTACT)

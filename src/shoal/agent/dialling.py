@@ -39,6 +39,7 @@ class Dialling:
         self._directory = directory
         self._connect = connect
         self._problem = ""
+        self._turned_away = ""
 
     async def keep(self) -> None:
         """For ever. The file is read each time, because a key or a certificate may be replaced."""
@@ -49,6 +50,8 @@ class Dialling:
                 line = await self._reach()
                 most_s = SPAN_SHORT_S
                 await self._hold(line)
+                if self._turned_away:
+                    most_s = SPAN_REFUSED_S
             except Refused as error:
                 most_s = SPAN_REFUSED_S
                 self._note(f"the head does not accept this node's key ({error}); join again")
@@ -58,6 +61,11 @@ class Dialling:
                 span_s = SPAN_FIRST_S
             await self._rest(pause_s(span_s))
             span_s = next_span_s(span_s, most_s)
+
+    def turned_away(self, why: str) -> None:
+        """By the head, over the link that is about to end."""
+        self._turned_away = why
+        self._note(f"{why}; join again with another --name and --home")
 
     async def _rest(self, seconds: float) -> None:
         """Shorter if the machine joins again meanwhile, which gives it another key."""
@@ -88,6 +96,7 @@ class Dialling:
     async def _hold(self, line: Dialled) -> None:
         """Until it is lost. A link that is open at our end alone is noticed by its silence."""
         self._note("")
+        self._turned_away = ""
         try:
             while not line.lost.done():
                 with contextlib.suppress(TimeoutError):

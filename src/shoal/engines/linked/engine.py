@@ -32,6 +32,7 @@ from shoal.wire import (
     Need,
     Piece,
     ToAgent,
+    Turned,
     Wants,
     encode,
 )
@@ -48,6 +49,7 @@ PIECES_BYTES_MAX = 2 * 1024 * 1024  # of packages on their way, so that commands
 ALIVE_S = 5.0  # a link that was heard so recently is of an agent that lives
 SILENT_S = 20.0  # an agent reports every second, and pings every 5
 LOOK_S = 5.0
+LAST_WORD_S = 1.0  # for a node that is turned away to hear why
 
 Valid = Callable[[], bool]
 
@@ -96,32 +98,44 @@ class LinkedEngine:
     def __len__(self) -> int:
         return len(self._lines)
 
-    def opened(self, line: Line) -> None:
+    def opened(self, line: Line) -> bool:
         """Of two links of one node, the newer counts: the older is what a broken one left. Until
-        its agent has spoken, it only waits."""
+        its agent has spoken, it only waits (False)."""
         if line.node not in self._lines:
             self._lines[line.node] = line
-            return
+            return True
         before = self._new.get(line.node)
         self._new[line.node] = line
         if before is not None:
             before.link.close()
+        return False
+
+    def counts(self, line: Line) -> bool:
+        return self._lines.get(line.node) is line
+
+    def lives_elsewhere(self, line: Line, life: int) -> bool:
+        """Another link of the node is of another life of its agent, which is alive. The end of a
+        life closes its link, so two lives at once are two machines with one folder: the copy must
+        neither cut off the node nor make its jobs run twice."""
+        current = self._lines.get(line.node)
+        if current is None or current is line or current.life in (0, life):
+            return False
+        return time.monotonic() - current.heard_at < ALIVE_S
 
     def may_speak(self, line: Line) -> bool:
-        """False: the node's other link is of a later life of its agent, or of one that is alive.
-        The end of a life closes its link, so two lives at once are two machines with one folder:
-        the copy must neither cut off the node nor make its jobs run twice."""
+        """False: the node's other link is of a later life of its agent, or of one that lives."""
         current = self._lines.get(line.node)
         if current is line:
             return True
-        if current is not None and current.life != line.life:
-            alive = time.monotonic() - current.heard_at < ALIVE_S
-            if alive or current.life > line.life:
-                return False
+        if current is not None and current.life > line.life:
+            return False
+        if self.lives_elsewhere(line, line.life):
+            return False
         self._new.pop(line.node, None)
         self._lines[line.node] = line
         if current is not None:
             current.link.close()
+            line.send(Ask())  # its agent did not know yet that a controller answers
         return True
 
     def closed(self, line: Line) -> None:
@@ -175,8 +189,8 @@ class Line:
         if self._engine.inbox is None:
             link.close()
             return
-        self._engine.opened(self)
-        self.send(Ask())  # so that the agent knows that a controller answers
+        if self._engine.opened(self):
+            self.send(Ask())  # so that the agent knows that a controller answers
 
     def _closed(self, _: Link) -> None:
         self._engine.closed(self)
@@ -186,6 +200,8 @@ class Line:
         if inbox is None:
             return
         self.heard_at = time.monotonic()
+        if not (self._engine.counts(self) or isinstance(message, Heard | Died)):
+            return
         match message:
             case Heard(report):
                 if self._is_own(report.spec.id):
@@ -204,13 +220,18 @@ class Line:
                 if found is not None:
                     self.send(Handed(found))
             case Died(gone):
-                if self._is_own(gone.node):
+                if self._engine.lives_elsewhere(self, gone.incarnation):
+                    self._turn_away()
+                elif self._is_own(gone.node):
                     self._engine.deaths[self.node] = gone
                     inbox.gone(gone)
                     self.link.close()  # which tells the starter that it was heard
 
     def _heard(self, inbox: Inbox, report: NodeReport) -> None:
         wrong = self._wrong(report)
+        if not wrong and not self._engine.may_speak(self):
+            self._turn_away()
+            return
         if wrong:
             self._refuse(wrong)
             return
@@ -233,8 +254,6 @@ class Line:
         self.life = self.life or report.incarnation
         if report.incarnation != self.life:
             return "changes its incarnation without a new link"
-        if not self._engine.may_speak(self):
-            return "was started again elsewhere: is its folder on two machines?"
         members = len(report.alive) + len(report.exits) + len(report.getting)
         if members > MEMBERS_MAX:
             return f"reports {members} members"
@@ -243,6 +262,12 @@ class Line:
                 return "has a description that is too long"
             self._spec = report.spec
         return ""
+
+    def _turn_away(self) -> None:
+        """It hears why, so that it neither dials every second nor seems to have joined."""
+        log.error("%s lives elsewhere: is its folder on two machines? A link is closed", self.node)
+        self.send(Turned("another machine is this node, and lives"))
+        asyncio.get_running_loop().call_later(LAST_WORD_S, self.link.close)
 
     def _refuse(self, what: str) -> None:
         log.error("%s %s; its link is closed", self.node, what)
