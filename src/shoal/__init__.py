@@ -7,13 +7,13 @@ __version__ = "0.4.0"
 TYPE_CHECKING = False  # as type checkers read it; `typing` itself takes longer than all of this
 if TYPE_CHECKING:
     from shoal.client import ShoalError
-    from shoal.forms.client import Client
+    from shoal.sdk.client import Client
     from shoal.tasks import Executor, map  # noqa: A004
 
 __all__ = ["Client", "Executor", "ShoalError", "__version__", "map"]
 
 _MODULES = {
-    "Client": "shoal.forms.client",
+    "Client": "shoal.sdk.client",
     "Executor": "shoal.tasks",
     "ShoalError": "shoal.client",
     "map": "shoal.tasks",

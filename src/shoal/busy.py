@@ -6,6 +6,7 @@ import http.client
 import secrets
 import sys
 import time
+from collections.abc import Callable
 
 import msgspec
 
@@ -26,7 +27,8 @@ def retry_s(response: http.client.HTTPResponse) -> int:
 class Patience:
     """Of one call. Waits for as long as the controller says, up to a bound."""
 
-    def __init__(self, patience_s: float) -> None:
+    def __init__(self, patience_s: float, sleep: Callable[[float], None] = time.sleep) -> None:
+        self._sleep = sleep
         self._began = time.monotonic()
         self._until = self._began + patience_s + WAIT_S
         self._said = False
@@ -40,7 +42,7 @@ class Patience:
             self._said = True
             print(f"shoal: {_reason(answer)}; waiting", file=sys.stderr, flush=True)
         # Clients that were refused at the same moment must not all come back at the same moment.
-        time.sleep(seconds * (1 + secrets.randbelow(256) / 1024))
+        self._sleep(seconds * (1 + secrets.randbelow(256) / 1024))
         return True
 
 

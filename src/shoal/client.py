@@ -1,19 +1,16 @@
-"""A typed client of the API, over one kept-alive connection."""
+"""A typed client of the API. Threads may share it."""
 
 from __future__ import annotations
 
-import http.client
 import os
 import secrets
-import time
 from pathlib import Path
-from typing import IO, Any, Self, TypeVar
-from urllib.parse import quote, urlencode
+from typing import IO, Any, Self
 
 import msgspec
 
 from shoal import contexts, transport
-from shoal.busy import Patience, retry_s
+from shoal.caller import Caller
 from shoal.client_identity import IdentityCalls
 from shoal.client_secrets import SecretCalls
 from shoal.model.explanation import Explanation
@@ -35,7 +32,6 @@ from shoal.model.views import (
     LogView,
     NodeView,
     PackageView,
-    Problem,
     ServiceView,
     StatusView,
     Submission,
@@ -45,12 +41,7 @@ from shoal.transport import SOCKET_NAME, Address, Endpoint, ShoalError, Unreacha
 
 __all__ = ["SOCKET_NAME", "Address", "Client", "ShoalError", "Unreachable", "default_home"]
 
-Answer = TypeVar("Answer")
-Body = bytes | IO[bytes] | None
-Headers = dict[str, str] | None
-
-RETRY_PAUSE_S = 0.1
-NO_TOKEN, NOT_FOUND = 401, 404
+NOT_FOUND = 404
 
 
 class PageCode(msgspec.Struct, frozen=True):
@@ -67,7 +58,7 @@ def _endpoint(context: str) -> Endpoint:
     return transport.at_home(default_home()) if name == contexts.LOCAL else contexts.endpoint(name)
 
 
-class Client(IdentityCalls, SecretCalls):
+class Client(Caller, IdentityCalls, SecretCalls):
     """A cluster: by `url` and `token` (and `certificate`, if the system does not trust it), by the
     `home` of a cluster on this machine, or by a `context` that `shoal login` made. Without any, the
     cluster that the `shoal` command would use. While the controller cannot be reached, a call is
@@ -85,38 +76,16 @@ class Client(IdentityCalls, SecretCalls):
         patience_s: float = 3,
     ) -> None:
         if url:
-            self.endpoint = transport.at(url, token, certificate)
+            endpoint = transport.at(url, token, certificate)
         elif home is not None:
-            self.endpoint = transport.at_home(Path(home))
+            endpoint = transport.at_home(Path(home))
         else:
-            self.endpoint = _endpoint(context)
-        self.url = self.endpoint.url
-        self._headers = {"Authorization": f"Bearer {self.endpoint.token}"}
-        self._timeout_s = timeout_s
-        self._patience_s = patience_s
-        self._connection: http.client.HTTPConnection | None = None
+            endpoint = _endpoint(context)
+        super().__init__(endpoint, timeout_s, patience_s)
 
     @classmethod
     def at_home(cls, home: Path | None = None, *, patience_s: float = 3) -> Self:
         return cls(home=home or default_home(), patience_s=patience_s)
-
-    @property
-    def remote(self) -> bool:
-        """Whether the head may be another machine, so that paths here mean nothing there."""
-        return self.endpoint.socket is None
-
-    def close(self) -> None:
-        if self._connection is not None:
-            self._connection.close()
-            self._connection = None
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
-
-    # -- the verbs ------------------------------------------------------------------------
 
     def status(self) -> StatusView:
         return self._call("GET", StatusView, "status")
@@ -280,77 +249,3 @@ class Client(IdentityCalls, SecretCalls):
 
     def set_prices(self, prices: PriceList) -> PriceList:
         return self._call("PUT", PriceList, "prices", body=msgspec.json.encode(prices))
-
-    # -- how ------------------------------------------------------------------------------
-
-    def _call(
-        self,
-        method: str,
-        kind: type[Answer],
-        *parts: str,
-        body: Body = None,
-        headers: Headers = None,
-        **query: Any,
-    ) -> Answer:
-        path = "/v1/" + "/".join(quote(part, safe="") for part in parts)
-        if query:
-            path += f"?{urlencode(query)}"
-        deadline, patience = time.monotonic() + self._patience_s, Patience(self._patience_s)
-        while True:
-            kept = self._connection is not None
-            try:
-                if body is not None and not isinstance(body, bytes):
-                    body.seek(0)
-                status, data, again_s = self._exchange(method, path, body, headers)
-                if not patience.wait(again_s, data):
-                    break
-            except (OSError, http.client.HTTPException) as error:
-                self.close()
-                if kept:  # it may have been closed long ago: try a new one
-                    continue
-                if time.monotonic() >= deadline:
-                    raise Unreachable(self._silence(error)) from None
-                time.sleep(RETRY_PAUSE_S)
-        if status >= 300:
-            raise self._problem(status, data)
-        try:
-            return msgspec.json.decode(data, type=kind)
-        except msgspec.DecodeError as error:
-            message = f"{self.url} runs another version of shoal, or is not shoal: {error}"
-            raise ShoalError(message) from None
-
-    def _exchange(
-        self, method: str, path: str, body: Body, more: Headers
-    ) -> tuple[int, bytes, int]:
-        if self._connection is None:
-            connection = transport.connection_to(self.endpoint, self._timeout_s)
-            connection.connect()
-            self._connection = connection
-        headers = self._headers
-        if body is not None:
-            headers = {**headers, "Content-Type": "application/json", **(more or {})}
-        try:
-            self._connection.request(method, path, body, headers)
-        except (BrokenPipeError, ConnectionResetError):
-            if body is None:
-                raise
-            # A long body may be refused before all of it is sent: the answer is here already.
-        with self._connection.getresponse() as response:
-            return response.status, response.read(), retry_s(response)
-
-    def _silence(self, error: Exception) -> str:
-        where = self.endpoint.socket or self.url
-        advice = "shoal up, on the head" if self.endpoint.context else "shoal up"
-        return f"no controller answers at {where} ({error}); try: {advice}"
-
-    def _problem(self, status: int, data: bytes) -> ShoalError:
-        if status == NO_TOKEN and self.endpoint.context:
-            name = self.endpoint.context
-            message = f"{name} does not accept your token: it was removed, or it has expired"
-            message += f"; get another, then: shoal login --context {name}"
-            return ShoalError(message, status=status)
-        try:
-            problem = msgspec.json.decode(data, type=Problem)
-        except msgspec.DecodeError:
-            problem = Problem(message=f"the controller answered with status {status}")
-        return ShoalError(problem.message, problem.field, status)

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import os
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 
 import shoal
+from shoal.connections import Interrupt, Interrupted
 from tests.live.cluster import Live
 
 
@@ -33,3 +36,40 @@ def test_what_the_controller_refuses_is_the_same_error(live: Live) -> None:
     ):
         client.run("true", env={"CUDA_VISIBLE_DEVICES": "0"})
     assert caught.value.field == "env"
+
+
+def test_threads_share_a_client_and_each_gets_its_own_answers(live: Live) -> None:
+    ids = [live.run("true", name=f"of-{number}") for number in range(4)]
+    with shoal.Client(home=live.home.path) as client:
+
+        def look(number: int) -> set[str]:
+            return {client.job(ids[number % 4]).name for _ in range(25)}
+
+        with ThreadPoolExecutor(8) as threads:
+            assert list(threads.map(look, range(8))) == [{f"of-{n % 4}"} for n in range(8)]
+
+
+@pytest.mark.filterwarnings("ignore:.*multi-threaded:DeprecationWarning")
+def test_a_forked_child_and_its_parent_use_one_client(live: Live) -> None:
+    """On one connection they would read each other's answers."""
+    job = live.run("true", name="of-the-parent")
+    with shoal.Client(home=live.home.path) as client:
+        client.status()
+        child = os.fork()
+        if not child:
+            os._exit(0 if all(client.status().version for _ in range(50)) else 1)
+        names = {client.job(job).name for _ in range(50)}
+        assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+    assert names == {"of-the-parent"}
+
+
+def test_a_call_that_waits_can_be_interrupted_from_another_thread(live: Live) -> None:
+    job, interrupt = live.run("sleep 60"), Interrupt()
+    with shoal.Client(home=live.home.path) as client, ThreadPoolExecutor(1) as threads:
+        lent = client.lent(interrupt=interrupt)
+        waiting = threads.submit(lambda: lent.job(job, wait_for="finished", wait_s=30))
+        assert not waiting.done()
+        interrupt.ask()
+        with pytest.raises(Interrupted):
+            waiting.result(20)
+        assert client.cancel(job).id == job  # the client itself goes on

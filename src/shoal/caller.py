@@ -1,0 +1,147 @@
+"""How a client calls the API: over kept connections, again and again while nobody answers."""
+
+from __future__ import annotations
+
+import copy
+import http.client
+import time
+from typing import IO, Any, Self, TypeVar
+from urllib.parse import quote, urlencode
+
+import msgspec
+
+from shoal.busy import Patience, retry_s
+from shoal.connections import Connections, Interrupt
+from shoal.model.views import Problem
+from shoal.transport import Endpoint, ShoalError, Unreachable
+
+Answer = TypeVar("Answer")
+Body = bytes | IO[bytes] | None
+Headers = dict[str, str] | None
+
+RETRY_PAUSE_S = 0.1
+NO_TOKEN = 401
+
+
+class Caller:
+    """Threads may share it, and a forked child may go on using it."""
+
+    def __init__(self, endpoint: Endpoint, timeout_s: float, patience_s: float) -> None:
+        self.endpoint = endpoint
+        self.url = endpoint.url
+        self._headers = {"Authorization": f"Bearer {endpoint.token}"}
+        self._patience_s = patience_s
+        self._connections = Connections(endpoint, timeout_s)
+        self._interrupt = Interrupt()
+
+    @property
+    def remote(self) -> bool:
+        """Whether the head may be another machine, so that paths here mean nothing there."""
+        return self.endpoint.socket is None
+
+    def close(self) -> None:
+        """Closes the connections. The next call opens another."""
+        self._connections.close()
+
+    def lent(self, *, patience_s: float | None = None, interrupt: Interrupt | None = None) -> Self:
+        """The same client over the same connections, with another patience, or for calls that
+        another thread can interrupt."""
+        other = copy.copy(self)
+        if patience_s is not None:
+            other._patience_s = patience_s
+        if interrupt is not None:
+            other._interrupt = interrupt
+        return other
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def _call(
+        self,
+        method: str,
+        kind: type[Answer],
+        *parts: str,
+        body: Body = None,
+        headers: Headers = None,
+        **query: Any,
+    ) -> Answer:
+        path = "/v1/" + "/".join(quote(part, safe="") for part in parts)
+        if query:
+            path += f"?{urlencode(query)}"
+        interrupt, patience = self._interrupt, Patience(self._patience_s, self._interrupt.sleep)
+        deadline = time.monotonic() + self._patience_s
+        while True:
+            interrupt.check()
+            connection, kept, number = self._connections.take()
+            try:
+                if body is not None and not isinstance(body, bytes):
+                    body.seek(0)
+                status, data, again_s = self._exchange(connection, method, path, body, headers)
+            except (OSError, http.client.HTTPException) as error:
+                connection.close()
+                interrupt.check()
+                if kept:  # it may have been closed long ago: try another
+                    continue
+                if time.monotonic() >= deadline:
+                    raise Unreachable(self._silence(error)) from None
+                interrupt.sleep(RETRY_PAUSE_S)
+                continue
+            except BaseException:  # Ctrl-C: the answer may still be under way on it
+                connection.close()
+                raise
+            self._connections.give(connection, number)
+            if not patience.wait(again_s, data):
+                break
+        if status >= 300:
+            raise self._problem(status, data)
+        try:
+            return msgspec.json.decode(data, type=kind)
+        except msgspec.DecodeError as error:
+            message = f"{self.url} runs another version of shoal, or is not shoal: {error}"
+            raise ShoalError(message) from None
+
+    def _exchange(
+        self,
+        connection: http.client.HTTPConnection,
+        method: str,
+        path: str,
+        body: Body,
+        more: Headers,
+    ) -> tuple[int, bytes, int]:
+        if connection.sock is None:
+            connection.connect()
+        headers = self._headers
+        if body is not None:
+            headers = {**headers, "Content-Type": "application/json", **(more or {})}
+        self._interrupt.hold(connection)
+        try:
+            try:
+                connection.request(method, path, body, headers)
+            except (BrokenPipeError, ConnectionResetError):
+                if body is None:
+                    raise
+                # A long body may be refused before all of it is sent: the answer is here already.
+            with connection.getresponse() as response:
+                return response.status, response.read(), retry_s(response)
+        finally:
+            self._interrupt.hold(None)
+
+    def _silence(self, error: Exception) -> str:
+        where = self.endpoint.socket or self.url
+        advice = "shoal up, on the head" if self.endpoint.context else "shoal up"
+        return f"no controller answers at {where} ({error}); try: {advice}"
+
+    def _problem(self, status: int, data: bytes) -> ShoalError:
+        if status == NO_TOKEN and self.endpoint.context:
+            name = self.endpoint.context
+            message = f"{name} does not accept your token: it was removed, or it has expired"
+            message += f"; get another, then: shoal login --context {name}"
+            return ShoalError(message, status=status)
+        try:
+            problem = msgspec.json.decode(data, type=Problem)
+        except msgspec.DecodeError:
+            problem = Problem(message=f"the controller answered with status {status}")
+        return ShoalError(problem.message, problem.field, status)
