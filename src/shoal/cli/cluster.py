@@ -14,6 +14,7 @@ from shoal.cli.screen.show import note
 from shoal.client import Client, ShoalError, Unreachable
 from shoal.forms import units
 from shoal.forms.failure import REFUSED, USAGE, Failure
+from shoal.model.ids import JOB_ID_PATTERN, in_order, number_of
 
 NOT_FOUND = 404
 NAMES_MAX = 8
@@ -21,7 +22,7 @@ NAMES_MAX = 8
 RETRY_S = 60.0
 RETRY_PAUSE_S = 0.5
 
-_JOB_ID = re.compile(r"j[0-9]{1,15}")
+JOB_ID = re.compile(JOB_ID_PATTERN)
 _SERVICE = re.compile(r"[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?")
 _NODE_ID = re.compile(r"[a-z0-9][a-z0-9.-]{0,62}")
 
@@ -41,7 +42,7 @@ def context_in_use() -> str:
 
 def job_id(text: str) -> str:
     """The id in what the user typed. Anything else never reaches the controller."""
-    return _checked(text, _JOB_ID, "JOB", "a job id like j7", "shoal ps -a")
+    return _checked(text, JOB_ID, "JOB", "a job id like j7 or j7.3", "shoal ps -a")
 
 
 def node_id(text: str) -> str:
@@ -50,7 +51,7 @@ def node_id(text: str) -> str:
 
 def service_name(text: str) -> str:
     name = _checked(text, _SERVICE, "NAME", "a service", "shoal services")
-    if _JOB_ID.fullmatch(name):
+    if JOB_ID.fullmatch(name):
         raise Failure(f"NAME: '{name}' is a job id; list services with: shoal services", USAGE)
     return name
 
@@ -58,7 +59,7 @@ def service_name(text: str) -> str:
 def is_service(text: str) -> bool:
     """Whether it can only be the name of a service: no service is named like a job id."""
     cleaned = text.strip()
-    return bool(_SERVICE.fullmatch(cleaned)) and not _JOB_ID.fullmatch(cleaned)
+    return bool(_SERVICE.fullmatch(cleaned)) and not JOB_ID.fullmatch(cleaned)
 
 
 def _checked(text: str, pattern: re.Pattern[str], name: str, kind: str, listing: str) -> str:
@@ -76,7 +77,7 @@ def on_job(client: Client, job: str, act: Callable[[Client], Answer]) -> Answer:
     except ShoalError as error:
         if error.status != NOT_FOUND:
             raise
-    newest = max((int(row.id[1:]) for row in client.jobs(finished=True)), default=0)
+    newest = max((number_of(row.id) for row in client.jobs(finished=True)), default=0)
     hint = f"the newest is j{newest}" if newest else "no job was submitted yet"
     raise Failure(f"there is no job {job}; {hint}", REFUSED)
 
@@ -167,4 +168,4 @@ def replica_of(client: Client, service: str) -> str:
     view = on_service(client, service, lambda c: c.service(service))
     if not view.replicas:
         raise Failure(f"{service} has no replica: {view.why or 'it is ' + view.state}")
-    return max(view.replicas, key=lambda replica: int(replica.job[1:])).job
+    return max(view.replicas, key=lambda replica: in_order(replica.job)).job

@@ -17,6 +17,7 @@ from typing import NamedTuple
 
 from shoal.control.logs import LogStore
 from shoal.control.loop import ControlLoop, Unreadable
+from shoal.model.ids import array_of, in_order, number_of
 
 GIB = 1 << 30
 LOGS_BYTES_MAX = 64 * GIB
@@ -64,8 +65,9 @@ class LogRoom:
             sizes[tenant] = sizes.get(tenant, 0) + _bytes(folder)
         removed = 0
         if self._over(sizes):
-            numbers = sorted(_number(folder.name) for folder in self._folders())
-            removed = self._remove(sizes, [f"j{n}" for n in numbers if n < next_job], live)
+            jobs = sorted((folder.name for folder in self._folders()), key=in_order)
+            before = [job for job in jobs if number_of(job) < next_job]
+            removed = self._remove(sizes, before, live)
         over = {tenant for tenant, size in sizes.items() if size > self._tenant_most}
         short = frozenset(job for job, tenant in live.items() if tenant in over)
         self._logs.short = short
@@ -91,6 +93,8 @@ class LogRoom:
             if job in live:
                 continue
             tenant = self._tenant_of(job)
+            if not tenant and array_of(job) in live:
+                continue  # an element that has begun since
             if tenant in aims:
                 size = _bytes(self._logs.folder(job))
                 self._logs.drop(job)
@@ -106,7 +110,7 @@ class LogRoom:
                 for count, entry in enumerate(found):
                     if not count % BATCH:
                         time.sleep(PAUSE_S)
-                    if entry.name[1:].isdecimal():
+                    if number_of(entry.name):
                         yield Path(entry.path)
         except FileNotFoundError:
             return
@@ -128,10 +132,6 @@ def _aims(sizes: dict[str, int], most: int, least: int, excess: int) -> dict[str
             aims[richer] = kept[richer]
         excess -= cut
     return aims
-
-
-def _number(job: str) -> int:
-    return int(job[1:]) if job[1:].isdecimal() else 0
 
 
 def _bytes(folder: Path) -> int:

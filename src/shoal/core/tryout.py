@@ -11,6 +11,7 @@ from shoal.core.state.load import restore
 from shoal.core.state.state import State
 from shoal.core.step import step
 from shoal.model.commands import Command, Envelope
+from shoal.model.ids import in_order
 from shoal.model.job import JobSpec, MemberRef
 from shoal.model.node import NodeSpec
 from shoal.model.policy import Policy
@@ -112,7 +113,7 @@ def _end_some(book: NodeBook, turn: int) -> None:
     """Members that are being stopped end; of the others every third ends by itself."""
     ending: list[MemberRef] = list(book.stopping)
     running = [ref for ref in book.alive if ref not in book.stopping]
-    ending += [ref for ref in running if (int(ref.job[1:]) + turn) % 3 == 0]
+    ending += [ref for ref in running if (sum(in_order(ref.job)) + turn) % 3 == 0]
     for ref in ending:
         if ref in book.alive:
             book.exited(ref, 0)

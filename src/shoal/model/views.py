@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import msgspec
 
+from shoal.model.array import ArrayCounts
 from shoal.model.events import Recorded
 from shoal.model.explanation import AttemptRecord
 from shoal.model.health import StandingChange, Verdict
@@ -48,6 +49,7 @@ class JobRow(msgspec.Struct, kw_only=True):
     why: str
     progress: ProgressView | None  # if its members report steps
     idle_since_ms: int | None = None  # its GPUs are unused since then; it was warned
+    array: ArrayCounts | None = None  # it is an array, and this is how far it is
 
 
 class MemberView(msgspec.Struct, kw_only=True):

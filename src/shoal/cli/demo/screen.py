@@ -22,6 +22,7 @@ from shoal.model.events import (
     NodeLost,
     NodeReady,
 )
+from shoal.model.ids import number_of
 from shoal.model.job import Outcome
 
 if TYPE_CHECKING:
@@ -223,7 +224,7 @@ def gpu_cells(node: DemoNode) -> Text:
         if node.state == "lost":
             text.append(" xx ", style="white on red")
         elif job:
-            number = int(job[1:])
+            number = number_of(job)
             colour = COLOURS[number % len(COLOURS)]
             text.append(f" {number:>2} ", style=f"black on color({colour})")
         else:

@@ -10,6 +10,7 @@ import msgspec
 from shoal.cli.screen.show import Cell, Column, state_cell
 from shoal.cli.verbs.ps import elapsed_ms, nodes_text, shape_text
 from shoal.forms.units import duration_text, memory_text
+from shoal.model.ids import in_order
 from shoal.model.resources import cpus_text
 from shoal.model.samples import NodeSample
 from shoal.model.series import JobSeries, NodeSeries, ServiceSeries
@@ -149,7 +150,7 @@ def job_rows(seen: Seen) -> list[Row]:
             Cell(nodes_text(job.nodes)),
         ]
         order: list[float | str] = [
-            float(job.id[1:]) if job.id[1:].isdigit() else job.id,
+            _place(job.id),
             job.name,
             job.state,
             job.tenant,
@@ -302,3 +303,9 @@ def _mean_busy(series: NodeSeries) -> list[float | None]:
 
 def _percent(milli: int | None) -> str:
     return "" if milli is None else f"{milli / 10:.0f}%"
+
+
+def _place(job_id: str) -> float:
+    """Elements follow their array: j7, j7.0, j7.1, j8."""
+    number, index = in_order(job_id)
+    return number + (index + 1) / 1e9

@@ -14,6 +14,7 @@ import msgspec
 
 from shoal.files import write_private
 from shoal.model.events import ControllerStarted, Event, JobSubmitted
+from shoal.model.ids import number_of
 from shoal.ports import StoreError
 
 log = logging.getLogger("shoal.control")
@@ -81,10 +82,6 @@ class Numbers:
         except (OSError, msgspec.DecodeError) as error:
             log.error("%s cannot be read (%s); the folders of jobs count", self._path, error)
             return Marks()
-
-
-def number_of(job_id: str) -> int:
-    return int(job_id[1:]) if job_id[:1] == "j" and job_id[1:].isdecimal() else 0
 
 
 def _highest(folder: Path) -> int:

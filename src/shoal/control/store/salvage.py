@@ -13,7 +13,7 @@ from pathlib import Path
 
 import msgspec
 
-from shoal.control.store.marks import Numbers, number_of
+from shoal.control.store.marks import Numbers
 from shoal.control.store.rows import (
     Unreadable,
     checksum,
@@ -43,6 +43,7 @@ from shoal.model.events import (
     TokenRemoved,
 )
 from shoal.model.identity import EVERY_TENANT, TenantRecord
+from shoal.model.ids import number_of
 from shoal.model.job import DEFAULT_TENANT, Job, Outcome, Phase
 from shoal.model.resources import plural
 from shoal.ports import StoreError
