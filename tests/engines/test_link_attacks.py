@@ -12,6 +12,7 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
 from shoal.agent import dialling
@@ -247,8 +248,8 @@ def test_an_agent_notices_a_head_that_no_longer_answers(
     play(tmp_path, act)
 
 
-def frames(seed: int) -> list[bytes]:
-    """Streams that no agent sends: each must end the link or change nothing."""
+def frames(seed: int) -> list[tuple[bytes, bool]]:
+    """Streams that no agent sends, and whether the link must end; the others change nothing."""
     rng = random.Random(seed)
     good = encode(Heard(report()))
     bomb = zlib.compress(bytes(128 << 20), 1)
@@ -256,26 +257,22 @@ def frames(seed: int) -> list[bytes]:
     for _ in range(8):
         broken[rng.randrange(len(broken))] = rng.randrange(256)
     deep = b"\x91" * 100_000
-    many = NodeBook(NodeSpec(id="n1", cpu_milli=1, memory_mb=1, origin=JOINED), 7)
-    for number in range(linked.MEMBERS_MAX + 1):
-        many.gets(MemberRef(f"j{number}", 1, 0), "")
+    refs = tuple(MemberRef(f"j{number}", 1, 0) for number in range(linked.MEMBERS_MAX + 1))
+    many = msgspec.structs.replace(report(), alive=refs)
     return [
-        LENGTH.pack(len(bomb) | COMPRESSED) + bomb,
-        LENGTH.pack(COMPRESSED | 4) + b"nope",
-        LENGTH.pack(linked.MESSAGE_BYTES_MAX + 1),
-        LENGTH.pack(2**31 - 1) + b"x",
-        rng.randbytes(200_000),
-        LENGTH.pack(len(broken)) + bytes(broken),
-        LENGTH.pack(len(deep)) + deep,
-        LENGTH.pack(0) * 1_000,
-        b"".join(LENGTH.pack(9) + rng.randbytes(9) for _ in range(1_000)),
-        b"".join(
-            LENGTH.pack(len(body)) + body
-            for body in (encode(Heard(report(incarnation=life))) for life in range(7, 60))
-        ),
-        _framed(Heard(report(gpu_model="x" * 100_000))),
-        _framed(Heard(many.report())),
-        _framed(Log(LogChunk(MemberRef("j1", 1, 0), -1, b"x", -5))),
+        (LENGTH.pack(len(bomb) | COMPRESSED) + bomb, True),
+        (LENGTH.pack(COMPRESSED | 4) + b"nope", True),
+        (LENGTH.pack(linked.MESSAGE_BYTES_MAX + 1), True),
+        (LENGTH.pack(2**31 - 1) + b"x", True),
+        (b"\x7f" + rng.randbytes(200_000), True),
+        (LENGTH.pack(len(broken)) + bytes(broken), False),
+        (LENGTH.pack(len(deep)) + deep, False),
+        (LENGTH.pack(0) * 1_000, True),
+        (b"".join(LENGTH.pack(9) + rng.randbytes(9) for _ in range(1_000)), True),
+        (b"".join(_framed(Heard(report(incarnation=life))) for life in range(7, 60)), True),
+        (_framed(Heard(report(gpu_model="x" * 100_000))), True),
+        (_framed(Heard(many)), True),
+        (_framed(Log(LogChunk(MemberRef("j1", 1, 0), -1, b"x", -5))), False),
     ]
 
 
@@ -288,11 +285,12 @@ def test_garbage_bombs_and_floods_end_their_link_and_nothing_else(tmp_path: Path
     async def act(scene: Scene) -> None:
         other = await scene.dial("n2")
         for seed in range(2):
-            for data in frames(seed):
+            for data, ends in frames(seed):
                 peer = await scene.dial("n1")
                 before_kb = _resident_kb()
                 for start in range(0, len(data), 50_000):
                     peer.raw(data[start : start + 50_000])
+                await until(lambda: peer.lost or not ends)  # noqa: B023
                 scene.ears.newest.pop("n2", None)
                 other.send(Heard(report("n2")))
                 await until(lambda: "n2" in scene.ears.newest)
