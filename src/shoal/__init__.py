@@ -7,16 +7,29 @@ __version__ = "0.4.0"
 TYPE_CHECKING = False  # as type checkers read it; `typing` itself takes longer than all of this
 if TYPE_CHECKING:
     from shoal.client import ShoalError
-    from shoal.sdk.client import Client
+    from shoal.sdk.asynchronous import AsyncClient
+    from shoal.sdk.client import Client, read_job, read_service
     from shoal.tasks import Executor, map  # noqa: A004
 
-__all__ = ["Client", "Executor", "ShoalError", "__version__", "map"]
+__all__ = [
+    "AsyncClient",
+    "Client",
+    "Executor",
+    "ShoalError",
+    "__version__",
+    "map",
+    "read_job",
+    "read_service",
+]
 
 _MODULES = {
+    "AsyncClient": "shoal.sdk.asynchronous",
     "Client": "shoal.sdk.client",
     "Executor": "shoal.tasks",
     "ShoalError": "shoal.client",
     "map": "shoal.tasks",
+    "read_job": "shoal.sdk.client",
+    "read_service": "shoal.sdk.client",
 }
 
 

@@ -87,6 +87,13 @@ class Client(Caller, IdentityCalls, SecretCalls):
     def at_home(cls, home: Path | None = None, *, patience_s: float = 3) -> Self:
         return cls(home=home or default_home(), patience_s=patience_s)
 
+    @classmethod
+    def to(cls, endpoint: Endpoint, *, timeout_s: float = 60, patience_s: float = 3) -> Self:
+        """The controller that another client uses."""
+        made = cls.__new__(cls)
+        Caller.__init__(made, endpoint, timeout_s, patience_s)
+        return made
+
     def status(self) -> StatusView:
         return self._call("GET", StatusView, "status")
 

@@ -10,7 +10,7 @@ from typing import Any
 from shoal.cli.flags import given_of
 from shoal.forms import datafile, units
 from shoal.forms.failure import REFUSED, USAGE, BadField, Failure
-from shoal.forms.request import Form, Request, Spec, complete, read_fields, resolved
+from shoal.forms.request import Form, Request, Spec, complete, read_file
 
 
 def _as_command(words: list[str]) -> dict[str, Any]:
@@ -40,8 +40,7 @@ def _read_file(form: Form[Any], path: Path, more: list[str]) -> dict[str, Any]:
     if more:
         message = f"{units.quoted(more[0])} follows the {form.what} file"
         raise Failure(f"{message}; the command is in the file, so give only flags", USAGE)
-    text = datafile.read_text(path, f"{form.what} file")
-    return resolved(form, read_fields(form, text, path.suffix.lower()), path.parent)
+    return read_file(form, path)
 
 
 def parse_env(texts: Iterable[str], environ: Mapping[str, str]) -> dict[str, str]:

@@ -72,6 +72,14 @@ def read_fields(form: Form[Any], text: str, ending: str) -> dict[str, Any]:
     return data
 
 
+def read_file(form: Form[Any], path: Path) -> dict[str, Any]:
+    """The fields of a file; relative paths in it count from its folder."""
+    if not datafile.is_job_file(path.name):
+        raise BadField("", f"is not a {form.what} file: name a .yaml, .toml or .json file")
+    text = datafile.read_text(path, f"{form.what} file")
+    return resolved(form, read_fields(form, text, path.suffix.lower()), path.parent)
+
+
 def resolved(form: Form[Any], given: Mapping[str, Any], base: Path) -> dict[str, Any]:
     """With absolute paths; relative ones count from `base`."""
     ready = dict(given)

@@ -2,45 +2,147 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any
+import math
+import os
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from shoal import client
 from shoal.client import ShoalError
-from shoal.forms.failure import BadField
+from shoal.forms.failure import BadField, Failure
 from shoal.forms.pack import packed, packed_service
-from shoal.forms.request import JOB, SERVICE, Form, Request, Spec, complete
+from shoal.forms.request import JOB, SERVICE, Form, Request, Spec, complete, read_file
+from shoal.model.job import JobSpec
+from shoal.model.service import ServiceSpec
 from shoal.model.views import JobView, ServiceView
+from shoal.sdk.following import PATIENCE_S, line_groups
+
+if TYPE_CHECKING:
+    from shoal.tasks.cluster import Cluster
+    from shoal.tasks.mapping import OnError
 
 Command = str | Sequence[str]
+Item = TypeVar("Item")
+Result = TypeVar("Result")
+
+LOOK_S = 20.0  # how long the controller waits in one call; at most 30
 
 
 class Client(client.Client):
     """A cluster. `Client()` is the one that the `shoal` command uses: of this user on this machine,
     or the context in use. `Client(context="lab")` is a cluster that you logged in to; the folder
-    of a job then travels with it."""
+    of a job then travels with it. Threads may share a client.
 
-    def run(self, command: Command, **fields: Any) -> JobView:
+        with shoal.Client() as cluster:
+            job = cluster.run("python train.py", gpus=8)
+            for line in cluster.follow(job.id):
+                print(line)
+            print(cluster.wait(job.id).state)
+
+    A refusal is a `ShoalError`, with the `field` that is wrong. docs/python.md has more."""
+
+    def run(self, /, command: Command, **fields: Any) -> JobView:
         """Submits a job and returns at once. The keywords are the fields of a job file:"""
         spec, pack = _request(JOB, {"command": command, **fields})
         return self.submit(packed(self, spec, pack))
 
-    def serve(self, name: str, command: Command, **fields: Any) -> ServiceView:
+    def run_file(self, /, path: str | os.PathLike[str], **fields: Any) -> JobView:
+        """Submits the job of a job file (YAML, TOML or JSON). Keywords override its fields."""
+        spec, pack = _request(JOB, fields, Path(path))
+        return self.submit(packed(self, spec, pack))
+
+    def serve(self, /, name: str, command: Command, **fields: Any) -> ServiceView:
         """Starts or changes a service and returns at once. The keywords are the fields of a
         service file:"""
         spec, pack = _request(SERVICE, {"name": name, "command": command, **fields})
         return self.submit_service(packed_service(self, spec, pack))
 
+    def serve_file(self, /, path: str | os.PathLike[str], **fields: Any) -> ServiceView:
+        """Starts or changes the service of a service file. Keywords override its fields."""
+        spec, pack = _request(SERVICE, fields, Path(path))
+        return self.submit_service(packed_service(self, spec, pack))
 
-for _method, _form in ((Client.run, JOB), (Client.serve, SERVICE)):  # for help(shoal.Client)
+    def wait(self, job_id: str, *, timeout_s: float | None = None) -> JobView:
+        """Returns when the job has ended: its `state` is succeeded, failed, cancelled or timed-out.
+        A controller that restarts meanwhile does not matter. Raises TimeoutError after `timeout_s`;
+        the job goes on."""
+        deadline = None if timeout_s is None else time.monotonic() + timeout_s
+        while True:
+            left_s = math.inf if deadline is None else max(0.0, deadline - time.monotonic())
+            patient = self.lent(patience_s=min(PATIENCE_S, left_s))
+            view = patient.job(job_id, wait_for="finished", wait_s=min(LOOK_S, left_s))
+            if view.finished_ms is not None:
+                return view
+            if not left_s:
+                raise TimeoutError(f"{job_id} is {view.state} after {timeout_s:g} s: {view.why}")
+
+    def follow(self, job_id: str, *, member: int = 0, attempt: int = 0) -> Iterator[str]:
+        """The lines that a member writes, as it writes them, until the job has ended: of this
+        attempt (0: the newest) and of those that follow it."""
+        for lines in line_groups(self, job_id, member, attempt):
+            yield from lines
+
+    def map(
+        self,
+        fn: Callable[[Item], Result],
+        items: Iterable[Item],
+        *,
+        worker: Cluster | None = None,
+        workers: int | None = None,
+        init: Callable[[], Any] | None = None,
+        order: bool = True,
+        retries: int = 2,
+        on_error: OnError = "raise",
+        chunk: int | None = None,
+        progress: bool = True,
+    ) -> Iterator[Result]:
+        """`shoal.map` on this cluster. `worker` says what each worker gets, for instance
+        `shoal.tasks.Cluster(gpus=1)`."""
+        from shoal import tasks
+
+        return tasks.map(
+            fn,
+            items,
+            workers=workers,
+            init=init,
+            order=order,
+            retries=retries,
+            on_error=on_error,
+            chunk=chunk,
+            progress=progress,
+            cluster=(worker or tasks.Cluster())._replace(endpoint=self.endpoint),
+        )
+
+
+def read_job(path: str | os.PathLike[str], **fields: Any) -> JobSpec:
+    """The job of a job file, checked as `shoal run` does, but not submitted."""
+    return _request(JOB, fields, Path(path)).spec
+
+
+def read_service(path: str | os.PathLike[str], **fields: Any) -> ServiceSpec:
+    """The service of a service file, checked as `shoal serve` does, but not started."""
+    return _request(SERVICE, fields, Path(path)).spec
+
+
+_DOCUMENTED: Sequence[tuple[Callable[..., Any], Form[Any]]] = (
+    (Client.run, JOB),
+    (Client.serve, SERVICE),
+)
+for _method, _form in _DOCUMENTED:  # for help(shoal.Client)
     _lines = [f"    {name}: {field.text}" for name, field in _form.fields.items()]
     _method.__doc__ = "\n".join([_method.__doc__ or "", *_lines])
 
 
-def _request(form: Form[Spec], fields: dict[str, Any]) -> Request[Spec]:
+def _request(form: Form[Spec], fields: dict[str, Any], path: Path | None = None) -> Request[Spec]:
     given = {name: value for name, value in fields.items() if value is not None}
     try:
         form.check_names(given)
-        return complete(form, given)
+        file = {} if path is None else read_file(form, path)
+        return complete(form, given, file)
     except BadField as error:
-        raise ShoalError(error.message, error.field) from None
+        where = f"{path}: " if path is not None and error.field not in given else ""
+        raise ShoalError(f"{where}{error.message}", error.field) from None
+    except Failure as error:
+        raise ShoalError(error.message) from None

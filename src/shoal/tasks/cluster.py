@@ -29,6 +29,7 @@ from shoal.tasks.pool import START_FAILURES_MAX, WORKERS_MAX, Pool
 from shoal.tasks.process import SOURCE, THREADS
 from shoal.tasks.remote import Remote
 from shoal.tasks.stream import HandshakeFailed, greet
+from shoal.transport import Endpoint
 
 if TYPE_CHECKING:
     from shoal.meeting import Host, Way
@@ -67,6 +68,7 @@ class Cluster(NamedTuple):
     home: Path | None = None
     name: str = "map"
     context: str = ""
+    endpoint: Endpoint | None = None  # of a client: `Client.map` sets it
 
 
 def default_cluster_workers(cluster: Cluster) -> int:
@@ -81,6 +83,8 @@ def default_cluster_workers(cluster: Cluster) -> int:
 
 
 def _connect(cluster: Cluster) -> Client:
+    if cluster.endpoint is not None:
+        return Client.to(cluster.endpoint, patience_s=10)
     return Client(home=cluster.home, context=cluster.context, patience_s=10)
 
 

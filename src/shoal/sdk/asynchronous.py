@@ -1,0 +1,182 @@
+"""`shoal.AsyncClient`: the calls of `shoal.Client` for asyncio, each in a thread.
+
+There is one implementation, `Client`. The table below names its calls once more, so that type
+checkers and editors know them. A task that is cancelled interrupts its call.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any, Concatenate, ParamSpec, Self, TypeVar
+
+from shoal.connections import Interrupt
+from shoal.sdk.client import Client
+from shoal.sdk.following import line_groups
+
+P = ParamSpec("P")
+Answer = TypeVar("Answer")
+
+CALLS_MAX = 64  # at a time; more wait for their turn
+
+
+def _call(
+    method: Callable[Concatenate[Client, P], Answer],
+) -> Callable[Concatenate[AsyncClient, P], Coroutine[Any, Any, Answer]]:
+    @functools.wraps(method)
+    async def call(self: AsyncClient, /, *arguments: P.args, **keywords: P.kwargs) -> Answer:
+        interrupt = Interrupt()
+        lent = self._client.lent(interrupt=interrupt)
+        return await self._in_thread(interrupt, method, lent, *arguments, **keywords)
+
+    return call
+
+
+class AsyncClient:
+    """`shoal.Client` for asyncio: the same calls, to be awaited.
+
+        async with shoal.AsyncClient() as cluster:
+            job = await cluster.run("python train.py", gpus=8)
+            async for line in cluster.follow(job.id):
+                print(line)
+
+    A call runs in a thread, 64 of them at a time. Cancelling a task (also by `asyncio.timeout`)
+    ends its call at once. It cannot take back what the call has done by then: a job that was
+    submitted stays."""
+
+    def __init__(
+        self,
+        url: str = "",
+        token: str = "",
+        *,
+        home: Path | str | None = None,
+        context: str = "",
+        certificate: str = "",
+        timeout_s: float = 60,
+        patience_s: float = 3,
+    ) -> None:
+        self._client = Client(
+            url,
+            token,
+            home=home,
+            context=context,
+            certificate=certificate,
+            timeout_s=timeout_s,
+            patience_s=patience_s,
+        )
+        self._threads = ThreadPoolExecutor(CALLS_MAX, "shoal-client")
+        self._running: set[Interrupt] = set()
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.close()
+
+    async def close(self) -> None:
+        """Ends the calls that are under way, and closes the connections."""
+        for interrupt in self._running:
+            interrupt.ask()
+        await asyncio.to_thread(self._threads.shutdown, cancel_futures=True)
+        self._client.close()
+
+    async def _in_thread(
+        self,
+        interrupt: Interrupt,
+        function: Callable[P, Answer],
+        *arguments: P.args,
+        **keywords: P.kwargs,
+    ) -> Answer:
+        call = functools.partial(function, *arguments, **keywords)
+        self._running.add(interrupt)
+        try:
+            return await asyncio.get_running_loop().run_in_executor(self._threads, call)
+        except asyncio.CancelledError:
+            interrupt.ask()
+            raise
+        finally:
+            self._running.discard(interrupt)
+
+    async def follow(self, job_id: str, *, member: int = 0, attempt: int = 0) -> AsyncIterator[str]:
+        """The lines that a member writes, as it writes them, until the job has ended."""
+        interrupt = Interrupt()
+        groups = line_groups(self._client.lent(interrupt=interrupt), job_id, member, attempt)
+        while (lines := await self._in_thread(interrupt, _next, groups)) is not None:
+            for line in lines:
+                yield line
+
+    # -- the table of calls: jobs --------------------------------------------------------------
+    run = _call(Client.run)
+    run_file = _call(Client.run_file)
+    submit = _call(Client.submit)
+    wait = _call(Client.wait)
+    job = _call(Client.job)
+    jobs = _call(Client.jobs)
+    cancel = _call(Client.cancel)
+    requeue = _call(Client.requeue)
+    logs = _call(Client.logs)
+    why = _call(Client.why)
+    explanation = _call(Client.explanation)
+    cost = _call(Client.cost)
+    job_series = _call(Client.job_series)
+    send_package = _call(Client.send_package)
+    has_package = _call(Client.has_package)
+    # -- services --
+    serve = _call(Client.serve)
+    serve_file = _call(Client.serve_file)
+    submit_service = _call(Client.submit_service)
+    service = _call(Client.service)
+    services = _call(Client.services)
+    stop_service = _call(Client.stop_service)
+    service_series = _call(Client.service_series)
+    # -- nodes --
+    nodes = _call(Client.nodes)
+    set_intent = _call(Client.set_intent)
+    set_labels = _call(Client.set_labels)
+    drain_in = _call(Client.drain_in)
+    check = _call(Client.check)
+    check_result = _call(Client.check_result)
+    samples = _call(Client.samples)
+    node_series = _call(Client.node_series)
+    supply = _call(Client.supply)
+    # -- the cluster --
+    status = _call(Client.status)
+    events = _call(Client.events)
+    policy = _call(Client.policy)
+    set_policy = _call(Client.set_policy)
+    ledger = _call(Client.ledger)
+    prices = _call(Client.prices)
+    set_prices = _call(Client.set_prices)
+    # -- people, tokens and secrets --
+    me = _call(Client.me)
+    audit = _call(Client.audit)
+    oidc = _call(Client.oidc)
+    set_oidc = _call(Client.set_oidc)
+    remove_oidc = _call(Client.remove_oidc)
+    begin_device = _call(Client.begin_device)
+    poll_device = _call(Client.poll_device)
+    tenants = _call(Client.tenants)
+    add_tenant = _call(Client.add_tenant)
+    remove_tenant = _call(Client.remove_tenant)
+    users = _call(Client.users)
+    add_user = _call(Client.add_user)
+    set_user = _call(Client.set_user)
+    remove_user = _call(Client.remove_user)
+    tokens = _call(Client.tokens)
+    add_token = _call(Client.add_token)
+    rotate_token = _call(Client.rotate_token)
+    remove_token = _call(Client.remove_token)
+    keys = _call(Client.keys)
+    rotate_join_token = _call(Client.rotate_join_token)
+    remove_key = _call(Client.remove_key)
+    secrets = _call(Client.secrets)
+    set_secret = _call(Client.set_secret)
+    remove_secret = _call(Client.remove_secret)
+    page_link = _call(Client.page_link)
+
+
+def _next(groups: Iterator[list[str]]) -> list[str] | None:
+    return next(groups, None)

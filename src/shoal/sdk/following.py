@@ -1,0 +1,49 @@
+"""Follows what a member writes, over all attempts of its job, until the job has ended."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from shoal.client import Client
+
+PATIENCE_S = 60.0  # for a controller that restarts; after a minute it will not come back
+WAIT_S = 10.0  # how long the controller waits for output in one call
+TURN_S = 2.0  # how often to look for the next attempt
+LINE_BYTES_MAX = 1 << 20  # a longer one comes in parts
+
+
+def line_groups(
+    client: Client, job_id: str, member: int = 0, attempt: int = 0
+) -> Iterator[list[str]]:
+    """Lines without their ends, in groups as they arrive."""
+    patient = client.lent(patience_s=PATIENCE_S)
+    view = patient.job(job_id)
+    while not view.attempt and view.finished_ms is None:
+        view = patient.job(job_id, wait_for="running", wait_s=WAIT_S)
+    current = attempt or view.attempt
+    while current:
+        yield from _attempt(patient, job_id, member, current)
+        view = patient.job(job_id)
+        while view.attempt <= current:
+            if view.finished_ms is not None:
+                return
+            view = patient.job(job_id, wait_for="finished", wait_s=TURN_S)
+        current += 1
+
+
+def _attempt(client: Client, job_id: str, member: int, attempt: int) -> Iterator[list[str]]:
+    offset, begun, ended = 0, b"", False
+    while not ended:
+        view = client.logs(job_id, member=member, attempt=attempt, offset=offset, wait_s=WAIT_S)
+        offset, ended = view.next_offset, view.ended
+        *whole, begun = (begun + view.data).split(b"\n")
+        if len(begun) > LINE_BYTES_MAX:
+            whole, begun = [*whole, begun], b""
+        if whole:
+            yield [_text(line) for line in whole]
+    if begun:
+        yield [_text(begun)]
+
+
+def _text(line: bytes) -> str:
+    return line.removesuffix(b"\r").decode(errors="replace")
