@@ -22,6 +22,7 @@ from shoal.model.prices import PriceList
 from shoal.model.samples import NodeSample
 from shoal.model.series import JobSeries, NodeSeries, ServiceSeries
 from shoal.model.service import ServiceSpec
+from shoal.model.session import SessionRequest, SessionView
 from shoal.model.supply_views import SuppliesView
 from shoal.model.views import (
     CheckView,
@@ -117,6 +118,11 @@ class Client(Caller, IdentityCalls, SecretCalls):
     def submit_service(self, spec: ServiceSpec) -> ServiceView:
         """Starts the service, or rolls the new version out without a failed request."""
         return self._call("PUT", ServiceView, "services", spec.name, body=msgspec.json.encode(spec))
+
+    def open_session(self, job_id: str, request: SessionRequest) -> SessionView:
+        """Have the member's node enter a meeting that we hold: see shoal.sessions."""
+        body = msgspec.json.encode(request)
+        return self._call("POST", SessionView, "jobs", job_id, "sessions", body=body)
 
     def services(self) -> list[ServiceView]:
         return self._call("GET", list[ServiceView], "services")

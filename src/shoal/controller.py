@@ -50,7 +50,6 @@ from shoal.model.service import GatewayEntry, ServiceLoad, Wanted
 from shoal.model.supply import Supply, for_engine
 from shoal.ports import (
     Balancer,
-    Engine,
     EngineError,
     StoreDamaged,
     StoreError,
@@ -129,7 +128,7 @@ async def _serve(home: Home, doors: Doors, usual: Usual) -> None:
     await asyncio.sleep(0)  # the agents start while the API is still being imported
     gateway_link = GatewayLink(loop, _balancer(home), lambda: _entry(home, config))
     history = History(loop, home.history)
-    server = _api_server(loop, home, history, ledger, doors, encryption, config, linked)
+    server = _api_server(loop, home, history, ledger, doors, encryption, config, engine)
     api_task = asyncio.create_task(server.run())
     tasks += _begin(
         ("the gateway link", gateway_link.run),
@@ -183,7 +182,7 @@ def _store(home: Home) -> SqliteStore:
     return store
 
 
-def _engine(home: Home, config: ClusterConfig, usual: Usual, linked: LinkedEngine) -> Engine:
+def _engine(home: Home, config: ClusterConfig, usual: Usual, linked: LinkedEngine) -> Everywhere:
     address = machine_address(config.host)
     nodes = [msgspec.structs.replace(spec, address=address) for spec in config.nodes]
     return Everywhere(LocalEngine(nodes, home.nodes, home.checkpoints, usual), linked)
@@ -278,12 +277,13 @@ def _api_server(
     doors: Doors,
     encryption: Encryption | None,
     config: ClusterConfig,
-    linked: LinkedEngine,
+    engine: Everywhere,
 ) -> ApiServer:
     """It leaves its address in the home."""
     from shoal.api.app import build
     from shoal.api.joining import FINGERPRINT, NODE_URL
     from shoal.api.server import ApiServer
+    from shoal.api.sessions import INVITE
 
     def show_address() -> None:
         shown = (encryption.host, encryption.fingerprint) if encryption else ()
@@ -292,7 +292,8 @@ def _api_server(
     names = encryption.served.names if encryption else ()
     reach = config.reach if "://" in config.reach else ""
     token, entry = home.read_token(), lambda: _entry(home, config)
-    app = build(loop, token, entry, history, ledger, home.path, names, reach, linked)
+    app = build(loop, token, entry, history, ledger, home.path, names, reach, engine.linked)
+    app.state[INVITE] = engine.invite
     app.state[NODE_URL] = lambda: node_url(config, home)
     app.state[FINGERPRINT] = lambda: encryption.fingerprint if encryption else ""
     server = ApiServer(app, doors, encryption, loop.alarms, show_address)

@@ -15,12 +15,13 @@ import socket
 import threading
 from collections.abc import Callable, Coroutine
 from concurrent.futures import Future
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import msgspec
 
 from shoal.keepalive import keep_alive
-from shoal.transport import Endpoint, trust_in
+from shoal.transport import Endpoint, connected, trust_in
 
 if TYPE_CHECKING:
     from websockets.asyncio.client import ClientConnection
@@ -185,7 +186,7 @@ class Host:
                         self._thread.spawn(self._receive(guest))
                 finally:
                     await channel.close(DONE)  # ends the meeting, unless it broke before
-            except (OSError, _ws_error()) as error:
+            except (OSError, ws_error()) as error:
                 log.debug("the meeting at %s is interrupted: %s", self._url, error)
                 if isinstance(error, NotAdmitted):
                     tell(error)
@@ -194,15 +195,19 @@ class Host:
 
     async def _dial(self, path: str, headers: dict[str, str]) -> ClientConnection:
         name, certificate = self._endpoint.host, self._endpoint.certificate
-        return await _dial(self._url, path, headers, name, certificate)
+        return await dial(self._url, path, headers, name, certificate, self._endpoint.socket)
 
     async def _receive(self, guest: int) -> None:
         path = f"/v1/meetings/{self._meeting}/guests/{guest}"
         try:
             channel = await self._dial(path, self._headers)
-        except (OSError, _ws_error()) as error:
+        except (OSError, ws_error()) as error:
             log.debug("guest %d was not reached: %s", guest, error)
             return
+        await self._met(channel)
+
+    async def _met(self, channel: ClientConnection) -> None:
+        """A guest is here, in the loop of this host's thread."""
         (ours, theirs), way = socket.socketpair(), Way()
         self._welcome(ours, way)
         await _carry(channel, theirs, way)
@@ -226,10 +231,10 @@ class Guest:
         for url in asked.urls:
             try:
                 key = {KEY_HEADER: asked.key}
-                channel = await _dial(url, path, key, asked.name, asked.certificate)
+                channel = await dial(url, path, key, asked.name, asked.certificate)
             except NotAdmitted:
                 raise
-            except (OSError, _ws_error()) as error:
+            except (OSError, ws_error()) as error:
                 problem = error if isinstance(error, OSError) else OSError(str(error))
                 continue
             ours, theirs = socket.socketpair()
@@ -248,27 +253,36 @@ def _failure(task: asyncio.Task[None]) -> BaseException:
     return task.exception() or TimeoutError("the meeting has ended")
 
 
-def _ws_error() -> type[Exception]:
+def ws_error() -> type[Exception]:
     from websockets.exceptions import WebSocketException
 
     return WebSocketException
 
 
-async def _dial(
-    url: str, path: str, headers: dict[str, str], name: str, certificate: str
+async def dial(
+    url: str,
+    path: str,
+    headers: dict[str, str],
+    name: str,
+    certificate: str,
+    local: Path | None = None,
 ) -> ClientConnection:
+    """`local`: the socket file of a head on this machine, which is used instead of the URL."""
     from websockets.asyncio.client import connect
     from websockets.exceptions import InvalidStatus
 
     address = f"ws{url.removeprefix('http')}{path}"
-    tls: dict[str, Any] = {}
-    if address.startswith("wss:"):
-        tls = {"ssl": trust_in(certificate), "server_hostname": name}
+    how: dict[str, Any] = {}
+    if local is not None:
+        address, how = f"ws://localhost{path}", {"sock": connected(local, OPEN_S_MAX)}
+        how["sock"].setblocking(False)
+    elif address.startswith("wss:"):
+        how = {"ssl": trust_in(certificate), "server_hostname": name}
     try:
         channel: ClientConnection = await connect(
             address,
             additional_headers=headers,
-            **tls,
+            **how,
             proxy=None,
             compression=None,
             open_timeout=OPEN_S_MAX,
@@ -285,7 +299,8 @@ async def _dial(
         if status == 403:
             raise NotAdmitted(f"{url} knows no such meeting, or the token is wrong") from None
         raise OSError(f"{url} answered with status {status}") from None
-    keep_alive(channel.transport.get_extra_info("socket"))
+    if local is None:
+        keep_alive(channel.transport.get_extra_info("socket"))
     return channel
 
 

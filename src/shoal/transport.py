@@ -153,21 +153,24 @@ class _Local(http.client.HTTPConnection):
         self._path = path
 
     def connect(self) -> None:
-        self.sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-        try:
-            self.sock.settimeout(self.timeout)
-            with short_path(self._path) as path:
-                self.sock.connect(path)
-            self._refuse_strangers()
-        except BaseException:
-            self.close()
-            raise
+        self.sock = connected(self._path, self.timeout)
 
-    def _refuse_strangers(self) -> None:
-        peer = self.sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, CREDENTIALS.size)
+
+def connected(file: Path, timeout_s: float | None) -> socket.socket:
+    """A connection to a socket file, if this user or root listens there."""
+    made = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    try:
+        made.settimeout(timeout_s)
+        with short_path(file) as path:
+            made.connect(path)
+        peer = made.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, CREDENTIALS.size)
         owner = CREDENTIALS.unpack(peer)[1]
         if owner not in (0, os.geteuid()):
-            raise Unreachable(f"{self._path} belongs to another user (uid {owner})")
+            raise Unreachable(f"{file} belongs to another user (uid {owner})")
+    except BaseException:
+        made.close()
+        raise
+    return made
 
 
 class _Secure(http.client.HTTPSConnection):

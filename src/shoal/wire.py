@@ -17,6 +17,7 @@ from shoal.model.commands import Envelope
 from shoal.model.job import MemberRef
 from shoal.model.report import LogChunk, NodeGone, NodeReport, PackagePiece, Still
 from shoal.model.secret import SealedSecrets, SecretsWanted
+from shoal.model.session import SessionOrder
 
 log = logging.getLogger("shoal.wire")
 
@@ -101,6 +102,12 @@ class Handed(msgspec.Struct, frozen=True, tag=True):
     secrets: SealedSecrets
 
 
+class Enter(msgspec.Struct, frozen=True, tag=True):
+    """Controller to agent: somebody wants into a member, and waits in a meeting (ADR 48)."""
+
+    order: SessionOrder
+
+
 class LinkFile(msgspec.Struct, frozen=True, kw_only=True):
     """`link.json` in the folder of a node on another machine: where its agent dials the head (the
     first URL that answers), the name that the head's certificate must be for, the certificate that
@@ -119,7 +126,7 @@ class Turned(msgspec.Struct, frozen=True, tag=True):
 
 
 FromAgent = Heard | AsBefore | Log | Need | Wants | Died
-ToAgent = Commands | Kept | Ask | Piece | Handed | Turned
+ToAgent = Commands | Kept | Ask | Piece | Handed | Turned | Enter
 
 _LENGTH = struct.Struct("!I")
 encode = msgspec.msgpack.Encoder().encode

@@ -24,6 +24,7 @@ WRITERS = ("member", "admin", "operator")
 ADMINS = ("admin", "operator")
 JOB = {"command": ["true"], "cpu_milli": 100}
 SERVICE = {"replica": JOB}
+SESSION = {"kind": "exec", "meeting": "0" * 32, "key": "k" * 32}
 
 
 class Ask(NamedTuple):
@@ -63,6 +64,10 @@ TABLE: dict[tuple[str, str], tuple[Ask, ...]] = {
         Ask("/v1/jobs/{job}"),
         Ask("/v1/jobs/{done}"),
         Ask("/v1/jobs/{waiting}"),
+    ),
+    ("POST", "/v1/jobs/{job_id:str}/sessions"): (
+        Ask("/v1/jobs/{job}/sessions", SESSION),
+        Ask("/v1/jobs/{done}/sessions", SESSION),
     ),
     ("POST", "/v1/jobs/{job_id:str}/cancel"): (Ask("/v1/jobs/{job}/cancel"),),
     ("POST", "/v1/jobs/{job_id:str}/requeue"): (

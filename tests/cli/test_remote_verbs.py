@@ -45,6 +45,7 @@ TRIES: dict[str, list[Try]] = {
     "logs": [Try(("{job}",), "from the laptop"), Try(("-f", "{job}"), "from the laptop")],
     "why": [Try(("{job}",), "{job}")],
     "explain": [Try(("{job}",), "{job}")],
+    "forward": [Try(("{job}", "8888"), "{job} has ended", 1)],  # test_sessions.py forwards
     "cancel": [Try(("{live}",), "{live}")],
     "requeue": [Try(("{job}",))],
     "secret": [Try(("set", "KEY"), stdin="value\n"), Try(("list",), "KEY")],

@@ -8,6 +8,7 @@ import os
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import msgspec
 
@@ -41,6 +42,7 @@ from shoal.wire import (
     AsBefore,
     Ask,
     Commands,
+    Enter,
     FromAgent,
     Handed,
     Heard,
@@ -53,6 +55,10 @@ from shoal.wire import (
     Turned,
     Wants,
 )
+
+if TYPE_CHECKING:
+    from shoal.agent.sessions.sessions import Sessions
+    from shoal.model.session import SessionOrder
 
 log = logging.getLogger("shoal.agent")
 
@@ -92,6 +98,7 @@ class Agent:
             self._supplies.runs,
             shares.daemons,
         )
+        self._sessions: Sessions | None = None
         self._end = EndFile(directory)
         self._link: Link | None = None
         self._met = False  # the controller has spoken on this connection
@@ -139,6 +146,17 @@ class Agent:
                 self._supplies.packages.take(piece)
             case Handed(secrets):
                 self._supplies.secrets.take(secrets)
+            case Enter(order):
+                self._enter(order)
+
+    def _enter(self, order: SessionOrder) -> None:
+        """What it needs is imported when the first user comes."""
+        if self._sessions is None:
+            from shoal.agent.sessions.sessions import Sessions
+
+            self._sessions = Sessions(self._directory, self.members.processes, self._book)
+            self.members.left.append(self._sessions.ended)
+        self._sessions.begin(order)
 
     def _note(self, name: str) -> None:
         """`shoal join` and the starter look for such files. If none can be written, we go on."""

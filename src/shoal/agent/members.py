@@ -69,6 +69,7 @@ class Members:
         self._members: dict[MemberRef, Member] = {}
         self._preparing_jobs: dict[str, asyncio.Task[None]] = {}  # jobs that may come here
         self._writing: set[asyncio.Task[None]] = set()
+        self.left: list[Callable[[MemberRef], None]] = []  # called when a member has ended
         self._closing = False
         self._reaped = asyncio.Event()
 
@@ -276,6 +277,8 @@ class Members:
         why = self._supplies.secrets.ended(member.ref, why)
         exit_ = member.end(code, why, step, fault, stopped=stopped)
         self._book.ends(member.ref)
+        for act in self.left:
+            act(member.ref)
         if code not in FROM_OUTSIDE:
             member.unwritten = True
             task = asyncio.create_task(self._write(member, exit_))

@@ -78,6 +78,10 @@ class Ownership:
     def owners(self, pid: int) -> Owners:
         return self._owners.get(self._key(pid), NOBODY)
 
+    def of(self, ref: MemberRef) -> list[int]:
+        """Processes that belong, or may belong, to the member, as of the last look."""
+        return [pid for (pid, _), owners in self._owners.items() if ref in owners]
+
     def _key(self, pid: int) -> tuple[int, int]:
         one = read_process(pid)
         return pid, one.started if one is not None else 0

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import time
+from collections.abc import Sequence
 from typing import NamedTuple
 
 from shoal.agent.warm.rules import Recipe
@@ -63,3 +64,18 @@ class Process:
         self.seen: tuple[str, ...] = ()
         self.look_s = FIRST_LOOK_S
         self.look_at = time.monotonic() + FIRST_LOOK_S
+
+
+def started(
+    words: list[str], workdir: str, env: dict[str, str], output: int, more: Sequence[int] = ()
+) -> subprocess.Popen[bytes]:
+    return subprocess.Popen(
+        words,
+        cwd=workdir,
+        env=env,
+        stdin=subprocess.DEVNULL,
+        stdout=output,
+        stderr=output,
+        pass_fds=more,
+        start_new_session=True,
+    )

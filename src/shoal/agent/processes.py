@@ -22,7 +22,7 @@ from shoal.agent.images.runs import Runs
 from shoal.agent.inherited import inherited_env
 from shoal.agent.numbers import renamed
 from shoal.agent.ownership import Ownership
-from shoal.agent.process import Ended, Process
+from shoal.agent.process import Ended, Process, started
 from shoal.agent.programs import check_port, find_program
 from shoal.agent.shares.rules import PIPES
 from shoal.agent.surroundings import Found
@@ -165,7 +165,7 @@ class Processes:
             log.info("%s starts warm: process %d", launch.ref, pid)
             return pid, None
         words = [*joining(group, env), *self._prefix, program, *launch.argv[1:]]
-        popen = _popen(words, workdir, env, output)
+        popen = started(words, workdir, env, output)
         return popen.pid, popen
 
     def _withhold(self, launch: Launch, env: dict[str, str]) -> dict[int, Device]:
@@ -201,7 +201,7 @@ class Processes:
             handles += client.handles
             words = [] if client.joins else joining(group, client.env)
             words += [*self._prefix, *client.words]
-            popen = _popen(words, str(directory), client.env, handles[0], client.handles)
+            popen = started(words, str(directory), client.env, handles[0], client.handles)
         except (OSError, CannotStart) as error:
             self.containers.forget(launch.ref)
             if group is not None:
@@ -281,6 +281,15 @@ class Processes:
             return self._pids[pid].ref
         owners = self._ownership.owners(pid)
         return next(iter(owners)) if len(owners) == 1 else None
+
+    def all_of(self, ref: MemberRef) -> set[int]:
+        """Every process of the member, as far as this node can see."""
+        process = self._processes.get(ref)
+        if process is None:
+            return set()
+        found = set(process.group.pids()) if process.group is not None else set()
+        self._look_around({})
+        return found | {process.pid, *self._ownership.of(ref)}
 
     def pid(self, ref: MemberRef) -> int | None:
         process = self._processes.get(ref)
@@ -376,18 +385,3 @@ class Processes:
 
     def __len__(self) -> int:
         return len(self._processes)
-
-
-def _popen(
-    words: list[str], workdir: str, env: dict[str, str], output: int, more: Sequence[int] = ()
-) -> subprocess.Popen[bytes]:
-    return subprocess.Popen(
-        words,
-        cwd=workdir,
-        env=env,
-        stdin=subprocess.DEVNULL,
-        stdout=output,
-        stderr=output,
-        pass_fds=more,
-        start_new_session=True,
-    )

@@ -47,6 +47,7 @@ from shoal.api.reach import Reach
 from shoal.api.schema import DescribedSchema
 from shoal.api.secrets import Secrets, refuse_unknown_secrets
 from shoal.api.series import Series
+from shoal.api.sessions import Sessions
 from shoal.api.supply import Supplies
 from shoal.api.tickets import tickets
 from shoal.api.views import (
@@ -215,6 +216,7 @@ ROUTES: list[ControllerRouterHandler] = [
     Cluster,
     Events,
     Jobs,
+    Sessions,
     Services,
     Series,
     Ledger,

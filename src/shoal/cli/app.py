@@ -24,6 +24,7 @@ THEMES = {
         "logs": "Print the output of a job, or of a service's newest replica.",
         "why": "Show why a job or service is in its present state.",
         "explain": "Show what happened to a job, on one page.",
+        "forward": "Forward ports of this machine to ports of a running job.",
         "cancel": "Stop jobs for good.",
         "requeue": "Stop jobs and run them again.",
         "secret": "Set, list or remove the secrets of your jobs.",

@@ -85,6 +85,10 @@ class AgentLink:
             self._link.send(message)
 
     @property
+    def up(self) -> bool:
+        return self._link is not None
+
+    @property
     def backlog_bytes(self) -> int:
         return self._link.backlog_bytes if self._link is not None else 0
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from shoal.engines.linked.engine import LinkedEngine
 from shoal.engines.local.engine import LocalEngine
 from shoal.model.commands import Envelope
+from shoal.model.session import SessionOrder
 from shoal.ports import Inbox
 
 
@@ -23,6 +24,11 @@ class Everywhere:
 
     def send(self, node: str, envelope: Envelope) -> None:
         (self.local if node in self.local else self.linked).send(node, envelope)
+
+    def invite(self, node: str, order: SessionOrder) -> bool:
+        """False: the node cannot be reached now."""
+        place = self.local if node in self.local else self.linked
+        return place.invite(node, order)
 
     async def resend(self) -> None:
         await self.local.resend()

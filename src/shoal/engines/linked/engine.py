@@ -17,12 +17,14 @@ from shoal.enduring import enduring
 from shoal.model.commands import Envelope
 from shoal.model.node import JOINED, NodeSpec
 from shoal.model.report import NodeGone, NodeReport
+from shoal.model.session import SessionOrder
 from shoal.ports import Inbox
 from shoal.wire import (
     AsBefore,
     Ask,
     Commands,
     Died,
+    Enter,
     FromAgent,
     Handed,
     Heard,
@@ -76,6 +78,12 @@ class LinkedEngine:
         line = self._lines.get(node)
         if line is not None:
             line.send(Commands(envelope))
+
+    def invite(self, node: str, order: SessionOrder) -> bool:
+        line = self._lines.get(node)
+        if line is not None:
+            line.send(Enter(order))
+        return line is not None
 
     async def resend(self) -> None:
         for line in list(self._lines.values()):

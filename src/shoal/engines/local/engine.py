@@ -14,12 +14,14 @@ from shoal.kernel import Usual
 from shoal.model.commands import Envelope, Fence
 from shoal.model.node import NodeSpec
 from shoal.model.report import NodeGone
+from shoal.model.session import SessionOrder
 from shoal.ports import Inbox
 from shoal.wire import (
     CHECKPOINT_ROOT,
     AsBefore,
     Ask,
     Commands,
+    Enter,
     FromAgent,
     Handed,
     Heard,
@@ -63,6 +65,11 @@ class LocalEngine:
             for command in envelope.commands:
                 if isinstance(command, Fence):
                     self._nodes[node].link.fence(command.incarnation)
+
+    def invite(self, node: str, order: SessionOrder) -> bool:
+        link = self._nodes[node].link
+        link.send(Enter(order))
+        return link.up
 
     async def resend(self) -> None:
         for node in self._nodes.values():

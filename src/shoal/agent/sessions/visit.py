@@ -1,0 +1,112 @@
+"""One session of a user with a member: it comes back to the meeting until it is over."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import time
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from shoal.agent.faults import CannotStart
+from shoal.agent.sessions.door import enter
+from shoal.meeting import DONE, ws_error
+from shoal.model.session import SessionOrder
+from shoal.sessions.reliable import Broken
+from shoal.sessions.streams import Ended, Stream, Streams, Word
+
+log = logging.getLogger("shoal.agent")
+
+AWAY_S_MAX = 120.0  # without the client; then it is gone for good
+PAUSE_S = (0.2, 2.0)  # between attempts to enter: the first, and the longest
+LAST_WORD_S_MAX = 10.0  # for a client that should close, as it has heard the end
+
+
+class Visit:
+    """`act` is what the session is for: it returns its last word. Whatever it started is gone when
+    it returns or is cancelled."""
+
+    def __init__(self, directory: Path, order: SessionOrder) -> None:
+        self.order = order
+        self.name = f"{order.ref.job}.{order.ref.member}"
+        self.streams = Streams(self._hear, self._open)
+        self.heard: Callable[[Word], None] = lambda _: None
+        self.opened: Callable[[Stream, bytes], None] = lambda stream, _: stream.reset("refused")
+        self._directory = directory
+        self._met = asyncio.Event()
+        self._ending: asyncio.Future[Ended] = asyncio.get_running_loop().create_future()
+
+    async def run(self, act: Callable[[Visit], Awaitable[Ended]]) -> None:
+        keeping = asyncio.create_task(self._keep())
+        acting = asyncio.ensure_future(self._act(act))
+        try:
+            every: list[asyncio.Future[Any]] = [keeping, acting, self._ending]
+            await asyncio.wait(every, return_when=asyncio.FIRST_COMPLETED)
+            if not keeping.done():
+                last = acting.result() if acting.done() else self._ending.result()
+                await self._stop(acting)
+                self.streams.say(last)
+                done, _ = await asyncio.wait([keeping], timeout=AWAY_S_MAX)
+                if not done:
+                    log.info("the client of a session with %s has not taken its end", self.name)
+        finally:
+            await self._stop(acting)
+            await self._stop(keeping)
+            self.streams.lost("the session is over")
+
+    def end(self, why: str) -> None:
+        """From outside: its member has ended, for example."""
+        if not self._ending.done():
+            self._ending.set_result(Ended(code=255, why=why))
+
+    async def _act(self, act: Callable[[Visit], Awaitable[Ended]]) -> Ended:
+        try:
+            return await act(self)
+        except CannotStart as error:
+            return Ended(code=127, why=str(error))
+        except OSError as error:
+            return Ended(code=255, why=f"it failed on the node: {error}")
+
+    @staticmethod
+    async def _stop(task: asyncio.Future[Ended] | asyncio.Task[None]) -> None:
+        task.cancel()
+        with contextlib.suppress(asyncio.CancelledError, Exception):
+            await task
+
+    def _hear(self, word: Word) -> None:
+        self.heard(word)
+
+    def _open(self, stream: Stream, about: bytes) -> None:
+        self.opened(stream, about)
+
+    async def _keep(self) -> None:
+        """Until the client closes the session, or is away for too long."""
+        since, pause_s = time.monotonic(), PAUSE_S[0]
+        request = self.order.request
+        while time.monotonic() - since < AWAY_S_MAX:
+            try:
+                channel = await enter(self._directory, request.meeting, request.key)
+            except (OSError, TimeoutError, ws_error()) as error:
+                log.debug("a session with %s waits for its client: %s", self.name, error)
+            else:
+                before = time.monotonic()
+                try:
+                    await self.streams.reliable.carry(channel)
+                except (Broken, msgspec.DecodeError, ValueError) as error:
+                    log.warning("a session with %s broke off: %s", self.name, error)
+                    return
+                except (OSError, TimeoutError, ws_error()):
+                    pass
+                finally:
+                    with contextlib.suppress(Exception):
+                        await channel.close(DONE)
+                if channel.close_code == DONE:
+                    return
+                if self.streams.reliable.met_at >= before:
+                    since, pause_s = time.monotonic(), PAUSE_S[0]
+            await asyncio.sleep(pause_s)
+            pause_s = min(PAUSE_S[1], 2 * pause_s)

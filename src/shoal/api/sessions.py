@@ -1,0 +1,66 @@
+"""The API of sessions: a user who may cancel a job may also enter it (ADR 48).
+
+The sender holds a meeting open; the member's node is told to enter it. The head keeps nothing of a
+session but the meeting, so after a restart both ends meet again without it.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from litestar import Controller, Request, post
+
+from shoal.api.audit import note
+from shoal.api.principal import Needs
+from shoal.api.problems import Refusal
+from shoal.api.reach import Reach
+from shoal.api.views import job_state
+from shoal.core.answers.why import explain
+from shoal.model.job import COMMAND_BYTES_MAX, Job, Member, MemberRef, MemberStatus, Phase
+from shoal.model.session import SessionOrder, SessionRequest, SessionView
+
+INVITE = "invite"  # in the app's state: how a node is told
+CONFLICT, LATER = 409, 503
+LATER_S = 1
+
+
+class Sessions(Controller):
+    path = "/v1/jobs/{job_id:str}/sessions"
+
+    @post(status_code=200, opt=Needs.WRITE.opt)
+    async def open(
+        self, request: Request[Any, Any, Any], reach: Reach, job_id: str, data: SessionRequest
+    ) -> SessionView:
+        job = reach.job(job_id)
+        note(request.scope, on=f"{job.id}.{data.member} {data.kind.value}")
+        member = _living(reach, job, data.member)
+        if sum(map(len, data.command)) > COMMAND_BYTES_MAX:
+            raise Refusal(422, f"is longer than {COMMAND_BYTES_MAX} bytes", "command")
+        ref = MemberRef(job.id, job.attempt, data.member)
+        invite = request.app.state.get(INVITE)
+        order = SessionOrder(ref=ref, request=data, who=reach.who.user)
+        node = member.slice.node
+        if invite is None or not invite(node, order):
+            message = f"{node}, where {job.id} runs, has no contact with the head now; try again"
+            raise Refusal(LATER, message, "job", LATER_S)
+        return SessionView(job=job.id, attempt=job.attempt, member=data.member, node=node)
+
+
+def _living(reach: Reach, job: Job, number: int) -> Member:
+    if job.phase is Phase.FINISHED:
+        message = f"{job.id} has ended ({job_state(job)}); read its output with: shoal logs"
+        raise Refusal(CONFLICT, f"{message} {job.id}", "job")
+    last = max(job.spec.members, job.spec.members_max) - 1
+    if number > last:
+        raise Refusal(422, f"{job.id} has members 0 to {last}", "member")
+    if number < len(job.members):
+        member = job.members[number]
+        if member.status is MemberStatus.ALIVE:
+            return member
+        if job.active and member.over:
+            message = f"member {number} of {job.id} has ended; read its output with: shoal logs"
+            raise Refusal(CONFLICT, f"{message} {job.id} -m {number}", "job")
+    loop = reach.loop
+    why = reach.text(explain(loop.state, job, loop.policy, loop.clock.now_ms()))
+    message = f"{job.id} does not run yet, it is {job_state(job)}"
+    raise Refusal(CONFLICT, f"{message}: {why}" if why else message, "job")
