@@ -40,8 +40,12 @@ def main() -> None:
             loss = functional.cross_entropy(engine(images.to(engine.device)), labels)
             engine.backward(loss)
             engine.step()
-        engine.save_checkpoint(directory, tag=f"epoch-{epoch}", client_state={"epoch": epoch + 1})
+        tag, state = f"epoch-{epoch}", {"epoch": epoch + 1}
+        engine.save_checkpoint(directory, tag=tag, client_state=state, save_latest=False)
+        dist.barrier()  # by itself, rank 0 would point at it before the others have saved
         if rank == 0:
+            (new := checkpoint_file("deepspeed/latest.new")).write_text(tag)
+            new.replace(new.with_name("latest"))
             print(f"epoch {epoch} done: loss {loss.item():.3f}", flush=True)
     dist.barrier()
     dist.destroy_process_group()

@@ -5,10 +5,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import pickle
+import random
 import re
 import shutil
+import signal
+import subprocess
 import sys
 from array import array
 from collections.abc import Iterator
@@ -17,7 +21,7 @@ from pathlib import Path
 import pytest
 
 from shoal.cli.app import call
-from tests.live.cluster import MARK, Live, live_cluster
+from tests.live.cluster import MARK, Live, all_pids, live_cluster
 from tests.needs import need
 
 need("torch")
@@ -43,13 +47,55 @@ class Terminal:
     def run(self, words: str, *more: str) -> str:
         """`shoal run --wait ...` must succeed; returns what the job wrote."""
         self._capfd.readouterr()
-        env = [f"--env={MARK}={self._live.home.path}"]
-        if name := os.environ.get("TORCH_EXTENSIONS_DIR"):
-            env.append(f"--env=TORCH_EXTENSIONS_DIR={name}")
-        code = call(["run", "--wait", *env, *words.split(), *more])
+        code = call(["run", "--wait", *self._env(), *words.split(), *more])
         told = self._capfd.readouterr()
         assert code == 0, told.out + told.err
         return told.out
+
+    def begin(self, words: str) -> Running:
+        """The same as a program of its own."""
+        return Running(["run", "--wait", *self._env(), *words.split()])
+
+    def _env(self) -> list[str]:
+        env = [f"--env={MARK}={self._live.home.path}"]
+        if name := os.environ.get("TORCH_EXTENSIONS_DIR"):
+            env.append(f"--env=TORCH_EXTENSIONS_DIR={name}")
+        return env
+
+
+class Running:
+    """A `shoal run --wait` in a terminal of its own."""
+
+    def __init__(self, words: list[str]) -> None:
+        self._program = subprocess.Popen(
+            [sys.executable, "-m", "shoal.main", *words],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        assert self._program.stderr is not None
+        first = self._program.stderr.readline()
+        found = re.match(r"\[(j\d+) submitted", first)
+        assert found, first + self._program.stderr.read()
+        self.job = found[1]
+
+    def __enter__(self) -> Running:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._program.kill()
+        self._program.communicate()
+
+    def read_until(self, text: str) -> None:
+        out, said = self._program.stdout, self._program.stderr
+        assert out is not None and said is not None
+        assert any(text in line for line in out), said.read()
+
+    def succeed(self) -> str:
+        """What the job wrote from here on."""
+        out, said = self._program.communicate(timeout=500)
+        assert self._program.returncode == 0, out + said
+        return out
 
 
 @pytest.fixture
@@ -117,12 +163,49 @@ def test_deepspeeds_own_launcher_starts_its_script(terminal: Terminal) -> None:
 
 @pytest.mark.outside("torch and the launchers of others meet on a port by clocks of their own")
 @pytest.mark.parametrize(
+    ("package", "command"),
+    [
+        ("torch", "-n 2 --retries 1 -- python ddp.py"),
+        ("torch", "-n 2 --retries 1 -- python fsdp2.py"),
+        ("accelerate", "-n 2 --retries 1 -- python accelerated.py"),
+        ("deepspeed", "-n 2 --retries 1 -- python deepspeeded.py"),
+    ],
+)
+def test_a_script_that_knows_nothing_of_shoal_goes_on_when_a_member_was_killed(
+    package: str, command: str, gym: Live, terminal: Terminal
+) -> None:
+    """Killed when the first epoch is saved; then Shoal runs it again, to its end."""
+    need(package)
+    with terminal.begin(f"{command} --epochs 12 --samples 1024") as running:
+        running.read_until("epoch 0 done")
+        rank = random.randrange(2)  # whichever it is, both begin again
+        os.kill(pid_of(running.job, rank), signal.SIGKILL)
+        out = running.succeed()
+    went_on = {int(epoch) for epoch in re.findall(r"goes on with epoch (\d+)", out)}
+    assert len(went_on) == 1 and went_on.pop() >= 1, out
+    assert out.count("epoch 11 done") == 1, out
+    view = gym.client.job(running.job)
+    assert (view.attempt, view.failures) == (2, 1)
+    script = EXAMPLES / command.split()[-1]
+    assert "import shoal" not in script.read_text()
+
+
+def pid_of(job: str, member: int) -> int:
+    """The process that writes the output of a member of the first attempt."""
+    folder = f"/members/{job}.1.{member}/"
+    return next(pid for pid in all_pids() if folder in output_of(pid))
+
+
+def output_of(pid: int) -> str:
+    with contextlib.suppress(OSError):
+        return os.readlink(f"/proc/{pid}/fd/1")
+    return ""
+
+
+@pytest.mark.outside("torch and the launchers of others meet on a port by clocks of their own")
+@pytest.mark.parametrize(
     ("package", "command", "said"),
     [
-        ("torch", "-n 2 -- python ddp.py --epochs 1 --samples 64", "epoch 0 done"),
-        ("torch", "-n 2 -- python fsdp2.py --epochs 1 --samples 64", "epoch 0 done"),
-        ("accelerate", "-n 2 -- python accelerated.py --epochs 1 --samples 64", "epoch 0 done"),
-        ("deepspeed", "-n 2 -- python deepspeeded.py --epochs 1 --samples 64", "epoch 0 done"),
         ("megatron", "-n 2 -g 1 -- python megatron_gpt.py", "tensor parallel 2"),
         ("fsspec", "-- python chars.py --steps 2 --batch 4", "loss"),
         ("fsspec", "-n 2 -- python chars.py --steps 2 --batch 4", "loss"),

@@ -1,9 +1,8 @@
-"""The examples go on after a kill. (Under `shoal run`: tests/live/test_launchers.py.)"""
+"""The examples that use `shoal.train`. (All of them under `shoal run`: live/test_launchers.py.)"""
 
 from __future__ import annotations
 
 import re
-import signal
 from pathlib import Path
 
 import pytest
@@ -20,32 +19,6 @@ EXAMPLES = ROOT / "examples" / "train"
 def start(script: str, *arguments: object, directory: Path, world: int = 2) -> Gang:
     env = {"SHOAL_CHECKPOINT_DIR": str(directory)}
     return Gang(str(EXAMPLES / script), *arguments, world=world, env=env)
-
-
-@pytest.mark.outside("torch and the launchers of others meet on a port by clocks of their own")
-@pytest.mark.parametrize(
-    ("script", "package"),
-    [
-        ("ddp.py", "torch"),
-        ("fsdp2.py", "torch"),
-        ("accelerated.py", "accelerate"),
-        ("deepspeeded.py", "deepspeed"),
-    ],
-)
-def test_a_script_that_knows_nothing_of_shoal_goes_on_from_its_checkpoint(
-    script: str, package: str, tmp_path: Path
-) -> None:
-    need(package)
-    # One that is killed within an epoch, and one that does the rest.
-    with start(script, "--epochs", 1000, "--samples", 256, directory=tmp_path) as gang:
-        gang.read_until("epoch 1 done")
-        gang.signal(signal.SIGKILL)
-    with start(script, "--epochs", 5, "--samples", 256, directory=tmp_path) as gang:
-        ended = gang.succeed()
-    went_on = [re.search(r"goes on with epoch (\d+)", member.out) for member in ended]
-    epochs = {int(found[1]) for found in went_on if found}
-    assert len(epochs) == 1 and epochs.pop() >= 1
-    assert "import shoal" not in (EXAMPLES / script).read_text()
 
 
 def test_the_transformer_learns_saves_and_goes_on(tmp_path: Path) -> None:
