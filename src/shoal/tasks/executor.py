@@ -105,6 +105,13 @@ class Executor(futures.Executor):
         if wait:
             self._pool.join(None)
 
+    def kill(self) -> None:
+        """Ends the workers, whatever they are doing. Their tasks fail with a BrokenExecutor."""
+        with self._guard:
+            self._shut = True
+            error = futures.BrokenExecutor("the executor was ended")
+            self._pool.close(finish=False, error=error)
+
 
 def _settle(future: futures.Future[Any], work: Work, outcome: Outcome) -> None:  # noqa: ARG001
     if isinstance(outcome, Died | Hopeless):

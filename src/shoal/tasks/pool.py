@@ -146,9 +146,12 @@ class Pool:
     def forget(self, function: Function) -> None:
         self._call(lambda: self._forget(function.number))
 
-    def close(self, *, finish: bool) -> None:
-        """Accept no more works. `finish`: complete the submitted ones first."""
+    def close(self, *, finish: bool, error: BaseException | None = None) -> None:
+        """Accept no more works. `finish`: complete the submitted ones first; with an `error`, they
+        end with it."""
         with contextlib.suppress(RuntimeError):
+            if error is not None:
+                self._call(lambda: self._break(error))
             self._call(lambda: self._close(finish))
 
     def join(self, timeout_s: float | None) -> None:
