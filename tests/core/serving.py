@@ -35,6 +35,7 @@ class Serving(Cluster):
         self.down: set[str] = set()  # jobs that the gateway does not reach
         self.unanswered: dict[str, int] = {}  # probes in a row, by job
         self.answers_per_ks: dict[str, int] = {}  # by job
+        self.orders: list[Launch | Stop] = []  # that nodes have obeyed
         self.silent = False  # nothing is heard of the gateway
         self.trouble = ""
         for name in "abcdef"[:nodes]:
@@ -96,6 +97,7 @@ class Serving(Cluster):
             if not self.last.commands:
                 return
             for order in self.deliver():
+                self.orders.append(order)
                 if isinstance(order, Launch) and order.argv[-1] in self.crashing:
                     self.books[order.node].exited(order.ref, 1, "it crashed")
                 elif isinstance(order, Stop):

@@ -9,10 +9,12 @@ from typing import Any
 import msgspec
 import pytest
 
+from shoal.core.answers.rollouts import stalled
 from shoal.core.phases.serve import DOWN_MS, TRIES_MAX
 from shoal.core.state.load import restore
+from shoal.model.commands import Launch
 from shoal.model.events import JobSubmitted, ReplicaDraining, ServiceSet, ServiceStopped
-from shoal.model.job import Outcome, Phase
+from shoal.model.job import Job, MemberRef, Outcome, Phase
 from shoal.model.node import NodeIntent
 from shoal.model.report import Accepted, Refused, SetIntent
 from tests.core.serving import LOOK_MS, Serving
@@ -322,7 +324,7 @@ def test_an_address_is_kept_for_a_service_that_may_yet_go_back_to_it() -> None:
     ("fields", "field"),
     [
         ({"scale": {"least": 4, "most": 2}}, "replicas"),
-        ({"replica": {"members": 2}}, "members"),
+        ({"replica": {"members": 2, "members_max": 4}}, "members"),
         ({"probe": {"path": "health"}}, "probe"),
         ({"route": {"service": "other"}}, "route"),
         ({"replica": {"gpus": 1}}, "gpus"),
@@ -472,6 +474,192 @@ def test_replicas_are_spread_over_the_nodes(wanted: int, nodes: int) -> None:
     here = Counter(job.members[0].slice.node for job in cluster.replicas())
     assert len(here) == nodes
     assert max(here.values()) - min(here.values()) <= 1
+
+
+def racks_of(cluster: Serving, jobs: list[Job]) -> list[str]:
+    nodes = [job.members[0].slice.node for job in jobs]
+    return sorted(cluster.state.nodes[node].spec.place for node in nodes)
+
+
+def test_four_replicas_are_on_four_nodes_of_two_racks_and_stay_so_after_a_roll_out() -> None:
+    cluster = Serving(nodes=0)
+    for name, place in (("a", "b/r1"), ("b", "b/r1"), ("c", "b/r1"), ("d", "b/r2"), ("e", "b/r2")):
+        cluster.join(name, cpus=8, place=place)
+    four = {"scale": {"least": 4, "most": 4}}
+    cluster.served(**four)
+    assert len({job.members[0].slice.node for job in cluster.replicas()}) == 4
+    assert racks_of(cluster, cluster.replicas()) == ["b/r1", "b/r1", "b/r2", "b/r2"]
+    cluster.serve(**four, version=2)
+    cluster.tick(80)
+    assert cluster.versions() == [2] * 4
+    assert len({job.members[0].slice.node for job in cluster.replicas()}) == 4
+    assert racks_of(cluster, cluster.replicas()) == ["b/r1", "b/r1", "b/r2", "b/r2"]
+    before = cluster.ready()
+    for node in ("d", "e"):  # a rack is gone
+        cluster.lose_node(node)
+    assert len([job_id for job_id in cluster.ready() if job_id in before]) == 2
+    cluster.tick(20)
+    assert len(cluster.ready()) == 4
+    assert len({job.members[0].slice.node for job in cluster.replicas()}) == 3  # as many as live
+
+
+def test_two_replicas_are_in_two_racks_even_if_the_first_has_more_nodes() -> None:
+    cluster = Serving(nodes=0)
+    for name, place in (("a", "b/r1"), ("b", "b/r1"), ("c", "b/r1"), ("d", "b/r2")):
+        cluster.join(name, cpus=8, place=place)
+    cluster.served(scale={"least": 2, "most": 2})
+    assert racks_of(cluster, cluster.replicas()) == ["b/r1", "b/r2"]
+
+
+def test_a_gang_stays_together_rather_than_away_from_the_other_replicas() -> None:
+    cluster = Serving(nodes=0)
+    for name, place in (("a", "b/r1"), ("b", "b/r1"), ("c", "b/r1"), ("d", "b/r2"), ("e", "b/r3")):
+        cluster.join(name, cpus=2, place=place)
+    cluster.run(cpu_milli=2_000)  # on a
+    cluster.served(replica={"members": 2, "members_per_node": 1}, scale={"least": 2, "most": 2})
+    for job in cluster.replicas():
+        nodes = [member.slice.node for member in job.members]
+        assert nodes in (["b", "c"], ["c", "b"])
+
+
+# -- a replica may be a gang -------------------------------------------------------------------
+
+GANG: dict[str, Any] = {"members": 2, "members_per_node": 1}
+
+
+def test_a_gang_answers_at_member_0_and_meets_at_another_port() -> None:
+    cluster = Serving(nodes=2)
+    cluster.serve(replica=GANG)
+    launches = {
+        order.ref.member: order.env for order in cluster.orders if isinstance(order, Launch)
+    }
+    assert launches[0]["PORT"] != launches[0]["MASTER_PORT"] == launches[1]["MASTER_PORT"]
+    assert "PORT" not in launches[1]
+    assert [launches[rank]["RANK"] for rank in (0, 1)] == ["0", "1"]
+    (job,) = cluster.replicas()
+    assert job.serves_at.rpartition(":")[2] == launches[0]["PORT"]
+    assert {job.serves_at, job.master} <= cluster.state.masters
+    cluster.tick(4)
+    cluster.stop()
+    cluster.tick(8)
+    assert not cluster.state.masters
+
+
+@pytest.mark.parametrize("code", [0, 1])
+def test_a_member_that_ends_takes_its_replica_down_and_it_is_replaced_as_one(code: int) -> None:
+    cluster = Serving(nodes=4)
+    cluster.served(replica=GANG, scale={"least": 2, "most": 2})
+    first, second = cluster.ready()
+    job = cluster.job(first)
+    cluster.books[job.members[1].slice.node].exited(MemberRef(first, job.attempt, 1), code)
+    cluster.tick()
+    assert cluster.ready() == [second]
+    cluster.tick(10)
+    assert cluster.finished[first].outcome is Outcome.FAILED
+    assert "member 1 on" in cluster.finished[first].why
+    assert len(cluster.ready()) == 2
+    assert first not in cluster.ready()
+
+
+def test_a_gang_that_loses_a_node_is_ready_again_only_as_a_whole() -> None:
+    cluster = Serving(nodes=3)
+    cluster.served(replica=GANG)
+    (job_id,) = cluster.ready()
+    stayed = cluster.job(job_id).members[0].slice.node
+    cluster.lose_node(cluster.job(job_id).members[1].slice.node)
+    assert cluster.ready() == []
+    cluster.tick(6)
+    assert cluster.ready() == [job_id]
+    assert cluster.job(job_id).attempt == 2
+    assert stayed in {member.slice.node for member in cluster.job(job_id).members}
+
+
+# -- a roll-out on a full cluster --------------------------------------------------------------
+
+FULL: dict[str, Any] = {"scale": {"least": 4, "most": 4}, "replica": {"cpu_milli": 2_000}}
+
+
+def why_stalled(cluster: Serving) -> str:
+    return stalled(cluster.state, cluster.service(), cluster.policy, cluster.now_ms)
+
+
+def test_a_surge_that_has_no_room_keeps_the_old_version_and_says_what_would_help() -> None:
+    cluster = Serving(nodes=2, cpus=4)
+    cluster.served(**FULL)
+    before = cluster.ready()
+    cluster.serve(**FULL, version=2)
+    cluster.tick(40)
+    assert cluster.ready() == before
+    assert "waits for room beside version 1" in why_stalled(cluster)
+    assert "--rollout replace" in why_stalled(cluster)
+    cluster.serve(**FULL, version=2, rollout="replace")  # the same version goes on, another way
+    cluster.tick(60)
+    assert cluster.versions() == [2] * 4
+    assert why_stalled(cluster) == ""
+
+
+@pytest.mark.parametrize("many", [1, 2])
+@pytest.mark.parametrize("gang", [False, True])
+def test_replacing_drains_no_more_than_it_may_and_ends_with_the_new_version(
+    many: int, gang: bool
+) -> None:
+    cluster = Serving(nodes=4, cpus=2)
+    replica = {"cpu_milli": 2_000, **(GANG if gang else {})}
+    wanted = 2 if gang else 4
+    wish: dict[str, Any] = {
+        "scale": {"least": wanted, "most": wanted},
+        "replica": replica,
+        "rollout": "replace",
+        "at_a_time": many,
+    }
+    cluster.served(**wish)
+    assert len(cluster.ready()) == wanted
+    cluster.serve(**wish, version=2)
+    fewest = wanted
+    for _ in range(80):
+        fewest = min(fewest, len(cluster.ready()))
+        cluster.tick()
+    assert fewest == wanted - many
+    assert cluster.versions() == [2] * wanted
+    assert len(cluster.replicas()) == wanted
+
+
+def test_replacing_starts_the_new_one_first_where_there_is_room() -> None:
+    cluster = Serving(nodes=2)
+    cluster.served(**THREE, rollout="replace")
+    cluster.serve(**THREE, rollout="replace", version=2)
+    for _ in range(30):
+        assert len(cluster.ready()) >= 3
+        cluster.tick()
+    assert cluster.versions() == [2] * 3
+
+
+def test_no_old_replica_leaves_for_a_new_one_that_would_not_fit_either() -> None:
+    cluster = Serving(nodes=2, cpus=4)
+    cluster.join("big", cpus=8)
+    cluster.run(cpu_milli=8_000)  # on big
+    cluster.served(**FULL, rollout="replace")
+    before = cluster.ready()
+    more = {**FULL, "replica": {"cpu_milli": 6_000}}
+    cluster.serve(**more, rollout="replace", version=2)
+    cluster.tick(40)
+    assert cluster.ready() == before
+    assert "does not fit in place of an old replica" in why_stalled(cluster)
+
+
+def test_a_replacement_that_never_gets_ready_goes_back_and_fills_the_gap() -> None:
+    cluster = Serving(nodes=2, cpus=4)
+    wish = {**FULL, "rollout": "replace", "probe": {"start_ms": 2_000}}
+    cluster.served(**wish)
+    cluster.broken = {"v2"}
+    cluster.serve(**wish, version=2)
+    fewest = 4
+    for _ in range(100):
+        fewest = min(fewest, len(cluster.ready()))
+        cluster.tick()
+    assert fewest == 3
+    assert cluster.versions() == [1] * 4
+    assert cluster.service().version == 1
 
 
 def test_replicas_share_a_node_rather_than_wait() -> None:

@@ -140,7 +140,7 @@ def test_a_file_is_refused_in_one_line(shoal: Shoal, tmp_path: Path) -> None:
     assert "there is no such file" in refused(shoal, path, None)
     whole = "name: chat\ncommand: python server.py\n"
     assert "did you mean 'replicas'" in refused(shoal, path, whole + "replica: 3\n")
-    assert "a service has name, command, replicas" in refused(shoal, path, whole + "colour: red\n")
+    assert "a service has name, command, replicas" in refused(shoal, path, whole + "zebra: red\n")
     assert "service.yaml: name: is missing" in refused(shoal, path, "command: x\n")
     assert "command: is missing" in refused(shoal, path, "name: chat\n")
     assert "8..1 is backwards" in refused(shoal, path, whole + "replicas: 8..1\n")

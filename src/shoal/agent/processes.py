@@ -95,7 +95,7 @@ class Processes:
             NODE_MARK: self._node_mark,
         }
         workdir = launch.workdir or found.folder
-        if SERVICE in launch.env:
+        if SERVICE in launch.env and launch.ref.member == 0:
             check_port(launch.env.get("PORT", ""))
         apart = self.apart.holds(launch)
         if apart:
@@ -190,7 +190,7 @@ class Processes:
 
     def _start_contained(self, launch: Launch, directory: Path, found: Found) -> None:
         """In an image nothing of this node's Python exists, so it always starts cold."""
-        if SERVICE in launch.env:
+        if SERVICE in launch.env and launch.ref.member == 0:
             check_port(launch.env.get("PORT", ""))
         ceiling = ceiling_of(launch)
         group = self._group(launch.ref, ceiling)

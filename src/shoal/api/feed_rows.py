@@ -5,7 +5,7 @@ from __future__ import annotations
 import msgspec
 
 from shoal.api.reach import Reach
-from shoal.api.views import job_state, node_state, replica_view, service_state
+from shoal.api.views import job_state, node_state, replica_view, service_state, service_why
 from shoal.control.loop import ControlLoop
 from shoal.core.state.state import Node
 from shoal.model.health import Standing
@@ -74,6 +74,7 @@ class ReplicaLine(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True)
     job: str
     state: str
     node: str = ""
+    nodes: tuple[str, ...] = ()  # of the members of a gang
     version: int = 0
     in_flight: int = 0
     rps: float = 0.0
@@ -193,6 +194,7 @@ def service_line(reach: Reach, service: Service) -> ServiceLine:
             job=view.job,
             state=view.state,
             node=view.node,
+            nodes=tuple(view.nodes) if view.members > 1 else (),
             version=view.version,
             in_flight=view.in_flight,
             rps=view.requests_per_s,
@@ -215,7 +217,7 @@ def service_line(reach: Reach, service: Service) -> ServiceLine:
         rps=load.answers_per_ks / 1000,
         failed_per_s=load.failures_per_ks / 1000,
         response_ms=load.response_ms,
-        why=load.trouble or service.why,
+        why=load.trouble or service_why(reach, service),
         replicas=replicas,
     )
 

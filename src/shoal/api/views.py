@@ -9,6 +9,7 @@ from shoal import __version__
 from shoal.api.keys import without_keys
 from shoal.api.reach import Reach
 from shoal.control.loop import ControlLoop
+from shoal.core.answers.rollouts import stalled
 from shoal.core.answers.supplies import supply_lines
 from shoal.core.answers.why import explain
 from shoal.core.state.state import Node
@@ -216,10 +217,15 @@ def service_view(reach: Reach, service: Service, entry: GatewayEntry) -> Service
         requests_per_s=load.answers_per_ks / 1000,
         failed_per_s=load.failures_per_ks / 1000,
         response_ms=load.response_ms,
-        why=load.trouble or reach.text(service.why),
+        why=load.trouble or service_why(reach, service),
         replicas=replicas,
         spec=service.spec,
     )
+
+
+def service_why(reach: Reach, service: Service) -> str:
+    loop = reach.loop
+    return reach.text(stalled(loop.state, service, loop.policy, loop.clock.now_ms()) or service.why)
 
 
 def service_state(service: Service, load: ServiceLoad, replicas: list[ReplicaView]) -> str:
@@ -252,7 +258,9 @@ def replica_view(reach: Reach, service: Service, load: ServiceLoad, job: Job) ->
     return ReplicaView(
         job=job.id,
         node=job.members[0].slice.node if job.active else "",
-        address=job.master if job.active else "",
+        nodes=[member.slice.node for member in job.members] if job.active else [],
+        members=job.spec.members,
+        address=job.serves_at if job.active else "",
         version=job.spec.version,
         state=word,
         in_flight=seen.in_flight if seen else 0,

@@ -187,11 +187,11 @@ def _replicas(state: State, service: Service) -> list[Replica]:
 
 
 def door(state: State, job: Job) -> str:
-    """Where the gateway reaches a replica. On the head's own machine it may listen there alone,
-    whatever address others use."""
+    """Where the gateway reaches a replica: its member 0. On the head's own machine it may listen
+    there alone, whatever address others use."""
     node = state.nodes.get(job.members[0].slice.node)
     near = node is not None and not node.spec.origin
-    return f"127.0.0.1:{job.master.rpartition(':')[2]}" if near else job.master
+    return f"127.0.0.1:{job.serves_at.rpartition(':')[2]}" if near else job.serves_at
 
 
 def _lives(state: State, job_id: str, attempt: int) -> bool:

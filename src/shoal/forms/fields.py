@@ -147,9 +147,10 @@ JOB = _table({
     ],
 })
 
-# A replica is one process that runs until it is stopped: the other fields of a job do not apply.
+# A replica runs until it is stopped, and is never resized: other fields of a job do not apply.
 REPLICA = (
-    "gpus", "gpu_memory", "gpu_model", "cpus", "memory", "where", "tolerates", "spread", "tenant",
+    "members", "gpus", "gpu_memory", "gpu_model", "cpus", "memory", "within", "strict", "per_node",
+    "procs_per_node", "whole_nodes", "where", "tolerates", "spread", "together", "tenant",
     "priority", "stop_grace", "env", "secret", "image", "workdir", "requirements", "pack",
 )
 SERVICE_PRIORITY = 100  # a request should wait less than a training run
@@ -167,8 +168,9 @@ SERVICE = _table({
               "scale.target", "Requests at each replica to aim for."),
         Field("idle", "TIME", "5m", time("5m or 30s", DAY_MS, 1), "scale.idle_ms",
               "Scale to zero after this long without requests."),
-        Field("probe", "PATH", "/", readers.url_path, "probe.path",
-              "A replica is ready when this path answers with a status below 500."),
+        Field("probe", "PATH", "/", readers.probe, "probe.path probe.models",
+              "A replica is ready when this path answers with a status below 500, or, with openai,"
+              " when /v1/models lists a model."),
         Field("ready_within", "TIME", "10m", time("10m or 90s", DAY_MS, 1), "probe.start_ms",
               "Replace a replica that is not ready after this long."),
         Field("probe_every", "TIME", "10s", time("10s or 1m", DAY_MS, 1), "probe.every_ms",
@@ -177,6 +179,11 @@ SERVICE = _table({
               "probe.failures", "Replace a replica after this many probes without an answer."),
         Field("drain", "TIME", "60s", time("60s or 10m", DAY_MS, 1), "drain_ms",
               "The time that a stopping replica has to finish its requests."),
+        Field("rollout", "HOW", "surge", choice("surge", "replace"), "rollout",
+              "Start new replicas before the old ones leave, or, with replace, after them if there"
+              " is no room for both."),
+        Field("at_a_time", "N", "0", Count(0, 10_000, "replicas that change at a time"),
+              "at_a_time", "Replicas that a roll-out replaces at a time. 0: a quarter of them."),
     ],
     "Requests": [
         Field("route", "HOW", "least-loaded", choice("least-loaded", "p2c", "prefix", "sticky"),
@@ -197,7 +204,11 @@ SERVICE = _table({
     "Each replica": [JOB[name] for name in REPLICA],
 })
 # fmt: on
-SERVICE = {**SERVICE, "priority": SERVICE["priority"]._replace(default=str(SERVICE_PRIORITY))}
+SERVICE = {
+    **SERVICE,
+    "priority": SERVICE["priority"]._replace(default=str(SERVICE_PRIORITY)),
+    "members": SERVICE["members"]._replace(help="Processes of a replica, which start together."),
+}
 
 
 def read_all(table: Table, given: Mapping[str, Any]) -> dict[str, Any]:

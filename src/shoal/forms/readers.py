@@ -190,7 +190,14 @@ _service_name = matching(
     "is not a valid name for a URL; use up to 63 lower-case letters, digits "
     "and '-', with a letter or digit at both ends",
 )
-url_path = matching(r"/[A-Za-z0-9._:/@+,=-]*", 255, "is not a path such as /health")
+url_path = matching(r"/[A-Za-z0-9._:/@+,=-]*", 255, "is not a path such as /health, or openai")
+
+
+def probe(field: str, value: Any) -> tuple[str, bool]:
+    """The path, and whether it has to list a model."""
+    return ("/v1/models", True) if value == "openai" else (url_path(field, value), False)
+
+
 header = matching(
     r"[A-Za-z0-9!#$&'*+.^_`|~-]+", 64, "is not a name of a header or cookie; write e.g. x-session"
 )

@@ -20,6 +20,8 @@ from shoal.model.job import JobSpec
 # With these, `python` and its imports mean the same in the job as in the shell that sent it.
 CARRIED = ("PATH", "VIRTUAL_ENV", "CONDA_PREFIX", "PYTHONPATH", "LANG")
 
+NAMED_MAX = 24  # fields in a refusal, which is one line
+
 Spec = TypeVar("Spec")
 
 
@@ -31,7 +33,11 @@ class Form(NamedTuple, Generic[Spec]):
     make: Callable[[Mapping[str, Any]], Spec]
 
     def check_names(self, given: dict[Any, Any]) -> None:
-        datafile.check_names(given, self.fields, f"a {self.what} has {', '.join(self.fields)}")
+        names = list(self.fields)
+        more = len(names) - NAMED_MAX
+        rest = f" and {more} more; docs/job-files.md has all" if more > 0 else ""
+        has = f"a {self.what} has {', '.join(names[:NAMED_MAX])}{rest}"
+        datafile.check_names(given, self.fields, has)
 
 
 class Request(NamedTuple, Generic[Spec]):

@@ -56,6 +56,7 @@ class JobPlaced(JobEvent, frozen=True, kw_only=True):
     master: str
     why: str
     predicted_ms: int | None = None  # when it was expected to start, if room was set aside for it
+    door: str = ""  # where a gang that is a replica answers requests, "address:port"
 
 
 class JobReserved(JobEvent, frozen=True, kw_only=True):

@@ -233,6 +233,7 @@ class Job(msgspec.Struct, kw_only=True):
     attempt: int = 0
     members: list[Member] = []
     master: str = ""  # rendezvous point of the attempt, "address:port"
+    door: str = ""  # where a replica that is a gang answers; its members meet at `master`
     submitted_ms: int = 0
     not_before_ms: int = 0
     attained_ms: int = 0  # run time of earlier attempts whose work was kept
@@ -266,6 +267,11 @@ class Job(msgspec.Struct, kw_only=True):
     @property
     def active(self) -> bool:
         return self.phase in (Phase.STARTING, Phase.RUNNING, Phase.STOPPING)
+
+    @property
+    def serves_at(self) -> str:
+        """Where a replica answers, "address:port". One that is not a gang meets nobody else."""
+        return self.door or self.master
 
     @property
     def label(self) -> str:

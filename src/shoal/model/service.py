@@ -124,10 +124,12 @@ class Wanted(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
 
 
 class Probe(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """A replica is ready when this path answers with a status below 500. From then on it is probed
-    every `every_ms`; after `failures` probes in a row without an answer, it is replaced."""
+    """A replica is ready when this path answers with a status below 500; with `models`, when it
+    lists at least one, as OpenAI's /v1/models does. From then on it is probed every `every_ms`;
+    after `failures` probes in a row without an answer, it is replaced."""
 
     path: Plain = "/"
+    models: bool = False
     timeout_ms: Milliseconds = 2_000
     start_ms: Milliseconds = 600_000  # it must be ready by then
     every_ms: Milliseconds = 10_000
@@ -144,6 +146,13 @@ class Scale(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     idle_ms: Milliseconds = 300_000  # if `least` is 0: to zero after this long without requests
 
 
+class Rollout(enum.StrEnum):
+    """What comes first when a replica of a new version takes the place of an old one."""
+
+    SURGE = "surge"  # the new one starts and gets ready, then the old one is drained
+    REPLACE = "replace"  # where there is no room for both, the old one is drained first
+
+
 class ServiceSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """What a user asks for. Each replica is a job like `replica`, with PORT set. Sending the same
     spec again changes nothing; another one is rolled out."""
@@ -154,6 +163,9 @@ class ServiceSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     probe: Probe = Probe()
     route: Route | None = None  # None: the default route
     drain_ms: Milliseconds = 60_000  # time for a replica that ends to finish its requests
+    rollout: Rollout = Rollout.SURGE
+    # Replicas that a roll-out replaces at a time. 0: a quarter of them, and at least one.
+    at_a_time: Annotated[int, msgspec.Meta(ge=0, le=10_000)] = 0
 
     @property
     def way(self) -> Route:
@@ -227,8 +239,8 @@ def problem_with_service(spec: ServiceSpec) -> tuple[str, str] | None:
         )
     if spec.scale.least > spec.scale.most:
         return "replicas", f"{spec.scale.least}..{spec.scale.most} has its ends the wrong way round"
-    if spec.replica.members != 1 or spec.replica.elastic:
-        return "members", "a replica is one process; scale with replicas"
+    if spec.replica.elastic:
+        return "members", "a replica has a fixed number of members, such as 2; scale with replicas"
     if spec.way.service != spec.name:
         return "route", f"is for {spec.way.service}, not for {spec.name}"
     if not spec.probe.path.startswith("/"):

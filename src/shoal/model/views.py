@@ -209,6 +209,8 @@ class Submission(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
 class ReplicaView(msgspec.Struct, kw_only=True):
     job: str
     node: str
+    nodes: list[str]  # of its members, in their order; the first one answers
+    members: int
     address: str  # HOST:PORT, "" before it is placed
     version: int
     state: str  # waiting, starting, ready, draining, down

@@ -72,6 +72,10 @@ def _cause_to_stop(round_: Round, job: Job) -> tuple[StopCause, str] | None:
         return StopCause.NODE_LOSS, f"lost {plural(len(lost), 'member')} with {names}"
     if job.first_bad_code is not None:
         return StopCause.FAILURE, _failure_text(job)
+    ended = [number for number, member in enumerate(job.members) if member.done]
+    if job.spec.service and ended:
+        where = f"member {ended[0]} on {job.members[ended[0]].slice.node}"
+        return StopCause.FAILURE, f"{where} exited 0, but a server never ends"
     if job.spec.restart is not Restart.NEVER and not is_served(round_.state, job):
         for member in job.members:
             node = round_.state.nodes[member.slice.node]

@@ -192,7 +192,7 @@ class GangView:
         between_ms = state.wear.between_ms(self._seats[0].groups)
         self._shared = {
             "SHOAL_MTBF_S": str(between_ms // 1000),  # for how often to save; the user may set it
-            **({} if job.spec.service else _for_torchrun(job, address, port)),
+            **({} if job.spec.service and self._alone else _for_torchrun(job, address, port)),
             **job.spec.env,
             **({} if self._alone else _of_gang(job, self._seats[0].groups, address, port)),
             "SHOAL_JOB_ID": job.id,
@@ -200,7 +200,7 @@ class GangView:
             "SHOAL_ATTEMPT": str(job.attempt),
             "SHOAL_MEMBERS": members,
             "SHOAL_TENANT": job.spec.tenant,
-            **_of_service(job, address, port),
+            **_of_service(job),
         }
 
     def environment(self, number: int) -> dict[str, str]:
@@ -215,6 +215,8 @@ class GangView:
             "SHOAL_GPUS": gpus,
             "SHOAL_GPU_MILLI": str(slice_.gpu_milli),
         }
+        if self._job.spec.service and number == 0:
+            env.update(_door(self._job))
         if not self._alone:
             env["RANK"] = env["ROLE_RANK"] = env["PET_NODE_RANK"] = rank
             env["LOCAL_RANK"] = str(seat.local_rank)
@@ -268,14 +270,14 @@ def _visible(job: Job) -> dict[str, str]:
     return {node: ",".join(gpus) for node, gpus in seen.items()}
 
 
-def _of_service(job: Job, address: str, port: str) -> dict[str, str]:
-    """A replica has no peers to meet: it answers on this port, at the address of its node, where
-    the gateway looks for it. A replica that listens on all addresses is found as well."""
+def _of_service(job: Job) -> dict[str, str]:
     if not job.spec.service:
         return {}
-    return {
-        "HOST": job.spec.env.get("HOST", address),
-        "PORT": port,
-        "SHOAL_SERVICE": job.spec.service,
-        "SHOAL_SERVICE_VERSION": str(job.spec.version),
-    }
+    return {"SHOAL_SERVICE": job.spec.service, "SHOAL_SERVICE_VERSION": str(job.spec.version)}
+
+
+def _door(job: Job) -> dict[str, str]:
+    """Member 0 of a replica answers on this port, at the address of its node, where the gateway
+    looks for it. If it listens on all addresses, it is found as well."""
+    address, _, port = job.serves_at.rpartition(":")
+    return {"HOST": job.spec.env.get("HOST", address), "PORT": port}

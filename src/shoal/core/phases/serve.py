@@ -1,8 +1,9 @@
 """Services: as many ready replicas as wanted, of the wanted version, without losing a request.
 
-Each replica is a job. A roll-out starts replicas of the new version beside the old ones; for each
-that is ready an old one is drained, and it ends when it has answered its requests. If a new version
-does not get ready, the service goes back to the version before.
+Each replica is a job, perhaps a gang. A roll-out starts replicas of the new version beside the old
+ones; for each that is ready an old one is drained, and it ends when it has answered its requests.
+Where there is no room beside the old ones, `rollout` says what happens. If a new version does not
+get ready, the service goes back to the version before.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ from __future__ import annotations
 import msgspec
 
 from shoal.core.phases.ending import cancel
+from shoal.core.phases.rollout import at_a_time, leave_first
 from shoal.core.phases.round import Round
 from shoal.core.phases.scale import RecentWork, Wish, wish
 from shoal.core.scheduling.ends import end_text, lead_ms, stop_ms
@@ -32,7 +34,6 @@ from shoal.model.service import Service, ServiceLoad, ServiceSpec, problem_with_
 
 TRIES_MAX = 3  # a version that never got ready is given up after this many failures
 DOWN_MS = 30_000  # a replica that the gateway cannot reach for this long is replaced
-SURGE_PART = 4  # a quarter more replicas (one at least) may run during a roll-out
 LOOK_MS = 1_000
 
 
@@ -158,8 +159,9 @@ def _replace_late(round_: Round, service: Service, jobs: list[Job]) -> None:
         if job.phase is not Phase.RUNNING or job.running_ms is None or job.id in service.ready:
             continue
         if round_.now_ms - job.running_ms > start_ms:
-            path = service.spec.probe.path
-            why = f"its probe {path} did not answer within {duration_text(start_ms)}"
+            probe = service.spec.probe
+            did = "listed no model" if probe.models else "did not answer"
+            why = f"its probe {probe.path} {did} within {duration_text(start_ms)}"
             _stop(round_, job, StopCause.FAILURE, why)
         else:
             _look_at(round_, job.running_ms + start_ms + 1)
@@ -192,7 +194,7 @@ def _replace_hung(round_: Round, service: Service, jobs: list[Job], load: Servic
         for job in staying
         if load.unanswered.get(job.id, 0) >= probe.failures
         and not ((seen := load.replicas.get(job.id)) and seen.answers_per_ks)
-        and state.nodes[job.members[0].slice.node].health is NodeHealth.READY
+        and all(state.nodes[m.slice.node].health is NodeHealth.READY for m in job.members)
     ]
     if hung:
         worst = max(hung, key=lambda job: (load.unanswered[job.id], -job.number))
@@ -244,7 +246,7 @@ def _size(round_: Round, service: Service, jobs: list[Job]) -> None:
     leaving = {job.id: why for job in staying if (why := _leaving(round_, service, job))}
     new = [job for job in staying if job.id not in leaving]
     old = [job for job in staying if job.id in leaving]
-    surge = max(1, wanted // SURGE_PART) if old else 0
+    surge = at_a_time(service.spec, wanted) if old else 0
     missing = min(wanted - len(new), wanted + surge - len(staying))
     if missing > 0 and now_ms < service.retry_ms:
         _look_at(round_, service.retry_ms)
@@ -258,12 +260,18 @@ def _size(round_: Round, service: Service, jobs: list[Job]) -> None:
         _drain(round_, service, job, leaving[job.id])
     for job in ready_old[: max(0, len(ready_new) + len(ready_old) - wanted)]:
         _drain(round_, service, job, leaving[job.id])
+    for job in leave_first(round_, service, jobs, [j for j in ready_old if _serves(service, j)]):
+        _drain(round_, service, job, f"{leaving[job.id]}, and its room is needed for that")
     _empty_nodes(round_, service, old, new)
     too_many = len(new) - wanted
     if too_many > 0:
         spare = sorted(new, key=lambda job: (job.id in service.ready, -job.number))
         for job in spare[:too_many]:
             _drain(round_, service, job, f"{wanted} replicas are wanted")
+
+
+def _serves(service: Service, job: Job) -> bool:
+    return job.id in service.ready and job.id not in service.draining
 
 
 def _leaving(round_: Round, service: Service, job: Job) -> str:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 from shoal.core.answers.why import could_ever, holds_queue
 from shoal.core.phases.round import Round
 from shoal.core.scheduling.again import again, spares_beside, spares_kept_from
@@ -208,7 +210,7 @@ def _start(round_: Round, job: Job, lane: Lane, avoid: set[int], apart: GangFit)
         _give(round_, job, *before)
         return
     wider = widest(state, job, gang, avoid | spares_beside(state, job, round_.now_ms))
-    _place(round_, job, lane, wider or spread(state, job, gang, avoid) or apart)
+    _place(round_, job, lane, wider or spread(state, job, gang, avoid, apart) or apart)
 
 
 def _place(round_: Round, job: Job, lane: Lane, plan: GangFit) -> None:
@@ -223,6 +225,8 @@ def _give(round_: Round, job: Job, given: tuple[Slice, ...], where: str) -> None
     else:
         when = f"waited {duration_text(waited_ms)}" if waited_ms >= 1000 else "started at once"
     promise = round_.state.reservations.get(job.id)
+    free = _free_ports(round_.state, round_.policy, given[0].node)
+    master = next(free)
     round_.emit(
         JobPlaced(
             predicted_ms=promise.start_ms if promise is not None else None,
@@ -230,7 +234,8 @@ def _give(round_: Round, job: Job, given: tuple[Slice, ...], where: str) -> None
             job=job.id,
             attempt=job.attempt + 1,
             slices=given,
-            master=_master(round_.state, round_.policy, given[0].node),
+            master=master,
+            door=next(free) if job.spec.service and len(given) > 1 else "",
             why=f"{where}; {when}{starts_over(round_.state, job, given)}",
         )
     )
@@ -306,14 +311,14 @@ def _plan_text(state: State, plan: GangFit) -> str:
     return f"{plural(members, 'member')} on {names}{more}: {plan.rule}"
 
 
-def _master(state: State, policy: Policy, node_id: str) -> str:
-    """A rendezvous point that no live job uses. Clusters on one machine begin at different ports,
+def _free_ports(state: State, policy: Policy, node_id: str) -> Iterator[str]:
+    """Rendezvous points that no live job uses. Clusters on one machine begin at different ports,
     because their agents started at different times."""
     node = state.nodes[node_id]
     address, first = node.spec.address, state.next_port + PORTS_APART * node.incarnation
     for offset in range(policy.port_count):
         port = policy.port_first + (first + offset) % policy.port_count
-        master = f"{address}:{port}"
-        if master not in state.masters:
-            break
-    return master
+        if (master := f"{address}:{port}") not in state.masters:
+            yield master
+    while True:  # all are in use: those that collide are tried on the next port
+        yield f"{address}:{policy.port_first + first % policy.port_count}"

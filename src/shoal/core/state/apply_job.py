@@ -67,7 +67,7 @@ def _job_placed(state: State, event: JobPlaced) -> None:
     job.share = share_of(job.spec.demand, event.slices[0].gpu_milli, state.totals)
     job.attempt = event.attempt
     job.members = [Member(slice_) for slice_ in event.slices]
-    job.master = event.master
+    job.master, job.door = event.master, event.door
     job.placed_ms = event.at_ms
     job.running_ms = None
     job.stop_cause = None

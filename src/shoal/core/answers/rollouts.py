@@ -1,0 +1,33 @@
+"""Why a roll-out does not go on, and what would help: computed from the state on request."""
+
+from __future__ import annotations
+
+from shoal.core.answers.why import explain
+from shoal.core.state.state import State
+from shoal.model.job import Phase
+from shoal.model.policy import Policy
+from shoal.model.service import Rollout, Service
+
+
+def stalled(state: State, service: Service, policy: Policy, now_ms: int) -> str:
+    """Empty unless a new replica waits while old ones serve."""
+    jobs = [state.jobs[job_id] for job_id in state.replicas.get(service.spec.name, {})]
+    old = [job for job in jobs if job.id in service.ready and job.spec.version != service.version]
+    waiting = [
+        job
+        for job in jobs
+        if job.spec.version == service.version
+        and job.phase is Phase.WAITING
+        and job.submitted_ms < now_ms
+    ]
+    if not old or not waiting:
+        return ""
+    job, leaving = waiting[0], [one for one in old if one.id in service.draining]
+    who = f"{job.id} of version {service.version}"
+    if leaving:
+        return f"{who} waits until {leaving[0].id} of version {leaving[0].spec.version} has left"
+    why = explain(state, job, policy, now_ms)
+    if service.spec.rollout is Rollout.SURGE:
+        help_ = "to drain an old replica first, serve it again with --rollout replace"
+        return f"{who} waits for room beside version {old[0].spec.version}: {why}; {help_}"
+    return f"{who} does not fit in place of an old replica: {why}"

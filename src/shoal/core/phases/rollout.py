@@ -1,0 +1,85 @@
+"""A roll-out on a full cluster: which old replicas leave first, so that new ones find room."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from shoal.core.phases.round import Round
+from shoal.core.scheduling.fit import fit, slices
+from shoal.core.state.apply_room import Overlay
+from shoal.core.state.queue import gang_of
+from shoal.core.state.state import State
+from shoal.model.job import Job, Phase
+from shoal.model.service import Rollout, Service, ServiceSpec
+
+PART = 4  # a quarter of the replicas (one at least) at a time, unless the service says otherwise
+TRIES_MAX = 64  # old replicas that are looked at for one that waits
+
+
+def at_a_time(spec: ServiceSpec, wanted: int) -> int:
+    """How many replicas may be replaced at a time."""
+    return spec.at_a_time or max(1, wanted // PART)
+
+
+def leave_first(
+    round_: Round, service: Service, jobs: list[Job], ready_old: list[Job]
+) -> list[Job]:
+    """Old replicas to drain before a new one answers, if the service is rolled out by replacing and
+    new ones have no room beside the old. None leaves in vain: what waits fits in its place. At most
+    `at_a_time` of the replicas that are wanted may be missing."""
+    state = round_.state
+    if service.spec.rollout is not Rollout.REPLACE or not ready_old:
+        return []
+    serving = [job for job in jobs if job.id in service.ready and job.id not in service.draining]
+    spare = at_a_time(service.spec, service.wanted) - (service.wanted - len(serving))
+    waiting = [job for job in jobs if _lacks_room(round_, service, job)]
+    if spare <= 0 or not waiting:
+        return []
+    leaving = [job for job in jobs if job.id in service.draining or job.phase is Phase.STOPPING]
+    found: list[Job] = []
+    with Overlay(state) as overlay:
+        _free(overlay, leaving)
+        for job in waiting:
+            going = _room_instead(state, overlay, job, ready_old, found, spare - len(found))
+            if going is None:
+                break  # the others are like it
+            found += going
+    return found
+
+
+def _lacks_room(round_: Round, service: Service, job: Job) -> bool:
+    """It was tried and not placed. One that waits for its budget, or for room that is being made
+    by stopping other jobs, does not need that of an old replica."""
+    return (
+        job.phase is Phase.WAITING
+        and job.spec.version == service.version
+        and job.submitted_ms < round_.now_ms
+        and job.id not in round_.state.claims
+        and job.number in round_.state.queue.lane
+    )
+
+
+def _room_instead(
+    state: State, overlay: Overlay, job: Job, old: list[Job], gone: list[Job], most: int
+) -> list[Job] | None:
+    """Old replicas in whose place it fits: none, one, or several of them. None: it never fits."""
+    gang = gang_of(job)
+    staying = [one for one in old if one not in gone][:TRIES_MAX]
+    tries = [[], *[[one] for one in staying if most], staying[:most]]
+    for going in tries:
+        _free(overlay, going)
+        plan = fit(state, gang)
+        if plan is not None:
+            for slice_ in slices(state, plan, gang.demand):
+                overlay.change(slice_, -1, exclusive=gang.whole_nodes)
+            return going
+        _free(overlay, going, undo=True)
+    return None
+
+
+def _free(overlay: Overlay, jobs: Iterable[Job], *, undo: bool = False) -> None:
+    for job in jobs:
+        for member in job.members:
+            if not member.over:
+                sign = -1 if undo else 1
+                overlay.change(member.slice, sign, exclusive=job.spec.whole_nodes)
