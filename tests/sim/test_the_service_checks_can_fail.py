@@ -12,9 +12,10 @@ import pytest
 from shoal.core.phases import serve
 from shoal.core.phases.round import Round
 from shoal.core.phases.scale import Wish
-from shoal.model.events import JobSubmitted, ReplicaReady, ServiceSet, ServiceStopped
+from shoal.core.scheduling import cycle
+from shoal.model.events import JobPlaced, JobSubmitted, ReplicaReady, ServiceSet, ServiceStopped
 from shoal.model.job import Job, StopCause
-from shoal.model.service import Service, ServiceLoad
+from shoal.model.service import Rollout, Service, ServiceLoad
 from shoal.sim.storm.fuzz import SeedFailed, Size, run_seed
 
 SEEDS_MAX = 60
@@ -156,6 +157,20 @@ def call_anybody_hung(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(serve, "_replace_hung", at_once)
 
 
+def let_all_old_ones_leave_first(patch: pytest.MonkeyPatch) -> None:
+    def hasty(_round: Round, service: Service, _jobs: list[Job], old: list[Job]) -> list[Job]:
+        return old if service.spec.rollout is Rollout.REPLACE else []
+
+    patch.setattr(serve, "leave_first", hasty)
+
+
+def let_gangs_answer_where_they_meet(patch: pytest.MonkeyPatch) -> None:
+    def one_port(**fields: Any) -> JobPlaced:
+        return JobPlaced(**{**fields, "door": ""})
+
+    patch.setattr(cycle, "JobPlaced", one_port)
+
+
 @pytest.mark.parametrize(
     ("mutate", "caught"),
     [
@@ -174,6 +189,8 @@ def call_anybody_hung(patch: pytest.MonkeyPatch) -> None:
         (replace_nobody, "ready replicas of|more replicas|not all of version"),
         (greet_again_after_a_restart, "its probe has not answered"),
         (leave_those_that_hang, "hangs, and is not replaced"),
+        (let_all_old_ones_leave_first, "is drained, which leaves"),
+        (let_gangs_answer_where_they_meet, "answers where its members meet"),
         (call_anybody_hung, "is said to hang, but it answers|is not yet ready"),
     ],
 )

@@ -7,6 +7,7 @@ import random
 from collections import Counter
 from collections.abc import Sequence
 from functools import partial
+from typing import Any
 
 import msgspec
 
@@ -15,7 +16,15 @@ from shoal.model.job import Job, JobSpec, MemberRef, Phase
 from shoal.model.node import NodeSpec
 from shoal.model.policy import Policy
 from shoal.model.report import Accepted, Answer, Refused, SetService, StopService
-from shoal.model.service import Probe, ReplicaLoad, Scale, Service, ServiceLoad, ServiceSpec
+from shoal.model.service import (
+    Probe,
+    ReplicaLoad,
+    Rollout,
+    Scale,
+    Service,
+    ServiceLoad,
+    ServiceSpec,
+)
 from shoal.sim.storm.faults import BadNetwork
 from shoal.sim.storm.lives import Life, Lives
 from shoal.sim.storm.world import World
@@ -59,9 +68,13 @@ class Services:
         self._rng = rng
         self._counts = counts
         self._has_gpus = any(node.gpus for node in nodes)
+        self._nodes = len(nodes)
+        self._cpu_milli = min(node.cpu_milli for node in nodes)
         self._calm = False
-        # All replicas of all services, and one more each, find a port on a single node.
-        self._names = [f"s{number}" for number in range(1 if policy.port_count < 10 else 2)]
+        # All replicas of all services, and one more each, find a port on a single node. A gang
+        # needs two.
+        self._gangs = policy.port_count >= 10
+        self._names = [f"s{number}" for number in range(2 if self._gangs else 1)]
         self._asked: dict[str, int] = {}  # the last wish about each service, by its number
         self._wishes = 0
         self._work: dict[str, int] = {}
@@ -108,6 +121,17 @@ class Services:
     # -- users -----------------------------------------------------------------------------
 
     def _draw_spec(self, name: str) -> ServiceSpec:
+        spec = self._draw_light(name)
+        if name != self._names[0] or self._rng.random() > 0.3:
+            return spec
+        # Two of its replicas do not fit on a node, so a roll-out has to replace.
+        self._counts["service of large replicas"] += 1
+        replace = msgspec.structs.replace
+        replica = replace(spec.replica, cpu_milli=self._cpu_milli * 6 // 10, members=1)
+        scale = Scale(least=1, most=1)
+        return replace(spec, replica=replica, scale=scale, rollout=Rollout.REPLACE, at_a_time=1)
+
+    def _draw_light(self, name: str) -> ServiceSpec:
         rng = self._rng
         least = rng.choice((0, 1, 1, 2))
         gpu_milli = rng.choice((0, 100)) if self._has_gpus else 0
@@ -120,11 +144,26 @@ class Services:
                 gpu_milli=gpu_milli or 1000,
                 priority=PRIORITY,
                 stop_grace_ms=rng.choice((0, 100, 1_000)),
+                **self._draw_gang(),
             ),
             scale=self._draw_scale(least),
             probe=Probe(start_ms=rng.choice((4_000, 8_000)), failures=rng.choice((2, 5))),
             drain_ms=rng.choice((1_000, 5_000, 20_000)),
+            **self._draw_rollout(),
         )
+
+    def _draw_gang(self) -> dict[str, Any]:
+        """A third of the replicas are gangs, some of them with a member on each node."""
+        if not self._gangs or self._rng.random() > 0.3:
+            return {}
+        self._counts["service of gangs"] += 1
+        per_node = 1 if self._nodes > 1 and self._rng.random() < 0.5 else 0
+        return {"members": 2, "members_per_node": per_node}
+
+    def _draw_rollout(self) -> dict[str, Any]:
+        if self._rng.random() < 0.5:
+            return {}
+        return {"rollout": Rollout.REPLACE, "at_a_time": self._rng.choice((0, 1, 2))}
 
     def _draw_command(self) -> tuple[str, str]:
         return self._rng.choice(PROGRAMS), str(self._rng.choice((10, 300, 2_000)))
@@ -141,6 +180,10 @@ class Services:
 
     def _draw_change(self, spec: ServiceSpec) -> ServiceSpec:
         replace = msgspec.structs.replace
+        if spec.at_a_time and spec.replica.cpu_milli > 100:
+            return replace(spec, replica=replace(spec.replica, command=self._draw_command()))
+        if self._rng.random() < 0.2:  # in the middle of a roll-out, perhaps
+            return replace(spec, **{"rollout": Rollout.SURGE, **self._draw_rollout()})
         if self._rng.random() < 0.3:
             return replace(spec, scale=self._draw_scale(self._rng.choice((0, 1, 2))))
         return replace(spec, replica=replace(spec.replica, command=self._draw_command()))

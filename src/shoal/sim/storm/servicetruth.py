@@ -23,7 +23,7 @@ from shoal.model.events import (
 )
 from shoal.model.job import JobSpec, MemberRef, Outcome, StopCause
 from shoal.model.report import Request, SetService, StopService
-from shoal.model.service import ServiceSpec
+from shoal.model.service import Rollout, ServiceSpec
 from shoal.sim.storm.lives import Lives, Untruth
 from shoal.sim.storm.services import ready_at_ms
 
@@ -105,8 +105,11 @@ class ServiceTruth:
         self._of_job[event.job] = name
 
     def _placed(self, event: JobPlaced) -> None:
-        if event.job in self._of_job:
-            self._attempts[event.job] = event.attempt
+        if event.job not in self._of_job:
+            return
+        self._attempts[event.job] = event.attempt
+        if len(event.slices) > 1 and event.door in ("", event.master):
+            raise Untruth(f"{event.job} is a gang that answers where its members meet")
 
     def _ready(self, event: ReplicaReady) -> None:
         seen = self._services[event.service]
@@ -115,6 +118,9 @@ class ServiceTruth:
         at_ms = ready_at_ms(spec, life) if life is not None else None
         if at_ms is None or at_ms > event.at_ms:
             raise Untruth(f"{event.job} is said to be ready, but its probe has not answered")
+        for number in range(spec.members):
+            if MemberRef(event.job, self._attempts[event.job], number) not in self._lives.all:
+                raise Untruth(f"{event.job} is said to be ready, but {number} never started")
         seen.ready[event.job] = None
         if spec.version == seen.version:
             assert seen.spec is not None
@@ -126,11 +132,21 @@ class ServiceTruth:
         if event.job not in seen.serving:
             raise Untruth(f"{event.job} is drained, but it was not served")
         seen.draining[event.job] = None
-        if len(seen.serving) < seen.wanted and not seen.stopping:
+        if len(seen.serving) < self._least(seen, event.job) and not seen.stopping:
             raise Untruth(
                 f"{event.job} is drained, which leaves {len(seen.serving)} ready replicas "
                 f"of the {seen.wanted} wanted of {event.service}"
             )
+
+    def _least(self, seen: Seen, drained: str) -> int:
+        """How many have to be ready beside this one: fewer than wanted only if an old version
+        leaves first because the service asks for that."""
+        spec = seen.spec
+        assert spec is not None
+        old = seen.jobs[drained].version != seen.version
+        if spec.rollout is not Rollout.REPLACE or not old:
+            return seen.wanted
+        return seen.wanted - (spec.at_a_time or max(1, seen.wanted // 4))
 
     def _stopping_job(self, event: JobStopping) -> None:
         name = self._of_job.get(event.job)
