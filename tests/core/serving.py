@@ -6,6 +6,7 @@ from typing import Any
 
 import msgspec
 
+from shoal.core.nodebook import Action
 from shoal.model.commands import Launch, Stop
 from shoal.model.job import Job, MemberRef, Phase
 from shoal.model.report import Accepted, Answer, SetService, StopService
@@ -35,7 +36,7 @@ class Serving(Cluster):
         self.down: set[str] = set()  # jobs that the gateway does not reach
         self.unanswered: dict[str, int] = {}  # probes in a row, by job
         self.answers_per_ks: dict[str, int] = {}  # by job
-        self.orders: list[Launch | Stop] = []  # that nodes have obeyed
+        self.orders: list[Action] = []  # that nodes have obeyed
         self.silent = False  # nothing is heard of the gateway
         self.trouble = ""
         for name in "abcdef"[:nodes]:

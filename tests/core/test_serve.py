@@ -485,7 +485,7 @@ def test_four_replicas_are_on_four_nodes_of_two_racks_and_stay_so_after_a_roll_o
     cluster = Serving(nodes=0)
     for name, place in (("a", "b/r1"), ("b", "b/r1"), ("c", "b/r1"), ("d", "b/r2"), ("e", "b/r2")):
         cluster.join(name, cpus=8, place=place)
-    four = {"scale": {"least": 4, "most": 4}}
+    four: dict[str, Any] = {"scale": {"least": 4, "most": 4}}
     cluster.served(**four)
     assert len({job.members[0].slice.node for job in cluster.replicas()}) == 4
     assert racks_of(cluster, cluster.replicas()) == ["b/r1", "b/r1", "b/r2", "b/r2"]
