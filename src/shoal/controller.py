@@ -17,15 +17,17 @@ from typing import TYPE_CHECKING
 import msgspec
 import uvloop
 
-from shoal.control import log_room, plugins
+from shoal.control import log_room, output_room, plugins
 from shoal.control.alarms import Alarms
 from shoal.control.clock import SystemClock, watch
+from shoal.control.filedesk import FileDesk
 from shoal.control.gateway_link import GatewayLink
 from shoal.control.history.history import History
 from shoal.control.home import ClusterConfig, Home, node_url
 from shoal.control.jointoken import keep_standing, standing
 from shoal.control.logs import LogStore
 from shoal.control.loop import ControlLoop
+from shoal.control.outputs import OutputStore
 from shoal.control.packages import PackageStore
 from shoal.control.reach import machine_address
 from shoal.control.secretstore import SecretStore
@@ -114,12 +116,15 @@ async def _serve(home: Home, doors: Doors, usual: Usual) -> None:
         lambda text: loop.alarms.raise_("ledger", text),
     )
     loop.secrets = SecretStore(home.secrets, loop.alarms)
+    outputs = OutputStore(home.outputs)
+    loop.files = FileDesk(loop, outputs)
     loop.followers += [ledger, Tidy(home.checkpoints), loop.secrets]
     tasks = _begin(
         ("the ledger", lambda: ledger.run(lambda: loop.policy, loop.spent)),
         ("the watch on the clock", lambda: watch(clock, loop.alarms, loop.drifted)),
         ("the watch on the supervisor", lambda: _watch_supervisor(home, loop.alarms)),
         ("the watch on the log store", lambda: log_room.watch(loop)),
+        ("the watch on the output store", lambda: output_room.watch(loop, outputs)),
     )
     _spare_the_collector()
     loop_task = asyncio.create_task(loop.run())
@@ -147,6 +152,7 @@ async def _serve(home: Home, doors: Doors, usual: Usual) -> None:
     with contextlib.suppress(asyncio.CancelledError):
         await loop_task
     await history.close()
+    outputs.close()
     ledger.close()
     store.close()
 

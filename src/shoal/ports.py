@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Protocol
 
 from shoal.core.state.state import State
 from shoal.model.commands import Envelope
 from shoal.model.events import Event, Recorded
 from shoal.model.job import Job
+from shoal.model.kept import FileAnswer, FilePiece, FileSent, FileWanted, Snapshot
 from shoal.model.node import NodeSpec
 from shoal.model.report import LogChunk, NodeGone, NodeReport, PackagePiece, Report, Still
 from shoal.model.secret import SealedSecrets, SecretsWanted
@@ -41,8 +42,22 @@ class Clock(Protocol):
         """Milliseconds since the epoch; never less than it said before."""
 
 
+class Files(Protocol):
+    """The kept folders of jobs, as the controller keeps them."""
+
+    def take(
+        self, what: FilePiece | Snapshot, node: str, answer: Callable[[FileAnswer], None]
+    ) -> None:
+        """Kept only if the member was placed on this node; answered when it is on disk."""
+
+    def give(self, wanted: FileWanted, node: str) -> FileSent | None:
+        """For a member that the node is to start. None: it cannot be said now."""
+
+
 class Inbox(Protocol):
     """Where an engine delivers its messages; may be called at any time on the loop's thread."""
+
+    files: Files | None
 
     def heard(self, report: NodeReport) -> None: ...
 

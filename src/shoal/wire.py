@@ -15,6 +15,7 @@ import msgspec
 
 from shoal.model.commands import Envelope
 from shoal.model.job import MemberRef
+from shoal.model.kept import FileAnswer, FilePiece, FileSent, FileWanted, Snapshot
 from shoal.model.report import LogChunk, NodeGone, NodeReport, PackagePiece, Still
 from shoal.model.secret import SealedSecrets, SecretsWanted
 from shoal.model.session import SessionOrder
@@ -67,6 +68,19 @@ class Wants(msgspec.Struct, frozen=True, tag=True):
     wanted: SecretsWanted
 
 
+class Keep(msgspec.Struct, frozen=True, tag=True):
+    """Agent to controller: a piece of a file in a kept folder, or all its files together. Sent only
+    to a controller that asked for it in a `Launch`."""
+
+    what: FilePiece | Snapshot
+
+
+class WantsFile(msgspec.Struct, frozen=True, tag=True):
+    """Agent to controller: send a file of a kept folder, to start a member from it."""
+
+    wanted: FileWanted
+
+
 class Died(msgspec.Struct, frozen=True, tag=True):
     """Starter to controller: the agent's lock is free, and no agent will be started here."""
 
@@ -108,6 +122,18 @@ class Enter(msgspec.Struct, frozen=True, tag=True):
     order: SessionOrder
 
 
+class FileKept(msgspec.Struct, frozen=True, tag=True):
+    """Controller to agent: how far the copy of a file is kept."""
+
+    answer: FileAnswer
+
+
+class GivesFile(msgspec.Struct, frozen=True, tag=True):
+    """Controller to agent: a piece of a file, or the list of them."""
+
+    sent: FileSent
+
+
 class LinkFile(msgspec.Struct, frozen=True, kw_only=True):
     """`link.json` in the folder of a node on another machine: where its agent dials the head (the
     first URL that answers), the name that the head's certificate must be for, the certificate that
@@ -125,8 +151,10 @@ class Turned(msgspec.Struct, frozen=True, tag=True):
     why: str
 
 
-FromAgent = Heard | AsBefore | Log | Need | Wants | Died
-ToAgent = Commands | Kept | Ask | Piece | Handed | Turned | Enter
+FromAgent = Heard | AsBefore | Log | Need | Wants | Keep | WantsFile | Died
+ToAgent = Commands | Kept | Ask | Piece | Handed | FileKept | GivesFile | Turned | Enter
+# Archives were compressed when they were made, and most large files of jobs cannot be.
+AS_THEY_ARE = (Piece, Keep, GivesFile)
 
 _LENGTH = struct.Struct("!I")
 encode = msgspec.msgpack.Encoder().encode
@@ -245,8 +273,8 @@ class Link(asyncio.Protocol):
         """Dropped if the link is down: whatever matters is sent again when it is up."""
         if self._transport is not None:
             body, flag = encode(message), 0
-            # Packages are archives that were compressed when they were made.
-            if self._compress and len(body) >= COMPRESS_FROM_BYTES and type(message) is not Piece:
+            small = len(body) < COMPRESS_FROM_BYTES or isinstance(message, AS_THEY_ARE)
+            if self._compress and not small:
                 packed = zlib.compress(body, 1)
                 if len(packed) < len(body):
                     body, flag = packed, COMPRESSED

@@ -79,6 +79,8 @@ TABLE: dict[tuple[str, str], tuple[Ask, ...]] = {
         Ask("/v1/jobs/{waiting}/why"),
     ),
     ("GET", "/v1/jobs/{job_id:str}/logs"): (Ask("/v1/jobs/{job}/logs"),),
+    ("GET", "/v1/jobs/{job_id:str}/files"): (Ask("/v1/jobs/{job}/files"),),
+    ("GET", "/v1/jobs/{job_id:str}/files/part"): (Ask("/v1/jobs/{job}/files/part?path=r"),),
     ("GET", "/v1/jobs/{job_id:str}/series"): (Ask("/v1/jobs/{job}/series"),),
     ("GET", "/v1/jobs/{job_id:str}/cost"): (Ask("/v1/jobs/{job}/cost"),),
     ("GET", "/v1/jobs/{job_id:str}/explanation"): (

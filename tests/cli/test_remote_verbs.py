@@ -46,6 +46,8 @@ TRIES: dict[str, list[Try]] = {
     "why": [Try(("{job}",), "{job}")],
     "explain": [Try(("{job}",), "{job}")],
     "forward": [Try(("{job}", "8888"), "{job} has ended", 1)],  # test_sessions.py forwards
+    "ls": [Try(("{job}",), "has kept no files"), Try(("{job}", "--json"), '"files": []')],
+    "cp": [Try(("{job}:no.txt", "."), "has kept no file", 1)],
     "cancel": [Try(("{live}",), "{live}")],
     "requeue": [Try(("{job}",))],
     "secret": [Try(("set", "KEY"), stdin="value\n"), Try(("list",), "KEY")],

@@ -19,7 +19,7 @@ from shoal.model.commands import Acknowledge, Command, Envelope, Launch, Stop
 from shoal.model.job import MemberRef
 from shoal.model.report import LogChunk, MemberExit, NodeGone, NodeReport, PackagePiece, Still
 from shoal.model.secret import SealedSecrets, SecretsOf, SecretsWanted
-from shoal.ports import Engine
+from shoal.ports import Engine, Files
 from shoal.sealing import seal
 from shoal.sim.storm.node import Fate
 
@@ -117,6 +117,7 @@ class Ears:
     """The inbox of one controller: the newest report of each node, the deaths, the output."""
 
     def __init__(self, logs: LogStore, packages: PackageStore) -> None:
+        self.files: Files | None = None
         self.newest: dict[str, NodeReport] = {}
         self.deaths: list[NodeGone] = []
         self._logs = logs

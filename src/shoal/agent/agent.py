@@ -17,6 +17,8 @@ from shoal.agent.checks import Checks
 from shoal.agent.confine.devices import devices
 from shoal.agent.confine.limits import unenforced
 from shoal.agent.images.runtimes import find
+from shoal.agent.keeping.copying import Message
+from shoal.agent.keeping.keeping import Keeping
 from shoal.agent.members import Members
 from shoal.agent.numbers import own_gpus
 from shoal.agent.sampling import Sampler
@@ -43,9 +45,11 @@ from shoal.wire import (
     Ask,
     Commands,
     Enter,
+    FileKept,
     FromAgent,
     Handed,
     Heard,
+    Keep,
     Kept,
     Link,
     Log,
@@ -85,8 +89,9 @@ class Agent:
         self._shipping = Shipping(self._send_log)
         secrets = Secrets(directory, directory / MEMBERS, self._want, self._shipping.hide)
         self._supplies = Supplies(directory, self._book, self._need, shares, secrets)
+        self._keeping = Keeping(directory, self._keep)
         self.members = Members(
-            directory, self._book, self._supplies, self._shipping, self._report_soon
+            directory, self._book, self._supplies, self._shipping, self._keeping, self._report_soon
         )
         self._supplies.environments.apart = self.members.processes.apart
         processes = self.members.processes
@@ -117,6 +122,7 @@ class Agent:
         self._link = link
         self._met = False
         self._shipping.reconnected()
+        self._keeping.reconnected()
         self._supplies.packages.ask_again(all_of_them=True)
         self._supplies.secrets.ask_again()
         self._report()
@@ -125,6 +131,7 @@ class Agent:
         if self._link is link:
             self._link = None
             self._shipping.disconnected()
+            self._keeping.disconnected()
 
     def _received(self, message: FromAgent | ToAgent) -> None:
         if isinstance(message, Turned):
@@ -146,6 +153,8 @@ class Agent:
                 self._supplies.packages.take(piece)
             case Handed(secrets):
                 self._supplies.secrets.take(secrets)
+            case FileKept(answer):
+                self._keeping.take(answer)
             case Enter(order):
                 self._enter(order)
 
@@ -239,6 +248,12 @@ class Agent:
         if self._link is None:
             return False
         self._link.send(Wants(SecretsWanted(ref, self._book.incarnation, public)))
+        return True
+
+    def _keep(self, what: Message) -> bool:
+        if self._link is None:
+            return False
+        self._link.send(Keep(what))
         return True
 
     def _send_log(self, chunk: LogChunk) -> None:

@@ -4,10 +4,24 @@ from __future__ import annotations
 
 import asyncio
 import enum
+import os
 import time
+from collections.abc import Iterable
 
+from shoal.agent.starter import GRACE
+from shoal.model.commands import Launch
 from shoal.model.job import Fault, MemberRef
 from shoal.model.report import MemberExit
+
+# On `shoal down` members get this long after SIGTERM, whatever they asked for.
+SHUTDOWN_GRACE_S = 5.0
+
+
+def grace_s(launches: Iterable[Launch]) -> float:
+    """A machine that leaves gives its members their own grace time, within a bound."""
+    most = float(os.environ.get(GRACE, "0"))
+    wanted = [launch.stop_grace_ms / 1000 for launch in launches]
+    return max(SHUTDOWN_GRACE_S, min(most, max(wanted, default=0.0)))
 
 
 class State(enum.Enum):

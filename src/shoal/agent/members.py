@@ -16,14 +16,14 @@ from shoal.agent.beats import Beats
 from shoal.agent.faults import CannotStart, disk_problem, fault_of, fills_disk, must_have_room
 from shoal.agent.idle import IdleWatch
 from shoal.agent.images.reasons import not_started
-from shoal.agent.member import Member, State
+from shoal.agent.keeping.keeping import Keeping
+from shoal.agent.member import Member, State, grace_s
 from shoal.agent.memory import OUT_OF_MEMORY, MemoryWatch, refusal
 from shoal.agent.numbers import own_gpus
 from shoal.agent.process import Ended
 from shoal.agent.processes import CANNOT_START_CODE, KILLED_CODE, MARK, Processes
 from shoal.agent.shipping import Shipping, append, last_words
 from shoal.agent.stacks import stacks
-from shoal.agent.starter import GRACE
 from shoal.agent.supplies import Supplies
 from shoal.agent.surroundings import Surroundings
 from shoal.cgroups.groups import Cgroups
@@ -36,8 +36,6 @@ from shoal.model.report import MemberExit
 
 log = logging.getLogger("shoal.agent")
 
-# On `shoal down` members get this long after SIGTERM, whatever they asked for.
-SHUTDOWN_GRACE_S = 5.0
 ENDING_S = 1.0  # so long after a member was signalled, its agent knows whether the node ends
 WRITE_S_MAX = 5.0  # an exit waits no longer than this for the disk
 SIGNALS_FROM = 128  # higher codes mean a signal, which the last line of output does not explain
@@ -52,6 +50,7 @@ class Members:
         book: NodeBook,
         supplies: Supplies,
         shipping: Shipping,
+        keeping: Keeping,
         changed: Callable[[], None],
     ) -> None:
         self._directory = directory / MEMBERS
@@ -59,10 +58,11 @@ class Members:
         self._book = book
         self._supplies = supplies
         self._shipping = shipping
+        self._keeping = keeping
         self._changed = changed
         groups = Cgroups.open(directory, book.spec.cpu_milli)
         self.processes = Processes(directory, groups, own_gpus(book.spec))
-        self._surroundings = Surroundings(directory, supplies, self.processes.apart)
+        self._surroundings = Surroundings(directory, supplies, keeping, self.processes.apart)
         self.beats = Beats(changed)
         self.idle = IdleWatch(self.processes, self.beats)
         self.memory = MemoryWatch()
@@ -279,6 +279,7 @@ class Members:
         self._book.ends(member.ref)
         for act in self.left:
             act(member.ref)
+        self._keeping.ended(member.ref)
         if code not in FROM_OUTSIDE:
             member.unwritten = True
             task = asyncio.create_task(self._write(member, exit_))
@@ -306,13 +307,19 @@ class Members:
         for member in [member for member in some if member is not None]:
             if member.state is State.ENDED and not member.unwritten:
                 self._report_exit(member)
-            elif member.state is State.LEFTOVER and self._shipping.complete(member.ref):
+            elif member.state is State.LEFTOVER and self._arrived(member.ref):
                 self._forget(member.ref)
+
+    def _arrived(self, ref: MemberRef) -> bool:
+        """All that the member wrote: output, and files in its kept folders."""
+        return self._shipping.complete(ref) and self._keeping.complete(ref)
 
     def _report_exit(self, member: Member) -> None:
         ref, exit_ = member.ref, member.exit
         late = self._shipping.waited(member.ended_at)
         if exit_ is None or self._goes_with_the_node(member, exit_):
+            return
+        if self._keeping.waits(exit_, member.ended_at):
             return
         if late or self._shipping.complete(ref):
             member.become(State.REPORTED)
@@ -332,7 +339,7 @@ class Members:
         if member is not None and member.state not in (State.REPORTED, State.LEFTOVER):
             return  # a late acknowledgement cannot concern a member that has not ended
         remove_exit(self._directory, ref)
-        if self._shipping.complete(ref):
+        if self._arrived(ref):
             self._forget(ref)
         elif member is not None and member.state is State.REPORTED:
             member.become(State.LEFTOVER)
@@ -342,6 +349,7 @@ class Members:
             return
         self._members.pop(ref, None)
         self._shipping.forget(ref)
+        self._keeping.forget(ref)
         self._supplies.secrets.forget(ref)
         shutil.rmtree(self._directory / str(ref), ignore_errors=True)
 
@@ -360,16 +368,12 @@ class Members:
             try:
                 self._shipping.watch(ref, directory / "output", fresh=False)
                 self._supplies.secrets.recall(ref)
+                self._keeping.recall(ref)
             except OSError as error:  # an unreadable file must not keep the node away
                 log.warning("the output of %s is left where it is: %s", ref, error)
                 continue
             self._members[ref] = Member(ref, State.LEFTOVER)
-
-    def _grace_s(self) -> float:
-        """A machine that leaves gives its members their own grace time, within a bound."""
-        most = float(os.environ.get(GRACE, "0"))
-        wanted = [launch.stop_grace_ms / 1000 for launch in self._book.alive.values()]
-        return max(SHUTDOWN_GRACE_S, min(most, max(wanted, default=0.0)))
+        self._keeping.sweep({ref.job for ref in self._members})
 
     async def end(self) -> None:
         """Members get a moment to end well; the keeper ends what is left."""
@@ -382,7 +386,7 @@ class Members:
         for ref in list(self._book.alive):
             self.processes.signal(ref, signal.SIGTERM)
         with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(self._grace_s()):
+            async with asyncio.timeout(grace_s(self._book.alive.values())):
                 while self.processes:
                     self._reaped.clear()
                     await self._reaped.wait()

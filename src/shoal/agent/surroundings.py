@@ -10,9 +10,11 @@ from typing import NamedTuple
 from shoal.agent.confine.tenant import Apart, own
 from shoal.agent.faults import CannotStart
 from shoal.agent.inherited import inherited_env
+from shoal.agent.keeping.keeping import Keeping
 from shoal.agent.supplies import PACKAGE, Supplies
 from shoal.model.commands import Launch
 from shoal.model.job import MemberRef
+from shoal.model.kept import OUTPUT
 from shoal.wire import CHECKPOINT_ROOT
 
 CHECKPOINT_DIR = "SHOAL_CHECKPOINT_DIR"
@@ -32,9 +34,10 @@ class Found(NamedTuple):
 
 
 class Surroundings:
-    def __init__(self, directory: Path, supplies: Supplies, apart: Apart) -> None:
+    def __init__(self, directory: Path, supplies: Supplies, keeping: Keeping, apart: Apart) -> None:
         self._root = os.environ.get(CHECKPOINT_ROOT) or str(directory / "checkpoints")
         self._supplies = supplies
+        self._keeping = keeping
         self._apart = apart
 
     def of(self, launch: Launch, directory: Path, extra: dict[str, str]) -> Found:
@@ -42,7 +45,11 @@ class Surroundings:
         it, because it must not write where the agent does."""
         apart = self._apart.holds(launch)
         scratch = self._apart.folders(launch, directory) if apart else directory
-        env = {**extra, **self._checkpoint_dir(launch, apart=apart)}
+        env = {
+            **extra,
+            **self._checkpoint_dir(launch, apart=apart),
+            **self._keeping.output(launch, apart=apart),
+        }
         if launch.package or apart:
             env[SCRATCH] = str(scratch)
         folders = self._folders(launch, scratch, env) if apart else {}
@@ -58,9 +65,9 @@ class Surroundings:
     def _folders(self, launch: Launch, scratch: Path, env: dict[str, str]) -> dict[str, bool]:
         """Only paths that we chose: a job must not name a folder to be shown."""
         found = {str(scratch): True}
-        saved = env.get(CHECKPOINT_DIR, "")
-        if saved and "://" not in saved:
-            found[saved] = True
+        for saved in (env.get(CHECKPOINT_DIR, ""), env.get(OUTPUT, "")):
+            if saved and "://" not in saved:
+                found[saved] = True
         if launch.package:
             found[launch.env[PACKAGE]] = False
         if launch.requirements:

@@ -22,6 +22,7 @@ from shoal.api.audit import Audit, audited
 from shoal.api.events import Events
 from shoal.api.explain import Explanations
 from shoal.api.feed import Feed
+from shoal.api.files import Files
 from shoal.api.identity import Me, Tenants, Tokens, Users
 from shoal.api.jobs import Jobs, WaitS
 from shoal.api.joining import Join, Keys
@@ -217,6 +218,7 @@ ROUTES: list[ControllerRouterHandler] = [
     Events,
     Jobs,
     Sessions,
+    Files,
     Services,
     Series,
     Ledger,

@@ -25,6 +25,8 @@ THEMES = {
         "why": "Show why a job or service is in its present state.",
         "explain": "Show what happened to a job, on one page.",
         "forward": "Forward ports of this machine to ports of a running job.",
+        "ls": "List the files that a job has kept.",
+        "cp": "Copy files that a job has kept to this machine.",
         "cancel": "Stop jobs for good.",
         "requeue": "Stop jobs and run them again.",
         "secret": "Set, list or remove the secrets of your jobs.",

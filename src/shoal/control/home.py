@@ -66,6 +66,7 @@ class Home:
         self.packages = self.path / "packages"  # working directories that were sent
         self.secrets = self.path / "secrets"  # encrypted; the key is beside it
         self.checkpoints = self.path / "checkpoints"  # a directory for each job
+        self.outputs = self.path / "outputs"  # files that jobs have written, and nodes have sent
 
     def node(self, node_id: str) -> Path:
         return self.nodes / node_id

@@ -39,7 +39,7 @@ from shoal.model.samples import NodeSample
 from shoal.model.secret import SealedSecrets, SecretsWanted
 from shoal.model.service import ServiceLoad
 from shoal.model.supply import SupplyReport
-from shoal.ports import Clock, Engine, Follower, Store, StoreDamaged, StoreError, StoreFull
+from shoal.ports import Clock, Engine, Files, Follower, Store, StoreDamaged, StoreError, StoreFull
 from shoal.tick import Decision, Stage, Tick
 
 log = logging.getLogger("shoal.control")
@@ -80,6 +80,7 @@ class ControlLoop:
         self.logs = logs
         self.packages = packages
         self.secrets: SecretStore | None = None
+        self.files: Files | None = None
         self.engine_kind = engine_kind
         self.store = store
         self.tick = Tick(store, policy, self._send, fences=engine.fences)

@@ -45,6 +45,7 @@ class Launch(CommandBase, frozen=True, kw_only=True):
     limits: Limits = Limits()
     image: str = ""
     secrets: tuple[str, ...] = ()  # names only; the node asks for the values
+    keeps: bool = False  # the head keeps what it writes to its output folder
 
 
 class Stop(CommandBase, frozen=True, kw_only=True):

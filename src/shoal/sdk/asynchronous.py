@@ -118,6 +118,8 @@ class AsyncClient:
     cancel = _call(Client.cancel)
     requeue = _call(Client.requeue)
     logs = _call(Client.logs)
+    files = _call(Client.files)
+    file_part = _call(Client.file_part)
     why = _call(Client.why)
     explanation = _call(Client.explanation)
     cost = _call(Client.cost)

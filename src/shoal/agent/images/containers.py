@@ -34,6 +34,7 @@ from shoal.cgroups.groups import Group
 from shoal.kernel import NODE_MARK
 from shoal.model.commands import Launch
 from shoal.model.job import Fault, MemberRef
+from shoal.model.kept import OUTPUT
 
 log = logging.getLogger("shoal.agent")
 
@@ -310,6 +311,8 @@ def folders(
         found.append(Mount(own, writable=True))
     elif chosen and "://" not in chosen:
         found.append(mounts.named_by_user("SHOAL_CHECKPOINT_DIR", chosen, launch.uid))
+    if kept := extra.get(OUTPUT, ""):
+        found.append(Mount(kept, writable=True))
     if launch.env.get(SECRETS):
         found.append(Mount(launch.env[SECRETS], writable=False))
     if pipes := launch.env.get(PIPES):  # how it reaches the daemon that limits its share of a GPU

@@ -110,6 +110,7 @@ def _command(state: State, job: Job, ref: MemberRef) -> Command:
         limits=Limits(state.policy.processes_max, state.policy.cpu_hard, state.policy.gpu_over),
         image=job.spec.image,
         secrets=job.spec.secrets,
+        keeps=True,
     )
 
 

@@ -25,9 +25,12 @@ from shoal.wire import (
     Commands,
     Died,
     Enter,
+    FileKept,
     FromAgent,
+    GivesFile,
     Handed,
     Heard,
+    Keep,
     Kept,
     Link,
     Log,
@@ -36,6 +39,7 @@ from shoal.wire import (
     ToAgent,
     Turned,
     Wants,
+    WantsFile,
     encode,
 )
 
@@ -227,6 +231,14 @@ class Line:
                 found = inbox.secrets_of(self.node, wanted)
                 if found is not None:
                     self.send(Handed(found))
+            case Keep(what) if inbox.files is not None:
+                inbox.files.take(what, self.node, lambda answer: self.send(FileKept(answer)))
+            case WantsFile(wanted) if inbox.files is not None:
+                # As for packages: an agent without an answer asks again.
+                if self.link.backlog_bytes < PIECES_BYTES_MAX:
+                    sent = inbox.files.give(wanted, self.node)
+                    if sent is not None:
+                        self.send(GivesFile(sent))
             case Died(gone):
                 if self._engine.lives_elsewhere(self, gone.incarnation):
                     self._turn_away()

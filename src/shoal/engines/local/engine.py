@@ -22,14 +22,18 @@ from shoal.wire import (
     Ask,
     Commands,
     Enter,
+    FileKept,
     FromAgent,
+    GivesFile,
     Handed,
     Heard,
+    Keep,
     Kept,
     Log,
     Need,
     Piece,
     Wants,
+    WantsFile,
 )
 
 
@@ -116,6 +120,14 @@ class LocalNode:
                 found = self.inbox.secrets_of(self._spec.id, wanted)
                 if found is not None:
                     self.link.send(Handed(found))
+            case Keep(what) if self.inbox.files is not None:
+                self.inbox.files.take(
+                    what, self._spec.id, lambda answer: self.link.send(FileKept(answer))
+                )
+            case WantsFile(wanted) if self.inbox.files is not None:
+                sent = self.inbox.files.give(wanted, self._spec.id)
+                if sent is not None:
+                    self.link.send(GivesFile(sent))
 
     def died(self, gone: NodeGone) -> None:
         self.inbox.gone(gone)

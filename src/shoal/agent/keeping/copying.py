@@ -1,0 +1,370 @@
+"""Copies the kept folders of this node's members to the head, as their files change.
+
+Each folder has a task that looks at it every few seconds. All of them share one window: so many
+pieces may be on their way to the head, so that reports and output always find room on the link. A
+copy that breaks off begins again when there is a link, for as long as the node has the file.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import logging
+import os
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+from shoal.agent.keeping.scan import Found, Stamp, open_file, scan, stamp_of
+from shoal.enduring import enduring
+from shoal.model.job import MemberRef
+from shoal.model.kept import PIECE_BYTES, FileAnswer, FilePiece, KeptFile, Kind, Snapshot
+
+log = logging.getLogger("shoal.agent")
+
+WINDOW_PIECES = 8  # on their way, of all folders together
+FILES_AT_ONCE = 8  # of one folder
+LOOK_S = 2.0
+LOOK_FACTOR = 20  # a look that takes long is repeated less often
+ANSWER_S_MAX = 30.0  # without an answer, a copy begins again
+COPY_REST = 4  # a file that changes all the time is copied for a fifth of the time
+AGAIN_S = 2.0
+
+Message = FilePiece | Snapshot
+
+
+class Broken(Exception):
+    """A copy that did not come to its end; it is tried again."""
+
+
+class Transfer:
+    """A file or snapshot on its way. `out`: pieces that were not answered."""
+
+    def __init__(self, size: int, folder: Folder | None = None) -> None:
+        self.size = size
+        self.folder = folder
+        self.out = 0
+        self.done: asyncio.Future[str] = asyncio.get_running_loop().create_future()
+        self.done.add_done_callback(_looked_at)
+
+
+class Folder:
+    """A kept folder of a job on this node. `kept`: its files as the head has them; a file that the
+    head refuses is there, too. `clean_at`: everything that was there at that time is kept."""
+
+    def __init__(self, job: str, kind: Kind, root: Path, user: int | None) -> None:
+        self.job = job
+        self.kind = kind
+        self.root = root
+        self.user = user
+        self.refs: dict[MemberRef, float | None] = {}  # when each ended
+        self.kept: dict[str, Stamp] = {}
+        self.refused: set[str] = set()
+        self.noted: set[str] = set()
+        self.rests: dict[str, float] = {}  # files that are not copied again before this time
+        self.before: Found | None = None  # the last look
+        self.clean_at = 0.0
+        self.moved_at = time.monotonic()  # something was answered
+        self.poked = asyncio.Event()
+        self.task: asyncio.Task[None] | None = None
+
+    @property
+    def ref(self) -> MemberRef:
+        """In whose name the files are sent: the newest attempt's."""
+        return max(self.refs, key=lambda ref: (ref.attempt, -ref.member))
+
+    @property
+    def ending(self) -> bool:
+        return all(ended is not None for ended in self.refs.values())
+
+
+class Copying:
+    """`send` returns whether there is a link; what it takes may still get lost."""
+
+    def __init__(self, send: Callable[[Message], bool]) -> None:
+        self._send = send
+        self._folders: dict[tuple[str, Kind], Folder] = {}
+        self._window = asyncio.Semaphore(WINDOW_PIECES)
+        self._transfers: dict[int, Transfer] = {}
+        self._serials = itertools.count(time.time_ns())  # never twice, not even in another life
+
+    # -- folders ---------------------------------------------------------------------------
+
+    def watch(
+        self, ref: MemberRef, kind: Kind, root: Path, user: int | None, *, over: bool = False
+    ) -> None:
+        """From now on. `user`: files of others are not read. `over`: the member has ended."""
+        key = ref.job, kind
+        folder = self._folders.get(key)
+        if folder is None:
+            folder = self._folders[key] = Folder(ref.job, kind, root, user)
+            work = self._follow
+            folder.task = asyncio.create_task(
+                enduring(f"the copying of {root}", lambda: work(folder))
+            )
+        folder.refs[ref] = time.monotonic() if over else None
+        folder.clean_at = 0.0
+
+    def fetched(self, ref: MemberRef, kind: Kind, files: dict[str, Stamp]) -> None:
+        """These came from the head just now."""
+        folder = self._folders.get((ref.job, kind))
+        if folder is not None:
+            folder.kept.update(files)
+
+    def ended(self, ref: MemberRef) -> None:
+        """Its process is over: look once more. An empty folder needs no second look."""
+        for folder in self._of(ref):
+            folder.refs[ref] = time.monotonic()
+            if not folder.kept and _empty(folder.root):
+                folder.clean_at = time.monotonic()
+            folder.poked.set()
+
+    def complete(self, ref: MemberRef, kinds: tuple[Kind, ...] = tuple(Kind)) -> bool:
+        """Is everything kept that was there when the member ended?"""
+        for folder in self._of(ref):
+            ended = folder.refs[ref]
+            if folder.kind in kinds and (ended is None or folder.clean_at < ended):
+                return False
+        return True
+
+    def moved_at(self, ref: MemberRef) -> float:
+        """When a file of its folders was last kept, or a piece of one."""
+        return max((folder.moved_at for folder in self._of(ref)), default=0.0)
+
+    def forget(self, ref: MemberRef) -> list[Path]:
+        """Returns output folders that no member needs any more."""
+        gone = []
+        for folder in self._of(ref):
+            del folder.refs[ref]
+            if not folder.refs:
+                del self._folders[folder.job, folder.kind]
+                if folder.task is not None:
+                    folder.task.cancel()
+                if folder.kind is Kind.OUTPUT:
+                    gone.append(folder.root)
+        return gone
+
+    def _of(self, ref: MemberRef) -> list[Folder]:
+        found = (self._folders.get((ref.job, kind)) for kind in Kind)
+        return [folder for folder in found if folder is not None and ref in folder.refs]
+
+    # -- the link --------------------------------------------------------------------------
+
+    def disconnected(self) -> None:
+        for serial in list(self._transfers):
+            self._end(serial, "there is no link")
+
+    def reconnected(self) -> None:
+        for folder in self._folders.values():
+            folder.poked.set()
+
+    def take(self, answer: FileAnswer) -> None:
+        transfer = self._transfers.get(answer.serial)
+        if transfer is None:
+            return
+        if answer.kept and transfer.folder is not None:
+            transfer.folder.moved_at = time.monotonic()
+        if transfer.out:
+            transfer.out -= 1
+            self._window.release()
+        if answer.problem:
+            self._end(answer.serial, answer.problem, again=answer.again)
+        elif answer.kept >= transfer.size and not transfer.out:
+            self._end(answer.serial)
+
+    def _end(self, serial: int, problem: str = "", *, again: bool = True) -> None:
+        transfer = self._transfers.pop(serial)
+        for _ in range(transfer.out):
+            self._window.release()
+        if transfer.done.done():
+            return
+        if problem and again:
+            transfer.done.set_exception(Broken(problem))
+        else:
+            transfer.done.set_result(problem)
+
+    # -- one folder ------------------------------------------------------------------------
+
+    async def _follow(self, folder: Folder) -> None:
+        while True:
+            began = time.monotonic()
+            try:
+                await self._look(folder)
+                wait_s = max(LOOK_S, LOOK_FACTOR * (time.monotonic() - began))
+            except (Broken, OSError) as error:
+                log.debug("%s of %s is not kept yet: %s", folder.kind, folder.job, error)
+                wait_s = AGAIN_S
+            try:
+                async with asyncio.timeout(min(wait_s, 60.0)):
+                    await folder.poked.wait()
+            except TimeoutError:
+                pass
+            folder.poked.clear()
+
+    async def _look(self, folder: Folder) -> None:
+        began = time.monotonic()
+        try:
+            found = await asyncio.to_thread(scan, folder.root, folder.user)
+        except FileNotFoundError:
+            found = Found({}, {})
+        looked_s = time.monotonic() - began
+        if folder.kind is Kind.CHECKPOINT and not self._settled(folder, found):
+            return
+        ending = folder.ending
+        changed = {
+            path: stamp
+            for path, stamp in found.files.items()
+            if folder.kept.get(path) != stamp
+            and (ending or folder.rests.get(path, 0.0) <= time.monotonic())
+        }
+        gone = [path for path in folder.kept if path not in found.files]
+        for path in gone:
+            await self._remove(folder, path)
+        for path, why in found.notes.items():
+            await self._note(folder, path, why)
+        # Small files first: they are results that somebody waits for.
+        order = sorted(changed, key=lambda path: changed[path].size)
+        for start in range(0, len(order), FILES_AT_ONCE):
+            some = order[start : start + FILES_AT_ONCE]
+            done = await asyncio.gather(
+                *(self._copy(folder, path, changed[path]) for path in some), return_exceptions=True
+            )
+            for error in done:
+                if isinstance(error, BaseException):
+                    raise error
+        if folder.kind is Kind.CHECKPOINT and (changed or gone) and not folder.refused:
+            await self._settle(folder, found)
+        if changed:
+            folder.poked.set()  # look again at once: what has changed meanwhile?
+            folder.clean_at = 0.0
+        elif all(folder.kept.get(path) == stamp for path, stamp in found.files.items()):
+            folder.clean_at = began
+        if looked_s > 1.0:
+            await asyncio.sleep(looked_s)  # a folder with very many files takes its share, not more
+
+    def _settled(self, folder: Folder, found: Found) -> bool:
+        """A checkpoint is copied when two looks have found the same: it is not being written. If
+        nobody can write it any more, one look is enough."""
+        before, folder.before = folder.before, found
+        return folder.ending or (before is not None and before.files == found.files)
+
+    async def _copy(self, folder: Folder, path: str, stamp: Stamp) -> None:
+        """Raises Broken or OSError if it has to be tried again."""
+        began = time.monotonic()
+        serial, transfer = self._begin(stamp.size, folder)
+        try:
+            handle = await asyncio.to_thread(open_file, folder.root, path, folder.user)
+            try:
+                await self._pieces(folder, path, stamp, handle, serial, transfer)
+                problem = await self._answered(transfer)
+                if folder.kind is Kind.CHECKPOINT and stamp_of(handle) != stamp:
+                    raise Broken(f"{path} has changed")
+            finally:
+                os.close(handle)
+        except FileNotFoundError:
+            return  # it has just gone; the next look knows
+        finally:
+            if serial in self._transfers:
+                self._end(serial, "given up")
+        folder.kept[path] = stamp
+        folder.moved_at = time.monotonic()
+        folder.rests[path] = folder.moved_at + COPY_REST * (folder.moved_at - began)
+        (folder.refused.add if problem else folder.refused.discard)(path)
+
+    async def _pieces(
+        self, folder: Folder, path: str, stamp: Stamp, handle: int, serial: int, transfer: Transfer
+    ) -> None:
+        offset = 0
+        while offset < stamp.size or not offset:
+            await self._room()
+            length = min(PIECE_BYTES, stamp.size - offset)
+            try:
+                data = await asyncio.to_thread(os.pread, handle, length, offset)
+                if len(data) < length:
+                    raise Broken(f"{path} became shorter")
+            except BaseException:
+                self._window.release()
+                raise
+            if transfer.done.done():  # refused, or the link is gone
+                self._window.release()
+                return
+            transfer.out += 1
+            modified_ms = stamp.modified_ns // 1_000_000
+            piece = FilePiece(
+                folder.ref, folder.kind, path, serial, stamp.size, offset, data, modified_ms
+            )
+            if not self._send(piece):
+                raise Broken("there is no link")
+            offset += len(data)
+            if not stamp.size:
+                return
+
+    async def _room(self) -> None:
+        try:
+            async with asyncio.timeout(ANSWER_S_MAX):
+                await self._window.acquire()
+        except TimeoutError:
+            raise Broken("the head does not answer") from None
+
+    def _begin(self, size: int, folder: Folder | None = None) -> tuple[int, Transfer]:
+        serial = next(self._serials)
+        transfer = self._transfers[serial] = Transfer(size, folder)
+        return serial, transfer
+
+    async def _answered(self, transfer: Transfer) -> str:
+        try:
+            async with asyncio.timeout(ANSWER_S_MAX):
+                return await asyncio.shield(transfer.done)
+        except TimeoutError:
+            raise Broken("the head does not answer") from None
+
+    async def _tell(self, size: int, make: Callable[[int], Message]) -> str:
+        """A message without data; returns the head's problem with it."""
+        serial, transfer = self._begin(size)
+        try:
+            if not self._send(make(serial)):
+                raise Broken("there is no link")
+            return await self._answered(transfer)
+        finally:
+            if serial in self._transfers:
+                self._end(serial, "given up")
+
+    async def _remove(self, folder: Folder, path: str) -> None:
+        if folder.kind is Kind.OUTPUT and path not in folder.refused:
+            await self._tell(
+                0, lambda serial: FilePiece(folder.ref, folder.kind, path, serial, size=-1)
+            )
+        folder.kept.pop(path, None)
+        folder.rests.pop(path, None)
+        folder.refused.discard(path)
+
+    async def _note(self, folder: Folder, path: str, why: str) -> None:
+        if path in folder.noted or folder.kind is not Kind.OUTPUT:
+            return
+        shown = path.encode(errors="replace").decode()[:200]
+        await self._tell(
+            0, lambda serial: FilePiece(folder.ref, folder.kind, shown, serial, size=0, why=why)
+        )
+        folder.noted.add(path)
+
+    async def _settle(self, folder: Folder, found: Found) -> None:
+        """Every file of this look has been copied, so they count together. Without one that was
+        refused, they would not be a checkpoint."""
+        files = tuple(
+            KeptFile(path, stamp.size, stamp.modified_ns // 1_000_000)
+            for path, stamp in sorted(found.files.items())
+        )
+        await self._tell(0, lambda serial: Snapshot(folder.ref, serial, files))
+
+
+def _empty(root: Path) -> bool:
+    try:
+        with os.scandir(root) as entries:
+            return next(entries, None) is None
+    except OSError:
+        return True
+
+
+def _looked_at(future: asyncio.Future[str]) -> None:
+    if not future.cancelled():
+        future.exception()

@@ -1,0 +1,64 @@
+"""Which node may write and read which job's kept files; the store writes them in its own thread."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+
+from shoal.control.loop import ControlLoop
+from shoal.control.outputs import FULL, Kept, OutputStore, may_keep
+from shoal.model.job import Job, MemberRef, Phase
+from shoal.model.kept import FileAnswer, FilePiece, FileSent, FileWanted, Kind, Snapshot
+from shoal.tick import Stage
+
+NOT_PLACED = "the controller has not placed its member there"
+ALARM = "outputs"
+
+
+class FileDesk:
+    def __init__(self, loop: ControlLoop, store: OutputStore) -> None:
+        self._loop = loop
+        self.store = store
+
+    def take(
+        self, what: FilePiece | Snapshot, node: str, answer: Callable[[FileAnswer], None]
+    ) -> None:
+        here = asyncio.get_running_loop()
+
+        def tell(said: FileAnswer) -> None:
+            if not here.is_closed():
+                here.call_soon_threadsafe(self._tell, said, answer)
+
+        kind = what.kind if isinstance(what, FilePiece) else Kind.CHECKPOINT
+        if self._loop.tick.stage is Stage.UNLOADED or self._loop.store.tight:
+            self._tell(FileAnswer(kind, what.serial, 0, FULL, again=True), answer)
+            return
+        may = may_keep(self._job(what.ref), node, what.ref)
+        if may is False or (may is None and kind is Kind.CHECKPOINT):
+            answer(FileAnswer(kind, what.serial, 0, NOT_PLACED))
+        elif isinstance(what, FilePiece):
+            self.store.take(what, node, over=bool(may), answer=tell)
+        else:
+            self.store.settle(what, node, tell, self._kept)
+
+    def give(self, wanted: FileWanted, node: str) -> FileSent | None:
+        if self._loop.tick.stage is Stage.UNLOADED:
+            return None
+        job = self._loop.tick.state.placed.get(node, {}).get(wanted.ref)
+        if job is None or job.phase is Phase.STOPPING:
+            return FileSent(wanted.ref, wanted.kind, wanted.path, wanted.offset, problem=NOT_PLACED)
+        return self.store.sent(wanted)
+
+    def _job(self, ref: MemberRef) -> Job | None:
+        return self._loop.tick.state.jobs.get(ref.job) or self._loop.store.job(ref.job)
+
+    def _tell(self, said: FileAnswer, answer: Callable[[FileAnswer], None]) -> None:
+        if said.problem and said.again:
+            why = self.store.problem or said.problem
+            self._loop.alarms.raise_(ALARM, f"files of jobs cannot be kept yet: {why}")
+        elif not said.problem:
+            self._loop.alarms.clear(ALARM)
+        answer(said)
+
+    def _kept(self, kept: Kept) -> None:
+        """Called by the store's thread."""

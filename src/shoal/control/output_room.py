@@ -1,0 +1,117 @@
+"""Keeps the store of outputs within its size and age: files of finished jobs go, the oldest first.
+
+A thread walks the folder from time to time. Checkpoints of finished jobs go before outputs, because
+nothing starts from them any more. Files of live jobs stay.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import NamedTuple
+
+from shoal.control.kept_files import JOB_FOLDER
+from shoal.control.loop import ControlLoop, Unreadable
+from shoal.control.outputs import GIB, OutputStore
+from shoal.model.durations import DAY_MS
+from shoal.model.job import Job
+from shoal.model.kept import Kind
+
+KEPT_MS = 30 * DAY_MS  # after the end of the job
+FREED_PART = 10  # a tenth more than needed is removed, so that not every look removes something
+FIRST_LOOK_S = 5.0
+LOOK_S = 60.0
+LOOK_FACTOR = 50
+
+
+class Seen(NamedTuple):
+    job: str
+    kind: Kind
+    size: int
+
+
+class Sizes(NamedTuple):
+    total: int
+    removed: int
+
+
+class OutputRoom:
+    def __init__(
+        self, store: OutputStore, ended_of: Callable[[str], Job | None], kept_ms: int = KEPT_MS
+    ) -> None:
+        self._store = store
+        self._ended_of = ended_of
+        self._kept_ms = kept_ms
+
+    def look(self, live: Mapping[str, object], now_ms: int) -> Sizes:
+        """`live`: jobs whose files stay."""
+        ended: list[tuple[bool, int, Seen]] = []
+        total = removed = 0
+        for seen in self._sizes():
+            total += seen.size
+            if seen.job in live:
+                continue
+            job = self._ended_of(seen.job)
+            at_ms = job.finished_ms or 0 if job is not None else 0
+            ended.append((seen.kind is Kind.OUTPUT, at_ms, seen))
+        most = self._store.limits.total
+        excess = total - (most - most // FREED_PART) if total > most else 0
+        for _, at_ms, seen in sorted(ended):
+            if excess > 0 or now_ms - at_ms > self._kept_ms:
+                self._store.drop(seen.job, None if seen.kind is Kind.OUTPUT else seen.kind)
+                total -= seen.size
+                excess -= seen.size
+                removed += 1
+        self._store.total = total
+        return Sizes(total, removed)
+
+    def _sizes(self) -> list[Seen]:
+        found = []
+        try:
+            jobs = [entry.name for entry in os.scandir(self._store.root)]
+        except FileNotFoundError:
+            return []
+        for job in jobs:
+            if JOB_FOLDER.match(job):
+                time.sleep(0)  # the loop runs meanwhile
+                for kind in Kind:
+                    folder = self._store.folder(job, kind)
+                    if folder.is_dir():
+                        found.append(Seen(job, kind, _bytes(folder)))
+                found.append(Seen(job, Kind.CHECKPOINT, _bytes(self._store.root / job / "staged")))
+        return found
+
+
+def _bytes(folder: Path) -> int:
+    total = 0
+    for here, _, names in os.walk(folder):
+        for name in names:
+            try:
+                total += os.lstat(os.path.join(here, name)).st_size
+            except OSError:
+                continue  # it has just gone
+    return total
+
+
+async def watch(loop: ControlLoop, store: OutputStore) -> None:
+    room = OutputRoom(store, loop.store.job)
+    await asyncio.sleep(FIRST_LOOK_S)
+    while True:
+        try:
+            await loop.settled()
+        except Unreadable:
+            await asyncio.sleep(LOOK_S)
+            continue
+        live = dict.fromkeys(loop.state.jobs)
+        began = time.monotonic()
+        sizes = await asyncio.to_thread(room.look, live, loop.clock.now_ms())
+        if sizes.removed:
+            most = store.limits.total // GIB
+            text = f"outputs take at most {most} GiB and are kept for {KEPT_MS // DAY_MS} days"
+            loop.alarms.raise_("output store", f"{text}: the oldest were removed")
+        else:
+            loop.alarms.clear("output store")
+        await asyncio.sleep(max(LOOK_S, LOOK_FACTOR * (time.monotonic() - began)))

@@ -1,0 +1,355 @@
+"""Files of jobs as the head keeps them: outputs, and checkpoints that travel between nodes.
+
+    outputs/JOB/output/PATH       the job's output, file by file
+    outputs/JOB/checkpoint/PATH   its newest snapshot, which another node may start from
+    outputs/JOB/staged/NODE/PATH  files of the next snapshot
+    outputs/JOB/index.json        which node's snapshot each file of `checkpoint` is from
+    outputs/JOB/notes.json        what is not kept, and why
+    outputs/.parts/               files on their way
+
+All writing is done by one thread, so that a slow disk does not stop the loop. A file has its name
+only when it is whole.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import re
+import shutil
+import threading
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import NamedTuple
+
+import msgspec
+
+from shoal.control.kept_files import JOB_FOLDER, Index, KeptFiles, files_in
+from shoal.files import write_private
+from shoal.model.job import Job, MemberRef
+from shoal.model.kept import (
+    FILES_MAX,
+    FileAnswer,
+    FilePiece,
+    KeptFile,
+    Kind,
+    Snapshot,
+    path_problem,
+)
+
+log = logging.getLogger("shoal.outputs")
+
+GIB = 1 << 30
+JOB_BYTES_MAX = 20 * GIB  # of one job's output; and as much of its checkpoints
+TOTAL_BYTES_MAX = 200 * GIB
+SPARE_BYTES = 1 * GIB  # the log of events must always find room on the same disk
+WAITING_BYTES_MAX = 64 << 20  # pieces that the thread has not written yet
+NOTES_MAX = 20
+PARTS, REMOVED, STAGED = ".parts", ".removed", "staged"
+FULL = "the head's disk has no room for it now"
+BUSY = "the head is busy with other files"
+
+Answer = Callable[[FileAnswer], None]
+
+
+class Limits(NamedTuple):
+    job: int = JOB_BYTES_MAX
+    total: int = TOTAL_BYTES_MAX
+    spare: int = SPARE_BYTES
+
+
+LIMITS = Limits()
+
+
+class Kept(NamedTuple):
+    """A snapshot that is complete at the head: news for the loop."""
+
+    ref: MemberRef
+    files: tuple[KeptFile, ...]
+    size: int
+
+
+class Used:
+    """What a folder of a job takes."""
+
+    def __init__(self, files: dict[str, int]) -> None:
+        self.files = files
+        self.size = sum(files.values())
+
+    def put(self, path: str, size: int) -> None:
+        self.size += size - self.files.get(path, 0)
+        self.files[path] = size
+
+    def drop(self, path: str) -> None:
+        self.size -= self.files.pop(path, 0)
+
+
+class OutputStore(KeptFiles):
+    def __init__(self, root: Path, limits: Limits = LIMITS) -> None:
+        super().__init__(root)
+        self.limits = limits
+        self.problem = ""  # why nothing can be written now
+        self.total = 0  # at the last look
+        self._writer = ThreadPoolExecutor(1, "shoal-outputs")
+        self._waiting = 0
+        self._lock = threading.Lock()
+        self._used: dict[tuple[str, Kind], Used] = {}
+        self._parts: dict[tuple[str, int], tuple[int, int]] = {}  # how far, and of how many bytes
+        with contextlib.suppress(OSError):
+            for left in (PARTS, REMOVED):
+                shutil.rmtree(root / left)  # of a controller that was killed
+
+    # -- from nodes ------------------------------------------------------------------------
+
+    def take(self, piece: FilePiece, node: str, *, over: bool, answer: Answer) -> None:
+        """`over`: the piece may replace what is here. `answer` is called by the thread."""
+        with self._lock:
+            busy = self._waiting > WAITING_BYTES_MAX
+            self._waiting += len(piece.data)
+        if busy:
+            self._done(len(piece.data))
+            answer(FileAnswer(piece.kind, piece.serial, 0, BUSY, again=True))
+            return
+        self._writer.submit(self._take, piece, node, over, answer)
+
+    def settle(
+        self, snapshot: Snapshot, node: str, answer: Answer, kept: Callable[[Kept], None]
+    ) -> None:
+        self._writer.submit(self._settle, snapshot, node, answer, kept)
+
+    def _done(self, size: int) -> None:
+        with self._lock:
+            self._waiting -= size
+
+    def _take(self, piece: FilePiece, node: str, over: bool, answer: Answer) -> None:
+        kept, problem, again = 0, "", False
+        try:
+            kept, problem, again = self._write(piece, node, over)
+            if not problem:
+                self.problem = ""
+        except OSError as error:
+            problem, again = f"the head cannot keep it: {error.strerror or error}", True
+            self.problem = problem
+        except Exception:
+            log.exception("a piece of %s", piece.ref.job)
+            problem = "the head cannot keep it"
+        finally:
+            self._done(len(piece.data))
+        if problem:
+            self._drop_part(node, piece.serial)
+        answer(FileAnswer(piece.kind, piece.serial, kept, problem, again))
+
+    def _write(self, piece: FilePiece, node: str, over: bool) -> tuple[int, str, bool]:
+        if piece.why:
+            self._note(piece.ref.job, f"{piece.path}: {piece.why}")
+            return 0, "", False
+        wrong = path_problem(piece.path)
+        if wrong:
+            return 0, wrong, False
+        place = self._place(piece, node)
+        if piece.size < 0:
+            self._remove(piece, place, over)
+            return 0, "", False
+        if not piece.offset:
+            refusal, again = self._refusal(piece, place, over)
+            if refusal:
+                return 0, refusal, again
+            self._parts[node, piece.serial] = 0, piece.size
+        got, size = self._parts.get((node, piece.serial), (-1, 0))
+        end = piece.offset + len(piece.data)
+        if got != piece.offset or size != piece.size or end > size:
+            return 0, "it has to begin again", True  # of an earlier controller, for instance
+        part = self._part(node, piece.serial)
+        part.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        handle = os.open(part, os.O_WRONLY | os.O_CREAT, 0o600)
+        try:
+            _write_all(handle, piece.data, piece.offset)
+            if end == size:
+                os.ftruncate(handle, size)
+                os.utime(handle, ns=(piece.modified_ms * 1_000_000,) * 2)
+                os.fsync(handle)
+        finally:
+            os.close(handle)
+        self._parts[node, piece.serial] = end, size
+        if end == size:
+            del self._parts[node, piece.serial]
+            _make_room_for(place, self.root)
+            part.replace(place)
+            if piece.kind is Kind.OUTPUT:
+                self._usage(piece.ref.job, piece.kind).put(piece.path, size)
+        return end, "", False
+
+    def _refusal(self, piece: FilePiece, place: Path, over: bool) -> tuple[str, bool]:
+        """Decided with the first piece of a file."""
+        job, used = piece.ref.job, self._usage(piece.ref.job, piece.kind)
+        if not over and place.exists():
+            return "a later attempt has written it", False
+        if piece.kind is Kind.OUTPUT:
+            more = piece.size - used.files.get(piece.path, 0)
+            if used.size + more > self.limits.job:
+                self._note(job, f"{piece.path}: {self._over_job()}")
+                return self._over_job(), False
+            if piece.path not in used.files and len(used.files) >= FILES_MAX:
+                self._note(job, f"{piece.path}: only {FILES_MAX:,} files are kept")
+                return f"only {FILES_MAX:,} files of a job are kept", False
+        elif piece.size > self.limits.job:
+            self._note(job, f"checkpoint {piece.path}: {self._over_job()}")
+            return self._over_job(), False
+        if self.total + piece.size > self.limits.total:
+            self.problem = "the outputs of all jobs take as much as they may"
+            return self.problem, True
+        self.root.mkdir(mode=0o700, parents=True, exist_ok=True)
+        if shutil.disk_usage(self.root).free < piece.size + self.limits.spare:
+            self.problem = FULL
+            return FULL, True
+        return "", False
+
+    def _over_job(self) -> str:
+        return f"a job may keep {self.limits.job / GIB:.4g} GiB"
+
+    def _remove(self, piece: FilePiece, place: Path, over: bool) -> None:
+        if piece.kind is Kind.OUTPUT and over:
+            place.unlink(missing_ok=True)
+            self._usage(piece.ref.job, piece.kind).drop(piece.path)
+            folder, top = place.parent, self.folder(piece.ref.job, piece.kind)
+            with contextlib.suppress(OSError):
+                while folder != top:
+                    folder.rmdir()
+                    folder = folder.parent
+
+    def _settle(
+        self, snapshot: Snapshot, node: str, answer: Answer, kept: Callable[[Kept], None]
+    ) -> None:
+        """From now on these files are the node's. Those of earlier attempts go: whoever made this
+        snapshot has started from them."""
+        problem, again = "", False
+        try:
+            total = self._replace(snapshot, node)
+            kept(Kept(snapshot.ref, snapshot.files, total))
+        except OSError as error:
+            problem, again = f"the head cannot keep it: {error.strerror or error}", True
+            self.problem = problem
+        except ValueError as error:
+            problem = str(error)
+        answer(FileAnswer(Kind.CHECKPOINT, snapshot.serial, 0, problem, again))
+
+    def _replace(self, snapshot: Snapshot, node: str) -> int:
+        job, attempt = snapshot.ref.job, snapshot.ref.attempt
+        index = self.index(job)
+        if attempt < index.attempt:
+            raise ValueError("a later attempt has saved something")
+        wrong = next((path_problem(file.path) for file in snapshot.files), "")
+        size = sum(max(0, file.size) for file in snapshot.files)
+        if wrong or len(snapshot.files) > FILES_MAX:
+            raise ValueError(wrong or f"only {FILES_MAX:,} files of a job are kept")
+        if size > self.limits.job:
+            self._note(job, f"its checkpoints: {self._over_job()}")
+            raise ValueError(self._over_job())
+        folder = self.folder(job, Kind.CHECKPOINT)
+        staged = self.root / job / STAGED / _word(node)
+        for file in snapshot.files:
+            if not (staged / file.path).exists() and not (folder / file.path).exists():
+                raise OSError(f"{file.path} has not arrived")
+        for file in snapshot.files:
+            if (staged / file.path).exists():
+                _make_room_for(folder / file.path, self.root)
+                (staged / file.path).replace(folder / file.path)
+        of = index.of if index.attempt == attempt else {}
+        of = {**of, node: list(snapshot.files)}
+        self._write_index(job, Index(attempt, of))
+        wanted = {file.path for files in of.values() for file in files}
+        for path in files_in(folder):
+            if path not in wanted:
+                (folder / path).unlink(missing_ok=True)
+        shutil.rmtree(staged, ignore_errors=True)
+        return size
+
+    # -- removal ----------------------------------------------------------------------------
+
+    def drop(self, job: str, kind: Kind | None = None) -> None:
+        """All of a job's files, or those of one kind; a reader sees all of them or none."""
+        if JOB_FOLDER.match(job):
+            self._writer.submit(self._drop, job, kind)
+
+    def close(self) -> None:
+        self._writer.shutdown(wait=True, cancel_futures=True)
+
+    def _drop(self, job: str, kind: Kind | None) -> None:
+        folder = self.root / job / kind.value if kind else self.root / job
+        with contextlib.suppress(OSError):
+            if folder.exists():
+                (self.root / REMOVED).mkdir(exist_ok=True)
+                gone = folder.rename(self.root / REMOVED / f"{job}-{kind or 'all'}")
+                shutil.rmtree(gone, ignore_errors=True)
+            if kind is Kind.CHECKPOINT:
+                (self.root / job / "index.json").unlink(missing_ok=True)
+        for one in Kind:
+            self._used.pop((job, one), None)
+
+    # -- helpers ---------------------------------------------------------------------------
+
+    def _usage(self, job: str, kind: Kind) -> Used:
+        used = self._used.get((job, kind))
+        if used is None:
+            while len(self._used) >= 1_000:  # of jobs that ended long ago
+                del self._used[next(iter(self._used))]
+            files = {file.path: file.size for file in self.listing(job, kind)}
+            used = self._used[job, kind] = Used(files)
+        return used
+
+    def _place(self, piece: FilePiece, node: str) -> Path:
+        if piece.kind is Kind.OUTPUT:
+            return self.folder(piece.ref.job, piece.kind) / piece.path
+        return self.root / piece.ref.job / STAGED / _word(node) / piece.path
+
+    def _part(self, node: str, serial: int) -> Path:
+        return self.root / PARTS / f"{_word(node)}.{serial}"
+
+    def _drop_part(self, node: str, serial: int) -> None:
+        self._parts.pop((node, serial), None)
+        with contextlib.suppress(OSError):
+            self._part(node, serial).unlink(missing_ok=True)
+
+    def _note(self, job: str, text: str) -> None:
+        notes = self.notes(job)
+        if text not in notes and len(notes) < NOTES_MAX:
+            (self.root / job).mkdir(mode=0o700, parents=True, exist_ok=True)
+            write_private(self.root / job / "notes.json", msgspec.json.encode([*notes, text]))
+
+    def _write_index(self, job: str, index: Index) -> None:
+        write_private(self.root / job / "index.json", msgspec.json.encode(index))
+
+
+def may_keep(job: Job | None, node: str, ref: MemberRef) -> bool | None:
+    """May this node write for the member? None: only what is not there yet, because nobody knows
+    any more where earlier attempts ran."""
+    if job is None:
+        return False
+    if ref.attempt == job.attempt:
+        members = job.members
+        return 0 <= ref.member < len(members) and members[ref.member].slice.node == node
+    return None if 0 < ref.attempt < job.attempt else False
+
+
+def _word(node: str) -> str:
+    """A node's name as a file's. The empty one is of the head's own machine."""
+    return re.sub(r"[^A-Za-z0-9.-]", "_", node).lstrip(".") or "_"
+
+
+def _write_all(handle: int, data: bytes, offset: int) -> None:
+    rest = memoryview(data)
+    while rest:
+        count = os.pwrite(handle, rest, offset)
+        rest, offset = rest[count:], offset + count
+
+
+def _make_room_for(place: Path, top: Path) -> None:
+    """Folders around it. What was a file may have become a folder, and the other way round."""
+    if place.is_dir():
+        shutil.rmtree(place)
+    for folder in reversed(place.parents):
+        if folder != top and top in folder.parents and folder.is_file():
+            folder.unlink()
+    place.parent.mkdir(mode=0o700, parents=True, exist_ok=True)

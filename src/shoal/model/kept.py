@@ -1,0 +1,126 @@
+"""Kept folders: what a job writes to its output or checkpoint folder, copied to the head."""
+
+from __future__ import annotations
+
+import enum
+
+import msgspec
+
+from shoal.model.job import MemberRef
+
+PIECE_BYTES = 256 * 1024  # of a file, in one message
+PATH_BYTES_MAX = 1024
+NAME_BYTES_MAX = 255  # of each part; no file system has longer ones
+PATH_PARTS_MAX = 32
+FILES_MAX = 10_000  # of one folder
+OUTPUT = "SHOAL_OUTPUT"  # in a member's environment: its kept folder
+
+
+class Kind(enum.StrEnum):
+    """Which of a job's folders."""
+
+    OUTPUT = "output"
+    CHECKPOINT = "checkpoint"
+
+
+class FilePiece(msgspec.Struct, frozen=True, tag=True):
+    """`data` belongs at `offset` of the file of `size` bytes at this path of the job's folder. The
+    pieces of one copy have the same `serial`, and come in order. `size` -1: the job has removed the
+    file. `why`: the node cannot keep it, for this reason."""
+
+    ref: MemberRef
+    kind: Kind
+    path: str
+    serial: int
+    size: int
+    offset: int = 0
+    data: bytes = b""
+    modified_ms: int = 0
+    why: str = ""
+
+
+class KeptFile(msgspec.Struct, frozen=True):
+    path: str
+    size: int
+    modified_ms: int
+
+
+class Snapshot(msgspec.Struct, frozen=True, tag=True):
+    """A checkpoint folder as it was at one moment, with nothing half written. Every file of it has
+    been copied: from now on, these are the ones that count."""
+
+    ref: MemberRef
+    serial: int
+    files: tuple[KeptFile, ...]
+
+
+class FileAnswer(msgspec.Struct, frozen=True):
+    """How many bytes of this copy are kept. `problem`: why they are not; `again`: the same file may
+    be taken later, from its beginning."""
+
+    kind: Kind
+    serial: int
+    kept: int
+    problem: str = ""
+    again: bool = False
+
+
+class FileWanted(msgspec.Struct, frozen=True):
+    """A member of this job is to start on the node that asks: send its folder. Without a path, the
+    list of its files."""
+
+    ref: MemberRef
+    kind: Kind
+    path: str = ""
+    offset: int = 0
+
+
+class FileSent(msgspec.Struct, frozen=True):
+    """The answer: `files`, or the bytes of one of them."""
+
+    ref: MemberRef
+    kind: Kind
+    path: str = ""
+    offset: int = 0
+    data: bytes = b""
+    files: tuple[KeptFile, ...] = ()
+    problem: str = ""
+
+
+class FilesView(msgspec.Struct, kw_only=True):
+    """The files that a job has kept. `notes`: what is not kept, and why."""
+
+    job: str
+    files: list[KeptFile]
+    total_bytes: int
+    notes: list[str] = []
+    live: bool = False  # more may come
+    url: str = ""  # where they are, if not in the cluster's store
+
+
+class FilePart(msgspec.Struct, kw_only=True):
+    """Bytes of a kept file from `offset` on. A file with another `version` has been replaced."""
+
+    path: str
+    offset: int
+    size: int
+    modified_ms: int
+    version: str
+    data: bytes
+
+
+def path_problem(path: str) -> str:
+    """Why the head does not take a file of this name; empty if it does."""
+    parts = path.split("/")
+    try:
+        size = len(path.encode())
+        longest = max(len(part.encode()) for part in parts)
+    except UnicodeEncodeError:
+        return "its name is not UTF-8"
+    if not path or any(part in ("", ".", "..") for part in parts):
+        return "its name is not a relative path"
+    if not path.isprintable():
+        return "its name has characters that cannot be printed"
+    if size > PATH_BYTES_MAX or longest > NAME_BYTES_MAX or len(parts) > PATH_PARTS_MAX:
+        return f"its name is longer than {PATH_BYTES_MAX} bytes or {PATH_PARTS_MAX} folders"
+    return ""

@@ -1,0 +1,125 @@
+"""Files in $SHOAL_OUTPUT are kept: whole, whoever is killed, and after their node has died."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from shoal.cli.app import call
+from shoal.client import ShoalError
+from tests.live.cluster import Live, eventually, live_cluster
+
+BIG = 24 << 20  # more than is on its way at a time, many times over
+
+# Writes a large file and prints its hash; then goes on, or ends.
+LARGE = f"""
+head -c {BIG} /dev/urandom > $SHOAL_OUTPUT/big
+sha256sum < $SHOAL_OUTPUT/big
+"""
+
+
+@pytest.fixture(scope="module")
+def live() -> Iterator[Live]:
+    with live_cluster(nodes=2, gpus=1) as cluster:
+        yield cluster
+
+
+def fetched(live: Live, job: str, path: str, to: Path) -> str:
+    """The SHA-256 of what `shoal cp` brings."""
+    assert call(["cp", "--home", str(live.home.path), f"{job}:{path}", str(to)]) == 0
+    return hashlib.sha256((to / Path(path).name).read_bytes()).hexdigest()
+
+
+def paths(live: Live, job: str) -> list[str]:
+    return [file.path for file in live.client.files(job).files]
+
+
+def test_what_a_job_leaves_in_its_folder_is_listed_and_copied(
+    live: Live, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    script = (
+        "cd $SHOAL_OUTPUT; mkdir -p runs/a; echo one > runs/a/log.txt; : > empty; echo x > .hidden;"
+        "ln -s /etc/passwd link; mkfifo pipe; echo gone > tmp; "
+        f"while ! test -e {tmp_path}/go; do sleep 0.1; done; rm tmp; echo two > runs/b.txt; exit 3"
+    )
+    job = live.run(script)
+    assert eventually(lambda: "tmp" in paths(live, job), 60), "files come while the job runs"
+    (tmp_path / "go").touch()
+    assert live.wait(job) == "failed"
+    assert paths(live, job) == [".hidden", "empty", "runs/a/log.txt", "runs/b.txt"]
+    notes = " ".join(live.client.files(job).notes)
+    assert "link: it is a symbolic link" in notes
+    assert "pipe: it is not a regular file" in notes
+    home = ("--home", str(live.home.path))
+    assert call(["ls", *home, job, "runs"]) == 0
+    assert "runs/a/log.txt" in capsys.readouterr().out
+    assert call(["cp", *home, "-r", f"{job}:", str(tmp_path / "all")]) == 0
+    assert (tmp_path / "all/runs/a/log.txt").read_text() == "one\n"
+    assert call(["cp", *home, f"{job}:runs", str(tmp_path)]) == 2, "a folder needs -r"
+    assert "add -r" in capsys.readouterr().err
+    for bad in ("../../token", "/etc/passwd", "runs/../../../shoal.db", "no"):
+        with pytest.raises(ShoalError, match="has kept no file"):
+            live.client.file_part(job, bad)
+    left = [live.home.nodes / node / "outputs" / job for node in ("n1", "n2")]
+    assert eventually(lambda: not any(path.exists() for path in left)), "the node keeps no copy"
+
+
+def test_members_share_one_folder_and_the_last_copy_of_a_name_counts(live: Live) -> None:
+    script = "echo $SHOAL_MEMBER > $SHOAL_OUTPUT/of.$SHOAL_MEMBER; echo any > $SHOAL_OUTPUT/same"
+    job = live.run(script, members=2, gpus=1)
+    assert live.wait(job) == "succeeded"
+    assert paths(live, job) == ["of.0", "of.1", "same"]
+
+
+@pytest.mark.outside("the controller and an agent are killed while they copy")
+def test_a_copy_is_whole_although_controller_and_agent_are_killed_during_it(
+    live: Live, tmp_path: Path
+) -> None:
+    wait = f"{LARGE} while ! test -e {tmp_path}/go; do sleep 0.1; done; echo end > $SHOAL_OUTPUT/z"
+    job = live.run(wait, gpus=1, restart="never")
+    parts = live.home.outputs / ".parts"
+
+    def on_its_way() -> bool:
+        return parts.is_dir() and any(part.stat().st_size > 0 for part in parts.iterdir())
+
+    assert eventually(on_its_way, 60)
+    live.kill_controller()
+    assert eventually(lambda: paths(live, job) == ["big"], 60)
+    said = live.output(job).split()[0]
+    assert fetched(live, job, "big", tmp_path) == said
+    node = live.client.job(job).nodes[0]
+    os.kill(live.controller_pid(), signal.SIGSTOP)  # so that the end cannot be copied
+    try:
+        (tmp_path / "go").touch()
+        assert eventually((live.home.nodes / node / "outputs" / job / "z").exists, 60)
+        live.kill_agent(node)
+    finally:
+        os.kill(live.controller_pid(), signal.SIGCONT)
+    assert live.wait(job) in ("failed", "succeeded")
+    assert eventually(lambda: paths(live, job) == ["big", "z"], 60), "the node's next life sends it"
+    assert fetched(live, job, "big", tmp_path) == said
+
+
+def test_a_job_ends_although_the_head_can_keep_none_of_its_files(
+    live: Live, tmp_path: Path
+) -> None:
+    """The head's store cannot be written: an alarm says so, and the files come when it can."""
+    outputs = live.home.outputs
+    outputs.mkdir(exist_ok=True)
+    moved = outputs.rename(tmp_path / "outputs")
+    outputs.write_text("in the way")
+    try:
+        job = live.run("echo result > $SHOAL_OUTPUT/r; sleep 1")
+        assert eventually(
+            lambda: any("files of jobs" in one for one in live.client.status().alarms), 60
+        )
+        assert live.wait(job, timeout_s=90) == "succeeded"
+    finally:
+        outputs.unlink()
+        moved.rename(outputs)
+    assert eventually(lambda: paths(live, job) == ["r"], 60)
