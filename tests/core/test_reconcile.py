@@ -143,6 +143,36 @@ def test_a_member_finds_its_place_in_the_gang_in_its_environment() -> None:
     )
 
 
+def test_a_gang_finds_its_hosts_with_a_slot_for_each_gpu() -> None:
+    cluster = Cluster()
+    cluster.join("a", gpus=4)
+    cluster.join("b", gpus=2)
+    cluster.submit(gpus=2, members=3)
+    launches = [command for command in cluster.last.commands if isinstance(command, Launch)]
+    assert {launch.env["SHOAL_HOSTS"] for launch in launches} == {"a.test:4,b.test:2"}
+
+
+def test_nodes_that_share_an_address_are_hosts_by_their_ids_and_slots_may_be_cpus() -> None:
+    cluster = Cluster()
+    for node in ("a", "b"):
+        cluster.join(node, address="10.0.0.1")
+    cluster.submit(cpu_milli=3500, members=2, members_per_node=1)
+    launches = [command for command in cluster.last.commands if isinstance(command, Launch)]
+    assert launches[1].env["SHOAL_HOSTS"] == "a:3,b:3"
+
+
+def test_a_launchers_processes_do_not_take_the_members_ranks_for_theirs() -> None:
+    cluster = Cluster()
+    for node in ("a", "b"):
+        cluster.join(node, gpus=2)
+    cluster.submit(gpus=2, members=2, members_per_node=1, launcher=True)
+    launches = [command for command in cluster.last.commands if isinstance(command, Launch)]
+    env = launches[1].env
+    assert RENDEZVOUS & set(env) == {"MASTER_ADDR", "MASTER_PORT", "PET_NNODES", "PET_NODE_RANK"}
+    assert (env["SHOAL_MEMBER"], env["SHOAL_HOSTS"]) == ("1", "a.test:2,b.test:2")
+    assert all(launch.launcher for launch in launches)
+
+
 def test_a_process_that_is_alone_is_not_told_of_a_gang_but_an_elastic_gang_of_one_is() -> None:
     cluster = Cluster()
     cluster.join("a", gpus=1)

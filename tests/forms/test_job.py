@@ -243,6 +243,11 @@ def test_processes_share_what_one_member_would_have(text: str, fields: dict[str,
     assert spec == JobSpec(command=("x",), **{"gpus": 1, **fields})  # type: ignore[arg-type]
 
 
+def test_a_launcher_has_one_member_on_each_node() -> None:
+    spec = parse("command: mpirun x\nmembers: 4\ngpus: 8\nlauncher: true", ".yaml")
+    assert (spec.launcher, spec.members, spec.members_per_node, spec.gpus) == (True, 4, 1, 8)
+
+
 def test_an_elastic_gang_has_a_least_and_a_most() -> None:
     spec = parse("command: x\nmembers: 2..8\nper_node: 2", ".yaml")
     assert (spec.members, spec.members_max, spec.members_per_node) == (2, 8, 2)
@@ -270,6 +275,7 @@ REFUSED = [
     ("command: x\nzzz: 1", "a job has command, name"),
     ("command: x\n1: 2", "there is no field '1'"),
     ("command: x\ngpus: -1", "gpus: must be from 0 to 256"),
+    ("command: x\nlauncher: true\nper_node: 2\nmembers: 2", "launcher: starts the processes of a"),
     (
         "command: x\ngpus: 1.5",
         "gpus: '1.5' is not a number of GPUs; write 1 or 2 for whole",

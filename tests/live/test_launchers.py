@@ -22,7 +22,7 @@ import pytest
 
 from shoal.cli.app import call
 from tests.live.cluster import MARK, Live, all_pids, live_cluster
-from tests.needs import need
+from tests.needs import need, need_program
 
 need("torch")
 
@@ -159,6 +159,22 @@ def test_deepspeeds_own_launcher_starts_its_script(terminal: Terminal) -> None:
     launch = "exec deepspeed --no_local_rank --num_gpus 2 --master_port $PET_MASTER_PORT"
     out = terminal.run("-g 2 -- sh -c", f"{launch} deepspeeded.py --epochs 1 --samples 64")
     assert out.count("epoch 0 done") == 1
+
+
+@pytest.mark.outside("torch and the launchers of others meet on a port by clocks of their own")
+def test_mpirun_starts_torchrun_on_each_node(terminal: Terminal) -> None:
+    need_program("mpirun")
+    out = terminal.run(f"-n 2 -g 2 --launcher -- mpirun -N 1 torchrun {DECIDES}")
+    assert out.count("world of") == 1 and "world of 4, local ranks [0, 1, 0, 1]" in out
+
+
+@pytest.mark.outside("torch and the launchers of others meet on a port by clocks of their own")
+def test_deepspeed_starts_its_processes_on_all_nodes_of_the_hostfile(terminal: Terminal) -> None:
+    need("deepspeed")
+    flags = "--hostfile $SHOAL_HOSTFILE --master_addr $MASTER_ADDR --master_port $MASTER_PORT"
+    launch = f"exec deepspeed {flags} --no_local_rank {DECIDES}"
+    out = terminal.run("-n 2 -g 2 --launcher -- sh -c", launch)
+    assert out.count("world of") == 1 and "world of 4, local ranks [0, 1, 0, 1]" in out
 
 
 @pytest.mark.outside("torch and the launchers of others meet on a port by clocks of their own")

@@ -13,6 +13,8 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Protocol
 
+import msgspec
+
 from shoal.agent.confine.devices import VISIBLE, Device, devices, renumbered, withheld
 from shoal.agent.confine.limits import ceiling_of, joining
 from shoal.agent.confine.tenant import TMP_FOLDER, Apart, Task
@@ -20,6 +22,7 @@ from shoal.agent.faults import CannotStart
 from shoal.agent.images.containers import Containers
 from shoal.agent.images.runs import Runs
 from shoal.agent.inherited import inherited_env
+from shoal.agent.launch.files import through
 from shoal.agent.numbers import renamed
 from shoal.agent.ownership import Ownership
 from shoal.agent.process import Ended, Process, started
@@ -84,6 +87,9 @@ class Processes:
         """The member writes its output to a file by itself, so nothing can slow it down. Nothing
         but the member itself gets its private variables: no warm interpreter is made with them."""
         launch = renamed(launch, self._own)
+        if launch.launcher:
+            argv = through(launch, found.launch)
+            launch = msgspec.structs.replace(launch, argv=argv)
         if launch.image:
             self._start_contained(launch, directory, found)
             return

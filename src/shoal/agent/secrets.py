@@ -75,7 +75,8 @@ class Secrets:
         """An image may need credentials for its registry."""
         if isinstance(order, Prepare):
             return False
-        return bool(order.secrets or order.image) and order.ref not in self._given
+        wants = order.secrets or order.image or order.launcher
+        return bool(wants) and order.ref not in self._given
 
     async def get(self, order: Order) -> Order:
         """Returns the command when the member's secrets are here; raises CannotStart."""

@@ -11,6 +11,7 @@ from shoal.agent.confine.tenant import Apart, own
 from shoal.agent.faults import CannotStart
 from shoal.agent.inherited import inherited_env
 from shoal.agent.keeping.keeping import Keeping
+from shoal.agent.launch.files import HOSTFILE, hostfile, write_files
 from shoal.agent.supplies import PACKAGE, Supplies
 from shoal.model.commands import Launch
 from shoal.model.job import MemberRef
@@ -31,6 +32,7 @@ class Found(NamedTuple):
     private: dict[str, str]
     folder: str  # its working directory, if it asked for none
     folders: dict[str, bool]
+    launch: str = ""  # the folder with what launchers need
 
 
 class Surroundings:
@@ -50,9 +52,14 @@ class Surroundings:
             **self._checkpoint_dir(launch, apart=apart),
             **self._keeping.output(launch, apart=apart),
         }
-        if launch.package or apart:
+        if launch.package or apart or launch.launcher:
             env[SCRATCH] = str(scratch)
+        files = write_files(launch, directory)
+        if files:
+            env[HOSTFILE] = hostfile(files)
         folders = self._folders(launch, scratch, env) if apart else {}
+        if apart and files:
+            folders[files] = False
         if apart:
             base = self._apart.environment(launch, folders)
         else:  # an agent that is not root still keeps the operator's account from tenants
@@ -60,7 +67,7 @@ class Surroundings:
             if launch.uid:
                 base["HOME"] = str(scratch)
         private = self._supplies.secrets.variables(launch.ref)
-        return Found(base, env, private, str(scratch), folders)
+        return Found(base, env, private, str(scratch), folders, files)
 
     def _folders(self, launch: Launch, scratch: Path, env: dict[str, str]) -> dict[str, bool]:
         """Only paths that we chose: a job must not name a folder to be shown."""

@@ -16,6 +16,7 @@ from shoal.model.secret import (
 )
 from shoal.sealing import seal
 
+LAUNCH, KEY = "launch", "SHOAL_LAUNCH_KEY"  # by which the members of an attempt know each other
 REFUSED = "the controller has not placed it there"
 
 
@@ -52,6 +53,10 @@ def _of_member(store: SecretStore, state: State, job: Job, ref: MemberRef) -> Se
         for wanted in job.spec.secrets:
             name, variable = split(wanted)
             values.append(SecretValue(name, store.value(tenant, since_ms, name), variable))
+        if job.spec.launcher:
+            values.append(
+                SecretValue(LAUNCH, store.derived(f"launch {ref.job} {ref.attempt}"), KEY)
+            )
         name = registry_secret(job.spec.image) if job.spec.image else ""
         if name and store.find(tenant, since_ms, name) is not None:
             registry = store.value(tenant, since_ms, name)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
+import hmac
 import os
 import re
 import secrets
@@ -131,6 +132,12 @@ class SecretStore:
         if value is None:
             raise SecretError(f"the file of the secret {name} is damaged; set it again")
         return value
+
+    def derived(self, what: str) -> bytes:
+        """A secret that needs no file, because the same `what` gives the same one. In hex."""
+        with self._lock:
+            key = self._read_key() or self._make_key()
+        return hmac.digest(key, b"shoal derived " + what.encode(), "sha256").hex().encode()
 
     def problem(self, sealed: Sealed) -> str:
         try:

@@ -23,6 +23,7 @@ def to_spec(given: Mapping[str, Any]) -> JobSpec:
         raise BadField("command", "is missing; say what to run, e.g. command: python train.py")
     _settle_restart(ready)
     _settle_gpus(given, ready)
+    _settle_launcher(ready)
     _settle_processes(ready)
     _settle_places(ready)
     try:
@@ -57,6 +58,16 @@ def _settle_gpus(given: Mapping[str, Any], ready: dict[str, Any]) -> None:
     for name, target in (("gpu_memory", "gpu_memory_mb"), ("gpu_model", "gpu_models")):
         if ready.get(target) and not ready.get("gpus"):
             raise BadField(name, "has no effect without GPUs; say how many, e.g. gpus: 1")
+
+
+def _settle_launcher(ready: dict[str, Any]) -> None:
+    """A launcher starts as many processes on a node as it likes, in the one member there."""
+    if not ready.get("launcher"):
+        return
+    if ready.get("processes", 1) != 1 or ready.get("members_per_node", 1) != 1:
+        message = "starts the processes of a node itself; leave out per_node and procs_per_node"
+        raise BadField("launcher", message)
+    ready["members_per_node"] = 1
 
 
 def _settle_processes(ready: dict[str, Any]) -> None:

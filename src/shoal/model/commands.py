@@ -46,6 +46,7 @@ class Launch(CommandBase, frozen=True, kw_only=True):
     image: str = ""
     secrets: tuple[str, ...] = ()  # names only; the node asks for the values
     keeps: bool = False  # the head keeps what it writes to its output folder
+    launcher: bool = False  # the command runs in member 0 only, and starts the others' processes
 
 
 class Stop(CommandBase, frozen=True, kw_only=True):

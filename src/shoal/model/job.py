@@ -107,6 +107,9 @@ class JobSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     backoff_ms: Milliseconds = 1000
     time_limit_ms: Milliseconds = 0  # 0: none
     stop_grace_ms: Annotated[int, msgspec.Meta(ge=0, le=3_600_000)] = 10_000
+    # Its command starts processes in the other members by itself, as mpirun does: it runs in
+    # member 0, and the others wait for what it starts there.
+    launcher: bool = False
 
     @property
     def demand(self) -> Demand:

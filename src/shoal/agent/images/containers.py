@@ -27,6 +27,7 @@ from shoal.agent.images.render import LABEL, VARIABLES, Box, Mount, render
 from shoal.agent.images.runs import Runs
 from shoal.agent.images.runtimes import Facts, Runtime, facts, find
 from shoal.agent.images.sweeping import FOLDER, SWEEP, SWEEP_S_MAX, sweep
+from shoal.agent.launch.files import HOSTFILE
 from shoal.agent.ownership import read_process
 from shoal.agent.secrets import SECRETS
 from shoal.agent.shares.rules import PIPES
@@ -313,6 +314,8 @@ def folders(
         found.append(mounts.named_by_user("SHOAL_CHECKPOINT_DIR", chosen, launch.uid))
     if kept := extra.get(OUTPUT, ""):
         found.append(Mount(kept, writable=True))
+    if hosts := extra.get(HOSTFILE):
+        found.append(Mount(os.path.dirname(hosts), writable=False))
     if launch.env.get(SECRETS):
         found.append(Mount(launch.env[SECRETS], writable=False))
     if pipes := launch.env.get(PIPES):  # how it reaches the daemon that limits its share of a GPU

@@ -37,6 +37,9 @@ def run(words: tuple[str, ...], wait: bool, json: bool, home: Path, **flags: Any
     each. For a script that wants one process per GPU, as torchrun starts them, add
     --procs-per-node gpu: that makes four nodes with eight processes each.
 
+    A command that starts the processes of other nodes by itself, such as mpirun or
+    deepspeed, runs in member 0 with --launcher: docs/mpi.md.
+
     An elastic gang (-n 2..8) starts with as many members as there is room for. If it
     is --preemptible, it gives members up when other jobs need the room. If it saves
     its work (--checkpoint-every), it is restarted larger when no job waits. Neither
@@ -67,6 +70,7 @@ def run(words: tuple[str, ...], wait: bool, json: bool, home: Path, **flags: Any
       shoal run -n 2..8 -g 1 --checkpoint-every 10m -- python train.py
       shoal run -n 4 -g 8 --gpu-model H100 --within rack -- python train.py
       shoal run -g 0.5 --tenant research --estimate 2h -- python eval.py
+      shoal run -n 4 -g 8 --launcher -- mpirun python train.py
       shoal run --pack --requirements requirements.txt -- python train.py
       shoal run job.yaml -g 4
       id=$(shoal run -- make test); shoal logs -f $id

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
+from shoal.core.phases.gang_hosts import EVERYWHERE_MAX, HOSTS, hosts_text
 from shoal.core.phases.round import Round
 from shoal.core.state.state import State
 from shoal.model.commands import Acknowledge, Command, Launch, Limits, Stop
@@ -111,6 +112,7 @@ def _command(state: State, job: Job, ref: MemberRef) -> Command:
         image=job.spec.image,
         secrets=job.spec.secrets,
         keeps=True,
+        launcher=job.spec.launcher,
     )
 
 
@@ -190,6 +192,8 @@ class GangView:
         self._seats = seating(job)
         self._visible = _visible(job)
         self._alone = len(job.members) == 1 and not job.spec.elastic
+        self._ranked = not self._alone and not job.spec.launcher
+        self._hosts = "" if self._alone and not job.spec.launcher else hosts_text(state, job)
         between_ms = state.wear.between_ms(self._seats[0].groups)
         self._shared = {
             "SHOAL_MTBF_S": str(between_ms // 1000),  # for how often to save; the user may set it
@@ -218,8 +222,12 @@ class GangView:
         }
         if self._job.spec.service and number == 0:
             env.update(_door(self._job))
+        if self._hosts and (number == 0 or seat.groups <= EVERYWHERE_MAX):
+            env[HOSTS] = self._hosts
         if not self._alone:
-            env["RANK"] = env["ROLE_RANK"] = env["PET_NODE_RANK"] = rank
+            env["PET_NODE_RANK"] = rank
+        if self._ranked:
+            env["RANK"] = env["ROLE_RANK"] = rank
             env["LOCAL_RANK"] = str(seat.local_rank)
             env["LOCAL_WORLD_SIZE"] = str(seat.local_size)
             env["GROUP_RANK"] = str(seat.group_rank)
@@ -230,17 +238,18 @@ def _of_gang(job: Job, groups: int, address: str, port: str) -> dict[str, str]:
     """What torchrun sets for all processes that it starts. With a run id, libraries believe the
     ranks they find (Lightning). Rank 0 holds the store, because there is no launcher to hold it."""
     members = str(len(job.members))
+    meeting = {"MASTER_ADDR": address, "MASTER_PORT": port, "PET_NNODES": members}
+    if job.spec.launcher:  # its processes get their ranks from what starts them
+        return meeting
     return {
+        **meeting,
         "WORLD_SIZE": members,
         "ROLE_WORLD_SIZE": members,
         "GROUP_WORLD_SIZE": str(groups),
-        "MASTER_ADDR": address,
-        "MASTER_PORT": port,
         "TORCHELASTIC_RUN_ID": job.id,
         "TORCHELASTIC_RESTART_COUNT": str(job.attempt - 1),
         "TORCHELASTIC_MAX_RESTARTS": str(job.spec.retries),
         "TORCHELASTIC_USE_AGENT_STORE": "False",
-        "PET_NNODES": members,
     }
 
 

@@ -63,6 +63,8 @@ def shape_problem(spec: JobSpec) -> Refused | None:
             "members",
             f"asks for {spec.members}, which is no multiple of {spec.members_per_node} per node",
         )
+    if spec.launcher and max(spec.members, spec.members_max) > 1 and spec.members_per_node != 1:
+        return Refused("launcher", "starts the processes of a node itself; set members_per_node: 1")
     if clash := contradiction(spec.demand.where):
         return Refused("where", f"no node can have both {clash}; one of several values is key=a|b")
     if len(spec.asked) > ASKED_MAX:

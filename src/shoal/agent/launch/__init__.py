@@ -1,0 +1,1 @@
+"""How a command that starts processes by itself, such as mpirun, reaches the other members."""
