@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import random
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from shoal.core.phases.scale import SLOTS, TREND_MAX, RecentWork, wish
-from shoal.model.service import Scale, ServiceLoad
+from shoal.model.service import EngineFigures, Scale, ServiceLoad
 from tests.core.build import examples
 
 LOOK_MS = 500
@@ -165,3 +166,42 @@ def test_who_is_met_anew_keeps_what_it_has_for_a_while() -> None:
     counters.wanted = 20  # the controller has just been started
     assert counters.look(8, 119) == 20
     assert counters.look(8, 10) == 1
+
+
+# -- what engines say of themselves ------------------------------------------------------------
+
+
+def engines(count: int, *, waiting: int = 0, running: int = 0, cache_milli: int = 0) -> ServiceLoad:
+    """Each of so many replicas shows these figures; the gateway alone would ask for no more."""
+    figures = EngineFigures(waiting=waiting, running=running, cache_milli=cache_milli)
+    shown = {f"j{number}": figures for number in range(count)}
+    return ServiceLoad(service="chat", in_flight=count * (waiting + running), engines=shown)
+
+
+@pytest.mark.parametrize(
+    ("load", "wanted", "why"),
+    [
+        (engines(2, running=4), 2, ""),
+        (engines(2, running=4, waiting=4), 4, "8 requests wait inside the engines"),
+        (engines(2, running=4, waiting=40), 4, "wait inside"),  # at most twice as many at once
+        (engines(4, running=4, waiting=1), 5, "4 requests wait inside the engines, which run 16"),
+        (engines(2, running=4, cache_milli=700), 2, ""),
+        (engines(4, running=4, cache_milli=950), 5, "caches are 95 % full on 4 replicas"),
+        (engines(2), 2, ""),
+    ],
+)
+def test_full_engines_ask_for_more_replicas_than_their_requests_do(
+    load: ServiceLoad, wanted: int, why: str
+) -> None:
+    scale = Scale(least=1, most=16, target=64)
+    have = len(load.engines)
+    wished = wish(RecentWork(), scale, load, have, 10_000, 1_000)
+    assert wished.wanted == wanted
+    assert why in wished.why
+
+
+def test_what_engines_ask_for_is_within_the_bounds_and_kept_for_a_while() -> None:
+    scale, recent = Scale(least=1, most=3, target=64, down_after_ms=60_000), RecentWork()
+    assert wish(recent, scale, engines(2, running=4, waiting=9), 2, 10_000, 1_000).wanted == 3
+    assert wish(recent, scale, engines(3, running=4), 3, 10_000, 30_000).wanted == 3
+    assert wish(recent, scale, engines(3, running=4), 3, 10_000, 70_000).wanted == 1

@@ -267,6 +267,7 @@ def replica_view(reach: Reach, service: Service, load: ServiceLoad, job: Job) ->
         requests_per_s=seen.answers_per_ks / 1000 if seen else 0.0,
         response_ms=seen.response_ms if seen else 0,
         why=reach.text(explain(loop.state, job, loop.policy, loop.clock.now_ms())),
+        engine=load.engines.get(job.id),
     )
 
 

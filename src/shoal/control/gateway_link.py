@@ -7,7 +7,6 @@ outlives the controller; it starts with the first service.
 from __future__ import annotations
 
 import asyncio
-import errno
 import logging
 import time
 from collections.abc import Callable
@@ -15,6 +14,8 @@ from concurrent.futures import ThreadPoolExecutor
 
 import msgspec
 
+from shoal.control.asking import Answer, get, lists_a_model
+from shoal.control.engine_reader import EngineReader
 from shoal.control.loop import ControlLoop, Unreadable
 from shoal.core.state.state import State
 from shoal.model.job import Job, Phase
@@ -34,21 +35,7 @@ log = logging.getLogger("shoal.gateway_link")
 
 LOOK_S = 0.5
 PROBES_MAX = 256  # at once
-TICK_S = 0.1
-LATE_S = 0.5  # if this process was held up this long, it may have read an answer too late
-# Errors on this side of a connection say nothing about the other side.
-OUR_OWN_ERRORS = frozenset(
-    (
-        errno.EMFILE,
-        errno.ENFILE,
-        errno.ENOMEM,
-        errno.ENOBUFS,
-        errno.EADDRNOTAVAIL,
-        errno.ENETUNREACH,
-        errno.ENETDOWN,
-        errno.EHOSTUNREACH,
-    )
-)
+MODELS_BYTES_MAX = 1 << 20  # of a list of models
 
 
 class Pulse(msgspec.Struct):
@@ -72,6 +59,7 @@ class GatewayLink:
         self._probed: dict[str, int] = {}  # job -> the attempt whose probe answered
         self._probing: dict[str, asyncio.Task[None]] = {}
         self._pulses: dict[str, Pulse] = {}
+        self._engines = EngineReader(door)
         self.trouble = ""
 
     async def run(self) -> None:
@@ -88,6 +76,7 @@ class GatewayLink:
 
     async def _look(self) -> None:
         self._probe(self._loop.state)
+        self._engines.look(self._loop.state)
         wanted = wanted_of(self._loop.state, self._entry())
         loads = await asyncio.get_running_loop().run_in_executor(self._thread, self._tick, wanted)
         await self._loop.settled()
@@ -107,7 +96,12 @@ class GatewayLink:
                 if (pulse := self._pulses.get(job_id)) and pulse.unanswered
             }
             self._loop.served(
-                msgspec.structs.replace(load, ready=of_service, unanswered=unanswered)
+                msgspec.structs.replace(
+                    load,
+                    ready=of_service,
+                    unanswered=unanswered,
+                    engines=self._engines.figures(of_service),
+                )
             )
 
     def _tick(self, wanted: Wanted) -> dict[str, ServiceLoad]:
@@ -152,16 +146,16 @@ class GatewayLink:
             pulse = self._pulses[job.id] = Pulse(job.attempt, due_s)
         return pulse
 
-    async def _greet(self, probe: Probe, job_id: str, attempt: int, master: str) -> None:
-        status = await ask(master, probe)
-        if status is not None and 0 < status < 500:
+    async def _greet(self, probe: Probe, job_id: str, attempt: int, where: str) -> None:
+        if greets(await ask(where, probe), probe):
             self._probed[job_id] = attempt
 
-    async def _feel(self, probe: Probe, pulse: Pulse, master: str) -> None:
-        status = await ask(master, probe)
+    async def _feel(self, probe: Probe, pulse: Pulse, where: str) -> None:
+        """It lives if it answers at all."""
+        answer = await ask(where, probe)
         pulse.due_s = time.monotonic() + probe.every_ms / 1000
-        if status is not None:
-            pulse.unanswered = 0 if status else pulse.unanswered + 1
+        if answer is not None:
+            pulse.unanswered = 0 if answer.status else pulse.unanswered + 1
 
 
 def wanted_of(state: State, entry: GatewayEntry) -> Wanted:
@@ -199,39 +193,14 @@ def _lives(state: State, job_id: str, attempt: int) -> bool:
     return job is not None and job.attempt == attempt and job.phase is Phase.RUNNING
 
 
-async def ask(master: str, probe: Probe) -> int | None:
-    """The HTTP status of its answer; 0 if it does not answer; None if that is not known, because
-    this process could not ask or was itself too late to read the answer."""
-    host, _, port = master.rpartition(":")
-    asked = asyncio.create_task(_status(host, int(port), probe.path))
-    end_s, late_s = time.monotonic() + probe.timeout_ms / 1000, 0.0
-    try:
-        while not asked.done() and (now_s := time.monotonic()) < end_s:
-            tick_s = min(TICK_S, end_s - now_s)
-            await asyncio.wait({asked}, timeout=tick_s)
-            late_s = max(late_s, time.monotonic() - now_s - tick_s)
-        if not asked.done():
-            return None if late_s > LATE_S else 0
-        return asked.result()
-    except OSError as error:
-        return None if error.errno in OUR_OWN_ERRORS else 0
-    except (ValueError, asyncio.IncompleteReadError, asyncio.LimitOverrunError):
-        return 0
-    finally:
-        asked.cancel()
+async def ask(door: str, probe: Probe) -> Answer | None:
+    """None if it is not known whether it answers."""
+    body_max = MODELS_BYTES_MAX if probe.models else 0
+    return await get(door, probe.path, probe.timeout_ms / 1000, body_max)
 
 
-async def _status(host: str, port: int, path: str) -> int:
-    """The status of one GET; the rest of the answer is not read."""
-    reader, writer = await asyncio.open_connection(host, port)
-    try:
-        name = f"[{host}]" if ":" in host else host
-        request = f"GET {path} HTTP/1.1\r\nHost: {name}:{port}\r\nConnection: close\r\n\r\n"
-        writer.write(request.encode())
-        await writer.drain()
-        line = await reader.readuntil(b"\n")
-        return int(line.split()[1])
-    except IndexError:
-        raise ValueError("no status line") from None
-    finally:
-        writer.close()
+def greets(answer: Answer | None, probe: Probe) -> bool:
+    """Whether the answer shows that the replica is ready."""
+    if answer is None:
+        return False
+    return lists_a_model(answer) if probe.models else 0 < answer.status < 500

@@ -181,6 +181,14 @@ class ReplicaLoad(msgspec.Struct, frozen=True):
     response_ms: int = 0
 
 
+class EngineFigures(msgspec.Struct, frozen=True, kw_only=True):
+    """What the inference engine inside a replica says of itself."""
+
+    waiting: int  # requests that it has and does not work on
+    running: int
+    cache_milli: int = 0  # the part of its cache that is in use
+
+
 class ServiceLoad(msgspec.Struct, frozen=True, kw_only=True):
     """What the gateway sees of a service, about once a second. `ready`: jobs whose probe was
     answered; `trouble`: why the service cannot be served at all."""
@@ -200,6 +208,7 @@ class ServiceLoad(msgspec.Struct, frozen=True, kw_only=True):
     trouble: str = ""
     seen: bool = True
     unanswered: dict[str, int] = {}  # job -> probes in a row without an answer, since it was ready
+    engines: dict[str, EngineFigures] = {}  # job -> as its /metrics says, if it has an engine
 
     @property
     def tells(self) -> bool:

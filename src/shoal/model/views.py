@@ -9,7 +9,7 @@ from shoal.model.events import Recorded
 from shoal.model.explanation import AttemptRecord
 from shoal.model.health import StandingChange, Verdict
 from shoal.model.job import JobSpec
-from shoal.model.service import ServiceSpec
+from shoal.model.service import EngineFigures, ServiceSpec
 
 
 class ProgressView(msgspec.Struct, kw_only=True):
@@ -218,6 +218,7 @@ class ReplicaView(msgspec.Struct, kw_only=True):
     requests_per_s: float
     response_ms: int
     why: str
+    engine: EngineFigures | None = None  # if its /metrics shows vLLM's or SGLang's figures
 
 
 class ServiceView(msgspec.Struct, kw_only=True):

@@ -199,17 +199,25 @@ def _print_replicas(replicas: list[ReplicaView]) -> None:
         [
             Cell(replica.job, "bold"),
             state_cell(replica.state),
-            replica.node,
+            ",".join(dict.fromkeys(replica.nodes)) or replica.node,
             Cell(replica.address, "dim"),
             str(replica.version),
             f"{replica.requests_per_s:.1f}",
             latency_text(replica.response_ms, replica.requests_per_s),
             str(replica.in_flight),
-            replica.why,
+            replica.why + engine_text(replica),
         ]
         for replica in replicas
     ]
     table(columns, rows)
+
+
+def engine_text(replica: ReplicaView) -> str:
+    engine = replica.engine
+    if engine is None:
+        return ""
+    cache = f"{engine.cache_milli // 10} % of its cache in use"
+    return f"; its engine runs {engine.running}, {engine.waiting} wait, {cache}"
 
 
 def _print_events(records: list[Recorded], now_ms: int) -> None:

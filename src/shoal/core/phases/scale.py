@@ -4,6 +4,10 @@ The signal is work: requests in flight at replicas, queued in the gateway, and h
 is no replica. A long stream is work for as long as it lasts. There should be enough replicas for
 the work to expect when a replica started now is ready, if the work keeps growing as it did; never
 fewer than were needed at any time in the last `down_after_ms`.
+
+An inference engine may be full with fewer requests than `target`, because long ones fill its cache.
+If replicas show their engines' figures, there should also be enough of them that no requests wait
+inside the engines, and that their caches are not fuller than `CACHE_MILLI`.
 """
 
 from __future__ import annotations
@@ -22,6 +26,8 @@ TREND_PERCENT_MAX = 150
 CHANCE = 2  # standard deviations
 TREND_MAX = 256  # looks that are kept; they come about twice a second
 SLOTS = 32  # the time that is looked back on has this many parts
+CACHE_MILLI = 800  # above this, an engine soon has to stop requests and begin them again
+ENGINE_FACTOR_MAX = 2  # a moment of full engines asks for at most this many times as many
 START_MS = 10_000  # assumed time until a replica is ready, before one was measured
 
 
@@ -51,10 +57,14 @@ def wish(
     ahead = _ahead(recent, work, start_ms, now_ms)
     need = -(-ahead // scale.target)
     need = max(need, 1 if work else 0)
-    need = min(max(need, scale.least), scale.most)
+    by_engines, full = _by_engines(load)
+    because = full if by_engines > need else ""
+    need = min(max(need, by_engines, scale.least), scale.most)
     if need == 0 and now_ms - recent.asked_ms < scale.idle_ms:
         need = min(1, scale.most) if wanted else 0
     _note(recent, need, scale.down_after_ms, now_ms)
+    if need > wanted and because:
+        return Wish(need, because)
     if need > wanted:
         more = f", {ahead} expected by the time a new one is ready" if ahead > work else ""
         return Wish(need, f"{work} requests in flight or waiting{more}, {scale.target} per replica")
@@ -88,6 +98,29 @@ def _ahead(recent: RecentWork, work: int, start_ms: int, now_ms: int) -> int:
     # The later half's mean is as old as a quarter of the window.
     ahead_ms = TREND_MS // 4 + min(start_ms, TREND_MS)
     return max(work, min(mean + grown * ahead_ms // half_ms, work * TREND_PERCENT_MAX // 100))
+
+
+def _by_engines(load: ServiceLoad) -> tuple[int, str]:
+    """How many replicas the engines' own figures ask for, and why; 0 if they show none. A request
+    waits for a moment in every engine, so waiting counts from one in each on average."""
+    shown = len(load.engines)
+    if not shown:
+        return 0, ""
+    waiting = sum(one.waiting for one in load.engines.values())
+    running = sum(one.running for one in load.engines.values())
+    used = sum(one.cache_milli for one in load.engines.values())
+    on = f"on {plural(shown, 'replica')}"
+    need = -(-used // CACHE_MILLI)
+    why = (
+        f"the engines' caches are {used // shown // 10} % full {on}, {CACHE_MILLI // 10} % is best"
+    )
+    if waiting >= shown:
+        each = max(1, running // shown)
+        by_waiting = -(-(running + waiting) // each)
+        if by_waiting > need:
+            need = by_waiting
+            why = f"{waiting} requests wait inside the engines, which run {running} {on}"
+    return min(need, ENGINE_FACTOR_MAX * shown), why
 
 
 def _note(recent: RecentWork, need: int, down_after_ms: int, now_ms: int) -> None:

@@ -1,0 +1,90 @@
+"""Reads the figures of the engines inside replicas: rarely, a bounded amount, and beside the loop.
+
+Only services that follow the load, or that say they are like OpenAI's, are asked: /metrics of any
+other server is its own business.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable, Iterable
+
+import msgspec
+
+from shoal.control.asking import get
+from shoal.control.engine_figures import engine_figures
+from shoal.core.state.state import State
+from shoal.model.job import Job, Phase
+from shoal.model.service import EngineFigures, Service
+
+PATH = "/metrics"
+EVERY_S = 5.0
+NONE_EVERY_S = 60.0  # for a server that shows no such figures
+TIMEOUT_S = 2.0
+OLD_S = 3 * EVERY_S  # figures that are older say nothing
+BYTES_MAX = 2 << 20  # vLLM shows about 100 KiB
+READS_MAX = 64  # at once
+
+
+class Reading(msgspec.Struct):
+    attempt: int
+    due_s: float = 0.0
+    seen_s: float = 0.0
+    figures: EngineFigures | None = None
+
+
+class EngineReader:
+    def __init__(self, door: Callable[[State, Job], str]) -> None:
+        self._door = door
+        self._readings: dict[str, Reading] = {}
+        self._under_way: dict[str, asyncio.Task[None]] = {}
+
+    def look(self, state: State) -> None:
+        """Ask those that are due; each in a task of its own."""
+        now_s = time.monotonic()
+        for job_id in [one for one, task in self._under_way.items() if task.done()]:
+            del self._under_way[job_id]
+        serving = [job for service in state.services.values() for job in _asked(state, service)]
+        known = {job.id for job in serving}
+        self._readings = {j: one for j, one in self._readings.items() if j in known}
+        for job in serving:
+            reading = self._readings.get(job.id)
+            if reading is None or reading.attempt != job.attempt:
+                reading = self._readings[job.id] = Reading(job.attempt)
+            if reading.due_s > now_s or job.id in self._under_way:
+                continue
+            if len(self._under_way) >= READS_MAX:
+                return
+            work = self._read(reading, self._door(state, job))
+            self._under_way[job.id] = asyncio.create_task(work)
+
+    def figures(self, job_ids: Iterable[str]) -> dict[str, EngineFigures]:
+        fresh_s = time.monotonic() - OLD_S
+        return {
+            job_id: reading.figures
+            for job_id in job_ids
+            if (reading := self._readings.get(job_id)) is not None
+            and reading.figures is not None
+            and reading.seen_s >= fresh_s
+        }
+
+    async def _read(self, reading: Reading, door: str) -> None:
+        reading.due_s = time.monotonic() + EVERY_S
+        answer = await get(door, PATH, TIMEOUT_S, BYTES_MAX)
+        if answer is None or not answer.status:
+            return
+        text = answer.body.decode(errors="replace") if answer.status == 200 else ""
+        # A long text takes milliseconds, which the loop should not have to wait for.
+        reading.figures = await asyncio.to_thread(engine_figures, text)
+        reading.seen_s = time.monotonic()
+        if reading.figures is None:
+            reading.due_s = reading.seen_s + NONE_EVERY_S
+
+
+def _asked(state: State, service: Service) -> list[Job]:
+    spec = service.spec
+    if spec.scale.least == spec.scale.most and not spec.probe.models:
+        return []
+    jobs = [state.jobs[job_id] for job_id in service.ready if job_id not in service.draining]
+    return [job for job in jobs if job.phase is Phase.RUNNING]
