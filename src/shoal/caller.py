@@ -70,7 +70,7 @@ class Caller:
     ) -> Answer:
         path = "/v1/" + "/".join(quote(part, safe="") for part in parts)
         if query:
-            path += f"?{urlencode(query)}"
+            path += f"?{urlencode(query, doseq=True)}"
         interrupt, patience = self._interrupt, Patience(self._patience_s, self._interrupt.sleep)
         deadline = time.monotonic() + self._patience_s
         while True:

@@ -13,8 +13,10 @@ from shoal import contexts, transport
 from shoal.caller import Caller
 from shoal.client_files import FileCalls
 from shoal.client_identity import IdentityCalls
+from shoal.client_notices import NoticeCalls, query_of
 from shoal.client_secrets import SecretCalls
 from shoal.model.explanation import Explanation
+from shoal.model.finding import EVERY_JOB, JobFilter
 from shoal.model.job import JobSpec
 from shoal.model.ledger import By, CostView, LedgerView
 from shoal.model.node import LabelChange, NodeIntent
@@ -60,7 +62,7 @@ def _endpoint(context: str) -> Endpoint:
     return transport.at_home(default_home()) if name == contexts.LOCAL else contexts.endpoint(name)
 
 
-class Client(Caller, IdentityCalls, SecretCalls, FileCalls):
+class Client(Caller, IdentityCalls, SecretCalls, FileCalls, NoticeCalls):
     """A cluster: by `url` and `token` (and `certificate`, if the system does not trust it), by the
     `home` of a cluster on this machine, or by a `context` that `shoal login` made. Without any, the
     cluster that the `shoal` command would use. While the controller cannot be reached, a call is
@@ -170,9 +172,20 @@ class Client(Caller, IdentityCalls, SecretCalls, FileCalls):
             headers = {"Content-Type": "application/x-tar", "Content-Length": str(size)}
             self._call("PUT", PackageView, "packages", package, body=file, headers=headers)
 
-    def jobs(self, *, finished: bool = False, limit: int = 100) -> list[JobRow]:
-        """Live jobs in the order of the queue; with `finished`, then the others, newest first."""
-        return self._call("GET", list[JobRow], "jobs", finished=str(finished).lower(), limit=limit)
+    def jobs(
+        self,
+        *,
+        finished: bool = False,
+        limit: int = 100,
+        before: str = "",
+        wanted: JobFilter = EVERY_JOB,
+    ) -> list[JobRow]:
+        """Live jobs in the order of the queue; with `finished`, then the others, newest first.
+        `wanted` leaves out jobs that do not match. `before` gives the next page: the finished jobs
+        that ended before this one."""
+        query = {"finished": str(finished).lower(), "limit": limit, **query_of(wanted)}
+        query |= {"before": before} if before else {}
+        return self._call("GET", list[JobRow], "jobs", **query)
 
     def job(self, job_id: str, *, wait_for: str = "", wait_s: float = 0) -> JobView:
         """With `wait_for` ("running" or "finished") it returns when the job has reached that state,
@@ -217,9 +230,11 @@ class Client(Caller, IdentityCalls, SecretCalls, FileCalls):
         node: str = "",
         notable: bool = False,
         wait_s: float = 0,
+        wanted: JobFilter = EVERY_JOB,
     ) -> EventsView:
         """Events after a sequence number, oldest first; a negative `after` gives the last ones.
-        `notable` leaves out frequent ones: submissions, exits of members, checkpoints."""
+        `notable` leaves out frequent ones: submissions, exits of members, checkpoints. `wanted`
+        leaves only events of jobs that match, and later than its `since_ms`."""
         query: dict[str, Any] = {
             "after": after,
             "limit": limit,
@@ -228,6 +243,7 @@ class Client(Caller, IdentityCalls, SecretCalls, FileCalls):
             "wait_s": wait_s,
         }
         query["notable"] = str(notable).lower()
+        query |= query_of(wanted)
         return self._call("GET", EventsView, "events", **query)
 
     def explanation(self, job_id: str) -> Explanation:

@@ -8,6 +8,7 @@ from typing import Protocol
 from shoal.core.state.state import State
 from shoal.model.commands import Envelope
 from shoal.model.events import Event, Recorded
+from shoal.model.finding import EVERY_JOB, JobFilter
 from shoal.model.job import Job
 from shoal.model.kept import FileAnswer, FilePiece, FileSent, FileWanted, Snapshot
 from shoal.model.node import NodeSpec
@@ -181,6 +182,11 @@ class Store(EventLog, Protocol):
     def job(self, job_id: str) -> Job | None:
         """A finished job."""
 
-    def finished(self, limit: int, after: int = -1, tenant: str = "") -> list[Job]:
+    def finished(
+        self, limit: int, after: int = -1, wanted: JobFilter = EVERY_JOB, before: str = ""
+    ) -> list[Job]:
         """Finished jobs, the last to end first; `after`: only those that ended after this event;
-        `tenant`: only its own."""
+        `before`: only those that ended before this job."""
+
+    def seq_at(self, at_ms: int) -> int:
+        """The number of the last event before this time."""

@@ -55,11 +55,24 @@ TABLE: dict[tuple[str, str], tuple[Ask, ...]] = {
         Ask("/v1/events?after=-50"),
         Ask("/v1/events?notable=true"),
         Ask("/v1/events?node=n1"),
+        Ask("/v1/events?name=*job&since_ms=1"),
         Ask("/v1/events?job={job}"),
         Ask("/v1/events?job={done}"),
     ),
     ("POST", "/v1/jobs"): (Ask("/v1/jobs", {"spec": JOB, "key": "one"}),),
-    ("GET", "/v1/jobs"): (Ask("/v1/jobs?finished=true&limit=1000"),),
+    ("GET", "/v1/jobs"): (
+        Ask("/v1/jobs?finished=true&limit=1000"),
+        Ask("/v1/jobs?state=finished&name=*done*"),
+        Ask("/v1/jobs?tenant=zebratenant&finished=true", same=False),
+    ),
+    ("POST", "/v1/jobs/{job_id:str}/labels"): (
+        Ask("/v1/jobs/{job}/labels", {"labels": {"run": "a"}}),
+        Ask("/v1/jobs/{done}/labels", {"labels": {"run": "a"}}),
+    ),
+    ("POST", "/v1/jobs/{job_id:str}/notes"): (
+        Ask("/v1/jobs/{job}/notes", {"text": "a note"}),
+        Ask("/v1/jobs/{done}/notes", {"text": "a note"}),
+    ),
     ("GET", "/v1/jobs/{job_id:str}"): (
         Ask("/v1/jobs/{job}"),
         Ask("/v1/jobs/{done}"),

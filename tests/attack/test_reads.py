@@ -18,6 +18,7 @@ from shoal.api.reach import Reach
 from shoal.api.simulate import BOUND, FOLDER, Simulator
 from shoal.api.views import status_view
 from shoal.control.store.sqlite import SqliteStore
+from shoal.model.finding import EVERY_JOB
 from shoal.model.job import Job
 from shoal.model.report import Nothing, Submit
 from shoal.model.views import JobRow
@@ -38,16 +39,16 @@ def test_the_loop_answers_while_long_lists_are_read(
     rig.loop.tick.load()
     go_on, real = threading.Event(), SqliteStore.finished
 
-    def slow(store: SqliteStore, limit: int, after: int = -1, tenant: str = "") -> list[Job]:
+    def slow(store: SqliteStore, limit: int, **rest: Any) -> list[Job]:
         assert go_on.wait(60)
-        return real(store, limit, after, tenant)
+        return real(store, limit, **rest)
 
     monkeypatch.setattr(SqliteStore, "finished", slow)
 
     async def work() -> None:
         ask, reach = Jobs.listing.fn, Reach(rig.loop, THE_OPERATOR)
         lists: list[asyncio.Future[Any]] = [
-            asyncio.ensure_future(ask(None, reach, finished=True, limit=10_000))
+            asyncio.ensure_future(ask(None, reach, EVERY_JOB, finished=True, limit=10_000))
             for _ in range(CLIENTS)
         ]
         await rig.loop.request(Submit(SPEC))

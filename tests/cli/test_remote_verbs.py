@@ -74,7 +74,12 @@ TRIES: dict[str, list[Try]] = {
     "cordon": [Try(("n1",), "n1")],
     "drain": [Try(("n1",), "n1")],
     "uncordon": [Try(("n1",), "n1")],
-    "label": [Try(("n1", "pool=a"), "n1"), Try(("n1", "=a"), "key=value", 2)],
+    "note": [Try(("{job}", "good run"), "{job}"), Try(("{job}",), "good run")],
+    "label": [
+        Try(("n1", "pool=a"), "n1"),
+        Try(("{job}", "run=a"), "{job} is labelled"),
+        Try(("n1", "=a"), "key=value", 2),
+    ],
     "taint": [Try(("n1", "old"), "n1"), Try(("n1", "old-"), "n1")],
     "check": [Try(("n1", "--json"), "n1")],
     "supply": [Try((), ""), Try(("--json",), '"supplies": []')],

@@ -19,6 +19,8 @@ from shoal.model.events import (
     JobClaimed,
     JobFinished,
     JobIdled,
+    JobLabelled,
+    JobNoted,
     JobPlaced,
     JobPromoted,
     JobRequeued,
@@ -28,6 +30,7 @@ from shoal.model.events import (
     JobSubmitted,
     JobUnclaimed,
     JobUsed,
+    JobWaited,
     KeyRemoved,
     KeySet,
     MemberExited,
@@ -48,6 +51,8 @@ from shoal.model.events import (
     PolicyChanged,
     ReplicaDraining,
     ReplicaReady,
+    RuleRemoved,
+    RuleSet,
     ServiceScaled,
     ServiceSet,
     ServiceStopped,
@@ -63,6 +68,7 @@ from shoal.model.health import CheckResult, Record, Standing
 from shoal.model.identity import NodeKey, Role, TenantRecord, Token, User
 from shoal.model.job import JobSpec, Outcome, StopCause
 from shoal.model.node import End, NodeIntent, NodeSpec
+from shoal.model.notice import Rule
 from shoal.model.policy import Policy
 from shoal.model.resources import Slice
 from shoal.model.service import ServiceSpec
@@ -140,6 +146,32 @@ SENTENCES: list[tuple[Event, str]] = [
     (
         JobUsed(at_ms=9, job="j1", attempt=1, why="it uses its GPUs again"),
         "j1 is no longer idle: it uses its GPUs again",
+    ),
+    (
+        JobLabelled(at_ms=9, job="j1", labels={"run": "a"}, why="run=a, old- by ada"),
+        "j1 was labelled run=a, old- by ada",
+    ),
+    (
+        JobNoted(at_ms=9, job="j1", text="lr too high", who="ada"),
+        "j1 has a note by ada: lr too high",
+    ),
+    (JobNoted(at_ms=9, job="j1", text="", who="ada"), "j1 lost its notes by ada"),
+    (
+        JobWaited(at_ms=9, job="j1", since_ms=0, waited_ms=3_600_000),
+        "j1 has been waiting for 1h",
+    ),
+    (
+        RuleSet(
+            at_ms=9,
+            tenant="lab",
+            who="ada",
+            rule=Rule(id="r1", owner="ada", tenant="lab", wish="failed=https://u:p@x.org/secret"),
+        ),
+        "rule r1 for notices was added by ada: failed=https://x.org/...",
+    ),
+    (
+        RuleRemoved(at_ms=9, tenant="lab", rule="r1", who="ada"),
+        "rule r1 for notices was removed by ada",
     ),
     (
         BudgetWarned(at_ms=0, tenant="red", why="red has used 8.0 of 10 GPU-hours this month"),

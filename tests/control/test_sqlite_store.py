@@ -14,6 +14,7 @@ from shoal.control.store.sqlite import SqliteStore
 from shoal.core.state.state import State
 from shoal.core.step import Step, step
 from shoal.model.events import JobCheckpointed, JobFinished, NodeReady
+from shoal.model.finding import JobFilter
 from shoal.model.job import JobSpec, MemberRef, Outcome
 from shoal.model.node import NodeSpec
 from shoal.model.policy import Policy
@@ -230,6 +231,6 @@ def test_the_finished_jobs_of_one_tenant_are_found_whatever_others_write(tmp_pat
     jobs[0].spec = replace(jobs[0].spec, tenant="lab")
     jobs[1].spec = replace(jobs[1].spec, tenant="rival", env={"tenant": "lab"})
     store.commit([event for done in steps for event in done.events], jobs)
-    assert [job.id for job in store.finished(10, tenant="lab")] == ["j1"]
-    assert [job.id for job in store.finished(10, tenant="rival")] == ["j2"]
-    assert store.finished(10, tenant="la") == []
+    assert [job.id for job in store.finished(10, wanted=JobFilter(tenant="lab"))] == ["j1"]
+    assert [job.id for job in store.finished(10, wanted=JobFilter(tenant="rival"))] == ["j2"]
+    assert store.finished(10, wanted=JobFilter(tenant="la")) == []

@@ -23,6 +23,7 @@ from shoal.api.events import Events
 from shoal.api.explain import Explanations
 from shoal.api.feed import Feed
 from shoal.api.files import Files
+from shoal.api.finding import Annotations, provide_wanted
 from shoal.api.identity import Me, Tenants, Tokens, Users
 from shoal.api.jobs import Jobs, WaitS
 from shoal.api.joining import Join, Keys
@@ -219,6 +220,7 @@ ROUTES: list[ControllerRouterHandler] = [
     Jobs,
     Sessions,
     Files,
+    Annotations,
     Services,
     Series,
     Ledger,
@@ -288,6 +290,7 @@ def build(
         dependencies={
             "before": Provide(provide_nothing, sync_to_thread=False),
             "loop": Provide(provide_loop),
+            "wanted": Provide(provide_wanted, sync_to_thread=False),
             "entry": Provide(provide_entry, sync_to_thread=False),
             "live_ledger": Provide(provide_ledger, sync_to_thread=False),
             "history": Provide(provide_history, sync_to_thread=False),

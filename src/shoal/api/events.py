@@ -6,6 +6,7 @@ import time
 from collections.abc import Callable, Iterable
 from typing import Annotated
 
+import msgspec
 from litestar import Controller, Response, get
 from litestar.params import Parameter
 
@@ -17,6 +18,7 @@ from shoal.api.reach import Reach
 from shoal.api.read_threads import aside, encoded, respond
 from shoal.api.seen import seen_events
 from shoal.model.events import JobEvent, JobSubmitted, Recorded
+from shoal.model.finding import JobFilter
 from shoal.model.views import EventsView
 from shoal.ports import Store
 
@@ -37,6 +39,7 @@ class Events(Controller):
     async def events(
         self,
         reach: Reach,
+        wanted: JobFilter,
         after: Annotated[int, Parameter(ge=-EVENTS_MAX, le=NUMBER_MAX)] = 0,
         limit: Annotated[int, Parameter(ge=1, le=EVENTS_MAX)] = 1000,
         job: Name = "",
@@ -44,8 +47,12 @@ class Events(Controller):
         notable: bool = False,
         wait_s: WaitS = 0,
     ) -> Response[EventsView]:
-        """`notable` leaves out frequent events that would hide the rest."""
+        """`notable` leaves out frequent events that would hide the rest. `since_ms` leaves out
+        earlier ones. Other wishes about jobs leave only events of the jobs that match."""
         loop = reach.loop
+        since_ms, wanted = wanted.since_ms, msgspec.structs.replace(wanted, since_ms=0)
+        first = await aside(lambda: loop.store.seq_at(since_ms)) if since_ms else 0
+        after = max(after, first) if after >= 0 else after
 
         def read(start: int, most: int) -> list[Recorded]:
             found = loop.store.events(start, most, job, node, notable)
@@ -56,7 +63,8 @@ class Events(Controller):
             if job and not reach.who.admin and reach.find(job) is None:
                 page: Page = ([], max(after, 0))  # as for a job that never was
             else:
-                page = await _page(reach, read, after, limit)
+                page = await _page(reach, read, after, limit, wanted)
+                page = ([one for one in page[0] if one.seq > first], page[1])
             found, after = page
             left_s = deadline_s - time.monotonic()
             if found or left_s <= 0:
@@ -66,25 +74,44 @@ class Events(Controller):
         return respond(body)
 
 
-async def _page(reach: Reach, read: Read, after: int, limit: int) -> Page:
+async def _page(reach: Reach, read: Read, after: int, limit: int, wanted: JobFilter) -> Page:
     """Events that the sender may see, and where to continue."""
-    if reach.who.admin:
+    if reach.who.admin and not wanted.given:
         found = await aside(lambda: read(after, limit), limit)
         return found, found[-1].seq if found else max(after, 0)
     if after < 0:
         whole = await aside(lambda: read(-EVENTS_MAX, EVENTS_MAX), EVENTS_MAX)
-        seen = await _seen(reach, whole)
+        seen = await _matching(reach, await _seen(reach, whole), wanted)
         return seen[-min(limit, -after) :], whole[-1].seq if whole else 0
     for _ in range(READ_MAX // READ_AT_ONCE):
         start = after
         whole = await aside(lambda start=start: read(start, READ_AT_ONCE), READ_AT_ONCE)  # type: ignore[misc]
-        seen = await _seen(reach, whole)
+        seen = await _matching(reach, await _seen(reach, whole), wanted)
         if len(seen) > limit:
             return seen[:limit], seen[limit - 1].seq
         after = whole[-1].seq if whole else after
         if seen or len(whole) < READ_AT_ONCE:
             return seen, after
     return [], after
+
+
+async def _matching(reach: Reach, found: list[Recorded], wanted: JobFilter) -> list[Recorded]:
+    """Only events of jobs that match."""
+    if not wanted.given:
+        return found
+    events = [one for one in found if isinstance(one.event, JobEvent)]
+    named = {one.event.job for one in events}  # type: ignore[union-attr]
+    known = {name: reach.loop.state.jobs.get(name) for name in named}
+    live = {name for name, job in known.items() if job is not None and wanted.matches(job)}
+    gone = [name for name, job in known.items() if job is None]
+
+    def ended() -> set[str]:
+        jobs = (reach.loop.store.job(name) for name in gone)
+        return {job.id for job in jobs if job is not None and wanted.matches(job)}
+
+    names = {*live, *await aside(ended, len(gone))}
+    await reach.loop.settled()
+    return [one for one in events if one.event.job in names]  # type: ignore[union-attr]
 
 
 async def _seen(reach: Reach, found: list[Recorded]) -> list[Recorded]:

@@ -32,6 +32,7 @@ from shoal.control.loop import ControlLoop, Unreadable
 from shoal.core.state.heard import Watch
 from shoal.core.state.state import State
 from shoal.enduring import enduring
+from shoal.model.finding import JobFilter
 from shoal.model.job import Job, Phase
 from shoal.model.progress import Beat
 from shoal.model.samples import NodeSample
@@ -122,7 +123,7 @@ class Feed:
     def snapshot(self, tenant: str = "") -> bytes:
         if tenant not in self._snapshots:
             since = max(-1, self._loop.last_seq - ENDED_LOOK) if tenant else -1
-            ended = self._loop.store.finished(ENDED_MAX, since, tenant)
+            ended = self._loop.store.finished(ENDED_MAX, since, JobFilter(tenant=tenant))
             told = Snapshot(
                 status=status_view(self._reach),
                 nodes=[known.line for known in self._nodes.values()],

@@ -6,6 +6,7 @@ import asyncio
 import time
 from typing import Annotated, Any, Literal
 
+import msgspec
 from litestar import Controller, Request, Response, get, post
 from litestar.params import Parameter
 
@@ -19,11 +20,13 @@ from shoal.api.read_threads import ROWS_AT_ONCE, aside, encoded, json_list, resp
 from shoal.api.secrets import refuse_unknown_secrets
 from shoal.api.views import ended_row, job_row, job_state, job_view
 from shoal.control.loop import ControlLoop
+from shoal.model.finding import JobFilter
 from shoal.model.job import Job, MemberRef, Phase
 from shoal.model.report import Cancel, Refused, Requeue, Submit
 from shoal.model.views import Done, JobRow, JobView, LogView, Submission, WhyView
 
 JOBS_MAX = 10_000
+MATCHED_AT_ONCE = 5_000  # live jobs, which takes a few milliseconds
 WAIT_S_MAX = 30.0
 NUMBER_MAX = 2**53 - 1  # the largest number that all JSON readers handle
 
@@ -56,11 +59,15 @@ class Jobs(Controller):
     async def listing(
         self,
         reach: Reach,
+        wanted: JobFilter,
         finished: bool = False,
         limit: Annotated[int, Parameter(ge=1, le=JOBS_MAX)] = 100,
+        before: Key = "",
     ) -> Response[list[JobRow]]:
+        """`before`: only finished jobs, those that ended before this one: the next page."""
         loop, who = reach.loop, reach.who
-        live = [job.id for job in sorted(reach.jobs(), key=_queue_order)[:limit]]
+        found = [] if before else await _live(reach, wanted)
+        live = [job.id for job in sorted(found, key=_queue_order)[:limit]]
         parts = []
         for start in range(0, len(live), ROWS_AT_ONCE):
             jobs = (reach.find(job_id) for job_id in live[start:][:ROWS_AT_ONCE])
@@ -70,9 +77,13 @@ class Jobs(Controller):
         seen, left = set(live), limit - len(live)
 
         def ended() -> list[JobRow]:
-            rows = loop.store.finished(left, tenant="" if who.sees_all else who.tenant)
+            own = wanted if who.sees_all else msgspec.structs.replace(wanted, tenant=who.tenant)
+            if not who.sees(wanted.tenant or who.tenant) or wanted.only_live:
+                return []
+            rows = loop.store.finished(left, wanted=own, before=before)
             return [ended_row(job) for job in rows if job.id not in seen]
 
+        finished = finished or bool(before) or wanted.only_ended
         rows = await aside(ended, left) if finished and left else []
         for start in range(0, len(rows), ROWS_AT_ONCE):
             await loop.settled()
@@ -171,6 +182,21 @@ async def _ended(reach: Reach, job_id: str) -> Job:
     """A job that has just left the state, from the store."""
     await reach.loop.settled()
     return reach.job(job_id)
+
+
+async def _live(reach: Reach, wanted: JobFilter) -> list[Job]:
+    """Live jobs that match, looked at in parts so that others get their turn."""
+    if not wanted.given:
+        return list(reach.jobs())
+    found: list[Job] = []
+    names = [] if wanted.only_ended else [job.id for job in reach.jobs()]
+    for start in range(0, len(names), MATCHED_AT_ONCE):
+        jobs = (reach.loop.state.jobs.get(name) for name in names[start:][:MATCHED_AT_ONCE])
+        found += [job for job in jobs if job is not None and wanted.matches(job)]
+        if start + MATCHED_AT_ONCE < len(names):
+            await asyncio.sleep(0)
+            await reach.loop.settled()
+    return [job for job in found if job.id in reach.loop.state.jobs]
 
 
 def _queue_order(job: Job) -> tuple[bool, int, int]:

@@ -19,6 +19,7 @@ from shoal.model.events import (
     Recorded,
     ReplicaDraining,
     ReplicaReady,
+    RuleEvent,
     ServiceEvent,
     ServiceSet,
 )
@@ -63,7 +64,7 @@ def _seen_event(reach: Reach, event: Event, owners: dict[str, str]) -> Event | N
             )
         case OrderEvent():
             own = False
-        case BudgetEvent():
+        case BudgetEvent() | RuleEvent():
             own = who.sees(event.tenant)
         case PolicyChanged():
             return msgspec.structs.replace(event, policy=reach.policy(event.policy))

@@ -66,6 +66,7 @@ def job_view(reach: Reach, job: Job) -> JobView:
         losses=job.losses,
         hangs=job.hangs,
         master=job.master,
+        notes=list(job.notes),
     )
 
 
@@ -104,6 +105,8 @@ def _row_fields(job: Job) -> dict[str, Any]:
         "finished_ms": job.finished_ms,
         "code": job.code,
         "command": command,
+        "user": job.spec.user,
+        "labels": job.spec.labels,
         "idle_since_ms": job.idle_since_ms if job.phase is Phase.RUNNING else None,
     }
 

@@ -11,6 +11,7 @@ from shoal.core.phases.heal import heal
 from shoal.core.phases.leaving import dismissals
 from shoal.core.phases.observe import fences_wanted, observe
 from shoal.core.phases.orders import hear_supplies
+from shoal.core.phases.patience import report_waits
 from shoal.core.phases.prepare import prepares_wanted
 from shoal.core.phases.reclaim import reclaim
 from shoal.core.phases.reconcile import reconcile
@@ -59,6 +60,7 @@ def step(state: State, report: Report, policy: Policy, now_ms: int) -> Step:
     heal(round_)  # retry, requeue, give up
     serve(round_, report.services)  # as many replicas as services want
     schedule(round_)  # order the queue and place what fits
+    report_waits(round_)  # waits that somebody wants to know about
     supplies = supply(round_)  # which nodes to order, and which to give back
     commands = reconcile(round_, fresh)  # what should run minus what runs
     commands += checks_wanted(state, fresh)  # which nodes should be measured

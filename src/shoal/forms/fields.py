@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
-from shoal.forms import readers
+from shoal.forms import notice_readers, readers
 from shoal.forms.readers import GPU_MEMORY_MB_MAX, Count, Reader, choice, memory, time
 
 DAY_MS = 86_400_000
@@ -122,6 +122,12 @@ JOB = _table({
               "How long it will probably run, e.g. 2h."),
         Field("time_limit", "TIME", "", time("90s, 10m or 2h"), "time_limit_ms",
               "Stop it after this long: 90s, 10m, 2h, 1d."),
+    ],
+    "Find it, and hear of it": [
+        Field("label", "K=V...", "", notice_readers.labels, "labels",
+              "A label for people, e.g. run=a; shoal ps --label run=a finds it."),
+        Field("notify", "[WHAT=]WHERE...", "", notice_readers.wishes, "notify",
+              "Send a notice: failed=URL, slack:URL, mail:me@example.com or @SECRET."),
     ],
     "If it fails or has to stop": [
         Field("restart", "WHEN", "on-node-loss", choice("never", "on-node-loss", "on-failure"),

@@ -28,6 +28,12 @@ from shoal.model.node_events import NodeLabelled as NodeLabelled
 from shoal.model.node_events import NodeLost as NodeLost
 from shoal.model.node_events import NodeReady as NodeReady
 from shoal.model.node_events import NodeSilent as NodeSilent
+from shoal.model.notice_events import JobLabelled as JobLabelled
+from shoal.model.notice_events import JobNoted as JobNoted
+from shoal.model.notice_events import JobWaited as JobWaited
+from shoal.model.notice_events import RuleEvent as RuleEvent
+from shoal.model.notice_events import RuleRemoved as RuleRemoved
+from shoal.model.notice_events import RuleSet as RuleSet
 from shoal.model.policy import Policy
 from shoal.model.resources import Slice
 from shoal.model.service_events import ReplicaDraining as ReplicaDraining
@@ -226,6 +232,11 @@ Event = (
     | JobRequeued
     | JobAdopted
     | JobFinished
+    | JobLabelled
+    | JobNoted
+    | JobWaited
+    | RuleSet
+    | RuleRemoved
     | NodeJoined
     | NodeReady
     | NodeSilent

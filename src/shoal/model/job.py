@@ -7,7 +7,16 @@ from typing import Annotated, NamedTuple
 
 import msgspec
 
-from shoal.model.labels import CONDITIONS_MAX, Condition, Key, Toleration, asked_words
+from shoal.model.labels import (
+    CONDITIONS_MAX,
+    Condition,
+    Key,
+    LabelKey,
+    LabelValue,
+    Toleration,
+    asked_words,
+)
+from shoal.model.notice import WISHES_MAX, Wish
 from shoal.model.resources import Demand, Slice
 
 # One limit of Linux shapes two of ours: an argument or environment string of 128 KiB or more
@@ -28,6 +37,9 @@ ENV_NAME_PATTERN = r"^[A-Za-z_][A-Za-z0-9_]*(?!\n)$"
 # NAME, or NAME=VARIABLE to get it in a variable instead of a file.
 SECRET_PATTERN = r"^[A-Za-z][A-Za-z0-9._-]{0,62}(=[A-Za-z_][A-Za-z0-9_]{0,127})?(?!\n)$"
 SECRETS_MAX = 64  # of one job
+JOB_LABELS_MAX = 32
+NOTES_MAX = 20  # of one job
+NOTE_CHARACTERS_MAX = 1_000
 # host:port/path/name:tag@sha256:digest, of which only the name is needed, or the path of a .sif
 # file. Nothing that a runtime would take for a flag, or for a way to read other files ("oci:...").
 IMAGE_PATTERN = (
@@ -64,6 +76,8 @@ class JobSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
 
     command: Annotated[tuple[Text, ...], msgspec.Meta(min_length=1, max_length=4096)]
     name: Annotated[str, msgspec.Meta(max_length=63, pattern=JOB_NAME_PATTERN)] | None = None
+    labels: Annotated[dict[LabelKey, LabelValue], msgspec.Meta(max_length=JOB_LABELS_MAX)] = {}
+    notify: Annotated[tuple[Wish, ...], msgspec.Meta(max_length=WISHES_MAX)] = ()
     members: Annotated[int, msgspec.Meta(ge=1, le=MEMBERS_MAX)] = 1
     gpus: Annotated[int, msgspec.Meta(ge=0, le=256)] = 0
     cpu_milli: Annotated[int, msgspec.Meta(ge=0, le=10_000_000)] = 1000
@@ -225,6 +239,14 @@ class StopCause(enum.StrEnum):
     IDLE = "idle"
 
 
+class Note(msgspec.Struct, frozen=True):
+    """What somebody wrote about a job."""
+
+    at_ms: int
+    who: str
+    text: str
+
+
 class Job(msgspec.Struct, kw_only=True):
     """A job's whole record. Only `apply` changes it. `attempt` counts placements, from 1."""
 
@@ -266,6 +288,9 @@ class Job(msgspec.Struct, kw_only=True):
     outcome: Outcome | None = None
     code: int | None = None
     why: str = ""  # the newest decision about it
+    notes: tuple[Note, ...] = ()
+    requeued_ms: int = 0  # since then it waits again
+    waited_ms: int = 0  # the longest part of its present wait that was reported
 
     @property
     def active(self) -> bool:

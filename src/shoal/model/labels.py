@@ -26,6 +26,9 @@ Condition = Annotated[
 ]
 Toleration = Annotated[str, msgspec.Meta(pattern=TOLERATION_PATTERN, max_length=320)]
 Key = Annotated[str, msgspec.Meta(pattern=KEY_PATTERN, max_length=253)]
+# Of jobs, which nobody places by them.
+LabelKey = Annotated[str, msgspec.Meta(pattern=rf"^{_KEY}(?!\n)$", max_length=253)]
+LabelValue = Annotated[str, msgspec.Meta(pattern=rf"^{_VALUE}(?!\n)$", max_length=63)]
 
 NODE = "node"  # every node has this label; its value is the node's name
 ANY = "*"  # as a toleration: every taint

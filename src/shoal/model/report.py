@@ -10,7 +10,9 @@ from shoal.model.budget import Spending
 from shoal.model.health import CheckResult
 from shoal.model.identity import EVERY_TENANT, NodeKey, Token, User
 from shoal.model.job import Fault, JobSpec, MemberRef
+from shoal.model.labels import LabelKey, LabelValue
 from shoal.model.node import LabelChange, NodeIntent, NodeSpec
+from shoal.model.notice import Rule
 from shoal.model.progress import Progress
 from shoal.model.samples import NodeSample
 from shoal.model.service import ServiceLoad, ServiceSpec
@@ -230,12 +232,48 @@ class RemoveKey(msgspec.Struct, frozen=True):
     who: str = "a user"
 
 
+class LabelJob(msgspec.Struct, frozen=True):
+    """Set labels of a job, and remove those whose value is None. `ended`: the sender found the job
+    in the store, with the labels in `before`."""
+
+    job: str
+    labels: dict[LabelKey, LabelValue | None]
+    who: str = "a user"
+    ended: bool = False
+    before: dict[str, str] = {}
+
+
+class NoteJob(msgspec.Struct, frozen=True):
+    """Write a note about a job; an empty one removes all of them."""
+
+    job: str
+    text: str
+    who: str = "a user"
+    ended: bool = False
+
+
+class SetRule(msgspec.Struct, frozen=True):
+    """Add the rule, whose id the step chooses. One that says the same is there only once."""
+
+    rule: Rule
+    who: str = "a user"
+
+
+class RemoveRule(msgspec.Struct, frozen=True):
+    """`owner`: whose rule it must be; empty: anybody's."""
+
+    rule: str
+    owner: str = ""
+    who: str = "a user"
+
+
 class Nothing(msgspec.Struct, frozen=True):
     """Answered when the next step is stored."""
 
 
 PeopleRequest = AddTenant | RemoveTenant | SetUser | RemoveUser | SetToken | RemoveToken
 IdentityRequest = PeopleRequest | SetKey | RemoveKey
+NoticeRequest = LabelJob | NoteJob | SetRule | RemoveRule
 Request = (
     Submit
     | Cancel
@@ -247,6 +285,7 @@ Request = (
     | SetService
     | StopService
     | IdentityRequest
+    | NoticeRequest
     | Nothing
 )
 

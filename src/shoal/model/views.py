@@ -8,7 +8,7 @@ from shoal.model.array import ArrayCounts
 from shoal.model.events import Recorded
 from shoal.model.explanation import AttemptRecord
 from shoal.model.health import StandingChange, Verdict
-from shoal.model.job import JobSpec
+from shoal.model.job import JobSpec, Note
 from shoal.model.service import EngineFigures, ServiceSpec
 
 
@@ -50,6 +50,8 @@ class JobRow(msgspec.Struct, kw_only=True):
     progress: ProgressView | None  # if its members report steps
     idle_since_ms: int | None = None  # its GPUs are unused since then; it was warned
     array: ArrayCounts | None = None  # it is an array, and this is how far it is
+    user: str = ""
+    labels: dict[str, str] = {}
 
 
 class MemberView(msgspec.Struct, kw_only=True):
@@ -71,6 +73,7 @@ class JobView(JobRow, kw_only=True):
     losses: int
     hangs: int
     master: str
+    notes: list[Note] = []
 
 
 class NodeView(msgspec.Struct, kw_only=True):

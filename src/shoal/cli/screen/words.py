@@ -5,6 +5,8 @@ from __future__ import annotations
 import shlex
 from typing import assert_never
 
+from shoal.cli.screen.identity_words import about_identity
+from shoal.cli.screen.notice_words import about_annotation, about_rule
 from shoal.cli.screen.order_words import about_order
 from shoal.cli.screen.show import printable
 from shoal.forms.units import duration_text, shortened
@@ -23,6 +25,8 @@ from shoal.model.events import (
     JobEvent,
     JobFinished,
     JobIdled,
+    JobLabelled,
+    JobNoted,
     JobPlaced,
     JobPromoted,
     JobRequeued,
@@ -32,8 +36,7 @@ from shoal.model.events import (
     JobSubmitted,
     JobUnclaimed,
     JobUsed,
-    KeyRemoved,
-    KeySet,
+    JobWaited,
     MemberExited,
     MemberLost,
     MembersStarted,
@@ -51,17 +54,12 @@ from shoal.model.events import (
     PolicyChanged,
     ReplicaDraining,
     ReplicaReady,
+    RuleEvent,
     ServiceEvent,
     ServiceScaled,
     ServiceSet,
     ServiceStopped,
     ServiceStopping,
-    TenantAdded,
-    TenantRemoved,
-    TokenRemoved,
-    TokenSet,
-    UserRemoved,
-    UserSet,
 )
 from shoal.model.health import Standing
 from shoal.model.job import JobSpec, Outcome, StopCause
@@ -113,7 +111,9 @@ STANDING_WORDS = {
 
 def sentence(event: Event) -> str:
     """One printable line without a full stop, whatever the names contain."""
-    if isinstance(event, JobEvent):
+    if isinstance(event, JobLabelled | JobNoted | JobWaited):
+        text = f"{event.job} {about_annotation(event)}"
+    elif isinstance(event, JobEvent):
         text = f"{event.job} {_about_job(event)}"
     elif isinstance(event, ServiceEvent):
         text = f"service {event.service} {_about_service(event)}"
@@ -123,8 +123,10 @@ def sentence(event: Event) -> str:
         text = f"tenant {event.tenant} {_about_budget(event)}"
     elif isinstance(event, OrderEvent):
         text = f"order {event.order} {about_order(event)}"
+    elif isinstance(event, RuleEvent):
+        text = about_rule(event)
     elif isinstance(event, IdentityEvent):
-        text = _about_identity(event)
+        text = about_identity(event)
     else:
         text = _about_cluster(event)
     return printable(text)
@@ -338,32 +340,6 @@ def _about_cluster(event: ControllerStarted | PolicyChanged | ClockJumped) -> st
             )
         case _:
             assert_never(event)
-
-
-def _about_identity(event: IdentityEvent) -> str:
-    by = f" by {event.who}" if event.who else ""
-    match event:
-        case TenantAdded():
-            return f"tenant {event.tenant.name} was added{by} (Unix user {event.tenant.uid})"
-        case TenantRemoved():
-            return f"tenant {event.tenant} was removed{by}"
-        case UserSet():
-            roles = ", ".join(f"{role} of {name}" for name, role in event.user.roles.items())
-            shown = roles.replace("*", "every tenant") or "no role"
-            return f"user {event.user.name} was set{by}: {shown}"
-        case UserRemoved():
-            return f"user {event.user} was removed{by}"
-        case TokenSet():
-            return f"token {event.token.id} of {event.token.user} was set{by}"
-        case TokenRemoved():
-            return f"token {event.token} was removed{by}"
-        case KeySet():
-            what = f"the key of {event.key.node}" if event.key.node else "a join token"
-            return f"{what} was set{by} ({event.key.id})"
-        case KeyRemoved():
-            return f"key {event.key} was removed{by}{f': {event.why}' if event.why else ''}"
-        case _:
-            raise TypeError(f"no words for {type(event).__name__}")
 
 
 def _because(why: str) -> str:

@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import datetime
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from shoal.cli.command import Option, flag, number, verb
+from shoal.cli.finding_flags import filter_of, finding_flags
 
 if TYPE_CHECKING:
     from shoal.cli.cluster import Retry
     from shoal.model.events import Event, Recorded
+    from shoal.model.finding import JobFilter
     from shoal.model.views import EventsView
 
+LAST = 50
 LAST_MAX = 10_000
 PAGE = 1000
 FOLLOW_WAIT_S = 20.0
@@ -25,36 +28,44 @@ FOLLOW_WAIT_S = 20.0
         "-n",
         metavar="N",
         type=number(0, LAST_MAX),
-        default=50,
-        help="Start with the last N events. [50]",
+        help="Start with the last N events. [50, or all since --since]",
     ),
     Option("--job", metavar="JOB", default="", help="Only events of this job."),
     Option("--node", metavar="NODE", default="", help="Only events of this node."),
+    *finding_flags("node"),
 )
-def events(follow: bool, last: int, job: str, node: str, json: bool, home: Path) -> None:
+def events(
+    follow: bool, last: int | None, job: str, node: str, json: bool, home: Path, **given: Any
+) -> None:
     """Show what happened, one sentence per event.
 
     Events are printed oldest first. With --follow it continues until Ctrl-C,
     also while the controller restarts. --json prints one object per line.
+    With flags that choose jobs, only events of the jobs that match are shown.
 
     Examples:
       shoal events
       shoal events -f
       shoal events --job j7 -n 1000
+      shoal events --since 2h --user ada --name 'train-*'
       shoal events -f --json | jq -c 'select(.event.event == "NodeLost")'
     """
     from shoal.cli import cluster
 
     job = cluster.job_id(job) if job else ""
     node = cluster.node_id(node) if node else ""
+    wanted = filter_of(given)
     with cluster.Retry(home, retry_s=cluster.RETRY_S if follow else 0) as retry:
         _require(retry, job, node)
-        after = -last if last else retry(lambda client: client.status()).last_seq
+        last = last if last is not None else 0 if wanted.since_ms else LAST
+        after = 0 if wanted.since_ms and not last else -last
+        if not last and not wanted.since_ms:
+            after = retry(lambda client: client.status()).last_seq
         while True:
-            view = _page(retry, after, max(PAGE, last), job, node, follow)
+            view = _page(retry, after, max(PAGE, last), job, node, follow, wanted)
             for record in view.events:
                 print_event(record, json)
-            if not follow:
+            if not follow and (last or view.next_after <= after):
                 return
             after = view.next_after
 
@@ -69,10 +80,14 @@ def _require(retry: Retry, job: str, node: str) -> None:
         retry(lambda client: require_node(client, node))
 
 
-def _page(retry: Retry, after: int, limit: int, job: str, node: str, follow: bool) -> EventsView:
+def _page(
+    retry: Retry, after: int, limit: int, job: str, node: str, follow: bool, wanted: JobFilter
+) -> EventsView:
     wait_s = FOLLOW_WAIT_S if follow else 0
     return retry(
-        lambda client: client.events(after=after, limit=limit, job=job, node=node, wait_s=wait_s)
+        lambda client: client.events(
+            after=after, limit=limit, job=job, node=node, wait_s=wait_s, wanted=wanted
+        )
     )
 
 

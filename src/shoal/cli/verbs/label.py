@@ -1,4 +1,5 @@
-"""`shoal label` and `shoal taint`: what nodes are called, and what keeps jobs away from them."""
+"""`shoal label`, `shoal note` and `shoal taint`: what people say of nodes and jobs, and what keeps
+jobs away from nodes."""
 
 from __future__ import annotations
 
@@ -6,11 +7,12 @@ import re
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from shoal.cli.command import Argument, verb
+from shoal.cli.command import Argument, flag, verb
 
 if TYPE_CHECKING:
     from shoal.model.node import LabelChange
 
+JOB = re.compile(r"j[0-9]{1,15}(\.[0-9]{1,9})?")
 WORDS = Argument(
     "words",
     "NODE... CHANGE...",
@@ -20,20 +22,103 @@ WORDS = Argument(
 )
 
 
-@verb(WORDS)
+@verb(
+    Argument(
+        "words",
+        "NODE|JOB... CHANGE...",
+        "Ids of nodes or jobs, then KEY=VALUE to set and KEY- to remove.",
+        nargs=-1,
+        required=True,
+    )
+)
 def label(words: tuple[str, ...], json: bool, home: Path) -> int:
-    """Set or remove labels of nodes.
+    """Set or remove labels of nodes or jobs.
 
     Jobs choose nodes by their labels: `shoal run --where pool=a100`. What you
     set here stays when the node or the controller restarts, and goes before
     what the node reports of itself. Running jobs stay where they are.
 
+    People find jobs by their labels: `shoal ps --label run=a`. A job gets them with
+    `shoal run --label`, or here, also after it has ended.
+
     Examples:
       shoal label n1 pool=a100 zone=b
       shoal label n1 n2 zone-
       shoal nodes --labels
+      shoal label j7 j8 run=a best-
+      shoal ps -a --labels
     """
+    named, changes = _sorted(words, bare=False)
+    if named and all(JOB.fullmatch(name) for name in named):
+        return _label_jobs(named, changes, json, home)
     return _change(words, json, home, taints=False)
+
+
+@verb(
+    Argument("job", "JOB", "The job's id."),
+    Argument("text", "[TEXT...]", "The note. [show the notes]", nargs=-1),
+    flag("--remove", help="Remove all notes of the job."),
+)
+def note(job: str, text: tuple[str, ...], remove: bool, json: bool, home: Path) -> None:
+    """Write a note about a job, or show its notes.
+
+    A job keeps its last 20 notes, also after it has ended. Everybody who sees the
+    job sees them.
+
+    Examples:
+      shoal note j7 "loss explodes at step 900; lr was too high"
+      shoal note j7
+      shoal note j7 --remove
+    """
+    from datetime import datetime
+
+    from shoal.cli import cluster
+    from shoal.cli.screen import show
+    from shoal.forms.failure import USAGE, Failure
+
+    asked, words = cluster.job_id(job), " ".join(text).strip()
+    if remove and words:
+        raise Failure("--remove: removes all notes; leave the text out", USAGE)
+    if text and not words:
+        raise Failure("TEXT: is empty; to remove the notes: shoal note JOB --remove", USAGE)
+    with cluster.connect(home) as client:
+        if words or remove:
+            done = cluster.on_job(client, asked, lambda c: c.note_job(asked, words))
+            if json:
+                show.as_json(done)
+            else:
+                show.line(f"{done.id} has no notes now" if remove else f"{done.id} is noted")
+            return
+        view = cluster.on_job(client, asked, lambda c: c.job(asked))
+    if json:
+        show.as_json(view.notes)
+        return
+    if not view.notes:
+        show.note(f'{asked} has no notes; write one: shoal note {asked} "..."')
+    for one in view.notes:
+        when = datetime.fromtimestamp(one.at_ms / 1000).astimezone()
+        show.line(f"{when:%Y-%m-%d %H:%M}  {one.who}: {show.printable(one.text)}")
+
+
+def _label_jobs(named: list[str], changes: list[str], json: bool, home: Path) -> int:
+    from shoal.cli import cluster
+    from shoal.cli.each import each
+    from shoal.forms import readers
+    from shoal.forms.failure import USAGE, BadField, Failure
+
+    if not changes:
+        raise Failure("say what to change, e.g. shoal label j7 run=a", USAGE)
+    try:
+        change = readers.changes("CHANGE", changes, bare=False)
+    except BadField as error:
+        raise Failure(str(error), USAGE) from None
+    with cluster.connect(home) as client:
+        return each(
+            list(dict.fromkeys(named)),
+            lambda job: cluster.on_job(client, job, lambda c: c.label_job(job, change)),
+            "is labelled",
+            json,
+        )
 
 
 @verb(WORDS)

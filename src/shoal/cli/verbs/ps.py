@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from shoal.cli.command import Option, flag, number, verb
+from shoal.cli.finding_flags import filter_of, finding_flags
 
 if TYPE_CHECKING:
     from shoal.cli.screen.show import Cell
@@ -26,8 +27,13 @@ WHOLE = 1000  # thousandths of a GPU
         default=100,
         help="Show at most this many jobs. [100]",
     ),
+    Option("--before", metavar="JOB", default="", help="The next page: what ended before it."),
+    flag("--labels", help="Show the labels of the jobs."),
+    *finding_flags(),
 )
-def ps(all_: bool, limit: int, json: bool, home: Path) -> None:
+def ps(
+    all_: bool, limit: int, before: str, labels: bool, json: bool, home: Path, **given: Any
+) -> None:
     """List the jobs.
 
     Waiting jobs are in the order of the queue. TIME is how long a job has been
@@ -36,32 +42,44 @@ def ps(all_: bool, limit: int, json: bool, home: Path) -> None:
     memory), or 3/2..8x1 (an elastic gang with 3 members now). PROGRESS is shown
     if a job reports its steps.
 
+    Flags that choose jobs can be combined; a job must match all of them.
+
     Examples:
       shoal ps                  running and waiting jobs
       shoal ps -a -n 20         also the last jobs that finished
+      shoal ps --state failed --since 1d
+      shoal ps -a --label run=a --name 'train-*' --labels
       shoal ps --json | jq -r '.[] | select(.state == "waiting") | .id'
     """
     from shoal.cli import cluster
     from shoal.cli.screen import show
 
+    wanted = filter_of(given)
+    before = cluster.job_id(before) if before else ""
     with cluster.connect(home) as client:
-        rows = client.jobs(finished=all_, limit=limit)
+        rows = client.jobs(finished=all_, limit=limit, before=before, wanted=wanted)
     if json:
         show.as_json(rows)
         return
     if not rows:
+        if wanted.given or before:
+            more = "" if all_ or before or wanted.only_ended else "; finished jobs: add -a"
+            show.note(f"no jobs match{more}")
+            return
         show.note(
             "no jobs yet; try: shoal run -- echo hello"
             if all_
             else "no live jobs; to list finished jobs: shoal ps -a"
         )
         return
-    print_jobs(rows, int(time.time() * 1000))
+    print_jobs(rows, int(time.time() * 1000), labels=labels)
     if len(rows) == limit:
-        show.note(f"only {limit} jobs are shown; see more with -n {limit * 10}")
+        last = rows[-1]
+        page = f", or the next ones with --before {last.id}" if last.finished_ms else ""
+        show.note(f"only {limit} jobs are shown; see more with -n {limit * 10}{page}")
 
 
-def print_jobs(rows: list[JobRow], now_ms: int, waits: int = 1) -> None:
+def print_jobs(rows: list[JobRow], now_ms: int, waits: int = 1, *, labels: bool = False) -> None:
     """`waits`: on a terminal, print the reasons of this many waiting jobs below the table."""
     from shoal.cli.screen.show import Column, at_terminal, fitted, line, table
     from shoal.model.job import DEFAULT_TENANT
@@ -83,7 +101,12 @@ def print_jobs(rows: list[JobRow], now_ms: int, waits: int = 1) -> None:
         columns.insert(-1, Column("PROGRESS", flexible=True))
     if tenants:
         columns.insert(2, Column("TENANT"))
-    table(columns, [_cells(row, now_ms, tenants, progress) for row in rows])
+    cells = [_cells(row, now_ms, tenants, progress) for row in rows]
+    if labels:
+        columns.insert(-1, Column("LABELS"))
+        for row, line_ in zip(rows, cells, strict=True):
+            line_.insert(-1, ",".join(f"{key}={value}" for key, value in row.labels.items()))
+    table(columns, cells)
     waiting = [row for row in rows if row.state == "waiting"] if at_terminal() else []
     for row in waiting[:waits]:
         line(fitted(f"{row.id} waits: {row.why}"), "yellow dim")

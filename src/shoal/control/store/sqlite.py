@@ -13,11 +13,12 @@ from typing import Any
 import msgspec
 
 from shoal.control.alarms import Alarms
+from shoal.control.store.finding import annotated, find_jobs, seq_at
 from shoal.control.store.marks import Numbers
 from shoal.control.store.rows import (
+    JobRow,
     Unreadable,
     checksum,
-    encode,
     event_of,
     event_row,
     job_of,
@@ -29,6 +30,7 @@ from shoal.core.state.apply import apply
 from shoal.core.state.load import restore
 from shoal.core.state.state import State
 from shoal.model.events import QUIET, Event, JobFinished, Recorded
+from shoal.model.finding import EVERY_JOB, JobFilter
 from shoal.model.job import Job
 from shoal.ports import StoreDamaged, StoreError, StoreFull
 
@@ -197,15 +199,16 @@ class SqliteStore:
         last = self._last + len(rows)
         ends = {row[1]: row[0] for row in rows if row[5] == JobFinished.__name__}
         jobs = [(*job_row(job), ends.get(job.id, last)) for job in finished]
+        changes = annotated(events, {job.id for job in finished}, self.job)
         try:
-            self._append(rows, jobs)
+            self._append(rows, jobs, changes)
         except StoreFull as error:
             if not self.spare.give_up():
                 raise
             self.alarms.raise_("full", f"{error}; new jobs are refused until then")
             # The journal is overwritten again and again, and does not use up the freed room.
             self._writer.execute(f"PRAGMA wal_autocheckpoint = {TIGHT_PAGES}")
-            self._append(rows, jobs)
+            self._append(rows, jobs, changes)
         self.relax()
         self._last = last
         return last
@@ -219,12 +222,20 @@ class SqliteStore:
     def tight(self) -> bool:
         return self.spare.tight
 
-    def _append(self, rows: Sequence[tuple[Any, ...]], jobs: Sequence[tuple[Any, ...]]) -> None:
+    def _append(
+        self,
+        rows: Sequence[tuple[Any, ...]],
+        jobs: Sequence[tuple[Any, ...]],
+        changes: Sequence[JobRow],
+    ) -> None:
         with self._clear_errors(), self._writer:
             self._writer.execute("BEGIN IMMEDIATE")
             self._writer.executemany(INSERT_EVENT, rows)
             if jobs:
                 self._writer.executemany(INSERT_JOB, jobs)
+            for number, _, _, body, crc in changes:
+                row = (body, crc, number)
+                self._writer.execute("UPDATE jobs SET body = ?, crc = ? WHERE number = ?", row)
 
     def snapshot(self, seq: int, body: bytes) -> list[str]:
         with self._clear_errors(), self._writer:
@@ -291,27 +302,43 @@ class SqliteStore:
         found = self._jobs("WHERE id = ?", (job_id,))
         return found[0] if found else None
 
-    def finished(self, limit: int, after: int = -1, tenant: str = "") -> list[Job]:
-        where, values = "ended > ?", [after]
-        if tenant:  # cheaper than to decode every job; other fields may hold these bytes, too
-            where += " AND instr(body, ?)"
-            values.append(b'"tenant":%s' % encode(tenant))  # type: ignore[arg-type]
-        found = self._jobs(
-            f"WHERE {where} ORDER BY ended DESC, number DESC LIMIT ?", (*values, limit)
-        )
-        return [job for job in found if tenant in ("", job.spec.tenant)]
+    def finished(
+        self, limit: int, after: int = -1, wanted: JobFilter = EVERY_JOB, before: str = ""
+    ) -> list[Job]:
+        place = None
+        if before:
+            rows = self._read("SELECT ended, number FROM jobs WHERE id = ?", (before,))
+            if not rows:
+                return []
+            place = (rows[0][0], rows[0][1])
+        return find_jobs(self._ended, limit, after, place, wanted)
+
+    def seq_at(self, at_ms: int) -> int:
+        def time_of(seq: int) -> int | None:
+            query = "SELECT seq, body, crc FROM events WHERE seq >= ? ORDER BY seq LIMIT 1"
+            found = self._recorded(self._read(query, (seq,)))
+            return found[0].event.at_ms if found else None
+
+        return seq_at(at_ms, self._last, time_of)
 
     def keyed(self, key: str) -> str | None:
         rows = self._read("SELECT id FROM jobs WHERE key = ?", (key,))
         return str(rows[0][0]) if rows else None
 
     def _jobs(self, where: str, values: tuple[object, ...]) -> list[Job]:
+        return [job for _, _, job in self._ended(where, values) if job is not None]
+
+    def _ended(self, where: str, values: tuple[object, ...]) -> list[tuple[int, int, Job | None]]:
+        """With the numbers and ends of jobs; None in place of a record that cannot be read."""
         found = []
-        for number, body, crc in self._read(f"SELECT number, body, crc FROM jobs {where}", values):
+        query = f"SELECT number, ended, body, crc FROM jobs {where}"
+        for number, ended, body, crc in self._read(query, values):
+            job = None
             try:
-                found.append(job_of(number, body, crc))
+                job = job_of(number, body, crc)
             except Unreadable as error:
                 self._left_out(f"the record of j{number}", error)
+            found.append((number, ended, job))
         return found
 
     def _read(self, query: str, values: tuple[object, ...]) -> list[tuple[Any, ...]]:

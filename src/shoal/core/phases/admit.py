@@ -11,6 +11,7 @@ from shoal.core.phases.ends import forget_set_end, set_end
 from shoal.core.phases.identity import change_identity
 from shoal.core.phases.keys import change_keys, void_keys
 from shoal.core.phases.labels import set_labels
+from shoal.core.phases.notices import change_notices
 from shoal.core.phases.observe import lose
 from shoal.core.phases.reserved import reserved, reserved_secrets
 from shoal.core.phases.round import Round
@@ -33,9 +34,12 @@ from shoal.model.report import (
     Answer,
     Cancel,
     CheckNode,
+    LabelJob,
+    NoteJob,
     Nothing,
     Refused,
     RemoveKey,
+    RemoveRule,
     RemoveTenant,
     RemoveToken,
     RemoveUser,
@@ -45,6 +49,7 @@ from shoal.model.report import (
     SetIntent,
     SetKey,
     SetLabels,
+    SetRule,
     SetService,
     SetToken,
     SetUser,
@@ -80,6 +85,8 @@ def _admit_one(round_: Round, request: Request) -> Answer:
             return stop_service(round_, request)
         case AddTenant() | RemoveTenant() | SetUser() | RemoveUser() | SetToken() | RemoveToken():
             return change_identity(round_, request)
+        case LabelJob() | NoteJob() | SetRule() | RemoveRule():
+            return change_notices(round_, request)
         case SetKey() | RemoveKey():
             return change_keys(round_, request)
         case Nothing():

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from shoal.core.phases.observe import fence_ms_of
+from shoal.core.phases.patience import next_report_ms
 from shoal.core.phases.round import Round
 from shoal.core.phases.watch import next_look_ms
 from shoal.model.node import NodeHealth
@@ -15,7 +16,8 @@ def next_wake(round_: Round) -> int | None:
     if round_.more:
         return now_ms
     times = [] if state.agenda.look_ms is None else [state.agenda.look_ms]
-    times += [ms for ms in (next_look_ms(state, policy), state.agenda.serve_ms) if ms is not None]
+    others = (next_look_ms(state, policy), state.agenda.serve_ms, next_report_ms(state))
+    times += [ms for ms in others if ms is not None]
     if state.agenda.supply_ms is not None and (policy.supply or state.orders):
         times.append(state.agenda.supply_ms)
     if state.endings and state.agenda.ends_ms is not None:

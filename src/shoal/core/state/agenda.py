@@ -26,6 +26,10 @@ class Agenda:
         self.watch_ms: int | None = None  # when to look for jobs that hang
         self.supply_ms: int | None = 0  # when to look at supplies and orders again
         self.supplied_ms = 0  # when that was last done
+        # Waits to report: heap of (when, job number, since when it waits, after how long); None:
+        # look at all waiting jobs.
+        self.waits: list[tuple[int, int, int, int]] | None = None
+        self.waits_max = 0  # more are mostly of jobs that no longer wait
         self.serve_ms: int | None = None  # when to look at the services again
 
     def look_again(self, at_ms: int) -> None:

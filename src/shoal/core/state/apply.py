@@ -9,6 +9,7 @@ from shoal.core.state.apply_budget import APPLY_BUDGET
 from shoal.core.state.apply_identity import APPLY_IDENTITY
 from shoal.core.state.apply_job import APPLY_JOB
 from shoal.core.state.apply_node import APPLY_NODE
+from shoal.core.state.apply_notices import APPLY_NOTICES
 from shoal.core.state.apply_queue import adopt_policy, grow_older, judge_holds
 from shoal.core.state.apply_service import APPLY_SERVICE
 from shoal.core.state.apply_supply import APPLY_SUPPLY, forget_setbacks
@@ -54,6 +55,7 @@ APPLY: dict[type[EventBase], Callable[[State, Any], None]] = {
     **APPLY_IDENTITY,
     **APPLY_JOB,
     **APPLY_NODE,
+    **APPLY_NOTICES,
     **APPLY_SERVICE,
     **APPLY_SUPPLY,
 }

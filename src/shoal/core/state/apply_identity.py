@@ -7,6 +7,7 @@ from typing import Any
 
 import msgspec
 
+from shoal.core.state.apply_notices import forget_rules
 from shoal.core.state.state import State
 from shoal.model.events import (
     EventBase,
@@ -32,6 +33,7 @@ def _tenant_added(state: State, event: TenantAdded) -> None:
 def _tenant_removed(state: State, event: TenantRemoved) -> None:
     identity = state.identity
     del identity.tenants[event.tenant]
+    forget_rules(state, lambda rule: rule.tenant == event.tenant)
     for token in [token for token in identity.tokens.values() if token.tenant == event.tenant]:
         del identity.tokens[token.id]
     for user in list(identity.users.values()):
@@ -47,6 +49,7 @@ def _user_set(state: State, event: UserSet) -> None:
 def _user_removed(state: State, event: UserRemoved) -> None:
     identity = state.identity
     del identity.users[event.user]
+    forget_rules(state, lambda rule: rule.owner == event.user)
     for token in [token for token in identity.tokens.values() if token.user == event.user]:
         del identity.tokens[token.id]
 

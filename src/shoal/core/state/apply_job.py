@@ -195,6 +195,7 @@ def _job_requeued(state: State, event: JobRequeued) -> None:
     job.phase = Phase.WAITING
     state.tally.wait(state.accounts, job, 1)
     job.not_before_ms = event.not_before_ms
+    job.requeued_ms, job.waited_ms = event.at_ms, 0
     job.stop_cause = None
     if event.cause is StopCause.FAILURE:
         job.failures += 1

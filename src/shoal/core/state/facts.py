@@ -17,6 +17,7 @@ from shoal.model.identity import Identity
 from shoal.model.job import Job
 from shoal.model.labels import NODE, changed, taint_pairs, taint_text
 from shoal.model.node import End, NodeHealth, NodeIntent, NodeSpec
+from shoal.model.notice import Rule
 from shoal.model.policy import Policy
 from shoal.model.resources import Slice
 from shoal.model.service import Service
@@ -117,6 +118,8 @@ class Snapshot(msgspec.Struct, frozen=True, kw_only=True):
     orders: list[Order] = []
     setbacks: dict[str, Setback] = {}
     asked: list[str] = []
+    rules: list[Rule] = []
+    next_rule: int = 1
 
 
 class Facts:
@@ -145,6 +148,8 @@ class Facts:
         self.next_order = 1
         self.orders: dict[str, Order] = {}  # that have not ended, oldest first
         self.setbacks: dict[str, Setback] = {}  # of supplies whose last orders failed
+        self.next_rule = 1
+        self.rules: dict[str, Rule] = {}  # for notices, oldest first
         self.asked: dict[str, None] = {}  # labels and taints that some job asked about
 
     def snapshot(self) -> Snapshot:
@@ -174,4 +179,6 @@ class Facts:
             orders=list(self.orders.values()),
             setbacks=self.setbacks,
             asked=list(self.asked),
+            rules=list(self.rules.values()),
+            next_rule=self.next_rule,
         )

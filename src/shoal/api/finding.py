@@ -1,0 +1,90 @@
+"""Which jobs a request looks for, from its query; and labels and notes, by which they are found."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import msgspec
+from litestar import Controller, post
+from litestar.params import Parameter
+
+from shoal.api.principal import Needs
+from shoal.api.problems import Refusal, accepted
+from shoal.api.reach import Reach
+from shoal.model.finding import JobFilter
+from shoal.model.job import NOTE_CHARACTERS_MAX
+from shoal.model.labels import CONDITION_CHARACTERS_MAX, LabelKey, LabelValue
+from shoal.model.report import LabelJob, NoteJob, Refused
+from shoal.model.views import Done
+
+Word = Annotated[str, Parameter(max_length=128)]
+Condition = Annotated[str, Parameter(max_length=CONDITION_CHARACTERS_MAX)]
+Moment = Annotated[int, Parameter(ge=0, le=2**53 - 1)]
+
+
+def provide_wanted(
+    user: Word = "",
+    tenant: Word = "",
+    name: Word = "",
+    states: Annotated[str, Parameter(query="state", max_length=128)] = "",
+    label: list[Condition] | None = None,
+    since_ms: Moment = 0,
+    on_node: Word = "",
+) -> JobFilter:
+    """`state` may name several, separated by commas; `label` may be given several times."""
+    wanted = JobFilter(
+        user=user,
+        tenant=tenant,
+        name=name,
+        states=tuple(one for one in states.split(",") if one),
+        labels=tuple(label or ()),
+        since_ms=since_ms,
+        node=on_node,
+    )
+    problem = wanted.problem()
+    if problem is not None:
+        raise Refusal(422, problem[1], problem[0])
+    return wanted
+
+
+class LabelsChange(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """None removes a label."""
+
+    labels: Annotated[dict[LabelKey, LabelValue | None], msgspec.Meta(max_length=256)]
+
+
+class NoteText(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """An empty text removes all notes."""
+
+    text: Annotated[str, msgspec.Meta(max_length=NOTE_CHARACTERS_MAX)]
+
+
+class Annotations(Controller):
+    """Jobs that ended can be labelled and noted, too."""
+
+    path = "/v1/jobs/{job_id:str}"
+    opt = Needs.WRITE.opt
+
+    @post("/labels", status_code=200)
+    async def label(self, reach: Reach, job_id: str, data: LabelsChange) -> Done:
+        reach.job(job_id)
+        said = await reach.loop.request(LabelJob(job_id, data.labels, reach.name))
+        if isinstance(said, Refused) and said.missing:  # it is in the store
+            await reach.loop.settled()
+            before = reach.job(job_id).spec.labels
+            request = LabelJob(job_id, data.labels, reach.name, ended=True, before=before)
+            said = await reach.loop.request(request)
+        answer = accepted(said)
+        return Done(id=answer.id, note=answer.note)
+
+    @post("/notes", status_code=200)
+    async def note(self, reach: Reach, job_id: str, data: NoteText) -> Done:
+        reach.job(job_id)
+        text = data.text.strip()
+        if any(not one.isprintable() and one not in "\n\t" for one in text):
+            raise Refusal(422, "holds characters that cannot be shown; remove them", "text")
+        said = await reach.loop.request(NoteJob(job_id, text, reach.name))
+        if isinstance(said, Refused) and said.missing:
+            said = await reach.loop.request(NoteJob(job_id, text, reach.name, ended=True))
+        answer = accepted(said)
+        return Done(id=answer.id, note=answer.note)

@@ -1,0 +1,51 @@
+"""The part of the client that finds, labels and notes jobs, and changes rules for notices."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Protocol, TypeVar
+
+import msgspec
+
+from shoal.model.finding import JobFilter
+from shoal.model.views import Done
+
+Answer = TypeVar("Answer")
+
+
+class Calls(Protocol):
+    """What these calls need of the client."""
+
+    def _call(
+        self,
+        method: str,
+        kind: type[Answer],
+        *parts: str,
+        body: bytes | None = None,
+        **query: Any,
+    ) -> Answer: ...
+
+
+def query_of(wanted: JobFilter) -> dict[str, Any]:
+    given = {
+        "user": wanted.user,
+        "tenant": wanted.tenant,
+        "name": wanted.name,
+        "state": ",".join(wanted.states),
+        "label": list(wanted.labels),
+        "since_ms": wanted.since_ms,
+        "on_node": wanted.node,
+    }
+    return {name: value for name, value in given.items() if value}
+
+
+class NoticeCalls:
+    def label_job(self: Calls, job_id: str, labels: Mapping[str, str | None]) -> Done:
+        """Sets labels of a job, live or ended; None removes one."""
+        body = msgspec.json.encode({"labels": dict(labels)})
+        return self._call("POST", Done, "jobs", job_id, "labels", body=body)
+
+    def note_job(self: Calls, job_id: str, text: str) -> Done:
+        """Writes a note about a job, live or ended; an empty text removes all of its notes."""
+        body = msgspec.json.encode({"text": text})
+        return self._call("POST", Done, "jobs", job_id, "notes", body=body)

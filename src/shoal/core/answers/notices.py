@@ -1,0 +1,202 @@
+"""Which notices an event gives rise to: the wishes of its job, and the rules that are about it."""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from collections.abc import Iterable
+from typing import NamedTuple
+
+from shoal.model.durations import duration_text
+from shoal.model.events import (
+    BudgetEvent,
+    BudgetHeld,
+    BudgetWarned,
+    Event,
+    EventBase,
+    JobFinished,
+    JobRunning,
+    JobWaited,
+    NodeLost,
+    Recorded,
+)
+from shoal.model.identity import EVERY_TENANT, OPERATOR, Identity, role_in
+from shoal.model.job import DEFAULT_TENANT, Job, Outcome
+from shoal.model.notice import Notice, Rule, What, wanted_of
+
+# Only these can give rise to a notice.
+KINDS: tuple[type[EventBase], ...] = (
+    JobRunning,
+    JobFinished,
+    JobWaited,
+    BudgetWarned,
+    BudgetHeld,
+    NodeLost,
+)
+BAD = (Outcome.FAILED, Outcome.TIMED_OUT)
+NODES_NAMED_MAX = 4
+WHY_CHARACTERS_MAX = 500
+_JOB = re.compile(r"\bj\d{1,18}(?:-j\d{1,18})?(?:\.\d+)*\b(?: \([A-Za-z0-9][A-Za-z0-9._-]*\))?")
+
+
+class Asking(NamedTuple):
+    """Who asks for a notice, and where it goes."""
+
+    wish: str
+    tenant: str
+    trusted: bool
+
+
+def notices_of(
+    recorded: Recorded, rules: Iterable[Rule], identity: Identity, job: Job | None, cluster: str
+) -> list[Notice]:
+    """`job`: the one that the event is about. Each receiver gets at most one notice about it."""
+    event = recorded.event
+    about = [rule for rule in rules if rule.since_ms <= event.at_ms]
+    if isinstance(event, JobRunning | JobFinished | JobWaited):
+        if job is None or job.spec.service:
+            return []  # replicas come and go as a service wants
+        own = [Asking(w, job.spec.tenant, _alone(identity, job)) for w in job.spec.notify]
+        asking = [*own, *(_asking(rule) for rule in rules_about(about, identity, job))]
+    elif isinstance(event, BudgetEvent):
+        asking = [_asking(rule) for rule in about if _may_hear(rule, identity, event.tenant)]
+    elif isinstance(event, NodeLost):
+        asking = [_asking(rule) for rule in about if _sees_all(rule, identity)]
+    else:
+        return []
+    found: dict[tuple[str, str], Notice] = {}
+    for one in asking:
+        wanted = wanted_of(one.wish)
+        what = _what(event, wanted.on, wanted.waiting_ms)
+        if what is not None:
+            number = hashlib.sha256(f"{cluster}/{recorded.seq}/{one.tenant}/{wanted.to}".encode())
+            notice = _notice(event, what, job, f"n_{number.hexdigest()[:24]}", one, wanted.to)
+            found.setdefault((one.tenant, wanted.to), notice)
+    return list(found.values())
+
+
+def rules_about(rules: Iterable[Rule], identity: Identity, job: Job) -> list[Rule]:
+    """Nobody gets a notice about a job that they may not see."""
+    spec = job.spec
+    if spec.service:
+        return []
+    return [
+        rule
+        for rule in rules
+        if rule.tenant in (spec.tenant, EVERY_TENANT)
+        and (rule.everyone or rule.owner in (spec.user, OPERATOR))
+        and _may_hear(rule, identity, spec.tenant)
+    ]
+
+
+def _may_hear(rule: Rule, identity: Identity, tenant: str) -> bool:
+    """Whether the owner may still see what this tenant does."""
+    if rule.owner == OPERATOR:
+        return rule.tenant in (tenant, EVERY_TENANT)
+    user = identity.users.get(rule.owner)
+    if user is None or rule.tenant not in (tenant, EVERY_TENANT):
+        return False
+    return role_in(user, EVERY_TENANT if rule.tenant == EVERY_TENANT else tenant) is not None
+
+
+def _sees_all(rule: Rule, identity: Identity) -> bool:
+    user = identity.users.get(rule.owner)
+    return rule.owner == OPERATOR or (user is not None and EVERY_TENANT in user.roles)
+
+
+def _asking(rule: Rule) -> Asking:
+    tenant = DEFAULT_TENANT if rule.tenant == EVERY_TENANT else rule.tenant
+    return Asking(rule.wish, tenant, rule.owner == OPERATOR)
+
+
+def _alone(identity: Identity, job: Job) -> bool:
+    """A cluster without tenants and users belongs to its operator, and so does every job."""
+    return not identity.tenants and not identity.users and job.spec.tenant == DEFAULT_TENANT
+
+
+def _what(event: Event, on: tuple[What, ...], waiting_ms: int) -> What | None:
+    match event:
+        case JobRunning():
+            return What.STARTED if What.STARTED in on else None
+        case JobFinished():
+            if What.FAILED in on and event.outcome in BAD:
+                return What.FAILED
+            return What.ENDED if What.ENDED in on else None
+        case JobWaited():
+            return What.WAITING if What.WAITING in on and event.waited_ms == waiting_ms else None
+        case BudgetWarned() | BudgetHeld():
+            return What.BUDGET if What.BUDGET in on else None
+        case NodeLost():
+            return What.NODE_LOST if What.NODE_LOST in on else None
+        case _:
+            return None
+
+
+def _notice(
+    event: Event, what: What, job: Job | None, number: str, asking: Asking, to: str
+) -> Notice:
+    why = getattr(event, "why", "")[:WHY_CHARACTERS_MAX]
+    if job is None:
+        node = event.node if isinstance(event, NodeLost) else ""
+        of_tenant = event.tenant if isinstance(event, BudgetEvent) else ""
+        text = f"{node} is lost: {why}" if node else why
+        return Notice(
+            id=number,
+            what=what,
+            at_ms=event.at_ms,
+            text=text,
+            to=to,
+            tenant=asking.tenant,
+            trusted=asking.trusted,
+            node=node,
+            of_tenant=of_tenant,
+            why=why,
+        )
+    why = _without_others(why, job.id)
+    finished = event if isinstance(event, JobFinished) else None
+    return Notice(
+        id=number,
+        what=what,
+        at_ms=event.at_ms,
+        text=f"{job.label} {_text(event, job, why)}",
+        to=to,
+        tenant=asking.tenant,
+        trusted=asking.trusted,
+        job=job.id,
+        name=job.spec.name or "",
+        user=job.spec.user,
+        of_tenant=job.spec.tenant,
+        state=finished.outcome.value if finished else _state(event),
+        code=finished.code if finished else None,
+        why=why,
+        labels=job.spec.labels,
+    )
+
+
+def _state(event: Event) -> str:
+    return "running" if isinstance(event, JobRunning) else "waiting"
+
+
+def _text(event: Event, job: Job, why: str) -> str:
+    match event:
+        case JobRunning():
+            nodes = list(dict.fromkeys(member.slice.node for member in job.members))
+            more = f" and {len(nodes) - NODES_NAMED_MAX} more" if nodes[NODES_NAMED_MAX:] else ""
+            where = f" on {', '.join(nodes[:NODES_NAMED_MAX])}{more}" if nodes else ""
+            return f"started{where}" + (f" (attempt {event.attempt})" if event.attempt > 1 else "")
+        case JobFinished():
+            ran = duration_text(event.at_ms - job.running_ms) if job.running_ms else ""
+            after = f" after {ran}" if ran else ""
+            return f"{event.outcome.value}{after}" + (f": {why}" if why else "")
+        case JobWaited():
+            waited = duration_text(event.waited_ms)
+            return f"has been waiting for {waited}; see: shoal why {job.id}"
+        case _:
+            return why
+
+
+def _without_others(why: str, own: str) -> str:
+    """A reason may name other jobs, which the receiver perhaps may not know."""
+    return _JOB.sub(
+        lambda m: m[0] if re.match(rf"{re.escape(own)}\b", m[0]) else "another job", why
+    )
