@@ -45,6 +45,7 @@ TRIES: dict[str, list[Try]] = {
     "logs": [Try(("{job}",), "from the laptop"), Try(("-f", "{job}"), "from the laptop")],
     "why": [Try(("{job}",), "{job}")],
     "explain": [Try(("{job}",), "{job}")],
+    "exec": [Try(("{job}", "--", "true"), "{job} has ended", 1)],
     "forward": [Try(("{job}", "8888"), "{job} has ended", 1)],  # test_sessions.py forwards
     "ls": [Try(("{job}",), "has kept no files"), Try(("{job}", "--json"), '"files": []')],
     "cp": [Try(("{job}:no.txt", "."), "has kept no file", 1)],

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import socket
+import subprocess
+import sys
 import threading
 from collections.abc import Iterator
 
@@ -89,3 +92,70 @@ def test_only_ports_of_the_job_itself_are_reached(live: Live, echo: tuple[str, i
                 assert end.recv(1) == b""
             said = f"no process of {job}.0 listens on port {other}; it listens on {port}"
             assert eventually(lambda: told == [said]), told
+
+
+def shoal_command(live: Live, *args: str) -> subprocess.Popen[bytes]:
+    return subprocess.Popen(
+        [sys.executable, "-m", "shoal.main", *args],
+        env={**os.environ, "SHOAL_HOME": str(live.home.path)},
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+    )
+
+
+def finish(process: subprocess.Popen[bytes], given: bytes = b"") -> tuple[int, bytes, bytes]:
+    out, err = process.communicate(given, timeout=120)
+    return process.returncode, out, err
+
+
+@pytest.fixture(scope="module")
+def sleeper(live: Live) -> str:
+    job = live.run("sleep 3600", gpus=1)
+    live.wait(job, "running")
+    return job
+
+
+def test_exec_runs_beside_the_job_with_its_variables_folder_streams_and_exit_code(
+    live: Live, sleeper: str
+) -> None:
+    script = "echo $SHOAL_JOB_ID $CUDA_VISIBLE_DEVICES; pwd; echo apart >&2; cat; exit 7"
+    data = os.urandom(20_000_000)
+    one = shoal_command(live, "exec", "-i", sleeper, "--", "sh", "-c", script)
+    other = shoal_command(live, "exec", sleeper, "--", "sh", "-c", "cat; kill -TERM $$")
+    missing = shoal_command(live, "exec", sleeper, "nosuchprogram")
+    folder = live.home.node("n1") / "members" / f"{sleeper}.1.0"
+    assert finish(one, data) == (7, f"{sleeper} 0\n{folder}\n".encode() + data, b"apart\n")
+    assert finish(other, b"nobody asked for it") == (128 + 15, b"", b"")
+    code, _, err = finish(missing)
+    assert (code, err) == (127, b"error: no program 'nosuchprogram' in PATH on this node\n")
+
+
+def test_exec_loses_and_doubles_nothing_when_the_controller_is_killed(
+    live: Live, sleeper: str
+) -> None:
+    script = "i=0; while [ $i -lt 3000 ]; do echo $i; i=$((i+1)); done; read x; echo got $x"
+    counting = shoal_command(live, "exec", "-i", sleeper, "--", "sh", "-c", script)
+    assert counting.stdin and counting.stdout
+    got = b""
+    while got.count(b"\n") < 100:
+        got += os.read(counting.stdout.fileno(), 1000)
+    live.kill_controller()
+    counting.stdin.write(b"while it was away\n")
+    code, rest, err = finish(counting)
+    wanted = b"".join(b"%d\n" % number for number in range(3000)) + b"got while it was away\n"
+    assert (code, got + rest, err) == (0, wanted, b"")
+
+
+def test_exec_says_in_one_line_why_a_job_cannot_be_entered(live: Live, sleeper: str) -> None:
+    assert live.wait(sleeper, "running")  # it holds the only GPU
+    waiting, done = live.run("true", gpus=1), live.run("true")
+    live.wait(done)
+    for job, why in (
+        (waiting, "does not run yet, it is waiting: "),
+        (done, "has ended (succeeded)"),
+    ):
+        code, out, err = finish(shoal_command(live, "exec", job, "--", "true"))
+        assert (code, out, err.count(b"\n")) == (1, b"", 1)
+        assert f"error: job: {job} {why}".encode() in err
+    live.client.cancel(waiting)

@@ -7,6 +7,7 @@ import time
 from collections.abc import Sequence
 from typing import NamedTuple
 
+from shoal.agent.confine.tenant import Task
 from shoal.agent.warm.rules import Recipe
 from shoal.cgroups.groups import Group
 from shoal.cgroups.values import Ceiling, Used
@@ -26,6 +27,16 @@ class Ended(NamedTuple):
     started: bool = True  # False: its container did not run its command
 
 
+class Place(NamedTuple):
+    """What a process beside the member's own needs to be in the same surroundings."""
+
+    env: dict[str, str]
+    workdir: str
+    task: Task | None = None  # of a tenant that is kept apart
+    contained: bool = False
+    words: tuple[str, ...] = ()  # apptainer: what comes before the command
+
+
 class Process:
     """A member as a process; `recipe`: how to start it warm the next time."""
 
@@ -36,6 +47,7 @@ class Process:
         "look_s",
         "modules",
         "pid",
+        "place",
         "popen",
         "recipe",
         "ref",
@@ -52,6 +64,7 @@ class Process:
         ceiling: Ceiling,
         group: Group | None,
         uid: int = 0,
+        place: Place | None = None,
     ) -> None:
         self.ref = ref
         self.pid = pid
@@ -59,6 +72,7 @@ class Process:
         self.popen = popen
         self.ceiling = ceiling
         self.group = group
+        self.place = place
         self.uid = uid  # of a tenant that is kept apart
         self.modules: tuple[str, ...] = ()  # what to preload for it, once known
         self.seen: tuple[str, ...] = ()

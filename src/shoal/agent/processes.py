@@ -11,13 +11,13 @@ import subprocess
 import time
 from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import Protocol
 
 import msgspec
 
 from shoal.agent.confine.devices import VISIBLE, Device, devices, renumbered, withheld
 from shoal.agent.confine.limits import ceiling_of, joining
 from shoal.agent.confine.tenant import TMP_FOLDER, Apart, Task
+from shoal.agent.entered import Entered, Helper
 from shoal.agent.faults import CannotStart
 from shoal.agent.images.containers import Containers
 from shoal.agent.images.runs import Runs
@@ -25,7 +25,7 @@ from shoal.agent.inherited import inherited_env
 from shoal.agent.launch.files import through
 from shoal.agent.numbers import renamed
 from shoal.agent.ownership import Ownership
-from shoal.agent.process import Ended, Process, started
+from shoal.agent.process import Ended, Place, Process, started
 from shoal.agent.programs import check_port, find_program
 from shoal.agent.shares.rules import PIPES
 from shoal.agent.surroundings import Found
@@ -51,14 +51,6 @@ PREPARED_S = 300.0  # a Prepare command is valid this long
 SETTLED_S = 2.0  # a process that has loaded nothing new for this long has finished its imports
 
 
-class Helper(Protocol):
-    """Part of the agent with processes of its own."""
-
-    def pids(self) -> set[int]: ...
-
-    def ended(self, pid: int, code: int) -> bool: ...
-
-
 class Processes:
     """The living processes of one node, each leader of its own session and process group."""
 
@@ -78,10 +70,11 @@ class Processes:
         self._look_around_at = 0.0
         self.runs = Runs(self._node_mark)
         self.containers = Containers(node_directory, self.runs)
+        self.entered = Entered()
         self.helpers: Sequence[Helper] = ()  # whose processes are our children too
         # If keeper and agent are killed together, at least the members themselves die with them.
         setpriv = shutil.which("setpriv")
-        self._prefix = [setpriv, "--pdeathsig", "KILL", "--"] if setpriv else []
+        self.prefix = [setpriv, "--pdeathsig", "KILL", "--"] if setpriv else []
 
     def start(self, launch: Launch, directory: Path, found: Found) -> None:
         """The member writes its output to a file by itself, so nothing can slow it down. Nothing
@@ -115,7 +108,7 @@ class Processes:
         ceiling = ceiling_of(launch, gone.values())
         group = self._group(launch.ref, ceiling)
         handle = os.open(directory / "output", os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
-        popen = None
+        popen, task = None, None
         try:
             if apart:
                 task = self._task(launch, directory, program, env, workdir, found, gone.values())
@@ -132,7 +125,8 @@ class Processes:
         finally:
             os.close(handle)
         user = launch.uid if apart else 0
-        self._add(Process(launch.ref, pid, how, popen, ceiling, group, user))
+        place = Place(env, workdir, task)
+        self._add(Process(launch.ref, pid, how, popen, ceiling, group, user, place))
 
     def _task(
         self,
@@ -170,7 +164,7 @@ class Processes:
         if pid is not None:
             log.info("%s starts warm: process %d", launch.ref, pid)
             return pid, None
-        words = [*joining(group, env), *self._prefix, program, *launch.argv[1:]]
+        words = [*joining(group, env), *self.prefix, program, *launch.argv[1:]]
         popen = started(words, workdir, env, output)
         return popen.pid, popen
 
@@ -206,7 +200,7 @@ class Processes:
             client = self.containers.client(launch, own, found.extra, found.private, group)
             handles += client.handles
             words = [] if client.joins else joining(group, client.env)
-            words += [*self._prefix, *client.words]
+            words += [*self.prefix, *client.words]
             popen = started(words, str(directory), client.env, handles[0], client.handles)
         except (OSError, CannotStart) as error:
             self.containers.forget(launch.ref)
@@ -218,7 +212,9 @@ class Processes:
         finally:
             for handle in handles:
                 os.close(handle)
-        self._add(Process(launch.ref, popen.pid, None, popen, ceiling, group))
+        before = tuple(client.words[: -len(launch.argv)])
+        place = Place(client.env, str(directory), contained=True, words=before)
+        self._add(Process(launch.ref, popen.pid, None, popen, ceiling, group, place=place))
 
     def _add(self, process: Process) -> None:
         self._pids[process.pid] = process
@@ -290,12 +286,15 @@ class Processes:
 
     def all_of(self, ref: MemberRef) -> set[int]:
         """Every process of the member, as far as this node can see."""
-        process = self._processes.get(ref)
+        process = self.get(ref)
         if process is None:
             return set()
         found = set(process.group.pids()) if process.group is not None else set()
         self._look_around({})
         return found | {process.pid, *self._ownership.of(ref)}
+
+    def get(self, ref: MemberRef) -> Process | None:
+        return self._processes.get(ref)
 
     def pid(self, ref: MemberRef) -> int | None:
         process = self._processes.get(ref)
@@ -375,13 +374,13 @@ class Processes:
     def _look_around(self, gone: dict[int, MemberRef]) -> None:
         began = time.monotonic()
         living = {pid: process.ref for pid, process in self._pids.items()}
-        living |= self.containers.roots()
-        self._ownership.look(living, self._helping(), gone)
+        living |= self.containers.roots() | self.entered.refs
+        self._ownership.look(living, self._helping() - living.keys(), gone)
         now = time.monotonic()
         self._look_around_at = now + max(LOOK_AROUND_S, (now - began) * LOOK_AROUND_REST)
 
     def _helpers(self) -> tuple[Helper, ...]:
-        return (self.runs, self.apart.launcher, *self.helpers)
+        return (self.runs, self.apart.launcher, self.entered, *self.helpers)
 
     def _helping(self) -> set[int]:
         found = set(self.warm.pids())

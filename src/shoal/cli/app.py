@@ -24,6 +24,7 @@ THEMES = {
         "logs": "Print the output of a job, or of a service's newest replica.",
         "why": "Show why a job or service is in its present state.",
         "explain": "Show what happened to a job, on one page.",
+        "exec": "Run a command beside a running job, in the same surroundings.",
         "forward": "Forward ports of this machine to ports of a running job.",
         "ls": "List the files that a job has kept.",
         "cp": "Copy files that a job has kept to this machine.",

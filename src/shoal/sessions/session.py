@@ -17,7 +17,7 @@ from shoal.client import Client, ShoalError
 from shoal.meeting import DONE, Host, ws_error
 from shoal.model.session import Kind, SessionRequest, SessionView
 from shoal.sessions.reliable import Broken
-from shoal.sessions.streams import Began, Ended, Streams, Word
+from shoal.sessions.streams import Began, Ended, Stream, Streams, Word
 
 if TYPE_CHECKING:
     from websockets.asyncio.client import ClientConnection
@@ -27,6 +27,14 @@ ASK_AGAIN_S = 5.0  # a message to a node may be lost
 LOST_S_MAX = 120.0  # without the node; then the session is over
 CLOSE_S_MAX = 2.0
 LATER = 4000  # the code with which we close a connection that the node should open again
+
+
+class NotBegun(ShoalError):
+    """The node says why; `code` is 127 if what was to be started is not there."""
+
+    def __init__(self, ended: Ended) -> None:
+        super().__init__(ended.why)
+        self.code = ended.code
 
 
 class Session(Host):
@@ -46,6 +54,7 @@ class Session(Host):
         self._said = said
         self._opened = False
         self.streams = Streams(self._hear)
+        self.fixed: list[Stream] = []
         self.view: SessionView | None = None
         self.ended: Ended | None = Ended(why="it has not begun")
         self.over = threading.Event()
@@ -67,6 +76,7 @@ class Session(Host):
             self._opened = True
             self._wanted |= {"meeting": invitation.meeting, "key": invitation.key}
         self.streams = Streams(self._hear)
+        self.fixed = self.streams.fixed(self._kind)
         self.ended = None
         self.over.clear()
         self._arrived.clear()
@@ -81,7 +91,7 @@ class Session(Host):
             raise ShoalError(f"{message}shoal nodes")
         ended = self.ended
         if ended is not None and ended.why:
-            raise ShoalError(ended.why)
+            raise NotBegun(ended)
 
     def close(self) -> None:
         """The process or the connections on the node end."""

@@ -14,6 +14,7 @@ from typing import Any
 
 import msgspec
 
+from shoal.model.session import Kind
 from shoal.sessions.reliable import Broken, Reliable
 
 WINDOW_BYTES = 512 * 1024  # of a stream, granted and not used
@@ -157,6 +158,12 @@ class Stream:
         self._news.set()
 
 
+# Streams that a session of each kind has from its beginning: a process has one for its input and
+# output, and one for its error output.
+FIXED = {Kind.EXEC: 2, Kind.ATTACH: 2, Kind.SSH: 1, Kind.FORWARD: 0}
+FIRST_OPENED = 16
+
+
 class Streams:
     """`opened` gets streams that the other side opens, `said` gets its words."""
 
@@ -168,7 +175,7 @@ class Streams:
         self._said = said
         self._opened = opened
         self._streams: dict[int, Stream] = {}
-        self._next = 1
+        self._next = FIRST_OPENED
         self.reliable = Reliable(self._deliver)
 
     def open(self, about: Any = None) -> Stream:
@@ -182,8 +189,14 @@ class Streams:
         stream.grant(WINDOW_BYTES)
         return stream
 
+    def fixed(self, kind: Kind) -> list[Stream]:
+        """Those that both ends have from the beginning."""
+        made = [self.known(number) for number in range(1, 1 + FIXED[kind])]
+        for stream in made:
+            stream.grant(WINDOW_BYTES)
+        return made
+
     def known(self, number: int) -> Stream:
-        """A stream that exists at both ends by agreement, or will."""
         stream = self._streams[number] = Stream(self, number)
         return stream
 

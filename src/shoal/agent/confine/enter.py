@@ -1,10 +1,11 @@
 """The launcher: a small process of the agent that starts members of tenants, confined.
 
 It is root, holds nothing and has one thread, so that its forks are quick and safe, which forks of
-the agent are not. Over the control socket the agent sends four descriptors (the order as JSON, the
-output, a pipe that the agent holds while it waits, a pipe for errors) and gets the process
-id. The new process joins its cgroup, makes its mounts and gives up every right. It becomes the
-program without another word, because each word between processes takes long on a busy machine.
+the agent are not. Over the control socket the agent sends six descriptors (the order as JSON,
+input, output, error output, a pipe that the agent holds while it waits, a pipe for problems) and
+gets the process id. The new process joins its cgroup, makes its mounts and gives up every right. It
+becomes the program without another word, because each word between processes takes long on a busy
+machine.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ from __future__ import annotations
 import array
 import contextlib
 import ctypes
+import fcntl
 import json
 import os
 import platform
@@ -19,6 +21,7 @@ import resource
 import signal
 import socket
 import sys
+import termios
 from typing import Any
 
 from shoal.agent.warm.zygote import fork_twice, say
@@ -33,8 +36,8 @@ CLONE = {"x86_64": 56, "aarch64": 220}.get(platform.machine(), 0)
 KEYCTL_JOIN_SESSION_KEYRING = 1
 COVER = "mode=755,size=1m,nr_inodes=4k"
 UMASK = 0o077
-HANDLES = 4
-FIRST_FREE = 4  # 0, 1 and 2, and 3 for errors
+HANDLES = 6
+FIRST_FREE = 4  # 0, 1 and 2, and 3 for problems
 
 libc = ctypes.CDLL(None, use_errno=True)
 libc.mount.argtypes = (
@@ -84,7 +87,9 @@ def _sibling() -> int:
     return pid
 
 
-def _become(agent: int, content: int, output: int, waits: int, errors: int) -> None:
+def _become(
+    agent: int, content: int, given: int, output: int, error: int, waits: int, errors: int
+) -> None:
     """Never returns: becomes the program, or says why not."""
     try:
         with open(content, "rb") as file:
@@ -94,9 +99,10 @@ def _become(agent: int, content: int, output: int, waits: int, errors: int) -> N
             _join(entrance)
         _mount(order["mounts"])
         _must_be_awaited(waits)
-        os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
-        os.dup2(output, 1)
-        os.dup2(output, 2)
+        for handle, number in ((given, 0), (output, 1), (error, 2)):
+            os.dup2(handle, number)
+        if order.get("terminal"):
+            fcntl.ioctl(0, termios.TIOCSCTTY, 0)
         if errors != FIRST_FREE - 1:
             os.dup2(errors, FIRST_FREE - 1, inheritable=False)
         os.closerange(FIRST_FREE, _files_max())
@@ -105,10 +111,10 @@ def _become(agent: int, content: int, output: int, waits: int, errors: int) -> N
         _exec(order)
     except Failure as failure:
         why = str(failure)
-    except OSError as error:
-        why = f"{error.strerror}{f': {error.filename}' if error.filename else ''}"
-    except BaseException as error:
-        why = repr(error)
+    except OSError as problem:
+        why = f"{problem.strerror}{f': {problem.filename}' if problem.filename else ''}"
+    except BaseException as problem:
+        why = repr(problem)
     with contextlib.suppress(OSError):
         os.write(errors, why.encode())
     os._exit(1)

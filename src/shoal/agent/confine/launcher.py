@@ -11,6 +11,7 @@ import socket
 import subprocess
 import sys
 import time
+from typing import NamedTuple
 
 import msgspec
 
@@ -24,6 +25,15 @@ log = logging.getLogger("shoal.agent")
 
 START_S_MAX = 20.0  # a loaded machine may take long to fork; a disk may take long to answer
 WHY_BYTES_MAX = 4096
+
+
+class Ends(NamedTuple):
+    """Descriptors that a process starts with; `terminal`: its input is one."""
+
+    input: int
+    output: int
+    error: int
+    terminal: bool = False
 
 
 class Launcher:
@@ -54,11 +64,11 @@ class Launcher:
         if self._process is None:
             self._begin()
 
-    def start(self, order: Order, output: int) -> int:
+    def start(self, order: Order, ends: Ends) -> int:
         """The id of the process, which has become the program. CannotStart says why it has not."""
         for last in (False, True):
             try:
-                return self._start(order, output)
+                return self._start(order, ends)
             except (OSError, msgspec.DecodeError) as error:
                 log.warning("the launcher is started again: %s", error)
                 self.close()
@@ -66,7 +76,7 @@ class Launcher:
                     raise CannotStart(f"cannot confine it: {error}", Fault.START) from error
         raise AssertionError
 
-    def _start(self, order: Order, output: int) -> int:
+    def _start(self, order: Order, ends: Ends) -> int:
         self.warm_up()
         assert self._control is not None
         content = os.memfd_create("order", os.MFD_CLOEXEC)
@@ -77,7 +87,8 @@ class Launcher:
             with open(content, "wb", closefd=False) as file:
                 file.write(msgspec.json.encode(order))
             self._control.settimeout(START_S_MAX)
-            socket.send_fds(self._control, [b"start"], [content, output, waits, tell])
+            given = [content, ends.input, ends.output, ends.error, waits, tell]
+            socket.send_fds(self._control, [b"start"], given)
             answer = msgspec.json.decode(self._control.recv(ANSWER_BYTES_MAX), type=Answer)
             if not answer.pid:
                 raise OSError(answer.why or "no answer")

@@ -59,6 +59,7 @@ class Order(msgspec.Struct, frozen=True):
     files: int
     mounts: Mounts
     entrances: tuple[str, ...] = ()  # of its cgroup
+    terminal: bool = False  # its input is a terminal, which becomes its own
 
 
 def mounts(

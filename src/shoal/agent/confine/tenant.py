@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import NamedTuple
 
-from shoal.agent.confine.launcher import Launcher
+from shoal.agent.confine.launcher import Ends, Launcher
 from shoal.agent.confine.plan import PRIVATE, Order, Shown, mounts, within
 from shoal.agent.faults import CannotStart
 from shoal.agent.inherited import build_env, for_tenant, inherited_env, usable_paths
@@ -117,8 +117,11 @@ class Apart:
         seen = [*shown, *(one.path for one in self._python)]
         return lambda path: any(within(path, one) for one in seen) or not barrier(path, uid)
 
-    def start(self, task: Task, output: int, group: Group | None) -> int:
-        """The id of its process, confined."""
+    def start(self, task: Task, ends: int | Ends, group: Group | None) -> int:
+        """The id of its process, confined. `ends` may be just where its output goes."""
+        if isinstance(ends, int):
+            with open(os.devnull, "rb") as nothing:
+                return self.start(task, Ends(nothing.fileno(), ends, ends), group)
         home = str(self._node / TENANTS / str(task.uid))
         folders = {**task.folders, home: True}
         shown = [show(path, task.uid, writable=writable) for path, writable in folders.items()]
@@ -134,8 +137,9 @@ class Apart:
             min(FILES_MAX, resource.getrlimit(resource.RLIMIT_NOFILE)[1]),
             mounts([*self._python, *shown], private, self._closed(task.withheld)),
             tuple(group.entrances) if group is not None else (),
+            ends.terminal,
         )
-        return self.launcher.start(order, output)
+        return self.launcher.start(order, ends)
 
     def enter(self, uid: int) -> str:
         """One more member of this user. All of them share memory, as processes of a gang do."""

@@ -174,6 +174,14 @@ class Containers:
         alive = seen is not None and seen.started == container.began and seen.state != "Z"
         return container.first if alive else None
 
+    def name(self, ref: MemberRef) -> str | None:
+        container = self._containers.get(ref)
+        return container.name if container is not None else None
+
+    def command(self, ref: MemberRef) -> tuple[str, ...]:
+        """How its runtime is called."""
+        return self._containers[ref].runtime.command
+
     def roots(self) -> dict[int, MemberRef]:
         """Processes whose descendants belong to a member."""
         found: dict[int, MemberRef] = {}

@@ -12,6 +12,7 @@ import msgspec
 
 from shoal.agent.processes import Processes
 from shoal.agent.sessions.ports import Ports, Unheard
+from shoal.agent.sessions.running import run
 from shoal.agent.sessions.visit import Visit
 from shoal.core.nodebook import NodeBook
 from shoal.model.job import MemberRef
@@ -72,6 +73,8 @@ class Sessions:
         match order.request.kind:
             case Kind.FORWARD:
                 return self._forward
+            case Kind.EXEC:
+                return lambda visit: run(visit, self._processes)
             case kind:
                 return _refusal(f"this node cannot do {kind.value}")
 

@@ -34,6 +34,7 @@ class Visit:
         self.order = order
         self.name = f"{order.ref.job}.{order.ref.member}"
         self.streams = Streams(self._hear, self._open)
+        self.fixed = self.streams.fixed(order.request.kind)
         self.heard: Callable[[Word], None] = lambda _: None
         self.opened: Callable[[Stream, bytes], None] = lambda stream, _: stream.reset("refused")
         self._directory = directory

@@ -1,0 +1,224 @@
+"""Starts a process beside a member's own, in the same surroundings: user, limits, files, variables,
+container."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import fcntl
+import os
+import pty
+import secrets
+import signal
+import struct
+import subprocess
+import termios
+from collections.abc import Mapping
+
+from shoal.agent.confine.launcher import Ends
+from shoal.agent.confine.limits import OF_THE_SHELL, joining
+from shoal.agent.faults import CannotStart
+from shoal.agent.images.inside import inside
+from shoal.agent.ownership import read_process
+from shoal.agent.process import Place, Process
+from shoal.agent.processes import Processes
+from shoal.agent.programs import find_program
+from shoal.kernel import variable
+from shoal.model.job import MemberRef
+
+SESSION = "SHOAL_SESSION"  # in the environment of what a user starts beside a member
+# The best shell there is, also in an image.
+SHELL = (
+    "/bin/sh",
+    "-c",
+    'command -v "${SHELL:-}" >/dev/null && [ "$SHELL" != /bin/sh ] && exec "$SHELL"; '
+    "command -v bash >/dev/null && exec bash; exec sh",
+)
+# The leader of a session that opens a terminal gets it as its own.
+TAKE_TERMINAL = 'tty=$1; shift; exec 0<>"$tty" 1>&0 2>&0; unset tty; exec "$@"'
+HANG_UP_S_MAX = 2.0  # between SIGHUP and SIGKILL
+SIZE = struct.Struct("HHHH")
+
+
+class Beside:
+    """One such process. `master` is the agent's end of its terminal; without a terminal it has
+    three pipes. `code` gets its exit code."""
+
+    def __init__(self, ref: MemberRef, terminal: bool) -> None:
+        self.ref = ref
+        self.name = secrets.token_hex(8)
+        self.pid = 0
+        self.master: int | None = None
+        self.input = self.output = self.error = -1  # the agent's ends
+        self._theirs: list[int] = []
+        if terminal:
+            self.master, slave = pty.openpty()
+            self._theirs = [slave]
+            self.ends = Ends(slave, slave, slave, terminal=True)
+            self.input, self.output = os.dup(self.master), os.dup(self.master)
+        else:
+            given, self.input = os.pipe()
+            self.output, output = os.pipe()
+            self.error, error = os.pipe()
+            self._theirs = [given, output, error]
+            self.ends = Ends(given, output, error)
+        self.code: asyncio.Future[int] | None = None
+
+    def resize(self, rows: int, columns: int) -> None:
+        if self.master is not None and rows > 0 and columns > 0:
+            with contextlib.suppress(OSError):
+                fcntl.ioctl(self.master, termios.TIOCSWINSZ, SIZE.pack(rows, columns, 0, 0))
+
+    def started(self) -> None:
+        """Or not: their ends are theirs alone."""
+        for handle in self._theirs:
+            os.close(handle)
+        self._theirs = []
+
+    def close(self) -> None:
+        """The agent's ends. A terminal hangs up."""
+        self.started()
+        for handle in (self.input, self.output, self.error, self.master):
+            if handle is not None and handle >= 0:
+                os.close(handle)
+        self.input = self.output = self.error = -1
+        self.master = None
+
+
+def start(
+    processes: Processes,
+    ref: MemberRef,
+    command: tuple[str, ...],
+    *,
+    terminal: str = "",
+    rows: int = 0,
+    columns: int = 0,
+    extra: Mapping[str, str] | None = None,
+) -> Beside:
+    """CannotStart says why not."""
+    process = processes.get(ref)
+    if process is None or process.place is None:
+        raise CannotStart(f"{ref.job}.{ref.member} does not run on this node any more")
+    made = Beside(ref, bool(terminal))
+    try:
+        made.resize(rows or 24, columns or 80)
+        more = {**(extra or {}), SESSION: made.name, **({"TERM": terminal} if terminal else {})}
+        argv = command or SHELL
+        if process.place.contained:
+            made.pid = _in_container(processes, process, process.place, argv, more, made)
+        else:
+            made.pid = _beside(processes, process, process.place, argv, more, made)
+        made.code = processes.entered.add(made.pid, ref)
+    except OSError as error:
+        made.close()
+        raise CannotStart(f"cannot start {command[0] if command else 'a shell'}: {error}") from None
+    except BaseException:
+        made.close()
+        raise
+    made.started()
+    return made
+
+
+def _beside(
+    processes: Processes,
+    process: Process,
+    place: Place,
+    argv: tuple[str, ...],
+    more: Mapping[str, str],
+    made: Beside,
+) -> int:
+    env = {**place.env, **more}
+    program = find_program(argv[0], place.workdir, env.get("PATH", os.defpath))
+    if place.task is not None:
+        if made.ends.terminal:
+            os.fchown(made.ends.input, place.task.uid, -1)
+        task = place.task._replace(argv=argv, program=program, env=env)
+        return processes.apart.start(task, made.ends, process.group)
+    words = [*joining(process.group, env), *processes.prefix, program, *argv[1:]]
+    return _popen(words, place.workdir, env, made)
+
+
+def _in_container(
+    processes: Processes,
+    process: Process,
+    place: Place,
+    argv: tuple[str, ...],
+    more: Mapping[str, str],
+    made: Beside,
+) -> int:
+    name = processes.containers.name(process.ref)
+    if name is None:  # apptainer: its containers are only processes, so one more is the same
+        given = {f"APPTAINERENV_{key}": value for key, value in more.items()}
+        env = {**place.env, **given}
+        words = [*joining(process.group, env), *processes.prefix, *place.words, *argv]
+        return _popen(words, place.workdir, env, made)
+    if processes.containers.first(process.ref) is None:
+        raise CannotStart("its container is only starting; try again in a moment")
+    command = processes.containers.command(process.ref)
+    words = [
+        *processes.prefix,
+        *command,
+        "exec",
+        "--interactive",
+        *(["--tty"] if made.ends.terminal else []),
+        *(f"--env={key}={value}" for key, value in more.items()),
+        name,
+        *argv,
+    ]
+    env = {key: value for key, value in os.environ.items() if not key.startswith("SHOAL_")}
+    return _popen(words, place.workdir, env, made)
+
+
+def _popen(words: list[str], workdir: str, env: dict[str, str], made: Beside) -> int:
+    ends = made.ends
+    if ends.terminal:
+        unset = " ".join(name for name in OF_THE_SHELL if name not in env)
+        take = f"unset {unset}; {TAKE_TERMINAL}" if unset else TAKE_TERMINAL
+        words = ["/bin/sh", "-c", take, "sh", os.ttyname(ends.input), *words]
+    started = subprocess.Popen(
+        words,
+        cwd=workdir,
+        env=env,
+        stdin=ends.input if not ends.terminal else subprocess.DEVNULL,
+        stdout=ends.output,
+        stderr=ends.error,
+        start_new_session=True,
+    )
+    started.returncode = 0  # the agent reaps all its children itself
+    return started.pid
+
+
+async def end(processes: Processes, made: Beside) -> None:
+    """Hangs up, and kills what is left of its process group."""
+    made.close()
+    _signal(processes, made, signal.SIGHUP)
+    _signal(processes, made, signal.SIGCONT)
+    if made.code is not None and not made.code.done():
+        await asyncio.wait([made.code], timeout=HANG_UP_S_MAX)
+    _signal(processes, made, signal.SIGKILL)
+
+
+def _signal(processes: Processes, made: Beside, number: int) -> None:
+    """To its process group; in a container, to the session that its command leads."""
+    with contextlib.suppress(ProcessLookupError, PermissionError):
+        os.killpg(made.pid, number)
+    first = processes.containers.first(made.ref)
+    if first is not None:
+        for pid in _led(first, made.name):
+            with contextlib.suppress(ProcessLookupError, PermissionError):
+                os.kill(pid, number)
+
+
+def send(processes: Processes, made: Beside, number: int) -> None:
+    if made.code is not None and not made.code.done():
+        _signal(processes, made, number)
+
+
+def _led(first: int, name: str) -> list[int]:
+    """Processes in the container with the mark, in the sessions of those that came from outside:
+    one that made a session of its own has chosen to stay."""
+    there = inside(first)
+    marked = [pid for pid in there if variable(pid, SESSION) == name]
+    seen = {pid: one for pid in marked if (one := read_process(pid)) is not None}
+    leaders = {one.session for one in seen.values() if one.parent not in there}
+    return [pid for pid, one in seen.items() if one.session in leaders]

@@ -1,0 +1,165 @@
+"""The user's own terminal and pipes, joined to a process on a node."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import shutil
+import signal
+import sys
+import termios
+import threading
+import tty
+from collections.abc import Callable, Iterator
+from types import FrameType
+from typing import Any
+
+from shoal.client import Client
+from shoal.model.session import Kind
+from shoal.sessions.keys import Detached, Keys
+from shoal.sessions.session import Session
+from shoal.sessions.streams import PIECE_BYTES, Ended, Resize, Signal, Stream
+
+LOST_CODE = 255
+INTERRUPTS_MAX = 3  # after so many, the client goes without waiting for the process
+PASSED_ON = ("SIGHUP", "SIGINT", "SIGQUIT", "SIGTERM")
+INPUT, OUTPUT, ERROR = 0, 1, 2
+
+
+class Outcome:
+    """`code` is the process's; `why` says why there is none, or that the user has detached."""
+
+    def __init__(self, code: int, why: str = "", detached: bool = False) -> None:
+        self.code, self.why, self.detached = code, why, detached
+
+
+def converse(
+    client: Client,
+    kind: Kind,
+    target: tuple[str, int],
+    command: tuple[str, ...] = (),
+    *,
+    interactive: bool,
+    terminal: bool,
+) -> Outcome:
+    """Runs until the process on the node has ended, or the user detaches from it."""
+    size = shutil.get_terminal_size()
+    wanted: dict[str, Any] = {"command": command}
+    if terminal:
+        kind_of_terminal = os.environ.get("TERM", "") or "xterm"
+        wanted |= {"terminal": kind_of_terminal, "rows": size.lines, "columns": size.columns}
+    session = Session(client, kind, **wanted)
+    try:
+        session.begin(*target)
+        keys = Keys() if kind is Kind.ATTACH and interactive else None
+        local = terminal and os.isatty(INPUT)
+        with _raw(local), _signals(session, raw=local):
+            return _join(session, interactive, keys)
+    finally:
+        session.close()
+
+
+def _join(session: Session, interactive: bool, keys: Keys | None) -> Outcome:
+    first, second = session.fixed
+    gone = threading.Event()
+    outputs = [
+        _thread(_write, session, stream, number)
+        for stream, number in ((first, OUTPUT), (second, ERROR))
+    ]
+    if interactive:
+        _thread(_read, session, first, keys, gone)
+    else:
+        session.loop.call_soon_threadsafe(first.end)
+    for output in outputs:
+        while output.is_alive() and not gone.is_set():
+            output.join(0.1)
+    if gone.is_set():
+        return Outcome(0, "detached", detached=True)
+    session.over.wait()
+    ended = session.ended or Ended(code=LOST_CODE, why="the connection was lost")
+    return Outcome(ended.code, ended.why)
+
+
+def _thread(work: Callable[..., None], *args: Any) -> threading.Thread:
+    made = threading.Thread(target=work, args=args, daemon=True)
+    made.start()
+    return made
+
+
+def _write(session: Session, stream: Stream, number: int) -> None:
+    with contextlib.suppress(OSError):
+        while data := _ask(session, stream.read()):
+            while data:
+                data = data[os.write(number, data) :]
+        return
+    with contextlib.suppress(RuntimeError):  # nobody reads what we write
+        session.loop.call_soon_threadsafe(stream.reset)
+
+
+def _read(session: Session, stream: Stream, keys: Keys | None, gone: threading.Event) -> None:
+    try:
+        while data := os.read(INPUT, PIECE_BYTES):
+            data = keys.take(data) if keys is not None else data
+            if data:
+                _ask(session, stream.write(data))
+    except Detached:
+        gone.set()
+        return
+    except (OSError, RuntimeError):
+        return
+    with contextlib.suppress(RuntimeError):
+        session.loop.call_soon_threadsafe(stream.end)
+
+
+def _ask(session: Session, work: Any) -> Any:
+    return asyncio.run_coroutine_threadsafe(work, session.loop).result()
+
+
+@contextlib.contextmanager
+def _raw(wanted: bool) -> Iterator[None]:
+    """Every key goes to the other side. The terminal is as before afterwards, whatever happens."""
+    if not wanted:
+        yield
+        return
+    before = termios.tcgetattr(INPUT)
+    try:
+        tty.setraw(INPUT, termios.TCSADRAIN)
+        yield
+    finally:
+        termios.tcsetattr(INPUT, termios.TCSADRAIN, before)
+
+
+@contextlib.contextmanager
+def _signals(session: Session, *, raw: bool) -> Iterator[None]:
+    """Signals go to the process on the node. With a terminal, keys do that."""
+    asked = 0
+
+    def say(word: Resize | Signal) -> None:
+        with contextlib.suppress(RuntimeError):
+            session.loop.call_soon_threadsafe(session.streams.say, word)
+
+    def resized(_number: int, _frame: FrameType | None) -> None:
+        size = shutil.get_terminal_size()
+        with contextlib.suppress(OSError):
+            columns, rows = os.get_terminal_size(INPUT)
+            size = os.terminal_size((columns, rows))
+        say(Resize(size.lines, size.columns))
+
+    def passed_on(number: int, _frame: FrameType | None) -> None:
+        nonlocal asked
+        asked += 1
+        if raw or asked >= INTERRUPTS_MAX:
+            raise KeyboardInterrupt if number == signal.SIGINT else SystemExit(128 + number)
+        say(Signal(number))
+
+    before: dict[int, Any] = {signal.SIGWINCH: signal.signal(signal.SIGWINCH, resized)}
+    for name in PASSED_ON:
+        number = getattr(signal, name)
+        before[number] = signal.signal(number, passed_on)
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+        sys.stdout.flush()
