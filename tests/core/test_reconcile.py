@@ -4,14 +4,15 @@ from __future__ import annotations
 
 from typing import Any
 
+import msgspec
 import pytest
 
-from shoal.agent.warm.rules import VARYING
+from shoal.agent.warm.rules import TRACKERS, VARYING
 from shoal.core.phases import reconcile
 from shoal.core.phases.reconcile import STRANGER_GRACE_MS
 from shoal.core.phases.reserved import RENDEZVOUS
 from shoal.model.commands import Acknowledge, Check, Dismiss, Fence, Launch, Prepare, Stop
-from shoal.model.job import Job, MemberRef, Phase
+from shoal.model.job import Job, MemberRef, Phase, Restart
 from shoal.model.node import NodeHealth
 from tests.core.build import Cluster, node_spec
 
@@ -171,6 +172,32 @@ def test_a_launchers_processes_do_not_take_the_members_ranks_for_theirs() -> Non
     assert RENDEZVOUS & set(env) == {"MASTER_ADDR", "MASTER_PORT", "PET_NNODES", "PET_NODE_RANK"}
     assert (env["SHOAL_MEMBER"], env["SHOAL_HOSTS"]) == ("1", "a.test:2,b.test:2")
     assert all(launch.launcher for launch in launches)
+
+
+def test_trackers_find_one_label_for_all_attempts_unless_the_job_has_its_own() -> None:
+    cluster = Cluster()
+    cluster.join("a", gpus=2)
+    cluster.submit(gpus=2, name="train", restart=Restart.ON_FAILURE, retries=1)
+    first = next(one.env for one in cluster.last.commands if isinstance(one, Launch))
+    assert first["WANDB_RUN_GROUP"] == first["WANDB_NAME"] == "train-j1"
+    tags = msgspec.json.decode(first["MLFLOW_RUN_CONTEXT"])
+    assert tags["shoal.run_id"] == first["SHOAL_RUN_ID"]
+    assert first["SHOAL_RUN_ID"] == f"j1-{cluster.state.jobs['j1'].submitted_ms:x}"
+    assert "WANDB_RUN_ID" not in first, "a script may track several runs"
+    cluster.deliver()
+    cluster.hear("a")
+    cluster.end("j1", code=1)
+    cluster.wait(2_000)
+    cluster.hear("a")
+    again = next(one.env for one in cluster.last.commands if isinstance(one, Launch))
+    assert again["SHOAL_ATTEMPT"] == "2"
+    assert {name: again[name] for name in TRACKERS} == {name: first[name] for name in TRACKERS}
+    assert again["SHOAL_RUN_ID"] == first["SHOAL_RUN_ID"]
+    cluster = Cluster()
+    cluster.join("a", gpus=2)
+    cluster.submit(gpus=2, env={"WANDB_NAME": "mine"})
+    own = next(one.env for one in cluster.last.commands if isinstance(one, Launch))
+    assert (own["WANDB_NAME"], own["WANDB_RUN_GROUP"]) == ("mine", "j1")
 
 
 def test_a_process_that_is_alone_is_not_told_of_a_gang_but_an_elastic_gang_of_one_is() -> None:

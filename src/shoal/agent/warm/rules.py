@@ -15,7 +15,8 @@ from shoal.core.phases.reserved import FLAGS, RENDEZVOUS
 
 # Variables that differ between the members and attempts of one job. Shoal sets them, and no
 # preloaded library reads them at import. Everything else must be equal.
-VARYING = RENDEZVOUS | FLAGS | {"CUDA_VISIBLE_DEVICES"}
+TRACKERS = {"WANDB_RUN_GROUP", "WANDB_NAME", "MLFLOW_RUN_CONTEXT"}  # read when a run begins
+VARYING = RENDEZVOUS | FLAGS | TRACKERS | {"CUDA_VISIBLE_DEVICES"}
 VARYING_PREFIX = "SHOAL_"
 # Options that a warm interpreter is started with like the cold one; any other means a cold start.
 OPTIONS = frozenset(("-u", "-B", "-O", "-OO"))

@@ -6,6 +6,7 @@ from typing import NamedTuple
 
 from shoal.core.phases.gang_hosts import EVERYWHERE_MAX, HOSTS, hosts_text
 from shoal.core.phases.round import Round
+from shoal.core.phases.trackers import for_trackers, run_id
 from shoal.core.state.state import State
 from shoal.model.commands import Acknowledge, Command, Launch, Limits, Stop
 from shoal.model.events import JobPlaced, JobStopping
@@ -198,10 +199,12 @@ class GangView:
         self._shared = {
             "SHOAL_MTBF_S": str(between_ms // 1000),  # for how often to save; the user may set it
             **({} if job.spec.service and self._alone else _for_torchrun(job, address, port)),
+            **({} if job.spec.service else for_trackers(job)),
             **job.spec.env,
             **({} if self._alone else _of_gang(job, self._seats[0].groups, address, port)),
             "SHOAL_JOB_ID": job.id,
             "SHOAL_JOB_NAME": job.spec.name or "",
+            "SHOAL_RUN_ID": run_id(job),
             "SHOAL_ATTEMPT": str(job.attempt),
             "SHOAL_MEMBERS": members,
             "SHOAL_TENANT": job.spec.tenant,
