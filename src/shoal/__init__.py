@@ -8,28 +8,35 @@ TYPE_CHECKING = False  # as type checkers read it; `typing` itself takes longer 
 if TYPE_CHECKING:
     from shoal.client import ShoalError
     from shoal.sdk.asynchronous import AsyncClient
+    from shoal.sdk.call import Call, JobFailed, run
     from shoal.sdk.client import Client, read_job, read_service
     from shoal.tasks import Executor, map  # noqa: A004
 
 __all__ = [
     "AsyncClient",
+    "Call",
     "Client",
     "Executor",
+    "JobFailed",
     "ShoalError",
     "__version__",
     "map",
     "read_job",
     "read_service",
+    "run",
 ]
 
 _MODULES = {
     "AsyncClient": "shoal.sdk.asynchronous",
+    "Call": "shoal.sdk.call",
     "Client": "shoal.sdk.client",
     "Executor": "shoal.tasks",
+    "JobFailed": "shoal.sdk.call",
     "ShoalError": "shoal.client",
     "map": "shoal.tasks",
     "read_job": "shoal.sdk.client",
     "read_service": "shoal.sdk.client",
+    "run": "shoal.sdk.call",
 }
 
 

@@ -7,6 +7,7 @@ import http.client
 import os
 import socket
 import threading
+import weakref
 
 from shoal import transport
 from shoal.transport import Endpoint
@@ -58,13 +59,15 @@ class Connections:
         self._timeout_s = timeout_s
         self._guard = threading.Lock()
         self._idle: list[http.client.HTTPConnection] = []
+        weakref.finalize(self, _close, self._idle)  # of a client that nobody has closed
         self._pid = os.getpid()
         self._round = 0  # grows when the client is closed
 
     def take(self) -> tuple[http.client.HTTPConnection, bool, int]:
         """A connection, whether it was used before, and what `give` has to know."""
         if self._pid != os.getpid():  # the lock may have been held when the process was forked
-            self._guard, self._idle, self._pid = threading.Lock(), [], os.getpid()
+            self._guard, self._pid = threading.Lock(), os.getpid()
+            _close(self._idle)
         with self._guard:
             number = self._round
             if self._idle:
@@ -83,6 +86,9 @@ class Connections:
             return
         with self._guard:
             self._round += 1
-            idle, self._idle = self._idle, []
-        for connection in idle:
-            connection.close()
+            _close(self._idle)
+
+
+def _close(idle: list[http.client.HTTPConnection]) -> None:
+    while idle:
+        idle.pop().close()

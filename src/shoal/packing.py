@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import errno
 import hashlib
+import io
 import os
 import stat
 import subprocess
 import tarfile
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import IO, NamedTuple
 
@@ -66,9 +67,19 @@ class PackedFile(NamedTuple):
     status: os.stat_result
 
 
-def pack(workdir: Path) -> Package:
+def pack_files(files: Mapping[str, bytes], workdir: Path | None) -> Package:
+    """Packs these files, together with a directory or alone."""
+    if workdir is not None:
+        return pack(workdir, files)
+    archive = tempfile.TemporaryFile(prefix="shoal-")  # noqa: SIM115 - the caller's now
+    _write(archive, Path(), "", [], files)
+    return _finished(archive, Path(), "", [], None)
+
+
+def pack(workdir: Path, more: Mapping[str, bytes] | None = None) -> Package:
     """Packs the directory's whole repository, so that the job finds neighbouring files, or only the
-    directory if it is in none. The same content makes the same archive everywhere."""
+    directory if it is in none. The same content makes the same archive everywhere. `more` are files
+    that are added at its top."""
     try:
         workdir = workdir.resolve(strict=True)
         root, in_git = _root_of(workdir)
@@ -80,19 +91,28 @@ def pack(workdir: Path) -> Package:
         entries, left_behind = _sorted_out(root, in_git)
         _refuse_large(root, entries, in_git)
         archive = tempfile.TemporaryFile(prefix="shoal-")  # noqa: SIM115 - the caller's now
-        _write(archive, root, "" if folder == "." else folder, entries)
+        _write(archive, root, "" if folder == "." else folder, entries, more or {})
     except FileNotFoundError as error:
         raise PackError(f"{error.filename} is gone; was the directory changed meanwhile?") from None
     except OSError as error:
         where = f"{error.filename}: " if error.filename else ""
         raise PackError(f"cannot be packed: {where}{error.strerror or error}") from None
+    place = "" if folder == "." else folder
+    return _finished(archive, root, place, left_behind, _ignored(root) if in_git else None)
+
+
+def _finished(
+    archive: io.BufferedRandom,
+    root: Path,
+    folder: str,
+    left_behind: list[str],
+    ignored: Ignored | None,
+) -> Package:
     size = archive.tell()
     archive.seek(0)
     digest = hashlib.file_digest(archive, "sha256").hexdigest()
     archive.seek(0)
-    place = "" if folder == "." else folder
-    ignored = _ignored(root) if in_git else None
-    return Package(digest, size, archive, root, place, tuple(left_behind), ignored)
+    return Package(digest, size, archive, root, folder, tuple(left_behind), ignored)
 
 
 # -- what is packed -----------------------------------------------------------------------
@@ -261,7 +281,13 @@ def _size_text(size: int) -> str:
 # -- the archive --------------------------------------------------------------------------
 
 
-def _write(archive: IO[bytes], root: Path, folder: str, entries: list[PackedFile]) -> None:
+def _write(
+    archive: IO[bytes],
+    root: Path,
+    folder: str,
+    entries: list[PackedFile],
+    more: Mapping[str, bytes],
+) -> None:
     """The archive has only names, content and whether a file is executable: nothing about who
     packed it, when or where."""
     with tarfile.open(fileobj=archive, mode="w|", format=tarfile.PAX_FORMAT) as tar:
@@ -285,3 +311,7 @@ def _write(archive: IO[bytes], root: Path, folder: str, entries: list[PackedFile
                     if error.errno is not None:
                         raise
                     raise PackError(f"{name} changed while it was packed; try again") from None
+        for name, content in more.items():
+            info = tarfile.TarInfo(name)
+            info.mode, info.size = 0o644, len(content)
+            tar.addfile(info, io.BytesIO(content))

@@ -9,16 +9,15 @@ from pathlib import Path
 import pytest
 
 import shoal
+from shoal.sdk.asynchronous import NOT_CALLS
 from tests.live.cluster import Live
-
-NO_CALLS = {"at_home", "to", "lent", "remote", "map"}  # `map` is for `shoal.Executor` here
 
 
 def test_the_async_client_has_every_call_of_the_client() -> None:
     def public(kind: type) -> set[str]:
         return {name for name in dir(kind) if not name.startswith("_")}
 
-    assert public(shoal.AsyncClient) == public(shoal.Client) - NO_CALLS
+    assert public(shoal.AsyncClient) == public(shoal.Client) - NOT_CALLS
     for name in public(shoal.AsyncClient) - {"close", "follow"}:
         asked = inspect.signature(getattr(shoal.Client, name)).parameters
         assert inspect.signature(getattr(shoal.AsyncClient, name)).parameters == asked

@@ -1,7 +1,7 @@
 """`shoal.AsyncClient`: the calls of `shoal.Client` for asyncio, each in a thread.
 
-There is one implementation, `Client`. The table below names its calls once more, so that type
-checkers and editors know them. A task that is cancelled interrupts its call.
+There is one implementation, `Client`. The table below names its calls once more, for type checkers
+and editors; a call that is not in it works all the same. A cancelled task interrupts its call.
 """
 
 from __future__ import annotations
@@ -20,6 +20,8 @@ from shoal.sdk.following import line_groups
 P = ParamSpec("P")
 Answer = TypeVar("Answer")
 
+# Those that make clients, and the map: an Executor has futures, which can be awaited.
+NOT_CALLS = frozenset(("at_home", "to", "lent", "map", "remote"))
 CALLS_MAX = 64  # at a time; more wait for their turn
 
 
@@ -112,6 +114,9 @@ class AsyncClient:
     run = _call(Client.run)
     run_file = _call(Client.run_file)
     submit = _call(Client.submit)
+    call = _call(Client.call)
+    result = _call(Client.result)
+    results = _call(Client.results)
     wait = _call(Client.wait)
     job = _call(Client.job)
     jobs = _call(Client.jobs)
@@ -120,6 +125,8 @@ class AsyncClient:
     logs = _call(Client.logs)
     files = _call(Client.files)
     file_part = _call(Client.file_part)
+    label_job = _call(Client.label_job)
+    note_job = _call(Client.note_job)
     why = _call(Client.why)
     explanation = _call(Client.explanation)
     cost = _call(Client.cost)
@@ -178,6 +185,11 @@ class AsyncClient:
     set_secret = _call(Client.set_secret)
     remove_secret = _call(Client.remove_secret)
     page_link = _call(Client.page_link)
+
+
+for _name in dir(Client):
+    if not _name.startswith("_") and _name not in NOT_CALLS and _name not in vars(AsyncClient):
+        setattr(AsyncClient, _name, _call(getattr(Client, _name)))
 
 
 def _next(groups: Iterator[list[str]]) -> list[str] | None:

@@ -20,6 +20,7 @@ from shoal.model.views import JobView, ServiceView
 from shoal.sdk.following import PATIENCE_S, line_groups
 
 if TYPE_CHECKING:
+    from shoal.sdk.call import Call
     from shoal.tasks.cluster import Cluster
     from shoal.tasks.mapping import OnError
 
@@ -84,6 +85,26 @@ class Client(client.Client):
         for lines in line_groups(self, job_id, member, attempt):
             yield from lines
 
+    def call(self, /, fn: Callable[..., Result], *arguments: Any, **fields: Any) -> Call[Result]:
+        """Runs `fn(*arguments)` as a job and returns at once: `shoal.run` on this cluster."""
+        from shoal.sdk.call import submit
+
+        return submit(self, fn, arguments, fields)
+
+    def result(self, job_id: str, *, timeout_s: float | None = None) -> Any:
+        """What the function of a job returned in member 0, when the job has ended. What it raised
+        is raised here."""
+        from shoal.sdk.call import results
+
+        return results(self, self.wait(job_id, timeout_s=timeout_s), 1)[0]
+
+    def results(self, job_id: str, *, timeout_s: float | None = None) -> list[Any]:
+        """What the function of a job returned in each member."""
+        from shoal.sdk.call import results
+
+        view = self.wait(job_id, timeout_s=timeout_s)
+        return results(self, view, len(view.gang))
+
     def map(
         self,
         fn: Callable[[Item], Result],
@@ -114,6 +135,10 @@ class Client(client.Client):
             progress=progress,
             cluster=(worker or tasks.Cluster())._replace(endpoint=self.endpoint),
         )
+
+
+def job_request(fields: dict[str, Any]) -> Request[JobSpec]:
+    return _request(JOB, fields)
 
 
 def read_job(path: str | os.PathLike[str], **fields: Any) -> JobSpec:

@@ -100,6 +100,24 @@ class _Main(types.ModuleType):
         return getattr(self, name)
 
 
+def moved(place: str, root: str, package: str) -> str:
+    """A path on the client, as it is on this node."""
+    if root and package and Path(place).is_relative_to(root):
+        return str(Path(package) / Path(place).relative_to(root))
+    return place
+
+
+def paths_here(theirs: list[str], root: str) -> list[str]:
+    """Packed paths first, then this node's. If nothing was packed, the client's paths are valid
+    here too."""
+    package = os.environ.get("SHOAL_PACKAGE", "")
+    if not root or not package:
+        return theirs
+    packed = [moved(p, root, package) for p in theirs if p and Path(p).is_relative_to(root)]
+    rest = [p for p in theirs if p and not Path(p).is_relative_to(root)]
+    return list(dict.fromkeys([*packed, *(p for p in sys.path if p), *rest]))
+
+
 def from_script(path: str, name: str) -> Callable[[Any], Any]:
     """Loads a function from a file; raises Unloadable with one line of why it cannot."""
     root = os.environ.get(CLIENT_ROOT)

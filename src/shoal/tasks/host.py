@@ -15,13 +15,12 @@ import socket
 import sys
 import time
 from collections.abc import Callable
-from pathlib import Path
 from types import FrameType
 
 from shoal.keepalive import keep_alive
 from shoal.tasks import frames
 from shoal.tasks.frames import Frame, parcel
-from shoal.tasks.functions import CLIENT_ROOT, NODE_ROOT
+from shoal.tasks.functions import CLIENT_ROOT, NODE_ROOT, moved, paths_here
 from shoal.tasks.process import Process
 from shoal.tasks.remote import INNOCENT
 from shoal.tasks.stream import (
@@ -236,7 +235,7 @@ class _Host:
             package = os.environ.get("SHOAL_PACKAGE", "")
             if root and package:
                 os.environ[CLIENT_ROOT], os.environ[NODE_ROOT] = root, package
-            self._worker = Process(1, _moved(script, root, package), init, _paths(path, root))
+            self._worker = Process(1, moved(script, root, package), init, paths_here(path, root))
             self._selector.register(self._worker.socket, selectors.EVENT_READ)
             if self._worker.pidfd is not None:
                 self._selector.register(self._worker.pidfd, selectors.EVENT_READ)
@@ -273,24 +272,6 @@ class _Host:
         self._outgoing.add(parcel(frames.DIED, number, extra, how.encode()))
         self._connection.settimeout(LAST_SEND_S_MAX)
         self._outgoing.push(self._connection)
-
-
-def _moved(place: str, root: str, package: str) -> str:
-    """A path on the client, as it is on this node."""
-    if root and package and Path(place).is_relative_to(root):
-        return str(Path(package) / Path(place).relative_to(root))
-    return place
-
-
-def _paths(theirs: list[str], root: str) -> list[str]:
-    """Packed paths first, then this node's. If nothing was packed, the client's paths are valid
-    here too."""
-    package = os.environ.get("SHOAL_PACKAGE", "")
-    if not root or not package:
-        return theirs
-    packed = [_moved(p, root, package) for p in theirs if p and Path(p).is_relative_to(root)]
-    rest = [p for p in theirs if p and not Path(p).is_relative_to(root)]
-    return list(dict.fromkeys([*packed, *(p for p in sys.path if p), *rest]))
 
 
 if __name__ == "__main__":

@@ -12,7 +12,7 @@ PREFIX = "SHOAL_"
 # Of those that begin so, a job may set these: where it saves, how often its nodes fail, which
 # cluster its own calls of `shoal` mean, and how its tasks are told from another's.
 OPEN = frozenset(("SHOAL_CHECKPOINT_DIR", "SHOAL_MTBF_S", "SHOAL_HOME", "SHOAL_DEBUG"))
-TASKS = frozenset(("SHOAL_TASKS_SECRET", "SHOAL_TASKS_INVITATION"))
+TASKS = frozenset(("SHOAL_TASKS_SECRET", "SHOAL_TASKS_INVITATION", "SHOAL_TASKS_CALL"))
 # How the members of a gang find each other, in torchrun's names.
 RENDEZVOUS = frozenset(
     (
