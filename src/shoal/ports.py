@@ -12,7 +12,7 @@ from shoal.model.finding import EVERY_JOB, JobFilter
 from shoal.model.job import Job
 from shoal.model.kept import FileAnswer, FilePiece, FileSent, FileWanted, Snapshot
 from shoal.model.node import NodeSpec
-from shoal.model.report import LogChunk, NodeGone, NodeReport, PackagePiece, Report, Still
+from shoal.model.report import Ended, LogChunk, NodeGone, NodeReport, PackagePiece, Report, Still
 from shoal.model.secret import SealedSecrets, SecretsWanted
 from shoal.model.service import ServiceLoad, Wanted
 from shoal.model.supply import Provision, Release, SupplyReport
@@ -155,6 +155,9 @@ class EventLog(Protocol):
 
     def keyed(self, key: str) -> str | None:
         """The finished job that was submitted with this key."""
+
+    def ended(self, job_id: str) -> Ended | None:
+        """How a finished job ended."""
 
 
 class Store(EventLog, Protocol):

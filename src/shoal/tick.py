@@ -22,6 +22,7 @@ from shoal.core.state.apply import apply
 from shoal.core.state.invariants import verify, verify_touched
 from shoal.core.state.state import State
 from shoal.core.step import Step, step
+from shoal.model.after import conditions
 from shoal.model.budget import Spending
 from shoal.model.commands import Command, Envelope
 from shoal.model.events import ControllerStarted
@@ -30,12 +31,14 @@ from shoal.model.policy import Policy
 from shoal.model.report import (
     Accepted,
     Answer,
+    Ended,
     NodeGone,
     NodeReport,
     Report,
     Request,
     Still,
     Submit,
+    SubmitWorkflow,
 )
 from shoal.model.service import ServiceLoad
 from shoal.model.supply import SupplyCommand, SupplyReport
@@ -128,6 +131,7 @@ class Tick:
         self._supplies: dict[str, SupplyReport] = {}
         self._spendings: tuple[Spending, ...] = ()
         self._drift_ms: int | None = None
+        self._ends: dict[str, Ended] = {}  # jobs that new ones name, and that are over
 
     @property
     def settled(self) -> bool:
@@ -306,6 +310,7 @@ class Tick:
         kept = [(request, reply) for request, reply in asked if self._is_new(request, reply)]
         report = Report(
             requests=tuple(request for request, _ in kept),
+            ended=tuple(self._ends.values()),
             nodes=tuple(self._reports.values()),
             gone=tuple(self._gone.values()),
             still=tuple(self._still.values()),
@@ -315,7 +320,7 @@ class Tick:
             drift_ms=self._drift_ms,
             fences=self.fences,
         )
-        self._spendings = ()
+        self._spendings, self._ends = (), {}
         self._reports, self._gone, self._loads = {}, {}, {}
         self._supplies, self._still = {}, {}
         return report, [reply for _, reply in kept]
@@ -324,10 +329,13 @@ class Tick:
         """The state knows the keys of jobs that live, the store those of jobs that have ended."""
         if reply.done():  # the client went away
             return False
-        if not isinstance(request, Submit) or not request.key or request.key in self.state.keys:
+        if not isinstance(request, Submit | SubmitWorkflow):
             return True
         try:
-            job_id = self._log.keyed(request.key)
+            job_id = None
+            if request.key and request.key not in self.state.keys:
+                job_id = self._log.keyed(request.key)
+            self._look_up(request)
         except StoreError as error:
             reply.set_exception(error)
             return False
@@ -335,6 +343,17 @@ class Tick:
             return True
         reply.set_result(Accepted(job_id, "this submission was already accepted"))
         return False
+
+    def _look_up(self, request: Submit | SubmitWorkflow) -> None:
+        """How jobs ended that a new one is to wait for. The state knows those that live, and no
+        job can end between this look and the step."""
+        jobs = request.jobs if isinstance(request, SubmitWorkflow) else (request,)
+        for job in jobs:
+            for one in conditions(job.spec.after):
+                if one.job not in self.state.jobs and one.job not in self._ends:
+                    ended = self._log.ended(one.job)
+                    if ended is not None:
+                        self._ends[one.job] = ended
 
 
 def _refuse(replies: list[Reply], error: Exception) -> None:

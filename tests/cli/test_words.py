@@ -23,6 +23,7 @@ from shoal.model.events import (
     JobNoted,
     JobPlaced,
     JobPromoted,
+    JobReleased,
     JobRequeued,
     JobReserved,
     JobRunning,
@@ -334,6 +335,10 @@ SENTENCES: list[tuple[Event, str]] = [
     (
         NodeLabelled(at_ms=0, node="n1", labels={"pool": "a"}, why="labelled pool=a by ann"),
         "n1 was labelled pool=a by ann",
+    ),
+    (
+        JobReleased(at_ms=0, job="j2", by="j1", why="j1 (prepare) succeeded"),
+        "j2 no longer waits for j1: j1 (prepare) succeeded",
     ),
     (ClockJumped(at_ms=0, drift_ms=9000, why="the clock was set"), "the clock was set"),
     (

@@ -22,6 +22,7 @@ from shoal.model.report import (
     Accepted,
     Answer,
     Cancel,
+    Ended,
     NodeGone,
     NodeReport,
     Request,
@@ -79,6 +80,12 @@ class Kept:
 
     def keyed(self, key: str) -> str | None:
         return next((job.id for job in self.finished.values() if job.key == key), None)
+
+    def ended(self, job_id: str) -> Ended | None:
+        job = self.finished.get(job_id)
+        if job is None or job.outcome is None:
+            return None
+        return Ended(job.id, job.spec.tenant, job.outcome, job.why, job.spec.name or "")
 
 
 class Cluster:

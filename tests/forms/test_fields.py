@@ -27,7 +27,7 @@ from tests.cli.conftest import Shoal
 
 DOCS = Path(__file__).parents[2] / "docs"
 # What a job has beyond its fields: who sent it and what was packed, and what replicas belong to.
-NOT_FIELDS = {"package", "user", "service", "version"}
+NOT_FIELDS = {"workflow", "schedule", "scheduled_ms", "package", "user", "service", "version"}
 ALL = [*JOB.values(), *[field for name, field in SERVICE.items() if JOB.get(name) != field]]
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import msgspec
 
 from shoal.core.phases.admit import admit
+from shoal.core.phases.after import settle_dependents
 from shoal.core.phases.budget import budget
 from shoal.core.phases.ends import close_ending
 from shoal.core.phases.heal import heal
@@ -47,6 +48,7 @@ class Step(msgspec.Struct, frozen=True):
 
 def step(state: State, report: Report, policy: Policy, now_ms: int) -> Step:
     round_ = Round(state, policy, now_ms)
+    round_.ends = {one.id: one for one in report.ended}
     if policy != state.policy:
         round_.emit(PolicyChanged(at_ms=now_ms, policy=policy))
     note_clock(round_, report.drift_ms)
@@ -59,6 +61,7 @@ def step(state: State, report: Report, policy: Policy, now_ms: int) -> Step:
     close_ending(round_)  # nodes whose end is near
     heal(round_)  # retry, requeue, give up
     serve(round_, report.services)  # as many replicas as services want
+    settle_dependents(round_)  # jobs that waited for one that has ended
     schedule(round_)  # order the queue and place what fits
     report_waits(round_)  # waits that somebody wants to know about
     supplies = supply(round_)  # which nodes to order, and which to give back

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
-from shoal.forms import notice_readers, readers
+from shoal.forms import after, notice_readers, readers
 from shoal.forms.readers import GPU_MEMORY_MB_MAX, Count, Reader, choice, memory, time
 
 DAY_MS = 86_400_000
@@ -128,6 +128,12 @@ JOB = _table({
               "A label for people, e.g. run=a; shoal ps --label run=a finds it."),
         Field("notify", "[WHAT=]WHERE...", "", notice_readers.wishes, "notify",
               "Send a notice: failed=URL, slack:URL, mail:me@example.com or @SECRET."),
+    ],
+    "Many and after": [
+        Field("after", "JOB[:WHEN]...", "", after.after, "after",
+              "Start it when this job has succeeded, or ended (:any), or failed (:fail)."),
+        Field("begin", "TIME", "", after.begin, "begin_ms",
+              "Do not start it before: 'in 2h', 03:00, '2026-11-17 03:00'."),
     ],
     "If it fails or has to stop": [
         Field("restart", "WHEN", "on-node-loss", choice("never", "on-node-loss", "on-failure"),

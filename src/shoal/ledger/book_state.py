@@ -104,6 +104,7 @@ class Job(msgspec.Struct, kw_only=True):
     waiting: bool = True
     queued: bool = False  # counted among the jobs that want room
     not_before_ms: int = 0
+    awaits: int = 0  # jobs that must end before it may start
     saved: bool = False  # in this attempt
     cause: StopCause | None = None
     slices: tuple[Slice, ...] = ()

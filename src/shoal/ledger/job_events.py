@@ -30,7 +30,26 @@ def _submitted(postings: Postings, event: ev.JobSubmitted) -> None:
     )
     if spec.gpus:
         postings.adds.owners[event.job] = owner
-    stands(postings.cluster, job)
+    job.awaits = len(event.awaits)
+    if spec.begin_ms > event.at_ms:
+        job.not_before_ms = spec.begin_ms
+    _joins(postings, event.job, job)
+
+
+def _released(postings: Postings, event: ev.JobReleased) -> None:
+    job = postings.cluster.jobs[event.job]
+    job.awaits -= 1
+    _joins(postings, event.job, job)
+
+
+def _joins(postings: Postings, job_id: str, job: Job) -> None:
+    """It wants room from now on, or from a later time on, unless it waits for other jobs."""
+    if job.awaits:
+        return
+    if job.not_before_ms > postings.cluster.now_ms:
+        heapq.heappush(postings.cluster.delayed, (job.not_before_ms, job_id))
+    else:
+        stands(postings.cluster, job)
 
 
 def _placed(postings: Postings, event: ev.JobPlaced) -> None:
@@ -122,10 +141,8 @@ def _requeued(postings: Postings, event: ev.JobRequeued) -> None:
     job = postings.cluster.jobs[event.job]
     _end_attempt(postings, event.job, job, event.cause)
     job.waiting, job.not_before_ms = True, event.not_before_ms
-    if event.not_before_ms > postings.cluster.now_ms:
-        heapq.heappush(postings.cluster.delayed, (event.not_before_ms, event.job))
-    elif not job.claimed:
-        stands(postings.cluster, job)
+    if not job.claimed or event.not_before_ms > postings.cluster.now_ms:
+        _joins(postings, event.job, job)
 
 
 def _end_attempt(postings: Postings, job_id: str, job: Job, cause: StopCause | None) -> None:
@@ -186,6 +203,7 @@ def _serve_as(postings: Postings, job_id: str, account: Account) -> None:
 
 JOB_HANDLERS: Handlers = {
     ev.JobSubmitted: _submitted,
+    ev.JobReleased: _released,
     ev.JobPlaced: _placed,
     ev.JobRunning: _running,
     ev.MemberExited: _exited,

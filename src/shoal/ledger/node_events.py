@@ -35,7 +35,7 @@ def _unclaimed(postings: Postings, event: ev.JobUnclaimed) -> None:
 
 def _let_claim_go(postings: Postings, job: Job) -> None:
     unclaim(postings, job)
-    if job.waiting and job.not_before_ms <= postings.cluster.now_ms:
+    if job.waiting and not job.awaits and job.not_before_ms <= postings.cluster.now_ms:
         stands(postings.cluster, job)
 
 

@@ -27,7 +27,9 @@ def events_of(state: State, now_ms: int) -> Iterator[ev.Event]:
         yield ev.NodeIntended(at_ms=now_ms, node=node.id, intent=node.intent)
         yield ev.NodeJudged(at_ms=now_ms, node=node.id, record=node.record)
     for job in state.jobs.values():
-        yield ev.JobSubmitted(at_ms=now_ms, job=job.id, spec=job.spec, key=job.key)
+        yield ev.JobSubmitted(
+            at_ms=now_ms, job=job.id, spec=job.spec, key=job.key, awaits=job.awaits
+        )
         yield from _attempt(job, now_ms)
         if job.id in state.reservations:
             nodes = tuple(state.order[index].id for index in state.reservations[job.id].nodes)

@@ -6,6 +6,7 @@ from typing import Annotated
 
 import msgspec
 
+from shoal.model.after_events import JobReleased as JobReleased
 from shoal.model.eventbase import EventBase as EventBase
 from shoal.model.eventbase import JobEvent as JobEvent
 from shoal.model.eventbase import NodeEvent as NodeEvent
@@ -52,6 +53,7 @@ from shoal.model.supply_events import OrderEvent as OrderEvent
 class JobSubmitted(JobEvent, frozen=True, kw_only=True):
     spec: JobSpec
     key: str = ""
+    awaits: tuple[str, ...] = ()  # jobs that it waits for; others of `spec.after` had ended
 
 
 class JobPlaced(JobEvent, frozen=True, kw_only=True):
@@ -216,6 +218,7 @@ class ControllerStarted(EventBase, frozen=True, kw_only=True):
 
 Event = (
     JobSubmitted
+    | JobReleased
     | JobPlaced
     | JobReserved
     | JobClaimed

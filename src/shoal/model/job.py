@@ -7,6 +7,7 @@ from typing import Annotated, NamedTuple
 
 import msgspec
 
+from shoal.model.after import AFTER_MAX, AFTER_PATTERN, YEAR_10000_MS
 from shoal.model.labels import (
     CONDITIONS_MAX,
     Condition,
@@ -114,8 +115,18 @@ class JobSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     preemptible: bool = False  # may be stopped for other jobs, and moved; it checkpoints
     checkpoint_ms: Milliseconds = 0  # time between its checkpoints; 0: it starts over
     estimate_ms: Milliseconds = 0  # expected run time, if the user knows it
+    # Other jobs and how they must have ended before it may start: j7, j7:ok, j7:any or j7:fail.
+    after: Annotated[
+        tuple[Annotated[str, msgspec.Meta(pattern=AFTER_PATTERN)], ...],
+        msgspec.Meta(max_length=AFTER_MAX),
+    ] = ()
+    begin_ms: Annotated[int, msgspec.Meta(ge=0, lt=YEAR_10000_MS)] = 0  # not started before then
     service: Annotated[str, msgspec.Meta(max_length=63)] = ""  # it is a replica of this service
     version: Annotated[int, msgspec.Meta(ge=0, le=1_000_000_000)] = 0  # ... in this version
+    # The first job of those that were submitted with it as one workflow.
+    workflow: Annotated[str, msgspec.Meta(max_length=32)] = ""
+    schedule: Annotated[str, msgspec.Meta(max_length=63)] = ""  # it is a run of this schedule
+    scheduled_ms: Annotated[int, msgspec.Meta(ge=0, lt=YEAR_10000_MS)] = 0  # ... due at this time
     restart: Restart = Restart.ON_NODE_LOSS
     retries: Annotated[int, msgspec.Meta(ge=0, le=1000)] = 0
     backoff_ms: Milliseconds = 1000
@@ -261,6 +272,8 @@ class Job(msgspec.Struct, kw_only=True):
     door: str = ""  # where a replica that is a gang answers; its members meet at `master`
     submitted_ms: int = 0
     not_before_ms: int = 0
+    awaits: tuple[str, ...] = ()  # jobs that must end before it may join the queue
+    released_ms: int = 0  # when the last of them had ended
     attained_ms: int = 0  # run time of earlier attempts whose work was kept
     kept_ms: int = 0  # the last attempt's part of it
     borrowed: bool = False  # its newest placement put its tenant above the quota
@@ -300,6 +313,11 @@ class Job(msgspec.Struct, kw_only=True):
     def serves_at(self) -> str:
         """Where a replica answers, "address:port". One that is not a gang meets nobody else."""
         return self.door or self.master
+
+    @property
+    def since_ms(self) -> int:
+        """Since when only the cluster keeps it waiting: not other jobs, nor its own wish."""
+        return max(self.submitted_ms, self.released_ms, self.spec.begin_ms)
 
     @property
     def label(self) -> str:

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import enum
+from typing import Annotated
 
 import msgspec
 
 from shoal.model.budget import Spending
 from shoal.model.health import CheckResult
 from shoal.model.identity import EVERY_TENANT, NodeKey, Token, User
-from shoal.model.job import Fault, JobSpec, MemberRef
+from shoal.model.job import JOB_NAME_PATTERN, Fault, JobSpec, MemberRef, Outcome
 from shoal.model.labels import LabelKey, LabelValue
 from shoal.model.node import LabelChange, NodeIntent, NodeSpec
 from shoal.model.notice import Rule
@@ -120,6 +121,29 @@ class Submit(msgspec.Struct, frozen=True):
     spec: JobSpec
     key: str = ""
     scope: str = EVERY_TENANT
+
+
+class WorkflowJob(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """`after` names other jobs of the workflow: NAME, NAME:ok, NAME:any or NAME:fail."""
+
+    name: Annotated[str, msgspec.Meta(max_length=63, pattern=JOB_NAME_PATTERN)]
+    spec: JobSpec
+    after: tuple[Annotated[str, msgspec.Meta(max_length=80)], ...] = ()
+
+
+class SubmitWorkflow(msgspec.Struct, frozen=True):
+    """All of these jobs, or none; the answer's id is the first job's, and the workflow's."""
+
+    jobs: tuple[WorkflowJob, ...]
+    key: str = ""
+    scope: str = EVERY_TENANT
+
+
+class CancelWorkflow(msgspec.Struct, frozen=True):
+    """Cancel those of its jobs that have not ended."""
+
+    workflow: str
+    who: str = "a user"
 
 
 class Cancel(msgspec.Struct, frozen=True):
@@ -276,6 +300,8 @@ IdentityRequest = PeopleRequest | SetKey | RemoveKey
 NoticeRequest = LabelJob | NoteJob | SetRule | RemoveRule
 Request = (
     Submit
+    | SubmitWorkflow
+    | CancelWorkflow
     | Cancel
     | Requeue
     | SetIntent
@@ -316,6 +342,16 @@ class Refused(msgspec.Struct, frozen=True):
 Answer = Accepted | Refused
 
 
+class Ended(msgspec.Struct, frozen=True):
+    """How a job ended, for jobs that were to wait for it."""
+
+    id: str
+    tenant: str
+    outcome: Outcome
+    why: str = ""
+    name: str = ""
+
+
 class Report(msgspec.Struct, frozen=True, kw_only=True):
     requests: tuple[Request, ...] = ()
     nodes: tuple[NodeReport, ...] = ()
@@ -324,5 +360,6 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
     services: tuple[ServiceLoad, ...] = ()
     supplies: tuple[SupplyReport, ...] = ()  # the newest of each engine that brings nodes
     spendings: tuple[Spending, ...] = ()  # of all tenants; empty: nothing new
+    ended: tuple[Ended, ...] = ()  # jobs that requests name and that the store knows
     drift_ms: int | None = None  # how far the machine's clock is ahead of `now`, if it was read
     fences: bool = False  # the engine can end a node that does not answer

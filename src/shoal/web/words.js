@@ -7,6 +7,7 @@ const CAUSES = { cancel: "cancelled", "time-limit": "out of time", failure: "fai
 
 const WORDS = {
   JobSubmitted: () => "submitted",
+  JobReleased: (e) => `no longer waits for ${e.by}`,
   JobPlaced: (e) => `attempt ${e.attempt} placed on ${nodes(e.slices)}`,
   JobReserved: (e) => (e.start_ms ? `reserved room on ${e.nodes.join(", ")} in ${span(e.start_ms - e.at_ms)}` : "room reserved for it"),
   JobClaimed: (e) => `making room on ${nodes(e.slices)}`,

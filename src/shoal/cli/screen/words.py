@@ -5,6 +5,7 @@ from __future__ import annotations
 import shlex
 from typing import assert_never
 
+from shoal.cli.screen.after_words import AfterHappening, about_after
 from shoal.cli.screen.identity_words import about_identity
 from shoal.cli.screen.notice_words import about_annotation, about_rule
 from shoal.cli.screen.order_words import about_order
@@ -111,7 +112,9 @@ STANDING_WORDS = {
 
 def sentence(event: Event) -> str:
     """One printable line without a full stop, whatever the names contain."""
-    if isinstance(event, JobLabelled | JobNoted | JobWaited):
+    if isinstance(event, AfterHappening):
+        text = about_after(event)
+    elif isinstance(event, JobLabelled | JobNoted | JobWaited):
         text = f"{event.job} {about_annotation(event)}"
     elif isinstance(event, JobEvent):
         text = f"{event.job} {_about_job(event)}"
@@ -184,26 +187,12 @@ def progress_text(progress: ProgressView) -> str:
     return f"{', '.join(words)}; {who} slow"
 
 
-JobHappening = (
-    JobSubmitted
-    | JobPlaced
-    | JobReserved
-    | JobClaimed
-    | JobUnclaimed
-    | JobPromoted
-    | MembersStarted
-    | JobRunning
-    | MemberExited
-    | MemberLost
-    | JobCheckpointed
-    | JobIdled
-    | JobUsed
-    | JobStopping
-    | JobRequeued
-    | JobAdopted
-    | JobFinished
-)
 # fmt: off
+JobHappening = (
+    JobSubmitted | JobPlaced | JobReserved | JobClaimed | JobUnclaimed | JobPromoted
+    | MembersStarted | JobRunning | MemberExited | MemberLost | JobCheckpointed | JobIdled | JobUsed
+    | JobStopping | JobRequeued | JobAdopted | JobFinished
+)
 NodeHappening = (
     NodeJoined | NodeReady | NodeSilent | NodeLost | NodeIntended | NodeEnding | NodeLabelled
     | NodeChecked | NodeJudged

@@ -32,6 +32,7 @@ from shoal.core.state.state import State
 from shoal.model.events import QUIET, Event, JobFinished, Recorded
 from shoal.model.finding import EVERY_JOB, JobFilter
 from shoal.model.job import Job
+from shoal.model.report import Ended
 from shoal.ports import StoreDamaged, StoreError, StoreFull
 
 log = logging.getLogger("shoal.control")
@@ -324,6 +325,12 @@ class SqliteStore:
     def keyed(self, key: str) -> str | None:
         rows = self._read("SELECT id FROM jobs WHERE key = ?", (key,))
         return str(rows[0][0]) if rows else None
+
+    def ended(self, job_id: str) -> Ended | None:
+        job = self.job(job_id)
+        if job is None or job.outcome is None:
+            return None
+        return Ended(job.id, job.spec.tenant, job.outcome, job.why, job.spec.name or "")
 
     def _jobs(self, where: str, values: tuple[object, ...]) -> list[Job]:
         return [job for _, _, job in self._ended(where, values) if job is not None]

@@ -17,7 +17,9 @@ from shoal.model.resources import plural
 
 def advise(state: State, job: Job, now_ms: int) -> list[str]:
     """Sentences, the smallest change first; none if nothing small would help."""
-    if job.phase is not Phase.WAITING or job.id in state.claims or job.not_before_ms > now_ms:
+    if job.phase is not Phase.WAITING or job.id in state.claims or job.awaits:
+        return []
+    if job.not_before_ms > now_ms:
         return []
     if state.accounts.held_by(job.spec.tenant):
         return []  # no smaller request gets past its budget

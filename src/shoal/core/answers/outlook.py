@@ -12,7 +12,9 @@ from shoal.model.job import Job, Phase
 from shoal.model.policy import Policy
 
 # No running job ends these waits, so no time is given; the reason says what ends them.
-NO_TIME = frozenset((Waits.BUDGET, Waits.NO_NODES, Waits.CLOSED, Waits.LABELS, Waits.SUPPLY))
+NO_TIME = frozenset(
+    (Waits.BUDGET, Waits.NO_NODES, Waits.CLOSED, Waits.LABELS, Waits.SUPPLY, Waits.AFTER)
+)
 
 
 class Outlook(NamedTuple):
@@ -37,7 +39,7 @@ def outlook(state: State, job: Job, policy: Policy, now_ms: int) -> Outlook:
         early_ms, late_ms = expected
         when = span_text(early_ms - now_ms, late_ms - now_ms)
         return Outlook(why, f"it will probably start {when}", early_ms, late_ms)
-    if reason is not None and reason.kind is Waits.RETRY:
+    if reason is not None and reason.kind in (Waits.RETRY, Waits.BEGIN):
         return Outlook(why)
     return Outlook(
         why, "its start cannot be predicted: jobs ahead have no --time-limit, --estimate or history"

@@ -25,11 +25,16 @@ def waits_of(state: State, policy: Policy, now_ms: int, tenant: str = "") -> lis
     )
     for payer, count in budgets.items():
         counts[f"for the budget of {payer}"] += count
-    delayed, claims = len(queue.delayed), len(state.claims)
+    delayed = [of_number(number) for _, number in queue.delayed]
+    parked, claims = len(queue.parked), len(state.claims)
     if tenant:
-        delayed = sum(of_number(number).spec.tenant == tenant for _, number in queue.delayed)
+        delayed = [job for job in delayed if job.spec.tenant == tenant]
+        parked = sum(of_number(number).spec.tenant == tenant for number in queue.parked)
         claims = sum(state.jobs[job_id].spec.tenant == tenant for job_id in state.claims)
-    counts[Waits.RETRY.value] += delayed
+    again = sum(job.attempt > 0 for job in delayed)
+    counts[Waits.RETRY.value] += again
+    counts[Waits.BEGIN.value] += len(delayed) - again
+    counts[Waits.AFTER.value] += parked
     counts[Waits.CLAIM.value] += claims
     own = [line for lane, line in queue.lanes.items() if tenant in ("", lane.tenant)]
     lanes = sorted(own, key=len, reverse=True)

@@ -9,6 +9,7 @@ from typing import NamedTuple
 
 from shoal.core.answers.labels import label_note
 from shoal.core.answers.supplies import asked_for
+from shoal.core.answers.why_after import awaited, begins
 from shoal.core.answers.why_ends import ends_first
 from shoal.core.scheduling.again import kept_from, kept_when_empty, shunned, spares_kept_from
 from shoal.core.scheduling.backfill import GAP_TRIES_MAX, SAFE, delayed_by, nodes_of
@@ -32,6 +33,8 @@ class Waits(enum.StrEnum):
     """What a job waits for; the value is worded for several jobs at once."""
 
     RETRY = "before a retry"
+    BEGIN = "for the time at which they may begin"
+    AFTER = "for other jobs to end"
     CLAIM = "for room that is being made for them"
     BUDGET = "for the budget of"
     NO_NODES = "for a first node"
@@ -89,6 +92,10 @@ def verify_reasons(state: State, policy: Policy, now_ms: int) -> None:
 
 
 def reason_of(state: State, job: Job, policy: Policy, now_ms: int) -> Reason | None:
+    if job.awaits:
+        return Reason(Waits.AFTER, awaited(state, job, now_ms), job.awaits[0])
+    if job.not_before_ms > now_ms and not job.attempt:
+        return Reason(Waits.BEGIN, begins(job, now_ms))
     if job.not_before_ms > now_ms:
         left = duration_text(job.not_before_ms - now_ms)
         return Reason(Waits.RETRY, f"waits {left} more before a retry: {job.why}")
@@ -282,7 +289,7 @@ def _queue_held(state: State, job: Job, policy: Policy, now_ms: int) -> Reason |
                 or _spared(state, ahead, now_ms)
             )
         ):
-            waited = duration_text(now_ms - ahead.submitted_ms)
+            waited = duration_text(now_ms - ahead.since_ms)
             text = (
                 f"the queue is held for {ahead.label}, which is ahead of it and has waited {waited}"
             )

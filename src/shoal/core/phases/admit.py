@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import msgspec
+
 from shoal.core.answers.labels import kinds_if_asked, kinds_with, no_such_labels, too_many_values
 from shoal.core.answers.why import held_when_empty
 from shoal.core.health.quarantine import released
+from shoal.core.phases.after import after_problem, enter
 from shoal.core.phases.caps import too_many, too_many_replicas
 from shoal.core.phases.ending import cancel, stop
 from shoal.core.phases.ends import forget_set_end, set_end
@@ -17,12 +20,13 @@ from shoal.core.phases.reserved import reserved, reserved_secrets
 from shoal.core.phases.round import Round
 from shoal.core.phases.serve import set_service, stop_service
 from shoal.core.phases.spec_problem import shape_problem, spec_problem
+from shoal.core.phases.workflow import cancel_workflow, enter_all, graph_problem
 from shoal.core.scheduling.fit import NO_CONTAINERS
 from shoal.core.scheduling.packing import could_bring
 from shoal.core.state.queue import gang_of_spec
 from shoal.core.state.room import UNLIMITED
 from shoal.core.state.state import State
-from shoal.model.events import JobSubmitted, NodeIntended, NodeJudged
+from shoal.model.events import NodeIntended, NodeJudged
 from shoal.model.health import Standing
 from shoal.model.identity import EVERY_TENANT
 from shoal.model.job import DEFAULT_TENANT, JobSpec, Phase, StopCause
@@ -33,6 +37,7 @@ from shoal.model.report import (
     AddTenant,
     Answer,
     Cancel,
+    CancelWorkflow,
     CheckNode,
     LabelJob,
     NoteJob,
@@ -55,6 +60,8 @@ from shoal.model.report import (
     SetUser,
     StopService,
     Submit,
+    SubmitWorkflow,
+    WorkflowJob,
 )
 from shoal.model.resources import cpus_text, plural
 
@@ -67,6 +74,10 @@ def _admit_one(round_: Round, request: Request) -> Answer:
     match request:
         case Submit():
             return _submit(round_, request)
+        case SubmitWorkflow():
+            return _submit_workflow(round_, request)
+        case CancelWorkflow():
+            return cancel_workflow(round_, request)
         case Cancel():
             return _cancel(round_, request)
         case Requeue():
@@ -122,24 +133,52 @@ def _submit(round_: Round, request: Submit) -> Answer:
     if request.key and known:
         return Accepted(known, "this submission was already accepted")
     spec = request.spec
-    foreign = out_of_scope(state, request.scope, spec)
+    problem = job_problem(round_, spec, request.scope) or too_many(
+        state.tally, state.accounts, spec.tenant, 1, waiting=1
+    )
+    return problem or enter(round_, spec, request.key)
+
+
+def _submit_workflow(round_: Round, request: SubmitWorkflow) -> Answer:
+    state, jobs = round_.state, request.jobs
+    known = state.keys.get(request.key) or round_.finished_keys.get(request.key)
+    if request.key and known:
+        return Accepted(known, "this submission was already accepted")
+    problem = workflow_problem(round_, jobs, request.scope)
+    return problem or enter_all(round_, jobs, request.key)
+
+
+def workflow_problem(round_: Round, jobs: tuple[WorkflowJob, ...], scope: str) -> Refused | None:
+    state = round_.state
+    if (problem := graph_problem(jobs)) is not None:
+        return problem
+    tenant = jobs[0].spec.tenant
+    for job in jobs:
+        if job.spec.tenant != tenant:
+            return Refused(f"{job.name}.tenant", f"all jobs of a workflow run on {tenant}")
+        if (problem := job_problem(round_, job.spec, scope)) is not None:
+            return msgspec.structs.replace(problem, field=f"{job.name}.{problem.field}")
+    return too_many(state.tally, state.accounts, tenant, len(jobs), waiting=len(jobs))
+
+
+def job_problem(round_: Round, spec: JobSpec, scope: str) -> Refused | None:
+    """Why no such job is accepted, however many there are already."""
+    foreign = out_of_scope(round_.state, scope, spec)
     if foreign is not None:
         return foreign
     if spec.service or spec.version:
         return Refused("service", "is set by Shoal itself; use: shoal serve")
-    problem = (
+    if spec.workflow or spec.schedule or spec.scheduled_ms:
+        field = "workflow" if spec.workflow else "schedule"
+        return Refused(field, f"is set by Shoal itself; see: shoal {field} --help")
+    return (
         reserved(spec.env, replica=False)
         or reserved_secrets(spec, replica=False)
         or spec_problem(spec)
         or shape_problem(spec)
-        or impossible(state, spec)
-        or too_many(state.tally, state.accounts, spec.tenant, 1, waiting=1)
+        or impossible(round_.state, spec)
+        or after_problem(round_, spec, scope)
     )
-    if problem is not None:
-        return problem
-    job_id = f"j{state.next_job}"
-    round_.emit(JobSubmitted(at_ms=round_.now_ms, job=job_id, spec=request.spec, key=request.key))
-    return Accepted(job_id)
 
 
 def out_of_scope(state: State, scope: str, spec: JobSpec) -> Refused | None:

@@ -11,6 +11,7 @@ from shoal.core.state.state import State
 from shoal.model.commands import Acknowledge, Command, Launch, Limits, Stop
 from shoal.model.events import JobPlaced, JobStopping
 from shoal.model.job import Job, MemberRef, MemberStatus, Phase, StopCause
+from shoal.model.moments import rfc3339
 from shoal.model.report import NodeReport
 from shoal.model.resources import WHOLE_GPU_MILLI
 
@@ -209,6 +210,7 @@ class GangView:
             "SHOAL_MEMBERS": members,
             "SHOAL_TENANT": job.spec.tenant,
             **_of_service(job),
+            **_of_schedule(job),
         }
 
     def environment(self, number: int) -> dict[str, str]:
@@ -281,6 +283,15 @@ def _visible(job: Job) -> dict[str, str]:
     for slice_ in slices:
         seen.setdefault(slice_.node, []).append(str(slice_.gpus[0]))
     return {node: ",".join(gpus) for node, gpus in seen.items()}
+
+
+def _of_schedule(job: Job) -> dict[str, str]:
+    if not job.spec.schedule:
+        return {}
+    return {
+        "SHOAL_SCHEDULE": job.spec.schedule,
+        "SHOAL_SCHEDULED_AT": rfc3339(job.spec.scheduled_ms),
+    }
 
 
 def _of_service(job: Job) -> dict[str, str]:

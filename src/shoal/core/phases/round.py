@@ -7,6 +7,7 @@ from shoal.core.state.state import State
 from shoal.model.events import Event, JobFinished
 from shoal.model.job import Job
 from shoal.model.policy import Policy
+from shoal.model.report import Ended
 from shoal.model.supply import SupplyCommand
 
 
@@ -14,6 +15,7 @@ class Round:
     """An event takes effect when it is emitted, so that later phases see its result."""
 
     __slots__ = (
+        "ends",
         "events",
         "finished",
         "finished_keys",
@@ -33,6 +35,7 @@ class Round:
         self.events: list[Event] = []
         self.finished: list[Job] = []
         self.finished_keys: dict[str, str] = {}  # submission keys that are not in the store yet
+        self.ends: dict[str, Ended] = {}  # jobs that are over, and that others may wait for
         self.quotas = any(tenant.quota_gpus for tenant in policy.tenants)
         self.judged = False  # were all running jobs ranked since a job was last stopped?
         self.supplies: list[SupplyCommand] = []  # for those who bring nodes
@@ -45,6 +48,8 @@ class Round:
         if type(event) is JobFinished:
             job = self.state.jobs[event.job]
             self.finished.append(job)
+            name = job.spec.name or ""
+            self.ends[job.id] = Ended(job.id, job.spec.tenant, event.outcome, event.why, name)
             if job.key:
                 self.finished_keys[job.key] = job.id
         apply(self.state, event)

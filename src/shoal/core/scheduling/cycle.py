@@ -31,6 +31,7 @@ from shoal.model.resources import Slice, plural
 PREEMPTORS_MAX = 8
 # After this many cycles that look only at changes, one looks at the whole queue.
 PARTIAL_MAX = 16
+SOON_MS = 600_000  # gangs do not grow into room that a job wants within this time
 PORTS_APART = 61  # per second between the starts of two agents
 
 
@@ -43,7 +44,7 @@ def schedule(round_: Round) -> None:
     lanes = _lanes_to_try(round_)
     if lanes:
         _walk(round_, lanes, round_.policy.placements_per_step_max)
-    if state.queue.size == len(state.queue.held):
+    if not state.queue.wanting(round_.now_ms + SOON_MS):
         grow(round_)
 
 
@@ -55,8 +56,8 @@ def _promote(round_: Round) -> None:
         return
     job = state.job_numbered(number)
     patience_ms = state.patience_ms(now_ms)
-    if now_ms - job.submitted_ms > patience_ms:
-        old_ms = now_ms - job.submitted_ms
+    if now_ms - job.since_ms > patience_ms:
+        old_ms = now_ms - job.since_ms
         why = f"submitted {old_ms / 3_600_000:.1f} h ago, more than {patience_ms / 3_600_000:.1f} h"
         round_.emit(JobPromoted(at_ms=now_ms, job=job.id, why=why))
 
@@ -219,7 +220,7 @@ def _place(round_: Round, job: Job, lane: Lane, plan: GangFit) -> None:
 
 
 def _give(round_: Round, job: Job, given: tuple[Slice, ...], where: str) -> None:
-    waited_ms = round_.now_ms - job.submitted_ms
+    waited_ms = round_.now_ms - job.since_ms
     if job.attempt:
         when = f"restarted {duration_text(waited_ms)} after submission"
     else:

@@ -37,7 +37,7 @@ class Prediction(NamedTuple):
 
 def predict(state: State, job: Job, now_ms: int) -> Prediction | None:
     """None if the run times of the jobs it waits for are unknown."""
-    if job.phase is not Phase.WAITING or state.accounts.held_by(job.spec.tenant):
+    if job.phase is not Phase.WAITING or job.awaits or state.accounts.held_by(job.spec.tenant):
         return None
     if job.id in state.claims:
         return _when_let_go(state, job, now_ms)

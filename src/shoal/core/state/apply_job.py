@@ -18,6 +18,7 @@ from shoal.core.state.apply_queue import (
     leave_queue,
     leave_waiting,
     let_go,
+    release_after,
     runs_no_more,
     runs_on,
     unclaim,
@@ -36,6 +37,7 @@ from shoal.model.events import (
     JobFinished,
     JobPlaced,
     JobPromoted,
+    JobReleased,
     JobRequeued,
     JobReserved,
     JobRunning,
@@ -56,8 +58,22 @@ def _job_submitted(state: State, event: JobSubmitted) -> None:
     state.foresight.saw(task_of(event.spec))
     add_job(
         state,
-        Job(id=event.job, number=number, spec=event.spec, key=event.key, submitted_ms=event.at_ms),
+        Job(
+            id=event.job,
+            number=number,
+            spec=event.spec,
+            key=event.key,
+            submitted_ms=event.at_ms,
+            awaits=event.awaits,
+            not_before_ms=event.spec.begin_ms if event.spec.begin_ms > event.at_ms else 0,
+        ),
     )
+
+
+def _job_released(state: State, event: JobReleased) -> None:
+    job = state.jobs[event.job]
+    job.why = event.why
+    release_after(state, job, event.by, event.at_ms)
 
 
 def _job_placed(state: State, event: JobPlaced) -> None:
@@ -289,6 +305,7 @@ def _job_finished(state: State, event: JobFinished) -> None:
 
 APPLY_JOB: dict[type[EventBase], Callable[[State, Any], None]] = {
     JobSubmitted: _job_submitted,
+    JobReleased: _job_released,
     JobPlaced: _job_placed,
     JobReserved: _job_reserved,
     JobClaimed: _job_claimed,

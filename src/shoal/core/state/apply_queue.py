@@ -50,7 +50,9 @@ def _reorder(state: State) -> None:
 
 
 def join_queue(state: State, job: Job) -> None:
-    if job.not_before_ms:
+    if job.awaits:
+        state.queue.park(job)
+    elif job.not_before_ms:
         state.queue.delay(job)
     else:
         _stand(state, job)
@@ -108,6 +110,10 @@ def add_job(state: State, job: Job) -> None:
         state.replicas.setdefault(job.spec.service, {})[job.id] = None
     if job.elder:
         state.elder = job.id
+    for other in job.awaits:
+        state.dependents.setdefault(other, {})[job.id] = None
+    if job.spec.workflow:
+        state.flows.setdefault(job.spec.workflow, {})[job.id] = None
     if job.key:
         state.keys[job.key] = job.id
     ask(state, job)
@@ -130,6 +136,10 @@ def drop_job(state: State, job: Job) -> None:
         del of_service[job.id]
         if not of_service:
             del state.replicas[job.spec.service]
+    for other in job.awaits:
+        _drop_from(state.dependents, other, job.id)
+    if job.spec.workflow:
+        _drop_from(state.flows, job.spec.workflow, job.id)
     if state.elder == job.id:
         state.elder = None
     state.agenda.attention.pop(job.id, None)
@@ -137,6 +147,23 @@ def drop_job(state: State, job: Job) -> None:
     if job.key:
         del state.keys[job.key]
     ask_no_more(state, job)
+
+
+def release_after(state: State, job: Job, other: str, at_ms: int) -> None:
+    """It no longer waits for this job; without any to wait for, it joins the queue."""
+    leave_queue(state, job)
+    _drop_from(state.dependents, other, job.id)
+    job.awaits = tuple(one for one in job.awaits if one != other)
+    if not job.awaits:
+        job.released_ms = at_ms
+    join_queue(state, job)
+
+
+def _drop_from(index: dict[str, dict[str, None]], key: str, job_id: str) -> None:
+    of_key = index[key]
+    del of_key[job_id]
+    if not of_key:
+        del index[key]
 
 
 def claim(state: State, job: Job, slices: tuple[Slice, ...]) -> None:

@@ -43,4 +43,6 @@ class Indexes(Facts):
         self.births_ms = 0  # the sum over live jobs of when they were submitted
         self.preemptible: dict[str, None] = {}  # jobs that hold slices and may be stopped
         self.elastic: dict[str, None] = {}  # jobs that hold slices and may grow or shrink
+        self.dependents: dict[str, dict[str, None]] = {}  # job -> jobs that wait for its end
+        self.flows: dict[str, dict[str, None]] = {}  # workflow -> its live jobs
         self.replicas: dict[str, dict[str, None]] = {}  # service -> its jobs

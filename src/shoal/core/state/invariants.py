@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
+from shoal.core.state.after_invariants import after_problem
 from shoal.core.state.label_invariants import kinds_problem, placement_problem
 from shoal.model.budget import BudgetLevel
 from shoal.model.events import Event, JobPlaced, NodeEvent, NodesOrdered
@@ -35,6 +36,8 @@ def verify(state: State) -> None:
     _verify_indexes(state)
     _verify_identity(state)
     _verify_orders(state)
+    if problem := after_problem(state):
+        raise Violation(problem)
 
 
 def verify_touched(state: State, events: Iterable[Event]) -> None:
@@ -261,6 +264,7 @@ def _verify_indexes(state: State) -> None:
     queued = [number for line in state.queue.lanes.values() for _, number in line]
     queued += [number for _, number in state.queue.delayed]
     queued += state.queue.held
+    queued += state.queue.parked
     for number in state.queue.lane:
         if _held(state, state.jobs[state.numbers[number]]):
             raise Violation(f"{state.numbers[number]} may start, but the budget is used up")

@@ -74,10 +74,15 @@ class Queue:
         self.delayed: list[tuple[int, int]] = []  # heap of (not_before_ms, job number)
         self.oldest: list[int] = []  # heap of job numbers; the first one is in a lane
         self.held: dict[int, None] = {}  # numbers of jobs whose budget is used up
+        self.parked: dict[int, None] = {}  # numbers of jobs that wait for other jobs to end
 
     @property
     def size(self) -> int:
-        return len(self.lane) + len(self.delayed) + len(self.held)
+        return len(self.lane) + len(self.delayed) + len(self.held) + len(self.parked)
+
+    def wanting(self, by_ms: int) -> bool:
+        """Will a job want room by then?"""
+        return bool(self.lane) or (bool(self.delayed) and self.delayed[0][0] <= by_ms)
 
     def first(self) -> int | None:
         """The number of the oldest job that may start."""
@@ -97,6 +102,9 @@ class Queue:
     def hold(self, job: Job) -> None:
         self.held[job.number] = None
 
+    def park(self, job: Job) -> None:
+        self.parked[job.number] = None
+
     def remove(self, job: Job, inner: int) -> Lane | None:
         """Its former lane, if it was in one."""
         lane = self.lane.pop(job.number, None)
@@ -113,6 +121,8 @@ class Queue:
                 heapq.heappop(self.oldest)
         elif job.number in self.held:
             del self.held[job.number]
+        elif job.number in self.parked:
+            del self.parked[job.number]
         else:
             self.delayed.remove((job.not_before_ms, job.number))
             heapq.heapify(self.delayed)

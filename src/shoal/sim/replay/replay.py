@@ -41,7 +41,7 @@ from shoal.model.job import Outcome as JobOutcome
 from shoal.model.node import NodeSpec
 from shoal.model.policy import Policy
 from shoal.model.prices import PriceList
-from shoal.model.report import Answer, Refused, Submit
+from shoal.model.report import Answer, Ended, Refused, Submit
 from shoal.sim.replay.clusters import NEVER_MS, Conditions
 from shoal.sim.replay.gateway import Gateway, RecordedGateway
 from shoal.sim.replay.ledger import ReplayLedger
@@ -143,6 +143,7 @@ class Replay:
         self.now_ms = 0
         self.wake_ms = NEVER_MS
         self.next_arrival = 0
+        self.ends: dict[str, Ended] = {}  # of jobs that later ones may wait for
         self._entering: deque[Arrival] = deque()  # submitted, and accepted by the next step
         self._outside = Outside(self.policy)
         self._check_every = 0
@@ -316,6 +317,9 @@ class Replay:
 
     def keyed(self, key: str) -> str | None:
         raise NotImplementedError(f"a replay submits nothing twice: {key}")
+
+    def ended(self, job_id: str) -> Ended | None:
+        return self.ends.get(job_id)
 
     # -- what events change ---------------------------------------------------------------
 

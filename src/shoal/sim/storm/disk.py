@@ -14,6 +14,7 @@ from shoal.core.state.load import restore
 from shoal.core.state.state import Snapshot, State
 from shoal.model.events import Event
 from shoal.model.job import Job
+from shoal.model.report import Ended
 from shoal.ports import StoreError
 from shoal.sim.storm.witness import Witness
 
@@ -41,6 +42,7 @@ class Disk:
         self.load_faults = 0
         self._witness = witness or Witness()
         self._keys: dict[str, str] = {}  # submission key -> finished job
+        self._ended: dict[str, Ended] = {}
         self._snapshot: tuple[int, bytes] | None = None
 
     def mend(self) -> None:
@@ -59,6 +61,10 @@ class Disk:
         for job in finished:
             if job.key in self._keys:
                 raise Violation(f"{self._keys[job.key]} and {job.id} have the same key")
+            if job.outcome is not None:
+                name = job.spec.name or ""
+                ended = Ended(job.id, job.spec.tenant, job.outcome, job.why, name)
+                self._ended[job.id] = ended
             if job.key:
                 self._keys[job.key] = job.id
         self._witness.committed(events)
@@ -68,6 +74,9 @@ class Disk:
 
     def keyed(self, key: str) -> str | None:
         return self._keys.get(key)
+
+    def ended(self, job_id: str) -> Ended | None:
+        return self._ended.get(job_id)
 
     def snapshot(self, seq: int, body: bytes) -> list[str]:
         fault = self.snapshot_faults.popleft() if self.snapshot_faults else None

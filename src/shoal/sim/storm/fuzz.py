@@ -22,6 +22,7 @@ from shoal.sim.storm.budgets import Budgets
 from shoal.sim.storm.captruth import capped
 from shoal.sim.storm.ends import Ends
 from shoal.sim.storm.faults import BadNetwork, Faults
+from shoal.sim.storm.flows import Flows
 from shoal.sim.storm.labels import Labels
 from shoal.sim.storm.lives import Untruth
 from shoal.sim.storm.people import People
@@ -133,6 +134,7 @@ class Run:
         self.labels = Labels(self.world, nodes, self._rng("labels"), self.counts)
         self.users.wish = self.labels.wish
         self.people = People(self.world, self._rng("people"), self.counts)
+        self.flows = Flows(self.world, self.users, self._rng("flows"), self.counts)
         self.truth.services.has_work = self.services.has_work
         self.truth.services.hangs = self.services.hangs
         for spec in nodes:
@@ -178,6 +180,7 @@ class Run:
         self.ends.plan(size.storm_ms)
         self.suppliers.plan(size.storm_ms)
         self.labels.plan(size.storm_ms)
+        self.flows.plan(size.storm_ms)
         self.world.start_controller()
         self.world.timeline.run(size.storm_ms)
 
@@ -210,6 +213,8 @@ class Run:
         """The first thing that has not come to its end, in words; empty when all is well."""
         if self.users.open_questions:
             return f"unanswered: {list(self.users.open_questions)}"
+        if self.flows.open_questions:
+            return f"unanswered: {list(self.flows.open_questions)}"
         if self.people.open_questions:
             return f"{self.people.open_questions} questions of an admin are unanswered"
         if self.truth.unfinished:

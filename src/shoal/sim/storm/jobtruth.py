@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from shoal.model.commands import Launch
-from shoal.model.events import JobAdopted, JobFinished, JobPlaced, JobRequeued
+from shoal.model.events import JobAdopted, JobFinished, JobPlaced, JobRequeued, JobStopping
 from shoal.model.job import JobSpec, MemberRef, Outcome, Restart, StopCause
 from shoal.model.policy import Policy
 from shoal.model.resources import Slice
@@ -135,6 +135,16 @@ class JobTruth:
         lost = any(life is None or life.ref.attempt in self._lost for life in lives)
         if not self.spec.service and not lost and all(life and life.done for life in lives):
             raise Untruth(f"{self.id} has done its work in attempt {self.attempt}")
+
+    def must_be_idle(
+        self, event: JobStopping, lives: Sequence[Life | None], reclaim_ms: int
+    ) -> None:
+        """The whole gang has held unused GPUs for as long as the policy allows."""
+        latest_ms = event.at_ms - reclaim_ms
+        late = any(life is None or life.started_ms > latest_ms for life in lives)
+        if self.spec.command[0] != "idles" or not reclaim_ms or late:
+            raise Untruth(f"{self.id} is said to be idle: {event.why}")
+        self.stopped_for_idleness.add(event.attempt)
 
     def requeued(self, event: JobRequeued, policy: Policy) -> None:
         self._must_be_unfinished()

@@ -47,6 +47,7 @@ from shoal.model.job import Fault, MemberRef, Outcome, StopCause
 from shoal.model.node import NodeIntent, NodeSpec
 from shoal.model.policy import Policy
 from shoal.model.report import Accepted, Answer, Cancel, NodeReport, Request, Still, Submit
+from shoal.sim.storm.aftertruth import AfterTruth
 from shoal.sim.storm.budgettruth import BudgetTruth
 from shoal.sim.storm.captruth import CapTruth
 from shoal.sim.storm.contacts import Contacts
@@ -69,6 +70,7 @@ class Truth(Witness):
         self.services = ServiceTruth(self.lives)
         self.budgets = BudgetTruth(policy)
         self._caps = CapTruth(policy)
+        self.after = AfterTruth()
         self.jobs: dict[str, JobTruth] = {}
         self.unfinished: dict[str, None] = {}
         self._timeline = timeline
@@ -144,6 +146,7 @@ class Truth(Witness):
             self._asked_keys[request.key] += 1
             self._withdrawn.discard(request.key)
         self.services.asked(request)
+        self.after.asked(request)
 
     def withdrawn(self, request: Request) -> None:
         if isinstance(request, Submit) and self._asked_keys[request.key] == 1:
@@ -178,11 +181,12 @@ class Truth(Witness):
             judge = JUDGES.get(type(event))
             if judge is not None:
                 judge(self, event)
-            for other in (self.services, self._caps, self.ends, self.supply):
+            for other in (self.services, self._caps, self.ends, self.supply, self.after):
                 other.see(event)
         if not any(isinstance(event, ControllerStarted) for event in events):
             self._contacts.news = set()  # an epoch is stored before the inbox is looked at
         self.ends.done(events)
+        self.after.done(events)
         self._entitlements.done()
 
     # -- what the log says -----------------------------------------------------------------
@@ -235,19 +239,11 @@ class Truth(Witness):
         self._entitlements.stopping(event)
         job = self.jobs[event.job]
         if event.cause is StopCause.IDLE:
-            self._must_be_idle(event, job)
+            lives = [self.lives.all.get(ref) for ref in job.refs(event.attempt)]
+            job.must_be_idle(event, lives, self._policy.idle_reclaim_ms)
         self.budgets.stopping(event, job.spec)
         if job.spec.service and event.cause is StopCause.FAILURE:
             job.found_broken(event.attempt)
-
-    def _must_be_idle(self, event: JobStopping, job: JobTruth) -> None:
-        """The whole gang has held unused GPUs for as long as the policy allows."""
-        latest_ms = event.at_ms - self._policy.idle_reclaim_ms
-        lives = [self.lives.all.get(ref) for ref in job.refs(event.attempt)]
-        late = any(life is None or life.started_ms > latest_ms for life in lives)
-        if job.spec.command[0] != "idles" or not self._policy.idle_reclaim_ms or late:
-            raise Untruth(f"{event.job} is said to be idle: {event.why}")
-        job.stopped_for_idleness.add(event.attempt)
 
     def _job_claimed(self, event: JobClaimed) -> None:
         self.health.claimed(event)
@@ -310,6 +306,7 @@ class Truth(Witness):
         lives = [self.lives.all.get(ref) for ref in self.jobs[event.job].refs(event.attempt)]
         # What a service wants of its replicas is judged by `services`.
         asked = event.job in self._cancels or bool(self.jobs[event.job].spec.service)
+        asked = asked or self.after.may_be_cancelled(event.job)
         self.unfinished.pop(event.job, None)
         self._entitlements.settled(event.job)
         if event.outcome is not Outcome.SUCCEEDED:

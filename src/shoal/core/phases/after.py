@@ -1,0 +1,86 @@
+"""Jobs that wait for other jobs: how they enter, and what the other's end means for them."""
+
+from __future__ import annotations
+
+from shoal.core.phases.ending import cancel
+from shoal.core.phases.round import Round
+from shoal.model.after import DEPENDENTS_MAX, WORDS, Condition, conditions
+from shoal.model.events import JobReleased, JobSubmitted
+from shoal.model.identity import EVERY_TENANT
+from shoal.model.job import Job, JobSpec, Outcome
+from shoal.model.report import Accepted, Ended, Refused
+
+HOW = {
+    Outcome.SUCCEEDED: "succeeded",
+    Outcome.FAILED: "failed",
+    Outcome.CANCELLED: "was cancelled",
+    Outcome.TIMED_OUT: "ran out of time",
+}
+
+
+def after_problem(round_: Round, spec: JobSpec, scope: str) -> Refused | None:
+    """A job of another tenant is as unknown as one that never was."""
+    state = round_.state
+    for one in conditions(spec.after):
+        live, ended = state.jobs.get(one.job), round_.ends.get(one.job)
+        tenant = live.spec.tenant if live is not None else ended.tenant if ended else ""
+        if not tenant or scope not in (EVERY_TENANT, tenant):
+            return Refused("after", f"there is no job {one.job}; see: shoal ps -a")
+        if len(state.dependents.get(one.job, ())) >= DEPENDENTS_MAX:
+            return Refused(
+                "after", f"{DEPENDENTS_MAX:,} jobs wait for {one.job}, which is the most"
+            )
+    return None
+
+
+def enter(round_: Round, spec: JobSpec, key: str = "") -> Accepted:
+    """The job is in the log from here on. If what it waits for can no longer come true, it ends at
+    once: whether the other job fails just before or just after makes no difference."""
+    found = conditions(spec.after)
+    over = [(one, round_.ends[one.job]) for one in found if one.job in round_.ends]
+    awaits = dict.fromkeys(one.job for one in found if one.job not in round_.ends)
+    job_id = f"j{round_.state.next_job}"
+    round_.emit(
+        JobSubmitted(at_ms=round_.now_ms, job=job_id, spec=spec, key=key, awaits=tuple(awaits))
+    )
+    for one, ended in over:
+        if not _holds(one, ended):
+            why = _in_vain(one, ended)
+            cancel(round_, round_.state.jobs[job_id], why)
+            return Accepted(job_id, f"it was cancelled at once: {why}")
+    return Accepted(job_id)
+
+
+def settle_dependents(round_: Round) -> None:
+    """One look at every job that waits for one that has ended in this step. A job that is cancelled
+    here has ended, too, so those that wait for it follow."""
+    looked = 0
+    while looked < len(round_.finished):
+        ended = round_.ends[round_.finished[looked].id]
+        looked += 1
+        for job_id in list(round_.state.dependents.get(ended.id, ())):
+            _settle(round_, round_.state.jobs[job_id], ended)
+
+
+def _settle(round_: Round, job: Job, ended: Ended) -> None:
+    for one in conditions(job.spec.after):
+        if one.job == ended.id and not _holds(one, ended):
+            cancel(round_, job, _in_vain(one, ended))
+            return
+    why = f"{label(ended)} {HOW[ended.outcome]}"
+    round_.emit(JobReleased(at_ms=round_.now_ms, job=job.id, by=ended.id, why=why))
+
+
+def _holds(one: Condition, ended: Ended) -> bool:
+    return one.holds(succeeded=ended.outcome is Outcome.SUCCEEDED)
+
+
+def _in_vain(one: Condition, ended: Ended) -> str:
+    because = f": {ended.why}" if ended.why else ""
+    return f"it waited for {label(ended)} to {WORDS[one.when]}, but {one.job} " + (
+        f"{HOW[ended.outcome]}{because}"
+    )
+
+
+def label(ended: Ended) -> str:
+    return f"{ended.id} ({ended.name})" if ended.name else ended.id

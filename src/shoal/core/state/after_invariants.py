@@ -1,0 +1,35 @@
+"""What must hold for jobs that wait for others, stated apart from the code that keeps it."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from shoal.model.job import Phase
+
+if TYPE_CHECKING:
+    from shoal.core.state.state import State
+
+
+def after_problem(state: State) -> str:
+    """Empty if all is well."""
+    waiting: dict[str, dict[str, None]] = {}
+    flows: dict[str, dict[str, None]] = {}
+    for job in state.jobs.values():
+        named = {text.partition(":")[0] for text in job.spec.after}
+        for other in job.awaits:
+            waiting.setdefault(other, {})[job.id] = None
+            if other not in state.jobs:
+                return f"{job.id} waits for {other}, which is not live"
+            if other not in named:
+                return f"{job.id} waits for {other}, but was not asked to"
+        if job.awaits and (job.phase is not Phase.WAITING or job.attempt):
+            return f"{job.id} is {job.phase.value}, but waits for {job.awaits[0]}"
+        if bool(job.awaits) != (job.number in state.queue.parked):
+            return f"{job.id} is not where jobs wait for others, or should not be there"
+        if job.spec.workflow:
+            flows.setdefault(job.spec.workflow, {})[job.id] = None
+    if waiting != state.dependents:
+        return "the index of jobs that wait for others does not match the jobs"
+    if flows != state.flows:
+        return "the index of workflows does not match the jobs"
+    return ""
