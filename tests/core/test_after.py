@@ -8,7 +8,7 @@ import pytest
 
 from shoal.core.answers.waits import waits_of
 from shoal.core.answers.why import explain
-from shoal.model.job import JobSpec, Outcome, Phase
+from shoal.model.job import Outcome, Phase
 from shoal.model.report import (
     Accepted,
     AddTenant,
@@ -252,6 +252,6 @@ def test_a_workflow_is_cancelled_as_a_whole() -> None:
 
 @pytest.mark.parametrize("field", ["workflow", "schedule"])
 def test_what_shoal_sets_itself_cannot_be_asked_for(field: str) -> None:
-    answer = ask(cluster_of_one(), Submit(JobSpec(command=("work",), **{field: "j1"})))
+    answer = ask(cluster_of_one(), Submit(job_spec(**{field: "j1"})))
     assert isinstance(answer, Refused)
     assert answer.field == field
