@@ -7,6 +7,7 @@ __version__ = "0.4.0"
 TYPE_CHECKING = False  # as type checkers read it; `typing` itself takes longer than all of this
 if TYPE_CHECKING:
     from shoal.client import ShoalError
+    from shoal.model.finding import JobFilter
     from shoal.sdk.asynchronous import AsyncClient
     from shoal.sdk.call import Call, JobFailed, run
     from shoal.sdk.client import Client, read_job, read_service
@@ -18,6 +19,7 @@ __all__ = [
     "Client",
     "Executor",
     "JobFailed",
+    "JobFilter",
     "ShoalError",
     "__version__",
     "map",
@@ -32,6 +34,7 @@ _MODULES = {
     "Client": "shoal.sdk.client",
     "Executor": "shoal.tasks",
     "JobFailed": "shoal.sdk.call",
+    "JobFilter": "shoal.model.finding",
     "ShoalError": "shoal.client",
     "map": "shoal.tasks",
     "read_job": "shoal.sdk.client",

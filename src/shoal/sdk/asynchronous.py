@@ -124,6 +124,7 @@ class AsyncClient:
     requeue = _call(Client.requeue)
     logs = _call(Client.logs)
     files = _call(Client.files)
+    fetch = _call(Client.fetch)
     file_part = _call(Client.file_part)
     label_job = _call(Client.label_job)
     note_job = _call(Client.note_job)

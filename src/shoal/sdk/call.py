@@ -18,6 +18,7 @@ from shoal.forms.pack import packed
 from shoal.model.job import JobSpec
 from shoal.model.views import Done, JobView
 from shoal.packing import PackError, pack_files
+from shoal.sdk.kept import Changed, parts
 from shoal.sdk.member import CALL, CALL_FILE, IN_PACKAGE, RESULTS, Returned, Sent
 from shoal.tasks.errors import restored
 from shoal.tasks.functions import dump_function, dumper, main_script, refuse_within_main
@@ -207,20 +208,11 @@ def _returned(client: Client, view: JobView, member: int) -> Returned:
 
 def _read(client: Client, job_id: str, path: str) -> Returned | None:
     """None if it is not there, or is replaced meanwhile."""
-    parts, size, version = [], 0, ""
-    while True:
-        try:
-            part = client.file_part(job_id, path, size)
-        except ShoalError as error:
-            if error.status != NOT_FOUND:
-                raise
-            return None
-        if version and part.version != version:
-            return None
-        version = part.version
-        parts.append(part.data)
-        size += len(part.data)
-        if size >= part.size:
-            return Returned(*pickle.loads(b"".join(parts)))
-        if not part.data:
-            return None
+    try:
+        return Returned(*pickle.loads(b"".join(parts(client, job_id, path))))
+    except Changed:
+        return None
+    except ShoalError as error:
+        if error.status != NOT_FOUND:
+            raise
+        return None

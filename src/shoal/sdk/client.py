@@ -105,6 +105,13 @@ class Client(client.Client):
         view = self.wait(job_id, timeout_s=timeout_s)
         return results(self, view, len(view.gang))
 
+    def fetch(self, job_id: str, path: str, to: str | os.PathLike[str] = ".") -> Path:
+        """Copies a file that the job has kept to a file or into a folder here, and returns its
+        path. `files` lists them."""
+        from shoal.sdk.kept import fetch
+
+        return fetch(self.lent(patience_s=PATIENCE_S), job_id, path, Path(to))
+
     def map(
         self,
         fn: Callable[[Item], Result],
