@@ -19,6 +19,7 @@ GOLDEN = Path(__file__).parent / "golden"
         ("vllm-0.7.txt", 2, 5, 910),  # the older name of the cache's figure
         ("vllm-data-parallel.txt", 3, 5, 500),  # two schedulers: requests add up, caches do not
         ("sglang-0.5.txt", 4, 8, 520),
+        ("llamacpp.txt", 4, 2, 0),  # it does not show its cache
         ("sglang-ranks.txt", 7, 3, 280),  # tensor parallel ranks repeat one scheduler's figures
     ],
 )
@@ -34,7 +35,7 @@ def test_the_figures_of_an_engine_are_found(
     [
         "",
         "<html>not found</html>",
-        "http_requests_total 3\nllamacpp:requests_processing 1\n",
+        "http_requests_total 3\nllamacpp:n_decode_total 1\n",
         "# HELP vllm:num_requests_waiting Number of requests waiting to be processed.\n",
         'vllm:num_requests_waiting_by_reason{reason="capacity"} 3\n',
         'vllm:num_requests_waiting{a="b"} NaN\n',

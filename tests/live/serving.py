@@ -13,6 +13,7 @@ import msgspec
 import pytest
 
 from shoal.gateway.binary import GatewayError, find_binary
+from shoal.model.events import ServiceScaled
 from shoal.model.job import JobSpec
 from shoal.model.service import Probe, Route, Scale, ServiceSpec
 from shoal.model.views import ServiceView
@@ -118,6 +119,11 @@ class Serving:
                     if b"tests.gateway.replica" in words and port in words:
                         found[replica.job] = pid
         return found
+
+    def scaled(self) -> list[ServiceScaled]:
+        records = self.live.client.events(after=-1000, limit=1000).events
+        found = [one.event for one in records if isinstance(one.event, ServiceScaled)]
+        return [event for event in found if event.service == self.name]
 
     def gone(self) -> bool:
         return self.name not in [view.name for view in self.live.client.services()]

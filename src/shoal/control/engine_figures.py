@@ -1,8 +1,8 @@
 """What an inference engine says of its own queue and cache, read from its Prometheus text.
 
-vLLM and SGLang have the same figures under different names. An engine with several schedulers
-(data parallel) shows each of them once; ranks of one scheduler (tensor or pipeline parallel) repeat
-the same figure.
+vLLM, SGLang and llama.cpp have the same figures under different names. An engine with several
+schedulers (data parallel) shows each of them once; ranks of one scheduler (tensor or pipeline
+parallel) repeat the same figure.
 """
 
 from __future__ import annotations
@@ -13,8 +13,12 @@ import re
 from shoal.model.service import EngineFigures
 
 # In the order of preference: vLLM renamed its cache figure, and showed both for a while.
-RUNNING = ("vllm:num_requests_running", "sglang:num_running_reqs")
-WAITING = ("vllm:num_requests_waiting", "sglang:num_queue_reqs")
+RUNNING = (
+    "vllm:num_requests_running",
+    "sglang:num_running_reqs",
+    "llamacpp:requests_processing",
+)
+WAITING = ("vllm:num_requests_waiting", "sglang:num_queue_reqs", "llamacpp:requests_deferred")
 CACHE = ("vllm:kv_cache_usage_perc", "vllm:gpu_cache_usage_perc", "sglang:token_usage")
 RANKS = frozenset(("tp_rank", "pp_rank", "moe_ep_rank", "attn_tp_rank"))
 LINE = re.compile(r"^([a-zA-Z_:][a-zA-Z0-9_:]*)(?:\{(.*)\})?\s+(\S+)(?:\s+-?\d+)?\s*$")
@@ -27,7 +31,7 @@ def engine_figures(text: str) -> EngineFigures | None:
     wanted = frozenset((*RUNNING, *WAITING, *CACHE))
     found: dict[str, dict[tuple[tuple[str, str], ...], float]] = {}
     for line in text.splitlines():
-        if not line.startswith(("vllm:", "sglang:")):
+        if not line.startswith(("vllm:", "sglang:", "llamacpp:")):
             continue
         parsed = LINE.match(line)
         if parsed is None or parsed[1] not in wanted:

@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from shoal.core.phases.round import Round
-from shoal.core.scheduling.fit import fit, slices
+from shoal.core.scheduling.fit import GangFit, fit, slices
+from shoal.core.scheduling.spread import apart
 from shoal.core.state.apply_room import Overlay
-from shoal.core.state.queue import gang_of
+from shoal.core.state.queue import Gang, gang_of
 from shoal.core.state.state import State
 from shoal.model.job import Job, Phase
 from shoal.model.service import Rollout, Service, ServiceSpec
@@ -65,16 +66,43 @@ def _room_instead(
     """Old replicas in whose place it fits: none, one, or several of them. None: it never fits."""
     gang = gang_of(job)
     staying = [one for one in old if one not in gone][:TRIES_MAX]
-    tries = [[], *[[one] for one in staying if most], staying[:most]]
-    for going in tries:
-        _free(overlay, going)
-        plan = fit(state, gang)
-        if plan is not None:
+    alone = [[one] for one in staying[: TRIES_MAX if most else 0]]
+    groups = [staying[at : at + most] for at in range(max(0, len(staying) - most) + 1)]
+    nobody: list[list[Job]] = [[]]
+    for tries in (nobody, alone, groups if most > 1 else []):
+        found = [
+            (plan, going)
+            for going in tries
+            if (plan := _plan_without(state, overlay, gang, going)) is not None
+        ]
+        if found:
+            plan, going = min(found, key=lambda entry: apart(state, entry[0]))
+            used = {state.order[index].id for index, _ in plan.nodes}
+            going = [one for one in going if any(m.slice.node in used for m in one.members)]
+            _free(overlay, going)
             for slice_ in slices(state, plan, gang.demand):
                 overlay.change(slice_, -1, exclusive=gang.whole_nodes)
             return going
-        _free(overlay, going, undo=True)
     return None
+
+
+def _plan_without(state: State, overlay: Overlay, gang: Gang, going: list[Job]) -> GangFit | None:
+    _free(overlay, going)
+    plan = fit(state, gang)
+    _free(overlay, going, undo=True)
+    return plan
+
+
+def side_by_side(state: State, service: Service, old: list[Job]) -> list[Job]:
+    """In the order in which they leave. If the new replicas are gangs, neighbours leave together,
+    so that a gang finds its nodes near each other."""
+    if service.spec.replica.members == 1:
+        return old
+    return sorted(old, key=lambda job: (_place(state, job), job.number))
+
+
+def _place(state: State, job: Job) -> str:
+    return state.nodes[job.members[0].slice.node].spec.place if job.members else ""
 
 
 def _free(overlay: Overlay, jobs: Iterable[Job], *, undo: bool = False) -> None:

@@ -11,7 +11,7 @@ from __future__ import annotations
 import msgspec
 
 from shoal.core.phases.ending import cancel
-from shoal.core.phases.rollout import at_a_time, leave_first
+from shoal.core.phases.rollout import at_a_time, leave_first, side_by_side
 from shoal.core.phases.round import Round
 from shoal.core.phases.scale import RecentWork, Wish, wish
 from shoal.core.scheduling.ends import end_text, lead_ms, stop_ms
@@ -254,7 +254,7 @@ def _size(round_: Round, service: Service, jobs: list[Job]) -> None:
         for _ in range(missing):
             _start(round_, service)
     ready_new = [job for job in new if job.id in service.ready]
-    ready_old = [job for job in old if job.id in service.ready]
+    ready_old = side_by_side(round_.state, service, [job for job in old if job.id in service.ready])
     # An old replica that answers stays until a new one answers in its place.
     for job in [job for job in old if job.id not in service.ready]:
         _drain(round_, service, job, leaving[job.id])

@@ -40,7 +40,7 @@ def spread(
         plan = _least_crowded(state, gang_, here, avoid) or (
             fit(state, gang_, avoid) if where else None
         )
-        if plan is not None and (gang.members == 1 or _apart(state, plan) <= _apart(state, plain)):
+        if plan is not None and (gang.members == 1 or apart(state, plan) <= apart(state, plain)):
             return plan._replace(
                 rule=f"{plan.rule} among the {where}nodes with the fewest replicas"
             )
@@ -110,7 +110,7 @@ def _least_crowded(
     return None
 
 
-def _apart(state: State, plan: GangFit) -> tuple[int, int, int]:
+def apart(state: State, plan: GangFit) -> tuple[int, int, int]:
     """How far a gang would be apart: its blocks, racks and nodes."""
     places = [(index, state.rooms[index].domains) for index, _ in plan.nodes]
     blocks = {domains[BLOCK] if domains else str(index) for index, domains in places}
