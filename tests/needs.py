@@ -28,7 +28,7 @@ def need_program(name: str) -> None:
         pytest.skip(f"{name} is not installed: apt-get install {PACKAGES.get(name, name)}")
 
 
-PACKAGES = {"busybox": "busybox-static", "mpirun": "openmpi-bin"}
+PACKAGES = {"busybox": "busybox-static", "mpirun": "openmpi-bin", "ssh": "openssh-client"}
 
 HOW = {
     "ray": "pip install 'shoal[ray]'",

@@ -46,6 +46,8 @@ TRIES: dict[str, list[Try]] = {
     "why": [Try(("{job}",), "{job}")],
     "explain": [Try(("{job}",), "{job}")],
     "exec": [Try(("{job}", "--", "true"), "{job} has ended", 1)],
+    "ssh-config": [Try((), "Host shoal-*")],
+    "ssh-proxy": [Try(("--help",), "ssh")],  # makes keys; test_sessions.py uses it
     "forward": [Try(("{job}", "8888"), "{job} has ended", 1)],  # test_sessions.py forwards
     "ls": [Try(("{job}",), "has kept no files"), Try(("{job}", "--json"), '"files": []')],
     "cp": [Try(("{job}:no.txt", "."), "has kept no file", 1)],

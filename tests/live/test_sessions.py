@@ -8,13 +8,15 @@ import socket
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from pathlib import Path
 
 import pytest
 
 import shoal.sessions
 from shoal.sessions import Forward
 from tests.live.cluster import Live, eventually, live_cluster
+from tests.needs import need, need_program
 
 # Answers each connection with what it got, after the other side has said that it is done.
 ECHO = """
@@ -159,3 +161,60 @@ def test_exec_says_in_one_line_why_a_job_cannot_be_entered(live: Live, sleeper: 
         assert (code, out, err.count(b"\n")) == (1, b"", 1)
         assert f"error: job: {job} {why}".encode() in err
     live.client.cancel(waiting)
+
+
+def free_port() -> int:
+    with socket.create_server(("127.0.0.1", 0)) as held:
+        return int(held.getsockname()[1])
+
+
+@pytest.fixture
+def ssh(live: Live, tmp_path: Path) -> Callable[..., subprocess.Popen[bytes]]:
+    """OpenSSH's own programs, with the entry that `shoal ssh-config` writes."""
+    need_program("ssh")
+    need("asyncssh")
+    home = {"HOME": str(tmp_path), "XDG_CONFIG_HOME": str(tmp_path / "config")}
+    env = {**os.environ, **home, "SHOAL_HOME": str(live.home.path)}
+    write = [sys.executable, "-m", "shoal.main", "ssh-config", "--write"]
+    for _ in range(2):  # the second time changes nothing
+        subprocess.run(write, env=env, check=True, timeout=60, stdout=subprocess.DEVNULL)
+    config = tmp_path / ".ssh" / "config"
+    assert config.read_text().count("Include") == 1
+    pipes = dict.fromkeys(("stdin", "stdout", "stderr"), subprocess.PIPE)
+
+    def start(program: str, *args: str) -> subprocess.Popen[bytes]:
+        return subprocess.Popen([program, "-F", str(config), *args], env=env, **pipes)  # type: ignore[call-overload, no-any-return]
+
+    return start
+
+
+def test_ssh_scp_and_an_editors_way_in_work_through_the_api_alone(
+    live: Live, echo: tuple[str, int], ssh: Callable[..., subprocess.Popen[bytes]], tmp_path: Path
+) -> None:
+    job, port = echo
+    host = f"shoal-{job}"
+    local, socks = free_port(), free_port()
+    script = ssh("ssh", "-T", "-D", str(socks), host, "bash")  # as VS Code begins
+    here, there = tmp_path / "here", tmp_path / "there"
+    here.write_bytes(os.urandom(2_000_000))
+    copy = ssh("scp", str(here), f"{host}:{there}")
+    tunnel = ssh("ssh", "-N", "-L", f"{local}:localhost:{port}", host)
+    command = ssh("ssh", host, "echo $SHOAL_JOB_ID; echo apart >&2; exit 3")
+    assert finish(command) == (3, f"{job}\n".encode(), b"apart\n")
+    assert finish(script, b"echo from a script; exit 4\n")[:2] == (4, b"from a script\n")
+    assert finish(copy)[0] == 0
+    assert there.read_bytes() == here.read_bytes()
+
+    def through() -> bool:
+        try:
+            return say(local, b"through ssh") == b"through ssh"
+        except ConnectionError:
+            return False
+
+    try:
+        assert eventually(through, 60)
+    finally:
+        tunnel.terminate()
+        tunnel.communicate(timeout=60)
+    code, _, err = finish(ssh("ssh", "-o", f"HostKeyAlias={host}", host, "true"))
+    assert (code, b"Host key verification failed" in err) == (255, True)

@@ -25,6 +25,8 @@ THEMES = {
         "why": "Show why a job or service is in its present state.",
         "explain": "Show what happened to a job, on one page.",
         "exec": "Run a command beside a running job, in the same surroundings.",
+        "ssh-config": "Print or write the entries with which ssh reaches running jobs.",
+        "ssh-proxy": "Connect ssh to a running job; the entries of ssh-config use it.",
         "forward": "Forward ports of this machine to ports of a running job.",
         "ls": "List the files that a job has kept.",
         "cp": "Copy files that a job has kept to this machine.",
@@ -85,6 +87,8 @@ VERBS = {name: summary for verbs in THEMES.values() for name, summary in verbs.i
 
 # Verbs that share a file with another; the others have a file of their own name.
 MODULES = {
+    "ssh-config": "ssh",
+    "ssh-proxy": "ssh",
     "requeue": "cancel",
     "service": "services",
     "down": "up",
@@ -127,7 +131,7 @@ class Verbs(click.Group):
             hint = f"did you mean: shoal {close[0]}" if close else "see: shoal --help"
             raise Failure(f"there is no verb '{cmd_name[:40]}'; {hint}", USAGE)
         module = importlib.import_module(f"shoal.cli.verbs.{MODULES.get(cmd_name, cmd_name)}")
-        name = f"{cmd_name}_" if iskeyword(cmd_name) else cmd_name
+        name = f"{cmd_name}_" if iskeyword(cmd_name) else cmd_name.replace("-", "_")
         command: click.Command = getattr(module, name)
         return command
 

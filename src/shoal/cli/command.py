@@ -214,7 +214,7 @@ def verb(
 
     def make(function: Callable[..., int | None]) -> Verb:
         made = cls(
-            name=function.__name__.rstrip("_"),
+            name=function.__name__.rstrip("_").replace("_", "-"),
             callback=function,
             params=[*parameters, *shared],
             help=inspect.cleandoc(function.__doc__ or ""),

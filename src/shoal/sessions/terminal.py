@@ -22,6 +22,7 @@ from shoal.sessions.session import Session
 from shoal.sessions.streams import PIECE_BYTES, Ended, Resize, Signal, Stream
 
 LOST_CODE = 255
+PIPE_CLOSED = 141  # 128 + SIGPIPE
 INTERRUPTS_MAX = 3  # after so many, the client goes without waiting for the process
 PASSED_ON = ("SIGHUP", "SIGINT", "SIGQUIT", "SIGTERM")
 INPUT, OUTPUT, ERROR = 0, 1, 2
@@ -60,13 +61,22 @@ def converse(
         session.close()
 
 
+def relay(client: Client, target: tuple[str, int], **wanted: Any) -> int:
+    """Bytes between our input and output and an SSH server on the node."""
+    session = Session(client, Kind.SSH, **wanted)
+    try:
+        session.begin(*target)
+        outcome = _join(session, True, None)
+        return outcome.code if outcome.why else 0
+    finally:
+        session.close()
+
+
 def _join(session: Session, interactive: bool, keys: Keys | None) -> Outcome:
-    first, second = session.fixed
-    gone = threading.Event()
-    outputs = [
-        _thread(_write, session, stream, number)
-        for stream, number in ((first, OUTPUT), (second, ERROR))
-    ]
+    first = session.fixed[0]
+    gone, unread = threading.Event(), threading.Event()
+    ways = zip(session.fixed, (OUTPUT, ERROR), strict=False)
+    outputs = [_thread(_write, session, stream, number, unread) for stream, number in ways]
     if interactive:
         _thread(_read, session, first, keys, gone)
     else:
@@ -76,6 +86,8 @@ def _join(session: Session, interactive: bool, keys: Keys | None) -> Outcome:
             output.join(0.1)
     if gone.is_set():
         return Outcome(0, "detached", detached=True)
+    if unread.is_set():
+        return Outcome(PIPE_CLOSED)
     session.over.wait()
     ended = session.ended or Ended(code=LOST_CODE, why="the connection was lost")
     return Outcome(ended.code, ended.why)
@@ -87,14 +99,16 @@ def _thread(work: Callable[..., None], *args: Any) -> threading.Thread:
     return made
 
 
-def _write(session: Session, stream: Stream, number: int) -> None:
-    with contextlib.suppress(OSError):
+def _write(session: Session, stream: Stream, number: int, unread: threading.Event) -> None:
+    with contextlib.suppress(ConnectionResetError):
         while data := _ask(session, stream.read()):
-            while data:
-                data = data[os.write(number, data) :]
-        return
-    with contextlib.suppress(RuntimeError):  # nobody reads what we write
-        session.loop.call_soon_threadsafe(stream.reset)
+            try:
+                while data:
+                    data = data[os.write(number, data) :]
+            except OSError:  # nobody reads what we write
+                unread.set()
+                session.loop.call_soon_threadsafe(stream.reset)
+                return
 
 
 def _read(session: Session, stream: Stream, keys: Keys | None, gone: threading.Event) -> None:

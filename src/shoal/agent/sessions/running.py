@@ -6,13 +6,13 @@ import asyncio
 import contextlib
 import os
 import signal
-from typing import Any, cast
+from typing import Any, Protocol, cast
 
 from shoal.agent.processes import Processes
 from shoal.agent.sessions import beside
 from shoal.agent.sessions.beside import Beside
 from shoal.agent.sessions.visit import Visit
-from shoal.sessions.streams import PIECE_BYTES, Began, Ended, Resize, Signal, Stream, Word
+from shoal.sessions.streams import PIECE_BYTES, Began, Ended, Resize, Signal, Word
 
 # After the end of the process, for what others that it started still hold open.
 DRAIN_S = 0.3
@@ -42,19 +42,49 @@ async def run(visit: Visit, processes: Processes) -> Ended:
     visit.heard = heard
     visit.streams.say(Began())
     first, second = visit.fixed
-    feeding = asyncio.create_task(feed(first, made))
+    return Ended(code=await converse(processes, made, first, first, second))
+
+
+class Source(Protocol):
+    async def read(self) -> bytes: ...
+
+
+class Sink(Protocol):
+    async def write(self, data: bytes, /) -> None: ...
+
+    def end(self) -> None: ...
+
+
+async def converse(
+    processes: Processes,
+    made: Beside,
+    given: Source,
+    output: Sink,
+    error: Sink,
+    *,
+    stay: bool = False,
+) -> int:
+    """Until the process has ended; returns its exit code. `stay`: what it leaves in its process
+    group may stay, as with ssh elsewhere."""
+    feeding = asyncio.create_task(feed(given, made))
+    left = False
     try:
-        await asyncio.gather(drain(made, made.output, first), drain(made, made.error, second))
+        await asyncio.gather(drain(made, made.output, output), drain(made, made.error, error))
         assert made.code is not None
-        return Ended(code=await made.code)
+        code = await made.code
+        left = stay
+        return code
     finally:
         feeding.cancel()
         with contextlib.suppress(asyncio.CancelledError):
             await feeding
-        await asyncio.shield(beside.end(processes, made))
+        if left:
+            made.close()
+        else:
+            await asyncio.shield(beside.end(processes, made))
 
 
-async def feed(stream: Stream, made: Beside) -> None:
+async def feed(stream: Source, made: Beside) -> None:
     """The client's input. After its end, a process without a terminal reads that."""
     loop = asyncio.get_running_loop()
     os.set_blocking(made.input, False)
@@ -87,7 +117,7 @@ def _note(ready: asyncio.Future[None]) -> None:
         ready.set_result(None)
 
 
-async def drain(made: Beside, handle: int, stream: Stream) -> None:
+async def drain(made: Beside, handle: int, stream: Sink) -> None:
     """What the process writes, until nothing more can come."""
     if handle < 0:
         stream.end()

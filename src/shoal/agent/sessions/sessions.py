@@ -73,15 +73,26 @@ class Sessions:
         match order.request.kind:
             case Kind.FORWARD:
                 return self._forward
+            case Kind.SSH:
+                return self._ssh
             case Kind.EXEC:
                 return lambda visit: run(visit, self._processes)
             case kind:
                 return _refusal(f"this node cannot do {kind.value}")
 
+    async def _ssh(self, visit: Visit) -> Ended:
+        from shoal.agent.sessions.ssh import serve
+
+        return await serve(visit, self._processes, self._ports(visit))
+
+    def _ports(self, visit: Visit) -> Ports:
+        ref = visit.order.ref
+        return Ports(visit.name, lambda: self._processes.all_of(ref))
+
     async def _forward(self, visit: Visit) -> Ended:
         """Until the client goes: each of its streams is a connection."""
         ref = visit.order.ref
-        ports = Ports(visit.name, lambda: self._processes.all_of(ref))
+        ports = self._ports(visit)
         own = self._book.alive[ref].env.get("PORT", "") if ref in self._book.alive else ""
         tasks: set[asyncio.Task[None]] = set()
 
