@@ -182,7 +182,7 @@ class Client(Caller, IdentityCalls, SecretCalls, FileCalls, NoticeCalls):
     ) -> list[JobRow]:
         """Live jobs in the order of the queue; with `finished`, then the others, newest first.
         `wanted` leaves out jobs that do not match. `before` gives the next page: the finished jobs
-        that ended before this one."""
+        that ended before this one. An array is one row; `wanted.array` lists its elements."""
         query = {"finished": str(finished).lower(), "limit": limit, **query_of(wanted)}
         query |= {"before": before} if before else {}
         return self._call("GET", list[JobRow], "jobs", **query)
@@ -200,6 +200,10 @@ class Client(Caller, IdentityCalls, SecretCalls, FileCalls, NoticeCalls):
         """Stops the job and runs it again. A job that has ended is submitted again, as a new job
         and once for each key."""
         return self._call("POST", Done, "jobs", job_id, "requeue", key=key or secrets.token_hex(16))
+
+    def retry(self, job_id: str) -> Done:
+        """Runs elements of an array again that ended without success: one (j7.3), or all (j7)."""
+        return self._call("POST", Done, "jobs", job_id, "retry")
 
     def page_link(self) -> str:
         """The page's address, with a code that signs in once within two minutes."""

@@ -35,6 +35,7 @@ def query_of(wanted: JobFilter) -> dict[str, Any]:
         "label": list(wanted.labels),
         "since_ms": wanted.since_ms,
         "on_node": wanted.node,
+        "array": wanted.array,
     }
     return {name: value for name, value in given.items() if value}
 

@@ -159,6 +159,9 @@ class EventLog(Protocol):
     def ended(self, job_id: str) -> Ended | None:
         """How a finished job ended."""
 
+    def job(self, job_id: str) -> Job | None:
+        """A finished job."""
+
 
 class Store(EventLog, Protocol):
     """An event log that can also be read: by event, by job, and by what has finished."""
@@ -182,14 +185,12 @@ class Store(EventLog, Protocol):
         """A job's newest events, oldest first. Of several checkpoints in a row only the last is
         there, and checkpoints do not count towards `limit`."""
 
-    def job(self, job_id: str) -> Job | None:
-        """A finished job."""
-
     def finished(
         self, limit: int, after: int = -1, wanted: JobFilter = EVERY_JOB, before: str = ""
     ) -> list[Job]:
         """Finished jobs, the last to end first; `after`: only those that ended after this event;
-        `before`: only those that ended before this job."""
+        `before`: only those that ended before this job. Elements are left out, unless
+        `wanted.array` is named."""
 
     def seq_at(self, at_ms: int) -> int:
         """The number of the last event before this time."""

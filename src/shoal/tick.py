@@ -26,6 +26,7 @@ from shoal.model.after import conditions
 from shoal.model.budget import Spending
 from shoal.model.commands import Command, Envelope
 from shoal.model.events import ControllerStarted
+from shoal.model.ids import array_of
 from shoal.model.node import NodeHealth
 from shoal.model.policy import Policy
 from shoal.model.report import (
@@ -36,6 +37,7 @@ from shoal.model.report import (
     NodeReport,
     Report,
     Request,
+    Retry,
     Still,
     Submit,
     SubmitWorkflow,
@@ -307,7 +309,12 @@ class Tick:
 
     def _collect(self) -> tuple[Report, list[Reply]]:
         asked, self._asked = self._asked, []
-        kept = [(request, reply) for request, reply in asked if self._is_new(request, reply)]
+        kept = [
+            (ready, reply)
+            for request, reply in asked
+            if self._is_new(request, reply)
+            and (ready := self._with_record(request, reply)) is not None
+        ]
         report = Report(
             requests=tuple(request for request, _ in kept),
             ended=tuple(self._ends.values()),
@@ -350,10 +357,24 @@ class Tick:
         jobs = request.jobs if isinstance(request, SubmitWorkflow) else (request,)
         for job in jobs:
             for one in conditions(job.spec.after):
-                if one.job not in self.state.jobs and one.job not in self._ends:
+                known = self.state.live(one.job) is not None or self.state.pending(one.job)
+                if not known and one.job not in self._ends:
                     ended = self._log.ended(one.job)
                     if ended is not None:
                         self._ends[one.job] = ended
+
+    def _with_record(self, request: Request, reply: Reply) -> Request | None:
+        """An array that has finished is in the store; only here it is certain that it still is."""
+        if not isinstance(request, Retry):
+            return request
+        array = array_of(request.job) or request.job
+        if array in self.state.arrays:
+            return request
+        try:
+            return Retry(request.job, request.who, self._log.job(array))
+        except StoreError as error:
+            reply.set_exception(error)
+            return None
 
 
 def _refuse(replies: list[Reply], error: Exception) -> None:

@@ -26,8 +26,9 @@ def job(number: int, tenant: str) -> Job:
 def reach(who: Principal = LAB, others: Others = Others.NOTHING) -> Reach:
     jobs = [job(1, "lab"), job(2, "lab"), job(3, "rival"), job(4, "rival"), job(12, "lab")]
     sick = Record(standing=Standing.QUARANTINED, why="cannot write /rival/secret")
+    known = {one.id: one for one in jobs}
     state = SimpleNamespace(
-        jobs={one.id: one for one in jobs}, order=[SimpleNamespace(record=sick)]
+        live=known.get, pending=lambda _: False, order=[SimpleNamespace(record=sick)]
     )
     store = SimpleNamespace(job=lambda _: None)
     loop: Any = SimpleNamespace(state=state, store=store, policy=Policy(others=others))
@@ -45,6 +46,8 @@ def reach(who: Principal = LAB, others: Others = Others.NOTHING) -> Reach:
         ("held by j1-j999999999", "held by other tenants' jobs"),
         ("aside for j3, j4, j1", "aside for other tenants' jobs, j1"),
         ("member j3.1.0 vanished", "member another tenant's job vanished"),
+        ("behind j3.14 (secret) now", "behind another tenant's job now"),
+        ("lost j3.14.1.0; j1.2 waits", "lost another tenant's job; j1.2 waits"),
         ("j77 never was", "another tenant's job never was"),
         ("n1 is quarantined (cannot write /rival/secret); wait", "n1 is quarantined; wait"),
         ("proj3 and j3x are words", "proj3 and j3x are words"),

@@ -53,6 +53,7 @@ TRIES: dict[str, list[Try]] = {
     "cp": [Try(("{job}:no.txt", "."), "has kept no file", 1)],
     "cancel": [Try(("{live}",), "{live}")],
     "requeue": [Try(("{job}",))],
+    "retry": [Try(("{job}",), "is not an array", 1)],
     "secret": [Try(("set", "KEY"), stdin="value\n"), Try(("list",), "KEY")],
     "serve": [
         Try(("site", "--no-wait", "--", "sh", "-c", "exec python -m http.server $PORT"), "site"),
@@ -195,7 +196,19 @@ def test_each_verb_works_by_address_and_token_alone(laptop: Path, live: Live, ve
 
 
 ON_MACOS = [
-    *("run", "map", "ps", "logs", "why", "explain", "cancel", "requeue", "secret", "serve"),
+    *(
+        "run",
+        "map",
+        "ps",
+        "logs",
+        "why",
+        "explain",
+        "cancel",
+        "requeue",
+        "retry",
+        "secret",
+        "serve",
+    ),
     *(
         "services",
         "service",

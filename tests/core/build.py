@@ -78,6 +78,9 @@ class Kept:
     def snapshot(self, _seq: int, _body: bytes) -> list[str]:
         return []
 
+    def job(self, job_id: str) -> Job | None:
+        return self.finished.get(job_id)
+
     def keyed(self, key: str) -> str | None:
         return next((job.id for job in self.finished.values() if job.key == key), None)
 
@@ -170,7 +173,7 @@ class Cluster:
         self.now_ms += milliseconds
 
     def job(self, job_id: str) -> Job:
-        return self.finished.get(job_id) or self.state.jobs[job_id]
+        return self.state.jobs.get(job_id) or self.finished[job_id]
 
     def node(self, name: str) -> Node:
         return self.state.nodes[name]

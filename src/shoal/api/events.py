@@ -17,7 +17,7 @@ from shoal.api.principal import Needs
 from shoal.api.reach import Reach
 from shoal.api.read_threads import aside, encoded, respond
 from shoal.api.seen import seen_events
-from shoal.model.events import JobEvent, JobSubmitted, Recorded
+from shoal.model.events import ArraySubmitted, JobEvent, JobSubmitted, Recorded
 from shoal.model.finding import JobFilter
 from shoal.model.views import EventsView
 from shoal.ports import Store
@@ -125,7 +125,7 @@ def _owners(store: Store, found: Iterable[Recorded]) -> dict[str, str]:
     owners: dict[str, str] = {}
     for recorded in found:
         event = recorded.event
-        if isinstance(event, JobSubmitted):
+        if isinstance(event, JobSubmitted | ArraySubmitted):
             owners[event.job] = event.spec.tenant
         elif isinstance(event, JobEvent) and event.job not in owners:
             job = store.job(event.job)

@@ -16,6 +16,7 @@ from shoal.core.answers.explain import attempts_of, learned_of, no_tail
 from shoal.core.answers.outlook import outlook
 from shoal.core.answers.why import Waits, explain, reason_of
 from shoal.model.events import (
+    ArraySubmitted,
     JobPlaced,
     JobSubmitted,
     NodeChecked,
@@ -72,7 +73,7 @@ def why_view(reach: Reach, job: Job, told: list[Recorded] | None = None) -> WhyV
 
 def _with_holders(reach: Reach, job: Job, why: str, now_ms: int) -> str:
     """A job that waits for room names the jobs that hold it."""
-    if job.phase is not Phase.WAITING:
+    if job.phase is not Phase.WAITING or job.elements is not None:
         return why
     reason = reason_of(reach.loop.state, job, reach.loop.policy, now_ms)
     held = reach.holders(job) if reason and reason.kind is Waits.ROOM else ""
@@ -113,7 +114,7 @@ def explanation_of(
         finished_ms=job.finished_ms,
         now_ms=now_ms,
         code=job.code,
-        complete=bool(own) and isinstance(own[0].event, JobSubmitted),
+        complete=bool(own) and isinstance(own[0].event, JobSubmitted | ArraySubmitted),
         attempts=attempts,
         learned=learned_of(events, job.id),
     )

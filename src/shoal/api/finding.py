@@ -30,6 +30,7 @@ def provide_wanted(
     label: list[Condition] | None = None,
     since_ms: Moment = 0,
     on_node: Word = "",
+    array: Word = "",
 ) -> JobFilter:
     """`state` may name several, separated by commas; `label` may be given several times."""
     wanted = JobFilter(
@@ -40,6 +41,7 @@ def provide_wanted(
         labels=tuple(label or ()),
         since_ms=since_ms,
         node=on_node,
+        array=array,
     )
     problem = wanted.problem()
     if problem is not None:

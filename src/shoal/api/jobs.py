@@ -20,9 +20,12 @@ from shoal.api.read_threads import ROWS_AT_ONCE, aside, encoded, json_list, resp
 from shoal.api.secrets import refuse_unknown_secrets
 from shoal.api.views import ended_row, job_row, job_state, job_view
 from shoal.control.loop import ControlLoop
+from shoal.core.state.apply_array import parts_of
 from shoal.model.finding import JobFilter
+from shoal.model.ids import array_of
 from shoal.model.job import Job, MemberRef, Phase
 from shoal.model.report import Cancel, Refused, Requeue, Submit
+from shoal.model.report import Retry as RetryElements
 from shoal.model.views import Done, JobRow, JobView, LogView, Submission, WhyView
 
 JOBS_MAX = 10_000
@@ -64,8 +67,11 @@ class Jobs(Controller):
         limit: Annotated[int, Parameter(ge=1, le=JOBS_MAX)] = 100,
         before: Key = "",
     ) -> Response[list[JobRow]]:
-        """`before`: only finished jobs, those that ended before this one: the next page."""
+        """Arrays as one row each; with `wanted.array`, the elements of that one. `before`: only
+        finished jobs, those that ended before this one: the next page."""
         loop, who = reach.loop, reach.who
+        if wanted.array:
+            reach.job(wanted.array)
         found = [] if before else await _live(reach, wanted)
         live = [job.id for job in sorted(found, key=_queue_order)[:limit]]
         parts = []
@@ -134,6 +140,8 @@ class Jobs(Controller):
                 answer = accepted(said)
                 return Done(id=answer.id, note=answer.note)
             job = await _ended(reach, job_id)  # since we looked
+        if job.spec.array:
+            return await self._retry(reach, job_id)
         if job.spec.service:
             raise Refusal(
                 422, f"was a replica of {job.spec.service}; the service replaces it", "job"
@@ -144,6 +152,19 @@ class Jobs(Controller):
         request = Submit(spec, scoped_key(spec, key), reach.tenant)
         answer = accepted(await reach.loop.request(request))
         return Done(id=answer.id, note=f"submitted again, because {job_id} has ended")
+
+    @post("/{job_id:str}/retry", status_code=200, opt=Needs.WRITE.opt)
+    async def retry(self, reach: Reach, job_id: str) -> Done:
+        """Run elements of an array again that ended without success: one, or all of them."""
+        job = reach.job(array_of(job_id) or job_id)
+        if job.elements is None:
+            message = f"{job.id} is not an array; run it again with: shoal requeue {job.id}"
+            raise Refusal(422, message, "job")
+        return await self._retry(reach, job_id)
+
+    async def _retry(self, reach: Reach, job_id: str) -> Done:
+        answer = accepted(await reach.loop.request(RetryElements(job_id, reach.name)))
+        return Done(id=answer.id, note=answer.note)
 
     @get("/{job_id:str}/why")
     async def why(self, reach: Reach, job_id: str) -> WhyView:
@@ -164,6 +185,9 @@ class Jobs(Controller):
         wait_s: WaitS = 0,
     ) -> LogView:
         loop, job = reach.loop, reach.job(job_id)
+        if job.elements is not None:
+            first = f"{job.id}.{parts_of(job)[0].index_at(0)}"
+            raise Refusal(422, f"{job.id} is an array; name an element, e.g. {first}", "job")
         last = max(job.spec.members, job.spec.members_max) - 1
         if member > last:
             raise Refusal(422, f"{job.id} has members 0 to {last}", "member")
@@ -185,18 +209,21 @@ async def _ended(reach: Reach, job_id: str) -> Job:
 
 
 async def _live(reach: Reach, wanted: JobFilter) -> list[Job]:
-    """Live jobs that match, looked at in parts so that others get their turn."""
+    """Live jobs that match, looked at in parts so that others get their turn. Arrays are among
+    them, and their elements are not, unless one array is named."""
+    shown = [job for job in reach.jobs() if job.spec.array == wanted.array]
+    shown += [] if wanted.array else reach.arrays()
     if not wanted.given:
-        return list(reach.jobs())
+        return shown
     found: list[Job] = []
-    names = [] if wanted.only_ended else [job.id for job in reach.jobs()]
+    names = [] if wanted.only_ended else [job.id for job in shown]
     for start in range(0, len(names), MATCHED_AT_ONCE):
-        jobs = (reach.loop.state.jobs.get(name) for name in names[start:][:MATCHED_AT_ONCE])
+        jobs = (reach.loop.state.live(name) for name in names[start:][:MATCHED_AT_ONCE])
         found += [job for job in jobs if job is not None and wanted.matches(job)]
         if start + MATCHED_AT_ONCE < len(names):
             await asyncio.sleep(0)
             await reach.loop.settled()
-    return [job for job in found if job.id in reach.loop.state.jobs]
+    return [job for job in found if reach.loop.state.live(job.id) is not None]
 
 
 def _queue_order(job: Job) -> tuple[bool, int, int]:

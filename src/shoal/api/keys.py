@@ -6,7 +6,7 @@ from __future__ import annotations
 import msgspec
 
 from shoal.core.phases.reserved import TASKS
-from shoal.model.events import JobSubmitted, Recorded, RuleSet
+from shoal.model.events import ArraySubmitted, JobSubmitted, Recorded, RuleSet
 from shoal.model.job import JobSpec
 from shoal.model.notice import masked
 
@@ -25,8 +25,8 @@ def without_keys(spec: JobSpec) -> JobSpec:
 
 def event_without_keys(recorded: Recorded) -> Recorded:
     event = recorded.event
-    shown: JobSubmitted | RuleSet
-    if isinstance(event, JobSubmitted):
+    shown: JobSubmitted | ArraySubmitted | RuleSet
+    if isinstance(event, JobSubmitted | ArraySubmitted):
         if (spec := without_keys(event.spec)) is event.spec:
             return recorded
         shown = msgspec.structs.replace(event, spec=spec)

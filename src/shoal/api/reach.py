@@ -17,6 +17,7 @@ from shoal.core.answers.holders import holders_text
 from shoal.core.answers.waits import waits_of
 from shoal.model.health import Standing
 from shoal.model.identity import EVERY_TENANT
+from shoal.model.ids import array_of
 from shoal.model.job import DEFAULT_TENANT, Job, JobSpec
 from shoal.model.policy import Others, Policy
 from shoal.model.service import Service
@@ -25,9 +26,9 @@ LOOK_S = 2.0
 ENDED = "the token ended while this was under way; ask an admin for another, then: shoal login"
 SOMEBODY = "a user"  # the operator, in reasons that everybody may read
 RANGE_MAX = 100  # jobs of a range such as j3-j9 that are looked at one by one
-# A job in a reason: j7, j7.1.0, j7-j9, j7 (NAME), j7 (NAME) (priority 5, tenant lab).
+# A job in a reason: j7, j7.3, j7.1.0, j7-j9, j7 (NAME), j7 (NAME) (priority 5, tenant lab).
 MENTION = re.compile(
-    r"\bj(\d{1,18})(?:-j(\d{1,18}))?(?:\.\d+\.\d+)?\b(?: \([A-Za-z0-9][A-Za-z0-9._-]*\))?"
+    r"\bj(\d{1,18})(?:-j(\d{1,18}))?(?:\.\d+){0,3}\b(?: \([A-Za-z0-9][A-Za-z0-9._-]*\))?"
     r"(?: \(priority -?\d+, tenant [A-Za-z0-9._-]+\))?"
 )
 ANOTHER, SEVERAL = "another tenant's job", "other tenants' jobs"
@@ -62,16 +63,22 @@ class Reach:
         return job if job is not None and self.sees(job) else None
 
     def _any_job(self, job_id: str) -> Job | None:
-        return self.loop.state.jobs.get(job_id) or self.loop.store.job(job_id)
+        return self.loop.state.live(job_id) or self.loop.store.job(job_id)
 
     def job(self, job_id: str) -> Job:
         job = self.find(job_id)
+        if job is None and self.loop.state.pending(job_id) and self.find(array_of(job_id)):
+            raise Refusal(404, f"{job_id} has not begun; see: shoal why {array_of(job_id)}", "job")
         if job is None:
             raise Refusal(404, f"there is no job {job_id[:64]!r}; see: shoal ps -a", "job")
         return job
 
-    def jobs(self) -> Iterable[Job]:
+    def arrays(self) -> list[Job]:
         """The live ones."""
+        return [array for array in self.loop.state.arrays.values() if self.sees(array)]
+
+    def jobs(self) -> Iterable[Job]:
+        """The live ones, also elements of arrays."""
         jobs = self.loop.state.jobs.values()
         return jobs if self.who.sees_all else [job for job in jobs if self.sees(job)]
 

@@ -10,7 +10,7 @@ from litestar.openapi.plugins import JsonRenderPlugin
 from shoal.forms.fields import JOB, SERVICE
 
 # The schemas by the first part of a target, as in `scale.idle_ms`.
-PARTS = {"scale": "Scale", "probe": "Probe", "route": "Route"}
+PARTS = {"scale": "Scale", "probe": "Probe", "route": "Route", "sweep": "Sweep"}
 
 
 class DescribedSchema(JsonRenderPlugin):

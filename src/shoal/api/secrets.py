@@ -41,7 +41,7 @@ class Secrets(Controller):
         found = store.listing(name, tenant_since_ms(loop.state.identity, name))
         uses = Counter(
             secret
-            for job in loop.state.jobs.values()
+            for job in (*loop.state.arrays.values(), *loop.state.jobs.values())
             if job.spec.tenant == name
             for secret in {split(wanted)[0] for wanted in job.spec.secrets}
         )

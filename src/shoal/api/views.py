@@ -9,10 +9,13 @@ from shoal import __version__
 from shoal.api.keys import without_keys
 from shoal.api.reach import Reach
 from shoal.control.loop import ControlLoop
+from shoal.core.answers.arrays import counts
 from shoal.core.answers.rollouts import stalled
 from shoal.core.answers.supplies import supply_lines
 from shoal.core.answers.why import explain
+from shoal.core.state.apply_array import parts_of
 from shoal.core.state.state import Node
+from shoal.model.array import counts_of
 from shoal.model.health import Standing
 from shoal.model.job import Job, Phase
 from shoal.model.labels import NODE
@@ -41,7 +44,8 @@ def job_row(reach: Reach, job: Job) -> JobRow:
 
 def ended_row(job: Job) -> JobRow:
     """A finished job no longer changes, so any thread may call this at any moment."""
-    return JobRow(**_row_fields(job), why=job.why, progress=None)
+    array = counts_of(*parts_of(job), 0, 0) if job.elements is not None else None
+    return JobRow(**_row_fields(job), why=job.why, progress=None, array=array)
 
 
 def job_view(reach: Reach, job: Job) -> JobView:
@@ -78,7 +82,8 @@ def _now(reach: Reach, job: Job) -> dict[str, Any]:
     """What also depends on the rest of the cluster."""
     loop = reach.loop
     why = explain(loop.state, job, loop.policy, loop.clock.now_ms())
-    return {"why": reach.text(why), "progress": progress_view(loop, job)}
+    array = counts(loop.state, job) if job.elements is not None else None
+    return {"why": reach.text(why), "progress": progress_view(loop, job), "array": array}
 
 
 def _row_fields(job: Job) -> dict[str, Any]:

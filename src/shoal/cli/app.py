@@ -33,6 +33,7 @@ THEMES = {
         "cancel": "Stop jobs for good.",
         "requeue": "Stop jobs and run them again.",
         "note": "Write a note about a job, or show its notes.",
+        "retry": "Run the failed elements of arrays again.",
         "secret": "Set, list or remove the secrets of your jobs.",
     },
     "Services": {
@@ -90,6 +91,7 @@ MODULES = {
     "ssh-config": "ssh",
     "ssh-proxy": "ssh",
     "requeue": "cancel",
+    "retry": "cancel",
     "service": "services",
     "down": "up",
     "leave": "join",

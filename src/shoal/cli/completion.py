@@ -90,6 +90,7 @@ ARGUMENTS: dict[tuple[str, str], Source] = {
     ("explain", "job"): _jobs,
     ("cancel", "jobs"): _live,
     ("requeue", "jobs"): _jobs,
+    ("retry", "jobs"): _jobs,
     ("service", "name"): _services,
     ("serve", "words"): _services,
     ("cordon", "nodes"): _nodes,

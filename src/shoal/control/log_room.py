@@ -155,7 +155,8 @@ async def watch(loop: ControlLoop) -> None:
         except Unreadable:
             await asyncio.sleep(LOOK_S)
             continue
-        live = {job.id: job.spec.tenant for job in loop.state.jobs.values()}
+        jobs = (*loop.state.arrays.values(), *loop.state.jobs.values())
+        live = {job.id: job.spec.tenant for job in jobs}
         began = time.monotonic()
         sizes = await asyncio.to_thread(room.look, live, loop.state.next_job)
         _say(loop, sizes)

@@ -21,7 +21,7 @@ from shoal.core.state.invariants import verify
 from shoal.core.state.state import State
 from shoal.model.budget import Spending
 from shoal.model.commands import Envelope
-from shoal.model.events import JobEvent
+from shoal.model.events import jobs_of
 from shoal.model.policy import Policy
 from shoal.model.report import (
     Answer,
@@ -156,7 +156,8 @@ class ControlLoop:
 
     def packages_in_use(self) -> set[str]:
         """Of jobs and services that live; others may go when room is needed."""
-        used = {job.spec.package for job in self.state.jobs.values()}
+        state = self.state
+        used = {job.spec.package for job in (*state.jobs.values(), *state.arrays.values())}
         return used | {service.spec.replica.package for service in self.state.services.values()}
 
     # -- messages --------------------------------------------------------------------------
@@ -320,7 +321,7 @@ class ControlLoop:
             except Exception:
                 log.exception("a follower failed; it finds what it missed in the log")
         if done.events and self._watchers:
-            self._notify([*{event.job for event in done.events if isinstance(event, JobEvent)}, ""])
+            self._notify([*jobs_of(done.events), ""])
 
     def _notify(self, keys: Iterable[str]) -> None:
         for key in keys:
@@ -347,7 +348,7 @@ class ControlLoop:
             self.alarms.raise_("snapshot", f"no snapshot can be written: {error}")
             return
         self.alarms.clear("snapshot")
-        for job_id in dropped:
+        for job_id in [one for one in dropped if one not in self.tick.state.jobs]:  # retried ones
             self.logs.drop(job_id)
 
     # -- start and recovery ----------------------------------------------------------------

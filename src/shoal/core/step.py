@@ -20,6 +20,7 @@ from shoal.core.phases.round import Round
 from shoal.core.phases.serve import serve
 from shoal.core.phases.supply import supply
 from shoal.core.phases.timekeeping import note_clock
+from shoal.core.phases.unfold import look_for_more, unfold
 from shoal.core.phases.wake import next_wake
 from shoal.core.phases.watch import checks_wanted, watch
 from shoal.core.scheduling.cycle import schedule
@@ -61,8 +62,10 @@ def step(state: State, report: Report, policy: Policy, now_ms: int) -> Step:
     close_ending(round_)  # nodes whose end is near
     heal(round_)  # retry, requeue, give up
     serve(round_, report.services)  # as many replicas as services want
+    unfold(round_)  # elements of arrays become jobs
     settle_dependents(round_)  # jobs that waited for one that has ended
     schedule(round_)  # order the queue and place what fits
+    look_for_more(round_)  # elements that may have room, too
     report_waits(round_)  # waits that somebody wants to know about
     supplies = supply(round_)  # which nodes to order, and which to give back
     commands = reconcile(round_, fresh)  # what should run minus what runs

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
-from shoal.forms import after, notice_readers, readers
+from shoal.forms import after, notice_readers, readers, sweeps
 from shoal.forms.readers import GPU_MEMORY_MB_MAX, Count, Reader, choice, memory, time
 
 DAY_MS = 86_400_000
@@ -108,6 +108,14 @@ JOB = _table({
               "Spread it as evenly as possible over the values of this label."),
         Field("together", "LABEL", "", readers.label, "together",
               "Use only nodes with the same value of this label."),
+    ],
+    "Many": [
+        Field("array", "RANGE", "", sweeps.array, "sweep.ranges sweep.at_most",
+              "Run it once for each index: 0-99, 0-9:3, 1,5-7; %8 adds: 8 at a time."),
+        Field("grid", "NAME=VALUES...", "", sweeps.grid, "sweep.grid",
+              "Run it for all combinations of values: lr=0.1,0.01 and seed=1,2."),
+        Field("list", "NAME=VALUES...", "", sweeps.rows, "sweep.rows",
+              "Run it once for each of these: lr=0.1,seed=1."),
     ],
     "When to run it": [
         Field("tenant", "NAME", "default", readers.name, "tenant",

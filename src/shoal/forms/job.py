@@ -15,6 +15,8 @@ from shoal.forms.readers import EACH_GPU
 from shoal.model.job import MEMBERS_MAX, JobSpec, Restart, Within
 from shoal.model.resources import plural
 
+SWEEP = "sweep."
+
 
 def to_spec(given: Mapping[str, Any]) -> JobSpec:
     """A JobSpec that the controller accepts, as far as that is known without the cluster."""
@@ -26,6 +28,7 @@ def to_spec(given: Mapping[str, Any]) -> JobSpec:
     _settle_launcher(ready)
     _settle_processes(ready)
     _settle_places(ready)
+    _settle_sweep(ready)
     try:
         spec = msgspec.convert(ready, JobSpec)
     except msgspec.ValidationError as error:
@@ -37,7 +40,8 @@ def to_spec(given: Mapping[str, Any]) -> JobSpec:
 
 
 def _name(path: str) -> str:
-    target = path.split("[")[0].split(".")[0]
+    parts = [part.split("[")[0] for part in path.split(".")]
+    target = ".".join(parts[: 1 + (parts[0] == "sweep")])
     return next((name for name, field in JOB.items() if target in field.targets.split()), "")
 
 
@@ -97,6 +101,13 @@ def _settle_processes(ready: dict[str, Any]) -> None:
     most = max(ready["members"], ready["members_max"])
     if most > MEMBERS_MAX:
         raise BadField(name, f"that makes {most} processes; the most is {MEMBERS_MAX}")
+
+
+def _settle_sweep(ready: dict[str, Any]) -> None:
+    names = [name for name in ready if name.startswith(SWEEP)]
+    parts = {name.removeprefix(SWEEP): ready.pop(name) for name in names}
+    if parts:
+        ready["sweep"] = parts
 
 
 def _settle_places(ready: dict[str, Any]) -> None:

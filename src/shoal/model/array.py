@@ -1,8 +1,55 @@
-"""An array: one command for many elements, each of which becomes a job shortly before it runs."""
+"""An array: one command for many elements, each of which becomes a job shortly before it runs.
+
+An array is a job's record with `elements`. It is in `state.arrays` while any of them is pending or
+live, and among the finished jobs of the store afterwards.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+from itertools import islice
+
 import msgspec
+
+from shoal.model.bits import Bits
+from shoal.model.sweep import INDEX_MAX, Sweep
+
+ARRAYS_MAX = 1_000  # live ones
+# A job's number in the queue leaves room for the elements of an array behind its own number.
+ELEMENT_NUMBERS = 1 << 20
+MISSED_SHOWN = 8  # ranges of indices in a sentence
+
+
+class Elements(msgspec.Struct, kw_only=True):
+    """Which elements, by their positions, have not begun (`pending`), and how the others ended. An
+    element in none of these sets is a live job."""
+
+    pending: Bits
+    succeeded: Bits = msgspec.field(default_factory=Bits)
+    failed: Bits = msgspec.field(default_factory=Bits)
+    cancelled: Bits = msgspec.field(default_factory=Bits)
+    timed_out: Bits = msgspec.field(default_factory=Bits)
+    ran: Bits = msgspec.field(default_factory=Bits)  # ended ones that were placed at least once
+    attempts: int = 0  # the most that an element that ended has had
+
+    def ended(self, outcome: str) -> Bits:
+        """`outcome`: the value of an `Outcome`."""
+        sets = {
+            "succeeded": self.succeeded,
+            "failed": self.failed,
+            "cancelled": self.cancelled,
+            "timed-out": self.timed_out,
+        }
+        return sets[outcome]
+
+    @property
+    def missed(self) -> tuple[Bits, Bits, Bits]:
+        """Those that ended without success."""
+        return self.failed, self.timed_out, self.cancelled
+
+    @property
+    def over(self) -> int:
+        return self.succeeded.count + sum(one.count for one in self.missed)
 
 
 class ArrayCounts(msgspec.Struct, frozen=True, kw_only=True):
@@ -19,3 +66,60 @@ class ArrayCounts(msgspec.Struct, frozen=True, kw_only=True):
     timed_out: int = 0
     at_most: int = 0  # elements at a time; 0: as many as there is room for
     missed: str = ""
+
+    @property
+    def ended(self) -> int:
+        return self.succeeded + self.failed + self.cancelled + self.timed_out
+
+
+def counts_of(sweep: Sweep, elements: Elements, waiting: int, running: int) -> ArrayCounts:
+    return ArrayCounts(
+        elements=sweep.count,
+        pending=elements.pending.count,
+        waiting=waiting,
+        running=running,
+        succeeded=elements.succeeded.count,
+        failed=elements.failed.count,
+        cancelled=elements.cancelled.count,
+        timed_out=elements.timed_out.count,
+        at_most=sweep.at_most,
+        missed=missed_text(sweep, elements),
+    )
+
+
+def counts_text(counts: ArrayCounts) -> str:
+    """'40 of 100 done, 8 running, 2 failed'."""
+    parts = [f"{counts.ended} of {counts.elements} done"]
+    for number, what in (
+        (counts.running, "running"),
+        (counts.waiting, "waiting"),
+        (counts.pending, "to come"),
+        (counts.failed, "failed"),
+        (counts.timed_out, "timed out"),
+        (counts.cancelled, "cancelled"),
+    ):
+        if number:
+            parts.append(f"{number} {what}")
+    return ", ".join(parts)
+
+
+def missed_text(sweep: Sweep, elements: Elements, shown: int = MISSED_SHOWN) -> str:
+    """'3, 7-9, 12, ...': the elements that failed or timed out; if none did, the cancelled ones."""
+    failed = elements.failed if elements.failed.count else elements.timed_out
+    failed = failed if failed.count else elements.cancelled
+    ranges = list(islice(_ranges(sweep.index_at(position) for position in failed), shown + 1))
+    texts = [str(a) if a == b else f"{a}-{b}" for a, b in ranges[:shown]]
+    return ", ".join([*texts, "..."] if len(ranges) > shown else texts)
+
+
+def _ranges(indices: Iterable[int]) -> Iterable[tuple[int, int]]:
+    first = last = -2
+    for index in indices:
+        if index != last + 1:
+            if last >= 0:
+                yield first, last
+            first = index
+        last = index
+        assert index <= INDEX_MAX
+    if last >= 0:
+        yield first, last

@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Annotated
 
 import msgspec
 
 from shoal.model.after_events import JobReleased as JobReleased
+from shoal.model.array_events import ArrayCancelled as ArrayCancelled
+from shoal.model.array_events import ArrayEvent as ArrayEvent
+from shoal.model.array_events import ArrayFinished as ArrayFinished
+from shoal.model.array_events import ArrayRetried as ArrayRetried
+from shoal.model.array_events import ArraySubmitted as ArraySubmitted
 from shoal.model.eventbase import EventBase as EventBase
 from shoal.model.eventbase import JobEvent as JobEvent
 from shoal.model.eventbase import NodeEvent as NodeEvent
@@ -19,6 +25,7 @@ from shoal.model.identity_events import TokenRemoved as TokenRemoved
 from shoal.model.identity_events import TokenSet as TokenSet
 from shoal.model.identity_events import UserRemoved as UserRemoved
 from shoal.model.identity_events import UserSet as UserSet
+from shoal.model.ids import array_of
 from shoal.model.job import Fault, JobSpec, Outcome, StopCause
 from shoal.model.node_events import NodeChecked as NodeChecked
 from shoal.model.node_events import NodeEnding as NodeEnding
@@ -240,6 +247,10 @@ Event = (
     | JobWaited
     | RuleSet
     | RuleRemoved
+    | ArraySubmitted
+    | ArrayCancelled
+    | ArrayRetried
+    | ArrayFinished
     | NodeJoined
     | NodeReady
     | NodeSilent
@@ -278,6 +289,12 @@ Event = (
 # Kinds so frequent that they would fill any short list of events. The store indexes all the others
 # by these names: drop that index when you change this list.
 QUIET = ("JobSubmitted", "JobReserved", "MembersStarted", "MemberExited", "JobCheckpointed")
+
+
+def jobs_of(events: Iterable[Event]) -> dict[str, None]:
+    """The jobs that these events are about, and the arrays of those that are elements."""
+    jobs = dict.fromkeys(event.job for event in events if isinstance(event, JobEvent))
+    return {**jobs, **dict.fromkeys(array_of(job) for job in jobs if array_of(job))}
 
 
 class Recorded(msgspec.Struct, frozen=True):

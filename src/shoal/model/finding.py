@@ -31,6 +31,7 @@ class JobFilter(msgspec.Struct, frozen=True, kw_only=True):
     labels: tuple[str, ...] = ()
     since_ms: int = 0
     node: Word = ""
+    array: Word = ""  # in a list: the elements of this array; empty: no elements
 
     @property
     def given(self) -> bool:

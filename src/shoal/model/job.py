@@ -8,6 +8,7 @@ from typing import Annotated, NamedTuple
 import msgspec
 
 from shoal.model.after import AFTER_MAX, AFTER_PATTERN, YEAR_10000_MS
+from shoal.model.array import Elements
 from shoal.model.labels import (
     CONDITIONS_MAX,
     Condition,
@@ -19,6 +20,7 @@ from shoal.model.labels import (
 )
 from shoal.model.notice import WISHES_MAX, Wish
 from shoal.model.resources import Demand, Slice
+from shoal.model.sweep import INDEX_MAX, Sweep
 
 # One limit of Linux shapes two of ours: an argument or environment string of 128 KiB or more
 # cannot be passed to a process at all, so it is refused at submission, not at launch.
@@ -127,6 +129,9 @@ class JobSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     workflow: Annotated[str, msgspec.Meta(max_length=32)] = ""
     schedule: Annotated[str, msgspec.Meta(max_length=63)] = ""  # it is a run of this schedule
     scheduled_ms: Annotated[int, msgspec.Meta(ge=0, lt=YEAR_10000_MS)] = 0  # ... due at this time
+    sweep: Sweep | None = None  # it is an array: each element becomes a job of its own
+    array: Annotated[str, msgspec.Meta(max_length=16)] = ""  # set by Shoal: an element of this
+    index: Annotated[int, msgspec.Meta(ge=0, le=INDEX_MAX)] = 0  # ... with this index
     restart: Restart = Restart.ON_NODE_LOSS
     retries: Annotated[int, msgspec.Meta(ge=0, le=1000)] = 0
     backoff_ms: Milliseconds = 1000
@@ -304,6 +309,7 @@ class Job(msgspec.Struct, kw_only=True):
     notes: tuple[Note, ...] = ()
     requeued_ms: int = 0  # since then it waits again
     waited_ms: int = 0  # the longest part of its present wait that was reported
+    elements: Elements | None = None  # it is an array
 
     @property
     def active(self) -> bool:

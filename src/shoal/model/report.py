@@ -10,7 +10,7 @@ import msgspec
 from shoal.model.budget import Spending
 from shoal.model.health import CheckResult
 from shoal.model.identity import EVERY_TENANT, NodeKey, Token, User
-from shoal.model.job import JOB_NAME_PATTERN, Fault, JobSpec, MemberRef, Outcome
+from shoal.model.job import JOB_NAME_PATTERN, Fault, Job, JobSpec, MemberRef, Outcome
 from shoal.model.labels import LabelKey, LabelValue
 from shoal.model.node import LabelChange, NodeIntent, NodeSpec
 from shoal.model.notice import Rule
@@ -156,6 +156,15 @@ class Requeue(msgspec.Struct, frozen=True):
 
     job: str
     who: str = "a user"
+
+
+class Retry(msgspec.Struct, frozen=True):
+    """Run elements of an array again that ended without success: `job` is the array for all of
+    them, or one element. The tick adds the `record` of an array that has finished."""
+
+    job: str
+    who: str = "a user"
+    record: Job | None = None
 
 
 class SetIntent(msgspec.Struct, frozen=True):
@@ -304,6 +313,7 @@ Request = (
     | CancelWorkflow
     | Cancel
     | Requeue
+    | Retry
     | SetIntent
     | SetEnd
     | SetLabels

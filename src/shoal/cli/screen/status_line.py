@@ -15,6 +15,7 @@ from collections.abc import Callable
 from typing import TextIO
 
 from shoal.cli.screen import show
+from shoal.cli.screen.array_words import summary
 from shoal.cli.screen.follow import OUTCOMES
 from shoal.cli.screen.output import Output
 from shoal.cli.screen.show import printable
@@ -130,6 +131,9 @@ def line_text(view: JobView, now_ms: int) -> str:
     """'j7 ■■■■□□□□ 42 %  step 420/1000, loss 1.9, 4m 0s left, 3m 12s'"""
     if view.state in OUTCOMES:
         return ""
+    if view.array is not None:
+        done = show.bar(view.array.ended, view.array.elements, BAR_WIDTH)
+        return f"{view.id} {done} {summary(view.array)}"
     running = view.state == "running" and view.running_ms is not None
     since_ms = view.running_ms if running and view.running_ms is not None else view.submitted_ms
     elapsed = duration_text(max(0, now_ms - since_ms))

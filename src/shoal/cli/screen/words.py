@@ -6,12 +6,14 @@ import shlex
 from typing import assert_never
 
 from shoal.cli.screen.after_words import AfterHappening, about_after
+from shoal.cli.screen.array_words import about_array
 from shoal.cli.screen.identity_words import about_identity
 from shoal.cli.screen.notice_words import about_annotation, about_rule
 from shoal.cli.screen.order_words import about_order
 from shoal.cli.screen.show import printable
 from shoal.forms.units import duration_text, shortened
 from shoal.model.events import (
+    ArrayEvent,
     BudgetEvent,
     BudgetFreed,
     BudgetHeld,
@@ -116,6 +118,8 @@ def sentence(event: Event) -> str:
         text = about_after(event)
     elif isinstance(event, JobLabelled | JobNoted | JobWaited):
         text = f"{event.job} {about_annotation(event)}"
+    elif isinstance(event, ArrayEvent):
+        text = f"{event.job} {about_array(event)}"
     elif isinstance(event, JobEvent):
         text = f"{event.job} {_about_job(event)}"
     elif isinstance(event, ServiceEvent):

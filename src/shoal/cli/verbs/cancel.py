@@ -1,4 +1,4 @@
-"""`shoal cancel` and `shoal requeue`: stop jobs for good, or run them again."""
+"""`shoal cancel`, `shoal requeue` and `shoal retry`: stop jobs for good, or run them again."""
 
 from __future__ import annotations
 
@@ -12,7 +12,9 @@ if TYPE_CHECKING:
     from shoal.model.views import Done
 
 
-JOBS = Argument("jobs", "JOB...", "Job ids, e.g. j7 j8.", nargs=-1, required=True)
+JOBS = Argument(
+    "jobs", "JOB...", "Job ids, e.g. j7 j8, or j7.3 for an element.", nargs=-1, required=True
+)
 
 
 @verb(JOBS)
@@ -21,10 +23,11 @@ def cancel(jobs: tuple[str, ...], json: bool, home: Path) -> int:
 
     Each member gets SIGTERM, and SIGKILL when its grace time is over.
     Cancelling a finished job does nothing (exit 0); an unknown id is an error
-    (exit 1).
+    (exit 1). Cancelling an array stops its elements, and none begins any more.
 
     Examples:
       shoal cancel j7
+      shoal cancel j7.3         one element of the array j7
       shoal cancel j7 j8 j9
       shoal ps --json | jq -r '.[].id' | xargs shoal cancel
     """
@@ -42,10 +45,12 @@ def requeue(jobs: tuple[str, ...], json: bool, home: Path) -> int:
 
     A running job is stopped, waits in the queue, and continues from its last
     checkpoint. This costs none of its retries. A finished job is submitted
-    again as a new job.
+    again as a new job. An element of an array keeps its id; for all that failed,
+    use `shoal retry`.
 
     Examples:
       shoal requeue j7
+      shoal requeue j7.3
       shoal requeue j7 j8 --json | jq -r '.[].id'
     """
     from shoal.cli import cluster
@@ -56,6 +61,31 @@ def requeue(jobs: tuple[str, ...], json: bool, home: Path) -> int:
         return each(
             asked,
             lambda job: cluster.on_job(client, job, lambda c: c.requeue(job)),
+            "will run again",
+            json,
+        )
+
+
+@verb(JOBS)
+def retry(jobs: tuple[str, ...], json: bool, home: Path) -> int:
+    """Run the failed elements of arrays again.
+
+    Every element that failed, ran out of time or was cancelled runs again, under
+    its own id; the others are left alone. This also works when the array has
+    ended: it comes back, and ends when the retried elements have ended.
+
+    Examples:
+      shoal retry j7            all elements of j7 that did not succeed
+      shoal retry j7.3 j7.9     these two
+    """
+    from shoal.cli import cluster
+    from shoal.cli.each import each
+
+    asked = list(dict.fromkeys(cluster.job_id(text) for text in jobs))
+    with cluster.connect(home) as client:
+        return each(
+            asked,
+            lambda job: cluster.on_job(client, job, lambda c: c.retry(job)),
             "will run again",
             json,
         )

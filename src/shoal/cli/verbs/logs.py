@@ -61,6 +61,8 @@ def logs(
         view = retry(lambda client: cluster.on_job(client, asked, lambda c: c.job(asked)))
         if attempt is not None and attempt > view.attempt:
             _refuse_attempt(view)
+        if view.array is not None:
+            _refuse_array(view)
         members = pick_members(member, max(view.members, view.members_max))
         out = make_output(prefixed=len(members) > 1, json=json)
         if follow and attempt is None:
@@ -105,6 +107,12 @@ def _read(
     else:
         reader.read_in_turn()
         out.end()
+
+
+def _refuse_array(view: JobView) -> None:
+    from shoal.forms.failure import Failure
+
+    raise Failure(f"{view.id} is an array; name an element, e.g. shoal logs {view.id}.0")
 
 
 def _refuse_attempt(view: JobView) -> None:

@@ -29,10 +29,18 @@ WHOLE = 1000  # thousandths of a GPU
     ),
     Option("--before", metavar="JOB", default="", help="The next page: what ended before it."),
     flag("--labels", help="Show the labels of the jobs."),
+    Option("--array", metavar="JOB", default="", help="List the elements of this array."),
     *finding_flags(),
 )
 def ps(
-    all_: bool, limit: int, before: str, labels: bool, json: bool, home: Path, **given: Any
+    all_: bool,
+    limit: int,
+    before: str,
+    array: str,
+    labels: bool,
+    json: bool,
+    home: Path,
+    **given: Any,
 ) -> None:
     """List the jobs.
 
@@ -40,7 +48,8 @@ def ps(
     running or waiting, or how long it ran. TRY counts its attempts. SHAPE is
     members x GPUs per member: 4x8, 1x0.5 (half a GPU), 1x20G (20 GB of a GPU's
     memory), or 3/2..8x1 (an elastic gang with 3 members now). PROGRESS is shown
-    if a job reports its steps.
+    if a job reports its steps, and for arrays: an array is one line. --array j7
+    lists those of its elements that run or wait; with -a, those that ended, too.
 
     Flags that choose jobs can be combined; a job must match all of them.
 
@@ -49,14 +58,21 @@ def ps(
       shoal ps -a -n 20         also the last jobs that finished
       shoal ps --state failed --since 1d
       shoal ps -a --label run=a --name 'train-*' --labels
+      shoal ps --array j7       the elements of j7 that run or wait
       shoal ps --json | jq -r '.[] | select(.state == "waiting") | .id'
     """
+    import msgspec
+
     from shoal.cli import cluster
     from shoal.cli.screen import show
 
     wanted = filter_of(given)
     before = cluster.job_id(before) if before else ""
     with cluster.connect(home) as client:
+        if array:
+            array = cluster.job_id(array)
+            cluster.on_job(client, array, lambda c: c.job(array))
+            wanted = msgspec.structs.replace(wanted, array=array)
         rows = client.jobs(finished=all_, limit=limit, before=before, wanted=wanted)
     if json:
         show.as_json(rows)
@@ -96,7 +112,7 @@ def print_jobs(rows: list[JobRow], now_ms: int, waits: int = 1, *, labels: bool 
         Column("TIME", right=True, firm=True),
         Column("COMMAND", flexible=True),
     ]
-    progress = any(row.progress for row in rows)
+    progress = any(row.progress or row.array for row in rows)
     if progress:
         columns.insert(-1, Column("PROGRESS", flexible=True))
     if tenants:
@@ -117,7 +133,6 @@ def print_jobs(rows: list[JobRow], now_ms: int, waits: int = 1, *, labels: bool 
 
 def _cells(row: JobRow, now_ms: int, tenants: bool, progress: bool) -> list[str | Cell]:
     from shoal.cli.screen.show import Cell, state_cell
-    from shoal.cli.screen.words import progress_text
     from shoal.forms.units import duration_text
 
     cells: list[str | Cell] = [
@@ -131,10 +146,19 @@ def _cells(row: JobRow, now_ms: int, tenants: bool, progress: bool) -> list[str 
         row.command,
     ]
     if progress:
-        cells.insert(-1, progress_text(row.progress) if row.progress else "")
+        cells.insert(-1, how_far(row))
     if tenants:
         cells.insert(2, row.tenant)
     return cells
+
+
+def how_far(row: JobRow) -> str:
+    from shoal.cli.screen.array_words import summary
+    from shoal.cli.screen.words import progress_text
+
+    if row.array is not None:
+        return summary(row.array)
+    return progress_text(row.progress) if row.progress else ""
 
 
 def shape_text(row: JobRow) -> str:

@@ -47,6 +47,11 @@ def run(words: tuple[str, ...], wait: bool, json: bool, home: Path, **flags: Any
     (-g 0.5, or -g 20G) leaves the rest to other jobs. What enforces it is in
     docs/gpu-shares.md.
 
+    --array makes it an array: one id, j7, and one job for each index, j7.0, j7.1, ...
+    An element finds its index in $SHOAL_ARRAY_INDEX, and {index} in the command is
+    replaced by it. A sweep (--grid, --list) makes an array over variables: {lr} in the
+    command and $lr in the environment have the element's value (docs/arrays.md).
+
     A file that ends in .yaml, .toml or .json can describe the job instead. Its fields
     have the names of the flags (command, members, gpus, ..., checkpoint_every). Flags
     override the file. A relative path in it counts from the file's folder.
@@ -72,25 +77,32 @@ def run(words: tuple[str, ...], wait: bool, json: bool, home: Path, **flags: Any
       shoal run -g 0.5 --tenant research --estimate 2h -- python eval.py
       shoal run -n 4 -g 8 --launcher -- mpirun python train.py
       shoal run --pack --requirements requirements.txt -- python train.py
+      shoal run --array 0-99%8 -- python eval.py --shard {index}
+      shoal run --grid lr=0.1,0.01 --grid seed=1,2,3 -- python train.py --lr {lr}
       shoal run job.yaml -g 4
       id=$(shoal run -- make test); shoal logs -f $id
     """
+    view = _submit(list(words), flags, json, home)
+    if wait:
+        return _wait(view, home, json)
+    _print_submitted(view, json)
+    return 0
+
+
+def _submit(words: list[str], flags: dict[str, Any], json: bool, home: Path) -> JobView:
     from shoal.cli import cluster
     from shoal.cli.request import assemble
     from shoal.cli.screen import show
     from shoal.forms import request
     from shoal.forms.pack import packed
 
-    spec, pack = assemble(request.JOB, list(words), flags)
+    spec, pack = assemble(request.JOB, words, flags)
     with cluster.connect(home) as client:
         spec = packed(client, spec, pack, None if json else show.note)
         view = client.submit(spec)
         if spec.checkpoint_ms and not json:
             _warn_unshared(client.nodes())
-    if wait:
-        return _wait(view, home, json)
-    _print_submitted(view, json)
-    return 0
+    return view
 
 
 def _warn_unshared(nodes: list[NodeView]) -> None:
@@ -116,7 +128,6 @@ def _warn_unshared(nodes: list[NodeView]) -> None:
 
 def _print_submitted(view: JobView, json: bool) -> None:
     from shoal.cli.screen.show import as_json, at_terminal, line
-    from shoal.cli.screen.words import shape_text
 
     if json:
         as_json(view)
@@ -124,8 +135,18 @@ def _print_submitted(view: JobView, json: bool) -> None:
     if not at_terminal():
         print(view.id)
         return
-    line(f"{view.id} submitted: {shape_text(view.spec)}", "bold")
-    line(f"watch it with: shoal logs -f {view.id}", "dim")
+    line(f"{view.id} submitted: {submitted_text(view)}", "bold")
+    watch = f"shoal ps --array {view.id}" if view.array else f"shoal logs -f {view.id}"
+    line(f"watch it with: {watch}", "dim")
+
+
+def submitted_text(view: JobView) -> str:
+    from shoal.cli.screen.array_words import sweep_text
+    from shoal.cli.screen.words import shape_text
+
+    if view.spec.sweep is None:
+        return shape_text(view.spec)
+    return f"an array of {sweep_text(view.spec.sweep)}: {shape_text(view.spec)} each"
 
 
 def _wait(view: JobView, home: Path, json: bool) -> int:
@@ -133,15 +154,17 @@ def _wait(view: JobView, home: Path, json: bool) -> int:
     from shoal.cli.cluster import Retry
     from shoal.cli.screen import show
     from shoal.cli.screen.follow import wait_for_end
-    from shoal.cli.screen.words import shape_text, state_text
+    from shoal.cli.screen.words import state_text
 
     if not json:
-        show.note(f"[{view.id} submitted: {shape_text(view.spec)}]")
+        show.note(f"[{view.id} submitted: {submitted_text(view)}]")
     try:
         with Retry(home) as retry:
             if json:
                 end = wait_for_end(retry, view.id)
                 show.as_json(end)
+            elif view.array is not None:
+                end = _watch_array(retry, view.id, home)
             else:
                 members = list(range(max(view.members, view.members_max)))
                 end = _follow(retry, view.id, members, home)
@@ -151,6 +174,23 @@ def _wait(view: JobView, home: Path, json: bool) -> int:
         because = f": {end.why}" if end.why else ""
         show.note(f"[{end.id} {state_text(end.state)}{because}]")
     return exit_code(end)
+
+
+def _watch_array(retry: Retry, array: str, home: Path) -> JobView:
+    """Its elements' output would be mixed up: a line of progress instead, until it has ended."""
+    from shoal.cli import cluster
+    from shoal.cli.screen import show, status_line
+    from shoal.cli.screen.follow import wait_for_end
+
+    show.note(f"[see an element's output with: shoal logs {array}.INDEX]")
+    if not status_line.supported():
+        return wait_for_end(retry, array)
+    with (
+        cluster.connect(home) as client,
+        status_line.StatusLine() as line,
+        status_line.StatusUpdater(line, lambda: client.job(array)),
+    ):
+        return wait_for_end(retry, array)
 
 
 def _follow(retry: Retry, job: str, members: list[int], home: Path) -> JobView:

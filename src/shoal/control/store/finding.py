@@ -13,6 +13,7 @@ from shoal.model.job import Job
 from shoal.model.labels import term_of
 
 ROWS_AT_ONCE = 500
+NO_ELEMENT = "NOT instr(id, '.')"
 
 ReadJobs = Callable[[str, tuple[object, ...]], list[tuple[int, int, Job | None]]]
 
@@ -21,15 +22,21 @@ def find_jobs(
     read: ReadJobs, limit: int, after: int, before: tuple[int, int] | None, wanted: JobFilter
 ) -> list[Job]:
     """The last to end first; only those that ended after the event `after`, and before the job that
-    has this end and this number."""
+    has this end and this number. Elements are left out, unless `wanted.array` is named."""
     parts = _parts(wanted)
     found: list[Job] = []
     place = before or (2**63 - 1, 2**63 - 1)
     while len(found) < limit:
-        where = ["ended > ?", "(ended, number) < (?, ?)", *("instr(body, ?)" for _ in parts)]
+        where = [
+            "ended > ?",
+            "(ended, number) < (?, ?)",
+            "id GLOB ?" if wanted.array else NO_ELEMENT,
+        ]
+        where += ["instr(body, ?)" for _ in parts]
         many = ROWS_AT_ONCE if wanted.given else limit - len(found)
         query = f"WHERE {' AND '.join(where)} ORDER BY ended DESC, number DESC LIMIT ?"
-        rows = read(query, (after, *place, *parts, many))
+        named = (f"{wanted.array}.*",) if wanted.array else ()
+        rows = read(query, (after, *place, *named, *parts, many))
         for number, ended, job in rows:
             place = (ended, number)
             if job is None:

@@ -13,7 +13,7 @@ from pathlib import Path
 import msgspec
 
 from shoal.files import write_private
-from shoal.model.events import ControllerStarted, Event, JobSubmitted
+from shoal.model.events import ArraySubmitted, ControllerStarted, Event, JobSubmitted
 from shoal.model.ids import number_of
 from shoal.ports import StoreError
 
@@ -50,7 +50,7 @@ class Numbers:
         """Called before these are stored."""
         job, epoch = self.written.job, self.written.epoch
         for event in events:
-            if isinstance(event, JobSubmitted):
+            if isinstance(event, JobSubmitted | ArraySubmitted):
                 job = max(job, number_of(event.job) + 1)
             elif isinstance(event, ControllerStarted):
                 epoch = max(epoch, event.epoch)

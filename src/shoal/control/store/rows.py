@@ -27,7 +27,7 @@ JobRow = tuple[int, str, str | None, bytes, int]
 
 def checksum(number: int, body: bytes) -> int:
     """It covers the row's number, so that a body in another row does not match either."""
-    return zlib.crc32(body, number & 0xFFFFFFFF)
+    return zlib.crc32(body, (number ^ number >> 32) & 0xFFFFFFFF)
 
 
 def event_row(seq: int, event: Event) -> EventRow:

@@ -31,6 +31,8 @@ from shoal.core.state.invariants import Violation, verify
 from shoal.core.state.load import raise_attempt, raise_numbers, restore
 from shoal.core.state.state import Snapshot, State
 from shoal.model.events import (
+    ArrayFinished,
+    ArraySubmitted,
     ControllerStarted,
     Event,
     JobEvent,
@@ -194,7 +196,11 @@ def _replay(
 ) -> int | None:
     """The number of the first event that does not fit; None if all the others did."""
     hole = _first_hole(found, start)
-    ended = {e.job for s, e in found.events.items() if isinstance(e, JobFinished) and s > start}
+    ended = {
+        e.job
+        for s, e in found.events.items()
+        if isinstance(e, JobFinished | ArrayFinished) and s > start
+    }
     mended = False
     for seq in sorted(seq for seq in found.events if seq > start):
         event = found.events[seq]
@@ -203,7 +209,9 @@ def _replay(
             mended = True
         if seq in strange or seq >= given_up.get(getattr(event, "job", ""), seq + 1):
             continue
-        if isinstance(event, JobSubmitted):  # the one before it may be what is missing
+        if isinstance(
+            event, JobSubmitted | ArraySubmitted
+        ):  # the one before it may be what is missing
             raise_numbers(state, number_of(event.job))
         try:
             apply(state, event)
@@ -240,14 +248,16 @@ def _told(
 ) -> Saved:
     later = {seq: event for seq, event in found.events.items() if seq > start}
     out = [s for s, e in later.items() if s in strange or s >= given_up.get(_job(e), s + 1)]
-    known = {*state.jobs, *found.jobs}
+    known = {*state.jobs, *state.arrays, *found.jobs}
     named = dict.fromkeys(_job(event) for event in found.events.values() if _job(event))
     kept = {number_of(job_id) for job_id in named}
-    finished = {_job(e) for e in found.events.values() if isinstance(e, JobFinished)}
+    finished = {
+        _job(e) for e in found.events.values() if isinstance(e, JobFinished | ArrayFinished)
+    }
     lost = [job_id for job_id in named if job_id not in known and job_id not in finished]
     span = range(min(kept, default=1), max([state.next_job, *(n + 1 for n in kept)]))
     numbers = {*kept, *(number_of(job_id) for job_id in known)}
-    oldest = min([job.number for job in found.jobs.values()], default=span.start)
+    oldest = min([number_of(one) for one in found.jobs], default=span.start)
     lost += [f"j{n}" for n in span if n not in numbers and n >= oldest]
     ended = [j for j in finished if j not in known and number_of(j) >= oldest]
     return Saved(
@@ -276,7 +286,11 @@ def write(path: Path, found: Found, saved: Saved, numbers: Numbers) -> None:
         if isinstance(event, JobPlaced):
             raise_attempt(state, event.job, event.attempt)
     body, seq = encode(state.snapshot()), found.top + 1
-    ends = {_job(e): one for one, e in found.events.items() if isinstance(e, JobFinished)}
+    ends = {
+        _job(e): one
+        for one, e in found.events.items()
+        if isinstance(e, JobFinished | ArrayFinished)
+    }
     store = SqliteStore(path)
     try:
         with store._writer as writer:

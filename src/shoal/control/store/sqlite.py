@@ -29,7 +29,7 @@ from shoal.control.store.spare import Spare
 from shoal.core.state.apply import apply
 from shoal.core.state.load import restore
 from shoal.core.state.state import State
-from shoal.model.events import QUIET, Event, JobFinished, Recorded
+from shoal.model.events import QUIET, ArrayFinished, Event, JobFinished, Recorded
 from shoal.model.finding import EVERY_JOB, JobFilter
 from shoal.model.job import Job
 from shoal.model.report import Ended
@@ -89,13 +89,14 @@ UPDATE jobs SET ended = coalesce(
 }
 
 INSERT_EVENT = "INSERT INTO events (seq, job, node, body, crc, kind) VALUES (?, ?, ?, ?, ?, ?)"
-# A key belongs to the first job that had it. A log of an earlier version may hold a second one:
-# that must not keep everything after it from being stored.
+# A key belongs to the first job that had it; a second one, which an old log may hold, must not keep
+# what follows from being stored. An element that was retried and its array replace their records.
 INSERT_JOB = """
-INSERT INTO jobs (number, id, key, body, crc, ended)
-SELECT ?1, ?2, iif(EXISTS (SELECT 1 FROM jobs WHERE key = ?3), NULL, ?3), ?4, ?5, ?6
+INSERT OR REPLACE INTO jobs (number, id, key, body, crc, ended)
+SELECT ?1, ?2, iif(EXISTS (SELECT 1 FROM jobs WHERE key = ?3 AND id != ?2), NULL, ?3), ?4, ?5, ?6
 """
 
+_ENDS = (JobFinished.__name__, ArrayFinished.__name__)
 _DAMAGE = ("malformed", "not a database", "no such column", "no such table")
 
 
@@ -198,7 +199,7 @@ class SqliteStore:
         self._numbers.cover(events)
         rows = [event_row(seq, event) for seq, event in enumerate(events, self._last + 1)]
         last = self._last + len(rows)
-        ends = {row[1]: row[0] for row in rows if row[5] == JobFinished.__name__}
+        ends = {row[1]: row[0] for row in rows if row[5] in _ENDS}
         jobs = [(*job_row(job), ends.get(job.id, last)) for job in finished]
         changes = annotated(events, {job.id for job in finished}, self.job)
         try:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from shoal.core.state.state import State
+from shoal.model.ids import number_of
 from shoal.model.job import Job, Phase
 from shoal.model.policy import Others
 from shoal.model.resources import plural
@@ -32,7 +33,7 @@ def holders_text(
             gpus = owner.members[ref.member].slice.gpus
             held |= {(node.id, gpu) for gpu in gpus}
             if gpus and sees(owner):
-                owners.add(owner.number)
+                owners.add(number_of(owner.id))
             elif gpus:
                 foreign[owner.id] = owner.spec.tenant
     if not held:

@@ -29,7 +29,7 @@ class Outlook(NamedTuple):
 
 def outlook(state: State, job: Job, policy: Policy, now_ms: int) -> Outlook:
     why = explain(state, job, policy, now_ms)
-    if job.phase is not Phase.WAITING:
+    if job.phase is not Phase.WAITING or job.elements is not None:
         return Outlook(why)
     reason = reason_of(state, job, policy, now_ms)
     if reason is not None and reason.kind in NO_TIME:

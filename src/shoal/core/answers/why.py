@@ -7,6 +7,7 @@ from bisect import bisect_left
 from collections.abc import Collection, Mapping
 from typing import NamedTuple
 
+from shoal.core.answers.arrays import first_waiting, progress_text
 from shoal.core.answers.labels import label_note
 from shoal.core.answers.supplies import asked_for
 from shoal.core.answers.why_after import awaited, begins
@@ -57,11 +58,22 @@ class Reason(NamedTuple):
 
 def explain(state: State, job: Job, policy: Policy, now_ms: int) -> str:
     """A sentence for people. For a waiting job, an empty one means a bug."""
+    if job.elements is not None:
+        return _array(state, job, policy, now_ms)
     if job.phase is Phase.STARTING:
         return _getting(state, job) or job.why
     if job.phase is not Phase.WAITING:
         return job.why
     return waiting_reason(state, job, policy, now_ms) or "it is next in line to start"
+
+
+def _array(state: State, array: Job, policy: Policy, now_ms: int) -> str:
+    if array.phase is Phase.FINISHED:
+        return array.why
+    text, next_one = progress_text(state, array), first_waiting(state, array)
+    if next_one is None or array.phase is Phase.STOPPING:
+        return text
+    return f"{text}; {next_one.id}: {explain(state, next_one, policy, now_ms)}"
 
 
 def _getting(state: State, job: Job) -> str:

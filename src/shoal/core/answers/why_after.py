@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from shoal.core.answers.arrays import progress_text
 from shoal.core.scheduling.backfill import TYPICAL
 from shoal.core.scheduling.expect import left_ms
 from shoal.core.state.state import State
@@ -16,7 +17,7 @@ def awaited(state: State, job: Job, now_ms: int) -> str:
     """The first job that it waits for and that job's state; of the others, the number."""
     first = job.awaits[0]
     words = [WORDS[one.when] for one in conditions(job.spec.after) if one.job == first]
-    other = state.jobs.get(first)
+    other = state.live(first)
     name, now = (first, "") if other is None else (other.label, _state_of(state, other, now_ms))
     more = len(job.awaits) - 1
     rest = f"; and for {plural(more, 'other job')}" if more else ""
@@ -25,6 +26,8 @@ def awaited(state: State, job: Job, now_ms: int) -> str:
 
 def _state_of(state: State, other: Job, now_ms: int) -> str:
     text = f"; {other.id} is {other.phase.value}"
+    if other.elements is not None:
+        return f"; {other.id}: {progress_text(state, other)}"
     if other.phase is Phase.RUNNING:
         left = left_ms(state, other, now_ms, TYPICAL)
         return text if left is None else f"{text} and will probably end in about {about(left)}"

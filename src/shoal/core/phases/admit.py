@@ -8,6 +8,12 @@ from shoal.core.answers.labels import kinds_if_asked, kinds_with, no_such_labels
 from shoal.core.answers.why import held_when_empty
 from shoal.core.health.quarantine import released
 from shoal.core.phases.after import after_problem, enter
+from shoal.core.phases.arrays import (
+    cancel_array,
+    no_live_job,
+    retry,
+    too_many_arrays,
+)
 from shoal.core.phases.caps import too_many, too_many_replicas
 from shoal.core.phases.ending import cancel, stop
 from shoal.core.phases.ends import forget_set_end, set_end
@@ -50,6 +56,7 @@ from shoal.model.report import (
     RemoveUser,
     Request,
     Requeue,
+    Retry,
     SetEnd,
     SetIntent,
     SetKey,
@@ -82,6 +89,8 @@ def _admit_one(round_: Round, request: Request) -> Answer:
             return _cancel(round_, request)
         case Requeue():
             return _requeue(round_, request)
+        case Retry():
+            return retry(round_, request)
         case SetIntent():
             return _set_intent(round_, request)
         case SetEnd():
@@ -108,13 +117,20 @@ def _replica_problem(round_: Round, request: SetService) -> Refused | None:
     spec = request.spec.replica
     return (
         out_of_scope(round_.state, request.scope, spec)
+        or no_sweep(spec)
         or reserved(spec.env, replica=True)
-        or reserved_secrets(spec, replica=True)
+        or reserved_secrets(spec, spec.env, replica=True)
         or spec_problem(spec)
         or shape_problem(spec)
         or impossible(round_.state, spec)
         or too_many_replicas(round_.state, request.spec)
     )
+
+
+def no_sweep(spec: JobSpec) -> Refused | None:
+    if spec.sweep is None and not spec.array:
+        return None
+    return Refused("array", "is for jobs; a service has replicas")
 
 
 def _check_node(round_: Round, request: CheckNode) -> Answer:
@@ -171,14 +187,23 @@ def job_problem(round_: Round, spec: JobSpec, scope: str) -> Refused | None:
     if spec.workflow or spec.schedule or spec.scheduled_ms:
         field = "workflow" if spec.workflow else "schedule"
         return Refused(field, f"is set by Shoal itself; see: shoal {field} --help")
+    if spec.array or spec.index:
+        return Refused("array", "is set by Shoal itself; say which elements with sweep")
     return (
-        reserved(spec.env, replica=False)
-        or reserved_secrets(spec, replica=False)
+        reserved(_env(spec), replica=False)
+        or reserved_secrets(spec, _env(spec), replica=False)
         or spec_problem(spec)
         or shape_problem(spec)
         or impossible(round_.state, spec)
         or after_problem(round_, spec, scope)
+        or (too_many_arrays(round_.state) if spec.sweep is not None else None)
     )
+
+
+def _env(spec: JobSpec) -> dict[str, str]:
+    """Every variable that a member would find set by its user."""
+    variables = spec.sweep.variables if spec.sweep is not None else ()
+    return {**spec.env, **dict.fromkeys(variables, "")}
 
 
 def out_of_scope(state: State, scope: str, spec: JobSpec) -> Refused | None:
@@ -258,9 +283,12 @@ def impossible(state: State, spec: JobSpec) -> Refused | None:
 
 
 def _cancel(round_: Round, request: Cancel) -> Answer:
+    array = round_.state.arrays.get(request.job)
+    if array is not None:
+        return cancel_array(round_, array, request)
     job = round_.state.jobs.get(request.job)
     if job is None:
-        return Refused("job", f"there is no live job {request.job}", missing=True)
+        return no_live_job(round_.state, request.job)
     if job.stop_cause is StopCause.CANCEL:
         return Accepted(job.id, "it is already being cancelled")
     cancel(round_, job, f"cancelled by {request.who}")
@@ -268,9 +296,12 @@ def _cancel(round_: Round, request: Cancel) -> Answer:
 
 
 def _requeue(round_: Round, request: Requeue) -> Answer:
+    if request.job in round_.state.arrays:
+        fix = f"requeue a single element, e.g. {request.job}.0, or: shoal retry {request.job}"
+        return Refused("job", f"{request.job} is an array; {fix}")
     job = round_.state.jobs.get(request.job)
     if job is None:
-        return Refused("job", f"there is no live job {request.job}", missing=True)
+        return no_live_job(round_.state, request.job)
     if job.spec.service:
         return Refused("job", f"is a replica of {job.spec.service}; cancel it to get another")
     if not job.active or job.phase is Phase.STOPPING:

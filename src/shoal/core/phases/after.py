@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from shoal.core.phases.ending import cancel
 from shoal.core.phases.round import Round
+from shoal.core.state.state import State
 from shoal.model.after import DEPENDENTS_MAX, WORDS, Condition, conditions
-from shoal.model.events import JobReleased, JobSubmitted
+from shoal.model.events import ArraySubmitted, JobReleased, JobSubmitted
 from shoal.model.identity import EVERY_TENANT
+from shoal.model.ids import array_of
 from shoal.model.job import Job, JobSpec, Outcome
 from shoal.model.report import Accepted, Ended, Refused
 
@@ -22,7 +24,7 @@ def after_problem(round_: Round, spec: JobSpec, scope: str) -> Refused | None:
     """A job of another tenant is as unknown as one that never was."""
     state = round_.state
     for one in conditions(spec.after):
-        live, ended = state.jobs.get(one.job), round_.ends.get(one.job)
+        live, ended = _known(state, one.job), round_.ends.get(one.job)
         tenant = live.spec.tenant if live is not None else ended.tenant if ended else ""
         if not tenant or scope not in (EVERY_TENANT, tenant):
             return Refused("after", f"there is no job {one.job}; see: shoal ps -a")
@@ -33,6 +35,11 @@ def after_problem(round_: Round, spec: JobSpec, scope: str) -> Refused | None:
     return None
 
 
+def _known(state: State, job_id: str) -> Job | None:
+    """A job or array that has not ended; of an element that has not begun, its array."""
+    return state.live(job_id) or (state.arrays[array_of(job_id)] if state.pending(job_id) else None)
+
+
 def enter(round_: Round, spec: JobSpec, key: str = "") -> Accepted:
     """The job is in the log from here on. If what it waits for can no longer come true, it ends at
     once: whether the other job fails just before or just after makes no difference."""
@@ -40,13 +47,12 @@ def enter(round_: Round, spec: JobSpec, key: str = "") -> Accepted:
     over = [(one, round_.ends[one.job]) for one in found if one.job in round_.ends]
     awaits = dict.fromkeys(one.job for one in found if one.job not in round_.ends)
     job_id = f"j{round_.state.next_job}"
-    round_.emit(
-        JobSubmitted(at_ms=round_.now_ms, job=job_id, spec=spec, key=key, awaits=tuple(awaits))
-    )
+    kind = JobSubmitted if spec.sweep is None else ArraySubmitted
+    round_.emit(kind(at_ms=round_.now_ms, job=job_id, spec=spec, key=key, awaits=tuple(awaits)))
     for one, ended in over:
         if not _holds(one, ended):
             why = _in_vain(one, ended)
-            cancel(round_, round_.state.jobs[job_id], why)
+            cancel(round_, _live(round_, job_id), why)
             return Accepted(job_id, f"it was cancelled at once: {why}")
     return Accepted(job_id)
 
@@ -59,7 +65,17 @@ def settle_dependents(round_: Round) -> None:
         ended = round_.ends[round_.finished[looked].id]
         looked += 1
         for job_id in list(round_.state.dependents.get(ended.id, ())):
-            _settle(round_, round_.state.jobs[job_id], ended)
+            _settle(round_, _live(round_, job_id), ended)
+        for element in [one for one in round_.state.dependents if array_of(one) == ended.id]:
+            never = Ended(element, ended.tenant, Outcome.CANCELLED, "it never began")
+            for job_id in list(round_.state.dependents[element]):
+                _settle(round_, _live(round_, job_id), never)
+
+
+def _live(round_: Round, job_id: str) -> Job:
+    job = round_.state.live(job_id)
+    assert job is not None, job_id
+    return job
 
 
 def _settle(round_: Round, job: Job, ended: Ended) -> None:

@@ -34,6 +34,19 @@ def too_many(
     return None
 
 
+def room_for(tally: Tally, accounts: Accounts, tenant: str, *, counted: bool) -> int:
+    """How many more waiting jobs of the tenant may come by themselves, as elements of arrays do.
+    They leave half of the cluster's places to jobs that are submitted. `counted`: one of them is
+    among the live jobs already."""
+    rooms = [CLUSTER_JOBS_MAX // 2 - tally.live.get(EVERYONE, 0) + counted]
+    for one in accounts.lineage(tenant):
+        if one.jobs_max:
+            rooms.append(one.jobs_max - tally.live.get(one.name, 0) + counted)
+        if one.waiting_max:
+            rooms.append(one.waiting_max - tally.waiting.get(one.name, 0))
+    return max(0, min(rooms))
+
+
 def too_many_replicas(state: State, spec: ServiceSpec) -> Refused | None:
     """A service counts as the most replicas that it may have; one that is known counts already."""
     known = state.services.get(spec.name)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from shoal.core.phases.round import Round
 from shoal.core.state.state import State
-from shoal.model.events import JobFinished, JobStopping
+from shoal.model.events import ArrayCancelled, JobFinished, JobStopping
 from shoal.model.job import Job, Outcome, Phase, StopCause
 
 CANCELLED_CODE = 130  # what a shell reports for a command ended by Ctrl-C
@@ -23,7 +23,15 @@ def stop(round_: Round, job: Job, cause: StopCause, why: str) -> None:
 
 
 def cancel(round_: Round, job: Job, why: str, cause: StopCause = StopCause.CANCEL) -> None:
-    """`cause` is for the members, if there are any; a job that waits ends at once."""
+    """`cause` is for the members, if there are any; a job that waits ends at once. Of an array,
+    what has not begun never will, and what runs is stopped."""
+    if job.elements is not None:
+        round_.emit(ArrayCancelled(at_ms=round_.now_ms, job=job.id, why=why))
+        for job_id in list(round_.state.unfolded[job.id].jobs):
+            element = round_.state.jobs[job_id]
+            if element.stop_cause is not StopCause.CANCEL:
+                cancel(round_, element, why, cause)
+        return
     if job.phase is not Phase.WAITING:
         stop(round_, job, cause, why)
         return

@@ -94,7 +94,7 @@ def _remove_tenant(round_: Round, request: RemoveTenant) -> Answer:
         if service.spec.replica.tenant == request.tenant:
             stop = f"shoal service {service.spec.name} --stop"
             return Refused("tenant", f"has a service; end it first, with: {stop}")
-    for job in state.jobs.values():
+    for job in (*state.arrays.values(), *state.jobs.values()):
         if job.spec.tenant == request.tenant:
             return Refused("tenant", f"has the job {job.id}; cancel it, or wait for its end")
     round_.emit(TenantRemoved(at_ms=round_.now_ms, tenant=request.tenant, who=request.who))

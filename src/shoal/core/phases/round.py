@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from shoal.core.state.apply import apply
 from shoal.core.state.state import State
-from shoal.model.events import Event, JobFinished
+from shoal.model.events import ArrayFinished, Event, JobFinished
 from shoal.model.job import Job
 from shoal.model.policy import Policy
 from shoal.model.report import Ended
@@ -45,8 +45,9 @@ class Round:
         self.state.agenda.look_again(at_ms)
 
     def emit(self, event: Event) -> None:
-        if type(event) is JobFinished:
-            job = self.state.jobs[event.job]
+        if type(event) is JobFinished or type(event) is ArrayFinished:
+            known = self.state.jobs if type(event) is JobFinished else self.state.arrays
+            job = known[event.job]
             self.finished.append(job)
             name = job.spec.name or ""
             self.ends[job.id] = Ended(job.id, job.spec.tenant, event.outcome, event.why, name)

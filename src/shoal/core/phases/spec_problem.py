@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from shoal.core.phases.sweep_problem import longest_element, sweep_problem
 from shoal.model.job import (
     ARGUMENT_BYTES_MAX,
     COMMAND_BYTES_MAX,
@@ -49,6 +50,8 @@ def spec_problem(spec: JobSpec) -> Refused | None:
             f"{ENV_BYTES_MAX // 1024} KiB in all and {ARGUMENT_BYTES_MAX // 1024} KiB a variable"
         )
         return Refused("env", f"is larger than {limit}; put large values into a file")
+    if spec.sweep is not None:
+        return sweep_problem(spec) or spec_problem(longest_element(spec))
     return None
 
 

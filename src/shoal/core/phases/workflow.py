@@ -81,7 +81,8 @@ def _placed_in(job: WorkflowJob, ids: dict[str, str]) -> JobSpec:
 
 def cancel_workflow(round_: Round, request: CancelWorkflow) -> Answer:
     state = round_.state
-    live = [state.jobs[job_id] for job_id in state.flows.get(request.workflow, ())]
+    found = [state.live(job_id) for job_id in state.flows.get(request.workflow, ())]
+    live = [job for job in found if job is not None]
     left = [job for job in live if job.stop_cause is not StopCause.CANCEL]
     for job in left:
         cancel(round_, job, f"cancelled with its workflow by {request.who}")

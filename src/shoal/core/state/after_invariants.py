@@ -14,17 +14,17 @@ def after_problem(state: State) -> str:
     """Empty if all is well."""
     waiting: dict[str, dict[str, None]] = {}
     flows: dict[str, dict[str, None]] = {}
-    for job in state.jobs.values():
+    for job in (*state.jobs.values(), *state.arrays.values()):
         named = {text.partition(":")[0] for text in job.spec.after}
         for other in job.awaits:
             waiting.setdefault(other, {})[job.id] = None
-            if other not in state.jobs:
+            if other not in state.jobs and other.partition(".")[0] not in state.arrays:
                 return f"{job.id} waits for {other}, which is not live"
             if other not in named:
                 return f"{job.id} waits for {other}, but was not asked to"
         if job.awaits and (job.phase is not Phase.WAITING or job.attempt):
             return f"{job.id} is {job.phase.value}, but waits for {job.awaits[0]}"
-        if bool(job.awaits) != (job.number in state.queue.parked):
+        if job.elements is None and bool(job.awaits) != (job.number in state.queue.parked):
             return f"{job.id} is not where jobs wait for others, or should not be there"
         if job.spec.workflow:
             flows.setdefault(job.spec.workflow, {})[job.id] = None

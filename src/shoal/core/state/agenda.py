@@ -30,6 +30,7 @@ class Agenda:
         # look at all waiting jobs.
         self.waits: list[tuple[int, int, int, int]] | None = None
         self.waits_max = 0  # more are mostly of jobs that no longer wait
+        self.windows: dict[str, int] = {}  # array -> how many elements may wait at a time
         self.serve_ms: int | None = None  # when to look at the services again
 
     def look_again(self, at_ms: int) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from typing import Any
 
+from shoal.core.state.apply_array import APPLY_ARRAY
 from shoal.core.state.apply_budget import APPLY_BUDGET
 from shoal.core.state.apply_identity import APPLY_IDENTITY
 from shoal.core.state.apply_job import APPLY_JOB
@@ -51,6 +52,7 @@ def _controller_started(state: State, event: ControllerStarted) -> None:
 APPLY: dict[type[EventBase], Callable[[State, Any], None]] = {
     PolicyChanged: _policy_changed,
     ControllerStarted: _controller_started,
+    **APPLY_ARRAY,
     **APPLY_BUDGET,
     **APPLY_IDENTITY,
     **APPLY_JOB,

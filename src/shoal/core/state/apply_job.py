@@ -8,6 +8,7 @@ from typing import Any
 from shoal.core.health.failures import Failure, failed, forget, ran_well
 from shoal.core.scheduling.score import task_of
 from shoal.core.state.accounts import share_of
+from shoal.core.state.apply_array import element_ended, element_runs, new_job, release_array
 from shoal.core.state.apply_fault import note_fault
 from shoal.core.state.apply_queue import (
     add_job,
@@ -48,29 +49,23 @@ from shoal.model.events import (
     MemberLost,
     MembersStarted,
 )
+from shoal.model.ids import number_of
 from shoal.model.job import Job, Member, MemberStatus, Outcome, Phase, StopCause
 
 
 def _job_submitted(state: State, event: JobSubmitted) -> None:
-    number = state.next_job
-    state.next_job += 1
+    state.next_job = max(state.next_job, number_of(event.job) + 1)
     state.submitted += 1
     state.foresight.saw(task_of(event.spec))
-    add_job(
-        state,
-        Job(
-            id=event.job,
-            number=number,
-            spec=event.spec,
-            key=event.key,
-            submitted_ms=event.at_ms,
-            awaits=event.awaits,
-            not_before_ms=event.spec.begin_ms if event.spec.begin_ms > event.at_ms else 0,
-        ),
-    )
+    add_job(state, new_job(state, event))
 
 
 def _job_released(state: State, event: JobReleased) -> None:
+    array = state.arrays.get(event.job)
+    if array is not None:
+        array.why = event.why
+        release_array(state, array, event.by, event.at_ms)
+        return
     job = state.jobs[event.job]
     job.why = event.why
     release_after(state, job, event.by, event.at_ms)
@@ -146,6 +141,8 @@ def _job_running(state: State, event: JobRunning) -> None:
             member.started = True
     job.phase = Phase.RUNNING
     job.running_ms = event.at_ms
+    if job.spec.array:
+        element_runs(state, job, event.at_ms)
     learn_run(state, job, job.attained_ms)
     runs_on(state, job)
 
@@ -292,6 +289,8 @@ def _job_finished(state: State, event: JobFinished) -> None:
     state.ages.add(event.at_ms - job.submitted_ms)
     not_served(state, job)
     replica_over(state, job, event)
+    if job.spec.array:
+        element_ended(state, job, event)
     state.tally.job(state.accounts, job, -1)
     job.phase = Phase.FINISHED
     job.outcome = event.outcome

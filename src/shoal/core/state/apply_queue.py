@@ -6,6 +6,7 @@ import heapq
 
 from shoal.core.scheduling.order import ORDERINGS
 from shoal.core.scheduling.stoppable import Stoppable
+from shoal.core.state.apply_array import drop_from, element_added, element_dropped, element_placed
 from shoal.core.state.apply_labels import ask, ask_no_more
 from shoal.core.state.apply_room import change, hold
 from shoal.core.state.estimates import SPANS, begin_ms, key_of, octave, span
@@ -23,6 +24,8 @@ def adopt_policy(state: State, policy: Policy) -> None:
     state.policy = policy
     state.accounts.obey(policy)
     state.tally = Tally()  # another tree has other branches
+    for array in state.arrays.values():
+        state.tally.array(state.accounts, array, 1)
     for job in state.jobs.values():
         job.borrowed = job.active and not state.accounts.within_quota(job.spec.tenant, 0)
         state.tally.job(state.accounts, job, 1)
@@ -108,6 +111,8 @@ def add_job(state: State, job: Job) -> None:
     state.tally.job(state.accounts, job, 1)
     if job.spec.service:
         state.replicas.setdefault(job.spec.service, {})[job.id] = None
+    if job.spec.array:
+        element_added(state, job)
     if job.elder:
         state.elder = job.id
     for other in job.awaits:
@@ -137,9 +142,11 @@ def drop_job(state: State, job: Job) -> None:
         if not of_service:
             del state.replicas[job.spec.service]
     for other in job.awaits:
-        _drop_from(state.dependents, other, job.id)
+        drop_from(state.dependents, other, job.id)
     if job.spec.workflow:
-        _drop_from(state.flows, job.spec.workflow, job.id)
+        drop_from(state.flows, job.spec.workflow, job.id)
+    if job.spec.array:
+        element_dropped(state, job)
     if state.elder == job.id:
         state.elder = None
     state.agenda.attention.pop(job.id, None)
@@ -152,18 +159,11 @@ def drop_job(state: State, job: Job) -> None:
 def release_after(state: State, job: Job, other: str, at_ms: int) -> None:
     """It no longer waits for this job; without any to wait for, it joins the queue."""
     leave_queue(state, job)
-    _drop_from(state.dependents, other, job.id)
+    drop_from(state.dependents, other, job.id)
     job.awaits = tuple(one for one in job.awaits if one != other)
     if not job.awaits:
         job.released_ms = at_ms
     join_queue(state, job)
-
-
-def _drop_from(index: dict[str, dict[str, None]], key: str, job_id: str) -> None:
-    of_key = index[key]
-    del of_key[job_id]
-    if not of_key:
-        del index[key]
 
 
 def claim(state: State, job: Job, slices: tuple[Slice, ...]) -> None:
@@ -197,6 +197,8 @@ def leave_waiting(state: State, job: Job) -> None:
         unclaim(state, job)
     leave_queue(state, job)
     state.tally.wait(state.accounts, job, -1)
+    if job.spec.array:
+        element_placed(state, job)
     forget_reservation(state, job)
 
 

@@ -120,6 +120,7 @@ class Snapshot(msgspec.Struct, frozen=True, kw_only=True):
     asked: list[str] = []
     rules: list[Rule] = []
     next_rule: int = 1
+    arrays: list[Job] = []
 
 
 class Facts:
@@ -133,6 +134,7 @@ class Facts:
         self.drift_ms = 0  # how far the machine's clock was ahead of ours when last reported
         self.policy = Policy()
         self.jobs: dict[str, Job] = {}  # live jobs only: finished ones are in the store
+        self.arrays: dict[str, Job] = {}  # with `elements`, of which some are pending or live
         self.nodes: dict[str, Node] = {}
         self.services: dict[str, Service] = {}
         self.accounts = Accounts(self.policy)
@@ -181,4 +183,5 @@ class Facts:
             asked=list(self.asked),
             rules=list(self.rules.values()),
             next_rule=self.next_rule,
+            arrays=list(self.arrays.values()),
         )

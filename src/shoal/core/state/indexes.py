@@ -6,6 +6,7 @@ from shoal.core.scheduling.foresight import Foresight
 from shoal.core.state.asked import taken_apart
 from shoal.core.state.facts import Facts, Node
 from shoal.core.state.queue import Queue
+from shoal.core.state.records import Unfolded
 from shoal.core.state.room import Division, Domain, Room
 from shoal.core.state.tally import Tally
 from shoal.model.job import Job, MemberRef
@@ -45,4 +46,5 @@ class Indexes(Facts):
         self.elastic: dict[str, None] = {}  # jobs that hold slices and may grow or shrink
         self.dependents: dict[str, dict[str, None]] = {}  # job -> jobs that wait for its end
         self.flows: dict[str, dict[str, None]] = {}  # workflow -> its live jobs
+        self.unfolded: dict[str, Unfolded] = {}  # array -> its elements that are jobs
         self.replicas: dict[str, dict[str, None]] = {}  # service -> its jobs

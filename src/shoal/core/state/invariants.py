@@ -7,6 +7,7 @@ from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
 from shoal.core.state.after_invariants import after_problem
+from shoal.core.state.array_invariants import arrays_problem
 from shoal.core.state.label_invariants import kinds_problem, placement_problem
 from shoal.model.budget import BudgetLevel
 from shoal.model.events import Event, JobPlaced, NodeEvent, NodesOrdered
@@ -31,7 +32,7 @@ def verify(state: State) -> None:
         _verify_drained(state, job)
     _verify_nodes(state, state.nodes)
     _verify_counts(state)
-    if problem := kinds_problem(state):
+    if problem := kinds_problem(state) or arrays_problem(state):
         raise Violation(problem)
     _verify_indexes(state)
     _verify_identity(state)
@@ -302,10 +303,13 @@ def _verify_ends(state: State) -> None:
 def _verify_tally(state: State) -> None:
     live: Counter[str] = Counter()
     waiting: Counter[str] = Counter()
+    first = {job.spec.array: job.id for job in state.jobs.values() if job.spec.array}
+    for array in state.arrays.values():
+        live.update(["", *_lineage(state, array.spec.tenant)])
     for job in state.jobs.values():
         if not job.spec.service:
             names = ["", *_lineage(state, job.spec.tenant)]
-            live.update(names)
+            live.update(names if first.get(job.spec.array) != job.id else ())
             waiting.update(names if job.phase is Phase.WAITING else ())
     for service in state.services.values():
         for name in ["", *_lineage(state, service.spec.replica.tenant)]:

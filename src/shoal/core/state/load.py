@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from shoal.core.scheduling.foresight import Foresight, Mix
 from shoal.core.state.accounts import Accounts
+from shoal.core.state.apply_array import add_array
 from shoal.core.state.apply_labels import look_at
 from shoal.core.state.apply_queue import add_job, adopt_policy, claim
 from shoal.core.state.apply_room import add_node
@@ -33,6 +34,8 @@ def restore(snapshot: Snapshot) -> State:
     look_at(state, dict.fromkeys(snapshot.asked))
     for node in snapshot.nodes:
         add_node(state, node)
+    for array in snapshot.arrays:
+        add_array(state, array)
     for job in snapshot.jobs:
         add_job(state, job)
     for job_id, slices in snapshot.claims.items():

@@ -72,7 +72,9 @@ class Queue:
         self.of_gang: dict[Gang, dict[Lane, None]] = {}
         self.lane: dict[int, Lane] = {}  # job number -> its lane
         self.delayed: list[tuple[int, int]] = []  # heap of (not_before_ms, job number)
-        self.oldest: list[int] = []  # heap of job numbers; the first one is in a lane
+        # Heap of (when it was submitted, job number); the first one is in a lane. An element is
+        # younger than its number says.
+        self.oldest: list[tuple[int, int]] = []
         self.held: dict[int, None] = {}  # numbers of jobs whose budget is used up
         self.parked: dict[int, None] = {}  # numbers of jobs that wait for other jobs to end
 
@@ -86,15 +88,15 @@ class Queue:
 
     def first(self) -> int | None:
         """The number of the oldest job that may start."""
-        return self.oldest[0] if self.oldest else None
+        return self.oldest[0][1] if self.oldest else None
 
     def stand(self, job: Job, lane: Lane, inner: int) -> None:
         self.lane[job.number] = lane
         insort(self.lanes.setdefault(lane, []), (inner, job.number))
         self.of_gang.setdefault(lane.gang, {})[lane] = None
-        heapq.heappush(self.oldest, job.number)
+        heapq.heappush(self.oldest, (job.submitted_ms, job.number))
         if len(self.oldest) > 2 * len(self.lane) + 64:
-            self.oldest = sorted(self.lane)
+            self.oldest = sorted({entry for entry in self.oldest if entry[1] in self.lane})
 
     def delay(self, job: Job) -> None:
         heapq.heappush(self.delayed, (job.not_before_ms, job.number))
@@ -117,7 +119,7 @@ class Queue:
                 del of_gang[lane]
                 if not of_gang:
                     del self.of_gang[lane.gang]
-            while self.oldest and self.oldest[0] not in self.lane:
+            while self.oldest and self.oldest[0][1] not in self.lane:
                 heapq.heappop(self.oldest)
         elif job.number in self.held:
             del self.held[job.number]

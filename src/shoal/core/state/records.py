@@ -48,3 +48,10 @@ class Ages(msgspec.Struct):
         if self.jobs > AGES_MAX:
             self.total_ms //= 2
             self.jobs //= 2
+
+
+class Unfolded(msgspec.Struct):
+    """The elements of an array that are live jobs, and how many of them were never placed."""
+
+    jobs: dict[str, None] = {}
+    fresh: int = 0

@@ -8,6 +8,7 @@ from shoal.core.state.facts import Node as Node
 from shoal.core.state.facts import Snapshot as Snapshot
 from shoal.core.state.heard import Heard
 from shoal.core.state.indexes import Indexes
+from shoal.model.ids import array_of, in_order
 from shoal.model.job import Job
 
 ELDER_FACTOR = 16
@@ -25,6 +26,19 @@ class State(Indexes):
 
     def job_numbered(self, number: int) -> Job:
         return self.jobs[self.numbers[number]]
+
+    def live(self, job_id: str) -> Job | None:
+        """The job or array of this id, until it has ended. An element that has not begun is none
+        yet: see `pending`."""
+        return self.jobs.get(job_id) or self.arrays.get(job_id)
+
+    def pending(self, job_id: str) -> bool:
+        """Whether it is an element of a live array that has not begun."""
+        array = self.arrays.get(array_of(job_id))
+        if array is None or array.elements is None or array.spec.sweep is None:
+            return False
+        position = array.spec.sweep.position_of(in_order(job_id)[1])
+        return position is not None and position in array.elements.pending
 
     def patience_ms(self, now_ms: int) -> int:
         """How long a job waits before it may come first: in proportion to the usual age of jobs, so

@@ -290,7 +290,7 @@ class Replay:
         for event in done.events:
             if type(event) is JobSubmitted:
                 job = self.state.jobs.get(event.job)
-                if job is not None and job.phase is Phase.WAITING and not job.number % every:
+                if job is not None and job.phase is Phase.WAITING and not int(job.id[1:]) % every:
                     self.jobs[event.job].predicted = predict(self.state, job, self.now_ms)
 
     # -- the log of events ----------------------------------------------------------------
@@ -314,6 +314,9 @@ class Replay:
 
     def snapshot(self, seq: int, body: bytes) -> list[str]:
         raise NotImplementedError(f"a replay is never loaded again: {seq}, {len(body)} bytes")
+
+    def job(self, _: str) -> Job | None:
+        return None  # a replay retries nothing
 
     def keyed(self, key: str) -> str | None:
         raise NotImplementedError(f"a replay submits nothing twice: {key}")

@@ -20,6 +20,7 @@ from shoal.sim.storm.witness import Witness
 
 _encoder = msgspec.json.Encoder()
 _event_decoder: msgspec.json.Decoder[Event] = msgspec.json.Decoder(Event)
+_job_decoder = msgspec.json.Decoder(Job)
 _snapshot_decoder = msgspec.json.Decoder(Snapshot)
 
 
@@ -43,6 +44,7 @@ class Disk:
         self._witness = witness or Witness()
         self._keys: dict[str, str] = {}  # submission key -> finished job
         self._ended: dict[str, Ended] = {}
+        self._arrays: dict[str, bytes] = {}  # the records of arrays that have finished
         self._snapshot: tuple[int, bytes] | None = None
 
     def mend(self) -> None:
@@ -59,7 +61,10 @@ class Disk:
             raise StoreError("the disk is full")
         self.log += map(_encoder.encode, events)
         for job in finished:
-            if job.key in self._keys:
+            again = self._arrays.pop(job.id, None)
+            if job.elements is not None:
+                self._arrays[job.id] = _encoder.encode(job)
+            if job.key in self._keys and again is None:
                 raise Violation(f"{self._keys[job.key]} and {job.id} have the same key")
             if job.outcome is not None:
                 name = job.spec.name or ""
@@ -71,6 +76,11 @@ class Disk:
         if fault is Fault.UNCERTAIN:
             raise StoreError("the disk did not answer in time")
         return len(self.log)
+
+    def job(self, job_id: str) -> Job | None:
+        """Of finished jobs, only arrays are asked for."""
+        found = self._arrays.get(job_id)
+        return None if found is None else _job_decoder.decode(found)
 
     def keyed(self, key: str) -> str | None:
         return self._keys.get(key)
