@@ -272,7 +272,7 @@ def build(
     def provide_nothing() -> None:
         """`loop` depends on this, so that it is provided last and by itself."""
 
-    async def provide_loop(before: None) -> ControlLoop:  # noqa: ARG001
+    async def provide_loop(all_others: None) -> ControlLoop:  # noqa: ARG001
         """Handlers start from the stored state."""
         await loop.settled()
         return loop
@@ -288,7 +288,7 @@ def build(
         response_headers=SAFE_HEADERS,
         state=State({"feed": feed}),
         dependencies={
-            "before": Provide(provide_nothing, sync_to_thread=False),
+            "all_others": Provide(provide_nothing, sync_to_thread=False),
             "loop": Provide(provide_loop),
             "wanted": Provide(provide_wanted, sync_to_thread=False),
             "entry": Provide(provide_entry, sync_to_thread=False),
