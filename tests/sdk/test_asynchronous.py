@@ -61,7 +61,11 @@ def test_a_cancelled_call_ends_at_once_and_the_client_goes_on(live: Live) -> Non
             assert (await last).state == "cancelled"
             other = await cluster.run("sleep 600")
             left = asyncio.create_task(cluster.wait(other.id))
-            await cluster.cancel(other.id)
+            await asyncio.sleep(0.1)  # in its thread, or not yet: both must end
+        with pytest.raises((shoal.ShoalError, asyncio.CancelledError)):
             await left
+        with pytest.raises(RuntimeError, match="shutdown"):
+            await cluster.status()
+        live.client.cancel(other.id)
 
     asyncio.run(asyncio.wait_for(story(), 120))

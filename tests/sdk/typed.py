@@ -24,10 +24,23 @@ def calls(cluster: shoal.Client) -> None:
     cluster.jobs(ended=True)  # type: ignore[call-arg]
 
 
+def rank(base: int) -> str:
+    return str(base)
+
+
+def functions(cluster: shoal.Client) -> None:
+    call = shoal.run(rank, 3, gpus=1, members=2)
+    assert_type(call, shoal.Call[str])
+    assert_type(call.result(timeout_s=3), str)
+    assert_type(cluster.call(len, "abc").results(), list[int])
+    shoal.run("python train.py")  # type: ignore[arg-type]
+
+
 async def awaited(cluster: shoal.AsyncClient) -> None:
     job = await cluster.run("python train.py", gpus=8)
     assert_type(job, JobView)
     assert_type(await cluster.nodes(), list[NodeView])
+    assert_type(await cluster.call(rank, 3), shoal.Call[str])
     async for line in cluster.follow(job.id):
         assert_type(line, str)
     await cluster.wait(job.id, timeout=3)  # type: ignore[call-arg]

@@ -13,9 +13,10 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, Concatenate, ParamSpec, Self, TypeVar
 
-from shoal.connections import Interrupt
+from shoal.connections import Interrupt, Interrupted
 from shoal.sdk.client import Client
 from shoal.sdk.following import line_groups
+from shoal.transport import ShoalError
 
 P = ParamSpec("P")
 Answer = TypeVar("Answer")
@@ -99,6 +100,8 @@ class AsyncClient:
         except asyncio.CancelledError:
             interrupt.ask()
             raise
+        except Interrupted:
+            raise ShoalError("the client was closed during the call") from None
         finally:
             self._running.discard(interrupt)
 
