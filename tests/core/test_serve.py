@@ -574,6 +574,17 @@ def test_a_gang_that_loses_a_node_is_ready_again_only_as_a_whole() -> None:
     assert stayed in {member.slice.node for member in cluster.job(job_id).members}
 
 
+def test_a_gang_scales_to_zero_and_is_woken_as_one() -> None:
+    cluster = Serving(nodes=2)
+    cluster.served(replica=GANG, **SLEEPS)
+    cluster.tick(60)
+    assert cluster.replicas() == []
+    cluster.held = 1
+    cluster.tick(4)
+    (job,) = cluster.replicas()
+    assert (len(job.members), cluster.ready()) == (2, [job.id])
+
+
 # -- a roll-out on a full cluster --------------------------------------------------------------
 
 FULL: dict[str, Any] = {"scale": {"least": 4, "most": 4}, "replica": {"cpu_milli": 2_000}}

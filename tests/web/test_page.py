@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import sys
 from typing import TYPE_CHECKING
 
@@ -146,7 +147,8 @@ def test_a_node_is_drained_and_opened_and_a_job_requeued_after_a_question(
 
 @pytest.mark.outside("a real Chromium draws when it gets the time")
 def test_a_service_is_scaled_from_the_page(visit: Visit, live: Live) -> None:
-    replica = JobSpec(command=(sys.executable, "-c", "import time; time.sleep(600)"), cpu_milli=100)
+    sleeps = (sys.executable, "-c", "import time; time.sleep(600)")
+    replica = JobSpec(command=sleeps, cpu_milli=100, members=2, members_per_node=1)
     live.client.submit_service(
         ServiceSpec(name="chat", replica=replica, scale=Scale(least=1, most=1), probe=Probe())
     )
@@ -157,6 +159,7 @@ def test_a_service_is_scaled_from_the_page(visit: Visit, live: Live) -> None:
     visit.page.fill("dialog input[name=most]", "3")
     visit.page.get_by_role("button", name="Scale the service").click()
     card.get_by_text("2 and 3").wait_for()
+    card.get_by_text(re.compile(r"n\d, n\d \(2 members\)")).first.wait_for()
     assert live.client.service("chat").least == 2
     live.client.stop_service("chat")
     card.wait_for(state="detached")

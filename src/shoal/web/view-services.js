@@ -32,6 +32,13 @@ export function mount(root) {
   return () => { alive = false; stop(); update.stop(); clearInterval(timer); for (const card of cards.values()) card.stop(); };
 }
 
+// A gang's members by rank; the first one answers.
+function nodesOf(one) {
+  if (!one.nodes?.length) return one.node ?? "–";
+  const members = one.nodes.map((node, rank) => `member ${rank} on ${node}${rank ? "" : ", answers requests"}`);
+  return h("span", { title: members.join("\n") }, one.nodes.join(", "), h("span", { class: "dim small" }, ` (${plural(one.nodes.length, "member")})`));
+}
+
 class Card {
   constructor(name) {
     this.name = name;
@@ -56,7 +63,7 @@ class Card {
       service.why ? h("p", { class: "why dim" }, service.why) : null,
       h("dl", { class: "facts" }, fact("Requests", `${short(Number((service.rps ?? 0).toFixed(1)))} /s`), fact("Failed", `${short(Number((service.failed_per_s ?? 0).toFixed(1)))} /s`), fact("Latency", `${short(service.response_ms ?? 0)} ms`), fact("In flight", short(service.in_flight ?? 0)), fact("Queued", short(service.queued ?? 0)),
         fact("Replicas", `${service.ready ?? 0} of ${service.wanted ?? 0}`), fact("Between", `${service.least ?? 0} and ${service.most ?? 0}`)));
-    const rows = (service.replicas ?? []).map((one) => h("tr", { "data-key": one.job }, h("td", {}, h("a", { href: `#/job/${one.job}`, "data-key": one.job }, jobName(jobOf(one.job) ?? { id: one.job }))), h("td", {}, chip(one.state)), h("td", { "data-name": "node" }, one.node ?? "–"), h("td", { class: "num", "data-name": "version" }, String(one.version ?? 1)), h("td", { class: "num", "data-name": "in flight" }, String(one.in_flight ?? 0)), h("td", { class: "num", "data-name": "per second" }, short(Number((one.rps ?? 0).toFixed(1)))), h("td", { class: "num", "data-name": "answers in" }, `${one.response_ms ?? 0} ms`)));
+    const rows = (service.replicas ?? []).map((one) => h("tr", { "data-key": one.job }, h("td", {}, h("a", { href: `#/job/${one.job}`, "data-key": one.job }, jobName(jobOf(one.job) ?? { id: one.job }))), h("td", {}, chip(one.state)), h("td", { "data-name": "node" }, nodesOf(one)), h("td", { class: "num", "data-name": "version" }, String(one.version ?? 1)), h("td", { class: "num", "data-name": "in flight" }, String(one.in_flight ?? 0)), h("td", { class: "num", "data-name": "per second" }, short(Number((one.rps ?? 0).toFixed(1)))), h("td", { class: "num", "data-name": "answers in" }, `${one.response_ms ?? 0} ms`)));
     replace(this.below, rows.length ? table(["Replica", "", "Node", "num:Version", "num:In flight", "num:Per second", "num:Latency"], rows) : h("p", { class: "dim" }, `${plural(0, "replica")}: the first request starts one`));
     if (!this.kept) this.draw(null);
   }

@@ -49,6 +49,11 @@ def serve(words: tuple[str, ...], no_wait: bool, json: bool, home: Path, **flags
     a failed request. If the new version does not become ready, the old one stays and
     this command fails.
 
+    A replica may be a gang over several nodes: --members 2 --per-node 1. Member 0
+    answers on $PORT; all members find each other by MASTER_ADDR, MASTER_PORT and RANK.
+    If there is no room for new replicas beside the old ones, --rollout replace drains
+    an old one first.
+
     A file that ends in .yaml, .toml or .json can describe the service instead. Its
     fields have the names of the flags (name, command, replicas, ready_within, ...).
     Flags override the file. A relative path in it counts from the file's folder.
@@ -59,8 +64,9 @@ def serve(words: tuple[str, ...], no_wait: bool, json: bool, home: Path, **flags
     Examples:
       shoal serve chat --replicas 1..8 --gpus 1 -- python server.py
       shoal serve site --cpus 0.5 -- sh -c 'exec python -m http.server $PORT'
-      shoal serve llm -g 1 --route prefix --ready-within 20m -- \\
+      shoal serve llm -g 1 --route prefix --probe openai --ready-within 20m -- \\
         sh -c 'exec vllm serve MODEL --port $PORT'
+      shoal serve large --members 2 --per-node 1 -g 8 --rollout replace -- ./serve.sh
       shoal serve service.yaml --replicas 2
       curl $(shoal serve chat -- python server.py)v1/models
     """

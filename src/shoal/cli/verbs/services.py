@@ -50,7 +50,8 @@ def services(json: bool, home: Path) -> None:
 def service(name: str, stop: bool, json: bool, home: Path) -> None:
     """Show one service with its replicas, or stop it.
 
-    It shows the service's load, its replicas and its last events. With --stop
+    It shows the service's load, its replicas and its last events. NODE lists the
+    nodes of all members; the first one answers. With --stop
     the service gets no new requests, answers the open ones, and ends. The
     command does not wait for that.
 
@@ -165,7 +166,9 @@ def _print_whole(view: ServiceView, records: list[Recorded], now_ms: int) -> Non
     if view.url:
         line(f"  {view.url}")
     spec = view.spec
-    what = f"{replicas_text(spec.scale)} with {spec.replica.demand}"
+    members = spec.replica.members
+    of = (f" of {members} members", " each") if members > 1 else ("", "")
+    what = f"{replicas_text(spec.scale)}{of[0]} with {spec.replica.demand}{of[1]}"
     line(f"  version {view.version}: {what}: {command_text(spec.replica.command)}")
     latency = latency_text(view.response_ms, view.requests_per_s)
     failed = f", {view.failed_per_s:.1f}/s failed" if view.failed_per_s else ""
