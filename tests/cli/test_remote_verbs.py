@@ -48,6 +48,11 @@ TRIES: dict[str, list[Try]] = {
     "exec": [Try(("{job}", "--", "true"), "{job} has ended", 1)],
     "ssh-config": [Try((), "Host shoal-*")],
     "ssh-proxy": [Try(("--help",), "ssh")],  # makes keys; test_sessions.py uses it
+    "dev": [  # tests/web/test_notebook.py uses one
+        Try(("list",), "no dev environment"),
+        Try(("open",), "there is no dev environment", 1),
+        Try(("--editor", "emacs"), "use jupyter or code", 2),
+    ],
     "forward": [Try(("{job}", "8888"), "{job} has ended", 1)],  # test_sessions.py forwards
     "ls": [Try(("{job}",), "has kept no files"), Try(("{job}", "--json"), '"files": []')],
     "cp": [Try(("{job}:no.txt", "."), "has kept no file", 1)],

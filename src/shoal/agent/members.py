@@ -22,7 +22,7 @@ from shoal.agent.memory import OUT_OF_MEMORY, MemoryWatch, refusal
 from shoal.agent.numbers import own_gpus
 from shoal.agent.process import Ended
 from shoal.agent.processes import CANNOT_START_CODE, KILLED_CODE, MARK, Processes
-from shoal.agent.shipping import Shipping, append, last_words
+from shoal.agent.shipping import Shipping, append, last_words, parting_words
 from shoal.agent.stacks import stacks
 from shoal.agent.supplies import Supplies
 from shoal.agent.surroundings import Surroundings
@@ -255,6 +255,8 @@ class Members:
             launch = self._book.alive[member.ref]
             self._supplies.images.forget(launch.image)  # it may be gone from this node
             return not_started(last_words(output), launch.argv[0])
+        if code == 0:
+            return parting_words(output, self._supplies.secrets.mask(member.ref)), Fault.NONE
         if 0 < code < SIGNALS_FROM:
             why = last_words(output, self._supplies.secrets.mask(member.ref))
         elif code == KILLED_CODE and starved:

@@ -24,6 +24,7 @@ CHUNK_BYTES = 256 * 1024
 WINDOW_BYTES = 4 * 1024 * 1024
 LAST_BYTES = 4096
 LAST_CHARACTERS = 300
+PARTING = "[shoal: "
 
 BLOCK_BYTES = 64 * 1024  # holes are aligned to this: no file system has larger blocks
 # Output that the controller has kept stays here too for a while: if its machine crashes, the end
@@ -305,6 +306,12 @@ def last_words(path: Path, mask: Mask | None = None) -> str:
     lines = [line.strip() for line in text.splitlines() if line.strip()]
     said = "".join(c for c in lines[-1] if c.isprintable()) if lines else ""
     return said if len(said) <= LAST_CHARACTERS else said[: LAST_CHARACTERS - 3] + "..."
+
+
+def parting_words(path: Path, mask: Mask | None = None) -> str:
+    """Why a member ended well, if its last line says so to us: [shoal: ...]."""
+    said = last_words(path, mask)
+    return said[len(PARTING) : -1] if said.startswith(PARTING) and said.endswith("]") else ""
 
 
 def append(path: Path, data: bytes) -> None:

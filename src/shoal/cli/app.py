@@ -27,6 +27,7 @@ THEMES = {
         "exec": "Run a command beside a running job, in the same surroundings.",
         "ssh-config": "Print or write the entries with which ssh reaches running jobs.",
         "ssh-proxy": "Connect ssh to a running job; the entries of ssh-config use it.",
+        "dev": "Work in a notebook on the cluster, in your browser.",
         "forward": "Forward ports of this machine to ports of a running job.",
         "ls": "List the files that a job has kept.",
         "cp": "Copy files that a job has kept to this machine.",

@@ -310,6 +310,7 @@ class Job(msgspec.Struct, kw_only=True):
     requeued_ms: int = 0  # since then it waits again
     waited_ms: int = 0  # the longest part of its present wait that was reported
     elements: Elements | None = None  # it is an array
+    said: str = ""  # why this attempt ended well, in its own words
 
     @property
     def active(self) -> bool:

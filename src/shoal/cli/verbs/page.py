@@ -29,13 +29,13 @@ def page(json: bool, home: Path) -> None:
         show.as_json({"url": link})
         return
     show.line(link)
-    if show.at_terminal() and _has_desktop():
+    if show.at_terminal() and has_desktop():
         import webbrowser
 
         webbrowser.open(link)
 
 
-def _has_desktop() -> bool:
+def has_desktop() -> bool:
     """Without a desktop, a text browser might open in the terminal."""
     return sys.platform == "darwin" or bool(
         os.environ.get("DISPLAY") or os.environ.get("WAYLAND_DISPLAY")

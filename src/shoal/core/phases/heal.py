@@ -95,7 +95,8 @@ def _settle(round_: Round, job: Job) -> None:
     if not job.spec.service and all(member.done for member in job.members):
         # The reason to stop it came too late. A server, though, is never done.
         late = f" before it was stopped: {job.why}" if cause is not None else ""
-        _finish(round_, job, Outcome.SUCCEEDED, 0, f"every member exited 0{late}")
+        said = f": {job.said}" if job.said and not late else ""
+        _finish(round_, job, Outcome.SUCCEEDED, 0, f"every member exited 0{said}{late}")
     elif cause is StopCause.CANCEL:
         _finish(round_, job, Outcome.CANCELLED, CANCELLED_CODE, job.why)
     elif cause is StopCause.TIME_LIMIT:

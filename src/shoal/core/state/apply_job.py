@@ -77,6 +77,7 @@ def _job_placed(state: State, event: JobPlaced) -> None:
     job.phase = Phase.STARTING
     job.share = share_of(job.spec.demand, event.slices[0].gpu_milli, state.totals)
     job.attempt = event.attempt
+    job.said = ""
     job.members = [Member(slice_) for slice_ in event.slices]
     job.master, job.door = event.master, event.door
     job.placed_ms = event.at_ms
@@ -157,6 +158,8 @@ def _member_exited(state: State, event: MemberExited) -> None:
         job.first_bad_member, job.first_bad_step = event.member, event.step
         if job.phase is not Phase.STOPPING:  # otherwise the reason for stopping it says more
             job.why = event.why
+    elif not event.code and event.why:
+        job.said = event.why
     member_over(state, job, event.member, event.at_ms)
 
 

@@ -1,0 +1,1 @@
+"""`shoal dev`: an editor's server as a job, a link to it, and its files on this machine."""
