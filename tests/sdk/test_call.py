@@ -68,8 +68,14 @@ def test_what_a_function_raises_is_raised_here_with_its_traceback(cluster: Clien
     assert "raise Odd(number)" in str(caught.value.__cause__)
     lines = list(call.follow(member=1))
     assert "Odd: 7" in lines[-1] and "member.py" not in "".join(lines), "only what is the user's"
-    with pytest.raises(shoal.JobFailed, match=r"j\d+ has no result: it failed: .*exited 9"):
+    with pytest.raises(shoal.JobFailed, match=r"j\d+ has no result, because it failed: .*exited 9"):
         shoal.run(os._exit, 9).result()
+    assert shoal.run(sys.exit, 0).result() is None
+    endless = shoal.run(time.sleep, 600, name="endless")
+    endless.cancel()
+    with pytest.raises(shoal.JobFailed, match="because it was cancelled: ") as stopped:
+        endless.result()
+    assert (stopped.value.job, stopped.value.state) == (endless.id, "cancelled")
     with pytest.raises(TypeError, match="the result, a generator, cannot be sent"):
         shoal.run(lambda: (n for n in range(3))).result()
 

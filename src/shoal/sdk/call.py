@@ -18,11 +18,11 @@ from shoal.forms.pack import packed
 from shoal.model.job import JobSpec
 from shoal.model.views import Done, JobView
 from shoal.packing import PackError, pack_files
+from shoal.sdk import member
 from shoal.sdk.kept import Changed, parts
 from shoal.sdk.member import CALL, CALL_FILE, IN_PACKAGE, RESULTS, Returned, Sent
 from shoal.tasks.errors import restored
 from shoal.tasks.functions import dump_function, dumper, main_script, refuse_within_main
-from shoal.tasks.process import SOURCE
 from shoal.transport import ShoalError
 
 if TYPE_CHECKING:
@@ -33,20 +33,18 @@ Result = TypeVar("Result")
 CALL_TEXT_MAX = 96 * 1024  # in the environment; a larger call is sent as a file
 CALL_BYTES_MAX = 256 << 20
 NOT_FOUND = 404
+ENDS = {"cancelled": "was cancelled", "timed-out": "ran out of time"}
 ARRIVE_S_MAX = 120.0  # a large result may arrive after its member's exit
 LOOK_S = 0.2
-_START = (
-    "import sys; sys.path.append(sys.argv.pop(1)); "
-    "from shoal.sdk.member import main; sys.exit(main())"
-)
-_START_THERE = 'exec "${SHOAL_PYTHON:-python3}" -m shoal.sdk.member'
+_START_THERE = 'exec "${SHOAL_PYTHON:-python3}" -m shoal.sdk.member "$0"'
 
 
 class JobFailed(ShoalError):
     """The job of a function has ended without a result: `state` says how, the message why."""
 
     def __init__(self, view: JobView, problem: str = "") -> None:
-        super().__init__(problem or f"{view.id} has no result: it {view.state}: {view.why}")
+        how = ENDS.get(view.state, view.state)
+        super().__init__(problem or f"{view.id} has no result, because it {how}: {view.why}")
         self.job = view.id
         self.state = view.state
 
@@ -95,6 +93,7 @@ def run(fn: Callable[..., Result], /, *arguments: Any, **fields: Any) -> Call[Re
     With `members=2`, every member calls the function; `results()` has what each returned."""
     from shoal.sdk.client import Client
 
+    refuse_within_main()
     return Client().call(fn, *arguments, **fields)
 
 
@@ -139,7 +138,8 @@ def _root(workdir: Path, spec: JobSpec) -> str:
 def _started(spec: JobSpec) -> JobSpec:
     """With the Python of this program if that is there, else with the node's or the image's."""
     there = spec.package or spec.requirements or spec.image
-    command = ("sh", "-c", _START_THERE) if there else (sys.executable, "-c", _START, SOURCE)
+    start = ("sh", "-c", _START_THERE) if there else (sys.executable, member.__file__)
+    command = (*start, spec.name or "")  # the last word is for people
     return msgspec.structs.replace(spec, command=command)
 
 
@@ -176,7 +176,7 @@ def results(client: Client, view: JobView, members: int) -> list[Any]:
         raise ShoalError(f"{view.id} runs a command, which has no result", "job")
     if view.state != "succeeded":
         raise _failure(client, view)
-    found = [_returned(client, view, member) for member in range(members)]
+    found = [_returned(client, view, number) for number in range(members)]
     return [pickle.loads(one.body) for one in found]
 
 
@@ -193,15 +193,15 @@ def _failure(client: Client, view: JobView) -> BaseException:
     return restored(first.body, first.text)
 
 
-def _returned(client: Client, view: JobView, member: int) -> Returned:
+def _returned(client: Client, view: JobView, number: int) -> Returned:
     ended_s = (client.status().now_ms - (view.finished_ms or 0)) / 1000
     deadline = time.monotonic() + ARRIVE_S_MAX - ended_s
     while True:
-        kept = _read(client, view.id, f"{RESULTS}/result-{member}")
+        kept = _read(client, view.id, f"{RESULTS}/result-{number}")
         if kept is not None and kept.attempt == view.attempt and not kept.text:
             return kept
         if time.monotonic() > deadline:
-            message = f"{view.id} succeeded, but the result of member {member} is not kept, or no"
+            message = f"{view.id} succeeded, but the result of member {number} is not kept, or no"
             raise JobFailed(view, f"{message} longer; see: shoal ls {view.id}")
         time.sleep(LOOK_S)
 

@@ -15,6 +15,9 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
 
+if not __package__:  # started by its path: then the first place for imports is its folder
+    sys.path[0] = str(Path(__file__).parents[2])
+
 from shoal.tasks.errors import portable
 from shoal.tasks.functions import moved, offer_main, paths_here
 
@@ -50,8 +53,10 @@ def main() -> int:
     try:
         function, arguments = _loaded(_sent())
         body, text = _dump(function(*arguments)), ""
-    except SystemExit:
-        raise
+    except SystemExit as error:
+        if error.code:
+            raise
+        body, text = _dump(None), ""  # it ended by itself, and well
     except BaseException as error:
         body, text = portable(error)
         print(text, file=sys.stderr, end="", flush=True)

@@ -75,7 +75,7 @@ def offer_main(path: str) -> None:
 def refuse_within_main() -> None:
     """Without the guard, workers would start more workers."""
     if _finding_main:
-        message = 'the script calls shoal.map outside of `if __name__ == "__main__":`'
+        message = 'the script calls shoal.map or shoal.run outside of `if __name__ == "__main__":`'
         raise Unloadable(f"{message}; put it there, or: pip install 'shoal[tasks]'")
 
 
