@@ -307,6 +307,7 @@ BUILTIN = {"all", "any", "dict", "enumerate", "getattr", "isinstance", "len", "l
 BUILTIN |= {"bool", "fromkeys", "map", "range", "sorted", "sum", "tuple", "zip", "Counter"}
 # One part of the invariants calls the other.
 OWN_PARTS = {"after_problem", "arrays_problem", "kinds_problem", "placement_problem"}
+OWN_PARTS |= {"schedule_problem"}
 
 
 def shared(tree: ast.Module) -> Iterator[ast.AST]:

@@ -38,6 +38,7 @@ from shoal.model.report import (
     Report,
     Request,
     Retry,
+    RunSchedule,
     Still,
     Submit,
     SubmitWorkflow,
@@ -45,6 +46,7 @@ from shoal.model.report import (
 from shoal.model.service import ServiceLoad
 from shoal.model.supply import SupplyCommand, SupplyReport
 from shoal.ports import EventLog, StoreError
+from shoal.timetable import dues_of
 
 Send = Callable[[str, Envelope], None]
 Supply = Callable[[Sequence[SupplyCommand]], None]
@@ -251,7 +253,7 @@ class Tick:
     def decide(self, now_ms: int) -> Decision:
         """Empty the inbox into one step. If that fails, the requests in it get the error."""
         assert self.stage is Stage.READY, self.stage
-        report, replies = self._collect()
+        report, replies = self._collect(now_ms)
         self.stage = Stage.DECIDED
         try:
             done = step(self.state, report, self.policy, now_ms)
@@ -307,7 +309,7 @@ class Tick:
         assert self.settled, self.stage
         return self.last_seq, msgspec.json.encode(self.state.snapshot())
 
-    def _collect(self) -> tuple[Report, list[Reply]]:
+    def _collect(self, now_ms: int) -> tuple[Report, list[Reply]]:
         asked, self._asked = self._asked, []
         kept = [
             (ready, reply)
@@ -318,6 +320,7 @@ class Tick:
         report = Report(
             requests=tuple(request for request, _ in kept),
             ended=tuple(self._ends.values()),
+            dues=dues_of(self.state, now_ms),
             nodes=tuple(self._reports.values()),
             gone=tuple(self._gone.values()),
             still=tuple(self._still.values()),
@@ -336,13 +339,14 @@ class Tick:
         """The state knows the keys of jobs that live, the store those of jobs that have ended."""
         if reply.done():  # the client went away
             return False
-        if not isinstance(request, Submit | SubmitWorkflow):
+        if not isinstance(request, Submit | SubmitWorkflow | RunSchedule):
             return True
         try:
             job_id = None
             if request.key and request.key not in self.state.keys:
                 job_id = self._log.keyed(request.key)
-            self._look_up(request)
+            if not isinstance(request, RunSchedule):
+                self._look_up(request)
         except StoreError as error:
             reply.set_exception(error)
             return False

@@ -54,6 +54,13 @@ from shoal.model.events import (
     ReplicaReady,
     RuleRemoved,
     RuleSet,
+    ScheduleMissed,
+    SchedulePaused,
+    ScheduleRan,
+    ScheduleRemoved,
+    ScheduleResumed,
+    ScheduleSet,
+    ScheduleSkipped,
     ServiceScaled,
     ServiceSet,
     ServiceStopped,
@@ -72,8 +79,10 @@ from shoal.model.node import End, NodeIntent, NodeSpec
 from shoal.model.notice import Rule
 from shoal.model.policy import Policy
 from shoal.model.resources import Slice
+from shoal.model.schedule import ScheduleSpec
 from shoal.model.service import ServiceSpec
 from shoal.model.supply import OrderPhase, Supply
+from shoal.model.workflow import WorkflowJob
 
 SPEC = JobSpec(command=("python", "train.py"), name="big", members=2, gpus=8)
 CHAT = ServiceSpec(name="chat", replica=JobSpec(command=("serve",)))
@@ -82,6 +91,13 @@ NODE = NodeSpec(id="n1", cpu_milli=4000, memory_mb=1024, gpus=8, place="b1/r1")
 
 TOKEN = Token(id="0a1b2c3d", user="bob", tenant="lab", role=Role.MEMBER, hash="0" * 64)
 KEY = NodeKey(id="0a1b2c3d", hash="0" * 64, node="n1")
+HOUR = 3_600_000
+NIGHTLY = ScheduleSpec(
+    name="nightly",
+    cron="0 3 * * *",
+    timezone="Europe/Berlin",
+    jobs=(WorkflowJob("nightly", JobSpec(command=("true",), tenant="lab")),),
+)
 SENTENCES: list[tuple[Event, str]] = [
     (
         JobSubmitted(at_ms=0, job="j1", spec=SPEC),
@@ -340,6 +356,33 @@ SENTENCES: list[tuple[Event, str]] = [
         JobReleased(at_ms=0, job="j2", by="j1", why="j1 (prepare) succeeded"),
         "j2 no longer waits for j1: j1 (prepare) succeeded",
     ),
+    (
+        ScheduleSet(at_ms=0, schedule="lab/nightly", spec=NIGHTLY, next_ms=HOUR, why="set by ann"),
+        "schedule lab/nightly was set to '0 3 * * *' Europe/Berlin; next at 1970-01-01 01:00 UTC",
+    ),
+    (
+        ScheduleRan(at_ms=0, schedule="default/n", due_ms=HOUR, next_ms=2 * HOUR, job="j7"),
+        "schedule n ran as j7, due at 1970-01-01 01:00 UTC",
+    ),
+    (
+        ScheduleMissed(
+            at_ms=0, schedule="default/n", count=2, first_ms=0, last_ms=1, next_ms=2, why="down"
+        ),
+        "schedule n was missed: down",
+    ),
+    (
+        ScheduleSkipped(at_ms=0, schedule="default/n", due_ms=0, next_ms=1, why="j7 runs"),
+        "schedule n left out the run due at 1970-01-01 00:00 UTC: j7 runs",
+    ),
+    (
+        SchedulePaused(at_ms=0, schedule="default/n", why="paused by ann"),
+        "schedule n is paused: paused by ann",
+    ),
+    (
+        ScheduleResumed(at_ms=0, schedule="default/n", next_ms=HOUR),
+        "schedule n goes on, next at 1970-01-01 01:00 UTC",
+    ),
+    (ScheduleRemoved(at_ms=0, schedule="default/n"), "schedule n was removed"),
     (ClockJumped(at_ms=0, drift_ms=9000, why="the clock was set"), "the clock was set"),
     (
         TenantAdded(at_ms=0, tenant=TenantRecord(name="lab", uid=61000), who="ann"),

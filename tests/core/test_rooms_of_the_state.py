@@ -97,6 +97,7 @@ def indexes(state: State) -> dict[str, Any]:
     queue = state.queue
     found["queue"] = (sorted(queue.lane), sorted(queue.delayed), sorted(queue.held), queue.first())
     found["after"] = (sorted(queue.parked), state.dependents, state.flows)
+    found["dues"] = state.dues[:1]
     found["limits"] = sorted(due for due in set(state.limits) if running(state, due))
     found["aging"] = sorted({due[1:] for due in state.aging if running(state, due)})
     return found

@@ -20,6 +20,7 @@ from shoal.model.events import (
     ReplicaDraining,
     ReplicaReady,
     RuleEvent,
+    ScheduleEvent,
     ServiceEvent,
     ServiceSet,
 )
@@ -64,6 +65,8 @@ def _seen_event(reach: Reach, event: Event, owners: dict[str, str]) -> Event | N
             )
         case OrderEvent():
             own = False
+        case ScheduleEvent():
+            own = who.sees(event.schedule.partition("/")[0])
         case BudgetEvent() | RuleEvent():
             own = who.sees(event.tenant)
         case PolicyChanged():

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import msgspec
 
-from shoal.core.phases.admit import admit
+from shoal.core.phases.admit import admit, run_problem
 from shoal.core.phases.after import settle_dependents
 from shoal.core.phases.budget import budget
 from shoal.core.phases.ends import close_ending
@@ -17,6 +17,7 @@ from shoal.core.phases.prepare import prepares_wanted
 from shoal.core.phases.reclaim import reclaim
 from shoal.core.phases.reconcile import reconcile
 from shoal.core.phases.round import Round
+from shoal.core.phases.schedules import run_schedules
 from shoal.core.phases.serve import serve
 from shoal.core.phases.supply import supply
 from shoal.core.phases.timekeeping import note_clock
@@ -58,6 +59,7 @@ def step(state: State, report: Report, policy: Policy, now_ms: int) -> Step:
     watch(round_, fresh)  # what members report of their work
     reclaim(round_, fresh)  # jobs that hold GPUs and do not use them
     answers = admit(round_, report.requests)  # what users want
+    run_schedules(round_, report.dues, run_problem)  # what is due by a schedule
     budget(round_, report.spendings)  # tenants that have used up their budget
     close_ending(round_)  # nodes whose end is near
     heal(round_)  # retry, requeue, give up

@@ -44,6 +44,14 @@ from shoal.model.notice_events import RuleRemoved as RuleRemoved
 from shoal.model.notice_events import RuleSet as RuleSet
 from shoal.model.policy import Policy
 from shoal.model.resources import Slice
+from shoal.model.schedule_events import ScheduleEvent as ScheduleEvent
+from shoal.model.schedule_events import ScheduleMissed as ScheduleMissed
+from shoal.model.schedule_events import SchedulePaused as SchedulePaused
+from shoal.model.schedule_events import ScheduleRan as ScheduleRan
+from shoal.model.schedule_events import ScheduleRemoved as ScheduleRemoved
+from shoal.model.schedule_events import ScheduleResumed as ScheduleResumed
+from shoal.model.schedule_events import ScheduleSet as ScheduleSet
+from shoal.model.schedule_events import ScheduleSkipped as ScheduleSkipped
 from shoal.model.service_events import ReplicaDraining as ReplicaDraining
 from shoal.model.service_events import ReplicaReady as ReplicaReady
 from shoal.model.service_events import ServiceEvent as ServiceEvent
@@ -272,6 +280,13 @@ Event = (
     | NodesOrdered
     | OrderChanged
     | OrderEnded
+    | ScheduleSet
+    | ScheduleRan
+    | ScheduleMissed
+    | ScheduleSkipped
+    | SchedulePaused
+    | ScheduleResumed
+    | ScheduleRemoved
     | ClockJumped
     | TenantAdded
     | TenantRemoved

@@ -3,21 +3,22 @@
 from __future__ import annotations
 
 import enum
-from typing import Annotated
 
 import msgspec
 
 from shoal.model.budget import Spending
 from shoal.model.health import CheckResult
 from shoal.model.identity import EVERY_TENANT, NodeKey, Token, User
-from shoal.model.job import JOB_NAME_PATTERN, Fault, Job, JobSpec, MemberRef, Outcome
+from shoal.model.job import Fault, Job, JobSpec, MemberRef, Outcome
 from shoal.model.labels import LabelKey, LabelValue
 from shoal.model.node import LabelChange, NodeIntent, NodeSpec
 from shoal.model.notice import Rule
 from shoal.model.progress import Progress
 from shoal.model.samples import NodeSample
+from shoal.model.schedule import Due, ScheduleSpec
 from shoal.model.service import ServiceLoad, ServiceSpec
 from shoal.model.supply import SupplyReport
+from shoal.model.workflow import WorkflowJob as WorkflowJob
 
 
 class MemberExit(msgspec.Struct, frozen=True):
@@ -121,14 +122,6 @@ class Submit(msgspec.Struct, frozen=True):
     spec: JobSpec
     key: str = ""
     scope: str = EVERY_TENANT
-
-
-class WorkflowJob(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """`after` names other jobs of the workflow: NAME, NAME:ok, NAME:any or NAME:fail."""
-
-    name: Annotated[str, msgspec.Meta(max_length=63, pattern=JOB_NAME_PATTERN)]
-    spec: JobSpec
-    after: tuple[Annotated[str, msgspec.Meta(max_length=80)], ...] = ()
 
 
 class SubmitWorkflow(msgspec.Struct, frozen=True):
@@ -300,6 +293,40 @@ class RemoveRule(msgspec.Struct, frozen=True):
     who: str = "a user"
 
 
+class SetSchedule(msgspec.Struct, frozen=True):
+    """Add or change it. `next_ms` is its first due time from now on."""
+
+    spec: ScheduleSpec
+    next_ms: int
+    owner: str = ""
+    who: str = "a user"
+    scope: str = EVERY_TENANT
+
+
+class PauseSchedule(msgspec.Struct, frozen=True):
+    """`next_ms` 0 pauses it; otherwise it goes on, and is due then."""
+
+    schedule: str
+    next_ms: int = 0
+    who: str = "a user"
+    scope: str = EVERY_TENANT
+
+
+class RunSchedule(msgspec.Struct, frozen=True):
+    """One run now, once for each key; the answer's id is its job."""
+
+    schedule: str
+    key: str = ""
+    who: str = "a user"
+    scope: str = EVERY_TENANT
+
+
+class RemoveSchedule(msgspec.Struct, frozen=True):
+    schedule: str
+    who: str = "a user"
+    scope: str = EVERY_TENANT
+
+
 class Nothing(msgspec.Struct, frozen=True):
     """Answered when the next step is stored."""
 
@@ -307,8 +334,10 @@ class Nothing(msgspec.Struct, frozen=True):
 PeopleRequest = AddTenant | RemoveTenant | SetUser | RemoveUser | SetToken | RemoveToken
 IdentityRequest = PeopleRequest | SetKey | RemoveKey
 NoticeRequest = LabelJob | NoteJob | SetRule | RemoveRule
+ScheduleRequest = SetSchedule | PauseSchedule | RunSchedule | RemoveSchedule
 Request = (
     Submit
+    | ScheduleRequest
     | SubmitWorkflow
     | CancelWorkflow
     | Cancel
@@ -370,6 +399,7 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
     services: tuple[ServiceLoad, ...] = ()
     supplies: tuple[SupplyReport, ...] = ()  # the newest of each engine that brings nodes
     spendings: tuple[Spending, ...] = ()  # of all tenants; empty: nothing new
+    dues: tuple[Due, ...] = ()  # schedules whose time has come
     ended: tuple[Ended, ...] = ()  # jobs that requests name and that the store knows
     drift_ms: int | None = None  # how far the machine's clock is ahead of `now`, if it was read
     fences: bool = False  # the engine can end a node that does not answer

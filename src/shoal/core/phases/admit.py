@@ -24,6 +24,7 @@ from shoal.core.phases.notices import change_notices
 from shoal.core.phases.observe import lose
 from shoal.core.phases.reserved import reserved, reserved_secrets
 from shoal.core.phases.round import Round
+from shoal.core.phases.schedules import change_schedule
 from shoal.core.phases.serve import set_service, stop_service
 from shoal.core.phases.spec_problem import shape_problem, spec_problem
 from shoal.core.phases.workflow import cancel_workflow, enter_all, graph_problem
@@ -48,20 +49,24 @@ from shoal.model.report import (
     LabelJob,
     NoteJob,
     Nothing,
+    PauseSchedule,
     Refused,
     RemoveKey,
     RemoveRule,
+    RemoveSchedule,
     RemoveTenant,
     RemoveToken,
     RemoveUser,
     Request,
     Requeue,
     Retry,
+    RunSchedule,
     SetEnd,
     SetIntent,
     SetKey,
     SetLabels,
     SetRule,
+    SetSchedule,
     SetService,
     SetToken,
     SetUser,
@@ -71,6 +76,7 @@ from shoal.model.report import (
     WorkflowJob,
 )
 from shoal.model.resources import cpus_text, plural
+from shoal.model.schedule import ScheduleSpec
 
 
 def admit(round_: Round, requests: tuple[Request, ...]) -> list[Answer]:
@@ -83,6 +89,8 @@ def _admit_one(round_: Round, request: Request) -> Answer:
             return _submit(round_, request)
         case SubmitWorkflow():
             return _submit_workflow(round_, request)
+        case SetSchedule() | PauseSchedule() | RunSchedule() | RemoveSchedule():
+            return change_schedule(round_, request, run_problem)
         case CancelWorkflow():
             return cancel_workflow(round_, request)
         case Cancel():
@@ -175,6 +183,16 @@ def workflow_problem(round_: Round, jobs: tuple[WorkflowJob, ...], scope: str) -
         if (problem := job_problem(round_, job.spec, scope)) is not None:
             return msgspec.structs.replace(problem, field=f"{job.name}.{problem.field}")
     return too_many(state.tally, state.accounts, tenant, len(jobs), waiting=len(jobs))
+
+
+def run_problem(round_: Round, spec: ScheduleSpec, scope: str) -> Refused | None:
+    """Why a run of this schedule would be refused now."""
+    if spec.workflow:
+        return workflow_problem(round_, spec.jobs, scope)
+    job, state = spec.jobs[0].spec, round_.state
+    return job_problem(round_, job, scope) or too_many(
+        state.tally, state.accounts, job.tenant, 1, waiting=1
+    )
 
 
 def job_problem(round_: Round, spec: JobSpec, scope: str) -> Refused | None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import msgspec
 
 from shoal.core.phases.round import Round
+from shoal.core.phases.schedules import drop_schedules
 from shoal.model.events import (
     TenantAdded,
     TenantRemoved,
@@ -97,6 +98,7 @@ def _remove_tenant(round_: Round, request: RemoveTenant) -> Answer:
     for job in (*state.arrays.values(), *state.jobs.values()):
         if job.spec.tenant == request.tenant:
             return Refused("tenant", f"has the job {job.id}; cancel it, or wait for its end")
+    drop_schedules(round_, request.tenant)
     round_.emit(TenantRemoved(at_ms=round_.now_ms, tenant=request.tenant, who=request.who))
     return Accepted(request.tenant)
 

@@ -24,6 +24,8 @@ def next_wake(round_: Round) -> int | None:
         times.append(state.agenda.ends_ms)
     if state.queue.delayed:
         times.append(state.queue.delayed[0][0])
+    if state.dues:
+        times.append(state.dues[0][0])
     if state.limits:
         times.append(state.limits[0][0])
     for node_id, heard_ms in state.heard.contacts.items():  # silent ones lead

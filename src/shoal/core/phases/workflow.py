@@ -9,10 +9,10 @@ from shoal.core.phases.ending import cancel
 from shoal.core.phases.round import Round
 from shoal.model.after import AFTER_MAX
 from shoal.model.job import JobSpec, StopCause
-from shoal.model.report import Accepted, Answer, CancelWorkflow, Refused, WorkflowJob
+from shoal.model.report import Accepted, Answer, CancelWorkflow, Refused
 from shoal.model.resources import plural
+from shoal.model.workflow import WORKFLOW_JOBS_MAX, WorkflowJob
 
-WORKFLOW_JOBS_MAX = 1_000
 _WHEN = ("", "ok", "any", "fail")
 
 

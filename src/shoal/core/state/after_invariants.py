@@ -33,3 +33,22 @@ def after_problem(state: State) -> str:
     if flows != state.flows:
         return "the index of workflows does not match the jobs"
     return ""
+
+
+def schedule_problem(state: State) -> str:
+    """Empty if all is well."""
+    heap = set(state.dues)
+    for key, schedule in state.schedules.items():
+        tenant = schedule.spec.jobs[0].spec.tenant
+        if key != f"{tenant}/{schedule.spec.name}":
+            return f"the schedule {key} is kept under another name"
+        if bool(schedule.paused) == bool(schedule.next_ms):
+            return f"the schedule {key} is paused, but due at some time, or neither"
+        if schedule.next_ms and (schedule.next_ms, key) not in heap:
+            return f"the schedule {key} would never be looked at again"
+    if state.dues:
+        due_ms, key = state.dues[0]
+        first = state.schedules.get(key)
+        if first is None or first.next_ms != due_ms or due_ms != sorted(heap)[0][0]:
+            return f"the first due time, of {key}, is not right"
+    return ""

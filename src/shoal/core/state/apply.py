@@ -12,6 +12,7 @@ from shoal.core.state.apply_job import APPLY_JOB
 from shoal.core.state.apply_node import APPLY_NODE
 from shoal.core.state.apply_notices import APPLY_NOTICES
 from shoal.core.state.apply_queue import adopt_policy, grow_older, judge_holds
+from shoal.core.state.apply_schedule import APPLY_SCHEDULE
 from shoal.core.state.apply_service import APPLY_SERVICE
 from shoal.core.state.apply_supply import APPLY_SUPPLY, forget_setbacks
 from shoal.core.state.state import State
@@ -58,6 +59,7 @@ APPLY: dict[type[EventBase], Callable[[State, Any], None]] = {
     **APPLY_JOB,
     **APPLY_NODE,
     **APPLY_NOTICES,
+    **APPLY_SCHEDULE,
     **APPLY_SERVICE,
     **APPLY_SUPPLY,
 }

@@ -20,6 +20,7 @@ from shoal.model.node import End, NodeHealth, NodeIntent, NodeSpec
 from shoal.model.notice import Rule
 from shoal.model.policy import Policy
 from shoal.model.resources import Slice
+from shoal.model.schedule import Schedule
 from shoal.model.service import Service
 from shoal.model.supply import Order, Setback
 
@@ -118,6 +119,7 @@ class Snapshot(msgspec.Struct, frozen=True, kw_only=True):
     orders: list[Order] = []
     setbacks: dict[str, Setback] = {}
     asked: list[str] = []
+    schedules: list[Schedule] = []
     rules: list[Rule] = []
     next_rule: int = 1
     arrays: list[Job] = []
@@ -152,6 +154,7 @@ class Facts:
         self.setbacks: dict[str, Setback] = {}  # of supplies whose last orders failed
         self.next_rule = 1
         self.rules: dict[str, Rule] = {}  # for notices, oldest first
+        self.schedules: dict[str, Schedule] = {}  # by TENANT/NAME
         self.asked: dict[str, None] = {}  # labels and taints that some job asked about
 
     def snapshot(self) -> Snapshot:
@@ -181,6 +184,7 @@ class Facts:
             orders=list(self.orders.values()),
             setbacks=self.setbacks,
             asked=list(self.asked),
+            schedules=list(self.schedules.values()),
             rules=list(self.rules.values()),
             next_rule=self.next_rule,
             arrays=list(self.arrays.values()),

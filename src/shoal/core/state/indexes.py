@@ -47,4 +47,5 @@ class Indexes(Facts):
         self.dependents: dict[str, dict[str, None]] = {}  # job -> jobs that wait for its end
         self.flows: dict[str, dict[str, None]] = {}  # workflow -> its live jobs
         self.unfolded: dict[str, Unfolded] = {}  # array -> its elements that are jobs
+        self.dues: list[tuple[int, str]] = []  # heap of (next due time, schedule)
         self.replicas: dict[str, dict[str, None]] = {}  # service -> its jobs

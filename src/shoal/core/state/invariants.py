@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
-from shoal.core.state.after_invariants import after_problem
+from shoal.core.state.after_invariants import after_problem, schedule_problem
 from shoal.core.state.array_invariants import arrays_problem
 from shoal.core.state.label_invariants import kinds_problem, placement_problem
 from shoal.model.budget import BudgetLevel
@@ -37,7 +37,7 @@ def verify(state: State) -> None:
     _verify_indexes(state)
     _verify_identity(state)
     _verify_orders(state)
-    if problem := after_problem(state):
+    if problem := after_problem(state) or schedule_problem(state):
         raise Violation(problem)
 
 

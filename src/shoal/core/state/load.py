@@ -8,6 +8,7 @@ from shoal.core.state.apply_array import add_array
 from shoal.core.state.apply_labels import look_at
 from shoal.core.state.apply_queue import add_job, adopt_policy, claim
 from shoal.core.state.apply_room import add_node
+from shoal.core.state.apply_schedule import add_schedule
 from shoal.core.state.estimates import Estimates
 from shoal.core.state.state import Snapshot, State
 from shoal.model.job import Phase
@@ -38,6 +39,8 @@ def restore(snapshot: Snapshot) -> State:
         add_array(state, array)
     for job in snapshot.jobs:
         add_job(state, job)
+    for schedule in snapshot.schedules:
+        add_schedule(state, schedule, schedule.next_ms)
     for job_id, slices in snapshot.claims.items():
         claim(state, state.jobs[job_id], slices)
     return state

@@ -9,6 +9,7 @@ from shoal.model.events import Event, JobFinished, JobPlaced, JobReleased, JobSu
 from shoal.model.job import JobSpec, Outcome
 from shoal.model.report import CancelWorkflow, Request, SubmitWorkflow
 from shoal.sim.storm.lives import Untruth
+from shoal.sim.storm.scheduletruth import ScheduleTruth
 
 
 class AfterTruth:
@@ -18,6 +19,7 @@ class AfterTruth:
         self._flows: dict[str, int] = {}  # workflow -> how many jobs came with it
         self._sizes: dict[str, int] = {}  # key -> how many jobs were asked for
         self._cancelled: dict[str, None] = {}
+        self._schedules = ScheduleTruth()
 
     def asked(self, request: Request) -> None:
         if isinstance(request, SubmitWorkflow):
@@ -46,6 +48,7 @@ class AfterTruth:
         return fates
 
     def see(self, event: Event) -> None:
+        self._schedules.see(event)
         match event:
             case JobSubmitted():
                 self._specs[event.job] = event.spec
@@ -62,6 +65,7 @@ class AfterTruth:
 
     def done(self, events: Sequence[Event]) -> None:
         """One transaction: a workflow is in it with all of its jobs, or not at all."""
+        self._schedules.done(events)
         came: dict[str, list[JobSubmitted]] = {}
         for event in events:
             if isinstance(event, JobSubmitted) and event.spec.workflow:

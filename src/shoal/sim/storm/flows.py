@@ -7,23 +7,30 @@ from collections import Counter
 from collections.abc import Callable
 from functools import partial
 
+import msgspec
+
 from shoal.model.job import JobSpec
 from shoal.model.report import (
     Accepted,
     Answer,
     Cancel,
     CancelWorkflow,
+    RemoveSchedule,
     Request,
+    SetSchedule,
     Submit,
     SubmitWorkflow,
     WorkflowJob,
 )
+from shoal.model.schedule import Missed, Overlap, ScheduleSpec
 from shoal.sim.storm.lives import Untruth
 from shoal.sim.storm.users import Users
 from shoal.sim.storm.world import World
+from shoal.timetable import next_due
 
 FLOWS_PART = 0.35  # of the histories have such users
 ASK_AGAIN_MS = 1_500
+CRONS = ("*/2 * * * * *", "*/7 * * * * *", "*/5 */2 * * * *", "0 * * * * *")
 WHENS = ("", ":ok", ":any", ":fail")
 PROGRAMS = ("works", "works", "works", "fails", "fails-once", "flaky")
 
@@ -48,7 +55,7 @@ class Flows:
         if not self.active:
             return
         for number in range(rng.randrange(1, 8)):
-            wants = rng.choice((self._job, self._job, self._workflow))
+            wants = rng.choice((self._job, self._job, self._workflow, self._schedule))
             self._world.timeline.at(rng.randrange(until_ms), partial(wants, f"flow-{number}"))
 
     def _spec(self) -> JobSpec:
@@ -90,6 +97,43 @@ class Flows:
         self._counts["workflow"] += 1
         self._ask(key, SubmitWorkflow(tuple(jobs), key), self._cancel_flow)
 
+    def _schedule(self, key: str) -> None:
+        """Added, and changed later: by other jobs, or under another clock."""
+        rng = self._rng
+        spec = ScheduleSpec(
+            name=f"every-{rng.randrange(3)}",
+            cron=rng.choice(CRONS),
+            timezone=rng.choice(("", "Europe/Berlin")),
+            overlap=rng.choice(list(Overlap)),
+            missed=rng.choice(list(Missed)),
+            jobs=tuple(
+                WorkflowJob(f"part-{number}", JobSpec(command=self._spec().command, cpu_milli=0))
+                for number in range(rng.choice((1, 1, 2)))
+            ),
+        )
+        spec = msgspec.structs.replace(spec, workflow=len(spec.jobs) > 1)
+        next_ms = next_due(spec, self._world.timeline.now_ms)
+        self._counts["schedule set"] += 1
+        self._ask(key, SetSchedule(spec, next_ms), self._remove)
+
+    def _remove(self, name: str) -> None:
+        self._counts["schedule removed"] += 1
+        self._world.ask(RemoveSchedule(f"default/{name}"), lambda _: None)
+
+    def calm_down(self) -> None:
+        """A schedule would run for ever."""
+        controller, timeline = self._world.controller, self._world.timeline
+        if not self.active:
+            return
+        if not controller.readable or self.open_questions:
+            timeline.after(ASK_AGAIN_MS, self.calm_down)
+            return
+        left = list(controller.state.schedules)
+        for key in left:
+            self._world.ask(RemoveSchedule(key), lambda _: None)
+        if left:
+            timeline.after(ASK_AGAIN_MS, self.calm_down)
+
     def _ask(self, key: str, request: Request, then: Callable[[str], None]) -> None:
         self.open_questions[key] = None
 
@@ -100,7 +144,8 @@ class Flows:
                 return
             if self._accepted.setdefault(key, answer.id) != answer.id:
                 raise Untruth(f"{key} became {self._accepted[key]} and {answer.id}")
-            self._known.append(answer.id)
+            if not isinstance(request, SetSchedule):
+                self._known.append(answer.id)
             if self._rng.random() < 0.15:
                 self._world.timeline.after(self._rng.randrange(6_000), partial(then, answer.id))
 

@@ -192,6 +192,7 @@ class Run:
         self.truth.health.calm_ms = self.world.timeline.now_ms
         self.users.calm_down()
         self.budgets.calm_down()
+        self.flows.calm_down()
         self.services.calm_down()
         self.suppliers.calm_down()
         timeline = self.world.timeline
@@ -223,6 +224,8 @@ class Run:
             return f"alive: {', '.join(map(str, self.truth.lives.living))}"
         if not self.world.controller.readable:
             return "the controller recovers"
+        if schedules := self.world.controller.state.schedules:
+            return f"still due: {list(schedules)}"
         if services := self.world.controller.state.services:
             return f"still served: {list(services)}"
         if left := self.suppliers.unsettled():

@@ -1,0 +1,239 @@
+"""Schedules: what users ask of them, and the runs that are due."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import msgspec
+
+from shoal.core.phases.after import enter
+from shoal.core.phases.round import Round
+from shoal.core.phases.workflow import enter_all
+from shoal.core.state.state import State
+from shoal.model.events import (
+    ScheduleMissed,
+    SchedulePaused,
+    ScheduleRan,
+    ScheduleRemoved,
+    ScheduleResumed,
+    ScheduleSet,
+    ScheduleSkipped,
+)
+from shoal.model.identity import EVERY_TENANT, Role, role_in
+from shoal.model.job import JobSpec
+from shoal.model.moments import moment_text
+from shoal.model.report import (
+    Accepted,
+    Answer,
+    PauseSchedule,
+    Refused,
+    RunSchedule,
+    ScheduleRequest,
+    SetSchedule,
+)
+from shoal.model.schedule import (
+    COUNTED_MAX,
+    SCHEDULES_MAX,
+    Due,
+    Missed,
+    Overlap,
+    Schedule,
+    ScheduleSpec,
+)
+
+# A run that is due and not later than this is on time: a restart of the controller takes seconds.
+LATE_MS = 60_000
+
+Problem = Callable[[Round, ScheduleSpec, str], Refused | None]
+
+
+def change_schedule(round_: Round, request: ScheduleRequest, problem: Problem) -> Answer:
+    if isinstance(request, SetSchedule):
+        return _set(round_, request, problem)
+    schedule = round_.state.schedules.get(request.schedule)
+    if schedule is None or request.scope not in (EVERY_TENANT, schedule.spec.tenant):
+        name = request.schedule.partition("/")[2]
+        message = f"there is no schedule {name[:64]!r}; see: shoal schedule list"
+        return Refused("schedule", message, missing=True)
+    if isinstance(request, RunSchedule):
+        return _run_now(round_, schedule, request, problem)
+    if isinstance(request, PauseSchedule):
+        return _pause(round_, schedule, request)
+    why = f"removed by {request.who}"
+    round_.emit(ScheduleRemoved(at_ms=round_.now_ms, schedule=request.schedule, why=why))
+    return Accepted(schedule.spec.name)
+
+
+def _set(round_: Round, request: SetSchedule, problem: Problem) -> Answer:
+    state, spec = round_.state, request.spec
+    before = state.schedules.get(spec.key)
+    for job in spec.jobs:
+        if job.spec.after or job.spec.begin_ms:
+            field = "after" if job.spec.after else "begin"
+            fix = "write the jobs as a workflow" if job.spec.after else "the schedule says when"
+            return Refused(field, f"has no place in a schedule; {fix}")
+    if (wrong := problem(round_, spec, request.scope)) is not None and wrong.full is None:
+        return wrong
+    own = sum(one.spec.tenant == spec.tenant for one in state.schedules.values())
+    if before is None and own >= SCHEDULES_MAX:
+        message = f"{spec.tenant} has {own:,} schedules, which is the most; remove one"
+        return Refused("schedule", message)
+    if (
+        before is not None
+        and (before.spec, before.owner) == (spec, request.owner)
+        and before.next_ms
+    ):
+        return Accepted(spec.name, "it was so already")
+    round_.emit(
+        ScheduleSet(
+            at_ms=round_.now_ms,
+            schedule=spec.key,
+            spec=spec,
+            owner=request.owner,
+            next_ms=request.next_ms,
+            why=f"set by {request.who}",
+        )
+    )
+    return Accepted(spec.name, "it was changed" if before is not None else "")
+
+
+def _pause(round_: Round, schedule: Schedule, request: PauseSchedule) -> Answer:
+    key, now_ms = request.schedule, round_.now_ms
+    if bool(request.next_ms) == bool(schedule.next_ms):
+        return Accepted(schedule.spec.name, "it is paused" if schedule.paused else "it is active")
+    if request.next_ms:
+        why = f"resumed by {request.who}"
+        round_.emit(ScheduleResumed(at_ms=now_ms, schedule=key, next_ms=request.next_ms, why=why))
+    else:
+        why = f"paused by {request.who}"
+        round_.emit(SchedulePaused(at_ms=now_ms, schedule=key, why=why))
+    return Accepted(schedule.spec.name)
+
+
+def _run_now(round_: Round, schedule: Schedule, request: RunSchedule, problem: Problem) -> Answer:
+    known = round_.state.keys.get(request.key) or round_.finished_keys.get(request.key)
+    if request.key and known:
+        return Accepted(known, "this run was already accepted")
+    wrong = problem(round_, schedule.spec, request.scope)
+    return wrong or Accepted(
+        _run(round_, schedule, round_.now_ms, schedule.next_ms, f"by {request.who}", request.key)
+    )
+
+
+def run_schedules(round_: Round, dues: tuple[Due, ...], problem: Problem) -> None:
+    """Every due time has its run, or an event that says why not, in one transaction with the time
+    of the next: so none is run twice or forgotten."""
+    for due in dues:
+        schedule = round_.state.schedules.get(due.schedule)
+        if schedule is None or schedule.next_ms != due.first_ms:
+            continue  # it was changed in this step
+        if gone := owner_gone(round_.state, schedule):
+            round_.emit(SchedulePaused(at_ms=round_.now_ms, schedule=due.schedule, why=gone))
+            continue
+        _run_due(round_, schedule, due, problem)
+    round_.more = round_.more or bool(
+        round_.state.dues and round_.state.dues[0][0] <= round_.now_ms
+    )
+
+
+def _run_due(round_: Round, schedule: Schedule, due: Due, problem: Problem) -> None:
+    spec = schedule.spec
+    on_time = round_.now_ms - due.newest_ms <= LATE_MS
+    missed = due.count - on_time
+    made_up = spec.missed is Missed.RUN and not on_time
+    if missed:
+        last_ms = due.before_ms if on_time else due.newest_ms
+        least = "at least " if due.count >= COUNTED_MAX else ""
+        times = "once" if missed == 1 else f"{least}{missed} times"
+        span = moment_text(due.first_ms)
+        span = f"at {span}" if missed == 1 else f"from {span} to {moment_text(last_ms)}"
+        why = f"it was due {times}, {span}, while no controller was there to run it"
+        round_.emit(
+            ScheduleMissed(
+                at_ms=round_.now_ms,
+                schedule=spec.key,
+                count=missed,
+                first_ms=due.first_ms,
+                last_ms=last_ms,
+                next_ms=due.next_ms,
+                why=f"{why}; one run makes up for it" if made_up else why,
+            )
+        )
+    if not on_time and not made_up:
+        return
+    why = ""
+    if spec.overlap is Overlap.SKIP and (last := live_run(round_.state, schedule)):
+        why = f"the run before it, {last}, has not ended"
+    elif (wrong := problem(round_, spec, EVERY_TENANT)) is not None:
+        why = f"{wrong.field} {wrong.message}"
+    if why:
+        round_.emit(
+            ScheduleSkipped(
+                at_ms=round_.now_ms,
+                schedule=spec.key,
+                due_ms=due.newest_ms,
+                next_ms=due.next_ms,
+                why=why,
+            )
+        )
+    else:
+        _run(round_, schedule, due.newest_ms, due.next_ms, "made up for" if made_up else "")
+
+
+def _run(
+    round_: Round, schedule: Schedule, due_ms: int, next_ms: int, why: str, key: str = ""
+) -> str:
+    spec, job_id = schedule.spec, f"j{round_.state.next_job}"
+    round_.emit(
+        ScheduleRan(
+            at_ms=round_.now_ms,
+            schedule=spec.key,
+            due_ms=due_ms,
+            next_ms=next_ms,
+            job=job_id,
+            why=why,
+        )
+    )
+    jobs = tuple(
+        msgspec.structs.replace(job, spec=_of_run(spec, job.spec, due_ms)) for job in spec.jobs
+    )
+    if spec.workflow:
+        enter_all(round_, jobs, key)
+    else:
+        enter(round_, jobs[0].spec, key)
+    return job_id
+
+
+def _of_run(spec: ScheduleSpec, job: JobSpec, due_ms: int) -> JobSpec:
+    return msgspec.structs.replace(
+        job, name=job.name or spec.name, schedule=spec.name, scheduled_ms=due_ms
+    )
+
+
+def live_run(state: State, schedule: Schedule) -> str:
+    """A job of its newest run that has not ended; empty: there is none."""
+    last = schedule.last_job
+    if schedule.spec.workflow:
+        return next(iter(state.flows.get(last, ())), "")
+    return last if last in state.jobs else ""
+
+
+def owner_gone(state: State, schedule: Schedule) -> str:
+    """Nobody's jobs run for a user who is gone, or who may no longer submit any."""
+    if not schedule.owner:
+        return ""  # it is the operator's
+    user = state.identity.users.get(schedule.owner)
+    if user is None:
+        return f"its user {schedule.owner} was removed"
+    role, tenant = role_in(user, schedule.spec.tenant), schedule.spec.tenant
+    if role is None or role is Role.VIEWER:
+        return f"its user {schedule.owner} may no longer submit jobs of {tenant}"
+    return ""
+
+
+def drop_schedules(round_: Round, tenant: str) -> None:
+    """They must not come to life for another tenant of the same name."""
+    for key, schedule in list(round_.state.schedules.items()):
+        if schedule.spec.tenant == tenant:
+            why = f"the tenant {tenant} was removed"
+            round_.emit(ScheduleRemoved(at_ms=round_.now_ms, schedule=key, why=why))
