@@ -62,10 +62,13 @@ def settle_dependents(round_: Round) -> None:
     here has ended, too, so those that wait for it follow."""
     looked = 0
     while looked < len(round_.finished):
-        ended = round_.ends[round_.finished[looked].id]
+        over = round_.finished[looked]
+        ended = round_.ends[over.id]
         looked += 1
         for job_id in list(round_.state.dependents.get(ended.id, ())):
             _settle(round_, _live(round_, job_id), ended)
+        if over.elements is None:
+            continue
         for element in [one for one in round_.state.dependents if array_of(one) == ended.id]:
             never = Ended(element, ended.tenant, Outcome.CANCELLED, "it never began")
             for job_id in list(round_.state.dependents[element]):

@@ -215,7 +215,7 @@ def live_run(state: State, schedule: Schedule) -> str:
     last = schedule.last_job
     if schedule.spec.workflow:
         return next(iter(state.flows.get(last, ())), "")
-    return last if last in state.jobs else ""
+    return last if state.live(last) is not None else ""
 
 
 def owner_gone(state: State, schedule: Schedule) -> str:
