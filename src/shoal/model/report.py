@@ -7,6 +7,13 @@ import enum
 import msgspec
 
 from shoal.model.budget import Spending
+from shoal.model.flow_requests import CancelWorkflow as CancelWorkflow
+from shoal.model.flow_requests import PauseSchedule as PauseSchedule
+from shoal.model.flow_requests import RemoveSchedule as RemoveSchedule
+from shoal.model.flow_requests import RunSchedule as RunSchedule
+from shoal.model.flow_requests import ScheduleRequest as ScheduleRequest
+from shoal.model.flow_requests import SetSchedule as SetSchedule
+from shoal.model.flow_requests import SubmitWorkflow as SubmitWorkflow
 from shoal.model.health import CheckResult
 from shoal.model.identity import EVERY_TENANT, NodeKey, Token, User
 from shoal.model.job import Fault, Job, JobSpec, MemberRef, Outcome
@@ -15,7 +22,7 @@ from shoal.model.node import LabelChange, NodeIntent, NodeSpec
 from shoal.model.notice import Rule
 from shoal.model.progress import Progress
 from shoal.model.samples import NodeSample
-from shoal.model.schedule import Due, ScheduleSpec
+from shoal.model.schedule import Due
 from shoal.model.service import ServiceLoad, ServiceSpec
 from shoal.model.supply import SupplyReport
 from shoal.model.workflow import WorkflowJob as WorkflowJob
@@ -122,21 +129,6 @@ class Submit(msgspec.Struct, frozen=True):
     spec: JobSpec
     key: str = ""
     scope: str = EVERY_TENANT
-
-
-class SubmitWorkflow(msgspec.Struct, frozen=True):
-    """All of these jobs, or none; the answer's id is the first job's, and the workflow's."""
-
-    jobs: tuple[WorkflowJob, ...]
-    key: str = ""
-    scope: str = EVERY_TENANT
-
-
-class CancelWorkflow(msgspec.Struct, frozen=True):
-    """Cancel those of its jobs that have not ended."""
-
-    workflow: str
-    who: str = "a user"
 
 
 class Cancel(msgspec.Struct, frozen=True):
@@ -293,40 +285,6 @@ class RemoveRule(msgspec.Struct, frozen=True):
     who: str = "a user"
 
 
-class SetSchedule(msgspec.Struct, frozen=True):
-    """Add or change it. `next_ms` is its first due time from now on."""
-
-    spec: ScheduleSpec
-    next_ms: int
-    owner: str = ""
-    who: str = "a user"
-    scope: str = EVERY_TENANT
-
-
-class PauseSchedule(msgspec.Struct, frozen=True):
-    """`next_ms` 0 pauses it; otherwise it goes on, and is due then."""
-
-    schedule: str
-    next_ms: int = 0
-    who: str = "a user"
-    scope: str = EVERY_TENANT
-
-
-class RunSchedule(msgspec.Struct, frozen=True):
-    """One run now, once for each key; the answer's id is its job."""
-
-    schedule: str
-    key: str = ""
-    who: str = "a user"
-    scope: str = EVERY_TENANT
-
-
-class RemoveSchedule(msgspec.Struct, frozen=True):
-    schedule: str
-    who: str = "a user"
-    scope: str = EVERY_TENANT
-
-
 class Nothing(msgspec.Struct, frozen=True):
     """Answered when the next step is stored."""
 
@@ -334,7 +292,6 @@ class Nothing(msgspec.Struct, frozen=True):
 PeopleRequest = AddTenant | RemoveTenant | SetUser | RemoveUser | SetToken | RemoveToken
 IdentityRequest = PeopleRequest | SetKey | RemoveKey
 NoticeRequest = LabelJob | NoteJob | SetRule | RemoveRule
-ScheduleRequest = SetSchedule | PauseSchedule | RunSchedule | RemoveSchedule
 Request = (
     Submit
     | ScheduleRequest
