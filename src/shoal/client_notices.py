@@ -8,6 +8,7 @@ from typing import Any, Protocol, TypeVar
 import msgspec
 
 from shoal.model.finding import JobFilter
+from shoal.model.notice import NoticeSettings, RulesView, SigningKey
 from shoal.model.views import Done
 
 Answer = TypeVar("Answer")
@@ -50,3 +51,32 @@ class NoticeCalls:
         """Writes a note about a job, live or ended; an empty text removes all of its notes."""
         body = msgspec.json.encode({"text": text})
         return self._call("POST", Done, "jobs", job_id, "notes", body=body)
+
+    def rules(self: Calls) -> RulesView:
+        """Your rules for notices, and how their receivers are doing."""
+        return self._call("GET", RulesView, "rules")
+
+    def add_rule(self: Calls, wish: str, *, everyone: bool = False) -> Done:
+        """`wish` is WHAT=WHERE, e.g. failed=https://chat.example.com/hook. With `everyone`, about
+        the jobs of all users of your tenant."""
+        body = msgspec.json.encode({"wish": wish, "everyone": everyone})
+        return self._call("POST", Done, "rules", body=body)
+
+    def remove_rule(self: Calls, rule: str) -> Done:
+        return self._call("DELETE", Done, "rules", rule)
+
+    def test_rule(self: Calls, to: str) -> Done:
+        """Sends a notice to a rule's receiver, or to this one. `note` says what went wrong."""
+        body = msgspec.json.encode({"to": to})
+        return self._call("POST", Done, "rules", "test", body=body)
+
+    def notice_key(self: Calls) -> SigningKey:
+        """Webhooks of your tenant are signed with it."""
+        return self._call("GET", SigningKey, "rules", "key")
+
+    def notice_settings(self: Calls) -> NoticeSettings:
+        return self._call("GET", NoticeSettings, "rules", "settings")
+
+    def set_notice_settings(self: Calls, settings: NoticeSettings) -> NoticeSettings:
+        body = msgspec.json.encode(settings)
+        return self._call("PUT", NoticeSettings, "rules", "settings", body=body)

@@ -27,6 +27,7 @@ from shoal.control.home import ClusterConfig, Home, node_url
 from shoal.control.jointoken import keep_standing, standing
 from shoal.control.logs import LogStore
 from shoal.control.loop import ControlLoop
+from shoal.control.notices.posting import Posting
 from shoal.control.outputs import OutputStore
 from shoal.control.packages import PackageStore
 from shoal.control.reach import machine_address
@@ -118,7 +119,8 @@ async def _serve(home: Home, doors: Doors, usual: Usual) -> None:
     loop.secrets = SecretStore(home.secrets, loop.alarms)
     outputs = OutputStore(home.outputs)
     loop.files = FileDesk(loop, outputs)
-    loop.followers += [ledger, Tidy(home.checkpoints), loop.secrets]
+    posting = Posting(loop, home.path, home.cluster_id())
+    loop.followers += [posting, ledger, Tidy(home.checkpoints), loop.secrets]
     tasks = _begin(
         ("the ledger", lambda: ledger.run(lambda: loop.policy, loop.spent)),
         ("the watch on the clock", lambda: watch(clock, loop.alarms, loop.drifted)),
@@ -133,12 +135,13 @@ async def _serve(home: Home, doors: Doors, usual: Usual) -> None:
     await asyncio.sleep(0)  # the agents start while the API is still being imported
     gateway_link = GatewayLink(loop, _balancer(home), lambda: _entry(home, config))
     history = History(loop, home.history)
-    server = _api_server(loop, home, history, ledger, doors, encryption, config, engine)
+    server = _api_server(loop, home, history, ledger, doors, encryption, config, engine, posting)
     api_task = asyncio.create_task(server.run())
     tasks += _begin(
         ("the gateway link", gateway_link.run),
         ("the supply of nodes", _supplying(home, config, loop).run),
         ("the history", history.run),
+        ("the notices", posting.run),
         ("the removal of nodes that are no longer configured", lambda: _retire(loop, config)),
     )
     for number in (signal.SIGTERM, signal.SIGINT):
@@ -284,10 +287,12 @@ def _api_server(
     encryption: Encryption | None,
     config: ClusterConfig,
     engine: Everywhere,
+    posting: Posting,
 ) -> ApiServer:
     """It leaves its address in the home."""
     from shoal.api.app import build
     from shoal.api.joining import FINGERPRINT, NODE_URL
+    from shoal.api.notices import POSTING
     from shoal.api.server import ApiServer
     from shoal.api.sessions import INVITE
 
@@ -300,6 +305,7 @@ def _api_server(
     token, entry = home.read_token(), lambda: _entry(home, config)
     app = build(loop, token, entry, history, ledger, home.path, names, reach, engine.linked)
     app.state[INVITE] = engine.invite
+    app.state[POSTING] = posting
     app.state[NODE_URL] = lambda: node_url(config, home)
     app.state[FINGERPRINT] = lambda: encryption.fingerprint if encryption else ""
     server = ApiServer(app, doors, encryption, loop.alarms, show_address)

@@ -18,9 +18,11 @@ import uvicorn
 from shoal.api.access import new_token
 from shoal.api.app import build
 from shoal.api.limits import Gate, guarded
+from shoal.api.notices import POSTING
 from shoal.control.home import Home
 from shoal.control.logs import LogStore
 from shoal.control.loop import ControlLoop
+from shoal.control.notices.posting import Posting
 from shoal.control.packages import PackageStore
 from shoal.control.secretstore import SecretStore
 from shoal.control.store.marks import Numbers
@@ -79,13 +81,15 @@ class Server:
         )
         self.loop.secrets = SecretStore(self.home.secrets)
         books = LiveLedger(self.home.ledger, self.home.prices, self.store, self.loop.clock)
-        self.loop.followers.append(books)
+        posting = Posting(self.loop, self.home.path, "cafe0001")
+        self.loop.followers += [books, posting]
         with warnings.catch_warnings():  # Litestar 3 will want another way to write parameters
             warnings.simplefilter("ignore")
             app = build(
                 self.loop, OPERATORS, live_ledger=books, home=self.home.path, linked=self.linked
             )
         self.app = app
+        app.state[POSTING] = posting
         config = uvicorn.Config(
             app, log_level="warning", lifespan="off", http=guarded(self.gate), ws=asyncio.Protocol
         )
@@ -93,11 +97,13 @@ class Server:
         door = socket.create_server((self.address, 0))
         self.port = door.getsockname()[1]
         ticking = asyncio.create_task(self.loop.run())
+        sending = asyncio.create_task(posting.run())
         serving = asyncio.create_task(self.server.serve(sockets=[door]))
         await self.loop.changed("", 30)  # the node has joined
         self._ready.set()  # the socket listens since it was made
         await serving
         ticking.cancel()
+        sending.cancel()
         self.store.close()
 
     def start(self) -> None:

@@ -83,6 +83,8 @@ class World:
         self.ask(who, "PUT", f"/v1/packages/{ids['package']}", package)
         self.ask(who, "PUT", f"/v1/secrets/{prefix}secret", f"{prefix}value".encode())
         ids["secret"] = f"{prefix}secret"
+        rule = {"wish": f"failed=https://{prefix}.example.com/{prefix}hook"}
+        ids["rule"] = str(self.ask(who, "POST", "/v1/rules", rule)["id"])
         ids["done"] = self.submit(who, f"{prefix}done", package=ids["package"])
         self.until(ids["done"], Phase.RUNNING)
         self.on_loop(lambda: self._end(ids["done"]))

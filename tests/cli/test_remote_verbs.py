@@ -59,6 +59,13 @@ TRIES: dict[str, list[Try]] = {
     "cancel": [Try(("{live}",), "{live}")],
     "requeue": [Try(("{job}",))],
     "retry": [Try(("{job}",), "is not an array", 1)],
+    "notify": [
+        Try(("add", "failed=mail:me@example.com"), "rule r1"),
+        Try((), "mail:me@example.com"),
+        Try(("test", "r1"), "no mail server is set", 1),
+        Try(("key",), "whsec_"),
+        Try(("add", "never=x"), "cannot be read", 2),
+    ],
     "secret": [Try(("set", "KEY"), stdin="value\n"), Try(("list",), "KEY")],
     "serve": [
         Try(("site", "--no-wait", "--", "sh", "-c", "exec python -m http.server $PORT"), "site"),

@@ -31,6 +31,7 @@ from shoal.api.ledger import Ledger
 from shoal.api.link import NodeLink
 from shoal.api.meeting import Meeting, Meetings, urls_of
 from shoal.api.metrics import metrics
+from shoal.api.notices import Rules
 from shoal.api.packages import Packages, refuse_unknown_package
 from shoal.api.page import HANDLERS, provided
 from shoal.api.principal import Needs
@@ -227,6 +228,7 @@ ROUTES: list[ControllerRouterHandler] = [
     Supplies,
     Packages,
     Secrets,
+    Rules,
     Explanations,
     Me,
     Tenants,

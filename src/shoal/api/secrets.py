@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import re
 from collections import Counter
+from collections.abc import Iterable
 from typing import Annotated, Any
 
 from litestar import Controller, Request, delete, get, put
@@ -18,6 +19,7 @@ from shoal.control.loop import ControlLoop
 from shoal.control.secretstore import Sealed, SecretError, SecretStore
 from shoal.model.identity import EVERY_TENANT
 from shoal.model.job import DEFAULT_TENANT, JobSpec
+from shoal.model.notice import secrets_named
 from shoal.model.secret import SECRET_BYTES_MAX, SecretView, split
 from shoal.model.views import Done
 
@@ -108,6 +110,16 @@ def refuse_unknown_secrets(loop: ControlLoop, spec: JobSpec) -> None:
         if not known:
             message = f"{spec.tenant} has no secret {name}; set it with: shoal secret set {name}"
             raise Refusal(422, message, "secrets")
+    refuse_unknown_receivers(loop, spec.tenant, spec.notify)
+
+
+def refuse_unknown_receivers(loop: ControlLoop, tenant: str, wishes: Iterable[str]) -> None:
+    """Receivers of notices whose URL is a secret."""
+    for name in secrets_named(wishes):
+        since_ms = tenant_since_ms(loop.state.identity, tenant)
+        if loop.secrets is None or loop.secrets.find(tenant, since_ms, name) is None:
+            message = f"{tenant} has no secret {name}; set it with: shoal secret set {name}"
+            raise Refusal(422, message, "notify")
 
 
 def _tenant(who: Principal, asked: str) -> str:

@@ -35,6 +35,7 @@ THEMES = {
         "requeue": "Stop jobs and run them again.",
         "note": "Write a note about a job, or show its notes.",
         "retry": "Run the failed elements of arrays again.",
+        "notify": "Choose who gets a message when something happens.",
         "secret": "Set, list or remove the secrets of your jobs.",
     },
     "Services": {

@@ -141,3 +141,77 @@ class Notice(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 def secrets_named(wishes: Iterable[str]) -> list[str]:
     """The names of the secrets that hold receivers' URLs."""
     return [name for wish in wishes if (name := secret_of(wanted_of(wish).to))]
+
+
+class Encryption(enum.StrEnum):
+    STARTTLS = "starttls"
+    TLS = "tls"
+    NONE = "none"
+
+
+class Smtp(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """The server that takes mail. `password` is the name of a secret of the tenant default."""
+
+    host: Annotated[str, msgspec.Meta(min_length=1, max_length=253)]
+    sender: Annotated[str, msgspec.Meta(pattern=r"^[!-~]{1,64}@[A-Za-z0-9.-]{1,253}(?!\n)$")]
+    port: Annotated[int, msgspec.Meta(ge=1, le=65_535)] = 587
+    encryption: Encryption = Encryption.STARTTLS
+    user: Annotated[str, msgspec.Meta(max_length=256)] = ""
+    password: Annotated[str, msgspec.Meta(max_length=63)] = ""
+
+
+class NoticeSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What an admin decides. `allow`: networks at the head itself that tenants' webhooks may reach,
+    such as 127.0.0.1/32; without it they reach neither the head nor link-local addresses."""
+
+    smtp: Smtp | None = None
+    allow: Annotated[
+        tuple[Annotated[str, msgspec.Meta(max_length=64)], ...], msgspec.Meta(max_length=64)
+    ] = ()
+
+
+class ReceiverView(msgspec.Struct, frozen=True, kw_only=True):
+    """How a receiver is doing. `error`: why the last attempt failed; empty if it did not."""
+
+    to: str
+    waiting: int = 0
+    delivered: int = 0
+    failed: int = 0  # attempts
+    dropped: int = 0  # notices that were given up
+    delivered_ms: int = 0  # when the last one was delivered; 0: none was
+    error: str = ""
+    again_ms: int = 0  # it is not tried before this time
+
+
+class RuleView(msgspec.Struct, frozen=True, kw_only=True):
+    id: str
+    owner: str
+    tenant: str
+    wish: str  # a URL is cut after the host
+    everyone: bool
+    since_ms: int
+    receiver: ReceiverView
+
+
+class RulesView(msgspec.Struct, frozen=True, kw_only=True):
+    """`others`: receivers that jobs named themselves."""
+
+    rules: list[RuleView]
+    others: list[ReceiverView] = []
+
+
+class NewRule(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    wish: Wish
+    everyone: bool = False
+
+
+class NoticeTest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """A rule's id, or a wish or receiver."""
+
+    to: Annotated[str, msgspec.Meta(max_length=WISH_CHARACTERS_MAX)]
+
+
+class SigningKey(msgspec.Struct, frozen=True, kw_only=True):
+    """With it, receivers of webhooks verify who sent a notice."""
+
+    key: str

@@ -1,0 +1,1 @@
+"""Sends notices: an outbox on disk, and senders outside of the loop."""

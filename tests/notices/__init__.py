@@ -1,0 +1,1 @@
+"""Notices: rules, the outbox, and real receivers."""
