@@ -208,7 +208,7 @@ def test_a_probe_that_never_answers_is_told(serving: Serving) -> None:
         ({"probe": {"path": "health"}}, "probe"),
         ({"route": {"service": "bad", "certificate": "/x.pem"}}, "certificate"),
         ({"replica": {"command": ["true"], "gpus": 200}}, "gpus"),
-        ({"replica": {"command": ["true"], "members": 2}}, "members"),
+        ({"replica": {"command": ["true"], "members": 2, "members_max": 3}}, "members"),
     ],
 )
 def test_what_cannot_be_served_is_refused(
