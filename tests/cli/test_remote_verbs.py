@@ -53,6 +53,7 @@ TRIES: dict[str, list[Try]] = {
         Try(("open",), "there is no dev environment", 1),
         Try(("--editor", "emacs"), "use jupyter or code", 2),
     ],
+    "attach": [Try(("{job}",), "{job} has ended", 1)],
     "forward": [Try(("{job}", "8888"), "{job} has ended", 1)],  # test_sessions.py forwards
     "ls": [Try(("{job}",), "has kept no files"), Try(("{job}", "--json"), '"files": []')],
     "cp": [Try(("{job}:no.txt", "."), "has kept no file", 1)],

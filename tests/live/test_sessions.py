@@ -3,10 +3,15 @@
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import os
+import pty
+import select
 import socket
+import struct
 import subprocess
 import sys
+import termios
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -218,3 +223,80 @@ def test_ssh_scp_and_an_editors_way_in_work_through_the_api_alone(
         tunnel.communicate(timeout=60)
     code, _, err = finish(ssh("ssh", "-o", f"HostKeyAlias={host}", host, "true"))
     assert (code, b"Host key verification failed" in err) == (255, True)
+
+
+class Typist:
+    """`shoal` at a terminal of its own."""
+
+    def __init__(self, live: Live, *args: str) -> None:
+        self._pid, self._terminal = pty.fork()
+        if self._pid == 0:
+            env = {**os.environ, "SHOAL_HOME": str(live.home.path), "TERM": "xterm"}
+            os.execve(sys.executable, [sys.executable, "-m", "shoal.main", *args], env)
+        self._got = b""
+
+    def type(self, text: str) -> None:
+        os.write(self._terminal, text.encode())
+
+    def sees(self, text: str) -> None:
+        """Waits for it, then looks only at what follows."""
+        while text.encode() not in self._got:
+            ready, _, _ = select.select([self._terminal], [], [], 60)
+            try:
+                data = os.read(self._terminal, 65536) if ready else b""
+            except OSError:
+                data = b""
+            assert data, f"no {text!r} in {self._got!r}"
+            self._got += data
+        self._got = self._got.partition(text.encode())[2]
+
+    def resize(self, rows: int, columns: int) -> None:
+        size = struct.pack("HHHH", rows, columns, 0, 0)
+        fcntl.ioctl(self._terminal, termios.TIOCSWINSZ, size)
+
+    @property
+    def raw(self) -> bool:
+        return not termios.tcgetattr(self._terminal)[3] & termios.ICANON
+
+    def end(self) -> int:
+        assert eventually(lambda: not self.raw), "the terminal stays raw"
+        with contextlib.suppress(OSError):
+            while os.read(self._terminal, 65536):
+                pass
+        os.close(self._terminal)
+        return os.waitstatus_to_exitcode(os.waitpid(self._pid, 0)[1])
+
+
+def test_a_shell_with_a_terminal_follows_its_size_and_leaves_the_terminal_as_it_was(
+    live: Live, sleeper: str
+) -> None:
+    user = Typist(live, "exec", sleeper, "-it", "--", "sh")
+    user.sees("# ")
+    assert user.raw
+    user.resize(50, 123)
+    user.type("until [ \"$(stty size)\" = '50 123' ]; do sleep 0.1; done; echo si''ze; sleep 60\r")
+    user.sees("size")
+    user.type("\x03")
+    user.sees("# ")
+    user.type("exit 9\r")
+    assert user.end() == 9
+
+
+def test_an_interactive_job_is_shared_left_and_found_again(live: Live) -> None:
+    first = Typist(live, "run", "-it", "--", "sh")
+    first.sees("[j")
+    job = max((row.id for row in live.client.jobs()), key=lambda one: int(one[1:]))
+    first.sees("# ")
+    first.type("echo to''gether\r")
+    first.sees("together")
+    second = Typist(live, "attach", job)
+    second.sees("together")
+    first.type("\x10\x11")
+    first.sees(f"[detached; {job} goes on: shoal attach {job}]")
+    assert first.end() == 0
+    live.kill_controller()
+    second.type("echo st''ill; exit 5\r")
+    second.sees("still")
+    assert second.end() == 5
+    assert live.wait(job) == "failed"
+    assert "still" in live.output(job)

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from shoal.agent.confine.tenant import Task
+from shoal.agent.terminals import Console
 from shoal.agent.warm.rules import Recipe
 from shoal.cgroups.groups import Group
 from shoal.cgroups.values import Ceiling, Used
@@ -42,6 +43,7 @@ class Process:
 
     __slots__ = (
         "ceiling",
+        "console",
         "group",
         "look_at",
         "look_s",
@@ -73,6 +75,7 @@ class Process:
         self.ceiling = ceiling
         self.group = group
         self.place = place
+        self.console: Console | None = None  # of an interactive member
         self.uid = uid  # of a tenant that is kept apart
         self.modules: tuple[str, ...] = ()  # what to preload for it, once known
         self.seen: tuple[str, ...] = ()

@@ -9,14 +9,14 @@ import shutil
 import signal
 import subprocess
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 import msgspec
 
 from shoal.agent.confine.devices import VISIBLE, Device, devices, renumbered, withheld
 from shoal.agent.confine.limits import ceiling_of, joining
-from shoal.agent.confine.tenant import TMP_FOLDER, Apart, Task
+from shoal.agent.confine.tenant import Apart
 from shoal.agent.entered import Entered, Helper
 from shoal.agent.faults import CannotStart
 from shoal.agent.images.containers import Containers
@@ -29,6 +29,7 @@ from shoal.agent.process import Ended, Place, Process, started
 from shoal.agent.programs import check_port, find_program
 from shoal.agent.shares.rules import PIPES
 from shoal.agent.surroundings import Found
+from shoal.agent.terminals import Console, console_of
 from shoal.agent.warm.pool import ZYGOTES_MAX, WarmPool
 from shoal.agent.warm.rules import Recipe, default_modules, recipe, wanted_modules
 from shoal.cgroups.groups import Cgroups, Group
@@ -102,23 +103,32 @@ class Processes:
             self.apart.tidy_path(launch, env, found.folders)
         program = find_program(launch.argv[0], workdir, env.get("PATH", os.defpath))
         # A warm interpreter imports what the job wants, which root must not do for a tenant.
-        how = None if apart else recipe(program, launch.argv, env, workdir)
+        cold = apart or launch.interactive
+        how = None if cold else recipe(program, launch.argv, env, workdir)
         env |= found.private
         gone = self._withhold(launch, env)
         ceiling = ceiling_of(launch, gone.values())
         group = self._group(launch.ref, ceiling)
         handle = os.open(directory / "output", os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
         popen, task = None, None
+        console = console_of(launch, handle, env, launch.uid if apart else 0)
         try:
             if apart:
-                task = self._task(launch, directory, program, env, workdir, found, gone.values())
-                pid = self.apart.start(task, handle, group)
+                folders, closed = found.folders, [one.path for one in gone.values()]
+                task = self.apart.task(launch, directory, program, env, workdir, folders, closed)
+                pid = self.apart.start(task, console.ends if console else handle, group)
+            elif console is not None:
+                words = [*console.taking(env), *joining(group, env), *self.prefix, program]
+                popen = started([*words, *launch.argv[1:]], workdir, env, handle)
+                pid = popen.pid
             else:
                 pid, popen = self._start(launch, how, program, env, workdir, handle, group)
         except (OSError, CannotStart) as error:
             if group is not None:
                 self.groups.discard(group)
             self.apart.leave(launch.uid if apart else 0)
+            if console is not None:
+                console.discard()
             if isinstance(error, CannotStart):
                 raise
             raise CannotStart(f"cannot start {launch.argv[0]}: {error.strerror}") from None
@@ -126,29 +136,7 @@ class Processes:
             os.close(handle)
         user = launch.uid if apart else 0
         place = Place(env, workdir, task)
-        self._add(Process(launch.ref, pid, how, popen, ceiling, group, user, place))
-
-    def _task(
-        self,
-        launch: Launch,
-        directory: Path,
-        program: str,
-        env: dict[str, str],
-        workdir: str,
-        found: Found,
-        gone: Iterable[Device],
-    ) -> Task:
-        return Task(
-            uid=launch.uid,
-            argv=launch.argv,
-            program=program,
-            env=env,
-            workdir=workdir,
-            folders=found.folders,
-            tmp=f"{os.path.realpath(directory)}/{TMP_FOLDER}",
-            shm=self.apart.enter(launch.uid),
-            withheld=() if self.groups.holds_devices else tuple(one.path for one in gone),
-        )
+        self._add(Process(launch.ref, pid, how, popen, ceiling, group, user, place), console)
 
     def _start(
         self,
@@ -196,14 +184,18 @@ class Processes:
         group = self._group(launch.ref, ceiling)
         own = Path(found.folder)
         handles = [os.open(directory / "output", os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)]
+        console = console_of(launch, handles[0], {}, 0)
         try:
             client = self.containers.client(launch, own, found.extra, found.private, group)
             handles += client.handles
             words = [] if client.joins else joining(group, client.env)
             words += [*self.prefix, *client.words]
+            words = [*(console.taking(client.env) if console else []), *words]
             popen = started(words, str(directory), client.env, handles[0], client.handles)
         except (OSError, CannotStart) as error:
             self.containers.forget(launch.ref)
+            if console is not None:
+                console.discard()
             if group is not None:
                 self.groups.discard(group)
             if isinstance(error, CannotStart):
@@ -214,9 +206,12 @@ class Processes:
                 os.close(handle)
         before = tuple(client.words[: -len(launch.argv)])
         place = Place(client.env, str(directory), contained=True, words=before)
-        self._add(Process(launch.ref, popen.pid, None, popen, ceiling, group, place=place))
+        self._add(Process(launch.ref, popen.pid, None, popen, ceiling, group, place=place), console)
 
-    def _add(self, process: Process) -> None:
+    def _add(self, process: Process, console: Console | None) -> None:
+        if console is not None:
+            process.console = console
+            console.begin()
         self._pids[process.pid] = process
         self._processes[process.ref] = process
 
@@ -333,7 +328,9 @@ class Processes:
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(pid, signal.SIGKILL)
             contained = process.ref in self.containers
-            code, started = self.containers.ended(process.ref, code if code >= 0 else 128 - code)
+            code, begun = self.containers.ended(process.ref, code if code >= 0 else 128 - code)
+            if process.console is not None:
+                process.console.end(code)
             used = Used()
             if process.group is not None:
                 if code:  # only then somebody asks
@@ -342,7 +339,7 @@ class Processes:
             self.apart.leave(process.uid)
             if contained and used.filled and code == KILLED_CODE:
                 used = used._replace(killed=1)  # version 1 counts it in a group that is gone
-            ended.append(Ended(process.ref, code, process.ceiling, used, started))
+            ended.append(Ended(process.ref, code, process.ceiling, used, begun))
             gone[pid] = process.ref
         try:
             self._kill_strays(gone)

@@ -28,6 +28,7 @@ THEMES = {
         "ssh-config": "Print or write the entries with which ssh reaches running jobs.",
         "ssh-proxy": "Connect ssh to a running job; the entries of ssh-config use it.",
         "dev": "Work in a notebook on the cluster, in your browser.",
+        "attach": "Attach to the terminal of an interactive job.",
         "forward": "Forward ports of this machine to ports of a running job.",
         "ls": "List the files that a job has kept.",
         "cp": "Copy files that a job has kept to this machine.",

@@ -26,6 +26,7 @@ def _flag(field: Field) -> Option:
     names, attrs = [field.name, field.flag], dict[str, Any]()
     if field.takes is bool:
         attrs = {"is_flag": True, "default": None}
+        names += field.metavar.split()
         if field.default:  # it decides if neither is given
             names[1] += "/--no-" + field.flag.removeprefix("--")
     else:

@@ -76,6 +76,8 @@ JOB = _table({
               "Processes that start together: 4, or 2..8 for an elastic gang."),
         Field("launcher", "", "", readers.switch, "launcher",
               "Run the command in member 0; it starts the others (mpirun, deepspeed)."),
+        Field("interactive", "-i", "", readers.switch, "interactive",
+              "Give it a terminal; shoal run attaches you to it."),
         Field("gpus", "-g G", "0", readers.gpus, "gpus gpu_milli gpu_memory_mb",
               "GPUs per process: 2, or 0.5 of one, or 20G of one's memory."),
         Field("gpu_memory", "SIZE", "", memory(GPU_MEMORY_MB_MAX, "40G or 80G"), "gpu_memory_mb",

@@ -45,6 +45,7 @@ class Launch(CommandBase, frozen=True, kw_only=True):
     limits: Limits = Limits()
     image: str = ""
     secrets: tuple[str, ...] = ()  # names only; the node asks for the values
+    interactive: bool = False  # it gets a terminal
     keeps: bool = False  # the head keeps what it writes to its output folder
     launcher: bool = False  # the command runs in member 0 only, and starts the others' processes
 

@@ -140,6 +140,7 @@ class JobSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     # Its command starts processes in the other members by itself, as mpirun does: it runs in
     # member 0, and the others wait for what it starts there.
     launcher: bool = False
+    interactive: bool = False  # each member has a terminal, to which users attach
 
     @property
     def demand(self) -> Demand:

@@ -117,6 +117,29 @@ class Apart:
         seen = [*shown, *(one.path for one in self._python)]
         return lambda path: any(within(path, one) for one in seen) or not barrier(path, uid)
 
+    def task(
+        self,
+        launch: Launch,
+        directory: Path,
+        program: str,
+        env: dict[str, str],
+        workdir: str,
+        folders: Mapping[str, bool],
+        withheld: Iterable[str],
+    ) -> Task:
+        """A member, about to be started."""
+        return Task(
+            uid=launch.uid,
+            argv=launch.argv,
+            program=program,
+            env=env,
+            workdir=workdir,
+            folders=folders,
+            tmp=f"{os.path.realpath(directory)}/{TMP_FOLDER}",
+            shm=self.enter(launch.uid),
+            withheld=() if self.groups.holds_devices else tuple(withheld),
+        )
+
     def start(self, task: Task, ends: int | Ends, group: Group | None) -> int:
         """The id of its process, confined. `ends` may be just where its output goes."""
         if isinstance(ends, int):

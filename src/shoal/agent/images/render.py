@@ -79,7 +79,8 @@ def render(runtime: Runtime, facts: Facts, launch: Launch, box: Box) -> Rendered
         "--network=host",
         "--no-healthcheck",
         "--security-opt=label=disable",
-        *(_podman_only(box) if podman else [f"--cidfile={box.folder}/id"]),
+        *(["--interactive", "--tty"] if launch.interactive else []),
+        *(_podman_only(launch, box) if podman else [f"--cidfile={box.folder}/id"]),
         f"--user={_user(podman, facts, launch)}",
         *(["--cap-drop=ALL", "--security-opt=no-new-privileges"] if apart else []),
         *_shared_memory(facts, launch),
@@ -99,10 +100,11 @@ def render(runtime: Runtime, facts: Facts, launch: Launch, box: Box) -> Rendered
     return Rendered(words, lines, variables)
 
 
-def _podman_only(box: Box) -> list[str]:
-    """The container writes to the member's output itself, so nothing stands between them."""
+def _podman_only(launch: Launch, box: Box) -> list[str]:
+    """The container writes to the member's output itself, so nothing stands between them. That is
+    not possible with a terminal: there the client does."""
     return [
-        "--log-driver=passthrough",
+        f"--log-driver={'none' if launch.interactive else 'passthrough'}",
         f"--pidfile={box.folder}/pid",
         f"--conmon-pidfile={box.folder}/conmon",
     ]

@@ -5,24 +5,22 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import fcntl
 import os
 import pty
 import secrets
 import signal
-import struct
 import subprocess
-import termios
 from collections.abc import Mapping
 
 from shoal.agent.confine.launcher import Ends
-from shoal.agent.confine.limits import OF_THE_SHELL, joining
+from shoal.agent.confine.limits import joining
 from shoal.agent.faults import CannotStart
 from shoal.agent.images.inside import inside
 from shoal.agent.ownership import read_process
 from shoal.agent.process import Place, Process
 from shoal.agent.processes import Processes
 from shoal.agent.programs import find_program
+from shoal.agent.terminals import COLUMNS, ROWS, resize, taking
 from shoal.kernel import variable
 from shoal.model.job import MemberRef
 
@@ -34,10 +32,7 @@ SHELL = (
     'command -v "${SHELL:-}" >/dev/null && [ "$SHELL" != /bin/sh ] && exec "$SHELL"; '
     "command -v bash >/dev/null && exec bash; exec sh",
 )
-# The leader of a session that opens a terminal gets it as its own.
-TAKE_TERMINAL = 'tty=$1; shift; exec 0<>"$tty" 1>&0 2>&0; unset tty; exec "$@"'
 HANG_UP_S_MAX = 2.0  # between SIGHUP and SIGKILL
-SIZE = struct.Struct("HHHH")
 
 
 class Beside:
@@ -65,9 +60,8 @@ class Beside:
         self.code: asyncio.Future[int] | None = None
 
     def resize(self, rows: int, columns: int) -> None:
-        if self.master is not None and rows > 0 and columns > 0:
-            with contextlib.suppress(OSError):
-                fcntl.ioctl(self.master, termios.TIOCSWINSZ, SIZE.pack(rows, columns, 0, 0))
+        if self.master is not None:
+            resize(self.master, rows, columns)
 
     def started(self) -> None:
         """Or not: their ends are theirs alone."""
@@ -101,7 +95,7 @@ def start(
         raise CannotStart(f"{ref.job}.{ref.member} does not run on this node any more")
     made = Beside(ref, bool(terminal))
     try:
-        made.resize(rows or 24, columns or 80)
+        made.resize(rows or ROWS, columns or COLUMNS)
         more = {**(extra or {}), SESSION: made.name, **({"TERM": terminal} if terminal else {})}
         argv = command or SHELL
         if process.place.contained:
@@ -172,9 +166,7 @@ def _in_container(
 def _popen(words: list[str], workdir: str, env: dict[str, str], made: Beside) -> int:
     ends = made.ends
     if ends.terminal:
-        unset = " ".join(name for name in OF_THE_SHELL if name not in env)
-        take = f"unset {unset}; {TAKE_TERMINAL}" if unset else TAKE_TERMINAL
-        words = ["/bin/sh", "-c", take, "sh", os.ttyname(ends.input), *words]
+        words = [*taking(ends.input, env), *words]
     started = subprocess.Popen(
         words,
         cwd=workdir,

@@ -94,7 +94,7 @@ async def feed(stream: Source, made: Beside) -> None:
                 try:
                     data = data[os.write(made.input, data) :]
                 except BlockingIOError:
-                    await _ready(loop, made.input)
+                    await writable(loop, made.input)
     except OSError:
         pass  # it does not read any more
     if made.master is None and made.input >= 0:
@@ -102,7 +102,7 @@ async def feed(stream: Source, made: Beside) -> None:
         os.close(handle)
 
 
-async def _ready(loop: asyncio.AbstractEventLoop, handle: int) -> None:
+async def writable(loop: asyncio.AbstractEventLoop, handle: int) -> None:
     """Until the descriptor can be written to."""
     ready: asyncio.Future[None] = loop.create_future()
     loop.add_writer(handle, _note, ready)

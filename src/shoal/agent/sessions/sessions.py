@@ -11,6 +11,7 @@ from pathlib import Path
 import msgspec
 
 from shoal.agent.processes import Processes
+from shoal.agent.sessions.attaching import attach
 from shoal.agent.sessions.ports import Ports, Unheard
 from shoal.agent.sessions.running import run
 from shoal.agent.sessions.visit import Visit
@@ -47,7 +48,8 @@ class Sessions:
     def ended(self, ref: MemberRef) -> None:
         """A member has ended, and every session with it."""
         for visit in self._visits:
-            if visit.order.ref == ref:
+            attached = visit.order.request.kind is Kind.ATTACH  # it ends when all is shown
+            if visit.order.ref == ref and not attached:
                 visit.end(f"{visit.name} has ended")
 
     async def close(self) -> None:
@@ -77,8 +79,8 @@ class Sessions:
                 return self._ssh
             case Kind.EXEC:
                 return lambda visit: run(visit, self._processes)
-            case kind:
-                return _refusal(f"this node cannot do {kind.value}")
+            case Kind.ATTACH:
+                return lambda visit: attach(visit, self._processes)
 
     async def _ssh(self, visit: Visit) -> Ended:
         from shoal.agent.sessions.ssh import serve

@@ -73,6 +73,11 @@ def at_terminal() -> bool:
     return sys.stdout.isatty() and os.environ.get("TERM") != "dumb"
 
 
+def at_keyboard() -> bool:
+    """Whether somebody can type."""
+    return sys.stdin is not None and sys.stdin.isatty()
+
+
 def console(stderr: bool = False) -> Console:
     from rich.console import Console
 

@@ -22,10 +22,11 @@ SECOND_INTERRUPT_S = 2.0
         "words", "COMMAND...", "The command to run, or one job file.", nargs=-1, required=True
     ),
     *flags_of(JOB),
+    flag("--tty", "-t", help="With -i, as other tools write it: -it."),
     flag("--wait", help="Show the output and end with the job's exit code."),
     cls=RunVerb,
 )
-def run(words: tuple[str, ...], wait: bool, json: bool, home: Path, **flags: Any) -> int:
+def run(words: tuple[str, ...], tty: bool, wait: bool, json: bool, home: Path, **flags: Any) -> int:
     """Run a command, or a gang of them, on the cluster.
 
     The members of a gang start together or not at all. Each finds its rank and the
@@ -79,12 +80,18 @@ def run(words: tuple[str, ...], wait: bool, json: bool, home: Path, **flags: Any
       shoal run --pack --requirements requirements.txt -- python train.py
       shoal run --array 0-99%8 -- python eval.py --shard {index}
       shoal run --grid lr=0.1,0.01 --grid seed=1,2,3 -- python train.py --lr {lr}
+      shoal run -it -g 1 -- bash
       shoal run job.yaml -g 4
       id=$(shoal run -- make test); shoal logs -f $id
     """
+    from shoal.cli.screen.show import at_keyboard
+
+    flags["interactive"] = flags["interactive"] or tty or None
     view = _submit(list(words), flags, json, home)
     if wait:
         return _wait(view, home, json)
+    if view.spec.interactive and not (json or view.array) and at_keyboard():
+        return _attach(view.id, home)
     _print_submitted(view, json)
     return 0
 
@@ -147,6 +154,14 @@ def submitted_text(view: JobView) -> str:
     if view.spec.sweep is None:
         return shape_text(view.spec)
     return f"an array of {sweep_text(view.spec.sweep)}: {shape_text(view.spec)} each"
+
+
+def _attach(job: str, home: Path) -> int:
+    from shoal.cli.screen.show import note
+    from shoal.cli.verbs.attach import follow_terminal
+
+    note(f"[{job} submitted; detach with Ctrl-P Ctrl-Q]")
+    return follow_terminal(job, home)
 
 
 def _wait(view: JobView, home: Path, json: bool) -> int:

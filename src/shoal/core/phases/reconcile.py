@@ -113,6 +113,7 @@ def _command(state: State, job: Job, ref: MemberRef) -> Command:
         limits=Limits(state.policy.processes_max, state.policy.cpu_hard, state.policy.gpu_over),
         image=job.spec.image,
         secrets=job.spec.secrets,
+        interactive=job.spec.interactive,
         keeps=True,
         launcher=job.spec.launcher,
     )
