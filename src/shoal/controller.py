@@ -118,7 +118,8 @@ async def _serve(home: Home, doors: Doors, usual: Usual) -> None:
     )
     loop.secrets = SecretStore(home.secrets, loop.alarms)
     outputs = OutputStore(home.outputs)
-    loop.files = FileDesk(loop, outputs)
+    loop.files = desk = FileDesk(loop, outputs)
+    desk.recall()
     posting = Posting(loop, home.path, home.cluster_id())
     loop.followers += [posting, ledger, Tidy(home.checkpoints), loop.secrets]
     tasks = _begin(

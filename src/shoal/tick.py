@@ -27,6 +27,7 @@ from shoal.model.budget import Spending
 from shoal.model.commands import Command, Envelope
 from shoal.model.events import ControllerStarted
 from shoal.model.ids import array_of
+from shoal.model.kept import Copied
 from shoal.model.node import NodeHealth
 from shoal.model.policy import Policy
 from shoal.model.report import (
@@ -134,6 +135,7 @@ class Tick:
         self._loads: dict[str, ServiceLoad] = {}
         self._supplies: dict[str, SupplyReport] = {}
         self._spendings: tuple[Spending, ...] = ()
+        self._copied: dict[str, Copied] = {}
         self._drift_ms: int | None = None
         self._ends: dict[str, Ended] = {}  # jobs that new ones name, and that are over
 
@@ -197,6 +199,10 @@ class Tick:
     def spent(self, spendings: tuple[Spending, ...]) -> None:
         """What the ledger says all tenants have spent, where the policy sets budgets."""
         self._spendings = spendings
+
+    def copied(self, copied: Copied) -> None:
+        """Kept for the next step, which need not come sooner for it."""
+        self._copied[copied.job] = copied
 
     def drifted(self, drift_ms: int) -> bool:
         """How far the machine's clock is off; returns whether that is news."""
@@ -327,12 +333,13 @@ class Tick:
             services=tuple(self._loads.values()),
             supplies=tuple(self._supplies.values()),
             spendings=self._spendings,
+            copied=tuple(self._copied.values()),
             drift_ms=self._drift_ms,
             fences=self.fences,
         )
         self._spendings, self._ends = (), {}
         self._reports, self._gone, self._loads = {}, {}, {}
-        self._supplies, self._still = {}, {}
+        self._supplies, self._still, self._copied = {}, {}, {}
         return report, [reply for _, reply in kept]
 
     def _is_new(self, request: Request, reply: Reply) -> bool:

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import msgspec
 
+from shoal.core.scheduling.roots import copying, travels
 from shoal.model.events import JobPlaced
+from shoal.model.kept import Copied
+from shoal.model.policy import Policy
 from tests.core.build import Cluster
 from tests.core.training import Training
 
@@ -65,3 +68,29 @@ def test_a_root_that_is_not_known_is_trusted() -> None:
     cluster.learn_gone(cluster.job(job).members[0].slice.node)
     cluster.deliver()
     assert not any("starts over" in e.why for e in cluster.log if isinstance(e, JobPlaced))
+
+
+def test_it_says_which_checkpoint_it_gets_from_the_head_and_what_was_lost() -> None:
+    cluster = cluster_of(a="one", b="two")
+    job = cluster.run(gpus=1, checkpoint_ms=1_000)
+    cluster.state.heard.copied[job] = Copied(job, 1, 40, 0)
+    cluster.job(job).saved_step = 60
+    first = cluster.job(job).members[0].slice.node
+    placed = lose(cluster, job)
+    other = {"a": "b", "b": "a"}[first]
+    assert f"{other} gets its checkpoint of step 40 from the head" in placed.why
+    assert f"step 60 was saved on {first} and not copied in time" in placed.why
+    assert "starts over" not in placed.why
+
+
+def test_a_launch_travels_only_where_nodes_have_several_places_and_the_policy_lets_it() -> None:
+    for roots, most, expected in (
+        ({"a": "one", "b": "two"}, 1, True),
+        ({"a": "one", "b": "one"}, 1, False),
+        ({"a": "one", "b": "two"}, 0, False),
+    ):
+        cluster = cluster_of(**roots)
+        job = cluster.run(gpus=1)
+        cluster.state.policy = Policy(checkpoint_copy_mb=most)
+        assert travels(cluster.state, cluster.job(job)) is expected
+        assert copying(cluster.state, cluster.job(job)) == {0}

@@ -36,6 +36,7 @@ from shoal.folder import CONTACT, LEAVING
 from shoal.model.commands import Acknowledge, Check, Dismiss, Envelope, Launch, Prepare, Stop
 from shoal.model.health import CheckResult
 from shoal.model.job import MemberRef
+from shoal.model.kept import FileWanted
 from shoal.model.node import NodeSpec
 from shoal.model.report import LogChunk, NodeReport, Still
 from shoal.model.secret import SecretsWanted
@@ -47,6 +48,7 @@ from shoal.wire import (
     Enter,
     FileKept,
     FromAgent,
+    GivesFile,
     Handed,
     Heard,
     Keep,
@@ -58,6 +60,7 @@ from shoal.wire import (
     ToAgent,
     Turned,
     Wants,
+    WantsFile,
 )
 
 if TYPE_CHECKING:
@@ -89,11 +92,13 @@ class Agent:
         self._shipping = Shipping(self._send_log)
         secrets = Secrets(directory, directory / MEMBERS, self._want, self._shipping.hide)
         self._supplies = Supplies(directory, self._book, self._need, shares, secrets)
-        self._keeping = Keeping(directory, self._keep)
+        self._keeping = Keeping(directory, root.rstrip("/"), self._keep, self._want_file)
+        self._supplies.fetching = self._keeping.fetching
         self.members = Members(
             directory, self._book, self._supplies, self._shipping, self._keeping, self._report_soon
         )
         self._supplies.environments.apart = self.members.processes.apart
+        self._supplies.own_user = self.members.processes.own_user
         processes = self.members.processes
         missing = unenforced(processes.groups, bool(devices()), processes.apart.problem)
         self._book.spec = msgspec.structs.replace(spec, unenforced=missing)
@@ -155,6 +160,8 @@ class Agent:
                 self._supplies.secrets.take(secrets)
             case FileKept(answer):
                 self._keeping.take(answer)
+            case GivesFile(sent):
+                self._keeping.fetching.take(sent)
             case Enter(order):
                 self._enter(order)
 
@@ -255,6 +262,10 @@ class Agent:
             return False
         self._link.send(Keep(what))
         return True
+
+    def _want_file(self, wanted: FileWanted) -> None:
+        if self._link is not None:
+            self._link.send(WantsFile(wanted))
 
     def _send_log(self, chunk: LogChunk) -> None:
         if self._link is not None:

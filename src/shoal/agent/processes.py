@@ -168,7 +168,11 @@ class Processes:
 
     def user(self, launch: Launch) -> int:
         """The Unix user that the member runs as."""
-        return launch.uid if self.apart.holds(launch) else os.geteuid()
+        return self.own_user(launch) or os.geteuid()
+
+    def own_user(self, launch: Launch) -> int:
+        """The user of a tenant that is kept apart; 0: the agent's own."""
+        return launch.uid if self.apart.holds(launch) else 0
 
     def _group(self, ref: MemberRef, ceiling: Ceiling) -> Group | None:
         try:

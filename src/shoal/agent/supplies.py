@@ -14,6 +14,7 @@ import msgspec
 from shoal.agent.environments import Environments
 from shoal.agent.images.pull import Images
 from shoal.agent.images.runs import Runs
+from shoal.agent.keeping.fetching import Fetching
 from shoal.agent.packages import Packages
 from shoal.agent.secrets import WAITING, Secrets
 from shoal.agent.shares.shares import Shares
@@ -43,6 +44,8 @@ class Supplies:
         self.environments = Environments(directory, self._environments_used)
         self.runs = Runs(str(directory))
         self.images = Images(directory, self.runs, self._images_used)
+        self.fetching: Fetching | None = None
+        self.own_user: Callable[[Launch], int] = lambda _: 0  # 0: the agent's own
 
     def here(self, order: Order) -> Order | None:
         """The command with this node's paths, or None if something is still missing."""
@@ -51,6 +54,8 @@ class Supplies:
         if (order.package and package is None) or (order.requirements and environment is None):
             return None
         if self.secrets.needed(order) or (order.image and not self.images.here(order)):
+            return None
+        if self.fetching is not None and self.fetching.needed(order):
             return None
         placed = self._placed(order, package, environment)
         return self.shares.here(placed)
@@ -64,6 +69,8 @@ class Supplies:
                 return WAITING
             if order.image and not self.images.here(order):
                 return self.images.progress(order)
+            if isinstance(order, Launch) and self.fetching and self.fetching.needed(order):
+                return self.fetching.progress(order)
             return "is preparing its share of a GPU"
         return "is building its environment: see its log"
 
@@ -79,6 +86,8 @@ class Supplies:
             if order.image:
                 login = self.secrets.registry(order.ref) if isinstance(order, Launch) else ""
                 await self.images.get(order, login)
+            if isinstance(order, Launch) and self.fetching and self.fetching.needed(order):
+                await self.fetching.get(order, self.own_user(order))
             return await self.shares.get(placed)
         finally:
             telling.cancel()

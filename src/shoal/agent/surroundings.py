@@ -100,6 +100,7 @@ class Surroundings:
                     f"cannot make the checkpoint directory {path}: {error.strerror}; "
                     f"set {CHECKPOINT_DIR} in the job's env to a directory it may write to"
                 ) from None
+        self._keeping.checkpoints(launch, path, apart=apart)
         return {CHECKPOINT_DIR: path}
 
     def remove_empty_checkpoints(self, launch: Launch | None) -> None:

@@ -3,16 +3,27 @@
 from __future__ import annotations
 
 import asyncio
+import re
 from collections.abc import Callable
 
 from shoal.control.loop import ControlLoop
 from shoal.control.outputs import FULL, Kept, OutputStore, may_keep
 from shoal.model.job import Job, MemberRef, Phase
-from shoal.model.kept import FileAnswer, FilePiece, FileSent, FileWanted, Kind, Snapshot
+from shoal.model.kept import (
+    Copied,
+    FileAnswer,
+    FilePiece,
+    FileSent,
+    FileWanted,
+    Kind,
+    Snapshot,
+)
 from shoal.tick import Stage
 
 NOT_PLACED = "the controller has not placed its member there"
 ALARM = "outputs"
+# As train/checkpoints.py names them.
+WHOLE = re.compile(r"checkpoint-\d{6,}-step-(\d{1,15})-[0-9a-f]{4}/manifest[.]json\Z")
 
 
 class FileDesk:
@@ -39,7 +50,13 @@ class FileDesk:
         elif isinstance(what, FilePiece):
             self.store.take(what, node, over=bool(may), answer=tell)
         else:
-            self.store.settle(what, node, tell, self._kept)
+            bound = self._loop.policy.checkpoint_copy_mb << 20
+
+            def kept(found: Kept) -> None:
+                if not here.is_closed() and found.files:
+                    here.call_soon_threadsafe(self._loop.tick.copied, copied_of(found))
+
+            self.store.settle(what, node, bound, tell, kept)
 
     def give(self, wanted: FileWanted, node: str) -> FileSent | None:
         if self._loop.tick.stage is Stage.UNLOADED:
@@ -60,5 +77,18 @@ class FileDesk:
             self._loop.alarms.clear(ALARM)
         answer(said)
 
-    def _kept(self, kept: Kept) -> None:
-        """Called by the store's thread."""
+    def recall(self) -> None:
+        """At the start: what earlier controllers have kept of jobs that live."""
+        for job in list(self._loop.tick.state.jobs):
+            index = self.store.index(job)
+            if index.attempt:
+                files = [file for files in index.of.values() for file in files]
+                ref = MemberRef(job, index.attempt, 0)
+                self._loop.tick.copied(copied_of(Kept(ref, tuple(files))))
+
+
+def copied_of(kept: Kept) -> Copied:
+    """The step is in the names of what `shoal.train` saves. One without a manifest is not whole."""
+    steps = [int(found[1]) for file in kept.files if (found := WHOLE.match(file.path))]
+    newest_ms = max((file.modified_ms for file in kept.files), default=0)
+    return Copied(kept.ref.job, kept.ref.attempt, max(steps, default=0), newest_ms)

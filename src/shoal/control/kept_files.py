@@ -63,7 +63,8 @@ class KeptFiles:
         """What a node that is to start a member gets of the job's folder."""
         ref, kind = wanted.ref, wanted.kind
         if not wanted.path:
-            return FileSent(ref, kind, files=tuple(self.listing(ref.job, kind)))
+            files, attempt = self.listing(ref.job, kind), self.index(ref.job).attempt
+            return FileSent(ref, kind, files=tuple(files), attempt=attempt)
         try:
             handle = self.open(ref.job, wanted.path, kind)
         except OSError as error:

@@ -68,7 +68,6 @@ class Kept(NamedTuple):
 
     ref: MemberRef
     files: tuple[KeptFile, ...]
-    size: int
 
 
 class Used:
@@ -96,6 +95,7 @@ class OutputStore(KeptFiles):
         self._waiting = 0
         self._lock = threading.Lock()
         self._used: dict[tuple[str, Kind], Used] = {}
+        self._staged: dict[str, int] = {}  # bytes that came since the last snapshot of a job
         self._parts: dict[tuple[str, int], tuple[int, int]] = {}  # how far, and of how many bytes
         with contextlib.suppress(OSError):
             for left in (PARTS, REMOVED):
@@ -115,9 +115,15 @@ class OutputStore(KeptFiles):
         self._writer.submit(self._take, piece, node, over, answer)
 
     def settle(
-        self, snapshot: Snapshot, node: str, answer: Answer, kept: Callable[[Kept], None]
+        self,
+        snapshot: Snapshot,
+        node: str,
+        bound: int,
+        answer: Answer,
+        kept: Callable[[Kept], None],
     ) -> None:
-        self._writer.submit(self._settle, snapshot, node, answer, kept)
+        """`bound`: bytes of a job's checkpoints."""
+        self._writer.submit(self._settle, snapshot, node, bound, answer, kept)
 
     def _done(self, size: int) -> None:
         with self._lock:
@@ -194,9 +200,11 @@ class OutputStore(KeptFiles):
             if piece.path not in used.files and len(used.files) >= FILES_MAX:
                 self._note(job, f"{piece.path}: only {FILES_MAX:,} files are kept")
                 return f"only {FILES_MAX:,} files of a job are kept", False
-        elif piece.size > self.limits.job:
-            self._note(job, f"checkpoint {piece.path}: {self._over_job()}")
-            return self._over_job(), False
+        else:
+            self._staged[job] = self._staged.get(job, 0) + piece.size
+            if self._staged[job] > 2 * self.limits.job:
+                self._note(job, f"checkpoint {piece.path}: {self._over_job()}")
+                return self._over_job(), False
         if self.total + piece.size > self.limits.total:
             self.problem = "the outputs of all jobs take as much as they may"
             return self.problem, True
@@ -220,14 +228,19 @@ class OutputStore(KeptFiles):
                     folder = folder.parent
 
     def _settle(
-        self, snapshot: Snapshot, node: str, answer: Answer, kept: Callable[[Kept], None]
+        self,
+        snapshot: Snapshot,
+        node: str,
+        bound: int,
+        answer: Answer,
+        kept: Callable[[Kept], None],
     ) -> None:
         """From now on these files are the node's. Those of earlier attempts go: whoever made this
         snapshot has started from them."""
         problem, again = "", False
         try:
-            total = self._replace(snapshot, node)
-            kept(Kept(snapshot.ref, snapshot.files, total))
+            self._replace(snapshot, node, min(bound, self.limits.job))
+            kept(Kept(snapshot.ref, snapshot.files))
         except OSError as error:
             problem, again = f"the head cannot keep it: {error.strerror or error}", True
             self.problem = problem
@@ -235,7 +248,7 @@ class OutputStore(KeptFiles):
             problem = str(error)
         answer(FileAnswer(Kind.CHECKPOINT, snapshot.serial, 0, problem, again))
 
-    def _replace(self, snapshot: Snapshot, node: str) -> int:
+    def _replace(self, snapshot: Snapshot, node: str, bound: int) -> None:
         job, attempt = snapshot.ref.job, snapshot.ref.attempt
         index = self.index(job)
         if attempt < index.attempt:
@@ -244,9 +257,10 @@ class OutputStore(KeptFiles):
         size = sum(max(0, file.size) for file in snapshot.files)
         if wrong or len(snapshot.files) > FILES_MAX:
             raise ValueError(wrong or f"only {FILES_MAX:,} files of a job are kept")
-        if size > self.limits.job:
-            self._note(job, f"its checkpoints: {self._over_job()}")
-            raise ValueError(self._over_job())
+        if size > bound:
+            over = f"{size / GIB:.4g} GiB, and {bound / GIB:.4g} GiB may travel"
+            self._note(job, f"its checkpoints: {over}")
+            raise ValueError(over)
         folder = self.folder(job, Kind.CHECKPOINT)
         staged = self.root / job / STAGED / _word(node)
         for file in snapshot.files:
@@ -263,8 +277,8 @@ class OutputStore(KeptFiles):
         for path in files_in(folder):
             if path not in wanted:
                 (folder / path).unlink(missing_ok=True)
+        self._staged.pop(job, None)
         shutil.rmtree(staged, ignore_errors=True)
-        return size
 
     # -- removal ----------------------------------------------------------------------------
 
@@ -285,6 +299,7 @@ class OutputStore(KeptFiles):
                 shutil.rmtree(gone, ignore_errors=True)
             if kind is Kind.CHECKPOINT:
                 (self.root / job / "index.json").unlink(missing_ok=True)
+        self._staged.pop(job, None)
         for one in Kind:
             self._used.pop((job, one), None)
 

@@ -47,6 +47,7 @@ ABOUT = {
     "idle_warn": "warn about a job whose GPUs are unused for this long; 0: never",
     "idle_reclaim": "take the GPUs back after this long; 0: never",
     "idle_ends": "true: the job ends then; false: it waits and runs again",
+    "checkpoint_copy_mb": "MB of a job's checkpoints that travel between nodes; 0: none do",
     "retest": "check a node in quarantine again after this long, then after twice as long",
     "tenants": "shares by weight; quotas are guaranteed; budgets; caps on jobs",
     "supply": "nodes that Slurm, Kubernetes or Ray brings when they are wanted",

@@ -47,6 +47,8 @@ class Launch(CommandBase, frozen=True, kw_only=True):
     secrets: tuple[str, ...] = ()  # names only; the node asks for the values
     interactive: bool = False  # it gets a terminal
     keeps: bool = False  # the head keeps what it writes to its output folder
+    travels: bool = False  # its checkpoints may be at the head: fetch them before it starts again
+    copies: bool = False  # and copy to the head what it saves
     launcher: bool = False  # the command runs in member 0 only, and starts the others' processes
 
 

@@ -84,7 +84,18 @@ class FileSent(msgspec.Struct, frozen=True):
     offset: int = 0
     data: bytes = b""
     files: tuple[KeptFile, ...] = ()
+    attempt: int = 0  # the newest that has made a snapshot
     problem: str = ""
+
+
+class Copied(msgspec.Struct, frozen=True):
+    """The head has a snapshot of the job's checkpoints. `step`: the newest in it, if that is known;
+    0: it is not."""
+
+    job: str
+    attempt: int
+    step: int
+    at_ms: int
 
 
 class FilesView(msgspec.Struct, kw_only=True):

@@ -95,6 +95,9 @@ class Policy(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     idle_warn_ms: Count = 0
     idle_reclaim_ms: Count = 0
     idle_ends: bool = True  # it ends then; if False, it waits to run again
+    # Checkpoints of a job, in MB, that are copied through the head where nodes share no folder for
+    # them; 0: none are.
+    checkpoint_copy_mb: Count = 20_480
     retest_ms: Span = 600_000  # first wait before a node in quarantine is checked again
     tenants: Annotated[tuple[Tenant, ...], msgspec.Meta(max_length=TENANTS_MAX)] = ()
     budget_stops: bool = False  # running jobs of a tenant without budget stop and wait, too

@@ -17,6 +17,7 @@ from shoal.model.flow_requests import SubmitWorkflow as SubmitWorkflow
 from shoal.model.health import CheckResult
 from shoal.model.identity import EVERY_TENANT, NodeKey, Token, User
 from shoal.model.job import Fault, Job, JobSpec, MemberRef, Outcome
+from shoal.model.kept import Copied
 from shoal.model.labels import LabelKey, LabelValue
 from shoal.model.node import LabelChange, NodeIntent, NodeSpec
 from shoal.model.notice import Rule
@@ -358,5 +359,6 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
     spendings: tuple[Spending, ...] = ()  # of all tenants; empty: nothing new
     dues: tuple[Due, ...] = ()  # schedules whose time has come
     ended: tuple[Ended, ...] = ()  # jobs that requests name and that the store knows
+    copied: tuple[Copied, ...] = ()  # checkpoints that have arrived at the head
     drift_ms: int | None = None  # how far the machine's clock is ahead of `now`, if it was read
     fences: bool = False  # the engine can end a node that does not answer

@@ -15,7 +15,15 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from shoal.agent.keeping.scan import Found, Stamp, open_file, scan, stamp_of
+from shoal.agent.keeping.scan import (
+    Found,
+    Stamp,
+    at_rest,
+    open_all,
+    open_file,
+    scan,
+    stamp_of,
+)
 from shoal.enduring import enduring
 from shoal.model.job import MemberRef
 from shoal.model.kept import PIECE_BYTES, FileAnswer, FilePiece, KeptFile, Kind, Snapshot
@@ -24,6 +32,7 @@ log = logging.getLogger("shoal.agent")
 
 WINDOW_PIECES = 8  # on their way, of all folders together
 FILES_AT_ONCE = 8  # of one folder
+HANDLES_MAX = 256  # files of a snapshot that are held open while they are copied
 LOOK_S = 2.0
 LOOK_FACTOR = 20  # a look that takes long is repeated less often
 ANSWER_S_MAX = 30.0  # without an answer, a copy begins again
@@ -34,7 +43,7 @@ Message = FilePiece | Snapshot
 
 
 class Broken(Exception):
-    """A copy that did not come to its end; it is tried again."""
+    """A copy that did not end; it is tried again."""
 
 
 class Transfer:
@@ -207,63 +216,85 @@ class Copying:
             found = await asyncio.to_thread(scan, folder.root, folder.user)
         except FileNotFoundError:
             found = Found({}, {})
-        looked_s = time.monotonic() - began
-        if folder.kind is Kind.CHECKPOINT and not self._settled(folder, found):
-            return
-        ending = folder.ending
-        changed = {
-            path: stamp
-            for path, stamp in found.files.items()
-            if folder.kept.get(path) != stamp
-            and (ending or folder.rests.get(path, 0.0) <= time.monotonic())
-        }
-        gone = [path for path in folder.kept if path not in found.files]
-        for path in gone:
-            await self._remove(folder, path)
-        for path, why in found.notes.items():
-            await self._note(folder, path, why)
-        # Small files first: they are results that somebody waits for.
-        order = sorted(changed, key=lambda path: changed[path].size)
-        for start in range(0, len(order), FILES_AT_ONCE):
-            some = order[start : start + FILES_AT_ONCE]
-            done = await asyncio.gather(
-                *(self._copy(folder, path, changed[path]) for path in some), return_exceptions=True
-            )
-            for error in done:
-                if isinstance(error, BaseException):
-                    raise error
-        if folder.kind is Kind.CHECKPOINT and (changed or gone) and not folder.refused:
-            await self._settle(folder, found)
+        ending, before, folder.before = folder.ending, folder.before, found
+        changed = {p: stamp for p, stamp in found.files.items() if folder.kept.get(p) != stamp}
+        if folder.kind is Kind.CHECKPOINT:
+            # Nobody can write it any more when all its members have ended.
+            if ending or (at_rest(before, found) and folder.rests.get("", 0.0) <= began):
+                await self._snapshot(folder, found, changed)
+            else:
+                return
+        else:
+            if not ending:
+                changed = {p: s for p, s in changed.items() if folder.rests.get(p, 0.0) <= began}
+            await self._files(folder, found, changed)
         if changed:
             folder.poked.set()  # look again at once: what has changed meanwhile?
             folder.clean_at = 0.0
         elif all(folder.kept.get(path) == stamp for path, stamp in found.files.items()):
             folder.clean_at = began
-        if looked_s > 1.0:
-            await asyncio.sleep(looked_s)  # a folder with very many files takes its share, not more
 
-    def _settled(self, folder: Folder, found: Found) -> bool:
-        """A checkpoint is copied when two looks have found the same: it is not being written. If
-        nobody can write it any more, one look is enough."""
-        before, folder.before = folder.before, found
-        return folder.ending or (before is not None and before.files == found.files)
+    async def _files(self, folder: Folder, found: Found, changed: dict[str, Stamp]) -> None:
+        """An output: each file for itself."""
+        for path in [path for path in folder.kept if path not in found.files]:
+            await self._remove(folder, path)
+        for path, why in found.notes.items():
+            await self._note(folder, path, why)
+        await self._copy_all(folder, changed)
 
-    async def _copy(self, folder: Folder, path: str, stamp: Stamp) -> None:
+    async def _snapshot(self, folder: Folder, found: Found, changed: dict[str, Stamp]) -> None:
+        """Checkpoints: all files together, as they are now."""
+        began = time.monotonic()
+        gone = [path for path in folder.kept if path not in found.files]
+        handles = {}
+        if len(changed) <= HANDLES_MAX:
+            handles = await asyncio.to_thread(open_all, folder.root, changed, folder.user)
+        try:
+            await self._copy_all(folder, changed, handles)
+        finally:
+            for handle in handles.values():
+                os.close(handle)
+        for path in gone:
+            folder.kept.pop(path, None)
+            folder.refused.discard(path)
+        if (changed or gone) and not folder.refused:
+            await self._settle(folder, found)
+        now = time.monotonic()
+        folder.rests[""] = now + COPY_REST * (now - began)
+
+    async def _copy_all(
+        self, folder: Folder, changed: dict[str, Stamp], handles: dict[str, int] | None = None
+    ) -> None:
+        """Small files first: they are results that somebody waits for."""
+        order = sorted(changed, key=lambda path: changed[path].size)
+        for start in range(0, len(order), FILES_AT_ONCE):
+            copies = [
+                self._copy(folder, path, changed[path], (handles or {}).get(path))
+                for path in order[start : start + FILES_AT_ONCE]
+            ]
+            for error in await asyncio.gather(*copies, return_exceptions=True):
+                if isinstance(error, BaseException):
+                    raise error
+
+    async def _copy(
+        self, folder: Folder, path: str, stamp: Stamp, opened: int | None = None
+    ) -> None:
         """Raises Broken or OSError if it has to be tried again."""
         began = time.monotonic()
         serial, transfer = self._begin(stamp.size, folder)
+        handle = -1 if opened is None else opened
         try:
-            handle = await asyncio.to_thread(open_file, folder.root, path, folder.user)
-            try:
-                await self._pieces(folder, path, stamp, handle, serial, transfer)
-                problem = await self._answered(transfer)
-                if folder.kind is Kind.CHECKPOINT and stamp_of(handle) != stamp:
-                    raise Broken(f"{path} has changed")
-            finally:
-                os.close(handle)
+            if opened is None:
+                handle = await asyncio.to_thread(open_file, folder.root, path, folder.user)
+            await self._pieces(folder, path, stamp, handle, serial, transfer)
+            problem = await self._answered(transfer)
+            if folder.kind is Kind.CHECKPOINT and stamp_of(handle) != stamp:
+                raise Broken(f"{path} has changed")
         except FileNotFoundError:
             return  # it has just gone; the next look knows
         finally:
+            if opened is None and handle >= 0:
+                os.close(handle)
             if serial in self._transfers:
                 self._end(serial, "given up")
         folder.kept[path] = stamp
@@ -330,7 +361,7 @@ class Copying:
                 self._end(serial, "given up")
 
     async def _remove(self, folder: Folder, path: str) -> None:
-        if folder.kind is Kind.OUTPUT and path not in folder.refused:
+        if path not in folder.refused:
             await self._tell(
                 0, lambda serial: FilePiece(folder.ref, folder.kind, path, serial, size=-1)
             )
@@ -339,7 +370,7 @@ class Copying:
         folder.refused.discard(path)
 
     async def _note(self, folder: Folder, path: str, why: str) -> None:
-        if path in folder.noted or folder.kind is not Kind.OUTPUT:
+        if path in folder.noted:
             return
         shown = path.encode(errors="replace").decode()[:200]
         await self._tell(
@@ -366,5 +397,4 @@ def _empty(root: Path) -> bool:
 
 
 def _looked_at(future: asyncio.Future[str]) -> None:
-    if not future.cancelled():
-        future.exception()
+    _ = future.cancelled() or future.exception()

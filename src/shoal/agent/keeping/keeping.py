@@ -13,9 +13,10 @@ from pathlib import Path
 from shoal.agent.confine.tenant import own
 from shoal.agent.faults import CannotStart
 from shoal.agent.keeping.copying import Copying, Message
+from shoal.agent.keeping.fetching import Fetching, note_attempt
 from shoal.model.commands import Launch
 from shoal.model.job import MemberRef
-from shoal.model.kept import OUTPUT, FileAnswer, Kind
+from shoal.model.kept import OUTPUT, FileAnswer, FileWanted, Kind
 from shoal.model.report import MemberExit
 
 OUTPUTS = "outputs"  # in a node's folder: one for each job that has members here
@@ -27,9 +28,18 @@ CHECKPOINT_S_MAX = 300.0  # longer: a job that moves needs its checkpoint where 
 
 
 class Keeping:
-    def __init__(self, directory: Path, send: Callable[[Message], bool]) -> None:
+    def __init__(
+        self,
+        directory: Path,
+        root: str,
+        send: Callable[[Message], bool],
+        want: Callable[[FileWanted], None],
+    ) -> None:
+        """`root` holds the checkpoint folders of jobs; it may be an address."""
         self._outputs = directory / OUTPUTS
+        self._root = root
         self.copying = Copying(send)
+        self.fetching = Fetching(root, want)
         self._connected_at: float | None = None
         self._removing: set[asyncio.Task[None]] = set()
 
@@ -50,6 +60,19 @@ class Keeping:
         real = Path(os.path.realpath(path))
         self.copying.watch(launch.ref, Kind.OUTPUT, real, _reader(launch, apart=apart))
         return {OUTPUT: str(real)}
+
+    def checkpoints(self, launch: Launch, path: str, *, apart: bool) -> None:
+        """The member begins with this folder: what is saved in it from now on is the newest."""
+        if not launch.travels or "://" in path or not path.startswith(f"{self._root}/"):
+            return
+        with contextlib.suppress(OSError):
+            note_attempt(self._root, launch.ref)
+        if launch.copies:
+            found = self.fetching.found.pop(launch.ref.job, {})
+            self.copying.watch(
+                launch.ref, Kind.CHECKPOINT, Path(path), _reader(launch, apart=apart)
+            )
+            self.copying.fetched(launch.ref, Kind.CHECKPOINT, found)
 
     def recall(self, ref: MemberRef) -> None:
         """A member of an earlier life may have left files that the head does not have."""

@@ -86,23 +86,60 @@ def _open(name: str, folder: int, flags: int = 0) -> int:
     return os.open(name, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | flags, dir_fd=folder)
 
 
-def open_file(root: Path, path: str, user: int | None = None) -> int:
-    """A descriptor of this file, reached without following a link."""
+def open_folder(root: Path, path: str) -> tuple[int, str]:
+    """A descriptor of the folder that holds this file, and the file's name in it. No link is
+    followed on the way."""
     here = os.open(root, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
     *folders, name = path.split("/")
-    try:
-        for folder in folders:
+    for folder in folders:
+        try:
             inner = _open(folder, here, os.O_DIRECTORY)
+        finally:
             os.close(here)
-            here = inner
-        handle = _open(name, here)
+        here = inner
+    return here, name
+
+
+def open_file(root: Path, path: str, user: int | None = None) -> int:
+    """A descriptor of this file, reached without following a link."""
+    folder, name = open_folder(root, path)
+    try:
+        handle = _open(name, folder)
     finally:
-        os.close(here)
+        os.close(folder)
     seen = os.fstat(handle)
     if not stat.S_ISREG(seen.st_mode) or (user is not None and seen.st_uid != user):
         os.close(handle)
         raise PermissionError(f"{path} is no longer a file of its own")
     return handle
+
+
+def open_all(root: Path, files: dict[str, Stamp], user: int | None = None) -> dict[str, int]:
+    """Descriptors of all these files at one moment: whoever replaces one of them later does not
+    change what is read. OSError if one of them has changed already."""
+    handles: dict[str, int] = {}
+    try:
+        for path, stamp in files.items():
+            handles[path] = open_file(root, path, user)
+            if stamp_of(handles[path]) != stamp:
+                raise OSError(f"{path} is being written")
+    except BaseException:
+        for handle in handles.values():
+            os.close(handle)
+        raise
+    return handles
+
+
+def at_rest(before: Found | None, found: Found) -> bool:
+    """Is nothing in the folder half written? A file that was there, and is as it was, is whole. So
+    is one that was replaced, because that is done by renaming. A new one may still grow."""
+    if before is None:
+        return False
+    for path, stamp in found.files.items():
+        known = before.files.get(path)
+        if known is None or (known != stamp and known.inode == stamp.inode):
+            return False
+    return True
 
 
 def stamp_of(handle: int) -> Stamp:

@@ -107,7 +107,7 @@ def _submit(words: list[str], flags: dict[str, Any], json: bool, home: Path) -> 
     with cluster.connect(home) as client:
         spec = packed(client, spec, pack, None if json else show.note)
         view = client.submit(spec)
-        if spec.checkpoint_ms and not json:
+        if spec.checkpoint_ms and not json and not client.policy().checkpoint_copy_mb:
             _warn_unshared(client.nodes())
     return view
 
@@ -128,8 +128,8 @@ def _warn_unshared(nodes: list[NodeView]) -> None:
         more = " | ..." if len(groups) > 3 else ""
         show.note(
             f"these nodes do not share their checkpoints: {named}{more}; a job that moves from one "
-            "to another starts over; set SHOAL_CHECKPOINT_ROOT to a shared folder before "
-            "shoal up and shoal join"
+            "to another starts over; set checkpoint_copy_mb in the policy, or "
+            "SHOAL_CHECKPOINT_ROOT to a shared folder before shoal up and shoal join"
         )
 
 

@@ -37,6 +37,9 @@ def observe(round_: Round, report: Report) -> list[NodeReport]:
             why = "its agent has stopped, as it was asked to" if node.leaving else gone.why
             _take_ends(round_, node, gone.exits)
             lose(round_, node, dead=True, why=why)
+    for copied in report.copied:
+        if copied.job in round_.state.jobs:
+            round_.state.heard.copied[copied.job] = copied
     fresh = [inventory for inventory in report.nodes if _hear(round_, inventory)]
     for still in report.still:
         _note_contact(round_, still)

@@ -7,6 +7,7 @@ from typing import NamedTuple
 from shoal.core.phases.gang_hosts import EVERYWHERE_MAX, HOSTS, hosts_text
 from shoal.core.phases.round import Round
 from shoal.core.phases.trackers import for_trackers, run_id
+from shoal.core.scheduling.roots import copying, travels
 from shoal.core.state.state import State
 from shoal.model.commands import Acknowledge, Command, Launch, Limits, Stop
 from shoal.model.events import JobPlaced, JobStopping
@@ -93,12 +94,13 @@ def _command(state: State, job: Job, ref: MemberRef) -> Command:
             why=job.why,
             dump=_is_stuck(state, job, ref.member),
         )
+    view = _view_of(state, job)
     return Launch(
         node=node.id,
         incarnation=node.incarnation,
         ref=ref,
         argv=job.spec.command,
-        env=_view_of(state, job).environment(ref.member),
+        env=view.environment(ref.member),
         workdir=job.spec.workdir,
         stop_grace_ms=job.spec.stop_grace_ms,
         gpus=slice_.gpus,
@@ -115,6 +117,8 @@ def _command(state: State, job: Job, ref: MemberRef) -> Command:
         secrets=job.spec.secrets,
         interactive=job.spec.interactive,
         keeps=True,
+        travels=view.travels,
+        copies=ref.member in view.copying,
         launcher=job.spec.launcher,
     )
 
@@ -194,6 +198,8 @@ class GangView:
         self._job = job
         self._seats = seating(job)
         self._visible = _visible(job)
+        self.travels = travels(state, job)
+        self.copying = copying(state, job) if self.travels else frozenset[int]()
         self._alone = len(job.members) == 1 and not job.spec.elastic
         self._ranked = not self._alone and not job.spec.launcher
         self._hosts = "" if self._alone and not job.spec.launcher else hosts_text(state, job)

@@ -14,7 +14,7 @@ from shoal.core.scheduling.ends import cut_short, margin_ms, must_leave, too_sho
 from shoal.core.scheduling.fit import GangFit, fit, slices
 from shoal.core.scheduling.order import ORDERINGS, Rank, Walk, place_in_line
 from shoal.core.scheduling.preempt import preempt
-from shoal.core.scheduling.roots import blind_nodes, starts_over
+from shoal.core.scheduling.roots import blind_nodes, where_from
 from shoal.core.scheduling.score import look_ahead
 from shoal.core.scheduling.spread import spread
 from shoal.core.state.apply_queue import wake_delayed
@@ -237,7 +237,7 @@ def _give(round_: Round, job: Job, given: tuple[Slice, ...], where: str) -> None
             slices=given,
             master=master,
             door=next(free) if job.spec.service and len(given) > 1 else "",
-            why=f"{where}; {when}{starts_over(round_.state, job, given)}",
+            why=f"{where}; {when}{where_from(round_.state, job, given)}",
         )
     )
 

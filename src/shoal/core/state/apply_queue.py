@@ -135,6 +135,7 @@ def drop_job(state: State, job: Job) -> None:
     del state.numbers[job.number]
     state.births_ms -= job.submitted_ms
     state.heard.warm.pop(job.id, None)
+    state.heard.copied.pop(job.id, None)
     state.heard.down_ms.pop(job.id, None)
     if job.spec.service:
         of_service = state.replicas[job.spec.service]

@@ -28,6 +28,7 @@ def add_node(state: State, node: Node) -> None:
     if node.record.standing is not Standing.OK:
         state.troubled[node.id] = None
     _count_known(state, node, 1)
+    state.caches.roots = None
     if node.end is not None:
         insort(state.endings, (node.end.at_ms, node.index))
     open_up(state, node)
@@ -64,6 +65,7 @@ def replace_node(state: State, node: Node, spec: NodeSpec, incarnation: int) -> 
     node.incarnation = incarnation
     state.rooms[node.index] = Room(spec, kind_of(state.looks_at, node))
     _count_known(state, node, 1)
+    state.caches.roots = None
     _foresee(state, spec)
 
 

@@ -14,6 +14,7 @@ class Caches:
 
     def __init__(self) -> None:
         self.ending: dict[int, frozenset[int]] = {}  # how many -> the open nodes that end first
+        self.roots: frozenset[str] | None = None  # places where nodes keep checkpoints
         self.gang_views: dict[str, GangView] = {}  # the environment of large gangs that start
 
 

@@ -10,6 +10,7 @@ from shoal.core.health.scoring import Gang as Scores
 from shoal.core.phases.scale import RecentWork
 from shoal.model.health import CheckResult, Verdict
 from shoal.model.job import MemberRef
+from shoal.model.kept import Copied
 from shoal.model.node import End
 from shoal.model.progress import Beat
 from shoal.model.service import ServiceLoad
@@ -40,6 +41,7 @@ class Heard:
         self.watches: dict[str, Watch] = {}  # of jobs whose members report their steps
         self.idles: dict[str, tuple[int, dict[int, int]]] = {}  # job -> attempt, member -> since
         self.warm: dict[str, dict[str, int]] = {}  # job -> nodes ready for it, and when heard
+        self.copied: dict[str, Copied] = {}  # job -> the head's newest copy of its checkpoints
         self.asked: dict[str, str] = {}  # node -> the check that a user asked for
         self.verdicts: dict[str, tuple[str, CheckResult, Verdict]] = {}  # node -> its last check
         self.loads: dict[str, ServiceLoad] = {}  # what the gateway last reported of each service
