@@ -30,4 +30,9 @@ def stalled(state: State, service: Service, policy: Policy, now_ms: int) -> str:
     if service.spec.rollout is Rollout.SURGE:
         help_ = "to drain an old replica first, serve it again with --rollout replace"
         return f"{who} waits for room beside version {old[0].spec.version}: {why}; {help_}"
-    return f"{who} does not fit in place of an old replica: {why}"
+    serving = [job_id for job_id in service.ready if job_id not in service.draining]
+    if len(serving) < service.wanted:
+        stay = f"{len(serving)} of {service.wanted} replicas are ready, so the old ones stay"
+        return f"{who} waits for room: {why}; {stay}"
+    more = "; --at-a-time lets more of them leave" if len(old) > 1 else ""
+    return f"{who} does not fit in place of an old replica: {why}{more}"
