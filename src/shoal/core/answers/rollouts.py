@@ -8,6 +8,8 @@ from shoal.model.job import Phase
 from shoal.model.policy import Policy
 from shoal.model.service import Rollout, Service
 
+TRIED_MS = 2_000  # it takes a few looks until an old replica leaves for a new one
+
 
 def stalled(state: State, service: Service, policy: Policy, now_ms: int) -> str:
     """Empty unless a new replica waits while old ones serve."""
@@ -18,7 +20,7 @@ def stalled(state: State, service: Service, policy: Policy, now_ms: int) -> str:
         for job in jobs
         if job.spec.version == service.version
         and job.phase is Phase.WAITING
-        and job.submitted_ms < now_ms
+        and job.submitted_ms + TRIED_MS < now_ms
     ]
     if not old or not waiting:
         return ""

@@ -69,7 +69,7 @@ class Services:
         self._counts = counts
         self._has_gpus = any(node.gpus for node in nodes)
         self._nodes = len(nodes)
-        self._cpu_milli = min(node.cpu_milli for node in nodes)
+        self._cpu_milli = max(node.cpu_milli for node in nodes)
         self._calm = False
         # All replicas of all services, and one more each, find a port on a single node. A gang
         # needs two.
