@@ -55,6 +55,18 @@ def test_every_member_of_a_gang_calls_the_function(cluster: Client) -> None:
     assert (call.result(), call.results()) == (10, [10, 11])
 
 
+def test_a_function_is_an_array_and_comes_after_another_job(cluster: Client) -> None:
+    def square() -> int:
+        return int(os.environ["SHOAL_ARRAY_INDEX"]) ** 2
+
+    first = cluster.run("true")
+    call = shoal.run(square, array="2-6:2", after=first.id)
+    assert call.results() == [4, 16, 36]
+    assert cluster.result(f"{call.id}.6") == 36
+    with pytest.raises(shoal.ShoalError, match=f"{call.id} is an array; results"):
+        call.result()
+
+
 def test_what_a_function_raises_is_raised_here_with_its_traceback(cluster: Client) -> None:
     def bad(number: int) -> None:
         while os.environ["RANK"] == "0":

@@ -125,6 +125,7 @@ class AsyncClient:
     jobs = _call(Client.jobs)
     cancel = _call(Client.cancel)
     requeue = _call(Client.requeue)
+    retry = _call(Client.retry)
     logs = _call(Client.logs)
     files = _call(Client.files)
     fetch = _call(Client.fetch)

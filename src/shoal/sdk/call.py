@@ -63,7 +63,7 @@ class Call(Generic[Result]):
         return found
 
     def results(self, *, timeout_s: float | None = None) -> list[Result]:
-        """What it returned in each member, in their order."""
+        """What it returned in each member, or in each element of an array, in their order."""
         return self.client.results(self.id, timeout_s=timeout_s)
 
     def wait(self, *, timeout_s: float | None = None) -> JobView:
@@ -170,8 +170,24 @@ def _carried(client: Client, spec: JobSpec, sent: Sent, workdir: Path) -> JobSpe
 # -- what it returned --------------------------------------------------------------------------
 
 
-def results(client: Client, view: JobView, members: int) -> list[Any]:
-    """Of the first members of a job that has ended."""
+def result_of(client: Client, view: JobView) -> Any:
+    """Of a job that has ended: what its member 0 returned."""
+    if view.spec.sweep is not None:
+        message = f"{view.id} is an array; results() has the results of all elements, and"
+        raise ShoalError(f"{message} Client.result('{view.id}.0') the one of an element", "job")
+    return _results(client, view, 1)[0]
+
+
+def results_of(client: Client, view: JobView) -> list[Any]:
+    """Of all members, or of all elements of an array."""
+    sweep = view.spec.sweep
+    if sweep is None:
+        return _results(client, view, len(view.gang))
+    elements = (f"{view.id}.{sweep.index_at(position)}" for position in range(sweep.count))
+    return [result_of(client, client.job(element)) for element in elements]
+
+
+def _results(client: Client, view: JobView, members: int) -> list[Any]:
     if CALL not in view.spec.env:
         raise ShoalError(f"{view.id} runs a command, which has no result", "job")
     if view.state != "succeeded":

@@ -94,16 +94,15 @@ class Client(client.Client):
     def result(self, job_id: str, *, timeout_s: float | None = None) -> Any:
         """What the function of a job returned in member 0, when the job has ended. What it raised
         is raised here."""
-        from shoal.sdk.call import results
+        from shoal.sdk.call import result_of
 
-        return results(self, self.wait(job_id, timeout_s=timeout_s), 1)[0]
+        return result_of(self, self.wait(job_id, timeout_s=timeout_s))
 
     def results(self, job_id: str, *, timeout_s: float | None = None) -> list[Any]:
-        """What the function of a job returned in each member."""
-        from shoal.sdk.call import results
+        """What the function of a job returned in each member, or in each element of an array."""
+        from shoal.sdk.call import results_of
 
-        view = self.wait(job_id, timeout_s=timeout_s)
-        return results(self, view, len(view.gang))
+        return results_of(self, self.wait(job_id, timeout_s=timeout_s))
 
     def fetch(self, job_id: str, path: str, to: str | os.PathLike[str] = ".") -> Path:
         """Copies a file that the job has kept to a file or into a folder here, and returns its
