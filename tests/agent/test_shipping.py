@@ -9,7 +9,14 @@ from pathlib import Path
 import pytest
 
 from shoal.agent import shipping
-from shoal.agent.shipping import BEHIND_BYTES, CHUNK_BYTES, WINDOW_BYTES, Shipping
+from shoal.agent.shipping import (
+    BEHIND_BYTES,
+    CHUNK_BYTES,
+    WINDOW_BYTES,
+    Shipping,
+    last_words,
+    parting_words,
+)
 from shoal.control.clock import SystemClock
 from shoal.control.logs import LogStore
 from shoal.control.loop import ControlLoop
@@ -248,3 +255,12 @@ def test_a_member_that_cuts_its_output_loses_nothing_that_it_prints_afterwards(n
     node.write(QUIET, b"and more\n")
     node.ship(QUIET)
     assert node.log(QUIET) == b"a long line that was shipped before\nproblem\nand more\n"
+
+
+def test_the_last_words_of_a_member_are_its_last_line_that_says_something(tmp_path: Path) -> None:
+    output = tmp_path / "output"
+    output.write_bytes(b"first\nExit code: 7\n-------\n\n")
+    assert last_words(output) == "Exit code: 7"
+    assert parting_words(output) == ""
+    output.write_bytes(b"first\n[shoal: nobody has used it for 2h]\n")
+    assert parting_words(output) == "nobody has used it for 2h"

@@ -38,6 +38,15 @@ def test_a_job_that_fails_has_failed_unless_it_may_be_retried(cluster: Cluster) 
     assert job.why == "it exited 3 (out of memory)"
 
 
+def test_a_job_that_ends_well_may_say_why(cluster: Cluster) -> None:
+    said = cluster.run()
+    cluster.end(said, why="nobody has used it for 2h")
+    assert cluster.finished[said].why == "every member exited 0: nobody has used it for 2h"
+    silent = cluster.run()
+    cluster.end(silent)
+    assert cluster.finished[silent].why == "every member exited 0"
+
+
 def test_retries_wait_twice_as_long_each_time_up_to_the_policys_maximum() -> None:
     cluster = Cluster(policy(backoff_ms_max=5_000))
     cluster.join("a")

@@ -155,6 +155,7 @@ def test_a_notebook_is_used_through_its_link_and_put_away_when_nobody_uses_it(
             assert process.wait(WAIT_S) == 0, dev.errors()
     view = live.client.job(job)
     assert view.state == "succeeded"
+    assert found["url"].partition("token=")[2] not in live.output(job), "its output has the token"
     assert view.why == "every member exited 0: nobody has used it for 6s"
     assert "no dev environment" in dev.run("list")
 

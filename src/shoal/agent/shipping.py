@@ -25,6 +25,7 @@ WINDOW_BYTES = 4 * 1024 * 1024
 LAST_BYTES = 4096
 LAST_CHARACTERS = 300
 PARTING = "[shoal: "
+RULE = " \t\r-=_"  # a line of these alone says nothing, such as the last one of mpirun
 
 BLOCK_BYTES = 64 * 1024  # holes are aligned to this: no file system has larger blocks
 # Output that the controller has kept stays here too for a while: if its machine crashes, the end
@@ -303,7 +304,7 @@ def last_words(path: Path, mask: Mask | None = None) -> str:
             text = data.decode(errors="replace")
     except OSError:
         return ""
-    lines = [line.strip() for line in text.splitlines() if line.strip()]
+    lines = [line.strip() for line in text.splitlines() if line.strip(RULE)]
     said = "".join(c for c in lines[-1] if c.isprintable()) if lines else ""
     return said if len(said) <= LAST_CHARACTERS else said[: LAST_CHARACTERS - 3] + "..."
 

@@ -72,7 +72,7 @@ def _hold(
         cluster.connect(home) as client,
         Forward(client, lambda: (job.id, 0), [(port, server.port)], show.note) as forward,
     ):
-        link = forward.url + server.path
+        link = forward.url + server.path + environment.token_of(client, job.id, server.token)
         if json:
             named = {"name": job.name, "job": job.id, "url": link, "node": forward.node}
             show.as_json(named, lines=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -21,14 +22,16 @@ MARK = "# shoal dev"
 # Shoal's own Python, or the image's: the editor is whatever the job's PATH has.
 START = f'{MARK} $2\nexec "${{SHOAL_PYTHON:-python3}}" -c "$1" "$2" "$3"'
 DEFAULT_NAME = "dev"
+WAIT_S = 30.0
+TRIES = 3
 
 
 class Server(msgspec.Struct):
-    """Where the editor's server is, as it says itself."""
+    """Where the editor's server is, as it says itself. `token` is a file in the job."""
 
     port: int
     path: str
-    folder: str
+    token: str
 
 
 def command(editor: str, idle_s: float) -> list[str]:
@@ -82,3 +85,35 @@ def server_of(retry: Retry, job: str, wait_s: float) -> Server | None:
         if not view.data:
             return None
     return None
+
+
+def token_of(client: Client, job: str, path: str) -> str:
+    """Read beside the job, so that only people who may enter it can use its link."""
+    for _ in range(TRIES):
+        token = _output(client, job, ("cat", "--", path)).decode(errors="replace").strip()
+        if token.isalnum():
+            return token
+    how = f"shoal exec {job} -- cat {path}"
+    raise Failure(f"cannot read the token of {job}; does this work: {how}", REFUSED)
+
+
+def _output(client: Client, job: str, command: tuple[str, ...]) -> bytes:
+    """What a command beside the job prints."""
+    import asyncio
+
+    from shoal.model.session import Kind
+    from shoal.sessions.session import Session
+
+    session, found = Session(client, Kind.EXEC, command=command), b""
+    try:
+        session.begin(job, 0)
+        stream = session.fixed[0]
+        session.loop.call_soon_threadsafe(stream.end)
+        with contextlib.suppress(ConnectionError, TimeoutError):
+            while piece := asyncio.run_coroutine_threadsafe(stream.read(), session.loop).result(
+                WAIT_S
+            ):
+                found += piece
+    finally:
+        session.close()
+    return found

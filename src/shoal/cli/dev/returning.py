@@ -22,6 +22,7 @@ from shoal.packing import listed
 if TYPE_CHECKING:
     from shoal.cli.cluster import Retry
 
+NS_IN_MS = 1_000_000
 RECORDS_MAX = 100  # of environments that were started from this machine
 
 State = tuple[int, int]  # when a file was changed, in ns, and its size
@@ -35,6 +36,7 @@ class Record(msgspec.Struct, kw_only=True):
     root: str
     here: dict[str, State] = {}  # files as they were here when they were sent or came back
     taken: dict[str, int] = {}  # and when the job had changed what came back
+    coming: dict[str, State] = {}  # how files will be here that are on their way
 
 
 def remember(folder: Path) -> Record:
@@ -66,15 +68,21 @@ def _place(job: str, submitted_ms: int) -> Path:
 
 def bring_back(retry: Retry, record: Record) -> int:
     """How many files came back."""
+    for path, state in record.coming.items():  # of a call that was killed
+        if _state(Path(record.root) / path) == state:
+            record.here[path] = state
     view = retry(lambda client: client.files(record.job))
-    count = 0
-    for file in view.files:
-        if record.taken.get(file.path) != file.modified_ms and _may_come(record, file):
-            _bring(retry, record, view, file)
-            count += 1
-    if count:
+    news = [file for file in view.files if record.taken.get(file.path) != file.modified_ms]
+    news = [file for file in news if _may_come(record, file)]
+    if news:  # whoever is killed in the middle still knows which files are the job's
+        record.coming = {one.path: (one.modified_ms * NS_IN_MS, one.size) for one in news}
         save(record)
-    return count
+    for file in news:
+        _bring(retry, record, view, file)
+    if news:
+        record.coming = {}
+        save(record)
+    return len(news)
 
 
 def _may_come(record: Record, file: KeptFile) -> bool:

@@ -14,6 +14,7 @@ import socket
 import stat
 import subprocess
 import sys
+import tempfile
 import time
 import urllib.request
 from collections.abc import Iterator
@@ -37,7 +38,7 @@ class Jupyter:
 
     def __init__(self, port: int, token: str) -> None:
         self.port, self.token = port, token
-        self.path = f"/lab?token={token}"
+        self.path = "/lab?token="
 
     def words(self, folder: str) -> list[str]:
         program = shutil.which("jupyter-lab")
@@ -94,7 +95,7 @@ class Code:
 
     def __init__(self, port: int, token: str) -> None:
         self.port, self.token = port, token
-        self.path = f"/?tkn={token}"
+        self.path = "/?tkn="
 
     def words(self, folder: str) -> list[str]:
         where = [f"--host={LOCAL}", f"--port={self.port}", f"--connection-token={self.token}"]
@@ -138,8 +139,12 @@ def main(name: str, idle_s: float) -> int:
     if not answers(port, process):
         code = process.wait()
         return code if code > 0 else 1
-    print(READY + json.dumps({"port": port, "path": editor.path, "folder": folder}), flush=True)
-    used = used_until_end(editor, process, idle_s, folder, copy)
+    with tempfile.TemporaryDirectory(prefix="shoal-dev-") as private:
+        token = Path(private) / "token"  # output can be read by people who may not connect
+        token.write_text(editor.token)
+        place = {"port": port, "path": editor.path, "token": str(token)}
+        print(READY + json.dumps(place), flush=True)
+        used = used_until_end(editor, process, idle_s, folder, copy)
     if copy:
         copy.keep()
     if not used:
