@@ -31,7 +31,14 @@ from shoal.control.notices.senders import KEY_PREFIX, SendError
 from shoal.control.secretstore import SecretError
 from shoal.core.answers.notices import KINDS, notices_of
 from shoal.files import read_own, write_private
-from shoal.model.events import Event, JobEvent, JobSubmitted, Recorded, TenantRemoved
+from shoal.model.events import (
+    ArraySubmitted,
+    Event,
+    JobEvent,
+    JobSubmitted,
+    Recorded,
+    TenantRemoved,
+)
 from shoal.model.job import DEFAULT_TENANT, Job
 from shoal.model.notice import Notice, NoticeSettings, secret_of
 from shoal.model.report import Report
@@ -98,8 +105,8 @@ class Posting:
     def stepped(self, report: Report, events: Sequence[Event], seq: int) -> None:  # noqa: ARG002
         rules = bool(self._loop.tick.state.rules)
         for event in events:
-            if isinstance(event, JobSubmitted):
-                if event.spec.notify:
+            if isinstance(event, JobSubmitted | ArraySubmitted):
+                if event.spec.notify and not event.spec.array:
                     self._asked.add(event.job)
             elif isinstance(event, TenantRemoved):
                 self._removed.append(event.tenant)
@@ -112,7 +119,9 @@ class Posting:
 
     async def run(self) -> None:
         await self._loop.settled()
-        self._asked |= {job.id for job in self._loop.state.jobs.values() if job.spec.notify}
+        state = self._loop.state
+        live = (*state.jobs.values(), *state.arrays.values())
+        self._asked |= {job.id for job in live if job.spec.notify and not job.spec.array}
         while True:
             self._wake.clear()
             try:
@@ -155,7 +164,7 @@ class Posting:
         store = self._loop.store
         await self._loop.settled()
         named = [one.event.job for one in found if isinstance(one.event, JobEvent)]
-        ended = [name for name in named if name not in self._loop.state.jobs]
+        ended = [name for name in named if self._loop.state.live(name) is None]
         jobs: dict[str, Job | None] = dict(
             zip(ended, await self._kept(lambda: [store.job(name) for name in ended]), strict=True)
         )
@@ -164,9 +173,9 @@ class Posting:
         rules = list(state.rules.values())
         for recorded in found:
             name = recorded.event.job if isinstance(recorded.event, JobEvent) else ""
-            job = state.jobs.get(name) or jobs.get(name)
+            job = state.live(name) or jobs.get(name)
             made += notices_of(recorded, rules, state.identity, job, self._cluster)
-        self._asked &= state.jobs.keys()
+        self._asked = {name for name in self._asked if state.live(name) is not None}
         return made
 
     async def _dispatch(self) -> None:

@@ -9,6 +9,7 @@ from typing import NamedTuple
 
 from shoal.model.durations import duration_text
 from shoal.model.events import (
+    ArrayFinished,
     BudgetEvent,
     BudgetHeld,
     BudgetWarned,
@@ -28,6 +29,7 @@ from shoal.model.notice import Notice, Rule, What, wanted_of
 KINDS: tuple[type[EventBase], ...] = (
     JobRunning,
     JobFinished,
+    ArrayFinished,
     JobWaited,
     BudgetWarned,
     BudgetHeld,
@@ -53,9 +55,9 @@ def notices_of(
     """`job`: the one that the event is about. Each receiver gets at most one notice about it."""
     event = recorded.event
     about = [rule for rule in rules if rule.since_ms <= event.at_ms]
-    if isinstance(event, JobRunning | JobFinished | JobWaited):
-        if job is None or job.spec.service:
-            return []  # replicas come and go as a service wants
+    if isinstance(event, JobRunning | JobFinished | ArrayFinished | JobWaited):
+        if job is None or job.spec.service or job.spec.array:
+            return []  # replicas come and go as a service wants; an array has one notice
         own = [Asking(w, job.spec.tenant, _alone(identity, job)) for w in job.spec.notify]
         asking = [*own, *(_asking(rule) for rule in rules_about(about, identity, job))]
     elif isinstance(event, BudgetEvent):
@@ -78,7 +80,7 @@ def notices_of(
 def rules_about(rules: Iterable[Rule], identity: Identity, job: Job) -> list[Rule]:
     """Nobody gets a notice about a job that they may not see."""
     spec = job.spec
-    if spec.service:
+    if spec.service or spec.array:
         return []
     return [
         rule
@@ -118,7 +120,7 @@ def _what(event: Event, on: tuple[What, ...], waiting_ms: int) -> What | None:
     match event:
         case JobRunning():
             return What.STARTED if What.STARTED in on else None
-        case JobFinished():
+        case JobFinished() | ArrayFinished():
             if What.FAILED in on and event.outcome in BAD:
                 return What.FAILED
             return What.ENDED if What.ENDED in on else None
@@ -153,7 +155,7 @@ def _notice(
             why=why,
         )
     why = _without_others(why, job.id)
-    finished = event if isinstance(event, JobFinished) else None
+    finished = event if isinstance(event, JobFinished | ArrayFinished) else None
     return Notice(
         id=number,
         what=what,
@@ -184,7 +186,7 @@ def _text(event: Event, job: Job, why: str) -> str:
             more = f" and {len(nodes) - NODES_NAMED_MAX} more" if nodes[NODES_NAMED_MAX:] else ""
             where = f" on {', '.join(nodes[:NODES_NAMED_MAX])}{more}" if nodes else ""
             return f"started{where}" + (f" (attempt {event.attempt})" if event.attempt > 1 else "")
-        case JobFinished():
+        case JobFinished() | ArrayFinished():
             ran = duration_text(event.at_ms - job.running_ms) if job.running_ms else ""
             after = f" after {ran}" if ran else ""
             return f"{event.outcome.value}{after}" + (f": {why}" if why else "")

@@ -34,7 +34,7 @@ def change_notices(round_: Round, request: NoticeRequest) -> Answer:
 
 
 def _label(round_: Round, request: LabelJob) -> Answer:
-    job = round_.state.jobs.get(request.job)
+    job = round_.state.live(request.job)
     if job is None and not request.ended:
         return Refused("job", f"there is no live job {request.job}", missing=True)
     before = job.spec.labels if job is not None else request.before
@@ -51,7 +51,7 @@ def _label(round_: Round, request: LabelJob) -> Answer:
 
 
 def _note(round_: Round, request: NoteJob) -> Answer:
-    if request.job not in round_.state.jobs and not request.ended:
+    if round_.state.live(request.job) is None and not request.ended:
         return Refused("job", f"there is no live job {request.job}", missing=True)
     if len(request.text) > NOTE_CHARACTERS_MAX:
         return Refused("text", f"is longer than {NOTE_CHARACTERS_MAX} characters; shorten it")

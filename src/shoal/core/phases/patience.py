@@ -8,7 +8,7 @@ from heapq import heappop, heappush
 from shoal.core.answers.notices import rules_about
 from shoal.core.phases.round import Round
 from shoal.core.state.state import State
-from shoal.model.events import JobRequeued, JobSubmitted, JobWaited
+from shoal.model.events import JobReleased, JobRequeued, JobSubmitted, JobWaited
 from shoal.model.job import Job, Phase
 from shoal.model.notice import Rule, wanted_of
 
@@ -25,7 +25,7 @@ def report_waits(round_: Round) -> None:
         _expect(state, (job for job in state.jobs.values() if job.phase is Phase.WAITING))
         agenda.waits_max = 2 * len(agenda.waits) + SPARE
     else:
-        begun = (JobSubmitted, JobRequeued)
+        begun = (JobSubmitted, JobRequeued, JobReleased)
         names = dict.fromkeys(one.job for one in round_.events if isinstance(one, begun))
         _expect(state, (state.jobs[name] for name in names if name in state.jobs))
     waits = agenda.waits
@@ -55,6 +55,8 @@ def _expect(state: State, jobs: Iterable[Job]) -> None:
     for job in jobs:
         if not (rules or job.spec.notify) or job.phase is not Phase.WAITING:
             continue
+        if job.spec.array or job.awaits:
+            continue  # an array has one notice, at its end; others may have to end first
         since_ms = waits_since_ms(job)
         for after_ms in _thresholds(state, job, rules):
             if after_ms > job.waited_ms:

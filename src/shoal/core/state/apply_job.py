@@ -69,6 +69,7 @@ def _job_released(state: State, event: JobReleased) -> None:
     job = state.jobs[event.job]
     job.why = event.why
     release_after(state, job, event.by, event.at_ms)
+    job.requeued_ms = event.at_ms  # its wait for room begins with the last of them
 
 
 def _job_placed(state: State, event: JobPlaced) -> None:

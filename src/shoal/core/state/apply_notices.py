@@ -20,13 +20,13 @@ from shoal.model.notice import Rule
 
 def _labelled(state: State, event: JobLabelled) -> None:
     """The record of a job that has ended is in the store, which reads the same event."""
-    job = state.jobs.get(event.job)
+    job = state.live(event.job)
     if job is not None:
         job.spec = spec_after(job.spec, event)
 
 
 def _noted(state: State, event: JobNoted) -> None:
-    job = state.jobs.get(event.job)
+    job = state.live(event.job)
     if job is not None:
         job.notes = notes_after(job.notes, event)
 

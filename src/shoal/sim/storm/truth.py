@@ -59,6 +59,7 @@ from shoal.sim.storm.lives import Lives, Untruth
 from shoal.sim.storm.servicetruth import ServiceTruth
 from shoal.sim.storm.supplytruth import SupplyTruth
 from shoal.sim.storm.timeline import Timeline
+from shoal.sim.storm.waittruth import WaitTruth
 from shoal.sim.storm.witness import End, Witness
 
 
@@ -70,7 +71,7 @@ class Truth(Witness):
         self.services = ServiceTruth(self.lives)
         self.budgets = BudgetTruth(policy)
         self._caps = CapTruth(policy)
-        self.after = AfterTruth()
+        self.after, self._waits = AfterTruth(), WaitTruth()
         self.jobs: dict[str, JobTruth] = {}
         self.unfinished: dict[str, None] = {}
         self._timeline = timeline
@@ -183,6 +184,7 @@ class Truth(Witness):
                 judge(self, event)
             for other in (self.services, self._caps, self.ends, self.supply, self.after):
                 other.see(event)
+            self._waits.see(event)
         if not any(isinstance(event, ControllerStarted) for event in events):
             self._contacts.news = set()  # an epoch is stored before the inbox is looked at
         self.ends.done(events)

@@ -20,6 +20,7 @@ from shoal.sim.storm.lives import Untruth
 from shoal.sim.storm.node import Fate
 from shoal.sim.storm.services import CRASHES, MUTE, SERVES
 from shoal.sim.storm.training import Training
+from shoal.sim.storm.waittruth import with_wishes
 from shoal.sim.storm.world import World
 
 MANY = 1_000_000
@@ -106,7 +107,7 @@ class Users:
             spec = self._draw_spec()
             if number % IMAGE_EVERY == 0:
                 spec = msgspec.structs.replace(spec, image="work:1")
-            submit = Submit(self.wish(spec), f"key-{number}")
+            submit = Submit(with_wishes(self.wish(spec), number), f"key-{number}")
             at_ms = rng.randrange(until_ms)
             timeline.at(at_ms, partial(self._submit, submit))
             if rng.random() < 0.1:  # an impatient client, or a proxy that repeats
