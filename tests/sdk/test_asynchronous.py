@@ -69,3 +69,15 @@ def test_a_cancelled_call_ends_at_once_and_the_client_goes_on(live: Live) -> Non
         live.client.cancel(other.id)
 
     asyncio.run(asyncio.wait_for(story(), 120))
+
+
+def test_many_that_wait_leave_room_for_the_call_that_they_wait_for(live: Live) -> None:
+    async def story() -> None:
+        async with shoal.AsyncClient(home=live.home.path) as cluster:
+            job = await cluster.run("sleep 600")
+            waiting = [asyncio.create_task(cluster.wait(job.id)) for _ in range(100)]
+            await asyncio.sleep(0.5)  # all threads that they may have are theirs
+            await cluster.cancel(job.id)
+            assert {view.state for view in await asyncio.gather(*waiting)} == {"cancelled"}
+
+    asyncio.run(asyncio.wait_for(story(), 120))

@@ -14,8 +14,9 @@ from pathlib import Path
 from typing import Any, Concatenate, ParamSpec, Self, TypeVar
 
 from shoal.connections import Interrupt, Interrupted
+from shoal.model.views import JobView
 from shoal.sdk.client import Client
-from shoal.sdk.following import line_groups
+from shoal.sdk.following import LOOK_S, deadline_of, ended, line_groups
 from shoal.transport import ShoalError
 
 P = ParamSpec("P")
@@ -23,7 +24,11 @@ Answer = TypeVar("Answer")
 
 # Those that make clients, and the map: an Executor has futures, which can be awaited.
 NOT_CALLS = frozenset(("at_home", "to", "lent", "map", "remote"))
-CALLS_MAX = 64  # at a time; more wait for their turn
+CALLS_MAX = 64  # at a time, as many as a token may have under way; more wait for their turn
+# Calls that wait for something long. They take turns, so that a call to cancel a job that many
+# wait for finds a thread.
+WAITS_MAX = 32
+TURN_S = 2.0
 
 
 def _call(
@@ -36,6 +41,10 @@ def _call(
         return await self._in_thread(interrupt, method, lent, *arguments, **keywords)
 
     return call
+
+
+_fetch = _call(Client.result)
+_fetch_all = _call(Client.results)
 
 
 class AsyncClient:
@@ -72,6 +81,7 @@ class AsyncClient:
         )
         self._threads = ThreadPoolExecutor(CALLS_MAX, "shoal-client")
         self._running: set[Interrupt] = set()
+        self._turns = asyncio.Semaphore(WAITS_MAX)
 
     async def __aenter__(self) -> Self:
         return self
@@ -105,22 +115,43 @@ class AsyncClient:
         finally:
             self._running.discard(interrupt)
 
+    async def wait(self, job_id: str, *, timeout_s: float | None = None) -> JobView:
+        """Returns when the job has ended; TimeoutError after `timeout_s`. The job goes on."""
+        interrupt, deadline = Interrupt(), deadline_of(timeout_s)
+        lent = self._client.lent(interrupt=interrupt)
+        while True:
+            async with self._turns:
+                look_s = TURN_S if self._turns.locked() else LOOK_S
+                view = await self._in_thread(interrupt, ended, lent, job_id, deadline, look_s)
+            if view is not None:
+                return view
+
+    async def result(self, job_id: str, *, timeout_s: float | None = None) -> Any:
+        """What the function of a job returned in member 0, when the job has ended."""
+        await self.wait(job_id, timeout_s=timeout_s)
+        return await _fetch(self, job_id)
+
+    async def results(self, job_id: str, *, timeout_s: float | None = None) -> list[Any]:
+        """What the function of a job returned in each member, or in each element of an array."""
+        await self.wait(job_id, timeout_s=timeout_s)
+        return await _fetch_all(self, job_id)
+
     async def follow(self, job_id: str, *, member: int = 0, attempt: int = 0) -> AsyncIterator[str]:
         """The lines that a member writes, as it writes them, until the job has ended."""
         interrupt = Interrupt()
         groups = line_groups(self._client.lent(interrupt=interrupt), job_id, member, attempt)
-        while (lines := await self._in_thread(interrupt, _next, groups)) is not None:
+        lines: list[str] | None = []
+        while lines is not None:
             for line in lines:
                 yield line
+            async with self._turns:
+                lines = await self._in_thread(interrupt, _next, groups)
 
     # -- the table of calls: jobs --------------------------------------------------------------
     run = _call(Client.run)
     run_file = _call(Client.run_file)
     submit = _call(Client.submit)
     call = _call(Client.call)
-    result = _call(Client.result)
-    results = _call(Client.results)
-    wait = _call(Client.wait)
     job = _call(Client.job)
     jobs = _call(Client.jobs)
     cancel = _call(Client.cancel)

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import math
 import os
-import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -17,7 +15,7 @@ from shoal.forms.request import JOB, SERVICE, Form, Request, Spec, complete, rea
 from shoal.model.job import JobSpec
 from shoal.model.service import ServiceSpec
 from shoal.model.views import JobView, ServiceView
-from shoal.sdk.following import PATIENCE_S, line_groups
+from shoal.sdk.following import PATIENCE_S, deadline_of, ended, line_groups
 
 if TYPE_CHECKING:
     from shoal.sdk.call import Call
@@ -27,8 +25,6 @@ if TYPE_CHECKING:
 Command = str | Sequence[str]
 Item = TypeVar("Item")
 Result = TypeVar("Result")
-
-LOOK_S = 20.0  # how long the controller waits in one call; at most 30
 
 
 class Client(client.Client):
@@ -69,15 +65,10 @@ class Client(client.Client):
         """Returns when the job has ended: its `state` is succeeded, failed, cancelled or timed-out.
         A controller that restarts meanwhile does not matter. Raises TimeoutError after `timeout_s`;
         the job goes on."""
-        deadline = None if timeout_s is None else time.monotonic() + timeout_s
-        while True:
-            left_s = math.inf if deadline is None else max(0.0, deadline - time.monotonic())
-            patient = self.lent(patience_s=min(PATIENCE_S, left_s))
-            view = patient.job(job_id, wait_for="finished", wait_s=min(LOOK_S, left_s))
-            if view.finished_ms is not None:
-                return view
-            if not left_s:
-                raise TimeoutError(f"{job_id} is {view.state} after {timeout_s:g} s: {view.why}")
+        deadline = deadline_of(timeout_s)
+        while (view := ended(self, job_id, deadline)) is None:
+            pass
+        return view
 
     def follow(self, job_id: str, *, member: int = 0, attempt: int = 0) -> Iterator[str]:
         """The lines that a member writes, as it writes them, until the job has ended: of this
