@@ -213,7 +213,15 @@ class Client(Caller, IdentityCalls, SecretCalls, FileCalls, NoticeCalls):
         return self._call("GET", WhyView, "jobs", job_id, "why")
 
     def logs(
-        self, job_id: str, *, member: int = 0, attempt: int = 0, offset: int = 0, wait_s: float = 0
+        self,
+        job_id: str,
+        *,
+        member: int = 0,
+        attempt: int = 0,
+        offset: int = 0,
+        wait_s: float = 0,
+        grep: str = "",
+        since_ms: int = 0,
     ) -> LogView:
         """Output from `offset` on; a negative one counts from the end. Attempt 0 is the newest.
         If there is nothing yet, it waits up to `wait_s` for more."""
@@ -223,6 +231,8 @@ class Client(Caller, IdentityCalls, SecretCalls, FileCalls, NoticeCalls):
             "offset": offset,
             "wait_s": wait_s,
         }
+        query |= {"grep": grep} if grep else {}
+        query |= {"since_ms": since_ms} if since_ms else {}
         return self._call("GET", LogView, "jobs", job_id, "logs", **query)
 
     def events(

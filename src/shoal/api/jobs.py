@@ -12,6 +12,7 @@ from litestar.params import Parameter
 
 from shoal.api.audit import note
 from shoal.api.explain import HISTORY_MAX, why_view
+from shoal.api.log_search import matching
 from shoal.api.packages import note_package, refuse_unknown_package
 from shoal.api.principal import Needs
 from shoal.api.problems import Refusal, accepted
@@ -183,7 +184,10 @@ class Jobs(Controller):
         attempt: Index = 0,
         offset: Annotated[int, Parameter(ge=-NUMBER_MAX, le=NUMBER_MAX)] = 0,
         wait_s: WaitS = 0,
+        grep: Annotated[str, Parameter(max_length=256)] = "",
+        since_ms: Index = 0,
     ) -> LogView:
+        """`grep`: only lines that contain this text. `since_ms`: from what was written then."""
         loop, job = reach.loop, reach.job(job_id)
         if job.elements is not None:
             first = f"{job.id}.{parts_of(job)[0].index_at(0)}"
@@ -193,12 +197,18 @@ class Jobs(Controller):
             raise Refusal(422, f"{job.id} has members 0 to {last}", "member")
         if attempt > job.attempt:
             raise Refusal(422, f"{job.id} has had {job.attempt} attempts", "attempt")
-        view = _log(loop, job, attempt or job.attempt, member, offset)
+        if since_ms:
+            offset = loop.logs.offset_at(
+                MemberRef(job.id, attempt or job.attempt, member), since_ms
+            )
+        search = grep.encode()
+        view = await _search(reach, job, attempt or job.attempt, member, offset, search)
         deadline_s = time.monotonic() + wait_s
         while not view.data and not view.ended and (left_s := deadline_s - time.monotonic()) > 0:
             await reach.changed(job_id, left_s)
             job = reach.job(job_id)
-            view = _log(loop, job, attempt or job.attempt, member, offset)
+            offset = max(offset, view.next_offset) if search else offset
+            view = await _search(reach, job, attempt or job.attempt, member, offset, search)
         return view
 
 
@@ -243,7 +253,21 @@ def _member_over(job: Job, member: int) -> bool:
     return member >= len(job.members) or job.members[member].over
 
 
-def _log(loop: ControlLoop, job: Job, attempt: int, member: int, offset: int) -> LogView:
+async def _search(
+    reach: Reach, job: Job, attempt: int, member: int, offset: int, search: bytes
+) -> LogView:
+    """A search may read many megabytes, so it is done in a thread."""
+    loop = reach.loop
+    if not search:
+        return _log(loop, job, attempt, member, offset, search)
+    view = await aside(lambda: _log(loop, job, attempt, member, offset, search))
+    await loop.settled()
+    return view
+
+
+def _log(
+    loop: ControlLoop, job: Job, attempt: int, member: int, offset: int, search: bytes
+) -> LogView:
     # Look whether more can come before reading, so that nothing is missed in between.
     over = (
         job.phase is Phase.FINISHED
@@ -252,7 +276,10 @@ def _log(loop: ControlLoop, job: Job, attempt: int, member: int, offset: int) ->
         or (attempt == job.attempt and bool(job.members) and _member_over(job, member))
     )
     ref = MemberRef(job.id, attempt, member)
-    read = loop.logs.read(ref, offset)
+    if search and offset >= 0:
+        read = matching(loop.logs, ref, offset, search, over=over)
+    else:
+        read = loop.logs.read(ref, offset)
     return LogView(
         attempt=attempt,
         member=member,

@@ -21,7 +21,7 @@ THEMES = {
         "run": "Run a command, or a gang of them, on the cluster.",
         "map": "Run a function over the lines of a file, on all cores.",
         "ps": "List the jobs.",
-        "logs": "Print the output of a job, or of a service's newest replica.",
+        "logs": "Print the output of jobs, or of a service's newest replica.",
         "why": "Show why a job or service is in its present state.",
         "explain": "Show what happened to a job, on one page.",
         "exec": "Run a command beside a running job, in the same surroundings.",

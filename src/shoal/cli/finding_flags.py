@@ -44,14 +44,9 @@ def finding_flags(*without: str) -> list[Option]:
 
 def filter_of(given: dict[str, Any]) -> JobFilter:
     """The flags that were given, as one filter."""
-    from shoal.forms import units
     from shoal.model.finding import JobFilter
 
-    since = given.get("since")
-    try:
-        since_ms = int(time.time() * 1000) - units.duration_ms(since) if since else 0
-    except units.BadAmount as error:
-        raise Failure(f"--since: {error}", USAGE) from None
+    since_ms = moment_ms(given.get("since"))
     wanted = JobFilter(
         user=given.get("user", ""),
         tenant=given.get("tenant", ""),
@@ -65,3 +60,13 @@ def filter_of(given: dict[str, Any]) -> JobFilter:
     if problem is not None:
         raise Failure(f"--{problem[0]}: {problem[1]}", USAGE)
     return wanted
+
+
+def moment_ms(since: str | None) -> int:
+    """The time that long ago; 0: none was given."""
+    from shoal.forms import units
+
+    try:
+        return int(time.time() * 1000) - units.duration_ms(since) if since else 0
+    except units.BadAmount as error:
+        raise Failure(f"--since: {error}", USAGE) from None

@@ -13,6 +13,7 @@ from collections.abc import Container
 from pathlib import Path
 from typing import NamedTuple
 
+from shoal.control.log_times import note_time, offset_at
 from shoal.kernel import punch_hole
 from shoal.model.job import Job, MemberRef
 from shoal.model.report import LogChunk
@@ -51,6 +52,7 @@ class LogStore:
         if chunk.offset - chunk.dropped > size or not (chunk.data or chunk.dropped):
             return size
         path.parent.mkdir(parents=True, exist_ok=True)
+        note_time(path, size)
         handle = os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
         try:
             _write(handle, chunk.data, chunk.offset)
@@ -94,6 +96,11 @@ class LogStore:
             return Read(start, data, start + len(data), size)
         finally:
             os.close(handle)
+
+    def offset_at(self, ref: MemberRef, since_ms: int) -> int:
+        """Where the output begins that came since then, to within a few seconds."""
+        path = self._path(ref)
+        return offset_at(path, since_ms, self.kept(ref))
 
     def drop(self, job_id: str) -> None:
         """A reader sees the whole log or none, also if the controller dies in between."""

@@ -25,7 +25,16 @@ OUTCOMES = frozenset(outcome.value for outcome in Outcome)
 class Reader:
     """Reads one attempt; `open` maps each member that may still write to the offset read so far."""
 
-    def __init__(self, retry: Retry, job: str, attempt: int, members: list[int], out: Output):
+    def __init__(
+        self,
+        retry: Retry,
+        job: str,
+        attempt: int,
+        members: list[int],
+        out: Output,
+        grep: str = "",
+    ) -> None:
+        self._grep = grep
         self._retry = retry
         self._job = job
         self.attempt = attempt
@@ -37,6 +46,16 @@ class Reader:
         for member in self.open:
             self.open[member] = self._tail_offset(member, lines)
 
+    def skip_to(self, since_ms: int) -> None:
+        """Begin with what was written since then, to within a few seconds."""
+        for member in self.open:
+            view = self._retry(
+                lambda client, member=member: client.logs(  # type: ignore[misc]
+                    self._job, member=member, attempt=self.attempt, since_ms=since_ms
+                )
+            )
+            self.open[member] = view.offset
+
     def read(self, wait_s: float = 0) -> bool:
         """Read each open member once; returns whether there was output. Waits if one is open."""
         came = False
@@ -44,6 +63,7 @@ class Reader:
             view = self._fetch(member, offset, wait_s if len(self.open) == 1 else 0)
             if view.data:
                 self._out.write(self.attempt, member, view.data)
+            if view.data or view.next_offset > offset:  # lines that were left out count, too
                 self.open[member] = view.next_offset
                 came = True
             if view.ended:
@@ -53,7 +73,7 @@ class Reader:
     def read_in_turn(self) -> None:
         """Everything written so far, one member after the other."""
         for member in list(self.open):
-            whole = Reader(self._retry, self._job, self.attempt, [member], self._out)
+            whole = Reader(self._retry, self._job, self.attempt, [member], self._out, self._grep)
             whole.open[member] = self.open[member]
             while whole.read():
                 pass
@@ -61,7 +81,12 @@ class Reader:
     def _fetch(self, member: int, offset: int, wait_s: float = 0) -> LogView:
         return self._retry(
             lambda client: client.logs(
-                self._job, member=member, attempt=self.attempt, offset=offset, wait_s=wait_s
+                self._job,
+                member=member,
+                attempt=self.attempt,
+                offset=offset,
+                wait_s=wait_s,
+                grep=self._grep if offset >= 0 else "",
             )
         )
 

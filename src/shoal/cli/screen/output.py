@@ -5,6 +5,8 @@ from __future__ import annotations
 import codecs
 import re
 import sys
+import zlib
+from collections.abc import Callable
 from typing import BinaryIO, Protocol
 
 # A longer line is written in pieces of this size.
@@ -21,6 +23,7 @@ _ESCAPE = re.compile(
 _UNFINISHED = re.compile(r"\x1b(?:\[[0-?]*[ -/]*|[\]PX^_][^\x07\x1b]{0,4096}\x1b?|[ -/]*)?$")
 _CONTROLS = re.compile(r"[\x00-\x07\x0b\x0c\x0e-\x1f\x7f-\x9f]")
 _RESET = "\x1b[0m"
+COLOURS = (36, 33, 32, 35, 34, 96, 93, 92, 95, 94)
 
 
 class Output(Protocol):
@@ -58,7 +61,15 @@ class TerminalText:
 class TextOutput:
     """The output of all members of a job. With `prefixed`, whole lines are written as '[3] ...'."""
 
-    def __init__(self, *, prefixed: bool, terminal: bool, out: BinaryIO | None = None) -> None:
+    def __init__(
+        self,
+        *,
+        prefixed: bool,
+        terminal: bool,
+        out: BinaryIO | None = None,
+        name: Callable[[int], str] | None = None,
+    ) -> None:
+        self._name = name
         self._prefixed = prefixed
         self._terminal = terminal
         self._out = out if out is not None else sys.stdout.buffer
@@ -90,7 +101,7 @@ class TextOutput:
         self._out.flush()
 
     def _emit_line(self, member: int, data: bytes) -> None:
-        self._out.write(b"[%d] " % member)
+        self._out.write(self._prefix(member))
         if self._terminal:
             text = TerminalText()
             self._put(text.feed(data.rstrip(b"\r").replace(b"\r", b" "), final=True))
@@ -98,6 +109,16 @@ class TextOutput:
         else:
             self._out.write(data)
         self._out.write(b"\n")
+
+    def _prefix(self, member: int) -> bytes:
+        """With names of its own, each source has a colour of its own."""
+        if self._name is None:
+            return b"[%d] " % member
+        name = self._name(member)
+        if not self._terminal:
+            return f"[{name}] ".encode()
+        colour = COLOURS[zlib.crc32(name.encode()) % len(COLOURS)]
+        return f"\x1b[{colour}m[{name}]{_RESET} ".encode()
 
     def _emit(self, member: int, data: bytes) -> None:
         if self._terminal:
@@ -111,9 +132,10 @@ class TextOutput:
 
 
 class JsonOutput:
-    """One object per line of output, for scripts."""
+    """One object per line of output, for scripts. `job`: to name it in each."""
 
-    def __init__(self) -> None:
+    def __init__(self, job: str = "") -> None:
+        self._job = {"job": job} if job else {}
         self._partial: dict[tuple[int, int], bytes] = {}
 
     def write(self, attempt: int, member: int, data: bytes) -> None:
@@ -134,4 +156,4 @@ class JsonOutput:
         from shoal.cli.screen.show import as_json
 
         text = line.decode("utf-8", "replace")
-        as_json({"attempt": attempt, "member": member, "line": text}, lines=True)
+        as_json({**self._job, "attempt": attempt, "member": member, "line": text}, lines=True)

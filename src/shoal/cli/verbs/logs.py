@@ -3,21 +3,24 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from shoal.cli.command import Argument, Option, flag, number, verb
+from shoal.cli.finding_flags import filter_of, finding_flags, moment_ms
 
 if TYPE_CHECKING:
     from shoal.cli.cluster import Retry
     from shoal.cli.screen.follow import Reader
+    from shoal.cli.screen.many import Chosen
     from shoal.cli.screen.output import Output
-    from shoal.model.views import JobView
+    from shoal.model.finding import JobFilter
+    from shoal.model.views import JobRow, JobView
 
 TAIL_MAX = 1_000_000
 
 
 @verb(
-    Argument("job", "JOB", "A job's id, or a service's name."),
+    Argument("jobs", "[JOB...]", "Ids of jobs or members, or names of services.", nargs=-1),
     flag("--follow", "-f", help="Keep printing new output."),
     Option("--member", "-m", metavar="M", type=number(0), help="Only this member."),
     Option("--attempt", metavar="N", type=number(1), help="This attempt. [the newest]"),
@@ -27,23 +30,34 @@ TAIL_MAX = 1_000_000
         type=number(0, TAIL_MAX),
         help="Only the last N lines of each member.",
     ),
+    Option("--grep", metavar="TEXT", default="", help="Only lines that contain this text."),
+    Option("--since", metavar="T", help="Only what was written in the last 10m, 2h ..."),
+    Option("--output", "-o", metavar="PATH", help="Write to this file, or a folder for several."),
+    *finding_flags("since"),
 )
 def logs(
-    job: str,
+    jobs: tuple[str, ...],
     follow: bool,
     member: int | None,
     attempt: int | None,
     tail: int | None,
+    grep: str,
+    since: str | None,
+    output: str | None,
     json: bool,
     home: Path,
+    **given: Any,
 ) -> None:
-    """Print the output of a job, or of a service's newest replica.
+    """Print the output of jobs, or of a service's newest replica.
 
     By default it prints all members. If there are several, each line starts
-    with the member's number, e.g. "[3] ". With --follow it continues across
-    attempts until the job ends; Ctrl-C stops the printing, not the job. A pipe
-    gets the bytes as the job wrote them. A terminal gets them without control
-    sequences that would garble it.
+    with the member's number, e.g. "[3] ", and for several jobs also with the
+    job's id. Flags that choose jobs print those that match, at most 200.
+
+    With --follow it continues across attempts until the jobs end; Ctrl-C stops
+    the printing, not the jobs. With flags that choose jobs it goes on for jobs
+    that match later. A pipe gets the bytes as the job wrote them. A terminal gets
+    them without control sequences that would garble it.
 
     Examples:
       shoal logs j7
@@ -51,10 +65,20 @@ def logs(
       shoal logs j7 -m 0 --tail 20
       shoal logs j7 --attempt 1 > first-try.log
       shoal logs -f chat
+      shoal logs j7 j8.1 --grep loss --since 10m
+      shoal logs --label run=a -f
+      shoal logs --name 'train-*' --state failed --output logs/
     """
     from shoal.cli import cluster
     from shoal.cli.screen.follow import pick_members
 
+    wanted, since_ms = filter_of(given), moment_ms(since)
+    _check(jobs, wanted, tail, since, output)
+    if len(jobs) != 1 or "." in jobs[0] or grep or since or output:
+        chosen = (member, attempt, tail, grep, since_ms)
+        _many(jobs, wanted, chosen, follow, output, json, home)
+        return
+    job = jobs[0]
     asked = "" if cluster.is_service(job) else cluster.job_id(job)
     with cluster.Retry(home, retry_s=cluster.RETRY_S if follow else 0) as retry:
         asked = asked or retry(lambda client: cluster.replica_of(client, job.strip()))
@@ -69,6 +93,95 @@ def logs(
             _follow(retry, asked, members, out, tail)
         else:
             _read(retry, view, attempt or view.attempt, members, out, tail, follow)
+
+
+def _check(
+    jobs: tuple[str, ...],
+    wanted: JobFilter,
+    tail: int | None,
+    since: str | None,
+    output: str | None,
+) -> None:
+    from shoal.forms.failure import USAGE, Failure
+
+    if not jobs and not wanted.given:
+        raise Failure("JOB: name a job, or choose some, e.g. --label run=a; see --help", USAGE)
+    if jobs and wanted.given:
+        raise Failure("JOB: name jobs, or choose them by flags; both together is too much", USAGE)
+    if tail is not None and since:
+        raise Failure("--tail: cannot be combined with --since; give one of them", USAGE)
+    if output == "":
+        raise Failure("--output: is empty; name a file or folder", USAGE)
+
+
+def _many(
+    jobs: tuple[str, ...],
+    wanted: JobFilter,
+    chosen: tuple[int | None, int | None, int | None, str, int],
+    follow: bool,
+    output: str | None,
+    json: bool,
+    home: Path,
+) -> None:
+    from shoal.cli import cluster
+    from shoal.cli.screen import many, show
+    from shoal.forms.failure import USAGE, Failure
+
+    parts = many.Chosen(*chosen)
+    if follow and (output or parts.attempt):
+        flag_ = "--output" if output else "--attempt"
+        raise Failure(f"{flag_}: cannot be combined with --follow here", USAGE)
+    with cluster.Retry(home, retry_s=cluster.RETRY_S if follow else 0) as retry:
+        names, parts = _named(retry, jobs, parts)
+
+        def look() -> list[JobRow]:
+            if not names:
+                found = retry(lambda c: c.jobs(finished=True, limit=many.JOBS_MAX, wanted=wanted))
+                return [row for row in found if row.array is None]
+            return [
+                retry(lambda c, name=name: cluster.on_job(c, name, lambda d: d.job(name)))  # type: ignore[misc]
+                for name in names
+            ]
+
+        if follow:
+            many.follow_all(retry, look, parts, json=json, go_on=not names)
+            return
+        rows = look()
+        if not rows:
+            raise Failure("no jobs match; see: shoal ps -a")
+        views = [retry(lambda c, row=row: c.job(row.id)) for row in rows]  # type: ignore[misc]
+        for view in views:
+            if view.array is not None:
+                _refuse_array(view)
+        if output:
+            for path in many.download(retry, views, parts, Path(output)):
+                show.line(str(path))
+        else:
+            many.print_all(retry, views, parts, json=json)
+
+
+def _named(retry: Retry, jobs: tuple[str, ...], parts: Chosen) -> tuple[list[str], Chosen]:
+    """What the words mean: jobs, elements, members or services."""
+    from shoal.cli import cluster
+    from shoal.cli.naming import named
+    from shoal.forms.failure import USAGE, Failure
+
+    names: list[str] = []
+    members: set[int | None] = set()
+    for word in dict.fromkeys(jobs):
+        if cluster.is_service(word):
+            names.append(retry(lambda c, word=word: cluster.replica_of(c, word.strip())))  # type: ignore[misc]
+            continue
+        found = named(
+            word,
+            lambda job: retry(lambda c: cluster.on_job(c, job, lambda d: d.job(job))),
+        )
+        names.append(found.job)
+        members.add(found.member)
+    if len(members) > 1:
+        raise Failure("JOB: name members of each job, or of none", USAGE)
+    one = next(iter(members), None)
+    return names, parts._replace(member=one) if one is not None else parts
 
 
 def make_output(*, prefixed: bool, json: bool) -> Output:
