@@ -16,7 +16,7 @@ from shoal.model.commands import Launch
 from shoal.model.events import JobSubmitted, ReplicaDraining, ServiceSet, ServiceStopped
 from shoal.model.job import Job, MemberRef, Outcome, Phase
 from shoal.model.node import NodeIntent
-from shoal.model.report import Accepted, Refused, SetIntent
+from shoal.model.report import Accepted, Refused, SetEnd, SetIntent
 from tests.core.serving import LOOK_MS, Serving
 
 THREE: dict[str, Any] = {"scale": {"least": 3, "most": 3}}
@@ -656,6 +656,16 @@ def test_no_old_replica_leaves_for_a_new_one_that_would_not_fit_either() -> None
     cluster.tick(40)
     assert cluster.ready() == before
     assert "does not fit in place of an old replica" in why_stalled(cluster)
+
+
+def test_the_only_replica_is_not_drained_for_another_on_the_same_node_that_ends() -> None:
+    """Found by the storm: an ending node has room again once its replica has left."""
+    cluster = Serving(nodes=1, cpus=2)
+    cluster.served(replica={"cpu_milli": 2_000}, rollout="replace", drain_ms=10_000)
+    cluster.ask(SetEnd("a", cluster.now_ms + 60_000))
+    cluster.tick(100)
+    assert len([e for e in cluster.log if isinstance(e, JobSubmitted)]) == 2  # another is wanted
+    assert not [e for e in cluster.log if isinstance(e, ReplicaDraining)]
 
 
 def test_a_replacement_that_never_gets_ready_goes_back_and_fills_the_gap() -> None:

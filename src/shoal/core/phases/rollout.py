@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 
 from shoal.core.phases.round import Round
+from shoal.core.scheduling.again import kept_from
 from shoal.core.scheduling.fit import GangFit, fit, slices
 from shoal.core.scheduling.spread import apart
 from shoal.core.state.apply_room import Overlay
@@ -29,7 +30,8 @@ def leave_first(
     new ones have no room beside the old. None leaves in vain: what waits fits in its place. At most
     `at_a_time` of the replicas that are wanted may be missing."""
     state = round_.state
-    if service.spec.rollout is not Rollout.REPLACE or not ready_old:
+    old = [job for job in ready_old if job.spec.version != service.version]
+    if service.spec.rollout is not Rollout.REPLACE or not old:
         return []
     serving = [job for job in jobs if job.id in service.ready and job.id not in service.draining]
     spare = at_a_time(service.spec, service.wanted) - (service.wanted - len(serving))
@@ -41,7 +43,8 @@ def leave_first(
     with Overlay(state) as overlay:
         _free(overlay, leaving)
         for job in waiting:
-            going = _room_instead(state, overlay, job, ready_old, found, spare - len(found))
+            staying = [one for one in old if one not in found][:TRIES_MAX]
+            going = _room_instead(round_, overlay, job, staying, spare - len(found))
             if going is None:
                 break  # the others are like it
             found += going
@@ -61,19 +64,19 @@ def _lacks_room(round_: Round, service: Service, job: Job) -> bool:
 
 
 def _room_instead(
-    state: State, overlay: Overlay, job: Job, old: list[Job], gone: list[Job], most: int
+    round_: Round, overlay: Overlay, job: Job, staying: list[Job], most: int
 ) -> list[Job] | None:
     """Old replicas in whose place it fits: none, one, or several of them. None: it never fits."""
-    gang = gang_of(job)
-    staying = [one for one in old if one not in gone][:TRIES_MAX]
-    alone = [[one] for one in staying[: TRIES_MAX if most else 0]]
+    state, gang = round_.state, gang_of(job)
+    avoid = kept_from(state, job, round_.now_ms)
+    alone = [[one] for one in staying] if most else []
     groups = [staying[at : at + most] for at in range(max(0, len(staying) - most) + 1)]
     nobody: list[list[Job]] = [[]]
     for tries in (nobody, alone, groups if most > 1 else []):
         found = [
             (plan, going)
             for going in tries
-            if (plan := _plan_without(state, overlay, gang, going)) is not None
+            if (plan := _plan_without(state, overlay, gang, going, avoid)) is not None
         ]
         if found:
             plan, going = min(found, key=lambda entry: apart(state, entry[0]))
@@ -86,9 +89,11 @@ def _room_instead(
     return None
 
 
-def _plan_without(state: State, overlay: Overlay, gang: Gang, going: list[Job]) -> GangFit | None:
+def _plan_without(
+    state: State, overlay: Overlay, gang: Gang, going: list[Job], avoid: Collection[int]
+) -> GangFit | None:
     _free(overlay, going)
-    plan = fit(state, gang)
+    plan = fit(state, gang, avoid)
     _free(overlay, going, undo=True)
     return plan
 
