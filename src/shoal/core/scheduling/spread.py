@@ -25,6 +25,72 @@ class Crowd(NamedTuple):
     leaving_in_rack: int = 0
 
 
+class Crowded(Collection[int]):
+    """Nodes to avoid: more crowded than this, or avoided anyway. Asked about one node at a time,
+    because a large cluster has many and the first that is not avoided is usually near."""
+
+    def __init__(self, crowds: Crowds, most: Crowd, avoid: Collection[int]) -> None:
+        self._crowds = crowds
+        self._avoid = avoid
+        self._nodes = {index for index, crowd in crowds.nodes.items() if crowd > most}
+        self._racks = {rack for rack, crowd in crowds.racks.items() if crowd > most}
+
+    def __contains__(self, index: object) -> bool:
+        assert isinstance(index, int)
+        if index in self._nodes or index in self._avoid:
+            return True
+        if index in self._crowds.nodes:
+            return False
+        return _rack(self._crowds.state, index) in self._racks
+
+    def __iter__(self) -> Iterator[int]:
+        return (index for index in range(len(self._crowds.state.order)) if index in self)
+
+    def __len__(self) -> int:
+        return sum(1 for _ in self)
+
+    def __bool__(self) -> bool:
+        return True
+
+
+class Crowds:
+    """The replicas of a service: on the nodes that have some, and in their racks."""
+
+    def __init__(self, state: State, job: Job) -> None:
+        self.state = state
+        service = state.services.get(job.spec.service)
+        nodes: tuple[Counter[int], Counter[int]] = (Counter(), Counter())  # staying, leaving
+        racks: tuple[Counter[str], Counter[str]] = (Counter(), Counter())
+        for other_id in state.replicas.get(job.spec.service, ()):
+            other = state.jobs[other_id]
+            if service is None or not other.active:
+                continue
+            leaves = other.spec.version != service.version or other_id in service.draining
+            on = sorted({state.nodes[member.slice.node].index for member in other.members})
+            nodes[leaves].update(on)
+            racks[leaves].update(list(dict.fromkeys(_rack(state, index) for index in on)))
+        for counts in racks:
+            counts.pop("", None)
+        self.racks = {
+            rack: Crowd(0, racks[0][rack], 0, racks[1][rack])
+            for rack in sorted({*racks[0], *racks[1]})
+        }
+        self.nodes = {
+            index: Crowd(nodes[0][index], racks[0][rack], nodes[1][index], racks[1][rack])
+            for index in sorted({*nodes[0], *nodes[1]})
+            for rack in (_rack(state, index),)
+        }
+
+    def degrees(self) -> list[Crowd]:
+        """From the emptiest nodes to the most crowded, without degrees that no open node has."""
+        found = {*self.nodes.values(), *self.racks.values()}
+        domains = self.state.divisions[RACK].domains
+        in_racks = sum(domains[rack].nodes for rack in self.racks if rack in domains)
+        if in_racks < self.state.cluster.nodes:
+            found.add(Crowd())
+        return sorted(found)
+
+
 def spread(
     state: State, job: Job, gang: Gang, avoid: Collection[int], plain: GangFit
 ) -> GangFit | None:
@@ -32,11 +98,12 @@ def spread(
     among those the one that the policy prefers; first of all in the value of its `spread` label
     with the fewest. None if the job is not a replica, or is the first. A gang stays as near
     together as in `plain`, the place where it would go without regard to the others."""
-    here = _crowds(state, job)
-    if not here:
+    if not job.spec.service:
         return None
-    on = Counter({index: crowd.staying + crowd.leaving for index, crowd in here.items()})
-    for gang_, where in (*_by_value(state, gang, on), (gang, "")):
+    here = Crowds(state, job)
+    if not here.nodes:
+        return None
+    for gang_, where in (*_by_value(state, gang, here), (gang, "")):
         plan = _least_crowded(state, gang_, here, avoid) or (
             fit(state, gang_, avoid) if where else None
         )
@@ -47,64 +114,33 @@ def spread(
     return None
 
 
-def _crowds(state: State, job: Job) -> dict[int, Crowd]:
-    """Nodes with replicas of its service, and all open nodes in their racks, by index."""
-    service = state.services.get(job.spec.service)
-    nodes: tuple[Counter[int], Counter[int]] = (Counter(), Counter())  # staying, leaving
-    racks: tuple[Counter[str], Counter[str]] = (Counter(), Counter())
-    for other_id in state.replicas.get(job.spec.service, ()):
-        other = state.jobs[other_id]
-        if service is None or not other.active:
-            continue
-        leaves = other.spec.version != service.version or other_id in service.draining
-        on = {state.nodes[member.slice.node].index for member in other.members}
-        nodes[leaves].update(sorted(on))
-        racks[leaves].update(sorted({rack for index in on if (rack := _rack(state, index))}))
-    found = {
-        index: Crowd(nodes[0][index], racks[0][rack], nodes[1][index], racks[1][rack])
-        for index in sorted({*nodes[0], *nodes[1]})
-        for rack in (_rack(state, index),)
-    }
-    for rack in sorted({*racks[0], *racks[1]}):
-        for index in _open_nodes(state, rack):
-            found.setdefault(index, Crowd(0, racks[0][rack], 0, racks[1][rack]))
-    return found
-
-
 def _rack(state: State, index: int) -> str:
     """Its rack, or the block of a node without racks. Empty: the node is a rack of its own."""
-    return next(reversed(state.rooms[index].domains[: RACK + 1]), "")
+    domains = state.rooms[index].domains
+    return domains[RACK] if len(domains) > RACK else domains[BLOCK] if domains else ""
 
 
-def _open_nodes(state: State, rack: str) -> Iterator[int]:
-    domain = state.divisions[RACK if "/" in rack else BLOCK].domains.get(rack)
-    for free in domain.free.values() if domain is not None else ():
-        for nodes in free.nodes.values():
-            yield from nodes
-
-
-def _by_value(state: State, gang: Gang, on: Counter[int]) -> Iterator[tuple[Gang, str]]:
+def _by_value(state: State, gang: Gang, here: Crowds) -> Iterator[tuple[Gang, str]]:
     """The gang on the nodes of each value of its label, the one with the fewest replicas first."""
     key = gang.spread
     if not key:
         return
     counts = dict.fromkeys(values_of(state, key), 0)
-    for index, replicas in on.items():
+    for index, crowd in here.nodes.items():
         value = state.order[index].labels.get(key)
         if value in counts:
-            counts[value] += replicas
+            counts[value] += crowd.staying + crowd.leaving
     for value in sorted(counts, key=lambda value: (counts[value], value)):
         yield narrowed(gang, key, value), f"{key}={value} "
 
 
 def _least_crowded(
-    state: State, gang: Gang, here: dict[int, Crowd], avoid: Collection[int]
+    state: State, gang: Gang, here: Crowds, avoid: Collection[int]
 ) -> GangFit | None:
-    """On empty nodes first, then with those of the next degree, but not with the most crowded:
-    nothing is gained by avoiding none."""
-    for most in sorted({Crowd(), *here.values()})[:-1][:TRIES_MAX]:
-        crowded = {index for index, crowd in here.items() if crowd > most}
-        plan = fit(state, gang, crowded.union(avoid))
+    """On the emptiest nodes first, then with those of the next degree, but not with the most
+    crowded: nothing is gained by avoiding none."""
+    for most in here.degrees()[:-1][:TRIES_MAX]:
+        plan = fit(state, gang, Crowded(here, most, avoid))
         if plan is not None:
             return plan
     return None
