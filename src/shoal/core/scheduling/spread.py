@@ -69,8 +69,8 @@ class Crowds:
             on = sorted({state.nodes[member.slice.node].index for member in other.members})
             nodes[leaves].update(on)
             racks[leaves].update(list(dict.fromkeys(_rack(state, index) for index in on)))
-        for counts in racks:
-            counts.pop("", None)
+        racks[0].pop("", None)
+        racks[1].pop("", None)
         self.racks = {
             rack: Crowd(0, racks[0][rack], 0, racks[1][rack])
             for rack in sorted({*racks[0], *racks[1]})
