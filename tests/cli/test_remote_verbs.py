@@ -56,7 +56,10 @@ TRIES: dict[str, list[Try]] = {
     "attach": [Try(("{job}",), "{job} has ended", 1)],
     "forward": [Try(("{job}", "8888"), "{job} has ended", 1)],  # test_sessions.py forwards
     "ls": [Try(("{job}",), "has kept no files"), Try(("{job}", "--json"), '"files": []')],
-    "cp": [Try(("{job}:no.txt", "."), "has kept no file", 1)],
+    "cp": [
+        Try(("{job}:no.txt", "."), "has kept no file", 1),
+        Try(("data.txt", "{job}:"), "has ended", 1),  # tests/live/test_outputs.py copies
+    ],
     "cancel": [Try(("{live}",), "{live}")],
     "requeue": [Try(("{job}",))],
     "retry": [Try(("{job}",), "is not an array", 1)],

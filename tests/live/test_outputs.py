@@ -123,3 +123,39 @@ def test_a_job_ends_although_the_head_can_keep_none_of_its_files(
         outputs.unlink()
         moved.rename(outputs)
     assert eventually(lambda: paths(live, job) == ["r"], 60)
+
+
+def test_a_file_is_copied_into_a_running_job(
+    live: Live, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """It has its name only when it is whole; a folder goes with everything in it."""
+    work = tmp_path / "work"
+    work.mkdir()
+    script = "while ! test -e big.bin || ! test -e sub/a/b; do sleep 0.1; done; sha256sum < big.bin"
+    job = live.run(script, workdir=str(work))
+    assert live.wait(job, "running") == "running"
+    data = os.urandom(3 << 20)
+    (tmp_path / "big.bin").write_bytes(data)
+    (tmp_path / "tree/a").mkdir(parents=True)
+    (tmp_path / "tree/a/b").write_text("x")
+    home = ("--home", str(live.home.path))
+    assert call(["cp", *home, str(tmp_path / "big.bin"), f"{job}:"]) == 0
+    assert call(["cp", *home, str(tmp_path / "big.bin"), f"{job}:/proc/no/such"]) == 1
+    assert "could not be written in the job" in capsys.readouterr().err
+    assert call(["cp", *home, "-r", str(tmp_path / "tree"), f"{job}:sub"]) == 0
+    assert live.wait(job) == "succeeded"
+    assert hashlib.sha256(data).hexdigest() in live.output(job)
+
+
+def test_a_volume_that_no_node_has_is_named_and_one_that_is_there_is_found(
+    live: Live, tmp_path: Path
+) -> None:
+    (tmp_path / "words").write_text("from the volume")
+    job = live.run("cat $SHOAL_VOLUME_DATA/words", volumes=[f"{tmp_path}:data:ro"])
+    assert live.wait(job) == "succeeded"
+    assert "from the volume" in live.output(job)
+    job = live.run("true", volumes=["/no/such/folder:data"])
+    assert live.wait(job) == "failed"
+    assert "volume data: /no/such/folder is not a folder" in live.client.job(job).why
+    with pytest.raises(ShoalError, match="is a URL, which nodes do not fetch"):
+        live.run("true", volumes=["s3://bucket/data:data"])

@@ -11,6 +11,7 @@ from shoal.agent.confine.tenant import Apart, own
 from shoal.agent.faults import CannotStart
 from shoal.agent.inherited import inherited_env
 from shoal.agent.keeping.keeping import Keeping
+from shoal.agent.keeping.volumes import volumes
 from shoal.agent.launch.files import HOSTFILE, hostfile, write_files
 from shoal.agent.supplies import PACKAGE, Supplies
 from shoal.model.commands import Launch
@@ -51,6 +52,7 @@ class Surroundings:
             **extra,
             **self._checkpoint_dir(launch, apart=apart),
             **self._keeping.output(launch, apart=apart),
+            **volumes(launch, apart=apart),
         }
         if launch.package or apart or launch.launcher:
             env[SCRATCH] = str(scratch)

@@ -31,7 +31,7 @@ THEMES = {
         "attach": "Attach to the terminal of an interactive job.",
         "forward": "Forward ports of this machine to ports of a running job.",
         "ls": "List the files that a job has kept.",
-        "cp": "Copy files that a job has kept to this machine.",
+        "cp": "Copy files from or to a job.",
         "cancel": "Stop jobs for good.",
         "requeue": "Stop jobs and run them again.",
         "note": "Write a note about a job, or show its notes.",

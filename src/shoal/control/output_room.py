@@ -15,7 +15,7 @@ from typing import NamedTuple
 
 from shoal.control.kept_files import JOB_FOLDER
 from shoal.control.loop import ControlLoop, Unreadable
-from shoal.control.outputs import GIB, OutputStore
+from shoal.control.outputs import GIB, STAGED, OutputStore
 from shoal.model.durations import DAY_MS
 from shoal.model.job import Job
 from shoal.model.kept import Kind
@@ -55,8 +55,10 @@ class OutputRoom:
             if seen.job in live:
                 continue
             job = self._ended_of(seen.job)
-            at_ms = job.finished_ms or 0 if job is not None else 0
-            ended.append((seen.kind is Kind.OUTPUT, at_ms, seen))
+            at_ms = (job.finished_ms or 0) if job is not None else self._changed_ms(seen.job)
+            # An unknown job came since we looked at the live ones, or was dropped from the store.
+            if job is not None or now_ms - at_ms > DAY_MS:
+                ended.append((seen.kind is Kind.OUTPUT, at_ms, seen))
         most = self._store.limits.total
         excess = total - (most - most // FREED_PART) if total > most else 0
         for _, at_ms, seen in sorted(ended):
@@ -68,6 +70,12 @@ class OutputRoom:
         self._store.total = total
         return Sizes(total, removed)
 
+    def _changed_ms(self, job: str) -> int:
+        try:
+            return (self._store.root / job).stat().st_mtime_ns // 1_000_000
+        except OSError:
+            return 0
+
     def _sizes(self) -> list[Seen]:
         found = []
         try:
@@ -77,11 +85,14 @@ class OutputRoom:
         for job in jobs:
             if JOB_FOLDER.match(job):
                 time.sleep(0)  # the loop runs meanwhile
-                for kind in Kind:
-                    folder = self._store.folder(job, kind)
-                    if folder.is_dir():
-                        found.append(Seen(job, kind, _bytes(folder)))
-                found.append(Seen(job, Kind.CHECKPOINT, _bytes(self._store.root / job / "staged")))
+                output = self._store.folder(job, Kind.OUTPUT)
+                saved = self._store.folder(job, Kind.CHECKPOINT)
+                staged = self._store.root / job / STAGED
+                if saved.is_dir() or staged.is_dir():
+                    size = _bytes(saved) + _bytes(staged)
+                    found.append(Seen(job, Kind.CHECKPOINT, size))
+                if output.is_dir():
+                    found.append(Seen(job, Kind.OUTPUT, _bytes(output)))
         return found
 
 

@@ -51,7 +51,10 @@ PARTS, REMOVED, STAGED = ".parts", ".removed", "staged"
 FULL = "the head's disk has no room for it now"
 BUSY = "the head is busy with other files"
 
+PARTS_MAX = 64  # of one node
+
 Answer = Callable[[FileAnswer], None]
+Key = tuple[str, Kind, str]  # job, kind and path
 
 
 class Limits(NamedTuple):
@@ -68,6 +71,14 @@ class Kept(NamedTuple):
 
     ref: MemberRef
     files: tuple[KeptFile, ...]
+
+
+class Part(NamedTuple):
+    """A file on its way: how many bytes are here, of how many."""
+
+    serial: int
+    got: int
+    size: int
 
 
 class Used:
@@ -96,7 +107,7 @@ class OutputStore(KeptFiles):
         self._lock = threading.Lock()
         self._used: dict[tuple[str, Kind], Used] = {}
         self._staged: dict[str, int] = {}  # bytes that came since the last snapshot of a job
-        self._parts: dict[tuple[str, int], tuple[int, int]] = {}  # how far, and of how many bytes
+        self._parts: dict[str, dict[Key, Part]] = {}  # of each node, the oldest first
         with contextlib.suppress(OSError):
             for left in (PARTS, REMOVED):
                 shutil.rmtree(root / left)  # of a controller that was killed
@@ -144,7 +155,7 @@ class OutputStore(KeptFiles):
         finally:
             self._done(len(piece.data))
         if problem:
-            self._drop_part(node, piece.serial)
+            self._drop_part(node, _key(piece))
         answer(FileAnswer(piece.kind, piece.serial, kept, problem, again))
 
     def _write(self, piece: FilePiece, node: str, over: bool) -> tuple[int, str, bool]:
@@ -162,10 +173,10 @@ class OutputStore(KeptFiles):
             refusal, again = self._refusal(piece, place, over)
             if refusal:
                 return 0, refusal, again
-            self._parts[node, piece.serial] = 0, piece.size
-        got, size = self._parts.get((node, piece.serial), (-1, 0))
-        end = piece.offset + len(piece.data)
-        if got != piece.offset or size != piece.size or end > size:
+            self._begin_part(node, piece)
+        size, end = piece.size, piece.offset + len(piece.data)
+        before = self._parts.get(node, {}).get(_key(piece))
+        if before != Part(piece.serial, piece.offset, size) or end > size:
             return 0, "it has to begin again", True  # of an earlier controller, for instance
         part = self._part(node, piece.serial)
         part.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -178,9 +189,9 @@ class OutputStore(KeptFiles):
                 os.fsync(handle)
         finally:
             os.close(handle)
-        self._parts[node, piece.serial] = end, size
+        self._parts[node][_key(piece)] = Part(piece.serial, end, size)
         if end == size:
-            del self._parts[node, piece.serial]
+            del self._parts[node][_key(piece)]
             _make_room_for(place, self.root)
             part.replace(place)
             if piece.kind is Kind.OUTPUT:
@@ -298,6 +309,7 @@ class OutputStore(KeptFiles):
                 gone = folder.rename(self.root / REMOVED / f"{job}-{kind or 'all'}")
                 shutil.rmtree(gone, ignore_errors=True)
             if kind is Kind.CHECKPOINT:
+                shutil.rmtree(self.root / job / STAGED, ignore_errors=True)
                 (self.root / job / "index.json").unlink(missing_ok=True)
         self._staged.pop(job, None)
         for one in Kind:
@@ -322,10 +334,20 @@ class OutputStore(KeptFiles):
     def _part(self, node: str, serial: int) -> Path:
         return self.root / PARTS / f"{_word(node)}.{serial}"
 
-    def _drop_part(self, node: str, serial: int) -> None:
-        self._parts.pop((node, serial), None)
-        with contextlib.suppress(OSError):
-            self._part(node, serial).unlink(missing_ok=True)
+    def _begin_part(self, node: str, piece: FilePiece) -> None:
+        """A copy that begins again takes the place of the one before it. A node that begins many
+        and ends none loses the oldest."""
+        self._drop_part(node, _key(piece))
+        parts = self._parts.setdefault(node, {})
+        while len(parts) >= PARTS_MAX:
+            self._drop_part(node, next(iter(parts)))
+        parts[_key(piece)] = Part(piece.serial, 0, piece.size)
+
+    def _drop_part(self, node: str, key: Key) -> None:
+        part = self._parts.get(node, {}).pop(key, None)
+        if part is not None:
+            with contextlib.suppress(OSError):
+                self._part(node, part.serial).unlink(missing_ok=True)
 
     def _note(self, job: str, text: str) -> None:
         notes = self.notes(job)
@@ -346,6 +368,10 @@ def may_keep(job: Job | None, node: str, ref: MemberRef) -> bool | None:
         members = job.members
         return 0 <= ref.member < len(members) and members[ref.member].slice.node == node
     return None if 0 < ref.attempt < job.attempt else False
+
+
+def _key(piece: FilePiece) -> Key:
+    return piece.ref.job, piece.kind, piece.path
 
 
 def _word(node: str) -> str:

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
-from shoal.forms import after, notice_readers, readers, sweeps
+from shoal.forms import after, notice_readers, readers, sweeps, volume
 from shoal.forms.readers import GPU_MEMORY_MB_MAX, Count, Reader, choice, memory, time
 
 DAY_MS = 86_400_000
@@ -160,6 +160,8 @@ JOB = _table({
               "Variables of the job. K alone copies its value from here."),
         Field("secret", "NAME[=VARIABLE]...", "", readers.secrets, "secrets",
               "A secret of the tenant: as a file in $SHOAL_SECRETS, or in a variable."),
+        Field("volume", "SOURCE:NAME[:ro]...", "", volume.volumes, "volumes",
+              "A folder that its nodes must have, in $SHOAL_VOLUME_NAME."),
         Field("image", "IMAGE", "", readers.image, "image",
               "Run it in a container of this image."),
         Field("workdir", "DIR", "the current directory", readers.folder, "workdir",
@@ -175,7 +177,7 @@ JOB = _table({
 REPLICA = (
     "members", "gpus", "gpu_memory", "gpu_model", "cpus", "memory", "within", "strict", "per_node",
     "procs_per_node", "whole_nodes", "where", "tolerates", "spread", "together", "tenant",
-    "priority", "stop_grace", "env", "secret", "image", "workdir", "requirements", "pack",
+    "priority", "stop_grace", "env", "secret", "volume", "image", "workdir", "requirements", "pack",
 )
 SERVICE_PRIORITY = 100  # a request should wait less than a training run
 

@@ -46,6 +46,7 @@ class Launch(CommandBase, frozen=True, kw_only=True):
     image: str = ""
     secrets: tuple[str, ...] = ()  # names only; the node asks for the values
     interactive: bool = False  # it gets a terminal
+    volumes: tuple[str, ...] = ()
     keeps: bool = False  # the head keeps what it writes to its output folder
     travels: bool = False  # its checkpoints may be at the head: fetch them before it starts again
     copies: bool = False  # and copy to the head what it saves

@@ -21,6 +21,7 @@ from shoal.model.labels import (
 from shoal.model.notice import WISHES_MAX, Wish
 from shoal.model.resources import Demand, Slice
 from shoal.model.sweep import INDEX_MAX, Sweep
+from shoal.model.volume import VOLUME_PATTERN, VOLUMES_MAX
 
 # One limit of Linux shapes two of ours: an argument or environment string of 128 KiB or more
 # cannot be passed to a process at all, so it is refused at submission, not at launch.
@@ -97,6 +98,11 @@ class JobSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     secrets: Annotated[
         tuple[Annotated[str, msgspec.Meta(pattern=SECRET_PATTERN, max_length=192)], ...],
         msgspec.Meta(max_length=SECRETS_MAX),
+    ] = ()
+    # SOURCE:NAME[:ro]: folders that its nodes must have.
+    volumes: Annotated[
+        tuple[Annotated[str, msgspec.Meta(pattern=VOLUME_PATTERN, max_length=1024)], ...],
+        msgspec.Meta(max_length=VOLUMES_MAX),
     ] = ()
     priority: Annotated[int, msgspec.Meta(ge=-1000, le=1000)] = 0
     tenant: Annotated[str, msgspec.Meta(max_length=63, pattern=JOB_NAME_PATTERN)] = DEFAULT_TENANT

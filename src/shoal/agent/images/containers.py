@@ -27,6 +27,7 @@ from shoal.agent.images.render import LABEL, VARIABLES, Box, Mount, render
 from shoal.agent.images.runs import Runs
 from shoal.agent.images.runtimes import Facts, Runtime, facts, find
 from shoal.agent.images.sweeping import FOLDER, SWEEP, SWEEP_S_MAX, sweep
+from shoal.agent.keeping.volumes import mounts_of
 from shoal.agent.launch.files import HOSTFILE
 from shoal.agent.ownership import read_process
 from shoal.agent.secrets import SECRETS
@@ -320,6 +321,7 @@ def folders(
         found.append(Mount(own, writable=True))
     elif chosen and "://" not in chosen:
         found.append(mounts.named_by_user("SHOAL_CHECKPOINT_DIR", chosen, launch.uid))
+    found += mounts_of(launch)
     if kept := extra.get(OUTPUT, ""):
         found.append(Mount(kept, writable=True))
     if hosts := extra.get(HOSTFILE):

@@ -14,10 +14,12 @@ from shoal.model.kept import FilePart, FilesView, KeptFile, Kind, path_problem
 if TYPE_CHECKING:
     from shoal.cli.cluster import Retry
     from shoal.cli.screen.show import Spinner
+    from shoal.client import Client
 
 SHOW_AFTER_S = 2.0
 REPLACED_MAX = 10  # a file that is replaced this often while it is read is given up
 
+_TO = re.compile(r"(j[0-9]{1,15}(?:\.[0-9]{1,9}){0,2}):(.*)", re.DOTALL)
 _REMOTE = re.compile(r"(j[0-9]{1,15}(?:\.[0-9]{1,9})?):(.*)", re.DOTALL)
 
 
@@ -35,6 +37,33 @@ def remote(text: str) -> tuple[str, str]:
             f"JOB:PATH: {text[:60]!r} names no job; write for example: j7:model.pt", USAGE
         )
     return found[1], found[2].strip("/")
+
+
+def is_remote(text: str) -> bool:
+    return _TO.fullmatch(text) is not None
+
+
+def send(client: Client, source: Path, target: str, spinner: Spinner, *, recursive: bool) -> Made:
+    """A file or folder of this machine into a running job."""
+    from shoal.cli.verbs.forward import target_of
+    from shoal.sessions.sending import send_file, send_folder, total_bytes
+
+    found = _TO.fullmatch(target)
+    assert found is not None
+    if not source.exists():
+        raise Failure(f"SOURCE: there is no file {source} here", REFUSED)
+    if source.is_dir() and not recursive:
+        raise Failure(f"{source} is a folder; add -r", USAGE)
+    total, began = total_bytes(source), time.monotonic()
+
+    def progress(sent: int) -> None:
+        if time.monotonic() - began > SHOW_AFTER_S:
+            spinner(f"copied {size_text(min(sent, total))} of {size_text(total)}")
+
+    work = send_folder if source.is_dir() else send_file
+    work(client, target_of(client, found[1], None)(), source, found[2], progress)
+    files = sum(len(names) for _, _, names in os.walk(source)) if source.is_dir() else 1
+    return Made(files, total, Path(target))
 
 
 def size_text(size: float) -> str:

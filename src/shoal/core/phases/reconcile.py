@@ -116,6 +116,7 @@ def _command(state: State, job: Job, ref: MemberRef) -> Command:
         image=job.spec.image,
         secrets=job.spec.secrets,
         interactive=job.spec.interactive,
+        volumes=job.spec.volumes,
         keeps=True,
         travels=view.travels,
         copies=ref.member in view.copying,

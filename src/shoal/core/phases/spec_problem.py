@@ -13,6 +13,7 @@ from shoal.model.job import (
 from shoal.model.labels import contradiction
 from shoal.model.report import Refused
 from shoal.model.resources import WHOLE_GPU_MILLI
+from shoal.model.volume import volumes_problem
 
 ASKED_MAX = 256  # values of labels, and taints, of one job: each may make nodes differ
 
@@ -25,6 +26,8 @@ def spec_problem(spec: JobSpec) -> Refused | None:
         return Refused("command", "begins with an empty word; name a program, e.g. python train.py")
     if spec.package and (spec.workdir.startswith("/") or ".." in spec.workdir.split("/")):
         return Refused("workdir", "must be a folder of the package: relative, and without '..'")
+    if spec.volumes and (wrong := volumes_problem(spec.volumes)):
+        return Refused("volumes", wrong)
     if spec.image and spec.requirements:
         return Refused("requirements", "cannot be installed in an image; build them into the image")
     if len(spec.requirements.encode("utf-8", "surrogatepass")) > REQUIREMENTS_BYTES_MAX:

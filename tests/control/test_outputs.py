@@ -1,0 +1,188 @@
+"""The head's store of kept files: whole under their names, within bounds, and in their place."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from shoal.control.filedesk import copied_of
+from shoal.control.output_room import KEPT_MS, OutputRoom
+from shoal.control.outputs import PARTS_MAX, Kept, Limits, OutputStore, may_keep
+from shoal.model.job import Job, JobSpec, Member, MemberRef
+from shoal.model.kept import FileAnswer, FilePiece, FileWanted, KeptFile, Kind, Snapshot
+from shoal.model.resources import Slice
+
+REF = MemberRef("j1", 1, 0)
+LIMITS = Limits(job=100, total=250, spare=0)
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Iterator[OutputStore]:
+    made = OutputStore(tmp_path / "outputs", LIMITS)
+    yield made
+    made.close()
+
+
+def put(
+    store: OutputStore,
+    path: str,
+    data: bytes,
+    *,
+    ref: MemberRef = REF,
+    kind: Kind = Kind.OUTPUT,
+    over: bool = True,
+    node: str = "n1",
+    pieces: int = 1,
+) -> FileAnswer:
+    answers: list[FileAnswer] = []
+    done = threading.Event()
+    cut = max(1, -(-len(data) // pieces))
+    for start in range(0, max(1, len(data)), cut):
+        part = data[start : start + cut]
+        piece = FilePiece(ref, kind, path, hash(path), len(data), start, part, 5)
+
+        def answer(said: FileAnswer) -> None:
+            answers.append(said)
+            done.set()
+
+        done.clear()
+        store.take(piece, node, over=over, answer=answer)
+        assert done.wait(30)
+    return answers[-1]
+
+
+def settle(store: OutputStore, files: dict[str, int], ref: MemberRef, node: str) -> FileAnswer:
+    answers: list[FileAnswer] = []
+    done = threading.Event()
+    listed = tuple(KeptFile(path, size, 5) for path, size in files.items())
+
+    def answer(said: FileAnswer) -> None:
+        answers.append(said)
+        done.set()
+
+    store.settle(Snapshot(ref, 1, listed), node, 1_000, answer, lambda _: None)
+    assert done.wait(30)
+    return answers[0]
+
+
+def names(store: OutputStore, job: str = "j1", kind: Kind = Kind.OUTPUT) -> list[str]:
+    return [file.path for file in store.listing(job, kind)]
+
+
+def test_a_file_has_its_name_when_its_last_piece_has_come(store: OutputStore) -> None:
+    first = FilePiece(REF, Kind.OUTPUT, "a/b", 9, 6, 0, b"abc", 5)
+    got: list[FileAnswer] = []
+    store.take(first, "n1", over=True, answer=got.append)
+    assert put(store, "other", b"x").kept == 1  # so the first piece has been written
+    assert names(store) == ["other"]
+    lost = msgspec.structs.replace(first, offset=4, data=b"ef")
+    store.take(lost, "n1", over=True, answer=got.append)
+    assert put(store, "a/b", b"whole", pieces=3).kept == 5
+    assert got[1].again, "a piece that leaves a gap makes the copy begin again"
+    assert names(store) == ["a/b", "other"]
+
+
+def test_copies_that_never_end_take_a_bounded_place(store: OutputStore) -> None:
+    for serial in range(200):
+        path = f"f{serial % 150}"
+        piece = FilePiece(REF, Kind.OUTPUT, path, serial, 6, 0, b"abc", 5)
+        store.take(piece, "n1", over=True, answer=lambda _: None)
+    assert put(store, "whole", b"x").kept == 1
+    assert len(list((store.root / ".parts").iterdir())) < PARTS_MAX
+    assert names(store) == ["whole"]
+
+
+@pytest.mark.parametrize(
+    "path", ["", "..", "../x", "/etc/x", "a//b", "a/./b", "a\nb", "\x1b[2J", "x" * 300, "a/" * 40]
+)
+def test_names_that_lead_elsewhere_or_garble_a_terminal_are_refused(
+    store: OutputStore, path: str
+) -> None:
+    said = put(store, path, b"x")
+    assert said.problem and not said.again
+    assert names(store) == []
+    with pytest.raises(FileNotFoundError):
+        store.open("j1", path)
+    with pytest.raises(FileNotFoundError):
+        store.open("../j1", "x")
+
+
+def test_a_job_keeps_what_fits_and_says_what_does_not(store: OutputStore) -> None:
+    assert not put(store, "one", bytes(80)).problem
+    assert "a job may keep" in put(store, "two", bytes(30)).problem
+    assert not put(store, "one", bytes(90)).problem, "the same file again counts once"
+    assert names(store) == ["one"]
+    assert any(note.startswith("two: ") for note in store.notes("j1"))
+    store.total = 240
+    assert put(store, "one", bytes(20), ref=MemberRef("j2", 1, 0)).again, "until there is room"
+
+
+def test_only_the_node_of_the_member_writes_and_an_earlier_attempt_replaces_nothing(
+    store: OutputStore,
+) -> None:
+    members = [Member(Slice("n1", ())), Member(Slice("n2", ()))]
+    job = Job(id="j1", number=1, spec=JobSpec(command=("x",)), attempt=2, members=members)
+    assert may_keep(job, "n1", MemberRef("j1", 2, 0)) is True
+    assert may_keep(job, "n1", MemberRef("j1", 2, 1)) is False
+    assert may_keep(job, "n1", MemberRef("j1", 2, 7)) is False
+    assert may_keep(job, "n1", MemberRef("j1", 3, 0)) is False
+    assert may_keep(job, "n9", MemberRef("j1", 1, 0)) is None
+    assert may_keep(None, "n1", REF) is False
+    put(store, "a", b"new")
+    assert "later attempt" in put(store, "a", b"old", over=False).problem
+    assert not put(store, "b", b"old", over=False).problem
+
+
+def test_a_snapshot_counts_as_a_whole_and_replaces_those_of_earlier_attempts(
+    store: OutputStore,
+) -> None:
+    kind = Kind.CHECKPOINT
+    assert settle(store, {"s": 1}, REF, "n1").again, "a file that has not come is asked for again"
+    put(store, "s1", b"one", kind=kind)
+    assert names(store, kind=kind) == [], "copied files do not count before their snapshot"
+    put(store, "shard", b"two", kind=kind, node="n2")
+    assert not settle(store, {"s1": 3}, REF, "n1").problem
+    assert not settle(store, {"shard": 3}, MemberRef("j1", 1, 1), "n2").problem
+    assert names(store, kind=kind) == ["s1", "shard"], "of both nodes"
+    later = MemberRef("j1", 2, 0)
+    put(store, "s2", b"next", kind=kind, ref=later, node="n3")
+    assert not settle(store, {"s1": 3, "s2": 4}, later, "n3").problem
+    assert names(store, kind=kind) == ["s1", "s2"]
+    assert "a later attempt" in settle(store, {"s1": 3}, REF, "n1").problem
+    sent = store.sent(FileWanted(later, kind))
+    assert (sent.attempt, [file.path for file in sent.files]) == (2, ["s1", "s2"])
+    assert store.sent(FileWanted(later, kind, "s2", 1)).data == b"ext"
+    assert store.sent(FileWanted(later, kind, "../../x")).problem
+
+
+def test_the_step_of_a_whole_checkpoint_is_known_from_its_name() -> None:
+    files = ["checkpoint-000002-step-40-00ff/manifest.json", "checkpoint-000003-step-60-00ff/x"]
+    kept = Kept(REF, tuple(KeptFile(path, 1, 7) for path in files))
+    assert copied_of(kept).step == 40, "one without a manifest is not whole"
+
+
+def test_files_of_finished_jobs_go_by_age_and_size_and_those_of_live_ones_stay(
+    store: OutputStore,
+) -> None:
+    ended = {"j1": 1_000, "j2": 2_000, "j3": 3_000}
+    for job in (*ended, "j4"):
+        put(store, "f", bytes(80), ref=MemberRef(job, 1, 0))
+
+    def record(job: str) -> Job | None:
+        at = ended.get(job)
+        spec = JobSpec(command=("x",))
+        return Job(id=job, number=1, spec=spec, finished_ms=at) if at is not None else None
+
+    room = OutputRoom(store, record)
+    sizes = room.look({"j4": None}, 5_000)
+    put(store, "x", b"")  # the thread has removed them by now
+    left = [job for job in (*ended, "j4") if names(store, job) and names(store, job) != ["x"]]
+    assert (sizes.removed, left) == (2, ["j3", "j4"]), "320 of 250 bytes: the oldest go"
+    assert room.look({"j4": None}, KEPT_MS + 3_001).removed >= 1
+    put(store, "x", b"")
+    assert names(store, "j3") == []
+    assert names(store, "j4") == ["f"]
