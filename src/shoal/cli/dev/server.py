@@ -260,10 +260,18 @@ def used_until_end(
 
 
 def newest(folder: str) -> float:
-    """When a file there was last written, among the first FILES_MAX."""
+    """When a file there was last written, among the first FILES_MAX. Programs write to hidden
+    folders on their own, and so does a cluster to its home."""
     found, left = 0.0, FILES_MAX
-    for one, folders, files in os.walk(folder):
-        folders[:] = [name for name in folders if name not in SKIPPED]
+    node = os.path.realpath(os.environ.get("SHOAL_NODE_DIR", "/"))
+    for one, folders, files in os.walk(os.path.realpath(folder)):
+        folders[:] = [
+            name
+            for name in folders
+            if name not in SKIPPED
+            and not name.startswith(".")
+            and not node.startswith(os.path.join(one, name, ""))
+        ]
         left -= len(files)
         for name in files:
             with contextlib.suppress(OSError):
