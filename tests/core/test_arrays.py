@@ -144,6 +144,7 @@ def test_an_array_with_failures_says_which_and_runs_them_again() -> None:
     assert made.finished[array].why == "20 of 20 done, 3 failed: 3, 7, 9"
     assert made.ask(Retry(array)) == Accepted(array, "3 elements will run again")
     assert drive(made, array) == [3, 7, 9]
+    assert {made.finished[f"j1.{index}"].attempt for index in (3, 7, 9)} == {3}
     assert made.finished[array].outcome is Outcome.SUCCEEDED
     assert refused(made.ask(Retry(array))) == "job no element of j1 has failed or was cancelled"
 
@@ -384,3 +385,25 @@ def test_whatever_happens_each_element_ends_once(data: st.DataObject) -> None:
     drive(made, array)
     record: Job = made.finished[array]
     assert (record.outcome, record.why) == (Outcome.SUCCEEDED, f"{size} of {size} done")
+
+
+def test_an_array_waits_for_other_jobs_and_others_for_it() -> None:
+    made = cluster(gpus=1)
+    first = made.run(gpus=1)
+    array = made.submit(gpus=1, after=[first], sweep=ranges((0, 2)))
+    whole = made.submit(gpus=1, after=[array])
+    element = made.submit(gpus=1, after=[f"{array}.2:any"], priority=5)
+    assert not live(made, array)
+    made.end(first)
+    settle(made)
+    assert made.job(whole).awaits == (array,)
+    assert drive(made, array) == [0, 1, 2]
+    assert not made.job(whole).awaits and not made.job(element).awaits
+    vain = made.submit(gpus=1, after=[f"{first}:fail"], sweep=ranges((0, 2)))
+    settle(made)
+    assert made.finished[vain].outcome is Outcome.CANCELLED
+    never = made.submit(gpus=1, after=[element], sweep=ranges((0, 2)))
+    waits = made.submit(gpus=1, after=[f"{never}.1"])
+    made.cancel(never)
+    settle(made)
+    assert "never began" in made.finished[waits].why

@@ -31,6 +31,7 @@ class Elements(msgspec.Struct, kw_only=True):
     timed_out: Bits = msgspec.field(default_factory=Bits)
     ran: Bits = msgspec.field(default_factory=Bits)  # ended ones that were placed at least once
     attempts: int = 0  # the most that an element that ended has had
+    base: int = 0  # the same at the last retry: elements that run again count from there
 
     def ended(self, outcome: str) -> Bits:
         """`outcome`: the value of an `Outcome`."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from shoal.core.phases.caps import too_many
 from shoal.core.phases.ending import cancel
 from shoal.core.phases.round import Round
 from shoal.core.state.apply_array import parts_of
@@ -59,8 +60,12 @@ def retry(round_: Round, request: Retry) -> Answer:
         count = sum(position in one for one in elements.missed)
     if not count:
         return Refused("job", _nothing_missed(state, array, request.job))
-    if live is None and (problem := too_many_arrays(state)) is not None:
-        return problem
+    if live is None:
+        problem = too_many_arrays(state) or too_many(
+            state.tally, state.accounts, array.spec.tenant, 1, waiting=1
+        )
+        if problem is not None:
+            return problem
     why = f"{plural(count, 'element')} retried by {request.who}"
     round_.emit(
         ArrayRetried(

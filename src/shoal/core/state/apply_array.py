@@ -95,7 +95,7 @@ def new_job(state: State, event: JobSubmitted) -> Job:
         assert position is not None, event.job
         job.number = array.number + 1 + position
         if position in elements.ran:
-            job.attempt = elements.attempts
+            job.attempt = elements.base
         elements.pending.discard(position)
     return job
 
@@ -163,6 +163,7 @@ def _array_retried(state: State, event: ArrayRetried) -> None:
         for missed in elements.missed:
             missed.discard(position)
         elements.pending.add(position)
+    elements.base = elements.attempts
     array.why = event.why
     if array.phase is Phase.STOPPING:
         array.phase = Phase.WAITING

@@ -7,6 +7,9 @@ import random
 import msgspec
 
 from shoal.model.events import (
+    ArrayFinished,
+    ArrayRetried,
+    ArraySubmitted,
     Event,
     JobAdopted,
     JobFinished,
@@ -17,6 +20,7 @@ from shoal.model.events import (
     ServiceSet,
     ServiceStopped,
 )
+from shoal.model.ids import array_of
 from shoal.model.policy import Policy, Tenant
 from shoal.sim.storm.lives import Untruth
 
@@ -48,6 +52,14 @@ class CapTruth:
         match event:
             case PolicyChanged():
                 self._policy = event.policy
+            case ArraySubmitted():
+                self._tenants[event.job] = event.spec.tenant
+                self._verify(event.job, event.spec.tenant)
+            case ArrayRetried() if event.record is not None:
+                self._tenants[event.job] = event.record.spec.tenant
+                self._verify(event.job, event.record.spec.tenant)
+            case ArrayFinished():
+                del self._tenants[event.job]
             case JobSubmitted() if not event.spec.service:
                 self._tenants[event.job] = event.spec.tenant
                 self._waiting[event.job] = None
@@ -89,7 +101,8 @@ class CapTruth:
     def _count(self, top: str) -> tuple[int, int]:
         mine = [job for job, name in self._tenants.items() if self._is_under(name, top)]
         services = [most for name, most in self._services.values() if self._is_under(name, top)]
-        return len(mine) + sum(services), sum(job in self._waiting for job in mine)
+        shared = {array_of(job) for job in mine} - {""}  # an array counts as its first element
+        return len(mine) - len(shared) + sum(services), sum(job in self._waiting for job in mine)
 
     def _is_under(self, name: str, top: str) -> bool:
         seen: list[str] = []

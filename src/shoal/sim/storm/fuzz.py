@@ -18,6 +18,7 @@ from shoal.core.scheduling.score import PLACEMENTS
 from shoal.model.health import Standing
 from shoal.model.node import JOINED, NodeHealth, NodeIntent, NodeSpec
 from shoal.model.policy import Policy, Tenant
+from shoal.sim.storm.arrays import Arrays
 from shoal.sim.storm.budgets import Budgets
 from shoal.sim.storm.captruth import capped
 from shoal.sim.storm.ends import Ends
@@ -134,6 +135,7 @@ class Run:
         self.labels = Labels(self.world, nodes, self._rng("labels"), self.counts)
         self.users.wish = self.labels.wish
         self.people = People(self.world, self._rng("people"), self.counts)
+        self.arrays = Arrays(self.world, self._rng("arrays"), self.counts)
         self.flows = Flows(self.world, self.users, self._rng("flows"), self.counts)
         self.truth.services.has_work = self.services.has_work
         self.truth.services.hangs = self.services.hangs
@@ -181,6 +183,7 @@ class Run:
         self.suppliers.plan(size.storm_ms)
         self.labels.plan(size.storm_ms)
         self.flows.plan(size.storm_ms)
+        self.arrays.plan(size.storm_ms)
         self.world.start_controller()
         self.world.timeline.run(size.storm_ms)
 
@@ -214,6 +217,9 @@ class Run:
         """The first thing that has not come to its end, in words; empty when all is well."""
         if self.users.open_questions:
             return f"unanswered: {list(self.users.open_questions)}"
+        if self.arrays.open_questions or self.truth.arrays.unfinished:
+            open_ = [*self.arrays.open_questions, *self.truth.arrays.unfinished]
+            return f"arrays unanswered or unfinished: {open_}"
         if self.flows.open_questions:
             return f"unanswered: {list(self.flows.open_questions)}"
         if self.people.open_questions:

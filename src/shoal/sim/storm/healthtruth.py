@@ -76,6 +76,10 @@ class HealthTruth:
     def _calm_for(self, long_ms: int, now_ms: int) -> bool:
         return self.calm_ms is not None and now_ms - self.calm_ms > long_ms
 
+    def starts_over(self, job: str) -> None:
+        """An element that is retried reports again what it has saved."""
+        self._checkpoints.pop(job, None)
+
     def checkpointed(self, event: JobCheckpointed) -> None:
         before = self._checkpoints.get(event.job, 0)
         if event.step <= before:

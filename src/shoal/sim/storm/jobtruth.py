@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 from shoal.model.commands import Launch
 from shoal.model.events import JobAdopted, JobFinished, JobPlaced, JobRequeued, JobStopping
 from shoal.model.job import JobSpec, MemberRef, Outcome, Restart, StopCause
+from shoal.model.node import NodeSpec
 from shoal.model.policy import Policy
 from shoal.model.resources import Slice
 from shoal.sim.storm.lives import Life, Untruth
@@ -35,6 +36,13 @@ class JobTruth:
         self._retries = 0
         self._losses = 0
         self._hangs = 0
+
+    def again(self, attempts: int) -> None:
+        """An element of an array is retried: it goes on counting from this number."""
+        self.outcome, self._not_before_ms = None, 0
+        self._placements += [()] * (attempts - self.attempt) if self.attempt else []
+        self._retries = self._losses = self._hangs = 0
+        self._bad = {}
 
     @property
     def attempt(self) -> int:
@@ -225,3 +233,15 @@ class JobTruth:
     def _must_be_unfinished(self) -> None:
         if self.outcome is not None:
             raise Untruth(f"{self.id} had {self.outcome.value} already")
+
+
+def must_fit(spec: NodeSpec, lives: Iterable[Life], jobs: Mapping[str, JobTruth]) -> None:
+    """Members that still run on a node that was given up do not count."""
+    cpu_milli = memory_mb = 0
+    for life in lives:
+        job = jobs[life.ref.job]
+        if life.ref not in job.given_up:
+            cpu_milli += job.spec.cpu_milli
+            memory_mb += job.spec.memory_mb
+    if cpu_milli > spec.cpu_milli or memory_mb > spec.memory_mb:
+        raise Untruth(f"{spec.id} runs {cpu_milli} mCPU and {memory_mb} MB, more than it has")

@@ -48,13 +48,14 @@ from shoal.model.node import NodeIntent, NodeSpec
 from shoal.model.policy import Policy
 from shoal.model.report import Accepted, Answer, Cancel, NodeReport, Request, Still, Submit
 from shoal.sim.storm.aftertruth import AfterTruth
+from shoal.sim.storm.arraytruth import ArrayTruth
 from shoal.sim.storm.budgettruth import BudgetTruth
 from shoal.sim.storm.captruth import CapTruth
 from shoal.sim.storm.contacts import Contacts
 from shoal.sim.storm.endtruth import EndTruth
 from shoal.sim.storm.fairness import Entitlements, stands_alone, wishes_kept
 from shoal.sim.storm.healthtruth import HealthTruth
-from shoal.sim.storm.jobtruth import JobTruth
+from shoal.sim.storm.jobtruth import JobTruth, must_fit
 from shoal.sim.storm.lives import Lives, Untruth
 from shoal.sim.storm.servicetruth import ServiceTruth
 from shoal.sim.storm.supplytruth import SupplyTruth
@@ -71,7 +72,7 @@ class Truth(Witness):
         self.services = ServiceTruth(self.lives)
         self.budgets = BudgetTruth(policy)
         self._caps = CapTruth(policy)
-        self.after, self._waits = AfterTruth(), WaitTruth()
+        self.after, self._waits, self.arrays = AfterTruth(), WaitTruth(), ArrayTruth()
         self.jobs: dict[str, JobTruth] = {}
         self.unfinished: dict[str, None] = {}
         self._timeline = timeline
@@ -113,19 +114,7 @@ class Truth(Witness):
         if launch.uid != self._apart.get(launch.ref.job, launch.uid):
             raise Untruth(f"{launch.ref} of {launch.tenant} was started as user {launch.uid}")
         self.lives.start(node, launch, job.given_up, self._timeline.now_ms)
-        self._fits(node)
-
-    def _fits(self, node: str) -> None:
-        """Members that still run on a node that was given up do not count."""
-        spec = self._specs[node]
-        cpu_milli = memory_mb = 0
-        for life in self.lives.on_node(node):
-            job = self.jobs[life.ref.job]
-            if life.ref not in job.given_up:
-                cpu_milli += job.spec.cpu_milli
-                memory_mb += job.spec.memory_mb
-        if cpu_milli > spec.cpu_milli or memory_mb > spec.memory_mb:
-            raise Untruth(f"{node} runs {cpu_milli} mCPU and {memory_mb} MB, more than it has")
+        must_fit(self._specs[node], self.lives.on_node(node), self.jobs)
 
     def ended(self, ref: MemberRef, code: int | None, how: End) -> None:
         self.lives.end(ref, code, how)
@@ -148,6 +137,7 @@ class Truth(Witness):
             self._withdrawn.discard(request.key)
         self.services.asked(request)
         self.after.asked(request)
+        self.arrays.asked(request)
 
     def withdrawn(self, request: Request) -> None:
         if isinstance(request, Submit) and self._asked_keys[request.key] == 1:
@@ -155,7 +145,8 @@ class Truth(Witness):
 
     def answered(self, request: Request, answer: Answer) -> None:
         accepted = answer.id if isinstance(answer, Accepted) else ""
-        if accepted and isinstance(request, Submit) and accepted not in self.jobs:
+        known = accepted in self.jobs or accepted in self.arrays.known
+        if accepted and isinstance(request, Submit) and not known:
             raise Untruth(f"{accepted} was accepted, but it is not in the log")
 
     def sent(self, envelope: Envelope) -> None:
@@ -185,6 +176,7 @@ class Truth(Witness):
             for other in (self.services, self._caps, self.ends, self.supply, self.after):
                 other.see(event)
             self._waits.see(event)
+            self.arrays.see(event)
         if not any(isinstance(event, ControllerStarted) for event in events):
             self._contacts.news = set()  # an epoch is stored before the inbox is looked at
         self.ends.done(events)
@@ -200,12 +192,16 @@ class Truth(Witness):
         self._contacts.listening_ms = event.at_ms
 
     def _job_submitted(self, event: JobSubmitted) -> None:
-        if event.job in self.jobs or (event.key and event.key in self._keys):
+        again = self.jobs.get(event.job) if event.spec.array else None
+        if again is None and (event.job in self.jobs or (event.key and event.key in self._keys)):
             raise Untruth(f"{event.job} was submitted twice")
         if event.key in self._withdrawn:
             raise Untruth(f"{event.job} was submitted by a client that had left before")
         self._keys[event.key] = event.job
-        self.jobs[event.job] = JobTruth(event.job, event.spec)
+        self.jobs[event.job] = again or JobTruth(event.job, event.spec)
+        if again is not None:
+            again.again(self.arrays.known[event.spec.array].base)
+            self.health.starts_over(event.job)
         self.unfinished[event.job] = None
         if event.spec.tenant in self._uids:
             self._apart[event.job] = self._uids[event.spec.tenant]
@@ -308,7 +304,7 @@ class Truth(Witness):
         lives = [self.lives.all.get(ref) for ref in self.jobs[event.job].refs(event.attempt)]
         # What a service wants of its replicas is judged by `services`.
         asked = event.job in self._cancels or bool(self.jobs[event.job].spec.service)
-        asked = asked or self.after.may_be_cancelled(event.job)
+        asked = asked or self.after.may_be_cancelled(event.job) or self.arrays.cancelled(event.job)
         self.unfinished.pop(event.job, None)
         self._entitlements.settled(event.job)
         if event.outcome is not Outcome.SUCCEEDED:

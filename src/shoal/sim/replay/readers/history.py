@@ -7,6 +7,7 @@ from collections.abc import Callable
 import msgspec
 
 from shoal.model.events import (
+    ArraySubmitted,
     Event,
     JobCheckpointed,
     JobFinished,
@@ -186,6 +187,7 @@ class History:
         self.name = name
         self.last_ms = 0
         self._jobs: dict[str, _Lived] = {}
+        self._arrays: dict[str, ArraySubmitted] = {}
         self._nodes: dict[str, NodeSpec] = {}
         self._services: dict[str, _Service] = {}
         self._replicas: dict[str, int] = {}  # when each began to run
@@ -225,8 +227,12 @@ class History:
         match event:
             case JobSubmitted() if event.spec.service in self._services:
                 pass  # its service starts it again
+            case ArraySubmitted():
+                self._arrays[event.job] = event
             case JobSubmitted():
-                jobs[event.job] = _Lived(seq, event)
+                if event.job in jobs:  # an element that was retried
+                    jobs[f"{event.job} before {seq}"] = jobs[event.job]
+                jobs[event.job] = _Lived(seq, self._as_submitted(event))
             case JobRunning() if event.job not in jobs:
                 self._replicas[event.job] = event.at_ms
             case JobPlaced() if event.job in jobs:
@@ -248,6 +254,14 @@ class History:
                 self._nodes[event.node] = event.spec
             case NodeIntended() if event.intent is NodeIntent.REMOVED:
                 self._nodes.pop(event.node, None)
+
+    def _as_submitted(self, event: JobSubmitted) -> JobSubmitted:
+        """An element came with its array: when it became a job depends on the room that there was.
+        If only some may run at a time, it is kept, because a replay does not know that limit."""
+        array = self._arrays.get(event.spec.array)
+        if array is None or array.spec.sweep is None or array.spec.sweep.at_most:
+            return event
+        return msgspec.structs.replace(event, at_ms=array.at_ms)
 
     def _take_service(self, event: ServiceEvent) -> None:
         service = self._services.get(event.service)
@@ -304,7 +318,15 @@ def _arrival(lived: _Lived, gangs: Gangs, last_ms: int) -> Arrival:
 def _lean(spec: JobSpec) -> JobSpec:
     """What a replay needs of it: a month of jobs must fit into memory."""
     return msgspec.structs.replace(
-        spec, command=("replayed",), env={}, workdir="", service="", version=0
+        spec,
+        command=("replayed",),
+        env={},
+        workdir="",
+        service="",
+        version=0,
+        array="",
+        index=0,
+        sweep=None,
     )
 
 

@@ -1,0 +1,59 @@
+"""A large array with real processes, while the controller is killed again and again."""
+
+from __future__ import annotations
+
+from collections import Counter
+from functools import partial
+from pathlib import Path
+
+from shoal.model.array import ArrayCounts
+from shoal.model.finding import JobFilter
+from shoal.model.views import JobView
+from tests.live.cluster import Live, eventually, live_cluster
+
+ELEMENTS = 2_000
+KILLS = 10
+BAD = 40  # one of so many elements fails the first time
+AT_MOST = 24
+
+
+def counts(view: JobView) -> ArrayCounts:
+    assert view.array is not None
+    return view.array
+
+
+def test_each_of_2000_elements_runs_once_through_ten_kills_of_the_controller(
+    tmp_path: Path,
+) -> None:
+    diary = tmp_path / "diary"
+    script = f"echo $SHOAL_ARRAY_INDEX $SHOAL_ATTEMPT >> {diary}; "
+    script += f"[ $SHOAL_ATTEMPT -gt 1 ] || [ $(({{index}} % {BAD})) -ne 7 ]"
+    sweep = {"ranges": [[0, ELEMENTS - 1, 1]], "at_most": AT_MOST}
+    with live_cluster(nodes=2, gpus=1) as live:
+        array = live.run(script, sweep=sweep, cpu_milli=100, restart="never")
+        for kill in range(KILLS):
+            done = ELEMENTS * kill // KILLS
+            assert eventually(partial(reached, live, array, done), 120), "it goes on"
+            assert live.kill_controller()
+        assert live.wait(array, timeout_s=300) == "failed"
+        bad = [index for index in range(ELEMENTS) if index % BAD == 7]
+        end = counts(live.client.job(array))
+        assert (end.succeeded, end.failed) == (ELEMENTS - len(bad), len(bad))
+        assert Counter(diary.read_text().splitlines()) == Counter(f"{n} 1" for n in range(ELEMENTS))
+        failed = live.client.jobs(
+            finished=True, limit=500, wanted=JobFilter(array=array, states=("failed",))
+        )
+        assert sorted(row.id for row in failed) == sorted(f"{array}.{index}" for index in bad)
+
+        assert live.client.retry(array).note == f"{len(bad)} elements will run again"
+        assert eventually(lambda: live.kill_controller() > 0)
+        assert live.wait(array, timeout_s=120) == "succeeded"
+        again = Counter(f"{index} 2" for index in bad)
+        first = Counter(f"{index} 1" for index in range(ELEMENTS))
+        assert Counter(diary.read_text().splitlines()) == first + again
+
+
+def reached(live: Live, array: str, done: int) -> bool:
+    seen = counts(live.client.job(array))
+    assert seen.running + seen.waiting <= AT_MOST
+    return seen.ended >= done
