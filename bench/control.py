@@ -22,7 +22,7 @@ from pathlib import Path
 import msgspec
 from harness.slurm import available
 
-from bench import control_tls, slurm, step_cost
+from bench import control_arrays, control_tls, slurm, step_cost
 from bench.figures import machine, percentile, ratio, spread, table
 from shoal.client import Address, Client
 from shoal.control.home import ClusterConfig, Home
@@ -56,6 +56,7 @@ def main() -> None:
         figures["controller_killed_to_answer_s"] = measure_controller_kills(home)
         figures["node_killed_to_noticed_ms"] = measure_node_kills(home)
     figures["tls"] = control_tls.measure(quick)
+    figures["arrays"] = control_arrays.measure(*((1_000, 100) if quick else ()))
     figures["step"] = {} if quick else step_cost.measure()
     reason = "left out by --quick" if quick else available()
     figures["slurm"] = slurm.measure(jobs) if reason is None else {"absent": reason}
@@ -206,6 +207,7 @@ def report(figures: dict[str, object]) -> None:
     jobs = get(figures["jobs"], dict[str, float])
     tls = get(figures["tls"], dict[str, float])
     isolation = get(figures["isolation"], dict[str, float])
+    arrays = get(figures["arrays"], dict[str, float])
     rows: list[tuple[object, ...]] = [
         ("shoal --help, median ms", help_ms["median"], f"{help_ms['ratio']} x bare python"),
         ("shoal up to 4 ready nodes, s", figures["up_s"], ""),
@@ -217,6 +219,17 @@ def report(figures: dict[str, object]) -> None:
         ),
         ("API submissions/s", jobs["submissions_per_s"], f"{SUBMITTERS} clients"),
         (f"{jobs['count']:.0f} jobs of `true`, jobs/s", jobs["jobs_per_s"], _beside_slurm(figures)),
+        (
+            f"an array of {arrays['elements']:,.0f}, submitted in s",
+            arrays["array_s"],
+            f"{arrays['singles_s']} s singly",
+        ),
+        ("its memory, MB", arrays["array_mb"], f"{arrays['singles_mb']} MB singly"),
+        (
+            "short elements/s",
+            arrays["short_elements_per_s"],
+            f"{arrays['short_singles_per_s']} jobs/s singly",
+        ),
         ("controller killed, answers again, s", figures["controller_killed_to_answer_s"], ""),
         ("node killed, noticed, ms", figures["node_killed_to_noticed_ms"], ""),
         ("shoal ps over TLS, median ms", tls["ps_tls_ms"], _more(tls)),
