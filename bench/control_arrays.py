@@ -65,7 +65,7 @@ def _submissions(client: Client, home: Home, elements: int) -> dict[str, float]:
         "singles_s": round(singles_s, 1),
         "singles_mb": round(_memory_mb(home) - single, 1),
     }
-    for row in client.jobs(limit=elements + 1):
+    for row in client.jobs(limit=min(elements + 1, 10_000)):
         client.cancel(row.id)
     return figures
 

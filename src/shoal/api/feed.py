@@ -257,6 +257,8 @@ class Feed:
                         continue
                     own[tenant] += 1
             now[job.id] = self._job(job, change)
+        for array in self._loop.state.arrays.values():
+            now[array.id] = self._array(array, change)
         self._jobs = now
         for job_id in before:
             if job_id not in now:
@@ -289,11 +291,18 @@ class Feed:
             change.jobs.append(line.line)
         return line
 
+    def _array(self, array: Job, change: Change) -> Line:
+        line = Line(None, job_line(self._loop, array))
+        known = self._jobs.get(array.id)
+        if known is None or known.line != line.line:
+            change.jobs.append(line.line)
+        return line
+
     def _leave(self, job_id: str, change: Change) -> None:
         self._told.pop(job_id, None)
         self._heats.pop(job_id, None)
-        job = None if job_id in self._loop.state.jobs else self._reach.find(job_id)
-        if job is None:
+        job = None if self._loop.state.live(job_id) else self._reach.find(job_id)
+        if job is None or job.spec.array:  # an array ends as a whole
             change.gone_jobs.append(job_id)
         else:
             change.ended.append(job_line(self._loop, job))

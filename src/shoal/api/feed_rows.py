@@ -7,7 +7,9 @@ import msgspec
 from shoal.api.reach import Reach
 from shoal.api.views import job_state, node_state, replica_view, service_state, service_why
 from shoal.control.loop import ControlLoop
+from shoal.core.answers.arrays import counts
 from shoal.core.state.state import Node
+from shoal.model.array import counts_text
 from shoal.model.health import Standing
 from shoal.model.job import Job, Phase
 from shoal.model.labels import NODE
@@ -51,6 +53,10 @@ class JobLine(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     name: str = ""
     tenant: str = ""
     service: str = ""
+    array: str = ""  # it is an element of this one
+    elements: int = 0  # of an array: how many, how many have ended, and the same in words
+    done: int = 0
+    counts: str = ""
     members: int = 1
     size: int = 0
     gpus: int = 0
@@ -156,7 +162,12 @@ def job_line(loop: ControlLoop, job: Job, heat: tuple[int, ...] = ()) -> JobLine
     beats = watch.beats if watch is not None else {}
     beat = max(beats.values(), key=lambda beat: beat.step, default=None)
     paces = sorted(watch.pace.paces_us) if watch is not None else []
+    seen = counts(loop.state, job) if job.elements is not None else None
     return JobLine(
+        array=job.spec.array,
+        elements=seen.elements if seen else 0,
+        done=seen.ended if seen else 0,
+        counts=counts_text(seen) if seen else "",
         id=job.id,
         state=job_state(job),
         name=job.spec.name or "",

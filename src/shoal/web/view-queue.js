@@ -69,7 +69,7 @@ function name(job) {
 }
 
 function runningPart() {
-  const jobs = [...cluster.jobs.values()].filter((job) => job.state !== "waiting").sort((a, b) => natural(b.id, a.id));
+  const jobs = [...cluster.jobs.values()].filter((job) => (job.state !== "waiting" || job.elements) && !job.array).sort((a, b) => natural(b.id, a.id));
   const head = h("div", { class: "row" }, h("h2", {}, "Running"), h("span", { class: "dim" }, jobs.length ? plural(jobs.length, "job") : ""));
   if (!jobs.length) return [head, h("p", { class: "dim" }, "No jobs are running.")];
   const rows = jobs.slice(0, RUNNING_SHOWN).map((job) => h("tr", { "data-key": job.id, "data-job": job.id },
@@ -78,11 +78,12 @@ function runningPart() {
     h("td", {}, shape(job), h("span", { class: "dim" }, ` · ${job.service ? `replica of ${job.service}` : job.tenant}`)),
     h("td", {}, progress(job)),
     h("td", { class: "num", "data-name": "for" }, job.running_ms ? span(now() - job.running_ms) : "–"),
-    h("td", { class: "num", "data-name": "attempt" }, String(job.attempt))));
+    h("td", { class: "num", "data-name": "attempt" }, String(job.attempt || "–"))));
   return [head, table(["Job", "", "Requests", "Progress", "num:Running for", "num:Attempt"], rows)];
 }
 
 export function progress(job) {
+  if (job.elements) return h("div", {}, h("span", {}, job.counts), h("div", { class: "bar" }, h("i", { style: { width: `${(100 * (job.done ?? 0)) / job.elements}%` } })));
   if (!job.step) return h("span", { class: "dim" }, "");
   const share = job.steps ? job.step / job.steps : 0;
   const left = job.steps && job.step_us ? `, ${span(((job.steps - job.step) * job.step_us) / 1000)} left` : "";
