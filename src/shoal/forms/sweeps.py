@@ -8,8 +8,9 @@ from typing import Any
 from shoal.forms import units
 from shoal.forms.failure import BadField
 from shoal.forms.readers import environment, kind, wrong
-from shoal.model.sweep import ELEMENTS_MAX, INDEX_MAX, RANGES_MAX
 
+# As in model/sweep.py, which a help page must not load.
+ELEMENTS_MAX, INDEX_MAX, RANGES_MAX = 1_000_000, 999_999_999, 256
 FORMS = "write e.g. 0-99, 0-9:3, 1,5-7, and %8 behind it for 8 at a time"
 _RANGE = re.compile(r"([0-9]{1,18})(?:-([0-9]{1,18})(?::([0-9]{1,18}))?)?")
 
