@@ -195,6 +195,14 @@ class AsyncClient:
     ledger = _call(Client.ledger)
     prices = _call(Client.prices)
     set_prices = _call(Client.set_prices)
+    # -- notices --
+    rules = _call(Client.rules)
+    add_rule = _call(Client.add_rule)
+    remove_rule = _call(Client.remove_rule)
+    test_rule = _call(Client.test_rule)
+    notice_key = _call(Client.notice_key)
+    notice_settings = _call(Client.notice_settings)
+    set_notice_settings = _call(Client.set_notice_settings)
     # -- people, tokens and secrets --
     me = _call(Client.me)
     audit = _call(Client.audit)
