@@ -97,7 +97,7 @@ TRIES: dict[str, list[Try]] = {
     "note": [Try(("{job}", "good run"), "{job}"), Try(("{job}",), "good run")],
     "label": [
         Try(("n1", "pool=a"), "n1"),
-        Try(("{job}", "run=a"), "{job} is labelled"),
+        Try(("{job}", "run=a"), "{job}"),
         Try(("n1", "=a"), "key=value", 2),
     ],
     "taint": [Try(("n1", "old"), "n1"), Try(("n1", "old-"), "n1")],

@@ -3,7 +3,15 @@
 from __future__ import annotations
 
 from shoal.core.answers.notices import notices_of
-from shoal.model.events import BudgetHeld, Event, JobFinished, JobWaited, NodeLost, Recorded
+from shoal.model.events import (
+    BudgetHeld,
+    Event,
+    JobFinished,
+    JobWaited,
+    NodeLost,
+    Recorded,
+    ScheduleMissed,
+)
 from shoal.model.identity import EVERY_TENANT, OPERATOR, Identity, Role, User
 from shoal.model.job import Job, Outcome
 from shoal.model.notice import Rule
@@ -95,3 +103,8 @@ def test_budgets_are_for_their_tenant_and_nodes_for_those_who_see_all() -> None:
     assert receivers(BudgetHeld(at_ms=9, tenant="lab", why="all"), rules) == ["@ada", "@root"]
     lost = NodeLost(at_ms=9, node="n1", incarnation=1, dead=True, why="power")
     assert receivers(lost, rules) == ["@root"]
+    missed = ScheduleMissed(
+        at_ms=9, schedule="lab/nightly", count=2, first_ms=1, last_ms=2, next_ms=99, why="down"
+    )
+    mine = [rule("missed-run=@ada", "ada", "lab"), rule("missed-run=@eve", "eve", "other")]
+    assert receivers(missed, mine) == ["@ada"]

@@ -123,6 +123,13 @@ def test_a_webhook_is_signed_by_its_tenant_and_names_what_happened(server: Serve
     assert not quiet.asked, "a rule is about its owner's jobs"
     shown = server.call(OPERATORS, "GET", "/v1/events?limit=10000").body
     shown += server.call(ada, "GET", "/v1/rules").body
+    wish = "failed=https://x.org/T0/secret"
+    loud = finish(server, ada, wish)
+    for path in ("", "/why", "/explanation"):
+        shown += server.call(ada, "GET", f"/v1/jobs/{loud}{path}").body
+    service = {"name": "web", "replica": {"command": ["serve"], "notify": [wish]}}
+    shown += server.call(ada, "PUT", "/v1/services/web", service).body
+    shown += server.call(ada, "GET", "/v1/events?limit=10000").body
     assert b"T0/secret" not in shown
     assert f"{quiet.port}/".encode() not in shown
     receiver.close()

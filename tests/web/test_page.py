@@ -266,3 +266,23 @@ def test_a_person_signs_in_through_their_organisation(browser: Browser, live: Li
         visit.strangers.clear()
         visit.close()
     live.client.remove_oidc()
+
+
+def test_a_link_shows_the_same_jobs(visit: Visit, live: Live) -> None:
+    page = visit.page
+    found = live.run("exit 3", name="findme", labels={"run": "web"})
+    other = live.run("exit 3", name="other")
+    for job in (found, other):
+        live.wait(job)
+    visit.go("find/")
+    page.get_by_label("Find jobs").fill("label:run=web state:failed since:1h findme")
+    page.get_by_role("button", name="Find").click()
+    page.locator(f"[data-job={found}]").wait_for()
+    assert page.locator("tr[data-job]").count() == 1
+    link = page.url
+    visit.go("queue")
+    page.goto(link)
+    page.locator(f"[data-job={found}] a", has_text="run=web").wait_for()
+    page.get_by_label("Find jobs").fill("when:now")
+    page.get_by_role("button", name="Find").click()
+    page.locator(".problem", has_text="cannot be read").wait_for()

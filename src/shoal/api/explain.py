@@ -6,6 +6,7 @@ import shlex
 
 from litestar import Controller, get
 
+from shoal.api.keys import event_without_keys
 from shoal.api.principal import Needs
 from shoal.api.reach import Reach
 from shoal.api.read_threads import aside
@@ -57,6 +58,7 @@ def why_view(reach: Reach, job: Job, told: list[Recorded] | None = None) -> WhyV
     now_ms = loop.clock.now_ms()
     seen = outlook(loop.state, job, loop.policy, now_ms)
     told = loop.store.history(job.id, HISTORY_MAX) if told is None else told
+    told = [event_without_keys(one) for one in told]
     told = seen_events(reach, told, {job.id: job.spec.tenant})
     return WhyView(
         id=job.id,

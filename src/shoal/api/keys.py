@@ -6,9 +6,19 @@ from __future__ import annotations
 import msgspec
 
 from shoal.core.phases.reserved import TASKS
-from shoal.model.events import ArraySubmitted, JobSubmitted, Recorded, RuleSet
+from shoal.model.events import (
+    ArrayRetried,
+    ArraySubmitted,
+    Event,
+    JobSubmitted,
+    Recorded,
+    RuleSet,
+    ScheduleSet,
+    ServiceSet,
+)
 from shoal.model.job import JobSpec
 from shoal.model.notice import masked
+from shoal.model.service import ServiceSpec
 
 HIDDEN = "(hidden)"
 
@@ -23,16 +33,33 @@ def without_keys(spec: JobSpec) -> JobSpec:
     return msgspec.structs.replace(spec, env=env)
 
 
+def service_without_keys(spec: ServiceSpec) -> ServiceSpec:
+    return msgspec.structs.replace(spec, replica=without_keys(spec.replica))
+
+
 def event_without_keys(recorded: Recorded) -> Recorded:
-    event = recorded.event
-    shown: JobSubmitted | ArraySubmitted | RuleSet
-    if isinstance(event, JobSubmitted | ArraySubmitted):
-        if (spec := without_keys(event.spec)) is event.spec:
-            return recorded
-        shown = msgspec.structs.replace(event, spec=spec)
-    elif isinstance(event, RuleSet):
-        rule = msgspec.structs.replace(event.rule, wish=masked(event.rule.wish))
-        shown = msgspec.structs.replace(event, rule=rule)
-    else:
+    shown = _shown(recorded.event)
+    if shown is recorded.event:
         return recorded
     return msgspec.structs.replace(recorded, event=shown)
+
+
+def _shown(event: Event) -> Event:
+    """Wherever an event holds what somebody asked for."""
+    change = msgspec.structs.replace
+    match event:
+        case JobSubmitted() | ArraySubmitted():
+            spec = without_keys(event.spec)
+            return event if spec is event.spec else change(event, spec=spec)
+        case ArrayRetried() if event.record is not None:
+            record = event.record
+            return change(event, record=change(record, spec=without_keys(record.spec)))
+        case ServiceSet():
+            return change(event, spec=service_without_keys(event.spec))
+        case ScheduleSet():
+            jobs = tuple(change(one, spec=without_keys(one.spec)) for one in event.spec.jobs)
+            return change(event, spec=change(event.spec, jobs=jobs))
+        case RuleSet():
+            return change(event, rule=change(event.rule, wish=masked(event.rule.wish)))
+        case _:
+            return event

@@ -6,7 +6,7 @@ import shlex
 from typing import Any
 
 from shoal import __version__
-from shoal.api.keys import without_keys
+from shoal.api.keys import service_without_keys, without_keys
 from shoal.api.reach import Reach
 from shoal.control.loop import ControlLoop
 from shoal.core.answers.arrays import counts
@@ -227,7 +227,7 @@ def service_view(reach: Reach, service: Service, entry: GatewayEntry) -> Service
         response_ms=load.response_ms,
         why=load.trouble or service_why(reach, service),
         replicas=replicas,
-        spec=service.spec,
+        spec=service_without_keys(service.spec),
     )
 
 

@@ -4,14 +4,15 @@ import { isAdmin, me, onSignedOut, openid, resume, signIn, signOut } from "./api
 import { clock, h, throttled } from "./dom.js";
 import { begin, cluster, end, listen } from "./live.js";
 import * as clusterView from "./view-cluster.js";
+import * as find from "./view-find.js";
 import * as job from "./view-job.js";
 import * as ledger from "./view-ledger.js";
 import * as queue from "./view-queue.js";
 import * as services from "./view-services.js";
 import * as simulate from "./view-simulate.js";
 
-const VIEWS = { cluster: clusterView, queue, job, services, ledger, simulate };
-const TABS = [["cluster", "Cluster"], ["queue", "Queue"], ["services", "Services"], ["ledger", "Ledger"], ["simulate", "Simulate"]];
+const VIEWS = { cluster: clusterView, queue, find, job, services, ledger, simulate };
+const TABS = [["cluster", "Cluster"], ["queue", "Queue"], ["find", "Find"], ["services", "Services"], ["ledger", "Ledger"], ["simulate", "Simulate"]];
 const root = document.getElementById("app");
 let shown = null, main = null, frame = null;
 

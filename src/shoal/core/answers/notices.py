@@ -20,6 +20,7 @@ from shoal.model.events import (
     JobWaited,
     NodeLost,
     Recorded,
+    ScheduleMissed,
 )
 from shoal.model.identity import EVERY_TENANT, OPERATOR, Identity, role_in
 from shoal.model.job import DEFAULT_TENANT, Job, Outcome
@@ -34,6 +35,7 @@ KINDS: tuple[type[EventBase], ...] = (
     BudgetWarned,
     BudgetHeld,
     NodeLost,
+    ScheduleMissed,
 )
 BAD = (Outcome.FAILED, Outcome.TIMED_OUT)
 NODES_NAMED_MAX = 4
@@ -62,6 +64,9 @@ def notices_of(
         asking = [*own, *(_asking(rule) for rule in rules_about(about, identity, job))]
     elif isinstance(event, BudgetEvent):
         asking = [_asking(rule) for rule in about if _may_hear(rule, identity, event.tenant)]
+    elif isinstance(event, ScheduleMissed):
+        tenant = event.schedule.partition("/")[0]
+        asking = [_asking(rule) for rule in about if _may_hear(rule, identity, tenant)]
     elif isinstance(event, NodeLost):
         asking = [_asking(rule) for rule in about if _sees_all(rule, identity)]
     else:
@@ -128,6 +133,8 @@ def _what(event: Event, on: tuple[What, ...], waiting_ms: int) -> What | None:
             return What.WAITING if What.WAITING in on and event.waited_ms == waiting_ms else None
         case BudgetWarned() | BudgetHeld():
             return What.BUDGET if What.BUDGET in on else None
+        case ScheduleMissed():
+            return What.MISSED_RUN if What.MISSED_RUN in on else None
         case NodeLost():
             return What.NODE_LOST if What.NODE_LOST in on else None
         case _:
@@ -142,6 +149,9 @@ def _notice(
         node = event.node if isinstance(event, NodeLost) else ""
         of_tenant = event.tenant if isinstance(event, BudgetEvent) else ""
         text = f"{node} is lost: {why}" if node else why
+        if isinstance(event, ScheduleMissed):
+            of_tenant = event.schedule.partition("/")[0]
+            text = f"schedule {event.schedule}: {why}"
         return Notice(
             id=number,
             what=what,
