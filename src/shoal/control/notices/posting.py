@@ -163,12 +163,14 @@ class Posting:
     async def _notices(self, found: Sequence[Recorded]) -> list[Notice]:
         store = self._loop.store
         await self._loop.settled()
-        named = [one.event.job for one in found if isinstance(one.event, JobEvent)]
-        ended = [name for name in named if self._loop.state.live(name) is None]
-        jobs: dict[str, Job | None] = dict(
-            zip(ended, await self._kept(lambda: [store.job(name) for name in ended]), strict=True)
-        )
-        await self._loop.settled()
+        named = {one.event.job for one in found if isinstance(one.event, JobEvent)}
+        jobs: dict[str, Job | None] = {}
+        while ended := [
+            name for name in named if name not in jobs and self._loop.state.live(name) is None
+        ]:  # again, because a job may end while others are looked up
+            for name in ended:
+                jobs[name] = await self._kept(lambda name=name: store.job(name))  # type: ignore[misc]
+            await self._loop.settled()
         state, made = self._loop.state, []
         rules = list(state.rules.values())
         for recorded in found:
