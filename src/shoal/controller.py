@@ -180,7 +180,7 @@ async def _watch_supervisor(home: Home, alarms: Alarms) -> None:
 def _store(home: Home) -> SqliteStore:
     if not home.database.exists() and home.salvaged.exists():
         home.salvaged.replace(home.database)  # a salvage that was interrupted at the very end
-    numbers = Numbers(home.marks, (home.logs, home.checkpoints))
+    numbers = Numbers(home.marks, (home.logs, home.checkpoints, home.outputs))
     lost = not home.database.exists() and (numbers.left > 1 or numbers.written.epoch)
     store = SqliteStore(home.database, numbers, home.spare)
     if lost:

@@ -32,7 +32,7 @@ def salvage(json: bool, home: Path) -> None:
     place = Home(home)
     if is_up(place):
         raise Failure(f"a controller is running in {place.path}, so its store is not damaged")
-    numbers = Numbers(place.marks, (place.logs, place.checkpoints))
+    numbers = Numbers(place.marks, (place.logs, place.checkpoints, place.outputs))
     try:
         lines = saving.salvage(place.database, place.salvaged, numbers)
         place.salvage_report.write_text("\n".join(lines) + "\n")
