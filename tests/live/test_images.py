@@ -150,3 +150,35 @@ def test_the_command_line_runs_an_image(cluster: Live, tmp_path: Path) -> None:
     )
     assert "from the folder" in done.stdout, done.stderr
     assert done.returncode == 0
+
+
+def test_exec_enters_the_container_and_leaves_nothing_in_it(cluster: Live) -> None:
+    job = cluster.run("echo here > /tmp/inside; exec sleep 1000", image=IMAGE, gpus=1)
+    cluster.wait(job, "running")
+    script = "echo $SHOAL_JOB_ID $CUDA_VISIBLE_DEVICES; cat /tmp/inside; echo apart >&2; exit 6"
+    env = {**os.environ, "SHOAL_HOME": str(cluster.home.path)}
+    words = [sys.executable, "-m", "shoal.main", "exec", job, "--"]
+    assert eventually(
+        lambda: subprocess.run([*words, "true"], env=env, capture_output=True).returncode == 0,
+        WAIT_S,
+    )
+    for more in ([], ["-t"]):
+        done = subprocess.run(
+            [*words[:-1], *more, "--", "sh", "-c", script],
+            env=env,
+            capture_output=True,
+            timeout=120,
+        )
+        out, err = done.stdout.replace(b"\r", b""), done.stderr
+        said = f"{job} 0\nhere\n".encode()
+        expected = (said + b"apart\n", b"") if more else (said, b"apart\n")
+        assert (done.returncode, out, err) == (6, *expected)
+    left = subprocess.Popen([*words, "sh", "-c", "echo begun; sleep 1234"], env=env, stdout=-1)
+    assert left.stdout and left.stdout.readline() == b"begun\n"
+    left.send_signal(signal.SIGTERM)
+    left.communicate(timeout=120)
+    shown = [*words, "sh", "-c", "ps | grep -c '[s]leep 1234'"]
+    assert eventually(
+        lambda: subprocess.run(shown, env=env, capture_output=True).stdout.strip() == b"0", WAIT_S
+    )
+    cluster.client.cancel(job)
