@@ -7,7 +7,6 @@ with the next message. What the other end has not confirmed is kept, within a bo
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import struct
 import time
 from collections import deque
@@ -81,15 +80,22 @@ class Reliable:
         self.met_at = time.monotonic()
         self._cursor = self._first
         self._confirmed, self._got_bytes = self._got, 0
+        receiving = asyncio.create_task(self._receive_from(connection))
         sending = asyncio.create_task(self._send_on(connection))
+        both = {receiving, sending}
         try:
-            async for data in connection:
-                if isinstance(data, bytes):
-                    self._take(data)
+            done, _ = await asyncio.wait(both, return_when=asyncio.FIRST_COMPLETED)
         finally:
-            sending.cancel()
-            with contextlib.suppress(asyncio.CancelledError, Exception):
-                await sending
+            for task in both:
+                task.cancel()
+            await asyncio.gather(*both, return_exceptions=True)
+        for task in done:
+            task.result()
+
+    async def _receive_from(self, connection: Connection) -> None:
+        async for data in connection:
+            if isinstance(data, bytes):
+                self._take(data)
 
     async def _send_on(self, connection: Connection) -> None:
         while True:

@@ -72,6 +72,7 @@ class Session(Host):
             try:
                 invitation = self.open()
             except OSError as error:
+                self._refused(job, member)
                 raise ShoalError(f"the head opens no meeting: {error}") from None
             self._opened = True
             self._wanted |= {"meeting": invitation.meeting, "key": invitation.key}
@@ -92,6 +93,11 @@ class Session(Host):
         ended = self.ended
         if ended is not None and ended.why:
             raise NotBegun(ended)
+
+    def _refused(self, job: str, member: int) -> None:
+        """Without a meeting nothing begins; but the head says in words why we may not."""
+        wanted = {"meeting": "0" * 32, "key": "0" * 32, **self._wanted}
+        self._client.open_session(job, SessionRequest(kind=self._kind, member=member, **wanted))
 
     def close(self) -> None:
         """The process or the connections on the node end."""
