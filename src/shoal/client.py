@@ -12,6 +12,7 @@ import msgspec
 from shoal import contexts, transport
 from shoal.caller import Caller
 from shoal.client_files import FileCalls
+from shoal.client_flows import FlowCalls
 from shoal.client_identity import IdentityCalls
 from shoal.client_notices import NoticeCalls, query_of
 from shoal.client_secrets import SecretCalls
@@ -62,7 +63,7 @@ def _endpoint(context: str) -> Endpoint:
     return transport.at_home(default_home()) if name == contexts.LOCAL else contexts.endpoint(name)
 
 
-class Client(Caller, IdentityCalls, SecretCalls, FileCalls, NoticeCalls):
+class Client(Caller, FlowCalls, IdentityCalls, SecretCalls, FileCalls, NoticeCalls):
     """A cluster: by `url` and `token` (and `certificate`, if the system does not trust it), by the
     `home` of a cluster on this machine, or by a `context` that `shoal login` made. Without any, the
     cluster that the `shoal` command would use. While the controller cannot be reached, a call is

@@ -101,6 +101,23 @@ TABLE: dict[tuple[str, str], tuple[Ask, ...]] = {
         Ask("/v1/jobs/{job}/explanation"),
         Ask("/v1/jobs/{waiting}/explanation"),
     ),
+    ("POST", "/v1/workflows"): (
+        Ask("/v1/workflows", {"jobs": [{"name": "a", "spec": JOB}], "key": "flow"}),
+    ),
+    ("GET", "/v1/workflows/{workflow:str}"): (Ask("/v1/workflows/{job}"),),
+    ("POST", "/v1/workflows/{workflow:str}/cancel"): (Ask("/v1/workflows/{job}/cancel"),),
+    ("GET", "/v1/schedules"): (Ask("/v1/schedules"),),
+    ("GET", "/v1/schedules/{name:str}"): (Ask("/v1/schedules/nightly"),),
+    ("PUT", "/v1/schedules/{name:str}"): (
+        Ask(
+            "/v1/schedules/nightly",
+            {"name": "nightly", "cron": "0 3 * * *", "jobs": [{"name": "a", "spec": JOB}]},
+        ),
+    ),
+    ("POST", "/v1/schedules/{name:str}/pause"): (Ask("/v1/schedules/nightly/pause"),),
+    ("POST", "/v1/schedules/{name:str}/resume"): (Ask("/v1/schedules/nightly/resume"),),
+    ("POST", "/v1/schedules/{name:str}/run"): (Ask("/v1/schedules/nightly/run?key=k"),),
+    ("DELETE", "/v1/schedules/{name:str}"): (Ask("/v1/schedules/nightly"),),
     ("GET", "/v1/services"): (Ask("/v1/services"),),
     ("GET", "/v1/services/{name:str}"): (Ask("/v1/services/{service}"),),
     ("GET", "/v1/services/{name:str}/series"): (Ask("/v1/services/{service}/series"),),

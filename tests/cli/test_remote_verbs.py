@@ -70,6 +70,12 @@ TRIES: dict[str, list[Try]] = {
         Try(("key",), "whsec_"),
         Try(("add", "never=x"), "cannot be read", 2),
     ],
+    "workflow": [Try(("j999",), "there is no workflow", 1)],
+    "schedule": [
+        Try(("add", "nightly", "--cron", "0 3 * * *", "--", "true"), "nightly is set"),
+        Try(("list",), "0 3 * * *"),
+        Try(("remove", "nightly"), "nightly is removed"),
+    ],
     "secret": [Try(("set", "KEY"), stdin="value\n"), Try(("list",), "KEY")],
     "serve": [
         Try(("site", "--no-wait", "--", "sh", "-c", "exec python -m http.server $PORT"), "site"),

@@ -72,7 +72,19 @@ def test_the_documentation_of_fields_is_up_to_date(what: str) -> None:
 
 @pytest.mark.parametrize(("verb", "table"), [(run, JOB), (serve, SERVICE)])
 def test_the_flags_are_the_fields(verb: click.Command, table: Table) -> None:
-    shared = ("tty", "wait", "no_wait", "json", "home", "context")
+    shared = (
+        "tty",
+        "cron",
+        "timezone",
+        "overlap",
+        "missed",
+        "file",
+        "wait",
+        "no_wait",
+        "json",
+        "home",
+        "context",
+    )
     options = {
         option.name: option
         for option in verb.params

@@ -47,6 +47,7 @@ from shoal.api.problems import (
     on_unexpected,
 )
 from shoal.api.reach import Reach
+from shoal.api.schedules import Schedules
 from shoal.api.schema import DescribedSchema
 from shoal.api.secrets import Secrets, refuse_unknown_secrets
 from shoal.api.series import Series
@@ -60,6 +61,7 @@ from shoal.api.views import (
     service_view,
     status_view,
 )
+from shoal.api.workflows import Workflows
 from shoal.control import tryout
 from shoal.control.history.history import History
 from shoal.control.loop import Busy, ControlLoop, Unreadable
@@ -223,6 +225,8 @@ ROUTES: list[ControllerRouterHandler] = [
     Files,
     Annotations,
     Services,
+    Workflows,
+    Schedules,
     Series,
     Ledger,
     Supplies,

@@ -24,7 +24,7 @@ from shoal.control.loop import ControlLoop
 from shoal.core.state.apply_array import parts_of
 from shoal.model.finding import JobFilter
 from shoal.model.ids import array_of
-from shoal.model.job import Job, MemberRef, Phase
+from shoal.model.job import Job, JobSpec, MemberRef, Phase
 from shoal.model.report import Cancel, Refused, Requeue, Submit
 from shoal.model.report import Retry as RetryElements
 from shoal.model.views import Done, JobRow, JobView, LogView, Submission, WhyView
@@ -147,7 +147,7 @@ class Jobs(Controller):
             raise Refusal(
                 422, f"was a replica of {job.spec.service}; the service replaces it", "job"
             )
-        spec = reach.spec(job.spec)
+        spec = reach.spec(on_its_own(job.spec))
         refuse_unknown_package(reach, spec.package)
         refuse_unknown_secrets(reach.loop, spec)
         request = Submit(spec, scoped_key(spec, key), reach.tenant)
@@ -210,6 +210,13 @@ class Jobs(Controller):
             offset = max(offset, view.next_offset) if search else offset
             view = await _search(reach, job, attempt or job.attempt, member, offset, search)
         return view
+
+
+def on_its_own(spec: JobSpec) -> JobSpec:
+    """Submitted again, it is not a part of what it was submitted with."""
+    return msgspec.structs.replace(
+        spec, after=(), begin_ms=0, workflow="", schedule="", scheduled_ms=0
+    )
 
 
 async def _ended(reach: Reach, job_id: str) -> Job:

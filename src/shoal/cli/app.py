@@ -37,6 +37,8 @@ THEMES = {
         "note": "Write a note about a job, or show its notes.",
         "retry": "Run the failed elements of arrays again.",
         "notify": "Choose who gets a message when something happens.",
+        "workflow": "Show the jobs of a workflow as a graph.",
+        "schedule": "Run a command, a job file or a workflow at certain times.",
         "secret": "Set, list or remove the secrets of your jobs.",
     },
     "Services": {

@@ -5,12 +5,19 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+import msgspec
 
 from shoal.cli.flags import given_of
 from shoal.forms import datafile, units
 from shoal.forms.failure import REFUSED, USAGE, BadField, Failure
-from shoal.forms.request import Form, Request, Spec, complete, read_file
+from shoal.forms.pack import Note, packed
+from shoal.forms.request import JOB, Form, Request, Spec, complete, read_file
+from shoal.model.workflow import WorkflowJob
+
+if TYPE_CHECKING:
+    from shoal.client import Client
 
 
 def _as_command(words: list[str]) -> dict[str, Any]:
@@ -41,6 +48,45 @@ def _read_file(form: Form[Any], path: Path, more: list[str]) -> dict[str, Any]:
         message = f"{units.quoted(more[0])} follows the {form.what} file"
         raise Failure(f"{message}; the command is in the file, so give only flags", USAGE)
     return read_file(form, path)
+
+
+def assemble_jobs(
+    words: list[str], flags: Mapping[str, Any], name: str = "job"
+) -> tuple[list[WorkflowJob], bool | None, bool]:
+    """The job, or the jobs of a workflow file; whether to send the folder; whether it is a
+    workflow. `name` is for a single job without one."""
+    from shoal.forms.workflow import is_workflow, read_data, workflow_jobs
+
+    if not words:
+        raise Failure("COMMAND: is missing; write e.g. -- python train.py", USAGE)
+    path = Path(words[0]) if datafile.is_job_file(words[0]) else None
+    try:
+        data = read_data(path) if path is not None else {}
+        if path is not None and is_workflow(data):
+            given = given_of(flags)
+            if "env" in given:
+                given["env"] = parse_env(given["env"], os.environ)
+            return (*workflow_jobs(data, given, path.parent), True)
+    except BadField as error:
+        raise Failure(f"{path}: {error}", REFUSED) from None
+    spec, pack = assemble(JOB, words, flags)
+    return [WorkflowJob(spec.name or name, spec)], pack, False
+
+
+def packed_jobs(
+    client: Client, jobs: list[WorkflowJob], pack: bool | None, note: Note | None
+) -> tuple[WorkflowJob, ...]:
+    """As `packed`, for each of them; every line of it is shown once."""
+    seen: dict[str, None] = {}
+
+    def once(text: str) -> None:
+        if note is not None and text not in seen:
+            note(text)
+        seen[text] = None
+
+    return tuple(
+        msgspec.structs.replace(job, spec=packed(client, job.spec, pack, once)) for job in jobs
+    )
 
 
 def parse_env(texts: Iterable[str], environ: Mapping[str, str]) -> dict[str, str]:

@@ -155,10 +155,10 @@ class ControlLoop:
         await self.settled()
 
     def packages_in_use(self) -> set[str]:
-        """Of jobs and services that live; others may go when room is needed."""
-        state = self.state
+        state = self.state  # what else is there may go when room is needed
         used = {job.spec.package for job in (*state.jobs.values(), *state.arrays.values())}
-        return used | {service.spec.replica.package for service in self.state.services.values()}
+        used |= {job.spec.package for one in state.schedules.values() for job in one.spec.jobs}
+        return used | {one.spec.replica.package for one in state.services.values()}
 
     # -- messages --------------------------------------------------------------------------
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from shoal.cli.command import Argument, verb
+from shoal.cli.command import Argument, Option, verb
+from shoal.forms.failure import USAGE, Failure
 
 if TYPE_CHECKING:
     from shoal.client import Client
@@ -17,8 +18,11 @@ JOBS = Argument(
 )
 
 
-@verb(JOBS)
-def cancel(jobs: tuple[str, ...], json: bool, home: Path) -> int:
+@verb(
+    Argument("jobs", "JOB...", "Job ids, e.g. j7 j8, or j7.3 for an element.", nargs=-1),
+    Option("--workflow", metavar="ID", help="Cancel what is left of this workflow."),
+)
+def cancel(jobs: tuple[str, ...], workflow: str | None, json: bool, home: Path) -> int:
     """Stop jobs for good.
 
     Each member gets SIGTERM, and SIGKILL when its grace time is over.
@@ -29,13 +33,19 @@ def cancel(jobs: tuple[str, ...], json: bool, home: Path) -> int:
       shoal cancel j7
       shoal cancel j7.3         one element of the array j7
       shoal cancel j7 j8 j9
+      shoal cancel --workflow j7
       shoal ps --json | jq -r '.[].id' | xargs shoal cancel
     """
     from shoal.cli import cluster
     from shoal.cli.each import each
 
+    if bool(jobs) == (workflow is not None):
+        raise Failure("name the jobs to cancel, or a workflow with --workflow ID", USAGE)
     asked = list(dict.fromkeys(cluster.job_id(text) for text in jobs))
     with cluster.connect(home) as client:
+        if workflow is not None:
+            flow = cluster.job_id(workflow)
+            return each([flow], client.cancel_workflow, "cancelled", json)
         return each(asked, lambda job: _cancel(client, job), "cancelled", json)
 
 

@@ -6,27 +6,42 @@ from typing import TYPE_CHECKING, Any
 
 from shoal.cli.command import Argument, RunVerb, flag, verb
 from shoal.cli.flags import flags_of
+from shoal.cli.verbs.schedule import CRON, FILE, MISSED, OVERLAP, TIMEZONE
+from shoal.forms.failure import USAGE, Failure
 from shoal.forms.fields import JOB
 
 if TYPE_CHECKING:
     from pathlib import Path
 
     from shoal.cli.cluster import Retry
+    from shoal.model.job import JobSpec
     from shoal.model.views import JobView, NodeView
+    from shoal.model.workflow import WorkflowJob
 
 SECOND_INTERRUPT_S = 2.0
 
 
 @verb(
-    Argument(
-        "words", "COMMAND...", "The command to run, or one job file.", nargs=-1, required=True
-    ),
+    Argument("words", "COMMAND...", "The command to run, or a job or workflow file.", nargs=-1),
     *flags_of(JOB),
+    CRON,
+    TIMEZONE,
+    OVERLAP,
+    MISSED,
+    FILE,
     flag("--tty", "-t", help="With -i, as other tools write it: -it."),
     flag("--wait", help="Show the output and end with the job's exit code."),
     cls=RunVerb,
 )
-def run(words: tuple[str, ...], tty: bool, wait: bool, json: bool, home: Path, **flags: Any) -> int:
+def run(
+    words: tuple[str, ...],
+    file: str | None,
+    tty: bool,
+    wait: bool,
+    json: bool,
+    home: Path,
+    **flags: Any,
+) -> int:
     """Run a command, or a gang of them, on the cluster.
 
     The members of a gang start together or not at all. Each finds its rank and the
@@ -63,6 +78,10 @@ def run(words: tuple[str, ...], tty: bool, wait: bool, json: bool, home: Path, *
     Write results to $SHOAL_CHECKPOINT_DIR, or to $SHOAL_SCRATCH, which is removed when
     the job ends. The packages of --requirements are installed once on each node.
 
+    A file with `jobs:` is a workflow: named jobs with the fields of a job file, of
+    which `after:` names others. All are submitted, or none (docs/workflows.md).
+    --after and --begin make a single job wait, --cron makes it a schedule.
+
     It prints the job's id and returns at once. With --wait it shows the output and
     ends with the job's exit code (124: over its time limit, 130: cancelled). Ctrl-C
     then stops only the watching, with exit code 130; Ctrl-C again within 2 s cancels
@@ -82,12 +101,24 @@ def run(words: tuple[str, ...], tty: bool, wait: bool, json: bool, home: Path, *
       shoal run --grid lr=0.1,0.01 --grid seed=1,2,3 -- python train.py --lr {lr}
       shoal run -it -g 1 -- bash
       shoal run job.yaml -g 4
+      shoal run --after j7 --after j8:any -- python report.py
+      shoal run --begin 'in 2h' -- python train.py
+      shoal run -f flow.yaml
+      shoal run --name nightly --cron '0 3 * * *' -- python eval.py
       id=$(shoal run -- make test); shoal logs -f $id
     """
+    from shoal.cli.request import assemble_jobs
     from shoal.cli.screen.show import at_keyboard
 
     flags["interactive"] = flags["interactive"] or tty or None
-    view = _submit(list(words), flags, json, home)
+    given = [file, *words] if file else list(words)
+    when = tuple(flags.pop(name) for name in ("cron", "timezone", "overlap", "missed"))
+    if when[0]:
+        return _schedule(given, when, flags, json, home)
+    jobs, pack, flow = assemble_jobs(given, flags)
+    if flow:
+        return _run_workflow(jobs, pack, wait, json, home)
+    view = _submit(jobs[0].spec, pack, json, home)
     if wait:
         return _wait(view, home, json)
     if view.spec.interactive and not (json or view.array) and at_keyboard():
@@ -96,14 +127,52 @@ def run(words: tuple[str, ...], tty: bool, wait: bool, json: bool, home: Path, *
     return 0
 
 
-def _submit(words: list[str], flags: dict[str, Any], json: bool, home: Path) -> JobView:
+def _schedule(
+    words: list[str], when: tuple[Any, ...], flags: dict[str, Any], json: bool, home: Path
+) -> int:
     from shoal.cli import cluster
-    from shoal.cli.request import assemble
+    from shoal.cli.verbs.schedule import add
+
+    name = flags.get("name")
+    if not name:
+        raise Failure("--cron: a schedule needs a name; add e.g. --name nightly", USAGE)
+    with cluster.connect(home) as client:
+        add(client, name, words, None, when, flags, json)
+    return 0
+
+
+def _run_workflow(
+    jobs: list[WorkflowJob], pack: bool | None, wait: bool, json: bool, home: Path
+) -> int:
+    """With `wait`, exit code 1 says that not all of its jobs succeeded."""
+    from shoal.cli import cluster
+    from shoal.cli.request import packed_jobs
     from shoal.cli.screen import show
-    from shoal.forms import request
+    from shoal.cli.screen.follow import wait_for_end
+    from shoal.cli.verbs.workflow import print_workflow
+
+    with cluster.connect(home) as client:
+        view = client.submit_workflow(packed_jobs(client, jobs, pack, None if json else show.note))
+    if wait:
+        with cluster.Retry(home) as retry:
+            for node in view.nodes:
+                wait_for_end(retry, node.id)
+            view = retry(lambda c: c.workflow(view.id))
+    if json:
+        show.as_json(view)
+    elif not show.at_terminal() and not wait:
+        print(view.id)
+    else:
+        print_workflow(view)
+        show.line(f"watch it with: shoal workflow {view.id}", "dim")
+    return 0 if not wait or view.state == "succeeded" else 1
+
+
+def _submit(spec: JobSpec, pack: bool | None, json: bool, home: Path) -> JobView:
+    from shoal.cli import cluster
+    from shoal.cli.screen import show
     from shoal.forms.pack import packed
 
-    spec, pack = assemble(request.JOB, words, flags)
     with cluster.connect(home) as client:
         spec = packed(client, spec, pack, None if json else show.note)
         view = client.submit(spec)
