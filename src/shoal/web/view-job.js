@@ -9,6 +9,7 @@ import { jobOf, listen, now } from "./live.js";
 import { LogView } from "./logs.js";
 import { progress, table } from "./view-queue.js";
 import { say } from "./words.js";
+import { drawWorkflow } from "./workflow.js";
 
 const ASK_MS = 2000;
 const BUCKETS_MAX = 160;
@@ -20,11 +21,12 @@ export function mount(root, id) {
   const pace = lineChart({ title: "Step time", unit: "ms" });
   const heat = strip({ title: "Members", note: "step time of each, compared with the others", colour: slowness });
   const curves = h("section", { class: "card stack", "aria-label": "Progress", hidden: true }, h("div", { class: "grid2" }, loss.element, pace.element), heat.element);
+  const flow = h("section", { class: "card", "aria-label": "Workflow", hidden: true });
   const cost = h("section", { class: "card", "aria-label": "Cost", hidden: true });
   const gang = h("section", { class: "card", "aria-label": "Members" });
   const events = h("section", { class: "card", "aria-label": "Events" });
   const logs = new LogView(id);
-  root.append(h("div", { class: "stack" }, head, line, curves, logs.element, h("div", { class: "grid2" }, h("div", { class: "stack" }, gang, cost), events)));
+  root.append(h("div", { class: "stack" }, head, flow, line, curves, logs.element, h("div", { class: "grid2" }, h("div", { class: "stack" }, gang, cost), events)));
   let alive = true, job = null, history = null, busy = false, again = false, over = false;
   const heard = []; // points from the stream, for a controller without stored curves
 
@@ -40,6 +42,7 @@ export function mount(root, id) {
       drawEvents();
       replace(gang, ...members(job));
       logs.know(job);
+      await drawWorkflow(flow, job);
       const [series, spent] = await Promise.all([job.progress || job.finished_ms || curves.dataset.full ? maybe(`${path}/series`) : null, job.gpus ? maybe(`${path}/cost`) : null]);
       if (!alive) return;
       drawCurves(series);
