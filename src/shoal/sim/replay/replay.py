@@ -41,8 +41,9 @@ from shoal.model.job import Outcome as JobOutcome
 from shoal.model.node import NodeSpec
 from shoal.model.policy import Policy
 from shoal.model.prices import PriceList
-from shoal.model.report import Answer, Ended, Refused, Submit
+from shoal.model.report import Answer, Refused, Submit
 from shoal.sim.replay.clusters import NEVER_MS, Conditions
+from shoal.sim.replay.following import Following
 from shoal.sim.replay.gateway import Gateway, RecordedGateway
 from shoal.sim.replay.ledger import ReplayLedger
 from shoal.sim.replay.metrics import Levels, Outcome
@@ -143,7 +144,8 @@ class Replay:
         self.now_ms = 0
         self.wake_ms = NEVER_MS
         self.next_arrival = 0
-        self.ends: dict[str, Ended] = {}  # of jobs that later ones may wait for
+        self._following = Following(trace.arrivals)
+        self.ended = self._following.ended
         self._entering: deque[Arrival] = deque()  # submitted, and accepted by the next step
         self._outside = Outside(self.policy)
         self._check_every = 0
@@ -253,13 +255,14 @@ class Replay:
         for load in self.gateway.loads(self.state, self.now_ms):
             tick.served(load)
         tick.spent(self.ledger.spendings(self.now_ms))
-        arrivals, end = self.trace.arrivals, len(self.trace.arrivals)
-        first = self.next_arrival
+        arrivals, first = self.trace.arrivals, self.next_arrival
+        end = len(arrivals)
         while self.next_arrival < end and arrivals[self.next_arrival].submit_ms <= self.now_ms:
             self.next_arrival += 1
-        for arrival in self._outside.let_in(self.state, arrivals[first : self.next_arrival]):
+        entering = self._outside.let_in(self.state, arrivals[first : self.next_arrival])
+        for arrival in self._following.enter(entering, self.state.next_job):
             reply = ReplayReply(f"{self.trace.name}: row {arrival.row}")
-            tick.ask(Submit(self._spec(arrival)), reply)
+            tick.ask(Submit(self._following.spec(arrival, self._spec(arrival))), reply)
             self._entering.append(arrival)
 
     def _verify(self, state: State, policy: Policy, done: Step, now_ms: int) -> None:
@@ -321,9 +324,6 @@ class Replay:
     def keyed(self, key: str) -> str | None:
         raise NotImplementedError(f"a replay submits nothing twice: {key}")
 
-    def ended(self, job_id: str) -> Ended | None:
-        return self.ends.get(job_id)
-
     # -- what events change ---------------------------------------------------------------
 
     def _job_submitted(self, event: JobSubmitted) -> None:
@@ -381,8 +381,8 @@ class Replay:
         self.outcome.segments.add(node.index, slice_, attempt.placed_ms, self.now_ms, row)
 
     def _record(self, finished: Job) -> None:
-        """A job is over: only an entry in the records is left of it."""
-        job = self.jobs.pop(finished.id)
+        job = self.jobs.pop(finished.id)  # only an entry in the records is left of it
+        self._following.over(job.arrival, finished)
         if job.waiting:
             self.levels.waiting -= job.amount
         if finished.spec.service:

@@ -35,6 +35,9 @@ class Arrival(msgspec.Struct, frozen=True, gc=False):
     # What really happened, where that is known: the time until it was placed, and until it ended.
     waited_ms: int = -1
     took_ms: int = -1
+    job: str = ""  # its id in the log
+    after: tuple[str, ...] = ()  # jobs of the log that it waited for
+    begin_ms: int = 0  # how long after its submission it was to begin
     beats: bool = False  # its members reported their steps
     idle_ms: tuple[tuple[int, int], ...] = ()  # from when to when of its run it used no GPU
 

@@ -209,6 +209,8 @@ class History:
         if not ran:
             when = f" in its last {days} days" if days else ""
             raise TraceError(f"{self.name}: the log has no job that ran{when}")
+        depths = self._depths()
+        ran.sort(key=lambda lived: depths[lived.event.job])  # others wait for the first ones
         arrivals = [_arrival(lived, gangs, self.last_ms) for lived in ran]
         services = [
             one.recorded(name, gangs, since_ms, self.last_ms)
@@ -217,6 +219,21 @@ class History:
         ]
         skipped = len(self._jobs) - len(arrivals)
         return in_order(self.name, arrivals, skipped, services)
+
+    def _depths(self) -> dict[str, int]:
+        """How many jobs of the log come before each one, along the longest way."""
+        depths: dict[str, int] = {}
+        for name in self._jobs:
+            ways = [name]
+            while ways:
+                before = [
+                    one for one in _after(self._jobs[ways[-1]].event.spec) if one in self._jobs
+                ]
+                unknown = [one for one in before if one not in depths]
+                ways += unknown
+                if not unknown:
+                    depths[ways.pop()] = 1 + max((depths[one] for one in before), default=0)
+        return depths
 
     def take(self, seq: int, event: Event) -> None:
         jobs = self._jobs
@@ -308,6 +325,9 @@ def _arrival(lived: _Lived, gangs: Gangs, last_ms: int) -> Arrival:
         exit_code=lived.code,
         checkpoint_ms=lived.checkpoint_ms,
         beats=lived.saved > 0,
+        job=lived.event.job,
+        after=_after(spec),
+        begin_ms=max(0, spec.begin_ms - came_ms) if spec.begin_ms else 0,
         idle_ms=tuple(lived.idle),
         start_up_ms=lived.start_up_ms,
         waited_ms=-1 if lived.begun_ms is None else lived.begun_ms - came_ms,
@@ -317,17 +337,19 @@ def _arrival(lived: _Lived, gangs: Gangs, last_ms: int) -> Arrival:
 
 def _lean(spec: JobSpec) -> JobSpec:
     """What a replay needs of it: a month of jobs must fit into memory."""
-    return msgspec.structs.replace(
-        spec,
-        command=("replayed",),
-        env={},
-        workdir="",
-        service="",
-        version=0,
-        array="",
-        index=0,
-        sweep=None,
-    )
+    own = {"after": (), "begin_ms": 0, "workflow": "", "schedule": "", "scheduled_ms": 0}
+    own |= {
+        "service": "",
+        "version": 0,
+        "array": "",
+        "index": 0,
+        "sweep": None,
+    }  # these are set by Shoal
+    return msgspec.structs.replace(spec, command=("replayed",), env={}, workdir="", **own)
+
+
+def _after(spec: JobSpec) -> tuple[str, ...]:
+    return tuple(dict.fromkeys(text.partition(":")[0] for text in spec.after))
 
 
 def _lean_service(spec: ServiceSpec | None, gangs: Gangs) -> ServiceSpec | None:
