@@ -107,15 +107,25 @@ def run(
       shoal run --name nightly --cron '0 3 * * *' -- python eval.py
       id=$(shoal run -- make test); shoal logs -f $id
     """
+    return _run([file, *words] if file else list(words), tty, wait, json, home, flags)
+
+
+def _run(
+    words: list[str],
+    tty: bool,
+    wait: bool,
+    json: bool,
+    home: Path,
+    flags: dict[str, Any],
+) -> int:
     from shoal.cli.request import assemble_jobs
     from shoal.cli.screen.show import at_keyboard
 
     flags["interactive"] = flags["interactive"] or tty or None
-    given = [file, *words] if file else list(words)
     when = tuple(flags.pop(name) for name in ("cron", "timezone", "overlap", "missed"))
     if when[0]:
-        return _schedule(given, when, flags, json, home)
-    jobs, pack, flow = assemble_jobs(given, flags)
+        return _schedule(words, when, flags, json, home)
+    jobs, pack, flow = assemble_jobs(words, flags)
     if flow:
         return _run_workflow(jobs, pack, wait, json, home)
     view = _submit(jobs[0].spec, pack, json, home)
