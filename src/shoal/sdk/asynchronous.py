@@ -195,6 +195,17 @@ class AsyncClient:
     ledger = _call(Client.ledger)
     prices = _call(Client.prices)
     set_prices = _call(Client.set_prices)
+    # -- workflows and schedules --
+    submit_workflow = _call(Client.submit_workflow)
+    workflow = _call(Client.workflow)
+    cancel_workflow = _call(Client.cancel_workflow)
+    set_schedule = _call(Client.set_schedule)
+    schedules = _call(Client.schedules)
+    schedule = _call(Client.schedule)
+    pause_schedule = _call(Client.pause_schedule)
+    resume_schedule = _call(Client.resume_schedule)
+    run_schedule = _call(Client.run_schedule)
+    remove_schedule = _call(Client.remove_schedule)
     # -- notices --
     rules = _call(Client.rules)
     add_rule = _call(Client.add_rule)
