@@ -18,7 +18,7 @@ from shoal.model.job import Job, StopCause
 from shoal.model.service import Rollout, Service, ServiceLoad
 from shoal.sim.storm.fuzz import SeedFailed, Size, run_seed
 
-SEEDS_MAX = 60
+SEEDS_MAX = 240
 SIZE = Size(calm_ms=300_000, services_part=1.0)
 
 Mutate = Callable[[pytest.MonkeyPatch], None]
