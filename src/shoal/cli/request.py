@@ -61,7 +61,7 @@ def assemble_jobs(
         raise Failure("COMMAND: is missing; write e.g. -- python train.py", USAGE)
     path = Path(words[0]) if datafile.is_job_file(words[0]) else None
     try:
-        data = read_data(path) if path is not None else {}
+        data = read_data(path) if path is not None and len(words) == 1 else {}
         if path is not None and is_workflow(data):
             given = given_of(flags)
             if "env" in given:

@@ -21,8 +21,7 @@ def workflow(workflow: str, json: bool, home: Path) -> None:
     submits all of them or none. Its id is the id of its first job.
 
     Examples:
-      shoal run flow.yaml
-      shoal workflow j7
+      shoal workflow j7             after: shoal run flow.yaml
       shoal workflow j7 --json | jq '.nodes[] | {name, state}'
       shoal cancel --workflow j7
     """
