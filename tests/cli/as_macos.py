@@ -14,6 +14,7 @@ import socket
 import sys
 import time
 import types
+import zoneinfo  # noqa: F401 (it reads how this Python was built, by the name of the platform)
 from typing import Any
 
 LACKS: dict[Any, tuple[str, ...]] = {

@@ -8,6 +8,10 @@ import pytest
 
 from shoal.cli.screen.words import exit_text, sentence
 from shoal.model.events import (
+    ArrayCancelled,
+    ArrayFinished,
+    ArrayRetried,
+    ArraySubmitted,
     BudgetFreed,
     BudgetHeld,
     BudgetWarned,
@@ -82,6 +86,7 @@ from shoal.model.resources import Slice
 from shoal.model.schedule import ScheduleSpec
 from shoal.model.service import ServiceSpec
 from shoal.model.supply import OrderPhase, Supply
+from shoal.model.sweep import IndexRange, Sweep
 from shoal.model.workflow import WorkflowJob
 
 SPEC = JobSpec(command=("python", "train.py"), name="big", members=2, gpus=8)
@@ -402,6 +407,26 @@ SENTENCES: list[tuple[Event, str]] = [
         "a join token was set (0a1b2c3d)",
     ),
     (KeyRemoved(at_ms=0, key="0a1b2c3d", why="n1 left"), "key 0a1b2c3d was removed: n1 left"),
+    (
+        ArraySubmitted(
+            at_ms=0,
+            job="j7",
+            spec=JobSpec(command=("x",), sweep=Sweep(ranges=(IndexRange(0, 99),), at_most=8)),
+        ),
+        "j7 was submitted: an array of 100 elements, at most 8 at a time",
+    ),
+    (
+        ArrayCancelled(at_ms=0, job="j7", why="cancelled by anna"),
+        "j7 is being cancelled: cancelled by anna",
+    ),
+    (
+        ArrayRetried(at_ms=0, job="j7", index=3, why="retried by anna"),
+        "j7 goes on: retried by anna (index 3)",
+    ),
+    (
+        ArrayFinished(at_ms=0, job="j7", outcome=Outcome.FAILED, code=1, why="2 of 100 failed"),
+        "j7 ended, failed: 2 of 100 failed",
+    ),
     (ControllerStarted(at_ms=0, epoch=1), "the controller started"),
     (ControllerStarted(at_ms=0, epoch=4), "the controller restarted (start 4)"),
 ]

@@ -85,7 +85,13 @@ def _taints(client: Client) -> Named:
 
 # By verb and argument; options by their name alone.
 ARGUMENTS: dict[tuple[str, str], Source] = {
-    ("logs", "job"): _both,
+    ("logs", "jobs"): _both,
+    ("exec", "words"): _live,
+    ("attach", "job"): _live,
+    ("forward", "words"): _live,
+    ("ls", "job"): _jobs,
+    ("workflow", "workflow"): _jobs,
+    ("note", "job"): _jobs,
     ("why", "job"): _both,
     ("explain", "job"): _jobs,
     ("cancel", "jobs"): _live,
@@ -104,6 +110,7 @@ ARGUMENTS: dict[tuple[str, str], Source] = {
     ("token", "name"): _tokens,
     ("secret", "name"): _secrets,
 }
+FIRST = ("serve", "exec", "forward")  # only the first word is a name
 OPTIONS: dict[str, Source] = {
     "where": _labels,
     "spread": _label_names,
@@ -162,8 +169,8 @@ def _source(context: click.Context, parameter: click.Parameter) -> Source | None
         return OPTIONS.get(name)
     if (verb, name) == ("token", "name") and context.params.get("action") == "add":
         return _users
-    if verb == "serve" and context.params.get("words"):
-        return None  # its command
+    if verb in FIRST and context.params.get("words"):
+        return None  # its command or its ports
     return ARGUMENTS.get((verb, name))
 
 

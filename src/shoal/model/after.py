@@ -6,6 +6,7 @@ import enum
 from collections.abc import Iterable
 from typing import NamedTuple
 
+AFTER_CHARACTERS_MAX = 40
 AFTER_MAX = 256  # conditions of one job
 DEPENDENTS_MAX = 10_000  # jobs that wait for one job: its end releases all of them in one step
 JOB_ID = r"j[1-9][0-9]{0,17}(?:\.[0-9]{1,9})?"

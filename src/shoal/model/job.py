@@ -7,7 +7,7 @@ from typing import Annotated, NamedTuple
 
 import msgspec
 
-from shoal.model.after import AFTER_MAX, AFTER_PATTERN, YEAR_10000_MS
+from shoal.model.after import AFTER_CHARACTERS_MAX, AFTER_MAX, AFTER_PATTERN, YEAR_10000_MS
 from shoal.model.array import Elements
 from shoal.model.labels import (
     CONDITIONS_MAX,
@@ -125,7 +125,10 @@ class JobSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     estimate_ms: Milliseconds = 0  # expected run time, if the user knows it
     # Other jobs and how they must have ended before it may start: j7, j7:ok, j7:any or j7:fail.
     after: Annotated[
-        tuple[Annotated[str, msgspec.Meta(pattern=AFTER_PATTERN)], ...],
+        tuple[
+            Annotated[str, msgspec.Meta(pattern=AFTER_PATTERN, max_length=AFTER_CHARACTERS_MAX)],
+            ...,
+        ],
         msgspec.Meta(max_length=AFTER_MAX),
     ] = ()
     begin_ms: Annotated[int, msgspec.Meta(ge=0, lt=YEAR_10000_MS)] = 0  # not started before then
