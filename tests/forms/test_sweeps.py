@@ -67,3 +67,11 @@ def test_a_sweep_of_a_file_and_of_flags_is_the_same() -> None:
     assert rows.sweep is not None and (rows.sweep.at_most, rows.sweep.count) == (1, 1)
     with pytest.raises(BadField, match="is not a variable"):
         to_spec({"command": ["train", "{rl}"], "grid": {"lr": [1]}})
+
+
+@pytest.mark.parametrize(
+    "fields", [{"grid": ("lr=1,2", "seed=1", "lr=3")}, {"list": ("lr=1,seed=1,lr=3",)}]
+)
+def test_a_variable_that_flags_name_twice_is_refused(fields: dict[str, Any]) -> None:
+    with pytest.raises(BadField, match="'lr' is given twice"):
+        to_spec({"command": "train {lr}", **fields})

@@ -50,7 +50,10 @@ def _range(field: str, part: str, value: str) -> list[int]:
 
 def grid(field: str, value: Any) -> dict[str, list[str]]:
     if isinstance(value, list | tuple):
-        value = dict(_values(field, text) for text in value)
+        pairs = [_values(field, text) for text in value]
+        value = dict(pairs)
+        if len(value) < len(pairs):
+            raise _twice(field, [name for name, _ in pairs])
     if not isinstance(value, dict) or not value:
         raise wrong(field, value, "variables with lists of values, e.g. {lr: [0.1, 0.01]}")
     found = {}
@@ -86,13 +89,22 @@ def _values(field: str, text: Any) -> tuple[str, list[str]]:
 
 def _row(field: str, text: str) -> dict[str, str]:
     """'lr=0.1,seed=1', as a flag has it."""
-    row = {}
+    pairs = []
     for part in text.split(","):
         name, equals, value = part.partition("=")
         if not equals:
             raise BadField(field, f"{units.quoted(text)} is not a row; write e.g. lr=0.1,seed=1")
-        row[name.strip()] = value.strip()
+        pairs.append((name.strip(), value.strip()))
+    row = dict(pairs)
+    if len(row) < len(pairs):
+        raise _twice(field, [name for name, _ in pairs])
     return row
+
+
+def _twice(field: str, names: list[str]) -> BadField:
+    """Without this the last one would win, and a part of the sweep would be missing in silence."""
+    name = next(name for name in names if names.count(name) > 1)
+    return BadField(field, f"{units.quoted(name)} is given twice; write all its values once")
 
 
 def _value(value: Any) -> Any:
