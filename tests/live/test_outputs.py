@@ -61,6 +61,9 @@ def test_what_a_job_leaves_in_its_folder_is_listed_and_copied(
     assert call(["cp", *home, "-r", f"{job}:", str(tmp_path / "all")]) == 0
     assert (tmp_path / "all/runs/a/log.txt").read_text() == "one\n"
     assert call(["cp", *home, f"{job}:runs", str(tmp_path)]) == 2, "a folder needs -r"
+    fresh = tmp_path / "no" / "such" / "folder"
+    assert call(["cp", *home, f"{job}:runs/b.txt", f"{fresh}/"]) == 0
+    assert (fresh / "b.txt").read_text() == "two\n", "a slash means a folder"
     assert "add -r" in capsys.readouterr().err
     for bad in ("../../token", "/etc/passwd", "runs/../../../shoal.db", "no"):
         with pytest.raises(ShoalError, match="has kept no file"):
@@ -141,6 +144,11 @@ def test_a_file_is_copied_into_a_running_job(
     home = ("--home", str(live.home.path))
     assert call(["cp", *home, str(tmp_path / "big.bin"), f"{job}:"]) == 0
     assert call(["cp", *home, str(tmp_path / "big.bin"), f"{job}:/proc/no/such"]) == 1
+    into = tmp_path / "made" / "by" / "cp"
+    assert call(["cp", *home, str(tmp_path / "big.bin"), f"{job}:{into}/"]) == 0
+    assert (into / "big.bin").stat().st_size == (tmp_path / "big.bin").stat().st_size
+    os.mkfifo(tmp_path / "pipe")
+    assert call(["cp", *home, str(tmp_path / "pipe"), f"{job}:"]) == 1, "it would never end"
     assert "could not be written in the job" in capsys.readouterr().err
     assert call(["cp", *home, "-r", str(tmp_path / "tree"), f"{job}:sub"]) == 0
     assert live.wait(job) == "succeeded"

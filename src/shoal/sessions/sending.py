@@ -23,6 +23,7 @@ LOST_CODE = 255
 _FILE = """
 set -e
 to=$1
+case $to in */) mkdir -p -- "$to" ;; esac
 if [ -d "$to" ]; then to="${to%/}/$2"; fi
 folder=$(dirname -- "$to")
 mkdir -p -- "$folder"
@@ -55,7 +56,11 @@ def send_folder(
     def pack(pipe: _Pipe) -> None:
         file = cast(IO[bytes], pipe)
         with tarfile.open(fileobj=file, mode="w|", format=tarfile.PAX_FORMAT) as archive:
-            archive.add(source, ".")
+            try:
+                archive.add(source, ".")
+            except OSError as error:  # unreadable, or shorter than a moment before
+                name = f"{error.filename}: {error.strerror}" if error.filename else str(error)
+                raise ShoalError(f"{source} could not be read to its end: {name}") from None
 
     words = ("sh", "-c", _FOLDER, "sh", to or ".")
     _send(client, target, words, pack, progress)

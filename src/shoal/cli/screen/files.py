@@ -54,6 +54,8 @@ def send(client: Client, source: Path, target: str, spinner: Spinner, *, recursi
         raise Failure(f"SOURCE: there is no file {source} here", REFUSED)
     if source.is_dir() and not recursive:
         raise Failure(f"{source} is a folder; add -r", USAGE)
+    if not source.is_dir() and not source.is_file():  # opening a pipe would wait for its writer
+        raise Failure(f"SOURCE: {source} is neither a file nor a folder", REFUSED)
     total, began = total_bytes(source), time.monotonic()
 
     def progress(sent: int) -> None:
@@ -80,7 +82,10 @@ class Fetch:
         self._began = time.monotonic()
         self._got = self._all = 0
 
-    def all(self, view: FilesView, path: str, target: Path, *, recursive: bool) -> Made:
+    def all(
+        self, view: FilesView, path: str, target: Path, *, recursive: bool, folder: bool = False
+    ) -> Made:
+        """`folder`: the target is a folder, also if it does not exist yet."""
         job = view.job
         if not view.files:
             where = f" at {path}" if path else ""
@@ -91,7 +96,7 @@ class Fetch:
             raise Failure(f"{what} is a folder with {len(view.files)} files; add -r", USAGE)
         self._all = view.total_bytes
         if single:
-            into = target / Path(path).name if target.is_dir() else target
+            into = target / Path(path).name if folder or target.is_dir() else target
             self._one(view.files[0], into)
             return Made(1, view.total_bytes, into)
         top = target / Path(path).name if path and target.is_dir() else target
@@ -133,7 +138,10 @@ class Fetch:
             os.utime(handle, ns=(first.modified_ms * 1_000_000,) * 2)
         finally:
             os.close(handle)
-        part.replace(place)
+        try:
+            part.replace(place)
+        except FileNotFoundError:  # another copy of the same file was quicker, and took the name
+            return False
         self._got += first.size
         return True
 

@@ -51,7 +51,9 @@ def cp(
                 lambda client: cluster.on_job(client, job, lambda c: c.files(job, path, kind=kind))
             )
             fetch = Fetch(retry, job, kind, spinner)
-            made = fetch.all(view, path, Path(target), recursive=recursive)
+            made = fetch.all(
+                view, path, Path(target), recursive=recursive, folder=target.endswith("/")
+            )
     if json:
         show.as_json({"files": made.files, "bytes": made.size, "to": str(made.place)})
     else:

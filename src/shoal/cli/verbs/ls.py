@@ -36,8 +36,11 @@ def ls(job: str, path: str, checkpoints: bool, json: bool, home: Path) -> None:
     asked, kind = cluster.job_id(job), Kind.CHECKPOINT if checkpoints else Kind.OUTPUT
     with cluster.connect(home) as client:
         view = cluster.on_job(client, asked, lambda c: c.files(asked, path, kind=kind))
+        array = not view.files and client.job(asked).array is not None
     if json:
         show.as_json(view)
+    elif array:
+        show.note(f"{asked} is an array: its elements keep the files; name one, as {asked}.3")
     else:
         _show(view, path)
 
