@@ -65,6 +65,8 @@ def test_a_function_is_an_array_and_comes_after_another_job(cluster: Client) -> 
     assert cluster.result(f"{call.id}.6") == 36
     with pytest.raises(shoal.ShoalError, match=f"{call.id} is an array; results"):
         call.result()
+    with pytest.raises(shoal.ShoalError, match=f"{call.id} is an array; name an element, e.g."):
+        list(call.follow())
 
 
 def test_what_a_function_raises_is_raised_here_with_its_traceback(cluster: Client) -> None:

@@ -38,6 +38,8 @@ def line_groups(
     """Lines without their ends, in groups as they arrive."""
     patient = client.lent(patience_s=PATIENCE_S)
     view = patient.job(job_id)
+    if view.array is not None:
+        patient.logs(job_id)  # refused, with the name of an element
     while not view.attempt and view.finished_ms is None:
         view = patient.job(job_id, wait_for="running", wait_s=WAIT_S)
     current = attempt or view.attempt
