@@ -9,6 +9,7 @@ from shoal.core.answers.explain import attempts_of, learned_of
 from shoal.ledger.accounts import ABOUT, Account
 from shoal.model.events import JobEvent
 from shoal.model.explanation import Explanation
+from shoal.model.job import Note
 from shoal.model.ledger import AccountSum, CostView
 from tests.core.build import Cluster
 from tests.core.training import Training
@@ -127,8 +128,14 @@ def test_a_job_that_never_started_has_a_page_too() -> None:
     job = cluster.submit(gpus=1)
     waiting = cluster.submit(gpus=1)
     cluster.wait(5_000)
-    told = text(story(cluster, waiting, {}))
+    page_of = story(cluster, waiting, {})
+    page_of.labels = {"run": "a", "big": ""}
+    page_of.notes = [Note(1, "", "old"), Note(2, "ada", "a\x1bb\nc " + "long " * 40)]
+    told = text(page_of)
     assert "waited 5s for its first start" in told
+    assert "\nlabels: run=a, big\nnote by ada: a\\x1bb c long " in told
+    assert "... (1 older note)\n" in told
+    assert max(map(len, told.splitlines())) <= WIDTH
     assert told.endswith("unknown: this cluster keeps no ledger")
     cluster.cancel(waiting)
     assert "was cancelled" in text(story(cluster, waiting, {}))

@@ -70,6 +70,8 @@ def why_view(reach: Reach, job: Job, told: list[Recorded] | None = None) -> WhyV
         progress=progress_view(loop, job),
         events=told[-WHY_EVENTS_MAX:],
         attempts=attempts_of((one.event for one in told), no_tail),
+        labels=job.spec.labels,
+        notes=list(job.notes),
     )
 
 
@@ -119,6 +121,8 @@ def explanation_of(
         complete=bool(own) and isinstance(own[0].event, JobSubmitted | ArraySubmitted),
         attempts=attempts,
         learned=learned_of(events, job.id),
+        labels=job.spec.labels,
+        notes=list(job.notes),
     )
 
 

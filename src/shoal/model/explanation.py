@@ -6,6 +6,8 @@ import enum
 
 import msgspec
 
+from shoal.model.job import Note
+
 
 class Cause(enum.StrEnum):
     """Why an attempt ended."""
@@ -91,3 +93,5 @@ class Explanation(msgspec.Struct, kw_only=True):
     complete: bool  # False: its first events have been dropped
     attempts: list[AttemptRecord]
     learned: list[Learned]
+    labels: dict[str, str] = {}
+    notes: list[Note] = []

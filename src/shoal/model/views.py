@@ -157,6 +157,8 @@ class WhyView(msgspec.Struct, kw_only=True):
     progress: ProgressView | None
     events: list[Recorded]
     attempts: list[AttemptRecord] = []
+    labels: dict[str, str] = {}
+    notes: list[Note] = []
 
 
 class EventsView(msgspec.Struct, kw_only=True):

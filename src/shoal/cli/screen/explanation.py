@@ -5,6 +5,7 @@ from __future__ import annotations
 import datetime
 import textwrap
 
+from shoal.cli.screen.annotations import annotation_lines
 from shoal.cli.screen.show import printable
 from shoal.cli.screen.words import exit_text, state_text
 from shoal.forms.units import duration_text, shortened
@@ -70,6 +71,7 @@ def _head(explanation: Explanation, zone: datetime.tzinfo | None) -> list[str]:
     whole = duration_text(end_ms - explanation.submitted_ms)
     tries = plural(len(explanation.attempts), "attempt")
     lines.append(f"waited {waited} for its first start; {whole} since submission, {tries}")
+    lines += annotation_lines(explanation.labels, explanation.notes)
     if not explanation.complete:
         lines.append("its first events are no longer kept, so the beginning is missing")
     return lines

@@ -44,6 +44,7 @@ def why(job: str, json: bool, home: Path) -> None:
 
 def _print(view: WhyView, now_ms: int) -> None:
     from shoal.cli.screen.show import STATE_STYLES, Cell, Column, line, table
+    from shoal.cli.screen.annotations import annotation_lines
     from shoal.cli.screen.words import progress_text, sentence, state_text
     from shoal.forms.units import duration_text
 
@@ -54,6 +55,8 @@ def _print(view: WhyView, now_ms: int) -> None:
         line(f"  {progress_text(view.progress)}")
     if view.start:
         line(f"  {view.start}")
+    for text in annotation_lines(view.labels, view.notes):
+        line(f"  {text}", "dim")
     if not view.events:
         return
     line("")
