@@ -24,9 +24,14 @@ export function jobActions(job) {
       return answer;
     },
   }));
+  if (over && job.array?.elements > job.array?.succeeded) return [requeue, retry(job, path)];
   if (job.service) return over ? [] : [cancel];
   return over ? [requeue] : job.state === "waiting" ? [cancel] : [requeue, cancel];
 }
+
+const retry = (job, path) => button("Retry", () => confirm({
+  title: `Retry elements of ${jobName(job)}`, verb: "Retry the elements", text: "Elements that ended without success run again. The others keep their results.", act: () => post(`${path}/retry`),
+}));
 
 export function nodeActions(node) {
   if (!isAdmin()) return [];

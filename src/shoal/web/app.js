@@ -17,7 +17,7 @@ const root = document.getElementById("app");
 let shown = null, main = null, frame = null;
 
 function route() {
-  const [name, ...rest] = location.hash.replace(/^#\/?/, "").split("/").map((part) => { try { return decodeURIComponent(part); } catch { return part; } });
+  const [name, ...rest] = location.hash.split("?")[0].replace(/^#\/?/, "").split("/").map((part) => { try { return decodeURIComponent(part); } catch { return part; } });
   return { name: VIEWS[name] && (name !== "simulate" || isAdmin()) ? name : "cluster", argument: rest.join("/") };
 }
 

@@ -53,6 +53,13 @@ export function short(number) {
 }
 const trim = (number) => String(Number(number.toPrecision(3)));
 
+export function bytes(count) {
+  const units = ["B", "kB", "MB", "GB", "TB"];
+  let at = 0;
+  for (; count >= 1000 && at < units.length - 1; at += 1) count /= 1000;
+  return `${trim(count)} ${units[at]}`;
+}
+
 export function span(ms) {
   if (ms === null || ms === undefined) return "–";
   const seconds = Math.max(0, ms) / 1000;

@@ -53,7 +53,7 @@ function drawn(rows) {
     h("td", { class: "small" }, Object.entries(row.labels ?? {}).map(([key, value]) => h("a", { class: "label", href: `#/find/${encodeURIComponent(`label:${key}=${value}`)}` }, `${key}=${value} `))),
     h("td", { class: "dim small" }, row.nodes.slice(0, 4).join(", ")),
     h("td", { class: "num" }, span((row.finished_ms ?? now()) - (row.running_ms ?? row.submitted_ms))),
-    h("td", { class: "dim small" }, ago(row.finished_ms ?? row.submitted_ms, now()))));
+    h("td", { class: "num dim small" }, ago(row.finished_ms ?? row.submitted_ms, now()))));
   const more = rows.length === LIMIT ? h("p", { class: "dim small" }, `The first ${LIMIT} jobs; add words to find fewer.`) : null;
-  return [table(["Job", "State", "Labels", "Nodes", "num:Time", "Last"], lines), more];
+  return [table(["Job", "State", "Labels", "Nodes", "num:Time", "num:Last"], lines), more];
 }

@@ -1,10 +1,13 @@
-// One job: its history, progress, output and cost.
+// One job: its history, progress, output, files and cost.
 
+import { about, notes } from "./about.js";
 import { jobActions } from "./actions.js";
 import { get, maybe } from "./api.js";
 import { lineChart, strip } from "./charts.js";
 import { accountColour, accountRank, jobColour } from "./colours.js";
 import { chip, clock, css, empty, h, moment, percent, plural, replace, s, shape, short, span, throttled, whole } from "./dom.js";
+import { Elements } from "./elements.js";
+import { KeptFiles } from "./kept.js";
 import { jobOf, listen, now } from "./live.js";
 import { LogView } from "./logs.js";
 import { progress, table } from "./view-queue.js";
@@ -25,8 +28,9 @@ export function mount(root, id) {
   const cost = h("section", { class: "card", "aria-label": "Cost", hidden: true });
   const gang = h("section", { class: "card", "aria-label": "Members" });
   const events = h("section", { class: "card", "aria-label": "Events" });
-  const logs = new LogView(id);
-  root.append(h("div", { class: "stack" }, head, flow, line, curves, logs.element, h("div", { class: "grid2" }, h("div", { class: "stack" }, gang, cost), events)));
+  const left = h("div", { class: "stack" }, gang, cost);
+  const logs = new LogView(id), elements = new Elements(id), files = new KeptFiles(id);
+  root.append(h("div", { class: "stack" }, head, flow, elements.element, line, curves, logs.element, files.element, h("div", { class: "grid2" }, left, events)));
   let alive = true, job = null, history = null, busy = false, again = false, over = false;
   const heard = []; // points from the stream, for a controller without stored curves
 
@@ -40,9 +44,10 @@ export function mount(root, id) {
       drawHead();
       timeline(line, history.attempts, job);
       drawEvents();
+      line.hidden = gang.hidden = Boolean(job.array);
       replace(gang, ...members(job));
       logs.know(job);
-      await drawWorkflow(flow, job);
+      await Promise.all([drawWorkflow(flow, job), elements.draw(job), files.draw(job)]);
       const [series, spent] = await Promise.all([job.progress || job.finished_ms || curves.dataset.full ? maybe(`${path}/series`) : null, job.gpus ? maybe(`${path}/cost`) : null]);
       if (!alive) return;
       drawCurves(series);
@@ -64,11 +69,12 @@ export function mount(root, id) {
       h("p", { class: "why" }, history.why || job.why || "", wait ? h("span", { class: "dim" }, ` ${wait}`) : null),
       h("div", {}, progress(jobOf(id) ?? {})),
       h("dl", { class: "facts" },
-        fact("Requests", shape(job)), fact("Tenant", job.tenant), job.spec.user ? fact("User", job.spec.user) : null, fact("Attempt", String(job.attempt)),
+        fact("Requests", shape(job)), fact("Tenant", job.tenant), job.spec.user ? fact("User", job.spec.user) : null, job.array ? null : fact("Attempt", String(job.attempt)),
         fact("Submitted", moment(job.submitted_ms, now())), fact(job.finished_ms ? "Ran for" : "Running for", job.running_ms ? span((job.finished_ms ?? now()) - job.running_ms) : "–"),
         job.losses || job.failures || job.hangs ? fact("Setbacks", [job.losses && plural(job.losses, "lost node"), job.failures && plural(job.failures, "failure"), job.hangs && plural(job.hangs, "hang")].filter(Boolean).join(", ")) : null,
+        about(job),
         job.progress?.saved_step ? fact("Saved up to", `step ${whole(job.progress.saved_step)}`) : null,
-        h("div", { class: "wide" }, h("dt", {}, "Command"), h("dd", { class: "mono" }, job.command))));
+        h("div", { class: "wide" }, h("dt", {}, "Command"), h("dd", { class: "mono" }, job.command))), notes(job));
   }
   const jobForActions = () => ({ ...job, service: job.spec?.service ?? "", finished_ms: job.finished_ms ?? 0 });
 
@@ -92,6 +98,7 @@ export function mount(root, id) {
 
   function drawCost(spent) {
     cost.hidden = !spent;
+    left.hidden = gang.hidden && cost.hidden;
     if (!spent) return;
     const hours = spent.gpu_ms / 3600000;
     const parts = [...(spent.accounts ?? [])].filter((part) => part.gpu_us > 0).sort((a, b) => accountRank(a.account) - accountRank(b.account));
@@ -158,7 +165,7 @@ const summary = (one) => `${one.nodes.join(", ")}${one.ended_ms || one.stopping_
 
 function timeline(card, found, job) {
   const begin = job.submitted_ms, finish = job.finished_ms ?? now();
-  const width = Math.max(200, (card.clientWidth || 700) - 34), label = Math.min(90, width * 0.25), row = 26;
+  const width = Math.max(200, (card.clientWidth || card.parentElement.clientWidth || 700) - 34), label = Math.min(90, width * 0.25), row = 26;
   const shown = found.slice(-12);
   const X = (ms) => label + ((Math.min(ms, finish) - begin) / Math.max(1, finish - begin)) * (width - label - 4);
   const bar = (from, to, y, fill, words) => s("rect", { x: X(from), y, width: Math.max(2, X(to) - X(from)), height: 14, rx: 3, fill }, s("title", {}, words));

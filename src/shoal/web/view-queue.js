@@ -5,6 +5,7 @@ import { get } from "./api.js";
 import { jobColour } from "./colours.js";
 import { ago, chip, clock, empty, h, natural, plural, replace, shape, short, span, throttled, whole } from "./dom.js";
 import { cluster, listen, now } from "./live.js";
+import { watchSchedules } from "./schedules.js";
 
 const ASK_MS = 1500;
 const ENDED_SHOWN = 50;
@@ -16,7 +17,8 @@ export function mount(root) {
   const waiting = h("section", { class: "card", "aria-label": "Waiting" });
   const running = h("section", { class: "card", "aria-label": "Running" });
   const ended = h("section", { class: "card", "aria-label": "Ended" });
-  root.append(h("div", { class: "stack" }, h("h1", {}, "Queue"), waiting, running, ended));
+  const schedules = h("section", { class: "card", "aria-label": "Schedules", hidden: true });
+  root.append(h("div", { class: "stack" }, h("h1", {}, "Queue"), waiting, running, schedules, ended));
   let queue = null, problem = "", alive = true, asking = false, dirty = true;
 
   const drawWaiting = () => replace(waiting, ...waitingPart(queue, problem));
@@ -35,7 +37,8 @@ export function mount(root) {
   const stop = listen((change) => { if (change.tick) { drawRest(); return; } if (change.jobs?.length || change.ended?.length || change.whole || change.nodes?.length) { dirty = true; soon(); } drawRest(); });
   ask();
   drawRest();
-  return () => { alive = false; stop(); clearInterval(timer); drawRest.stop(); soon.stop(); };
+  const leave = watchSchedules(schedules);
+  return () => { alive = false; stop(); leave(); clearInterval(timer); drawRest.stop(); soon.stop(); };
 }
 
 function waitingPart(queue, problem) {
@@ -43,6 +46,9 @@ function waitingPart(queue, problem) {
   if (!queue) return [h("h2", {}, "Waiting"), h("p", { class: "dim" }, "loading")];
   const head = h("div", { class: "row" }, h("h2", {}, "Waiting"), h("span", { class: "dim" }, queue.waiting ? `${plural(queue.waiting, "job")}, ordered by policy ` : "", queue.waiting ? h("b", {}, queue.policy) : null));
   const caps = (queue.caps ?? []).length ? h("p", { class: "dim small", "data-name": "caps" }, `Limits: ${queue.caps.join("; ")}`) : null;
+  const more = queue.waiting - queue.rows.length;
+  const rest = more > 0 ? h("p", { class: "dim small" }, `${queue.rows.length ? "and " : ""}${whole(more)} more, or not in line yet (after other jobs, on hold): `, h("a", { href: "#/find/state%3Awaiting" }, "all waiting jobs")) : null;
+  if (!queue.rows.length && rest) return [head, caps, rest];
   if (!queue.rows.length) return [head, caps, empty("No jobs are waiting. To submit one:", "shoal run -g 1 -- python train.py")];
   const latest = Math.max(...queue.rows.map((row) => (row.late_ms ?? 0) - queue.now_ms), 1);
   const rows = queue.rows.map((row) => h("tr", { "data-key": row.id, "data-job": row.id },
@@ -52,8 +58,7 @@ function waitingPart(queue, problem) {
     h("td", { "data-name": "starts" }, starts(row, queue.now_ms, latest)),
     h("td", { class: "num", "data-name": "waits" }, span(queue.now_ms - row.submitted_ms)),
     h("td", {}, h("div", { class: "row" }, jobActions(row)))));
-  const more = queue.waiting - queue.rows.length;
-  return [head, caps, table(["num:#", "Job", "Why it waits and what would help", "Predicted start", "num:Waits", ""], rows), more > 0 ? h("p", { class: "dim small" }, `and ${whole(more)} more`) : null];
+  return [head, caps, table(["num:#", "Job", "Why it waits and what would help", "Predicted start", "num:Waits", ""], rows), rest];
 }
 
 function starts(row, at, latest) {

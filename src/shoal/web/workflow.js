@@ -41,7 +41,7 @@ function graph(flow, here) {
     const from = place.get(edge.before), to = place.get(edge.after);
     const x1 = from.x + BOX.width, y1 = from.y + BOX.height / 2, x2 = to.x, y2 = to.y + BOX.height / 2, mid = (x1 + x2) / 2;
     return s("g", { class: "edge" }, s("path", { d: `M${x1} ${y1} C${mid} ${y1} ${mid} ${y2} ${x2} ${y2}`, fill: "none", stroke: css("--ink-3"), "stroke-dasharray": edge.when === "ok" ? null : "4 3" }),
-      WHEN[edge.when] ? s("text", { x: x2 - 4, y: y2 - 4, "text-anchor": "end" }, WHEN[edge.when]) : null);
+      WHEN[edge.when] ? s("text", { class: "when", x: mid, y: (y1 + y2) / 2 + 4, "text-anchor": "middle" }, WHEN[edge.when]) : null);
   });
   const boxes = flow.nodes.map((node) => {
     const at = place.get(node.id);
@@ -49,7 +49,7 @@ function graph(flow, here) {
       s("title", {}, `${node.id} ${node.state}: ${node.why}`),
       s("rect", { x: at.x, y: at.y, width: BOX.width, height: BOX.height, rx: 6, fill: css("--surface"), stroke: css(COLOURS[node.state] ?? "--line-2"), "stroke-width": node.id === here ? 3 : 1.5 }),
       s("rect", { x: at.x, y: at.y, width: 6, height: BOX.height, rx: 3, fill: css(COLOURS[node.state] ?? "--line-2") }),
-      s("text", { x: at.x + 14, y: at.y + 17 }, node.name.slice(0, 20)), s("text", { x: at.x + 14, y: at.y + 32, class: "dim" }, `${node.id} ${node.state}`));
+      s("text", { x: at.x + 14, y: at.y + 17 }, node.name.length > 20 ? `${node.name.slice(0, 19)}…` : node.name), s("text", { x: at.x + 14, y: at.y + 32, class: "dim" }, `${node.id} ${node.state}`));
   });
   return s("svg", { width, height, role: "group", "aria-label": `Workflow of ${flow.nodes.length} jobs, ${flow.state}` }, lines, boxes);
 }

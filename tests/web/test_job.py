@@ -1,0 +1,96 @@
+"""A job's view on the page: its log by member and text, its files, and what it belongs to."""
+
+from __future__ import annotations
+
+import re
+import typing
+from pathlib import Path
+
+import pytest
+from harness.browser import WAIT_MS, Visit
+
+from shoal.api.web import FOLDER
+from shoal.model.events import Event
+from shoal.model.schedule import ScheduleSpec
+from shoal.model.workflow import WorkflowJob
+from tests.live.cluster import Live, eventually
+
+WAIT_S = WAIT_MS / 1000
+TALK = (
+    "echo loss of $SHOAL_MEMBER; echo other $SHOAL_MEMBER; echo x > $SHOAL_OUTPUT/m.$SHOAL_MEMBER"
+)
+
+
+def test_every_kind_of_event_has_words_on_the_page() -> None:
+    words = (FOLDER / "words.js").read_text()
+    kinds = {kind.__name__ for kind in typing.get_args(Event)}
+    assert kinds == set(re.findall(r"^  ([A-Z]\w+): \(", words, re.MULTILINE))
+
+
+@pytest.mark.outside("a real Chromium draws when it gets the time")
+def test_a_link_shows_the_same_lines_of_a_job_its_files_and_the_failed_elements(
+    visit: Visit, live: Live, tmp_path: Path
+) -> None:
+    page, client = visit.page, live.client
+    sweep = {"ranges": [[0, 3, 1]]}
+    array = live.run("test $SHOAL_ARRAY_INDEX != 2", sweep=sweep, cpu_milli=100, restart="never")
+    job = live.run(TALK, members=2, cpu_milli=100, after=[f"{array}:any"], labels={"run": "a"})
+    client.note_job(job, "goes into <b>the paper</b>")
+    nightly = WorkflowJob("nightly", live.spec("true"))
+    client.set_schedule(ScheduleSpec(name="nightly", cron="0 3 * * *", jobs=(nightly,)))
+    assert live.wait(job) == "succeeded"
+
+    visit.go(f"job/{job}")
+    log = page.locator(".log")
+    for line in ("[0] loss of 0", "[1] loss of 1", "[1] other 1"):
+        log.get_by_text(line).wait_for()
+    page.get_by_label("Member", exact=True).select_option("1")
+    page.get_by_label("Only lines that contain").fill("loss")
+    page.get_by_label("Only lines that contain").press("Enter")
+    assert eventually(lambda: log.inner_text() == "loss of 1\n", WAIT_S), log.inner_text()
+    page.reload()  # as for somebody who was sent the address
+    page.locator(".log", has_text="loss of 1").wait_for()
+    assert log.inner_text() == "loss of 1\n"
+    with page.expect_download() as download:
+        page.get_by_role("button", name="Download").click()
+    assert download.value.suggested_filename == f"{job}.1.log"
+    assert Path(download.value.path()).read_text() == "loss of 1\n"
+    with page.expect_download() as download:
+        page.locator("section[aria-label=Files]").get_by_role("button", name="m.0").click()
+    assert Path(download.value.path()).read_text() == "x\n"
+
+    page.locator("[data-fact=labels]").get_by_role("link", name="run=a").wait_for()
+    page.locator("[data-note]", has_text="goes into <b>the paper</b>").wait_for()
+    page.locator("[data-fact='runs after']").get_by_role("link", name=array).click()
+    elements = page.locator("section[aria-label=Elements]")
+    assert eventually(lambda: elements.locator("tr[data-job]").count() == 4, WAIT_S)
+    elements.get_by_role("button", name="1 failed").click()
+    assert eventually(lambda: elements.locator("tr[data-job]").count() == 1, WAIT_S)
+    assert page.url.endswith(f"#/job/{array}?elements=failed")
+    elements.get_by_role("link", name=f"{array}.2").click()
+    page.locator("[data-fact=array]", has_text=f"element 2 of {array}").wait_for()
+    visit.go("queue")
+    page.locator("tr[data-schedule=nightly]", has_text="0 3 * * *").wait_for()
+    client.remove_schedule("nightly")
+
+
+@pytest.mark.outside("a real Chromium draws when it gets the time")
+def test_a_jobs_view_shows_its_workflow_and_leads_to_the_others(visit: Visit, live: Live) -> None:
+    page = visit.page
+    nasty = "sleep 600 # <img src=x onerror=document.title='owned'>"
+    jobs = [
+        WorkflowJob("prepare", live.spec("sh", "-c", nasty)),
+        WorkflowJob("train", live.spec("true"), ("prepare",)),
+        WorkflowJob("report", live.spec("true"), ("train:any",)),
+    ]
+    flow = live.client.submit_workflow(jobs)
+    prepare, train, report = (node.id for node in flow.nodes)
+    visit.go(f"job/{report}")
+    card = page.locator("section[aria-label=Workflow]")
+    card.locator(f"a[data-key={prepare}][data-state=running]").wait_for()
+    assert card.locator(".edge").count() == 2
+    assert card.get_by_text("any end").count() == 1
+    card.locator(f"a[data-key={train}]").click()
+    page.get_by_role("heading", name=f"{train} train").wait_for()
+    live.client.cancel_workflow(flow.id)
+    card.locator(f"a[data-key={train}][data-state=cancelled]").wait_for()
