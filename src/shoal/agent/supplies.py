@@ -1,4 +1,5 @@
-"""What members need before they can start: package, environment, image, secrets, part of a GPU."""
+"""What members need before they can start: package, environment, image, secrets, volumes from URLs,
+part of a GPU."""
 
 from __future__ import annotations
 
@@ -15,6 +16,7 @@ from shoal.agent.environments import Environments
 from shoal.agent.images.pull import Images
 from shoal.agent.images.runs import Runs
 from shoal.agent.keeping.fetching import Fetching
+from shoal.agent.keeping.url_volumes import Means, UrlVolumes, means
 from shoal.agent.packages import Packages
 from shoal.agent.secrets import WAITING, Secrets
 from shoal.agent.shares.shares import Shares
@@ -44,6 +46,7 @@ class Supplies:
         self.environments = Environments(directory, self._environments_used)
         self.runs = Runs(str(directory))
         self.images = Images(directory, self.runs, self._images_used)
+        self.volumes = UrlVolumes(directory)
         self.fetching: Fetching | None = None
         self.own_user: Callable[[Launch], int] = lambda _: 0  # 0: the agent's own
 
@@ -57,6 +60,8 @@ class Supplies:
             return None
         if self.fetching is not None and self.fetching.needed(order):
             return None
+        if self.volumes.needed(order):
+            return None
         placed = self._placed(order, package, environment)
         return self.shares.here(placed)
 
@@ -69,6 +74,8 @@ class Supplies:
                 return WAITING
             if order.image and not self.images.here(order):
                 return self.images.progress(order)
+            if isinstance(order, Launch) and self.volumes.needed(order):
+                return self.volumes.progress(order)
             if isinstance(order, Launch) and self.fetching and self.fetching.needed(order):
                 return self.fetching.progress(order)
             return "is preparing its share of a GPU"
@@ -86,11 +93,16 @@ class Supplies:
             if order.image:
                 login = self.secrets.registry(order.ref) if isinstance(order, Launch) else ""
                 await self.images.get(order, login)
+            placed = await self.volumes.get(placed, self._means)
             if isinstance(order, Launch) and self.fetching and self.fetching.needed(order):
                 await self.fetching.get(order, self.own_user(order))
             return await self.shares.get(placed)
         finally:
             telling.cancel()
+
+    def _means(self, launch: Launch) -> Means:
+        ref = launch.ref
+        return means(launch, self.secrets.variables(ref), self.secrets.folder(ref))
 
     async def _tell(self, order: Launch | Prepare, tell: Callable[[str], None]) -> None:
         while True:

@@ -11,6 +11,7 @@ from shoal.agent.confine.tenant import Apart, own
 from shoal.agent.faults import CannotStart
 from shoal.agent.inherited import inherited_env
 from shoal.agent.keeping.keeping import Keeping
+from shoal.agent.keeping.url_volumes import urls
 from shoal.agent.keeping.volumes import volumes
 from shoal.agent.launch.files import HOSTFILE, hostfile, write_files
 from shoal.agent.supplies import PACKAGE, Supplies
@@ -81,6 +82,8 @@ class Surroundings:
             found[launch.env[PACKAGE]] = False
         if launch.requirements:
             found[launch.env["VIRTUAL_ENV"]] = False
+        for volume in urls(launch):
+            found[launch.env[volume.variable]] = False
         secrets = self._supplies.secrets.folder(launch.ref)
         if secrets:
             found[secrets] = False

@@ -161,7 +161,7 @@ JOB = _table({
         Field("secret", "NAME[=VARIABLE]...", "", readers.secrets, "secrets",
               "A secret of the tenant: as a file in $SHOAL_SECRETS, or in a variable."),
         Field("volume", "SOURCE:NAME[:ro]...", "", volume.volumes, "volumes",
-              "A folder that its nodes must have, in $SHOAL_VOLUME_NAME."),
+              "A folder that its nodes have, or a URL that they fetch, in $SHOAL_VOLUME_NAME."),
         Field("image", "IMAGE", "", readers.image, "image",
               "Run it in a container of this image."),
         Field("workdir", "DIR", "the current directory", readers.folder, "workdir",

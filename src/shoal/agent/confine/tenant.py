@@ -191,9 +191,16 @@ class Apart:
         return dict.fromkeys(files, str(closed))
 
     def build(
-        self, order: Launch | Prepare, argv: tuple[str, ...], path: Path, output: int
+        self,
+        order: Launch | Prepare,
+        argv: tuple[str, ...],
+        path: Path,
+        ends: int | Ends,
+        more: Mapping[str, str] | None = None,
+        shown: Iterable[str] = (),
     ) -> tuple[int, Group | None]:
-        """Build an environment as the tenant's user, who owns it from then on."""
+        """Build an environment, or fetch a volume, as the tenant's user, who owns it from then on.
+        `more`: variables of the job. `shown`: folders that it may read."""
         self.must_work()
         self._home(order.uid)
         own(path, order.uid)
@@ -202,12 +209,13 @@ class Apart:
         env = for_tenant(
             inherited_env("PIP_", apart=True), *self._account(order), self._usable(order.uid, ())
         )
-        env = build_env(env) | {NODE_MARK: str(self._node)}
+        env = {**build_env(env), **(more or {}), NODE_MARK: str(self._node)}
         program = shutil.which(argv[0], path=env.get("PATH", os.defpath)) or f"/bin/{argv[0]}"
         tmp = f"{place}/{TMP_FOLDER}"
-        task = Task(order.uid, argv, program, env, place, {place: True}, tmp)
+        folders = {**dict.fromkeys(shown, False), place: True}
+        task = Task(order.uid, argv, program, env, place, folders, tmp)
         group = self.groups.make(f"build-{path.name}", Ceiling(processes=BUILD_PROCESSES_MAX))
-        return self.start(task, output, group), group
+        return self.start(task, ends, group), group
 
 
 def own(folder: Path, uid: int) -> None:

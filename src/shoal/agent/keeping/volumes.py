@@ -19,6 +19,8 @@ def volumes(launch: Launch, *, apart: bool) -> dict[str, str]:
     another node may have it."""
     found = {}
     for volume in map(parse, launch.volumes):
+        if volume.url:  # it was fetched: `env` has its path
+            continue
         if not launch.image:  # the mounts of an image check this themselves
             _check(volume, launch, apart=apart)
         contained = launch.image and launch.uid  # mounted at its real path, as a workdir is
@@ -41,6 +43,9 @@ def mounts_of(launch: Launch) -> list[Mount | None]:
     """For its container, at the same paths."""
     found: list[Mount | None] = []
     for volume in map(parse, launch.volumes):
+        if volume.url:
+            found.append(Mount(launch.env[volume.variable], writable=False))
+            continue
         mount = named_by_user(f"volume {volume.name}:", volume.source, launch.uid)
         if mount is not None and volume.read_only:
             mount = Mount(mount.path, writable=False)

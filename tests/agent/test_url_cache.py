@@ -1,0 +1,120 @@
+"""The cache of volumes from URLs: its bound, what stays, and what a killed agent left."""
+
+from __future__ import annotations
+
+import io
+import os
+from pathlib import Path
+
+import pytest
+
+from shoal.agent.faults import CannotStart
+from shoal.agent.keeping import url_helper
+from shoal.agent.keeping.url_cache import FILES, UrlCache
+from shoal.model.job import Fault
+from shoal.model.volume import parse, volumes_problem
+
+
+class Small(UrlCache):
+    """On a disk with 200 bytes for everything, so half of them are for the cache."""
+
+    def _free(self) -> int:
+        return 200 - sum(entry.size for entry in self._entries())
+
+
+def put(cache: UrlCache, key: str, size: int, at_s: int) -> None:
+    part = cache.root / ".part"
+    (part / FILES).mkdir(parents=True)
+    (part / FILES / "data").write_bytes(bytes(size))
+    (part / FILES).chmod(0o555)
+    assert cache.put(part, key) == size
+    os.utime(cache.root / f"{key}.size", (at_s, at_s))
+
+
+def here(cache: UrlCache) -> set[str]:
+    names = {path.name for path in cache.root.iterdir()}
+    keys = {name for name in names if not name.endswith(".size")}
+    assert names == keys | {f"{key}.size" for key in keys}
+    return keys
+
+
+def test_the_least_recently_used_volume_makes_room_and_one_in_use_stays(tmp_path: Path) -> None:
+    cache = Small(tmp_path)
+    for at_s, key in enumerate("abc"):
+        put(cache, key, 30, at_s)
+    cache.make_room("f", 10, set())
+    assert here(cache) == {"a", "b", "c"}
+    assert cache.find("a"), "this counts as a use"
+    cache.make_room("f", 40, {"b"})
+    assert here(cache) == {"a", "b"}, "b is older, and in use"
+    cache.make_room("g", 30, {"b"})
+    assert here(cache) == {"b"}, "what is on its way counts, too"
+    with pytest.raises(CannotStart, match="do not fit") as raised:
+        cache.make_room("h", 10, {"b"})
+    assert raised.value.fault is Fault.MISSING, "another node may have room"
+    assert here(cache) == {"b"}
+
+
+def test_what_a_killed_agent_had_not_finished_is_removed(tmp_path: Path) -> None:
+    cache = Small(tmp_path)
+    put(cache, "whole", 10, 1)
+    for name in (".x.part", "unnamed"):
+        (tmp_path / name / FILES).mkdir(parents=True)
+    (tmp_path / ".x.log").write_text("half")
+    assert not cache.find("unnamed")
+    cache.clear_up()
+    assert here(cache) == {"whole"}
+
+
+def test_a_link_in_place_of_the_folder_is_refused(tmp_path: Path) -> None:
+    """The helper's user may have put it there: it must not be shown to anybody."""
+    cache = Small(tmp_path)
+    (tmp_path / ".part").mkdir()
+    (tmp_path / ".part" / FILES).symlink_to("/etc")
+    with pytest.raises(CannotStart, match="not a folder"):
+        cache.put(tmp_path / ".part", "key")
+
+
+def test_files_that_change_while_they_are_fetched_are_fetched_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    pytest.importorskip("fsspec")
+    source = tmp_path / "source" / "deep"
+    source.mkdir(parents=True)
+    (source / "words").write_text("first")
+    monkeypatch.setattr("sys.stdin", io.StringIO("go\n" * 3))
+    copy = url_helper.copy
+
+    def changing(*words: object) -> None:
+        copy(*words)  # type: ignore[arg-type]
+        (source / "words").write_text("second")
+        monkeypatch.setattr(url_helper, "copy", copy)
+
+    monkeypatch.setattr(url_helper, "copy", changing)
+    url_helper.fetch(f"file://{tmp_path}/source", str(tmp_path / FILES))
+    assert (tmp_path / FILES / "deep" / "words").read_text() == "second"
+    assert (tmp_path / FILES / "deep" / "words").stat().st_mode & 0o777 == 0o444
+    assert capsys.readouterr().out.count("fingerprint") == 2
+
+
+def test_a_library_that_a_node_lacks_is_named_with_what_to_do() -> None:
+    said = url_helper.explain("s3://b/k", ImportError("Install s3fs to access S3"))
+    assert said.here
+    assert "cannot read s3://" in str(said) and "pip install 'shoal[volumes]'" in str(said)
+
+
+@pytest.mark.parametrize(
+    ("text", "problem"),
+    [
+        ("s3://bucket/prefix:data", ""),
+        ("https://host:8443/a/b.tar:data:ro", ""),
+        ("s3://bucket/prefix:data:rw", "cannot be written"),
+        ("https://me:word@host/a:data", "holds a password"),
+        ("s3://bucket/../other:data", "holds '..'"),
+    ],
+)
+def test_urls_of_volumes(text: str, problem: str) -> None:
+    assert parse(text).url and parse(text).name == "data"
+    said = volumes_problem((text,))
+    assert problem in said if problem else not said
+    assert "word" not in said.replace("password", "")
