@@ -67,9 +67,8 @@ class Services:
         self._lives = lives
         self._rng = rng
         self._counts = counts
+        self._nodes = nodes
         self._has_gpus = any(node.gpus for node in nodes)
-        self._nodes = len(nodes)
-        self._cpu_milli = max(node.cpu_milli for node in nodes)
         self._calm = False
         # All replicas of all services, and one more each, find a port on a single node. A gang
         # needs two.
@@ -127,7 +126,8 @@ class Services:
         # Two of its replicas do not fit on a node, so a roll-out has to replace.
         self._counts["service of large replicas"] += 1
         replace = msgspec.structs.replace
-        replica = replace(spec.replica, cpu_milli=self._cpu_milli * 6 // 10, members=1)
+        most = max(node.cpu_milli for node in self._suited(spec.replica.gpus))
+        replica = replace(spec.replica, cpu_milli=most * 6 // 10, members=1)
         scale = Scale(least=1, most=1)
         return replace(spec, replica=replica, scale=scale, rollout=Rollout.REPLACE, at_a_time=1)
 
@@ -144,7 +144,7 @@ class Services:
                 gpu_milli=gpu_milli or 1000,
                 priority=PRIORITY,
                 stop_grace_ms=rng.choice((0, 100, 1_000)),
-                **self._draw_gang(),
+                **self._draw_gang(int(gpu_milli > 0)),
             ),
             scale=self._draw_scale(least),
             probe=Probe(start_ms=rng.choice((4_000, 8_000)), failures=rng.choice((2, 5))),
@@ -152,13 +152,18 @@ class Services:
             **self._draw_rollout(),
         )
 
-    def _draw_gang(self) -> dict[str, Any]:
+    def _suited(self, gpus: int) -> list[NodeSpec]:
+        """The nodes that stay, with so many GPUs: a replica that fits nowhere is never ready."""
+        return [node for node in self._nodes if node.gpus >= gpus]
+
+    def _draw_gang(self, gpus: int) -> dict[str, Any]:
         """A third of the replicas are gangs, some of them with a member on each node."""
         if not self._gangs or self._rng.random() > 0.3:
             return {}
         self._counts["service of gangs"] += 1
-        per_node = 1 if self._nodes > 1 and self._rng.random() < 0.5 else 0
-        return {"members": 2, "members_per_node": per_node}
+        apart = len(self._nodes) > 1 and self._rng.random() < 0.5
+        fits = len(self._suited(gpus)) > 1
+        return {"members": 2, "members_per_node": int(apart and fits)}
 
     def _draw_rollout(self) -> dict[str, Any]:
         if self._rng.random() < 0.5:
