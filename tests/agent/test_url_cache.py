@@ -9,9 +9,12 @@ from pathlib import Path
 import pytest
 
 from shoal.agent.faults import CannotStart
+from shoal.agent.images.render import Mount
 from shoal.agent.keeping import url_helper
 from shoal.agent.keeping.url_cache import FILES, UrlCache
-from shoal.model.job import Fault
+from shoal.agent.keeping.volumes import mounts_of
+from shoal.model.commands import Launch
+from shoal.model.job import Fault, MemberRef
 from shoal.model.volume import parse, volumes_problem
 
 
@@ -60,7 +63,8 @@ def test_what_a_killed_agent_had_not_finished_is_removed(tmp_path: Path) -> None
     put(cache, "whole", 10, 1)
     for name in (".x.part", "unnamed"):
         (tmp_path / name / FILES).mkdir(parents=True)
-    (tmp_path / ".x.log").write_text("half")
+    for name in (".x.log", ".gone.size", "gone.size"):
+        (tmp_path / name).write_text("1")
     assert not cache.find("unnamed")
     cache.clear_up()
     assert here(cache) == {"whole"}
@@ -95,6 +99,22 @@ def test_files_that_change_while_they_are_fetched_are_fetched_again(
     assert (tmp_path / FILES / "deep" / "words").read_text() == "second"
     assert (tmp_path / FILES / "deep" / "words").stat().st_mode & 0o777 == 0o444
     assert capsys.readouterr().out.count("fingerprint") == 2
+
+
+def test_an_image_gets_the_fetched_folder_read_only() -> None:
+    env = {"SHOAL_VOLUME_DATA": "/home/volumes/key/files"}
+    launch = Launch(
+        node="n1",
+        incarnation=1,
+        ref=MemberRef("j1", 1, 0),
+        argv=("true",),
+        env=env,
+        workdir="",
+        stop_grace_ms=0,
+        image="alpine",
+        volumes=("s3://bucket/set:data",),
+    )
+    assert mounts_of(launch) == [Mount("/home/volumes/key/files", writable=False)]
 
 
 def test_a_library_that_a_node_lacks_is_named_with_what_to_do() -> None:

@@ -40,7 +40,8 @@ class UrlCache:
         """What an earlier life of the agent had not finished."""
         if self.root.is_dir():
             for path in self.root.iterdir():
-                if path.suffix != SIZE and not (self.root / f"{path.name}{SIZE}").exists():
+                whole = path.name.removesuffix(SIZE)
+                if not (self.root / whole).is_dir() or not (self.root / f"{whole}{SIZE}").exists():
                     discard(path)
 
     def find(self, key: str) -> bool:
