@@ -47,7 +47,7 @@ function waitingPart(queue, problem) {
   const head = h("div", { class: "row" }, h("h2", {}, "Waiting"), h("span", { class: "dim" }, queue.waiting ? `${plural(queue.waiting, "job")}, ordered by policy ` : "", queue.waiting ? h("b", {}, queue.policy) : null));
   const caps = (queue.caps ?? []).length ? h("p", { class: "dim small", "data-name": "caps" }, `Limits: ${queue.caps.join("; ")}`) : null;
   const more = queue.waiting - queue.rows.length;
-  const rest = more > 0 ? h("p", { class: "dim small" }, `${queue.rows.length ? "and " : ""}${whole(more)} more, or not in line yet (after other jobs, on hold): `, h("a", { href: "#/find/state%3Awaiting" }, "all waiting jobs")) : null;
+  const rest = more > 0 ? h("p", { class: "dim small" }, queue.rows.length ? `and ${whole(more)} more: ` : "None is in line yet: they wait for other jobs or are on hold. See ", h("a", { href: "#/find/state%3Awaiting" }, "all waiting jobs")) : null;
   if (!queue.rows.length && rest) return [head, caps, rest];
   if (!queue.rows.length) return [head, caps, empty("No jobs are waiting. To submit one:", "shoal run -g 1 -- python train.py")];
   const latest = Math.max(...queue.rows.map((row) => (row.late_ms ?? 0) - queue.now_ms), 1);
