@@ -46,6 +46,10 @@ def test_several_jobs_print_with_names_are_searched_followed_and_downloaded(
             f"{two}.1.log",
         ]
         assert (tmp_path / "logs" / f"{one}.0.log").read_text() == "here is 0\nloss 1\ndone\n"
+        (tmp_path / "many.yaml").write_text("{name: many, array: 0-2, command: 'echo at {index}'}")
+        shoal(live, "run", "--wait", f"{tmp_path}/many.yaml")
+        many = shoal(live, "logs", "--name", "many").splitlines()
+        assert sorted(line.partition("] ")[2] for line in many) == ["at 0", "at 1", "at 2"]
         listed = shoal(live, "ps", "--name", "train-*", "--state", "succeeded", "--labels")
         assert one in listed
         assert two not in listed

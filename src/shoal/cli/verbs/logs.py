@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from shoal.cli.screen.follow import Reader
     from shoal.cli.screen.many import Chosen
     from shoal.cli.screen.output import Output
+    from shoal.client import Client
     from shoal.model.finding import JobFilter
     from shoal.model.views import JobRow, JobView
 
@@ -136,8 +137,7 @@ def _many(
 
         def look() -> list[JobRow]:
             if not names:
-                found = retry(lambda c: c.jobs(finished=True, limit=many.JOBS_MAX, wanted=wanted))
-                return [row for row in found if row.array is None]
+                return retry(lambda c: _matching(c, wanted, many.JOBS_MAX))
             return [
                 retry(lambda c, name=name: cluster.on_job(c, name, lambda d: d.job(name)))  # type: ignore[misc]
                 for name in names
@@ -158,6 +158,20 @@ def _many(
                 show.line(str(path))
         else:
             many.print_all(retry, views, parts, json=json)
+
+
+def _matching(client: Client, wanted: JobFilter, limit: int) -> list[JobRow]:
+    """An array has no output of its own, so its elements stand for it."""
+    import msgspec
+
+    found: list[JobRow] = []
+    for row in client.jobs(finished=True, limit=limit, wanted=wanted):
+        if row.array is None:
+            found.append(row)
+        elif len(found) < limit:
+            inside = msgspec.structs.replace(wanted, array=row.id)
+            found += client.jobs(finished=True, limit=limit - len(found), wanted=inside)
+    return found[:limit]
 
 
 def _named(retry: Retry, jobs: tuple[str, ...], parts: Chosen) -> tuple[list[str], Chosen]:
