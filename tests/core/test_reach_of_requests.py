@@ -2,17 +2,23 @@
 
 from __future__ import annotations
 
+import msgspec
+
+from shoal.model.commands import Launch
 from shoal.model.job import JobSpec
+from shoal.model.policy import Tenant
 from shoal.model.report import (
     Accepted,
     AddTenant,
     Refused,
     RemoveTenant,
+    Retry,
     SetService,
     StopService,
     Submit,
 )
 from shoal.model.service import Scale, ServiceSpec
+from shoal.model.sweep import IndexRange, Sweep
 from tests.core.build import Cluster
 
 OWN = JobSpec(command=("true",), tenant="lab")
@@ -41,6 +47,27 @@ def test_a_tenant_that_was_removed_meanwhile_gets_no_job_of_the_agents_user() ->
     _, answer = made.step(requests=(RemoveTenant("rival"), set_)).answers
     assert isinstance(answer, Refused)
     assert not made.state.jobs
+
+
+def test_nothing_of_a_removed_tenant_runs_again_as_the_agents_user() -> None:
+    """Not even for the operator, where the policy names the tenant or no other is left."""
+    made = cluster()
+    made.policy = msgspec.structs.replace(made.policy, tenants=(Tenant(name="lab"),))
+    array = made.submit(tenant="lab", sweep=Sweep(ranges=(IndexRange(0, 0, 1),)))
+    made.deliver()
+    made.end(f"{array}.0", code=1)
+    assert array in made.finished
+    for tenant in ("lab", "rival"):
+        assert isinstance(made.ask(RemoveTenant(tenant)), Accepted)
+    for request in (Retry(array), Retry(f"{array}.0"), Submit(OWN), SetService(service("lab"))):
+        answer = made.ask(request)
+        assert isinstance(answer, Refused)
+        assert answer.message.endswith("add it again with: shoal tenant add lab")
+    assert not made.state.jobs
+    made.ask(AddTenant("lab"))
+    assert isinstance(made.ask(Retry(array)), Accepted)
+    (launch,) = [one for one in made.last.commands if isinstance(one, Launch)]
+    assert launch.uid == made.state.identity.tenants["lab"].uid
 
 
 def test_a_job_for_another_tenant_is_refused_by_the_step_too() -> None:

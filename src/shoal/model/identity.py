@@ -21,6 +21,7 @@ TENANT_UIDS = range(
     61_000, 65_000
 )  # Unix users of tenants, unless given; no distribution uses them
 TENANTS_MAX = 1_000
+REMOVED_MAX = 10 * TENANTS_MAX  # names of tenants that are gone; the oldest are forgotten
 USERS_MAX = 10_000
 TOKENS_MAX = 20_000
 TOKENS_PER_USER_MAX = 50
@@ -99,13 +100,15 @@ class NodeKey(msgspec.Struct, frozen=True, kw_only=True):
 
 class Identity(msgspec.Struct):
     """A part of the facts: only `apply` changes it. `next_uid`: the Unix users before it were given
-    out, perhaps to a tenant that is gone and whose files are still there."""
+    out, perhaps to a tenant that is gone and whose files are still there. `removed`: since when
+    tenants are gone, so that nothing of theirs runs as the agent's user."""
 
     tenants: dict[str, TenantRecord] = {}
     users: dict[str, User] = {}
     tokens: dict[str, Token] = {}
     keys: dict[str, NodeKey] = {}
     next_uid: int = TENANT_UIDS.start
+    removed: dict[str, int] = {}
 
     def keys_of(self, node: str) -> list[NodeKey]:
         """Never more than one; "" gives the join tokens."""

@@ -98,7 +98,7 @@ def _admit_one(round_: Round, request: Request) -> Answer:
         case Requeue():
             return _requeue(round_, request)
         case Retry():
-            return retry(round_, request)
+            return _retry(round_, request)
         case SetIntent():
             return _set_intent(round_, request)
         case SetEnd():
@@ -226,11 +226,14 @@ def _env(spec: JobSpec) -> dict[str, str]:
 
 def out_of_scope(state: State, scope: str, spec: JobSpec) -> Refused | None:
     """A tenant that was removed, or whose name is misspelt, has no Unix user: its jobs would run as
-    the agent's. A cluster without added tenants keeps none apart, so any name will do there."""
+    the agent's. A cluster that keeps no tenants apart takes any name that was never one."""
     tenant, added = spec.tenant, state.identity.tenants
     if scope != EVERY_TENANT:
         known = tenant == scope and scope in added
         return None if known else Refused("tenant", "is not yours, or was removed; ask an admin")
+    if tenant in state.identity.removed:
+        fix = f"add it again with: shoal tenant add {tenant}"
+        return Refused("tenant", f"{tenant} was removed, so it has no Unix user; {fix}")
     if not added or tenant in (DEFAULT_TENANT, *added, *(one.name for one in state.policy.tenants)):
         return None
     fix = f"add it with: shoal tenant add {tenant}, or name it in the policy"
@@ -326,6 +329,15 @@ def _requeue(round_: Round, request: Requeue) -> Answer:
         return Accepted(job.id, f"it is already {job.phase.value}")
     stop(round_, job, StopCause.MOVE, f"requeued by {request.who}")
     return Accepted(job.id)
+
+
+def _retry(round_: Round, request: Retry) -> Answer:
+    """The tenant of an array that has ended may be gone; a tenant with a live one cannot be."""
+    if request.record is not None:
+        gone = out_of_scope(round_.state, EVERY_TENANT, request.record.spec)
+        if gone is not None:
+            return gone
+    return retry(round_, request)
 
 
 def _set_intent(round_: Round, request: SetIntent) -> Answer:

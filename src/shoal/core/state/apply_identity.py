@@ -20,12 +20,13 @@ from shoal.model.events import (
     UserRemoved,
     UserSet,
 )
-from shoal.model.identity import TENANT_UIDS
+from shoal.model.identity import REMOVED_MAX, TENANT_UIDS
 
 
 def _tenant_added(state: State, event: TenantAdded) -> None:
     identity = state.identity
     identity.tenants[event.tenant.name] = event.tenant
+    identity.removed.pop(event.tenant.name, None)
     if event.tenant.uid in TENANT_UIDS:
         identity.next_uid = max(identity.next_uid, event.tenant.uid + 1)
 
@@ -33,6 +34,9 @@ def _tenant_added(state: State, event: TenantAdded) -> None:
 def _tenant_removed(state: State, event: TenantRemoved) -> None:
     identity = state.identity
     del identity.tenants[event.tenant]
+    identity.removed[event.tenant] = event.at_ms
+    if len(identity.removed) > REMOVED_MAX:
+        del identity.removed[next(iter(identity.removed))]
     forget_rules(state, lambda rule: rule.tenant == event.tenant)
     for token in [token for token in identity.tokens.values() if token.tenant == event.tenant]:
         del identity.tokens[token.id]

@@ -81,7 +81,7 @@ class Truth(Witness):
         self._cancels: dict[str, None] = {}
         self._asked_keys: Counter[str] = Counter()
         self._withdrawn: set[str] = set()  # keys whose only client left before a step saw them
-        self._uids: dict[str, int] = {}  # of tenants that were added
+        self._uids: dict[str, int] = {}  # of tenants that were added; 0: removed again
         self._apart: dict[str, int] = {}  # job -> the Unix user it must run as
         self._epoch = 0
         self._on: dict[str, int] = {}  # node -> its incarnation, for those that are on
@@ -205,12 +205,14 @@ class Truth(Witness):
         self.unfinished[event.job] = None
         if event.spec.tenant in self._uids:
             self._apart[event.job] = self._uids[event.spec.tenant]
+            if not self._apart[event.job]:
+                raise Untruth(f"{event.job} is of {event.spec.tenant}, which was removed")
 
     def _tenant_added(self, event: TenantAdded) -> None:
         self._uids[event.tenant.name] = event.tenant.uid
 
     def _tenant_removed(self, event: TenantRemoved) -> None:
-        del self._uids[event.tenant]
+        self._uids[event.tenant] = 0
         for job_id in self.unfinished:
             if self.jobs[job_id].spec.tenant == event.tenant:
                 raise Untruth(f"{event.tenant} was removed, but {job_id} has not ended")
