@@ -123,6 +123,17 @@ def test_a_library_that_a_node_lacks_is_named_with_what_to_do() -> None:
     assert "cannot read s3://" in str(said) and "pip install 'shoal[volumes]'" in str(said)
 
 
+def test_a_web_server_that_does_not_answer_is_not_a_missing_file() -> None:
+    missing = FileNotFoundError("https://host/a")
+    assert "there is nothing at" in str(url_helper.explain("https://host/a", missing))
+    missing.__cause__ = ConnectionRefusedError("Cannot connect to host")
+    said = url_helper.explain("https://host/a", missing)
+    assert said.here and "cannot be read: Cannot connect to host" in str(said)
+    refused = missing.__cause__ = ValueError("403, message='Forbidden'")
+    refused.status = 403  # type: ignore[attr-defined]
+    assert "must not be read" in str(url_helper.explain("https://host/a", missing))
+
+
 @pytest.mark.parametrize(
     ("text", "problem"),
     [

@@ -186,15 +186,19 @@ def make_read_only(folder: str) -> None:
 
 
 def explain(url: str, error: Exception) -> Problem:
-    """One line that a user can act on."""
-    said = next(iter(str(error).splitlines()), "")[:300] or type(error).__name__
+    """One line that a user can act on. For fsspec, a web server that does not answer or refuses is
+    a file that is not there; the cause has the reason."""
     scheme = urlsplit(url).scheme
+    if scheme in ("http", "https") and isinstance(error.__cause__, Exception):
+        error = error.__cause__
+    said = next(iter(str(error).splitlines()), "")[:300] or type(error).__name__
     if isinstance(error, ImportError):
-        what = "run pip install 'shoal[volumes]' there, or add the package to the requirements"
+        what = "pip install 'shoal[volumes]' there brings S3 and https; or add it to requirements"
         return Problem(f"this node cannot read {scheme}:// ({said}); {what}", here=True)
     if isinstance(error, FileNotFoundError):
         return Problem(f"there is nothing at {url} ({said})")
-    if isinstance(error, PermissionError) or "Credential" in type(error).__name__:
+    refused = getattr(error, "status", 0) in (401, 403) or isinstance(error, PermissionError)
+    if refused or "Credential" in type(error).__name__:
         what = "give the job its own credentials by --env or --secret"
         return Problem(f"{url} must not be read ({said}); {what}")
     if isinstance(error, ValueError) and "rotocol not known" in said:
