@@ -15,7 +15,7 @@ from shoal.core.state.state import Snapshot
 from shoal.model.commands import Dismiss
 from shoal.model.events import NodeIntended, NodeJudged, NodesOrdered, OrderEnded
 from shoal.model.health import Record, Standing
-from shoal.model.job import Phase
+from shoal.model.job import Phase, Restart
 from shoal.model.node import NodeHealth, NodeIntent
 from shoal.model.report import Refused, SetIntent, Submit
 from shoal.model.supply import DrainMachine, OrderPhase, Provision
@@ -284,6 +284,22 @@ def test_an_order_that_ends_takes_its_nodes_along_and_jobs_get_another() -> None
     node = pool.cluster.node("gpu-1")
     assert (node.health, node.intent) == (NodeHealth.LOST, NodeIntent.REMOVED)
     assert pool.cluster.job(job_id).phase is Phase.WAITING
+    pool.wait(2_000)
+    assert list(pool.orders) == ["o1", "o2"]
+
+
+def test_room_reserved_on_a_node_that_is_gone_orders_another() -> None:
+    pool = Pool(supply(most=1))
+    first = pool.submit(gpus=8, time_limit_ms=5_000, restart=Restart.NEVER)
+    pool.bring("o1")
+    pool.cluster.hear("gpu-1")
+    second = pool.submit(gpus=8)
+    pool.wait(1_000)
+    assert second in pool.cluster.state.reservations  # on gpu-1, when the first job ends
+    pool.is_("o1", OrderPhase.ENDED, "NODE_FAIL")
+    del pool.cluster.books["gpu-1"]
+    pool.look()
+    assert first not in pool.cluster.state.jobs
     pool.wait(2_000)
     assert list(pool.orders) == ["o1", "o2"]
 

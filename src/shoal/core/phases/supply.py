@@ -199,7 +199,12 @@ class Need:
         state = self._state
         reserved = [state.reservations[job_id] for job_id in front]
         soon_ms = self._round.now_ms + SOON_MS
-        soon = sum(one.start_ms is not None and one.start_ms <= soon_ms for one in reserved)
+        soon = sum(
+            one.start_ms is not None
+            and one.start_ms <= soon_ms
+            and all(state.order[index].schedulable for index in one.nodes)
+            for one in reserved
+        )
         numbers = [number for _, number in state.queue.lanes[lane][soon:]]
         served = [self._serve_part(lane.gang, *part) for part in self._parts(numbers)]
         if not all(served):  # what is kept for them is not free for the lanes behind
