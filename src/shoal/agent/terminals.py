@@ -63,8 +63,8 @@ class Console:
         return taking(self._slave, env)
 
     def begin(self) -> None:
-        """The member has started."""
-        os.close(self._slave)
+        """The member has started. It opens the terminal by name, so the agent's own end stays open
+        until it ends: while nobody has that end, reading fails for good."""
         asyncio.get_running_loop().add_reader(self.master, self._read)
 
     def discard(self) -> None:
@@ -76,6 +76,7 @@ class Console:
     def end(self, code: int) -> None:
         """The member has ended, but what it wrote may not be read yet."""
         loop = asyncio.get_running_loop()
+        os.close(self._slave)
         for _ in range(LAST_READS_MAX):
             if not self._read():
                 break
