@@ -11,6 +11,7 @@ import pytest
 from shoal.core.policies import SHIPPED
 from shoal.model.events import JobPlaced, JobReserved
 from shoal.model.job import Phase
+from shoal.model.node import NodeIntent
 from shoal.model.policy import Policy, Preempt
 from tests.core.build import Cluster, node_spec
 from tests.core.clockwork import Clockwork
@@ -150,3 +151,20 @@ def test_one_step_places_no_more_than_the_policy_allows_when_a_promised_job_star
     cluster.end(first)
     placed = [event for event in cluster.log[before:] if isinstance(event, JobPlaced)]
     assert [event.job for event in placed] == ["j3", "j4"]
+
+
+def test_a_job_behind_another_like_it_does_not_hold_the_queue() -> None:
+    cluster = Cluster(msgspec.structs.replace(POLICY, patience_ms=3_000))
+    cluster.join("a", gpus=1)
+    cluster.join("b", gpus=1)
+    first = cluster.run(members=2, gpus=1)
+    behind = cluster.submit(members=2, gpus=1)  # the first in line
+    cluster.wait(4_000)
+    cluster.submit(gpus=1, priority=5)
+    cluster.intend("b", NodeIntent.DRAINING)
+    cluster.exit(first, 143, 0)
+    cluster.exit(first, 143, 1)
+    cluster.hear("a", "b")
+    cluster.intend("b", NodeIntent.OPEN)
+    assert list(cluster.state.reservations) == [behind, first]  # now `first` stands before it
+    assert cluster.job(cluster.submit()).phase is Phase.STARTING

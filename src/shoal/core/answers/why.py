@@ -207,9 +207,10 @@ def _counts(node: Node, open_only: bool) -> bool:
 def holds_queue(state: State, job: Job, policy: Policy, now_ms: int) -> bool:
     """Is this job blocked at the front of the queue, or late on its promised start, for longer than
     the policy's patience, so that no job may overtake it? Only if the open nodes could hold it: a
-    job that waits for a node to return holds up no other."""
+    job that waits for a node to return holds up no other, nor does one that has a claim, or stands
+    behind another of its lane."""
     held = state.reservations.get(job.id)
-    if held is None:
+    if held is None or not state.queue.leads(job):
         return False
     if ORDERINGS[policy.order].elders and takes_turns(job) and not job.elder:
         return False  # its turn will come

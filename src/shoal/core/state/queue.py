@@ -90,6 +90,11 @@ class Queue:
         """The number of the oldest job that may start."""
         return self.oldest[0][1] if self.oldest else None
 
+    def leads(self, job: Job) -> bool:
+        """Is it the first of its lane?"""
+        lane = self.lane.get(job.number)
+        return lane is not None and self.lanes[lane][0][1] == job.number
+
     def stand(self, job: Job, lane: Lane, inner: int) -> None:
         self.lane[job.number] = lane
         insort(self.lanes.setdefault(lane, []), (inner, job.number))
