@@ -33,7 +33,7 @@ def test_several_jobs_print_with_names_are_searched_followed_and_downloaded(
             live.wait(job)
         lines = shoal(live, "logs", "--label", "run=a", "--grep", "loss").splitlines()
         assert sorted(lines) == [f"[{one}] loss 1", f"[{two}.0] loss 2", f"[{two}.1] loss 2"]
-        assert shoal(live, "logs", f"{two}.1", "--grep", "here") == f"[{two}.1] here is 1\n"
+        assert shoal(live, "logs", f"{two}.1", "--grep", "here") == "here is 1\n"
         followed = shoal(live, "logs", one, two, "-f", "--since", "1h").splitlines()
         assert sorted(followed)[:3] == [
             f"[{one}] {text}" for text in ("done", "here is 0", "loss 1")

@@ -27,6 +27,7 @@ class Chosen(NamedTuple):
     tail: int | None = None
     grep: str = ""
     since_ms: int = 0
+    alone: bool = False  # of one job, which need not be named in each line
 
 
 def print_all(retry: Retry, jobs: list[JobView], chosen: Chosen, *, json: bool) -> None:
@@ -36,7 +37,7 @@ def print_all(retry: Retry, jobs: list[JobView], chosen: Chosen, *, json: bool) 
         if not attempt:
             note(f"{view.id} has not started: {view.why}")
             continue
-        out = _output(view, json=json)
+        out = _output(view, chosen, json=json)
         _reader(retry, view, attempt, chosen, out).read_in_turn()
         out.end()
 
@@ -110,7 +111,7 @@ class _Followed:
         newer = view.attempt > (self._reader.attempt if self._reader else 0)
         if newer:
             first = self._reader is None
-            self._out = _output(view, json=self._json)
+            self._out = _output(view, self._chosen, json=self._json)
             attempt = view.attempt if first else self._reader.attempt + 1  # type: ignore[union-attr]
             chosen = self._chosen if first else self._chosen._replace(tail=None, since_ms=0)
             self._reader = _reader(self._retry, view, attempt, chosen, self._out)
@@ -133,10 +134,12 @@ def _reader(retry: Retry, view: JobView, attempt: int, chosen: Chosen, out: Outp
     return reader
 
 
-def _output(view: JobView, *, json: bool) -> Output:
+def _output(view: JobView, chosen: Chosen, *, json: bool) -> Output:
     if json:
         return JsonOutput(view.id)
     several = max(view.members, view.members_max) > 1
+    if chosen.alone:
+        return TextOutput(prefixed=several and chosen.member is None, terminal=at_terminal())
     return TextOutput(
         prefixed=True,
         terminal=at_terminal(),

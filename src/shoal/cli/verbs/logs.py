@@ -195,6 +195,7 @@ def _named(retry: Retry, jobs: tuple[str, ...], parts: Chosen) -> tuple[list[str
     if len(members) > 1:
         raise Failure("JOB: name members of each job, or of none", USAGE)
     one = next(iter(members), None)
+    parts = parts._replace(alone=len(names) == 1)
     return names, parts._replace(member=one) if one is not None else parts
 
 
