@@ -73,6 +73,19 @@ def test_a_member_that_has_ended_does_not_speak_for_one_that_works() -> None:
     assert made.job(job).phase is Phase.RUNNING
 
 
+def test_who_waited_for_a_member_that_worked_until_it_ended_is_idle_only_since_then() -> None:
+    made = cluster()
+    job = made.run(gpus=1, members=2)
+    made.wait(1_000_000)
+    assert tell(made, job, 0, 400_000) == []
+    made.exit(job, member=0)
+    assert tell(made, job, 0, 400_000) == ["MemberExited"]
+    made.wait(100_000)
+    assert tell(made, job, 0, 500_000) == ["JobIdled"]
+    made.wait(200_000)
+    assert tell(made, job, 0, 700_000) == ["JobStopping"]
+
+
 @pytest.mark.parametrize(
     ("rules", "fields"),
     [

@@ -13,7 +13,7 @@ from shoal.model.report import NodeReport
 
 def reclaim(round_: Round, inventories: list[NodeReport]) -> None:
     """By what nodes report of their members. A gang is idle when all its members are, since the
-    last of them became idle. Replicas that wait for requests are left to their service."""
+    last of them became idle or ended. Replicas that wait for requests are left to their service."""
     state, policy = round_.state, round_.policy
     if not policy.idle_warn_ms and not policy.idle_reclaim_ms:
         state.heard.idles.clear()
@@ -42,9 +42,11 @@ def _hear(round_: Round, job: Job, ref: MemberRef, since_ms: int | None) -> None
         since.pop(ref.member, None)
     else:
         since[ref.member] = since_ms
-    living = [number for number, member in enumerate(job.members) if not member.over]
-    if all(number in since for number in living):
-        _judge(round_, job, max(since[number] for number in living))
+    for number, member in enumerate(job.members):
+        if member.over:  # until now it may have worked, and the others may have waited for it
+            since.setdefault(number, round_.now_ms)
+    if len(since) == len(job.members):
+        _judge(round_, job, max(since.values()))
     elif job.idle_since_ms is not None:
         used = JobUsed(
             at_ms=round_.now_ms, job=job.id, attempt=job.attempt, why="it uses its GPUs again"
