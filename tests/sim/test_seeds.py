@@ -32,9 +32,10 @@ CHUNK = 25  # so that several processes can share the work
 FOUND = (601, 1130, 1944, 10582, 12464, 16118, 19568, 30021, 40051, 61207, 703314, 703781, 706177)
 FOUND_ARRAYS = (709138, 710552, 711354, 712325)
 FOUND_WAITS = (700168, 722874, 729455)
+FOUND_WITNESS = (707807, 715960, 739682)
 
 
-@pytest.mark.parametrize("seed", FOUND + FOUND_ARRAYS + FOUND_WAITS)
+@pytest.mark.parametrize("seed", FOUND + FOUND_ARRAYS + FOUND_WAITS + FOUND_WITNESS)
 def test_a_seed_that_once_found_a_defect_keeps_all_promises(seed: int) -> None:
     run_seed(seed)
 

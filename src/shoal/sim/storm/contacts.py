@@ -9,16 +9,24 @@ class Contacts:
     def __init__(self) -> None:
         self._heard: dict[str, tuple[tuple[int, int], int]] = {}  # node -> number, time
         self.news: set[tuple[str, int]] = set()  # node, incarnation: heard since the last round
+        self._unstored: set[str] = set()  # nodes whose last report was in a step that failed
         self.listening_ms = 0
 
     def start_over(self) -> None:
-        self._heard, self.news = {}, set()
+        self._heard, self.news, self._unstored = {}, set(), set()
+
+    def began(self, now_ms: int) -> None:
+        """A new epoch: what was heard since the last step that was stored may be heard again."""
+        self.listening_ms = now_ms
+        self._unstored |= {node for node, _ in self.news}
 
     def heard(self, report: NodeReport, now_ms: int) -> bool:
         """False: it is older than another."""
         node, said = report.spec.id, (report.incarnation, report.sequence)
-        if node in self._heard and said <= self._heard[node][0]:
+        last = self._heard.get(node, ((0, 0), 0))[0]
+        if said < last or (said == last and node not in self._unstored):
             return False
+        self._unstored.discard(node)
         self._heard[node] = said, now_ms
         self.news.add((node, report.incarnation))
         return True

@@ -71,7 +71,8 @@ class Entitlements:
         """All of this is decided within one step."""
         self._victims = []
 
-    def node_lost(self, node: str) -> None:
+    def node_closed(self, node: str) -> None:
+        """It is lost or quarantined: claims on it are void."""
         for job_id, given in list(self._claims.items()):
             if any(slice_.node == node for slice_ in given):
                 del self._claims[job_id]

@@ -43,6 +43,7 @@ from shoal.model.events import (
     TenantAdded,
     TenantRemoved,
 )
+from shoal.model.health import Standing
 from shoal.model.job import Fault, MemberRef, Outcome, StopCause
 from shoal.model.node import NodeIntent, NodeSpec
 from shoal.model.policy import Policy
@@ -189,7 +190,7 @@ class Truth(Witness):
         if event.epoch <= self._epoch:
             raise Untruth(f"epoch {event.epoch} began after epoch {self._epoch}")
         self._epoch = event.epoch
-        self._contacts.listening_ms = event.at_ms
+        self._contacts.began(event.at_ms)
 
     def _job_submitted(self, event: JobSubmitted) -> None:
         again = self.jobs.get(event.job) if event.spec.array else None
@@ -332,6 +333,8 @@ class Truth(Witness):
 
     def _node_judged(self, event: NodeJudged) -> None:
         self.health.judged(event)
+        if event.record.standing is Standing.QUARANTINED:
+            self._entitlements.node_closed(event.node)
 
     def _job_checkpointed(self, event: JobCheckpointed) -> None:
         self.health.checkpointed(event)
@@ -349,7 +352,7 @@ class Truth(Witness):
             if event.dead and event.node not in self._removed:
                 self._must_not_be_done(job_id, event)
             self.jobs[job_id].node_lost(event.node, dead=event.dead)
-        self._entitlements.node_lost(event.node)
+        self._entitlements.node_closed(event.node)
         self.health.node_is(event.node, known=False, ready=False)
 
     def _must_not_be_done(self, job_id: str, event: NodeLost) -> None:
