@@ -121,6 +121,7 @@ class JobTruth:
             raise Untruth(f"{self.id} was adopted as attempt {event.attempt}, not {self.attempt}")
         self.given_up -= set(self.refs(event.attempt))
         self._lost.discard(event.attempt)
+        self.stopped_for_hang.discard(event.attempt)  # perhaps it ended before the stop arrived
         self._hold()
         return self.refs(event.attempt)
 
@@ -139,8 +140,9 @@ class JobTruth:
             self._lost.add(ref.attempt)
 
     def must_not_be_done(self, lives: Sequence[Life | None]) -> None:
-        """If all its members ended well by themselves, and that was reported, its work is done."""
-        lost = any(life is None or life.ref.attempt in self._lost for life in lives)
+        """If all its members ended well by themselves, and that was reported, its work is done. An
+        element that is retried waits with the number of an attempt that it never had."""
+        lost = not lives or any(life is None or life.ref.attempt in self._lost for life in lives)
         if not self.spec.service and not lost and all(life and life.done for life in lives):
             raise Untruth(f"{self.id} has done its work in attempt {self.attempt}")
 
@@ -200,6 +202,7 @@ class JobTruth:
         match event.outcome:
             case Outcome.SUCCEEDED:
                 just = all(life and life.how is End.OWN and life.code == 0 for life in lives)
+                just = just and bool(lives)
             case Outcome.FAILED:
                 just = self._may_fail(event.attempt, policy)
             case Outcome.CANCELLED:

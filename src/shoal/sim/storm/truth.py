@@ -263,7 +263,7 @@ class Truth(Witness):
         ref = MemberRef(event.job, event.attempt, event.member)
         life = self.lives.all.get(ref)
         self.jobs[event.job].member_over(ref)
-        if ref in self._refused and life is None:
+        if ref in self._refused and (life is None or life.how is End.VANISHED):
             # What is missing everywhere is the job's failure; a sick node never is.
             if self._refused[ref] is Fault.MISSING:
                 self.jobs[event.job].found_broken(event.attempt)
