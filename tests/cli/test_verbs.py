@@ -176,12 +176,12 @@ def test_ps_shows_what_lives_and_with_all_what_is_over(live_shoal: Shoal, cluste
 def test_an_elastic_gang_is_shown_and_heard_whole(live_shoal: Shoal, cluster: Live) -> None:
     script = "echo rank $RANK of $WORLD_SIZE; sleep 60"
     job = live_shoal(
-        "run", "-n", "2..3", "-g", "8", "--tenant", "lab", "--", "sh", "-c", script
+        "run", "-n", "2..3", "-g", "8", "--tenant", "crew", "--", "sh", "-c", script
     ).out.strip()
     cluster.wait(job, "running")
     lines = {line.split()[0]: line.split() for line in live_shoal("ps").out.splitlines()}
     assert lines["ID"][2] == "TENANT"
-    assert lines[job][2:4] == ["lab", "running"]
+    assert lines[job][2:4] == ["crew", "running"]
     assert "3/2..3x8" in lines[job]
     assert eventually(
         lambda: (
