@@ -225,6 +225,16 @@ def test_caps_hold_arrays_back_instead_of_refusing_their_elements() -> None:
     drive(made, array)
 
 
+def test_arrays_go_on_one_element_at_a_time_when_a_cap_is_lowered_below_their_number() -> None:
+    made = cluster(gpus=1)
+    arrays = [made.submit(gpus=1, tenant="lab", sweep=ranges((0, 20))) for _ in range(3)]
+    made.policy = Policy(tenants=(Tenant(name="lab", jobs_max=1),))
+    settle(made)
+    for array in arrays:
+        drive(made, array)
+    assert not made.state.arrays
+
+
 def test_a_grid_makes_all_combinations_and_a_list_one_element_for_each_row() -> None:
     made = cluster()
     grid = {"grid": {"lr": ["0.1", "0.2"], "seed": ["1", "2", "3"]}}

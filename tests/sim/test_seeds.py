@@ -29,7 +29,20 @@ CHUNK = 25  # so that several processes can share the work
 
 # Each found a defect of arrays, or of what the storm knows about them.
 FOUND_ARRAYS = (
-    *(700561, 705158, 709138, 710552, 711354, 712325, 712369, 716889, 721046, 725125, 725862),
+    *(
+        700561,
+        705158,
+        709138,
+        710552,
+        711354,
+        712325,
+        712369,
+        716889,
+        721046,
+        725125,
+        725862,
+        1018249,
+    ),
     *(730441, 730943, 733508, 736022),
 )
 

@@ -37,11 +37,12 @@ def too_many(
 def room_for(tally: Tally, accounts: Accounts, tenant: str, *, counted: bool) -> int:
     """How many more waiting jobs of the tenant may come by themselves, as elements of arrays do.
     They leave half of the cluster's places to jobs that are submitted. `counted`: one of them is
-    among the live jobs already."""
-    rooms = [CLUSTER_JOBS_MAX // 2 - tally.live.get(EVERYONE, 0) + counted]
+    among the live jobs already, so it may come even if a cap was lowered since."""
+    least = int(counted)
+    rooms = [max(least, CLUSTER_JOBS_MAX // 2 - tally.live.get(EVERYONE, 0) + counted)]
     for one in accounts.lineage(tenant):
         if one.jobs_max:
-            rooms.append(one.jobs_max - tally.live.get(one.name, 0) + counted)
+            rooms.append(max(least, one.jobs_max - tally.live.get(one.name, 0) + counted))
         if one.waiting_max:
             rooms.append(one.waiting_max - tally.waiting.get(one.name, 0))
     return max(0, min(rooms))

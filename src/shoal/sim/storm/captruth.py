@@ -61,9 +61,13 @@ class CapTruth:
             case ArrayFinished():
                 del self._tenants[event.job]
             case JobSubmitted() if not event.spec.service:
+                # An array counts as one job without any: its first element takes that place.
+                first = bool(event.spec.array) and not any(
+                    array_of(job) == event.spec.array for job in self._tenants
+                )
                 self._tenants[event.job] = event.spec.tenant
                 self._waiting[event.job] = None
-                self._verify(event.job, event.spec.tenant)
+                self._verify(event.job, event.spec.tenant, more=not first)
             case JobPlaced() | JobAdopted():
                 self._waiting.pop(event.job, None)
             case JobRequeued() if event.job in self._tenants:
@@ -83,12 +87,12 @@ class CapTruth:
         if not event.back and (before[0] != tenant or before[1] < most):
             self._verify(event.service, tenant)
 
-    def _verify(self, what: str, name: str) -> None:
+    def _verify(self, what: str, name: str, *, more: bool = True) -> None:
         seen: list[str] = []
         while name and name not in seen:
             tenant = self._policy.tenant(name)
             live, waiting = self._count(name)
-            if tenant.jobs_max and live > tenant.jobs_max:
+            if more and tenant.jobs_max and live > tenant.jobs_max:
                 raise Untruth(f"{what} is one of {live} jobs of {name}: too many by its cap")
             is_job = what in self._waiting
             if is_job and tenant.waiting_max and waiting > tenant.waiting_max:
