@@ -115,7 +115,7 @@ def test_damaged_history_is_left_out_with_an_alarm(tmp_path: Path) -> None:
     store = filled(tmp_path / "shoal.db")
     store.snapshot(store._last, as_bytes(store.load()[0]))
     damage(tmp_path / "shoal.db", "events", "seq", 9)
-    damage(tmp_path / "shoal.db", "jobs", "number", 2)
+    damage(tmp_path / "shoal.db", "jobs", "number", 2 << 20)
     assert as_bytes(store.load()[0]) == as_bytes(history(6)[0]), "nothing that lives needs it"
     assert 9 not in [recorded.seq for recorded in store.events(0, 1000)]
     assert [job.id for job in store.finished(10)] == ["j6", "j5", "j4", "j3", "j1"]
@@ -261,7 +261,7 @@ def test_whichever_event_about_people_is_lost_no_removed_token_comes_back(tmp_pa
 def test_a_finished_job_whose_record_is_lost_is_named(tmp_path: Path) -> None:
     home = Home(tmp_path)
     filled(home.database, jobs=3).close()
-    damage(home.database, "jobs", "number", 2)
+    damage(home.database, "jobs", "number", 2 << 20)
     lines = saved(home)
     assert "0 jobs, 1 records of finished jobs" in lines[1], lines
     assert "finished jobs that are no longer listed: j2" in lines

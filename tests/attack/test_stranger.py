@@ -16,7 +16,10 @@ from urllib.parse import urlsplit
 import msgspec
 import pytest
 
+from shoal import transport
+from shoal.caller import Caller
 from shoal.client import Client, ShoalError, Unreachable
+from shoal.model.views import StatusView
 from tests.live.cluster import Live, eventually, live_cluster
 
 STRANGER = 65_534
@@ -177,10 +180,12 @@ def test_a_home_so_deep_that_no_socket_name_would_fit_works(tmp_path: Path) -> N
     doors = open_doors(home)
     try:
         assert (home.path / SOCKET_NAME).stat().st_mode & 0o777 == 0o600
-        with Client("http://127.0.0.1:1", "t", timeout_s=0.2) as client:
-            client.endpoint = msgspec.structs.replace(client.endpoint, socket=home.socket)
-            with pytest.raises(Unreachable, match="timed out"):  # it was heard, but not answered
-                client.status()
+        there = msgspec.structs.replace(transport.at("http://127.0.0.1:1", "t"), socket=home.socket)
+        with (
+            Caller(there, timeout_s=0.2, patience_s=0) as client,
+            pytest.raises(Unreachable, match="timed out"),  # it was heard, but not answered
+        ):
+            client._call("GET", StatusView, "status")
     finally:
         for door in doors:
             door.close()

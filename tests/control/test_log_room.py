@@ -26,6 +26,8 @@ class Shelf:
         job = f"j{number}"
         self.tenants[job] = tenant
         self.logs.append(LogChunk(MemberRef(job, 1, 0), 0, b"x" * (blocks * BLOCK)))
+        for times in (self.logs.root / job).glob("*.times"):  # a block for each log, too
+            times.unlink()
 
     @property
     def left(self) -> list[str]:

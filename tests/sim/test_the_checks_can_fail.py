@@ -435,7 +435,10 @@ CAUGHT_BY_WHAT_HAPPENED: list[tuple[Mutate, str]] = [
     (restart_who_never_may, "runs again after attempt"),
     (answer_before_storing, "was accepted, but it is not in the log"),
     (use_an_epoch_that_is_not_stored, "commands were sent in epoch"),
-    (go_on_after_a_failed_commit, "began after epoch|not in the log|was submitted twice"),
+    (
+        go_on_after_a_failed_commit,
+        "began after epoch|not in the log|was submitted twice|is said to wait",
+    ),
     (serve_clients_that_have_left, "by a client that had left"),
     (believe_late_reports_after_a_load, "is said to be lost, but"),
     (accept_and_remove_no_token, "an admin was told"),

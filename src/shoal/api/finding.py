@@ -6,7 +6,7 @@ from typing import Annotated
 
 import msgspec
 from litestar import Controller, post
-from litestar.params import Parameter
+from litestar.params import Parameter, QueryParameter
 
 from shoal.api.principal import Needs
 from shoal.api.problems import Refusal, accepted
@@ -26,7 +26,7 @@ def provide_wanted(
     user: Word = "",
     tenant: Word = "",
     name: Word = "",
-    states: Annotated[str, Parameter(query="state", max_length=128)] = "",
+    states: Annotated[str, QueryParameter(name="state", max_length=128)] = "",
     label: list[Condition] | None = None,
     since_ms: Moment = 0,
     on_node: Word = "",
