@@ -198,7 +198,8 @@ def test_what_is_wrong_on_purpose_is_caught(
     mutate: Mutate, caught: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     mutate(monkeypatch)
-    failures = (_failure(seed) for seed in range(SEEDS_MAX))
+    early = (69,) if mutate in (go_back_at_once, never_go_back) else ()  # the first that shows it
+    failures = (_failure(seed) for seed in (*early, *range(SEEDS_MAX)))
     first = next((failure for failure in failures if failure), "nobody noticed")
     assert re.search(caught, first)
 
