@@ -23,8 +23,9 @@ from shoal.model.node import NodeSpec
 from shoal.model.supply import OrderStatus, Provision, Release, SupplyReport
 from shoal.ports import SupplyError
 
-# Connecting takes two seconds, and each search for living agents starts a process on a machine.
-ANSWER_S = 30.0
+# Connecting takes two seconds, and each search for living agents starts a process on a machine. On
+# one that has just booted, the first process reads half a gigabyte from the disk.
+ANSWER_S = 60.0
 CONNECT_S = 5.0
 ANSWER_BYTES_MAX = 16 * 1024 * 1024
 # A user's own settings for Ray count for this Ray, too: it is theirs. These make a driver give up
