@@ -18,7 +18,8 @@ DEFAULT_PORT = 7700
 
 class ClusterConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """What `shoal up` was asked for. Port 0: any free one. `engine` brings nodes when the policy
-    wants them; `reach` is the URL at which nodes reach the head, if it differs from the API's."""
+    wants them; `reach` is the URL at which nodes reach the head, if it differs from the API's.
+    With a `database`, several heads are one cluster, and none of them has a local node."""
 
     nodes: tuple[NodeSpec, ...]
     host: str = "127.0.0.1"
@@ -28,6 +29,9 @@ class ClusterConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     domain: Domain = "localhost"  # services are found under NAME.DOMAIN
     certificate: str = ""  # file that the operator brought; without one we make our own
     key: str = ""
+    database: str = ""  # URL of a PostgreSQL server; without one, SQLite files in the home
+    shared: str = ""  # folder that all heads see: logs, packages, outputs, checkpoints
+    head: str = ""  # the name of this head among those of the same database
 
     @property
     def encrypted(self) -> bool:
