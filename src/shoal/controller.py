@@ -8,17 +8,13 @@ import gc
 import logging
 import os
 import signal
-import socket
 import sys
-from collections.abc import Awaitable, Callable
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import msgspec
 import uvloop
 
 from shoal.control import log_room, output_room, plugins
-from shoal.control.alarms import Alarms
 from shoal.control.clock import SystemClock, watch
 from shoal.control.filedesk import FileDesk
 from shoal.control.gateway_link import GatewayLink
@@ -32,42 +28,40 @@ from shoal.control.outputs import OutputStore
 from shoal.control.packages import PackageStore
 from shoal.control.reach import machine_address
 from shoal.control.secretstore import SecretStore
-from shoal.control.sockets import Doors, address, bind
+from shoal.control.sockets import Doors
 from shoal.control.store.marks import Numbers
 from shoal.control.store.sqlite import SqliteStore
 from shoal.control.supervise import DAMAGED_CODE, HOPELESS_CODE, RESTARTS_ENV
 from shoal.control.supplying import Supplying
 from shoal.control.tidy import Tidy
-from shoal.enduring import enduring
 from shoal.engines.everywhere import Everywhere
 from shoal.engines.linked.engine import LinkedEngine
 from shoal.engines.local.engine import LocalEngine
 from shoal.engines.suppliers import build_supplier
 from shoal.engines.supplying import SupplyContext
-from shoal.files import held, lock, write_private
-from shoal.kernel import Usual, claim, prepare_for_service
+from shoal.files import lock
+from shoal.kernel import Usual, prepare_for_service
 from shoal.ledger.live import LiveLedger
 from shoal.model.node import NodeIntent
 from shoal.model.report import SetIntent
-from shoal.model.service import GatewayEntry, ServiceLoad, Wanted
 from shoal.model.supply import Supply, for_engine
 from shoal.ports import (
-    Balancer,
     EngineError,
     StoreDamaged,
     StoreError,
     Supplier,
     SupplyError,
 )
-
-if TYPE_CHECKING:
-    from shoal.api.server import ApiServer
-    from shoal.control.encryption import Encryption
+from shoal.stages import (
+    api_server,
+    balancer_of,
+    begin,
+    encryption_of,
+    entry_of,
+    watch_supervisor,
+)
 
 FILES_MAX = 16_384
-GATEWAY_PORTS = range(8080, 9080)
-SUPERVISOR_LOOK_S = 3.0
-CLAIMS: list[socket.socket] = []  # sockets on the ports that this process chose
 
 
 def run_controller(home_path: str, network: int, local: int) -> int:
@@ -93,7 +87,7 @@ async def _serve(home: Home, doors: Doors, usual: Usual) -> None:
     config = home.read_config()
     if config is None:
         raise EngineError(f"{home.config} is missing; start with: shoal up")
-    encryption = _encryption(home, config)
+    encryption = encryption_of(home, config)
     store = _store(home)
     linked = LinkedEngine()
     engine = _engine(home, config, usual, linked)
@@ -122,23 +116,23 @@ async def _serve(home: Home, doors: Doors, usual: Usual) -> None:
     desk.recall()
     posting = Posting(loop, home.path, home.cluster_id())
     loop.followers += [posting, ledger, Tidy(home.checkpoints), loop.secrets]
-    tasks = _begin(
+    tasks = begin(
         ("the ledger", lambda: ledger.run(lambda: loop.policy, loop.spent)),
         ("the watch on the clock", lambda: watch(clock, loop.alarms, loop.drifted)),
-        ("the watch on the supervisor", lambda: _watch_supervisor(home, loop.alarms)),
+        ("the watch on the supervisor", lambda: watch_supervisor(home, loop.alarms)),
         ("the watch on the log store", lambda: log_room.watch(loop)),
         ("the watch on the output store", lambda: output_room.watch(loop, outputs)),
     )
     _spare_the_collector()
     loop_task = asyncio.create_task(loop.run())
     fingerprint = encryption.fingerprint if encryption else ""
-    tasks += _begin(("the join token", lambda: keep_standing(loop, home.path, fingerprint)))
+    tasks += begin(("the join token", lambda: keep_standing(loop, home.path, fingerprint)))
     await asyncio.sleep(0)  # the agents start while the API is still being imported
-    gateway_link = GatewayLink(loop, _balancer(home), lambda: _entry(home, config))
+    gateway_link = GatewayLink(loop, balancer_of(home), lambda: entry_of(home, config))
     history = History(loop, home.history)
-    server = _api_server(loop, home, history, ledger, doors, encryption, config, engine, posting)
+    server = api_server(loop, home, history, ledger, doors, encryption, config, engine, posting)
     api_task = asyncio.create_task(server.run())
-    tasks += _begin(
+    tasks += begin(
         ("the gateway link", gateway_link.run),
         ("the supply of nodes", _supplying(home, config, loop).run),
         ("the history", history.run),
@@ -159,22 +153,6 @@ async def _serve(home: Home, doors: Doors, usual: Usual) -> None:
     outputs.close()
     ledger.close()
     store.close()
-
-
-def _begin(*works: tuple[str, Callable[[], Awaitable[None]]]) -> list[asyncio.Task[None]]:
-    """Tasks that a cluster cannot do without, each with its name for the log."""
-    return [asyncio.create_task(enduring(name, work)) for name, work in works]
-
-
-async def _watch_supervisor(home: Home, alarms: Alarms) -> None:
-    """Without a supervisor, nothing starts the next controller or holds its port."""
-    while True:
-        if held(home.supervisor_lock):
-            alarms.clear("supervisor")
-        else:
-            text = "the supervisor has died: if the controller dies too, nothing will restart it"
-            alarms.raise_("supervisor", f"{text}; repair it with: shoal up")
-        await asyncio.sleep(SUPERVISOR_LOOK_S)
 
 
 def _store(home: Home) -> SqliteStore:
@@ -225,93 +203,11 @@ def _supplying(home: Home, config: ClusterConfig, loop: ControlLoop) -> Supplyin
     return supplying
 
 
-class _LazyBalancer:
-    """Loads the gateway's code only with the first service."""
-
-    def __init__(self, home: Home) -> None:
-        self._home = home
-        self._real: Balancer | None = None
-
-    def look(self, wanted: Wanted) -> dict[str, ServiceLoad]:
-        if self._real is None:
-            from shoal.gateway.balancer import HaproxyBalancer
-
-            self._real = HaproxyBalancer(self._home.gateway)
-        return self._real.look(wanted)
-
-
-def _balancer(home: Home) -> Balancer:
-    return _LazyBalancer(home)
-
-
-def _entry(home: Home, config: ClusterConfig) -> GatewayEntry:
-    """The services' shared port: the first free one from 8080 on; it stays the same afterwards."""
-    entry = GatewayEntry(address=config.host, domain=config.domain)
-    if home.gateway_port.exists():
-        with contextlib.suppress(ValueError):
-            return msgspec.structs.replace(entry, port=int(home.gateway_port.read_text()))
-    for port in GATEWAY_PORTS:
-        with contextlib.suppress(OSError):
-            # The proxy lets other processes share its port, so this claim shows another cluster
-            # that chooses at the same moment that the port is taken.
-            claimed = claim(f"port-{port}")
-            if claimed is None:
-                continue
-            CLAIMS.append(claimed)
-            bind(config.host, port).close()
-            write_private(home.gateway_port, str(port).encode())
-            return msgspec.structs.replace(entry, port=port)
-    return msgspec.structs.replace(entry, port=GATEWAY_PORTS[0])
-
-
 def _spare_the_collector() -> None:
     """The state is large, long-lived and has no cycles. Scanning it repeatedly would be the longest
     pause of a large cluster's controller (90 ms and more with 12,500 nodes)."""
     gc.freeze()
     gc.set_threshold(50_000, 20, 100)
-
-
-def _encryption(home: Home, config: ClusterConfig) -> Encryption | None:
-    if not config.encrypted:
-        return None
-    from shoal.control.encryption import Encryption
-
-    return Encryption(home, config)
-
-
-def _api_server(
-    loop: ControlLoop,
-    home: Home,
-    history: History,
-    ledger: LiveLedger,
-    doors: Doors,
-    encryption: Encryption | None,
-    config: ClusterConfig,
-    engine: Everywhere,
-    posting: Posting,
-) -> ApiServer:
-    """It leaves its address in the home."""
-    from shoal.api.app import build
-    from shoal.api.joining import FINGERPRINT, NODE_URL
-    from shoal.api.notices import POSTING
-    from shoal.api.server import ApiServer
-    from shoal.api.sessions import INVITE
-
-    def show_address() -> None:
-        shown = (encryption.host, encryption.fingerprint) if encryption else ()
-        write_private(home.address, msgspec.json.encode(address(home, doors, *shown)))
-
-    names = encryption.served.names if encryption else ()
-    reach = config.reach if "://" in config.reach else ""
-    token, entry = home.read_token(), lambda: _entry(home, config)
-    app = build(loop, token, entry, history, ledger, home.path, names, reach, engine.linked)
-    app.state[INVITE] = engine.invite
-    app.state[POSTING] = posting
-    app.state[NODE_URL] = lambda: node_url(config, home)
-    app.state[FINGERPRINT] = lambda: encryption.fingerprint if encryption else ""
-    server = ApiServer(app, doors, encryption, loop.alarms, show_address)
-    show_address()
-    return server
 
 
 async def _retire(loop: ControlLoop, config: ClusterConfig) -> None:

@@ -1,0 +1,134 @@
+"""What both stages of a controller build, the standby and the leader: the API at the head's doors,
+its certificate, and the gateway."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import socket
+from collections.abc import Awaitable, Callable
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from shoal.control.alarms import Alarms
+from shoal.control.history.history import History
+from shoal.control.home import ClusterConfig, Home, node_url
+from shoal.control.loop import ControlLoop
+from shoal.control.notices.posting import Posting
+from shoal.control.sockets import Doors, address, bind
+from shoal.enduring import enduring
+from shoal.engines.everywhere import Everywhere
+from shoal.files import held, write_private
+from shoal.kernel import claim
+from shoal.ledger.live import LiveLedger
+from shoal.model.service import GatewayEntry, ServiceLoad, Wanted
+from shoal.ports import Balancer
+
+if TYPE_CHECKING:
+    from shoal.api.server import ApiServer
+    from shoal.control.encryption import Encryption
+
+GATEWAY_PORTS = range(8080, 9080)
+SUPERVISOR_LOOK_S = 3.0
+CLAIMS: list[socket.socket] = []  # sockets on the ports that this process chose
+
+
+def begin(*works: tuple[str, Callable[[], Awaitable[None]]]) -> list[asyncio.Task[None]]:
+    """Tasks that a cluster cannot do without, each with its name for the log."""
+    return [asyncio.create_task(enduring(name, work)) for name, work in works]
+
+
+async def watch_supervisor(home: Home, alarms: Alarms) -> None:
+    """Without a supervisor, nothing starts the next controller or holds its port."""
+    while True:
+        if held(home.supervisor_lock):
+            alarms.clear("supervisor")
+        else:
+            text = "the supervisor has died: if the controller dies too, nothing will restart it"
+            alarms.raise_("supervisor", f"{text}; repair it with: shoal up")
+        await asyncio.sleep(SUPERVISOR_LOOK_S)
+
+
+class _LazyBalancer:
+    """Loads the gateway's code only with the first service."""
+
+    def __init__(self, home: Home) -> None:
+        self._home = home
+        self._real: Balancer | None = None
+
+    def look(self, wanted: Wanted) -> dict[str, ServiceLoad]:
+        if self._real is None:
+            from shoal.gateway.balancer import HaproxyBalancer
+
+            self._real = HaproxyBalancer(self._home.gateway)
+        return self._real.look(wanted)
+
+
+def balancer_of(home: Home) -> Balancer:
+    return _LazyBalancer(home)
+
+
+def entry_of(home: Home, config: ClusterConfig) -> GatewayEntry:
+    """The services' shared port: the first free one from 8080 on; it stays the same afterwards."""
+    entry = GatewayEntry(address=config.host, domain=config.domain)
+    if home.gateway_port.exists():
+        with contextlib.suppress(ValueError):
+            return msgspec.structs.replace(entry, port=int(home.gateway_port.read_text()))
+    for port in GATEWAY_PORTS:
+        with contextlib.suppress(OSError):
+            # The proxy lets other processes share its port, so this claim shows another cluster
+            # that chooses at the same moment that the port is taken.
+            claimed = claim(f"port-{port}")
+            if claimed is None:
+                continue
+            CLAIMS.append(claimed)
+            bind(config.host, port).close()
+            write_private(home.gateway_port, str(port).encode())
+            return msgspec.structs.replace(entry, port=port)
+    return msgspec.structs.replace(entry, port=GATEWAY_PORTS[0])
+
+
+def encryption_of(home: Home, config: ClusterConfig) -> Encryption | None:
+    if not config.encrypted:
+        return None
+    from shoal.control.encryption import Encryption
+
+    return Encryption(home, config)
+
+
+def api_server(
+    loop: ControlLoop,
+    home: Home,
+    history: History,
+    ledger: LiveLedger | None,
+    doors: Doors,
+    encryption: Encryption | None,
+    config: ClusterConfig,
+    engine: Everywhere | None = None,
+    posting: Posting | None = None,
+) -> ApiServer:
+    """It leaves its address in the home. A standby has no ledger, engine or posting."""
+    from shoal.api.app import build
+    from shoal.api.joining import FINGERPRINT, NODE_URL
+    from shoal.api.notices import POSTING
+    from shoal.api.server import ApiServer
+    from shoal.api.sessions import INVITE
+
+    def show_address() -> None:
+        shown = (encryption.host, encryption.fingerprint) if encryption else ()
+        write_private(home.address, msgspec.json.encode(address(home, doors, *shown)))
+
+    names = encryption.served.names if encryption else ()
+    reach = config.reach if "://" in config.reach else ""
+    token, entry = home.read_token(), lambda: entry_of(home, config)
+    linked = engine.linked if engine is not None else None
+    app = build(loop, token, entry, history, ledger, home.path, names, reach, linked)
+    if engine is not None:
+        app.state[INVITE] = engine.invite
+    app.state[POSTING] = posting
+    app.state[NODE_URL] = lambda: node_url(config, home)
+    app.state[FINGERPRINT] = lambda: encryption.fingerprint if encryption else ""
+    server = ApiServer(app, doors, encryption, loop.alarms, show_address)
+    show_address()
+    return server
