@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import copy
 import http.client
+import os
+import threading
 import time
 from typing import IO, Any, Self, TypeVar
 from urllib.parse import quote, urlencode
@@ -21,6 +23,28 @@ Headers = dict[str, str] | None
 
 RETRY_PAUSE_S = 0.1
 NO_TOKEN = 401
+
+
+# Two threads that decode a type for the first time at once can crash msgspec, and so the process.
+_decoders: dict[Any, msgspec.json.Decoder[Any]] = {}
+_building = threading.Lock()
+
+
+def _new_lock() -> None:
+    """In a forked child: the thread that held the lock may not be there any more."""
+    global _building
+    _building = threading.Lock()
+
+
+os.register_at_fork(after_in_child=_new_lock)
+
+
+def _decoder(kind: type[Answer]) -> msgspec.json.Decoder[Answer]:
+    found = _decoders.get(kind)
+    if found is None:
+        with _building:
+            found = _decoders[kind] = msgspec.json.Decoder(kind)
+    return found
 
 
 class Caller:
@@ -98,7 +122,7 @@ class Caller:
         if status >= 300:
             raise self._problem(status, data)
         try:
-            return msgspec.json.decode(data, type=kind)
+            return _decoder(kind).decode(data)
         except msgspec.DecodeError as error:
             message = f"{self.url} runs another version of shoal, or is not shoal: {error}"
             raise ShoalError(message) from None
