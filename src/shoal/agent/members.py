@@ -275,6 +275,7 @@ class Members:
         step: int | None = None,
         fault: Fault = Fault.NONE,
     ) -> None:
+        log.info("%s ended with code %d", member.ref, code)
         stopped = member.ref in self._book.stopping
         why = self._supplies.secrets.ended(member.ref, why)
         exit_ = member.end(code, why, step, fault, stopped=stopped)

@@ -135,6 +135,8 @@ class Processes:
         finally:
             os.close(handle)
         user = launch.uid if apart else 0
+        gpus = ",".join(map(str, launch.gpus)) or "-"
+        log.info("%s starts: process %d, GPUs %s", launch.ref, pid, gpus)
         place = Place(env, workdir, task)
         self._add(Process(launch.ref, pid, how, popen, ceiling, group, user, place), console)
 

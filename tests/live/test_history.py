@@ -1,0 +1,70 @@
+"""Many clients at once, and controllers that are killed: what was answered stays true."""
+
+from __future__ import annotations
+
+import os
+import random
+from collections import Counter
+
+from harness.clients import Recorder, whole_log
+from harness.history import OK, check
+from harness.records import launched
+
+from shoal.client import Client
+from shoal.model.job import JobSpec
+from tests.live.cluster import Live, eventually, live_cluster
+
+CLIENTS = 8
+KILLS = 3
+BETWEEN = 30  # answers from one kill to the next
+
+
+def test_what_clients_were_answered_stays_true_when_controllers_are_killed() -> None:
+    seed = int(os.environ.get("SHOAL_SEED", "20261116"))
+    dice = random.Random(seed)
+    with live_cluster(nodes=2, gpus=2) as live:
+
+        def spec(dice: random.Random) -> JobSpec:
+            script = f"sleep {dice.choice((0, 0.1, 0.5))}; exit {dice.choice((0, 0, 3))}"
+            sweep, members = None, dice.choice((1, 1, 2))
+            if dice.random() < 0.1:
+                sweep, members = {"ranges": [[0, 3]]}, 1
+            command = ("sh", "-c", script)
+            return live.spec(*command, gpus=1, stop_grace_ms=200, sweep=sweep, members=members)
+
+        clients = [
+            Recorder(number, lambda: impatient(live), spec, dice.randrange(2**32), 0.05)
+            for number in range(CLIENTS)
+        ]
+        for client in clients:
+            client.start()
+        last = 0
+        for number in range(1, KILLS + 1):
+            assert eventually(lambda n=number: answered(clients) > n * BETWEEN, 60)  # type: ignore[misc]
+            assert eventually(lambda last=last: live.controller_pid() != last, 60)  # type: ignore[misc]
+            last = live.kill_controller()
+        live.kill_agent("n1")
+        assert eventually(lambda: answered(clients) > (KILLS + 1) * BETWEEN, 60)
+        for client in clients:
+            client.end()
+        for client in clients:
+            client.join(60)
+            assert client.error is None, client.error
+        ops = [op for client in clients for op in client.ops]
+        for job in live.client.jobs(limit=10_000):
+            live.client.cancel(job.id)
+        assert eventually(lambda: not live.client.jobs(), 60)
+        log = whole_log(live.client)
+        found = check(ops, log, launched(live.home.nodes))
+        assert not found, f"seed {seed}: " + "\n".join(found)
+        done = Counter(op.kind for op in ops if op.result == OK)
+        assert done.keys() >= {"submit", "cancel", "requeue", "job", "events"}
+        assert len(launched(live.home.nodes)) > 10
+
+
+def answered(clients: list[Recorder]) -> int:
+    return sum(op.result == OK for client in clients for op in list(client.ops))
+
+
+def impatient(live: Live) -> Client:
+    return Client(home=live.home.path, timeout_s=10, patience_s=0.1)
