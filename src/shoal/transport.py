@@ -67,6 +67,20 @@ class Endpoint(msgspec.Struct, frozen=True, kw_only=True):
     socket: Path | None = None
     certificate: str = ""
     context: str = ""
+    urls: tuple[str, ...] = ()  # of other heads, as the user named them ...
+    heads: tuple[str, ...] = ()  # ... and as the cluster did
+
+    @property
+    def all_urls(self) -> tuple[str, ...]:
+        """The one to try first, and those to try after it."""
+        if self.socket is not None:
+            return (self.url,)
+        return tuple(dict.fromkeys((self.url, *self.urls, *self.heads)))
+
+    def moved_to(self, url: str) -> Endpoint:
+        """The same cluster at another of its heads."""
+        others = tuple(one for one in self.all_urls if one != url)
+        return msgspec.structs.replace(self, url=url, urls=others, heads=())
 
     @property
     def host(self) -> str:

@@ -14,9 +14,11 @@ from typing import Any, NamedTuple, TypeVar
 
 import msgspec
 import uvicorn
+from litestar import Litestar
 
 from shoal.api.access import new_token
 from shoal.api.app import build
+from shoal.api.forwarded import SERVED
 from shoal.api.limits import Gate, guarded
 from shoal.api.notices import POSTING
 from shoal.control.home import Home
@@ -91,7 +93,11 @@ class Server:
         self.app = app
         app.state[POSTING] = posting
         config = uvicorn.Config(
-            app, log_level="warning", lifespan="off", http=guarded(self.gate), ws=asyncio.Protocol
+            self.served(app),
+            log_level="warning",
+            lifespan="off",
+            http=guarded(self.gate),
+            ws=asyncio.Protocol,
         )
         self.server = uvicorn.Server(config)
         door = socket.create_server((self.address, 0))
@@ -102,16 +108,20 @@ class Server:
         await self.loop.changed("", 30)  # the node has joined
         self._ready.set()  # the socket listens since it was made
         await serving
+        app.state[SERVED].close()
         ticking.cancel()
         sending.cancel()
         self.store.close()
+
+    def served(self, app: Litestar) -> Any:
+        return app.state[SERVED]
 
     def start(self) -> None:
         self._thread.start()
         assert self._ready.wait(30)
 
     def stop(self) -> None:
-        self.server.config.app.state.feed.end()  # type: ignore[union-attr]
+        self.app.state.feed.end()
         self.server.should_exit = self.server.force_exit = True
         self._thread.join(30)
 

@@ -17,6 +17,7 @@ from litestar.connection import ASGIConnection
 from litestar.exceptions import NotAuthorizedException
 from litestar.handlers import BaseRouteHandler
 
+from shoal.api.forwarded import FORWARDED
 from shoal.api.limits import PROVEN
 from shoal.api.principal import SAFE_METHODS, SCOPE, THE_OPERATOR, Needs, Principal, machine
 from shoal.api.problems import Refusal
@@ -86,6 +87,8 @@ class Access:
         self._tries: dict[str, deque[int]] = {}
 
     def is_foreign(self, connection: Connection) -> bool:
+        if connection.scope.get(FORWARDED):
+            return False  # the head that it came to has looked
         name = _host_name(connection)
         here = connection.scope.get("server")
         if not name or name in self._names or (here and name == here[0]):
@@ -116,7 +119,7 @@ class Access:
             if who is None:
                 enter(self.quotas, connection, handler, None)
                 raise NotAuthorizedException(self._wrong(connection, needs))
-        _proven(connection, who)
+        proven(connection, who)
         connection.scope[SCOPE] = who  # type: ignore[literal-required]
         enter(self.quotas, connection, handler, who, session.name if session else "")
         if session is not None and connection.scope.get("method") not in SAFE_METHODS:
@@ -301,7 +304,7 @@ def _host_name(connection: Connection) -> str:
         return "?"
 
 
-def _proven(connection: Connection, who: Principal) -> None:
+def proven(connection: Connection, who: Principal) -> None:
     """With too many connections, those that have shown a token are kept, but not too many of one
     tenant."""
     told = connection.scope.get(PROVEN)

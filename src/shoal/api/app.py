@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 import msgspec
-from litestar import Controller, Litestar, get, post, put
+from litestar import Controller, Litestar, Request, get, post, put
 from litestar.datastructures import State
 from litestar.di import Provide
 from litestar.exceptions import HTTPException
@@ -24,6 +24,7 @@ from shoal.api.explain import Explanations
 from shoal.api.feed import Feed
 from shoal.api.files import Files
 from shoal.api.finding import Annotations, provide_wanted
+from shoal.api.forwarded import ACCESS, SERVED, entry_for, headed
 from shoal.api.identity import Me, Tenants, Tokens, Users
 from shoal.api.jobs import Jobs, WaitS
 from shoal.api.joining import Join, Keys
@@ -283,16 +284,16 @@ def build(
         await loop.settled()
         return loop
 
-    def provide_entry() -> GatewayEntry:
-        return entry()
+    def provide_entry(request: Request[Any, Any, Any]) -> GatewayEntry:
+        return entry_for(request.scope) or entry()
 
-    return Litestar(
+    app = Litestar(
         route_handlers=ROUTES,
         guards=[access.guard, *([auditor.guard] if auditor else [])],
         before_send=[auditor.before_send] if auditor else [],
         middleware=[tickets],
         response_headers=SAFE_HEADERS,
-        state=State({"feed": feed}),
+        state=State({"feed": feed, ACCESS: access}),
         dependencies={
             "all_others": Provide(provide_nothing, sync_to_thread=False),
             "loop": Provide(provide_loop),
@@ -317,14 +318,20 @@ def build(
         },
         logging_config=None,
         request_max_body_size=BODY_BYTES_MAX,
-        openapi_config=OpenAPIConfig(
-            title="Shoal",
-            version=__version__,
-            # Only the JSON: the pages that render a schema load scripts from other hosts.
-            render_plugins=[DescribedSchema(path=["/", "/openapi.json"])],
-            security=[{"token": []}],
-            components=Components(
-                security_schemes={"token": SecurityScheme(type="http", scheme="bearer")}
-            ),
+        openapi_config=_openapi(),
+    )
+    app.state[SERVED] = headed(app, token, lambda: loop.last_seq)
+    return app
+
+
+def _openapi() -> OpenAPIConfig:
+    return OpenAPIConfig(
+        title="Shoal",
+        version=__version__,
+        # Only the JSON: the pages that render a schema load scripts from other hosts.
+        render_plugins=[DescribedSchema(path=["/", "/openapi.json"])],
+        security=[{"token": []}],
+        components=Components(
+            security_schemes={"token": SecurityScheme(type="http", scheme="bearer")}
         ),
     )

@@ -13,6 +13,7 @@ import uvicorn
 from litestar import Litestar
 
 from shoal.api.certificate import STATE
+from shoal.api.forwarded import SERVED
 from shoal.api.limits import Gate, Guard, guarded
 from shoal.api.tls import TlsListener
 from shoal.control.alarms import Alarms
@@ -42,7 +43,7 @@ class ApiServer:
         self._plain: list[socket.socket] = [doors.local]
         self._server = _Server(
             uvicorn.Config(
-                app,
+                app.state[SERVED],
                 log_level="warning",
                 access_log=False,
                 lifespan="off",
@@ -82,6 +83,7 @@ class ApiServer:
     def end(self) -> None:
         self._server.should_exit = True
         self._app.state.feed.end()  # open pages would keep it
+        self._app.state[SERVED].close()
 
     def _protocol(self) -> Guard:
         config = self._server.config
