@@ -9,10 +9,11 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from shoal.control.store import sqlite as sqlite_store
+from shoal.control.store import events as event_store
 from shoal.control.store.sqlite import SqliteStore
 from shoal.core.state.state import State
 from shoal.core.step import Step, step
+from shoal.database import sqlite as sqlite_driver
 from shoal.model.events import JobCheckpointed, JobFinished, NodeReady
 from shoal.model.finding import JobFilter
 from shoal.model.job import JobSpec, MemberRef, Outcome
@@ -141,17 +142,17 @@ def test_a_file_of_the_format_before_is_read_and_goes_on(tmp_path: Path) -> None
     store = SqliteStore(tmp_path / "db")
     for done in steps:
         last = store.commit(done.events, done.finished)
-    kinds = store._writer.execute("SELECT kind FROM events ORDER BY seq").fetchall()
+    kinds = store._file._writer.execute("SELECT kind FROM events ORDER BY seq").fetchall()
     told, ends = store.history("j2", 99), [job.id for job in store.finished(9)]
     for index in ("saved", "between", "notable"):
-        store._writer.execute(f"DROP INDEX events_{index}")
-    store._writer.execute("DROP INDEX jobs_by_end")
-    store._writer.execute("ALTER TABLE events DROP COLUMN kind")
-    store._writer.execute("ALTER TABLE jobs DROP COLUMN ended")
-    store._writer.execute("PRAGMA user_version = 2")
+        store._file._writer.execute(f"DROP INDEX events_{index}")
+    store._file._writer.execute("DROP INDEX jobs_by_end")
+    store._file._writer.execute("ALTER TABLE events DROP COLUMN kind")
+    store._file._writer.execute("ALTER TABLE jobs DROP COLUMN ended")
+    store._file._writer.execute("PRAGMA user_version = 2")
     store.close()
     again = SqliteStore(tmp_path / "db")
-    assert again._writer.execute("SELECT kind FROM events ORDER BY seq").fetchall() == kinds
+    assert again._file._writer.execute("SELECT kind FROM events ORDER BY seq").fetchall() == kinds
     assert again.history("j2", 99) == told
     assert [job.id for job in again.finished(9)] == ends
     assert as_bytes(again.load()[0]) == as_bytes(state)
@@ -161,8 +162,8 @@ def test_a_file_of_the_format_before_is_read_and_goes_on(tmp_path: Path) -> None
 def test_old_history_is_dropped_but_what_lives_is_kept(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(sqlite_store, "EVENTS_KEPT", 10)
-    monkeypatch.setattr(sqlite_store, "FINISHED_JOBS_KEPT", 2)
+    monkeypatch.setattr(event_store, "EVENTS_KEPT", 10)
+    monkeypatch.setattr(event_store, "FINISHED_JOBS_KEPT", 2)
     store = SqliteStore(tmp_path / "db")
     state, steps = history(8)
     for done in steps:
@@ -178,7 +179,7 @@ def test_old_history_is_dropped_but_what_lives_is_kept(
 def test_a_locked_database_is_a_clear_error_and_nothing_is_half_written(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(sqlite_store, "BUSY_TIMEOUT_S", 0.01)
+    monkeypatch.setattr(sqlite_driver, "BUSY_TIMEOUT_S", 0.01)
     store = SqliteStore(tmp_path / "db")
     _, steps = history(1)
     other = sqlite3.connect(tmp_path / "db", isolation_level=None)
@@ -194,8 +195,8 @@ def test_a_locked_database_is_a_clear_error_and_nothing_is_half_written(
 def test_a_full_disk_is_a_clear_error_and_nothing_is_half_written(tmp_path: Path) -> None:
     store = SqliteStore(tmp_path / "db")
     _, steps = history(300)
-    pages = store._writer.execute("PRAGMA page_count").fetchone()[0]
-    store._writer.execute(f"PRAGMA max_page_count = {pages + 5}")
+    pages = store._file._writer.execute("PRAGMA page_count").fetchone()[0]
+    store._file._writer.execute(f"PRAGMA max_page_count = {pages + 5}")
     committed = 0
 
     def commit_all() -> None:

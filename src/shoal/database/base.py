@@ -10,7 +10,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from typing import Any, NamedTuple, Protocol
 
-from shoal.ports import StoreError
+from shoal.ports import StoreDamaged, StoreError
 
 Row = tuple[Any, ...]
 Values = Sequence[object]
@@ -63,5 +63,8 @@ class Database(Protocol):
         On a server it begins with a look at the lease, so only the leader gets through."""
 
     def read(self, query: str, values: Values = ()) -> list[Row]: ...
+
+    def damaged(self, what: str) -> StoreDamaged:
+        """For rows that are not what was written: with what helps."""
 
     def close(self) -> None: ...

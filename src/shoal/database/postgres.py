@@ -164,6 +164,10 @@ class PostgresDatabase:
             broken.close()
         return Server(self._url, f"shoal reader {self._mark}", ANSWER_S)
 
+    def damaged(self, what: str) -> StoreDamaged:
+        text = f"{self.name} is damaged ({what}). Jobs on the nodes go on"
+        return StoreDamaged(f"{text}. Restore the database from a backup")
+
     def close(self) -> None:
         self._drop_writer()
         for _ in range(READERS):

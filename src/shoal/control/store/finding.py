@@ -13,16 +13,23 @@ from shoal.model.job import Job
 from shoal.model.labels import term_of
 
 ROWS_AT_ONCE = 500
-NO_ELEMENT = "NOT instr(id, '.')"
+NO_ELEMENT = "id NOT LIKE '%.%'"
+OF_ARRAY = "id >= ? AND id < ?"  # between "j7." and "j7/": text is compared by its bytes
 
 ReadJobs = Callable[[str, tuple[object, ...]], list[tuple[int, int, Job | None]]]
 
 
 def find_jobs(
-    read: ReadJobs, limit: int, after: int, before: tuple[int, int] | None, wanted: JobFilter
+    read: ReadJobs,
+    contains: str,
+    limit: int,
+    after: int,
+    before: tuple[int, int] | None,
+    wanted: JobFilter,
 ) -> list[Job]:
     """The last to end first; only those that ended after the event `after`, and before the job that
-    has this end and this number. Elements are left out, unless `wanted.array` is named."""
+    has this end and this number. Elements are left out, unless `wanted.array` is named. `contains`:
+    how the database says it."""
     parts = _parts(wanted)
     found: list[Job] = []
     place = before or (2**63 - 1, 2**63 - 1)
@@ -30,12 +37,12 @@ def find_jobs(
         where = [
             "ended > ?",
             "(ended, number) < (?, ?)",
-            "id GLOB ?" if wanted.array else NO_ELEMENT,
+            OF_ARRAY if wanted.array else NO_ELEMENT,
         ]
-        where += ["instr(body, ?)" for _ in parts]
+        where += [contains.format(column="body") for _ in parts]
         many = ROWS_AT_ONCE if wanted.given else limit - len(found)
         query = f"WHERE {' AND '.join(where)} ORDER BY ended DESC, number DESC LIMIT ?"
-        named = (f"{wanted.array}.*",) if wanted.array else ()
+        named = (f"{wanted.array}.", f"{wanted.array}/") if wanted.array else ()
         rows = read(query, (after, *place, *named, *parts, many))
         for number, ended, job in rows:
             place = (ended, number)

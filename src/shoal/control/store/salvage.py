@@ -24,7 +24,8 @@ from shoal.control.store.rows import (
     job_row,
     snapshot_of,
 )
-from shoal.control.store.sqlite import INSERT_EVENT, INSERT_JOB, SqliteStore
+from shoal.control.store.schema import FORGET_JOB, INSERT_EVENT, INSERT_JOB, SET_META
+from shoal.control.store.sqlite import SqliteStore
 from shoal.core.phases.identity import free_uid
 from shoal.core.state.apply import apply
 from shoal.core.state.invariants import Violation, verify
@@ -293,16 +294,16 @@ def write(path: Path, found: Found, saved: Saved, numbers: Numbers) -> None:
     }
     store = SqliteStore(path)
     try:
-        with store._writer as writer:
-            writer.execute("BEGIN IMMEDIATE")
+        with store.database.transaction() as writer:
             rows = (event_row(one, event) for one, event in sorted(found.events.items()))
             writer.executemany(INSERT_EVENT, rows)
             for job in found.jobs.values():
+                writer.execute(FORGET_JOB, (job.id, job.number))
                 writer.execute(INSERT_JOB, (*job_row(job), ends.get(job.id, found.top)))
             writer.execute(
                 "INSERT INTO snapshots VALUES (?, ?, ?)", (seq, body, checksum(seq, body))
             )
-            writer.execute("INSERT INTO meta VALUES ('unbroken', ?)", (seq,))
+            writer.execute(SET_META, ("unbroken", seq))
     finally:
         store.close()
 

@@ -1,0 +1,305 @@
+"""The event log in a database: what it has acknowledged is never lost."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Sequence
+
+import msgspec
+
+from shoal.control.alarms import Alarms
+from shoal.control.store import schema
+from shoal.control.store.finding import annotated, find_jobs, seq_at
+from shoal.control.store.marks import Numbers
+from shoal.control.store.rows import (
+    Unreadable,
+    checksum,
+    event_of,
+    event_row,
+    job_of,
+    job_row,
+    snapshot_of,
+)
+from shoal.core.state.apply import apply
+from shoal.core.state.load import restore
+from shoal.core.state.state import State
+from shoal.database.base import Cursor, Database, Deposed, Row
+from shoal.model.events import ArrayFinished, Event, JobFinished, Recorded
+from shoal.model.finding import EVERY_JOB, JobFilter
+from shoal.model.job import Job
+from shoal.model.report import Ended
+from shoal.ports import StoreDamaged, StoreError
+
+log = logging.getLogger("shoal.control")
+
+# History beyond these is dropped with a snapshot; live jobs are never dropped.
+EVENTS_KEPT = 1_000_000
+FINISHED_JOBS_KEPT = 100_000
+SNAPSHOTS_KEPT = 2  # if the newest is damaged, the one before it loses nothing
+NEWEST_EVENTS = 1_000  # the newest time is looked for among this many events
+EVENTS_AT_ONCE = 5_000  # that are read when the log is replayed
+
+_NO_END = 2**63 - 1
+_ENDS = (JobFinished.__name__, ArrayFinished.__name__)
+
+
+class _When(msgspec.Struct):
+    at_ms: int
+
+
+_decode_when = msgspec.json.Decoder(_When).decode
+
+
+class EventStore:
+    """One writer (the control loop), and readers in any thread, which never wait for it."""
+
+    def __init__(self, database: Database, numbers: Numbers | None = None) -> None:
+        self.database = database
+        self.alarms = Alarms()
+        self.snapshot_seq = 0
+        # A state, and the number of the last event in it, for the next load to begin with. The
+        # load takes it: nobody else may use it any more.
+        self.warm: tuple[State, int] | None = None
+        self._numbers = numbers or Numbers(None)
+        self._generation = -1
+        schema.prepare(database)
+        self._last = self._newest(database.read)
+        rows = database.read("SELECT value FROM meta WHERE key = 'unbroken'")
+        self.unbroken_from: int = rows[0][0] if rows else 0
+
+    # -- the log ---------------------------------------------------------------------------
+
+    def load(self) -> tuple[State, int]:
+        (state, start), self.warm = self.warm or self._snapshot(), None
+        self._last = self.follow(state, start)
+        return state, self._last
+
+    def follow(self, state: State, seq: int) -> int:
+        """Apply the events after `seq`, the last that the state knows; returns the last one now.
+        If it raises, the state may not be used any more."""
+        while True:
+            rows = self.database.read(
+                "SELECT seq, body, crc FROM events WHERE seq > ? ORDER BY seq LIMIT ?",
+                (seq, EVENTS_AT_ONCE),
+            )
+            for row in rows:
+                self._replay(state, seq, row)
+                seq += 1
+            if len(rows) < EVENTS_AT_ONCE:
+                return seq
+
+    def _snapshot(self) -> tuple[State, int]:
+        for (seq,) in self.database.read("SELECT seq FROM snapshots ORDER BY seq DESC"):
+            rows = self.database.read("SELECT body, crc FROM snapshots WHERE seq = ?", (seq,))
+            if not rows:
+                continue  # a leader has just replaced it by a newer one
+            try:
+                state = restore(snapshot_of(seq, *rows[0]))
+            except Unreadable as error:
+                text = f"{self.database.name}: the snapshot at event {seq} is damaged ({error})"
+                self.alarms.raise_("snapshot", f"{text}; an older one is used, nothing is lost")
+                continue
+            self.snapshot_seq = seq
+            return state, seq
+        self.snapshot_seq = 0
+        return State(), 0
+
+    def _replay(self, state: State, last: int, row: Row) -> None:
+        seq, body, crc = row
+        if seq != last + 1:
+            raise self._damaged(f"event {last + 1} is missing")
+        try:
+            apply(state, event_of(seq, body, crc))
+        except Unreadable as error:
+            raise self._damaged(f"event {seq} cannot be read: {error}") from None
+        except Exception as error:
+            log.exception("event %s cannot be replayed", seq)
+            what = f"event {seq} does not fit to those before it: {error!r}"
+            raise self._damaged(what) from error
+
+    def used(self, next_job: int, epoch: int) -> tuple[int, int]:
+        floor = self._numbers.floor(next_job, epoch)
+        return floor.job, floor.epoch
+
+    def newest_ms(self) -> int:
+        """No event that can be read is later than this."""
+        rows = self.database.read(
+            "SELECT body FROM events ORDER BY seq DESC LIMIT ?", (NEWEST_EVENTS,)
+        )
+        newest_ms = 0
+        for (body,) in rows:
+            try:
+                newest_ms = max(newest_ms, _decode_when(body).at_ms)
+            except (msgspec.DecodeError, UnicodeDecodeError, TypeError):
+                continue
+        return newest_ms
+
+    def commit(self, events: Sequence[Event], finished: Sequence[Job]) -> int:
+        self._numbers.cover(events)
+        rows = [event_row(seq, event) for seq, event in enumerate(events, self._last + 1)]
+        last = self._last + len(rows)
+        ends = {row[1]: row[0] for row in rows if row[5] in _ENDS}
+        jobs = [(*job_row(job), ends.get(job.id, last)) for job in finished]
+        changes = [
+            (body, crc, number)
+            for number, _, _, body, crc in annotated(events, {job.id for job in finished}, self.job)
+        ]
+        self._append(rows, jobs, changes)
+        self._last = last
+        return last
+
+    def _append(self, rows: Sequence[Row], jobs: Sequence[Row], changes: Sequence[Row]) -> None:
+        with self.database.transaction() as cursor:
+            if self._generation != self.database.generation:
+                self._look_at_end(cursor)
+            cursor.executemany(schema.INSERT_EVENT, rows)
+            if jobs:
+                cursor.executemany(schema.FORGET_JOB, [(row[1], row[0]) for row in jobs])
+                cursor.executemany(schema.INSERT_JOB, jobs)
+            if changes:
+                cursor.executemany("UPDATE jobs SET body = ?, crc = ? WHERE number = ?", changes)
+        self._generation = self.database.generation
+
+    def _look_at_end(self, cursor: Cursor) -> None:
+        """Behind a connection that was made again may be another server, or the end of a commit
+        whose answer was lost."""
+        there, name = self._newest(cursor.execute), self.database.name
+        if there > self._last:
+            raise StoreError(f"{name} has newer events than this controller: it reads them first")
+        if there < self._last:
+            lost = self._last - there
+            raise Deposed(
+                f"{name} has lost the newest {lost} events, so this controller starts again "
+                "from those that are left: another server took over that did not have them yet"
+            )
+
+    def _newest(self, read: Callable[[str], list[Row]]) -> int:
+        rows = [*read("SELECT max(seq) FROM events"), *read("SELECT max(seq) FROM snapshots")]
+        return max(seq or 0 for (seq,) in rows)
+
+    @property
+    def tight(self) -> bool:
+        return False  # a server's disk is its administrator's
+
+    def relax(self) -> None: ...
+
+    def snapshot(self, seq: int, body: bytes) -> list[str]:
+        with self.database.transaction() as cursor:
+            cursor.execute(schema.INSERT_SNAPSHOT, (seq, body, checksum(seq, body)))
+            cursor.execute(
+                "DELETE FROM snapshots WHERE seq NOT IN "
+                "(SELECT seq FROM snapshots ORDER BY seq DESC LIMIT ?)",
+                (SNAPSHOTS_KEPT,),
+            )
+            cursor.execute("DELETE FROM events WHERE seq <= ?", (seq - EVENTS_KEPT,))
+            dropped = cursor.execute(
+                "DELETE FROM jobs WHERE number IN "
+                "(SELECT number FROM jobs ORDER BY ended DESC, number DESC LIMIT ? OFFSET ?) "
+                "RETURNING id",
+                (_NO_END, FINISHED_JOBS_KEPT),
+            )
+        self.snapshot_seq = seq
+        return [job_id for (job_id,) in dropped]
+
+    # -- reading ---------------------------------------------------------------------------
+
+    def events(
+        self, after: int, limit: int, job: str = "", node: str = "", notable: bool = False
+    ) -> list[Recorded]:
+        """A negative `after` counts from the end. Rows that cannot be read are left out."""
+        where, values = ["seq > ?"], [after]
+        if notable:
+            where.append(schema.NOTABLE)
+        for column, value in (("job", job), ("node", node)):
+            if value:
+                where.append(f"{column} = ?")
+                values.append(value)  # type: ignore[arg-type]
+        order = "seq"
+        if after < 0:
+            where[0], values[0] = "seq > ?", 0
+            order, limit = "seq DESC", min(limit, -after)
+        query = f"SELECT seq, body, crc FROM events WHERE {' AND '.join(where)}"
+        rows = self.database.read(f"{query} ORDER BY {order} LIMIT ?", (*values, limit))
+        if after < 0:
+            rows.reverse()
+        return self._recorded(rows)
+
+    def history(self, job: str, limit: int) -> list[Recorded]:
+        query = f"""
+            WITH shown AS (SELECT seq FROM events WHERE job = ?1 AND {schema.BETWEEN}
+                          ORDER BY seq DESC LIMIT ?2),
+            marks AS (SELECT seq FROM shown UNION SELECT ?3),
+            saved AS (SELECT DISTINCT (SELECT max(seq) FROM events
+                          WHERE job = ?1 AND {schema.SAVED} AND seq < marks.seq) AS seq FROM marks)
+            SELECT seq, body, crc FROM events
+            WHERE seq IN (SELECT seq FROM shown UNION SELECT seq FROM saved) ORDER BY seq"""
+        return self._recorded(self.database.read(query, (job, limit, _NO_END)))
+
+    def _recorded(self, rows: list[Row]) -> list[Recorded]:
+        found = []
+        for seq, body, crc in rows:
+            try:
+                found.append(Recorded(seq, event_of(seq, body, crc)))
+            except Unreadable as error:
+                self._left_out(f"event {seq}", error)
+        return found
+
+    def job(self, job_id: str) -> Job | None:
+        found = self._jobs("WHERE id = ?", (job_id,))
+        return found[0] if found else None
+
+    def finished(
+        self, limit: int, after: int = -1, wanted: JobFilter = EVERY_JOB, before: str = ""
+    ) -> list[Job]:
+        place = None
+        if before:
+            rows = self.database.read("SELECT ended, number FROM jobs WHERE id = ?", (before,))
+            if not rows:
+                return []
+            place = (rows[0][0], rows[0][1])
+        return find_jobs(self._ended, self.database.words.contains, limit, after, place, wanted)
+
+    def seq_at(self, at_ms: int) -> int:
+        def time_of(seq: int) -> int | None:
+            query = "SELECT seq, body, crc FROM events WHERE seq >= ? ORDER BY seq LIMIT 1"
+            found = self._recorded(self.database.read(query, (seq,)))
+            return found[0].event.at_ms if found else None
+
+        return seq_at(at_ms, self._last, time_of)
+
+    def keyed(self, key: str) -> str | None:
+        rows = self.database.read("SELECT id FROM jobs WHERE key = ?", (key,))
+        return str(rows[0][0]) if rows else None
+
+    def ended(self, job_id: str) -> Ended | None:
+        job = self.job(job_id)
+        if job is None or job.outcome is None:
+            return None
+        return Ended(job.id, job.spec.tenant, job.outcome, job.why, job.spec.name or "")
+
+    def _jobs(self, where: str, values: tuple[object, ...]) -> list[Job]:
+        return [job for _, _, job in self._ended(where, values) if job is not None]
+
+    def _ended(self, where: str, values: tuple[object, ...]) -> list[tuple[int, int, Job | None]]:
+        """With the numbers and ends of jobs; None in place of a record that cannot be read."""
+        found = []
+        query = f"SELECT number, ended, body, crc FROM jobs {where}"
+        for number, ended, body, crc in self.database.read(query, values):
+            job = None
+            try:
+                job = job_of(number, body, crc)
+            except Unreadable as error:
+                self._left_out(f"the record of j{number}", error)
+            found.append((number, ended, job))
+        return found
+
+    def _left_out(self, what: str, error: Exception) -> None:
+        """Leave it out: it is history, and no live job depends on it."""
+        text = f"{self.database.name}: {what} is damaged ({error}) and left out"
+        self.alarms.raise_("history", text)
+
+    def _damaged(self, what: str) -> StoreDamaged:
+        return self.database.damaged(what)
+
+    def close(self) -> None:
+        self.database.close()

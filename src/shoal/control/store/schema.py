@@ -1,0 +1,79 @@
+"""The tables of the event log, and how older formats become this one."""
+
+from __future__ import annotations
+
+from shoal.database.base import Database
+from shoal.model.events import QUIET
+
+FORMAT = 3
+PART = "events"
+
+# A long run saves thousands of times: a search for other events must not read all of those.
+# The conditions below are those of partial indexes, so a query uses the very same words.
+SAVED = "kind = 'JobCheckpointed'"
+BETWEEN = "kind != 'JobCheckpointed'"
+NOTABLE = f"kind NOT IN ({', '.join(repr(kind) for kind in QUIET)})"
+
+_SCHEMA = f"""
+CREATE TABLE IF NOT EXISTS events (
+    seq {{integer}} PRIMARY KEY, job TEXT, node TEXT, body {{blob}} NOT NULL, crc {{integer}},
+    kind TEXT NOT NULL DEFAULT '');
+CREATE INDEX IF NOT EXISTS events_by_job ON events (job, seq) WHERE job IS NOT NULL;
+CREATE INDEX IF NOT EXISTS events_by_node ON events (node, seq) WHERE node IS NOT NULL;
+CREATE TABLE IF NOT EXISTS snapshots (
+    seq {{integer}} PRIMARY KEY, body {{blob}} NOT NULL, crc {{integer}});
+CREATE TABLE IF NOT EXISTS jobs (
+    number {{integer}} PRIMARY KEY, id TEXT NOT NULL UNIQUE, key TEXT UNIQUE,
+    body {{blob}} NOT NULL, crc {{integer}}, ended {{integer}} NOT NULL DEFAULT 0);
+CREATE TABLE IF NOT EXISTS meta (key TEXT PRIMARY KEY, value {{integer}} NOT NULL);
+CREATE INDEX IF NOT EXISTS events_saved ON events (job, seq) WHERE {SAVED};
+CREATE INDEX IF NOT EXISTS events_between ON events (job, seq) WHERE {BETWEEN};
+CREATE INDEX IF NOT EXISTS events_notable ON events (seq) WHERE {NOTABLE};
+CREATE INDEX IF NOT EXISTS jobs_by_end ON jobs (ended);
+"""
+
+# What each format lacks beside the next. Rows without a checksum stay as they are; an event's body
+# begins {"event":"KIND", and the event that ended a job may be dropped already. No server has ever
+# held a format before the third.
+_STEPS = {
+    1: """
+ALTER TABLE events ADD COLUMN crc INTEGER;
+ALTER TABLE snapshots ADD COLUMN crc INTEGER;
+ALTER TABLE jobs ADD COLUMN crc INTEGER
+""",
+    2: """
+ALTER TABLE events ADD COLUMN kind TEXT NOT NULL DEFAULT '';
+ALTER TABLE jobs ADD COLUMN ended INTEGER NOT NULL DEFAULT 0;
+UPDATE events SET kind =
+    substr(CAST(body AS TEXT), 11, instr(substr(CAST(body AS TEXT), 11), '"') - 1);
+UPDATE jobs SET ended = coalesce(
+    (SELECT max(seq) FROM events WHERE job = jobs.id AND kind = 'JobFinished'), 0)
+""",
+}
+
+INSERT_EVENT = "INSERT INTO events (seq, job, node, body, crc, kind) VALUES (?, ?, ?, ?, ?, ?)"
+# An element that was retried and its array replace their records, also those that an old version
+# has stored under another number. A key belongs to the first job that had it; a second one, which
+# an old log may hold, must not keep what follows from being stored.
+FORGET_JOB = "DELETE FROM jobs WHERE id = ? AND number != ?"
+INSERT_JOB = """
+INSERT INTO jobs (number, id, key, body, crc, ended)
+SELECT ?1, ?2,
+    CASE WHEN EXISTS (SELECT 1 FROM jobs WHERE key = ?3 AND id != ?2) THEN NULL ELSE ?3 END,
+    ?4, ?5, ?6 WHERE TRUE
+ON CONFLICT (number) DO UPDATE SET id = excluded.id, key = excluded.key, body = excluded.body,
+    crc = excluded.crc, ended = excluded.ended
+"""
+INSERT_SNAPSHOT = """
+INSERT INTO snapshots (seq, body, crc) VALUES (?, ?, ?)
+ON CONFLICT (seq) DO UPDATE SET body = excluded.body, crc = excluded.crc
+"""
+SET_META = """
+INSERT INTO meta (key, value) VALUES (?, ?) ON CONFLICT (key) DO UPDATE SET value = excluded.value
+"""
+
+
+def prepare(database: Database) -> None:
+    words = database.words
+    schema = _SCHEMA.format(integer=words.integer, blob=words.blob)
+    database.prepare(PART, FORMAT, schema, _STEPS)
