@@ -93,6 +93,8 @@ TRIES: dict[str, list[Try]] = {
     "leave": [Try((), ON_HEAD, 2)],
     "ends": [Try(("--in", "2m"), ON_HEAD, 2)],
     "salvage": [Try((), ON_HEAD, 2)],
+    "backup": [Try((), ON_HEAD, 2)],
+    "restore": [Try(("b.tar",), ON_HEAD, 2)],
     "status": [Try((), "2 ready"), Try(("--json",), '"nodes"')],
     "page": [Try((), "/#code=")],
     "top": [Try(("--json",), '"ready": 2')],

@@ -16,6 +16,7 @@ from shoal.model.events import (
     BudgetHeld,
     BudgetWarned,
     ClockJumped,
+    ClusterRestored,
     ControllerStarted,
     Event,
     JobAdopted,
@@ -388,6 +389,18 @@ SENTENCES: list[tuple[Event, str]] = [
         "schedule n goes on, next at 1970-01-01 01:00 UTC",
     ),
     (ScheduleRemoved(at_ms=0, schedule="default/n"), "schedule n was removed"),
+    (
+        ClusterRestored(
+            at_ms=9 * HOUR,
+            saved_ms=3 * HOUR,
+            epoch=1010,
+            first_job=2501,
+            first_attempt=370,
+            first_order=1,
+        ),
+        "the cluster was restored from its backup of 1970-01-01 03:00 UTC: what happened later is "
+        "lost, and new jobs begin at j2501",
+    ),
     (ClockJumped(at_ms=0, drift_ms=9000, why="the clock was set"), "the clock was set"),
     (
         TenantAdded(at_ms=0, tenant=TenantRecord(name="lab", uid=61000), who="ann"),

@@ -10,6 +10,7 @@ import msgspec
 from hypothesis import settings
 
 from shoal.core.nodebook import Action, NodeBook
+from shoal.core.state.apply import replay
 from shoal.core.state.state import Node, State
 from shoal.core.step import Step
 from shoal.model.budget import Spending
@@ -58,7 +59,7 @@ def job_spec(**fields: Any) -> JobSpec:
 
 
 class Kept:
-    """An event log in memory, for a controller that starts once."""
+    """An event log in memory."""
 
     def __init__(self) -> None:
         self.log: list[Event] = []
@@ -68,7 +69,7 @@ class Kept:
         return next_job, epoch
 
     def load(self) -> tuple[State, int]:
-        return State(), 0
+        return replay(State(), self.log), len(self.log)
 
     def commit(self, events: Sequence[Event], finished: Sequence[Job]) -> int:
         self.log += events

@@ -56,6 +56,7 @@ class Home:
         self.spare = self.path / "spare"  # room that is freed when the disk is full
         self.salvaged = self.path / "shoal.db.salvaged"  # until a salvage has put it in place
         self.salvage_report = self.path / "salvage.txt"  # an alarm is raised while it is there
+        self.restoring = self.path / "restoring"  # while a restore puts files into place
         self.ledger = self.path / "ledger.db"
         self.prices = self.path / "prices.json"
         self.history = self.path / "history.db"

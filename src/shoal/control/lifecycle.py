@@ -70,6 +70,7 @@ def bring_up(home: Home, config: ClusterConfig | None, progress: Progress) -> Up
     log_start = home.controller_log.stat().st_size if home.controller_log.exists() else 0
     if not already:
         _refuse_member(home)
+        _refuse_half_restored(home)
         home.write_config(config)
         for spec in config.nodes:  # an agent that finds this file dials another head
             (home.node(spec.id) / LINK_FILE).unlink(missing_ok=True)
@@ -90,6 +91,12 @@ def _refuse_member(home: Home) -> None:
         if held(folder / STARTER_LOCK):
             message = f"this machine is in another cluster as {folder.name} ({home.path})"
             raise LifecycleError(f"{message}; first: shoal leave, or use another --home")
+
+
+def _refuse_half_restored(home: Home) -> None:
+    if home.restoring.exists():
+        message = f"a restore into {home.path} was interrupted"
+        raise LifecycleError(f"{message}; repeat it with: shoal restore FILE --replace")
 
 
 def take_down(home: Home, progress: Progress, note: Progress = lambda _: None) -> int:

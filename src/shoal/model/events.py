@@ -231,6 +231,18 @@ class ControllerStarted(EventBase, frozen=True, kw_only=True):
     first_job: int = 0
 
 
+class ClusterRestored(EventBase, frozen=True, kw_only=True):
+    """The log ends where a backup was made; what happened later is lost. The nodes may have seen
+    epochs below `epoch`, jobs below `first_job`, attempts of these jobs below `first_attempt`, and
+    orders below `first_order`: none of these numbers is given out again."""
+
+    saved_ms: int
+    epoch: int
+    first_job: int
+    first_attempt: int
+    first_order: int
+
+
 Event = (
     JobSubmitted
     | JobReleased
@@ -298,6 +310,7 @@ Event = (
     | KeyRemoved
     | PolicyChanged
     | ControllerStarted
+    | ClusterRestored
 )
 
 

@@ -19,6 +19,7 @@ from shoal.model.events import (
     BudgetHeld,
     BudgetWarned,
     ClockJumped,
+    ClusterRestored,
     ControllerStarted,
     Event,
     IdentityEvent,
@@ -66,6 +67,7 @@ from shoal.model.events import (
 )
 from shoal.model.health import Standing
 from shoal.model.job import JobSpec, Outcome, StopCause
+from shoal.model.moments import moment_text
 from shoal.model.node import NodeIntent
 from shoal.model.resources import Slice, plural
 from shoal.model.service import Scale
@@ -315,8 +317,15 @@ def _about_budget(event: BudgetWarned | BudgetHeld | BudgetFreed) -> str:
             assert_never(event)
 
 
-def _about_cluster(event: ControllerStarted | PolicyChanged | ClockJumped) -> str:
+def _about_cluster(
+    event: ControllerStarted | ClusterRestored | PolicyChanged | ClockJumped,
+) -> str:
     match event:
+        case ClusterRestored():
+            return (
+                f"the cluster was restored from its backup of {moment_text(event.saved_ms)}: "
+                f"what happened later is lost, and new jobs begin at j{event.first_job}"
+            )
         case ControllerStarted():
             return (
                 f"the controller restarted (start {event.epoch})"

@@ -13,7 +13,13 @@ from pathlib import Path
 import msgspec
 
 from shoal.files import write_private
-from shoal.model.events import ArraySubmitted, ControllerStarted, Event, JobSubmitted
+from shoal.model.events import (
+    ArraySubmitted,
+    ClusterRestored,
+    ControllerStarted,
+    Event,
+    JobSubmitted,
+)
 from shoal.model.ids import number_of
 from shoal.ports import StoreError
 
@@ -52,7 +58,7 @@ class Numbers:
         for event in events:
             if isinstance(event, JobSubmitted | ArraySubmitted):
                 job = max(job, number_of(event.job) + 1)
-            elif isinstance(event, ControllerStarted):
+            elif isinstance(event, ControllerStarted | ClusterRestored):
                 epoch = max(epoch, event.epoch)
                 job = max(job, event.first_job)
         if job > self.written.job:

@@ -23,6 +23,7 @@ from shoal.core.state.room import Room
 from shoal.core.state.state import Node, State
 from shoal.model.durations import duration_text
 from shoal.model.events import JobPlaced, JobPromoted, JobUnclaimed
+from shoal.model.ids import number_of
 from shoal.model.job import Job, Phase
 from shoal.model.policy import Policy
 from shoal.model.resources import Slice, plural
@@ -233,13 +234,18 @@ def _give(round_: Round, job: Job, given: tuple[Slice, ...], where: str) -> None
             predicted_ms=promise.start_ms if promise is not None else None,
             at_ms=round_.now_ms,
             job=job.id,
-            attempt=job.attempt + 1,
+            attempt=_next_attempt(round_.state, job),
             slices=given,
             master=master,
             door=next(free) if job.spec.service and len(given) > 1 else "",
             why=f"{where}; {when}{where_from(round_.state, job, given)}",
         )
     )
+
+
+def _next_attempt(state: State, job: Job) -> int:
+    old = number_of(job.id) < state.restored_job
+    return max(job.attempt + 1, state.restored_attempt if old else 0)
 
 
 def start_claimed(round_: Round) -> None:

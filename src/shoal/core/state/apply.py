@@ -16,7 +16,7 @@ from shoal.core.state.apply_schedule import APPLY_SCHEDULE
 from shoal.core.state.apply_service import APPLY_SERVICE
 from shoal.core.state.apply_supply import APPLY_SUPPLY, forget_setbacks
 from shoal.core.state.state import State
-from shoal.model.events import ControllerStarted, Event, EventBase, PolicyChanged
+from shoal.model.events import ClusterRestored, ControllerStarted, Event, EventBase, PolicyChanged
 from shoal.model.node import NodeHealth
 
 
@@ -50,9 +50,18 @@ def _controller_started(state: State, event: ControllerStarted) -> None:
     state.heard.said = {}
 
 
+def _cluster_restored(state: State, event: ClusterRestored) -> None:
+    state.epoch = max(state.epoch, event.epoch)
+    state.next_job = max(state.next_job, event.first_job)
+    state.next_order = max(state.next_order, event.first_order)
+    state.restored_job = state.next_job
+    state.restored_attempt = max(state.restored_attempt, event.first_attempt)
+
+
 APPLY: dict[type[EventBase], Callable[[State, Any], None]] = {
     PolicyChanged: _policy_changed,
     ControllerStarted: _controller_started,
+    ClusterRestored: _cluster_restored,
     **APPLY_ARRAY,
     **APPLY_BUDGET,
     **APPLY_IDENTITY,

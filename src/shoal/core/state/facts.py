@@ -123,6 +123,8 @@ class Snapshot(msgspec.Struct, frozen=True, kw_only=True):
     rules: list[Rule] = []
     next_rule: int = 1
     arrays: list[Job] = []
+    restored_job: int = 0
+    restored_attempt: int = 0
 
 
 class Facts:
@@ -132,6 +134,9 @@ class Facts:
         self.epoch = 0
         self.next_job = 1
         self.next_port = 0
+        # Jobs below this number are older than the last restore. Nodes may have seen attempts of
+        # theirs that the log does not show, so the next one has this number at least.
+        self.restored_job = self.restored_attempt = 0
         self.submitted = self.finished = 0  # how many jobs
         self.drift_ms = 0  # how far the machine's clock was ahead of ours when last reported
         self.policy = Policy()
@@ -188,4 +193,6 @@ class Facts:
             rules=list(self.rules.values()),
             next_rule=self.next_rule,
             arrays=list(self.arrays.values()),
+            restored_job=self.restored_job,
+            restored_attempt=self.restored_attempt,
         )

@@ -18,6 +18,8 @@ def restore(snapshot: Snapshot) -> State:
     state = State()
     state.epoch, state.next_job = snapshot.epoch, snapshot.next_job
     state.next_port, state.drift_ms = snapshot.next_port, snapshot.drift_ms
+    state.restored_job = snapshot.restored_job
+    state.restored_attempt = snapshot.restored_attempt
     state.submitted, state.finished = snapshot.submitted, snapshot.finished
     state.accounts = Accounts(snapshot.policy, snapshot.accounts)
     state.accounts.budgets = snapshot.budgets
