@@ -33,7 +33,7 @@ class Patience:
         self._until = self._began + patience_s + WAIT_S
         self._said = False
 
-    def wait(self, seconds: int, answer: bytes) -> bool:
+    def wait(self, seconds: float, answer: bytes) -> bool:
         """False: it would take too long, so the answer is final."""
         now = time.monotonic()
         if not seconds or now + seconds > self._until:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import functools
 import http.client
 import os
 import threading
@@ -12,17 +13,20 @@ from urllib.parse import quote, urlencode
 
 import msgspec
 
+from shoal import contexts
 from shoal.busy import Patience, retry_s
-from shoal.connections import Connections, Interrupt
+from shoal.connections import Connections, Interrupt, Taken
 from shoal.model.views import Problem
-from shoal.transport import Endpoint, ShoalError, Unreachable
+from shoal.reaching import HEADS, SEQ, STANDBY, Reaching
+from shoal.transport import Endpoint, ShoalError, Unreachable, WrongCertificate
 
 Answer = TypeVar("Answer")
 Body = bytes | IO[bytes] | None
 Headers = dict[str, str] | None
 
 RETRY_PAUSE_S = 0.1
-NO_TOKEN = 401
+LEADERLESS_S = 0.25  # between two rounds of asking heads that have no leader
+NO_TOKEN, NO_ANSWER = 401, 502
 
 
 # Two threads that decode a type for the first time at once can crash msgspec, and so the process.
@@ -51,17 +55,26 @@ class Caller:
     """Threads may share it, and a forked child may go on using it."""
 
     def __init__(self, endpoint: Endpoint, timeout_s: float, patience_s: float) -> None:
-        self.endpoint = endpoint
-        self.url = endpoint.url
+        self._given = endpoint
+        self._reaching = Reaching(endpoint, functools.partial(contexts.remember, endpoint.context))
         self._headers = {"Authorization": f"Bearer {endpoint.token}"}
         self._patience_s = patience_s
-        self._connections = Connections(endpoint, timeout_s)
+        self._connections = Connections(self._reaching, timeout_s)
         self._interrupt = Interrupt()
+
+    @property
+    def endpoint(self) -> Endpoint:
+        """The head that answers at present, and the others."""
+        return self._reaching.current
+
+    @property
+    def url(self) -> str:
+        return self._reaching.current.url
 
     @property
     def remote(self) -> bool:
         """Whether the head may be another machine, so that paths here mean nothing there."""
-        return self.endpoint.socket is None
+        return self._given.socket is None
 
     def close(self) -> None:
         """Closes the connections. The next call opens another."""
@@ -96,27 +109,36 @@ class Caller:
         if query:
             path += f"?{urlencode(query, doseq=True)}"
         interrupt, patience = self._interrupt, Patience(self._patience_s, self._interrupt.sleep)
-        deadline = time.monotonic() + self._patience_s
+        deadline, tries = time.monotonic() + self._patience_s, 0
         while True:
             interrupt.check()
-            connection, kept, number = self._connections.take()
+            taken = self._connections.take()
             try:
                 if body is not None and not isinstance(body, bytes):
                     body.seek(0)
-                status, data, again_s = self._exchange(connection, method, path, body, headers)
-            except (OSError, http.client.HTTPException) as error:
-                connection.close()
+                status, data, again_s = self._exchange(taken, method, path, body, headers)
+            except (OSError, http.client.HTTPException, WrongCertificate, Unreachable) as error:
+                taken.connection.close()
                 interrupt.check()
-                if kept:  # it may have been closed long ago: try another
+                if taken.kept:  # it may have been closed long ago: try another
                     continue
-                if time.monotonic() >= deadline:
+                tries += 1
+                whole = self._next_head(taken.to.url, tries)
+                if isinstance(error, ShoalError) and (whole or not self._reaching.several):
+                    raise
+                if whole and time.monotonic() >= deadline:
                     raise Unreachable(self._silence(error)) from None
-                interrupt.sleep(RETRY_PAUSE_S)
+                if whole:
+                    interrupt.sleep(RETRY_PAUSE_S)
                 continue
             except BaseException:  # Ctrl-C: the answer may still be under way on it
-                connection.close()
+                taken.connection.close()
                 raise
-            self._connections.give(connection, number)
+            self._connections.give(taken)
+            if again_s == LEADERLESS_S:
+                tries += 1
+                if not self._next_head(taken.to.url, tries):
+                    continue
             if not patience.wait(again_s, data):
                 break
         if status >= 300:
@@ -127,17 +149,20 @@ class Caller:
             message = f"{self.url} runs another version of shoal, or is not shoal: {error}"
             raise ShoalError(message) from None
 
+    def _next_head(self, failed: str, tries: int) -> bool:
+        """Whether all heads were tried, so that a pause is due."""
+        self._reaching.next(failed)
+        return tries % self._reaching.count == 0
+
     def _exchange(
-        self,
-        connection: http.client.HTTPConnection,
-        method: str,
-        path: str,
-        body: Body,
-        more: Headers,
-    ) -> tuple[int, bytes, int]:
+        self, taken: Taken, method: str, path: str, body: Body, more: Headers
+    ) -> tuple[int, bytes, float]:
+        connection = taken.connection
         if connection.sock is None:
-            connection.connect()
+            self._connections.open(taken)
         headers = self._headers
+        if self._reaching.seq:
+            headers = {**headers, SEQ: str(self._reaching.seq)}
         if body is not None:
             headers = {**headers, "Content-Type": "application/json", **(more or {})}
         self._interrupt.hold(connection)
@@ -149,18 +174,25 @@ class Caller:
                     raise
                 # A long body may be refused before all of it is sent: the answer is here already.
             with connection.getresponse() as response:
-                return response.status, response.read(), retry_s(response)
+                status, data = response.status, response.read()
         finally:
             self._interrupt.hold(None)
+        if STANDBY in response.headers:
+            if status == NO_ANSWER:
+                raise ConnectionResetError("the head that leads ended while it answered")
+            return status, data, LEADERLESS_S
+        known = response.headers
+        self._reaching.answered(taken.to.url, known.get(SEQ, ""), known.get(HEADS, ""))
+        return status, data, retry_s(response)
 
     def _silence(self, error: Exception) -> str:
-        where = self.endpoint.socket or self.url
-        advice = "shoal up, on the head" if self.endpoint.context else "shoal up"
+        where = self._given.socket or " or ".join(self.endpoint.all_urls[:3])
+        advice = "shoal up, on the head" if self._given.context else "shoal up"
         return f"no controller answers at {where} ({error}); try: {advice}"
 
     def _problem(self, status: int, data: bytes) -> ShoalError:
-        if status == NO_TOKEN and self.endpoint.context:
-            name = self.endpoint.context
+        if status == NO_TOKEN and self._given.context:
+            name = self._given.context
             message = f"{name} does not accept your token: it was removed, or it has expired"
             message += f"; get another, then: shoal login --context {name}"
             return ShoalError(message, status=status)

@@ -66,8 +66,9 @@ def _endpoint(context: str) -> Endpoint:
 class Client(Caller, FlowCalls, IdentityCalls, SecretCalls, FileCalls, NoticeCalls):
     """A cluster: by `url` and `token` (and `certificate`, if the system does not trust it), by the
     `home` of a cluster on this machine, or by a `context` that `shoal login` made. Without any, the
-    cluster that the `shoal` command would use. While the controller cannot be reached, a call is
-    repeated for `patience_s`. That is safe for every call: a submission carries a key."""
+    cluster that the `shoal` command would use. `url` may name several heads, with commas. While no
+    controller can be reached, a call is repeated for `patience_s`. That is safe for every call: a
+    submission carries a key."""
 
     def __init__(
         self,
@@ -81,7 +82,7 @@ class Client(Caller, FlowCalls, IdentityCalls, SecretCalls, FileCalls, NoticeCal
         patience_s: float = 3,
     ) -> None:
         if url:
-            endpoint = transport.at(url, token, certificate)
+            endpoint = transport.at_any(url, token, certificate)
         elif home is not None:
             endpoint = transport.at_home(Path(home))
         else:

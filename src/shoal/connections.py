@@ -8,11 +8,16 @@ import os
 import socket
 import threading
 import weakref
+from typing import NamedTuple
 
 from shoal import transport
+from shoal.keepalive import keep_alive
+from shoal.reaching import Reaching
 from shoal.transport import Endpoint
 
 IDLE_MAX = 8  # kept for the next calls; more are closed when their call has ended
+CONNECT_S = 2.0  # for one of several heads
+GONE_S = 10  # one of several heads whose machine shows no sign of life is given up
 
 
 class Interrupted(Exception):
@@ -50,36 +55,61 @@ class Interrupt:
             raise Interrupted
 
 
+class Taken(NamedTuple):
+    """A connection for one call, and the head that it leads to. `kept`: it was used before."""
+
+    connection: http.client.HTTPConnection
+    to: Endpoint
+    kept: bool
+    round: int
+
+
 class Connections:
     """A call takes a connection and gives it back, so that calls of several threads do not meet on
     one. A child that was forked begins with none: two processes cannot share one."""
 
-    def __init__(self, endpoint: Endpoint, timeout_s: float) -> None:
-        self._endpoint = endpoint
+    def __init__(self, reaching: Reaching, timeout_s: float) -> None:
+        self._reaching = reaching
         self._timeout_s = timeout_s
         self._guard = threading.Lock()
-        self._idle: list[http.client.HTTPConnection] = []
+        self._idle: list[Taken] = []
         weakref.finalize(self, _close, self._idle)  # of a client that nobody has closed
         self._pid = os.getpid()
         self._round = 0  # grows when the client is closed
 
-    def take(self) -> tuple[http.client.HTTPConnection, bool, int]:
-        """A connection, whether it was used before, and what `give` has to know."""
+    def take(self) -> Taken:
+        """To the head that is used now."""
         if self._pid != os.getpid():  # the lock may have been held when the process was forked
             self._guard, self._pid = threading.Lock(), os.getpid()
             _close(self._idle)
+        to = self._reaching.current
         with self._guard:
+            while self._idle:
+                found = self._idle.pop()
+                if found.to.url == to.url:
+                    return found
+                found.connection.close()
             number = self._round
-            if self._idle:
-                return self._idle.pop(), True, number
-        return transport.connection_to(self._endpoint, self._timeout_s), False, number
+        return Taken(transport.connection_to(to, self._timeout_s), to, False, number)
 
-    def give(self, connection: http.client.HTTPConnection, number: int) -> None:
+    def open(self, taken: Taken) -> None:
+        """With other heads to try, one that does not answer costs little time."""
+        connection = taken.connection
+        if not self._reaching.several:
+            connection.connect()
+            return
+        connection.timeout = min(CONNECT_S, self._timeout_s)
+        connection.connect()
+        connection.timeout = self._timeout_s
+        connection.sock.settimeout(self._timeout_s)
+        keep_alive(connection.sock, GONE_S)
+
+    def give(self, taken: Taken) -> None:
         with self._guard:
-            if number == self._round and len(self._idle) < IDLE_MAX:
-                self._idle.append(connection)
+            if taken.round == self._round and len(self._idle) < IDLE_MAX:
+                self._idle.append(taken._replace(kept=True))
                 return
-        connection.close()
+        taken.connection.close()
 
     def close(self) -> None:
         if self._pid != os.getpid():
@@ -89,6 +119,6 @@ class Connections:
             _close(self._idle)
 
 
-def _close(idle: list[http.client.HTTPConnection]) -> None:
+def _close(idle: list[Taken]) -> None:
     while idle:
-        idle.pop().close()
+        idle.pop().connection.close()

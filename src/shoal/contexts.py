@@ -6,6 +6,7 @@ it. The name `local` stands for the home on this machine.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 import stat
@@ -13,7 +14,7 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import msgspec
 
@@ -24,14 +25,20 @@ LOCAL = "local"
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,62}")
 CONTEXTS_MAX = 1_000
 LOCK_S = 10.0
+REMEMBER_S = 0.1
 
 
 class Context(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """An empty token: logged out. An empty certificate: the system decides whom to trust."""
+    """An empty token: logged out. An empty certificate: the system decides whom to trust. Of a
+    cluster with several heads, `urls` are those that the user named after the first, `heads` those
+    that the cluster names itself, and `last` answered last."""
 
     url: str
     token: str = ""
     certificate: str = ""
+    urls: tuple[str, ...] = ()
+    heads: tuple[str, ...] = ()
+    last: str = ""
 
     def __repr__(self) -> str:
         return f"Context({self.url})"  # a traceback must not show the token
@@ -74,7 +81,24 @@ def endpoint(name: str) -> Endpoint:
     context = find(name)
     if not context.token:
         raise ShoalError(f"you are logged out of {name}; log in with: shoal login --context {name}")
-    return at(context.url, context.token, context.certificate, name)
+    return reached(context, name)
+
+
+def reached(context: Context, name: str = "") -> Endpoint:
+    first = at(context.last or context.url, context.token, context.certificate, name)
+    urls = tuple(one for one in (context.url, *context.urls) if one != first.url)
+    return msgspec.structs.replace(first, urls=urls, heads=context.heads)
+
+
+def remember(name: str, **changes: Any) -> None:
+    """What a cluster says of its heads, for the next command. Nothing depends on it, so a file that
+    cannot be written now is left as it is."""
+    if not name:
+        return
+    with contextlib.suppress(ShoalError, OSError), changing(REMEMBER_S) as kept:
+        known = kept.contexts.get(name)
+        if known is not None:
+            kept.contexts[name] = msgspec.structs.replace(known, **changes)
 
 
 def find(name: str) -> Context:
@@ -109,14 +133,14 @@ def load() -> Contexts:
 
 
 @contextmanager
-def changing() -> Iterator[Contexts]:
+def changing(lock_s: float = LOCK_S) -> Iterator[Contexts]:
     """Change the contexts; what is left at the end is stored. Others who change them wait."""
     path = _path()
     require_own(path.parent)
     path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
     require_own(path.parent)
     guard = path.with_name("contexts.lock")
-    deadline = time.monotonic() + LOCK_S
+    deadline = time.monotonic() + lock_s
     while (handle := lock(guard)) is None:
         if time.monotonic() > deadline:
             raise ShoalError(f"another command is changing {path}; try again")

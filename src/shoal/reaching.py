@@ -3,6 +3,7 @@ events of the log it has seen. Threads may share it."""
 
 from __future__ import annotations
 
+import os
 import threading
 from collections.abc import Callable
 
@@ -10,7 +11,7 @@ from shoal.transport import Endpoint, ShoalError, at
 
 SEQ = "Shoal-Seq"  # in an answer: its newest event; in a request: the newest that the client saw
 HEADS = "Shoal-Heads"  # in an answer: the URLs of all heads, if there are several
-STANDBY = "Shoal-Standby"  # in a refusal by a head that knows of no leader
+STANDBY = "Shoal-Standby"  # in a standby's answer that is not the leader's: why
 AS_OF = "Shoal-As-Of"  # in an answer without a leader: when the log was last followed
 LEADER = "Shoal-Leader"  # in a refusal of a node's link: where to dial instead
 HEADS_MAX = 16
@@ -19,18 +20,15 @@ DIGITS_MAX = 18
 
 
 class Reaching:
-    """`learned` is called with the heads of an answer that were not known before, and `moved` with
-    the URL that is used from now on."""
+    """`remember` gets what should be known the next time: `heads` that were not known before, or
+    the `last` URL that answered."""
 
     def __init__(
-        self,
-        endpoint: Endpoint,
-        learned: Callable[[tuple[str, ...]], None] = lambda _: None,
-        moved: Callable[[str], None] = lambda _: None,
+        self, endpoint: Endpoint, remember: Callable[..., None] = lambda **_: None
     ) -> None:
-        self._guard = threading.Lock()
+        self._guard, self._pid = threading.Lock(), os.getpid()
         self._endpoint = endpoint
-        self._learned, self._moved = learned, moved
+        self._remember = remember
         self._urls = endpoint.all_urls
         self._at = 0
         self._settled = endpoint.url  # answered last
@@ -47,7 +45,7 @@ class Reaching:
 
     @property
     def current(self) -> Endpoint:
-        with self._guard:
+        with self._lock():
             url = self._urls[self._at]
         return self._endpoint if url == self._endpoint.url else self._endpoint.moved_to(url)
 
@@ -55,10 +53,15 @@ class Reaching:
     def seq(self) -> int:
         return self._seq
 
+    def _lock(self) -> threading.Lock:
+        if self._pid != os.getpid():  # it may have been held when the process was forked
+            self._guard, self._pid = threading.Lock(), os.getpid()
+        return self._guard
+
     def next(self, failed: str) -> None:
         """The head at this URL did not answer, or has no leader. Another thread may have moved on
         already."""
-        with self._guard:
+        with self._lock():
             if self._urls[self._at] == failed:
                 self._at = (self._at + 1) % len(self._urls)
 
@@ -66,9 +69,9 @@ class Reaching:
         """With what the headers of the answer say."""
         if url != self._settled:
             self._settled = url
-            self._moved(url)
+            self._remember(last=url)
         if seq.isdigit() and len(seq) <= DIGITS_MAX:
-            with self._guard:
+            with self._lock():
                 self._seq = max(self._seq, int(seq))
         if heads:
             self._learn(heads)
@@ -77,13 +80,13 @@ class Reaching:
         heads = acceptable(self._endpoint, text)
         if not heads or heads == self._heads:
             return
-        with self._guard:
+        with self._lock():
             current = self._urls[self._at]
             named = (self._endpoint.url, *self._endpoint.urls)
             self._urls = tuple(dict.fromkeys((*named, *heads, current)))
             self._at = self._urls.index(current)
             self._heads = heads
-        self._learned(heads)
+        self._remember(heads=heads)
 
 
 def acceptable(endpoint: Endpoint, text: str) -> tuple[str, ...]:

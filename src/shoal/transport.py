@@ -112,6 +112,14 @@ def at(url: str, token: str, certificate: str = "", context: str = "") -> Endpoi
     return Endpoint(url=plain, token=token, certificate=certificate, context=context)
 
 
+def at_any(urls: str, token: str, certificate: str = "") -> Endpoint:
+    """A cluster whose heads are written with commas between them."""
+    found = [at(one.strip(), token, certificate) for one in urls.split(",") if one.strip()]
+    if not found:
+        return at(urls, token, certificate)
+    return msgspec.structs.replace(found[0], urls=tuple(one.url for one in found[1:]))
+
+
 def at_home(home: Path) -> Endpoint:
     """The cluster in this home. The socket file is used: any user can take a port while no
     controller listens."""

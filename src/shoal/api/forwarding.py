@@ -145,7 +145,9 @@ class Forwarding:
     async def _http(self, scope: Any, receive: Receive, send: Send) -> None:
         who, leader = self._sender(scope), self._heads.leader()
         if scope.get(FORWARDED):
-            await _answer(send, 503, "this head does not lead", retry_s=RETRY_S, standby=True)
+            await _answer(
+                send, 503, "this head does not lead", retry_s=RETRY_S, standby="no leader"
+            )
         if await self._is_ours(scope, who, leader is None):
             if leader is None and not OURS.fullmatch(scope["path"]):
                 await self._app(scope, self._until_led(receive), self._dated(send))
@@ -153,7 +155,7 @@ class Forwarding:
                 await self._app(scope, receive, send)
             return
         if leader is None:
-            await _answer(send, 503, NOBODY, retry_s=RETRY_S, standby=True)
+            await _answer(send, 503, NOBODY, retry_s=RETRY_S, standby="no leader")
         if scope["path"] not in NODES_OWN and self._access.is_foreign(Connection(scope)):
             message = "this is not a name of this controller; use its address, or localhost"
             await _answer(send, 421, message, "host")
@@ -245,7 +247,7 @@ class Forwarding:
             line = await self._relay.take(leader.url)
         except Unsent as error:
             message = f"the head that leads ({leader.name}) cannot be reached ({error})"
-            await _answer(send, 503, message, retry_s=RETRY_S, standby=True)
+            await _answer(send, 503, message, retry_s=RETRY_S, standby="no leader")
         started = False
         try:
             line.begin(scope["method"], self._head(scope, leader.url))
@@ -259,7 +261,7 @@ class Forwarding:
         except OSError:
             line.abort()
             if not started:
-                await _answer(send, 502, UNKNOWN)
+                await _answer(send, 502, UNKNOWN, standby="outcome unknown")
             raise _Answered from None  # cut off, so that nobody takes a part for the whole
         except BaseException:
             line.abort()
@@ -339,14 +341,14 @@ class _Answered(Exception):
 
 
 async def _answer(
-    send: Send, status: int, message: str, field: str = "", retry_s: int = 0, standby: bool = False
+    send: Send, status: int, message: str, field: str = "", retry_s: int = 0, standby: str = ""
 ) -> NoReturn:
     """Raises `_Answered`, so that nothing after it runs."""
     body = msgspec.json.encode(Problem(message=message, field=field))
     headers = [(name.encode(), value.encode()) for name, value in SAFE_HEADERS.items()]
     headers += [(b"content-type", b"application/json"), (b"content-length", b"%d" % len(body))]
     headers += [(b"retry-after", b"%d" % retry_s)] if retry_s else []
-    headers += [(STANDBY, b"no leader")] if standby else []
+    headers += [(STANDBY, standby.encode())] if standby else []
     await send({"type": "http.response.start", "status": status, "headers": headers})
     await send({"type": "http.response.body", "body": body, "more_body": False})
     raise _Answered

@@ -23,7 +23,7 @@ P = ParamSpec("P")
 Answer = TypeVar("Answer")
 
 # Those that make clients, and the map: an Executor has futures, which can be awaited.
-NOT_CALLS = frozenset(("at_home", "to", "lent", "map", "remote"))
+NOT_CALLS = frozenset(("at_home", "to", "lent", "map", "remote", "endpoint", "url"))
 CALLS_MAX = 64  # at a time, as many as a token may have under way; more wait for their turn
 # Calls that wait for something long. They take turns, so that a call to cancel a job that many
 # wait for finds a thread.

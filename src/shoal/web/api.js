@@ -3,6 +3,7 @@
 
 let csrf = "";
 let signedOut = () => {};
+let seen = 0; // the newest event that an answer showed: a head that does not know it yet waits
 
 export class Refused extends Error {
   constructor(status, message, field) { super(field ? `${field}: ${message}` : message); this.status = status; }
@@ -25,6 +26,7 @@ async function once(method, path, body, { signal, quiet }) {
   const headers = { accept: "application/json" };
   if (method !== "GET") headers["x-shoal-csrf"] = csrf;
   if (body !== undefined) headers["content-type"] = "application/json";
+  if (seen) headers["shoal-seq"] = String(seen);
   let response;
   try {
     response = await fetch(path, { method, headers, signal, body: body === undefined ? undefined : JSON.stringify(body), credentials: "same-origin", cache: "no-store" });
@@ -32,6 +34,7 @@ async function once(method, path, body, { signal, quiet }) {
     if (error.name === "AbortError") throw error;
     throw new Refused(0, "the controller does not answer; is the cluster up?");
   }
+  seen = Math.max(seen, Number(response.headers.get("shoal-seq")) || 0);
   const text = await response.text();
   let answer = null;
   try { answer = text ? JSON.parse(text) : null; } catch { /* handled below */ }

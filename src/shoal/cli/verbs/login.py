@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -15,7 +16,7 @@ TOKEN_BYTES_MAX = 4096
 
 
 @verb(
-    Argument("url", "[URL]", "The head's address, e.g. https://head:7700.", required=False),
+    Argument("url", "[URL,...]", "The head's address, e.g. https://head:7700.", required=False),
     Option("--fingerprint", metavar="F", help="The fingerprint that the head shows."),
     Option("--token-file", metavar="FILE", type=Path, help="File with your token; - is stdin."),
     flag("--oidc", help="Sign in through your organisation, in a browser on any machine."),
@@ -50,15 +51,20 @@ def login(
     is the first part of the host's name, or what --context says. Without URL you
     log in again to a context that you have, for example with a new token.
 
+    A cluster with several heads may be named by any of them. Name two, with a
+    comma, if one may be down now; the cluster itself names the rest.
+
     Examples:
       shoal login https://head:7700 --fingerprint sha256:4f1c...
       shoal login https://head:7700 --fingerprint sha256:4f1c... --context lab
       shoal login https://gpu.example.com --token-file ~/token
+      shoal login https://a:7700,https://b:7700 --fingerprint sha256:4f1c...
       shoal login --context lab < new-token
       shoal login --context lab --oidc
       shoal login --show
     """
     import click
+    import msgspec
 
     from shoal import contexts
     from shoal.cli.screen import show as screen
@@ -73,9 +79,9 @@ def login(
         if name == contexts.LOCAL:
             raise Failure("URL: say which cluster, e.g. shoal login https://head:7700", USAGE)
         known = contexts.find(name)
-        accepted = _accepted(known.url, fingerprint, known.certificate)
+        accepted = _accepted_any(contexts.reached(known).all_urls, fingerprint, known.certificate)
     else:
-        accepted = _accepted(url, fingerprint, "")
+        accepted = _accepted_any(url.split(","), fingerprint, "")
         name = contexts.checked_name(given or _name_of(accepted.url))
         _refuse_other(name, accepted.url)
     if oidc and token_file is not None:
@@ -83,7 +89,7 @@ def login(
     if tenant and not oidc:
         raise Failure("--tenant: has no effect without --oidc; a token has its tenant", USAGE)
     token = _by_oidc(accepted, tenant) if oidc else _token(token_file, accepted.url)
-    context = contexts.Context(url=accepted.url, token=token, certificate=accepted.certificate)
+    context = msgspec.structs.replace(accepted, token=token)
     user = _check(context)
     with contexts.changing() as kept:
         kept.contexts[name] = context
@@ -170,6 +176,27 @@ def _refuse_other(name: str, url: str) -> None:
     if known is not None and known.url != url:
         message = f"the context {name} is {known.url}"
         raise Failure(f"--context: {message}; give this one another name, or remove that one")
+
+
+def _accepted_any(urls: Sequence[str], fingerprint: str | None, pinned: str) -> Context:
+    """By the first head that answers. All heads of a cluster show certificates of one CA."""
+    import msgspec
+
+    from shoal import transport
+
+    named = [one.strip() for one in urls if one.strip()] or [""]
+    for number, url in enumerate(named):
+        try:
+            found = _accepted(url, fingerprint, pinned)
+        except transport.Unreachable:
+            if number == len(named) - 1:
+                raise
+            continue
+        urls = [transport.at(one if "://" in one else f"https://{one}", "").url for one in named]
+        others = tuple(one for one in urls[1:] if one != urls[0])
+        last = found.url if found.url != urls[0] else ""
+        return msgspec.structs.replace(found, url=urls[0], urls=others, last=last)
+    raise AssertionError
 
 
 def _accepted(url: str, fingerprint: str | None, pinned: str) -> Context:
@@ -289,10 +316,11 @@ def _by_oidc(context: Context, tenant: str) -> str:
 
     from shoal.cli.screen import show
     from shoal.client import Client
+    from shoal.contexts import reached
     from shoal.forms.failure import Failure
     from shoal.model.durations import duration_text
 
-    with Client(context.url, "", certificate=context.certificate) as client:
+    with Client.to(reached(context)) as client:
         begun = client.begin_device(tenant)
         show.note(f"open {begun.url} in a browser, and enter the code {begun.user_code}")
         if begun.url_complete:
@@ -311,6 +339,7 @@ def _by_oidc(context: Context, tenant: str) -> str:
 def _check(context: Context) -> str:
     """Who the token's user is; ShoalError if the cluster does not accept it."""
     from shoal.client import Client
+    from shoal.contexts import reached
 
-    with Client(context.url, context.token, certificate=context.certificate) as client:
+    with Client.to(reached(context)) as client:
         return client.me().user
