@@ -19,6 +19,7 @@ from shoal.client_secrets import SecretCalls
 from shoal.model.explanation import Explanation
 from shoal.model.finding import EVERY_JOB, JobFilter
 from shoal.model.job import JobSpec
+from shoal.model.joining import JoinTokenView
 from shoal.model.ledger import By, CostView, LedgerView
 from shoal.model.node import LabelChange, NodeIntent
 from shoal.model.policy import Policy
@@ -32,6 +33,7 @@ from shoal.model.views import (
     CheckView,
     Done,
     EventsView,
+    HeadView,
     JobRow,
     JobView,
     LogView,
@@ -286,6 +288,16 @@ class Client(Caller, FlowCalls, IdentityCalls, SecretCalls, FileCalls, NoticeCal
 
     def cost(self, job_id: str) -> CostView:
         return self._call("GET", CostView, "jobs", job_id, "cost")
+
+    def heads(self) -> list[HeadView]:
+        return self._call("GET", list[HeadView], "heads")
+
+    def forget_head(self, name: str) -> Done:
+        return self._call("DELETE", Done, "heads", name)
+
+    def join_token(self) -> str:
+        """With it, machines join; for admins."""
+        return self._call("GET", JoinTokenView, "keys", "join").token
 
     def supply(self) -> SuppliesView:
         return self._call("GET", SuppliesView, "supply")

@@ -9,13 +9,16 @@ import logging
 import os
 import signal
 import sys
+from functools import partial
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import msgspec
 import uvloop
 
-from shoal.control import log_room, output_room, plugins
+from shoal.control import database_clock, log_room, output_room, plugins
 from shoal.control.clock import SystemClock, watch
+from shoal.control.database_clock import DatabaseClock
 from shoal.control.filedesk import FileDesk
 from shoal.control.gateway_link import GatewayLink
 from shoal.control.history.history import History
@@ -31,9 +34,10 @@ from shoal.control.secretstore import SecretStore
 from shoal.control.sockets import Doors
 from shoal.control.store.marks import Numbers
 from shoal.control.store.sqlite import SqliteStore
-from shoal.control.supervise import DAMAGED_CODE, HOPELESS_CODE, RESTARTS_ENV
+from shoal.control.supervise import DAMAGED_CODE, HOPELESS_CODE, RESTARTS_ENV, STAND_BY_CODE
 from shoal.control.supplying import Supplying
 from shoal.control.tidy import Tidy
+from shoal.database.base import Deposed, StoreAway
 from shoal.engines.everywhere import Everywhere
 from shoal.engines.linked.engine import LinkedEngine
 from shoal.engines.local.engine import LocalEngine
@@ -61,6 +65,10 @@ from shoal.stages import (
     watch_supervisor,
 )
 
+if TYPE_CHECKING:
+    from shoal.control.encryption import Encryption
+    from shoal.standby import Won
+
 FILES_MAX = 16_384
 
 
@@ -77,6 +85,9 @@ def run_controller(home_path: str, network: int, local: int) -> int:
     try:
         with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
             runner.run(_serve(home, Doors.inherited(network, local), usual))
+    except (Deposed, StoreAway) as error:
+        print(f"this head no longer leads: {error}", flush=True)
+        return STAND_BY_CODE
     except (StoreError, EngineError) as error:
         print(f"shoal: {error}", flush=True)
         return DAMAGED_CODE if isinstance(error, StoreDamaged) else HOPELESS_CODE
@@ -84,14 +95,42 @@ def run_controller(home_path: str, network: int, local: int) -> int:
 
 
 async def _serve(home: Home, doors: Doors, usual: Usual) -> None:
+    """A cluster without a database has one head, which always leads."""
     config = home.read_config()
     if config is None:
         raise EngineError(f"{home.config} is missing; start with: shoal up")
     encryption = encryption_of(home, config)
-    store = _store(home)
+    if not config.database:
+        await _lead(home, config, doors, usual, encryption, None)
+        return
+    from shoal.standby import stand_by
+
+    won = await stand_by(home, config, doors, encryption, lambda: _store(home, config))
+    if won is None:
+        return
+    signal.signal(signal.SIGCONT, lambda *_: won.leadership.check())
+    try:
+        await _lead(home, config, doors, usual, encryption, won)
+    finally:
+        for task in won.tasks:
+            task.cancel()
+        won.leadership.give_up()
+
+
+async def _lead(
+    home: Home,
+    config: ClusterConfig,
+    doors: Doors,
+    usual: Usual,
+    encryption: Encryption | None,
+    won: Won | None,
+) -> None:
+    """Everything that a leader remembers is read now, and not before: until now another head may
+    have changed it. Only the state was followed; what is new in the log is added to it."""
+    store = _store(home, config, won)
     linked = LinkedEngine()
     engine = _engine(home, config, usual, linked)
-    clock = SystemClock(store.newest_ms(), home.clock)
+    clock = _clock(home, store, won)
     loop = ControlLoop(
         store,
         engine,
@@ -103,13 +142,11 @@ async def _serve(home: Home, doors: Doors, usual: Usual) -> None:
         store.alarms,
     )
     loop.restarts = int(os.environ.get(RESTARTS_ENV, "0"))
-    ledger = LiveLedger(
-        home.ledger,
-        home.prices,
-        store,
-        loop,
-        lambda text: loop.alarms.raise_("ledger", text),
-    )
+    if won is not None:
+        loop.check = won.leadership.check
+        won.heads.loop = loop
+    alarm = partial(loop.alarms.raise_, "ledger")
+    ledger = LiveLedger(home.ledger, home.prices, store, loop, alarm)
     loop.secrets = SecretStore(home.secrets, loop.alarms)
     outputs = OutputStore(home.outputs)
     loop.files = desk = FileDesk(loop, outputs)
@@ -118,7 +155,7 @@ async def _serve(home: Home, doors: Doors, usual: Usual) -> None:
     loop.followers += [posting, ledger, Tidy(home.checkpoints), loop.secrets]
     tasks = begin(
         ("the ledger", lambda: ledger.run(lambda: loop.policy, loop.spent)),
-        ("the watch on the clock", lambda: watch(clock, loop.alarms, loop.drifted)),
+        ("the watch on the clock", lambda: _watch_clock(clock, loop)),
         ("the watch on the supervisor", lambda: watch_supervisor(home, loop.alarms)),
         ("the watch on the log store", lambda: log_room.watch(loop)),
         ("the watch on the output store", lambda: output_room.watch(loop, outputs)),
@@ -128,12 +165,13 @@ async def _serve(home: Home, doors: Doors, usual: Usual) -> None:
     fingerprint = encryption.fingerprint if encryption else ""
     tasks += begin(("the join token", lambda: keep_standing(loop, home.path, fingerprint)))
     await asyncio.sleep(0)  # the agents start while the API is still being imported
-    gateway_link = GatewayLink(loop, balancer_of(home), lambda: entry_of(home, config))
     history = History(loop, home.history)
-    server = api_server(loop, home, history, ledger, doors, encryption, config, engine, posting)
+    heads = won.heads if won is not None else None
+    parts = history, ledger, doors, encryption, config, engine, posting, heads
+    server = api_server(loop, home, *parts)
     api_task = asyncio.create_task(server.run())
+    tasks += _serve_gateway(home, config, loop, won)
     tasks += begin(
-        ("the gateway link", gateway_link.run),
         ("the supply of nodes", _supplying(home, config, loop).run),
         ("the history", history.run),
         ("the notices", posting.run),
@@ -155,7 +193,33 @@ async def _serve(home: Home, doors: Doors, usual: Usual) -> None:
     store.close()
 
 
-def _store(home: Home) -> SqliteStore:
+def _serve_gateway(
+    home: Home, config: ClusterConfig, loop: ControlLoop, won: Won | None
+) -> list[asyncio.Task[None]]:
+    if won is not None:
+        won.gateway_link.serve(loop)
+        return []
+    link = GatewayLink(loop, balancer_of(home), lambda: entry_of(home, config))
+    return begin(("the gateway link", link.run))
+
+
+def _clock(home: Home, store: SqliteStore, won: Won | None) -> SystemClock | DatabaseClock:
+    if won is None:
+        return SystemClock(store.newest_ms(), home.clock)
+    won.clock.set(store.newest_ms())
+    return won.clock
+
+
+async def _watch_clock(clock: SystemClock | DatabaseClock, loop: ControlLoop) -> None:
+    if isinstance(clock, DatabaseClock):
+        await database_clock.watch(clock, loop.alarms)
+    else:
+        await watch(clock, loop.alarms, loop.drifted)
+
+
+def _store(home: Home, config: ClusterConfig, won: Won | None = None) -> SqliteStore:  # noqa: ARG001
+    if config.database:
+        raise EngineError("a cluster with a database cannot be started yet")
     if not home.database.exists() and home.salvaged.exists():
         home.salvaged.replace(home.database)  # a salvage that was interrupted at the very end
     numbers = Numbers(home.marks, (home.logs, home.checkpoints, home.outputs))

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from shoal.control.alarms import Alarms
+from shoal.control.heads import Heads
 from shoal.control.history.history import History
 from shoal.control.home import ClusterConfig, Home, node_url
 from shoal.control.loop import ControlLoop
@@ -107,9 +108,11 @@ def api_server(
     config: ClusterConfig,
     engine: Everywhere | None = None,
     posting: Posting | None = None,
+    heads: Heads | None = None,
 ) -> ApiServer:
     """It leaves its address in the home. A standby has no ledger, engine or posting."""
     from shoal.api.app import build
+    from shoal.api.heads import HEADS
     from shoal.api.joining import FINGERPRINT, NODE_URL
     from shoal.api.notices import POSTING
     from shoal.api.server import ApiServer
@@ -127,6 +130,7 @@ def api_server(
     if engine is not None:
         app.state[INVITE] = engine.invite
     app.state[POSTING] = posting
+    app.state[HEADS] = heads
     app.state[NODE_URL] = lambda: node_url(config, home)
     app.state[FINGERPRINT] = lambda: encryption.fingerprint if encryption else ""
     server = ApiServer(app, doors, encryption, loop.alarms, show_address)

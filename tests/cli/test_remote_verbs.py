@@ -92,6 +92,11 @@ TRIES: dict[str, list[Try]] = {
     "join": [Try(("head:6379",), ON_HEAD, 2)],
     "leave": [Try((), ON_HEAD, 2)],
     "ends": [Try(("--in", "2m"), ON_HEAD, 2)],
+    "heads": [
+        Try((), "one head and no database"),
+        Try(("invite",), "not a head of a cluster with a database", 1),
+        Try(("forget", "other"), "there is no head 'other'", 1),
+    ],
     "salvage": [Try((), ON_HEAD, 2)],
     "backup": [Try((), ON_HEAD, 2)],
     "restore": [Try(("b.tar",), ON_HEAD, 2)],

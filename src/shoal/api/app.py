@@ -25,6 +25,7 @@ from shoal.api.feed import Feed
 from shoal.api.files import Files
 from shoal.api.finding import Annotations, provide_wanted
 from shoal.api.forwarded import ACCESS, SERVED, entry_for, headed
+from shoal.api.heads import HeadsOfCluster, checked
 from shoal.api.identity import Me, Tenants, Tokens, Users
 from shoal.api.jobs import Jobs, WaitS
 from shoal.api.joining import Join, Keys
@@ -220,6 +221,7 @@ class Services(Controller):
 
 ROUTES: list[ControllerRouterHandler] = [
     Cluster,
+    HeadsOfCluster,
     Events,
     Jobs,
     Sessions,
@@ -291,7 +293,7 @@ def build(
         route_handlers=ROUTES,
         guards=[access.guard, *([auditor.guard] if auditor else [])],
         before_send=[auditor.before_send] if auditor else [],
-        middleware=[tickets],
+        middleware=[checked(lambda: loop.check()), tickets],
         response_headers=SAFE_HEADERS,
         state=State({"feed": feed, ACCESS: access}),
         dependencies={

@@ -16,10 +16,10 @@ from shoal.api.audit import note
 from shoal.api.certificate import STATE
 from shoal.api.principal import Needs, Principal
 from shoal.api.problems import Refusal, accepted
-from shoal.control.jointoken import NOTE, standing_id, write_standing
+from shoal.control.jointoken import NOTE, standing, standing_id, write_standing
 from shoal.control.loop import ControlLoop
 from shoal.model.identity import NodeKey
-from shoal.model.joining import Joined, Joining, KeyView, SecretKeyView
+from shoal.model.joining import Joined, Joining, JoinTokenView, KeyView, SecretKeyView
 from shoal.model.node import NodeSpec
 from shoal.model.report import RemoveKey, SetKey
 from shoal.model.views import Done
@@ -81,6 +81,14 @@ class Keys(Controller):
         """Join tokens first, then the nodes' keys."""
         keys = sorted(loop.state.identity.keys.values(), key=lambda key: (key.node, key.since_ms))
         return [_view(loop, key) for key in keys]
+
+    @get("/join", sync_to_thread=False)
+    def join_token(self, home: Path | None) -> JoinTokenView:
+        """The cluster's own, with which machines join. A head uses it for its own nodes."""
+        token = standing(home) if home is not None else ""
+        if not token:
+            raise Refusal(503, "there is no join token yet; try again in a moment", retry_s=1)
+        return JoinTokenView(token=token)
 
     @post("/join")
     async def rotate(

@@ -10,6 +10,7 @@ from litestar import MediaType, Request, Response
 from litestar.exceptions import HTTPException, ValidationException
 
 from shoal.control.loop import Busy, Unreadable
+from shoal.database.base import Deposed, StoreAway
 from shoal.model.report import Answer, Full, Refused
 from shoal.model.views import Problem
 from shoal.ports import StoreError
@@ -58,6 +59,8 @@ def on_busy(_: AnyRequest, error: Busy | Unreadable) -> Response[Problem]:
 
 
 def on_store_error(_: AnyRequest, error: StoreError) -> Response[Problem]:
+    if isinstance(error, StoreAway | Deposed):  # the next try may find the database, or a leader
+        return _respond(503, Problem(message=str(error)), BUSY_RETRY_S)
     return _respond(507, Problem(message=str(error)))
 
 

@@ -56,6 +56,7 @@ class ApiServer:
             )
         )
         self._encryption, self._alarms, self._moved = encryption, alarms, moved
+        self._tasks: list[asyncio.Task[None]] = []
         self._listener: TlsListener | None = None
         if encryption is None:
             self._plain.append(doors.network)
@@ -65,20 +66,29 @@ class ApiServer:
 
     async def run(self) -> None:
         """Until `end` is called."""
-        tasks = []
         if self._listener is not None and self._encryption is not None:
             self._server.config.load()  # as the server itself does when it begins
             upkeep, alarms, moved = self._encryption.run, self._alarms, self._moved
             listen = self._listener.run
-            tasks = [
+            self._tasks = [
                 asyncio.create_task(enduring("the TLS port", listen)),
                 asyncio.create_task(enduring("the certificate", lambda: upkeep(alarms, moved))),
             ]
         try:
             await self._server.serve(sockets=self._plain)
         finally:
-            for task in tasks:
-                task.cancel()
+            self._stop_tasks()
+
+    def leave(self) -> None:
+        """End, but take no connection from this moment on: another server waits for them."""
+        self._stop_tasks()
+        for listening in self._server.servers:
+            listening.close()
+        self.end()
+
+    def _stop_tasks(self) -> None:
+        for task in self._tasks:
+            task.cancel()
 
     def end(self) -> None:
         self._server.should_exit = True

@@ -49,6 +49,7 @@ THEMES = {
     "Cluster": {
         "up": "Start a cluster on this machine.",
         "down": "Stop the cluster and everything that runs on it.",
+        "heads": "List the heads of this cluster, or invite another one.",
         "join": "Add this machine to a cluster as a node.",
         "leave": "Remove this machine from the cluster it joined.",
         "ends": "Say until when this machine's node lives.",

@@ -16,7 +16,7 @@ import msgspec
 
 from shoal.control.asking import Answer, get, lists_a_model
 from shoal.control.engine_reader import EngineReader
-from shoal.control.loop import ControlLoop, Unreadable
+from shoal.control.loop import Busy, ControlLoop, Unreadable
 from shoal.core.state.state import State
 from shoal.model.job import Job, Phase
 from shoal.model.service import (
@@ -62,13 +62,17 @@ class GatewayLink:
         self._engines = EngineReader(door)
         self.trouble = ""
 
+    def serve(self, loop: ControlLoop) -> None:
+        """From now on by the state of this loop. What the probes have shown stays known."""
+        self._loop = loop
+
     async def run(self) -> None:
         while True:
             try:
                 await self._loop.settled()
                 if self._loop.state.services or not self._idle:
                     await self._look()
-            except Unreadable:
+            except (Busy, Unreadable):
                 pass  # the gateway goes on with the replicas it has
             except Exception:
                 log.exception("a look at the gateway failed")

@@ -45,11 +45,17 @@ def is_up(home: Home) -> bool:
     return held(home.supervisor_lock) or held(home.controller_lock)
 
 
-def bring_up(home: Home, config: ClusterConfig | None, progress: Progress) -> Up:
+def bring_up(
+    home: Home,
+    config: ClusterConfig | None,
+    progress: Progress,
+    start_nodes: Progress = lambda _: None,
+) -> Up:
     """Start the controller and the nodes, and return when all of them are ready.
 
     Without a config, the last one is used. On a cluster that is up, an equal config (or none)
-    changes nothing and another one is refused.
+    changes nothing and another one is refused. `start_nodes` gets the controller's URL: with a
+    database the nodes of this machine dial in, because no head starts them.
     """
     try:
         home.create()
@@ -69,10 +75,12 @@ def bring_up(home: Home, config: ClusterConfig | None, progress: Progress) -> Up
         raise LifecycleError("this is the first start: say which nodes the cluster has")
     log_start = home.controller_log.stat().st_size if home.controller_log.exists() else 0
     if not already:
-        _refuse_member(home)
+        ours = {spec.id for spec in config.nodes} if config.database else set()
+        _refuse_member(home, ours)
         _refuse_half_restored(home)
         home.write_config(config)
-        for spec in config.nodes:  # an agent that finds this file dials another head
+        for spec in () if config.database else config.nodes:
+            # An agent that finds this file dials another head.
             (home.node(spec.id) / LINK_FILE).unlink(missing_ok=True)
         _start(home)
     elif not held(home.supervisor_lock):
@@ -82,13 +90,14 @@ def bring_up(home: Home, config: ClusterConfig | None, progress: Progress) -> Up
         _end(home.controller_lock, _controller_pid(home))
         _start(home)
     address = _wait_for_controller(home, log_start, progress)
+    start_nodes(address.url)
     _wait_for_nodes(home, config, progress)
     return Up(address, already)
 
 
-def _refuse_member(home: Home) -> None:
+def _refuse_member(home: Home, ours: set[str]) -> None:
     for folder in home.nodes.iterdir():
-        if held(folder / STARTER_LOCK):
+        if folder.name not in ours and held(folder / STARTER_LOCK):
             message = f"this machine is in another cluster as {folder.name} ({home.path})"
             raise LifecycleError(f"{message}; first: shoal leave, or use another --home")
 

@@ -8,17 +8,20 @@ import logging
 import os
 import secrets
 import time
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 
 from shoal.control import plugins
 from shoal.control.alarms import Alarms
 from shoal.control.counters import Counters
 from shoal.control.handing import hand_over
+from shoal.control.leading import alone
+from shoal.control.loading import load
 from shoal.control.logs import LogStore, may_log
 from shoal.control.packages import PackageStore
 from shoal.control.secretstore import SecretStore
 from shoal.core.state.invariants import verify
 from shoal.core.state.state import State
+from shoal.database.base import Deposed
 from shoal.model.budget import Spending
 from shoal.model.commands import Envelope
 from shoal.model.events import jobs_of
@@ -92,6 +95,7 @@ class ControlLoop:
         self.alarms = alarms or Alarms()
         self.samples: dict[str, NodeSample] = {}  # the newest of each node, for the history
         self.followers: list[Follower] = []
+        self.check: Callable[[], None] = alone  # before whatever others can see
         self._engine = engine
         self._snapshot_tried = 0
         self._broken_steps = 0
@@ -227,6 +231,7 @@ class ControlLoop:
             self._wake.set()
 
     def log(self, chunk: LogChunk, node: str = "") -> int:
+        self.check()
         job = self.tick.state.jobs.get(chunk.ref.job) if node else None
         if node and not may_log(job or self.store.job(chunk.ref.job), node, chunk, self.logs):
             return chunk.offset + len(chunk.data)  # it must not send it again
@@ -236,8 +241,8 @@ class ControlLoop:
             kept = self.logs.append(chunk)
         except OSError as error:
             # Its node sends it again for as long as it has it. The job may end before that.
-            reason = error.strerror or str(error)
-            self.alarms.raise_("logs", f"output of jobs cannot be kept yet: {reason}")
+            text = f"output of jobs cannot be kept yet: {error.strerror or error}"
+            self.alarms.raise_("logs", text)
             return self.logs.kept(chunk.ref)
         self.alarms.clear("logs")
         if chunk.data:
@@ -264,6 +269,8 @@ class ControlLoop:
             await self._sleep_until(wake_ms)
             try:
                 wake_ms = await self._run_tick()
+            except Deposed:
+                raise
             except Exception as error:
                 if not isinstance(error, StoreError):
                     log.exception("a step failed; the state is rebuilt from the store")
@@ -304,6 +311,7 @@ class ControlLoop:
             self.counters.commits.add(time.perf_counter() - began)
         else:
             self.tick.commit()
+        self.check()
         self.tick.finish()
         self._gate.set()
         self._publish(decision)
@@ -354,16 +362,7 @@ class ControlLoop:
     # -- start and recovery ----------------------------------------------------------------
 
     def _load(self) -> None:
-        """The state must not be out of reach because a function that a policy names fails on it."""
-        try:
-            self.tick.load()
-        except StoreError:
-            raise
-        except Exception as error:
-            if not plugins.distrust(error):
-                raise
-            log.exception("the log cannot be replayed with the functions that the policy names")
-            self.tick.load()
+        load(self.tick)
 
     def _begin(self) -> None:
         self.tick.begin(self.clock.now_ms(), secrets.randbelow(self.policy.port_count))
@@ -381,7 +380,7 @@ class ControlLoop:
                     self._begin()
                 else:
                     await asyncio.to_thread(self._load)
-            except StoreDamaged:
+            except (StoreDamaged, Deposed):
                 raise  # no patience mends it: the supervisor must not try again
             except Exception as error:
                 self._refuse(error)

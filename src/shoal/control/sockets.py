@@ -38,6 +38,10 @@ class Doors(NamedTuple):
             door.set_inheritable(False)
         return doors
 
+    def copy(self) -> Doors:
+        """The same sockets, for a server that closes its own when it ends."""
+        return Doors(self.network.dup(), self.local.dup())
+
     @property
     def descriptors(self) -> tuple[int, int]:
         return self.network.fileno(), self.local.fileno()

@@ -20,6 +20,8 @@ from shoal.ports import EngineError
 # A controller that exits with this code has said why, and starting it again would not help.
 HOPELESS_CODE = 3
 DAMAGED_CODE = 4  # the same, and waiting does not help either: a person must act
+# Another head leads by now, or the database was away: the next controller begins as a standby.
+STAND_BY_CODE = 5
 RESTARTS_ENV = "SHOAL_CONTROLLER_RESTARTS"  # how many controllers have died before this one
 PAUSE_FIRST_S = 0.05
 PAUSE_MAX_S = 5.0
@@ -55,6 +57,10 @@ class Supervisor:
             lived = time.monotonic() - started > HEALTHY_AFTER_S
             if code in (0, DAMAGED_CODE) or (code == HOPELESS_CODE and not self._worked):
                 return int(code)
+            if code == STAND_BY_CODE and not self._stopping:
+                say("the controller no longer leads; starting it again as a standby")
+                time.sleep(PAUSE_FIRST_S)
+                continue
             self._worked = self._worked or lived
             if lived:
                 pause_s = PAUSE_FIRST_S

@@ -50,3 +50,9 @@ class SecretKeyView(msgspec.Struct, kw_only=True):
 
     key: KeyView
     secret: str
+
+
+class JoinTokenView(msgspec.Struct, kw_only=True):
+    """The cluster's own join token, whole."""
+
+    token: str

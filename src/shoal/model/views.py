@@ -144,6 +144,17 @@ class StatusView(msgspec.Struct, kw_only=True):
     alarms: tuple[str, ...] = ()  # what is wrong with the controller itself
 
 
+class HeadView(msgspec.Struct, kw_only=True):
+    """A machine that runs a controller. `role`: leads, standby or away."""
+
+    name: str
+    url: str
+    version: str
+    role: str
+    behind: int  # events that it does not know yet
+    seen_ms_ago: int
+
+
 class WhyView(msgspec.Struct, kw_only=True):
     """`why` is true now; `events` show how it came about: the newest ones, oldest first, and of
     several checkpoints in a row only the last. `attempts` are all of the job's."""

@@ -91,8 +91,11 @@ def _full(path: str) -> str:
     return str(Path(path).expanduser().absolute()) if path else ""
 
 
-def check(config: ClusterConfig) -> None:
-    """EngineError, in one line, if the operator's certificate cannot be used."""
+def check(config: ClusterConfig, *, hosts: bool = False) -> None:
+    """EngineError, in one line, if the operator's certificate cannot be used. `hosts`: other
+    machines have to reach the head."""
+    if hosts:
+        check_reachable(config)
     if config.certificate:
         from shoal.control.certificates import brought
 

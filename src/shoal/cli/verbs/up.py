@@ -18,6 +18,9 @@ if TYPE_CHECKING:
     from shoal.model.node import NodeSpec
 
 
+HEADS = "Several heads"
+
+
 @verb(
     Option("--nodes", metavar="N", type=number(), help="Start this many virtual nodes."),
     Option("--gpus", metavar="G", type=number(), help="GPUs per virtual node."),
@@ -40,6 +43,20 @@ if TYPE_CHECKING:
     Option("--domain", metavar="D", help="Also serve services at NAME.DOMAIN. [localhost]"),
     Option("--certificate", metavar="PEM", help="Your own certificate and its chain; '' for none."),
     Option("--key", metavar="PEM", help="Its key. [in the same file]"),
+    Option(
+        "--database",
+        metavar="URL",
+        heading=HEADS,
+        help="Keep everything in this PostgreSQL: postgresql://USER@HOST/NAME.",
+    ),
+    Option("--shared", metavar="DIR", type=Path, heading=HEADS, help="Folder that all heads see."),
+    Option(
+        "--head",
+        metavar="FILE",
+        type=Path,
+        heading=HEADS,
+        help="Become a head of the cluster that wrote FILE: `shoal heads invite`.",
+    ),
     flag("--foreground", help="Stay, for a container; SIGTERM ends the controller only."),
     on_head=True,
 )
@@ -63,6 +80,9 @@ def up(
     domain: str | None,
     certificate: str | None,
     key: str | None,
+    database: str | None,
+    shared: Path | None,
+    head: Path | None,
     foreground: bool,
     json: bool,
     home: Path,
@@ -94,6 +114,9 @@ def up(
     only the changes; a host that is no longer in the file leaves. If some hosts
     fail, the others still join, and the exit code is 1.
 
+    With --database the cluster survives the loss of its head: other machines
+    become heads, too, with --head. See `shoal heads`.
+
     Without flags a cluster that was up before comes back with its jobs. If a
     cluster is up, the same flags change nothing; to use other flags, run
     `shoal down` first.
@@ -105,32 +128,30 @@ def up(
       shoal up --nodes 2 --gpus 4 --gpu-model A100 --gpu-memory 80G
       shoal up --engine slurm --supply partition=gpu,gpus=8,most=16
       shoal up --hosts hosts.yaml                these servers, over ssh
-      shoal up --home ~/try --port 0             a second, separate cluster
       shoal up --host 0.0.0.0                    other machines can log in and join
+      shoal up --host 0.0.0.0 --database postgresql://shoal@db/shoal --shared /mnt/shoal
     """
     from shoal.cli.screen import show
-    from shoal.cli.up import engines, listening
+    from shoal.cli.up import engines, listening, own_nodes, several
     from shoal.cli.up.hosts import HostsFile
     from shoal.control.home import Home
     from shoal.control.lifecycle import bring_up
     from shoal.control.staying import Staying
 
-    place = Home(home)
+    place, last = Home(home), _last_config(Home(home))
     listed = None if hosts is None else HostsFile(place, hosts)
     shape = Shape(nodes, gpus, gpu_model, gpu_memory, cpus, memory, topology or None)
-    last = _last_config(place)
     if listed is not None:
         host = listening.open_host(host, last)
     where = listening.Where(host, port, domain, certificate, key, node_address)
     wanted = engines.Wanted(engine, supply, address, namespace)
-    config = _config(last, shape, this_machine, where, wanted.name(last))
+    heads = several.Several(database, shared, head).changes(place, last)
+    config = _config(last, shape, this_machine, where, wanted.name(last), heads)
     supplies = wanted.supplies(config.engine)
-    listening.check(config)
-    if listed is not None:
-        listening.check_reachable(config)
+    listening.check(config, hosts=listed is not None)
     staying = Staying(place) if foreground else None
     with show.Spinner(quiet=json) as progress:
-        answer = bring_up(place, config, progress)
+        answer = bring_up(place, config, progress, own_nodes.starter(place, config))
         engines.use(place, supplies)
     outcomes = [] if listed is None else listed.bring(config, quiet=json)
     _report(place, config, answer, listed, outcomes, json)
@@ -191,10 +212,12 @@ def _config(
     this_machine: bool,
     where: Where,
     engine: str,
+    heads: dict[str, object],
 ) -> ClusterConfig:
     """The flags, then the configuration of the last time, then the defaults."""
     import msgspec
 
+    from shoal.cli.up import several
     from shoal.control.home import ClusterConfig
     from shoal.forms.failure import USAGE, Failure
 
@@ -204,10 +227,10 @@ def _config(
     if last is not None and as_before and all(part is None for part in shape):
         nodes = last.nodes
     else:
-        nodes = _nodes(shape, this_machine or engine == "local")
-    changes: dict[str, object] = {"nodes": nodes, "engine": engine}
-    changes |= where.changes()
-    return msgspec.structs.replace(last or ClusterConfig(nodes=nodes), **changes)
+        nodes = _nodes(shape, this_machine or (engine == "local" and "engine" not in heads))
+    changes: dict[str, object] = {"nodes": nodes, "engine": engine, **heads, **where.changes()}
+    config = msgspec.structs.replace(last or ClusterConfig(nodes=nodes), **changes)
+    return config if config.nodes is (last and last.nodes) else several.with_names(config)
 
 
 def _last_config(home: Home) -> ClusterConfig | None:

@@ -1,0 +1,192 @@
+"""The loop of a standby: it follows the log that the leader writes, and decides nothing.
+
+    load -> follow -> follow -> ... -> (the lease is won) hand over -> a `ControlLoop` begins
+
+Readers find the stored state here as in a `ControlLoop`, at most a moment late. Requests are
+refused, because only the leader answers them: `api/forwarding.py` sends them there.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import time
+from collections.abc import Callable, Sequence
+from typing import Any, cast
+
+from shoal.control.alarms import Alarms
+from shoal.control.loading import load
+from shoal.control.logs import LogStore
+from shoal.control.loop import Busy, ControlLoop
+from shoal.control.packages import PackageStore
+from shoal.core.state.apply import apply
+from shoal.core.state.state import State
+from shoal.database.base import StoreAway
+from shoal.database.lease import Head
+from shoal.model.events import Recorded, jobs_of
+from shoal.model.report import Answer, Request
+from shoal.ports import Clock, Engine, Store, StoreError
+from shoal.tick import Stage, Tick
+
+log = logging.getLogger("shoal.control")
+
+FOLLOW_S = 0.1  # between two looks at the log
+HURRY_S = 0.02  # the same, while somebody waits for an event
+AWAY_S = 0.5  # between two attempts to reach the store
+EVENTS_AT_ONCE = 5_000  # a standby that is further behind loads a snapshot instead
+# What paces a step is trimmed by steps. A standby makes none, so it loads again now and then.
+EVENTS_UNTIL_FRESH = 100_000
+
+Warm = tuple[State, int]
+
+
+class Following(ControlLoop):
+    """`open_store` may fail for as long as the database is away. `leader` is the head that leads,
+    as far as this one knows; None: none does."""
+
+    def __init__(
+        self,
+        open_store: Callable[[], Store],
+        clock: Clock,
+        logs: LogStore,
+        packages: PackageStore | None = None,
+        engine_kind: str = "local",
+        alarms: Alarms | None = None,
+    ) -> None:
+        self._open_store = open_store
+        self._opened = False
+        absent = cast(Store, _Absent())
+        super().__init__(
+            absent, cast(Engine, _Nobody()), clock, None, logs, packages, engine_kind, alarms
+        )
+        self._handed_over = False
+        self._trouble = "this head has not read the cluster's log yet; try again in a moment"
+        self.known_leader: Head | None = None
+        self.as_of_ms = 0  # when it last saw the end of the log
+        self.refused = ""  # why this head cannot read the log, and so must not lead
+        self._loaded_seq = 0
+        self._wanted_seq = 0
+
+    def leader(self) -> Head | None:
+        return self.known_leader
+
+    async def request(self, request: Request) -> Answer:  # noqa: ARG002
+        raise Busy("no head leads at this moment; try again in a moment")
+
+    async def wait_for(self, seq: int, timeout_s: float) -> bool:
+        """Whether this head knows the event of this number, within the time."""
+        deadline = time.monotonic() + timeout_s
+        while not (self.readable and self.last_seq >= seq):
+            self._wanted_seq = max(self._wanted_seq, seq)
+            left_s = deadline - time.monotonic()
+            if left_s <= 0:
+                return False
+            self._wake.set()
+            with contextlib.suppress(StoreError):
+                await self.changed("", left_s)
+        return True
+
+    async def run(self) -> None:
+        """Until it is cancelled."""
+        while True:
+            try:
+                await self._look()
+                pause_s = HURRY_S if self._wanted_seq > self.last_seq else FOLLOW_S
+                self.refused = ""
+                self.alarms.clear("store")
+            except StoreError as error:
+                self.refused = "" if isinstance(error, StoreAway) else str(error)
+                self._note(str(error))
+                pause_s = AWAY_S
+            except Exception as error:
+                log.exception("the log cannot be followed; it is loaded again")
+                self.tick.stage = Stage.UNLOADED
+                self._note(repr(error))
+                pause_s = AWAY_S
+            self._wake.clear()
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(pause_s):
+                    await self._wake.wait()
+            if pause_s == FOLLOW_S and self._wanted_seq > self.last_seq:
+                await asyncio.sleep(HURRY_S)
+
+    def hand_over(self) -> Warm | None:
+        """The state as far as it was followed. From now on it belongs to the loop that leads, so
+        whoever still reads here is asked to come again."""
+        warm = (self.tick.state, self.last_seq) if self.tick.settled else None
+        self.tick.stage = Stage.UNLOADED
+        self.tick.state = State()
+        self._handed_over = True
+        self._notify(list(self._watchers))
+        return warm
+
+    async def settled(self) -> None:
+        if self._handed_over:
+            raise Busy("this head begins to lead; try again in a moment")
+        await super().settled()
+
+    def _load(self) -> None:
+        """Not by the constructor: the database may be away."""
+
+    async def _look(self) -> None:
+        if not self._opened:
+            self.store = await asyncio.to_thread(self._open_store)
+            self._opened = True
+        if not self.tick.settled or self.last_seq - self._loaded_seq >= EVENTS_UNTIL_FRESH:
+            await self._load_again()
+        rows = await asyncio.to_thread(self.store.events, self.last_seq, EVENTS_AT_ONCE)
+        self.as_of_ms = self.clock.now_ms()
+        if not rows:
+            return
+        if len(rows) == EVENTS_AT_ONCE or not _unbroken(rows, self.last_seq):
+            await self._load_again()
+            self._notify(list(self._watchers))
+            return
+        events = [row.event for row in rows]
+        self._follow(rows)
+        self.counters.happened(self.tick.state, events, {})
+        self._notify([*jobs_of(events), ""])
+
+    def _follow(self, rows: Sequence[Recorded]) -> None:
+        """All of them without a pause: readers see the state as some step left it."""
+        tick = self.tick
+        tick.stage = Stage.UNLOADED
+        for row in rows:
+            apply(tick.state, row.event)
+        tick.last_seq = rows[-1].seq
+        tick.stage = Stage.LOADED
+        self.policy = tick.policy
+
+    async def _load_again(self) -> None:
+        """Readers see the state as it was, until the new one is there."""
+        fresh = Tick(self.store, None, self._send)
+        await asyncio.to_thread(load, fresh)
+        self.tick, self.policy = fresh, fresh.policy
+        self._loaded_seq = fresh.last_seq
+        self._trouble = ""
+        self._gate.set()
+
+    def _note(self, reason: str) -> None:
+        self._trouble = self._trouble if self.readable else f"the database is away: {reason}"
+        self.alarms.raise_("store", f"the log cannot be followed: {reason}")
+
+
+def _unbroken(rows: Sequence[Recorded], after: int) -> bool:
+    return rows[0].seq == after + 1 and rows[-1].seq - after == len(rows)
+
+
+class _Nobody:
+    """The engine of a standby: no node is linked to it."""
+
+    fences = False
+
+
+class _Absent:
+    """The store before the database was reached. Whoever reads waits for the state first."""
+
+    snapshot_seq = unbroken_from = 0
+    tight = False
+
+    def __getattr__(self, name: str) -> Any:
+        raise StoreError(f"this head has not reached its database yet ({name})")

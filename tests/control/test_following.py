@@ -1,0 +1,124 @@
+"""A standby shows what the leader has stored, and decides nothing."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+
+import pytest
+
+from shoal.control import following
+from shoal.control.following import Following
+from shoal.control.logs import LogStore
+from shoal.control.loop import Busy, ControlLoop, Unreadable
+from shoal.control.store.sqlite import SqliteStore
+from shoal.core.state.invariants import verify
+from shoal.database.base import StoreAway
+from shoal.model.policy import Policy
+from shoal.model.report import Accepted, Submit
+from shoal.ports import Store
+from tests.control.test_loop import SPEC, BookEngine, HandClock
+
+
+class Pair:
+    """A leader and a standby of one log."""
+
+    def __init__(self, folder: Path) -> None:
+        self.path = folder / "shoal.db"
+        self.away = False
+        store = SqliteStore(self.path)
+        self.leader = ControlLoop(
+            store, BookEngine(), HandClock(), Policy(), LogStore(folder / "logs")
+        )
+        self.standby = Following(self.open, HandClock(), LogStore(folder / "logs"))
+
+    def open(self) -> Store:
+        if self.away:
+            raise StoreAway("the server does not answer")
+        return SqliteStore(self.path)
+
+    async def begin(self) -> None:
+        self.tasks = [asyncio.create_task(one.run()) for one in (self.leader, self.standby)]
+        await self.leader.settled()
+
+    async def submit(self, number: int) -> str:
+        answer = await self.leader.request(Submit(SPEC, f"key {number}"))
+        assert isinstance(answer, Accepted)
+        return answer.id
+
+    async def end(self) -> None:
+        for task in self.tasks:
+            task.cancel()
+        await asyncio.gather(*self.tasks, return_exceptions=True)
+
+
+@pytest.mark.parametrize("at_once", [5_000, 3])
+def test_a_standby_knows_what_the_leader_has_stored_and_wakes_who_waits_for_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, at_once: int
+) -> None:
+    """One that is far behind (`at_once` events) takes a snapshot instead."""
+    monkeypatch.setattr(following, "EVENTS_AT_ONCE", at_once)
+
+    async def story() -> None:
+        pair = Pair(tmp_path)
+        await pair.begin()
+        assert await pair.standby.wait_for(1, 20)
+        woken = asyncio.create_task(pair.standby.changed("", 20))
+        await asyncio.sleep(0)
+        jobs = [await pair.submit(number) for number in range(12)]
+        await woken
+        assert await pair.standby.wait_for(pair.leader.last_seq, 20)
+        assert set(pair.standby.state.jobs) == set(pair.leader.state.jobs)
+        assert jobs[-1] in pair.standby.state.jobs
+        assert pair.standby.last_seq == pair.leader.last_seq
+        assert not await pair.standby.wait_for(pair.leader.last_seq + 1, 0.2)
+        verify(pair.standby.state)
+        with pytest.raises(Busy, match="no head leads"):
+            await pair.standby.request(Submit(SPEC, "other"))
+        await pair.end()
+
+    asyncio.run(story())
+
+
+def test_a_standby_whose_database_is_away_says_so_and_goes_on_when_it_is_back(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("shoal.control.loop.READ_WAIT_S", 0.2)
+
+    async def story() -> None:
+        pair = Pair(tmp_path)
+        pair.away = True
+        await pair.begin()
+        await pair.submit(1)
+        await asyncio.sleep(0.2)
+        with pytest.raises(Unreadable, match="the database is away: the server does not answer"):
+            await pair.standby.settled()
+        assert not pair.standby.refused
+        pair.away = False
+        assert await pair.standby.wait_for(pair.leader.last_seq, 20)
+        assert not pair.standby.alarms.texts
+        await pair.end()
+
+    asyncio.run(story())
+
+
+def test_after_the_hand_over_the_state_is_the_next_leaders_and_readers_come_again(
+    tmp_path: Path,
+) -> None:
+    async def story() -> None:
+        pair = Pair(tmp_path)
+        await pair.begin()
+        await pair.submit(1)
+        assert await pair.standby.wait_for(pair.leader.last_seq, 20)
+        waiting = asyncio.create_task(pair.standby.changed("", 20))
+        await asyncio.sleep(0)
+        before = set(pair.standby.state.jobs)
+        warm = pair.standby.hand_over()
+        assert warm is not None and set(warm[0].jobs) == before
+        with pytest.raises(Busy, match="begins to lead"):
+            await waiting
+        with pytest.raises(Unreadable):
+            _ = pair.standby.state
+        await pair.end()
+
+    asyncio.run(story())
