@@ -12,7 +12,7 @@ import time
 
 import msgspec
 
-from shoal.database.base import Row, StoreAway, Values
+from shoal.database.base import Row, Values
 from shoal.database.server import DEPOSED, Server, name_of
 
 LEASE_MS = 2_500
@@ -20,6 +20,7 @@ RENEW_S = 0.7
 LOOK_S = 0.3  # how often a standby looks whether the lease has expired
 SURE_S = 2.0  # a leader that could not renew for this long no longer answers
 ANSWER_S = 1.5  # a server that takes longer than this for a look at the lease does not answer
+CONNECT_S = 2  # for each host
 TAKE_MS = 500  # how long a take-over waits for a write of the leader before
 WRITER = "shoal writer"  # how the connections that write are called at the server
 
@@ -89,7 +90,7 @@ class Lease:
             if not self._expired(*seen):
                 return False
             server = self._ready()
-            end_others(server, WRITER)
+            end_others(server, f"{WRITER} {seen[0]} ")
             try:
                 with server.clear_errors(), server.link.transaction():
                     server.rows(f"SET LOCAL lock_timeout = {TAKE_MS}")
@@ -190,19 +191,13 @@ class Lease:
 
     def _ask(self, query: str, values: Values = ()) -> list[Row]:
         with self._lock:
-            server = self._ready()
-            try:
-                return server.execute(query, values)
-            except StoreAway:
-                if server.usable:
-                    raise
-            return self._ready().execute(query, values)  # all of them may be done twice
+            return self._ready().execute(query, values)
 
     def _ready(self) -> Server:
         if self._server is None or not self._server.usable:
             if self._server is not None:
                 self._server.close()
-            self._server = Server(self._url, "shoal lease", ANSWER_S)
+            self._server = Server(self._url, "shoal lease", ANSWER_S, connect_s=CONNECT_S)
         if not self._made:
             _make(self._server)
             self._made = True

@@ -31,6 +31,7 @@ LINK = {
 }
 # One that follows another server cannot take what we write.
 ROLE = {"target_session_attrs": "read-write"}
+IDLE = 0  # between transactions, as libpq says it
 DEPOSED = "SH001"  # raised by our own function, see lease.py
 
 # Letters for a NUL, which PostgreSQL refuses in text, and for the mark itself.
@@ -84,13 +85,18 @@ class Server:
     """One connection. It belongs to one thread at a time."""
 
     def __init__(
-        self, url: str, application: str, answer_s: float = ANSWER_S, settings: str = ""
+        self,
+        url: str,
+        application: str,
+        answer_s: float = ANSWER_S,
+        settings: str = "",
+        connect_s: int = CONNECT_S,
     ) -> None:
         psycopg = load()
         self.name = name_of(url)
         self._errors = psycopg.Error
         known = _parsed(url)
-        known["connect_timeout"] = str(known.get("connect_timeout") or CONNECT_S)
+        known["connect_timeout"] = str(known.get("connect_timeout") or connect_s)
         options = {**LINK, **ROLE, **known, "application_name": application}
         with self.clear_errors():
             self.link: Connection[Row] = _kind(answer_s).connect(
@@ -118,14 +124,8 @@ class Server:
     @property
     def usable(self) -> bool:
         """False: the server closed it, or it broke. A server that is idle sends nothing else."""
-        if self.link.closed or self.link.broken:
+        if self.link.closed or self.link.pgconn.transaction_status != IDLE:
             return False
-        try:
-            return not select.select([self.link.fileno()], [], [], 0)[0]
-        except (OSError, ValueError):  # ValueError: beyond what select can look at
-            return self._poll()
-
-    def _poll(self) -> bool:
         poll = select.poll()
         poll.register(self.link.fileno(), select.POLLIN)
         return not poll.poll(0)
@@ -160,7 +160,11 @@ def _kind(answer_s: float) -> type[Connection[Row]]:
 
         def wait(self, waiting: Any, *rest: Any, **more: Any) -> Any:
             until = time.monotonic() + answer_s
-            return super().wait(_bounded(waiting, until), *rest, **more)
+            try:
+                return super().wait(_bounded(waiting, until), *rest, **more)
+            except TimeoutError as error:
+                self.close()  # an answer that comes later would belong to another question
+                raise psycopg.OperationalError(str(error)) from None
 
     def _bounded(waiting: Any, until: float) -> Generator[Any, Any, Any]:
         try:
@@ -168,7 +172,7 @@ def _kind(answer_s: float) -> type[Connection[Row]]:
             while True:
                 ready = yield wanted
                 if not ready and time.monotonic() > until:
-                    raise psycopg.OperationalError(f"no answer for {answer_s:g} s")
+                    raise TimeoutError(f"no answer for {answer_s:g} s")
                 wanted = waiting.send(ready)
         except StopIteration as end:
             return end.value
