@@ -91,6 +91,7 @@ TRIES: dict[str, list[Try]] = {
     "down": [Try((), ON_HEAD, 2)],
     "join": [Try(("head:6379",), ON_HEAD, 2)],
     "leave": [Try((), ON_HEAD, 2)],
+    "install-service": [Try((), ON_HEAD, 2)],
     "ends": [Try(("--in", "2m"), ON_HEAD, 2)],
     "heads": [
         Try((), "one head and no database"),

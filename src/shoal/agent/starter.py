@@ -1,9 +1,10 @@
 """Keeps a machine in the cluster: starts its agent, starts it again when it ends, reports its end.
 
-Run as `python -m shoal.agent.starter DIRECTORY [--foreground] [--grace SECONDS]`. DIRECTORY is the
-folder of a node, with `spec.json` and `link.json`. It lives until the node has left or it gets
-SIGTERM; then it ends the agent, whose members get their grace time, but no more than --grace
-seconds. It imports little, because it waits on every node for as long as the node lives.
+Run as `python -m shoal.agent.starter DIRECTORY [--foreground] [--take-over] [--grace SECONDS]`.
+DIRECTORY is the folder of a node, with `spec.json` and `link.json`. It lives until the node has
+left or it gets SIGTERM; then it ends the agent, whose members get their grace time, but no more
+than --grace seconds. With --take-over it replaces a starter that runs, and the agent lives on. It
+imports little, because it waits on every node for as long as the node lives.
 """
 
 from __future__ import annotations
@@ -155,13 +156,24 @@ class Starter:
         _say("the head knows that this node has ended" if not said else f"not reported: {said}")
 
 
+def _end_other(directory: Path) -> None:
+    """End the starter that runs here. It gets no chance to end its agent, which becomes ours."""
+    deadline = time.monotonic() + SWEEP_S
+    while held(directory / STARTER_LOCK) and time.monotonic() < deadline:
+        with contextlib.suppress(OSError, ValueError):
+            pid = int((directory / STARTER_LOCK).read_text())
+            if b"shoal.agent.starter" in Path(f"/proc/{pid}/cmdline").read_bytes():
+                os.kill(pid, signal.SIGKILL)
+        time.sleep(0.02)
+
+
 def _say(text: str) -> None:
     print(f"{time.strftime('%Y-%m-%d %H:%M:%S')} {text}", flush=True)
 
 
 def main(words: list[str]) -> int:
-    foreground = "--foreground" in words
-    words = [word for word in words if word != "--foreground"]
+    foreground, takes_over = "--foreground" in words, "--take-over" in words
+    words = [word for word in words if word not in ("--foreground", "--take-over")]
     grace_s = float(os.environ.get(GRACE) or GRACE_S)
     if "--grace" in words:
         at = words.index("--grace")
@@ -175,6 +187,8 @@ def main(words: list[str]) -> int:
         output = os.open(directory / "starter.log", os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
         for number in (1, 2):
             os.dup2(output, number)
+    if takes_over:
+        _end_other(directory)
     handle = lock(directory / STARTER_LOCK)
     if handle is None:
         print(f"a starter already runs in {directory}", file=sys.stderr)

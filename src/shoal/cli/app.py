@@ -52,6 +52,7 @@ THEMES = {
         "heads": "List the heads of this cluster, or invite another one.",
         "join": "Add this machine to a cluster as a node.",
         "leave": "Remove this machine from the cluster it joined.",
+        "install-service": "Start this machine's part of a cluster at boot.",
         "ends": "Say until when this machine's node lives.",
         "backup": "Save the cluster in one file, while it works.",
         "restore": "Bring a cluster back from a backup.",
@@ -104,6 +105,7 @@ MODULES = {
     "down": "up",
     "restore": "backup",
     "leave": "join",
+    "install-service": "install_service",
     "logout": "login",
     "cordon": "nodes",
     "drain": "nodes",
@@ -114,6 +116,8 @@ MODULES = {
     "whoami": "tenant",
     "import": "importing",
 }
+
+COLUMN_MAX = 10  # a longer name widens only its own theme, so that summaries fit on a line
 
 EPILOG = """\
 Exit codes: 0 done, 1 refused or failed, 2 wrong usage, 3 no cluster reachable,
@@ -155,7 +159,7 @@ class Verbs(click.Group):
         return [*found, *click.Command.shell_complete(self, ctx, incomplete)]
 
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        width = max(map(len, VERBS))
+        width = min(max(map(len, VERBS)), COLUMN_MAX)
         for theme, verbs in THEMES.items():
             with formatter.section(theme):
                 formatter.write_dl([(f"{name:{width}}", text) for name, text in verbs.items()])

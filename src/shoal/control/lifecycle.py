@@ -34,6 +34,14 @@ class LifecycleError(Exception):
     """The cluster could not be brought up or down; the message says why and what to do."""
 
 
+class NodesMissing(LifecycleError):
+    """The cluster is up and works, but some of its nodes are not ready."""
+
+    def __init__(self, message: str, up: Up) -> None:
+        super().__init__(message)
+        self.up = up
+
+
 class Up(msgspec.Struct, frozen=True):
     """`already`: it was up before, and nothing was changed."""
 
@@ -89,10 +97,13 @@ def bring_up(
         progress("the supervisor is gone; starting it again, with a new controller")
         _end(home.controller_lock, _controller_pid(home))
         _start(home)
-    address = _wait_for_controller(home, log_start, progress)
-    start_nodes(address.url)
-    _wait_for_nodes(home, config, progress)
-    return Up(address, already)
+    answer = Up(_wait_for_controller(home, log_start, progress), already)
+    start_nodes(answer.address.url)
+    missing = _wait_for_nodes(home, config, progress)
+    if missing:
+        message = f"{', '.join(missing)} did not become ready; see agent.log in {home.nodes}"
+        raise NodesMissing(message, answer)
+    return answer
 
 
 def _refuse_member(home: Home, ours: set[str]) -> None:
@@ -203,8 +214,8 @@ def _wait_for_controller(home: Home, log_start: int, progress: Progress) -> Addr
     raise LifecycleError(f"the controller did not start: {_last_words(home.controller_log)}")
 
 
-def _wait_for_nodes(home: Home, config: ClusterConfig, progress: Progress) -> None:
-    """Wait until every node is ready. Missing nodes are an error, but the cluster works."""
+def _wait_for_nodes(home: Home, config: ClusterConfig, progress: Progress) -> list[str]:
+    """Wait until every node is ready, and return those that are not."""
     deadline = time.monotonic() + UP_TIMEOUT_S
     wanted = {spec.id for spec in config.nodes}
     with Client.at_home(home.path, patience_s=UP_TIMEOUT_S) as client:
@@ -215,10 +226,9 @@ def _wait_for_nodes(home: Home, config: ClusterConfig, progress: Progress) -> No
                 raise LifecycleError(str(error)) from None
             progress(f"{len(ready & wanted)} of {len(wanted)} nodes are ready")
             if wanted <= ready:
-                return
+                break
             time.sleep(POLL_S)
-    missing = ", ".join(sorted(wanted - ready))
-    raise LifecycleError(f"{missing} did not become ready; see agent.log in {home.nodes}")
+    return sorted(wanted - ready)
 
 
 def _is_ready(home: Home, node: NodeView) -> bool:

@@ -109,7 +109,11 @@ def main() -> int:
     supervisor = Supervisor(home, doors)
     signal.signal(signal.SIGTERM, supervisor.stop)
     signal.signal(signal.SIGINT, supervisor.stop)
-    return supervisor.run()
+    code = supervisor.run()
+    with contextlib.suppress(OSError):
+        if code == 0:  # it ended on purpose, which `shoal up --foreground` reads here
+            os.pwrite(handle, b"0".ljust(20), 0)
+    return code
 
 
 if __name__ == "__main__":

@@ -135,7 +135,6 @@ def up(
     from shoal.cli.up import engines, listening, own_nodes, several
     from shoal.cli.up.hosts import HostsFile
     from shoal.control.home import Home
-    from shoal.control.lifecycle import bring_up
     from shoal.control.staying import Staying
 
     place, last = Home(home), _last_config(Home(home))
@@ -151,12 +150,34 @@ def up(
     listening.check(config, hosts=listed is not None)
     staying = Staying(place) if foreground else None
     with show.Spinner(quiet=json) as progress:
-        answer = bring_up(place, config, progress, own_nodes.starter(place, config))
+        start_nodes = own_nodes.starter(place, config)
+        answer = _bring_up(place, config, progress, start_nodes, stays=foreground)
         engines.use(place, supplies)
     outcomes = [] if listed is None else listed.bring(config, quiet=json)
     _report(place, config, answer, listed, outcomes, json)
     code = REFUSED if any(outcome.state == "failed" for outcome in outcomes) else 0
     return staying.run() if staying is not None else code
+
+
+def _bring_up(
+    place: Home,
+    config: ClusterConfig,
+    progress: Callable[[str], None],
+    start_nodes: Callable[[str], None],
+    *,
+    stays: bool,
+) -> Up:
+    """A process that stays is the cluster's own, so it stays without some of the nodes, too."""
+    from shoal.cli.screen import show
+    from shoal.control.lifecycle import NodesMissing, bring_up
+
+    try:
+        return bring_up(place, config, progress, start_nodes)
+    except NodesMissing as missing:
+        if not stays:
+            raise
+        show.note(str(missing))
+        return missing.up
 
 
 @verb(on_head=True)
