@@ -254,3 +254,18 @@ def test_an_environment_that_requirements_hide_is_told() -> None:
     assert hidden_environment(spec) == ""
     told = hidden_environment(msgspec.structs.replace(spec, requirements="numpy"))
     assert "not the others of /home/me/venv" in told
+
+
+@pytest.mark.parametrize(
+    ("flags", "wanted"), [((), None), (("--pack",), True), (("--no-pack",), False)]
+)
+def test_whether_the_folder_is_sent_is_what_the_flag_says(
+    flags: tuple[str, ...], wanted: bool | None
+) -> None:
+    from shoal.cli.request import assemble_jobs
+    from shoal.cli.verbs.run import run
+    from shoal.forms.fields import JOB
+
+    given = run.make_context("run", [*flags, "--", "true"]).params
+    fields = {name: value for name, value in given.items() if name in JOB}
+    assert assemble_jobs(["true"], fields)[1] is wanted

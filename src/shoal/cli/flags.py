@@ -14,12 +14,8 @@ def flags_of(table: Table) -> list[Option]:
 
 
 def given_of(flags: Mapping[str, Any]) -> dict[str, Any]:
-    """Only the flags that were given; 0 is a value, too."""
-    return {
-        name: value
-        for name, value in flags.items()
-        if value is not None and value is not False and value != ()
-    }
+    """Only the flags that were given. 0 is a value, and False is what --no-pack says."""
+    return {name: value for name, value in flags.items() if value is not None and value != ()}
 
 
 def _flag(field: Field) -> Option:
