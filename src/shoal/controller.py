@@ -24,6 +24,7 @@ from shoal.control.gateway_link import GatewayLink
 from shoal.control.history.history import History
 from shoal.control.home import ClusterConfig, Home, node_url
 from shoal.control.jointoken import keep_standing, standing
+from shoal.control.leading import end_process
 from shoal.control.logs import LogStore
 from shoal.control.loop import ControlLoop
 from shoal.control.notices.posting import Posting
@@ -32,6 +33,7 @@ from shoal.control.packages import PackageStore
 from shoal.control.reach import machine_address
 from shoal.control.secretstore import SecretStore
 from shoal.control.sockets import Doors
+from shoal.control.store.events import EventStore
 from shoal.control.store.marks import Numbers
 from shoal.control.store.sqlite import SqliteStore
 from shoal.control.supervise import DAMAGED_CODE, HOPELESS_CODE, RESTARTS_ENV, STAND_BY_CODE
@@ -99,6 +101,11 @@ async def _serve(home: Home, doors: Doors, usual: Usual) -> None:
     config = home.read_config()
     if config is None:
         raise EngineError(f"{home.config} is missing; start with: shoal up")
+    try:
+        home.share(config.shared)
+    except OSError as error:
+        text = f"the shared folder {config.shared}: {error.strerror}"
+        raise EngineError(f"{text}; is it mounted on this machine?") from None
     encryption = encryption_of(home, config)
     if not config.database:
         await _lead(home, config, doors, usual, encryption, None)
@@ -162,6 +169,7 @@ async def _lead(
     )
     _spare_the_collector()
     loop_task = asyncio.create_task(loop.run())
+    loop_task.add_done_callback(_end_if_deposed)
     fingerprint = encryption.fingerprint if encryption else ""
     tasks += begin(("the join token", lambda: keep_standing(loop, home.path, fingerprint)))
     await asyncio.sleep(0)  # the agents start while the API is still being imported
@@ -193,6 +201,12 @@ async def _lead(
     store.close()
 
 
+def _end_if_deposed(task: asyncio.Task[None]) -> None:
+    """At once: requests that wait for an answer must not get one."""
+    if not task.cancelled() and isinstance(error := task.exception(), Deposed):
+        end_process(str(error))
+
+
 def _serve_gateway(
     home: Home, config: ClusterConfig, loop: ControlLoop, won: Won | None
 ) -> list[asyncio.Task[None]]:
@@ -203,7 +217,7 @@ def _serve_gateway(
     return begin(("the gateway link", link.run))
 
 
-def _clock(home: Home, store: SqliteStore, won: Won | None) -> SystemClock | DatabaseClock:
+def _clock(home: Home, store: EventStore, won: Won | None) -> SystemClock | DatabaseClock:
     if won is None:
         return SystemClock(store.newest_ms(), home.clock)
     won.clock.set(store.newest_ms())
@@ -217,9 +231,17 @@ async def _watch_clock(clock: SystemClock | DatabaseClock, loop: ControlLoop) ->
         await watch(clock, loop.alarms, loop.drifted)
 
 
-def _store(home: Home, config: ClusterConfig, won: Won | None = None) -> SqliteStore:  # noqa: ARG001
+def _store(home: Home, config: ClusterConfig, won: Won | None = None) -> EventStore:
     if config.database:
-        raise EngineError("a cluster with a database cannot be started yet")
+        from shoal.database.postgres import PostgresDatabase
+
+        store = EventStore(PostgresDatabase(config.database, won.lease if won else None))
+        store.warm = won.warm if won else None
+        return store
+    return _file_store(home)
+
+
+def _file_store(home: Home) -> SqliteStore:
     if not home.database.exists() and home.salvaged.exists():
         home.salvaged.replace(home.database)  # a salvage that was interrupted at the very end
     numbers = Numbers(home.marks, (home.logs, home.checkpoints, home.outputs))
@@ -236,7 +258,8 @@ def _store(home: Home, config: ClusterConfig, won: Won | None = None) -> SqliteS
 
 def _engine(home: Home, config: ClusterConfig, usual: Usual, linked: LinkedEngine) -> Everywhere:
     address = machine_address(config.host)
-    nodes = [msgspec.structs.replace(spec, address=address) for spec in config.nodes]
+    local = () if config.database else config.nodes  # with a database they dial in
+    nodes = [msgspec.structs.replace(spec, address=address) for spec in local]
     return Everywhere(LocalEngine(nodes, home.nodes, home.checkpoints, usual), linked)
 
 

@@ -6,12 +6,15 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import socket
+import ssl
 from collections.abc import Awaitable, Callable
+from functools import partial
 from typing import TYPE_CHECKING
 
 import msgspec
 
 from shoal.control.alarms import Alarms
+from shoal.control.following import Following
 from shoal.control.heads import Heads
 from shoal.control.history.history import History
 from shoal.control.home import ClusterConfig, Home, node_url
@@ -112,6 +115,8 @@ def api_server(
 ) -> ApiServer:
     """It leaves its address in the home. A standby has no ledger, engine or posting."""
     from shoal.api.app import build
+    from shoal.api.forwarded import HEAD_URLS
+    from shoal.api.forwarding import at_standby
     from shoal.api.heads import HEADS
     from shoal.api.joining import FINGERPRINT, NODE_URL
     from shoal.api.notices import POSTING
@@ -133,6 +138,18 @@ def api_server(
     app.state[HEADS] = heads
     app.state[NODE_URL] = lambda: node_url(config, home)
     app.state[FINGERPRINT] = lambda: encryption.fingerprint if encryption else ""
+    if heads is not None:
+        app.state[HEAD_URLS] = heads.urls
+    if isinstance(loop, Following):
+        at_standby(app, loop, token, partial(_trust, encryption), loop.ended, entry)
     server = ApiServer(app, doors, encryption, loop.alarms, show_address)
     show_address()
     return server
+
+
+def _trust(encryption: Encryption | None) -> ssl.SSLContext:
+    """Whom a standby accepts as the leader: the certificates of all heads have one CA."""
+    from shoal.transport import trust_in
+
+    own = encryption is not None and encryption.fingerprint
+    return trust_in(encryption.served.anchor if encryption is not None and own else "")

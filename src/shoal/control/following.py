@@ -71,6 +71,10 @@ class Following(ControlLoop):
     def leader(self) -> Head | None:
         return self.known_leader
 
+    def ended(self, job: str) -> bool:
+        """Whether the store has it, and it does not live."""
+        return self.readable and job not in self.state.jobs and self.store.job(job) is not None
+
     async def request(self, request: Request) -> Answer:  # noqa: ARG002
         raise Busy("no head leads at this moment; try again in a moment")
 

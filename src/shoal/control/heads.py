@@ -44,6 +44,11 @@ class Heads:
         await asyncio.to_thread(self._lease.forget, name)
         self.known = [head for head in self.known if head.name != name]
 
+    def urls(self) -> tuple[str, ...]:
+        """Of all heads, the leader first: whoever knows them finds one that answers."""
+        known = sorted(self.known, key=lambda head: not head.leads)
+        return tuple(head.url for head in known if head.url)
+
     async def run(self) -> None:
         while True:
             try:

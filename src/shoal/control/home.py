@@ -73,6 +73,15 @@ class Home:
         self.checkpoints = self.path / "checkpoints"  # a directory for each job
         self.outputs = self.path / "outputs"  # files that jobs have written, and nodes have sent
 
+    def share(self, folder: str) -> None:
+        """What jobs leave is in a folder that all heads see; empty: in this home."""
+        if folder:
+            root = Path(folder)
+            self.logs, self.packages = root / "logs", root / "packages"
+            self.checkpoints, self.outputs = root / "checkpoints", root / "outputs"
+            for made in (self.logs, self.packages, self.checkpoints, self.outputs):
+                made.mkdir(mode=0o700, exist_ok=True)
+
     def node(self, node_id: str) -> Path:
         return self.nodes / node_id
 

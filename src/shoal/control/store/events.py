@@ -70,6 +70,9 @@ class EventStore:
     # -- the log ---------------------------------------------------------------------------
 
     def load(self) -> tuple[State, int]:
+        if self.warm is not None:
+            rows = self.database.read("SELECT max(seq) FROM snapshots")
+            self.snapshot_seq = rows[0][0] or 0
         (state, start), self.warm = self.warm or self._snapshot(), None
         self._last = self.follow(state, start)
         return state, self._last
