@@ -135,7 +135,7 @@ class Server(threading.Thread):
         app = Litestar(
             route_handlers=list(HANDLERS),
             guards=[access.guard],
-            dependencies=provided(loop, access, Feed(loop), None),
+            dependencies=provided(loop, access, Feed(loop), None, None),
             logging_config=None,
             openapi_config=None,
         )

@@ -31,11 +31,11 @@ from shoal.control.notices.posting import Posting
 from shoal.control.outputs import OutputStore
 from shoal.control.packages import PackageStore
 from shoal.control.reach import machine_address
-from shoal.control.secretstore import SecretStore
 from shoal.control.sockets import Doors
 from shoal.control.store.events import EventStore
 from shoal.control.store.marks import Numbers
 from shoal.control.store.sqlite import SqliteStore
+from shoal.control.stores import Stores, stores_of
 from shoal.control.supervise import DAMAGED_CODE, HOPELESS_CODE, RESTARTS_ENV, STAND_BY_CODE
 from shoal.control.supplying import Supplying
 from shoal.control.tidy import Tidy
@@ -135,6 +135,7 @@ async def _lead(
     """Everything that a leader remembers is read now, and not before: until now another head may
     have changed it. Only the state was followed; what is new in the log is added to it."""
     store = _store(home, config, won)
+    stores = stores_of(home, config, won.lease if won is not None else None)
     linked = LinkedEngine()
     engine = _engine(home, config, usual, linked)
     clock = _clock(home, store, won)
@@ -153,12 +154,12 @@ async def _lead(
         loop.check = won.leadership.check
         won.heads.loop = loop
     alarm = partial(loop.alarms.raise_, "ledger")
-    ledger = LiveLedger(home.ledger, home.prices, store, loop, alarm)
-    loop.secrets = SecretStore(home.secrets, loop.alarms)
+    ledger = LiveLedger(stores.ledger, stores.settings, store, loop, alarm)
+    loop.secrets = stores.secrets(loop.alarms)
     outputs = OutputStore(home.outputs)
     loop.files = desk = FileDesk(loop, outputs)
     desk.recall()
-    posting = Posting(loop, home.path, home.cluster_id())
+    posting = Posting(loop, stores, home.cluster_id(), clock.now_ms)
     loop.followers += [posting, ledger, Tidy(home.checkpoints), loop.secrets]
     tasks = begin(
         ("the ledger", lambda: ledger.run(lambda: loop.policy, loop.spent)),
@@ -171,16 +172,16 @@ async def _lead(
     loop_task = asyncio.create_task(loop.run())
     loop_task.add_done_callback(_end_if_deposed)
     fingerprint = encryption.fingerprint if encryption else ""
-    tasks += begin(("the join token", lambda: keep_standing(loop, home.path, fingerprint)))
+    tasks += begin(("the join token", lambda: keep_standing(loop, stores.settings, fingerprint)))
     await asyncio.sleep(0)  # the agents start while the API is still being imported
-    history = History(loop, home.history)
+    history = History(loop, stores.history)
     heads = won.heads if won is not None else None
     parts = history, ledger, doors, encryption, config, engine, posting, heads
-    server = api_server(loop, home, *parts)
+    server = api_server(loop, home, stores, *parts)
     api_task = asyncio.create_task(server.run())
     tasks += _serve_gateway(home, config, loop, won)
     tasks += begin(
-        ("the supply of nodes", _supplying(home, config, loop).run),
+        ("the supply of nodes", _supplying(home, config, loop, stores).run),
         ("the history", history.run),
         ("the notices", posting.run),
         ("the removal of nodes that are no longer configured", lambda: _retire(loop, config)),
@@ -263,13 +264,13 @@ def _engine(home: Home, config: ClusterConfig, usual: Usual, linked: LinkedEngin
     return Everywhere(LocalEngine(nodes, home.nodes, home.checkpoints, usual), linked)
 
 
-def _supplying(home: Home, config: ClusterConfig, loop: ControlLoop) -> Supplying:
+def _supplying(home: Home, config: ClusterConfig, loop: ControlLoop, stores: Stores) -> Supplying:
     def supplies() -> tuple[Supply, ...]:
         known = [order.supply for order in loop.tick.state.orders.values()]
         return tuple(for_engine(one) for one in (*loop.policy.supply, *known))
 
     def places() -> tuple[str, str]:
-        return node_url(config, home), standing(home.path)
+        return node_url(config, home), standing(stores.settings)
 
     def build(engine: str) -> Supplier:
         url, token = places()

@@ -35,6 +35,15 @@ def write_private(path: Path, data: bytes) -> None:
         raise
 
 
+def sync_folder(folder: Path) -> None:
+    """A new or removed name in it survives a loss of power."""
+    handle = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
+
+
 def require_own(folder: Path) -> None:
     """Refuse a folder that another user made or could replace, because we would obey what is in it.
     A folder of ours that others may enter is closed to them, unless all users may write to it. A

@@ -21,6 +21,7 @@ from shoal.control.home import ClusterConfig, Home, node_url
 from shoal.control.loop import ControlLoop
 from shoal.control.notices.posting import Posting
 from shoal.control.sockets import Doors, address, bind
+from shoal.control.stores import Stores
 from shoal.enduring import enduring
 from shoal.engines.everywhere import Everywhere
 from shoal.files import held, write_private
@@ -104,6 +105,7 @@ def encryption_of(home: Home, config: ClusterConfig) -> Encryption | None:
 def api_server(
     loop: ControlLoop,
     home: Home,
+    stores: Stores,
     history: History,
     ledger: LiveLedger | None,
     doors: Doors,
@@ -131,7 +133,7 @@ def api_server(
     reach = config.reach if "://" in config.reach else ""
     token, entry = home.read_token(), lambda: entry_of(home, config)
     linked = engine.linked if engine is not None else None
-    app = build(loop, token, entry, history, ledger, home.path, names, reach, linked)
+    app = build(loop, token, entry, history, ledger, home.path, names, reach, linked, stores)
     if engine is not None:
         app.state[INVITE] = engine.invite
     app.state[POSTING] = posting

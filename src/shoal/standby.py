@@ -21,6 +21,7 @@ from shoal.control.leading import Leadership
 from shoal.control.logs import LogStore
 from shoal.control.packages import PackageStore
 from shoal.control.sockets import Doors
+from shoal.control.stores import stores_of
 from shoal.database.lease import LOOK_S, Lease
 from shoal.ports import Store, StoreError
 from shoal.stages import api_server, balancer_of, begin, entry_of, watch_supervisor
@@ -59,8 +60,9 @@ async def stand_by(
     loop = Following(open_store, clock, LogStore(home.logs), PackageStore(home.packages))
     heads = Heads(lease, config.head, __version__, lambda: node_url(config, home), loop)
     link = GatewayLink(loop, balancer_of(home), lambda: entry_of(home, config))
+    stores = stores_of(home, config, lease)
     server = api_server(
-        loop, home, History(loop), None, doors.copy(), encryption, config, heads=heads
+        loop, home, stores, History(loop), None, doors.copy(), encryption, config, heads=heads
     )
     served = asyncio.create_task(server.run())
     following = asyncio.create_task(loop.run())

@@ -29,6 +29,8 @@ from shoal.control.packages import PackageStore
 from shoal.control.secretstore import SecretStore
 from shoal.control.store.marks import Numbers
 from shoal.control.store.sqlite import SqliteStore
+from shoal.control.stores import Stores
+from shoal.database.settings import FileSettings
 from shoal.engines.linked.engine import LinkedEngine
 from shoal.ledger.live import LiveLedger
 from shoal.model.identity import Role, Token, User
@@ -82,8 +84,10 @@ class Server:
             alarms=self.store.alarms,
         )
         self.loop.secrets = SecretStore(self.home.secrets)
-        books = LiveLedger(self.home.ledger, self.home.prices, self.store, self.loop.clock)
-        posting = Posting(self.loop, self.home.path, "cafe0001")
+        books = LiveLedger(
+            self.home.ledger, FileSettings(self.home.path), self.store, self.loop.clock
+        )
+        posting = Posting(self.loop, Stores(self.home), "cafe0001")
         self.loop.followers += [books, posting]
         with warnings.catch_warnings():  # Litestar 3 will want another way to write parameters
             warnings.simplefilter("ignore")

@@ -13,6 +13,7 @@ import pytest
 from shoal.api.access import new_token
 from shoal.api.principal import Needs
 from shoal.control.jointoken import keep_standing, standing
+from shoal.database.settings import FileSettings
 from shoal.engines.linked.joining import prepare
 from shoal.folder import LINK_FILE
 from shoal.model.identity import NodeKey
@@ -30,7 +31,7 @@ pytestmark = pytest.mark.filterwarnings("ignore::litestar.exceptions.LitestarDep
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     with serving(tmp_path_factory.mktemp("joining") / "home") as server:
-        task = keep_standing(server.loop, server.home.path, "")
+        task = keep_standing(server.loop, FileSettings(server.home.path), "")
         asyncio.run_coroutine_threadsafe(task, server.asyncio).result(30)
         yield server
 
@@ -48,7 +49,7 @@ def body(spec_: NodeSpec, **more: Any) -> dict[str, Any]:
 
 
 def token(server: Server) -> str:
-    return standing(server.home.path).rstrip(".")
+    return standing(FileSettings(server.home.path)).rstrip(".")
 
 
 def test_the_standing_token_gets_a_machine_its_own_key(server: Server, tmp_path: Path) -> None:

@@ -16,6 +16,7 @@ from shoal.control.store.sqlite import SqliteStore
 from shoal.core.state.load import restore
 from shoal.core.state.state import State
 from shoal.core.step import step
+from shoal.database.settings import FileSettings
 from shoal.ledger.live import LiveLedger
 from shoal.model.events import ClockJumped
 from shoal.model.job import JobSpec
@@ -126,7 +127,7 @@ def test_a_day_that_did_not_pass_ends_no_job_and_is_not_booked(
         store = SqliteStore(tmp_path / "db")
         clock = SystemClock(store.newest_ms(), tmp_path / "clock.json", machine)
         loop = ControlLoop(store, engine, clock, Policy(), LogStore(tmp_path / "logs"))
-        keeper = LiveLedger(tmp_path / "ledger.db", tmp_path / "prices", store, clock)
+        keeper = LiveLedger(tmp_path / "ledger.db", FileSettings(tmp_path), store, clock)
         loop.followers.append(keeper)
         ticking = asyncio.create_task(loop.run())
         try:

@@ -20,6 +20,7 @@ from shoal.control.store.marks import JOBS_AHEAD, Numbers
 from shoal.control.store.salvage import salvage
 from shoal.control.store.sqlite import SqliteStore
 from shoal.core.state.invariants import verify
+from shoal.database.settings import FileSettings
 from shoal.files import write_private
 from shoal.ledger.live import LiveLedger
 from shoal.ledger.store import LedgerStore
@@ -297,7 +298,9 @@ def test_what_is_no_database_at_all_begins_empty_behind_every_id(tmp_path: Path)
 
 def keeper_of(tmp_path: Path, store: SqliteStore, told: list[str] | None = None) -> LiveLedger:
     told = [] if told is None else told
-    return LiveLedger(tmp_path / "ledger.db", tmp_path / "prices", store, HandClock(), told.append)
+    return LiveLedger(
+        tmp_path / "ledger.db", FileSettings(tmp_path), store, HandClock(), told.append
+    )
 
 
 async def booked(keeper: LiveLedger, store: SqliteStore) -> int:
@@ -308,7 +311,7 @@ async def booked(keeper: LiveLedger, store: SqliteStore) -> int:
 def test_a_damaged_ledger_is_set_aside_and_booked_again(tmp_path: Path) -> None:
     store = filled(tmp_path / "shoal.db")
     whole = LiveLedger(
-        tmp_path / "other.db", tmp_path / "prices", filled(tmp_path / "x.db"), HandClock()
+        tmp_path / "other.db", FileSettings(tmp_path), filled(tmp_path / "x.db"), HandClock()
     )
     first = keeper_of(tmp_path, store)
     first.close()

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from shoal.control import audit
+from shoal.control import audit, audit_queue
 from shoal.control.alarms import Alarms
 from shoal.control.audit import AuditBroken, AuditLog, newest_first, verify
 from shoal.control.audit_lines import without_secret
@@ -188,7 +188,7 @@ def test_files_are_rotated_the_chain_goes_on_and_the_oldest_goes(
 def test_on_a_full_disk_lines_wait_an_alarm_is_raised_and_nothing_is_lost(
     kept: Kept, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(audit, "RETRY_S", 0.01)
+    monkeypatch.setattr(audit_queue, "RETRY_S", 0.01)
     write = os.write
     full = True
 
@@ -223,7 +223,7 @@ def test_on_a_full_disk_lines_wait_an_alarm_is_raised_and_nothing_is_lost(
 def test_the_number_of_waiting_lines_is_bounded_and_what_is_dropped_is_counted(
     kept: Kept, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(audit, "WAITING_MAX", 3)
+    monkeypatch.setattr(audit_queue, "WAITING_MAX", 3)
     kept.path.mkdir()  # it cannot be opened
 
     async def work(log: AuditLog) -> None:

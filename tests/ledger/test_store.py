@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import sqlite3
+from collections.abc import Iterator
 from pathlib import Path
 
 import msgspec
@@ -11,7 +12,10 @@ import pytest
 
 from shoal.control.store.sqlite import SqliteStore
 from shoal.core.step import step
-from shoal.ledger.accounts import HOUR_MS, Account, Move, Place
+from shoal.database.places import Place
+from shoal.database.settings import FileSettings
+from shoal.ledger.accounts import HOUR_MS, Account, Move
+from shoal.ledger.accounts import Place as Spot
 from shoal.ledger.book_state import BookState, Hardware, Owner
 from shoal.ledger.live import LiveLedger
 from shoal.ledger.postings import Addition, Posting
@@ -22,12 +26,19 @@ from shoal.model.prices import PriceList
 from shoal.model.report import NodeReport, Report, Submit
 from shoal.ports import StoreError
 from tests.core.build import job_spec, node_spec
+from tests.database import two_heads
 
 MIRROR = msgspec.msgpack.encode(BookState())
 
 
-def opened(path: Path) -> LedgerStore:
-    store = LedgerStore(path / "ledger.db")
+@pytest.fixture(params=two_heads.KINDS)
+def place(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Place]:
+    with two_heads.place(request, tmp_path) as found:
+        yield found
+
+
+def opened(place: Place) -> LedgerStore:
+    store = LedgerStore(place)
     owners = {"j1": Owner("red", "ann", "one"), "j2": Owner("red", "ann", "two")}
     machines = {"n1": Hardware("H100", 8)}
     store.put([Addition(owners=owners, machines=machines)], MIRROR, 1)
@@ -40,12 +51,12 @@ def sums(store: LedgerStore, by: By) -> dict[tuple[str | int, str], int]:
 
 
 def adds(hour: int, job: str, amount: int, account: Account = Account.USEFUL) -> Addition:
-    place = Place(hour, "n1", job, account)
+    place = Spot(hour, "n1", job, account)
     return Addition(amounts={place: amount}, capacity={(hour, "n1"): amount})
 
 
-def test_moves_take_what_came_before_them_and_leave_what_is_firm(tmp_path: Path) -> None:
-    store = opened(tmp_path)
+def test_moves_take_what_came_before_them_and_leave_what_is_firm(place: Place) -> None:
+    store = opened(place)
     move = Move("j1", "n1", 5, 30, Account.RECOMPUTE)
     entries: list[Posting] = [
         adds(4, "j1", 7),
@@ -60,9 +71,9 @@ def test_moves_take_what_came_before_them_and_leave_what_is_firm(tmp_path: Path)
 
 
 def test_old_hours_become_days_and_old_jobs_are_forgotten_but_their_time_is_not(
-    tmp_path: Path,
+    place: Place,
 ) -> None:
-    store = opened(tmp_path)
+    store = opened(place)
     now = JOBS_KEPT_HOURS + 10_000
     hours = [1, 2, 30, now - HOURS_KEPT - 100, now - 1]
     store.put([adds(hour, job, 5) for hour in hours for job in ("j1", "j2")], MIRROR, 2)
@@ -81,14 +92,14 @@ def test_old_hours_become_days_and_old_jobs_are_forgotten_but_their_time_is_not(
     assert {2, 30} <= set(of_j1)  # but not of a job that lives, which may yet lose its work
 
 
-def test_what_could_not_be_written_leaves_nothing_behind(tmp_path: Path) -> None:
-    store = opened(tmp_path)
-    wrong = Addition(amounts={Place(1, "nowhere", "j1", Account.USEFUL): 5})
+def test_what_could_not_be_written_leaves_nothing_behind(place: Place) -> None:
+    store = opened(place)
+    wrong = Addition(amounts={Spot(1, "nowhere", "j1", Account.USEFUL): 5})
     new = Addition(machines={"n2": Hardware("T4", 1)}, owners={"j9": Owner("blue", "", "")})
     with pytest.raises(KeyError):
         store.put([new, adds(1, "j1", 5), wrong], MIRROR, 2)
     assert sums(store, By.JOB) == {}
-    store.put([new, Addition(amounts={Place(1, "n2", "j9", Account.IDLE): 3})], MIRROR, 2)
+    store.put([new, Addition(amounts={Spot(1, "n2", "j9", Account.IDLE): 3})], MIRROR, 2)
     assert sums(store, By.TENANT) == {("blue", "idle"): 3}
 
 
@@ -128,7 +139,7 @@ def test_a_ledger_begins_in_the_middle_of_a_clusters_life(tmp_path: Path) -> Non
     clock = Clock()
     log = cluster(tmp_path, clock)
     clock.ms += 5_000
-    ledger = LiveLedger(tmp_path / "ledger.db", tmp_path / "prices.json", log, clock)
+    ledger = LiveLedger(tmp_path / "ledger.db", FileSettings(tmp_path), log, clock)
     clock.ms += 10_000
     view = asyncio.run(ledger.view(By.TENANT, 0, 0))
     assert view.capacity_gpu_us == 4 * 10_000 * 1000
@@ -138,7 +149,7 @@ def test_a_ledger_begins_in_the_middle_of_a_clusters_life(tmp_path: Path) -> Non
     (tmp_path / "other").mkdir()
     again = LiveLedger(
         tmp_path / "ledger.db",
-        tmp_path / "prices.json",
+        FileSettings(tmp_path),
         SqliteStore(tmp_path / "other/s.db"),
         clock,
     )
@@ -151,7 +162,7 @@ def test_trouble_with_the_file_is_told_and_stops_nothing(tmp_path: Path) -> None
     clock = Clock()
     log = cluster(tmp_path, clock)
     (tmp_path / "ledger.db").mkdir()
-    ledger = LiveLedger(tmp_path / "ledger.db", tmp_path / "prices.json", log, clock)
+    ledger = LiveLedger(tmp_path / "ledger.db", FileSettings(tmp_path), log, clock)
     ledger.stepped(Report(), [], 3)
     with pytest.raises(StoreError, match="the ledger cannot be kept"):
         asyncio.run(ledger.view(By.ACCOUNT, 0, 0))

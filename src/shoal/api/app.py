@@ -66,8 +66,10 @@ from shoal.api.views import (
 from shoal.api.workflows import Workflows
 from shoal.control import tryout
 from shoal.control.history.history import History
+from shoal.control.home import Home
 from shoal.control.loop import Busy, ControlLoop, Unreadable
 from shoal.control.plugins import problem
+from shoal.control.stores import Stores
 from shoal.core.answers.caps import caps_of
 from shoal.engines.linked.engine import LinkedEngine
 from shoal.ledger.live import LiveLedger
@@ -261,11 +263,14 @@ def build(
     names: Collection[str] = (),
     reach: str = "",
     linked: LinkedEngine | None = None,
+    stores: Stores | None = None,
 ) -> Litestar:
     """`reach` is the URL at which nodes reach the head, if it has one for them. `linked` takes
-    their links."""
+    their links. Without `stores`, everything is in files of the home."""
+    if stores is None and home is not None:
+        stores = Stores(Home(home))
     kept = history or History(loop)
-    auditor = audited(home, loop)
+    auditor = audited(stores, loop)
     access, feed = (
         Access(token, loop.clock.now_ms, names, lambda: loop.state.identity, loop.settled),
         Feed(loop, lambda: kept.newest),
@@ -304,10 +309,10 @@ def build(
             "live_ledger": Provide(provide_ledger, sync_to_thread=False),
             "history": Provide(provide_history, sync_to_thread=False),
             "meetings": Provide(lambda: meetings, sync_to_thread=False),
-            "home": Provide(lambda: home, sync_to_thread=False),
+            "stores": Provide(lambda: stores, sync_to_thread=False),
             "linked": Provide(lambda: linked, sync_to_thread=False),
             "auditor": Provide(lambda: auditor, sync_to_thread=False),
-            **provided(loop, access, feed, home),
+            **provided(loop, access, feed, home, stores),
         },
         exception_handlers={
             Refusal: on_refusal,

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable
 from itertools import islice
-from pathlib import Path
 from typing import Annotated, Any
 
 from litestar import Controller, get
@@ -17,9 +16,10 @@ from litestar.types import Message, Scope
 from shoal.api.principal import SAFE_METHODS, SCOPE, Needs, Principal
 from shoal.api.problems import Refusal
 from shoal.api.read_threads import aside
-from shoal.control.audit import AUDIT_NAME, AuditLog, newest_first
 from shoal.control.audit_lines import without_secret
+from shoal.control.audit_queue import AuditQueue
 from shoal.control.loop import ControlLoop
+from shoal.control.stores import Stores
 from shoal.model.audit import AuditEntry, AuditView
 
 NOTE = "shoal.audit"  # in a request's scope: what a handler adds to its line
@@ -50,7 +50,7 @@ def quiet(scope: Any) -> None:
 class Auditor:
     """Called with every message that the API sends, before it is sent."""
 
-    def __init__(self, log: AuditLog, now_ms: Callable[[], int]) -> None:
+    def __init__(self, log: AuditQueue, now_ms: Callable[[], int]) -> None:
         self.log = log
         self._now_ms = now_ms
         self._refused: dict[str, deque[int]] = {}
@@ -124,11 +124,11 @@ class Auditor:
         return True
 
 
-def audited(home: Path | None, loop: ControlLoop) -> Auditor | None:
+def audited(stores: Stores | None, loop: ControlLoop) -> Auditor | None:
     """Without a home, as in some tests, there is no log."""
-    if home is None:
+    if stores is None:
         return None
-    return Auditor(AuditLog(home / AUDIT_NAME, loop.alarms), loop.clock.now_ms)
+    return Auditor(stores.audit(loop.alarms), loop.clock.now_ms)
 
 
 def _verb(handler: Any) -> str:
@@ -159,7 +159,7 @@ class Audit(Controller):
         """The newest first. `verb` is one as in an entry, or the part of it before the dot."""
         if auditor is None:
             return AuditView(entries=[], head="")
-        path, head = auditor.log.path, auditor.log.head
+        found, head = auditor.log.newest_first, auditor.log.head
 
         def fits(entry: AuditEntry) -> bool:
             return (
@@ -169,6 +169,6 @@ class Audit(Controller):
             )
 
         def read() -> list[AuditEntry]:
-            return list(islice(filter(fits, newest_first(path)), limit))
+            return list(islice(filter(fits, found()), limit))
 
         return AuditView(entries=await aside(read, limit), head=head)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
-from pathlib import Path
 from typing import Annotated, Any
 
 from litestar import Controller, Request, delete, get, post
@@ -18,6 +17,7 @@ from shoal.api.principal import Needs, Principal
 from shoal.api.problems import Refusal, accepted
 from shoal.control.jointoken import NOTE, standing, standing_id, write_standing
 from shoal.control.loop import ControlLoop
+from shoal.control.stores import Stores
 from shoal.model.identity import NodeKey
 from shoal.model.joining import Joined, Joining, JoinTokenView, KeyView, SecretKeyView
 from shoal.model.node import NodeSpec
@@ -82,38 +82,41 @@ class Keys(Controller):
         keys = sorted(loop.state.identity.keys.values(), key=lambda key: (key.node, key.since_ms))
         return [_view(loop, key) for key in keys]
 
-    @get("/join", sync_to_thread=False)
-    def join_token(self, home: Path | None) -> JoinTokenView:
+    @get("/join")
+    async def join_token(self, stores: Stores | None) -> JoinTokenView:
         """The cluster's own, with which machines join. A head uses it for its own nodes."""
-        token = standing(home) if home is not None else ""
+        token = await asyncio.to_thread(standing, stores.settings) if stores is not None else ""
         if not token:
             raise Refusal(503, "there is no join token yet; try again in a moment", retry_s=1)
         return JoinTokenView(token=token)
 
     @post("/join")
     async def rotate(
-        self, request: AnyRequest, loop: ControlLoop, who: Principal, home: Path | None
+        self, request: AnyRequest, loop: ControlLoop, who: Principal, stores: Stores | None
     ) -> SecretKeyView:
         """Another standing join token; the one before is void. Nodes keep their keys."""
-        before = standing_id(home) if home is not None else ""
+        settings = stores.settings if stores is not None else None
+        before = await asyncio.to_thread(standing_id, settings) if settings is not None else ""
         key_id, secret, hash_ = new_token()
         note(request.scope, on=key_id)
         key = NodeKey(id=key_id, hash=hash_, note=NOTE)
         accepted(await loop.request(SetKey(key, who=who.user)))
         await loop.settled()
         text = secret
-        if home is not None:
-            text = write_standing(home, secret, _from_state(request, FINGERPRINT))
+        if settings is not None:
+            fingerprint = _from_state(request, FINGERPRINT)
+            text = await asyncio.to_thread(write_standing, settings, secret, fingerprint)
         if before in loop.state.identity.keys:
             accepted(await loop.request(RemoveKey(before, who.user)))
         return SecretKeyView(key=_view(loop, key), secret=text)
 
     @delete("/{key_id:str}", status_code=200)
     async def remove(
-        self, loop: ControlLoop, who: Principal, key_id: Word, home: Path | None
+        self, loop: ControlLoop, who: Principal, key_id: Word, stores: Stores | None
     ) -> Done:
         """The key is void: a node's link is closed, or no machine can join with the token."""
-        if home is not None and key_id == standing_id(home):
+        own = await asyncio.to_thread(standing_id, stores.settings) if stores is not None else ""
+        if own and key_id == own:
             message = "is the cluster's own join token; replace it with: shoal token rotate join"
             raise Refusal(422, message, "key")
         return Done(id=accepted(await loop.request(RemoveKey(key_id, who.user))).id)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from typing import Annotated
 
 import msgspec
@@ -60,15 +61,15 @@ class Ledger(Controller):
     def prices(self, live_ledger: LiveLedger | None) -> PriceList:
         return _kept(live_ledger).prices
 
-    @put("/prices", sync_to_thread=False, opt=Needs.ADMIN.opt)
-    def set_prices(self, live_ledger: LiveLedger | None, data: PriceList) -> PriceList:
+    @put("/prices", opt=Needs.ADMIN.opt)
+    async def set_prices(self, live_ledger: LiveLedger | None, data: PriceList) -> PriceList:
         """Sets the prices at once, for the past too."""
         wrong = problem_with(data)
         if wrong is not None:
             field, _, message = wrong.partition(": ")
             raise Refusal(422, message, field)
         books = _kept(live_ledger)
-        books.set_prices(data)
+        await asyncio.to_thread(books.set_prices, data)
         return books.prices
 
 

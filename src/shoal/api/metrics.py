@@ -107,7 +107,9 @@ def _controller(loop: ControlLoop, history: History) -> Iterator[str]:
         [({"outcome": o, "tenant": t}, count) for (o, t), count in sorted(counters.ends.items())],
     )
     yield simple("shoal_requests_waiting", "gauge", "Requests not yet handled.", loop.tick.waiting)
-    yield simple("shoal_history_size_bytes", "gauge", "File of samples.", history.file.size_bytes)
+    yield simple(
+        "shoal_history_size_bytes", "gauge", "Samples that are kept.", history.file.size_bytes
+    )
     yield from _process()
 
 

@@ -7,7 +7,6 @@ import hmac
 import secrets
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 from typing import Annotated, Any, TypeVar
 
 import msgspec
@@ -24,7 +23,7 @@ from shoal.api.problems import Refusal, accepted
 from shoal.api.web import session_cookie
 from shoal.control.alarms import Alarms
 from shoal.control.loop import ControlLoop
-from shoal.files import read_own, write_private
+from shoal.database.settings import Settings
 from shoal.model.identity import EVERY_TENANT, Role, Token, User, role_in
 from shoal.model.oidc import (
     DeviceAnswer,
@@ -36,6 +35,7 @@ from shoal.model.oidc import (
 )
 from shoal.model.report import Refused, SetToken, SetUser
 from shoal.model.views import Done
+from shoal.ports import StoreError
 
 LIFETIME_MS = 8 * 3600 * 1000  # of what a sign-in gives
 PENDING_MS = 10 * 60 * 1000
@@ -43,7 +43,7 @@ PENDING_MAX = 1_000  # sign-ins that have begun in a browser
 DEVICES_MAX = 100
 PROVIDER_S = 30.0
 SLOWER_MS = 5_000  # as the standard says
-FILE_NAME = "oidc.json"
+NAME = "oidc.json"  # a setting
 NOTE = "sign-in by OpenID Connect"
 
 AnyRequest = Request[Any, Any, Any]
@@ -74,21 +74,24 @@ class Device(msgspec.Struct):
 class SignIns:
     """The provider, and what has begun and not ended. A restart ends it: people begin again."""
 
-    def __init__(self, home: Path | None, now_ms: Callable[[], int], alarms: Alarms) -> None:
-        self._path = home / FILE_NAME if home else None
+    def __init__(
+        self, settings: Settings | None, now_ms: Callable[[], int], alarms: Alarms
+    ) -> None:
+        self._settings = settings
         self._alarms = alarms
         self._now_ms = now_ms
         self._provider: Provider | None = None
         self._pending: dict[str, Pending] = {}
         self._devices: dict[str, Device] = {}
-        if self._path is not None and self._path.exists():
-            self._provider = self._read(self._path)
+        if settings is not None:
+            self._provider = self._read(settings)
 
-    def _read(self, path: Path) -> Provider | None:
+    def _read(self, settings: Settings) -> Provider | None:
         try:
-            return Provider(msgspec.json.decode(read_own(path), type=OidcConfig))
-        except (OSError, msgspec.DecodeError) as error:
-            text = f"{path} cannot be read, so nobody signs in there ({error})"
+            found = settings.get(NAME)
+            return Provider(msgspec.json.decode(found, type=OidcConfig)) if found else None
+        except (StoreError, msgspec.DecodeError) as error:
+            text = f"{NAME} cannot be read, so nobody signs in there ({error})"
             self._alarms.raise_("oidc", f"{text}; set it again with: shoal oidc set FILE")
             return None
 
@@ -104,12 +107,12 @@ class SignIns:
         return self._provider
 
     def set(self, provider: Provider | None) -> None:
-        if self._path is None:
+        if self._settings is None:
             raise Refusal(404, "this cluster has no home")
         if provider is None:
-            self._path.unlink(missing_ok=True)
+            self._settings.remove(NAME)
         else:
-            write_private(self._path, msgspec.json.encode(provider.config))
+            self._settings.set(NAME, msgspec.json.encode(provider.config))
         self._alarms.clear("oidc")
         self._provider, self._pending, self._devices = provider, {}, {}
 
@@ -192,13 +195,13 @@ class OpenId(Controller):
             raise Refusal(422, message, field)
         provider = Provider(data)
         await _aside(provider.discovery)
-        sign_ins.set(provider)
+        await asyncio.to_thread(sign_ins.set, provider)
         return _view(data)
 
     @delete(opt=Needs.ADMIN.opt, status_code=200)
     async def remove(self, sign_ins: SignIns) -> Done:
         issuer = sign_ins.provider.config.issuer
-        sign_ins.set(None)
+        await asyncio.to_thread(sign_ins.set, None)
         return Done(id=issuer)
 
     @get("/begin", opt=Needs.OPEN.opt)

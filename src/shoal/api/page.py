@@ -19,6 +19,7 @@ from shoal.api.simulate import Simulations, Simulator
 from shoal.api.stream import Live
 from shoal.api.web import Files, Sessions
 from shoal.control.loop import ControlLoop
+from shoal.control.stores import Stores
 
 HANDLERS: tuple[type[Controller], ...] = (
     Files,
@@ -32,10 +33,12 @@ HANDLERS: tuple[type[Controller], ...] = (
 
 
 def provided(
-    loop: ControlLoop, access: Access, feed: Feed, home: Path | None
+    loop: ControlLoop, access: Access, feed: Feed, home: Path | None, stores: Stores | None
 ) -> dict[str, Provide]:
     simulator, foresight = Simulator(loop, home), Foresight()
-    sign_ins = SignIns(home, loop.clock.now_ms, loop.alarms)
+    # A standby forwards all sign-ins.
+    settings = stores.settings if stores is not None and stores.leads else None
+    sign_ins = SignIns(settings, loop.clock.now_ms, loop.alarms)
 
     async def provide_feed() -> Feed:
         await loop.settled()

@@ -22,6 +22,7 @@ from shoal.model.job import DEFAULT_TENANT, JobSpec
 from shoal.model.notice import secrets_named
 from shoal.model.secret import SECRET_BYTES_MAX, SecretView, split
 from shoal.model.views import Done
+from shoal.ports import StoreError
 
 NAME = re.compile(r"[A-Za-z][A-Za-z0-9._-]{0,62}")
 TENANT = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,62}")
@@ -79,8 +80,8 @@ class Secrets(Controller):
             )
         except SecretError as error:
             raise Refusal(422, str(error), "name") from None
-        except OSError as error:
-            raise Refusal(507, f"cannot be kept: {error.strerror}", "value") from None
+        except StoreError as error:
+            raise Refusal(507, f"cannot be kept: {error}", "value") from None
         return _view(sealed)
 
     @delete("/{name:str}", status_code=200)
@@ -92,8 +93,8 @@ class Secrets(Controller):
         since_ms = tenant_since_ms(loop.state.identity, owner)
         try:
             known = await asyncio.to_thread(store.remove, owner, since_ms, name)
-        except OSError as error:
-            raise Refusal(507, f"cannot be removed: {error.strerror}", "name") from None
+        except StoreError as error:
+            raise Refusal(507, f"cannot be removed: {error}", "name") from None
         if not known:
             message = f"{owner} has no secret {name[:64]!r}; see: shoal secret list"
             raise Refusal(404, message, "name")

@@ -7,13 +7,14 @@ import contextlib
 import logging
 import os
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 import msgspec
 
 from shoal.control.alarms import Alarms
 from shoal.control.audit_lines import FIRST_HASH, opened, sealed
+from shoal.control.audit_queue import RETRY_S, AuditQueue, Waiting
 from shoal.files import read_own, write_private
 from shoal.model.audit import AuditEntry, Mark
 
@@ -22,52 +23,31 @@ log = logging.getLogger("shoal.control")
 AUDIT_NAME = "audit.log"
 FILE_BYTES_MAX = 16 * 1024 * 1024
 FILES_MAX = 8  # then the oldest is removed
-WAITING_MAX = 10_000  # lines in memory while the disk takes none
 SYNC_S = 0.5  # between two times that lines are forced to the disk
-RETRY_S = 1.0
-CAUSE = "audit"
 
 
 class AuditBroken(Exception):
     """The log is not as it was written; the message names the first line that is wrong."""
 
 
-class AuditLog:
-    """Lines are written once per turn of the event loop, and forced to the disk by a thread, behind
-    the answers. The mark beside the log follows what was forced, so it never claims too much."""
+class AuditLog(AuditQueue):
+    """The files are written at once, and forced to the disk by a thread, behind the answers. The
+    mark beside them follows what was forced, so it never claims too much."""
 
     def __init__(self, path: Path, alarms: Alarms) -> None:
+        super().__init__(alarms)
         self.path = path
-        self.stuck = False  # lines wait, because the disk takes none
-        self._alarms = alarms
         self._mark: Mark | None = None
-        self._waiting: list[tuple[AuditEntry, asyncio.Future[None]]] = []
-        self._dropped = 0
-        self._flushing: asyncio.TimerHandle | asyncio.Handle | None = None
         self._syncing: asyncio.Task[None] | None = None
         self._sync_at = 0.0  # not before this
         self._closing = asyncio.Event()
         self._handle = -1
-        self._seq, self.head = 0, FIRST_HASH
+        self._seq = 0
         with contextlib.suppress(OSError):  # the first line tries again, and raises the alarm
             self._open()
 
-    async def write(self, entry: AuditEntry) -> None:
-        """Returns when the line is written, or cannot be for now: then it is kept in memory, an
-        alarm says so, and `stuck` is true until it is written."""
-        loop = asyncio.get_running_loop()
-        done: asyncio.Future[None] = loop.create_future()
-        if len(self._waiting) >= WAITING_MAX:
-            _, dropped = self._waiting.pop(0)
-            self._dropped += 1
-            if not dropped.done():
-                dropped.set_result(None)
-        self._waiting.append((entry, done))
-        if self.stuck:
-            return  # a timer tries again
-        if self._flushing is None:
-            self._flushing = loop.call_soon(self._flush)
-        await done
+    def newest_first(self) -> Iterator[AuditEntry]:
+        return newest_first(self.path)
 
     async def close(self) -> None:
         self._closing.set()
@@ -83,26 +63,20 @@ class AuditLog:
             self._handle = -1
 
     def _flush(self) -> None:
-        self._flushing, batch = None, self._waiting
+        self._flushing, batch, problem = None, self._waiting, ""
         if not batch:
             return
         try:
             self._write(batch)
         except OSError as error:
-            self.stuck = True
-            reason = f"{self.path} cannot be written: {error.strerror}"
-            rule = "until it can, only the operator may change something"
-            self._alarms.raise_(CAUSE, f"{reason}; {rule}")
-            self._flushing = asyncio.get_running_loop().call_later(RETRY_S, self._flush)
+            problem = f"{self.path} cannot be written: {error.strerror}"
         else:
-            self.stuck, self._waiting, self._dropped = False, [], 0
-            self._alarms.clear(CAUSE)
+            self._waiting = []
+        self._settle(batch, problem)
+        if not problem:
             self._sync()
-        for _, done in batch:
-            if not done.done():
-                done.set_result(None)
 
-    def _write(self, batch: list[tuple[AuditEntry, asyncio.Future[None]]]) -> None:
+    def _write(self, batch: list[Waiting]) -> None:
         if self._handle < 0:
             self._open()
         if os.fstat(self._handle).st_size >= FILE_BYTES_MAX:
@@ -202,23 +176,35 @@ def newest_first(path: Path) -> Iterator[AuditEntry]:
 def verify(path: Path) -> tuple[AuditEntry | None, AuditEntry | None]:
     """The oldest and the newest entry. Raises AuditBroken at the first line that was changed,
     removed, added or moved, and if lines are missing at an end."""
-    mark, files = mark_of(path), _files(path)
+    files = _files(path)
+    lines = (
+        (f"line {number} of {file.name}", line)
+        for file in files
+        for number, line in enumerate(_lines(file), 1)
+    )
+    missing = f"{_mark_path(path).name} is missing"
+    return verify_lines(lines, mark_of(path), missing, cut=len(files) >= FILES_MAX)
+
+
+def verify_lines(
+    lines: Iterable[tuple[str, bytes]], mark: Mark | None, unmarked: str, *, cut: bool
+) -> tuple[AuditEntry | None, AuditEntry | None]:
+    """Lines with their places, the oldest first. `unmarked`: why the end is not known. `cut`: the
+    oldest may have been removed, as the bound on the log demands."""
     first: AuditEntry | None = None
     last: AuditEntry | None = None
-    for file in files:
-        for number, line in enumerate(_lines(file), 1):
-            where = f"line {number} of {file.name}"
-            last = _next(where, line, last)
-            first = first or last
-            if mark is not None and last.seq == mark.seq and last.hash != mark.hash:
-                raise AuditBroken(f"{where} is not the line that was written there")
-    if first is not None and first.seq > 1 and len(files) < FILES_MAX:
+    for where, line in lines:
+        last = _next(where, line, last)
+        first = first or last
+        if mark is not None and last.seq == mark.seq and last.hash != mark.hash:
+            raise AuditBroken(f"{where} is not the line that was written there")
+    if first is not None and first.seq > 1 and not cut:
         raise AuditBroken(f"the lines before number {first.seq} are missing")
     if mark is not None and mark.seq > (last.seq if last else 0):
         end = f"the log ends at number {last.seq}" if last else "the log is empty"
         raise AuditBroken(f"{end}, but number {mark.seq} was written")
     if mark is None and last is not None:
-        raise AuditBroken(f"{_mark_path(path).name} is missing, so the end cannot be verified")
+        raise AuditBroken(f"{unmarked}, so the end cannot be verified")
     return first, last
 
 

@@ -1,14 +1,14 @@
-"""The cluster's standing join token: HOME/join-token, as text that other machines are given."""
+"""The cluster's standing join token, as text that other machines are given: a setting, which is a
+file in the home of a cluster without a database."""
 
 from __future__ import annotations
 
-import contextlib
+import asyncio
 import hashlib
 import secrets
-from pathlib import Path
 
 from shoal.control.loop import ControlLoop
-from shoal.files import read_own, write_private
+from shoal.database.settings import Settings
 from shoal.model.identity import NodeKey
 from shoal.model.report import SetKey
 
@@ -16,15 +16,13 @@ NAME = "join-token"
 NOTE = "the cluster's own"
 
 
-def standing(home: Path) -> str:
+def standing(settings: Settings) -> str:
     """The whole text; empty if there is none."""
-    with contextlib.suppress(FileNotFoundError):
-        return read_own(home / NAME).decode("ascii", "replace").strip()
-    return ""
+    return (settings.get(NAME) or b"").decode("ascii", "replace").strip()
 
 
-def standing_id(home: Path) -> str:
-    return parts(standing(home))[0]
+def standing_id(settings: Settings) -> str:
+    return parts(standing(settings))[0]
 
 
 def parts(text: str) -> tuple[str, str, str]:
@@ -35,19 +33,20 @@ def parts(text: str) -> tuple[str, str, str]:
     return (key_id, hidden, fingerprint) if prefix == "shoal" and hidden else ("", "", "")
 
 
-def write_standing(home: Path, secret: str, fingerprint: str) -> str:
+def write_standing(settings: Settings, secret: str, fingerprint: str) -> str:
     text = f"{secret}.{fingerprint.removeprefix('sha256:')}"
-    if text != standing(home):
-        write_private(home / NAME, text.encode() + b"\n")
+    if text != standing(settings):
+        settings.set(NAME, text.encode() + b"\n")
     return text
 
 
-async def keep_standing(loop: ControlLoop, home: Path, fingerprint: str) -> None:
-    """The token of the file lets machines join; without a file there is a new one."""
-    key_id, secret, _ = parts(standing(home))
+async def keep_standing(loop: ControlLoop, settings: Settings, fingerprint: str) -> None:
+    """The token that is set lets machines join; without one there is a new one."""
+    key_id, secret, _ = parts(await asyncio.to_thread(standing, settings))
     if not key_id:
         key_id, secret = secrets.token_hex(4), secrets.token_urlsafe(32)
-    write_standing(home, f"shoal_{key_id}_{secret}", fingerprint)
+    text = f"shoal_{key_id}_{secret}"
+    await asyncio.to_thread(write_standing, settings, text, fingerprint)
     hash_ = hashlib.sha256(secret.encode()).hexdigest()
     await loop.settled()
     known = loop.state.identity.keys.get(key_id)

@@ -1,7 +1,8 @@
-"""The secrets of all tenants, encrypted: a file each, and one key for all of them.
+"""The secrets of all tenants, encrypted: a file or a row each, and one key for all of them.
 
-Tenant, name and version are authenticated with the value, so that no file can take another's place.
-A damaged file is one secret that has to be set again; nothing else depends on it.
+Tenant, name and version are authenticated with the value, so that none can take another's place.
+What is damaged is one secret that has to be set again; nothing else depends on it. The key is a
+file, also if the secrets are in a database.
 """
 
 from __future__ import annotations
@@ -9,10 +10,10 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import hmac
+import logging
 import os
 import re
 import secrets
-import shutil
 import threading
 from collections.abc import Sequence
 from pathlib import Path
@@ -20,10 +21,14 @@ from pathlib import Path
 import msgspec
 
 from shoal.control.alarms import Alarms
-from shoal.files import read_own, write_private
+from shoal.database.settings import FileSettings, Settings
+from shoal.files import read_own, sync_folder, write_private
 from shoal.model.events import Event, TenantRemoved
 from shoal.model.report import Report
 from shoal.model.secret import SECRETS_OF_TENANT_MAX
+from shoal.ports import StoreError
+
+log = logging.getLogger("shoal.control")
 
 KEY_PATH = "SHOAL_SECRETS_KEY"  # the operator may keep the key elsewhere than beside the secrets
 KEY_BYTES = 32
@@ -37,7 +42,7 @@ class SecretError(Exception):
 
 
 class Sealed(msgspec.Struct, frozen=True, kw_only=True):
-    """A secret as it lies on disk. `since_ms` is the tenant's own: a tenant that is removed and
+    """A secret as it is stored. `since_ms` is the tenant's own: a tenant that is removed and
     added again does not get the secrets of the earlier one. `key` tells keys apart."""
 
     tenant: str
@@ -57,12 +62,15 @@ class Sealed(msgspec.Struct, frozen=True, kw_only=True):
 
 class SecretStore:
     """Any thread may call it, and readers do not wait for the disk. `since_ms` is when the tenant
-    was added; 0: it has no record."""
+    was added; 0: it has no record. Without settings, the secrets are files in the folder `root`.
+    The key is beside it."""
 
-    def __init__(self, root: Path, alarms: Alarms | None = None, key: Path | None = None) -> None:
+    def __init__(
+        self, root: Path, alarms: Alarms | None = None, settings: Settings | None = None
+    ) -> None:
         self._root = root
-        named = os.environ.get(KEY_PATH)
-        self._key_path = key or (Path(named) if named else root.with_name(root.name + ".key"))
+        self._settings = settings or FileSettings(root.parent)
+        self._key = KeyFile(root)
         self._alarms = alarms or Alarms()
         self._lock = threading.Lock()
         self._sealed: dict[str, dict[str, Sealed]] = {}  # by tenant and name
@@ -86,7 +94,7 @@ class SecretStore:
             if old is None and many >= SECRETS_OF_TENANT_MAX:
                 bound = f"{tenant} has {SECRETS_OF_TENANT_MAX} secrets, and may not have more"
                 raise SecretError(f"{bound}; remove one first")
-            key = self._read_key() or self._make_key()
+            key = self._key.read() or self._new_key()
             sealed = Sealed(
                 tenant=tenant,
                 since_ms=since_ms,
@@ -98,12 +106,7 @@ class SecretStore:
                 box=b"",
             )
             sealed = msgspec.structs.replace(sealed, box=_seal(key, value, sealed.bound))
-            folder = self._root / tenant
-            for place in (self._root, folder):
-                place.mkdir(mode=0o700, exist_ok=True)
-            write_private(folder / name, msgspec.json.encode(sealed))
-            for place in (folder, self._root):
-                _sync(place)
+            self._settings.set(self._named(tenant, name), msgspec.json.encode(sealed))
             self._sealed.setdefault(tenant, {})[name] = sealed
         return sealed
 
@@ -111,8 +114,7 @@ class SecretStore:
         with self._lock:
             if self.find(tenant, since_ms, name) is None:
                 return False
-            (self._root / tenant / name).unlink(missing_ok=True)
-            _sync(self._root / tenant)
+            self._settings.remove(self._named(tenant, name))
             del self._sealed[tenant][name]
         return True
 
@@ -120,12 +122,12 @@ class SecretStore:
         sealed = self.find(tenant, since_ms, name)
         if sealed is None:
             raise SecretError(f"{tenant} has no secret {name}; set it with: shoal secret set")
-        key = self._read_key()
+        key = self._key.read()
         if key is None:
-            raise SecretError(self._missing)
+            raise SecretError(self._key.missing)
         if _name_of(key) != sealed.key:
             raise SecretError(
-                f"{name} was encrypted with another key than {self._key_path}; set it again, or "
+                f"{name} was encrypted with another key than {self._key.path}; set it again, or "
                 f"start the cluster with the right {KEY_PATH}"
             )
         value = _open(key, sealed)
@@ -136,7 +138,7 @@ class SecretStore:
     def derived(self, what: str) -> bytes:
         """A secret that needs no file, because the same `what` gives the same one. In hex."""
         with self._lock:
-            key = self._read_key() or self._make_key()
+            key = self._key.read() or self._new_key()
         return hmac.digest(key, b"shoal derived " + what.encode(), "sha256").hex().encode()
 
     def problem(self, sealed: Sealed) -> str:
@@ -150,58 +152,73 @@ class SecretStore:
         """A follower of the loop: a tenant's secrets go with the tenant. One that is being set at
         this moment may stay; it is of an earlier tenant, so nobody gets it."""
         for event in events:
-            if isinstance(event, TenantRemoved):
-                self._sealed.pop(event.tenant, None)
-                shutil.rmtree(self._root / event.tenant, ignore_errors=True)
+            if not isinstance(event, TenantRemoved) or event.tenant not in self._sealed:
+                continue
+            del self._sealed[event.tenant]
+            try:
+                self._settings.remove(f"{self._root.name}/{event.tenant}")
+            except StoreError as error:
+                log.error("secrets of %s, which was removed: %s", event.tenant, error)
 
-    # -- files -----------------------------------------------------------------------------
+    def _named(self, tenant: str, name: str) -> str:
+        return f"{self._root.name}/{tenant}/{name}"
 
     def _load(self) -> None:
         damaged = []
-        paths = self._root.glob("*/*") if self._root.is_dir() else ()
-        for path in sorted(path for path in paths if not path.name.startswith(".")):
+        for path, body in self._settings.items(self._root.name):
             try:
-                sealed = msgspec.json.decode(read_own(path), type=Sealed)
-                if (sealed.tenant, sealed.name) != (path.parent.name, path.name):
+                sealed = msgspec.json.decode(body, type=Sealed)
+                if self._named(sealed.tenant, sealed.name) != path:
                     raise ValueError("it belongs elsewhere")
-            except (OSError, ValueError, msgspec.DecodeError):
-                damaged.append(f"{path.parent.name}/{path.name}")
+            except (ValueError, msgspec.DecodeError):
+                damaged.append(path.partition("/")[2])
                 continue
             self._sealed.setdefault(sealed.tenant, {})[sealed.name] = sealed
         if damaged:
             text = f"unreadable files in {self._root}: {', '.join(damaged[:4])}"
             self._alarms.raise_(ALARM, f"{text}; remove them, and set these secrets again")
 
+    def _new_key(self) -> bytes:
+        """With the first secret. Later it would only hide that the key is lost."""
+        if any(self._sealed.values()):
+            raise SecretError(f"{self._key.missing}. Without it, remove the secrets that need it")
+        return self._key.make()
+
+
+class KeyFile:
+    """The key that encrypts what is secret; beside the folder `root`, unless it is named."""
+
+    def __init__(self, root: Path) -> None:
+        named = os.environ.get(KEY_PATH)
+        self.path = Path(named) if named else root.with_name(root.name + ".key")
+
     @property
-    def _missing(self) -> str:
+    def missing(self) -> str:
         return (
-            f"the key {self._key_path} is missing; put it back from a backup, or start the cluster "
+            f"the key {self.path} is missing; put it back from a backup, or start the cluster "
             f"with the right {KEY_PATH}"
         )
 
-    def _read_key(self) -> bytes | None:
-        if not self._key_path.is_absolute():
-            raise SecretError(f"{KEY_PATH} must be an absolute path, not {self._key_path}")
+    def read(self) -> bytes | None:
+        if not self.path.is_absolute():
+            raise SecretError(f"{KEY_PATH} must be an absolute path, not {self.path}")
         try:
-            text = read_own(self._key_path)
+            text = read_own(self.path)
         except FileNotFoundError:
             return None
         except OSError as error:
-            raise SecretError(f"cannot read the key {self._key_path}: {error.strerror}") from None
+            raise SecretError(f"cannot read the key {self.path}: {error.strerror}") from None
         if not _KEY.fullmatch(text):
-            raise SecretError(f"{self._key_path} is not a key: it must hold 64 hexadecimal digits")
+            raise SecretError(f"{self.path} is not a key: it must hold 64 hexadecimal digits")
         return bytes.fromhex(text.decode().strip())
 
-    def _make_key(self) -> bytes:
-        """With the first secret. Later it would only hide that the key is lost."""
-        if any(self._sealed.values()):
-            raise SecretError(f"{self._missing}. Without it, remove the secrets that need it")
+    def make(self) -> bytes:
         key = secrets.token_bytes(KEY_BYTES)
         try:
-            write_private(self._key_path, key.hex().encode() + b"\n")
-            _sync(self._key_path.parent)
+            write_private(self.path, key.hex().encode() + b"\n")
+            sync_folder(self.path.parent)
         except OSError as error:
-            raise SecretError(f"cannot write the key {self._key_path}: {error.strerror}") from None
+            raise SecretError(f"cannot write the key {self.path}: {error.strerror}") from None
         return key
 
 
@@ -224,11 +241,3 @@ def _open(key: bytes, sealed: Sealed) -> bytes | None:
         nonce, box = sealed.box[:NONCE_BYTES], sealed.box[NONCE_BYTES:]
         return AESGCM(key).decrypt(nonce, box, sealed.bound)
     return None
-
-
-def _sync(folder: Path) -> None:
-    handle = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import threading
 import time
+from collections.abc import Iterable
 
 import msgspec
 
@@ -155,6 +156,13 @@ class Lease:
     def forget(self, name: str) -> None:
         """A head that will not come back."""
         self._ask("DELETE FROM heads WHERE name = ?", (name,))
+
+    def hand_in(self, lines: Iterable[tuple[str, bytes]]) -> None:
+        """Lines of the audit log from a head that may not write it. The leader takes them from
+        there; the id of a line shows whether it has it already."""
+        for id_, line in lines:
+            query = "INSERT INTO handed_in (id, line) VALUES (?, ?) ON CONFLICT DO NOTHING"
+            self._ask(query, (id_, line))
 
     def now_ms(self) -> int:
         """The database's clock, as of the newest answer."""

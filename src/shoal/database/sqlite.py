@@ -14,6 +14,8 @@ from shoal.ports import StoreDamaged, StoreError, StoreFull
 # Another program may hold the file for a moment (a backup, say); longer is an error.
 BUSY_TIMEOUT_S = 2.0
 
+IN_MEMORY = ":memory:"
+
 WORDS = Words(
     blob="BLOB",
     integer="INTEGER",
@@ -76,6 +78,8 @@ class SqliteDatabase:
                 raise
 
     def read(self, query: str, values: Values = ()) -> list[Row]:
+        if self.name == IN_MEMORY:  # another connection would see another database
+            return self._on_writer(query, values)
         reader: sqlite3.Connection | None = getattr(self._local, "reader", None)
         with self.clear_errors():
             if reader is None:
@@ -90,9 +94,9 @@ class SqliteDatabase:
         for connection in self._connections:
             connection.close()
 
-    def _on_writer(self, query: str) -> list[Row]:
+    def _on_writer(self, query: str, values: Values = ()) -> list[Row]:
         with self._writing, self.clear_errors():
-            return self._writer.execute(query).fetchall()
+            return self._writer.execute(query, values).fetchall()
 
     def _connect(self) -> sqlite3.Connection:
         connection = sqlite3.connect(

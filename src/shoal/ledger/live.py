@@ -9,12 +9,14 @@ from pathlib import Path
 
 import msgspec
 
-from shoal.files import write_private
+from shoal.database import places
+from shoal.database.base import StoreAway
+from shoal.database.settings import Settings
 from shoal.ledger.accounts import HOUR_MS, Place
 from shoal.ledger.book import Book
 from shoal.ledger.book_state import BookState
 from shoal.ledger.opening import events_of
-from shoal.ledger.prices import read_prices
+from shoal.ledger.prices import PRICES, read_prices
 from shoal.ledger.report import Tariff, cost_view, gap_notes, moment, open_sums, view
 from shoal.ledger.spending import Spent, since_hour, spendings, wants_spendings
 from shoal.ledger.store import HOURS_PER_DAY, LedgerStore, Sum
@@ -41,12 +43,13 @@ Spend = Callable[[tuple[Spending, ...]], None]
 
 class LiveLedger:
     """Called by the loop after every step. Trouble with its file never stops a cluster: the events
-    are in the log, and are booked when the file works again."""
+    are in the log, and are booked when the file works again. In a database it continues where the
+    head that led before has written it, and books the rest from the log."""
 
     def __init__(
         self,
-        path: Path,
-        prices: Path,
+        place: places.Place,
+        settings: Settings,
         events: Store,
         clock: Clock,
         alarm: Callable[[str], None] = log.error,
@@ -54,17 +57,19 @@ class LiveLedger:
         self._log = events
         self._alarm = alarm
         self._clock = clock
-        self._prices_path = prices
-        self._path = path
+        self._settings = settings
+        self._place = place
         self._store: LedgerStore | None = None
         self._lock = asyncio.Lock()
         self._rolled = 0
         self._rebook = False
+        self._unsure = False  # nobody knows whether the last write was stored
+        self._newest = 0  # the last event that was heard of
         self._spent = Spent()
         self.book = Book()
         self.seq = 0
         self.trouble = ""
-        self.prices = read_prices(prices)
+        self.prices = read_prices(settings)
         try:
             try:
                 self._open()
@@ -76,23 +81,25 @@ class LiveLedger:
 
     def _set_aside(self, error: StoreDamaged) -> None:
         """What is still in the log is booked again; older sums are in the damaged file."""
+        if not isinstance(self._place, Path):
+            raise error
         if self._store is not None:
             self._store.close()
             self._store = None
-        number = 1
-        while (aside := self._path.with_name(f"{self._path.name}.damaged-{number}")).exists():
+        number, name = 1, self._place.name
+        while (aside := self._place.with_name(f"{name}.damaged-{number}")).exists():
             number += 1
-        for ending in ("-wal", "-shm", ""):
-            old = self._path.with_name(self._path.name + ending)
-            if old.exists():
-                old.replace(aside.with_name(aside.name + ending))
+        places.set_aside(self._place, aside.name)
         self._rebook = self._whole_log()
         again = "is booked again from the log" if self._rebook else "starts again from now"
         self._alarm(f"{error}: it is kept as {aside.name}, and the ledger {again}")
 
     def _open(self) -> None:
-        self._store = LedgerStore(self._path)
-        found = self._store.load()
+        self._store = LedgerStore(self._place)
+        self._begin(self._store)
+
+    def _begin(self, store: LedgerStore) -> None:
+        found = store.load()
         state, last = self._log.load() if found is None else (None, 0)
         if found is not None and self._follows(found[1]):
             self.book, self.seq = Book(found[0]), found[1]
@@ -127,7 +134,8 @@ class LiveLedger:
 
     def stepped(self, report: Report, events: Sequence[Event], seq: int) -> None:
         """A step is stored: these are its events; the last is number `seq` of the log."""
-        if self._store is None:
+        self._newest = seq
+        if self._store is None or self._unsure:
             return
         try:
             self._catch_up(seq - len(events))
@@ -174,7 +182,19 @@ class LiveLedger:
     async def write(self) -> dict[Place, int]:
         """Write everything that is certain to the file; returns what is still open."""
         async with self._lock:
+            await self._ready()
             return await self._write()
+
+    async def _ready(self) -> LedgerStore:
+        """After a server was lost in the middle of a write, only the server knows what is stored:
+        the book begins again there, as that of a head that takes over."""
+        store = self._well()
+        if self._unsure:
+            await asyncio.to_thread(self._begin, store)
+            await asyncio.to_thread(self._catch_up, self._newest)
+            self._catch_up(self._newest)  # what came meanwhile
+            self._unsure = False
+        return store
 
     async def _write(self) -> dict[Place, int]:
         store = self._well()
@@ -186,6 +206,9 @@ class LiveLedger:
         live = [job_id for job_id, job in book.cluster.jobs.items() if job.gpus]
         try:
             await asyncio.to_thread(store.put, entries, state, seq)
+        except StoreAway:
+            self._unsure = True
+            raise
         except BaseException:
             book.postings.give_back(entries)
             raise
@@ -203,6 +226,8 @@ class LiveLedger:
         store, self._store = self._store, None
         if store is not None:
             try:
+                if self._unsure:
+                    raise StoreError("what the ledger could not write is booked again from the log")
                 self.book.settle()
                 state = msgspec.msgpack.encode(self.book.cluster)
                 store.put(self.book.drain(), state, self.seq)
@@ -216,7 +241,7 @@ class LiveLedger:
         """Whole hours; `to_ms` 0 is now. `tenant`: only what its jobs used, which is then all of
         the capacity."""
         async with self._lock:
-            store = self._well()
+            store = await self._ready()
             now_ms = self._clock.now_ms()
             self.book.advance(now_ms)
             cluster = self.book.cluster
@@ -226,7 +251,7 @@ class LiveLedger:
             gpus = sum(node.gpus for node in cluster.nodes.values() if node.known)
             open_ = await self._write()
             drawn = await asyncio.to_thread(store.drawn, since, until)
-            tariff = Tariff(self.prices, store.machines(), drawn)
+            tariff = Tariff(self.prices, await asyncio.to_thread(store.machines), drawn)
             rates = tariff.of_machine
             sums = await asyncio.to_thread(store.sums, by, since, until, rates, tenant=tenant)
             capacity = await asyncio.to_thread(store.capacity, since, until)
@@ -256,12 +281,12 @@ class LiveLedger:
 
     async def cost(self, job_id: str) -> CostView:
         async with self._lock:
-            store = self._well()
+            store = await self._ready()
             self.book.advance(self._clock.now_ms())
             open_ = await self._write()
             forever = 1 << 40
             drawn = await asyncio.to_thread(store.drawn, 0, forever)
-            tariff = Tariff(self.prices, store.machines(), drawn)
+            tariff = Tariff(self.prices, await asyncio.to_thread(store.machines), drawn)
             rates = tariff.of_machine
             sums = await asyncio.to_thread(store.sums, By.ACCOUNT, 0, forever, rates, job_id)
             mine = {place: amount for place, amount in open_.items() if place.job == job_id}
@@ -275,11 +300,11 @@ class LiveLedger:
 
     async def spendings(self, policy: Policy) -> tuple[Spending, ...]:
         async with self._lock:
-            store = self._well()
+            store = await self._ready()
             now_ms = self._clock.now_ms()
             self.book.advance(now_ms)
             open_ = await self._write()
-            tariff = Tariff(self.prices, store.machines())
+            tariff = Tariff(self.prices, await asyncio.to_thread(store.machines))
             found: dict[BudgetPeriod, Iterable[Sum]] = {}
             for period in {one.budget_period: None for one in policy.tenants if one.has_budget}:
                 rates = tariff.of_machine
@@ -292,5 +317,5 @@ class LiveLedger:
     # -- prices ----------------------------------------------------------------------------
 
     def set_prices(self, prices: PriceList) -> None:
-        write_private(self._prices_path, msgspec.json.format(msgspec.json.encode(prices)) + b"\n")
+        self._settings.set(PRICES, msgspec.json.format(msgspec.json.encode(prices)) + b"\n")
         self.prices = prices

@@ -5,16 +5,19 @@ from __future__ import annotations
 import logging
 from fnmatch import fnmatchcase
 from fractions import Fraction
-from pathlib import Path
 from typing import NamedTuple
 
 import msgspec
 
+from shoal.database.settings import Settings
 from shoal.ledger.accounts import ABOUT, GPU_US_PER_GPU_HOUR, Account
 from shoal.ledger.book_state import Hardware
 from shoal.model.prices import ANY, HOURS_PER_YEAR, MONTHS_PER_YEAR, Price, PriceList
+from shoal.ports import StoreError
 
 log = logging.getLogger("shoal.ledger")
+
+PRICES = "prices.json"  # a setting
 
 # Idle and busy watts of a GPU's board, for models without watts in the price list: about what an
 # idle one draws, and the vendor's power limit. Measured power is better than this.
@@ -34,14 +37,13 @@ WATTS = {
 }
 
 
-def read_prices(path: Path) -> PriceList:
-    """The prices set in a cluster; none if the file is missing or damaged."""
+def read_prices(settings: Settings) -> PriceList:
+    """The prices set in a cluster; none if they are missing or damaged."""
     try:
-        return msgspec.json.decode(path.read_bytes(), type=PriceList)
-    except FileNotFoundError:
-        return PriceList()
-    except (OSError, msgspec.DecodeError) as error:
-        log.error("%s cannot be read, so there are no prices: %s", path, error)
+        found = settings.get(PRICES)
+        return msgspec.json.decode(found, type=PriceList) if found else PriceList()
+    except (StoreError, msgspec.DecodeError) as error:
+        log.error("%s cannot be read, so there are no prices: %s", PRICES, error)
         return PriceList()
 
 

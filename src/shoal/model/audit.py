@@ -9,7 +9,8 @@ class AuditEntry(msgspec.Struct, kw_only=True, omit_defaults=True):
     """`verb` is what was asked (as `jobs.cancel`) and `on` is what of (as `j7`). `status` is the
     answer's. `source` is the sender's address, or `socket` for the socket file of the home.
     `skipped` counts the refused requests before this line that were too many to write. `prev` is
-    the hash of the line before, in the first line of a file only."""
+    the hash of the line before, in the first line of a file only. In a cluster with a database,
+    `id` names the line, and `via` the head that was asked."""
 
     seq: int
     at_ms: int
@@ -21,6 +22,8 @@ class AuditEntry(msgspec.Struct, kw_only=True, omit_defaults=True):
     status: int = 0
     source: str = ""
     skipped: int = 0
+    id: str = ""
+    via: str = ""
     prev: str = ""
     hash: str = ""
 

@@ -21,6 +21,7 @@ from shoal.model.job import JobSpec
 from shoal.model.progress import Beat
 from shoal.model.samples import GpuSample, NodeSample
 from shoal.model.service import Scale, Service, ServiceLoad, ServiceSpec
+from shoal.ports import StoreFull
 
 Result = TypeVar("Result")
 
@@ -197,9 +198,9 @@ def test_the_oldest_ended_jobs_make_room(tmp_path: Path) -> None:
     chance = random.Random(1)
     file.write(b"", [(f"j/j{n}", n, chance.randbytes(600)) for n in range(2000)])
     file.write(b"", [("n/n1", None, b"living")])
-    assert file.bytes_used() > 1_000_000
+    assert file.size_bytes > 1_000_000
     file.trim()
-    assert file.bytes_used() <= 400_000
+    assert file.size_bytes <= 400_000
     assert file.read("j/j0") is None
     assert file.read("j/j1999") is not None
     assert file.read("n/n1") == b"living"
@@ -226,10 +227,8 @@ def test_a_series_of_another_version_begins_anew(stage: Stage) -> None:
 def test_a_disk_that_is_full_costs_samples_and_nothing_else(
     stage: Stage, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    import sqlite3
-
     def full(*_: object) -> None:
-        raise sqlite3.OperationalError("database or disk is full")
+        raise StoreFull("database or disk is full")
 
     watch = stage.job("j1", ["n1"])
     monkeypatch.setattr(stage.history.file, "write", full)

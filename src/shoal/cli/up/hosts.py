@@ -81,9 +81,10 @@ class Head:
 
     def __init__(self, home: Home, url: str) -> None:
         from shoal.control.jointoken import standing
+        from shoal.database.settings import FileSettings
 
         self.url = url
-        self.token = standing(home.path)
+        self.token = standing(FileSettings(home.path))
         self._home = home
         self._lock = threading.Lock()
 

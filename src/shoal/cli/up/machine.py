@@ -168,6 +168,7 @@ def print_how_to_join(home: Home, config: ClusterConfig) -> None:
     from shoal.cli.screen.show import line
     from shoal.control.home import node_url
     from shoal.control.jointoken import NAME, standing
+    from shoal.database.settings import FileSettings
 
     url = node_url(config, home)
     if not url.startswith("https://"):
@@ -178,4 +179,4 @@ def print_how_to_join(home: Home, config: ClusterConfig) -> None:
         return
     line("to add a machine, install Shoal there, and run:")
     # A line that is broken cannot be pasted.
-    print(f"  {TOKEN_VARIABLE}={standing(home.path)} shoal join {url}")
+    print(f"  {TOKEN_VARIABLE}={standing(FileSettings(home.path))} shoal join {url}")

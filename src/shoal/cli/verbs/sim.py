@@ -207,6 +207,7 @@ def _prices(word: str, home: Path, history: bool) -> PriceList:
     """The file that was named; else, for a history, the prices that the cluster has set."""
     from shoal.cli.cluster import connect, context_in_use
     from shoal.control.home import Home
+    from shoal.database.settings import FileSettings
     from shoal.forms.prices import read
     from shoal.ledger.prices import read_prices
     from shoal.model.prices import PriceList
@@ -216,7 +217,7 @@ def _prices(word: str, home: Path, history: bool) -> PriceList:
     if history and context_in_use():
         with connect(home) as client:
             return client.prices()
-    return read_prices(Home(home).prices) if history else PriceList()
+    return read_prices(FileSettings(Home(home).path)) if history else PriceList()
 
 
 def _trace(

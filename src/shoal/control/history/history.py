@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import sqlite3
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
-from pathlib import Path
 from typing import TypeVar
 
 import msgspec
@@ -28,8 +26,10 @@ from shoal.control.history.loads import (
 from shoal.control.history.store import HistoryFile, Whole
 from shoal.control.loop import ControlLoop, Unreadable
 from shoal.core.state.heard import Watch
+from shoal.database.places import Place
 from shoal.model.samples import NodeSample
 from shoal.model.series import JobSeries, NodeSeries, ServiceSeries
+from shoal.ports import StoreError
 
 log = logging.getLogger("shoal.history")
 
@@ -53,9 +53,9 @@ Result = TypeVar("Result")
 class History:
     """Reads the loop's state between steps, on the loop's thread; writes in a thread of its own."""
 
-    def __init__(self, loop: ControlLoop, path: Path | None = None) -> None:
+    def __init__(self, loop: ControlLoop, place: Place | None = None) -> None:
         self._loop = loop
-        self.file = HistoryFile(path)
+        self.file = HistoryFile(place)
         self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="history")
         self._jobs: dict[str, JobHistory] = {}
         self._watches: dict[str, Watch] = {}  # the last seen of each, to be read once more
@@ -115,7 +115,7 @@ class History:
         """Take up what the last controller left."""
         try:
             living, tail = await self._in_thread(self._load)
-        except sqlite3.DatabaseError as error:
+        except StoreError as error:
             self._say(error)
             return
         for key, body in living.items():
@@ -284,7 +284,7 @@ class History:
         try:
             await self._in_thread(partial(self.file.drop, gone))
             await self._in_thread(self.file.trim)
-        except sqlite3.DatabaseError as error:
+        except StoreError as error:
             self._say(error)
 
     def _load_body(self, key: str) -> bytes:
@@ -309,7 +309,7 @@ class History:
         """A full disk costs samples and nothing else."""
         try:
             await self._in_thread(lambda: self.file.write(tail, wholes, forget_to))
-        except sqlite3.DatabaseError as error:
+        except StoreError as error:
             self._say(error)
             return False
         self._trouble = ""
@@ -324,7 +324,7 @@ class History:
     def _read(self, key: str) -> bytes | None:
         try:
             return self.file.read(key)
-        except sqlite3.DatabaseError as error:
+        except StoreError as error:
             self._say(error)
             return None
 

@@ -1,163 +1,166 @@
-"""The file that samples are kept in: whole series now and then, and what came since as it comes.
+"""Where samples are kept: whole series now and then, and what came since as it comes.
 
-Losing some samples does no harm, so a write is not synced, and a file that cannot be read is put
-aside for another one. A process that is killed loses the samples of the last seconds.
+Losing some samples does no harm, so a file is not synced, and one that cannot be read is put aside
+for another one. A process that is killed loses the samples of the last seconds.
 """
 
 from __future__ import annotations
 
-import contextlib
 import logging
-import sqlite3
 import threading
 import zlib
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
+from shoal.database.base import Cursor, Database
+from shoal.database.places import Place, closed, opened, set_aside
+from shoal.database.sqlite import IN_MEMORY
+from shoal.ports import StoreDamaged
+
 log = logging.getLogger("shoal.history")
 
-SCHEMA_VERSION = 1
+PART, VERSION = "samples", 1
 # As many series as the log of events keeps jobs, within these bytes; the oldest go first.
 ENDED_KEPT = 100_000
 BYTES_MAX = 1 << 30
 ENDED_DROPPED_AT_ONCE = 500
-PAGES_CHECKED_MAX = 16_384  # 64 MiB
+KEYS_AT_ONCE = 500
 COMPRESSION = 1  # the quickest: series that are kept for long are small anyway
 
 _SCHEMA = """
 CREATE TABLE IF NOT EXISTS series (
-    key TEXT PRIMARY KEY, ended_ms INTEGER, body BLOB NOT NULL) WITHOUT ROWID;
+    key TEXT PRIMARY KEY, ended_ms {integer}, body {blob} NOT NULL) {table_end};
 CREATE INDEX IF NOT EXISTS series_ended ON series (ended_ms) WHERE ended_ms IS NOT NULL;
-CREATE TABLE IF NOT EXISTS tail (number INTEGER PRIMARY KEY, body BLOB NOT NULL);
+CREATE TABLE IF NOT EXISTS tail (number {integer} PRIMARY KEY, body {blob} NOT NULL)
 """
 
 Whole = tuple[str, int | None, bytes]  # key, when it ended if it did, body
 
 
 class HistoryFile:
-    """For several threads, one at a time. Without a path it is kept in memory only."""
+    """For several threads, one at a time. Without a place it is kept in memory only."""
 
-    def __init__(self, path: Path | None, bytes_max: int = BYTES_MAX) -> None:
-        self._path = path
+    def __init__(self, place: Place | None, bytes_max: int = BYTES_MAX) -> None:
+        self._place = Path(IN_MEMORY) if place is None else place
         self._bytes_max = bytes_max
         self._lock = threading.Lock()
-        self._connection = self._open()
-        row = self._connection.execute("SELECT max(number) FROM tail").fetchone()
-        self.newest = row[0] or 0  # number of the last piece of the tail
-        self.size_bytes = self._bytes_used()
+        self._database = self._open()
+        self.newest = self._count("SELECT max(number) FROM tail")  # the last piece of the tail
+        self.size_bytes = sum(self._sizes())  # of what is kept, not of the file
 
-    def _open(self) -> sqlite3.Connection:
+    def _open(self) -> Database:
         try:
-            return self._connect()
-        except sqlite3.DatabaseError as error:
-            if self._path is None:
+            return self._prepared()
+        except StoreDamaged as error:
+            if not isinstance(self._place, Path):
                 raise
-            aside = self._path.with_name(self._path.name + ".damaged")
-            log.error("%s cannot be read (%s): put aside as %s", self._path, error, aside.name)
-            for ending in ("", "-wal", "-shm"):
-                old = self._path.with_name(self._path.name + ending)
-                with contextlib.suppress(FileNotFoundError):
-                    old.replace(aside) if not ending else old.unlink()
-            return self._connect()
+            name = f"{self._place.name}.damaged"
+            log.error("%s cannot be read (%s): put aside as %s", self._place, error, name)
+            set_aside(self._place, name)
+            return self._prepared()
 
-    def _connect(self) -> sqlite3.Connection:
-        name = str(self._path) if self._path is not None else ":memory:"
-        connection = sqlite3.connect(name, timeout=2, isolation_level=None, check_same_thread=False)
+    def _prepared(self) -> Database:
+        database = opened(self._place, durable=False)
         try:
-            connection.execute("PRAGMA journal_mode = WAL")
-            connection.execute("PRAGMA synchronous = NORMAL")
-            version = connection.execute("PRAGMA user_version").fetchone()[0]
-            if version not in (0, SCHEMA_VERSION):
-                raise sqlite3.DatabaseError(f"its format is {version}, not {SCHEMA_VERSION}")
-            if version:
-                _check(connection)
-            connection.executescript(_SCHEMA)
-            connection.execute(f"PRAGMA user_version = {SCHEMA_VERSION}")
+            database.prepare(PART, VERSION, _SCHEMA.format(**database.words._asdict()))
         except BaseException:
-            connection.close()
+            closed(self._place, database)
             raise
-        return connection
+        return database
+
+    def _sizes(self) -> tuple[int, int]:
+        return (
+            self._count("SELECT CAST(sum(length(body)) AS BIGINT) FROM series"),
+            self._count("SELECT CAST(sum(length(body)) AS BIGINT) FROM tail"),
+        )
 
     def write(self, tail: bytes, wholes: Iterable[Whole], forget_to: int = 0) -> None:
         """One transaction. `forget_to`: pieces of the tail up to it are in whole series now."""
-        bodies = [(key, ended, zlib.compress(body, COMPRESSION)) for key, ended, body in wholes]
-        with self._lock, self._connection:
-            self._connection.execute("BEGIN IMMEDIATE")
-            if bodies:
-                self._connection.executemany(
-                    "INSERT OR REPLACE INTO series VALUES (?, ?, ?)", bodies
-                )
-            if forget_to:
-                self._connection.execute("DELETE FROM tail WHERE number <= ?", (forget_to,))
-            if tail:
-                self.newest += 1
-                packed = zlib.compress(tail, COMPRESSION)
-                self._connection.execute("INSERT INTO tail VALUES (?, ?)", (self.newest, packed))
-            self.size_bytes = self._bytes_used()
+        bodies = {
+            key: (key, ended, zlib.compress(body, COMPRESSION)) for key, ended, body in wholes
+        }
+        packed = zlib.compress(tail, COMPRESSION) if tail else b""
+        with self._lock:
+            more, number = (
+                len(packed) + sum(len(body) for _, _, body in bodies.values()),
+                self.newest,
+            )
+            with self._database.transaction() as cursor:
+                more -= _take(cursor, bodies)
+                cursor.executemany("INSERT INTO series VALUES (?, ?, ?)", bodies.values())
+                if forget_to:
+                    more -= _sum(cursor, "tail WHERE number <= ?", forget_to)
+                    cursor.execute("DELETE FROM tail WHERE number <= ?", (forget_to,))
+                if packed:
+                    number += 1
+                    cursor.execute(  # a server that was lost may have stored it already
+                        "INSERT INTO tail VALUES (?, ?) "
+                        "ON CONFLICT (number) DO UPDATE SET body = excluded.body",
+                        (number, packed),
+                    )
+            self.newest, self.size_bytes = number, self.size_bytes + more
 
     def read(self, key: str) -> bytes | None:
-        with self._lock:
-            row = self._connection.execute(
-                "SELECT body FROM series WHERE key = ?", (key,)
-            ).fetchone()
-        return _opened(row[0]) if row else None
+        rows = self._database.read("SELECT body FROM series WHERE key = ?", (key,))
+        return _opened(rows[0][0]) if rows else None
 
     def living(self) -> dict[str, bytes]:
         """Every series that has not ended."""
-        with self._lock:
-            rows = self._connection.execute(
-                "SELECT key, body FROM series WHERE ended_ms IS NULL"
-            ).fetchall()
+        rows = self._database.read("SELECT key, body FROM series WHERE ended_ms IS NULL")
         found = {key: _opened(body) for key, body in rows}
         return {key: body for key, body in found.items() if body is not None}
 
     def tail(self) -> list[bytes]:
-        with self._lock:
-            rows = self._connection.execute("SELECT body FROM tail ORDER BY number").fetchall()
+        rows = self._database.read("SELECT body FROM tail ORDER BY number")
         return [body for (packed,) in rows if (body := _opened(packed)) is not None]
 
     def trim(self) -> None:
         """Drop the oldest ended series beyond the number and the bytes that are kept."""
         with self._lock:
             ended = self._count("SELECT count(*) FROM series WHERE ended_ms IS NOT NULL")
-            while ended and (ended > ENDED_KEPT or self._bytes_used() > self._bytes_max):
+            while ended and (ended > ENDED_KEPT or self.size_bytes > self._bytes_max):
                 gone = min(
                     ended, max(ended - ENDED_KEPT, min(ENDED_DROPPED_AT_ONCE, -(-ended // 10)))
                 )
-                self._connection.execute(
-                    "DELETE FROM series WHERE key IN (SELECT key FROM series "
-                    "WHERE ended_ms IS NOT NULL ORDER BY ended_ms LIMIT ?)",
+                rows = self._database.read(
+                    "SELECT key FROM series WHERE ended_ms IS NOT NULL ORDER BY ended_ms LIMIT ?",
                     (gone,),
                 )
+                with self._database.transaction() as cursor:
+                    less = _take(cursor, [key for (key,) in rows])
+                self.size_bytes -= less
                 ended -= gone
 
     def drop(self, keys: Sequence[str]) -> None:
-        with self._lock, self._connection:
-            self._connection.executemany("DELETE FROM series WHERE key = ?", [(k,) for k in keys])
-
-    def bytes_used(self) -> int:
         with self._lock:
-            return self._bytes_used()
+            with self._database.transaction() as cursor:
+                less = _take(cursor, keys)
+            self.size_bytes -= less
 
     def close(self) -> None:
         with self._lock:
-            self._connection.close()
-
-    def _bytes_used(self) -> int:
-        pages = self._count("PRAGMA page_count") - self._count("PRAGMA freelist_count")
-        return pages * self._count("PRAGMA page_size")
+            closed(self._place, self._database)
 
     def _count(self, query: str) -> int:
-        return int(self._connection.execute(query).fetchone()[0])
+        [(found,)] = self._database.read(query)
+        return found or 0
 
 
-def _check(connection: sqlite3.Connection) -> None:
-    """A large file is not read as a whole at every start: its damage shows when it is used."""
-    pages = connection.execute("PRAGMA page_count").fetchone()[0]
-    if pages <= PAGES_CHECKED_MAX:
-        found = connection.execute("PRAGMA quick_check(1)").fetchone()[0]
-        if found != "ok":
-            raise sqlite3.DatabaseError(found)
+def _take(cursor: Cursor, keys: Iterable[str]) -> int:
+    """Remove series; returns how many bytes they had."""
+    every, size = list(keys), 0
+    for start in range(0, len(every), KEYS_AT_ONCE):
+        some = every[start : start + KEYS_AT_ONCE]
+        which = f"series WHERE key IN ({', '.join('?' * len(some))})"
+        size += _sum(cursor, which, *some)
+        cursor.execute(f"DELETE FROM {which}", some)
+    return size
+
+
+def _sum(cursor: Cursor, which: str, *values: object) -> int:
+    query = f"SELECT CAST(sum(length(body)) AS BIGINT) FROM {which}"
+    [(found,)] = cursor.execute(query, values)
+    return found or 0
 
 
 def _opened(packed: bytes) -> bytes | None:

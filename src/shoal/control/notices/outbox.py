@@ -1,39 +1,41 @@
-"""Notices that wait to be sent, on disk: a controller that dies loses none of them.
+"""Notices that wait to be sent, stored: a controller that dies loses none of them.
 
 How far the log was read is stored with the notices that it gave rise to, in one transaction. After
-a crash the rest of the log is read again, and gives rise to the same notices with the same ids.
+a crash the rest of the log is read again, and gives rise to the same notices with the same ids. A
+notice is removed when it was delivered, so a head that takes over may deliver it again.
 """
 
 from __future__ import annotations
 
 import hashlib
-import sqlite3
-import threading
 from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import msgspec
 
+from shoal.database.base import Cursor
+from shoal.database.places import Place, closed, opened
 from shoal.model.notice import Notice, ReceiverView, masked_receiver
 
 WAITING_MAX = 1_000  # of one receiver; the oldest make room
 WAITING_ALL_MAX = 50_000
 RECEIVERS_MAX = 10_000  # of which something is remembered
-BUSY_TIMEOUT_S = 2.0
+EVER = 2**63 - 1
+PART, VERSION = "notices", 1
 
 _SCHEMA = """
 CREATE TABLE IF NOT EXISTS notices (
-    number INTEGER PRIMARY KEY AUTOINCREMENT, id TEXT NOT NULL UNIQUE, receiver TEXT NOT NULL,
-    body BLOB NOT NULL, tries INTEGER NOT NULL DEFAULT 0);
+    number {counter}, id TEXT NOT NULL UNIQUE, receiver TEXT NOT NULL,
+    body {blob} NOT NULL, tries {integer} NOT NULL DEFAULT 0);
 CREATE INDEX IF NOT EXISTS notices_by_receiver ON notices (receiver, number);
 CREATE TABLE IF NOT EXISTS receivers (
     receiver TEXT PRIMARY KEY, tenant TEXT NOT NULL, shown TEXT NOT NULL,
-    delivered INTEGER NOT NULL DEFAULT 0, failed INTEGER NOT NULL DEFAULT 0,
-    dropped INTEGER NOT NULL DEFAULT 0, in_row INTEGER NOT NULL DEFAULT 0,
-    delivered_ms INTEGER NOT NULL DEFAULT 0, again_ms INTEGER NOT NULL DEFAULT 0,
-    error TEXT NOT NULL DEFAULT '', used_ms INTEGER NOT NULL DEFAULT 0);
-CREATE TABLE IF NOT EXISTS meta (key TEXT PRIMARY KEY, value INTEGER NOT NULL);
+    delivered {integer} NOT NULL DEFAULT 0, failed {integer} NOT NULL DEFAULT 0,
+    dropped {integer} NOT NULL DEFAULT 0, in_row {integer} NOT NULL DEFAULT 0,
+    delivered_ms {integer} NOT NULL DEFAULT 0, again_ms {integer} NOT NULL DEFAULT 0,
+    error TEXT NOT NULL DEFAULT '', used_ms {integer} NOT NULL DEFAULT 0);
+CREATE TABLE IF NOT EXISTS meta (key TEXT PRIMARY KEY, value {integer} NOT NULL)
 """
 
 _decode = msgspec.json.Decoder(Notice).decode
@@ -56,85 +58,47 @@ def receiver_key(tenant: str, to: str) -> str:
 class Outbox:
     """Any thread may call it; each call is one transaction."""
 
-    def __init__(self, path: Path) -> None:
-        self._lock = threading.Lock()
-        self._database = sqlite3.connect(
-            path, timeout=BUSY_TIMEOUT_S, isolation_level=None, check_same_thread=False
-        )
+    def __init__(self, place: Place) -> None:
+        self._place = place
+        self._database = opened(place)
         try:
-            path.chmod(0o600)
-            self._database.execute("PRAGMA journal_mode = WAL")
-            self._database.execute("PRAGMA synchronous = FULL")
-            self._database.executescript(_SCHEMA)
+            if isinstance(place, Path):
+                place.chmod(0o600)
+            self._database.prepare(PART, VERSION, _SCHEMA.format(**self._database.words._asdict()))
         except BaseException:
-            self._database.close()
+            self.close()
             raise
 
     def close(self) -> None:
-        with self._lock:
-            self._database.close()
+        closed(self._place, self._database)
 
     @property
     def cursor(self) -> int | None:
         """Up to which event the log was read; None: this outbox is new."""
-        rows = self._ask("SELECT value FROM meta WHERE key = 'cursor'")
+        rows = self._database.read("SELECT value FROM meta WHERE key = 'cursor'")
         return int(rows[0][0]) if rows else None
 
     def take(self, notices: Iterable[Notice], cursor: int, now_ms: int) -> None:
-        with self._lock, self._database:
-            self._database.execute("BEGIN IMMEDIATE")
-            touched = dict.fromkeys(self._add(notice, now_ms) for notice in notices)
+        with self._database.transaction() as do:
+            touched = dict.fromkeys(_add(do, notice, now_ms) for notice in notices)
             if touched:
-                self._bound(touched)
-            self._database.execute("INSERT OR REPLACE INTO meta VALUES ('cursor', ?)", (cursor,))
-
-    def _add(self, notice: Notice, now_ms: int) -> str:
-        do, key = self._database.execute, receiver_key(notice.tenant, notice.to)
-        do(
-            "INSERT INTO receivers (receiver, tenant, shown, used_ms) VALUES (?, ?, ?, ?) "
-            "ON CONFLICT (receiver) DO UPDATE SET used_ms = excluded.used_ms",
-            (key, notice.tenant, masked_receiver(notice.to), now_ms),
-        )
-        do(
-            "INSERT OR IGNORE INTO notices (id, receiver, body) VALUES (?, ?, ?)",
-            (notice.id, key, msgspec.json.encode(notice)),
-        )
-        return key
-
-    def _bound(self, touched: Iterable[str]) -> None:
-        """The oldest notices of a receiver make room. If all receivers together have too many,
-        those that get some now lose as many as it takes."""
-        do = self._database.execute
-        (every,) = do("SELECT count(*) FROM notices").fetchone()
-        for key in touched:
-            (own,) = do("SELECT count(*) FROM notices WHERE receiver = ?", (key,)).fetchone()
-            many = max(own - WAITING_MAX, min(own, every - WAITING_ALL_MAX))
-            if many > 0:
-                do(
-                    "DELETE FROM notices WHERE number IN (SELECT number FROM notices "
-                    "WHERE receiver = ? ORDER BY number LIMIT ?)",
-                    (key, many),
-                )
-                do("UPDATE receivers SET dropped = dropped + ? WHERE receiver = ?", (many, key))
-                every -= many
-        do(
-            "DELETE FROM receivers WHERE receiver IN (SELECT receiver FROM receivers "
-            "WHERE receiver NOT IN (SELECT receiver FROM notices) "
-            "ORDER BY used_ms DESC LIMIT -1 OFFSET ?)",
-            (RECEIVERS_MAX,),
-        )
+                _bound(do, touched)
+            do.execute(
+                "INSERT INTO meta (key, value) VALUES ('cursor', ?) "
+                "ON CONFLICT (key) DO UPDATE SET value = excluded.value",
+                (cursor,),
+            )
 
     def due(self, now_ms: int, busy: Sequence[str], each: int) -> list[Waiting]:
         """The first notice of each receiver that may be tried now, except the busy ones: of each
         tenant's receivers at most so many that worked last time, and as many that did not."""
-        marks = ", ".join("?" * len(busy))
-        rows = self._ask(
+        rows = self._database.read(
             "SELECT receiver, body, tries, in_row FROM (SELECT n.receiver, n.body, n.tries, "
             "r.in_row, n.number, row_number() OVER "
             "(PARTITION BY r.tenant, r.in_row > 0 ORDER BY n.number) AS place "
             "FROM notices n JOIN receivers r ON r.receiver = n.receiver WHERE n.number IN "
             "(SELECT min(number) FROM notices GROUP BY receiver) "
-            f"AND r.again_ms <= ? AND n.receiver NOT IN ({marks})) WHERE place <= ? "
+            f"AND r.again_ms <= ?{_but('n.receiver', busy)}) AS ranked WHERE place <= ? "
             "ORDER BY place, number",
             (now_ms, *busy, each),
         )
@@ -142,10 +106,9 @@ class Outbox:
 
     def next_ms(self, busy: Sequence[str] = ()) -> int | None:
         """When the next receiver may be tried, except the busy ones; None: no notice waits."""
-        marks = ", ".join("?" * len(busy))
-        rows = self._ask(
-            "SELECT min(again_ms) FROM receivers WHERE receiver IN (SELECT receiver FROM notices) "
-            f"AND receiver NOT IN ({marks})",
+        rows = self._database.read(
+            "SELECT min(again_ms) FROM receivers "
+            f"WHERE receiver IN (SELECT receiver FROM notices){_but('receiver', busy)}",
             tuple(busy),
         )
         found: int | None = rows[0][0]
@@ -155,7 +118,7 @@ class Outbox:
         self._settle(
             waiting,
             "UPDATE receivers SET delivered = delivered + 1, in_row = 0, again_ms = 0, error = '', "
-            "delivered_ms = ?1 WHERE receiver = ?2",
+            "delivered_ms = ? WHERE receiver = ?",
             (now_ms, waiting.receiver),
             gone=True,
         )
@@ -175,10 +138,9 @@ class Outbox:
         change = "DELETE FROM notices WHERE id = ?"
         if not gone:
             change = "UPDATE notices SET tries = tries + 1 WHERE id = ?"
-        with self._lock, self._database:
-            self._database.execute("BEGIN IMMEDIATE")
-            self._database.execute(change, (waiting.notice.id,))
-            self._database.execute(query, values)
+        with self._database.transaction() as do:
+            do.execute(change, (waiting.notice.id,))
+            do.execute(query, values)
 
     def view(self, tenant: str, to: str) -> ReceiverView:
         found = self._views("WHERE r.receiver = ?", (receiver_key(tenant, to),))
@@ -190,7 +152,7 @@ class Outbox:
         return dict(self._views(where, (tenant,) if tenant else ()))
 
     def _views(self, where: str, values: tuple[object, ...]) -> list[tuple[str, ReceiverView]]:
-        rows = self._ask(
+        rows = self._database.read(
             "SELECT r.receiver, r.shown, (SELECT count(*) FROM notices n WHERE n.receiver = "
             "r.receiver), r.delivered, r.failed, r.dropped, r.delivered_ms, r.error, r.again_ms "
             f"FROM receivers r {where} ORDER BY r.used_ms DESC LIMIT 1000",
@@ -215,15 +177,51 @@ class Outbox:
 
     def forget(self, tenant: str) -> None:
         """The tenant was removed."""
-        with self._lock, self._database:
-            self._database.execute("BEGIN IMMEDIATE")
-            self._database.execute(
+        with self._database.transaction() as do:
+            do.execute(
                 "DELETE FROM notices WHERE receiver IN "
                 "(SELECT receiver FROM receivers WHERE tenant = ?)",
                 (tenant,),
             )
-            self._database.execute("DELETE FROM receivers WHERE tenant = ?", (tenant,))
+            do.execute("DELETE FROM receivers WHERE tenant = ?", (tenant,))
 
-    def _ask(self, query: str, values: tuple[object, ...] = ()) -> list[tuple[Any, ...]]:
-        with self._lock:
-            return self._database.execute(query, values).fetchall()
+
+def _but(column: str, busy: Sequence[str]) -> str:
+    return f" AND {column} NOT IN ({', '.join('?' * len(busy))})" if busy else ""
+
+
+def _add(do: Cursor, notice: Notice, now_ms: int) -> str:
+    key = receiver_key(notice.tenant, notice.to)
+    do.execute(
+        "INSERT INTO receivers (receiver, tenant, shown, used_ms) VALUES (?, ?, ?, ?) "
+        "ON CONFLICT (receiver) DO UPDATE SET used_ms = excluded.used_ms",
+        (key, notice.tenant, masked_receiver(notice.to), now_ms),
+    )
+    do.execute(
+        "INSERT INTO notices (id, receiver, body) VALUES (?, ?, ?) ON CONFLICT DO NOTHING",
+        (notice.id, key, msgspec.json.encode(notice)),
+    )
+    return key
+
+
+def _bound(do: Cursor, touched: Iterable[str]) -> None:
+    """The oldest notices of a receiver make room. If all receivers together have too many, those
+    that get some now lose as many as it takes."""
+    [(every,)] = do.execute("SELECT count(*) FROM notices")
+    for key in touched:
+        [(own,)] = do.execute("SELECT count(*) FROM notices WHERE receiver = ?", (key,))
+        many = max(own - WAITING_MAX, min(own, every - WAITING_ALL_MAX))
+        if many > 0:
+            do.execute(
+                "DELETE FROM notices WHERE number IN (SELECT number FROM notices "
+                "WHERE receiver = ? ORDER BY number LIMIT ?)",
+                (key, many),
+            )
+            do.execute("UPDATE receivers SET dropped = dropped + ? WHERE receiver = ?", (many, key))
+            every -= many
+    do.execute(
+        "DELETE FROM receivers WHERE receiver IN (SELECT receiver FROM receivers "
+        "WHERE receiver NOT IN (SELECT receiver FROM notices) "
+        "ORDER BY used_ms DESC LIMIT ? OFFSET ?)",
+        (EVER, RECEIVERS_MAX),
+    )

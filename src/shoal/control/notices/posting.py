@@ -10,8 +10,6 @@ import hmac
 import ipaddress
 import logging
 import random
-import secrets
-import sqlite3
 import threading
 import time
 from base64 import b64encode
@@ -29,8 +27,9 @@ from shoal.control.notices import senders
 from shoal.control.notices.outbox import Outbox, Waiting
 from shoal.control.notices.senders import KEY_PREFIX, SendError
 from shoal.control.secretstore import SecretError
+from shoal.control.stores import Stores
 from shoal.core.answers.notices import KINDS, notices_of
-from shoal.files import read_own, write_private
+from shoal.database.places import set_aside
 from shoal.model.events import (
     ArraySubmitted,
     Event,
@@ -42,6 +41,7 @@ from shoal.model.events import (
 from shoal.model.job import DEFAULT_TENANT, Job
 from shoal.model.notice import Notice, NoticeSettings, secret_of
 from shoal.model.report import Report
+from shoal.ports import StoreDamaged, StoreError
 
 log = logging.getLogger("shoal.control")
 
@@ -53,6 +53,7 @@ TRIES_MAX = 16
 AGE_MS_MAX = 24 * 3_600_000
 BACKOFF_MS, BACKOFF_MS_MAX = 1_000, 600_000
 ALARM = "notices"
+SETTINGS = "notices.json"
 
 Result = TypeVar("Result")
 
@@ -60,10 +61,17 @@ Result = TypeVar("Result")
 class Posting:
     """A follower of the loop. `run` does the work; nothing of it is on the loop's way."""
 
-    def __init__(self, loop: ControlLoop, home: Path, cluster: str) -> None:
+    def __init__(
+        self,
+        loop: ControlLoop,
+        stores: Stores,
+        cluster: str,
+        now_ms: Callable[[], int] = lambda: int(time.time() * 1000),
+    ) -> None:
         self._loop = loop
-        self._home = home
+        self._stores = stores
         self._cluster = cluster
+        self._now_ms = now_ms
         self._wake = asyncio.Event()
         self._asked: set[str] = set()  # live jobs with wishes of their own
         self._behind = True  # the log may hold events that were not looked at
@@ -88,17 +96,16 @@ class Posting:
         return cursor
 
     def _open(self) -> Outbox:
-        path = self._home / "notices.db"
+        place = self._stores.notices
         try:
-            return Outbox(path)
-        except sqlite3.DatabaseError as error:
-            for ending in ("-wal", "-shm", ""):
-                with contextlib.suppress(FileNotFoundError):
-                    damaged = path.with_name(path.name + ending)
-                    damaged.replace(path.with_name(f"{path.name}.damaged{ending}"))
-            text = f"{path} was damaged ({error}): it is kept as {path.name}.damaged"
+            return Outbox(place)
+        except StoreDamaged as error:
+            if not isinstance(place, Path):
+                raise
+            set_aside(place, f"{place.name}.damaged")
+            text = f"{error}: it is kept as {place.name}.damaged"
             self._loop.alarms.raise_(ALARM, f"{text}, and notices that waited in it are not sent")
-            return Outbox(path)
+            return Outbox(place)
 
     # -- the loop's side -------------------------------------------------------------------
 
@@ -134,7 +141,7 @@ class Posting:
                 busy = list(self._busy)
                 due_ms = await self._kept(lambda: self.outbox.next_ms(busy))  # noqa: B023
                 self._loop.alarms.clear(ALARM)
-            except sqlite3.Error as error:
+            except StoreError as error:
                 self._loop.alarms.raise_(ALARM, f"notices cannot be kept: {error}")
                 due_ms = self._now_ms() + BACKOFF_MS_MAX // 60
             left_ms = None if due_ms is None else due_ms - self._now_ms()
@@ -205,7 +212,7 @@ class Posting:
                 await self._kept(
                     lambda: self.outbox.failed(waiting, error, again_ms, give_up=give_up)
                 )
-        except sqlite3.Error as problem:
+        except StoreError as problem:
             self._loop.alarms.raise_(ALARM, f"notices cannot be kept: {problem}")
             await asyncio.sleep(BACKOFF_MS / 1000)  # what was sent is sent again, with the same id
         finally:
@@ -258,31 +265,24 @@ class Posting:
         """Each tenant has a key of its own: one tenant cannot sign for another."""
         with self._making:  # several threads send
             if not self._key:
-                path = self._home / "notices.key"
-                if not path.exists():
-                    write_private(path, secrets.token_hex(32).encode() + b"\n")
-                self._key = bytes.fromhex(read_own(path).decode().strip())
+                self._key = self._stores.notices_key()
         own = hmac.new(self._key, f"{tenant}/{since_ms}".encode(), hashlib.sha256).digest()
         return KEY_PREFIX + b64encode(own).decode()
 
     def set_settings(self, settings: NoticeSettings) -> None:
-        write_private(self._home / "notices.json", msgspec.json.encode(settings))
+        self._stores.settings.set(SETTINGS, msgspec.json.encode(settings))
         self.settings = settings
 
     def _read_settings(self) -> NoticeSettings:
         try:
-            return msgspec.json.decode(read_own(self._home / "notices.json"), type=NoticeSettings)
-        except FileNotFoundError:
-            return NoticeSettings()
-        except (OSError, msgspec.DecodeError, ValueError) as error:
-            self._loop.alarms.raise_("notices.json", f"notices.json cannot be read: {error}")
+            found = self._stores.settings.get(SETTINGS)
+            return msgspec.json.decode(found, type=NoticeSettings) if found else NoticeSettings()
+        except (StoreError, msgspec.DecodeError, ValueError) as error:
+            self._loop.alarms.raise_(SETTINGS, f"{SETTINGS} cannot be read: {error}")
             return NoticeSettings()
 
     async def _kept(self, act: Callable[[], Result]) -> Result:
         return await asyncio.get_running_loop().run_in_executor(self._disk, act)
-
-    def _now_ms(self) -> int:
-        return int(time.time() * 1000)
 
 
 async def _in_thread(act: Callable[[], None]) -> None:
