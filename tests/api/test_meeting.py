@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import queue
 import socket
+import threading
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from pathlib import Path
@@ -14,6 +15,7 @@ import pytest
 from shoal.meeting import Guest, Host, Invitation, NotAdmitted
 from shoal.model.identity import Role, User
 from shoal.model.report import RemoveToken, SetUser
+from shoal.tick import Tick
 from shoal.transport import at
 from tests.api.server import OPERATORS, Server, serving
 from tests.live.cluster import eventually
@@ -124,6 +126,27 @@ def test_another_tenant_who_knows_a_meeting_enters_with_its_key_and_never_hosts_
     assert len(said) == 1
     people.enter(real).sendall(b"hello")
     assert people.arrived.get(timeout=WAIT_S).recv(5) == b"hello"
+
+
+def test_a_meeting_goes_on_when_its_hosts_token_is_looked_up_while_a_step_is_stored(
+    people: People, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("shoal.api.meeting.LOOK_S", 0.05)
+    storing, looks = threading.Event(), queue.SimpleQueue[bool]()
+
+    def settled(tick: Tick) -> bool:
+        if storing.is_set():
+            looks.put(True)
+        return not storing.is_set()
+
+    invitation = people.open(people.server.token("ann", "red"))
+    monkeypatch.setattr(Tick, "settled", property(settled))
+    storing.set()
+    assert looks.get(timeout=WAIT_S)
+    storing.clear()
+    people.server.run(people.server.loop._gate.set)
+    people.enter(invitation).sendall(b"x")
+    assert people.arrived.get(timeout=WAIT_S).recv(1) == b"x"
 
 
 @pytest.mark.parametrize("how", ["removed", "viewer"])

@@ -110,6 +110,8 @@ def live_cluster(
             live.client.close()
         take_down(home, lambda _: None)
         assert eventually(lambda: not live.processes()), "processes were left behind"
+        said = home.controller_log.read_text(errors="replace")
+        assert "Traceback" not in said, said[said.index("Traceback") - 500 :][:5000]
     finally:
         take_down(home, lambda _: None)
         shutil.rmtree(path, ignore_errors=True)

@@ -9,7 +9,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -146,8 +146,10 @@ def test_a_notebook_is_used_through_its_link_and_put_away_when_nobody_uses_it(
     """A page that stays open does not keep it."""
     with dev.connected("-g", "1", "--idle", "6s") as (found, process):
         job = found["job"]
-        with dev.connected("open", "dev") as (again, _), browser.new_page() as page:
+        with ExitStack() as stack:
             with somebody_writes(dev.folder / "notes.txt"):
+                again, _ = stack.enter_context(dev.connected("open", "dev"))
+                page = stack.enter_context(browser.new_page())
                 assert dev.run("list").splitlines()[1].split()[:3] == ["dev", job, "running"]
                 live.kill_controller()
                 said = run_cell(page, again["url"])

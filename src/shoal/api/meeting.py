@@ -23,6 +23,7 @@ from shoal.api.limits import PROVEN
 from shoal.api.principal import SCOPE, Needs, Principal
 from shoal.api.tickets import TICKET
 from shoal.meeting import DONE, KEY_HEADER, PARTNER_GONE, Announced, Opening, key_hash
+from shoal.ports import StoreError
 
 MEETINGS_MAX = 256
 MEETINGS_PER_TENANT_MAX = 64
@@ -111,14 +112,22 @@ class Meetings:
             guest = 0
             with contextlib.suppress(TimeoutError):
                 guest = await asyncio.wait_for(meeting.announcements.get(), LOOK_S)
-            who = self._access.principal(end)
-            if who is None or not who.may(Needs.WRITE):  # removed, expired, or only a viewer now
+            if not await self._may_hold(end):
                 for one in tuple(meeting.guests.values()):  # they leave meanwhile
                     await _close(one.end, PARTNER_GONE)
                 await _close(end, REFUSED)
                 return
             if guest in meeting.guests:
                 await _say(end, Announced(guest))
+
+    async def _may_hold(self, end: AnySocket) -> bool:
+        """False: its token was removed or has expired, or its user is only a viewer now."""
+        try:
+            await self._access.settled()
+        except StoreError:
+            return True  # nobody can say so now; it is looked at again
+        who = self._access.principal(end)
+        return who is not None and who.may(Needs.WRITE)
 
     def _end(self, name: str) -> None:
         meeting = self._meetings.pop(name, None)

@@ -152,6 +152,7 @@ def _in_container(
     words = [
         *processes.prefix,
         *command,
+        "--log-level=error",  # its own warnings would be among what the command writes
         "exec",
         "--interactive",
         *(["--tty"] if made.ends.terminal else []),
