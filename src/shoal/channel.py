@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import socket
 import time
 from collections.abc import Callable
 from typing import cast
@@ -21,7 +22,8 @@ from websockets.http11 import Response
 from websockets.protocol import OPEN, Protocol
 from websockets.uri import parse_uri
 
-from shoal.keepalive import keep_alive
+from shoal.keepalive import SILENT_S, keep_alive
+from shoal.reaching import LEADER
 from shoal.transport import trust_in
 from shoal.wire import Link, LinkFile
 
@@ -29,6 +31,9 @@ LINK_PATH = "/v1/link"
 MESSAGE_BYTES = 64 * 1024  # of the stream in one websocket message
 MESSAGE_BYTES_MAX = 256 * 1024  # what we accept in one
 OPEN_S_MAX = 10.0
+CONNECT_S = 2.0  # to one of several heads ...
+GONE_S = 6  # ... which is given up without a sign of life for this long
+NOT_LEADING = 503
 ANSWER_BYTES_MAX = 200  # of a refusal, for a log line
 
 quiet = logging.getLogger("shoal.channel")
@@ -64,6 +69,18 @@ class Channel:
 
 class Refused(OSError):
     """The head is there, and does not let us in."""
+
+
+class Unanswered(OSError):
+    """The head was there, and ended before it answered: perhaps it begins to lead."""
+
+
+class NotLeading(OSError):
+    """The head is there, and another one leads: at `leader`, if that is known."""
+
+    def __init__(self, message: str, leader: str = "") -> None:
+        super().__init__(message)
+        self.leader = leader
 
 
 class Dialled(asyncio.Protocol):
@@ -116,7 +133,7 @@ class Dialled(asyncio.Protocol):
     def connection_lost(self, exc: Exception | None) -> None:
         if not self.opened.done():
             why = exc or self._conn.handshake_exc or "the connection ended before it was answered"
-            self.opened.set_exception(OSError(str(why)))
+            self.opened.set_exception(Unanswered(str(why)))
         if self._link is not None:
             self._link.connection_lost(exc)
         if not self.lost.done():
@@ -133,8 +150,8 @@ class Dialled(asyncio.Protocol):
             self._link.connection_made(self.channel)
         elif not self.opened.done():
             text = bytes(answer.body or b"")[:ANSWER_BYTES_MAX].decode(errors="replace")
-            kind = Refused if answer.status_code in (401, 403) else OSError
-            self.opened.set_exception(kind(f"status {answer.status_code} {text}".strip()))
+            text = f"status {answer.status_code} {text}".strip()
+            self.opened.set_exception(_refusal(answer, text))
 
     def _flush(self) -> None:
         data = b"".join(self._conn.data_to_send())
@@ -142,25 +159,57 @@ class Dialled(asyncio.Protocol):
             self._transport.write(data)
 
 
+def _refusal(answer: Response, text: str) -> OSError:
+    if answer.status_code in (401, 403):
+        return Refused(text)
+    if answer.status_code == NOT_LEADING:
+        return NotLeading(text, answer.headers.get(LEADER, ""))
+    return Unanswered(text)
+
+
 async def dial(url: str, file: LinkFile, link: Callable[[], Link]) -> Dialled:
-    """A link to the head at one of its URLs. OSError: nobody answers; Refused: not with our key."""
+    """A link to the head at one of its URLs. OSError: nobody answers; Refused: not with our key;
+    NotLeading: another head leads. One of several that is switched off costs little time."""
     parts = urlsplit(url)
     secure = parts.scheme == "https"
+    several = len(file.ways) > 1
     loop = asyncio.get_running_loop()
     async with asyncio.timeout(OPEN_S_MAX):
+        port = parts.port or (443 if secure else 80)
+        # A head that many nodes dial at once may take long for TLS, but its kernel answers.
+        async with asyncio.timeout(CONNECT_S if several else None):
+            connection = await _connected(parts.hostname or "", port)
         transport, made = await loop.create_connection(
             lambda: Dialled(url, file.key, link),
-            parts.hostname or "",
-            parts.port or (443 if secure else 80),
+            sock=connection,
             ssl=trust_in(file.certificate) if secure else None,
-            server_hostname=(file.name or parts.hostname) if secure else None,
+            server_hostname=file.ways.get(url, parts.hostname) if secure else None,
         )
         try:
-            connection = transport.get_extra_info("socket")
-            if connection is not None:
-                keep_alive(connection)
+            keep_alive(connection, GONE_S if file.heads else SILENT_S)
             await made.opened
         except BaseException:
             transport.abort()
             raise
     return made
+
+
+async def _connected(host: str, port: int) -> socket.socket:
+    loop = asyncio.get_running_loop()
+    problem = OSError(f"{host} has no address")
+    for family, kind, number, _, where in await loop.getaddrinfo(
+        host, port, type=socket.SOCK_STREAM
+    ):
+        made = socket.socket(family, kind, number)
+        made.setblocking(False)
+        try:
+            await loop.sock_connect(made, where)
+        except OSError as error:
+            made.close()
+            problem = error
+        except BaseException:
+            made.close()
+            raise
+        else:
+            return made
+    raise problem

@@ -10,6 +10,7 @@ import struct
 import zlib
 from collections.abc import Callable
 from typing import Any, Protocol, cast
+from urllib.parse import urlsplit
 
 import msgspec
 
@@ -101,7 +102,9 @@ class Kept(msgspec.Struct, frozen=True, tag=True):
 
 
 class Ask(msgspec.Struct, frozen=True, tag=True):
-    """Controller to agent: report now."""
+    """Controller to agent: report now. `heads`: the URLs of all heads, if there are several."""
+
+    heads: tuple[str, ...] = ()
 
 
 class Piece(msgspec.Struct, frozen=True, tag=True):
@@ -137,12 +140,22 @@ class GivesFile(msgspec.Struct, frozen=True, tag=True):
 class LinkFile(msgspec.Struct, frozen=True, kw_only=True):
     """`link.json` in the folder of a node on another machine: where its agent dials the head (the
     first URL that answers), the name that the head's certificate must be for, the certificate that
-    it must be or be signed by (PEM; empty: the system decides), and the node's own key."""
+    it must be or be signed by (PEM; empty: the system decides), and the node's own key. `heads` are
+    the URLs that the cluster has named since then; their certificates are for their own names."""
 
     urls: tuple[str, ...]
     key: str
     name: str = ""
     certificate: str = ""
+    heads: tuple[str, ...] = ()
+
+    @property
+    def ways(self) -> dict[str, str]:
+        """Every URL, with the name that the certificate there must be for."""
+        found = {url: self.name or (urlsplit(url).hostname or "") for url in self.urls}
+        for url in self.heads:
+            found.setdefault(url, urlsplit(url).hostname or "")
+        return found
 
 
 class Turned(msgspec.Struct, frozen=True, tag=True):

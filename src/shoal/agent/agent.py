@@ -118,6 +118,7 @@ class Agent:
         self._report_due = False
         self.compresses = False  # its link leads to another machine
         self.turned_away: Callable[[str], None] = log.error  # is told why
+        self.learn: Callable[[tuple[str, ...]], None] = lambda _: None  # where the heads are
         self.stopping = asyncio.Event()
 
     def connect(self) -> Link:
@@ -155,7 +156,8 @@ class Agent:
                 self._shipping.kept(ref, size)
                 self.members.settle(ref)
                 self.members.processes.notice()
-            case Ask():
+            case Ask(heads):
+                self.learn(heads)
                 self._report()
             case Piece(piece):
                 self._supplies.packages.take(piece)

@@ -10,24 +10,28 @@ import ssl
 import time
 from collections.abc import Callable
 from pathlib import Path
+from urllib.parse import urlsplit
 
 import msgspec
 
-from shoal.channel import Dialled, Refused, dial
+from shoal.channel import Dialled, NotLeading, Refused, Unanswered, dial
 from shoal.files import write_private
 from shoal.folder import LINK_FILE, LINK_PROBLEM
+from shoal.reaching import HEADS_MAX
 from shoal.wire import Link, LinkFile
 
 log = logging.getLogger("shoal.agent")
 
 PING_S = 5.0
 SILENT_S = 20.0  # the head answers every ping: without an answer for this long, it is not there
+# The same where another head may lead meanwhile.
+PING_OFTEN_S, SILENT_SHORT_S = 1.5, 6.0
 # Pauses between attempts, each a random part of a span that doubles. When a head comes back, a
 # thousand agents must not dial it at one moment.
 SPAN_FIRST_S = 1.0
 SPAN_MAX_S = 10.0
 SPAN_REFUSED_S = 60.0  # a key that is refused is seldom accepted a moment later
-SPAN_SHORT_S = 2.0  # after a link that was open, though not for long
+SPAN_SHORT_S = 2.0  # after a link that was open, though not for long; between several heads
 HEALTHY_AFTER_S = 10.0
 LOOK_S = 0.5  # at the file, while a link is not tried
 
@@ -40,6 +44,8 @@ class Dialling:
         self._connect = connect
         self._problem = ""
         self._turned_away = ""
+        self._alive: list[str] = []  # heads that answered, the last one first
+        self._several = False
 
     async def keep(self) -> None:
         """For ever. The file is read each time, because a key or a certificate may be replaced."""
@@ -56,6 +62,7 @@ class Dialling:
                 most_s = SPAN_REFUSED_S
                 self._note(f"the head does not accept this node's key ({error}); join again")
             except (OSError, TimeoutError, ValueError) as error:
+                most_s = SPAN_SHORT_S if self._several else SPAN_MAX_S
                 self._note(problem_text(error))
             if time.monotonic() - since > HEALTHY_AFTER_S:
                 span_s = SPAN_FIRST_S
@@ -80,18 +87,48 @@ class Dialling:
             return (self._directory / LINK_FILE).stat().st_mtime_ns
         return 0
 
+    def learn(self, heads: tuple[str, ...]) -> None:
+        """The URLs of all heads, from the one that leads. They are kept for the next life, too."""
+        with contextlib.suppress(OSError, ValueError):  # the next link says it again
+            file = read_link_file(self._directory)
+            secure = all(url.startswith("https:") for url in file.urls)
+            known = tuple(url for url in heads[:HEADS_MAX] if may_dial(url, secure))
+            if known and known != file.heads:
+                file = msgspec.structs.replace(file, heads=known)
+                write_private(self._directory / LINK_FILE, msgspec.json.encode(file))
+                self._several = True
+
     async def _reach(self) -> Dialled:
-        """By the first URL that answers."""
+        """By the first URL that answers, beginning with those that did so before. A head that does
+        not lead says which one does."""
         file = read_link_file(self._directory)
-        problem: Exception = ValueError(f"{LINK_FILE} names no URL of the head; join again")
-        for url in file.urls:
+        problem = Problem(f"{LINK_FILE} names no URL of the head; join again", -1)
+        ways = file.ways
+        self._several = bool(file.heads)
+        left = sorted(ways, key=lambda url: self._alive.index(url) if url in self._alive else 99)
+        while left:
+            url = left.pop(0)
             try:
-                return await dial(url, file, self._connect)
+                made = await dial(url, file, self._connect)
+                self._answered(url)
+                return made
             except Refused:
+                self._answered(url)
                 raise
+            except NotLeading as error:
+                self._answered(url)
+                problem = worse(problem, url, error)
+                if error.leader in left:
+                    left.remove(error.leader)
+                    left.insert(0, error.leader)
             except (OSError, TimeoutError) as error:
-                problem = OSError(f"{url}: {problem_text(error)}")
+                if not isinstance(error, Unanswered) and url in self._alive:
+                    self._alive.remove(url)
+                problem = worse(problem, url, error)
         raise problem
+
+    def _answered(self, url: str) -> None:
+        self._alive = [url, *(one for one in self._alive if one != url)][:HEADS_MAX]
 
     async def _hold(self, line: Dialled) -> None:
         """Until it is lost. A link that is open at our end alone is noticed by its silence."""
@@ -99,11 +136,15 @@ class Dialling:
         self._turned_away = ""
         try:
             while not line.lost.done():
+                ping_s, silent_s = PING_S, SILENT_S
+                if self._several:
+                    ping_s, silent_s = PING_OFTEN_S, SILENT_SHORT_S
                 with contextlib.suppress(TimeoutError):
-                    await asyncio.wait_for(asyncio.shield(line.lost), PING_S)
+                    await asyncio.wait_for(asyncio.shield(line.lost), ping_s)
                     return
-                if time.monotonic() - line.heard_at > SILENT_S:
-                    log.warning("the head has not answered for %g s; dialling again", SILENT_S)
+                if time.monotonic() - line.heard_at > silent_s:
+                    log.warning("the head has not answered for %g s; dialling again", silent_s)
+                    self._alive = self._alive[1:]  # it is tried last
                     return
                 assert line.channel is not None
                 line.channel.ping()
@@ -122,6 +163,35 @@ class Dialling:
                 write_private(path, problem.encode())
             else:
                 path.unlink(missing_ok=True)
+
+
+class Problem(OSError):
+    """Why no head was reached: what the one says that came closest."""
+
+    def __init__(self, text: str, closeness: int) -> None:
+        super().__init__(text)
+        self.closeness = closeness
+
+
+def worse(before: Problem, url: str, error: Exception) -> Problem:
+    """The later one, unless the one before tells more: a certificate can be replaced, and a head
+    that answers is more than one that does not."""
+    closeness = 2 if isinstance(error, ssl.SSLError) else int(isinstance(error, NotLeading))
+    return max(Problem(f"{url}: {problem_text(error)}", closeness), before, key=_closeness)
+
+
+def _closeness(problem: Problem) -> int:
+    return problem.closeness
+
+
+def may_dial(url: str, secure: bool) -> bool:
+    """Never less safely than by the URLs with which the machine joined."""
+    try:
+        parts = urlsplit(url)
+        named = bool(parts.hostname) and parts.port != 0 and parts.path in ("", "/")
+    except ValueError:
+        return False
+    return named and (parts.scheme == "https" or (parts.scheme == "http" and not secure))
 
 
 def pause_s(span_s: float) -> float:

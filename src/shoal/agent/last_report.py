@@ -40,7 +40,7 @@ async def _send(file: LinkFile, message: Died) -> str:
     """The head closes the link when it has heard the message."""
     problem, deadline = "no URL is known", time.monotonic() + WITHIN_S
     while time.monotonic() < deadline:
-        for url in file.urls:
+        for url in file.ways:
             try:
                 line = await dial(url, file, lambda: _link(message))
                 async with asyncio.timeout(max(1.0, deadline - time.monotonic())):

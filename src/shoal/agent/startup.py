@@ -75,6 +75,7 @@ async def _reachable(agent: Agent, directory: Path) -> asyncio.Task[None] | None
     agent.compresses = True
     dialling = Dialling(directory, agent.connect)
     agent.turned_away = dialling.turned_away
+    agent.learn = dialling.learn
     return asyncio.create_task(enduring("the link to the head", dialling.keep))
 
 

@@ -24,7 +24,7 @@ from shoal.api.explain import Explanations
 from shoal.api.feed import Feed
 from shoal.api.files import Files
 from shoal.api.finding import Annotations, provide_wanted
-from shoal.api.forwarded import ACCESS, SERVED, entry_for, headed
+from shoal.api.forwarded import ACCESS, SERVED, entry_for, head_urls, headed
 from shoal.api.heads import HeadsOfCluster, checked
 from shoal.api.identity import Me, Tenants, Tokens, Users
 from shoal.api.jobs import Jobs, WaitS
@@ -328,6 +328,8 @@ def build(
         openapi_config=_openapi(),
     )
     app.state[SERVED] = headed(app, token, lambda: loop.last_seq)
+    if linked is not None:
+        linked.heads = lambda: head_urls(app)
     return app
 
 

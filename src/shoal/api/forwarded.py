@@ -72,12 +72,13 @@ def headed(
     close: Callable[[], None] = lambda: None,
 ) -> Headed:
     """What is served for this app, or for `inner`, which uses it."""
+    return Headed(inner or app, token, last_seq, lambda: head_urls(app), close)
 
-    def urls() -> tuple[str, ...]:
-        known: tuple[str, ...] = app.state[HEAD_URLS]() if HEAD_URLS in app.state else ()
-        return known
 
-    return Headed(inner or app, token, last_seq, urls, close)
+def head_urls(app: Litestar) -> tuple[str, ...]:
+    """None if there is one head alone."""
+    known: tuple[str, ...] = app.state[HEAD_URLS]() if HEAD_URLS in app.state else ()
+    return known if len(known) > 1 else ()
 
 
 class Headed:

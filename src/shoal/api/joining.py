@@ -13,6 +13,7 @@ from shoal import __version__
 from shoal.api.access import Access, new_token
 from shoal.api.audit import note
 from shoal.api.certificate import STATE
+from shoal.api.forwarded import HEAD_URLS
 from shoal.api.principal import Needs, Principal
 from shoal.api.problems import Refusal, accepted
 from shoal.control.jointoken import NOTE, standing, standing_id, write_standing
@@ -65,7 +66,7 @@ class Join(Controller):
         return Joined(
             node=spec.id,
             key=secret,
-            urls=tuple(filter(None, (_from_state(request, NODE_URL),))),
+            urls=_urls(request),
             certificate=_from_state(request, STATE),
             incarnation=node.incarnation if node is not None else 0,
             labels=await _labels(loop, spec),
@@ -125,6 +126,12 @@ class Keys(Controller):
 def _from_state(request: AnyRequest, name: str) -> str:
     found: Callable[[], str] | None = request.app.state.get(name)
     return str(found()) if found is not None else ""
+
+
+def _urls(request: AnyRequest) -> tuple[str, ...]:
+    """Where the node may dial: this head, and the others."""
+    heads: tuple[str, ...] = request.app.state.get(HEAD_URLS, tuple)()
+    return tuple(filter(None, dict.fromkeys((_from_state(request, NODE_URL), *heads))))
 
 
 async def _labels(loop: ControlLoop, spec: NodeSpec) -> dict[str, str]:

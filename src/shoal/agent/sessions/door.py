@@ -27,9 +27,9 @@ async def enter(directory: Path, meeting: str, key: str) -> ClientConnection:
     except ValueError as error:
         raise OSError(str(error)) from None
     problem: Exception = OSError(f"{LINK_FILE} names no URL")
-    for url in file.urls:
+    for url, name in file.ways.items():
         try:
-            return await dial(url, path, headers, file.name, file.certificate)
+            return await dial(url, path, headers, name, file.certificate)
         except NotAdmitted:
             raise
         except (OSError, TimeoutError, ws_error()) as error:

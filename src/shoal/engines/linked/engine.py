@@ -66,6 +66,8 @@ class LinkedEngine:
     def __init__(self) -> None:
         self.inbox: Inbox | None = None
         self.deaths: dict[str, NodeGone] = {}
+        self.heads: Callable[[], tuple[str, ...]] = tuple  # their URLs, if there are several
+        self._told: tuple[str, ...] = ()
         self._lines: dict[str, Line] = {}
         self._new: dict[str, Line] = {}  # beside another link of the node, and not heard yet
         self._task: asyncio.Task[None] | None = None
@@ -91,7 +93,7 @@ class LinkedEngine:
 
     async def resend(self) -> None:
         for line in list(self._lines.values()):
-            line.send(Ask())
+            line.send(Ask(self.heads()))
         if self.inbox is not None:
             for gone in list(self.deaths.values()):
                 self.inbox.gone(gone)
@@ -147,7 +149,7 @@ class LinkedEngine:
         self._lines[line.node] = line
         if current is not None:
             current.link.close()
-            line.send(Ask())  # its agent did not know yet that a controller answers
+            line.send(Ask(self.heads()))  # its agent did not know yet that a controller answers
         return True
 
     def closed(self, line: Line) -> None:
@@ -162,6 +164,9 @@ class LinkedEngine:
         while True:
             await asyncio.sleep(LOOK_S)
             latest = time.monotonic() - SILENT_S
+            told, self._told = self._told, self.heads()
+            if told and told != self._told:
+                await self.resend()
             for line in self._all():
                 if not line.valid():
                     log.warning("the key of %s is no longer valid; its link is closed", line.node)
@@ -202,7 +207,8 @@ class Line:
             link.close()
             return
         if self._engine.opened(self):
-            self.send(Ask())  # so that the agent knows that a controller answers
+            # So that the agent knows that a controller answers, and where the others are.
+            self.send(Ask(self._engine.heads()))
 
     def _closed(self, _: Link) -> None:
         self._engine.closed(self)
