@@ -18,13 +18,14 @@ SYSTEM := busybox-static chromium faketime fish iproute2 iptables munge openmpi-
     postgresql prometheus runc slurm-wlm slurm-wlm-basic-plugins systemd zsh
 SYSTEM_READY := $(VENV)/.system
 
-.PHONY: demo test setup format lint types layers unit soak bench screenshots lock audit dist clean
+.PHONY: demo test setup format lint types layers unit soak long bench screenshots lock audit dist clean
 .DEFAULT_GOAL := help
 
 help:
 	@echo "make demo    four virtual nodes, a queue of jobs, a node that dies; nothing is left behind"
 	@echo "make test    format, lint, types, layers, tests"
-	@echo "make soak    the long runs"
+	@echo "make soak    hurt a whole cluster for 30 minutes (SOAK_MINUTES, SOAK_SEED); needs root"
+	@echo "make long    tests that take longer than every run can afford"
 	@echo "make bench   the figures, beside those peers that are on this machine"
 	@echo "make lock    the newest versions of all dependencies, into requirements.lock"
 	@echo "make audit   known vulnerabilities of the versions in requirements.lock"
@@ -75,7 +76,11 @@ layers: setup
 unit: setup $(TRAINED) $(SYSTEM_READY)
 	@$(BIN)/python -m pytest -n 4 --dist loadfile --no-loadscope-reorder
 
-soak: setup $(TRAINED) $(SYSTEM_READY)
+# A whole cluster is hurt for SOAK_MINUTES (30), by a schedule that SOAK_SEED decides. As root.
+soak: setup $(SYSTEM_READY)
+	@$(BIN)/python -m tests.soak
+
+long: setup $(TRAINED) $(SYSTEM_READY)
 	@$(BIN)/python -m pytest -n 2 --dist worksteal -m soak
 
 bench: setup

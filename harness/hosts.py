@@ -103,6 +103,10 @@ class Net:
         host.power_on()
         return host
 
+    def network(self) -> contextlib.AbstractContextManager[None]:
+        """As of a host: the switch has an address, too, 10.77.0.254."""
+        return _inside(self.switch)
+
     def close(self) -> None:
         for host in self.hosts:
             host.power_off()
@@ -234,19 +238,9 @@ class Host:
         self._started.append(process)
         return process
 
-    @contextlib.contextmanager
-    def network(self) -> Iterator[None]:
+    def network(self) -> contextlib.AbstractContextManager[None]:
         """Sockets that this thread makes meanwhile are sockets of the host."""
-        libc = ctypes.CDLL(None, use_errno=True)
-        with (
-            open("/proc/thread-self/ns/net") as here,
-            open(f"/run/netns/{self.namespace}") as there,
-        ):
-            assert libc.setns(there.fileno(), CLONE_NEWNET) == 0, os.strerror(ctypes.get_errno())
-            try:
-                yield
-            finally:
-                assert libc.setns(here.fileno(), CLONE_NEWNET) == 0
+        return _inside(self.namespace)
 
     # -- its cable -------------------------------------------------------------------------
 
@@ -290,6 +284,17 @@ class Host:
 
     def _iptables(self, *arguments: str) -> None:
         _call("nsenter", f"--net=/run/netns/{self.namespace}", "iptables", "-w", *arguments)
+
+
+@contextlib.contextmanager
+def _inside(namespace: str) -> Iterator[None]:
+    libc = ctypes.CDLL(None, use_errno=True)
+    with open("/proc/thread-self/ns/net") as here, open(f"/run/netns/{namespace}") as there:
+        assert libc.setns(there.fileno(), CLONE_NEWNET) == 0, os.strerror(ctypes.get_errno())
+        try:
+            yield
+        finally:
+            assert libc.setns(here.fileno(), CLONE_NEWNET) == 0
 
 
 def _others() -> str:

@@ -17,7 +17,7 @@ from shoal.sim.storm.controller import Moment
 from shoal.sim.storm.disk import Fault
 from shoal.sim.storm.fuzz import Size, run_seed
 
-SEEDS = 350  # more with `make soak`
+SEEDS = 350  # more with `make long`
 CHUNK = 25  # so that several processes can share the work
 
 # Each found a defect of arrays, or of what the storm knows about them.

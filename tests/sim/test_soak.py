@@ -1,4 +1,4 @@
-"""Longer and larger histories than every test run can afford: `make soak`."""
+"""Longer and larger histories than every test run can afford: `make long`."""
 
 from __future__ import annotations
 
