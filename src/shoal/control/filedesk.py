@@ -78,12 +78,13 @@ class FileDesk:
         answer(said)
 
     def recall(self) -> None:
-        """At the start: what earlier controllers have kept of jobs that live."""
-        for job in list(self._loop.tick.state.jobs):
-            index = self.store.index(job)
+        """At the start: what earlier controllers have kept of jobs that live. A job that was never
+        placed has no files; to look for those of 50,000 waiting jobs would take a second."""
+        for job in [job for job in self._loop.tick.state.jobs.values() if job.attempt]:
+            index = self.store.index(job.id)
             if index.attempt:
                 files = [file for files in index.of.values() for file in files]
-                ref = MemberRef(job, index.attempt, 0)
+                ref = MemberRef(job.id, index.attempt, 0)
                 self._loop.tick.copied(copied_of(Kept(ref, tuple(files))))
 
 
