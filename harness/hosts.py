@@ -183,6 +183,11 @@ class Host:
 
     # -- processes -------------------------------------------------------------------------
 
+    @property
+    def root(self) -> str:
+        """Where its files can be seen from outside, also those on mounts of its own."""
+        return f"/proc/{self._pid}/root"
+
     def environment(self) -> dict[str, str]:
         """What its processes find; whose home it is decides where Shoal keeps its files."""
         return {

@@ -7,13 +7,12 @@ import contextlib
 import os
 import random
 import signal
-import subprocess
 from collections.abc import Callable
 
 import msgspec
 from harness.hosts import Host
 
-from tests.soak.world import FAKETIME, SMALL, World
+from tests.soak.world import FAKETIME, FILLER, SMALL, World
 
 STEP_S = (3600, -3600, 90, -90)
 
@@ -109,20 +108,15 @@ def link(world: World, host: Host, how: str, dice: random.Random) -> Fault:
 
 def full_disk(world: World) -> Fault:
     """To the last block, as a runaway job would."""
-    filler = world.scratch / SMALL / "filler"
+    filler = str(world.nodes[SMALL].home / FILLER)
 
     def begin() -> None:
-        with contextlib.suppress(OSError), filler.open("wb") as file:
-            while True:
-                file.write(b"\0" * (1 << 16))
+        world.nodes[SMALL].run("dd", "if=/dev/zero", f"of={filler}", "bs=64k")
 
-    return Fault(
-        f"full disk of {SMALL}",
-        begin,
-        lambda: filler.unlink(missing_ok=True),
-        (SMALL,),
-        (3.0, 15.0),
-    )
+    def end() -> None:
+        world.on_small("rm", "-f", filler)
+
+    return Fault(f"full disk of {SMALL}", begin, end, (SMALL,), (3.0, 15.0))
 
 
 def read_only(world: World) -> Fault:
@@ -130,13 +124,11 @@ def read_only(world: World) -> Fault:
     host = world.nodes[SMALL]
 
     def begin() -> None:
-        place = str(world.scratch / SMALL)
-        subprocess.run(["mount", "-o", "remount,abort", place], check=True)
+        world.on_small("mount", "-o", "remount,abort", str(host.home))
 
     def end() -> None:
         host.power_off()
-        world.unmount_small()
-        world.mount_small()
+        world.repair_small()
         world.power_on(host)
 
     name, again = f"read-only disk of {SMALL}", _again(world, host)

@@ -98,7 +98,6 @@ def verify(world: World, work: Work, spans: list[Span], verdict: Verdict) -> Non
     verdict.add("members run twice", _twice(world.shared / "ran"))
     verdict.add("steps lost or taken twice", _steps(world, work))
     verdict.add("maps with wrong results", work.maps)
-    verdict.add("requests without an answer", work.lost)
     verdict.add("failed requests without a cause", _unexcused(world, work, spans))
     total = sum(account.gpu_us for account in ledger.accounts)
     wrong = f"accounts are {total} GPU-us, the capacity is {ledger.capacity_gpu_us}"
@@ -119,6 +118,7 @@ def _counts(
         "nodes lost": kinds["NodeLost"],
         "requests answered": work.answered,
         "requests failed at one gateway": len(work.failed),
+        "requests given up while every gateway was hurt": work.given_up,
         "maps": work.maps_done,
         "gangs": len(work.gangs),
     }
@@ -129,7 +129,7 @@ def _members(world: World) -> list[Launched]:
     found: list[Launched] = []
     for host in (*world.heads, *world.nodes.values()):
         if not world.clock_of(host):
-            found += launched(host.home / ".shoal" / "nodes")
+            found += launched(world.node_folders(host))
     return found
 
 
@@ -195,6 +195,8 @@ def after_close(world: World) -> list[str]:
     found = []
     mark = str(world.scratch)
     found += [line for line in Path("/proc/mounts").read_text().splitlines() if mark in line]
+    loops = subprocess.run(["losetup", "-a"], capture_output=True, text=True).stdout
+    found += [line for line in loops.splitlines() if mark in line]
     listed = subprocess.run(["ip", "netns", "list"], capture_output=True, text=True).stdout
     found += [line for line in listed.splitlines() if line.startswith(world.net.switch[:-6])]
     for folder in Path("/proc").iterdir():

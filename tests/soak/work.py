@@ -50,7 +50,7 @@ class Work:
         self.dice = random.Random(seed)
         self.recorders: list[Recorder] = []
         self.failed: list[Asked] = []  # at one gateway
-        self.lost: list[str] = []  # at all gateways, again and again
+        self.given_up = 0  # at all gateways, again and again
         self.answered = 0
         self.maps: list[str] = []  # what was wrong with them
         self.maps_done = 0
@@ -171,7 +171,7 @@ class Work:
                 return
             self.failed.append(Asked(number, name, began, time.time(), why))
             self._end.wait(1)
-        self.lost.append(f"request {number} was not answered in {TRIES} tries: {why}")
+        self.given_up += 1
 
     # -- maps ------------------------------------------------------------------------------
 

@@ -28,6 +28,7 @@ NODES = ("h1", "h2", "h3")
 GPUS = 2  # of each node
 SMALL = "h3"  # its home is on a small disk
 SMALL_MB = 400
+FILLER = "filler"
 COMMAND_S = 120.0
 # Quick to give a silent node up, so that there are many losses in few minutes.
 POLICY = Policy(silent_after_ms=3_000, grace_ms=8_000)
@@ -48,13 +49,11 @@ class World:
         self._ending = contextlib.ExitStack()
         self.net = Net(self.scratch)
         self.image = self.scratch / "disk.img"
-        self.mount_small()
         self.servers: list[Postgres] = []  # the first can be written
         self.relays: dict[str, list[Relay]] = {}  # of a head, to each server
         self.heads = [self.net.add(f"head{number}") for number in range(1, heads + 1)]
         self.nodes = {name: self.net.add(name) for name in NODES}
-        for host in (*self.heads, *self.nodes.values()):
-            self._without_small(host)
+        self._make_small()
         self.token = self.certificate = ""
 
     # -- up --------------------------------------------------------------------------------
@@ -154,30 +153,39 @@ class World:
 
     # -- disks -----------------------------------------------------------------------------
 
-    def mount_small(self) -> None:
-        place = self.scratch / SMALL
-        if not self.image.exists():
-            place.mkdir()
-            with self.image.open("wb") as image:
-                image.truncate(SMALL_MB << 20)
-            subprocess.run(["mkfs.ext4", "-q", "-F", str(self.image)], check=True)
-        subprocess.run(["mount", "-o", "loop", str(self.image), str(place)], check=True)
+    def _make_small(self) -> None:
+        with self.image.open("wb") as image:
+            image.truncate(SMALL_MB << 20)
+        subprocess.run(["mkfs.ext4", "-q", "-F", str(self.image)], check=True)
+        self._mount_small()
+
+    def _mount_small(self) -> None:
+        """Only its host sees it: as a mount of this machine it would be copied by whatever makes a
+        namespace, and stay."""
+        self.on_small("mount", "-o", "loop", str(self.image), str(self.nodes[SMALL].home))
+        self.on_small("mkdir", "-p", str(self.nodes[SMALL].work))
+        # Its removal may not have been on the disk when that broke.
+        self.on_small("rm", "-f", str(self.nodes[SMALL].home / FILLER))
+
+    def on_small(self, *words: str) -> None:
+        done = self.nodes[SMALL].run(*words)
+        if done.returncode:
+            raise RuntimeError(f"{' '.join(words)}: {done.stderr.strip()}")
 
     def power_on(self, host: Host) -> None:
         host.power_on()
-        self._without_small(host)
+        if host.name == SMALL:
+            self._mount_small()
 
-    def _without_small(self, host: Host) -> None:
-        """A mount that another host has, too, would keep the file system as it is."""
-        if host.name != SMALL:
-            host.run("umount", str(self.scratch / SMALL))
-
-    def unmount_small(self) -> None:
+    def repair_small(self) -> None:
         """Its host is off."""
-        subprocess.run(["umount", str(self.scratch / SMALL)], check=True)
         mended = subprocess.run(["fsck.ext4", "-p", "-f", str(self.image)], capture_output=True)
         if mended.returncode > 1:
             raise RuntimeError(f"the small disk is damaged: {mended.stdout.decode()}")
+
+    def node_folders(self, host: Host) -> Path:
+        """As the host sees them."""
+        return Path(f"{host.root}{host.home}/.shoal/nodes")
 
     # -- processes -------------------------------------------------------------------------
 
@@ -202,11 +210,6 @@ class World:
         for server in self.servers:
             server.kill()
         self._ending.close()
-        mounted = subprocess.run(
-            ["umount", "-l", str(self.scratch / SMALL)], capture_output=True, text=True
-        )
-        if mounted.returncode:
-            self.say(f"the small disk stays mounted: {mounted.stderr.strip()}")
         if os.environ.get("SOAK_KEEP"):
             self.say(f"kept: {self.scratch}")
         else:
