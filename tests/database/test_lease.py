@@ -197,3 +197,20 @@ def test_a_lease_of_a_clock_that_went_back_ends_by_the_clock_of_the_standby(
     while not heads.leases[1].take("b"):
         assert leasing._moment() < until_s
     assert heads.leases[1].term == 2
+
+
+def test_a_take_over_waits_for_a_write_that_it_cannot_end(
+    heads: Heads, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As when the heads have roles of their own, and may not end each other's connections."""
+    monkeypatch.setattr(leasing, "end_others", lambda *_: None)
+    with heads.databases[0].transaction() as cursor:
+        cursor.execute(INSERT, (1,))
+        assert cursor.execute("SELECT mark FROM marks") == [(1,)]
+        heads.expire()
+        with pytest.raises(StoreAway, match="lock"):
+            heads.leases[1].take("b")
+    assert heads.leases[1].take("b")
+    assert heads.marks() == [1]
+    with pytest.raises(Deposed):
+        write(heads.databases[0], 2)

@@ -20,6 +20,7 @@ from shoal.control.store.rows import (
     job_row,
     snapshot_of,
 )
+from shoal.control.store.served_marks import ServedNumbers
 from shoal.core.state.apply import apply
 from shoal.core.state.load import restore
 from shoal.core.state.state import State
@@ -60,7 +61,7 @@ class EventStore:
         # A state, and the number of the last event in it, for the next load to begin with. The
         # load takes it: nobody else may use it any more.
         self.warm: tuple[State, int] | None = None
-        self._numbers = numbers or Numbers(None)
+        self._numbers = numbers or ServedNumbers(database)
         self._generation = -1
         schema.prepare(database)
         self._last = self._newest(database.read)

@@ -26,7 +26,7 @@ class SqliteStore(EventStore):
             advice="Jobs on the nodes go on. Put a copy of the file back, or save what can be "
             f"read with: shoal salvage --home {path.parent}",
         )
-        super().__init__(self._file, numbers)
+        super().__init__(self._file, numbers or Numbers(None))
         self.spare = Spare(spare)
 
     def _append(self, rows: Sequence[Row], jobs: Sequence[Row], changes: Sequence[Row]) -> None:

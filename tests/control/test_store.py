@@ -1,0 +1,404 @@
+"""What every store promises, shown with a file and with a real server, and compared with a list in
+memory that keeps the same promises in the simplest way."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import ExitStack
+from pathlib import Path
+
+import msgspec
+import pytest
+from harness.postgres import Postgres
+from hypothesis import HealthCheck, given, settings
+from hypothesis import Phase as Stage
+from hypothesis import strategies as st
+
+from shoal.control.store import events as event_store
+from shoal.control.store.events import EventStore
+from shoal.control.store.marks import JOBS_AHEAD
+from shoal.control.store.served_marks import ServedNumbers
+from shoal.core.state.state import State
+from shoal.database.base import Database
+from shoal.database.lease import Lease
+from shoal.database.postgres import PostgresDatabase
+from shoal.database.sqlite import SqliteDatabase
+from shoal.model.array import ELEMENT_NUMBERS
+from shoal.model.events import (
+    QUIET,
+    ControllerStarted,
+    Event,
+    JobCheckpointed,
+    JobEvent,
+    JobFinished,
+    JobLabelled,
+    JobRunning,
+    NodeEvent,
+    NodeReady,
+    Recorded,
+)
+from shoal.model.finding import EVERY_JOB, JobFilter
+from shoal.model.job import Job, JobSpec, Outcome, Phase
+from shoal.ports import StoreDamaged, StoreError
+from tests.control.test_sqlite_store import as_bytes, history
+
+SETTINGS = settings(
+    max_examples=25,
+    phases=[Stage.explicit, Stage.generate],  # a failure is small enough as it is
+    deadline=None,
+    suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
+)
+
+
+class Place:
+    """Where a store is, so that it can be opened again."""
+
+    def __init__(self, path: Path, server: Postgres | None) -> None:
+        self.path = path
+        self.closing = ExitStack()
+        self.kept: Database | None = None
+        self.lease: Lease | None = None
+        if server is not None:
+            self.url = server.database()
+            self.lease = Lease(self.url)
+            self.closing.callback(self.lease.close)
+            assert self.lease.take("a")
+
+    def database(self) -> Database:
+        made: Database
+        if self.lease is None:
+            made = SqliteDatabase(self.path / "db", durable=False)
+        else:
+            made = PostgresDatabase(self.url, self.lease)
+        self.closing.callback(made.close)
+        return made
+
+    def open(self) -> EventStore:
+        return EventStore(self.database())
+
+    def emptied(self) -> EventStore:
+        """The same one for every example, because each takes a moment to open."""
+        self.kept = self.kept or self.database()
+        store = EventStore(self.kept)
+        for table in ("events", "jobs", "snapshots", "meta"):
+            change(store, f"DELETE FROM {table}")
+        return EventStore(self.kept)
+
+
+@pytest.fixture(params=["sqlite", "postgres"])
+def place(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Place]:
+    server = None
+    if request.param == "postgres":
+        server = request.getfixturevalue("postgres_server")
+    made = Place(tmp_path, server)
+    yield made
+    made.closing.close()
+
+
+def change(store: EventStore, query: str, *values: object) -> None:
+    with store.database.transaction() as cursor:
+        cursor.execute(query, values)
+
+
+def test_what_was_stored_is_loaded_again_from_the_beginning_or_a_snapshot(place: Place) -> None:
+    state, steps = history(5)
+    store = place.open()
+    for number, done in enumerate(steps):
+        last = store.commit(done.events, done.finished)
+        if number == 3:
+            loaded, seq = store.load()
+            assert store.snapshot(seq, as_bytes(loaded)) == []
+    for again in (store, place.open()):
+        loaded, seq = again.load()
+        assert (as_bytes(loaded), seq) == (as_bytes(state), last)
+        assert 0 < again.snapshot_seq < seq
+    assert store.newest_ms() == 5000
+    assert store.keyed("key-2") == "j3"
+    assert (store.keyed("key-5"), store.keyed("")) == (None, None)
+    found = store.ended("j3")
+    assert found is not None
+    assert (found.id, found.outcome) == ("j3", Outcome.SUCCEEDED)
+    assert (store.ended("j6"), store.job("j6")) == (None, None)
+
+
+def test_a_standby_follows_and_its_state_is_where_the_next_leader_begins(place: Place) -> None:
+    state, steps = history(6)
+    leader, standby = place.open(), place.open()
+    seq, followed = 0, State()
+    for done in steps[:4]:
+        leader.commit(done.events, done.finished)
+        seq = standby.follow(followed, seq)
+    for done in steps[4:]:
+        leader.commit(done.events, done.finished)
+    standby.warm = (followed, seq)
+    loaded, last = standby.load()
+    assert loaded is followed
+    assert (as_bytes(loaded), last) == (as_bytes(state), leader.load()[1])
+    assert standby.load()[0] is not followed, "a state is taken once"
+    standby.commit([ControllerStarted(at_ms=9000, epoch=1)], [])
+
+
+def test_a_commit_is_stored_as_a_whole_or_not_at_all(place: Place) -> None:
+    _, steps = history(3)
+    store, other = place.open(), place.open()
+    for done in steps[:2]:
+        last = store.commit(done.events, done.finished)
+    with pytest.raises(StoreError):  # it does not know what the first has stored
+        other.commit(steps[2].events, steps[2].finished)
+    assert len(store.events(0, 1000)) == last
+    assert [job.id for job in store.finished(9)] == ["j1"]
+    assert other.load()[1] == last
+    assert other.commit(steps[2].events, steps[2].finished) == last + len(steps[2].events)
+    with pytest.raises(StoreError):
+        store.commit(steps[2].events, [])
+    assert len(place.open().events(0, 1000)) == last + len(steps[2].events)
+
+
+def test_damage_is_named_and_an_older_snapshot_helps(place: Place) -> None:
+    state, steps = history(5)
+    store = place.open()
+    for done in steps:
+        last = store.commit(done.events, done.finished)
+        store.snapshot(last, as_bytes(store.load()[0]))
+    change(store, "UPDATE snapshots SET body = ? WHERE seq = ?", b"{}", last)
+    assert as_bytes(store.load()[0]) == as_bytes(state)
+    assert "the snapshot at event" in " ".join(store.alarms.texts)
+    [before] = [store.snapshot_seq]
+    change(store, "UPDATE events SET body = ? WHERE seq = ?", b"?", before + 1)
+    with pytest.raises(StoreDamaged, match=f"event {before + 1} cannot be read"):
+        store.load()
+    change(store, "DELETE FROM events WHERE seq = ?", before + 1)
+    with pytest.raises(StoreDamaged, match=f"event {before + 1} is missing"):
+        store.load()
+
+
+def test_history_that_cannot_be_read_is_left_out_and_reported(place: Place) -> None:
+    _, steps = history(4)
+    store = place.open()
+    for done in steps:
+        store.commit(done.events, done.finished)
+    change(store, "UPDATE jobs SET crc = crc + 1 WHERE id = ?", "j2")
+    change(store, "UPDATE events SET body = ? WHERE seq = ?", b"\xff", 2)
+    assert [job.id for job in store.finished(9)] == ["j4", "j3", "j1"]
+    assert store.job("j2") is None
+    assert 2 not in [one.seq for one in store.events(0, 99)]
+    assert store.newest_ms() == 4000
+    assert "left out" in " ".join(store.alarms.texts)
+
+
+def test_old_history_goes_with_a_snapshot(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(event_store, "EVENTS_KEPT", 3)
+    monkeypatch.setattr(event_store, "FINISHED_JOBS_KEPT", 2)
+    state, steps = history(8)
+    store = place.open()
+    for done in steps:
+        last = store.commit(done.events, done.finished)
+    assert sorted(store.snapshot(last, as_bytes(state))) == [f"j{n}" for n in range(1, 7)]
+    assert [one.seq for one in store.events(0, 99)] == [last - 2, last - 1, last]
+    assert as_bytes(place.open().load()[0]) == as_bytes(state)
+
+
+def test_a_key_stays_with_the_first_job_and_a_retried_element_replaces_its_record(
+    place: Place,
+) -> None:
+    store = place.open()
+    store.commit([finish("j1", 1)], [record("j1", key="k\0")])
+    store.commit([finish("j2", 2)], [record("j2", key="k\0")])
+    assert store.keyed("k\0") == "j1"
+    store.commit([finish("j3.1", 3)], [record("j3.1", why="first")])
+    store.commit([finish("j3.1", 4)], [record("j3.1", why="second")])
+    again = store.job("j3.1")
+    assert again is not None
+    assert again.why == "second"
+    assert [job.id for job in store.finished(9)] == ["j2", "j1"]
+    assert [job.id for job in store.finished(9, wanted=JobFilter(array="j3"))] == ["j3.1"]
+    labels = {"run": "a"}
+    store.commit([JobLabelled(at_ms=5, job="j1", labels=labels)], [])
+    labelled = store.job("j1")
+    assert labelled is not None
+    assert labelled.spec.labels == labels
+
+
+def test_numbers_are_never_given_out_twice(place: Place) -> None:
+    database = place.database()
+    store = EventStore(database, ServedNumbers(database))
+    _, steps = history(2)
+    store.commit([ControllerStarted(at_ms=1, epoch=7)], [])
+    for done in steps:
+        store.commit(done.events, done.finished)
+    for table in ("events", "jobs", "snapshots"):
+        change(store, f"DELETE FROM {table}")
+    again = EventStore(database, ServedNumbers(database))
+    job, epoch = again.used(1, 0)
+    assert epoch == 7
+    assert 3 < job <= 4 + JOBS_AHEAD
+    assert again.used(job, epoch) == (job, epoch), "a log as new as the marks is believed"
+
+
+# -- against a model ---------------------------------------------------------------------------
+
+JOBS = [f"j{n}" for n in range(1, 5)] + ["j5.0", "j5.12", "j50.1"]
+NAMES = ["", "train", "tr_in", "Train", "t.rain-2"]
+
+
+def record(job: str, why: str = "", key: str = "", spec: JobSpec | None = None) -> Job:
+    whole, _, element = job[1:].partition(".")
+    return Job(
+        id=job,
+        number=int(whole) * ELEMENT_NUMBERS + (int(element) + 1 if element else 0),
+        spec=spec or JobSpec(command=("true",)),
+        key=key,
+        phase=Phase.FINISHED,
+        outcome=Outcome.FAILED if why else Outcome.SUCCEEDED,
+        finished_ms=1,
+        why=why,
+    )
+
+
+def finish(job: str, at_ms: int) -> JobFinished:
+    outcome = Outcome.SUCCEEDED
+    return JobFinished(at_ms=at_ms, job=job, attempt=1, outcome=outcome, code=0, why="")
+
+
+@st.composite
+def batches(draw: st.DrawFn) -> list[tuple[list[Event], list[Job]]]:
+    """Commits as a controller might make them; what they say need not make sense."""
+    made, at_ms = [], 0
+    left = draw(st.permutations(JOBS))
+    for _ in range(draw(st.integers(1, 6))):
+        events: list[Event] = []
+        finished: list[Job] = []
+        for _ in range(draw(st.integers(1, 6))):
+            at_ms += draw(st.integers(0, 2))
+            job = draw(st.sampled_from(JOBS))
+            kind = draw(st.integers(0, 3))
+            if kind == 0:
+                events.append(JobRunning(at_ms=at_ms, job=job, attempt=1))
+            elif kind == 1:
+                events.append(JobCheckpointed(at_ms=at_ms, job=job, attempt=1, step=at_ms))
+            elif kind == 2 or not left:
+                node = draw(st.sampled_from(["n1", "n2"]))
+                events.append(NodeReady(at_ms=at_ms, node=node))
+            else:
+                job = left.pop()
+                events.append(finish(job, at_ms))
+                spec = JobSpec(
+                    command=("true",),
+                    name=draw(st.sampled_from(NAMES)) or None,
+                    tenant=draw(st.sampled_from(["t1", "t2"])),
+                    labels=draw(st.sampled_from([{}, {"run": "a"}, {"run": "b", "x": "1"}])),
+                )
+                ended = record(job, draw(st.sampled_from(["", "it failed"])), spec=spec)
+                finished.append(msgspec.structs.replace(ended, finished_ms=at_ms))
+        made.append((events, finished))
+    return made
+
+
+FILTERS = st.builds(
+    JobFilter,
+    tenant=st.sampled_from(["", "", "t1", "t2"]),
+    name=st.sampled_from(["", "", "tr*", "tr_in", "?rain", "t.*", "*%*", "[tT]rain"]),
+    states=st.sampled_from([(), (), ("failed",), ("finished",), ("succeeded", "failed")]),
+    labels=st.sampled_from([(), (), ("run=a",), ("run",), ("!run",), ("run=a|b",), ("run!=a",)]),
+    since_ms=st.integers(0, 12),
+    array=st.sampled_from(["", "", "j5", "j50", "j1"]),
+)
+
+
+class Model:
+    def __init__(self) -> None:
+        self.events: list[Event] = []
+        self.ends: dict[str, tuple[int, Job]] = {}
+
+    def commit(self, events: list[Event], finished: list[Job]) -> None:
+        first = len(self.events)
+        self.events += events
+        ends = {e.job: n for n, e in enumerate(events, first + 1) if isinstance(e, JobFinished)}
+        for job in finished:
+            self.ends[job.id] = (ends[job.id], job)
+
+    def recorded(self) -> list[Recorded]:
+        return [Recorded(seq, event) for seq, event in enumerate(self.events, 1)]
+
+    def shown(self, after: int, limit: int, job: str, node: str, notable: bool) -> list[Recorded]:
+        found = [
+            one
+            for one in self.recorded()
+            if (not job or (isinstance(one.event, JobEvent) and one.event.job == job))
+            and (not node or (isinstance(one.event, NodeEvent) and one.event.node == node))
+            and not (notable and type(one.event).__name__ in QUIET)
+        ]
+        if after < 0:
+            return found[-min(limit, -after) :] if limit else []
+        return [one for one in found if one.seq > after][:limit]
+
+    def finished(self, limit: int, after: int, wanted: JobFilter, before: str) -> list[Job]:
+        ordered = sorted(self.ends.values(), key=lambda one: (one[0], one[1].number), reverse=True)
+        if before:
+            ids = [job.id for _, job in ordered]
+            ordered = ordered[ids.index(before) + 1 :] if before in ids else []
+        return [
+            job
+            for end, job in ordered
+            if end > after
+            and (job.id.startswith(f"{wanted.array}.") if wanted.array else "." not in job.id)
+            and wanted.matches(job)
+        ][:limit]
+
+    def history(self, job: str, limit: int) -> list[Recorded]:
+        mine = [r for r in self.recorded() if isinstance(r.event, JobEvent) and r.event.job == job]
+        kept: list[Recorded] = []
+        others = 0
+        for one in reversed(mine):
+            saved = isinstance(one.event, JobCheckpointed)
+            if saved and kept and isinstance(kept[-1].event, JobCheckpointed):
+                continue
+            if not saved and others == limit:
+                break
+            others += not saved
+            kept.append(one)
+        return kept[::-1]
+
+
+@SETTINGS
+@given(
+    batches=batches(),
+    looks=st.lists(
+        st.tuples(
+            st.integers(-40, 40),
+            st.integers(1, 30),
+            st.sampled_from(["", *JOBS]),
+            st.sampled_from(["", "n1"]),
+            st.booleans(),
+        ),
+        max_size=4,
+    ),
+    searches=st.lists(st.tuples(st.integers(1, 5), st.integers(-1, 30), FILTERS), max_size=4),
+    times=st.lists(st.integers(0, 30), max_size=3),
+)
+def test_reads_answer_as_a_simple_list_would(
+    place: Place,
+    batches: list[tuple[list[Event], list[Job]]],
+    looks: list[tuple[int, int, str, str, bool]],
+    searches: list[tuple[int, int, JobFilter]],
+    times: list[int],
+) -> None:
+    store, model = place.emptied(), Model()
+    for events, finished in batches:
+        assert store.commit(events, finished) == len(model.events) + len(events)
+        model.commit(events, finished)
+    assert store.events(0, 1000) == model.recorded()
+    for after, limit, job, node, notable in looks:
+        shown = store.events(after, limit, job, node, notable)
+        assert shown == model.shown(after, limit, job, node, notable)
+        assert store.history(job or "j1", limit) == model.history(job or "j1", limit)
+    for limit, after, wanted in [*searches, (2, -1, EVERY_JOB)]:
+        before, pages = "", []
+        while page := store.finished(limit, after, wanted, before):
+            assert page == model.finished(limit, after, wanted, before)
+            pages += page
+            before = page[-1].id
+        assert pages == model.finished(1000, after, wanted, "")
+    for at_ms in times:
+        earlier = [one.seq for one in model.recorded() if one.event.at_ms < at_ms]
+        assert store.seq_at(at_ms) == max(earlier, default=0)
