@@ -13,6 +13,10 @@ from shoal.ports import StoreDamaged, StoreError, StoreFull
 
 # Another program may hold the file for a moment (a backup, say); longer is an error.
 BUSY_TIMEOUT_S = 2.0
+JOURNAL_BYTES_KEPT = 8 << 20
+# Of each thread that reads. SQLite's default is 2,000, which 20 threads let grow to 45 MB with the
+# number of finished jobs; the kernel has the pages anyway.
+READER_CACHE_KB = 256
 
 IN_MEMORY = ":memory:"
 
@@ -84,6 +88,7 @@ class SqliteDatabase:
         with self.clear_errors():
             if reader is None:
                 reader = self._local.reader = self._connect()
+                reader.execute(f"PRAGMA cache_size = -{READER_CACHE_KB}")
             return reader.execute(query, values).fetchall()
 
     def journal_pages(self, pages: int) -> None:
@@ -105,6 +110,8 @@ class SqliteDatabase:
         with self._connecting:
             self._connections.append(connection)
         connection.execute("PRAGMA journal_mode = WAL")
+        # A long read, such as a backup's, lets it grow; afterwards its room is given back.
+        connection.execute(f"PRAGMA journal_size_limit = {JOURNAL_BYTES_KEPT}")
         connection.execute(f"PRAGMA synchronous = {'FULL' if self._durable else 'NORMAL'}")
         return connection
 

@@ -31,6 +31,7 @@ from shoal.ports import Clock, Store, StoreDamaged, StoreError
 log = logging.getLogger("shoal.ledger")
 
 WRITE_S = 15.0
+FIRST_WRITE_S = 1.0  # what a controller has booked again is written, if it lives only for seconds
 SPENT_S = 5.0  # the same, if the policy sets budgets
 EVENTS_AT_ONCE = 5_000
 EVENTS_REBOOKED_MAX = 100_000  # a few seconds
@@ -164,9 +165,11 @@ class LiveLedger:
 
     async def run(self, policy: Callable[[], Policy], spent: Spend) -> None:
         """Write at intervals; if the policy sets budgets, pass `spent` what tenants have spent."""
+        pause_s = FIRST_WRITE_S
         while True:
+            await asyncio.sleep(pause_s)
             budgets = wants_spendings(policy())
-            await asyncio.sleep(SPENT_S if budgets else WRITE_S)
+            pause_s = SPENT_S if budgets else WRITE_S
             if self._store is None:
                 continue
             try:
