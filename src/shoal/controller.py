@@ -144,7 +144,7 @@ async def _lead(
         engine,
         clock,
         None,
-        LogStore(home.logs),
+        LogStore(home.logs, clock.now_ms),
         PackageStore(home.packages),
         config.engine,
         store.alarms,
@@ -236,7 +236,10 @@ def _store(home: Home, config: ClusterConfig, won: Won | None = None) -> EventSt
     if config.database:
         from shoal.database.postgres import PostgresDatabase
 
-        store = EventStore(PostgresDatabase(config.database, won.lease if won else None))
+        # Job numbers name folders in the shared one: an old copy of the database that is put back
+        # must not give them out again.
+        numbers = Numbers(home.marks) if won else None
+        store = EventStore(PostgresDatabase(config.database, won.lease if won else None), numbers)
         store.warm = won.warm if won else None
         return store
     return _file_store(home)
@@ -278,7 +281,7 @@ def _supplying(home: Home, config: ClusterConfig, loop: ControlLoop, stores: Sto
             raise SupplyError("the controller is still starting")
         context = SupplyContext(
             cluster=home.cluster_id(),
-            home=home.path,
+            home=Path(config.shared) if config.shared else home.path,
             join_url=url,
             join_token=token,
             python=sys.executable,

@@ -18,7 +18,8 @@ OWN_BYTES_MAX = 16 * 1024 * 1024
 
 def write_private(path: Path, data: bytes) -> None:
     """Replace a file whole or not at all; nobody else may read it."""
-    temporary = path.with_name(f".{path.name}.{os.getpid()}")
+    # Several machines may share the folder, and processes on two of them may have the same number.
+    temporary = path.with_name(f".{path.name}.{os.uname().nodename[:32]}.{os.getpid()}")
     try:
         handle = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
         try:

@@ -189,6 +189,33 @@ def test_output_is_kept_once_however_often_it_comes(tmp_path: Path) -> None:
     assert logs.read(MemberRef("j1", 1, 1), 0) == (0, b"", 0, 0)
 
 
+def test_a_head_that_is_stopped_while_it_writes_a_log_takes_nothing_from_the_next_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It continues when the next head has written more. It saw a shorter file before."""
+    before, after = LogStore(tmp_path), LogStore(tmp_path)
+
+    def continued(path: Path, size: int, now_ms: int) -> None:
+        """What happens between the look at the file and the write."""
+        monkeypatch.undo()
+        for chunk in chunks:
+            after.append(chunk)
+
+    for at in range(3):
+        ref = MemberRef("j1", 1, at)
+        chunks = [
+            LogChunk(ref, 5, b"", dropped=5),
+            LogChunk(ref, 5, b"hello "),
+            LogChunk(ref, 11, b"world"),
+        ]
+        for chunk in chunks[:at]:
+            before.append(chunk)
+        monkeypatch.setattr("shoal.control.logs.note_time", continued)
+        before.append(chunks[at])
+        assert after.kept(ref) == 16
+        assert after.read(ref, 5).data == b"hello world"
+
+
 def test_endless_output_keeps_its_beginning_and_its_end(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

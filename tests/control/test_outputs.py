@@ -92,8 +92,37 @@ def test_copies_that_never_end_take_a_bounded_place(store: OutputStore) -> None:
         piece = FilePiece(REF, Kind.OUTPUT, path, serial, 6, 0, b"abc", 5)
         store.take(piece, "n1", over=True, answer=lambda _: None)
     assert put(store, "whole", b"x").kept == 1
-    assert len(list((store.root / ".parts").iterdir())) < PARTS_MAX
+    assert len(list((store.root / ".parts").rglob("*.*"))) < PARTS_MAX
     assert names(store) == ["whole"]
+
+
+def test_a_head_that_was_replaced_and_does_not_know_it_changes_no_file(
+    store: OutputStore, tmp_path: Path
+) -> None:
+    """It was stopped between two pieces, say, and continues."""
+    assert put(store, "kept", b"first").kept == 5
+    assert put(store, "saved", b"first", kind=Kind.CHECKPOINT).kept == 5
+    assert settle(store, {"saved": 5}, REF, "n1").problem == ""
+    half = FilePiece(REF, Kind.OUTPUT, "half", hash("half"), 6, 0, b"abc", 5)
+    got: list[FileAnswer] = []
+    store.take(half, "n1", over=True, answer=got.append)
+    assert put(store, "saved", b"stale!", kind=Kind.CHECKPOINT).kept == 6
+    after = OutputStore(store.root, LIMITS)
+    assert put(after, "half", b"ABC", pieces=1).kept == 3  # the node begins again
+    last = msgspec.structs.replace(half, offset=3, data=b"def")
+    store.take(last, "n1", over=True, answer=got.append)
+    gone = msgspec.structs.replace(half, path="kept", size=-1, data=b"")
+    store.take(gone, "n1", over=True, answer=got.append)
+    refused = settle(store, {"saved": 6}, REF, "n1")
+    store.drop("j1")
+    assert "another head keeps these files" in put(store, "new", b"x").problem
+    assert "another head keeps these files" in refused.problem
+    assert [said.problem for said in got].count("") == 1, got
+    assert names(after) == ["half", "kept"]
+    assert (after.folder("j1", Kind.OUTPUT) / "half").read_bytes() == b"ABC"
+    assert (after.folder("j1", Kind.CHECKPOINT) / "saved").read_bytes() == b"first"
+    assert settle(after, {"saved": 6}, REF, "n1").problem == "", "what was staged is not lost"
+    after.close()
 
 
 @pytest.mark.parametrize(

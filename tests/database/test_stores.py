@@ -12,13 +12,14 @@ from pathlib import Path
 import pytest
 from harness.postgres import Postgres
 
+from shoal.cli.verbs.audit import _checked
 from shoal.control import audit_table
 from shoal.control.alarms import Alarms
-from shoal.control.audit import AuditBroken, verify_lines
+from shoal.control.audit import AuditBroken
 from shoal.control.audit_queue import AuditQueue
-from shoal.control.audit_table import AuditTable, lines_in, mark_in
+from shoal.control.audit_table import AuditTable, verify_table
 from shoal.control.history.store import HistoryFile
-from shoal.control.home import Home
+from shoal.control.home import ClusterConfig, Home
 from shoal.control.jointoken import standing, write_standing
 from shoal.control.notices import outbox
 from shoal.control.notices.outbox import Outbox
@@ -215,8 +216,8 @@ def write(log: AuditQueue, *numbers: int) -> None:
     asyncio.run(work())
 
 
-def verified(database: Database, *, cut: bool = False) -> list[tuple[int, str]]:
-    verify_lines(lines_in(database), mark_in(database), "no end", cut=cut)
+def verified(database: Database) -> list[tuple[int, str]]:
+    verify_table(database)
     rows = AuditTable(database, Alarms(), Path(), lambda _: None, leads=False).newest_first()
     return [(one.at_ms, one.via) for one in rows][::-1]
 
@@ -242,6 +243,13 @@ def test_one_chain_holds_the_lines_of_all_heads_also_of_one_that_was_deposed(
     assert sorted(verified(database_b)) == [(1, "a"), (2, "a"), (3, "b"), (4, "a"), (5, "b")]
     with pytest.raises(Deposed):
         audit_table.add(database, [("x", b"{}")])
+    other.write_config(ClusterConfig(nodes=(), database=cluster.url))
+    _, newest = _checked(other.path)  # `shoal audit verify`
+    assert newest is not None
+    assert newest.seq == 5
+    cluster.sql("DELETE FROM shoal.audit WHERE seq = 5")
+    with pytest.raises(AuditBroken, match="ends at number 4, but number 5 was written"):
+        _checked(other.path)
 
 
 def test_lines_wait_on_the_heads_disk_while_the_server_is_away(
@@ -290,7 +298,7 @@ DAMAGES: list[tuple[str, str]] = [
     ("DELETE FROM audit WHERE seq = 3", "row 4 .* has number 4 but follows 2"),
     ("DELETE FROM audit WHERE seq = 5", "ends at number 4, but number 5 was written"),
     ("DELETE FROM audit WHERE seq < 3", "the lines before it are missing"),
-    ("DELETE FROM audit_end", "no end, so the end cannot be verified"),
+    ("DELETE FROM audit_end", "audit_end is empty, so the end cannot be verified"),
 ]
 
 
@@ -316,11 +324,29 @@ def test_the_table_is_bounded_and_its_rest_can_be_verified(
     for start in range(0, 95, 5):
         log = AuditTable(database, Alarms(), tmp_path / "s", lambda _: None, leads=True)
         write(log, *range(start, start + 5))
-    kept = [number for number, _ in verified(database, cut=True)]
+    kept = [number for number, _ in verified(database)]
     assert kept == list(range(60, 95))
     # What is handed in twice is in the chain once.
     twice: list[Callable[[], str]] = [
         lambda: audit_table.add(database, [("same", b'{"seq":0,"at_ms":99}')]) for _ in range(2)
     ]
     assert twice[0]() == twice[1]()
-    assert [number for number, _ in verified(database, cut=True)] == [*range(60, 95), 99]
+    assert [number for number, _ in verified(database)] == [*range(60, 95), 99]
+
+
+def test_a_shared_folder_that_is_not_the_clusters_is_refused(tmp_path: Path) -> None:
+    home, shared = home_of(tmp_path, "a"), tmp_path / "shared"
+    shared.mkdir()  # as a mount point on which nothing is mounted
+    with pytest.raises(OSError, match="it has no file cluster-id of this cluster"):
+        home.share(str(shared))
+    (shared / "cluster-id").write_text("cafe0001\n")
+    with pytest.raises(OSError, match="it is of the cluster cafe0001, not this one"):
+        home.share(str(shared))
+    assert sorted(path.name for path in shared.iterdir()) == ["cluster-id"]
+    assert home.logs == home.path / "logs"
+    (shared / "cluster-id").write_text(f"{home.cluster_id()}\n")
+    home.share(str(shared))
+    assert {home.logs, home.packages, home.outputs} == {
+        shared / name for name in ("logs", "packages", "outputs")
+    }
+    assert home.marks == shared / "marks.json"

@@ -88,7 +88,7 @@ def test_a_copy_is_whole_although_controller_and_agent_are_killed_during_it(
     parts = live.home.outputs / ".parts"
 
     def on_its_way() -> bool:
-        return parts.is_dir() and any(part.stat().st_size > 0 for part in parts.iterdir())
+        return parts.is_dir() and any(part.stat().st_size > 0 for part in parts.glob("*/*.*"))
 
     assert eventually(on_its_way, 60)
     live.kill_controller()

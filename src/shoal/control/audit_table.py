@@ -18,6 +18,7 @@ from pathlib import Path
 import msgspec
 
 from shoal.control.alarms import Alarms
+from shoal.control.audit import verify_lines
 from shoal.control.audit_lines import FIRST_HASH, sealed
 from shoal.control.audit_queue import AuditQueue
 from shoal.database.base import Cursor, Database, Deposed
@@ -201,9 +202,7 @@ def _add(cursor: Cursor, lines: Sequence[Handed]) -> str:
             "DO UPDATE SET seq = excluded.seq, hash = excluded.hash",
             (seq, head),
         )
-        oldest = (seq - LINES_MAX) // BLOCK * BLOCK
-        if oldest > 0:
-            cursor.execute("DELETE FROM audit WHERE seq <= ?", (oldest,))
+        cursor.execute("DELETE FROM audit WHERE seq <= ?", (_oldest(seq),))
     return str(head)
 
 
@@ -215,13 +214,22 @@ def _known(cursor: Cursor, ids: Sequence[str]) -> Iterable[str]:
             yield id_
 
 
-def mark_in(database: Database) -> Mark | None:
+def verify_table(database: Database) -> tuple[AuditEntry | None, AuditEntry | None]:
+    """As `audit.verify` does it with files."""
     rows = database.read("SELECT seq, hash FROM audit_end")
-    return Mark(*rows[0]) if rows else None
+    mark = Mark(*rows[0]) if rows else None
+    # The oldest lines go in whole blocks, and no others.
+    [(oldest,)] = database.read("SELECT min(seq) FROM audit")
+    cut = mark is not None and oldest is not None and _oldest(mark.seq) >= oldest - 1
+    return verify_lines(_lines(database), mark, "the table audit_end is empty", cut=cut)
 
 
-def lines_in(database: Database) -> Iterator[tuple[str, bytes]]:
-    """All lines, the oldest first, each with its place for people."""
+def _oldest(newest: int) -> int:
+    """Lines up to this one are removed."""
+    return max(0, (newest - LINES_MAX) // BLOCK * BLOCK)
+
+
+def _lines(database: Database) -> Iterator[tuple[str, bytes]]:
     after = 0
     while rows := database.read(
         "SELECT seq, line FROM audit WHERE seq > ? ORDER BY seq LIMIT ?", (after, AT_ONCE)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import os
 import secrets
 from pathlib import Path
 
@@ -74,13 +76,25 @@ class Home:
         self.outputs = self.path / "outputs"  # files that jobs have written, and nodes have sent
 
     def share(self, folder: str) -> None:
-        """What jobs leave is in a folder that all heads see; empty: in this home."""
-        if folder:
-            root = Path(folder)
-            self.logs, self.packages = root / "logs", root / "packages"
-            self.checkpoints, self.outputs = root / "checkpoints", root / "outputs"
-            for made in (self.logs, self.packages, self.checkpoints, self.outputs):
-                made.mkdir(mode=0o700, exist_ok=True)
+        """What jobs leave is in a folder that all heads see; empty: in this home. OSError if it is
+        not the folder of this cluster, because it is not mounted, say."""
+        if not folder:
+            return
+        root = Path(folder)
+        mark = root / self.id.name
+        try:
+            found = mark.read_text().strip()
+        except FileNotFoundError:
+            raise OSError(errno.ENOENT, f"it has no file {mark.name} of this cluster") from None
+        if found != self.cluster_id():
+            raise OSError(errno.EINVAL, f"it is of the cluster {found[:16]}, not this one")
+        self.logs, self.packages = root / "logs", root / "packages"
+        self.checkpoints, self.outputs = root / "checkpoints", root / "outputs"
+        self.marks = root / self.marks.name
+        for made in (self.logs, self.packages, self.checkpoints, self.outputs):
+            made.mkdir(mode=0o700, exist_ok=True)
+            if not os.access(made, os.W_OK | os.X_OK):
+                raise OSError(errno.EACCES, f"{made.name} in it cannot be written")
 
     def node(self, node_id: str) -> Path:
         return self.nodes / node_id

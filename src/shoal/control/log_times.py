@@ -17,14 +17,18 @@ MARKS_PER_SPACING = 4_096  # after that many marks they are twice as far apart, 
 MARKS_MAX = 200_000  # more than a year of output
 
 
-def note_time(path: Path, size: int) -> None:
-    """Called before output is added to a log of this size. A disk that is full has no marks."""
-    now_ms = int(time.time() * 1000)
+def wall_ms() -> int:
+    return int(time.time() * 1000)
+
+
+def note_time(path: Path, size: int, now_ms: int) -> None:
+    """Called before output is added to a log of this size. `now_ms` is the cluster's time, which
+    may differ from this machine's. A disk that is full has no marks."""
     place = path.with_suffix(".times")
     try:
         status = place.stat()
         marks = status.st_size // MARK.size
-        if now_ms - status.st_mtime_ns // 1_000_000 < _spacing_ms(marks) or marks >= MARKS_MAX:
+        if wall_ms() - status.st_mtime_ns // 1_000_000 < _spacing_ms(marks) or marks >= MARKS_MAX:
             return
     except OSError:
         pass

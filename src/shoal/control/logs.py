@@ -1,7 +1,9 @@
 """The members' output as the controller keeps it, so that logs outlive nodes.
 
 There is one file for each member, and every byte in it is where the member wrote it. Output that is
-not kept is a hole in that file: bytes that the node had to drop, or the middle of long output.
+not kept is a hole in that file: bytes that the node had to drop, or the middle of long output. So
+two heads that write the same output, because one took over from the other, write the same bytes at
+the same place.
 """
 
 from __future__ import annotations
@@ -9,11 +11,11 @@ from __future__ import annotations
 import contextlib
 import os
 import shutil
-from collections.abc import Container
+from collections.abc import Callable, Container
 from pathlib import Path
 from typing import NamedTuple
 
-from shoal.control.log_times import note_time, offset_at
+from shoal.control.log_times import note_time, offset_at, wall_ms
 from shoal.kernel import punch_hole
 from shoal.model.job import Job, MemberRef
 from shoal.model.report import LogChunk
@@ -38,8 +40,9 @@ class Read(NamedTuple):
 
 
 class LogStore:
-    def __init__(self, root: Path) -> None:
+    def __init__(self, root: Path, now_ms: Callable[[], int] = wall_ms) -> None:
         self.root = root
+        self._now_ms = now_ms
         self.short: Container[str] = ()  # jobs whose logs are kept short, to save room
         with contextlib.suppress(OSError):
             shutil.rmtree(root / REMOVED)  # of a controller that was killed
@@ -52,12 +55,13 @@ class LogStore:
         if chunk.offset - chunk.dropped > size or not (chunk.data or chunk.dropped):
             return size
         path.parent.mkdir(parents=True, exist_ok=True)
-        note_time(path, size)
+        note_time(path, size, self._now_ms())
         handle = os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
         try:
             _write(handle, chunk.data, chunk.offset)
             if end > size and not chunk.data:
-                os.ftruncate(handle, end)
+                # It never makes a file shorter, to which the next head may have added meanwhile.
+                os.posix_fallocate(handle, end - 1, 1)
             short = chunk.ref.job in self.short
             head, tail = (CUT_BYTES, CUT_BYTES) if short else (HEAD_BYTES, TAIL_BYTES)
             if end > head + tail and end // CUT_BYTES > size // CUT_BYTES:

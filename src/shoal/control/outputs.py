@@ -5,7 +5,7 @@
     outputs/JOB/staged/NODE/PATH  files of the next snapshot
     outputs/JOB/index.json        which node's snapshot each file of `checkpoint` is from
     outputs/JOB/notes.json        what is not kept, and why
-    outputs/.parts/               files on their way
+    outputs/.parts/N/             files on their way
 
 All writing is done by one thread, so that a slow disk does not stop the loop. A file has its name
 only when it is whole.
@@ -27,7 +27,7 @@ from typing import NamedTuple
 import msgspec
 
 from shoal.control.kept_files import JOB_FOLDER, Index, KeptFiles, files_in
-from shoal.files import write_private
+from shoal.control.workplace import Workplace
 from shoal.model.job import Job, MemberRef
 from shoal.model.kept import (
     FILES_MAX,
@@ -108,9 +108,8 @@ class OutputStore(KeptFiles):
         self._used: dict[tuple[str, Kind], Used] = {}
         self._staged: dict[str, int] = {}  # bytes that came since the last snapshot of a job
         self._parts: dict[str, dict[Key, Part]] = {}  # of each node, the oldest first
-        with contextlib.suppress(OSError):
-            for left in (PARTS, REMOVED):
-                shutil.rmtree(root / left)  # of a controller that was killed
+        self._work = Workplace(root / PARTS)
+        shutil.rmtree(root / REMOVED, ignore_errors=True)  # of a controller that was killed
 
     # -- from nodes ------------------------------------------------------------------------
 
@@ -179,8 +178,9 @@ class OutputStore(KeptFiles):
         if before != Part(piece.serial, piece.offset, size) or end > size:
             return 0, "it has to begin again", True  # of an earlier controller, for instance
         part = self._part(node, piece.serial)
-        part.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-        handle = os.open(part, os.O_WRONLY | os.O_CREAT, 0o600)
+        # Without its beginning it cannot become whole: the next controller has removed it.
+        create = 0 if piece.offset else os.O_CREAT
+        handle = os.open(part, os.O_WRONLY | create, 0o600)
         try:
             _write_all(handle, piece.data, piece.offset)
             if end == size:
@@ -229,7 +229,7 @@ class OutputStore(KeptFiles):
         return f"a job may keep {self.limits.job / GIB:.4g} GiB"
 
     def _remove(self, piece: FilePiece, place: Path, over: bool) -> None:
-        if piece.kind is Kind.OUTPUT and over:
+        if piece.kind is Kind.OUTPUT and over and self._work.path:
             place.unlink(missing_ok=True)
             self._usage(piece.ref.job, piece.kind).drop(piece.path)
             folder, top = place.parent, self.folder(piece.ref.job, piece.kind)
@@ -278,7 +278,7 @@ class OutputStore(KeptFiles):
             if not (staged / file.path).exists() and not (folder / file.path).exists():
                 raise OSError(f"{file.path} has not arrived")
         for file in snapshot.files:
-            if (staged / file.path).exists():
+            if (staged / file.path).exists() and self._work.path:
                 _make_room_for(folder / file.path, self.root)
                 (staged / file.path).replace(folder / file.path)
         of = index.of if index.attempt == attempt else {}
@@ -286,7 +286,7 @@ class OutputStore(KeptFiles):
         self._write_index(job, Index(attempt, of))
         wanted = {file.path for files in of.values() for file in files}
         for path in files_in(folder):
-            if path not in wanted:
+            if path not in wanted and self._work.path:
                 (folder / path).unlink(missing_ok=True)
         self._staged.pop(job, None)
         shutil.rmtree(staged, ignore_errors=True)
@@ -304,7 +304,7 @@ class OutputStore(KeptFiles):
     def _drop(self, job: str, kind: Kind | None) -> None:
         folder = self.root / job / kind.value if kind else self.root / job
         with contextlib.suppress(OSError):
-            if folder.exists():
+            if folder.exists() and self._work.path:
                 (self.root / REMOVED).mkdir(exist_ok=True)
                 gone = folder.rename(self.root / REMOVED / f"{job}-{kind or 'all'}")
                 shutil.rmtree(gone, ignore_errors=True)
@@ -332,7 +332,7 @@ class OutputStore(KeptFiles):
         return self.root / piece.ref.job / STAGED / _word(node) / piece.path
 
     def _part(self, node: str, serial: int) -> Path:
-        return self.root / PARTS / f"{_word(node)}.{serial}"
+        return self._work.path / f"{_word(node)}.{serial}"
 
     def _begin_part(self, node: str, piece: FilePiece) -> None:
         """A copy that begins again takes the place of the one before it. A node that begins many
@@ -353,10 +353,10 @@ class OutputStore(KeptFiles):
         notes = self.notes(job)
         if text not in notes and len(notes) < NOTES_MAX:
             (self.root / job).mkdir(mode=0o700, parents=True, exist_ok=True)
-            write_private(self.root / job / "notes.json", msgspec.json.encode([*notes, text]))
+            self._work.write(self.root / job / "notes.json", msgspec.json.encode([*notes, text]))
 
     def _write_index(self, job: str, index: Index) -> None:
-        write_private(self.root / job / "index.json", msgspec.json.encode(index))
+        self._work.write(self.root / job / "index.json", msgspec.json.encode(index))
 
 
 def may_keep(job: Job | None, node: str, ref: MemberRef) -> bool | None:

@@ -9,6 +9,7 @@ import os
 import re
 import secrets
 import shutil
+import time
 from pathlib import Path
 from typing import IO
 
@@ -21,6 +22,7 @@ STORE_BYTES_MAX = 20 * (1 << 30)
 TENANT_BYTES_MAX = STORE_BYTES_MAX // 4
 SPARE_BYTES = 256 << 20  # the log of events must always find room on the same disk
 UPLOADS_MAX = 8  # at a time
+PART_S = 600  # an upload that has not grown for this long has ended
 TENANT_UPLOADS_MAX = 4
 OWNERS = "of"  # beside the packages: `of/TENANT/SHA256`, a second name of the same file
 EVERYBODY = ""  # in place of a tenant: who may use every package
@@ -41,9 +43,10 @@ class PackageStore:
     def __init__(self, root: Path) -> None:
         self._root = root
         self._uploads: dict[str, int] = {}  # by tenant
-        with contextlib.suppress(FileNotFoundError):
-            for left in root.glob(".*.part"):  # of a controller that was killed
-                left.unlink(missing_ok=True)
+        for left in root.glob(".*.part"):  # of a controller that was killed, not of one that lives
+            with contextlib.suppress(FileNotFoundError):
+                if time.time() - left.stat().st_mtime > PART_S:
+                    left.unlink()
 
     def size(self, package: str, tenant: str = EVERYBODY) -> int | None:
         """None if it is not here. A package that is asked for counts as used now."""

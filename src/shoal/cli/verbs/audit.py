@@ -4,9 +4,13 @@ from __future__ import annotations
 
 import datetime
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from shoal.cli.command import Argument, Option, number, verb
 from shoal.forms.failure import REFUSED, USAGE, Failure
+
+if TYPE_CHECKING:
+    from shoal.model.audit import AuditEntry
 
 ACTIONS = ("show", "verify")
 ENTRIES_MAX = 10_000
@@ -36,7 +40,8 @@ def audit(
     Only admins see it. The log is kept in at most 8 files of 16 MiB; then the
     oldest file is removed.
 
-    verify works on the head, from the files audit.log* in the home. Each line has
+    verify works on a head, from the files audit.log* in the home, or from the
+    database, which then holds the newest 500,000 lines. Each line has
     a hash over itself and the line before. verify finds lines that were changed,
     removed or moved, and a log that was cut off. Whoever can write to the home can
     also make a whole new log: to exclude that, keep the printed hash elsewhere.
@@ -62,24 +67,44 @@ def audit(
 
 def _verify(home: Path, json: bool) -> None:
     from shoal.cli.screen import show
-    from shoal.control.audit import AUDIT_NAME, AuditBroken, verify
+    from shoal.control.audit import AuditBroken
+    from shoal.ports import StoreError
 
-    path = home / AUDIT_NAME
-    if not path.exists():
-        raise Failure(f"there is no {path}; verify works on the head, in the cluster's home")
     try:
-        first, newest = verify(path)
+        first, newest = _checked(home)
     except AuditBroken as broken:
         raise Failure(f"the audit log is not as it was written: {broken}", REFUSED) from None
+    except StoreError as error:
+        raise Failure(str(error)) from None
     lines = newest.seq - first.seq + 1 if first and newest else 0
     if json:
         show.as_json({"lines": lines, "first": first, "newest": newest})
         return
     show.line(f"the audit log is unchanged: {lines:,} lines", "green")
     if first is not None and first.seq > 1:
-        show.line(f"its oldest line is number {first.seq}; files before it were removed by size")
+        show.line(f"its oldest line is number {first.seq}; those before it were removed by size")
     if newest is not None:
         show.line(f"newest: number {newest.seq}, hash {newest.hash}")
+
+
+def _checked(home: Path) -> tuple[AuditEntry | None, AuditEntry | None]:
+    from shoal.control.audit import AUDIT_NAME, verify
+    from shoal.control.home import Home
+
+    config = Home(home).read_config()
+    if config is not None and config.database:
+        from shoal.control.audit_table import verify_table
+        from shoal.database.postgres import PostgresDatabase
+
+        database = PostgresDatabase(config.database)
+        try:
+            return verify_table(database)
+        finally:
+            database.close()
+    path = home / AUDIT_NAME
+    if not path.exists():
+        raise Failure(f"there is no {path}; verify works on the head, in the cluster's home")
+    return verify(path)
 
 
 def _show(user: str, tenant: str, verb: str, last: int, json: bool, home: Path) -> None:
