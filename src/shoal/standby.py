@@ -60,6 +60,7 @@ async def stand_by(
     loop = Following(open_store, clock, LogStore(home.logs), PackageStore(home.packages))
     heads = Heads(lease, config.head, __version__, lambda: node_url(config, home), loop)
     link = GatewayLink(loop, balancer_of(home), lambda: entry_of(home, config))
+    link.report, link.others = heads.report_loads, heads.other_loads
     stores = stores_of(home, config, lease)
     server = api_server(
         loop, home, stores, History(loop), None, doors.copy(), encryption, config, heads=heads

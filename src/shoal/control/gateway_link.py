@@ -9,13 +9,14 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
 
 import msgspec
 
 from shoal.control.asking import Answer, get, lists_a_model
 from shoal.control.engine_reader import EngineReader
+from shoal.control.gateways import read_reports, report_of, together
 from shoal.control.loop import Busy, ControlLoop, Unreadable
 from shoal.core.state.state import State
 from shoal.model.job import Job, Phase
@@ -61,10 +62,14 @@ class GatewayLink:
         self._pulses: dict[str, Pulse] = {}
         self._engines = EngineReader(door)
         self.trouble = ""
+        # Where this gateway's figures go while another head leads, and those of the other heads.
+        self.report: Callable[[bytes], None] | None = None
+        self.others: Callable[[], Iterable[bytes]] = tuple
 
     def serve(self, loop: ControlLoop) -> None:
-        """From now on by the state of this loop. What the probes have shown stays known."""
+        """From now on by the state of this loop, which decides what the gateway serves."""
         self._loop = loop
+        self.report = None
 
     async def run(self) -> None:
         while True:
@@ -79,12 +84,17 @@ class GatewayLink:
             await asyncio.sleep(LOOK_S)
 
     async def _look(self) -> None:
-        self._probe(self._loop.state)
-        self._engines.look(self._loop.state)
+        if self.report is None:
+            self._probe(self._loop.state)
+            self._engines.look(self._loop.state)
         wanted = wanted_of(self._loop.state, self._entry())
-        loads = await asyncio.get_running_loop().run_in_executor(self._thread, self._tick, wanted)
+        seen = await asyncio.get_running_loop().run_in_executor(self._thread, self._tick, wanted)
+        if self.report is not None:  # the leader probes, and decides who is ready
+            self.report(report_of(wanted, seen))
+            return
         await self._loop.settled()
         state = self._loop.state
+        loads = together(state.services, seen, read_reports(self.others()))
         ready = [
             job_id for job_id, attempt in self._probed.items() if _lives(state, job_id, attempt)
         ]

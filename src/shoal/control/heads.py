@@ -40,6 +40,14 @@ class Heads:
         """The database's time, by which the heads are seen."""
         return self._lease.now_ms() if self.known else 0
 
+    def report_loads(self, loads: bytes) -> None:
+        """What this head's gateway sees, for the head that leads."""
+        self.loads = loads
+
+    def other_loads(self) -> list[bytes]:
+        """What the gateways of other heads see."""
+        return [head.loads for head in self.living() if head.name != self.name and head.loads]
+
     async def forget(self, name: str) -> None:
         await asyncio.to_thread(self._lease.forget, name)
         self.known = [head for head in self.known if head.name != name]
