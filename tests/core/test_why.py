@@ -58,6 +58,16 @@ def test_a_retry_waits_for_its_backoff() -> None:
     assert why(cluster, job_id).startswith("waits 2.5s more before a retry: it exited 1; retry 1")
 
 
+def test_somebody_may_ask_between_the_time_of_a_retry_and_the_step_that_makes_it() -> None:
+    cluster = Cluster()
+    cluster.join("a")
+    job_id = cluster.run(restart="on-failure", retries=2, backoff_ms=4_000)
+    cluster.end(job_id, code=1)
+    job = cluster.job(job_id)
+    later_ms = job.not_before_ms + 1
+    assert explain(cluster.state, job, cluster.policy, later_ms) == "it is next in line to start"
+
+
 def test_the_queue_is_held_for_a_job_that_has_waited_too_long() -> None:
     cluster = Cluster(Policy(patience_ms=3_000))
     cluster.join("a", gpus=2)

@@ -118,6 +118,8 @@ def reason_of(state: State, job: Job, policy: Policy, now_ms: int) -> Reason | N
         return Reason(Waits.BUDGET, text, tenant)
     if not state.nodes:
         return _ordered(state, job, now_ms) or Reason(Waits.NO_NODES, NO_NODES)
+    if job.number not in state.queue.lane:
+        return None  # its time has come since the last step; the next one puts it into a lane
     return (
         _no_room(state, job, now_ms)
         or _queue_held(state, job, policy, now_ms)
