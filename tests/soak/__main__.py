@@ -3,7 +3,7 @@
 SOAK_MINUTES=30 SOAK_SEED=1 python -m tests.soak [--heads 2] [--only WORDS]
 
 The seed decides which faults come when. Each is printed with its time, so that a run can be
-repeated. The last line is JSON. Needs root, iproute2, PostgreSQL and libfaketime.
+repeated. The last line is JSON. Needs root, iproute2, PostgreSQL and a C compiler.
 """
 
 from __future__ import annotations

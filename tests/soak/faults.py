@@ -10,9 +10,10 @@ import signal
 from collections.abc import Callable
 
 import msgspec
+from harness.clocks import SteppedClock
 from harness.hosts import Host
 
-from tests.soak.world import FAKETIME, FILLER, SMALL, World
+from tests.soak.world import FILLER, SMALL, World
 
 STEP_S = (3600, -3600, 90, -90)
 
@@ -62,8 +63,8 @@ def all_faults(world: World) -> list[Callable[[random.Random], Fault]]:
             lambda dice: database_link(world, dice.choice(heads), "cut"),
             lambda dice: database_link(world, dice.choice(heads), "slow"),
         ]
-        if FAKETIME is not None:
-            makers.append(lambda dice: clock(world, dice.choice(STEP_S)))
+    if (stepped := world.clock) is not None:
+        makers.append(lambda dice: clock(world, stepped, dice.choice(STEP_S)))
     return makers
 
 
@@ -179,19 +180,9 @@ def database_link(world: World, head: Host, how: str) -> Fault:
     return Fault(f"{how} link of {head.name} to PostgreSQL", begin, end, (), (2.0, 12.0))
 
 
-def clock(world: World, step_s: int) -> Fault:
-    host = world.heads[-1]
-    file = world.scratch / f"{host.name}.clock"
-
-    def set_to(text: str) -> Callable[[], None]:
-        def act() -> None:
-            file.with_suffix(".new").write_text(text)
-            file.with_suffix(".new").replace(file)
-
-        return act
-
-    name = f"clock of {host.name} set by {step_s:+d} s"
-    return Fault(name, set_to(f"{step_s:+d}"), set_to("+0"), (), (3.0, 15.0))
+def clock(world: World, stepped: SteppedClock, step_s: int) -> Fault:
+    name = f"clock of {world.heads[-1].name} set by {step_s:+d} s"
+    return Fault(name, lambda: stepped.set_by(step_s), lambda: stepped.set_by(0), (), (3.0, 15.0))
 
 
 def _again(world: World, host: Host) -> Callable[[], None]:

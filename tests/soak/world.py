@@ -14,6 +14,8 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import msgspec
+from harness import clocks
+from harness.clocks import SteppedClock
 from harness.hosts import Host, Net
 from harness.postgres import Postgres, folder
 from harness.relay import Relay, to_file
@@ -32,7 +34,6 @@ FILLER = "filler"
 COMMAND_S = 120.0
 # Quick to give a silent node up, so that there are many losses in few minutes.
 POLICY = Policy(silent_after_ms=3_000, grace_ms=8_000)
-FAKETIME = next(iter(sorted(Path("/usr/lib").glob("*/faketime/libfaketimeMT.so.1"))), None)
 
 
 class World:
@@ -54,6 +55,9 @@ class World:
         self.heads = [self.net.add(f"head{number}") for number in range(1, heads + 1)]
         self.nodes = {name: self.net.add(name) for name in NODES}
         self._make_small()
+        self.clock = None
+        if heads > 1 and not clocks.missing():
+            self.clock = SteppedClock(self.scratch, self.heads[-1].name)
         self.token = self.certificate = ""
 
     # -- up --------------------------------------------------------------------------------
@@ -91,19 +95,8 @@ class World:
         return done.stdout
 
     def clock_of(self, host: Host) -> dict[str, str]:
-        """The last head's clock can be set: what its file says is added to the time."""
-        if len(self.heads) < 2 or host is not self.heads[-1] or FAKETIME is None:
-            return {}
-        clock = self.scratch / f"{host.name}.clock"
-        if not clock.exists():
-            clock.write_text("+0")
-        return {
-            "LD_PRELOAD": str(FAKETIME),
-            "FAKETIME_TIMESTAMP_FILE": str(clock),
-            "FAKETIME_CACHE_DURATION": "1",
-            "FAKETIME_DONT_FAKE_MONOTONIC": "1",
-            "DONT_FAKE_MONOTONIC": "1",
-        }
+        """The last head's clock can be set."""
+        return self.clock.environment() if self.clock and host is self.heads[-1] else {}
 
     # -- the database ----------------------------------------------------------------------
 
