@@ -58,7 +58,7 @@ class World:
         self.clock = None
         if heads > 1 and not clocks.missing():
             self.clock = SteppedClock(self.scratch, self.heads[-1].name)
-        self.token = self.certificate = ""
+        self.token = self.certificate = self.join_token = ""
 
     # -- up --------------------------------------------------------------------------------
 
@@ -79,14 +79,14 @@ class World:
         self.certificate = (first.home / ".shoal" / "tls" / "ca.pem").read_text()
         with self.asking() as client:
             client.set_policy(POLICY)
+            self.join_token = client.join_token()
         for name in NODES:
             self.join(self.nodes[name])
 
     def join(self, host: Host) -> None:
         """For the first time, or again after its power was off."""
-        token = (self.heads[0].home / ".shoal" / "join-token").read_text().strip()
         words = ("join", self.urls()[0], "--name", host.name, "--gpus", str(GPUS))
-        self.shoal(host, *words, env={"SHOAL_JOIN_TOKEN": token})
+        self.shoal(host, *words, env={"SHOAL_JOIN_TOKEN": self.join_token})
 
     def shoal(self, host: Host, *words: str, env: dict[str, str] | None = None) -> str:
         done = host.run(*SHOAL, *words, env={**self.clock_of(host), **(env or {})})
