@@ -132,7 +132,9 @@ class Postgres:
         name = root.name.replace("-", "_").lower()
         other = Postgres(root)
         place = ("-h", str(self.root), "-p", str(self.port), "-U", _name())
-        self._run("pg_basebackup", *place, "-D", root / "data", "-R", "-X", "stream", "-c", "fast")
+        self._run(
+            "pg_basebackup", *place, "-D", root / "data", "-R", "-X", "stream", "-c", "fast", "-N"
+        )
         with (root / "data" / "postgresql.auto.conf").open("a") as file:
             file.write(f"primary_conninfo = '{_conninfo(self, name)}'\n")
         other._configure()
