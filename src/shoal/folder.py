@@ -9,3 +9,4 @@ CONTACT = "contact"  # written when a controller has spoken to the agent
 LEAVING = "leaving"  # exists when the node wants to leave
 STARTER_LOCK = "starter.lock"
 AGENT_LOCK = "agent.lock"  # free only when every process of the node is gone
+FORMAT_FILE = "format.json"  # which version has written to it

@@ -43,7 +43,7 @@ def describe() -> dict[str, Any]:
     import shoal
 
     try:
-        number = importlib.import_module("shoal.model.format").FORMAT
+        number = importlib.import_module("shoal.formats").FORMAT
     except ModuleNotFoundError:
         number = 0  # before 0.6.0
     found: dict[str, Any] = {"version": shoal.__version__, "format": number}

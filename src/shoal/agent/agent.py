@@ -33,6 +33,7 @@ from shoal.enduring import enduring
 from shoal.exits import MEMBERS, read_exits
 from shoal.files import write_private
 from shoal.folder import CONTACT, LEAVING
+from shoal.formats import VERSION
 from shoal.model.commands import Acknowledge, Check, Dismiss, Envelope, Launch, Prepare, Stop
 from shoal.model.health import CheckResult
 from shoal.model.job import MemberRef
@@ -86,6 +87,7 @@ class Agent:
             spec, checkpoints=root_name(root), containers=runtime.name if runtime else ""
         )
         self._book = NodeBook(spec, incarnation, read_exits(directory / MEMBERS))
+        self._book.version = VERSION
         self._checks = Checks(directory, spec, self._measured)
         self._sampler = Sampler(own_gpus(spec))
         shares = Shares(MpsDaemons(directory, own=own_gpus(spec)), spec.gpu_memory_mb)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import os
 import signal
@@ -15,11 +16,22 @@ import msgspec
 from shoal.agent.agent import Agent
 from shoal.enduring import enduring
 from shoal.files import short_path, write_private
-from shoal.folder import LINK_FILE, SPEC
+from shoal.folder import FORMAT_FILE, LINK_FILE, SPEC
+from shoal.formats import FORMAT, VERSION, newer_text
 from shoal.kernel import reap_orphans, without_cores
 from shoal.model.node import NodeSpec
 
 log = logging.getLogger("shoal.agent")
+
+
+NEWER_CODE = 5  # a newer version has used the folder
+
+
+class Written(msgspec.Struct, frozen=True):
+    """`format.json` in the folder: which version has written to it."""
+
+    format: int
+    version: str = ""
 
 
 class AgentInfo(msgspec.Struct, frozen=True):
@@ -35,6 +47,10 @@ def run(directory: Path, keeper: int) -> int:
     logging.basicConfig(format="%(asctime)s %(message)s", level=logging.INFO, stream=sys.stderr)
     reap_orphans()
     without_cores()
+    newer = _claim(directory / FORMAT_FILE)
+    if newer:
+        print(f"shoal: {newer}", file=sys.stderr, flush=True)
+        return NEWER_CODE
     return asyncio.run(_run(directory, keeper))
 
 
@@ -77,6 +93,18 @@ async def _reachable(agent: Agent, directory: Path) -> asyncio.Task[None] | None
     agent.turned_away = dialling.turned_away
     agent.learn = dialling.learn
     return asyncio.create_task(enduring("the link to the head", dialling.keep))
+
+
+def _claim(path: Path) -> str:
+    """From now on, this version writes to the folder. Not empty: a newer one did, so it may not."""
+    ours, found = Written(FORMAT, VERSION), None
+    with contextlib.suppress(OSError, msgspec.DecodeError):
+        found = msgspec.json.decode(path.read_bytes(), type=Written)
+    if found is not None and found.format > FORMAT:
+        return newer_text(str(path.parent), found.version, found.format)
+    if found != ours:
+        write_private(path, msgspec.json.encode(ours) + b"\n")
+    return ""
 
 
 def _next_incarnation(path: Path) -> int:

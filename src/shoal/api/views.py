@@ -141,6 +141,7 @@ def node_view(reach: Reach, node: Node) -> NodeView:
         unenforced=unenforced_of(node.spec, tenants=bool(loop.state.identity.tenants)),
         labels={key: value for key, value in node.labels.items() if key != NODE},
         taints=list(node.taints),
+        version=loop.state.heard.versions.get(node.id, ""),
         incarnation=node.incarnation,
         gpu_model=node.spec.gpu_model,
         gpu_memory_mb=node.spec.gpu_memory_mb,

@@ -128,6 +128,12 @@ class Home:
             return msgspec.json.decode(self.config.read_bytes(), type=ClusterConfig)
         except FileNotFoundError:
             return None
+        except msgspec.ValidationError as error:
+            if "unknown field" not in str(error):
+                raise
+            # To leave it out could start another cluster than the one that was asked for.
+            message = f"a newer version of shoal wrote it: {error}; install that version"
+            raise msgspec.ValidationError(message) from None
 
     def write_config(self, config: ClusterConfig) -> None:
         write_private(self.config, msgspec.json.format(msgspec.json.encode(config)) + b"\n")

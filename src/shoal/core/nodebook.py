@@ -42,6 +42,7 @@ class NodeBook:
         self.checks: dict[str, CheckResult] = {}
         self.prepared: dict[str, Prepare] = {}
         self.leaving = False
+        self.version = ""  # of Shoal, for the report
         self.ends_in_ms: int | None = None
         self.ends_why = ""
         self._sequence = 0
@@ -194,4 +195,5 @@ class NodeBook:
             ended=tuple(self.ended),
             ends_in_ms=self.ends_in_ms,
             ends_why=self.ends_why,
+            shoal=self.version,
         )

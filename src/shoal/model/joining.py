@@ -9,7 +9,7 @@ import msgspec
 from shoal.model.node import Labels, NodeSpec
 
 
-class Joining(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class Joining(msgspec.Struct, frozen=True, kw_only=True):
     """`protocol` is the number of the machine's `wire.PROTOCOL`. A machine that was this node
     before shows it by its agent's last `incarnation`, or by the `key` that it had."""
 

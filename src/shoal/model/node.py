@@ -31,8 +31,9 @@ NODES_NAMED_MAX = 4  # in a line about several of them
 ENDS_WHY_MAX = 200  # characters
 
 
-class NodeSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What a node has. `place` is its path in the topology, `block/rack`, outermost first."""
+class NodeSpec(msgspec.Struct, frozen=True, kw_only=True):
+    """What a node has. `place` is its path in the topology, `block/rack`, outermost first. A node
+    of a newer version may have more fields, which are left out."""
 
     id: NodeId
     cpu_milli: Annotated[int, msgspec.Meta(ge=0)]

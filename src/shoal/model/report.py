@@ -81,6 +81,7 @@ class NodeReport(msgspec.Struct, frozen=True, kw_only=True):
     ended: tuple[MemberRef, ...] = ()
     ends_in_ms: int | None = None
     ends_why: str = ""
+    shoal: str = ""  # the agent's version; empty before 0.6.0
 
 
 class Still(msgspec.Struct, frozen=True, tag=True):

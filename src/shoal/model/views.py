@@ -96,6 +96,7 @@ class NodeView(msgspec.Struct, kw_only=True):
     unenforced: list[str] = []  # what members are not held to there, and why
     labels: dict[str, str] = {}
     taints: list[str] = []
+    version: str = ""  # of Shoal there; empty: older than 0.6.0, or not heard of yet
     incarnation: int
     gpu_model: str
     gpu_memory_mb: int  # of each GPU; 0: not known

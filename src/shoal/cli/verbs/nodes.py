@@ -35,6 +35,7 @@ def nodes(where: tuple[str, ...], labels: bool, json: bool, home: Path) -> None:
     of three GPUs. A node shows why it is not ready, or why it is suspected to
     be slow or faulty, or why it is in quarantine; and when it ends, if that is
     known. The last line names limits that a node cannot enforce, and why.
+    During an upgrade, VERSION shows which Shoal each node runs.
 
     Examples:
       shoal nodes
@@ -179,6 +180,10 @@ def print_nodes(views: list[NodeView], labels: bool = False) -> None:
     if models:
         columns.insert(4, Column("MODEL"))
     rows = [_cells(view, models) for view in views]
+    if len({view.version for view in views if view.health == "ready"}) > 1:  # during an upgrade
+        columns.insert(2, Column("VERSION"))
+        for view, cells in zip(views, rows, strict=True):
+            cells.insert(2, view.version or "before 0.6")
     if labels:
         columns.insert(-1, Column("LABELS"))
         for view, cells in zip(views, rows, strict=True):

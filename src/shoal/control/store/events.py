@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 import msgspec
 
 from shoal.control.alarms import Alarms
-from shoal.control.store import schema
+from shoal.control.store import formats, schema
 from shoal.control.store.finding import annotated, find_jobs, seq_at
 from shoal.control.store.marks import Numbers
 from shoal.control.store.rows import (
@@ -25,7 +25,7 @@ from shoal.core.state.apply import apply
 from shoal.core.state.load import restore
 from shoal.core.state.state import State
 from shoal.database.base import Cursor, Database, Deposed, Row
-from shoal.model.events import ArrayFinished, Event, JobFinished, Recorded
+from shoal.model.events import ArrayFinished, ControllerStarted, Event, JobFinished, Recorded
 from shoal.model.finding import EVERY_JOB, JobFilter
 from shoal.model.job import Job
 from shoal.model.report import Ended
@@ -41,6 +41,7 @@ NEWEST_EVENTS = 1_000  # the newest time is looked for among this many events
 EVENTS_AT_ONCE = 5_000  # that are read when the log is replayed
 
 _NO_END = 2**63 - 1
+_BEGINS = b'{"event":"ControllerStarted"'
 _ENDS = (JobFinished.__name__, ArrayFinished.__name__)
 
 
@@ -64,6 +65,7 @@ class EventStore:
         self._numbers = numbers or ServedNumbers(database)
         self._generation = -1
         schema.prepare(database)
+        formats.refuse_newer(database)
         self._last = self._newest(database.read)
         rows = database.read("SELECT value FROM meta WHERE key = 'unbroken'")
         self.unbroken_from: int = rows[0][0] if rows else 0
@@ -86,6 +88,8 @@ class EventStore:
                 "SELECT seq, body, crc FROM events WHERE seq > ? ORDER BY seq LIMIT ?",
                 (seq, EVENTS_AT_ONCE),
             )
+            if any(body.startswith(_BEGINS) for _, body, _ in rows):  # perhaps a newer leader
+                formats.refuse_newer(self.database)
             for row in rows:
                 self._replay(state, seq, row)
                 seq += 1
@@ -156,6 +160,8 @@ class EventStore:
         with self.database.transaction() as cursor:
             if self._generation != self.database.generation:
                 self._look_at_end(cursor)
+            if any(row[5] == ControllerStarted.__name__ for row in rows):
+                formats.record(cursor)
             cursor.executemany(schema.INSERT_EVENT, rows)
             if jobs:
                 cursor.executemany(schema.FORGET_JOB, [(row[1], row[0]) for row in jobs])

@@ -59,6 +59,7 @@ def _hear(round_: Round, inventory: NodeReport) -> bool:
     if inventory.getting:
         state.heard.getting[node_id] = {one.ref: one.what for one in inventory.getting}
     state.heard.said[node_id] = (inventory.incarnation, inventory.sequence)
+    state.heard.versions[node_id] = inventory.shoal
     node = state.nodes[node_id]
     take_faults(round_, node, inventory.exits)
     _take_starts(round_, node, [*inventory.alive, *_ran(inventory.exits)])

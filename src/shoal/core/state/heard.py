@@ -37,6 +37,7 @@ class Heard:
         self.contacts: dict[str, int] = {}
         # The newest (incarnation, sequence) of each node, lost or not: older reports are refused.
         self.said: dict[str, tuple[int, int]] = {}
+        self.versions: dict[str, str] = {}  # of the nodes' agents; empty before 0.6.0
         self.getting: dict[str, dict[MemberRef, str]] = {}  # node -> members not ready, and why
         self.watches: dict[str, Watch] = {}  # of jobs whose members report their steps
         self.idles: dict[str, tuple[int, dict[int, int]]] = {}  # job -> attempt, member -> since
