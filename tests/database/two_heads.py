@@ -22,7 +22,7 @@ class Cluster:
     def __init__(self, server: Postgres) -> None:
         self.server = server
         self.url = server.database()
-        self._opened: list[Lease | PostgresDatabase] = []
+        self.opened: list[Lease | PostgresDatabase] = []
 
     def head(self, name: str) -> tuple[PostgresDatabase, Lease]:
         """It leads from now on. The one before it has not noticed yet: it was stopped, say."""
@@ -31,20 +31,20 @@ class Cluster:
         self.sql("UPDATE shoal.lease SET until_ms = 0")
         assert lease.take(name)
         database = PostgresDatabase(self.url, lease)
-        self._opened.append(database)
+        self.opened.append(database)
         return database, lease
 
     def standby(self) -> Lease:
         """The lease of a head that does not lead."""
         lease = Lease(self.url)
-        self._opened.append(lease)
+        self.opened.append(lease)
         return lease
 
     def sql(self, command: str) -> str:
         return self.server.sql(command, self.url.rpartition("/")[2])
 
     def close(self) -> None:
-        for one in self._opened:
+        for one in self.opened:
             one.close()
 
 

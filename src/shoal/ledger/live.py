@@ -114,6 +114,8 @@ class LiveLedger:
         self.book, self.seq = Book(began), last
         for event in events_of(state, self._clock.now_ms()):
             self.book.take(event)
+        # Whoever continues after a crash continues from here, not from the time of the crash.
+        store.put(self.book.drain(), msgspec.msgpack.encode(self.book.cluster), self.seq)
 
     def _whole_log(self) -> bool:
         """Whether the log is complete and short enough to book all of it at once."""
