@@ -205,7 +205,7 @@ def test_what_can_be_said_about_failures_in_the_world_is_said_by_cause() -> None
 JOB = st.tuples(st.integers(0, 500), st.integers(0, 300), st.integers(0, 24))
 
 
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=10, deadline=None)
 @given(
     jobs=st.lists(JOB, min_size=1, max_size=25),
     rate=st.sampled_from([0.0, 50_000.0, 1_000_000.0]),

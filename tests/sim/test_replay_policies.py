@@ -94,11 +94,11 @@ def test_a_slow_node_is_found_by_its_members_beats_and_is_repaired() -> None:
 
 def test_budgets_hold_jobs_by_what_the_replays_own_ledger_says() -> None:
     tenants = (Tenant(name="red", budget_gpu_hours=20), Tenant(name="blue"))
-    wanted = [(n * 1800, 1.0, 8) for n in range(10)]
+    wanted = [(n * 1800, 1.0, 8) for n in range(4)]
     one = played(jobs(*wanted, tenant="red"), Policy(tenants=tenants), nodes=1)
     held, freed = one.events(BudgetHeld), one.events(BudgetFreed)
-    assert len(held) == len(freed) == 3  # 10 jobs of 8 GPU-hours, about 24 in a month
-    assert one.outcome.records.finished_ms[-1] > 89 * 24 * HOUR_MS
+    assert len(held) == len(freed) == 1  # 4 jobs of 8 GPU-hours, about 24 in a month
+    assert one.outcome.records.finished_ms[-1] > 29 * 24 * HOUR_MS
     free = played(jobs(*wanted, tenant="blue"), Policy(tenants=tenants), nodes=1)
     assert not free.events(BudgetHeld)
 

@@ -7,7 +7,8 @@ import os
 import subprocess
 import sys
 from collections import Counter
-from typing import get_args
+from functools import cache
+from typing import NamedTuple, get_args
 
 import pytest
 
@@ -17,8 +18,9 @@ from shoal.sim.storm.controller import Moment
 from shoal.sim.storm.disk import Fault
 from shoal.sim.storm.fuzz import Size, run_seed
 
-SEEDS = 350  # more with `make long`
-CHUNK = 25  # so that several processes can share the work
+SEEDS = 250  # more with `make long`
+CHUNK = 25
+HASHED = 20  # whose histories are told again with another order of hashes
 
 # Each found a defect of arrays, or of what the storm knows about them.
 FOUND_ARRAYS = (
@@ -50,14 +52,40 @@ def test_a_seed_that_once_found_a_defect_keeps_all_promises(seed: int) -> None:
     run_seed(seed)
 
 
+class Seen(NamedTuple):
+    """What of a history the tests below use: they share the runs."""
+
+    digest: str
+    faults: Counter[str]
+    events: Counter[str]
+    causes: Counter[str]
+    standings: set[str]
+
+
+@cache
+def seen(seed: int) -> Seen:
+    history = run_seed(seed)
+    lines = [json.loads(line) for line in history.log]
+    return Seen(
+        history.digest,
+        history.counts,
+        Counter(line["event"] for line in lines),
+        Counter(line["cause"] for line in lines if line["event"] == "JobStopping"),
+        {line["record"]["standing"] for line in lines if line["event"] == "NodeJudged"},
+    )
+
+
 @pytest.mark.parametrize("first", range(0, SEEDS, CHUNK))
 def test_every_seed_keeps_all_promises_and_is_the_same_history_each_time(first: int) -> None:
     """A failure names its seed; `python -m shoal.sim.storm.fuzz SEED` tells that history again.
 
-    The second run does not look at the state after each step: looking must change nothing."""
+    Every other seed runs twice. The second run does not look at the state after each step: looking
+    must change nothing."""
     for seed in range(first, first + CHUNK):
-        once, again = run_seed(seed), run_seed(seed, checked=False)
-        assert once.log == again.log, f"seed {seed} has two histories"
+        once = seen(seed)
+        if seed % 2:
+            again = run_seed(seed, checked=False)
+            assert once.digest == again.digest, f"seed {seed} has two histories"
 
 
 def test_a_long_history_in_which_the_spare_node_changed_between_two_looks() -> None:
@@ -68,19 +96,16 @@ def test_a_long_history_in_which_the_spare_node_changed_between_two_looks() -> N
 def test_a_history_does_not_depend_on_the_order_in_which_python_hashes() -> None:
     script = (
         "from shoal.sim.storm.fuzz import run_seed\n"
-        "print([run_seed(seed, checked=False).digest for seed in range(40)])"
+        f"print(*[run_seed(seed, checked=False).digest for seed in range({HASHED})])"
     )
-    digests = {
-        subprocess.run(
-            [sys.executable, "-c", script],
-            env={**os.environ, "PYTHONHASHSEED": hash_seed},
-            capture_output=True,
-            text=True,
-            check=True,
-        ).stdout
-        for hash_seed in ("1", "2")
-    }
-    assert len(digests) == 1
+    other = subprocess.run(
+        [sys.executable, "-c", script],
+        env={**os.environ, "PYTHONHASHSEED": "1"},  # ours is another, by chance
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert other.stdout.split() == [str(seen(seed).digest) for seed in range(HASHED)]
 
 
 def test_every_kind_of_fault_and_every_kind_of_event_happens() -> None:
@@ -89,13 +114,12 @@ def test_every_kind_of_fault_and_every_kind_of_event_happens() -> None:
     events: Counter[str] = Counter()
     causes: Counter[str] = Counter()
     standings: set[str] = set()
-    for seed in (*range(250), 256, 365):  # in the last two, a node is suspect
-        history = run_seed(seed, checked=False)
-        lines = [json.loads(line) for line in history.log]
-        faults += history.counts
-        standings |= {line["record"]["standing"] for line in lines if line["event"] == "NodeJudged"}
-        events += Counter(line["event"] for line in lines)
-        causes += Counter(line["cause"] for line in lines if line["event"] == "JobStopping")
+    for seed in (*range(SEEDS), 256, 365):  # in the last two, a node is suspect
+        history = seen(seed)
+        faults += history.faults
+        events += history.events
+        causes += history.causes
+        standings |= history.standings
     assert {cause.value for cause in StopCause} - set(causes) == set()
     assert min(causes["preempt"], causes["hang"]) >= 10
     assert causes["resize"] >= 2  # seldom: a gang grows only when it has just saved

@@ -450,6 +450,24 @@ CAUGHT_BY_WHAT_HAPPENED: list[tuple[Mutate, str]] = [
 ]
 
 
+# Seeds that show what few of them do; the others are tried if these no longer show it.
+EARLY: dict[Mutate, int] = {
+    start_before_the_others_have_let_go: 23,
+    place_on_nodes_in_quarantine: 8,
+    leave_the_tokens_of_a_removed_user: 29,
+    quarantine_everybody: 37,
+    never_test_again: 6,
+    never_notice_a_hang: 3,
+    call_anybody_idle: 9,
+    run_again_what_is_done: 24,
+    believe_late_reports_after_a_load: 7,
+    accept_and_remove_no_token: 30,
+    run_every_tenant_as_the_agent: 9,
+    remove_tenants_with_jobs: 29,
+    run_images_anywhere: 8,
+}
+
+
 def _name(value: object) -> str:
     return getattr(value, "__name__", "")
 
@@ -457,7 +475,7 @@ def _name(value: object) -> str:
 @pytest.mark.parametrize(("mutate", "words"), CAUGHT_BY_THE_INVARIANTS, ids=_name)
 def test_the_invariants_catch(mutate: Mutate, words: str, monkeypatch: pytest.MonkeyPatch) -> None:
     mutate(monkeypatch)
-    assert re.search(words, _first_failure(checked=True))
+    assert re.search(words, _first_failure(mutate, checked=True))
 
 
 @pytest.mark.parametrize(("mutate", "words"), CAUGHT_BY_WHAT_HAPPENED, ids=_name)
@@ -466,11 +484,12 @@ def test_what_really_happened_catches(
 ) -> None:
     """Without a look at the controller's state."""
     mutate(monkeypatch)
-    assert re.search(words, _first_failure(checked=False))
+    assert re.search(words, _first_failure(mutate, checked=False))
 
 
-def _first_failure(*, checked: bool) -> str:
-    for seed in range(SEEDS_MAX):
+def _first_failure(mutate: Mutate, *, checked: bool) -> str:
+    early = [EARLY[mutate]] if mutate in EARLY else []
+    for seed in (*early, *range(SEEDS_MAX)):
         try:
             run_seed(seed, SIZE, checked=checked)
         except SeedFailed as failure:
