@@ -6,13 +6,13 @@ from collections import Counter
 from functools import partial
 from pathlib import Path
 
+import pytest
+
 from shoal.model.array import ArrayCounts
 from shoal.model.finding import JobFilter
 from shoal.model.views import JobView
 from tests.live.cluster import Live, eventually, live_cluster
 
-ELEMENTS = 2_000
-KILLS = 10
 BAD = 40  # one of so many elements fails the first time
 AT_MOST = 24
 
@@ -22,24 +22,27 @@ def counts(view: JobView) -> ArrayCounts:
     return view.array
 
 
-def test_each_of_2000_elements_runs_once_through_ten_kills_of_the_controller(
-    tmp_path: Path,
+@pytest.mark.parametrize(
+    ("elements", "kills"), [(400, 4), pytest.param(2_000, 10, marks=pytest.mark.soak)]
+)
+def test_each_element_runs_once_through_kills_of_the_controller(
+    elements: int, kills: int, tmp_path: Path
 ) -> None:
     diary = tmp_path / "diary"
     script = f"echo $SHOAL_ARRAY_INDEX $SHOAL_ATTEMPT >> {diary}; "
     script += f"[ $SHOAL_ATTEMPT -gt 1 ] || [ $(({{index}} % {BAD})) -ne 7 ]"
-    sweep = {"ranges": [[0, ELEMENTS - 1, 1]], "at_most": AT_MOST}
+    sweep = {"ranges": [[0, elements - 1, 1]], "at_most": AT_MOST}
     with live_cluster(nodes=2, gpus=1) as live:
         array = live.run(script, sweep=sweep, cpu_milli=100, restart="never")
-        for kill in range(KILLS):
-            done = ELEMENTS * kill // KILLS
+        for kill in range(kills):
+            done = elements * kill // kills
             assert eventually(partial(reached, live, array, done), 120), "it goes on"
             assert live.kill_controller()
         assert live.wait(array, timeout_s=300) == "failed"
-        bad = [index for index in range(ELEMENTS) if index % BAD == 7]
+        bad = [index for index in range(elements) if index % BAD == 7]
         end = counts(live.client.job(array))
-        assert (end.succeeded, end.failed) == (ELEMENTS - len(bad), len(bad))
-        assert Counter(diary.read_text().splitlines()) == Counter(f"{n} 1" for n in range(ELEMENTS))
+        assert (end.succeeded, end.failed) == (elements - len(bad), len(bad))
+        assert Counter(diary.read_text().splitlines()) == Counter(f"{n} 1" for n in range(elements))
         failed = live.client.jobs(
             finished=True, limit=500, wanted=JobFilter(array=array, states=("failed",))
         )
@@ -49,7 +52,7 @@ def test_each_of_2000_elements_runs_once_through_ten_kills_of_the_controller(
         assert eventually(lambda: live.kill_controller() > 0)
         assert live.wait(array, timeout_s=120) == "succeeded"
         again = Counter(f"{index} 2" for index in bad)
-        first = Counter(f"{index} 1" for index in range(ELEMENTS))
+        first = Counter(f"{index} 1" for index in range(elements))
         assert Counter(diary.read_text().splitlines()) == first + again
 
 

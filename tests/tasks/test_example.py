@@ -47,7 +47,7 @@ def test_scores_are_complete_in_order_and_once_although_a_worker_was_killed(tmp_
 
 
 def test_a_trained_model_scores_on_a_cluster_and_loses_a_worker(tmp_path: Path) -> None:
-    words = [str(ROOT / "examples" / "map_inference.py"), "--inputs", "600", "--steps", "4"]
+    words = [str(ROOT / "examples" / "map_inference.py"), "--inputs", "600", "--steps", "2"]
     done = subprocess.run(
         [sys.executable, *words],
         env={**environment(), "TMPDIR": str(tmp_path)},

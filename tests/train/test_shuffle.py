@@ -22,7 +22,7 @@ def count(size: int) -> Any:
     return torch.arange(size)
 
 
-@settings(deadline=None)
+@settings(max_examples=40, deadline=None)
 @given(st.integers(1, 3000), st.integers(0, 2**40), st.integers(0, 50))
 def test_a_shuffled_epoch_has_every_sample_once(size: int, seed: int, epoch: int) -> None:
     assert sorted(permute(count(size), size, seed, epoch).tolist()) == list(range(size))
@@ -72,7 +72,7 @@ def disturbed_runs(draw: st.DrawFn) -> tuple[Stretch, list[tuple[int, int, int]]
     return stretch, draw(st.lists(attempt, max_size=8))
 
 
-@settings(deadline=None)
+@settings(max_examples=40, deadline=None)
 @given(disturbed_runs(), st.one_of(st.none(), st.integers(0, 9)))
 def test_killed_and_resized_at_random_a_run_uses_each_sample_once_per_epoch(
     run: tuple[Stretch, list[tuple[int, int, int]]], seed: int | None
