@@ -34,7 +34,12 @@ help:
 demo: setup
 	@$(BIN)/shoal demo
 
-test: setup lint types layers unit
+# Debian's packages are fetched while the other checks run. The checks come before the training
+# packages, because mypy must not read a package that is half installed.
+test: setup
+	@$(MAKE) --no-print-directory $(SYSTEM_READY) & \
+	    $(MAKE) --no-print-directory lint types layers $(TRAINED); code=$$?; wait; exit $$code
+	@$(MAKE) --no-print-directory unit
 
 setup: $(STAMP)
 
