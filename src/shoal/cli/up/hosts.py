@@ -80,11 +80,10 @@ class Head:
     """What a host must know of the cluster to join it."""
 
     def __init__(self, home: Home, url: str) -> None:
-        from shoal.control.jointoken import standing
-        from shoal.database.settings import FileSettings
+        from shoal.cli.up.machine import join_token
 
         self.url = url
-        self.token = standing(FileSettings(home.path))
+        self.token = join_token(home)
         self._home = home
         self._lock = threading.Lock()
 

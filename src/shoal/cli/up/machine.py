@@ -167,16 +167,31 @@ def print_how_to_join(home: Home, config: ClusterConfig) -> None:
 
     from shoal.cli.screen.show import line
     from shoal.control.home import node_url
-    from shoal.control.jointoken import NAME, standing
-    from shoal.database.settings import FileSettings
+    from shoal.control.jointoken import NAME
 
     url = node_url(config, home)
     if not url.startswith("https://"):
         return
+    token = join_token(home)
     if not sys.stdout.isatty():
         line(f"to add a machine, install Shoal there, copy {home.path / NAME} to it, and run:")
         print(f"  shoal join {url} --token-file {NAME}")
         return
     line("to add a machine, install Shoal there, and run:")
     # A line that is broken cannot be pasted.
-    print(f"  {TOKEN_VARIABLE}={standing(FileSettings(home.path))} shoal join {url}")
+    print(f"  {TOKEN_VARIABLE}={token} shoal join {url}")
+
+
+def join_token(home: Home) -> str:
+    """The cluster's own. With a database it is in a table there, and the home gets a copy to carry
+    to other machines."""
+    from shoal.client import Client
+    from shoal.control.jointoken import NAME, standing
+    from shoal.database.settings import FileSettings
+    from shoal.files import write_private
+
+    config = home.read_config()
+    if config is not None and config.database:
+        with Client.at_home(home.path, patience_s=30) as client:
+            write_private(home.path / NAME, client.join_token().encode())
+    return standing(FileSettings(home.path))
