@@ -84,6 +84,18 @@ def restore(path: Path, home: Home, *, replace: bool, progress: Progress) -> Res
     return Restored(manifest, first_job, aside, left_out)
 
 
+def store_of(path: Path, home: Home, folder: Path, progress: Progress) -> Path:
+    """The event log of a backup of this cluster, in a folder."""
+    manifest = verify(path, progress)
+    if manifest.cluster != home.cluster_id():
+        raise BackupError(f"{path} is a backup of another cluster, {manifest.cluster}")
+    with opened(path) as (archive, found, _):
+        for info in found:
+            if info.name == home.database.name and _put(archive, info, folder):
+                return folder / info.name
+    raise BackupError(f"{path} holds no events")
+
+
 def _look_at(home: Home, manifest: Manifest, *, replace: bool) -> Marks | None:
     """The marks of the home, if it is of the same cluster. Refuses a home that is in use."""
     if is_up(home):

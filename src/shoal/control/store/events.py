@@ -127,6 +127,9 @@ class EventStore:
 
     def used(self, next_job: int, epoch: int) -> tuple[int, int]:
         floor = self._numbers.floor(next_job, epoch)
+        if floor.job > next_job:
+            text = f"{self.database.name} may lack its newest part: it does not know j{next_job}"
+            self.alarms.raise_("store old", f"{text}, but job numbers below j{floor.job} were used")
         return floor.job, floor.epoch
 
     def newest_ms(self) -> int:

@@ -7,23 +7,17 @@ The nodes' inventories then put right what the log no longer knows.
 
 from __future__ import annotations
 
+import contextlib
 import sqlite3
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from pathlib import Path
 
 import msgspec
 
+from shoal.control.store.events import FINISHED_JOBS_KEPT
 from shoal.control.store.marks import Numbers
-from shoal.control.store.rows import (
-    Unreadable,
-    checksum,
-    encode,
-    event_of,
-    event_row,
-    job_of,
-    job_row,
-    snapshot_of,
-)
+from shoal.control.store.readable import Found, fill, read
+from shoal.control.store.rows import checksum, encode, event_row, job_row
 from shoal.control.store.schema import FORGET_JOB, INSERT_EVENT, INSERT_JOB, SET_META
 from shoal.control.store.sqlite import SqliteStore
 from shoal.core.phases.identity import free_uid
@@ -55,16 +49,6 @@ TRIES_MAX = 200  # jobs that are given up one by one; then only events before th
 JOBS_NAMED_MAX = 20
 
 
-class Found(msgspec.Struct):
-    """The readable part of a store. `lost_rows` are there, but cannot be read."""
-
-    snapshots: list[tuple[int, Snapshot]] = []
-    events: dict[int, Event] = {}
-    jobs: dict[str, Job] = {}
-    lost_rows: int = 0
-    top: int = 0  # the highest number of an event, readable or not
-
-
 class Saved(msgspec.Struct):
     """The state that was saved, and the jobs that are known only in part or not at all."""
 
@@ -76,64 +60,6 @@ class Saved(msgspec.Struct):
     tokens_dropped: int = 0
     keys_dropped: int = 0
     records_lost: list[str] = []  # they have ended; nothing else is known
-
-
-def read(path: Path) -> Found:
-    found = Found()
-    source = sqlite3.connect(path)
-    try:
-        for seq, body, crc in _rows(source, "snapshots", "seq", found):
-            try:
-                snapshot = snapshot_of(seq, body, crc)
-                restore(snapshot)
-                found.snapshots.append((seq, snapshot_of(seq, body, crc)))
-            except Exception:
-                found.lost_rows += 1
-        for seq, body, crc in _rows(source, "events", "seq", found):
-            found.top = max(found.top, seq)
-            try:
-                found.events[seq] = event_of(seq, body, crc)
-            except Unreadable:
-                found.lost_rows += 1
-        for number, body, crc in _rows(source, "jobs", "number", found):
-            try:
-                job = job_of(number, body, crc)
-                found.jobs[job.id] = job
-            except Unreadable:
-                found.lost_rows += 1
-    finally:
-        source.close()
-    found.snapshots.sort(key=lambda one: -one[0])
-    found.top = max([found.top, *(seq for seq, _ in found.snapshots)])
-    return found
-
-
-def _rows(
-    source: sqlite3.Connection, table: str, key: str, found: Found
-) -> Iterator[tuple[int, bytes, int | None]]:
-    """Read from both ends, because a page that cannot be read ends a walk."""
-    crc = "crc" if _has_checksums(source, table) else "NULL"
-    seen: set[int] = set()
-    for order in ("", "DESC"):
-        try:
-            for row in source.execute(
-                f"SELECT {key}, body, {crc} FROM {table} ORDER BY {key} {order}"
-            ):
-                if row[0] in seen:
-                    break
-                seen.add(row[0])
-                yield row
-            else:
-                return
-        except sqlite3.DatabaseError:
-            found.lost_rows += order == ""
-
-
-def _has_checksums(source: sqlite3.Connection, table: str) -> bool:
-    try:
-        return any(row[1] == "crc" for row in source.execute(f"PRAGMA table_info({table})"))
-    except sqlite3.DatabaseError:
-        return False
 
 
 def rebuild(found: Found) -> Saved:
@@ -155,7 +81,7 @@ def rebuild(found: Found) -> Saved:
         strange.update(seq for seq in found.events if seq >= _first_hole(found, start))
         _replay(state, start, found, given_up, strange)
     saved = _told(state, start, found, given_up, strange)
-    if strange or _first_hole(found, start) <= found.top:
+    if found.cut or strange or _first_hole(found, start) <= found.top:
         saved.tokens_dropped, saved.keys_dropped = _distrust(state)
     return saved
 
@@ -256,7 +182,8 @@ def _told(
         _job(e) for e in found.events.values() if isinstance(e, JobFinished | ArrayFinished)
     }
     lost = [job_id for job_id in named if job_id not in known and job_id not in finished]
-    span = range(min(kept, default=1), max([state.next_job, *(n + 1 for n in kept)]))
+    end = max([state.next_job, found.jobs_top + 1, *(n + 1 for n in kept)])
+    span = range(min(kept, default=max(1, end - FINISHED_JOBS_KEPT)), end)
     numbers = {*kept, *(number_of(job_id) for job_id in known)}
     oldest = min([number_of(one) for one in found.jobs], default=span.start)
     lost += [f"j{n}" for n in span if n not in numbers and n >= oldest]
@@ -308,15 +235,18 @@ def write(path: Path, found: Found, saved: Saved, numbers: Numbers) -> None:
         store.close()
 
 
-def salvage(database: Path, new: Path, numbers: Numbers) -> list[str]:
+def salvage(
+    database: Path, new: Path, numbers: Numbers, at_least: int = 0, backup: Path | None = None
+) -> list[str]:
     """Put what can be saved in the place of a damaged store, which is kept under another name.
-    Returns the report, line by line."""
+    Returns the report, line by line. `at_least`: the number of an event that there was, as others
+    know; `backup`: an earlier copy of the store, for what this one lacks."""
     if not database.exists():
         raise StoreError(f"there is no {database}: nothing to save; start with: shoal up")
-    try:
-        found = read(database)
-    except sqlite3.DatabaseError:
-        found = Found()
+    found = read(database)
+    if backup is not None:
+        fill(found, read(backup))
+    found.top, found.jobs_top = max(found.top, at_least), numbers.left - 1
     saved = rebuild(found)
     write(new, found, saved, numbers)
     store = SqliteStore(new)
@@ -335,6 +265,15 @@ def salvage(database: Path, new: Path, numbers: Numbers) -> list[str]:
     database.replace(aside)
     new.replace(database)
     return _lines(found, saved, aside)
+
+
+def booked(ledger: Path) -> int:
+    """The last event that the ledger has read; 0 if it cannot say."""
+    if not ledger.exists():
+        return 0
+    with contextlib.suppress(sqlite3.Error), contextlib.closing(sqlite3.connect(ledger)) as source:
+        return int(source.execute("SELECT max(seq) FROM book").fetchone()[0] or 0)
+    return 0
 
 
 def _aside(database: Path) -> Path:
@@ -356,6 +295,9 @@ def _lines(found: Found, saved: Saved, aside: Path) -> list[str]:
         f"without them, {len(saved.jobs_lost)} jobs, "
         f"{len(saved.records_lost)} records of finished jobs",
     ]
+    if found.cut:
+        newest = max(found.events, default=0)
+        lines.append(f"the last event that was found is number {newest}; more may have followed")
     if saved.jobs_lost:
         lines.append(f"jobs of which nothing is left but a name: {_names(saved.jobs_lost)}")
     if saved.records_lost:
