@@ -32,6 +32,7 @@ from shoal.control.outputs import OutputStore
 from shoal.control.packages import PackageStore
 from shoal.control.reach import machine_address
 from shoal.control.sockets import Doors
+from shoal.control.store.checking import begin_check
 from shoal.control.store.events import EventStore
 from shoal.control.store.marks import Numbers
 from shoal.control.store.sqlite import SqliteStore
@@ -251,6 +252,7 @@ def _file_store(home: Home) -> SqliteStore:
     numbers = Numbers(home.marks, (home.logs, home.checkpoints, home.outputs))
     lost = not home.database.exists() and (numbers.left > 1 or numbers.written.epoch)
     store = SqliteStore(home.database, numbers, home.spare)
+    begin_check(home.database, store.alarms)
     if lost:
         text = f"{home.database} was missing, so earlier jobs are unknown; job ids continue"
         store.alarms.raise_("store missing", text)

@@ -16,6 +16,7 @@ import pytest
 from shoal.cli.app import call
 from shoal.control.backup.saving import save
 from shoal.control.home import ClusterConfig, Home
+from shoal.control.store.checking import begin_check, check
 from shoal.control.store.marks import Numbers
 from shoal.control.store.salvage import salvage
 from shoal.control.store.sqlite import SqliteStore
@@ -71,7 +72,7 @@ def without_journal(path: Path) -> None:
     path.with_name("shoal.db-wal").unlink()
 
 
-DAMAGES: dict[str, tuple[str | Callable[[Path], None], str, float]] = {
+DAMAGES: dict[str, tuple[str | Callable[[Path], object], str, float]] = {
     # how the file is damaged, which file, and the least part of the events that must be kept
     "header": (overwrite(1, 100, b"\0"), "closed", 1.0),
     "first page": (overwrite(1), "closed", 1.0),
@@ -163,6 +164,18 @@ def test_a_store_that_lost_its_newest_part_is_an_alarm(whole: Whole, tmp_path: P
         in store.alarms.texts[0]
     )
     store.close()
+
+
+def test_damage_that_a_start_does_not_meet_is_an_alarm(whole: Whole, tmp_path: Path) -> None:
+    home = Home(tmp_path)
+    damaged(whole, home, "an index")
+    store = SqliteStore(home.database)
+    store.load()
+    begin_check(home.database, store.alarms).join(60)
+    assert "is damaged where nothing needs it yet" in store.alarms.texts[0]
+    store.close()
+    assert check(whole.closed / "shoal.db") == ""
+    assert check(home.database, seconds_max=-1) in ("", check(home.database)), "it is bounded"
 
 
 def test_a_file_that_sqlite_refuses_is_not_opened(whole: Whole, tmp_path: Path) -> None:

@@ -379,6 +379,9 @@ def test_a_file_of_somebody_else_is_not_overwritten(
     assert call(["backup", str(tmp_path / "train.py"), "--home", str(home.path)]) == 1
     assert "exists and is not a backup of Shoal" in capsys.readouterr().err
     assert (tmp_path / "train.py").read_text() == "mine"
+    os.mkfifo(tmp_path / "pipe")
+    assert call(["backup", str(tmp_path / "pipe"), "--home", str(home.path)]) == 1
+    assert "exists and is not a backup of Shoal" in capsys.readouterr().err
     assert call(["backup", str(home.path / "logs"), "--home", str(home.path)]) == 1
     assert "is inside of the cluster's home" in capsys.readouterr().err
     again = ["backup", str(tmp_path / "b.tar"), "--home", str(home.path)]
