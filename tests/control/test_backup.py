@@ -28,6 +28,7 @@ from shoal.control.home import ClusterConfig, Home
 from shoal.control.lifecycle import LifecycleError, bring_up
 from shoal.control.store.marks import JOBS_AHEAD, Numbers
 from shoal.control.store.sqlite import SqliteStore
+from shoal.core.state.state import State
 from shoal.files import lock
 from shoal.ledger.store import LedgerStore
 from shoal.model.events import ClockJumped
@@ -80,6 +81,14 @@ def home(tmp_path: Path) -> Home:
 def saved(home: Home, tmp_path: Path) -> Path:
     save(home, tmp_path / "b.tar", (), quiet)
     return tmp_path / "b.tar"
+
+
+def loaded(home: Home) -> State:
+    store = SqliteStore(home.database)
+    try:
+        return store.load()[0]
+    finally:
+        store.close()
 
 
 def names_in(path: Path) -> set[str]:
@@ -316,8 +325,7 @@ def test_each_restore_on_another_machine_begins_behind_the_one_before(
 def test_the_restored_state_is_the_saved_one(home: Home, saved: Path, tmp_path: Path) -> None:
     new = Home(tmp_path / "new")
     restore(saved, new, replace=False, progress=quiet)
-    state, _ = SqliteStore(new.database).load()
-    before, _ = SqliteStore(home.database).load()
+    state, before = loaded(new), loaded(home)
     for one in (state, before):
         one.epoch = one.next_job = one.next_order = 1
         one.restored_job = one.restored_attempt = 0

@@ -9,7 +9,6 @@ import contextlib
 import hashlib
 import os
 import re
-import sys
 import tarfile
 import time
 from collections.abc import Callable, Iterator
@@ -18,8 +17,7 @@ from pathlib import Path
 
 import msgspec
 
-# Not imported: the package names the rooms above this one, too.
-VERSION: str = sys.modules["shoal"].__version__
+from shoal.formats import VERSION
 
 FORMAT = 1
 MANIFEST = "manifest.json"

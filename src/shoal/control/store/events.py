@@ -88,7 +88,8 @@ class EventStore:
                 "SELECT seq, body, crc FROM events WHERE seq > ? ORDER BY seq LIMIT ?",
                 (seq, EVENTS_AT_ONCE),
             )
-            if any(body.startswith(_BEGINS) for _, body, _ in rows):  # perhaps a newer leader
+            begins = (isinstance(body, bytes) and body.startswith(_BEGINS) for _, body, _ in rows)
+            if any(begins):  # perhaps a newer leader
                 formats.refuse_newer(self.database)
             for row in rows:
                 self._replay(state, seq, row)
