@@ -98,6 +98,7 @@ TRIES: dict[str, list[Try]] = {
         Try(("invite",), "not a head of a cluster with a database", 1),
         Try(("forget", "other"), "there is no head 'other'", 1),
     ],
+    "upgrade": [Try((), ON_HEAD, 2), Try(("--check",), ON_HEAD, 2)],
     "salvage": [Try((), ON_HEAD, 2)],
     "backup": [Try((), ON_HEAD, 2)],
     "restore": [Try(("b.tar",), ON_HEAD, 2)],

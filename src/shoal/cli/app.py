@@ -50,6 +50,7 @@ THEMES = {
         "up": "Start a cluster on this machine.",
         "down": "Stop the cluster and everything that runs on it.",
         "heads": "List the heads of this cluster, or invite another one.",
+        "upgrade": "Bring this version of Shoal to the cluster; jobs go on.",
         "join": "Add this machine to a cluster as a node.",
         "leave": "Remove this machine from the cluster it joined.",
         "install-service": "Start this machine's part of a cluster at boot.",

@@ -168,6 +168,22 @@ def take_down(home: Home, progress: Progress, note: Progress = lambda _: None) -
     return stopped
 
 
+def replace_head(home: Home, progress: Progress) -> None:
+    """End the supervisor and the controller, and start those of this program. They listen where
+    the old ones did; nodes and jobs go on."""
+    config = home.read_config()
+    if config is None:
+        raise LifecycleError(f"{home.config} is missing; start with: shoal up")
+    log_start = home.controller_log.stat().st_size if home.controller_log.exists() else 0
+    progress("replacing the head; jobs go on")
+    _end(home.supervisor_lock, _pid_in(home.supervisor_lock))
+    _end(home.controller_lock, _controller_pid(home))
+    home.write_config(config)  # with fields that an older version does not know, and so refuses
+    _start(home)
+    _wait_for_controller(home, log_start, progress)
+    _wait_for_nodes(home, config, progress)
+
+
 def _is_same(one: Path, other: Path) -> bool:
     """The same directory, perhaps by different links."""
     return one.resolve() == other.resolve()

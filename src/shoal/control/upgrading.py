@@ -1,0 +1,110 @@
+"""Brings this version to a cluster that is up: the head at once, and each node of this machine when
+nothing runs on it. No job is stopped for it."""
+
+from __future__ import annotations
+
+import time
+
+import msgspec
+
+from shoal.client import Client
+from shoal.control.home import Home
+from shoal.control.lifecycle import LifecycleError, Progress, end_agent, is_up, replace_head
+from shoal.control.store.formats import refuse_newer
+from shoal.database.sqlite import SqliteDatabase
+from shoal.formats import VERSION
+from shoal.model.node import NodeIntent
+from shoal.model.views import NodeView
+from shoal.ports import StoreDamaged, StoreError
+
+BACK_S = 120.0  # for an agent, until it is ready again
+POLL_S = 0.1
+
+
+class Part(msgspec.Struct, frozen=True, kw_only=True):
+    """The head or a node. `state`: upgraded, unchanged, busy, elsewhere. An empty version is one
+    before 0.6.0, or not known yet."""
+
+    part: str
+    version: str
+    state: str = ""
+    why: str = ""
+
+
+def versions(home: Home) -> list[Part]:
+    """What runs now."""
+    if not is_up(home):
+        raise LifecycleError(f"no cluster is up in {home.path}; start it with: shoal up")
+    with Client.at_home(home.path, patience_s=BACK_S) as client:
+        parts = [Part(part="head", version=client.status().version)]
+        return parts + [Part(part=node.id, version=node.version) for node in _present(client)]
+
+
+def upgrade(home: Home, progress: Progress) -> list[Part]:
+    """The head, then its own nodes, one at a time."""
+    before = versions(home)[0].version
+    _check_readable(home)
+    replace_head(home, progress)
+    parts = [Part(part="head", version=VERSION, state="upgraded", why=f"it was {before}")]
+    with Client.at_home(home.path, patience_s=BACK_S) as client:
+        for node in _present(client):
+            progress(f"{node.id}: looking whether anything runs there")
+            parts.append(_upgrade_node(home, client, node))
+    return parts
+
+
+def _present(client: Client) -> list[NodeView]:
+    nodes = [one for one in client.nodes() if one.intent != "removed" and one.health != "lost"]
+    return sorted(nodes, key=lambda one: one.id)
+
+
+def _check_readable(home: Home) -> None:
+    """Before the old head ends: this version must be able to take over."""
+    if not home.database.exists():
+        return
+    database = SqliteDatabase(home.database)
+    try:
+        refuse_newer(database)
+    except StoreDamaged:
+        return  # of a version without that table
+    except StoreError as error:
+        raise LifecycleError(str(error)) from None
+    finally:
+        database.close()
+
+
+def _upgrade_node(home: Home, client: Client, node: NodeView) -> Part:
+    part = Part(part=node.id, version=node.version)
+    if node.version == VERSION:
+        return msgspec.structs.replace(part, state="unchanged")
+    if node.origin:
+        why = (
+            "it runs on another machine: install this version there, then: shoal leave; shoal join"
+        )
+        return msgspec.structs.replace(part, state="elsewhere", why=why)
+    opened = node.intent == "open"
+    if opened:
+        client.set_intent(node.id, NodeIntent.CORDONED)  # so that nothing starts there meanwhile
+    try:
+        now = next(one for one in client.nodes() if one.id == node.id)
+        if now.jobs:
+            why = f"{', '.join(now.jobs)} run there; run `shoal upgrade` again when they have ended"
+            return msgspec.structs.replace(part, state="busy", why=why)
+        end_agent(home.node(node.id))  # the head starts it again, with its own code
+        _wait_until_back(client, now)
+    finally:
+        if opened:
+            client.set_intent(node.id, NodeIntent.OPEN)
+    return Part(part=node.id, version=VERSION, state="upgraded")
+
+
+def _wait_until_back(client: Client, before: NodeView) -> None:
+    deadline = time.monotonic() + BACK_S
+    while time.monotonic() < deadline:
+        now = next((one for one in client.nodes() if one.id == before.id), None)
+        if now is not None and now.incarnation > before.incarnation and now.health == "ready":
+            return
+        time.sleep(POLL_S)
+    raise LifecycleError(
+        f"{before.id} is not ready after {BACK_S:.0f} s; see its agent.log. Other nodes go on"
+    )
