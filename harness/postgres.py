@@ -96,7 +96,7 @@ class Postgres:
         command = [str(self._bin / "postgres"), "-D", str(self._data)]
         with (self.root / "log").open("ab") as log:
             self._server = subprocess.Popen(
-                command, stdout=log, stderr=log, cwd=self.root, user=_owner(), group=_owner()
+                command, stdout=log, stderr=log, cwd=self.root, user=_owner(), group=_group()
             )
         self._wait_ready()
 
@@ -110,11 +110,14 @@ class Postgres:
     def kill(self) -> None:
         """As a crash of the machine: nothing is written down, and clients get no word."""
         if self._server is not None:
-            for pid in (*self._backends(), self._server.pid):
+            others = self._backends()
+            self._server.kill()  # first, or it would start others
+            for pid in others:
                 with suppress(ProcessLookupError):
                     os.kill(pid, signal.SIGKILL)
             self._server.wait()
             self._server = None
+            _wait("the end of PostgreSQL", lambda: not any(map(_alive, others)))
 
     def restart(self) -> None:
         self.stop()
@@ -157,7 +160,7 @@ class Postgres:
         (self._data / "postgresql.conf").write_text(text)
         if (owner := _owner()) is not None:
             for path in (self._data / "postgresql.conf", self._data / "postgresql.auto.conf"):
-                os.chown(path, owner, owner)
+                os.chown(path, owner, _group() or -1)
 
     def _wait_ready(self) -> None:
         place = ("-h", str(self.root), "-p", str(self.port), "-q")
@@ -194,7 +197,7 @@ class Postgres:
             text=True,
             check=False,
             user=_owner(),
-            group=_owner(),
+            group=_group(),
             timeout=READY_TIMEOUT_S,
         )
         if done.returncode:
@@ -219,7 +222,7 @@ def folder() -> Iterator[Path]:
     """A short path, because that of a Unix socket must be, which the server's user may enter."""
     root = Path(tempfile.mkdtemp(prefix="shoal-pg-"))
     if (owner := _owner()) is not None:
-        os.chown(root, owner, owner)
+        os.chown(root, owner, _group() or -1)
     try:
         yield root
     finally:
@@ -238,6 +241,19 @@ def _owner() -> int | None:
     with suppress(KeyError):
         return pwd.getpwnam("postgres").pw_uid
     return None
+
+
+def _group() -> int | None:
+    owner = _owner()
+    return None if owner is None else pwd.getpwuid(owner).pw_gid
+
+
+def _alive(pid: int) -> bool:
+    """A process that only waits for its parent to look is dead."""
+    try:
+        return "\nState:\tZ" not in Path(f"/proc/{pid}/status").read_text()
+    except OSError:
+        return False
 
 
 def _name() -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 from collections.abc import Callable, Sequence
 
@@ -50,6 +51,10 @@ class _When(msgspec.Struct):
 
 
 _decode_when = msgspec.json.Decoder(_When).decode
+
+
+class WentBack(Deposed):
+    """The database has lost events that were stored: only a new start from what is left helps."""
 
 
 class EventStore:
@@ -156,7 +161,12 @@ class EventStore:
             (body, crc, number)
             for number, _, _, body, crc in annotated(events, {job.id for job in finished}, self.job)
         ]
-        self._append(rows, jobs, changes)
+        try:
+            self._append(rows, jobs, changes)
+        except WentBack:
+            with contextlib.suppress(StoreError):
+                self._numbers.skip()
+            raise
         self._last = last
         return last
 
@@ -182,7 +192,7 @@ class EventStore:
             raise StoreError(f"{name} has newer events than this controller: it reads them first")
         if there < self._last:
             lost = self._last - there
-            raise Deposed(
+            raise WentBack(
                 f"{name} has lost the newest {lost} events, so this controller starts again "
                 "from those that are left: another server took over that did not have them yet"
             )

@@ -69,8 +69,15 @@ class Numbers:
             except StoreError as error:  # a controller must come back on a full disk, too
                 log.error("%s", error)
 
+    def skip(self) -> None:
+        """The log has lost its newest events, so the next controller must not believe it: a node
+        may still run a job whose number would be given out again."""
+        self._write(Marks(self.written.job + JOBS_AHEAD + 1, self.written.epoch + 1))
+
     def _write(self, marks: Marks) -> None:
         if self._path is not None:
+            known = self._read()  # in a shared folder, another head may have written since
+            marks = Marks(max(marks.job, known.job), max(marks.epoch, known.epoch))
             try:
                 write_private(self._path, msgspec.json.encode(marks) + b"\n")
             except OSError as error:
