@@ -26,6 +26,7 @@ from shoal.control.notices.outbox import Outbox
 from shoal.control.stores import Stores
 from shoal.database.base import Database, Deposed, StoreAway
 from shoal.database.places import Place, opened
+from shoal.database.postgres import PostgresDatabase
 from shoal.database.settings import FileSettings, Settings, TableSettings
 from shoal.model.audit import AuditEntry
 from shoal.model.notice import Notice, What
@@ -107,6 +108,20 @@ def test_secrets_and_settings_go_to_the_next_head_and_no_value_is_in_the_databas
     dump = cluster.sql("SELECT string_agg(encode(value, 'escape'), '') FROM shoal.settings")
     assert "token" in dump  # the names of secrets are there ...
     assert "canary" not in dump  # ... and values are not
+
+
+def test_a_head_that_waits_before_any_has_led_finds_nothing_set(
+    tmp_path: Path, cluster: Cluster
+) -> None:
+    lease = cluster.standby()
+    lease.heads()  # which makes the first tables
+    waiting = PostgresDatabase(cluster.url, lease)
+    cluster.opened.append(waiting)
+    home = home_of(tmp_path, "a")
+    settings = Stores(home, waiting, lease).settings
+    assert standing(settings) == ""
+    Stores(home, *cluster.head("b")).settings.set("join-token", b"text")
+    assert standing(settings) == "text"
 
 
 def test_a_head_with_other_keys_is_refused_in_one_line(tmp_path: Path, cluster: Cluster) -> None:

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Protocol
 
-from shoal.database.base import Database
+from shoal.database.base import Database, Row, StoreAway, Values
 from shoal.files import read_own, sync_folder, write_private
 from shoal.ports import StoreDamaged, StoreError
 
@@ -97,7 +97,7 @@ class TableSettings:
         database.prepare(PART, VERSION, schema)
 
     def get(self, name: str) -> bytes | None:
-        rows = self._database.read("SELECT value FROM settings WHERE name = ?", (name,))
+        rows = self._read("SELECT value FROM settings WHERE name = ?", (name,))
         return bytes(rows[0][0]) if rows else None
 
     def set(self, name: str, value: bytes) -> None:
@@ -115,10 +115,20 @@ class TableSettings:
             )
 
     def items(self, folder: str) -> list[tuple[str, bytes]]:
-        rows = self._database.read(
+        rows = self._read(
             f"SELECT name, value FROM settings WHERE {_BELOW} ORDER BY name", _below(folder)
         )
         return [(name, bytes(value)) for name, value in rows]
+
+    def _read(self, query: str, values: Values) -> list[Row]:
+        try:
+            return self._database.read(query, values)
+        except StoreDamaged:
+            try:
+                self.prepare(self._database)
+            except StoreAway:  # no head has led so far, so nothing was set
+                return []
+            raise
 
 
 _BELOW = "(name > ? AND name < ?)"
