@@ -29,10 +29,10 @@ from collections.abc import Callable
 import msgspec
 from harness import clocks
 from harness.clients import Recorder, whole_log
+from harness.clusters import Head, Measured, two_heads
 from harness.history import OK, check
 
 from bench.figures import machine, percentile, table
-from bench.heads import Head, Measured, two_heads
 from shoal.client import Client, ShoalError
 from shoal.model.job import JobSpec
 

@@ -24,9 +24,9 @@ from queue import Empty
 from urllib.parse import urlsplit
 
 import msgspec
+from harness.clusters import Head, one_head, two_heads
 
 from bench.figures import machine, percentile, table
-from bench.heads import Head, one_head, two_heads
 from shoal.client import Client
 from shoal.model.job import JobSpec
 from shoal.model.views import Submission

@@ -1,18 +1,23 @@
-"""Many clients at once, and controllers that are killed: what was answered stays true."""
+"""Many clients at once, and controllers and heads that are killed: what was answered stays true."""
 
 from __future__ import annotations
 
+import contextlib
 import os
 import random
+import signal
 from collections import Counter
+from collections.abc import Callable
 
 from harness.clients import Recorder, whole_log
-from harness.history import OK, check
+from harness.clusters import Head, Measured, two_heads
+from harness.history import OK, Op, check
 from harness.records import launched
 
-from shoal.client import Client
+from shoal.client import Client, ShoalError
 from shoal.model.job import JobSpec
 from tests.live.cluster import Live, eventually, live_cluster
+from tests.needs import need
 
 CLIENTS = 8
 KILLS = 3
@@ -32,12 +37,7 @@ def test_what_clients_were_answered_stays_true_when_controllers_are_killed() -> 
             command = ("sh", "-c", script)
             return live.spec(*command, gpus=1, stop_grace_ms=200, sweep=sweep, members=members)
 
-        clients = [
-            Recorder(number, lambda: impatient(live), spec, dice.randrange(2**32), 0.05)
-            for number in range(CLIENTS)
-        ]
-        for client in clients:
-            client.start()
+        clients = started(lambda: impatient(live), spec, dice)
         last = 0
         for number in range(1, KILLS + 1):
             assert eventually(lambda n=number: answered(clients) > n * BETWEEN, 60)  # type: ignore[misc]
@@ -45,12 +45,7 @@ def test_what_clients_were_answered_stays_true_when_controllers_are_killed() -> 
             last = live.kill_controller()
         live.kill_agent("n1")
         assert eventually(lambda: answered(clients) > (KILLS + 1) * BETWEEN, 60)
-        for client in clients:
-            client.end()
-        for client in clients:
-            client.join(60)
-            assert client.error is None, client.error
-        ops = [op for client in clients for op in client.ops]
+        ops = ended(clients)
         for job in live.client.jobs(limit=10_000):
             live.client.cancel(job.id)
         assert eventually(lambda: not live.client.jobs(), 60)
@@ -60,6 +55,58 @@ def test_what_clients_were_answered_stays_true_when_controllers_are_killed() -> 
         done = Counter(op.kind for op in ops if op.result == OK)
         assert done.keys() >= {"submit", "cancel", "requeue", "job", "events"}
         assert len(launched(live.home.nodes)) > 10
+
+
+def test_what_clients_were_answered_stays_true_when_the_leader_is_lost() -> None:
+    """Each client knows both heads. The one that leads is killed, and the next is stopped and
+    continued when another leads."""
+    need("postgres")
+    dice = random.Random(int(os.environ.get("SHOAL_SEED", "20261116")))
+    spec = JobSpec(command=("true",), env={"PATH": os.environ.get("PATH", os.defpath)})
+    with two_heads() as cluster:
+        clients = started(lambda: cluster.connect(0.5, 5), lambda _: spec, dice)
+        assert eventually(lambda: answered(clients) > BETWEEN, 60)
+        os.kill(cluster.leader().controller(), signal.SIGKILL)
+        assert eventually(lambda: answered(clients) > 2 * BETWEEN, 60)
+        led = cluster.leader()
+        stopped = led.controller()
+        os.kill(stopped, signal.SIGSTOP)
+        try:
+            assert eventually(lambda: another_leads(cluster, led), 60)
+        finally:
+            os.kill(stopped, signal.SIGCONT)
+        count = answered(clients)
+        assert eventually(lambda: answered(clients) > count + BETWEEN, 60)
+        found = check(ended(clients), whole_log(cluster.client))
+        assert not found, "\n".join(found)
+
+
+def another_leads(cluster: Measured, led: Head) -> bool:
+    (other,) = [head for head in cluster.heads if head is not led]
+    with contextlib.suppress(ShoalError), Client(home=other.home, timeout_s=5) as client:
+        return any(one.role == "leads" and one.url == other.address().url for one in client.heads())
+    return False
+
+
+def started(
+    open_client: Callable[[], Client], spec: Callable[[random.Random], JobSpec], dice: random.Random
+) -> list[Recorder]:
+    clients = [
+        Recorder(number, open_client, spec, dice.randrange(2**32), 0.05)
+        for number in range(CLIENTS)
+    ]
+    for client in clients:
+        client.start()
+    return clients
+
+
+def ended(clients: list[Recorder]) -> list[Op]:
+    for client in clients:
+        client.end()
+    for client in clients:
+        client.join(60)
+        assert client.error is None, client.error
+    return [op for client in clients for op in client.ops]
 
 
 def answered(clients: list[Recorder]) -> int:

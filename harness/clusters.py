@@ -14,11 +14,11 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import msgspec
+
 from harness import clocks
 from harness.clocks import SteppedClock
 from harness.postgres import postgres
 from harness.relay import Relay, to_file
-
 from shoal import transport
 from shoal.client import Address, Client
 from shoal.control.home import ClusterConfig, Home
