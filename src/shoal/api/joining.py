@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import Callable
 from typing import Annotated, Any
 
@@ -24,6 +25,7 @@ from shoal.model.joining import Joined, Joining, JoinTokenView, KeyView, SecretK
 from shoal.model.node import NodeSpec
 from shoal.model.report import RemoveKey, SetKey
 from shoal.model.views import Done
+from shoal.ports import StoreError
 from shoal.wire import PROTOCOL
 
 AnyRequest = Request[Any, Any, Any]
@@ -86,7 +88,10 @@ class Keys(Controller):
     @get("/join")
     async def join_token(self, stores: Stores | None) -> JoinTokenView:
         """The cluster's own, with which machines join. A head uses it for its own nodes."""
-        token = await asyncio.to_thread(standing, stores.settings) if stores is not None else ""
+        token = ""
+        if stores is not None:
+            with contextlib.suppress(StoreError):  # no head has led yet, so there are no tables
+                token = await asyncio.to_thread(standing, stores.settings)
         if not token:
             raise Refusal(503, "there is no join token yet; try again in a moment", retry_s=1)
         return JoinTokenView(token=token)
