@@ -153,7 +153,7 @@ async def _lead(
     loop.restarts = int(os.environ.get(RESTARTS_ENV, "0"))
     if won is not None:
         loop.check = won.leadership.check
-        won.heads.loop = loop
+        won.heads.loop, linked.heads = loop, won.heads.urls
     alarm = partial(loop.alarms.raise_, "ledger")
     ledger = LiveLedger(stores.ledger, stores.settings, store, loop, alarm)
     loop.secrets = stores.secrets(loop.alarms)

@@ -102,6 +102,35 @@ def test_a_standby_whose_database_is_away_says_so_and_goes_on_when_it_is_back(
     asyncio.run(story())
 
 
+def test_a_standby_begins_again_if_a_server_took_over_that_lacks_the_last_events(
+    tmp_path: Path,
+) -> None:
+    """The log goes on from an earlier event, with others."""
+    lost, left = tmp_path / "lost", tmp_path / "left"
+    lost.mkdir()
+    left.mkdir()
+
+    async def written(folder: Path, jobs: int) -> Pair:
+        pair = Pair(folder)
+        await pair.begin()
+        for number in range(jobs):
+            await pair.submit(number + 100 * jobs)
+        return pair
+
+    async def story() -> None:
+        one, other = await written(lost, 6), await written(left, 12)
+        assert await one.standby.wait_for(one.leader.last_seq, 20)
+        one.standby.store = SqliteStore(other.path)
+        assert await one.standby.wait_for(other.leader.last_seq, 20)
+        assert set(one.standby.state.jobs) == set(other.leader.state.jobs)
+        assert one.standby.state.epoch == other.leader.state.epoch
+        verify(one.standby.state)
+        await one.end()
+        await other.end()
+
+    asyncio.run(story())
+
+
 def test_after_the_hand_over_the_state_is_the_next_leaders_and_readers_come_again(
     tmp_path: Path,
 ) -> None:

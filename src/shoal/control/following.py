@@ -18,7 +18,7 @@ from typing import Any, cast
 from shoal.control.alarms import Alarms
 from shoal.control.loading import load
 from shoal.control.logs import LogStore
-from shoal.control.loop import Busy, ControlLoop
+from shoal.control.loop import Busy, ControlLoop, Unreadable
 from shoal.control.packages import PackageStore
 from shoal.core.state.apply import apply
 from shoal.core.state.state import State
@@ -39,6 +39,10 @@ EVENTS_AT_ONCE = 5_000  # a standby that is further behind loads a snapshot inst
 EVENTS_UNTIL_FRESH = 100_000
 
 Warm = tuple[State, int]
+
+
+class HandedOver(Busy, Unreadable):
+    """The state belongs to the loop that leads by now: another try finds it."""
 
 
 class Following(ControlLoop):
@@ -67,13 +71,18 @@ class Following(ControlLoop):
         self.refused = ""  # why this head cannot read the log, and so must not lead
         self._loaded_seq = 0
         self._wanted_seq = 0
+        self._newest: Recorded | None = None  # the last event that was followed
+        self._odd_seq = -1
 
     def leader(self) -> Head | None:
         return self.known_leader
 
     def ended(self, job: str) -> bool:
         """Whether the store has it, and it does not live."""
-        return self.readable and job not in self.state.jobs and self.store.job(job) is not None
+        try:
+            return self.readable and job not in self.state.jobs and self.store.job(job) is not None
+        except StoreError:
+            return False
 
     async def request(self, request: Request) -> Answer:  # noqa: ARG002
         raise Busy("no head leads at this moment; try again in a moment")
@@ -121,13 +130,13 @@ class Following(ControlLoop):
         warm = (self.tick.state, self.last_seq) if self.tick.settled else None
         self.tick.stage = Stage.UNLOADED
         self.tick.state = State()
-        self._handed_over = True
+        self._handed_over, self.known_leader = True, None
         self._notify(list(self._watchers))
         return warm
 
     async def settled(self) -> None:
         if self._handed_over:
-            raise Busy("this head begins to lead; try again in a moment")
+            raise HandedOver("this head begins to lead; try again in a moment")
         await super().settled()
 
     def _load(self) -> None:
@@ -139,18 +148,34 @@ class Following(ControlLoop):
             self._opened = True
         if not self.tick.settled or self.last_seq - self._loaded_seq >= EVENTS_UNTIL_FRESH:
             await self._load_again()
-        rows = await asyncio.to_thread(self.store.events, self.last_seq, EVENTS_AT_ONCE)
+        rows = await asyncio.to_thread(self.store.events, max(0, self.last_seq - 1), EVENTS_AT_ONCE)
         self.as_of_ms = self.clock.now_ms()
-        if not rows:
-            return
-        if len(rows) == EVENTS_AT_ONCE or not _unbroken(rows, self.last_seq):
+        if self._is_other_log(rows):
             await self._load_again()
             self._notify(list(self._watchers))
             return
-        events = [row.event for row in rows]
+        rows = rows[1:] if self.last_seq else rows
+        if not rows:
+            return
         self._follow(rows)
+        events = [row.event for row in rows]
         self.counters.happened(self.tick.state, events, {})
         self._notify([*jobs_of(events), ""])
+
+    def _is_other_log(self, rows: Sequence[Recorded]) -> bool:
+        """It does not go on from the newest event that is known here: this head is too far behind,
+        or a server took over that had not got the last events. The newest one is read with those
+        after it, and compared."""
+        if not self.last_seq:
+            return bool(rows) and (len(rows) == EVENTS_AT_ONCE or rows[0].seq != 1)
+        if not rows or rows[0].seq != self.last_seq:
+            again, self._odd_seq = self._odd_seq != self.last_seq, self.last_seq
+            return again  # a log that was restored may begin after it
+        known, self._newest = self._newest, rows[-1]
+        if known is not None and known != rows[0]:
+            self._newest = None
+            return True
+        return len(rows) == EVENTS_AT_ONCE or rows[-1].seq - self.last_seq + 1 != len(rows)
 
     def _follow(self, rows: Sequence[Recorded]) -> None:
         """All of them without a pause: readers see the state as some step left it."""
@@ -168,16 +193,13 @@ class Following(ControlLoop):
         await asyncio.to_thread(load, fresh)
         self.tick, self.policy = fresh, fresh.policy
         self._loaded_seq = fresh.last_seq
+        self._newest = None
         self._trouble = ""
         self._gate.set()
 
     def _note(self, reason: str) -> None:
         self._trouble = self._trouble if self.readable else f"the database is away: {reason}"
         self.alarms.raise_("store", f"the log cannot be followed: {reason}")
-
-
-def _unbroken(rows: Sequence[Recorded], after: int) -> bool:
-    return rows[0].seq == after + 1 and rows[-1].seq - after == len(rows)
 
 
 class _Nobody:

@@ -4,6 +4,7 @@ other machines, so that they belong to whichever head leads."""
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -39,9 +40,25 @@ def _start(home: Home, config: ClusterConfig, url: str) -> None:
         folder = home.node(spec.id)
         if (folder / LINK_FILE).exists() and not membership.refused(folder):
             write_spec(folder, spec)
+            _show_heads(home, folder / LINK_FILE)
         else:
             if not token:
                 with Client.at_home(home.path, patience_s=PATIENCE_S) as client:
                     token = client.join_token()
             prepare(home.path, url, token, spec, PATIENCE_S)
         membership.start(folder)
+
+
+def _show_heads(home: Home, file: Path) -> None:
+    """The node may know only heads that do not lead any more."""
+    import msgspec
+
+    from shoal.client import Client
+    from shoal.files import write_private
+    from shoal.wire import LinkFile
+
+    with Client.at_home(home.path, patience_s=PATIENCE_S) as client:
+        urls = tuple(head.url for head in client.heads())
+    link = msgspec.json.decode(file.read_bytes(), type=LinkFile)
+    if urls and urls != link.heads:
+        write_private(file, msgspec.json.encode(msgspec.structs.replace(link, heads=urls)))

@@ -165,7 +165,7 @@ class LinkedEngine:
             await asyncio.sleep(LOOK_S)
             latest = time.monotonic() - SILENT_S
             told, self._told = self._told, self.heads()
-            if told and told != self._told:
+            if self._told and told != self._told:  # nodes that linked before may know less
                 await self.resend()
             for line in self._all():
                 if not line.valid():
