@@ -237,7 +237,7 @@ def test_on_the_default_list_the_rules_are_the_published_ones_and_shoal_is_bette
 
 
 @pytest.mark.skipif(not OPENB.is_dir(), reason=f"the openb lists are not in {OPENB}")
-@pytest.mark.parametrize("name", ["gpuspec25", "multigpu40"])
+@pytest.mark.parametrize("name", ["multigpu40", pytest.param("gpuspec25", marks=pytest.mark.soak)])
 def test_when_demand_equals_capacity_shoal_allocates_more_than_published_fgd(name: str) -> None:
     """Tasks bound to GPU models, and tasks for whole nodes, must still find their places."""
     pods = f"openb_pod_list_{name}.csv.gz"
