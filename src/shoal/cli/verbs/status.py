@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from shoal.cli.command import verb
 
 if TYPE_CHECKING:
-    from shoal.model.views import JobRow, NodeView, ServiceView, StatusView
+    from shoal.model.views import HeadView, JobRow, NodeView, ServiceView, StatusView
 
 JOBS_SHOWN = 10
 EVENTS_SHOWN = 5
@@ -45,8 +45,9 @@ def status(json: bool, home: Path) -> None:
         healthy = set(view.nodes) <= {"ready", "cordoned", "draining", "drained", "joining"}
         nodes = [] if healthy else client.nodes()
         last = client.events(after=-EVENTS_SHOWN, limit=EVENTS_SHOWN, notable=True).events
+        heads = client.heads()
         url = client.url
-    _print_summary(view, url)
+    _print_summary(view, url, heads)
     printed = _print_alarms(view, nodes, services, jobs)
     _print_services(services)
     _print_queue(
@@ -58,7 +59,8 @@ def status(json: bool, home: Path) -> None:
                 + len(view.waits)
                 + bool(view.caps)
                 + len(view.unenforced)
-                + len(view.supply),
+                + len(view.supply)
+                + bool(heads),
             )
         ],
     )
@@ -79,7 +81,7 @@ def _room_for_jobs(services: int, alarms: int) -> int:
     return max(2, min(JOBS_SHOWN, lines - others - 4))
 
 
-def _print_summary(view: StatusView, url: str) -> None:
+def _print_summary(view: StatusView, url: str, heads: list[HeadView]) -> None:
     from shoal.cli.screen.show import fitted, line
     from shoal.forms.units import duration_text
     from shoal.model.resources import cpus_text, plural
@@ -87,6 +89,8 @@ def _print_summary(view: StatusView, url: str) -> None:
     up = duration_text(view.now_ms - view.up_since_ms)
     starts = f", {plural(view.restarts, 'restart')}" if view.restarts else ""
     line(fitted(f"Shoal {view.version} at {url}, up {up}{starts}; the page: shoal page"), "bold")
+    if heads:
+        line(fitted(f"heads  {', '.join(f'{head.name} ({head.role})' for head in heads)}"))
     line(fitted(f"nodes  {_counts(view.nodes) or 'none yet'}"))
     gpus = _share(view.gpus_held, view.gpus, str(view.gpus_held), str(view.gpus))
     unusable = f", {view.gpus_unusable} unusable" if view.gpus_unusable else ""

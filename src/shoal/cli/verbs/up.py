@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -186,7 +187,8 @@ def down(json: bool, home: Path) -> None:
 
     Jobs are kept: queued and running jobs continue at the next `shoal up`.
     Machines that joined keep running with their jobs, and are back at the next
-    `shoal up`; to stop one, run `shoal leave --now` there. If no cluster is up,
+    `shoal up`; to stop one, run `shoal leave --now` there. In a cluster with
+    several heads, only this head and its own nodes stop. If no cluster is up,
     there is nothing to do (exit 0).
 
     Examples:
@@ -199,14 +201,21 @@ def down(json: bool, home: Path) -> None:
     from shoal.control.lifecycle import take_down
 
     others = machine.joined_nodes(Home(home))
+    shared = False
+    with suppress(OSError, ValueError):  # a damaged file must not keep it up
+        config = Home(home).read_config()
+        shared = config is not None and bool(config.database)
     with show.Spinner(quiet=json) as progress:
         stopped = take_down(Home(home), progress, show.note)
     if json:
         show.as_json({"stopped": stopped})
     elif stopped:
         processes = "1 process" if stopped == 1 else f"{stopped} processes"
-        show.line(f"the cluster in {home} is down: {processes} stopped")
-        if others:
+        what = "this head" if shared else "the cluster"
+        show.line(f"{what} in {home} is down: {processes} stopped")
+        if shared:
+            show.line("if the cluster has another head, that one leads now; see there: shoal heads")
+        elif others:
             show.line(
                 f"{', '.join(others)} keep running with their jobs, and are back at the next "
                 "`shoal up`; to stop one, run there: shoal leave --now"
