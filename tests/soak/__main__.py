@@ -116,7 +116,8 @@ def main() -> int:
     if reason := missing():
         print(f"no soak: {reason}")
         return 1
-    signal.signal(signal.SIGTERM, signal.default_int_handler)
+    for number in (signal.SIGINT, signal.SIGTERM):  # a shell's background ignores the first
+        signal.signal(number, signal.default_int_handler)
     print(f"SOAK_SEED={seed} SOAK_MINUTES={minutes:g}, {asked.heads} heads", flush=True)
     soak, verdict = Soak(seed, asked.heads, asked.only), Verdict()
     interrupted = False
