@@ -32,7 +32,8 @@ def launched_on(folder: Path) -> list[Launched]:
     text = ""
     for name in ("agent.log.1", "agent.log"):
         if (folder / name).exists():
-            text += (folder / name).read_text(errors="replace")
+            # A file system that broke leaves zeros where its last block was.
+            text += (folder / name).read_text(errors="replace").replace("\0", "")
     done: list[Launched] = []
     running: dict[str, tuple[float, tuple[int, ...]]] = {}
     for line in text.splitlines():

@@ -247,6 +247,7 @@ def test_an_agents_log_says_which_gpus_its_members_held(tmp_path: Path) -> None:
         "something else\n"
         "2026-11-16 10:00:02,000 j2.7.1.0 starts: process 8, GPUs -\n"
         "2026-11-16 10:00:03,250 j1.1.0 ended with code -9\n"
+        "\0\0\0\0"  # of a disk that broke
         "2026-11-16 10:00:09,000 n1 is up as incarnation 2\n"
         "2026-11-16 10:00:10,000 j3.1.0 starts: process 9, GPUs 1\n"
     )

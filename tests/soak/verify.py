@@ -98,7 +98,7 @@ def verify(world: World, work: Work, spans: list[Span], verdict: Verdict) -> Non
     verdict.add("members run twice", _twice(world.shared / "ran"))
     verdict.add("steps lost or taken twice", _steps(world, work))
     verdict.add("maps with wrong results", work.maps)
-    verdict.add("failed requests without a cause", _unexcused(world, work, spans))
+    verdict.add("failed requests without a cause", _unexcused(world, work, spans, members))
     total = sum(account.gpu_us for account in ledger.accounts)
     wrong = f"accounts are {total} GPU-us, the capacity is {ledger.capacity_gpu_us}"
     verdict.add("ledger", [wrong] if total != ledger.capacity_gpu_us else [])
@@ -149,9 +149,10 @@ def _steps(world: World, work: Work) -> list[str]:
     return found
 
 
-def _unexcused(world: World, work: Work, spans: list[Span]) -> list[str]:
-    """A request may fail because its replica died while it answered, or because its gateway was
-    hurt itself: a fault of that head, or the link to it."""
+def _unexcused(world: World, work: Work, spans: list[Span], members: list[Launched]) -> list[str]:
+    """A request may fail because its replica died, was stopped or was cut off while it answered, or
+    because its gateway was hurt itself: a fault of that head, or the link to it."""
+    nodes = {f"{one.job}.{one.attempt}.{one.member}": one.node for one in members}
     begun: dict[int, list[str]] = defaultdict(list)
     ended: set[tuple[int, str]] = set()
     for file in (world.shared / "requests").iterdir():
@@ -164,8 +165,9 @@ def _unexcused(world: World, work: Work, spans: list[Span]) -> list[str]:
 
     def excused(asked: Asked) -> bool:
         died = any((asked.number, replica) not in ended for replica in begun[asked.number])
+        places = {asked.gateway, *(nodes.get(replica, "") for replica in begun[asked.number])}
         return died or any(
-            asked.gateway in span.hurts
+            places & set(span.hurts)
             and span.began <= asked.ended
             and span.ended + NEAR_S >= asked.began
             for span in spans
