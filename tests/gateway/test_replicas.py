@@ -38,6 +38,16 @@ def test_all_replicas_are_replaced_under_load_and_no_request_fails(
     assert [r.replica for r in world.gateway.tick()[0].replicas] == ["a2", "b2"]
 
 
+def test_a_replica_that_has_moved_is_served_where_it_is_at_once(world: World) -> None:
+    """It runs again on another machine, or this gateway was cut off meanwhile."""
+    world.serve(CHAT, *world.start("one"))
+    assert world.get("/chat/").status == 200
+    world.kill("one")
+    (moved,) = world.start("two")
+    world.serve(CHAT, msgspec.structs.replace(moved, id="one"))
+    assert world.get("/chat/").body == "two"
+
+
 @pytest.mark.parametrize(
     "events", [20, pytest.param(150, marks=pytest.mark.soak)], ids=["short", "half a minute"]
 )
