@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+import venv
 import zipfile
 from io import BytesIO
 from pathlib import Path
@@ -23,7 +24,7 @@ def sh(home: Path, script: str, *arguments: str, stdin: bytes = b"") -> str:
     env = {**os.environ, "SHOAL_HOME": str(home)}
     argv = ["sh", "-c", script, "sh", *arguments]
     return subprocess.run(
-        argv, env=env, input=stdin, stdout=subprocess.PIPE, check=True
+        argv, env=env, input=stdin, capture_output=True, check=True
     ).stdout.decode()
 
 
@@ -57,6 +58,23 @@ def test_a_receipt_is_found_again_and_a_damaged_one_is_none(tmp_path: Path) -> N
     assert scripts.read_facts(sh(tmp_path, scripts.LOOK, VERSION, "")).receipt is None
     sh(tmp_path, scripts.FORGET)
     assert not (tmp_path / "host.json").exists()
+
+
+def test_an_installation_that_fails_leaves_what_was_there(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pip = pytest.importorskip("pip")
+    monkeypatch.setenv("PYTHONPATH", str(Path(pip.__file__).parents[1]))
+    venv.create(tmp_path / "venv", symlinks=True)
+    (packages,) = (tmp_path / "venv").glob("lib/python*/site-packages")
+    (packages / "shoal").mkdir()
+    (packages / "shoal" / "__init__.py").write_text('__version__ = "0.1.0"\n')
+    (tmp_path / "host.json").write_text("{}")
+    name = f"shoal-{shoal.__version__}-py3-none-any.whl"
+    with pytest.raises(subprocess.CalledProcessError) as failed:
+        sh(tmp_path, scripts.INSTALL, sys.executable, name, stdin=b"half a wheel")
+    assert failed.value.stderr.startswith(b"pip failed there: ERROR: ")
+    assert (tmp_path / "host.json").exists() and (packages / "shoal" / "__init__.py").exists()
 
 
 def test_the_wheel_is_the_running_shoal_and_always_the_same() -> None:

@@ -4,6 +4,7 @@ nothing runs on it. No job is stopped for it."""
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 
 import msgspec
 
@@ -12,12 +13,15 @@ from shoal.control.home import Home
 from shoal.control.lifecycle import LifecycleError, Progress, end_agent, is_up, replace_head
 from shoal.control.store.formats import refuse_newer
 from shoal.database.sqlite import SqliteDatabase
+from shoal.files import held
+from shoal.folder import AGENT_LOCK
 from shoal.formats import VERSION
 from shoal.model.node import NodeIntent
 from shoal.model.views import NodeView
 from shoal.ports import StoreDamaged, StoreError
 
 BACK_S = 120.0  # for an agent, until it is ready again
+IDLE_S = 3.0  # for members that are about to end
 POLL_S = 0.1
 
 
@@ -53,6 +57,28 @@ def upgrade(home: Home, progress: Progress) -> list[Part]:
     return parts
 
 
+def replace_when_idle(
+    client: Client, node: NodeView, replace: Callable[[], str], command: str
+) -> Part:
+    """Cordons the node, so that nothing starts there meanwhile. `replace` ends its agent, which
+    something starts again; it returns why it has not, or nothing. `command` is to be run again."""
+    part = Part(part=node.id, version=node.version)
+    opened = node.intent == "open"
+    if opened:
+        client.set_intent(node.id, NodeIntent.CORDONED)
+    try:
+        now = _when_idle(client, node.id)
+        what = ", ".join(now.jobs) or replace()
+        if what:
+            why = f"its jobs go on with the old agent ({what}); run `{command}` again later"
+            return msgspec.structs.replace(part, state="busy", why=why)
+        _wait_until_back(client, now)
+    finally:
+        if opened:
+            client.set_intent(node.id, NodeIntent.OPEN)
+    return Part(part=node.id, version=VERSION, state="upgraded")
+
+
 def _present(client: Client) -> list[NodeView]:
     nodes = [one for one in client.nodes() if one.intent != "removed" and one.health != "lost"]
     return sorted(nodes, key=lambda one: one.id)
@@ -77,34 +103,39 @@ def _upgrade_node(home: Home, client: Client, node: NodeView) -> Part:
     part = Part(part=node.id, version=node.version)
     if node.version == VERSION:
         return msgspec.structs.replace(part, state="unchanged")
-    if node.origin:
-        why = (
-            "it runs on another machine: install this version there, then: shoal leave; shoal join"
-        )
+    folder = home.node(node.id)
+    if node.origin and not held(folder / AGENT_LOCK):
+        why = "it runs on another machine: install this version there, then: shoal upgrade"
         return msgspec.structs.replace(part, state="elsewhere", why=why)
-    opened = node.intent == "open"
-    if opened:
-        client.set_intent(node.id, NodeIntent.CORDONED)  # so that nothing starts there meanwhile
-    try:
-        now = next(one for one in client.nodes() if one.id == node.id)
-        if now.jobs:
-            why = f"{', '.join(now.jobs)} run there; run `shoal upgrade` again when they have ended"
-            return msgspec.structs.replace(part, state="busy", why=why)
-        end_agent(home.node(node.id))  # the head starts it again, with its own code
-        _wait_until_back(client, now)
-    finally:
-        if opened:
-            client.set_intent(node.id, NodeIntent.OPEN)
-    return Part(part=node.id, version=VERSION, state="upgraded")
+
+    def replace() -> str:
+        end_agent(folder)  # the head or its starter starts it again, with the new code
+        return ""
+
+    return replace_when_idle(client, node, replace, "shoal upgrade")
+
+
+def _when_idle(client: Client, name: str) -> NodeView:
+    """The node when nothing runs there, or after a moment."""
+    deadline = time.monotonic() + IDLE_S
+    while True:
+        now = next((one for one in _present(client) if one.id == name), None)
+        if now is None:
+            raise LifecycleError(f"{name} was lost meanwhile; see: shoal nodes")
+        if not now.jobs or time.monotonic() > deadline:
+            return now
+        time.sleep(POLL_S)
 
 
 def _wait_until_back(client: Client, before: NodeView) -> None:
-    deadline = time.monotonic() + BACK_S
+    deadline, found = time.monotonic() + BACK_S, "is not ready"
     while time.monotonic() < deadline:
         now = next((one for one in client.nodes() if one.id == before.id), None)
         if now is not None and now.incarnation > before.incarnation and now.health == "ready":
-            return
+            if now.version == VERSION:
+                return
+            found = f"runs {now.version or 'a version before 0.6'}"
         time.sleep(POLL_S)
     raise LifecycleError(
-        f"{before.id} is not ready after {BACK_S:.0f} s; see its agent.log. Other nodes go on"
+        f"{before.id} {found} after {BACK_S:.0f} s; see its agent.log. Other nodes go on"
     )

@@ -11,7 +11,7 @@ import msgspec
 
 from shoal.hosts import scripts
 from shoal.hosts.plan import Act, Unfit, plan
-from shoal.hosts.spec import HostSpec, Outcome, Receipt, Software
+from shoal.hosts.spec import Facts, HostSpec, Outcome, Receipt, Software
 from shoal.hosts.ssh import RemoteError, Ssh
 from shoal.hosts.wheel import Wheel
 
@@ -89,8 +89,7 @@ def _guarded(task: Task, spec: HostSpec, act: Callable[[list[Act]], str]) -> Out
 def _bring_one(task: Task, spec: HostSpec, ssh: Ssh, begun: list[Act]) -> str:
     task.tell(spec.node, "connecting")
     software = task.software
-    answer = ssh.run(spec, scripts.LOOK, task.python, spec.python or "")
-    facts = scripts.read_facts(answer)
+    facts = look(ssh, spec, task.python)
     digest = "" if spec.python else task.wheel.digest
     wanted = Receipt(
         msgspec.structs.replace(software, digest=digest), join_words(spec, task.head.url)
@@ -102,14 +101,13 @@ def _bring_one(task: Task, spec: HostSpec, ssh: Ssh, begun: list[Act]) -> str:
         match act:
             case Act.LEAVE:
                 task.tell(spec.node, "leaving: its jobs move elsewhere first")
-                _shoal(ssh, spec, "leave", timeout_s=LEAVE_S)
+                run_shoal(ssh, spec, "leave", timeout_s=LEAVE_S)
             case Act.INSTALL:
                 task.tell(spec.node, f"installing Shoal {software.shoal}")
-                name, data, _ = task.wheel
-                ssh.run(spec, scripts.INSTALL, facts.python, name, stdin=data, timeout_s=INSTALL_S)
+                install(ssh, spec, facts, task.wheel)
             case Act.JOIN:
                 task.tell(spec.node, "joining")
-                _shoal(ssh, spec, *wanted.join, token=task.head.token, timeout_s=JOIN_S)
+                run_shoal(ssh, spec, *wanted.join, token=task.head.token, timeout_s=JOIN_S)
     if not acts:
         return "unchanged"
     task.tell(spec.node, "waiting until the node is ready")
@@ -121,12 +119,21 @@ def _bring_one(task: Task, spec: HostSpec, ssh: Ssh, begun: list[Act]) -> str:
 def _dismiss(task: Task, spec: HostSpec, ssh: Ssh, begun: list[Act]) -> str:
     task.tell(spec.node, "leaving: it is no longer in the file")
     begun.append(Act.LEAVE)
-    _shoal(ssh, spec, "leave", timeout_s=LEAVE_S)
+    run_shoal(ssh, spec, "leave", timeout_s=LEAVE_S)
     ssh.run(spec, scripts.FORGET)
     return "left"
 
 
-def _shoal(ssh: Ssh, spec: HostSpec, *words: str, token: str = "", timeout_s: float) -> str:
+def look(ssh: Ssh, spec: HostSpec, python: str) -> Facts:
+    return scripts.read_facts(ssh.run(spec, scripts.LOOK, python, spec.python or ""))
+
+
+def install(ssh: Ssh, spec: HostSpec, facts: Facts, wheel: Wheel) -> None:
+    ssh.run(spec, scripts.INSTALL, facts.python, wheel.name, stdin=wheel.data, timeout_s=INSTALL_S)
+
+
+def run_shoal(ssh: Ssh, spec: HostSpec, *words: str, token: str = "", timeout_s: float) -> str:
+    """Shoal's own command, with the host's interpreter."""
     given = spec.python or ""
     return ssh.run(
         spec, scripts.SHOAL, given, *words, stdin=f"{token}\n".encode(), timeout_s=timeout_s

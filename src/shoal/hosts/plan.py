@@ -24,7 +24,7 @@ class Act(enum.StrEnum):
 
 def plan(spec: HostSpec, wanted: Receipt, facts: Facts, *, in_cluster: bool) -> tuple[Act, ...]:
     """Only what differs. A node leaves before its software or its shape changes."""
-    _check(spec, wanted.software, facts)
+    check(spec, wanted.software, facts)
     has = facts.receipt
     install = not spec.python and (has is None or not facts.shoal or _differs(has, wanted))
     join = install or not in_cluster or has is None or has.join != wanted.join
@@ -42,7 +42,8 @@ def _differs(has: Receipt, wanted: Receipt) -> bool:
     return has.software != wanted.software
 
 
-def _check(spec: HostSpec, wanted: Software, facts: Facts) -> None:
+def check(spec: HostSpec, wanted: Software, facts: Facts) -> None:
+    """Unfit, if Shoal cannot run there."""
     if not facts.python:
         raise Unfit(_no_python(spec, facts))
     if spec.python:

@@ -33,6 +33,9 @@ done
 parent="$home"
 while [ ! -d "$parent" ]; do parent=$(dirname "$parent"); done
 echo "free_kb $(df -Pk "$parent" | awk 'END { print $4 }')"
+for link in "$home"/nodes/*/link.json; do
+    [ ! -e "$link" ] || echo "node $(basename "$(dirname "$link")")"
+done
 [ ! -r "$home/host.json" ] || echo "receipt $(cat "$home/host.json")"
 """
 )
@@ -46,7 +49,8 @@ umask 077
 mkdir -p "$home"
 wheel="$home/$2"
 cat >"$wheel"
-rm -f "$home/host.json"
+receipt="$home/host.json"
+[ ! -e "$receipt" ] || mv "$receipt" "$receipt.before"
 venv="$home/venv"
 if ! "$venv/bin/python" -m pip --version >/dev/null 2>&1; then
     rm -rf "$venv"
@@ -59,15 +63,19 @@ if ! "$venv/bin/python" -m pip --version >/dev/null 2>&1; then
 fi
 pip() { "$venv/bin/python" -m pip --quiet --disable-pip-version-check --no-input "$@"; }
 {
-    # pip would not replace another build of the same version
-    if "$venv/bin/python" -c "import shoal" 2>/dev/null; then pip uninstall --yes shoal; fi
-    pip install "$wheel"
+    # Not removed first: if pip fails, the node still has what it runs.
+    before=$("$venv/bin/python" -c "import shoal; print(shoal.__version__)" 2>/dev/null) || before=
+    # pip does not replace another build of the same version.
+    pip install "$wheel" && case "$2" in
+        "shoal-$before-"*) pip install --force-reinstall --no-deps "$wheel" ;;
+    esac
 } >"$home/install.log" 2>&1 || {
     echo "pip failed there: $(grep -i error "$home/install.log" | tail -n 1)" \
         "(all of it is in $home/install.log)" >&2
+    [ ! -e "$receipt.before" ] || mv "$receipt.before" "$receipt"
     exit 1
 }
-rm -f "$wheel"
+rm -f "$wheel" "$receipt.before"
 """
 )
 
@@ -94,10 +102,13 @@ exec "$python" -m shoal.main "$@"
 def read_facts(text: str) -> Facts:
     told: dict[str, str] = {}
     others: list[str] = []
+    nodes: list[str] = []
     for line in text.splitlines():
         name, _, value = line.partition(" ")
         if name == "found":
             others.append(value)
+        elif name == "node":
+            nodes.append(value)
         else:
             told[name] = value
     return Facts(
@@ -107,6 +118,7 @@ def read_facts(text: str) -> Facts:
         found=", ".join(others),
         shoal=told.get("shoal", ""),
         free_mb=int(told.get("free_kb") or 0) // 1024,
+        nodes=tuple(nodes),
         receipt=_receipt(told.get("receipt", "")),
     )
 

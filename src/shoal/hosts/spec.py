@@ -62,6 +62,7 @@ class Facts(msgspec.Struct, frozen=True):
     found: str = ""  # unsuitable interpreters
     shoal: str = ""  # the version in the node's interpreter; empty if none
     free_mb: int = 0
+    nodes: tuple[str, ...] = ()  # that have joined a cluster from its home
     receipt: Receipt | None = None
 
 

@@ -47,9 +47,9 @@ def name_before(home: Home, url: str) -> str:
     return names[0] if len(names) == 1 else ""
 
 
-def start(folder: Path) -> None:
-    """In the background; a node whose starter runs is left as it is."""
-    command = [sys.executable, "-m", "shoal.agent.starter", str(folder)]
+def start(folder: Path, *more: str) -> None:
+    """In the background; a node whose starter runs is left as it is, unless `more` says it."""
+    command = [sys.executable, "-m", "shoal.agent.starter", str(folder), *more]
     subprocess.run(command, stdin=subprocess.DEVNULL, cwd="/", check=True)
 
 
@@ -86,6 +86,55 @@ def _problem(folder: Path) -> str:
         return (folder / LINK_PROBLEM).read_text().strip()
     except OSError:
         return ""
+
+
+def replace(folder: Path, progress: Notify) -> str:
+    """Replace its starter and its agent by those of this version, if nothing runs there; returns
+    what runs there. A starter that a service manager started stays: it starts the new agent."""
+    from shoal.control.lifecycle import end_agent
+    from shoal.control.upgrading import IDLE_S
+    from shoal.model.resources import plural
+
+    deadline = time.monotonic() + IDLE_S
+    while (members := _members(folder)) and time.monotonic() < deadline:
+        progress(f"waiting for {plural(members, 'member')} of jobs")
+        time.sleep(POLL_S)
+    if members:
+        return plural(members, "member") + " of jobs"
+    progress(f"replacing the agent of {folder.name}")
+    if not _supervised(folder):
+        _take_over(folder)
+    end_agent(folder)
+    wait_for_contact(folder, time.time_ns(), progress)
+    return ""
+
+
+def _take_over(folder: Path) -> None:
+    before = _starter(folder)
+    start(folder, "--take-over")
+    deadline = time.monotonic() + REPORT_TIMEOUT_S
+    while _starter(folder) in (0, before):
+        if time.monotonic() > deadline:
+            raise Failure(f"{folder.name} has no new starter; see {folder / 'starter.log'}")
+        time.sleep(POLL_S)
+
+
+def _supervised(folder: Path) -> bool:
+    try:
+        words = Path(f"/proc/{_starter(folder)}/cmdline").read_bytes().split(b"\0")
+    except OSError:
+        return False
+    return b"--foreground" in words
+
+
+def _starter(folder: Path) -> int:
+    """Its process; 0 if none runs."""
+    from shoal.files import held
+
+    try:
+        return int((folder / STARTER_LOCK).read_text()) if held(folder / STARTER_LOCK) else 0
+    except (OSError, ValueError):
+        return 0
 
 
 def leave(folder: Path, timeout_s: float, progress: Notify) -> int:
