@@ -10,6 +10,7 @@ from typing import NamedTuple, Protocol
 
 import msgspec
 
+from shoal.formats import packed_version
 from shoal.hosts import scripts
 from shoal.hosts.bring import AT_ONCE_MAX, Tell, install, look, run_shoal
 from shoal.hosts.plan import Unfit, check
@@ -137,6 +138,9 @@ def _upgrade_one(task: Task, spec: HostSpec, ssh: Ssh) -> HostVersion:
     facts, runs = _look(task.looking, spec, ssh)
     found, version = _found(spec, facts, runs), task.software.shoal
     check(spec, task.software, facts)
+    newest = max(runs, facts.shoal, key=packed_version)
+    if packed_version(newest) > packed_version(version):
+        raise Unfit(f"it has Shoal {newest}, and this head is {version}; upgrade the head first")
     installs = not _is_installed(task, spec, facts)
     if not installs and runs == version:
         return msgspec.structs.replace(found, state="unchanged")
