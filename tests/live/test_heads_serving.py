@@ -58,6 +58,7 @@ def _answers(at: int) -> bool:
     return False
 
 
+@pytest.mark.soak
 def test_requests_through_a_standby_do_not_notice_that_the_leader_is_lost(heads: Pair) -> None:
     first, second = heads.heads
     put(second, "v1")
