@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-__version__ = "0.5.0"
+__version__ = "0.6.0"
 
 TYPE_CHECKING = False  # as type checkers read it; `typing` itself takes longer than all of this
 if TYPE_CHECKING:
