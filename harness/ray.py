@@ -57,7 +57,7 @@ class RealRay:
                     *("--min-worker-port", "0", "--max-worker-port", "0"),
                     *("--object-store-memory", "80000000", "--disable-usage-stats"),
                     *("--include-log-monitor", "false", "--temp-dir", str(self.scratch / "tmp")),
-                    *("--labels", "pool=lent", *self._amounts),
+                    *("--labels", "pool=lent", *self._amounts, *_ports_of_agents()),
                 ],
                 env=env,
                 stdin=subprocess.DEVNULL,
@@ -131,3 +131,20 @@ def _words(pid: int) -> bytes:
     with contextlib.suppress(OSError):
         return Path(f"/proc/{pid}/cmdline").read_bytes()
     return b""
+
+
+def _ports_of_agents() -> list[str]:
+    """Given ports, because a raylet dies if its agents take more than 15 s to choose theirs."""
+    names = (
+        "--dashboard-agent-grpc-port",
+        "--dashboard-agent-listen-port",
+        "--runtime-env-agent-port",
+        "--metrics-export-port",
+    )
+    words: list[str] = []
+    with contextlib.ExitStack() as held:
+        for name in names:
+            probe = held.enter_context(socket.socket())
+            probe.bind(("127.0.0.1", 0))
+            words += [name, str(probe.getsockname()[1])]
+    return words
