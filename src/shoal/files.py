@@ -7,6 +7,7 @@ import errno
 import fcntl
 import os
 import stat
+import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -19,7 +20,9 @@ OWN_BYTES_MAX = 16 * 1024 * 1024
 def write_private(path: Path, data: bytes) -> None:
     """Replace a file whole or not at all; nobody else may read it."""
     # Several machines may share the folder, and processes on two of them may have the same number.
-    temporary = path.with_name(f".{path.name}.{os.uname().nodename[:32]}.{os.getpid()}")
+    # So may threads write the same file.
+    own = f"{os.uname().nodename[:32]}.{os.getpid()}.{threading.get_native_id()}"
+    temporary = path.with_name(f".{path.name}.{own}")
     try:
         handle = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
         try:
