@@ -347,17 +347,11 @@ class Model:
 
     def history(self, job: str, limit: int) -> list[Recorded]:
         mine = [r for r in self.recorded() if isinstance(r.event, JobEvent) and r.event.job == job]
-        kept: list[Recorded] = []
-        others = 0
-        for one in reversed(mine):
-            saved = isinstance(one.event, JobCheckpointed)
-            if saved and kept and isinstance(kept[-1].event, JobCheckpointed):
-                continue
-            if not saved and others == limit:
-                break
-            others += not saved
-            kept.append(one)
-        return kept[::-1]
+        saves = [one for one in mine if isinstance(one.event, JobCheckpointed)]
+        shown = [one for one in mine if one not in saves][-limit:]
+        marks = [one.seq for one in shown] + [1 << 62]
+        newest = [max((s.seq for s in saves if s.seq < mark), default=0) for mark in marks]
+        return [one for one in mine if one in shown or one.seq in newest]
 
 
 @SETTINGS

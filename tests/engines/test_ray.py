@@ -58,7 +58,12 @@ class RayRig(LinkedRig):
             python=sys.executable,
             supplies=lambda: (self._supply,),
         )
-        asyncio.run(self._bring())
+        try:
+            asyncio.run(self._bring())
+        except BaseException:
+            self._door.close()
+            self.proxy.close()
+            raise
 
     def start(self, node: str, *words: str) -> None:
         self._wanted.append(node)

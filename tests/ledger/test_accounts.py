@@ -12,6 +12,7 @@ from shoal.ledger.accounts import HOUR_MS, Account
 from shoal.ledger.book import Book
 from shoal.ledger.clock import UNSEEN_MS_MAX
 from shoal.model import events as ev
+from shoal.model.after_events import JobReleased
 from shoal.model.health import Record, Standing
 from shoal.model.job import JobSpec, MemberRef, Outcome, StopCause
 from shoal.model.node import NodeIntent, NodeSpec
@@ -408,3 +409,10 @@ def test_every_account_has_a_title() -> None:
     from shoal.ledger.accounts import ABOUT
 
     assert set(ABOUT) == set(Account)
+
+
+def test_an_array_that_waited_for_a_job_is_released_and_the_book_goes_on() -> None:
+    """It is not a job of the book: its elements are, when they begin."""
+    book = Book()
+    book.take(JobReleased(at_ms=5, job="j13", by="j12", why="j12 succeeded"))
+    assert book.cluster.jobs == {}

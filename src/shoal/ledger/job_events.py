@@ -37,7 +37,9 @@ def _submitted(postings: Postings, event: ev.JobSubmitted) -> None:
 
 
 def _released(postings: Postings, event: ev.JobReleased) -> None:
-    job = postings.cluster.jobs[event.job]
+    job = postings.cluster.jobs.get(event.job)
+    if job is None:
+        return  # an array: its elements are booked when they become jobs
     job.awaits -= 1
     _joins(postings, event.job, job)
 
