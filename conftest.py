@@ -61,24 +61,44 @@ LONGEST = (
 )
 
 
+# Tests in these folders start real processes, servers or machines: what they see depends on more
+# than our code, as that of a test marked `outside` does.
+REAL = ("attack", "database", "engines", "history", "live", "netns", "serve", "tasks", "web")
+# A run with more second tries than this fails: it is not the machine.
+SECOND_TRIES = 6
+
+
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """A test marked `outside` is tried once more if it fails. Both tries are printed."""
+    """A test that depends on more than our code is tried once more if it fails. Both tries are
+    printed."""
     places = {config.rootpath / name: place for place, name in enumerate(LONGEST)}
     items.sort(key=lambda item: places.get(item.path, len(LONGEST)))
+    real = [config.rootpath / "tests" / name for name in REAL]
     for item in items:
         mark = item.get_closest_marker("outside")
-        if mark is None:
-            continue
-        if len(mark.args) != 1:
+        if mark is not None and len(mark.args) != 1:
             raise pytest.UsageError(f"{item.nodeid}: say in `outside(...)` what it depends on")
+        if mark is None and not any(folder in item.path.parents for folder in real):
+            continue
         if config.pluginmanager.hasplugin("rerunfailures"):  # -p no:rerunfailures: no second try
             item.add_marker(pytest.mark.flaky(reruns=1))
 
 
+def pytest_sessionfinish(session: pytest.Session) -> None:
+    reporter = session.config.pluginmanager.get_plugin("terminalreporter")
+    tried = len(reporter.stats.get("rerun", [])) if reporter else 0
+    if tried > SECOND_TRIES and session.exitstatus == pytest.ExitCode.OK:
+        session.exitstatus = pytest.ExitCode.TESTS_FAILED
+
+
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
-    for report in terminalreporter.stats.get("rerun", []):
+    tried = terminalreporter.stats.get("rerun", [])
+    for report in tried:
         terminalreporter.section(f"tried again: {report.nodeid}")
         terminalreporter.line("\n".join(report.longreprtext.splitlines()[-30:]))
+    if len(tried) > SECOND_TRIES:
+        told = f"{len(tried)} tests were tried again, and {SECOND_TRIES} may be: the run has failed"
+        terminalreporter.section(told)
 
 
 @pytest.fixture(scope="session")
