@@ -30,11 +30,22 @@ ROOMS = ("stored", "files", "wire")
 GONE: dict[str, str] = {}
 # What this version sends to agents that those of the release before cannot read, and how the head
 # avoids it.
-GATED: dict[str, str] = {}
+GATED: dict[str, str] = {
+    "Sleep": "only nodes whose reports say how their members sleep are asked to",
+    "Wake": "only members that sleep are woken, and those of older agents never do",
+    "NodeSpec.sleep": "the head is upgraded first (docs/upgrading.md); 0.6.0 skips what it lacks",
+    "NodeSpec.sleep_why": "as NodeSpec.sleep",
+    "NodeSpec.remaps": "as NodeSpec.sleep",
+    "Refusal": "it is in an agent's report, and an older head skips that field",
+    "Slept": "as Refusal",
+    "Uses": "as Refusal",
+    "Woke": "as Refusal",
+}
 
 
 def _kinds(text: str) -> set[str]:
-    return set(text.split(" | "))
+    """The alternatives; those of `tuple[A | B]` may become more as well."""
+    return set(text.removeprefix("tuple[").removesuffix("]").split(" | "))
 
 
 def _unreadable(old: dict[str, Any], new: dict[str, Any]) -> list[str]:

@@ -7,12 +7,33 @@ from __future__ import annotations
 
 import msgspec
 
-from shoal.model.commands import Acknowledge, Check, Dismiss, Envelope, Fence, Launch, Prepare, Stop
+from shoal.model.commands import (
+    Acknowledge,
+    Check,
+    Dismiss,
+    Envelope,
+    Fence,
+    Launch,
+    Prepare,
+    Sleep,
+    Stop,
+    Wake,
+)
 from shoal.model.health import CheckResult
 from shoal.model.job import Fault, MemberRef
 from shoal.model.node import NodeSpec
 from shoal.model.progress import Progress
-from shoal.model.report import Getting, Idle, MemberExit, NodeReport, Still
+from shoal.model.report import (
+    Getting,
+    Idle,
+    MemberExit,
+    NodeReport,
+    Refusal,
+    Slept,
+    Still,
+    Uses,
+    Woke,
+)
 from shoal.model.resources import WHOLE_GPU_MILLI
 from shoal.model.samples import NodeSample
 
@@ -22,7 +43,7 @@ STILLS_MAX = 9  # between two complete reports, so that one comes every 10 s
 CHECKS_KEPT = 4  # in every report, until newer ones take their place
 
 # What an agent has to do for a command; an acknowledgement needs the book only.
-Action = Launch | Stop | Check | Prepare | Dismiss
+Action = Launch | Stop | Sleep | Wake | Check | Prepare | Dismiss
 
 
 class NodeBook:
@@ -39,6 +60,12 @@ class NodeBook:
         self.stopping: dict[MemberRef, None] = {}
         self.ended: dict[MemberRef, None] = {}  # before a command to stop came
         self.exits: dict[MemberRef, MemberExit] = {exit_.ref: exit_ for exit_ in exits}
+        self.dozing: dict[MemberRef, None] = {}
+        self.asleep: dict[MemberRef, Slept] = {}
+        self.waking: dict[MemberRef, None] = {}
+        self.woke: dict[MemberRef, Woke] = {}
+        self.refused: dict[MemberRef, Refusal] = {}
+        self.uses: tuple[Uses, ...] = ()  # for the report
         self.checks: dict[str, CheckResult] = {}
         self.prepared: dict[str, Prepare] = {}
         self.leaving = False
@@ -79,7 +106,9 @@ class NodeBook:
         while len(self.prepared) > PREPARED_MAX:
             del self.prepared[next(iter(self.prepared))]
 
-    def _take_one(self, command: Launch | Stop | Acknowledge, todo: list[Action]) -> None:
+    def _take_one(
+        self, command: Launch | Stop | Sleep | Wake | Acknowledge, todo: list[Action]
+    ) -> None:
         ref = command.ref
         known = ref in self.alive or ref in self.exits
         match command:
@@ -98,12 +127,53 @@ class NodeBook:
                     self.stopping[ref] = None
                     if ref not in self.ended:
                         todo.append(command)
+            case Sleep():
+                if ref in self.alive and self._may_doze(ref):
+                    self.woke.pop(ref, None)
+                    self.dozing[ref] = None
+                    todo.append(command)
+            case Wake():
+                self.refused.pop(ref, None)
+                self._wake(command, todo)
             case Acknowledge():
                 self.exits.pop(ref, None)
 
+    def _may_doze(self, ref: MemberRef) -> bool:
+        """It runs, is not about to end, and is not known to be unable to sleep."""
+        books = (self.getting, self.stopping, self.ended, self.dozing, self.asleep, self.waking)
+        return ref not in self.refused and not any(ref in book for book in books)
+
+    def _wake(self, command: Wake, todo: list[Action]) -> None:
+        """One that is still falling asleep is woken when it sleeps and the command comes again."""
+        ref = command.ref
+        if ref not in self.asleep or ref in self.stopping:
+            return
+        launch = msgspec.structs.replace(self.alive[ref], gpus=command.gpus)
+        if self._gpus_free(launch):
+            self.alive[ref] = launch
+            del self.asleep[ref]
+            self.waking[ref] = None
+            todo.append(command)
+
+    def slept(self, ref: MemberRef, memory_mb: int, took_ms: int) -> None:
+        """It sleeps: its GPUs are free for others."""
+        if self.dozing.pop(ref, 0) is None:
+            self.asleep[ref] = Slept(ref, memory_mb, took_ms)
+
+    def refuses(self, ref: MemberRef, why: str) -> None:
+        """It could not be put to sleep, and is awake."""
+        if self.dozing.pop(ref, 0) is None:
+            self.refused[ref] = Refusal(ref, why)
+
+    def awoke(self, ref: MemberRef, took_ms: int) -> None:
+        if self.waking.pop(ref, 0) is None:
+            self.woke[ref] = Woke(ref, took_ms)
+
     def _gpus_free(self, launch: Launch) -> bool:
         left = dict.fromkeys(launch.gpus, WHOLE_GPU_MILLI - launch.gpu_milli)
-        for other in self.alive.values():
+        for ref, other in self.alive.items():
+            if ref in self.asleep:
+                continue
             for gpu in other.gpus:
                 if gpu in left:
                     left[gpu] -= other.gpu_milli
@@ -132,8 +202,9 @@ class NodeBook:
         step: int | None = None,
         fault: Fault = Fault.NONE,
     ) -> None:
-        self.alive.pop(ref, None)
-        self.getting.pop(ref, None)
+        books = (self.alive, self.getting, self.dozing, self.asleep, self.waking, self.woke)
+        for book in (*books, self.refused):
+            book.pop(ref, None)
         stopped = ref in self.stopping and ref not in self.ended
         self.stopping.pop(ref, None)
         self.ended.pop(ref, None)
@@ -196,4 +267,10 @@ class NodeBook:
             ends_in_ms=self.ends_in_ms,
             ends_why=self.ends_why,
             shoal=self.version,
+            dozing=tuple(self.dozing),
+            asleep=tuple(self.asleep.values()),
+            waking=tuple(self.waking),
+            woke=tuple(self.woke.values()),
+            refused=tuple(self.refused.values()),
+            uses=self.uses,
         )

@@ -19,6 +19,7 @@ from shoal.core.phases.reconcile import reconcile
 from shoal.core.phases.round import Round
 from shoal.core.phases.schedules import run_schedules
 from shoal.core.phases.serve import serve
+from shoal.core.phases.sleeping import settle_naps
 from shoal.core.phases.supply import supply
 from shoal.core.phases.timekeeping import note_clock
 from shoal.core.phases.unfold import look_for_more, unfold
@@ -63,6 +64,7 @@ def step(state: State, report: Report, policy: Policy, now_ms: int) -> Step:
     budget(round_, report.spendings)  # tenants that have used up their budget
     close_ending(round_)  # nodes whose end is near
     heal(round_)  # retry, requeue, give up
+    settle_naps(round_)  # gangs of which the last living member has fallen asleep or woken
     serve(round_, report.services)  # as many replicas as services want
     unfold(round_)  # elements of arrays become jobs
     settle_dependents(round_)  # jobs that waited for one that has ended

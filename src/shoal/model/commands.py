@@ -62,6 +62,17 @@ class Stop(CommandBase, frozen=True, kw_only=True):
     dump: bool = False
 
 
+class Sleep(CommandBase, frozen=True, kw_only=True):
+    """Put this member to sleep: what it has on GPUs goes to memory of the node, and none of its
+    processes runs. A member that cannot sleep goes on as if nothing had been asked."""
+
+
+class Wake(CommandBase, frozen=True, kw_only=True):
+    """Let this member go on where it stopped, on these GPUs. Refusals are forgotten with it."""
+
+    gpus: tuple[int, ...] = ()
+
+
 class Acknowledge(CommandBase, frozen=True, kw_only=True):
     """The exit of this member is in the log; the node may forget it."""
 
@@ -107,7 +118,7 @@ class Fence(msgspec.Struct, frozen=True, kw_only=True, tag_field="command", tag=
     incarnation: int
 
 
-Command = Launch | Stop | Acknowledge | Check | Prepare | Dismiss | Fence
+Command = Launch | Stop | Sleep | Wake | Acknowledge | Check | Prepare | Dismiss | Fence
 
 
 class Envelope(msgspec.Struct, frozen=True):

@@ -59,6 +59,14 @@ from shoal.model.service_events import ServiceScaled as ServiceScaled
 from shoal.model.service_events import ServiceSet as ServiceSet
 from shoal.model.service_events import ServiceStopped as ServiceStopped
 from shoal.model.service_events import ServiceStopping as ServiceStopping
+from shoal.model.sleep_events import JobAsleep as JobAsleep
+from shoal.model.sleep_events import JobAwake as JobAwake
+from shoal.model.sleep_events import JobDozing as JobDozing
+from shoal.model.sleep_events import JobTouched as JobTouched
+from shoal.model.sleep_events import JobWaking as JobWaking
+from shoal.model.sleep_events import MembersAsleep as MembersAsleep
+from shoal.model.sleep_events import MembersAwake as MembersAwake
+from shoal.model.sleep_events import SleepRefused as SleepRefused
 from shoal.model.supply_events import NodesOrdered as NodesOrdered
 from shoal.model.supply_events import OrderChanged as OrderChanged
 from shoal.model.supply_events import OrderEnded as OrderEnded
@@ -258,6 +266,14 @@ Event = (
     | JobCheckpointed
     | JobIdled
     | JobUsed
+    | JobDozing
+    | MembersAsleep
+    | JobAsleep
+    | SleepRefused
+    | JobTouched
+    | JobWaking
+    | MembersAwake
+    | JobAwake
     | JobStopping
     | JobRequeued
     | JobAdopted

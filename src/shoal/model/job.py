@@ -150,6 +150,7 @@ class JobSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     # member 0, and the others wait for what it starts there.
     launcher: bool = False
     interactive: bool = False  # each member has a terminal, to which users attach
+    no_sleep: bool = False  # never put it to sleep
 
     @property
     def demand(self) -> Demand:
@@ -223,6 +224,9 @@ class Member(msgspec.Struct):
     code: int | None = None
     started: bool = False  # it was seen running
     stopped: bool = False  # it ended after a stop command
+    host_mb: int = 0  # memory of the node for what it has on its GPUs, while its job sleeps
+    asleep: bool = False  # it was seen asleep
+    lent: bool = False  # it holds no GPU and no CPU: its job is asleep
 
     @property
     def done(self) -> bool:
@@ -233,11 +237,25 @@ class Member(msgspec.Struct):
     def over(self) -> bool:
         return self.status is MemberStatus.EXITED or self.status is MemberStatus.LOST
 
+    @property
+    def held(self) -> Slice:
+        """What it takes of its node now: less than its slice while its job is asleep, and more
+        memory while it falls asleep or wakes."""
+        if not self.host_mb and not self.lent:
+            return self.slice
+        slice_, memory_mb = self.slice, self.slice.memory_mb + self.host_mb
+        if self.lent:
+            return Slice(slice_.node, memory_mb=memory_mb, gpu_milli=slice_.gpu_milli)
+        return msgspec.structs.replace(slice_, memory_mb=memory_mb)
+
 
 class Phase(enum.StrEnum):
     WAITING = "waiting"
     STARTING = "starting"
     RUNNING = "running"
+    DOZING = "dozing"  # it is being put to sleep, and holds its GPUs until all of it sleeps
+    ASLEEP = "asleep"  # its members live, in memory of their nodes, and hold no GPU
+    WAKING = "waking"  # it holds GPUs again, and goes on when all of it is awake
     STOPPING = "stopping"
     FINISHED = "finished"
 
@@ -263,6 +281,20 @@ class StopCause(enum.StrEnum):
     HANG = "hang"
     BUDGET = "budget"
     IDLE = "idle"
+
+
+class SleepCause(enum.StrEnum):
+    """Why a job was put to sleep; this decides when it wakes."""
+
+    PREEMPT = "preempt"  # for another job: it wakes as soon as there is room
+    TURN = "turn"  # its turn is over: it wakes when it is its turn again
+    IDLE = "idle"  # it did not use its GPUs: it wakes when it is touched
+    USER = "user"  # somebody asked for it: it wakes when it is touched
+
+    @property
+    def wants(self) -> bool:
+        """It wakes by itself."""
+        return self in (SleepCause.PREEMPT, SleepCause.TURN)
 
 
 class Note(msgspec.Struct, frozen=True):
@@ -321,10 +353,25 @@ class Job(msgspec.Struct, kw_only=True):
     waited_ms: int = 0  # the longest part of its present wait that was reported
     elements: Elements | None = None  # it is an array
     said: str = ""  # why this attempt ended well, in its own words
+    sleep_cause: SleepCause | None = None  # of its present sleep
+    wants: bool = False  # it is to be woken as soon as there is room
+    dozed_ms: int | None = None  # when its present sleep began
+    naps: int = 0  # how often this attempt has slept
+    slept_ms: int = 0  # how long this attempt has slept in all; not a part of its run time
+    sleep_mb: int = 0  # what its largest member had on GPUs when it last slept
+    sleep_cost_ms: int = 0  # how long it last took to fall asleep
+    wake_cost_ms: int = 0  # ... and to wake
+    awake_ms: int | None = None  # since when it has been awake
+    refused: str = ""  # why a node could not put this attempt to sleep; it is not asked again
 
     @property
     def active(self) -> bool:
-        return self.phase in (Phase.STARTING, Phase.RUNNING, Phase.STOPPING)
+        return self.phase is not Phase.WAITING and self.phase is not Phase.FINISHED
+
+    @property
+    def napping(self) -> bool:
+        """It sleeps, or is on the way there or back."""
+        return self.phase in (Phase.DOZING, Phase.ASLEEP, Phase.WAKING)
 
     @property
     def serves_at(self) -> str:

@@ -52,6 +52,10 @@ class NodeSpec(msgspec.Struct, frozen=True, kw_only=True):
     # owner; otherwise the supply that brought it, with the order `order`.
     origin: Annotated[str, msgspec.Meta(max_length=63)] = ""
     order: Annotated[str, msgspec.Meta(max_length=16)] = ""
+    # How members sleep here: "freeze" (they have no real GPU) or "cuda"; empty: they cannot.
+    sleep: Annotated[str, msgspec.Meta(max_length=16)] = ""
+    sleep_why: Annotated[str, msgspec.Meta(max_length=200)] = ""  # why they cannot
+    remaps: bool = False  # a sleeper may be woken on other GPUs of the node
 
     @property
     def kind(self) -> Kind:

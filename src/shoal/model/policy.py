@@ -57,6 +57,13 @@ class GpuOver(enum.StrEnum):
     WARN = "warn"
 
 
+class Sleeping(enum.StrEnum):
+    """Whether jobs that must give up their GPUs are put to sleep."""
+
+    NEVER = "never"
+    PREFER = "prefer"  # where that costs less than to stop them
+
+
 class Others(enum.StrEnum):
     """What a tenant sees of the jobs of others."""
 
@@ -95,6 +102,15 @@ class Policy(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     idle_warn_ms: Count = 0
     idle_reclaim_ms: Count = 0
     idle_ends: bool = True  # it ends then; if False, it waits to run again
+    idle_sleeps: bool = False  # it is put to sleep then, if it can be
+    # Jobs that must give up their GPUs for others sleep if that costs less than to stop them.
+    sleep: Sleeping = Sleeping.PREFER
+    sleepers_max: Annotated[int, msgspec.Meta(ge=0, le=1_000)] = 8  # members, on one node
+    sleep_memory_percent: Annotated[int, msgspec.Meta(ge=0, le=100)] = 50  # of a node's memory
+    # More jobs than GPUs take turns, so long that changing takes this percent of the time at most;
+    # 0: they do not take turns.
+    turn_cost_percent: Annotated[int, msgspec.Meta(ge=0, le=50)] = 0
+    turn_ms_min: Count = 30_000
     # Checkpoints of a job, in MB, that are copied through the head where nodes share no folder for
     # them; 0: none are.
     checkpoint_copy_mb: Count = 20_480

@@ -54,6 +54,35 @@ class Idle(msgspec.Struct, frozen=True):
     idle_ms: int
 
 
+class Uses(msgspec.Struct, frozen=True):
+    """What a member has on GPUs now, in whole GB upwards, so that it seldom changes."""
+
+    ref: MemberRef
+    gpu_mb: int
+
+
+class Slept(msgspec.Struct, frozen=True):
+    """A member that is asleep: what it has moved to memory of the node, and how long that took."""
+
+    ref: MemberRef
+    memory_mb: int = 0
+    took_ms: int = 0
+
+
+class Woke(msgspec.Struct, frozen=True):
+    """A member that was woken and is awake; how long that took."""
+
+    ref: MemberRef
+    took_ms: int = 0
+
+
+class Refusal(msgspec.Struct, frozen=True):
+    """A member that could not be put to sleep, and why; it is awake."""
+
+    ref: MemberRef
+    why: str
+
+
 class NodeReport(msgspec.Struct, frozen=True, kw_only=True):
     """A node's complete inventory, not a difference: alive members and unacknowledged exits.
     `stopping`: alive members that are already being stopped. `progress`: what members report of
@@ -63,7 +92,9 @@ class NodeReport(msgspec.Struct, frozen=True, kw_only=True):
     their slices. `ended`: members whose processes ended without a stop command; they count as
     alive until their output is stored. `leaving`: the node leaves as soon as nothing runs on it.
     `ends_in_ms`: how much longer the node lives, as far as it knows (relative, because clocks
-    differ), and what ends it then; None: no end is known."""
+    differ), and what ends it then; None: no end is known. `dozing`, `asleep`, `waking`, `woke`,
+    `refused`: alive members that are being put to sleep, sleep, are being woken, have woken, or
+    could not be put to sleep. `uses`: what members have on GPUs, where the driver tells."""
 
     spec: NodeSpec
     incarnation: int
@@ -82,6 +113,12 @@ class NodeReport(msgspec.Struct, frozen=True, kw_only=True):
     ends_in_ms: int | None = None
     ends_why: str = ""
     shoal: str = ""  # the agent's version; empty before 0.6.0
+    dozing: tuple[MemberRef, ...] = ()
+    asleep: tuple[Slept, ...] = ()
+    waking: tuple[MemberRef, ...] = ()
+    woke: tuple[Woke, ...] = ()
+    refused: tuple[Refusal, ...] = ()
+    uses: tuple[Uses, ...] = ()
 
 
 class Still(msgspec.Struct, frozen=True, tag=True):
@@ -143,6 +180,21 @@ class Requeue(msgspec.Struct, frozen=True):
 
     job: str
     who: str = "a user"
+
+
+class SleepJob(msgspec.Struct, frozen=True):
+    """Put a running job to sleep until it is touched."""
+
+    job: str
+    who: str = "a user"
+
+
+class WakeJob(msgspec.Struct, frozen=True):
+    """Wake a job that sleeps, as soon as there is room: somebody asked for it, or touched it."""
+
+    job: str
+    who: str = "a user"
+    why: str = ""  # what touched it; empty: a wish to wake it
 
 
 class Retry(msgspec.Struct, frozen=True):
@@ -301,6 +353,8 @@ Request = (
     | CancelWorkflow
     | Cancel
     | Requeue
+    | SleepJob
+    | WakeJob
     | Retry
     | SetIntent
     | SetEnd

@@ -11,6 +11,7 @@ from shoal.cli.screen.identity_words import about_identity
 from shoal.cli.screen.notice_words import about_annotation, about_rule
 from shoal.cli.screen.order_words import about_order
 from shoal.cli.screen.show import printable
+from shoal.cli.screen.sleep_words import SleepHappening, about_sleep
 from shoal.forms.units import duration_text, shortened
 from shoal.model.events import (
     ArrayEvent,
@@ -120,6 +121,8 @@ def sentence(event: Event) -> str:
         text = about_after(event)
     elif isinstance(event, JobLabelled | JobNoted | JobWaited):
         text = f"{event.job} {about_annotation(event)}"
+    elif isinstance(event, SleepHappening):
+        text = f"{event.job} {about_sleep(event)}"
     elif isinstance(event, ArrayEvent):
         text = f"{event.job} {about_array(event)}"
     elif isinstance(event, JobEvent):

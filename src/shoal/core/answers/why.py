@@ -17,6 +17,7 @@ from shoal.core.scheduling.backfill import GAP_TRIES_MAX, SAFE, delayed_by, node
 from shoal.core.scheduling.expect import run_ms
 from shoal.core.scheduling.fit import area_of, fit, shortage
 from shoal.core.scheduling.order import ORDERINGS, place_in_line, takes_turns
+from shoal.core.scheduling.sleeping import bed_problem
 from shoal.core.state.invariants import Violation
 from shoal.core.state.queue import Gang, gang_of
 from shoal.core.state.room import UNLIMITED, Level
@@ -62,6 +63,8 @@ def explain(state: State, job: Job, policy: Policy, now_ms: int) -> str:
         return _array(state, job, policy, now_ms)
     if job.phase is Phase.STARTING:
         return _getting(state, job) or job.why
+    if job.phase is Phase.ASLEEP and job.wants:
+        return f"{job.why}; {sleeper_reason(state, job) or 'it is about to be woken'}"
     if job.phase is not Phase.WAITING:
         return job.why
     return waiting_reason(state, job, policy, now_ms) or "it is next in line to start"
@@ -101,6 +104,15 @@ def verify_reasons(state: State, policy: Policy, now_ms: int) -> None:
     for job in state.jobs.values():
         if job.phase is Phase.WAITING and not waiting_reason(state, job, policy, now_ms):
             raise Violation(f"{job.id} waits without a reason")
+        if job.phase is Phase.ASLEEP and job.wants and not sleeper_reason(state, job):
+            raise Violation(f"{job.id} is to wake, and sleeps without a reason")
+
+
+def sleeper_reason(state: State, job: Job) -> str:
+    """Why a sleeper that is to wake still sleeps; empty if nothing keeps it from waking."""
+    if job.id in state.claims:
+        return "room is being made for it"
+    return bed_problem(state, job)
 
 
 def reason_of(state: State, job: Job, policy: Policy, now_ms: int) -> Reason | None:

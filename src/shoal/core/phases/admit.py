@@ -26,6 +26,7 @@ from shoal.core.phases.reserved import reserved, reserved_secrets
 from shoal.core.phases.round import Round
 from shoal.core.phases.schedules import change_schedule
 from shoal.core.phases.serve import set_service, stop_service
+from shoal.core.phases.sleep_requests import put_to_sleep, wake
 from shoal.core.phases.spec_problem import shape_problem, spec_problem
 from shoal.core.phases.workflow import cancel_workflow, enter_all, graph_problem
 from shoal.core.scheduling.fit import NO_CONTAINERS
@@ -70,9 +71,11 @@ from shoal.model.report import (
     SetService,
     SetToken,
     SetUser,
+    SleepJob,
     StopService,
     Submit,
     SubmitWorkflow,
+    WakeJob,
     WorkflowJob,
 )
 from shoal.model.resources import cpus_text, plural
@@ -97,6 +100,10 @@ def _admit_one(round_: Round, request: Request) -> Answer:
             return _cancel(round_, request)
         case Requeue():
             return _requeue(round_, request)
+        case SleepJob():
+            return put_to_sleep(round_, request)
+        case WakeJob():
+            return wake(round_, request)
         case Retry():
             return _retry(round_, request)
         case SetIntent():

@@ -7,6 +7,7 @@ from shoal.core.phases.faults import UNSTARTED, take_faults
 from shoal.core.phases.keys import void_keys
 from shoal.core.phases.leaving import note_leaving, note_left
 from shoal.core.phases.round import Round
+from shoal.core.phases.sleeping import hear_sleep
 from shoal.core.state.state import Node, State
 from shoal.model.commands import Command, Fence
 from shoal.model.durations import duration_text
@@ -65,6 +66,7 @@ def _hear(round_: Round, inventory: NodeReport) -> bool:
     _take_starts(round_, node, [*inventory.alive, *_ran(inventory.exits)])
     _take_exits(round_, node, inventory.exits)
     _take_vanished(round_, node, inventory)
+    hear_sleep(round_, node, inventory)
     if node.health is not NodeHealth.READY and not _strangers(state, inventory):
         why = "heard again" if node.health is NodeHealth.SILENT else "no unknown process runs there"
         round_.emit(NodeReady(at_ms=round_.now_ms, node=node_id, why=why))
@@ -137,6 +139,9 @@ def _adopt(round_: Round, node: Node, inventory: NodeReport) -> None:
     own = (one.ref for one in inventory.exits if not one.stopped and not one.fault)
     here = {*inventory.alive, *own}
     here.difference_update(inventory.stopping)
+    # Nor if it sleeps: its GPUs may be another's by now.
+    here.difference_update(inventory.dozing, inventory.waking)
+    here.difference_update(one.ref for one in inventory.asleep)
     for job_id in sorted({ref.job for ref in here}):
         job = round_.state.jobs.get(job_id)
         if job is None or job.phase is not Phase.WAITING:

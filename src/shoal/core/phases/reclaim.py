@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from shoal.core.phases.ending import stop
 from shoal.core.phases.round import Round
+from shoal.core.phases.sleeping import doze
+from shoal.core.scheduling.sleeping import why_not
 from shoal.core.state.state import State
 from shoal.model.durations import duration_text
 from shoal.model.events import JobIdled, JobUsed
-from shoal.model.job import Job, MemberRef, Phase, StopCause
+from shoal.model.job import Job, MemberRef, Phase, SleepCause, StopCause
 from shoal.model.report import NodeReport
 
 
@@ -59,7 +61,13 @@ def _judge(round_: Round, job: Job, since_ms: int) -> None:
     idle_ms = now_ms - since_ms
     idle = duration_text(idle_ms)
     if policy.idle_reclaim_ms and idle_ms >= policy.idle_reclaim_ms:
-        stop(round_, job, StopCause.IDLE, f"has used nothing of its GPUs for {idle}")
+        why = f"has used nothing of its GPUs for {idle}"
+        if policy.idle_sleeps and not (reason := why_not(round_.state, job)):
+            doze(round_, job, SleepCause.IDLE, f"{why}; wakes when it is used")
+        elif policy.idle_sleeps:
+            stop(round_, job, StopCause.IDLE, f"{why}, and cannot sleep: {reason}")
+        else:
+            stop(round_, job, StopCause.IDLE, why)
     elif policy.idle_warn_ms and idle_ms >= policy.idle_warn_ms and job.idle_since_ms is None:
         why = f"has used nothing of its GPUs for {idle}"
         if policy.idle_reclaim_ms:

@@ -6,11 +6,12 @@ from typing import NamedTuple
 
 from shoal.core.phases.gang_hosts import EVERYWHERE_MAX, HOSTS, hosts_text
 from shoal.core.phases.round import Round
+from shoal.core.phases.sleeping import naps_wanted
 from shoal.core.phases.trackers import for_trackers, run_id
 from shoal.core.scheduling.roots import copying, travels
 from shoal.core.state.state import State
-from shoal.model.commands import Acknowledge, Command, Launch, Limits, Stop
-from shoal.model.events import JobPlaced, JobStopping
+from shoal.model.commands import Acknowledge, Command, Launch, Limits, Sleep, Stop, Wake
+from shoal.model.events import JobDozing, JobEvent, JobPlaced, JobStopping, JobWaking, SleepRefused
 from shoal.model.job import Job, MemberRef, MemberStatus, Phase, StopCause
 from shoal.model.moments import rfc3339
 from shoal.model.report import NodeReport
@@ -22,6 +23,8 @@ STRANGER_GRACE_MS = 2_000
 PEERLESS_GRACE_MS = 100
 LARGE_GANG = 16  # members; the environment of a smaller gang is built each time
 GANG_VIEWS_MAX = 64
+# Events after which all members of a job get a command.
+DECIDED = (JobPlaced, JobStopping, JobDozing, JobWaking, SleepRefused)
 
 
 def reconcile(round_: Round, inventories: list[NodeReport]) -> list[Command]:
@@ -32,7 +35,8 @@ def reconcile(round_: Round, inventories: list[NodeReport]) -> list[Command]:
     state = round_.state
     commands: dict[MemberRef, Command] = {}
     for event in round_.events:
-        if type(event) is JobPlaced or type(event) is JobStopping:
+        if type(event) in DECIDED:
+            assert isinstance(event, JobEvent)
             job = state.jobs.get(event.job)
             if job is not None and job.active:
                 for number, member in enumerate(job.members):
@@ -74,12 +78,26 @@ def _compare(
     for ref, job in placed.items():
         if job.phase is Phase.STOPPING:
             missing = ref not in told
+        elif (
+            job.phase is not Phase.STARTING
+            and (naps := naps_wanted(job, ref, inventory)) is not None
+        ):
+            commands[ref] = _nap(state, job, ref, asleep=naps)
+            continue
         else:
             # While a stranger may sit on its GPUs, the node would refuse to start it.
             pending = job.members[ref.member].status is MemberStatus.PENDING
             missing = pending and ref not in alive and not strangers
         if missing:
             commands[ref] = _command(state, job, ref)
+
+
+def _nap(state: State, job: Job, ref: MemberRef, *, asleep: bool) -> Command:
+    slice_ = job.members[ref.member].slice
+    node = state.nodes[slice_.node]
+    if asleep:
+        return Sleep(node=node.id, incarnation=node.incarnation, ref=ref)
+    return Wake(node=node.id, incarnation=node.incarnation, ref=ref, gpus=slice_.gpus)
 
 
 def _command(state: State, job: Job, ref: MemberRef) -> Command:
@@ -94,6 +112,8 @@ def _command(state: State, job: Job, ref: MemberRef) -> Command:
             why=job.why,
             dump=_is_stuck(state, job, ref.member),
         )
+    if job.napping:
+        return _nap(state, job, ref, asleep=job.phase is not Phase.WAKING)
     view = _view_of(state, job)
     return Launch(
         node=node.id,

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 
 from shoal.core.answers.why import could_ever, holds_queue
 from shoal.core.phases.round import Round
+from shoal.core.phases.sleeping import rouse
 from shoal.core.scheduling.again import again, spares_beside, spares_kept_from
 from shoal.core.scheduling.backfill import GAP_TRIES_MAX, delayed_by, nodes_of, reserve
 from shoal.core.scheduling.defragment import defragment
@@ -17,6 +18,7 @@ from shoal.core.scheduling.preempt import preempt
 from shoal.core.scheduling.roots import blind_nodes, where_from
 from shoal.core.scheduling.score import look_ahead
 from shoal.core.scheduling.spread import spread
+from shoal.core.scheduling.wake import wake_sleepers
 from shoal.core.state.apply_queue import wake_delayed
 from shoal.core.state.queue import Lane, gang_of
 from shoal.core.state.room import Room
@@ -42,11 +44,26 @@ def schedule(round_: Round) -> None:
     start_claimed(round_)
     wake_delayed(state, round_.now_ms)
     _promote(round_)
+    wake_sleepers(round_, lambda job: _is_behind(round_, job))
     lanes = _lanes_to_try(round_)
     if lanes:
         _walk(round_, lanes, round_.policy.placements_per_step_max)
+    wake_sleepers(round_)
     if not state.queue.wanting(round_.now_ms + SOON_MS):
         grow(round_)
+
+
+def _is_behind(round_: Round, sleeper: Job) -> bool:
+    """Would a job that waits, and comes before the sleeper, fit now?"""
+    state, now_ms = round_.state, round_.now_ms
+    mine = place_in_line(state, sleeper, now_ms)
+    for lane, line in state.queue.lanes.items():
+        head = state.job_numbered(line[0][1])
+        if lane.gang in state.agenda.hopeless or place_in_line(state, head, now_ms) > mine:
+            continue
+        if fit(state, lane.gang) is not None:
+            return True
+    return False
 
 
 def _promote(round_: Round) -> None:
@@ -257,7 +274,7 @@ def start_claimed(round_: Round) -> None:
         nodes = [state.nodes[slice_.node] for slice_ in given]
         rooms = [state.rooms[node.index] for node in nodes]
         stopping = any(
-            other.phase is Phase.STOPPING
+            other.phase in (Phase.STOPPING, Phase.DOZING)
             for node in nodes
             for other in state.placed[node.id].values()
         )
@@ -267,12 +284,15 @@ def start_claimed(round_: Round) -> None:
             _unclaim(round_, job_id, f"{short} ends too early for it")
         elif not _as_asked(state, job, nodes):
             _unclaim(round_, job_id, "a node with room for it has other labels or taints now")
-        elif job.phase is not Phase.WAITING:
+        elif job.phase not in (Phase.WAITING, Phase.ASLEEP):
             continue  # it is being resized and has not stopped yet
         elif not any(map(_short, rooms, given)) and not (
             stopping if job.spec.whole_nodes else any(room.exclusive for room in rooms)
         ):
-            _give(round_, job, given, "in the room made for it")
+            if job.phase is Phase.ASLEEP:
+                rouse(round_, job, given)
+            else:
+                _give(round_, job, given, "in the room made for it")
         elif not stopping:
             _unclaim(round_, job_id, "no job is being stopped for it any more")
 

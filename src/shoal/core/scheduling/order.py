@@ -58,7 +58,8 @@ def ran_ms(job: Job, now_ms: int) -> int:
     """How long it has run: in this attempt, and in the saved parts of earlier ones."""
     if job.running_ms is None or not job.active:
         return job.attained_ms
-    return job.attained_ms + now_ms - job.running_ms
+    until_ms = now_ms if job.dozed_ms is None else job.dozed_ms
+    return job.attained_ms + until_ms - job.running_ms
 
 
 def gpus_of(job: Job) -> int:

@@ -17,20 +17,23 @@ from itertools import chain
 from typing import NamedTuple
 
 from shoal.core.phases.round import Round
+from shoal.core.phases.sleeping import doze
 from shoal.core.scheduling.again import kept_from
-from shoal.core.scheduling.fit import GangFit, fit, slices
+from shoal.core.scheduling.fit import fit, slices
 from shoal.core.scheduling.order import ORDERINGS, Rank, gpu_milli_of
+from shoal.core.scheduling.sleeping import bed, cost_ms, host_mb, turn_ms, why_not
 from shoal.core.state.apply_room import Overlay
 from shoal.core.state.queue import Gang, gang_of
 from shoal.core.state.saving import unsaved_ms
 from shoal.core.state.state import State
 from shoal.model.durations import duration_text
 from shoal.model.events import JobClaimed, JobStopping
-from shoal.model.job import Job, Phase, StopCause
+from shoal.model.job import Job, Phase, SleepCause, StopCause
 from shoal.model.policy import Preempt
 from shoal.model.resources import Slice, plural
 
 VICTIMS_MAX = 256  # beyond this many, a job waits instead
+Find = Callable[[], tuple[Slice, ...] | None]
 
 
 class Victim(NamedTuple):
@@ -42,26 +45,74 @@ class Victim(NamedTuple):
     shrinks: bool
     lost_ms: int
     claimed: bool = False
+    sleeps: SleepCause | None = None  # it is put to sleep, not stopped
 
 
 def preempt(round_: Round, job: Job) -> bool:
     """Make room for a blocked job if that is allowed and possible; it then has a claim on it."""
-    state = round_.state
-    if not state.preemptible or state.policy.preempt is Preempt.NEVER:
+    state, turns = round_.state, bool(round_.policy.turn_cost_percent)
+    if not turns and (not state.preemptible or state.policy.preempt is Preempt.NEVER):
         return False
     gang = gang_of(job)
     avoid = kept_from(state, job, round_.now_ms)
+    find: Find = lambda: _room_for(state, gang, avoid)  # noqa: E731
+    if job.phase is Phase.ASLEEP:
+        here = {state.nodes[member.slice.node].index for member in job.members}
+        avoid = {node.index for node in state.order} - here
+        find = lambda: bed(state, job)  # noqa: E731
     candidates = _candidates(round_, job, gang, avoid)
+    if turns:
+        candidates += _turns_over(round_, job, gang, avoid, candidates)
     if not candidates:
         return False
-    found = _try_out(round_, job, gang, candidates, avoid)
+    found = _try_out(round_, job, candidates, find)
     if found is None:
         return False
-    victims, plan = found
-    given = _slices_without(state, victims, plan, gang)
-    _commit(round_, job, victims, given)
+    _commit(round_, job, *found)
     round_.judged = False
     return True
+
+
+def _room_for(state: State, gang: Gang, avoid: Collection[int]) -> tuple[Slice, ...] | None:
+    plan = fit(state, gang, avoid)
+    return slices(state, plan, gang.demand) if plan is not None else None
+
+
+def _turns_over(
+    round_: Round, job: Job, gang: Gang, avoid: Collection[int], known: list[Victim]
+) -> list[Victim]:
+    """Running jobs that have had their turn and can sleep, the longest awake first. None of a
+    higher priority, and none for a job that was awake more recently."""
+    state, now_ms = round_.state, round_.now_ms
+    already = {victim.job.id for victim in known}
+    found: list[tuple[int, Victim]] = []
+    for other in state.jobs.values():
+        if other.phase is not Phase.RUNNING or other.awake_ms is None or other.id in already:
+            continue
+        if other.spec.priority > job.spec.priority or not _of_use(state, other, gang, avoid):
+            continue
+        over_ms = other.awake_ms + turn_ms(state, other)
+        if over_ms > now_ms:
+            round_.look_again(over_ms)
+        elif not why_not(state, other):
+            found.append((other.awake_ms, asleep_of(state, other, SleepCause.TURN)))
+    found.sort(key=lambda entry: entry[0])
+    return [victim for _, victim in found[:VICTIMS_MAX]]
+
+
+def asleep_of(state: State, job: Job, cause: SleepCause) -> Victim:
+    """The victim that is put to sleep: it gives up all but its memory, and needs more of that."""
+    given_up = tuple(
+        Slice(
+            member.slice.node,
+            member.slice.gpus,
+            member.slice.cpu_milli,
+            -host_mb(state, job, number),
+            member.slice.gpu_milli,
+        )
+        for number, member in enumerate(job.members)
+    )
+    return Victim(job, given_up, False, cost_ms(state, job), sleeps=cause)
 
 
 def _candidates(round_: Round, job: Job, gang: Gang, avoid: Collection[int]) -> list[Victim]:
@@ -76,12 +127,15 @@ def _candidates(round_: Round, job: Job, gang: Gang, avoid: Collection[int]) -> 
         if not _of_use(state, other, gang, avoid):
             continue
         victim = victim_of(other, now_ms)
+        stop_ms = victim.lost_ms + state.policy.move_cost_ms
+        if not why_not(state, other) and cost_ms(state, other) < stop_ms:
+            victim = asleep_of(state, other, SleepCause.PREEMPT)
         cost = victim.lost_ms / max(1, gpu_milli_of(other))
-        found.append(((not theirs[0], not victim.shrinks, cost), victim))
+        found.append(((not theirs[0], not victim.sleeps, not victim.shrinks, cost), victim))
     for victim in _resizing(state):
         theirs = _entitlement(state, victim.job, now_ms, holding=True)
         if theirs > mine and _of_use(state, victim.job, gang, avoid):
-            found.append(((not theirs[0], False, -1.0), victim))
+            found.append(((not theirs[0], False, False, -1.0), victim))
     found.sort(key=lambda entry: entry[0])  # of equal cost the least entitled stays first
     return [victim for _, victim in found[:VICTIMS_MAX]]
 
@@ -174,10 +228,10 @@ def _resizing(state: State) -> list[Victim]:
 
 
 def _try_out(
-    round_: Round, job: Job, gang: Gang, candidates: list[Victim], spares: Collection[int]
-) -> tuple[list[Victim], GangFit] | None:
+    round_: Round, job: Job, candidates: list[Victim], find: Find
+) -> tuple[list[Victim], tuple[Slice, ...]] | None:
     """Remove victims one by one until the gang fits, then put back, in reverse, those that were not
-    needed. The state is unchanged when this returns. `spares`: nodes that are kept from it."""
+    needed. The state is unchanged when this returns. `find`: room for the gang, if there is any."""
     state, now_ms = round_.state, round_.now_ms
     mine = _entitlement(state, job, now_ms, holding=False)
     freed_milli: dict[str, int] = {}  # by the tenant whose quota it is
@@ -185,7 +239,7 @@ def _try_out(
         taken: list[Victim] = []
         for victim in candidates:
             guarantor = state.accounts.guarantor(victim.job.spec.tenant)
-            if guarantor is not None:
+            if guarantor is not None and victim.sleeps is not SleepCause.TURN:
                 freed = freed_milli.get(guarantor.name, 0)
                 if mine >= _entitlement(state, victim.job, now_ms, holding=True, freed_milli=freed):
                     continue  # the rest of what its tenant holds is within the quota
@@ -194,25 +248,23 @@ def _try_out(
                 )
             overlay.give_back(victim)
             taken.append(victim)
-            if fit(state, gang, spares) is not None:
+            if find() is not None:
                 break
         else:
             return None
         for victim in reversed(taken[:-1]):
             overlay.take_again(victim)
-            if fit(state, gang, spares) is None:
+            if find() is None:
                 overlay.give_back(victim)
             else:
                 taken.remove(victim)
         taken = [
-            overlay.spare(victim, lambda: fit(state, gang, spares) is not None)
-            if victim.shrinks
-            else victim
+            overlay.spare(victim, lambda: find() is not None) if victim.shrinks else victim
             for victim in taken
         ]
-        plan = fit(state, gang, spares)
-        assert plan is not None, "it fitted a moment ago"
-        return taken, plan
+        given = find()
+        assert given is not None, "it fitted a moment ago"
+        return taken, given
 
 
 class WithoutVictims(Overlay):
@@ -282,16 +334,6 @@ def _kept(held: tuple[Slice, ...], victim: Victim) -> tuple[Slice, ...]:
     return tuple(reversed(kept))
 
 
-def _slices_without(
-    state: State, victims: list[Victim], plan: GangFit, gang: Gang
-) -> tuple[Slice, ...]:
-    """The plan's concrete GPUs, as they will be when the victims are gone."""
-    with WithoutVictims(state) as overlay:
-        for victim in victims:
-            overlay.give_back(victim)
-        return slices(state, plan, gang.demand)
-
-
 def _commit(round_: Round, job: Job, victims: list[Victim], given: tuple[Slice, ...]) -> None:
     now_ms = round_.now_ms
     for victim in victims:
@@ -308,8 +350,22 @@ def _commit(round_: Round, job: Job, victims: list[Victim], given: tuple[Slice, 
     )
 
 
+def _named(job: Job) -> str:
+    return f"{job.label} (priority {job.spec.priority}, tenant {job.spec.tenant})"
+
+
 def _stop(round_: Round, job: Job, victim: Victim) -> None:
     other, now_ms = victim.job, round_.now_ms
+    if victim.sleeps is not None:
+        turn = victim.sleeps is SleepCause.TURN
+        if not why_not(round_.state, other):
+            deed = "its turn is over" if turn else "sleeps"
+            why = f"{deed} to make room for {_named(job)}; nothing is lost"
+            doze(round_, other, victim.sleeps, why)
+            return
+        if turn:
+            return  # another victim has taken the last bed: this one runs on
+        victim = victim_of(other, now_ms)
     held = tuple(member.slice for member in other.members)
     if victim.claimed:
         held = round_.state.claims[other.id]
@@ -324,8 +380,7 @@ def _stop(round_: Round, job: Job, victim: Victim) -> None:
                 job=other.id,
                 attempt=other.attempt,
                 cause=StopCause.RESIZE if victim.shrinks else StopCause.PREEMPT,
-                why=f"{deed} to make room for {job.label} (priority {job.spec.priority}, "
-                f"tenant {job.spec.tenant}); {lost}",
+                why=f"{deed} to make room for {_named(job)}; {lost}",
             )
         )
     if victim.shrinks:

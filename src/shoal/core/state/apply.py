@@ -14,6 +14,7 @@ from shoal.core.state.apply_notices import APPLY_NOTICES
 from shoal.core.state.apply_queue import adopt_policy, grow_older, judge_holds
 from shoal.core.state.apply_schedule import APPLY_SCHEDULE
 from shoal.core.state.apply_service import APPLY_SERVICE
+from shoal.core.state.apply_sleep import APPLY_SLEEP
 from shoal.core.state.apply_supply import APPLY_SUPPLY, forget_setbacks
 from shoal.core.state.state import State
 from shoal.model.events import ClusterRestored, ControllerStarted, Event, EventBase, PolicyChanged
@@ -66,6 +67,7 @@ APPLY: dict[type[EventBase], Callable[[State, Any], None]] = {
     **APPLY_BUDGET,
     **APPLY_IDENTITY,
     **APPLY_JOB,
+    **APPLY_SLEEP,
     **APPLY_NODE,
     **APPLY_NOTICES,
     **APPLY_SCHEDULE,

@@ -26,6 +26,7 @@ from shoal.core.state.apply_queue import (
 )
 from shoal.core.state.apply_room import hold, release
 from shoal.core.state.apply_service import not_served, replica_over
+from shoal.core.state.apply_sleep import account, end_nap
 from shoal.core.state.estimates import key_of
 from shoal.core.state.records import Reservation
 from shoal.core.state.saving import kept_ms
@@ -87,11 +88,16 @@ def _job_placed(state: State, event: JobPlaced) -> None:
     job.first_bad_code = None
     job.fault = ""
     job.saved_ms = job.idle_since_ms = None
+    job.awake_ms = None
+    job.naps = job.slept_ms = 0
+    job.refused = ""
     job.not_before_ms = 0
     job.why = event.why
     state.next_port += 1
     hold(state, job)
-    _account(state, job, len(job.members), event.at_ms, entering=True)
+    members = len(job.members)
+    penalty = job.share * members * state.policy.entry_penalty_ms
+    account(state, job, members, event.at_ms, penalty)
     job.borrowed = not state.accounts.within_quota(job.spec.tenant, 0)
 
 
@@ -142,7 +148,7 @@ def _job_running(state: State, event: JobRunning) -> None:
             member.status = MemberStatus.ALIVE
             member.started = True
     job.phase = Phase.RUNNING
-    job.running_ms = event.at_ms
+    job.running_ms = job.awake_ms = event.at_ms
     if job.spec.array:
         element_runs(state, job, event.at_ms)
     learn_run(state, job, job.attained_ms)
@@ -174,15 +180,9 @@ def _member_lost(state: State, event: MemberLost) -> None:
 def member_over(state: State, job: Job, number: int, at_ms: int) -> None:
     """A member no longer holds anything; `heal` decides what that means for its job."""
     release(state, job, number)
-    _account(state, job, -1, at_ms)
+    if not job.members[number].lent:
+        account(state, job, -1, at_ms)
     state.agenda.attention[job.id] = None
-
-
-def _account(state: State, job: Job, members: int, at_ms: int, *, entering: bool = False) -> None:
-    gpus = sum(len(member.slice.gpus) * member.slice.gpu_milli for member in job.members[:1])
-    penalty = job.share * members * state.policy.entry_penalty_ms if entering else 0
-    share = job.share * members
-    state.accounts.change(job.spec.tenant, share, gpus * members, at_ms, penalty)
 
 
 def _job_checkpointed(state: State, event: JobCheckpointed) -> None:
@@ -193,6 +193,9 @@ def _job_checkpointed(state: State, event: JobCheckpointed) -> None:
 def _job_stopping(state: State, event: JobStopping) -> None:
     job = state.jobs[event.job]
     not_served(state, job)
+    if job.id in state.claims and job.phase is Phase.ASLEEP:
+        unclaim(state, job)
+    end_nap(state, job, event.at_ms)
     job.phase = Phase.STOPPING
     job.stop_cause = event.cause
     job.why = event.why
@@ -204,6 +207,7 @@ def _job_requeued(state: State, event: JobRequeued) -> None:
     job = state.jobs[event.job]
     let_go(state, job)
     not_served(state, job)
+    end_nap(state, job, event.at_ms)
     if job.running_ms is not None:
         learn_run(state, job, job.attained_ms + event.at_ms - job.running_ms)
     _wear(state, job, event.at_ms, event.cause in (StopCause.NODE_LOSS, StopCause.HANG))
@@ -257,8 +261,9 @@ def _job_adopted(state: State, event: JobAdopted) -> None:
     leave_waiting(state, job)
     for member in job.members:
         member.status = MemberStatus.ALIVE
+        member.host_mb, member.asleep, member.lent = 0, False, False
     hold(state, job)
-    _account(state, job, len(job.members), event.at_ms)
+    account(state, job, len(job.members), event.at_ms)
     job.borrowed = not state.accounts.within_quota(job.spec.tenant, 0)
     job.attained_ms -= job.kept_ms  # the attempt was not over after all
     job.kept_ms = 0
@@ -275,6 +280,7 @@ def _job_finished(state: State, event: JobFinished) -> None:
     job = state.jobs[event.job]
     if job.id in state.claims:
         unclaim(state, job)
+    end_nap(state, job, event.at_ms)
     if job.phase is Phase.WAITING:
         leave_queue(state, job)
     else:

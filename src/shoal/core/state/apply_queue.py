@@ -125,6 +125,8 @@ def add_job(state: State, job: Job) -> None:
     if job.phase is Phase.WAITING:
         join_queue(state, job)
     else:
+        if job.napping:
+            state.napping[job.id] = None
         hold(state, job)
         runs_on(state, job)
         state.agenda.attention[job.id] = None
@@ -235,13 +237,21 @@ def runs_on(state: State, job: Job) -> None:
 
 def runs_no_more(state: State) -> None:
     """The first time limit always belongs to a running job."""
-    while state.limits and not _running(state, *state.limits[0][1:]):
+    while state.limits and not _due(state, *state.limits[0]):
         heapq.heappop(state.limits)
 
 
 def _running(state: State, job_id: str, attempt: int) -> bool:
     job = state.jobs.get(job_id)
     return job is not None and job.attempt == attempt and job.phase is Phase.RUNNING
+
+
+def _due(state: State, at_ms: int, job_id: str, attempt: int) -> bool:
+    """One that has slept is due later than it was."""
+    job = state.jobs.get(job_id)
+    if job is None or job.running_ms is None or not _running(state, job_id, attempt):
+        return False
+    return job.running_ms + job.spec.time_limit_ms == at_ms
 
 
 Due = tuple[int, str, int]  # (when, job, attempt)

@@ -165,7 +165,7 @@ def hold(state: State, job: Job) -> None:
     """The members of a placed job take their slices."""
     for number, member in enumerate(job.members):
         if not member.over:
-            slice_ = member.slice
+            slice_ = member.held
             state.placed[slice_.node][MemberRef(job.id, job.attempt, number)] = job
             change(state, slice_, -1, exclusive=job.spec.whole_nodes)
             left = state.rooms[state.nodes[slice_.node].index].gpu_milli
@@ -182,8 +182,8 @@ def hold(state: State, job: Job) -> None:
 
 
 def release(state: State, job: Job, number: int) -> None:
-    """A member is over; its slice is free again."""
-    slice_ = job.members[number].slice
+    """A member is over; what it held is free again."""
+    slice_ = job.members[number].held
     del state.placed[slice_.node][MemberRef(job.id, job.attempt, number)]
     change(state, slice_, +1, exclusive=job.spec.whole_nodes)
 

@@ -44,6 +44,9 @@ class Node(msgspec.Struct, kw_only=True):
     closed_from: NodeIntent | None = None
     # What people have changed of the labels and taints that the node reports; None: removed.
     labels_set: dict[str, str | None] = {}
+    # How fast members' state moved to its memory and back, as last seen; 0: not seen yet.
+    sleep_mb_s: int = 0
+    wake_mb_s: int = 0
     taints_set: dict[str, str | None] = {}
 
     @property

@@ -39,6 +39,9 @@ class Heard:
         self.said: dict[str, tuple[int, int]] = {}
         self.versions: dict[str, str] = {}  # of the nodes' agents; empty before 0.6.0
         self.getting: dict[str, dict[MemberRef, str]] = {}  # node -> members not ready, and why
+        # node -> what its members have on GPUs, in MB
+        self.uses: dict[str, dict[MemberRef, int]] = {}
+        self.naps: dict[str, dict[int, int]] = {}  # job -> how long members took to sleep or wake
         self.watches: dict[str, Watch] = {}  # of jobs whose members report their steps
         self.idles: dict[str, tuple[int, dict[int, int]]] = {}  # job -> attempt, member -> since
         self.warm: dict[str, dict[str, int]] = {}  # job -> nodes ready for it, and when heard

@@ -49,3 +49,4 @@ class Indexes(Facts):
         self.unfolded: dict[str, Unfolded] = {}  # array -> its elements that are jobs
         self.dues: list[tuple[int, str]] = []  # heap of (next due time, schedule)
         self.replicas: dict[str, dict[str, None]] = {}  # service -> its jobs
+        self.napping: dict[str, None] = {}  # jobs that sleep, or are on the way there or back

@@ -85,6 +85,10 @@ def _verify_job(job: Job) -> None:
         raise Violation(f"{job.id} is running, but not all of its gang was seen alive")
     if job.phase is Phase.STOPPING and (job.stop_cause is None or not holding):
         raise Violation(f"{job.id} is stopping without a cause or with nothing left to stop")
+    if job.phase in (Phase.DOZING, Phase.ASLEEP, Phase.WAKING) and job.dozed_ms is None:
+        raise Violation(f"{job.id} is {job.phase.value}, but since when?")
+    if job.phase is Phase.RUNNING and any(m.lent or m.asleep or m.host_mb for m in holding):
+        raise Violation(f"{job.id} is running, but a member of it sleeps")
     if job.phase is not Phase.WAITING and job.attempt < 1:
         raise Violation(f"{job.id} is {job.phase.value} but was never placed")
     for member in holding:
@@ -120,7 +124,19 @@ def _verify_nodes(state: State, node_ids: Iterable[str]) -> None:
             member = job.members[ref.member]
             if (job.attempt, job.id, member.slice.node) != (ref.attempt, ref.job, node_id):
                 raise Violation(f"{node_id} holds {ref}, which its job does not know")
-            held.add(member.slice, job)
+            if member.lent and job.phase not in (Phase.ASLEEP, Phase.STOPPING):
+                raise Violation(f"{ref} is {job.phase.value} without its GPUs")
+            if job.phase is Phase.ASLEEP and not (member.lent and member.asleep):
+                raise Violation(f"{ref} was not seen asleep, or holds GPUs in its sleep")
+            lent, whole = member.lent, member.slice
+            taken = Slice(
+                whole.node,
+                () if lent else whole.gpus,
+                0 if lent else whole.cpu_milli,
+                whole.memory_mb + member.host_mb,
+                whole.gpu_milli,
+            )
+            held.add(taken, job)
         if held.gpus and (max(held.gpus) > 1000 or len(held.gpus) != node.spec.gpus):
             raise Violation(f"a GPU of {node_id} is held twice or does not exist: {held.gpus}")
         if held.cpu_milli > node.spec.cpu_milli or held.memory_mb > node.spec.memory_mb:

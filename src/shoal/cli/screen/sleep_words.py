@@ -1,0 +1,49 @@
+"""What happens to jobs that sleep, in words."""
+
+from __future__ import annotations
+
+from shoal.model.durations import duration_text
+from shoal.model.events import (
+    JobAsleep,
+    JobAwake,
+    JobDozing,
+    JobTouched,
+    JobWaking,
+    MembersAsleep,
+    MembersAwake,
+    SleepRefused,
+)
+from shoal.model.resources import plural
+
+SleepHappening = (
+    JobDozing
+    | MembersAsleep
+    | JobAsleep
+    | SleepRefused
+    | JobTouched
+    | JobWaking
+    | MembersAwake
+    | JobAwake
+)
+
+
+def about_sleep(event: SleepHappening) -> str:
+    match event:
+        case JobDozing():
+            return f"is being put to sleep: {event.why}"
+        case MembersAsleep():
+            return f"has {plural(len(event.members), 'member')} asleep"
+        case JobAsleep():
+            moved = f", {event.memory_mb} MB of GPU memory per member" if event.memory_mb else ""
+            return f"is asleep and holds no GPU, after {duration_text(event.took_ms)}{moved}"
+        case SleepRefused():
+            return f"goes on: {event.why}"
+        case JobTouched():
+            return f"is to wake: {event.why}" if event.wants else f"stays asleep: {event.why}"
+        case JobWaking():
+            return event.why
+        case MembersAwake():
+            return f"has {plural(len(event.members), 'member')} awake"
+        case JobAwake():
+            took = f" (waking took {duration_text(event.took_ms)})" if event.took_ms else ""
+            return f"{event.why}{took}"

@@ -1,0 +1,48 @@
+"""Users put jobs to sleep and wake them."""
+
+from __future__ import annotations
+
+from shoal.core.phases.arrays import no_live_job
+from shoal.core.phases.round import Round
+from shoal.core.phases.sleeping import doze, touch
+from shoal.core.scheduling.sleeping import why_not
+from shoal.model.job import Job, Phase, SleepCause
+from shoal.model.report import Accepted, Answer, Refused, SleepJob, WakeJob
+
+
+def put_to_sleep(round_: Round, request: SleepJob) -> Answer:
+    job = _found(round_, request.job)
+    if not isinstance(job, Job):
+        return job
+    why = f"put to sleep by {request.who}; wakes when it is used, or by: shoal wake {job.id}"
+    if job.phase in (Phase.DOZING, Phase.ASLEEP):
+        if job.wants:
+            touch(round_, job, why, wants=False)
+            return Accepted(job.id, "it was asleep already; now it stays so until it is woken")
+        return Accepted(job.id, f"it is {job.phase.value} already")
+    if reason := why_not(round_.state, job, asked=True):
+        return Refused("job", f"{job.id} cannot be put to sleep: {reason}")
+    doze(round_, job, SleepCause.USER, why)
+    return Accepted(job.id)
+
+
+def wake(round_: Round, request: WakeJob) -> Answer:
+    job = _found(round_, request.job)
+    if not isinstance(job, Job):
+        return job
+    if job.phase not in (Phase.DOZING, Phase.ASLEEP):
+        if request.why or job.phase is Phase.WAKING:
+            return Accepted(job.id, f"it is {job.phase.value}")
+        return Refused("job", f"{job.id} is not asleep: it is {job.phase.value}")
+    if job.wants:
+        return Accepted(job.id, "it wakes as soon as there is room")
+    touch(round_, job, request.why or f"is to wake, says {request.who}")
+    return Accepted(job.id)
+
+
+def _found(round_: Round, job_id: str) -> Job | Refused:
+    state = round_.state
+    if job_id in state.arrays:
+        return Refused("job", f"{job_id} is an array; name one of its elements, e.g. {job_id}.0")
+    job = state.jobs.get(job_id)
+    return job if job is not None else no_live_job(state, job_id)

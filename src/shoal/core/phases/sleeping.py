@@ -1,0 +1,189 @@
+"""Jobs fall asleep and wake: all members of a gang, or none."""
+
+from __future__ import annotations
+
+from shoal.core.phases.round import Round
+from shoal.core.scheduling.sleeping import host_mb
+from shoal.core.state.state import Node
+from shoal.model.durations import duration_text
+from shoal.model.events import (
+    JobAsleep,
+    JobAwake,
+    JobDozing,
+    JobTouched,
+    JobWaking,
+    MembersAsleep,
+    MembersAwake,
+    SleepRefused,
+)
+from shoal.model.job import Job, MemberRef, Phase, SleepCause
+from shoal.model.report import NodeReport
+from shoal.model.resources import Slice
+
+
+def doze(round_: Round, job: Job, cause: SleepCause, why: str) -> None:
+    """Put it to sleep; `sleeping.why_not` must have had no objection."""
+    charges = tuple(host_mb(round_.state, job, number) for number in range(len(job.members)))
+    round_.emit(
+        JobDozing(
+            at_ms=round_.now_ms,
+            job=job.id,
+            attempt=job.attempt,
+            cause=cause,
+            host_mb=charges,
+            why=why,
+        )
+    )
+
+
+def touch(round_: Round, job: Job, why: str, *, wants: bool = True) -> None:
+    round_.emit(
+        JobTouched(at_ms=round_.now_ms, job=job.id, attempt=job.attempt, why=why, wants=wants)
+    )
+
+
+def rouse(round_: Round, job: Job, given: tuple[Slice, ...]) -> None:
+    """It holds these GPUs again, and is woken."""
+    slept = duration_text(round_.now_ms - (job.dozed_ms or 0))
+    moved = [
+        f"member {number} on GPU {','.join(map(str, slice_.gpus))}"
+        for number, (member, slice_) in enumerate(zip(job.members, given, strict=True))
+        if member.slice.gpus != slice_.gpus
+    ]
+    where = f", {'; '.join(moved[:4])}" if moved else ""
+    round_.emit(
+        JobWaking(
+            at_ms=round_.now_ms,
+            job=job.id,
+            attempt=job.attempt,
+            gpus=tuple(slice_.gpus for slice_ in given),
+            why=f"is woken after {slept}{where}",
+        )
+    )
+
+
+def hear_sleep(round_: Round, node: Node, inventory: NodeReport) -> None:
+    """What the node reports of members that fall asleep, sleep or wake."""
+    state = round_.state
+    state.heard.uses.pop(node.id, None)
+    if inventory.uses:
+        state.heard.uses[node.id] = {one.ref: one.gpu_mb for one in inventory.uses}
+    if not state.napping:
+        return
+    here = state.placed[node.id]
+    for job in {job.id: job for job in here.values() if job.napping}.values():
+        if job.phase is Phase.DOZING:
+            _fall_asleep(round_, node, job, inventory)
+        elif job.phase is Phase.WAKING:
+            _awake(round_, job, inventory)
+
+
+def _fall_asleep(round_: Round, node: Node, job: Job, inventory: NodeReport) -> None:
+    for refusal in inventory.refused:
+        if refusal.ref[:2] == (job.id, job.attempt):
+            why = (
+                f"member {refusal.ref.member} on {node.id} could not be put to sleep: {refusal.why}"
+            )
+            round_.emit(
+                SleepRefused(
+                    at_ms=round_.now_ms,
+                    job=job.id,
+                    attempt=job.attempt,
+                    member=refusal.ref.member,
+                    node=node.id,
+                    why=why,
+                )
+            )
+            return
+    new = {
+        slept.ref.member: slept
+        for slept in inventory.asleep
+        if slept.ref[:2] == (job.id, job.attempt) and not job.members[slept.ref.member].asleep
+    }
+    if new:
+        numbers = tuple(sorted(new))
+        round_.emit(
+            MembersAsleep(
+                at_ms=round_.now_ms,
+                job=job.id,
+                attempt=job.attempt,
+                members=numbers,
+                host_mb=tuple(new[number].memory_mb for number in numbers),
+            )
+        )
+        round_.state.heard.naps.setdefault(job.id, {}).update(
+            {number: slept.took_ms for number, slept in new.items()}
+        )
+    if all(member.asleep or member.over for member in job.members):
+        _asleep(round_, job)
+
+
+def _asleep(round_: Round, job: Job) -> None:
+    took_ms = max(round_.state.heard.naps.pop(job.id, {}).values(), default=0)
+    round_.emit(
+        JobAsleep(
+            at_ms=round_.now_ms,
+            job=job.id,
+            attempt=job.attempt,
+            took_ms=took_ms,
+            memory_mb=max((member.host_mb for member in job.members), default=0),
+            why=job.why,
+        )
+    )
+
+
+def _awake(round_: Round, job: Job, inventory: NodeReport) -> None:
+    still = {*inventory.dozing, *inventory.waking, *(one.ref for one in inventory.asleep)}
+    new = [
+        ref.member
+        for ref in inventory.alive
+        if ref[:2] == (job.id, job.attempt)
+        and ref not in still
+        and job.members[ref.member].asleep
+        and not job.members[ref.member].over
+    ]
+    if new:
+        numbers = tuple(sorted(new))
+        round_.emit(
+            MembersAwake(at_ms=round_.now_ms, job=job.id, attempt=job.attempt, members=numbers)
+        )
+        woke = {one.ref.member: one.took_ms for one in inventory.woke if one.ref.job == job.id}
+        round_.state.heard.naps.setdefault(job.id, {}).update(woke)
+    if not any(member.asleep and not member.over for member in job.members):
+        awake(round_, job)
+
+
+def awake(round_: Round, job: Job) -> None:
+    took_ms = max(round_.state.heard.naps.pop(job.id, {}).values(), default=0)
+    slept = duration_text(round_.now_ms - (job.dozed_ms or 0))
+    why = f"goes on after {slept} of sleep"
+    if job.refused:
+        why = f"goes on: {job.refused}"
+    round_.emit(
+        JobAwake(at_ms=round_.now_ms, job=job.id, attempt=job.attempt, took_ms=took_ms, why=why)
+    )
+
+
+def settle_naps(round_: Round) -> None:
+    """The last member that was waited for may have ended instead."""
+    for job_id in list(round_.state.napping):
+        job = round_.state.jobs[job_id]
+        living = [member for member in job.members if not member.over]
+        if not living:
+            continue
+        if job.phase is Phase.DOZING and all(member.asleep for member in living):
+            _asleep(round_, job)
+        elif job.phase is Phase.WAKING and not any(member.asleep for member in living):
+            awake(round_, job)
+
+
+def naps_wanted(job: Job, ref: MemberRef, inventory: NodeReport) -> bool | None:
+    """Whether the node has to be told that the member should sleep (True) or wake (False)."""
+    asleep = any(one.ref == ref for one in inventory.asleep)
+    if job.phase in (Phase.DOZING, Phase.ASLEEP):
+        busy = ref in inventory.dozing or ref in inventory.waking
+        refused = any(one.ref == ref for one in inventory.refused)
+        return None if asleep or busy or refused or ref not in inventory.alive else True
+    if job.phase in (Phase.RUNNING, Phase.WAKING):
+        return False if asleep or any(one.ref == ref for one in inventory.refused) else None
+    return None

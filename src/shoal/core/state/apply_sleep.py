@@ -1,0 +1,159 @@
+"""What events do to jobs that sleep; a part of `apply`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import msgspec
+
+from shoal.core.state.apply_queue import runs_no_more, runs_on
+from shoal.core.state.apply_room import change
+from shoal.core.state.state import State
+from shoal.model.events import (
+    EventBase,
+    JobAsleep,
+    JobAwake,
+    JobDozing,
+    JobTouched,
+    JobWaking,
+    MembersAsleep,
+    MembersAwake,
+    SleepRefused,
+)
+from shoal.model.job import Job, Member, Phase
+
+
+def _job_dozing(state: State, event: JobDozing) -> None:
+    job = state.jobs[event.job]
+    job.phase = Phase.DOZING
+    job.sleep_cause, job.wants = event.cause, event.cause.wants
+    job.dozed_ms, job.why = event.at_ms, event.why
+    job.idle_since_ms = None
+    job.naps += 1
+    state.napping[job.id] = None
+    state.heard.watches.pop(job.id, None)
+    state.agenda.stoppable.drop(job.id)
+    runs_no_more(state)
+    for member, host_mb in zip(job.members, event.host_mb, strict=True):
+        _rehold(state, job, member, host_mb=host_mb)
+
+
+def _members_asleep(state: State, event: MembersAsleep) -> None:
+    job = state.jobs[event.job]
+    for number, host_mb in zip(event.members, event.host_mb, strict=True):
+        _rehold(state, job, job.members[number], host_mb=host_mb, asleep=True)
+
+
+def _job_asleep(state: State, event: JobAsleep) -> None:
+    """It holds nothing but memory."""
+    job = state.jobs[event.job]
+    job.phase = Phase.ASLEEP
+    job.sleep_mb, job.sleep_cost_ms, job.why = event.memory_mb, event.took_ms, event.why
+    account(state, job, -_living(job), event.at_ms)
+    for member in job.members:
+        _rehold(state, job, member, lent=True)
+    for member in job.members:
+        node = state.nodes[member.slice.node]
+        node.sleep_mb_s = _rate(event.memory_mb, event.took_ms) or node.sleep_mb_s
+
+
+def _sleep_refused(state: State, event: SleepRefused) -> None:
+    job = state.jobs[event.job]
+    job.phase = Phase.WAKING
+    job.refused, job.why = event.why, event.why
+    for member in job.members:
+        member.asleep = not member.over
+
+
+def _job_touched(state: State, event: JobTouched) -> None:
+    job = state.jobs[event.job]
+    job.wants, job.why = event.wants, event.why
+
+
+def _job_waking(state: State, event: JobWaking) -> None:
+    job = state.jobs[event.job]
+    if job.id in state.claims:
+        for slice_ in state.claims.pop(job.id):
+            change(state, slice_, +1, exclusive=job.spec.whole_nodes)
+    job.phase = Phase.WAKING
+    job.wants, job.why = False, event.why
+    for member, gpus in zip(job.members, event.gpus, strict=True):
+        slice_ = msgspec.structs.replace(member.slice, gpus=gpus)
+        _rehold(state, job, member, slice=slice_, lent=False)
+    account(state, job, _living(job), event.at_ms)
+    job.borrowed = not state.accounts.within_quota(job.spec.tenant, 0)
+
+
+def _members_awake(state: State, event: MembersAwake) -> None:
+    for number in event.members:
+        state.jobs[event.job].members[number].asleep = False
+
+
+def _job_awake(state: State, event: JobAwake) -> None:
+    job = state.jobs[event.job]
+    job.phase = Phase.RUNNING
+    job.wake_cost_ms = event.took_ms or job.wake_cost_ms
+    job.awake_ms, job.why = event.at_ms, event.why
+    for member in job.members:
+        node = state.nodes[member.slice.node]
+        node.wake_mb_s = _rate(job.sleep_mb, event.took_ms) or node.wake_mb_s
+        _rehold(state, job, member, host_mb=0, asleep=False)
+    end_nap(state, job, event.at_ms)
+    runs_on(state, job)
+    state.agenda.attention[job.id] = None  # its node may be draining by now
+    state.agenda.look_ms = 0  # it may be stopped for those in front again
+
+
+def end_nap(state: State, job: Job, at_ms: int) -> None:
+    """It no longer sleeps. The time is not a part of its run time."""
+    state.napping.pop(job.id, None)
+    if job.dozed_ms is None:
+        return
+    slept_ms = at_ms - job.dozed_ms
+    job.slept_ms += slept_ms
+    if job.running_ms is not None:
+        job.running_ms += slept_ms
+    if job.saved_ms is not None:
+        job.saved_ms += slept_ms
+    job.dozed_ms, job.sleep_cause, job.wants = None, None, False
+
+
+def account(state: State, job: Job, members: int, at_ms: int, penalty: int = 0) -> None:
+    """So many members more hold their slices."""
+    gpus = sum(len(member.slice.gpus) * member.slice.gpu_milli for member in job.members[:1])
+    share = job.share * members
+    state.accounts.change(job.spec.tenant, share, gpus * members, at_ms, penalty)
+
+
+def _living(job: Job) -> int:
+    return sum(not member.over for member in job.members)
+
+
+def _rate(memory_mb: int, took_ms: int) -> int:
+    return memory_mb * 1000 // took_ms if memory_mb >= 1000 and took_ms else 0
+
+
+def _rehold(state: State, job: Job, member: Member, **fields: Any) -> None:
+    """Set these fields of the member; what it holds of its node changes with them."""
+    if member.over:
+        return
+    before = member.held
+    for name, value in fields.items():
+        setattr(member, name, value)
+    if member.held == before:
+        return
+    change(state, before, +1, exclusive=job.spec.whole_nodes)
+    change(state, member.held, -1, exclusive=job.spec.whole_nodes)
+
+
+APPLY_SLEEP: dict[type[EventBase], Callable[[State, Any], None]] = {
+    JobDozing: _job_dozing,
+    MembersAsleep: _members_asleep,
+    JobAsleep: _job_asleep,
+    SleepRefused: _sleep_refused,
+    JobTouched: _job_touched,
+    JobWaking: _job_waking,
+    MembersAwake: _members_awake,
+    JobAwake: _job_awake,
+}
