@@ -19,6 +19,10 @@ from shoal.model.identity import EVERY_TENANT, NodeKey, Token, User
 from shoal.model.job import Fault, Job, JobSpec, MemberRef, Outcome
 from shoal.model.kept import Copied
 from shoal.model.labels import LabelKey, LabelValue
+from shoal.model.naps import Refusal as Refusal
+from shoal.model.naps import Slept as Slept
+from shoal.model.naps import Uses as Uses
+from shoal.model.naps import Woke as Woke
 from shoal.model.node import LabelChange, NodeIntent, NodeSpec
 from shoal.model.notice import Rule
 from shoal.model.progress import Progress
@@ -52,35 +56,6 @@ class Idle(msgspec.Struct, frozen=True):
 
     ref: MemberRef
     idle_ms: int
-
-
-class Uses(msgspec.Struct, frozen=True):
-    """What a member has on GPUs now, in whole GB upwards, so that it seldom changes."""
-
-    ref: MemberRef
-    gpu_mb: int
-
-
-class Slept(msgspec.Struct, frozen=True):
-    """A member that is asleep: what it has moved to memory of the node, and how long that took."""
-
-    ref: MemberRef
-    memory_mb: int = 0
-    took_ms: int = 0
-
-
-class Woke(msgspec.Struct, frozen=True):
-    """A member that was woken and is awake; how long that took."""
-
-    ref: MemberRef
-    took_ms: int = 0
-
-
-class Refusal(msgspec.Struct, frozen=True):
-    """A member that could not be put to sleep, and why; it is awake."""
-
-    ref: MemberRef
-    why: str
 
 
 class NodeReport(msgspec.Struct, frozen=True, kw_only=True):
