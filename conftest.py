@@ -24,20 +24,18 @@ sys.dont_write_bytecode = False
 # DeepSpeed compiles a part of itself when it is first used: `make test` does that while it sets up.
 os.environ.setdefault("TORCH_EXTENSIONS_DIR", str(Path(sys.prefix) / "torch_extensions"))
 
-# The longest files run first, so that no worker is left alone with one at the end. Those that start
-# Ray are apart from each other.
+# The longest files run first, so that no worker is left alone with one at the end.
 LONGEST = (
+    "tests/engines/ray/test_supplier.py",
     "tests/live/test_launchers.py",
     "tests/engines/slurm/test_live.py",
     "tests/netns/test_cluster.py",
     "tests/sim/test_seeds.py",
-    "tests/engines/test_ray.py",
     "tests/live/test_services.py",
     "bench/tests/test_placement.py",
     "tests/netns/test_joined.py",
     "tests/train/test_examples.py",
     "tests/web/test_page.py",
-    "tests/engines/ray/test_supplier.py",
     "bench/tests/test_queueing.py",
     "tests/live/test_boot.py",
     "tests/netns/test_kept.py",

@@ -6,6 +6,7 @@ import asyncio
 import os
 import signal
 import sys
+import tempfile
 import time
 from collections.abc import Awaitable, Callable, Iterator
 from pathlib import Path
@@ -19,11 +20,17 @@ from shoal.engines.ray.supplier import RaySupplier
 from shoal.engines.supplying import SupplyContext
 from shoal.model.supply import OrderPhase, OrderStatus, Provision, Release, Supply, SupplyReport
 from shoal.ports import SupplyError
+from tests.engines.contract import ProcessContract
+from tests.engines.hand import clean
+from tests.engines.ray.rig import RayRig
 from tests.live.cluster import eventually
 from tests.needs import need
 
 need("ray")
-pytestmark = pytest.mark.outside("Ray starts its processes and gives up on them by its own clocks")
+pytestmark = [
+    pytest.mark.filterwarnings("ignore::litestar.exceptions.LitestarDeprecationWarning"),
+    pytest.mark.outside("Ray starts its processes and gives up on them by its own clocks"),
+]
 
 BOUND_S = 240
 # Stands for `shoal join --foreground`: it lives until it is told to end.
@@ -39,6 +46,22 @@ while :; do sleep 0.1; done
 def ray() -> Iterator[RealRay]:
     with real_ray() as made:
         yield made
+
+
+@pytest.fixture(scope="class")
+def rig(ray: RealRay) -> Iterator[RayRig]:
+    scratch = Path(tempfile.mkdtemp(prefix="shoal-rig-"))
+    made = RayRig(scratch, ray)
+    try:
+        yield made
+    finally:
+        made.end()
+        clean(scratch)
+
+
+class TestRay(ProcessContract):
+    """Agents that it started keep the contract, over the link. The rest of this file shares the
+    Ray, because one takes half a minute to start."""
 
 
 class Site:

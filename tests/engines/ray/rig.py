@@ -1,16 +1,13 @@
-"""Agents that a real Ray started keep the contract, over the link."""
+"""Nodes of the linked rig that a real Ray started."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
 import sys
-import tempfile
-from collections.abc import Iterator
 from pathlib import Path
 
-import pytest
-from harness.ray import RealRay, real_ray
+from harness.ray import RealRay
 
 from shoal.engines.ray import holder
 from shoal.engines.ray.supplier import RaySupplier
@@ -18,16 +15,7 @@ from shoal.engines.supplying import SupplyContext
 from shoal.folder import LINK_FILE
 from shoal.model.supply import OrderPhase, Provision, Release, Supply, SupplyReport
 from shoal.ports import SupplyError
-from tests.engines.contract import ProcessContract
-from tests.engines.hand import clean
 from tests.engines.linked_rig import LinkedRig, until
-from tests.needs import need
-
-need("ray")
-pytestmark = [
-    pytest.mark.filterwarnings("ignore::litestar.exceptions.LitestarDeprecationWarning"),
-    pytest.mark.outside("Ray starts its processes by its own clocks"),
-]
 
 CLUSTER = "0c0ffee0"
 # The rig has made the nodes' folders, as `shoal join` would, so its place is taken by the starter.
@@ -101,19 +89,3 @@ class RayRig(LinkedRig):
         asyncio.run(self._release())
         until(lambda: not holder.orders_here(CLUSTER), "agents are left")
         super().end()
-
-
-@pytest.fixture(scope="module")
-def rig() -> Iterator[RayRig]:
-    scratch = Path(tempfile.mkdtemp(prefix="shoal-rig-"))
-    with real_ray() as ray:
-        made = RayRig(scratch, ray)
-        try:
-            yield made
-        finally:
-            made.end()
-            clean(scratch)
-
-
-class TestRay(ProcessContract):
-    pass
