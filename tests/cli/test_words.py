@@ -20,8 +20,11 @@ from shoal.model.events import (
     ControllerStarted,
     Event,
     JobAdopted,
+    JobAsleep,
+    JobAwake,
     JobCheckpointed,
     JobClaimed,
+    JobDozing,
     JobFinished,
     JobIdled,
     JobLabelled,
@@ -34,13 +37,17 @@ from shoal.model.events import (
     JobRunning,
     JobStopping,
     JobSubmitted,
+    JobTouched,
     JobUnclaimed,
     JobUsed,
     JobWaited,
+    JobWaking,
     KeyRemoved,
     KeySet,
     MemberExited,
     MemberLost,
+    MembersAsleep,
+    MembersAwake,
     MembersStarted,
     NodeChecked,
     NodeEnding,
@@ -70,6 +77,7 @@ from shoal.model.events import (
     ServiceSet,
     ServiceStopped,
     ServiceStopping,
+    SleepRefused,
     TenantAdded,
     TenantRemoved,
     TokenRemoved,
@@ -79,7 +87,7 @@ from shoal.model.events import (
 )
 from shoal.model.health import CheckResult, Record, Standing
 from shoal.model.identity import NodeKey, Role, TenantRecord, Token, User
-from shoal.model.job import JobSpec, Outcome, StopCause
+from shoal.model.job import JobSpec, Outcome, SleepCause, StopCause
 from shoal.model.node import End, NodeIntent, NodeSpec
 from shoal.model.notice import Rule
 from shoal.model.policy import Policy
@@ -151,6 +159,59 @@ SENTENCES: list[tuple[Event, str]] = [
     (
         JobUnclaimed(at_ms=0, job="j1", why="n1 is lost"),
         "j1 no longer gets room made for it: n1 is lost",
+    ),
+    (
+        JobDozing(
+            at_ms=0,
+            job="j7",
+            attempt=1,
+            cause=SleepCause.USER,
+            host_mb=(0,),
+            why="put to sleep by ann",
+        ),
+        "j7 is being put to sleep by ann",
+    ),
+    (
+        JobDozing(
+            at_ms=0, job="j7", attempt=1, cause=SleepCause.PREEMPT, host_mb=(0,), why="makes room"
+        ),
+        "j7 is being put to sleep: makes room",
+    ),
+    (
+        MembersAsleep(at_ms=0, job="j7", attempt=1, members=(0, 2), host_mb=(0, 0)),
+        "j7 has 2 members asleep",
+    ),
+    (
+        JobAsleep(at_ms=0, job="j7", attempt=1, took_ms=2_600, memory_mb=4096, why=""),
+        "j7 is asleep and holds no GPU, after 2.6s, 4096 MB of GPU memory per member",
+    ),
+    (
+        JobAsleep(at_ms=0, job="j7", attempt=1, took_ms=0, memory_mb=0, why=""),
+        "j7 is asleep and holds no GPU",
+    ),
+    (
+        SleepRefused(at_ms=0, job="j7", attempt=1, member=1, node="n1", why="no memory"),
+        "j7 goes on: no memory",
+    ),
+    (
+        JobTouched(at_ms=0, job="j7", attempt=1, why="ann ran shoal exec"),
+        "j7 is to wake: ann ran shoal exec",
+    ),
+    (
+        JobTouched(at_ms=0, job="j7", attempt=1, why="put to sleep by ann", wants=False),
+        "j7 stays asleep: put to sleep by ann",
+    ),
+    (
+        JobWaking(at_ms=0, job="j7", attempt=1, gpus=((1,),), why="is woken after 1m"),
+        "j7 is woken after 1m",
+    ),
+    (
+        MembersAwake(at_ms=0, job="j7", attempt=1, members=(0,)),
+        "j7 has 1 member awake",
+    ),
+    (
+        JobAwake(at_ms=0, job="j7", attempt=1, took_ms=1_200, why="goes on after 1m of sleep"),
+        "j7 goes on after 1m of sleep (waking took 1.2s)",
     ),
     (
         JobStopping(at_ms=0, job="j1", attempt=1, cause=StopCause.PREEMPT, why="j2 goes first"),

@@ -16,7 +16,7 @@ from shoal.core.policies import SHIPPED
 from shoal.forms import policy as policyfile
 from shoal.forms.failure import BadField
 from shoal.forms.policy import ABOUT, FIELDS, parse, to_text
-from shoal.model.policy import Policy, Preempt, Tenant
+from shoal.model.policy import Policy, Preempt, Sleeping, Tenant
 
 TIMES = st.integers(0, 10**12)
 NAMES = st.from_regex(r"[A-Za-z0-9][A-Za-z0-9._-]{0,20}", fullmatch=True)
@@ -50,6 +50,10 @@ POLICIES = st.builds(
     half_life_ms=st.integers(1, 10**12),
     entry_penalty_ms=TIMES,
     run_ms_min=TIMES,
+    idle_ends=st.booleans(),
+    idle_sleeps=st.booleans(),
+    sleep=st.sampled_from(Sleeping),
+    turn_ms_min=TIMES,
     tenants=tenants(),
     grace_ms=TIMES,
     losses_max=st.integers(0, 10**12),
@@ -117,7 +121,46 @@ def test_a_whole_file_is_understood() -> None:
     )
 
 
+@pytest.mark.parametrize(
+    ("text", "ends", "sleeps"),
+    [
+        ("idle: end", True, False),
+        ("idle: requeue", False, False),
+        ("idle: sleep", True, True),
+        ("idle: sleep\nidle_ends: false", False, True),
+        ("idle_ends: false", False, False),  # as files of 0.5 write it
+        ("idle_ends: true", True, False),
+    ],
+)
+def test_one_word_says_what_happens_to_an_idle_job(text: str, ends: bool, sleeps: bool) -> None:
+    policy = parse(f"base: fair\n{text}", ".yaml")
+    assert (policy.idle_ends, policy.idle_sleeps) == (ends, sleeps)
+
+
+def test_a_file_says_when_jobs_sleep_and_take_turns() -> None:
+    text = """
+        sleep: never
+        sleepers_max: 3
+        sleep_memory_percent: 25
+        turn_cost_percent: 10
+        turn_min: 2m
+    """
+    policy = parse(text, ".yaml")
+    assert (policy.sleep, policy.sleepers_max) == (Sleeping.NEVER, 3)
+    assert (policy.sleep_memory_percent, policy.turn_cost_percent) == (25, 10)
+    assert policy.turn_ms_min == 120_000
+
+
 REFUSED = [
+    ("idle: nap", "idle: must be one of end, requeue, sleep, not 'nap'"),
+    ("idle: end\nidle_ends: true", "idle_ends: is given twice, because idle says it, too"),
+    ("idle: sleep\nidle_sleeps: true", "idle_sleeps: is given twice"),
+    ("idle_ends: maybe", "idle_ends: expected bool"),
+    ("sleep: sometimes", "sleep: must be one of never, prefer, not 'sometimes'"),
+    ("sleepers_max: 1001", "sleepers_max: expected int <= 1000"),
+    ("sleep_memory_percent: 101", "sleep_memory_percent: expected int <= 100"),
+    ("turn_cost_percent: 51", "turn_cost_percent: expected int <= 50"),
+    ("turn_min: 30", "turn_min: 30 of what? Write 30s, 30m or 30h"),
     ("", "the file is empty"),
     ("- a", "the file must hold fields"),
     ("base: nosuch", "base: there is no policy 'nosuch'; there are fifo, backfill, fair"),

@@ -126,6 +126,8 @@ JOB = _table({
               "Higher goes first, from -1000 to 1000."),
         Field("preemptible", "", "", readers.switch, "preemptible",
               "Let other jobs stop it; it runs again later."),
+        Field("no_sleep", "", "", readers.switch, "no_sleep",
+              "Never put it to sleep; if it must make room, it is stopped instead."),
         Field("checkpoint_every", "TIME", "", time("90s, 10m or 2h"), "checkpoint_ms",
               "How often it saves its work, e.g. 10m."),
         Field("estimate", "TIME", "", time("90s, 10m or 2h"), "estimate_ms",
@@ -177,7 +179,8 @@ JOB = _table({
 REPLICA = (
     "members", "gpus", "gpu_memory", "gpu_model", "cpus", "memory", "within", "strict", "per_node",
     "procs_per_node", "whole_nodes", "where", "tolerates", "spread", "together", "tenant",
-    "priority", "stop_grace", "env", "secret", "volume", "image", "workdir", "requirements", "pack",
+    "priority", "no_sleep", "stop_grace", "env", "secret", "volume", "image", "workdir",
+    "requirements", "pack",
 )
 SERVICE_PRIORITY = 100  # a request should wait less than a training run
 

@@ -17,13 +17,19 @@ from shoal.forms import datafile, readers, supply, units
 from shoal.forms.datafile import is_job_file, unknown
 from shoal.forms.failure import REFUSED, USAGE, BadField, Failure
 from shoal.model.job import JOB_NAME_PATTERN
-from shoal.model.policy import GpuOver, Others, Policy, Preempt, Tenant
+from shoal.model.policy import GpuOver, Others, Policy, Preempt, Sleeping, Tenant
 
 NAME_CHARACTERS_MAX = 63
 NUMBER_MAX = 10**12  # more than any count or time in a policy may be
 
 # Times are written with their unit, so the friendly names have none: `patience: 10m`.
-FIELDS = {field.name.replace("_ms", ""): field.name for field in msgspec.structs.fields(Policy)}
+# What happens to idle jobs is one word (`idle: sleep`) for two stored fields.
+IDLE_FIELDS = ("idle_ends", "idle_sleeps")
+FIELDS = {
+    "idle" if name == "idle_ends" else name.replace("_ms", ""): name
+    for name in (field.name for field in msgspec.structs.fields(Policy))
+    if name != "idle_sleeps"
+}
 STORED = {field.name: field.encode_name for field in msgspec.structs.fields(Policy)}
 # Names before 0.2, which files may still have.
 RENAMED = {"suspect_after": "silent_after", "suspect_after_ms": "silent_after_ms"}
@@ -46,7 +52,12 @@ ABOUT = {
     "hangs_max": "give a job up after this many hangs",
     "idle_warn": "warn about a job whose GPUs are unused for this long; 0: never",
     "idle_reclaim": "take the GPUs back after this long; 0: never",
-    "idle_ends": "true: the job ends then; false: it waits and runs again",
+    "idle": "what happens to the job then: end, requeue, or sleep until it is used",
+    "sleep": "jobs that make room for others: never sleep, or prefer it where it costs less",
+    "sleepers_max": "members that may sleep on a node at a time",
+    "sleep_memory_percent": "of a node's memory that sleepers may fill",
+    "turn_cost_percent": "jobs take turns; switching may cost this share of the time; 0: no turns",
+    "turn_min": "the shortest turn",
     "checkpoint_copy_mb": "MB of a job's checkpoints that travel between nodes; 0: none do",
     "retest": "check a node in quarantine again after this long, then after twice as long",
     "tenants": "shares by weight; quotas are guaranteed; budgets; caps on jobs",
@@ -65,7 +76,17 @@ ABOUT = {
     "placements_per_step_max": "jobs placed in one step",
 }
 COMMENT_COLUMN = 32
-CHOICES: dict[str, type[StrEnum]] = {"preempt": Preempt, "others": Others, "gpu_over": GpuOver}
+CHOICES: dict[str, type[StrEnum]] = {
+    "preempt": Preempt,
+    "others": Others,
+    "gpu_over": GpuOver,
+    "sleep": Sleeping,
+}
+IDLE = {  # by the word: idle_ends, idle_sleeps
+    "end": (True, False),
+    "requeue": (False, False),
+    "sleep": (True, True),  # a job that cannot sleep ends, unless idle_ends is false
+}
 
 _read_time = readers.amount(units.duration_ms, NUMBER_MAX, "90s, 10m or 7d")
 
@@ -94,9 +115,10 @@ def parse(text: str, ending: str, name: str = "mine") -> Policy:
     written = datafile.load(text, ending, "base: fair")
     base = _base(written.pop("base", "fair"))
     changes: dict[str, Any] = {"name": name}
+    changes |= _idle(written)
     for given, value in written.items():
         field = RENAMED.get(given, given)
-        target = FIELDS.get(field, field if field in FIELDS.values() else "")
+        target = FIELDS.get(field, field if field in STORED else "")
         if not target:
             raise unknown(field, ("base", *FIELDS), "`shoal policy show` lists them")
         if STORED[target] in changes and target != "name":
@@ -135,6 +157,21 @@ def _base(value: Any) -> Policy:
         shown = units.quoted(str(value))
         raise BadField("base", f"there is no policy {shown}; there are {', '.join(SHIPPED)}")
     return SHIPPED[value]
+
+
+def _idle(written: dict[str, Any]) -> dict[str, bool]:
+    """Takes `idle` out of what was written. Files of 0.5 say `idle_ends` instead; beside
+    `idle: sleep` it says what happens to a job that cannot sleep."""
+    if "idle" not in written:
+        return {}
+    word = readers.choice(*IDLE)("idle", written.pop("idle"))
+    other = next((name for name in IDLE_FIELDS if name in written), "")
+    if other and (word != "sleep" or other == "idle_sleeps"):
+        raise BadField(other, f"is given twice, because idle says it, too; leave out {other}")
+    ends, sleeps = IDLE[word]
+    if other:
+        return {"idle_sleeps": sleeps}
+    return {"idle_ends": ends, "idle_sleeps": sleeps}
 
 
 def _value(field: str, target: str, value: Any) -> Any:
@@ -192,6 +229,8 @@ def _where(path: str, changes: dict[str, Any]) -> str:
     if supplied := supply.where_of(path, changes.get("supply", [])):
         return supplied
     match = re.match(r"tenants\[(\d+)\]\.?(\w*)", path)
+    if match is None and path in IDLE_FIELDS:
+        return path
     if match is None:
         return next((field for field, name in FIELDS.items() if name == path), path)
     name = changes["tenants"][int(match[1])]["name"]
@@ -232,10 +271,18 @@ def as_written(policy: Policy) -> dict[str, str]:
             tenants = {f"tenants.{tenant.name}": _about(tenant) for tenant in value}
         elif field == "supply":
             supplies = {f"supply.{one.name}": supply.about(one) for one in value}
+        elif field == "idle":
+            rows |= _idle_rows(policy)
         else:
             rows[field] = units.duration_exact(value) if field != target else _scalar(value)
     rows |= {"supply": "" if supplies else "[]", **supplies}
     return {**rows, "tenants": "" if tenants else "{}", **tenants}
+
+
+def _idle_rows(policy: Policy) -> dict[str, str]:
+    pair = policy.idle_ends, policy.idle_sleeps
+    word = next((word for word, meant in IDLE.items() if meant == pair), "")
+    return {"idle": word} if word else {"idle": "sleep", "idle_ends": "false"}
 
 
 def differences(before: Policy, after: Policy) -> list[tuple[str, str, str]]:

@@ -30,12 +30,14 @@ SleepHappening = (
 def about_sleep(event: SleepHappening) -> str:
     match event:
         case JobDozing():
-            return f"is being put to sleep: {event.why}"
+            put = "put to sleep"
+            return f"is being {event.why if event.why.startswith(put) else f'{put}: {event.why}'}"
         case MembersAsleep():
             return f"has {plural(len(event.members), 'member')} asleep"
         case JobAsleep():
+            took = f", after {duration_text(event.took_ms)}" if event.took_ms else ""
             moved = f", {event.memory_mb} MB of GPU memory per member" if event.memory_mb else ""
-            return f"is asleep and holds no GPU, after {duration_text(event.took_ms)}{moved}"
+            return f"is asleep and holds no GPU{took}{moved}"
         case SleepRefused():
             return f"goes on: {event.why}"
         case JobTouched():
